@@ -133,6 +133,7 @@ static inline void lanes_open(struct lane ends[2][LANES])
             lane->stream.ops = &LANE_OPS;
             lane->begin = lane->end = lane->piece = 0;
             lane->room = LANE_BYTES;
+            lane->path = (struct aq_path){0};
             lane->ended = lane->lost = lane->held = false;
             lane->peer = &ends[1 - i][n];
         }

@@ -230,6 +230,23 @@ static void test_stripes_go_where_the_window_has_room(void **state)
     stripes_close(stripes);
 }
 
+/* Two of a group over one connection would be late together: also where one alone has a window with room. */
+static void test_stripes_of_a_group_go_apart_whatever_their_windows(void **state)
+{
+    struct aq_byte_stream *stripes[2];
+    (void)state;
+    copies = AQ_LINK_COPIES_ON;
+    stripes_open(stripes);
+    for (int n = 1; n < LANES; n++)
+        ends[0][n].path = (struct aq_path){.window_bytes = 1448, .flight_bytes = 2 * 1448};
+    const size_t group = (size_t)(LANES - 1 < AQ_GROUP_STRIPES ? LANES - 1 : AQ_GROUP_STRIPES) * AQ_STRIPE_BYTES;
+    assert_int_equal(say(stripes[0], 0, group), group);
+    for (int n = 0; n < LANES; n++)
+        assert_true(ends[1][n].end <= AQ_STRIPE_HEAD_BYTES + AQ_SUM_HEAD_BYTES + AQ_STRIPE_BYTES);
+    stripes_close(stripes);
+    copies = AQ_LINK_COPIES_OFF;
+}
+
 static void test_stripes_pass_one_that_stands_still(void **state)
 {
     struct aq_byte_stream *stripes[2];
@@ -753,6 +770,7 @@ int main(void)
         cmocka_unit_test(test_congestion_that_the_kernel_has_not_is_refused_with_a_remedy),
         cmocka_unit_test(test_stripes_are_one_stream_and_end_as_one),
         cmocka_unit_test(test_stripes_go_where_the_window_has_room),
+        cmocka_unit_test(test_stripes_of_a_group_go_apart_whatever_their_windows),
         cmocka_unit_test(test_stripes_pass_one_that_stands_still),
         cmocka_unit_test(test_stripes_keep_a_pace_together),
         cmocka_unit_test(test_stripes_lost_connection_loses_the_stream),
