@@ -15,6 +15,11 @@ aq_test(test_supervision LIBS aq_runtime aq_dep::jansson LABELS fault
 target_include_directories(test_supervision PRIVATE ${aq_runtime_ROOMS})
 add_dependencies(test_supervision aqpiped puppet_worker)
 
+aq_test(test_puppets LIBS aq_runtime aq_dep::jansson LABELS fault
+        ARGS $<TARGET_FILE:aqpiped> $<TARGET_FILE:puppet_worker> 64)
+target_include_directories(test_puppets PRIVATE ${aq_runtime_ROOMS})
+add_dependencies(test_puppets aqpiped puppet_worker)
+
 aq_test(test_run_folder LIBS aq_runtime aq_dep::jansson LABELS quick)
 target_include_directories(test_run_folder PRIVATE ${aq_runtime_ROOMS})
 

@@ -37,7 +37,7 @@ struct stage {
     uint64_t evaluated;             /* newest step that it has evaluated after    */
     uint64_t trace_bytes;           /* that it has sent                         */
     int pid;                        /* as its daemon tells                      */
-    bool listens[AQ_JOB_RANKS_MAX]; /* for this rank it has said so   */
+    uint64_t listens[AQ_JOB_RANKS_MAX / 64]; /* a bit for each rank that it has said so for */
     bool stopping;                  /* said which step is the last one               */
     bool distrusted;                /* broke the protocol: nothing that it says counts any more */
     bool done;                      /* said `done`                                    */
