@@ -19,7 +19,7 @@ enum {
     DAEMON_CONNECTIONS_MAX = 512, /* some 4 KiB each until it has proved itself; half of them for one source */
     DAEMON_ACCEPTS_MAX = 64,      /* in a turn of the loop: others have a turn, too                          */
     DAEMON_WORKERS_MAX = AQ_JOB_RANKS_MAX,
-    /* Of a worker: channel, output, log; a moment of its start as many more. Of a connection one. And some of our own. */
+    /* Of a worker: channel, output, log. Of a connection one. And some of our own. */
     DAEMON_DESCRIPTORS_MAX = 3 * DAEMON_WORKERS_MAX + DAEMON_CONNECTIONS_MAX + 64,
     DAEMON_TEXT_BYTES = 512,
     DAEMON_LOG_BYTES_MAX = 4 << 20,      /* of one of a worker's two log files                                   */
@@ -80,7 +80,7 @@ struct daemon {
     bool ending;  /* SIGTERM without a job, or a second one */
     bool term_seen;
     bool children_due; /* a worker may have ended that was not asked after yet */
-    uint64_t deaf_ns; /* descriptors are out: nobody is let in until then */
+    uint64_t deaf_ns;  /* descriptors are out: nobody is let in until then */
     struct aq_log_limit strangers, owner_lines;
     struct connection connections[DAEMON_CONNECTIONS_MAX];
     struct connection *owner; /* whose job runs; NULL: none    */

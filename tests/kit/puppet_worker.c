@@ -186,11 +186,11 @@ static void train(const json_t *start)
         keep_together(step);
         misbehave(step);
         wait_ms((long)ms);
-        json_t *line =
-            json_pack("{s:s, s:I, s:I, s:f, s:i, s:I, s:I, s:I}", "event", "step", "step", (json_int_t)step, "epoch",
-                      (json_int_t)((step - 1) / 4), "seconds", (double)ms * 1e-3, "samples", 8, "link_wait_ns",
-                      (json_int_t)(ms * 250000), "forward_bytes", (json_int_t)(rank % stages + 1 < stages ? 1000 + rank : 0),
-                      "backward_bytes", (json_int_t)(rank % stages > 0 ? 500 : 0));
+        json_t *line = json_pack("{s:s, s:I, s:I, s:f, s:i, s:I, s:I, s:I}", "event", "step", "step", (json_int_t)step,
+                                 "epoch", (json_int_t)((step - 1) / 4), "seconds", (double)ms * 1e-3, "samples", 8,
+                                 "link_wait_ns", (json_int_t)(ms * 250000), "forward_bytes",
+                                 (json_int_t)(rank % stages + 1 < stages ? 1000 + rank : 0), "backward_bytes",
+                                 (json_int_t)(rank % stages > 0 ? 500 : 0));
         if (rank % stages + 1 == stages) json_object_set_new(line, "loss", json_real(4.0 / (double)step));
         say(line);
         stopped = atomic_load_explicit(&page->last, memory_order_relaxed) == step && step < steps;
