@@ -160,8 +160,8 @@ static uint64_t size_of(const char *name)
     return (uint64_t)info.st_size;
 }
 
-/* The last stage evaluates before the first one's line of that step has come, as on a busy machine: it is written behind
- * that line, and a checkpoint of the step before has nothing of it. */
+/* The last stage evaluates before the first one's line of that step has come, as on a busy machine: it is written
+ * behind that line, and a checkpoint of the step before has nothing of it. */
 static void test_evaluation_waits_for_its_step(void **state)
 {
     (void)state;
