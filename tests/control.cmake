@@ -47,6 +47,9 @@ target_include_directories(test_progress PRIVATE ${aq_runtime_ROOMS})
 aq_test(test_report LIBS aq_runtime aq_dep::jansson LABELS quick)
 target_include_directories(test_report PRIVATE ${aq_runtime_ROOMS})
 
+aq_test(test_page_without SOURCES runtime/test_page_without.c ${PROJECT_SOURCE_DIR}/runtime/status/page.c LIBS aq_runtime aq_dep::jansson LABELS quick)
+target_include_directories(test_page_without PRIVATE ${aq_runtime_ROOMS})
+target_compile_options(test_page_without PRIVATE -UAQ_MICROHTTPD)
 aq_test(test_board LIBS aq_runtime aq_dep::jansson LABELS quick)
 target_include_directories(test_board PRIVATE ${aq_runtime_ROOMS})
 
