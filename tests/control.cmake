@@ -15,6 +15,11 @@ aq_test(test_supervision LIBS aq_runtime aq_dep::jansson LABELS fault
 target_include_directories(test_supervision PRIVATE ${aq_runtime_ROOMS})
 add_dependencies(test_supervision aqpiped puppet_worker)
 
+aq_test(test_puppets LIBS aq_runtime aq_dep::jansson LABELS fault
+        ARGS $<TARGET_FILE:aqpiped> $<TARGET_FILE:puppet_worker> 64)
+target_include_directories(test_puppets PRIVATE ${aq_runtime_ROOMS})
+add_dependencies(test_puppets aqpiped puppet_worker)
+
 aq_test(test_run_folder LIBS aq_runtime aq_dep::jansson LABELS quick)
 target_include_directories(test_run_folder PRIVATE ${aq_runtime_ROOMS})
 
@@ -42,6 +47,9 @@ target_include_directories(test_progress PRIVATE ${aq_runtime_ROOMS})
 aq_test(test_report LIBS aq_runtime aq_dep::jansson LABELS quick)
 target_include_directories(test_report PRIVATE ${aq_runtime_ROOMS})
 
+aq_test(test_page_without SOURCES runtime/test_page_without.c ${PROJECT_SOURCE_DIR}/runtime/status/page.c LIBS aq_runtime aq_dep::jansson LABELS quick)
+target_include_directories(test_page_without PRIVATE ${aq_runtime_ROOMS})
+target_compile_options(test_page_without PRIVATE -UAQ_MICROHTTPD)
 aq_test(test_board LIBS aq_runtime aq_dep::jansson LABELS quick)
 target_include_directories(test_board PRIVATE ${aq_runtime_ROOMS})
 

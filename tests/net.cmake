@@ -5,6 +5,7 @@ function(aq_net_test name)
 endfunction()
 
 aq_net_test(test_frame LABELS quick)
+aq_net_test(test_frame_stream LABELS quick ARGS ${CMAKE_CURRENT_SOURCE_DIR}/golden)
 aq_net_test(test_packed LABELS quick)
 aq_net_test(test_parts LABELS quick)
 aq_net_test(test_hostile_reader LABELS quick)

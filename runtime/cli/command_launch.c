@@ -19,6 +19,7 @@
 #include "cut.h"
 #include "export.h"
 #include "launch_k8s.h"
+#include "launch_mpi.h"
 #include "launch_slurm.h"
 #include "launch_ssh.h"
 #include "launcher.h"
@@ -141,10 +142,12 @@ static const struct aq_option launch_options[] = {
            "throw away what a run of this job.name left in its folder and its checkpoints', and begin anew; nothing "
            "else goes"),
     AQ_ROW(
-        TEXT, struct command, on, "on", "slurm|ssh|k8s",
+        TEXT, struct command, on, "on", "slurm|ssh|k8s|mpi",
         "slurm: hand the job to Slurm: a batch script (RUN.sbatch), one task a stage, goes to sbatch; it is put back "
         "into the queue and resumes by itself. ssh: start an agent on each stage's host by ssh, which ends with the "
-        "launch. k8s: write RUN.k8s.yaml, manifests for Kubernetes, a pod a stage (docs/CLUSTERS.md)"),
+        "launch. k8s: write RUN.k8s.yaml, manifests for Kubernetes, a pod a stage. mpi: be one of the ranks that "
+        "mpirun or srun has started "
+        "(docs/CLUSTERS.md)"),
     AQ_ROW(TEXT, struct command, image, "image", "IMAGE", "with --on k8s: of containers that have this aqpipe"),
     AQ_ROW(TEXT, struct command, claim, "claim", "NAME",
            "with --on k8s: the PersistentVolumeClaim (ReadWriteMany) that has manifest, data and run folder"),
@@ -220,6 +223,11 @@ static bool is_k8s(const struct command *command)
     return command->on && strcmp(command->on, "k8s") == 0;
 }
 
+static bool is_mpi(const struct command *command)
+{
+    return command->on && strcmp(command->on, "mpi") == 0;
+}
+
 static int parse(struct command *command, int argc, char **argv)
 {
     const struct aq_command_line *line = command->turn ? &turn_line : command->go_on ? &resume_line : &launch_line;
@@ -232,16 +240,17 @@ static int parse(struct command *command, int argc, char **argv)
                                 command->go_on ? "run folder" : "manifest");
     if (command->entry.resume && command->entry.fresh)
         return aq_options_wrong(line->name, "--resume or --fresh, not both");
-    const bool ssh = is_ssh(command), k8s = is_k8s(command), slurm = command->on && !ssh && !k8s;
+    const bool ssh = is_ssh(command), k8s = is_k8s(command), mpi = is_mpi(command),
+               slurm = command->on && !ssh && !k8s && !mpi;
     if (slurm && strcmp(command->on, "slurm") != 0)
-        return aq_options_wrong(line->name, "--on slurm, ssh or k8s, not '%.40s'", command->on);
+        return aq_options_wrong(line->name, "--on slurm, ssh, k8s or mpi, not '%.40s'", command->on);
     if ((!slurm && command->wishes.count > 0) || (!slurm && !k8s && command->print))
         return aq_options_wrong(line->name, "--slurm goes with --on slurm, --print with it or --on k8s");
     if (!k8s && (command->image || command->claim || command->mount))
         return aq_options_wrong(line->name, "--image, --claim and --mount go with --on k8s");
     if (!ssh && command->hosts) return aq_options_wrong(line->name, "--hosts goes with --on ssh");
-    if ((slurm || k8s) && command->entry.fresh)
-        return aq_options_wrong(line->name, "--on slurm or k8s goes on with what is there: no --fresh");
+    if ((slurm || k8s || mpi) && command->entry.fresh)
+        return aq_options_wrong(line->name, "--on slurm, k8s or mpi goes on with what is there: no --fresh");
     struct stat about;
     const bool folder = stat(rest.of[0], &about) == 0 && S_ISDIR(about.st_mode);
     if (folder && !command->go_on)
@@ -757,7 +766,15 @@ static void say_finished(struct command *command)
 /* The job is looked at here, so that what is wrong with it is said before it waits in a queue. */
 static int hand_over(struct command *command)
 {
-    if (load_job(command) != AQ_OK || aq_plan_open(command->job, &command->plan) != AQ_OK) return AQ_EXIT_USAGE;
+    if (load_job(command) != AQ_OK) return AQ_EXIT_USAGE;
+    if (is_mpi(command)) { /* rank 0 plans when it launches, the others need not */
+        const struct aq_mpi mpi = {.job = command->job,
+                                   .manifest = command->manifest_path,
+                                   .sets = &command->sets,
+                                   .restarts = command->restart.max};
+        return aq_mpi_become(&mpi);
+    }
+    if (aq_plan_open(command->job, &command->plan) != AQ_OK) return AQ_EXIT_USAGE;
     if (is_k8s(command)) {
         const struct aq_k8s k8s = {.plan = command->plan,
                                    .manifest = command->manifest_path,

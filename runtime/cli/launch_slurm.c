@@ -89,7 +89,7 @@ static const char agents[] =
     "done\n";
 
 /* Which stage is where, as settings: of stages that the manifest lists, or of a count. */
-static const char places[] =
+const char aq_slurm_places[] =
     "sets=(--set \"security.keys=$work/keys\") entries=\n"
     "for ((s = 0; s < stages; s++)); do\n"
     "    host= at=\n"
@@ -141,7 +141,7 @@ enum aq_status aq_slurm_script(const struct aq_slurm *slurm, struct aq_text *out
     word(out, "run", job->output.path);
     word(out, "name", job->name);
     aq_text_add(out, "ranks=%u stages=%u listed=%d\n%s%s", aq_job_ranks(job), job->pipeline.stage_count,
-                job->pipeline.listed, agents, places);
+                job->pipeline.listed, agents, aq_slurm_places);
     aq_text_add(out, "\"$aqpipe\" launch ");
     aq_text_shell(out, manifest);
     aq_text_add(out, " --run \"$run\" \"${resume[@]}\" --no-progress --restarts %u", slurm->restarts);

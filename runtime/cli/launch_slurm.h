@@ -30,6 +30,9 @@ struct aq_slurm {
 /* The script. AQ_INVAL: a wish that is no option of sbatch. */
 enum aq_status aq_slurm_script(const struct aq_slurm *slurm, struct aq_text *out);
 
+/* Lines of bash: of $stages, $ranks, $listed, $run and what lies in $work the arrays sets and resume (launch_mpi.c). */
+extern const char aq_slurm_places[];
+
 /* Write it beside the run folder (RUN.sbatch) and become sbatch; answers an exit status where that fails, or prints. */
 int aq_slurm_submit(const struct aq_slurm *slurm);
 

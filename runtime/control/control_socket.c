@@ -10,6 +10,7 @@
 #include <poll.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -241,4 +242,13 @@ enum aq_status aq_control_meet(const char *address, const struct aq_token *token
     }
     *out = control;
     return AQ_OK;
+}
+
+void aq_control_descriptors(uint64_t count)
+{
+    struct rlimit files;
+    if (getrlimit(RLIMIT_NOFILE, &files) != 0 || files.rlim_cur >= count) return;
+    files.rlim_cur = files.rlim_max < count ? files.rlim_max : count;
+    if (setrlimit(RLIMIT_NOFILE, &files) != 0)
+        aq_log("control", AQ_LOG_WARNING, "no more than the usual descriptors: errno %d", errno);
 }

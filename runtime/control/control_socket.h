@@ -33,4 +33,8 @@ enum aq_status aq_control_meet(const char *address, const struct aq_token *token
 enum aq_status aq_control_greet(const char *address, const struct aq_token *token, uint64_t deadline_ns,
                                 struct aq_control **out);
 
+/* Let this process have so many descriptors, or as many as it may: most systems begin with 1024, and let a process ask
+ * for more. What it starts has them, too. That it may not have all is found where one is missing. */
+void aq_control_descriptors(uint64_t count);
+
 #endif

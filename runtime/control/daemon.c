@@ -84,7 +84,10 @@ static void on_signal(struct daemon *daemon)
 {
     struct signalfd_siginfo info;
     while (read(daemon->signals, &info, sizeof info) == (ssize_t)sizeof info)
-        if (info.ssi_signo != SIGCHLD) on_term(daemon);
+        if (info.ssi_signo == SIGCHLD)
+            daemon->children_due = true;
+        else
+            on_term(daemon);
     worker_reap(daemon);
 }
 
@@ -119,11 +122,14 @@ static void dispatch(struct daemon *daemon, const struct poll_set *set)
     }
 }
 
-/* Lines that lie in a buffer ring no poll: look once more at channels that back-pressure had stopped. */
+/* Lines that lie in a buffer ring no poll: look once more at channels that back-pressure had stopped, and at no others,
+ * for a look is a system call. */
 static void resume(struct daemon *daemon)
 {
-    for (int i = 0; i < DAEMON_WORKERS_MAX; i++)
-        if (daemon->workers[i].used && daemon->workers[i].control) worker_serve(daemon, &daemon->workers[i]);
+    for (int i = 0; i < DAEMON_WORKERS_MAX; i++) {
+        struct worker *worker = &daemon->workers[i];
+        if (worker->used && worker->control && worker->held) worker_serve(daemon, worker);
+    }
 }
 
 static bool finished(struct daemon *daemon)
@@ -142,7 +148,10 @@ static enum aq_status loop(struct daemon *daemon)
         gather(daemon, &set);
         const int ready = poll(set.fds, (nfds_t)set.count, beat_tick_ms(daemon, TICK_MS));
         if (ready < 0 && errno != EINTR) return aq_fail_errno("daemon", "poll");
-        if (ready > 0) dispatch(daemon, &set);
+        if (ready > 0)
+            dispatch(daemon, &set);
+        else
+            daemon->children_due = true; /* nothing goes on: time to look whether a signal was missed */
         resume(daemon);
         worker_reap(daemon);
         connection_expire(daemon, aq_clock_ns());
@@ -190,6 +199,7 @@ enum aq_status aq_daemon_run(const struct aq_daemon_config *config)
     AQ_TRY(aq_alloc(sizeof(struct daemon), &memory));
     struct daemon *daemon = memory;
     daemon->config = config;
+    aq_control_descriptors(DAEMON_DESCRIPTORS_MAX);
     daemon->signals = daemon->listener = -1;
     daemon->strangers.lines_max = DAEMON_STRANGER_LINES;
     daemon->owner_lines.lines_max = DAEMON_OWNER_LINES;

@@ -19,6 +19,8 @@ enum {
     DAEMON_CONNECTIONS_MAX = 512, /* some 4 KiB each until it has proved itself; half of them for one source */
     DAEMON_ACCEPTS_MAX = 64,      /* in a turn of the loop: others have a turn, too                          */
     DAEMON_WORKERS_MAX = AQ_JOB_RANKS_MAX,
+    /* Of a worker: channel, output, log. Of a connection one. And some of our own. */
+    DAEMON_DESCRIPTORS_MAX = 3 * DAEMON_WORKERS_MAX + DAEMON_CONNECTIONS_MAX + 64,
     DAEMON_TEXT_BYTES = 512,
     DAEMON_LOG_BYTES_MAX = 4 << 20,      /* of one of a worker's two log files                                   */
     DAEMON_ROOM = 64 << 10,              /* a worker is read only while the owner's buffer takes this much more  */
@@ -60,6 +62,7 @@ struct worker {
     struct aq_pulse_page *pulse;
     uint64_t beats_told;        /* of its pulse                  */
     struct aq_control *control; /* NULL: closed                  */
+    bool held;                  /* back-pressure has stopped its lines: there may be some that ring no poll */
     int output;                 /* its stdout and stderr; -1: closed */
     int log;                    /* -1: cannot be written             */
     uint64_t log_bytes;
@@ -76,7 +79,8 @@ struct daemon {
     int listener; /* -1: private */
     bool ending;  /* SIGTERM without a job, or a second one */
     bool term_seen;
-    uint64_t deaf_ns; /* descriptors are out: nobody is let in until then */
+    bool children_due; /* a worker may have ended that was not asked after yet */
+    uint64_t deaf_ns;  /* descriptors are out: nobody is let in until then */
     struct aq_log_limit strangers, owner_lines;
     struct connection connections[DAEMON_CONNECTIONS_MAX];
     struct connection *owner; /* whose job runs; NULL: none    */

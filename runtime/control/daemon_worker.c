@@ -196,7 +196,8 @@ static enum aq_status spawn(struct daemon *daemon, struct worker *worker)
         close(channel[1]);
         return close_failed(pulse, failed);
     }
-    enum aq_status status = aq_control_open(channel[0], &worker->control);
+    /* Some KiB a worker, not its lines' most: hundreds are copied by each fork. Its start widens the bounds. */
+    enum aq_status status = aq_control_open_stranger(channel[0], &worker->control);
     if (status == AQ_OK) {
         const pid_t self = getpid(), pid = fork();
         if (pid == 0) become_worker(daemon->config, channel[1], output[1], pulse, self);
@@ -267,7 +268,8 @@ void worker_serve(struct daemon *daemon, struct worker *worker)
 {
     while (worker->control) {
         json_t *message;
-        if (daemon->owner && aq_control_room(daemon->owner->control) < DAEMON_ROOM) return; /* back-pressure */
+        worker->held = daemon->owner && aq_control_room(daemon->owner->control) < DAEMON_ROOM;
+        if (worker->held) return; /* back-pressure */
         const enum aq_status status = aq_control_receive(worker->control, 0, &message);
         if (status == AQ_AGAIN) return;
         if (status != AQ_OK) {
@@ -319,11 +321,13 @@ static void worker_finish(struct daemon *daemon, struct worker *worker)
 
 void worker_reap(struct daemon *daemon)
 {
+    const bool due = daemon->children_due;
+    daemon->children_due = false; /* before anybody is asked after: who ends meanwhile is told of anew */
     for (int i = 0; i < DAEMON_WORKERS_MAX; i++) {
         struct worker *worker = &daemon->workers[i];
         if (!worker->used || worker->pid <= 0) continue;
         struct rusage usage;
-        if (!worker->reaped) {
+        if (!worker->reaped && due) {
             worker->reaped = wait4(worker->pid, &worker->wait_status, WNOHANG, &usage) == worker->pid;
             if (worker->reaped) worker->peak_bytes = (uint64_t)usage.ru_maxrss * 1024;
         }

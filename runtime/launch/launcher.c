@@ -18,7 +18,7 @@
 #include "launcher_private.h"
 
 static const uint64_t second_ns = 1000ULL * 1000 * 1000;
-enum { ECHO_S = 2, ABORT_S = 10, TICK_MS = 200, TURN_LINES = 1024 };
+enum { ECHO_S = 2, ABORT_S = 10, TICK_MS = 200, TURN_LINES = 1024, OWN_DESCRIPTORS = 64 /* beside a channel a host */ };
 
 enum aq_status aq_launch_signals(int *fd)
 {
@@ -230,6 +230,7 @@ void aq_launch_run(const struct aq_launch *launch, struct aq_launch_result *resu
     struct launcher *launcher = memory;
     launcher->launch = launch;
     launcher->ranks = ranks;
+    aq_control_descriptors(ranks + OWN_DESCRIPTORS);
     launcher->mark_bytes = launch->resume_bytes;
     for (uint32_t r = 0; r < ranks; r++)
         launcher->stages[r].step = launch->resume;

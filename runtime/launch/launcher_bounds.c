@@ -70,21 +70,29 @@ bool launcher_is_due(uint64_t every, uint64_t step, uint64_t steps)
     return step == steps || (every > 0 && step % every == 0);
 }
 
+/* The bit of `peer` in the word that this returns: `rank` has said that it listens for it. */
+static uint64_t *listens_word(struct launcher *launcher, uint64_t rank, uint64_t peer, uint64_t *bit)
+{
+    *bit = 1ull << peer % 64;
+    return &launcher->stages[rank].listens[peer / 64];
+}
+
 static bool check_listening(struct launcher *launcher, uint32_t rank, const json_t *message)
 {
-    struct stage *stage = &launcher->stages[rank];
     const uint64_t peer = aq_control_u64_or(message, "peer", (uint64_t)rank + 1);
+    uint64_t bit, back;
     const char *address = aq_control_text_or(message, "address", "");
     const size_t length = strlen(address);
     if (peer >= launcher->ranks || !linked(launcher, rank, (uint32_t)peer))
         return refuse(launcher, rank, "listens for rank %llu, to which it has no link", (unsigned long long)peer);
-    if (stage->listens[peer] || launcher->stages[peer].listens[rank])
+    uint64_t *own = listens_word(launcher, rank, peer, &bit);
+    if (*own & bit || *listens_word(launcher, peer, rank, &back) & back)
         return refuse(launcher, rank, "listens for rank %llu, between which and itself that is settled",
                       (unsigned long long)peer);
     for (size_t i = 0; i < length; i++)
         if (address[i] <= ' ' || address[i] > '~') return refuse(launcher, rank, "listens at no address");
     if (length == 0 || length > ADDRESS_CHARS_MAX) return refuse(launcher, rank, "listens at no address");
-    stage->listens[peer] = true;
+    *own |= bit;
     return true;
 }
 

@@ -30,19 +30,19 @@ enum stage_state { STAGE_NONE = 0, STAGE_STARTED, STAGE_READY, STAGE_DONE, STAGE
 struct stage {
     uint32_t host;
     enum stage_state state;
-    uint64_t mark;                  /* newest step that this rank has a checkpoint of */
-    char hash[AQ_HASH_TEXT_BYTES];  /* of its file; "": it tells none, for there are no copies */
-    enum aq_doing doing;            /* before the first step: what it told last          */
-    uint64_t step;                  /* newest that this rank has reported             */
-    uint64_t evaluated;             /* newest step that it has evaluated after    */
-    uint64_t trace_bytes;           /* that it has sent                         */
-    int pid;                        /* as its daemon tells                      */
-    bool listens[AQ_JOB_RANKS_MAX]; /* for this rank it has said so   */
-    bool stopping;                  /* said which step is the last one               */
-    bool distrusted;                /* broke the protocol: nothing that it says counts any more */
-    bool done;                      /* said `done`                                    */
-    bool failed;                    /* said `failed`: its exit is no cause of its own */
-    json_t *report;                 /* its done line                                  */
+    uint64_t mark;                           /* newest step that this rank has a checkpoint of */
+    char hash[AQ_HASH_TEXT_BYTES];           /* of its file; "": it tells none, for there are no copies */
+    enum aq_doing doing;                     /* before the first step: what it told last          */
+    uint64_t step;                           /* newest that this rank has reported             */
+    uint64_t evaluated;                      /* newest step that it has evaluated after    */
+    uint64_t trace_bytes;                    /* that it has sent                         */
+    int pid;                                 /* as its daemon tells                      */
+    uint64_t listens[AQ_JOB_RANKS_MAX / 64]; /* a bit for each rank that it has said so for */
+    bool stopping;                           /* said which step is the last one               */
+    bool distrusted;                         /* broke the protocol: nothing that it says counts any more */
+    bool done;                               /* said `done`                                    */
+    bool failed;                             /* said `failed`: its exit is no cause of its own */
+    json_t *report;                          /* its done line                                  */
     json_t *evals; /* of the last stage of a replica: held-out losses that others have not told yet; or NULL */
 };
 

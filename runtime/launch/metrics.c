@@ -37,6 +37,7 @@ struct aq_metrics {
         uint64_t step, bytes; /* of the file when the step was done, before the next one's line */
     } marks[MARKS];           /* the newest steps that a checkpoint is due at, in turn          */
     json_t *joined;
+    json_t *held; /* evaluations after steps whose own lines are not whole yet; NULL: none were */
     uint64_t room;
     json_t **lines; /* [room][stages]; NULL: not come yet */
 };
@@ -111,6 +112,7 @@ void aq_metrics_close(struct aq_metrics *metrics)
         json_decref(metrics->lines[i]);
     aq_free(metrics->lines);
     json_decref(metrics->joined);
+    json_decref(metrics->held);
     aq_text_deinit(&metrics->text);
     aq_metrics_index_close(metrics->index);
     if (metrics->fd != -1) close(metrics->fd);
@@ -146,15 +148,45 @@ static enum aq_status write_line(struct aq_metrics *metrics, const json_t *line)
     return AQ_OK;
 }
 
-enum aq_status aq_metrics_line(struct aq_metrics *metrics, json_t *line)
+/* Takes the reference. */
+static enum aq_status write_now(struct aq_metrics *metrics, json_t *line)
 {
-    if (!line) return aq_fail(AQ_NOMEM, "metrics", "no memory for a line");
-    json_object_del(line, "rank");
     enum aq_status status = AQ_OK;
     if (json_object_set_new(line, "time", json_real(aq_metrics_seconds(metrics))) != 0)
         status = aq_fail(AQ_NOMEM, "metrics", "no memory for a line");
     if (status == AQ_OK) status = write_line(metrics, line);
     json_decref(line);
+    return status;
+}
+
+/*
+ * The last stage may evaluate before another stage's line of that step has come: the evaluation waits for it, so that
+ * lines are in the order of steps, and what a checkpoint knows of the file has nothing of later ones.
+ */
+static bool is_early(const struct aq_metrics *metrics, const json_t *line)
+{
+    return aq_control_is(line, "event", "eval") && aq_control_u64_or(line, "step", 0) >= metrics->next;
+}
+
+enum aq_status aq_metrics_line(struct aq_metrics *metrics, json_t *line)
+{
+    if (!line) return aq_fail(AQ_NOMEM, "metrics", "no memory for a line");
+    json_object_del(line, "rank");
+    if (!is_early(metrics, line)) return write_now(metrics, line);
+    if (!metrics->held) metrics->held = json_array();
+    if (json_array_append_new(metrics->held, line) == 0) return AQ_OK;
+    return aq_fail(AQ_NOMEM, "metrics", "no memory for a line");
+}
+
+/* A step's line has been written: what has waited for it follows. */
+static enum aq_status write_held(struct aq_metrics *metrics)
+{
+    enum aq_status status = AQ_OK;
+    while (status == AQ_OK && json_array_size(metrics->held) > 0 &&
+           !is_early(metrics, json_array_get(metrics->held, 0))) {
+        status = write_now(metrics, json_incref(json_array_get(metrics->held, 0)));
+        json_array_remove(metrics->held, 0);
+    }
     return status;
 }
 
@@ -284,6 +316,7 @@ enum aq_status aq_metrics_step(struct aq_metrics *metrics, uint32_t rank, json_t
     metrics->next++;
     if (!metrics->joined) return aq_fail(AQ_NOMEM, "metrics", "no memory for the line of a step");
     AQ_TRY(write_line(metrics, metrics->joined));
+    AQ_TRY(write_held(metrics));
     *joined = metrics->joined;
     return AQ_OK;
 }

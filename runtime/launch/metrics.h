@@ -52,7 +52,8 @@ double aq_metrics_seconds(const struct aq_metrics *metrics);
  */
 enum aq_status aq_metrics_step(struct aq_metrics *metrics, uint32_t rank, json_t *line, const json_t **joined);
 
-/* Write any other line ("start", "eval", "end"); "time" is added. Takes the reference. */
+/* Write any other line ("start", "eval", "end"); "time" is added. Takes the reference. An evaluation that comes before
+ * its step is whole is written behind that, at once when it is. */
 enum aq_status aq_metrics_line(struct aq_metrics *metrics, json_t *line);
 
 /*

@@ -34,9 +34,9 @@
 #include "stages/stage.h"
 
 enum {
-    AQ_JOB_STAGES_MAX = 64,          /* stages of a pipeline: every loop over stages is bounded by it           */
+    AQ_JOB_STAGES_MAX = 128,         /* stages of a pipeline: every loop over stages is bounded by it           */
     AQ_JOB_CLIENTS_MAX = 64,         /* of split learning: a folder, a connection and a certificate each            */
-    AQ_JOB_RANKS_MAX = 256,          /* stages x replicas: every loop over workers                              */
+    AQ_JOB_RANKS_MAX = 1024,         /* stages x replicas: every loop over workers                              */
     AQ_JOB_MICRO_BATCHES_MAX = 4096, /* micro-batches of a step: programs are arrays                        */
     AQ_JOB_PATHS_MAX = 256,          /* files of a data set                                                    */
     AQ_JOB_ERRORS_MAX = 10           /* errors reported of one manifest                                        */

@@ -97,6 +97,18 @@ enum aq_status aq_plan_edge_at(const struct aq_plan *plan, uint32_t e, uint32_t 
     return AQ_OK;
 }
 
+enum aq_status aq_plan_edge_next(const struct aq_plan *plan, uint32_t known, uint32_t e, uint32_t layer_end,
+                                 struct aq_plan_edge *edge)
+{
+    struct aq_edge_shape shape;
+    memset(&shape, 0, sizeof shape); /* its padding, too: what differs in that alone is measured for nothing */
+    AQ_TRY(shape_fill(plan, e, layer_end, &shape));
+    const bool alike = aq_plan_edge_loopback(plan->job, e) == aq_plan_edge_loopback(plan->job, known);
+    edge->shape.edge = e;
+    if (alike && memcmp(&shape, &edge->shape, sizeof shape) == 0) return AQ_OK;
+    return aq_plan_edge_at(plan, e, layer_end, edge);
+}
+
 /* How much can be on its way: now that programs are there. */
 static enum aq_status edge_windows(struct plan_open *open, uint32_t e, const struct aq_plan_window *window)
 {

@@ -14,11 +14,13 @@ enum { BEGINS_PASSES = 2, ENDS_PASSES = 3 };
 
 static enum aq_status cuts_fill(const struct aq_plan *plan, struct aq_plan_layers *layers)
 {
+    struct aq_plan_edge edge = {0};
+    uint32_t known = 0;
     for (uint32_t s = 0; s + 1 < plan->stage_count; s++)
         for (uint32_t l = 1; l < layers->layers; l++) {
             struct aq_plan_layer_cost *cost = &layers->of[(size_t)s * (layers->layers + 1) + l];
-            struct aq_plan_edge edge;
-            AQ_TRY(aq_plan_edge_at(plan, s, l, &edge));
+            AQ_TRY(aq_plan_edge_next(plan, known, s, l, &edge));
+            known = s;
             cost->forward_bytes = (double)edge.step_forward_warm / plan->micro_batches;
             cost->backward_bytes = (double)edge.step_backward / plan->micro_batches;
         }

@@ -75,7 +75,9 @@ struct line {
 
 /* What a stage works on at a time: one of these on a CPU, three on a GPU. */
 struct stream {
-    double left; /* seconds of work left, alone on its cores or GPU; < 0: none */
+    double left; /* seconds of work left, alone on its cores or GPU, at the time `since`; < 0: none */
+    double since;
+    double ends; /* at the stage's speed; while left > 0 */
     int line;    /* whose instruction; LINES: a reduction or the update        */
 };
 
@@ -83,7 +85,9 @@ struct actor {
     const struct aq_program *program;
     struct line lines[LINES];
     struct stream streams[STREAMS];
+    double speed; /* of its own time that it advances a second: less than 1 where others share its cores or GPU */
     bool gpu;
+    bool works;        /* a stream had work left when hosts were last counted */
     uint32_t copies;   /* of the values at a cut                                       */
     uint64_t *holder;  /* of each slot: step * M + micro-batch + 1 that holds it       */
     uint32_t step;     /* of the simulation's: updates that are done                   */
@@ -94,19 +98,46 @@ struct actor {
     double ended[STEPS_MAX];
 };
 
+/* Of stages: most are at rest at most moments. */
+struct set {
+    uint64_t words[(AQ_JOB_STAGES_MAX + 63) / 64];
+};
+
 struct simulation {
     const struct aq_plan *plan;
     const struct aq_plan_costs *costs;
     const struct aq_plan_scene *scene;
     uint32_t P, M, steps, staleness;
     double now;
+    uint32_t over; /* stages that have done all steps */
     struct actor *actors;
     struct pipe *forward, *backward;
-    bool stirred[AQ_JOB_STAGES_MAX];  /* something may happen now at stage s, or on the link behind it */
-    uint32_t host[AQ_JOB_STAGES_MAX]; /* the first stage that shares a stage's */
+    struct set stirred;                /* stages where something may happen now, or on the link behind */
+    struct set changed;                /* where something has happened since `here` was told           */
+    double here[AQ_JOB_STAGES_MAX];    /* the next moment at which something can happen there           */
+    double working[AQ_JOB_STAGES_MAX]; /* threads at work on the cores of the host of stage s, or stages on its GPU */
+    uint32_t host[AQ_JOB_STAGES_MAX];  /* the first stage that shares a stage's */
     /* Of all replicas, workers of stage t on the host of stage s, and on its GPU. */
+    uint32_t near_first[AQ_JOB_STAGES_MAX], near_end[AQ_JOB_STAGES_MAX]; /* of stage t: no others share with it */
     uint16_t beside[AQ_JOB_STAGES_MAX][AQ_JOB_STAGES_MAX], sharing[AQ_JOB_STAGES_MAX][AQ_JOB_STAGES_MAX];
 };
+
+static void set_add(struct set *set, uint32_t s)
+{
+    set->words[s / 64] |= 1ull << s % 64;
+}
+
+/* The first member from `s` on; P: there is none. It is in the set no more. */
+static uint32_t set_take(struct set *set, uint32_t s, uint32_t P)
+{
+    for (uint32_t w = s / 64; s < P; s = ++w * 64) {
+        const uint64_t rest = set->words[w] >> s % 64 << s % 64;
+        if (!rest) continue;
+        set->words[w] &= ~(rest & -rest);
+        return w * 64 + (uint32_t)__builtin_ctzll(rest);
+    }
+    return P;
+}
 
 static void place(struct aq_arena *arena, struct simulation *sim)
 {
@@ -181,12 +212,19 @@ static enum aq_status simulation_open(struct simulation *sim, void **memory)
     place(&arena, sim);
     for (uint32_t s = 0; s < sim->P; s++) {
         actor_open(sim, s);
-        sim->stirred[s] = true;
+        set_add(&sim->stirred, s);
+        set_add(&sim->changed, s);
+        sim->actors[s].speed = 1;
         while (!aq_job_same_host(sim->plan->job, sim->host[s], s))
             sim->host[s]++;
         for (uint32_t r = 0; r < sim->plan->ranks; r++) {
             sim->beside[s][r % sim->P] += aq_job_same_host(sim->plan->job, s, r);
             sim->sharing[s][r % sim->P] += aq_plan_same_gpu(sim->plan, s, r);
+        }
+        for (uint32_t t = 0; t < sim->P; t++) {
+            if (!sim->beside[s][t]) continue;
+            if (sim->near_end[t] == 0) sim->near_first[t] = s;
+            sim->near_end[t] = s + 1;
         }
         sim->forward[s].done_at = sim->backward[s].done_at = DBL_MAX;
         if (s + 1 == sim->P) continue;
@@ -348,7 +386,14 @@ static bool ready(const struct simulation *sim, uint32_t s, const struct line *l
 
 static struct stream *stream_of(struct actor *actor, uint32_t k)
 {
-    return &actor->streams[actor->gpu && k != WEIGHTS ? k % PARTS : COMPUTE];
+    return &actor->streams[actor->gpu && k < WEIGHTS ? k % PARTS : COMPUTE];
+}
+
+/* Work on the next instruction of line k; LINES: on a reduction or the update. */
+static void stream_begin(const struct simulation *sim, struct actor *actor, uint32_t k, double seconds)
+{
+    *stream_of(actor, k) =
+        (struct stream){.left = seconds, .since = sim->now, .ends = sim->now + seconds / actor->speed, .line = (int)k};
 }
 
 /* Begin one instruction, the earliest in the program of those that can. */
@@ -367,14 +412,14 @@ static bool actor_start(struct simulation *sim, uint32_t s)
     const struct aq_instruction *in = instruction_of(actor, line, line->begun);
     const uint64_t number = number_of(actor, line, line->begun++);
     if (in->op == AQ_OP_RECV_FWD || (in->op == AQ_OP_FORWARD && s == 0)) *holder_of(actor, number) = 2 * number + 1;
-    *stream_of(actor, (uint32_t)best) = (struct stream){.left = seconds_of(sim, s, in->op), .line = best};
+    stream_begin(sim, actor, (uint32_t)best, seconds_of(sim, s, in->op));
     return true;
 }
 
 /* Work of a reduction or an update, beside what its links carry. */
 static void work_begin(const struct simulation *sim, struct actor *actor, double seconds, double carried_s)
 {
-    actor->streams[COMPUTE] = (struct stream){.left = seconds, .line = LINES};
+    stream_begin(sim, actor, LINES, seconds);
     actor->reduced_at = sim->now + carried_s;
 }
 
@@ -429,10 +474,11 @@ static bool work_done(const struct simulation *sim, struct actor *actor)
     return true;
 }
 
-static void update_done(const struct simulation *sim, uint32_t s)
+static void update_done(struct simulation *sim, uint32_t s)
 {
     struct actor *actor = &sim->actors[s];
     actor->ended[actor->step++] = sim->now;
+    sim->over += actor->step == sim->steps;
     actor->phase = CHAINS;
     chains_look(sim, s);
 }
@@ -521,40 +567,47 @@ static bool busy(const struct actor *actor)
     return false;
 }
 
-/* Threads at work on the cores of the host of stage s; stages at work on its GPU. All replicas do the same at once. */
-static double threads_beside(const struct simulation *sim, uint32_t s)
+/* Stage t begins or ends to work: on the hosts that its replicas are on, and on their GPUs. */
+static void working_count(struct simulation *sim, uint32_t t, double sign)
 {
-    double threads = 0;
-    for (uint32_t t = 0; t < sim->P; t++)
-        if (sim->beside[s][t] && !sim->actors[t].gpu && busy(&sim->actors[t]))
-            threads += (double)sim->costs->threads[t] * sim->beside[s][t];
-    return threads;
+    for (uint32_t s = sim->near_first[t]; s < sim->near_end[t]; s++) {
+        const uint16_t beside = sim->actors[t].gpu ? sim->sharing[s][t] : sim->beside[s][t];
+        if (!beside || sim->actors[s].gpu != sim->actors[t].gpu) continue;
+        sim->working[s] += sign * (sim->actors[t].gpu ? 1 : (double)sim->costs->threads[t]) * beside;
+        set_add(&sim->changed, s);
+    }
 }
 
-static double stages_sharing(const struct simulation *sim, uint32_t s)
+/* From now on the stage advances at this speed. */
+static void speed_set(const struct simulation *sim, struct actor *actor, double speed)
 {
-    double stages = 0;
-    for (uint32_t t = 0; t < sim->P; t++)
-        if (sim->sharing[s][t] && busy(&sim->actors[t])) stages += sim->sharing[s][t];
-    return stages;
+    for (int i = 0; i < STREAMS; i++) {
+        struct stream *stream = &actor->streams[i];
+        if (stream->left <= 0) continue;
+        stream->left = fmax(stream->left - (sim->now - stream->since) * actor->speed, DBL_MIN);
+        stream->since = sim->now;
+        stream->ends = sim->now + stream->left / speed;
+    }
+    actor->speed = speed;
 }
 
-/* By how much of its own time each stage advances a second: its host's cores, shared by the threads at work there; its
- * GPU, shared by the stages at work on it. */
-static void speeds_fill(const struct simulation *sim, double *speeds)
+/* A host's cores are shared by the threads at work there, a GPU by the stages at work on it. All replicas do the same
+ * at once. */
+static void speeds_fill(struct simulation *sim)
 {
-    double threads[AQ_JOB_STAGES_MAX]; /* by the first stage of a host; < 0: not counted yet */
-    for (uint32_t s = 0; s < sim->P; s++) {
-        speeds[s] = 1;
-        threads[s] = -1;
-        if (!busy(&sim->actors[s])) continue;
-        if (sim->actors[s].gpu) {
-            speeds[s] = 1 / fmax(1, stages_sharing(sim, s));
-            continue;
-        }
-        const uint32_t host = sim->host[s];
-        if (threads[host] < 0) threads[host] = threads_beside(sim, host);
-        if (threads[host] > sim->costs->cores) speeds[s] = sim->costs->cores / threads[host];
+    struct set asked = sim->changed; /* counting adds those that share with them */
+    for (uint32_t s = 0; (s = set_take(&asked, s, sim->P)) < sim->P;) {
+        struct actor *actor = &sim->actors[s];
+        if (busy(actor) == actor->works) continue;
+        actor->works = !actor->works;
+        working_count(sim, s, actor->works ? 1 : -1);
+    }
+    asked = sim->changed;
+    for (uint32_t s = 0; (s = set_take(&asked, s, sim->P)) < sim->P;) {
+        struct actor *actor = &sim->actors[s];
+        const double most = actor->gpu ? 1 : sim->costs->cores, at_work = sim->working[s];
+        const double speed = actor->works && at_work > most ? most / at_work : 1;
+        if (speed != actor->speed) speed_set(sim, actor, speed);
     }
 }
 
@@ -562,16 +615,15 @@ static void speeds_fill(const struct simulation *sim, double *speeds)
 static void stir(struct simulation *sim, uint32_t s)
 {
     for (uint32_t t = s > 0 ? s - 1 : 0; t <= s + 1 && t < sim->P; t++)
-        sim->stirred[t] = true;
+        set_add(&sim->stirred, t);
 }
 
 static void settle(struct simulation *sim)
 {
     for (bool moved = true; moved;) { /* ends: every move is one of finitely many instructions and frames */
         moved = false;
-        for (uint32_t s = 0; s < sim->P; s++) {
-            if (!sim->stirred[s]) continue;
-            sim->stirred[s] = false;
+        for (uint32_t s = 0; (s = set_take(&sim->stirred, s, sim->P)) < sim->P; s++) {
+            set_add(&sim->changed, s);
             bool here = actor_finish(sim, s);
             while (actor_end(sim, s))
                 here = true;
@@ -594,13 +646,13 @@ static void earlier(double at, double now, double *next)
 }
 
 /* The next moment at which something can change at a stage or on the link behind it; DBL_MAX: nothing ever will. */
-static double next_here(const struct simulation *sim, uint32_t s, double speed)
+static double next_here(const struct simulation *sim, uint32_t s)
 {
     const struct actor *actor = &sim->actors[s];
     const struct pipe *const pipes[] = {&sim->forward[s], &sim->backward[s]};
     double next = DBL_MAX;
     for (int i = 0; i < STREAMS; i++)
-        if (actor->streams[i].left > 0) earlier(sim->now + actor->streams[i].left / speed, sim->now, &next);
+        if (actor->streams[i].left > 0) next = fmin(next, actor->streams[i].ends);
     for (int k = 0; k < 2; k++) {
         const double moments[] = {pipes[k]->done_at, pipe_arrival(pipes[k]), pipe_credit(pipes[k]),
                                   pipe_buffer(pipes[k])};
@@ -615,35 +667,36 @@ static double next_here(const struct simulation *sim, uint32_t s, double speed)
     return next;
 }
 
-/* Go there. False: nothing ever will. */
-static bool advance(struct simulation *sim)
+/* Four at a time: one after the other each comparison would wait for the one before. */
+static double least_of(const double *values, uint32_t count)
 {
-    double speeds[AQ_JOB_STAGES_MAX], here[AQ_JOB_STAGES_MAX], next = DBL_MAX;
-    speeds_fill(sim, speeds);
-    for (uint32_t s = 0; s < sim->P; s++) {
-        here[s] = next_here(sim, s, speeds[s]);
-        next = fmin(next, here[s]);
-    }
-    if (next == DBL_MAX) return false;
-    for (uint32_t s = 0; s < sim->P; s++)
-        if (here[s] <= next) stir(sim, s);
-    for (uint32_t s = 0; s < sim->P; s++)
-        for (int i = 0; i < STREAMS; i++) {
-            struct stream *stream = &sim->actors[s].streams[i];
-            if (stream->left <= 0) continue;
-            const double ends = sim->now + stream->left / speeds[s];
-            stream->left -= (next - sim->now) * speeds[s];
-            if (ends <= next || stream->left < 0) stream->left = 0; /* rounding leaves no crumbs */
-        }
-    sim->now = next;
-    return true;
+    double least[4] = {DBL_MAX, DBL_MAX, DBL_MAX, DBL_MAX};
+    uint32_t i = 0;
+    for (; i + 4 <= count; i += 4)
+        for (uint32_t k = 0; k < 4; k++)
+            least[k] = values[i + k] < least[k] ? values[i + k] : least[k];
+    for (; i < count; i++)
+        least[0] = values[i] < least[0] ? values[i] : least[0];
+    return fmin(fmin(least[0], least[1]), fmin(least[2], least[3]));
 }
 
-static bool running(const struct simulation *sim)
+/* Go there; only stages where something has happened are asked anew. False: nothing ever will. */
+static bool advance(struct simulation *sim)
 {
-    for (uint32_t s = 0; s < sim->P; s++)
-        if (sim->actors[s].step < sim->steps) return true;
-    return false;
+    speeds_fill(sim);
+    for (uint32_t s = 0; (s = set_take(&sim->changed, s, sim->P)) < sim->P;)
+        sim->here[s] = next_here(sim, s);
+    const double next = least_of(sim->here, sim->P);
+    if (next == DBL_MAX) return false;
+    sim->now = fmax(next, sim->now);
+    for (uint32_t s = 0; s < sim->P; s++) {
+        if (sim->here[s] > next) continue;
+        for (int i = 0; i < STREAMS; i++)
+            if (sim->actors[s].streams[i].left > 0 && sim->actors[s].streams[i].ends <= next)
+                sim->actors[s].streams[i].left = 0;
+        stir(sim, s);
+    }
+    return true;
 }
 
 static double step_end(const struct simulation *sim, uint32_t step)
@@ -762,7 +815,7 @@ static void bound_fill(const struct simulation *sim, struct aq_plan_prediction *
 static enum aq_status simulate(struct simulation *sim, double *step_s)
 {
     enum aq_status status = AQ_OK;
-    for (settle(sim); running(sim) && status == AQ_OK; settle(sim))
+    for (settle(sim); sim->over < sim->P && status == AQ_OK; settle(sim))
         if (!advance(sim)) status = aq_fail(AQ_INVAL, "plan", "the simulated step stands still at %g s", sim->now);
     const uint32_t last = sim->steps - 1; /* two steps that overlap may take turns; all but two, where losses do */
     const uint32_t mean = sim->steps > STEPS_STALE ? last - 1 : 1 + sim->staleness;

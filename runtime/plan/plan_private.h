@@ -43,6 +43,10 @@ enum aq_status aq_plan_layer_size(const struct aq_job *job, const struct aq_mode
 /* plan.c: the shape, sizes and wire bytes of edge e with the cut behind layer layer_end - 1; no windows. */
 enum aq_status aq_plan_edge_at(const struct aq_plan *plan, uint32_t e, uint32_t layer_end, struct aq_plan_edge *edge);
 
+/* The same where *edge is that of edge `known` and a cut of the same shape, as most are in a row: without measuring. */
+enum aq_status aq_plan_edge_next(const struct aq_plan *plan, uint32_t known, uint32_t e, uint32_t layer_end,
+                                 struct aq_plan_edge *edge);
+
 /* plan_layers.c: "block" of "block 3". */
 void aq_plan_layer_kind(const struct aq_model_config *model, uint32_t layer, char *text, size_t bytes);
 

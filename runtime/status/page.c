@@ -49,11 +49,18 @@ struct made { /* a document, made at a time */
     uint64_t made_ns; /* 0: not yet */
 };
 
+struct healthy { /* what /health says, made as often as documents are */
+    uint64_t made_ns;
+    unsigned status;
+    char text[64];
+};
+
 struct aq_page {
     struct aq_board *board;
     struct MHD_Daemon *daemon;
     struct aq_board_view *view; /* the server thread's */
     struct made made[DOCUMENTS];
+    struct healthy health;
     bool own, tls, clients; /* on this machine's own address; under TLS; certificates of clients are looked at */
     size_t token_bytes;     /* 0: none is asked for */
     char token[AQ_TOKEN_BYTES_MAX + 1];
@@ -84,6 +91,12 @@ static enum MHD_Result say(struct MHD_Connection *connection, unsigned status, c
     return answer(connection, status, "text/plain; charset=utf-8", text, strlen(text), more);
 }
 
+/* Is it to be made anew? The board is copied for that: no more often, whoever asks. */
+static bool is_stale(uint64_t made_ns, uint64_t now)
+{
+    return made_ns == 0 || now - made_ns > AQ_PAGE_FRESH_MS * 1000000ULL;
+}
+
 static void look(struct aq_page *page)
 {
     aq_board_look(page->board, page->view);
@@ -93,10 +106,10 @@ static enum MHD_Result serve(struct aq_page *page, struct MHD_Connection *connec
 {
     const struct document *document = &documents[which];
     struct made *made = &page->made[which];
-    const uint64_t now = aq_clock_ns(), fresh_ns = AQ_PAGE_FRESH_MS * 1000000ULL;
+    const uint64_t now = aq_clock_ns();
     if (!document->make)
         return answer(connection, MHD_HTTP_OK, document->type, document->text, strlen(document->text), NULL);
-    if (made->made_ns == 0 || now - made->made_ns > fresh_ns) {
+    if (is_stale(made->made_ns, now)) {
         aq_text_deinit(&made->text);
         made->text = (struct aq_text){0};
         look(page);
@@ -111,13 +124,20 @@ static enum MHD_Result serve(struct aq_page *page, struct MHD_Connection *connec
 static enum MHD_Result health(struct aq_page *page, struct MHD_Connection *connection)
 {
     struct aq_board_finding findings[AQ_BOARD_FINDINGS_MAX];
-    look(page);
-    const uint32_t count = aq_board_findings(page->view, findings);
-    for (uint32_t i = 0; i < count; i++)
-        if (findings[i].bad) return say(connection, MHD_HTTP_SERVICE_UNAVAILABLE, "bad: see status.json\n", NULL);
-    char text[64];
-    snprintf(text, sizeof text, "%s\n", aq_board_state_text(page->view->state));
-    return say(connection, MHD_HTTP_OK, text, NULL);
+    struct healthy *told = &page->health;
+    const uint64_t now = aq_clock_ns();
+    if (is_stale(told->made_ns, now)) {
+        look(page);
+        const uint32_t count = aq_board_findings(page->view, findings);
+        bool bad = false;
+        for (uint32_t i = 0; i < count; i++)
+            bad = bad || findings[i].bad;
+        told->status = bad ? MHD_HTTP_SERVICE_UNAVAILABLE : MHD_HTTP_OK;
+        snprintf(told->text, sizeof told->text, "%s\n",
+                 bad ? "bad: see status.json" : aq_board_state_text(page->view->state));
+        told->made_ns = now;
+    }
+    return say(connection, told->status, told->text, NULL);
 }
 
 /* ---- who may ask ---- */

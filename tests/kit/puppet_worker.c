@@ -1,8 +1,8 @@
 /*
  * puppet_worker.c -- a worker that trains nothing: it speaks docs/CONTROL.md section 4 and misbehaves when told to.
  *
- * Its manifest is lines of `steps N`, `mark N` (a checkpoint every N steps), `ms N` (of a step), and `ACTION RANK
- * STEP`:
+ * Its manifest is lines of `steps N`, `mark N` (a checkpoint every N steps), `ms N` (of a step), `pipeline N` (stages
+ * of a replica; without it all ranks are one pipeline), `poll N` (ms between looks at rank 0), and `ACTION RANK STEP`:
  *
  *     exit    end with code 7
  *     quit    end with 0 without `done`
@@ -44,7 +44,7 @@ struct page {
 static struct aq_control *control;
 static struct page *page;
 static const char *manifest;
-static uint32_t rank, stages;
+static uint32_t rank, ranks, stages; /* stages: of a replica */
 
 static void wait_ms(long ms)
 {
@@ -165,7 +165,7 @@ static void keep_together(uint64_t step)
     if (rank > 0) {
         const uint64_t awaited = told("behind", step) ? number("steps ", 5) : step;
         while (atomic_load_explicit(&page->led, memory_order_acquire) < awaited)
-            wait_ms(1);
+            wait_ms((long)number("poll ", 1));
         return;
     }
     json_t *message;
@@ -186,12 +186,12 @@ static void train(const json_t *start)
         keep_together(step);
         misbehave(step);
         wait_ms((long)ms);
-        json_t *line =
-            json_pack("{s:s, s:I, s:I, s:f, s:i, s:I, s:I, s:I}", "event", "step", "step", (json_int_t)step, "epoch",
-                      (json_int_t)((step - 1) / 4), "seconds", (double)ms * 1e-3, "samples", 8, "link_wait_ns",
-                      (json_int_t)(ms * 250000), "forward_bytes", (json_int_t)(rank + 1 < stages ? 1000 + rank : 0),
-                      "backward_bytes", (json_int_t)(rank > 0 ? 500 : 0));
-        if (rank + 1 == stages) json_object_set_new(line, "loss", json_real(4.0 / (double)step));
+        json_t *line = json_pack("{s:s, s:I, s:I, s:f, s:i, s:I, s:I, s:I}", "event", "step", "step", (json_int_t)step,
+                                 "epoch", (json_int_t)((step - 1) / 4), "seconds", (double)ms * 1e-3, "samples", 8,
+                                 "link_wait_ns", (json_int_t)(ms * 250000), "forward_bytes",
+                                 (json_int_t)(rank % stages + 1 < stages ? 1000 + rank : 0), "backward_bytes",
+                                 (json_int_t)(rank % stages > 0 ? 500 : 0));
+        if (rank % stages + 1 == stages) json_object_set_new(line, "loss", json_real(4.0 / (double)step));
         say(line);
         stopped = atomic_load_explicit(&page->last, memory_order_relaxed) == step && step < steps;
         if ((every && step % every == 0) || stopped || step == steps) checkpoint(folder, step);
@@ -201,6 +201,31 @@ static void train(const json_t *start)
                   4096));
 }
 
+static void listen_for(uint32_t peer)
+{
+    char address[64];
+    snprintf(address, sizeof address, "127.0.0.1:%u", 1000 + rank);
+    say(json_pack("{s:s, s:s, s:i}", "event", "listening", "address", address, "peer", (int)peer));
+}
+
+/* As workers do: the later stage listens for the one before it, the lower replica for the higher ones. */
+static bool join(void)
+{
+    uint32_t awaited = rank % stages + 1 < stages;
+    if (rank % stages > 0) listen_for(rank - 1);
+    for (uint32_t peer = rank % stages; peer < ranks; peer += stages) {
+        if (peer > rank) listen_for(peer);
+        awaited += peer < rank;
+    }
+    for (; awaited > 0; awaited--) {
+        json_t *message = hear("connect");
+        const uint64_t from = aq_control_u64_or(message, "from", ranks);
+        json_decref(message);
+        if (from != rank + 1 && (from >= rank || from % stages != rank % stages)) return false;
+    }
+    return true;
+}
+
 int main(void)
 {
     aq_log_init(-1);
@@ -208,19 +233,11 @@ int main(void)
     json_t *start = hear("start");
     manifest = aq_control_text_or(start, "manifest", "");
     rank = (uint32_t)aq_control_u64_or(start, "rank", 0);
-    stages = (uint32_t)aq_control_u64_or(start, "stages", 1);
+    ranks = (uint32_t)aq_control_u64_or(start, "stages", 1);
+    stages = (uint32_t)number("pipeline ", ranks);
     share(aq_control_text_or(start, "run", ""));
     fprintf(stderr, "puppet %u is here\n", rank);
-    if (rank > 0) {
-        char address[64];
-        snprintf(address, sizeof address, "127.0.0.1:%u", 1000 + rank);
-        say(json_pack("{s:s, s:s, s:i}", "event", "listening", "address", address, "peer", (int)rank - 1));
-    }
-    if (rank + 1 < stages) {
-        json_t *message = hear("connect");
-        if (aq_control_u64_or(message, "from", 0) != rank + 1) return 9;
-        json_decref(message);
-    }
+    if (!join()) return 9;
     if (told("mute", 0))
         for (;;)
             wait_ms(1000);

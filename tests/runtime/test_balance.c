@@ -285,6 +285,27 @@ static void test_balance_workers_plan_the_same(void **state)
     done(plan, job);
 }
 
+/* Cuts in a row are measured once where they are alike; those of an edge with other codecs are not. */
+static void test_layers_of_edges_that_differ_have_their_own_bytes(void **state)
+{
+    (void)state;
+    struct aq_job *job;
+    struct aq_plan *plan;
+    struct aq_plan_layers *layers;
+    const char *const sets[] = {"edges.list=[{edge: 1, forward: {bits: 8}}]", NULL};
+    assert_int_equal(open_with(sets, &job, &plan), AQ_OK);
+    assert_int_equal(aq_plan_layers_assumed(plan, &layers), AQ_OK);
+    for (uint32_t e = 0; e < 2; e++) {
+        const struct aq_plan_layer_cost *row = &layers->of[(size_t)e * (layers->layers + 1)];
+        const double bytes = (double)plan->edges[e].step_forward_warm / plan->micro_batches;
+        for (uint32_t l = 1; l < layers->layers; l++)
+            assert_float_equal(row[l].forward_bytes, bytes, 1e-9);
+    }
+    assert_true(plan->edges[1].step_forward_warm > plan->edges[0].step_forward_warm * 3 / 2);
+    aq_plan_layers_close(layers);
+    done(plan, job);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -293,6 +314,7 @@ int main(void)
         cmocka_unit_test(test_balance_memory_binds_and_is_kept),
         cmocka_unit_test(test_balance_memory_that_nothing_fits_is_refused),
         cmocka_unit_test(test_balance_workers_plan_the_same),
+        cmocka_unit_test(test_layers_of_edges_that_differ_have_their_own_bytes),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

@@ -21,8 +21,8 @@
 #include "control.h"
 #include "metrics.h"
 #include "metrics_index.h"
-#include "report.h"
 #include "remove_tree.h"
+#include "report.h"
 #include "run_folder.h"
 #include "run_lines.h"
 #include "run_rewind.h"
@@ -158,6 +158,33 @@ static uint64_t size_of(const char *name)
     struct stat info;
     assert_int_equal(stat(name, &info), 0);
     return (uint64_t)info.st_size;
+}
+
+/* The last stage evaluates before the first one's line of that step has come, as on a busy machine: it is written
+ * behind that line, and a checkpoint of the step before has nothing of it. */
+static void test_evaluation_waits_for_its_step(void **state)
+{
+    (void)state;
+    struct aq_metrics *metrics = begin(0, 0, 2, 0);
+    const json_t *joined;
+    train(metrics, 1, 100, 2);
+    assert_int_equal(aq_metrics_step(metrics, 1, rank_line(101, 1, 2), &joined), AQ_OK);
+    assert_int_equal(aq_metrics_line(metrics, json_pack("{s:s, s:I}", "event", "eval", "step", (json_int_t)101)),
+                     AQ_OK);
+    const uint64_t bytes = aq_metrics_bytes_after(metrics, 100);
+    assert_int_equal(aq_metrics_step(metrics, 0, rank_line(101, 0, 2), &joined), AQ_OK);
+    assert_non_null(joined);
+    assert_int_equal(aq_metrics_bytes_after(metrics, 100), bytes);
+    aq_metrics_close(metrics);
+    char *text;
+    assert_int_equal(aq_file_load(NULL, path, 1 << 20, &text, NULL), AQ_OK);
+    const char *step = strstr(text, "\"event\":\"step\",\"step\":101"),
+               *eval = strstr(text, "\"event\":\"eval\",\"step\":101");
+    assert_non_null(step);
+    assert_true(eval > step);
+    aq_free(text);
+    double seconds;
+    assert_int_equal(aq_run_rewind(path, 100, bytes, &seconds), AQ_OK);
 }
 
 /* ---- going back ---- */
@@ -444,6 +471,7 @@ int main(int argc, char **argv)
         return measure(argv[2], (uint32_t)strtoul(argv[3], NULL, 10), strtoull(argv[4], NULL, 10));
 #define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
     const struct CMUnitTest tests[] = {
+        TEST(test_evaluation_waits_for_its_step),
         TEST(test_tail_alone_is_read_and_restarts_stay),
         TEST(test_tail_keeps_what_is_not_later_and_drops_holes),
         TEST(test_file_that_is_not_the_checkpoints_is_refused_and_left),

@@ -1,0 +1,95 @@
+"""`aqpipe launch --on mpi`: ranks that somebody else has started: by a stand-in that sets what mpirun would, and by mpirun where it is installed."""
+import os
+import shutil
+import signal
+import subprocess
+import time
+
+import jobs
+from jobs import check, launch, losses, manifest, no_workers, weights
+from kit import BIN, REPLICAS, ROOT
+
+KEYS = {**REPLICAS, "edges.forward.codec": "aqsgd", "edges.forward.bits": 4, "train.epochs": 3, "checkpoint.every": "2 steps"}
+RANKS = 4
+# Of each starter the variables of one rank; {r} its number, {n} how many, {s} the start.
+STARTERS = {"openmpi": {"OMPI_COMM_WORLD_RANK": "{r}", "OMPI_COMM_WORLD_SIZE": "{n}", "PMIX_NAMESPACE": "prterun@{s}"},
+            "pmix": {"PMIX_RANK": "{r}", "SLURM_NTASKS": "{n}", "SLURM_JOB_ID": "{s}", "SLURM_STEP_ID": "0"},
+            "hydra": {"PMI_RANK": "{r}", "PMI_SIZE": "{n}", "PMI_JOBID": "{s}"}}
+OURS = ("OMPI_", "PMIX_", "PMI_", "SLURM_")
+
+
+def begin(path, variables, ranks=RANKS, start=0):
+    """One process a rank, each of a session of its own, as on hosts of their own."""
+    own = {key: value for key, value in os.environ.items() if not key.startswith(OURS)}
+    return [subprocess.Popen([BIN / "aqpipe", "launch", path, "--on", "mpi", "--restarts", "0"], stdin=subprocess.DEVNULL,
+                             stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True,
+                             env={**own, "AQPIPE_MPI_ADDRESS": "127.0.0.1",
+                                  **{key: value.format(r=r, n=ranks, s=start) for key, value in variables.items()}})
+            for r in range(ranks)]
+
+
+def end(tag, processes, want):
+    """Rank 0 has that exit status, the others 0, and nothing is left."""
+    said = [process.communicate(timeout=jobs.PATIENCE)[1] for process in processes]
+    codes = [process.returncode for process in processes]
+    check(codes == [want] + [0] * (len(codes) - 1), f"{tag}: exit codes {codes}\n" + "\n".join(text[-1500:] for text in said))
+    check(not (ROOT / f"{tag}.mpi").exists(), f"{tag}: left {list((ROOT / f'{tag}.mpi').rglob('*'))}")
+    no_workers(tag)
+
+
+def same(tag):
+    check(losses(tag) == losses("plain") and weights(tag) == weights("plain"), f"{tag}: not the run of a plain launch")
+
+
+def await_checkpoint(tag):
+    jobs.await_file(ROOT / tag / "checkpoint" / "complete")
+
+
+def scenario_mpi():
+    """Losses and model of the plain launch, by each starter; stopped by a signal and gone on with; what is wrong is refused, and nobody is left."""
+    launch(manifest("plain", **KEYS))
+    for number, (starter, variables) in enumerate(STARTERS.items()):
+        end(starter, begin(manifest(starter, **KEYS), variables, start=100 + number), 0)
+        same(starter)
+
+    # As mpirun passes it on: to all.
+    processes = begin(manifest("stopped", **KEYS, **{"link.rate_mbps": 0.3}), STARTERS["openmpi"], start=200)
+    await_checkpoint("stopped")
+    for process in processes:
+        os.kill(process.pid, signal.SIGUSR1)
+    end("stopped", processes, 3)
+    check(len(losses("stopped")) < len(losses("plain")), "the run ended before it was stopped")
+    end("stopped", begin(manifest("stopped", **KEYS), STARTERS["openmpi"], start=201), 0)
+    same("stopped")
+
+    for tag, variables, ranks, words in (("few", STARTERS["hydra"], 3, "3 ranks were started, and the job has 4 workers"),
+                                         ("none", {"PMI_RANK": "x"}, 1, "the environment names no rank")):
+        said = [(process.communicate(timeout=jobs.PATIENCE)[1], process.returncode)
+                for process in begin(manifest(tag, **KEYS), variables, ranks)]
+        check(all(code == 2 for _, code in said) and "".join(text for text, _ in said).count(words) == 1, f"{tag}: {said}")
+
+    # A rank that is killed takes the run with it, and no daemon stays.
+    processes = begin(manifest("killed", **KEYS, **{"link.rate_mbps": 0.1}), STARTERS["pmix"], start=400)
+    await_checkpoint("killed")
+    os.killpg(processes[2].pid, signal.SIGKILL)
+    for process in processes:
+        process.communicate(timeout=jobs.PATIENCE)
+    codes = [process.returncode for process in processes]
+    check(codes == [1, 0, -signal.SIGKILL, 0], f"killed: exit codes {codes}")
+    no_workers("killed")
+    mpirun()
+
+
+def mpirun():
+    """The real one."""
+    program = shutil.which("mpirun")
+    if not program:
+        print("no mpirun here (Debian: openmpi-bin): its variables were set by hand alone")
+        return
+    done = subprocess.run([program, "--allow-run-as-root", "--oversubscribe", "-np", str(RANKS), BIN / "aqpipe", "launch",
+                           manifest("real", **KEYS), "--on", "mpi"], capture_output=True, text=True, timeout=jobs.PATIENCE, check=False,
+                          stdin=subprocess.DEVNULL, env={**os.environ, "AQPIPE_MPI_ADDRESS": "127.0.0.1"})
+    check(done.returncode == 0, f"mpirun: {done.returncode}\n{done.stderr[-3000:]}")
+    same("real")
+    check(not (ROOT / "real.mpi").exists(), "under mpirun: something is left")
+    no_workers("real")
