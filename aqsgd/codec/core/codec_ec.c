@@ -683,7 +683,10 @@ static void plan(const struct aq_codec *codec, struct aq_cuda_codec_plan *out)
     out->stochastic = codec->config.rounding == AQ_ROUND_STOCHASTIC;
 }
 
-const struct aq_codec_member aq_codec_ec = {.about = {.name = "ec", .label = "entropy coded", .varies = true},
+const struct aq_codec_member aq_codec_ec = {.about = {.name = "ec",
+                                                      .label = "entropy coded",
+                                                      .varies = true,
+                                                      .unsaid = {2.5f, 4.0f}},
                                             .defaults = defaults,
                                             .check = check,
                                             .layout = layout,
