@@ -34,6 +34,8 @@ target_include_directories(test_run_enter PRIVATE ${aq_runtime_ROOMS})
 
 aq_test(test_launcher_bounds LIBS aq_runtime aq_dep::jansson LABELS quick)
 target_include_directories(test_launcher_bounds PRIVATE ${aq_runtime_ROOMS})
+aq_test(test_bits_auto LIBS aq_runtime aq_dep::jansson LABELS quick)
+target_include_directories(test_bits_auto PRIVATE ${aq_runtime_ROOMS})
 
 aq_test(test_probe LIBS aq_runtime aq_dep::jansson LABELS quick)
 target_include_directories(test_probe PRIVATE ${aq_runtime_ROOMS} ${aq_net_ROOMS})

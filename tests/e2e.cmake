@@ -19,9 +19,9 @@ if(TARGET aqpipe)
     target_link_libraries(${library} PRIVATE aq_flags ${CMAKE_DL_LIBS})
     set_target_properties(${library} PROPERTIES LIBRARY_OUTPUT_DIRECTORY $<TARGET_FILE_DIR:aqpipe>)
   endforeach()
-  foreach(scenario doctor seen equal zero_bubble images tables tables_resume tables_bad_input instruct early_stop deberta deberta_resume glue isolated cut codecs warmup examples fp16 bad_input resume guard stop restart restart_daemon lost_disk outage clock packed long_outage dials power
+  foreach(scenario doctor seen equal zero_bubble images tables tables_resume tables_bad_input instruct early_stop deberta deberta_resume glue isolated cut codecs unsaid warmup examples fp16 bad_input resume guard bits_auto stop restart restart_daemon lost_disk outage clock packed long_outage dials power
       freeze freeze_cut freeze_optimizers freeze_prefix folders
-      replicas replicas_resume replicas_bad_input replicas_optimizers replicas_defaults
+      replicas replicas_resume replicas_codecs replicas_bad_input replicas_optimizers replicas_defaults
       replicas_reshard replicas_isolated replicas_auto replicas_nan replicas_machines wan probe balance page
       staleness staleness_resume staleness_replicas staleness_fp16 staleness_lost staleness_frozen staleness_memory
       lora lora_cut lora_export lora_packed

@@ -14,6 +14,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "bits_auto.h"
 #include "commands.h"
 #include "control.h"
 #include "cut.h"
@@ -79,6 +80,7 @@ struct command {
     uint64_t begin_ns; /* when this command began */
     struct aq_restart restart;
     struct aq_metrics *metrics;
+    struct aq_bits *bits;
     struct aq_board *board; /* NULL: no page */
     struct aq_page *page;
     struct errors errors;
@@ -560,6 +562,8 @@ static void run_once(struct command *command, struct aq_launch_result *result)
                                      .token = &command->token,
                                      .tls = command->tls,
                                      .watch = aq_watch_of_plan(command->plan),
+                                     .bits = command->bits,
+                                     .epoch_steps = command->plan->steps_per_epoch,
                                      .metrics = command->metrics,
                                      .progress = &command->progress,
                                      .board = command->board,
@@ -814,7 +818,10 @@ static int launch(struct command *command)
     }
     command->progress.steps = command->plan->steps;
     command->progress.stages = command->plan->stage_count;
-    if (open_metrics(command) != AQ_OK || aq_launch_signals(&command->signals) != AQ_OK) return AQ_EXIT_FAILED;
+    const bool goes_on = command->entry.resume_step > 0;
+    if (aq_bits_open(command->plan, command->job->output.path, goes_on, &command->bits) != AQ_OK ||
+        open_metrics(command) != AQ_OK || aq_launch_signals(&command->signals) != AQ_OK)
+        return AQ_EXIT_FAILED;
     if (command->plan->samples_dropped)
         aq_progress_say(&command->progress,
                         "the last %llu samples of data.train are left out, so that %u replicas have as many",
@@ -852,6 +859,7 @@ static int run_command(bool go_on, bool turn, int argc, char **argv)
     int code = parse(command, argc, argv);
     if (code == AQ_OPTIONS_READ) code = command->on && !is_ssh(command) ? hand_over(command) : launch(command);
     aq_metrics_close(command->metrics);
+    aq_bits_close(command->bits);
     aq_page_close(command->page);
     aq_board_close(command->board);
     aq_tls_close(command->tls);

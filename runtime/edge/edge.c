@@ -10,18 +10,25 @@
 
 #include "edge_private.h"
 
+static enum aq_status open_ladder(struct aq_edge *edge, const struct aq_codec_config *config, bool whole,
+                                  struct aq_edge_rungs *out)
+{
+    struct aq_codec_config rungs[AQ_EDGE_RUNGS] = {*config};
+    out->count = whole ? aq_edge_ladder(config, rungs) : 1;
+    for (uint32_t i = 0; i < out->count; i++)
+        AQ_TRY(aq_codec_open(edge->config.device, &rungs[i], edge->shape.rows, edge->shape.columns, &out->codecs[i]));
+    return AQ_OK;
+}
+
 static enum aq_status open_codecs(struct aq_edge *edge)
 {
     const struct aq_edge_shape *shape = &edge->shape;
     struct aq_codec_config raw;
     aq_codec_config_plain(&raw);
-    struct aq_codec_config rungs[AQ_EDGE_RUNGS];
-    edge->rungs = shape->guard ? aq_edge_ladder(&shape->forward, rungs) : 1;
-    if (edge->rungs == 1) rungs[0] = shape->forward;
-    for (uint32_t i = 0; i < edge->rungs; i++)
-        AQ_TRY(aq_codec_open(edge->config.device, &rungs[i], shape->rows, shape->columns, &edge->ladder[i]));
-    edge->forward = edge->ladder[0];
-    AQ_TRY(aq_codec_open(edge->config.device, &shape->backward, shape->rows, shape->columns, &edge->backward));
+    AQ_TRY(open_ladder(edge, &shape->forward, shape->guard || shape->ladders, &edge->forwards_by));
+    AQ_TRY(open_ladder(edge, &shape->backward, shape->ladders, &edge->backwards_by));
+    edge->forward = edge->forwards_by.codecs[0];
+    edge->backward = edge->backwards_by.codecs[0];
     return aq_codec_open(edge->config.device, &raw, shape->rows, shape->columns, &edge->raw);
 }
 
@@ -101,9 +108,10 @@ void aq_edge_close(struct aq_edge *edge)
     aq_edge_queue_release(edge, &edge->evals);
     aq_edge_works_close(edge);
     aq_edge_carry_close(edge);
-    for (uint32_t i = 0; i < AQ_EDGE_RUNGS; i++)
-        aq_codec_close(edge->ladder[i]);
-    aq_codec_close(edge->backward);
+    for (uint32_t i = 0; i < AQ_EDGE_RUNGS; i++) {
+        aq_codec_close(edge->forwards_by.codecs[i]);
+        aq_codec_close(edge->backwards_by.codecs[i]);
+    }
     aq_codec_close(edge->raw);
     aq_pages_give(&edge->pages, edge->bodies, edge->size.host_bytes);
     aq_free(edge->held_memory);
@@ -417,12 +425,31 @@ enum aq_status aq_edge_receive_still(struct aq_edge *edge, const struct aq_edge_
 static enum aq_status rung_take(const struct aq_edge *edge, const struct aq_frame *frame, struct aq_codec **codec)
 {
     const uint32_t rung = frame->flags >> AQ_EDGE_RUNG_SHIFT & AQ_EDGE_RUNG_MASK;
+    const struct aq_edge_rungs *by = *codec == edge->backward ? &edge->backwards_by : &edge->forwards_by;
+    const uint32_t count = *codec == edge->raw ? 1 : by->count;
     if (rung == 0) return AQ_OK;
-    if (*codec != edge->forward || rung >= edge->rungs)
+    if (rung >= count)
         return aq_fail(AQ_PROTO, "edge", "edge %u: step %llu micro-batch %u is coded on rung %u, there are %u",
-                       edge->shape.edge, (unsigned long long)frame->step, frame->micro_batch, rung, edge->rungs);
-    *codec = edge->ladder[rung];
+                       edge->shape.edge, (unsigned long long)frame->step, frame->micro_batch, rung, count);
+    *codec = by->codecs[rung];
     return AQ_OK;
+}
+
+enum aq_status aq_edge_rungs(struct aq_edge *edge, uint32_t forward, uint32_t backward)
+{
+    if (forward >= edge->forwards_by.count || backward >= edge->backwards_by.count)
+        return aq_fail(AQ_PROTO, "edge", "edge %u: rungs %u and %u are asked for, there are %u and %u",
+                       edge->shape.edge, forward, backward, edge->forwards_by.count, edge->backwards_by.count);
+    edge->forwards_by.now = forward;
+    edge->backwards_by.now = backward;
+    return AQ_OK;
+}
+
+/* The forward one that holds: of what the guard has come to and what was asked for the higher. */
+static uint32_t rung_forward(const struct aq_edge *edge)
+{
+    const uint32_t guarded = edge->config.guard ? (uint32_t)edge->config.guard->state[AQ_GUARD_RUNG] : 0;
+    return guarded > edge->forwards_by.now ? guarded : edge->forwards_by.now;
 }
 
 static enum aq_status receive_batch(struct aq_edge *edge, struct aq_edge_queue *queue, struct aq_codec *codec,
@@ -464,10 +491,11 @@ enum aq_status aq_edge_send_forward(struct aq_edge *edge, const struct aq_edge_b
     AQ_ASSERT(edge->config.sender);
     struct aq_edge_batch at = *batch;
     if (aq_edge_encoding(edge)) return AQ_AGAIN; /* its samples belong to what the guard has seen */
-    const uint32_t rung = edge->config.guard ? aq_edge_guard_rung(edge->config.guard, batch->step, batch->rate) : 0;
-    AQ_ASSERT(rung < edge->rungs);
+    if (edge->config.guard) (void)aq_edge_guard_rung(edge->config.guard, batch->step, batch->rate);
+    const uint32_t rung = rung_forward(edge);
+    AQ_ASSERT(rung < edge->forwards_by.count);
     at.flags |= (uint16_t)(rung << AQ_EDGE_RUNG_SHIFT);
-    return send_batch(edge, AQ_FRAME_FORWARD, codec_now(edge, edge->ladder[rung], batch), &at, a, stream);
+    return send_batch(edge, AQ_FRAME_FORWARD, codec_now(edge, edge->forwards_by.codecs[rung], batch), &at, a, stream);
 }
 
 bool aq_edge_forward_here(const struct aq_edge *edge, uint16_t *flags)
@@ -488,7 +516,10 @@ enum aq_status aq_edge_send_backward(struct aq_edge *edge, const struct aq_edge_
 {
     AQ_ASSERT(!edge->config.sender);
     if (edge->shape.still) return aq_edge_still_back(edge, batch);
-    return send_batch(edge, AQ_FRAME_BACKWARD, codec_now(edge, edge->backward, batch), batch, g, stream);
+    struct aq_codec *const codec = codec_now(edge, edge->backwards_by.codecs[edge->backwards_by.now], batch);
+    struct aq_edge_batch at = *batch;
+    if (codec != edge->raw) at.flags |= (uint16_t)(edge->backwards_by.now << AQ_EDGE_RUNG_SHIFT);
+    return send_batch(edge, AQ_FRAME_BACKWARD, codec, &at, g, stream);
 }
 
 bool aq_edge_backward_here(const struct aq_edge *edge)
@@ -521,9 +552,9 @@ enum aq_status aq_edge_send_eval(struct aq_edge *edge, const struct aq_edge_batc
 {
     struct aq_edge_batch at = *batch;
     struct aq_codec *codec = codec_of_eval(edge, batch);
-    if (edge->config.guard && codec == edge->forward) {
-        const uint32_t rung = (uint32_t)edge->config.guard->state[AQ_GUARD_RUNG];
-        codec = edge->ladder[rung];
+    if (codec == edge->forward) {
+        const uint32_t rung = rung_forward(edge);
+        codec = edge->forwards_by.codecs[rung];
         at.flags |= (uint16_t)(rung << AQ_EDGE_RUNG_SHIFT);
     }
     return send_batch(edge, AQ_FRAME_EVAL, codec, &at, a, stream);
@@ -597,7 +628,7 @@ enum aq_status aq_edge_drain(struct aq_edge *edge, uint64_t deadline_ns)
 void aq_edge_measures(struct aq_edge *edge, struct aq_edge_measures *out)
 {
     *out = edge->measures;
-    const uint32_t rung = edge->config.guard ? (uint32_t)edge->config.guard->state[AQ_GUARD_RUNG] : 0;
-    out->bits = aq_edge_rung_bits(aq_codec_config_of(edge->ladder[rung]));
+    out->bits = aq_edge_rung_bits(aq_codec_config_of(edge->forwards_by.codecs[rung_forward(edge)]));
+    out->bits_back = aq_edge_rung_bits(aq_codec_config_of(edge->backwards_by.codecs[edge->backwards_by.now]));
     memset(&edge->measures, 0, sizeof edge->measures);
 }

@@ -88,6 +88,12 @@ void aq_edges_abandon(struct aq_edge *first, struct aq_edge *second);
 /* Bodies handed over, for each way: one is coded or decoded while another is on its way. */
 enum { AQ_EDGE_CARRY_SLOTS = 2 };
 
+/*
+ * With shape.ladders: from the next frame on, on these rungs; each end says it of what it sends, and of the other way
+ * what it likes: frames name theirs. AQ_PROTO: there are not so many.
+ */
+enum aq_status aq_edge_rungs(struct aq_edge *edge, uint32_t forward, uint32_t backward);
+
 /* Which samples a frame is about. */
 struct aq_edge_batch {
     uint64_t step;
@@ -258,7 +264,7 @@ struct aq_edge_measures {
     double sum_a2, sum_delta2, sum_error2, sum_a, values;
     double warm_delta2, warm_error2; /* of its warm samples alone: c_Q of the theorem */
     uint64_t afresh;                 /* whose message it forgot (edge_guard.h)        */
-    double bits;                     /* of the forward codec now                      */
+    double bits, bits_back;          /* of the codecs each way now                    */
     /* The receiver's, over the gradients that it sends. */
     double gradient2, gradient_error2;
 };

@@ -27,7 +27,7 @@ uint32_t aq_edge_ladder(const struct aq_codec_config *config, struct aq_codec_co
     const float bits_most = most("bits"), rate_most = most("rate");
     uint32_t count = 1;
     rungs[0] = *config;
-    if (about->stateless || config->store == AQ_PRECISION_NONE || !(about->grid || about->varies)) return 1;
+    if (!(about->grid || about->varies)) return 1;
     if (config->error > 0) return 1; /* the rate decides nothing */
     for (uint32_t i = 1; i < AQ_EDGE_RUNGS; i++) {
         struct aq_codec_config more = *config;

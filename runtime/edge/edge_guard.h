@@ -52,8 +52,9 @@ struct aq_edge_guard {
 };
 
 /*
- * The ladder of a cut's forward codec: the config itself, and up to three with more bits (1, 2 and 4 of a grid; 1/2, 1
- * and 2 of an entropy coder's rate; at most what a manifest may say). How many there are; 1: there is nothing to raise.
+ * The ladder of a cut's codec, either way: the config itself, and up to three with more bits (1, 2 and 4 of a grid;
+ * 1/2, 1 and 2 of an entropy coder's rate; at most what a manifest may say). How many there are; 1: none is above it.
+ * A guard goes up the forward one where messages are kept, edges.bits: auto (bits_auto.h) both.
  */
 uint32_t aq_edge_ladder(const struct aq_codec_config *config, struct aq_codec_config rungs[AQ_EDGE_RUNGS]);
 

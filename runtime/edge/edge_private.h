@@ -69,14 +69,19 @@ struct aq_edge_reference {
     void *slot; /* of the cache; NULL: nothing is stored */
 };
 
+/* The codecs of one way. */
+struct aq_edge_rungs {
+    struct aq_codec *codecs[AQ_EDGE_RUNGS];
+    uint32_t count, now; /* now: as aq_edge_rungs was told */
+};
+
 struct aq_edge {
     struct aq_edge_config config;
     struct aq_edge_shape shape;
     struct aq_edge_size size;
     uint64_t values; /* from one sample to the next: rows x columns */
-    struct aq_codec *forward, *backward, *raw;
-    struct aq_codec *ladder[AQ_EDGE_RUNGS]; /* [0] is forward */
-    uint32_t rungs;
+    struct aq_codec *forward, *backward, *raw; /* the lowest rungs of both ways */
+    struct aq_edge_rungs forwards_by, backwards_by;
     struct aq_edge_works *works;
     bool on_device;                  /* the device codes; else this thread does */
     struct aq_edge_carry *carry;     /* NULL: bodies go over the link      */

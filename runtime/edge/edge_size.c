@@ -29,16 +29,17 @@ static uint64_t largest(uint64_t a, uint64_t b)
     return a > b ? a : b;
 }
 
-/* What the higher rungs of a guard's ladder want beside the first one's. */
-static enum aq_status ladder_add(const struct aq_edge_shape *shape, struct codec_bytes *forward)
+/* What the higher rungs of a ladder want beside the first one's. */
+static enum aq_status ladder_add(const struct aq_edge_shape *shape, const struct aq_codec_config *config,
+                                 struct codec_bytes *all)
 {
     struct aq_codec_config rungs[AQ_EDGE_RUNGS];
-    const uint32_t count = aq_edge_ladder(&shape->forward, rungs);
+    const uint32_t count = aq_edge_ladder(config, rungs);
     for (uint32_t i = 1; i < count; i++) {
         struct codec_bytes more;
         AQ_TRY(codec_bytes_of(shape, &rungs[i], &more));
-        forward->bound = largest(forward->bound, more.bound);
-        forward->kernel = forward->kernel && more.kernel ? forward->kernel + more.kernel : 0;
+        all->bound = largest(all->bound, more.bound);
+        all->kernel = all->kernel && more.kernel ? all->kernel + more.kernel : 0;
     }
     return AQ_OK;
 }
@@ -56,8 +57,9 @@ enum aq_status aq_edge_size_of(const struct aq_edge_shape *shape, struct aq_edge
     struct codec_bytes forward, backward, evaluation;
     aq_codec_config_plain(&raw);
     AQ_TRY(codec_bytes_of(shape, &shape->forward, &forward));
-    if (shape->guard) AQ_TRY(ladder_add(shape, &forward));
+    if (shape->guard || shape->ladders) AQ_TRY(ladder_add(shape, &shape->forward, &forward));
     AQ_TRY(codec_bytes_of(shape, &shape->backward, &backward));
+    if (shape->ladders) AQ_TRY(ladder_add(shape, &shape->backward, &backward));
     AQ_TRY(codec_bytes_of(shape, &raw, &evaluation));
     const bool kernels = forward.kernel && backward.kernel && evaluation.kernel;
     const uint64_t bound = largest(largest(evaluation.bound, forward.bound), largest(backward.bound, forward.message));

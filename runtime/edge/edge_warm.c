@@ -34,12 +34,13 @@ enum aq_status aq_edge_warm(struct aq_edge *edge, float *values, struct aq_strea
 {
     AQ_ASSERT(!edge->carry);
     if (!edge->on_device) return AQ_OK;
-    for (uint32_t i = 0; i < edge->rungs; i++) {
-        AQ_TRY(there_and_back(edge, edge->ladder[i], true, false, values, stream));
-        if (aq_codec_message_bytes(edge->ladder[i]) > 0)
-            AQ_TRY(there_and_back(edge, edge->ladder[i], true, true, values, stream));
+    for (uint32_t i = 0; i < edge->forwards_by.count; i++) {
+        struct aq_codec *const codec = edge->forwards_by.codecs[i];
+        AQ_TRY(there_and_back(edge, codec, true, false, values, stream));
+        if (aq_codec_message_bytes(codec) > 0) AQ_TRY(there_and_back(edge, codec, true, true, values, stream));
     }
-    AQ_TRY(there_and_back(edge, edge->backward, false, false, values, stream));
+    for (uint32_t i = 0; i < edge->backwards_by.count; i++)
+        AQ_TRY(there_and_back(edge, edge->backwards_by.codecs[i], false, false, values, stream));
     AQ_TRY(there_and_back(edge, edge->raw, true, false, values, stream));
     AQ_TRY(aq_device_zero(edge->config.device, values, edge->values * sizeof *values, stream));
     return aq_device_stream_sync(edge->config.device, stream); /* the first values come on another stream */

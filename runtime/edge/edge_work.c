@@ -139,18 +139,21 @@ static enum aq_status work_open_device(struct aq_edge *edge, struct aq_edge_work
 
 enum aq_status aq_edge_works_open(struct aq_edge *edge)
 {
-    struct aq_codec *codecs[2 + AQ_EDGE_RUNGS] = {edge->backward, edge->raw};
-    memcpy(codecs + 2, edge->ladder, edge->rungs * sizeof *codecs);
+    struct aq_codec *codecs[1 + 2 * AQ_EDGE_RUNGS] = {edge->raw};
+    const struct aq_edge_rungs *by = &edge->forwards_by, *back = &edge->backwards_by;
+    const uint32_t count = 1 + by->count + back->count;
+    memcpy(codecs + 1, by->codecs, by->count * sizeof *codecs);
+    memcpy(codecs + 1 + by->count, back->codecs, back->count * sizeof *codecs);
     void *memory;
     AQ_TRY(aq_alloc(sizeof(struct aq_edge_works), &memory));
     struct aq_edge_works *works = edge->works = memory; /* from here on aq_edge_close frees it */
     AQ_TRY(work_open(&works->encode, edge->shape.micro_batch));
     AQ_TRY(work_open(&works->decode, edge->shape.micro_batch));
     edge->on_device = true; /* one place for bodies: all of an edge's codecs, or none (aq_edge_size_of) */
-    for (uint32_t i = 0; i < 2 + edge->rungs; i++)
+    for (uint32_t i = 0; i < count; i++)
         edge->on_device = edge->on_device && aq_codec_device_bytes(codecs[i]) > 0;
     if (!edge->on_device) return AQ_OK;
-    for (uint32_t i = 0; i < 2 + edge->rungs; i++)
+    for (uint32_t i = 0; i < count; i++)
         AQ_TRY(aq_codec_take_device(codecs[i]));
     AQ_TRY(work_open_device(edge, &works->encode, edge->config.sender));
     AQ_TRY(work_open_device(edge, &works->decode, !edge->config.sender));

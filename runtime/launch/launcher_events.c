@@ -5,6 +5,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "bits_auto.h"
 #include "heldout.h"
 #include "launcher_private.h"
 #include "owned_folder.h"
@@ -55,6 +56,36 @@ void launcher_starting(struct launcher *launcher)
                       aq_doing_text(launcher->stages[last].doing), launcher->ready, launcher->ranks);
 }
 
+/* edges.bits: auto. Where every rank is about to begin an epoch each hears its rungs: of what it sends forward, of what
+ * it sends back. */
+static void say_bits(struct launcher *launcher)
+{
+    const struct aq_launch *launch = launcher->launch;
+    const uint32_t P = launch->stages;
+    uint64_t done = launch->bounds.steps;
+    uint32_t rungs[2 * AQ_JOB_STAGES_MAX];
+    if (!launch->bits || launcher->aborting) return;
+    for (uint32_t r = 0; r < launcher->ranks; r++) {
+        const uint64_t step = launcher->stages[r].step > launch->resume ? launcher->stages[r].step : launch->resume;
+        done = step < done ? step : done;
+    }
+    const uint64_t epoch = done / launch->epoch_steps;
+    if (done == launch->bounds.steps || epoch < launcher->bits_epochs) return;
+    launcher->bits_epochs = epoch + 1;
+    const enum aq_status status = aq_bits_decide(launch->bits, epoch, rungs);
+    if (status != AQ_OK) {
+        launcher_fail(launcher, CAUSE_OWN, status, "%s", aq_error_text());
+        return;
+    }
+    for (uint32_t r = 0; r < launcher->ranks; r++) {
+        const uint32_t s = r % P;
+        const uint32_t forward = s + 1 < P ? rungs[2 * s] : 0, backward = s > 0 ? rungs[2 * s - 1] : 0;
+        stage_send(launcher, r,
+                   json_pack("{s:s, s:I, s:I, s:i, s:i}", "op", "bits", "rank", (json_int_t)r, "epoch",
+                             (json_int_t)epoch, "forward", (int)forward, "backward", (int)backward));
+    }
+}
+
 static void on_ready(struct launcher *launcher, uint32_t rank, const json_t *message)
 {
     launcher->stages[rank].state = STAGE_READY;
@@ -76,6 +107,7 @@ static void on_ready(struct launcher *launcher, uint32_t rank, const json_t *mes
     to_all(launcher, "go", 0);
     aq_progress_phase(launcher->launch->progress, "computes the first step");
     say_go(launcher);
+    say_bits(launcher);
 }
 
 /* What comes behind this step, before the next one: the plan says it, so no worker need. */
@@ -92,6 +124,8 @@ static void phase_after(struct launcher *launcher, uint64_t step)
 static void on_step(struct launcher *launcher, uint32_t rank, json_t *message)
 {
     const json_t *joined;
+    if (launcher->launch->bits) aq_bits_step(launcher->launch->bits, rank, message);
+    say_bits(launcher);
     enum aq_status status = aq_metrics_step(launcher->launch->metrics, rank, json_incref(message), &joined);
     while (status == AQ_OK && joined) {
         aq_progress_step(launcher->launch->progress, joined);

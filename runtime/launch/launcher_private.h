@@ -74,6 +74,7 @@ struct launcher {
     json_t *hashes;      /* of complete checkpoints, by step; NULL: none */
     struct aq_watch watch;
     uint64_t beat_ns, beat_due_ns; /* ours to the daemons; 0: none */
+    uint64_t bits_epochs;          /* whose bits were said: up to this one, which was not; 0: none yet */
     uint64_t board_due_ns;         /* when the board hears of the stages again */
     FILE *trace;
     bool trace_failed;

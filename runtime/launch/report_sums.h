@@ -51,7 +51,7 @@ struct aq_report_numbers {
     double time, loss_first, loss_last;
     struct aq_report_curve first_epoch, last_epoch;
     struct aq_report_gauge gauges[AQ_JOB_STAGES_MAX][AQ_REPORT_GAUGES]; /* cut e: between stage e and e+1 */
-    double bits[AQ_JOB_STAGES_MAX]; /* of a cut that has a guard, the most of its replicas; 0: it has none */
+    double bits[AQ_JOB_STAGES_MAX]; /* of a cut whose bits may change, the most of its replicas; 0: they may not */
     double afresh;                  /* samples whose messages a guard forgot */
 };
 

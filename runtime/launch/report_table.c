@@ -136,7 +136,7 @@ static void add_coded(struct aq_text *text, const json_t *run, const char *name)
                     plain, coded);
 }
 
-/* The theorem's condition, of the cuts that do not fulfil it; and what guards did. */
+/* The theorem's condition, of the cuts that do not fulfil it; and what a guard or edges.bits: auto did. */
 static void add_contraction(struct aq_text *text, const json_t *run, const char *name)
 {
     const json_t *cut;
@@ -155,7 +155,7 @@ static void add_contraction(struct aq_text *text, const json_t *run, const char 
                         "%s: cut %zu does not contract, c_Q is %.3f (the theorem wants less than 0.707): give it "
                         "more bits, or edges.guard: true\n",
                         name, e, c_q);
-        if (isfinite(bits)) aq_text_add(text, "%s: cut %zu has come to %.3g bits by its guard\n", name, e, bits);
+        if (isfinite(bits)) aq_text_add(text, "%s: cut %zu has come to %.3g bits forward\n", name, e, bits);
     }
     if (seen) aq_text_add(text, "%s: in the last epoch c_Q was at most %.3f, drift %.4f\n", name, ratio, drift);
     if (afresh > 0) aq_text_add(text, "%s: %.0f samples ran away and were sent afresh\n", name, afresh);

@@ -560,6 +560,19 @@ static void check_status(struct aq_manifest *manifest)
                           "wants status.certificate: only a page under TLS can ask for a client's");
 }
 
+/* What a link has to spare is known of links with a rate, and given to whoever waits for the word at an epoch's end. */
+static void check_bits(struct aq_manifest *manifest)
+{
+    const struct aq_job *job = &manifest->job;
+    if (!job->bits_auto) return;
+    if (!(job->link.rate_mbps > 0))
+        aq_manifest_error(manifest, "edges.bits",
+                          "auto wants link.rate_mbps: without it links take no time, and have no limit to what they "
+                          "can spare");
+    if (job->train.staleness)
+        aq_manifest_error(manifest, "edges.bits", "auto does not go with train.staleness: epochs overlap there");
+}
+
 /* A turn is a pipeline of three stages, whose ends are one client's and dial. */
 static void check_split(struct aq_manifest *manifest)
 {
@@ -587,11 +600,11 @@ static void check_split(struct aq_manifest *manifest)
                           "wants no checkpoint.mirror, checkpoint.path or cache.path: each client has its own below "
                           "output.path");
     if (job->train.freeze || job->train.lora.rank || job->train.staleness || job->train.early_stop || job->guard ||
-        job->model.precision == AQ_STAGE_FP16)
+        job->bits_auto || job->model.precision == AQ_STAGE_FP16)
         aq_manifest_error(
             manifest, "split.clients",
-            "does not go with train.freeze, lora.rank, train.staleness, train.early_stop, edges.guard and "
-            "fp16 yet");
+            "does not go with train.freeze, lora.rank, train.staleness, train.early_stop, edges.guard, "
+            "edges.bits: auto and fp16 yet");
     if (job->split.client && !aq_tls_host_good(job->split.client))
         aq_manifest_error(manifest, "split.client", "is no name of a site: 1 to 63 of a-z 0-9 . _ - :");
     if (!job->security.keys)
@@ -619,5 +632,6 @@ void aq_manifest_check(struct aq_manifest *manifest)
     check_mirror(manifest);
     check_security(manifest);
     check_status(manifest);
+    check_bits(manifest);
     check_split(manifest);
 }

@@ -4,6 +4,10 @@
  *
  * A codec is made from layers of keys, the later wins: what all edges say, then this edge's entry, then an end's own
  * view. Kind and bits are looked up first, for the defaults depend on them. Both ends are made apart and compared.
+ *
+ * A job that says nothing of codecs, neither for all edges nor in a stage's view, has entropy coded ones, and an entry
+ * of edges.list changes what it names of them. Once one is said, or bits are, what is left unsaid is as published: so
+ * `edges.forward.codec: aqsgd` alone is the published setting, and jobs that said something mean what they meant.
  */
 #include <stdio.h>
 #include <string.h>
@@ -15,8 +19,19 @@ enum { PATH_BYTES = 128, LAYERS_MAX = 3, TEXT_BYTES = 160, GRADIENT_PRESCALE_LOG
 struct layers {
     struct aq_yaml_node *nodes[LAYERS_MAX]; /* NULL: says nothing */
     bool backward;
+    bool said;             /* of codecs, somewhere in the job */
     int32_t prescale_log2; /* where they say nothing of it */
 };
+
+/* Does any layer name this key? */
+static bool names(const struct layers *layers, const char *key)
+{
+    for (uint32_t i = 0; i < LAYERS_MAX; i++) {
+        struct aq_yaml_node *section = layers->nodes[i];
+        if (section && section->kind == AQ_YAML_MAP && aq_yaml_child(section, key, strlen(key))) return true;
+    }
+    return false;
+}
 
 static void tell_activations(struct aq_manifest *manifest, const struct aq_yaml_node *node, const char *path,
                              const struct aq_codec_about *about)
@@ -74,8 +89,11 @@ static void codec_make(const struct layers *layers, struct aq_codec_config *out)
     struct aq_codec_config first = {.kind = aq_codec_kind_usual(layers->backward), .bits = layers->backward ? 8 : 4};
     codec_apply(layers, "codec", &first);
     codec_apply(layers, "bits", &first);
-    aq_codec_config_default(out, first.kind, first.bits);
-    if (layers->backward && !aq_codec_about(first.kind)->stateless) out->store = AQ_PRECISION_NONE;
+    if (layers->said || names(layers, "codec") || names(layers, "bits"))
+        aq_codec_config_default(out, first.kind, first.bits);
+    else
+        aq_codec_config_unsaid(out, layers->backward);
+    if (layers->backward && !aq_codec_about(out->kind)->stateless) out->store = AQ_PRECISION_NONE;
     out->prescale_log2 = layers->prescale_log2;
     codec_apply(layers, NULL, out);
 }
@@ -188,6 +206,21 @@ static void entry_apply(const struct aq_yaml_node *entry, struct aq_job_edge *ed
     }
 }
 
+static bool says_keys(const struct aq_yaml_node *section)
+{
+    return section && section->kind == AQ_YAML_MAP && section->first;
+}
+
+/* Does the job say anything of codecs, but for what edges.list changes? */
+static bool is_said(const struct aq_manifest *manifest)
+{
+    bool said = says_keys(aq_yaml_find(manifest->root, "edges.forward")) ||
+                says_keys(aq_yaml_find(manifest->root, "edges.backward"));
+    for (uint32_t s = 0; s < manifest->job.pipeline.stage_count; s++)
+        said = said || says_keys(view_of(manifest, s, "send")) || says_keys(view_of(manifest, s, "receive"));
+    return said;
+}
+
 /* Sender and receiver are made apart from what each of them says; everything that stands on the wire must be the same.
  */
 static void edge_make(struct aq_manifest *manifest, uint32_t e)
@@ -200,9 +233,11 @@ static void edge_make(struct aq_manifest *manifest, uint32_t e)
     const struct layers backward = {
         {aq_yaml_find(manifest->root, "edges.backward"), child(entry, "backward"), NULL},
         .backward = true,
+        .said = is_said(manifest),
         .prescale_log2 = scaled ? 0 : GRADIENT_PRESCALE_LOG2};
     struct layers forward = {{aq_yaml_find(manifest->root, "edges.forward"), child(entry, "forward"), send},
-                             .backward = false};
+                             .backward = false,
+                             .said = backward.said};
     manifest->edges[e].rtt_ms = manifest->job.link.rtt_ms;
     manifest->edges[e].loss = manifest->job.link.loss;
     if (entry && entry->kind == AQ_YAML_MAP) entry_apply(entry, &manifest->edges[e]);

@@ -76,7 +76,9 @@ static enum aq_status shape_fill(const struct aq_plan *plan, uint32_t e, uint32_
                  aq_model_still(&plan->model, train->T, train->freeze, &train->lora, layer_end);
     if (out->still) out->forward = kept;
     struct aq_codec_config rungs[AQ_EDGE_RUNGS];
-    out->guard = job->guard && !out->still && aq_edge_ladder(&out->forward, rungs) > 1;
+    const bool keeps = !aq_codec_about(out->forward.kind)->stateless && out->forward.store != AQ_PRECISION_NONE;
+    out->guard = job->guard && !out->still && keeps && aq_edge_ladder(&out->forward, rungs) > 1;
+    out->ladders = job->bits_auto && !out->still;
     return AQ_OK;
 }
 

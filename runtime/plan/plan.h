@@ -380,6 +380,14 @@ struct aq_plan_slack {
 };
 enum aq_status aq_plan_slack(const struct aq_plan *plan, const struct aq_plan_costs *costs, struct aq_plan_slack *out);
 
+/* The same by rungs of the ladders that a run with edges.bits: auto has (edge_guard.h): of edge e forward 2e, backward
+ * 2e + 1. AQ_NOMEM. */
+struct aq_plan_rungs {
+    double before_s, step_s; /* a step with none, and with these */
+    uint32_t of[2 * AQ_JOB_STAGES_MAX];
+};
+enum aq_status aq_plan_rungs(const struct aq_plan *plan, const struct aq_plan_costs *costs, struct aq_plan_rungs *out);
+
 /* "edges.list=[{edge: 0, forward: {bits: 6}}]", as --set takes it: those that have more. */
 void aq_plan_slack_text(const struct aq_plan *plan, const struct aq_plan_slack *slack, struct aq_text *text);
 

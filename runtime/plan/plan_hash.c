@@ -62,8 +62,8 @@ static const char *const silent[] = {
     "lora.alpha",       "lora.targets",          "lora.rslora",     "lora.dropout",     "reduce.every",
     "reduce.outer_lr",  "reduce.outer_momentum", "reduce.density",  "model.labels",     "data.text_column",
     "data.pair_column", "data.label_column",     "data.labels",     "data.pack",        "data.pack_mask",
-    "train.early_stop", "checkpoint.best",       "edges.guard",     "split.client",     "split.rounds",
-    "split.epochs",
+    "train.early_stop", "checkpoint.best",       "edges.guard",     "edges.bits",       "split.client",
+    "split.rounds",     "split.epochs",
 };
 
 static bool names(const char *const *list, size_t count, const char *name)

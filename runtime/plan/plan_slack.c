@@ -5,7 +5,7 @@
  * more bits for nothing, and more bits are less error. The directions of all cuts are given bits in turns, one (or half
  * a bit of an entropy coder) at a time, as long as the simulated step stays as long as it was. Bits end where a
  * manifest's do, and so does an entropy coder's rate. Coding is taken to last as long as before: its time follows the
- * values, not their bits.
+ * values, not their bits. aq_plan_rungs goes by the ladders of edge_guard.h instead, which a run can change.
  */
 #include <string.h>
 
@@ -21,6 +21,8 @@ struct other {
     struct aq_job_edge job_edges[AQ_JOB_STAGES_MAX];
     struct aq_plan_edge edges[AQ_JOB_STAGES_MAX];
     struct aq_plan plan;
+    const struct aq_job_edge *ladders; /* whose codecs are the lowest rungs; NULL: a bit at a time */
+    uint32_t rungs[2 * AQ_JOB_STAGES_MAX];
 };
 
 static void other_init(const struct aq_plan *plan, struct other *other)
@@ -33,6 +35,8 @@ static void other_init(const struct aq_plan *plan, struct other *other)
     other->plan = *plan;
     other->plan.job = &other->job;
     other->plan.edges = other->edges;
+    other->ladders = NULL;
+    memset(other->rungs, 0, sizeof other->rungs);
 }
 
 /* Edge e's bytes, by the codecs that it has now; slots and windows stay. */
@@ -59,21 +63,35 @@ static bool more_bits(struct aq_codec_config *config)
     return about->varies && (double)config->rate <= aq_key_find(aq_keys_codec(), "rate")->max;
 }
 
+/* The next rung of direction w; false: there is none. */
+static bool next_rung(const struct other *other, uint32_t w, struct aq_codec_config *config)
+{
+    const struct aq_job_edge *edge = &other->ladders[w / 2];
+    struct aq_codec_config ladder[AQ_EDGE_RUNGS];
+    if (other->rungs[w] + 1 >= aq_edge_ladder(w % 2 == 0 ? &edge->forward : &edge->backward, ladder)) return false;
+    *config = ladder[other->rungs[w] + 1];
+    return true;
+}
+
 /* One direction of edge e a little finer, if the step stays as long; *done: it does not, or there is no finer. */
-static enum aq_status raise(struct other *other, const struct aq_plan_costs *costs, uint32_t e, bool forward,
+static enum aq_status raise(struct other *other, const struct aq_plan_costs *costs, uint32_t w,
                             struct aq_plan_slack *out, bool *done)
 {
-    struct aq_codec_config *config = forward ? &other->job_edges[e].forward : &other->job_edges[e].backward;
+    const uint32_t e = w / 2;
+    struct aq_codec_config *config = w % 2 == 0 ? &other->job_edges[e].forward : &other->job_edges[e].backward;
     const struct aq_codec_config before = *config;
     struct aq_plan_prediction prediction;
-    *done = !more_bits(config);
+    *done = !(other->ladders ? next_rung(other, w, config) : more_bits(config));
     if (!*done) {
         AQ_TRY(edge_again(other, e));
         AQ_TRY(aq_plan_predict(&other->plan, costs, &prediction));
         *done = prediction.step_s > LONGER * out->before_s;
         if (!*done) out->step_s = prediction.step_s;
     }
-    if (!*done) return AQ_OK;
+    if (!*done) {
+        other->rungs[w]++;
+        return AQ_OK;
+    }
     *config = before;
     return edge_again(other, e);
 }
@@ -87,7 +105,7 @@ static enum aq_status raise_all(struct other *other, const struct aq_plan_costs 
         any = false;
         for (uint32_t w = 0; w < ways; w++) {
             if (done[w] || other->edges[w / 2].shape.still) continue;
-            AQ_TRY(raise(other, costs, w / 2, w % 2 == 0, out, &done[w]));
+            AQ_TRY(raise(other, costs, w, out, &done[w]));
             any = any || !done[w];
         }
     }
@@ -113,6 +131,27 @@ enum aq_status aq_plan_slack(const struct aq_plan *plan, const struct aq_plan_co
         out->raised += aq_edge_rung_bits(&was->backward) < aq_edge_rung_bits(&is->backward);
     }
 out:
+    aq_free(other);
+    return status;
+}
+
+enum aq_status aq_plan_rungs(const struct aq_plan *plan, const struct aq_plan_costs *costs, struct aq_plan_rungs *out)
+{
+    struct aq_plan_prediction prediction;
+    struct aq_plan_slack slack;
+    void *memory;
+    AQ_TRY(aq_plan_predict(plan, costs, &prediction));
+    AQ_TRY(aq_alloc(sizeof(struct other), &memory));
+    struct other *other = memory;
+    other_init(plan, other);
+    other->ladders = plan->job->edges;
+    slack = (struct aq_plan_slack){.before_s = prediction.step_s, .step_s = prediction.step_s};
+    const enum aq_status status = raise_all(other, costs, &slack);
+    if (status == AQ_OK) {
+        memcpy(out->of, other->rungs, sizeof out->of);
+        out->before_s = slack.before_s;
+        out->step_s = slack.step_s;
+    }
     aq_free(other);
     return status;
 }

@@ -612,6 +612,26 @@ static enum aq_status judged(struct aq_worker *w)
     return AQ_OK;
 }
 
+/* With edges.bits: auto all ranks hear at an epoch's beginning, and where they begin, on which rungs to send. */
+static enum aq_status rungs(struct aq_worker *w, bool first)
+{
+    const uint64_t end = aq_clock_after(seconds_ns(REDUCE_SECONDS) + w->outages_ns);
+    const uint64_t epochs = 1 + w->step / w->plan->steps_per_epoch;
+    if (!w->job->bits_auto || w->P == 1 || (!first && w->step % w->plan->steps_per_epoch != 0)) return AQ_OK;
+    while (w->bits.epochs != epochs) {
+        const uint32_t seen = aq_bell_count(w->bell);
+        AQ_TRY(aq_worker_serve(w));
+        AQ_TRY(aq_worker_control_poll(w));
+        if (w->bits.epochs == epochs) break;
+        if (aq_clock_ns() > end)
+            return aq_fail(AQ_TIMEOUT, "worker", "step %" PRIu64 ": nobody says what links have room for", w->step);
+        (void)aq_bell_wait(w->bell, seen, aq_clock_after(SERVE_NS / 10));
+    }
+    if (w->pipeline.out) AQ_TRY(aq_edge_rungs(w->pipeline.out, w->bits.forward, 0));
+    if (w->pipeline.in) AQ_TRY(aq_edge_rungs(w->pipeline.in, 0, w->bits.backward));
+    return AQ_OK;
+}
+
 static enum aq_status train(struct aq_worker *w)
 {
     const struct aq_plan *plan = w->plan;
@@ -620,6 +640,7 @@ static enum aq_status train(struct aq_worker *w)
     while (w->step < plan->steps) {
         AQ_TRY(aq_worker_control_poll(w));
         aq_pulse_step(w->step + 1);
+        AQ_TRY(rungs(w, w->step == first_step));
         AQ_TRY(aq_worker_step(w));
         if (w->step == first_step) AQ_TRY(tell_memory(w, "after its first step"));
         if (w->step == first_step)

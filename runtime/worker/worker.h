@@ -225,6 +225,10 @@ struct aq_worker {
     uint64_t outages_ns; /* all links, one after the other: how long outages may last */
     bool stop_asked;     /* rank 0: the launcher wants an end             */
     uint64_t last;       /* steps after which a stop ends the run: all ranks say so in the same step; 0: no stop */
+    struct {
+        uint64_t epochs; /* edges.bits: auto: up to the one that was told of last; 0: none yet */
+        uint32_t forward, backward;
+    } bits;
     uint64_t judged;     /* step of the evaluation that the launcher has judged last */
     bool early;          /* and that it found to be the last: none was better        */
     bool final;          /* the last step is done: its checkpoint is the last */

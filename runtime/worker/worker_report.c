@@ -17,10 +17,12 @@ static void add_measures(const struct aq_worker *worker, json_t *line, const str
 {
     if (in->gradient2 > 0)
         json_object_set_new(line, "gradient_error_ratio", aq_control_number(ratio(in->gradient_error2, in->gradient2)));
-    if (worker->job->guard && worker->pipeline.out) {
+    const bool guard = worker->job->guard, changes = worker->job->bits_auto != 0;
+    if ((guard || changes) && worker->pipeline.out)
         json_object_set_new(line, "forward_bits", aq_control_number(m->bits));
-        json_object_set_new(line, "afresh", json_integer((json_int_t)m->afresh));
-    }
+    if (changes && worker->pipeline.in)
+        json_object_set_new(line, "backward_bits", aq_control_number(in->bits_back));
+    if (guard && worker->pipeline.out) json_object_set_new(line, "afresh", json_integer((json_int_t)m->afresh));
     if (m->warm_delta2 > 0)
         json_object_set_new(line, "contraction", aq_control_number(ratio(m->warm_error2, m->warm_delta2)));
     if (m->values <= 0) return;

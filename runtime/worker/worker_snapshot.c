@@ -65,6 +65,11 @@ static enum aq_status control_take(struct aq_worker *w, uint64_t deadline_ns)
         w->judged = aq_control_u64_or(message, "step", 0);
         w->early = aq_control_bool_or(message, "stop", false);
     }
+    if (aq_control_is(message, "op", "bits")) {
+        w->bits.epochs = 1 + aq_control_u64_or(message, "epoch", 0);
+        w->bits.forward = (uint32_t)aq_control_u64_or(message, "forward", UINT32_MAX);
+        w->bits.backward = (uint32_t)aq_control_u64_or(message, "backward", UINT32_MAX);
+    }
     json_decref(message);
     return AQ_OK;
 }

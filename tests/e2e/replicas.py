@@ -22,6 +22,11 @@ def tensors(name, rank):
     return data[8 + int.from_bytes(data[:8], "little"):]
 
 
+def weights_of(name, rank):
+    """Weights in a rank's newest checkpoint; what its optimizer and its codec owe is its own."""
+    return {key: value for key, value in arrays(name, rank).items() if not key.startswith("optimizer.")}
+
+
 def close(name, other, tolerance):
     """Losses and gradient norms are the same but for the order of sums."""
     check(len(losses(name)) == len(losses(other)), f"{name}: {len(losses(name))} steps, {len(losses(other))} of {other}")
@@ -80,6 +85,39 @@ def scenario_replicas_resume():
     check("replica 1 stage" in errors, f"nothing names the replica:\n{errors}")
     same_run("killed", "whole")
     no_workers("replicas_resume")
+
+
+def scenario_replicas_codecs():
+    """Dithered ec and lowrank in 3 stages of 3 replicas, clipped, the last micro-batch short: killed, each goes on as if it had not been."""
+    base = {"pipeline.stages": 3, "pipeline.replicas": 3, "data.train_samples_max": 34, "train.batch": 12, "train.micro_batch": 2,
+            "train.clip": 0.3, "checkpoint.every": "3 steps", "train.epochs": 6, "model.dropout": 0.1, "edges.forward.keyframe": "ec"}
+    kinds = {"ec": {f"edges.{way}.{key}": value for way, rate in (("forward", 2), ("backward", 3))
+                    for key, value in (("codec", "ec"), ("rate", rate), ("rounding", "stochastic"))},
+             "lowrank": {f"edges.{way}.codec": "lowrank" for way in ("forward", "backward")}}
+    for kind, codecs in kinds.items():
+        for more in ({}, {"reduce.codec": "q4"}):
+            tag = f"{kind}-{'q4' if more else 'plain'}"
+            launch(manifest(f"{tag}-whole", **base, **codecs, **more))
+            steps = metrics(f"{tag}-whole")
+            check(len(steps) == 18 and [line["samples"] for line in steps[:3]] == [12, 12, 9],
+                  f"{tag}: {len(steps)} steps of {[line['samples'] for line in steps[:3]]} samples")
+            check(any(line["grad_norm"] > 0.3 for line in steps), f"{tag}: nothing was clipped")
+            for how, step in (("worker", 8), ("launcher", 11)) if not more else (("daemon", 7),):
+                name = f"{tag}-{how}"
+                path = manifest(name, **base, **codecs, **more)
+                interrupt(how, path, step)
+                launch(path, "--resume")
+                check(same_run(name, f"{tag}-whole") == 0, f"{name}: messages were fetched: two caches were not one")
+                for rank in range(9):
+                    check(tensors(name, rank) == tensors(f"{tag}-whole", rank), f"{name}: rank {rank} has another state")
+            for rank in range(3, 9):
+                check(weights_of(f"{tag}-whole", rank) == weights_of(f"{tag}-whole", rank % 3), f"{tag}: rank {rank} has other weights")
+            # One epoch more: every message of both ends is read, and its digest compared.
+            launch(path, "--resume", "--set", "train.epochs=7")
+            last = [line for line in metrics(name) if line["epoch"] == 6]
+            check(len(last) == 3 and not any(x for line in last for key in ("keyframes", "fetched") for x in line[key]),
+                  f"{name}: a message was lost or other at one end: {last}")
+    no_workers("replicas_codecs")
 
 
 def scenario_replicas_optimizers():

@@ -70,6 +70,64 @@ def scenario_guard():
     no_workers("guard")
 
 
+AUTO = {"edges.forward.codec": "ec", "edges.forward.rate": 2, "edges.backward.codec": "directq", "edges.backward.bits": 3,
+        "edges.bits": "auto", "checkpoint.every": "3 steps"}
+AUTO_BITS = {"forward_bits": (2, 2.5, 3, 4), "backward_bits": (3, 4, 5, 7)}
+
+
+def bits_are(name, epoch, rungs, stages):
+    """In that epoch each rank of each replica sends with the bits of its rungs."""
+    lines = [line for line in metrics(name) if line["epoch"] == epoch]
+    check(lines, f"{name}: no steps of epoch {epoch}")
+    for line in lines:
+        for key, edge_of, way in (("forward_bits", 0, 0), ("backward_bits", -1, 1)):
+            for rank, bits in enumerate(line[key]):
+                edge = rank % stages + edge_of
+                want = AUTO_BITS[key][rungs[2 * edge + way]] if 0 <= edge < stages - 1 else None
+                check(bits == want, f"{name}: step {line['step']} rank {rank}: {key} {bits}, wanted {want}")
+
+
+def scenario_bits_auto():
+    """edges.bits: auto: bits follow what links have room for; what was decided is on disk, and a run that goes on goes by it."""
+    for tag, more in (("one", {}), ("replicas", {**REPLICAS, "train.batch": 4})):
+        stages = more.get("pipeline.stages", 4)
+        ways = 2 * stages - 2
+        for rate, rung in ((0.5, 0), (100000, 3)) if tag == "one" else ((100000, 3),):  # replicas: their reduction is the step
+            name = f"bits-{tag}-{rung}"
+            launch(manifest(name, **AUTO, **more, **{"link.rate_mbps": rate, "train.epochs": 3}))
+            found = json.loads((ROOT / name / "bits.json").read_text())
+            check(found["1"] == found["2"] == [rung] * ways, f"{name}: with links of {rate} Mbit/s {found}")
+            for epoch in range(3):
+                bits_are(name, epoch, found[str(epoch)], stages)
+        # Decided beforehand, each cut and direction otherwise: as told, to the end, and the same where it was killed.
+        told = {str(epoch): [(epoch + way) % 4 for way in range(ways)] for epoch in range(1, 8)}
+        for how in ("whole", "killed"):
+            name = f"bits-{tag}-{how}"
+            path = manifest(name, **AUTO, **more, **{"link.rate_mbps": 100, "train.epochs": 1})
+            launch(path)
+            at = ROOT / name / "bits.json"
+            at.write_text(json.dumps({**json.loads(at.read_text()), **told}))
+            first = len(metrics(name))
+            arguments = ("--resume", "--set", "train.epochs=8")
+            if how == "killed":
+                process = start(path, 0.1, "--restarts", "0", *arguments)
+                for line in process.stdout:
+                    if json.loads(line).get("step", 0) >= 3 * first + 1:
+                        break
+                end(descendant(process.pid, "worker"))
+                _, errors = process.communicate(timeout=jobs.PATIENCE)
+                check(process.returncode == 1, f"{name}: {process.returncode}: it was not caught\n{errors[-1000:]}")
+            launch(path, *arguments)
+            for epoch in range(1, 8):
+                bits_are(name, epoch, told[str(epoch)], stages)
+        same_run(f"bits-{tag}-killed", f"bits-{tag}-whole")
+    at.write_text('{"1": [7]}')
+    refused("damaged", path, r"bits\.json is damaged.*remove it", 1, "--resume", "--set", "train.epochs=9")
+    refused("no rate", manifest("no-rate", **AUTO), "edges.bits: auto wants link.rate_mbps", 2)
+    refused("staleness", manifest("stale", **AUTO, **{"link.rate_mbps": 100, "train.staleness": 1}), "does not go with train.staleness", 2)
+    no_workers("bits_auto")
+
+
 def scenario_power():
     """Power fails at seeded moments: what was not synced is gone, wholly or in parts; --resume goes on all the same."""
     launch(manifest("whole", **RESTARTED))

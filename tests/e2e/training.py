@@ -94,6 +94,32 @@ def scenario_cut():
             check(abs(a - b) < 2e-4 * abs(a), f"micro_batch {B}: loss {b} against {a}")
 
 
+def scenario_unsaid():
+    """A job that says nothing of codecs is entropy coded both ways, first visits too, and trains as well as the published setting; killed, it goes on the same."""
+    unsaid = {"edges.forward.codec": None, "checkpoint.every": "3 steps", "train.epochs": 8}
+    launch(manifest("whole", **unsaid))
+    launch(manifest("published", **{**unsaid, "edges.forward.codec": "aqsgd"}))
+    launch(manifest("raw", **{**unsaid, **raw(), **raw("backward")}))
+    said = metrics("whole", "start")[0]
+    check("ec" in json.dumps(said) and "aqsgd" not in json.dumps(said), f"the start says {said}")
+    sent = {name: sum(sum(line["forward_bytes"]) + sum(line["backward_bytes"]) for line in metrics(name)) for name in ("whole", "published")}
+    check(sent["whole"] < 0.75 * sent["published"], f"bytes: {sent}")
+    last = {name: losses(name)[-1] for name in ("whole", "published", "raw")}
+    check(abs(last["whole"] - last["raw"]) < 0.02 * last["raw"], f"last losses {last}")
+    path = manifest("killed", **unsaid)
+    interrupt("worker", path, 7)
+    launch(path, "--resume")
+    same_run("killed", "whole")
+    # A run that the published setting began goes on by its own manifest; another one is refused by name.
+    old = manifest("old", **{**unsaid, "edges.forward.codec": "aqsgd", "train.epochs": 4})
+    launch(old)
+    refused("other default", manifest("old", **unsaid), r"codec: aqsgd there, ec here", 2, "--resume")
+    done = aqpipe("resume", ROOT / "old", "--epochs", 8, "--no-progress")
+    check(done.returncode == 0, f"aqpipe resume: {done.stderr}")
+    check(len(losses("old")) == len(losses("published")), "the older run has not gone on to its end")
+    no_workers("unsaid")
+
+
 def scenario_codecs():
     """AQ-SGD and DirectQ train through every kind of edge; only the first visit of a sample is a keyframe."""
     launch(manifest("raw", **{**raw(), **raw("backward")}))

@@ -228,11 +228,21 @@ def philox(key, block):
     return struct.pack("<4I", c0, c1, c2, c3)
 
 
+def mix(x):
+    x = (x ^ x >> 16) * 0x21F0AAAD & 0xFFFFFFFF
+    x = (x ^ x >> 15) * 0xD35A2D97 & 0xFFFFFFFF
+    return x ^ x >> 15
+
+
 def dither(key, rows, cols, unit):
     """w of each value."""
-    line = (cols + 15) // 16
-    bytes_of = [b"".join(philox(key, t * line + b) for b in range(line))[:cols] for t in range(rows)]
-    return [F(2 * y - 255) * unit for row in bytes_of for y in row]
+    words, out = struct.unpack("<4I", philox(key, 0)), []
+    for t in range(rows):
+        begin, mask = (mix(words[at] ^ mix(words[at + 1] + t & 0xFFFFFFFF)) for at in (0, 2))
+        for c in range(cols):
+            word = mix(begin + 16 * (c // 64) + c % 16 & 0xFFFFFFFF) ^ mask
+            out.append(F(2 * (word >> 8 * (c // 16 % 4) & 255) - 255) * unit)
+    return out
 
 
 def low_rank(body, rows, cols):
@@ -257,7 +267,7 @@ def entropy(body, rows, cols):
     step = np.frombuffer(body[:4], "<f4")[0]
     level = [F(0), *np.frombuffer(body[4:32], "<f4")]
     slots = slots_of(struct.unpack("<8H", body[32:48]), struct.unpack("<H", body[48:50])[0])
-    refine, centred, dithered = body[50], body[51] & 1, body[51] & 2
+    refine, centred, dithered = body[50], body[51] & 1, body[51] & 4
     each = max(1, 65536 // cols)
     chunks = (rows + each - 1) // each
     at, centre, out = 52 + 8 * chunks, None, []

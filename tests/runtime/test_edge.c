@@ -23,17 +23,8 @@
 #include "job.h"
 #include "plan.h"
 
-enum {
-    SAMPLES = 6,
-    B = 3,
-    T = 8,
-    C = 20,
-    EPOCHS = 5,
-    N = T * C,
-    BYTES = B * N * sizeof(float),
-    MICRO = SAMPLES / B,
-    VISITS = EPOCHS * SAMPLES
-};
+enum { SAMPLES = 6, B = 3, T = 8, C = 20, EPOCHS = 5, N = T * C };
+enum { BYTES = B * N * sizeof(float), MICRO = SAMPLES / B, VISITS = EPOCHS * SAMPLES };
 
 static const char manifest[] = "model: {blocks: 2, heads: 2, channels: 20, context: 8, vocabulary: 256, tied: false}\n"
                                "data: {train: nowhere.txt}\n"
@@ -60,6 +51,7 @@ struct side {
     bool steady;      /* activations are the same in all epochs */
     bool leap;        /* those of sample 3 are twenty times as large in the first epoch */
     uint32_t guarded; /* ends that have a guard: 1 the sender, 2 the receiver */
+    uint32_t told;    /* edges.bits: auto: which rung both ways are told; 0: it is fixed */
     struct aq_edge_guard guard;
     enum odd odd; /* the sender's: what is wrong with a frame */
     struct aq_device *device;
@@ -119,6 +111,7 @@ static enum aq_status side_open(struct side *s)
     const uint32_t rung_count = aq_edge_ladder(&shape.forward, rungs);
     const float rung = s->guard.state[AQ_GUARD_RUNG];
     shape.guard = s->guarded & (s->sender ? 1u : 2u);
+    shape.ladders = s->told > 0;
     aq_edge_guard_init(&s->guard, 0, rung_count, EPOCHS);
     s->guard.state[AQ_GUARD_RUNG] = rung;
     const struct aq_edge_config edge = {.device = s->device,
@@ -130,6 +123,7 @@ static enum aq_status side_open(struct side *s)
                                         .bell = s->bell,
                                         .silence_ns = 120000000000u};
     AQ_TRY(aq_edge_open(&edge, &s->edge));
+    if (s->told) AQ_TRY(aq_edge_rungs(s->edge, s->told, s->told));
     AQ_TRY(aq_edge_warm(s->edge, s->values.at, s->compute)); /* nothing that comes later may tell */
     return aq_edge_join(s->edge, s->nccl ? AQ_TRANSPORT_NCCL : AQ_TRANSPORT_LINKS);
 }
@@ -392,6 +386,7 @@ struct result {
 static const char *kind = "cpu";
 static bool spoil, nccl, shorter, steady, leap;
 static uint32_t guarded;        /* ends */
+static uint32_t told;           /* rung of both ways */
 static float rung;              /* where the sender begins */
 static const char *freeze = ""; /* more of train */
 static const char *backward = "codec: directq, bits: 8";
@@ -407,16 +402,8 @@ static void run_sides(const char *codec, enum loss lose, enum odd odd, struct re
     const int bytes = snprintf(text, sizeof text, manifest, freeze, warmup, codec, backward);
     assert_int_equal(aq_job_parse(text, (size_t)bytes, "test.yaml", "/", NULL, 0, &job), AQ_OK);
     assert_int_equal(aq_plan_open(job, &plan), AQ_OK);
-    const struct side side = {.plan = plan,
-                              .lose = lose,
-                              .odd = odd,
-                              .kind = kind,
-                              .nccl = nccl,
-                              .rows = rows,
-                              .shorter = shorter,
-                              .steady = steady,
-                              .leap = leap,
-                              .guarded = guarded,
+    const struct side side = {.plan = plan, .lose = lose, .odd = odd, .kind = kind, .nccl = nccl, .rows = rows,
+                              .shorter = shorter, .steady = steady, .leap = leap, .guarded = guarded, .told = told,
                               .guard.state[AQ_GUARD_RUNG] = rung};
     *result = (struct result){.sender = side, .receiver = side};
     result->sender.sender = true;
@@ -497,7 +484,8 @@ static void test_edge_holds_the_invariant_over_every_codec(void **state)
     }
 }
 
-/* On each rung of a guard's ladder the bits are those of an edge that began with so many. */
+/* On each rung of a ladder the bits are those of an edge that began with so many: one that a guard has come to, and one
+ * that is told (edges.bits: auto), which is the gradients', too. */
 static void rungs_on(const char *device)
 {
     static struct result plain, raised;
@@ -506,19 +494,27 @@ static void rungs_on(const char *device)
                                           {"codec: aqsgd, bits: 2", "codec: aqsgd, bits: 6"},
                                           {"codec: ec, rate: 1.5", "codec: ec, rate: 2"},
                                           {"codec: ec, rate: 1.5", "codec: ec, rate: 2.5"}};
-    for (size_t i = 0; i < sizeof more / sizeof more[0]; i++) {
+    static const char *const back[] = {"codec: directq, bits: 3", "codec: directq, bits: 4", "codec: directq, bits: 6"};
+    for (size_t i = 0; i < 10; i++) {
+        const char *const *const codec = more[i / 2];
+        const uint32_t high = (uint32_t)(i / 2 % 3 + 1);
         kind = "cpu";
-        run(more[i][1], NOTHING, &plain);
-        guarded = 3;
-        rung = (float)(i % 3 + 1);
+        backward = back[i % 2 ? high - 1 : 2];
+        run(codec[1], NOTHING, &plain);
+        backward = i % 2 ? "codec: directq, bits: 2" : back[2];
+        told = i % 2 ? high : 0;
+        guarded = i % 2 ? 0 : 3;
+        rung = (float)(i % 2 ? 0 : high);
         kind = device;
-        run(more[i][0], i ? NOTHING : RECEIVER, &raised);
-        guarded = 0;
+        run(codec[0], i ? NOTHING : RECEIVER, &raised);
+        guarded = told = 0;
         rung = 0;
         kind = "cpu";
+        backward = "codec: directq, bits: 8";
         assert_memory_equal(raised.receiver.decoded, plain.receiver.decoded, sizeof plain.receiver.decoded);
         assert_memory_equal(raised.sender.messages, plain.sender.messages, sizeof plain.sender.messages);
-        assert_true(raised.sender.measures.bits == strtod(strrchr(more[i][1], ' '), NULL));
+        assert_memory_equal(raised.sender.gradients, plain.sender.gradients, sizeof plain.sender.gradients);
+        assert_true(raised.sender.measures.bits == strtod(strrchr(codec[1], ' '), NULL));
     }
 }
 
@@ -536,6 +532,10 @@ static void test_edge_rung_has_the_bits_of_as_many_bits(void **state)
     rung = 0;
     assert_int_equal(alone.receiver.status, AQ_PROTO);
     assert_int_not_equal(alone.sender.status, AQ_OK);
+    told = 4; /* there are four, from 0 */
+    run_sides("codec: aqsgd, bits: 2", NOTHING, WELL, &alone);
+    told = 0;
+    assert_int_equal(alone.sender.status, AQ_PROTO);
 }
 
 /* Its message is worth less than none after the second visit: the third is a keyframe, and all is well again. */

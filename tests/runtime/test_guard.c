@@ -166,7 +166,7 @@ static void test_ladder_ends_where_the_codec_does(void **state)
     assert_true(bits[1] == 6 && bits[2] == 7 && bits[3] == 8);
     assert_int_equal(rungs_of(AQ_CODEC_AQSGD, 7, bits), 2);
     assert_int_equal(rungs_of(AQ_CODEC_AQSGD, 8, bits), 1);
-    assert_int_equal(rungs_of(AQ_CODEC_DIRECTQ, 2, bits), 1);
+    assert_int_equal(rungs_of(AQ_CODEC_DIRECTQ, 2, bits), 4); /* of gradients */
     assert_int_equal(rungs_of(AQ_CODEC_RAW, 2, bits), 1);
     assert_int_equal(rungs_of(AQ_CODEC_EC, 2, bits), 4);
     assert_true(bits[0] == 2 && bits[1] == 2.5 && bits[2] == 3 && bits[3] == 4);

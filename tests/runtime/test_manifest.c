@@ -366,6 +366,48 @@ static void test_manifest_views_that_agree_make_the_edge(void **state)
 }
 
 /* Scaled gradients are not scaled once more, unless somebody says so. */
+/* What edge 1 has both ways: "kind rate-or-bits keyframe, kind rate-or-bits". */
+static void codecs_are(const char *const *sets, uint32_t count, const char *want)
+{
+    static const char text[] = "model: {blocks: 4, channels: 8, heads: 2}\ndata: {train: a}\npipeline: {stages: 3}\n";
+    struct aq_job *job;
+    char found[160];
+    assert_int_equal(aq_job_parse(text, sizeof text - 1, "job.yaml", "/", sets, count, &job), AQ_OK);
+    const struct aq_codec_config *f = &job->edges[1].forward, *b = &job->edges[1].backward;
+    const struct aq_codec_about *forward = aq_codec_about(f->kind), *backward = aq_codec_about(b->kind);
+    snprintf(found, sizeof found, "%s %g %s, %s %g", forward->name,
+             forward->varies ? (double)f->rate : (double)f->bits, f->keyframe == AQ_PRECISION_EC ? "ec" : "plain",
+             backward->name, backward->varies ? (double)b->rate : (double)b->bits);
+    aq_job_close(job);
+    assert_string_equal(found, want);
+}
+
+/* A job that says nothing of codecs is entropy coded; one that says anything means what it always meant. */
+static void test_manifest_that_says_nothing_of_codecs(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *set, *want;
+    } cases[] = {
+        {"train.epochs=2", "ec 2.5 ec, ec 4"},
+        {"edges.warmup_epochs=1", "ec 2.5 ec, ec 4"},
+        {"edges.list=[{edge: 0, forward: {bits: 2}}, {edge: 1, rtt_ms: 5}]", "ec 2.5 ec, ec 4"},
+        {"edges.list=[{edge: 1, forward: {rate: 3}}]", "ec 3 ec, ec 4"}, /* as plan --slack says it */
+        {"edges.list=[{edge: 1, forward: {bits: 2}}]", "aqsgd 2 plain, ec 4"},
+        {"edges.list=[{edge: 1, forward: {codec: ec}}]", "ec 2.5 plain, ec 4"},
+        {"edges.forward.codec=aqsgd", "aqsgd 4 plain, directq 8"},
+        {"edges.forward.bits=3", "aqsgd 3 plain, directq 8"},
+        {"edges.forward.codec=ec", "ec 2.5 plain, directq 8"},
+        {"edges.backward.bits=6", "aqsgd 4 plain, directq 6"},
+        {"edges.backward.codec=ec", "aqsgd 4 plain, ec 3"},
+        {"edges.forward.store=q8", "aqsgd 4 plain, directq 8"},
+        {"pipeline.stages=[{layers: 0-1}, {layers: 2-3, send: {bits: 4}}, {layers: 4-5, receive: {bits: 4}}]",
+         "aqsgd 4 plain, directq 8"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
+        codecs_are(&cases[i].set, 1, cases[i].want);
+}
+
 static void test_manifest_fp16_has_a_loss_scale(void **state)
 {
     (void)state;
@@ -793,6 +835,7 @@ int main(void)
         cmocka_unit_test(test_manifest_bad_is_refused_with_its_place),
         cmocka_unit_test(test_manifest_several_errors_are_told_at_once),
         cmocka_unit_test(test_manifest_views_that_agree_make_the_edge),
+        cmocka_unit_test(test_manifest_that_says_nothing_of_codecs),
         cmocka_unit_test(test_manifest_fp16_has_a_loss_scale),
         cmocka_unit_test(test_canonical_parses_to_the_same_job),
         cmocka_unit_test(test_manifest_replicas_have_their_own_places),

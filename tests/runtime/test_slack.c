@@ -100,8 +100,39 @@ static void test_slack_gives_bits_where_links_have_room(void **state)
     assert_true(last > 6);
 }
 
+/* By rungs: none where links are the step, the highest where they idle, and with them taken the step is as told. */
+static void test_rungs_are_what_links_have_room_for(void **state)
+{
+    (void)state;
+    static const char *const rates[] = {"link.rate_mbps=10", "link.rate_mbps=60", "link.rate_mbps=1000"};
+    uint32_t sums[3] = {0};
+    for (int i = 0; i < 3; i++) {
+        const char *sets[] = {rates[i], "edges.bits=auto", "edges.forward={codec: aqsgd, bits: 2}",
+                              "edges.backward={codec: directq, bits: 4}", NULL};
+        struct aq_plan_costs costs;
+        struct aq_plan_rungs rungs;
+        struct aq_job *job;
+        struct aq_plan *plan = plan_of(sets, &job);
+        aq_plan_costs_assumed(plan, 1e6, 4, &costs);
+        for (uint32_t s = 0; s < plan->stage_count; s++) {
+            costs.forward_s[s] = i == 0 ? 1e-5 : 4e-3;
+            aq_plan_costs_backward(plan, s, 2 * costs.forward_s[s], &costs);
+        }
+        assert_int_equal(aq_plan_rungs(plan, &costs, &rungs), AQ_OK);
+        assert_true(rungs.before_s == predict(plan, &costs).step_s && rungs.step_s <= 1.01 * rungs.before_s);
+        for (uint32_t w = 0; w < 6; w++) {
+            assert_true(rungs.of[w] < 4 && plan->edges[w / 2].shape.ladders);
+            sums[i] += rungs.of[w];
+        }
+        aq_plan_close(plan);
+        aq_job_close(job);
+    }
+    assert_true(sums[0] == 0 && sums[0] <= sums[1] && sums[1] <= sums[2] && sums[2] == 18);
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_slack_gives_bits_where_links_have_room)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_slack_gives_bits_where_links_have_room),
+                                       cmocka_unit_test(test_rungs_are_what_links_have_room_for)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -49,6 +49,17 @@ enum aq_codec_kind aq_codec_kind_usual(bool gradients)
     return members[i].kind;
 }
 
+void aq_codec_config_unsaid(struct aq_codec_config *out, bool gradients)
+{
+    int i = 0;
+    while (i < MEMBERS && members[i].member->about.unsaid[gradients] <= 0.0f)
+        i++;
+    AQ_ASSERT(i < MEMBERS);
+    aq_codec_config_default(out, members[i].kind, gradients ? 8 : 4);
+    out->rate = members[i].member->about.unsaid[gradients];
+    out->keyframe = AQ_PRECISION_EC;
+}
+
 void aq_codec_config_default(struct aq_codec_config *out, enum aq_codec_kind kind, uint32_t bits)
 {
     *out = (struct aq_codec_config){

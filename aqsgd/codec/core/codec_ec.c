@@ -33,6 +33,7 @@
 struct whole {
     struct aq_rans_table table;
     struct aq_ec_grid grid;
+    struct aq_ec_dither dither;
     uint32_t below[AQ_EC_BUCKETS + 1]; /* counts of magnitudes in the bucket; then of all below it */
     uint32_t energy[AQ_EC_BUCKETS + 1];
     double moments[2 * (AQ_EC_BUCKETS + 1)];
@@ -135,8 +136,9 @@ enum aq_status aq_ec_keyframe_check(const struct aq_codec_config *config)
 
 static void digest(const struct aq_codec_config *config, uint32_t words[AQ_CODEC_WORDS])
 {
-    /* The receiver reads all of it in the body's head. 1 knew no cells of a step, 2 no dither. */
-    words[2] = config->rounding == AQ_ROUND_STOCHASTIC ? 3 : 2;
+    /* The receiver reads all of it in the body's head. 1 knew no cells of a step, 2 no dither, 3 another
+     * dither. */
+    words[2] = config->rounding == AQ_ROUND_STOCHASTIC ? 4 : 2;
 }
 
 static void text(const struct aq_codec_config *config, char *out, size_t bytes)
@@ -216,22 +218,21 @@ static bool is_marked(const uint8_t *body, uint32_t mark)
     return (body[AQ_EC_MARKS] & mark) != 0;
 }
 
-static struct aq_rng_key key_of(const struct aq_codec *codec, const uint8_t *body)
+/* Of a body whose head and key stand. */
+static void dither_begin(const struct aq_codec *codec, const uint8_t *body)
 {
     struct aq_rng_key key;
+    if (!is_marked(body, AQ_EC_DITHERED)) return;
     memcpy(&key, body + aq_ec_key_from(codec->rows, codec->columns), sizeof key);
-    return key;
+    aq_rng_block(&key, 0, whole_of(codec)->dither.words);
 }
 static_assert(sizeof(struct aq_rng_key) == AQ_EC_KEY_BYTES, "docs/FORMAT.md, Entropy-coded");
 
-/* The noise of a row: w. */
-static const float *row_dither(const struct aq_codec *codec, uint32_t number, const uint8_t *body, uint32_t row)
+/* Adds w to a row's values; sign -1: takes it off. */
+static void row_dither(const struct aq_codec *codec, uint32_t row, float sign, float *values)
 {
-    const struct aq_rng_key key = key_of(codec, body);
-    float *const w = codec->scratch[number].noise;
-    codec->kernels->ec_dither(&key, aq_ec_dither_block(codec->columns, row, 0), codec->columns,
-                              whole_of(codec)->grid.dither, w);
-    return w;
+    const struct whole *whole = whole_of(codec);
+    codec->kernels->ec_dither(aq_ec_dither_of(&whole->dither, row), codec->columns, sign * whole->grid.dither, values);
 }
 
 /* ---- what is looked at ---- */
@@ -332,6 +333,7 @@ static bool head_make(const struct aq_codec_encoder *job, const struct aq_ec_goa
     job->body[AQ_EC_MARKS] = (uint8_t)(marks | (centred ? AQ_EC_CENTRED : 0));
     if (goal->dithered)
         memcpy(job->body + aq_ec_key_from(codec->rows, codec->columns), job->key, AQ_EC_KEY_BYTES);
+    dither_begin(codec, job->body);
     return aq_ec_head_read(job->body, &whole->grid, weights, &escapes) &&
            aq_rans_table(weights, escapes, &whole->table);
 }
@@ -451,16 +453,13 @@ static bool chunk_quantize(struct aq_codec_encoder *job, uint32_t number, const 
         uint8_t *codes = piece->codes + at;
         codec->kernels->delta(job->a + row * n, m, kind, scratch->d, n, &span, sums, true, job->a + next * n);
         if (span.peak >= 0x7f800000u) return false;
-        const float *w = dithered ? row_dither(codec, number, job->body, row) : NULL;
-        for (size_t c = 0; dithered && c < n; c++)
-            scratch->d[c] += w[c];
+        if (dithered) row_dither(codec, row, 1.0f, scratch->d);
         if (codec->kernels->ec_quantize(scratch->d, n, grid, codes, scratch->levels, error2) &&
             !row_beyond(scratch, grid, codes, n, piece, beyond, &error2[0]))
             return false;
         if (grid->refine > 0)
             row_refine(grid, scratch->d, n, piece->cells + at, scratch->levels, sums->error2);
-        for (size_t c = 0; dithered && c < n; c++)
-            scratch->levels[c] -= w[c];
+        if (dithered) row_dither(codec, row, -1.0f, scratch->levels);
         float *hat = job->hat == NULL ? NULL : job->hat + row * n;
         if (codec->kernels->update(m, kind, scratch->levels, n, hat, out, out_kind) >= limit) return false;
     }
@@ -611,9 +610,7 @@ static bool chunk_decode(struct aq_codec_decoder *job, uint32_t number, const st
             !row_escapes(&whole->grid, codes, n, scratch->levels, &escapes, end))
             return false;
         if (refine > 0) row_cells(&whole->grid, piece.cells + from, n, scratch->levels);
-        const float *w = dithered ? row_dither(codec, number, job->body, row) : NULL;
-        for (size_t c = 0; dithered && c < n; c++)
-            scratch->levels[c] -= w[c];
+        if (dithered) row_dither(codec, row, -1.0f, scratch->levels);
         if (codec->kernels->update(m, kind, scratch->levels, n, hat, out, out_kind) >= limit) return false;
     }
     int32_t q = 0;
@@ -674,6 +671,7 @@ enum aq_status aq_ec_decode(struct aq_codec_decoder *job)
     if (bytes != job->body_bytes) return corrupt("its chunks are not its length");
     if (is_marked(job->body, AQ_EC_CENTRED) && !centre_read(job))
         return corrupt("a channel's mean is infinite or no number");
+    dither_begin(codec, job->body);
     run_pieces(codec, decode_piece, job);
     for (uint32_t piece = 0; piece < codec->pieces; piece++)
         if (job->failed[piece]) return corrupt("a chunk, or a value beyond what can be stored");
@@ -685,7 +683,10 @@ static void plan(const struct aq_codec *codec, struct aq_cuda_codec_plan *out)
     out->stochastic = codec->config.rounding == AQ_ROUND_STOCHASTIC;
 }
 
-const struct aq_codec_member aq_codec_ec = {.about = {.name = "ec", .label = "entropy coded", .varies = true},
+const struct aq_codec_member aq_codec_ec = {.about = {.name = "ec",
+                                                      .label = "entropy coded",
+                                                      .varies = true,
+                                                      .unsaid = {2.5f, 4.0f}},
                                             .defaults = defaults,
                                             .check = check,
                                             .layout = layout,

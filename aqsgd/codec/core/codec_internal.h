@@ -150,8 +150,8 @@ struct aq_codec_kernels {
     bool (*ec_quantize)(const float *d, size_t n, const struct aq_ec_grid *grid, uint8_t *codes, float *levels,
                         double *error2);
     bool (*ec_levels)(const uint8_t *codes, size_t n, const struct aq_ec_grid *grid, float *levels);
-    /* w of a row whose first block is `block` (aq_ec_dither_block). */
-    void (*ec_dither)(const struct aq_rng_key *key, uint64_t block, size_t n, float unit, float *out);
+    /* values[c] += (2 byte - 255) * unit, of the row's bytes (aq_ec_dither_byte): a negative unit takes w off again. */
+    void (*ec_dither)(struct aq_ec_dither_row row, size_t n, float unit, float *values);
     /* codec_lowrank.c: out[i] = sum over k < count of factors[k] * matrix[k * stride + i], i < n, from 0 on, k upwards:
      * a product and an addition each. out may have AQ_CODEC_PAD more. */
     void (*products)(const float *factors, size_t count, const float *matrix, size_t stride, size_t n, float *out);
@@ -170,7 +170,7 @@ extern const struct aq_codec_kernels aq_codec_kernels_vbmi;
 bool aq_avx2_ec_quantize(const float *d, size_t n, const struct aq_ec_grid *grid, uint8_t *codes, float *levels,
                          double *error2);
 bool aq_avx2_ec_levels(const uint8_t *codes, size_t n, const struct aq_ec_grid *grid, float *levels);
-void aq_avx512_ec_dither(const struct aq_rng_key *key, uint64_t block, size_t n, float unit, float *out);
+void aq_avx512_ec_dither(struct aq_ec_dither_row row, size_t n, float unit, float *values);
 #endif
 
 /* The table of that name if this machine can run it, else NULL: "plain", "avx2", "avx512", "vbmi". */

@@ -366,47 +366,20 @@ static inline void scalar_products(const float *factors, size_t count, const flo
     }
 }
 
-/* Sixteen blocks of aq_rng_block, side by side for the compiler's vectors. */
-static inline void scalar_ec_blocks(const struct aq_rng_key *key, uint64_t first, uint32_t out[4][16])
+/* Sixteen words at a time, side by side for the compiler's vectors: they are of 64 values. */
+static inline void scalar_ec_dither(struct aq_ec_dither_row row, size_t n, float unit, float *values)
 {
-    uint32_t c0[16], c1[16], c2[16], c3[16], k0 = key->key[0], k1 = key->key[1];
-    for (uint32_t b = 0; b < 16; b++) {
-        c0[b] = (uint32_t)(first + b);
-        c1[b] = (uint32_t)((first + b) >> 32);
-        c2[b] = key->counter[0];
-        c3[b] = key->counter[1];
+    size_t i = 0;
+    for (; n - i >= 64; i += 64) {
+        uint32_t words[16];
+        for (uint32_t l = 0; l < 16; l++)
+            words[l] = aq_ec_dither_word(row, (uint32_t)(i / 4) + l);
+        for (uint32_t k = 0; k < 4; k++)
+            for (uint32_t l = 0; l < 16; l++)
+                values[i + 16 * k + l] += (float)(2 * (int32_t)(words[l] >> 8 * k & 255) - 255) * unit;
     }
-    for (int round = 0; round < 10; round++) {
-        for (uint32_t b = 0; b < 16; b++) {
-            const uint64_t p0 = (uint64_t)0xD2511F53u * c0[b], p1 = (uint64_t)0xCD9E8D57u * c2[b];
-            c0[b] = (uint32_t)(p1 >> 32) ^ c1[b] ^ k0;
-            c2[b] = (uint32_t)(p0 >> 32) ^ c3[b] ^ k1;
-            c1[b] = (uint32_t)p1;
-            c3[b] = (uint32_t)p0;
-        }
-        k0 += 0x9E3779B9u;
-        k1 += 0xBB67AE85u;
-    }
-    memcpy(out[0], c0, sizeof c0);
-    memcpy(out[1], c1, sizeof c1);
-    memcpy(out[2], c2, sizeof c2);
-    memcpy(out[3], c3, sizeof c3);
-}
-
-static inline void scalar_ec_dither(const struct aq_rng_key *key, uint64_t block, size_t n, float unit, float *out)
-{
-    uint32_t words[4][16];
-    for (size_t at = 0; at < n; at += 256) {
-        uint32_t lines[16][4];
-        scalar_ec_blocks(key, block + at / 16, words);
-        for (uint32_t b = 0; b < 16; b++)
-            for (uint32_t w = 0; w < 4; w++)
-                lines[b][w] = words[w][b];
-        for (size_t i = 0; i < 256 && at + i < n; i++) {
-            const int32_t byte = (int32_t)(lines[i / 16][i % 16 / 4] >> (8 * (i % 4)) & 255);
-            out[at + i] = (float)(2 * byte - 255) * unit;
-        }
-    }
+    for (; i < n; i++)
+        values[i] += (float)(2 * (int32_t)aq_ec_dither_byte(row, (uint32_t)i) - 255) * unit;
 }
 
 static inline bool scalar_ec_levels(const uint8_t *codes, size_t n, const struct aq_ec_grid *grid, float *levels)

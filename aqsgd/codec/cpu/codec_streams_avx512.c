@@ -369,36 +369,41 @@ void aq_avx512_noise(const struct aq_rng_key *key, uint64_t first, size_t n, flo
     }
 }
 
-/* w of the 16 values whose bytes these are. */
-static inline void dither_block(__m128i bytes, __m512 scale, float *out)
+/* ---- the dither of ec ---- */
+
+ALWAYS __m512i mixed(__m512i x)
 {
-    const __m512i byte = _mm512_cvtepu8_epi32(bytes);
-    const __m512i odd = _mm512_add_epi32(_mm512_add_epi32(byte, byte), _mm512_set1_epi32(-255));
-    _mm512_storeu_ps(out, _mm512_mul_ps(_mm512_cvtepi32_ps(odd), scale));
+    const __m512i first = _mm512_set1_epi32(0x21f0aaad), second = _mm512_set1_epi32((int32_t)0xd35a2d97u);
+    x = _mm512_mullo_epi32(_mm512_xor_si512(x, _mm512_srli_epi32(x, 16)), first);
+    x = _mm512_mullo_epi32(_mm512_xor_si512(x, _mm512_srli_epi32(x, 15)), second);
+    return _mm512_xor_si512(x, _mm512_srli_epi32(x, 15));
 }
 
-/* Sixteen blocks at a time: word w of block b holds the bytes of values 16 b + 4 w and the next three. Unpacked, lane l
- * of blocks[k] is block 4 l + k. */
-void aq_avx512_ec_dither(const struct aq_rng_key *key, uint64_t block, size_t n, float unit, float *out)
+/* += w of 16 values: twice a byte stands below 2^23's last place, and 2^23 + 255 comes off, which is exact. */
+ALWAYS void dither_16(__m512i doubled, __m512 unit, float *values)
+{
+    const __m512i magic = _mm512_set1_epi32(0x4b000000);
+    const __m512i bits = _mm512_ternarylogic_epi32(doubled, _mm512_set1_epi32(510), magic, 0xea); /* a & b | c */
+    const __m512 odd = _mm512_sub_ps(_mm512_castsi512_ps(bits), _mm512_set1_ps(8388863.0f));
+    _mm512_storeu_ps(values, _mm512_add_ps(_mm512_loadu_ps(values), _mm512_mul_ps(odd, unit)));
+}
+
+void aq_avx512_ec_dither(struct aq_ec_dither_row row, size_t n, float unit, float *values)
 {
     const __m512 scale = _mm512_set1_ps(unit);
+    const __m512i mask = _mm512_set1_epi32((int32_t)row.mask);
+    __m512i at = _mm512_add_epi32(_mm512_set1_epi32((int32_t)row.begin),
+                                  _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15));
     size_t i = 0;
-    for (; n - i >= 256 && (uint32_t)(block + i / 16) <= UINT32_MAX - 16; i += 256) {
-        __m512i w[4];
-        philox_16(key, block + i / 16, w);
-        const __m512i low01 = _mm512_unpacklo_epi32(w[0], w[1]), low23 = _mm512_unpacklo_epi32(w[2], w[3]);
-        const __m512i high01 = _mm512_unpackhi_epi32(w[0], w[1]), high23 = _mm512_unpackhi_epi32(w[2], w[3]);
-        const __m512i blocks[4] = {_mm512_unpacklo_epi64(low01, low23), _mm512_unpackhi_epi64(low01, low23),
-                                   _mm512_unpacklo_epi64(high01, high23), _mm512_unpackhi_epi64(high01, high23)};
-        for (int k = 0; k < 4; k++) {
-            float *const to = out + i + 16 * k;
-            dither_block(_mm512_extracti32x4_epi32(blocks[k], 0), scale, to);
-            dither_block(_mm512_extracti32x4_epi32(blocks[k], 1), scale, to + 64);
-            dither_block(_mm512_extracti32x4_epi32(blocks[k], 2), scale, to + 128);
-            dither_block(_mm512_extracti32x4_epi32(blocks[k], 3), scale, to + 192);
-        }
+    for (; n - i >= 64; i += 64, at = _mm512_add_epi32(at, _mm512_set1_epi32(16))) {
+        const __m512i words = _mm512_xor_si512(mixed(at), mask);
+        dither_16(_mm512_slli_epi32(words, 1), scale, values + i);
+        dither_16(_mm512_srli_epi32(words, 7), scale, values + i + 16);
+        dither_16(_mm512_srli_epi32(words, 15), scale, values + i + 32);
+        dither_16(_mm512_srli_epi32(words, 23), scale, values + i + 48);
     }
-    scalar_ec_dither(key, block + i / 16, n - i, unit, out + i);
+    for (; i < n; i++)
+        values[i] += (float)(2 * (int32_t)aq_ec_dither_byte(row, (uint32_t)i) - 255) * unit;
 }
 
 #else

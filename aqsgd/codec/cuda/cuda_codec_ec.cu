@@ -21,7 +21,7 @@ struct ec_whole {
     uint32_t decode[AQ_RANS_SLOTS];
     struct aq_ec_grid grid;
     uint32_t centred, dithered;
-    struct aq_rng_key key;
+    struct aq_ec_dither dither;
 };
 static_assert(sizeof(struct ec_whole) <= AQ_CUDA_CODEC_EC_BYTES, "what codec_place.c reckons with");
 
@@ -63,14 +63,10 @@ static __device__ __forceinline__ uint32_t marks_of(const struct ec_whole *whole
 }
 
 /* The noise of a value, w (codec_scalar.h, scalar_ec_dither). */
-static __device__ __forceinline__ float dither_of(const struct aq_cuda_codec_plan &plan, const struct ec_whole *whole,
-                                                  uint32_t row, uint32_t c)
+static __device__ __forceinline__ float dither_of(const struct aq_ec_grid &grid, struct aq_ec_dither_row row,
+                                                  uint32_t c)
 {
-    uint32_t block[4];
-    philox(whole->key, aq_ec_dither_block(plan.columns, row, c), block);
-    const uint32_t which = c % 16 / 4;
-    const uint32_t word = which < 2 ? (which == 0 ? block[0] : block[1]) : (which == 2 ? block[2] : block[3]);
-    return __fmul_rn((float)((int)(2 * (word >> 8 * (c % 4) & 255u)) - 255), whole->grid.dither);
+    return __fmul_rn((float)((int)(2 * aq_ec_dither_byte(row, c)) - 255), grid.dither);
 }
 
 struct ec_chunk {
@@ -238,7 +234,7 @@ __global__ void __launch_bounds__(HEAD_BLOCK) codec_ec_head(const __grid_constan
         }
         if (threadIdx.x == 0) {
             head[AQ_EC_MARKS] = (uint8_t)(marks | (centred ? AQ_EC_CENTRED : 0));
-            whole->key = job.key;
+            philox(job.key, 0, whole->dither.words);
             if (dithered) memcpy(body + aq_ec_key_from(plan.rows, plan.columns), &job.key, sizeof job.key);
         }
         good = block_table(whole, head, slots, false) && good;
@@ -278,6 +274,7 @@ static __device__ bool quantize_row(const struct aq_cuda_codec_plan &plan, const
     struct ec_whole *const whole = whole_of(plan, mem, row.sample);
     const struct aq_ec_grid &grid = whole->grid;
     const bool centred = whole->centred != 0, against = has_reference(plan, *row.job, centred);
+    const struct aq_ec_dither_row noise = aq_ec_dither_of(&whole->dither, row.number);
     const uint64_t first = (uint64_t)row.number * plan.columns, base = row.sample * plan.values;
     const float cells_in = (float)(1u << grid.refine), half = 0.5f * cells_in;
     const float inner = __fmul_rn(grid.inverse, cells_in);
@@ -288,7 +285,7 @@ static __device__ bool quantize_row(const struct aq_cuda_codec_plan &plan, const
         const float a = row.job->a[e];
         const float reference = reference_of(plan, *row.job, centre_of(whole), centred, e, c);
         const float delta = against ? __fsub_rn(a, reference) : a;
-        const float w = whole->dithered != 0 ? dither_of(plan, whole, row.number, c) : 0.0f;
+        const float w = whole->dithered != 0 ? dither_of(grid, noise, c) : 0.0f;
         const float d = whole->dithered != 0 ? __fadd_rn(delta, w) : delta;
         const float t = __fadd_rn(__fmul_rn(fabsf(d), grid.inverse), 0.5f);
         good = good && is_finite(delta) && t < AQ_EC_ESCAPE_LIMIT;
@@ -323,6 +320,7 @@ static __device__ bool apply_row(const struct aq_cuda_codec_plan &plan, const st
     struct ec_whole *const whole = whole_of(plan, mem, row.sample);
     const struct aq_ec_grid &grid = whole->grid;
     const bool centred = whole->centred != 0, against = has_reference(plan, *row.job, centred);
+    const struct aq_ec_dither_row noise = aq_ec_dither_of(&whole->dither, row.number);
     const uint64_t first = (uint64_t)row.number * plan.columns, base = row.sample * plan.values;
     bool good = true;
     for (uint32_t c = row.lane; c < plan.columns; c += WARP) {
@@ -330,7 +328,7 @@ static __device__ bool apply_row(const struct aq_cuda_codec_plan &plan, const st
         const int code = mem.codes[base + e];
         float level = level_of(grid, code == 0 ? mem.beyond[base + e] : code - AQ_RANS_CODE_ZERO);
         if (grid.refine > 0) level = __fadd_rn(level, cell_of(grid, mem.cells[base + e]));
-        if (whole->dithered != 0) level = __fsub_rn(level, dither_of(plan, whole, row.number, c));
+        if (whole->dithered != 0) level = __fsub_rn(level, dither_of(grid, noise, c));
         const float reference = reference_of(plan, *row.job, centre_of(whole), centred, e, c);
         good = emit(plan, *row.job, e, against ? __fadd_rn(reference, level) : level) && good;
     }
@@ -521,8 +519,11 @@ __global__ void __launch_bounds__(HEAD_BLOCK) codec_ec_head_in(const __grid_cons
         good = bytes == job.body_bytes && !(centred && plan.warm && !job.plain);
         for (uint32_t c = threadIdx.x; good && centred && c < plan.columns; c += HEAD_BLOCK)
             centre_of(whole)[c] = half_to_float((uint16_t)bytes_read(centre + 2 * (uint64_t)c, 2));
-        if (good && threadIdx.x == 0 && (head[AQ_EC_MARKS] & AQ_EC_DITHERED) != 0)
-            memcpy(&whole->key, body + lengths, sizeof whole->key);
+        if (good && threadIdx.x == 0 && (head[AQ_EC_MARKS] & AQ_EC_DITHERED) != 0) {
+            struct aq_rng_key key;
+            memcpy(&key, body + lengths, sizeof key);
+            philox(key, 0, whole->dither.words);
+        }
         for (uint32_t c = threadIdx.x; good && centred && c < plan.columns; c += HEAD_BLOCK)
             if (!is_finite(centre_of(whole)[c])) atomicOr(&mem.status[blockIdx.x], 1u);
     }

@@ -131,13 +131,17 @@ struct aq_codec_about {
     bool grid;         /* bits, grid, group, tile, scale, rounding and hadamard are the user's        */
     bool sparse;       /* top_k is the user's                                                         */
     bool varies;       /* bodies have a bound, not a size: aq_codec_body_bytes is what to expect      */
-    bool usual[2];     /* what a manifest means that names none: of activations, of gradients         */
+    bool usual[2];     /* what is meant by keys that name none: of activations, of gradients          */
+    float unsaid[2];   /* what a job means that says nothing of codecs, at this rate; 0: not this one  */
 };
 
 /* Every kind there is, in the order of codecs.def; false beyond the last. And one of them; NULL: there is none. */
 bool aq_codec_kind_at(uint32_t number, enum aq_codec_kind *out);
 const struct aq_codec_about *aq_codec_about(enum aq_codec_kind kind);
 enum aq_codec_kind aq_codec_kind_usual(bool gradients);
+
+/* A job that says nothing of codecs: first visits are coded, too (docs/DECISIONS.md 0432). */
+void aq_codec_config_unsaid(struct aq_codec_config *out, bool gradients);
 
 /* The recommended settings for a kind and bits: mid-rise, one fp16 scale a row (absmax, at 1 bit auto), nearest, store
  * and keyframe fp16; directq, which gradients go through, with a prescale of 2^16. */

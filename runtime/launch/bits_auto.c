@@ -1,0 +1,179 @@
+/* bits_auto.c -- see the header. */
+#include "bits_auto.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "control.h"
+#include "edge_guard.h"
+#include "json_text.h"
+#include "run_folder.h"
+
+enum { BYTES_MAX = 1 << 24, EPOCH_CHARS = 24, CORES_ENOUGH = 1 << 20 };
+static const double assumed_gflops = 100;
+
+struct measured {
+    uint64_t steps;
+    double compute_ns, codec_ns;
+};
+
+struct aq_bits {
+    const struct aq_plan *plan;
+    char path[AQ_RUN_PATH_BYTES];
+    json_t *decided;
+    struct measured ranks[AQ_JOB_RANKS_MAX];
+};
+
+static uint32_t ways_of(const struct aq_plan *plan)
+{
+    return 2 * (plan->stage_count - 1);
+}
+
+/* Rungs that direction w may have. */
+static uint32_t rungs_of(const struct aq_plan *plan, uint32_t w)
+{
+    const struct aq_edge_shape *shape = &plan->edges[w / 2].shape;
+    struct aq_codec_config ladder[AQ_EDGE_RUNGS];
+    return shape->ladders ? aq_edge_ladder(w % 2 == 0 ? &shape->forward : &shape->backward, ladder) : 1;
+}
+
+static bool rungs_read(const struct aq_plan *plan, const json_t *list, uint32_t *rungs)
+{
+    const uint32_t ways = ways_of(plan);
+    bool good = json_is_array(list) && json_array_size(list) == ways;
+    for (uint32_t w = 0; good && w < ways; w++) {
+        const json_t *rung = json_array_get(list, w);
+        good = json_is_integer(rung) && json_integer_value(rung) >= 0 &&
+               json_integer_value(rung) < (json_int_t)rungs_of(plan, w);
+        if (good) rungs[w] = (uint32_t)json_integer_value(rung);
+    }
+    return good;
+}
+
+static enum aq_status load(struct aq_bits *bits)
+{
+    uint32_t rungs[2 * AQ_JOB_STAGES_MAX];
+    char *text;
+    size_t count;
+    const char *epoch;
+    json_t *list;
+    const enum aq_status status = aq_file_load(NULL, bits->path, BYTES_MAX, &text, &count);
+    if (status == AQ_NOTFOUND) return AQ_OK;
+    AQ_TRY(status);
+    json_t *found = json_loadb(text, count, JSON_REJECT_DUPLICATES, NULL);
+    aq_free(text);
+    bool good = json_is_object(found);
+    if (good) json_object_foreach(found, epoch, list) good = good && rungs_read(bits->plan, list, rungs);
+    if (!good) {
+        json_decref(found);
+        return aq_fail(AQ_CORRUPT, "launch",
+                       "%s is damaged, or of another job: remove it, and the bits of the epochs that are left are "
+                       "decided anew (edges.bits: auto)",
+                       bits->path);
+    }
+    json_decref(bits->decided);
+    bits->decided = found;
+    return AQ_OK;
+}
+
+enum aq_status aq_bits_open(const struct aq_plan *plan, const char *run, bool goes_on, struct aq_bits **out)
+{
+    void *memory;
+    *out = NULL;
+    if (!plan->job->bits_auto || plan->stage_count == 1) return AQ_OK;
+    AQ_TRY(aq_alloc(sizeof(struct aq_bits), &memory));
+    struct aq_bits *bits = memory;
+    *bits = (struct aq_bits){.plan = plan, .decided = json_object()};
+    enum aq_status status = aq_run_path(run, "bits.json", bits->path);
+    if (status == AQ_OK && goes_on) status = load(bits);
+    if (status != AQ_OK) {
+        aq_bits_close(bits);
+        return status;
+    }
+    *out = bits;
+    return AQ_OK;
+}
+
+void aq_bits_close(struct aq_bits *bits)
+{
+    if (!bits) return;
+    json_decref(bits->decided);
+    aq_free(bits);
+}
+
+void aq_bits_step(struct aq_bits *bits, uint32_t rank, const json_t *line)
+{
+    const double compute = aq_control_number_or(line, "compute_ns", 0);
+    const double codec = aq_control_number_or(line, "codec_ns", 0);
+    if (!(compute >= 0 && compute < 1e18 && codec >= 0 && codec < 1e18)) return; /* a worker's word */
+    bits->ranks[rank].steps++;
+    bits->ranks[rank].compute_ns += compute;
+    bits->ranks[rank].codec_ns += codec;
+}
+
+/* Of a micro-batch at stage s, of the slowest replica; false: nobody has measured. */
+static bool stage_seconds(const struct aq_bits *bits, uint32_t s, double *compute, double *codec)
+{
+    const struct aq_plan *plan = bits->plan;
+    *compute = *codec = 0;
+    for (uint32_t v = 0; v < plan->replicas; v++) {
+        const struct measured *m = &bits->ranks[v * plan->stage_count + s];
+        if (m->steps == 0) return false;
+        const double pieces = (double)m->steps * (double)plan->micro_batches * 1e9;
+        *compute = fmax(*compute, m->compute_ns / pieces);
+        *codec = fmax(*codec, m->codec_ns / pieces);
+    }
+    return true;
+}
+
+/* Assumed, and where an epoch was measured as that one was: its seconds have waited for cores already. */
+static void costs_of(const struct aq_bits *bits, uint64_t epoch, struct aq_plan_costs *costs)
+{
+    const struct aq_plan *plan = bits->plan;
+    aq_plan_costs_assumed(plan, assumed_gflops, aq_thread_cores(), costs);
+    costs->cold = epoch == 0;
+    for (uint32_t s = 0; s < plan->stage_count; s++) {
+        const struct aq_stage_size *size = &plan->stages[s].size;
+        const double flops = size->flops_forward + size->flops_backward;
+        double compute, codec, assumed = 0;
+        if (!stage_seconds(bits, s, &compute, &codec)) return;
+        costs->cores = CORES_ENOUGH;
+        costs->forward_s[s] = compute * (flops > 0 ? size->flops_forward / flops : 1.0 / 3);
+        aq_plan_costs_backward(plan, s, compute - costs->forward_s[s], costs);
+        if (s > 0) assumed += costs->receive_s[s - 1] + costs->send_back_s[s - 1];
+        if (s + 1 < plan->stage_count) assumed += costs->send_s[s] + costs->receive_back_s[s];
+        const double share = assumed > 0 ? codec / assumed : 1;
+        if (s > 0) costs->receive_s[s - 1] *= share, costs->send_back_s[s - 1] *= share;
+        if (s + 1 < plan->stage_count) costs->send_s[s] *= share, costs->receive_back_s[s] *= share;
+    }
+}
+
+static enum aq_status note(struct aq_bits *bits, const char *name, const struct aq_plan_rungs *rungs)
+{
+    json_t *list = json_array();
+    for (uint32_t w = 0; w < ways_of(bits->plan); w++)
+        json_array_append_new(list, json_integer((json_int_t)rungs->of[w]));
+    if (json_object_set_new(bits->decided, name, list) != 0) return aq_fail(AQ_NOMEM, "launch", "%s", bits->path);
+    return aq_json_replace(bits->path, json_incref(bits->decided), JSON_COMPACT);
+}
+
+enum aq_status aq_bits_decide(struct aq_bits *bits, uint64_t epoch, uint32_t out[2 * AQ_JOB_STAGES_MAX])
+{
+    struct aq_plan_costs costs;
+    struct aq_plan_rungs rungs;
+    char name[EPOCH_CHARS];
+    snprintf(name, sizeof name, "%llu", (unsigned long long)epoch);
+    const json_t *before = json_object_get(bits->decided, name);
+    if (!before || !rungs_read(bits->plan, before, rungs.of)) {
+        costs_of(bits, epoch, &costs);
+        AQ_TRY(aq_plan_rungs(bits->plan, &costs, &rungs));
+        aq_log("launch", 1, "epoch %s: a step takes %.4g s, and %.4g s with the bits that links have room for", name,
+               rungs.before_s, rungs.step_s);
+        AQ_TRY(note(bits, name, &rungs));
+    }
+    for (uint32_t w = 0; w < ways_of(bits->plan); w++)
+        out[w] = rungs.of[w];
+    memset(bits->ranks, 0, sizeof bits->ranks);
+    return AQ_OK;
+}
