@@ -311,7 +311,7 @@ static enum aq_status load(struct writing *w)
     aq_model_use_task(&model, NULL, model.labels);
     w->keeps = !w->asked->again && aq_model_extends(&model, &kind);
     return aq_local_load(w->local,
-                         &(struct aq_local_size){.B = 1, .T = w->T, .writes = true, .extends = w->keeps});
+                         &(struct aq_asked_size){.B = 1, .T = w->T, .writes = true, .extends = w->keeps});
 }
 
 static enum aq_status run_generate(const struct asked *asked)
