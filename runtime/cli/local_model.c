@@ -45,21 +45,21 @@ static enum aq_status open_run(struct aq_local *local)
                    path, path);
 }
 
-/* With the codec: where the run was cut, and by which codecs. */
+/* Where the run was cut, by which codecs, and where its stages are. */
 static enum aq_status open_cuts(struct aq_local *local)
 {
-    const char *path = local->asked.path;
-    if (!local->asked.codec) return AQ_OK;
+    const char *path = local->asked.path, *option = local->asked.pipeline ? "--pipeline" : "--codec on";
+    if (!local->asked.codec && !local->asked.pipeline) return AQ_OK;
     if (!local->job)
-        return aq_fail(AQ_INVAL, AREA, "--codec on: %s is no run's folder, which would say where it was cut", path);
+        return aq_fail(AQ_INVAL, AREA, "%s: %s is no run's folder, which would say where it was cut", option, path);
     AQ_TRY(aq_plan_open(local->job, &local->plan));
     if (local->plan->stage_count > 1) return AQ_OK;
-    return aq_fail(AQ_INVAL, AREA, "--codec on: %s was one stage, and nothing crossed a cut", path);
+    return aq_fail(AQ_INVAL, AREA, "%s: %s was one stage, and nothing crossed a cut", option, path);
 }
 
 void aq_local_codec_text(const struct aq_local *local, char *text, size_t bytes)
 {
-    const uint32_t cuts = local->stage_count - 1;
+    const uint32_t cuts = local->plan ? local->plan->stage_count - 1 : 0;
     if (local->asked.codec)
         snprintf(text, bytes, "on, %u cut%s", cuts, cuts == 1 ? "" : "s");
     else

@@ -34,6 +34,7 @@ struct aq_local_asked {
     uint32_t threads;                       /* 0: every core                                                */
     const char *adapter;                    /* PEFT's folder, added to the weights; NULL: none              */
     bool codec;                             /* what crosses the run's cuts is coded                         */
+    bool pipeline; /* the run's stages compute, as processes (through.h): the plan is made, nothing loaded */
 };
 
 /* Rows for the command's table of options; member: its struct aq_local_asked. */
@@ -60,11 +61,11 @@ struct aq_local {
     struct aq_model_folder *folder;
     struct aq_model_config model;                /* as config.json says; after load as it is computed    */
     const char *tokenizer_kind, *tokenizer_path; /* kind NULL: nobody says which                         */
+    struct aq_plan *plan; /* with the codec, or its stages as processes: the run's; else NULL            */
     struct aq_device *device;
     /* After load: */
     struct aq_stage *stages[AQ_JOB_STAGES_MAX], *stage; /* stage: the last one                         */
     uint32_t stage_count;
-    struct aq_plan *plan; /* with the codec: the run's                                                     */
     struct aq_cut *cuts[AQ_JOB_STAGES_MAX]; /* behind each stage but the last                             */
     struct aq_cut_shape shapes[AQ_JOB_STAGES_MAX];
     float *values[2]; /* what crosses them, in turn                                                        */
