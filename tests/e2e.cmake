@@ -26,7 +26,7 @@ if(TARGET aqpipe)
       staleness staleness_resume staleness_replicas staleness_fp16 staleness_lost staleness_frozen staleness_memory
       lora lora_cut lora_export lora_packed
       local local_resume local_reshard local_void
-      generate eval)
+      generate generate_pipeline generate_broken eval)
     add_test(NAME e2e_${scenario}
       COMMAND ${AQ_PYTHON} ${CMAKE_CURRENT_SOURCE_DIR}/e2e/run $<TARGET_FILE_DIR:aqpipe> ${scenario})
     set_tests_properties(e2e_${scenario} PROPERTIES LABELS "e2e;fault" TIMEOUT 1200 PROCESSORS 2)

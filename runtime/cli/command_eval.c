@@ -186,7 +186,7 @@ static enum aq_status open_model(struct evaluation *e)
     if (vocabulary && vocabulary != outputs && outputs > labels)
         return aq_fail(AQ_MISMATCH, "eval", "the data has %u labels, %s has %u", outputs, e->local->asked.path, labels);
     uint64_t parts;
-    const struct aq_local_size size = {.task = e->task,
+    const struct aq_asked_size size = {.task = e->task,
                                        .labels = labels,
                                        .B = e->B,
                                        .T = e->T,

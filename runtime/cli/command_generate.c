@@ -1,11 +1,14 @@
 /*
- * command_generate.c -- `aqpipe generate MODEL`: what a model goes on with, token by token, in this process.
+ * command_generate.c -- `aqpipe generate MODEL`: what a model goes on with, token by token, in this process or through
+ * a run's stages as processes (through.h).
  *
  * The prompt is one forward; then each token is a forward of its own, behind what the layers keep of earlier ones (keys
- * and values). A model with a layer that keeps nothing computes the whole text for each token.
+ * and values). A model with a layer that keeps nothing computes the whole text for each token. Tokens are drawn where
+ * the logits are; what they say, and where the text ends, is found out here.
  */
 #include <errno.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -15,12 +18,13 @@
 #include "local_model.h"
 #include "stages/chat.h"
 #include "stages/sampling.h"
+#include "through.h"
 
 enum { PROMPT_BYTES_MAX = 16 << 20, READ_BYTES = 1 << 16, TOKENS_DEFAULT = 128, CODEC_BYTES = 32 };
 
 struct asked {
     struct aq_local_asked model;
-    const char *prompt, *chat;
+    const char *prompt, *chat, *token_file;
     uint32_t tokens, top_k;
     double temperature, top_p, penalty;
     uint64_t seed;
@@ -43,6 +47,10 @@ static const struct aq_option options[] = {
     AQ_ROW(LIST, struct asked, stops, "stop", "WORD", "end before this word; may be given often"),
     AQ_ROW(FLAG, struct asked, again, "no-cache", NULL, "compute the whole text again for each token"),
     AQ_LOCAL_OPTIONS(struct asked, model),
+    AQ_ROW(FLAG, struct asked, model.pipeline, "pipeline", NULL,
+           "through the run's stages as processes, on the hosts of its manifest"),
+    AQ_ROW(TEXT, struct asked, token_file, "token-file", "FILE",
+           "with --pipeline: shared secret of daemons that listen; default: AQPIPE_TOKEN_FILE"),
     AQ_ROW(FLAG, struct asked, json, "json", NULL, "one JSON object, when it is done"),
     {0}};
 
@@ -53,11 +61,14 @@ static const struct aq_command_line line = {
     "a "
     "run that has ended. The text is written as it comes, without the prompt; it ends with the model's end token "
     "(eos_token_id), a stop word, --tokens or the model's context. One process, on the CPU; with --codec on the run's "
-    "stages one after another, and what crosses their cuts goes through the run's forward codec.",
+    "stages one after another, and what crosses their cuts goes through the run's forward codec. With --pipeline these "
+    "stages are processes of their own on the run's hosts, over its links, with --codec on or off: the same tokens.",
     options,
     "Keys and values of earlier tokens are kept: the prompt is computed once, then a token reads each weight once. In "
     "bf16 and fp16 weights are read as such, half the bytes. Attention over what is kept sums in another order than "
     "--no-cache, and so does a product of one row: logits differ in their last bits.\n"
+    "With --pipeline every host must have MODEL at the same path, and each stage reads its own tensors. Each token "
+    "crosses every cut once and comes back: on far links that is what it takes.\n"
     "A newline at the end of standard input is not part of the prompt.\n"
     "Examples:\n"
     "  aqpipe generate run --prompt 'The pipeline' --tokens 64\n"
@@ -69,11 +80,13 @@ static const struct aq_command_line line = {
 struct writing {
     const struct asked *asked;
     struct aq_local *local;
+    struct aq_through *through; /* NULL: this process computes */
     struct aq_tokenizer *tokenizer;
     struct aq_model_marks marks;
     int32_t *tokens; /* T of them: the prompt, and what was generated */
     uint32_t prompt, count, T, made;
     uint32_t computed; /* of `count`, where the layers keep what later tokens want of them; else 0 */
+    uint32_t told;     /* of `count`, to the stages                                              */
     bool keeps;
     int32_t *ids; /* `made` of them: what was generated, the end token with it */
     float *logits;
@@ -186,18 +199,24 @@ out:
 
 /* ---- the text ---- */
 
-static enum aq_status open_draws(struct writing *w)
+static struct aq_sampling_config draws_of(const struct asked *asked)
 {
-    const struct asked *asked = w->asked;
-    const uint32_t vocabulary = w->local->model.vocabulary;
     struct aq_sampling_config config = aq_sampling_config_default();
     config.temperature = (float)asked->temperature;
     config.top_k = asked->top_k;
     config.top_p = (float)asked->top_p;
     config.repetition_penalty = (float)asked->penalty;
     config.seed = asked->seed;
+    return config;
+}
+
+static enum aq_status open_draws(struct writing *w)
+{
+    const uint32_t vocabulary = w->local->model.vocabulary;
+    const struct aq_sampling_config config = draws_of(w->asked);
+    AQ_TRY(aq_stopper_open(w->asked->stops.of, w->asked->stops.count, &w->stopper));
+    if (w->through) return AQ_OK;
     AQ_TRY(aq_sampling_open(&config, vocabulary, &w->sampling));
-    AQ_TRY(aq_stopper_open(asked->stops.of, asked->stops.count, &w->stopper));
     AQ_TRY(memory_of((size_t)vocabulary * sizeof *w->logits, &w->logits));
     aq_sampling_begin(w->sampling, 0);
     return aq_sampling_note(w->sampling, w->tokens, w->count);
@@ -230,17 +249,32 @@ static enum aq_status put_token(struct writing *w, int32_t token)
 }
 
 /* One forward of all that there is and is not kept, and the token behind it. */
-static enum aq_status step(struct writing *w)
+static enum aq_status compute(struct writing *w, int32_t *token)
 {
     const struct aq_batch batch = {
         .samples = 1, .field_count = 1, .fields = {{"tokens", AQ_FIELD_I32, w->T, w->tokens}}};
     const struct aq_stage_input input = {
         .batch = &batch, .evaluate = true, .tokens_used = w->count, .tokens_before = w->computed};
-    int32_t token;
     AQ_TRY(aq_local_forward(w->local, &input, NULL));
     AQ_TRY(aq_stage_logits(w->local->stage, 0, w->count - 1, w->logits, NULL));
+    return aq_sampling_next(w->sampling, w->logits, token);
+}
+
+/* The same by the stages, which are told what they have not been told. */
+static enum aq_status ask(struct writing *w, int32_t *token)
+{
+    const struct aq_asking_step step = {
+        .before = w->computed, .used = w->count, .fresh = w->tokens + w->told, .count = w->count - w->told};
+    AQ_TRY(aq_through_next(w->through, &step, token));
+    w->told = w->count;
+    return AQ_OK;
+}
+
+static enum aq_status step(struct writing *w)
+{
+    int32_t token;
+    AQ_TRY(w->through ? ask(w, &token) : compute(w, &token));
     if (w->keeps) w->computed = w->count;
-    AQ_TRY(aq_sampling_next(w->sampling, w->logits, &token));
     w->ids[w->made++] = token;
     for (uint32_t i = 0; i < w->marks.end_count; i++)
         if (token == w->marks.ends[i]) w->ended = "end";
@@ -271,22 +305,23 @@ static enum aq_status tell(struct writing *w)
 {
     const double rate = w->seconds > 0 ? w->made / w->seconds : 0;
     struct aq_text text = {0};
+    const uint32_t processes = w->through ? w->local->plan->stage_count : 1;
     char codec[CODEC_BYTES];
     aq_local_codec_text(w->local, codec, sizeof codec);
     if (!w->asked->json) {
         fputs("\n", stdout);
-        if (isatty(STDERR_FILENO) || w->asked->model.codec)
-            fprintf(stderr, "aqpipe: %u tokens behind %u, %.1f tokens/s, ended by: %s; codec %s\n", w->made, w->prompt,
-                    rate, w->ended, codec);
+        if (isatty(STDERR_FILENO) || w->asked->model.codec || w->through)
+            fprintf(stderr, "aqpipe: %u tokens behind %u, %.1f tokens/s, ended by: %s; %u process%s, codec %s\n",
+                    w->made, w->prompt, rate, w->ended, processes, processes == 1 ? "" : "es", codec);
         return AQ_OK;
     }
     json_t *ids = json_array();
     for (uint32_t i = 0; i < w->made; i++)
         json_array_append_new(ids, json_integer(w->ids[i]));
-    json_t *object = json_pack("{s:s%, s:i, s:i, s:o, s:s, s:b, s:s, s:o, s:o}", "text", aq_text_of(&w->text),
+    json_t *object = json_pack("{s:s%, s:i, s:i, s:o, s:s, s:b, s:s, s:i, s:o, s:o}", "text", aq_text_of(&w->text),
                                w->text.used, "tokens", (int)w->made, "prompt_tokens", (int)w->prompt, "ids", ids,
-                               "ended", w->ended, "cache", w->keeps, "codec", codec, "seconds",
-                               aq_control_number(w->seconds), "tokens_per_second", aq_control_number(rate));
+                               "ended", w->ended, "cache", w->keeps, "codec", codec, "processes", (int)processes,
+                               "seconds", aq_control_number(w->seconds), "tokens_per_second", aq_control_number(rate));
     const enum aq_status status = aq_json_text(object, JSON_COMPACT, &text);
     json_decref(object);
     if (status == AQ_OK) printf("%s\n", aq_text_of(&text));
@@ -310,8 +345,11 @@ static enum aq_status load(struct writing *w)
     struct aq_model_config model = w->local->model;
     aq_model_use_task(&model, NULL, model.labels);
     w->keeps = !w->asked->again && aq_model_extends(&model, &kind);
-    return aq_local_load(w->local,
-                         &(struct aq_local_size){.B = 1, .T = w->T, .writes = true, .extends = w->keeps});
+    const struct aq_sampling_config draws = draws_of(w->asked);
+    const struct aq_through_asked through = {
+        .local = w->local, .token_file = w->asked->token_file, .T = w->T, .keeps = w->keeps, .draws = &draws};
+    if (w->asked->model.pipeline) return aq_through_open(&through, &w->through);
+    return aq_local_load(w->local, &(struct aq_asked_size){.B = 1, .T = w->T, .writes = true, .extends = w->keeps});
 }
 
 static enum aq_status run_generate(const struct asked *asked)
@@ -326,6 +364,7 @@ static enum aq_status run_generate(const struct asked *asked)
     AQ_TRY_GOTO(write_text(&w), out);
     status = tell(&w);
 out:
+    aq_through_close(w.through);
     aq_stopper_close(w.stopper);
     aq_sampling_close(w.sampling);
     aq_tokenizer_close(w.tokenizer);
@@ -339,7 +378,8 @@ out:
 
 int aq_command_generate(int argc, char **argv)
 {
-    struct asked asked = {.tokens = TOKENS_DEFAULT, .top_p = 1, .penalty = 1};
+    struct asked asked = {
+        .tokens = TOKENS_DEFAULT, .top_p = 1, .penalty = 1, .token_file = getenv("AQPIPE_TOKEN_FILE")};
     struct aq_arguments rest;
     const int code = aq_options_read(&line, argc, argv, &asked, &rest);
     if (code != AQ_OPTIONS_READ) return code;

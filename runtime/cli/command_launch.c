@@ -378,21 +378,21 @@ static enum aq_status prepare(struct command *command)
     return check_names(command);
 }
 
-/* Of larger models the stages look, each at its own, when the run folder is there. */
-#define VALUES_LOOKED_AT (UINT64_C(1) << 30)
-
-static enum aq_status values_fit(const struct command *command)
+/* All of them, one after another: what is read here is in the page cache when the stages read it. */
+static enum aq_status values_fit(struct command *command)
 {
     struct aq_weights *weights;
     if (!command->job->model.weights || command->entry.resume) return AQ_OK;
+    if (command->progress.terminal && !command->progress.off)
+        aq_progress_say(&command->progress, "looks at the weights in %s", command->job->model.weights);
     AQ_TRY(aq_weights_open(command->job->model.weights, &weights));
-    const enum aq_status status = aq_weights_check_values(weights, &command->plan->model, VALUES_LOOKED_AT);
+    const enum aq_status status = aq_weights_check_values(weights, &command->plan->model);
     aq_weights_close(weights);
     return status;
 }
 
 /* Before anything is started or written: weights that are no numbers, what this machine has no memory or disk for. */
-static enum aq_status fits(const struct command *command)
+static enum aq_status fits(struct command *command)
 {
     char caches[AQ_RUN_PATH_BYTES];
     AQ_TRY(values_fit(command));

@@ -5,9 +5,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "checkpoint_adapters.h"
 #include "run_folder.h"
-#include "stages/adapter_folder.h"
 
 #define AREA "model"
 
@@ -47,21 +45,21 @@ static enum aq_status open_run(struct aq_local *local)
                    path, path);
 }
 
-/* With the codec: where the run was cut, and by which codecs. */
+/* Where the run was cut, by which codecs, and where its stages are. */
 static enum aq_status open_cuts(struct aq_local *local)
 {
-    const char *path = local->asked.path;
-    if (!local->asked.codec) return AQ_OK;
+    const char *path = local->asked.path, *option = local->asked.pipeline ? "--pipeline" : "--codec on";
+    if (!local->asked.codec && !local->asked.pipeline) return AQ_OK;
     if (!local->job)
-        return aq_fail(AQ_INVAL, AREA, "--codec on: %s is no run's folder, which would say where it was cut", path);
+        return aq_fail(AQ_INVAL, AREA, "%s: %s is no run's folder, which would say where it was cut", option, path);
     AQ_TRY(aq_plan_open(local->job, &local->plan));
     if (local->plan->stage_count > 1) return AQ_OK;
-    return aq_fail(AQ_INVAL, AREA, "--codec on: %s was one stage, and nothing crossed a cut", path);
+    return aq_fail(AQ_INVAL, AREA, "%s: %s was one stage, and nothing crossed a cut", option, path);
 }
 
 void aq_local_codec_text(const struct aq_local *local, char *text, size_t bytes)
 {
-    const uint32_t cuts = local->stage_count - 1;
+    const uint32_t cuts = local->plan ? local->plan->stage_count - 1 : 0;
     if (local->asked.codec)
         snprintf(text, bytes, "on, %u cut%s", cuts, cuts == 1 ? "" : "s");
     else
@@ -133,62 +131,16 @@ enum aq_status aq_local_tokenizer(const struct aq_local *local, struct aq_tokeni
                    local->asked.path, local->tokenizer_kind, tokens, local->model.vocabulary);
 }
 
-/* Training begins what is a task's own anew where the file has none; here that would be answers of random weights. */
-static enum aq_status check_trained(const struct aq_local *local, const struct aq_stage *stage,
-                                    const struct aq_adapter_folder *adapter)
-{
-    struct aq_weights *weights;
-    enum aq_status status = AQ_OK;
-    AQ_TRY(aq_weights_open(local->asked.path, &weights));
-    for (uint32_t i = 0; status == AQ_OK && i < aq_stage_saved_count(stage); i++) {
-        struct aq_tensor_info info;
-        uint32_t index;
-        aq_stage_saved(stage, i, &info);
-        if (!info.fresh || aq_weights_find(weights, info.name, &index) == AQ_OK) continue;
-        if (!adapter || aq_adapter_folder_find(adapter, &local->model, info.name, &index) != AQ_OK)
-            status = aq_fail(AQ_NOTFOUND, AREA, "%s has no %s: it was not trained for this task", local->asked.path,
-                             info.name);
-    }
-    aq_weights_close(weights);
-    return status;
-}
-
-/* The model, with its adapter if there is one, was trained for the task; the adapter is of the model. */
-static enum aq_status check_adapter(const struct aq_local *local, const struct aq_stage *stage)
-{
-    struct aq_adapter_folder *folder = NULL;
-    char targets[8 << 10];
-    enum aq_status status = AQ_OK;
-    if (local->asked.adapter) {
-        AQ_TRY(aq_adapter_folder_open(local->asked.adapter, &folder));
-        status = aq_adapter_folder_match(folder, &local->model, true, targets, sizeof targets);
-    }
-    if (status == AQ_OK) status = check_trained(local, stage, folder);
-    aq_adapter_folder_close(folder);
-    return status;
-}
-
-static enum aq_status load_stage(struct aq_local *local, const struct aq_stage_config *config, uint32_t s)
-{
-    AQ_TRY(aq_stage_open(local->device, config, &local->stages[s]));
-    AQ_TRY(check_adapter(local, local->stages[s]));
-    const struct aq_checkpoint checkpoint = {.device = local->device, .stage = local->stages[s]};
-    AQ_TRY(aq_checkpoint_import(&checkpoint, local->asked.path, 0));
-    const char *adapter = local->asked.adapter;
-    return adapter ? aq_adapters_merge(&checkpoint, &local->model, adapter) : AQ_OK;
-}
-
 /* The cut behind stage s, of samples of T tokens. */
 static enum aq_status load_cut(struct aq_local *local, const struct aq_stage_config *config, uint32_t s)
 {
-    struct aq_edge_shape shape = local->plan->edges[s].shape;
-    AQ_TRY(aq_model_cut(&local->model, config->layer_end, config->T, &local->shapes[s]));
-    shape.rows = local->shapes[s].rows;
-    shape.columns = local->shapes[s].columns;
+    struct aq_edge_shape shape;
+    AQ_TRY(aq_asked_cut(local->plan, config, s, &shape));
+    local->shapes[s] = (struct aq_cut_shape){.rows = shape.rows, .columns = shape.columns};
     return aq_cut_open(local->device, &shape, &local->cuts[s]);
 }
 
-static enum aq_status load_values(struct aq_local *local, const struct aq_local_size *size)
+static enum aq_status load_values(struct aq_local *local, const struct aq_asked_size *size)
 {
     uint64_t most = 0;
     for (uint32_t s = 0; s + 1 < local->stage_count; s++) {
@@ -203,30 +155,19 @@ static enum aq_status load_values(struct aq_local *local, const struct aq_local_
     return AQ_OK;
 }
 
-enum aq_status aq_local_load(struct aq_local *local, const struct aq_local_size *size)
+enum aq_status aq_local_load(struct aq_local *local, const struct aq_asked_size *size)
 {
     const struct aq_device_config device = {.kind = "cpu", .threads = local->asked.threads};
     aq_model_use_task(&local->model, size->task, size->labels);
     AQ_TRY(aq_model_config_check(&local->model));
-    struct aq_stage_config config = {.model = local->model,
-                                     .task = size->task,
-                                     .B = size->B,
-                                     .T = size->T,
-                                     .slots = 1,
-                                     .precision = local->asked.precision,
-                                     .inference = true,
-                                     .weights_16bit = size->writes,
-                                     .logits_rows = size->writes ? 1 : 0,
-                                     .extends = size->extends,
-                                     .lengths = size->lengths,
-                                     .parts = size->parts};
+    struct aq_stage_config config = aq_asked_config(&local->model, local->asked.precision, size);
     AQ_TRY(aq_device_open(&device, &local->device));
     local->stage_count = local->plan ? local->plan->stage_count : 1;
     for (uint32_t s = 0; s < local->stage_count; s++) {
         const bool last = s + 1 == local->stage_count;
         config.layer_first = config.layer_end;
         config.layer_end = last ? aq_model_layers(&local->model) : local->plan->stages[s].layer_end;
-        AQ_TRY(load_stage(local, &config, s));
+        AQ_TRY(aq_asked_stage_open(local->device, &config, local->asked.path, local->asked.adapter, &local->stages[s]));
         if (!last) AQ_TRY(load_cut(local, &config, s));
     }
     local->stage = local->stages[local->stage_count - 1];

@@ -4,7 +4,7 @@
  *     struct aq_local_asked asked = {.path = "run"};              options of the command line go here
  *     struct aq_local *local;
  *     AQ_TRY(aq_local_open(&asked, &local));                      config.json, the run's manifest where it is a run's
- *     AQ_TRY(aq_local_load(local, &(struct aq_local_size){.task = task, .B = 1, .T = 128}));
+ *     AQ_TRY(aq_local_load(local, &(struct aq_asked_size){.task = task, .B = 1, .T = 128}));
  *     ... aq_local_forward(local, &input, &loss)
  *     aq_local_close(local);
  *
@@ -18,10 +18,10 @@
 #define RUNTIME_LOCAL_MODEL_H
 
 #include "aqsgd/device.h"
+#include "asked.h"
 #include "edge_cut.h"
 #include "job.h"
 #include "options.h"
-#include "plan.h"
 #include "stages/dataset.h"
 #include "stages/model_folder.h"
 #include "stages/stage.h"
@@ -34,6 +34,7 @@ struct aq_local_asked {
     uint32_t threads;                       /* 0: every core                                                */
     const char *adapter;                    /* PEFT's folder, added to the weights; NULL: none              */
     bool codec;                             /* what crosses the run's cuts is coded                         */
+    bool pipeline; /* the run's stages compute, as processes (through.h): the plan is made, nothing loaded */
 };
 
 /* Rows for the command's table of options; member: its struct aq_local_asked. */
@@ -60,11 +61,11 @@ struct aq_local {
     struct aq_model_folder *folder;
     struct aq_model_config model;                /* as config.json says; after load as it is computed    */
     const char *tokenizer_kind, *tokenizer_path; /* kind NULL: nobody says which                         */
+    struct aq_plan *plan; /* with the codec, or its stages as processes: the run's; else NULL            */
     struct aq_device *device;
     /* After load: */
     struct aq_stage *stages[AQ_JOB_STAGES_MAX], *stage; /* stage: the last one                         */
     uint32_t stage_count;
-    struct aq_plan *plan; /* with the codec: the run's                                                     */
     struct aq_cut *cuts[AQ_JOB_STAGES_MAX]; /* behind each stage but the last                             */
     struct aq_cut_shape shapes[AQ_JOB_STAGES_MAX];
     float *values[2]; /* what crosses them, in turn                                                        */
@@ -80,20 +81,8 @@ void aq_local_close(struct aq_local *local); /* NULL is fine */
 /* AQ_NOTFOUND: the folder has none and none is named (says how); AQ_MISMATCH: it has more tokens than the model. */
 enum aq_status aq_local_tokenizer(const struct aq_local *local, struct aq_tokenizer **out);
 
-struct aq_local_size {
-    const char *task; /* NULL: the model's own                        */
-    uint32_t labels;  /* of a task of whole samples                   */
-    uint32_t B, T;    /* of a forward                                 */
-    bool lengths;     /* samples may have fewer than T tokens         */
-    bool parts;       /* samples may have parts (aq_batch.starts)     */
-    bool writes;      /* generation: one row of logits at a time; weights as the products read them are kept */
-    bool extends;     /* a token a step (aq_stage_config.extends)     */
-};
-/*
- * Opens device and stage, and reads the weights. AQ_NOTFOUND: a tensor is missing; also one that training would begin
- * anew (a classifier's head): what it would give here means nothing. Others as aq_stage_open and aq_checkpoint_import.
- */
-enum aq_status aq_local_load(struct aq_local *local, const struct aq_local_size *size);
+/* Opens device and stages, and reads the weights: as aq_asked_stage_open. */
+enum aq_status aq_local_load(struct aq_local *local, const struct aq_asked_size *size);
 
 /* Through all stages: as aq_stage_forward of slot 0. The logits are local->stage's. */
 enum aq_status aq_local_forward(struct aq_local *local, const struct aq_stage_input *input, struct aq_stage_loss *loss);

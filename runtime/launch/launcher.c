@@ -146,34 +146,33 @@ static int tick_ms(const struct launcher *launcher)
     return beat_ms && beat_ms < TICK_MS ? (int)beat_ms : TICK_MS;
 }
 
-static void loop(struct launcher *launcher)
+bool launcher_turn(struct launcher *launcher)
 {
     struct pollfd fds[AQ_JOB_RANKS_MAX + 1];
-    bool more = false;
-    while (go_on(launcher)) {
-        nfds_t count = 0;
-        if (launcher->launch->signals >= 0)
-            fds[count++] = (struct pollfd){.fd = launcher->launch->signals, .events = POLLIN};
-        for (uint32_t i = 0; i < launcher->host_count; i++) {
-            struct aq_control *control = launcher->hosts[i].control;
-            if (control)
-                fds[count++] = (struct pollfd){.fd = aq_control_fd(control),
-                                               .events = aq_control_pending(control) ? POLLIN | POLLOUT : POLLIN};
-        }
-        if (poll(fds, count, more ? 0 : tick_ms(launcher)) < 0 && errno != EINTR) {
-            launcher_fail(launcher, CAUSE_OWN, AQ_IO, "poll: errno %d", errno);
-            continue;
-        }
-        if (launcher->launch->signals >= 0) on_signals(launcher);
-        more = false;
-        for (uint32_t i = 0; i < launcher->host_count; i++)
-            more |= read_host(launcher, &launcher->hosts[i]);
-        watch_send(launcher);
-        watch_look(launcher);
-        launcher_starting(launcher);
-        launcher_board(launcher);
-        aq_progress_tick(launcher->launch->progress);
+    nfds_t count = 0;
+    if (!go_on(launcher)) return false;
+    if (launcher->launch->signals >= 0)
+        fds[count++] = (struct pollfd){.fd = launcher->launch->signals, .events = POLLIN};
+    for (uint32_t i = 0; i < launcher->host_count; i++) {
+        struct aq_control *control = launcher->hosts[i].control;
+        if (control)
+            fds[count++] = (struct pollfd){.fd = aq_control_fd(control),
+                                           .events = aq_control_pending(control) ? POLLIN | POLLOUT : POLLIN};
     }
+    if (poll(fds, count, launcher->more ? 0 : tick_ms(launcher)) < 0 && errno != EINTR) {
+        launcher_fail(launcher, CAUSE_OWN, AQ_IO, "poll: errno %d", errno);
+        return true;
+    }
+    if (launcher->launch->signals >= 0) on_signals(launcher);
+    launcher->more = false;
+    for (uint32_t i = 0; i < launcher->host_count; i++)
+        launcher->more |= read_host(launcher, &launcher->hosts[i]);
+    watch_send(launcher);
+    watch_look(launcher);
+    launcher_starting(launcher);
+    launcher_board(launcher);
+    aq_progress_tick(launcher->launch->progress);
+    return true;
 }
 
 static void close_trace(struct launcher *launcher)
@@ -244,7 +243,8 @@ void aq_launch_run(const struct aq_launch *launch, struct aq_launch_result *resu
         if (launcher_fail(launcher, CAUSE_OWN, status, "%s", aq_error_text()))
             result->transient = launch->again || launcher->private_silent;
     } else if (hosts_start(launcher) == AQ_OK) {
-        loop(launcher);
+        while (launcher_turn(launcher))
+            continue;
     }
     hosts_close(launcher);
     json_decref(launcher->hashes);

@@ -60,6 +60,8 @@ struct aq_launch {
     uint64_t ready_ns_max; /* from the start to the last `ready`                                       */
     uint64_t begin_ns;     /* when whoever wants this run began: what the time until it trains is counted from */
     bool probe;            /* nothing is trained: no folders, workers that measure (launcher_probe.h)    */
+    json_t *ask;           /* then: workers that answer instead (launcher_ask.h); borrowed; NULL: none   */
+    uint32_t vocabulary;   /* then: of the model, what a token is below                                   */
     bool again;            /* a restart: a daemon that is not back yet is worth another one            */
     const struct aq_token *token;
     struct aq_tls *tls;           /* to daemons that listen; NULL: in the clear */

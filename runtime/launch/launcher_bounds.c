@@ -110,6 +110,9 @@ static bool check_doing(struct launcher *launcher, uint32_t rank, const json_t *
 static bool check_ready(struct launcher *launcher, uint32_t rank, const json_t *message)
 {
     const char *device = aq_control_text_or(message, "device", "");
+    const struct aq_launch *launch = launcher->launch;
+    if (launch->ask && aq_control_u64_or(message, "answers", 0) != launch->vocabulary)
+        return refuse(launcher, rank, "does not answer as this version of aqpipe asks: another one on its host?");
     if (strlen(device) > 4 * FIELD_TEXT_MAX) return refuse(launcher, rank, "is ready on a device without a name");
     const double rtt_ms = aq_control_number_or(message, "rtt_ms", 0);
     if (!(rtt_ms >= 0 && rtt_ms <= RTT_MS_MAX)) return refuse(launcher, rank, "is ready at no distance");
@@ -198,12 +201,23 @@ static bool check_stopping(struct launcher *launcher, uint32_t rank, const json_
     return true;
 }
 
+static bool check_token(struct launcher *launcher, uint32_t rank, const json_t *message)
+{
+    const struct aq_launch *launch = launcher->launch;
+    const uint64_t token = aq_control_u64_or(message, "token", UINT64_MAX);
+    if (!launcher->token_due || rank + 1 != launch->stages)
+        return refuse(launcher, rank, "draws a token, and was not asked to");
+    if (token >= launch->vocabulary) return refuse(launcher, rank, "draws a token that the model does not have");
+    return true;
+}
+
 static bool check_done(struct launcher *launcher, uint32_t rank, const json_t *message)
 {
     const struct stage *stage = &launcher->stages[rank];
     const uint64_t steps = launcher->launch->bounds.steps;
     const bool stopped = aq_control_bool_or(message, "stopped", false);
     const bool reached = launcher->launch->until && stage->step == launcher->launch->until;
+    if (launcher->launch->ask && !launcher->ending) return refuse(launcher, rank, "is done before it was told the end");
     if (stopped && !launcher->stopping && !reached)
         return refuse(launcher, rank, "has stopped, and nobody asked it to");
     const uint64_t early = launcher->result->early_step;
@@ -228,6 +242,7 @@ static const struct expected {
     {"mark", RUNNING, check_mark},
     {"stopping", RUNNING, check_stopping},
     {"trace", RUNNING, check_trace},
+    {"token", RUNNING, check_token},
     {"done", RUNNING, check_done},
     {"failed", STARTING | RUNNING | ENDED, NULL},
     {"exited", STARTING | RUNNING | ENDED, NULL}, /* the daemon's word: it lets no worker say so */

@@ -102,9 +102,10 @@ static void on_ready(struct launcher *launcher, uint32_t rank, const json_t *mes
                         "link.rtt_ms: %.0f, and schedule and windows follow (aqpipe plan)",
                         launcher->rtt_ms, launcher->rtt_ms);
     launcher->gone = true;
-    aq_metrics_go(launcher->launch->metrics);
     aq_watch_go(&launcher->watch);
     to_all(launcher, "go", 0);
+    if (launcher->launch->ask) return; /* who asks has no metrics, and says himself what comes */
+    aq_metrics_go(launcher->launch->metrics);
     aq_progress_phase(launcher->launch->progress, "computes the first step");
     say_go(launcher);
     say_bits(launcher);
@@ -253,8 +254,7 @@ static enum aq_status complete(struct launcher *launcher, uint64_t step)
     for (uint32_t i = launch->keep; i < mark.kept_count; i++)
         forget(launcher, mark.kept[i]);
     for (uint32_t i = 0; i < old.kept_count; i++)
-        if (old.kept[i] > before && old.kept[i] < step)
-            forget(launcher, old.kept[i]);
+        if (old.kept[i] > before && old.kept[i] < step) forget(launcher, old.kept[i]);
     return AQ_OK;
 }
 
@@ -293,6 +293,12 @@ static void on_stopping(struct launcher *launcher, const json_t *message)
 {
     launcher->last_step = aq_control_u64_or(message, "step", 0);
     aq_progress_say(launcher->launch->progress, "step %llu is the last one", (unsigned long long)launcher->last_step);
+}
+
+static void on_token(struct launcher *launcher, const json_t *message)
+{
+    launcher->token = (uint32_t)aq_control_u64_or(message, "token", 0);
+    launcher->token_due = false;
 }
 
 static void on_done(struct launcher *launcher, uint32_t rank, json_t *message)
@@ -401,6 +407,8 @@ void launcher_event(struct launcher *launcher, struct host *host, json_t *messag
         on_trace(launcher, message);
     else if (strcmp(event, "stopping") == 0)
         on_stopping(launcher, message);
+    else if (strcmp(event, "token") == 0)
+        on_token(launcher, message);
     else if (strcmp(event, "done") == 0)
         on_done(launcher, rank, message);
     else if (strcmp(event, "failed") == 0)

@@ -78,6 +78,10 @@ struct launcher {
     uint64_t board_due_ns;         /* when the board hears of the stages again */
     FILE *trace;
     bool trace_failed;
+    bool more; /* a daemon has sent more than a turn's worth */
+    /* Of an asking (launcher_ask.c). */
+    bool token_due, ending; /* the next token was asked for and has not come; the end was said */
+    uint32_t token;         /* that came last                                                  */
 };
 
 /* launcher_hosts.c */
@@ -161,6 +165,9 @@ void watch_look(struct launcher *launcher); /* when all that came was read: who 
 
 /* launcher_board.c: what stages are doing, now and then, where there is a board */
 void launcher_board(struct launcher *launcher);
+
+/* launcher.c: wait a little for signals, daemons and clocks, and do what follows. False: all have ended, or are to. */
+bool launcher_turn(struct launcher *launcher);
 
 /* launcher.c: note a cause; the better one is kept, the first of its class. True: this one was. */
 bool launcher_fail(struct launcher *launcher, enum cause_class cause, enum aq_status status, const char *format, ...)

@@ -1,6 +1,6 @@
 /*
  * lengths.h -- the lengths of a data set's samples as a text, for stages that have no data: a launcher reads the data,
- * and says with each start how long every sample is (docs/CONTROL.md).
+ * and says with each start how long every sample is (docs/CONTROL.md). A text's tokens, too, where a model is asked.
  *
  * A length is 1 to `most`; each takes the bits that most - 1 has, at least one, and the bits follow each other, the
  * lowest first, six to a character:

@@ -508,8 +508,7 @@ static enum aq_status open_edges(struct aq_worker *w)
     return w->pipeline.out ? aq_edge_join(w->pipeline.out, aq_job_edge_transport(w->job, w->rank)) : AQ_OK;
 }
 
-/* What is done before the first step, in this order: for the pulse, the log, and whoever waits for the launcher. */
-static enum aq_status begins(const struct aq_worker *w, enum aq_doing doing)
+enum aq_status aq_worker_begins(const struct aq_worker *w, enum aq_doing doing)
 {
     aq_pulse_doing(doing);
     aq_log("worker", 2, "%s", aq_doing_text(doing));
@@ -533,21 +532,21 @@ static enum aq_status open_all(struct aq_worker *w, const json_t *start)
     if (w->job->output.trace) AQ_TRY(aq_trace_open(AQ_PLAN_TRACE_RECORDS, &w->trace));
     AQ_TRY(aq_bell_open(&w->bell));
     aq_pulse_bell(w->bell);
-    AQ_TRY(begins(w, AQ_DOING_DEVICE));
+    AQ_TRY(aq_worker_begins(w, AQ_DOING_DEVICE));
     AQ_TRY(open_stage(w));
     AQ_TRY(open_optimizer(w));
-    AQ_TRY(begins(w, AQ_DOING_DATA));
+    AQ_TRY(aq_worker_begins(w, AQ_DOING_DATA));
     AQ_TRY(open_lengths(w, start));
     AQ_TRY(open_data(w));
-    AQ_TRY(begins(w, AQ_DOING_WEIGHTS));
+    AQ_TRY(aq_worker_begins(w, AQ_DOING_WEIGHTS));
     AQ_TRY(load_weights(w, aq_control_u64_or(start, "resume", 0)));
     const char *from = aq_control_text_or(start, "adopt", NULL);
     if (from) AQ_TRY(adopt(w, from));
     AQ_TRY(aq_worker_snapshot_open(w));
     AQ_TRY(aq_worker_warm(w));
-    AQ_TRY(begins(w, AQ_DOING_CACHE));
+    AQ_TRY(aq_worker_begins(w, AQ_DOING_CACHE));
     AQ_TRY(open_cache(w));
-    AQ_TRY(begins(w, AQ_DOING_CONNECT));
+    AQ_TRY(aq_worker_begins(w, AQ_DOING_CONNECT));
     AQ_TRY(aq_worker_links_open(w));
     AQ_TRY(aq_worker_group_open(w));
     AQ_TRY(aq_worker_warm_reduction(w));
@@ -555,7 +554,7 @@ static enum aq_status open_all(struct aq_worker *w, const json_t *start)
     AQ_TRY(aq_worker_mirror_open(w));
     AQ_TRY(aq_worker_versions_open(w));
     AQ_TRY(keep_frozen(w));
-    AQ_TRY(begins(w, AQ_DOING_MEASURE));
+    AQ_TRY(aq_worker_begins(w, AQ_DOING_MEASURE));
     return aq_worker_choose_open(w);
 }
 
@@ -668,18 +667,28 @@ static struct aq_link *link_number(const struct aq_worker *w, uint32_t number)
     return w->replicas.peers ? w->replicas.peers[number - 2] : NULL;
 }
 
-static enum aq_status finish(struct aq_worker *w)
+enum aq_status aq_worker_drain(struct aq_worker *w, uint64_t deadline)
 {
-    const uint64_t deadline = aq_clock_after(seconds_ns(60) + w->outages_ns);
     if (w->pipeline.out) AQ_TRY(aq_edge_drain(w->pipeline.out, deadline));
-    if (w->pipeline.in) AQ_TRY(aq_edge_drain(w->pipeline.in, deadline));
-    AQ_TRY(aq_worker_report_done(w));
+    return w->pipeline.in ? aq_edge_drain(w->pipeline.in, deadline) : AQ_OK;
+}
+
+enum aq_status aq_worker_leave(struct aq_worker *w, uint64_t deadline)
+{
     for (uint32_t i = 0; i < 2 + w->W; i++) {
         struct aq_link *link = link_number(w, i);
         const enum aq_status status = link ? aq_link_finish(link, deadline) : AQ_OK;
         if (status != AQ_CLOSED) AQ_TRY(status); /* closed: the neighbour was first to say goodbye */
     }
     return aq_control_flush(w->control, deadline);
+}
+
+static enum aq_status finish(struct aq_worker *w)
+{
+    const uint64_t deadline = aq_clock_after(seconds_ns(60) + w->outages_ns);
+    AQ_TRY(aq_worker_drain(w, deadline));
+    AQ_TRY(aq_worker_report_done(w));
+    return aq_worker_leave(w, deadline);
 }
 
 static void close_all(struct aq_worker *w, enum aq_status status)
@@ -750,8 +759,8 @@ enum aq_status aq_worker_run(struct aq_control *control)
     json_t *message = NULL;
     enum aq_status status;
     AQ_TRY_GOTO(aq_worker_await(&w, "start", aq_clock_after(seconds_ns(START_SECONDS)), &message), out);
-    const bool probe = aq_control_bool_or(message, "probe", false);
-    status = probe ? aq_worker_probe(&w, message) : open_all(&w, message);
+    const bool probe = aq_control_bool_or(message, "probe", false), ask = json_object_get(message, "ask") != NULL;
+    status = !probe ? open_all(&w, message) : ask ? aq_worker_answer(&w, message) : aq_worker_probe(&w, message);
     json_decref(message);
     if (status != AQ_OK || probe) goto out;
     AQ_TRY_GOTO(report_ready(&w), out);

@@ -32,6 +32,7 @@
 #include "net/link.h"
 #include "plan.h"
 #include "program.h"
+#include "pulse.h"
 #include "reduce_measure.h"
 #include "seal.h"
 #include "stages/dataset.h"
@@ -180,7 +181,8 @@ struct aq_worker {
     struct aq_control *control; /* borrowed */
     struct aq_job *job;
     struct aq_plan *plan;
-    const struct aq_plan_stage *me;
+    const struct aq_plan_stage *me; /* the plan's, or where a model is asked: */
+    struct aq_plan_stage mine;
     uint32_t rank;        /* of all workers: replica x P + position                */
     uint32_t position, P; /* the stage in its pipeline, of so many                 */
     uint32_t replica, W;  /* the copy of the pipeline, of so many                  */
@@ -328,6 +330,13 @@ enum aq_status aq_worker_await(struct aq_worker *worker, const char *op, uint64_
  * otherwise. */
 enum aq_status aq_worker_plan_open(struct aq_worker *worker, const json_t *start);
 
+/* worker.c: what is done before the first step, in this order: for the pulse, the log, and whoever waits. */
+enum aq_status aq_worker_begins(const struct aq_worker *worker, enum aq_doing doing);
+
+/* worker.c: all links end in good order, by the deadline, and what was said has been sent. */
+enum aq_status aq_worker_drain(struct aq_worker *worker, uint64_t deadline);
+enum aq_status aq_worker_leave(struct aq_worker *worker, uint64_t deadline);
+
 /* worker_links.c: who we are under TLS, the loop, and a link to each neighbour. */
 enum aq_status aq_worker_links_open(struct aq_worker *worker);
 /* Its parts: who we are, and the loop; one port for all neighbours that connect, each of which is told of; is this peer
@@ -339,6 +348,10 @@ bool aq_worker_listens_for(const struct aq_worker *worker, uint32_t peer);
 /* worker_probe.c: nothing is trained: the links of this rank are measured as the launcher asks (docs/CONTROL.md section
  * 9), until its channel closes. The worker is closed as after training. */
 enum aq_status aq_worker_probe(struct aq_worker *worker, const json_t *start);
+
+/* worker_answer.c: nothing is trained: this stage computes a text as it is asked (docs/CONTROL.md section 10). The
+ * worker is closed as after training. */
+enum aq_status aq_worker_answer(struct aq_worker *worker, const json_t *start);
 
 /* worker_links.c: the round trip to the next stage, where it is far and the plan does not know of so much; else 0. */
 double aq_worker_distance_ms(const struct aq_worker *worker);
@@ -408,6 +421,10 @@ enum aq_status aq_worker_agree(struct aq_worker *worker);
 
 /* worker_eval.c: the held-out samples through the whole pipeline, uncompressed; the last stage reports the loss. */
 enum aq_status aq_worker_evaluate(struct aq_worker *worker);
+
+/* worker_eval.c: the next EVAL frame, which must be that of the batch, into pipeline.x; and pipeline.y as one. */
+enum aq_status aq_worker_receive_eval(struct aq_worker *worker, const struct aq_edge_batch *batch);
+enum aq_status aq_worker_send_eval(struct aq_worker *worker, const struct aq_edge_batch *batch);
 
 /* worker_snapshot.c: the guard of the cut behind this stage; NULL: it has none. */
 struct aq_edge_guard *aq_worker_guard(struct aq_worker *worker);

@@ -22,13 +22,19 @@ static uint64_t cut_bytes(const struct aq_worker *w, int i)
     return i < 2 ? w->me->size.x_bytes : w->me->size.y_bytes;
 }
 
+/* Who answers has no gradients. */
+static bool wants(const struct aq_worker *w, int i)
+{
+    return cut_bytes(w, i) > 0 && (i % 2 == 0 || !w->me->config.inference);
+}
+
 static enum aq_status values_open(struct aq_worker *w)
 {
     struct aq_values *const all[] = {w->pipeline.x, w->pipeline.dx, w->pipeline.y, w->pipeline.dy};
     w->pipeline.copies = w->me->boundary_copies;
     AQ_ASSERT(w->pipeline.copies >= 1 && w->pipeline.copies <= AQ_PLAN_COPIES_MAX);
     for (int i = 0; i < 4; i++)
-        for (uint32_t k = 0; cut_bytes(w, i) && k < w->pipeline.copies; k++)
+        for (uint32_t k = 0; wants(w, i) && k < w->pipeline.copies; k++)
             AQ_TRY(aq_values_open(w->device, cut_bytes(w, i), &all[i][k]));
     return AQ_OK;
 }

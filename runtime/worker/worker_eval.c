@@ -28,7 +28,7 @@ static const struct aq_values *values_of(const struct aq_worker *worker, const s
     return &copies[batch->micro_batch % worker->pipeline.copies];
 }
 
-static enum aq_status receive(struct aq_worker *worker, const struct aq_edge_batch *batch)
+enum aq_status aq_worker_receive_eval(struct aq_worker *worker, const struct aq_edge_batch *batch)
 {
     for (;;) {
         const uint32_t seen = aq_bell_count(worker->bell);
@@ -43,7 +43,7 @@ static enum aq_status receive(struct aq_worker *worker, const struct aq_edge_bat
     }
 }
 
-static enum aq_status send(struct aq_worker *worker, const struct aq_edge_batch *batch)
+enum aq_status aq_worker_send_eval(struct aq_worker *worker, const struct aq_edge_batch *batch)
 {
     for (;;) {
         const uint32_t seen = aq_bell_count(worker->bell);
@@ -75,7 +75,7 @@ static enum aq_status evaluate_batch(struct aq_worker *worker, uint32_t micro_ba
         (void)aq_worker_starts(worker, true, first + i, i);
     for (uint32_t i = 0; worker->heldout && i < samples; i++)
         AQ_TRY(aq_dataset_put(worker->heldout, first + i, &worker->batch, i));
-    if (!is_first) AQ_TRY(receive(worker, &batch));
+    if (!is_first) AQ_TRY(aq_worker_receive_eval(worker, &batch));
     const struct aq_values *x = values_of(worker, worker->pipeline.x, &batch),
                            *y = values_of(worker, worker->pipeline.y, &batch);
     const struct aq_stage_input input = {.x = is_first ? NULL : x->at,
@@ -92,7 +92,7 @@ static enum aq_status evaluate_batch(struct aq_worker *worker, uint32_t micro_ba
     if (!is_first) AQ_TRY(aq_values_read_end(worker->device, x, worker->stream));
     if (!is_last) AQ_TRY(aq_values_write_end(worker->device, y, worker->stream));
     aq_task_add(total, &loss);
-    return is_last ? AQ_OK : send(worker, &batch);
+    return is_last ? AQ_OK : aq_worker_send_eval(worker, &batch);
 }
 
 /* Once through this replica's part. */

@@ -59,7 +59,7 @@ static void add_expected(const struct aq_worker *w, struct aq_text *address)
         return;
     }
     uint32_t peers[2], count = 0;
-    for (uint32_t peer = 0; peer < w->plan->ranks; peer++)
+    for (uint32_t peer = 0; peer < w->P * w->W; peer++)
         if (aq_worker_listens_for(w, peer)) {
             if (count < 2) peers[count] = peer;
             count++;
@@ -89,7 +89,7 @@ enum aq_status aq_worker_listen(struct aq_worker *w, struct aq_listener **listen
     status = aq_link_listen(w->net, aq_text_of(&address), listener, &port);
     if (status == AQ_OK) aq_endpoint_text(&endpoint, port, reached);
     if (status == AQ_OK) aq_log("worker", 1, "listens at %s%s", reached, w->tls ? ", by TLS" : "");
-    for (uint32_t peer = 0; peer < w->plan->ranks && status == AQ_OK; peer++)
+    for (uint32_t peer = 0; peer < w->P * w->W && status == AQ_OK; peer++)
         if (aq_worker_listens_for(w, peer))
             status = aq_control_send(w->control, json_pack("{s:s, s:s, s:I}", "event", "listening", "address", reached,
                                                            "peer", (json_int_t)peer));
@@ -107,7 +107,7 @@ static enum aq_status await_address(struct aq_worker *w, struct addresses *known
         AQ_TRY(aq_worker_await(w, "connect", deadline, &message));
         enum aq_status status = aq_control_get_text(message, "address", &to);
         if (status == AQ_OK) status = aq_control_get_u32(message, "from", &from);
-        if (status == AQ_OK && (from >= w->plan->ranks || !aq_job_linked(w->job, w->rank, from) ||
+        if (status == AQ_OK && (from >= w->P * w->W || !aq_job_linked(w->job, w->rank, from) ||
                                 aq_worker_listens_for(w, from) || known->of[from][0]))
             status =
                 aq_fail(AQ_PROTO, "worker", "rank %u is told to connect to rank %u, which it does not", w->rank, from);
@@ -136,7 +136,7 @@ static enum aq_status connect_to(struct aq_worker *w, const char *to, uint32_t p
 static enum aq_status join(struct aq_worker *w, struct aq_listener *listener, struct addresses *known)
 {
     const uint64_t deadline = aq_clock_after((uint64_t)START_SECONDS * 1000000000u);
-    for (uint32_t peer = 0; peer < w->plan->ranks; peer++) {
+    for (uint32_t peer = 0; peer < w->P * w->W; peer++) {
         if (!aq_job_linked(w->job, w->rank, peer)) continue;
         if (aq_worker_listens_for(w, peer)) { /* who comes out of turn is kept until it is its turn */
             const struct aq_link_config config = config_to(w, peer);

@@ -237,8 +237,6 @@ enum aq_status aq_weights_match(const struct aq_weights *weights, const struct a
 
 struct values {
     const struct aq_weights *weights;
-    uint64_t count;
-    bool looks; /* else it counts */
     enum aq_status status;
 };
 
@@ -250,8 +248,7 @@ static void values_tell(void *context, const struct aq_weights_found *found)
     uint64_t place;
     float value;
     if (found->use != AQ_WEIGHTS_USED || values->status != AQ_OK) return;
-    values->count += found->count;
-    if (!values->looks || aq_weights_find(values->weights, found->name, &index) != AQ_OK) return;
+    if (aq_weights_find(values->weights, found->name, &index) != AQ_OK) return;
     values->status = aq_weights_finite(values->weights, index, &finite, &place, &value);
     if (values->status != AQ_OK || finite) return;
     values->status = aq_fail(AQ_MISMATCH, "weights", "%s: %s: value %llu of %llu is %s; every one must be a number",
@@ -259,13 +256,9 @@ static void values_tell(void *context, const struct aq_weights_found *found)
                              isnan(value) ? "NaN" : "infinite");
 }
 
-enum aq_status aq_weights_check_values(const struct aq_weights *weights, const struct aq_model_config *model,
-                                       uint64_t most)
+enum aq_status aq_weights_check_values(const struct aq_weights *weights, const struct aq_model_config *model)
 {
     struct values values = {.weights = weights, .status = AQ_OK};
-    AQ_TRY(aq_weights_survey(weights, model, values_tell, &values));
-    if (values.count > most) return AQ_OK;
-    values.looks = true;
     AQ_TRY(aq_weights_survey(weights, model, values_tell, &values));
     return values.status;
 }

@@ -168,25 +168,39 @@ enum aq_status aq_weights_read(const struct aq_weights *weights, uint32_t index,
     return AQ_OK;
 }
 
+/* Is every one a number? Without a branch a value, so that it goes at the rate of memory. */
+static bool all_finite(const float *values, uint64_t count)
+{
+    uint32_t others = 0;
+    for (uint64_t i = 0; i < count; i++) {
+        uint32_t bits;
+        memcpy(&bits, &values[i], sizeof bits);
+        others |= (uint32_t)((bits & 0x7f800000) == 0x7f800000);
+    }
+    return others == 0;
+}
+
 enum aq_status aq_weights_finite(const struct aq_weights *weights, uint32_t index, bool *finite, uint64_t *place,
                                  float *value)
 {
-    enum { PIECE = 1 << 18 };
+    enum { PIECE = 1 << 13, STRETCH = 1 << 20 }; /* what a first-level cache holds; what is let go at once */
     const struct aq_weights_entry *entry = weights->entries[index];
-    void *memory;
+    float floats[PIECE];
     *finite = true;
     if (!entry->type->to_float) return AQ_OK;
-    AQ_TRY(aq_alloc(PIECE * sizeof(float), &memory));
-    float *floats = memory;
-    for (uint64_t at = 0; *finite && at < entry->count; at += PIECE) {
+    const uint8_t *values = entry->file->data + entry->begin;
+    for (uint64_t at = 0; at < entry->count; at += PIECE) {
         const uint64_t left = entry->count - at, count = left < PIECE ? left : PIECE;
-        aq_weights_floats(weights, index, at, count, floats);
-        for (uint64_t i = 0; i < count && *finite; i++) {
-            *finite = isfinite(floats[i]);
-            *place = at + i;
-            *value = floats[i];
-        }
+        entry->type->to_float(values + at * entry->type->bytes, count, floats);
+        if (at % STRETCH == 0 && at > 0)
+            aq_weights_release(entry->file, values + (at - STRETCH) * entry->type->bytes, STRETCH * entry->type->bytes);
+        if (all_finite(floats, count)) continue;
+        *finite = false;
+        for (*place = at; isfinite(floats[*place - at]);)
+            ++*place;
+        *value = floats[*place - at];
+        break;
     }
-    aq_free(floats);
+    aq_weights_forget(weights, index);
     return AQ_OK;
 }

@@ -152,6 +152,13 @@ def large():
         code = os.waitstatus_to_exitcode(status)
         check(code == 0 or command[0] == "plan", f"{command}: {code}")  # the plan may not fit this machine
         check(usage.ru_maxrss < 200 * 1024, f"aqpipe {command[0]} of {total / 1e9:.1f} GB of weights has {usage.ru_maxrss} KiB resident")
+    # 1.6 billion values are looked at, too, before anything is there: one of the first is none.
+    with (folder / place["wpe.weight"]).open("r+b") as out:
+        size = struct.unpack("<Q", out.read(8))[0]
+        out.seek(8 + size + json.loads(out.read(size))["wpe.weight"]["data_offsets"][0] + 4 * 5)
+        out.write(b"\0\0\xc0\x7f")
+    refused("large NaN", begun("large-nan", folder, **{"data.heldout": None, "data.tokenizer": "bytes"}), r"wpe\.weight: value 5 of \d+ is NaN", 1)
+    check(not (ROOT / "large-nan").exists(), "large NaN: something was written")
 
 
 def bad_folders(config, table):

@@ -73,6 +73,43 @@ static void to_launcher(const uint8_t *bytes, size_t count)
     close(peer);
 }
 
+/* A token is due: it comes from the last stage and is one of the model's, or there is a cause. */
+static void to_asking(const uint8_t *bytes, size_t count, json_t *ask)
+{
+    static struct launcher launcher;
+    static struct aq_launch_result result;
+    struct aq_progress progress = {.off = true};
+    const struct aq_launch launch = {.stages = STAGES,
+                                     .replicas = 1,
+                                     .probe = true,
+                                     .ask = ask,
+                                     .vocabulary = 9,
+                                     .progress = &progress,
+                                     .signals = -1};
+    json_t *message;
+    int peer;
+    memset(&result, 0, sizeof result);
+    memset(&launcher, 0, sizeof launcher);
+    launcher.launch = &launch;
+    launcher.result = &result;
+    launcher.ranks = STAGES;
+    launcher.host_count = 1;
+    launcher.hosts[0].address = "fuzz";
+    launcher.hosts[0].control = channel(bytes, count, &peer);
+    launcher.token_due = true;
+    for (int r = 0; r < STAGES; r++)
+        launcher.stages[r].state = STAGE_STARTED;
+    while (launcher.hosts[0].control && aq_control_receive(launcher.hosts[0].control, 0, &message) == AQ_OK) {
+        launcher_event(&launcher, &launcher.hosts[0], message);
+        json_decref(message);
+    }
+    AQ_ASSERT(launcher.token < launch.vocabulary && (launcher.token_due || launcher.gone));
+    for (int r = 0; r < STAGES; r++)
+        AQ_ASSERT(!launcher.stages[r].done && !launcher.stages[r].evals);
+    aq_control_close(launcher.hosts[0].control);
+    close(peer);
+}
+
 /* Both ends of a pair have been asked. */
 static void to_probe(const uint8_t *bytes, size_t count)
 {
@@ -138,6 +175,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t count)
     if (count > BYTES_MAX) return 0;
     be_quiet();
     to_launcher(bytes, count);
+    json_t *ask = json_object();
+    to_asking(bytes, count, ask);
+    json_decref(ask);
     to_probe(bytes, count);
     to_daemon(bytes, count);
     AQ_ASSERT(aq_memory_used() == 0);

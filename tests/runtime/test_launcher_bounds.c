@@ -413,6 +413,75 @@ static void test_stop_lets_another_step_be_the_last(void **state)
     assert_refused("replica 0 stage 0", "says 'stopping' while it is done", 0, size_of(metrics_path));
 }
 
+static void begin_asking(void)
+{
+    static json_t *ask;
+    if (!ask) ask = json_object();
+    launch.ask = ask;
+    launch.probe = true;
+    launch.replicas = 1;
+    launch.vocabulary = 50;
+    launch.metrics = NULL; /* nothing is written */
+    launch.bounds = (struct aq_launch_bounds){0};
+    launcher.ranks = P;
+}
+
+/* A model is asked: tokens of the last stage, as many as are asked for, and the end when it is told. */
+static void test_an_asking_takes_what_it_asked_for(void **state)
+{
+    static const struct {
+        uint32_t rank;
+        bool due;
+        const char *line, *who, *why;
+    } wrong[] = {
+        {2, false, "{\"event\":\"token\",\"token\":7}", "stage 2", "and was not asked to"},
+        {1, true, "{\"event\":\"token\",\"token\":7}", "stage 1", "and was not asked to"},
+        {2, true, "{\"event\":\"token\",\"token\":50}", "stage 2", "the model does not have"},
+        {2, true, "{\"event\":\"token\",\"token\":-1}", "stage 2", "the model does not have"},
+        {2, true, "{\"event\":\"token\"}", "stage 2", "the model does not have"},
+        {0, true, "{\"event\":\"done\"}", "stage 0", "before it was told the end"},
+        {0, true, "{\"event\":\"step\",\"step\":1}", "stage 0", "reports step 1"},
+        {2, true, "{\"event\":\"eval\",\"step\":0}", "stage 2", "which the plan does not have it do"},
+        {0, true, "{\"event\":\"mark\",\"step\":0}", "stage 0", "has a checkpoint"},
+        {0, true, "{\"event\":\"stopping\",\"step\":1}", "stage 0", "was not asked"},
+        {0, true, "{\"event\":\"trace\",\"text\":\"x\"}", "stage 0", "more than the 0 bytes"},
+    };
+    for (size_t i = 0; i <= sizeof wrong / sizeof *wrong; i++) {
+        if (i > 0) assert_int_equal(setup(state), 0);
+        begin_asking();
+        for (uint32_t r = 0; r < P; r++)
+            say(r, "{\"event\":\"ready\",\"answers\":50}");
+        assert_true(launcher.gone);
+        launcher.token_due = true;
+        say(2, "{\"event\":\"token\",\"token\":49}");
+        assert_false(launcher.token_due);
+        assert_int_equal(launcher.token, 49);
+        if (i < sizeof wrong / sizeof *wrong) {
+            launcher.token_due = wrong[i].due;
+            say(wrong[i].rank, wrong[i].line);
+            assert_refused(wrong[i].who, wrong[i].why, wrong[i].rank, 0);
+        } else {
+            launcher.ending = true;
+            for (uint32_t r = 0; r < P; r++)
+                say(r, "{\"event\":\"done\"}");
+            assert_string_equal(result.cause, "");
+        }
+        if (i < sizeof wrong / sizeof *wrong) assert_int_equal(teardown(state), 0);
+    }
+    json_decref(launch.ask);
+}
+
+/* A worker of a version that knows nothing of `ask` would measure the network. */
+static void test_an_asking_wants_workers_that_answer(void **state)
+{
+    (void)state;
+    launch.ask = json_object();
+    launch.vocabulary = 50;
+    say(1, "{\"event\":\"ready\"}");
+    assert_refused("stage 1", "another one on its host?", 1, 0);
+    json_decref(launch.ask);
+}
+
 int main(void)
 {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
@@ -425,6 +494,8 @@ int main(void)
         TEST(test_parts_of_a_start_come_in_order),
         TEST(test_what_follows_a_step_is_said),
         TEST(test_stop_lets_another_step_be_the_last),
+        TEST(test_an_asking_takes_what_it_asked_for),
+        TEST(test_an_asking_wants_workers_that_answer),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -3,6 +3,8 @@
  *
  * The golden files were written by a few lines of Python's struct and json, apart from the code under test.
  */
+#include <float.h>
+#include <math.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -133,6 +135,34 @@ static void test_write_then_read_same_values(void **state)
     assert_int_equal(aq_weights_open(path, &w), AQ_OK);
     assert_int_equal(aq_weights_count(w), 0);
     aq_weights_close(w);
+}
+
+/* The first value that is no number, wherever it is in the pieces that are read at once; the largest number is one. */
+static void test_finite_says_the_first_place(void **state)
+{
+    (void)state;
+    enum { COUNT = 20001 };
+    static const uint64_t places[] = {0, 5, 8191, 8192, 16383, 16384, COUNT - 1};
+    static float values[COUNT];
+    const struct aq_weights_tensor tensor = {.name = "t", .dimensions = 1, .shape = {COUNT}, .values = values};
+    for (size_t i = 0; i <= sizeof places / sizeof *places; i++) {
+        const bool all = i == sizeof places / sizeof *places;
+        struct aq_weights *w;
+        bool finite;
+        uint64_t place;
+        float value;
+        for (uint64_t k = 0; k < COUNT; k++)
+            values[k] = k % 2 ? FLT_MAX : -FLT_MAX;
+        if (!all) values[places[i]] = i % 2 ? -INFINITY : NAN;
+        if (!all && places[i] + 1 < COUNT) values[COUNT - 1] = INFINITY;
+        assert_int_equal(aq_weights_write(path, &tensor, 1, NULL), AQ_OK);
+        assert_int_equal(aq_weights_open(path, &w), AQ_OK);
+        assert_int_equal(aq_weights_finite(w, 0, &finite, &place, &value), AQ_OK);
+        assert_int_equal(finite, all);
+        if (!all) assert_int_equal(place, places[i]);
+        if (!all) assert_int_equal(isnan(value) != 0, i % 2 == 0);
+        aq_weights_close(w);
+    }
 }
 
 /* A file of this header and so many zero bytes of data; opening it must fail, saying `part`. */
@@ -544,6 +574,7 @@ int main(void)
         cmocka_unit_test(test_read_golden_every_type),
         cmocka_unit_test(test_write_golden_same_bytes),
         cmocka_unit_test(test_write_then_read_same_values),
+        cmocka_unit_test(test_finite_says_the_first_place),
         cmocka_unit_test(test_open_lying_header_corrupt),
         cmocka_unit_test(test_open_bad_lengths_fail),
         cmocka_unit_test(test_write_impossible_tensors_inval),

@@ -100,17 +100,16 @@ enum aq_status aq_weights_match(const struct aq_weights *weights, const struct a
 
 /*
  * Are all values of a tensor that can be read finite? *finite, and where not the first that is none and its place. Read
- * piece by piece. AQ_NOMEM.
+ * piece by piece, and nothing of it kept in memory. Always AQ_OK.
  */
 enum aq_status aq_weights_finite(const struct aq_weights *weights, uint32_t index, bool *finite, uint64_t *place,
                                  float *value);
 
 /*
- * Are all values finite that this model reads of them? Where it reads more than `most` values none is looked at.
- * AQ_MISMATCH: the first that is none, with its file, tensor and place. AQ_NOMEM.
+ * Are all values finite that this model reads of them? AQ_MISMATCH: the first that is none, with its file, tensor and
+ * place. AQ_NOMEM.
  */
-enum aq_status aq_weights_check_values(const struct aq_weights *weights, const struct aq_model_config *model,
-                                       uint64_t most);
+enum aq_status aq_weights_check_values(const struct aq_weights *weights, const struct aq_model_config *model);
 
 /*
  * Tells one set of weights from another: a digest of the heads and lengths of its files (a head names and places every
