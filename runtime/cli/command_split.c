@@ -61,11 +61,10 @@ static const struct aq_command_line client_line = {
     statuses,
     NULL};
 
-static int done(struct asked *asked, enum aq_status status, enum aq_split_end end)
+/* What is wrong has been said where it was found. */
+static int exit_code(enum aq_status status, enum aq_split_end end)
 {
     if (status == AQ_OK) return (int)end;
-    if (status != AQ_INVAL) /* what is wrong in a manifest has been said line by line */
-        aq_progress_say(&asked->progress, "%s", aq_error_text());
     return status == AQ_INVAL ? AQ_EXIT_USAGE : AQ_EXIT_FAILED;
 }
 
@@ -98,7 +97,7 @@ int aq_command_split_server(int argc, char **argv)
                                                   .progress = &asked.progress};
     const enum aq_status status = aq_split_serve(&config, &end);
     close(signals);
-    return done(&asked, status, end);
+    return exit_code(status, end);
 }
 
 int aq_command_split_client(int argc, char **argv)
@@ -124,5 +123,5 @@ int aq_command_split_client(int argc, char **argv)
                                                   .progress = &asked.progress};
     const enum aq_status status = aq_split_follow(&config, &end);
     close(signals);
-    return done(&asked, status, end);
+    return exit_code(status, end);
 }

@@ -1,9 +1,15 @@
 /*
- * split_check.c -- the ends that a client sent, before another client is to begin with them.
+ * split_check.c -- what a turn has trained, before another client is to begin with it.
+ *
+ * The ends that the client sent, and the middle: a step whose gradient is no number is void, but the statistics of a
+ * batch norm have taken its activations.
  *
  * They are read as a worker would: into the stages of the plan, of which every tensor must be there, with its size, and
  * every value finite. What that does not find is what was trained honestly by form and badly by content.
  */
+#include <stdio.h>
+#include <string.h>
+
 #include "aqsgd/grad.h"
 #include "checkpoint.h"
 #include "split_private.h"
@@ -50,14 +56,25 @@ static enum aq_status check_one(struct aq_device *device, const struct aq_plan *
     return status;
 }
 
-enum aq_status ends_check(const struct site *site, const char *folder)
+/* The reason without our paths: it goes to the client. */
+static void its_fault(const char *text, char why[AQ_SPLIT_TEXT_BYTES])
+{
+    const char *file = strstr(text, "stage-");
+    snprintf(why, AQ_SPLIT_TEXT_BYTES, "the weights of its turn are refused: %.300s", file ? file : text);
+}
+
+enum aq_status turn_check(const struct site *site, const char *ends, const char *middle, char why[AQ_SPLIT_TEXT_BYTES])
 {
     const struct aq_device_config config = {.kind = "cpu", .threads = 1};
     struct aq_device *device;
+    struct aq_error_hold hold;
     AQ_TRY(aq_device_open(&config, &device));
     enum aq_status status = AQ_OK;
-    for (uint32_t end = 0; end < AQ_SPLIT_ENDS && status == AQ_OK; end++)
-        status = check_one(device, site->job.plan, aq_split_rank(end), folder);
+    aq_error_hold(&hold);
+    for (uint32_t rank = 0; rank < AQ_SPLIT_STAGES && status == AQ_OK; rank++)
+        status = check_one(device, site->job.plan, rank, rank == AQ_SPLIT_MIDDLE ? middle : ends);
+    aq_error_release(&hold);
+    if (status != AQ_OK) its_fault(hold.text, why);
     aq_device_close(device);
     return status;
 }

@@ -17,8 +17,8 @@
 enum {
     SPLIT_NEWCOMERS_MAX = 64,
     SPLIT_NEWCOMER_S = 5, /* for its certificate and its first line                               */
-    SPLIT_ANSWER_S = 60,  /* for what a client owes: that it is ready, the next part of a file     */
-    SPLIT_TRIES_MAX = 3,  /* of a turn, while its client is there                                 */
+    SPLIT_ANSWER_S = 60,  /* for what a client owes (ready, the next part of a file), or control.silence_max */
+    SPLIT_TRIES_MAX = 3,  /* of a turn, from one checkpoint                                       */
     SPLIT_QUEUE_BYTES = 8 << 20,
     SPLIT_WEIGHTS_NONE = -1
 };
@@ -46,7 +46,8 @@ struct site {
     struct aq_split_in in;
     pid_t pid;                 /* of the turn's launcher; 0: none                 */
     struct aq_control *launch; /* its channel; NULL: none                         */
-    uint32_t tries;
+    uint32_t tries;        /* that failed, or that its client left, since its last checkpoint */
+    uint64_t tried_mark;   /* which was at this step                          */
     bool late;                     /* it is waited for, or was, in this round          */
     char why[AQ_SPLIT_TEXT_BYTES]; /* its turn's last failure                          */
 };
@@ -69,6 +70,7 @@ struct server {
     int weights;    /* the folder of the newest: 0, 1, or SPLIT_WEIGHTS_NONE */
     bool stopping, over;
     enum aq_split_end end;
+    struct aq_log_limit strangers; /* what is said of them  */
 };
 
 /* split_state.c: RUN/split.json, and the folders beside it. */
@@ -82,8 +84,9 @@ struct site *state_site(struct server *server, const char *name); /* known or ma
 uint64_t state_mark(const struct server *server, const struct site *site);
 /* The turn has ended well: its weights, of which the ends lie in the other folder, are the newest. */
 enum aq_status state_commit(struct server *server, struct site *site);
-/* split_check.c: the ends that a client sent, in `folder`: of the stages of its plan, whole and finite? */
-enum aq_status ends_check(const struct site *site, const char *folder);
+/* split_check.c: the ends that a client sent, and the middle that was trained with it, each stage-R.safetensors in its
+ * folder: of the stages of its plan, whole and finite? AQ_NOMEM; others: why, for the client, too. */
+enum aq_status turn_check(const struct site *site, const char *ends, const char *middle, char why[AQ_SPLIT_TEXT_BYTES]);
 
 /* split_report.c: report.json and a table; the model, where split.collect has it. */
 enum aq_status report_leave(const struct server *server);

@@ -177,10 +177,13 @@ static void first_line(struct server *server, struct newcomer *newcomer, const j
         refuse(server, newcomer, site->name, "comes with other data than it began with", NULL);
         return;
     }
-    aq_error_clear();
-    if (plan_for(server, site, &session.join) != AQ_OK) {
+    struct aq_error_hold hold;
+    aq_error_hold(&hold);
+    const enum aq_status planned = plan_for(server, site, &session.join);
+    aq_error_release(&hold);
+    if (planned != AQ_OK) {
         char text[AQ_SPLIT_TEXT_BYTES];
-        snprintf(text, sizeof text, "has what cannot be planned: %s", aq_error_text());
+        snprintf(text, sizeof text, "has what cannot be planned: %.300s", hold.text);
         refuse(server, newcomer, site->name, text, NULL);
         return;
     }
@@ -197,8 +200,10 @@ static void first_line(struct server *server, struct newcomer *newcomer, const j
 static void serve_newcomer(struct server *server, struct newcomer *newcomer)
 {
     json_t *line;
+    aq_log_limit_thread(&server->strangers); /* TLS may say why */
     (void)aq_control_push(newcomer->control);
     const enum aq_status status = aq_control_receive(newcomer->control, 0, &line);
+    aq_log_limit_thread(NULL);
     if (status == AQ_OK) {
         first_line(server, newcomer, line);
         json_decref(line);
@@ -278,6 +283,7 @@ static enum aq_status loop(struct server *server)
             if (site->control) serve_site(server, site);
             turn_pump(server, site);
         }
+        aq_log_limit_tell(&server->strangers);
         if (server->stopping) {
             server->over = true;
             server->end = AQ_SPLIT_STOPPED;

@@ -65,6 +65,21 @@ void turn_halt(struct site *site)
     site->pid = 0;
 }
 
+/* When a client has to have given the answer that it owes. */
+static uint64_t answer_due(const struct server *server)
+{
+    const uint64_t silence_ns = server->job->control.silence_ns_max;
+    return aq_clock_after(silence_ns ? silence_ns : SPLIT_ANSWER_S * second_ns);
+}
+
+/* Its turn has failed, or was left: a few times from one checkpoint, and it is missed (turn_due). */
+static void count_try(struct site *site)
+{
+    if (site->mark > site->tried_mark) site->tries = 0;
+    site->tried_mark = site->mark;
+    site->tries++;
+}
+
 static void no_files(struct site *site)
 {
     aq_split_out_close(&site->out);
@@ -81,8 +96,9 @@ void turn_away(struct server *server, struct site *site, const char *why)
     site->control = NULL;
     no_files(site);
     turn_halt(site);
-    site->offered = false;
     site->mark = state_mark(server, site);
+    if (site->offered) count_try(site);
+    site->offered = false;
     site->deadline_ns = AQ_NEVER;
     if (site->until) snprintf(site->why, sizeof site->why, "%s", text);
 }
@@ -99,13 +115,18 @@ static bool tell(struct server *server, struct site *site, json_t *line)
     return status == AQ_OK;
 }
 
+/* Our own disk, or memory: nothing of it counts, and nobody can go on. */
+static void fails(struct server *server, const char *why)
+{
+    server_say(server, "%s", why);
+    server->over = true;
+    server->end = AQ_SPLIT_FAILED;
+}
+
 /* A state that cannot be written is no state that one may go on from. */
 static void save(struct server *server)
 {
-    if (state_save(server) == AQ_OK) return;
-    server_say(server, "%s", aq_error_text());
-    server->over = true;
-    server->end = AQ_SPLIT_FAILED;
+    if (state_save(server) != AQ_OK) fails(server, aq_error_text());
 }
 
 /* The turn is nothing: the weights are those of before it, and the round goes on. */
@@ -128,14 +149,16 @@ static void miss(struct server *server, struct site *site, const char *why)
     save(server);
 }
 
-/* It fails while its client is there: again from the newest checkpoint, a few times. */
+/* It fails while its client is there: again from the newest checkpoint. */
 static void again(struct server *server, struct site *site, const char *why)
 {
     char text[AQ_SPLIT_TEXT_BYTES];
     no_files(site);
     turn_halt(site);
     aq_printable_text(why, text, sizeof text);
-    if (++site->tries >= SPLIT_TRIES_MAX) {
+    site->mark = state_mark(server, site);
+    count_try(site);
+    if (site->tries >= SPLIT_TRIES_MAX) {
         miss(server, site, text);
         return;
     }
@@ -183,7 +206,7 @@ static void bounds(struct site *site)
 static void close_turn(struct server *server, struct site *site)
 {
     aq_split_session_go(&site->session, AQ_SPLIT_CLOSING);
-    site->deadline_ns = aq_clock_after(SPLIT_ANSWER_S * second_ns);
+    site->deadline_ns = answer_due(server);
     tell(server, site, json_pack("{s:s, s:b, s:I}", "event", "over", "done", 1, "step", (json_int_t)site->until));
 }
 
@@ -192,7 +215,7 @@ static void offer(struct server *server, struct site *site)
     const struct aq_plan *plan = site->job.plan;
     site->mark = state_mark(server, site);
     if (site->until == 0) {
-        site->begin = site->mark;
+        site->begin = site->tried_mark = site->mark;
         site->until = site->begin + server->job->split.epochs * plan->steps_per_epoch;
         if (site->until > plan->steps) site->until = plan->steps;
         if (site->begin >= plan->steps) {
@@ -223,7 +246,7 @@ static void offer(struct server *server, struct site *site)
     server_say(server, "round %u of %u: %s trains steps %" PRIu64 " to %" PRIu64, server->round,
                server->job->split.rounds, site->name, site->mark + 1, site->until);
     aq_split_session_go(&site->session, AQ_SPLIT_OFFERED);
-    site->deadline_ns = aq_clock_after(SPLIT_ANSWER_S * second_ns);
+    site->deadline_ns = answer_due(server);
 }
 
 /* ---- its launcher ---- */
@@ -354,47 +377,48 @@ static void ended(struct server *server, struct site *site)
 
 /* ---- what comes ---- */
 
-/* Both files of its ends are here: they are looked at, and then they are the newest. */
+/* Both files of its ends are here: all three stages are looked at, and then they are the newest. */
 static void taken(struct server *server, struct site *site)
 {
-    char folder[AQ_RUN_PATH_BYTES];
-    enum aq_status status = state_path(server, folder, "weights/%d", server->weights == 0 ? 1 : 0);
-    if (status == AQ_OK) status = ends_check(site, folder);
-    if (status == AQ_NOMEM || status == AQ_OK) {
-        if (status == AQ_OK) status = state_commit(server, site);
-        if (status != AQ_OK) { /* our own disk: nothing of it counts, and nobody can go on */
-            server_say(server, "%s", aq_error_text());
-            server->over = true;
-            server->end = AQ_SPLIT_FAILED;
-            return;
-        }
-        server_say(server, "round %u: %s has trained up to step %" PRIu64, server->round, site->name, site->mark);
-        site->tries = 0;
-        site->offered = site->late = false;
-        site->deadline_ns = AQ_NEVER;
-        tell(server, site, json_pack("{s:s}", "event", "closed"));
+    char ends[AQ_RUN_PATH_BYTES], middle[AQ_RUN_PATH_BYTES], why[AQ_SPLIT_TEXT_BYTES];
+    enum aq_status status = state_path(server, ends, "weights/%d", server->weights == 0 ? 1 : 0);
+    if (status == AQ_OK)
+        status = state_path(server, middle, "clients/%s/checkpoint/%" PRIu64, site->name, site->until);
+    if (status != AQ_OK) {
+        fails(server, aq_error_text());
         return;
     }
-    miss(server, site, aq_error_text());
+    status = turn_check(site, ends, middle, why);
+    if (status != AQ_OK && status != AQ_NOMEM) {
+        miss(server, site, why);
+        return;
+    }
+    if (status == AQ_OK) status = state_commit(server, site);
+    if (status != AQ_OK) {
+        fails(server, aq_error_text());
+        return;
+    }
+    server_say(server, "round %u: %s has trained up to step %" PRIu64, server->round, site->name, site->mark);
+    site->tries = 0;
+    site->offered = site->late = false;
+    site->deadline_ns = AQ_NEVER;
+    tell(server, site, json_pack("{s:s}", "event", "closed"));
 }
 
-static enum aq_status piece(struct server *server, struct site *site)
+/* A part of a file of its ends. AQ_PROTO: it is none; others: our own disk. */
+static enum aq_status piece(struct server *server, struct site *site, bool *whole)
 {
     char path[AQ_RUN_PATH_BYTES];
     const struct aq_split_piece *piece = &site->session.piece;
     const uint32_t end = piece->end, before = site->session.end;
     uint64_t bytes = 0;
-    bool whole;
     AQ_TRY(
         state_path(server, path, "weights/%d/stage-%u.safetensors", server->weights == 0 ? 1 : 0, aq_split_rank(end)));
     if (!site->in.buffer) AQ_TRY(aq_split_in_open(&site->in));
     AQ_TRY(aq_split_in_piece(&site->in, path, piece->offset, piece->data, &bytes));
-    AQ_TRY(aq_split_took(&site->session, bytes, &whole));
-    site->deadline_ns = aq_clock_after(SPLIT_ANSWER_S * second_ns);
-    if (!whole && site->session.end == before) return AQ_OK;
-    AQ_TRY(aq_split_in_done(&site->in, path));
-    if (whole) taken(server, site);
-    return AQ_OK;
+    AQ_TRY(aq_split_took(&site->session, bytes, whole));
+    site->deadline_ns = answer_due(server);
+    return *whole || site->session.end != before ? aq_split_in_done(&site->in, path) : AQ_OK;
 }
 
 void turn_line(struct server *server, struct site *site, const json_t *line)
@@ -415,12 +439,17 @@ void turn_line(struct server *server, struct site *site, const json_t *line)
         if (aq_control_send(site->launch, json_incref((json_t *)(uintptr_t)line)) == AQ_TIMEOUT)
             again(server, site, "it says more than its launcher can read");
     } else if (act == AQ_SPLIT_PIECE) {
-        aq_error_clear();
-        const enum aq_status status = piece(server, site);
+        struct aq_error_hold hold;
+        bool whole = false;
+        aq_error_hold(&hold);
+        const enum aq_status status = piece(server, site, &whole);
+        aq_error_release(&hold);
         if (status == AQ_PROTO)
-            turn_away(server, site, site->session.why[0] ? site->session.why : aq_error_text());
+            turn_away(server, site, site->session.why[0] ? site->session.why : hold.text);
         else if (status != AQ_OK)
-            miss(server, site, aq_error_text());
+            fails(server, hold.text);
+        else if (whole)
+            taken(server, site);
     }
 }
 
@@ -432,15 +461,13 @@ static void pump_files(struct server *server, struct site *site)
         enum aq_status status = site->out.fd == -1 ? next_out(server, site) : AQ_OK;
         if (status == AQ_OK) status = aq_split_out_line(&site->out, "event", &line, &last);
         if (status != AQ_OK) { /* our own file */
-            server_say(server, "%s", aq_error_text());
             site->sends = false;
-            server->over = true;
-            server->end = AQ_SPLIT_FAILED;
+            fails(server, aq_error_text());
             return;
         }
         if (last) aq_split_out_close(&site->out);
         if (last && site->outs == AQ_SPLIT_ENDS) site->sends = false;
-        site->deadline_ns = aq_clock_after(SPLIT_ANSWER_S * second_ns);
+        site->deadline_ns = answer_due(server);
         if (!tell(server, site, line)) return;
     }
 }
@@ -472,6 +499,10 @@ void turn_pump(struct server *server, struct site *site)
 static void turn_due(struct server *server, struct site *site)
 {
     const uint64_t now = aq_clock_ns();
+    if (site->tries >= SPLIT_TRIES_MAX) { /* it comes, and goes */
+        miss(server, site, site->why);
+        return;
+    }
     if (!site->control) { /* it is waited for, once a round */
         if (site->deadline_ns == AQ_NEVER) {
             site->deadline_ns = aq_clock_after(server->job->split.wait_ns);
