@@ -168,6 +168,7 @@ static void first_line(struct server *server, struct newcomer *newcomer, const j
         refuse(server, newcomer, peer->host, session.why[0] ? session.why : "leaves before it has joined", NULL);
         return;
     }
+    const uint32_t known = server->site_count;
     struct site *site = state_site(server, session.join.id);
     if (!site) {
         refuse(server, newcomer, peer->host, "has no place: there are 64 clients already", NULL);
@@ -185,6 +186,7 @@ static void first_line(struct server *server, struct newcomer *newcomer, const j
         char text[AQ_SPLIT_TEXT_BYTES];
         snprintf(text, sizeof text, "has what cannot be planned: %.300s", hold.text);
         refuse(server, newcomer, site->name, text, NULL);
+        server->site_count = known; /* who never joined is waited for by nobody */
         return;
     }
     if (aq_plan_hash(site->job.plan) != session.join.plan_hash) {
@@ -192,7 +194,14 @@ static void first_line(struct server *server, struct newcomer *newcomer, const j
         if (aq_plan_manifest(site->job.plan, &manifest) != AQ_OK) manifest = NULL;
         refuse(server, newcomer, site->name, "has another plan: model, cut, codec or another key differs", manifest);
         aq_free(manifest);
+        if (server->site_count > known) aq_split_job_close(&site->job);
+        server->site_count = known;
         return;
+    }
+    const bool drawn = server->round > 0 && server->drawn == server->round && server->job->split.participation < 1;
+    if (server->site_count > known && drawn) { /* who takes part in this round is decided */
+        site->round = server->round;
+        site->rested++;
     }
     welcome(server, newcomer, site);
 }
@@ -288,7 +297,7 @@ static enum aq_status loop(struct server *server)
             server->over = true;
             server->end = AQ_SPLIT_STOPPED;
         }
-        turn_advance(server);
+        round_advance(server);
     }
     return AQ_OK;
 }
@@ -302,6 +311,7 @@ static enum aq_status enter(struct server *server)
     AQ_TRY(aq_owned_claim_run(run, AQ_OWNED_MAKE_ALL, &owner, NULL));
     AQ_TRY(aq_run_lock(run, &server->lock));
     AQ_TRY(state_load(server));
+    server->round_ns = aq_clock_ns();
     if (server->round > server->job->split.rounds)
         return aq_fail(AQ_REFUSED, AREA, "%s has had its %u rounds: more of split.rounds goes further", run,
                        server->job->split.rounds);
