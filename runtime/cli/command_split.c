@@ -43,10 +43,9 @@ static const struct aq_command_line server_line = {
     "aqpipe split-server",
     "JOB.yaml",
     "Split learning: holds the middle stage of the network and the order of turns, waits for split.clients clients, "
-    "and "
-    "trains split.rounds rounds. In each every client has one turn of split.epochs epochs, one after the other; it "
-    "begins with what the one before it has trained. Data and labels stay with the clients. Ctrl-C stops; the same "
-    "command goes on.",
+    "and trains split.rounds rounds. In each every client that takes part has one turn of split.epochs epochs; "
+    "split.mode says what it begins with, and what a round's end makes of its turns. Data and labels stay with the "
+    "clients. Ctrl-C stops; the same command goes on.",
     server_options,
     statuses,
     NULL};

@@ -27,15 +27,15 @@ enum {
 /* A client: what is known of it, and its connection and turn, where it has any. */
 struct site {
     char name[AQ_TLS_HOST_BYTES];
-    struct aq_split_join join;     /* as it said at last                                    */
-    struct aq_split_job job;       /* planned with that; zeroes: it has not joined yet, since the server began */
-    uint64_t begin, until;         /* steps of its own, of the turn under way; until 0: none  */
-    uint32_t round;                /* the last one that it is done with: trained, or missed   */
+    struct aq_split_join join; /* as it said at last                                    */
+    struct aq_split_job job;   /* planned with that; zeroes: it has not joined yet, since the server began */
+    uint64_t begin, until;     /* steps of its own, of the turn under way; until 0: none  */
+    uint32_t round;            /* the last one that it is done with: trained, or missed   */
     uint32_t turns, missed, rested;
-    uint32_t lates; /* rounds in which it was waited for, or that ended before its turn  */
-    bool kept;      /* its turn of this round lies in round/NAME, to be averaged               */
-    uint64_t samples;              /* that it trains on                                   */
-    uint64_t mark;                 /* the newest complete checkpoint of its own run                       */
+    uint32_t lates;   /* rounds in which it was waited for, or that ended before its turn  */
+    bool kept;        /* its turn of this round lies in round/NAME, to be averaged               */
+    uint64_t samples; /* that it trains on                                   */
+    uint64_t mark;    /* the newest complete checkpoint of its own run                       */
     /* Its connection. */
     struct aq_control *control; /* NULL: it is away */
     struct aq_split_session session;
@@ -47,10 +47,10 @@ struct site {
     uint32_t outs;           /* ends that are on their way or there             */
     bool sends;              /* there are more                                  */
     struct aq_split_in in;
-    pid_t pid;                 /* of the turn's launcher; 0: none                 */
-    struct aq_control *launch; /* its channel; NULL: none                         */
-    uint32_t tries;        /* that failed, or that its client left, since its last checkpoint */
-    uint64_t tried_mark;   /* which was at this step                          */
+    pid_t pid;                     /* of the turn's launcher; 0: none                 */
+    struct aq_control *launch;     /* its channel; NULL: none                         */
+    uint32_t tries;                /* that failed, or that its client left, since its last checkpoint */
+    uint64_t tried_mark;           /* which was at this step                          */
     bool late;                     /* it is waited for, or was, in this round          */
     char why[AQ_SPLIT_TEXT_BYTES]; /* its turn's last failure                          */
 };
@@ -69,10 +69,10 @@ struct server {
     struct newcomer newcomers[SPLIT_NEWCOMERS_MAX];
     struct site sites[AQ_JOB_CLIENTS_MAX];
     uint32_t site_count;
-    uint32_t round; /* under way, from 1 on; 0: clients are gathering; above split.rounds: the end */
-    uint32_t drawn;            /* the last round of which it is decided who takes part   */
-    uint64_t round_ns;         /* when it began, or this process                         */
-    int weights;               /* the folder of the newest: 0, 1, or SPLIT_WEIGHTS_NONE  */
+    uint32_t round;               /* under way, from 1 on; 0: clients are gathering; above split.rounds: the end */
+    uint32_t drawn;               /* the last round of which it is decided who takes part   */
+    uint64_t round_ns;            /* when it began, or this process                         */
+    int weights;                  /* the folder of the newest: 0, 1, or SPLIT_WEIGHTS_NONE  */
     char last[AQ_TLS_HOST_BYTES]; /* splitfed2: whose turn the middle of this round comes from; "": none yet */
     bool stopping, over;
     enum aq_split_end end;
@@ -85,7 +85,7 @@ enum aq_status state_save(const struct server *server);
 /* "RUN/weights/0", "RUN/clients/NAME": AQ_INVAL: too long. */
 enum aq_status state_path(const struct server *server, char out[AQ_RUN_PATH_BYTES], const char *format, ...)
     __attribute__((format(printf, 3, 4)));
-const char *state_mode(const struct server *server); /* as the manifest calls it */
+const char *state_mode(const struct server *server);              /* as the manifest calls it */
 struct site *state_site(struct server *server, const char *name); /* known or made; NULL: there is no place */
 /* The newest complete checkpoint of its run: 0: none. */
 uint64_t state_mark(const struct server *server, const struct site *site);
@@ -93,9 +93,9 @@ uint64_t state_mark(const struct server *server, const struct site *site);
 enum aq_status state_commit(struct server *server, struct site *site);
 /*
  * split_weights.c. turn_check: the ends that a client sent, and the middle that was trained with it, each
- * stage-R.safetensors in its folder: of the stages of its plan, whole and finite? AQ_NOMEM; others: why, for the client,
- * too. weights_begin: as at the beginning of a run, into weights/0. weights_average: a stage of all turns that the round
- * has kept, into weights/TO.
+ * stage-R.safetensors in its folder: of the stages of its plan, whole and finite? AQ_NOMEM; others: why, for the
+ * client, too. weights_begin: as at the beginning of a run, into weights/0. weights_average: a stage of all turns that
+ * the round has kept, into weights/TO.
  */
 enum aq_status turn_check(const struct site *site, const char *ends, const char *middle, char why[AQ_SPLIT_TEXT_BYTES]);
 enum aq_status weights_begin(const struct server *server, const struct aq_plan *plan);

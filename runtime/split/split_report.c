@@ -32,10 +32,10 @@ static json_t *client_line(const struct server *server, const struct site *site,
 {
     char path[AQ_RUN_PATH_BYTES], metrics[AQ_RUN_PATH_BYTES];
     json_t *run = NULL;
-    json_t *line = json_pack("{s:s, s:I, s:I, s:I, s:I, s:I, s:I}", "name", site->name, "turns",
-                             (json_int_t)site->turns, "missed", (json_int_t)site->missed, "rested",
-                             (json_int_t)site->rested, "late", (json_int_t)site->lates, "step",
-                             (json_int_t)state_mark(server, site), "samples", (json_int_t)site->samples);
+    json_t *line =
+        json_pack("{s:s, s:I, s:I, s:I, s:I, s:I, s:I}", "name", site->name, "turns", (json_int_t)site->turns, "missed",
+                  (json_int_t)site->missed, "rested", (json_int_t)site->rested, "late", (json_int_t)site->lates, "step",
+                  (json_int_t)state_mark(server, site), "samples", (json_int_t)site->samples);
     if (state_path(server, path, "clients/%s", site->name) != AQ_OK ||
         aq_run_path(path, "metrics.jsonl", metrics) != AQ_OK || access(metrics, R_OK) != 0 ||
         aq_report_run(path, &run) != AQ_OK) {
@@ -73,10 +73,10 @@ static json_t *make(const struct server *server)
     const uint32_t rounds = server->job->split.rounds;
     const uint32_t had = server->round == 0 ? 0 : server->round - 1;
     const bool any = all.targets > 0;
-    return json_pack("{s:s, s:s, s:I, s:I, s:I, s:f, s:o, s:o, s:o}", "job", server->job->name, "mode", state_mode(server),
-                     "rounds", (json_int_t)(had < rounds ? had : rounds), "rounds_planned", (json_int_t)rounds,
-                     "epochs_a_turn", (json_int_t)server->job->split.epochs, "sent_bytes", all.bytes, "loss",
-                     aq_control_number(any ? all.loss / all.targets : NAN), "accuracy",
+    return json_pack("{s:s, s:s, s:I, s:I, s:I, s:f, s:o, s:o, s:o}", "job", server->job->name, "mode",
+                     state_mode(server), "rounds", (json_int_t)(had < rounds ? had : rounds), "rounds_planned",
+                     (json_int_t)rounds, "epochs_a_turn", (json_int_t)server->job->split.epochs, "sent_bytes",
+                     all.bytes, "loss", aq_control_number(any ? all.loss / all.targets : NAN), "accuracy",
                      aq_control_number(any ? all.right / all.targets : NAN), "clients", clients);
 }
 

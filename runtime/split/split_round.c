@@ -2,13 +2,13 @@
  * split_round.c -- rounds: who takes part, in which order, what each turn begins with, and what a round's end makes of
  * them (docs/SPLIT.md section 4).
  *
- *     mode        a turn's ends begin with    its middle with            what it leaves, and the round's end
- *     relay       weights/W                   weights/W                  weights/W', which is W from then on
- *     splitfed1   weights/W                   weights/W                  round/NAME; all three averaged: weights/W'
- *     splitfed2   weights/W                   round/LAST, or weights/W   round/NAME; the ends averaged, round/LAST's middle
+ *     mode        ends begin with   the middle with            what a turn leaves; the round's end
+ *     relay       weights/W         weights/W                  weights/W', which is W from then on
+ *     splitfed1   weights/W         weights/W                  round/NAME; all three averaged: weights/W'
+ *     splitfed2   weights/W         round/LAST, or weights/W   round/NAME; ends averaged, round/LAST's middle
  *
- * All of it is decided by split.json, which is written whole: a server that is killed at whatever moment goes on as if it
- * had not been. Only the deadline of a round is counted anew.
+ * All of it is decided by split.json, which is written whole: a server that is killed at whatever moment goes on as if
+ * it had not been. Only the deadline of a round is counted anew.
  */
 #include <inttypes.h>
 #include <math.h>

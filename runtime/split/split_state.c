@@ -66,9 +66,8 @@ enum aq_status state_save(const struct server *server)
     for (uint32_t i = 0; i < server->site_count; i++)
         json_array_append_new(sites, site_line(&server->sites[i]));
     json_t *all = json_pack("{s:s, s:i, s:s, s:I, s:I, s:i, s:s, s:o}", "job", server->job->name, "format", 1, "mode",
-                            state_mode(server), "round", (json_int_t)server->round, "drawn",
-                            (json_int_t)server->drawn, "weights", server->weights, "last", server->last, "clients",
-                            sites);
+                            state_mode(server), "round", (json_int_t)server->round, "drawn", (json_int_t)server->drawn,
+                            "weights", server->weights, "last", server->last, "clients", sites);
     enum aq_status status = state_path(server, path, "split.json");
     if (status != AQ_OK) {
         json_decref(all);
@@ -130,8 +129,10 @@ static enum aq_status same_mode(const struct server *server, const json_t *all, 
 {
     const char *was = aq_control_text_or(all, "mode", "relay");
     if (strcmp(was, state_mode(server)) == 0) return AQ_OK;
-    return aq_fail(AQ_REFUSED, AREA, "%s is of split.mode: %.20s, and the job says %s: say what it was, or choose "
-                   "another output.path", path, was, state_mode(server));
+    return aq_fail(AQ_REFUSED, AREA,
+                   "%s is of split.mode: %.20s, and the job says %s: say what it was, or choose "
+                   "another output.path",
+                   path, was, state_mode(server));
 }
 
 enum aq_status state_load(struct server *server)

@@ -1,8 +1,8 @@
 /*
  * split_turn.c -- turns: the offer, the launcher of a turn, and its close.
  *
- * Whose turn it is, is split_round.c's. A turn whose client goes is waited for, split.wait long, and goes on from the newest
- * checkpoint that both have; then it is missed, and the weights are those of before it. Nothing that a client does
+ * Whose turn it is, is split_round.c's. A turn whose client goes is waited for, split.wait long, and goes on from the
+ * newest checkpoint that both have; then it is missed, and the weights are those of before it. Nothing that a client does
  * reaches further than its own turn: what is taken of it is looked at first (split_session.c, launcher_bounds.c,
  * split_weights.c), and takes effect in one step (state_commit).
  */
@@ -214,9 +214,9 @@ static void offer(struct server *server, struct site *site)
     site->outs = 0;
     site->sends = adopt && site->mark < site->until;
     if (!turn_tell(server, site,
-              json_pack("{s:s, s:I, s:I, s:I, s:I, s:I, s:b}", "event", "turn", "round", (json_int_t)server->round,
-                        "of", (json_int_t)server->job->split.rounds, "begin", (json_int_t)site->begin, "until",
-                        (json_int_t)site->until, "mark", (json_int_t)site->mark, "adopt", adopt)))
+                   json_pack("{s:s, s:I, s:I, s:I, s:I, s:I, s:b}", "event", "turn", "round", (json_int_t)server->round,
+                             "of", (json_int_t)server->job->split.rounds, "begin", (json_int_t)site->begin, "until",
+                             (json_int_t)site->until, "mark", (json_int_t)site->mark, "adopt", adopt)))
         return;
     if (site->mark == site->until) { /* killed between its last step and its close */
         close_turn(server, site);
@@ -361,8 +361,7 @@ static void taken(struct server *server, struct site *site)
 {
     char ends[AQ_RUN_PATH_BYTES], middle[AQ_RUN_PATH_BYTES], why[AQ_SPLIT_TEXT_BYTES];
     enum aq_status status = round_ends(server, site, ends);
-    if (status == AQ_OK)
-        status = state_path(server, middle, "clients/%s/checkpoint/%" PRIu64, site->name, site->until);
+    if (status == AQ_OK) status = state_path(server, middle, "clients/%s/checkpoint/%" PRIu64, site->name, site->until);
     if (status != AQ_OK) {
         server_fails(server, aq_error_text());
         return;

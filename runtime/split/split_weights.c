@@ -11,8 +11,8 @@
  *     w = (float)((n_1 w_1 + n_2 w_2 + ...) / (n_1 + n_2 + ...))
  *
  * n_i the samples of a client as a double, w_i its float, products and sums in double, one after the other in order of
- * the clients' names: the same bits wherever and whenever it is done. Up to 10^8 samples a product is exact, so that the
- * average of equal values is that value.
+ * the clients' names: the same bits wherever and whenever it is done. Up to 10^8 samples a product is exact, so that
+ * the average of equal values is that value.
  */
 #include <stdio.h>
 #include <string.h>
@@ -122,8 +122,7 @@ static enum aq_status begin_one(const struct part *part, const struct aq_plan *p
     const struct aq_job *job = plan->job;
     AQ_TRY(job->model.weights ? aq_checkpoint_import(&part->checkpoint, job->model.weights, job->train.seed)
                               : aq_stage_init(part->stage, job->train.seed));
-    if (job->train.lora_weights)
-        AQ_TRY(aq_adapters_import(&part->checkpoint, &plan->model, job->train.lora_weights));
+    if (job->train.lora_weights) AQ_TRY(aq_adapters_import(&part->checkpoint, &plan->model, job->train.lora_weights));
     return aq_checkpoint_write(&part->checkpoint, 0);
 }
 

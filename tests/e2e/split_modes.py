@@ -98,3 +98,61 @@ def scenario_split_fed():
     check(of_client("two", second)[0]["loss"] != of_client("fed", second)[0]["loss"], "v2's second turn has not the first one's middle")
     check(report("two")["mode"] == "splitfed2", report("two"))
     no_workers("split_fed")
+
+
+def killed(path, names, when):
+    """The same job again; its server is killed when that turn has begun, and started again."""
+    server = Server(path)
+    clients = [Client(server, name) for name in names]
+    for name, step in when:
+        await_step(server, name, step)
+        server.process.kill()
+        server.process.wait()
+        server = Server(path, "--set", f"split.server='127.0.0.1:{server.port}'")
+    for client in clients:
+        client.end()
+    server.end()
+    return server
+
+
+def scenario_split_rounds():
+    """Turns at once are turns one after the other; a killed server changes nothing; who takes part is drawn; a straggler is late."""
+    names = ("a", "b", "c", "d")
+    begin(*names)
+    for name in "cd":
+        (ROOT / f"{name}.bin").write_bytes((ROOT / f"{'ab'['cd'.index(name)]}.bin").read_bytes())
+    slow = {**CODED, "link.rate_mbps": 3, "checkpoint.every": "2 steps", "split.wait": "60s"}
+    wanted = {}
+    for mode in ("splitfed1", "splitfed2"):
+        keys = {**slow, "split.mode": mode}
+        whole(split(f"whole-{mode}", rounds=2, epochs=1, clients=3, **keys), *names[:3])
+        wanted[mode] = {name: [line["loss"] for line in of_client(f"whole-{mode}", name)] for name in names[:3]}
+        weights = {rank: tensors(newest(f"whole-{mode}") / f"stage-{rank}.safetensors") for rank in range(3)}
+        at_once = {"split.parallel": 3} if mode == "splitfed1" else {}
+        server = killed(split(f"killed-{mode}", rounds=2, epochs=1, clients=3, **{**keys, **at_once}), names[:3],
+                        [("c", 2), ("b", 5)] if mode == "splitfed1" else [("a", 2), ("a", 4)])
+        for name in names[:3]:
+            check([line["loss"] for line in of_client(f"killed-{mode}", name)] == wanted[mode][name],
+                  f"{mode}: {name} has another run when the server is killed: {server.text()}")
+        for rank in range(3):
+            check(tensors(newest(f"killed-{mode}") / f"stage-{rank}.safetensors") == weights[rank], f"{mode}: other weights of stage {rank}")
+    check(wanted["splitfed1"] != wanted["splitfed2"], "v1 is v2")
+
+    drawn = []
+    for run in ("half", "again"):
+        server = whole(split(run, rounds=4, epochs=1, clients=4, **{**CODED, "split.mode": "splitfed1", "split.participation": 0.5}),
+                       *(names if run == "half" else reversed(names)))
+        drawn.append([tuple(line.split(": ")[1:3]) for line in server.text().splitlines() if " trains steps " in line])
+        said = report(run)["clients"]
+        check(sum(line["turns"] for line in said) == 8 and all(line["turns"] + line["rested"] == 4 for line in said), f"{said}")
+    check(drawn[0] == drawn[1] and len({tuple(sorted(name for _, name in drawn[0][i:i + 2])) for i in range(0, 8, 2)}) > 1, f"{drawn}")
+
+    server = Server(split("late", rounds=1, epochs=2, clients=2, **{**CODED, "split.mode": "splitfed1", "split.parallel": 2,
+                                                                    "split.round_deadline": "6s"}))
+    clients = [Client(server, "a"), Client(server, "b", "--set", "link.rate_mbps=0.05")]
+    said = [client.end() for client in clients]
+    server.end()
+    lines = {line["name"]: line for line in report("late")["clients"]}
+    check((lines["a"]["turns"], lines["a"]["late"]) == (1, 0) and (lines["b"]["missed"], lines["b"]["late"]) == (1, 1), f"{lines}")
+    check("it is late" in said[1] and "b misses its turn: it is late" in server.text(), f"{said[1]}: {server.text()}")
+    no_workers("split_rounds")
