@@ -2,8 +2,8 @@
  * split_turn.c -- turns: the offer, the launcher of a turn, and its close.
  *
  * Whose turn it is, is split_round.c's. A turn whose client goes is waited for, split.wait long, and goes on from the
- * newest checkpoint that both have; then it is missed, and the weights are those of before it. Nothing that a client does
- * reaches further than its own turn: what is taken of it is looked at first (split_session.c, launcher_bounds.c,
+ * newest checkpoint that both have; then it is missed, and the weights are those of before it. Nothing that a client
+ * does reaches further than its own turn: what is taken of it is looked at first (split_session.c, launcher_bounds.c,
  * split_weights.c), and takes effect in one step (state_commit).
  */
 #include <errno.h>
