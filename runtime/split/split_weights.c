@@ -117,12 +117,21 @@ enum aq_status turn_check(const struct site *site, const char *ends, const char 
 
 /* ---- making them ---- */
 
-static enum aq_status begin_one(const struct part *part, const struct aq_plan *plan)
+/* What never changes is in no file of a turn: the model that is left at the end (split.collect) takes it from here. */
+static enum aq_status keep_frozen(struct part *part, const struct aq_job *job)
+{
+    if (!job->split.collect || aq_stage_frozen_count(part->stage) == 0) return AQ_OK;
+    AQ_TRY(aq_checkpoint_frozen_digest(&part->checkpoint, &part->checkpoint.frozen_digest));
+    return aq_checkpoint_frozen_write(&part->checkpoint);
+}
+
+static enum aq_status begin_one(struct part *part, const struct aq_plan *plan)
 {
     const struct aq_job *job = plan->job;
     AQ_TRY(job->model.weights ? aq_checkpoint_import(&part->checkpoint, job->model.weights, job->train.seed)
                               : aq_stage_init(part->stage, job->train.seed));
     if (job->train.lora_weights) AQ_TRY(aq_adapters_import(&part->checkpoint, &plan->model, job->train.lora_weights));
+    AQ_TRY(keep_frozen(part, job));
     return aq_checkpoint_write(&part->checkpoint, 0);
 }
 
@@ -193,6 +202,10 @@ enum aq_status weights_average(const struct server *server, const struct aq_plan
     enum aq_status status;
     AQ_TRY(state_path(server, folder, "weights"));
     AQ_TRY_GOTO(part_open(plan, rank, folder, &part), out);
+    if (plan->job->split.collect && aq_stage_frozen_count(part.stage) > 0) { /* the file says of which they are */
+        AQ_TRY_GOTO(aq_checkpoint_frozen_read(&part.checkpoint), out);
+        AQ_TRY_GOTO(aq_checkpoint_frozen_digest(&part.checkpoint, &part.checkpoint.frozen_digest), out);
+    }
     count = aq_checkpoint_floats(&part.checkpoint);
     AQ_TRY_GOTO(aq_map(count * sizeof(float), &one), out);
     AQ_TRY_GOTO(aq_map(count * sizeof(double), &sum), out);

@@ -8,7 +8,7 @@ import signal
 import time
 
 import jobs
-from jobs import check, launch, losses, no_workers
+from jobs import check, launch, losses, manifest, no_workers
 from kit import ROOT
 from split import CODED, PLAIN, Client, Server, await_step, begin, job, of_client, report, split, tensors, whole
 
@@ -156,3 +156,24 @@ def scenario_split_rounds():
     check((lines["a"]["turns"], lines["a"]["late"]) == (1, 0) and (lines["b"]["missed"], lines["b"]["late"]) == (1, 1), f"{lines}")
     check("it is late" in said[1] and "b misses its turn: it is late" in server.text(), f"{said[1]}: {server.text()}")
     no_workers("split_rounds")
+
+
+def scenario_split_lora():
+    """Adapters alone travel: relay is the unsplit run, SplitFed is FedAvg's average, a frozen front crosses the cut once; the model that is left has both."""
+    begin("a", "b")
+    turns = {"split.clients": 1, "split.server": "127.0.0.1:0", "split.rounds": 2, "split.epochs": 2, "security.keys": str(ROOT / "keys"),
+             "pipeline.stages": "[{layers: 0-1, dials: true}, {layers: 2-3}, {layers: 4-5, dials: true}]", "split.collect": "true",
+             "checkpoint.every": "1 epoch"}
+    common = {**PLAIN, "train.decay": "constant", "train.warmup_steps": 0}
+    for tag, changed in (("lora", {"lora.rank": 3, "lora.alpha": 6, "train.lr": 0.01}), ("freeze", {"train.freeze": "'embedding, block 0'"})):
+        keys = {**common, **changed}
+        launch(manifest(f"{tag}-one", **{**keys, "train.epochs": 4, "pipeline.stages": 1}))
+        for mode in ("relay", "splitfed1"):
+            whole(manifest(f"{tag}-{mode}", **{**keys, **turns, "split.mode": mode}), "a", data="train", kind="txt")
+            check(losses(f"{tag}-one") == [line["loss"] for line in of_client(f"{tag}-{mode}", "a")], f"{tag}, {mode}: losses differ")
+            ours, theirs = (tensors(ROOT / run / "model.safetensors") for run in (f"{tag}-{mode}", f"{tag}-one"))
+            check(ours == theirs, f"{tag}, {mode}: the model that is left differs in {[n for n in theirs if ours.get(n) != theirs[n]]}")
+    adapters = [name for rank in range(3) for name in tensors(newest("lora-relay") / f"stage-{rank}.safetensors") if not name.startswith("optimizer.")]
+    check(adapters and all(".lora_" in name for name in adapters), f"more than adapters travels: {adapters}")
+    check((ROOT / "lora-relay/adapter/adapter_model.safetensors").exists(), "no folder of the adapters is left")
+    no_workers("split_lora")
