@@ -43,10 +43,9 @@ static const struct aq_command_line server_line = {
     "aqpipe split-server",
     "JOB.yaml",
     "Split learning: holds the middle stage of the network and the order of turns, waits for split.clients clients, "
-    "and "
-    "trains split.rounds rounds. In each every client has one turn of split.epochs epochs, one after the other; it "
-    "begins with what the one before it has trained. Data and labels stay with the clients. Ctrl-C stops; the same "
-    "command goes on.",
+    "and trains split.rounds rounds. In each every client that takes part has one turn of split.epochs epochs; "
+    "split.mode says what it begins with, and what a round's end makes of its turns. Data and labels stay with the "
+    "clients. Ctrl-C stops; the same command goes on.",
     server_options,
     statuses,
     NULL};
@@ -61,11 +60,10 @@ static const struct aq_command_line client_line = {
     statuses,
     NULL};
 
-static int done(struct asked *asked, enum aq_status status, enum aq_split_end end)
+/* What is wrong has been said where it was found. */
+static int exit_code(enum aq_status status, enum aq_split_end end)
 {
     if (status == AQ_OK) return (int)end;
-    if (status != AQ_INVAL) /* what is wrong in a manifest has been said line by line */
-        aq_progress_say(&asked->progress, "%s", aq_error_text());
     return status == AQ_INVAL ? AQ_EXIT_USAGE : AQ_EXIT_FAILED;
 }
 
@@ -98,7 +96,7 @@ int aq_command_split_server(int argc, char **argv)
                                                   .progress = &asked.progress};
     const enum aq_status status = aq_split_serve(&config, &end);
     close(signals);
-    return done(&asked, status, end);
+    return exit_code(status, end);
 }
 
 int aq_command_split_client(int argc, char **argv)
@@ -124,5 +122,5 @@ int aq_command_split_client(int argc, char **argv)
                                                   .progress = &asked.progress};
     const enum aq_status status = aq_split_follow(&config, &end);
     close(signals);
-    return done(&asked, status, end);
+    return exit_code(status, end);
 }

@@ -208,12 +208,19 @@ struct aq_job_security {
     const char *keys; /* folder that aqpipe keys init made; NULL: none                                     */
 };
 
+/* Where weights come from at the beginning of a turn, and what is averaged at a round's end (docs/SPLIT.md). */
+enum aq_split_mode { AQ_SPLIT_RELAY = 0, AQ_SPLIT_FED1, AQ_SPLIT_FED2 };
+
 /* Split learning: the first and the last stage are a client's, what is between them the server's (docs/SPLIT.md). */
 struct aq_job_split {
     uint32_t clients; /* that the first round waits for; 0: the job is no split one                       */
     const char *server;
     uint32_t rounds, epochs;
     uint64_t wait_ns;
+    enum aq_split_mode mode;
+    uint32_t parallel;          /* turns at once                                                          */
+    float participation;        /* of the clients, in each round                                          */
+    uint64_t round_deadline_ns; /* 0: none                                                                */
     bool collect;
     const char *client; /* of a turn: the site whose stages are the first and the last; NULL: none        */
 };

@@ -99,6 +99,10 @@ static const struct aq_key_name keyframe_names[] = {{"fp32", AQ_PRECISION_FP32},
                                                     {"bf16", AQ_PRECISION_BF16}, {"q8", AQ_PRECISION_Q8},
                                                     {"ec", AQ_PRECISION_EC},     {NULL, 0}};
 static const struct aq_key_name bits_names[] = {{"fixed", 0}, {"auto", 1}, {NULL, 0}};
+static const struct aq_key_name split_mode_names[] = {{"relay", AQ_SPLIT_RELAY},
+                                                      {"splitfed1", AQ_SPLIT_FED1},
+                                                      {"splitfed2", AQ_SPLIT_FED2},
+                                                      {NULL, 0}};
 static const struct aq_key_name tls_names[] = {{"auto", 0}, {"on", 1}, {"off", 2}, {NULL, 0}};
 static const struct aq_key_name copies_names[] = {
     {"auto", AQ_LINK_COPIES_AUTO}, {"off", AQ_LINK_COPIES_OFF}, {"on", AQ_LINK_COPIES_ON}, {NULL, 0}};

@@ -599,12 +599,17 @@ static void check_split(struct aq_manifest *manifest)
         aq_manifest_error(manifest, "split.clients",
                           "wants no checkpoint.mirror, checkpoint.path or cache.path: each client has its own below "
                           "output.path");
-    if (job->train.freeze || job->train.lora.rank || job->train.staleness || job->train.early_stop || job->guard ||
-        job->bits_auto || job->model.precision == AQ_STAGE_FP16)
+    if (job->train.staleness || job->train.early_stop || job->guard || job->bits_auto ||
+        job->model.precision == AQ_STAGE_FP16)
         aq_manifest_error(
             manifest, "split.clients",
-            "does not go with train.freeze, lora.rank, train.staleness, train.early_stop, edges.guard, "
-            "edges.bits: auto and fp16 yet");
+            "does not go with train.staleness, train.early_stop, edges.guard, edges.bits: auto and fp16 yet");
+    if (job->split.parallel > 1 && job->split.mode != AQ_SPLIT_FED1)
+        aq_manifest_error(manifest, "split.parallel",
+                          "wants split.mode: splitfed1: in the others a turn begins with the one before");
+    if (job->split.parallel > 1 && (job->link.port_first || stages[1].address))
+        aq_manifest_error(manifest, "split.parallel",
+                          "wants no link.port_first and no address of stage 1: each turn listens on a port of its own");
     if (job->split.client && !aq_tls_host_good(job->split.client))
         aq_manifest_error(manifest, "split.client", "is no name of a site: 1 to 63 of a-z 0-9 . _ - :");
     if (!job->security.keys)

@@ -53,6 +53,7 @@ struct client {
     struct aq_split_out out;
     uint32_t outs;
     bool sends;
+    uint64_t joined_ns; /* when it was with the server at last, or began to look for it */
     bool stopping, over;
     enum aq_split_end end;
 };
@@ -435,24 +436,37 @@ static bool passes(enum aq_status status)
     return status == AQ_CLOSED || status == AQ_TIMEOUT || status == AQ_IO;
 }
 
+/* From the dial to the connection's end. What went wrong is held: another try may mend it. */
+static enum aq_status follow_once(struct client *client, bool *absent, char why[AQ_SPLIT_TEXT_BYTES])
+{
+    struct aq_error_hold hold;
+    aq_error_hold(&hold);
+    enum aq_status status = join(client);
+    *absent = status == AQ_REFUSED && !client->server; /* nobody listens there */
+    const bool joined = status == AQ_OK;
+    if (joined) status = stay(client);
+    aq_error_release(&hold);
+    snprintf(why, AQ_SPLIT_TEXT_BYTES, "%.300s", hold.text[0] ? hold.text : aq_status_text(status));
+    if (joined && passes(status)) say(client, "the server is gone (%s): it is dialled again", why);
+    if (joined) client->joined_ns = aq_clock_ns();
+    return status;
+}
+
 static enum aq_status follow(struct client *client)
 {
-    uint64_t patience = aq_clock_after(client->config->patience_ns);
+    client->joined_ns = aq_clock_ns();
     uint32_t wait_ms = 100;
     while (!client->over && !client->stopping) {
-        aq_error_clear();
-        enum aq_status status = join(client);
-        const bool absent = status == AQ_REFUSED && !client->server; /* nobody listens there */
-        if (status == AQ_OK) {
-            wait_ms = 100;
-            status = stay(client);
-            patience = aq_clock_after(client->config->patience_ns);
-            if (passes(status)) say(client, "the server is gone (%s): it is dialled again", aq_status_text(status));
-        }
+        char why[AQ_SPLIT_TEXT_BYTES];
+        bool absent;
+        const uint64_t before_ns = client->joined_ns;
+        const enum aq_status status = follow_once(client, &absent, why);
+        if (client->joined_ns != before_ns) wait_ms = 100;
         leave(client);
         on_signals(client);
         if (status == AQ_OK) continue;
-        if ((!passes(status) && !absent) || aq_clock_ns() > patience) return status;
+        if ((!passes(status) && !absent) || aq_clock_ns() > client->joined_ns + client->config->patience_ns)
+            return aq_fail(status, AREA, "%s", why);
         pause_ms(wait_ms);
         wait_ms = wait_ms * 2 < PAUSE_MS_MAX ? wait_ms * 2 : PAUSE_MS_MAX;
     }

@@ -1,5 +1,6 @@
-/* split_private.h -- what split_server.c (the loop and the door), split_turn.c (turns) and split_state.c (the disk)
- * share.
+/*
+ * split_private.h -- what split_server.c (the loop and the door), split_round.c (rounds: who takes part, and their
+ * ends), split_turn.c (turns), split_weights.c (files of stages) and split_state.c (the disk) share.
  */
 #ifndef RUNTIME_SPLIT_PRIVATE_H
 #define RUNTIME_SPLIT_PRIVATE_H
@@ -17,8 +18,8 @@
 enum {
     SPLIT_NEWCOMERS_MAX = 64,
     SPLIT_NEWCOMER_S = 5, /* for its certificate and its first line                               */
-    SPLIT_ANSWER_S = 60,  /* for what a client owes: that it is ready, the next part of a file     */
-    SPLIT_TRIES_MAX = 3,  /* of a turn, while its client is there                                 */
+    SPLIT_ANSWER_S = 60,  /* for what a client owes (ready, the next part of a file), or control.silence_max */
+    SPLIT_TRIES_MAX = 3,  /* of a turn, from one checkpoint                                       */
     SPLIT_QUEUE_BYTES = 8 << 20,
     SPLIT_WEIGHTS_NONE = -1
 };
@@ -26,13 +27,15 @@ enum {
 /* A client: what is known of it, and its connection and turn, where it has any. */
 struct site {
     char name[AQ_TLS_HOST_BYTES];
-    struct aq_split_join join;     /* as it said at last                                    */
-    struct aq_split_job job;       /* planned with that; zeroes: it has not joined yet, since the server began */
-    uint64_t begin, until;         /* steps of its own, of the turn under way; until 0: none  */
-    uint32_t round;                /* the last one that it is done with: trained, or missed   */
-    uint32_t turns, missed, lates; /* lates: rounds in which it was waited for            */
-    uint64_t samples;              /* that it trains on                                   */
-    uint64_t mark;                 /* the newest complete checkpoint of its own run                       */
+    struct aq_split_join join; /* as it said at last                                    */
+    struct aq_split_job job;   /* planned with that; zeroes: it has not joined yet, since the server began */
+    uint64_t begin, until;     /* steps of its own, of the turn under way; until 0: none  */
+    uint32_t round;            /* the last one that it is done with: trained, or missed   */
+    uint32_t turns, missed, rested;
+    uint32_t lates;   /* rounds in which it was waited for, or that ended before its turn  */
+    bool kept;        /* its turn of this round lies in round/NAME, to be averaged               */
+    uint64_t samples; /* that it trains on                                   */
+    uint64_t mark;    /* the newest complete checkpoint of its own run                       */
     /* Its connection. */
     struct aq_control *control; /* NULL: it is away */
     struct aq_split_session session;
@@ -44,9 +47,10 @@ struct site {
     uint32_t outs;           /* ends that are on their way or there             */
     bool sends;              /* there are more                                  */
     struct aq_split_in in;
-    pid_t pid;                 /* of the turn's launcher; 0: none                 */
-    struct aq_control *launch; /* its channel; NULL: none                         */
-    uint32_t tries;
+    pid_t pid;                     /* of the turn's launcher; 0: none                 */
+    struct aq_control *launch;     /* its channel; NULL: none                         */
+    uint32_t tries;                /* that failed, or that its client left, since its last checkpoint */
+    uint64_t tried_mark;           /* which was at this step                          */
     bool late;                     /* it is waited for, or was, in this round          */
     char why[AQ_SPLIT_TEXT_BYTES]; /* its turn's last failure                          */
 };
@@ -65,10 +69,14 @@ struct server {
     struct newcomer newcomers[SPLIT_NEWCOMERS_MAX];
     struct site sites[AQ_JOB_CLIENTS_MAX];
     uint32_t site_count;
-    uint32_t round; /* under way, from 1 on; 0: clients are gathering; above split.rounds: the end */
-    int weights;    /* the folder of the newest: 0, 1, or SPLIT_WEIGHTS_NONE */
+    uint32_t round;               /* under way, from 1 on; 0: clients are gathering; above split.rounds: the end */
+    uint32_t drawn;               /* the last round of which it is decided who takes part   */
+    uint64_t round_ns;            /* when it began, or this process                         */
+    int weights;                  /* the folder of the newest: 0, 1, or SPLIT_WEIGHTS_NONE  */
+    char last[AQ_TLS_HOST_BYTES]; /* splitfed2: whose turn the middle of this round comes from; "": none yet */
     bool stopping, over;
     enum aq_split_end end;
+    struct aq_log_limit strangers; /* what is said of them  */
 };
 
 /* split_state.c: RUN/split.json, and the folders beside it. */
@@ -77,25 +85,46 @@ enum aq_status state_save(const struct server *server);
 /* "RUN/weights/0", "RUN/clients/NAME": AQ_INVAL: too long. */
 enum aq_status state_path(const struct server *server, char out[AQ_RUN_PATH_BYTES], const char *format, ...)
     __attribute__((format(printf, 3, 4)));
+const char *state_mode(const struct server *server);              /* as the manifest calls it */
 struct site *state_site(struct server *server, const char *name); /* known or made; NULL: there is no place */
 /* The newest complete checkpoint of its run: 0: none. */
 uint64_t state_mark(const struct server *server, const struct site *site);
-/* The turn has ended well: its weights, of which the ends lie in the other folder, are the newest. */
+/* The turn has ended well: what it trained, of which the ends lie in round_ends, counts. */
 enum aq_status state_commit(struct server *server, struct site *site);
-/* split_check.c: the ends that a client sent, in `folder`: of the stages of its plan, whole and finite? */
-enum aq_status ends_check(const struct site *site, const char *folder);
+/*
+ * split_weights.c. turn_check: the ends that a client sent, and the middle that was trained with it, each
+ * stage-R.safetensors in its folder: of the stages of its plan, whole and finite? AQ_NOMEM; others: why, for the
+ * client, too. weights_begin: as at the beginning of a run, into weights/0. weights_average: a stage of all turns that
+ * the round has kept, into weights/TO.
+ */
+enum aq_status turn_check(const struct site *site, const char *ends, const char *middle, char why[AQ_SPLIT_TEXT_BYTES]);
+enum aq_status weights_begin(const struct server *server, const struct aq_plan *plan);
+enum aq_status weights_average(const struct server *server, const struct aq_plan *plan, uint32_t rank, int to);
+
+/* split_round.c: whatever is due: the next round, the next turns. */
+void round_advance(struct server *server);
+/* The folders that a turn of this client takes its ends and its middle from, and leaves what it trained in. */
+enum aq_status round_middle(const struct server *server, char out[AQ_RUN_PATH_BYTES]);
+enum aq_status round_ends(const struct server *server, const struct site *site, char out[AQ_RUN_PATH_BYTES]);
 
 /* split_report.c: report.json and a table; the model, where split.collect has it. */
 enum aq_status report_leave(const struct server *server);
 enum aq_status model_leave(const struct server *server);
 
 /* split_turn.c. */
-void turn_advance(struct server *server); /* whatever is due: offers, deadlines, the next round */
+void turn_due(struct server *server, struct site *site); /* its turn has come: offer it, wait for it */
+/* It is nothing: the weights are those of before it. */
+void turn_miss(struct server *server, struct site *site, const char *why);
+/* A line to its client; one that takes nothing is gone. Takes the reference. */
+bool turn_tell(struct server *server, struct site *site, json_t *line);
 void turn_line(struct server *server, struct site *site, const json_t *line); /* of a client */
 void turn_pump(struct server *server, struct site *site); /* files to the client, lines of its launcher, its end */
 /* Its connection ends: said once, with the reason; its turn waits for it. */
 void turn_away(struct server *server, struct site *site, const char *why);
 void turn_halt(struct site *site); /* the launcher of its turn, at once; waits for its end */
+/* Our own disk, or memory: nothing of it counts, and nobody can go on. */
+void server_fails(struct server *server, const char *why);
+void server_save(struct server *server); /* split.json, or the server fails */
 
 /* Say something to the person at the server. */
 #define server_say(server, ...) aq_progress_say((server)->config->progress, __VA_ARGS__)

@@ -32,9 +32,10 @@ static json_t *client_line(const struct server *server, const struct site *site,
 {
     char path[AQ_RUN_PATH_BYTES], metrics[AQ_RUN_PATH_BYTES];
     json_t *run = NULL;
-    json_t *line = json_pack("{s:s, s:I, s:I, s:I, s:I, s:I}", "name", site->name, "turns", (json_int_t)site->turns,
-                             "missed", (json_int_t)site->missed, "late", (json_int_t)site->lates, "step",
-                             (json_int_t)state_mark(server, site), "samples", (json_int_t)site->samples);
+    json_t *line =
+        json_pack("{s:s, s:I, s:I, s:I, s:I, s:I, s:I}", "name", site->name, "turns", (json_int_t)site->turns, "missed",
+                  (json_int_t)site->missed, "rested", (json_int_t)site->rested, "late", (json_int_t)site->lates, "step",
+                  (json_int_t)state_mark(server, site), "samples", (json_int_t)site->samples);
     if (state_path(server, path, "clients/%s", site->name) != AQ_OK ||
         aq_run_path(path, "metrics.jsonl", metrics) != AQ_OK || access(metrics, R_OK) != 0 ||
         aq_report_run(path, &run) != AQ_OK) {
@@ -72,10 +73,10 @@ static json_t *make(const struct server *server)
     const uint32_t rounds = server->job->split.rounds;
     const uint32_t had = server->round == 0 ? 0 : server->round - 1;
     const bool any = all.targets > 0;
-    return json_pack("{s:s, s:s, s:I, s:I, s:I, s:f, s:o, s:o, s:o}", "job", server->job->name, "mode", "relay",
-                     "rounds", (json_int_t)(had < rounds ? had : rounds), "rounds_planned", (json_int_t)rounds,
-                     "epochs_a_turn", (json_int_t)server->job->split.epochs, "sent_bytes", all.bytes, "loss",
-                     aq_control_number(any ? all.loss / all.targets : NAN), "accuracy",
+    return json_pack("{s:s, s:s, s:I, s:I, s:I, s:f, s:o, s:o, s:o}", "job", server->job->name, "mode",
+                     state_mode(server), "rounds", (json_int_t)(had < rounds ? had : rounds), "rounds_planned",
+                     (json_int_t)rounds, "epochs_a_turn", (json_int_t)server->job->split.epochs, "sent_bytes",
+                     all.bytes, "loss", aq_control_number(any ? all.loss / all.targets : NAN), "accuracy",
                      aq_control_number(any ? all.right / all.targets : NAN), "clients", clients);
 }
 
@@ -86,9 +87,10 @@ static void say_table(const struct server *server, const json_t *report)
     for (size_t i = 0; i < json_array_size(clients); i++) {
         const json_t *line = json_array_get(clients, i);
         const double bytes = at(line, NULL, "sent_bytes");
-        server_say(server, "%s: %llu turns, %llu missed, late %llu times; %s sent; loss %s, accuracy %s",
+        server_say(server, "%s: %llu turns, %llu missed, %llu rested, late %llu times; %s sent; loss %s, accuracy %s",
                    aq_control_text_or(line, "name", "?"), (unsigned long long)aq_control_u64_or(line, "turns", 0),
                    (unsigned long long)aq_control_u64_or(line, "missed", 0),
+                   (unsigned long long)aq_control_u64_or(line, "rested", 0),
                    (unsigned long long)aq_control_u64_or(line, "late", 0),
                    aq_text_size(bytes > 0 ? (uint64_t)bytes : 0, size),
                    aq_text_figure(at(line, "heldout", "loss"), FIGURE_DECIMALS, loss),

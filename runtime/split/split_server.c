@@ -168,6 +168,7 @@ static void first_line(struct server *server, struct newcomer *newcomer, const j
         refuse(server, newcomer, peer->host, session.why[0] ? session.why : "leaves before it has joined", NULL);
         return;
     }
+    const uint32_t known = server->site_count;
     struct site *site = state_site(server, session.join.id);
     if (!site) {
         refuse(server, newcomer, peer->host, "has no place: there are 64 clients already", NULL);
@@ -177,11 +178,15 @@ static void first_line(struct server *server, struct newcomer *newcomer, const j
         refuse(server, newcomer, site->name, "comes with other data than it began with", NULL);
         return;
     }
-    aq_error_clear();
-    if (plan_for(server, site, &session.join) != AQ_OK) {
+    struct aq_error_hold hold;
+    aq_error_hold(&hold);
+    const enum aq_status planned = plan_for(server, site, &session.join);
+    aq_error_release(&hold);
+    if (planned != AQ_OK) {
         char text[AQ_SPLIT_TEXT_BYTES];
-        snprintf(text, sizeof text, "has what cannot be planned: %s", aq_error_text());
+        snprintf(text, sizeof text, "has what cannot be planned: %.300s", hold.text);
         refuse(server, newcomer, site->name, text, NULL);
+        server->site_count = known; /* who never joined is waited for by nobody */
         return;
     }
     if (aq_plan_hash(site->job.plan) != session.join.plan_hash) {
@@ -189,7 +194,14 @@ static void first_line(struct server *server, struct newcomer *newcomer, const j
         if (aq_plan_manifest(site->job.plan, &manifest) != AQ_OK) manifest = NULL;
         refuse(server, newcomer, site->name, "has another plan: model, cut, codec or another key differs", manifest);
         aq_free(manifest);
+        if (server->site_count > known) aq_split_job_close(&site->job);
+        server->site_count = known;
         return;
+    }
+    const bool drawn = server->round > 0 && server->drawn == server->round && server->job->split.participation < 1;
+    if (server->site_count > known && drawn) { /* who takes part in this round is decided */
+        site->round = server->round;
+        site->rested++;
     }
     welcome(server, newcomer, site);
 }
@@ -197,8 +209,10 @@ static void first_line(struct server *server, struct newcomer *newcomer, const j
 static void serve_newcomer(struct server *server, struct newcomer *newcomer)
 {
     json_t *line;
+    aq_log_limit_thread(&server->strangers); /* TLS may say why */
     (void)aq_control_push(newcomer->control);
     const enum aq_status status = aq_control_receive(newcomer->control, 0, &line);
+    aq_log_limit_thread(NULL);
     if (status == AQ_OK) {
         first_line(server, newcomer, line);
         json_decref(line);
@@ -278,11 +292,12 @@ static enum aq_status loop(struct server *server)
             if (site->control) serve_site(server, site);
             turn_pump(server, site);
         }
+        aq_log_limit_tell(&server->strangers);
         if (server->stopping) {
             server->over = true;
             server->end = AQ_SPLIT_STOPPED;
         }
-        turn_advance(server);
+        round_advance(server);
     }
     return AQ_OK;
 }
@@ -296,6 +311,7 @@ static enum aq_status enter(struct server *server)
     AQ_TRY(aq_owned_claim_run(run, AQ_OWNED_MAKE_ALL, &owner, NULL));
     AQ_TRY(aq_run_lock(run, &server->lock));
     AQ_TRY(state_load(server));
+    server->round_ns = aq_clock_ns();
     if (server->round > server->job->split.rounds)
         return aq_fail(AQ_REFUSED, AREA, "%s has had its %u rounds: more of split.rounds goes further", run,
                        server->job->split.rounds);

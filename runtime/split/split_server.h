@@ -11,6 +11,7 @@
  * The folder of a server (output.path):
  *     split.json            round, and of each client how far it is; written whole, after each turn
  *     weights/0, weights/1  the newest weights and those before: stage-0, stage-1, stage-2.safetensors
+ *     round/NAME/           what a turn of this round of SplitFed left, until all are averaged
  *     turns/NAME.yaml       the manifest of that client's turns
  *     clients/NAME/         its run: checkpoints and caches of the middle stage, metrics, logs
  *     logs/NAME.log         what the launchers of its turns wrote

@@ -25,6 +25,8 @@
 enum {
     AQ_SPLIT_PROTOCOL = 1,
     AQ_SPLIT_ENDS = 2, /* the stages of a client: its first and its last                       */
+    AQ_SPLIT_STAGES = 3,
+    AQ_SPLIT_MIDDLE = 1, /* the rank of the server's                                             */
     AQ_SPLIT_WHY_BYTES = 256,
     AQ_SPLIT_PIECE_BYTES = 1 << 20, /* of a file, in one line: 1.4 MB of base64                              */
     AQ_SPLIT_TEXT_BYTES = 400,      /* of a reason that the other end gives                                  */

@@ -22,6 +22,13 @@ enum aq_status state_path(const struct server *server, char out[AQ_RUN_PATH_BYTE
     return aq_run_path(server->job->output.path, name, out);
 }
 
+const char *state_mode(const struct server *server)
+{
+    static const char *const names[] = {
+        [AQ_SPLIT_RELAY] = "relay", [AQ_SPLIT_FED1] = "splitfed1", [AQ_SPLIT_FED2] = "splitfed2"};
+    return names[server->job->split.mode];
+}
+
 struct site *state_site(struct server *server, const char *name)
 {
     for (uint32_t i = 0; i < server->site_count; i++)
@@ -43,20 +50,24 @@ uint64_t state_mark(const struct server *server, const struct site *site)
     return status == AQ_OK ? mark.step : 0;
 }
 
+static json_t *site_line(const struct site *site)
+{
+    return json_pack("{s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:b}", "name", site->name, "round",
+                     (json_int_t)site->round, "turns", (json_int_t)site->turns, "missed", (json_int_t)site->missed,
+                     "rested", (json_int_t)site->rested, "late", (json_int_t)site->lates, "samples",
+                     (json_int_t)site->samples, "begin", (json_int_t)site->begin, "until", (json_int_t)site->until,
+                     "kept", site->kept);
+}
+
 enum aq_status state_save(const struct server *server)
 {
     char path[AQ_RUN_PATH_BYTES];
     json_t *sites = json_array();
-    for (uint32_t i = 0; i < server->site_count; i++) {
-        const struct site *site = &server->sites[i];
-        json_array_append_new(sites, json_pack("{s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "name", site->name, "round",
-                                               (json_int_t)site->round, "turns", (json_int_t)site->turns, "missed",
-                                               (json_int_t)site->missed, "late", (json_int_t)site->lates, "samples",
-                                               (json_int_t)site->samples, "begin", (json_int_t)site->begin, "until",
-                                               (json_int_t)site->until));
-    }
-    json_t *all = json_pack("{s:s, s:i, s:I, s:i, s:o}", "job", server->job->name, "format", 1, "round",
-                            (json_int_t)server->round, "weights", server->weights, "clients", sites);
+    for (uint32_t i = 0; i < server->site_count; i++)
+        json_array_append_new(sites, site_line(&server->sites[i]));
+    json_t *all = json_pack("{s:s, s:i, s:s, s:I, s:I, s:i, s:s, s:o}", "job", server->job->name, "format", 1, "mode",
+                            state_mode(server), "round", (json_int_t)server->round, "drawn", (json_int_t)server->drawn,
+                            "weights", server->weights, "last", server->last, "clients", sites);
     enum aq_status status = state_path(server, path, "split.json");
     if (status != AQ_OK) {
         json_decref(all);
@@ -83,32 +94,50 @@ static enum aq_status read_site(struct server *server, const json_t *line)
     site->round = round;
     site->turns = turns;
     site->missed = missed;
+    site->rested = (uint32_t)aq_control_u64_or(line, "rested", 0);
     site->lates = lates;
     site->samples = samples;
     site->begin = begin;
     site->until = until;
-    site->mark = state_mark(server, site);
+    site->kept = aq_control_bool_or(line, "kept", false);
+    site->mark = site->tried_mark = state_mark(server, site);
     return AQ_OK;
 }
 
+/* Who knows no modes wrote of relay, and drew nothing. */
 static enum aq_status read_all(struct server *server, const json_t *all)
 {
     const json_t *sites = json_object_get(all, "clients");
+    const char *last = aq_control_text_or(all, "last", "");
     uint32_t format;
     AQ_TRY(aq_control_get_u32(all, "format", &format));
     AQ_TRY(aq_control_get_u32(all, "round", &server->round));
     const json_t *weights = json_object_get(all, "weights");
-    if (format != 1 || !json_is_integer(weights) || json_integer_value(weights) < -1 || json_integer_value(weights) > 1)
+    if (format != 1 || !json_is_integer(weights) || json_integer_value(weights) < -1 ||
+        json_integer_value(weights) > 1 || (last[0] && !aq_tls_host_good(last)))
         return aq_fail(AQ_PROTO, AREA, "of another format");
     server->weights = (int)json_integer_value(weights);
+    server->drawn = (uint32_t)aq_control_u64_or(all, "drawn", server->round);
+    snprintf(server->last, sizeof server->last, "%s", last);
     for (size_t i = 0; i < json_array_size(sites); i++)
         AQ_TRY(read_site(server, json_array_get(sites, i)));
     return AQ_OK;
 }
 
+/* A round that began in one mode does not end in another. */
+static enum aq_status same_mode(const struct server *server, const json_t *all, const char *path)
+{
+    const char *was = aq_control_text_or(all, "mode", "relay");
+    if (strcmp(was, state_mode(server)) == 0) return AQ_OK;
+    return aq_fail(AQ_REFUSED, AREA,
+                   "%s is of split.mode: %.20s, and the job says %s: say what it was, or choose "
+                   "another output.path",
+                   path, was, state_mode(server));
+}
+
 enum aq_status state_load(struct server *server)
 {
-    static const char *const folders[] = {"weights/0", "weights/1", "turns", "clients", "logs"};
+    static const char *const folders[] = {"weights/0", "weights/1", "round", "turns", "clients", "logs"};
     char path[AQ_RUN_PATH_BYTES], *text;
     size_t count;
     server->weights = SPLIT_WEIGHTS_NONE;
@@ -122,29 +151,37 @@ enum aq_status state_load(struct server *server)
     AQ_TRY(status);
     json_t *all = json_loadb(text, count, 0, NULL);
     aq_free(text);
+    struct aq_error_hold hold; /* the line below says it */
+    aq_error_hold(&hold);
     const bool read = all && read_all(server, all) == AQ_OK;
+    aq_error_release(&hold);
+    const enum aq_status mode = read ? same_mode(server, all, path) : AQ_OK;
     json_decref(all);
+    AQ_TRY(mode);
     return read ? AQ_OK : aq_fail(AQ_CORRUPT, AREA, "%s is damaged: put it back, or choose another output.path", path);
+}
+
+/* Where the middle of the turn goes, beside the ends. */
+static enum aq_status keep_middle(const struct server *server, const struct site *site)
+{
+    char from[AQ_RUN_PATH_BYTES], folder[AQ_RUN_PATH_BYTES], to[AQ_RUN_PATH_BYTES];
+    AQ_TRY(state_path(server, from, "clients/%s/checkpoint/%" PRIu64 "/stage-1.safetensors", site->name, site->until));
+    AQ_TRY(round_ends(server, site, folder));
+    AQ_TRY(aq_run_path(folder, "stage-1.safetensors", to));
+    return aq_split_copy(from, to);
 }
 
 enum aq_status state_commit(struct server *server, struct site *site)
 {
-    const int other = server->weights == 0 ? 1 : 0, before = server->weights;
-    char from[AQ_RUN_PATH_BYTES], to[AQ_RUN_PATH_BYTES];
-    AQ_TRY(state_path(server, from, "clients/%s/checkpoint/%" PRIu64 "/stage-1.safetensors", site->name, site->until));
-    AQ_TRY(state_path(server, to, "weights/%d/stage-1.safetensors", other));
-    AQ_TRY(aq_split_copy(from, to));
-    const struct site old = *site;
-    server->weights = other;
+    AQ_TRY(keep_middle(server, site));
+    if (server->job->split.mode == AQ_SPLIT_RELAY) {
+        server->weights = server->weights == 0 ? 1 : 0;
+    } else {
+        site->kept = true;
+        memcpy(server->last, site->name, sizeof server->last);
+    }
     site->round = server->round;
     site->turns++;
     site->begin = site->until = 0;
-    const enum aq_status status = state_save(server);
-    if (status == AQ_OK) return AQ_OK;
-    server->weights = before;
-    site->round = old.round;
-    site->turns = old.turns;
-    site->begin = old.begin;
-    site->until = old.until;
-    return status;
+    return state_save(server); /* who calls ends the server where this fails: nothing of it is read again */
 }

@@ -1,10 +1,10 @@
 /*
- * split_turn.c -- turns: who is next, the offer, the launcher of a turn, and its close.
+ * split_turn.c -- turns: the offer, the launcher of a turn, and its close.
  *
- * One turn at a time (relay). A turn whose client goes is waited for, split.wait long, and goes on from the newest
- * checkpoint that both have; then it is missed, and the weights are those of before it. Nothing that a client does
- * reaches further than its own turn: what is taken of it is looked at first (split_session.c, launcher_bounds.c,
- * split_check.c), and takes effect in one step (state_commit).
+ * Whose turn it is, is split_round.c's. A turn whose client goes is waited for, split.wait long, and goes on from the
+ * newest checkpoint that both have; then it is missed, and the weights are those of before it. Nothing that a client
+ * does reaches further than its own turn: what is taken of it is looked at first (split_session.c, launcher_bounds.c,
+ * split_weights.c), and takes effect in one step (state_commit).
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -23,25 +23,6 @@
 static const uint64_t second_ns = 1000ULL * 1000 * 1000;
 static const char *const AREA = "split";
 enum { LAST_BYTES = 16 << 10, HALT_MS = 12000, PUMP_LINES = 256, GUEST_FD = 10 };
-
-/* ---- the order of a round ---- */
-
-/* Of a round's clients the one with the smallest is first: a pure function of seed, round and name. */
-static uint64_t place_of(const struct server *server, const struct site *site)
-{
-    const uint64_t numbers[2] = {server->job->train.seed, server->round};
-    return aq_digest_seeded(site->name, strlen(site->name), aq_digest(numbers, sizeof numbers));
-}
-
-static struct site *next_of(struct server *server)
-{
-    struct site *next = NULL;
-    for (uint32_t i = 0; i < server->site_count; i++) {
-        struct site *site = &server->sites[i];
-        if (site->round < server->round && (!next || place_of(server, site) < place_of(server, next))) next = site;
-    }
-    return next;
-}
 
 /* ---- the end of a turn, one way or another ---- */
 
@@ -65,6 +46,21 @@ void turn_halt(struct site *site)
     site->pid = 0;
 }
 
+/* When a client has to have given the answer that it owes. */
+static uint64_t answer_due(const struct server *server)
+{
+    const uint64_t silence_ns = server->job->control.silence_ns_max;
+    return aq_clock_after(silence_ns ? silence_ns : SPLIT_ANSWER_S * second_ns);
+}
+
+/* Its turn has failed, or was left: a few times from one checkpoint, and it is missed (turn_due). */
+static void count_try(struct site *site)
+{
+    if (site->mark > site->tried_mark) site->tries = 0;
+    site->tried_mark = site->mark;
+    site->tries++;
+}
+
 static void no_files(struct site *site)
 {
     aq_split_out_close(&site->out);
@@ -81,14 +77,14 @@ void turn_away(struct server *server, struct site *site, const char *why)
     site->control = NULL;
     no_files(site);
     turn_halt(site);
-    site->offered = false;
     site->mark = state_mark(server, site);
+    if (site->offered) count_try(site);
+    site->offered = false;
     site->deadline_ns = AQ_NEVER;
     if (site->until) snprintf(site->why, sizeof site->why, "%s", text);
 }
 
-/* To the client; one that takes nothing is gone. Takes the reference. */
-static bool tell(struct server *server, struct site *site, json_t *line)
+bool turn_tell(struct server *server, struct site *site, json_t *line)
 {
     if (!site->control) {
         json_decref(line);
@@ -99,17 +95,20 @@ static bool tell(struct server *server, struct site *site, json_t *line)
     return status == AQ_OK;
 }
 
-/* A state that cannot be written is no state that one may go on from. */
-static void save(struct server *server)
+void server_fails(struct server *server, const char *why)
 {
-    if (state_save(server) == AQ_OK) return;
-    server_say(server, "%s", aq_error_text());
+    server_say(server, "%s", why);
     server->over = true;
     server->end = AQ_SPLIT_FAILED;
 }
 
-/* The turn is nothing: the weights are those of before it, and the round goes on. */
-static void miss(struct server *server, struct site *site, const char *why)
+/* A state that cannot be written is no state that one may go on from. */
+void server_save(struct server *server)
+{
+    if (state_save(server) != AQ_OK) server_fails(server, aq_error_text());
+}
+
+void turn_miss(struct server *server, struct site *site, const char *why)
 {
     char text[AQ_SPLIT_TEXT_BYTES];
     server_say(server, "round %u: %s misses its turn: %s", server->round, site->name,
@@ -123,26 +122,28 @@ static void miss(struct server *server, struct site *site, const char *why)
     site->tries = 0;
     site->offered = site->late = false;
     site->deadline_ns = AQ_NEVER;
-    if (tell(server, site, json_pack("{s:s, s:b, s:s}", "event", "over", "done", 0, "text", text)))
+    if (turn_tell(server, site, json_pack("{s:s, s:b, s:s}", "event", "over", "done", 0, "text", text)))
         aq_split_session_go(&site->session, AQ_SPLIT_IDLE);
-    save(server);
+    server_save(server);
 }
 
-/* It fails while its client is there: again from the newest checkpoint, a few times. */
+/* It fails while its client is there: again from the newest checkpoint. */
 static void again(struct server *server, struct site *site, const char *why)
 {
     char text[AQ_SPLIT_TEXT_BYTES];
     no_files(site);
     turn_halt(site);
     aq_printable_text(why, text, sizeof text);
-    if (++site->tries >= SPLIT_TRIES_MAX) {
-        miss(server, site, text);
+    site->mark = state_mark(server, site);
+    count_try(site);
+    if (site->tries >= SPLIT_TRIES_MAX) {
+        turn_miss(server, site, text);
         return;
     }
     server_say(server, "round %u: %s: %s; its turn goes on from its checkpoint", server->round, site->name, text);
     site->offered = false;
     site->deadline_ns = AQ_NEVER;
-    if (tell(server, site, json_pack("{s:s, s:b, s:s}", "event", "over", "done", 0, "text", text)))
+    if (turn_tell(server, site, json_pack("{s:s, s:b, s:s}", "event", "over", "done", 0, "text", text)))
         aq_split_session_go(&site->session, AQ_SPLIT_IDLE);
 }
 
@@ -158,9 +159,10 @@ static enum aq_status write_manifest(struct server *server, const struct site *s
     return status;
 }
 
-static bool adopts(const struct server *server, const struct site *site)
+/* It is at its turn's beginning, which is with the round's weights and not with its own last ones. */
+static bool adopts(const struct site *site)
 {
-    return server->weights != SPLIT_WEIGHTS_NONE && site->mark == site->begin;
+    return site->mark == site->begin;
 }
 
 /* The next of the two files that the client begins with. */
@@ -183,8 +185,8 @@ static void bounds(struct site *site)
 static void close_turn(struct server *server, struct site *site)
 {
     aq_split_session_go(&site->session, AQ_SPLIT_CLOSING);
-    site->deadline_ns = aq_clock_after(SPLIT_ANSWER_S * second_ns);
-    tell(server, site, json_pack("{s:s, s:b, s:I}", "event", "over", "done", 1, "step", (json_int_t)site->until));
+    site->deadline_ns = answer_due(server);
+    turn_tell(server, site, json_pack("{s:s, s:b, s:I}", "event", "over", "done", 1, "step", (json_int_t)site->until));
 }
 
 static void offer(struct server *server, struct site *site)
@@ -192,7 +194,7 @@ static void offer(struct server *server, struct site *site)
     const struct aq_plan *plan = site->job.plan;
     site->mark = state_mark(server, site);
     if (site->until == 0) {
-        site->begin = site->mark;
+        site->begin = site->tried_mark = site->mark;
         site->until = site->begin + server->job->split.epochs * plan->steps_per_epoch;
         if (site->until > plan->steps) site->until = plan->steps;
         if (site->begin >= plan->steps) {
@@ -200,21 +202,21 @@ static void offer(struct server *server, struct site *site)
             site->begin = site->until = 0;
             return;
         }
-        save(server);
+        server_save(server);
     }
     site->offered = true;
     bounds(site);
     if (write_manifest(server, site) != AQ_OK) {
-        miss(server, site, aq_error_text());
+        turn_miss(server, site, aq_error_text());
         return;
     }
-    const bool adopt = adopts(server, site);
+    const bool adopt = adopts(site);
     site->outs = 0;
     site->sends = adopt && site->mark < site->until;
-    if (!tell(server, site,
-              json_pack("{s:s, s:I, s:I, s:I, s:I, s:I, s:b}", "event", "turn", "round", (json_int_t)server->round,
-                        "of", (json_int_t)server->job->split.rounds, "begin", (json_int_t)site->begin, "until",
-                        (json_int_t)site->until, "mark", (json_int_t)site->mark, "adopt", adopt)))
+    if (!turn_tell(server, site,
+                   json_pack("{s:s, s:I, s:I, s:I, s:I, s:I, s:b}", "event", "turn", "round", (json_int_t)server->round,
+                             "of", (json_int_t)server->job->split.rounds, "begin", (json_int_t)site->begin, "until",
+                             (json_int_t)site->until, "mark", (json_int_t)site->mark, "adopt", adopt)))
         return;
     if (site->mark == site->until) { /* killed between its last step and its close */
         close_turn(server, site);
@@ -223,7 +225,7 @@ static void offer(struct server *server, struct site *site)
     server_say(server, "round %u of %u: %s trains steps %" PRIu64 " to %" PRIu64, server->round,
                server->job->split.rounds, site->name, site->mark + 1, site->until);
     aq_split_session_go(&site->session, AQ_SPLIT_OFFERED);
-    site->deadline_ns = aq_clock_after(SPLIT_ANSWER_S * second_ns);
+    site->deadline_ns = answer_due(server);
 }
 
 /* ---- its launcher ---- */
@@ -254,7 +256,7 @@ static enum aq_status paths_of(const struct server *server, const struct site *s
     AQ_TRY(state_path(server, paths->run, "clients/%s", site->name));
     AQ_TRY(state_path(server, paths->identity, "clients/%s/run.json", site->name));
     AQ_TRY(state_path(server, paths->manifest, "turns/%s.yaml", site->name));
-    AQ_TRY(state_path(server, paths->weights, "weights/%d", server->weights));
+    AQ_TRY(round_middle(server, paths->weights));
     return state_path(server, paths->log, "logs/%s.log", site->name);
 }
 
@@ -272,7 +274,7 @@ static enum aq_status spawn(struct server *server, struct site *site, const stru
     for (size_t i = 0; i < sizeof words / sizeof *words; i++)
         arguments[count++] = WORD(words[i]);
     if (access(paths->identity, F_OK) == 0) arguments[count++] = WORD("--resume");
-    if (adopts(server, site)) {
+    if (adopts(site)) {
         arguments[count++] = WORD("--adopt");
         arguments[count++] = WORD(paths->weights);
     }
@@ -354,47 +356,49 @@ static void ended(struct server *server, struct site *site)
 
 /* ---- what comes ---- */
 
-/* Both files of its ends are here: they are looked at, and then they are the newest. */
+/* Both files of its ends are here: all three stages are looked at, and then they are the newest. */
 static void taken(struct server *server, struct site *site)
 {
-    char folder[AQ_RUN_PATH_BYTES];
-    enum aq_status status = state_path(server, folder, "weights/%d", server->weights == 0 ? 1 : 0);
-    if (status == AQ_OK) status = ends_check(site, folder);
-    if (status == AQ_NOMEM || status == AQ_OK) {
-        if (status == AQ_OK) status = state_commit(server, site);
-        if (status != AQ_OK) { /* our own disk: nothing of it counts, and nobody can go on */
-            server_say(server, "%s", aq_error_text());
-            server->over = true;
-            server->end = AQ_SPLIT_FAILED;
-            return;
-        }
-        server_say(server, "round %u: %s has trained up to step %" PRIu64, server->round, site->name, site->mark);
-        site->tries = 0;
-        site->offered = site->late = false;
-        site->deadline_ns = AQ_NEVER;
-        tell(server, site, json_pack("{s:s}", "event", "closed"));
+    char ends[AQ_RUN_PATH_BYTES], middle[AQ_RUN_PATH_BYTES], why[AQ_SPLIT_TEXT_BYTES];
+    enum aq_status status = round_ends(server, site, ends);
+    if (status == AQ_OK) status = state_path(server, middle, "clients/%s/checkpoint/%" PRIu64, site->name, site->until);
+    if (status != AQ_OK) {
+        server_fails(server, aq_error_text());
         return;
     }
-    miss(server, site, aq_error_text());
+    status = turn_check(site, ends, middle, why);
+    if (status != AQ_OK && status != AQ_NOMEM) {
+        turn_miss(server, site, why);
+        return;
+    }
+    if (status == AQ_OK) status = state_commit(server, site);
+    if (status != AQ_OK) {
+        server_fails(server, aq_error_text());
+        return;
+    }
+    server_say(server, "round %u: %s has trained up to step %" PRIu64, server->round, site->name, site->mark);
+    site->tries = 0;
+    site->offered = site->late = false;
+    site->deadline_ns = AQ_NEVER;
+    turn_tell(server, site, json_pack("{s:s}", "event", "closed"));
 }
 
-static enum aq_status piece(struct server *server, struct site *site)
+/* A part of a file of its ends. AQ_PROTO: it is none; others: our own disk. */
+static enum aq_status piece(struct server *server, struct site *site, bool *whole)
 {
     char path[AQ_RUN_PATH_BYTES];
     const struct aq_split_piece *piece = &site->session.piece;
     const uint32_t end = piece->end, before = site->session.end;
     uint64_t bytes = 0;
-    bool whole;
-    AQ_TRY(
-        state_path(server, path, "weights/%d/stage-%u.safetensors", server->weights == 0 ? 1 : 0, aq_split_rank(end)));
+    char folder[AQ_RUN_PATH_BYTES], name[32];
+    snprintf(name, sizeof name, "stage-%u.safetensors", aq_split_rank(end));
+    AQ_TRY(round_ends(server, site, folder));
+    AQ_TRY(aq_run_path(folder, name, path));
     if (!site->in.buffer) AQ_TRY(aq_split_in_open(&site->in));
     AQ_TRY(aq_split_in_piece(&site->in, path, piece->offset, piece->data, &bytes));
-    AQ_TRY(aq_split_took(&site->session, bytes, &whole));
-    site->deadline_ns = aq_clock_after(SPLIT_ANSWER_S * second_ns);
-    if (!whole && site->session.end == before) return AQ_OK;
-    AQ_TRY(aq_split_in_done(&site->in, path));
-    if (whole) taken(server, site);
-    return AQ_OK;
+    AQ_TRY(aq_split_took(&site->session, bytes, whole));
+    site->deadline_ns = answer_due(server);
+    return *whole || site->session.end != before ? aq_split_in_done(&site->in, path) : AQ_OK;
 }
 
 void turn_line(struct server *server, struct site *site, const json_t *line)
@@ -415,12 +419,17 @@ void turn_line(struct server *server, struct site *site, const json_t *line)
         if (aq_control_send(site->launch, json_incref((json_t *)(uintptr_t)line)) == AQ_TIMEOUT)
             again(server, site, "it says more than its launcher can read");
     } else if (act == AQ_SPLIT_PIECE) {
-        aq_error_clear();
-        const enum aq_status status = piece(server, site);
+        struct aq_error_hold hold;
+        bool whole = false;
+        aq_error_hold(&hold);
+        const enum aq_status status = piece(server, site, &whole);
+        aq_error_release(&hold);
         if (status == AQ_PROTO)
-            turn_away(server, site, site->session.why[0] ? site->session.why : aq_error_text());
+            turn_away(server, site, site->session.why[0] ? site->session.why : hold.text);
         else if (status != AQ_OK)
-            miss(server, site, aq_error_text());
+            server_fails(server, hold.text);
+        else if (whole)
+            taken(server, site);
     }
 }
 
@@ -432,16 +441,14 @@ static void pump_files(struct server *server, struct site *site)
         enum aq_status status = site->out.fd == -1 ? next_out(server, site) : AQ_OK;
         if (status == AQ_OK) status = aq_split_out_line(&site->out, "event", &line, &last);
         if (status != AQ_OK) { /* our own file */
-            server_say(server, "%s", aq_error_text());
             site->sends = false;
-            server->over = true;
-            server->end = AQ_SPLIT_FAILED;
+            server_fails(server, aq_error_text());
             return;
         }
         if (last) aq_split_out_close(&site->out);
         if (last && site->outs == AQ_SPLIT_ENDS) site->sends = false;
-        site->deadline_ns = aq_clock_after(SPLIT_ANSWER_S * second_ns);
-        if (!tell(server, site, line)) return;
+        site->deadline_ns = answer_due(server);
+        if (!turn_tell(server, site, line)) return;
     }
 }
 
@@ -459,7 +466,7 @@ void turn_pump(struct server *server, struct site *site)
             site->launch = NULL;
             break;
         }
-        tell(server, site, line);
+        turn_tell(server, site, line);
     }
     if (site->pid && waitpid(site->pid, &how, WNOHANG) == site->pid) {
         site->pid = 0;
@@ -469,9 +476,13 @@ void turn_pump(struct server *server, struct site *site)
 
 /* ---- what is due ---- */
 
-static void turn_due(struct server *server, struct site *site)
+void turn_due(struct server *server, struct site *site)
 {
     const uint64_t now = aq_clock_ns();
+    if (site->tries >= SPLIT_TRIES_MAX) { /* it comes, and goes */
+        turn_miss(server, site, site->why);
+        return;
+    }
     if (!site->control) { /* it is waited for, once a round */
         if (site->deadline_ns == AQ_NEVER) {
             site->deadline_ns = aq_clock_after(server->job->split.wait_ns);
@@ -479,7 +490,7 @@ static void turn_due(struct server *server, struct site *site)
             site->late = true;
             server_say(server, "round %u: waits for %s", server->round, site->name);
         }
-        if (now > site->deadline_ns) miss(server, site, site->why[0] ? site->why : "it is away");
+        if (now > site->deadline_ns) turn_miss(server, site, site->why[0] ? site->why : "it is away");
         return;
     }
     if (!site->offered) {
@@ -487,36 +498,4 @@ static void turn_due(struct server *server, struct site *site)
         return;
     }
     if (now > site->deadline_ns) turn_away(server, site, "it owes an answer for too long");
-}
-
-static bool gathered(const struct server *server)
-{
-    uint32_t here = 0;
-    for (uint32_t i = 0; i < server->site_count; i++)
-        here += server->sites[i].control != NULL;
-    return here >= server->job->split.clients;
-}
-
-void turn_advance(struct server *server)
-{
-    if (server->over || server->stopping) return;
-    if (server->round == 0) {
-        if (!gathered(server)) return;
-        server->round = 1;
-        save(server);
-    }
-    struct site *site = next_of(server);
-    if (site) {
-        turn_due(server, site);
-        return;
-    }
-    server->round++;
-    save(server);
-    if (server->round <= server->job->split.rounds) return;
-    server->over = true;
-    for (uint32_t i = 0; i < server->site_count; i++) {
-        struct site *each = &server->sites[i];
-        if (!tell(server, each, json_pack("{s:s}", "event", "end"))) continue;
-        (void)aq_control_flush(each->control, aq_clock_after(5 * second_ns));
-    }
 }

@@ -309,17 +309,28 @@ def scenario_split_refused():
     no_workers("split_refused")
 
 
+def example(name, train, heldout, *short):
+    """Its `run`, of two clients and one round."""
+    run = pathlib.Path(__file__).resolve().parents[2] / "examples" / name / "run"
+    done = subprocess.run([run, "--train", train, "--heldout", heldout, "--clients", "2", "--out", ROOT / name, "--",
+                           *(word for key in ("split.rounds=1", "split.epochs=1", "pipeline.threads=1", *short) for word in ("--set", key))],
+                          env={**os.environ, "AQPIPE": str(jobs.BIN / "aqpipe")}, capture_output=True, text=True, timeout=jobs.PATIENCE)
+    check(done.returncode == 0, f"{name}: run ended with {done.returncode}: {done.stderr[-3000:]}")
+    said = report(f"{name}/server")
+    check(said["rounds"] == 1 and [line["turns"] for line in said["clients"]] == [1, 1], f"{name}: {said}")
+    check("## What you should see" in (run.parent / "README.md").read_text(), f"{name}: its README does not say what to see")
+    return said
+
+
 def scenario_split_example():
-    """examples/split-cifar10, of two clients, one round and a smaller network."""
-    train, test = records("many", 120, 1), records("test", 20, 2)
-    run = pathlib.Path(__file__).resolve().parents[2] / "examples" / "split-cifar10" / "run"
-    short = ("split.rounds=1", "split.epochs=1", "model.depth=18", "train.batch=32", "train.micro_batch=16",
-             "pipeline.stages=[{layers: 0-1, dials: true}, {layers: 2-8}, {layers: 9-10, dials: true}]")
-    done = subprocess.run([run, "--train", train, "--heldout", test, "--clients", "2", "--out", ROOT / "example", "--",
-                           *(word for key in short for word in ("--set", key))], env={**os.environ, "AQPIPE": str(jobs.BIN / "aqpipe")},
-                          capture_output=True, text=True, timeout=jobs.PATIENCE)
-    check(done.returncode == 0, f"run ended with {done.returncode}: {done.stderr[-3000:]}")
-    said = report("example/server")
-    check(said["rounds"] == 1 and [line["turns"] for line in said["clients"]] == [1, 1], f"{said}")
+    """examples/split-cifar10 and split-text, of two clients, one round and a smaller network."""
+    said = example("split-cifar10", records("many", 120, 1), records("test", 20, 2), "model.depth=18", "train.batch=32", "train.micro_batch=16",
+                   "pipeline.stages=[{layers: 0-1, dials: true}, {layers: 2-8}, {layers: 9-10, dials: true}]")
     check(sum(line["samples"] for line in said["clients"]) == 120, f"{said}")
+    lines = ROOT / "lines.txt"
+    lines.write_text((ROOT / "train.txt").read_text().replace(" the ", "\nthe "))
+    example("split-text", lines, ROOT / "heldout.txt", "model.channels=32", "model.head_dim=8", "model.mlp=48", "train.T=32",
+            "model.context=32", "train.batch=8", "lora.rank=2")
+    left = {path.name for path in (ROOT / "split-text/server").iterdir()}
+    check({"adapter", "model.safetensors", "config.json"} <= left, f"split-text leaves {sorted(left)}")
     no_workers("split_example")

@@ -1,0 +1,240 @@
+/*
+ * split_round.c -- rounds: who takes part, in which order, what each turn begins with, and what a round's end makes of
+ * them (docs/SPLIT.md section 4).
+ *
+ *     mode        ends begin with   the middle with            what a turn leaves; the round's end
+ *     relay       weights/W         weights/W                  weights/W', which is W from then on
+ *     splitfed1   weights/W         weights/W                  round/NAME; all three averaged: weights/W'
+ *     splitfed2   weights/W         round/LAST, or weights/W   round/NAME; ends averaged, round/LAST's middle
+ *
+ * All of it is decided by split.json, which is written whole: a server that is killed at whatever moment goes on as if
+ * it had not been. Only the deadline of a round is counted anew.
+ */
+#include <inttypes.h>
+#include <math.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "split_private.h"
+
+static const uint64_t second_ns = 1000ULL * 1000 * 1000;
+
+static bool federated(const struct server *server)
+{
+    return server->job->split.mode != AQ_SPLIT_RELAY;
+}
+
+enum aq_status round_middle(const struct server *server, char out[AQ_RUN_PATH_BYTES])
+{
+    if (server->job->split.mode == AQ_SPLIT_FED2 && server->last[0])
+        return state_path(server, out, "round/%s", server->last);
+    return state_path(server, out, "weights/%d", server->weights);
+}
+
+enum aq_status round_ends(const struct server *server, const struct site *site, char out[AQ_RUN_PATH_BYTES])
+{
+    if (!federated(server)) return state_path(server, out, "weights/%d", server->weights == 0 ? 1 : 0);
+    AQ_TRY(state_path(server, out, "round/%s", site->name));
+    return aq_run_make_folder(out);
+}
+
+/* ---- who, and in which order ---- */
+
+/* Of a round's clients the one with the smallest is first: a pure function of seed, round and name. */
+static uint64_t place_of(const struct server *server, const struct site *site)
+{
+    const uint64_t numbers[2] = {server->job->train.seed, server->round};
+    return aq_digest_seeded(site->name, strlen(site->name), aq_digest(numbers, sizeof numbers));
+}
+
+/* Those that this round is not done with, in order. */
+static uint32_t due_of(struct server *server, struct site *due[AQ_JOB_CLIENTS_MAX])
+{
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < server->site_count; i++) {
+        struct site *site = &server->sites[i];
+        if (site->round >= server->round) continue;
+        uint32_t at = count++;
+        for (; at > 0 && place_of(server, site) < place_of(server, due[at - 1]); at--)
+            due[at] = due[at - 1];
+        due[at] = site;
+    }
+    return count;
+}
+
+/* The round begins: the first of its order take part, as many as split.participation says, and the others rest. */
+static void round_draw(struct server *server)
+{
+    struct site *due[AQ_JOB_CLIENTS_MAX];
+    const uint32_t count = due_of(server, due);
+    const double wanted = ceil((double)server->job->split.participation * count);
+    for (uint32_t i = 0; i < count; i++) {
+        due[i]->late = false;
+        if (i < wanted) continue;
+        due[i]->round = server->round;
+        due[i]->rested++;
+    }
+    server->drawn = server->round;
+    server_save(server);
+}
+
+static void round_next(struct server *server)
+{
+    server->round++;
+    server->round_ns = aq_clock_ns();
+    server->last[0] = 0;
+    server_save(server);
+}
+
+/* ---- its end ---- */
+
+static const struct aq_plan *any_plan(const struct server *server)
+{
+    for (uint32_t i = 0; i < server->site_count; i++)
+        if (server->sites[i].job.plan) return server->sites[i].job.plan;
+    return NULL;
+}
+
+static uint32_t kept(const struct server *server)
+{
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < server->site_count; i++)
+        count += server->sites[i].kept;
+    return count;
+}
+
+/* What all turns of the round have made: the newest weights, in the other folder. */
+static enum aq_status merge(const struct server *server, const struct aq_plan *plan)
+{
+    const int to = server->weights == 0 ? 1 : 0;
+    for (uint32_t rank = 0; rank < AQ_SPLIT_STAGES; rank++) {
+        char from[AQ_RUN_PATH_BYTES], path[AQ_RUN_PATH_BYTES];
+        if (server->job->split.mode == AQ_SPLIT_FED1 || rank != AQ_SPLIT_MIDDLE) {
+            AQ_TRY(weights_average(server, plan, rank, to));
+            continue;
+        }
+        AQ_TRY(state_path(server, from, "round/%s/stage-%u.safetensors", server->last, rank));
+        AQ_TRY(state_path(server, path, "weights/%d/stage-%u.safetensors", to, rank));
+        AQ_TRY(aq_split_copy(from, path));
+    }
+    return AQ_OK;
+}
+
+/* What was averaged is not wanted any more. One that stays is written over by the client's next turn. */
+static void forget(const struct server *server, const struct site *site)
+{
+    char folder[AQ_RUN_PATH_BYTES], name[32];
+    if (state_path(server, folder, "round/%s", site->name) != AQ_OK) return;
+    for (uint32_t rank = 0; rank < AQ_SPLIT_STAGES; rank++) {
+        snprintf(name, sizeof name, "stage-%u.safetensors", rank);
+        (void)aq_file_remove(folder, name);
+    }
+}
+
+/* All that take part are done. Not yet, where there is to be averaged and nobody is here to say how the stages are. */
+static void round_end(struct server *server)
+{
+    bool was[AQ_JOB_CLIENTS_MAX] = {false};
+    const uint32_t count = kept(server);
+    if (count > 0) {
+        const struct aq_plan *plan = any_plan(server);
+        if (!plan) return;
+        if (merge(server, plan) != AQ_OK) {
+            server_fails(server, aq_error_text());
+            return;
+        }
+        server->weights = server->weights == 0 ? 1 : 0;
+        server_say(server, "round %u: the turns of %u client%s are averaged", server->round, count,
+                   count == 1 ? "" : "s");
+        for (uint32_t i = 0; i < server->site_count; i++) {
+            was[i] = server->sites[i].kept;
+            server->sites[i].kept = false;
+        }
+    }
+    round_next(server);
+    for (uint32_t i = 0; i < server->site_count && !server->over; i++)
+        if (was[i]) forget(server, &server->sites[i]);
+}
+
+/* The deadline is over: whoever has not trained yet is late. */
+static void too_late(struct server *server, struct site *const *due, uint32_t count)
+{
+    for (uint32_t i = 0; i < count; i++)
+        if (due[i]->pid) kill(due[i]->pid, SIGTERM); /* all at once: each may take a moment */
+    for (uint32_t i = 0; i < count && !server->over; i++) {
+        due[i]->lates += !due[i]->late;
+        due[i]->late = true;
+        turn_miss(server, due[i], "it is late: the round's time is over (split.round_deadline)");
+    }
+}
+
+/* ---- what is due ---- */
+
+static bool gathered(const struct server *server)
+{
+    uint32_t here = 0;
+    for (uint32_t i = 0; i < server->site_count; i++)
+        here += server->sites[i].control != NULL;
+    return here >= server->job->split.clients;
+}
+
+/* Weights to begin with, for whoever has the first turn. */
+static void weights_first(struct server *server)
+{
+    const struct aq_plan *plan = any_plan(server);
+    if (!plan) return;
+    if (weights_begin(server, plan) != AQ_OK) {
+        server_fails(server, aq_error_text());
+        return;
+    }
+    server->weights = 0;
+    if (server->round == 0)
+        round_next(server);
+    else
+        server_save(server);
+}
+
+static void turns_advance(struct server *server, struct site *const *due, uint32_t count)
+{
+    uint32_t busy = 0;
+    for (uint32_t i = 0; i < count; i++)
+        busy += due[i]->control && due[i]->offered;
+    for (uint32_t i = 0; i < count && !server->over; i++) {
+        const bool waits = due[i]->control && !due[i]->offered;
+        if (waits && busy >= server->job->split.parallel) continue;
+        turn_due(server, due[i]);
+        busy += waits;
+    }
+}
+
+void round_advance(struct server *server)
+{
+    struct site *due[AQ_JOB_CLIENTS_MAX];
+    if (server->over || server->stopping) return;
+    if (server->weights == SPLIT_WEIGHTS_NONE) {
+        if (server->round > 0 || gathered(server)) weights_first(server);
+        return;
+    }
+    if (server->drawn < server->round) round_draw(server);
+    if (server->over) return;
+    const uint64_t most_ns = server->job->split.round_deadline_ns;
+    const uint32_t count = due_of(server, due);
+    if (count > 0 && most_ns && aq_clock_ns() - server->round_ns > most_ns) {
+        too_late(server, due, count);
+        return;
+    }
+    if (count > 0) {
+        /* Those of splitfed1 need nothing of each other: each is waited for by itself. */
+        turns_advance(server, due, server->job->split.mode == AQ_SPLIT_FED1 ? count : 1);
+        return;
+    }
+    round_end(server);
+    if (server->over || server->round <= server->job->split.rounds) return;
+    server->over = true;
+    for (uint32_t i = 0; i < server->site_count; i++) {
+        struct site *each = &server->sites[i];
+        if (!turn_tell(server, each, json_pack("{s:s}", "event", "end"))) continue;
+        (void)aq_control_flush(each->control, aq_clock_after(5 * second_ns));
+    }
+}

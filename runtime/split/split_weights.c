@@ -1,0 +1,219 @@
+/*
+ * split_weights.c -- a stage of the plan with its optimizer, opened here to look at files, to make them, and to average
+ * them. Nothing is computed with it.
+ *
+ * Looked at is what a turn has trained, before another client is to begin with it: the ends that the client sent, and
+ * the middle (a step whose gradient is no number is void, but the statistics of a batch norm have taken its
+ * activations). What that does not find is what was trained honestly by form and badly by content.
+ *
+ * An average is over everything in a stage's file: weights, statistics and optimizer states, each value by itself,
+ *
+ *     w = (float)((n_1 w_1 + n_2 w_2 + ...) / (n_1 + n_2 + ...))
+ *
+ * n_i the samples of a client as a double, w_i its float, products and sums in double, one after the other in order of
+ * the clients' names: the same bits wherever and whenever it is done. Up to 10^8 samples a product is exact, so that
+ * the average of equal values is that value.
+ */
+#include <stdio.h>
+#include <string.h>
+
+#include "aqsgd/grad.h"
+#include "checkpoint.h"
+#include "checkpoint_adapters.h"
+#include "split_private.h"
+
+/* A stage of the plan. */
+struct part {
+    struct aq_device *device;
+    struct aq_stage *stage;
+    struct aq_optimizer *optimizer;
+    struct aq_checkpoint checkpoint; /* of these, in the folder given */
+};
+
+static enum aq_status open_optimizer(struct aq_device *device, const struct aq_plan *plan, struct aq_stage *stage,
+                                     struct aq_optimizer **out)
+{
+    const uint32_t count = aq_stage_tensor_count(stage);
+    void *memory;
+    AQ_TRY(aq_alloc(count * (sizeof(struct aq_optimizer_tensor) + sizeof(struct aq_tensor_info)), &memory));
+    struct aq_optimizer_tensor *tensors = memory;
+    struct aq_tensor_info *infos = (struct aq_tensor_info *)(tensors + count); /* whose names are borrowed */
+    for (uint32_t i = 0; i < count; i++) {
+        aq_stage_tensor(stage, i, &infos[i]);
+        tensors[i] = (struct aq_optimizer_tensor){.offset = infos[i].offset,
+                                                  .count = infos[i].count,
+                                                  .decay = infos[i].decay,
+                                                  .rows = infos[i].dimensions == 2 ? infos[i].shape[0] : 0,
+                                                  .name = infos[i].name};
+    }
+    const struct aq_optimizer_group group = {.rank = 0, .size = 1};
+    struct aq_optimizer_config config = plan->job->train.optimizer;
+    config.seed = plan->job->train.seed;
+    config.total_steps = plan->steps;
+    const enum aq_status status =
+        aq_optimizer_open_group(device, &config, tensors, count, aq_stage_parameter_count(stage), &group, out);
+    aq_free(memory);
+    return status;
+}
+
+static void part_close(struct part *part)
+{
+    aq_optimizer_close(part->optimizer);
+    aq_stage_close(part->stage);
+    aq_device_close(part->device);
+}
+
+/* Close it in any case. */
+static enum aq_status part_open(const struct aq_plan *plan, uint32_t rank, const char *folder, struct part *part)
+{
+    const struct aq_device_config device = {.kind = "cpu", .threads = 1};
+    struct aq_stage_config config = plan->stages[rank].config;
+    *part = (struct part){0};
+    config.slots = 1;
+    AQ_TRY(aq_device_open(&device, &part->device));
+    AQ_TRY(aq_stage_open(part->device, &config, &part->stage));
+    AQ_TRY(open_optimizer(part->device, plan, part->stage, &part->optimizer));
+    part->checkpoint = (struct aq_checkpoint){.folder = folder,
+                                              .run = {.plan_hash = aq_plan_hash(plan),
+                                                      .job_digest = plan->job_digest,
+                                                      .stages = AQ_SPLIT_STAGES,
+                                                      .replicas = 1},
+                                              .rank = rank,
+                                              .device = part->device,
+                                              .stage = part->stage,
+                                              .optimizer = part->optimizer};
+    return AQ_OK;
+}
+
+/* ---- looking at them ---- */
+
+static enum aq_status check_one(const struct aq_plan *plan, uint32_t rank, const char *folder)
+{
+    struct part part;
+    enum aq_status status = part_open(plan, rank, folder, &part);
+    if (status == AQ_OK) status = aq_checkpoint_adopt(&part.checkpoint, folder);
+    part_close(&part);
+    return status;
+}
+
+/* The reason without our paths: it goes to the client. */
+static void its_fault(const char *text, char why[AQ_SPLIT_TEXT_BYTES])
+{
+    const char *file = strstr(text, "stage-");
+    snprintf(why, AQ_SPLIT_TEXT_BYTES, "the weights of its turn are refused: %.300s", file ? file : text);
+}
+
+enum aq_status turn_check(const struct site *site, const char *ends, const char *middle, char why[AQ_SPLIT_TEXT_BYTES])
+{
+    struct aq_error_hold hold;
+    enum aq_status status = AQ_OK;
+    aq_error_hold(&hold);
+    for (uint32_t rank = 0; rank < AQ_SPLIT_STAGES && status == AQ_OK; rank++)
+        status = check_one(site->job.plan, rank, rank == AQ_SPLIT_MIDDLE ? middle : ends);
+    aq_error_release(&hold);
+    if (status != AQ_OK) its_fault(hold.text, why);
+    return status;
+}
+
+/* ---- making them ---- */
+
+/* What never changes is in no file of a turn: the model that is left at the end (split.collect) takes it from here. */
+static enum aq_status keep_frozen(struct part *part, const struct aq_job *job)
+{
+    if (!job->split.collect || aq_stage_frozen_count(part->stage) == 0) return AQ_OK;
+    AQ_TRY(aq_checkpoint_frozen_digest(&part->checkpoint, &part->checkpoint.frozen_digest));
+    return aq_checkpoint_frozen_write(&part->checkpoint);
+}
+
+static enum aq_status begin_one(struct part *part, const struct aq_plan *plan)
+{
+    const struct aq_job *job = plan->job;
+    AQ_TRY(job->model.weights ? aq_checkpoint_import(&part->checkpoint, job->model.weights, job->train.seed)
+                              : aq_stage_init(part->stage, job->train.seed));
+    if (job->train.lora_weights) AQ_TRY(aq_adapters_import(&part->checkpoint, &plan->model, job->train.lora_weights));
+    AQ_TRY(keep_frozen(part, job));
+    return aq_checkpoint_write(&part->checkpoint, 0);
+}
+
+enum aq_status weights_begin(const struct server *server, const struct aq_plan *plan)
+{
+    char folder[AQ_RUN_PATH_BYTES];
+    enum aq_status status = state_path(server, folder, "weights");
+    for (uint32_t rank = 0; rank < AQ_SPLIT_STAGES && status == AQ_OK; rank++) {
+        struct part part;
+        status = part_open(plan, rank, folder, &part);
+        if (status == AQ_OK) status = begin_one(&part, plan);
+        part_close(&part);
+    }
+    return status;
+}
+
+/* ---- averaging them ---- */
+
+/* The next one behind `before` by name whose turn of this round is kept; NULL: that was the last. */
+static const struct site *kept_after(const struct server *server, const struct site *before)
+{
+    const struct site *next = NULL;
+    for (uint32_t i = 0; i < server->site_count; i++) {
+        const struct site *site = &server->sites[i];
+        if (!site->kept || (before && strcmp(site->name, before->name) <= 0)) continue;
+        if (!next || strcmp(site->name, next->name) < 0) next = site;
+    }
+    return next;
+}
+
+static enum aq_status sum_up(const struct server *server, struct part *part, uint64_t count, float *one, double *sum)
+{
+    double samples = 0;
+    for (const struct site *site = kept_after(server, NULL); site; site = kept_after(server, site)) {
+        char from[AQ_RUN_PATH_BYTES];
+        const double n = (double)site->samples;
+        const bool first = samples == 0;
+        AQ_TRY(state_path(server, from, "round/%s", site->name));
+        AQ_TRY(aq_checkpoint_adopt(&part->checkpoint, from));
+        AQ_TRY(aq_checkpoint_snapshot(&part->checkpoint, one));
+        for (uint64_t i = 0; i < count; i++)
+            sum[i] = first ? n * (double)one[i] : sum[i] + n * (double)one[i];
+        samples += n;
+    }
+    for (uint64_t i = 0; i < count; i++)
+        one[i] = (float)(sum[i] / samples);
+    return AQ_OK;
+}
+
+static enum aq_status write_values(const struct part *part, uint64_t step, const float *values)
+{
+    struct aq_checkpoint_file *file;
+    AQ_TRY(aq_checkpoint_file_open(&part->checkpoint, step, values, &file));
+    enum aq_status status;
+    do {
+        status = aq_checkpoint_file_piece(file);
+    } while (status == AQ_AGAIN);
+    aq_checkpoint_file_close(file);
+    return status;
+}
+
+enum aq_status weights_average(const struct server *server, const struct aq_plan *plan, uint32_t rank, int to)
+{
+    char folder[AQ_RUN_PATH_BYTES];
+    struct part part = {0};
+    void *one = NULL, *sum = NULL;
+    uint64_t count = 0;
+    enum aq_status status;
+    AQ_TRY(state_path(server, folder, "weights"));
+    AQ_TRY_GOTO(part_open(plan, rank, folder, &part), out);
+    if (plan->job->split.collect && aq_stage_frozen_count(part.stage) > 0) { /* the file says of which they are */
+        AQ_TRY_GOTO(aq_checkpoint_frozen_read(&part.checkpoint), out);
+        AQ_TRY_GOTO(aq_checkpoint_frozen_digest(&part.checkpoint, &part.checkpoint.frozen_digest), out);
+    }
+    count = aq_checkpoint_floats(&part.checkpoint);
+    AQ_TRY_GOTO(aq_map(count * sizeof(float), &one), out);
+    AQ_TRY_GOTO(aq_map(count * sizeof(double), &sum), out);
+    AQ_TRY_GOTO(sum_up(server, &part, count, one, sum), out);
+    status = write_values(&part, (uint64_t)to, one);
+out:
+    aq_unmap(one, count * sizeof(float));
+    aq_unmap(sum, count * sizeof(double));
+    part_close(&part);
+    return status;
+}

@@ -1,0 +1,279 @@
+"""Split learning with clients that mean harm, or are broken: each costs its own turn, is said in one line at both ends, and changes nothing of the others' runs."""
+import base64
+import json
+import os
+import re
+import signal
+import socket
+import ssl
+import struct
+import subprocess
+import threading
+import time
+
+import jobs
+from jobs import aqpipe, check, no_workers
+from kit import ROOT
+from split import CODED, Client, Server, begin, of_client, report, split, stranger, whole
+
+
+def context(identity, role):
+    made = ssl.SSLContext(role)
+    made.check_hostname, made.verify_mode = False, ssl.CERT_NONE
+    made.load_cert_chain(identity)
+    return made
+
+
+class Between:
+    """Stands between a client and its server, with the bundle of that client and (as no client ever has) the server's own
+    certificate. rule(who, line, send) says what becomes of a line of "client" or "server": a line, or None. send(to, line) adds
+    one. It looks like a server to Client()."""
+
+    def __init__(self, server, name, rule):
+        self.path, self.server, self.name, self.rule = server.path, server, name, rule
+        self.door = socket.create_server(("127.0.0.1", 0))
+        self.port = self.door.getsockname()[1]
+        self.silent = threading.Event()  # set: nothing passes any more, and no connection ends
+        self.live = []
+        threading.Thread(target=self.accept, daemon=True).start()
+
+    def accept(self):
+        while True:
+            try:
+                plain, _ = self.door.accept()
+                threading.Thread(target=self.meet, args=(plain,), daemon=True).start()
+            except OSError:
+                return
+
+    def meet(self, plain):
+        ends = {}
+        try:
+            ends["client"] = context(ROOT / "keys/launcher.pem", ssl.PROTOCOL_TLS_SERVER).wrap_socket(plain, server_side=True)
+            ends["server"] = context(ROOT / f"keys-{self.name}/site-{self.name}.pem", ssl.PROTOCOL_TLS_CLIENT).wrap_socket(
+                socket.create_connection(("127.0.0.1", self.server.port)))
+        except OSError:
+            plain.close()
+            return
+        locks = {end: threading.Lock() for end in ends}
+        self.live = list(ends.values())
+
+        def send(to, line):
+            with locks[to]:
+                ends[to].sendall(line if isinstance(line, bytes) else json.dumps(line).encode() + b"\n")
+
+        def carry(who, to):
+            try:
+                for raw in ends[who].makefile("rb"):
+                    while self.silent.is_set():
+                        time.sleep(0.05)
+                    line = self.rule(who, json.loads(raw), send)
+                    if line is not None:
+                        send(to, line)
+            except (OSError, ValueError):
+                pass
+            self.cut(ends)
+        for who, to in (("client", "server"), ("server", "client")):
+            threading.Thread(target=carry, args=(who, to), daemon=True).start()
+
+    @staticmethod
+    def cut(ends):
+        for end in ends.values():
+            try:
+                end.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                pass
+
+    def close(self):
+        self.door.close()
+        self.cut({str(i): end for i, end in enumerate(self.live)})
+
+
+def plain_rule(who, line, send):
+    return line
+
+
+def floods_idle(who, line, send):
+    """Once it has joined, a daemon's words without end that no turn asked for."""
+    if who == "server" and line.get("event") == "joined":
+        send("server", b'{"event":"beat"}\n' * 200000)
+    return line
+
+
+def floods_training(who, line, send):
+    """In its turn it repeats what its workers say, a thousand times each."""
+    if who == "client" and line.get("event") == "step":
+        send("server", (json.dumps(line).encode() + b"\n") * 1000)
+    return line
+
+
+def speaks_for_the_server(who, line, send):
+    """Its workers' steps are said to be the server's stage's."""
+    return {**line, "rank": 1} if who == "client" and line.get("event") == "step" else line
+
+
+def stays_silent(who, line, send):
+    """It is offered a turn, and never ready."""
+    return None if who == "client" and line.get("op") == "ready" else line
+
+
+def weights_none(who, line, send):
+    """The last value of its first stage's file is NaN."""
+    if who == "client" and line.get("op") == "ends" and line["rank"] == 0:
+        blob = base64.b64decode(line["data"])
+        if line["offset"] + len(blob) == line["of"]:
+            blob = blob[:-4] + struct.pack("<f", float("nan"))
+        return {**line, "data": base64.b64encode(blob).decode()}
+    return line
+
+
+def weights_long(who, line, send):
+    """Its file is larger than any of its stage."""
+    return {**line, "of": 1 << 40} if who == "client" and line.get("op") == "ends" else line
+
+
+def scenario_split_hostile():
+    """Eight clients that flood, lie, stall or send no numbers, beside two that train: the two have the run without the eight."""
+    rules = {"flood": floods_idle, "repeat": floods_training, "liar": speaks_for_the_server, "mute": stays_silent,
+             "none": weights_none, "long": weights_long}
+    values = {"nan": "activation nan 2 1000000", "inf": "gradient inf 2 1000000"}
+    begin("a", "b", *rules, *values)
+    keys = {**CODED, "split.wait": "1s", "control.silence_max": "4s", "train.skips_max": 2}
+    whole(split("peace", rounds=2, epochs=1, clients=2, **keys), "a", "b")
+    wanted = {name: [line["loss"] for line in of_client("peace", name)] for name in ("a", "b")}
+
+    server = Server(split("war", rounds=2, epochs=1, clients=1 + len(rules) + len(values), **keys))
+    good = [Client(server, name) for name in ("a", "b")]
+    doors = {name: Between(server, name, rule) for name, rule in rules.items()}
+    bad = {name: Client(door, name, "--patience", "1", data="b") for name, door in doors.items()}
+    for name, what in values.items():
+        os.environ.update(AQPIPE_WORKER=str(jobs.BIN / "aqpipe_faulty"), FAULTY_VALUES=what)
+        bad[name] = Client(server, name, "--patience", "1", data="b")
+        del os.environ["AQPIPE_WORKER"], os.environ["FAULTY_VALUES"]
+    for client in good:
+        client.end()
+    server.end()
+    said = {name: client.process.communicate(timeout=jobs.PATIENCE)[1] for name, client in bad.items()}
+    for name, losses in wanted.items():
+        check([line["loss"] for line in of_client("war", name)] == losses, f"{name}: not the run without the others: {server.text()}")
+    lines = {line["name"]: line for line in report("war")["clients"]}
+    if os.environ.get("AQ_SHOW"):
+        print(server.text(), json.dumps(said, indent=1))
+    both = {"flood": "says too much after its turn", "repeat": "reports step 1 while step 2 is due", "mute": "owes an answer for too long",
+            "liar": "speaks for a stage that is not its own", "none": "stage-0.safetensors: optimizer.velocity: value 95 of 96 is NaN",
+            "long": "sends no part of the file of stage 0", "nan": "without a finite gradient", "inf": "without a finite gradient"}
+    for name, why in both.items():
+        check(lines[name]["turns"] == 0 and lines[name]["missed"] == 2, f"{name}: {lines[name]}: {server.text()}")
+        own = [line for line in server.text().splitlines() if re.search(rf"\b{name}\b", line) and why in line]
+        check(own, f"{name}: the server does not say '{why}': {server.text()}")
+        if name != "mute":  # it is cut off in its silence, and dials again
+            check(why in said[name], f"{name}: the client does not say '{why}': {said[name]}")
+    check("error:" not in server.text() and str(ROOT) not in "".join(said[name] for name in rules), f"paths, or two lines: {server.text()}")
+    no_workers("split_hostile")
+
+
+def scenario_split_stalls():
+    """A client that is stopped in its turn, whole or one worker alone, and one whose line goes silent: deadlines, and the others' run."""
+    begin("a", "b", "c", "d")
+    keys = {**CODED, "split.wait": "1s", "control.silence_max": "3s", "link.silence_max": "3s", "link.rate_mbps": 3}
+    (ROOT / "c.bin").write_bytes((ROOT / "b.bin").read_bytes())
+    whole(split("peace", rounds=1, epochs=2, clients=2, **keys), "a", "c")  # c's worker is stopped once, and begins again
+    wanted = {name: [line["loss"] for line in of_client("peace", name)] for name in "ac"}
+    server = Server(split("war", rounds=1, epochs=2, clients=4, **keys))
+    door = Between(server, "d", plain_rule)
+    clients = {name: Client(server, name, "--patience", "1", data="b" if name != "a" else "a") for name in "abc"}
+    clients["d"] = Client(door, "d", "--patience", "1", data="b")
+    left, stopped = set("bcd"), []
+    deadline = time.time() + jobs.PATIENCE
+    while left:
+        check(time.time() < deadline and server.process.poll() is None, f"not all had their turns: {server.text()}")
+        for name in sorted(left):
+            path = ROOT / "war/clients" / name / "metrics.jsonl"
+            if not path.exists() or '"step":2' not in path.read_text().replace(" ", ""):
+                continue
+            left.remove(name)
+            if name == "d":
+                door.silent.set()
+                continue
+            victim = clients[name].process.pid if name == "b" else jobs.descendant(clients[name].process.pid, "worker")
+            os.kill(victim, signal.SIGSTOP)
+            stopped.append(victim)
+        time.sleep(0.01)
+    clients["a"].end()
+    clients["c"].end()
+    server.end()
+    text = server.text()
+    door.close()
+    for victim in stopped:
+        try:
+            os.kill(victim, signal.SIGCONT)
+        except ProcessLookupError:
+            pass
+    said = {name: clients[name].process.communicate(timeout=jobs.PATIENCE)[1] for name in "bd"}
+    if os.environ.get("AQ_SHOW"):
+        print(text, json.dumps(said, indent=1))
+    for name, losses in wanted.items():
+        check([line["loss"] for line in of_client("war", name)] == losses, f"{name}: not the run without the others: {text}")
+    lines = {line["name"]: line for line in report("war")["clients"]}
+    for name in "bd":
+        check(lines[name]["turns"] == 0 and lines[name]["missed"] == 1, f"{name}: {lines[name]}: {text}")
+        check(re.search(rf"{name}( misses its turn|.* is gone|: )[^\n]*(silent|owes|closed|stage)", text), f"{name}: no reason: {text}")
+    no_workers("split_stalls")
+
+
+def scenario_split_doors():
+    """Certificates that have expired, a second job or client in a folder that has one, another model."""
+    begin("a", "b")
+    behind = {**os.environ, "LD_PRELOAD": str(jobs.BIN / "libclock_jump.so"), "CLOCK_DAYS": "-30"}
+    done = subprocess.run([jobs.BIN / "aqpipe", "keys", "enroll", ROOT / "keys", "--site", "c", "--days", "5", "--out", ROOT / "keys-old"],
+                          env=behind, capture_output=True, text=True)
+    check(done.returncode == 0, done.stderr)
+    server = Server(split("doors", rounds=1, clients=2, **CODED))
+    said = Client(server, "c", "--patience", "1", data="b", keys="keys-old").end(1)
+    check("site-c.pem is no good: certificate has expired" in said and len(said.splitlines()) == 1, f"an expired certificate: {said}")
+    check(stranger(server, "keys-old/site-c", b'{"op":"join"}\n') == "", "who shows an expired certificate is answered")
+    server.await_text("presents aqpipe://split/site/c, which expired on ")
+    for _ in range(50):
+        stranger(server, "keys-old/site-c", b"x")
+    check(0 < server.text().count("which expired on") < 20, f"strangers fill the log: {server.text()}")
+    first = Client(server, "a")
+    second = Client(server, "b", folder=ROOT / "doors-a").end(1)
+    check("doors-a" in second and len(second.splitlines()) == 1, f"a second client in a folder: {second}")
+    other = subprocess.run([jobs.BIN / "aqpipe", "split-server", server.path], capture_output=True, text=True, timeout=jobs.PATIENCE)
+    check(other.returncode == 1 and len(other.stderr.splitlines()) == 1, f"a second server in a folder: {other.stderr}")
+    said = Client(server, "b", "--patience", "1", "--set", "model.width=16").end(1)
+    check("model.width: 8 there, 16 here" in said and "has another plan" in server.text(), f"another model: {said}")
+    Client(server, "b").end()
+    first.end()
+    server.end()
+
+    # Another job where one was: the server's folder is refused, the client's has other messages in it.
+    other = split("other", rounds=1, clients=1, **{**CODED, "output.path": str(ROOT / "doors")})
+    done = subprocess.run([jobs.BIN / "aqpipe", "split-server", other], capture_output=True, text=True, timeout=jobs.PATIENCE)
+    check(done.returncode == 1 and len(done.stderr.splitlines()) == 1 and "doors" in done.stderr, f"another job's folder: {done.stderr}")
+    server = Server(split("third", rounds=1, clients=1, **CODED))
+    client = Client(server, "a", "--patience", "1", folder=ROOT / "doors-a")
+    _, said = client.process.communicate(timeout=jobs.PATIENCE)
+    server.process.wait(jobs.PATIENCE)
+    check(client.process.returncode == 0 and "doors-a/run holds the run of another run, of the job 'doors'" in said, said)
+    check(report("third")["clients"][0]["missed"] == 1 and "holds the run of another run" in server.text(), server.text())
+    no_workers("split_doors")
+
+
+def scenario_split_nan():
+    """One activation that is no number: the step is void, but a batch norm's statistics have it. The turn is missed, and the next client trains."""
+    begin("a", "b")
+    keys = {**CODED, "model.kind": "resnet", "model.width": None, "model.depth": 18, "model.levels": None, "split.wait": "1s",
+            "pipeline.stages": "[{layers: 0-1, dials: true}, {layers: 2-8}, {layers: 9-10, dials: true}]"}
+    server = Server(split("nan", rounds=1, epochs=1, clients=2, **keys))
+    good = Client(server, "a")
+    os.environ.update(AQPIPE_WORKER=str(jobs.BIN / "aqpipe_faulty"), FAULTY_VALUES="activation nan 2 1")
+    bad = Client(server, "b")
+    del os.environ["AQPIPE_WORKER"], os.environ["FAULTY_VALUES"]
+    good.end()
+    said = bad.end()
+    server.end()
+    lines = {line["name"]: line for line in report("nan")["clients"]}
+    check((lines["a"]["turns"], lines["b"]["turns"], lines["b"]["missed"]) == (1, 0, 1), f"{lines}: {server.text()}")
+    why = "the weights of its turn are refused: stage-1.safetensors"
+    check(why in said and why in server.text(), f"{said}: {server.text()}")
+    no_workers("split_nan")

@@ -1,0 +1,179 @@
+"""Split learning's modes: what a round of SplitFed makes of its turns, who takes part, and who is late."""
+import array
+import ctypes
+import ctypes.util
+import json
+import os
+import signal
+import time
+
+import jobs
+from jobs import check, launch, losses, manifest, no_workers
+from kit import ROOT
+from split import CODED, PLAIN, Client, Server, await_step, begin, job, of_client, report, split, tensors, whole
+
+
+def averaged(parts):
+    """Of [(samples, bytes of floats)]: sums in double, one after the other, as runtime/split/split_weights.c has it."""
+    total, out = None, None
+    for samples, values in parts:
+        products = [float(samples) * value for value in array.array("f", values)]
+        out = products if out is None else [a + b for a, b in zip(out, products)]
+        total = samples if total is None else total + samples
+    return array.array("f", [value / total for value in out]).tobytes()
+
+
+def rewrite(path, values):
+    """A checkpoint's file with other values, and their digest: what every tensor's bytes chain to."""
+    library = ctypes.CDLL(ctypes.util.find_library("xxhash"))
+    library.XXH3_64bits_withSeed.restype = ctypes.c_uint64
+    library.XXH3_64bits_withSeed.argtypes = [ctypes.c_char_p, ctypes.c_size_t, ctypes.c_uint64]
+    blob = path.read_bytes()
+    size = int.from_bytes(blob[:8], "little")
+    head = json.loads(blob[8:8 + size])
+    digest, body = 0, bytearray(blob[8 + size:])
+    for name, about in sorted(((n, a) for n, a in head.items() if n != "__metadata__"), key=lambda item: item[1]["data_offsets"][0]):
+        first, last = about["data_offsets"]
+        body[first:last] = values[name]
+        digest = library.XXH3_64bits_withSeed(values[name], last - first, digest)
+    was = head["__metadata__"]["digest"].encode()
+    assert blob[:8 + size].count(was) == 1
+    path.write_bytes(blob[:8 + size].replace(was, b"%016x" % digest) + bytes(body))
+
+
+def together(folder):
+    """The three stages' tensors as one stage has them: the optimizer's arrays one behind the other."""
+    out = {}
+    for rank in range(3):
+        for name, values in tensors(folder / f"stage-{rank}.safetensors").items():
+            out[name] = out.get(name, b"") + values if name.startswith("optimizer.") else values
+    return out
+
+
+def newest(server):
+    state = json.loads((ROOT / server / "split.json").read_text())
+    return ROOT / server / "weights" / str(state["weights"])
+
+
+def scenario_split_fed():
+    """SplitFed v1 is FedAvg of the unsplit runs bit for bit, statistics and momenta too; one client is the unsplit run; v2 is neither."""
+    begin("a", "b")
+    samples, steps = {"a": 60, "b": 45}, {"a": 3, "b": 3}
+    for name in samples:
+        launch(job(f"alone-{name}", **{**PLAIN, "pipeline.stages": 1, "data.train": str(ROOT / f"{name}.bin"), "train.epochs": 1}))
+    whole(split("fed", rounds=2, epochs=1, clients=2, **{**PLAIN, "split.mode": "splitfed1", "split.collect": "true"}), "a", "b")
+    for turn in (1, 2):
+        files = {name: ROOT / f"alone-{name}/checkpoint/{turn * steps[name]}/stage-0.safetensors" for name in samples}
+        ours = {name: tensors(path) for name, path in files.items()}
+        mean = {tensor: averaged([(samples[name], ours[name][tensor]) for name in sorted(ours)]) for tensor in ours["a"]}
+        for name, path in files.items():
+            rewrite(path, mean)
+        if turn == 1:
+            for name in samples:
+                launch(job(f"alone-{name}", **{**PLAIN, "pipeline.stages": 1, "data.train": str(ROOT / f"{name}.bin"), "train.epochs": 2}),
+                       "--resume")
+    for name in samples:
+        check(losses(f"alone-{name}") == [line["loss"] for line in of_client("fed", name)], f"{name}: not FedAvg's losses")
+    check(together(newest("fed")) == mean, "not FedAvg's weights")
+    model = tensors(ROOT / "fed/model.safetensors")
+    check(all(values == mean[name] for name, values in model.items()), "the model that is left is another")
+    check(not list((ROOT / "fed/round").glob("*/*")), "turns that were averaged are kept")
+
+    for mode in ("splitfed1", "splitfed2"):  # of one client both are the run that was not split
+        whole(split(f"one-{mode}", rounds=2, epochs=1, **{**PLAIN, "split.mode": mode}), "a")
+    launch(job("unsplit", **{**PLAIN, "pipeline.stages": 1, "train.epochs": 2}))
+    for mode in ("splitfed1", "splitfed2"):
+        check(losses("unsplit") == [line["loss"] for line in of_client(f"one-{mode}", "a")], f"{mode}: one client is another run")
+
+    # v2: the middle goes from turn to turn, the ends from round to round.
+    server = whole(split("two", rounds=2, epochs=1, clients=2, **{**PLAIN, "split.mode": "splitfed2"}), "a", "b")
+    order = [line.split(": ")[2].split()[0] for line in server.text().splitlines() if " trains steps " in line]
+    last = {name: tensors(ROOT / f"two/clients/{name}/checkpoint/6/stage-1.safetensors") for name in samples}
+    check(tensors(newest("two") / "stage-1.safetensors") == last[order[3]] and last["a"] != last["b"], "v2's middle is not the last turn's")
+    ends = {name: tensors(ROOT / f"two-{name}/run/checkpoint/6/stage-0.safetensors") for name in samples}
+    mean = {tensor: averaged([(samples[name], ends[name][tensor]) for name in sorted(ends)]) for tensor in ends["a"]}
+    check(tensors(newest("two") / "stage-0.safetensors") == mean, "v2's first stage is not averaged")
+    first, second = order[:2]
+    check(of_client("two", first)[0]["loss"] == of_client("fed", first)[0]["loss"], "v2's first turn begins with other weights")
+    check(of_client("two", second)[0]["loss"] != of_client("fed", second)[0]["loss"], "v2's second turn has not the first one's middle")
+    check(report("two")["mode"] == "splitfed2", report("two"))
+    no_workers("split_fed")
+
+
+def killed(path, names, when):
+    """The same job again; its server is killed when that turn has begun, and started again."""
+    server = Server(path)
+    clients = [Client(server, name) for name in names]
+    for name, step in when:
+        await_step(server, name, step)
+        server.process.kill()
+        server.process.wait()
+        server = Server(path, "--set", f"split.server='127.0.0.1:{server.port}'")
+    for client in clients:
+        client.end()
+    server.end()
+    return server
+
+
+def scenario_split_rounds():
+    """Turns at once are turns one after the other; a killed server changes nothing; who takes part is drawn; a straggler is late."""
+    names = ("a", "b", "c", "d")
+    begin(*names)
+    for name in "cd":
+        (ROOT / f"{name}.bin").write_bytes((ROOT / f"{'ab'['cd'.index(name)]}.bin").read_bytes())
+    slow = {**CODED, "link.rate_mbps": 3, "checkpoint.every": "2 steps", "split.wait": "60s"}
+    wanted = {}
+    for mode in ("splitfed1", "splitfed2"):
+        keys = {**slow, "split.mode": mode}
+        whole(split(f"whole-{mode}", rounds=2, epochs=1, clients=3, **keys), *names[:3])
+        wanted[mode] = {name: [line["loss"] for line in of_client(f"whole-{mode}", name)] for name in names[:3]}
+        weights = {rank: tensors(newest(f"whole-{mode}") / f"stage-{rank}.safetensors") for rank in range(3)}
+        at_once = {"split.parallel": 3} if mode == "splitfed1" else {}
+        server = killed(split(f"killed-{mode}", rounds=2, epochs=1, clients=3, **{**keys, **at_once}), names[:3],
+                        [("c", 2), ("b", 5)] if mode == "splitfed1" else [("a", 2), ("a", 4)])
+        for name in names[:3]:
+            check([line["loss"] for line in of_client(f"killed-{mode}", name)] == wanted[mode][name],
+                  f"{mode}: {name} has another run when the server is killed: {server.text()}")
+        for rank in range(3):
+            check(tensors(newest(f"killed-{mode}") / f"stage-{rank}.safetensors") == weights[rank], f"{mode}: other weights of stage {rank}")
+    check(wanted["splitfed1"] != wanted["splitfed2"], "v1 is v2")
+
+    drawn = []
+    for run in ("half", "again"):
+        server = whole(split(run, rounds=4, epochs=1, clients=4, **{**CODED, "split.mode": "splitfed1", "split.participation": 0.5}),
+                       *(names if run == "half" else reversed(names)))
+        drawn.append([tuple(line.split(": ")[1:3]) for line in server.text().splitlines() if " trains steps " in line])
+        said = report(run)["clients"]
+        check(sum(line["turns"] for line in said) == 8 and all(line["turns"] + line["rested"] == 4 for line in said), f"{said}")
+    check(drawn[0] == drawn[1] and len({tuple(sorted(name for _, name in drawn[0][i:i + 2])) for i in range(0, 8, 2)}) > 1, f"{drawn}")
+
+    server = Server(split("late", rounds=1, epochs=2, clients=2, **{**CODED, "split.mode": "splitfed1", "split.parallel": 2,
+                                                                    "split.round_deadline": "6s"}))
+    clients = [Client(server, "a"), Client(server, "b", "--set", "link.rate_mbps=0.05")]
+    said = [client.end() for client in clients]
+    server.end()
+    lines = {line["name"]: line for line in report("late")["clients"]}
+    check((lines["a"]["turns"], lines["a"]["late"]) == (1, 0) and (lines["b"]["missed"], lines["b"]["late"]) == (1, 1), f"{lines}")
+    check("it is late" in said[1] and "b misses its turn: it is late" in server.text(), f"{said[1]}: {server.text()}")
+    no_workers("split_rounds")
+
+
+def scenario_split_lora():
+    """Adapters alone travel: relay is the unsplit run, SplitFed is FedAvg's average, a frozen front crosses the cut once; the model that is left has both."""
+    begin("a", "b")
+    turns = {"split.clients": 1, "split.server": "127.0.0.1:0", "split.rounds": 2, "split.epochs": 2, "security.keys": str(ROOT / "keys"),
+             "pipeline.stages": "[{layers: 0-1, dials: true}, {layers: 2-3}, {layers: 4-5, dials: true}]", "split.collect": "true",
+             "checkpoint.every": "1 epoch"}
+    common = {**PLAIN, "train.decay": "constant", "train.warmup_steps": 0}
+    for tag, changed in (("lora", {"lora.rank": 3, "lora.alpha": 6, "train.lr": 0.01}), ("freeze", {"train.freeze": "'embedding, block 0'"})):
+        keys = {**common, **changed}
+        launch(manifest(f"{tag}-one", **{**keys, "train.epochs": 4, "pipeline.stages": 1}))
+        for mode in ("relay", "splitfed1"):
+            whole(manifest(f"{tag}-{mode}", **{**keys, **turns, "split.mode": mode}), "a", data="train", kind="txt")
+            check(losses(f"{tag}-one") == [line["loss"] for line in of_client(f"{tag}-{mode}", "a")], f"{tag}, {mode}: losses differ")
+            ours, theirs = (tensors(ROOT / run / "model.safetensors") for run in (f"{tag}-{mode}", f"{tag}-one"))
+            check(ours == theirs, f"{tag}, {mode}: the model that is left differs in {[n for n in theirs if ours.get(n) != theirs[n]]}")
+    adapters = [name for rank in range(3) for name in tensors(newest("lora-relay") / f"stage-{rank}.safetensors") if not name.startswith("optimizer.")]
+    check(adapters and all(".lora_" in name for name in adapters), f"more than adapters travels: {adapters}")
+    check((ROOT / "lora-relay/adapter/adapter_model.safetensors").exists(), "no folder of the adapters is left")
+    no_workers("split_lora")
