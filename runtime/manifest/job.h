@@ -208,6 +208,12 @@ struct aq_job_security {
     const char *keys; /* folder that aqpipe keys init made; NULL: none                                     */
 };
 
+/* What leaves a client at the cuts (docs/PRIVACY.md); a noise is a multiple of its clip; 0: off. */
+struct aq_job_privacy {
+    float clip, noise;                   /* of activations at the first cut, a sample at a time            */
+    float gradient_clip, gradient_noise; /* of gradients at the second one                                 */
+};
+
 /* Split learning: the first and the last stage are a client's, what is between them the server's (docs/SPLIT.md). */
 struct aq_job_split {
     uint32_t clients; /* that the first round waits for; 0: the job is no split one                       */
@@ -216,6 +222,7 @@ struct aq_job_split {
     uint64_t wait_ns;
     bool collect;
     const char *client; /* of a turn: the site whose stages are the first and the last; NULL: none        */
+    struct aq_job_privacy privacy;
 };
 
 struct aq_job_control {

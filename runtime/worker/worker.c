@@ -745,6 +745,7 @@ enum aq_status aq_worker_run(struct aq_control *control)
     AQ_TRY_GOTO(train(&w), out);
     aq_pulse_doing(AQ_DOING_END);
     status = finish(&w);
+    aq_worker_private_say(&w);
     if (status == AQ_OK)
         aq_log("worker", 1, "%s after step %" PRIu64 ", %.1f s of training", w.stopped ? "stopped" : "done", w.step,
                (double)(aq_clock_ns() - w.go_ns) * 1e-9);

@@ -26,6 +26,7 @@
 #include "aqsgd/grad_choice.h"
 #include "checkpoint_writer.h"
 #include "control.h"
+#include "cut_privacy.h"
 #include "edge.h"
 #include "loss_scale.h"
 #include "mirror.h"
@@ -236,6 +237,7 @@ struct aq_worker {
     struct aq_worker_times times;      /* of steps.now  */
     struct aq_worker_times times_next; /* of steps.next */
     struct aq_worker_packing packing;
+    struct aq_cut_privacy privacy[2]; /* split.privacy: of activations, of gradients */
 };
 
 /*
@@ -404,6 +406,16 @@ enum aq_status aq_worker_agree(struct aq_worker *worker);
 
 /* worker_eval.c: the held-out samples through the whole pipeline, uncompressed; the last stage reports the loss. */
 enum aq_status aq_worker_evaluate(struct aq_worker *worker);
+
+/*
+ * worker_privacy.c: split.privacy: what this stage, a client's, has made for the server is clipped and noised in place:
+ * before it is handed on (aq_values_write_end). Of other stages, or without those keys, nothing. AQ_IO: it must not be
+ * sent. say: once, at the end, how much was clipped.
+ */
+enum aq_status aq_worker_private_forward(struct aq_worker *worker, const struct aq_values *y, uint32_t samples);
+enum aq_status aq_worker_private_backward(struct aq_worker *worker, const struct aq_worker_run *run,
+                                          uint32_t micro_batch, const struct aq_values *dx);
+void aq_worker_private_say(const struct aq_worker *worker);
 
 /* worker_snapshot.c: the guard of the cut behind this stage; NULL: it has none. */
 struct aq_edge_guard *aq_worker_guard(struct aq_worker *worker);

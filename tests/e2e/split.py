@@ -309,6 +309,48 @@ def scenario_split_refused():
     no_workers("split_refused")
 
 
+def scenario_split_privacy():
+    """Clip and noise at the cuts: off they change no bit, noise is never the same twice, and both ends agree on them."""
+    begin("a", "b")
+    few = {**CODED, "split.rounds": 1, "split.epochs": 2}
+
+    def run(name, **keys):
+        server = whole(split(name, **{**few, **keys}), "a")
+        return server, [line["loss"] for line in of_client(name, "a")]
+
+    _, plain = run("bare")
+    wide = {"split.privacy.clip": 1e9, "split.privacy.gradient_clip": 1e9}
+    _, same = run("wide", **wide)
+    check(same == plain, "a clip that no sample reaches changes losses")
+    clipped = {"split.privacy.clip": 0.5, "split.privacy.gradient_clip": 0.01}
+    tight = [run(f"tight-{i}", **clipped)[1] for i in range(2)]
+    check(tight[0] == tight[1] and tight[0][0] != plain[0], f"clipped: {tight}, not: {plain}")
+    for key in ("clip", "gradient_clip"):
+        check(run(f"one-{key}", **{f"split.privacy.{key}": clipped[f"split.privacy.{key}"]})[1] not in (plain, tight[0]),
+              f"split.privacy.{key} alone does nothing")
+    for key in ("", "gradient_"):
+        wanted = {**clipped, f"split.privacy.{key}noise": 0.1}
+        noisy = [run(f"noisy-{key}{i}", **wanted)[1] for i in range(2)]
+        check(noisy[0] != noisy[1] and tight[0] not in noisy, f"{key}noise is the same twice: {noisy}")
+        said = report(f"noisy-{key}0")["privacy"]
+        check({name: round(said[name.split(".")[-1]], 6) for name in wanted} == wanted, f"{said}")
+    check(report("bare")["privacy"] is None, report("bare"))
+
+    server = Server(split("other", **{**few, **clipped}))
+    other = Client(server, "a", path=split("loud", **{**few, **clipped, "split.privacy.noise": 1})).end(1)
+    check("split.privacy.noise: " in other, other)
+    Client(server, "b").end()
+    server.end()
+    for keys, text in (({"split.privacy.noise": 1}, "split.privacy.noise: wants split.privacy.clip"),
+                       ({"split.privacy.gradient_noise": 1}, "wants split.privacy.gradient_clip"),
+                       ({"split.privacy.clip": 1, "split.clients": 0}, "say split.clients"),
+                       ({"split.privacy.clip": 1, "pipeline.stages": STAGES.replace("0-1", "0-1, device: auto")},
+                        "on a CPU alone")):
+        done = aqpipe("plan", split("bad", **{**few, **keys}))
+        check(done.returncode == 2 and text in done.stderr, f"{keys}: {done.returncode}, {done.stderr}")
+    no_workers("split_privacy")
+
+
 def scenario_split_example():
     """examples/split-cifar10, of two clients, one round and a smaller network."""
     train, test = records("many", 120, 1), records("test", 20, 2)
