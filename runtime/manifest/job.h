@@ -223,6 +223,7 @@ struct aq_job_split {
     bool collect;
     const char *client; /* of a turn: the site whose stages are the first and the last; NULL: none        */
     struct aq_job_privacy privacy;
+    uint64_t capture; /* bytes of a turn that the server's stage may write of what it sees; 0: nothing         */
 };
 
 struct aq_job_control {

@@ -555,6 +555,7 @@ static enum aq_status open_all(struct aq_worker *w, const json_t *start)
     AQ_TRY(aq_worker_mirror_open(w));
     AQ_TRY(aq_worker_versions_open(w));
     AQ_TRY(keep_frozen(w));
+    AQ_TRY(aq_worker_seen_open(w));
     AQ_TRY(begins(w, AQ_DOING_MEASURE));
     return aq_worker_choose_open(w);
 }
@@ -699,6 +700,7 @@ static void close_all(struct aq_worker *w, enum aq_status status)
     aq_stage_close(w->stage);
     if (w->device) aq_worker_device_close(w);
     aq_device_close(w->device);
+    aq_seen_close(&w->seen);
     aq_trace_close(w->trace);
     aq_pulse_bell(NULL);
     aq_bell_close(w->bell);
@@ -725,7 +727,7 @@ static enum aq_status report_ready(const struct aq_worker *w)
 
 enum aq_status aq_worker_run(struct aq_control *control)
 {
-    struct aq_worker w = {.control = control};
+    struct aq_worker w = {.control = control, .seen = {.fd = -1}};
     json_t *message = NULL;
     enum aq_status status;
     AQ_TRY_GOTO(aq_worker_await(&w, "start", aq_clock_after(seconds_ns(START_SECONDS)), &message), out);

@@ -35,6 +35,7 @@
 #include "program.h"
 #include "reduce_measure.h"
 #include "seal.h"
+#include "seen.h"
 #include "stages/dataset.h"
 #include "stages/stage.h"
 #include "storage/cache.h"
@@ -238,6 +239,7 @@ struct aq_worker {
     struct aq_worker_times times_next; /* of steps.next */
     struct aq_worker_packing packing;
     struct aq_cut_privacy privacy[2]; /* split.privacy: of activations, of gradients */
+    struct aq_seen seen;              /* split.capture */
 };
 
 /*
@@ -416,6 +418,13 @@ enum aq_status aq_worker_private_forward(struct aq_worker *worker, const struct 
 enum aq_status aq_worker_private_backward(struct aq_worker *worker, const struct aq_worker_run *run,
                                           uint32_t micro_batch, const struct aq_values *dx);
 void aq_worker_private_say(const struct aq_worker *worker);
+
+/* worker_privacy.c: split.capture: this stage, a server's, writes down what it got, while it reads it. */
+enum aq_status aq_worker_seen_open(struct aq_worker *worker);
+enum aq_status aq_worker_seen(struct aq_worker *worker, enum aq_seen_kind kind, const struct aq_edge_batch *batch,
+                              const struct aq_values *values);
+enum aq_status aq_worker_seen_back(struct aq_worker *worker, const struct aq_worker_run *run, uint32_t micro_batch,
+                                   const struct aq_values *dy);
 
 /* worker_snapshot.c: the guard of the cut behind this stage; NULL: it has none. */
 struct aq_edge_guard *aq_worker_guard(struct aq_worker *worker);
