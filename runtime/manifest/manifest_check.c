@@ -570,9 +570,8 @@ static void check_privacy(struct aq_manifest *manifest)
     if (privacy->gradient_noise > 0 && !(privacy->gradient_clip > 0))
         aq_manifest_error(manifest, "split.privacy.gradient_noise",
                           "wants split.privacy.gradient_clip: it is a multiple of it");
-    if (job->split.capture > 0 &&
-        (job->split.clients == 0 || job->pipeline.stage_count != 3 ||
-         aq_device_gpu(job->pipeline.stages[1].device) != AQ_GPU_NO))
+    if (job->split.capture > 0 && (job->split.clients == 0 || job->pipeline.stage_count != 3 ||
+                                   aq_device_gpu(job->pipeline.stages[1].device) != AQ_GPU_NO))
         aq_manifest_error(manifest, "split.capture", "is of split learning, and of a server's stage on a CPU");
     if (!(privacy->clip > 0) && !(privacy->gradient_clip > 0)) return;
     const char *const said = privacy->clip > 0 ? "split.privacy.clip" : "split.privacy.gradient_clip";

@@ -61,7 +61,8 @@ enum aq_status aq_seen_add(struct aq_seen *seen, const struct aq_seen_record *re
     put(bytes + 16, record->step, 8);
     put(bytes + 24, record->sample, 8);
     AQ_TRY(write_to(seen, bytes, sizeof bytes));
-    AQ_TRY(write_to(seen, values, (size_t)count)); /* as they lie: every machine that this is built for is little-endian */
+    AQ_TRY(
+        write_to(seen, values, (size_t)count)); /* as they lie: every machine that this is built for is little-endian */
     seen->bytes_left -= RECORD_BYTES + count;
     seen->records++;
     return AQ_OK;

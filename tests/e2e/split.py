@@ -6,6 +6,7 @@ import pathlib
 import random
 import socket
 import ssl
+import struct
 import subprocess
 import time
 
@@ -349,6 +350,75 @@ def scenario_split_privacy():
         done = aqpipe("plan", split("bad", **{**few, **keys}))
         check(done.returncode == 2 and text in done.stderr, f"{keys}: {done.returncode}, {done.stderr}")
     no_workers("split_privacy")
+
+
+def seen(folder):
+    """(kind, rows, columns, step, sample, values) of each record that a server wrote of a client, by docs/FORMAT.md."""
+    found = []
+    for path in sorted((ROOT / folder / "seen").glob("*.bin"), key=lambda path: int(path.stem)):
+        data, at = path.read_bytes(), 16
+        check(data[:16] == b"aqpipe seen 1\n\0\0", f"{path} begins with {data[:16]}")
+        while at < len(data):
+            kind, rows, columns, zero, step, sample = struct.unpack_from("<IIIIQQ", data, at)
+            check(zero == 0 and at + 32 + 4 * rows * columns <= len(data), f"{path}: byte {at}")
+            found.append((kind, rows, columns, step, sample, struct.unpack_from(f"<{rows * columns}f", data, at + 32)))
+            at += 32 + 4 * rows * columns
+    return found
+
+
+def scenario_split_audit():
+    """What the server's stage sees is written down where both ends ask for it, and audited; clips hold in it, and noise hides what a run without leaks."""
+    begin("a")
+    audit = pathlib.Path(__file__).resolve().parents[2] / "tools" / "split-audit"
+    python = "/usr/bin/python3" if subprocess.run(["/usr/bin/python3", "-c", "import numpy"], capture_output=True).returncode == 0 else None
+
+    def tool(*arguments):
+        return subprocess.run([python or "python3", "-B", audit, *map(str, arguments)], capture_output=True, text=True, timeout=jobs.PATIENCE)
+
+    records("a", 260, 3)
+    records("others", 130, 4)
+    if python:
+        made = tool("--data", ROOT / "a.bin", "--make", ROOT / "others.bin", ROOT / "test.bin")
+        check(made.returncode == 0 and "130 records" in made.stdout, made.stderr)
+    heldout = (ROOT / "test.bin").stat().st_size // 3073
+    few = {**PLAIN, "split.rounds": 2, "split.epochs": 1, "split.capture": "64MiB"}
+    whole(split("seen", **few), "a")
+    got = seen("seen/clients/a")
+    count = {kind: sum(line[0] == kind for line in got) for kind in (1, 2, 3)}
+    check(count == {1: 520, 2: 520, 3: 2 * heldout}, f"{count}")
+    check({line[4] for line in got if line[0] == 1} == set(range(260)) and {line[3] for line in got if line[0] == 2} == set(range(26)),
+          "samples or steps are not all there")
+    check(not (ROOT / "seen-a" / "seen").exists(), "the client writes, too")
+    norms = sorted(sum(value * value for value in line[5]) ** 0.5 for line in got if line[0] == 1)
+    clip = norms[len(norms) // 2]
+    limits = {"split.privacy.clip": clip, "split.privacy.gradient_clip": 0.05}
+    whole(split("clipped", **{**few, **limits}), "a")
+    for kind, *_, step, _, values in (line[:1] + line[3:] for line in seen("clipped/clients/a")):
+        limit = 0.05 / 20 if kind == 2 else clip
+        check(sum(value * value for value in values) ** 0.5 <= limit * (1 + 1e-6), f"step {step}, kind {kind}: beyond its clip")
+    server = whole(split("full", **{**few, "split.capture": "100KiB"}), "a")
+    check(sum(path.stat().st_size for path in (ROOT / "full/clients/a/seen").glob("*")) <= 2 * 102400, server.text())
+    refused = Server(split("asks", **few))
+    other = Client(refused, "a", path=split("unasked", **{**few, "split.capture": 0})).end(1)
+    check("split.capture" in other, other)
+    refused.process.terminate()
+    refused.process.wait()
+    bad = aqpipe("plan", split("bad", **{**few, "pipeline.stages": STAGES.replace("2-11", "2-11, device: auto")}))
+    check(bad.returncode == 2 and "split.capture" in bad.stderr, bad.stderr)
+    if python:
+        wanted = ("--data", ROOT / "a.bin", "--heldout", ROOT / "test.bin", "--json")
+        done = tool(ROOT / "seen/clients/a", *wanted)
+        said = {line["attack"]: line for line in map(json.loads, done.stdout.splitlines())}
+        check(done.returncode == 1 and len(said) == 5, f"{done.returncode}: {done.stdout}{done.stderr}")
+        check(said["inversion"]["verdict"] == said["membership"]["verdict"] == "leaks", f"{said}")
+        loud = {**limits, "split.privacy.noise": 1, "split.privacy.gradient_noise": 1}
+        whole(split("loud", **{**few, **loud}), "a")
+        done = tool(ROOT / "loud/clients/a", *wanted)
+        check(done.returncode == 0 and done.stdout.count('"not found"') == 5, f"{done.returncode}: {done.stdout}{done.stderr}")
+        damaged = ROOT / "seen/clients/a/seen/13.bin"
+        damaged.write_bytes(damaged.read_bytes()[:16] + b"\xff" * 64)
+        check(tool(ROOT / "seen/clients/a", *wanted).returncode == 2, "a damaged file is taken")
+    no_workers("split_audit")
 
 
 def scenario_split_example():

@@ -3,8 +3,8 @@
  * vectors, by cpu_rows_vector.inc.h.
  *
  * The one source is plain C: columns do not meet, so a compiler's vectors of them give the bits of the plain loop
- * (nothing here is contracted). What is the same for a whole call is decided outside of the loops, or the compiler makes
- * none of them vectors. Arrays may be each other only element by element (aq_batch_norm), never shifted.
+ * (nothing here is contracted). What is the same for a whole call is decided outside of the loops, or the compiler
+ * makes none of them vectors. Arrays may be each other only element by element (aq_batch_norm), never shifted.
  */
 #if defined(__GNUC__) && !defined(__clang__)
 #define COLUMNS_APART _Pragma("GCC ivdep")
