@@ -223,7 +223,8 @@ struct aq_job_split {
     bool collect;
     const char *client; /* of a turn: the site whose stages are the first and the last; NULL: none        */
     struct aq_job_privacy privacy;
-    uint64_t capture; /* bytes of a turn that the server's stage may write of what it sees; 0: nothing         */
+    uint64_t cache_ttl_ns; /* 0: the server's caches stay                                                   */
+    uint64_t capture;      /* bytes of a turn that the server's stage may write of what it sees; 0: nothing         */
 };
 
 struct aq_job_control {

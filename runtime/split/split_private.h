@@ -68,6 +68,7 @@ struct server {
     uint32_t round; /* under way, from 1 on; 0: clients are gathering; above split.rounds: the end */
     int weights;    /* the folder of the newest: 0, 1, or SPLIT_WEIGHTS_NONE */
     bool stopping, over;
+    uint64_t wipe_ns; /* when caches are looked at again */
     enum aq_split_end end;
 };
 
@@ -84,6 +85,13 @@ uint64_t state_mark(const struct server *server, const struct site *site);
 enum aq_status state_commit(struct server *server, struct site *site);
 /* split_check.c: the ends that a client sent, in `folder`: of the stages of its plan, whole and finite? */
 enum aq_status ends_check(const struct site *site, const char *folder);
+
+/*
+ * split_wipe.c: split.cache_ttl: caches of clients that had no turn for so long are removed, or, all: of every client.
+ * A turn's is never. What cannot be removed is said, and tried again in a minute. AQ_IO and its like, with all: one was
+ * not.
+ */
+enum aq_status caches_wipe(struct server *server, bool all);
 
 /* split_report.c: report.json and a table; the model, where split.collect has it. */
 enum aq_status report_leave(const struct server *server);

@@ -366,6 +366,31 @@ def seen(folder):
     return found
 
 
+def scenario_split_wipe():
+    """The server's cache of a client is gone a while after its turn, on request, and at the end; losses are those of a run that kept it."""
+    begin("a", "b")
+    slow = {**CODED, "link.rate_mbps": 3, "split.rounds": 2, "split.epochs": 1, "split.clients": 2}
+    whole(split("kept", **slow), "a", "b")
+    wanted = {name: [line["loss"] for line in of_client("kept", name)] for name in "ab"}
+    check(all((ROOT / f"kept/clients/{name}/cache/stage-1/slab").exists() for name in "ab"), "caches are wiped unasked")
+    server = whole(split("gone", **{**slow, "split.cache_ttl": "1s"}), "a", "b")
+    said = server.text()
+    check(said.count("is wiped") >= 3, f"not between turns and at the end: {said}")
+    for name in "ab":
+        check([line["loss"] for line in of_client("gone", name)] == wanted[name], f"{name}: a wiped cache changes losses")
+        check(not (ROOT / f"gone/clients/{name}/cache/stage-1").exists(), f"{name}: a cache is left")
+        check(list((ROOT / f"gone-{name}").rglob("cache/stage-0")), f"{name}: its own cache is gone")
+    done = aqpipe("cache", "wipe", ROOT / "kept/clients/a")
+    check(done.returncode == 0 and "wiped" in done.stdout and not (ROOT / "kept/clients/a/cache/stage-1").exists(), done.stderr)
+    longer = Server(split("kept", **{**slow, "split.rounds": 3}))
+    clients = [Client(longer, name) for name in "ab"]
+    for client in clients:
+        client.end()
+    longer.end()
+    check(len(of_client("kept", "a")) == 9, "with a cache that was wiped on request it does not go further")
+    no_workers("split_wipe")
+
+
 def scenario_split_audit():
     """What the server's stage sees is written down where both ends ask for it, and audited; clips hold in it, and noise hides what a run without leaks."""
     begin("a")

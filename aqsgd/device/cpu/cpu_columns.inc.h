@@ -6,6 +6,8 @@
  * (nothing here is contracted). What is the same for a whole call is decided outside of the loops, or the compiler
  * makes none of them vectors. Arrays may be each other only element by element (aq_batch_norm), never shifted.
  */
+enum { COLUMNS_CHUNK = 512 };
+
 #if defined(__GNUC__) && !defined(__clang__)
 #define COLUMNS_APART _Pragma("GCC ivdep")
 #else
@@ -55,21 +57,30 @@ static void columns_norm(const struct cpu_columns *of, const float *x, const flo
         norm_loop(of, x, add, false, of->relu, y);
 }
 
-/* dy, or 0 where the ReLU was off. */
+/* dy, or 0 where the ReLU was off. It is read either way: a read under a condition keeps a loop from vectors. */
 static inline float column_dy(const struct cpu_columns *of, const float *x, const float *add, const float *dy,
                               bool adds, bool relu, uint64_t c)
 {
-    return relu && !(column_z(of, x, add, adds, c) > 0.0f) ? 0.0f : dy[c];
+    const float all = dy[c];
+    return relu && !(column_z(of, x, add, adds, c) > 0.0f) ? 0.0f : all;
 }
 
+/* In two loops: of one the compiler makes a branch around the sums of a zero, and no vectors. */
 static inline void back_sums_loop(const struct cpu_columns *of, const float *x, const float *add, const float *dy,
                                   bool adds, bool relu, double *first, double *second)
 {
-    COLUMNS_APART
-    for (uint64_t c = 0; c < of->n; c++) {
-        const float kept = column_dy(of, x, add, dy, adds, relu, c);
-        first[c] += kept;
-        second[c] += (double)kept * ((x[c] - of->mean[c]) * of->rstd[c]);
+    float kept[COLUMNS_CHUNK];
+    for (uint64_t from = 0; from < of->n; from += COLUMNS_CHUNK) {
+        const uint64_t count = of->n - from < COLUMNS_CHUNK ? of->n - from : COLUMNS_CHUNK;
+        COLUMNS_APART
+        for (uint64_t i = 0; i < count; i++)
+            kept[i] = column_dy(of, x, add, dy, adds, relu, from + i);
+        COLUMNS_APART
+        for (uint64_t i = 0; i < count; i++) {
+            const uint64_t c = from + i;
+            first[c] += kept[i];
+            second[c] += (double)kept[i] * ((x[c] - of->mean[c]) * of->rstd[c]);
+        }
     }
 }
 
