@@ -65,6 +65,8 @@ add_test(NAME test_demo COMMAND ${AQ_PYTHON} -B ${CMAKE_CURRENT_SOURCE_DIR}/test
 set_tests_properties(test_demo PROPERTIES LABELS quick)
 add_test(NAME test_split_data COMMAND ${AQ_PYTHON} -B ${CMAKE_CURRENT_SOURCE_DIR}/test_split_data)
 set_tests_properties(test_split_data PROPERTIES LABELS quick)
+add_test(NAME test_split_audit COMMAND ${AQ_PYTHON} -B ${CMAKE_CURRENT_SOURCE_DIR}/test_split_audit)
+set_tests_properties(test_split_audit PROPERTIES LABELS quick SKIP_RETURN_CODE 77 ENVIRONMENT OPENBLAS_NUM_THREADS=1)
 add_test(NAME test_split_dp COMMAND ${AQ_PYTHON} -B ${CMAKE_CURRENT_SOURCE_DIR}/test_split_dp)
 set_tests_properties(test_split_dp PROPERTIES LABELS quick SKIP_RETURN_CODE 77)
 aq_test(test_hostile_control LIBS aq_runtime aq_dep::jansson LABELS quick)
