@@ -224,6 +224,7 @@ struct aq_job_split {
     const char *client; /* of a turn: the site whose stages are the first and the last; NULL: none        */
     struct aq_job_privacy privacy;
     uint64_t cache_ttl_ns; /* 0: the server's caches stay                                                   */
+    uint64_t cache_max;    /* bytes of all the server's caches; 0: no limit                                 */
     uint64_t capture;      /* bytes of a turn that the server's stage may write of what it sees; 0: nothing         */
 };
 

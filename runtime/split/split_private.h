@@ -87,9 +87,9 @@ enum aq_status state_commit(struct server *server, struct site *site);
 enum aq_status ends_check(const struct site *site, const char *folder);
 
 /*
- * split_wipe.c: split.cache_ttl: caches of clients that had no turn for so long are removed, or, all: of every client.
- * A turn's is never. What cannot be removed is said, and tried again in a minute. AQ_IO and its like, with all: one was
- * not.
+ * split_wipe.c: split.cache_ttl: caches of clients that had no turn for so long are removed, or, all: of every client;
+ * split.cache_max: and as many of those whose turns come last as are too many. A turn's is never. What cannot be
+ * removed is said, and tried again in a minute. AQ_IO and its like, with all: one was not.
  */
 enum aq_status caches_wipe(struct server *server, bool all);
 
@@ -98,6 +98,7 @@ enum aq_status report_leave(const struct server *server);
 enum aq_status model_leave(const struct server *server);
 
 /* split_turn.c. */
+uint64_t turn_place(const struct server *server, const struct site *site, uint32_t round); /* the least is first */
 void turn_advance(struct server *server); /* whatever is due: offers, deadlines, the next round */
 void turn_line(struct server *server, struct site *site, const json_t *line); /* of a client */
 void turn_pump(struct server *server, struct site *site); /* files to the client, lines of its launcher, its end */

@@ -27,9 +27,9 @@ enum { LAST_BYTES = 16 << 10, HALT_MS = 12000, PUMP_LINES = 256, GUEST_FD = 10 }
 /* ---- the order of a round ---- */
 
 /* Of a round's clients the one with the smallest is first: a pure function of seed, round and name. */
-static uint64_t place_of(const struct server *server, const struct site *site)
+uint64_t turn_place(const struct server *server, const struct site *site, uint32_t round)
 {
-    const uint64_t numbers[2] = {server->job->train.seed, server->round};
+    const uint64_t numbers[2] = {server->job->train.seed, round};
     return aq_digest_seeded(site->name, strlen(site->name), aq_digest(numbers, sizeof numbers));
 }
 
@@ -38,7 +38,9 @@ static struct site *next_of(struct server *server)
     struct site *next = NULL;
     for (uint32_t i = 0; i < server->site_count; i++) {
         struct site *site = &server->sites[i];
-        if (site->round < server->round && (!next || place_of(server, site) < place_of(server, next))) next = site;
+        if (site->round < server->round &&
+            (!next || turn_place(server, site, server->round) < turn_place(server, next, server->round)))
+            next = site;
     }
     return next;
 }

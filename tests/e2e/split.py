@@ -382,6 +382,14 @@ def scenario_split_wipe():
         check(list((ROOT / f"gone-{name}").rglob("cache/stage-0")), f"{name}: its own cache is gone")
     done = aqpipe("cache", "wipe", ROOT / "kept/clients/a")
     check(done.returncode == 0 and "wiped" in done.stdout and not (ROOT / "kept/clients/a/cache/stage-1").exists(), done.stderr)
+    # One cache's bytes at most: the one whose turn comes last goes. 1 byte: none outlives its turn.
+    one = sum(path.stat().st_size for path in (ROOT / "kept/clients/b/cache/stage-1").glob("*"))
+    for name, most in (("some", 3 * one // 2), ("none", 1)):
+        server = whole(split(name, **{**slow, "split.cache_max": most}), "a", "b")
+        left = [each for each in "ab" if (ROOT / f"{name}/clients/{each}/cache/stage-1").exists()]
+        check(len(left) <= (1 if name == "some" else 0) and "is wiped" in server.text(), f"{name}: {left} are left: {server.text()}")
+        for each in "ab":
+            check([line["loss"] for line in of_client(name, each)] == wanted[each], f"{name}: {each}: losses differ")
     longer = Server(split("kept", **{**slow, "split.rounds": 3}))
     clients = [Client(longer, name) for name in "ab"]
     for client in clients:
