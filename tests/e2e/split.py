@@ -336,6 +336,8 @@ def scenario_split_privacy():
         said = report(f"noisy-{key}0")["privacy"]
         check({name: round(said[name.split(".")[-1]], 6) for name in wanted} == wanted, f"{said}")
     check(report("bare")["privacy"] is None, report("bare"))
+    logs = "".join(path.read_text() for path in (ROOT / "tight-0-a").rglob("*.log"))
+    check(logs.count("were clipped") == 2 and "activations that left" in logs and "gradients that left" in logs, logs[-2000:])
 
     server = Server(split("other", **{**few, **clipped}))
     other = Client(server, "a", path=split("loud", **{**few, **clipped, "split.privacy.noise": 1})).end(1)
