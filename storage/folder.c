@@ -148,6 +148,19 @@ enum aq_status aq_cache_discard(const char *path)
     return status == AQ_REFUSED ? AQ_OK : status;
 }
 
+enum aq_status aq_cache_wipe(const char *path, uint64_t *bytes)
+{
+    struct aq_folder folder;
+    struct stat file;
+    AQ_TRY(aq_folder_open(path, false, &folder));
+    *bytes = 0;
+    if (stat(folder.index_path, &file) == 0) *bytes += (uint64_t)file.st_size;
+    if (stat(folder.slab_path, &file) == 0) *bytes += (uint64_t)file.st_size;
+    const enum aq_status status = aq_cache_discard(path);
+    aq_folder_close(&folder); /* the lock is held until nothing is left to open */
+    return status;
+}
+
 /* A block of memory that O_DIRECT takes, inside a buffer of twice its size. */
 struct block {
     uint8_t bytes[2 * AQ_STORE_BLOCK];

@@ -1,5 +1,5 @@
 /*
- * command_cache.c -- `aqpipe cache stat|verify|compact`: message caches that no run has open.
+ * command_cache.c -- `aqpipe cache stat|verify|compact|wipe`: message caches that no run has open.
  *
  * A path names a cache, a folder of caches, or a run folder, whose caches lie in cache/. stat and verify write nothing.
  */
@@ -197,10 +197,22 @@ static enum aq_status compact(const char *path)
     return AQ_OK;
 }
 
+static enum aq_status wipe(const char *path)
+{
+    uint64_t bytes;
+    char size[AQ_TEXT_NUMBER];
+    AQ_TRY(aq_cache_wipe(path, &bytes));
+    printf("%s: wiped, %s\n", path, aq_text_size(bytes, size));
+    return AQ_OK;
+}
+
 static void one(struct asked *asked, const char *path)
 {
     asked->caches++;
-    if ((strcmp(asked->verb, "compact") == 0 ? compact(path) : look(asked, path)) != AQ_OK) asked->failed = true;
+    const enum aq_status status = strcmp(asked->verb, "compact") == 0 ? compact(path)
+                                  : strcmp(asked->verb, "wipe") == 0  ? wipe(path)
+                                                                      : look(asked, path);
+    if (status != AQ_OK) asked->failed = true;
 }
 
 static bool is_cache(const char *path)
@@ -252,6 +264,9 @@ static const struct aq_option options[] = {
     AQ_ROW_WORD("compact",
                 "moves the messages of the two newest marks to the head of the slab and cuts off the rest. Both "
                 "are kept: a run whose stages were killed between two checkpoints goes back to the older one"),
+    AQ_ROW_WORD("wipe",
+                "removes the cache's files (unlinked, not overwritten). A run that goes on fetches its messages from "
+                "the neighbour: bytes, never another number"),
     AQ_ROW_RANGE(U64, struct asked, mark, "mark", "N", 1, 1e18,
                  "stat, verify: the cache as it was at this mark (one of the two); the newest otherwise"),
     AQ_ROW(FLAG, struct asked, json, "json", NULL, "stat, verify: one JSON object a cache, one a line"),
@@ -259,7 +274,7 @@ static const struct aq_option options[] = {
 
 static const struct aq_command_line line = {
     "aqpipe cache",
-    "stat PATH...\nverify PATH...\ncompact PATH...",
+    "stat PATH...\nverify PATH...\ncompact PATH...\nwipe PATH...",
     "A stage keeps, for every training sample, the message that its neighbour holds too: what the next change is "
     "coded "
     "against. These commands look at the files of such caches while no run has them open. PATH is one cache "
@@ -274,13 +289,13 @@ int aq_command_cache(int argc, char **argv)
     struct aq_arguments rest;
     const int code = aq_options_read(&line, argc, argv, &asked, &rest);
     if (code != AQ_OPTIONS_READ) return code;
-    if (rest.count == 0) return aq_options_wrong(line.name, "stat, verify or compact?");
+    if (rest.count == 0) return aq_options_wrong(line.name, "stat, verify, compact or wipe?");
     asked.verb = rest.of[0];
     asked.verify = strcmp(asked.verb, "verify") == 0;
-    if (!asked.verify && strcmp(asked.verb, "stat") != 0 && strcmp(asked.verb, "compact") != 0)
-        return aq_options_wrong(line.name, "'%s' is not one of stat, verify and compact", asked.verb);
-    if (strcmp(asked.verb, "compact") == 0 && (asked.json || asked.mark))
-        return aq_options_wrong(line.name, "compact takes no options");
+    const bool changes = strcmp(asked.verb, "compact") == 0 || strcmp(asked.verb, "wipe") == 0;
+    if (!asked.verify && !changes && strcmp(asked.verb, "stat") != 0)
+        return aq_options_wrong(line.name, "'%s' is not one of stat, verify, compact and wipe", asked.verb);
+    if (changes && (asked.json || asked.mark)) return aq_options_wrong(line.name, "%s takes no options", asked.verb);
     if (rest.count == 1) return aq_options_wrong(line.name, "no path: a cache, or a run folder");
     for (uint32_t i = 1; i < rest.count; i++)
         path_do(&asked, rest.of[i]);

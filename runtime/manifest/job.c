@@ -231,9 +231,18 @@ static void write_edges(const struct aq_job *job, struct aq_text *text)
     }
 }
 
+/* Sections and groups around it. */
+static int depth_of(const char *name)
+{
+    int depth = 0;
+    for (; *name; name++)
+        depth += *name == '.';
+    return depth;
+}
+
 static void write_key(const struct aq_job *job, const struct aq_key *key, struct aq_text *text)
 {
-    const char *name = strchr(key->name, '.') + 1;
+    const char *name = strrchr(key->name, '.') + 1;
     struct aq_text value = {0};
     switch (key->kind) {
     case AQ_KEY_PATHS: {
@@ -251,9 +260,21 @@ static void write_key(const struct aq_job *job, const struct aq_key *key, struct
         break;
     default:
         if (aq_key_is_scalar(key) && aq_key_write(key, job, &value))
-            aq_text_add(text, "  %s: %s\n", name, aq_text_of(&value));
+            aq_text_add(text, "%*s%s: %s\n", 2 * depth_of(key->name), "", name, aq_text_of(&value));
         if (text->status == AQ_OK) text->status = value.status;
         aq_text_deinit(&value);
+    }
+}
+
+/* The heads of the sections and groups that it is in and the key before it is not. */
+static void write_heads(const char *name, const char *before, struct aq_text *text)
+{
+    int depth = 0;
+    const char *word = name;
+    for (const char *dot = strchr(name, '.'); dot; dot = strchr(word, '.'), depth++) {
+        if (!before || strncmp(before, name, (size_t)(dot + 1 - name)) != 0)
+            aq_text_add(text, "%*s%.*s:\n", 2 * depth, "", (int)(dot - word), word);
+        word = dot + 1;
     }
 }
 
@@ -261,14 +282,12 @@ enum aq_status aq_job_canonical(const struct aq_job *job, char **out)
 {
     struct aq_text text = {0};
     const struct aq_key_table keys = aq_keys_job();
-    size_t section = 0; /* bytes of the current section's name */
+    const char *before = NULL;
     for (uint32_t i = 0; i < keys.count; i++) {
         const struct aq_key *key = &keys.keys[i];
         if (!aq_key_applies(key, job->model.config.kind)) continue;
-        const size_t bytes = (size_t)(strchr(key->name, '.') - key->name);
-        if (i == 0 || bytes != section || strncmp(key->name, keys.keys[i - 1].name, bytes + 1) != 0)
-            aq_text_add(&text, "%.*s:\n", (int)bytes, key->name);
-        section = bytes;
+        write_heads(key->name, before, &text);
+        before = key->name;
         write_key(job, key, &text);
     }
     return aq_text_take(&text, out);

@@ -211,6 +211,12 @@ struct aq_job_security {
 /* Where weights come from at the beginning of a turn, and what is averaged at a round's end (docs/SPLIT.md). */
 enum aq_split_mode { AQ_SPLIT_RELAY = 0, AQ_SPLIT_FED1, AQ_SPLIT_FED2 };
 
+/* What leaves a client at the cuts (docs/PRIVACY.md); a noise is a multiple of its clip; 0: off. */
+struct aq_job_privacy {
+    float clip, noise;                   /* of activations at the first cut, a sample at a time            */
+    float gradient_clip, gradient_noise; /* of gradients at the second one                                 */
+};
+
 /* Split learning: the first and the last stage are a client's, what is between them the server's (docs/SPLIT.md). */
 struct aq_job_split {
     uint32_t clients; /* that the first round waits for; 0: the job is no split one                       */
@@ -223,6 +229,10 @@ struct aq_job_split {
     uint64_t round_deadline_ns; /* 0: none                                                                */
     bool collect;
     const char *client; /* of a turn: the site whose stages are the first and the last; NULL: none        */
+    struct aq_job_privacy privacy;
+    uint64_t cache_ttl_ns; /* 0: the server's caches stay                                                   */
+    uint64_t cache_max;    /* bytes of all the server's caches; 0: no limit                                 */
+    uint64_t capture;      /* bytes of a turn that the server's stage may write of what it sees; 0: nothing         */
 };
 
 struct aq_job_control {

@@ -138,18 +138,31 @@ _Static_assert(offsetof(struct aq_job_data, train_count) == offsetof(struct aq_j
 _Static_assert(offsetof(struct aq_job_data, heldout_count) == offsetof(struct aq_job_data, heldout) + sizeof(char *),
                "a list of paths and its count are neighbours");
 
-static enum aq_status read_section(struct aq_manifest *manifest, const struct aq_yaml_node *section)
+/* Do keys stand below this path, as split.privacy.clip below split.privacy? */
+static bool is_group(const char *path)
+{
+    const struct aq_key_table keys = aq_keys_job();
+    const size_t bytes = strlen(path);
+    for (uint32_t i = 0; i < keys.count; i++)
+        if (strncmp(keys.keys[i].name, path, bytes) == 0 && keys.keys[i].name[bytes] == '.') return true;
+    return false;
+}
+
+/* A section, or a group of keys in one: at most as deep as the table's names are. */
+static enum aq_status read_section(struct aq_manifest *manifest, const struct aq_yaml_node *section, const char *name)
 {
     if (section->kind == AQ_YAML_SCALAR && !*section->text && !section->quoted) return AQ_OK; /* "train:" alone */
     if (section->kind != AQ_YAML_MAP) {
-        aq_yaml_error(&manifest->errors, section, "%s: must be a section of keys", section->key);
+        aq_yaml_error(&manifest->errors, section, "%s: must be a section of keys", name);
         return AQ_OK;
     }
     for (const struct aq_yaml_node *node = section->first; node; node = node->next) {
         char path[NAME_BYTES];
-        snprintf(path, sizeof path, "%s.%s", section->key, node->key);
+        snprintf(path, sizeof path, "%s.%s", name, node->key);
         const struct aq_key *key = aq_key_find(aq_keys_job(), path);
-        if (!key)
+        if (!key && is_group(path))
+            AQ_TRY(read_section(manifest, node, path));
+        else if (!key)
             aq_manifest_unknown(manifest, node, path, path, aq_keys_job());
         else if (key->kind == AQ_KEY_PATHS)
             AQ_TRY(read_paths(manifest, key, node));
@@ -191,7 +204,7 @@ static enum aq_status read_sections(struct aq_manifest *manifest)
         if (i == count)
             unknown_section(manifest, node);
         else
-            AQ_TRY(read_section(manifest, node));
+            AQ_TRY(read_section(manifest, node, node->key));
     }
     return AQ_OK;
 }

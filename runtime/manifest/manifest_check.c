@@ -573,6 +573,33 @@ static void check_bits(struct aq_manifest *manifest)
         aq_manifest_error(manifest, "edges.bits", "auto does not go with train.staleness: epochs overlap there");
 }
 
+/* Clip and noise are done in host memory, and noise without a bound protects nothing. */
+static void check_privacy(struct aq_manifest *manifest)
+{
+    const struct aq_job *job = &manifest->job;
+    const struct aq_job_privacy *privacy = &job->split.privacy;
+    if (privacy->noise > 0 && !(privacy->clip > 0))
+        aq_manifest_error(manifest, "split.privacy.noise", "wants split.privacy.clip: it is a multiple of it");
+    if (privacy->gradient_noise > 0 && !(privacy->gradient_clip > 0))
+        aq_manifest_error(manifest, "split.privacy.gradient_noise",
+                          "wants split.privacy.gradient_clip: it is a multiple of it");
+    if (job->split.capture > 0 && (job->split.clients == 0 || job->pipeline.stage_count != 3 ||
+                                   aq_device_gpu(job->pipeline.stages[1].device) != AQ_GPU_NO))
+        aq_manifest_error(manifest, "split.capture", "is of split learning, and of a server's stage on a CPU");
+    if (!(privacy->clip > 0) && !(privacy->gradient_clip > 0)) return;
+    const char *const said = privacy->clip > 0 ? "split.privacy.clip" : "split.privacy.gradient_clip";
+    if (job->split.clients == 0) {
+        aq_manifest_error(manifest, said, "is of split learning: say split.clients, too");
+        return;
+    }
+    for (uint32_t s = 0; s < job->pipeline.stage_count; s += 2)
+        if (aq_device_gpu(job->pipeline.stages[s].device) != AQ_GPU_NO)
+            aq_manifest_error(manifest, said,
+                              "wants `device: cpu` in pipeline.stages.%u: what leaves a client is clipped on a CPU "
+                              "alone",
+                              s);
+}
+
 /* A turn is a pipeline of three stages, whose ends are one client's and dial. */
 static void check_split(struct aq_manifest *manifest)
 {
@@ -639,4 +666,5 @@ void aq_manifest_check(struct aq_manifest *manifest)
     check_status(manifest);
     check_bits(manifest);
     check_split(manifest);
+    check_privacy(manifest);
 }

@@ -44,6 +44,8 @@ static const char *const indifferent[] = {"job.name",
                                           "split.participation",
                                           "split.round_deadline",
                                           "split.collect",
+                                          "split.cache_ttl",
+                                          "split.cache_max",
                                           "control.",
                                           "cache.",
                                           "checkpoint.path",
@@ -67,7 +69,7 @@ static const char *const silent[] = {
     "reduce.outer_lr",  "reduce.outer_momentum", "reduce.density",  "model.labels",     "data.text_column",
     "data.pair_column", "data.label_column",     "data.labels",     "data.pack",        "data.pack_mask",
     "train.early_stop", "checkpoint.best",       "edges.guard",     "edges.bits",       "split.client",
-    "split.rounds",     "split.epochs",
+    "split.rounds",     "split.epochs",          "split.privacy.",  "split.capture",
 };
 
 static bool names(const char *const *list, size_t count, const char *name)

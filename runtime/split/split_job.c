@@ -77,6 +77,16 @@ static enum aq_status load(const struct aq_split_asked *asked, uint64_t epochs, 
     return status;
 }
 
+/* The gradients of a tensor that both ends hold go through the server as they are. */
+static enum aq_status check_shared(const struct aq_split_job *made)
+{
+    const struct aq_job_privacy *privacy = &made->job->split.privacy;
+    if (made->plan->stages[0].size.shared == 0 || !(privacy->clip > 0 || privacy->gradient_clip > 0)) return AQ_OK;
+    return aq_fail(AQ_INVAL, AREA,
+                   "split.privacy does not go with a tensor that the first and the last stage share: its gradients "
+                   "pass the server unclipped; say model.tied: false");
+}
+
 enum aq_status aq_split_job_open(const struct aq_split_asked *asked, struct aq_split_job *out)
 {
     struct aq_split_asked base = *asked;
@@ -95,6 +105,7 @@ enum aq_status aq_split_job_open(const struct aq_split_asked *asked, struct aq_s
         if (status == AQ_OK) status = aq_plan_open(made.job, &made.plan);
         if (status == AQ_OK && made.plan->facts.lengths_digest)
             status = aq_fail(AQ_INVAL, AREA, "samples of several lengths cannot be split yet: let data.pack be true");
+        if (status == AQ_OK) status = check_shared(&made);
     }
     if (status == AQ_OK)
         *out = made;

@@ -75,6 +75,7 @@ struct server {
     int weights;                  /* the folder of the newest: 0, 1, or SPLIT_WEIGHTS_NONE  */
     char last[AQ_TLS_HOST_BYTES]; /* splitfed2: whose turn the middle of this round comes from; "": none yet */
     bool stopping, over;
+    uint64_t wipe_ns; /* when caches are looked at again */
     enum aq_split_end end;
     struct aq_log_limit strangers; /* what is said of them  */
 };
@@ -103,9 +104,17 @@ enum aq_status weights_average(const struct server *server, const struct aq_plan
 
 /* split_round.c: whatever is due: the next round, the next turns. */
 void round_advance(struct server *server);
+uint64_t round_place(const struct server *server, const struct site *site, uint32_t round); /* the least is first */
 /* The folders that a turn of this client takes its ends and its middle from, and leaves what it trained in. */
 enum aq_status round_middle(const struct server *server, char out[AQ_RUN_PATH_BYTES]);
 enum aq_status round_ends(const struct server *server, const struct site *site, char out[AQ_RUN_PATH_BYTES]);
+
+/*
+ * split_wipe.c: split.cache_ttl: caches of clients that had no turn for so long are removed, or, all: of every client;
+ * split.cache_max: and as many of those whose turns come last as are too many. A turn's is never. What cannot be
+ * removed is said, and tried again in a minute. AQ_IO and its like, with all: one was not.
+ */
+enum aq_status caches_wipe(struct server *server, bool all);
 
 /* split_report.c: report.json and a table; the model, where split.collect has it. */
 enum aq_status report_leave(const struct server *server);

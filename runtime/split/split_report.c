@@ -64,6 +64,15 @@ static json_t *client_line(const struct server *server, const struct site *site,
     return line;
 }
 
+/* What both ends agreed on for all that leaves a client: null: nothing is clipped. */
+static json_t *privacy_line(const struct aq_job_privacy *privacy)
+{
+    if (!(privacy->clip > 0) && !(privacy->gradient_clip > 0)) return json_null();
+    return json_pack("{s:f, s:f, s:f, s:f}", "clip", (double)privacy->clip, "noise", (double)privacy->noise,
+                     "gradient_clip", (double)privacy->gradient_clip, "gradient_noise",
+                     (double)privacy->gradient_noise);
+}
+
 static json_t *make(const struct server *server)
 {
     struct all all = {0};
@@ -73,11 +82,12 @@ static json_t *make(const struct server *server)
     const uint32_t rounds = server->job->split.rounds;
     const uint32_t had = server->round == 0 ? 0 : server->round - 1;
     const bool any = all.targets > 0;
-    return json_pack("{s:s, s:s, s:I, s:I, s:I, s:f, s:o, s:o, s:o}", "job", server->job->name, "mode",
+    return json_pack("{s:s, s:s, s:I, s:I, s:I, s:f, s:o, s:o, s:o, s:o}", "job", server->job->name, "mode",
                      state_mode(server), "rounds", (json_int_t)(had < rounds ? had : rounds), "rounds_planned",
                      (json_int_t)rounds, "epochs_a_turn", (json_int_t)server->job->split.epochs, "sent_bytes",
                      all.bytes, "loss", aq_control_number(any ? all.loss / all.targets : NAN), "accuracy",
-                     aq_control_number(any ? all.right / all.targets : NAN), "clients", clients);
+                     aq_control_number(any ? all.right / all.targets : NAN), "privacy",
+                     privacy_line(&server->job->split.privacy), "clients", clients);
 }
 
 static void say_table(const struct server *server, const json_t *report)

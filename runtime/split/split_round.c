@@ -41,11 +41,16 @@ enum aq_status round_ends(const struct server *server, const struct site *site, 
 
 /* ---- who, and in which order ---- */
 
-/* Of a round's clients the one with the smallest is first: a pure function of seed, round and name. */
-static uint64_t place_of(const struct server *server, const struct site *site)
+/* A pure function of seed, round and name. */
+uint64_t round_place(const struct server *server, const struct site *site, uint32_t round)
 {
-    const uint64_t numbers[2] = {server->job->train.seed, server->round};
+    const uint64_t numbers[2] = {server->job->train.seed, round};
     return aq_digest_seeded(site->name, strlen(site->name), aq_digest(numbers, sizeof numbers));
+}
+
+static bool before(const struct server *server, const struct site *a, const struct site *b)
+{
+    return round_place(server, a, server->round) < round_place(server, b, server->round);
 }
 
 /* Those that this round is not done with, in order. */
@@ -56,7 +61,7 @@ static uint32_t due_of(struct server *server, struct site *due[AQ_JOB_CLIENTS_MA
         struct site *site = &server->sites[i];
         if (site->round >= server->round) continue;
         uint32_t at = count++;
-        for (; at > 0 && place_of(server, site) < place_of(server, due[at - 1]); at--)
+        for (; at > 0 && before(server, site, due[at - 1]); at--)
             due[at] = due[at - 1];
         due[at] = site;
     }

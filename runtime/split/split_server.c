@@ -298,6 +298,7 @@ static enum aq_status loop(struct server *server)
             server->end = AQ_SPLIT_STOPPED;
         }
         round_advance(server);
+        AQ_TRY(caches_wipe(server, false));
     }
     return AQ_OK;
 }
@@ -369,6 +370,7 @@ enum aq_status aq_split_serve(const struct aq_split_server_config *config, enum 
     if (status == AQ_OK) status = loop(server);
     if (status == AQ_OK && server->end != AQ_SPLIT_FAILED) status = report_leave(server);
     if (status == AQ_OK && server->end == AQ_SPLIT_DONE) status = model_leave(server);
+    if (status == AQ_OK && server->end == AQ_SPLIT_DONE) status = caches_wipe(server, true);
     *end = status == AQ_OK ? server->end : AQ_SPLIT_FAILED;
     close_all(server);
     return status;

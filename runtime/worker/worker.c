@@ -554,6 +554,7 @@ static enum aq_status open_all(struct aq_worker *w, const json_t *start)
     AQ_TRY(aq_worker_mirror_open(w));
     AQ_TRY(aq_worker_versions_open(w));
     AQ_TRY(keep_frozen(w));
+    AQ_TRY(aq_worker_seen_open(w));
     AQ_TRY(aq_worker_begins(w, AQ_DOING_MEASURE));
     return aq_worker_choose_open(w);
 }
@@ -729,6 +730,7 @@ static void close_all(struct aq_worker *w, enum aq_status status)
     aq_stage_close(w->stage);
     if (w->device) aq_worker_device_close(w);
     aq_device_close(w->device);
+    aq_seen_close(&w->seen);
     aq_trace_close(w->trace);
     aq_pulse_bell(NULL);
     aq_bell_close(w->bell);
@@ -755,7 +757,7 @@ static enum aq_status report_ready(const struct aq_worker *w)
 
 enum aq_status aq_worker_run(struct aq_control *control)
 {
-    struct aq_worker w = {.control = control};
+    struct aq_worker w = {.control = control, .seen = {.fd = -1}};
     json_t *message = NULL;
     enum aq_status status;
     AQ_TRY_GOTO(aq_worker_await(&w, "start", aq_clock_after(seconds_ns(START_SECONDS)), &message), out);
@@ -775,6 +777,7 @@ enum aq_status aq_worker_run(struct aq_control *control)
     AQ_TRY_GOTO(train(&w), out);
     aq_pulse_doing(AQ_DOING_END);
     status = finish(&w);
+    aq_worker_private_say(&w);
     if (status == AQ_OK)
         aq_log("worker", 1, "%s after step %" PRIu64 ", %.1f s of training", w.stopped ? "stopped" : "done", w.step,
                (double)(aq_clock_ns() - w.go_ns) * 1e-9);

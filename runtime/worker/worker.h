@@ -26,6 +26,7 @@
 #include "aqsgd/grad_choice.h"
 #include "checkpoint_writer.h"
 #include "control.h"
+#include "cut_privacy.h"
 #include "edge.h"
 #include "loss_scale.h"
 #include "mirror.h"
@@ -35,6 +36,7 @@
 #include "pulse.h"
 #include "reduce_measure.h"
 #include "seal.h"
+#include "seen.h"
 #include "stages/dataset.h"
 #include "stages/stage.h"
 #include "storage/cache.h"
@@ -242,6 +244,8 @@ struct aq_worker {
     struct aq_worker_times times;      /* of steps.now  */
     struct aq_worker_times times_next; /* of steps.next */
     struct aq_worker_packing packing;
+    struct aq_cut_privacy privacy[2]; /* split.privacy: of activations, of gradients */
+    struct aq_seen seen;              /* split.capture */
 };
 
 /*
@@ -425,6 +429,23 @@ enum aq_status aq_worker_evaluate(struct aq_worker *worker);
 /* worker_eval.c: the next EVAL frame, which must be that of the batch, into pipeline.x; and pipeline.y as one. */
 enum aq_status aq_worker_receive_eval(struct aq_worker *worker, const struct aq_edge_batch *batch);
 enum aq_status aq_worker_send_eval(struct aq_worker *worker, const struct aq_edge_batch *batch);
+
+/*
+ * worker_privacy.c: split.privacy: what this stage, a client's, has made for the server is clipped and noised in place:
+ * before it is handed on (aq_values_write_end). Of other stages, or without those keys, nothing. AQ_IO: it must not be
+ * sent. say: once, at the end, how much was clipped.
+ */
+enum aq_status aq_worker_private_forward(struct aq_worker *worker, const struct aq_values *y, uint32_t samples);
+enum aq_status aq_worker_private_backward(struct aq_worker *worker, const struct aq_worker_run *run,
+                                          uint32_t micro_batch, const struct aq_values *dx);
+void aq_worker_private_say(const struct aq_worker *worker);
+
+/* worker_privacy.c: split.capture: this stage, a server's, writes down what it got, while it reads it. */
+enum aq_status aq_worker_seen_open(struct aq_worker *worker);
+enum aq_status aq_worker_seen(struct aq_worker *worker, enum aq_seen_kind kind, const struct aq_edge_batch *batch,
+                              const struct aq_values *values);
+enum aq_status aq_worker_seen_back(struct aq_worker *worker, const struct aq_worker_run *run, uint32_t micro_batch,
+                                   const struct aq_values *dy);
 
 /* worker_snapshot.c: the guard of the cut behind this stage; NULL: it has none. */
 struct aq_edge_guard *aq_worker_guard(struct aq_worker *worker);

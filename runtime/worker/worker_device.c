@@ -184,10 +184,12 @@ enum aq_status aq_worker_forward(struct aq_worker *w, const struct aq_worker_run
                                          .step = run->step,
                                          .loss_scale = (float)((double)times_of(w, run->step)->loss_scale / targets)};
     if (!first) AQ_TRY(aq_values_read_begin(w->device, &w->pipeline.x[copy], w->stream));
+    if (!first) AQ_TRY(aq_worker_seen(w, AQ_SEEN_ACTIVATION, &batch, &w->pipeline.x[copy]));
     if (!last) AQ_TRY(aq_values_write_begin(w->device, &w->pipeline.y[copy], w->stream));
     AQ_TRY(aq_device_event_record(w->device, issue->begun, w->stream));
     AQ_TRY(
         aq_stage_forward(w->stage, instruction->slot, &input, last ? NULL : w->pipeline.y[copy].at, NULL, w->stream));
+    AQ_TRY(aq_worker_private_forward(w, &w->pipeline.y[copy], batch.samples));
     if (!first) AQ_TRY(aq_values_read_end(w->device, &w->pipeline.x[copy], w->stream));
     if (!last) AQ_TRY(aq_values_write_end(w->device, &w->pipeline.y[copy], w->stream));
     return issue_end(w, issue);
@@ -202,10 +204,12 @@ enum aq_status aq_worker_backward(struct aq_worker *w, const struct aq_worker_ru
     AQ_TRY(issue_begin(w, run, instruction, &issue));
     aq_worker_use(w, run->step);
     if (!last) AQ_TRY(aq_values_read_begin(w->device, &w->pipeline.dy[copy], w->stream));
+    if (!last) AQ_TRY(aq_worker_seen_back(w, run, instruction->micro_batch, &w->pipeline.dy[copy]));
     if (!first) AQ_TRY(aq_values_write_begin(w->device, &w->pipeline.dx[copy], w->stream));
     AQ_TRY(aq_device_event_record(w->device, issue->begun, w->stream));
     AQ_TRY(aq_stage_backward(w->stage, instruction->slot, last ? NULL : w->pipeline.dy[copy].at,
                              first ? NULL : w->pipeline.dx[copy].at, w->stream));
+    AQ_TRY(aq_worker_private_backward(w, run, instruction->micro_batch, &w->pipeline.dx[copy]));
     if (!last) AQ_TRY(aq_values_read_end(w->device, &w->pipeline.dy[copy], w->stream));
     if (!first) AQ_TRY(aq_values_write_end(w->device, &w->pipeline.dx[copy], w->stream));
     return issue_end(w, issue);

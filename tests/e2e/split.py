@@ -6,6 +6,7 @@ import pathlib
 import random
 import socket
 import ssl
+import struct
 import subprocess
 import time
 
@@ -320,6 +321,152 @@ def example(name, train, heldout, *short):
     check(said["rounds"] == 1 and [line["turns"] for line in said["clients"]] == [1, 1], f"{name}: {said}")
     check("## What you should see" in (run.parent / "README.md").read_text(), f"{name}: its README does not say what to see")
     return said
+
+
+def scenario_split_privacy():
+    """Clip and noise at the cuts: off they change no bit, noise is never the same twice, and both ends agree on them."""
+    begin("a", "b")
+    few = {**CODED, "split.rounds": 1, "split.epochs": 2}
+
+    def run(name, **keys):
+        server = whole(split(name, **{**few, **keys}), "a")
+        return server, [line["loss"] for line in of_client(name, "a")]
+
+    _, plain = run("bare")
+    wide = {"split.privacy.clip": 1e9, "split.privacy.gradient_clip": 1e9}
+    _, same = run("wide", **wide)
+    check(same == plain, "a clip that no sample reaches changes losses")
+    clipped = {"split.privacy.clip": 0.5, "split.privacy.gradient_clip": 0.01}
+    tight = [run(f"tight-{i}", **clipped)[1] for i in range(2)]
+    check(tight[0] == tight[1] and tight[0][0] != plain[0], f"clipped: {tight}, not: {plain}")
+    for key in ("clip", "gradient_clip"):
+        check(run(f"one-{key}", **{f"split.privacy.{key}": clipped[f"split.privacy.{key}"]})[1] not in (plain, tight[0]),
+              f"split.privacy.{key} alone does nothing")
+    for key in ("", "gradient_"):
+        wanted = {**clipped, f"split.privacy.{key}noise": 0.1}
+        noisy = [run(f"noisy-{key}{i}", **wanted)[1] for i in range(2)]
+        check(noisy[0] != noisy[1] and tight[0] not in noisy, f"{key}noise is the same twice: {noisy}")
+        said = report(f"noisy-{key}0")["privacy"]
+        check({name: round(said[name.split(".")[-1]], 6) for name in wanted} == wanted, f"{said}")
+    check(report("bare")["privacy"] is None, report("bare"))
+    logs = "".join(path.read_text() for path in (ROOT / "tight-0-a").rglob("*.log"))
+    check(logs.count("were clipped") == 2 and "activations that left" in logs and "gradients that left" in logs, logs[-2000:])
+
+    server = Server(split("other", **{**few, **clipped}))
+    other = Client(server, "a", path=split("loud", **{**few, **clipped, "split.privacy.noise": 1})).end(1)
+    check("split.privacy.noise: " in other, other)
+    Client(server, "b").end()
+    server.end()
+    for keys, text in (({"split.privacy.noise": 1}, "split.privacy.noise: wants split.privacy.clip"),
+                       ({"split.privacy.gradient_noise": 1}, "wants split.privacy.gradient_clip"),
+                       ({"split.privacy.clip": 1, "split.clients": 0}, "say split.clients"),
+                       ({"split.privacy.clip": 1, "pipeline.stages": STAGES.replace("0-1", "0-1, device: auto")},
+                        "on a CPU alone")):
+        done = aqpipe("plan", split("bad", **{**few, **keys}))
+        check(done.returncode == 2 and text in done.stderr, f"{keys}: {done.returncode}, {done.stderr}")
+    no_workers("split_privacy")
+
+
+def seen(folder):
+    """(kind, rows, columns, step, sample, values) of each record that a server wrote of a client, by docs/FORMAT.md."""
+    found = []
+    for path in sorted((ROOT / folder / "seen").glob("*.bin"), key=lambda path: int(path.stem)):
+        data, at = path.read_bytes(), 16
+        check(data[:16] == b"aqpipe seen 1\n\0\0", f"{path} begins with {data[:16]}")
+        while at < len(data):
+            kind, rows, columns, zero, step, sample = struct.unpack_from("<IIIIQQ", data, at)
+            check(zero == 0 and at + 32 + 4 * rows * columns <= len(data), f"{path}: byte {at}")
+            found.append((kind, rows, columns, step, sample, struct.unpack_from(f"<{rows * columns}f", data, at + 32)))
+            at += 32 + 4 * rows * columns
+    return found
+
+
+def scenario_split_wipe():
+    """The server's cache of a client is gone a while after its turn, on request, and at the end; losses are those of a run that kept it."""
+    begin("a", "b")
+    slow = {**CODED, "link.rate_mbps": 3, "split.rounds": 2, "split.epochs": 1, "split.clients": 2}
+    whole(split("kept", **slow), "a", "b")
+    wanted = {name: [line["loss"] for line in of_client("kept", name)] for name in "ab"}
+    check(all((ROOT / f"kept/clients/{name}/cache/stage-1/slab").exists() for name in "ab"), "caches are wiped unasked")
+    server = whole(split("gone", **{**slow, "split.cache_ttl": "1s"}), "a", "b")
+    said = server.text()
+    check(said.count("is wiped") >= 3, f"not between turns and at the end: {said}")
+    for name in "ab":
+        check([line["loss"] for line in of_client("gone", name)] == wanted[name], f"{name}: a wiped cache changes losses")
+        check(not (ROOT / f"gone/clients/{name}/cache/stage-1").exists(), f"{name}: a cache is left")
+        check(list((ROOT / f"gone-{name}").rglob("cache/stage-0")), f"{name}: its own cache is gone")
+    done = aqpipe("cache", "wipe", ROOT / "kept/clients/a")
+    check(done.returncode == 0 and "wiped" in done.stdout and not (ROOT / "kept/clients/a/cache/stage-1").exists(), done.stderr)
+    # One cache's bytes at most: the one whose turn comes last goes. 1 byte: none outlives its turn.
+    one = sum(path.stat().st_size for path in (ROOT / "kept/clients/b/cache/stage-1").glob("*"))
+    for name, most in (("some", 3 * one // 2), ("none", 1)):
+        server = whole(split(name, **{**slow, "split.cache_max": most}), "a", "b")
+        left = [each for each in "ab" if (ROOT / f"{name}/clients/{each}/cache/stage-1").exists()]
+        check(len(left) <= (1 if name == "some" else 0) and "is wiped" in server.text(), f"{name}: {left} are left: {server.text()}")
+        for each in "ab":
+            check([line["loss"] for line in of_client(name, each)] == wanted[each], f"{name}: {each}: losses differ")
+    longer = Server(split("kept", **{**slow, "split.rounds": 3}))
+    clients = [Client(longer, name) for name in "ab"]
+    for client in clients:
+        client.end()
+    longer.end()
+    check(len(of_client("kept", "a")) == 9, "with a cache that was wiped on request it does not go further")
+    no_workers("split_wipe")
+
+
+def scenario_split_audit():
+    """What the server's stage sees is written down where both ends ask for it, and audited; clips hold in it, and noise hides what a run without leaks."""
+    begin("a")
+    audit = pathlib.Path(__file__).resolve().parents[2] / "tools" / "split-audit"
+    python = "/usr/bin/python3" if subprocess.run(["/usr/bin/python3", "-c", "import numpy"], capture_output=True).returncode == 0 else None
+
+    def tool(*arguments):
+        return subprocess.run([python or "python3", "-B", audit, *map(str, arguments)], capture_output=True, text=True, timeout=jobs.PATIENCE)
+
+    records("a", 260, 3)
+    records("others", 130, 4)
+    if python:
+        made = tool("--data", ROOT / "a.bin", "--make", ROOT / "others.bin", ROOT / "test.bin")
+        check(made.returncode == 0 and "130 records" in made.stdout, made.stderr)
+    heldout = (ROOT / "test.bin").stat().st_size // 3073
+    few = {**PLAIN, "split.rounds": 2, "split.epochs": 1, "split.capture": "64MiB"}
+    whole(split("seen", **few), "a")
+    got = seen("seen/clients/a")
+    count = {kind: sum(line[0] == kind for line in got) for kind in (1, 2, 3)}
+    check(count == {1: 520, 2: 520, 3: 2 * heldout}, f"{count}")
+    check({line[4] for line in got if line[0] == 1} == set(range(260)) and {line[3] for line in got if line[0] == 2} == set(range(26)),
+          "samples or steps are not all there")
+    check(not (ROOT / "seen-a" / "seen").exists(), "the client writes, too")
+    norms = sorted(sum(value * value for value in line[5]) ** 0.5 for line in got if line[0] == 1)
+    clip = norms[len(norms) // 2]
+    limits = {"split.privacy.clip": clip, "split.privacy.gradient_clip": 0.05}
+    whole(split("clipped", **{**few, **limits}), "a")
+    for kind, *_, step, _, values in (line[:1] + line[3:] for line in seen("clipped/clients/a")):
+        limit = 0.05 / 20 if kind == 2 else clip
+        check(sum(value * value for value in values) ** 0.5 <= limit * (1 + 1e-6), f"step {step}, kind {kind}: beyond its clip")
+    server = whole(split("full", **{**few, "split.capture": "100KiB"}), "a")
+    check(sum(path.stat().st_size for path in (ROOT / "full/clients/a/seen").glob("*")) <= 2 * 102400, server.text())
+    refused = Server(split("asks", **few))
+    other = Client(refused, "a", path=split("unasked", **{**few, "split.capture": 0})).end(1)
+    check("split.capture" in other, other)
+    refused.process.terminate()
+    refused.process.wait()
+    bad = aqpipe("plan", split("bad", **{**few, "pipeline.stages": STAGES.replace("2-11", "2-11, device: auto")}))
+    check(bad.returncode == 2 and "split.capture" in bad.stderr, bad.stderr)
+    if python:
+        wanted = ("--data", ROOT / "a.bin", "--heldout", ROOT / "test.bin", "--json")
+        done = tool(ROOT / "seen/clients/a", *wanted)
+        said = {line["attack"]: line for line in map(json.loads, done.stdout.splitlines())}
+        check(done.returncode == 1 and len(said) == 5, f"{done.returncode}: {done.stdout}{done.stderr}")
+        check(said["inversion"]["verdict"] == said["membership"]["verdict"] == "leaks", f"{said}")
+        loud = {**limits, "split.privacy.noise": 1, "split.privacy.gradient_noise": 1}
+        whole(split("loud", **{**few, **loud}), "a")
+        done = tool(ROOT / "loud/clients/a", *wanted)
+        check(done.returncode == 0 and done.stdout.count('"not found"') == 5, f"{done.returncode}: {done.stdout}{done.stderr}")
+        damaged = ROOT / "seen/clients/a/seen/13.bin"
+        damaged.write_bytes(damaged.read_bytes()[:16] + b"\xff" * 64)
+        check(tool(ROOT / "seen/clients/a", *wanted).returncode == 2, "a damaged file is taken")
+    no_workers("split_audit")
 
 
 def scenario_split_example():

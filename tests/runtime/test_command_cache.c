@@ -204,13 +204,26 @@ static void test_a_cache_in_use_is_refused_by_name(void **state)
     char holder[64];
     open_cache(20, &cache);
     snprintf(holder, sizeof holder, "pid %ld): end it first", (long)getpid());
-    static const char *const verbs[] = {"stat", "verify", "compact"};
-    for (int i = 0; i < 3; i++) {
+    static const char *const verbs[] = {"stat", "verify", "compact", "wipe"};
+    for (int i = 0; i < 4; i++) {
         assert_int_equal(command_on(verbs[i], run), 1);
         assert_true(said("is in use by another process ("));
         if (access("/proc/locks", R_OK) == 0) assert_true(said(holder));
     }
     aq_cache_close(cache);
+    assert_int_equal(command_on("verify", run), 0); /* nothing was done to it */
+}
+
+static void test_wipe_leaves_nothing(void **state)
+{
+    (void)state;
+    struct stat about;
+    assert_int_equal(command_on("wipe --json", run), 2);
+    assert_int_equal(command_on("stat", run), 0);
+    assert_int_equal(command_on("wipe", run), 0);
+    assert_true(said(": wiped, "));
+    assert_int_equal(stat(cache_path, &about), -1);
+    assert_int_equal(command_on("stat", run), 1);
 }
 
 static void test_usage_is_told(void **state)
@@ -241,6 +254,7 @@ int main(int argc, char **argv)
         TEST(test_verify_names_every_broken_message),
         TEST(test_compact_keeps_what_the_marks_hold),
         TEST(test_a_cache_in_use_is_refused_by_name),
+        TEST(test_wipe_leaves_nothing),
         TEST(test_usage_is_told),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

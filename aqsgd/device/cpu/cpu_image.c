@@ -1,6 +1,6 @@
 /*
  * cpu_image.c -- what networks of images add to the mathematics beside convolutions (cpu_conv.c): ReLU, batch
- * normalization, means of rows, the class of a row. Plain C for every processor.
+ * normalization (a row at a time: cpu_columns.inc.h), means of rows, the class of a row. Plain C for every processor.
  *
  * Sums over rows go in two phases: groups of rows add up in double, then the groups' sums are added in order. How rows
  * are grouped depends on the extents alone.
@@ -54,66 +54,57 @@ enum sums {
 
 struct column_sums {
     enum sums kind;
-    uint64_t rows, C, group;
-    const float *x, *dy, *mean, *rstd;
-    const struct aq_batch_norm_backward *relu; /* backward behind a ReLU, or NULL */
-    double *partial;                           /* of each group: C firsts, C seconds */
+    const struct cpu_rows *kernels;
+    struct cpu_columns columns;
+    uint64_t rows, group;
+    const float *x, *add, *dy;
+    double *partial; /* of each group: C firsts, C seconds */
 };
-
-/* What a batch norm gave before its ReLU, made as forward makes it; c: the column, at: of the matrix. */
-static inline float unrectified(const struct aq_batch_norm_backward *args, uint64_t at, uint64_t c)
-{
-    const float z = (args->x[at] - args->mean[c]) * args->rstd[c] * args->gamma[c] + args->beta[c];
-    return args->add ? z + args->add[at] : z;
-}
 
 static void column_sums_piece(uint64_t piece, uint32_t worker, void *context)
 {
     (void)worker;
     const struct column_sums *self = context;
-    const uint64_t C = self->C;
+    const struct cpu_columns *of = &self->columns;
+    const uint64_t C = of->n;
     double *first = self->partial + piece * 2 * C, *second = first + C;
     for (uint64_t c = 0; c < 2 * C; c++)
         first[c] = 0.0;
     for (uint64_t r = piece * self->group; r < end_of(piece, self->rows, self->group); r++) {
         const float *x = self->x + r * C;
-        for (uint64_t c = 0; c < C; c++) {
-            if (self->kind == SUMS_OF_X) {
-                first[c] += x[c];
-            } else if (self->kind == SUMS_OF_SPREAD) {
-                const double apart = (double)x[c] - self->mean[c];
-                first[c] += apart * apart;
-            } else {
-                const bool off = self->relu && !(unrectified(self->relu, r * C + c, c) > 0.0f);
-                const float dy = off ? 0.0f : self->dy[r * C + c];
-                first[c] += dy;
-                second[c] += (double)dy * ((x[c] - self->mean[c]) * self->rstd[c]);
-            }
-        }
+        if (self->kind == SUMS_OF_X)
+            self->kernels->columns_sum(x, C, first);
+        else if (self->kind == SUMS_OF_SPREAD)
+            self->kernels->columns_spread(x, of->mean, C, first);
+        else
+            self->kernels->columns_back_sums(of, x, self->add ? self->add + r * C : NULL, self->dy + r * C, first,
+                                             second);
     }
 }
 
 /* The sums of the columns, in the first group's place. */
 static double *column_sums_run(struct cpu_device *cpu, struct column_sums *self)
 {
+    const uint64_t C = self->columns.n;
+    self->kernels = cpu->rows;
     self->partial = (double *)(void *)cpu_shared(cpu);
     self->group = ROWS;
-    while (pieces_of(self->rows, self->group) * 2 * self->C * sizeof(double) > CPU_SHARED_BYTES &&
-           self->group < self->rows)
+    while (pieces_of(self->rows, self->group) * 2 * C * sizeof(double) > CPU_SHARED_BYTES && self->group < self->rows)
         self->group *= 2;
-    AQ_ASSERT(2 * self->C * sizeof(double) <= CPU_SHARED_BYTES);
+    AQ_ASSERT(4 * C * sizeof(double) <= CPU_SHARED_BYTES); /* and means of them (below) */
     const uint64_t groups = pieces_of(self->rows, self->group);
     cpu_pool_run(cpu->pool, groups, column_sums_piece, self);
     for (uint64_t group = 1; group < groups; group++)
-        for (uint64_t c = 0; c < 2 * self->C; c++)
-            self->partial[c] += self->partial[group * 2 * self->C + c];
+        for (uint64_t c = 0; c < 2 * C; c++)
+            self->partial[c] += self->partial[group * 2 * C + c];
     return self->partial;
 }
 
 static void batch_norm_statistics(struct cpu_device *cpu, const struct aq_batch_norm *args)
 {
     const double rows = (double)args->rows, unbiased = args->rows > 1 ? rows / (rows - 1.0) : 1.0;
-    struct column_sums sums = {.kind = SUMS_OF_X, .rows = args->rows, .C = args->C, .x = args->x, .mean = args->mean};
+    struct column_sums sums = {
+        .kind = SUMS_OF_X, .columns = {.n = args->C, .mean = args->mean}, .rows = args->rows, .x = args->x};
     const double *first = column_sums_run(cpu, &sums);
     for (uint64_t c = 0; c < args->C; c++)
         args->mean[c] = (float)(first[c] / rows);
@@ -128,53 +119,53 @@ static void batch_norm_statistics(struct cpu_device *cpu, const struct aq_batch_
     }
 }
 
+struct batch_norm {
+    const struct cpu_rows *kernels;
+    struct cpu_columns columns;
+    uint64_t rows;
+    const float *x, *add, *dy;
+    float *y, *dx, *dz;
+};
+
 static void batch_norm_piece(uint64_t piece, uint32_t worker, void *context)
 {
     (void)worker;
-    const struct aq_batch_norm *args = context;
-    const uint64_t C = args->C;
-    for (uint64_t r = piece * ROWS; r < end_of(piece, args->rows, ROWS); r++)
-        for (uint64_t c = 0; c < C; c++) {
-            const float mean = args->training ? args->mean[c] : args->running_mean[c];
-            const float rstd = args->training ? args->rstd[c] : 1.0f / sqrtf(args->running_variance[c] + args->epsilon);
-            float z = (args->x[r * C + c] - mean) * rstd * args->gamma[c] + args->beta[c];
-            if (args->add) z += args->add[r * C + c];
-            args->y[r * C + c] = args->relu && z < 0.0f ? 0.0f : z;
-        }
+    const struct batch_norm *self = context;
+    const uint64_t C = self->columns.n;
+    for (uint64_t r = piece * ROWS; r < end_of(piece, self->rows, ROWS); r++)
+        self->kernels->columns_norm(&self->columns, self->x + r * C, self->add ? self->add + r * C : NULL,
+                                    self->y + r * C);
 }
 
 enum aq_status cpu_batch_norm(struct aq_device *device, const struct aq_batch_norm *args, struct aq_stream *stream)
 {
     (void)stream;
     struct cpu_device *cpu = cpu_device_of(device);
-    struct aq_batch_norm own = *args;
+    float *rstd = (float *)(void *)cpu_shared(cpu); /* where it is of the running variance */
+    struct batch_norm self = {.kernels = cpu->rows, .rows = args->rows, .x = args->x, .add = args->add, .y = args->y};
+    AQ_ASSERT(args->C * sizeof(double) <= CPU_SHARED_BYTES);
     if (args->training) batch_norm_statistics(cpu, args);
-    cpu_pool_run(cpu->pool, pieces_of(args->rows, ROWS), batch_norm_piece, &own);
+    for (uint64_t c = 0; !args->training && c < args->C; c++)
+        rstd[c] = 1.0f / sqrtf(args->running_variance[c] + args->epsilon);
+    self.columns = (struct cpu_columns){.n = args->C,
+                                        .relu = args->relu,
+                                        .mean = args->training ? args->mean : args->running_mean,
+                                        .rstd = args->training ? args->rstd : rstd,
+                                        .gamma = args->gamma,
+                                        .beta = args->beta};
+    cpu_pool_run(cpu->pool, pieces_of(args->rows, ROWS), batch_norm_piece, &self);
     return AQ_OK;
 }
-
-struct batch_norm_backward {
-    const struct aq_batch_norm_backward *args;
-    const double *sums; /* of dy, then of dy h */
-};
 
 /* With h = (x - mean) rstd:  dx = gamma rstd (dy - mean(dy) - h mean(dy h)). */
 static void batch_norm_backward_piece(uint64_t piece, uint32_t worker, void *context)
 {
     (void)worker;
-    const struct batch_norm_backward *self = context;
-    const struct aq_batch_norm_backward *args = self->args;
-    const uint64_t C = args->C;
-    const double rows = (double)args->rows;
-    for (uint64_t r = piece * ROWS; r < end_of(piece, args->rows, ROWS); r++)
-        for (uint64_t c = 0; c < C; c++) {
-            const uint64_t at = r * C + c;
-            const float h = (args->x[at] - args->mean[c]) * args->rstd[c];
-            const float mean_dy = (float)(self->sums[c] / rows), mean_dyh = (float)(self->sums[C + c] / rows);
-            const float dy = args->relu && !(unrectified(args, at, c) > 0.0f) ? 0.0f : args->dy[at];
-            args->dx[at] = args->gamma[c] * args->rstd[c] * (dy - mean_dy - h * mean_dyh);
-            if (args->dz) args->dz[at] = dy;
-        }
+    const struct batch_norm *self = context;
+    const uint64_t C = self->columns.n;
+    for (uint64_t r = piece * ROWS; r < end_of(piece, self->rows, ROWS); r++)
+        self->kernels->columns_back(&self->columns, self->x + r * C, self->add ? self->add + r * C : NULL,
+                                    self->dy + r * C, self->dx + r * C, self->dz ? self->dz + r * C : NULL);
 }
 
 enum aq_status cpu_batch_norm_backward(struct aq_device *device, const struct aq_batch_norm_backward *args,
@@ -182,19 +173,38 @@ enum aq_status cpu_batch_norm_backward(struct aq_device *device, const struct aq
 {
     (void)stream;
     struct cpu_device *cpu = cpu_device_of(device);
+    const uint64_t C = args->C;
+    const float *add = args->relu ? args->add : NULL;
     struct column_sums sums = {.kind = SUMS_BACKWARD,
+                               .columns = {.n = C,
+                                           .relu = args->relu,
+                                           .mean = args->mean,
+                                           .rstd = args->rstd,
+                                           .gamma = args->gamma,
+                                           .beta = args->beta},
                                .rows = args->rows,
-                               .C = args->C,
                                .x = args->x,
-                               .dy = args->dy,
-                               .mean = args->mean,
-                               .rstd = args->rstd,
-                               .relu = args->relu ? args : NULL};
-    struct batch_norm_backward self = {.args = args, .sums = column_sums_run(cpu, &sums)};
-    for (uint64_t c = 0; c < args->C; c++) {
-        if (args->dbeta) args->dbeta[c] += (float)self.sums[c];
-        if (args->dgamma) args->dgamma[c] += (float)self.sums[args->C + c];
+                               .add = add,
+                               .dy = args->dy};
+    const double *first = column_sums_run(cpu, &sums), *second = first + C;
+    float *means =
+        (float *)(void *)(sums.partial + 2 * C); /* the other groups' sums are added up: their place is free */
+    for (uint64_t c = 0; c < C; c++) {
+        if (args->dbeta) args->dbeta[c] += (float)first[c];
+        if (args->dgamma) args->dgamma[c] += (float)second[c];
+        means[c] = (float)(first[c] / (double)args->rows);
+        means[C + c] = (float)(second[c] / (double)args->rows);
     }
+    struct batch_norm self = {.kernels = cpu->rows,
+                              .columns = sums.columns,
+                              .rows = args->rows,
+                              .x = args->x,
+                              .add = add,
+                              .dy = args->dy,
+                              .dx = args->dx,
+                              .dz = args->dz};
+    self.columns.mean_dy = means;
+    self.columns.mean_dyh = means + C;
     cpu_pool_run(cpu->pool, pieces_of(args->rows, ROWS), batch_norm_backward_piece, &self);
     return AQ_OK;
 }

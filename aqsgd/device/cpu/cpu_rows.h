@@ -21,6 +21,14 @@ struct cpu_mask {
     float factor;
 };
 
+/* What batch normalization has of its n columns, the same for every row; backward: the last two. */
+struct cpu_columns {
+    uint64_t n;
+    bool relu;
+    const float *mean, *rstd, *gamma, *beta;
+    const float *mean_dy, *mean_dyh;
+};
+
 struct cpu_rows {
     const char *name;
     void (*layernorm)(const float *x, const float *gamma, const float *beta, uint64_t n, float epsilon, void *y,
@@ -57,14 +65,25 @@ struct cpu_rows {
     /* `count` rows of n, `stride` elements apart, and a vector: y[i] = x rows[i]; y += sum over i of x[i] rows[i]. */
     void (*dots)(const float *x, const void *rows, uint64_t stride, enum aq_element type, uint64_t n, uint64_t count,
                  float *y);
-    void (*combine)(const float *x, const void *rows, uint64_t stride, enum aq_element type, uint64_t n,
-                    uint64_t count, float *y);
+    void (*combine)(const float *x, const void *rows, uint64_t stride, enum aq_element type, uint64_t n, uint64_t count,
+                    float *y);
     /* y = x times mask */
     void (*mask)(const float *x, uint64_t n, const struct cpu_mask *mask, void *y, enum aq_element type);
     double (*sum2)(const float *x, uint64_t n);
     /* y = x Phi(x), of `type`, or other + that, in fp32; dx = dy (Phi(x) + x phi(x)). */
     void (*gelu)(const void *x, uint64_t n, enum aq_element type, const float *other, void *y);
     void (*gelu_backward)(const void *x, const void *dy, uint64_t n, enum aq_element type, void *dx);
+    /*
+     * One row of a batch norm (aq_batch_norm, aq_batch_norm_backward): sums of columns are added to; add, dz may be
+     * NULL. These have the same bits in every variant: cpu_columns.inc.h.
+     */
+    void (*columns_sum)(const float *x, uint64_t n, double *sum);
+    void (*columns_spread)(const float *x, const float *mean, uint64_t n, double *sum);
+    void (*columns_norm)(const struct cpu_columns *of, const float *x, const float *add, float *y);
+    void (*columns_back_sums)(const struct cpu_columns *of, const float *x, const float *add, const float *dy,
+                              double *first, double *second);
+    void (*columns_back)(const struct cpu_columns *of, const float *x, const float *add, const float *dy, float *dx,
+                         float *dz);
 };
 
 extern const struct cpu_rows cpu_rows_plain;

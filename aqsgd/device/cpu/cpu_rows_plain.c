@@ -245,6 +245,8 @@ static double sum2(const float *x, uint64_t n)
     return sum;
 }
 
+#include "cpu_columns.inc.h"
+
 const struct cpu_rows cpu_rows_plain = {.name = "plain",
                                         .layernorm = layernorm,
                                         .layernorm_backward = layernorm_backward,
@@ -265,4 +267,9 @@ const struct cpu_rows cpu_rows_plain = {.name = "plain",
                                         .mask = mask_apply,
                                         .sum2 = sum2,
                                         .gelu = gelu_exact,
-                                        .gelu_backward = gelu_exact_backward};
+                                        .gelu_backward = gelu_exact_backward,
+                                        .columns_sum = columns_sum,
+                                        .columns_spread = columns_spread,
+                                        .columns_norm = columns_norm,
+                                        .columns_back_sums = columns_back_sums,
+                                        .columns_back = columns_back};

@@ -503,6 +503,8 @@ static double sum2(const float *x, uint64_t n)
     return total;
 }
 
+#include "cpu_columns.inc.h"
+
 #define CPU_ROWS_TABLE(variable, text)                                                                                 \
     const struct cpu_rows variable = {.name = text,                                                                    \
                                       .layernorm = layernorm,                                                          \
@@ -524,4 +526,9 @@ static double sum2(const float *x, uint64_t n)
                                       .mask = mask_apply,                                                              \
                                       .sum2 = sum2,                                                                    \
                                       .gelu = gelu_exact,                                                              \
-                                      .gelu_backward = gelu_exact_backward}
+                                      .gelu_backward = gelu_exact_backward,                                            \
+                                      .columns_sum = columns_sum,                                                      \
+                                      .columns_spread = columns_spread,                                                \
+                                      .columns_norm = columns_norm,                                                    \
+                                      .columns_back_sums = columns_back_sums,                                          \
+                                      .columns_back = columns_back}

@@ -201,6 +201,12 @@ void aq_cache_walk_close(struct aq_cache_walk *walk); /* NULL is fine */
 enum aq_status aq_cache_discard(const char *path);
 
 /*
+ * The same of a cache that somebody may have open: AQ_REFUSED then, and nothing is done. Files are unlinked, not
+ * overwritten: what a disk keeps of them is the disk's. *bytes: what they took. AQ_NOTFOUND: no such folder.
+ */
+enum aq_status aq_cache_wipe(const char *path, uint64_t *bytes);
+
+/*
  * Moves the messages of the two kept marks to the head of the slab and cuts off the rest. Killed at any moment it
  * leaves a good cache. freed_bytes: by how much the slab shrank. Statuses as aq_cache_walk_open, and AQ_NOSPC.
  */
