@@ -419,6 +419,7 @@ static enum aq_status read_number(const struct aq_key *key, const char *text, vo
         /* fall through */
     case AQ_KEY_F32:
         if (decimal(text, &value, &rest) != AQ_OK || *rest || !within(key, value)) return AQ_INVAL;
+        if (value > 0 && (float)value <= 0) return AQ_INVAL; /* 0 is off for many a key: nothing becomes it unsaid */
         *(float *)to = (float)value;
         return AQ_OK;
     case AQ_KEY_RATE:

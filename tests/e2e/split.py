@@ -286,7 +286,7 @@ def scenario_split_refused():
     long = json.dumps({"op": "join", "protocol": 1, "id": "c" * 5000}).encode() + b"\n"
     check(stranger(server, "keys-c/site-c", long) == "", "a first line of more than 4 KiB is answered")
     check(stranger(server, "keys/stage-0", b'{"op":"join"}\n') == "", "a stage's certificate is answered")
-    check("a (" not in server.text(), server.text())
+    check("aqpipe: a (" not in server.text(), server.text())  # an authority's digits may end in a
     with socket.create_connection(("127.0.0.1", server.port)) as bare:
         bare.sendall(b"GET / HTTP/1.1\r\n\r\n" * 100)
         check(b"joined" not in answered(bare), "who speaks no TLS is answered")

@@ -178,6 +178,7 @@ static const struct bad bads[] = {
     {NULL, {"split.privacy.klip=3"}, "split.privacy.klip: there is no such key; did you mean split.privacy.clip?"},
     {NULL, {"split.privacy=3"}, "split.privacy: must be a section of keys"},
     {NULL, {"split.privacy.noise=3"}, "split.privacy.noise: wants split.privacy.clip"},
+    {NULL, {"split.privacy.clip=1e-50"}, "split.privacy.clip: '1e-50' is not a number"},
     {NULL, {"split.privacy.clip=-1"}, "split.privacy.clip: '-1' is not a number"},
     {NULL, {"train.lr_min=1"}, "train.lr_min: 1 is more than train.lr"},
     {NULL, {"train.batsh=3"}, "train.batsh: there is no such key; did you mean train.batch?"},
