@@ -94,7 +94,8 @@ static const char meeting[] =
     "daemon=$!\n";
 
 /* Signals are for rank 0 to answer, whether they come to it alone or, as under mpirun, to all processes of all ranks:
- * USR1 touches no daemon, and twice is once (launcher.c). Daemons live until it says that all is over, or has not been seen for 120 s. */
+ * USR1 touches no daemon, and twice is once (launcher.c). Daemons live until rank 0 says that all is over, or has not
+ * been seen for 120 s. */
 static const char follows[] =
     "if ((rank > 0)); then\n"
     "    seen= unseen=0\n"
