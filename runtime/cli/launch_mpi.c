@@ -67,8 +67,10 @@ static enum aq_status find_self(uint32_t *rank, uint32_t *size, char start[2 * S
 static const char meeting[] =
     "set -u\n"
     "umask 077\n"
-    "work=$run.mpi/$start signalled=0 launcher= daemon=\n"
-    "trap 'signalled=1; [ -z \"$launcher\" ] || kill -TERM \"$launcher\" 2>/dev/null' USR1 TERM\n"
+    "work=$run.mpi/$start signalled= launcher= daemon=\n"
+    "pass_on() { signalled=$1; [ -z \"$launcher\" ] || kill -$1 \"$launcher\" 2>/dev/null; }\n"
+    "trap 'pass_on USR1' USR1\n"
+    "trap 'pass_on TERM' TERM\n"
     "fail() { echo \"aqpipe on mpi, rank $rank: $*\" >&2; [ -z \"$daemon\" ] || kill \"$daemon\" 2>/dev/null\n"
     "    ((rank > 0)) || { echo failed > \"$work/over\"; rm -rf \"$work/keys\"; }; exit 1; }\n"
     "mkdir -p \"$work\" || fail \"cannot make $work\"\n"
@@ -87,10 +89,13 @@ static const char meeting[] =
     "    put \"$work/keys-made\" yes\n"
     "fi\n"
     "await \"$work/keys-made\" \"rank 0 has made no keys\"\n"
-    "\"$aqpiped\" --listen \"$at:0\" --host \"$at\" --keys \"$work/keys\" --port-file \"$work/port-$rank\" &\n"
+    "(trap '' USR1; exec \"$aqpiped\" --listen \"$at:0\" --host \"$at\" --keys \"$work/keys\" --port-file "
+    "\"$work/port-$rank\") &\n"
     "daemon=$!\n";
 
-/* Signals are for rank 0 to answer: daemons live until it says that all is over, or has not been seen for 120 s. */
+/* Signals are for rank 0 to answer, whether they come to it alone or, as under mpirun, to all processes of all ranks:
+ * USR1 touches no daemon, and twice is once (launcher.c). Daemons live until rank 0 says that all is over, or has not
+ * been seen for 120 s. */
 static const char follows[] =
     "if ((rank > 0)); then\n"
     "    seen= unseen=0\n"
@@ -110,14 +115,14 @@ static const char follows[] =
 /* `wait` returns at a signal: the launcher's status is that of the wait after its end. */
 static const char ends[] =
     "launcher=$!\n"
-    "((signalled)) && kill -TERM $launcher\n"
+    "[ -z \"$signalled\" ] || kill -$signalled $launcher\n"
     "beats=0\n"
-    "while kill -0 $launcher 2>/dev/null; do put \"$work/alive\" $((++beats)); sleep 1; done &\n"
+    "(trap '' USR1 TERM; while kill -0 $launcher 2>/dev/null; do put \"$work/alive\" $((++beats)); sleep 1; done) &\n"
     "alive=$!\n"
     "while kill -0 $launcher 2>/dev/null; do wait $launcher; done\n"
     "wait $launcher\n"
     "code=$?\n"
-    "kill $alive 2>/dev/null; wait $alive 2>/dev/null\n"
+    "wait $alive 2>/dev/null\n"
     "echo $code > \"$work/over\"\n"
     "kill $daemon 2>/dev/null; wait $daemon 2>/dev/null\n"
     "rm -rf \"$work/keys\" \"$work/address-0\"\n"

@@ -99,6 +99,8 @@ static void on_signals(struct launcher *launcher)
     while (read(launcher->launch->signals, &info, sizeof info) == (ssize_t)sizeof info) {
         const char *name = sigabbrev_np((int)info.ssi_signo);
         char text[32];
+        /* A scheduler's warning may come to all processes and be passed on besides: it never means "at once". */
+        if (info.ssi_signo == SIGUSR1 && launcher->stopping) continue;
         snprintf(text, sizeof text, "SIG%s", name ? name : "?");
         launcher_stop(launcher, text);
     }

@@ -161,7 +161,8 @@ static enum aq_status write_now(struct aq_metrics *metrics, json_t *line)
 
 /*
  * The last stage may evaluate before another stage's line of that step has come: the evaluation waits for it, so that
- * lines are in the order of steps, and what a checkpoint knows of the file has nothing of later ones.
+ * lines are in the order of steps, and what a checkpoint knows of the file has nothing of later ones. As many wait as a
+ * rank may be ahead (AQ_METRICS_AHEAD), for there is one a step (launcher_bounds.c).
  */
 static bool is_early(const struct aq_metrics *metrics, const json_t *line)
 {

@@ -52,8 +52,9 @@ struct aq_tls_session; /* net/tls.h */
  * caller's: AQ_NOMEM, AQ_INVAL (no socket there). */
 enum aq_status aq_control_open(int fd, struct aq_control **out);
 
-/* The same for a peer that nobody knows yet: a few KiB, which grow when they must; sends never block (aq_control_queue
- * of AQ_CONTROL_STRANGER_BYTES), and lines have at most AQ_CONTROL_STRANGER_BYTES. */
+/* The same for a peer that nobody knows yet, or one of many: a few KiB, which grow when they must; sends never block
+ * (aq_control_queue of AQ_CONTROL_STRANGER_BYTES), and lines have at most AQ_CONTROL_STRANGER_BYTES, until the caller
+ * says more. */
 enum aq_status aq_control_open_stranger(int fd, struct aq_control **out);
 
 /* Sends nothing more; what is still in the buffer is dropped (aq_control_flush first). NULL is fine. */

@@ -52,11 +52,13 @@ def scenario_mpi():
         end(starter, begin(manifest(starter, **KEYS), variables, start=100 + number), 0)
         same(starter)
 
-    # As mpirun passes it on: to all.
-    processes = begin(manifest("stopped", **KEYS, **{"link.rate_mbps": 0.3}), STARTERS["openmpi"], start=200)
+    # As mpirun passes it on, to all processes of all ranks; and once more, which changes nothing.
+    processes = begin(manifest("stopped", **KEYS, **{"link.rate_mbps": 1}), STARTERS["openmpi"], start=200)
     await_checkpoint("stopped")
     for process in processes:
-        os.kill(process.pid, signal.SIGUSR1)
+        os.killpg(process.pid, signal.SIGUSR1)
+    time.sleep(0.5)
+    os.killpg(processes[0].pid, signal.SIGUSR1)
     end("stopped", processes, 3)
     check(len(losses("stopped")) < len(losses("plain")), "the run ended before it was stopped")
     end("stopped", begin(manifest("stopped", **KEYS), STARTERS["openmpi"], start=201), 0)
@@ -69,7 +71,7 @@ def scenario_mpi():
         check(all(code == 2 for _, code in said) and "".join(text for text, _ in said).count(words) == 1, f"{tag}: {said}")
 
     # A rank that is killed takes the run with it, and no daemon stays.
-    processes = begin(manifest("killed", **KEYS, **{"link.rate_mbps": 0.1}), STARTERS["pmix"], start=400)
+    processes = begin(manifest("killed", **KEYS, **{"link.rate_mbps": 1}), STARTERS["pmix"], start=400)
     await_checkpoint("killed")
     os.killpg(processes[2].pid, signal.SIGKILL)
     for process in processes:
@@ -86,10 +88,20 @@ def mpirun():
     if not program:
         print("no mpirun here (Debian: openmpi-bin): its variables were set by hand alone")
         return
-    done = subprocess.run([program, "--allow-run-as-root", "--oversubscribe", "-np", str(RANKS), BIN / "aqpipe", "launch",
-                           manifest("real", **KEYS), "--on", "mpi"], capture_output=True, text=True, timeout=jobs.PATIENCE, check=False,
-                          stdin=subprocess.DEVNULL, env={**os.environ, "AQPIPE_MPI_ADDRESS": "127.0.0.1"})
-    check(done.returncode == 0, f"mpirun: {done.returncode}\n{done.stderr[-3000:]}")
+    command = [program, "--allow-run-as-root", "--oversubscribe", "-np", str(RANKS), BIN / "aqpipe", "launch", ROOT / "real.yaml", "--on", "mpi"]
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "stdin": subprocess.DEVNULL,
+               "env": {**os.environ, "AQPIPE_MPI_ADDRESS": "127.0.0.1"}}
+    manifest("real", **KEYS, **{"link.rate_mbps": 1})
+    process = subprocess.Popen(command, **options)
+    await_checkpoint("real")
+    process.send_signal(signal.SIGUSR1)  # it tells all processes of all ranks
+    said, _ = process.communicate(timeout=jobs.PATIENCE)
+    check(process.returncode == 3 and len(losses("real")) < len(losses("plain")), f"mpirun, stopped: {process.returncode}\n{said[-3000:]}")
+    no_workers("real")
+    shutil.rmtree(ROOT / "real.mpi", ignore_errors=True)  # mpirun may have ended ranks before they could tidy up
+    manifest("real", **KEYS)
+    done = subprocess.run(command, timeout=jobs.PATIENCE, check=False, **options)
+    check(done.returncode == 0, f"mpirun: {done.returncode}\n{done.stdout[-3000:]}")
     same("real")
     check(not (ROOT / "real.mpi").exists(), "under mpirun: something is left")
     no_workers("real")

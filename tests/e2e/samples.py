@@ -6,7 +6,9 @@ import os
 import pathlib
 import shutil
 import tarfile
+import time
 
+import jobs
 from jobs import aqpipe, check, launch, losses, manifest, metrics, no_workers
 from kit import ROOT
 import split
@@ -62,9 +64,10 @@ def turns(path, ends):
         client.end()
         server.end()
     else:
-        state = ROOT / path.stem / "split.json"
-        while not state.exists() or json.loads(state.read_text())["clients"][0]["turns"] < 1:
-            check(server.process.poll() is None, server.text())
+        state, deadline = ROOT / path.stem / "split.json", time.time() + jobs.PATIENCE
+        while not state.exists() or not any(site["turns"] for site in json.loads(state.read_text())["clients"]):
+            check(server.process.poll() is None and time.time() < deadline, f"no turn ends: {server.text()}")
+            time.sleep(0.01)
         client.kill()
         server.process.kill()
         server.process.wait()
