@@ -166,10 +166,9 @@ extern const struct aq_codec_kernels aq_codec_kernels_plain;
 extern const struct aq_codec_kernels aq_codec_kernels_avx2;
 extern const struct aq_codec_kernels aq_codec_kernels_avx512;
 extern const struct aq_codec_kernels aq_codec_kernels_vbmi;
-/* Of AVX2, for the wider tables too. */
-bool aq_avx2_ec_quantize(const float *d, size_t n, const struct aq_ec_grid *grid, uint8_t *codes, float *levels,
-                         double *error2);
-bool aq_avx2_ec_levels(const uint8_t *codes, size_t n, const struct aq_ec_grid *grid, float *levels);
+bool aq_avx512_ec_quantize(const float *d, size_t n, const struct aq_ec_grid *grid, uint8_t *codes, float *levels,
+                           double *error2);
+bool aq_avx512_ec_levels(const uint8_t *codes, size_t n, const struct aq_ec_grid *grid, float *levels);
 void aq_avx512_ec_dither(struct aq_ec_dither_row row, size_t n, float unit, float *values);
 #endif
 

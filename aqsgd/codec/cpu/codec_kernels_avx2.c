@@ -407,8 +407,8 @@ ALWAYS __m256 ec_level(__m256 table, __m256i q)
     return _mm256_xor_ps(level, _mm256_castsi256_ps(sign));
 }
 
-bool aq_avx2_ec_quantize(const float *d, size_t n, const struct aq_ec_grid *grid, uint8_t *codes, float *levels,
-                         double *error2)
+static bool ec_quantize(const float *d, size_t n, const struct aq_ec_grid *grid, uint8_t *codes, float *levels,
+                        double *error2)
 {
     const __m256 table = _mm256_loadu_ps(grid->levels), inverse = _mm256_set1_ps(grid->inverse);
     const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
@@ -443,7 +443,7 @@ bool aq_avx2_ec_quantize(const float *d, size_t n, const struct aq_ec_grid *grid
     return rest || _mm256_movemask_ps(outside) != 0;
 }
 
-bool aq_avx2_ec_levels(const uint8_t *codes, size_t n, const struct aq_ec_grid *grid, float *levels)
+static bool ec_levels(const uint8_t *codes, size_t n, const struct aq_ec_grid *grid, float *levels)
 {
     const __m256 table = _mm256_loadu_ps(grid->levels);
     __m256i zeros = _mm256_setzero_si256();
@@ -476,8 +476,8 @@ const struct aq_codec_kernels aq_codec_kernels_avx2 = {
     .products = scalar_products,
     .noise = scalar_noise,
     .rotate = scalar_rotate,
-    .ec_quantize = aq_avx2_ec_quantize,
-    .ec_levels = aq_avx2_ec_levels,
+    .ec_quantize = ec_quantize,
+    .ec_levels = ec_levels,
     .rans_encode = aq_rans_encode_avx2,
     .rans_decode = aq_rans_decode_avx2,
 };

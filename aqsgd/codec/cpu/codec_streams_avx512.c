@@ -369,7 +369,62 @@ void aq_avx512_noise(const struct aq_rng_key *key, uint64_t first, size_t n, flo
     }
 }
 
-/* ---- the dither of ec ---- */
+/* ---- entropy coded ---- */
+
+/* The level of each code 0..15; of 0, which is beyond the table, 0. */
+ALWAYS __m512 ec_table(const struct aq_ec_grid *grid)
+{
+    const __m512i size = _mm512_setr_epi32(0, 7, 6, 5, 4, 3, 2, 1, 0, 1, 2, 3, 4, 5, 6, 7);
+    const __m512 level = _mm512_permutexvar_ps(size, _mm512_castps256_ps512(_mm256_loadu_ps(grid->levels)));
+    const __m512i signs = _mm512_maskz_set1_epi32(0x00fe, (int32_t)0x80000000u);
+    return _mm512_castsi512_ps(_mm512_xor_si512(_mm512_castps_si512(level), signs));
+}
+
+bool aq_avx512_ec_quantize(const float *d, size_t n, const struct aq_ec_grid *grid, uint8_t *codes, float *levels,
+                           double *error2)
+{
+    const __m512 table = ec_table(grid), inverse = _mm512_set1_ps(grid->inverse);
+    const __m512i zero_code = _mm512_set1_epi32(AQ_RANS_CODE_ZERO);
+    __m512 errors[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
+    __mmask16 outside = 0;
+    float lanes[AQ_LANES];
+    size_t i = 0;
+    for (; i + AQ_LANES <= n; i += AQ_LANES)
+        for (int r = 0; r < 2; r++) {
+            const __m512 x = _mm512_loadu_ps(d + i + 16 * r);
+            const __m512 t = _mm512_add_ps(_mm512_mul_ps(_mm512_abs_ps(x), inverse), _mm512_set1_ps(0.5f));
+            const __mmask16 inside = _mm512_cmp_ps_mask(t, _mm512_set1_ps((float)AQ_RANS_LEVELS), _CMP_LT_OQ);
+            const __mmask16 below = _mm512_cmp_ps_mask(x, _mm512_setzero_ps(), _CMP_LT_OQ);
+            const __m512i size = _mm512_maskz_cvttps_epi32(inside, t);
+            const __m512i above = _mm512_maskz_add_epi32(inside, zero_code, size);
+            const __m512i code = _mm512_mask_sub_epi32(above, below & inside, zero_code, size);
+            const __m512 level = _mm512_permutexvar_ps(code, table), e = _mm512_sub_ps(x, level);
+            _mm512_storeu_ps(levels + i + 16 * r, level);
+            errors[r] = _mm512_add_ps(errors[r], _mm512_mul_ps(e, e));
+            outside = (__mmask16)(outside | ~inside);
+            _mm_storeu_si128((__m128i *)(void *)(codes + i + 16 * r), _mm512_cvtepi32_epi8(code));
+        }
+    _mm512_storeu_ps(lanes, errors[0]);
+    _mm512_storeu_ps(lanes + 16, errors[1]);
+    for (int l = 0; l < AQ_LANES; l++)
+        error2[l] += (double)lanes[l];
+    const bool rest = scalar_ec_quantize(d + i, n - i, grid, codes + i, levels + i, error2);
+    return rest || outside != 0;
+}
+
+bool aq_avx512_ec_levels(const uint8_t *codes, size_t n, const struct aq_ec_grid *grid, float *levels)
+{
+    const __m512 table = ec_table(grid);
+    __mmask16 zeros = 0;
+    size_t i = 0;
+    for (; i + 16 <= n; i += 16) {
+        const __m512i code = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(const void *)(codes + i)));
+        zeros = (__mmask16)(zeros | _mm512_testn_epi32_mask(code, code));
+        _mm512_storeu_ps(levels + i, _mm512_permutexvar_ps(code, table));
+    }
+    const bool rest = scalar_ec_levels(codes + i, n - i, grid, levels + i);
+    return rest || zeros != 0;
+}
 
 ALWAYS __m512i mixed(__m512i x)
 {
