@@ -162,6 +162,7 @@ static struct pipeline pipeline_open(const struct run *run)
         assert_int_equal(aq_stage_measure(&config, &size), AQ_OK);
         assert_int_equal(aq_stage_open(p.device, &config, &p.stages[s]), AQ_OK);
         help_init(p.stages[s], 5);
+        assert_int_equal(aq_stage_magnitudes(p.stages[s]), AQ_OK); /* lengths of rows are those of what was put */
         if (s == 0 && p.count == 2) {
             assert_true(size.y_bytes > 0);
             p.activation = help_alloc(size.y_bytes);
