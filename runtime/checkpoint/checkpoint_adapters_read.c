@@ -123,6 +123,11 @@ static enum aq_status product_merge(const struct reader *reader, const struct aq
         (void)half_name(info->name, 'M', name, sizeof name);
         AQ_TRY_GOTO(aq_adapter_folder_find(reader->folder, reader->model, name, &index), out);
         AQ_TRY_GOTO(values_read(reader, index, false, &m, &of_m), out);
+        if (of_m.count != of_b.shape[0])
+            AQ_TRY_GOTO(aq_fail(AQ_MISMATCH, "adapter",
+                                "%s: %s has %" PRIu64 " values, and its lora_B %" PRIu64 " rows", of_m.file, of_m.name,
+                                of_m.count, of_b.shape[0]),
+                        out);
         give_lengths(m, of_a.shape[1], of_b.shape[0], out_in, w);
     }
     status = aq_stage_put(reader->to->stage, info, 0, info->count, w);
