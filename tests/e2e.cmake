@@ -24,7 +24,7 @@ if(TARGET aqpipe)
       replicas replicas_resume replicas_codecs replicas_bad_input replicas_optimizers replicas_defaults
       replicas_reshard replicas_isolated replicas_auto replicas_nan replicas_machines wan probe balance page
       staleness staleness_resume staleness_replicas staleness_fp16 staleness_lost staleness_frozen staleness_memory
-      lora lora_cut lora_export lora_packed
+      lora lora_cut lora_export lora_dora lora_packed
       local local_resume local_reshard local_void
       generate generate_pipeline generate_broken eval)
     add_test(NAME e2e_${scenario}

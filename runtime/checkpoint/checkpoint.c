@@ -517,6 +517,7 @@ enum aq_status aq_checkpoint_import(const struct aq_checkpoint *c, const char *p
         else
             AQ_TRY_GOTO(tensor_import(c, weights, path, &info, staging), out);
     }
+    AQ_TRY_GOTO(aq_stage_magnitudes(c->stage), out);
     AQ_TRY_GOTO(aq_stage_frozen_changed(c->stage, NULL), out);
     status = aq_stage_parameters_changed(c->stage, NULL);
 out:

@@ -1,9 +1,9 @@
 /*
  * checkpoint_adapters.c -- see checkpoint_adapters.h.
  *
- * PEFT's names: "base_model.model." before the published name of the tensor that is adapted, ".lora_A.weight" or
- * ".lora_B.weight" in place of its ".weight"; shapes are ours. What trains beside adapters stands there under
- * "base_model.model." and its own name, and its module in modules_to_save.
+ * PEFT's names: "base_model.model." before the published name of the tensor that is adapted, ".lora_A.weight",
+ * ".lora_B.weight" or ".lora_magnitude_vector" in place of its ".weight"; shapes are ours. What trains beside adapters
+ * stands there under "base_model.model." and its own name, and its module in modules_to_save.
  */
 #include "checkpoint_adapters.h"
 
@@ -21,8 +21,9 @@ static const char WEIGHT[] = ".weight", BIAS[] = ".bias";
 
 struct pair {
     char of[AQ_TENSOR_NAME_MAX];
-    float *a, *b;
+    float *a, *b, *m, *factors; /* m NULL: rows have no lengths of their own */
     struct aq_weights_low_rank plus;
+    uint64_t lengths;    /* of m                              */
     bool fan_in_fan_out; /* the published matrix is (in, out) */
 };
 
@@ -49,6 +50,19 @@ static struct pair *pair_find(const struct aq_adapters *adapters, const char *of
     return NULL;
 }
 
+static enum aq_status lengths_read(struct pair *pair, const struct aq_weights *file, uint32_t index,
+                                   const struct aq_weights_info *info)
+{
+    void *memory;
+    if (pair->m || info->dimensions != 1 || info->count == 0)
+        return aq_fail(AQ_CORRUPT, "checkpoint", "%s are no lengths of an adapter", info->name);
+    AQ_TRY(aq_alloc(2 * info->count * sizeof(float), &memory));
+    pair->m = memory;
+    pair->factors = pair->m + info->count;
+    pair->lengths = info->count;
+    return aq_weights_read(file, index, false, pair->m, info->count);
+}
+
 static enum aq_status half_read(struct aq_adapters *adapters, const struct aq_weights *file, uint32_t index,
                                 const struct aq_weights_info *info, char which, const char *of)
 {
@@ -58,6 +72,7 @@ static enum aq_status half_read(struct aq_adapters *adapters, const struct aq_we
         pair = &adapters->pairs[adapters->count++];
         snprintf(pair->of, sizeof pair->of, "%s", of);
     }
+    if (which == 'M') return lengths_read(pair, file, index, info);
     float **to = which == 'A' ? &pair->a : &pair->b;
     const uint32_t low = which == 'A' ? 0 : 1;
     if (*to || info->dimensions != 2 || info->shape[low] != adapters->lora.rank)
@@ -117,10 +132,12 @@ static enum aq_status pairs_check(struct aq_adapters *adapters)
 {
     for (uint32_t i = 0; i < adapters->count; i++) {
         struct pair *pair = &adapters->pairs[i];
-        if (!pair->a || !pair->b)
-            return aq_fail(AQ_CORRUPT, "checkpoint", "the adapter of %s has one half", pair->of);
+        if (!pair->a || !pair->b || !pair->m != !adapters->lora.dora || (pair->m && pair->lengths != pair->plus.out))
+            return aq_fail(AQ_CORRUPT, "checkpoint", "the adapter of %s is not whole", pair->of);
         pair->plus.a = pair->a;
         pair->plus.b = pair->b;
+        pair->plus.m = pair->m;
+        pair->plus.factors = pair->factors;
         pair->plus.rank = adapters->lora.rank;
         pair->plus.scale = aq_lora_scale(&adapters->lora);
     }
@@ -160,6 +177,7 @@ void aq_adapters_close(struct aq_adapters *adapters)
     for (uint32_t i = 0; adapters->pairs && i < adapters->count; i++) {
         aq_free(adapters->pairs[i].a);
         aq_free(adapters->pairs[i].b);
+        aq_free(adapters->pairs[i].m);
     }
     aq_free(adapters->pairs);
     aq_free(adapters->beside);
@@ -188,11 +206,24 @@ static void module_of(const struct aq_adapters *adapters, const char *tensor, ch
     }
 }
 
+/* Its A, B or m: 0, 1, 2. */
+static void tensor_of_pair(const struct pair *pair, uint32_t which, const char *module, char name[PUBLISHED_BYTES],
+                           struct aq_weights_tensor *out)
+{
+    static const char *const ends[] = {"lora_A.weight", "lora_B.weight", "lora_magnitude_vector"};
+    const uint64_t shapes[][2] = {
+        {pair->plus.rank, pair->plus.in}, {pair->plus.out, pair->plus.rank}, {pair->plus.out, 0}};
+    const float *const values[] = {pair->a, pair->b, pair->m};
+    snprintf(name, PUBLISHED_BYTES, "base_model.model.%s.%s", module, ends[which]);
+    out->dimensions = which == 2 ? 1 : 2;
+    memcpy(out->shape, shapes[which], sizeof shapes[which]);
+    out->values = values[which];
+}
+
 static enum aq_status write_tensors(const struct aq_adapters *adapters, const char *folder)
 {
     static const char *const metadata[] = {"format", "pt", NULL};
-    const uint32_t all = 2 * adapters->count + adapters->beside_count;
-    const uint32_t rank = adapters->lora.rank;
+    const uint32_t each = adapters->lora.dora ? 3 : 2, all = each * adapters->count + adapters->beside_count;
     void *tensors_memory = NULL, *names_memory = NULL;
     enum aq_status status;
     AQ_TRY_GOTO(aq_alloc((all + 1) * sizeof(struct aq_weights_tensor), &tensors_memory), out);
@@ -201,17 +232,12 @@ static enum aq_status write_tensors(const struct aq_adapters *adapters, const ch
     char(*names)[PUBLISHED_BYTES] = names_memory;
     for (uint32_t i = 0; i < all; i++) {
         char module[AQ_TENSOR_NAME_MAX];
-        const bool half = i < 2 * adapters->count;
-        const struct pair *pair = half ? &adapters->pairs[i / 2] : NULL;
-        const struct beside *beside = half ? NULL : &adapters->beside[i - 2 * adapters->count];
+        const bool half = i < each * adapters->count;
+        const struct beside *beside = half ? NULL : &adapters->beside[i - each * adapters->count];
         tensors[i].name = names[i];
         if (half) {
-            module_of(adapters, pair->of, module);
-            snprintf(names[i], sizeof names[i], "base_model.model.%s.lora_%c.weight", module, i % 2 ? 'B' : 'A');
-            tensors[i].dimensions = 2;
-            tensors[i].shape[0] = i % 2 ? pair->plus.out : rank;
-            tensors[i].shape[1] = i % 2 ? rank : pair->plus.in;
-            tensors[i].values = i % 2 ? pair->b : pair->a;
+            module_of(adapters, adapters->pairs[i / each].of, module);
+            tensor_of_pair(&adapters->pairs[i / each], i % each, module, names[i], &tensors[i]);
             continue;
         }
         aq_publish_name(adapters->model, beside->info.name, module, sizeof module);
@@ -270,10 +296,10 @@ static enum aq_status write_config(const struct aq_adapters *adapters, const cha
         saved = json_null();
     }
     json_t *config = json_pack(
-        "{s:s, s:i, s:f, s:f, s:b, s:s, s:b, s:b, s:b, s:o, s:o, s:o, s:o}", "peft_type", "LORA", "r",
+        "{s:s, s:i, s:f, s:f, s:b, s:b, s:s, s:b, s:b, s:b, s:o, s:o, s:o, s:o}", "peft_type", "LORA", "r",
         (int)adapters->lora.rank, "lora_alpha", shortest(adapters->lora.alpha), "lora_dropout",
-        shortest(adapters->lora.dropout), "use_rslora", adapters->lora.rslora, "bias", "none",
-        "fan_in_fan_out", adapters->count > 0 && adapters->pairs[0].fan_in_fan_out, "inference_mode", 1,
+        shortest(adapters->lora.dropout), "use_rslora", adapters->lora.rslora, "use_dora", adapters->lora.dora, "bias",
+        "none", "fan_in_fan_out", adapters->count > 0 && adapters->pairs[0].fan_in_fan_out, "inference_mode", 1,
         "init_lora_weights", 1, "target_modules", targets, "modules_to_save", saved, "base_model_name_or_path",
         base ? json_string(base) : json_null(), "task_type", json_null());
     enum aq_status status = aq_json_text(config, JSON_INDENT(2) | JSON_SORT_KEYS, &text);

@@ -82,14 +82,29 @@ static void add_product(const struct aq_lora_config *lora, const float *a, const
         }
 }
 
+/* Rows of w, the weights of one output each, are given the lengths m. */
+static void give_lengths(const float *m, uint64_t in, uint64_t out, bool out_in, float *w)
+{
+    for (uint64_t o = 0; o < out; o++) {
+        double squares = 0;
+        for (uint64_t i = 0; i < in; i++) {
+            const double value = (double)w[out_in ? o * in + i : i * out + o];
+            squares += value * value;
+        }
+        const float factor = squares > 0 ? m[o] / (float)sqrt(squares) : 0;
+        for (uint64_t i = 0; i < in; i++)
+            w[out_in ? o * in + i : i * out + o] *= factor;
+    }
+}
+
 /* A matrix that the folder adapts. */
 static enum aq_status product_merge(const struct reader *reader, const struct aq_tensor_info *info)
 {
     const struct aq_lora_config *lora = aq_adapter_folder_lora(reader->folder);
-    float *a = NULL, *b = NULL;
+    float *a = NULL, *b = NULL, *m = NULL;
     char name[AQ_TENSOR_NAME_MAX];
     const char *names[] = {info->name};
-    struct aq_weights_info of_a, of_b;
+    struct aq_weights_info of_a, of_b, of_m;
     uint32_t index;
     bool out_in = false;
     void *w = NULL;
@@ -104,10 +119,22 @@ static enum aq_status product_merge(const struct reader *reader, const struct aq
     AQ_TRY_GOTO(aq_alloc(info->count * sizeof(float), &w), out);
     AQ_TRY_GOTO(aq_stage_get(reader->to->stage, info, 0, info->count, w), out);
     add_product(lora, a, b, of_a.shape[1], of_b.shape[0], out_in, w);
+    if (lora->dora) {
+        (void)half_name(info->name, 'M', name, sizeof name);
+        AQ_TRY_GOTO(aq_adapter_folder_find(reader->folder, reader->model, name, &index), out);
+        AQ_TRY_GOTO(values_read(reader, index, false, &m, &of_m), out);
+        if (of_m.count != of_b.shape[0])
+            AQ_TRY_GOTO(aq_fail(AQ_MISMATCH, "adapter",
+                                "%s: %s has %" PRIu64 " values, and its lora_B %" PRIu64 " rows", of_m.file, of_m.name,
+                                of_m.count, of_b.shape[0]),
+                        out);
+        give_lengths(m, of_a.shape[1], of_b.shape[0], out_in, w);
+    }
     status = aq_stage_put(reader->to->stage, info, 0, info->count, w);
 out:
     aq_free(a);
     aq_free(b);
+    aq_free(m);
     aq_free(w);
     return status;
 }

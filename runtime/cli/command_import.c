@@ -215,9 +215,9 @@ static void print_text(const char *path, const struct look *look)
     else
         aq_text_add(&text, "tokenizer  none that can be read here: name one (data.tokenizer)\n");
     if (look->lora.rank)
-        aq_text_add(&text, "adapters   %u, of rank %u, alpha %g%s%s\n", look->adapted, look->lora.rank,
+        aq_text_add(&text, "adapters   %u, of rank %u, alpha %g%s%s%s\n", look->adapted, look->lora.rank,
                     (double)look->lora.alpha, look->lora.rslora ? " / sqrt(rank)" : "",
-                    look->problem[0] ? "" : ", of this model");
+                    look->lora.dora ? ", lengths of rows (DoRA)" : "", look->problem[0] ? "" : ", of this model");
     aq_text_add(&text, "trains     %s%s\n", look->problem[0] ? "no: " : "yes", look->problem);
     fputs(aq_text_of(&text), stdout);
     aq_text_deinit(&text);
@@ -250,9 +250,9 @@ static void print_json(const char *path, const struct look *look)
                   types, "tensors", tensors, "tokenizer", look->tokenizer, "tokens", (json_int_t)look->tokens, "trains",
                   !look->problem[0], "problem", look->problem[0] ? look->problem : NULL);
     if (look->lora.rank) {
-        json_t *adapter = json_pack("{s:I, s:I, s:f, s:b}", "layers", (json_int_t)look->adapted, "rank",
+        json_t *adapter = json_pack("{s:I, s:I, s:f, s:b, s:b}", "layers", (json_int_t)look->adapted, "rank",
                                     (json_int_t)look->lora.rank, "alpha", (double)look->lora.alpha, "rslora",
-                                    look->lora.rslora);
+                                    look->lora.rslora, "dora", look->lora.dora);
         json_object_set_new(object, "adapter", adapter);
     }
     if (aq_json_text(object, JSON_COMPACT, &text) == AQ_OK) printf("%s\n", aq_text_of(&text));

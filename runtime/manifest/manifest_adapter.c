@@ -27,9 +27,13 @@ static void take_numbers(struct aq_manifest *manifest, const struct aq_lora_conf
     if (given(manifest, "lora.rslora") && here->rslora != there->rslora)
         aq_manifest_error(manifest, "lora.rslora", "but adapter_config.json (lora.weights) says %s; leave the key out",
                           there->rslora ? "true" : "false");
+    if (given(manifest, "lora.dora") && here->dora != there->dora)
+        aq_manifest_error(manifest, "lora.dora", "but adapter_config.json (lora.weights) says %s; leave the key out",
+                          there->dora ? "true" : "false");
     here->rank = there->rank;
     here->alpha = there->alpha;
     here->rslora = there->rslora;
+    here->dora = there->dora;
     if (!given(manifest, "lora.dropout")) here->dropout = there->dropout; /* a choice of training */
 }
 

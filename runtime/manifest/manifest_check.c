@@ -208,6 +208,24 @@ static void check_patterns(struct aq_manifest *manifest, const char *key, const 
         aq_manifest_error(manifest, key, "has more than %d patterns", AQ_FREEZE_PATTERNS_MAX);
 }
 
+/* Adapters whose rows have lengths of their own. */
+static void check_dora(struct aq_manifest *manifest)
+{
+    const struct aq_job *job = &manifest->job;
+    if (!job->train.lora.dora) return;
+    if (job->train.lora.rank == 0)
+        aq_manifest_error(manifest, "lora.dora", "but lora.rank is 0: there are no adapters");
+    else if (job->train.lora.dropout > 0.0f)
+        aq_manifest_error(manifest, "lora.dropout", "does not go with lora.dora: write lora.dropout: 0");
+    for (uint32_t r = 0; r < aq_job_ranks(job); r++)
+        if (aq_device_gpu(job->pipeline.stages[r].device) != AQ_GPU_NO) {
+            aq_manifest_error(manifest, "lora.dora",
+                              "is computed on CPUs alone: stage %u has device %s; write device: cpu",
+                              r % job->pipeline.stage_count, job->pipeline.stages[r].device);
+            return;
+        }
+}
+
 /* What is trained: something is left, and what is adapted can be. The model is one that can be. */
 static void check_freeze(struct aq_manifest *manifest)
 {
@@ -218,6 +236,7 @@ static void check_freeze(struct aq_manifest *manifest)
     const uint32_t errors = manifest->errors.count;
     if (model.vocabulary == 0) model.vocabulary = VOCABULARY_ANY; /* what matters here are names */
     check_patterns(manifest, "train.freeze", &model, train->freeze, aq_model_freeze_pattern);
+    check_dora(manifest);
     if (adapts) check_patterns(manifest, "lora.targets", &model, train->lora.targets, aq_model_lora_pattern);
     if (adapts && aq_model_lora_pattern(&model, train->T, "*", 0, &any) && any.tensors == 0)
         aq_manifest_error(manifest, "lora.rank", "%s has no layers that adapters are made for", model.kind);

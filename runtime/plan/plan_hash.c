@@ -65,8 +65,9 @@ static const char *const extent[] = {"train.epochs",     "train.steps_max",   "t
  * was. */
 static const char *const silent[] = {
     "train.freeze",     "train.frozen_store",    "train.staleness", "train.prediction", "lora.rank",
-    "lora.alpha",       "lora.targets",          "lora.rslora",     "lora.dropout",     "reduce.every",
-    "reduce.outer_lr",  "reduce.outer_momentum", "reduce.density",  "model.labels",     "data.text_column",
+    "lora.alpha",       "lora.targets",          "lora.rslora",     "lora.dora",        "lora.dropout",
+    "reduce.every",     "reduce.outer_lr",       "reduce.outer_momentum",
+    "reduce.density",   "model.labels",          "data.text_column",
     "data.pair_column", "data.label_column",     "data.labels",     "data.pack",        "data.pack_mask",
     "train.early_stop", "checkpoint.best",       "edges.guard",     "edges.bits",       "split.client",
     "split.rounds",     "split.epochs",          "split.privacy.",  "split.capture",

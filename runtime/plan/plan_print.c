@@ -29,6 +29,7 @@ static void print_head(const struct aq_plan *plan, struct aq_text *text)
     if (job->train.lora.rank)
         aq_text_add(text, ", adapters of rank %u, alpha %g%s", job->train.lora.rank, (double)job->train.lora.alpha,
                     job->train.lora.rslora ? " / sqrt(rank)" : "");
+    if (job->train.lora.rank && job->train.lora.dora) aq_text_add(text, ", lengths of rows (DoRA)");
     if (job->train.lora.rank && job->train.lora.dropout > 0.0f)
         aq_text_add(text, ", dropout %g", (double)job->train.lora.dropout);
     aq_text_add(text, "\n");

@@ -63,7 +63,7 @@ struct layer {
     bool passes;      /* something before it trains: so has its input                                      */
     bool turned;      /* a classifier whose matrix published files have as nn.Linear does: (out, in)        */
     uint64_t adapted; /* bit k: its tensor k has an adapter, which trains                                  */
-    uint8_t adapters[LAYER_TENSORS_MAX]; /* then: the number of the adapter's A; its B is the next         */
+    uint8_t adapters[LAYER_TENSORS_MAX]; /* then: the number of the adapter's A; its B is the next, m behind it */
     uint32_t adapter_first;              /* the number of the first A                                      */
 };
 
@@ -237,6 +237,8 @@ void *layer_rounded(const struct aq_stage *stage);
 struct layer_adapter_memory {
     float *low, *sum;
     void *dropped;
+    float *v;  /* with magnitudes (linear_magnitude.c): of the widest matrix, V; */
+    void *own; /* and W', or the gradient of V                                   */
 };
 struct layer_adapter_memory layer_adapter_memory(const struct aq_stage *stage);
 /* What a last layer of one row a sample is compared with, and what comes of it; a part of its slot. */

@@ -37,6 +37,7 @@ static bool span_next(const struct layer_run *run, const struct linear *linear, 
         if (!follows(run, last->weight, next->weight, linear->in * last->out)) break;
         if (!follows(run, last->bias, next->bias, last->out)) break;
         if (linear_adapted(run->layer, last) != linear_adapted(run->layer, next)) break;
+        if (linear_magnified(run, last)) break; /* made one by one */
         span->count++;
         span->out += next->out;
     }
@@ -48,35 +49,41 @@ static bool span_next(const struct layer_run *run, const struct linear *linear, 
  * those of fp32; where a product wants another type, and of 8 bits, they are unpacked into memory that all products of
  * a stage share.
  */
-static enum aq_status weights_of(const struct layer_run *run, const struct linear *linear,
-                                 const struct linear_span *span, const void **b, enum aq_element *type)
+static enum aq_status weights_kept(const struct layer_run *run, const struct linear *linear,
+                                   const struct linear_span *span, struct linear_weights *w)
 {
     uint8_t *to = layer_unpacked(run->stage);
+    w->out_in = linear->out_in;
     if (run->w[span->weight]) {
-        *b = layer_operand(run, run->w[span->weight], type);
+        w->at = layer_operand(run, run->w[span->weight], &w->type);
         return AQ_OK;
     }
-    *type = AQ_BF16;
-    *b = run->packed[span->weight].values;
+    w->type = AQ_BF16;
+    w->at = run->packed[span->weight].values;
     if (!run->packed[span->weight].scales && layer_reads_bf16(run)) return AQ_OK;
-    *type = stage_type(run->config->precision);
-    *b = to;
+    w->type = stage_type(run->config->precision);
+    w->at = to;
     for (uint32_t i = span->first; i < span->first + span->count; i++) {
         const struct layer_packed *packed = &run->packed[linear->parts[i].weight];
         const uint64_t count = linear->in * linear->parts[i].out;
         const struct aq_unpack unpack = {
-            .count = count, .x = packed->values, .scales = packed->scales, .y = to, .y_type = *type};
-        const struct aq_dropout_apply widen = {.samples = 1,
-                                               .sample_elements = count,
-                                               .x = packed->values,
-                                               .x_type = AQ_BF16,
-                                               .y = to,
-                                               .y_type = *type};
+            .count = count, .x = packed->values, .scales = packed->scales, .y = to, .y_type = w->type};
+        const struct aq_dropout_apply widen = {
+            .samples = 1, .sample_elements = count, .x = packed->values, .x_type = AQ_BF16, .y = to, .y_type = w->type};
         AQ_TRY(packed->scales ? aq_device_unpack(run->device, &unpack, run->stream)
                               : aq_device_dropout(run->device, &widen, run->stream));
-        to += count * aq_element_bytes(*type);
+        to += count * aq_element_bytes(w->type);
     }
     return AQ_OK;
+}
+
+/* And as they are multiplied by. */
+static enum aq_status weights_of(const struct layer_run *run, const struct linear *linear,
+                                 const struct linear_span *span, struct linear_weights *w)
+{
+    const struct linear_part *part = &linear->parts[span->first];
+    AQ_TRY(weights_kept(run, linear, span, w));
+    return linear_magnified(run, part) ? linear_magnify(run, linear, part, w) : AQ_OK;
 }
 
 static uint64_t stride_of(uint64_t stride, uint64_t columns)
@@ -98,30 +105,30 @@ enum aq_status linear_forward(const struct layer_run *run, const struct linear *
     for (struct linear_span span = {0}; span_next(run, linear, &span);) {
         AQ_ASSERT(span.count == linear->count || y->dropout.probability == 0.0f);
         const float *bias = span.bias == LAYER_NO_TENSOR ? NULL : run->w[span.bias];
-        enum aq_element b_type, bias_type = AQ_F32;
-        const void *b;
-        AQ_TRY(weights_of(run, linear, &span, &b, &b_type));
+        enum aq_element bias_type = AQ_F32;
+        struct linear_weights w;
+        AQ_TRY(weights_of(run, linear, &span, &w));
         const void *rounded = bias && at == 2 ? layer_operand(run, bias, &bias_type) : NULL;
         struct aq_matmul args = {.M = rows,
-                                       .N = span.out,
-                                       .K = linear->in,
-                                       .a = x.at,
-                                       .a_stride = stride_of(x.stride, linear->in),
-                                       .a_type = type,
-                                       .b = b,
-                                       .b_stride = linear->out_in ? linear->in : span.out,
-                                       .b_type = b_type,
-                                       .b_transposed = linear->out_in,
-                                       .compute = stage_compute(run->config->precision),
-                                       .c = (uint8_t *)y->c + span.column * at,
-                                       .c_stride = stride,
-                                       .c_type = y->type,
-                                       .bias = bias,
-                                       .bias_rounded = bias_type == AQ_F32 ? NULL : rounded,
-                                       .after = y->after,
-                                       .other = y->other ? (uint8_t *)y->other + span.column * at : NULL,
-                                       .dropout = y->dropout,
-                                       .dropout_sample_rows = run->tokens};
+                                 .N = span.out,
+                                 .K = linear->in,
+                                 .a = x.at,
+                                 .a_stride = stride_of(x.stride, linear->in),
+                                 .a_type = type,
+                                 .b = w.at,
+                                 .b_stride = w.out_in ? linear->in : span.out,
+                                 .b_type = w.type,
+                                 .b_transposed = w.out_in,
+                                 .compute = stage_compute(run->config->precision),
+                                 .c = (uint8_t *)y->c + span.column * at,
+                                 .c_stride = stride,
+                                 .c_type = y->type,
+                                 .bias = bias,
+                                 .bias_rounded = bias_type == AQ_F32 ? NULL : rounded,
+                                 .after = y->after,
+                                 .other = y->other ? (uint8_t *)y->other + span.column * at : NULL,
+                                 .dropout = y->dropout,
+                                 .dropout_sample_rows = run->tokens};
         AQ_TRY(linear_adapter_forward(run, linear, &span, rows, x, &args));
         AQ_TRY(aq_device_matmul(run->device, &args, run->stream));
     }
@@ -134,26 +141,25 @@ enum aq_status linear_input_gradient(const struct layer_run *run, const struct l
     const enum aq_element type = stage_type(run->config->precision);
     for (struct linear_span span = {0}; span_next(run, linear, &span);) {
         AQ_ASSERT(span.count == linear->count || (dx->type == AQ_F32 && dx->after == AQ_AFTER_NONE));
-        enum aq_element b_type;
-        const void *b;
-        AQ_TRY(weights_of(run, linear, &span, &b, &b_type));
+        struct linear_weights w;
+        AQ_TRY(weights_of(run, linear, &span, &w));
         struct aq_matmul args = {.M = rows,
-                                       .N = linear->in,
-                                       .K = span.out,
-                                       .a = columns_from(dy.at, type, span.column),
-                                       .a_stride = stride_of(dy.stride, linear_out(linear)),
-                                       .a_type = type,
-                                       .b = b,
-                                       .b_stride = linear->out_in ? linear->in : span.out,
-                                       .b_type = b_type,
-                                       .b_transposed = !linear->out_in,
-                                       .compute = stage_compute(run->config->precision),
-                                       .accumulate = span.first > 0 || dx->add,
-                                       .c = dx->c,
-                                       .c_stride = stride_of(dx->stride, linear->in),
-                                       .c_type = dx->type,
-                                       .after = dx->after,
-                                       .other = dx->other};
+                                 .N = linear->in,
+                                 .K = span.out,
+                                 .a = columns_from(dy.at, type, span.column),
+                                 .a_stride = stride_of(dy.stride, linear_out(linear)),
+                                 .a_type = type,
+                                 .b = w.at,
+                                 .b_stride = w.out_in ? linear->in : span.out,
+                                 .b_type = w.type,
+                                 .b_transposed = !w.out_in,
+                                 .compute = stage_compute(run->config->precision),
+                                 .accumulate = span.first > 0 || dx->add,
+                                 .c = dx->c,
+                                 .c_stride = stride_of(dx->stride, linear->in),
+                                 .c_type = dx->type,
+                                 .after = dx->after,
+                                 .other = dx->other};
         if (span.first == 0) AQ_TRY(linear_adapter_input_gradient(run, linear, rows, dy, &args));
         AQ_TRY(aq_device_matmul(run->device, &args, run->stream));
     }
@@ -211,6 +217,10 @@ static enum aq_status gradients(const struct layer_run *run, const struct linear
         const struct linear_rows of = {columns_from(dy.at, type, span.column), dy.stride};
         float *bias = biases && span.bias != LAYER_NO_TENSOR ? run->g[span.bias] : NULL;
         AQ_TRY(span_gradients(run, linear, &span, rows, x, of, bias));
+        if (!linear_magnified(run, &linear->parts[span.first])) continue;
+        struct linear_weights w;
+        AQ_TRY(weights_kept(run, linear, &span, &w));
+        AQ_TRY(linear_magnitude_gradients(run, linear, &linear->parts[span.first], &w, rows, x, of));
     }
     return linear_adapter_weight_gradient(run, linear, rows, x, dy);
 }

@@ -85,11 +85,18 @@ enum aq_status linear_gradients(const struct layer_run *run, const struct linear
 /* Adds what forward and backward of so many rows do. */
 void linear_flops(const struct layer *layer, const struct linear *linear, double rows, struct layer_flops *out);
 
-/* The same of its adapters, of that rank. */
-void linear_adapter_flops(const struct layer *layer, const struct linear *linear, double rows, uint32_t rank,
-                          struct layer_flops *out);
+/* The same of its adapters. */
+void linear_adapter_flops(const struct layer *layer, const struct linear *linear, double rows,
+                          const struct aq_lora_config *lora, struct layer_flops *out);
 
-/* ---- what linear.c and linear_adapter.c share ---- */
+/* ---- what linear.c, linear_adapter.c and linear_magnitude.c share ---- */
+
+/* Weights as a product reads them. */
+struct linear_weights {
+    const void *at;
+    enum aq_element type;
+    bool out_in;
+};
 
 /* Parts first .. first + count - 1, which are one product. */
 struct linear_span {
@@ -104,6 +111,21 @@ static inline bool linear_adapted(const struct layer *layer, const struct linear
     return layer->adapted >> part->weight & 1;
 }
 
+/* Is the part's matrix made anew for each product, its rows of lengths of their own (aq_lora_config.dora)? */
+static inline bool linear_magnified(const struct layer_run *run, const struct linear_part *part)
+{
+    return run->config->lora.dora && linear_adapted(run->layer, part);
+}
+
+/* linear_magnitude.c: *w, the part's weights, becomes W'. */
+enum aq_status linear_magnify(const struct layer_run *run, const struct linear *linear, const struct linear_part *part,
+                              struct linear_weights *w);
+
+/* linear_magnitude.c: dA, dB, dm += of a part with the weights w. dy: its columns. Strides are not 0. */
+enum aq_status linear_magnitude_gradients(const struct layer_run *run, const struct linear *linear,
+                                          const struct linear_part *part, const struct linear_weights *w, uint64_t rows,
+                                          struct linear_rows x, struct linear_rows dy);
+
 /* Where the parts of a span are adapted: what their adapters add to y, with the bias, is what the product adds. */
 enum aq_status linear_adapter_forward(const struct layer_run *run, const struct linear *linear,
                                       const struct linear_span *span, uint64_t rows, struct linear_rows x,
@@ -113,7 +135,7 @@ enum aq_status linear_adapter_forward(const struct layer_run *run, const struct 
 enum aq_status linear_adapter_input_gradient(const struct layer_run *run, const struct linear *linear, uint64_t rows,
                                              struct linear_rows dy, struct aq_matmul *product);
 
-/* dA, dB += of all adapted parts. Strides are not 0. */
+/* dA, dB += of all adapted parts; of magnified ones nothing. Strides are not 0. */
 enum aq_status linear_adapter_weight_gradient(const struct layer_run *run, const struct linear *linear, uint64_t rows,
                                               struct linear_rows x, struct linear_rows dy);
 

@@ -131,7 +131,7 @@ enum aq_status linear_adapter_forward(const struct layer_run *run, const struct 
 {
     float *sum = layer_adapter_memory(run->stage).sum;
     const uint32_t rank = run->config->lora.rank;
-    if (!linear_adapted(run->layer, &linear->parts[span->first])) return AQ_OK;
+    if (!linear_adapted(run->layer, &linear->parts[span->first]) || run->config->lora.dora) return AQ_OK;
     if (x.stride == 0) x.stride = linear->in;
     uint64_t column = 0;
     for (uint32_t i = span->first; i < span->first + span->count; i++) {
@@ -184,7 +184,7 @@ enum aq_status linear_adapter_input_gradient(const struct layer_run *run, const 
     bool any = false;
     for (uint32_t i = 0; i < linear->count; column += linear->parts[i++].out) {
         const struct linear_part *part = &linear->parts[i];
-        if (!linear_adapted(run->layer, part)) continue;
+        if (!linear_adapted(run->layer, part) || run->config->lora.dora) continue;
         AQ_TRY(lower_dy(run, part, rows, dy, column));
         AQ_TRY(raise_x(run, linear, part, rows, !adds && !any, to));
         any = true;
@@ -203,7 +203,7 @@ enum aq_status linear_adapter_weight_gradient(const struct layer_run *run, const
     uint64_t column = 0;
     for (uint32_t i = 0; i < linear->count; column += linear->parts[i++].out) {
         const struct linear_part *part = &linear->parts[i];
-        if (!linear_adapted(run->layer, part)) continue;
+        if (!linear_adapted(run->layer, part) || run->config->lora.dora) continue;
         const struct linear_rows of = {(const uint8_t *)dy.at + column * bytes, dy.stride};
         const uint32_t a = a_of(run, part);
         struct linear_rows read = x;
@@ -218,15 +218,21 @@ enum aq_status linear_adapter_weight_gradient(const struct layer_run *run, const
     return AQ_OK;
 }
 
-/* (x A) B; in backward the gradients of A and B, with x A and dy B once more, and where it goes on (dy B) A. */
-void linear_adapter_flops(const struct layer *layer, const struct linear *linear, double rows, uint32_t rank,
-                          struct layer_flops *out)
+/*
+ * (x A) B; in backward the gradients of A and B, with x A and dy B once more, and where it goes on (dy B) A. With
+ * magnitudes A B wherever the matrix is wanted, and in backward the gradient of the matrix.
+ */
+void linear_adapter_flops(const struct layer *layer, const struct linear *linear, double rows,
+                          const struct aq_lora_config *lora, struct layer_flops *out)
 {
+    const bool on = linear_goes_on(layer, linear);
     for (uint32_t i = 0; i < linear->count; i++) {
         if (!linear_adapted(layer, &linear->parts[i])) continue;
-        const double low = 2.0 * rows * rank * (double)(linear->in + linear->parts[i].out);
-        out->forward += low;
-        out->backward += 2 * low + (linear_goes_on(layer, linear) ? low : 0);
-        out->weights += 2 * low;
+        const double low = 2.0 * rows * lora->rank * (double)(linear->in + linear->parts[i].out);
+        const double whole = 2.0 * (double)linear->in * (double)linear->parts[i].out, made = whole * lora->rank;
+        const double weights = lora->dora ? rows * whole + 3 * made : 2 * low;
+        out->forward += lora->dora ? made : low;
+        out->backward += weights + (on ? (lora->dora ? made : low) : 0);
+        out->weights += weights;
     }
 }

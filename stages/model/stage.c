@@ -208,6 +208,8 @@ static enum aq_status config_check(const struct aq_stage_config *config)
                        config->lora.rank, (double)config->lora.alpha, AQ_LORA_RANK_MAX);
     if (!(config->lora.dropout >= 0.0f && config->lora.dropout < 1.0f))
         return aq_fail(AQ_INVAL, "stage", "adapters with dropout %g: 0 to below 1", (double)config->lora.dropout);
+    if (config->lora.dora && config->lora.dropout > 0.0f)
+        return aq_fail(AQ_INVAL, "stage", "adapters with magnitudes (dora) have no dropout");
     if (config->frozen_store > AQ_FROZEN_Q8)
         return aq_fail(AQ_INVAL, "stage", "frozen weights kept as %d: fp32, bf16 or q8", (int)config->frozen_store);
     if (config->precision < AQ_STAGE_FP32 || config->precision > AQ_STAGE_FP16)
@@ -479,6 +481,7 @@ enum aq_status aq_stage_init(struct aq_stage *stage, uint64_t seed)
 {
     for (uint32_t i = 0; i < stage->all_count; i++)
         AQ_TRY(tensor_init(stage, &stage->tensors[i], seed));
+    AQ_TRY(aq_stage_magnitudes(stage));
     AQ_TRY(aq_stage_frozen_changed(stage, NULL));
     return aq_stage_parameters_changed(stage, NULL);
 }

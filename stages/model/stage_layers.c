@@ -192,24 +192,24 @@ bool aq_tensor_adapts(const char *name, char *which, char of[AQ_TENSOR_NAME_MAX]
     const size_t before = at ? (size_t)(at - name) : 0;
     if (!at || before + sizeof WEIGHT > AQ_TENSOR_NAME_MAX) return false;
     const char *const letter = at + sizeof mark - 1;
-    if ((*letter != 'A' && *letter != 'B') || strcmp(letter + 1, WEIGHT) != 0) return false;
+    if ((*letter != 'A' && *letter != 'B' && *letter != 'M') || strcmp(letter + 1, WEIGHT) != 0) return false;
     *which = *letter;
     memcpy(of, name, before);
     memcpy(of + before, WEIGHT, sizeof WEIGHT);
     return true;
 }
 
-/* A matrix of an adapter: `TENSOR.lora_A.weight` of a tensor TENSOR.weight. */
+/* A matrix of an adapter: `TENSOR.lora_A.weight` of a tensor TENSOR.weight. rows 0: m, which is none. */
 static void list_adapter(struct layer_list *list, const char *of, bool out_in, char which, uint64_t rows,
                          uint64_t columns, float std)
 {
     char name[AQ_TENSOR_NAME_MAX - LAYER_NAME_MAX];
     const size_t bytes = strlen(of), end = sizeof WEIGHT - 1;
     AQ_ASSERT(bytes > end && strcmp(of + bytes - end, WEIGHT) == 0);
-    const struct aq_tensor_info info = {.dimensions = 2,
-                                        .shape = {rows, columns},
-                                        .count = rows * columns,
-                                        .decay = true,
+    const struct aq_tensor_info info = {.dimensions = rows ? 2 : 1,
+                                        .shape = {rows ? rows : columns, rows ? columns : 0},
+                                        .count = (rows ? rows : 1) * columns,
+                                        .decay = rows > 0,
                                         .adapter = true,
                                         .adapts_out_in = out_in};
     snprintf(name, sizeof name, "%.*s.lora_%c.weight", (int)(bytes - end), of, which);
@@ -237,6 +237,7 @@ static void list_adapters(struct layer_list *list)
             const float std = 1.0f / sqrtf(3.0f * (float)linears[i].in);
             list_adapter(list, of, linears[i].out_in, 'A', lora->rank, linears[i].in, std);
             list_adapter(list, of, linears[i].out_in, 'B', part->out, lora->rank, 0);
+            if (lora->dora) list_adapter(list, of, linears[i].out_in, 'M', 0, part->out, 0);
         }
     list->adapting = false;
 }
@@ -355,7 +356,7 @@ struct layout {
     uint32_t count, keys; /* keys: rows of them, a key a sample */
     uint64_t shared; /* floats of shared tensors */
     uint64_t flow_bytes[STAGE_FLOWS], ending_bytes, widest; /* widest: of the layers' inputs */
-    uint64_t low_floats, sum_floats, dropped_bytes;         /* of adapters                   */
+    uint64_t low_floats, sum_floats, dropped_bytes, own_floats; /* of adapters               */
     uint64_t unpacked_bytes; /* of the widest product of packed weights that are unpacked for it */
     struct aq_stage *stage;                                 /* NULL: only measures           */
 };
@@ -428,6 +429,10 @@ static void adapters_measure(struct layout *layout, const struct layer *layer)
         if (rows * config->lora.rank > layout->low_floats) layout->low_floats = rows * config->lora.rank;
         if (config->lora.dropout > 0.0f && dropped > layout->dropped_bytes)
             layout->dropped_bytes = dropped;
+        for (uint32_t j = 0; config->lora.dora && j < linears[i].count; j++) {
+            const uint64_t floats = linears[i].in * linears[i].parts[j].out;
+            if (linear_adapted(layer, &linears[i].parts[j]) && floats > layout->own_floats) layout->own_floats = floats;
+        }
     }
 }
 
@@ -588,7 +593,11 @@ static void workspace_place(const struct layout *layout, struct aq_arena *arena)
         float *low = aq_arena_take(arena, layout->low_floats * sizeof *low);
         float *sum = aq_arena_take(arena, layout->sum_floats * sizeof *sum);
         void *dropped = layout->dropped_bytes ? aq_arena_take(arena, layout->dropped_bytes) : NULL;
-        if (stage) stage->adapters = (struct layer_adapter_memory){.low = low, .sum = sum, .dropped = dropped};
+        float *v = layout->own_floats ? aq_arena_take(arena, layout->own_floats * sizeof *v) : NULL;
+        float *own = layout->own_floats ? aq_arena_take(arena, layout->own_floats * sizeof *own) : NULL;
+        if (stage)
+            stage->adapters =
+                (struct layer_adapter_memory){.low = low, .sum = sum, .dropped = dropped, .v = v, .own = own};
     }
     if (layout->unpacked_bytes) {
         void *unpacked = aq_arena_take(arena, layout->unpacked_bytes);
@@ -604,8 +613,8 @@ static void adapters_flops(const struct layer *layer, const struct aq_stage_conf
     struct linear linears[LAYER_LINEARS_MAX];
     const uint32_t count = layer->adapted ? linears_of(layer, config, linears) : 0;
     for (uint32_t i = 0; i < count; i++)
-        linear_adapter_flops(layer, &linears[i], (double)linear_rows_most(layer, config, &linears[i]),
-                             config->lora.rank, out);
+        linear_adapter_flops(layer, &linears[i], (double)linear_rows_most(layer, config, &linears[i]), &config->lora,
+                             out);
 }
 
 static struct layer_flops layout_flops(const struct layout *layout)

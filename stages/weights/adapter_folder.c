@@ -43,12 +43,9 @@ static enum aq_status check_kind(const struct aq_adapter_folder *folder)
 {
     static const char *const kinds[] = {"LORA", NULL}, *const none[] = {"none", NULL};
     static const char *const begins[] = {"gaussian", "orthogonal", "eva", NULL};
-    static const char *const off[] = {"use_dora",          "use_qalora",
-                                      "lora_bias",         "rank_pattern",
-                                      "alpha_pattern",     "megatron_config",
-                                      "layer_replication", "target_parameters",
-                                      "arrow_config",      "trainable_token_indices",
-                                      "alora_invocation_tokens"};
+    static const char *const off[] = {
+        "use_qalora",        "lora_bias",         "rank_pattern", "alpha_pattern",           "megatron_config",
+        "layer_replication", "target_parameters", "arrow_config", "trainable_token_indices", "alora_invocation_tokens"};
     const struct config_json *json = &folder->json;
     const json_t *config = folder->config, *bias = json_object_get(config, "bias");
     const json_t *begin = json_object_get(config, "init_lora_weights");
@@ -70,6 +67,7 @@ static enum aq_status read_numbers(struct aq_adapter_folder *folder)
     const json_t *rank = json_object_get(folder->config, "r"), *alpha = json_object_get(folder->config, "lora_alpha");
     const json_t *dropout = json_object_get(folder->config, "lora_dropout");
     const json_t *rslora = json_object_get(folder->config, "use_rslora");
+    const json_t *dora = json_object_get(folder->config, "use_dora");
     const json_int_t r = json_integer_value(rank);
     if (r < 1 || r > AQ_LORA_RANK_MAX) return config_json_refuse(json, "r", "expected 1 to %d", AQ_LORA_RANK_MAX);
     folder->lora.rank = (uint32_t)r;
@@ -82,6 +80,9 @@ static enum aq_status read_numbers(struct aq_adapter_folder *folder)
     if (rslora && !json_is_boolean(rslora) && !json_is_null(rslora))
         return config_json_refuse(json, "use_rslora", "expected true or false");
     folder->lora.rslora = json_is_true(rslora);
+    if (dora && !json_is_boolean(dora) && !json_is_null(dora))
+        return config_json_refuse(json, "use_dora", "expected true or false");
+    folder->lora.dora = json_is_true(dora);
     return AQ_OK;
 }
 
@@ -156,14 +157,17 @@ static enum aq_status find_exactly(const struct aq_adapter_folder *folder, const
 enum aq_status aq_adapter_folder_find(const struct aq_adapter_folder *folder, const struct aq_model_config *model,
                                       const char *name, uint32_t *index)
 {
-    char which = 0, of[AQ_TENSOR_NAME_MAX], published[AQ_TENSOR_NAME_MAX], file[FILE_NAME_BYTES], end[24] = "";
+    char which = 0, of[AQ_TENSOR_NAME_MAX], published[AQ_TENSOR_NAME_MAX], file[FILE_NAME_BYTES], end[32] = "";
     const char *base = stage_model_find(model->kind)->base;
     const bool half = aq_tensor_adapts(name, &which, of);
     aq_publish_name(model, half ? of : name, published, sizeof published);
     size_t bytes = strlen(published);
     if (half) {
         bytes -= WEIGHT_BYTES;
-        snprintf(end, sizeof end, ".lora_%c.weight", which);
+        if (which == 'M')
+            snprintf(end, sizeof end, ".lora_magnitude_vector");
+        else
+            snprintf(end, sizeof end, ".lora_%c.weight", which);
     }
     snprintf(file, sizeof file, "%s%.*s%s", FRONT, (int)bytes, published, end);
     if (find_exactly(folder, file, index) == AQ_OK) return AQ_OK;
@@ -229,6 +233,13 @@ static enum aq_status shape_check(const struct match *match, const struct aq_ten
                    base_of(match->folder));
 }
 
+/* The one of two neighbours that is not there. */
+static const char *missing_of(char which, bool before)
+{
+    if (which == 'M') return before ? "lora_magnitude_vector" : "lora_B";
+    return which == 'B' && before ? "lora_B" : "lora_A";
+}
+
 /* One tensor of the model; the half before it is there (or not). */
 static enum aq_status tensor_match(const struct match *match, uint32_t t, bool before)
 {
@@ -242,9 +253,9 @@ static enum aq_status tensor_match(const struct match *match, uint32_t t, bool b
         AQ_TRY(shape_check(match, info, index));
     }
     if (!info->adapter) return AQ_OK;
-    if (which == 'B' ? before != match->there[t] : !match->there[t] && is_listed(match, of))
+    if (which != 'A' ? before != match->there[t] : !match->there[t] && is_listed(match, of))
         return aq_fail(AQ_MISMATCH, AREA, "%s: no tensor %s of the adapter of %s", match->folder->weights_path,
-                       which == 'B' && !before ? "lora_A" : which == 'B' ? "lora_B" : "lora_A", of);
+                       missing_of(which, before), of);
     return AQ_OK;
 }
 
@@ -333,7 +344,7 @@ enum aq_status aq_adapter_folder_match(const struct aq_adapter_folder *folder, c
                                     .B = 1,
                                     .T = model->context,
                                     .slots = 1,
-                                    .lora = {.rank = folder->lora.rank, .alpha = 1}};
+                                    .lora = {.rank = folder->lora.rank, .alpha = 1, .dora = folder->lora.dora}};
     void *memory = NULL;
     enum aq_status status;
     if (!labels_known) whole.model.labels = LABELS_ANY;

@@ -7,6 +7,7 @@
  * The writer goes piece by piece, at the pace of whoever calls it: a thread beside the training can be told to give up
  * between two of them.
  */
+#include <math.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -186,8 +187,14 @@ static void plus_floats(const struct aq_weights_low_rank *plus, uint64_t first, 
     }
 }
 
-/* Values first, first + 1, ... of the tensor as it lies, as fp32. */
-static enum aq_status source_floats(const struct aq_weights_tensor *tensor, uint64_t first, uint64_t count, float *out)
+/* The output that a value of the matrix is of. */
+static uint64_t output_of(const struct aq_weights_low_rank *plus, uint64_t at)
+{
+    return plus->out_in ? at / plus->in : at % plus->out;
+}
+
+/* Values first, first + 1, ... of the tensor as it lies, as fp32; of a matrix with lengths before these. */
+static enum aq_status sum_floats(const struct aq_weights_tensor *tensor, uint64_t first, uint64_t count, float *out)
 {
     if (tensor->values)
         memcpy(out, tensor->values + first, count * sizeof(float));
@@ -197,6 +204,37 @@ static enum aq_status source_floats(const struct aq_weights_tensor *tensor, uint
         aq_weights_floats(tensor->from, tensor->index, first, count, out);
     if (tensor->plus) plus_floats(tensor->plus, first, count, out);
     return AQ_OK;
+}
+
+static enum aq_status source_floats(const struct aq_weights_tensor *tensor, uint64_t first, uint64_t count, float *out)
+{
+    const struct aq_weights_low_rank *plus = tensor->plus;
+    AQ_TRY(sum_floats(tensor, first, count, out));
+    for (uint64_t k = 0; plus && plus->m && k < count; k++)
+        out[k] *= plus->factors[output_of(plus, first + k)];
+    return AQ_OK;
+}
+
+/* Once through a matrix before it is written: by what its rows have the lengths that they are to have. */
+static enum aq_status factors_make(const struct aq_weights_writer *writer, const struct aq_weights_tensor *tensor)
+{
+    const struct aq_weights_low_rank *plus = tensor->plus;
+    void *memory;
+    if (!plus || !plus->m) return AQ_OK;
+    AQ_TRY(aq_alloc(plus->out * sizeof(double), &memory));
+    double *squares = memory;
+    memset(squares, 0, plus->out * sizeof *squares);
+    enum aq_status status = AQ_OK;
+    for (uint64_t at = 0, all = plus->in * plus->out, n; status == AQ_OK && at < all; at += n) {
+        n = all - at < PIECE_FLOATS ? all - at : PIECE_FLOATS;
+        status = sum_floats(tensor, at, n, writer->floats);
+        for (uint64_t k = 0; status == AQ_OK && k < n; k++)
+            squares[output_of(plus, at + k)] += (double)writer->floats[k] * (double)writer->floats[k];
+    }
+    for (uint64_t o = 0; o < plus->out; o++)
+        plus->factors[o] = squares[o] > 0 ? plus->m[o] / (float)sqrt(squares[o]) : 0;
+    aq_free(memory);
+    return status;
 }
 
 /* The next rows of a transposed matrix into the writer's memory; how many values. */
@@ -256,6 +294,7 @@ enum aq_status aq_weights_writer_piece(struct aq_weights_writer *writer)
     const struct aq_weights_tensor *tensor = &writer->tensors[writer->next];
     struct written written;
     (void)written_as(tensor, &written); /* it was, when the header was made */
+    if (writer->done == 0) AQ_TRY(factors_make(writer, tensor));
     uint64_t count = written.count - writer->done;
     if (tensor->turned && count > 0)
         count = piece_turn(writer, tensor, &written);

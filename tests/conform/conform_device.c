@@ -598,6 +598,7 @@ static void test_cross_entropy_matches_truth(void **state)
 
 #include "conform_device_heads.h"
 #include "conform_device_image.h"
+#include "conform_device_magnitude.h"
 #include "conform_device_text.h"
 #include "conform_device_parts.h"
 
@@ -794,6 +795,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_disentangled_whatever_rows_lie_between),
         cmocka_unit_test(test_gelu_matches_truth),
         cmocka_unit_test(test_unpacked_weights_match_truth),
+        cmocka_unit_test(test_magnitudes_match_truth),
+        cmocka_unit_test(test_magnitude_is_its_definition),
         cmocka_unit_test(test_parts_match_truth),
         cmocka_unit_test(test_parts_are_alone),
         cmocka_unit_test(test_unfold_matches_truth),

@@ -37,6 +37,7 @@ static void test_adapters_are_the_same_in_every_cut(void **state)
             run.precision = precisions[i % 3];
             run.targets = lists[i / 3];
             run.lora_dropout = i % 2 ? 0.25f : 0.0f;
+            run.dora = i % 2 == 0 && i != 4;
             run.dropout = i / 3 == 1 ? 0.125f : 0.0f;
             struct result whole = run_once(&run);
             const uint32_t layers = config_of(&kinds[k]).layer_end;
@@ -91,8 +92,11 @@ static void test_gradients_of_adapters_match_finite_differences(void **state)
         const struct run alone = {.kind = &kinds[k], .threads = 2, .rank = 3},
                          dropped = {.kind = &kinds[k], .threads = 2, .rank = 2, .lora_dropout = 0.25f, .rslora = true},
                          beside = {
-                             .kind = &kinds[k], .threads = 2, .rank = 2, .freeze = "weight", .targets = "block 1"};
+                             .kind = &kinds[k], .threads = 2, .rank = 2, .freeze = "weight", .targets = "block 1"},
+                         lengths = {
+                             .kind = &kinds[k], .threads = 2, .rank = 2, .freeze = "weight", .dora = true};
         differences(&alone);
+        differences(&lengths);
         differences(&dropped);
         differences(&beside);
     }
@@ -119,6 +123,10 @@ static void merge(struct pipeline *into, const struct pipeline *of)
             aq_stage_tensor(into->stages[0], t++, &w);
         while (strcmp(w.name, adapted) != 0);
         const uint64_t in = a.shape[1], out = b.shape[0];
+        struct aq_tensor_info m = {0};
+        const bool dora = of->config.lora.dora;
+        if (dora) aq_stage_tensor(of->stages[0], i + 2, &m);
+        float *lengths = aq_stage_parameters(of->stages[0]) + m.offset;
         const float *down = aq_stage_parameters(of->stages[0]) + a.offset;
         float *up = aq_stage_parameters(of->stages[0]) + b.offset;
         for (uint64_t n = 0; n < b.count; n++)
@@ -131,18 +139,28 @@ static void merge(struct pipeline *into, const struct pipeline *of)
                     sum += up[o * rank + r] * down[r * in + n];
                 W[a.adapts_out_in ? o * in + n : n * out + o] += scale * sum;
             }
+        for (uint64_t o = 0; dora && o < out; o++) {
+            double length = 0;
+            lengths[o] *= 1 + 0.125f * (float)(o % 5);
+            for (uint64_t n = 0; n < in; n++)
+                length += pow((double)W[a.adapts_out_in ? o * in + n : n * out + o], 2);
+            for (uint64_t n = 0; n < in; n++)
+                W[a.adapts_out_in ? o * in + n : n * out + o] *= lengths[o] / (float)sqrt(length);
+        }
     }
 }
 
 static void test_adapters_equal_a_merged_model(void **state)
 {
     (void)state;
-    for (int k = 0; k < KINDS; k++) {
+    for (int i = 0; i < 2 * KINDS; i++) {
+        const int k = i / 2;
         if (!adapts(&kinds[k])) continue;
         struct run run = {.kind = &kinds[k], .threads = 2};
         struct pipeline merged = pipeline_open(&run);
         run.rank = 3;
         run.rslora = k % 2;
+        run.dora = i % 2;
         struct pipeline adapted = pipeline_open(&run);
         const double before = forward(&merged, 0, true);
         merge(&merged, &adapted);

@@ -42,7 +42,7 @@ def scenario_lora_cut():
     """Without compression three stages are one, in halves too, with adapters of some layers or of all, and heads beside them."""
     for tag, changed in (("all", {}), ("some", {"lora.targets": "'blocks 1-2, !c_proj'"}),
                          ("beside", {"train.freeze": "'*, !head, !ln_1'", "model.tied": "false"}),
-                         ("bf16", {"model.precision": "bf16", "lora.dropout": 0.25, "lora.rslora": "true"}), ("stale", {"train.staleness": 1})):
+                         ("bf16", {"model.precision": "bf16", "lora.dropout": 0.25, "lora.rslora": "true"}), ("stale", {"train.staleness": 1}), ("dora", {"lora.dora": "true", "lora.targets": "'blocks 0-2'"})):
         keys = {**KEYS, **raw(), **raw("backward"), "train.epochs": 2, "train.clip": 0.5, **changed}
         launch(manifest(f"{tag}-1", **{**keys, "pipeline.stages": 1}))
         for name, cut in (("3", {"pipeline.stages": 3}), ("halves", {"pipeline.stages": 3, "pipeline.schedule": "zb-h1"})):
@@ -79,13 +79,13 @@ def goes_on(keys, sizes):
     done = aqpipe("import", ROOT / "base", "--adapter", folder, "--json")
     told = json.loads(done.stdout)
     check(done.returncode == 0 and told["trains"], done.stderr)
-    check(told["adapter"] == {"layers": 16, "rank": 3, "alpha": 6.0, "rslora": False}, f"import: {told['adapter']}")
+    check(told["adapter"] == {"layers": 8 if "lora.dora" in keys else 16, "rank": 3, "alpha": 6.0, "rslora": False, "dora": "lora.dora" in keys}, f"import: {told['adapter']}")
     begins = aqpipe("import", ROOT / "base", "--adapter", folder, "--manifest").stdout
     check(str(folder) in begins.split("lora:")[1], f"no adapters in the manifest: {begins}")
     launch(manifest("wide", **{"pipeline.stages": 1, "train.epochs": 1, "model.channels": 64}))
     done = aqpipe("import", ROOT / "wide", "--adapter", folder)
     check(done.returncode == 1 and "the adapter was made for" in done.stdout, done.stdout + done.stderr)
-    for changed, words in (({"use_dora": True}, "use_dora"), ({"peft_type": "IA3"}, "peft_type"), ({"bias": "all"}, "bias"),
+    for changed, words in (({"use_dora": "lora.dora" not in keys}, "lora_magnitude_vector"), ({"peft_type": "IA3"}, "peft_type"), ({"bias": "all"}, "bias"),
                            ({"r": 2}, "with r 2 wants"), ({"lora_alpha": 0}, "lora_alpha"), ({"rank_pattern": {"a": 1}}, "rank_pattern")):
         other = ROOT / "other"
         shutil.rmtree(other, ignore_errors=True)
@@ -132,6 +132,35 @@ def scenario_lora_export():
     check(done.returncode == 0, done.stderr)
     for name in ("model.safetensors", "adapter/adapter_model.safetensors", "adapter/adapter_config.json"):
         check((ROOT / "out" / name).read_bytes() == (ROOT / "tuned" / name).read_bytes(), f"export: {name} differs")
+
+
+def scenario_lora_dora():
+    """Rows of adapted matrices with lengths of their own: what is merged has them, PEFT's folder too, and a run goes on from it."""
+    launch(manifest("base", **{"pipeline.stages": 1, "train.epochs": 1}))
+    keys = {**KEYS, "lora.dora": "true", "lora.targets": "'c_attn, c_fc'", "pipeline.stages": 2, "train.epochs": 2,
+            "model.weights": str(ROOT / "base")}
+    sizes = {f"model.{name}": None for name in ("blocks", "heads", "channels", "context", "vocabulary", "tied")}
+    launch(manifest("tuned", **{**keys, **sizes}))
+    base, merged, adapter = (tensors(path) for path in (
+        ROOT / "base" / "model.safetensors", ROOT / "tuned" / "model.safetensors",
+        ROOT / "tuned" / "adapter" / "adapter_model.safetensors"))
+    config = json.loads((ROOT / "tuned" / "adapter" / "adapter_config.json").read_text())
+    check(config["use_dora"] and len(adapter) == 3 * len(config["target_modules"]) == 3 * 2 * 4, f"{config}: {sorted(adapter)}")
+    for module in config["target_modules"]:
+        A, B, m = (floats(adapter[f"base_model.model.{module}.{name}"]) for name in ("lora_A.weight", "lora_B.weight", "lora_magnitude_vector"))
+        before, after = (floats(of[f"{module}.weight"]) for of in (base, merged))
+        ins, outs, moved = len(A) // 3, len(m), 0.0
+        for o in range(outs):
+            V = [before[i * outs + o] + 2 * sum(B[o * 3 + r] * A[r * ins + i] for r in range(3)) for i in range(ins)]
+            length, was = (sum(x * x for x in row) ** 0.5 for row in (V, [before[i * outs + o] for i in range(ins)]))
+            moved = max(moved, abs(m[o] - was))
+            for i in range(ins):
+                check(abs(V[i] * m[o] / length - after[i * outs + o]) < 2e-6, f"{module}: ({i}, {o}) is not of length {m[o]}")
+        check(moved > 1e-4, f"{module}: no length has moved")
+    goes_on({key: value for key, value in keys.items() if key != "lora.targets"}, sizes)
+    for changed, words in (({"lora.dropout": 0.1}, "lora.dropout.*write lora.dropout: 0"), ({"lora.rank": 0}, "lora.dora.*there are no adapters"),
+                           ({"pipeline.stages": "[{layers: '0-2', device: auto}, {layers: '3-5'}]"}, "lora.dora.*on CPUs alone: stage 0 has device auto")):
+        refused(f"{changed}", manifest("none", **{**keys, **sizes, **changed}), words, 2)
 
 
 def scenario_lora_packed():

@@ -688,13 +688,13 @@ static void test_manifest_what_a_file_says_wrong_is_one_line(void **state)
 {
     static const char *const files[] = {"config.json", "adapter_config.json"};
     static const char odd[] = "{\"model_type\": \"modernbert\", \"hidden_activation\": \"relu\", "
-                              "\"peft_type\": \"LORA\", \"r\": 4, \"lora_alpha\": 8, \"use_dora\": true}";
+                              "\"peft_type\": \"LORA\", \"r\": 4, \"lora_alpha\": 8, \"use_qalora\": true}";
     static const char *const jobs[] = {"model: {weights: %s}\ndata: {train: a, tokenizer: bytes}\n",
                                        "model: {blocks: 2}\ndata: {train: a}\nlora: {weights: %s}\n",
                                        "model: {kind: llama, heads: 3, channels: 32}\ndata: {train: '%s'}\n"};
     static const char *const words[] = {"job.yaml:1:9: model.weights: ", "job.yaml:3:8: lora.weights: ", "model.heads"};
     static const char *const found[] = {"config.json: hidden_activation: found \"relu\", expected gelu",
-                                        "adapter_config.json: use_dora: found true, expected none",
+                                        "adapter_config.json: use_qalora: found true, expected none",
                                         "3 heads do not divide 32 channels"};
     char folder[] = "/tmp/aq-manifest-XXXXXX", text[512], path[128];
     struct aq_job *job;

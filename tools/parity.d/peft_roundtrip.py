@@ -12,18 +12,19 @@ from transformers import DebertaV2Config, GPT2Config, LlamaConfig, ModernBertCon
 
 SMALL = {"vocab_size": 307, "hidden_size": 48, "intermediate_size": 88, "num_hidden_layers": 3, "max_position_embeddings": 128,
          "num_attention_heads": 4}
-# Configuration, what is adapted (a list, a pattern), whether the scale is rank-stabilized.
+# Configuration, what is adapted (a list, a pattern), whether the scale is rank-stabilized; and whether rows have lengths (DoRA).
 KINDS = {"gpt2": (GPT2Config(vocab_size=307, n_embd=48, n_layer=3, n_head=4, n_positions=64), ["c_attn", "c_proj"], False),
          "llama": (LlamaConfig(**SMALL, num_key_value_heads=2), ["q_proj", "v_proj"], True),
          "qwen3": (Qwen3Config(**SMALL, num_key_value_heads=2, head_dim=12), r".*\.layers\.[12]\..*(q_proj|down_proj)", False),
          "deberta": (DebertaV2Config(**deberta.COMMON), ["query_proj", "key_proj", "dense"], False),
          "modernbert": (ModernBertConfig(**{**modernbert.COMMON, "initializer_range": 0.05}), ["Wqkv", "Wi", "Wo"], False)}
-ENCODERS = ("deberta", "modernbert")
+KINDS.update({"gpt2 dora": (*KINDS["gpt2"], True), "qwen3 dora": (*KINDS["qwen3"], True), "deberta dora": (*KINDS["deberta"], True)})
+ENCODERS = ("deberta", "modernbert", "deberta dora")
 
 
 def adapted(kind, seed):
     """The model with random weights, and PEFT's with random adapters around it."""
-    config, targets, rslora = KINDS[kind]
+    config, targets, rslora, *dora = KINDS[kind]
     torch.manual_seed(seed)
     classifies = kind in ENCODERS
     auto = transformers.AutoModelForSequenceClassification if classifies else transformers.AutoModelForCausalLM
@@ -31,7 +32,7 @@ def adapted(kind, seed):
     kit.shake(model, seed)
     more = {"modules_to_save": ["classifier"], "exclude_modules": ["pooler.dense", "classifier"]} if classifies else {}
     lora = peft.LoraConfig(r=3, lora_alpha=6, target_modules=targets, use_rslora=rslora, init_lora_weights=False,
-                           fan_in_fan_out=kind == "gpt2", **more)
+                           use_dora=bool(dora), fan_in_fan_out=kind.startswith("gpt2"), **more)
     return model, lora
 
 
@@ -60,7 +61,7 @@ def roundtrip(kind):
         loss = torch.nn.functional.cross_entropy(logits.flatten(0, -2), targets.flatten(), ignore_index=-1)
         loss.backward()
         front = "base_model.model."
-        theirs = {name.removeprefix(front).replace(".default", "").replace(".modules_to_save", ""): p.grad
+        theirs = {name.removeprefix(front).replace(".default", "").replace(".modules_to_save", "").replace("lora_magnitude_vector", "lora_M"): p.grad
                   for name, p in model.named_parameters() if p.grad is not None}
         task = "classification" if kind in ENCODERS else "language_model"
         mine = place.adapted(case / "base", case, task=task, adapter=1)

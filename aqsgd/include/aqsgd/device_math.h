@@ -549,6 +549,40 @@ struct aq_argmax {
     int32_t *index;
 };
 
+/*
+ * Rows with a length of their own (Liu et al. 2024, DoRA, equation 5). V = w + d, which d becomes; n_j = |V_j|.
+ *
+ *     y_j = (m_j / n_j) V_j        a row of V that is all zeroes stays zeroes, whatever m_j
+ *
+ * w (rows, C), or as it is stored the other way round (C, rows): turned. d, m fp32.
+ */
+struct aq_magnitude {
+    uint64_t rows, C;
+    const void *w;
+    enum aq_element w_type;
+    bool w_turned;
+    float *d;
+    const float *m;
+    void *y; /* (rows, C) */
+    enum aq_element y_type;
+};
+
+/*
+ * Its gradients, n_j taken for a constant (ibid., section 4.3). g is that of y and becomes `scale` times that of V:
+ *
+ *     dm_j += g_j . V_j / n_j        g_j = (scale m_j / n_j) g_j
+ */
+struct aq_magnitude_backward {
+    uint64_t rows, C;
+    const void *w;
+    enum aq_element w_type;
+    bool w_turned;
+    float *d; /* becomes V, as above */
+    const float *m;
+    float *g, *dm; /* (rows, C); rows */
+    float scale;
+};
+
 /* x *= factor. What is not finite stays so. */
 struct aq_scale {
     float *x;

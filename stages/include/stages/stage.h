@@ -219,12 +219,20 @@ void aq_model_freeze_words(const struct aq_model_config *model, uint32_t T, uint
  *
  * Where there are adapters and `freeze` is NULL, nothing else trains but what begins untrained (a classification's
  * head). A list decides about the model's own tensors alone: the adapters train.
+ *
+ * With `dora` (Liu et al. 2024) each row of such a matrix, the weights of one output, has a length that trains, too:
+ *
+ *     y = x W' + b,    W'_j = m_j V_j / |V_j|,    V = W + (alpha / rank) (A B) as above
+ *
+ * m is stored as `TENSOR.lora_M.weight`, (out), and begins as the lengths of W's rows (aq_stage_magnitudes). Gradients
+ * take |V_j| for a constant, as published and as PEFT has it. Adapters then have no dropout.
  */
 enum { AQ_LORA_RANK_MAX = 1024 };
 struct aq_lora_config {
     uint32_t rank;       /* 0: no adapters                                                                  */
     float alpha;         /* positive                                                                        */
     bool rslora;         /* the share is alpha / sqrt(rank), not alpha / rank                               */
+    bool dora;           /* rows of the adapted matrices have lengths that train                            */
     float dropout;       /* of what each adapter reads, in training: 0 to below 1                           */
     const char *targets; /* which linear layers, by patterns as `freeze` has them; NULL: all that may have some */
 };
@@ -345,6 +353,11 @@ enum aq_status aq_stage_put(struct aq_stage *stage, const struct aq_tensor_info 
                             const float *values);
 enum aq_status aq_stage_get(const struct aq_stage *stage, const struct aq_tensor_info *tensor, uint64_t first,
                             uint64_t count, float *values);
+/*
+ * Adapters with `dora` begin: m becomes the lengths of the weights' rows as they are now. Part of aq_stage_init; for
+ * whoever puts weights. AQ_NOMEM.
+ */
+enum aq_status aq_stage_magnitudes(struct aq_stage *stage);
 /* *digest, seeded with what it was, of all that is packed, as it is kept. */
 enum aq_status aq_stage_packed_digest(const struct aq_stage *stage, uint64_t *digest);
 /* What it learns. */

@@ -128,6 +128,9 @@ struct aq_weights_low_rank {
     uint32_t rank;
     float scale;
     bool out_in; /* the matrix lies as (out, in), else (in, out) */
+    /* Not NULL: row o of the sum, the weights of output o, gets the length m[o]; factors: room for `out` of them. */
+    const float *m;
+    float *factors;
 };
 
 struct aq_weights_tensor {

@@ -1,0 +1,122 @@
+/*
+ * linear_magnitude.c -- adapters whose rows have lengths of their own (Liu et al. 2024, DoRA), wrapped around linear.c.
+ * A is (rank, in), B (out, rank), s = alpha / rank:
+ *
+ *     V = W + s B A        W'_j = m_j V_j / |V_j|        y = x W'^T + b        dx = dy W'
+ *     G = dy^T x           dm_j += G_j . V_j / |V_j|     G'_j = (s m_j / |V_j|) G_j      dB += G' A^T      dA += B^T G'
+ *
+ * W' is made again for every product, in memory that all products of a stage share: it costs rank / rows of the
+ * product, and nothing is kept. G is a product more in backward, as where the matrix itself trains; it is in fp32,
+ * whatever the products' type, and so are those of A and B.
+ */
+#include "linear.h"
+
+static uint32_t a_of(const struct layer_run *run, const struct linear_part *part)
+{
+    return run->layer->adapters[part->weight];
+}
+
+/* v = s B A, (out, in) */
+static enum aq_status delta(const struct layer_run *run, const struct linear *linear, const struct linear_part *part)
+{
+    const struct aq_lora_config *lora = &run->config->lora;
+    const uint32_t a = a_of(run, part);
+    float *v = layer_adapter_memory(run->stage).v;
+    const struct aq_matmul product = {.M = part->out,
+                                      .N = linear->in,
+                                      .K = lora->rank,
+                                      .a = run->w[a + 1],
+                                      .a_stride = lora->rank,
+                                      .b = run->w[a],
+                                      .b_stride = linear->in,
+                                      .compute = AQ_F32,
+                                      .c = v,
+                                      .c_stride = linear->in,
+                                      .c_type = AQ_F32};
+    AQ_TRY(aq_device_matmul(run->device, &product, run->stream));
+    const struct aq_scale scale = {.x = v, .count = part->out * linear->in, .factor = aq_lora_scale(lora)};
+    return scale.factor == 1.0f ? AQ_OK : aq_device_scale(run->device, &scale, run->stream);
+}
+
+enum aq_status linear_magnify(const struct layer_run *run, const struct linear *linear, const struct linear_part *part,
+                              struct linear_weights *w)
+{
+    const struct layer_adapter_memory memory = layer_adapter_memory(run->stage);
+    const struct aq_magnitude args = {.rows = part->out,
+                                      .C = linear->in,
+                                      .w = w->at,
+                                      .w_type = w->type,
+                                      .w_turned = !w->out_in,
+                                      .d = memory.v,
+                                      .m = run->w[a_of(run, part) + 2],
+                                      .y = memory.own,
+                                      .y_type = stage_type(run->config->precision)};
+    AQ_TRY(delta(run, linear, part));
+    *w = (struct linear_weights){.at = memory.own, .type = args.y_type, .out_in = true};
+    return aq_device_magnitude(run->device, &args, run->stream);
+}
+
+/* to (rows, columns) += a^T b or a b^T, fp32 */
+static enum aq_status add_product(const struct layer_run *run, struct aq_matmul args)
+{
+    args.compute = AQ_F32;
+    args.accumulate = true;
+    args.c_stride = args.N;
+    args.c_type = AQ_F32;
+    return aq_device_matmul(run->device, &args, run->stream);
+}
+
+enum aq_status linear_magnitude_gradients(const struct layer_run *run, const struct linear *linear,
+                                          const struct linear_part *part, const struct linear_weights *w, uint64_t rows,
+                                          struct linear_rows x, struct linear_rows dy)
+{
+    const struct layer_adapter_memory memory = layer_adapter_memory(run->stage);
+    const enum aq_element type = stage_type(run->config->precision);
+    const uint32_t a = a_of(run, part), rank = run->config->lora.rank;
+    const uint64_t in = linear->in, out = part->out;
+    const struct aq_matmul whole = {.M = out,
+                                    .N = in,
+                                    .K = rows,
+                                    .a = dy.at,
+                                    .a_stride = dy.stride,
+                                    .a_type = type,
+                                    .a_transposed = true,
+                                    .b = x.at,
+                                    .b_stride = x.stride,
+                                    .b_type = type,
+                                    .compute = stage_compute(run->config->precision),
+                                    .c = memory.own,
+                                    .c_stride = in,
+                                    .c_type = AQ_F32};
+    const struct aq_magnitude_backward args = {.rows = out,
+                                               .C = in,
+                                               .w = w->at,
+                                               .w_type = w->type,
+                                               .w_turned = !w->out_in,
+                                               .d = memory.v,
+                                               .m = run->w[a + 2],
+                                               .g = memory.own,
+                                               .dm = run->g[a + 2],
+                                               .scale = aq_lora_scale(&run->config->lora)};
+    AQ_TRY(delta(run, linear, part));
+    AQ_TRY(aq_device_matmul(run->device, &whole, run->stream));
+    AQ_TRY(aq_device_magnitude_backward(run->device, &args, run->stream));
+    AQ_TRY(add_product(run, (struct aq_matmul){.M = out,
+                                               .N = rank,
+                                               .K = in,
+                                               .a = memory.own,
+                                               .a_stride = in,
+                                               .b = run->w[a],
+                                               .b_stride = in,
+                                               .b_transposed = true,
+                                               .c = run->g[a + 1]}));
+    return add_product(run, (struct aq_matmul){.M = rank,
+                                               .N = in,
+                                               .K = out,
+                                               .a = run->w[a + 1],
+                                               .a_stride = rank,
+                                               .a_transposed = true,
+                                               .b = memory.own,
+                                               .b_stride = in,
+                                               .c = run->g[a]});
+}
