@@ -136,6 +136,9 @@ def scenario_split_rounds():
                   f"{mode}: {name} has another run when the server is killed: {server.text()}")
         for rank in range(3):
             check(tensors(newest(f"killed-{mode}") / f"stage-{rank}.safetensors") == weights[rank], f"{mode}: other weights of stage {rank}")
+    lines = (ROOT / "killed-splitfed1.server.log").read_text().splitlines()
+    done = next(at for at, line in enumerate(lines) if "has trained up to" in line)
+    check(sum(" trains steps " in line for line in lines[:done]) >= 3, f"not at once: {lines}")
     check(wanted["splitfed1"] != wanted["splitfed2"], "v1 is v2")
 
     drawn, five = [], (*names, "e")  # two fifths of five are two, though not as floats
