@@ -236,6 +236,7 @@ def scenario_split_doors():
         stranger(server, "keys-old/site-c", b"x")
     check(0 < server.text().count("which expired on") < 20, f"strangers fill the log: {server.text()}")
     first = Client(server, "a")
+    server.await_text("a (127.0.0.1")
     second = Client(server, "b", folder=ROOT / "doors-a").end(1)
     check("doors-a" in second and len(second.splitlines()) == 1, f"a second client in a folder: {second}")
     other = subprocess.run([jobs.BIN / "aqpipe", "split-server", server.path], capture_output=True, text=True, timeout=jobs.PATIENCE)
