@@ -131,7 +131,7 @@ void turn_pump(struct server *server, struct site *site); /* files to the client
 /* Its connection ends: said once, with the reason; its turn waits for it. */
 void turn_away(struct server *server, struct site *site, const char *why);
 void turn_halt(struct site *site); /* the launcher of its turn, at once; waits for its end */
-/* Our own disk, or memory: nothing of it counts, and nobody can go on. */
+/* Our own disk, or memory: nothing of it counts, and nobody can go on. why NULL: it has been said. */
 void server_fails(struct server *server, const char *why);
 void server_save(struct server *server); /* split.json, or the server fails */
 

@@ -73,7 +73,8 @@ static void round_draw(struct server *server)
 {
     struct site *due[AQ_JOB_CLIENTS_MAX];
     const uint32_t count = due_of(server, due);
-    const double wanted = ceil((double)server->job->split.participation * count);
+    /* A tenth of ten is one: a tenth as a float is a little more than one. */
+    const double wanted = fmax(1, ceil((double)server->job->split.participation * count - 1e-5));
     for (uint32_t i = 0; i < count; i++) {
         due[i]->late = false;
         if (i < wanted) continue;
@@ -146,7 +147,7 @@ static void round_end(struct server *server)
         const struct aq_plan *plan = any_plan(server);
         if (!plan) return;
         if (merge(server, plan) != AQ_OK) {
-            server_fails(server, aq_error_text());
+            server_fails(server, NULL);
             return;
         }
         server->weights = server->weights == 0 ? 1 : 0;
@@ -190,7 +191,7 @@ static void weights_first(struct server *server)
     const struct aq_plan *plan = any_plan(server);
     if (!plan) return;
     if (weights_begin(server, plan) != AQ_OK) {
-        server_fails(server, aq_error_text());
+        server_fails(server, NULL);
         return;
     }
     server->weights = 0;

@@ -117,6 +117,8 @@ static enum aq_status plan_for(struct server *server, struct site *site, const s
 static bool other_data(const struct site *site, const struct aq_split_join *join)
 {
     const struct aq_job_facts *was = &site->join.facts, *is = &join->facts;
+    const bool began = site->turns > 0 || site->until > 0; /* maybe before this server was started */
+    if (began && site->samples != is->train_samples) return true;
     return site->job.plan && (was->train_digest != is->train_digest || was->train_samples != is->train_samples ||
                               was->heldout_digest != is->heldout_digest);
 }

@@ -97,7 +97,7 @@ bool turn_tell(struct server *server, struct site *site, json_t *line)
 
 void server_fails(struct server *server, const char *why)
 {
-    server_say(server, "%s", why);
+    if (why) server_say(server, "%s", why);
     server->over = true;
     server->end = AQ_SPLIT_FAILED;
 }
@@ -105,7 +105,7 @@ void server_fails(struct server *server, const char *why)
 /* A state that cannot be written is no state that one may go on from. */
 void server_save(struct server *server)
 {
-    if (state_save(server) != AQ_OK) server_fails(server, aq_error_text());
+    if (state_save(server) != AQ_OK) server_fails(server, NULL);
 }
 
 void turn_miss(struct server *server, struct site *site, const char *why)
@@ -207,7 +207,7 @@ static void offer(struct server *server, struct site *site)
     site->offered = true;
     bounds(site);
     if (write_manifest(server, site) != AQ_OK) {
-        turn_miss(server, site, aq_error_text());
+        server_fails(server, NULL);
         return;
     }
     const bool adopt = adopts(site);
@@ -363,17 +363,20 @@ static void taken(struct server *server, struct site *site)
     enum aq_status status = round_ends(server, site, ends);
     if (status == AQ_OK) status = state_path(server, middle, "clients/%s/checkpoint/%" PRIu64, site->name, site->until);
     if (status != AQ_OK) {
-        server_fails(server, aq_error_text());
+        server_fails(server, NULL);
         return;
     }
     status = turn_check(site, ends, middle, why);
-    if (status != AQ_OK && status != AQ_NOMEM) {
+    if (status == AQ_NOMEM) {
+        server_fails(server, why);
+        return;
+    }
+    if (status != AQ_OK) {
         turn_miss(server, site, why);
         return;
     }
-    if (status == AQ_OK) status = state_commit(server, site);
-    if (status != AQ_OK) {
-        server_fails(server, aq_error_text());
+    if (state_commit(server, site) != AQ_OK) {
+        server_fails(server, NULL);
         return;
     }
     server_say(server, "round %u: %s has trained up to step %" PRIu64, server->round, site->name, site->mark);
@@ -442,7 +445,7 @@ static void pump_files(struct server *server, struct site *site)
         if (status == AQ_OK) status = aq_split_out_line(&site->out, "event", &line, &last);
         if (status != AQ_OK) { /* our own file */
             site->sends = false;
-            server_fails(server, aq_error_text());
+            server_fails(server, NULL);
             return;
         }
         if (last) aq_split_out_close(&site->out);
