@@ -100,7 +100,7 @@ def scenario_bits_auto():
             for epoch in range(3):
                 bits_are(name, epoch, found[str(epoch)], stages)
         # Decided beforehand, each cut and direction otherwise: as told, to the end, and the same where it was killed.
-        told = {str(epoch): [(epoch + way) % 4 for way in range(ways)] for epoch in range(1, 8)}
+        told = {str(epoch): [(epoch + way) % 4 for way in range(ways)] for epoch in range(1, 6)}
         for how in ("whole", "killed"):
             name = f"bits-{tag}-{how}"
             path = manifest(name, **AUTO, **more, **{"link.rate_mbps": 100, "train.epochs": 1})
@@ -108,7 +108,7 @@ def scenario_bits_auto():
             at = ROOT / name / "bits.json"
             at.write_text(json.dumps({**json.loads(at.read_text()), **told}))
             first = len(metrics(name))
-            arguments = ("--resume", "--set", "train.epochs=8")
+            arguments = ("--resume", "--set", "train.epochs=6")
             if how == "killed":
                 process = start(path, 0.1, "--restarts", "0", *arguments)
                 for line in process.stdout:
@@ -118,11 +118,11 @@ def scenario_bits_auto():
                 _, errors = process.communicate(timeout=jobs.PATIENCE)
                 check(process.returncode == 1, f"{name}: {process.returncode}: it was not caught\n{errors[-1000:]}")
             launch(path, *arguments)
-            for epoch in range(1, 8):
+            for epoch in range(1, 6):
                 bits_are(name, epoch, told[str(epoch)], stages)
         same_run(f"bits-{tag}-killed", f"bits-{tag}-whole")
     at.write_text('{"1": [7]}')
-    refused("damaged", path, r"bits\.json is damaged.*remove it", 1, "--resume", "--set", "train.epochs=9")
+    refused("damaged", path, r"bits\.json is damaged.*remove it", 1, "--resume", "--set", "train.epochs=7")
     refused("no rate", manifest("no-rate", **AUTO), "edges.bits: auto wants link.rate_mbps", 2)
     refused("staleness", manifest("stale", **AUTO, **{"link.rate_mbps": 100, "train.staleness": 1}), "does not go with train.staleness", 2)
     no_workers("bits_auto")
