@@ -231,16 +231,21 @@ void aq_checkpoint_file_close(struct aq_checkpoint_file *file)
     aq_free(file);
 }
 
-enum aq_status aq_checkpoint_write(const struct aq_checkpoint *c, uint64_t step)
+enum aq_status aq_checkpoint_write_values(const struct aq_checkpoint *c, uint64_t step, const float *snapshot)
 {
     struct aq_checkpoint_file *file;
-    AQ_TRY(aq_checkpoint_file_open(c, step, NULL, &file));
+    AQ_TRY(aq_checkpoint_file_open(c, step, snapshot, &file));
     enum aq_status status;
     do {
         status = aq_checkpoint_file_piece(file);
     } while (status == AQ_AGAIN);
     aq_checkpoint_file_close(file);
     return status;
+}
+
+enum aq_status aq_checkpoint_write(const struct aq_checkpoint *c, uint64_t step)
+{
+    return aq_checkpoint_write_values(c, step, NULL);
 }
 
 uint64_t aq_checkpoint_floats(const struct aq_checkpoint *c)

@@ -62,6 +62,9 @@ enum aq_status aq_checkpoint_write(const struct aq_checkpoint *checkpoint, uint6
 uint64_t aq_checkpoint_floats(const struct aq_checkpoint *checkpoint);
 enum aq_status aq_checkpoint_snapshot(const struct aq_checkpoint *checkpoint, float *snapshot);
 
+/* As aq_checkpoint_write, of the values of a snapshot. */
+enum aq_status aq_checkpoint_write_values(const struct aq_checkpoint *checkpoint, uint64_t step, const float *snapshot);
+
 /*
  * The file of step `step`, piece by piece. The values are those of the snapshot, or the stage's own (NULL): either must
  * not change before close, and stage and optimizer stay open until then. open touches no disk. piece: AQ_AGAIN while

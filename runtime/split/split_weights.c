@@ -181,18 +181,6 @@ static enum aq_status sum_up(const struct server *server, struct part *part, uin
     return AQ_OK;
 }
 
-static enum aq_status write_values(const struct part *part, uint64_t step, const float *values)
-{
-    struct aq_checkpoint_file *file;
-    AQ_TRY(aq_checkpoint_file_open(&part->checkpoint, step, values, &file));
-    enum aq_status status;
-    do {
-        status = aq_checkpoint_file_piece(file);
-    } while (status == AQ_AGAIN);
-    aq_checkpoint_file_close(file);
-    return status;
-}
-
 enum aq_status weights_average(const struct server *server, const struct aq_plan *plan, uint32_t rank, int to)
 {
     char folder[AQ_RUN_PATH_BYTES];
@@ -210,7 +198,7 @@ enum aq_status weights_average(const struct server *server, const struct aq_plan
     AQ_TRY_GOTO(aq_map(count * sizeof(float), &one), out);
     AQ_TRY_GOTO(aq_map(count * sizeof(double), &sum), out);
     AQ_TRY_GOTO(sum_up(server, &part, count, one, sum), out);
-    status = write_values(&part, (uint64_t)to, one);
+    status = aq_checkpoint_write_values(&part.checkpoint, (uint64_t)to, one);
 out:
     aq_unmap(one, count * sizeof(float));
     aq_unmap(sum, count * sizeof(double));
