@@ -128,11 +128,20 @@ size_t cuda_runtime_host_used(void)
 
 enum { HEAD_BYTES = 512, PAGE_BYTES = 4096, PIECE_BYTES = 2 << 20 };
 
+/* The first touch of its pages is most of what opening a device costs. */
+static void in_huge_pages(uint8_t *memory, size_t bytes)
+{
+    const uintptr_t from = ((uintptr_t)memory + PIECE_BYTES - 1) / PIECE_BYTES * PIECE_BYTES;
+    const uintptr_t to = ((uintptr_t)memory + bytes) / PIECE_BYTES * PIECE_BYTES;
+    if (to > from) (void)madvise((void *)from, to - from, MADV_HUGEPAGE);
+}
+
 /* Whole pieces of 2 MiB lie alone, as on a GPU, and may be exported. */
 static cudaError_t malloc_alone(void **out, size_t bytes)
 {
     uint8_t *pages = mmap(NULL, bytes + PAGE_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (pages == MAP_FAILED) return cudaErrorMemoryAllocation;
+    in_huge_pages(pages, bytes + PAGE_BYTES);
     uint8_t *memory = pages + PAGE_BYTES - HEAD_BYTES;
     memcpy(memory, &bytes, sizeof bytes);
     memset(memory + HEAD_BYTES, 0xff, bytes);
@@ -148,6 +157,7 @@ cudaError_t cudaMalloc(void **out, size_t bytes)
     if (bytes > 0 && bytes % PIECE_BYTES == 0) return malloc_alone(out, bytes);
     uint8_t *memory = aligned_alloc(HEAD_BYTES, (bytes + 2 * HEAD_BYTES - 1) / HEAD_BYTES * HEAD_BYTES);
     if (!memory) return cudaErrorMemoryAllocation;
+    in_huge_pages(memory, bytes + HEAD_BYTES);
     memcpy(memory, &bytes, sizeof bytes);
     memset(memory + HEAD_BYTES, 0xff, bytes);
     memory_used += bytes;
