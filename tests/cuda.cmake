@@ -54,8 +54,8 @@ file(GLOB CUDA_KERNELS CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/aqsgd/device/cuda
   ${PROJECT_SOURCE_DIR}/aqsgd/grad/cuda/cuda_*.cu)
 aq_cuda_host_sources(${CUDA_KERNELS})
 set(emulation cuda_host/cuda_host.cpp cuda_host/cuda_host_mma.cpp cuda_host/cuda_host_switch.cpp)
-set_source_files_properties(${emulation} PROPERTIES COMPILE_OPTIONS -O2) # also where the rest is -O1, for sanitizers
 add_library(aq_cuda_host STATIC ${emulation} ${CUDA_KERNELS})
+target_compile_options(aq_cuda_host PRIVATE -O2) # also where the rest is -O1, for sanitizers
 target_include_directories(aq_cuda_host PUBLIC ${CMAKE_CURRENT_SOURCE_DIR}/cuda_host ${aqsgd_ROOMS}
   PRIVATE ${aqsgd_ROOMS})
 target_link_libraries(aq_cuda_host PUBLIC aqsgd PRIVATE aq_flags_cuda_host)
