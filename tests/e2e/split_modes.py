@@ -8,9 +8,9 @@ import signal
 import time
 
 import jobs
-from jobs import check, launch, losses, manifest, no_workers
+from jobs import aqpipe, check, launch, losses, manifest, metrics, no_workers
 from kit import ROOT
-from split import CODED, PLAIN, Client, Server, await_step, begin, job, of_client, report, split, tensors, whole
+from split import CODED, PLAIN, STAGES, Client, Server, await_step, begin, job, of_client, report, split, tensors, whole
 
 
 def averaged(parts):
@@ -98,6 +98,57 @@ def scenario_split_fed():
     check(of_client("two", second)[0]["loss"] != of_client("fed", second)[0]["loss"], "v2's second turn has not the first one's middle")
     check(report("two")["mode"] == "splitfed2", report("two"))
     no_workers("split_fed")
+
+
+def scenario_split_statistics():
+    """Statistics of batch norms that stay with each client: one client is the unsplit run, SplitFed v1 is FedAvg of all else; no file that goes round has them."""
+    begin("a", "b")
+    norms = {**PLAIN, "pipeline.stages": STAGES.replace("0-1", "0-2").replace("2-11", "3-9").replace("12-13", "10-13")}
+    local = {**norms, "split.statistics": "local"}
+    whole(split("local", rounds=2, epochs=1, **local), "a")
+    launch(job("unsplit", **{**PLAIN, "pipeline.stages": 1, "train.epochs": 2}))
+    check(losses("unsplit") == [line["loss"] for line in of_client("local", "a")], "one client with its own statistics is another run")
+    evals = {run: [line["accuracy"] for line in lines] for run, lines in (("one", metrics("unsplit", "eval")), ("split", of_client("local", "a", "eval")))}
+    check(evals["one"][-1] == evals["split"][-1], f"{evals}")
+
+    samples, steps = {"a": 60, "b": 45}, 3
+
+    def alone(name, epochs, *arguments):
+        launch(job(f"alone-{name}", **{**PLAIN, "pipeline.stages": 1, "data.train": str(ROOT / f"{name}.bin"), "train.epochs": epochs}), *arguments)
+    for name in samples:
+        alone(name, 1)
+    files = {name: ROOT / f"alone-{name}/checkpoint/{steps}/stage-0.safetensors" for name in samples}
+    ours = {name: tensors(path) for name, path in files.items()}
+    for name, path in files.items():
+        rewrite(path, {tensor: own if ".running_" in tensor else averaged([(samples[each], ours[each][tensor]) for each in sorted(ours)])
+                       for tensor, own in ours[name].items()})
+        alone(name, 2, "--resume")
+    whole(split("fed", rounds=2, epochs=1, clients=2, **{**local, "split.mode": "splitfed1"}), "a", "b")
+    for name in samples:
+        check(losses(f"alone-{name}") == [line["loss"] for line in of_client("fed", name)], f"{name}: not FedAvg with statistics of its own")
+    for rank in (0, 2):
+        for tensor, values in tensors(newest("fed") / f"stage-{rank}.safetensors").items():
+            begins = array.array("f", values) if ".running_" in tensor else []
+            check(all(value == (1 if tensor.endswith("var") else 0) for value in begins), f"stage {rank}: the server has {tensor} of a client")
+    its = tensors(ROOT / "fed-a/run/checkpoint/6/stage-0.safetensors")
+    check(any(any(array.array("f", values)) for tensor, values in its.items() if tensor.endswith("running_mean")), "a keeps no statistics")
+    check(report("fed")["statistics"] == "local", report("fed"))
+    whole(split("both", rounds=2, epochs=1, clients=2, **norms), "a", "b")
+    check(report("both")["statistics"] == "averaged", report("both"))
+    second = {run: [line["loss"] for line in of_client(run, "a")][steps:] for run in ("fed", "both")}
+    check(second["fed"] != second["both"], "local is averaged")
+
+    server = Server(split("agreed", rounds=1, epochs=1, **norms))
+    said = Client(server, "a", path=split("mine", rounds=1, epochs=1, **local)).end(1)
+    check("split.statistics: " in said and "a (127.0.0.1" in server.text(), f"{said}: {server.text()}")
+    Client(server, "b").end()
+    server.end()
+    for keys, text in (({"split.statistics": "group"}, "group wants a model without batch norms"),
+                       ({"split.statistics": "local", "split.collect": "true"}, "does not go with split.statistics: local"),
+                       ({"split.statistics": "local", "split.clients": 0}, "say split.clients")):
+        done = aqpipe("plan", split("bad", **{**PLAIN, **keys}))
+        check(done.returncode == 2 and text in done.stderr, f"{keys}: {done.returncode}, {done.stderr}")
+    no_workers("split_statistics")
 
 
 def killed(path, names, when):
