@@ -138,13 +138,9 @@ enum aq_status report_leave(const struct server *server)
     return status;
 }
 
-enum aq_status model_leave(const struct server *server)
+static enum aq_status model_of(const struct server *server, const struct aq_plan *plan)
 {
     char weights[AQ_RUN_PATH_BYTES];
-    const struct aq_plan *plan = NULL;
-    for (uint32_t i = 0; i < server->site_count && !plan; i++)
-        plan = server->sites[i].job.plan;
-    if (!server->job->split.collect || server->weights == SPLIT_WEIGHTS_NONE || !plan) return AQ_OK;
     AQ_TRY(state_path(server, weights, "weights"));
     const struct aq_export export = {.plan = plan,
                                      .checkpoint = weights,
@@ -155,4 +151,15 @@ enum aq_status model_leave(const struct server *server)
                                      .file_bytes_max = AQ_EXPORT_FILE_BYTES};
     AQ_TRY(aq_export_description(&export));
     return aq_export_weights(&export);
+}
+
+enum aq_status model_leave(const struct server *server)
+{
+    struct aq_split_job again;
+    const struct aq_plan *plan;
+    if (!server->job->split.collect || server->weights == SPLIT_WEIGHTS_NONE) return AQ_OK;
+    enum aq_status status = round_plan(server, &again, &plan);
+    if (status == AQ_OK && plan) status = model_of(server, plan);
+    aq_split_job_close(&again);
+    return status;
 }
