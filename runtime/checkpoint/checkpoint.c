@@ -357,7 +357,7 @@ static enum aq_status check_finite(const char *path, const char *name, const flo
     return AQ_OK;
 }
 
-/* One tensor of the file into device memory, chained into *digest. */
+/* One tensor of the file into device memory (to NULL: nowhere), chained into *digest. */
 static enum aq_status tensor_load(const struct aq_checkpoint *c, const struct aq_weights *weights, const char *path,
                                   const char *name, float *to, uint64_t count, float *staging, uint64_t *digest,
                                   bool others)
@@ -373,6 +373,7 @@ static enum aq_status tensor_load(const struct aq_checkpoint *c, const struct aq
     AQ_TRY(aq_weights_read(weights, index, false, staging, count));
     if (others) AQ_TRY(check_finite(path, name, staging, count));
     if (digest) *digest = aq_digest_seeded(staging, count * sizeof(float), *digest);
+    if (!to) return AQ_OK;
     AQ_TRY(aq_device_copy(c->device, to, staging, count * sizeof(float), NULL));
     return aq_device_stream_sync(c->device, NULL);
 }
@@ -386,8 +387,9 @@ static enum aq_status load_all(const struct aq_checkpoint *c, const struct aq_we
     for (uint32_t i = 0; i < aq_stage_saved_count(c->stage); i++) {
         struct aq_tensor_info info;
         aq_stage_saved(c->stage, i, &info);
-        AQ_TRY(tensor_load(c, weights, path, info.name, aq_stage_parameters(c->stage) + info.offset, info.count,
-                           staging, &digest, others));
+        float *to = aq_stage_parameters(c->stage) + info.offset;
+        if (others && info.buffer && c->own_statistics) to = NULL;
+        AQ_TRY(tensor_load(c, weights, path, info.name, to, info.count, staging, &digest, others));
     }
     for (uint32_t i = 0; c->optimizer && i < aq_optimizer_state_count(c->optimizer); i++) {
         struct aq_optimizer_state_info state;

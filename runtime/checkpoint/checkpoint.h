@@ -49,6 +49,7 @@ struct aq_checkpoint {
     bool stale;                     /* train.staleness: the next step's loss scale is kept, too            */
     float *guard;           /* AQ_EDGE_GUARD_STATE of host memory: the cut's behind this stage; NULL: it has no guard */
     uint64_t frozen_digest; /* of the stage's frozen tensors; 0: it has none                     */
+    bool own_statistics;    /* adopt leaves the stage's buffers as they are (split.statistics: local) */
     float pending;          /* aq_optimizer_config_pending: what residuals move the weights by   */
 };
 
@@ -84,9 +85,9 @@ enum aq_status aq_checkpoint_read(const struct aq_checkpoint *checkpoint, uint64
 
 /*
  * Take over the weights, statistics and optimizer state of <from>/stage-<rank>.safetensors, which another run of the
- * same stages wrote at whatever step: split learning goes from client to client so. It was made by others: each value
- * is looked at. AQ_NOTFOUND, AQ_CORRUPT (structure, digest, a value that is not finite), AQ_MISMATCH (another stage, or
- * tensors of other sizes).
+ * same stages wrote at whatever step: split learning goes from client to client so. With own_statistics the file's are
+ * looked at and left. It was made by others: each value is looked at. AQ_NOTFOUND, AQ_CORRUPT (structure, digest, a
+ * value that is not finite), AQ_MISMATCH (another stage, or tensors of other sizes).
  */
 enum aq_status aq_checkpoint_adopt(const struct aq_checkpoint *checkpoint, const char *from);
 

@@ -211,6 +211,9 @@ struct aq_job_security {
 /* Where weights come from at the beginning of a turn, and what is averaged at a round's end (docs/SPLIT.md). */
 enum aq_split_mode { AQ_SPLIT_RELAY = 0, AQ_SPLIT_FED1, AQ_SPLIT_FED2 };
 
+/* Whose the running statistics of batch norms are. */
+enum aq_split_statistics { AQ_SPLIT_AVERAGED = 0, AQ_SPLIT_LOCAL, AQ_SPLIT_GROUP };
+
 /* What leaves a client at the cuts (docs/PRIVACY.md); a noise is a multiple of its clip; 0: off. */
 struct aq_job_privacy {
     float clip, noise;                   /* of activations at the first cut, a sample at a time            */
@@ -224,6 +227,7 @@ struct aq_job_split {
     uint32_t rounds, epochs;
     uint64_t wait_ns;
     enum aq_split_mode mode;
+    enum aq_split_statistics statistics;
     uint32_t parallel;          /* turns at once                                                          */
     float participation;        /* of the clients, in each round                                          */
     uint64_t round_deadline_ns; /* 0: none                                                                */

@@ -103,6 +103,10 @@ static const struct aq_key_name split_mode_names[] = {{"relay", AQ_SPLIT_RELAY},
                                                       {"splitfed1", AQ_SPLIT_FED1},
                                                       {"splitfed2", AQ_SPLIT_FED2},
                                                       {NULL, 0}};
+static const struct aq_key_name split_statistics_names[] = {{"averaged", AQ_SPLIT_AVERAGED},
+                                                            {"local", AQ_SPLIT_LOCAL},
+                                                            {"group", AQ_SPLIT_GROUP},
+                                                            {NULL, 0}};
 static const struct aq_key_name tls_names[] = {{"auto", 0}, {"on", 1}, {"off", 2}, {NULL, 0}};
 static const struct aq_key_name copies_names[] = {
     {"auto", AQ_LINK_COPIES_AUTO}, {"off", AQ_LINK_COPIES_OFF}, {"on", AQ_LINK_COPIES_ON}, {NULL, 0}};

@@ -663,6 +663,25 @@ static void check_split(struct aq_manifest *manifest)
                           "is missing: a split job is under mutual TLS always (aqpipe keys init, aqpipe keys enroll)");
 }
 
+/* One choice for a job, and one that says something of its model. */
+static void check_statistics(struct aq_manifest *manifest)
+{
+    static const char *const key = "split.statistics";
+    const struct aq_job *job = &manifest->job;
+    if (job->split.statistics == AQ_SPLIT_AVERAGED) return;
+    const bool keeps = aq_model_keeps_statistics(&job->model.config, job->train.T);
+    if (job->split.clients == 0)
+        aq_manifest_error(manifest, key, "is of split learning: say split.clients, too");
+    else if (job->split.statistics == AQ_SPLIT_GROUP && keeps)
+        aq_manifest_error(manifest, key,
+                          "group wants a model without batch norms: a resnet with model.norm_groups (32 as published)");
+    else if (job->split.statistics == AQ_SPLIT_LOCAL && !keeps)
+        aq_manifest_error(manifest, key, "local wants a model with batch norms: this one keeps no statistics");
+    else if (job->split.statistics == AQ_SPLIT_LOCAL && job->split.collect)
+        aq_manifest_error(manifest, "split.collect",
+                          "does not go with split.statistics: local: a model of all clients has no statistics then");
+}
+
 void aq_manifest_check(struct aq_manifest *manifest)
 {
     aq_manifest_machines(manifest);
@@ -686,4 +705,5 @@ void aq_manifest_check(struct aq_manifest *manifest)
     check_bits(manifest);
     check_split(manifest);
     check_privacy(manifest);
+    if (model && manifest->errors.count == 0) check_statistics(manifest);
 }

@@ -21,6 +21,7 @@
 #include "run_folder.h"
 #include "split_gate.h"
 #include "split_job.h"
+#include "split_part.h"
 #include "split_piece.h"
 #include "split_session.h"
 
@@ -269,15 +270,27 @@ static enum aq_status from_server(struct client *client, json_t *line)
                    aq_printable_text(event, text, sizeof text));
 }
 
+/* The file of an end that it has trained. Its own statistics stay here: what is sent is a copy without them. */
+static enum aq_status end_path(const struct client *client, uint32_t rank, char path[AQ_RUN_PATH_BYTES])
+{
+    char name[24], from[AQ_RUN_PATH_BYTES];
+    const struct aq_plan *plan = client->job.plan;
+    if (client->job.job->split.statistics != AQ_SPLIT_LOCAL || plan->stages[rank].size.buffers == 0)
+        return aq_checkpoint_path(client->checkpoint, client->until, rank, path);
+    snprintf(name, sizeof name, "%" PRIu64, client->until);
+    AQ_TRY(aq_run_path(client->checkpoint, name, from));
+    AQ_TRY(aq_split_part_without_statistics(plan, rank, from, client->begin));
+    return aq_checkpoint_path(client->begin, 0, rank, path);
+}
+
 static enum aq_status send_ends(struct client *client)
 {
-    char path[AQ_RUN_PATH_BYTES], name[64];
+    char path[AQ_RUN_PATH_BYTES];
     while (client->sends && aq_control_waiting(client->server) < AQ_SPLIT_PIECE_BYTES) {
         json_t *line;
         bool last;
         if (client->out.fd == -1) {
-            snprintf(name, sizeof name, "%" PRIu64 "/stage-%u.safetensors", client->until, aq_split_rank(client->outs));
-            AQ_TRY(aq_run_path(client->checkpoint, name, path));
+            AQ_TRY(end_path(client, aq_split_rank(client->outs), path));
             AQ_TRY(aq_split_out_open(&client->out, path, aq_split_rank(client->outs++)));
         }
         AQ_TRY(aq_split_out_line(&client->out, "op", &line, &last));

@@ -72,6 +72,8 @@ struct server {
     uint32_t round;               /* under way, from 1 on; 0: clients are gathering; above split.rounds: the end */
     uint32_t drawn;               /* the last round of which it is decided who takes part   */
     uint64_t round_ns;            /* when it began, or this process                         */
+    uint64_t round_before_ns;     /* what it had of time before this process                */
+    uint64_t round_kept_ns;       /* and in all, as split.json says                         */
     int weights;                  /* the folder of the newest: 0, 1, or SPLIT_WEIGHTS_NONE  */
     char last[AQ_TLS_HOST_BYTES]; /* splitfed2: whose turn the middle of this round comes from; "": none yet */
     bool stopping, over;
@@ -82,7 +84,7 @@ struct server {
 
 /* split_state.c: RUN/split.json, and the folders beside it. */
 enum aq_status state_load(struct server *server);
-enum aq_status state_save(const struct server *server);
+enum aq_status state_save(struct server *server);
 /* "RUN/weights/0", "RUN/clients/NAME": AQ_INVAL: too long. */
 enum aq_status state_path(const struct server *server, char out[AQ_RUN_PATH_BYTES], const char *format, ...)
     __attribute__((format(printf, 3, 4)));
@@ -104,6 +106,12 @@ enum aq_status weights_average(const struct server *server, const struct aq_plan
 
 /* split_round.c: whatever is due: the next round, the next turns. */
 void round_advance(struct server *server);
+/*
+ * How the stages are: of a client that is here, or (again, to be closed in any case) from the manifest of a turn that
+ * somebody had; NULL: nobody is here, nor was. AQ_NOTFOUND, AQ_INVAL: of our own file.
+ */
+enum aq_status round_plan(const struct server *server, struct aq_split_job *again, const struct aq_plan **plan);
+uint64_t round_elapsed_ns(const struct server *server);
 uint64_t round_place(const struct server *server, const struct site *site, uint32_t round); /* the least is first */
 /* The folders that a turn of this client takes its ends and its middle from, and leaves what it trained in. */
 enum aq_status round_middle(const struct server *server, char out[AQ_RUN_PATH_BYTES]);

@@ -73,6 +73,17 @@ static json_t *privacy_line(const struct aq_job_privacy *privacy)
                      (double)privacy->gradient_noise);
 }
 
+/* Whose the statistics of batch norms were; null: the model has none to speak of. */
+static json_t *statistics_line(const struct server *server)
+{
+    static const char *const names[] = {
+        [AQ_SPLIT_AVERAGED] = "averaged", [AQ_SPLIT_LOCAL] = "local", [AQ_SPLIT_GROUP] = "group"};
+    const struct aq_job *job = server->job;
+    const bool none =
+        job->split.statistics == AQ_SPLIT_AVERAGED && !aq_model_keeps_statistics(&job->model.config, job->train.T);
+    return none ? json_null() : json_string(names[job->split.statistics]);
+}
+
 static json_t *make(const struct server *server)
 {
     struct all all = {0};
@@ -82,10 +93,11 @@ static json_t *make(const struct server *server)
     const uint32_t rounds = server->job->split.rounds;
     const uint32_t had = server->round == 0 ? 0 : server->round - 1;
     const bool any = all.targets > 0;
-    return json_pack("{s:s, s:s, s:I, s:I, s:I, s:f, s:o, s:o, s:o, s:o}", "job", server->job->name, "mode",
-                     state_mode(server), "rounds", (json_int_t)(had < rounds ? had : rounds), "rounds_planned",
-                     (json_int_t)rounds, "epochs_a_turn", (json_int_t)server->job->split.epochs, "sent_bytes",
-                     all.bytes, "loss", aq_control_number(any ? all.loss / all.targets : NAN), "accuracy",
+    return json_pack("{s:s, s:s, s:o, s:I, s:I, s:I, s:f, s:o, s:o, s:o, s:o}", "job", server->job->name, "mode",
+                     state_mode(server), "statistics", statistics_line(server), "rounds",
+                     (json_int_t)(had < rounds ? had : rounds), "rounds_planned", (json_int_t)rounds, "epochs_a_turn",
+                     (json_int_t)server->job->split.epochs, "sent_bytes", all.bytes, "loss",
+                     aq_control_number(any ? all.loss / all.targets : NAN), "accuracy",
                      aq_control_number(any ? all.right / all.targets : NAN), "privacy",
                      privacy_line(&server->job->split.privacy), "clients", clients);
 }
@@ -126,13 +138,9 @@ enum aq_status report_leave(const struct server *server)
     return status;
 }
 
-enum aq_status model_leave(const struct server *server)
+static enum aq_status model_of(const struct server *server, const struct aq_plan *plan)
 {
     char weights[AQ_RUN_PATH_BYTES];
-    const struct aq_plan *plan = NULL;
-    for (uint32_t i = 0; i < server->site_count && !plan; i++)
-        plan = server->sites[i].job.plan;
-    if (!server->job->split.collect || server->weights == SPLIT_WEIGHTS_NONE || !plan) return AQ_OK;
     AQ_TRY(state_path(server, weights, "weights"));
     const struct aq_export export = {.plan = plan,
                                      .checkpoint = weights,
@@ -143,4 +151,15 @@ enum aq_status model_leave(const struct server *server)
                                      .file_bytes_max = AQ_EXPORT_FILE_BYTES};
     AQ_TRY(aq_export_description(&export));
     return aq_export_weights(&export);
+}
+
+enum aq_status model_leave(const struct server *server)
+{
+    struct aq_split_job again;
+    const struct aq_plan *plan;
+    if (!server->job->split.collect || server->weights == SPLIT_WEIGHTS_NONE) return AQ_OK;
+    enum aq_status status = round_plan(server, &again, &plan);
+    if (status == AQ_OK && plan) status = model_of(server, plan);
+    aq_split_job_close(&again);
+    return status;
 }

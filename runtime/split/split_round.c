@@ -8,7 +8,8 @@
  *     splitfed2   weights/W         round/LAST, or weights/W   round/NAME; ends averaged, round/LAST's middle
  *
  * All of it is decided by split.json, which is written whole: a server that is killed at whatever moment goes on as if
- * it had not been. Only the deadline of a round is counted anew.
+ * it had not been. How long a round has been under way is written there now and then, too: its deadline counts the time
+ * that a server ran, and not the night that it was away.
  */
 #include <inttypes.h>
 #include <math.h>
@@ -85,10 +86,25 @@ static void round_draw(struct server *server)
     server_save(server);
 }
 
+/* Time that the round has had of this server and of those before it. */
+uint64_t round_elapsed_ns(const struct server *server)
+{
+    return server->round_before_ns + (aq_clock_ns() - server->round_ns);
+}
+
+/* split.json often enough that a restart gives a round little of its time again. */
+static void deadline_keep(struct server *server, uint64_t most_ns)
+{
+    const uint64_t sixteenth = most_ns / 16;
+    const uint64_t every = sixteenth < second_ns ? second_ns : sixteenth > 60 * second_ns ? 60 * second_ns : sixteenth;
+    if (round_elapsed_ns(server) >= server->round_kept_ns + every) server_save(server);
+}
+
 static void round_next(struct server *server)
 {
     server->round++;
     server->round_ns = aq_clock_ns();
+    server->round_before_ns = server->round_kept_ns = 0;
     server->last[0] = 0;
     server_save(server);
 }
@@ -138,15 +154,38 @@ static void forget(const struct server *server, const struct site *site)
     }
 }
 
-/* All that take part are done. Not yet, where there is to be averaged and nobody is here to say how the stages are. */
+enum aq_status round_plan(const struct server *server, struct aq_split_job *again, const struct aq_plan **plan)
+{
+    char path[AQ_RUN_PATH_BYTES];
+    *again = (struct aq_split_job){0};
+    *plan = any_plan(server);
+    for (uint32_t i = 0; i < server->site_count && !*plan; i++) {
+        if (server->sites[i].turns == 0) continue;
+        AQ_TRY(state_path(server, path, "turns/%s.yaml", server->sites[i].name));
+        AQ_TRY(aq_job_load(path, NULL, 0, &again->job));
+        AQ_TRY(aq_plan_open(again->job, &again->plan));
+        *plan = again->plan;
+    }
+    return AQ_OK;
+}
+
+static enum aq_status average(const struct server *server)
+{
+    struct aq_split_job again;
+    const struct aq_plan *plan;
+    enum aq_status status = round_plan(server, &again, &plan);
+    if (status == AQ_OK) status = merge(server, plan);
+    aq_split_job_close(&again);
+    return status;
+}
+
+/* All that take part are done. */
 static void round_end(struct server *server)
 {
     bool was[AQ_JOB_CLIENTS_MAX] = {false};
     const uint32_t count = kept(server);
     if (count > 0) {
-        const struct aq_plan *plan = any_plan(server);
-        if (!plan) return;
-        if (merge(server, plan) != AQ_OK) {
+        if (average(server) != AQ_OK) {
             server_fails(server, NULL);
             return;
         }
@@ -226,10 +265,12 @@ void round_advance(struct server *server)
     if (server->over) return;
     const uint64_t most_ns = server->job->split.round_deadline_ns;
     const uint32_t count = due_of(server, due);
-    if (count > 0 && most_ns && aq_clock_ns() - server->round_ns > most_ns) {
+    if (count > 0 && most_ns && round_elapsed_ns(server) > most_ns) {
         too_late(server, due, count);
         return;
     }
+    if (most_ns) deadline_keep(server, most_ns);
+    if (server->over) return;
     if (count > 0) {
         /* Those of splitfed1 need nothing of each other: each is waited for by itself. */
         turns_advance(server, due, server->job->split.mode == AQ_SPLIT_FED1 ? count : 1);

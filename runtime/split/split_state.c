@@ -59,21 +59,25 @@ static json_t *site_line(const struct site *site)
                      "kept", site->kept);
 }
 
-enum aq_status state_save(const struct server *server)
+enum aq_status state_save(struct server *server)
 {
     char path[AQ_RUN_PATH_BYTES];
+    const uint64_t elapsed_ns = round_elapsed_ns(server);
     json_t *sites = json_array();
     for (uint32_t i = 0; i < server->site_count; i++)
         json_array_append_new(sites, site_line(&server->sites[i]));
-    json_t *all = json_pack("{s:s, s:i, s:s, s:I, s:I, s:i, s:s, s:o}", "job", server->job->name, "format", 1, "mode",
-                            state_mode(server), "round", (json_int_t)server->round, "drawn", (json_int_t)server->drawn,
-                            "weights", server->weights, "last", server->last, "clients", sites);
+    json_t *all = json_pack("{s:s, s:i, s:s, s:I, s:I, s:f, s:i, s:s, s:o}", "job", server->job->name, "format", 1,
+                            "mode", state_mode(server), "round", (json_int_t)server->round, "drawn",
+                            (json_int_t)server->drawn, "round_seconds", (double)elapsed_ns * 1e-9, "weights",
+                            server->weights, "last", server->last, "clients", sites);
     enum aq_status status = state_path(server, path, "split.json");
     if (status != AQ_OK) {
         json_decref(all);
         return status;
     }
-    return aq_json_replace(path, all, JSON_INDENT(1));
+    AQ_TRY(aq_json_replace(path, all, JSON_INDENT(1)));
+    server->round_kept_ns = elapsed_ns;
+    return AQ_OK;
 }
 
 static enum aq_status read_site(struct server *server, const json_t *line)
@@ -116,6 +120,9 @@ static enum aq_status read_all(struct server *server, const json_t *all)
     if (format != 1 || !json_is_integer(weights) || json_integer_value(weights) < -1 ||
         json_integer_value(weights) > 1 || (last[0] && !aq_tls_host_good(last)))
         return aq_fail(AQ_PROTO, AREA, "of another format");
+    const double seconds = aq_control_number_or(all, "round_seconds", 0);
+    if (!(seconds >= 0 && seconds < 1e9)) return aq_fail(AQ_PROTO, AREA, "of a round without its time");
+    server->round_before_ns = server->round_kept_ns = (uint64_t)(seconds * 1e9);
     server->weights = (int)json_integer_value(weights);
     server->drawn = (uint32_t)aq_control_u64_or(all, "drawn", server->round);
     snprintf(server->last, sizeof server->last, "%s", last);

@@ -1,6 +1,5 @@
 /*
- * split_weights.c -- a stage of the plan with its optimizer, opened here to look at files, to make them, and to average
- * them. Nothing is computed with it.
+ * split_weights.c -- files of stages (split_part.h): looked at, made, and averaged.
  *
  * Looked at is what a turn has trained, before another client is to begin with it: the ends that the client sent, and
  * the middle (a step whose gradient is no number is void, but the statistics of a batch norm have taken its
@@ -17,82 +16,18 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "aqsgd/grad.h"
-#include "checkpoint.h"
 #include "checkpoint_adapters.h"
+#include "split_part.h"
 #include "split_private.h"
-
-/* A stage of the plan. */
-struct part {
-    struct aq_device *device;
-    struct aq_stage *stage;
-    struct aq_optimizer *optimizer;
-    struct aq_checkpoint checkpoint; /* of these, in the folder given */
-};
-
-static enum aq_status open_optimizer(struct aq_device *device, const struct aq_plan *plan, struct aq_stage *stage,
-                                     struct aq_optimizer **out)
-{
-    const uint32_t count = aq_stage_tensor_count(stage);
-    void *memory;
-    AQ_TRY(aq_alloc(count * (sizeof(struct aq_optimizer_tensor) + sizeof(struct aq_tensor_info)), &memory));
-    struct aq_optimizer_tensor *tensors = memory;
-    struct aq_tensor_info *infos = (struct aq_tensor_info *)(tensors + count); /* whose names are borrowed */
-    for (uint32_t i = 0; i < count; i++) {
-        aq_stage_tensor(stage, i, &infos[i]);
-        tensors[i] = (struct aq_optimizer_tensor){.offset = infos[i].offset,
-                                                  .count = infos[i].count,
-                                                  .decay = infos[i].decay,
-                                                  .rows = infos[i].dimensions == 2 ? infos[i].shape[0] : 0,
-                                                  .name = infos[i].name};
-    }
-    const struct aq_optimizer_group group = {.rank = 0, .size = 1};
-    struct aq_optimizer_config config = plan->job->train.optimizer;
-    config.seed = plan->job->train.seed;
-    config.total_steps = plan->steps;
-    const enum aq_status status =
-        aq_optimizer_open_group(device, &config, tensors, count, aq_stage_parameter_count(stage), &group, out);
-    aq_free(memory);
-    return status;
-}
-
-static void part_close(struct part *part)
-{
-    aq_optimizer_close(part->optimizer);
-    aq_stage_close(part->stage);
-    aq_device_close(part->device);
-}
-
-/* Close it in any case. */
-static enum aq_status part_open(const struct aq_plan *plan, uint32_t rank, const char *folder, struct part *part)
-{
-    const struct aq_device_config device = {.kind = "cpu", .threads = 1};
-    struct aq_stage_config config = plan->stages[rank].config;
-    *part = (struct part){0};
-    config.slots = 1;
-    AQ_TRY(aq_device_open(&device, &part->device));
-    AQ_TRY(aq_stage_open(part->device, &config, &part->stage));
-    AQ_TRY(open_optimizer(part->device, plan, part->stage, &part->optimizer));
-    part->checkpoint = (struct aq_checkpoint){.folder = folder,
-                                              .run = {.plan_hash = aq_plan_hash(plan),
-                                                      .job_digest = plan->job_digest,
-                                                      .stages = AQ_SPLIT_STAGES,
-                                                      .replicas = 1},
-                                              .rank = rank,
-                                              .device = part->device,
-                                              .stage = part->stage,
-                                              .optimizer = part->optimizer};
-    return AQ_OK;
-}
 
 /* ---- looking at them ---- */
 
 static enum aq_status check_one(const struct aq_plan *plan, uint32_t rank, const char *folder)
 {
-    struct part part;
-    enum aq_status status = part_open(plan, rank, folder, &part);
+    struct aq_split_part part;
+    enum aq_status status = aq_split_part_open(plan, rank, folder, &part);
     if (status == AQ_OK) status = aq_checkpoint_adopt(&part.checkpoint, folder);
-    part_close(&part);
+    aq_split_part_close(&part);
     return status;
 }
 
@@ -118,14 +53,14 @@ enum aq_status turn_check(const struct site *site, const char *ends, const char 
 /* ---- making them ---- */
 
 /* What never changes is in no file of a turn: the model that is left at the end (split.collect) takes it from here. */
-static enum aq_status keep_frozen(struct part *part, const struct aq_job *job)
+static enum aq_status keep_frozen(struct aq_split_part *part, const struct aq_job *job)
 {
     if (!job->split.collect || aq_stage_frozen_count(part->stage) == 0) return AQ_OK;
     AQ_TRY(aq_checkpoint_frozen_digest(&part->checkpoint, &part->checkpoint.frozen_digest));
     return aq_checkpoint_frozen_write(&part->checkpoint);
 }
 
-static enum aq_status begin_one(struct part *part, const struct aq_plan *plan)
+static enum aq_status begin_one(struct aq_split_part *part, const struct aq_plan *plan)
 {
     const struct aq_job *job = plan->job;
     AQ_TRY(job->model.weights ? aq_checkpoint_import(&part->checkpoint, job->model.weights, job->train.seed)
@@ -140,10 +75,10 @@ enum aq_status weights_begin(const struct server *server, const struct aq_plan *
     char folder[AQ_RUN_PATH_BYTES];
     enum aq_status status = state_path(server, folder, "weights");
     for (uint32_t rank = 0; rank < AQ_SPLIT_STAGES && status == AQ_OK; rank++) {
-        struct part part;
-        status = part_open(plan, rank, folder, &part);
+        struct aq_split_part part;
+        status = aq_split_part_open(plan, rank, folder, &part);
         if (status == AQ_OK) status = begin_one(&part, plan);
-        part_close(&part);
+        aq_split_part_close(&part);
     }
     return status;
 }
@@ -162,7 +97,8 @@ static const struct site *kept_after(const struct server *server, const struct s
     return next;
 }
 
-static enum aq_status sum_up(const struct server *server, struct part *part, uint64_t count, float *one, double *sum)
+static enum aq_status sum_up(const struct server *server, struct aq_split_part *part, uint64_t count, float *one,
+                             double *sum)
 {
     double samples = 0;
     for (const struct site *site = kept_after(server, NULL); site; site = kept_after(server, site)) {
@@ -184,12 +120,12 @@ static enum aq_status sum_up(const struct server *server, struct part *part, uin
 enum aq_status weights_average(const struct server *server, const struct aq_plan *plan, uint32_t rank, int to)
 {
     char folder[AQ_RUN_PATH_BYTES];
-    struct part part = {0};
+    struct aq_split_part part = {0};
     void *one = NULL, *sum = NULL;
     uint64_t count = 0;
     enum aq_status status;
     AQ_TRY(state_path(server, folder, "weights"));
-    AQ_TRY_GOTO(part_open(plan, rank, folder, &part), out);
+    AQ_TRY_GOTO(aq_split_part_open(plan, rank, folder, &part), out);
     if (plan->job->split.collect && aq_stage_frozen_count(part.stage) > 0) { /* the file says of which they are */
         AQ_TRY_GOTO(aq_checkpoint_frozen_read(&part.checkpoint), out);
         AQ_TRY_GOTO(aq_checkpoint_frozen_digest(&part.checkpoint, &part.checkpoint.frozen_digest), out);
@@ -202,6 +138,6 @@ enum aq_status weights_average(const struct server *server, const struct aq_plan
 out:
     aq_unmap(one, count * sizeof(float));
     aq_unmap(sum, count * sizeof(double));
-    part_close(&part);
+    aq_split_part_close(&part);
     return status;
 }

@@ -381,7 +381,8 @@ static void guard_init(struct aq_worker *w)
 /* A turn begins with what others have trained meanwhile: weights, statistics and optimizer, not one's own last ones. */
 static enum aq_status adopt(struct aq_worker *w, const char *folder)
 {
-    const struct aq_checkpoint checkpoint = aq_worker_checkpoint(w);
+    struct aq_checkpoint checkpoint = aq_worker_checkpoint(w);
+    checkpoint.own_statistics = w->job->split.statistics == AQ_SPLIT_LOCAL; /* those are the client's, loaded before */
     aq_log("worker", 1, "begins with the weights in %s", folder);
     return aq_checkpoint_adopt(&checkpoint, folder);
 }

@@ -1,10 +1,10 @@
-/* image_conv.c -- a convolution with its batch normalization, forward and backward. See image_conv.h. */
+/* image_conv.c -- a convolution with its normalization, forward and backward. See image_conv.h. */
 #include "image_conv.h"
 
 #include <math.h>
 #include <stdio.h>
 
-enum { CONV, WEIGHT, BIAS, RUNNING_MEAN, RUNNING_VARIANCE };
+enum { CONV, WEIGHT, BIAS, RUNNING_MEAN, RUNNING_VARIANCE, TENSORS, GROUP_TENSORS = RUNNING_MEAN };
 
 static const float EPSILON = 1e-5f, MOMENTUM = 0.1f; /* PyTorch's */
 
@@ -16,9 +16,10 @@ static uint64_t side_of(uint32_t rows)
     return side;
 }
 
-struct image_conv image_conv_of(const struct aq_cut_shape *in, const struct aq_cut_shape *out, uint32_t K,
-                                uint32_t first, bool relu)
+struct image_conv image_conv_of(const struct layer *layer, const struct aq_cut_shape *in, uint32_t K, uint32_t which,
+                                bool relu)
 {
+    const struct aq_cut_shape *out = &layer->out;
     const uint64_t side = side_of(in->rows);
     return (struct image_conv){.shape = {.height = side,
                                          .width = side,
@@ -26,7 +27,8 @@ struct image_conv image_conv_of(const struct aq_cut_shape *in, const struct aq_c
                                          .N = out->columns,
                                          .K = K,
                                          .stride = out->rows < in->rows ? 2 : 1},
-                               .first = first,
+                               .first = which * (layer->groups ? GROUP_TENSORS : TENSORS),
+                               .groups = layer->groups,
                                .relu = relu};
 }
 
@@ -37,7 +39,7 @@ void image_conv_tensors(const struct image_conv *self, const char *conv, const c
     char name[AQ_TENSOR_NAME_MAX];
     snprintf(name, sizeof name, "%s.weight", conv);
     layer_list_add(list, name, taps * self->shape.C, N, sqrtf(2.0f / (float)(taps * N)), 0);
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < (self->groups ? 2 : 4); i++) {
         snprintf(name, sizeof name, "%s.%s", norm, names[i]);
         if (i < 2)
             layer_list_add(list, name, 0, N, 0, i == 0 ? 1 : 0);
@@ -63,8 +65,9 @@ void image_conv_place(const struct image_conv *self, const struct aq_stage_confi
 {
     if (what == LAYER_KEPT) kept->c = aq_arena_take(arena, config->B * image_conv_values(self) * sizeof(float));
     if (what != LAYER_SLOT || config->inference) return;
-    kept->mean = aq_arena_take(arena, self->shape.N * sizeof(float));
-    kept->rstd = aq_arena_take(arena, self->shape.N * sizeof(float));
+    const uint64_t count = self->groups ? (uint64_t)config->B * self->groups : self->shape.N;
+    kept->mean = aq_arena_take(arena, count * sizeof(float));
+    kept->rstd = aq_arena_take(arena, count * sizeof(float));
 }
 
 static struct aq_conv_shape shape_of(const struct image_conv *self, const struct layer_run *run)
@@ -75,13 +78,10 @@ static struct aq_conv_shape shape_of(const struct image_conv *self, const struct
     return shape;
 }
 
-enum aq_status image_conv_forward(const struct image_conv *self, const struct layer_run *run,
-                                  const struct image_conv_kept *kept, const float *x, const float *add, float *y)
+static enum aq_status batch_norm(const struct image_conv *self, const struct layer_run *run,
+                                 const struct image_conv_kept *kept, const float *add, float *y)
 {
     float *const *w = run->w + self->first;
-    const struct aq_conv conv = {.shape = shape_of(self, run), .x = x, .w = w[CONV], .y = kept->c};
-    AQ_TRY(aq_device_conv(run->device, &conv, run->stream));
-    if (!y) return AQ_OK;
     /* The running statistics move once, not when this is made again for a backward. */
     const bool moves = run->train && !run->again;
     const struct aq_batch_norm norm = {.rows = run->samples * image_conv_values(self) / self->shape.N,
@@ -102,29 +102,84 @@ enum aq_status image_conv_forward(const struct image_conv *self, const struct la
     return aq_device_batch_norm(run->device, &norm, run->stream);
 }
 
+static enum aq_status group_norm(const struct image_conv *self, const struct layer_run *run,
+                                 const struct image_conv_kept *kept, const float *add, float *y)
+{
+    float *const *w = run->w + self->first;
+    const struct aq_group_norm norm = {.samples = run->samples,
+                                       .T = image_conv_values(self) / self->shape.N,
+                                       .C = self->shape.N,
+                                       .groups = self->groups,
+                                       .relu = self->relu,
+                                       .epsilon = EPSILON,
+                                       .x = kept->c,
+                                       .gamma = w[WEIGHT],
+                                       .beta = w[BIAS],
+                                       .add = add,
+                                       .y = y,
+                                       .mean = kept->mean,
+                                       .rstd = kept->rstd};
+    return aq_device_group_norm(run->device, &norm, run->stream);
+}
+
+enum aq_status image_conv_forward(const struct image_conv *self, const struct layer_run *run,
+                                  const struct image_conv_kept *kept, const float *x, const float *add, float *y)
+{
+    const struct aq_conv conv = {.shape = shape_of(self, run), .x = x, .w = run->w[self->first + CONV], .y = kept->c};
+    AQ_TRY(aq_device_conv(run->device, &conv, run->stream));
+    if (!y) return AQ_OK;
+    return self->groups ? group_norm(self, run, kept, add, y) : batch_norm(self, run, kept, add, y);
+}
+
+static enum aq_status norm_backward(const struct image_conv *self, const struct layer_run *run,
+                                    const struct image_conv_kept *kept, const struct image_conv_backward *what)
+{
+    float *const *w = run->w + self->first, *const *g = run->g + self->first;
+    const uint64_t T = image_conv_values(self) / self->shape.N;
+    const struct aq_batch_norm_backward batch = {.rows = run->samples * T,
+                                                 .C = self->shape.N,
+                                                 .relu = self->relu,
+                                                 .x = kept->c,
+                                                 .dy = what->dy,
+                                                 .gamma = w[WEIGHT],
+                                                 .mean = kept->mean,
+                                                 .rstd = kept->rstd,
+                                                 .beta = w[BIAS],
+                                                 .add = what->add,
+                                                 .dx = what->dc,
+                                                 .dgamma = g[WEIGHT],
+                                                 .dbeta = g[BIAS],
+                                                 .dz = what->dz};
+    if (!self->groups) return aq_device_batch_norm_backward(run->device, &batch, run->stream);
+    const struct aq_group_norm_backward group = {.samples = run->samples,
+                                                 .T = T,
+                                                 .C = self->shape.N,
+                                                 .groups = self->groups,
+                                                 .relu = self->relu,
+                                                 .x = kept->c,
+                                                 .dy = what->dy,
+                                                 .gamma = w[WEIGHT],
+                                                 .mean = kept->mean,
+                                                 .rstd = kept->rstd,
+                                                 .beta = w[BIAS],
+                                                 .add = what->add,
+                                                 .dx = what->dc,
+                                                 .dgamma = g[WEIGHT],
+                                                 .dbeta = g[BIAS],
+                                                 .dz = what->dz};
+    return aq_device_group_norm_backward(run->device, &group, run->stream);
+}
+
 enum aq_status image_conv_backward(const struct image_conv *self, const struct layer_run *run,
                                    const struct image_conv_kept *kept, const struct image_conv_backward *what)
 {
-    float *const *w = run->w + self->first, *const *g = run->g + self->first;
     const struct aq_conv_shape shape = shape_of(self, run);
-    const struct aq_batch_norm_backward norm = {.rows = run->samples * image_conv_values(self) / self->shape.N,
-                                                .C = self->shape.N,
-                                                .relu = self->relu,
-                                                .x = kept->c,
-                                                .dy = what->dy,
-                                                .gamma = w[WEIGHT],
-                                                .mean = kept->mean,
-                                                .rstd = kept->rstd,
-                                                .beta = w[BIAS],
-                                                .add = what->add,
-                                                .dx = what->dc,
-                                                .dgamma = g[WEIGHT],
-                                                .dbeta = g[BIAS],
-                                                .dz = what->dz};
-    AQ_TRY(aq_device_batch_norm_backward(run->device, &norm, run->stream));
-    const struct aq_conv_weights weights = {.shape = shape, .x = what->x, .dy = what->dc, .dw = g[CONV]};
-    if (g[CONV]) AQ_TRY(aq_device_conv_weights(run->device, &weights, run->stream));
-    const struct aq_conv_backward back = {.shape = shape, .dy = what->dc, .w = w[CONV], .dx = what->dx};
+    float *const dw = run->g[self->first + CONV];
+    AQ_TRY(norm_backward(self, run, kept, what));
+    const struct aq_conv_weights weights = {.shape = shape, .x = what->x, .dy = what->dc, .dw = dw};
+    if (dw) AQ_TRY(aq_device_conv_weights(run->device, &weights, run->stream));
+    const struct aq_conv_backward back = {
+        .shape = shape, .dy = what->dc, .w = run->w[self->first + CONV], .dx = what->dx};
     return what->dx ? aq_device_conv_backward(run->device, &back, run->stream) : AQ_OK;
 }
 

@@ -1,12 +1,13 @@
 /*
- * image_conv.h -- what layers of images share: a convolution with the batch normalization behind it, which follow each
+ * image_conv.h -- what layers of images share: a convolution with the normalization behind it, which follow each
  * other as one step of a residual network (He et al. 2016).
  *
  *     c = conv(x, w)                       kept for backward
  *     y = [ReLU](norm(c) + add)            add: a shortcut's values, or none
  *
- * Five tensors, numbered from `first` on: conv.weight ((K K C), N), norm.weight, norm.bias, and two buffers,
- * norm.running_mean and norm.running_var (PyTorch's, with its momentum and epsilon).
+ * Five tensors, numbered from `first` on: conv.weight ((K K C), N), norm.weight, norm.bias, and of a batch norm two
+ * buffers, norm.running_mean and norm.running_var (PyTorch's, with its momentum and epsilon). A group norm has three
+ * and no buffers.
  *
  * Locking: a layer's.
  */
@@ -15,23 +16,22 @@
 
 #include "layer.h"
 
-enum { IMAGE_CONV_TENSORS = 5 };
-
 struct image_conv {
-    struct aq_conv_shape shape; /* samples and compute: of the run */
-    uint32_t first;             /* of its tensors                  */
+    struct aq_conv_shape shape; /* samples and compute: of the run        */
+    uint32_t first;             /* of its tensors                         */
+    uint32_t groups;            /* of its norm (layer.groups); 0: a batch norm */
     bool relu;
 };
 
 /* What it keeps of forward. */
 struct image_conv_kept {
     float *c;           /* (rows out, N)                                              */
-    float *mean, *rstd; /* N; of the slot: a forward that is made again finds them    */
+    float *mean, *rstd; /* N; of the slot: a forward that is made again finds them. A group norm's: B groups */
 };
 
-/* rows x columns of the layer's cut as images: rows are the square of a side. */
-struct image_conv image_conv_of(const struct aq_cut_shape *in, const struct aq_cut_shape *out, uint32_t K,
-                                uint32_t first, bool relu);
+/* Convolution `which` of the layer. rows x columns of its cut as images: rows are the square of a side. */
+struct image_conv image_conv_of(const struct layer *layer, const struct aq_cut_shape *in, uint32_t K, uint32_t which,
+                                bool relu);
 void image_conv_tensors(const struct image_conv *self, const char *conv, const char *norm, struct layer_list *list);
 /* Its memory of LAYER_KEPT and LAYER_SLOT; none else. */
 void image_conv_place(const struct image_conv *self, const struct aq_stage_config *config, enum layer_memory what,

@@ -21,7 +21,7 @@ struct stem_state {
 static struct image_conv conv_of(const struct layer *layer)
 {
     const struct aq_cut_shape images = {.rows = layer->out.rows, .columns = COLOURS};
-    return image_conv_of(&images, &layer->out, 3, 0, true);
+    return image_conv_of(layer, &images, 3, 0, true);
 }
 
 static uint64_t values_of(const struct layer *layer)

@@ -28,8 +28,7 @@ static bool turns(const struct layer *layer)
 static struct image_conv conv_of(const struct layer *layer, int which)
 {
     const struct aq_cut_shape *in = which == SECOND ? &layer->out : &layer->in;
-    return image_conv_of(in, &layer->out, which == SHORTCUT ? 1 : 3, (uint32_t)which * IMAGE_CONV_TENSORS,
-                         which != SHORTCUT);
+    return image_conv_of(layer, in, which == SHORTCUT ? 1 : 3, (uint32_t)which, which != SHORTCUT);
 }
 
 static int convs(const struct layer *layer)

@@ -8,6 +8,8 @@
  *     pool         (1, 8 filters)
  *     classifier
  *
+ * Norms are batch norms, or with model.norm_groups group norms (Wu and He 2018), which keep no statistics.
+ *
  * Tensors have torchvision's names, those of the stem behind "stem."; a convolution's weight is (K K C, N) where
  * torchvision's is (N, C, K, K).
  */
@@ -17,7 +19,7 @@
 
 #include "stage_model.h"
 
-enum { SIDE = 2, DEPTH = 3, FILTERS = 4 }; /* of the configuration's own fields; SIDE is the pyramid's */
+enum { SIDE = 2, DEPTH = 3, FILTERS = 4, GROUPS = 5 }; /* of the configuration's own fields; SIDE is the pyramid's */
 enum { LEVELS = 4 };
 
 #define OWN(field) (offsetof(struct aq_model_config, own) + (field) * sizeof(uint32_t))
@@ -25,6 +27,8 @@ static const struct aq_model_key keys[] = {
     {"model.depth", AQ_MODEL_U32, OWN(DEPTH), "layers", 10, 34, "18", "resnet: 10, 18 or 34"},
     {"model.filters", AQ_MODEL_U32, OWN(FILTERS), "channels", 1, 256, "64",
      "resnet: of its first level; each has twice"},
+    {"model.norm_groups", AQ_MODEL_U32, OWN(GROUPS), "groups", 0, 256, "0",
+     "resnet: of its group norms, which divides model.filters (32 as published); 0: it has batch norms"},
     {"model.side", AQ_MODEL_U32, OWN(SIDE), "pixels", 2, 256, "32", "pyramid: of an image, a power of two"},
     {"model.classes", AQ_MODEL_U32, offsetof(struct aq_model_config, vocabulary), "classes", 0, 65536, "0",
      "pyramid: outputs; 0: the data set's"}};
@@ -49,9 +53,16 @@ static bool problem(const struct aq_model_config *model, uint32_t T, uint32_t in
                     size_t bytes)
 {
     (void)T;
-    if (index > 0 || blocks_of(model)) return false;
-    *key = "model.depth";
-    snprintf(text, bytes, "there is no ResNet-%u here: 10, 18 or 34", model->own[DEPTH]);
+    if (index > 0) return false;
+    if (!blocks_of(model)) {
+        *key = "model.depth";
+        snprintf(text, bytes, "there is no ResNet-%u here: 10, 18 or 34", model->own[DEPTH]);
+        return true;
+    }
+    if (model->own[GROUPS] == 0 || model->own[FILTERS] % model->own[GROUPS] == 0) return false;
+    *key = "model.norm_groups";
+    snprintf(text, bytes, "%u groups do not divide model.filters, which is %u", model->own[GROUPS],
+             model->own[FILTERS]);
     return true;
 }
 
@@ -96,6 +107,7 @@ static void block(const struct aq_model_config *model, uint32_t index, struct la
     while (at >= each[level])
         at -= each[level++];
     out->kind = &layer_residual;
+    out->groups = model->own[GROUPS];
     out->in = shape(model, at == 0 && level > 0 ? level - 1 : level);
     out->out = shape(model, level);
     snprintf(out->name, sizeof out->name, "block %u", index);
@@ -109,6 +121,7 @@ static void layer(const struct aq_model_config *model, uint32_t T, uint32_t inde
     (void)T;
     if (index == 0) {
         out->kind = &layer_image_stem;
+        out->groups = model->own[GROUPS];
         out->out = shape(model, 0);
         snprintf(out->name, sizeof out->name, "stem");
         snprintf(out->prefix, sizeof out->prefix, "stem.");
@@ -130,14 +143,26 @@ static void layer(const struct aq_model_config *model, uint32_t T, uint32_t inde
 
 static void describe(const struct aq_model_config *model, char *text, size_t bytes)
 {
-    snprintf(text, bytes, "ResNet-%u from %u channels on, %u x %u pixels, %u classes", model->own[DEPTH],
-             model->own[FILTERS], model->own[SIDE], model->own[SIDE], model->vocabulary);
+    const int used =
+        snprintf(text, bytes, "ResNet-%u from %u channels on, %u x %u pixels, %u classes", model->own[DEPTH],
+                 model->own[FILTERS], model->own[SIDE], model->own[SIDE], model->vocabulary);
+    if (model->own[GROUPS] && used > 0 && (size_t)used < bytes)
+        snprintf(text + used, bytes - (size_t)used, ", norms of %u groups", model->own[GROUPS]);
 }
 
 static void identity(const struct aq_model_config *model, char *text, size_t bytes)
 {
-    snprintf(text, bytes, "resnet %u %u %u %u", model->own[DEPTH], model->own[FILTERS], model->own[SIDE],
-             model->vocabulary);
+    const int used = snprintf(text, bytes, "resnet %u %u %u %u", model->own[DEPTH], model->own[FILTERS],
+                              model->own[SIDE], model->vocabulary);
+    if (model->own[GROUPS] && used > 0 && (size_t)used < bytes) /* without, it is what older runs have */
+        snprintf(text + used, bytes - (size_t)used, " groups %u", model->own[GROUPS]);
+}
+
+/* Weights that were trained under batch norms are no weights of group norms, though their names and shapes fit. */
+static const char *refuses(const struct aq_model_config *model, const char *name)
+{
+    if (model->own[GROUPS] == 0 || !strstr(name, ".running_")) return NULL;
+    return "it is of a network with batch norms, and model.norm_groups says group norms";
 }
 
 static void publish_name(const char *tensor, char *out, size_t bytes)
@@ -154,6 +179,7 @@ static enum aq_status publish_config(const struct aq_model_config *model, bool t
     json_t *config =
         json_pack("{s:s, s:i, s:i, s:i, s:i}", "model_type", "resnet", "depth", (int)model->own[DEPTH], "filters",
                   (int)model->own[FILTERS], "side", (int)model->own[SIDE], "classes", (int)model->vocabulary);
+    if (model->own[GROUPS]) json_object_set_new(config, "norm_groups", json_integer(model->own[GROUPS]));
     *count = json_dumpb(config, json, PUBLISHED_CONFIG_BYTES, JSON_INDENT(2) | JSON_SORT_KEYS);
     json_decref(config);
     return *count > 0 && *count <= PUBLISHED_CONFIG_BYTES ? AQ_OK
@@ -174,5 +200,6 @@ const struct stage_model stage_model_resnet = {.kind = "resnet",
                                                .config_check = config_check,
                                                .layers = layers,
                                                .layer = layer,
+                                               .refuses = refuses,
                                                .publish_name = publish_name,
                                                .publish_config = publish_config};

@@ -342,6 +342,20 @@ bool aq_model_still(const struct aq_model_config *model, uint32_t T, const char 
     return true;
 }
 
+bool aq_model_keeps_statistics(const struct aq_model_config *model, uint32_t T)
+{
+    struct aq_model_config any = *model;
+    if (any.vocabulary == 0) any.vocabulary = 1; /* whatever the data has: no statistics are of its size */
+    for (uint32_t l = 0; l < aq_model_layers(&any); l++) {
+        const struct aq_stage_config config = alone(&any, T, NULL, NULL, l);
+        struct layer_list list;
+        struct layer layer;
+        list_alone(&config, &layer, &list);
+        if (list.buffers) return true;
+    }
+    return false;
+}
+
 float aq_lora_scale(const struct aq_lora_config *lora)
 {
     return lora->alpha / (lora->rslora ? sqrtf((float)lora->rank) : (float)lora->rank);

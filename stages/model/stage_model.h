@@ -49,6 +49,8 @@ struct stage_model {
     enum aq_status (*read_config)(const struct config_json *config, struct aq_model_config *out);
     /* Is a tensor of a published file (its name without `base`) no parameter and of no use? NULL: none is. */
     bool (*ignores)(const char *name);
+    /* Why a tensor of a file that the model does not have says that the file is of another model; NULL: it does not. */
+    const char *(*refuses)(const struct aq_model_config *model, const char *name);
     /* As stages/publish.h; json has room for PUBLISHED_CONFIG_BYTES, *count are used. */
     void (*publish_name)(const char *tensor, char *out, size_t bytes);
     enum aq_status (*publish_config)(const struct aq_model_config *model, bool tied, int32_t end_of_text, char *json,

@@ -110,6 +110,7 @@ static void judge_alias(struct aq_weights_found *found, const struct aq_weights 
 struct survey {
     const struct aq_weights *weights;
     const struct stage_model *model;
+    const struct aq_model_config *config;
     const struct layer_tensor *tensors;
     uint32_t count;
     struct stage_alias aliases[ALIASES_MAX];
@@ -134,6 +135,8 @@ static void judge_other(const struct survey *survey, struct aq_weights_found *fo
             return;
         }
     found->use = AQ_WEIGHTS_UNUSED;
+    const char *other = survey->model->refuses ? survey->model->refuses(survey->config, name) : NULL;
+    if (other) judge(found, AQ_WEIGHTS_WRONG, "it has %s: %s", name, other);
     if (kin) judge(found, AQ_WEIGHTS_WRONG, "it has %s, which the model has not: is model.blocks right?", name);
 }
 
@@ -177,7 +180,7 @@ enum aq_status aq_weights_survey(const struct aq_weights *weights, const struct 
                                           .T = model->context,
                                           .slots = 1,
                                           .precision = AQ_STAGE_FP32};
-    struct survey survey = {.weights = weights, .model = stage_model_find(model->kind)};
+    struct survey survey = {.weights = weights, .model = stage_model_find(model->kind), .config = model};
     struct layer_tensor *tensors;
     AQ_TRY(stage_tensors(&whole, &tensors, &survey.count, NULL));
     survey.tensors = tensors;

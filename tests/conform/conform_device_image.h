@@ -230,6 +230,136 @@ static void test_batch_norm_with_shortcut_and_relu(void **state)
     }
 }
 
+/* A group norm: 0 x, 1 gamma, 2 beta, 3 add, 4 dy, 5 y, 6 mean, 7 rstd, 8 dx, 9 dgamma, 10 dbeta, 11 dz. */
+struct group_case {
+    uint64_t samples, T, C, groups;
+    bool add, relu;
+};
+
+static enum aq_status group_norm_call(struct aq_device *where, struct array *arrays, const void *context)
+{
+    const struct group_case *x = context;
+    struct aq_group_norm args = {.samples = x->samples,
+                                 .T = x->T,
+                                 .C = x->C,
+                                 .groups = x->groups,
+                                 .relu = x->relu,
+                                 .epsilon = 1e-5f,
+                                 .x = arrays[0].at,
+                                 .gamma = arrays[1].at,
+                                 .beta = arrays[2].at,
+                                 .add = x->add ? arrays[3].at : NULL,
+                                 .y = arrays[5].at,
+                                 .mean = arrays[6].at,
+                                 .rstd = arrays[7].at};
+    const enum aq_status status = aq_device_group_norm(where, &args, NULL);
+    const struct aq_group_norm_backward back = {.samples = x->samples,
+                                                .T = x->T,
+                                                .C = x->C,
+                                                .groups = x->groups,
+                                                .relu = x->relu,
+                                                .x = arrays[0].at,
+                                                .dy = arrays[4].at,
+                                                .gamma = arrays[1].at,
+                                                .mean = arrays[6].at,
+                                                .rstd = arrays[7].at,
+                                                .beta = arrays[2].at,
+                                                .add = args.add,
+                                                .dx = arrays[8].at,
+                                                .dgamma = arrays[9].at,
+                                                .dbeta = arrays[10].at,
+                                                .dz = x->relu || x->add ? arrays[11].at : NULL};
+    return status == AQ_OK ? aq_device_group_norm_backward(where, &back, NULL) : status;
+}
+
+static void group_arrays(struct array arrays[12], const struct group_case *x)
+{
+    for (uint64_t i = 0; i < 12; i++) {
+        const bool values = i == 0 || i == 3 || i == 4 || i == 5 || i == 8 || i == 11,
+                   given = i < 5 || i == 9 || i == 10;
+        const uint64_t count = values ? x->samples * x->T * x->C : i == 6 || i == 7 ? x->samples * x->groups : x->C;
+        arrays[i] = (struct array){
+            AQ_F32, count, given ? random_of(AQ_F32, count, i, 1.0f) : NULL, i < 5 ? NOT_COMPARED : SAME_ON_CPU,
+            NULL,   {0}};
+    }
+    for (uint64_t i = 0; i < arrays[0].count; i++)
+        ((float *)arrays[0].host)[i] = 3.0f + 2.0f * ((float *)arrays[0].host)[i];
+}
+
+static void test_group_norm_matches_truth(void **state)
+{
+    (void)state;
+    static const uint64_t sizes[][4] = {{1, 9, 2, 1}, {3, 4, 6, 3}, {2, 17, 64, 32}, {5, 64, 33, 11}, {70, 16, 130, 2}};
+    for (size_t s = 0; s < 4 * sizeof sizes / sizeof sizes[0]; s++) {
+        const uint64_t *size = sizes[s / 4];
+        const struct group_case x = {size[0], size[1], size[2], size[3], s & 1, s & 2};
+        struct array arrays[12];
+        group_arrays(arrays, &x);
+        both("group norm", arrays, 12, group_norm_call, &x);
+    }
+}
+
+/* The sum over a group norm's y times `weights`, in double: by its definition, of float inputs. */
+static double group_norm_loss(const struct group_case *x, float in[12][48])
+{
+    const uint64_t D = x->C / x->groups;
+    double loss = 0.0;
+    for (uint64_t s = 0; s < x->samples; s++)
+        for (uint64_t g = 0; g < x->groups; g++) {
+            double mean = 0.0, variance = 0.0;
+            for (uint64_t i = 0; i < x->T * D; i++)
+                mean += (double)in[0][(s * x->T + i / D) * x->C + g * D + i % D] / (double)(x->T * D);
+            for (uint64_t i = 0; i < x->T * D; i++)
+                variance += pow(in[0][(s * x->T + i / D) * x->C + g * D + i % D] - mean, 2) / (double)(x->T * D);
+            for (uint64_t i = 0; i < x->T * D; i++) {
+                const uint64_t c = g * D + i % D, at = (s * x->T + i / D) * x->C + c;
+                const double h = (in[0][at] - mean) / sqrt(variance + 1e-5);
+                const double z = h * in[1][c] + in[2][c] + (x->add ? in[3][at] : 0.0f);
+                loss += in[4][at] * (x->relu && z < 0 ? 0.0 : z);
+            }
+        }
+    return loss;
+}
+
+/* Gradients of every input by finite differences of the definition. */
+static void test_group_norm_is_its_definition(void **state)
+{
+    (void)state;
+    for (int which = 0; which < 4; which++) {
+        const struct group_case x = {3, 4, 4, 2, which & 1, which & 2};
+        struct array arrays[12];
+        float before[12][48], results[12][48];
+        group_arrays(arrays, &x);
+        for (int i = 0; i < 12; i++) {
+            const size_t bytes = arrays[i].count * sizeof(float);
+            if (arrays[i].host) memcpy(before[i], arrays[i].host, bytes);
+            arrays[i].at = on(device, arrays[i].host, bytes);
+        }
+        assert_int_equal(aq_device_stream_sync(device, NULL), AQ_OK);
+        for (int i = 0; i < 12; i++)
+            aq_free(arrays[i].host);
+        assert_int_equal(group_norm_call(device, arrays, &x), AQ_OK);
+        for (int i = 0; i < 12; i++)
+            off(device, arrays[i].at, results[i], arrays[i].count * sizeof(float));
+        static const int tensors[][2] = {{0, 8}, {1, 9}, {2, 10}, {3, 11}};
+        const float step = 1.0f / 512;
+        for (int t = 0; t < (x.add ? 4 : 3); t++)
+            for (uint64_t i = 0; i < arrays[tensors[t][0]].count; i++) {
+                float *value = &before[tensors[t][0]][i];
+                const float kept = *value, added = t == 1 || t == 2 ? before[tensors[t][1]][i] : 0.0f;
+                *value = kept + step;
+                const double up = group_norm_loss(&x, before);
+                *value = kept - step;
+                const double down = group_norm_loss(&x, before);
+                *value = kept;
+                const double wanted = (up - down) / (2.0 * (double)step) + (double)added;
+                if (!(fabs(wanted - (double)results[tensors[t][1]][i]) < (x.relu ? 5e-3 : 2e-4)))
+                    fail_msg("case %d: gradient %d of %llu is %g, not %g", which, tensors[t][1], (unsigned long long)i,
+                             (double)results[tensors[t][1]][i], wanted);
+            }
+    }
+}
+
 /* The same by three operations one after another: a norm, a sum, a ReLU. */
 static enum aq_status norm_then_relu(struct aq_device *where, struct array *arrays, const struct rows_case *x)
 {
@@ -465,7 +595,8 @@ static void test_argmax_is_the_first_of_the_largest(void **state)
 
 /* Rows of conform_device.c's table. */
 #define IMAGE_TESTS                                                                                                    \
-    cmocka_unit_test(test_batch_norm_with_shortcut_and_relu),                                                          \
+    cmocka_unit_test(test_batch_norm_with_shortcut_and_relu), cmocka_unit_test(test_group_norm_matches_truth),         \
+        cmocka_unit_test(test_group_norm_is_its_definition),                                                           \
         cmocka_unit_test(test_batch_norm_fused_is_three_operations), cmocka_unit_test(test_conv_matches_truth),        \
         cmocka_unit_test(test_conv_is_its_definition), cmocka_unit_test(test_row_mean_matches_truth)
 

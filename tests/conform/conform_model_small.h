@@ -81,6 +81,12 @@ static void resnet_small(struct aq_model_config *model)
     model->vocabulary = 7;
 }
 
+static void resnet_grouped(struct aq_model_config *model)
+{
+    resnet_small(model);
+    model->own[5] = 2; /* groups of its norms */
+}
+
 static void deberta_small(struct aq_model_config *model)
 {
     model->blocks = 2;
@@ -131,12 +137,13 @@ static const struct kind models[] = {
     {"llama", llama_biased, NULL},
     {"llama", llama_normed, NULL},
     {"modernbert", modernbert_mean, NULL},
+    {"resnet", resnet_grouped, NULL},
 };
 
 /* A part of the names of what goes into a model's ReLUs, where many lie one behind the other; NULL: there are few. */
 static const char *raised_of(const struct kind *kind)
 {
-    return kind->small == resnet_small ? ".bias" : NULL;
+    return strcmp(kind->name, "resnet") == 0 ? ".bias" : NULL;
 }
 
 enum { MODELS = sizeof models / sizeof models[0] };

@@ -8,9 +8,9 @@ import signal
 import time
 
 import jobs
-from jobs import check, launch, losses, manifest, no_workers
+from jobs import aqpipe, check, launch, losses, manifest, metrics, no_workers
 from kit import ROOT
-from split import CODED, PLAIN, Client, Server, await_step, begin, job, of_client, report, split, tensors, whole
+from split import CODED, PLAIN, STAGES, Client, Server, await_step, begin, job, of_client, report, split, tensors, whole
 
 
 def averaged(parts):
@@ -100,6 +100,57 @@ def scenario_split_fed():
     no_workers("split_fed")
 
 
+def scenario_split_statistics():
+    """Statistics of batch norms that stay with each client: one client is the unsplit run, SplitFed v1 is FedAvg of all else; no file that goes round has them."""
+    begin("a", "b")
+    norms = {**PLAIN, "pipeline.stages": STAGES.replace("0-1", "0-2").replace("2-11", "3-9").replace("12-13", "10-13")}
+    local = {**norms, "split.statistics": "local"}
+    whole(split("local", rounds=2, epochs=1, **local), "a")
+    launch(job("unsplit", **{**PLAIN, "pipeline.stages": 1, "train.epochs": 2}))
+    check(losses("unsplit") == [line["loss"] for line in of_client("local", "a")], "one client with its own statistics is another run")
+    evals = {run: [line["accuracy"] for line in lines] for run, lines in (("one", metrics("unsplit", "eval")), ("split", of_client("local", "a", "eval")))}
+    check(evals["one"][-1] == evals["split"][-1], f"{evals}")
+
+    samples, steps = {"a": 60, "b": 45}, 3
+
+    def alone(name, epochs, *arguments):
+        launch(job(f"alone-{name}", **{**PLAIN, "pipeline.stages": 1, "data.train": str(ROOT / f"{name}.bin"), "train.epochs": epochs}), *arguments)
+    for name in samples:
+        alone(name, 1)
+    files = {name: ROOT / f"alone-{name}/checkpoint/{steps}/stage-0.safetensors" for name in samples}
+    ours = {name: tensors(path) for name, path in files.items()}
+    for name, path in files.items():
+        rewrite(path, {tensor: own if ".running_" in tensor else averaged([(samples[each], ours[each][tensor]) for each in sorted(ours)])
+                       for tensor, own in ours[name].items()})
+        alone(name, 2, "--resume")
+    whole(split("fed", rounds=2, epochs=1, clients=2, **{**local, "split.mode": "splitfed1"}), "a", "b")
+    for name in samples:
+        check(losses(f"alone-{name}") == [line["loss"] for line in of_client("fed", name)], f"{name}: not FedAvg with statistics of its own")
+    for rank in (0, 2):
+        for tensor, values in tensors(newest("fed") / f"stage-{rank}.safetensors").items():
+            begins = array.array("f", values) if ".running_" in tensor else []
+            check(all(value == (1 if tensor.endswith("var") else 0) for value in begins), f"stage {rank}: the server has {tensor} of a client")
+    its = tensors(ROOT / "fed-a/run/checkpoint/6/stage-0.safetensors")
+    check(any(any(array.array("f", values)) for tensor, values in its.items() if tensor.endswith("running_mean")), "a keeps no statistics")
+    check(report("fed")["statistics"] == "local", report("fed"))
+    whole(split("both", rounds=2, epochs=1, clients=2, **norms), "a", "b")
+    check(report("both")["statistics"] == "averaged", report("both"))
+    second = {run: [line["loss"] for line in of_client(run, "a")][steps:] for run in ("fed", "both")}
+    check(second["fed"] != second["both"], "local is averaged")
+
+    server = Server(split("agreed", rounds=1, epochs=1, **norms))
+    said = Client(server, "a", path=split("mine", rounds=1, epochs=1, **local)).end(1)
+    check("split.statistics: " in said and "a (127.0.0.1" in server.text(), f"{said}: {server.text()}")
+    Client(server, "b").end()
+    server.end()
+    for keys, text in (({"split.statistics": "group"}, "group wants a model without batch norms"),
+                       ({"split.statistics": "local", "split.collect": "true"}, "does not go with split.statistics: local"),
+                       ({"split.statistics": "local", "split.clients": 0}, "say split.clients")):
+        done = aqpipe("plan", split("bad", **{**PLAIN, **keys}))
+        check(done.returncode == 2 and text in done.stderr, f"{keys}: {done.returncode}, {done.stderr}")
+    no_workers("split_statistics")
+
+
 def killed(path, names, when):
     """The same job again; its server is killed when that turn has begun, and started again."""
     server = Server(path)
@@ -180,3 +231,89 @@ def scenario_split_lora():
     check(adapters and all(".lora_" in name for name in adapters), f"more than adapters travels: {adapters}")
     check((ROOT / "lora-relay/adapter/adapter_model.safetensors").exists(), "no folder of the adapters is left")
     no_workers("split_lora")
+
+
+def scenario_split_restart():
+    """A server that was killed averages what it had kept with nobody there, leaves the model, and gives a round no more time than it had left."""
+    begin("a", "b")
+    keys = {**PLAIN, "split.mode": "splitfed1", "split.parallel": 2, "split.collect": "true"}
+    server = Server(split("alone", rounds=1, epochs=1, clients=2, **{**keys, "split.wait": "60s", "split.round_deadline": "600s"}))
+    a, b = Client(server, "a"), Client(server, "b", "--set", "link.rate_mbps=0.02")  # one is done long before the other
+    server.await_text("a has trained up to")
+    for process in (server.process, a.process, b.process):
+        process.kill()
+        process.communicate()
+    state = json.loads((ROOT / "alone/split.json").read_text())
+    check([line["kept"] for line in state["clients"] if line["name"] == "a"] == [True], f"{state}")
+    ours = {rank: tensors(ROOT / f"alone/round/a/stage-{rank}.safetensors") for rank in range(3)}
+    again = Server(server.path, "--set", "split.wait=1s")  # nobody comes
+    again.end()
+    for rank, wanted in ours.items():
+        check(tensors(newest("alone") / f"stage-{rank}.safetensors") == wanted, f"stage {rank}: not the average of the one turn")
+    lines = {line["name"]: line for line in report("alone")["clients"]}
+    check((lines["a"]["turns"], lines["b"]["missed"]) == (1, 1), f"{lines}: {again.text()}")
+    check((ROOT / "alone/model.safetensors").exists(), "no model is left")
+
+    # What a round has had of its time is kept: 600 s of which none are left.
+    server = Server(split("late", rounds=1, epochs=1, clients=2, **{**keys, "split.wait": "60s", "split.round_deadline": "600s"}))
+    clients = [Client(server, "a"), Client(server, "b", "--set", "link.rate_mbps=0.02")]
+    server.await_text("a has trained up to")
+    server.process.kill()
+    server.process.communicate()
+    path = ROOT / "late/split.json"
+    state = json.loads(path.read_text())
+    check(0 < state["round_seconds"] < 600, f"a round of {state['round_seconds']} s")
+    path.write_text(json.dumps({**state, "round_seconds": 599.9}))
+    again = Server(server.path, "--set", f"split.server='127.0.0.1:{server.port}'")
+    for client in clients:
+        client.end()
+    again.end()
+    lines = {line["name"]: line for line in report("late")["clients"]}
+    check((lines["a"]["turns"], lines["b"]["turns"], lines["b"]["missed"]) == (1, 0, 1), f"{lines}: {again.text()}")
+    check("it is late: the round's time is over" in again.text(), again.text())
+    path.write_text(json.dumps({**state, "round_seconds": -1}))
+    broken = aqpipe("split-server", server.path)
+    check(broken.returncode == 1 and "is damaged" in broken.stderr, f"{broken.returncode}: {broken.stderr}")
+    no_workers("split_restart")
+
+
+def scenario_split_noise_fed():
+    """Noise at the cut and SplitFed v1: turns at once and averages go on as without; no run is like another; the report says both."""
+    begin("a", "b")
+    keys = {**CODED, "split.mode": "splitfed1", "split.parallel": 2, "split.privacy.clip": 5, "split.privacy.gradient_clip": 0.05}
+    noise = {"split.privacy.noise": 0.01, "split.privacy.gradient_noise": 0.01}
+    runs = {}
+    for run, more in (("quiet-0", {}), ("quiet-1", {}), ("loud-0", noise), ("loud-1", noise)):
+        server = whole(split(run, rounds=2, epochs=1, clients=2, **{**keys, **more}), "a", "b")
+        runs[run] = {name: [line["loss"] for line in of_client(run, name)] for name in "ab"}
+        check(all(len(of) == 6 and all(0 < loss < 20 for loss in of) for of in runs[run].values()), f"{run}: {runs[run]}: {server.text()}")
+        check(server.text().count("the turns of 2 clients are averaged") == 2, server.text())
+    check(runs["quiet-0"] == runs["quiet-1"], "clips alone are not repeatable")
+    for name in "ab":
+        check(runs["loud-0"][name] != runs["loud-1"][name] and runs["loud-0"][name] != runs["quiet-0"][name], f"{name}: no noise, or the same twice")
+    said = report("loud-0")
+    check(said["mode"] == "splitfed1" and round(said["privacy"]["noise"], 6) == 0.01 and [line["turns"] for line in said["clients"]] == [2, 2], f"{said}")
+    # What is averaged is what the turns left: finite, and of both.
+    averages = [tensors(newest(run) / "stage-0.safetensors") for run in ("loud-0", "quiet-0")]
+    check(averages[0] != averages[1] and averages[0].keys() == averages[1].keys(), "the noised turns are not in the average")
+    check(all(abs(value) < 1e6 for values in averages[0].values() for value in array.array("f", values)), "an average that is no number")
+    no_workers("split_noise_fed")
+
+
+def scenario_split_mixed():
+    """One cut for all clients of a job: another one is refused by name at both ends, whatever the mode, and costs the others nothing."""
+    begin("a", "b", "c")
+    (ROOT / "c.bin").write_bytes((ROOT / "b.bin").read_bytes())
+    for mode in ("relay", "splitfed1", "splitfed2"):
+        server = Server(split(mode, rounds=1, epochs=1, clients=2, **{**CODED, "split.mode": mode}))
+        for place, stages in (("first", STAGES.replace("0-1", "0-2").replace("2-11", "3-11")), ("second", STAGES.replace("2-11", "2-10").replace("12-13", "11-13"))):
+            other = split(f"{mode}-{place}", rounds=1, epochs=1, clients=2, **{**CODED, "split.mode": mode, "pipeline.stages": stages})
+            said = Client(server, "c", path=other).end(1)
+            check("pipeline.stages." in said and "has another plan" in said, f"{mode}, the {place} cut: the client says {said}")
+            check(server.text().count("c (127.0.0.1") == (1 if place == "first" else 2), f"{mode}: the server says {server.text()}")
+        clients = [Client(server, name) for name in "ab"]
+        for client in clients:
+            client.end()
+        server.end()
+        check([line["name"] for line in report(mode)["clients"]] == ["a", "b"], f"who was refused is in the report: {report(mode)}")
+    no_workers("split_mixed")

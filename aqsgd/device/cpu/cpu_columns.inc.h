@@ -1,6 +1,6 @@
 /*
- * cpu_columns.inc.h -- batch normalization of one row, a column at a time; included by cpu_rows_plain.c and, for
- * vectors, by cpu_rows_vector.inc.h.
+ * cpu_columns.inc.h -- batch and group normalization of one row, a column at a time; included by cpu_rows_plain.c and,
+ * for vectors, by cpu_rows_vector.inc.h.
  *
  * The one source is plain C: columns do not meet, so a compiler's vectors of them give the bits of the plain loop
  * (nothing here is contracted). What is the same for a whole call is decided outside of the loops, or the compiler
@@ -118,4 +118,30 @@ static void columns_back(const struct cpu_columns *of, const float *x, const flo
         back_loop(of, x, add, dy, false, false, false, dx, dz);
     else
         back_loop(of, x, add, dy, add != NULL, of->relu, dz != NULL, dx, dz);
+}
+
+/* Of a group norm, whose means are of dy gamma. dz NULL: nothing is left. */
+static inline void back_grouped_loop(const struct cpu_columns *of, const float *x, const float *add, const float *dy,
+                                     bool adds, bool relu, bool leaves, float *dx, float *dz)
+{
+    COLUMNS_APART
+    for (uint64_t c = 0; c < of->n; c++) {
+        const float h = (x[c] - of->mean[c]) * of->rstd[c];
+        const float kept = column_dy(of, x, add, dy, adds, relu, c);
+        dx[c] = of->rstd[c] * (of->gamma[c] * kept - of->mean_dy[c] - h * of->mean_dyh[c]);
+        if (leaves) dz[c] = kept;
+    }
+}
+
+static void columns_back_grouped(const struct cpu_columns *of, const float *x, const float *add, const float *dy,
+                                 float *dx, float *dz)
+{
+    if (of->relu && add && dz)
+        back_grouped_loop(of, x, add, dy, true, true, true, dx, dz);
+    else if (of->relu && !add && !dz)
+        back_grouped_loop(of, x, add, dy, false, true, false, dx, dz);
+    else if (!of->relu && !dz)
+        back_grouped_loop(of, x, add, dy, false, false, false, dx, dz);
+    else
+        back_grouped_loop(of, x, add, dy, add != NULL, of->relu, dz != NULL, dx, dz);
 }

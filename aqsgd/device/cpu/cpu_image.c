@@ -1,6 +1,7 @@
 /*
  * cpu_image.c -- what networks of images add to the mathematics beside convolutions (cpu_conv.c): ReLU, batch
- * normalization (a row at a time: cpu_columns.inc.h), means of rows, the class of a row. Plain C for every processor.
+ * and group normalization (a row at a time: cpu_columns.inc.h), means of rows, the class of a row. Plain C for every
+ * processor.
  *
  * Sums over rows go in two phases: groups of rows add up in double, then the groups' sums are added in order. How rows
  * are grouped depends on the extents alone.
@@ -206,6 +207,176 @@ enum aq_status cpu_batch_norm_backward(struct aq_device *device, const struct aq
     self.columns.mean_dy = means;
     self.columns.mean_dyh = means + C;
     cpu_pool_run(cpu->pool, pieces_of(args->rows, ROWS), batch_norm_backward_piece, &self);
+    return AQ_OK;
+}
+
+/* --- group normalization: a sample at a time, row by row, each column with its group's mean and spread ------------ */
+
+struct group_norm {
+    struct cpu_device *cpu;
+    struct cpu_columns columns; /* but for mean, rstd and the means of dy: a sample's */
+    uint64_t samples, T, groups, chunk;
+    float epsilon;
+    const float *x, *add, *dy;
+    float *y, *dx, *dz, *mean, *rstd;
+    double *partial; /* of each chunk of samples: C sums of dy, C of dy h */
+};
+
+/* What a sample's piece has of a worker's scratch. */
+struct group_scratch {
+    double *first, *second;                  /* C each */
+    float *mean, *rstd, *mean_dy, *mean_dyh; /* C each */
+};
+
+static struct group_scratch group_scratch_of(const struct group_norm *self, uint32_t worker)
+{
+    const uint64_t C = self->columns.n;
+    AQ_ASSERT(C * (2 * sizeof(double) + 4 * sizeof(float)) <= CPU_WORKER_BYTES);
+    double *first = (double *)(void *)cpu_scratch(self->cpu, worker);
+    float *mean = (float *)(void *)(first + 2 * C);
+    return (struct group_scratch){first, first + C, mean, mean + C, mean + 2 * C, mean + 3 * C};
+}
+
+/* The sum of a group's columns, each times its gamma where there is one. */
+static double group_sum(const double *of, const float *gamma, uint64_t first, uint64_t count)
+{
+    double sum = 0.0;
+    for (uint64_t c = first; c < first + count; c++)
+        sum += gamma ? of[c] * gamma[c] : of[c];
+    return sum;
+}
+
+/* A value of each group to all of its columns: the sum of them over what a group has of values. */
+static void group_means(const struct group_norm *self, const double *sums, const float *gamma, float *out)
+{
+    const uint64_t D = self->columns.n / self->groups;
+    for (uint64_t g = 0; g < self->groups; g++) {
+        const float mean = (float)(group_sum(sums, gamma, g * D, D) / (double)(self->T * D));
+        for (uint64_t c = g * D; c < (g + 1) * D; c++)
+            out[c] = mean;
+    }
+}
+
+static void group_norm_piece(uint64_t sample, uint32_t worker, void *context)
+{
+    const struct group_norm *self = context;
+    const struct cpu_rows *kernels = self->cpu->rows;
+    const struct group_scratch scratch = group_scratch_of(self, worker);
+    const uint64_t C = self->columns.n, D = C / self->groups, from = sample * self->T * C;
+    struct cpu_columns columns = self->columns;
+    for (uint64_t c = 0; c < 2 * C; c++)
+        scratch.first[c] = 0.0;
+    for (uint64_t t = 0; t < self->T; t++)
+        kernels->columns_sum(self->x + from + t * C, C, scratch.first);
+    group_means(self, scratch.first, NULL, scratch.mean);
+    for (uint64_t t = 0; t < self->T; t++)
+        kernels->columns_spread(self->x + from + t * C, scratch.mean, C, scratch.second);
+    for (uint64_t g = 0; g < self->groups; g++) {
+        const double variance = group_sum(scratch.second, NULL, g * D, D) / (double)(self->T * D);
+        const float rstd = (float)(1.0 / sqrt(variance + self->epsilon));
+        for (uint64_t c = g * D; c < (g + 1) * D; c++)
+            scratch.rstd[c] = rstd;
+        if (!self->mean) continue;
+        self->mean[sample * self->groups + g] = scratch.mean[g * D];
+        self->rstd[sample * self->groups + g] = rstd;
+    }
+    columns.mean = scratch.mean;
+    columns.rstd = scratch.rstd;
+    for (uint64_t at = from; at < from + self->T * C; at += C)
+        kernels->columns_norm(&columns, self->x + at, self->add ? self->add + at : NULL, self->y + at);
+}
+
+enum aq_status cpu_group_norm(struct aq_device *device, const struct aq_group_norm *args, struct aq_stream *stream)
+{
+    (void)stream;
+    struct cpu_device *cpu = cpu_device_of(device);
+    struct group_norm self = {.cpu = cpu,
+                              .columns = {.n = args->C, .relu = args->relu, .gamma = args->gamma, .beta = args->beta},
+                              .samples = args->samples,
+                              .T = args->T,
+                              .groups = args->groups,
+                              .epsilon = args->epsilon,
+                              .x = args->x,
+                              .add = args->add,
+                              .y = args->y,
+                              .mean = args->mean,
+                              .rstd = args->rstd};
+    cpu_pool_run(cpu->pool, args->samples, group_norm_piece, &self);
+    return AQ_OK;
+}
+
+/* With h = (x - mean) rstd:  dx = rstd (gamma dy - mean(gamma dy) - h mean(gamma dy h)), means over a group. */
+static void group_norm_backward_sample(const struct group_norm *self, uint64_t sample, uint32_t worker, double *all)
+{
+    const struct cpu_rows *kernels = self->cpu->rows;
+    const struct group_scratch scratch = group_scratch_of(self, worker);
+    const uint64_t C = self->columns.n, D = C / self->groups, from = sample * self->T * C, end = from + self->T * C;
+    struct cpu_columns columns = self->columns;
+    for (uint64_t c = 0; c < C; c++) {
+        scratch.first[c] = scratch.second[c] = 0.0;
+        scratch.mean[c] = self->mean[sample * self->groups + c / D];
+        scratch.rstd[c] = self->rstd[sample * self->groups + c / D];
+    }
+    columns.mean = scratch.mean;
+    columns.rstd = scratch.rstd;
+    columns.mean_dy = scratch.mean_dy;
+    columns.mean_dyh = scratch.mean_dyh;
+    for (uint64_t at = from; at < end; at += C)
+        kernels->columns_back_sums(&columns, self->x + at, self->add ? self->add + at : NULL, self->dy + at,
+                                   scratch.first, scratch.second);
+    group_means(self, scratch.first, columns.gamma, scratch.mean_dy);
+    group_means(self, scratch.second, columns.gamma, scratch.mean_dyh);
+    for (uint64_t c = 0; c < 2 * C; c++)
+        all[c] += scratch.first[c]; /* second lies behind it */
+    for (uint64_t at = from; at < end; at += C)
+        kernels->columns_back_grouped(&columns, self->x + at, self->add ? self->add + at : NULL, self->dy + at,
+                                      self->dx + at, self->dz ? self->dz + at : NULL);
+}
+
+static void group_norm_backward_piece(uint64_t piece, uint32_t worker, void *context)
+{
+    const struct group_norm *self = context;
+    double *all = self->partial + piece * 2 * self->columns.n;
+    for (uint64_t c = 0; c < 2 * self->columns.n; c++)
+        all[c] = 0.0;
+    for (uint64_t sample = piece * self->chunk; sample < end_of(piece, self->samples, self->chunk); sample++)
+        group_norm_backward_sample(self, sample, worker, all);
+}
+
+enum aq_status cpu_group_norm_backward(struct aq_device *device, const struct aq_group_norm_backward *args,
+                                       struct aq_stream *stream)
+{
+    (void)stream;
+    struct cpu_device *cpu = cpu_device_of(device);
+    const uint64_t C = args->C;
+    struct group_norm self = {.cpu = cpu,
+                              .columns = {.n = C, .relu = args->relu, .gamma = args->gamma, .beta = args->beta},
+                              .samples = args->samples,
+                              .T = args->T,
+                              .groups = args->groups,
+                              .chunk = 1,
+                              .x = args->x,
+                              .add = args->relu ? args->add : NULL,
+                              .dy = args->dy,
+                              .dx = args->dx,
+                              .dz = args->dz,
+                              .mean = (float *)(uintptr_t)args->mean, /* read here, written in forward */
+                              .rstd = (float *)(uintptr_t)args->rstd,
+                              .partial = (double *)(void *)cpu_shared(cpu)};
+    AQ_ASSERT(2 * C * sizeof(double) <= CPU_SHARED_BYTES);
+    while (pieces_of(args->samples, self.chunk) * 2 * C * sizeof(double) > CPU_SHARED_BYTES)
+        self.chunk *= 2;
+    const uint64_t chunks = pieces_of(args->samples, self.chunk);
+    cpu_pool_run(cpu->pool, chunks, group_norm_backward_piece, &self);
+    for (uint64_t c = 0; c < C; c++) {
+        double first = 0.0, second = 0.0;
+        for (uint64_t chunk = 0; chunk < chunks; chunk++) {
+            first += self.partial[chunk * 2 * C + c];
+            second += self.partial[chunk * 2 * C + C + c];
+        }
+        if (args->dbeta) args->dbeta[c] += (float)first;
+        if (args->dgamma) args->dgamma[c] += (float)second;
+    }
     return AQ_OK;
 }
 

@@ -26,7 +26,7 @@ struct cpu_columns {
     uint64_t n;
     bool relu;
     const float *mean, *rstd, *gamma, *beta;
-    const float *mean_dy, *mean_dyh;
+    const float *mean_dy, *mean_dyh; /* of a group norm: of dy gamma, and of that times h */
 };
 
 struct cpu_rows {
@@ -84,6 +84,8 @@ struct cpu_rows {
                               double *first, double *second);
     void (*columns_back)(const struct cpu_columns *of, const float *x, const float *add, const float *dy, float *dx,
                          float *dz);
+    void (*columns_back_grouped)(const struct cpu_columns *of, const float *x, const float *add, const float *dy,
+                                 float *dx, float *dz);
 };
 
 extern const struct cpu_rows cpu_rows_plain;

@@ -272,4 +272,5 @@ const struct cpu_rows cpu_rows_plain = {.name = "plain",
                                         .columns_spread = columns_spread,
                                         .columns_norm = columns_norm,
                                         .columns_back_sums = columns_back_sums,
-                                        .columns_back = columns_back};
+                                        .columns_back = columns_back,
+                                        .columns_back_grouped = columns_back_grouped};

@@ -531,4 +531,5 @@ static double sum2(const float *x, uint64_t n)
                                       .columns_spread = columns_spread,                                                \
                                       .columns_norm = columns_norm,                                                    \
                                       .columns_back_sums = columns_back_sums,                                          \
-                                      .columns_back = columns_back}
+                                      .columns_back = columns_back,                                                    \
+                                      .columns_back_grouped = columns_back_grouped}

@@ -1,6 +1,6 @@
 /*
  * cuda_image.cu -- what networks of images add to the mathematics beside convolutions (cuda_conv.cu): ReLU, batch
- * normalization, means of rows, the class of a row.
+ * and group normalization, means of rows, the class of a row.
  *
  * Bound by memory. Sums of columns go in two stages: groups of rows add up in float into partial rows in the scratch, a
  * thread a column, then the partial rows are added in double in the order of the groups. How rows are grouped depends
@@ -9,6 +9,7 @@
 #include <math.h>
 
 #include "cuda_common.cuh"
+#include "cuda_sums.cuh"
 
 constexpr unsigned FLAT_THREADS = 256, COLUMN_THREADS = 128, GROUPS = 512, ROW_WARPS = 8;
 
@@ -235,6 +236,119 @@ enum aq_status aq_cuda_batch_norm_backward(const struct aq_batch_norm_backward *
     AQ_TRY(AQ_LAUNCH(batch_norm_means, aq_blocks(args->C, COLUMN_THREADS), COLUMN_THREADS, 0, stream, *args, partial,
                      grid.x, means));
     return AQ_LAUNCH(batch_norm_dx, grid, COLUMN_THREADS, 0, stream, *args, group, means);
+}
+
+/* ---- Group normalization: a warp a group of a sample, whose values lie T times C / groups side by side. */
+
+static __forceinline__ __device__ uint64_t group_place(uint64_t T, uint64_t C, uint64_t groups, uint64_t which,
+                                                       uint64_t element)
+{
+    const uint64_t D = C / groups;
+    return (which / groups * T + element / D) * C + which % groups * D + element % D;
+}
+
+static __global__ void __launch_bounds__(32 * ROW_WARPS) group_norm(struct aq_group_norm args)
+{
+    const uint64_t which = static_cast<uint64_t>(blockIdx.x) * ROW_WARPS + threadIdx.x / 32;
+    const unsigned lane = threadIdx.x % 32;
+    if (which >= args.samples * args.groups) return;
+    const uint64_t C = args.C, count = args.T * (C / args.groups);
+    float sum = 0.0f, spread = 0.0f;
+    for (uint64_t i = lane; i < count; i += 32)
+        sum += args.x[group_place(args.T, C, args.groups, which, i)];
+    const float mean = aq_warp_sum(sum) / static_cast<float>(count);
+    for (uint64_t i = lane; i < count; i += 32) {
+        const float apart = args.x[group_place(args.T, C, args.groups, which, i)] - mean;
+        spread = fmaf(apart, apart, spread);
+    }
+    const double variance = static_cast<double>(aq_warp_sum(spread)) / static_cast<double>(count);
+    const float rstd = static_cast<float>(1.0 / sqrt(variance + static_cast<double>(args.epsilon)));
+    if (lane == 0 && args.mean) {
+        args.mean[which] = mean;
+        args.rstd[which] = rstd;
+    }
+    for (uint64_t i = lane; i < count; i += 32) {
+        const uint64_t at = group_place(args.T, C, args.groups, which, i), c = at % C;
+        const float z = unrectified(normal_of(args.x[at], mean, rstd), args.gamma[c], args.beta[c], args.add, at);
+        args.y[at] = args.relu && z < 0.0f ? 0.0f : z;
+    }
+}
+
+enum aq_status aq_cuda_group_norm(const struct aq_group_norm *args, void *, struct CUstream_st *stream)
+{
+    const dim3 grid = aq_blocks(args->samples * args->groups, ROW_WARPS);
+    return AQ_LAUNCH(group_norm, grid, 32 * ROW_WARPS, 0, stream, *args);
+}
+
+/* What comes of dy behind the ReLU, and h. */
+static __forceinline__ __device__ float group_dy(const struct aq_group_norm_backward &args, uint64_t which, uint64_t at,
+                                                 float *h)
+{
+    const uint64_t c = at % args.C;
+    *h = normal_of(args.x[at], args.mean[which], args.rstd[which]);
+    const float dy = args.dy[at];
+    return args.relu && !(unrectified(*h, args.gamma[c], args.beta[c], args.add, at) > 0.0f) ? 0.0f : dy;
+}
+
+/* Of a chunk of samples C sums of dy, then C of dy h: a thread a column. */
+static __global__ void __launch_bounds__(COLUMN_THREADS)
+    group_norm_sums(struct aq_group_norm_backward args, uint64_t chunk, float *partial)
+{
+    const uint64_t c = static_cast<uint64_t>(blockIdx.y) * COLUMN_THREADS + threadIdx.x, C = args.C;
+    if (c >= C) return;
+    const uint64_t first = blockIdx.x * chunk, end = first + chunk < args.samples ? first + chunk : args.samples;
+    float a = 0.0f, b = 0.0f, h;
+    for (uint64_t sample = first; sample < end; sample++)
+        for (uint64_t t = 0; t < args.T; t++) {
+            const uint64_t which = sample * args.groups + c / (C / args.groups);
+            const float dy = group_dy(args, which, (sample * args.T + t) * C + c, &h);
+            a += dy;
+            b = fmaf(dy, h, b);
+        }
+    partial[blockIdx.x * 2 * C + c] = a;
+    partial[(blockIdx.x * 2 + 1) * C + c] = b;
+}
+
+/* With h = (x - mean) rstd:  dx = rstd (gamma dy - mean(gamma dy) - h mean(gamma dy h)), means over a group. */
+static __global__ void __launch_bounds__(32 * ROW_WARPS) group_norm_dx(struct aq_group_norm_backward args)
+{
+    const uint64_t which = static_cast<uint64_t>(blockIdx.x) * ROW_WARPS + threadIdx.x / 32;
+    const unsigned lane = threadIdx.x % 32;
+    if (which >= args.samples * args.groups) return;
+    const uint64_t C = args.C, count = args.T * (C / args.groups);
+    float a = 0.0f, b = 0.0f, h;
+    for (uint64_t i = lane; i < count; i += 32) {
+        const uint64_t at = group_place(args.T, C, args.groups, which, i);
+        const float dy = group_dy(args, which, at, &h) * args.gamma[at % C];
+        a += dy;
+        b = fmaf(dy, h, b);
+    }
+    const float mean_dy = aq_warp_sum(a) / static_cast<float>(count);
+    const float mean_dyh = aq_warp_sum(b) / static_cast<float>(count);
+    for (uint64_t i = lane; i < count; i += 32) {
+        const uint64_t at = group_place(args.T, C, args.groups, which, i);
+        const float dy = group_dy(args, which, at, &h);
+        args.dx[at] = args.rstd[which] * (args.gamma[at % C] * dy - mean_dy - h * mean_dyh);
+        if (args.dz) args.dz[at] = dy;
+    }
+}
+
+enum aq_status aq_cuda_group_norm_backward(const struct aq_group_norm_backward *args, void *scratch,
+                                           struct CUstream_st *stream)
+{
+    struct aq_group_norm_backward own = *args;
+    float *partial = static_cast<float *>(scratch);
+    uint64_t chunk = 1;
+    if (!own.relu) own.add = nullptr;
+    while ((own.samples + chunk - 1) / chunk * 2 * own.C * sizeof(float) > AQ_CUDA_SCRATCH_BYTES && chunk < own.samples)
+        chunk *= 2;
+    if (own.dgamma || own.dbeta) {
+        const dim3 grid = column_grid(own.samples, own.C, chunk);
+        const struct aq_cuda_sums to = {{own.dbeta, own.dgamma, nullptr}};
+        AQ_TRY(AQ_LAUNCH(group_norm_sums, grid, COLUMN_THREADS, 0, stream, own, chunk, partial));
+        AQ_TRY(aq_cuda_reduce(partial, grid.x, own.C, 2, to, stream));
+    }
+    return AQ_LAUNCH(group_norm_dx, aq_blocks(own.samples * own.groups, ROW_WARPS), 32 * ROW_WARPS, 0, stream, own);
 }
 
 /* ---- Means of rows: a thread a column of a sample. */

@@ -490,6 +490,35 @@ struct aq_batch_norm_backward {
 };
 
 /*
+ * Group normalization of samples of T x C (Wu and He 2018): the C columns are `groups` groups of C / groups that lie
+ * side by side, and mean and variance (of the population) are those of a group's values in a sample:
+ *
+ *     z = (x - mean) rstd gamma + beta + add,   rstd = 1 / sqrt(variance + epsilon),   y = z, or max(z, 0) with relu
+ *
+ * In training and not the same. mean and rstd are kept for backward, or NULL. y may be x only where no backward
+ * follows; y may be add.
+ */
+struct aq_group_norm {
+    uint64_t samples, T, C, groups;
+    bool relu;
+    float epsilon;
+    const float *x, *gamma, *beta;
+    const float *add; /* samples x T x C: a shortcut's values; NULL: zeroes */
+    float *y;
+    float *mean, *rstd; /* samples x groups; or NULL */
+};
+
+/* As aq_batch_norm_backward. */
+struct aq_group_norm_backward {
+    uint64_t samples, T, C, groups;
+    bool relu;
+    const float *x, *dy, *gamma, *mean, *rstd;
+    const float *beta, *add; /* relu: forward's; add NULL: there was none */
+    float *dx, *dgamma, *dbeta;
+    float *dz;
+};
+
+/*
  * Convolution of images (their rows are pixels, line by line), with as many zeroes around an image as keep its size
  * where stride is 1: K is odd.
  *

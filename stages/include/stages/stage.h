@@ -255,6 +255,9 @@ bool aq_model_trains(const struct aq_model_config *model, uint32_t T, const char
 bool aq_model_still(const struct aq_model_config *model, uint32_t T, const char *freeze,
                     const struct aq_lora_config *lora, uint32_t layer_end);
 
+/* Has any layer of it buffers: running statistics of a batch norm? */
+bool aq_model_keeps_statistics(const struct aq_model_config *model, uint32_t T);
+
 struct aq_stage_config {
     struct aq_model_config model;
     const char *task;                /* of tasks.def; NULL: the model's own                             */
