@@ -222,12 +222,12 @@ static double spread_of_sums(float top_k)
 static void test_stochastic_rounding_is_unbiased_value_by_value(void **state)
 {
     (void)state;
-    /* Independent errors: the squares of the sums add up to the sum of the squares, 1 +- sqrt(2 / kept), 0.1 at most. */
+    /* Independent errors: squares of sums add up to the sum of squares, 1 +- sqrt(2 / kept), which is 0.1 at most. */
     near("sum of errors squared", spread_of_sums(0), 1.0, 0.4);
-    near("sum of errors squared of the kept", spread_of_sums(0.2f), 1.0, 0.4);
+    near("sum of errors squared, of the kept", spread_of_sums(0.2f), 1.0, 0.4);
 }
 
-/* What is sent of the largest is neither too large nor too small, at the bits of the published bw8[0.2] and at fewer. */
+/* What is sent of the largest is neither too large nor too small, at the bits of bw8[0.2] and at fewer. */
 static void test_kept_values_are_not_made_smaller(void **state)
 {
     (void)state;

@@ -3,7 +3,7 @@ import json
 
 from jobs import aqpipe, check, launch, losses, manifest, metrics, no_workers
 from kit import ROOT
-from split import PLAIN, STAGES, begin, job, of_client, report, split, tensors, whole
+from split import PLAIN, STAGES, Client, Server, await_step, begin, job, of_client, report, split, tensors, whole
 from split_modes import newest
 
 H6 = {"edges.forward.codec": "aqsgd", "edges.forward.bits": 2, "edges.backward.codec": "directq", "edges.backward.bits": 8,
@@ -64,3 +64,58 @@ def scenario_split_unsaid():
     ours, theirs = (tensors(ROOT / run / "model.safetensors") for run in ("dora", "dora-three"))
     check(ours == theirs, f"the model that is left differs in {[n for n in theirs if ours.get(n) != theirs[n]]}")
     no_workers("split_unsaid")
+
+
+VIEWS = {"data.augment.crop": 4, "data.augment.flip": "true"}
+
+
+def visits(name, client):
+    """Of each epoch of a client, both cuts together: visits that were keyframes, bytes forward."""
+    epochs = {}
+    for line in of_client(name, client):
+        seen = epochs.setdefault(line["epoch"], [0, 0])
+        seen[0] += sum(line["keyframes"])
+        seen[1] += sum(line["forward_bytes"])
+    return [epochs[epoch] for epoch in sorted(epochs)]
+
+
+def scenario_split_crops():
+    """Images cropped and flipped anew in each epoch: split is unsplit, references move along, and a client that is killed goes on the same."""
+    begin("a", "b")
+    plain = {**PLAIN, **VIEWS}
+    launch(job("one", **{**plain, "train.epochs": 6, "pipeline.stages": 1}))
+    whole(split("plain", **plain), "a")
+    wanted = [line["loss"] for line in of_client("plain", "a")]
+    check(losses("one") == wanted, "losses are not those of one stage")
+    launch(job("still", **{**PLAIN, "train.epochs": 6, "pipeline.stages": 1}))
+    check(losses("still")[0] != wanted[0], "images are seen as they are")
+
+    keys = {**H6, **VIEWS, "edges.forward.store": "q8"}
+    three = three_stages("three", "b", **keys)
+    whole(split("moved", **keys), "b")
+    check(three == [line["loss"] for line in of_client("moved", "b")], "with crops the losses are not those of three stages")
+    epochs = visits("moved", "b")
+    first, last = epochs[0], epochs[-1]
+    check(first[0] == 2 * 45 and sum(seen[0] for seen in epochs) <= 4 * 45, f"more keyframes than images have sides: {epochs}")
+    check(last[0] < 20 and last[1] < 0.5 * first[1], f"later visits are coded as first ones: {epochs}")
+
+    slow = {**keys, "link.rate_mbps": 3, "split.wait": "60s", "checkpoint.every": "2 steps"}
+    server = Server(split("killed", **slow))
+    client = Client(server, "b")
+    await_step(server, "b", 5)
+    client.kill()
+    client = Client(server, "b")
+    await_step(server, "b", 11)
+    client.kill()
+    client = Client(server, "b")
+    client.end()
+    server.end()
+    check(three == [line["loss"] for line in of_client("killed", "b")], "not the run that would have been")
+    check([seen[0] for seen in visits("killed", "b")] == [seen[0] for seen in epochs], "messages were lost")
+
+    for changes, said in (({"data.augment.crop": 32}, "leaves nothing"), ({"edges.forward.store": "q4", "edges.forward.store_group": "channel"}, "store_group")):
+        bad = aqpipe("plan", job("bad", **{**keys, "pipeline.stages": STAGES.replace(", dials: true", ""), **changes}))
+        check(bad.returncode == 2 and said in bad.stderr and "data.augment.crop" in bad.stderr, f"{bad.returncode}: {bad.stderr}")
+    bad = aqpipe("plan", manifest("text", **VIEWS))
+    check(bad.returncode == 2 and "is of images" in bad.stderr, f"{bad.returncode}: {bad.stderr}")
+    no_workers("split_crops")
