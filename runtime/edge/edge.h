@@ -41,6 +41,7 @@
 #include "edge_shape.h"
 #include "job.h"
 #include "net/link.h"
+#include "stages/augment.h"
 #include "storage/cache.h"
 #include "values.h"
 
@@ -105,6 +106,7 @@ struct aq_edge_batch {
                                    cached, and what is behind them is zeroes where it is received. A sample
                                    always has as many. NULL: all */
     const uint16_t *variants;   /* which augmentation each is: it has its own m; NULL: 0, all of them */
+    const struct aq_view *views; /* how each image is cropped, in pixels of it; NULL: none is             */
     uint16_t flags;             /* of the frame: enum aq_edge_flag        */
     float rate;                 /* the step's learning rate, for a guard  */
 };

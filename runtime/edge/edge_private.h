@@ -1,7 +1,8 @@
 /*
  * edge_private.h -- the inside of an edge, shared by edge.c (frames), edge_work.c (micro-batches), edge_reference.c
  * (which message a sample is coded against), edge_heal.c (lost messages), edge_still.c (samples that never
- * change), edge_shared.c (shared gradients) and edge_carry.c (bodies from GPU to GPU).
+ * change), edge_view.c (images that are cropped), edge_shared.c (shared gradients) and edge_carry.c (bodies from GPU to
+ * GPU).
  */
 #ifndef RUNTIME_EDGE_PRIVATE_H
 #define RUNTIME_EDGE_PRIVATE_H
@@ -158,6 +159,8 @@ void aq_edge_received_release(struct aq_edge *edge, const struct aq_edge_receive
 
 /* Device memory of an end that edge_work.c takes of its own, and edge_carry.c; of the latter what can be mapped. */
 uint64_t aq_edge_works_bytes(const struct aq_edge_shape *shape, const struct aq_edge_size *size);
+/* And of the host, for the windows of images that are cropped: one, or one a sample where the device codes. */
+uint64_t aq_edge_crop_bytes(const struct aq_edge_shape *shape, const struct aq_edge_size *size);
 uint64_t aq_edge_carry_bytes(const struct aq_edge_size *size);
 uint64_t aq_edge_carry_shared_bytes(const struct aq_edge_size *size);
 
@@ -225,6 +228,23 @@ enum aq_status aq_edge_still_held(struct aq_edge *edge, const struct aq_edge_bat
 
 /* Frames of gradients, which nobody upstream wants: no body. */
 enum aq_status aq_edge_still_back(struct aq_edge *edge, const struct aq_edge_batch *batch);
+
+/* --- edge_view.c -------------------------------------------------------------------------------------------------- */
+
+/* How sample i is moved at this cut; zeroes: it is not. */
+struct aq_view aq_edge_view_of(const struct aq_edge *edge, const struct aq_edge_batch *batch, uint32_t i);
+static inline bool aq_edge_view_moves(const struct aq_view *view)
+{
+    return view->down != 0 || view->right != 0;
+}
+
+/*
+ * A sample that is moved, and has a slot: before it is coded or decoded the slot gets its message and crop the window
+ * of it (warm) which the codec then reads and writes; afterwards the window goes back into the slot.
+ */
+void aq_edge_view_begin(const struct aq_edge *edge, const struct aq_view *view,
+                        const struct aq_edge_reference *reference, uint8_t *crop);
+void aq_edge_view_end(const struct aq_edge *edge, const struct aq_view *view, const uint8_t *crop, void *slot);
 
 /* --- edge_work.c -------------------------------------------------------------------------------------------------- */
 

@@ -32,6 +32,7 @@ struct aq_edge_shape {
     bool guard;   /* more bits where the loop does not contract: edge_guard.h; still and stateless cuts have none */
     bool ladders; /* edges.bits: auto: each way goes by a rung of its ladder (aq_edge_rungs); still cuts have none */
     bool still;   /* a sample's activation never changes: edge_still.c */
+    uint32_t pixels; /* the side of images that are cropped: messages move with the crops (edge_view.c); 0: none are */
 };
 
 /*
@@ -56,6 +57,9 @@ struct aq_edge_size {
 
 /* AQ_INVAL: a codec cannot be built for this shape, or a micro-batch is longer than a frame can be. AQ_NOMEM. */
 enum aq_status aq_edge_size_of(const struct aq_edge_shape *shape, struct aq_edge_size *out);
+
+/* The side of a sample's features at the cut, rows = side x side; 0: they are no square, and cannot be cropped. */
+uint32_t aq_edge_side(const struct aq_edge_shape *shape);
 
 /* Bytes of the body of a micro-batch of `samples` samples that are coded in `coded` bytes each (docs/FORMAT.md). */
 uint64_t aq_edge_body_bytes(uint32_t samples, uint64_t coded);

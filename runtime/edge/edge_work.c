@@ -26,6 +26,7 @@ struct aq_edge_work {
     uint64_t *sample_ids;
     uint32_t *lengths;
     uint16_t *variants;
+    struct aq_view *views; /* at this cut */
     struct aq_codec_sample *samples; /* encode: of those that are coded; decode: of all */
     uint32_t *place;                 /* encode: of each sample among those that are coded: held ones have none */
     uint32_t coded;
@@ -41,6 +42,8 @@ struct aq_edge_work {
     /* What the codec tells. */
     struct aq_codec_result *results;
     uint32_t *corrupt;
+    uint8_t *crops; /* windows of messages of images that are cropped, as long as messages; NULL: none are */
+    size_t crop_stride, crop_bytes; /* 0: one serves all samples in turn; of all */
     /* The rest is for a device that codes. Its memory of each sample: the body, the message (of forward codecs). */
     uint8_t *memory;
     size_t memory_bytes, body_stride, message_stride;
@@ -84,6 +87,7 @@ static void place_own(struct aq_edge_work *work, struct aq_arena *arena, uint32_
     work->sample_ids = aq_arena_take(arena, B * sizeof *work->sample_ids);
     work->lengths = aq_arena_take(arena, B * sizeof *work->lengths);
     work->variants = aq_arena_take(arena, B * sizeof *work->variants);
+    work->views = aq_arena_take(arena, B * sizeof *work->views);
     work->samples = aq_arena_take(arena, B * sizeof *work->samples);
     work->place = aq_arena_take(arena, B * sizeof *work->place);
     work->keys = aq_arena_take(arena, B * sizeof *work->keys);
@@ -105,6 +109,25 @@ uint64_t aq_edge_works_bytes(const struct aq_edge_shape *shape, const struct aq_
         bytes += shape->micro_batch * (uint64_t)(body + message);
     }
     return bytes;
+}
+
+uint64_t aq_edge_crop_bytes(const struct aq_edge_shape *shape, const struct aq_edge_size *size)
+{
+    if (!shape->pixels) return 0;
+    return size->kernel_bytes ? shape->micro_batch * (uint64_t)aligned(size->message_bytes) : size->message_bytes;
+}
+
+/* Of the work that knows messages. */
+static enum aq_status crops_open(struct aq_edge *edge, struct aq_edge_work *work)
+{
+    void *memory;
+    if (!edge->shape.pixels || !edge->size.message_bytes) return AQ_OK;
+    const size_t bytes = edge->size.message_bytes, stride = edge->on_device ? aligned(bytes) : 0;
+    work->crop_stride = stride;
+    work->crop_bytes = stride ? edge->shape.micro_batch * stride : bytes;
+    AQ_TRY(aq_device_alloc(edge->config.device, AQ_MEMORY_PINNED, work->crop_bytes, &memory));
+    work->crops = memory;
+    return AQ_OK;
 }
 
 static enum aq_status work_open(struct aq_edge_work *work, uint32_t B)
@@ -152,6 +175,7 @@ enum aq_status aq_edge_works_open(struct aq_edge *edge)
     edge->on_device = true; /* one place for bodies: all of an edge's codecs, or none (aq_edge_size_of) */
     for (uint32_t i = 0; i < count; i++)
         edge->on_device = edge->on_device && aq_codec_device_bytes(codecs[i]) > 0;
+    AQ_TRY(crops_open(edge, edge->config.sender ? &works->encode : &works->decode));
     if (!edge->on_device) return AQ_OK;
     for (uint32_t i = 0; i < count; i++)
         AQ_TRY(aq_codec_take_device(codecs[i]));
@@ -201,6 +225,9 @@ static void work_begin(struct aq_edge *edge, struct aq_edge_work *work, struct a
     memcpy(work->sample_ids, batch->sample_ids, count * sizeof *work->sample_ids);
     for (uint32_t i = 0; i < count; i++)
         work->lengths[i] = aq_edge_rows(edge, batch, i);
+    for (uint32_t i = 0; i < count; i++)
+        work->views[i] = work->remembered ? aq_edge_view_of(edge, batch, i) : (struct aq_view){0};
+    work->batch.views = NULL;
     memset(work->variants, 0, count * sizeof *work->variants);
     if (batch->variants) memcpy(work->variants, batch->variants, count * sizeof *work->variants);
     memset(work->references, 0, count * sizeof *work->references);
@@ -236,18 +263,49 @@ static enum aq_status measure_device(struct aq_edge *edge, struct aq_edge_work *
     return AQ_OK;
 }
 
+/* The window of sample i's message that this visit sees; NULL: all of it is seen, or none is kept. */
+static uint8_t *crop_at(const struct aq_edge_work *work, uint32_t i)
+{
+    if (!work->references[i].slot || !aq_edge_view_moves(&work->views[i])) return NULL;
+    return work->crops + i * work->crop_stride;
+}
+
+/* Where the host has sample i's reference, and the message after. */
+static const void *host_before(const struct aq_edge_work *work, uint32_t i)
+{
+    const uint8_t *crop = crop_at(work, i);
+    return crop ? crop : work->references[i].entry.bytes;
+}
+
+static void *host_after(const struct aq_edge_work *work, uint32_t i)
+{
+    uint8_t *crop = crop_at(work, i);
+    return crop ? crop : work->references[i].slot;
+}
+
+static void crop_begin(const struct aq_edge *edge, const struct aq_edge_work *work, uint32_t i)
+{
+    uint8_t *crop = crop_at(work, i);
+    if (crop) aq_edge_view_begin(edge, &work->views[i], &work->references[i], crop);
+}
+
+static void crop_end(const struct aq_edge *edge, const struct aq_edge_work *work, uint32_t i)
+{
+    const uint8_t *crop = crop_at(work, i);
+    if (crop) aq_edge_view_end(edge, &work->views[i], crop, work->references[i].slot);
+}
+
 /* Where the codec reads sample i's reference (NULL: a keyframe) and writes the message after (NULL: none is kept). */
 static const void *message_before(const struct aq_edge *edge, const struct aq_edge_work *work, uint32_t i)
 {
-    const struct aq_edge_reference *reference = &work->references[i];
-    if (!reference->warm) return NULL;
-    return edge->on_device ? message_at(work, i) : reference->entry.bytes;
+    if (!work->references[i].warm) return NULL;
+    return edge->on_device ? message_at(work, i) : host_before(work, i);
 }
 
 static void *message_after(const struct aq_edge *edge, const struct aq_edge_work *work, uint32_t i)
 {
-    void *slot = work->references[i].slot;
-    return slot && edge->on_device ? message_at(work, i) : slot;
+    void *after = host_after(work, i);
+    return after && edge->on_device ? message_at(work, i) : after;
 }
 
 /*
@@ -260,7 +318,7 @@ static enum aq_status reference_up(struct aq_edge *edge, struct aq_edge_work *wo
     struct aq_edge_reference *reference = &work->references[i];
     if (!edge->on_device || !reference->warm) return AQ_OK;
     const uint32_t bytes = aq_edge_message_bytes(edge, &work->batch, i);
-    AQ_TRY(aq_device_copy(device, message_at(work, i), reference->entry.bytes, bytes, work->stream));
+    AQ_TRY(aq_device_copy(device, message_at(work, i), host_before(work, i), bytes, work->stream));
     if (!reference->fetched) return AQ_OK;
     AQ_TRY(aq_device_stream_sync(device, work->stream));
     aq_edge_message_release(edge, &reference->message);
@@ -273,6 +331,7 @@ static enum aq_status encode_reference(struct aq_edge *edge, struct aq_edge_work
 {
     if (!work->remembered) return AQ_OK;
     AQ_TRY(aq_edge_reference_send(edge, &work->batch, i, &work->references[i]));
+    crop_begin(edge, work, i);
     return reference_up(edge, work, i);
 }
 
@@ -294,6 +353,7 @@ static void encode_ready(struct aq_edge *edge, struct aq_edge_work *work, uint32
 static enum aq_status encode_row(struct aq_edge *edge, struct aq_edge_work *work, uint32_t i, uint8_t *frame)
 {
     struct aq_edge_reference *reference = work->remembered ? &work->references[i] : NULL;
+    crop_end(edge, work, i);
     if (reference && reference->held)
         aq_edge_still_sent(edge, &work->batch, i, reference, &work->rows[i]);
     else
@@ -384,7 +444,7 @@ static enum aq_status encode_down(struct aq_edge *edge, struct aq_edge_work *wor
         if (work->references[i].held) continue;
         AQ_TRY(aq_device_copy(device, body + at, body_at(work, i), bytes, work->stream));
         if (work->remembered && !work->settled)
-            AQ_TRY(aq_device_copy(device, work->references[i].slot, message_at(work, i),
+            AQ_TRY(aq_device_copy(device, host_after(work, i), message_at(work, i),
                                   aq_edge_message_bytes(edge, &work->batch, i), work->stream));
     }
     work->body_bytes = place;
@@ -483,6 +543,7 @@ enum aq_status aq_edge_encode_alone(struct aq_edge *edge, const struct aq_edge_b
 static enum aq_status decode_body(struct aq_edge *edge, struct aq_edge_work *work, uint32_t i, const uint8_t *body,
                                   uint32_t body_bytes, uint32_t flags, float *x)
 {
+    crop_begin(edge, work, i);
     AQ_TRY(reference_up(edge, work, i));
     if (edge->on_device && body_bytes <= work->body_stride)
         AQ_TRY(aq_device_copy(edge->config.device, body_at(work, i), body, body_bytes, work->stream));
@@ -536,6 +597,7 @@ static enum aq_status decode_row(struct aq_edge *edge, struct aq_edge_work *work
     if (work->corrupt[i])
         return aq_fail(AQ_CORRUPT, "edge", "edge %u sample %llu: its body of %u bytes is no body of its codec",
                        edge->shape.edge, (unsigned long long)work->rows[i].sample, work->rows[i].body_bytes);
+    crop_end(edge, work, i);
     return aq_edge_received(edge, work->forward, &work->batch, i, &work->rows[i],
                             work->remembered ? &work->references[i] : NULL);
 }
@@ -619,7 +681,7 @@ static enum aq_status decode_enqueue(struct aq_edge *edge, struct aq_edge_work *
     AQ_TRY(aq_values_write_end(device, values, work->stream));
     for (uint32_t i = 0; i < work->batch.samples; i++)
         if (work->references[i].slot)
-            AQ_TRY(aq_device_copy(device, work->references[i].slot, message_at(work, i),
+            AQ_TRY(aq_device_copy(device, host_after(work, i), message_at(work, i),
                                   aq_edge_message_bytes(edge, &work->batch, i), work->stream));
     return aq_device_event_record(device, work->ended, work->stream);
 }
@@ -704,6 +766,7 @@ static void work_close(struct aq_edge *edge, struct aq_edge_work *work, bool dec
         aq_device_free(device, AQ_MEMORY_DEVICE, work->memory, work->memory_bytes);
         aq_device_free(device, AQ_MEMORY_PINNED, work->told, work->told_bytes);
     }
+    if (work->crops) aq_device_free(device, AQ_MEMORY_PINNED, work->crops, work->crop_bytes);
     aq_free(work->own);
 }
 

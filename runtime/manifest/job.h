@@ -31,6 +31,7 @@
 #include "aqsgd/codec.h"
 #include "aqsgd/grad.h"
 #include "net/link.h"
+#include "stages/augment.h"
 #include "stages/stage.h"
 
 enum {
@@ -97,6 +98,7 @@ struct aq_job_data {
     bool pack;          /* conversations into samples                                                       */
     bool pack_mask;     /* of which they are the parts: none sees another                                   */
     const char *labels; /* their names, with commas; NULL: numbers from 0 on                              */
+    struct aq_augment augment; /* of training images                                                       */
 };
 
 struct aq_job_train {

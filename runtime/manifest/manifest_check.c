@@ -91,6 +91,20 @@ static void check_data(struct aq_manifest *manifest)
                           tokenizer->files);
 }
 
+/* Crops and flips are of images, and a crop leaves something of them. */
+static void check_augment(struct aq_manifest *manifest)
+{
+    const struct aq_job *job = &manifest->job;
+    const char *const key = job->data.augment.crop ? "data.augment.crop" : "data.augment.flip";
+    struct aq_field fields[AQ_BATCH_FIELDS_MAX];
+    if (!aq_augment_any(&job->data.augment)) return;
+    const uint32_t side = aq_augment_side(fields, aq_dataset_fields(job->data.kind, job->train.T, fields));
+    if (side == 0)
+        aq_manifest_error(manifest, key, "is of images: data.kind is %s", job->data.kind);
+    else if (job->data.augment.crop >= side)
+        aq_manifest_error(manifest, key, "%u leaves nothing of images of %u x %u", job->data.augment.crop, side, side);
+}
+
 static void check_train(struct aq_manifest *manifest)
 {
     const struct aq_job_train *train = &manifest->job.train;
@@ -693,6 +707,7 @@ void aq_manifest_check(struct aq_manifest *manifest)
     if (model) check_cut(manifest);
     if (model && manifest->errors.count == 0) check_freeze(manifest);
     check_edges(manifest);
+    check_augment(manifest);
     check_endpoints(manifest);
     check_addresses(manifest);
     check_link(manifest);

@@ -53,6 +53,34 @@ static uint64_t step_bytes(const struct aq_plan *plan, uint64_t coded, bool loop
     return plan->micro_batches * aq_wire_bytes(aq_edge_body_bytes(plan->job->train.micro_batch, coded), loopback);
 }
 
+/* Messages that a sample has at a cut: one a variant. */
+static uint32_t variants(const struct aq_job *job)
+{
+    return job->data.augment.flip ? 2 : 1;
+}
+
+/* The side of images whose messages move with their crops; 0: none do. AQ_INVAL: they cannot. */
+static enum aq_status pixels_fill(const struct aq_job *job, bool keeps, struct aq_edge_shape *out)
+{
+    struct aq_field fields[AQ_BATCH_FIELDS_MAX];
+    char place[PLACE_BYTES];
+    if (!job->data.augment.crop || !keeps) return AQ_OK;
+    out->pixels = aq_augment_side(fields, aq_dataset_fields(job->data.kind, job->train.T, fields));
+    aq_job_place(job, "data.augment.crop", place, sizeof place);
+    if (aq_edge_side(out) == 0)
+        return aq_fail(AQ_INVAL, "manifest",
+                       "%s: data.augment.crop: what crosses cut %u has %u rows, which are no image that a crop could "
+                       "move; name a codec without messages there, or no crop",
+                       place, out->edge, out->rows);
+    struct aq_error_hold why;
+    aq_error_hold(&why);
+    const enum aq_status status = aq_codec_rows_check(&out->forward, out->columns);
+    aq_error_release(&why);
+    if (status == AQ_OK) return AQ_OK;
+    return aq_fail(status, "manifest", "%s: data.augment.crop: edges.forward, cut %u of %u columns: %s", place,
+                   out->edge, out->columns, why.text);
+}
+
 /* What crosses the cut behind a stage, and how. Slots and windows come later, with the program. */
 static enum aq_status shape_fill(const struct aq_plan *plan, uint32_t e, uint32_t layer_end, struct aq_edge_shape *out)
 {
@@ -65,21 +93,22 @@ static enum aq_status shape_fill(const struct aq_plan *plan, uint32_t e, uint32_
                                   .rows_mean = plan->facts.lengths_mean,
                                   .micro_batch = job->train.micro_batch,
                                   .batch = plan->batch,
-                                  .messages = plan->facts.train_samples / plan->replicas,
+                                  .messages = plan->facts.train_samples / plan->replicas * variants(job),
                                   .warmup_steps = job->warmup_epochs * plan->steps_per_epoch,
                                   .seed = job->train.seed,
                                   .forward = job->edges[e].forward,
                                   .backward = job->edges[e].backward};
     const struct aq_job_train *train = &job->train;
     struct aq_codec_config kept;
-    out->still = train->frozen_prefix && aq_codec_config_kept(&out->forward, &kept) &&
+    out->still = train->frozen_prefix && !aq_augment_any(&job->data.augment) &&
+                 aq_codec_config_kept(&out->forward, &kept) &&
                  aq_model_still(&plan->model, train->T, train->freeze, &train->lora, layer_end);
     if (out->still) out->forward = kept;
     struct aq_codec_config rungs[AQ_EDGE_RUNGS];
     const bool keeps = !aq_codec_about(out->forward.kind)->stateless && out->forward.store != AQ_PRECISION_NONE;
     out->guard = job->guard && !out->still && keeps && aq_edge_ladder(&out->forward, rungs) > 1;
     out->ladders = job->bits_auto && !out->still;
-    return AQ_OK;
+    return pixels_fill(job, keeps, out);
 }
 
 enum aq_status aq_plan_edge_at(const struct aq_plan *plan, uint32_t e, uint32_t layer_end, struct aq_plan_edge *edge)
@@ -247,7 +276,7 @@ static enum aq_status cache_fill(struct plan_open *open, uint32_t s)
     cache->direct = job->cache.direct;
     cache->samples_max = 0;
     cache->value_bytes_max = 0;
-    const uint64_t samples = open->plan.facts.train_samples / open->plan.replicas; /* of this replica */
+    const uint64_t samples = open->plan.facts.train_samples / open->plan.replicas * variants(job); /* of this replica */
     const uint32_t sides[2] = {s > 0 ? s - 1 : UINT32_MAX, s + 1 < open->plan.stage_count ? s : UINT32_MAX};
     for (int k = 0; k < 2; k++) {
         if (sides[k] == UINT32_MAX || !edge_stores(open, sides[k])) continue;

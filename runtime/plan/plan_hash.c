@@ -71,7 +71,7 @@ static const char *const silent[] = {
     "data.pair_column", "data.label_column",     "data.labels",     "data.pack",        "data.pack_mask",
     "train.early_stop", "checkpoint.best",       "edges.guard",     "edges.bits",       "split.client",
     "split.rounds",     "split.epochs",          "split.privacy.",  "split.capture",
-    "split.statistics",
+    "split.statistics",  "data.augment.",
 };
 
 static bool names(const char *const *list, size_t count, const char *name)
@@ -240,6 +240,8 @@ static void job_text(const struct aq_plan *plan, struct aq_text *text)
                 (unsigned long long)facts->heldout_samples, (unsigned long long)facts->heldout_digest,
                 (unsigned long long)facts->weights_digest);
     if (job->split.client) aq_text_add(text, "client=%s\n", job->split.client);
+    if (aq_augment_any(&job->data.augment))
+        aq_text_add(text, "crop=%u flip=%d\n", job->data.augment.crop, (int)job->data.augment.flip);
     for (uint32_t e = 0; e + 1 < plan->stage_count; e++)
         aq_text_add(text, "edge=%d %d %016llx\n", (int)plan->edges[e].shape.forward.kind,
                     (int)plan->edges[e].shape.forward.store,

@@ -321,6 +321,8 @@ static enum aq_status open_data(struct aq_worker *w)
     for (int pass = 0; pass < 2; pass++) {
         w->sample_ids = aq_arena_take(&arena, B * sizeof *w->sample_ids);
         w->lengths = aq_arena_take(&arena, B * sizeof *w->lengths);
+        w->variants = aq_arena_take(&arena, B * sizeof *w->variants);
+        w->views = aq_arena_take(&arena, B * sizeof *w->views);
         if (w->parts) w->starts = aq_arena_take(&arena, ((size_t)B + 1) * T * sizeof *w->starts);
         for (uint32_t i = 0; i < batch->field_count; i++)
             batch->fields[i].values = aq_arena_take(&arena, (size_t)B * batch->fields[i].count * AQ_FIELD_BYTES);

@@ -206,6 +206,8 @@ struct aq_worker {
     struct aq_batch batch; /* room for B samples of what the data set names; a middle stage has ids alone */
     uint64_t *sample_ids;  /* B */
     uint32_t *lengths;     /* B: tokens of these samples that are real */
+    uint16_t *variants;    /* B: and which of its messages each has, and */
+    struct aq_view *views; /* how its image is seen: data.augment      */
     const uint32_t *train_lengths, *heldout_lengths; /* of all; NULL: all are T */
     const uint32_t *parts;                           /* of all training samples, then of held-out ones; or NULL */
     uint32_t *part_first;                            /* then, of each of these and the end: its first one       */

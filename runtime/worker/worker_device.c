@@ -175,8 +175,10 @@ enum aq_status aq_worker_forward(struct aq_worker *w, const struct aq_worker_run
     w->batch.starts = w->parts ? w->starts : NULL;
     for (uint32_t i = 0; i < batch.samples; i++)
         (void)aq_worker_starts(w, false, batch.sample_ids[i] - w->job->data.skip, i);
-    for (uint32_t i = 0; w->train && i < batch.samples; i++)
+    for (uint32_t i = 0; w->train && i < batch.samples; i++) {
         AQ_TRY(aq_dataset_put(w->train, batch.sample_ids[i] - w->job->data.skip, &w->batch, i));
+        if (first && aq_augment_any(&w->job->data.augment)) aq_view_apply(&w->views[i], &w->batch, i);
+    }
     const double targets = step_targets(w, run->step);
     const struct aq_stage_input input = {.x = first ? NULL : w->pipeline.x[copy].at,
                                          .batch = &w->batch,

@@ -52,17 +52,23 @@ void aq_worker_batch(struct aq_worker *worker, uint64_t step, uint32_t micro_bat
 {
     const uint32_t B = worker->me->config.B, size = aq_sampler_size(worker->sampler, step);
     const uint32_t first = micro_batch * B, samples = size - first < B ? size - first : B;
+    const struct aq_augment *const augment = &worker->job->data.augment;
     AQ_ASSERT(first < size);
     for (uint32_t i = 0; i < samples; i++) {
         const uint64_t sample = aq_sampler_at(worker->sampler, step, first + i);
         worker->sample_ids[i] = worker->job->data.skip + sample;
         if (worker->train_lengths) worker->lengths[i] = worker->train_lengths[sample];
+        worker->views[i] = aq_view_of(augment, worker->job->train.seed, step / worker->plan->steps_per_epoch,
+                                      worker->sample_ids[i]);
+        worker->variants[i] = worker->views[i].flipped;
     }
     *batch = (struct aq_edge_batch){.step = step,
                                     .micro_batch = micro_batch,
                                     .samples = samples,
                                     .sample_ids = worker->sample_ids,
                                     .lengths = worker->train_lengths ? worker->lengths : NULL,
+                                    .variants = augment->flip ? worker->variants : NULL,
+                                    .views = augment->crop ? worker->views : NULL,
                                     .rate = aq_plan_learning_rate(worker->plan, step + 1)};
 }
 

@@ -218,6 +218,14 @@ size_t aq_codec_body_bytes_of(const struct aq_codec *codec, uint32_t rows, bool 
 size_t aq_codec_message_bytes_of(const struct aq_codec *codec, uint32_t rows);
 
 /*
+ * Messages whose rows move, those of images that are cropped: row `from` of the message `source` becomes row `to` of
+ * `out`; source NULL: zeroes. Host memory, messages of all rows. AQ_INVAL of check, with the reason: of such a config,
+ * rows have no bytes of their own.
+ */
+enum aq_status aq_codec_rows_check(const struct aq_codec_config *config, uint32_t columns);
+void aq_codec_message_row(const struct aq_codec *codec, const void *source, uint32_t from, void *out, uint32_t to);
+
+/*
  * aq_codec_encode -- code one sample.
  *
  *     d = a - m,   w = Q_b(d),   x^ = m + deq_b(w),   m' = store(x^)       [papers/004, Algorithm 1, lines 4-7]
