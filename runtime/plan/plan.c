@@ -245,6 +245,7 @@ static enum aq_status cache_fill(struct plan_open *open, uint32_t s)
     cache->depth = job->cache.depth < cache->slots ? job->cache.depth : cache->slots;
     cache->bytes_max = job->cache.bytes_max;
     cache->direct = job->cache.direct;
+    cache->sealed = aq_job_sealed(job) && !aq_job_at_client(job, s);
     cache->samples_max = 0;
     cache->value_bytes_max = 0;
     const uint64_t samples = open->plan.facts.train_samples / open->plan.replicas; /* of this replica */

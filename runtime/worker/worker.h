@@ -246,6 +246,7 @@ struct aq_worker {
     struct aq_worker_packing packing;
     struct aq_cut_privacy privacy[2]; /* split.privacy: of activations, of gradients */
     struct aq_seen seen;              /* split.capture */
+    uint8_t cache_key[AQ_CACHE_KEY_BYTES]; /* split.seal: on its way to the cache that it opens */
 };
 
 /*
@@ -340,6 +341,16 @@ enum aq_status aq_worker_begins(const struct aq_worker *worker, enum aq_doing do
 /* worker.c: all links end in good order, by the deadline, and what was said has been sent. */
 enum aq_status aq_worker_drain(struct aq_worker *worker, uint64_t deadline);
 enum aq_status aq_worker_leave(struct aq_worker *worker, uint64_t deadline);
+
+/*
+ * worker_seal.c: is this the stage whose cache is sealed, or the one that sends it the key? told: of the key, in the
+ * start line. give: over the edge that was just opened. take: over the link, before the cache is opened.
+ */
+bool aq_worker_takes_key(const struct aq_worker *worker);
+bool aq_worker_gives_key(const struct aq_worker *worker);
+enum aq_status aq_worker_key_told(struct aq_worker *worker, const json_t *start);
+enum aq_status aq_worker_key_give(struct aq_worker *worker);
+enum aq_status aq_worker_key_take(struct aq_worker *worker);
 
 /* worker_links.c: who we are under TLS, the loop, and a link to each neighbour. */
 enum aq_status aq_worker_links_open(struct aq_worker *worker);
