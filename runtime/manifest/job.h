@@ -215,6 +215,7 @@ enum aq_split_mode { AQ_SPLIT_RELAY = 0, AQ_SPLIT_FED1, AQ_SPLIT_FED2 };
 struct aq_job_privacy {
     float clip, noise;                   /* of activations at the first cut, a sample at a time            */
     float gradient_clip, gradient_noise; /* of gradients at the second one                                 */
+    float distance_correlation;          /* times that of inputs and activations is added to the loss; 0: not */
 };
 
 /* Split learning: the first and the last stage are a client's, what is between them the server's (docs/SPLIT.md). */

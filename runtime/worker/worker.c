@@ -564,6 +564,7 @@ static enum aq_status open_all(struct aq_worker *w, const json_t *start)
     AQ_TRY(aq_worker_versions_open(w));
     AQ_TRY(keep_frozen(w));
     AQ_TRY(aq_worker_seen_open(w));
+    AQ_TRY(aq_worker_correlation_open(w));
     AQ_TRY(aq_worker_begins(w, AQ_DOING_MEASURE));
     return aq_worker_choose_open(w);
 }
@@ -740,6 +741,7 @@ static void close_all(struct aq_worker *w, enum aq_status status)
     if (w->device) aq_worker_device_close(w);
     aq_device_close(w->device);
     aq_seen_close(&w->seen);
+    aq_worker_correlation_close(w);
     aq_trace_close(w->trace);
     aq_pulse_bell(NULL);
     aq_bell_close(w->bell);
