@@ -76,6 +76,8 @@ enum aq_status aq_cache_open(const struct aq_cache_config *config, struct aq_cac
     AQ_TRY(config_check(config));
     if (store_find(config->kind)->durable && (!config->path || config->path[0] == 0 || !config->job_name))
         return aq_fail(AQ_INVAL, "cache", "a cache of kind \"%s\" needs a folder and the job's name", config->kind);
+    if (store_find(config->kind)->durable && config->sealed && !config->key)
+        return aq_fail(AQ_INVAL, "cache", "a sealed cache needs its key");
     AQ_TRY(store_find(config->kind)->open(config, &cache));
     cache->value_bytes_max = config->value_bytes_max;
     cache->mark = config->mark;

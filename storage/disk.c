@@ -24,11 +24,13 @@ enum { TAG_WAKE = 0x7ffffffe, TAG_SYNC = 0x7fffffff };
 
 /* A slot's request; the storage thread's from request to event. */
 struct request {
+    struct aq_vault_about about;
     uint64_t offset;
     uint64_t bytes;
     uint64_t moved;
     uint64_t begin_ns;
-    uint32_t next; /* in a queue */
+    uint32_t next;   /* in a queue */
+    uint32_t buffer; /* the slot's own, or where its sealed bytes are */
     enum op op;
     uint8_t phase; /* writes: which mark they belong to */
     enum aq_status status;
@@ -48,6 +50,8 @@ struct aq_disk {
     struct aq_bell *bell;
     _Atomic uint32_t asleep;
     struct request *requests;
+    uint32_t *boxes; /* buffers behind the slots that are free */
+    uint32_t box_count;
 
     /* What one mark is about: written by the exec thread before its token, and by the storage thread before the event.
      */
@@ -92,9 +96,26 @@ static void event_push(struct aq_disk *disk, uint32_t slot)
     aq_bell_ring(disk->config.bell);
 }
 
-static uint8_t *slot_bytes(const struct aq_disk *disk, uint32_t slot)
+static uint8_t *buffer_bytes(const struct aq_disk *disk, uint32_t buffer)
 {
-    return disk->config.memory + disk->config.slot_bytes * slot;
+    return disk->config.memory + disk->config.slot_bytes * buffer;
+}
+
+uint64_t aq_disk_buffers(bool sealed, uint32_t slots, uint32_t depth)
+{
+    return (uint64_t)slots + (sealed ? depth : 0);
+}
+
+/* A write begins: its message is sealed into a box, of which there are as many as writes may be in flight. */
+static enum aq_status box_fill(struct aq_disk *disk, uint32_t slot)
+{
+    struct request *request = &disk->requests[slot];
+    const uint64_t end = request->about.bytes + AQ_RECORD_SEAL_BYTES;
+    AQ_ASSERT(disk->box_count > 0);
+    const uint32_t box = disk->boxes[--disk->box_count];
+    request->buffer = box;
+    memset(buffer_bytes(disk, box) + end, 0, request->bytes - end); /* no old bytes go to disk */
+    return aq_vault_seal(disk->config.vault, &request->about, buffer_bytes(disk, slot), buffer_bytes(disk, box));
 }
 
 static void request_finish(struct aq_disk *disk, uint32_t slot, enum aq_status status)
@@ -102,6 +123,7 @@ static void request_finish(struct aq_disk *disk, uint32_t slot, enum aq_status s
     struct request *request = &disk->requests[slot];
     request->status = status;
     const bool write = request->op == OP_WRITE;
+    if (request->buffer != slot) disk->boxes[disk->box_count++] = request->buffer;
     if (write) {
         AQ_ASSERT(disk->outstanding[request->phase] > 0);
         --disk->outstanding[request->phase];
@@ -137,6 +159,8 @@ static bool request_moved(struct aq_disk *disk, uint32_t slot, int64_t result)
             return false;
         }
     }
+    if (disk->config.vault && request->op == OP_READ && status == AQ_OK)
+        status = aq_vault_unseal(disk->config.vault, &request->about, buffer_bytes(disk, slot));
     request_finish(disk, slot, status);
     return true;
 }
@@ -147,7 +171,7 @@ static void request_run(struct aq_disk *disk, uint32_t slot)
     struct request *request = &disk->requests[slot];
     int64_t result;
     do {
-        uint8_t *bytes = slot_bytes(disk, slot) + request->moved;
+        uint8_t *bytes = buffer_bytes(disk, request->buffer) + request->moved;
         const size_t rest = request->bytes - request->moved;
         const off_t offset = (off_t)(request->offset + request->moved);
         result = request->op == OP_WRITE ? pwrite(disk->config.fd, bytes, rest, offset)
@@ -166,13 +190,13 @@ static struct io_uring_sqe *entry_of(struct aq_disk *disk)
 static void request_submit(struct aq_disk *disk, uint32_t slot)
 {
     struct request *request = &disk->requests[slot];
-    uint8_t *bytes = slot_bytes(disk, slot) + request->moved;
+    uint8_t *bytes = buffer_bytes(disk, request->buffer) + request->moved;
     const unsigned rest = (unsigned)(request->bytes - request->moved);
     const uint64_t offset = request->offset + request->moved;
     struct io_uring_sqe *entry = entry_of(disk);
     const int fd = disk->config.fd;
     if (request->op == OP_WRITE && disk->registered)
-        io_uring_prep_write_fixed(entry, fd, bytes, rest, offset, (int)slot);
+        io_uring_prep_write_fixed(entry, fd, bytes, rest, offset, (int)request->buffer);
     else if (request->op == OP_WRITE)
         io_uring_prep_write(entry, fd, bytes, rest, offset);
     else if (disk->registered)
@@ -197,6 +221,12 @@ static void queues_submit(struct aq_disk *disk)
         if (queue == NULL) return;
         const uint32_t slot = queue_pop(disk, queue);
         disk->requests[slot].begin_ns = aq_clock_ns();
+        const bool seals = disk->config.vault && disk->requests[slot].op == OP_WRITE;
+        const enum aq_status status = seals ? box_fill(disk, slot) : AQ_OK;
+        if (status != AQ_OK) {
+            request_finish(disk, slot, status);
+            continue;
+        }
         if (disk->ring_open)
             request_submit(disk, slot);
         else
@@ -367,22 +397,25 @@ static void ask(struct aq_disk *disk, enum op op, uint32_t slot)
     wake(disk);
 }
 
-static void transfer_ask(struct aq_disk *disk, enum op op, uint32_t slot, uint64_t offset, uint64_t bytes)
+static void transfer_ask(struct aq_disk *disk, enum op op, uint32_t slot, uint64_t offset,
+                         const struct aq_vault_about *about)
 {
+    const uint64_t bytes = aq_record_blocks(disk->config.vault != NULL, about->bytes);
     AQ_ASSERT(slot < disk->config.slots && bytes > 0 && bytes <= disk->config.slot_bytes);
-    AQ_ASSERT(bytes % AQ_STORE_BLOCK == 0 && offset % AQ_STORE_BLOCK == 0);
-    disk->requests[slot] = (struct request){.offset = offset, .bytes = bytes, .op = op};
+    AQ_ASSERT(offset % AQ_STORE_BLOCK == 0);
+    disk->requests[slot] =
+        (struct request){.about = *about, .offset = offset, .bytes = bytes, .op = op, .buffer = slot};
     ask(disk, op, slot);
 }
 
-void aq_disk_read(struct aq_disk *disk, uint32_t slot, uint64_t offset, uint64_t bytes)
+void aq_disk_read(struct aq_disk *disk, uint32_t slot, uint64_t offset, const struct aq_vault_about *about)
 {
-    transfer_ask(disk, OP_READ, slot, offset, bytes);
+    transfer_ask(disk, OP_READ, slot, offset, about);
 }
 
-void aq_disk_write(struct aq_disk *disk, uint32_t slot, uint64_t offset, uint64_t bytes)
+void aq_disk_write(struct aq_disk *disk, uint32_t slot, uint64_t offset, const struct aq_vault_about *about)
 {
-    transfer_ask(disk, OP_WRITE, slot, offset, bytes);
+    transfer_ask(disk, OP_WRITE, slot, offset, about);
 }
 
 void aq_disk_mark(struct aq_disk *disk, const struct aq_disk_mark *mark)
@@ -417,12 +450,13 @@ bool aq_disk_registered(const struct aq_disk *disk)
 static enum aq_status buffers_register(struct aq_disk *disk)
 {
     void *memory = NULL;
-    AQ_TRY(aq_alloc(sizeof(struct iovec) * disk->config.slots, &memory));
+    const uint32_t count = disk->config.slots + disk->box_count;
+    AQ_TRY(aq_alloc(sizeof(struct iovec) * count, &memory));
     struct iovec *buffers = memory;
-    for (uint32_t i = 0; i < disk->config.slots; ++i) {
-        buffers[i] = (struct iovec){.iov_base = slot_bytes(disk, i), .iov_len = disk->config.slot_bytes};
+    for (uint32_t i = 0; i < count; ++i) {
+        buffers[i] = (struct iovec){.iov_base = buffer_bytes(disk, i), .iov_len = disk->config.slot_bytes};
     }
-    const int result = io_uring_register_buffers(&disk->ring, buffers, disk->config.slots);
+    const int result = io_uring_register_buffers(&disk->ring, buffers, count);
     aq_free(memory);
     disk->registered = result == 0;
     if (result != 0) {
@@ -459,6 +493,12 @@ enum aq_status aq_disk_open(const struct aq_disk_config *config, struct aq_disk 
     disk->reads.head = disk->writes.head = AQ_STORE_NONE;
     AQ_TRY_GOTO(aq_alloc(sizeof(struct request) * config->slots, &memory), out);
     disk->requests = memory;
+    if (config->vault) {
+        AQ_TRY_GOTO(aq_alloc(sizeof(uint32_t) * config->depth, &memory), out);
+        disk->boxes = memory;
+        for (uint32_t i = 0; i < config->depth; ++i)
+            disk->boxes[disk->box_count++] = config->slots + i;
+    }
     disk->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (disk->wake_fd == -1) {
         status = aq_fail_errno("cache", "eventfd");
@@ -489,5 +529,6 @@ void aq_disk_close(struct aq_disk *disk)
     aq_ring_close(disk->done);
     aq_bell_close(disk->bell);
     aq_free(disk->requests);
+    aq_free(disk->boxes);
     aq_free(disk);
 }

@@ -13,12 +13,13 @@
 #define STORAGE_DISK_H
 
 #include "index.h"
+#include "vault.h"
 
 struct aq_disk; /* opaque */
 
 struct aq_disk_config {
     int fd;          /* the slab                                        */
-    uint8_t *memory; /* slots * slot_bytes, aligned to AQ_STORE_BLOCK   */
+    uint8_t *memory; /* aq_disk_buffers() * slot_bytes, aligned to AQ_STORE_BLOCK; the slots come first */
     uint64_t slot_bytes;
     uint32_t slots;
     uint32_t depth;
@@ -26,7 +27,11 @@ struct aq_disk_config {
     struct aq_bell *bell;   /* the caller's; may be NULL          */
     struct aq_trace *trace; /* may be NULL                        */
     const char *path;       /* of the slab, for error lines       */
+    struct aq_vault *vault; /* seals messages on their way to the disk, and opens them on their way back; NULL: none */
 };
+
+/* Of slots, and where messages are sealed of what is written at the moment: a slot may be read meanwhile. */
+uint64_t aq_disk_buffers(bool sealed, uint32_t slots, uint32_t depth);
 
 #define AQ_DISK_MARK UINT32_MAX /* in an event: the mark, no slot */
 
@@ -38,9 +43,13 @@ struct aq_disk_event {
 enum aq_status aq_disk_open(const struct aq_disk_config *config, struct aq_disk **out); /* AQ_NOMEM, AQ_IO */
 void aq_disk_close(struct aq_disk *disk); /* finishes what was asked for. NULL is fine */
 
-/* Asks for slot's first `bytes` (whole blocks) to be read from, or written to, this offset of the slab. */
-void aq_disk_read(struct aq_disk *disk, uint32_t slot, uint64_t offset, uint64_t bytes);
-void aq_disk_write(struct aq_disk *disk, uint32_t slot, uint64_t offset, uint64_t bytes);
+/*
+ * Asks for the message to be read into slot from its cell, whose first byte is at this offset of the slab, or written
+ * to it from there; what is behind it in the slot, to a whole block, goes with it. The event's status: AQ_CORRUPT: it
+ * cannot be read, or it is not what was sealed.
+ */
+void aq_disk_read(struct aq_disk *disk, uint32_t slot, uint64_t offset, const struct aq_vault_about *about);
+void aq_disk_write(struct aq_disk *disk, uint32_t slot, uint64_t offset, const struct aq_vault_about *about);
 
 struct aq_disk_mark {
     uint64_t mark;

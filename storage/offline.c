@@ -19,12 +19,22 @@ struct aq_cache_walk {
     bool verify;
 };
 
+/* Its messages are asked for, and not even where they lie is for others than its key's owner to change. */
+static enum aq_status sealed_refuse(const struct aq_cache_walk *walk)
+{
+    return aq_fail(AQ_REFUSED, "cache",
+                   "%s is sealed under a key that its client keeps: without it nobody can read, verify or compact it "
+                   "(aqpipe cache stat shows what it holds, wipe removes it)",
+                   walk->folder.path);
+}
+
 static enum aq_status walk_fill(struct aq_cache_walk *walk, uint64_t mark, bool write)
 {
     struct aq_record_head slab;
     AQ_TRY(write ? aq_index_open(walk->folder.index_path, NULL, 0, &walk->index)
                  : aq_index_open_read(walk->folder.index_path, &walk->index));
     const struct aq_record_head *head = aq_index_head(walk->index);
+    if (head->sealed && walk->verify) return sealed_refuse(walk);
     AQ_TRY(aq_folder_slab_open(&walk->folder, true, write, &slab));
     if (slab.nonce != head->nonce || slab.cell_bytes != head->cell_bytes) {
         return aq_fail(AQ_CORRUPT, "cache", "%s: slab and index do not belong together", walk->folder.path);
@@ -102,7 +112,8 @@ void aq_cache_walk_info(const struct aq_cache_walk *walk, struct aq_cache_info *
                                   .file_bytes = AQ_FOLDER_HEAD_BYTES + head->cell_bytes * walk->cells +
                                                 aq_index_bytes(walk->index),
                                   .cells = walk->cells,
-                                  .cell_bytes = head->cell_bytes};
+                                  .cell_bytes = head->cell_bytes,
+                                  .sealed = head->sealed};
     memcpy(out->job_name, head->name, sizeof(out->job_name));
 }
 

@@ -9,6 +9,8 @@
 
 static_assert(sizeof(struct aq_record_head) == 256 && offsetof(struct aq_record_head, check) == 248, "no padding");
 static_assert(offsetof(struct aq_record_head, name) == 72, "no padding");
+static_assert(offsetof(struct aq_record_head, salt) == 208, "no padding");
+static_assert(offsetof(struct aq_record_head, key_check) == 224, "no padding");
 static_assert(sizeof(struct aq_record) == 40 && offsetof(struct aq_record, check) == 32, "no padding");
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "records are copied as they lie in memory");
 
@@ -27,12 +29,17 @@ static void name_cut(const char *name, char out[AQ_RECORD_NAME_BYTES])
 void aq_record_head_make(struct aq_record_head *head, uint32_t kind, const struct aq_record_identity *identity,
                          uint64_t nonce)
 {
-    *head = (struct aq_record_head){.format = AQ_RECORD_FORMAT,
+    *head = (struct aq_record_head){.format = identity->sealed ? AQ_RECORD_FORMAT_SEALED : AQ_RECORD_FORMAT,
                                     .kind = kind,
                                     .job_digest = identity->job_digest,
                                     .nonce = nonce,
                                     .value_bytes_max = identity->value_bytes_max,
-                                    .cell_bytes = aq_store_blocks(identity->value_bytes_max)};
+                                    .cell_bytes = aq_record_blocks(identity->sealed, identity->value_bytes_max),
+                                    .sealed = identity->sealed};
+    if (identity->sealed) {
+        memcpy(head->salt, identity->salt, sizeof(head->salt));
+        head->key_check = identity->key_check;
+    }
     memcpy(head->magic, magic, sizeof(magic));
     name_cut(identity->job_name, head->name);
     aq_record_head_seal(head);
@@ -48,16 +55,18 @@ enum aq_status aq_record_head_check(const struct aq_record_head *head, uint32_t 
     if (memcmp(head->magic, magic, sizeof(magic)) != 0) {
         return aq_fail(AQ_CORRUPT, "cache", "%s is no cache file: its first bytes are not AQCACHE", place);
     }
-    if (head->format != AQ_RECORD_FORMAT) {
-        return aq_fail(AQ_MISMATCH, "cache", "%s has cache format %" PRIu32 ", this program reads %d", place,
-                       head->format, AQ_RECORD_FORMAT);
+    if (head->format != AQ_RECORD_FORMAT && head->format != AQ_RECORD_FORMAT_SEALED) {
+        return aq_fail(AQ_MISMATCH, "cache", "%s has cache format %" PRIu32 ", this program reads %d and %d", place,
+                       head->format, AQ_RECORD_FORMAT, AQ_RECORD_FORMAT_SEALED);
     }
     if (head->check != aq_digest_seeded(head, offsetof(struct aq_record_head, check), check_seed)) {
         return aq_fail(AQ_CORRUPT, "cache", "%s: the head's checksum is wrong", place);
     }
     if (head->kind != kind || head->value_bytes_max == 0 || head->value_bytes_max > AQ_STORE_VALUE_BYTES_MAX ||
-        head->cell_bytes != aq_store_blocks(head->value_bytes_max) || head->mark_previous > head->mark_last ||
-        head->entries > AQ_STORE_SAMPLES_MAX || head->lost > 1 || head->name[AQ_RECORD_NAME_BYTES - 1] != 0) {
+        head->sealed != (head->format == AQ_RECORD_FORMAT_SEALED) ||
+        head->cell_bytes != aq_record_blocks(head->sealed, head->value_bytes_max) ||
+        head->mark_previous > head->mark_last || head->entries > AQ_STORE_SAMPLES_MAX || head->lost > 1 ||
+        head->name[AQ_RECORD_NAME_BYTES - 1] != 0) {
         return aq_fail(AQ_CORRUPT, "cache", "%s: the head's numbers contradict each other", place);
     }
     return AQ_OK;

@@ -11,7 +11,10 @@
 #include "store.h"
 
 enum {
-    AQ_RECORD_FORMAT = 1,       /* version of both files                               */
+    AQ_RECORD_FORMAT = 1, /* version of both files                               */
+    AQ_RECORD_FORMAT_SEALED = 2,
+    AQ_RECORD_SALT_BYTES = 16,
+    AQ_RECORD_SEAL_BYTES = 28,  /* behind a message: nonce and tag (vault.h)           */
     AQ_RECORD_INDEX = 1,        /* head.kind of the index                              */
     AQ_RECORD_SLAB = 2,         /* head.kind of the slab                               */
     AQ_RECORD_NAME_BYTES = 128, /* job's name with its zero; longer names are cut      */
@@ -31,7 +34,11 @@ struct aq_record_head {
     uint64_t entries;       /* messages held at mark_last         */
     char name[AQ_RECORD_NAME_BYTES];
     uint8_t lost; /* index: 1 since messages were lost that a neighbour may still hold; else 0 */
-    uint8_t zero[47];
+    uint8_t sealed; /* 1: messages are encrypted (vault.h); else 0, and all up to `check` is zero */
+    uint8_t zero[6];
+    uint8_t salt[AQ_RECORD_SALT_BYTES];
+    uint64_t key_check; /* another key has another one */
+    uint8_t zeros[16];
     uint64_t check; /* digest of the bytes before it */
 };
 
@@ -51,7 +58,16 @@ struct aq_record_identity {
     uint64_t job_digest;
     const char *job_name;
     uint64_t value_bytes_max;
+    bool sealed; /* then: */
+    uint8_t salt[AQ_RECORD_SALT_BYTES];
+    uint64_t key_check;
 };
+
+/* Bytes that a message takes in its cell, and of a cell where messages have at most so many. */
+static inline uint64_t aq_record_blocks(bool sealed, uint64_t bytes)
+{
+    return aq_store_blocks(bytes + (sealed ? AQ_RECORD_SEAL_BYTES : 0));
+}
 
 void aq_record_head_make(struct aq_record_head *head, uint32_t kind, const struct aq_record_identity *identity,
                          uint64_t nonce);

@@ -204,6 +204,12 @@ static enum aq_status slot_wait(struct lmdb_store *store, uint64_t deadline_ns, 
     return *out == AQ_STORE_NONE ? AQ_AGAIN : AQ_OK;
 }
 
+static struct aq_vault_about about_of(const struct aq_key_entry *entry)
+{
+    return (struct aq_vault_about){
+        .key = entry->key, .version = entry->version, .bytes = entry->bytes, .cell = entry->cell};
+}
+
 static void read_begin(struct lmdb_store *store, uint32_t number, uint32_t slot_number, bool wanted)
 {
     struct aq_key_entry *entry = &store->keys.entries[number];
@@ -214,8 +220,8 @@ static void read_begin(struct lmdb_store *store, uint32_t number, uint32_t slot_
     slot->wanted = wanted;
     entry->slot = slot_number;
     store->base.stats.read_bytes += entry->bytes;
-    aq_disk_read(store->disk, slot_number, aq_folder_offset(store->cell_bytes, entry->cell),
-                 aq_store_blocks(entry->bytes));
+    const struct aq_vault_about about = about_of(entry);
+    aq_disk_read(store->disk, slot_number, aq_folder_offset(store->cell_bytes, entry->cell), &about);
 }
 
 static struct aq_key_entry *entry_find(struct lmdb_store *store, const struct aq_cache_key *key, uint32_t *number)
@@ -263,7 +269,9 @@ static enum aq_status slot_check(struct lmdb_store *store, uint32_t number)
            ": %s; the sample counts as never seen",
            store->folder.slab_path, entry->key.sample, entry->key.edge, entry->key.variant, entry->key.side,
            entry->version,
-           slot->status == AQ_OK ? "its bytes are not those that were put" : "its bytes cannot be read");
+           slot->status == AQ_OK                        ? "its bytes are not those that were put"
+           : store->vault && slot->status == AQ_CORRUPT ? "its seal is broken: it is not what was put there"
+                                                        : "its bytes cannot be read");
     entry_lose(store, number);
     return AQ_CORRUPT;
 }
@@ -430,7 +438,8 @@ static enum aq_status lmdb_put(struct aq_cache *cache, const struct aq_cache_key
     *slot = (struct lmdb_slot){
         .state = SLOT_WRITING, .entry = number, .cell = cell, .checked = true, .tick = ++store->tick};
     cache->stats.written_bytes += byte_count;
-    aq_disk_write(store->disk, slot_number, aq_folder_offset(store->cell_bytes, cell), blocks);
+    const struct aq_vault_about about = about_of(entry);
+    aq_disk_write(store->disk, slot_number, aq_folder_offset(store->cell_bytes, cell), &about);
     return AQ_OK;
 }
 
@@ -452,13 +461,16 @@ static enum aq_status lmdb_mark_begin(struct aq_cache *cache, uint64_t mark)
     for (uint64_t i = 0; i < store->dirty_count; ++i) {
         const uint32_t number = store->dirty[i];
         struct aq_key_entry *entry = &store->keys.entries[number];
-        entry->dirty = false;
+        uint64_t mask = 0;
+        if (store->vault) AQ_TRY(aq_vault_mask(store->vault, &entry->key, entry->version, &mask));
         store->changes[i] = (struct aq_index_change){.key = entry->key,
                                                      .version = entry->version,
-                                                     .digest = entry->digest,
+                                                     .digest = entry->digest ^ mask,
                                                      .bytes = entry->bytes,
                                                      .cell = entry->present ? entry->cell : AQ_STORE_NONE};
     }
+    for (uint64_t i = 0; i < store->dirty_count; ++i)
+        store->keys.entries[store->dirty[i]].dirty = false;
     uint32_t *const list = store->marking;
     store->marking = store->dirty;
     store->marking_count = store->dirty_count;

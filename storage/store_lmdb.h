@@ -38,13 +38,14 @@ struct lmdb_store {
     struct aq_folder folder;
     struct aq_index *index; /* the storage thread's while disk is open */
     struct aq_disk *disk;
+    struct aq_vault *vault; /* NULL: in the clear */
     struct aq_key_table keys;
     struct aq_cells cells;
     struct lmdb_slot *slots;
     struct aq_index_change *changes; /* of the mark that is being made */
     uint32_t *dirty, *marking;       /* numbers of entries             */
     uint64_t dirty_count, marking_count;
-    uint8_t *memory; /* slot_count * cell_bytes */
+    uint8_t *memory; /* slot_count * cell_bytes, and behind that the disk's boxes */
     void *tables;    /* all of the above's arrays */
     uint64_t memory_bytes, tables_bytes;
     uint64_t cell_bytes;

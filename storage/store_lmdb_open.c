@@ -38,7 +38,8 @@ uint64_t lmdb_store_measure(const struct aq_cache_config *config)
     struct lmdb_store store = {.slot_count = 0};
     struct aq_arena arena = {.base = NULL};
     tables_place(&store, &arena, config);
-    return arena.used + aq_store_blocks(config->value_bytes_max) * config->slots;
+    return arena.used + aq_record_blocks(config->sealed, config->value_bytes_max) *
+                            aq_disk_buffers(config->sealed, config->slots, config->depth);
 }
 
 static enum aq_status memory_take(struct lmdb_store *store, const struct aq_cache_config *config)
@@ -52,9 +53,10 @@ static enum aq_status memory_take(struct lmdb_store *store, const struct aq_cach
     arena = (struct aq_arena){.base = memory, .bytes = arena.used};
     tables_place(store, &arena, config);
     store->pages = config->pages;
-    AQ_TRY(aq_pages_take(&store->pages, store->cell_bytes * config->slots, &memory));
+    const uint64_t bytes = store->cell_bytes * aq_disk_buffers(config->sealed, config->slots, config->depth);
+    AQ_TRY(aq_pages_take(&store->pages, bytes, &memory));
     store->memory = memory;
-    store->memory_bytes = store->cell_bytes * config->slots;
+    store->memory_bytes = bytes;
     for (uint32_t i = 0; i < config->slots; ++i) {
         store->slots[i] = (struct lmdb_slot){.entry = AQ_STORE_NONE, .cell = AQ_STORE_NONE};
     }
@@ -75,10 +77,36 @@ static uint64_t nonce_make(const struct aq_cache_config *config)
     return aq_digest(parts, sizeof(parts));
 }
 
+/* A salt of its own for each cache that begins: no nonce can come twice under one key of cells. */
+static enum aq_status vault_make(struct lmdb_store *store, const struct aq_cache_config *config,
+                                 struct aq_record_identity *identity)
+{
+    if (!config->sealed) return AQ_OK;
+    aq_vault_close(store->vault);
+    store->vault = NULL;
+    AQ_TRY(aq_vault_salt(identity->salt));
+    AQ_TRY(aq_vault_open(config->key, identity->salt, config->job_digest, &store->vault));
+    identity->key_check = aq_vault_check(store->vault);
+    return AQ_OK;
+}
+
+/* Is what is there sealed as it is to be, under this key? */
+static enum aq_status vault_load(struct lmdb_store *store, const struct aq_cache_config *config,
+                                 const struct aq_record_head *head, const char **why)
+{
+    *why = head->sealed ? "sealed, and this job's are not" : "not sealed, and this job's are";
+    if ((head->sealed != 0) != config->sealed) return AQ_NOTFOUND;
+    *why = "sealed under another key";
+    if (!config->sealed) return AQ_OK;
+    AQ_TRY(aq_vault_open(config->key, head->salt, config->job_digest, &store->vault));
+    return aq_vault_check(store->vault) == head->key_check ? AQ_OK : AQ_NOTFOUND;
+}
+
 static enum aq_status cache_make(struct lmdb_store *store, const struct aq_cache_config *config,
-                                 const struct aq_record_identity *identity)
+                                 struct aq_record_identity *identity)
 {
     struct aq_record_head head;
+    AQ_TRY(vault_make(store, config, identity));
     const uint64_t nonce = nonce_make(config);
     /* The index goes first and comes last: a folder with an index has a slab that belongs to it. */
     if (unlink(store->folder.index_path) == -1 && errno != ENOENT) {
@@ -161,8 +189,11 @@ static enum aq_status entries_read(struct lmdb_store *store, uint64_t mark)
         const uint32_t number = aq_key_table_add(&store->keys, &item.key);
         AQ_ASSERT(number != AQ_STORE_NONE); /* claims_read counted them */
         struct aq_key_entry *entry = &store->keys.entries[number];
+        uint64_t mask = 0;
+        if (store->vault) status = aq_vault_mask(store->vault, &item.key, now->version, &mask);
+        if (status != AQ_OK) break;
         entry->version = now->version;
-        entry->digest = now->digest;
+        entry->digest = now->digest ^ mask;
         entry->bytes = now->bytes;
         entry->cell = now->cell;
         entry->present = true;
@@ -225,8 +256,12 @@ static enum aq_status cache_load(struct lmdb_store *store, const struct aq_cache
 
 static enum aq_status folder_load(struct lmdb_store *store, const struct aq_cache_config *config)
 {
-    const struct aq_record_identity identity = {config->job_digest, config->job_name, config->value_bytes_max};
+    struct aq_record_identity identity = {.job_digest = config->job_digest,
+                                          .job_name = config->job_name,
+                                          .value_bytes_max = config->value_bytes_max,
+                                          .sealed = config->sealed};
     struct aq_record_head slab;
+    const char *why;
     const enum aq_status there = aq_folder_slab_open(&store->folder, config->direct, true, &slab);
     if (there == AQ_OK) AQ_TRY(aq_record_head_match(&slab, &identity, store->folder.slab_path));
     if (there != AQ_OK && there != AQ_NOTFOUND) return there;
@@ -248,6 +283,15 @@ static enum aq_status folder_load(struct lmdb_store *store, const struct aq_cach
         return aq_fail(AQ_CORRUPT, "cache",
                        "%s: slab and index do not belong together: remove the folder and begin afresh", config->path);
     }
+    const enum aq_status sealed = vault_load(store, config, aq_index_head(store->index), &why);
+    if (sealed == AQ_NOTFOUND && config->mark == 0 && aq_index_head(store->index)->mark_last == 0) {
+        aq_index_close(store->index);
+        store->index = NULL;
+        return cache_make(store, config, &identity);
+    }
+    if (sealed == AQ_NOTFOUND)
+        return aq_fail(config->mark > 0 ? AQ_NOTFOUND : AQ_MISMATCH, "cache", "%s is %s", config->path, why);
+    AQ_TRY(sealed);
     AQ_TRY(aq_record_size_match(&slab, &identity, store->folder.slab_path));
     AQ_TRY(aq_record_size_match(aq_index_head(store->index), &identity, store->folder.index_path));
     return cache_load(store, config);
@@ -261,7 +305,7 @@ enum aq_status lmdb_store_open(const struct aq_cache_config *config, struct aq_c
     struct lmdb_store *store = memory;
     store->base.store = &aq_store_lmdb;
     store->folder = (struct aq_folder){.lock_fd = -1, .slab_fd = -1};
-    store->cell_bytes = aq_store_blocks(config->value_bytes_max);
+    store->cell_bytes = aq_record_blocks(config->sealed, config->value_bytes_max);
     store->slot_count = config->slots;
     store->cells_max = config->bytes_max > 0 ? config->bytes_max / store->cell_bytes : UINT64_MAX;
     AQ_TRY_GOTO(memory_take(store, config), out);
@@ -277,7 +321,8 @@ enum aq_status lmdb_store_open(const struct aq_cache_config *config, struct aq_c
                                         .index = store->index,
                                         .bell = config->bell,
                                         .trace = config->trace,
-                                        .path = store->folder.slab_path};
+                                        .path = store->folder.slab_path,
+                                        .vault = store->vault};
     AQ_TRY_GOTO(aq_disk_open(&disk, &store->disk), out);
     *out = &store->base;
     return AQ_OK;
@@ -291,6 +336,7 @@ void lmdb_store_close(struct aq_cache *cache)
     struct lmdb_store *store = (struct lmdb_store *)cache;
     aq_disk_close(store->disk);
     aq_index_close(store->index);
+    aq_vault_close(store->vault);
     aq_folder_close(&store->folder);
     aq_pages_give(&store->pages, store->memory, store->memory_bytes);
     aq_unmap(store->tables, store->tables_bytes);

@@ -7,7 +7,7 @@
  * buffers as the cache has them. The two take turns, because disks are noisy; figures are medians of the turns.
  *
  * `cache read cpu` is the processor time of reading alone: all of this process less the time in which digests were
- * checked, which `cache read cpu with digest` includes.
+ * checked, which `cache read cpu with digest` includes. `cache read sealed` is the same of a cache that is encrypted.
  */
 #include <fcntl.h>
 #include <jansson.h>
@@ -52,8 +52,8 @@ struct bench {
     struct aq_cache *cache;
     uint32_t messages;
     uint64_t shuffles;
-    struct turn turns[TURNS];
-    double write[2];
+    struct turn turns[TURNS], sealed[TURNS];
+    double write[2], write_sealed[2];
 };
 
 static uint64_t deadline(void)
@@ -235,12 +235,13 @@ static double median(const struct turn *turns, uint32_t count, size_t offset, bo
     return aq_bench_middle(values, count);
 }
 
-static enum aq_status cache_make(struct bench *bench)
+static enum aq_status cache_make(struct bench *bench, bool sealed)
 {
+    static const uint8_t key[AQ_CACHE_KEY_BYTES] = {1};
     char path[PATH_BYTES + 16];
     struct aq_cache_config config;
     aq_cache_config_default(&config);
-    snprintf(path, sizeof path, "%s/cache", bench->folder);
+    snprintf(path, sizeof path, "%s/%s", bench->folder, sealed ? "sealed" : "cache");
     snprintf(bench->slab, sizeof bench->slab, "%s/slab", path);
     config.path = path;
     config.job_name = "bench";
@@ -248,12 +249,14 @@ static enum aq_status cache_make(struct bench *bench)
     config.samples_max = bench->messages;
     config.slots = SLOTS;
     config.depth = DEPTH;
+    config.sealed = sealed;
+    config.key = key;
     return aq_cache_open(&config, &bench->cache);
 }
 
 static enum aq_status measure(struct bench *bench, uint32_t turns, bool *fio)
 {
-    AQ_TRY(cache_make(bench));
+    AQ_TRY(cache_make(bench, false));
     for (uint64_t pass = 1; pass <= 2; pass++)
         AQ_TRY(write_all(bench, pass, &bench->write[pass - 1]));
     *fio = true;
@@ -266,6 +269,13 @@ static enum aq_status measure(struct bench *bench, uint32_t turns, bool *fio)
         else
             AQ_TRY(status);
     }
+    aq_cache_close(bench->cache);
+    bench->cache = NULL;
+    AQ_TRY(cache_make(bench, true));
+    for (uint64_t pass = 1; pass <= 2; pass++)
+        AQ_TRY(write_all(bench, pass, &bench->write_sealed[pass - 1]));
+    for (uint32_t i = 0; i < turns; i++)
+        AQ_TRY(read_turn(bench, &bench->sealed[i]));
     return AQ_OK;
 }
 
@@ -290,6 +300,11 @@ enum aq_status aq_bench_cache(const struct aq_bench_options *options)
     aq_bench_emit(options, "cache read cpu", median(bench.turns, turns, offsetof(struct turn, cpu), false), "cores");
     aq_bench_emit(options, "cache read cpu with digest",
                   median(bench.turns, turns, offsetof(struct turn, cpu_digest), false), "cores");
+    aq_bench_emit(options, "cache write sealed", bench.write_sealed[1] * 1e-9, "GB/s");
+    aq_bench_emit(options, "cache read sealed", median(bench.sealed, turns, offsetof(struct turn, read), false) * 1e-9,
+                  "GB/s");
+    aq_bench_emit(options, "cache read sealed cpu", median(bench.sealed, turns, offsetof(struct turn, cpu), false),
+                  "cores");
     if (!fio)
         return aq_fail(AQ_NODEV, "bench", "fio is not installed, so nothing to compare with: apt-get install fio");
     aq_bench_emit(options, "cache read fio", median(bench.turns, turns, offsetof(struct turn, fio), false) * 1e-9,

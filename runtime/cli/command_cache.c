@@ -124,11 +124,11 @@ static enum aq_status show_json(const struct asked *asked, const char *path, con
     char name[sizeof info->job_name], shown[AQ_RUN_PATH_BYTES];
     struct aq_text text = {0};
     json_t *cache = json_pack(
-        "{s:s, s:s, s:o, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:O, s:I, s:O}", "path",
+        "{s:s, s:s, s:o, s:b, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:O, s:I, s:O}", "path",
         aq_printable_text(path, shown, sizeof shown), "job", name_clean(info, name), "job_digest",
-        aq_control_hex(info->job_digest), "format", (json_int_t)info->format, "mark_last", (json_int_t)info->mark_last,
-        "mark_previous", (json_int_t)info->mark_previous, "mark", (json_int_t)info->mark, "messages",
-        (json_int_t)sums->messages, "bytes", (json_int_t)sums->bytes, "message_bytes_max",
+        aq_control_hex(info->job_digest), "sealed", info->sealed, "format", (json_int_t)info->format, "mark_last",
+        (json_int_t)info->mark_last, "mark_previous", (json_int_t)info->mark_previous, "mark", (json_int_t)info->mark,
+        "messages", (json_int_t)sums->messages, "bytes", (json_int_t)sums->bytes, "message_bytes_max",
         (json_int_t)info->value_bytes_max, "slab_bytes", (json_int_t)file_bytes(path, "slab"), "index_bytes",
         (json_int_t)file_bytes(path, "index.mdb"), "cells", (json_int_t)info->cells, "cell_bytes",
         (json_int_t)info->cell_bytes, "edges", sums->groups_json, asked->verify ? "bad" : "bad_entries",
@@ -149,8 +149,8 @@ static enum aq_status show_text(const struct asked *asked, const char *path, con
         printf("%s: mark %" PRIu64 ", %" PRIu64 " messages, %s read, %" PRIu64 " broken\n", path, info->mark,
                sums->messages, aq_text_size(sums->bytes, size), sums->bad);
     } else {
-        printf("%s\n  job        \"%s\", digest %016" PRIx64 ", format %" PRIu32 "\n", path, name_clean(info, name),
-               info->job_digest, info->format);
+        printf("%s\n  job        \"%s\", digest %016" PRIx64 ", format %" PRIu32 "%s\n", path, name_clean(info, name),
+               info->job_digest, info->format, info->sealed ? ", sealed: its client has the key" : "");
         if (info->mark_previous)
             printf("  marks      %" PRIu64 " (newest), %" PRIu64 "\n", info->mark_last, info->mark_previous);
         else

@@ -121,6 +121,11 @@ bool aq_job_at_client(const struct aq_job *job, uint32_t rank)
     return job->split.client && (rank == 0 || rank + 1 == job->pipeline.stage_count);
 }
 
+bool aq_job_sealed(const struct aq_job *job)
+{
+    return job->split.client && job->split.seal;
+}
+
 void aq_job_measured(struct aq_job *job, const float *rtt_ms, float group_rtt_ms, const float *loss, double rate_mbps)
 {
     struct aq_job_edge *edges = (struct aq_job_edge *)(uintptr_t)job->edges; /* the job's own memory */

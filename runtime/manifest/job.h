@@ -220,6 +220,7 @@ enum aq_split_statistics { AQ_SPLIT_AVERAGED = 0, AQ_SPLIT_LOCAL, AQ_SPLIT_GROUP
 struct aq_job_privacy {
     float clip, noise;                   /* of activations at the first cut, a sample at a time            */
     float gradient_clip, gradient_noise; /* of gradients at the second one                                 */
+    float distance_correlation;          /* times that of inputs and activations is added to the loss; 0: not */
 };
 
 /* Split learning: the first and the last stage are a client's, what is between them the server's (docs/SPLIT.md). */
@@ -238,6 +239,7 @@ struct aq_job_split {
     struct aq_job_privacy privacy;
     uint64_t cache_ttl_ns; /* 0: the server's caches stay                                                   */
     uint64_t cache_max;    /* bytes of all the server's caches; 0: no limit                                 */
+    bool seal;             /* the server's caches are encrypted under keys that clients keep                */
     uint64_t capture;      /* bytes of a turn that the server's stage may write of what it sees; 0: nothing         */
 };
 
@@ -373,6 +375,9 @@ uint32_t aq_job_reducers(const struct aq_job *job);
 
 /* Is this rank at a client, in a turn of split learning? */
 bool aq_job_at_client(const struct aq_job *job, uint32_t rank);
+
+/* In such a turn: does the server's stage get the key of its cache from the client's first one (split.seal)? */
+bool aq_job_sealed(const struct aq_job *job);
 
 /* The one change to an open job: distances of its edges (each, 0: near) and of replicas, losses of its edges, and the
  * rate of its links, as they were measured. Before a plan is made of it. */

@@ -619,8 +619,14 @@ static void check_privacy(struct aq_manifest *manifest)
     if (job->split.capture > 0 && (job->split.clients == 0 || job->pipeline.stage_count != 3 ||
                                    aq_device_gpu(job->pipeline.stages[1].device) != AQ_GPU_NO))
         aq_manifest_error(manifest, "split.capture", "is of split learning, and of a server's stage on a CPU");
-    if (!(privacy->clip > 0) && !(privacy->gradient_clip > 0)) return;
-    const char *const said = privacy->clip > 0 ? "split.privacy.clip" : "split.privacy.gradient_clip";
+    const bool correlates = privacy->distance_correlation > 0;
+    if (correlates && job->train.micro_batch < 2)
+        aq_manifest_error(manifest, "split.privacy.distance_correlation",
+                          "is of the samples of a micro-batch: say train.micro_batch: 2, better 8, or more");
+    if (!(privacy->clip > 0) && !(privacy->gradient_clip > 0) && !correlates) return;
+    const char *const said = privacy->clip > 0            ? "split.privacy.clip"
+                             : privacy->gradient_clip > 0 ? "split.privacy.gradient_clip"
+                                                          : "split.privacy.distance_correlation";
     if (job->split.clients == 0) {
         aq_manifest_error(manifest, said, "is of split learning: say split.clients, too");
         return;
@@ -628,7 +634,7 @@ static void check_privacy(struct aq_manifest *manifest)
     for (uint32_t s = 0; s < job->pipeline.stage_count; s += 2)
         if (aq_device_gpu(job->pipeline.stages[s].device) != AQ_GPU_NO)
             aq_manifest_error(manifest, said,
-                              "wants `device: cpu` in pipeline.stages.%u: what leaves a client is clipped on a CPU "
+                              "wants `device: cpu` in pipeline.stages.%u: what leaves a client is looked at on a CPU "
                               "alone",
                               s);
 }

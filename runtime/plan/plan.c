@@ -274,6 +274,7 @@ static enum aq_status cache_fill(struct plan_open *open, uint32_t s)
     cache->depth = job->cache.depth < cache->slots ? job->cache.depth : cache->slots;
     cache->bytes_max = job->cache.bytes_max;
     cache->direct = job->cache.direct;
+    cache->sealed = aq_job_sealed(job) && !aq_job_at_client(job, s);
     cache->samples_max = 0;
     cache->value_bytes_max = 0;
     const uint64_t samples = open->plan.facts.train_samples / open->plan.replicas * variants(job); /* of this replica */
@@ -347,6 +348,12 @@ uint64_t aq_plan_optimizer_bytes(const struct aq_plan *plan, uint64_t parameters
     const struct aq_optimizer_tensor whole = {.count = parameters, .decay = true};
     const struct aq_optimizer_group group = {.rank = 0, .size = plan->replicas};
     return aq_optimizer_measure(&plan->job->train.optimizer, &whole, 1, parameters, &group);
+}
+
+uint64_t aq_plan_correlation_bytes(const struct aq_plan *plan)
+{
+    const uint64_t n = plan->job->train.micro_batch;
+    return plan->stages[0].size.y_bytes * plan->stages[0].config.slots + n * (3 * n + 2) * sizeof(double);
 }
 
 uint64_t aq_plan_outer_bytes(const struct aq_plan *plan, uint64_t parameters)
@@ -432,6 +439,8 @@ static void memory_fill(struct plan_open *open, uint32_t s)
     if (plan->facts.lengths_digest) line(stage, "lengths", (samples + parts) * sizeof *plan->lengths);
     if (first || last) line(stage, "samples", aq_dataset_bytes(job->data.kind, job->train.T, samples));
     line(stage, "order of samples", 2 * plan->facts.train_samples / plan->replicas * sizeof(uint32_t));
+    if (job->split.privacy.distance_correlation > 0 && job->split.client && first)
+        line(stage, "distance correlation", aq_plan_correlation_bytes(plan));
     line(stage, "program", AQ_PLAN_PROCESS_BYTES);
     /* A checkpoint is written from a copy while training goes on; one at the end alone needs none. */
     if (job->checkpoint.every.count)

@@ -181,6 +181,11 @@ uint64_t aq_plan_optimizer_bytes(const struct aq_plan *plan, uint64_t parameters
 
 /* Of them, what local steps (reduce.every) want: the other version of the weights, outer momentum, errors of codecs. */
 uint64_t aq_plan_outer_bytes(const struct aq_plan *plan, uint64_t parameters);
+/*
+ * Of the first stage, for split.privacy.distance_correlation (cut_correlation.h): a gradient a slot, the scratch of one
+ * micro-batch's, and its counts.
+ */
+uint64_t aq_plan_correlation_bytes(const struct aq_plan *plan);
 
 /* Bytes that a worker of stage s sends to the other replicas in a reduction (and gets from them), of bodies, after any
  * warm-up: in a step, or with local steps in a round. */

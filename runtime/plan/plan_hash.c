@@ -46,6 +46,7 @@ static const char *const indifferent[] = {"job.name",
                                           "split.collect",
                                           "split.cache_ttl",
                                           "split.cache_max",
+                                          "split.seal", /* what two ends must agree on is in plan_text */
                                           "control.",
                                           "cache.",
                                           "checkpoint.path",
@@ -157,6 +158,7 @@ static void plan_text(const struct aq_plan *plan, enum scope scope, struct aq_te
     if (scope != OF_RESUME) add_machines(plan->job, text);
     for (uint32_t s = 0; s < plan->stage_count && scope == OF_PLAN; s++)
         aq_text_add(text, "slots of stage %u=%u\n", s, plan->stages[s].config.slots);
+    if (scope == OF_PLAN && aq_job_sealed(plan->job)) aq_text_add(text, "split.seal=true\n");
     for (uint32_t e = 0; e + 1 < plan->stage_count; e++) {
         add_codec(&plan->edges[e].shape.forward, e, "forward", text);
         add_codec(&plan->edges[e].shape.backward, e, "backward", text);

@@ -21,6 +21,7 @@
 #include "run_folder.h"
 #include "split_gate.h"
 #include "split_job.h"
+#include "split_key.h"
 #include "split_part.h"
 #include "split_piece.h"
 #include "split_session.h"
@@ -48,6 +49,7 @@ struct client {
     pid_t pid;
     char run[AQ_RUN_PATH_BYTES], checkpoint[AQ_RUN_PATH_BYTES], cache[AQ_RUN_PATH_BYTES], begin[AQ_RUN_PATH_BYTES];
     struct aq_split_gate gate;
+    char seal[AQ_SPLIT_KEY_TEXT_BYTES]; /* the key of the server's cache, with split.seal */
     uint64_t until;   /* of the turn under way; 0: none                */
     uint32_t awaited; /* files that are on their way here              */
     struct aq_split_in in;
@@ -489,6 +491,19 @@ static enum aq_status follow(struct client *client)
 
 /* ---- open and close ---- */
 
+/* The key of the server's cache of what is this client's: made once, and kept here alone. */
+static enum aq_status key_open(struct client *client)
+{
+    const struct aq_job *job = client->job.job;
+    char path[AQ_RUN_PATH_BYTES];
+    bool made;
+    if (!aq_job_sealed(job)) return AQ_OK;
+    AQ_TRY(aq_run_path(job->output.path, "seal.key", path));
+    AQ_TRY(aq_split_key(path, job->security.keys, client->config->id, &made, client->seal));
+    if (made) say(client, "the key of the server's cache is in %s: without it that cache is a lost one", path);
+    return AQ_OK;
+}
+
 static enum aq_status open_all(struct client *client)
 {
     const struct aq_split_client_config *config = client->config;
@@ -504,6 +519,7 @@ static enum aq_status open_all(struct client *client)
     AQ_TRY(aq_tls_open_site(job->security.keys, config->id, &client->tls));
     AQ_TRY(aq_run_make_folder(job->output.path));
     AQ_TRY(aq_run_lock(job->output.path, &client->lock));
+    AQ_TRY(key_open(client));
     AQ_TRY(aq_run_path(job->output.path, "run", client->run));
     AQ_TRY(aq_run_make_folder(client->run));
     AQ_TRY(aq_run_path(client->run, "checkpoint", client->checkpoint));
@@ -514,6 +530,7 @@ static enum aq_status open_all(struct client *client)
                                           .checkpoint = client->checkpoint,
                                           .cache = client->cache,
                                           .manifest = client->manifest,
+                                          .seal = client->seal[0] ? client->seal : NULL,
                                           .plan_hash = aq_plan_hash(client->job.plan)};
     return AQ_OK;
 }
@@ -534,6 +551,7 @@ enum aq_status aq_split_follow(const struct aq_split_client_config *config, enum
     aq_free(client->manifest);
     aq_split_job_close(&client->job);
     if (client->lock != -1) close(client->lock);
+    explicit_bzero(client->seal, sizeof client->seal);
     aq_free(client);
     return status;
 }

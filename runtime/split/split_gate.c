@@ -56,5 +56,6 @@ enum aq_status aq_split_pass(const struct aq_split_gate *gate, json_t *line)
     AQ_TRY(its_rank(line));
     put(line, "manifest", gate->manifest);
     put(line, "adopt", gate->begin);
+    put(line, "seal", aq_control_u64_or(line, "rank", UINT64_MAX) == aq_split_rank(0) ? gate->seal : NULL);
     return AQ_OK;
 }

@@ -87,6 +87,15 @@ static enum aq_status check_shared(const struct aq_split_job *made)
                    "pass the server unclipped; say model.tied: false");
 }
 
+/* A gradient at the first cut that nobody takes buys nothing. */
+static enum aq_status check_correlation(const struct aq_split_job *made)
+{
+    if (!(made->job->split.privacy.distance_correlation > 0) || made->plan->stages[0].size.parameters > 0) return AQ_OK;
+    return aq_fail(AQ_INVAL, AREA,
+                   "split.privacy.distance_correlation: nothing trains before the first cut (train.freeze, lora.rank, "
+                   "or layers without weights), so that no loss can change what leaves there");
+}
+
 enum aq_status aq_split_job_open(const struct aq_split_asked *asked, struct aq_split_job *out)
 {
     struct aq_split_asked base = *asked;
@@ -106,6 +115,7 @@ enum aq_status aq_split_job_open(const struct aq_split_asked *asked, struct aq_s
         if (status == AQ_OK && made.plan->facts.lengths_digest)
             status = aq_fail(AQ_INVAL, AREA, "samples of several lengths cannot be split yet: let data.pack be true");
         if (status == AQ_OK) status = check_shared(&made);
+        if (status == AQ_OK) status = check_correlation(&made);
     }
     if (status == AQ_OK)
         *out = made;

@@ -67,10 +67,11 @@ static json_t *client_line(const struct server *server, const struct site *site,
 /* What both ends agreed on for all that leaves a client: null: nothing is clipped. */
 static json_t *privacy_line(const struct aq_job_privacy *privacy)
 {
-    if (!(privacy->clip > 0) && !(privacy->gradient_clip > 0)) return json_null();
-    return json_pack("{s:f, s:f, s:f, s:f}", "clip", (double)privacy->clip, "noise", (double)privacy->noise,
-                     "gradient_clip", (double)privacy->gradient_clip, "gradient_noise",
-                     (double)privacy->gradient_noise);
+    if (!(privacy->clip > 0) && !(privacy->gradient_clip > 0) && !(privacy->distance_correlation > 0))
+        return json_null();
+    return json_pack("{s:f, s:f, s:f, s:f, s:f}", "clip", (double)privacy->clip, "noise", (double)privacy->noise,
+                     "gradient_clip", (double)privacy->gradient_clip, "gradient_noise", (double)privacy->gradient_noise,
+                     "distance_correlation", (double)privacy->distance_correlation);
 }
 
 /* Whose the statistics of batch norms were; null: the model has none to speak of. */

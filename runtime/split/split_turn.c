@@ -360,6 +360,7 @@ static void ended(struct server *server, struct site *site)
 static void taken(struct server *server, struct site *site)
 {
     char ends[AQ_RUN_PATH_BYTES], middle[AQ_RUN_PATH_BYTES], why[AQ_SPLIT_TEXT_BYTES];
+    no_files(site); /* nor their buffer: one of each client that ever had a turn would be much */
     enum aq_status status = round_ends(server, site, ends);
     if (status == AQ_OK) status = state_path(server, middle, "clients/%s/checkpoint/%" PRIu64, site->name, site->until);
     if (status != AQ_OK) {

@@ -158,24 +158,43 @@ static enum aq_status refused(const char *what)
     return aq_fail(AQ_IO, AREA, "OpenSSL does not %s", what);
 }
 
-/* The key of this file, and a context that has it. */
-static enum aq_status file_key(struct aq_seal *seal, const uint8_t *key)
+/* HKDF-SHA256 of a key; salt_bytes may be 0. */
+static bool derive(EVP_KDF *kdf, const uint8_t *key, const uint8_t *salt, size_t salt_bytes, const void *info,
+                   size_t info_bytes, uint8_t out[AQ_SEAL_KEY_BYTES])
 {
-    uint8_t own[AQ_SEAL_KEY_BYTES];
     char sha256[] = "SHA256";
     uint8_t copy[AQ_SEAL_KEY_BYTES];
     memcpy(copy, key, sizeof copy);
     const OSSL_PARAM parameters[] = {
         OSSL_PARAM_construct_utf8_string(OSSL_KDF_PARAM_DIGEST, sha256, 0),
         OSSL_PARAM_construct_octet_string(OSSL_KDF_PARAM_KEY, copy, sizeof copy),
-        OSSL_PARAM_construct_octet_string(OSSL_KDF_PARAM_SALT, seal->head + ABOUT_BYTES, SALT_BYTES),
-        OSSL_PARAM_construct_octet_string(OSSL_KDF_PARAM_INFO, seal->head, ABOUT_BYTES), OSSL_PARAM_construct_end()};
-    EVP_KDF_CTX *kdf = EVP_KDF_CTX_new(seal->kdf);
-    const bool derived = kdf && EVP_KDF_derive(kdf, own, sizeof own, parameters) == 1;
-    EVP_KDF_CTX_free(kdf);
+        OSSL_PARAM_construct_octet_string(OSSL_KDF_PARAM_INFO, (void *)(uintptr_t)info, info_bytes),
+        salt_bytes ? OSSL_PARAM_construct_octet_string(OSSL_KDF_PARAM_SALT, (void *)(uintptr_t)salt, salt_bytes)
+                   : OSSL_PARAM_construct_end(),
+        OSSL_PARAM_construct_end()};
+    EVP_KDF_CTX *context = EVP_KDF_CTX_new(kdf);
+    const bool good = context && EVP_KDF_derive(context, out, AQ_SEAL_KEY_BYTES, parameters) == 1;
+    EVP_KDF_CTX_free(context);
+    OPENSSL_cleanse(copy, sizeof copy);
+    return good;
+}
+
+enum aq_status aq_seal_key_derive(const uint8_t key[AQ_SEAL_KEY_BYTES], const char *about,
+                                  uint8_t out[AQ_SEAL_KEY_BYTES])
+{
+    EVP_KDF *kdf = EVP_KDF_fetch(NULL, "HKDF", NULL);
+    const bool good = kdf && derive(kdf, key, NULL, 0, about, strlen(about), out);
+    EVP_KDF_free(kdf);
+    return good ? AQ_OK : refused("derive a key");
+}
+
+/* The key of this file, and a context that has it. */
+static enum aq_status file_key(struct aq_seal *seal, const uint8_t *key)
+{
+    uint8_t own[AQ_SEAL_KEY_BYTES];
+    const bool derived = derive(seal->kdf, key, seal->head + ABOUT_BYTES, SALT_BYTES, seal->head, ABOUT_BYTES, own);
     const bool set = derived && EVP_CipherInit_ex(seal->context, EVP_aes_256_gcm(), NULL, own, NULL, seal->seals) == 1;
     OPENSSL_cleanse(own, sizeof own);
-    OPENSSL_cleanse(copy, sizeof copy);
     seal->file_bytes = take(seal->head + 32, 8);
     seal->done = seal->number = 0;
     return set ? AQ_OK : refused("take the key of a checkpoint");

@@ -95,4 +95,8 @@ enum aq_status aq_seal_unchunk(struct aq_seal *seal, const uint8_t *box, uint8_t
 enum aq_status aq_seal_key_make(const char *path);
 enum aq_status aq_seal_key_load(const char *path, uint8_t key[AQ_SEAL_KEY_BYTES]);
 
+/* Another key for what `about` says, by HKDF-SHA256: who has it cannot tell the first one. AQ_IO. */
+enum aq_status aq_seal_key_derive(const uint8_t key[AQ_SEAL_KEY_BYTES], const char *about,
+                                  uint8_t out[AQ_SEAL_KEY_BYTES]);
+
 #endif

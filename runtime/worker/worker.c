@@ -442,6 +442,7 @@ static enum aq_status open_cache(struct aq_worker *w)
 {
     struct aq_cache_config config = w->me->cache;
     if (config.slots == 0) return AQ_OK;
+    config.key = config.sealed ? w->cache_key : NULL;
     char path[PATH_BYTES], parent[PATH_BYTES];
     if (w->job->cache.path)
         snprintf(parent, sizeof parent, "%s", w->job->cache.path);
@@ -505,6 +506,7 @@ static enum aq_status open_edges(struct aq_worker *w)
         config.guard = aq_worker_guard(w);
         config.cache = edge->size.message_bytes ? w->pipeline.cache : NULL;
         AQ_TRY(aq_edge_open(&config, &w->pipeline.out));
+        if (aq_worker_gives_key(w)) AQ_TRY(aq_worker_key_give(w));
     }
     AQ_TRY(aq_worker_warm_edges(w));
     if (w->pipeline.in) AQ_TRY(aq_edge_join(w->pipeline.in, aq_job_edge_transport(w->job, w->rank - 1)));
@@ -524,6 +526,7 @@ static enum aq_status open_all(struct aq_worker *w, const json_t *start)
     AQ_TRY(aq_worker_plan_open(w, start));
     aq_log_init((int)w->rank);
     AQ_TRY(within_limit(w));
+    AQ_TRY(aq_worker_key_told(w, start));
     AQ_TRY(aq_control_get_text(start, "checkpoint", &folder));
     AQ_TRY(aq_alloc_text(folder, &w->checkpoint_folder));
     const char *hash = aq_control_text_or(start, "sha256", "");
@@ -548,16 +551,23 @@ static enum aq_status open_all(struct aq_worker *w, const json_t *start)
     AQ_TRY(aq_worker_snapshot_open(w));
     AQ_TRY(aq_worker_warm(w));
     AQ_TRY(aq_worker_begins(w, AQ_DOING_CACHE));
-    AQ_TRY(open_cache(w));
+    if (!aq_worker_takes_key(w)) AQ_TRY(open_cache(w));
     AQ_TRY(aq_worker_begins(w, AQ_DOING_CONNECT));
     AQ_TRY(aq_worker_links_open(w));
     AQ_TRY(aq_worker_group_open(w));
     AQ_TRY(aq_worker_warm_reduction(w));
+    if (aq_worker_takes_key(w)) {
+        AQ_TRY(aq_worker_key_take(w));
+        const enum aq_status status = open_cache(w);
+        explicit_bzero(w->cache_key, sizeof w->cache_key);
+        AQ_TRY(status);
+    }
     AQ_TRY(open_edges(w));
     AQ_TRY(aq_worker_mirror_open(w));
     AQ_TRY(aq_worker_versions_open(w));
     AQ_TRY(keep_frozen(w));
     AQ_TRY(aq_worker_seen_open(w));
+    AQ_TRY(aq_worker_correlation_open(w));
     AQ_TRY(aq_worker_begins(w, AQ_DOING_MEASURE));
     return aq_worker_choose_open(w);
 }
@@ -734,6 +744,7 @@ static void close_all(struct aq_worker *w, enum aq_status status)
     if (w->device) aq_worker_device_close(w);
     aq_device_close(w->device);
     aq_seen_close(&w->seen);
+    aq_worker_correlation_close(w);
     aq_trace_close(w->trace);
     aq_pulse_bell(NULL);
     aq_bell_close(w->bell);

@@ -247,7 +247,14 @@ struct aq_worker {
     struct aq_worker_times times_next; /* of steps.next */
     struct aq_worker_packing packing;
     struct aq_cut_privacy privacy[2]; /* split.privacy: of activations, of gradients */
+    struct {
+        double *scratch;  /* memory of aq_plan_correlation_bytes; NULL: no split.privacy.distance_correlation */
+        float *gradients; /* one a slot */
+        double sum;       /* of the micro-batches so far, of that many */
+        uint64_t count;
+    } correlation;
     struct aq_seen seen;              /* split.capture */
+    uint8_t cache_key[AQ_CACHE_KEY_BYTES]; /* split.seal: on its way to the cache that it opens */
 };
 
 /*
@@ -342,6 +349,16 @@ enum aq_status aq_worker_begins(const struct aq_worker *worker, enum aq_doing do
 /* worker.c: all links end in good order, by the deadline, and what was said has been sent. */
 enum aq_status aq_worker_drain(struct aq_worker *worker, uint64_t deadline);
 enum aq_status aq_worker_leave(struct aq_worker *worker, uint64_t deadline);
+
+/*
+ * worker_seal.c: is this the stage whose cache is sealed, or the one that sends it the key? told: of the key, in the
+ * start line. give: over the edge that was just opened. take: over the link, before the cache is opened.
+ */
+bool aq_worker_takes_key(const struct aq_worker *worker);
+bool aq_worker_gives_key(const struct aq_worker *worker);
+enum aq_status aq_worker_key_told(struct aq_worker *worker, const json_t *start);
+enum aq_status aq_worker_key_give(struct aq_worker *worker);
+enum aq_status aq_worker_key_take(struct aq_worker *worker);
 
 /* worker_links.c: who we are under TLS, the loop, and a link to each neighbour. */
 enum aq_status aq_worker_links_open(struct aq_worker *worker);
@@ -440,6 +457,15 @@ enum aq_status aq_worker_send_eval(struct aq_worker *worker, const struct aq_edg
 enum aq_status aq_worker_private_forward(struct aq_worker *worker, const struct aq_values *y, uint32_t samples);
 enum aq_status aq_worker_private_backward(struct aq_worker *worker, const struct aq_worker_run *run,
                                           uint32_t micro_batch, const struct aq_values *dx);
+/*
+ * split.privacy.distance_correlation, of the client's first stage: memory for it; behind a forward the gradient of a
+ * micro-batch that is in worker->batch, which waits in its slot; before the backward it is added to what came back.
+ */
+enum aq_status aq_worker_correlation_open(struct aq_worker *worker);
+void aq_worker_correlation_close(struct aq_worker *worker);
+void aq_worker_correlate(struct aq_worker *worker, uint64_t step, uint32_t slot, const struct aq_values *y);
+void aq_worker_correlate_back(const struct aq_worker *worker, uint32_t slot, uint32_t samples, double loss_scale,
+                              const struct aq_values *dy);
 void aq_worker_private_say(const struct aq_worker *worker);
 
 /* worker_privacy.c: split.capture: this stage, a server's, writes down what it got, while it reads it. */

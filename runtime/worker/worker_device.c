@@ -191,6 +191,7 @@ enum aq_status aq_worker_forward(struct aq_worker *w, const struct aq_worker_run
     AQ_TRY(aq_device_event_record(w->device, issue->begun, w->stream));
     AQ_TRY(
         aq_stage_forward(w->stage, instruction->slot, &input, last ? NULL : w->pipeline.y[copy].at, NULL, w->stream));
+    aq_worker_correlate(w, run->step, instruction->slot, &w->pipeline.y[copy]);
     AQ_TRY(aq_worker_private_forward(w, &w->pipeline.y[copy], batch.samples));
     if (!first) AQ_TRY(aq_values_read_end(w->device, &w->pipeline.x[copy], w->stream));
     if (!last) AQ_TRY(aq_values_write_end(w->device, &w->pipeline.y[copy], w->stream));
@@ -203,10 +204,16 @@ enum aq_status aq_worker_backward(struct aq_worker *w, const struct aq_worker_ru
     const uint32_t copy = copy_of(w, run, instruction->micro_batch);
     const bool first = w->position == 0, last = w->position + 1 == w->P;
     struct aq_worker_issue *issue;
+    struct aq_edge_batch batch;
     AQ_TRY(issue_begin(w, run, instruction, &issue));
     aq_worker_use(w, run->step);
     if (!last) AQ_TRY(aq_values_read_begin(w->device, &w->pipeline.dy[copy], w->stream));
     if (!last) AQ_TRY(aq_worker_seen_back(w, run, instruction->micro_batch, &w->pipeline.dy[copy]));
+    if (w->correlation.scratch) {
+        aq_worker_batch(w, run->step, instruction->micro_batch, &batch);
+        aq_worker_correlate_back(w, instruction->slot, batch.samples, times_of(w, run->step)->loss_scale,
+                                 &w->pipeline.dy[copy]);
+    }
     if (!first) AQ_TRY(aq_values_write_begin(w->device, &w->pipeline.dx[copy], w->stream));
     AQ_TRY(aq_device_event_record(w->device, issue->begun, w->stream));
     AQ_TRY(aq_stage_backward(w->stage, instruction->slot, last ? NULL : w->pipeline.dy[copy].at,

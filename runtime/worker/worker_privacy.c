@@ -37,6 +37,10 @@ enum aq_status aq_worker_private_backward(struct aq_worker *w, const struct aq_w
 
 void aq_worker_private_say(const struct aq_worker *w)
 {
+    if (w->correlation.count > 0)
+        aq_log("worker", 1,
+               "split.privacy: distance correlation of inputs and activations, mean of %llu micro-batches: %.4f",
+               (unsigned long long)w->correlation.count, w->correlation.sum / (double)w->correlation.count);
     static const char *const what[] = {"activations", "gradients"};
     for (int i = 0; i < 2; i++)
         if (w->privacy[i].samples > 0)

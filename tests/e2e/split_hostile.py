@@ -31,6 +31,7 @@ class Between:
 
     def __init__(self, server, name, rule):
         self.path, self.server, self.name, self.rule = server.path, server, name, rule
+        self.bundle = f"keys-{name}"
         self.door = socket.create_server(("127.0.0.1", 0))
         self.port = self.door.getsockname()[1]
         self.silent = threading.Event()  # set: nothing passes any more, and no connection ends
@@ -49,7 +50,7 @@ class Between:
         ends = {}
         try:
             ends["client"] = context(ROOT / "keys/launcher.pem", ssl.PROTOCOL_TLS_SERVER).wrap_socket(plain, server_side=True)
-            ends["server"] = context(ROOT / f"keys-{self.name}/site-{self.name}.pem", ssl.PROTOCOL_TLS_CLIENT).wrap_socket(
+            ends["server"] = context(ROOT / self.bundle / f"site-{self.name}.pem", ssl.PROTOCOL_TLS_CLIENT).wrap_socket(
                 socket.create_connection(("127.0.0.1", self.server.port)))
         except OSError:
             plain.close()

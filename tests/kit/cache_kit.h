@@ -22,7 +22,11 @@ enum { KIT_PATH = 512 };
 void kit_folder(const char *parent, char out[KIT_PATH]);
 void kit_remove(const char *folder);
 
-/* A small config: messages of up to 10000 bytes, 64 of them, 6 slots, depth 3; kind lmdb at folder/cache. */
+/*
+ * A small config: messages of up to 10000 bytes, 64 of them, 6 slots, depth 3; kind lmdb at folder/cache. With
+ * AQ_KIT_SEALED=1 in the environment it is sealed under kit_cache_key.
+ */
+extern const uint8_t kit_cache_key[AQ_CACHE_KEY_BYTES];
 void kit_config(const char *folder, char path[KIT_PATH], struct aq_cache_config *out);
 
 struct aq_cache_key kit_key(uint64_t sample);

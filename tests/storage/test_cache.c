@@ -100,12 +100,12 @@ static void test_other_format_mismatch(void **state)
     struct aq_cache_config config;
     struct aq_cache *cache;
     make_marked(1);
-    const uint32_t format = 2;
+    const uint32_t format = 3;
     file_write("slab", 8, &format, sizeof(format));
     kit_config(folder, path, &config);
     config.mark = 1;
     assert_int_equal(aq_cache_open(&config, &cache), AQ_MISMATCH);
-    assert_non_null(strstr(kit_log_last(), "format 2"));
+    assert_non_null(strstr(kit_log_last(), "format 3"));
 }
 
 static void test_marks_are_not_thrown_away_unasked(void **state)

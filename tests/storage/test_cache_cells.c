@@ -229,7 +229,7 @@ static void test_dropped_message_leaves_the_index(void **state)
     struct aq_index_item item;
     (void)state;
     snprintf(name, sizeof name, "%s/index.mdb", folder);
-    const struct aq_record_identity identity = {1, "kit", 10000};
+    const struct aq_record_identity identity = {.job_digest = 1, .job_name = "kit", .value_bytes_max = 10000};
     aq_record_head_make(&head, AQ_RECORD_INDEX, &identity, 5);
     assert_int_equal(aq_index_open(name, &head, 64, &index), AQ_OK);
     struct aq_index_change change = {.key = kit_key(1), .version = 1, .digest = 1, .bytes = 1, .cell = 0};

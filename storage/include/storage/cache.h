@@ -47,6 +47,8 @@ struct aq_cache_key {
     uint16_t side;    /* 0: what this stage sent, 1: what it received                              */
 };
 
+enum { AQ_CACHE_KEY_BYTES = 32 };
+
 struct aq_cache_config {
     const char *kind;         /* "lmdb" or "memory"                                              */
     const char *path;         /* folder, made if absent; its parent must exist. NULL for "memory" */
@@ -61,6 +63,8 @@ struct aq_cache_config {
     bool direct;              /* O_DIRECT where the file system takes it (it says when it does not) */
     bool fresh;               /* throw away what is there (same job) and begin empty             */
     bool lost;                /* a cache that begins empty stands for one that is gone           */
+    bool sealed;              /* "lmdb": what is on disk is encrypted (AES-256-GCM)              */
+    const uint8_t *key;       /* of AQ_CACHE_KEY_BYTES, where it is sealed; borrowed until open returns */
     struct aq_bell *bell;     /* rung when a read or write has come back; may be NULL            */
     struct aq_trace *trace;   /* lane "cache"; may be NULL                                       */
     struct aq_pages pages;    /* where the slots come from; zeroed: plain memory                 */
@@ -75,9 +79,10 @@ bool aq_cache_kind_durable(uint32_t number);
 
 /*
  * mark 0 opens an absent folder, or one in which no mark was ever made, empty; a cache with marks is not thrown away
- * without `fresh`. AQ_INVAL: config. AQ_MISMATCH: the folder holds the cache of another job or format, or one with
- * marks where mark 0 is wanted. AQ_NOTFOUND: it is this job's, or empty, but does not hold the wanted mark (the line
- * names those it holds). AQ_CORRUPT: its files are broken. AQ_NOSPC, AQ_NOMEM, AQ_IO, AQ_REFUSED
+ * without `fresh`. A cache that is sealed under another key, or in the clear where it is to be sealed (or the other
+ * way), does not hold the wanted mark. AQ_INVAL: config. AQ_MISMATCH: the folder holds the cache of another job or
+ * format, or one with marks where mark 0 is wanted. AQ_NOTFOUND: it is this job's, or empty, but does not hold the
+ * wanted mark (the line names those it holds). AQ_CORRUPT: its files are broken. AQ_NOSPC, AQ_NOMEM, AQ_IO, AQ_REFUSED
  * (permission, in use).
  */
 enum aq_status aq_cache_open(const struct aq_cache_config *config, struct aq_cache **out);
@@ -174,6 +179,7 @@ struct aq_cache_info {
     uint64_t entries;                  /* messages held at mark_last          */
     uint64_t file_bytes;               /* slab and index                      */
     uint64_t cells, cell_bytes;        /* of the slab                         */
+    bool sealed;                       /* messages cannot be read             */
 };
 
 struct aq_cache_visit {
@@ -187,7 +193,8 @@ struct aq_cache_visit {
 
 /*
  * mark 0: the last one. verify: read every message and compare its digest. AQ_NOTFOUND: no cache there (logged).
- * AQ_REFUSED: a job has it open. AQ_MISMATCH (format, mark), AQ_CORRUPT, AQ_IO, AQ_NOMEM.
+ * AQ_REFUSED: a job has it open; or it is sealed, and its messages are asked for. AQ_MISMATCH (format, mark),
+ * AQ_CORRUPT, AQ_IO, AQ_NOMEM.
  */
 enum aq_status aq_cache_walk_open(const char *path, uint64_t mark, bool verify, struct aq_cache_walk **out);
 enum aq_status aq_cache_walk_next(struct aq_cache_walk *walk, struct aq_cache_visit *out); /* AQ_NOTFOUND at the end */
@@ -208,7 +215,8 @@ enum aq_status aq_cache_wipe(const char *path, uint64_t *bytes);
 
 /*
  * Moves the messages of the two kept marks to the head of the slab and cuts off the rest. Killed at any moment it
- * leaves a good cache. freed_bytes: by how much the slab shrank. Statuses as aq_cache_walk_open, and AQ_NOSPC.
+ * leaves a good cache. freed_bytes: by how much the slab shrank. Statuses as aq_cache_walk_open, and AQ_NOSPC. A sealed
+ * one is refused: a cell's place is sealed with it.
  */
 enum aq_status aq_cache_compact(const char *path, uint64_t *freed_bytes);
 

@@ -1,0 +1,64 @@
+/* edge_key.c -- see the header. */
+#include "edge_key.h"
+
+#include <assert.h>
+#include <string.h>
+
+#include "edge_private.h"
+
+enum { PART_BYTES = 16, PARTS = AQ_CACHE_KEY_BYTES / PART_BYTES };
+static_assert((int)PARTS * (int)PART_BYTES == (int)AQ_CACHE_KEY_BYTES, "whole parts");
+
+enum aq_status aq_edge_send_key(struct aq_edge *edge, const uint8_t key[AQ_CACHE_KEY_BYTES])
+{
+    for (uint32_t i = 0; i < PARTS; i++) {
+        struct aq_frame frame = {.kind = AQ_FRAME_KEY, .flags = 1, .micro_batch = i};
+        memcpy(&frame.step, key + (size_t)i * PART_BYTES, sizeof frame.step);
+        memcpy(&frame.argument, key + (size_t)i * PART_BYTES + sizeof frame.step, sizeof frame.argument);
+        AQ_TRY(aq_edge_post(edge, &frame, AQ_EDGE_NO_BODY));
+    }
+    return AQ_OK;
+}
+
+static enum aq_status part(struct aq_link *link, const struct aq_frame *frame, uint32_t number, uint8_t *at)
+{
+    const bool good =
+        frame->kind == AQ_FRAME_KEY && frame->flags == 1 && frame->micro_batch == number && frame->body_bytes == 0;
+    if (frame->body) aq_link_release(link, frame->body);
+    if (!good)
+        return aq_fail(AQ_PROTO, "edge",
+                       "stage %u says something (kind %u, %u bytes) where part %u of the key of its cache is due",
+                       aq_link_peer_rank(link), frame->kind, frame->body_bytes, number);
+    memcpy(at, &frame->step, sizeof frame->step);
+    memcpy(at + sizeof frame->step, &frame->argument, sizeof frame->argument);
+    return AQ_OK;
+}
+
+enum aq_status aq_edge_take_key(struct aq_link *link, struct aq_bell *bell, uint64_t deadline_ns,
+                                uint8_t key[AQ_CACHE_KEY_BYTES])
+{
+    uint8_t parts[AQ_CACHE_KEY_BYTES];
+    for (uint32_t here = 0; here < PARTS;) {
+        struct aq_link_event event;
+        const uint32_t seen = aq_bell_count(bell);
+        const enum aq_status status = aq_link_poll(link, &event);
+        if (status == AQ_AGAIN) {
+            if (aq_clock_ns() >= deadline_ns)
+                return aq_fail(AQ_TIMEOUT, "edge", "stage %u does not send the key of its cache (split.seal)",
+                               aq_link_peer_rank(link));
+            (void)aq_bell_wait(bell, seen, deadline_ns);
+            continue;
+        }
+        AQ_TRY(status);
+        if (event.kind == AQ_LINK_CLOSED)
+            return aq_fail(event.status == AQ_OK ? AQ_CLOSED : event.status, "edge",
+                           "the link to stage %u ended before the key of its cache came: %s", aq_link_peer_rank(link),
+                           event.text ? event.text : "");
+        if (event.kind != AQ_LINK_RECEIVED) continue;
+        AQ_TRY(part(link, &event.frame, here, parts + (size_t)here * PART_BYTES));
+        here++;
+    }
+    memcpy(key, parts, sizeof parts);
+    explicit_bzero(parts, sizeof parts);
+    return AQ_OK;
+}
