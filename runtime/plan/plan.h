@@ -255,6 +255,7 @@ struct aq_plan_costs {
     double loss[AQ_JOB_STAGES_MAX];      /* of edge e's packets, each way                                      */
     double group_latency_s;              /* the same between replicas                                          */
     double rate_mbps;                    /* 0: links take no time                                              */
+    double edge_mbps[AQ_JOB_STAGES_MAX]; /* what edge e's link was seen to carry, losses and all; 0: rate_mbps */
     double cache_mbps;                   /* 10^6 byte/s of the store, read and write together; 0: no limit     */
     uint32_t threads[AQ_JOB_STAGES_MAX]; /* that each worker runs with                                         */
     uint32_t cores;                      /* of each host                                                       */
