@@ -219,8 +219,9 @@ enum aq_status aq_bits_decide(struct aq_bits *bits, uint64_t epoch, uint32_t out
         costs_of(bits, epoch, &costs);
         if (links_measured(bits, &costs)) {
             AQ_TRY(aq_plan_rungs(bits->plan, &costs, &rungs));
-            aq_log("launch", 1, "epoch %s: a step takes %.4g s, and %.4g s with the bits that links have room for",
-                   name, rungs.before_s, rungs.step_s);
+            aq_log("launch", 1, "epoch %s: a step takes %.4g s, and %.4g s with the bits that links have room for%s",
+                   name, rungs.before_s, rungs.step_s,
+                   rungs.hurried ? ", as far as could be found out in two seconds" : "");
         } else {
             last_rungs(bits, epoch, &rungs);
             aq_log("launch", 1, "epoch %s: nobody has measured what links carry: bits stay", name);
