@@ -4,7 +4,8 @@
  *
  * `codec aqsgd4 encode l3`: the published form (papers/004, Algorithm 1), in both directions: m is kept in fp32 and
  * updated in place. encode is delta, scale, quantize, pack and update of m; decode is unpack, dequantize and update of
- * m, which then is the activation (hat is m_out is m): nothing else is written.
+ * m, which then is the activation (hat is m_out is m): nothing else is written. Two activations take turns: with one
+ * alone the change would fade from visit to visit, to denormal numbers, on which a processor takes many times as long.
  * `codec aqsgd4 encode fp16 l3`: the default config as an edge runs it: m is kept in fp16 and m' goes to another place
  * (a slot of the cache); encode makes no x^, decode writes x^ in fp32 beside m'.
  * Everything else is the default in both: one fp16 scale a row, mid-rise, nearest, live measures as codec.h says.
@@ -28,7 +29,8 @@ struct samples {
     enum form form;
     uint32_t count;
     size_t body_bytes, message_bytes;
-    float *a, *hat;            /* count samples each */
+    float *a, *hat;            /* count samples each; in the published form hat is the activation of every other turn */
+    uint32_t turn;
     uint8_t *body, *m, *m_out; /* count of each; m_out is m in the published form */
     uint32_t coded[DRAM_SAMPLES]; /* bytes of each body */
     uint8_t *memory;
@@ -96,6 +98,8 @@ static enum aq_status samples_open(enum form form, const struct coding *coding, 
                                     out->m + s * out->message_bytes, &result, NULL),
                     out);
     }
+    for (size_t i = 0; form == PUBLISHED && i < (size_t)count * VALUES; i++)
+        out->hat[i] = out->a[i];
     for (size_t i = 0; i < (size_t)count * VALUES; i++) /* drift, so that deltas are deltas */
         out->a[i] += 0.1f * out->a[(i * 7 + 13) % VALUES];
     return AQ_OK;
@@ -108,7 +112,8 @@ enum what { COPY, ENCODE, DECODE };
 
 static enum aq_status once(struct samples *samples, enum what what, uint32_t s)
 {
-    float *a = samples->a + (size_t)s * VALUES, *hat = samples->hat + (size_t)s * VALUES;
+    const bool other = samples->form == PUBLISHED && samples->turn % 2 == 1;
+    float *hat = samples->hat + (size_t)s * VALUES, *a = other ? hat : samples->a + (size_t)s * VALUES;
     uint8_t *body = samples->body + s * samples->body_bytes, *m = samples->m + s * samples->message_bytes;
     uint8_t *m_out = samples->m_out + s * samples->message_bytes;
     float *x = samples->form == PUBLISHED ? (float *)(void *)m_out : hat;
@@ -138,6 +143,7 @@ static enum aq_status round_run(void *context)
     const struct round *round = context;
     for (uint32_t s = 0; s < round->samples->count; s++)
         AQ_TRY(once(round->samples, round->what, s));
+    round->samples->turn += round->what == ENCODE;
     return AQ_OK;
 }
 

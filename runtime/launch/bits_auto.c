@@ -13,9 +13,13 @@
 enum { BYTES_MAX = 1 << 24, EPOCH_CHARS = 24, CORES_ENOUGH = 1 << 20 };
 static const double assumed_gflops = 100;
 
+/* Of a rank in this epoch; link: to the previous stage, to the next: bytes of bodies that came, and for how long. */
 struct measured {
     uint64_t steps;
     double compute_ns, codec_ns;
+    struct {
+        double bytes, ns;
+    } link[2];
 };
 
 struct aq_bits {
@@ -107,9 +111,45 @@ void aq_bits_step(struct aq_bits *bits, uint32_t rank, const json_t *line)
     const double compute = aq_control_number_or(line, "compute_ns", 0);
     const double codec = aq_control_number_or(line, "codec_ns", 0);
     if (!(compute >= 0 && compute < 1e18 && codec >= 0 && codec < 1e18)) return; /* a worker's word */
-    bits->ranks[rank].steps++;
-    bits->ranks[rank].compute_ns += compute;
-    bits->ranks[rank].codec_ns += codec;
+    struct measured *m = &bits->ranks[rank];
+    m->steps++;
+    m->compute_ns += compute;
+    m->codec_ns += codec;
+    static const char *const keys[2][2] = {{"in_link_bytes", "in_link_ns"}, {"out_link_bytes", "out_link_ns"}};
+    for (int i = 0; i < 2; i++) {
+        const double bytes = aq_control_number_or(line, keys[i][0], 0), ns = aq_control_number_or(line, keys[i][1], 0);
+        if (!(bytes >= 0 && bytes < 1e18 && ns >= 0 && ns < 1e18)) continue;
+        m->link[i].bytes += bytes;
+        m->link[i].ns += ns;
+    }
+}
+
+/* Mbit/s of what came over that link of a rank; 0: nothing did, or nobody has measured. */
+static double came_mbps(const struct measured *m, int link)
+{
+    return m->link[link].ns > 0 ? m->link[link].bytes * 8e3 / m->link[link].ns : 0;
+}
+
+/* Where no rate is declared links have the one that they were seen to carry bodies at: an edge that of its slower
+ * direction in its slowest replica, reductions that of the slowest edge. False: of one nothing is known. */
+static bool links_measured(const struct aq_bits *bits, struct aq_plan_costs *costs)
+{
+    const struct aq_plan *plan = bits->plan;
+    const uint32_t P = plan->stage_count;
+    if (plan->job->link.rate_mbps > 0) return true;
+    for (uint32_t e = 0; e + 1 < P; e++) {
+        if (aq_plan_carries(plan, e) || plan->edges[e].shape.still) continue;
+        double least = INFINITY;
+        for (uint32_t v = 0; v < plan->replicas; v++) {
+            const struct measured *here = &bits->ranks[v * P + e];
+            least = fmin(least, fmin(came_mbps(here + 1, 0), came_mbps(here, 1)));
+        }
+        if (!(least > 0)) return false;
+        costs->edge_mbps[e] = least;
+        if (costs->rate_mbps == 0 || least < costs->rate_mbps) costs->rate_mbps = least;
+    }
+    if (costs->rate_mbps > 0) aq_plan_costs_reduce(plan, costs);
+    return true;
 }
 
 /* Of a micro-batch at stage s, of the slowest replica; false: nobody has measured. */
@@ -158,6 +198,16 @@ static enum aq_status note(struct aq_bits *bits, const char *name, const struct 
     return aq_json_replace(bits->path, json_incref(bits->decided), JSON_COMPACT);
 }
 
+/* Those of the epoch before; of the first one the manifest's bits. */
+static void last_rungs(const struct aq_bits *bits, uint64_t epoch, struct aq_plan_rungs *out)
+{
+    char name[EPOCH_CHARS];
+    *out = (struct aq_plan_rungs){0};
+    snprintf(name, sizeof name, "%llu", (unsigned long long)epoch - 1);
+    if (epoch == 0 || !rungs_read(bits->plan, json_object_get(bits->decided, name), out->of))
+        memset(out->of, 0, sizeof out->of);
+}
+
 enum aq_status aq_bits_decide(struct aq_bits *bits, uint64_t epoch, uint32_t out[2 * AQ_JOB_STAGES_MAX])
 {
     struct aq_plan_costs costs;
@@ -167,9 +217,15 @@ enum aq_status aq_bits_decide(struct aq_bits *bits, uint64_t epoch, uint32_t out
     const json_t *before = json_object_get(bits->decided, name);
     if (!before || !rungs_read(bits->plan, before, rungs.of)) {
         costs_of(bits, epoch, &costs);
-        AQ_TRY(aq_plan_rungs(bits->plan, &costs, &rungs));
-        aq_log("launch", 1, "epoch %s: a step takes %.4g s, and %.4g s with the bits that links have room for", name,
-               rungs.before_s, rungs.step_s);
+        if (links_measured(bits, &costs)) {
+            AQ_TRY(aq_plan_rungs(bits->plan, &costs, &rungs));
+            aq_log("launch", 1, "epoch %s: a step takes %.4g s, and %.4g s with the bits that links have room for%s",
+                   name, rungs.before_s, rungs.step_s,
+                   rungs.hurried ? ", as far as could be found out in two seconds" : "");
+        } else {
+            last_rungs(bits, epoch, &rungs);
+            aq_log("launch", 1, "epoch %s: nobody has measured what links carry: bits stay", name);
+        }
         AQ_TRY(note(bits, name, &rungs));
     }
     for (uint32_t w = 0; w < ways_of(bits->plan); w++)

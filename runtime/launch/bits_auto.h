@@ -3,8 +3,12 @@
  *
  * The plan's simulation decides (aq_plan_rungs): before the first epoch with the costs that it assumes and keyframes on
  * the links; before each later one with what the stages were measured to compute and to code in the epoch before. The
- * rate of links is the manifest's. The launcher tells each worker its own (docs/CONTROL.md, section 4), the same in all
- * replicas, and workers wait for it where an epoch begins; frames say the rung, as a guard's do.
+ * rate of links is the manifest's, or where it says none what each link was seen to carry in the epoch before: bytes of
+ * bodies that came, over the time in which they were coming (a link that is slower than its sender; one that waits for
+ * its sender has a lower figure than it could, which gives fewer bits and never a longer step). Then the first epoch
+ * has the manifest's bits, and one before which nothing was measured those of the epoch before. The launcher tells each
+ * worker its own (docs/CONTROL.md, section 4), the same in all replicas, and workers wait for it where an epoch begins;
+ * frames say the rung, as a guard's do.
  *
  * What was measured once is not measured alike again. So what is decided is on disk before anybody hears of it, in
  * RUN/bits.json, and a run that goes on from a checkpoint does what the one before it did:

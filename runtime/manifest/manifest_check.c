@@ -593,15 +593,11 @@ static void check_status(struct aq_manifest *manifest)
                           "wants status.certificate: only a page under TLS can ask for a client's");
 }
 
-/* What a link has to spare is known of links with a rate, and given to whoever waits for the word at an epoch's end. */
+/* What a link has to spare is given to whoever waits for the word at an epoch's end. */
 static void check_bits(struct aq_manifest *manifest)
 {
     const struct aq_job *job = &manifest->job;
     if (!job->bits_auto) return;
-    if (!(job->link.rate_mbps > 0))
-        aq_manifest_error(manifest, "edges.bits",
-                          "auto wants link.rate_mbps: without it links take no time, and have no limit to what they "
-                          "can spare");
     if (job->train.staleness)
         aq_manifest_error(manifest, "edges.bits", "auto does not go with train.staleness: epochs overlap there");
 }

@@ -260,6 +260,7 @@ struct aq_plan_costs {
     double loss[AQ_JOB_STAGES_MAX];      /* of edge e's packets, each way                                      */
     double group_latency_s;              /* the same between replicas                                          */
     double rate_mbps;                    /* 0: links take no time                                              */
+    double edge_mbps[AQ_JOB_STAGES_MAX]; /* what edge e's link was seen to carry, losses and all; 0: rate_mbps */
     double cache_mbps;                   /* 10^6 byte/s of the store, read and write together; 0: no limit     */
     uint32_t threads[AQ_JOB_STAGES_MAX]; /* that each worker runs with                                         */
     uint32_t cores;                      /* of each host                                                       */
@@ -386,10 +387,13 @@ struct aq_plan_slack {
 enum aq_status aq_plan_slack(const struct aq_plan *plan, const struct aq_plan_costs *costs, struct aq_plan_slack *out);
 
 /* The same by rungs of the ladders that a run with edges.bits: auto has (edge_guard.h): of edge e forward 2e, backward
- * 2e + 1. AQ_NOMEM. */
+ * 2e + 1. Who asks is between two steps, so that no prediction is begun after AQ_PLAN_RUNGS_NS: hurried, what was found
+ * by then, which is fewer bits and never a longer step. AQ_NOMEM. */
+#define AQ_PLAN_RUNGS_NS UINT64_C(2000000000)
 struct aq_plan_rungs {
     double before_s, step_s; /* a step with none, and with these */
     uint32_t of[2 * AQ_JOB_STAGES_MAX];
+    bool hurried;
 };
 enum aq_status aq_plan_rungs(const struct aq_plan *plan, const struct aq_plan_costs *costs, struct aq_plan_rungs *out);
 

@@ -53,6 +53,7 @@ double aq_plan_lossy_rate(const struct aq_plan *plan, const struct aq_plan_costs
 {
     const struct aq_job_link *link = &plan->job->link;
     const double loss = costs->loss[e], round_trip_s = 2 * costs->latency_s[e], rate = costs->rate_mbps;
+    if (costs->edge_mbps[e] > 0) return costs->edge_mbps[e];
     if (!(loss > 0)) return rate;
     const double streams = streams_of(link, rate, round_trip_s), group = group_of(link, streams);
     const double share = group > 0 ? group / (group + 1) : 1;

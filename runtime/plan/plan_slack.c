@@ -2,7 +2,7 @@
  * plan_slack.c -- bits that cost no time: what the link of each cut has to spare within a step.
  *
  * A step is as long as its busiest resource and the pipeline's filling make it; a link that is not on that way carries
- * more bits for nothing, and more bits are less error. The directions of all cuts are given bits in turns, one (or half
+ * more bits for nothing, and more bits are less error. The directions of all cuts are given bits in rounds, one (or half
  * a bit of an entropy coder) at a time, as long as the simulated step stays as long as it was. Bits end where a
  * manifest's do, and so does an entropy coder's rate. Coding is taken to last as long as before: its time follows the
  * values, not their bits. aq_plan_rungs goes by the ladders of edge_guard.h instead, which a run can change.
@@ -23,6 +23,8 @@ struct other {
     struct aq_plan plan;
     const struct aq_job_edge *ladders; /* whose codecs are the lowest rungs; NULL: a bit at a time */
     uint32_t rungs[2 * AQ_JOB_STAGES_MAX];
+    uint64_t until_ns; /* 0: as long as it takes */
+    bool hurried;      /* it took longer */
 };
 
 static void other_init(const struct aq_plan *plan, struct other *other)
@@ -36,6 +38,8 @@ static void other_init(const struct aq_plan *plan, struct other *other)
     other->plan.job = &other->job;
     other->plan.edges = other->edges;
     other->ladders = NULL;
+    other->until_ns = 0;
+    other->hurried = false;
     memset(other->rungs, 0, sizeof other->rungs);
 }
 
@@ -73,43 +77,101 @@ static bool next_rung(const struct other *other, uint32_t w, struct aq_codec_con
     return true;
 }
 
-/* One direction of edge e a little finer, if the step stays as long; *done: it does not, or there is no finer. */
-static enum aq_status raise(struct other *other, const struct aq_plan_costs *costs, uint32_t w,
-                            struct aq_plan_slack *out, bool *done)
+/* Directions that are tried together: first .. first + count of `ways`. */
+struct group {
+    uint32_t first, count;
+};
+
+/* One round: the directions that may have more, and the groups that are still to be tried. */
+struct round {
+    uint32_t ways[2 * AQ_JOB_STAGES_MAX], count;
+    struct aq_codec_config before[2 * AQ_JOB_STAGES_MAX]; /* by direction */
+    struct group groups[4 * AQ_JOB_STAGES_MAX];           /* a group of n is tried in 2n - 1 parts at most */
+    bool refused[2 * AQ_JOB_STAGES_MAX];                  /* by direction */
+};
+
+static struct aq_codec_config *config_of(struct other *other, uint32_t w)
 {
-    const uint32_t e = w / 2;
-    struct aq_codec_config *config = w % 2 == 0 ? &other->job_edges[e].forward : &other->job_edges[e].backward;
-    const struct aq_codec_config before = *config;
-    struct aq_plan_prediction prediction;
-    *done = !(other->ladders ? next_rung(other, w, config) : more_bits(config));
-    if (!*done) {
-        AQ_TRY(edge_again(other, e));
-        AQ_TRY(aq_plan_predict(&other->plan, costs, &prediction));
-        *done = prediction.step_s > LONGER * out->before_s;
-        if (!*done) out->step_s = prediction.step_s;
-    }
-    if (!*done) {
-        other->rungs[w]++;
-        return AQ_OK;
-    }
-    *config = before;
-    return edge_again(other, e);
+    struct aq_job_edge *edge = &other->job_edges[w / 2];
+    return w % 2 == 0 ? &edge->forward : &edge->backward;
 }
 
-/* In turns, so that the cuts share what there is. */
-static enum aq_status raise_all(struct other *other, const struct aq_plan_costs *costs, struct aq_plan_slack *out)
+/* A group a little finer, if the step stays as long; else all of it as before. */
+static enum aq_status raise(struct other *other, const struct aq_plan_costs *costs, const struct round *round,
+                            struct group group, struct aq_plan_slack *out, bool *good)
+{
+    struct aq_plan_prediction prediction;
+    for (uint32_t i = group.first; i < group.first + group.count; i++) {
+        const uint32_t w = round->ways[i];
+        if (other->ladders)
+            (void)next_rung(other, w, config_of(other, w));
+        else
+            (void)more_bits(config_of(other, w));
+        AQ_TRY(edge_again(other, w / 2));
+    }
+    AQ_TRY(aq_plan_predict(&other->plan, costs, &prediction));
+    *good = prediction.step_s <= LONGER * out->before_s;
+    if (*good) out->step_s = prediction.step_s;
+    for (uint32_t i = group.first; i < group.first + group.count; i++) {
+        const uint32_t w = round->ways[i];
+        if (*good) {
+            other->rungs[w]++;
+            continue;
+        }
+        *config_of(other, w) = round->before[w];
+        AQ_TRY(edge_again(other, w / 2));
+    }
+    return AQ_OK;
+}
+
+/* The directions that have something finer, and were not refused in the round before. */
+static void round_begin(struct other *other, struct round *round)
 {
     const uint32_t ways = 2 * (other->plan.stage_count - 1);
-    bool done[2 * AQ_JOB_STAGES_MAX] = {false};
-    for (bool any = true; any;) {
-        any = false;
-        for (uint32_t w = 0; w < ways; w++) {
-            if (done[w] || other->edges[w / 2].shape.still) continue;
-            AQ_TRY(raise(other, costs, w, out, &done[w]));
-            any = any || !done[w];
+    round->count = 0;
+    for (uint32_t w = 0; w < ways; w++) {
+        struct aq_codec_config config = *config_of(other, w);
+        round->before[w] = config;
+        if (round->refused[w] || other->edges[w / 2].shape.still) continue;
+        if (other->ladders ? next_rung(other, w, &config) : more_bits(&config)) round->ways[round->count++] = w;
+    }
+}
+
+/*
+ * In rounds, so that the cuts share what there is: all directions a little finer at once, where that makes the step
+ * longer each half, and so on down to single ones, the large groups first. A pipeline of 128 stages has 254 directions,
+ * and a prediction takes up to a second there: whoever cannot wait (until_ns) has what was found by then.
+ */
+static enum aq_status raise_rounds(struct other *other, const struct aq_plan_costs *costs, struct round *round,
+                                   struct aq_plan_slack *out)
+{
+    for (round_begin(other, round); round->count > 0; round_begin(other, round)) {
+        uint32_t head = 0, tail = 0;
+        round->groups[tail++] = (struct group){0, round->count};
+        while (head < tail) {
+            const struct group group = round->groups[head++];
+            const uint32_t half = group.count / 2;
+            bool good;
+            other->hurried = other->until_ns > 0 && aq_clock_ns() > other->until_ns;
+            if (other->hurried) return AQ_OK;
+            AQ_TRY(raise(other, costs, round, group, out, &good));
+            if (!good && group.count == 1) round->refused[round->ways[group.first]] = true;
+            if (good || group.count == 1) continue;
+            round->groups[tail++] = (struct group){group.first, half};
+            round->groups[tail++] = (struct group){group.first + half, group.count - half};
         }
     }
     return AQ_OK;
+}
+
+static enum aq_status raise_all(struct other *other, const struct aq_plan_costs *costs, struct aq_plan_slack *out)
+{
+    void *memory;
+    AQ_TRY(aq_alloc(sizeof(struct round), &memory));
+    memset(memory, 0, sizeof(struct round));
+    const enum aq_status status = raise_rounds(other, costs, memory, out);
+    aq_free(memory);
+    return status;
 }
 
 enum aq_status aq_plan_slack(const struct aq_plan *plan, const struct aq_plan_costs *costs, struct aq_plan_slack *out)
@@ -145,12 +207,14 @@ enum aq_status aq_plan_rungs(const struct aq_plan *plan, const struct aq_plan_co
     struct other *other = memory;
     other_init(plan, other);
     other->ladders = plan->job->edges;
+    other->until_ns = aq_clock_after(AQ_PLAN_RUNGS_NS);
     slack = (struct aq_plan_slack){.before_s = prediction.step_s, .step_s = prediction.step_s};
     const enum aq_status status = raise_all(other, costs, &slack);
     if (status == AQ_OK) {
         memcpy(out->of, other->rungs, sizeof out->of);
         out->before_s = slack.before_s;
         out->step_s = slack.step_s;
+        out->hurried = other->hurried;
     }
     aq_free(other);
     return status;

@@ -103,6 +103,11 @@ struct aq_worker_packing {
     uint64_t ns;
 };
 
+/* What has come of bodies over the links to the previous and to the next stage, and for how long it was coming. */
+struct aq_worker_carried {
+    uint64_t bytes[2], ns[2];
+};
+
 /* How far a checkpoint is. */
 enum aq_worker_snapshot {
     AQ_MARK_NONE = 0,  /* none under way: the launcher has noted the last one as complete      */
@@ -246,6 +251,7 @@ struct aq_worker {
     struct aq_worker_times times;      /* of steps.now  */
     struct aq_worker_times times_next; /* of steps.next */
     struct aq_worker_packing packing;
+    struct aq_worker_carried carried;
     struct aq_cut_privacy privacy[2]; /* split.privacy: of activations, of gradients */
     struct {
         double *scratch;  /* memory of aq_plan_correlation_bytes; NULL: no split.privacy.distance_correlation */

@@ -90,6 +90,26 @@ static void add_packing(struct aq_worker *worker, json_t *line)
     p->ns = ns;
 }
 
+/* edges.bits: auto without a declared rate: what came over each link since the last line, and how long it took. */
+static void add_carried_here(struct aq_worker *worker, json_t *line)
+{
+    static const char *const keys[2][2] = {{"in_link_bytes", "in_link_ns"}, {"out_link_bytes", "out_link_ns"}};
+    struct aq_link *const links[2] = {worker->pipeline.link_in, worker->pipeline.link_out};
+    struct aq_worker_carried *before = &worker->carried;
+    if (!worker->job->bits_auto || worker->job->link.rate_mbps > 0) return;
+    for (int i = 0; i < 2; i++) {
+        struct aq_link_stats now;
+        if (!links[i]) continue;
+        aq_link_stats(links[i], &now);
+        json_object_set_new(line, keys[i][0], json_integer((json_int_t)(now.received_packed_bytes - before->bytes[i])));
+        json_object_set_new(line, keys[i][1],
+                            json_integer(now.receive_ns > before->ns[i] ? (json_int_t)(now.receive_ns - before->ns[i])
+                                                                        : 0));
+        before->bytes[i] = now.received_packed_bytes;
+        before->ns[i] = now.receive_ns;
+    }
+}
+
 /* What checkpoints have cost since the last line: the copy, and the wait for one that was still being written. */
 static void add_marks(struct aq_worker *worker, json_t *line)
 {
@@ -133,6 +153,7 @@ enum aq_status aq_worker_report_step(struct aq_worker *worker)
         json_object_set_new(line, "loss_scale", aq_control_number((double)t->loss_scale));
     add_outages(worker, line);
     add_packing(worker, line);
+    add_carried_here(worker, line);
     add_marks(worker, line);
     if (worker->W > 1) {
         json_object_set_new(line, "reduce_ns", json_integer((json_int_t)t->reduce_ns));

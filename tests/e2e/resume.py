@@ -75,7 +75,7 @@ AUTO = {"edges.forward.codec": "ec", "edges.forward.rate": 2, "edges.backward.co
 AUTO_BITS = {"forward_bits": (2, 2.5, 3, 4), "backward_bits": (3, 4, 5, 7)}
 
 
-def bits_are(name, epoch, rungs, stages):
+def bits_are(name, epoch, rungs, stages, ladders=AUTO_BITS):
     """In that epoch each rank of each replica sends with the bits of its rungs."""
     lines = [line for line in metrics(name) if line["epoch"] == epoch]
     check(lines, f"{name}: no steps of epoch {epoch}")
@@ -83,7 +83,7 @@ def bits_are(name, epoch, rungs, stages):
         for key, edge_of, way in (("forward_bits", 0, 0), ("backward_bits", -1, 1)):
             for rank, bits in enumerate(line[key]):
                 edge = rank % stages + edge_of
-                want = AUTO_BITS[key][rungs[2 * edge + way]] if 0 <= edge < stages - 1 else None
+                want = ladders[key][rungs[2 * edge + way]] if 0 <= edge < stages - 1 else None
                 check(bits == want, f"{name}: step {line['step']} rank {rank}: {key} {bits}, wanted {want}")
 
 
@@ -110,7 +110,7 @@ def scenario_bits_auto():
             first = len(metrics(name))
             arguments = ("--resume", "--set", "train.epochs=6")
             if how == "killed":
-                process = start(path, 0.1, "--restarts", "0", *arguments)
+                process = start(path, 0.3 if tag == "one" else 2, "--restarts", "0", *arguments)  # as slow as it takes to be caught
                 for line in process.stdout:
                     if json.loads(line).get("step", 0) >= 3 * first + 1:
                         break
@@ -123,7 +123,26 @@ def scenario_bits_auto():
         same_run(f"bits-{tag}-killed", f"bits-{tag}-whole")
     at.write_text('{"1": [7]}')
     refused("damaged", path, r"bits\.json is damaged.*remove it", 1, "--resume", "--set", "train.epochs=7")
-    refused("no rate", manifest("no-rate", **AUTO), "edges.bits: auto wants link.rate_mbps", 2)
+    # lowrank has rungs, too: bits of a number of its factors.
+    keys = {"edges.forward.codec": "lowrank", "edges.forward.rank": 4, "edges.forward.rate": 3, "edges.backward.codec": "lowrank",
+            "edges.backward.rank": 8, "edges.backward.rate": 4, "edges.bits": "auto", "link.rate_mbps": 100, "train.epochs": 1}
+    path = manifest("bits-lowrank", **keys)
+    launch(path)
+    at = ROOT / "bits-lowrank" / "bits.json"
+    told = {str(epoch): [(epoch + way) % 4 for way in range(6)] for epoch in range(1, 4)}
+    at.write_text(json.dumps({**json.loads(at.read_text()), **told}))
+    launch(path, "--resume", "--set", "train.epochs=4")
+    for epoch in range(1, 4):
+        bits_are("bits-lowrank", epoch, told[str(epoch)], 4, {"forward_bits": (3, 3.5, 4, 5), "backward_bits": (4, 4.5, 5, 6)})
+    # No rate is declared: the first epoch has the manifest's bits, and what links were seen to carry decides of the others.
+    launch(manifest("bits-live", **AUTO, **{"train.epochs": 3}))
+    found = json.loads((ROOT / "bits-live" / "bits.json").read_text())
+    check(found["0"] == [0] * 6 and set(found) == {"0", "1", "2"}, f"bits-live: {found}")
+    for epoch in range(3):
+        bits_are("bits-live", epoch, found[str(epoch)], 4)
+    for line in metrics("bits-live"):
+        for key, at in (("in_link", slice(1, None)), ("out_link", slice(None, -1))):
+            check(all(b > 0 and ns > 0 for b, ns in zip(line[f"{key}_bytes"][at], line[f"{key}_ns"][at])), f"bits-live: {line}")
     refused("staleness", manifest("stale", **AUTO, **{"link.rate_mbps": 100, "train.staleness": 1}), "does not go with train.staleness", 2)
     no_workers("bits_auto")
 

@@ -6,9 +6,13 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
+#include "bits_auto.h"
 #include "edge.h"
 #include "plan.h"
 
@@ -130,9 +134,76 @@ static void test_rungs_are_what_links_have_room_for(void **state)
     assert_true(sums[0] == 0 && sums[0] <= sums[1] && sums[1] <= sums[2] && sums[2] == 18);
 }
 
+/* A rank's line of a step: what it computed, and of what came from the stages beside it the bytes in a second. */
+static void step_say(struct aq_bits *bits, uint32_t rank, json_int_t in_bytes, json_int_t out_bytes)
+{
+    const json_int_t second = 1000000000;
+    json_t *line = json_pack("{s:I, s:I}", "compute_ns", 64 * second / 1000, "codec_ns", second / 1000000);
+    if (in_bytes > 0) json_object_set_new(line, "in_link_bytes", json_integer(in_bytes));
+    if (in_bytes > 0) json_object_set_new(line, "in_link_ns", json_integer(second));
+    if (out_bytes > 0) json_object_set_new(line, "out_link_bytes", json_integer(out_bytes));
+    if (out_bytes > 0) json_object_set_new(line, "out_link_ns", json_integer(second));
+    aq_bits_step(bits, rank, line);
+    json_decref(line);
+}
+
+/* Edge 1 is slow in the one direction; the others are not. */
+static void epoch_say(struct aq_bits *bits, json_int_t slow)
+{
+    const json_int_t quick = 125000000;
+    step_say(bits, 0, 0, quick);
+    step_say(bits, 1, quick, quick);
+    step_say(bits, 2, slow, quick);
+    step_say(bits, 3, quick, 0);
+}
+
+static void rungs_are(struct aq_bits *bits, uint64_t epoch, uint32_t slow_edge, uint32_t others)
+{
+    uint32_t rungs[2 * AQ_JOB_STAGES_MAX];
+    assert_int_equal(aq_bits_decide(bits, epoch, rungs), AQ_OK);
+    for (uint32_t w = 0; w < 6; w++)
+        assert_int_equal(rungs[w], w / 2 == 1 ? slow_edge : others);
+}
+
+/* No rate is declared: the first epoch has the manifest's bits, later ones go by what each link was seen to carry, and
+ * what was decided stays so for who goes on. */
+static void test_rungs_go_by_what_links_were_seen_to_carry(void **state)
+{
+    (void)state;
+    const char *sets[] = {"edges.bits=auto", "edges.forward={codec: aqsgd, bits: 2}",
+                          "edges.backward={codec: directq, bits: 4}", NULL};
+    char run[] = "/tmp/aqpipe-slack-XXXXXX", path[64];
+    struct aq_bits *bits;
+    struct aq_job *job;
+    struct aq_plan *plan = plan_of(sets, &job);
+    assert_non_null(mkdtemp(run));
+    assert_int_equal(aq_bits_open(plan, run, false, &bits), AQ_OK);
+    rungs_are(bits, 0, 0, 0);
+    rungs_are(bits, 1, 0, 0); /* nobody has measured */
+    epoch_say(bits, 25000);
+    rungs_are(bits, 2, 0, 3);
+    rungs_are(bits, 3, 0, 3); /* nobody has, again */
+    epoch_say(bits, 0);       /* nothing came over one direction */
+    rungs_are(bits, 4, 0, 3);
+    epoch_say(bits, 125000000);
+    rungs_are(bits, 5, 3, 3);
+    aq_bits_close(bits);
+    assert_int_equal(aq_bits_open(plan, run, true, &bits), AQ_OK);
+    epoch_say(bits, 125000000);
+    rungs_are(bits, 2, 0, 3);
+    rungs_are(bits, 0, 0, 0);
+    aq_bits_close(bits);
+    snprintf(path, sizeof path, "%s/bits.json", run);
+    assert_int_equal(unlink(path), 0);
+    assert_int_equal(rmdir(run), 0);
+    aq_plan_close(plan);
+    aq_job_close(job);
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_slack_gives_bits_where_links_have_room),
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_rungs_go_by_what_links_were_seen_to_carry),
+                                       cmocka_unit_test(test_slack_gives_bits_where_links_have_room),
                                        cmocka_unit_test(test_rungs_are_what_links_have_room_for)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -588,6 +588,7 @@ static bool chunk_decode(struct aq_codec_decoder *job, uint32_t number, const st
     const uint8_t *words = at + AQ_EC_STATE_BYTES, *escapes = words + entry[0], *end = escapes + entry[1];
     const bool centred = is_marked(job->body, AQ_EC_CENTRED), dithered = is_marked(job->body, AQ_EC_DITHERED);
     const uint32_t refine = whole->grid.refine;
+    const bool fused = dithered && refine == 0 && codec->kernels->ec_apply != NULL;
     const size_t n = codec->columns, groups = groups_of(chunk->values);
     const uint32_t limit = aq_store_limit(aq_codec_keeps(codec) ? codec->store : AQ_PRECISION_FP32);
     uint32_t states[AQ_RANS_LANES];
@@ -606,6 +607,12 @@ static bool chunk_decode(struct aq_codec_decoder *job, uint32_t number, const st
         const size_t from = (size_t)(row - chunk->first) * n;
         const uint8_t *codes = piece.codes + from;
         float *hat = job->hat == NULL ? NULL : job->hat + row * n;
+        uint32_t peak;
+        if (fused && codec->kernels->ec_apply(codes, n, &whole->grid, aq_ec_dither_of(&whole->dither, row), m, kind,
+                                              hat, out, out_kind, &peak)) {
+            if (peak >= limit) return false;
+            continue;
+        }
         if (codec->kernels->ec_levels(codes, n, &whole->grid, scratch->levels) &&
             !row_escapes(&whole->grid, codes, n, scratch->levels, &escapes, end))
             return false;

@@ -434,31 +434,107 @@ ALWAYS __m512i mixed(__m512i x)
     return _mm512_xor_si512(x, _mm512_srli_epi32(x, 15));
 }
 
-/* += w of 16 values: twice a byte stands below 2^23's last place, and 2^23 + 255 comes off, which is exact. */
-ALWAYS void dither_16(__m512i doubled, __m512 unit, float *values)
+/* w of 16 values: twice a byte stands below 2^23's last place, and 2^23 + 255 comes off, which is exact. */
+ALWAYS __m512 noise_16(__m512i doubled, __m512 unit)
 {
     const __m512i magic = _mm512_set1_epi32(0x4b000000);
     const __m512i bits = _mm512_ternarylogic_epi32(doubled, _mm512_set1_epi32(510), magic, 0xea); /* a & b | c */
-    const __m512 odd = _mm512_sub_ps(_mm512_castsi512_ps(bits), _mm512_set1_ps(8388863.0f));
-    _mm512_storeu_ps(values, _mm512_add_ps(_mm512_loadu_ps(values), _mm512_mul_ps(odd, unit)));
+    return _mm512_mul_ps(_mm512_sub_ps(_mm512_castsi512_ps(bits), _mm512_set1_ps(8388863.0f)), unit);
+}
+
+/* Where a row's hash stands: its next 16 words. */
+ALWAYS __m512i dither_begin(struct aq_ec_dither_row row)
+{
+    return _mm512_add_epi32(_mm512_set1_epi32((int32_t)row.begin),
+                            _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15));
+}
+
+/* w of 64 columns, 16 by 16. */
+ALWAYS void noise_64(__m512i *at, __m512i mask, __m512 unit, __m512 out[4])
+{
+    const __m512i words = _mm512_xor_si512(mixed(*at), mask);
+    *at = _mm512_add_epi32(*at, _mm512_set1_epi32(16));
+    out[0] = noise_16(_mm512_slli_epi32(words, 1), unit);
+    out[1] = noise_16(_mm512_srli_epi32(words, 7), unit);
+    out[2] = noise_16(_mm512_srli_epi32(words, 15), unit);
+    out[3] = noise_16(_mm512_srli_epi32(words, 23), unit);
 }
 
 void aq_avx512_ec_dither(struct aq_ec_dither_row row, size_t n, float unit, float *values)
 {
     const __m512 scale = _mm512_set1_ps(unit);
     const __m512i mask = _mm512_set1_epi32((int32_t)row.mask);
-    __m512i at = _mm512_add_epi32(_mm512_set1_epi32((int32_t)row.begin),
-                                  _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15));
+    __m512i at = dither_begin(row);
     size_t i = 0;
-    for (; n - i >= 64; i += 64, at = _mm512_add_epi32(at, _mm512_set1_epi32(16))) {
-        const __m512i words = _mm512_xor_si512(mixed(at), mask);
-        dither_16(_mm512_slli_epi32(words, 1), scale, values + i);
-        dither_16(_mm512_srli_epi32(words, 7), scale, values + i + 16);
-        dither_16(_mm512_srli_epi32(words, 15), scale, values + i + 32);
-        dither_16(_mm512_srli_epi32(words, 23), scale, values + i + 48);
+    for (; n - i >= 64; i += 64) {
+        __m512 noise[4];
+        noise_64(&at, mask, scale, noise);
+        for (int q = 0; q < 4; q++)
+            _mm512_storeu_ps(values + i + 16 * q, _mm512_add_ps(_mm512_loadu_ps(values + i + 16 * q), noise[q]));
     }
     for (; i < n; i++)
         values[i] += (float)(2 * (int32_t)aq_ec_dither_byte(row, (uint32_t)i) - 255) * unit;
+}
+
+/* Is there a code of 0? */
+ALWAYS bool any_zero(const uint8_t *codes, size_t n)
+{
+    __mmask64 zeros = 0;
+    for (size_t i = 0; i < n; i += 64) {
+        const __mmask64 mask = n - i >= 64 ? ~(__mmask64)0 : ((__mmask64)1 << (n - i)) - 1;
+        const __m512i code = _mm512_maskz_loadu_epi8(mask, codes + i);
+        zeros |= _mm512_mask_testn_epi8_mask(mask, code, code);
+    }
+    return zeros != 0;
+}
+
+/* Of 16 values x^ = m + (level - w), as update and ec_dither have it. */
+ALWAYS void ec_apply_16(const uint8_t *codes, __m512 table, __m512 noise, const void *m, enum aq_row_kind m_kind,
+                        float *hat, void *m_out, enum aq_row_kind out_kind, size_t i, __mmask16 mask, __m512i *peak)
+{
+    const __m128i bytes = mask == 0xffff ? _mm_loadu_si128((const __m128i *)(const void *)(codes + i))
+                                         : _mm_maskz_loadu_epi8(mask, codes + i);
+    const __m512 level = _mm512_add_ps(_mm512_permutexvar_ps(_mm512_cvtepu8_epi32(bytes), table), noise);
+    const __m512 y = m_kind == AQ_ROW_NONE ? level : _mm512_add_ps(load_row(m, m_kind, i, mask), level);
+    *peak = _mm512_mask_max_epu32(*peak, mask, *peak, _mm512_castps_si512(magnitude(y)));
+    if (hat != NULL) store_row(hat, AQ_ROW_FP32, i, mask, y);
+    store_row(m_out, out_kind, i, mask, y);
+}
+
+ALWAYS uint32_t ec_apply_kind(const uint8_t *codes, size_t n, const struct aq_ec_grid *grid,
+                              struct aq_ec_dither_row row, const void *m, enum aq_row_kind m_kind, float *hat,
+                              void *m_out, enum aq_row_kind out_kind)
+{
+    const __m512 table = ec_table(grid), unit = _mm512_set1_ps(-grid->dither);
+    const __m512i mask = _mm512_set1_epi32((int32_t)row.mask);
+    __m512i at = dither_begin(row), peak = _mm512_setzero_si512();
+    __m512 noise[4];
+    size_t i = 0;
+    for (; n - i >= 64; i += 64) {
+        noise_64(&at, mask, unit, noise);
+        for (size_t q = 0; q < 64; q += 16)
+            ec_apply_16(codes, table, noise[q / 16], m, m_kind, hat, m_out, out_kind, i + q, 0xffff, &peak);
+    }
+    if (i < n) noise_64(&at, mask, unit, noise);
+    for (size_t q = 0; i < n; i += 16, q++)
+        ec_apply_16(codes, table, noise[q], m, m_kind, hat, m_out, out_kind, i, tail_mask(n - i), &peak);
+    return _mm512_reduce_max_epu32(peak);
+}
+
+bool aq_avx512_ec_apply(const uint8_t *codes, size_t n, const struct aq_ec_grid *grid, struct aq_ec_dither_row row,
+                        const void *m, enum aq_row_kind m_kind, float *hat, void *m_out, enum aq_row_kind out_kind,
+                        uint32_t *peak)
+{
+    if (any_zero(codes, n)) return false;
+    if (m_kind == AQ_ROW_FP16 && out_kind == AQ_ROW_FP16)
+        *peak = ec_apply_kind(codes, n, grid, row, m, AQ_ROW_FP16, hat, m_out, AQ_ROW_FP16);
+    else if (m_kind == AQ_ROW_FP32 && out_kind == AQ_ROW_FP32)
+        *peak = ec_apply_kind(codes, n, grid, row, m, AQ_ROW_FP32, hat, m_out, AQ_ROW_FP32);
+    else if (m_kind == AQ_ROW_NONE && out_kind == AQ_ROW_NONE)
+        *peak = ec_apply_kind(codes, n, grid, row, m, AQ_ROW_NONE, hat, m_out, AQ_ROW_NONE);
+    else
+        return false;
+    return true;
 }
 
 #else
