@@ -40,6 +40,8 @@ struct tcp_stream {
     int fd;
     bool connecting, paced;
     int queue_bytes; /* TCP_NOTSENT_LOWAT */
+    char congestion[sizeof((struct aq_path *)0)->congestion]; /* as the kernel said; "": not asked since it was set. Nobody
+                                                                 else can change it of this connection */
 };
 
 static const struct aq_byte_stream_ops TCP_OPS;
@@ -279,10 +281,10 @@ static double tcp_measure(struct aq_byte_stream *stream)
 
 static void tcp_path(struct aq_byte_stream *stream, struct aq_path *out)
 {
-    const struct tcp_stream *tcp = (const struct tcp_stream *)stream;
+    struct tcp_stream *tcp = (struct tcp_stream *)stream;
     struct tcp_info info = {0};
     *out = (struct aq_path){0};
-    socklen_t bytes = sizeof info, name_bytes = sizeof out->congestion - 1;
+    socklen_t bytes = sizeof info, name_bytes = sizeof tcp->congestion - 1;
     if (getsockopt(tcp->fd, IPPROTO_TCP, TCP_INFO, &info, &bytes) == 0) {
         const uint64_t needless = (uint64_t)info.tcpi_dsack_dups * info.tcpi_snd_mss;
         out->round_trip_ns = UINT64_C(1000) * (info.tcpi_min_rtt > 0 ? info.tcpi_min_rtt : info.tcpi_rtt);
@@ -296,14 +298,17 @@ static void tcp_path(struct aq_byte_stream *stream, struct aq_path *out)
         const uint64_t once = info.tcpi_bytes_sent - info.tcpi_bytes_retrans;
         out->delivered_bytes = whole < once ? whole : once;
     }
-    if (getsockopt(tcp->fd, IPPROTO_TCP, TCP_CONGESTION, out->congestion, &name_bytes) == 0)
-        out->steady = strncmp(out->congestion, "bbr", 3) == 0;
+    if (!tcp->congestion[0] && getsockopt(tcp->fd, IPPROTO_TCP, TCP_CONGESTION, tcp->congestion, &name_bytes) != 0)
+        tcp->congestion[0] = 0;
+    memcpy(out->congestion, tcp->congestion, sizeof out->congestion);
+    out->steady = strncmp(out->congestion, "bbr", 3) == 0;
 }
 
 static enum aq_status tcp_congestion(struct aq_byte_stream *stream, const char *name)
 {
-    const int fd = ((struct tcp_stream *)stream)->fd;
-    if (setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, name, (socklen_t)strlen(name)) == 0) return AQ_OK;
+    struct tcp_stream *tcp = (struct tcp_stream *)stream;
+    tcp->congestion[0] = 0;
+    if (setsockopt(tcp->fd, IPPROTO_TCP, TCP_CONGESTION, name, (socklen_t)strlen(name)) == 0) return AQ_OK;
     return errno == EPERM ? AQ_REFUSED : AQ_NODEV;
 }
 

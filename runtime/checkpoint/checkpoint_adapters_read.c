@@ -83,18 +83,20 @@ static void add_product(const struct aq_lora_config *lora, const float *a, const
 }
 
 /* Rows of w, the weights of one output each, are given the lengths m. */
-static void give_lengths(const float *m, uint64_t in, uint64_t out, bool out_in, float *w)
+static enum aq_status give_lengths(const float *m, uint64_t in, uint64_t out, bool out_in, float *w)
 {
+    void *memory;
+    AQ_TRY(aq_alloc(out * sizeof(double), &memory));
+    double *squares = memory;
+    memset(squares, 0, out * sizeof *squares);
+    aq_lora_squares(w, 0, in * out, in, out, out_in, squares);
     for (uint64_t o = 0; o < out; o++) {
-        double squares = 0;
-        for (uint64_t i = 0; i < in; i++) {
-            const double value = (double)w[out_in ? o * in + i : i * out + o];
-            squares += value * value;
-        }
-        const float factor = squares > 0 ? m[o] / (float)sqrt(squares) : 0;
+        const float factor = aq_lora_factor(squares[o], m[o]);
         for (uint64_t i = 0; i < in; i++)
             w[out_in ? o * in + i : i * out + o] *= factor;
     }
+    aq_free(memory);
+    return AQ_OK;
 }
 
 /* A matrix that the folder adapts. */
@@ -128,7 +130,7 @@ static enum aq_status product_merge(const struct reader *reader, const struct aq
                                 "%s: %s has %" PRIu64 " values, and its lora_B %" PRIu64 " rows", of_m.file, of_m.name,
                                 of_m.count, of_b.shape[0]),
                         out);
-        give_lengths(m, of_a.shape[1], of_b.shape[0], out_in, w);
+        AQ_TRY_GOTO(give_lengths(m, of_a.shape[1], of_b.shape[0], out_in, w), out);
     }
     status = aq_stage_put(reader->to->stage, info, 0, info->count, w);
 out:

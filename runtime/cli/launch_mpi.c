@@ -63,7 +63,8 @@ static enum aq_status find_self(uint32_t *rank, uint32_t *size, char start[2 * S
                    "start it as `mpirun -np N aqpipe launch JOB --on mpi`, or by srun");
 }
 
-/* Addresses first, then keys for them, then daemons; each waits for what the other makes. */
+/* Addresses first, then keys for them, then daemons; each waits for what the other makes. An address is written where
+ * none was (set -C): the meeting folder of a start that runs is left as it is, whoever comes with the same name. */
 static const char meeting[] =
     "set -u\n"
     "umask 077\n"
@@ -80,7 +81,9 @@ static const char meeting[] =
     "    fail \"$2 after 120 s\"; }\n"
     "put() { echo \"$2\" > \"$1.new\" && mv \"$1.new\" \"$1\" || fail \"cannot write $1\"; }\n"
     "at=${AQPIPE_MPI_ADDRESS:-$(hostname -I | cut -d' ' -f1)}\n"
-    "put \"$work/address-$rank\" \"${at:-127.0.0.1}\"\n"
+    "(set -C; echo \"${at:-127.0.0.1}\" > \"$work/address-$rank\") 2>/dev/null || { echo \"aqpipe on mpi, rank $rank: "
+    "$work is of another start, which runs (then this one wants another name) or was killed (then remove the "
+    "folder)\" >&2; exit 1; }\n"
     "if ((rank == 0)); then\n"
     "    for ((r = 0; r < ranks; r++)); do await \"$work/address-$r\" \"rank $r has not come\"; done\n"
     "    hosts=$(cat \"$work\"/address-* | sort -u | paste -sd,)\n"

@@ -11,6 +11,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "stages/stage.h"
 #include "weights_file.h"
 
 #define AREA "weights"
@@ -228,11 +229,10 @@ static enum aq_status factors_make(const struct aq_weights_writer *writer, const
     for (uint64_t at = 0, all = plus->in * plus->out, n; status == AQ_OK && at < all; at += n) {
         n = all - at < PIECE_FLOATS ? all - at : PIECE_FLOATS;
         status = sum_floats(tensor, at, n, writer->floats);
-        for (uint64_t k = 0; status == AQ_OK && k < n; k++)
-            squares[output_of(plus, at + k)] += (double)writer->floats[k] * (double)writer->floats[k];
+        if (status == AQ_OK) aq_lora_squares(writer->floats, at, n, plus->in, plus->out, plus->out_in, squares);
     }
     for (uint64_t o = 0; o < plus->out; o++)
-        plus->factors[o] = squares[o] > 0 ? plus->m[o] / (float)sqrt(squares[o]) : 0;
+        plus->factors[o] = aq_lora_factor(squares[o], plus->m[o]);
     aq_free(memory);
     return status;
 }

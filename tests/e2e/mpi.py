@@ -70,6 +70,8 @@ def scenario_mpi():
                 for process in begin(manifest(tag, **KEYS), variables, ranks)]
         check(all(code == 2 for _, code in said) and "".join(text for text, _ in said).count(words) == 1, f"{tag}: {said}")
 
+    beside()
+
     # A rank that is killed takes the run with it, and no daemon stays.
     processes = begin(manifest("killed", **KEYS, **{"link.rate_mbps": 1}), STARTERS["pmix"], start=400)
     await_checkpoint("killed")
@@ -80,6 +82,27 @@ def scenario_mpi():
     check(codes == [1, 0, -signal.SIGKILL, 0], f"killed: exit codes {codes}")
     no_workers("killed")
     mpirun()
+
+
+def said(processes):
+    return [(process.communicate(timeout=jobs.PATIENCE)[1], process.returncode) for process in processes]
+
+
+def beside():
+    """Starts beside one that runs: of another folder; of its folder, refused; of its folder and its name, refused. It never notices."""
+    slow = {**KEYS, "link.rate_mbps": 1}
+    first = begin(manifest("first", **slow), STARTERS["openmpi"], start=500)
+    await_checkpoint("first")
+    other = begin(manifest("other", **slow), STARTERS["openmpi"], start=501)
+    late = said(begin(ROOT / "first.yaml", STARTERS["openmpi"], start=502))
+    check(late[0][1] in (1, 2) and "in use" in late[0][0] and all(code == 0 for _, code in late[1:]), f"a second start in one folder: {late}")
+    twin = said(begin(ROOT / "first.yaml", STARTERS["openmpi"], start=500))
+    check(all(code == 1 and "is of another start" in text for text, code in twin), f"a second start of one name: {twin}")
+    check(first[0].poll() is None, "the first start has ended too early to be disturbed")
+    end("first", first, 0)
+    end("other", other, 0)
+    same("first")
+    same("other")
 
 
 def mpirun():

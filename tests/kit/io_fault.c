@@ -223,7 +223,7 @@ static int copy_one(const char *path, const struct stat *info, int kind, struct 
     (void)walk;
     char to[2 * PATH_MAX];
     snprintf(to, sizeof to, "%s%s", copy_to, path + strlen(copy_from));
-    if (S_ISDIR(info->st_mode)) return syscall(SYS_mkdir, to, 0700);
+    if (S_ISDIR(info->st_mode)) return (int)syscall(SYS_mkdirat, AT_FDCWD, to, 0700);
     uint8_t *bytes;
     size_t count;
     const int fd = (int)syscall(SYS_openat, AT_FDCWD, path, O_RDONLY | O_CLOEXEC);
@@ -310,7 +310,7 @@ static void restore(ino_t inode, bool folder, const char *to)
     const struct durable *file = durable_of(inode, false);
     char path[2 * PATH_MAX];
     if (folder) {
-        if (syscall(SYS_mkdir, to, 0700) != 0) give_up(to);
+        if (syscall(SYS_mkdirat, AT_FDCWD, to, 0700) != 0) give_up(to);
         for (int i = 0; file && i < file->name_count; i++) {
             snprintf(path, sizeof path, "%s/%s", to, file->names[i].name);
             restore(file->names[i].inode, file->names[i].folder, path);

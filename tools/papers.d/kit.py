@@ -1,0 +1,37 @@
+"""What tools/papers and its parts share: rows, and runs of aqpipe."""
+import json
+import subprocess
+import sys
+
+
+def say(table, row, published, ours, unit, how, differs, trace=None):
+    print(json.dumps({"table": table, "row": row, "published": published, "ours": float(f"{ours:.5g}"), "unit": unit,
+                      "ratio": round(ours / published, 3) if published else None, "how": how, "differs": differs, "trace": trace}), flush=True)
+
+
+def run(build, *arguments):
+    done = subprocess.run([str(build / "aqpipe"), *map(str, arguments)], capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+    if done.returncode != 0:
+        print(f"papers: aqpipe {' '.join(map(str, arguments[:3]))}: {done.stderr.strip()[-1500:]}", file=sys.stderr)
+        sys.exit(1)
+    return done.stdout
+
+
+def launch(build, folder, name, keys):
+    """A job by its keys, dotted; its folder. JSON is YAML."""
+    tree = {}
+    for key, value in {"job.name": name, "output.path": str(folder / name), "link.entropy": "off", "pipeline.threads": 1, **keys}.items():
+        *parents, leaf = key.split(".")
+        node = tree
+        for parent in parents:
+            node = node.setdefault(parent, {})
+        node[leaf] = value
+    path = folder / f"{name}.yaml"
+    path.write_text(json.dumps(tree), encoding="utf-8")
+    run(build, "launch", path, "--no-progress")
+    return folder / name
+
+
+def steps(run_folder):
+    lines = [json.loads(line) for line in (run_folder / "metrics.jsonl").read_text().splitlines()]
+    return [line for line in lines if line["event"] == "step"]
