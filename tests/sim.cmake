@@ -1,0 +1,8 @@
+# Whole runs in a simulated world: docs/SIMULATION.md. (Sanitizers have calls of their own in these calls' places.)
+if(TARGET aqpipe AND NOT AQ_SANITIZE)
+  add_library(sim_calls MODULE sim/sched.c sim/net.c sim/calls_thread.c sim/calls_process.c sim/calls_socket.c sim/calls_file.c)
+  target_link_libraries(sim_calls PRIVATE aq_flags ${CMAKE_DL_LIBS})
+  set_target_properties(sim_calls PROPERTIES LIBRARY_OUTPUT_DIRECTORY $<TARGET_FILE_DIR:aqpipe>)
+  add_executable(simulator sim/sched.c sim/net.c sim/simulator.c)
+  target_link_libraries(simulator PRIVATE aq_flags)
+endif()
