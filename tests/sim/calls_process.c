@@ -57,7 +57,7 @@ static void before_exec(const char *path, char *const arguments[])
     const char *slash = strrchr(path, '/');
     for (int fd = 0; fd < SIM_FDS; fd++)
         if (process->sock[fd] && process->on_exec[fd]) sim_sock_drop(sim_self(), fd);
-    snprintf(process->name, sizeof process->name, "%.20s %.20s", slash ? slash + 1 : path,
+    snprintf(process->name, sizeof process->name, "%.20s_%.20s", slash ? slash + 1 : path,
              arguments[0] && arguments[1] ? arguments[1] : "");
     sim_record(SIM_EVENT_EXEC, (uint64_t)sim_self(), strlen(process->name));
 }
@@ -90,26 +90,6 @@ EXPORTED int prctl(int option, ...)
     return (int)sim_kernel(SYS_prctl, option, (long)a[0], (long)a[1], (long)a[2], (long)a[3], 0);
 }
 
-/* Does this signal end that process at once? Of one that is blocked, caught or ignored: no. */
-static bool is_fatal(pid_t pid, int number)
-{
-    char path[64], line[256];
-    unsigned long long mask;
-    bool fatal = true;
-    if (number == SIGKILL) return true;
-    snprintf(path, sizeof path, "/proc/%d/status", (int)pid);
-    FILE *(*real)(const char *, const char *);
-    *(void **)&real = dlsym(RTLD_NEXT, "fopen");
-    FILE *file = real(path, "re");
-    while (file && fgets(line, sizeof line, file))
-        if ((sscanf(line, "SigBlk: %llx", &mask) == 1 || sscanf(line, "SigIgn: %llx", &mask) == 1 ||
-             sscanf(line, "SigCgt: %llx", &mask) == 1) &&
-            mask >> (number - 1) & 1)
-            fatal = false;
-    if (file) fclose(file);
-    return fatal && number != SIGCHLD && number != SIGCONT && number != SIGURG && number != SIGWINCH;
-}
-
 EXPORTED int kill(pid_t pid, int number)
 {
     if (!sim_here()) return (int)sim_kernel(SYS_kill, pid, number, 0, 0, 0, 0);
@@ -117,7 +97,7 @@ EXPORTED int kill(pid_t pid, int number)
     if (pid <= 0 || process < 0 || process >= sim->process_end) return (int)sim_result(-ESRCH);
     const struct sim_process *to = &sim->process[process];
     const bool alive = to->state == SIM_READY;
-    const bool fatal = alive && number && is_fatal(to->pid, number);
+    const bool fatal = alive && number && sim_is_fatal(to->pid, number);
     if ((int)sim_kernel(SYS_kill, to->pid, number, 0, 0, 0, 0) != 0) return -1;
     if (fatal)
         sim_to_driver(process);

@@ -1,7 +1,10 @@
 /* sched.c -- whose turn it is, chance, and the trace. See world.h. */
 #include <errno.h>
+#include <fcntl.h>
 #include <linux/futex.h>
+#include <signal.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -210,4 +213,21 @@ void sim_to_driver(int bury)
     futex(&sim->bell, FUTEX_WAKE, 1);
     sim_await_turn();
     task->state = SIM_READY;
+}
+
+bool sim_is_fatal(pid_t pid, int number)
+{
+    static const char *const masks[] = {"SigBlk:", "SigIgn:", "SigCgt:"};
+    char path[64], text[4096];
+    if (number == SIGKILL) return true;
+    snprintf(path, sizeof path, "/proc/%d/status", (int)pid);
+    const long fd = sim_kernel(SYS_openat, AT_FDCWD, (long)path, O_RDONLY | O_CLOEXEC, 0, 0, 0);
+    const long count = fd < 0 ? -1 : sim_kernel(SYS_read, fd, (long)text, sizeof text - 1, 0, 0, 0);
+    if (fd >= 0) (void)sim_kernel(SYS_close, fd, 0, 0, 0, 0, 0);
+    text[count > 0 ? count : 0] = 0;
+    for (int i = 0; i < 3; i++) {
+        const char *mask = strstr(text, masks[i]);
+        if (mask && strtoull(mask + strlen(masks[i]), NULL, 16) >> (number - 1) & 1) return false;
+    }
+    return number != SIGCHLD && number != SIGCONT && number != SIGURG && number != SIGWINCH;
 }

@@ -9,7 +9,8 @@
  *     line A B LATENCY_US JITTER_US MBPS     of hosts A and B, both ways; MBPS 0: no limit
  *     process NAME HOST LOG ARGUMENT...      what can be started (tab between arguments)
  *     start AT NAME                          as a child of the driver
- *     main NAME                              the world ends a while after this one has
+ *     main NAME                              once no process runs whose name begins so, and none is to be started, the others
+ *                                            are told to end (SIGTERM), and after a while the world ends
  *     kill AT NAME K                         SIGKILL to the K-th living process of that name (prefix; modulo their count)
  *     term AT NAME K                         SIGTERM
  *     freeze AT NAME K MS                    it gets no turn for that long
@@ -55,7 +56,8 @@ struct fault {
 
 static struct program programs[PROGRAMS_MAX];
 static struct fault faults[FAULTS_MAX];
-static int program_count, fault_count, main_program = -1, exit_code = -1;
+static int program_count, fault_count, exit_code = -1;
+static char main_name[32];
 static int pidfds[SIM_PROCESSES];
 static char shared[64], environment_path[96];
 static const char *library, *power_helper;
@@ -133,11 +135,11 @@ static void read_plan(void)
         else if (strncmp(line, "process ", 8) == 0)
             read_process(line);
         else if (strncmp(line, "main ", 5) == 0)
-            main_program = (int)(program_of(line + 5) - programs);
+            snprintf(main_name, sizeof main_name, "%.31s", line + 5);
         else
             read_fault(line);
     }
-    if (main_program < 0) wrong("no main in the", "plan");
+    if (!main_name[0]) wrong("no main in the", "plan");
 }
 
 /* ---- processes ---- */
@@ -171,6 +173,11 @@ static void start(struct program *p)
     p->stays = true;
 }
 
+static bool is_main(const char *name)
+{
+    return strncmp(name, main_name, strlen(main_name)) == 0;
+}
+
 static bool is_over(int process)
 {
     struct pollfd fd = {.events = POLLIN};
@@ -186,6 +193,19 @@ static void await_end(int process)
         const struct timespec moment = {.tv_nsec = 50000};
         nanosleep(&moment, NULL);
     }
+}
+
+static void bury(int process, bool silent);
+
+/* Signal it; if that is its death, it is buried. */
+static void end(int process, int number, bool silent)
+{
+    const bool fatal = sim_is_fatal(sim->process[process].pid, number);
+    kill(sim->process[process].pid, number);
+    if (fatal)
+        bury(process, silent);
+    else
+        sim_wake_kernel(process);
 }
 
 /* It is dead in the kernel: let the world know, and take along whom it took along. */
@@ -206,18 +226,15 @@ static void bury(int process, bool silent)
     for (int i = 0; i < program_count; i++) {
         if (programs[i].process != process) continue;
         programs[i].process = -1;
-        if (i == main_program) exit_code = WIFEXITED(how) ? WEXITSTATUS(how) : -WTERMSIG(how);
+        if (is_main(programs[i].name)) exit_code = WIFEXITED(how) ? WEXITSTATUS(how) : -WTERMSIG(how);
     }
     for (int i = 0; i < sim->process_end; i++) {
         struct sim_process *child = &sim->process[i];
         if (child->parent != process || child->pid == 0) continue;
         if (child->state == SIM_DEAD) { /* a zombie that nobody else waits for */
             if (waitpid(child->pid, &how, 0) == child->pid) child->pid = 0;
-        } else if (child->death_signal == SIGKILL) {
-            kill(child->pid, SIGKILL);
-            bury(i, silent);
         } else if (child->death_signal) {
-            kill(child->pid, child->death_signal);
+            end(i, child->death_signal, silent);
         }
     }
     sim_wake_kernel(-1);
@@ -255,8 +272,7 @@ static void power_off(int host)
 {
     for (int i = 0; i < sim->process_end; i++)
         if (sim->process[i].state == SIM_READY && sim->process[i].host == host && sim->process[i].pid > 0) {
-            kill(sim->process[i].pid, SIGKILL);
-            bury(i, true);
+            end(i, SIGKILL, true);
         }
 }
 
@@ -283,7 +299,7 @@ static void power_on(int host)
         setenv(key, path, 1);
     }
     for (int i = 0; i < program_count; i++)
-        if (programs[i].host == host && programs[i].stays && programs[i].process < 0 && i != main_program)
+        if (programs[i].host == host && programs[i].stays && programs[i].process < 0 && !is_main(programs[i].name))
             start(&programs[i]);
 }
 
@@ -302,9 +318,7 @@ static void do_fault(struct fault *f)
             sim->process[process].frozen_until_ns = sim->now_ns + (uint64_t)f->b * SIM_MS;
             return;
         }
-        kill(sim->process[process].pid, kills ? SIGKILL : SIGTERM);
-        if (kills) bury(process, false);
-        sim_wake_kernel(process);
+        end(process, kills ? SIGKILL : SIGTERM, false);
     } else if (strcmp(f->what, "cut") == 0 || strcmp(f->what, "mend") == 0) {
         const bool on = f->what[0] == 'c';
         sim_cut((int)f->a, (int)f->b, on);
@@ -321,6 +335,23 @@ static void do_fault(struct fault *f)
     }
     if (f->what[0] != 's' && !kills && !terms)
         fprintf(stderr, "simulator: %.3f s: %s %ld %ld %ld\n", (double)sim->now_ns * 1e-9, f->what, f->a, f->b, f->c);
+}
+
+static bool main_over(void)
+{
+    for (int i = 0; i < program_count; i++)
+        if (is_main(programs[i].name) && programs[i].process >= 0) return false;
+    for (int i = 0; i < fault_count; i++)
+        if (!faults[i].done && strcmp(faults[i].what, "start") == 0 && is_main(faults[i].name)) return false;
+    return exit_code != -1;
+}
+
+/* The others: daemons are asked to end, peers that are not ours are ended. */
+static void end_others(void)
+{
+    for (int i = 0; i < program_count; i++)
+        if (programs[i].process >= 0)
+            end(programs[i].process, strncmp(programs[i].name, "hostile", 7) == 0 ? SIGKILL : SIGTERM, false);
 }
 
 static bool anyone(void)
@@ -374,7 +405,7 @@ static void await(void)
         const int running = sim->running;
         if (running > 0 && is_over(sim->task[running].process)) { /* it has ended, and with it goes the turn */
             bury(sim->task[running].process, false);
-            if (programs[main_program].process < 0) break;
+            if (main_over()) break;
             sim_hand_on();
         }
         idle = turns == sim->turns ? idle + 1 : 0;
@@ -394,7 +425,10 @@ static void run(void)
     while (sim->verdict == SIM_RUNS) {
         uint64_t next = do_faults();
         bury_all();
-        if (exit_code != -1 && main_ended == SIM_NEVER) main_ended = sim->now_ns;
+        if (main_ended == SIM_NEVER && main_over()) {
+            main_ended = sim->now_ns;
+            end_others();
+        }
         if (main_ended != SIM_NEVER && main_ended + AFTER_MAIN_NS < next) next = main_ended + AFTER_MAIN_NS;
         if (main_ended != SIM_NEVER && (sim->now_ns >= main_ended + AFTER_MAIN_NS || !anyone())) break;
         sim->task[0].state = SIM_WAITING;
@@ -403,8 +437,6 @@ static void run(void)
         sim_hand_on();
         await();
         if (sim->bury >= 0) {
-            const int back = sim->running;
-            (void)back;
             bury(sim->bury, false);
             sim->bury = -1;
             for (int i = 1; i < sim->task_end; i++)

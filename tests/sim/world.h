@@ -186,6 +186,8 @@ void sim_to_driver(int bury); /* until it has done it */
 _Noreturn void sim_die(const char *text, long number);
 int sim_process_make(int parent, int host, const char *name);
 int sim_self(void); /* the process of this task */
+/* Does this signal end that process at once? Of one that is blocked, caught or ignored: no. */
+bool sim_is_fatal(pid_t pid, int number);
 
 /* net.c: what a descriptor's sock can do. Statuses are errno values, 0 good. */
 struct sim_sock *sim_sock_of(int process, int fd);
