@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "world.h"
@@ -18,7 +19,8 @@ long sim_kernel(long number, long a, long b, long c, long d, long e, long f);
 
 static void futex(uint32_t *word, int op, uint32_t value)
 {
-    sim_kernel(SYS_futex, (long)word, op, value, 0, 0, 0);
+    const struct timespec moment = {.tv_sec = 5}; /* of the kernel's: to see whether there is a driver still */
+    sim_kernel(SYS_futex, (long)word, op, value, op == FUTEX_WAIT ? (long)&moment : 0, 0, 0);
 }
 
 _Noreturn void sim_die(const char *text, long number)
@@ -169,7 +171,11 @@ void sim_hand_on(void)
 void sim_await_turn(void)
 {
     struct sim_task *task = &sim->task[sim_me];
-    while (!__atomic_load_n(&task->turn, __ATOMIC_ACQUIRE)) futex(&task->turn, FUTEX_WAIT, 0);
+    while (!__atomic_load_n(&task->turn, __ATOMIC_ACQUIRE)) {
+        futex(&task->turn, FUTEX_WAIT, 0);
+        if (sim_kernel(SYS_kill, sim->driver, 0, 0, 0, 0, 0) == -1 && errno == ESRCH)
+            sim_kernel(SYS_exit_group, 99, 0, 0, 0, 0, 0); /* the world has ended without us */
+    }
     __atomic_store_n(&task->turn, 0, __ATOMIC_RELAXED);
 }
 

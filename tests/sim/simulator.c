@@ -493,6 +493,7 @@ static void make_world(void)
     if (sim == MAP_FAILED) wrong("cannot map", environment_path);
     close(fd);
     sim_me = 0;
+    sim->driver = getpid();
     sim->bury = -1;
     sim->port_next = 20000;
     sim->task[0].process = -1;
@@ -501,7 +502,7 @@ static void make_world(void)
     strncpy(sim->task[0].name, "driver", sizeof sim->task[0].name - 1);
     sim->horizon_ns = 3600 * SIM_S;
     sim->yield_every = 8;
-    sim->flip_port_first = 1;
+    sim->flip_port_first = 7100; /* links listen there or higher */
 }
 
 static void kill_all(void)
@@ -536,6 +537,7 @@ int main(int count, char **arguments)
     CPU_SET((size_t)sched_getcpu(), &one);
     (void)sched_setaffinity(0, sizeof one, &one); /* one runs at a time: on one core the turn is handed on faster */
     (void)prctl(PR_SET_CHILD_SUBREAPER, 1);
+    (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
     run();
     const bool left = anyone();
     if (sim->verdict != SIM_RUNS || left) tell_waits();

@@ -150,6 +150,7 @@ struct sim_world {
     uint64_t flip_every;                                   /* one frame in so many has a bit flipped */
     uint64_t disk_ns_max, lose_sync_every, fail_disk_every; /* of hosts whose disk is so */
     uint32_t flip_port_first;
+    pid_t driver;
     int32_t running, task_end, process_end, bury; /* bury: of this process; -1 none */
     uint32_t bell;                                /* a futex: the driver is to look */
     uint32_t verdict;                             /* SIM_ENDED.. below */
