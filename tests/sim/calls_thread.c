@@ -47,7 +47,7 @@ __attribute__((constructor)) static void begin(void)
     for (int i = 1; i < world->task_end; i++)
         if (world->task[i].process == process && world->task[i].state != SIM_DEAD) sim_me = i;
     sim = world;
-    if (world->running != sim_me) sim_await_turn(); /* after exec the turn is still ours */
+    if (!world->task[sim_me].begun) sim_await_turn(); /* after exec the turn is still ours */
 }
 
 /* ---- threads ---- */

@@ -214,8 +214,10 @@ int sim_accept(struct sim_sock *door, int *conn)
 /* When the connecting side learns how its connect has ended. */
 static uint64_t up_at(const struct sim_conn *conn, int side)
 {
-    if (conn->local || side == 1 || conn->up_ns == 0) return 0;
-    return sim->line[conn->host[0]][conn->host[1]].cut ? SIM_NEVER : seen_at(conn, 0, conn->up_ns);
+    if (conn->local || side == 1 || conn->up) return 0;
+    const uint64_t at = sim->line[conn->host[0]][conn->host[1]].cut ? SIM_NEVER : seen_at(conn, 0, conn->up_ns);
+    if (at <= sim->now_ns) sim->conn[conn - sim->conn].up = true; /* for good, whatever happens to the line */
+    return at;
 }
 
 static void note(uint64_t at_ns, uint64_t *next_ns)

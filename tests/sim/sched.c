@@ -177,6 +177,7 @@ void sim_await_turn(void)
             sim_kernel(SYS_exit_group, 99, 0, 0, 0, 0, 0); /* the world has ended without us */
     }
     __atomic_store_n(&task->turn, 0, __ATOMIC_RELAXED);
+    task->begun = true;
 }
 
 bool sim_sleep(enum sim_why why, uint64_t key, uint64_t until_ns)

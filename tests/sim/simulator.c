@@ -148,6 +148,7 @@ static void become(const struct program *p)
 {
     const int null = open("/dev/null", O_RDONLY), log = open(p->log, O_WRONLY | O_CREAT | O_APPEND, 0600);
     char path[128];
+    sim->process[p->process].pid = getpid(); /* before it looks for itself */
     if (null == -1 || log == -1 || dup2(null, 0) == -1 || dup2(log, 1) == -1 || dup2(log, 2) == -1) _exit(125);
     (void)close_range(3, ~0U, 0);
     setenv("LD_PRELOAD", library, 1);

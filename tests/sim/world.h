@@ -78,7 +78,7 @@ struct sim_task {
     uint32_t turn; /* a futex: 1, it is this task's */
     uint32_t state;
     int32_t process;
-    bool woken, kernel; /* kernel: it waits for descriptors of the kernel, too */
+    bool begun, woken, kernel; /* begun: it has had a turn (exec goes on in it); kernel: it waits for descriptors of the kernel, too */
     uint32_t why;
     uint64_t wake_ns, key; /* key: the address of a futex or mutex, a thread's number */
     char name[16];
@@ -112,8 +112,8 @@ struct sim_conn {
     bool local;                                 /* a socketpair */
     int32_t host[2];
     uint16_t port[2];
-    uint64_t up_ns; /* the connecting side knows that it stands */
-    bool refused;
+    uint64_t up_ns; /* when the connecting side learns that it stands */
+    bool up, refused;
     struct sim_half half[2]; /* half[s]: what side s reads */
 };
 
