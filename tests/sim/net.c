@@ -295,6 +295,15 @@ static void flip(const struct sim_conn *conn, int to_side, uint32_t from, size_t
     sim_record(SIM_EVENT_FAULT, (uint64_t)(conn - sim->conn), bit);
 }
 
+/* The other end is closed: it answers with a reset, when it has heard. */
+static ssize_t send_to_nobody(const struct sim_conn *conn, int side, size_t count)
+{
+    struct sim_half *mine = &sim->conn[conn - sim->conn].half[side];
+    if (mine->reset_ns == SIM_NEVER) mine->reset_ns = sim->now_ns + 2 * line_of(conn, side)->latency_ns;
+    sim_wake_set(mine->readers);
+    return (ssize_t)count;
+}
+
 /* Bytes taken, or -errno. */
 ssize_t sim_send(struct sim_sock *sock, const uint8_t *bytes, size_t count)
 {
@@ -304,7 +313,8 @@ ssize_t sim_send(struct sim_sock *sock, const uint8_t *bytes, size_t count)
     struct sim_half *half = &conn->half[to];
     if (up_at(conn, sock->side) > sim->now_ns) return -EAGAIN;
     if (conn->refused || seen_at(conn, sock->side, conn->half[sock->side].reset_ns) <= sim->now_ns) return -ECONNRESET;
-    if (conn->sent_fin[sock->side] || !conn->open[to]) return -EPIPE;
+    if (conn->sent_fin[sock->side] || (conn->local && !conn->open[to])) return -EPIPE;
+    if (!conn->open[to]) return send_to_nobody(conn, sock->side, count);
     const size_t room = SIM_RING - half->used, takes = count < room ? count : room;
     if (takes == 0 || half->count == SIM_SEGMENTS) return -EAGAIN;
     const uint32_t begin = (half->head + half->used) % SIM_RING, front = SIM_RING - begin;
@@ -331,7 +341,6 @@ ssize_t sim_receive(struct sim_sock *sock, uint8_t *bytes, size_t count, bool pe
     uint32_t head = half->head, first = half->first, left = half->count;
     if (up_at(conn, sock->side) > sim->now_ns) return -EAGAIN;
     if (conn->refused) return -ECONNREFUSED;
-    if (seen_at(conn, sock->side, half->reset_ns) <= sim->now_ns) return -ECONNRESET;
     while (left > 0 && given < count && seen_at(conn, sock->side, half->segment[first].at_ns) <= sim->now_ns) {
         struct sim_segment *segment = &half->segment[first];
         const size_t some = segment->bytes < count - given ? segment->bytes : count - given, front = SIM_RING - head;
@@ -356,6 +365,7 @@ ssize_t sim_receive(struct sim_sock *sock, uint8_t *bytes, size_t count, bool pe
         sim_wake_set(half->writers);
     }
     if (given > 0 || count == 0) return (ssize_t)given;
+    if (seen_at(conn, sock->side, half->reset_ns) <= sim->now_ns) return -ECONNRESET; /* behind what had come before */
     return half->count == 0 && seen_at(conn, sock->side, half->fin_ns) <= sim->now_ns ? 0 : -EAGAIN;
 }
 
