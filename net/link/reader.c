@@ -193,7 +193,12 @@ static uint8_t *slot_at(const struct aq_reader *reader, uint32_t slot)
 static enum aq_status take_header(struct aq_reader *reader)
 {
     struct aq_header h;
-    AQ_TRY(aq_header_decode(reader->stage + reader->begin, &h, reader->text));
+    const enum aq_status status = aq_header_decode(reader->stage + reader->begin, &h, reader->text);
+    if (status == AQ_MISMATCH) { /* the peer's HELLO was of this version: these are not the bytes that it sent */
+        snprintf(reader->text, sizeof reader->text, "a header arrived broken: of another version than its HELLO");
+        return AQ_CORRUPT;
+    }
+    AQ_TRY(status);
     AQ_TRY(check_identity(reader, &h));
     AQ_TRY(check_order(reader, &h));
     AQ_TRY(check_body(reader, &h));

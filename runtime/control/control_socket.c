@@ -180,9 +180,10 @@ static enum aq_status greet(struct aq_control *control, const char *address, con
     if (status == AQ_OK) status = aq_token_proof(token, "daemon", theirs, nonce, wanted);
     json_decref(message);
     AQ_TRY(status);
-    AQ_TRY(
+    status =
         aq_control_send(control, json_pack("{s:s, s:i, s:s, s:s, s:s}", "op", "hello", "protocol", AQ_CONTROL_PROTOCOL,
-                                           "version", AQ_VERSION, "nonce", nonce, "proof", proof)));
+                                           "version", AQ_VERSION, "nonce", nonce, "proof", proof));
+    if (status != AQ_CLOSED) AQ_TRY(status); /* a daemon that has hung up may have said why; if not, that is said */
     AQ_TRY(expect(control, address, "welcome", deadline_ns, &message));
     status = aq_control_get_text(message, "proof", &got);
     if (status == AQ_OK && !aq_token_proves(wanted, got))

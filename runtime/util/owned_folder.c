@@ -96,6 +96,12 @@ static bool is_daemon_name(const char *name)
     return strcmp(name, "logs") == 0 || strcmp(name, "cache") == 0 || strcmp(name, "checkpoint") == 0;
 }
 
+/* A disk's own root has lost+found; a claim that was killed has left its marker aside. Neither makes a folder anybody's. */
+static bool is_nobodys(const char *name)
+{
+    return strcmp(name, "lost+found") == 0 || strcmp(name, AQ_OWNED_MARKER ".new") == 0;
+}
+
 /* ---- listing ---- */
 
 static enum aq_status list_open(const char *folder, const char *name, DIR **out)
@@ -140,7 +146,7 @@ static enum aq_status first_foreign(const char *path, bool (*ours)(const char *n
     *count = 0;
     AQ_TRY(list_open(path, "", &list));
     while ((name = list_next(list))) {
-        if (strcmp(name, "lost+found") == 0) continue; /* of a disk's own root */
+        if (is_nobodys(name)) continue;
         ++*count;
         if (!*out && !(ours && ours(name))) printable(name, out);
     }
@@ -268,7 +274,7 @@ static bool steps_prove(const char *path, const struct aq_owner *owner)
     while (foreign == 0 && (name = list_next(list))) {
         if (is_step(name))
             step_count(path, name, owner, &own, &foreign);
-        else if (strcmp(name, "lost+found") != 0 && strncmp(name, "complete", 8) != 0 && !is_frozen_name(name))
+        else if (!is_nobodys(name) && strncmp(name, "complete", 8) != 0 && !is_frozen_name(name))
             foreign++;
     }
     closedir(list);

@@ -278,6 +278,12 @@ static void test_header_magic_flipped_is_proto(void **state)
     (void)state;
     broken("fault+tcp", "flip_after=5481", AQ_PROTO, "another protocol");
 }
+static void test_header_version_flipped_is_corrupt(void **state)
+{
+    (void)state;
+    broken("fault+tcp", "flip_after=5484", AQ_CORRUPT, "of another version than its HELLO");
+    broken("fault+tcp", "flip_after=5485", AQ_CORRUPT, "of another version than its HELLO");
+}
 static void test_stream_cut_is_io(void **state)
 {
     (void)state;
@@ -754,6 +760,7 @@ int main(void)
         TEST(test_body_bit_flipped_is_corrupt),
         TEST(test_header_bit_flipped_is_corrupt),
         TEST(test_header_magic_flipped_is_proto),
+        TEST(test_header_version_flipped_is_corrupt),
         TEST(test_stream_cut_is_io),
         TEST(test_half_open_connection_is_timeout),
         TEST(test_random_faults_never_deliver_wrong_bytes),

@@ -6,13 +6,16 @@
 #include <net/if.h>
 #include <netdb.h>
 #include <netinet/in.h>
+#include <poll.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -160,6 +163,42 @@ static void test_nobody_talks_to_a_daemon_elsewhere_without_keys(void **state)
     close(door);
 }
 
+/* A daemon that says its hello and resets the connection, so that nothing can be answered: the cause has words all the same. */
+static void test_a_daemon_that_hangs_up_in_the_greeting_is_named(void **state)
+{
+    (void)state;
+    enum { TIMES = 30 };
+    static const char hello[] = "{\"event\":\"hello\",\"protocol\":%d,\"version\":\"1\",\"nonce\":\"%s\"}\n";
+    const struct linger at_once = {.l_onoff = 1};
+    char line[256], nonce[AQ_NONCE_CHARS + 1], address[64];
+    int door;
+    uint16_t port;
+    assert_int_equal(aq_token_nonce(nonce), AQ_OK);
+    const int count = snprintf(line, sizeof line, hello, AQ_CONTROL_PROTOCOL, nonce);
+    assert_int_equal(aq_control_listen("127.0.0.1:0", false, &door, &port), AQ_OK);
+    snprintf(address, sizeof address, "127.0.0.1:%u", port);
+    const pid_t pid = fork();
+    for (int i = 0; pid == 0 && i < TIMES; i++) {
+        struct pollfd knock = {.fd = door, .events = POLLIN};
+        (void)poll(&knock, 1, 60000);
+        const int fd = accept(door, NULL, NULL);
+        const bool said = send(fd, line, (size_t)count, MSG_NOSIGNAL) == count;
+        (void)setsockopt(fd, SOL_SOCKET, SO_LINGER, &at_once, sizeof at_once);
+        close(fd);
+        if (!said || i == TIMES - 1) _exit(!said);
+    }
+    for (int i = 0; i < TIMES; i++) {
+        struct aq_control *control;
+        aq_error_clear();
+        assert_int_equal(aq_control_greet(address, &token, aq_clock_after(60000000000u), &control), AQ_CLOSED);
+        assert_non_null(strstr(aq_error_text(), "closed the connection in the greeting"));
+    }
+    close(door);
+    int how;
+    assert_int_equal(waitpid(pid, &how, 0), pid);
+    assert_int_equal(how, 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -169,6 +208,7 @@ int main(void)
         cmocka_unit_test(test_token_file_is_private_and_long_enough),
         cmocka_unit_test(test_number_below_zero_is_none),
         cmocka_unit_test(test_nobody_talks_to_a_daemon_elsewhere_without_keys),
+        cmocka_unit_test(test_a_daemon_that_hangs_up_in_the_greeting_is_named),
     };
     aq_log_sink(quiet, NULL);
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -88,6 +88,21 @@ static void test_a_folder_is_ours_when_it_was_made_or_empty(void **state)
     assert_int_equal(aq_owned_look(in("empty"), AQ_OWNED_CACHE, &ours, &is), AQ_OK);
     assert_int_equal(is, AQ_OWNED_EMPTY);
     assert_int_equal(aq_owned_claim(in("empty"), AQ_OWNED_CACHE, AQ_OWNED_MAKE_NONE, &ours), AQ_OK);
+    /* Whoever was killed in the middle of its claim has left the marker aside, whole or not. */
+    static const char *const killed[] = {"killed-run", "killed-checkpoint", "killed-cache"}; /* by kind */
+    for (enum aq_owned_kind kind = AQ_OWNED_RUN; kind <= AQ_OWNED_CACHE; kind++) {
+        struct aq_owner owner = {.job = "demo"};
+        char name[64];
+        assert_int_equal(mkdir(in(killed[kind]), 0700), 0);
+        snprintf(name, sizeof name, "%s/" AQ_OWNED_MARKER ".new", killed[kind]);
+        put(name, "{\"form");
+        assert_int_equal(aq_owned_look(in(killed[kind]), kind, &ours, &is), AQ_OK);
+        assert_int_equal(is, AQ_OWNED_EMPTY);
+        if (kind == AQ_OWNED_RUN)
+            assert_int_equal(aq_owned_claim_run(in(killed[kind]), AQ_OWNED_MAKE_ALL, &owner, NULL), AQ_OK);
+        else
+            assert_int_equal(aq_owned_claim(in(killed[kind]), kind, AQ_OWNED_MAKE_ALL, &ours), AQ_OK);
+    }
     /* Another run of the very same job, and another kind of folder, are named and refused. */
     assert_int_equal(aq_owned_claim(in("a/b"), AQ_OWNED_CHECKPOINT, AQ_OWNED_MAKE_ALL, &theirs), AQ_REFUSED);
     assert_true(captured_has("'demo'"));
