@@ -17,6 +17,7 @@ struct aq_split_gate {
     const char *run, *checkpoint, *cache; /* its folders, absolute                           */
     const char *manifest;                 /* its own, as it planned it                       */
     const char *begin;                    /* the folder of the weights that this turn begins with; NULL: none */
+    uint32_t ends;                        /* stages that it has                              */
     uint64_t plan_hash;                   /* of it                                           */
 };
 
