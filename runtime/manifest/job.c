@@ -118,7 +118,8 @@ uint32_t aq_job_links(const struct aq_job *job)
 
 bool aq_job_at_client(const struct aq_job *job, uint32_t rank)
 {
-    return job->split.client && (rank == 0 || rank + 1 == job->pipeline.stage_count);
+    const bool last = rank + 1 == job->pipeline.stage_count && job->split.labels == AQ_SPLIT_LABELS_CLIENT;
+    return job->split.client && (rank == 0 || last);
 }
 
 bool aq_job_sealed(const struct aq_job *job)

@@ -216,6 +216,11 @@ enum aq_split_mode { AQ_SPLIT_RELAY = 0, AQ_SPLIT_FED1, AQ_SPLIT_FED2 };
 /* Whose the running statistics of batch norms are. */
 enum aq_split_statistics { AQ_SPLIT_AVERAGED = 0, AQ_SPLIT_LOCAL, AQ_SPLIT_GROUP };
 
+/*
+ * Who has the labels, and with them the last stage: a server's reads a data set of labels alone (stages/labels.h).
+ */
+enum aq_split_labels { AQ_SPLIT_LABELS_CLIENT = 0, AQ_SPLIT_LABELS_SERVER };
+
 /* What leaves a client at the cuts (docs/PRIVACY.md); a noise is a multiple of its clip; 0: off. */
 struct aq_job_privacy {
     float clip, noise;                   /* of activations at the first cut, a sample at a time            */
@@ -231,6 +236,7 @@ struct aq_job_split {
     uint64_t wait_ns;
     enum aq_split_mode mode;
     enum aq_split_statistics statistics;
+    enum aq_split_labels labels;
     uint32_t parallel;          /* turns at once                                                          */
     float participation;        /* of the clients, in each round                                          */
     uint64_t round_deadline_ns; /* 0: none                                                                */

@@ -103,6 +103,8 @@ static const struct aq_key_name split_mode_names[] = {{"relay", AQ_SPLIT_RELAY},
                                                       {"splitfed1", AQ_SPLIT_FED1},
                                                       {"splitfed2", AQ_SPLIT_FED2},
                                                       {NULL, 0}};
+static const struct aq_key_name split_labels_names[] = {
+    {"client", AQ_SPLIT_LABELS_CLIENT}, {"server", AQ_SPLIT_LABELS_SERVER}, {NULL, 0}};
 static const struct aq_key_name split_statistics_names[] = {{"averaged", AQ_SPLIT_AVERAGED},
                                                             {"local", AQ_SPLIT_LOCAL},
                                                             {"group", AQ_SPLIT_GROUP},

@@ -635,27 +635,50 @@ static void check_privacy(struct aq_manifest *manifest)
                               s);
 }
 
-/* A turn is a pipeline of three stages, whose ends are one client's and dial. */
+/* With labels at the server they must be what a sample has, and no part of its input: one class. */
+static void check_labels(struct aq_manifest *manifest)
+{
+    const struct aq_job *job = &manifest->job;
+    struct aq_field fields[AQ_BATCH_FIELDS_MAX];
+    const uint32_t count = aq_dataset_fields(job->data.kind, job->train.T, fields);
+    bool has = false;
+    for (uint32_t i = 0; i < count; i++)
+        has |= strcmp(fields[i].name, "labels") == 0 && fields[i].type == AQ_FIELD_I32 && fields[i].count == 1;
+    if (!has)
+        aq_manifest_error(manifest, "split.labels",
+                          "server wants samples with one label each (data.kind: cifar10): what else is learnt from "
+                          "would be the inputs");
+    if (job->split.privacy.gradient_clip > 0)
+        aq_manifest_error(manifest, "split.privacy.gradient_clip",
+                          "is of what leaves a client at the second cut, and with split.labels: server there is none");
+}
+
+/* A turn is a pipeline of three stages, whose ends are one client's and dial; with labels at the server of two. */
 static void check_split(struct aq_manifest *manifest)
 {
     const struct aq_job *job = &manifest->job;
     const struct aq_job_stage *stages = job->pipeline.stages;
+    const bool labels = job->split.labels == AQ_SPLIT_LABELS_SERVER;
+    const uint32_t wanted = labels ? 2 : 3;
     if (job->split.clients == 0) {
         if (job->split.client) aq_manifest_error(manifest, "split.client", "is of a split job: say split.clients, too");
+        if (labels) aq_manifest_error(manifest, "split.labels", "is of a split job: say split.clients, too");
         return;
     }
-    if (job->pipeline.stage_count != 3 || job->pipeline.replicas != 1) {
+    if (labels) check_labels(manifest);
+    if (job->pipeline.stage_count != wanted || job->pipeline.replicas != 1) {
         aq_manifest_error(manifest, "split.clients",
-                          "wants pipeline.stages: 3 (a client's first, the server's, the client's last) and no "
-                          "replicas; here are %u stages and %u replicas",
+                          "wants pipeline.stages: %s and no replicas; here are %u stages and %u replicas",
+                          labels ? "2 (a client's first and the server's, which has the labels)"
+                                 : "3 (a client's first, the server's, the client's last)",
                           job->pipeline.stage_count, job->pipeline.replicas);
         return;
     }
-    if (!stages[0].dials || stages[1].dials || !stages[2].dials)
+    if (!stages[0].dials || stages[1].dials || (!labels && !stages[2].dials))
         aq_manifest_error(manifest, "split.clients",
-                          "wants `dials: true` in pipeline.stages 0 and 2, and not in 1: clients dial, the server "
-                          "listens");
-    for (uint32_t s = 0; s < 3; s++)
+                          "wants `dials: true` in pipeline.stages 0%s, and not in 1: clients dial, the server listens",
+                          labels ? "" : " and 2");
+    for (uint32_t s = 0; s < wanted; s++)
         if (stages[s].host) aq_manifest_error(manifest, "split.clients", "wants no host in pipeline.stages.%u", s);
     if (job->checkpoint.mirror || job->checkpoint.path || job->cache.path)
         aq_manifest_error(manifest, "split.clients",

@@ -72,7 +72,7 @@ static const char *const silent[] = {
     "data.pair_column", "data.label_column",     "data.labels",     "data.pack",        "data.pack_mask",
     "train.early_stop", "checkpoint.best",       "edges.guard",     "edges.bits",       "split.client",
     "split.rounds",     "split.epochs",          "split.privacy.",  "split.capture",
-    "split.statistics",  "data.augment.",
+    "split.statistics",  "split.labels",         "data.augment.",
 };
 
 static bool names(const char *const *list, size_t count, const char *name)

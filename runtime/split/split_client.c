@@ -22,6 +22,7 @@
 #include "split_gate.h"
 #include "split_job.h"
 #include "split_key.h"
+#include "split_labels.h"
 #include "split_part.h"
 #include "split_piece.h"
 #include "split_session.h"
@@ -56,7 +57,8 @@ struct client {
     struct aq_split_out out;
     uint32_t outs;
     bool sends;
-    uint64_t joined_ns; /* when it was with the server at last, or began to look for it */
+    uint32_t labels_due; /* files of labels that the server wants yet */
+    uint64_t joined_ns;  /* when it was with the server at last, or began to look for it */
     bool stopping, over;
     enum aq_split_end end;
 };
@@ -203,7 +205,7 @@ static enum aq_status on_turn(struct client *client, const json_t *line)
     if (mark == client->until) return AQ_OK; /* all is trained: it will ask for the ends */
     say(client, "round %" PRIu64 " of %" PRIu64 ": trains steps %" PRIu64 " to %" PRIu64, round, of, mark + 1,
         client->until);
-    client->awaited = adopt ? AQ_SPLIT_ENDS : 0;
+    client->awaited = adopt ? client->gate.ends : 0;
     return adopt ? AQ_OK : ready(client);
 }
 
@@ -216,7 +218,7 @@ static enum aq_status on_ends(struct client *client, const json_t *line)
     AQ_TRY(aq_control_get_u64(line, "offset", &offset));
     AQ_TRY(aq_control_get_u64(line, "of", &of));
     AQ_TRY(aq_control_get_text(line, "data", &data));
-    snprintf(name, sizeof name, "stage-%u.safetensors", aq_split_rank(AQ_SPLIT_ENDS - client->awaited));
+    snprintf(name, sizeof name, "stage-%u.safetensors", aq_split_rank(client->gate.ends - client->awaited));
     AQ_TRY(aq_run_path(client->begin, name, path));
     if (!client->in.buffer) AQ_TRY(aq_split_in_open(&client->in));
     AQ_TRY(aq_split_in_piece(&client->in, path, offset, data, &bytes));
@@ -285,6 +287,28 @@ static enum aq_status end_path(const struct client *client, uint32_t rank, char 
     return aq_checkpoint_path(client->begin, 0, rank, path);
 }
 
+/* The labels of its samples, before all else. */
+static enum aq_status send_labels(struct client *client)
+{
+    char path[AQ_RUN_PATH_BYTES], name[32];
+    while (client->labels_due > 0 && aq_control_waiting(client->server) < AQ_SPLIT_PIECE_BYTES) {
+        json_t *line;
+        bool last;
+        const uint32_t which = AQ_SPLIT_FILES - client->labels_due;
+        if (client->out.fd == -1) {
+            AQ_TRY(aq_split_labels_write(client->job.plan, which, client->begin));
+            snprintf(name, sizeof name, "labels-%s", aq_split_labels_name(which));
+            AQ_TRY(aq_run_path(client->begin, name, path));
+            AQ_TRY(aq_split_out_open(&client->out, path, "labels", which));
+        }
+        AQ_TRY(aq_split_out_line(&client->out, "op", &line, &last));
+        if (last) aq_split_out_close(&client->out);
+        if (last) client->labels_due--;
+        AQ_TRY(aq_control_send(client->server, line));
+    }
+    return AQ_OK;
+}
+
 static enum aq_status send_ends(struct client *client)
 {
     char path[AQ_RUN_PATH_BYTES];
@@ -293,11 +317,11 @@ static enum aq_status send_ends(struct client *client)
         bool last;
         if (client->out.fd == -1) {
             AQ_TRY(end_path(client, aq_split_rank(client->outs), path));
-            AQ_TRY(aq_split_out_open(&client->out, path, aq_split_rank(client->outs++)));
+            AQ_TRY(aq_split_out_open(&client->out, path, "ends", aq_split_rank(client->outs++)));
         }
         AQ_TRY(aq_split_out_line(&client->out, "op", &line, &last));
         if (last) aq_split_out_close(&client->out);
-        if (last && client->outs == AQ_SPLIT_ENDS) client->sends = false;
+        if (last && client->outs == client->gate.ends) client->sends = false;
         AQ_TRY(aq_control_send(client->server, line));
     }
     return AQ_OK;
@@ -341,7 +365,10 @@ static enum aq_status answer(struct client *client)
     AQ_TRY(aq_control_receive(client->server, aq_clock_after(CONNECT_S * second_ns), &line));
     enum aq_status status = AQ_OK;
     if (aq_control_is(line, "event", "joined")) {
-        say(client, "%s has joined, at %s", client->config->id, client->job.job->split.server);
+        const bool labels = client->job.job->split.labels == AQ_SPLIT_LABELS_SERVER;
+        say(client, "%s has joined, at %s%s", client->config->id, client->job.job->split.server,
+            labels ? "; it sends the labels of its samples there (split.labels: server)" : "");
+        client->labels_due = labels ? AQ_SPLIT_FILES : 0;
     } else {
         const char *manifest = aq_control_text_or(line, "manifest", NULL);
         if (manifest) say_differences(client, manifest);
@@ -440,6 +467,7 @@ static enum aq_status stay(struct client *client)
         AQ_TRY(aq_control_check(client->server));
         AQ_TRY(pump_server(client));
         AQ_TRY(pump_daemon(client));
+        AQ_TRY(send_labels(client));
         AQ_TRY(send_ends(client));
     }
     return AQ_OK;
@@ -531,6 +559,7 @@ static enum aq_status open_all(struct client *client)
                                           .cache = client->cache,
                                           .manifest = client->manifest,
                                           .seal = client->seal[0] ? client->seal : NULL,
+                                          .ends = client->job.plan->stage_count - 1,
                                           .plan_hash = aq_plan_hash(client->job.plan)};
     return AQ_OK;
 }

@@ -25,11 +25,11 @@ static enum aq_status its_plan(const struct aq_split_gate *gate, const json_t *l
     return hash == gate->plan_hash ? AQ_OK : aq_fail(AQ_PROTO, AREA, "the server begins a turn of another plan");
 }
 
-static enum aq_status its_rank(const json_t *line)
+static enum aq_status its_rank(const struct aq_split_gate *gate, const json_t *line)
 {
     uint32_t rank;
     AQ_TRY(aq_control_get_u32(line, "rank", &rank));
-    return rank == aq_split_rank(0) || rank == aq_split_rank(1)
+    return rank == aq_split_rank(0) || rank == aq_split_rank(gate->ends - 1)
                ? AQ_OK
                : aq_fail(AQ_PROTO, AREA, "the server speaks to stage %u, which is not here", rank);
 }
@@ -42,7 +42,7 @@ enum aq_status aq_split_pass(const struct aq_split_gate *gate, json_t *line)
     for (size_t i = 0; i < sizeof plain / sizeof *plain; i++)
         if (strcmp(op, plain[i]) == 0) return AQ_OK;
     for (size_t i = 0; i < sizeof of_rank / sizeof *of_rank; i++)
-        if (strcmp(op, of_rank[i]) == 0) return its_rank(line);
+        if (strcmp(op, of_rank[i]) == 0) return its_rank(gate, line);
     const bool open = strcmp(op, "open") == 0;
     if (!open && strcmp(op, "start") != 0)
         return aq_fail(AQ_PROTO, AREA, "the server says '%.32s', which is nothing of a turn", op);
@@ -53,7 +53,7 @@ enum aq_status aq_split_pass(const struct aq_split_gate *gate, json_t *line)
         put(line, "cache", json_is_string(json_object_get(line, "cache")) ? gate->cache : NULL);
         return AQ_OK;
     }
-    AQ_TRY(its_rank(line));
+    AQ_TRY(its_rank(gate, line));
     put(line, "manifest", gate->manifest);
     put(line, "adopt", gate->begin);
     put(line, "seal", aq_control_u64_or(line, "rank", UINT64_MAX) == aq_split_rank(0) ? gate->seal : NULL);

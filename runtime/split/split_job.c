@@ -4,7 +4,9 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "run_folder.h"
 #include "runtime_text.h"
+#include "split_labels.h"
 
 enum { SETS_MAX = 280, SETS_OWN = 16 };
 
@@ -37,9 +39,14 @@ static void add_number(struct sets *sets, const char *key, uint64_t value)
     sets->of[sets->count++] = aq_text_of(text);
 }
 
-static void add_facts(struct sets *sets, const struct aq_job_facts *facts)
+/* Of the data a server has nothing, or labels (split_labels.h). */
+static void add_facts(struct sets *sets, const struct aq_job_facts *facts, const char *labels)
 {
-    add_text(sets, "data.train", "at-the-client");
+    char path[2][AQ_RUN_PATH_BYTES];
+    for (uint32_t i = 0; i < 2; i++)
+        snprintf(path[i], sizeof path[i], "%s/%s", labels ? labels : "", aq_split_labels_name(i));
+    add_text(sets, "data.train", labels ? path[0] : "at-the-client");
+    if (labels && facts->heldout_samples > 0) add_text(sets, "data.heldout", path[1]);
     add_number(sets, "facts.vocabulary", facts->vocabulary);
     add_number(sets, "facts.labels", facts->labels);
     add_number(sets, "facts.train_samples", facts->train_samples);
@@ -69,7 +76,7 @@ static enum aq_status load(const struct aq_split_asked *asked, uint64_t epochs, 
     }
     if (asked->data) add_text(&sets, "data.train", asked->data);
     if (asked->heldout) add_text(&sets, "data.heldout", asked->heldout);
-    if (asked->facts) add_facts(&sets, asked->facts);
+    if (asked->facts) add_facts(&sets, asked->facts, asked->labels);
     enum aq_status status = texts_status(&sets);
     if (status == AQ_OK) status = aq_job_load(asked->manifest, sets.of, sets.count, out);
     for (uint32_t i = 0; i < sets.own; i++)

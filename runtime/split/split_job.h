@@ -22,6 +22,7 @@ struct aq_split_asked {
     const char *client;               /* NULL: the job that is everybody's, without a plan                */
     const char *run;                  /* output.path of it                                                */
     const char *data, *heldout;       /* of a client: its files; NULL: as the manifest has them           */
+    const char *labels;               /* of a server that has them: the folder of this client's; or NULL  */
     const struct aq_job_facts *facts; /* of a server: what the client told; NULL: the data is read        */
 };
 

@@ -50,7 +50,7 @@ enum aq_status aq_split_part_open(const struct aq_plan *plan, uint32_t rank, con
     part->checkpoint = (struct aq_checkpoint){.folder = folder,
                                               .run = {.plan_hash = aq_plan_hash(plan),
                                                       .job_digest = plan->job_digest,
-                                                      .stages = AQ_SPLIT_STAGES,
+                                                      .stages = plan->stage_count,
                                                       .replicas = 1},
                                               .rank = rank,
                                               .device = part->device,

@@ -18,10 +18,10 @@ enum {
 
 static const char *const AREA = "split";
 
-enum aq_status aq_split_out_open(struct aq_split_out *out, const char *path, uint32_t rank)
+enum aq_status aq_split_out_open(struct aq_split_out *out, const char *path, const char *word, uint32_t rank)
 {
     struct stat about;
-    *out = (struct aq_split_out){.fd = -1, .rank = rank};
+    *out = (struct aq_split_out){.fd = -1, .rank = rank, .word = word};
     int fd;
     AQ_TRY(aq_file_open(NULL, path, AQ_FILE_READ, &fd));
     if (fstat(fd, &about) != 0 || about.st_size <= 0) {
@@ -42,10 +42,10 @@ enum aq_status aq_split_out_line(struct aq_split_out *out, const char *key, json
     const ssize_t got = aq_read_all(out->fd, plain, (size_t)take);
     enum aq_status status = AQ_OK;
     if (got != (ssize_t)take) {
-        status = aq_fail(AQ_IO, AREA, "the file of stage %u became shorter while it was sent", out->rank);
+        status = aq_fail(AQ_IO, AREA, "file %u of its %s became shorter while it was sent", out->rank, out->word);
     } else {
         EVP_EncodeBlock(text, plain, (int)take);
-        *line = json_pack("{s:s, s:I, s:I, s:I, s:s}", key, "ends", "rank", (json_int_t)out->rank, "offset",
+        *line = json_pack("{s:s, s:I, s:I, s:I, s:s}", key, out->word, "rank", (json_int_t)out->rank, "offset",
                           (json_int_t)out->at, "of", (json_int_t)out->of, "data", (const char *)text);
         if (!*line) status = aq_fail(AQ_NOMEM, AREA, "no memory for a piece of a file");
         out->at += take;

@@ -1,7 +1,7 @@
 /*
  * split_piece.h -- a file in lines of the control channel: pieces of 1 MiB in base64, in order, and a file again.
  *
- *     {"<key>":"ends","rank":r,"offset":o,"of":bytes,"data":base64}
+ *     {"<key>":"ends" or "labels","rank":r,"offset":o,"of":bytes,"data":base64}
  *
  * Locking: one object, one thread.
  */
@@ -19,10 +19,11 @@ struct aq_split_out {
     int fd; /* -1: none is open */
     uint32_t rank;
     uint64_t at, of;
+    const char *word; /* what the line says that it is */
 };
 
 /* AQ_NOTFOUND, AQ_IO. */
-enum aq_status aq_split_out_open(struct aq_split_out *out, const char *path, uint32_t rank);
+enum aq_status aq_split_out_open(struct aq_split_out *out, const char *path, const char *word, uint32_t rank);
 /* The next line of it, a new reference; `key` is "op" or "event". *last: there is no other. AQ_IO: the file changed. */
 enum aq_status aq_split_out_line(struct aq_split_out *out, const char *key, json_t **line, bool *last);
 void aq_split_out_close(struct aq_split_out *out);

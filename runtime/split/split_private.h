@@ -129,7 +129,8 @@ enum aq_status report_leave(const struct server *server);
 enum aq_status model_leave(const struct server *server);
 
 /* split_turn.c. */
-void turn_due(struct server *server, struct site *site); /* its turn has come: offer it, wait for it */
+void turn_greet(struct server *server, struct site *site); /* it has joined: it waits, or owes its labels */
+void turn_due(struct server *server, struct site *site);   /* its turn has come: offer it, wait for it */
 /* It is nothing: the weights are those of before it. */
 void turn_miss(struct server *server, struct site *site, const char *why);
 /* A line to its client; one that takes nothing is gone. Takes the reference. */

@@ -94,8 +94,9 @@ static json_t *make(const struct server *server)
     const uint32_t rounds = server->job->split.rounds;
     const uint32_t had = server->round == 0 ? 0 : server->round - 1;
     const bool any = all.targets > 0;
-    return json_pack("{s:s, s:s, s:o, s:I, s:I, s:I, s:f, s:o, s:o, s:o, s:o}", "job", server->job->name, "mode",
-                     state_mode(server), "statistics", statistics_line(server), "rounds",
+    return json_pack("{s:s, s:s, s:o, s:s, s:I, s:I, s:I, s:f, s:o, s:o, s:o, s:o}", "job", server->job->name, "mode",
+                     state_mode(server), "statistics", statistics_line(server), "labels",
+                     server->job->split.labels == AQ_SPLIT_LABELS_SERVER ? "server" : "client", "rounds",
                      (json_int_t)(had < rounds ? had : rounds), "rounds_planned", (json_int_t)rounds, "epochs_a_turn",
                      (json_int_t)server->job->split.epochs, "sent_bytes", all.bytes, "loss",
                      aq_control_number(any ? all.loss / all.targets : NAN), "accuracy",

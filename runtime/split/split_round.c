@@ -130,9 +130,9 @@ static uint32_t kept(const struct server *server)
 static enum aq_status merge(const struct server *server, const struct aq_plan *plan)
 {
     const int to = server->weights == 0 ? 1 : 0;
-    for (uint32_t rank = 0; rank < AQ_SPLIT_STAGES; rank++) {
+    for (uint32_t rank = 0; rank < plan->stage_count; rank++) {
         char from[AQ_RUN_PATH_BYTES], path[AQ_RUN_PATH_BYTES];
-        if (server->job->split.mode == AQ_SPLIT_FED1 || rank != AQ_SPLIT_MIDDLE) {
+        if (server->job->split.mode == AQ_SPLIT_FED1 || rank != AQ_SPLIT_SERVERS) {
             AQ_TRY(weights_average(server, plan, rank, to));
             continue;
         }
@@ -148,7 +148,7 @@ static void forget(const struct server *server, const struct site *site)
 {
     char folder[AQ_RUN_PATH_BYTES], name[32];
     if (state_path(server, folder, "round/%s", site->name) != AQ_OK) return;
-    for (uint32_t rank = 0; rank < AQ_SPLIT_STAGES; rank++) {
+    for (uint32_t rank = 0; rank < server->job->pipeline.stage_count; rank++) {
         snprintf(name, sizeof name, "stage-%u.safetensors", rank);
         (void)aq_file_remove(folder, name);
     }

@@ -97,14 +97,18 @@ static void accept_all(struct server *server)
 /* What it trains with, planned here from what it says of its data. */
 static enum aq_status plan_for(struct server *server, struct site *site, const struct aq_split_join *join)
 {
-    char run[AQ_RUN_PATH_BYTES];
+    char run[AQ_RUN_PATH_BYTES], labels[AQ_RUN_PATH_BYTES];
     struct aq_split_job job = {0};
     AQ_TRY(state_path(server, run, "clients/%s", site->name));
+    AQ_TRY(state_path(server, labels, "labels/%s", site->name));
+    const bool has = server->job->split.labels == AQ_SPLIT_LABELS_SERVER;
+    if (has) AQ_TRY(aq_run_make_folder(labels));
     const struct aq_split_asked asked = {.manifest = server->config->manifest,
                                          .sets = server->config->sets,
                                          .set_count = server->config->set_count,
                                          .client = site->name,
                                          .run = run,
+                                         .labels = has ? labels : NULL,
                                          .facts = &join->facts};
     AQ_TRY(aq_split_job_open(&asked, &job));
     aq_split_job_close(&site->job);
@@ -143,10 +147,9 @@ static void welcome(struct server *server, struct newcomer *newcomer, struct sit
     memcpy(site->peer, newcomer->peer, sizeof site->peer);
     aq_control_limit(site->control, AQ_CONTROL_LINE_BYTES_MAX);
     aq_control_queue(site->control, SPLIT_QUEUE_BYTES);
-    aq_split_session_init(&site->session, site->name, samples_max);
-    aq_split_session_go(&site->session, AQ_SPLIT_IDLE);
+    aq_split_session_init(&site->session, site->name, samples_max, server->job->pipeline.stage_count - 1);
     site->offered = false;
-    site->deadline_ns = AQ_NEVER;
+    turn_greet(server, site);
     server_say(server, "%s (%s) has joined, with %" PRIu64 " samples", site->name, site->peer,
                site->join.facts.train_samples);
     const enum aq_status status = aq_control_send(site->control, json_pack("{s:s, s:I, s:I}", "event", "joined",
@@ -165,7 +168,7 @@ static void first_line(struct server *server, struct newcomer *newcomer, const j
         newcomer_close(newcomer);
         return;
     }
-    aq_split_session_init(&session, peer->host, samples_max);
+    aq_split_session_init(&session, peer->host, samples_max, AQ_SPLIT_ENDS);
     if (aq_split_hear(&session, line, &act) != AQ_OK || act != AQ_SPLIT_JOIN) {
         refuse(server, newcomer, peer->host, session.why[0] ? session.why : "leaves before it has joined", NULL);
         return;

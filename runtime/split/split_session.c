@@ -9,9 +9,9 @@
 #include "control_socket.h"
 #include "runtime_text.h"
 
-void aq_split_session_init(struct aq_split_session *s, const char *name, uint64_t samples_max)
+void aq_split_session_init(struct aq_split_session *s, const char *name, uint64_t samples_max, uint32_t ends)
 {
-    *s = (struct aq_split_session){.name = name, .samples_max = samples_max};
+    *s = (struct aq_split_session){.name = name, .samples_max = samples_max, .ends = ends};
 }
 
 void aq_split_session_go(struct aq_split_session *s, enum aq_split_state state)
@@ -99,7 +99,7 @@ static enum aq_status hear_event(struct aq_split_session *s, const json_t *line,
     const json_t *has = json_object_get(line, "rank");
     const char *event = aq_control_text_or(line, "event", "");
     if (++s->lines > AQ_SPLIT_TURN_LINES) return wrong(s, "says more than %d lines in a turn", AQ_SPLIT_TURN_LINES);
-    if (has && (!number(line, "rank", 2, &rank) || (rank != aq_split_rank(0) && rank != aq_split_rank(1))))
+    if (has && (!number(line, "rank", 2, &rank) || (rank != aq_split_rank(0) && rank != aq_split_rank(s->ends - 1))))
         return wrong(s, "speaks for a stage that is not its own");
     static const char *const its_own[] = {"opened", "refused", "beat"}; /* a daemon's word for itself */
     bool known = has != NULL;
@@ -129,6 +129,23 @@ static enum aq_status hear_ends(struct aq_split_session *s, const json_t *line, 
     return AQ_OK;
 }
 
+/* The labels of its samples: as many as it said that it has. */
+static enum aq_status hear_labels(struct aq_split_session *s, const json_t *line, enum aq_split_act *act)
+{
+    uint64_t rank, offset, of;
+    const uint64_t due = s->bytes_max[s->end];
+    const char *data = json_string_value(json_object_get(line, "data"));
+    if (!number(line, "rank", 1, &rank) || rank != s->end || !number(line, "of", UINT32_MAX, &of) || of != due || !data)
+        return wrong(s, "sends labels that are not those of its %s samples: %llu bytes are due",
+                     s->end ? "held-out" : "training", (unsigned long long)due);
+    if (!number(line, "offset", due, &offset) || offset != s->at)
+        return wrong(s, "sends its labels out of order: byte %llu is due", (unsigned long long)s->at);
+    s->of = of;
+    s->piece = (struct aq_split_piece){.end = s->end, .offset = offset, .of = of, .data = data};
+    *act = AQ_SPLIT_LABEL;
+    return AQ_OK;
+}
+
 enum aq_status aq_split_took(struct aq_split_session *s, uint64_t bytes, bool *whole)
 {
     *whole = false;
@@ -139,7 +156,7 @@ enum aq_status aq_split_took(struct aq_split_session *s, uint64_t bytes, bool *w
     s->at += bytes;
     if (s->at < s->of) return AQ_OK;
     s->at = s->of = 0;
-    *whole = ++s->end == AQ_SPLIT_ENDS;
+    *whole = ++s->end == (s->state == AQ_SPLIT_LABELS ? AQ_SPLIT_FILES : s->ends);
     if (*whole) aq_split_session_go(s, AQ_SPLIT_IDLE);
     return AQ_OK;
 }
@@ -163,7 +180,8 @@ static const struct rule {
     {"op", "join", IN(JOINING), hear_join},
     {"op", "ready", IN(OFFERED), hear_ready},
     {"op", "ends", IN(CLOSING), hear_ends},
-    {"op", "leave", IN(JOINING) | IN(IDLE) | IN(OFFERED) | IN(TRAINING) | IN(CLOSING), hear_leave},
+    {"op", "labels", IN(LABELS), hear_labels},
+    {"op", "leave", IN(JOINING) | IN(LABELS) | IN(IDLE) | IN(OFFERED) | IN(TRAINING) | IN(CLOSING), hear_leave},
     {"event", NULL, IN(TRAINING), hear_event},
 };
 
@@ -176,8 +194,8 @@ static bool is_late(const struct aq_split_session *s, const json_t *line)
 
 enum aq_status aq_split_hear(struct aq_split_session *s, const json_t *line, enum aq_split_act *act)
 {
-    static const char *const states[AQ_SPLIT_STATES] = {"joins", "waits for its turn", "is offered a turn", "trains",
-                                                        "closes its turn"};
+    static const char *const states[AQ_SPLIT_STATES] = {"joins",  "waits for its turn", "is offered a turn",
+                                                        "trains", "closes its turn",    "sends its labels"};
     const char *word = NULL;
     *act = AQ_SPLIT_NOTHING;
     if (is_late(s, line)) return ++s->lines > AQ_CONTROL_VALUES_MAX ? wrong(s, "says too much after its turn") : AQ_OK;

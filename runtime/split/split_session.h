@@ -24,9 +24,9 @@
 
 enum {
     AQ_SPLIT_PROTOCOL = 1,
-    AQ_SPLIT_ENDS = 2, /* the stages of a client: its first and its last                       */
-    AQ_SPLIT_STAGES = 3,
-    AQ_SPLIT_MIDDLE = 1, /* the rank of the server's                                             */
+    AQ_SPLIT_ENDS = 2,    /* most stages of a client: its first and its last, or (labels at the server) its first     */
+    AQ_SPLIT_FILES = 2,   /* of labels: of training and held-out samples                          */
+    AQ_SPLIT_SERVERS = 1, /* the rank of the server's stage                                       */
     AQ_SPLIT_WHY_BYTES = 256,
     AQ_SPLIT_PIECE_BYTES = 1 << 20, /* of a file, in one line: 1.4 MB of base64                              */
     AQ_SPLIT_TEXT_BYTES = 400,      /* of a reason that the other end gives                                  */
@@ -39,6 +39,7 @@ enum aq_split_state {
     AQ_SPLIT_OFFERED,     /* it was offered a turn, and gets its ends ready */
     AQ_SPLIT_TRAINING,    /* its daemon's lines go to the turn's launcher   */
     AQ_SPLIT_CLOSING,     /* it sends the ends that it has trained          */
+    AQ_SPLIT_LABELS,      /* it sends the labels of its samples             */
     AQ_SPLIT_STATES
 };
 
@@ -49,6 +50,7 @@ enum aq_split_act {
     AQ_SPLIT_READY,   /* begin the turn                                 */
     AQ_SPLIT_FORWARD, /* the line goes to the turn's launcher           */
     AQ_SPLIT_PIECE,   /* session->piece is the next part of a file      */
+    AQ_SPLIT_LABEL,   /* the same, of a file of labels                  */
     AQ_SPLIT_LEAVE    /* it goes; session->why is its reason, printable */
 };
 
@@ -61,7 +63,7 @@ struct aq_split_join {
 
 /* A part of the file of one of its stages, as text yet: split_piece.h reads it. Borrowed from the line. */
 struct aq_split_piece {
-    uint32_t end; /* 0: its first stage, 1: its last */
+    uint32_t end; /* 0: its first stage, 1: its last; of labels 0: of training, 1: of held-out samples */
     uint64_t offset, of;
     const char *data;
 };
@@ -70,16 +72,17 @@ struct aq_split_session {
     enum aq_split_state state;
     const char *name;                  /* of its certificate, borrowed */
     uint64_t samples_max;              /* that a client may have       */
-    uint64_t bytes_max[AQ_SPLIT_ENDS]; /* of the files of its ends                        */
+    uint32_t ends;                     /* stages that it has           */
+    uint64_t bytes_max[AQ_SPLIT_ENDS]; /* of the files of its ends; of files of labels just so many */
     uint64_t lines;                    /* of this turn                 */
-    uint32_t end;                      /* CLOSING: the file under way  */
+    uint32_t end;                      /* CLOSING, LABELS: the file under way */
     uint64_t at, of;                   /* and how far it is            */
     struct aq_split_join join;
     struct aq_split_piece piece;
     char why[AQ_SPLIT_WHY_BYTES];
 };
 
-void aq_split_session_init(struct aq_split_session *session, const char *name, uint64_t samples_max);
+void aq_split_session_init(struct aq_split_session *session, const char *name, uint64_t samples_max, uint32_t ends);
 
 /* From here on it is in that state. */
 void aq_split_session_go(struct aq_split_session *session, enum aq_split_state state);

@@ -144,7 +144,7 @@ static enum aq_status same_mode(const struct server *server, const json_t *all, 
 
 enum aq_status state_load(struct server *server)
 {
-    static const char *const folders[] = {"weights/0", "weights/1", "round", "turns", "clients", "logs"};
+    static const char *const folders[] = {"weights/0", "weights/1", "round", "turns", "clients", "labels", "logs"};
     char path[AQ_RUN_PATH_BYTES], *text;
     size_t count;
     server->weights = SPLIT_WEIGHTS_NONE;

@@ -18,6 +18,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "split_labels.h"
 #include "split_private.h"
 
 static const uint64_t second_ns = 1000ULL * 1000 * 1000;
@@ -170,13 +171,13 @@ static enum aq_status next_out(struct server *server, struct site *site)
 {
     char path[AQ_RUN_PATH_BYTES];
     AQ_TRY(state_path(server, path, "weights/%d/stage-%u.safetensors", server->weights, aq_split_rank(site->outs)));
-    return aq_split_out_open(&site->out, path, aq_split_rank(site->outs++));
+    return aq_split_out_open(&site->out, path, "ends", aq_split_rank(site->outs++));
 }
 
 /* How large a file of a stage may be: its weights, as many again four times over for an optimizer, and its head. */
 static void bounds(struct site *site)
 {
-    for (uint32_t end = 0; end < AQ_SPLIT_ENDS; end++) {
+    for (uint32_t end = 0; end < site->session.ends; end++) {
         const struct aq_plan_stage *stage = &site->job.plan->stages[aq_split_rank(end)];
         site->session.bytes_max[end] = 5 * 4 * (stage->size.parameters + stage->size.buffers) + (4 << 20);
     }
@@ -405,6 +406,62 @@ static enum aq_status piece(struct server *server, struct site *site, bool *whol
     return *whole || site->session.end != before ? aq_split_in_done(&site->in, path) : AQ_OK;
 }
 
+/* A part of its labels; with the last one they are looked at. */
+static enum aq_status labels_piece(struct server *server, struct site *site, char why[AQ_SPLIT_TEXT_BYTES])
+{
+    char folder[AQ_RUN_PATH_BYTES], path[AQ_RUN_PATH_BYTES], name[32];
+    const struct aq_split_piece *piece = &site->session.piece;
+    const uint32_t before = site->session.end;
+    uint64_t bytes = 0;
+    bool whole = false;
+    snprintf(name, sizeof name, "%s.sent", aq_split_labels_name(piece->end));
+    AQ_TRY(state_path(server, folder, "labels/%s", site->name));
+    AQ_TRY(aq_run_path(folder, name, path));
+    if (!site->in.buffer) AQ_TRY(aq_split_in_open(&site->in));
+    AQ_TRY(aq_split_in_piece(&site->in, path, piece->offset, piece->data, &bytes));
+    AQ_TRY(aq_split_took(&site->session, bytes, &whole));
+    site->deadline_ns = answer_due(server);
+    if (whole || site->session.end != before) AQ_TRY(aq_split_in_done(&site->in, path));
+    if (!whole) return AQ_OK;
+    site->deadline_ns = AQ_NEVER;
+    aq_split_in_close(&site->in);
+    const enum aq_status status = aq_split_labels_take(site->job.plan, folder, why);
+    if (status == AQ_OK) server_say(server, "%s has sent the labels of its samples", site->name);
+    return status == AQ_MISMATCH || status == AQ_CORRUPT ? AQ_PROTO : status;
+}
+
+void turn_greet(struct server *server, struct site *site)
+{
+    const struct aq_job_facts *facts = &site->join.facts;
+    const bool labels = server->job->split.labels == AQ_SPLIT_LABELS_SERVER;
+    aq_split_session_go(&site->session, labels ? AQ_SPLIT_LABELS : AQ_SPLIT_IDLE);
+    site->session.bytes_max[0] = aq_split_labels_bytes(facts->train_samples);
+    site->session.bytes_max[1] = aq_split_labels_bytes(facts->heldout_samples);
+    site->deadline_ns = labels ? answer_due(server) : AQ_NEVER;
+}
+
+/* What it sends is refused: said to it, and it is gone. */
+static void refused(struct server *server, struct site *site, const char *text)
+{
+    (void)aq_control_send(site->control, json_pack("{s:s, s:s}", "event", "refused", "text", text));
+    (void)aq_control_flush(site->control, aq_clock_after(second_ns));
+    turn_away(server, site, text);
+}
+
+static void on_labels(struct server *server, struct site *site)
+{
+    char why[AQ_SPLIT_TEXT_BYTES] = "";
+    struct aq_error_hold hold;
+    aq_error_hold(&hold);
+    const enum aq_status status = labels_piece(server, site, why);
+    aq_error_release(&hold);
+    const char *text = why[0] ? why : site->session.why[0] ? site->session.why : hold.text;
+    if (status == AQ_PROTO)
+        refused(server, site, text);
+    else if (status != AQ_OK)
+        server_fails(server, hold.text);
+}
+
 void turn_line(struct server *server, struct site *site, const json_t *line)
 {
     enum aq_split_act act;
@@ -422,6 +479,8 @@ void turn_line(struct server *server, struct site *site, const json_t *line)
     } else if (act == AQ_SPLIT_FORWARD && site->launch) {
         if (aq_control_send(site->launch, json_incref((json_t *)(uintptr_t)line)) == AQ_TIMEOUT)
             again(server, site, "it says more than its launcher can read");
+    } else if (act == AQ_SPLIT_LABEL) {
+        on_labels(server, site);
     } else if (act == AQ_SPLIT_PIECE) {
         struct aq_error_hold hold;
         bool whole = false;
@@ -450,7 +509,7 @@ static void pump_files(struct server *server, struct site *site)
             return;
         }
         if (last) aq_split_out_close(&site->out);
-        if (last && site->outs == AQ_SPLIT_ENDS) site->sends = false;
+        if (last && site->outs == site->session.ends) site->sends = false;
         site->deadline_ns = answer_due(server);
         if (!turn_tell(server, site, line)) return;
     }
@@ -497,7 +556,8 @@ void turn_due(struct server *server, struct site *site)
         if (now > site->deadline_ns) turn_miss(server, site, site->why[0] ? site->why : "it is away");
         return;
     }
-    if (!site->offered) {
+    const bool owes = site->session.state == AQ_SPLIT_LABELS;
+    if (!site->offered && !owes) {
         offer(server, site);
         return;
     }

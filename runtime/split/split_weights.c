@@ -43,8 +43,8 @@ enum aq_status turn_check(const struct site *site, const char *ends, const char 
     struct aq_error_hold hold;
     enum aq_status status = AQ_OK;
     aq_error_hold(&hold);
-    for (uint32_t rank = 0; rank < AQ_SPLIT_STAGES && status == AQ_OK; rank++)
-        status = check_one(site->job.plan, rank, rank == AQ_SPLIT_MIDDLE ? middle : ends);
+    for (uint32_t rank = 0; rank < site->job.plan->stage_count && status == AQ_OK; rank++)
+        status = check_one(site->job.plan, rank, rank == AQ_SPLIT_SERVERS ? middle : ends);
     aq_error_release(&hold);
     if (status != AQ_OK) its_fault(hold.text, why);
     return status;
@@ -74,7 +74,7 @@ enum aq_status weights_begin(const struct server *server, const struct aq_plan *
 {
     char folder[AQ_RUN_PATH_BYTES];
     enum aq_status status = state_path(server, folder, "weights");
-    for (uint32_t rank = 0; rank < AQ_SPLIT_STAGES && status == AQ_OK; rank++) {
+    for (uint32_t rank = 0; rank < plan->stage_count && status == AQ_OK; rank++) {
         struct aq_split_part part;
         status = aq_split_part_open(plan, rank, folder, &part);
         if (status == AQ_OK) status = begin_one(&part, plan);

@@ -21,6 +21,7 @@
 #include "owned_folder.h"
 #include "pulse.h"
 #include "run_folder.h"
+#include "stages/labels.h"
 
 enum {
     START_SECONDS = 600,   /* from start to go: other stages may be loading                            */
@@ -284,10 +285,31 @@ static enum aq_status lengths_agree(const struct aq_worker *w, const struct aq_d
     return AQ_OK;
 }
 
+/* A server's last stage of a turn has labels and nothing else of its client's data. */
+static bool labels_alone(const struct aq_worker *w)
+{
+    return w->job->split.client && w->position + 1 == w->P && !aq_job_at_client(w->job, w->rank);
+}
+
+static enum aq_status labels_agree(const struct aq_worker *w, const struct aq_dataset *labels, bool heldout)
+{
+    const uint64_t want = heldout ? w->plan->facts.heldout_samples : w->plan->facts.train_samples;
+    if (aq_dataset_count(labels) == want && aq_dataset_outputs(labels) <= w->plan->model.vocabulary) return AQ_OK;
+    return aq_fail(AQ_MISMATCH, "worker",
+                   "there are %" PRIu64 " labels of up to %u classes: the job is of %" PRIu64 " samples and %u classes",
+                   aq_dataset_count(labels), aq_dataset_outputs(labels), want, w->plan->model.vocabulary);
+}
+
 static enum aq_status open_dataset(const struct aq_worker *w, bool heldout, struct aq_dataset **out)
 {
-    const struct aq_dataset_config config = aq_plan_dataset(w->job, heldout);
+    struct aq_dataset_config config = aq_plan_dataset(w->job, heldout);
+    const bool labels = labels_alone(w);
+    if (labels) { /* of the samples that the client has taken of its data */
+        config.kind = aq_labels_kind();
+        config.samples_max = config.skip = 0;
+    }
     AQ_TRY(aq_dataset_open(&config, out));
+    if (labels) return labels_agree(w, *out, heldout);
     const uint64_t want = heldout ? w->plan->facts.heldout_digest : w->plan->facts.train_digest;
     if (aq_dataset_digest(*out) == want) return lengths_agree(w, *out, heldout);
     return aq_fail(AQ_MISMATCH, "worker",
@@ -316,7 +338,8 @@ static enum aq_status open_data(struct aq_worker *w)
     struct aq_batch *batch = &w->batch;
     AQ_TRY(aq_sampler_open_shard(w->plan->facts.train_samples, w->plan->batch, w->job->train.seed,
                                  w->job->train.shuffle, w->replica, w->W, &w->sampler));
-    if (reads) batch->field_count = aq_dataset_fields(w->job->data.kind, T, batch->fields);
+    const char *kind = labels_alone(w) ? aq_labels_kind() : w->job->data.kind;
+    if (reads) batch->field_count = aq_dataset_fields(kind, T, batch->fields);
     struct aq_arena arena = {0};
     for (int pass = 0; pass < 2; pass++) {
         w->sample_ids = aq_arena_take(&arena, B * sizeof *w->sample_ids);

@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "dataset_kind.h"
+#include "stages/labels.h"
 
 #define AQ_DATASET(name) extern const struct aq_dataset_kind aq_dataset_##name;
 #include "stages/datasets.def"
@@ -12,6 +13,15 @@ static const struct aq_dataset_kind *const kinds[] = {
 #include "stages/datasets.def"
 };
 #undef AQ_DATASET
+
+const char *aq_labels_kind(void)
+{
+    for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++) {
+        struct aq_field fields[AQ_BATCH_FIELDS_MAX];
+        if (kinds[i]->fields(1, fields) == 1 && strcmp(fields[0].name, "labels") == 0) return kinds[i]->name;
+    }
+    return NULL;
+}
 
 struct aq_dataset {
     const struct aq_dataset_kind *kind;

@@ -1,5 +1,6 @@
 """Split learning's modes: what a round of SplitFed makes of its turns, who takes part, and who is late."""
 import array
+import base64
 import ctypes
 import ctypes.util
 import json
@@ -10,6 +11,7 @@ import time
 import jobs
 from jobs import aqpipe, check, launch, losses, manifest, metrics, no_workers
 from kit import ROOT
+from split_hostile import Between
 from split import CODED, PLAIN, STAGES, Client, Server, await_step, begin, job, of_client, report, split, tensors, whole
 
 
@@ -258,15 +260,14 @@ def scenario_split_restart():
     server = Server(split("late", rounds=1, epochs=1, clients=2, **{**keys, "split.wait": "60s", "split.round_deadline": "600s"}))
     clients = [Client(server, "a"), Client(server, "b", "--set", "link.rate_mbps=0.02")]
     server.await_text("a has trained up to")
-    server.process.kill()
-    server.process.communicate()
+    for process in (server.process, *(client.process for client in clients)):
+        process.kill()
+        process.communicate()
     path = ROOT / "late/split.json"
     state = json.loads(path.read_text())
     check(0 < state["round_seconds"] < 600, f"a round of {state['round_seconds']} s")
     path.write_text(json.dumps({**state, "round_seconds": 599.9}))
-    again = Server(server.path, "--set", f"split.server='127.0.0.1:{server.port}'")
-    for client in clients:
-        client.end()
+    again = Server(server.path)
     again.end()
     lines = {line["name"]: line for line in report("late")["clients"]}
     check((lines["a"]["turns"], lines["b"]["turns"], lines["b"]["missed"]) == (1, 0, 1), f"{lines}: {again.text()}")
@@ -315,5 +316,71 @@ def scenario_split_mixed():
         for client in clients:
             client.end()
         server.end()
-        check([line["name"] for line in report(mode)["clients"]] == ["a", "b"], f"who was refused is in the report: {report(mode)}")
+        check(sorted(line["name"] for line in report(mode)["clients"]) == ["a", "b"], f"who was refused is in the report: {report(mode)}")
     no_workers("split_mixed")
+
+
+def scenario_split_labels():
+    """Labels at the server: one client is the unsplit run, SplitFed v1 is the one with labels at the clients; labels that are not right are refused, and the others go on."""
+    names = ("a", "b")
+    begin(*names, "c")
+    (ROOT / "c.bin").write_bytes((ROOT / "b.bin").read_bytes())
+    served = {**PLAIN, "split.labels": "server", "pipeline.stages": "[{layers: 0-1, dials: true}, {layers: 2-13}]"}
+    launch(job("unsplit", **{**PLAIN, "pipeline.stages": 1, "train.epochs": 4}))
+    whole(split("one", rounds=2, epochs=2, **{**served, "split.collect": "true"}), "a")
+    check(losses("unsplit") == [line["loss"] for line in of_client("one", "a")], "one client is another run")
+    check(tensors(ROOT / "unsplit/model.safetensors") == tensors(ROOT / "one/model.safetensors"), "weights differ")
+    check([line["accuracy"] for line in metrics("unsplit", "eval")] == [line["accuracy"] for line in of_client("one", "a", "eval")], "accuracies differ")
+    for name, data in (("train", "a"), ("heldout", "test")):
+        labels = (ROOT / f"{data}.bin").read_bytes()[::3073]
+        wanted = b"aqpipe labels 1\n" + b"".join(label.to_bytes(4, "little") for label in labels)
+        check((ROOT / f"one/labels/a/{name}").read_bytes() == wanted, f"the server's {name} labels are not {data}'s")
+    check(report("one")["labels"] == "server", report("one"))
+    fed = {"split.mode": "splitfed1"}
+    whole(split("fed", rounds=2, epochs=1, clients=2, **{**served, **fed}), *names)
+    whole(split("fed-u", rounds=2, epochs=1, clients=2, **{**PLAIN, **fed}), *names)
+    for name in names:
+        check([line["loss"] for line in of_client("fed", name)] == [line["loss"] for line in of_client("fed-u", name)], f"{name}: not the run with labels at the clients")
+    check(report("fed-u")["labels"] == "client", report("fed-u"))
+
+    whole(split("clean", rounds=2, epochs=1, clients=2, **served), *names)
+    server = Server(split("lies", rounds=2, epochs=1, clients=2, **{**served, "split.wait": "1s"}))
+
+    def lies(change, wanted):
+        """A client whose lines of labels are changed on the way."""
+        def rule(who, line, send):
+            if who != "client" or line.get("op") != "labels":
+                return line
+            return change(line, send)
+        said = Client(Between(server, "c", rule), "c").end(1)
+        check(wanted in said and wanted in server.text(), f"'{wanted}': the client says {said}, the server {server.text()[-2000:]}")
+
+    def label(line, value):
+        if line["rank"] != 0:
+            return line
+        data = bytearray(base64.b64decode(line["data"]))
+        data[16:20] = value.to_bytes(4, "little")
+        return {**line, "data": base64.b64encode(data).decode()}
+    lies(lambda line, send: label(line, 10), "a label of a training sample is 10: the job has classes 0 to 9")
+    lies(lambda line, send: label(line, 1 << 31), "has label 2147483648")
+    lies(lambda line, send: {**line, "of": line["of"] + 4}, "sends labels that are not those of its training samples: 196 bytes are due")
+    lies(lambda line, send: {**line, "rank": line["rank"] + 1}, "sends labels that are not those of its")
+    lies(lambda line, send: {**line, "data": line["data"][:-8]}, "bytes of a file where 196 are due")
+    lies(lambda line, send: {**line, "data": base64.b64encode(bytes(line["of"])).decode()}, "no file of labels")
+    first = (ROOT / "c.bin").read_bytes()[0]
+    lies(lambda line, send: send("server", line) or send("server", {**line, "offset": 0}) or None if line["rank"] else line, "says 'labels' while it waits for its turn")
+    lies(lambda line, send: label(line, (first + 1) % 10), "it comes with other labels than it began with")
+    clients = [Client(server, name) for name in names]
+    for client in clients:
+        client.end()
+    server.end()
+    for name in names:
+        check([line["loss"] for line in of_client("lies", name)] == [line["loss"] for line in of_client("clean", name)], f"{name}: lies of another change its run")
+    for keys, text in (({"pipeline.stages": STAGES}, "2 (a client's first and the server's, which has the labels)"),
+                       ({"split.privacy.clip": 1, "split.privacy.gradient_clip": 1}, "with split.labels: server there is none")):
+        done = aqpipe("plan", split("bad", **{**served, **keys}))
+        check(done.returncode == 2 and text in done.stderr, f"{keys}: {done.returncode}, {done.stderr}")
+    decoder = {"split.clients": 1, "split.labels": "server", "security.keys": str(ROOT / "keys"), "pipeline.stages": "[{layers: 0-1, dials: true}, {layers: 2-5}]"}
+    done = aqpipe("plan", manifest("text", **{**PLAIN, **decoder}))
+    check(done.returncode == 2 and "server wants samples with one label each" in done.stderr, f"{done.returncode}: {done.stderr}")
+    no_workers("split_labels")

@@ -24,11 +24,13 @@ static const struct aq_split_gate gate = {.run = "/own/run",
                                           .checkpoint = "/own/run/checkpoint",
                                           .cache = "/own/run/cache",
                                           .manifest = "own: manifest",
+                                          .ends = AQ_SPLIT_ENDS,
                                           .plan_hash = 0x0123456789abcdefULL};
 
 /* Which acts a state has: a bit each. */
 static const unsigned acts[AQ_SPLIT_STATES] = {
     [AQ_SPLIT_JOINING] = 1u << AQ_SPLIT_JOIN | 1u << AQ_SPLIT_LEAVE,
+    [AQ_SPLIT_LABELS] = 1u << AQ_SPLIT_LABEL | 1u << AQ_SPLIT_LEAVE,
     [AQ_SPLIT_IDLE] = 1u << AQ_SPLIT_NOTHING | 1u << AQ_SPLIT_LEAVE,
     [AQ_SPLIT_OFFERED] = 1u << AQ_SPLIT_NOTHING | 1u << AQ_SPLIT_READY | 1u << AQ_SPLIT_LEAVE,
     [AQ_SPLIT_TRAINING] = 1u << AQ_SPLIT_FORWARD | 1u << AQ_SPLIT_LEAVE,
@@ -68,7 +70,7 @@ static bool say(struct aq_split_session *session, const json_t *line)
     AQ_ASSERT(acts[state] & 1u << act);
     if (act == AQ_SPLIT_JOIN) joined(session);
     if (act == AQ_SPLIT_READY) aq_split_session_go(session, AQ_SPLIT_TRAINING);
-    if (act == AQ_SPLIT_PIECE) return piece(session);
+    if (act == AQ_SPLIT_PIECE || act == AQ_SPLIT_LABEL) return piece(session);
     return act != AQ_SPLIT_LEAVE;
 }
 
@@ -76,7 +78,8 @@ static bool say(struct aq_split_session *session, const json_t *line)
 static void server_goes(struct aq_split_session *session, uint8_t to)
 {
     static const unsigned next[AQ_SPLIT_STATES] = {
-        [AQ_SPLIT_IDLE] = 1u << AQ_SPLIT_OFFERED | 1u << AQ_SPLIT_CLOSING,
+        [AQ_SPLIT_IDLE] =
+            1u << AQ_SPLIT_OFFERED | 1u << AQ_SPLIT_CLOSING | 1u << AQ_SPLIT_LABELS, /* or it wants labels */
         [AQ_SPLIT_OFFERED] = 1u << AQ_SPLIT_IDLE,
         [AQ_SPLIT_TRAINING] = 1u << AQ_SPLIT_IDLE | 1u << AQ_SPLIT_CLOSING,
         [AQ_SPLIT_CLOSING] = 1u << AQ_SPLIT_IDLE,
@@ -109,7 +112,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     struct aq_split_session session;
     bool stands = true;
     fuzz_quiet();
-    aq_split_session_init(&session, "ward-7", SAMPLES);
+    aq_split_session_init(&session, "ward-7", SAMPLES, AQ_SPLIT_ENDS);
     for (int i = 0; i < LINES_MAX && rest.count > 0 && stands; i++) {
         const struct fuzz_piece text = fuzz_cut(&rest, '\n');
         if (text.count == 2 && text.bytes[0] == '>') {
