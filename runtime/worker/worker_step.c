@@ -58,6 +58,7 @@ void aq_worker_batch(struct aq_worker *worker, uint64_t step, uint32_t micro_bat
         const uint64_t sample = aq_sampler_at(worker->sampler, step, first + i);
         worker->sample_ids[i] = worker->job->data.skip + sample;
         if (worker->train_lengths) worker->lengths[i] = worker->train_lengths[sample];
+        if (!aq_augment_any(augment)) continue;
         worker->views[i] = aq_view_of(augment, worker->job->train.seed, step / worker->plan->steps_per_epoch,
                                       worker->sample_ids[i]);
         worker->variants[i] = worker->views[i].flipped;

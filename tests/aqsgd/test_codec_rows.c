@@ -1,6 +1,6 @@
 /*
  * test_codec_rows.c -- the way of most samples, row by row: m' in m's place or another, x^ in m's place, and measures
- * of a part of the rows.
+ * of a part of the rows; and rows of messages that move.
  */
 #include "codec_common.h"
 
@@ -136,11 +136,64 @@ static void test_measures_are_near_the_truth(void **state)
     measures(1024, 0.05);
 }
 
+/* A message whose rows are moved is that of a sample whose rows are; and a row of nothing has zero bytes. */
+static void test_rows_of_messages_move_in_every_store(void **state)
+{
+    (void)state;
+    enum { FEW = 7, WIDE = 24, VALUES = FEW * WIDE };
+    static const uint32_t from[FEW] = {3, 0, 6, 2, 2, 5, 1};
+    for (uint32_t store = AQ_PRECISION_FP32; store <= AQ_PRECISION_Q2; store++) {
+        struct aq_codec_config config;
+        struct aq_codec_result result;
+        struct end whole, moved;
+        uint8_t message[4 * VALUES];
+        aq_codec_config_default(&config, AQ_CODEC_AQSGD, 4);
+        config.store = (enum aq_codec_precision)store;
+        config.keyframe = AQ_PRECISION_FP32;
+        assert_int_equal(aq_codec_rows_check(&config, WIDE), AQ_OK);
+        end_open(&whole, &config, FEW, WIDE);
+        end_open(&moved, &config, FEW, WIDE);
+        fill(whole.a, VALUES, SHAPE_GAUSS, 1.0f, 31);
+        for (uint32_t row = 0; row < FEW; row++)
+            memcpy(moved.a + row * WIDE, whole.a + from[row] * WIDE, WIDE * sizeof(float));
+        struct end *const ends[] = {&whole, &moved};
+        for (int e = 0; e < 2; e++)
+            assert_int_equal(aq_codec_encode(ends[e]->codec, ends[e]->a, NULL, NULL, ends[e]->body,
+                                             aq_codec_bound(ends[e]->codec), NULL, ends[e]->m, &result, NULL),
+                             AQ_OK);
+        const size_t bytes = aq_codec_message_bytes(whole.codec);
+        assert_in_range(bytes, 1, sizeof message);
+        memset(message, 0xa5, sizeof message);
+        for (uint32_t row = 0; row < FEW; row++)
+            aq_codec_message_row(whole.codec, whole.m, from[row], message, row);
+        assert_memory_equal(message, moved.m, bytes);
+        for (uint32_t row = 0; row < FEW; row++)
+            aq_codec_message_row(whole.codec, NULL, 0, message, row);
+        for (size_t i = 0; i < bytes; i++)
+            assert_int_equal(message[i], 0);
+        for (size_t i = bytes; i < sizeof message; i++)
+            assert_int_equal(message[i], 0xa5);
+        end_close(&whole);
+        end_close(&moved);
+    }
+    struct aq_codec_config config;
+    aq_codec_config_default(&config, AQ_CODEC_AQSGD, 4);
+    config.store = AQ_PRECISION_Q2;
+    quiet_begin();
+    assert_int_equal(aq_codec_rows_check(&config, 10), AQ_INVAL); /* 20 bits */
+    config.store_group = AQ_PER_CHANNEL;
+    assert_int_equal(aq_codec_rows_check(&config, 24), AQ_INVAL);
+    config.store = AQ_PRECISION_FP16;
+    assert_int_equal(aq_codec_rows_check(&config, 10), AQ_OK);
+    quiet_end();
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_fp32_store_may_hold_x_as_well),
         cmocka_unit_test(test_measures_are_near_the_truth),
+        cmocka_unit_test(test_rows_of_messages_move_in_every_store),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

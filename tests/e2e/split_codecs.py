@@ -1,9 +1,13 @@
 """Split learning's codecs: the published fw2 bw8[0.2], and what a job has that says nothing of codecs."""
 import json
+import os
+import pathlib
+import subprocess
 
+import jobs
 from jobs import aqpipe, check, launch, losses, manifest, metrics, no_workers
 from kit import ROOT
-from split import PLAIN, STAGES, Client, Server, await_step, begin, job, of_client, report, split, tensors, whole
+from split import PLAIN, STAGES, Client, Server, await_step, begin, job, of_client, records, report, split, tensors, whole
 from split_modes import newest
 
 H6 = {"edges.forward.codec": "aqsgd", "edges.forward.bits": 2, "edges.backward.codec": "directq", "edges.backward.bits": 8,
@@ -119,3 +123,23 @@ def scenario_split_crops():
     bad = aqpipe("plan", manifest("text", **VIEWS))
     check(bad.returncode == 2 and "is of images" in bad.stderr, f"{bad.returncode}: {bad.stderr}")
     no_workers("split_crops")
+
+
+def scenario_split_compare():
+    """examples/split-cifar10/compare: three runs of a small network, a row each; asked again it reads what is there."""
+    example = pathlib.Path(__file__).resolve().parents[2] / "examples/split-cifar10/compare"
+    words = [example, "--train", records("many", 120, 1), "--heldout", records("test", 20, 2), "--clients", "2", "--out", ROOT / "compared", "--"]
+    for key in ("split.rounds=1", "split.epochs=2", "pipeline.threads=1", "model.depth=10", "model.filters=16", "train.batch=32", "train.micro_batch=16",
+                "pipeline.stages=[{layers: 0-1, dials: true}, {layers: 2-3}, {layers: 4-6, dials: true}]"):
+        words += ["--set", key]
+    for _ in range(2):
+        done = subprocess.run(words, env={**os.environ, "AQPIPE": str(jobs.BIN / "aqpipe")}, capture_output=True, text=True, timeout=jobs.PATIENCE)
+        check(done.returncode == 0, f"{done.returncode}: {done.stderr[-3000:]}")
+        rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in done.stdout.splitlines() if line.startswith("| ")][1:]
+        check([row[0] for row in rows] == ["fp32", "AQ-SGD fw2 bw8[0.2]", "DirectQ fw2 bw8[0.2]"], done.stdout)
+    # Two epochs of 120 samples, (1024 x 16 + 64 x 64) values each way, and tables; a first visit costs about 4 bits more.
+    plain, ours, direct = (float(row[5]) for row in rows)
+    check(0 < plain - 2 * 120 * 2 * 4 * (1024 * 16 + 64 * 64) / 1e6 < 0.1, done.stdout)
+    check(plain / ours > 10 and ours > direct and float(rows[1][7]) == round(plain / ours, 1), done.stdout)
+    check(done.stderr == "", f"it runs again: {done.stderr}")
+    no_workers("split_compare")

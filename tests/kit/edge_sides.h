@@ -71,6 +71,7 @@ struct side {
     uint64_t gradients[VISITS]; /* of what the sender got back                              */
     uint64_t messages[2 * SAMPLES]; /* digests of the messages at the end, and of those of flipped images */
     uint64_t versions[2 * SAMPLES];
+    float kept[2 * SAMPLES][N]; /* the messages of images that are cropped, where they are fp32 */
     struct aq_edge_measures measures;
 };
 
@@ -147,20 +148,25 @@ static struct aq_view view_of(uint32_t epoch, uint64_t sample)
     return aq_view_of(&augment, 1, epoch, sample);
 }
 
-/* What is seen of features that lie still, beyond the image's edges, too. */
+enum { COLUMNS = N / (SIDE * SIDE) };
+
+/* What an image has at (y, x) of the cut, also beyond its edges. */
+static float feature(uint64_t sample, bool flipped, int y, int x, int c)
+{
+    enum { FRAME = 16 };
+    const struct aq_rng_key base = aq_rng_key(1, AQ_RNG_TEST, sample, 100 + flipped);
+    return aq_rng_normal(&base, (uint64_t)(((y + FRAME / 2) * FRAME + x + FRAME / 2) * COLUMNS + c));
+}
+
 static void activation_seen(uint64_t sample, uint32_t epoch, float *a)
 {
-    enum { FRAME = 16, COLUMNS = N / (SIDE * SIDE) };
     const struct aq_view whole = view_of(epoch, sample), view = aq_view_at(&whole, SIDE, PIXELS);
-    const struct aq_rng_key base = aq_rng_key(1, AQ_RNG_TEST, sample, 100 + view.flipped);
     const struct aq_rng_key drift = aq_rng_key(1, AQ_RNG_TEST, sample, 1 + epoch);
-    for (int row = 0; row < SIDE * SIDE; row++)
-        for (int c = 0; c < COLUMNS; c++) {
-            const int y = row / SIDE + view.down + FRAME / 2, x = row % SIDE + view.right + FRAME / 2;
-            const int i = row * COLUMNS + c;
-            a[i] = aq_rng_normal(&base, (uint64_t)((y * FRAME + x) * COLUMNS + c)) +
-                   0.05f * aq_rng_normal(&drift, (uint64_t)i);
-        }
+    for (int i = 0; i < N; i++) {
+        const int row = i / COLUMNS;
+        a[i] = feature(sample, view.flipped, row / SIDE + view.down, row % SIDE + view.right, i % COLUMNS) +
+               0.05f * aq_rng_normal(&drift, (uint64_t)i);
+    }
 }
 
 static struct aq_cache_key message_key(const struct side *s, uint64_t sample, bool flipped)
@@ -386,6 +392,10 @@ static enum aq_status side_work(struct side *s)
         if (aq_cache_peek(s->cache, &key, &entry) != AQ_OK) continue;
         s->messages[i] = entry.digest;
         s->versions[i] = entry.version;
+        if (!s->cropped) continue;
+        AQ_TRY(aq_cache_get(s->cache, &key, aq_clock_after(120000000000u), &entry));
+        if (entry.byte_count == sizeof s->kept[i]) memcpy(s->kept[i], entry.bytes, sizeof s->kept[i]);
+        aq_cache_release(s->cache, &entry);
     }
     aq_edge_measures(s->edge, &s->measures);
     const enum aq_status status = aq_link_finish(s->link, aq_clock_after(120000000000u));

@@ -211,6 +211,43 @@ static void test_edge_moves_messages_with_crops(void **state)
     assert_true(whole.sender.measures.warm_delta2 < 0.5 * still.sender.measures.warm_delta2);
 }
 
+/* Has a crop of that side of the sample seen (y, x)? */
+static bool was_seen(uint64_t sample, bool flipped, int y, int x)
+{
+    for (uint32_t epoch = 0; epoch < EPOCHS; epoch++) {
+        const struct aq_view whole = view_of(epoch, sample), view = aq_view_at(&whole, SIDE, PIXELS);
+        const int from = y - view.down, at = x - view.right;
+        if (view.flipped == flipped && from >= 0 && from < SIDE && at >= 0 && at < SIDE) return true;
+    }
+    return false;
+}
+
+/* A message is the whole image's: each pixel that a crop has seen stays in its place, the others are 0. */
+static void test_edge_keeps_what_a_crop_did_not_see(void **state)
+{
+    (void)state;
+    static struct result result;
+    uint32_t unseen = 0, seen = 0;
+    cropped = true;
+    rows = SIDE * SIDE;
+    run("codec: aqsgd, bits: 8, store: fp32, keyframe: fp32", NOTHING, &result);
+    cropped = false;
+    rows = 0;
+    for (int m = 0; m < 2 * SAMPLES; m++)
+        for (int i = 0; i < N; i++) {
+            const uint64_t sample = (uint64_t)m % SAMPLES;
+            const bool flipped = m >= SAMPLES;
+            const int y = i / COLUMNS / SIDE, x = i / COLUMNS % SIDE;
+            const float kept = result.receiver.kept[m][i];
+            if (was_seen(sample, flipped, y, x))
+                seen += fabsf(kept - feature(sample, flipped, y, x, i % COLUMNS)) < 0.4f; /* drifts by 0.05 */
+            else
+                unseen += kept == 0.0f;
+        }
+    assert_int_equal(seen + unseen, 2 * SAMPLES * N);
+    assert_true(seen > unseen && unseen > 0);
+}
+
 static uint32_t rows_of_all(void)
 {
     uint32_t sum = 0;
@@ -512,6 +549,7 @@ int main(void)
         cmocka_unit_test(test_edge_sends_afresh_what_ran_away),
         cmocka_unit_test(test_edge_codes_the_shape_of_its_own_cut),
         cmocka_unit_test(test_edge_moves_messages_with_crops),
+        cmocka_unit_test(test_edge_keeps_what_a_crop_did_not_see),
         cmocka_unit_test(test_edge_neither_sends_nor_keeps_padding),
         cmocka_unit_test(test_edge_sends_warm_up_epochs_uncompressed),
         cmocka_unit_test(test_edge_heals_a_lost_message_bit_for_bit),
