@@ -140,7 +140,8 @@ static enum aq_status first_foreign(const char *path, bool (*ours)(const char *n
     *count = 0;
     AQ_TRY(list_open(path, "", &list));
     while ((name = list_next(list))) {
-        if (strcmp(name, "lost+found") == 0) continue; /* of a disk's own root */
+        if (strcmp(name, "lost+found") == 0) continue;           /* of a disk's own root */
+        if (strcmp(name, AQ_OWNED_MARKER ".new") == 0) continue; /* of a marker's writer who was killed */
         ++*count;
         if (!*out && !(ours && ours(name))) printable(name, out);
     }
