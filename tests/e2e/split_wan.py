@@ -11,10 +11,10 @@ from kit import ROOT
 from split import Client, Server, begin, of_client, records, report, split
 from wan import WANLAB, tell
 
-CLIENTS, RTT_MS, RATE_MBPS, SAMPLES = 8, 80, 20, 2048
-# Gradients at the first cut are the larger way: 4 bits each, as activations.
+CLIENTS, RTT_MS, RATE_MBPS, SAMPLES = 8, 80, 20, 1024
+# link.rate_mbps: a plan that knows the rate has as few micro-batches in flight as hide the distance, and both ways of the line busy at once.
 KEYS = {"edges.forward.codec": "aqsgd", "edges.forward.bits": 4, "edges.backward.codec": "directq", "edges.backward.bits": 4,
-        "train.batch": SAMPLES, "train.micro_batch": 64, "split.rounds": 1, "split.epochs": 3, "split.wait": "60s", "model.width": 16,
+        "train.batch": SAMPLES, "train.micro_batch": 32, "split.rounds": 1, "split.epochs": 3, "split.wait": "60s", "model.width": 16,
         "link.host": "10.79.0.1", "data.heldout_samples_max": 32, "checkpoint.every": "3 epochs", "train.evaluate_every": "3 epochs",
         "link.rtt_ms": RTT_MS, "link.rate_mbps": RATE_MBPS, "cache.direct": "false"}
 
