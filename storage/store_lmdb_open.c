@@ -279,7 +279,8 @@ static enum aq_status folder_load(struct lmdb_store *store, const struct aq_cach
         store->index = NULL;
         return cache_make(store, config, &identity);
     }
-    if (there == AQ_NOTFOUND || slab.nonce != aq_index_head(store->index)->nonce) {
+    if (there == AQ_NOTFOUND || slab.nonce != aq_index_head(store->index)->nonce ||
+        slab.sealed != aq_index_head(store->index)->sealed) {
         return aq_fail(AQ_CORRUPT, "cache",
                        "%s: slab and index do not belong together: remove the folder and begin afresh", config->path);
     }

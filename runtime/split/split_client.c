@@ -528,7 +528,7 @@ static enum aq_status key_open(struct client *client)
     if (!aq_job_sealed(job)) return AQ_OK;
     AQ_TRY(aq_run_path(job->output.path, "seal.key", path));
     AQ_TRY(aq_split_key(path, job->security.keys, client->config->id, &made, client->seal));
-    if (made) say(client, "the key of the server's cache is in %s: without it that cache is a lost one", path);
+    if (made) say(client, "made seal.key in output.path: without it the server's cache is a lost one");
     return AQ_OK;
 }
 

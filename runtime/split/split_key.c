@@ -1,6 +1,7 @@
 /* split_key.c -- see the header. */
 #include "split_key.h"
 
+#include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -34,6 +35,18 @@ static enum aq_status authority(const char *keys, char text[AQ_HASH_TEXT_BYTES])
     return status;
 }
 
+/* Whole under its name, or not there: whoever is killed here makes another one later. */
+static enum aq_status make(const char *file)
+{
+    char aside[AQ_RUN_PATH_BYTES];
+    if (snprintf(aside, sizeof aside, "%s.new", file) >= (int)sizeof aside)
+        return aq_fail(AQ_INVAL, "split", "the path %s is too long", file);
+    AQ_TRY(aq_file_remove(NULL, aside));
+    AQ_TRY(aq_seal_key_make(aside));
+    AQ_TRY(aq_file_rename(NULL, aside, file));
+    return aq_run_sync_folder_of(file);
+}
+
 enum aq_status aq_split_key(const char *file, const char *keys, const char *name, bool *made,
                             char out[AQ_SPLIT_KEY_TEXT_BYTES])
 {
@@ -42,7 +55,7 @@ enum aq_status aq_split_key(const char *file, const char *keys, const char *name
     struct aq_text about = {0};
     AQ_TRY(authority(keys, whose));
     *made = access(file, F_OK) != 0;
-    if (*made) AQ_TRY(aq_seal_key_make(file));
+    if (*made) AQ_TRY(make(file));
     AQ_TRY(aq_seal_key_load(file, own));
     aq_text_add(&about, "aqpipe split cache 1\n%s\n%s\n", whose, name);
     enum aq_status status = about.status;

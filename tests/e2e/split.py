@@ -62,11 +62,11 @@ def end_all():
 class Server:
     """A split-server of that manifest; `port` once it listens."""
 
-    def __init__(self, path, *arguments):
+    def __init__(self, path, *arguments, at=()):
         self.path, self.log = path, ROOT / f"{path.stem}.server.log"
         port_file = ROOT / f"{path.stem}.port"
         port_file.unlink(missing_ok=True)
-        self.process = subprocess.Popen([jobs.BIN / "aqpipe", "split-server", path, "--port-file", port_file, *arguments],
+        self.process = subprocess.Popen([*at, jobs.BIN / "aqpipe", "split-server", path, "--port-file", port_file, *arguments],
                                         stderr=self.log.open("a"), stdin=subprocess.DEVNULL)
         STARTED.append(self.process)
         deadline = time.time() + jobs.PATIENCE
@@ -90,10 +90,10 @@ class Server:
 
 
 class Client:
-    def __init__(self, server, name, *arguments, data=None, folder=None, keys=None, path=None, kind="bin"):
+    def __init__(self, server, name, *arguments, data=None, folder=None, keys=None, path=None, kind="bin", at=(), host="127.0.0.1"):
         self.name = name
-        command = [jobs.BIN / "aqpipe", "split-client", path or server.path, "--id", name, "--data", ROOT / f"{data or name}.{kind}",
-                   "--set", f"split.server='127.0.0.1:{server.port}'", "--set", f"security.keys={ROOT}/{keys or 'keys-' + name}",
+        command = [*at, jobs.BIN / "aqpipe", "split-client", path or server.path, "--id", name, "--data", ROOT / f"{data or name}.{kind}",
+                   "--set", f"split.server='{host}:{server.port}'", "--set", f"security.keys={ROOT}/{keys or 'keys-' + name}",
                    "--set", f"output.path={folder or ROOT / (server.path.stem + '-' + name)}", "--patience", "20", *arguments]
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, stdin=subprocess.DEVNULL)
         STARTED.append(self.process)

@@ -114,10 +114,14 @@ static void test_a_key_for_each_job_and_name(void **state)
     char path[128], keys[4][AQ_SPLIT_KEY_TEXT_BYTES];
     struct stat about;
     bool made;
+    char aside[128];
+    snprintf(aside, sizeof aside, "%s/seal.key.new", folder);
     snprintf(path, sizeof path, "%s/seal.key", folder);
     file("authority.pem", "one", 3, 0600);
+    file("seal.key.new", "cut sh", 6, 0600); /* of one that was killed */
     assert_int_equal(aq_split_key(path, folder, "a", &made, keys[0]), AQ_OK);
-    assert_true(made && stat(path, &about) == 0 && (about.st_mode & 0777) == 0600 && about.st_size == 32);
+    assert_true(made && access(aside, F_OK) != 0 && stat(path, &about) == 0 && (about.st_mode & 0777) == 0600 &&
+                about.st_size == 32);
     assert_int_equal(aq_split_key(path, folder, "a", &made, keys[1]), AQ_OK);
     assert_false(made);
     assert_string_equal(keys[0], keys[1]);

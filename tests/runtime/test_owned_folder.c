@@ -111,6 +111,21 @@ static void test_a_folder_is_ours_when_it_was_made_or_empty(void **state)
     assert_int_equal(aq_owned_check(root, AQ_OWNED_CHECKPOINT, ours.id), AQ_NOTFOUND);
 }
 
+/* Killed between making the folder and naming its marker: the next start goes on. */
+static void test_a_marker_that_was_not_finished_counts_as_none(void **state)
+{
+    (void)state;
+    assert_int_equal(mkdir(in("cut"), 0700), 0);
+    put("cut/aqpipe-folder.json.new", "{\"format\": \"aqp");
+    assert_int_equal(aq_owned_claim(in("cut"), AQ_OWNED_CHECKPOINT, AQ_OWNED_MAKE_ALL, &ours), AQ_OK);
+    assert_true(there("cut/aqpipe-folder.json") && !there("cut/aqpipe-folder.json.new"));
+    assert_int_equal(mkdir(in("full"), 0700), 0);
+    put("full/aqpipe-folder.json.new", "");
+    put("full/thesis.txt", "mine");
+    assert_int_equal(aq_owned_claim(in("full"), AQ_OWNED_CHECKPOINT, AQ_OWNED_MAKE_ALL, &ours), AQ_REFUSED);
+    assert_true(there("full/thesis.txt"));
+}
+
 static void test_a_folder_of_somebody_else_is_left_alone(void **state)
 {
     (void)state;
@@ -399,6 +414,7 @@ int main(void)
 #define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
     const struct CMUnitTest tests[] = {
         TEST(test_a_folder_is_ours_when_it_was_made_or_empty),
+        TEST(test_a_marker_that_was_not_finished_counts_as_none),
         TEST(test_a_folder_of_somebody_else_is_left_alone),
         TEST(test_a_disk_that_is_gone_is_not_made_anew),
         TEST(test_a_runs_id_is_kept_and_its_first_checkpoint_noted),
