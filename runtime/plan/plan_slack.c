@@ -2,8 +2,8 @@
  * plan_slack.c -- bits that cost no time: what the link of each cut has to spare within a step.
  *
  * A step is as long as its busiest resource and the pipeline's filling make it; a link that is not on that way carries
- * more bits for nothing, and more bits are less error. The directions of all cuts are given bits in rounds, one (or half
- * a bit of an entropy coder) at a time, as long as the simulated step stays as long as it was. Bits end where a
+ * more bits for nothing, and more bits are less error. The directions of all cuts are given bits in rounds, one (or
+ * half a bit of an entropy coder) at a time, as long as the simulated step stays as long as it was. Bits end where a
  * manifest's do, and so does an entropy coder's rate. Coding is taken to last as long as before: its time follows the
  * values, not their bits. aq_plan_rungs goes by the ladders of edge_guard.h instead, which a run can change.
  */
