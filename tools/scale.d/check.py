@@ -170,7 +170,7 @@ def inside(build, folder, name, slow):
     step_s = statistics.median(seconds)
     as_ran_s, longer = planned_as_ran(build, folder, row, slow, time, gflops, steps)
     print(json.dumps({"row": name, "workers": stages * replicas, "slow": slow, "step_s": round(step_s, 4), "predicted_s": round(time["step_s"], 4),
-                      "predicted/measured": round(time["step_s"] / step_s, 4), "as_ran/measured": round(as_ran_s / step_s, 4), "longer": round(longer, 4), "steps": len(seconds),
+                      "predicted/measured": round(time["step_s"] / step_s, 4), "as_ran/measured": round(as_ran_s / statistics.mean(seconds), 4), "longer": round(longer, 4), "steps": len(seconds),
                       "least_s": round(min(seconds), 4), "most_s": round(max(seconds), 4), "late_passes": late, "passes": 2 * MICRO * stages * replicas * STEPS * EPOCHS,
                       "binds": time["binds"]}), flush=True)
 
