@@ -1,6 +1,6 @@
 # The plan: cut, memory, bytes, hash, prediction.
 add_test(NAME test_papers COMMAND ${AQ_PYTHON} ${CMAKE_CURRENT_SOURCE_DIR}/test_papers $<TARGET_FILE_DIR:aqpipe>)
-set_tests_properties(test_papers PROPERTIES LABELS e2e TIMEOUT 600 PROCESSORS 2)
+set_tests_properties(test_papers PROPERTIES LABELS e2e TIMEOUT 1200 PROCESSORS 2)
 add_test(NAME test_scale COMMAND ${AQ_PYTHON} ${CMAKE_CURRENT_SOURCE_DIR}/test_scale $<TARGET_FILE_DIR:aqpipe>)
 set_tests_properties(test_scale PROPERTIES LABELS quick TIMEOUT 300)
 aq_test(test_slack LIBS aq_runtime LABELS quick)

@@ -40,8 +40,8 @@ struct tcp_stream {
     int fd;
     bool connecting, paced;
     int queue_bytes; /* TCP_NOTSENT_LOWAT */
-    char congestion[sizeof((struct aq_path *)0)->congestion]; /* as the kernel said; "": not asked since it was set. Nobody
-                                                                 else can change it of this connection */
+    /* As the kernel said; "": not asked since it was set. Nobody else can change it of this connection. */
+    char congestion[sizeof((struct aq_path *)0)->congestion];
 };
 
 static const struct aq_byte_stream_ops TCP_OPS;

@@ -129,12 +129,8 @@ static json_t *time_json(const struct aq_plan *plan, const struct aq_plan_costs 
                   aq_control_number(costs->rate_mbps), "step_s", aq_control_number(prediction->step_s), "bound_s",
                   aq_control_number(prediction->bound_s), "binds", prediction->binds);
     add_numbers(time, "forward_s", costs->forward_s, P);
-    const bool split = plan->stages[0].program.split; /* else a backward is both halves */
-    double backward_s[AQ_JOB_STAGES_MAX];
-    for (uint32_t s = 0; s < P; s++)
-        backward_s[s] = costs->backward_s[s] + (split ? 0 : costs->weights_s[s]);
-    add_numbers(time, "backward_s", backward_s, P);
-    if (split) add_numbers(time, "weights_s", costs->weights_s, P);
+    add_numbers(time, "backward_s", costs->backward_s, P);
+    if (plan->stages[0].program.split) add_numbers(time, "weights_s", costs->weights_s, P);
     add_numbers(time, "stage_s", prediction->compute_s, P);
     double idle[AQ_JOB_STAGES_MAX];
     for (uint32_t s = 0; s < P; s++)

@@ -14,6 +14,7 @@ RANKS = 4
 # Of each starter the variables of one rank; {r} its number, {n} how many, {s} the start.
 STARTERS = {"openmpi": {"OMPI_COMM_WORLD_RANK": "{r}", "OMPI_COMM_WORLD_SIZE": "{n}", "PMIX_NAMESPACE": "prterun@{s}"},
             "pmix": {"PMIX_RANK": "{r}", "SLURM_NTASKS": "{n}", "SLURM_JOB_ID": "{s}", "SLURM_STEP_ID": "0"},
+            "srun": {"SLURM_PROCID": "{r}", "SLURM_NTASKS": "{n}", "SLURM_JOB_ID": "{s}", "SLURM_STEP_ID": "1"},
             "hydra": {"PMI_RANK": "{r}", "PMI_SIZE": "{n}", "PMI_JOBID": "{s}"}}
 OURS = ("OMPI_", "PMIX_", "PMI_", "SLURM_")
 

@@ -240,8 +240,9 @@ struct aq_lora_config {
 /* What an adapter's share is multiplied by. */
 float aq_lora_scale(const struct aq_lora_config *lora);
 
-/* DoRA's rows: the weights of one output each, of a matrix that lies as (out, in), or as (in, out) where not out_in. Adds the
- * squares of values first, first + 1, ... of it to those of their outputs; a row in pieces has the sum of a row in one. */
+/* DoRA's rows: the weights of one output each, of a matrix that lies as (out, in), or as (in, out) where not out_in.
+ * Adds the squares of values first, first + 1, ... of it to those of their outputs; a row in pieces has the sum of a
+ * row in one. */
 void aq_lora_squares(const float *values, uint64_t first, uint64_t count, uint64_t in, uint64_t out, bool out_in,
                      double *squares);
 /* What a row of these squares is multiplied by for the length m; 0 of a row of zeros, which has no direction. */
