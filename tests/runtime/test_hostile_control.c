@@ -163,7 +163,7 @@ static void test_nobody_talks_to_a_daemon_elsewhere_without_keys(void **state)
     close(door);
 }
 
-/* A daemon that says its hello and resets the connection, so that nothing can be answered: the cause has words all the same. */
+/* A daemon that says its hello and resets the connection, so that nothing can be answered: the cause has words. */
 static void test_a_daemon_that_hangs_up_in_the_greeting_is_named(void **state)
 {
     (void)state;
