@@ -97,6 +97,7 @@ EXPORTED int kill(pid_t pid, int number)
     const int process = pid - SIM_PID_FIRST;
     if (pid <= 0 || process < 0 || process >= sim->process_end) return (int)sim_result(-ESRCH);
     const struct sim_process *to = &sim->process[process];
+    if (to->pid <= 0) return (int)sim_result(-ESRCH); /* it has been waited for; 0 would be this whole group */
     const bool alive = to->state == SIM_READY;
     const bool fatal = alive && number && sim_is_fatal(to->pid, number);
     if ((int)sim_kernel(SYS_kill, to->pid, number, 0, 0, 0, 0) != 0) return -1;

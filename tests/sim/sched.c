@@ -63,10 +63,16 @@ void sim_record(enum sim_event kind, uint64_t a, uint64_t b)
                   mix(a + 0x9e3779b97f4a7c15ULL) * 3 + mix(b ^ 0xd1b54a32d192ed03ULL) * 5;
 }
 
+/* A thread that has ended may still be joined, for as long as its process lives. */
+static bool is_free(const struct sim_task *task)
+{
+    return task->state == SIM_FREE || (task->state == SIM_DEAD && sim->process[task->process].state == SIM_DEAD);
+}
+
 int sim_task_make(int process, const char *name)
 {
     int task = 0;
-    while (task < SIM_TASKS && sim->task[task].state != SIM_FREE)
+    while (task < SIM_TASKS && !is_free(&sim->task[task]))
         task++;
     if (task == SIM_TASKS) sim_die("too many threads", SIM_TASKS);
     if (task >= sim->task_end) sim->task_end = task + 1;

@@ -207,6 +207,7 @@ static void bury(int process, bool silent);
 /* Signal it; if that is its death, it is buried. */
 static void end(int process, int number, bool silent)
 {
+    if (sim->process[process].pid <= 0) return;
     const bool fatal = sim_is_fatal(sim->process[process].pid, number);
     kill(sim->process[process].pid, number);
     if (fatal)

@@ -30,7 +30,7 @@
 #define SIM_PID_FIRST 1000
 
 enum {
-    SIM_PROCESSES = 256, /* of one run, the ended ones counted        */
+    SIM_PROCESSES = 2048, /* of one run, the ended ones counted         */
     SIM_TASKS = 1024,
     SIM_TASK_WORDS = SIM_TASKS / 64,
     SIM_FDS = 512, /* of one process */
@@ -40,7 +40,7 @@ enum {
     SIM_SEGMENTS = 256,
     SIM_BACKLOG = 64,
     SIM_HOSTS = 16,
-    SIM_EVENTS = 1 << 20 /* of the trace that are kept */
+    SIM_EVENTS = 1 << 19 /* of the trace that are kept */
 };
 
 enum sim_state { SIM_FREE, SIM_READY, SIM_WAITING, SIM_DEAD };
