@@ -191,7 +191,9 @@ static void test_a_daemon_that_hangs_up_in_the_greeting_is_named(void **state)
         struct aq_control *control;
         aq_error_clear();
         assert_int_equal(aq_control_greet(address, &token, aq_clock_after(60000000000u), &control), AQ_CLOSED);
-        assert_non_null(strstr(aq_error_text(), "closed the connection in the greeting"));
+        /* In the greeting, or before it where the reset has come at once. */
+        assert_true(strstr(aq_error_text(), "closed the connection in the greeting") ||
+                    strstr(aq_error_text(), "cannot reach the daemon"));
     }
     close(door);
     int how;
