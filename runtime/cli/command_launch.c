@@ -568,7 +568,6 @@ static void run_once(struct command *command, struct aq_launch_result *result)
                                      .progress = &command->progress,
                                      .board = command->board,
                                      .signals = command->signals};
-    command->restart.begin_ns = aq_clock_ns();
     aq_launch_run(&launch, result);
     aq_progress_end(&command->progress);
 }

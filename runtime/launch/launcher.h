@@ -84,6 +84,7 @@ struct aq_launch_result {
     enum aq_status status; /* of a failure */
     char cause[1024];      /* of a failure: one line, without "aqpipe: " */
     uint64_t mark;         /* the newest complete checkpoint; 0: none    */
+    uint64_t go_ns;        /* since when all stages have run; 0: they never did                          */
     struct aq_best best;   /* of the run up to its end                                                  */
     uint64_t early_step;   /* after which it ended because no evaluation was better; 0: it did not      */
     bool transient;        /* of a failure: it lies with a process, a link or a machine: a restart may help */

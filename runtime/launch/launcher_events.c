@@ -102,6 +102,7 @@ static void on_ready(struct launcher *launcher, uint32_t rank, const json_t *mes
                         "link.rtt_ms: %.0f, and schedule and windows follow (aqpipe plan)",
                         launcher->rtt_ms, launcher->rtt_ms);
     launcher->gone = true;
+    launcher->result->go_ns = aq_clock_ns();
     aq_watch_go(&launcher->watch);
     to_all(launcher, "go", 0);
     if (launcher->launch->ask) return; /* who asks has no metrics, and says himself what comes */

@@ -25,7 +25,8 @@ bool aq_restart_due(struct aq_restart *restart, const struct aq_launch_result *r
                     uint64_t *step)
 {
     if (result->outcome != AQ_LAUNCH_FAILED || !result->transient || restart->max == 0) return false;
-    const bool calm = restart->begin_ns && aq_clock_ns() - restart->begin_ns > AQ_RESTART_CALM_S * second_ns;
+    /* Of running: who has waited so long for a machine that does not come back has not run. */
+    const bool calm = result->go_ns && aq_clock_ns() - result->go_ns > AQ_RESTART_CALM_S * second_ns;
     if (result->mark > restart->mark || calm) restart->in_row = 0;
     if (restart->in_row >= restart->max) return false;
     *step = result->mark;

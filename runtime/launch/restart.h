@@ -27,8 +27,7 @@ struct aq_restart {
     uint32_t max;    /* in a row; 0: never                    */
     uint32_t in_row; /* so far                                */
     uint32_t total;
-    uint64_t mark;     /* the newest checkpoint at the last one */
-    uint64_t begin_ns; /* of the run that has just ended        */
+    uint64_t mark; /* the newest checkpoint at the last one */
 };
 
 /*

@@ -96,7 +96,7 @@ static bool is_daemon_name(const char *name)
     return strcmp(name, "logs") == 0 || strcmp(name, "cache") == 0 || strcmp(name, "checkpoint") == 0;
 }
 
-/* A disk's own root has lost+found; a claim that was killed has left its marker aside. Neither makes a folder anybody's. */
+/* A disk's own root has lost+found; a claim that was killed has left its marker aside. Neither says whose it is. */
 static bool is_nobodys(const char *name)
 {
     return strcmp(name, "lost+found") == 0 || strcmp(name, AQ_OWNED_MARKER ".new") == 0;

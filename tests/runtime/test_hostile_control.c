@@ -163,7 +163,7 @@ static void test_nobody_talks_to_a_daemon_elsewhere_without_keys(void **state)
     close(door);
 }
 
-/* A daemon that says its hello and resets the connection, so that nothing can be answered: the cause has words all the same. */
+/* A daemon that says its hello and resets the connection, so that nothing can be answered: the cause has words. */
 static void test_a_daemon_that_hangs_up_in_the_greeting_is_named(void **state)
 {
     (void)state;
@@ -191,7 +191,9 @@ static void test_a_daemon_that_hangs_up_in_the_greeting_is_named(void **state)
         struct aq_control *control;
         aq_error_clear();
         assert_int_equal(aq_control_greet(address, &token, aq_clock_after(60000000000u), &control), AQ_CLOSED);
-        assert_non_null(strstr(aq_error_text(), address)); /* "closed the connection in the greeting", or of connecting */
+        /* In the greeting, or before it where the reset has come at once. */
+        assert_true(strstr(aq_error_text(), "closed the connection in the greeting") ||
+                    strstr(aq_error_text(), "cannot reach the daemon"));
     }
     close(door);
     int how;

@@ -11,6 +11,7 @@
 #include "remove_tree.h"
 #include "restart.h"
 #include "run_folder.h"
+#include "virtual_clock.h"
 
 static char folder[64];
 
@@ -25,6 +26,11 @@ static int each_teardown(void **state)
 {
     (void)state;
     return remove_tree(folder);
+}
+
+static uint64_t at(void *context)
+{
+    return *(const uint64_t *)context;
 }
 
 static const struct aq_launch_result killed = {.outcome = AQ_LAUNCH_FAILED, .transient = true, .mark = 6};
@@ -47,7 +53,7 @@ static void test_failure_of_the_job_ends_it(void **state)
 static void test_restarts_without_a_new_checkpoint_are_bounded(void **state)
 {
     (void)state;
-    struct aq_restart restart = {.max = 3, .begin_ns = aq_clock_ns()};
+    struct aq_restart restart = {.max = 3};
     uint64_t step;
     for (int i = 0; i < 3; i++) {
         assert_true(aq_restart_due(&restart, &killed, folder, &step));
@@ -60,6 +66,27 @@ static void test_restarts_without_a_new_checkpoint_are_bounded(void **state)
     assert_int_equal(step, 9);
     assert_int_equal(restart.in_row, 1);
     assert_int_equal(restart.total, 4);
+}
+
+/* Ten minutes of running begin the count anew; ten minutes of waiting for a machine that never comes do not. */
+static void test_long_running_counts_and_long_waiting_does_not(void **state)
+{
+    (void)state;
+    struct aq_restart restart = {.max = 2};
+    struct aq_launch_result waited = killed, ran = killed;
+    uint64_t step, now = 3600;
+    now *= 1000000000u;
+    virtual_clock(at, &now);
+    ran.go_ns = now;
+    assert_true(aq_restart_due(&restart, &waited, folder, &step));
+    now += (AQ_RESTART_CALM_S + 1) * 1000000000ULL;
+    assert_true(aq_restart_due(&restart, &waited, folder, &step));
+    assert_int_equal(restart.in_row, 2);
+    now += (AQ_RESTART_CALM_S + 1) * 1000000000ULL;
+    assert_false(aq_restart_due(&restart, &waited, folder, &step));
+    assert_true(aq_restart_due(&restart, &ran, folder, &step));
+    assert_int_equal(restart.in_row, 1);
+    virtual_clock(NULL, NULL);
 }
 
 static void test_unreadable_checkpoint_gives_way_to_the_older_once(void **state)
@@ -89,6 +116,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_failure_of_the_job_ends_it, each_setup, each_teardown),
         cmocka_unit_test_setup_teardown(test_restarts_without_a_new_checkpoint_are_bounded, each_setup, each_teardown),
+        cmocka_unit_test_setup_teardown(test_long_running_counts_and_long_waiting_does_not, each_setup, each_teardown),
         cmocka_unit_test_setup_teardown(test_unreadable_checkpoint_gives_way_to_the_older_once, each_setup,
                                         each_teardown),
     };

@@ -1,8 +1,8 @@
 /*
  * calls.h -- what the preloaded calls have in common. See world.h.
  *
- * Each call of calls_*.c stands under the C library's own name, before it. In a process that belongs to no world, and for
- * descriptors that are none of the world's, it does what the next one of that name does.
+ * Each call of calls_*.c stands under the C library's own name, before it. In a process that belongs to no world, and
+ * for descriptors that are none of the world's, it does what the next one of that name does.
  */
 #ifndef TESTS_SIM_CALLS_H
 #define TESTS_SIM_CALLS_H

@@ -64,7 +64,7 @@ static void disk_turns(void)
 static int sync_call(int fd, int (*real)(int))
 {
     if (!sim_here()) return real(fd);
-    sim->syncs++;
+    if (++sim->syncs == sim->sync_alarm) sim_wake(0);
     sim_record(SIM_EVENT_FILE, 1, 0);
     disk_turns();
     if (sim->fail_disk_every && sim_draw(sim->fail_disk_every) == 0) {

@@ -81,7 +81,8 @@ EXPORTED int prctl(int option, ...)
     unsigned long a[4];
     va_list arguments;
     va_start(arguments, option);
-    for (int i = 0; i < 4; i++) a[i] = va_arg(arguments, unsigned long);
+    for (int i = 0; i < 4; i++)
+        a[i] = va_arg(arguments, unsigned long);
     va_end(arguments);
     if (sim_here() && option == PR_SET_PDEATHSIG) {
         sim->process[sim_self()].death_signal = (int32_t)a[0]; /* the driver sees to it */
@@ -96,6 +97,7 @@ EXPORTED int kill(pid_t pid, int number)
     const int process = pid - SIM_PID_FIRST;
     if (pid <= 0 || process < 0 || process >= sim->process_end) return (int)sim_result(-ESRCH);
     const struct sim_process *to = &sim->process[process];
+    if (to->pid <= 0) return (int)sim_result(-ESRCH); /* it has been waited for; 0 would be this whole group */
     const bool alive = to->state == SIM_READY;
     const bool fatal = alive && number && sim_is_fatal(to->pid, number);
     if ((int)sim_kernel(SYS_kill, to->pid, number, 0, 0, 0, 0) != 0) return -1;
@@ -110,9 +112,11 @@ static pid_t reap(pid_t pid, int *how)
 {
     int process = pid > 0 ? pid - SIM_PID_FIRST : -1;
     if (pid > 0 && (process < 0 || process >= sim->process_end)) return (pid_t)sim_result(-ECHILD);
-    const pid_t got = (pid_t)sim_kernel(SYS_wait4, pid > 0 ? sim->process[process].pid : pid, (long)how, WNOHANG, 0, 0, 0);
+    const pid_t got =
+        (pid_t)sim_kernel(SYS_wait4, pid > 0 ? sim->process[process].pid : pid, (long)how, WNOHANG, 0, 0, 0);
     if (got <= 0) return got;
-    for (process = 0; process < sim->process_end && sim->process[process].pid != got; process++) continue;
+    for (process = 0; process < sim->process_end && sim->process[process].pid != got; process++)
+        continue;
     sim->process[process].pid = 0; /* the kernel may give it again */
     return SIM_PID_FIRST + process;
 }

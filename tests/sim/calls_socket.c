@@ -84,7 +84,8 @@ static int look_at_kernel(struct pollfd *fds, nfds_t count)
         theirs[some++] = fds[i];
     }
     if (some > 0) (void)real(theirs, some, 0);
-    for (nfds_t i = 0; i < some; i++) fds[where[i]].revents = theirs[i].revents;
+    for (nfds_t i = 0; i < some; i++)
+        fds[where[i]].revents = theirs[i].revents;
     return (int)some;
 }
 
@@ -108,7 +109,8 @@ static int look(struct pollfd *fds, nfds_t count, uint64_t *next_ns, bool *kerne
             *kernel = true;
     }
     if (*kernel) (void)look_at_kernel(fds, count);
-    for (nfds_t i = 0; i < count; i++) ready += fds[i].revents != 0;
+    for (nfds_t i = 0; i < count; i++)
+        ready += fds[i].revents != 0;
     return ready;
 }
 
@@ -172,7 +174,8 @@ EXPORTED int epoll_ctl(int epfd, int op, int fd, struct epoll_event *event)
     struct epoll *epoll = sim_here() ? epoll_of(epfd) : NULL;
     if (!epoll) return real(epfd, op, fd, event);
     int at = 0;
-    while (at < epoll->count && epoll->of[at].fd != fd) at++;
+    while (at < epoll->count && epoll->of[at].fd != fd)
+        at++;
     if (op == EPOLL_CTL_ADD ? at < epoll->count : at == epoll->count)
         return (int)sim_result(op == EPOLL_CTL_ADD ? -EEXIST : -ENOENT);
     if (op == EPOLL_CTL_DEL) {
@@ -518,7 +521,8 @@ EXPORTED int close(int fd)
 EXPORTED int close_range(unsigned first, unsigned last, int flags)
 {
     REAL(close_range);
-    for (unsigned fd = first; sim_here() && flags == 0 && fd <= last && fd < SIM_FDS; fd++) sim_forget_fd((int)fd);
+    for (unsigned fd = first; sim_here() && flags == 0 && fd <= last && fd < SIM_FDS; fd++)
+        sim_forget_fd((int)fd);
     return real(first, last, flags);
 }
 

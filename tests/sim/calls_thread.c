@@ -107,7 +107,8 @@ EXPORTED int pthread_join(pthread_t id, void **result)
     for (int i = 0; sim_here() && i < thread_count; i++) {
         if (!pthread_equal(threads[i].id, id)) continue;
         const int task = threads[i].task;
-        while (sim->task[task].state != SIM_DEAD) (void)sim_sleep(SIM_FOR_THREAD, (uint64_t)task, SIM_NEVER);
+        while (sim->task[task].state != SIM_DEAD)
+            (void)sim_sleep(SIM_FOR_THREAD, (uint64_t)task, SIM_NEVER);
         threads[i] = threads[--thread_count];
         break;
     }
@@ -162,13 +163,13 @@ EXPORTED long syscall(long number, ...)
     long a[6];
     va_list arguments;
     va_start(arguments, number);
-    for (int i = 0; i < 6; i++) a[i] = va_arg(arguments, long);
+    for (int i = 0; i < 6; i++)
+        a[i] = va_arg(arguments, long);
     va_end(arguments);
     const int op = (int)a[1] & FUTEX_CMD_MASK;
     if (!sim_here() || number != SYS_futex || (op != FUTEX_WAIT && op != FUTEX_WAKE))
         return sim_kernel(number, a[0], a[1], a[2], a[3], a[4], a[5]);
-    if (op == FUTEX_WAIT)
-        return futex_wait((uint32_t *)a[0], (uint32_t)a[2], (const struct timespec *)a[3]);
+    if (op == FUTEX_WAIT) return futex_wait((uint32_t *)a[0], (uint32_t)a[2], (const struct timespec *)a[3]);
     const int woken = wake_keys(SIM_FOR_FUTEX, (uint64_t)a[0], (int)a[2]);
     sim_yield();
     return woken;
@@ -242,7 +243,8 @@ EXPORTED ssize_t getrandom(void *bytes, size_t count, unsigned flags)
 {
     REAL(getrandom);
     if (!sim_here()) return real(bytes, count, flags);
-    for (size_t i = 0; i < count; i++) ((uint8_t *)bytes)[i] = (uint8_t)sim_draw(256);
+    for (size_t i = 0; i < count; i++)
+        ((uint8_t *)bytes)[i] = (uint8_t)sim_draw(256);
     sim_record(SIM_EVENT_CHANCE, count, 0);
     return (ssize_t)count;
 }

@@ -1,5 +1,5 @@
 /*
- * hostile.c -- a peer of a simulated world that belongs to nobody: it knocks at doors and lies, for as long as it lives.
+ * hostile.c -- a peer of a simulated world that belongs to nobody: it knocks at doors and lies, as long as it lives.
  *
  *     sim_hostile MS HOST:PORT...      one visit every MS at most, its kind and its target by the world's chance
  *
@@ -75,11 +75,15 @@ static void say_hello(int fd)
 /* A line of the control plane: whole, half, long, or no JSON. */
 static void say_line(int fd)
 {
-    static const char *const lines[] = {
-        "{\"op\":\"open\",\"job\":\"mine\",\"protocol\":1,\"version\":\"0\"}\n", "{\"op\":\"status\"}\n",
-        "{\"op\":\"stop\"}\n", "{\"op\":\"hello\",\"proof\":\"0000000000000000000000000000000000000000\"}\n",
-        "{\"op\":\"start\",\"rank\":0,\"stages\":1,\"manifest\":\"/etc/passwd\"}\n", "{\"op\":\"hello\"", "[[[[[[[[[[\n",
-        "\n", "{\"event\":\"exited\",\"rank\":0}\n"};
+    static const char *const lines[] = {"{\"op\":\"open\",\"job\":\"mine\",\"protocol\":1,\"version\":\"0\"}\n",
+                                        "{\"op\":\"status\"}\n",
+                                        "{\"op\":\"stop\"}\n",
+                                        "{\"op\":\"hello\",\"proof\":\"0000000000000000000000000000000000000000\"}\n",
+                                        "{\"op\":\"start\",\"rank\":0,\"stages\":1,\"manifest\":\"/etc/passwd\"}\n",
+                                        "{\"op\":\"hello\"",
+                                        "[[[[[[[[[[\n",
+                                        "\n",
+                                        "{\"event\":\"exited\",\"rank\":0}\n"};
     static char line[LINE_BYTES];
     const char *text = lines[draw(sizeof lines / sizeof *lines)];
     if (draw(6) == 0) {

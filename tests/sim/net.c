@@ -2,10 +2,10 @@
  * net.c -- the world's network: streams between hosts, in shared memory.
  *
  * A segment sent at t by a host arrives at t' = max(t, line free) + bytes / rate + latency + jitter, never before one
- * that was sent earlier on its stream. While a line is cut nothing arrives, ends of streams neither; when it is mended, all that was on its
- * way arrives then (TCP has sent it again). A host without power is silent: its streams end for nobody until it is back
- * and answers with resets. One frame in flip_every gets a bit flipped, on links alone (ports from flip_port_first on):
- * the control plane has nothing to notice it by but TLS.
+ * that was sent earlier on its stream. While a line is cut nothing arrives, ends of streams neither; when it is mended,
+ * all that was on its way arrives then (TCP has sent it again). A host without power is silent: its streams end for
+ * nobody until it is back and answers with resets. One frame in flip_every gets a bit flipped, on links alone (ports
+ * from flip_port_first on): the control plane has nothing to notice it by but TLS.
  */
 #include <errno.h>
 #include <poll.h>
@@ -75,7 +75,8 @@ static int conn_make(int from, int to, uint16_t from_port, uint16_t to_port)
         if (conn->used) continue;
         *conn = (struct sim_conn){
             .used = true, .open = {true, true}, .host = {from, to}, .port = {from_port, to_port}, .local = from < 0};
-        for (int s = 0; s < 2; s++) conn->half[s].fin_ns = conn->half[s].reset_ns = SIM_NEVER;
+        for (int s = 0; s < 2; s++)
+            conn->half[s].fin_ns = conn->half[s].reset_ns = SIM_NEVER;
         return i;
     }
     sim_die("too many streams", SIM_CONNS);
@@ -158,7 +159,8 @@ static struct sim_sock *door_at(int host, uint16_t port)
 
 int sim_listen(struct sim_sock *sock, int host, uint16_t port)
 {
-    while (port == 0 || (port == sim->port_next && door_at(host, port))) port = sim->port_next++;
+    while (port == 0 || (port == sim->port_next && door_at(host, port)))
+        port = sim->port_next++;
     if (door_at(host, port)) return EADDRINUSE;
     sock->kind = SIM_SOCK_DOOR;
     sock->host = host;

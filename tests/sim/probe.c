@@ -82,7 +82,8 @@ static int two(void)
     unsigned char chance[4];
     for (int i = 0; i < 2; i++)
         if (pthread_create(&threads[i], NULL, count_up, NULL) != 0) return 1;
-    for (int i = 0; i < 2; i++) pthread_join(threads[i], NULL);
+    for (int i = 0; i < 2; i++)
+        pthread_join(threads[i], NULL);
     if (getrandom(chance, sizeof chance, 0) != sizeof chance) return 1;
     printf("%d %02x%02x%02x%02x\n", counter, chance[0], chance[1], chance[2], chance[3]);
     return 0;
@@ -93,7 +94,8 @@ static int child(void)
     int how = 0;
     const pid_t self = getpid(), pid = fork();
     if (pid == 0) {
-        for (;;) pause();
+        for (;;)
+            pause();
     }
     kill(pid, SIGKILL);
     const pid_t got = waitpid(pid, &how, 0);
@@ -113,7 +115,8 @@ int main(int count, char **arguments)
     const double begin = now();
     const struct timespec hour = {.tv_sec = 3600};
     if (strcmp(what, "hour") == 0) nanosleep(&hour, NULL);
-    while (strcmp(what, "spin") == 0 && now() < begin + 0.01) continue;
+    while (strcmp(what, "spin") == 0 && now() < begin + 0.01)
+        continue;
     printf("%.3f\n", now() - begin);
     return 0;
 }

@@ -57,16 +57,23 @@ uint64_t sim_draw(uint64_t below)
 
 void sim_record(enum sim_event kind, uint64_t a, uint64_t b)
 {
-    sim->record[sim->record_count++ % SIM_EVENTS] = (struct sim_record){
-        .now_ns = sim->now_ns, .task = (uint32_t)sim_me, .kind = (uint32_t)kind, .a = a, .b = b};
+    sim->record[sim->record_count++ % SIM_EVENTS] =
+        (struct sim_record){.now_ns = sim->now_ns, .task = (uint32_t)sim_me, .kind = (uint32_t)kind, .a = a, .b = b};
     sim->digest = mix(sim->digest ^ mix(sim->now_ns + 1)) + mix((uint64_t)sim_me << 32 | (uint64_t)kind) +
                   mix(a + 0x9e3779b97f4a7c15ULL) * 3 + mix(b ^ 0xd1b54a32d192ed03ULL) * 5;
+}
+
+/* A thread that has ended may still be joined, for as long as its process lives. */
+static bool is_free(const struct sim_task *task)
+{
+    return task->state == SIM_FREE || (task->state == SIM_DEAD && sim->process[task->process].state == SIM_DEAD);
 }
 
 int sim_task_make(int process, const char *name)
 {
     int task = 0;
-    while (task < SIM_TASKS && sim->task[task].state != SIM_FREE) task++;
+    while (task < SIM_TASKS && !is_free(&sim->task[task]))
+        task++;
     if (task == SIM_TASKS) sim_die("too many threads", SIM_TASKS);
     if (task >= sim->task_end) sim->task_end = task + 1;
     sim->task[task] = (struct sim_task){.state = SIM_READY, .process = process, .wake_ns = SIM_NEVER};
@@ -78,7 +85,8 @@ void sim_task_end(int task)
 {
     sim->task[task].state = SIM_DEAD;
     for (int i = 0; i < sim->task_end; i++) /* who joins it */
-        if (sim->task[i].state == SIM_WAITING && sim->task[i].why == SIM_FOR_THREAD && sim->task[i].key == (uint64_t)task)
+        if (sim->task[i].state == SIM_WAITING && sim->task[i].why == SIM_FOR_THREAD &&
+            sim->task[i].key == (uint64_t)task)
             sim_wake(i);
 }
 
@@ -99,13 +107,15 @@ void sim_wake(int task)
 void sim_wake_set(const uint64_t set[SIM_TASK_WORDS])
 {
     for (int word = 0; word < SIM_TASK_WORDS; word++)
-        for (uint64_t left = set[word]; left; left &= left - 1) sim_wake(word * 64 + __builtin_ctzll(left));
+        for (uint64_t left = set[word]; left; left &= left - 1)
+            sim_wake(word * 64 + __builtin_ctzll(left));
 }
 
 void sim_wake_kernel(int process)
 {
     for (int i = 1; i < sim->task_end; i++)
-        if (sim->task[i].state == SIM_WAITING && sim->task[i].kernel && (process < 0 || sim->task[i].process == process))
+        if (sim->task[i].state == SIM_WAITING && sim->task[i].kernel &&
+            (process < 0 || sim->task[i].process == process))
             sim_wake(i);
 }
 

@@ -3,20 +3,21 @@
  *
  *     simulator --seed N --library FILES --horizon SECONDS [--KEY N ...] [--trace FILE] < PLAN
  *
- * The last line on standard output is a JSON object: how it ended, what its trace was. The exit code is 0 where the main
- * process has ended and nothing is left, 1 otherwise. Times of the plan are milliseconds of the world. A line each:
+ * The last line on standard output is a JSON object: how it ended, what its trace was. The exit code is 0 where the
+ * main process has ended and nothing is left, 1 otherwise. Times of the plan are the world's, in ms. A line each:
  *
  *     line A B LATENCY_US JITTER_US MBPS     of hosts A and B, both ways; MBPS 0: no limit
  *     process NAME HOST LOG ARGUMENT...      what can be started (tab between arguments)
  *     start AT NAME                          as a child of the driver
- *     main NAME                              once no process runs whose name begins so, and none is to be started, the others
- *                                            are told to end (SIGTERM), and after a while the world ends
- *     kill AT NAME K                         SIGKILL to the K-th living process of that name (prefix; modulo their count)
+ *     main NAME                              once no process runs whose name begins so, and none is to be started, the
+ *                                            others are told to end (SIGTERM), and after a while the world ends
+ *     kill AT NAME K                         SIGKILL to the K-th living process of that name (prefix; modulo the count)
  *     term AT NAME K                         SIGTERM
  *     freeze AT NAME K MS                    it gets no turn for that long
  *     cut AT A B MS                          nothing from host A gets to host B, for that long; -1: any host
  *     reset AT A B                           every stream between them breaks
- *     power AT HOST MS                       off; MS later the disk has what it has, and the host's processes start again
+ *     power AT HOST MS                       off; MS later the disk has what it has, the host's processes start again
+ *                                            (of the main ones those called ...-again); AT sN: at the N-th sync
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -48,7 +49,7 @@ struct program {
 };
 
 struct fault {
-    uint64_t at_ns;
+    uint64_t at_ns, at_sync; /* 0: at a time */
     char what[12], name[32];
     long a, b, c;
     bool done;
@@ -94,7 +95,8 @@ static void read_process(char *line)
     if (!word || sscanf(word, "process %31s %d %4095s", p->name, &p->host, log) != 3) wrong("no process", line);
     p->log = strdup(log);
     p->process = -1;
-    while ((word = strtok_r(NULL, "\t", &save)) && count < ARGUMENTS_MAX) p->arguments[count++] = strdup(word);
+    while ((word = strtok_r(NULL, "\t", &save)) && count < ARGUMENTS_MAX)
+        p->arguments[count++] = strdup(word);
 }
 
 static void read_line_of(const char *line)
@@ -113,14 +115,18 @@ static void read_line_of(const char *line)
 static void read_fault(const char *line)
 {
     struct fault *f = &faults[fault_count++];
-    double at;
+    unsigned long long sync = 0;
+    double at = 0;
     if (fault_count == FAULTS_MAX) wrong("too many faults", line);
-    if (sscanf(line, "%11s %lf", f->what, &at) != 2) wrong("no line of a plan", line);
+    if (sscanf(line, "%11s s%llu", f->what, &sync) != 2 && sscanf(line, "%11s %lf", f->what, &at) != 2)
+        wrong("no line of a plan", line);
     f->at_ns = (uint64_t)(at * 1e6);
+    f->at_sync = sync;
+    if (sync > 0) sim->sync_alarm = sync;
     const bool named = strcmp(f->what, "start") == 0 || strcmp(f->what, "kill") == 0 || strcmp(f->what, "term") == 0 ||
                        strcmp(f->what, "freeze") == 0;
-    if (named ? sscanf(line, "%*s %*f %31s %ld %ld", f->name, &f->a, &f->b) < 1
-              : sscanf(line, "%*s %*f %ld %ld %ld", &f->a, &f->b, &f->c) < 2)
+    if (named ? sscanf(line, "%*s %*s %31s %ld %ld", f->name, &f->a, &f->b) < 1
+              : sscanf(line, "%*s %*s %ld %ld %ld", &f->a, &f->b, &f->c) < 2)
         wrong("no line of a plan", line);
 }
 
@@ -201,6 +207,7 @@ static void bury(int process, bool silent);
 /* Signal it; if that is its death, it is buried. */
 static void end(int process, int number, bool silent)
 {
+    if (sim->process[process].pid <= 0) return;
     const bool fatal = sim_is_fatal(sim->process[process].pid, number);
     kill(sim->process[process].pid, number);
     if (fatal)
@@ -266,6 +273,7 @@ static void later(const struct fault *f, const char *what, uint64_t ms)
     strncpy(faults[fault_count].what, what, sizeof f->what - 1);
     faults[fault_count].what[sizeof f->what - 1] = 0;
     faults[fault_count].done = false;
+    faults[fault_count].at_sync = 0;
     faults[fault_count++].at_ns = sim->now_ns + ms * SIM_MS;
 }
 
@@ -300,7 +308,8 @@ static void power_on(int host)
         setenv(key, path, 1);
     }
     for (int i = 0; i < program_count; i++)
-        if (programs[i].host == host && programs[i].stays && programs[i].process < 0 && !is_main(programs[i].name))
+        if (programs[i].host == host && programs[i].process < 0 &&
+            (is_main(programs[i].name) ? strstr(programs[i].name, "-again") != NULL : programs[i].stays))
             start(&programs[i]);
 }
 
@@ -343,7 +352,9 @@ static bool main_over(void)
     for (int i = 0; i < program_count; i++)
         if (is_main(programs[i].name) && programs[i].process >= 0) return false;
     for (int i = 0; i < fault_count; i++)
-        if (!faults[i].done && strcmp(faults[i].what, "start") == 0 && is_main(faults[i].name)) return false;
+        if (!faults[i].done &&
+            (strcmp(faults[i].what, "on") == 0 || (strcmp(faults[i].what, "start") == 0 && is_main(faults[i].name))))
+            return false;
     return exit_code != -1;
 }
 
@@ -368,10 +379,11 @@ static uint64_t do_faults(void)
     uint64_t next = SIM_NEVER;
     for (int i = 0; i < fault_count; i++) {
         if (faults[i].done) continue;
-        if (faults[i].at_ns <= sim->now_ns) {
+        const bool by_sync = faults[i].at_sync > 0;
+        if (by_sync ? faults[i].at_sync <= sim->syncs : faults[i].at_ns <= sim->now_ns) {
             faults[i].done = true;
             do_fault(&faults[i]);
-        } else if (faults[i].at_ns < next) {
+        } else if (!by_sync && faults[i].at_ns < next) {
             next = faults[i].at_ns;
         }
     }
@@ -448,8 +460,8 @@ static void run(void)
 
 static void write_trace(const char *path)
 {
-    static const char *const kinds[] = {"turn", "clock", "send", "receive", "connect", "close",
-                                        "fork", "exec",  "death", "fault", "file",    "chance"};
+    static const char *const kinds[] = {"turn", "clock", "send",  "receive", "connect", "close",
+                                        "fork", "exec",  "death", "fault",   "file",    "chance"};
     FILE *file = fopen(path, "we");
     if (!file) wrong("cannot write", path);
     const uint64_t first = sim->record_count > SIM_EVENTS ? sim->record_count - SIM_EVENTS : 0;
@@ -510,14 +522,16 @@ static void kill_all(void)
 {
     for (int i = 0; i < sim->process_end; i++)
         if (sim->process[i].state == SIM_READY && sim->process[i].pid > 0) kill(sim->process[i].pid, SIGKILL);
-    while (waitpid(-1, NULL, 0) > 0 || errno == EINTR) continue;
+    while (waitpid(-1, NULL, 0) > 0 || errno == EINTR)
+        continue;
 }
 
 int main(int count, char **arguments)
 {
     const char *trace = NULL;
     static const char *const verdicts[] = {"ended", "ended", "hangs", "takes too long"};
-    if (!(personality(0xffffffff) & ADDR_NO_RANDOMIZE) && personality(ADDR_NO_RANDOMIZE) != -1) execv("/proc/self/exe", arguments);
+    if (!(personality(0xffffffff) & ADDR_NO_RANDOMIZE) && personality(ADDR_NO_RANDOMIZE) != -1)
+        execv("/proc/self/exe", arguments);
     make_world();
     for (int i = 1; i + 1 < count; i += 2) {
         if (strcmp(arguments[i], "--library") == 0)
@@ -531,7 +545,8 @@ int main(int count, char **arguments)
     }
     sim->rng[0] = sim->seed * 0x9e3779b97f4a7c15ULL + 1;
     sim->rng[1] = sim->seed ^ 0xd1b54a32d192ed03ULL;
-    for (int i = 0; i < 16; i++) (void)sim_draw(2);
+    for (int i = 0; i < 16; i++)
+        (void)sim_draw(2);
     read_plan();
     cpu_set_t one;
     CPU_ZERO(&one);
@@ -544,8 +559,10 @@ int main(int count, char **arguments)
     if (sim->verdict != SIM_RUNS || left) tell_waits();
     kill_all();
     if (trace) write_trace(trace);
-    printf("{\"verdict\": \"%s\", \"exit\": %d, \"left\": %s, \"digest\": \"%016llx\", \"seconds\": %.3f, \"turns\": %llu, "
-           "\"processes\": %d, \"sent\": %llu, \"connects\": %llu, \"flips\": %llu, \"syncs\": %llu, \"lost_syncs\": %llu}\n",
+    printf("{\"verdict\": \"%s\", \"exit\": %d, \"left\": %s, \"digest\": \"%016llx\", \"seconds\": %.3f, \"turns\": "
+           "%llu, "
+           "\"processes\": %d, \"sent\": %llu, \"connects\": %llu, \"flips\": %llu, \"syncs\": %llu, \"lost_syncs\": "
+           "%llu}\n",
            verdicts[sim->verdict], exit_code, left ? "true" : "false", (unsigned long long)sim->digest,
            (double)sim->now_ns * 1e-9, (unsigned long long)sim->turns, sim->process_end,
            (unsigned long long)sim->sent_bytes, (unsigned long long)sim->connects, (unsigned long long)sim->flips,

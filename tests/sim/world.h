@@ -4,8 +4,9 @@
  *
  * The programs are the shipped ones, unchanged. Each is a real process with sim_calls (calls_*.c) preloaded: what a
  * thread asks of the kernel that could wait, tell the time, draw chance or reach another process goes through here.
- * A task is a thread. Exactly one task runs; it hands the turn on (sim_dispatch) where it would wait, and sometimes where
- * it need not (sim_yield). Who is next is drawn by the seed; where nobody can run, the clock goes to the earliest deadline.
+ * A task is a thread. Exactly one runs; it hands the turn on (sim_hand_on) where it would wait, and sometimes where
+ * it need not (sim_yield). Who is next is drawn by the seed; where nobody can run, the clock goes to the earliest
+ * deadline.
  * Nothing here is guarded by a lock: whoever has the turn may change anything.
  *
  *     clock       world->now_ns: what clock_gettime says; computing takes no time, a turn takes a few microseconds
@@ -29,7 +30,7 @@
 #define SIM_PID_FIRST 1000
 
 enum {
-    SIM_PROCESSES = 256, /* of one run, the ended ones counted        */
+    SIM_PROCESSES = 2048, /* of one run, the ended ones counted         */
     SIM_TASKS = 1024,
     SIM_TASK_WORDS = SIM_TASKS / 64,
     SIM_FDS = 512, /* of one process */
@@ -39,7 +40,7 @@ enum {
     SIM_SEGMENTS = 256,
     SIM_BACKLOG = 64,
     SIM_HOSTS = 16,
-    SIM_EVENTS = 1 << 20 /* of the trace that are kept */
+    SIM_EVENTS = 1 << 19 /* of the trace that are kept */
 };
 
 enum sim_state { SIM_FREE, SIM_READY, SIM_WAITING, SIM_DEAD };
@@ -78,7 +79,8 @@ struct sim_task {
     uint32_t turn; /* a futex: 1, it is this task's */
     uint32_t state;
     int32_t process;
-    bool begun, woken, kernel; /* begun: it has had a turn (exec goes on in it); kernel: it waits for descriptors of the kernel, too */
+    bool begun, woken,
+        kernel; /* begun: it has had a turn (exec goes on in it); kernel: it waits for descriptors of the kernel, too */
     uint32_t why;
     uint64_t wake_ns, key; /* key: the address of a futex or mutex, a thread's number */
     char name[16];
@@ -146,14 +148,15 @@ struct sim_record {
 
 struct sim_world {
     uint64_t seed, rng[2], now_ns, digest, turns, horizon_ns;
-    uint64_t yield_every, stall_every, stall_ns_max;       /* one call in so many hands the turn on, or stalls; 0: none */
-    uint64_t flip_every;                                   /* one frame in so many has a bit flipped */
+    uint64_t yield_every, stall_every, stall_ns_max; /* one call in so many hands the turn on, or stalls; 0: none */
+    uint64_t flip_every;                             /* one frame in so many has a bit flipped */
     uint64_t disk_ns_max, lose_sync_every, fail_disk_every; /* of hosts whose disk is so */
     uint32_t flip_port_first;
     pid_t driver;
     int32_t running, task_end, process_end, bury; /* bury: of this process; -1 none */
     uint32_t bell;                                /* a futex: the driver is to look */
     uint32_t verdict;                             /* SIM_ENDED.. below */
+    uint64_t sync_alarm;                          /* at the sync of this number the driver is woken */
     uint16_t port_next;
     uint64_t losts, flips, syncs, sent_bytes, connects;
     uint64_t record_count;
@@ -168,8 +171,8 @@ struct sim_world {
 
 enum sim_verdict { SIM_RUNS, SIM_ENDED, SIM_HANGS, SIM_TOO_LONG };
 
-extern struct sim_world *sim;       /* NULL: this process is in no world */
-extern __thread int sim_me;         /* the task of this thread */
+extern struct sim_world *sim; /* NULL: this process is in no world */
+extern __thread int sim_me;   /* the task of this thread */
 
 /* sched.c */
 uint64_t sim_draw(uint64_t below); /* 0 <= . < below */
@@ -178,7 +181,7 @@ int sim_task_make(int process, const char *name); /* ready from the start */
 void sim_task_end(int task);
 void sim_wake(int task);
 void sim_wake_set(const uint64_t set[SIM_TASK_WORDS]);
-void sim_wake_kernel(int process); /* -1: of all processes */
+void sim_wake_kernel(int process);                                 /* -1: of all processes */
 bool sim_sleep(enum sim_why why, uint64_t key, uint64_t until_ns); /* false: the time has come */
 void sim_yield(void);                                              /* perhaps */
 void sim_hand_on(void); /* choose the next one and give it the turn; returns at once */
