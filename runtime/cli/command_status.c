@@ -176,6 +176,9 @@ static double number_of(const json_t *line, const char *key)
 
 struct latest {
     json_t *start, *step, *eval, *end;
+    char *line; /* the file's last one when it was read, and where it begins: the next look goes on there */
+    size_t line_count;
+    uint64_t line_begin;
 };
 
 static enum aq_status find_latest(const json_t *line, void *context)
@@ -202,22 +205,87 @@ static void latest_close(struct latest *latest)
     json_decref(latest->step);
     json_decref(latest->eval);
     json_decref(latest->end);
+    aq_free(latest->line);
     *latest = (struct latest){0};
 }
 
-static enum aq_status read_latest(const char *folder, struct latest *latest)
+/* The line that was the last one is where it was: nothing before it has changed (a run that begins again from a checkpoint
+ * cuts its file, and may have written as much again). */
+static bool read_before(const char *path, const struct latest *latest)
 {
-    char path[AQ_RUN_PATH_BYTES];
-    *latest = (struct latest){0};
-    AQ_TRY(aq_run_path(folder, "metrics.jsonl", path));
-    struct aq_report_sums sums; /* of what need not be read */
-    uint64_t offset;
-    aq_metrics_index_load(path, &sums, &offset);
+    char *text;
+    size_t count;
+    uint64_t begin;
+    if (!latest->line) return false;
+    if (aq_run_line_before(path, latest->line_begin + latest->line_count + 1, &text, &count, &begin) != AQ_OK) return false;
+    const bool same = begin == latest->line_begin && count == latest->line_count && memcmp(text, latest->line, count) == 0;
+    aq_free(text);
+    return same;
+}
+
+/* What need not be read, as the file's index has it; *offset: what has to be, from there on. */
+static void read_index(const char *path, struct latest *latest, uint64_t *offset)
+{
+    struct aq_report_sums sums;
+    latest_close(latest);
+    aq_metrics_index_load(path, &sums, offset);
     latest->start = json_incref(sums.start);
     latest->eval = json_incref(sums.eval);
     latest->end = json_incref(sums.end);
     aq_report_sums_deinit(&sums);
-    const enum aq_status status = aq_run_lines_from(path, offset, find_latest, latest);
+}
+
+static bool is_step(const char *text, size_t count)
+{
+    static const char begin[] = "{\"event\":\"step\"";
+    return count > sizeof begin && memcmp(text, begin, sizeof begin - 1) == 0;
+}
+
+/* What has come behind the line that was the last one. Of steps only the newest is taken apart: there may be hundreds. */
+static enum aq_status read_since(const char *path, struct latest *latest)
+{
+    struct aq_run_lines *lines;
+    const char *text;
+    char *step;
+    size_t count;
+    uint64_t step_end = 0, begin;
+    AQ_TRY(aq_run_lines_open(path, latest->line_begin, &lines));
+    enum aq_status status = AQ_OK;
+    while ((status = aq_run_lines_next(lines, &text, &count)) == AQ_OK) {
+        if (is_step(text, count)) {
+            step_end = aq_run_lines_at(lines);
+            continue;
+        }
+        json_t *line = json_loadb(text, count, 0, NULL);
+        (void)find_latest(line, latest);
+        json_decref(line);
+    }
+    aq_run_lines_close(lines);
+    if (status != AQ_NOTFOUND || step_end == 0) return status == AQ_NOTFOUND ? AQ_OK : status;
+    AQ_TRY(aq_run_line_before(path, step_end, &step, &count, &begin));
+    json_t *line = json_loadb(step, count, 0, NULL);
+    (void)find_latest(line, latest);
+    json_decref(line);
+    aq_free(step);
+    return AQ_OK;
+}
+
+/* *latest is all zeroes, or what an earlier call left: then only what has come since is read. */
+static enum aq_status read_latest(const char *folder, struct latest *latest)
+{
+    char path[AQ_RUN_PATH_BYTES], *line = NULL;
+    size_t count = 0;
+    uint64_t begin = 0, offset = 0;
+    AQ_TRY(aq_run_path(folder, "metrics.jsonl", path));
+    const bool more = read_before(path, latest);
+    if (!more) read_index(path, latest, &offset);
+    const bool some = aq_run_line_before(path, UINT64_MAX, &line, &count, &begin) == AQ_OK;
+    const enum aq_status status =
+        more ? read_since(path, latest) : aq_run_lines_from(path, offset, find_latest, latest);
+    aq_free(latest->line);
+    latest->line = some ? line : NULL;
+    latest->line_count = count;
+    latest->line_begin = begin;
     if (status == AQ_NOTFOUND) return aq_fail(status, "status", "%s is no run folder: it has no metrics.jsonl", folder);
     if (status != AQ_OK) latest_close(latest);
     return status;
@@ -282,7 +350,7 @@ static void add_folder_status(const struct asked *asked, const struct latest *la
 
 static int folder_status(const struct asked *asked)
 {
-    struct latest latest;
+    struct latest latest = {0};
     struct aq_text text = {0}, folded = {0};
     if (read_latest(asked->folder, &latest) != AQ_OK) return AQ_EXIT_FAILED;
     if (asked->json) {
@@ -448,8 +516,8 @@ int aq_command_top(int argc, char **argv)
     if (code != AQ_OPTIONS_READ) return code;
     if (asked.daemon) return daemon_status(&asked);
     const bool terminal = isatty(STDOUT_FILENO) == 1 && !asked.once;
+    struct latest latest = {0};
     for (;;) {
-        struct latest latest;
         if (read_latest(asked.folder, &latest) != AQ_OK) return AQ_EXIT_FAILED;
         const char *state = state_of(asked.folder, &latest);
         if (terminal && !asked.json) fputs("\033[H\033[2J", stdout);
@@ -460,14 +528,13 @@ int aq_command_top(int argc, char **argv)
         else
             printf("%s: %s, no step yet\n", asked.folder, state);
         fflush(stdout);
-        const bool over = aq_run_holder(asked.folder) == 0;
-        latest_close(&latest);
-        if (over || !terminal) return AQ_EXIT_DONE;
         struct pollfd input = {.fd = STDIN_FILENO, .events = POLLIN};
         char key = 0;
-        if (poll(&input, 1, (int)(asked.seconds * 1000)) > 0 && (read(STDIN_FILENO, &key, 1) <= 0 || key == 'q'))
-            return AQ_EXIT_DONE;
+        if (aq_run_holder(asked.folder) == 0 || !terminal) break;
+        if (poll(&input, 1, (int)(asked.seconds * 1000)) > 0 && (read(STDIN_FILENO, &key, 1) <= 0 || key == 'q')) break;
     }
+    latest_close(&latest);
+    return AQ_EXIT_DONE;
 }
 
 /* ---- stop ---- */
