@@ -69,11 +69,11 @@ static enum aq_status tell(const struct end *end, enum says what, uint64_t numbe
     return send(end->socket, words, sizeof words, MSG_NOSIGNAL) == sizeof words ? AQ_OK : lost("tell");
 }
 
-/* All that has come. */
+/* All that has come; behind UNMAPPED the other end may close. */
 static enum aq_status hear(struct end *end)
 {
     struct pollfd ready = {.fd = end->socket, .events = POLLIN};
-    while (poll(&ready, 1, 0) == 1) {
+    while (!end->unmapped && poll(&ready, 1, 0) == 1) {
         uint64_t words[2];
         if (recv(end->socket, words, sizeof words, MSG_WAITALL) != sizeof words) return lost("hear");
         if (words[0] == GIVEN) end->heard = words[1];
