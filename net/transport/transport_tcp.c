@@ -26,7 +26,7 @@
 
 enum {
     BACKLOG = 4096,             /* connections that the kernel holds until the next accept: its own usual most   */
-    IDLE_S = 30, /* then the kernel asks: connections that wait for losses (stripes.h) stay known to routers   */
+    IDLE_S = 30,                /* then the kernel asks: connections that wait for losses stay known to routers */
     PACED_SEGMENT_BYTES = 1448, /* of an Ethernet path: 1500 less IP, TCP and time stamps                        */
     SEGMENT_BYTES_MAX = 32767,  /* the kernel's                                                                  */
     PACED_QUEUE_NS = 10000000,  /* bytes not yet sent that the kernel takes, as time at the rate                 */

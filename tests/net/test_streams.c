@@ -410,8 +410,10 @@ static void test_sums_are_not_for_losses_of_a_full_queue(void **state)
     copies = AQ_LINK_COPIES_AUTO;
     for (size_t i = 0; i < sizeof ways / sizeof *ways; i++) {
         stripes_open(stripes);
-        ends[0][2].path = (struct aq_path){
-            .again_bytes = 1448, .round_trip_ns = ways[i].round_trip_ns, .queue_ns = ways[i].queue_ns};
+        for (int n = 0; n < LANES; n++)
+            ends[0][n].path.round_trip_ns = ways[i].round_trip_ns;
+        ends[0][1].path.queue_ns = ways[i].queue_ns; /* of the way, whichever connection has seen it */
+        ends[0][2].path.again_bytes = 1448;
         say_all(stripes[0], 0, SAID / 2);
         assert_int_equal(carried() >= SAID / 2 * LANES / (LANES - 1), ways[i].sums);
         stripes_close(stripes);
