@@ -23,6 +23,7 @@ struct part {
     struct aq_stripe stripe; /* of that head, when it is whole                       */
     uint32_t left;           /* of its bytes                                         */
     bool gathers;            /* they go to in.kept or in.sum, for a sum              */
+    uint64_t sent_bytes;     /* when losses were looked for last                     */
     int armed[2];            /* descriptors in poll[]; -1: none                      */
     uint8_t out[AQ_STRIPE_HEAD_BYTES + AQ_SUM_HEAD_BYTES + AQ_STRIPE_BYTES]; /* one on its way: [begin, end) is left */
     uint32_t out_begin, out_end;
@@ -68,7 +69,7 @@ struct stripes {
     uint64_t pace_wake_ns;                         /* when the pace lets more go; AQ_NEVER: it does                 */
     uint64_t look_ns, lossy_until_ns, again_bytes; /* AQ_LINK_COPIES_AUTO: when losses are looked for next; sums go
                                                       until then; what had been sent again             */
-    bool lone;                                     /* then: without sums all goes over the first part                 */
+    bool lone;                                     /* then: without sums all goes over the first part  */
     struct group group;
     uint32_t group_most;      /* stripes of a group */
     struct sums_in *in;       /* NULL: AQ_LINK_COPIES_OFF */
@@ -571,19 +572,27 @@ static uint32_t cut_stripe(struct stripes *s, struct part *part, const struct io
     return bytes;
 }
 
-static void stripes_path(struct aq_byte_stream *stream, struct aq_path *out);
-
 /* Do groups have sums now? Where packets are lost on the way, and not for want of room in a queue. */
 static bool sums_now(struct stripes *s, uint64_t now_ns)
 {
     if (s->config.copies != AQ_LINK_COPIES_AUTO) return s->config.copies == AQ_LINK_COPIES_ON;
     if (now_ns < s->look_ns) return now_ns < s->lossy_until_ns;
-    struct aq_path path;
-    stripes_path(&s->stream, &path);
-    const bool full = path.queue_ns > path.round_trip_ns / 2 && path.queue_ns > AQ_QUEUE_FULL_NS;
-    if (path.again_bytes > s->again_bytes && !full) s->lossy_until_ns = now_ns + AQ_COPIES_KEEP_NS;
-    s->again_bytes = path.again_bytes;
-    s->lone = s->config.spare && path.steady;
+    uint64_t again_bytes = 0, queue_ns = 0, round_trip_ns = UINT64_MAX;
+    s->lone = s->config.spare;
+    for (uint32_t i = 0; i < s->count; i++) {
+        struct part *part = &s->parts[i];
+        struct aq_path path;
+        part->below->ops->path(part->below, &path);
+        /* The way and its queue are theirs together; one that has sent nothing knows of a queue that was. */
+        if (path.sent_bytes != part->sent_bytes && path.queue_ns > queue_ns) queue_ns = path.queue_ns;
+        if (path.round_trip_ns < round_trip_ns) round_trip_ns = path.round_trip_ns;
+        part->sent_bytes = path.sent_bytes;
+        again_bytes += path.again_bytes;
+        s->lone = s->lone && path.steady;
+    }
+    const bool full = queue_ns > round_trip_ns / 2 && queue_ns > AQ_QUEUE_FULL_NS;
+    if (again_bytes > s->again_bytes && !full) s->lossy_until_ns = now_ns + AQ_COPIES_KEEP_NS;
+    s->again_bytes = again_bytes;
     s->look_ns = now_ns + AQ_COPIES_LOOK_NS;
     return now_ns < s->lossy_until_ns;
 }
@@ -753,9 +762,6 @@ static void stripes_path(struct aq_byte_stream *stream, struct aq_path *out)
         out->delivered_bytes += other.delivered_bytes;
         out->window_bytes += other.window_bytes;
         out->flight_bytes += other.flight_bytes;
-        if (other.round_trip_ns > 0 && other.round_trip_ns < out->round_trip_ns)
-            out->round_trip_ns = other.round_trip_ns;
-        if (other.queue_ns > out->queue_ns) out->queue_ns = other.queue_ns; /* the way is theirs together */
         out->steady = out->steady && other.steady;
         if (strcmp(out->congestion, other.congestion) != 0) snprintf(out->congestion, sizeof out->congestion, "mixed");
     }

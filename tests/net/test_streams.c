@@ -413,6 +413,8 @@ static void test_sums_are_not_for_losses_of_a_full_queue(void **state)
         for (int n = 0; n < LANES; n++)
             ends[0][n].path.round_trip_ns = ways[i].round_trip_ns;
         ends[0][1].path.queue_ns = ways[i].queue_ns; /* of the way, whichever connection has seen it */
+        ends[0][1].path.sent_bytes = 1;
+        ends[0][3].path.queue_ns = AQ_NEVER; /* when it last sent something, long ago */
         ends[0][2].path.again_bytes = 1448;
         say_all(stripes[0], 0, SAID / 2);
         assert_int_equal(carried() >= SAID / 2 * LANES / (LANES - 1), ways[i].sums);
