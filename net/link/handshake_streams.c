@@ -159,7 +159,8 @@ enum aq_status aq_streams_dial(struct aq_net *net, struct aq_handshake *h, const
         h->stream = NULL; /* taken, also where it fails */
         const struct aq_stripes_config stripes = {.bundle = h->hello.bundle,
                                                   .copies = h->hello.features & AQ_FEATURE_COPIES ? config->copies
-                                                                                                  : AQ_LINK_COPIES_OFF};
+                                                                                                  : AQ_LINK_COPIES_OFF,
+                                                  .spare = config->streams == 0};
         status = aq_stripes_open(parts, others + 1, &stripes, &h->stream);
     } else
         for (uint32_t i = 1; i <= others; i++)
@@ -223,7 +224,8 @@ enum aq_status aq_streams_take(struct aq_listener *listener, const struct aq_lin
 {
     struct aq_byte_stream *parts[AQ_LINK_STREAMS_MAX] = {first->stream};
     const uint32_t count = first->streams;
-    const struct aq_stripes_config stripes = {.bundle = first->bundle, .copies = first->copies};
+    const struct aq_stripes_config stripes = {
+        .bundle = first->bundle, .copies = first->copies, .spare = config->streams == 0};
     for (uint32_t i = 0; count > 1 && i < AQ_HANDSHAKES; i++) {
         struct aq_handshake *h = &listener->hands[i];
         if (!joined(h, first)) continue;

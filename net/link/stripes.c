@@ -23,6 +23,7 @@ struct part {
     struct aq_stripe stripe; /* of that head, when it is whole                       */
     uint32_t left;           /* of its bytes                                         */
     bool gathers;            /* they go to in.kept or in.sum, for a sum              */
+    uint64_t sent_bytes;     /* when losses were looked for last                     */
     int armed[2];            /* descriptors in poll[]; -1: none                      */
     uint8_t out[AQ_STRIPE_HEAD_BYTES + AQ_SUM_HEAD_BYTES + AQ_STRIPE_BYTES]; /* one on its way: [begin, end) is left */
     uint32_t out_begin, out_end;
@@ -68,6 +69,7 @@ struct stripes {
     uint64_t pace_wake_ns;                         /* when the pace lets more go; AQ_NEVER: it does                 */
     uint64_t look_ns, lossy_until_ns, again_bytes; /* AQ_LINK_COPIES_AUTO: when losses are looked for next; sums go
                                                       until then; what had been sent again             */
+    bool lone;                                     /* then: without sums all goes over the first part  */
     struct group group;
     uint32_t group_most;      /* stripes of a group */
     struct sums_in *in;       /* NULL: AQ_LINK_COPIES_OFF */
@@ -470,6 +472,12 @@ static struct aq_byte_stream *bottom(const struct part *part)
     return stream;
 }
 
+/* Parts that stripes go to now. */
+static uint32_t in_use(const struct stripes *s)
+{
+    return s->lone && !s->group.on ? 1 : s->count;
+}
+
 static bool has_room(const struct part *part, uint64_t now_ns)
 {
     struct aq_byte_stream_wait wait;
@@ -507,10 +515,11 @@ static uint64_t trips_of(const struct part *part)
  */
 static struct part *next_with_room(struct stripes *s, uint64_t now_ns)
 {
+    const uint32_t count = in_use(s);
     uint32_t best = s->count;
     uint64_t least = UINT64_MAX;
-    for (uint32_t i = 0; i < s->count && least > 0; i++) {
-        const uint32_t at = (s->out_at + i) % s->count;
+    for (uint32_t i = 0; i < count && least > 0; i++) {
+        const uint32_t at = (s->out_at + i) % count;
         if ((s->group.used >> at & 1) || !has_room(&s->parts[at], now_ns)) continue;
         const uint64_t trips = trips_of(&s->parts[at]);
         if (trips >= least) continue;
@@ -563,19 +572,28 @@ static uint32_t cut_stripe(struct stripes *s, struct part *part, const struct io
     return bytes;
 }
 
-static void stripes_path(struct aq_byte_stream *stream, struct aq_path *out);
-
-/* Do groups have sums now? Where packets are lost. */
+/* Do groups have sums now? Where packets are lost on the way, and not for want of room in a queue. */
 static bool sums_now(struct stripes *s, uint64_t now_ns)
 {
-    struct aq_path path;
     if (s->config.copies != AQ_LINK_COPIES_AUTO) return s->config.copies == AQ_LINK_COPIES_ON;
-    if (now_ns >= s->look_ns) {
-        stripes_path(&s->stream, &path);
-        if (path.again_bytes > s->again_bytes) s->lossy_until_ns = now_ns + AQ_COPIES_KEEP_NS;
-        s->again_bytes = path.again_bytes;
-        s->look_ns = now_ns + AQ_COPIES_LOOK_NS;
+    if (now_ns < s->look_ns) return now_ns < s->lossy_until_ns;
+    uint64_t again_bytes = 0, queue_ns = 0, round_trip_ns = UINT64_MAX;
+    s->lone = s->config.spare;
+    for (uint32_t i = 0; i < s->count; i++) {
+        struct part *part = &s->parts[i];
+        struct aq_path path;
+        part->below->ops->path(part->below, &path);
+        /* The way and its queue are theirs together; one that has sent nothing knows of a queue that was. */
+        if (path.sent_bytes != part->sent_bytes && path.queue_ns > queue_ns) queue_ns = path.queue_ns;
+        if (path.round_trip_ns < round_trip_ns) round_trip_ns = path.round_trip_ns;
+        part->sent_bytes = path.sent_bytes;
+        again_bytes += path.again_bytes;
+        s->lone = s->lone && path.steady;
     }
+    const bool full = queue_ns > round_trip_ns / 2 && queue_ns > AQ_QUEUE_FULL_NS;
+    if (again_bytes > s->again_bytes && !full) s->lossy_until_ns = now_ns + AQ_COPIES_KEEP_NS;
+    s->again_bytes = again_bytes;
+    s->look_ns = now_ns + AQ_COPIES_LOOK_NS;
     return now_ns < s->lossy_until_ns;
 }
 
@@ -680,7 +698,7 @@ static void wait_to_write(struct stripes *s, struct aq_byte_stream_wait *out)
     for (uint32_t i = 0; i < s->count; i++) {
         struct part *part = &s->parts[i];
         struct aq_byte_stream_wait wait;
-        if (!pending(part) && !s->crowded) continue;
+        if (!pending(part) && !(s->crowded && i < in_use(s))) continue;
         struct aq_byte_stream *asked = pending(part) ? part->below : bottom(part);
         asked->ops->wait(asked, true, &wait);
         arm(s, part, 1, &wait, &out->wake_ns);

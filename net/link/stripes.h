@@ -14,6 +14,11 @@
  * what comes later is read and dropped. Only then are stripes kept here, those of one group at most. A sum whose
  * connections all stand still is left out.
  *
+ * Chosen (AQ_LINK_COPIES_AUTO), sums go for a minute after each loss of the way. A loss where packets wait in a queue
+ * was for want of room there, and sums would want more of it. Connections that are there for sums alone (`spare`) have
+ * nothing to carry as long as there are none: BBR fills a way with one, and keeps at least four packets of each under
+ * way, which short queues of slow ways do not hold five times (docs/DECISIONS.md 0490).
+ *
  * What write has taken may still lie here (stream.unsent): it goes out with the next write, also one of nothing.
  * Nothing from the peer but heads is looked at: a head that is broken, a number that came before (without sums), a
  * gap between all numbers at hand, two lengths of one stripe, and an end that is not the end of all are AQ_CORRUPT or
@@ -31,6 +36,7 @@
 struct aq_stripes_config {
     uint64_t bundle;            /* of their handshake: it seeds the digests of heads */
     enum aq_link_copies copies; /* when this end sends sums; OFF: none come either   */
+    bool spare;                 /* under BBR this end would have had one connection but for sums */
 };
 
 /* parts[0 .. count) that stand, in the order of their numbers. Takes the parts, also on failure. AQ_NOMEM, AQ_IO (no

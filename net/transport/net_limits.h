@@ -59,6 +59,8 @@ static inline uint32_t aq_packed_bytes_max(uint32_t body_bytes_max)
 /* Sums of stripes, where they are chosen: how often losses are asked for, and how long one is remembered. */
 #define AQ_COPIES_LOOK_NS UINT64_C(250000000)
 #define AQ_COPIES_KEEP_NS UINT64_C(60000000000)
+/* A loss is a queue's that was full, not the way's, where packets wait for more than half a round trip, and so long. */
+#define AQ_QUEUE_FULL_NS UINT64_C(10000000)
 /* A peer has 10 s for its HELLO; 1 s less where it is kept for another accept: so it still hears the reason. */
 #define AQ_HANDSHAKE_NS        UINT64_C(10000000000)
 #define AQ_HANDSHAKE_SOONER_NS UINT64_C(1000000000)

@@ -48,7 +48,8 @@ struct aq_byte_stream_wait {
 
 /* What a stream knows of the way to its peer. */
 struct aq_path {
-    uint64_t round_trip_ns;   /* 0: not known, or none     */
+    uint64_t round_trip_ns;   /* the least; 0: not known, or none */
+    uint64_t queue_ns;        /* by which round trips are longer now: packets wait somewhere on the way             */
     bool steady;              /* a lost packet alone does not slow what is written: its congestion control is BBR */
     uint64_t sent_bytes;      /* packets' contents, all that were ever sent                                       */
     uint64_t delivered_bytes; /* that the peer has, in order or not                                           */

@@ -26,6 +26,7 @@
 
 enum {
     BACKLOG = 4096,             /* connections that the kernel holds until the next accept: its own usual most   */
+    IDLE_S = 30,                /* then the kernel asks: connections that wait for losses stay known to routers */
     PACED_SEGMENT_BYTES = 1448, /* of an Ethernet path: 1500 less IP, TCP and time stamps                        */
     SEGMENT_BYTES_MAX = 32767,  /* the kernel's                                                                  */
     PACED_QUEUE_NS = 10000000,  /* bytes not yet sent that the kernel takes, as time at the rate                 */
@@ -80,7 +81,7 @@ static uint64_t source_of(const struct sockaddr *address)
 static enum aq_status wrap_socket(int fd, const struct sockaddr *peer, socklen_t bytes, struct aq_byte_stream **out)
 {
     void *memory;
-    const int on = 1, queue = QUEUE_BYTES;
+    const int on = 1, queue = QUEUE_BYTES, idle_s = IDLE_S;
     AQ_TRY(aq_alloc(sizeof(struct tcp_stream), &memory));
     struct tcp_stream *tcp = memory;
     tcp->stream.ops = &TCP_OPS;
@@ -92,6 +93,9 @@ static enum aq_status wrap_socket(int fd, const struct sockaddr *peer, socklen_t
     if (setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on) == -1 ||
         setsockopt(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &queue, sizeof queue) == -1)
         aq_log("net", 1, "peer=%s TCP_NODELAY or TCP_NOTSENT_LOWAT refused: %s", tcp->stream.name, strerror(errno));
+    if (setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle_s, sizeof idle_s) == -1 ||
+        setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on) == -1)
+        aq_log("net", 1, "peer=%s SO_KEEPALIVE refused: %s", tcp->stream.name, strerror(errno));
     *out = &tcp->stream;
     return AQ_OK;
 }
@@ -288,6 +292,8 @@ static void tcp_path(struct aq_byte_stream *stream, struct aq_path *out)
     if (getsockopt(tcp->fd, IPPROTO_TCP, TCP_INFO, &info, &bytes) == 0) {
         const uint64_t needless = (uint64_t)info.tcpi_dsack_dups * info.tcpi_snd_mss;
         out->round_trip_ns = UINT64_C(1000) * (info.tcpi_min_rtt > 0 ? info.tcpi_min_rtt : info.tcpi_rtt);
+        if (info.tcpi_min_rtt > 0 && info.tcpi_rtt > info.tcpi_min_rtt)
+            out->queue_ns = UINT64_C(1000) * (info.tcpi_rtt - info.tcpi_min_rtt);
         out->sent_bytes = info.tcpi_bytes_sent;
         out->again_bytes = info.tcpi_bytes_retrans > needless ? info.tcpi_bytes_retrans - needless : 0;
         out->segment_bytes = info.tcpi_snd_mss;

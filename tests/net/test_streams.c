@@ -116,10 +116,11 @@ static struct lane ends[2][LANES];
 static uint8_t said[SAID], heard[SAID];
 
 static enum aq_link_copies copies = AQ_LINK_COPIES_OFF;
+static bool spare;
 
 static void stripes_open(struct aq_byte_stream *stripes[2])
 {
-    const struct aq_stripes_config config = {.bundle = BUNDLE, .copies = copies};
+    const struct aq_stripes_config config = {.bundle = BUNDLE, .copies = copies, .spare = spare};
     lanes_open(ends);
     for (size_t i = 0; i < SAID; i++)
         said[i] = (uint8_t)(i * 7 + (i >> 8));
@@ -392,6 +393,68 @@ static void test_sums_begin_with_the_first_loss(void **state)
     assert_int_equal(at, SAID / 2);
     assert_memory_equal(heard, said, SAID / 2);
     stripes_close(stripes);
+    copies = AQ_LINK_COPIES_OFF;
+}
+
+/* A loss of a full queue is not the way's: a quarter more bytes would fill it the more. */
+static void test_sums_are_not_for_losses_of_a_full_queue(void **state)
+{
+    static const struct {
+        uint64_t round_trip_ns, queue_ns;
+        bool sums;
+    } ways[] = {{20000000, 0, true},         {20000000, 9999999, true},   {20000000, 11000000, false},
+                {80000000, 40000000, true},  {80000000, 41000000, false}, {0, 11000000, false},
+                {5000000, 10000000, true}};
+    struct aq_byte_stream *stripes[2];
+    (void)state;
+    copies = AQ_LINK_COPIES_AUTO;
+    for (size_t i = 0; i < sizeof ways / sizeof *ways; i++) {
+        stripes_open(stripes);
+        for (int n = 0; n < LANES; n++)
+            ends[0][n].path.round_trip_ns = ways[i].round_trip_ns;
+        ends[0][1].path.queue_ns = ways[i].queue_ns; /* of the way, whichever connection has seen it */
+        ends[0][1].path.sent_bytes = 1;
+        ends[0][3].path.queue_ns = AQ_NEVER; /* when it last sent something, long ago */
+        ends[0][2].path.again_bytes = 1448;
+        say_all(stripes[0], 0, SAID / 2);
+        assert_int_equal(carried() >= SAID / 2 * LANES / (LANES - 1), ways[i].sums);
+        stripes_close(stripes);
+    }
+    copies = AQ_LINK_COPIES_OFF;
+}
+
+/* Connections that are there for sums alone: one carries all, and is waited for, until a packet is lost. */
+static void test_spare_connections_carry_nothing_without_sums(void **state)
+{
+    struct aq_byte_stream *stripes[2];
+    struct aq_byte_stream_wait wait;
+    size_t at = 0;
+    (void)state;
+    copies = AQ_LINK_COPIES_AUTO;
+    spare = true;
+    for (int i = 0; i < 4; i++) {
+        const bool lossy = i % 2, steady = i / 2;
+        stripes_open(stripes);
+        for (int n = 0; n < LANES; n++)
+            ends[0][n].path.steady = n > 0 || steady;
+        ends[0][1].path.again_bytes = lossy ? 1448 : 0;
+        say_all(stripes[0], 0, SAID / 2);
+        assert_int_equal(ends[1][2].end == 0, !lossy && steady);
+        at = 0;
+        assert_int_equal(hear(stripes[1], &at), AQ_AGAIN);
+        assert_int_equal(at, SAID / 2);
+        assert_memory_equal(heard, said, SAID / 2);
+        stripes_close(stripes);
+    }
+    stripes_open(stripes);
+    for (int n = 0; n < LANES; n++)
+        ends[0][n].path.steady = true;
+    ends[0][0].room = SAID / 4;
+    assert_in_range(say(stripes[0], 0, SAID), SAID / 4 - 2 * AQ_STRIPE_BYTES, SAID / 4 + AQ_STRIPE_BYTES);
+    stripes[0]->ops->wait(stripes[0], true, &wait);
+    assert_true(wait.wake_ns == AQ_NEVER); /* the others have room, and are not for this */
+    stripes_close(stripes);
+    spare = false;
     copies = AQ_LINK_COPIES_OFF;
 }
 
@@ -772,6 +835,8 @@ int main(void)
         cmocka_unit_test(test_stripes_go_where_the_window_has_room),
         cmocka_unit_test(test_stripes_of_a_group_go_apart_whatever_their_windows),
         cmocka_unit_test(test_stripes_pass_one_that_stands_still),
+        cmocka_unit_test(test_sums_are_not_for_losses_of_a_full_queue),
+        cmocka_unit_test(test_spare_connections_carry_nothing_without_sums),
         cmocka_unit_test(test_stripes_keep_a_pace_together),
         cmocka_unit_test(test_stripes_lost_connection_loses_the_stream),
         cmocka_unit_test(test_sums_pass_what_stands_still),

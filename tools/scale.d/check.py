@@ -2,7 +2,8 @@
 
 A machine of two cores has no 8 stages that compute at once. So a stage here takes the time that the plan reckons for it (tests/kit/timed_worker.c: it computes a small
 model in truth, and sleeps until that time is over); codecs, updates, links, TLS, packets and the order of everything are real. What is compared is thus all that a simulation
-of a schedule over links can get wrong, and not what a core computes in a second. Both are of links at 1448/1500 of their rate, which is what TCP has of it.
+of a schedule over links can get wrong, and not what a core computes in a second. The plan is given 1448/1500 of
+the links' rate: it counts heads of packets, but neither acknowledgements nor TLS records nor what is sent again (docs/DECISIONS.md 0491).
 
 A machine that is in use has no core for a stage when it wants one. In slow motion (--slow N) computing takes N times as long, links have an Nth of the rate and N times the round trip: the same
 picture, in which what the machine does besides is an Nth."""
