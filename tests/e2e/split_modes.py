@@ -384,3 +384,36 @@ def scenario_split_labels():
     done = aqpipe("plan", manifest("text", **{**PLAIN, **decoder}))
     check(done.returncode == 2 and "server wants samples with one label each" in done.stderr, f"{done.returncode}: {done.stderr}")
     no_workers("split_labels")
+
+
+def scenario_split_labels_owed():
+    """A client whose labels never come costs a few tries of its turn and not the others' run; one whose labels come after its round is in the next one."""
+    names = ("a", "b")
+    begin(*names, "c")
+    (ROOT / "c.bin").write_bytes((ROOT / "b.bin").read_bytes())
+    served = {**PLAIN, "split.labels": "server", "pipeline.stages": "[{layers: 0-1, dials: true}, {layers: 2-13}]"}
+    whole(split("clean", rounds=1, epochs=1, clients=2, **served), *names)
+    server = Server(split("owed", rounds=1, epochs=1, clients=3, **{**served, "split.wait": "2s", "control.silence_max": "2s"}))
+    mute = Between(server, "c", lambda who, line, send: None if line.get("op") == "labels" else line)
+    clients = [Client(server, name) for name in names]
+    owing = Client(mute, "c", "--patience", "1")
+    for client in clients:
+        client.end()
+    server.end()
+    owing.process.communicate(timeout=jobs.PATIENCE)
+    lines = {line["name"]: line for line in report("owed")["clients"]}
+    check(lines["c"]["turns"] == 0 and lines["c"]["missed"] == 1, f"{lines['c']}: {server.text()}")
+    for name in names:
+        check([line["loss"] for line in of_client("owed", name)] == [line["loss"] for line in of_client("clean", name)], f"{name}: who owes labels changes its run")
+
+    server = Server(split("late", rounds=2, epochs=1, clients=1, **{**served, "split.round_deadline": "6s", "control.silence_max": "60s"}))
+
+    def late(who, line, send):
+        while line.get("op") == "labels" and "c misses its turn: it is late" not in server.text():
+            time.sleep(0.05)
+        return line
+    Client(Between(server, "c", late), "c").end()
+    server.end()
+    line = report("late")["clients"][0]
+    check(line["turns"] == 1 and line["missed"] == 1, f"{line}: {server.text()}")
+    no_workers("split_labels_owed")
