@@ -124,7 +124,8 @@ void turn_miss(struct server *server, struct site *site, const char *why)
     site->tries = 0;
     site->offered = site->owed = site->late = false;
     site->deadline_ns = sends_labels ? answer_due(server) : AQ_NEVER;
-    if (!sends_labels && turn_tell(server, site, json_pack("{s:s, s:b, s:s}", "event", "over", "done", 0, "text", text)))
+    if (!sends_labels &&
+        turn_tell(server, site, json_pack("{s:s, s:b, s:s}", "event", "over", "done", 0, "text", text)))
         aq_split_session_go(&site->session, AQ_SPLIT_IDLE);
     server_save(server);
 }
@@ -461,7 +462,7 @@ static void on_labels(struct server *server, struct site *site)
     if (status == AQ_PROTO)
         refused(server, site, text);
     else if (status != AQ_OK)
-        server_fails(server, hold.text);
+        server_fails(server, text);
 }
 
 void turn_line(struct server *server, struct site *site, const json_t *line)

@@ -355,12 +355,14 @@ def scenario_split_labels():
         said = Client(Between(server, "c", rule), "c").end(1)
         check(wanted in said and wanted in server.text(), f"'{wanted}': the client says {said}, the server {server.text()[-2000:]}")
 
-    def label(line, value):
-        if line["rank"] != 0:
+    def label(line, value, rank=0):
+        if line["rank"] != rank:
             return line
         data = bytearray(base64.b64decode(line["data"]))
         data[16:20] = value.to_bytes(4, "little")
         return {**line, "data": base64.b64encode(data).decode()}
+    lies(lambda line, send: label(line, 10, rank=1), "a label of a held-out sample is 10: the job has classes 0 to 9")
+    check(not (ROOT / "lies/labels/c/train").exists(), "half of what was refused is kept")
     lies(lambda line, send: label(line, 10), "a label of a training sample is 10: the job has classes 0 to 9")
     lies(lambda line, send: label(line, 1 << 31), "has label 2147483648")
     lies(lambda line, send: {**line, "of": line["of"] + 4}, "sends labels that are not those of its training samples: 196 bytes are due")

@@ -150,7 +150,8 @@ static void test_bits_of_rates_that_are_none(void **state)
 {
     (void)state;
     static const char *const sets[] = {"link.rate_mbps=0"};
-    static const double words[][2] = {{0, 0}, {0, 1e9}, {1e6, 0}, {1e17, 1e-300}, {1e-300, 1e17}, {1, 9e17}, {9e17, 1}, {1e9, 1e9}};
+    static const double words[][2] = {{0, 0},         {0, 1e9},  {1e6, 0},  {1e17, 1e-300},
+                                      {1e-300, 1e17}, {1, 9e17}, {9e17, 1}, {1e9, 1e9}};
     struct aq_job *open_job;
     struct aq_plan *open_plan;
     assert_int_equal(aq_job_parse(manifest, sizeof manifest - 1, "job.yaml", "/", sets, 1, &open_job), AQ_OK);
@@ -167,7 +168,8 @@ static void test_bits_of_rates_that_are_none(void **state)
             json_decref(line);
         }
         const uint32_t sum = sum_of(bits, 1);
-        if (sum != (words[i][0] == words[i][1] && words[i][0] > 0 ? 3 * WAYS : 0)) fail_msg("%g bytes in %g ns: %u", words[i][0], words[i][1], sum);
+        if (sum != (words[i][0] == words[i][1] && words[i][0] > 0 ? 3 * WAYS : 0))
+            fail_msg("%g bytes in %g ns: %u", words[i][0], words[i][1], sum);
         aq_bits_close(bits);
     }
     aq_plan_close(open_plan);
@@ -176,9 +178,8 @@ static void test_bits_of_rates_that_are_none(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_bits_follow_what_stages_compute),
-                                       cmocka_unit_test(test_bits_that_were_decided_stand),
-                                       cmocka_unit_test(test_bits_of_no_run_are_refused),
-                                       cmocka_unit_test(test_bits_of_rates_that_are_none)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_bits_follow_what_stages_compute), cmocka_unit_test(test_bits_that_were_decided_stand),
+        cmocka_unit_test(test_bits_of_no_run_are_refused), cmocka_unit_test(test_bits_of_rates_that_are_none)};
     return cmocka_run_group_tests(tests, begin, end);
 }
