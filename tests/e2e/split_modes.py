@@ -272,9 +272,11 @@ def scenario_split_restart():
     lines = {line["name"]: line for line in report("late")["clients"]}
     check((lines["a"]["turns"], lines["b"]["turns"], lines["b"]["missed"]) == (1, 0, 1), f"{lines}: {again.text()}")
     check("it is late: the round's time is over" in again.text(), again.text())
-    path.write_text(json.dumps({**state, "round_seconds": -1}))
-    broken = aqpipe("split-server", server.path)
-    check(broken.returncode == 1 and "is damaged" in broken.stderr, f"{broken.returncode}: {broken.stderr}")
+    turnless = [{**line, "turns": 0} for line in state["clients"]]
+    for wrong in ({"round_seconds": -1}, {"clients": turnless}):
+        path.write_text(json.dumps({**state, **wrong}))
+        broken = aqpipe("split-server", server.path)
+        check(broken.returncode == 1 and "is damaged" in broken.stderr, f"{broken.returncode}: {broken.stderr}")
     no_workers("split_restart")
 
 
