@@ -145,7 +145,7 @@ static void test_bits_of_no_run_are_refused(void **state)
     aq_bits_close(bits);
 }
 
-/* Without link.rate_mbps links are what they were seen to carry: a worker's word, whatever it is, gives bits or none. */
+/* Without link.rate_mbps links are what they were seen to carry: a worker's word, whatever it is, ends no run. */
 static void test_bits_of_rates_that_are_none(void **state)
 {
     (void)state;
