@@ -34,10 +34,9 @@ static enum aq_status part(struct aq_link *link, const struct aq_frame *frame, u
     return AQ_OK;
 }
 
-enum aq_status aq_edge_take_key(struct aq_link *link, struct aq_bell *bell, uint64_t deadline_ns,
-                                uint8_t key[AQ_CACHE_KEY_BYTES])
+/* All parts, one behind the other. */
+static enum aq_status parts_take(struct aq_link *link, struct aq_bell *bell, uint64_t deadline_ns, uint8_t *parts)
 {
-    uint8_t parts[AQ_CACHE_KEY_BYTES];
     for (uint32_t here = 0; here < PARTS;) {
         struct aq_link_event event;
         const uint32_t seen = aq_bell_count(bell);
@@ -58,7 +57,15 @@ enum aq_status aq_edge_take_key(struct aq_link *link, struct aq_bell *bell, uint
         AQ_TRY(part(link, &event.frame, here, parts + (size_t)here * PART_BYTES));
         here++;
     }
-    memcpy(key, parts, sizeof parts);
-    explicit_bzero(parts, sizeof parts);
     return AQ_OK;
+}
+
+enum aq_status aq_edge_take_key(struct aq_link *link, struct aq_bell *bell, uint64_t deadline_ns,
+                                uint8_t key[AQ_CACHE_KEY_BYTES])
+{
+    uint8_t parts[AQ_CACHE_KEY_BYTES];
+    const enum aq_status status = parts_take(link, bell, deadline_ns, parts);
+    if (status == AQ_OK) memcpy(key, parts, sizeof parts);
+    explicit_bzero(parts, sizeof parts); /* also of a key that came by half */
+    return status;
 }

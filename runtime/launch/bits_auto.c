@@ -12,6 +12,7 @@
 
 enum { BYTES_MAX = 1 << 24, EPOCH_CHARS = 24, CORES_ENOUGH = 1 << 20 };
 static const double assumed_gflops = 100;
+static const double mbps_least = 1e-6, mbps_most = 1e9; /* beyond, a simulated step ends never, or is all link */
 
 /* Of a rank in this epoch; link: to the previous stage, to the next: bytes of bodies that came, and for how long. */
 struct measured {
@@ -124,10 +125,11 @@ void aq_bits_step(struct aq_bits *bits, uint32_t rank, const json_t *line)
     }
 }
 
-/* Mbit/s of what came over that link of a rank; 0: nothing did, or nobody has measured. */
+/* Mbit/s of what came over that link of a rank; 0: nothing did, nobody has measured, or it is no link's rate. */
 static double came_mbps(const struct measured *m, int link)
 {
-    return m->link[link].ns > 0 ? m->link[link].bytes * 8e3 / m->link[link].ns : 0;
+    const double mbps = m->link[link].ns > 0 ? m->link[link].bytes * 8e3 / m->link[link].ns : 0;
+    return mbps >= mbps_least && mbps <= mbps_most ? mbps : 0;
 }
 
 /* Where no rate is declared links have the one that they were seen to carry bodies at: an edge that of its slower

@@ -4,6 +4,7 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "run_folder.h"
 #include "stages/dataset.h"
@@ -111,23 +112,38 @@ static enum aq_status look_at(const struct aq_plan *plan, const char *path, uint
     return AQ_OK;
 }
 
-static enum aq_status take_one(const struct aq_plan *plan, const char *folder, uint32_t which)
+/* The file that was sent, and the one that is kept. */
+static enum aq_status names(const char *folder, uint32_t which, char sent[AQ_RUN_PATH_BYTES],
+                            char kept[AQ_RUN_PATH_BYTES])
 {
-    char sent[AQ_RUN_PATH_BYTES], path[AQ_RUN_PATH_BYTES], name[NAME_BYTES];
-    uint64_t is = 0, was = 0;
-    struct aq_dataset *before;
+    char name[NAME_BYTES];
     snprintf(name, sizeof name, "%s.sent", aq_split_labels_name(which));
     AQ_TRY(aq_run_path(folder, name, sent));
-    AQ_TRY(aq_run_path(folder, aq_split_labels_name(which), path));
+    return aq_run_path(folder, aq_split_labels_name(which), kept);
+}
+
+/* Is it good? *first: there was none before. */
+static enum aq_status check_one(const struct aq_plan *plan, const char *folder, uint32_t which, bool *first)
+{
+    char sent[AQ_RUN_PATH_BYTES], path[AQ_RUN_PATH_BYTES];
+    uint64_t is = 0, was = 0;
+    struct aq_dataset *before;
+    *first = false;
+    AQ_TRY(names(folder, which, sent, path));
     if (samples_of(plan, which) == 0) return AQ_OK; /* a file of nothing: its length was looked at */
     AQ_TRY(look_at(plan, sent, which, &is));
-    if (open_file(path, &before) == AQ_OK) {
-        was = aq_dataset_digest(before);
-        aq_dataset_close(before);
-        if (was != is) return aq_fail(AQ_MISMATCH, AREA, "it comes with other labels than it began with");
-        return AQ_OK;
-    }
-    aq_error_clear(); /* there are none yet */
+    *first = access(path, F_OK) != 0;
+    if (*first) return AQ_OK;
+    if (open_file(path, &before) != AQ_OK) return AQ_IO; /* our own file: it was good when it was kept */
+    was = aq_dataset_digest(before);
+    aq_dataset_close(before);
+    return was == is ? AQ_OK : aq_fail(AQ_MISMATCH, AREA, "it comes with other labels than it began with");
+}
+
+static enum aq_status keep_one(const char *folder, uint32_t which)
+{
+    char sent[AQ_RUN_PATH_BYTES], path[AQ_RUN_PATH_BYTES];
+    AQ_TRY(names(folder, which, sent, path));
     return aq_file_rename(NULL, sent, path);
 }
 
@@ -135,9 +151,12 @@ enum aq_status aq_split_labels_take(const struct aq_plan *plan, const char *fold
 {
     struct aq_error_hold hold;
     enum aq_status status = AQ_OK;
+    bool first[AQ_SPLIT_FILES];
     aq_error_hold(&hold);
     for (uint32_t which = 0; which < AQ_SPLIT_FILES && status == AQ_OK; which++)
-        status = take_one(plan, folder, which);
+        status = check_one(plan, folder, which, &first[which]);
+    for (uint32_t which = 0; which < AQ_SPLIT_FILES && status == AQ_OK; which++) /* both, or it has not begun */
+        if (first[which]) status = keep_one(folder, which);
     aq_error_release(&hold);
     const char *file = strstr(hold.text, ".sent: "); /* our paths are not told */
     if (status != AQ_OK)

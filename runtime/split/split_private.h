@@ -43,6 +43,7 @@ struct site {
     char peer[64];
     /* Its turn. */
     bool offered;            /* this turn, since it is back                     */
+    bool owed;               /* this turn is due, and its labels are not here   */
     struct aq_split_out out; /* a file on its way to it                         */
     uint32_t outs;           /* ends that are on their way or there             */
     bool sends;              /* there are more                                  */

@@ -104,6 +104,7 @@ static enum aq_status read_site(struct server *server, const json_t *line)
     site->begin = begin;
     site->until = until;
     site->kept = aq_control_bool_or(line, "kept", false);
+    if (site->kept && turns == 0) return aq_fail(AQ_PROTO, AREA, "'%.63s' has trained without a turn", name);
     site->mark = site->tried_mark = state_mark(server, site);
     return AQ_OK;
 }

@@ -79,10 +79,10 @@ void turn_away(struct server *server, struct site *site, const char *why)
     no_files(site);
     turn_halt(site);
     site->mark = state_mark(server, site);
-    if (site->offered) count_try(site);
-    site->offered = false;
+    if (site->offered || site->owed) count_try(site);
+    if (site->until || site->owed) snprintf(site->why, sizeof site->why, "%s", text);
+    site->offered = site->owed = false;
     site->deadline_ns = AQ_NEVER;
-    if (site->until) snprintf(site->why, sizeof site->why, "%s", text);
 }
 
 bool turn_tell(struct server *server, struct site *site, json_t *line)
@@ -112,18 +112,20 @@ void server_save(struct server *server)
 void turn_miss(struct server *server, struct site *site, const char *why)
 {
     char text[AQ_SPLIT_TEXT_BYTES];
+    const bool sends_labels = site->control && site->session.state == AQ_SPLIT_LABELS; /* and goes on with that */
     server_say(server, "round %u: %s misses its turn: %s", server->round, site->name,
                aq_printable_text(why, text, sizeof text));
-    no_files(site);
+    if (!sends_labels) no_files(site);
     turn_halt(site);
     site->mark = state_mark(server, site);
     site->round = server->round;
     site->missed++;
     site->begin = site->until = 0;
     site->tries = 0;
-    site->offered = site->late = false;
-    site->deadline_ns = AQ_NEVER;
-    if (turn_tell(server, site, json_pack("{s:s, s:b, s:s}", "event", "over", "done", 0, "text", text)))
+    site->offered = site->owed = site->late = false;
+    site->deadline_ns = sends_labels ? answer_due(server) : AQ_NEVER;
+    if (!sends_labels &&
+        turn_tell(server, site, json_pack("{s:s, s:b, s:s}", "event", "over", "done", 0, "text", text)))
         aq_split_session_go(&site->session, AQ_SPLIT_IDLE);
     server_save(server);
 }
@@ -427,6 +429,7 @@ static enum aq_status labels_piece(struct server *server, struct site *site, cha
     aq_split_in_close(&site->in);
     const enum aq_status status = aq_split_labels_take(site->job.plan, folder, why);
     if (status == AQ_OK) server_say(server, "%s has sent the labels of its samples", site->name);
+    site->owed = site->owed && status != AQ_OK;
     return status == AQ_MISMATCH || status == AQ_CORRUPT ? AQ_PROTO : status;
 }
 
@@ -459,7 +462,7 @@ static void on_labels(struct server *server, struct site *site)
     if (status == AQ_PROTO)
         refused(server, site, text);
     else if (status != AQ_OK)
-        server_fails(server, hold.text);
+        server_fails(server, text);
 }
 
 void turn_line(struct server *server, struct site *site, const json_t *line)
@@ -556,8 +559,8 @@ void turn_due(struct server *server, struct site *site)
         if (now > site->deadline_ns) turn_miss(server, site, site->why[0] ? site->why : "it is away");
         return;
     }
-    const bool owes = site->session.state == AQ_SPLIT_LABELS;
-    if (!site->offered && !owes) {
+    site->owed = site->session.state == AQ_SPLIT_LABELS;
+    if (!site->offered && !site->owed) {
         offer(server, site);
         return;
     }

@@ -272,9 +272,11 @@ def scenario_split_restart():
     lines = {line["name"]: line for line in report("late")["clients"]}
     check((lines["a"]["turns"], lines["b"]["turns"], lines["b"]["missed"]) == (1, 0, 1), f"{lines}: {again.text()}")
     check("it is late: the round's time is over" in again.text(), again.text())
-    path.write_text(json.dumps({**state, "round_seconds": -1}))
-    broken = aqpipe("split-server", server.path)
-    check(broken.returncode == 1 and "is damaged" in broken.stderr, f"{broken.returncode}: {broken.stderr}")
+    turnless = [{**line, "turns": 0} for line in state["clients"]]
+    for wrong in ({"round_seconds": -1}, {"clients": turnless}):
+        path.write_text(json.dumps({**state, **wrong}))
+        broken = aqpipe("split-server", server.path)
+        check(broken.returncode == 1 and "is damaged" in broken.stderr, f"{broken.returncode}: {broken.stderr}")
     no_workers("split_restart")
 
 
@@ -355,12 +357,14 @@ def scenario_split_labels():
         said = Client(Between(server, "c", rule), "c").end(1)
         check(wanted in said and wanted in server.text(), f"'{wanted}': the client says {said}, the server {server.text()[-2000:]}")
 
-    def label(line, value):
-        if line["rank"] != 0:
+    def label(line, value, rank=0):
+        if line["rank"] != rank:
             return line
         data = bytearray(base64.b64decode(line["data"]))
         data[16:20] = value.to_bytes(4, "little")
         return {**line, "data": base64.b64encode(data).decode()}
+    lies(lambda line, send: label(line, 10, rank=1), "a label of a held-out sample is 10: the job has classes 0 to 9")
+    check(not (ROOT / "lies/labels/c/train").exists(), "half of what was refused is kept")
     lies(lambda line, send: label(line, 10), "a label of a training sample is 10: the job has classes 0 to 9")
     lies(lambda line, send: label(line, 1 << 31), "has label 2147483648")
     lies(lambda line, send: {**line, "of": line["of"] + 4}, "sends labels that are not those of its training samples: 196 bytes are due")
@@ -384,3 +388,36 @@ def scenario_split_labels():
     done = aqpipe("plan", manifest("text", **{**PLAIN, **decoder}))
     check(done.returncode == 2 and "server wants samples with one label each" in done.stderr, f"{done.returncode}: {done.stderr}")
     no_workers("split_labels")
+
+
+def scenario_split_labels_owed():
+    """A client whose labels never come costs a few tries of its turn and not the others' run; one whose labels come after its round is in the next one."""
+    names = ("a", "b")
+    begin(*names, "c")
+    (ROOT / "c.bin").write_bytes((ROOT / "b.bin").read_bytes())
+    served = {**PLAIN, "split.labels": "server", "pipeline.stages": "[{layers: 0-1, dials: true}, {layers: 2-13}]"}
+    whole(split("clean", rounds=1, epochs=1, clients=2, **served), *names)
+    server = Server(split("owed", rounds=1, epochs=1, clients=3, **{**served, "split.wait": "2s", "control.silence_max": "2s"}))
+    mute = Between(server, "c", lambda who, line, send: None if line.get("op") == "labels" else line)
+    clients = [Client(server, name) for name in names]
+    owing = Client(mute, "c", "--patience", "1")
+    for client in clients:
+        client.end()
+    server.end()
+    owing.process.communicate(timeout=jobs.PATIENCE)
+    lines = {line["name"]: line for line in report("owed")["clients"]}
+    check(lines["c"]["turns"] == 0 and lines["c"]["missed"] == 1, f"{lines['c']}: {server.text()}")
+    for name in names:
+        check([line["loss"] for line in of_client("owed", name)] == [line["loss"] for line in of_client("clean", name)], f"{name}: who owes labels changes its run")
+
+    server = Server(split("late", rounds=2, epochs=1, clients=1, **{**served, "split.round_deadline": "6s", "control.silence_max": "60s"}))
+
+    def late(who, line, send):
+        while line.get("op") == "labels" and "c misses its turn: it is late" not in server.text():
+            time.sleep(0.05)
+        return line
+    Client(Between(server, "c", late), "c").end()
+    server.end()
+    line = report("late")["clients"][0]
+    check(line["turns"] == 1 and line["missed"] == 1, f"{line}: {server.text()}")
+    no_workers("split_labels_owed")

@@ -5,6 +5,7 @@ import stat
 from jobs import aqpipe, check, no_workers
 from kit import ROOT
 from split import CODED, Client, Server, await_step, begin, of_client, split, whole
+from split_codecs import VIEWS
 
 
 def slab(folder):
@@ -97,3 +98,27 @@ def scenario_split_seal():
     server.process.terminate()
     server.process.wait()
     no_workers("split_seal")
+
+
+def scenario_split_together():
+    """Labels at the server, crops and flips, statistics that stay at clients, a penalty on what activations tell, and a sealed cache that is wiped: killed, it is the run in the clear that was not."""
+    begin("a", "b")
+    keys = {**CODED, **VIEWS, "split.labels": "server", "pipeline.stages": "[{layers: 0-1, dials: true}, {layers: 2-13}]",
+            "split.statistics": "local", "split.privacy.distance_correlation": 0.1, "split.mode": "splitfed2", "split.rounds": 3,
+            "split.epochs": 1, "split.clients": 2, "checkpoint.every": "2 steps", "link.rate_mbps": 3, "split.wait": "30s"}
+    whole(split("clear", **{**keys, "split.seal": "false"}), "a", "b")
+    server = Server(split("sealed", **{**keys, "split.cache_ttl": "1s"}))
+    clients = {who: Client(server, who) for who in "ab"}
+    for who in "ba":
+        await_step(server, who, 2)
+        clients[who].kill()
+        clients[who] = Client(server, who)
+    await_step(server, "a", 4)
+    server.process.kill()
+    server.process.wait()
+    run(Server(server.path, "--set", f"split.server='127.0.0.1:{server.port}'"), clients.values())
+    for who in "ab":
+        wanted, got = ([line["loss"] for line in of_client(name, who)] for name in ("clear", "sealed"))
+        check(wanted and got == wanted, f"{who}: {got} is not {wanted}")
+    check(server.text().count("is wiped") >= 2, f"no cache was wiped: {server.text()}")
+    no_workers("split_together")

@@ -145,10 +145,41 @@ static void test_bits_of_no_run_are_refused(void **state)
     aq_bits_close(bits);
 }
 
+/* Without link.rate_mbps links are what they were seen to carry: a worker's word, whatever it is, ends no run. */
+static void test_bits_of_rates_that_are_none(void **state)
+{
+    (void)state;
+    static const char *const sets[] = {"link.rate_mbps=0"};
+    static const double words[][2] = {{0, 0},         {0, 1e9},  {1e6, 0},  {1e17, 1e-300},
+                                      {1e-300, 1e17}, {1, 9e17}, {9e17, 1}, {1e9, 1e9}};
+    struct aq_job *open_job;
+    struct aq_plan *open_plan;
+    assert_int_equal(aq_job_parse(manifest, sizeof manifest - 1, "job.yaml", "/", sets, 1, &open_job), AQ_OK);
+    assert_int_equal(aq_plan_open(open_job, &open_plan), AQ_OK);
+    for (size_t i = 0; i < sizeof words / sizeof words[0]; i++) {
+        struct aq_bits *bits = NULL;
+        assert_int_equal(aq_bits_open(open_plan, folder, false, &bits), AQ_OK);
+        assert_int_equal(sum_of(bits, 0), 0);
+        for (uint32_t r = 0; r < 4; r++) {
+            json_t *line = json_pack("{s:f, s:f, s:f, s:f, s:f, s:f}", "compute_ns", 1e9, "codec_ns", 1e5,
+                                     "in_link_bytes", words[i][0], "in_link_ns", words[i][1], "out_link_bytes",
+                                     words[i][0], "out_link_ns", words[i][1]);
+            aq_bits_step(bits, r, line);
+            json_decref(line);
+        }
+        const uint32_t sum = sum_of(bits, 1);
+        if (sum != (words[i][0] == words[i][1] && words[i][0] > 0 ? 3 * WAYS : 0))
+            fail_msg("%g bytes in %g ns: %u", words[i][0], words[i][1], sum);
+        aq_bits_close(bits);
+    }
+    aq_plan_close(open_plan);
+    aq_job_close(open_job);
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_bits_follow_what_stages_compute),
-                                       cmocka_unit_test(test_bits_that_were_decided_stand),
-                                       cmocka_unit_test(test_bits_of_no_run_are_refused)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_bits_follow_what_stages_compute), cmocka_unit_test(test_bits_that_were_decided_stand),
+        cmocka_unit_test(test_bits_of_no_run_are_refused), cmocka_unit_test(test_bits_of_rates_that_are_none)};
     return cmocka_run_group_tests(tests, begin, end);
 }
