@@ -572,13 +572,14 @@ static uint32_t cut_stripe(struct stripes *s, struct part *part, const struct io
     return bytes;
 }
 
-/* Do groups have sums now? Where packets are lost on the way, and not for want of room in a queue. */
+/* Do groups have sums now? Where packets are lost on the way, and (BBR fills no queue by itself) under it not for want
+ * of room in one. */
 static bool sums_now(struct stripes *s, uint64_t now_ns)
 {
     if (s->config.copies != AQ_LINK_COPIES_AUTO) return s->config.copies == AQ_LINK_COPIES_ON;
     if (now_ns < s->look_ns) return now_ns < s->lossy_until_ns;
-    uint64_t again_bytes = 0, queue_ns = 0, round_trip_ns = UINT64_MAX;
-    s->lone = s->config.spare;
+    uint64_t again_bytes = 0, queue_ns = 0, round_trip_ns = UINT64_MAX, window_bytes = 0;
+    bool steady = true;
     for (uint32_t i = 0; i < s->count; i++) {
         struct part *part = &s->parts[i];
         struct aq_path path;
@@ -588,9 +589,11 @@ static bool sums_now(struct stripes *s, uint64_t now_ns)
         if (path.round_trip_ns < round_trip_ns) round_trip_ns = path.round_trip_ns;
         part->sent_bytes = path.sent_bytes;
         again_bytes += path.again_bytes;
-        s->lone = s->lone && path.steady;
+        window_bytes += path.window_bytes;
+        steady = steady && path.steady;
     }
-    const bool full = queue_ns > round_trip_ns / 2 && queue_ns > AQ_QUEUE_FULL_NS;
+    s->lone = s->config.spare && steady && window_bytes < AQ_SPARE_WINDOW_BYTES;
+    const bool full = steady && queue_ns > round_trip_ns / 2 && queue_ns > AQ_QUEUE_FULL_NS;
     if (again_bytes > s->again_bytes && !full) s->lossy_until_ns = now_ns + AQ_COPIES_KEEP_NS;
     s->again_bytes = again_bytes;
     s->look_ns = now_ns + AQ_COPIES_LOOK_NS;

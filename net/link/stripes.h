@@ -16,8 +16,8 @@
  *
  * Chosen (AQ_LINK_COPIES_AUTO), sums go for a minute after each loss of the way. A loss where packets wait in a queue
  * was for want of room there, and sums would want more of it. Connections that are there for sums alone (`spare`) have
- * nothing to carry as long as there are none: BBR fills a way with one, and keeps at least four packets of each under
- * way, which short queues of slow ways do not hold five times (docs/DECISIONS.md 0490).
+ * nothing to carry as long as there are none and the way is small: BBR fills it with one, and keeps at least four
+ * packets of each under way, which short queues of slow ways do not hold five times (docs/DECISIONS.md 0490).
  *
  * What write has taken may still lie here (stream.unsent): it goes out with the next write, also one of nothing.
  * Nothing from the peer but heads is looked at: a head that is broken, a number that came before (without sums), a

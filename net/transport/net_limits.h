@@ -61,6 +61,8 @@ static inline uint32_t aq_packed_bytes_max(uint32_t body_bytes_max)
 #define AQ_COPIES_KEEP_NS UINT64_C(60000000000)
 /* A loss is a queue's that was full, not the way's, where packets wait for more than half a round trip, and so long. */
 #define AQ_QUEUE_FULL_NS UINT64_C(10000000)
+/* Ways for which BBR wants larger windows, twice what they hold, have room for the least that five connections keep. */
+#define AQ_SPARE_WINDOW_BYTES (UINT64_C(512) * 1448)
 /* A peer has 10 s for its HELLO; 1 s less where it is kept for another accept: so it still hears the reason. */
 #define AQ_HANDSHAKE_NS        UINT64_C(10000000000)
 #define AQ_HANDSHAKE_SOONER_NS UINT64_C(1000000000)
