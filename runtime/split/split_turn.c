@@ -536,6 +536,7 @@ void turn_pump(struct server *server, struct site *site)
     }
     if (site->pid && waitpid(site->pid, &how, WNOHANG) == site->pid) {
         site->pid = 0;
+        server->wipe_ns = 0; /* of caches that no turn has, it may be one too many */
         ended(server, site);
     }
 }
