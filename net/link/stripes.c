@@ -521,7 +521,7 @@ static struct part *next_with_room(struct stripes *s, uint64_t now_ns)
     for (uint32_t i = 0; i < count && least > 0; i++) {
         const uint32_t at = (s->out_at + i) % count;
         if ((s->group.used >> at & 1) || !has_room(&s->parts[at], now_ns)) continue;
-        const uint64_t trips = trips_of(&s->parts[at]);
+        const uint64_t trips = count > 1 ? trips_of(&s->parts[at]) : 0; /* one alone: the kernel need not be asked */
         if (trips >= least) continue;
         least = trips;
         best = at;
