@@ -6,7 +6,7 @@ import sys
 
 import jobs
 from jobs import aqpipe, check, launch, losses, manifest, metrics, no_workers, raw, weights
-from kit import ROOT
+from kit import ROOT, interrupt
 
 CODECS = {"edges.forward.codec": "aqsgd", "edges.forward.bits": 4, "edges.backward.codec": "directq",
           "edges.backward.bits": 8}
@@ -72,3 +72,25 @@ def scenario_images():
     report = json.loads(aqpipe("report", str(ROOT / "replicas"), "--json").stdout)["runs"][0]
     check(report["heldout"]["accuracy"] == line["accuracy"], f"the report has {report['heldout']}")
     no_workers("images")
+
+
+def scenario_images_views():
+    """Crops and flips in 3 stages of 3 replicas with the codecs that a job has which names none, clipped, the last batch short: killed, the run goes on as if it had not been."""
+    base = {"pipeline.stages": 3, "pipeline.replicas": 3, "data.train_samples_max": 100, "data.heldout_samples_max": 30, "train.batch": 24, "train.micro_batch": 4,
+            "train.clip": 0.3, "train.epochs": 6, "checkpoint.every": "3 steps", "data.augment.crop": 4, "data.augment.flip": "true"}
+    launch(job("whole", **base))
+    steps = metrics("whole")
+    check(len(steps) == 30 and steps[4]["samples"] < steps[0]["samples"] == 24, f"{len(steps)} steps, of {[line['samples'] for line in steps[:5]]} samples")
+    check(any(line["grad_norm"] > 0.3 for line in steps), "nothing was clipped")
+    first, seen = (sum(sum(line["keyframes"]) for line in steps if low <= line["epoch"] < 6) for low in (1, 0))
+    check(0 < first and seen <= 4 * 2 * 100, f"{seen} keyframes, {first} after the first epoch: two sides of 100 images at both ends of two cuts are the most")
+    for how, step in (("worker", 8), ("launcher", 17)):
+        name = f"killed-{how}"
+        path = job(name, **base)
+        interrupt(how, path, step)
+        launch(path, "--resume")
+        check(losses(name) == losses("whole") and weights(name) == weights("whole"), f"{name}: {losses(name)} are not {losses('whole')}")
+        check([line["loss"] for line in metrics(name, "eval")] == [line["loss"] for line in metrics("whole", "eval")], f"{name}: held-out losses differ")
+        for line, other in zip(metrics(name), steps):
+            check(line["keyframes"] == other["keyframes"] and not any(line["fetched"]), f"{name}: messages were lost: {line}")
+    no_workers("images_views")
