@@ -24,6 +24,21 @@ def run(server, clients):
     server.end()
 
 
+def killed(server):
+    """Both clients and then the server are killed in mid-turn, and all of it is trained. The server that ended it."""
+    clients = {who: Client(server, who) for who in "ab"}
+    for who in "ba":
+        await_step(server, who, 2)
+        clients[who].kill()
+        clients[who] = Client(server, who)
+    await_step(server, "a", 4)
+    server.process.kill()
+    server.process.wait()
+    last = Server(server.path, "--set", f"split.server='127.0.0.1:{server.port}'")
+    run(last, clients.values())
+    return last
+
+
 def scenario_split_seal():
     """Sealed, the server's disk holds no message and the losses are the same: whole, killed, with a forged cache, and with a lost key."""
     begin("a", "b")
@@ -36,16 +51,7 @@ def scenario_split_seal():
             check([line["loss"] for line in of_client(name, who)] == wanted[who], f"{name}: losses of {who} differ")
 
     # Server and clients are killed in mid-turn: the run that was not.
-    server = Server(split("sealed", **keys))
-    clients = {who: Client(server, who) for who in "ab"}
-    for who in "ba":
-        await_step(server, who, 2)
-        clients[who].kill()
-        clients[who] = Client(server, who)
-    await_step(server, "a", 4)
-    server.process.kill()
-    server.process.wait()
-    run(Server(server.path, "--set", f"split.server='127.0.0.1:{server.port}'"), clients.values())
+    killed(Server(split("sealed", **keys)))
     same("sealed")
 
     # Both ends hold the same messages; the server's disk shows them in the clear alone.
@@ -107,16 +113,7 @@ def scenario_split_together():
             "split.statistics": "local", "split.privacy.distance_correlation": 0.1, "split.mode": "splitfed2", "split.rounds": 3,
             "split.epochs": 1, "split.clients": 2, "checkpoint.every": "2 steps", "link.rate_mbps": 3, "split.wait": "30s"}
     whole(split("clear", **{**keys, "split.seal": "false"}), "a", "b")
-    server = Server(split("sealed", **{**keys, "split.cache_ttl": "1s"}))
-    clients = {who: Client(server, who) for who in "ab"}
-    for who in "ba":
-        await_step(server, who, 2)
-        clients[who].kill()
-        clients[who] = Client(server, who)
-    await_step(server, "a", 4)
-    server.process.kill()
-    server.process.wait()
-    run(Server(server.path, "--set", f"split.server='127.0.0.1:{server.port}'"), clients.values())
+    server = killed(Server(split("sealed", **{**keys, "split.cache_ttl": "1s"})))
     for who in "ab":
         wanted, got = ([line["loss"] for line in of_client(name, who)] for name in ("clear", "sealed"))
         check(wanted and got == wanted, f"{who}: {got} is not {wanted}")
