@@ -278,11 +278,14 @@ enum aq_status aq_edge_carry_farewell(struct aq_edge *edge)
     struct aq_edge_carry *carry = edge->carry;
     if (!carry || !carry->ipc) return AQ_OK;
     if (!carry->unmapped_here) {
-        AQ_TRY(say(edge, AQ_EDGE_SAYS_UNMAPPED, 0));
         carry->unmapped_here = true;
         carry->ready = false;
         aq_pair_close(carry->in.pair);
         carry->in.pair = NULL;
+    }
+    if (!carry->unmapped_said) { /* after it is so: who hears it frees the memory */
+        AQ_TRY(say(edge, AQ_EDGE_SAYS_UNMAPPED, 0));
+        carry->unmapped_said = true;
     }
     return carry->unmapped_there && edge->sends_out == 0 ? AQ_OK : AQ_AGAIN;
 }

@@ -39,7 +39,7 @@ struct aq_edge_carry {
     uint64_t arrived, released;
     struct aq_edge_landing landings[AQ_EDGE_CARRY_BODIES]; /* of number n: [n % AQ_EDGE_CARRY_BODIES] */
     uint64_t said_taken;                                   /* of them, to the other end                */
-    bool unmapped_here, unmapped_there;                    /* at the end                               */
+    bool unmapped_here, unmapped_said, unmapped_there;     /* at the end                               */
     /* Joining: what both ends are and want, and what the other has told. */
     enum aq_transport_kind asked;
     struct aq_nccl_rank mine, theirs;
