@@ -62,8 +62,8 @@ struct command {
     bool go_on; /* `aqpipe resume`: the manifest is the run's own */
     bool turn;  /* `aqpipe split-turn`                            */
     int guest;  /* the client's daemon, of a turn                 */
-    const char *adopt;
-    uint64_t until;
+    const char *adopt, *sums;
+    uint64_t until, shift;
     uint32_t epochs; /* that it goes on to; 0: as before               */
     uint64_t steps;
     char manifest_path[AQ_RUN_PATH_BYTES];
@@ -185,6 +185,9 @@ static const struct aq_option turn_options[] = {
     AQ_ROW(TEXT, struct command, run, "run", "DIR", "the client's folder at the server"),
     AQ_ROW(FLAG, struct command, entry.resume, "resume", NULL, "go on from its newest complete checkpoint"),
     AQ_ROW(TEXT, struct command, adopt, "adopt", "DIR", "begin with the weights and optimizer states in DIR"),
+    AQ_ROW(TEXT, struct command, sums, "sums", "PATH", "global sampling: the socket of the server's sums of gradients"),
+    AQ_ROW_RANGE(U64, struct command, shift, "shift", "N", 0, 1e18,
+                 "global sampling: steps that this client was not there for"),
     AQ_ROW_RANGE(U64, struct command, until, "until", "N", 1, 1e18, "the turn's last step"),
     AQ_ROW_READ(descriptor_read, struct command, guest, "guest", "FD", "the connected socket of the client's daemon"),
     OPTIONS_OF_BOTH,
@@ -538,6 +541,8 @@ static void run_once(struct command *command, struct aq_launch_result *result)
                                      .guest = command->guest,
                                      .until = command->until,
                                      .adopt = command->adopt,
+                                     .sums = command->sums,
+                                     .shift = command->shift,
                                      .manifest = command->manifest,
                                      .lengths = command->lengths,
                                      .plan_hash = aq_plan_hash(command->plan),

@@ -43,6 +43,8 @@ struct aq_launch {
     uint64_t resume_hash;   /* plan.h                                                                   */
     uint64_t resume;        /* the mark to go on from; 0: from the beginning                            */
     uint64_t until;         /* stop after this step, with a checkpoint; 0: at the end of the plan         */
+    const char *sums;       /* absolute: where gradients are summed over clients (sum_line.h); NULL: nowhere */
+    uint64_t shift;         /* steps that this run has had fewer than the others have, of the same epochs    */
     const char *adopt;      /* absolute: begin with the weights in this folder (checkpoint.h); NULL: none  */
     uint64_t resume_bytes;  /* of metrics.jsonl, at that mark; 0: not known                             */
     const char *run;        /* absolute                                                                 */

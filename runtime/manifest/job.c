@@ -122,6 +122,11 @@ bool aq_job_at_client(const struct aq_job *job, uint32_t rank)
     return job->split.client && (rank == 0 || last);
 }
 
+bool aq_job_global(const struct aq_job *job)
+{
+    return job->split.client && job->split.mode == AQ_SPLIT_GLOBAL;
+}
+
 bool aq_job_sealed(const struct aq_job *job)
 {
     return job->split.client && job->split.seal;

@@ -211,7 +211,7 @@ struct aq_job_security {
 };
 
 /* Where weights come from at the beginning of a turn, and what is averaged at a round's end (docs/SPLIT.md). */
-enum aq_split_mode { AQ_SPLIT_RELAY = 0, AQ_SPLIT_FED1, AQ_SPLIT_FED2 };
+enum aq_split_mode { AQ_SPLIT_RELAY = 0, AQ_SPLIT_FED1, AQ_SPLIT_FED2, AQ_SPLIT_GLOBAL };
 
 /* Whose the running statistics of batch norms are. */
 enum aq_split_statistics { AQ_SPLIT_AVERAGED = 0, AQ_SPLIT_LOCAL, AQ_SPLIT_GROUP };
@@ -300,6 +300,9 @@ struct aq_job_facts {
     uint64_t lengths_digest; /* of how long samples are, training and then held-out; 0: all alike */
     uint32_t lengths_mean;   /* of the training samples, rounded up                               */
     uint64_t parts;          /* of all samples; their lengths are in the digest; 0: there are none */
+    /* split.mode: global: the training samples of all clients, and how many of them lie before this one's; 0: those of
+     * the others are not known yet, and the plan is of this client's alone. */
+    uint64_t all_samples, first_sample;
 };
 
 struct aq_job {
@@ -381,6 +384,9 @@ uint32_t aq_job_reducers(const struct aq_job *job);
 
 /* Is this rank at a client, in a turn of split learning? */
 bool aq_job_at_client(const struct aq_job *job, uint32_t rank);
+
+/* In such a turn: are its batches drawn over all clients' samples, and gradients summed over them (split.mode: global)? */
+bool aq_job_global(const struct aq_job *job);
 
 /* In such a turn: does the server's stage get the key of its cache from the client's first one (split.seal)? */
 bool aq_job_sealed(const struct aq_job *job);

@@ -102,6 +102,7 @@ static const struct aq_key_name bits_names[] = {{"fixed", 0}, {"auto", 1}, {NULL
 static const struct aq_key_name split_mode_names[] = {{"relay", AQ_SPLIT_RELAY},
                                                       {"splitfed1", AQ_SPLIT_FED1},
                                                       {"splitfed2", AQ_SPLIT_FED2},
+                                                      {"global", AQ_SPLIT_GLOBAL},
                                                       {NULL, 0}};
 static const struct aq_key_name split_labels_names[] = {
     {"client", AQ_SPLIT_LABELS_CLIENT}, {"server", AQ_SPLIT_LABELS_SERVER}, {NULL, 0}};

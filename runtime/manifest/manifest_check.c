@@ -653,6 +653,25 @@ static void check_labels(struct aq_manifest *manifest)
                           "is of what leaves a client at the second cut, and with split.labels: server there is none");
 }
 
+/* With global sampling all clients train at once, and the gradients of their ends pass the server in each step. */
+static void check_global(struct aq_manifest *manifest)
+{
+    static const char *const key = "split.mode";
+    const struct aq_job *job = &manifest->job;
+    if (job->split.participation < 1)
+        aq_manifest_error(manifest, key, "global has all clients in each round: write split.participation: 1");
+    if (job->link.port_first || job->pipeline.stages[1].address)
+        aq_manifest_error(manifest, key,
+                          "global wants no link.port_first and no address of stage 1: each turn listens on a port of its "
+                          "own");
+    if (job->split.privacy.clip > 0 || job->split.privacy.gradient_clip > 0)
+        aq_manifest_error(manifest, key,
+                          "global does not go with split.privacy.clip and .gradient_clip: the gradients of a client's "
+                          "ends pass the server in each step, unclipped");
+    if (job->train.optimizer.outer_every > 1)
+        aq_manifest_error(manifest, key, "global does not go with reduce.every: gradients are averaged in each step");
+}
+
 /* A turn is a pipeline of three stages, whose ends are one client's and dial; with labels at the server of two. */
 static void check_split(struct aq_manifest *manifest)
 {
@@ -695,6 +714,7 @@ static void check_split(struct aq_manifest *manifest)
     if (job->split.parallel > 1 && (job->link.port_first || stages[1].address))
         aq_manifest_error(manifest, "split.parallel",
                           "wants no link.port_first and no address of stage 1: each turn listens on a port of its own");
+    if (job->split.mode == AQ_SPLIT_GLOBAL) check_global(manifest);
     if (job->split.client && !aq_tls_host_good(job->split.client))
         aq_manifest_error(manifest, "split.client", "is no name of a site: 1 to 63 of a-z 0-9 . _ - :");
     if (!job->security.keys)

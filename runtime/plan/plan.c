@@ -174,7 +174,7 @@ static enum aq_status programs_fill(struct plan_open *open, uint32_t s, struct a
 {
     struct aq_plan_stage *stage = &open->stages[s];
     request.window = window_of(open);
-    request.reduce = open->plan.replicas > 1;
+    request.reduce = open->plan.replicas > 1 || aq_job_global(open->plan.job);
     uint32_t bound = aq_schedule_bound(request.micro_batches);
     AQ_TRY(aq_schedule_emit(&request, s, *code, bound, &stage->program));
     *code += bound;
@@ -557,6 +557,7 @@ static enum aq_status counts_fill(struct aq_plan *plan)
     const struct aq_job *job = plan->job;
     const uint32_t W = job->pipeline.replicas;
     const uint64_t samples = plan->facts.train_samples / W, batch = job->train.batch / W; /* of each replica */
+    const uint64_t drawn = plan->facts.all_samples ? plan->facts.all_samples : samples;   /* from, into batches */
     plan->model = job->model.config;
     if (plan->model.vocabulary == 0) plan->model.vocabulary = plan->facts.vocabulary;
     AQ_TRY(labels_fill(plan));
@@ -577,11 +578,17 @@ static enum aq_status counts_fill(struct aq_plan *plan)
         return aq_fail(AQ_INVAL, "manifest", "%s: pipeline.replicas: data.train has %llu samples for %u replicas",
                        place, (unsigned long long)plan->facts.train_samples, W);
     }
+    const struct aq_job_facts *facts = &plan->facts;
+    if (facts->all_samples && (facts->first_sample >= facts->all_samples ||
+                               facts->train_samples > facts->all_samples - facts->first_sample))
+        return aq_fail(AQ_INVAL, "plan", "%llu samples from %llu on are not among %llu of all clients",
+                       (unsigned long long)facts->train_samples, (unsigned long long)facts->first_sample,
+                       (unsigned long long)facts->all_samples);
     plan->samples_dropped = plan->facts.train_samples - samples * W;
     plan->facts.train_samples = samples * W; /* what the workers are told, too */
     plan->batch = (uint32_t)batch;
-    plan->steps_per_epoch = (samples + batch - 1) / batch;
-    plan->samples_last = (uint32_t)(samples % batch ? samples % batch : batch);
+    plan->steps_per_epoch = (drawn + batch - 1) / batch;
+    plan->samples_last = (uint32_t)(drawn % batch ? drawn % batch : batch);
     plan->micro_batches = aq_job_micro_batches(job, plan->batch);
     plan->micro_batches_last = aq_job_micro_batches(job, plan->samples_last);
     if (plan->steps_per_epoch > UINT64_MAX / job->train.epochs)

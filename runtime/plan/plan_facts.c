@@ -208,7 +208,9 @@ enum aq_status aq_plan_facts(const struct aq_job *job, struct aq_job_facts *out,
                                  .train_digest = train.digest,
                                  .heldout_samples = heldout.samples,
                                  .heldout_digest = heldout.digest,
-                                 .parts = train.parts + heldout.parts};
+                                 .parts = train.parts + heldout.parts,
+                                 .all_samples = job->facts.all_samples,
+                                 .first_sample = job->facts.first_sample};
     if (train.vocabulary && train.outputs != train.vocabulary) facts.labels = train.outputs;
     if (aq_plan_weights_gone(job))
         facts.weights_digest = job->facts.weights_digest;

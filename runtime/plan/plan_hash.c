@@ -159,6 +159,9 @@ static void plan_text(const struct aq_plan *plan, enum scope scope, struct aq_te
     for (uint32_t s = 0; s < plan->stage_count && scope == OF_PLAN; s++)
         aq_text_add(text, "slots of stage %u=%u\n", s, plan->stages[s].config.slots);
     if (scope == OF_PLAN && aq_job_sealed(plan->job)) aq_text_add(text, "split.seal=true\n");
+    if (aq_job_global(plan->job))
+        aq_text_add(text, "split.mode=global, of %llu samples from %llu on\n",
+                    (unsigned long long)plan->facts.all_samples, (unsigned long long)plan->facts.first_sample);
     for (uint32_t e = 0; e + 1 < plan->stage_count; e++) {
         add_codec(&plan->edges[e].shape.forward, e, "forward", text);
         add_codec(&plan->edges[e].shape.backward, e, "backward", text);
