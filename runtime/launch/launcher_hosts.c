@@ -170,7 +170,9 @@ enum aq_status hosts_start(struct launcher *launcher)
         if (launch->lengths) json_object_set_new(message, "lengths", json_string(launch->lengths));
         if (launch->until) json_object_set_new(message, "until", json_integer((json_int_t)launch->until));
         if (launch->ask) json_object_set(message, "ask", launch->ask);
-        if (launch->sums) json_object_set_new(message, "sums", json_string(launch->sums));
+        const char *host = launcher->hosts[launcher->stages[r].host].address;
+        const bool guest = host && strcmp(host, AQ_LAUNCH_GUEST) == 0; /* no path of this machine goes there */
+        if (launch->sums && !guest) json_object_set_new(message, "sums", json_string(launch->sums));
         if (launch->shift) json_object_set_new(message, "shift", json_integer((json_int_t)launch->shift));
         if (launch->adopt) json_object_set_new(message, "adopt", json_string(launch->adopt));
         stage_send(launcher, r, message);

@@ -28,6 +28,7 @@
 #include "split_session.h"
 
 static const uint64_t second_ns = 1000ULL * 1000 * 1000;
+#define ALL_SAMPLES_MAX (64ull * 100 * 1000 * 1000)
 static const char *const AREA = "split";
 enum {
     CONNECT_S = 15,
@@ -43,6 +44,7 @@ struct client {
     const struct aq_split_client_config *config;
     struct aq_split_job job;
     char *manifest;
+    uint64_t join_hash; /* of the plan of this client alone, by which it joins */
     struct aq_tls *tls;
     int lock;
     struct aq_control *server; /* NULL: not connected */
@@ -246,6 +248,54 @@ static enum aq_status on_over(struct client *client, const json_t *line)
     return AQ_OK;
 }
 
+/* Its job, and what of it the gate lets pass. */
+static enum aq_status job_open(struct client *client, uint64_t all_samples, uint64_t first_sample)
+{
+    const struct aq_split_client_config *config = client->config;
+    const struct aq_split_asked asked = {.manifest = config->manifest,
+                                         .sets = config->sets,
+                                         .set_count = config->set_count,
+                                         .client = config->id,
+                                         .data = config->data,
+                                         .heldout = config->heldout,
+                                         .all_samples = all_samples,
+                                         .first_sample = first_sample};
+    struct aq_split_job made;
+    char *manifest;
+    AQ_TRY(aq_split_job_open(&asked, &made));
+    const enum aq_status status = aq_plan_manifest(made.plan, &manifest);
+    if (status != AQ_OK) {
+        aq_split_job_close(&made);
+        return status;
+    }
+    aq_split_job_close(&client->job);
+    aq_free(client->manifest);
+    if (all_samples == 0) client->join_hash = aq_plan_hash(made.plan);
+    client->job = made;
+    client->manifest = manifest;
+    client->gate.manifest = manifest;
+    client->gate.plan_hash = aq_plan_hash(made.plan);
+    return AQ_OK;
+}
+
+/* Global sampling: what all clients together have, which is planned with from now on. */
+static enum aq_status on_together(struct client *client, const json_t *line)
+{
+    const struct aq_job_facts *facts = &client->job.plan->facts;
+    uint64_t samples, first;
+    AQ_TRY(aq_control_get_u64(line, "samples", &samples));
+    AQ_TRY(aq_control_get_u64(line, "first", &first));
+    if (!aq_job_global(client->job.job) || client->daemon || client->until)
+        return aq_fail(AQ_PROTO, AREA, "the server says of all clients what is not due");
+    if (samples > ALL_SAMPLES_MAX || first >= samples || facts->train_samples > samples - first)
+        return aq_fail(AQ_PROTO, AREA, "the server says that all clients have fewer samples than this one");
+    if (facts->all_samples == samples && facts->first_sample == first) return AQ_OK;
+    AQ_TRY(job_open(client, samples, first));
+    say(client, "batches are drawn over %" PRIu64 " samples of all clients, %" PRIu64 " of them here", samples,
+        client->job.plan->facts.train_samples);
+    return AQ_OK;
+}
+
 static enum aq_status from_server(struct client *client, json_t *line)
 {
     const char *event = aq_control_text_or(line, "event", NULL);
@@ -254,6 +304,7 @@ static enum aq_status from_server(struct client *client, json_t *line)
         AQ_TRY(aq_split_pass(&client->gate, line));
         return aq_control_send(client->daemon, json_incref(line));
     }
+    if (strcmp(event, "together") == 0) return on_together(client, line);
     if (strcmp(event, "turn") == 0) return on_turn(client, line);
     if (strcmp(event, "ends") == 0) return on_ends(client, line);
     if (strcmp(event, "over") == 0) return on_over(client, line);
@@ -336,7 +387,7 @@ static enum aq_status say_join(struct client *client)
         client->server,
         json_pack("{s:s, s:i, s:s, s:s, s:o, s:I, s:I, s:I, s:I, s:o, s:o, s:o}", "op", "join", "protocol",
                   AQ_SPLIT_PROTOCOL, "version", AQ_VERSION, "id", client->config->id, "plan_hash",
-                  aq_control_hex(aq_plan_hash(client->job.plan)), "train_samples", (json_int_t)facts->train_samples,
+                  aq_control_hex(client->join_hash), "train_samples", (json_int_t)facts->train_samples,
                   "heldout_samples", (json_int_t)facts->heldout_samples, "vocabulary", (json_int_t)facts->vocabulary,
                   "labels", (json_int_t)facts->labels, "train_digest", aq_control_hex(facts->train_digest),
                   "heldout_digest", aq_control_hex(facts->heldout_digest), "weights_digest",
@@ -535,15 +586,8 @@ static enum aq_status key_open(struct client *client)
 static enum aq_status open_all(struct client *client)
 {
     const struct aq_split_client_config *config = client->config;
-    const struct aq_split_asked asked = {.manifest = config->manifest,
-                                         .sets = config->sets,
-                                         .set_count = config->set_count,
-                                         .client = config->id,
-                                         .data = config->data,
-                                         .heldout = config->heldout};
-    AQ_TRY(aq_split_job_open(&asked, &client->job));
+    AQ_TRY(job_open(client, 0, 0));
     const struct aq_job *job = client->job.job;
-    AQ_TRY(aq_plan_manifest(client->job.plan, &client->manifest));
     AQ_TRY(aq_tls_open_site(job->security.keys, config->id, &client->tls));
     AQ_TRY(aq_run_make_folder(job->output.path));
     AQ_TRY(aq_run_lock(job->output.path, &client->lock));

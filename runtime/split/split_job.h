@@ -24,6 +24,7 @@ struct aq_split_asked {
     const char *data, *heldout;       /* of a client: its files; NULL: as the manifest has them           */
     const char *labels;               /* of a server that has them: the folder of this client's; or NULL  */
     const struct aq_job_facts *facts; /* of a server: what the client told; NULL: the data is read        */
+    uint64_t all_samples, first_sample; /* of a client of global sampling (job.h); 0: not known yet           */
 };
 
 struct aq_split_job {

@@ -5,6 +5,7 @@
 #ifndef RUNTIME_SPLIT_PRIVATE_H
 #define RUNTIME_SPLIT_PRIVATE_H
 
+#include <poll.h>
 #include <sys/types.h>
 
 #include "control.h"
@@ -21,6 +22,7 @@ enum {
     SPLIT_ANSWER_S = 60,  /* for what a client owes (ready, the next part of a file), or control.silence_max */
     SPLIT_TRIES_MAX = 3,  /* of a turn, from one checkpoint                                       */
     SPLIT_QUEUE_BYTES = 8 << 20,
+    SPLIT_SUMS_POLLS = AQ_JOB_CLIENTS_MAX + 9,
     SPLIT_WEIGHTS_NONE = -1
 };
 
@@ -36,6 +38,10 @@ struct site {
     bool kept;        /* its turn of this round lies in round/NAME, to be averaged               */
     uint64_t samples; /* that it trains on                                   */
     uint64_t mark;    /* the newest complete checkpoint of its own run                       */
+    /* Global sampling (split_sums.c). */
+    uint64_t first;   /* of all clients' samples, so many lie before its own      */
+    uint64_t counted; /* the last step that its part is in, plus one; 0: none     */
+    uint64_t sum_ns;  /* when its stage said something of sums at last            */
     /* Its connection. */
     struct aq_control *control; /* NULL: it is away */
     struct aq_split_session session;
@@ -55,6 +61,8 @@ struct site {
     bool late;                     /* it is waited for, or was, in this round          */
     char why[AQ_SPLIT_TEXT_BYTES]; /* its turn's last failure                          */
 };
+
+struct sums; /* split_sums.c */
 
 struct newcomer {
     struct aq_control *control; /* NULL: the place is free */
@@ -77,6 +85,8 @@ struct server {
     uint64_t round_kept_ns;       /* and in all, as split.json says                         */
     int weights;                  /* the folder of the newest: 0, 1, or SPLIT_WEIGHTS_NONE  */
     char last[AQ_TLS_HOST_BYTES]; /* splitfed2: whose turn the middle of this round comes from; "": none yet */
+    uint64_t all_samples;         /* global sampling: of all clients, who are known now; 0: they are not yet    */
+    struct sums *sums;            /* then: the stages that say their parts of steps; else NULL                  */
     bool stopping, over;
     uint64_t wipe_ns; /* when caches are looked at again */
     enum aq_split_end end;
@@ -125,9 +135,34 @@ enum aq_status round_ends(const struct server *server, const struct site *site, 
  */
 enum aq_status caches_wipe(struct server *server, bool all);
 
+/*
+ * split_sums.c: global sampling; in other modes nothing. serve: take parts of steps, answer sums, miss who is late.
+ * polls: descriptors to wait for, SPLIT_SUMS_POLLS at most. path: where a turn's middle stage says its parts.
+ */
+enum aq_status sums_open(struct server *server);
+void sums_close(struct server *server);
+void sums_serve(struct server *server);
+uint32_t sums_polls(struct server *server, struct pollfd *fds);
+enum aq_status sums_path(const struct server *server, char out[AQ_RUN_PATH_BYTES]);
+
 /* split_report.c: report.json and a table; the model, where split.collect has it. */
 enum aq_status report_leave(const struct server *server);
 enum aq_status model_leave(const struct server *server);
+
+/*
+ * split_round.c: global sampling: the steps of a round; and by how many a client's own steps are fewer than those of
+ * all, in its turn.
+ */
+uint64_t round_steps(const struct server *server);
+uint64_t turn_shift(const struct server *server, const struct site *site);
+/*
+ * split_join.c. plan: a client's turns, with what it says of its data; together: and with what all clients have.
+ * settle: with global sampling, when all are here: who they are, for the whole job. together: it is told, where that is
+ * settled.
+ */
+enum aq_status join_plan(struct server *server, struct site *site, const struct aq_split_join *join, bool together);
+enum aq_status join_settle(struct server *server);
+enum aq_status join_together(struct server *server, struct site *site);
 
 /* split_turn.c. */
 void turn_greet(struct server *server, struct site *site); /* it has joined: it waits, or owes its labels */

@@ -6,6 +6,7 @@
  *     relay       weights/W         weights/W                  weights/W', which is W from then on
  *     splitfed1   weights/W         weights/W                  round/NAME; all three averaged: weights/W'
  *     splitfed2   weights/W         round/LAST, or weights/W   round/NAME; ends averaged, round/LAST's middle
+ *     global      as splitfed1, all turns at once, in step with each other (split_sums.c)
  *
  * All of it is decided by split.json, which is written whole: a server that is killed at whatever moment goes on as if
  * it had not been. How long a round has been under way is written there now and then, too: its deadline counts the time
@@ -38,6 +39,19 @@ enum aq_status round_ends(const struct server *server, const struct site *site, 
     if (!federated(server)) return state_path(server, out, "weights/%d", server->weights == 0 ? 1 : 0);
     AQ_TRY(state_path(server, out, "round/%s", site->name));
     return aq_run_make_folder(out);
+}
+
+/* ---- steps of all, with global sampling ---- */
+
+uint64_t round_steps(const struct server *server)
+{
+    const uint64_t batch = server->job->train.batch;
+    return server->job->split.epochs * ((server->all_samples + batch - 1) / batch);
+}
+
+uint64_t turn_shift(const struct server *server, const struct site *site)
+{
+    return (server->round - 1) * round_steps(server) - site->begin;
 }
 
 /* ---- who, and in which order ---- */
@@ -132,7 +146,7 @@ static enum aq_status merge(const struct server *server, const struct aq_plan *p
     const int to = server->weights == 0 ? 1 : 0;
     for (uint32_t rank = 0; rank < plan->stage_count; rank++) {
         char from[AQ_RUN_PATH_BYTES], path[AQ_RUN_PATH_BYTES];
-        if (server->job->split.mode == AQ_SPLIT_FED1 || rank != AQ_SPLIT_SERVERS) {
+        if (server->job->split.mode != AQ_SPLIT_FED2 || rank != AQ_SPLIT_SERVERS) {
             AQ_TRY(weights_average(server, plan, rank, to));
             continue;
         }
@@ -229,6 +243,11 @@ static void weights_first(struct server *server)
 {
     const struct aq_plan *plan = any_plan(server);
     if (!plan) return;
+    if (join_settle(server) != AQ_OK) {
+        server_fails(server, NULL);
+        return;
+    }
+    plan = any_plan(server); /* that one was of a client alone */
     if (weights_begin(server, plan) != AQ_OK) {
         server_fails(server, NULL);
         return;
@@ -242,12 +261,13 @@ static void weights_first(struct server *server)
 
 static void turns_advance(struct server *server, struct site *const *due, uint32_t count)
 {
+    const uint32_t most = server->job->split.mode == AQ_SPLIT_GLOBAL ? count : server->job->split.parallel;
     uint32_t busy = 0;
     for (uint32_t i = 0; i < count; i++)
         busy += due[i]->control && due[i]->offered;
     for (uint32_t i = 0; i < count && !server->over; i++) {
         const bool waits = due[i]->control && !due[i]->offered;
-        if (waits && busy >= server->job->split.parallel) continue;
+        if (waits && busy >= most) continue;
         turn_due(server, due[i]);
         busy += waits;
     }
@@ -273,7 +293,8 @@ void round_advance(struct server *server)
     if (server->over) return;
     if (count > 0) {
         /* Those of splitfed1 need nothing of each other: each is waited for by itself. */
-        turns_advance(server, due, server->job->split.mode == AQ_SPLIT_FED1 ? count : 1);
+        const bool each = server->job->split.mode == AQ_SPLIT_FED1 || server->job->split.mode == AQ_SPLIT_GLOBAL;
+        turns_advance(server, due, each ? count : 1);
         return;
     }
     round_end(server);

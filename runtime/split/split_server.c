@@ -19,7 +19,7 @@
 
 static const uint64_t second_ns = 1000ULL * 1000 * 1000, samples_max = 100 * 1000 * 1000;
 static const char *const AREA = "split";
-enum { POLL_MAX = 2 + SPLIT_NEWCOMERS_MAX + 2 * AQ_JOB_CLIENTS_MAX, TICK_MS = 100, ACCEPTS = 16, LINES = 256 };
+enum { POLL_MAX = 2 + SPLIT_NEWCOMERS_MAX + 2 * AQ_JOB_CLIENTS_MAX + SPLIT_SUMS_POLLS, TICK_MS = 100, ACCEPTS = 16, LINES = 256 };
 
 /* ---- the door ---- */
 
@@ -94,30 +94,6 @@ static void accept_all(struct server *server)
 
 /* ---- who comes in ---- */
 
-/* What it trains with, planned here from what it says of its data. */
-static enum aq_status plan_for(struct server *server, struct site *site, const struct aq_split_join *join)
-{
-    char run[AQ_RUN_PATH_BYTES], labels[AQ_RUN_PATH_BYTES];
-    struct aq_split_job job = {0};
-    AQ_TRY(state_path(server, run, "clients/%s", site->name));
-    AQ_TRY(state_path(server, labels, "labels/%s", site->name));
-    const bool has = server->job->split.labels == AQ_SPLIT_LABELS_SERVER;
-    if (has) AQ_TRY(aq_run_make_folder(labels));
-    const struct aq_split_asked asked = {.manifest = server->config->manifest,
-                                         .sets = server->config->sets,
-                                         .set_count = server->config->set_count,
-                                         .client = site->name,
-                                         .run = run,
-                                         .labels = has ? labels : NULL,
-                                         .facts = &join->facts};
-    AQ_TRY(aq_split_job_open(&asked, &job));
-    aq_split_job_close(&site->job);
-    site->job = job;
-    site->join = *join;
-    site->samples = join->facts.train_samples;
-    return AQ_OK;
-}
-
 static bool other_data(const struct site *site, const struct aq_split_join *join)
 {
     const struct aq_job_facts *was = &site->join.facts, *is = &join->facts;
@@ -156,6 +132,7 @@ static void welcome(struct server *server, struct newcomer *newcomer, struct sit
                                                                            "round", (json_int_t)server->round, "of",
                                                                            (json_int_t)server->job->split.rounds));
     if (status != AQ_OK) turn_away(server, site, aq_status_text(status));
+    if (status == AQ_OK && join_together(server, site) != AQ_OK) server_fails(server, NULL);
 }
 
 /* The first line of somebody whose certificate is a site's. */
@@ -175,6 +152,12 @@ static void first_line(struct server *server, struct newcomer *newcomer, const j
     }
     const uint32_t known = server->site_count;
     struct site *site = state_site(server, session.join.id);
+    if (site && server->site_count > known && server->all_samples > 0) {
+        server->site_count = known;
+        refuse(server, newcomer, peer->host, "was not there when the clients of this job were settled (split.mode: global)",
+               NULL);
+        return;
+    }
     if (!site) {
         refuse(server, newcomer, peer->host, "has no place: there are 64 clients already", NULL);
         return;
@@ -185,7 +168,7 @@ static void first_line(struct server *server, struct newcomer *newcomer, const j
     }
     struct aq_error_hold hold;
     aq_error_hold(&hold);
-    const enum aq_status planned = plan_for(server, site, &session.join);
+    const enum aq_status planned = join_plan(server, site, &session.join, false);
     aq_error_release(&hold);
     if (planned != AQ_OK) {
         char text[AQ_SPLIT_TEXT_BYTES];
@@ -280,6 +263,7 @@ static enum aq_status wait_some(struct server *server)
         if (site->launch)
             fds[count++] = (struct pollfd){.fd = aq_control_fd(site->launch), .events = wants(site->launch)};
     }
+    count += sums_polls(server, fds + count);
     if (poll(fds, count, busy ? 2 : TICK_MS) < 0 && errno != EINTR) return aq_fail_errno(AREA, "poll");
     return AQ_OK;
 }
@@ -297,6 +281,7 @@ static enum aq_status loop(struct server *server)
             if (site->control) serve_site(server, site);
             turn_pump(server, site);
         }
+        sums_serve(server);
         aq_log_limit_tell(&server->strangers);
         if (server->stopping) {
             server->over = true;
@@ -349,6 +334,7 @@ static void close_all(struct server *server)
         aq_split_in_close(&site->in);
         aq_split_job_close(&site->job);
     }
+    sums_close(server);
     aq_tls_close(server->tls);
     if (server->listener != -1) close(server->listener);
     if (server->lock != -1) close(server->lock);
@@ -372,6 +358,7 @@ enum aq_status aq_split_serve(const struct aq_split_server_config *config, enum 
         status = enter(server);
     }
     if (status == AQ_OK) status = listen_at(server);
+    if (status == AQ_OK) status = sums_open(server);
     if (status == AQ_OK) status = loop(server);
     if (status == AQ_OK && server->end != AQ_SPLIT_FAILED) status = report_leave(server);
     if (status == AQ_OK && server->end == AQ_SPLIT_DONE) status = model_leave(server);

@@ -25,7 +25,7 @@ enum aq_status state_path(const struct server *server, char out[AQ_RUN_PATH_BYTE
 const char *state_mode(const struct server *server)
 {
     static const char *const names[] = {
-        [AQ_SPLIT_RELAY] = "relay", [AQ_SPLIT_FED1] = "splitfed1", [AQ_SPLIT_FED2] = "splitfed2"};
+        [AQ_SPLIT_RELAY] = "relay", [AQ_SPLIT_FED1] = "splitfed1", [AQ_SPLIT_FED2] = "splitfed2", [AQ_SPLIT_GLOBAL] = "global"};
     return names[server->job->split.mode];
 }
 
@@ -52,11 +52,11 @@ uint64_t state_mark(const struct server *server, const struct site *site)
 
 static json_t *site_line(const struct site *site)
 {
-    return json_pack("{s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:b}", "name", site->name, "round",
+    return json_pack("{s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:b, s:I}", "name", site->name, "round",
                      (json_int_t)site->round, "turns", (json_int_t)site->turns, "missed", (json_int_t)site->missed,
                      "rested", (json_int_t)site->rested, "late", (json_int_t)site->lates, "samples",
                      (json_int_t)site->samples, "begin", (json_int_t)site->begin, "until", (json_int_t)site->until,
-                     "kept", site->kept);
+                     "kept", site->kept, "first", (json_int_t)site->first);
 }
 
 enum aq_status state_save(struct server *server)
@@ -66,10 +66,11 @@ enum aq_status state_save(struct server *server)
     json_t *sites = json_array();
     for (uint32_t i = 0; i < server->site_count; i++)
         json_array_append_new(sites, site_line(&server->sites[i]));
-    json_t *all = json_pack("{s:s, s:i, s:s, s:I, s:I, s:f, s:i, s:s, s:o}", "job", server->job->name, "format", 1,
+    json_t *all = json_pack("{s:s, s:i, s:s, s:I, s:I, s:f, s:i, s:s, s:I, s:o}", "job", server->job->name, "format", 1,
                             "mode", state_mode(server), "round", (json_int_t)server->round, "drawn",
                             (json_int_t)server->drawn, "round_seconds", (double)elapsed_ns * 1e-9, "weights",
-                            server->weights, "last", server->last, "clients", sites);
+                            server->weights, "last", server->last, "all_samples", (json_int_t)server->all_samples,
+                            "clients", sites);
     enum aq_status status = state_path(server, path, "split.json");
     if (status != AQ_OK) {
         json_decref(all);
@@ -103,6 +104,7 @@ static enum aq_status read_site(struct server *server, const json_t *line)
     site->samples = samples;
     site->begin = begin;
     site->until = until;
+    site->first = aq_control_u64_or(line, "first", 0);
     site->kept = aq_control_bool_or(line, "kept", false);
     if (site->kept && turns == 0) return aq_fail(AQ_PROTO, AREA, "'%.63s' has trained without a turn", name);
     site->mark = site->tried_mark = state_mark(server, site);
@@ -126,6 +128,7 @@ static enum aq_status read_all(struct server *server, const json_t *all)
     server->round_before_ns = server->round_kept_ns = (uint64_t)(seconds * 1e9);
     server->weights = (int)json_integer_value(weights);
     server->drawn = (uint32_t)aq_control_u64_or(all, "drawn", server->round);
+    server->all_samples = aq_control_u64_or(all, "all_samples", 0);
     snprintf(server->last, sizeof server->last, "%s", last);
     for (size_t i = 0; i < json_array_size(sites); i++)
         AQ_TRY(read_site(server, json_array_get(sites, i)));

@@ -198,7 +198,7 @@ static void offer(struct server *server, struct site *site)
     site->mark = state_mark(server, site);
     if (site->until == 0) {
         site->begin = site->tried_mark = site->mark;
-        site->until = site->begin + server->job->split.epochs * plan->steps_per_epoch;
+        site->until = site->begin + server->job->split.epochs * plan->steps_per_epoch; /* global: of all samples */
         if (site->until > plan->steps) site->until = plan->steps;
         if (site->begin >= plan->steps) {
             site->round = server->round; /* it has trained all that it was to */
@@ -251,7 +251,7 @@ static void become_launcher(const struct server *server, char *const arguments[]
 
 struct turn_paths {
     char run[AQ_RUN_PATH_BYTES], manifest[AQ_RUN_PATH_BYTES], weights[AQ_RUN_PATH_BYTES], log[AQ_RUN_PATH_BYTES];
-    char identity[AQ_RUN_PATH_BYTES];
+    char identity[AQ_RUN_PATH_BYTES], sums[AQ_RUN_PATH_BYTES];
 };
 
 static enum aq_status paths_of(const struct server *server, const struct site *site, struct turn_paths *paths)
@@ -260,6 +260,7 @@ static enum aq_status paths_of(const struct server *server, const struct site *s
     AQ_TRY(state_path(server, paths->identity, "clients/%s/run.json", site->name));
     AQ_TRY(state_path(server, paths->manifest, "turns/%s.yaml", site->name));
     AQ_TRY(round_middle(server, paths->weights));
+    AQ_TRY(sums_path(server, paths->sums));
     return state_path(server, paths->log, "logs/%s.log", site->name);
 }
 
@@ -267,8 +268,8 @@ static enum aq_status paths_of(const struct server *server, const struct site *s
 
 static enum aq_status spawn(struct server *server, struct site *site, const struct turn_paths *paths)
 {
-    char until[24], guest[8];
-    char *arguments[20];
+    char until[24], guest[8], shift[24];
+    char *arguments[24];
     int count = 0, channel[2], log;
     snprintf(until, sizeof until, "%" PRIu64, site->until);
     snprintf(guest, sizeof guest, "%d", GUEST_FD);
@@ -280,6 +281,12 @@ static enum aq_status spawn(struct server *server, struct site *site, const stru
     if (adopts(site)) {
         arguments[count++] = WORD("--adopt");
         arguments[count++] = WORD(paths->weights);
+    }
+    if (server->sums) {
+        snprintf(shift, sizeof shift, "%" PRIu64, turn_shift(server, site));
+        const char *const more[] = {"--sums", paths->sums, "--shift", shift};
+        for (size_t i = 0; i < sizeof more / sizeof *more; i++)
+            arguments[count++] = WORD(more[i]);
     }
     arguments[count] = NULL;
     AQ_TRY(aq_file_open(NULL, paths->log, AQ_FILE_APPEND, &log));
@@ -314,6 +321,7 @@ static void begin(struct server *server, struct site *site)
         return;
     }
     aq_split_session_go(&site->session, AQ_SPLIT_TRAINING);
+    site->sum_ns = aq_clock_ns();
     site->deadline_ns = AQ_NEVER; /* the launcher watches it (control.silence_max, control.stall_max) */
 }
 

@@ -1,0 +1,443 @@
+/*
+ * split_sums.c -- global sampling: the middle stages of all clients' turns, which say their parts of a step and hear
+ * its sum (sum_line.h), at a Unix socket below output.path.
+ *
+ * One part is read at a time, in order of the clients' names, for that is the order of the sum: who comes before its
+ * turn waits in its socket. A part counts when all of it is here. Who has counted and comes again (its turn goes on
+ * from a checkpoint) is read and forgotten: it made the same bits. A step is done when every client that the round
+ * still waits for has counted; one whose turn is missed is not waited for any more.
+ *
+ * Who says nothing for split.wait, while others wait for it, is late: its turn is missed. A step that it makes again
+ * is something said.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/sendfile.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include "split_private.h"
+#include "split_sum.h"
+
+static const char *const AREA = "split", *const SOCKET = "sums.sock";
+enum { PEERS_MAX = AQ_JOB_CLIENTS_MAX + 8, READ_BYTES = 4 << 20, DRAIN_BYTES = 256 << 10 };
+
+/* A stage at the other end. */
+struct peer {
+    int fd; /* -1: nobody */
+    struct site *site; /* NULL: it has not said whose it is                          */
+    struct aq_sum_head head;
+    uint32_t head_bytes;  /* of it, that are here, with the name behind HELLO's        */
+    struct aq_sum_hello hello;
+    bool said;            /* the head of a part is here                                 */
+    bool again;           /* of a step that is done, or in which it has counted         */
+    uint64_t values_bytes; /* of the part's values, that are here                       */
+    bool asks;            /* its part is here: it waits for the sum of head.step        */
+    int file;             /* the answer under way; -1: none                             */
+    uint64_t file_at, file_bytes;
+};
+
+struct sums {
+    int listener;
+    uint32_t round; /* of which `sum` is; 0: none yet */
+    uint64_t first, end; /* its steps              */
+    uint64_t values;
+    uint64_t said_ns; /* when a part of the open step was said first; 0: none was */
+    struct aq_split_sum *sum;
+    char folder[AQ_RUN_PATH_BYTES];
+    struct peer peers[PEERS_MAX];
+    uint8_t drain[DRAIN_BYTES];
+};
+
+/* ---- the socket ---- */
+
+/* A path of a socket has 108 bytes at most: through a descriptor of its folder it is always short. */
+static enum aq_status listen_in(const char *folder, int *listener)
+{
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    int at;
+    AQ_TRY(aq_file_open_folder(folder, "", &at));
+    snprintf(address.sun_path, sizeof address.sun_path, "/proc/self/fd/%d/%s", at, SOCKET);
+    enum aq_status status = aq_file_remove(folder, SOCKET);
+    const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (status == AQ_OK && (fd == -1 || bind(fd, (struct sockaddr *)&address, sizeof address) != 0 ||
+                            fchmodat(at, SOCKET, 0600, 0) != 0 || listen(fd, PEERS_MAX) != 0))
+        status = aq_fail_errno(AREA, "no socket for sums in %s", folder);
+    close(at);
+    if (status != AQ_OK && fd != -1) close(fd);
+    if (status == AQ_OK) *listener = fd;
+    return status;
+}
+
+static bool is_ours(int fd)
+{
+    struct ucred who;
+    socklen_t bytes = sizeof who;
+    return getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &who, &bytes) == 0 && who.uid == geteuid();
+}
+
+static void peer_close(struct peer *peer)
+{
+    if (peer->fd != -1) close(peer->fd);
+    if (peer->file != -1) close(peer->file);
+    *peer = (struct peer){.fd = -1, .file = -1};
+}
+
+static void accept_some(struct sums *sums)
+{
+    for (int i = 0; i < PEERS_MAX; i++) {
+        const int fd = accept4(sums->listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+        struct peer *place = NULL;
+        if (fd == -1) return;
+        for (int p = 0; p < PEERS_MAX && !place; p++)
+            if (sums->peers[p].fd == -1) place = &sums->peers[p];
+        if (!place || !is_ours(fd)) {
+            close(fd);
+            continue;
+        }
+        place->fd = fd;
+    }
+}
+
+/* ---- whose turn it is to say its part ---- */
+
+/* A client that the round still waits for. */
+static bool is_due(const struct server *server, const struct site *site)
+{
+    return site->round < server->round;
+}
+
+static bool has_counted(const struct server *server, const struct site *site)
+{
+    return site->counted == aq_split_sum_step(server->sums->sum) + 1;
+}
+
+/* The first by name that has not counted in the open step; NULL: all have. */
+static struct site *next_part(struct server *server)
+{
+    struct site *next = NULL;
+    for (uint32_t i = 0; i < server->site_count; i++) {
+        struct site *site = &server->sites[i];
+        if (!is_due(server, site) || has_counted(server, site)) continue;
+        if (!next || strcmp(site->name, next->name) < 0) next = site;
+    }
+    return next;
+}
+
+/* ---- what comes ---- */
+
+/* AQ_AGAIN: no more is here. AQ_CLOSED: it is gone. */
+static enum aq_status read_some(int fd, void *to, uint64_t bytes, uint64_t *have)
+{
+    const ssize_t got = recv(fd, (uint8_t *)to + *have, bytes - *have, 0);
+    if (got > 0) *have += (uint64_t)got;
+    if (got > 0) return AQ_OK;
+    return got < 0 && (errno == EAGAIN || errno == EINTR) ? AQ_AGAIN : AQ_CLOSED;
+}
+
+static enum aq_status wrong(const struct peer *peer, const char *what)
+{
+    return aq_fail(AQ_PROTO, AREA, "the stage of %s says a part that %s (step %" PRIu64 ")",
+                   peer->site ? peer->site->name : "nobody", what, peer->head.step);
+}
+
+static enum aq_status hear_hello(struct server *server, struct peer *peer)
+{
+    struct sums *sums = server->sums;
+    struct site *site = NULL;
+    peer->hello.name[AQ_SUM_NAME_BYTES - 1] = 0;
+    for (uint32_t i = 0; i < server->site_count; i++)
+        if (strcmp(server->sites[i].name, peer->hello.name) == 0) site = &server->sites[i];
+    if (!site || site->pid == 0 || !is_due(server, site)) return wrong(peer, "is of no turn");
+    if (peer->head.values != sums->values) return wrong(peer, "is of another network");
+    for (int i = 0; i < PEERS_MAX; i++)
+        if (sums->peers[i].site == site) peer_close(&sums->peers[i]); /* of the stage before this one */
+    peer->site = site;
+    peer->head_bytes = 0;
+    site->sum_ns = aq_clock_ns();
+    return AQ_OK;
+}
+
+/* The head of a part: of the open step, or of one that is done. */
+static enum aq_status hear_head(struct server *server, struct peer *peer)
+{
+    struct sums *sums = server->sums;
+    const struct aq_sum_head *head = &peer->head;
+    if (head->magic != AQ_SUM_MAGIC || (peer->site ? AQ_SUM_PART : AQ_SUM_HELLO) != head->what)
+        return wrong(peer, "is none");
+    if (!peer->site) return AQ_OK;
+    const uint64_t open = aq_split_sum_step(sums->sum);
+    const bool none = head->weight == 0;
+    if (head->step < sums->first || head->step >= sums->end || head->step > open) return wrong(peer, "is of no step that is open");
+    if (head->weight > UINT32_MAX || head->values != (none ? 0 : sums->values)) return wrong(peer, "has not its values");
+    peer->said = true;
+    peer->again = head->step < open || has_counted(server, peer->site);
+    peer->values_bytes = 0;
+    peer->site->sum_ns = aq_clock_ns();
+    if (!peer->again && sums->said_ns == 0) sums->said_ns = peer->site->sum_ns;
+    return AQ_OK;
+}
+
+/* All of a part is here. */
+static void count(struct server *server, struct peer *peer)
+{
+    struct sums *sums = server->sums;
+    if (!peer->again) {
+        struct site *site = peer->site;
+        aq_split_sum_add(sums->sum, peer->head.weight);
+        site->counted = aq_split_sum_step(sums->sum) + 1;
+        if (peer->head.flags & AQ_SUM_NOT_FINITE)
+            server_say(server, "step %" PRIu64 ": the gradients of %s are no numbers: the step is without them",
+                       peer->head.step + 1, site->name);
+    }
+    peer->said = false;
+    peer->asks = true;
+    peer->head_bytes = 0;
+}
+
+/* May it be read now? A part in order of names; what does not count at any time. */
+static bool may_read(struct server *server, const struct peer *peer)
+{
+    if (peer->fd == -1 || peer->asks) return false;
+    return !peer->said || peer->again || peer->site == next_part(server);
+}
+
+/* Its head, and behind HELLO's the name. */
+static enum aq_status read_head(struct server *server, struct peer *peer)
+{
+    const uint32_t head = sizeof peer->head, hello = head + sizeof peer->hello;
+    uint64_t have = peer->head_bytes;
+    if (have < head) {
+        AQ_TRY(read_some(peer->fd, &peer->head, head, &have));
+        peer->head_bytes = (uint32_t)have;
+        return have == head ? hear_head(server, peer) : AQ_OK;
+    }
+    have -= head;
+    AQ_TRY(read_some(peer->fd, &peer->hello, sizeof peer->hello, &have));
+    peer->head_bytes = head + (uint32_t)have;
+    return peer->head_bytes == hello ? hear_hello(server, peer) : AQ_OK;
+}
+
+static enum aq_status read_values(struct server *server, struct peer *peer)
+{
+    struct sums *sums = server->sums;
+    const uint64_t bytes = peer->head.values * sizeof(float);
+    uint64_t have = peer->values_bytes, none = 0;
+    if (have < bytes && !peer->again) {
+        AQ_TRY(read_some(peer->fd, aq_split_sum_room(sums->sum), bytes, &have));
+    } else if (have < bytes) {
+        const uint64_t left = bytes - have;
+        AQ_TRY(read_some(peer->fd, sums->drain, left < DRAIN_BYTES ? left : DRAIN_BYTES, &none));
+        have += none;
+    }
+    peer->values_bytes = have;
+    peer->site->sum_ns = aq_clock_ns();
+    if (have == bytes) count(server, peer);
+    return AQ_OK;
+}
+
+/* A part that was begun counts before another's, but its site may have become one that is not waited for. */
+static enum aq_status read_peer(struct server *server, struct peer *peer)
+{
+    enum aq_status status = AQ_OK;
+    for (uint64_t i = 0; i < READ_BYTES / DRAIN_BYTES && status == AQ_OK && may_read(server, peer); i++) {
+        if (peer->site && !is_due(server, peer->site)) return AQ_CLOSED;
+        status = peer->said ? read_values(server, peer) : read_head(server, peer);
+    }
+    return status == AQ_AGAIN ? AQ_OK : status;
+}
+
+/* ---- the answers ---- */
+
+/* AQ_CLOSED: it is gone, or its turn is. */
+static enum aq_status answer(struct server *server, struct peer *peer)
+{
+    struct sums *sums = server->sums;
+    if (!peer->asks || peer->head.step >= aq_split_sum_step(sums->sum)) return AQ_OK;
+    if (peer->file == -1) {
+        peer->file_at = 0;
+        if (aq_split_sum_file(sums->sum, peer->head.step, &peer->file, &peer->file_bytes) != AQ_OK) {
+            peer->file = -1;
+            aq_error_clear();
+            turn_miss(server, peer->site, "what the others have summed since its checkpoint is lost");
+            return AQ_CLOSED;
+        }
+    }
+    off_t at = (off_t)peer->file_at;
+    const ssize_t sent = sendfile(peer->fd, peer->file, &at, READ_BYTES);
+    if (sent < 0 && errno != EAGAIN && errno != EINTR) return AQ_CLOSED;
+    peer->file_at = (uint64_t)at;
+    if (sent > 0) peer->site->sum_ns = aq_clock_ns();
+    if (sent == 0 && peer->file_at < peer->file_bytes) return AQ_CLOSED; /* somebody has cut the file */
+    if (peer->file_at < peer->file_bytes) return AQ_OK;
+    close(peer->file);
+    peer->file = -1;
+    peer->asks = false;
+    return AQ_OK;
+}
+
+/* ---- steps and rounds ---- */
+
+/* Where a client's newest checkpoint is, in the steps of all. */
+static uint64_t mark_of(const struct server *server, const struct site *site)
+{
+    return turn_shift(server, site) + state_mark(server, site);
+}
+
+static void step_done(struct server *server)
+{
+    struct sums *sums = server->sums;
+    uint64_t needed = UINT64_MAX;
+    if (aq_split_sum_done(sums->sum) != AQ_OK) {
+        server_fails(server, aq_error_text());
+        return;
+    }
+    sums->said_ns = 0;
+    for (uint32_t i = 0; i < server->site_count; i++) {
+        const struct site *site = &server->sites[i];
+        const uint64_t mark = is_due(server, site) ? site->until ? mark_of(server, site) : sums->first : UINT64_MAX;
+        if (mark < needed) needed = mark;
+    }
+    if (needed != UINT64_MAX) aq_split_sum_forget(sums->sum, needed);
+}
+
+/* Others wait for one that says nothing. */
+static void look_for_late(struct server *server)
+{
+    const struct sums *sums = server->sums;
+    const uint64_t now = aq_clock_ns(), most_ns = server->job->split.wait_ns;
+    if (sums->said_ns == 0) return;
+    for (uint32_t i = 0; i < server->site_count && !server->over; i++) {
+        struct site *site = &server->sites[i];
+        char why[96];
+        if (!is_due(server, site) || site->pid == 0 || has_counted(server, site)) continue;
+        const uint64_t since = site->sum_ns > sums->said_ns ? site->sum_ns : sums->said_ns;
+        bool held = false; /* by one before it, whose part is read first */
+        for (int p = 0; p < PEERS_MAX; p++)
+            held |= sums->peers[p].site == site && sums->peers[p].said && !sums->peers[p].again;
+        if ((held && site != next_part(server)) || now < since + most_ns) continue;
+        snprintf(why, sizeof why, "it is late: the others have waited for its part of step %" PRIu64 " (split.wait)",
+                 aq_split_sum_step(sums->sum) + 1);
+        site->lates += !site->late;
+        site->late = true;
+        turn_miss(server, site, why);
+    }
+}
+
+static uint64_t values_of(const struct aq_plan *plan)
+{
+    uint64_t values = 0;
+    for (uint32_t s = 0; s < plan->stage_count; s++)
+        values += plan->stages[s].size.parameters;
+    return values;
+}
+
+/* The sums of the round that is under way now. Where nobody is here that could say how large they are, later. */
+static enum aq_status round_open(struct server *server)
+{
+    struct sums *sums = server->sums;
+    const struct aq_plan *plan = NULL;
+    if (sums->round == server->round) return AQ_OK;
+    for (uint32_t i = 0; i < server->site_count && !plan; i++)
+        plan = server->sites[i].job.plan;
+    if (!plan) return AQ_OK;
+    for (int i = 0; i < PEERS_MAX; i++)
+        peer_close(&sums->peers[i]);
+    aq_split_sum_close(sums->sum);
+    sums->sum = NULL;
+    const uint64_t steps = round_steps(server);
+    sums->values = values_of(plan);
+    sums->first = (server->round - 1) * steps;
+    sums->end = sums->first + steps;
+    AQ_TRY(state_path(server, sums->folder, "sums"));
+    AQ_TRY(aq_run_make_folder(sums->folder));
+    AQ_TRY(aq_split_sum_open(sums->folder, sums->values, sums->first, &sums->sum));
+    for (uint32_t i = 0; i < server->site_count; i++) { /* after a loss of power checkpoints may be further */
+        server->sites[i].counted = 0;
+        if (is_due(server, &server->sites[i]) && server->sites[i].until)
+            aq_split_sum_reach(sums->sum, mark_of(server, &server->sites[i]));
+    }
+    sums->said_ns = 0;
+    sums->round = server->round;
+    return AQ_OK;
+}
+
+/* ---- for the server's loop ---- */
+
+enum aq_status sums_open(struct server *server)
+{
+    char folder[AQ_RUN_PATH_BYTES];
+    void *memory;
+    if (server->job->split.mode != AQ_SPLIT_GLOBAL) return AQ_OK;
+    AQ_TRY(aq_alloc(sizeof(struct sums), &memory));
+    server->sums = memory;
+    server->sums->listener = -1;
+    for (int i = 0; i < PEERS_MAX; i++)
+        server->sums->peers[i] = (struct peer){.fd = -1, .file = -1};
+    AQ_TRY(state_path(server, folder, "."));
+    return listen_in(folder, &server->sums->listener);
+}
+
+void sums_close(struct server *server)
+{
+    struct sums *sums = server->sums;
+    if (!sums) return;
+    for (int i = 0; i < PEERS_MAX; i++)
+        peer_close(&sums->peers[i]);
+    if (sums->listener != -1) {
+        close(sums->listener);
+        (void)aq_file_remove(server->job->output.path, SOCKET);
+    }
+    aq_split_sum_close(sums->sum);
+    aq_free(sums);
+    server->sums = NULL;
+}
+
+enum aq_status sums_path(const struct server *server, char out[AQ_RUN_PATH_BYTES])
+{
+    return state_path(server, out, "%s", SOCKET);
+}
+
+uint32_t sums_polls(struct server *server, struct pollfd *fds)
+{
+    struct sums *sums = server->sums;
+    uint32_t count = 0;
+    if (!sums || !sums->sum) return 0;
+    fds[count++] = (struct pollfd){.fd = sums->listener, .events = POLLIN};
+    for (int i = 0; i < PEERS_MAX; i++) {
+        const struct peer *peer = &sums->peers[i];
+        if (may_read(server, peer))
+            fds[count++] = (struct pollfd){.fd = peer->fd, .events = POLLIN};
+        else if (peer->fd != -1 && peer->asks && peer->head.step < aq_split_sum_step(sums->sum))
+            fds[count++] = (struct pollfd){.fd = peer->fd, .events = POLLOUT};
+    }
+    return count;
+}
+
+void sums_serve(struct server *server)
+{
+    struct sums *sums = server->sums;
+    if (!sums || server->round == 0 || server->round > server->job->split.rounds || server->over) return;
+    if (round_open(server) != AQ_OK) {
+        server_fails(server, NULL);
+        return;
+    }
+    if (!sums->sum) return;
+    accept_some(sums);
+    for (int i = 0; i < PEERS_MAX && !server->over; i++) {
+        struct peer *peer = &sums->peers[i];
+        if (peer->fd == -1) continue;
+        enum aq_status status = read_peer(server, peer);
+        if (status == AQ_OK) status = answer(server, peer);
+        if (status != AQ_OK) peer_close(peer);
+    }
+    if (server->over) return;
+    const bool began = sums->said_ns != 0;
+    if (began && aq_split_sum_step(sums->sum) < sums->end && !next_part(server)) step_done(server);
+    if (!server->over) look_for_late(server);
+}
