@@ -142,6 +142,7 @@ enum aq_status caches_wipe(struct server *server, bool all);
 enum aq_status sums_open(struct server *server);
 void sums_close(struct server *server);
 void sums_serve(struct server *server);
+void sums_forget(struct server *server); /* the round is over: its sums are not needed any more */
 uint32_t sums_polls(struct server *server, struct pollfd *fds);
 enum aq_status sums_path(const struct server *server, char out[AQ_RUN_PATH_BYTES]);
 

@@ -214,6 +214,7 @@ static void round_end(struct server *server)
     round_next(server);
     for (uint32_t i = 0; i < server->site_count && !server->over; i++)
         if (was[i]) forget(server, &server->sites[i]);
+    sums_forget(server);
 }
 
 /* The deadline is over: whoever has not trained yet is late. */

@@ -367,6 +367,11 @@ static enum aq_status round_open(struct server *server)
     return AQ_OK;
 }
 
+void sums_forget(struct server *server)
+{
+    if (server->sums && server->sums->sum) aq_split_sum_forget(server->sums->sum, server->sums->end);
+}
+
 /* ---- for the server's loop ---- */
 
 enum aq_status sums_open(struct server *server)

@@ -97,16 +97,33 @@ static const struct site *kept_after(const struct server *server, const struct s
     return next;
 }
 
+/* With global sampling all have the same weights, unless they compute differently: said, for then nothing is exact. */
+static void look_alike(const struct server *server, const struct aq_split_part *part, const struct site *site,
+                       uint64_t *first)
+{
+    const uint64_t bytes = aq_stage_parameter_count(part->stage) * sizeof(float);
+    const uint64_t digest = aq_digest(aq_stage_parameters(part->stage), bytes) | 1;
+    if (server->job->split.mode != AQ_SPLIT_GLOBAL) return;
+    if (*first == 0) *first = digest;
+    if (*first != digest)
+        server_say(server,
+                   "round %u: stage %u of %s has other weights than the first client's: do all compute on the same kind "
+                   "of device? They are averaged",
+                   server->round, part->checkpoint.rank, site->name);
+}
+
 static enum aq_status sum_up(const struct server *server, struct aq_split_part *part, uint64_t count, float *one,
                              double *sum)
 {
     double samples = 0;
+    uint64_t digest = 0;
     for (const struct site *site = kept_after(server, NULL); site; site = kept_after(server, site)) {
         char from[AQ_RUN_PATH_BYTES];
         const double n = (double)site->samples;
         const bool first = samples == 0;
         AQ_TRY(state_path(server, from, "round/%s", site->name));
         AQ_TRY(aq_checkpoint_adopt(&part->checkpoint, from));
+        look_alike(server, part, site, &digest);
         AQ_TRY(aq_checkpoint_snapshot(&part->checkpoint, one));
         for (uint64_t i = 0; i < count; i++)
             sum[i] = first ? n * (double)one[i] : sum[i] + n * (double)one[i];

@@ -1,0 +1,184 @@
+"""Split learning with global sampling: one batch over all clients, what it is equal to, and who goes, is late, or sends no numbers."""
+import json
+import os
+import signal
+import time
+
+import jobs
+from jobs import check, launch, losses, metrics, no_workers
+from kit import ROOT
+from split import CODED, PLAIN, Client, Server, await_step, begin, job, of_client, report, split, tensors, whole
+from split_modes import newest, together
+
+GLOBAL = {"split.mode": "global"}
+
+
+def of_all(server, *names):
+    """The mean loss over each step's batch: of its parts, by their samples."""
+    steps = {}
+    for name in names:
+        for line in of_client(server, name):
+            if line["samples"] > 0:
+                steps.setdefault(line["step"], []).append((line["samples"], line["loss"]))
+    return [sum(n * loss for n, loss in parts) / sum(n for n, _ in parts) for _, parts in sorted(steps.items())]
+
+
+def ends(server, name):
+    """What a client's two stages had at last."""
+    folder = ROOT / f"{server}-{name}" / "run" / "checkpoint"
+    step = max((int(each.name) for each in folder.iterdir() if each.name.isdigit()))
+    return [tensors(folder / str(step) / f"stage-{rank}.safetensors") for rank in (0, 2)]
+
+
+def middle(server, name):
+    folder = ROOT / server / "clients" / name / "checkpoint"
+    step = max((int(each.name) for each in folder.iterdir() if each.name.isdigit()))
+    return tensors(folder / str(step) / "stage-1.safetensors")
+
+
+def close(mine, other, most, what):
+    check(len(mine) == len(other), f"{what}: {len(mine)} and {len(other)} of them")
+    for at, (a, b) in enumerate(zip(mine, other)):
+        check(abs(a - b) <= most * abs(b), f"{what}, number {at}: {a} and {b}")
+
+
+def alike(server, *names):
+    """All clients have the same ends, and the server one middle, bit for bit."""
+    first = names[0]
+    for name in names[1:]:
+        check(ends(server, name) == ends(server, first), f"{server}: the ends of {name} and {first} differ")
+        check(middle(server, name) == middle(server, first), f"{server}: the middles of {name} and {first} differ")
+
+
+def both(*names):
+    return b"".join((ROOT / f"{name}.bin").read_bytes() for name in names)
+
+
+def scenario_split_global():
+    """One client is the unsplit run, bit for bit; several are the unsplit run of all their data, as far as sums may differ."""
+    begin("a", "b", "late")
+    launch(job("unsplit", **PLAIN, **{"train.epochs": 4, "pipeline.stages": 1}))
+    whole(split("alone", rounds=2, **PLAIN, **GLOBAL), "a")
+    check([line["loss"] for line in of_client("alone", "a")] == losses("unsplit"), "one client is not the unsplit run")
+    mine = together(newest("alone"))
+    check(mine == tensors(ROOT / "unsplit" / "checkpoint" / "12" / "stage-0.safetensors"), "nor are its weights")
+
+    (ROOT / "all.bin").write_bytes(both("a", "b"))
+    launch(job("joined", **PLAIN, **{"train.epochs": 4, "pipeline.stages": 1, "data.train": str(ROOT / "all.bin")}))
+    server = Server(split("two", rounds=2, clients=2, **PLAIN, **GLOBAL))
+    clients = [Client(server, name) for name in ("b", "a")]
+    server.await_text("batches are drawn over 105 samples of 2 clients")
+    late = Client(server, "late", data="b")
+    said = late.end(1)
+    check("was not there when the clients of this job were settled" in said, said)
+    for client in clients:
+        client.end()
+    server.end()
+    parts = [{line["step"]: line["samples"] for line in of_client("two", name)} for name in ("a", "b")]
+    check(all(parts[0][step] + parts[1][step] == (5 if step % 6 == 0 else 20) for step in range(1, 25)), f"batches: {parts}")
+    check(len({parts[0][step] for step in parts[0]}) > 3, f"they are not drawn over all: {parts}")
+    check(sum(parts[0].values()) == 4 * 60 and sum(parts[1].values()) == 4 * 45, f"each sample once an epoch: {parts}")
+    close(of_all("two", "a", "b"), losses("joined"), 1e-4, "the unsplit run of all data")
+    alike("two", "a", "b")
+    table = report("two")
+    check(table["mode"] == "global" and [line["turns"] for line in table["clients"]] == [2, 2], f"{table}")
+    check(not list((ROOT / "two" / "sums").iterdir()), "sums are left behind")
+    no_workers("split_global")
+
+
+def scenario_split_global_leaves():
+    """Clients, workers and servers that are killed, and begun again: the run that was not. One that does not come back misses the round, and is there in the next."""
+    begin("a", "b", "c")
+    slow = {**CODED, **GLOBAL, "link.rate_mbps": 3, "split.wait": "60s", "checkpoint.every": "2 steps"}
+    whole(split("whole", rounds=2, clients=2, **slow), "a", "b")
+    wanted = {name: [line.get("loss") for line in of_client("whole", name)] for name in ("a", "b")}
+    alike("whole", "a", "b")
+
+    server = Server(split("killed", rounds=2, clients=2, **slow))
+    clients = {name: Client(server, name) for name in ("a", "b")}
+    for name, step in (("b", 3), ("a", 6)):
+        await_step(server, name, step)
+        clients[name].kill()
+        clients[name] = Client(server, name)
+    await_step(server, "b", 9)
+    server.process.kill()
+    server.process.wait()
+    again = Server(server.path, "--set", f"split.server='127.0.0.1:{server.port}'")
+    await_step(again, "a", 14)
+    worker = jobs.descendant(clients["a"].process.pid, "worker")
+    if worker:
+        os.kill(worker, signal.SIGKILL)
+    for client in clients.values():
+        client.end()
+    again.end()
+    for name, losses_of in wanted.items():
+        check([line.get("loss") for line in of_client("killed", name)] == losses_of, f"{name}: not the run that would have been")
+    check(newest_of("killed") == newest_of("whole"), "nor its weights")
+
+    server = Server(split("gone", rounds=3, clients=2, **{**slow, "split.wait": "1s"}))
+    clients = {name: Client(server, name) for name in ("a", "b")}
+    await_step(server, "b", 4)
+    clients["b"].kill()
+    server.await_text("round 1: b misses its turn")
+    clients["b"] = Client(server, "b")
+    for client in clients.values():
+        client.end()
+    server.end()
+    lines = {line["name"]: line for line in report("gone")["clients"]}
+    check((lines["a"]["turns"], lines["b"]["turns"], lines["b"]["missed"]) == (3, 2, 1), f"{lines}: {server.text()}")
+    alike("gone", "a", "b")
+    steps = [line["step"] for line in of_client("gone", "b")]
+    check(len(steps) < 36 and of_client("gone", "b")[-1]["lr"] == of_client("gone", "a")[-1]["lr"], f"{steps}")
+    no_workers("split_global_leaves")
+
+
+def newest_of(server):
+    return together(newest(server))
+
+
+def scenario_split_global_nan():
+    """A client whose gradients are no numbers is left out of that step, and no other loses it; with labels at the server, too."""
+    begin("a", "b")
+    keys = {**CODED, **GLOBAL, "split.wait": "20s"}
+    server = Server(split("nan", rounds=1, epochs=2, clients=2, **keys))
+    good = Client(server, "a")
+    os.environ.update(AQPIPE_WORKER=str(jobs.BIN / "aqpipe_faulty"), FAULTY_VALUES="activation nan 2 1")
+    bad = Client(server, "b")
+    del os.environ["AQPIPE_WORKER"], os.environ["FAULTY_VALUES"]
+    good.end()
+    bad.end()
+    server.end()
+    check("the gradients of b are no numbers: the step is without them" in server.text(), server.text())
+    lines = {line["name"]: line for line in report("nan")["clients"]}
+    check((lines["a"]["turns"], lines["b"]["turns"]) == (1, 1), f"{lines}: {server.text()}")
+    check(not any(line["skipped"] for line in of_client("nan", "a")), "a lost a step")
+    alike("nan", "a", "b")
+    no_workers("split_global_nan")
+
+
+def scenario_split_global_late():
+    """Who says nothing while the others wait is late, and misses the round; a worker that stands still is one."""
+    begin("a", "b")
+    slow = {**CODED, **GLOBAL, "link.rate_mbps": 3, "split.wait": "3s", "control.silence_max": "300s", "link.silence_max": "300s"}
+    server = Server(split("late", rounds=1, epochs=2, clients=2, **slow))
+    clients = {name: Client(server, name) for name in ("a", "b")}
+    await_step(server, "a", 3)
+    stopped = jobs.descendant(clients["a"].process.pid, "worker")
+    os.kill(stopped, signal.SIGSTOP)
+    clients["b"].end()
+    clients["a"].end()
+    server.end()
+    lines = {line["name"]: line for line in report("late")["clients"]}
+    check((lines["a"]["missed"], lines["a"]["late"], lines["b"]["turns"]) == (1, 1, 1), f"{lines}: {server.text()}")
+    check("it is late: the others have waited for its part of step" in server.text(), server.text())
+    no_workers("split_global_late")
+
+
+def scenario_split_global_labels():
+    """Labels at the server: two stages, one cut, the same sums. An end that trains nothing has none."""
+    begin("a", "b")
+    keys = {**PLAIN, **GLOBAL, "split.labels": "server", "pipeline.stages": "[{layers: 0-1, dials: true}, {layers: 2-13}]"}
+    whole(split("labels", rounds=2, clients=2, **keys), "a", "b")
+    whole(split("u-shape", rounds=2, clients=2, **PLAIN, **GLOBAL), "a", "b")
+    close(of_all("labels", "a", "b"), of_all("u-shape", "a", "b"), 1e-5, "labels at the server")
+    no_workers("split_global_labels")
