@@ -660,6 +660,10 @@ static void check_global(struct aq_manifest *manifest)
     const struct aq_job *job = &manifest->job;
     if (job->split.participation < 1)
         aq_manifest_error(manifest, key, "global has all clients in each round: write split.participation: 1");
+    if (job->split.round_deadline_ns > 0)
+        aq_manifest_error(manifest, key,
+                          "global does not go with split.round_deadline: all train in step, and split.wait is how long "
+                          "they wait for one");
     if (job->link.port_first || job->pipeline.stages[1].address)
         aq_manifest_error(manifest, key,
                           "global wants no link.port_first and no address of stage 1: each turn listens on a port of its "
