@@ -32,10 +32,10 @@ struct aq_tokenizer; /* opaque */
 /* What is to be known of a kind of tokenizers (a row of tokenizers.def) before one is opened; NULL: there is none. */
 struct aq_tokenizer_about {
     const char *name;
-    const char *files; /* "vocab.json and merges.txt": what the folder at its path has; NULL: it wants no path */
-    uint32_t tokens;   /* its vocabulary; 0: its files say                                                      */
-    bool normalizes;   /* decoding gives a text as the tokenizer has changed it, not the bytes that were given  */
-    const char *marks; /* "merges.txt|vocab.bpe": one of them in a model's folder says that it reads that      */
+    const char *files;       /* "vocab.json and merges.txt": what the folder at its path has; NULL: it wants no path */
+    uint32_t tokens;         /* its vocabulary; 0: its files say                                                      */
+    bool normalizes;         /* decoding gives a text as the tokenizer has changed it, not the bytes that were given  */
+    const char *marks;       /* "merges.txt|vocab.bpe": one of them in a model's folder says that it reads that      */
     const char *marks_alone; /* the same, where the folder has none of any kind's marks                         */
 };
 const struct aq_tokenizer_about *aq_tokenizer_about(const char *kind);
@@ -116,11 +116,11 @@ uint64_t aq_dataset_bytes(const char *kind, uint32_t T, uint64_t samples);
 enum aq_status aq_dataset_open(const struct aq_dataset_config *config, struct aq_dataset **out);
 void aq_dataset_close(struct aq_dataset *dataset); /* NULL is fine */
 uint64_t aq_dataset_count(const struct aq_dataset *dataset);
-uint32_t aq_dataset_tokens(const struct aq_dataset *dataset);  /* T */
-uint32_t aq_dataset_outputs(const struct aq_dataset *dataset); /* values of a target: tokens, classes */
+uint32_t aq_dataset_tokens(const struct aq_dataset *dataset);     /* T */
+uint32_t aq_dataset_outputs(const struct aq_dataset *dataset);    /* values of a target: tokens, classes */
 uint32_t aq_dataset_vocabulary(const struct aq_dataset *dataset); /* values of a token; 0: samples have none */
-uint64_t aq_dataset_dropped(const struct aq_dataset *dataset); /* tokens at the end that fill no block */
-uint64_t aq_dataset_digest(const struct aq_dataset *dataset);  /* of all tokens: part of the job's identity */
+uint64_t aq_dataset_dropped(const struct aq_dataset *dataset);    /* tokens at the end that fill no block */
+uint64_t aq_dataset_digest(const struct aq_dataset *dataset);     /* of all tokens: part of the job's identity */
 
 /*
  * How many tokens of each sample are real, at its beginning, for aq_dataset_count samples; NULL: all, always. Part of
@@ -171,8 +171,24 @@ uint64_t aq_sampler_steps_per_epoch(const struct aq_sampler *sampler);
 enum aq_status aq_sampler_open_shard(uint64_t count, uint32_t batch, uint64_t seed, bool shuffle, uint32_t replica,
                                      uint32_t replicas, struct aq_sampler **out);
 
-/* How many samples step `step` (0-based over all epochs) has: batch, or fewer in an epoch's last. */
-uint32_t aq_sampler_size(const struct aq_sampler *sampler, uint64_t step);
+/*
+ * What lies in samples first .. first + count of the batches of aq_sampler_open(all, batch, seed, shuffle), in their
+ * order: so that parts that lie side by side share each batch among them, be it one's own data or all of it. Indices
+ * count from `first`; a step may have none, and they are not alike. Step s is the order's step s + shift. AQ_INVAL
+ * also: there is no such part.
+ */
+struct aq_sampler_part {
+    uint64_t all, first, count;
+    uint64_t shift;
+};
+enum aq_status aq_sampler_open_part(const struct aq_sampler_part *part, uint32_t batch, uint64_t seed, bool shuffle,
+                                    struct aq_sampler **out);
+/* Of memory, beside the struct. */
+uint64_t aq_sampler_part_bytes(const struct aq_sampler_part *part, uint32_t batch);
+
+/* How many samples step `step` (0-based over all epochs) has: batch, or fewer in an epoch's last; of a part 0 to batch.
+ * Keeps what aq_sampler_at does. */
+uint32_t aq_sampler_size(struct aq_sampler *sampler, uint64_t step);
 
 /* Index of sample `position` (0..size-1) of that step. Keeps the orders of the epoch of `step` and of a neighbour. */
 uint64_t aq_sampler_at(struct aq_sampler *sampler, uint64_t step, uint32_t position);

@@ -1,0 +1,46 @@
+/*
+ * sum_line.h -- what the server's stages and the split-server say to each other about sums of gradients (docs/SPLIT.md
+ * section 11): the two ends of one Unix socket on one machine, so numbers are as this machine has them.
+ *
+ * A stage connects, says HELLO once, and then for each step in order PART, and hears SUM. A step's sum is over what the
+ * clients of the round have said of it, value by value, in order of their names:
+ *
+ *     (float)((w1 g1 + w2 g2 + ...) / (w1 + w2 + ...))     in double, w the targets of a client's part
+ *
+ * so that of one client it is that client's, bit for bit, and of all the mean over the batch. A part that has no
+ * targets, or values that are not finite (the stage says so), has no values and no weight. Where no part has any the
+ * sum is void: it has no values, and the step changes nothing (as one with a gradient that is not finite).
+ *
+ * Locking: none; these are bytes.
+ */
+#ifndef RUNTIME_SUM_LINE_H
+#define RUNTIME_SUM_LINE_H
+
+#include <stdint.h>
+
+enum aq_sum_what { AQ_SUM_HELLO = 1, AQ_SUM_PART = 2, AQ_SUM_SUM = 3 };
+
+enum {
+    AQ_SUM_NOT_FINITE = 1, /* PART: there were values that are no numbers: none follow, and the weight is 0 */
+    AQ_SUM_VOID = 2,       /* SUM: no client had a part: no values follow                                 */
+    AQ_SUM_NAME_BYTES = 64
+};
+
+#define AQ_SUM_MAGIC 0x31736d7573716141ull /* "Aaqsums1" */
+
+/* Before every message; what follows is `values` floats, of HELLO the name. */
+struct aq_sum_head {
+    uint64_t magic;
+    uint32_t what;
+    uint32_t flags;
+    uint64_t step;   /* PART, SUM: from 0, over all rounds; HELLO: the first that is said something of           */
+    uint64_t weight; /* PART: targets of this client in the step; SUM: of all that are in it                     */
+    uint64_t values; /* floats that follow: none, or those of all stages in order (HELLO: so many will be); */
+};
+
+/* Behind the head of HELLO: the client whose stage this is, ended by a zero. */
+struct aq_sum_hello {
+    char name[AQ_SUM_NAME_BYTES];
+};
+
+#endif
