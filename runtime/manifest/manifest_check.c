@@ -661,9 +661,9 @@ static void check_global(struct aq_manifest *manifest)
     if (job->split.participation < 1)
         aq_manifest_error(manifest, key, "global has all clients in each round: write split.participation: 1");
     if (job->link.port_first || job->pipeline.stages[1].address)
-        aq_manifest_error(manifest, key,
-                          "global wants no link.port_first and no address of stage 1: each turn listens on a port of its "
-                          "own");
+        aq_manifest_error(
+            manifest, key,
+            "global wants no link.port_first and no address of stage 1: each turn listens on a port of its own");
     if (job->split.privacy.clip > 0 || job->split.privacy.gradient_clip > 0)
         aq_manifest_error(manifest, key,
                           "global does not go with split.privacy.clip and .gradient_clip: the gradients of a client's "

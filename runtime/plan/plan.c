@@ -149,6 +149,8 @@ static enum aq_status edge_windows(struct plan_open *open, uint32_t e, const str
     edge->shape.send_frames = window->send_frames;
     edge->shape.receive_slots = window->receive_slots;
     edge->shape.shared = open->stages[e + 1].size.shared;
+    const uint32_t end = aq_job_at_client(open->plan.job, e) ? e : e + 1;
+    edge->shape.summed = aq_job_global(open->plan.job) ? open->stages[end].size.parameters : 0;
     /* Pieces of mirrored checkpoints have receive slots of their own: they take no credit from training. */
     if (open->plan.job->checkpoint.mirror) edge->shape.receive_slots += AQ_MIRROR_WINDOW;
     return aq_edge_size_of(&edge->shape, &edge->size);

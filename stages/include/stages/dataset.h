@@ -32,10 +32,10 @@ struct aq_tokenizer; /* opaque */
 /* What is to be known of a kind of tokenizers (a row of tokenizers.def) before one is opened; NULL: there is none. */
 struct aq_tokenizer_about {
     const char *name;
-    const char *files;       /* "vocab.json and merges.txt": what the folder at its path has; NULL: it wants no path */
-    uint32_t tokens;         /* its vocabulary; 0: its files say                                                      */
-    bool normalizes;         /* decoding gives a text as the tokenizer has changed it, not the bytes that were given  */
-    const char *marks;       /* "merges.txt|vocab.bpe": one of them in a model's folder says that it reads that      */
+    const char *files; /* "vocab.json and merges.txt": what the folder at its path has; NULL: it wants no path */
+    uint32_t tokens;   /* its vocabulary; 0: its files say                                                      */
+    bool normalizes;   /* decoding gives a text as the tokenizer has changed it, not the bytes that were given  */
+    const char *marks; /* "merges.txt|vocab.bpe": one of them in a model's folder says that it reads that      */
     const char *marks_alone; /* the same, where the folder has none of any kind's marks                         */
 };
 const struct aq_tokenizer_about *aq_tokenizer_about(const char *kind);
@@ -116,11 +116,11 @@ uint64_t aq_dataset_bytes(const char *kind, uint32_t T, uint64_t samples);
 enum aq_status aq_dataset_open(const struct aq_dataset_config *config, struct aq_dataset **out);
 void aq_dataset_close(struct aq_dataset *dataset); /* NULL is fine */
 uint64_t aq_dataset_count(const struct aq_dataset *dataset);
-uint32_t aq_dataset_tokens(const struct aq_dataset *dataset);     /* T */
-uint32_t aq_dataset_outputs(const struct aq_dataset *dataset);    /* values of a target: tokens, classes */
+uint32_t aq_dataset_tokens(const struct aq_dataset *dataset);  /* T */
+uint32_t aq_dataset_outputs(const struct aq_dataset *dataset); /* values of a target: tokens, classes */
 uint32_t aq_dataset_vocabulary(const struct aq_dataset *dataset); /* values of a token; 0: samples have none */
-uint64_t aq_dataset_dropped(const struct aq_dataset *dataset);    /* tokens at the end that fill no block */
-uint64_t aq_dataset_digest(const struct aq_dataset *dataset);     /* of all tokens: part of the job's identity */
+uint64_t aq_dataset_dropped(const struct aq_dataset *dataset); /* tokens at the end that fill no block */
+uint64_t aq_dataset_digest(const struct aq_dataset *dataset);  /* of all tokens: part of the job's identity */
 
 /*
  * How many tokens of each sample are real, at its beginning, for aq_dataset_count samples; NULL: all, always. Part of
