@@ -668,6 +668,11 @@ static void check_global(struct aq_manifest *manifest)
         aq_manifest_error(manifest, key,
                           "global does not go with split.privacy.clip and .gradient_clip: the gradients of a client's "
                           "ends pass the server in each step, unclipped");
+    if (aq_dataset_kind_masks(job->data.kind))
+        aq_manifest_error(manifest, key,
+                          "global wants samples whose targets all count: data.kind: %s masks some, and the server, which "
+                          "weighs what clients send, cannot know how many",
+                          job->data.kind);
     if (job->train.optimizer.outer_every > 1)
         aq_manifest_error(manifest, key, "global does not go with reduce.every: gradients are averaged in each step");
 }

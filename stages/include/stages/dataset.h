@@ -138,8 +138,9 @@ void aq_dataset_starts(const uint32_t *parts, uint64_t count, uint32_t T, uint32
 
 /* How many targets of a sample are counted, of the `count` of its field; index < count. */
 uint32_t aq_dataset_targets(const struct aq_dataset *dataset, uint64_t index, uint32_t count);
-/* May that be fewer than all? */
+/* May that be fewer than all? And of a kind. */
 bool aq_dataset_masks(const struct aq_dataset *dataset);
+bool aq_dataset_kind_masks(const char *kind);
 
 /* The stable id of sample `index` (0..count-1). */
 uint64_t aq_dataset_id(const struct aq_dataset *dataset, uint64_t index);
