@@ -6,7 +6,7 @@ aq_test(test_guard LIBS aq_runtime aqsgd LABELS quick)
 target_include_directories(test_guard PRIVATE ${aq_runtime_ROOMS} ${aqsgd_ROOMS})
 
 # A neighbour that misbehaves: copies of checkpoints; rows, messages and requests.
-foreach(test neighbour neighbour_edge hostile_edge edge_key)
+foreach(test neighbour neighbour_edge hostile_edge edge_key whole_edge)
   aq_test(test_${test} LIBS aq_runtime aq_stages aq_net aq_storage aqsgd LABELS quick)
   target_include_directories(test_${test} PRIVATE ${aq_runtime_ROOMS})
 endforeach()

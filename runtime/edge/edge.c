@@ -82,8 +82,10 @@ enum aq_status aq_edge_open(const struct aq_edge_config *config, struct aq_edge 
     AQ_TRY_GOTO(aq_edge_works_open(edge), out);
     edge->pages = aq_device_pages(config->device);
     AQ_TRY_GOTO(aq_pages_take(&edge->pages, edge->size.host_bytes, (void **)&edge->bodies), out);
-    edge->shared = (float *)(void *)aq_edge_body(edge, edge->body_count);
-    edge->still_body = (uint8_t *)(edge->shared + shape->shared);
+    float *behind = (float *)(void *)aq_edge_body(edge, edge->body_count);
+    edge->shared = (struct aq_edge_vector){.values = behind, .count = shape->shared};
+    edge->summed = (struct aq_edge_vector){.values = behind + shape->shared, .count = shape->summed};
+    edge->still_body = (uint8_t *)(edge->summed.values + shape->summed);
     if (edge->size.still_bytes) memset(edge->still_body, 0, edge->size.still_bytes);
     for (uint32_t i = 0; i < edge->body_count; i++)
         edge->free_bodies[i] = i;
@@ -343,7 +345,7 @@ enum aq_status aq_edge_pump(struct aq_edge *edge)
     AQ_TRY(aq_edge_fetches_serve(edge));
     /* What came before the goodbye is still to be had: the end counts when nothing is left. */
     const bool left = edge->forwards.count || edge->backwards.count || edge->evals.count || edge->norm_count ||
-                      edge->shared_here || aq_edge_decoding(edge);
+                      edge->shared.here || edge->summed.here || aq_edge_decoding(edge);
     return edge->ended == AQ_CLOSED && left ? AQ_OK : edge->ended;
 }
 

@@ -225,6 +225,23 @@ enum aq_status aq_edge_send_shared(struct aq_edge *edge, uint64_t step, const fl
 enum aq_status aq_edge_receive_shared(struct aq_edge *edge, uint64_t step, float *values);
 
 /*
+ * All gradients of a client's end, shape.summed floats (not 0) in memory of the edge, to the server and the sum over
+ * clients back. The memory is the edge's, where what the other side sends comes to lie, or the caller's: from hold or
+ * receive on until release or the end of a send; what comes meanwhile is refused.
+ *
+ *     client: hold; fill aq_edge_summed; send (nothing where it had no samples); receive; use it; release
+ *     server: receive (nothing where the client had no samples: hold); fill aq_edge_summed; send
+ *
+ * none: there is no sum, and the values mean nothing. AQ_AGAIN of send and receive: call again with the same. AQ_PROTO:
+ * those of another step came (receive), or some before they were due (hold).
+ */
+float *aq_edge_summed(const struct aq_edge *edge);
+enum aq_status aq_edge_hold_summed(struct aq_edge *edge);
+void aq_edge_release_summed(struct aq_edge *edge);
+enum aq_status aq_edge_send_summed(struct aq_edge *edge, uint64_t step, bool none);
+enum aq_status aq_edge_receive_summed(struct aq_edge *edge, uint64_t step, bool *none);
+
+/*
  * Frames of mirrored checkpoints (mirror.h), whose bodies are the caller's. piece: a number below 32 by which
  * aq_edge_mirror_sent tells that the body is the caller's again, or AQ_EDGE_MIRROR_NO_PIECE for a frame without one.
  */

@@ -1,7 +1,7 @@
 /*
  * edge_private.h -- the inside of an edge, shared by edge.c (frames), edge_work.c (micro-batches), edge_reference.c
  * (which message a sample is coded against), edge_heal.c (lost messages), edge_still.c (samples that never
- * change), edge_view.c (images that are cropped), edge_shared.c (shared gradients) and edge_carry.c (bodies from GPU to
+ * change), edge_view.c (images that are cropped), edge_shared.c (gradients) and edge_carry.c (bodies from GPU to
  * GPU).
  */
 #ifndef RUNTIME_EDGE_PRIVATE_H
@@ -76,6 +76,15 @@ struct aq_edge_rungs {
     uint32_t count, now; /* now: as aq_edge_rungs was told */
 };
 
+/* Gradients that cross whole, once a step each way (edge_shared.c). */
+struct aq_edge_vector {
+    float *values;
+    uint64_t count;            /* of them; 0: this edge has no such vector                            */
+    uint64_t step, here, sent; /* of what comes: its step, how many are here; of what leaves how many */
+    bool none;                 /* what came is no vector: there is no sum                             */
+    bool held;                 /* the values are this side's now, and nothing may come                */
+};
+
 struct aq_edge {
     struct aq_edge_config config;
     struct aq_edge_shape shape;
@@ -98,8 +107,7 @@ struct aq_edge {
     uint64_t norm_steps[AQ_EDGE_NORMS_MAX];
     uint16_t norm_flags[AQ_EDGE_NORMS_MAX];
     uint32_t norm_count;
-    float *shared; /* shape.shared of them, behind the send buffers */
-    uint64_t shared_step, shared_here, shared_sent; /* of those coming, of those leaving */
+    struct aq_edge_vector shared, summed; /* in this order behind the send buffers; counts are the shape's */
     enum aq_status ended; /* the link's end, AQ_OK while it lives */
     /* Healing. */
     struct aq_edge_held *held; /* shape.slots of them */
@@ -112,7 +120,7 @@ struct aq_edge {
     uint32_t requests_out;          /* of sends_out: frames of AQ_EDGE_REQUESTS                            */
     struct aq_edge_fetch remake;    /* the other side waits for it, and it is lost here too: edge_still.c  */
     bool remaking;                  /* there is one                                                        */
-    uint8_t *still_body;            /* of zeroes, behind `shared`: the change of what does not change      */
+    uint8_t *still_body;            /* of zeroes, behind those: the change of what does not change      */
     /* Mirrored checkpoints. */
     struct aq_frame mirrors[AQ_EDGE_MIRRORS_MAX];
     uint32_t mirror_first, mirror_count;
@@ -128,7 +136,7 @@ struct aq_edge {
 #define AQ_EDGE_REQUEST      (UINT64_MAX - 1) /* and of those among AQ_EDGE_REQUESTS */
 #define AQ_EDGE_MIRROR_TOKEN (1ull << 32) /* and above: frames of mirrored checkpoints, the piece in the lower half */
 
-/* edge_shared.c: a frame SHARED. AQ_PROTO: out of order, or more than there can be. */
+/* edge_shared.c: a frame SHARED. AQ_PROTO: out of order, out of turn, or more than there can be. */
 enum aq_status aq_edge_shared_in(struct aq_edge *edge, const struct aq_frame *frame);
 
 /* A free send buffer's index, or AQ_AGAIN. */

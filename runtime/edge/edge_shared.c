@@ -1,6 +1,7 @@
 /*
- * edge_shared.c -- gradients of tensors that several stages hold copies of, summed along the pipeline: fp32, in frames
- * of the edge's own length, once a step each way (docs/FRAME.md, "SHARED").
+ * edge_shared.c -- vectors of gradients that cross an edge whole: fp32, in frames of the edge's own length, once a step
+ * each way (docs/FRAME.md, "SHARED"). One is of tensors that several stages hold copies of, summed along the pipeline;
+ * the other is all that a client's end has, summed by the server over its clients (split.mode: global).
  *
  * A received piece is copied at once and its slot given back: these frames never hold a slot that training waits for.
  */
@@ -8,59 +9,136 @@
 
 #include "edge_private.h"
 
+/* Flags of a frame: whose vector it is a piece of, and that there is no sum of it. */
+enum { FLAG_SUMMED = 1, FLAG_VOID = 2 };
+
 /* Floats of a frame. */
-static uint64_t piece_of(const struct aq_edge *edge, uint64_t at)
+static uint64_t piece_of(const struct aq_edge *edge, const struct aq_edge_vector *vector, uint64_t at)
 {
-    const uint64_t most = edge->size.body_bytes_max / sizeof(float), left = edge->shape.shared - at;
+    const uint64_t most = edge->size.body_bytes_max / sizeof(float), left = vector->count - at;
     return left < most ? left : most;
 }
 
-enum aq_status aq_edge_send_shared(struct aq_edge *edge, uint64_t step, const float *values)
+static enum aq_status vector_send(struct aq_edge *edge, struct aq_edge_vector *vector, uint16_t flags, uint64_t step,
+                                  const float *values)
 {
-    while (edge->shared_sent < edge->shape.shared) {
-        const uint64_t count = piece_of(edge, edge->shared_sent);
+    while (vector->sent < vector->count) {
+        const uint64_t count = piece_of(edge, vector, vector->sent);
         uint32_t index;
         AQ_TRY(aq_edge_body_take(edge, &index));
-        memcpy(aq_edge_body(edge, index), values + edge->shared_sent, count * sizeof *values);
+        memcpy(aq_edge_body(edge, index), values + vector->sent, count * sizeof *values);
         const struct aq_frame frame = {.kind = AQ_FRAME_SHARED,
+                                       .flags = flags,
                                        .step = step,
-                                       .argument = edge->shared_sent,
+                                       .argument = vector->sent,
                                        .body_bytes = (uint32_t)(count * sizeof *values),
                                        .body = aq_edge_body(edge, index)};
         AQ_TRY(aq_edge_post(edge, &frame, index));
-        edge->shared_sent += count;
+        vector->sent += count;
     }
-    edge->shared_sent = 0;
+    vector->sent = 0;
     return AQ_OK;
+}
+
+/* Is it the piece that is due? */
+static bool piece_due(const struct aq_edge *edge, const struct aq_edge_vector *vector, const struct aq_frame *frame)
+{
+    const uint64_t here = vector->here;
+    if (vector->held || here == vector->count || frame->argument != here) return false;
+    if (frame->flags & FLAG_VOID) return here == 0 && frame->body_bytes == 0;
+    return frame->body_bytes == piece_of(edge, vector, here) * sizeof(float) &&
+           (here == 0 || frame->step == vector->step);
 }
 
 enum aq_status aq_edge_shared_in(struct aq_edge *edge, const struct aq_frame *frame)
 {
-    const uint64_t here = edge->shared_here;
-    const bool wanted = here < edge->shape.shared && frame->argument == here &&
-                        frame->body_bytes == piece_of(edge, here) * sizeof(float) &&
-                        (here == 0 || frame->step == edge->shared_step);
+    const bool summed = frame->flags & FLAG_SUMMED;
+    struct aq_edge_vector *vector = summed ? &edge->summed : &edge->shared;
+    const bool known = frame->flags == 0 || frame->flags == FLAG_SUMMED || frame->flags == (FLAG_SUMMED | FLAG_VOID);
+    const bool wanted = known && piece_due(edge, vector, frame);
+    const uint64_t here = vector->here;
     if (wanted) {
-        memcpy(edge->shared + here, frame->body, frame->body_bytes);
-        edge->shared_here += frame->body_bytes / sizeof(float);
-        edge->shared_step = frame->step;
+        vector->none = frame->body_bytes == 0;
+        if (!vector->none) memcpy(vector->values + here, frame->body, frame->body_bytes);
+        vector->here = vector->none ? vector->count : here + frame->body_bytes / sizeof(float);
+        vector->step = frame->step;
     }
     if (frame->body) aq_link_release(edge->config.link, frame->body);
     if (wanted) return AQ_OK;
-    return aq_fail(AQ_PROTO, "edge",
-                   "edge %u: %u bytes of shared gradients from value %llu on in step %llu, while %llu of %llu are here",
-                   edge->shape.edge, frame->body_bytes, (unsigned long long)frame->argument,
-                   (unsigned long long)frame->step, (unsigned long long)here, (unsigned long long)edge->shape.shared);
+    return aq_fail(
+        AQ_PROTO, "edge",
+        "edge %u: %u bytes of %s gradients (flags %u) from value %llu on in step %llu, while %llu of %llu are "
+        "here%s",
+        edge->shape.edge, frame->body_bytes, summed ? "summed" : "shared", frame->flags,
+        (unsigned long long)frame->argument, (unsigned long long)frame->step, (unsigned long long)here,
+        (unsigned long long)vector->count, vector->held ? " and it is not the other side's turn" : "");
+}
+
+/* All of it is here, and of this step. AQ_AGAIN: not yet. */
+static enum aq_status vector_here(const struct aq_edge *edge, const struct aq_edge_vector *vector, uint64_t step)
+{
+    if (vector->here < vector->count) return AQ_AGAIN;
+    if (vector->step == step) return AQ_OK;
+    return aq_fail(AQ_PROTO, "edge", "edge %u: %s gradients of step %llu came in step %llu", edge->shape.edge,
+                   vector == &edge->summed ? "summed" : "shared", (unsigned long long)vector->step,
+                   (unsigned long long)step);
+}
+
+enum aq_status aq_edge_send_shared(struct aq_edge *edge, uint64_t step, const float *values)
+{
+    return vector_send(edge, &edge->shared, 0, step, values);
 }
 
 enum aq_status aq_edge_receive_shared(struct aq_edge *edge, uint64_t step, float *values)
 {
-    if (edge->shape.shared == 0) return AQ_OK;
-    if (edge->shared_here < edge->shape.shared) return AQ_AGAIN;
-    if (edge->shared_step != step)
-        return aq_fail(AQ_PROTO, "edge", "edge %u: shared gradients of step %llu came in step %llu", edge->shape.edge,
-                       (unsigned long long)edge->shared_step, (unsigned long long)step);
-    memcpy(values, edge->shared, edge->shape.shared * sizeof *values);
-    edge->shared_here = 0;
+    if (edge->shared.count == 0) return AQ_OK;
+    AQ_TRY(vector_here(edge, &edge->shared, step));
+    memcpy(values, edge->shared.values, edge->shared.count * sizeof *values);
+    edge->shared.here = 0;
+    return AQ_OK;
+}
+
+float *aq_edge_summed(const struct aq_edge *edge)
+{
+    return edge->summed.values;
+}
+
+enum aq_status aq_edge_hold_summed(struct aq_edge *edge)
+{
+    struct aq_edge_vector *vector = &edge->summed;
+    if (!vector->held && vector->here > 0)
+        return aq_fail(AQ_PROTO, "edge", "edge %u: gradients of step %llu came before they were due", edge->shape.edge,
+                       (unsigned long long)vector->step);
+    vector->held = true;
+    return AQ_OK;
+}
+
+void aq_edge_release_summed(struct aq_edge *edge)
+{
+    AQ_ASSERT(edge->summed.held && edge->summed.sent == 0);
+    edge->summed.held = false;
+}
+
+enum aq_status aq_edge_send_summed(struct aq_edge *edge, uint64_t step, bool none)
+{
+    struct aq_edge_vector *vector = &edge->summed;
+    const struct aq_frame frame = {.kind = AQ_FRAME_SHARED, .flags = FLAG_SUMMED | FLAG_VOID, .step = step};
+    AQ_ASSERT(vector->held && vector->count > 0);
+    if (none)
+        AQ_TRY(aq_edge_post(edge, &frame, AQ_EDGE_NO_BODY));
+    else
+        AQ_TRY(vector_send(edge, vector, FLAG_SUMMED, step, vector->values));
+    aq_edge_release_summed(edge);
+    return AQ_OK;
+}
+
+enum aq_status aq_edge_receive_summed(struct aq_edge *edge, uint64_t step, bool *none)
+{
+    struct aq_edge_vector *vector = &edge->summed;
+    AQ_ASSERT(!vector->held && vector->count > 0);
+    AQ_TRY(vector_here(edge, vector, step));
+    *none = vector->none;
+    vector->here = 0;
+    vector->held = true;
     return AQ_OK;
 }

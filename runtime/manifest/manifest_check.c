@@ -665,13 +665,18 @@ static void check_global(struct aq_manifest *manifest)
                           "global does not go with split.round_deadline: all train in step, and split.wait is how long "
                           "they wait for one");
     if (job->link.port_first || job->pipeline.stages[1].address)
-        aq_manifest_error(manifest, key,
-                          "global wants no link.port_first and no address of stage 1: each turn listens on a port of its "
-                          "own");
+        aq_manifest_error(
+            manifest, key,
+            "global wants no link.port_first and no address of stage 1: each turn listens on a port of its own");
     if (job->split.privacy.clip > 0 || job->split.privacy.gradient_clip > 0)
         aq_manifest_error(manifest, key,
                           "global does not go with split.privacy.clip and .gradient_clip: the gradients of a client's "
                           "ends pass the server in each step, unclipped");
+    if (aq_dataset_kind_masks(job->data.kind))
+        aq_manifest_error(manifest, key,
+                          "global wants samples whose targets all count: data.kind: %s masks some, and the server, which "
+                          "weighs what clients send, cannot know how many",
+                          job->data.kind);
     if (job->train.optimizer.outer_every > 1)
         aq_manifest_error(manifest, key, "global does not go with reduce.every: gradients are averaged in each step");
 }

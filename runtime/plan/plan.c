@@ -149,6 +149,8 @@ static enum aq_status edge_windows(struct plan_open *open, uint32_t e, const str
     edge->shape.send_frames = window->send_frames;
     edge->shape.receive_slots = window->receive_slots;
     edge->shape.shared = open->stages[e + 1].size.shared;
+    const uint32_t end = aq_job_at_client(open->plan.job, e) ? e : e + 1;
+    edge->shape.summed = aq_job_global(open->plan.job) ? open->stages[end].size.parameters : 0;
     /* Pieces of mirrored checkpoints have receive slots of their own: they take no credit from training. */
     if (open->plan.job->checkpoint.mirror) edge->shape.receive_slots += AQ_MIRROR_WINDOW;
     return aq_edge_size_of(&edge->shape, &edge->size);
@@ -364,6 +366,14 @@ uint64_t aq_plan_outer_bytes(const struct aq_plan *plan, uint64_t parameters)
            aq_optimizer_measure(&plan->job->train.optimizer, &whole, 1, parameters, NULL);
 }
 
+static uint64_t order_bytes(const struct aq_plan *plan)
+{
+    const struct aq_job_facts *facts = &plan->facts;
+    const struct aq_sampler_part part = {.all = facts->all_samples, .count = facts->train_samples};
+    return facts->all_samples ? aq_sampler_part_bytes(&part, plan->batch)
+                              : 2 * facts->train_samples / plan->replicas * sizeof(uint32_t);
+}
+
 /* Buffers of the groups of a machine's replicas and of machines. */
 static uint64_t parts_bytes(const struct aq_job *job)
 {
@@ -438,7 +448,9 @@ static void memory_fill(struct plan_open *open, uint32_t s)
     const uint64_t parts = plan->facts.parts ? plan->facts.parts + samples + 1 + (size_t)stage->config.T : 0;
     if (plan->facts.lengths_digest) line(stage, "lengths", (samples + parts) * sizeof *plan->lengths);
     if (first || last) line(stage, "samples", aq_dataset_bytes(job->data.kind, job->train.T, samples));
-    line(stage, "order of samples", 2 * plan->facts.train_samples / plan->replicas * sizeof(uint32_t));
+    line(stage, "order of samples", order_bytes(plan));
+    if (aq_job_global(job) && !aq_job_at_client(job, s) && stage->config.weights_16bit)
+        line(stage, "sums", size->parameters * sizeof(float)); /* of gradients: a copy that the host reaches */
     if (job->split.privacy.distance_correlation > 0 && job->split.client && first)
         line(stage, "distance correlation", aq_plan_correlation_bytes(plan));
     line(stage, "program", AQ_PLAN_PROCESS_BYTES);
@@ -506,11 +518,16 @@ static enum aq_status stages_fill(struct plan_open *open)
     return AQ_OK;
 }
 
-/* Every rank's program against all others: the whole step, and the last of an epoch. */
+/*
+ * Every rank's program against all others: the whole step, and the last of an epoch. What a client's part of a step is
+ * run by is a beginning of the whole step's (program.h).
+ */
 static enum aq_status dry_run(const struct plan_open *open)
 {
-    struct aq_program_limits limits = {
-        .credits = AQ_JOB_MICRO_BATCHES_MAX, .send_frames = AQ_JOB_MICRO_BATCHES_MAX, .replicas = open->plan.replicas};
+    struct aq_program_limits limits = {.credits = AQ_JOB_MICRO_BATCHES_MAX,
+                                       .send_frames = AQ_JOB_MICRO_BATCHES_MAX,
+                                       .replicas = open->plan.replicas,
+                                       .summed = aq_job_global(open->plan.job)};
     for (uint32_t e = 0; e + 1 < open->plan.stage_count; e++) { /* what passes the narrowest passes a wider one, too */
         const struct aq_plan_window *window = &open->edges[e].window;
         if (limits.credits > window->receive_slots) limits.credits = window->receive_slots;

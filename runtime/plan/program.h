@@ -36,6 +36,10 @@
  * step that a checkpoint or an evaluation follows is run to its end before the next begins: they see W_t+1 and no
  * message of step t+1. What is evaluated and exported are the newest weights, W_t+1.
  *
+ * A step with fewer micro-batches than the program, down to none (split.mode: global), is run by the same program
+ * without the instructions of those that are not there. No instruction waits for one of a later micro-batch, on any
+ * stage: so where the whole completes, each beginning of it does.
+ *
  * What each instruction means for stage s of P, micro-batch i (0-based in the step), slot k:
  *   PREFETCH i   ask the caches for the messages of the samples of micro-batch i. i >= M: micro-batch i - M of the
  *                *next* step (skip it where there is none). The first step of a run has no predecessor: before it, the
@@ -50,7 +54,8 @@
  *   NORM         wait for the partial sum of squares from s+1, add one's own (aq_stage_gradient_sum2), pass it to s-1;
  *                stage 0 has the total, which goes back s -> s+1: what is clipped by, and how all stages know alike
  *                whether the gradient is finite. Frames without a body: no credits.
- *   REDUCE       (replicas > 1) agree with the other replicas of this stage whether the step is the last one and its
+ *   REDUCE       (split.mode: global) average the gradients of all stages over the clients (worker_sums.c). (replicas
+ *                > 1) agree with the other replicas of this stage whether the step is the last one and its
  *                gradients finite, and average the gradients over them, where the optimizer averages gradients. Before
  *                NORM, which is then the norm of the mean.
  *   STEP         the optimizer. With replicas it may meet the others, too: those that average momenta or votes do so
@@ -148,6 +153,10 @@ enum aq_status aq_schedule_emit(const struct aq_schedule_request *request, uint3
 /* The next instruction of a chain from `at` on; `end` where there is none before it. */
 uint32_t aq_program_next(const struct aq_program *program, enum aq_chain chain, uint32_t at, uint32_t end);
 
+/* The same of a step that has fewer micro-batches than the program. */
+uint32_t aq_program_next_of(const struct aq_program *program, enum aq_chain chain, uint32_t at, uint32_t end,
+                            uint32_t micro_batches);
+
 /* The chains by their next instructions, the earliest in the program first. */
 void aq_program_turns(const uint32_t next[AQ_CHAINS], enum aq_chain out[AQ_CHAINS]);
 
@@ -155,6 +164,7 @@ struct aq_program_limits {
     uint32_t credits;        /* frames with a body that may be on one link in one direction: link.receive_slots */
     uint32_t send_frames;    /* frames that a sender may queue                                                  */
     uint32_t replicas;       /* as many copies run side by side, and meet at REDUCE; 0 is 1                     */
+    bool summed;             /* a single one has a REDUCE, too (split.mode: global)                             */
 };
 
 /*

@@ -218,7 +218,7 @@ static void check_tail(struct run *run, uint32_t r, const struct aq_instruction 
         refuse(run, r, "comes before all weight halves are done");
     else if (in->op == AQ_OP_REDUCE && rank->norms > 0)
         refuse(run, r, "comes after NORM, which is to be that of the mean");
-    else if (in->op == AQ_OP_STEP && rank->reduces != (run->replicas > 1))
+    else if (in->op == AQ_OP_STEP && rank->reduces != (run->replicas > 1 || run->limits->summed))
         refuse(run, r, "comes after %u REDUCE of a pipeline in %u replicas", rank->reduces, run->replicas);
     else if (in->op == AQ_OP_STEP && rank->norms != 1)
         refuse(run, r, "comes after %u NORM, which tells all stages alike whether the gradient is finite", rank->norms);

@@ -80,6 +80,16 @@ uint32_t aq_program_next(const struct aq_program *program, enum aq_chain chain, 
     return at;
 }
 
+uint32_t aq_program_next_of(const struct aq_program *program, enum aq_chain chain, uint32_t at, uint32_t end,
+                            uint32_t micro_batches)
+{
+    for (at = aq_program_next(program, chain, at, end); at < end; at = aq_program_next(program, chain, at + 1, end)) {
+        const struct aq_instruction *code = &program->code[at];
+        if (code->micro_batch < micro_batches + (code->op == AQ_OP_PREFETCH ? program->window : 0)) break;
+    }
+    return at;
+}
+
 void aq_program_turns(const uint32_t next[AQ_CHAINS], enum aq_chain out[AQ_CHAINS])
 {
     for (int i = 0; i < AQ_CHAINS; i++) {

@@ -69,7 +69,7 @@ enum aq_status aq_worker_plan_open(struct aq_worker *w, const json_t *start)
     w->outages_ns = (w->P - 1) * (link->outage_ns_max + (link->outage_ns_max ? link->silence_ns_max : 0));
     w->silence_ns = link->silence_ns_max ? link->silence_ns_max + w->outages_ns : UINT64_MAX;
     /* A neighbour may be averaging its gradients meanwhile; whether it lives, the links' own heartbeats tell. */
-    if (w->W > 1 && link->silence_ns_max) w->silence_ns += seconds_ns(REDUCE_SECONDS);
+    if ((w->W > 1 || aq_job_global(w->job)) && link->silence_ns_max) w->silence_ns += seconds_ns(REDUCE_SECONDS);
     /* And replicas meet once a round, the slowest as much later as that takes. */
     if (aq_worker_is_local(w) && link->silence_ns_max)
         w->silence_ns += seconds_ns(LOCAL_SECONDS) * w->job->train.optimizer.outer_every;
@@ -317,6 +317,21 @@ static enum aq_status open_dataset(const struct aq_worker *w, bool heldout, stru
                    config.paths[0], aq_dataset_digest(*out), want);
 }
 
+/* What is this worker's of each step's batch: a replica's, or with global sampling a client's. */
+static enum aq_status open_sampler(struct aq_worker *w)
+{
+    const struct aq_job_facts *facts = &w->plan->facts;
+    const struct aq_job_train *train = &w->job->train;
+    const struct aq_sampler_part part = {.all = facts->all_samples,
+                                         .first = facts->first_sample,
+                                         .count = facts->train_samples,
+                                         .shift = w->sums.shift};
+    if (aq_job_global(w->job))
+        return aq_sampler_open_part(&part, w->plan->batch, train->seed, train->shuffle, &w->sampler);
+    return aq_sampler_open_shard(facts->train_samples, w->plan->batch, train->seed, train->shuffle, w->replica, w->W,
+                                 &w->sampler);
+}
+
 /* The last stage counts the targets of whole steps: those of the other replicas, too. */
 static enum aq_status open_targets(struct aq_worker *w)
 {
@@ -336,8 +351,7 @@ static enum aq_status open_data(struct aq_worker *w)
     const bool reads = w->position == 0 || w->position + 1 == w->P;
     const uint32_t B = w->me->config.B, T = w->me->config.T;
     struct aq_batch *batch = &w->batch;
-    AQ_TRY(aq_sampler_open_shard(w->plan->facts.train_samples, w->plan->batch, w->job->train.seed,
-                                 w->job->train.shuffle, w->replica, w->W, &w->sampler));
+    AQ_TRY(open_sampler(w));
     const char *kind = labels_alone(w) ? aq_labels_kind() : w->job->data.kind;
     if (reads) batch->field_count = aq_dataset_fields(kind, T, batch->fields);
     struct aq_arena arena = {0};
@@ -550,6 +564,7 @@ static enum aq_status open_all(struct aq_worker *w, const json_t *start)
     aq_log_init((int)w->rank);
     AQ_TRY(within_limit(w));
     AQ_TRY(aq_worker_key_told(w, start));
+    AQ_TRY(aq_worker_sums_told(w, start));
     AQ_TRY(aq_control_get_text(start, "checkpoint", &folder));
     AQ_TRY(aq_alloc_text(folder, &w->checkpoint_folder));
     const char *hash = aq_control_text_or(start, "sha256", "");
@@ -557,7 +572,7 @@ static enum aq_status open_all(struct aq_worker *w, const json_t *start)
     snprintf(w->checkpoints.hash, sizeof w->checkpoints.hash, "%s", hash);
     AQ_TRY(aq_control_get_hex(start, "id", &w->run_id));
     const uint64_t until = aq_control_u64_or(start, "until", 0);
-    if (until > 0 && until < w->plan->steps) w->last = until; /* of all ranks alike: nobody has to say so */
+    if (until > 0 && until < aq_worker_steps_end(w)) w->last = until; /* of all ranks alike: nobody has to say so */
     if (w->job->output.trace) AQ_TRY(aq_trace_open(AQ_PLAN_TRACE_RECORDS, &w->trace));
     AQ_TRY(aq_bell_open(&w->bell));
     aq_pulse_bell(w->bell);
@@ -586,6 +601,7 @@ static enum aq_status open_all(struct aq_worker *w, const json_t *start)
         AQ_TRY(status);
     }
     AQ_TRY(open_edges(w));
+    AQ_TRY(aq_worker_sums_open(w));
     AQ_TRY(aq_worker_mirror_open(w));
     AQ_TRY(aq_worker_versions_open(w));
     AQ_TRY(keep_frozen(w));
@@ -606,7 +622,7 @@ static bool due(const struct aq_job_every *every, uint64_t step, uint64_t steps_
 
 bool aq_worker_looks(const struct aq_worker *w, uint64_t steps)
 {
-    const bool end = steps == w->plan->steps || steps == w->last;
+    const bool end = steps == aq_worker_steps_end(w) || steps == w->last;
     const bool evaluates =
         w->plan->facts.heldout_samples > 0 && due(&w->job->train.evaluate_every, steps, w->plan->steps_per_epoch);
     return end || evaluates || aq_worker_mark_is_due(w, steps);
@@ -673,7 +689,7 @@ static enum aq_status train(struct aq_worker *w)
     const struct aq_plan *plan = w->plan;
     const uint64_t first_step = w->step;
     AQ_TRY(aq_worker_prefetch_first(w));
-    while (w->step < plan->steps) {
+    while (w->step < aq_worker_steps_end(w)) {
         AQ_TRY(aq_worker_control_poll(w));
         aq_pulse_step(w->step + 1);
         AQ_TRY(rungs(w, w->step == first_step));
@@ -684,7 +700,7 @@ static enum aq_status train(struct aq_worker *w)
                    (double)(aq_clock_ns() - w->times.begin_ns) * 1e-9);
         AQ_TRY(aq_worker_report_step(w));
         w->step++;
-        const bool end = w->step == plan->steps;
+        const bool end = w->step == aq_worker_steps_end(w);
         w->final = end || w->step == w->last;
         w->stopped = w->final && !end;
         if (due(&w->job->train.evaluate_every, w->step, plan->steps_per_epoch) || end) {
@@ -743,6 +759,7 @@ static void close_all(struct aq_worker *w, enum aq_status status)
         aq_link_halt(link_number(w, i));
     aq_worker_machine_close(w);
     aq_worker_group_close(w);
+    aq_worker_sums_close(w);
     aq_mirror_close(w->checkpoints.mirror); /* before the edges, whose bodies it may be writing */
     aq_edge_close(w->pipeline.out);
     aq_edge_close(w->pipeline.in);
@@ -809,7 +826,7 @@ enum aq_status aq_worker_run(struct aq_control *control)
     w.go_ns = aq_clock_ns();
     aq_pulse_doing(AQ_DOING_COMPUTE);
     w.checkpoints.waiting = false;
-    aq_log("worker", 1, "trains: steps %" PRIu64 " to %" PRIu64, w.step + 1, w.plan->steps);
+    aq_log("worker", 1, "trains: steps %" PRIu64 " to %" PRIu64, w.step + 1, aq_worker_steps_end(&w));
     if (w.checkpoints.mirror) aq_mirror_train(w.checkpoints.mirror);
     AQ_TRY_GOTO(train(&w), out);
     aq_pulse_doing(AQ_DOING_END);

@@ -73,6 +73,7 @@ struct aq_worker_times {
 struct aq_worker_run {
     const struct aq_program *program; /* NULL: there is none                                                        */
     uint64_t step;
+    uint32_t micro_batches;   /* of it: the program's, or with split.mode: global fewer                           */
     uint64_t base;            /* micro-batches before it, as slots are counted (program.h)                        */
     uint32_t next[AQ_CHAINS]; /* instruction of each chain; the barrier's index when there is none left           */
     uint32_t barrier;         /* first instruction that comes after everything before it                          */
@@ -184,6 +185,15 @@ struct aq_worker_checkpoints {
     uint64_t read_ns; /* that reading the checkpoint took at the start                                */
 };
 
+/* split.mode: global (worker_sums.c). */
+struct aq_worker_sums {
+    uint64_t shift;      /* steps that this run has had fewer than those of the others; 0 in all other jobs too */
+    char *path;          /* the server's stage: of the socket where gradients are summed  */
+    int fd;              /* connected to it; of no meaning without a path                 */
+    float *copy;         /* pinned: this stage's gradients, where they lie on a GPU       */
+    uint32_t odd_in_row; /* steps in which this client's gradients were not finite        */
+};
+
 struct aq_worker {
     struct aq_control *control; /* borrowed */
     struct aq_job *job;
@@ -200,6 +210,7 @@ struct aq_worker {
     struct aq_worker_pipeline pipeline;
     struct aq_worker_replicas replicas;
     struct aq_worker_checkpoints checkpoints;
+    struct aq_worker_sums sums;
     /* The stage. */
     struct aq_device *device;
     struct aq_stream *stream; /* compute: stage and optimizer */
@@ -268,6 +279,20 @@ struct aq_worker {
  * is that of the run; the text of a failure is aq_error_text().
  */
 enum aq_status aq_worker_run(struct aq_control *control);
+
+/*
+ * The step that this run's own step is for all clients (split.mode: global; else the same): what learning rates, the
+ * optimizer, augmentation and dropout go by. Own steps are counted in frames, caches, checkpoints and reports. And how
+ * many own steps there are at most.
+ */
+static inline uint64_t aq_worker_global(const struct aq_worker *worker, uint64_t step)
+{
+    return step + worker->sums.shift;
+}
+static inline uint64_t aq_worker_steps_end(const struct aq_worker *worker)
+{
+    return worker->plan->steps - worker->sums.shift;
+}
 
 /* worker_step.c: the samples of a micro-batch of a step; *samples is 1..B. Fills worker->sample_ids. */
 void aq_worker_batch(struct aq_worker *worker, uint64_t step, uint32_t micro_batch, struct aq_edge_batch *batch);
@@ -416,6 +441,15 @@ enum aq_status aq_worker_local_reduce(struct aq_worker *worker);
  */
 enum aq_status aq_worker_show(struct aq_worker *worker);
 enum aq_status aq_worker_hide(struct aq_worker *worker);
+
+/*
+ * worker_sums.c: split.mode: global. told: where and from which step on, in the start line; AQ_PROTO: of too little, or
+ * of steps that there are not. open: the server's stage connects, when edges stand. sums: REDUCE.
+ */
+enum aq_status aq_worker_sums_told(struct aq_worker *worker, const json_t *start);
+enum aq_status aq_worker_sums_open(struct aq_worker *worker);
+void aq_worker_sums_close(struct aq_worker *worker);
+enum aq_status aq_worker_sums(struct aq_worker *worker);
 
 /* worker_machine.c: with reduce.machine_first, the groups of this machine's replicas and of all machines' leaders. */
 enum aq_status aq_worker_machine_open(struct aq_worker *worker);

@@ -209,6 +209,7 @@ enum aq_status aq_worker_rounds(struct aq_worker *worker)
 enum aq_status aq_worker_reduce(struct aq_worker *worker)
 {
     const uint64_t begin = aq_worker_own_ns(worker);
+    if (aq_job_global(worker->job)) return aq_worker_sums(worker);
     if (aq_worker_is_local(worker)) return aq_worker_local_reduce(worker);
     AQ_TRY(say_of_the_step(worker));
     if (!word_rides(worker)) AQ_TRY(hear_of_the_step(worker));

@@ -106,7 +106,7 @@ bool aq_worker_mark_is_due(const struct aq_worker *w, uint64_t step)
 {
     const struct aq_job_every *every = &w->job->checkpoint.every;
     const uint64_t steps = every->epochs ? every->count * w->plan->steps_per_epoch : every->count;
-    return step == w->plan->steps || (steps > 0 && step % steps == 0);
+    return step == aq_worker_steps_end(w) || (steps > 0 && step % steps == 0);
 }
 
 bool aq_worker_snapshot_is_due(const struct aq_worker *w)

@@ -24,14 +24,16 @@ static uint32_t micro_batches(const struct aq_worker *worker, uint64_t step)
 static void run_begin(const struct aq_worker *worker, uint64_t step, uint64_t base, struct aq_worker_run *run)
 {
     const uint32_t M = micro_batches(worker, step);
-    const bool whole = M == worker->plan->micro_batches;
-    *run = (struct aq_worker_run){
-        .program = whole ? &worker->me->program : &worker->me->program_last, .step = step, .base = base};
-    AQ_ASSERT(run->program->micro_batches == M);
+    const bool part = aq_job_global(worker->job), whole = part || M == worker->plan->micro_batches;
+    *run = (struct aq_worker_run){.program = whole ? &worker->me->program : &worker->me->program_last,
+                                  .step = step,
+                                  .micro_batches = M,
+                                  .base = base};
+    AQ_ASSERT(part ? run->program->micro_batches >= M : run->program->micro_batches == M);
     while (run->barrier < run->program->count && aq_op_chain(run->program->code[run->barrier].op) != AQ_CHAINS)
         run->barrier++;
     for (int chain = 0; chain < AQ_CHAINS; chain++)
-        run->next[chain] = aq_program_next(run->program, chain, 0, run->barrier);
+        run->next[chain] = aq_program_next_of(run->program, chain, 0, run->barrier, M);
 }
 
 void aq_worker_use(struct aq_worker *worker, uint64_t step)
@@ -45,7 +47,7 @@ void aq_worker_use(struct aq_worker *worker, uint64_t step)
 uint64_t aq_worker_last_of(const struct aq_worker *worker, uint64_t step)
 {
     const uint64_t last = step + 1 + worker->job->train.staleness; /* the next one may be under way */
-    return last < worker->plan->steps ? last : worker->plan->steps;
+    return last < aq_worker_steps_end(worker) ? last : aq_worker_steps_end(worker);
 }
 
 void aq_worker_batch(struct aq_worker *worker, uint64_t step, uint32_t micro_batch, struct aq_edge_batch *batch)
@@ -53,14 +55,15 @@ void aq_worker_batch(struct aq_worker *worker, uint64_t step, uint32_t micro_bat
     const uint32_t B = worker->me->config.B, size = aq_sampler_size(worker->sampler, step);
     const uint32_t first = micro_batch * B, samples = size - first < B ? size - first : B;
     const struct aq_augment *const augment = &worker->job->data.augment;
+    const uint64_t epoch = aq_worker_global(worker, step) / worker->plan->steps_per_epoch;
+    const uint64_t first_id = worker->plan->facts.first_sample; /* of all clients, as an unsplit run has them */
     AQ_ASSERT(first < size);
     for (uint32_t i = 0; i < samples; i++) {
         const uint64_t sample = aq_sampler_at(worker->sampler, step, first + i);
         worker->sample_ids[i] = worker->job->data.skip + sample;
         if (worker->train_lengths) worker->lengths[i] = worker->train_lengths[sample];
         if (!aq_augment_any(augment)) continue;
-        worker->views[i] = aq_view_of(augment, worker->job->train.seed, step / worker->plan->steps_per_epoch,
-                                      worker->sample_ids[i]);
+        worker->views[i] = aq_view_of(augment, worker->job->train.seed, epoch, first_id + worker->sample_ids[i]);
         worker->variants[i] = worker->views[i].flipped;
     }
     *batch = (struct aq_edge_batch){.step = step,
@@ -70,18 +73,15 @@ void aq_worker_batch(struct aq_worker *worker, uint64_t step, uint32_t micro_bat
                                     .lengths = worker->train_lengths ? worker->lengths : NULL,
                                     .variants = augment->flip ? worker->variants : NULL,
                                     .views = augment->crop ? worker->views : NULL,
-                                    .rate = aq_plan_learning_rate(worker->plan, step + 1)};
+                                    .rate = aq_plan_learning_rate(worker->plan, aq_worker_global(worker, step + 1))};
 }
 
 static enum aq_status prefetch(struct aq_worker *worker, uint64_t step, uint32_t micro_batch)
 {
-    uint32_t count = micro_batches(worker, step);
-    if (micro_batch >= count) {
-        micro_batch -= count;
-        if (++step >= worker->plan->steps) return AQ_OK;
-        count = micro_batches(worker, step);
-        if (micro_batch >= count) return AQ_OK;
-    }
+    const uint64_t last = aq_worker_steps_end(worker), ahead = worker->plan->steps_per_epoch;
+    const uint64_t end = step + ahead < last ? step + ahead : last; /* orders of two epochs are kept */
+    for (uint32_t count; (count = micro_batches(worker, step)) <= micro_batch; micro_batch -= count)
+        if (++step >= end) return AQ_OK;
     struct aq_edge_batch batch;
     aq_worker_batch(worker, step, micro_batch, &batch);
     const bool still = aq_worker_is_still(worker);
@@ -93,7 +93,7 @@ static enum aq_status prefetch(struct aq_worker *worker, uint64_t step, uint32_t
 
 enum aq_status aq_worker_prefetch_first(struct aq_worker *worker)
 {
-    if (worker->step >= worker->plan->steps) return AQ_OK;
+    if (worker->step >= aq_worker_steps_end(worker)) return AQ_OK;
     for (uint32_t i = 0; i < worker->me->program.window; i++)
         AQ_TRY(prefetch(worker, worker->step, i));
     return AQ_OK;
@@ -183,7 +183,7 @@ static enum aq_status chain_advance(struct aq_worker *worker, struct aq_worker_r
     if (status == AQ_AGAIN) worker->steps.sending = true;
     AQ_TRY(status);
     aq_pulse_work();
-    *at = aq_program_next(run->program, chain, *at + 1, run->barrier);
+    *at = aq_program_next_of(run->program, chain, *at + 1, run->barrier, run->micro_batches);
     return AQ_OK;
 }
 
@@ -292,16 +292,15 @@ static enum aq_status refill(struct aq_worker *worker, struct aq_edge *edge, str
         at->step = worker->step;
         at->end = worker->step + worker->plan->steps_per_epoch;
     }
-    if (at->end > worker->plan->steps) at->end = worker->plan->steps;
+    if (at->end > aq_worker_steps_end(worker)) at->end = aq_worker_steps_end(worker);
     if (at->step < worker->step) *at = (struct aq_worker_refill){.step = worker->step, .end = at->end};
-    while (at->step < at->end) {
-        struct aq_edge_batch batch;
-        aq_worker_batch(worker, at->step, at->micro_batch, &batch);
-        const enum aq_status status = aq_edge_refill(edge, &batch);
-        if (status != AQ_OK) return status == AQ_AGAIN ? AQ_OK : status;
-        if (++at->micro_batch < micro_batches(worker, at->step)) continue;
-        at->micro_batch = 0;
-        at->step++;
+    for (; at->step < at->end; at->step++, at->micro_batch = 0) {
+        for (; at->micro_batch < micro_batches(worker, at->step); at->micro_batch++) {
+            struct aq_edge_batch batch;
+            aq_worker_batch(worker, at->step, at->micro_batch, &batch);
+            const enum aq_status status = aq_edge_refill(edge, &batch);
+            if (status != AQ_OK) return status == AQ_AGAIN ? AQ_OK : status;
+        }
     }
     return AQ_OK;
 }
@@ -515,6 +514,12 @@ static enum aq_status skip(struct aq_worker *worker)
 {
     const struct aq_job_train *train = &worker->job->train;
     worker->times.skipped = true;
+    if (aq_job_global(worker->job)) { /* who has such gradients is told by the server's stage (worker_sums.c) */
+        aq_log("worker", AQ_LOG_WARNING,
+               "step %llu: no client has a part of it whose gradient is finite, the step is skipped",
+               (unsigned long long)worker->step);
+        return AQ_OK;
+    }
     if (aq_loss_scale_halve(&worker->loss_scale)) {
         aq_log("worker", AQ_LOG_WARNING,
                "step %llu: the gradient is not finite, the step is skipped; the loss scale is %g now",
@@ -538,11 +543,12 @@ static enum aq_status skip(struct aq_worker *worker)
 static enum aq_status update(struct aq_worker *worker, float scale)
 {
     struct aq_stage *stage = worker->stage;
-    const float lr = aq_plan_learning_rate(worker->plan, worker->step + 1);
+    const uint64_t step = aq_worker_global(worker, worker->step) + 1;
+    const float lr = aq_plan_learning_rate(worker->plan, step);
     struct aq_optimizer_ending ending = {.gradients = aq_stage_gradients(stage)};
     ending.rounded = aq_stage_rounded(stage, &ending.type);
     AQ_TRY(aq_optimizer_begin(worker->optimizer, aq_stage_parameters(stage), ending.gradients, lr, scale,
-                              worker->step + 1, worker->stream));
+                              step, worker->stream));
     const bool ends = aq_optimizer_ends(worker->optimizer, &ending);
     AQ_TRY(aq_worker_rounds(worker));
     worker->times.cleared = worker->times.cleared || ends;
@@ -562,8 +568,8 @@ static enum aq_status optimize(struct aq_worker *worker)
     }
     if (!isfinite(gradient_norm)) {
         AQ_TRY(skip(worker));
-        AQ_TRY(aq_optimizer_begin_void(worker->optimizer, aq_stage_parameters(worker->stage), worker->step + 1,
-                                       worker->stream));
+        AQ_TRY(aq_optimizer_begin_void(worker->optimizer, aq_stage_parameters(worker->stage),
+                                       aq_worker_global(worker, worker->step) + 1, worker->stream));
         AQ_TRY(aq_worker_rounds(worker));
         AQ_TRY(aq_stage_parameters_changed(worker->stage, worker->stream));
     } else {
@@ -602,7 +608,7 @@ static void runs_begin(struct aq_worker *worker)
     worker->times.loss_scale = stale ? aq_loss_scale_take(&worker->loss_scale) : aq_loss_scale_now(&worker->loss_scale);
     worker->times_next = (struct aq_worker_times){.loss_scale = aq_loss_scale_now(&worker->loss_scale)};
     if (!stale || aq_worker_looks(worker, step + 1)) return;
-    run_begin(worker, step + 1, steps->now.base + steps->now.program->micro_batches, &steps->next);
+    run_begin(worker, step + 1, steps->now.base + steps->now.micro_batches, &steps->next);
 }
 
 enum aq_status aq_worker_step(struct aq_worker *worker)

@@ -57,10 +57,13 @@ static enum aq_status pass(struct aq_worker *w, uint32_t samples)
     return aq_device_stream_sync(w->device, w->stream);
 }
 
-/* Of a whole micro-batch, and of the last one of an epoch, where that is smaller. */
+/* Of a whole micro-batch, and of the last one of an epoch, where that is smaller. With split.mode: global they are of
+ * any size, and a client may have fewer samples than one. */
 static enum aq_status passes(struct aq_worker *w)
 {
-    const uint32_t B = w->me->config.B, rest = aq_sampler_size(w->sampler, w->plan->steps_per_epoch - 1) % B;
+    const uint32_t B = w->me->config.B;
+    if (aq_job_global(w->job)) return pass(w, w->plan->facts.train_samples < B ? (uint32_t)w->plan->facts.train_samples : B);
+    const uint32_t rest = aq_sampler_size(w->sampler, w->plan->steps_per_epoch - 1) % B;
     const bool ever = aq_sampler_size(w->sampler, 0) >= B;
     if (ever) AQ_TRY(pass(w, B));
     return rest ? pass(w, rest) : AQ_OK;

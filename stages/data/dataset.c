@@ -139,6 +139,12 @@ bool aq_dataset_masks(const struct aq_dataset *dataset)
     return dataset->kind->targets != NULL;
 }
 
+bool aq_dataset_kind_masks(const char *kind)
+{
+    const struct aq_dataset_kind *of = kind_find(kind);
+    return of && of->targets != NULL;
+}
+
 uint32_t aq_dataset_targets(const struct aq_dataset *dataset, uint64_t index, uint32_t count)
 {
     AQ_ASSERT(index < dataset->count);

@@ -82,6 +82,64 @@ static void test_schedule_every_size_runs_dry_in_replicas(void **state)
             }
 }
 
+/* A beginning of a program, as a step runs it that has fewer micro-batches (aq_program_next_of), to `part`. */
+static void cut(const struct aq_program *whole, uint32_t micro_batches, struct aq_instruction *part,
+                struct aq_program *out)
+{
+    uint32_t barrier = 0, next[AQ_CHAINS];
+    while (aq_op_chain(whole->code[barrier].op) != AQ_CHAINS)
+        barrier++;
+    *out = *whole;
+    out->code = part;
+    out->count = 0;
+    out->micro_batches = micro_batches;
+    out->window = 0;
+    out->slots = whole->slots < micro_batches ? whole->slots : micro_batches;
+    for (int c = 0; c < AQ_CHAINS; c++)
+        next[c] = aq_program_next_of(whole, c, 0, barrier, micro_batches);
+    for (uint32_t at = 0; at < whole->count; at++) {
+        for (int c = 0; c < AQ_CHAINS && at < barrier; c++) {
+            if (next[c] != at) continue;
+            if (whole->code[at].op != AQ_OP_PREFETCH) part[out->count++] = whole->code[at]; /* they wait for nothing */
+            next[c] = aq_program_next_of(whole, c, at + 1, barrier, micro_batches);
+        }
+        if (at >= barrier) part[out->count++] = whole->code[at];
+    }
+    for (int c = 0; c < AQ_CHAINS; c++)
+        assert_int_equal(next[c], barrier);
+}
+
+/* Each beginning of a program runs dry where all of it does, and has all that its micro-batches need. */
+static void test_schedule_every_beginning_runs_dry(void **state)
+{
+    static struct aq_instruction part_code[P_MAX][CODE_MAX];
+    static const struct aq_program_limits few = {.credits = 1, .send_frames = 1, .replicas = 1, .summed = true};
+    (void)state;
+    for (int k = 0; k < KINDS; k++)
+        for (uint32_t P = 1; P <= P_MAX; P += P < 3 ? 1 : 2)
+            for (uint32_t M = 1; M <= M_MAX; M += M < 6 ? 1 : 5) {
+                const uint32_t flights[] = {AQ_IN_FLIGHT_DEFAULT, 1, 3};
+                for (size_t f = 0; f < sizeof flights / sizeof *flights; f++) {
+                    const struct aq_schedule_request request = {.kind = kinds[k],
+                                                                .stages = P,
+                                                                .micro_batches = M,
+                                                                .in_flight = flights[f],
+                                                                .window = M % 3,
+                                                                .reduce = true};
+                    emit_all(&request);
+                    for (uint32_t m = 0; m <= M; m++) {
+                        struct aq_program parts[P_MAX];
+                        for (uint32_t s = 0; s < P; s++)
+                            cut(&programs[s], m, part_code[s], &parts[s]);
+                        if (m == 0)
+                            assert_int_equal(parts[0].count, 4); /* REDUCE, NORM, STEP, MARK */
+                        else
+                            assert_int_equal(aq_program_check(parts, P, &few, NULL), AQ_OK);
+                    }
+                }
+            }
+}
+
 static void test_schedule_slots_never_grow_and_bound_the_program(void **state)
 {
     (void)state;
@@ -158,6 +216,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_schedule_every_size_runs_dry),
         cmocka_unit_test(test_schedule_every_size_runs_dry_in_replicas),
+        cmocka_unit_test(test_schedule_every_beginning_runs_dry),
         cmocka_unit_test(test_schedule_slots_never_grow_and_bound_the_program),
         cmocka_unit_test(test_schedule_every_size_runs_dry_with_staleness),
         cmocka_unit_test(test_schedule_names_are_found),

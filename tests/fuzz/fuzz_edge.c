@@ -6,7 +6,8 @@
  * The link is played by this file (its calls are wrapped by the linker): frames of the input come out of it one by one,
  * what the edge sends goes nowhere. Byte 0 chooses codec and side, byte 1 bit 1 whether messages are lost, bit 0
  * whether the frames of activations are sealed: their rows get the ids, versions and digests that fit, so that
- * mutations of a body reach the decoder and the cache.
+ * mutations of a body reach the decoder and the cache. Bit 2: gradients cross the cut whole, some that are shared and
+ * some that are summed over clients.
  *
  * A frame of the input: kind, flags, step, micro-batch, argument (a byte each), the body's length (2 bytes), the body.
  */
@@ -20,7 +21,19 @@
 #include "job.h"
 #include "plan.h"
 
-enum { SAMPLES = 6, B = 3, T = 4, C = 6, N = T * C, CODECS = 4, FRAMES_MAX = 24, TOKENS_MAX = 64, HEAD_BYTES = 7 };
+enum {
+    SHARED = 5,
+    SUMMED = 300,
+    SAMPLES = 6,
+    B = 3,
+    T = 4,
+    C = 6,
+    N = T * C,
+    CODECS = 4,
+    FRAMES_MAX = 24,
+    TOKENS_MAX = 64,
+    HEAD_BYTES = 7
+};
 
 static const char manifest[] = "model: {blocks: 2, heads: 2, channels: 6, context: 4, vocabulary: 256, tied: false}\n"
                                "data: {train: nowhere.txt}\n"
@@ -176,13 +189,32 @@ static enum aq_status go_on(struct aq_edge *edge, struct aq_cache *cache, struct
     return status == AQ_AGAIN ? AQ_OK : status;
 }
 
+/* Gradients that are all here, of whatever step; what is to be summed is answered. */
+static enum aq_status gradients(struct aq_edge *edge, uint64_t step)
+{
+    float shared[SHARED];
+    bool none;
+    enum aq_status status = aq_edge_receive_shared(edge, step, shared);
+    if (status != AQ_OK && status != AQ_AGAIN) return status;
+    status = aq_edge_receive_summed(edge, step, &none);
+    if (status != AQ_OK) return status == AQ_AGAIN ? AQ_OK : status;
+    for (int i = 0; i < SUMMED && !none; i++)
+        aq_edge_summed(edge)[i] *= 0.5f;
+    if (step % 2) { /* as a client's end does */
+        aq_edge_release_summed(edge);
+        return AQ_OK;
+    }
+    status = aq_edge_send_summed(edge, step, none);
+    return status == AQ_AGAIN ? AQ_CLOSED : status; /* its buffers are out: enough of it */
+}
+
 /* Take in frame after frame, decode whatever is there as what it says it is, and answer it. */
-static enum aq_status play(const struct aq_plan *plan, struct aq_edge *edge, struct aq_cache *cache, bool sealed,
-                           bool lose)
+static enum aq_status play(const struct aq_plan *plan, struct aq_edge *edge, struct aq_cache *cache, uint8_t how)
 {
     static const uint64_t ids[B] = {0, 1, 2};
     static uint8_t bodies[FRAMES_MAX][65536];
     float values[B * N];
+    const bool sealed = how % 2 == 1, lose = how / 2 % 2 == 1, whole = how / 4 % 2 == 1;
     double norm;
     uint16_t flags;
     for (uint32_t i = 0; i <= wire.count; i++) {
@@ -205,6 +237,7 @@ static enum aq_status play(const struct aq_plan *plan, struct aq_edge *edge, str
             AQ_TRY(aq_edge_receive_backward(edge, &batch, &(struct aq_values){.at = values}, NULL));
             AQ_TRY(go_on(edge, cache, batch, true, lose));
         }
+        if (frame->kind == AQ_FRAME_SHARED && whole) AQ_TRY(gradients(edge, frame->step));
         if (frame->kind == AQ_FRAME_NORM) AQ_TRY(aq_edge_receive_norm(edge, frame->step % 2, &norm, &flags));
     }
     return AQ_OK;
@@ -220,7 +253,12 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     start();
     const uint8_t which = fuzz_byte(&rest), how = fuzz_byte(&rest);
     const struct aq_plan *plan = plans[which % CODECS];
-    const bool sender = which / CODECS % 2 == 1, sealed = how % 2 == 1, lose = how / 2 % 2 == 1;
+    const bool sender = which / CODECS % 2 == 1;
+    struct aq_edge_shape shape = plan->edges[0].shape;
+    if (how / 4 % 2 == 1) {
+        shape.shared = SHARED;
+        shape.summed = SUMMED;
+    }
     wire_fill(rest, (uint32_t)plan->edges[0].size.body_bytes_max);
     if (plan->edges[0].size.message_bytes) {
         struct aq_cache_config config = plan->stages[sender ? 0 : 1].cache;
@@ -228,7 +266,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         AQ_ASSERT(aq_cache_open(&config, &cache) == AQ_OK);
     }
     const struct aq_edge_config config = {.device = device,
-                                          .shape = &plan->edges[0].shape,
+                                          .shape = &shape,
                                           .sender = sender,
                                           .cache = cache,
                                           .bell = bell,
@@ -238,7 +276,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         const struct aq_edge_batch batch = {.samples = B, .sample_ids = ids};
         AQ_ASSERT(aq_edge_send_forward(edge, &batch, &(struct aq_values){.at = a}, NULL) == AQ_OK);
     }
-    fuzz_told(play(plan, edge, cache, sealed, lose) == AQ_OK);
+    fuzz_told(play(plan, edge, cache, how) == AQ_OK);
     aq_edge_close(edge);
     aq_cache_close(cache);
     AQ_ASSERT(wire.out == 0 || edge);

@@ -526,6 +526,11 @@ static void test_frames_that_are_not_due_are_refused(void **state)
          "no rows of such"},
         {1, NULL, {.kind = 27}, "unexpected frame of kind 27"},
         {1, NULL, {.kind = AQ_FRAME_SHARED, .body = bytes, .body_bytes = 64}, "while 0 of 0 are here"},
+        {1,
+         NULL,
+         {.kind = AQ_FRAME_SHARED, .flags = 1, .body = bytes, .body_bytes = 64},
+         "64 bytes of summed gradients (flags 1) from value 0 on in step 0, while 0 of 0 are here"},
+        {0, NULL, {.kind = AQ_FRAME_SHARED, .flags = 3}, "0 bytes of summed gradients (flags 3)"},
         {1, NULL, {.kind = 31, .body = bytes, .body_bytes = 64}, "unexpected frame of kind 31"},
     };
     (void)state;
@@ -537,46 +542,6 @@ static void test_frames_that_are_not_due_are_refused(void **state)
         kit_refuses(&kit, AQ_PROTO, odds[i].text, NULL);
         teardown(&kit, &peer);
     }
-}
-
-/* What stages share comes once, whole and in order. */
-static void test_shared_gradients_out_of_order_are_refused(void **state)
-{
-    enum { FLOATS = 700 };
-    static const float values[FLOATS] = {1, 2, 3};
-    static struct peer peer;
-    struct kit kit;
-    (void)state;
-    kit_shared = FLOATS;
-    for (int odd = 0; odd < 6; odd++) {
-        setup(&kit, &peer, 1, NULL, "cpu");
-        const uint64_t most = kit.edge->size.body_bytes_max / sizeof(float);
-        float here[FLOATS] = {0};
-        assert_true(most > 8 && most < FLOATS);
-        for (uint64_t at = 0; at < FLOATS; at += most) {
-            const uint64_t count = FLOATS - at < most ? FLOATS - at : most;
-            assert_int_equal(aq_edge_receive_shared(kit.edge, 5, here), AQ_AGAIN);
-            kit_say(&kit, &(struct aq_frame){.kind = AQ_FRAME_SHARED,
-                                             .step = odd == 1 && at ? 6 : 5,
-                                             .argument = odd == 2 ? at + 1 : at,
-                                             .body = odd == 3 ? NULL : values + at,
-                                             .body_bytes = odd == 3 ? 0 : (uint32_t)(count * 4 - (odd == 4 ? 4 : 0))});
-            if (odd >= 1 && odd <= 4 && (odd > 1 || at)) break;
-            while (kit.edge->shared_here < at + count)
-                assert_int_equal(aq_edge_pump(kit.edge), AQ_OK);
-        }
-        if (odd == 5)
-            kit_say(&kit, &(struct aq_frame){.kind = AQ_FRAME_SHARED, .step = 5, .body = values, .body_bytes = 4});
-        if (odd > 0) {
-            kit_refuses(&kit, AQ_PROTO, "of 700 are here", NULL);
-        } else {
-            assert_int_equal(aq_edge_receive_shared(kit.edge, 5, here), AQ_OK);
-            assert_memory_equal(here, values, sizeof here);
-            assert_int_equal(aq_edge_receive_shared(kit.edge, 6, here), AQ_AGAIN);
-        }
-        teardown(&kit, &peer);
-    }
-    kit_shared = 0;
 }
 
 static void test_norms_and_copies_beyond_their_number_are_refused(void **state)
@@ -770,7 +735,6 @@ int main(void)
         cmocka_unit_test(test_a_sender_takes_no_message_without_a_version),
         cmocka_unit_test(test_a_receiver_answers_behind_what_came_before_the_question),
         cmocka_unit_test(test_frames_that_are_not_due_are_refused),
-        cmocka_unit_test(test_shared_gradients_out_of_order_are_refused),
         cmocka_unit_test(test_norms_and_copies_beyond_their_number_are_refused),
         cmocka_unit_test(test_a_flood_of_requests_is_refused),
         cmocka_unit_test(test_a_burst_of_requests_is_refused),

@@ -381,6 +381,106 @@ static void test_sampler_replicas_and_epochs_shuffle_apart(void **state)
             assert_memory_not_equal(order[a], order[b], sizeof order[a]);
 }
 
+/* One part that is all has the order of the plain sampler. */
+static void test_sampler_part_of_all_is_the_plain_order(void **state)
+{
+    enum { COUNT = 23, BATCH = 5 };
+    (void)state;
+    for (int shuffle = 0; shuffle < 2; shuffle++) {
+        const struct aq_sampler_part part = {.all = COUNT, .count = COUNT};
+        struct aq_sampler *s, *plain;
+        assert_int_equal(aq_sampler_open_part(&part, BATCH, 3, shuffle, &s), AQ_OK);
+        assert_int_equal(aq_sampler_open(COUNT, BATCH, 3, shuffle, &plain), AQ_OK);
+        assert_int_equal(aq_sampler_steps_per_epoch(s), aq_sampler_steps_per_epoch(plain));
+        for (uint64_t step = 0; step < 4 * aq_sampler_steps_per_epoch(plain); step++) {
+            assert_int_equal(aq_sampler_size(s, step), aq_sampler_size(plain, step));
+            for (uint32_t i = 0; i < aq_sampler_size(s, step); i++)
+                assert_int_equal(aq_sampler_at(s, step, i), aq_sampler_at(plain, step, i));
+        }
+        aq_sampler_close(s);
+        aq_sampler_close(plain);
+    }
+}
+
+/* Of one step of all: how its samples fall into three parts, each shifted by a number of steps of its own. */
+static void check_parts(struct aq_sampler *plain, struct aq_sampler *const parts[3],
+                        const struct aq_sampler_part ends[3], uint64_t step, uint64_t *empty)
+{
+    uint32_t met[3] = {0};
+    for (uint32_t i = 0; i < aq_sampler_size(plain, step); i++) {
+        const uint64_t sample = aq_sampler_at(plain, step, i);
+        int p = 0;
+        while (sample >= ends[p].first + ends[p].count)
+            p++;
+        assert_true(met[p] < aq_sampler_size(parts[p], step - ends[p].shift));
+        assert_int_equal(aq_sampler_at(parts[p], step - ends[p].shift, met[p]++), sample - ends[p].first);
+    }
+    for (int p = 0; p < 3; p++) {
+        assert_int_equal(aq_sampler_size(parts[p], step - ends[p].shift), met[p]);
+        *empty += met[p] == 0;
+    }
+}
+
+static void test_sampler_parts_share_every_batch(void **state)
+{
+    static const uint64_t counts[][3] = {{1, 1, 1}, {11, 1, 5}, {7, 13, 20}, {3, 100, 2}};
+    static const uint32_t batches[] = {1, 4, 7, 1000};
+    (void)state;
+    uint64_t empty = 0;
+    for (size_t c = 0; c < sizeof counts / sizeof counts[0]; c++) {
+        for (size_t b = 0; b < 2 * sizeof batches / sizeof batches[0]; b++) {
+            const uint64_t all = counts[c][0] + counts[c][1] + counts[c][2];
+            const uint32_t batch = batches[b / 2];
+            struct aq_sampler *plain, *parts[3];
+            struct aq_sampler_part ends[3];
+            assert_int_equal(aq_sampler_open(all, batch, 77, b % 2, &plain), AQ_OK);
+            const uint64_t steps = aq_sampler_steps_per_epoch(plain);
+            for (uint64_t p = 0, before = 0; p < 3; before += counts[c][p++]) {
+                ends[p] = (struct aq_sampler_part){.all = all,
+                                                   .first = before,
+                                                   .count = counts[c][p],
+                                                   .shift = p == 1   ? steps
+                                                            : p == 2 ? 1
+                                                                     : 0};
+                assert_int_equal(aq_sampler_open_part(&ends[p], batch, 77, b % 2, &parts[p]), AQ_OK);
+            }
+            for (uint64_t step = steps; step < 4 * steps; step++)
+                check_parts(plain, parts, ends, step, &empty);
+            /* In any order: an epoch that is no longer kept is made again. */
+            check_parts(plain, parts, ends, steps, &empty);
+            aq_sampler_close(plain);
+            for (int p = 0; p < 3; p++)
+                aq_sampler_close(parts[p]);
+        }
+    }
+    assert_true(empty > 0);
+}
+
+static void test_sampler_part_that_is_none_is_refused(void **state)
+{
+    static const struct aq_sampler_part wrong[] = {{.all = 8, .first = 8, .count = 1},
+                                                   {.all = 8, .first = 3, .count = 6},
+                                                   {.all = 8, .first = 3, .count = 0},
+                                                   {.all = 8, .first = 1, .count = UINT64_MAX},
+                                                   {.all = UINT64_C(1) << 32, .first = 1, .count = 1}};
+    (void)state;
+    struct aq_sampler *s = NULL;
+    for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++)
+        assert_int_equal(aq_sampler_open_part(&wrong[i], 4, 1, true, &s), AQ_INVAL);
+    const struct aq_sampler_part part = {.all = 8, .first = 3, .count = 2};
+    assert_int_equal(aq_sampler_open_part(&part, 0, 1, true, &s), AQ_INVAL);
+    const uint64_t used = aq_memory_used();
+    for (uint64_t n = 1; n <= 6; n++) {
+        aq_memory_fail_at(n);
+        assert_int_equal(aq_sampler_open_part(&part, 4, 1, true, &s), AQ_NOMEM);
+        aq_memory_fail_at(0);
+        assert_int_equal(aq_memory_used(), used);
+    }
+    assert_int_equal(aq_sampler_open_part(&part, 4, 1, true, &s), AQ_OK);
+    assert_true(aq_memory_used() - used >= aq_sampler_part_bytes(&part, 4));
+    aq_sampler_close(s);
+}
+
 static int open_folder(void **state)
 {
     (void)state;
@@ -415,6 +515,9 @@ int main(void)
         cmocka_unit_test(test_sampler_partial_last_batch_and_plain_order),
         cmocka_unit_test(test_sampler_shards_divide_the_samples_for_ever),
         cmocka_unit_test(test_sampler_replicas_and_epochs_shuffle_apart),
+        cmocka_unit_test(test_sampler_part_of_all_is_the_plain_order),
+        cmocka_unit_test(test_sampler_parts_share_every_batch),
+        cmocka_unit_test(test_sampler_part_that_is_none_is_refused),
     };
     return cmocka_run_group_tests(tests, open_folder, close_folder);
 }

@@ -138,8 +138,9 @@ void aq_dataset_starts(const uint32_t *parts, uint64_t count, uint32_t T, uint32
 
 /* How many targets of a sample are counted, of the `count` of its field; index < count. */
 uint32_t aq_dataset_targets(const struct aq_dataset *dataset, uint64_t index, uint32_t count);
-/* May that be fewer than all? */
+/* May that be fewer than all? And of a kind. */
 bool aq_dataset_masks(const struct aq_dataset *dataset);
+bool aq_dataset_kind_masks(const char *kind);
 
 /* The stable id of sample `index` (0..count-1). */
 uint64_t aq_dataset_id(const struct aq_dataset *dataset, uint64_t index);
@@ -171,8 +172,24 @@ uint64_t aq_sampler_steps_per_epoch(const struct aq_sampler *sampler);
 enum aq_status aq_sampler_open_shard(uint64_t count, uint32_t batch, uint64_t seed, bool shuffle, uint32_t replica,
                                      uint32_t replicas, struct aq_sampler **out);
 
-/* How many samples step `step` (0-based over all epochs) has: batch, or fewer in an epoch's last. */
-uint32_t aq_sampler_size(const struct aq_sampler *sampler, uint64_t step);
+/*
+ * What lies in samples first .. first + count of the batches of aq_sampler_open(all, batch, seed, shuffle), in their
+ * order: so that parts that lie side by side share each batch among them, be it one's own data or all of it. Indices
+ * count from `first`; a step may have none, and they are not alike. Step s is the order's step s + shift. AQ_INVAL
+ * also: there is no such part.
+ */
+struct aq_sampler_part {
+    uint64_t all, first, count;
+    uint64_t shift;
+};
+enum aq_status aq_sampler_open_part(const struct aq_sampler_part *part, uint32_t batch, uint64_t seed, bool shuffle,
+                                    struct aq_sampler **out);
+/* Of memory, beside the struct. */
+uint64_t aq_sampler_part_bytes(const struct aq_sampler_part *part, uint32_t batch);
+
+/* How many samples step `step` (0-based over all epochs) has: batch, or fewer in an epoch's last; of a part 0 to batch.
+ * Keeps what aq_sampler_at does. */
+uint32_t aq_sampler_size(struct aq_sampler *sampler, uint64_t step);
 
 /* Index of sample `position` (0..size-1) of that step. Keeps the orders of the epoch of `step` and of a neighbour. */
 uint64_t aq_sampler_at(struct aq_sampler *sampler, uint64_t step, uint32_t position);

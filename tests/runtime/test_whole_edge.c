@@ -1,0 +1,190 @@
+/*
+ * test_whole_edge.c -- gradients that cross an edge whole, those of shared tensors and those that are summed over
+ * clients: in order, in turn, of one step; and a neighbour that sends them otherwise (AQ_PROTO, one line).
+ */
+#include "neighbour_kit.h"
+
+static void setup(struct kit *kit)
+{
+    *kit = (struct kit){.stage = 1};
+    kit_open(kit);
+}
+
+static void teardown(struct kit *kit)
+{
+    kit_hang_up(kit);
+    aq_edge_close(kit->edge);
+    kit->edge = NULL;
+    kit_close(kit);
+}
+
+/* What stages share comes once, whole and in order. */
+static void test_shared_gradients_out_of_order_are_refused(void **state)
+{
+    enum { FLOATS = 700 };
+    static const float values[FLOATS] = {1, 2, 3};
+    struct kit kit;
+    (void)state;
+    kit_shared = FLOATS;
+    for (int odd = 0; odd < 6; odd++) {
+        setup(&kit);
+        const uint64_t most = kit.edge->size.body_bytes_max / sizeof(float);
+        float here[FLOATS] = {0};
+        assert_true(most > 8 && most < FLOATS);
+        for (uint64_t at = 0; at < FLOATS; at += most) {
+            const uint64_t count = FLOATS - at < most ? FLOATS - at : most;
+            assert_int_equal(aq_edge_receive_shared(kit.edge, 5, here), AQ_AGAIN);
+            kit_say(&kit, &(struct aq_frame){.kind = AQ_FRAME_SHARED,
+                                             .step = odd == 1 && at ? 6 : 5,
+                                             .argument = odd == 2 ? at + 1 : at,
+                                             .body = odd == 3 ? NULL : values + at,
+                                             .body_bytes = odd == 3 ? 0 : (uint32_t)(count * 4 - (odd == 4 ? 4 : 0))});
+            if (odd >= 1 && odd <= 4 && (odd > 1 || at)) break;
+            while (kit.edge->shared.here < at + count)
+                assert_int_equal(aq_edge_pump(kit.edge), AQ_OK);
+        }
+        if (odd == 5)
+            kit_say(&kit, &(struct aq_frame){.kind = AQ_FRAME_SHARED, .step = 5, .body = values, .body_bytes = 4});
+        if (odd > 0) {
+            kit_refuses(&kit, AQ_PROTO, "of 700 are here", NULL);
+        } else {
+            assert_int_equal(aq_edge_receive_shared(kit.edge, 5, here), AQ_OK);
+            assert_memory_equal(here, values, sizeof here);
+            assert_int_equal(aq_edge_receive_shared(kit.edge, 6, here), AQ_AGAIN);
+        }
+        teardown(&kit);
+    }
+    kit_shared = 0;
+}
+
+/* What is said of the summed gradients, all of it or a part, before the odd one. */
+static void say_summed(struct kit *kit, const float *values, uint64_t count, uint64_t step)
+{
+    const uint64_t most = kit->edge->size.body_bytes_max / sizeof(float);
+    for (uint64_t at = 0; at < count; at += most)
+        kit_say(kit, &(struct aq_frame){.kind = AQ_FRAME_SHARED,
+                                        .flags = 1,
+                                        .step = step,
+                                        .argument = at,
+                                        .body = values + at,
+                                        .body_bytes = (uint32_t)(count - at < most ? count - at : most) * 4});
+}
+
+static void pump_until(struct kit *kit, uint64_t here)
+{
+    while (kit->edge->summed.here < here)
+        assert_int_equal(aq_edge_pump(kit->edge), AQ_OK);
+}
+
+/* Those of one step, back and forth: they lie apart from what stages share, and the sum may be none. */
+static void test_summed_gradients_come_and_go(void **state)
+{
+    enum { FLOATS = 700 };
+    static float values[FLOATS] = {1, 2, 3};
+    struct kit kit;
+    struct aq_frame frame = {0};
+    bool none = true;
+    (void)state;
+    kit_shared = 9;
+    kit_summed = FLOATS;
+    setup(&kit);
+    const uint64_t most = kit.edge->size.body_bytes_max / sizeof(float);
+    assert_int_equal(aq_edge_receive_summed(kit.edge, 5, &none), AQ_AGAIN);
+    kit_say(&kit, &(struct aq_frame){.kind = AQ_FRAME_SHARED, .step = 5, .body = values, .body_bytes = 36});
+    say_summed(&kit, values, FLOATS, 5);
+    pump_until(&kit, FLOATS);
+    assert_int_equal(aq_edge_receive_summed(kit.edge, 5, &none), AQ_OK);
+    assert_false(none);
+    assert_memory_equal(aq_edge_summed(kit.edge), values, sizeof values);
+    aq_edge_summed(kit.edge)[FLOATS - 1] = 7;
+    for (uint64_t at = 0; at < FLOATS; at += frame.body_bytes / 4) {
+        const enum aq_status status = kit.edge->summed.held ? aq_edge_send_summed(kit.edge, 5, false) : AQ_OK;
+        assert_true(status == AQ_OK || status == AQ_AGAIN);
+        assert_int_equal(kit_hear(&kit, &frame), AQ_OK);
+        assert_int_equal(frame.kind, AQ_FRAME_SHARED);
+        assert_int_equal(frame.flags, 1);
+        assert_int_equal(frame.step, 5);
+        assert_int_equal(frame.argument, at);
+        assert_int_equal(frame.body_bytes, (FLOATS - at < most ? FLOATS - at : most) * 4);
+        if (at + most >= FLOATS) assert_true(((const float *)frame.body)[FLOATS - at - 1] == 7);
+        aq_link_release(kit.pair.link[1], frame.body);
+    }
+    assert_false(kit.edge->summed.held);
+    float shared[9];
+    assert_int_equal(aq_edge_receive_shared(kit.edge, 5, shared), AQ_OK);
+    assert_memory_equal(shared, values, sizeof shared);
+    kit_say(&kit, &(struct aq_frame){.kind = AQ_FRAME_SHARED, .flags = 3, .step = 6});
+    pump_until(&kit, FLOATS);
+    assert_int_equal(aq_edge_receive_summed(kit.edge, 6, &none), AQ_OK);
+    assert_true(none);
+    assert_int_equal(aq_edge_send_summed(kit.edge, 6, true), AQ_OK);
+    assert_int_equal(kit_hear(&kit, &frame), AQ_OK);
+    assert_int_equal(frame.flags, 3);
+    assert_int_equal(frame.body_bytes, 0);
+    teardown(&kit);
+    kit_shared = kit_summed = 0;
+}
+
+static void test_summed_gradients_out_of_order_or_turn_are_refused(void **state)
+{
+    enum { FLOATS = 700 };
+    static const float values[FLOATS] = {1, 2, 3};
+    static const struct {
+        uint64_t before; /* floats that came as they should */
+        bool hold;       /* and then it is our turn */
+        struct aq_frame frame;
+    } odds[] = {{0, false, {.flags = 1, .argument = 8, .body = values, .body_bytes = 32}},
+                {0, false, {.flags = 1, .body = values, .body_bytes = 32}},
+                {0, false, {.flags = 1}},
+                {0, false, {.flags = 2}},
+                {0, false, {.flags = 5, .body = values, .body_bytes = 32}},
+                {0, false, {.flags = 3, .argument = 1}},
+                {0, false, {.flags = 3, .body = values, .body_bytes = 32}},
+                {0, true, {.flags = 3}},
+                {1, false, {.flags = 3, .step = 5}},
+                {1, false, {.flags = 1, .step = 6}},
+                {FLOATS, false, {.flags = 3, .step = 5}},
+                {FLOATS, false, {.flags = 1, .step = 5, .argument = FLOATS, .body = values, .body_bytes = 4}}};
+    struct kit kit;
+    (void)state;
+    kit_summed = FLOATS;
+    for (size_t i = 0; i < sizeof odds / sizeof *odds; i++) {
+        setup(&kit);
+        const uint64_t most = kit.edge->size.body_bytes_max / sizeof(float);
+        const uint64_t before = odds[i].before == 1 ? most : odds[i].before;
+        struct aq_frame frame = odds[i].frame;
+        frame.kind = AQ_FRAME_SHARED;
+        if (frame.step == 6) { /* the next piece, of another step */
+            frame.argument = before;
+            frame.body = values;
+            frame.body_bytes = (uint32_t)(FLOATS - before < most ? FLOATS - before : most) * 4;
+        }
+        say_summed(&kit, values, before, 5);
+        pump_until(&kit, before);
+        if (odds[i].hold) assert_int_equal(aq_edge_hold_summed(kit.edge), AQ_OK);
+        kit_say(&kit, &frame);
+        kit_refuses(&kit, AQ_PROTO, odds[i].hold ? "not the other side's turn" : "gradients (flags", NULL);
+        teardown(&kit);
+    }
+    for (int early = 0; early < 2; early++) { /* of another step, or before it was due */
+        bool none;
+        setup(&kit);
+        say_summed(&kit, values, FLOATS, 5);
+        pump_until(&kit, FLOATS);
+        assert_int_equal(early ? aq_edge_hold_summed(kit.edge) : aq_edge_receive_summed(kit.edge, 6, &none), AQ_PROTO);
+        const char *text = early ? "before they were due" : "summed gradients of step 5 came in step 6";
+        assert_non_null(strstr(aq_error_text(), text));
+        teardown(&kit);
+    }
+    kit_summed = 0;
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_shared_gradients_out_of_order_are_refused),
+        cmocka_unit_test(test_summed_gradients_come_and_go),
+        cmocka_unit_test(test_summed_gradients_out_of_order_or_turn_are_refused),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
