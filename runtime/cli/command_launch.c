@@ -370,6 +370,8 @@ static enum aq_status prepare(struct command *command)
     if (command->token_file) AQ_TRY(aq_token_load(command->token_file, &command->token));
     AQ_TRY(aq_launcher_keys(command->job, &command->tls));
     AQ_TRY(aq_daemon_program(command->daemon));
+    if (command->shift >= command->plan->steps && command->shift > 0)
+        return aq_fail(AQ_INVAL, "launch", "--shift: the job has no so many steps");
     if (command->turn != (command->job->split.clients > 0))
         return aq_fail(AQ_INVAL, "launch", "a job of split learning is trained by aqpipe split-server");
     if (command->job->checkpoint.path)
@@ -517,7 +519,8 @@ static struct aq_launch_bounds bounds_of(const struct command *command)
     const struct aq_job *job = command->job;
     const struct aq_plan *plan = command->plan;
     return (struct aq_launch_bounds){
-        .steps = plan->steps,
+        .steps = plan->steps - command->shift,
+        .shift = command->shift,
         .mark_every = aq_job_every_steps(&job->checkpoint.every, plan->steps_per_epoch),
         .evaluate_every = aq_job_every_steps(&job->train.evaluate_every, plan->steps_per_epoch),
         .round_steps = aq_plan_reduce_every(plan),

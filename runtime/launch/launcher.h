@@ -24,6 +24,7 @@ struct aq_tls; /* net/tls.h */
 /* What the plan has a worker say: what goes beyond it ends the run (launcher_bounds.c). */
 struct aq_launch_bounds {
     uint64_t steps;          /* of the whole run                                   */
+    uint64_t shift;          /* evaluations are due by steps of all, of which this run has had so many fewer  */
     uint64_t mark_every;     /* steps between checkpoints; 0: at the end alone     */
     uint64_t evaluate_every; /* steps between evaluations; 0: at the end alone     */
     bool evaluates;          /* there are held-out samples                         */

@@ -145,7 +145,8 @@ static bool check_eval(struct launcher *launcher, uint32_t rank, const json_t *m
     if (rank % launch->stages + 1 != launch->stages || !launch->bounds.evaluates)
         return refuse(launcher, rank, "evaluates, which the plan does not have it do");
     if (step != stage->step || step == stage->evaluated ||
-        !launcher_is_due(launch->bounds.evaluate_every, step, launch->bounds.steps))
+        !launcher_is_due(launch->bounds.evaluate_every, step + launch->bounds.shift,
+                         launch->bounds.steps + launch->bounds.shift))
         return refuse(launcher, rank, "evaluates after step %llu, having trained %llu: no evaluation is due",
                       (unsigned long long)step, (unsigned long long)stage->step);
     if (!(targets >= 0 && targets <= exact_max)) return refuse(launcher, rank, "evaluates no count of targets");

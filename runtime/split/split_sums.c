@@ -309,10 +309,10 @@ static void step_done(struct server *server)
 /* Others wait for one that says nothing. */
 static void look_for_late(struct server *server)
 {
-    const struct sums *sums = server->sums;
+    struct sums *sums = server->sums;
     const uint64_t now = aq_clock_ns(), most_ns = server->job->split.wait_ns;
     if (sums->said_ns == 0) return;
-    for (uint32_t i = 0; i < server->site_count && !server->over; i++) {
+    for (uint32_t i = 0; i < server->site_count; i++) {
         struct site *site = &server->sites[i];
         char why[96];
         if (!is_due(server, site) || site->pid == 0 || has_counted(server, site)) continue;
@@ -325,7 +325,9 @@ static void look_for_late(struct server *server)
                  aq_split_sum_step(sums->sum) + 1);
         site->lates += !site->late;
         site->late = true;
-        turn_miss(server, site, why);
+        turn_miss(server, site, why); /* that may take a while, in which nobody was heard */
+        sums->said_ns = aq_clock_ns();
+        return;
     }
 }
 

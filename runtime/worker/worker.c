@@ -620,11 +620,16 @@ static bool due(const struct aq_job_every *every, uint64_t step, uint64_t steps_
     return steps > 0 && step % steps == 0;
 }
 
+/* By the steps of all clients, where there are such. */
+static bool evaluation_is_due(const struct aq_worker *w, uint64_t step)
+{
+    return due(&w->job->train.evaluate_every, aq_worker_global(w, step), w->plan->steps_per_epoch);
+}
+
 bool aq_worker_looks(const struct aq_worker *w, uint64_t steps)
 {
     const bool end = steps == aq_worker_steps_end(w) || steps == w->last;
-    const bool evaluates =
-        w->plan->facts.heldout_samples > 0 && due(&w->job->train.evaluate_every, steps, w->plan->steps_per_epoch);
+    const bool evaluates = w->plan->facts.heldout_samples > 0 && evaluation_is_due(w, steps);
     return end || evaluates || aq_worker_mark_is_due(w, steps);
 }
 
@@ -686,7 +691,6 @@ static enum aq_status rungs(struct aq_worker *w, bool first)
 
 static enum aq_status train(struct aq_worker *w)
 {
-    const struct aq_plan *plan = w->plan;
     const uint64_t first_step = w->step;
     AQ_TRY(aq_worker_prefetch_first(w));
     while (w->step < aq_worker_steps_end(w)) {
@@ -703,7 +707,7 @@ static enum aq_status train(struct aq_worker *w)
         const bool end = w->step == aq_worker_steps_end(w);
         w->final = end || w->step == w->last;
         w->stopped = w->final && !end;
-        if (due(&w->job->train.evaluate_every, w->step, plan->steps_per_epoch) || end) {
+        if (evaluation_is_due(w, w->step) || end) {
             AQ_TRY(evaluate(w));
             AQ_TRY(judged(w));
         }
