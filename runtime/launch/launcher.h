@@ -69,7 +69,7 @@ struct aq_launch {
     const struct aq_token *token;
     struct aq_tls *tls;           /* to daemons that listen; NULL: in the clear */
     struct aq_watch_config watch; /* zeroes: nobody is watched */
-    struct aq_bits *bits; /* edges.bits: auto (bits_auto.h), in epochs of so many steps; NULL: fixed */
+    struct aq_bits *bits;         /* edges.bits: auto (bits_auto.h), in epochs of so many steps; NULL: fixed */
     uint64_t epoch_steps;
     struct aq_metrics *metrics;
     struct aq_progress *progress;

@@ -117,7 +117,8 @@ static void phase_after(struct launcher *launcher, uint64_t step)
 {
     const struct aq_launch_bounds *bounds = &launcher->launch->bounds;
     const bool last = step == (launcher->last_step ? launcher->last_step : bounds->steps);
-    const bool evaluates = bounds->evaluates && launcher_is_due(bounds->evaluate_every, step + bounds->shift, bounds->steps + bounds->shift);
+    const bool evaluates = bounds->evaluates &&
+                           launcher_is_due(bounds->evaluate_every, step + bounds->shift, bounds->steps + bounds->shift);
     const bool told = launcher->stages[launcher->launch->stages - 1].evaluated >= step;
     const char *phase = evaluates && !told ? "evaluates" : last ? "writes the checkpoint" : "computes the next step";
     aq_progress_phase(launcher->launch->progress, "%s", phase);

@@ -53,8 +53,8 @@ struct client {
     char run[AQ_RUN_PATH_BYTES], checkpoint[AQ_RUN_PATH_BYTES], cache[AQ_RUN_PATH_BYTES], begin[AQ_RUN_PATH_BYTES];
     struct aq_split_gate gate;
     char seal[AQ_SPLIT_KEY_TEXT_BYTES]; /* the key of the server's cache, with split.seal */
-    uint64_t until;   /* of the turn under way; 0: none                */
-    uint32_t awaited; /* files that are on their way here              */
+    uint64_t until;                     /* of the turn under way; 0: none                */
+    uint32_t awaited;                   /* files that are on their way here              */
     struct aq_split_in in;
     struct aq_split_out out;
     uint32_t outs;

@@ -43,8 +43,8 @@ enum aq_status join_together(struct server *server, struct site *site)
     if (server->all_samples == 0) return AQ_OK;
     AQ_TRY(join_plan(server, site, &site->join, true));
     (void)turn_tell(server, site,
-                    json_pack("{s:s, s:I, s:I}", "event", "together", "samples", (json_int_t)server->all_samples, "first",
-                              (json_int_t)site->first));
+                    json_pack("{s:s, s:I, s:I}", "event", "together", "samples", (json_int_t)server->all_samples,
+                              "first", (json_int_t)site->first));
     return AQ_OK;
 }
 

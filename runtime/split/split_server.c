@@ -19,7 +19,12 @@
 
 static const uint64_t second_ns = 1000ULL * 1000 * 1000, samples_max = 100 * 1000 * 1000;
 static const char *const AREA = "split";
-enum { POLL_MAX = 2 + SPLIT_NEWCOMERS_MAX + 2 * AQ_JOB_CLIENTS_MAX + SPLIT_SUMS_POLLS, TICK_MS = 100, ACCEPTS = 16, LINES = 256 };
+enum {
+    POLL_MAX = 2 + SPLIT_NEWCOMERS_MAX + 2 * AQ_JOB_CLIENTS_MAX + SPLIT_SUMS_POLLS,
+    TICK_MS = 100,
+    ACCEPTS = 16,
+    LINES = 256
+};
 
 /* ---- the door ---- */
 
@@ -154,8 +159,8 @@ static void first_line(struct server *server, struct newcomer *newcomer, const j
     struct site *site = state_site(server, session.join.id);
     if (site && server->site_count > known && server->all_samples > 0) {
         server->site_count = known;
-        refuse(server, newcomer, peer->host, "was not there when the clients of this job were settled (split.mode: global)",
-               NULL);
+        refuse(server, newcomer, peer->host,
+               "was not there when the clients of this job were settled (split.mode: global)", NULL);
         return;
     }
     if (!site) {

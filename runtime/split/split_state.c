@@ -24,8 +24,10 @@ enum aq_status state_path(const struct server *server, char out[AQ_RUN_PATH_BYTE
 
 const char *state_mode(const struct server *server)
 {
-    static const char *const names[] = {
-        [AQ_SPLIT_RELAY] = "relay", [AQ_SPLIT_FED1] = "splitfed1", [AQ_SPLIT_FED2] = "splitfed2", [AQ_SPLIT_GLOBAL] = "global"};
+    static const char *const names[] = {[AQ_SPLIT_RELAY] = "relay",
+                                        [AQ_SPLIT_FED1] = "splitfed1",
+                                        [AQ_SPLIT_FED2] = "splitfed2",
+                                        [AQ_SPLIT_GLOBAL] = "global"};
     return names[server->job->split.mode];
 }
 
@@ -66,11 +68,11 @@ enum aq_status state_save(struct server *server)
     json_t *sites = json_array();
     for (uint32_t i = 0; i < server->site_count; i++)
         json_array_append_new(sites, site_line(&server->sites[i]));
-    json_t *all = json_pack("{s:s, s:i, s:s, s:I, s:I, s:f, s:i, s:s, s:I, s:o}", "job", server->job->name, "format", 1,
-                            "mode", state_mode(server), "round", (json_int_t)server->round, "drawn",
-                            (json_int_t)server->drawn, "round_seconds", (double)elapsed_ns * 1e-9, "weights",
-                            server->weights, "last", server->last, "all_samples", (json_int_t)server->all_samples,
-                            "clients", sites);
+    json_t *all =
+        json_pack("{s:s, s:i, s:s, s:I, s:I, s:f, s:i, s:s, s:I, s:o}", "job", server->job->name, "format", 1, "mode",
+                  state_mode(server), "round", (json_int_t)server->round, "drawn", (json_int_t)server->drawn,
+                  "round_seconds", (double)elapsed_ns * 1e-9, "weights", server->weights, "last", server->last,
+                  "all_samples", (json_int_t)server->all_samples, "clients", sites);
     enum aq_status status = state_path(server, path, "split.json");
     if (status != AQ_OK) {
         json_decref(all);

@@ -18,8 +18,8 @@ struct aq_split_sum {
     uint64_t values, step;
     uint64_t kept; /* the first step that may have a file */
     uint64_t weight;
-    float *room;  /* values */
-    double *sum;  /* values */
+    float *room; /* values */
+    double *sum; /* values */
 };
 
 static void name_of(uint64_t step, const char *ending, char name[NAME_BYTES])
@@ -169,8 +169,8 @@ enum aq_status aq_split_sum_done(struct aq_split_sum *sum)
     name_of(sum->step, "", name);
     name_of(sum->step, ".new", aside);
     AQ_TRY(aq_file_open(sum->folder, aside, AQ_FILE_ANEW, &fd));
-    const bool written = aq_write_all(fd, &head, sizeof head) &&
-                         aq_write_all(fd, sum->room, head.values * sizeof *sum->room);
+    const bool written =
+        aq_write_all(fd, &head, sizeof head) && aq_write_all(fd, sum->room, head.values * sizeof *sum->room);
     const enum aq_status status =
         written ? AQ_OK : aq_fail_errno(AREA, "cannot write the sum of a step into %s", sum->folder);
     close(fd);

@@ -29,22 +29,22 @@ enum { PEERS_MAX = AQ_JOB_CLIENTS_MAX + 8, READ_BYTES = 4 << 20, DRAIN_BYTES = 2
 
 /* A stage at the other end. */
 struct peer {
-    int fd; /* -1: nobody */
+    int fd;            /* -1: nobody */
     struct site *site; /* NULL: it has not said whose it is                          */
     struct aq_sum_head head;
-    uint32_t head_bytes;  /* of it, that are here, with the name behind HELLO's        */
+    uint32_t head_bytes; /* of it, that are here, with the name behind HELLO's        */
     struct aq_sum_hello hello;
-    bool said;            /* the head of a part is here                                 */
-    bool again;           /* of a step that is done, or in which it has counted         */
+    bool said;             /* the head of a part is here                                 */
+    bool again;            /* of a step that is done, or in which it has counted         */
     uint64_t values_bytes; /* of the part's values, that are here                       */
-    bool asks;            /* its part is here: it waits for the sum of head.step        */
-    int file;             /* the answer under way; -1: none                             */
+    bool asks;             /* its part is here: it waits for the sum of head.step        */
+    int file;              /* the answer under way; -1: none                             */
     uint64_t file_at, file_bytes;
 };
 
 struct sums {
     int listener;
-    uint32_t round; /* of which `sum` is; 0: none yet */
+    uint32_t round;      /* of which `sum` is; 0: none yet */
     uint64_t first, end; /* its steps              */
     uint64_t values;
     uint64_t said_ns; /* when a part of the open step was said first; 0: none was */
@@ -173,8 +173,10 @@ static enum aq_status hear_head(struct server *server, struct peer *peer)
     if (!peer->site) return AQ_OK;
     const uint64_t open = aq_split_sum_step(sums->sum);
     const bool none = head->weight == 0;
-    if (head->step < sums->first || head->step >= sums->end || head->step > open) return wrong(peer, "is of no step that is open");
-    if (head->weight > UINT32_MAX || head->values != (none ? 0 : sums->values)) return wrong(peer, "has not its values");
+    if (head->step < sums->first || head->step >= sums->end || head->step > open)
+        return wrong(peer, "is of no step that is open");
+    if (head->weight > UINT32_MAX || head->values != (none ? 0 : sums->values))
+        return wrong(peer, "has not its values");
     peer->said = true;
     peer->again = head->step < open || has_counted(server, peer->site);
     peer->values_bytes = 0;

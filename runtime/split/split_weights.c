@@ -106,10 +106,11 @@ static void look_alike(const struct server *server, const struct aq_split_part *
     if (server->job->split.mode != AQ_SPLIT_GLOBAL) return;
     if (*first == 0) *first = digest;
     if (*first != digest)
-        server_say(server,
-                   "round %u: stage %u of %s has other weights than the first client's: do all compute on the same kind "
-                   "of device? They are averaged",
-                   server->round, part->checkpoint.rank, site->name);
+        server_say(
+            server,
+            "round %u: stage %u of %s has other weights than the first client's: do all compute on the same kind "
+            "of device? They are averaged",
+            server->round, part->checkpoint.rank, site->name);
 }
 
 static enum aq_status sum_up(const struct server *server, struct aq_split_part *part, uint64_t count, float *one,

@@ -61,7 +61,8 @@ static void read_back(const struct aq_split_sum *sum, uint64_t step, struct aq_s
     assert_int_equal(aq_split_sum_file(sum, step, &fd, &bytes), AQ_OK);
     assert_int_equal(aq_pread_all(fd, head, sizeof *head, 0), sizeof *head);
     assert_int_equal(bytes, sizeof *head + head->values * sizeof(float));
-    assert_int_equal(aq_pread_all(fd, values, head->values * sizeof(float), sizeof *head), head->values * sizeof(float));
+    assert_int_equal(aq_pread_all(fd, values, head->values * sizeof(float), sizeof *head),
+                     head->values * sizeof(float));
     close(fd);
     assert_int_equal(head->step, step);
 }
