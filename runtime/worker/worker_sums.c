@@ -322,7 +322,8 @@ static uint64_t weight_of(const struct aq_worker *w)
 {
     struct aq_field fields[AQ_BATCH_FIELDS_MAX];
     const uint32_t count = aq_dataset_fields(w->job->data.kind, w->me->config.T, fields);
-    const char *field = aq_task_field(aq_stage_task(w->stage));
+    const struct aq_job_model *model = &w->job->model;
+    const char *field = aq_task_field(aq_task_find(model->task ? model->task : aq_model_task(model->config.kind)));
     uint32_t each = w->me->config.T;
     for (uint32_t i = 0; i < count; i++)
         if (strcmp(fields[i].name, field) == 0) each = fields[i].count;
