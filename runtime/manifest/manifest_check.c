@@ -674,8 +674,8 @@ static void check_global(struct aq_manifest *manifest)
                           "ends pass the server in each step, unclipped");
     if (aq_dataset_kind_masks(job->data.kind))
         aq_manifest_error(manifest, key,
-                          "global wants samples whose targets all count: data.kind: %s masks some, and the server, which "
-                          "weighs what clients send, cannot know how many",
+                          "global wants samples whose targets all count: data.kind: %s masks some, and the server, "
+                          "which weighs what clients send, cannot know how many",
                           job->data.kind);
     if (job->train.optimizer.outer_every > 1)
         aq_manifest_error(manifest, key, "global does not go with reduce.every: gradients are averaged in each step");

@@ -136,10 +136,11 @@ enum aq_status aq_worker_report_step(struct aq_worker *worker)
     if (worker->pipeline.in) aq_edge_measures(worker->pipeline.in, &in);
     if (worker->pipeline.out) aq_edge_measures(worker->pipeline.out, &out);
     const uint64_t now = aq_clock_ns(), done = worker->step + 1;
+    const uint64_t epoch = aq_worker_global(worker, worker->step) / worker->plan->steps_per_epoch;
     const double lr = (double)aq_plan_learning_rate(worker->plan, aq_worker_global(worker, done));
     json_t *line = json_pack(
         "{s:s, s:I, s:I, s:f, s:f, s:o, s:i, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:b}", "event", "step",
-        "step", (json_int_t)done, "epoch", (json_int_t)(aq_worker_global(worker, worker->step) / worker->plan->steps_per_epoch), "seconds",
+        "step", (json_int_t)done, "epoch", (json_int_t)epoch, "seconds",
         (double)(now - t->begin_ns) * 1e-9, "lr", lr, "grad_norm", aq_control_number(t->gradient_norm), "samples",
         (int)(aq_sampler_size(worker->sampler, worker->step) * worker->W), "compute_ns", (json_int_t)t->compute_ns,
         "codec_ns", (json_int_t)(in.codec_ns + out.codec_ns - in.cache_ns - out.cache_ns), "link_wait_ns",

@@ -47,7 +47,7 @@ struct talk {
     uint64_t moved_ns;
 };
 
-/* --- opening ------------------------------------------------------------------------------------------------------ */
+/* --- opening ---------------------------------------------------------------------------------------------------- */
 
 /* Is this the stage that says its clients' parts, and hears sums? */
 static bool is_middle(const struct aq_worker *w)
@@ -131,14 +131,14 @@ static enum aq_status connect_to(const char *path, int *out)
     return status;
 }
 
-/* --- the socket ----------------------------------------------------------------------------------------------------- */
+/* --- the socket ------------------------------------------------------------------------------------------------- */
 
 static enum aq_status lost(void)
 {
     return aq_fail(AQ_CLOSED, "worker", "the split-server has ended the connection of sums: its own log says why");
 }
 
-/* Bytes of the next thing, at most so many as leave the edges alone for long. AQ_AGAIN: the socket takes, or has, none. */
+/* Bytes of the next thing, not so many that edges are left alone for long. AQ_AGAIN: the socket takes, or has, none. */
 static enum aq_status move(int fd, struct talk *talk, bool write)
 {
     const struct span *span = &talk->spans[talk->at];
@@ -214,7 +214,7 @@ void aq_worker_sums_close(struct aq_worker *w)
     aq_free(w->sums.path);
 }
 
-/* --- gradients ------------------------------------------------------------------------------------------------------ */
+/* --- gradients -------------------------------------------------------------------------------------------------- */
 
 /* Between the stage's own and memory of the host, either way. */
 static enum aq_status copy(struct aq_worker *w, void *to, const void *from)

@@ -62,7 +62,8 @@ static enum aq_status pass(struct aq_worker *w, uint32_t samples)
 static enum aq_status passes(struct aq_worker *w)
 {
     const uint32_t B = w->me->config.B;
-    if (aq_job_global(w->job)) return pass(w, w->plan->facts.train_samples < B ? (uint32_t)w->plan->facts.train_samples : B);
+    const uint64_t samples = w->plan->facts.train_samples;
+    if (aq_job_global(w->job)) return pass(w, samples < B ? (uint32_t)samples : B);
     const uint32_t rest = aq_sampler_size(w->sampler, w->plan->steps_per_epoch - 1) % B;
     const bool ever = aq_sampler_size(w->sampler, 0) >= B;
     if (ever) AQ_TRY(pass(w, B));
