@@ -180,8 +180,8 @@ static void print_edges(const struct aq_plan *plan, struct aq_text *text)
     for (uint32_t e = 0; e + 1 < plan->stage_count; e++)
         if (plan->edges[e].shape.summed)
             aq_text_add(text,
-                        "edge %u besides: %llu bytes each way, once a step: gradients of the client's end, and their mean "
-                        "over clients (split.mode: global)\n",
+                        "edge %u besides: %llu bytes each way, once a step: gradients of the client's end, and their "
+                        "mean over clients (split.mode: global)\n",
                         e,
                         (unsigned long long)aq_wire_bytes(plan->edges[e].shape.summed * sizeof(float),
                                                           aq_plan_edge_loopback(plan->job, e)));

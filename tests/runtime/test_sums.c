@@ -1,6 +1,6 @@
 /*
- * test_sums.c -- split.mode: global at the server's stage: what it is told, what it says to the split-server and makes of
- * the answers, right ones and others. The server is a thread of this test, on a socket of a path too long for one.
+ * test_sums.c -- split.mode: global at the server's stage: what it is told, what it says to the split-server and makes
+ * of the answers, right ones and others. The server is a thread of this test, on a socket of a path too long for one.
  */
 #include <math.h>
 #include <poll.h>
