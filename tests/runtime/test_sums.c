@@ -51,7 +51,7 @@ enum answer {
 };
 
 static struct {
-    char folder[PATH], path[PATH];
+    char folder[PATH], path[PATH + 16];
     int listener;
     struct aq_thread *thread;
     enum answer answer;
