@@ -10,3 +10,6 @@ foreach(test neighbour neighbour_edge hostile_edge edge_key whole_edge)
   aq_test(test_${test} LIBS aq_runtime aq_stages aq_net aq_storage aqsgd LABELS quick)
   target_include_directories(test_${test} PRIVATE ${aq_runtime_ROOMS})
 endforeach()
+
+aq_test(test_sums LIBS aq_runtime aq_stages aq_net aq_storage aqsgd aq_dep::jansson LABELS quick)
+target_include_directories(test_sums PRIVATE ${aq_runtime_ROOMS})

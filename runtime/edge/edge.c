@@ -337,6 +337,12 @@ enum aq_status aq_edge_link_pump(struct aq_edge *edge)
     }
 }
 
+/* A part of one will never be more behind a goodbye. */
+static bool vector_whole(const struct aq_edge_vector *vector)
+{
+    return vector->count > 0 && vector->here == vector->count;
+}
+
 enum aq_status aq_edge_pump(struct aq_edge *edge)
 {
     AQ_TRY(aq_edge_link_pump(edge));
@@ -345,7 +351,7 @@ enum aq_status aq_edge_pump(struct aq_edge *edge)
     AQ_TRY(aq_edge_fetches_serve(edge));
     /* What came before the goodbye is still to be had: the end counts when nothing is left. */
     const bool left = edge->forwards.count || edge->backwards.count || edge->evals.count || edge->norm_count ||
-                      edge->shared.here || edge->summed.here || aq_edge_decoding(edge);
+                      vector_whole(&edge->shared) || vector_whole(&edge->summed) || aq_edge_decoding(edge);
     return edge->ended == AQ_CLOSED && left ? AQ_OK : edge->ended;
 }
 

@@ -177,6 +177,14 @@ static void print_edges(const struct aq_plan *plan, struct aq_text *text)
                     "false: one a block, nothing of it travels)\n",
                     (unsigned long long)aq_wire_bytes(plan->edges[0].shape.shared * sizeof(float),
                                                       aq_plan_edge_loopback(plan->job, 0)));
+    for (uint32_t e = 0; e + 1 < plan->stage_count; e++)
+        if (plan->edges[e].shape.summed)
+            aq_text_add(text,
+                        "edge %u besides: %llu bytes each way, once a step: gradients of the client's end, and their "
+                        "mean over clients (split.mode: global)\n",
+                        e,
+                        (unsigned long long)aq_wire_bytes(plan->edges[e].shape.summed * sizeof(float),
+                                                          aq_plan_edge_loopback(plan->job, e)));
     if (plan->job->warmup_epochs)
         aq_text_add(text, "%u epochs at the beginning go uncompressed: backward %llu bytes per step\n",
                     plan->job->warmup_epochs, (unsigned long long)plan->edges[0].step_backward_first);

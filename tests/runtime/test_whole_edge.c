@@ -179,12 +179,43 @@ static void test_summed_gradients_out_of_order_or_turn_are_refused(void **state)
     kit_summed = 0;
 }
 
+/* Who says goodbye with a part of them will not send the rest; whole ones are still to be had. */
+static void test_half_of_the_gradients_and_a_goodbye_are_an_end(void **state)
+{
+    enum { FLOATS = 300 };
+    static const float values[FLOATS] = {1, 2, 3};
+    struct kit kit;
+    (void)state;
+    kit_summed = FLOATS;
+    for (int whole = 0; whole < 2; whole++) {
+        bool none;
+        setup(&kit);
+        const uint64_t most = kit.edge->size.body_bytes_max / sizeof(float);
+        assert_true(most < FLOATS);
+        say_summed(&kit, values, whole ? FLOATS : most, 5);
+        pump_until(&kit, whole ? FLOATS : most);
+        assert_int_equal(aq_link_finish(kit.pair.link[1], PAIR_SECONDS(PAIR_PATIENCE)), AQ_OK);
+        enum aq_status status = AQ_OK;
+        while (!whole && status == AQ_OK) {
+            const uint32_t seen = aq_bell_count(kit.pair.bell);
+            status = aq_edge_pump(kit.edge);
+            if (status == AQ_OK)
+                assert_int_equal(aq_bell_wait(kit.pair.bell, seen, PAIR_SECONDS(PAIR_PATIENCE)), AQ_OK);
+        }
+        assert_int_equal(status, whole ? AQ_OK : AQ_CLOSED);
+        if (whole) assert_int_equal(aq_edge_receive_summed(kit.edge, 5, &none), AQ_OK);
+        teardown(&kit);
+    }
+    kit_summed = 0;
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_shared_gradients_out_of_order_are_refused),
         cmocka_unit_test(test_summed_gradients_come_and_go),
         cmocka_unit_test(test_summed_gradients_out_of_order_or_turn_are_refused),
+        cmocka_unit_test(test_half_of_the_gradients_and_a_goodbye_are_an_end),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
