@@ -359,9 +359,7 @@ def scenario_split_privacy():
     server.end()
     for keys, text in (({"split.privacy.noise": 1}, "split.privacy.noise: wants split.privacy.clip"),
                        ({"split.privacy.gradient_noise": 1}, "wants split.privacy.gradient_clip"),
-                       ({"split.privacy.clip": 1, "split.clients": 0}, "say split.clients"),
-                       ({"split.privacy.clip": 1, "pipeline.stages": STAGES.replace("0-1", "0-1, device: auto")},
-                        "on a CPU alone")):
+                       ({"split.privacy.clip": 1, "split.clients": 0}, "say split.clients")):
         done = aqpipe("plan", split("bad", **{**few, **keys}))
         check(done.returncode == 2 and text in done.stderr, f"{keys}: {done.returncode}, {done.stderr}")
     no_workers("split_privacy")
@@ -451,7 +449,7 @@ def scenario_split_audit():
     check("split.capture" in other, other)
     refused.process.terminate()
     refused.process.wait()
-    bad = aqpipe("plan", split("bad", **{**few, "pipeline.stages": STAGES.replace("2-11", "2-11, device: auto")}))
+    bad = aqpipe("plan", split("bad", **{**few, "split.labels": "server", "pipeline.stages": "[{layers: 0-1, dials: true}, {layers: 2-13}]"}))
     check(bad.returncode == 2 and "split.capture" in bad.stderr, bad.stderr)
     if python:
         wanted = ("--data", ROOT / "a.bin", "--heldout", ROOT / "test.bin", "--json")
