@@ -13,6 +13,7 @@ import time
 import jobs
 from jobs import aqpipe, check, launch, losses, manifest, metrics, no_workers, raw
 from kit import ROOT
+from resume import flip
 
 CODED = {"edges.forward.codec": "aqsgd", "edges.forward.bits": 4, "edges.backward.codec": "directq", "edges.backward.bits": 8}
 PLAIN = {**raw(), **raw("backward")}
@@ -363,6 +364,23 @@ def scenario_split_privacy():
         done = aqpipe("plan", split("bad", **{**few, **keys}))
         check(done.returncode == 2 and text in done.stderr, f"{keys}: {done.returncode}, {done.stderr}")
     no_workers("split_privacy")
+
+
+def scenario_split_privacy_frozen():
+    """Before a cut that nothing trains before, a sample is sent once; one that both ends have lost is made again, clipped as before."""
+    begin("a")
+    os.environ["AQ_CPU"] = "plain"  # whose sums do not depend on how many samples a product has
+    keys = {**PLAIN, "split.epochs": 1, "train.freeze": "patch 0", "split.seal": "false", "split.privacy.clip": 5}
+    whole(split("kept", **{**keys, "split.rounds": 2}), "a")
+    whole(split("lost", **{**keys, "split.rounds": 1}), "a")
+    for seed, slab in enumerate((ROOT / "lost-a/run/cache/stage-0/slab", ROOT / "lost/clients/a/cache/stage-1/slab")):
+        flip(slab, 4096, 1000, seed)
+    whole(split("lost", **{**keys, "split.rounds": 2}), "a")
+    logs = "".join(path.read_text() for path in (ROOT / "lost-a").rglob("stage-0.log"))
+    check("lost at both ends: computed again" in logs, f"nothing was computed again: {logs[-2000:]}")
+    mine, wanted = ([line["loss"] for line in of_client(name, "a")] for name in ("lost", "kept"))
+    check(mine == wanted and len(mine) == 6, f"losses {mine}, where nothing was lost {wanted}")
+    no_workers("split_privacy_frozen")
 
 
 def seen(folder):
