@@ -602,7 +602,7 @@ static void check_bits(struct aq_manifest *manifest)
         aq_manifest_error(manifest, "edges.bits", "auto does not go with train.staleness: epochs overlap there");
 }
 
-/* Clip and noise are done in host memory, and noise without a bound protects nothing. */
+/* Noise without a bound protects nothing. */
 static void check_privacy(struct aq_manifest *manifest)
 {
     const struct aq_job *job = &manifest->job;
@@ -612,9 +612,8 @@ static void check_privacy(struct aq_manifest *manifest)
     if (privacy->gradient_noise > 0 && !(privacy->gradient_clip > 0))
         aq_manifest_error(manifest, "split.privacy.gradient_noise",
                           "wants split.privacy.gradient_clip: it is a multiple of it");
-    if (job->split.capture > 0 && (job->split.clients == 0 || job->pipeline.stage_count != 3 ||
-                                   aq_device_gpu(job->pipeline.stages[1].device) != AQ_GPU_NO))
-        aq_manifest_error(manifest, "split.capture", "is of split learning, and of a server's stage on a CPU");
+    if (job->split.capture > 0 && (job->split.clients == 0 || job->pipeline.stage_count != 3))
+        aq_manifest_error(manifest, "split.capture", "is of split learning, and of a server's stage between two");
     const bool correlates = privacy->distance_correlation > 0;
     if (correlates && job->train.micro_batch < 2)
         aq_manifest_error(manifest, "split.privacy.distance_correlation",
@@ -623,16 +622,7 @@ static void check_privacy(struct aq_manifest *manifest)
     const char *const said = privacy->clip > 0            ? "split.privacy.clip"
                              : privacy->gradient_clip > 0 ? "split.privacy.gradient_clip"
                                                           : "split.privacy.distance_correlation";
-    if (job->split.clients == 0) {
-        aq_manifest_error(manifest, said, "is of split learning: say split.clients, too");
-        return;
-    }
-    for (uint32_t s = 0; s < job->pipeline.stage_count; s += 2)
-        if (aq_device_gpu(job->pipeline.stages[s].device) != AQ_GPU_NO)
-            aq_manifest_error(manifest, said,
-                              "wants `device: cpu` in pipeline.stages.%u: what leaves a client is looked at on a CPU "
-                              "alone",
-                              s);
+    if (job->split.clients == 0) aq_manifest_error(manifest, said, "is of split learning: say split.clients, too");
 }
 
 /* With labels at the server they must be what a sample has, and no part of its input: one class. */

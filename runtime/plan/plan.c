@@ -358,6 +358,18 @@ uint64_t aq_plan_correlation_bytes(const struct aq_plan *plan)
     return plan->stages[0].size.y_bytes * plan->stages[0].config.slots + n * (3 * n + 2) * sizeof(double);
 }
 
+uint64_t aq_plan_hosted_bytes(const struct aq_plan *plan, uint32_t s)
+{
+    const struct aq_job *job = plan->job;
+    const struct aq_job_privacy *privacy = &job->split.privacy;
+    const struct aq_stage_size *size = &plan->stages[s].size;
+    if (!job->split.client) return 0;
+    if (!aq_job_at_client(job, s))
+        return job->split.capture == 0 ? 0 : size->x_bytes > size->y_bytes ? size->x_bytes : size->y_bytes;
+    if (s > 0) return privacy->gradient_clip > 0 ? size->x_bytes : 0;
+    return privacy->clip > 0 || privacy->distance_correlation > 0 ? size->y_bytes : 0;
+}
+
 uint64_t aq_plan_outer_bytes(const struct aq_plan *plan, uint64_t parameters)
 {
     const struct aq_optimizer_tensor whole = {.count = parameters, .decay = true};
@@ -432,7 +444,7 @@ static void memory_fill(struct plan_open *open, uint32_t s)
         line(stage, "device scratch", 2 * aq_device_stream_bytes()); /* the stage's stream's, the device's own one's */
     }
     stage->device_bytes = stage->memory_bytes;
-    line(stage, "pinned", size->host_bytes);
+    line(stage, "pinned", size->host_bytes + (stage->config.weights_16bit ? aq_plan_hosted_bytes(plan, s) : 0));
     line(stage, "edge buffers",
          (first ? 0 : open->edges[s - 1].size.host_bytes) + (last ? 0 : open->edges[s].size.host_bytes));
     line(stage, "link buffers",

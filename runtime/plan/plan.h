@@ -186,6 +186,11 @@ uint64_t aq_plan_outer_bytes(const struct aq_plan *plan, uint64_t parameters);
  * micro-batch's, and its counts.
  */
 uint64_t aq_plan_correlation_bytes(const struct aq_plan *plan);
+/*
+ * Of stage s, for a micro-batch's values at a cut that the host looks at (split.privacy, split.capture): pinned, and on
+ * a GPU alone; elsewhere they are looked at where they are. 0: it looks at none.
+ */
+uint64_t aq_plan_hosted_bytes(const struct aq_plan *plan, uint32_t s);
 
 /* Bytes that a worker of stage s sends to the other replicas in a reduction (and gets from them), of bodies, after any
  * warm-up: in a step, or with local steps in a round. */

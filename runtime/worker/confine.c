@@ -139,6 +139,8 @@ static bool grant_all(int ruleset, const struct aq_confine *confine, const char 
     if (!realpath(worker, folder)) return false;
     done = done && grant(ruleset, dirname(folder), RIGHT_EXECUTE | RIGHTS_READ);
     if (keys) done = done && grant(ruleset, keys, RIGHTS_READ);
+    const char *locks = getenv("AQ_GPU_LOCKS"); /* of GPUs; else they are in /dev/shm */
+    if (locks && *locks) done = done && grant(ruleset, locks, handled & ~RIGHT_EXECUTE);
     for (uint32_t i = 0; i < confine->data.count; i++)
         done = done && grant(ruleset, confine->data.folders[i], RIGHTS_READ);
     for (uint32_t i = 0; i < confine->run.count; i++)

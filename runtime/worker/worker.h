@@ -271,6 +271,7 @@ struct aq_worker {
         uint64_t count;
     } correlation;
     struct aq_seen seen;              /* split.capture */
+    float *hosted;                    /* pinned, of aq_plan_hosted_bytes; NULL: the host reads values where they are */
     uint8_t cache_key[AQ_CACHE_KEY_BYTES]; /* split.seal: on its way to the cache that it opens */
 };
 
@@ -490,11 +491,23 @@ enum aq_status aq_worker_receive_eval(struct aq_worker *worker, const struct aq_
 enum aq_status aq_worker_send_eval(struct aq_worker *worker, const struct aq_edge_batch *batch);
 
 /*
- * worker_privacy.c: split.privacy: what this stage, a client's, has made for the server is clipped and noised in place:
- * before it is handed on (aq_values_write_end). Of other stages, or without those keys, nothing. AQ_IO: it must not be
- * sent. say: once, at the end, how much was clipped.
+ * worker_hosted.c: a cut's values, `count` floats of them, as the host may read and change them: out, until the next
+ * call. Waits for the compute stream, behind whose works they are written. back: what was changed there goes to where
+ * the values are, on the compute stream. Does nothing where device memory is the host's. AQ_CUDAERR; open: AQ_NOMEM.
  */
-enum aq_status aq_worker_private_forward(struct aq_worker *worker, const struct aq_values *y, uint32_t samples);
+enum aq_status aq_worker_hosted_open(struct aq_worker *worker);
+void aq_worker_hosted_close(struct aq_worker *worker);
+enum aq_status aq_worker_hosted(struct aq_worker *worker, const struct aq_values *values, uint64_t count, float **out);
+enum aq_status aq_worker_hosted_back(struct aq_worker *worker, const struct aq_values *values, uint64_t count);
+
+/*
+ * worker_privacy.c: split.privacy: what this stage, a client's, has made for the server is clipped and noised in place:
+ * before it is handed on (aq_values_write_end). Of other stages, or without those keys, nothing. forward: of the
+ * samples in worker->batch; run: the step's, whose activations in that slot are correlated, too; NULL: samples that no
+ * step learns from. AQ_IO: it must not be sent. say: once, at the end, how much was clipped.
+ */
+enum aq_status aq_worker_private_forward(struct aq_worker *worker, const struct aq_worker_run *run, uint32_t slot,
+                                         const struct aq_values *y);
 enum aq_status aq_worker_private_backward(struct aq_worker *worker, const struct aq_worker_run *run,
                                           uint32_t micro_batch, const struct aq_values *dx);
 /*
@@ -503,9 +516,9 @@ enum aq_status aq_worker_private_backward(struct aq_worker *worker, const struct
  */
 enum aq_status aq_worker_correlation_open(struct aq_worker *worker);
 void aq_worker_correlation_close(struct aq_worker *worker);
-void aq_worker_correlate(struct aq_worker *worker, uint64_t step, uint32_t slot, const struct aq_values *y);
-void aq_worker_correlate_back(const struct aq_worker *worker, uint32_t slot, uint32_t samples, double loss_scale,
-                              const struct aq_values *dy);
+void aq_worker_correlate(struct aq_worker *worker, uint64_t step, uint32_t slot, const float *y);
+enum aq_status aq_worker_correlate_back(struct aq_worker *worker, uint32_t slot, uint32_t samples, double loss_scale,
+                                        const struct aq_values *dy);
 void aq_worker_private_say(const struct aq_worker *worker);
 
 /* worker_privacy.c: split.capture: this stage, a server's, writes down what it got, while it reads it. */

@@ -5,7 +5,8 @@
  * The step's penalty is alpha times the mean over its samples of their micro-batch's correlation. Inputs are those that
  * the data set gives (pixels, tokens), activations those of the stage before clip, noise and codec; lengths' padding
  * counts nowhere. Its gradient is made where both are at hand, behind the forward, and waits in memory of the slot
- * for the gradient that comes back: in between weights and activations may be others. The manifest keeps GPUs away.
+ * for the gradient that comes back: in between weights and activations may be others. On a GPU both ways go through
+ * the host (worker_hosted.c).
  */
 #include "cut_correlation.h"
 #include "worker.h"
@@ -33,9 +34,8 @@ static float *gradient_of(const struct aq_worker *w, uint32_t slot)
     return w->correlation.gradients + w->me->size.y_bytes / sizeof(float) * slot;
 }
 
-void aq_worker_correlate(struct aq_worker *w, uint64_t step, uint32_t slot, const struct aq_values *y)
+void aq_worker_correlate(struct aq_worker *w, uint64_t step, uint32_t slot, const float *y)
 {
-    if (!w->correlation.scratch) return;
     const struct aq_edge_shape *shape = &w->plan->edges[0].shape;
     const struct aq_batch *batch = &w->batch;
     const struct aq_field *input = &batch->fields[0];
@@ -50,16 +50,20 @@ void aq_worker_correlate(struct aq_worker *w, uint64_t step, uint32_t slot, cons
     else
         aq_cut_distances(input->values, n, input->count, NULL, inputs);
     const double weight = (double)w->job->split.privacy.distance_correlation * n / aq_sampler_size(w->sampler, step);
-    w->correlation.sum += aq_cut_correlation(inputs, y->at, n, (uint64_t)shape->rows * shape->columns, counts, weight,
+    w->correlation.sum += aq_cut_correlation(inputs, y, n, (uint64_t)shape->rows * shape->columns, counts, weight,
                                              scratch, gradient_of(w, slot));
     w->correlation.count++;
 }
 
-void aq_worker_correlate_back(const struct aq_worker *w, uint32_t slot, uint32_t samples, double loss_scale,
-                              const struct aq_values *dy)
+enum aq_status aq_worker_correlate_back(struct aq_worker *w, uint32_t slot, uint32_t samples, double loss_scale,
+                                        const struct aq_values *dy)
 {
     const struct aq_edge_shape *shape = &w->plan->edges[0].shape;
+    const uint64_t count = (uint64_t)samples * shape->rows * shape->columns;
     const float *gradient = gradient_of(w, slot);
-    for (uint64_t i = 0; i < (uint64_t)samples * shape->rows * shape->columns; i++)
-        dy->at[i] = (float)(dy->at[i] + loss_scale * gradient[i]);
+    float *at;
+    AQ_TRY(aq_worker_hosted(w, dy, count, &at));
+    for (uint64_t i = 0; i < count; i++)
+        at[i] = (float)(at[i] + loss_scale * gradient[i]);
+    return aq_worker_hosted_back(w, dy, count);
 }

@@ -49,6 +49,7 @@ enum aq_status aq_worker_device_open(struct aq_worker *w)
         AQ_TRY(aq_device_event_open_timed(w->device, &w->pipeline.issues[i].ended));
     }
     AQ_TRY(aq_device_event_open_timed(w->device, &w->pipeline.anchor));
+    AQ_TRY(aq_worker_hosted_open(w));
     return values_open(w);
 }
 
@@ -62,6 +63,7 @@ void aq_worker_device_quiet(struct aq_worker *w)
 void aq_worker_device_close(struct aq_worker *w)
 {
     struct aq_values *const all[] = {w->pipeline.x, w->pipeline.dx, w->pipeline.y, w->pipeline.dy};
+    aq_worker_hosted_close(w);
     for (int i = 0; i < 4; i++)
         for (uint32_t k = 0; k < AQ_PLAN_COPIES_MAX; k++)
             aq_values_close(w->device, cut_bytes(w, i), &all[i][k]);
@@ -191,8 +193,7 @@ enum aq_status aq_worker_forward(struct aq_worker *w, const struct aq_worker_run
     AQ_TRY(aq_device_event_record(w->device, issue->begun, w->stream));
     AQ_TRY(
         aq_stage_forward(w->stage, instruction->slot, &input, last ? NULL : w->pipeline.y[copy].at, NULL, w->stream));
-    aq_worker_correlate(w, run->step, instruction->slot, &w->pipeline.y[copy]);
-    AQ_TRY(aq_worker_private_forward(w, &w->pipeline.y[copy], batch.samples));
+    AQ_TRY(aq_worker_private_forward(w, run, instruction->slot, &w->pipeline.y[copy]));
     if (!first) AQ_TRY(aq_values_read_end(w->device, &w->pipeline.x[copy], w->stream));
     if (!last) AQ_TRY(aq_values_write_end(w->device, &w->pipeline.y[copy], w->stream));
     return issue_end(w, issue);
@@ -211,8 +212,8 @@ enum aq_status aq_worker_backward(struct aq_worker *w, const struct aq_worker_ru
     if (!last) AQ_TRY(aq_worker_seen_back(w, run, instruction->micro_batch, &w->pipeline.dy[copy]));
     if (w->correlation.scratch) {
         aq_worker_batch(w, run->step, instruction->micro_batch, &batch);
-        aq_worker_correlate_back(w, instruction->slot, batch.samples, times_of(w, run->step)->loss_scale,
-                                 &w->pipeline.dy[copy]);
+        AQ_TRY(aq_worker_correlate_back(w, instruction->slot, batch.samples, times_of(w, run->step)->loss_scale,
+                                        &w->pipeline.dy[copy]));
     }
     if (!first) AQ_TRY(aq_values_write_begin(w->device, &w->pipeline.dx[copy], w->stream));
     AQ_TRY(aq_device_event_record(w->device, issue->begun, w->stream));

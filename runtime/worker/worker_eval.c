@@ -90,7 +90,7 @@ static enum aq_status evaluate_batch(struct aq_worker *worker, uint32_t micro_ba
     if (!is_first && flags == 0) AQ_TRY(aq_worker_seen(worker, AQ_SEEN_HELDOUT, &batch, x));
     if (!is_last) AQ_TRY(aq_values_write_begin(worker->device, y, worker->stream));
     AQ_TRY(aq_stage_forward(worker->stage, 0, &input, is_last ? NULL : y->at, is_last ? &loss : NULL, worker->stream));
-    AQ_TRY(aq_worker_private_forward(worker, y, samples));
+    AQ_TRY(aq_worker_private_forward(worker, NULL, 0, y));
     if (!is_first) AQ_TRY(aq_values_read_end(worker->device, x, worker->stream));
     if (!is_last) AQ_TRY(aq_values_write_end(worker->device, y, worker->stream));
     aq_task_add(total, &loss);

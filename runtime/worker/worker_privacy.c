@@ -4,18 +4,26 @@
  *
  * Done where they are made, between the stage's work and the end of their writing, so that edges, caches and codecs
  * only ever see what may be seen; a send that says AQ_AGAIN sends the same values again. Activations: those that the
- * first stage makes, also of held-out samples. Gradients: those that the last stage gives back. The manifest keeps GPUs
- * away: values lie in host memory, and what was issued has happened.
+ * first stage makes, also of held-out samples and of those that were lost and are made again. Gradients: those that the
+ * last stage gives back. It is plain C, on a GPU's values, too (worker_hosted.c).
  */
 #include "worker.h"
 
-enum aq_status aq_worker_private_forward(struct aq_worker *w, const struct aq_values *y, uint32_t samples)
+enum aq_status aq_worker_private_forward(struct aq_worker *w, const struct aq_worker_run *run, uint32_t slot,
+                                         const struct aq_values *y)
 {
     const struct aq_job_privacy *asked = &w->job->split.privacy;
-    if (w->position != 0 || !aq_job_at_client(w->job, w->rank) || !(asked->clip > 0)) return AQ_OK;
+    const bool clips = asked->clip > 0, correlates = run && w->correlation.scratch;
+    if (w->position != 0 || !aq_job_at_client(w->job, w->rank) || (!clips && !correlates)) return AQ_OK;
     const struct aq_edge_shape *shape = &w->plan->edges[0].shape;
-    return aq_cut_privacy(y->at, samples, (uint64_t)shape->rows * shape->columns, asked->clip, asked->noise,
-                          &w->privacy[0]);
+    const uint32_t samples = w->batch.samples;
+    const uint64_t each = (uint64_t)shape->rows * shape->columns;
+    float *at;
+    AQ_TRY(aq_worker_hosted(w, y, samples * each, &at));
+    if (correlates) aq_worker_correlate(w, run->step, slot, at);
+    if (!clips) return AQ_OK;
+    AQ_TRY(aq_cut_privacy(at, samples, each, asked->clip, asked->noise, &w->privacy[0]));
+    return aq_worker_hosted_back(w, y, samples * each);
 }
 
 /*
@@ -31,8 +39,11 @@ enum aq_status aq_worker_private_backward(struct aq_worker *w, const struct aq_w
     struct aq_edge_batch batch;
     aq_worker_batch(w, run->step, micro_batch, &batch);
     const double clip = (double)asked->gradient_clip / aq_sampler_size(w->sampler, run->step);
-    return aq_cut_privacy(dx->at, batch.samples, (uint64_t)shape->rows * shape->columns, clip, asked->gradient_noise,
-                          &w->privacy[1]);
+    const uint64_t each = (uint64_t)shape->rows * shape->columns;
+    float *at;
+    AQ_TRY(aq_worker_hosted(w, dx, batch.samples * each, &at));
+    AQ_TRY(aq_cut_privacy(at, batch.samples, each, clip, asked->gradient_noise, &w->privacy[1]));
+    return aq_worker_hosted_back(w, dx, batch.samples * each);
 }
 
 void aq_worker_private_say(const struct aq_worker *w)
@@ -64,13 +75,15 @@ enum aq_status aq_worker_seen(struct aq_worker *w, enum aq_seen_kind kind, const
     const struct aq_edge_shape *shape = &w->plan->edges[kind == AQ_SEEN_GRADIENT ? w->position : w->position - 1].shape;
     const uint64_t each = (uint64_t)shape->rows * shape->columns;
     const uint64_t skip = kind == AQ_SEEN_HELDOUT ? 0 : w->job->data.skip;
+    float *at;
+    AQ_TRY(aq_worker_hosted(w, values, batch->samples * each, &at));
     for (uint32_t i = 0; i < batch->samples; i++) {
         const struct aq_seen_record record = {.kind = kind,
                                               .rows = shape->rows,
                                               .columns = shape->columns,
                                               .step = batch->step,
                                               .sample = batch->sample_ids[i] - skip};
-        AQ_TRY(aq_seen_add(&w->seen, &record, values->at + i * each));
+        AQ_TRY(aq_seen_add(&w->seen, &record, at + i * each));
     }
     return AQ_OK;
 }

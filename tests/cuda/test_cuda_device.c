@@ -95,6 +95,8 @@ static void test_gpu_is_for_one_owner_at_a_time(void **state)
     assert_int_equal(unlink(path), 0);
     assert_int_equal(rmdir(folder), 0);
     unsetenv("AQ_GPU_LOCKS");
+    /* Where nobody says: where a daemon that is confined to its folders may write, too. */
+    assert_string_equal(cuda_locks_folder(), access("/dev/shm", F_OK) == 0 ? "/dev/shm" : "/tmp");
 }
 
 /* The lock file of another user, in a folder as /tmp: there O_CREAT alone is refused (fs.protected_regular). */

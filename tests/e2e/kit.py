@@ -15,7 +15,8 @@ from jobs import aqpipe, check, descendant, losses, metrics, no_workers, weights
 ROOT = jobs.begin(pathlib.Path(sys.argv[1]), "e2e", f"tests/e2e/run {sys.argv[1]} {sys.argv[2]}")
 BIN = jobs.BIN
 if BIN.name == "cuda_host":
-    os.environ["AQ_GPU_LOCKS"] = str(ROOT)  # a GPU that is not there belongs to each test alone
+    (ROOT / "gpu-locks").mkdir()  # a GPU that is not there belongs to each test alone
+    os.environ["AQ_GPU_LOCKS"] = str(ROOT / "gpu-locks")
 
 SLOW = (1, 0.3, 0.1, 0.03)
 RESTARTED = {"edges.forward.codec": "aqsgd", "edges.forward.bits": 3, "edges.backward.codec": "directq",

@@ -13,6 +13,7 @@ import time
 import jobs
 from jobs import aqpipe, check, launch, losses, manifest, metrics, no_workers, raw
 from kit import ROOT
+from resume import flip
 
 CODED = {"edges.forward.codec": "aqsgd", "edges.forward.bits": 4, "edges.backward.codec": "directq", "edges.backward.bits": 8}
 PLAIN = {**raw(), **raw("backward")}
@@ -359,12 +360,27 @@ def scenario_split_privacy():
     server.end()
     for keys, text in (({"split.privacy.noise": 1}, "split.privacy.noise: wants split.privacy.clip"),
                        ({"split.privacy.gradient_noise": 1}, "wants split.privacy.gradient_clip"),
-                       ({"split.privacy.clip": 1, "split.clients": 0}, "say split.clients"),
-                       ({"split.privacy.clip": 1, "pipeline.stages": STAGES.replace("0-1", "0-1, device: auto")},
-                        "on a CPU alone")):
+                       ({"split.privacy.clip": 1, "split.clients": 0}, "say split.clients")):
         done = aqpipe("plan", split("bad", **{**few, **keys}))
         check(done.returncode == 2 and text in done.stderr, f"{keys}: {done.returncode}, {done.stderr}")
     no_workers("split_privacy")
+
+
+def scenario_split_privacy_frozen():
+    """Before a cut that nothing trains before, a sample is sent once; one that both ends have lost is made again, clipped as before."""
+    begin("a")
+    os.environ["AQ_CPU"] = "plain"  # whose sums do not depend on how many samples a product has
+    keys = {**PLAIN, "split.epochs": 1, "train.freeze": "patch 0", "split.seal": "false", "split.privacy.clip": 5}
+    whole(split("kept", **{**keys, "split.rounds": 2}), "a")
+    whole(split("lost", **{**keys, "split.rounds": 1}), "a")
+    for seed, slab in enumerate((ROOT / "lost-a/run/cache/stage-0/slab", ROOT / "lost/clients/a/cache/stage-1/slab")):
+        flip(slab, 4096, 1000, seed)
+    whole(split("lost", **{**keys, "split.rounds": 2}), "a")
+    logs = "".join(path.read_text() for path in (ROOT / "lost-a").rglob("stage-0.log"))
+    check("lost at both ends: computed again" in logs, f"nothing was computed again: {logs[-2000:]}")
+    mine, wanted = ([line["loss"] for line in of_client(name, "a")] for name in ("lost", "kept"))
+    check(mine == wanted and len(mine) == 6, f"losses {mine}, where nothing was lost {wanted}")
+    no_workers("split_privacy_frozen")
 
 
 def seen(folder):
@@ -451,7 +467,7 @@ def scenario_split_audit():
     check("split.capture" in other, other)
     refused.process.terminate()
     refused.process.wait()
-    bad = aqpipe("plan", split("bad", **{**few, "pipeline.stages": STAGES.replace("2-11", "2-11, device: auto")}))
+    bad = aqpipe("plan", split("bad", **{**few, "split.labels": "server", "pipeline.stages": "[{layers: 0-1, dials: true}, {layers: 2-13}]"}))
     check(bad.returncode == 2 and "split.capture" in bad.stderr, bad.stderr)
     if python:
         wanted = ("--data", ROOT / "a.bin", "--heldout", ROOT / "test.bin", "--json")

@@ -45,9 +45,6 @@ def scenario_split_correlation():
 
     done = aqpipe("plan", split("wrong", **{**keys, KEY: 1, "train.micro_batch": 1}))
     check(done.returncode != 0 and KEY in done.stderr and "train.micro_batch" in done.stderr, done.stderr)
-    gpu = "[{layers: 0-1, dials: true, device: cuda}, {layers: 2-11}, {layers: 12-13, dials: true}]"
-    done = aqpipe("plan", split("gpu", **{**keys, KEY: 1, "pipeline.stages": gpu}))
-    check(done.returncode != 0 and KEY in done.stderr and "device: cpu" in done.stderr, done.stderr)
     done = aqpipe("plan", job("alone", **{**PLAIN, "pipeline.stages": 1, KEY: 1}))
     check(done.returncode != 0 and KEY in done.stderr and "split.clients" in done.stderr, done.stderr)
     no_workers("split_correlation")

@@ -46,6 +46,7 @@ enum aq_status cuda_probe(uint32_t index, struct cuda_probe *out, char *why);
  * Take the GPU for an owner, for as long as *fd is open: processes of one owner share it, another's get AQ_REFUSED and
  * why. A lock file of the machine, which the kernel drops with the process. owner 0 takes nothing: *fd is -1.
  */
+const char *cuda_locks_folder(void); /* of the lock files: AQ_GPU_LOCKS, else /dev/shm, else /tmp */
 enum aq_status cuda_take(const struct cuda_probe *probe, uint64_t owner, int *fd, char *why);
 
 /* The same with the file named. AQ_REFUSED (unlogged): somebody else's. */

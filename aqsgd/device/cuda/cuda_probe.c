@@ -178,13 +178,20 @@ enum aq_status cuda_take_file(const char *path, uint64_t owner, int *fd)
     return status == AQ_OK ? AQ_REFUSED : status;
 }
 
+/* All users of a machine may write to /dev/shm, and so may a daemon that is confined to its folders (Landlock). */
+const char *cuda_locks_folder(void)
+{
+    const char *folder = getenv("AQ_GPU_LOCKS");
+    if (folder && *folder) return folder;
+    return access("/dev/shm", F_OK) == 0 ? "/dev/shm" : "/tmp";
+}
+
 enum aq_status cuda_take(const struct cuda_probe *probe, uint64_t owner, int *fd, char *why)
 {
     char path[256];
     *fd = -1;
     if (owner == 0) return AQ_OK;
-    const char *folder = getenv("AQ_GPU_LOCKS");
-    snprintf(path, sizeof path, "%s/aqpipe-gpu-%s.lock", folder && *folder ? folder : "/tmp", probe->uuid);
+    snprintf(path, sizeof path, "%s/aqpipe-gpu-%s.lock", cuda_locks_folder(), probe->uuid);
     const enum aq_status status = cuda_take_file(path, owner, fd);
     if (status == AQ_REFUSED)
         snprintf(why, CUDA_TEXT_BYTES,

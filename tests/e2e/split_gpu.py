@@ -1,0 +1,133 @@
+"""Split learning on GPUs, emulated or real, and on devices whose memory the host cannot reach: what is done to values at the cut."""
+import json
+import os
+import re
+import statistics
+import sys
+
+import jobs
+from jobs import aqpipe, check, no_workers
+from gpu import gpus_here
+from kit import BIN, ROOT
+from split import CODED, PLAIN, Client, Server, begin, of_client, seen, split, whole
+
+CLIP, GRADIENT_CLIP = 40.0, 0.5  # some are above, some below
+CLIPS = {"split.privacy.clip": CLIP, "split.privacy.gradient_clip": GRADIENT_CLIP}
+KEY = "split.privacy.distance_correlation"
+PENALTY = {KEY: 100}
+FEW = {**PLAIN, "split.rounds": 1, "split.epochs": 1, "split.capture": "64MiB"}
+
+
+def losses(name):
+    return [line["loss"] for line in of_client(name, "a")]
+
+
+def logs(name):
+    return "".join(path.read_text() for path in sorted((ROOT / f"{name}-a").rglob("stage-*.log")))
+
+
+def clipped(name):
+    """(samples that left, clipped) of activations and of gradients."""
+    return [tuple(map(int, found)) for found in re.findall(r"of (\d+) (?:activations|gradients) that left, (\d+) were clipped", logs(name))]
+
+
+def scenario_split_isolated():
+    """Clip, penalty and capture where the host cannot reach the values, and streams are late: every bit as on a CPU."""
+    begin("a")
+    cases = {"both": {**FEW, **CLIPS, **PENALTY}, "clip": {**FEW, **CLIPS, "split.rounds": 2}, "penalty": {**FEW, **PENALTY},
+             "coded": {**FEW, **CODED, **CLIPS, "pipeline.schedule": "gpipe", "train.micro_batch": 5}}
+    for name, keys in cases.items():
+        whole(split(name, **keys), "a")
+        jobs.isolated(True)
+        whole(split(f"{name}-apart", **keys), "a")
+        jobs.isolated(False)
+        check(losses(f"{name}-apart") == losses(name), f"{name}: losses {losses(f'{name}-apart')} are not {losses(name)}")
+        check(sorted(seen(f"{name}-apart/clients/a")) == sorted(seen(f"{name}/clients/a")) != [], f"{name}: the server saw other values")
+        check(clipped(f"{name}-apart") == clipped(name), f"{name}: {clipped(f'{name}-apart')}, {clipped(name)}")
+        check(logs(name).count("distance correlation") == logs(f"{name}-apart").count("distance correlation") == (KEY in keys), name)
+    check(losses("both") != losses("clip")[:3] != losses("penalty") != losses("both"), "clip or penalty does nothing")
+    no_workers("split_isolated")
+
+
+def on_gpu(server):
+    """A client's two stages on the first GPU, the server's on the device of that text."""
+    return f"[{{layers: 0-1, dials: true, device: cuda}}, {{layers: 2-11, {server}}}, {{layers: 12-13, dials: true, device: cuda}}]"
+
+
+def first(name, kind):
+    """What the server saw of the first step: a vector a sample. Nothing has been learned by then."""
+    return {line[4]: line[5] for line in seen(f"{name}/clients/a") if line[0] == kind and line[3] == 0}
+
+
+def differences(name, other, kind):
+    mine, theirs = first(name, kind), first(other, kind)
+    check(len(mine) == 20 and mine.keys() == theirs.keys(), f"{name}: {sorted(mine)}, {other}: {sorted(theirs)}")
+    return [a - b for sample in mine for a, b in zip(mine[sample], theirs[sample], strict=True)]
+
+
+def pinned(path):
+    """Of each stage: bytes of pinned host memory in the plan of a turn."""
+    done = aqpipe("plan", path, "--json", "--set", "split.client=a")
+    check(done.returncode == 0, done.stderr)
+    return [stage["memory"].get("pinned", 0) for stage in json.loads(done.stdout)["stages"]]
+
+
+def scenario_split_privacy_gpu():
+    """Clip, noise and penalty on GPUs: what the server sees, there and the losses, is what it is of a client on CPUs; noise is as large as asked."""
+    begin("a")
+    server = "device: cuda, device_index: 1" if gpus_here() > 1 else "device: cpu"
+    gpu, every = {"pipeline.stages": on_gpu(server)}, {**FEW, **CLIPS, **PENALTY}
+    path = split("gpu", **{**every, **gpu})
+    other = Server(path)
+    client = Client(other, "a")
+    said = client.process.communicate(timeout=jobs.PATIENCE)[1]
+    if client.process.returncode and "device: cuda" in said and os.environ.get("AQ_GPU") != "required":
+        print(said.strip().split("\n")[-1])
+        sys.exit(77)
+    check(client.process.returncode == 0, said[-3000:])
+    other.end()
+    whole(split("cpu", **every), "a")
+    for a, b in zip(losses("gpu"), losses("cpu"), strict=True):
+        check(abs(a - b) < 1e-5 * b, f"losses {losses('gpu')}, on the CPU {losses('cpu')}")
+    for limit, kind in ((CLIP, 1), (GRADIENT_CLIP / 20, 2)):
+        norms = [sum(value * value for value in values) ** 0.5 for line in seen("gpu/clients/a") if line[0] == kind for values in [line[5]]]
+        check(len(norms) == 60 and max(norms) <= limit * (1 + 1e-6), f"kind {kind}: a norm of {max(norms)}, where {limit} is the most")
+        apart = max(map(abs, differences("gpu", "cpu", kind)))
+        check(apart < 1e-4 * limit, f"kind {kind}: {apart} from what a client on CPUs sends")
+    for mine, theirs in zip(clipped("gpu"), clipped("cpu"), strict=True):
+        check(mine[0] == theirs[0] and abs(mine[1] - theirs[1]) <= 1 < mine[1] < mine[0], f"{clipped('gpu')}, on the CPU {clipped('cpu')}")
+
+    # The penalty alone, and none: it does on a GPU what it does on a CPU. Nothing is copied where nothing is asked for.
+    for name, keys in (("penalty", PENALTY), ("none", {})):
+        for place, stages in (("-cpu", {}), ("", gpu)):
+            whole(split(f"{name}{place}", **{**FEW, **keys, **stages}), "a")
+        check(all(abs(a - b) < 1e-5 * b for a, b in zip(losses(name), losses(f"{name}-cpu"), strict=True)), f"{name}: {losses(name)}")
+    check(max(abs(a - b) / b for a, b in zip(losses("penalty"), losses("none"))) > 1e-3, f"the penalty does nothing: {losses('penalty')}")
+    check("were clipped" not in logs("penalty") and "split.privacy" not in logs("none"), logs("penalty") + logs("none"))
+
+    # Noise: what it adds to the first step's values has the deviation that was asked for, and no mean.
+    noise, gradient_noise = 0.05, 20.0
+    noisy = {**FEW, **CLIPS, **gpu, "split.privacy.noise": noise, "split.privacy.gradient_noise": gradient_noise}
+    for name in ("noisy", "noisier"):
+        whole(split(name, **noisy), "a")
+    for kind, sigma in ((1, noise * CLIP), (2, gradient_noise * GRADIENT_CLIP / 20)):
+        for name, other, wanted in (("noisy", "gpu", sigma), ("noisier", "noisy", sigma * 2 ** 0.5)):
+            drawn = differences(name, other, kind)
+            check(abs(statistics.stdev(drawn) / wanted - 1) < 0.03 and abs(statistics.fmean(drawn)) < 5 * wanted / len(drawn) ** 0.5,
+                  f"{name}, kind {kind}: deviation {statistics.stdev(drawn)}, mean {statistics.fmean(drawn)}; asked for {wanted}")
+
+    # Streams that run at once, or late in another time: who waits where it must gets the same bits.
+    if "cuda_host" in str(BIN):
+        for name, key, value in (("early", "CUDA_HOST_STREAMS", "early"), ("late", "CUDA_HOST_LOOKS", "40")):
+            os.environ[key] = value
+            whole(split(name, **{**every, **gpu}), "a")
+            os.environ.pop(key)
+            check(losses(name) == losses("gpu") and sorted(seen(f"{name}/clients/a")) == sorted(seen("gpu/clients/a")), f"{name}: other bits")
+
+    # The plan has the pinned memory of a micro-batch's values, at the stages that look at them.
+    bytes_of = 10 * len(next(iter(first("gpu", 1).values()))) * 4, 10 * len(next(iter(first("gpu", 2).values()))) * 4
+    less = pinned(split("less", **{**FEW, **gpu, "split.capture": 0}))
+    more = [b - a for a, b in zip(less, pinned(split("more", **{**every, **gpu})))]
+    check(more == [bytes_of[0], max(bytes_of) if gpus_here() > 1 else 0, bytes_of[1]], f"{more} bytes of pinned memory, values are {bytes_of}")
+    check(pinned(split("host", **every)) == pinned(split("host-less", **{**FEW, "split.capture": 0})), "pinned memory of a CPU")
+    no_workers("split_privacy_gpu")
