@@ -270,6 +270,28 @@ static void test_a_stage_that_is_told_too_little_is_refused(void **state)
     assert_int_equal(aq_worker_global(&w, 4), 7);
 }
 
+/* What sums and orders of all take is in the plan; an edge has room for its end's gradients. */
+static void test_memory_of_sums_is_planned(void **state)
+{
+    const struct aq_sampler_part part = {.all = ALL, .first = FIRST, .count = SAMPLES};
+    (void)state;
+    for (uint32_t s = 0; s < 3; s++) {
+        const struct aq_plan_stage *stage = &w.plan->stages[s];
+        uint64_t order = 0;
+        for (uint32_t i = 0; i < stage->line_count; i++)
+            if (strcmp(stage->lines[i].name, "order of samples") == 0) order = stage->lines[i].bytes;
+        assert_int_equal(order, aq_sampler_part_bytes(&part, BATCH));
+    }
+    for (uint32_t e = 0; e < 2; e++) {
+        struct aq_edge_shape shape = w.plan->edges[e].shape;
+        struct aq_edge_size without;
+        const uint64_t summed = shape.summed;
+        shape.summed = 0;
+        assert_int_equal(aq_edge_size_of(&shape, &without), AQ_OK);
+        assert_int_equal(w.plan->edges[e].size.host_bytes, without.host_bytes + summed * sizeof(float));
+    }
+}
+
 static void test_a_part_is_said_and_the_sum_taken(void **state)
 {
     (void)state;
@@ -406,6 +428,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_a_stage_that_is_told_too_little_is_refused),
+        cmocka_unit_test(test_memory_of_sums_is_planned),
         cmocka_unit_test(test_a_part_is_said_and_the_sum_taken),
         cmocka_unit_test(test_gradients_that_are_no_numbers_are_left_out),
         cmocka_unit_test(test_a_step_that_nobody_has_a_part_in_is_void),
