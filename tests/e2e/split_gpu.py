@@ -9,7 +9,7 @@ import jobs
 from jobs import aqpipe, check, no_workers
 from gpu import gpus_here
 from kit import BIN, ROOT
-from split import CODED, PLAIN, Client, Server, begin, of_client, seen, split, whole
+from split import CODED, PLAIN, begin, of_client, seen, split, whole
 
 CLIP, GRADIENT_CLIP = 40.0, 0.5  # some are above, some below
 CLIPS = {"split.privacy.clip": CLIP, "split.privacy.gradient_clip": GRADIENT_CLIP}
@@ -49,9 +49,11 @@ def scenario_split_isolated():
     no_workers("split_isolated")
 
 
-def on_gpu(server):
-    """A client's two stages on the first GPU, the server's on the device of that text."""
-    return f"[{{layers: 0-1, dials: true, device: cuda}}, {{layers: 2-11, {server}}}, {{layers: 12-13, dials: true, device: cuda}}]"
+def on_gpus(first, server, last=None):
+    """A client's two stages on these GPUs (one for both), the server's on that one; None: on a CPU."""
+    middle = "device: cpu" if server is None else f"device: cuda, device_index: {server}"
+    return (f"[{{layers: 0-1, dials: true, device: cuda, device_index: {first}}}, {{layers: 2-11, {middle}}}, "
+            f"{{layers: 12-13, dials: true, device: cuda, device_index: {first if last is None else last}}}]")
 
 
 def first(name, kind):
@@ -74,18 +76,13 @@ def pinned(path):
 
 def scenario_split_privacy_gpu():
     """Clip, noise and penalty on GPUs: what the server sees, there and the losses, is what it is of a client on CPUs; noise is as large as asked."""
-    begin("a")
-    server = "device: cuda, device_index: 1" if gpus_here() > 1 else "device: cpu"
-    gpu, every = {"pipeline.stages": on_gpu(server)}, {**FEW, **CLIPS, **PENALTY}
-    path = split("gpu", **{**every, **gpu})
-    other = Server(path)
-    client = Client(other, "a")
-    said = client.process.communicate(timeout=jobs.PATIENCE)[1]
-    if client.process.returncode and "device: cuda" in said and os.environ.get("AQ_GPU") != "required":
-        print(said.strip().split("\n")[-1])
+    gpus = gpus_here()
+    if gpus == 0:
+        print("no GPU here")
         sys.exit(77)
-    check(client.process.returncode == 0, said[-3000:])
-    other.end()
+    begin("a")
+    gpu, every = {"pipeline.stages": on_gpus(*((0, 1) if gpus > 1 else (0, None)))}, {**FEW, **CLIPS, **PENALTY}
+    whole(split("gpu", **{**every, **gpu}), "a")
     whole(split("cpu", **every), "a")
     for a, b in zip(losses("gpu"), losses("cpu"), strict=True):
         check(abs(a - b) < 1e-5 * b, f"losses {losses('gpu')}, on the CPU {losses('cpu')}")
@@ -97,13 +94,12 @@ def scenario_split_privacy_gpu():
     for mine, theirs in zip(clipped("gpu"), clipped("cpu"), strict=True):
         check(mine[0] == theirs[0] and abs(mine[1] - theirs[1]) <= 1 < mine[1] < mine[0], f"{clipped('gpu')}, on the CPU {clipped('cpu')}")
 
-    # The penalty alone, and none: it does on a GPU what it does on a CPU. Nothing is copied where nothing is asked for.
-    for name, keys in (("penalty", PENALTY), ("none", {})):
-        for place, stages in (("-cpu", {}), ("", gpu)):
-            whole(split(f"{name}{place}", **{**FEW, **keys, **stages}), "a")
-        check(all(abs(a - b) < 1e-5 * b for a, b in zip(losses(name), losses(f"{name}-cpu"), strict=True)), f"{name}: {losses(name)}")
-    check(max(abs(a - b) / b for a, b in zip(losses("penalty"), losses("none"))) > 1e-3, f"the penalty does nothing: {losses('penalty')}")
-    check("were clipped" not in logs("penalty") and "split.privacy" not in logs("none"), logs("penalty") + logs("none"))
+    # The penalty alone: it does on a GPU what it does on a CPU.
+    for name, keys in (("none-cpu", {}), ("penalty-cpu", PENALTY), ("penalty", {**PENALTY, **gpu})):
+        whole(split(name, **{**FEW, **keys}), "a")
+    check(all(abs(a - b) < 1e-5 * b for a, b in zip(losses("penalty"), losses("penalty-cpu"), strict=True)), f"{losses('penalty')}")
+    check(max(abs(a - b) / b for a, b in zip(losses("penalty"), losses("none-cpu"))) > 1e-3, f"the penalty does nothing: {losses('penalty')}")
+    check("were clipped" not in logs("penalty") and "split.privacy" not in logs("none-cpu"), logs("penalty"))
 
     # Noise: what it adds to the first step's values has the deviation that was asked for, and no mean.
     noise, gradient_noise = 0.05, 20.0
@@ -113,21 +109,25 @@ def scenario_split_privacy_gpu():
     for kind, sigma in ((1, noise * CLIP), (2, gradient_noise * GRADIENT_CLIP / 20)):
         for name, other, wanted in (("noisy", "gpu", sigma), ("noisier", "noisy", sigma * 2 ** 0.5)):
             drawn = differences(name, other, kind)
-            check(abs(statistics.stdev(drawn) / wanted - 1) < 0.03 and abs(statistics.fmean(drawn)) < 5 * wanted / len(drawn) ** 0.5,
+            check(abs(statistics.stdev(drawn) / wanted - 1) < 0.06 and abs(statistics.fmean(drawn)) < 5 * wanted / len(drawn) ** 0.5,
                   f"{name}, kind {kind}: deviation {statistics.stdev(drawn)}, mean {statistics.fmean(drawn)}; asked for {wanted}")
 
-    # Streams that run at once, or late in another time: who waits where it must gets the same bits.
-    if "cuda_host" in str(BIN):
-        for name, key, value in (("early", "CUDA_HOST_STREAMS", "early"), ("late", "CUDA_HOST_LOOKS", "40")):
-            os.environ[key] = value
-            whole(split(name, **{**every, **gpu}), "a")
-            os.environ.pop(key)
+    # Streams that run at once, or late in another time, and bodies over NCCL: who waits where it must gets the same bits.
+    if BIN.name == "cuda_host":
+        apart = {"pipeline.stages": on_gpus(0, 1, 2)}
+        for name, stages, changed in (("early", gpu, {"CUDA_HOST_STREAMS": "early"}),
+                                      ("late", apart, {"CUDA_HOST_LOOKS": "20", "CUDA_HOST_IPC": "0"})):
+            os.environ.update(changed)
+            whole(split(name, **{**every, **stages}), "a")
+            for key in changed:
+                os.environ.pop(key)
             check(losses(name) == losses("gpu") and sorted(seen(f"{name}/clients/a")) == sorted(seen("gpu/clients/a")), f"{name}: other bits")
+        check("goes by NCCL" in logs("late") and "goes by CUDA IPC" in logs("gpu"), logs("late"))
 
     # The plan has the pinned memory of a micro-batch's values, at the stages that look at them.
     bytes_of = 10 * len(next(iter(first("gpu", 1).values()))) * 4, 10 * len(next(iter(first("gpu", 2).values()))) * 4
     less = pinned(split("less", **{**FEW, **gpu, "split.capture": 0}))
     more = [b - a for a, b in zip(less, pinned(split("more", **{**every, **gpu})))]
-    check(more == [bytes_of[0], max(bytes_of) if gpus_here() > 1 else 0, bytes_of[1]], f"{more} bytes of pinned memory, values are {bytes_of}")
+    check(more == [bytes_of[0], max(bytes_of) if gpus > 1 else 0, bytes_of[1]], f"{more} bytes of pinned memory, values are {bytes_of}")
     check(pinned(split("host", **every)) == pinned(split("host-less", **{**FEW, "split.capture": 0})), "pinned memory of a CPU")
     no_workers("split_privacy_gpu")
