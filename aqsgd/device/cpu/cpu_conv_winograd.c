@@ -15,11 +15,13 @@
 enum {
     WORKER_FLOATS = CPU_WORKER_BYTES / 4,
     SHARED_FLOATS = CPU_SHARED_BYTES / 4,
-    PLANES_FLOATS = 256 << 10, /* of a piece's planes of x: 1 MiB, half a second-level cache */
-    PATCHES_MIN = 32,
-    PATCHES = 128, /* of a piece                                                 */
-    INPUTS = 64,
-    PIECES = 16,              /* of gradients of weights: of a range; groups and ranges     */
+    PLANES_FLOATS = 288 << 10, /* of a piece's planes of x: 1.1 MiB of a second-level cache  */
+    PATCHES_UNIT = 12,         /* of a piece: whole products' rows                           */
+    PATCHES_MIN = 24,
+    PATCHES_MAX = 120,
+    PATCHES = 128,            /* of gradients of weights, at a time                         */
+    INPUTS = 64,              /* of a range of them                                         */
+    PIECES = 16,              /* groups and ranges                                          */
     APART = 5 * AQ_ALIGN / 4, /* floats between planes: 16 planes would share a cache's set */
 };
 
@@ -105,7 +107,7 @@ static bool images_run(struct images *self)
     struct cpu_device *cpu = self->cpu;
     if (!suits(cpu, self->shape)) return false;
     const uint64_t fit = PLANES_FLOATS / WINOGRAD_PLANES / self->C, wide = cpu->winograd->lanes * WINOGRAD_BLOCKS;
-    self->each = fit > PATCHES ? PATCHES : fit < PATCHES_MIN ? PATCHES_MIN : fit / PATCHES_MIN * PATCHES_MIN;
+    self->each = fit > PATCHES_MAX ? PATCHES_MAX : fit < PATCHES_MIN ? PATCHES_MIN : fit / PATCHES_UNIT * PATCHES_UNIT;
     self->all = patches_of(self->shape);
     if (planes_floats(self->C, self->each) + planes_floats(wide, self->each) > WORKER_FLOATS) return false;
     cpu_pool_run(cpu->pool, self->shape->C / cpu->winograd->lanes, filter_piece, self);

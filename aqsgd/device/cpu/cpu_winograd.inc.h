@@ -1,6 +1,7 @@
 /*
  * cpu_winograd.inc.h -- the transforms and products of cpu_winograd.h in vectors; included by the files that are
- * compiled for AVX2 and AVX-512, which define ROWS: rows of a product that stay in registers.
+ * compiled for AVX2 and AVX-512, which say how many rows of sums stay in registers: PATCH_ROWS of products, INPUT_ROWS
+ * of sums over patches.
  *
  * A vector holds one place of a patch for LANES channels.
  */
@@ -245,52 +246,62 @@ static void filter_gradient(const float *sums, uint64_t plane, uint64_t C, uint6
 
 /* --- products ----------------------------------------------------------------------------------------------------- */
 
+/* Rows of one block of patches for the inputs of `blocks` blocks: to = that, or += . */
 ALWAYS void product_rows(const float *x, uint64_t x_block, uint64_t blocks, const float *w, uint64_t w_block, float *to,
-                         uint64_t to_block, const int rows)
+                         uint64_t to_block, bool add, const uint64_t rows)
 {
-    vf sums[ROWS][WINOGRAD_BLOCKS], y[WINOGRAD_BLOCKS];
-    _Pragma("GCC unroll 8") for (int r = 0; r < rows; r++)
-        _Pragma("GCC unroll 2") for (int j = 0; j < WINOGRAD_BLOCKS; j++) sums[r][j] = v_set(0.0f);
+    vf sums[PATCH_ROWS][WINOGRAD_BLOCKS], y[WINOGRAD_BLOCKS];
+    _Pragma("GCC unroll 12") for (uint64_t r = 0; r < rows; r++)
+        _Pragma("GCC unroll 2") for (uint64_t j = 0; j < WINOGRAD_BLOCKS; j++) sums[r][j] =
+            add ? get(to + j * to_block + r * LANES) : v_set(0.0f);
     for (uint64_t b = 0; b < blocks; b++, x += x_block)
         for (uint64_t k = 0; k < LANES; k++, w += LANES) {
             _Pragma("GCC unroll 2") for (uint64_t j = 0; j < WINOGRAD_BLOCKS; j++) y[j] = get(w + j * w_block);
-            _Pragma("GCC unroll 8") for (uint64_t r = 0; r < (uint64_t)rows; r++)
+            _Pragma("GCC unroll 12") for (uint64_t r = 0; r < rows; r++)
             {
                 const vf each = v_set(x[r * LANES + k]);
-                _Pragma("GCC unroll 2") for (int j = 0; j < WINOGRAD_BLOCKS; j++) sums[r][j] =
+                _Pragma("GCC unroll 2") for (uint64_t j = 0; j < WINOGRAD_BLOCKS; j++) sums[r][j] =
                     v_fma(each, y[j], sums[r][j]);
             }
         }
-    _Pragma("GCC unroll 8") for (uint64_t r = 0; r < (uint64_t)rows; r++)
+    _Pragma("GCC unroll 12") for (uint64_t r = 0; r < rows; r++)
         _Pragma("GCC unroll 2") for (uint64_t j = 0; j < WINOGRAD_BLOCKS; j++)
             put(to + j * to_block + r * LANES, sums[r][j]);
 }
 
+/* Inputs in chunks, so that w's stay in the first-level cache for all patches. */
 static void product(const float *x, uint64_t x_block, uint64_t blocks, uint64_t patches, const float *w,
                     uint64_t w_block, float *to, uint64_t to_block)
 {
-    uint64_t p = 0;
-    for (; p + ROWS <= patches; p += ROWS)
-        product_rows(x + p * LANES, x_block, blocks, w, w_block, to + p * LANES, to_block, ROWS);
-    for (; p < patches; p++)
-        product_rows(x + p * LANES, x_block, blocks, w, w_block, to + p * LANES, to_block, 1);
+    enum { FEW = 4, CHUNK = 128 / LANES };
+    for (uint64_t b = 0; b < blocks; b += CHUNK) {
+        const uint64_t some = blocks - b < CHUNK ? blocks - b : CHUNK;
+        const float *from = x + b * x_block, *by = w + b * LANES * LANES;
+        uint64_t p = 0;
+        for (; p + PATCH_ROWS <= patches; p += PATCH_ROWS)
+            product_rows(from + p * LANES, x_block, some, by, w_block, to + p * LANES, to_block, b > 0, PATCH_ROWS);
+        for (; p + FEW <= patches; p += FEW)
+            product_rows(from + p * LANES, x_block, some, by, w_block, to + p * LANES, to_block, b > 0, FEW);
+        for (; p < patches; p++)
+            product_rows(from + p * LANES, x_block, some, by, w_block, to + p * LANES, to_block, b > 0, 1);
+    }
 }
 
 ALWAYS void sums_rows(const float *x, uint64_t patches, const float *dy, uint64_t dy_block, float *to, uint64_t N,
                       bool add)
 {
-    vf all[ROWS][WINOGRAD_BLOCKS], y[WINOGRAD_BLOCKS];
-    _Pragma("GCC unroll 8") for (uint64_t r = 0; r < ROWS; r++)
+    vf all[INPUT_ROWS][WINOGRAD_BLOCKS], y[WINOGRAD_BLOCKS];
+    _Pragma("GCC unroll 8") for (uint64_t r = 0; r < INPUT_ROWS; r++)
         _Pragma("GCC unroll 2") for (uint64_t j = 0; j < WINOGRAD_BLOCKS; j++) all[r][j] = v_set(0.0f);
     for (uint64_t p = 0; p < patches; p++, x += LANES, dy += LANES) {
         _Pragma("GCC unroll 2") for (uint64_t j = 0; j < WINOGRAD_BLOCKS; j++) y[j] = get(dy + j * dy_block);
-        _Pragma("GCC unroll 8") for (int r = 0; r < ROWS; r++)
+        _Pragma("GCC unroll 8") for (int r = 0; r < INPUT_ROWS; r++)
         {
             const vf each = v_set(x[r]);
             _Pragma("GCC unroll 2") for (int j = 0; j < WINOGRAD_BLOCKS; j++) all[r][j] = v_fma(each, y[j], all[r][j]);
         }
     }
-    _Pragma("GCC unroll 8") for (uint64_t r = 0; r < ROWS; r++)
+    _Pragma("GCC unroll 8") for (uint64_t r = 0; r < INPUT_ROWS; r++)
         _Pragma("GCC unroll 2") for (uint64_t j = 0; j < WINOGRAD_BLOCKS; j++)
     {
         float *at = to + r * N + j * LANES;
@@ -302,7 +313,7 @@ static void sums(const float *x, uint64_t x_block, uint64_t blocks, uint64_t pat
                  uint64_t dy_block, float *to, uint64_t N, bool add)
 {
     for (uint64_t b = 0; b < blocks; b++, x += x_block)
-        for (uint64_t c = 0; c < LANES; c += ROWS, to += ROWS * N)
+        for (uint64_t c = 0; c < LANES; c += INPUT_ROWS, to += INPUT_ROWS * N)
             sums_rows(x + c, patches, dy, dy_block, to, N, add);
 }
 
