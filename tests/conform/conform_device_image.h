@@ -461,10 +461,12 @@ static void conv_arrays(struct array arrays[6], const struct aq_conv_shape *shap
 }
 
 static const struct aq_conv_shape conv_cases[] = {
-    {1, 1, 1, 1, 1, 1, 1, AQ_F32},     {2, 5, 5, 3, 4, 3, 1, AQ_F32},    {3, 8, 8, 16, 32, 3, 2, AQ_F32},
-    {3, 8, 8, 16, 32, 1, 2, AQ_F32},   {1, 7, 9, 5, 6, 3, 2, AQ_F32},    {2, 4, 4, 130, 70, 3, 1, AQ_F32},
-    {4, 6, 6, 8, 8, 5, 1, AQ_F32},     {2, 3, 3, 9, 7, 3, 1, AQ_BF16},   {2, 3, 3, 9, 7, 3, 2, AQ_F16},
-    {6, 2, 2, 256, 256, 3, 1, AQ_F32}, {5, 16, 16, 3, 64, 3, 1, AQ_F32}, {1, 4, 4, 512, 512, 3, 1, AQ_F32}};
+    {2, 6, 10, 32, 64, 3, 1, AQ_F32},  {1, 1, 1, 1, 1, 1, 1, AQ_F32},      {2, 5, 5, 3, 4, 3, 1, AQ_F32},
+    {3, 8, 8, 16, 32, 3, 2, AQ_F32},   {3, 8, 8, 16, 32, 1, 2, AQ_F32},    {1, 7, 9, 5, 6, 3, 2, AQ_F32},
+    {2, 4, 4, 130, 70, 3, 1, AQ_F32},  {4, 6, 6, 8, 8, 5, 1, AQ_F32},      {2, 3, 3, 9, 7, 3, 1, AQ_BF16},
+    {2, 3, 3, 9, 7, 3, 2, AQ_F16},     {6, 2, 2, 256, 256, 3, 1, AQ_F32},  {5, 16, 16, 3, 64, 3, 1, AQ_F32},
+    {1, 4, 4, 512, 512, 3, 1, AQ_F32}, {8, 16, 18, 256, 32, 3, 1, AQ_F32}, {9, 8, 10, 64, 32, 3, 1, AQ_F32},
+    {5, 2, 8, 96, 96, 3, 1, AQ_F32}};
 
 static void test_conv_matches_truth(void **state)
 {
@@ -481,7 +483,7 @@ static void test_conv_matches_truth(void **state)
 static void test_conv_is_its_definition(void **state)
 {
     (void)state;
-    for (size_t i = 0; i < 7; i++) {
+    for (size_t i = 0; i < 8; i++) {
         const struct aq_conv_shape *s = &conv_cases[i];
         const uint64_t rows = aq_conv_out(s->height, s->stride), columns = aq_conv_out(s->width, s->stride);
         struct array arrays[6];
@@ -525,6 +527,45 @@ static void test_conv_is_its_definition(void **state)
             aq_free(out[a]);
             aq_free(arrays[a].host);
         }
+    }
+}
+
+/* An image's values do not depend on how many come with it. */
+static void test_conv_of_an_image_is_the_same_in_any_batch(void **state)
+{
+    (void)state;
+    const struct aq_conv_shape all = {9, 8, 10, 64, 32, 3, 1, AQ_F32}, one = {1, 8, 10, 64, 32, 3, 1, AQ_F32};
+    struct array arrays[6];
+    conv_arrays(arrays, &all);
+    for (int i = 0; i < 6; i++)
+        arrays[i].at = on(device, arrays[i].host, arrays[i].count * sizeof(float));
+    assert_int_equal(conv_call(device, arrays, &all), AQ_OK);
+    for (uint64_t sample = 0; sample < all.samples; sample += 4) {
+        struct array alone[6];
+        for (int i = 0; i < 6; i++) {
+            const bool weights = i == 1 || i == 5;
+            const uint64_t count = weights ? arrays[i].count : arrays[i].count / all.samples;
+            const float *host = arrays[i].host;
+            alone[i] = arrays[i];
+            alone[i].count = count;
+            alone[i].at = on(device, host ? host + (weights ? 0 : sample * count) : NULL, count * sizeof(float));
+        }
+        assert_int_equal(conv_call(device, alone, &one), AQ_OK);
+        for (int i = 3; i < 5; i++) {
+            const uint64_t bytes = alone[i].count * sizeof(float);
+            float *got = help_alloc(bytes), *want = help_alloc(all.samples * bytes);
+            assert_int_equal(aq_device_copy(device, want, arrays[i].at, all.samples * bytes, NULL), AQ_OK);
+            off(device, alone[i].at, got, bytes);
+            same("an image alone", got, want + sample * alone[i].count, AQ_F32, alone[i].count);
+            aq_free(got);
+            aq_free(want);
+        }
+        for (int i = 0; i < 6; i++)
+            if (i < 3 || i == 5) aq_device_free(device, AQ_MEMORY_DEVICE, alone[i].at, alone[i].count * sizeof(float));
+    }
+    for (int i = 0; i < 6; i++) {
+        aq_device_free(device, AQ_MEMORY_DEVICE, arrays[i].at, arrays[i].count * sizeof(float));
+        aq_free(arrays[i].host);
     }
 }
 
@@ -598,6 +639,8 @@ static void test_argmax_is_the_first_of_the_largest(void **state)
     cmocka_unit_test(test_batch_norm_with_shortcut_and_relu), cmocka_unit_test(test_group_norm_matches_truth),         \
         cmocka_unit_test(test_group_norm_is_its_definition),                                                           \
         cmocka_unit_test(test_batch_norm_fused_is_three_operations), cmocka_unit_test(test_conv_matches_truth),        \
-        cmocka_unit_test(test_conv_is_its_definition), cmocka_unit_test(test_row_mean_matches_truth)
+        cmocka_unit_test(test_conv_is_its_definition),                                                                 \
+        cmocka_unit_test(test_conv_of_an_image_is_the_same_in_any_batch),                                              \
+        cmocka_unit_test(test_row_mean_matches_truth)
 
 #endif

@@ -58,7 +58,7 @@ static uint64_t places_at_once(const struct aq_conv_shape *shape)
     return fit < all ? fit : all;
 }
 
-static bool asks_dnnl(const struct cpu_device *cpu, const struct aq_conv_shape *shape)
+static bool fp32(const struct cpu_device *cpu, const struct aq_conv_shape *shape)
 {
     return cpu->gemm != &cpu_gemm_plain && (shape->compute == AQ_F32 || shape->compute == AQ_TF32);
 }
@@ -91,7 +91,8 @@ enum aq_status cpu_conv(struct aq_device *device, const struct aq_conv *args, st
 {
     (void)stream;
     struct conv self = {cpu_device_of(device), args};
-    if (asks_dnnl(self.cpu, &args->shape) && cpu_conv_dnnl(self.cpu, args)) return AQ_OK;
+    if (fp32(self.cpu, &args->shape) && (cpu_conv_winograd(self.cpu, args) || cpu_conv_dnnl(self.cpu, args)))
+        return AQ_OK;
     cpu_pool_run(self.cpu->pool, args->shape.samples * pieces_of(out_pixels(&args->shape), ROWS), conv_piece, &self);
     return AQ_OK;
 }
@@ -139,7 +140,9 @@ enum aq_status cpu_conv_backward(struct aq_device *device, const struct aq_conv_
 {
     (void)stream;
     struct conv_backward self = {cpu_device_of(device), args};
-    if (asks_dnnl(self.cpu, &args->shape) && cpu_conv_backward_dnnl(self.cpu, args)) return AQ_OK;
+    if (fp32(self.cpu, &args->shape) &&
+        (cpu_conv_backward_winograd(self.cpu, args) || cpu_conv_backward_dnnl(self.cpu, args)))
+        return AQ_OK;
     cpu_pool_run(self.cpu->pool, args->shape.samples, backward_piece, &self);
     return AQ_OK;
 }
@@ -174,7 +177,9 @@ enum aq_status cpu_conv_weights(struct aq_device *device, const struct aq_conv_w
 {
     (void)stream;
     struct conv_weights self = {cpu_device_of(device), args};
-    if (asks_dnnl(self.cpu, &args->shape) && cpu_conv_weights_dnnl(self.cpu, args)) return AQ_OK;
+    if (fp32(self.cpu, &args->shape) &&
+        (cpu_conv_weights_winograd(self.cpu, args) || cpu_conv_weights_dnnl(self.cpu, args)))
+        return AQ_OK;
     cpu_pool_run(self.cpu->pool, args->shape.K * args->shape.K, weights_piece, &self);
     return AQ_OK;
 }

@@ -16,11 +16,14 @@ enum {
     CPU_ATTENTION_FLOATS = 128 << 10, /* 512 KiB: a block of score rows; twice in backward                         */
 };
 
+struct cpu_winograd; /* cpu_winograd.h */
+
 struct cpu_device {
     struct aq_device base;
     struct cpu_pool *pool;
     const struct cpu_rows *rows;
     const struct cpu_gemm *gemm;
+    const struct cpu_winograd *winograd; /* NULL: none */
     uint32_t threads;
     bool bf16;        /* products of bf16 are faster than of fp32 */
     uint8_t *scratch; /* CPU_SHARED_BYTES, then CPU_WORKER_BYTES for each thread */

@@ -93,37 +93,6 @@ static inline __attribute__((always_inline)) __m512i units_of_lane(const struct 
     return halves_of(low, high);
 }
 
-static inline __attribute__((always_inline)) void transpose16(__m512i r[16])
-{
-    __m512i t[16];
-    _Pragma("GCC unroll 8") for (int i = 0; i < 16; i += 2)
-    {
-        t[i] = _mm512_unpacklo_epi32(r[i], r[i + 1]);
-        t[i + 1] = _mm512_unpackhi_epi32(r[i], r[i + 1]);
-    }
-    _Pragma("GCC unroll 4") for (int i = 0; i < 16; i += 4)
-    {
-        r[i] = _mm512_unpacklo_epi64(t[i], t[i + 2]);
-        r[i + 1] = _mm512_unpackhi_epi64(t[i], t[i + 2]);
-        r[i + 2] = _mm512_unpacklo_epi64(t[i + 1], t[i + 3]);
-        r[i + 3] = _mm512_unpackhi_epi64(t[i + 1], t[i + 3]);
-    }
-    _Pragma("GCC unroll 4") for (int i = 0; i < 4; i++)
-    {
-        t[i] = _mm512_shuffle_i32x4(r[i], r[i + 4], 0x88);
-        t[i + 4] = _mm512_shuffle_i32x4(r[i], r[i + 4], 0xdd);
-        t[i + 8] = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0x88);
-        t[i + 12] = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0xdd);
-    }
-    _Pragma("GCC unroll 4") for (int i = 0; i < 4; i++)
-    {
-        r[i] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0x88);
-        r[i + 8] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0xdd);
-        r[i + 4] = _mm512_shuffle_i32x4(t[i + 4], t[i + 12], 0x88);
-        r[i + 12] = _mm512_shuffle_i32x4(t[i + 4], t[i + 12], 0xdd);
-    }
-}
-
 /* Where 16 lanes from `lane` of a unit go: one place in a column panel, or the rows of two row panels. */
 struct pack_place {
     uint32_t *first, *second; /* second: row panels only, NULL where there is none */
@@ -193,16 +162,17 @@ static inline __attribute__((always_inline)) void pack_as(const struct pack_sour
                 put(&place, unit, _mm512_setzero_si512(), rows);
         } else {
             for (uint64_t unit = 0; unit < units; unit += 16) {
-                __m512i r[16];
+                vf r[16];
                 _Pragma("GCC unroll 16") for (int i = 0; i < 16; i++) r[i] =
-                    units_of_lane(s, type, lane + (uint64_t)i, unit, mode);
-                transpose16(r);
+                    _mm512_castsi512_ps(units_of_lane(s, type, lane + (uint64_t)i, unit, mode));
+                v_transpose(r);
                 const uint64_t count = panel_least(units - unit, 16);
                 if (count == 16)
-                    _Pragma("GCC unroll 16") for (uint64_t i = 0; i < 16; i++) put(&place, unit + i, r[i], rows);
+                    _Pragma("GCC unroll 16") for (uint64_t i = 0; i < 16; i++)
+                        put(&place, unit + i, _mm512_castps_si512(r[i]), rows);
                 else
                     for (uint64_t i = 0; i < count; i++)
-                        put(&place, unit + i, r[i], rows);
+                        put(&place, unit + i, _mm512_castps_si512(r[i]), rows);
             }
         }
     }

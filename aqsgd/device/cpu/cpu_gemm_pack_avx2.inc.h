@@ -24,28 +24,6 @@ static inline __attribute__((always_inline)) vf load8(const struct pack_source *
     return PACK_ROUND(v_load_as(s->data, type, i, left), type);
 }
 
-static inline __attribute__((always_inline)) void transpose8(vf r[8])
-{
-    vf t[8], u[8];
-    _Pragma("GCC unroll 4") for (int i = 0; i < 8; i += 2)
-    {
-        t[i] = _mm256_unpacklo_ps(r[i], r[i + 1]);
-        t[i + 1] = _mm256_unpackhi_ps(r[i], r[i + 1]);
-    }
-    _Pragma("GCC unroll 2") for (int i = 0; i < 8; i += 4)
-    {
-        u[i] = _mm256_shuffle_ps(t[i], t[i + 2], 0x44);
-        u[i + 1] = _mm256_shuffle_ps(t[i], t[i + 2], 0xee);
-        u[i + 2] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0x44);
-        u[i + 3] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0xee);
-    }
-    _Pragma("GCC unroll 4") for (int i = 0; i < 4; i++)
-    {
-        r[i] = _mm256_permute2f128_ps(u[i], u[i + 4], 0x20);
-        r[i + 4] = _mm256_permute2f128_ps(u[i], u[i + 4], 0x31);
-    }
-}
-
 /* Where 8 lanes from `lane` of unit 0 go, and how far it is to the next unit. */
 static inline float *place_of(uint32_t *out, uint64_t units, uint64_t lane, bool rows)
 {
@@ -88,12 +66,13 @@ static inline __attribute__((always_inline)) void pack_apart(const struct pack_s
             vf r[LANES];
             _Pragma("GCC unroll 8") for (uint64_t i = 0; i < LANES; i++) r[i] =
                 lane + i < s->lanes ? load8(s, type, (lane + i) * s->step + unit, left) : v_set(0.0f);
-            transpose8(r);
+            v_transpose(r);
             if (left >= LANES)
                 _Pragma("GCC unroll 8") for (uint64_t i = 0; i < LANES; i++)
                     _mm256_storeu_ps(place + (unit + i) * step, r[i]);
             else
-                for (uint64_t i = 0; i < left; i++) _mm256_storeu_ps(place + (unit + i) * step, r[i]);
+                for (uint64_t i = 0; i < left; i++)
+                    _mm256_storeu_ps(place + (unit + i) * step, r[i]);
         }
     }
 }

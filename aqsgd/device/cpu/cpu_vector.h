@@ -104,6 +104,38 @@ static inline vi vi_xor(vi a, vi b) { return _mm512_xor_si512(a, b); }
 static inline vi vi_add(vi a, vi b) { return _mm512_add_epi32(a, b); }
 static inline vi vi_lanes(void) { return _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15); }
 static inline void vi_store(uint32_t *x, vi a) { _mm512_storeu_si512(x, a); }
+/* Rows for columns. */
+static inline __attribute__((always_inline)) void v_transpose(vf rows[LANES])
+{
+    __m512i r[16], t[16];
+    _Pragma("GCC unroll 16") for (int i = 0; i < 16; i++) r[i] = _mm512_castps_si512(rows[i]);
+    _Pragma("GCC unroll 8") for (int i = 0; i < 16; i += 2)
+    {
+        t[i] = _mm512_unpacklo_epi32(r[i], r[i + 1]);
+        t[i + 1] = _mm512_unpackhi_epi32(r[i], r[i + 1]);
+    }
+    _Pragma("GCC unroll 4") for (int i = 0; i < 16; i += 4)
+    {
+        r[i] = _mm512_unpacklo_epi64(t[i], t[i + 2]);
+        r[i + 1] = _mm512_unpackhi_epi64(t[i], t[i + 2]);
+        r[i + 2] = _mm512_unpacklo_epi64(t[i + 1], t[i + 3]);
+        r[i + 3] = _mm512_unpackhi_epi64(t[i + 1], t[i + 3]);
+    }
+    _Pragma("GCC unroll 4") for (int i = 0; i < 4; i++)
+    {
+        t[i] = _mm512_shuffle_i32x4(r[i], r[i + 4], 0x88);
+        t[i + 4] = _mm512_shuffle_i32x4(r[i], r[i + 4], 0xdd);
+        t[i + 8] = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0x88);
+        t[i + 12] = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0xdd);
+    }
+    _Pragma("GCC unroll 4") for (int i = 0; i < 4; i++)
+    {
+        rows[i] = _mm512_castsi512_ps(_mm512_shuffle_i32x4(t[i], t[i + 8], 0x88));
+        rows[i + 8] = _mm512_castsi512_ps(_mm512_shuffle_i32x4(t[i], t[i + 8], 0xdd));
+        rows[i + 4] = _mm512_castsi512_ps(_mm512_shuffle_i32x4(t[i + 4], t[i + 12], 0x88));
+        rows[i + 12] = _mm512_castsi512_ps(_mm512_shuffle_i32x4(t[i + 4], t[i + 12], 0xdd));
+    }
+}
 /* low and high words of 32-bit products */
 static inline void vi_mul(vi a, vi b, vi *low, vi *high)
 {
@@ -230,6 +262,28 @@ static inline vi vi_xor(vi a, vi b) { return _mm256_xor_si256(a, b); }
 static inline vi vi_add(vi a, vi b) { return _mm256_add_epi32(a, b); }
 static inline vi vi_lanes(void) { return _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7); }
 static inline void vi_store(uint32_t *x, vi a) { _mm256_storeu_si256((void *)x, a); }
+/* Rows for columns. */
+static inline __attribute__((always_inline)) void v_transpose(vf r[LANES])
+{
+    vf t[8], u[8];
+    _Pragma("GCC unroll 4") for (int i = 0; i < 8; i += 2)
+    {
+        t[i] = _mm256_unpacklo_ps(r[i], r[i + 1]);
+        t[i + 1] = _mm256_unpackhi_ps(r[i], r[i + 1]);
+    }
+    _Pragma("GCC unroll 2") for (int i = 0; i < 8; i += 4)
+    {
+        u[i] = _mm256_shuffle_ps(t[i], t[i + 2], 0x44);
+        u[i + 1] = _mm256_shuffle_ps(t[i], t[i + 2], 0xee);
+        u[i + 2] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0x44);
+        u[i + 3] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0xee);
+    }
+    _Pragma("GCC unroll 4") for (int i = 0; i < 4; i++)
+    {
+        r[i] = _mm256_permute2f128_ps(u[i], u[i + 4], 0x20);
+        r[i + 4] = _mm256_permute2f128_ps(u[i], u[i + 4], 0x31);
+    }
+}
 static inline void vi_mul(vi a, vi b, vi *low, vi *high)
 {
     const __m256i even = _mm256_mul_epu32(a, b);

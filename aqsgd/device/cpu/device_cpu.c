@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "cpu_device.h"
+#include "cpu_winograd.h"
 
 struct aq_stream {
     struct cpu_device *device;
@@ -30,6 +31,8 @@ static void variants_choose(struct cpu_device *cpu, uint32_t instructions)
     if (instructions & AQ_AVX512) cpu->rows = &cpu_rows_avx512;
     if (instructions & AQ_AVX2) cpu->gemm = &cpu_gemm_avx2;
     if (instructions & AQ_AVX512) cpu->gemm = &cpu_gemm_avx512;
+    if (instructions & AQ_AVX2) cpu->winograd = &cpu_winograd_avx2;
+    if (instructions & AQ_AVX512) cpu->winograd = &cpu_winograd_avx512;
     if (instructions & AQ_AVX512_BF16) cpu->rows = &cpu_rows_avx512bf16;
     if (instructions & AQ_AVX512_BF16) cpu->gemm = &cpu_gemm_avx512bf16;
 #endif
