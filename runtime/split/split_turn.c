@@ -176,12 +176,16 @@ static enum aq_status next_out(struct server *server, struct site *site)
     return aq_split_out_open(&site->out, path, "ends", aq_split_rank(site->outs++));
 }
 
-/* How large a file of a stage may be: its weights, as many again four times over for an optimizer, and its head. */
-static void bounds(struct site *site)
+/*
+ * How large a file of a stage may be: its weights, as many again four times over for an optimizer, twice more for
+ * other versions of them (train.staleness), and its head.
+ */
+static void bounds(const struct server *server, struct site *site)
 {
     for (uint32_t end = 0; end < site->session.ends; end++) {
         const struct aq_plan_stage *stage = &site->job.plan->stages[aq_split_rank(end)];
-        site->session.bytes_max[end] = 5 * 4 * (stage->size.parameters + stage->size.buffers) + (4 << 20);
+        const uint64_t copies = 5 + 2 * server->job->train.staleness;
+        site->session.bytes_max[end] = copies * 4 * (stage->size.parameters + stage->size.buffers) + (4 << 20);
     }
 }
 
@@ -208,7 +212,7 @@ static void offer(struct server *server, struct site *site)
         server_save(server);
     }
     site->offered = true;
-    bounds(site);
+    bounds(server, site);
     if (write_manifest(server, site) != AQ_OK) {
         server_fails(server, NULL);
         return;
