@@ -274,6 +274,7 @@ void round_advance(struct server *server)
     if (count > 0) {
         /* Those of splitfed1 need nothing of each other: each is waited for by itself. */
         turns_advance(server, due, server->job->split.mode == AQ_SPLIT_FED1 ? count : 1);
+        if (!server->over) ahead_advance(server, due, count);
         return;
     }
     round_end(server);
