@@ -452,6 +452,7 @@ enum aq_status aq_checkpoint_adopt(const struct aq_checkpoint *c, const char *fr
     AQ_TRY_GOTO(metadata_check(weights, path, "stage", text), out);
     AQ_TRY_GOTO(aq_map(bytes, &staging), out);
     AQ_TRY_GOTO(load_all(c, weights, path, staging, true), out);
+    if (aq_stage_previous(c->stage)) AQ_TRY_GOTO(aq_stage_previous_changed(c->stage, NULL), out);
     status = aq_stage_parameters_changed(c->stage, NULL);
 out:
     aq_unmap(staging, bytes);

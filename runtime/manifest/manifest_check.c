@@ -702,11 +702,9 @@ static void check_split(struct aq_manifest *manifest)
         aq_manifest_error(manifest, "split.clients",
                           "wants no checkpoint.mirror, checkpoint.path or cache.path: each client has its own below "
                           "output.path");
-    if (job->train.staleness || job->train.early_stop || job->guard || job->bits_auto ||
-        job->model.precision == AQ_STAGE_FP16)
-        aq_manifest_error(
-            manifest, "split.clients",
-            "does not go with train.staleness, train.early_stop, edges.guard, edges.bits: auto and fp16 yet");
+    if (job->train.early_stop || job->guard || job->bits_auto || job->model.precision == AQ_STAGE_FP16)
+        aq_manifest_error(manifest, "split.clients",
+                          "does not go with train.early_stop, edges.guard, edges.bits: auto and fp16 yet");
     if (job->split.parallel > 1 && job->split.mode != AQ_SPLIT_FED1)
         aq_manifest_error(manifest, "split.parallel",
                           "wants split.mode: splitfed1: in the others a turn begins with the one before");

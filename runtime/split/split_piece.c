@@ -72,7 +72,7 @@ enum aq_status aq_split_in_open(struct aq_split_in *in)
 
 static enum aq_status part_name(const char *path, char out[AQ_RUN_PATH_BYTES])
 {
-    if (snprintf(out, AQ_RUN_PATH_BYTES, "%s.part", path) >= AQ_RUN_PATH_BYTES)
+    if (snprintf(out, AQ_RUN_PATH_BYTES, "%s" AQ_SPLIT_PART, path) >= AQ_RUN_PATH_BYTES)
         return aq_fail(AQ_INVAL, AREA, "the path %s is too long", path);
     return AQ_OK;
 }

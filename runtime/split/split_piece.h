@@ -29,6 +29,7 @@ enum aq_status aq_split_out_line(struct aq_split_out *out, const char *key, json
 void aq_split_out_close(struct aq_split_out *out);
 
 /* A file on its way in: written to `path`.part. */
+#define AQ_SPLIT_PART ".part"
 struct aq_split_in {
     int fd;       /* -1: none is open */
     char *buffer; /* AQ_SPLIT_PIECE_BYTES and a little */

@@ -1,6 +1,7 @@
 /*
  * split_private.h -- what split_server.c (the loop and the door), split_round.c (rounds: who takes part, and their
- * ends), split_turn.c (turns), split_weights.c (files of stages) and split_state.c (the disk) share.
+ * ends), split_turn.c (turns), split_ahead.c (the next one's files), split_weights.c (files of stages) and
+ * split_state.c (the disk) share.
  */
 #ifndef RUNTIME_SPLIT_PRIVATE_H
 #define RUNTIME_SPLIT_PRIVATE_H
@@ -59,6 +60,7 @@ struct site {
     uint32_t tries;                /* that failed, or that its client left, since its last checkpoint */
     uint64_t tried_mark;           /* which was at this step                          */
     bool late;                     /* it is waited for, or was, in this round          */
+    uint32_t ahead_round;          /* the last one in which it was told ahead of its turn */
     char why[AQ_SPLIT_TEXT_BYTES]; /* its turn's last failure                          */
 };
 
@@ -68,6 +70,13 @@ struct newcomer {
     struct aq_control *control; /* NULL: the place is free */
     uint64_t source, since_ns;
     char peer[64];
+};
+
+/* The next turn, before it is due (split_ahead.c). */
+struct ahead {
+    struct site *site;   /* whose it is; NULL: nobody's                              */
+    struct site *source; /* relay: its ends are those that this one sends now; else NULL */
+    bool ready;          /* it has them, and its daemon runs                          */
 };
 
 struct server {
@@ -87,6 +96,7 @@ struct server {
     char last[AQ_TLS_HOST_BYTES]; /* splitfed2: whose turn the middle of this round comes from; "": none yet */
     uint64_t all_samples;         /* global sampling: of all clients, who are known now; 0: they are not yet    */
     struct sums *sums;            /* then: the stages that say their parts of steps; else NULL                  */
+    struct ahead ahead;
     bool stopping, over;
     uint64_t wipe_ns; /* when caches are looked at again */
     enum aq_split_end end;
@@ -176,10 +186,28 @@ void turn_line(struct server *server, struct site *site, const json_t *line); /*
 void turn_pump(struct server *server, struct site *site); /* files to the client, lines of its launcher, its end */
 /* Its connection ends: said once, with the reason; its turn waits for it. */
 void turn_away(struct server *server, struct site *site, const char *why);
+/* As when it is due, before it is: its files go, and nothing else happens. */
+void turn_offer_ahead(struct server *server, struct site *site);
 void turn_halt(struct site *site); /* the launcher of its turn, at once; waits for its end */
 /* Our own disk, or memory: nothing of it counts, and nobody can go on. why NULL: it has been said. */
 void server_fails(struct server *server, const char *why);
 void server_save(struct server *server); /* split.json, or the server fails */
+
+/*
+ * split_ahead.c. ahead_advance: the first of those due (in order) that has no turn is told of it, where it may be.
+ * ahead_ends: this site goes, fails or misses its turn: what it was told, or is the source of, is void.
+ * ahead_committed: what it sent counts. ahead_ready: true: it was told ahead, and begins when its turn is due.
+ * ahead_due: now; false: it was not told. ahead_out: open the next file for it, as far as it has come (AQ_AGAIN: it has
+ * not; there is a source). ahead_waits: its next piece has not come.
+ */
+void ahead_advance(struct server *server, struct site *const *due, uint32_t count);
+bool ahead_is(const struct server *server, const struct site *site);
+void ahead_ends(struct server *server, const struct site *site);
+void ahead_committed(struct server *server, const struct site *site);
+bool ahead_ready(struct server *server, struct site *site);
+bool ahead_due(struct server *server, const struct site *site, bool *ready);
+enum aq_status ahead_out(struct server *server, struct site *site, uint32_t end);
+bool ahead_waits(const struct server *server, const struct site *site);
 
 /* Say something to the person at the server. */
 #define server_say(server, ...) aq_progress_say((server)->config->progress, __VA_ARGS__)

@@ -84,12 +84,24 @@ static enum aq_status hear_join(struct aq_split_session *s, const json_t *line, 
     return AQ_OK;
 }
 
+/* What was on its way when something ended: it may be so much. */
+static enum aq_status late(struct aq_split_session *s)
+{
+    return ++s->lines > AQ_CONTROL_VALUES_MAX ? wrong(s, "says too much after its turn") : AQ_OK;
+}
+
 static enum aq_status hear_ready(struct aq_split_session *s, const json_t *line, enum aq_split_act *act)
 {
-    (void)s;
-    (void)line;
-    *act = AQ_SPLIT_READY;
-    return AQ_OK;
+    uint64_t told = s->told;
+    const bool says = json_object_get(line, "told") != NULL;
+    if (says && (!number(line, "told", s->told, &told) || told == 0))
+        return wrong(s, "is ready for a turn that it was not told of");
+    if (s->state == AQ_SPLIT_OFFERED && told == s->told) {
+        *act = AQ_SPLIT_READY;
+        return AQ_OK;
+    }
+    if (!says) return wrong(s, "says 'ready' while it waits for its turn");
+    return late(s); /* that turn was over before it was ready */
 }
 
 /* A line of its daemon, or of one of its two workers. What is in it the launcher looks at (launcher_bounds.c). */
@@ -178,7 +190,7 @@ static const struct rule {
     enum aq_status (*hear)(struct aq_split_session *s, const json_t *line, enum aq_split_act *act);
 } rules[] = {
     {"op", "join", IN(JOINING), hear_join},
-    {"op", "ready", IN(OFFERED), hear_ready},
+    {"op", "ready", IN(OFFERED) | IN(IDLE), hear_ready},
     {"op", "ends", IN(CLOSING), hear_ends},
     {"op", "labels", IN(LABELS), hear_labels},
     {"op", "leave", IN(JOINING) | IN(LABELS) | IN(IDLE) | IN(OFFERED) | IN(TRAINING) | IN(CLOSING), hear_leave},
@@ -198,7 +210,7 @@ enum aq_status aq_split_hear(struct aq_split_session *s, const json_t *line, enu
                                                         "trains", "closes its turn",    "sends its labels"};
     const char *word = NULL;
     *act = AQ_SPLIT_NOTHING;
-    if (is_late(s, line)) return ++s->lines > AQ_CONTROL_VALUES_MAX ? wrong(s, "says too much after its turn") : AQ_OK;
+    if (is_late(s, line)) return late(s);
     for (size_t i = 0; i < sizeof rules / sizeof *rules; i++) {
         const char *said = json_string_value(json_object_get(line, rules[i].key));
         if (!said) continue;

@@ -74,6 +74,7 @@ struct aq_split_session {
     uint64_t samples_max;              /* that a client may have       */
     uint32_t ends;                     /* stages that it has           */
     uint64_t bytes_max[AQ_SPLIT_ENDS]; /* of the files of its ends; of files of labels just so many */
+    uint64_t told;                     /* turns of which it was told, over this connection */
     uint64_t lines;                    /* of this turn                 */
     uint32_t end;                      /* CLOSING, LABELS: the file under way */
     uint64_t at, of;                   /* and how far it is            */

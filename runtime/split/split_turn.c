@@ -73,6 +73,7 @@ void turn_away(struct server *server, struct site *site, const char *why)
 {
     char text[AQ_SPLIT_TEXT_BYTES];
     if (!site->control) return;
+    ahead_ends(server, site);
     server_say(server, "%s (%s) is gone: %s", site->name, site->peer, aq_printable_text(why, text, sizeof text));
     aq_control_close(site->control);
     site->control = NULL;
@@ -113,6 +114,7 @@ void turn_miss(struct server *server, struct site *site, const char *why)
 {
     char text[AQ_SPLIT_TEXT_BYTES];
     const bool sends_labels = site->control && site->session.state == AQ_SPLIT_LABELS; /* and goes on with that */
+    ahead_ends(server, site);
     server_say(server, "round %u: %s misses its turn: %s", server->round, site->name,
                aq_printable_text(why, text, sizeof text));
     if (!sends_labels) no_files(site);
@@ -134,6 +136,7 @@ void turn_miss(struct server *server, struct site *site, const char *why)
 static void again(struct server *server, struct site *site, const char *why)
 {
     char text[AQ_SPLIT_TEXT_BYTES];
+    ahead_ends(server, site);
     no_files(site);
     turn_halt(site);
     aq_printable_text(why, text, sizeof text);
@@ -172,16 +175,25 @@ static bool adopts(const struct site *site)
 static enum aq_status next_out(struct server *server, struct site *site)
 {
     char path[AQ_RUN_PATH_BYTES];
+    if (ahead_is(server, site) && server->ahead.source) {
+        AQ_TRY(ahead_out(server, site, site->outs));
+        site->outs++;
+        return AQ_OK;
+    }
     AQ_TRY(state_path(server, path, "weights/%d/stage-%u.safetensors", server->weights, aq_split_rank(site->outs)));
     return aq_split_out_open(&site->out, path, "ends", aq_split_rank(site->outs++));
 }
 
-/* How large a file of a stage may be: its weights, as many again four times over for an optimizer, and its head. */
-static void bounds(struct site *site)
+/*
+ * How large a file of a stage may be: its weights, as many again four times over for an optimizer, twice more for
+ * other versions of them (train.staleness), and its head.
+ */
+static void bounds(const struct server *server, struct site *site)
 {
     for (uint32_t end = 0; end < site->session.ends; end++) {
         const struct aq_plan_stage *stage = &site->job.plan->stages[aq_split_rank(end)];
-        site->session.bytes_max[end] = 5 * 4 * (stage->size.parameters + stage->size.buffers) + (4 << 20);
+        const uint64_t copies = 5 + 2 * server->job->train.staleness;
+        site->session.bytes_max[end] = copies * 4 * (stage->size.parameters + stage->size.buffers) + (4 << 20);
     }
 }
 
@@ -192,14 +204,46 @@ static void close_turn(struct server *server, struct site *site)
     turn_tell(server, site, json_pack("{s:s, s:b, s:I}", "event", "over", "done", 1, "step", (json_int_t)site->until));
 }
 
+static uint64_t until_of(const struct server *server, const struct site *site, uint64_t begin)
+{
+    const uint64_t until = begin + server->job->split.epochs * site->job.plan->steps_per_epoch;
+    return until < site->job.plan->steps ? until : site->job.plan->steps;
+}
+
+/* Its client is told. */
+static bool tell_turn(struct server *server, struct site *site, uint64_t begin, uint64_t until, bool adopt)
+{
+    bounds(server, site);
+    site->outs = 0;
+    site->sends = adopt && site->mark < until;
+    return turn_tell(server, site,
+                     json_pack("{s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:b}", "event", "turn", "told",
+                               (json_int_t)++site->session.told, "round", (json_int_t)server->round, "of",
+                               (json_int_t)server->job->split.rounds, "begin", (json_int_t)begin, "until",
+                               (json_int_t)until, "mark", (json_int_t)site->mark, "adopt", adopt));
+}
+
+void turn_offer_ahead(struct server *server, struct site *site)
+{
+    site->mark = state_mark(server, site);
+    if (!tell_turn(server, site, site->mark, until_of(server, site, site->mark), true)) return;
+    aq_split_session_go(&site->session, AQ_SPLIT_OFFERED);
+    site->deadline_ns = answer_due(server);
+}
+
+static void begin(struct server *server, struct site *site);
+
 static void offer(struct server *server, struct site *site)
 {
     const struct aq_plan *plan = site->job.plan;
+    bool ready;
+    const bool told = ahead_due(server, site, &ready);
     site->mark = state_mark(server, site);
     if (site->until == 0) {
         site->begin = site->tried_mark = site->mark;
         site->until = site->begin + server->job->split.epochs * plan->steps_per_epoch; /* global: of all samples */
         if (site->until > plan->steps) site->until = plan->steps;
+        site->until = until_of(server, site, site->begin);
         if (site->begin >= plan->steps) {
             site->round = server->round; /* it has trained all that it was to */
             site->begin = site->until = 0;
@@ -208,25 +252,19 @@ static void offer(struct server *server, struct site *site)
         server_save(server);
     }
     site->offered = true;
-    bounds(site);
     if (write_manifest(server, site) != AQ_OK) {
         server_fails(server, NULL);
         return;
     }
-    const bool adopt = adopts(site);
-    site->outs = 0;
-    site->sends = adopt && site->mark < site->until;
-    if (!turn_tell(server, site,
-                   json_pack("{s:s, s:I, s:I, s:I, s:I, s:I, s:b}", "event", "turn", "round", (json_int_t)server->round,
-                             "of", (json_int_t)server->job->split.rounds, "begin", (json_int_t)site->begin, "until",
-                             (json_int_t)site->until, "mark", (json_int_t)site->mark, "adopt", adopt)))
-        return;
+    if (!told && !tell_turn(server, site, site->begin, site->until, adopts(site))) return;
     if (site->mark == site->until) { /* killed between its last step and its close */
         close_turn(server, site);
         return;
     }
     server_say(server, "round %u of %u: %s trains steps %" PRIu64 " to %" PRIu64, server->round,
                server->job->split.rounds, site->name, site->mark + 1, site->until);
+    if (ready) begin(server, site);
+    if (told) return;
     aq_split_session_go(&site->session, AQ_SPLIT_OFFERED);
     site->deadline_ns = answer_due(server);
 }
@@ -391,6 +429,7 @@ static void taken(struct server *server, struct site *site)
         server_fails(server, NULL);
         return;
     }
+    ahead_committed(server, site);
     server_say(server, "round %u: %s has trained up to step %" PRIu64, server->round, site->name, site->mark);
     site->tries = 0;
     site->offered = site->late = false;
@@ -486,7 +525,7 @@ void turn_line(struct server *server, struct site *site, const json_t *line)
     if (act == AQ_SPLIT_LEAVE) {
         turn_away(server, site, site->session.why);
     } else if (act == AQ_SPLIT_READY) {
-        begin(server, site);
+        if (!ahead_ready(server, site)) begin(server, site);
     } else if (act == AQ_SPLIT_FORWARD && site->launch) {
         if (aq_control_send(site->launch, json_incref((json_t *)(uintptr_t)line)) == AQ_TIMEOUT)
             again(server, site, "it says more than its launcher can read");
@@ -513,6 +552,10 @@ static void pump_files(struct server *server, struct site *site)
         json_t *line;
         bool last = false;
         enum aq_status status = site->out.fd == -1 ? next_out(server, site) : AQ_OK;
+        if (status == AQ_AGAIN || (status == AQ_OK && ahead_waits(server, site))) {
+            if (aq_control_waiting(site->control) == 0) site->deadline_ns = AQ_NEVER; /* it owes nothing */
+            return;
+        }
         if (status == AQ_OK) status = aq_split_out_line(&site->out, "event", &line, &last);
         if (status != AQ_OK) { /* our own file */
             site->sends = false;

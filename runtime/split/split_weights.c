@@ -67,6 +67,9 @@ static enum aq_status begin_one(struct aq_split_part *part, const struct aq_plan
                               : aq_stage_init(part->stage, job->train.seed));
     if (job->train.lora_weights) AQ_TRY(aq_adapters_import(&part->checkpoint, &plan->model, job->train.lora_weights));
     AQ_TRY(keep_frozen(part, job));
+    if (job->train.staleness) AQ_TRY(aq_stage_keep(part->stage, NULL)); /* all versions are these */
+    AQ_TRY(aq_optimizer_versions_begin(part->optimizer, aq_stage_parameters(part->stage), NULL));
+    AQ_TRY(aq_device_stream_sync(part->device, NULL));
     return aq_checkpoint_write(&part->checkpoint, 0);
 }
 

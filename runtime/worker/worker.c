@@ -422,6 +422,7 @@ static enum aq_status adopt(struct aq_worker *w, const char *folder)
 {
     struct aq_checkpoint checkpoint = aq_worker_checkpoint(w);
     checkpoint.own_statistics = w->job->split.statistics == AQ_SPLIT_LOCAL; /* those are the client's, loaded before */
+    w->checkpoints.adopted = true;
     aq_log("worker", 1, "begins with the weights in %s", folder);
     return aq_checkpoint_adopt(&checkpoint, folder);
 }

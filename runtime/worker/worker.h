@@ -175,6 +175,7 @@ struct aq_worker_checkpoints {
     struct aq_mirror *mirror;      /* NULL: the job wants no copies                                   */
     char hash[AQ_HASH_TEXT_BYTES]; /* of this stage's file of resumed_at, as the launcher has it; "": it has none */
     bool lost;                     /* this stage's file is gone or damaged: a copy is needed          */
+    bool adopted;                  /* weights and states are another run's (a turn of split learning)     */
     bool waiting;                  /* for a checkpoint or a start: links have nothing else to carry   */
     uint64_t unreadable;           /* the step of a checkpoint that could not be read; 0: none        */
     enum aq_worker_snapshot state;

@@ -76,11 +76,11 @@ enum aq_status aq_worker_hide(struct aq_worker *worker)
     return change(worker, aq_optimizer_hide, false);
 }
 
-/* What has been resharded is of a round's end. */
+/* What has been resharded is of a round's end; what was read, or taken over, is as checkpoints are. */
 enum aq_status aq_worker_versions_open(struct aq_worker *worker)
 {
     if (worker->replicas.resharded) return change(worker, aq_optimizer_versions_reshard, true);
-    if (worker->step > 0) return aq_worker_hide(worker);
+    if (worker->step > 0 || worker->checkpoints.adopted) return aq_worker_hide(worker);
     AQ_TRY(aq_optimizer_versions_begin(worker->optimizer, aq_stage_parameters(worker->stage), worker->stream));
     return aq_device_stream_sync(worker->device, worker->stream);
 }

@@ -57,13 +57,12 @@ def newest(server):
     return ROOT / server / "weights" / str(state["weights"])
 
 
-def scenario_split_fed():
-    """SplitFed v1 is FedAvg of the unsplit runs bit for bit, statistics and momenta too; one client is the unsplit run; v2 is neither."""
-    begin("a", "b")
-    samples, steps = {"a": 60, "b": 45}, {"a": 3, "b": 3}
+def averaged_rounds(samples, plain):
+    """SplitFed v1, run "fed", is FedAvg of the unsplit runs bit for bit: losses, and all that a stage's file has."""
+    steps = {"a": 3, "b": 3}
     for name in samples:
-        launch(job(f"alone-{name}", **{**PLAIN, "pipeline.stages": 1, "data.train": str(ROOT / f"{name}.bin"), "train.epochs": 1}))
-    whole(split("fed", rounds=2, epochs=1, clients=2, **{**PLAIN, "split.mode": "splitfed1", "split.collect": "true"}), "a", "b")
+        launch(job(f"alone-{name}", **{**plain, "pipeline.stages": 1, "data.train": str(ROOT / f"{name}.bin"), "train.epochs": 1}))
+    whole(split("fed", rounds=2, epochs=1, clients=2, **{**plain, "split.mode": "splitfed1", "split.collect": "true"}), "a", "b")
     for turn in (1, 2):
         files = {name: ROOT / f"alone-{name}/checkpoint/{turn * steps[name]}/stage-0.safetensors" for name in samples}
         ours = {name: tensors(path) for name, path in files.items()}
@@ -72,11 +71,19 @@ def scenario_split_fed():
             rewrite(path, mean)
         if turn == 1:
             for name in samples:
-                launch(job(f"alone-{name}", **{**PLAIN, "pipeline.stages": 1, "data.train": str(ROOT / f"{name}.bin"), "train.epochs": 2}),
+                launch(job(f"alone-{name}", **{**plain, "pipeline.stages": 1, "data.train": str(ROOT / f"{name}.bin"), "train.epochs": 2}),
                        "--resume")
     for name in samples:
         check(losses(f"alone-{name}") == [line["loss"] for line in of_client("fed", name)], f"{name}: not FedAvg's losses")
     check(together(newest("fed")) == mean, "not FedAvg's weights")
+    return mean
+
+
+def scenario_split_fed():
+    """SplitFed v1 is FedAvg of the unsplit runs bit for bit, statistics and momenta too; one client is the unsplit run; v2 is neither."""
+    begin("a", "b")
+    samples = {"a": 60, "b": 45}
+    mean = averaged_rounds(samples, PLAIN)
     model = tensors(ROOT / "fed/model.safetensors")
     check(all(values == mean[name] for name, values in model.items()), "the model that is left is another")
     check(not list((ROOT / "fed/round").glob("*/*")), "turns that were averaged are kept")
@@ -100,6 +107,46 @@ def scenario_split_fed():
     check(of_client("two", second)[0]["loss"] != of_client("fed", second)[0]["loss"], "v2's second turn has not the first one's middle")
     check(report("two")["mode"] == "splitfed2", report("two"))
     no_workers("split_fed")
+
+
+def scenario_split_stale():
+    """train.staleness 1: one client is the unsplit run, SplitFed v1 is FedAvg, and the next client of a relay goes on with both versions of the weights."""
+    begin("a", "b")
+    stale = {**PLAIN, "train.staleness": 1}
+    mean = averaged_rounds({"a": 60, "b": 45}, stale)
+    check({"optimizer.previous", "optimizer.predicted"} <= mean.keys(), f"of a turn there is {sorted(mean)}")
+    launch(job("unsplit", **{**stale, "pipeline.stages": 1, "train.epochs": 4}))
+    launch(job("fresh", **{**PLAIN, "pipeline.stages": 1, "train.epochs": 4}))
+    check(losses("unsplit")[1:] != losses("fresh")[1:], "staleness changes nothing: no test")
+    whole(split("one", rounds=2, epochs=2, **{**stale, "split.collect": "true"}), "a")
+    check(losses("unsplit") == [line["loss"] for line in of_client("one", "a")], "one client is another run")
+    check(tensors(ROOT / "unsplit" / "model.safetensors") == tensors(ROOT / "one" / "model.safetensors"), "weights differ")
+
+    # Two clients of the same images, in the same order: what the second trains is the second epoch of one.
+    (ROOT / "b.bin").write_bytes((ROOT / "a.bin").read_bytes())
+    for tag, keys in (("", {}), ("-asked", {"train.prediction": "false"})):
+        same = {**stale, **keys, "train.shuffle": "false"}
+        launch(job(f"twice{tag}", **{**same, "pipeline.stages": 1, "train.epochs": 2}))
+        server = whole(split(f"relay{tag}", rounds=1, epochs=1, clients=2, **same), "a", "b")
+        order = [line.split(": ")[2].split()[0] for line in server.text().splitlines() if " trains steps " in line]
+        check(losses(f"twice{tag}") == [line["loss"] for name in order for line in of_client(f"relay{tag}", name)],
+              f"{order}: not the losses of two epochs")
+
+    # Killed in mid-turn, with codecs, in several steps at once: the losses of the run that was not.
+    slow = {**CODED, "train.staleness": 1, "link.rate_mbps": 3, "split.wait": "60s", "checkpoint.every": "2 steps"}
+    whole(split("whole", rounds=2, clients=2, **slow), "a", "b")
+    server = Server(split("killed", rounds=2, clients=2, **slow))
+    clients = {name: Client(server, name) for name in ("a", "b")}
+    await_step(server, "b", 3)
+    clients["b"].kill()
+    clients["b"] = Client(server, "b")
+    for client in clients.values():
+        client.end()
+    server.end()
+    for name in clients:
+        check([line["loss"] for line in of_client("killed", name)] == [line["loss"] for line in of_client("whole", name)],
+              f"{name}: killed, it is another run")
+    no_workers("split_stale")
 
 
 def scenario_split_statistics():

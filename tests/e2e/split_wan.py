@@ -1,4 +1,7 @@
-"""Split learning over a wide-area network (tools/wanlab): a server and eight clients, each behind a line of its own."""
+"""Split learning over a wide-area network (tools/wanlab): a server and eight clients, each behind a line of its own.
+
+AQ_WAN_LONG=1 (a quarter of an hour): also turns of 24 steps, with the codecs of examples/split-cifar10, at two and at eight micro-batches
+a step. AQ_WAN_CLIENTS=N: of so many clients."""
 import json
 import os
 import statistics
@@ -11,7 +14,8 @@ from kit import ROOT
 from split import Client, Server, begin, of_client, records, report, split
 from wan import WANLAB, tell
 
-CLIENTS, RTT_MS, RATE_MBPS, SAMPLES = 8, 80, 20, 1024
+CLIENTS, RTT_MS, RATE_MBPS, SAMPLES = int(os.environ.get("AQ_WAN_CLIENTS", 8)), 80, 20, 1024
+LONG_SAMPLES, LONG_BATCH = 2048, 256
 # link.rate_mbps: a plan that knows the rate has as few micro-batches in flight as hide the distance, and both ways of the line busy at once.
 KEYS = {"edges.forward.codec": "aqsgd", "edges.forward.bits": 4, "edges.backward.codec": "directq", "edges.backward.bits": 4,
         "train.batch": SAMPLES, "train.micro_batch": 32, "split.rounds": 1, "split.epochs": 3, "split.wait": "60s", "model.width": 16,
@@ -19,43 +23,85 @@ KEYS = {"edges.forward.codec": "aqsgd", "edges.forward.bits": 4, "edges.backward
         "link.rtt_ms": RTT_MS, "link.rate_mbps": RATE_MBPS, "cache.direct": "false"}
 
 
-def run(name, rate, rtt):
+# As many bytes a step, and their shares by cut and way, as the example's ResNet-34 has; little to compute.
+LONG = {"model.width": 64, "model.levels": 3, "pipeline.stages": "[{layers: 0-1, dials: true}, {layers: 2-7}, {layers: 8-10, dials: true}]",
+        "train.batch": LONG_BATCH, "edges.forward.bits": 2, "edges.backward.bits": 8, "edges.backward.top_k": 0.2}
+TRIPS_S = 4 * RTT_MS / 2 * 1e-3  # 2 (P - 1) one-way trips, as the bound of `aqpipe bench wan` has them
+ON_WIRE = 1500 / 1448
+
+
+def run(name, rate, rtt, clients=CLIENTS, **changes):
+    """Lines of steps by client, and how long a turn took, from its offer to the next one's (of the last: to the end)."""
     tell("--rate", rate, "--rtt", rtt)
-    server = Server(split(name, clients=CLIENTS, **{**KEYS, "split.server": "10.79.0.1:0"}), at=(WANLAB, "exec", "0"))
-    clients = [Client(server, f"c{i}", at=(WANLAB, "exec", str(i + 1)), host="10.79.0.1") for i in range(CLIENTS)]
-    for client in clients:
+    server = Server(split(name, clients=clients, **{**KEYS, "split.server": "10.79.0.1:0", **changes}), at=(WANLAB, "exec", "0"))
+    started = [Client(server, f"c{i}", at=(WANLAB, "exec", str(i + 1)), host="10.79.0.1") for i in range(clients)]
+    for client in started:
         client.end()
     server.end()
     check(all(line["turns"] == 1 and line["missed"] == 0 for line in report(name)["clients"]), f"{report(name)}")
-    return {f"c{i}": of_client(name, f"c{i}") for i in range(CLIENTS)}
+    offered = sorted((path.stat().st_mtime, path.stem) for path in (ROOT / name / "turns").glob("*.yaml"))
+    ends = [time for time, _ in offered[1:]] + [(ROOT / name / "report.json").stat().st_mtime]
+    return {f"c{i}": of_client(name, f"c{i}") for i in range(clients)}, {who: end - begin for (begin, who), end in zip(offered, ends)}
+
+
+def ways(line):
+    """Bytes of a step up and down the client's line, packed."""
+    forward, backward = ([bytes_ * (packed or 0) for bytes_, packed in zip(line[f"{way}_bytes"], line[f"{way}_packed"])] for way in ("forward", "backward"))
+    return forward[0] + backward[2], backward[1] + forward[1]
 
 
 def bound_s(line):
-    """Of a step: the busier way of the client's line, of what went over it, packed."""
-    forward, backward = ([bytes_ * (packed or 0) for bytes_, packed in zip(line[f"{way}_bytes"], line[f"{way}_packed"])] for way in ("forward", "backward"))
-    return max(forward[0] + backward[2], backward[1] + forward[1]) * 8 / RATE_MBPS * 1e-6
+    """Of a step: the busier way of the client's line."""
+    return max(ways(line)) * 8 / RATE_MBPS * 1e-6
+
+
+def turn_bound_s(name, who, lines):
+    """Of a turn: all its steps, first visits too, and the files of its ends, which go down and up."""
+    files = sum((ROOT / f"{name}-{who}" / "begin" / f"stage-{rank}.safetensors").stat().st_size for rank in (0, 2))
+    return (max(sum(way) for way in zip(*map(ways, lines))) + files) * 8 / RATE_MBPS * 1e-6
+
+
+def tell_ratios(name, lines, turns, trips_s=TRIPS_S, **more):
+    kept = [line for each in lines.values() for line in each[1:]]  # the first has keyframes
+    median = lambda values: round(statistics.median(values), 3)
+    ratios = [bound_s(line) / line["seconds"] for line in kept]
+    print(json.dumps({"run": name, "clients": len(lines), "rtt ms": RTT_MS, "Mbit/s": RATE_MBPS, **more, "steps a turn": len(next(iter(lines.values()))),
+                      "step s": median(line["seconds"] for line in kept), "bytes s": median(map(bound_s, kept)),
+                      "bytes/measured": median(ratios), "least": round(min(ratios), 3), "most": round(max(ratios), 3),
+                      "bytes and trips/measured": median((bound_s(line) * ON_WIRE + trips_s) / line["seconds"] for line in kept),
+                      "turn s": median(turns.values()),
+                      "turn bytes/measured": median(turn_bound_s(name, who, each) / turns[who] for who, each in lines.items())}), flush=True)
+
+
+def losses_of(run_):
+    return {who: [line["loss"] for line in lines] for who, lines in run_[0].items()}
 
 
 def scenario_split_wan():
-    """Eight clients at 80 ms and 20 Mbit/s: the losses of a near network, and how near the steps come to what the line allows."""
+    """Eight clients at 80 ms and 20 Mbit/s: the losses of a near network, and how near steps and turns come to what the line allows; with staleness, too."""
     if not os.environ.get("AQPIPE_WANLAB"):
         tried = subprocess.run([WANLAB, "2", "--", "true"], capture_output=True, text=True, timeout=jobs.PATIENCE)
         if tried.returncode != 0:
             print(f"skipped: {tried.stderr.strip()}")
             sys.exit(77)
-        done = subprocess.run([WANLAB, str(CLIENTS + 1), "--rate", "100", "--rtt", "0.2", "--", sys.executable, *sys.argv], timeout=1000)
+        done = subprocess.run([WANLAB, str(CLIENTS + 1), "--rate", "100", "--rtt", "0.2", "--", sys.executable, *sys.argv], timeout=3000)
         check(done.returncode == 0, f"in the lab: {done.returncode}")
         return
     begin(*[f"c{i}" for i in range(CLIENTS)])
     for i in range(CLIENTS):
         records(f"c{i}", SAMPLES, i)
-    near, far = run("near", 1000, 0.2), run("far", RATE_MBPS, RTT_MS)
-    check({who: [line["loss"] for line in lines] for who, lines in near.items()} ==
-          {who: [line["loss"] for line in lines] for who, lines in far.items()}, "the losses are not those of a near network")
-    kept = [line for lines in far.values() for line in lines[1:]]  # the first has keyframes
-    ratios = [bound_s(line) / line["seconds"] for line in kept]
-    print(json.dumps({"clients": CLIENTS, "rtt ms": RTT_MS, "Mbit/s": RATE_MBPS, "step s": round(statistics.median(line["seconds"] for line in kept), 3),
-                      "bound s": round(statistics.median(map(bound_s, kept)), 3), "bound/measured": round(statistics.median(ratios), 3),
-                      "least": round(min(ratios), 3), "most": round(max(ratios), 3),
-                      "near step s": round(statistics.median(line["seconds"] for lines in near.values() for line in lines[1:]), 3)}), flush=True)
+    near = run("near", 1000, 0.2)
+    for name, keys in (("far", {}), ("far-stale", {"train.staleness": 1})):
+        far = run(name, RATE_MBPS, RTT_MS, **keys)
+        tell_ratios(name, *far, TRIPS_S / (1 + len(keys)), staleness=len(keys))  # two steps share them
+        check(keys or losses_of(near) == losses_of(far), "the losses are not those of a near network")
+        check(not keys or losses_of(near) != losses_of(far), "staleness changes nothing: no test")
+    if os.environ.get("AQ_WAN_LONG"):
+        for i in range(CLIENTS):
+            records(f"c{i}", LONG_SAMPLES, i)
+        for parts in (2, 8):
+            for stale in (0, 1):
+                name = f"long-{parts}-{stale}"
+                far = run(name, RATE_MBPS, RTT_MS, **LONG, **{"train.micro_batch": LONG_BATCH // parts, "train.staleness": stale})
+                tell_ratios(name, *far, TRIPS_S / (1 + stale), staleness=stale, **{"micro-batches": parts})
     no_workers("split_wan")
