@@ -667,6 +667,8 @@ static void check_global(struct aq_manifest *manifest)
                           "global wants samples whose targets all count: data.kind: %s masks some, and the server, "
                           "which weighs what clients send, cannot know how many",
                           job->data.kind);
+    if (job->train.staleness)
+        aq_manifest_error(manifest, key, "global does not go with train.staleness: a step ends with its sum");
     if (job->train.optimizer.outer_every > 1)
         aq_manifest_error(manifest, key, "global does not go with reduce.every: gradients are averaged in each step");
 }

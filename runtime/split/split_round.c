@@ -296,8 +296,8 @@ void round_advance(struct server *server)
         /* Those of splitfed1 need nothing of each other: each is waited for by itself. */
         const bool each = server->job->split.mode == AQ_SPLIT_FED1 || server->job->split.mode == AQ_SPLIT_GLOBAL;
         turns_advance(server, due, each ? count : 1);
-        turns_advance(server, due, server->job->split.mode == AQ_SPLIT_FED1 ? count : 1);
-        if (!server->over) ahead_advance(server, due, count);
+        /* With global sampling nobody comes next. */
+        if (!server->over && server->job->split.mode != AQ_SPLIT_GLOBAL) ahead_advance(server, due, count);
         return;
     }
     round_end(server);

@@ -241,8 +241,6 @@ static void offer(struct server *server, struct site *site)
     site->mark = state_mark(server, site);
     if (site->until == 0) {
         site->begin = site->tried_mark = site->mark;
-        site->until = site->begin + server->job->split.epochs * plan->steps_per_epoch; /* global: of all samples */
-        if (site->until > plan->steps) site->until = plan->steps;
         site->until = until_of(server, site, site->begin);
         if (site->begin >= plan->steps) {
             site->round = server->round; /* it has trained all that it was to */
