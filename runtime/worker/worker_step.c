@@ -78,8 +78,9 @@ void aq_worker_batch(struct aq_worker *worker, uint64_t step, uint32_t micro_bat
 
 static enum aq_status prefetch(struct aq_worker *worker, uint64_t step, uint32_t micro_batch)
 {
-    const uint64_t last = aq_worker_steps_end(worker), ahead = worker->plan->steps_per_epoch;
-    const uint64_t end = step + ahead < last ? step + ahead : last; /* orders of two epochs are kept */
+    const uint64_t each = worker->plan->steps_per_epoch, last = aq_worker_steps_end(worker);
+    const uint64_t kept = (aq_worker_global(worker, step) / each + 2) * each - worker->sums.shift; /* orders of two */
+    const uint64_t end = kept < last ? kept : last;
     for (uint32_t count; (count = micro_batches(worker, step)) <= micro_batch; micro_batch -= count)
         if (++step >= end) return AQ_OK;
     struct aq_edge_batch batch;
