@@ -9,13 +9,13 @@ import jobs
 from jobs import aqpipe, check, no_workers
 from gpu import gpus_here
 from kit import BIN, ROOT
-from split import CODED, PLAIN, begin, of_client, seen, split, whole
+from split import CODED, PLAIN, begin, of_client, records, seen, split, whole
 
-CLIP, GRADIENT_CLIP = 40.0, 0.5  # some are above, some below
+CLIP, GRADIENT_CLIP = 17.0, 0.5  # some are above, some below
 CLIPS = {"split.privacy.clip": CLIP, "split.privacy.gradient_clip": GRADIENT_CLIP}
 KEY = "split.privacy.distance_correlation"
 PENALTY = {KEY: 100}
-FEW = {**PLAIN, "split.rounds": 1, "split.epochs": 1, "split.capture": "64MiB"}
+FEW = {**PLAIN, "pipeline.stages": "[{layers: 0-7, dials: true}, {layers: 8-11}, {layers: 12-13, dials: true}]", "model.width": 4, "split.rounds": 1, "split.epochs": 1, "split.capture": "64MiB"}
 
 
 def losses(name):
@@ -52,7 +52,7 @@ def scenario_split_isolated():
 def on_gpus(first, server, last=None):
     """A client's two stages on these GPUs (one for both), the server's on that one; None: on a CPU."""
     middle = "device: cpu" if server is None else f"device: cuda, device_index: {server}"
-    return (f"[{{layers: 0-1, dials: true, device: cuda, device_index: {first}}}, {{layers: 2-11, {middle}}}, "
+    return (f"[{{layers: 0-7, dials: true, device: cuda, device_index: {first}}}, {{layers: 8-11, {middle}}}, "
             f"{{layers: 12-13, dials: true, device: cuda, device_index: {first if last is None else last}}}]")
 
 
@@ -81,6 +81,7 @@ def scenario_split_privacy_gpu():
         print("no GPU here")
         sys.exit(77)
     begin("a")
+    records("test", 10, 2)
     gpu, every = {"pipeline.stages": on_gpus(*((0, 1) if gpus > 1 else (0, None)))}, {**FEW, **CLIPS, **PENALTY}
     whole(split("gpu", **{**every, **gpu}), "a")
     whole(split("cpu", **every), "a")
@@ -109,7 +110,7 @@ def scenario_split_privacy_gpu():
     for kind, sigma in ((1, noise * CLIP), (2, gradient_noise * GRADIENT_CLIP / 20)):
         for name, other, wanted in (("noisy", "gpu", sigma), ("noisier", "noisy", sigma * 2 ** 0.5)):
             drawn = differences(name, other, kind)
-            check(abs(statistics.stdev(drawn) / wanted - 1) < 0.06 and abs(statistics.fmean(drawn)) < 5 * wanted / len(drawn) ** 0.5,
+            check(abs(statistics.stdev(drawn) / wanted - 1) < 0.08 and abs(statistics.fmean(drawn)) < 5 * wanted / len(drawn) ** 0.5,
                   f"{name}, kind {kind}: deviation {statistics.stdev(drawn)}, mean {statistics.fmean(drawn)}; asked for {wanted}")
 
     # Streams that run at once, or late in another time, and bodies over NCCL: who waits where it must gets the same bits.
