@@ -35,7 +35,7 @@
 #include "storage/cache.h"
 
 enum {
-    AQ_PLAN_LINES_MAX = 24,
+    AQ_PLAN_LINES_MAX = 32,
     AQ_PLAN_NAME_MAX = 32,
     AQ_PLAN_COPIES_MAX = 2,
     AQ_PLAN_TRACE_RECORDS = 1 << 17, /* of output.trace, on every stage                        */
