@@ -25,6 +25,7 @@ static void variants_choose(struct cpu_device *cpu, uint32_t instructions)
 {
     cpu->rows = &cpu_rows_plain;
     cpu->gemm = instructions & AQ_BASE ? &cpu_gemm_dnnl : &cpu_gemm_plain;
+    cpu->winograd = NULL;
     cpu->bf16 = (instructions & AQ_AVX512_BF16) != 0;
 #if defined(__x86_64__)
     if (instructions & AQ_AVX2) cpu->rows = &cpu_rows_avx2;
