@@ -608,6 +608,9 @@ static enum aq_status counts_fill(struct aq_plan *plan)
                        place, (unsigned long long)plan->facts.train_samples, W);
     }
     const struct aq_job_facts *facts = &plan->facts;
+    if (facts->all_samples > UINT32_MAX)
+        return aq_fail(AQ_INVAL, "plan", "all clients have %llu samples: batches are drawn over %u at most",
+                       (unsigned long long)facts->all_samples, UINT32_MAX);
     if (facts->all_samples && (facts->first_sample >= facts->all_samples ||
                                facts->train_samples > facts->all_samples - facts->first_sample))
         return aq_fail(AQ_INVAL, "plan", "%llu samples from %llu on are not among %llu of all clients",

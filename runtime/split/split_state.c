@@ -69,10 +69,11 @@ enum aq_status state_save(struct server *server)
     for (uint32_t i = 0; i < server->site_count; i++)
         json_array_append_new(sites, site_line(&server->sites[i]));
     json_t *all =
-        json_pack("{s:s, s:i, s:s, s:I, s:I, s:f, s:i, s:s, s:I, s:o}", "job", server->job->name, "format", 1, "mode",
+        json_pack("{s:s, s:i, s:s, s:I, s:I, s:f, s:i, s:s, s:I, s:I, s:I, s:o}", "job", server->job->name, "format", 1, "mode",
                   state_mode(server), "round", (json_int_t)server->round, "drawn", (json_int_t)server->drawn,
                   "round_seconds", (double)elapsed_ns * 1e-9, "weights", server->weights, "last", server->last,
-                  "all_samples", (json_int_t)server->all_samples, "clients", sites);
+                  "all_samples", (json_int_t)server->all_samples, "vocabulary", (json_int_t)server->vocabulary,
+                  "labels", (json_int_t)server->labels, "clients", sites);
     enum aq_status status = state_path(server, path, "split.json");
     if (status != AQ_OK) {
         json_decref(all);
@@ -131,6 +132,8 @@ static enum aq_status read_all(struct server *server, const json_t *all)
     server->weights = (int)json_integer_value(weights);
     server->drawn = (uint32_t)aq_control_u64_or(all, "drawn", server->round);
     server->all_samples = aq_control_u64_or(all, "all_samples", 0);
+    server->vocabulary = (uint32_t)aq_control_u64_or(all, "vocabulary", 0); /* who knows it not: as nobody knew */
+    server->labels = (uint32_t)aq_control_u64_or(all, "labels", 0);
     snprintf(server->last, sizeof server->last, "%s", last);
     for (size_t i = 0; i < json_array_size(sites); i++)
         AQ_TRY(read_site(server, json_array_get(sites, i)));

@@ -208,6 +208,7 @@ static void offer(struct server *server, struct site *site)
         server_save(server);
     }
     site->offered = true;
+    site->sum_ns = aq_clock_ns();
     bounds(site);
     if (write_manifest(server, site) != AQ_OK) {
         server_fails(server, NULL);
