@@ -402,9 +402,55 @@ static int folder_close(void **state)
     return worker_close(state);
 }
 
+/* A job's plan tells it before any client is there. */
+static void test_a_plan_tells_what_sums_cost(void **state)
+{
+    (void)state;
+    struct aq_job *job;
+    struct aq_plan *plan;
+    struct aq_text text = {0};
+    struct aq_plan_totals with, without;
+    char wanted[160];
+    char *alone = strdup(manifest);
+    memset(strstr(alone, "client: ann,"), ' ', strlen("client: ann,"));
+    assert_int_equal(aq_job_parse(alone, strlen(alone), "test.yaml", "/", NULL, 0, &job), AQ_OK);
+    assert_int_equal(aq_plan_open(job, &plan), AQ_OK);
+    assert_int_equal(aq_plan_print(plan, NULL, NULL, 0, &text), AQ_OK);
+    for (uint32_t e = 0; e < 2; e++) {
+        snprintf(wanted, sizeof wanted, "edge %u besides: ", e);
+        assert_non_null(strstr(aq_text_of(&text), wanted));
+        assert_int_equal(plan->edges[e].shape.summed, plan->stages[2 * e].size.parameters);
+    }
+    assert_non_null(strstr(aq_text_of(&text), "of memory of the split-server, and"));
+    aq_plan_totals(plan, NULL, NULL, &with);
+    job->split.mode = AQ_SPLIT_FED1;
+    struct aq_plan *other;
+    assert_int_equal(aq_plan_open(job, &other), AQ_OK);
+    aq_plan_totals(other, NULL, NULL, &without);
+    const uint64_t ends = plan->stages[0].size.parameters + plan->stages[2].size.parameters;
+    assert_int_equal(with.sent_bytes, without.sent_bytes + 2 * plan->steps * ends * sizeof(float));
+    aq_plan_close(other);
+    aq_plan_close(plan);
+    aq_job_close(job);
+    aq_text_deinit(&text);
+    free(alone);
+}
+
+static void test_more_samples_than_can_be_put_in_order_are_refused(void **state)
+{
+    (void)state;
+    struct aq_plan *plan;
+    w.job->facts.all_samples = UINT64_C(1) << 32;
+    assert_int_equal(aq_plan_open(w.job, &plan), AQ_INVAL);
+    assert_non_null(strstr(aq_error_text(), "all clients have 4294967296 samples"));
+    w.job->facts.all_samples = ALL;
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_a_plan_tells_what_sums_cost),
+        cmocka_unit_test(test_more_samples_than_can_be_put_in_order_are_refused),
         cmocka_unit_test(test_a_stage_that_is_told_too_little_is_refused),
         cmocka_unit_test(test_a_part_is_said_and_the_sum_taken),
         cmocka_unit_test(test_gradients_that_are_no_numbers_are_left_out),
