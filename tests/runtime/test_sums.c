@@ -436,6 +436,32 @@ static void test_a_plan_tells_what_sums_cost(void **state)
     free(alone);
 }
 
+/* Somebody else's client may be away for as long as the server waits, which may be longer than a link's silence. */
+static void test_others_clients_are_waited_for_as_long_as_by_the_server(void **state)
+{
+    (void)state;
+    struct aq_worker other = {0};
+    char *text, hash[17];
+    w.job->split.wait_ns = UINT64_C(86400000000000);
+    assert_int_equal(aq_plan_manifest(w.plan, &text), AQ_OK);
+    struct aq_job *job;
+    struct aq_plan *plan;
+    assert_int_equal(aq_job_parse(text, strlen(text), "manifest", "/", NULL, 0, &job), AQ_OK);
+    assert_int_equal(job->split.wait_ns, UINT64_C(86400000000000));
+    assert_int_equal(aq_plan_open(job, &plan), AQ_OK);
+    snprintf(hash, sizeof hash, "%016llx", (unsigned long long)aq_plan_hash(plan));
+    json_t *line = json_pack("{s:s, s:s, s:s, s:i}", "manifest", text, "run", "/", "plan_hash", hash, "rank", 1);
+    assert_int_equal(aq_worker_plan_open(&other, line), AQ_OK);
+    assert_true(other.silence_ns > 3 * job->split.wait_ns); /* one after the other */
+    json_decref(line);
+    aq_plan_close(other.plan);
+    aq_job_close(other.job);
+    aq_free(other.run_folder);
+    aq_plan_close(plan);
+    aq_job_close(job);
+    aq_free(text);
+}
+
 static void test_more_samples_than_can_be_put_in_order_are_refused(void **state)
 {
     (void)state;
@@ -450,6 +476,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_a_plan_tells_what_sums_cost),
+        cmocka_unit_test(test_others_clients_are_waited_for_as_long_as_by_the_server),
         cmocka_unit_test(test_more_samples_than_can_be_put_in_order_are_refused),
         cmocka_unit_test(test_a_stage_that_is_told_too_little_is_refused),
         cmocka_unit_test(test_a_part_is_said_and_the_sum_taken),
