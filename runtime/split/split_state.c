@@ -69,11 +69,12 @@ enum aq_status state_save(struct server *server)
     for (uint32_t i = 0; i < server->site_count; i++)
         json_array_append_new(sites, site_line(&server->sites[i]));
     json_t *all =
-        json_pack("{s:s, s:i, s:s, s:I, s:I, s:f, s:i, s:s, s:I, s:I, s:I, s:o}", "job", server->job->name, "format", 1, "mode",
+        json_pack("{s:s, s:i, s:s, s:I, s:I, s:f, s:i, s:s, s:I, s:I, s:I, s:I, s:o}", "job", server->job->name, "format", 1, "mode",
                   state_mode(server), "round", (json_int_t)server->round, "drawn", (json_int_t)server->drawn,
                   "round_seconds", (double)elapsed_ns * 1e-9, "weights", server->weights, "last", server->last,
                   "all_samples", (json_int_t)server->all_samples, "vocabulary", (json_int_t)server->vocabulary,
-                  "labels", (json_int_t)server->labels, "clients", sites);
+                  "labels", (json_int_t)server->labels, "round_steps",
+                  (json_int_t)(server->all_samples ? round_steps(server) : 0), "clients", sites);
     enum aq_status status = state_path(server, path, "split.json");
     if (status != AQ_OK) {
         json_decref(all);
@@ -151,6 +152,18 @@ static enum aq_status same_mode(const struct server *server, const json_t *all, 
                    path, was, state_mode(server));
 }
 
+/* With global sampling all count the steps of all rounds: a round has as many as before. */
+static enum aq_status same_steps(const struct server *server, const json_t *all, const char *path)
+{
+    const uint64_t was = aq_control_u64_or(all, "round_steps", 0);
+    const uint64_t is = server->all_samples ? round_steps(server) : 0;
+    if (was == 0 || was == is) return AQ_OK;
+    return aq_fail(AQ_REFUSED, AREA,
+                   "%s is of rounds of %" PRIu64 " steps, and the job's have %" PRIu64
+                   " (split.mode: global): say split.epochs and train.batch as they were",
+                   path, was, is);
+}
+
 enum aq_status state_load(struct server *server)
 {
     static const char *const folders[] = {"weights/0", "weights/1", "round", "turns", "clients", "labels", "logs"};
@@ -171,9 +184,10 @@ enum aq_status state_load(struct server *server)
     aq_error_hold(&hold);
     const bool read = all && read_all(server, all) == AQ_OK;
     aq_error_release(&hold);
-    const enum aq_status mode = read ? same_mode(server, all, path) : AQ_OK;
+    enum aq_status same = read ? same_mode(server, all, path) : AQ_OK;
+    if (read && same == AQ_OK) same = same_steps(server, all, path);
     json_decref(all);
-    AQ_TRY(mode);
+    AQ_TRY(same);
     return read ? AQ_OK : aq_fail(AQ_CORRUPT, AREA, "%s is damaged: put it back, or choose another output.path", path);
 }
 

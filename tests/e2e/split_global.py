@@ -228,8 +228,18 @@ def scenario_split_global_settled():
     for client in clients:
         client.end()
     again.end()
+    shorter = aqpipe("split-server", server.path, "--set", "split.epochs=2", "--set", "split.rounds=4")
+    check(shorter.returncode != 0 and "is of rounds of 8 steps, and the job's have 16" in shorter.stderr, shorter.stderr)
     lines = {line["name"]: line for line in report("settled")["clients"]}
     check([lines[name]["turns"] for name in ("a", "b", "c")] == [3, 0, 3], f"{lines}: {again.text()}")
+    alike("settled", "a", "c")
+
+    more = ("--set", "split.rounds=4")  # more rounds go further
+    server = Server(server.path, *more)
+    for client in [Client(server, name, *more) for name in ("a", "c")]:
+        client.end()
+    server.end()
+    check([line["turns"] for line in report("settled")["clients"] if line["name"] != "b"] == [4, 4], server.text())
     alike("settled", "a", "c")
 
     # Of eleven classes, with the hash that such a plan has.
