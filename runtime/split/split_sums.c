@@ -9,7 +9,8 @@
  *
  * Who says nothing for split.wait, while others wait for it, is late: its turn is missed. A step that it makes again
  * is something said. Before its first part and behind its last one files cross its link, and it evaluates: others wait
- * for that by control.stall_max longer, for nobody else ends a turn that goes on and on.
+ * for that by control.stall_max longer, and by what the files take at 1 Mbit/s, for nobody else ends a turn that goes on
+ * and on: who is there and done with a round waits for its end, too.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -309,41 +310,59 @@ static void step_done(struct server *server)
     if (needed != UINT64_MAX) aq_split_sum_forget(sums->sum, needed);
 }
 
-/* For so long others wait for one that says nothing; AQ_NEVER: it is no matter of sums. */
-static uint64_t patience_ns(struct server *server, const struct site *site, bool all_done)
+/* What its labels or its ends take on a link of 1 Mbit/s. */
+static uint64_t files_ns(const struct site *site)
+{
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < AQ_SPLIT_ENDS; i++)
+        bytes += site->session.bytes_max[i];
+    return bytes * 8000;
+}
+
+/* For so long others wait for one that says nothing; AQ_NEVER: it is no matter of sums. in_step: for its part of one. */
+static uint64_t patience_ns(struct server *server, const struct site *site, bool in_step)
 {
     const uint64_t wait_ns = server->job->split.wait_ns, stall_ns = server->job->control.stall_ns_max;
     const struct sums *sums = server->sums;
-    if (site->pid != 0 && !all_done) {
+    if (site->pid != 0 && in_step) {
         bool held = false; /* by one before it, whose part is read first */
         for (int p = 0; p < PEERS_MAX; p++)
             held |= sums->peers[p].site == site && sums->peers[p].said && !sums->peers[p].again;
         return held && site != next_part(server) ? AQ_NEVER : wait_ns;
     }
     const bool has_turn = site->control && (site->offered || site->owed); /* who is away is split_turn.c's */
-    return has_turn && stall_ns > 0 ? wait_ns + stall_ns : AQ_NEVER;
+    return has_turn && stall_ns > 0 ? wait_ns + stall_ns + files_ns(site) : AQ_NEVER;
 }
 
-/* Others wait for one that says nothing; after the last step, for its end. One at a time: each may take a moment. */
+/* Does a client wait for the round's end? */
+static bool some_wait(const struct server *server)
+{
+    bool any = false;
+    for (uint32_t i = 0; i < server->site_count; i++)
+        any |= server->sites[i].control && !is_due(server, &server->sites[i]);
+    return any;
+}
+
+/* Others wait for one that says nothing: for its part, or for its end. One at a time: each may take a moment. */
 static void look_for_late(struct server *server)
 {
     struct sums *sums = server->sums;
     const uint64_t now = aq_clock_ns(), step = aq_split_sum_step(sums->sum);
-    const bool all_done = step >= sums->end;
-    if (sums->said_ns == 0 && !all_done) return;
+    const bool in_step = sums->said_ns != 0 && step < sums->end;
+    if (!in_step && !some_wait(server)) return;
     for (uint32_t i = 0; i < server->site_count; i++) {
         struct site *site = &server->sites[i];
         char why[112];
-        if (!is_due(server, site) || (!all_done && has_counted(server, site))) continue;
-        const uint64_t most_ns = patience_ns(server, site, all_done);
+        if (!is_due(server, site) || (in_step && has_counted(server, site))) continue;
+        const uint64_t most_ns = patience_ns(server, site, in_step);
         uint64_t since = site->sum_ns > sums->said_ns ? site->sum_ns : sums->said_ns;
         if (server->round_ns > since) since = server->round_ns;
         if (most_ns == AQ_NEVER || now < since + most_ns) continue;
-        if (all_done)
-            snprintf(why, sizeof why, "it is late: its turn does not end (split.wait and control.stall_max)");
-        else
+        if (in_step)
             snprintf(why, sizeof why, "it is late: the others have waited for its part of step %" PRIu64 " (%s)",
                      step + 1, site->pid ? "split.wait" : "split.wait and control.stall_max");
+        else
+            snprintf(why, sizeof why, "it is late: its turn does not end (split.wait and control.stall_max)");
         site->lates += !site->late;
         site->late = true;
         turn_miss(server, site, why);

@@ -34,6 +34,7 @@ enum aq_doing {
     AQ_DOING_CACHE,
     AQ_DOING_CONNECT,
     AQ_DOING_MEASURE,
+    AQ_DOING_SUMS, /* split.mode: global, at the server: it waits for other clients */
     AQ_DOINGS
 };
 

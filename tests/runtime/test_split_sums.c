@@ -428,6 +428,26 @@ static void test_a_turn_that_does_not_begin_is_late(void **state)
     close(fds[MIA]);
 }
 
+/* No step is waited for, but the round's end is, by one that has missed it. */
+static void test_a_turn_that_stands_still_alone_is_late(void **state)
+{
+    (void)state;
+    int fds[CLIENTS];
+    all_hello(fds);
+    all_step(fds, 0);
+    server->job->split.wait_ns = 150 * MS;
+    server->job->control.stall_ns_max = 150 * MS;
+    here(ZOE);
+    server->sites[ZOE].offered = true;
+    server->sites[ANN].round = server->sites[MIA].round = 1;
+    serve(400);
+    assert_int_equal(server->sites[ZOE].missed, 0); /* nobody is there who would wait */
+    here(ANN);
+    serve(20);
+    assert_int_equal(server->sites[ZOE].missed, 1);
+    all_close(fds);
+}
+
 /* All steps are made, and one turn neither fails nor ends. */
 static void test_a_turn_that_does_not_end_is_late(void **state)
 {
@@ -462,6 +482,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_what_is_no_part_ends_its_connection_alone, begin, end),
         cmocka_unit_test_setup_teardown(test_two_that_say_nothing_are_late_together, begin, end),
         cmocka_unit_test_setup_teardown(test_a_turn_that_does_not_begin_is_late, begin, end),
+        cmocka_unit_test_setup_teardown(test_a_turn_that_stands_still_alone_is_late, begin, end),
         cmocka_unit_test_setup_teardown(test_a_turn_that_does_not_end_is_late, begin, end),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
