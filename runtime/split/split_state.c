@@ -115,6 +115,38 @@ static enum aq_status read_site(struct server *server, const json_t *line)
     return AQ_OK;
 }
 
+static bool is_settled(const struct server *server)
+{
+    return server->job->split.mode == AQ_SPLIT_GLOBAL && server->round > 0;
+}
+
+/* With global sampling: the parts of all lie side by side in order of names; else there are none. */
+static bool parts_whole(const struct server *server)
+{
+    uint64_t all = 0;
+    for (uint32_t i = 0; i < server->site_count; i++) {
+        const struct site *site = &server->sites[i];
+        uint64_t before = 0;
+        for (uint32_t j = 0; j < server->site_count; j++)
+            if (strcmp(server->sites[j].name, site->name) < 0) before += server->sites[j].samples;
+        if (site->samples > UINT32_MAX || site->first != (is_settled(server) ? before : 0)) return false;
+        all += site->samples;
+    }
+    return is_settled(server) ? server->all_samples == all && all > 0 && all <= UINT32_MAX : server->all_samples == 0;
+}
+
+/* And turns are of steps that all have. */
+static bool turns_whole(const struct server *server)
+{
+    for (uint32_t i = 0; i < server->site_count && is_settled(server); i++) {
+        const struct site *site = &server->sites[i];
+        const uint64_t steps = round_steps(server);
+        if (site->until && (site->begin > (server->round - 1) * steps || site->until != site->begin + steps))
+            return false;
+    }
+    return true;
+}
+
 /* Who knows no modes wrote of relay, and drew nothing. */
 static enum aq_status read_all(struct server *server, const json_t *all)
 {
@@ -156,7 +188,7 @@ static enum aq_status same_mode(const struct server *server, const json_t *all, 
 static enum aq_status same_steps(const struct server *server, const json_t *all, const char *path)
 {
     const uint64_t was = aq_control_u64_or(all, "round_steps", 0);
-    const uint64_t is = server->all_samples ? round_steps(server) : 0;
+    const uint64_t is = server->all_samples ? round_steps(server) : was;
     if (was == 0 || was == is) return AQ_OK;
     return aq_fail(AQ_REFUSED, AREA,
                    "%s is of rounds of %" PRIu64 " steps, and the job's have %" PRIu64
@@ -182,12 +214,13 @@ enum aq_status state_load(struct server *server)
     aq_free(text);
     struct aq_error_hold hold; /* the line below says it */
     aq_error_hold(&hold);
-    const bool read = all && read_all(server, all) == AQ_OK;
+    bool read = all && read_all(server, all) == AQ_OK && parts_whole(server);
     aq_error_release(&hold);
     enum aq_status same = read ? same_mode(server, all, path) : AQ_OK;
     if (read && same == AQ_OK) same = same_steps(server, all, path);
     json_decref(all);
     AQ_TRY(same);
+    read = read && turns_whole(server);
     return read ? AQ_OK : aq_fail(AQ_CORRUPT, AREA, "%s is damaged: put it back, or choose another output.path", path);
 }
 

@@ -242,6 +242,16 @@ def scenario_split_global_settled():
     check([line["turns"] for line in report("settled")["clients"] if line["name"] != "b"] == [4, 4], server.text())
     alike("settled", "a", "c")
 
+    path = ROOT / "settled/split.json"
+    good = json.loads(path.read_text())
+    for changed in ({"all_samples": 0}, {"all_samples": 151}, {"all_samples": 2**33}, {"clients": [{**each, "first": each["first"] + 1} for each in good["clients"]]},
+                    {"clients": [{**each, "samples": 50} for each in good["clients"]]},
+                    {"clients": [{**each, "begin": 9, "until": 16} if each["name"] == "a" else each for each in good["clients"]]}):
+        path.write_text(json.dumps({**good, **changed}))
+        broken = aqpipe("split-server", server.path, "--set", "split.rounds=5")
+        check(broken.returncode == 1 and "is damaged: put it back" in broken.stderr, f"{changed}: {broken.returncode}, {broken.stderr}")
+    path.write_text(json.dumps(good))
+
     # Of eleven classes, with the hash that such a plan has.
     server = Server(split("network", rounds=1, epochs=1, clients=2, **{**CODED, **GLOBAL, "split.wait": "20s"}))
     first = Client(server, "a")
