@@ -12,8 +12,8 @@
 
 #include "split_private.h"
 
-enum aq_status join_plan(struct server *server, const struct site *site, const struct aq_split_join *join, bool together,
-                         struct aq_split_job *out)
+enum aq_status join_plan(struct server *server, const struct site *site, const struct aq_split_join *join,
+                         bool together, struct aq_split_job *out)
 {
     char run[AQ_RUN_PATH_BYTES], labels[AQ_RUN_PATH_BYTES];
     AQ_TRY(state_path(server, run, "clients/%s", site->name));

@@ -164,8 +164,8 @@ uint64_t turn_shift(const struct server *server, const struct site *site);
  * settle: with global sampling, when all are here: who they are, for the whole job. tell: it is told, where that is
  * settled.
  */
-enum aq_status join_plan(struct server *server, const struct site *site, const struct aq_split_join *join, bool together,
-                         struct aq_split_job *out);
+enum aq_status join_plan(struct server *server, const struct site *site, const struct aq_split_join *join,
+                         bool together, struct aq_split_job *out);
 void join_take(struct site *site, const struct aq_split_join *join, struct aq_split_job *job);
 bool join_other_network(const struct server *server, const struct site *site, const struct aq_plan *plan);
 bool join_too_many(const struct server *server, const struct site *site, const struct aq_split_join *join);

@@ -69,11 +69,11 @@ enum aq_status state_save(struct server *server)
     for (uint32_t i = 0; i < server->site_count; i++)
         json_array_append_new(sites, site_line(&server->sites[i]));
     json_t *all =
-        json_pack("{s:s, s:i, s:s, s:I, s:I, s:f, s:i, s:s, s:I, s:I, s:I, s:I, s:o}", "job", server->job->name, "format", 1, "mode",
-                  state_mode(server), "round", (json_int_t)server->round, "drawn", (json_int_t)server->drawn,
-                  "round_seconds", (double)elapsed_ns * 1e-9, "weights", server->weights, "last", server->last,
-                  "all_samples", (json_int_t)server->all_samples, "vocabulary", (json_int_t)server->vocabulary,
-                  "labels", (json_int_t)server->labels, "round_steps",
+        json_pack("{s:s, s:i, s:s, s:I, s:I, s:f, s:i, s:s, s:I, s:I, s:I, s:I, s:o}", "job", server->job->name,
+                  "format", 1, "mode", state_mode(server), "round", (json_int_t)server->round, "drawn",
+                  (json_int_t)server->drawn, "round_seconds", (double)elapsed_ns * 1e-9, "weights", server->weights,
+                  "last", server->last, "all_samples", (json_int_t)server->all_samples, "vocabulary",
+                  (json_int_t)server->vocabulary, "labels", (json_int_t)server->labels, "round_steps",
                   (json_int_t)(server->all_samples ? round_steps(server) : 0), "clients", sites);
     enum aq_status status = state_path(server, path, "split.json");
     if (status != AQ_OK) {

@@ -9,8 +9,8 @@
  *
  * Who says nothing for split.wait, while others wait for it, is late: its turn is missed. A step that it makes again
  * is something said. Before its first part and behind its last one files cross its link, and it evaluates: others wait
- * for that by control.stall_max longer, and by what the files take at 1 Mbit/s, for nobody else ends a turn that goes on
- * and on: who is there and done with a round waits for its end, too.
+ * for that by control.stall_max longer, and by what the files take at 1 Mbit/s, for nobody else ends a turn that goes
+ * on and on: who is there and done with a round waits for its end, too.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -319,7 +319,7 @@ static uint64_t files_ns(const struct site *site)
     return bytes * 8000;
 }
 
-/* For so long others wait for one that says nothing; AQ_NEVER: it is no matter of sums. in_step: for its part of one. */
+/* For so long others wait for one that says nothing; AQ_NEVER: it is no matter of sums. in_step: for a part of one. */
 static uint64_t patience_ns(struct server *server, const struct site *site, bool in_step)
 {
     const uint64_t wait_ns = server->job->split.wait_ns, stall_ns = server->job->control.stall_ns_max;

@@ -349,10 +349,14 @@ static void test_what_is_no_part_ends_its_connection_alone(void **state)
     const struct {
         uint64_t magic, step, weight, values;
         uint32_t what;
-    } odds[] = {{AQ_SUM_MAGIC + 1, 0, 1, count, AQ_SUM_PART}, {AQ_SUM_MAGIC, 0, 1, count, AQ_SUM_SUM},
-                {AQ_SUM_MAGIC, 1, 1, count, AQ_SUM_PART},     {AQ_SUM_MAGIC, STEPS, 1, count, AQ_SUM_PART},
-                {AQ_SUM_MAGIC, 0, 1, count - 1, AQ_SUM_PART}, {AQ_SUM_MAGIC, 0, 0, count, AQ_SUM_PART},
-                {AQ_SUM_MAGIC, 0, 1, 0, AQ_SUM_PART},         {AQ_SUM_MAGIC, 0, 1, count, AQ_SUM_HELLO},
+    } odds[] = {{AQ_SUM_MAGIC + 1, 0, 1, count, AQ_SUM_PART},
+                {AQ_SUM_MAGIC, 0, 1, count, AQ_SUM_SUM},
+                {AQ_SUM_MAGIC, 1, 1, count, AQ_SUM_PART},
+                {AQ_SUM_MAGIC, STEPS, 1, count, AQ_SUM_PART},
+                {AQ_SUM_MAGIC, 0, 1, count - 1, AQ_SUM_PART},
+                {AQ_SUM_MAGIC, 0, 0, count, AQ_SUM_PART},
+                {AQ_SUM_MAGIC, 0, 1, 0, AQ_SUM_PART},
+                {AQ_SUM_MAGIC, 0, 1, count, AQ_SUM_HELLO},
                 {AQ_SUM_MAGIC, 0, UINT64_MAX, count, AQ_SUM_PART}};
     int fds[CLIENTS];
     all_hello(fds);
