@@ -41,7 +41,8 @@ struct site {
     /* Global sampling (split_sums.c). */
     uint64_t first;   /* of all clients' samples, so many lie before its own      */
     uint64_t counted; /* the last step that its part is in, plus one; 0: none     */
-    uint64_t sum_ns;  /* when its stage said something of sums at last            */
+    uint64_t sum_ns;  /* when its stage said something of sums at last, or its turn was offered or began */
+    bool summing;     /* its stage has said a part, since it was started          */
     /* Its connection. */
     struct aq_control *control; /* NULL: it is away */
     struct aq_split_session session;

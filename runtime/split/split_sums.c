@@ -183,6 +183,7 @@ static enum aq_status hear_head(struct server *server, struct peer *peer)
     peer->again = head->step < open || has_counted(server, peer->site);
     peer->values_bytes = 0;
     peer->site->sum_ns = aq_clock_ns();
+    peer->site->summing = true;
     if (!peer->again && sums->said_ns == 0) sums->said_ns = peer->site->sum_ns;
     return AQ_OK;
 }
@@ -324,7 +325,7 @@ static uint64_t patience_ns(struct server *server, const struct site *site, bool
 {
     const uint64_t wait_ns = server->job->split.wait_ns, stall_ns = server->job->control.stall_ns_max;
     const struct sums *sums = server->sums;
-    if (site->pid != 0 && in_step) {
+    if (site->pid != 0 && site->summing && in_step) {
         bool held = false; /* by one before it, whose part is read first */
         for (int p = 0; p < PEERS_MAX; p++)
             held |= sums->peers[p].site == site && sums->peers[p].said && !sums->peers[p].again;
@@ -360,7 +361,7 @@ static void look_for_late(struct server *server)
         if (most_ns == AQ_NEVER || now < since + most_ns) continue;
         if (in_step)
             snprintf(why, sizeof why, "it is late: the others have waited for its part of step %" PRIu64 " (%s)",
-                     step + 1, site->pid ? "split.wait" : "split.wait and control.stall_max");
+                     step + 1, site->pid && site->summing ? "split.wait" : "split.wait and control.stall_max");
         else
             snprintf(why, sizeof why, "it is late: its turn does not end (split.wait and control.stall_max)");
         site->lates += !site->late;

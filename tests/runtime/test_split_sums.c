@@ -1,6 +1,7 @@
 /*
  * test_split_sums.c -- split.mode: global at the split-server: whose parts make a sum, in which order, which sums are
- * kept for whom, and who is waited for no more. Stages are sockets of this test, and launchers children that sleep.
+ * kept for whom, and who is waited for no more. Stages are sockets of this test, and launchers children that sleep. Time
+ * is this test's, too: it passes where somebody waits.
  */
 #include <errno.h>
 #include <setjmp.h>
@@ -23,6 +24,7 @@
 #include "split_private.h"
 #include "split_sum.h"
 #include "sum_line.h"
+#include "virtual_clock.h"
 
 enum { CLIENTS = 3, EACH = 20, EPOCHS = 2, STEPS = EPOCHS * 6, ROUNDS = 3 };
 #define MS UINT64_C(1000000)
@@ -41,6 +43,7 @@ static const char manifest[] =
 static const char *const names[CLIENTS] = {"zoe", "ann", "mia"};
 enum { ZOE, ANN, MIA };
 
+static uint64_t test_ns = 1000000 * MS;
 static char folder[64];
 static struct server *server;
 static struct aq_progress progress;
@@ -120,13 +123,19 @@ static int end(void **state)
     return 0;
 }
 
+static uint64_t time_of(void *unused)
+{
+    (void)unused;
+    return test_ns;
+}
+
 static void serve(uint64_t for_ms)
 {
-    const uint64_t until = aq_clock_after(for_ms * MS);
-    do {
+    for (uint64_t ms = 0; ms < for_ms; ms++) {
+        test_ns += MS;
         sums_serve(server);
         assert_false(server->over);
-    } while (aq_clock_ns() < until);
+    }
 }
 
 /* ---- stages ---- */
@@ -158,7 +167,7 @@ static bool put(int fd, const void *bytes, size_t size)
 static bool get(int fd, void *bytes, size_t size)
 {
     const uint64_t until = aq_clock_after(5000 * MS);
-    for (size_t done = 0; done < size && aq_clock_ns() < until;) {
+    for (size_t done = 0; done < size && aq_clock_ns() < until; test_ns += MS) {
         const ssize_t got = recv(fd, (uint8_t *)bytes + done, size - done, MSG_DONTWAIT);
         if (got == 0 || (got < 0 && errno != EAGAIN)) return false;
         if (got > 0) done += (size_t)got;
@@ -395,13 +404,13 @@ static void test_two_that_say_nothing_are_late_together(void **state)
     (void)state;
     int fds[CLIENTS];
     all_hello(fds);
-    serve(5);
+    all_step(fds, 0);
     server->job->split.wait_ns = 300 * MS;
     const uint64_t since = aq_clock_ns();
-    part(fds[MIA], 0, 1, 2);
-    sum(fds[MIA], 0, 1, 2);
+    part(fds[MIA], 1, 1, 2);
+    sum(fds[MIA], 1, 1, 2);
     const uint64_t took = aq_clock_ns() - since;
-    assert_true(took >= 300 * MS && took < 550 * MS);
+    assert_true(took >= 300 * MS && took < 400 * MS);
     assert_int_equal(server->sites[ANN].missed, 1);
     assert_int_equal(server->sites[ZOE].missed, 1);
     assert_int_equal(server->sites[MIA].missed, 0);
@@ -409,12 +418,11 @@ static void test_two_that_say_nothing_are_late_together(void **state)
     all_close(fds);
 }
 
-/* Its turn has been offered, and does not begin: files that its link takes ever so slowly. */
-static void test_a_turn_that_does_not_begin_is_late(void **state)
+/* Its turn does not begin: files that its link takes ever so slowly, or (begun) stages that take long to start. */
+static void does_not_begin(bool begun)
 {
-    (void)state;
     int fds[CLIENTS];
-    turn_halt(&server->sites[ZOE]);
+    if (!begun) turn_halt(&server->sites[ZOE]);
     here(ZOE);
     server->sites[ZOE].offered = true;
     fds[ANN] = hello("ann");
@@ -423,14 +431,26 @@ static void test_a_turn_that_does_not_begin_is_late(void **state)
     server->job->control.stall_ns_max = 150 * MS;
     part(fds[ANN], 0, 1, 2);
     part(fds[MIA], 0, 1, 2);
-    serve(200);
+    serve(250);
     assert_int_equal(server->sites[ZOE].missed, 0);
-    serve(200);
+    serve(100);
     assert_int_equal(server->sites[ZOE].missed, 1);
     sum(fds[ANN], 0, 2, 2);
     sum(fds[MIA], 0, 2, 2);
     close(fds[ANN]);
     close(fds[MIA]);
+}
+
+static void test_a_turn_that_does_not_begin_is_late(void **state)
+{
+    (void)state;
+    does_not_begin(false);
+}
+
+static void test_stages_that_take_long_to_start_are_late_later(void **state)
+{
+    (void)state;
+    does_not_begin(true);
 }
 
 /* No step is waited for, but the round's end is, by one that has missed it. */
@@ -487,8 +507,10 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_what_is_no_part_ends_its_connection_alone, begin, end),
         cmocka_unit_test_setup_teardown(test_two_that_say_nothing_are_late_together, begin, end),
         cmocka_unit_test_setup_teardown(test_a_turn_that_does_not_begin_is_late, begin, end),
+        cmocka_unit_test_setup_teardown(test_stages_that_take_long_to_start_are_late_later, begin, end),
         cmocka_unit_test_setup_teardown(test_a_turn_that_stands_still_alone_is_late, begin, end),
         cmocka_unit_test_setup_teardown(test_a_turn_that_does_not_end_is_late, begin, end),
     };
+    virtual_clock(time_of, NULL);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
