@@ -1,7 +1,7 @@
 /*
  * test_split_sums.c -- split.mode: global at the split-server: whose parts make a sum, in which order, which sums are
- * kept for whom, and who is waited for no more. Stages are sockets of this test, and launchers children that sleep. Time
- * is this test's, too: it passes where somebody waits.
+ * kept for whom, and who is waited for no more. Stages are sockets of this test, and launchers children that sleep. The
+ * time is this test's, too: it passes where somebody waits.
  */
 #include <errno.h>
 #include <setjmp.h>
