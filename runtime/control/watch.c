@@ -85,7 +85,8 @@ void aq_watch_stage_heard(struct aq_watch *watch, uint32_t stage)
 void aq_watch_stage_beat(struct aq_watch *watch, uint32_t stage, uint64_t work, uint64_t step, enum aq_doing doing)
 {
     struct aq_watch_stage *of = &watch->stages[stage];
-    const bool went_on = !of->beaten || of->work != work || of->step != step;
+    const bool sums = watch->config.server > 0 && stage == watch->config.server && doing == AQ_DOING_SUMS;
+    const bool went_on = !of->beaten || of->work != work || of->step != step || sums;
     of->heard_ns = watch->clock.now_ns;
     of->beaten = true;
     of->work = work;

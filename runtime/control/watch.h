@@ -51,6 +51,7 @@ struct aq_watch_config {
     uint64_t first_ns;   /* that one piece of work may take, by the plan     */
     uint64_t outage_ns;  /* for which links may be down, one after the other */
     uint64_t mark_ns;    /* that a checkpoint may take                       */
+    uint32_t server;     /* the stage that may wait for other clients (AQ_DOING_SUMS): nothing is stuck then; 0: none */
 };
 
 struct aq_plan; /* plan.h */

@@ -33,10 +33,11 @@ struct aq_watch_config aq_watch_of_plan(const struct aq_plan *plan)
     const struct aq_job *job = plan->job;
     const struct aq_job_link *link = &job->link;
     const uint64_t links = plan->ranks > 1 ? plan->stage_count - 1 + (plan->replicas > 1) : 0;
-    return (struct aq_watch_config){
-        .silence_ns = job->control.silence_ns_max,
-        .stall_ns = aq_job_global(job) ? 0 : job->control.stall_ns_max, /* who waits for whom the server knows */
-        .first_ns = (uint64_t)(slowest_work_s(plan) * 1e9),
-        .outage_ns = links * (link->outage_ns_max ? link->outage_ns_max + link->silence_ns_max : 0),
-        .mark_ns = aq_worker_snapshot_ns_max(plan)};
+    return (struct aq_watch_config){.silence_ns = job->control.silence_ns_max,
+                                    .stall_ns = job->control.stall_ns_max,
+                                    .first_ns = (uint64_t)(slowest_work_s(plan) * 1e9),
+                                    .outage_ns =
+                                        links * (link->outage_ns_max ? link->outage_ns_max + link->silence_ns_max : 0),
+                                    .mark_ns = aq_worker_snapshot_ns_max(plan),
+                                    .server = aq_job_global(job) ? 1 : 0};
 }

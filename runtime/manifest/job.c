@@ -124,7 +124,7 @@ bool aq_job_at_client(const struct aq_job *job, uint32_t rank)
 
 bool aq_job_global(const struct aq_job *job)
 {
-    return job->split.client && job->split.mode == AQ_SPLIT_GLOBAL;
+    return job->split.clients > 0 && job->split.mode == AQ_SPLIT_GLOBAL;
 }
 
 bool aq_job_sealed(const struct aq_job *job)

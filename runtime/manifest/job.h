@@ -385,7 +385,7 @@ uint32_t aq_job_reducers(const struct aq_job *job);
 /* Is this rank at a client, in a turn of split learning? */
 bool aq_job_at_client(const struct aq_job *job, uint32_t rank);
 
-/* In such a turn: are batches drawn over all clients' samples, and gradients summed over them (split.mode: global)? */
+/* Are batches drawn over all clients' samples, and gradients summed over them (split.mode: global)? */
 bool aq_job_global(const struct aq_job *job);
 
 /* In such a turn: does the server's stage get the key of its cache from the client's first one (split.seal)? */

@@ -149,7 +149,7 @@ static enum aq_status edge_windows(struct plan_open *open, uint32_t e, const str
     edge->shape.send_frames = window->send_frames;
     edge->shape.receive_slots = window->receive_slots;
     edge->shape.shared = open->stages[e + 1].size.shared;
-    const uint32_t end = aq_job_at_client(open->plan.job, e) ? e : e + 1;
+    const uint32_t end = e == 0 ? 0 : e + 1; /* the client's: stage 1 is the server's */
     edge->shape.summed = aq_job_global(open->plan.job) ? open->stages[end].size.parameters : 0;
     /* Pieces of mirrored checkpoints have receive slots of their own: they take no credit from training. */
     if (open->plan.job->checkpoint.mirror) edge->shape.receive_slots += AQ_MIRROR_WINDOW;
@@ -461,7 +461,7 @@ static void memory_fill(struct plan_open *open, uint32_t s)
     if (plan->facts.lengths_digest) line(stage, "lengths", (samples + parts) * sizeof *plan->lengths);
     if (first || last) line(stage, "samples", aq_dataset_bytes(job->data.kind, job->train.T, samples));
     line(stage, "order of samples", order_bytes(plan));
-    if (aq_job_global(job) && !aq_job_at_client(job, s) && stage->config.weights_16bit)
+    if (aq_job_global(job) && s == 1 && stage->config.weights_16bit)
         line(stage, "sums", size->parameters * sizeof(float)); /* of gradients: a copy that the host reaches */
     if (job->split.privacy.distance_correlation > 0 && job->split.client && first)
         line(stage, "distance correlation", aq_plan_correlation_bytes(plan));
@@ -608,6 +608,9 @@ static enum aq_status counts_fill(struct aq_plan *plan)
                        place, (unsigned long long)plan->facts.train_samples, W);
     }
     const struct aq_job_facts *facts = &plan->facts;
+    if (facts->all_samples > UINT32_MAX)
+        return aq_fail(AQ_INVAL, "plan", "all clients have %llu samples: batches are drawn over %u at most",
+                       (unsigned long long)facts->all_samples, UINT32_MAX);
     if (facts->all_samples && (facts->first_sample >= facts->all_samples ||
                                facts->train_samples > facts->all_samples - facts->first_sample))
         return aq_fail(AQ_INVAL, "plan", "%llu samples from %llu on are not among %llu of all clients",

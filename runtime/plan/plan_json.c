@@ -60,16 +60,18 @@ static const char *transport_name(enum aq_transport_kind transport)
 static json_t *edge_json(const struct aq_plan *plan, uint32_t e)
 {
     const struct aq_plan_edge *edge = &plan->edges[e];
-    return json_pack("{s:i, s:o, s:o, s:o, s:o, s:o, s:s, s:o, s:o, s:i, s:i, s:o, s:b}", "edge", (int)e,
-                     "step_bytes_forward_first", whole(edge->step_forward_cold), "step_bytes_forward",
-                     whole(edge->step_forward_warm), "step_bytes_backward_first", whole(edge->step_backward_first),
-                     "step_bytes_backward", whole(edge->step_backward), "message_bytes",
-                     whole(edge->size.message_bytes), "transport", transport_name(aq_plan_edge_transport(plan, e)),
-                     "rtt_ms", aq_control_number((double)plan->job->edges[e].rtt_ms), "loss",
-                     aq_control_number((double)plan->job->edges[e].loss), "send_frames", (int)edge->window.send_frames,
-                     "receive_slots", (int)edge->window.receive_slots, "step_bytes_shared",
-                     whole(edge->shape.shared * sizeof(float)), "frozen_prefix",
-                     (int)edge->shape.still);
+    json_t *line =
+        json_pack("{s:i, s:o, s:o, s:o, s:o, s:o, s:s, s:o, s:o, s:i, s:i, s:o, s:b}", "edge", (int)e,
+                  "step_bytes_forward_first", whole(edge->step_forward_cold), "step_bytes_forward",
+                  whole(edge->step_forward_warm), "step_bytes_backward_first", whole(edge->step_backward_first),
+                  "step_bytes_backward", whole(edge->step_backward), "message_bytes", whole(edge->size.message_bytes),
+                  "transport", transport_name(aq_plan_edge_transport(plan, e)), "rtt_ms",
+                  aq_control_number((double)plan->job->edges[e].rtt_ms), "loss",
+                  aq_control_number((double)plan->job->edges[e].loss), "send_frames", (int)edge->window.send_frames,
+                  "receive_slots", (int)edge->window.receive_slots, "step_bytes_shared",
+                  whole(edge->shape.shared * sizeof(float)), "frozen_prefix", (int)edge->shape.still);
+    if (edge->shape.summed) json_object_set_new(line, "step_bytes_summed", whole(edge->shape.summed * sizeof(float)));
+    return line;
 }
 
 static void add_numbers(json_t *time, const char *name, const double *values, uint32_t count)

@@ -132,6 +132,24 @@ static const char *edge_transport_text(enum aq_transport_kind transport)
            "own, else over links";
 }
 
+/* What the split-server itself takes, beside its stages. */
+static void print_sums(const struct aq_plan *plan, struct aq_text *text)
+{
+    char memory[AQ_TEXT_NUMBER], disk[AQ_TEXT_NUMBER];
+    uint64_t values = 0;
+    const uint64_t every = aq_job_every_steps(&plan->job->checkpoint.every, plan->steps_per_epoch);
+    for (uint32_t s = 0; s < plan->stage_count; s++)
+        values += plan->stages[s].size.parameters;
+    aq_text_add(text, "sums of gradients: %s of memory of the split-server, and %s on its disk for each step until ",
+                aq_text_size(values * (sizeof(float) + sizeof(double)), memory),
+                aq_text_size(values * sizeof(float), disk));
+    if (every > 0)
+        aq_text_add(text, "all clients have a newer checkpoint (checkpoint.every: %llu steps)\n",
+                    (unsigned long long)every);
+    else
+        aq_text_add(text, "the round's end (checkpoint.every)\n");
+}
+
 static void print_edges(const struct aq_plan *plan, struct aq_text *text)
 {
     if (plan->stage_count == 1) return;
@@ -181,10 +199,11 @@ static void print_edges(const struct aq_plan *plan, struct aq_text *text)
         if (plan->edges[e].shape.summed)
             aq_text_add(text,
                         "edge %u besides: %llu bytes each way, once a step: gradients of the client's end, and their "
-                        "mean over clients (split.mode: global)\n",
+                        "mean over clients (split.mode: global; not in the time below)\n",
                         e,
                         (unsigned long long)aq_wire_bytes(plan->edges[e].shape.summed * sizeof(float),
                                                           aq_plan_edge_loopback(plan->job, e)));
+    if (aq_job_global(plan->job)) print_sums(plan, text);
     if (plan->job->warmup_epochs)
         aq_text_add(text, "%u epochs at the beginning go uncompressed: backward %llu bytes per step\n",
                     plan->job->warmup_epochs, (unsigned long long)plan->edges[0].step_backward_first);

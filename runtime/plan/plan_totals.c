@@ -28,6 +28,8 @@ static uint64_t sent_by(const struct aq_plan *plan, const struct aq_plan_costs *
     if (s + 1 < plan->stage_count)
         bytes += first * plan->edges[s].step_forward_cold + later * plan->edges[s].step_forward_warm;
     if (s > 0) bytes += first * plan->edges[s - 1].step_backward_first + later * plan->edges[s - 1].step_backward;
+    for (uint32_t e = s > 0 ? s - 1 : 0; e <= s && e + 1 < plan->stage_count; e++) /* split.mode: global */
+        bytes += plan->steps * plan->edges[e].shape.summed * sizeof(float);
     if (plan->replicas == 1) return bytes;
     struct aq_grad_candidate candidates[AQ_GRAD_CANDIDATES_MAX];
     (void)aq_grad_candidates(&plan->job->train.optimizer, candidates);

@@ -28,7 +28,6 @@
 #include "split_session.h"
 
 static const uint64_t second_ns = 1000ULL * 1000 * 1000;
-#define ALL_SAMPLES_MAX (64ull * 100 * 1000 * 1000)
 static const char *const AREA = "split";
 enum {
     CONNECT_S = 15,
@@ -289,8 +288,11 @@ static enum aq_status on_together(struct client *client, const json_t *line)
     AQ_TRY(aq_control_get_u64(line, "first", &first));
     if (!aq_job_global(client->job.job) || client->daemon || client->until)
         return aq_fail(AQ_PROTO, AREA, "the server says of all clients what is not due");
-    if (samples > ALL_SAMPLES_MAX || first >= samples || facts->train_samples > samples - first)
-        return aq_fail(AQ_PROTO, AREA, "the server says that all clients have fewer samples than this one");
+    if (samples > UINT32_MAX || first >= samples || facts->train_samples > samples - first)
+        return aq_fail(AQ_PROTO, AREA,
+                       "the server says that all clients have %" PRIu64 " samples, %" PRIu64
+                       " of them before this one's %" PRIu64 ": they are none, or more than can be put in order",
+                       samples, first, facts->train_samples);
     if (facts->all_samples == samples && facts->first_sample == first) return AQ_OK;
     AQ_TRY(job_open(client, samples, first));
     say(client, "batches are drawn over %" PRIu64 " samples of all clients, %" PRIu64 " of them here", samples,

@@ -12,10 +12,10 @@
 
 #include "split_private.h"
 
-enum aq_status join_plan(struct server *server, struct site *site, const struct aq_split_join *join, bool together)
+enum aq_status join_plan(struct server *server, const struct site *site, const struct aq_split_join *join,
+                         bool together, struct aq_split_job *out)
 {
     char run[AQ_RUN_PATH_BYTES], labels[AQ_RUN_PATH_BYTES];
-    struct aq_split_job job = {0};
     AQ_TRY(state_path(server, run, "clients/%s", site->name));
     AQ_TRY(state_path(server, labels, "labels/%s", site->name));
     const bool has = server->job->split.labels == AQ_SPLIT_LABELS_SERVER;
@@ -29,23 +29,45 @@ enum aq_status join_plan(struct server *server, struct site *site, const struct 
                                          .facts = &join->facts,
                                          .all_samples = together ? server->all_samples : 0,
                                          .first_sample = together ? site->first : 0};
-    AQ_TRY(aq_split_job_open(&asked, &job));
-    aq_split_job_close(&site->job);
-    site->job = job;
-    if (join != &site->join) site->join = *join;
-    site->samples = join->facts.train_samples;
-    return AQ_OK;
+    return aq_split_job_open(&asked, out);
 }
 
-/* Its place among all clients, where that is settled: planned with, and told. */
-enum aq_status join_together(struct server *server, struct site *site)
+void join_take(struct site *site, const struct aq_split_join *join, struct aq_split_job *job)
 {
-    if (server->all_samples == 0) return AQ_OK;
-    AQ_TRY(join_plan(server, site, &site->join, true));
+    aq_split_job_close(&site->job);
+    site->job = *job;
+    *job = (struct aq_split_job){0};
+    if (join != &site->join) site->join = *join;
+    site->samples = join->facts.train_samples;
+}
+
+bool join_other_network(const struct server *server, const struct site *site, const struct aq_plan *plan)
+{
+    uint32_t vocabulary = server->vocabulary, labels = server->labels;
+    for (uint32_t i = 0; i < server->site_count && !vocabulary && !labels; i++) { /* who is here before round 1 */
+        const struct site *other = &server->sites[i];
+        if (other == site || !other->job.plan) continue;
+        vocabulary = other->job.plan->model.vocabulary;
+        labels = other->job.plan->model.labels;
+    }
+    return (vocabulary || labels) && (plan->model.vocabulary != vocabulary || plan->model.labels != labels);
+}
+
+bool join_too_many(const struct server *server, const struct site *site, const struct aq_split_join *join)
+{
+    uint64_t all = join->facts.train_samples;
+    if (server->job->split.mode != AQ_SPLIT_GLOBAL || server->all_samples > 0) return false;
+    for (uint32_t i = 0; i < server->site_count; i++)
+        if (&server->sites[i] != site) all += server->sites[i].samples;
+    return all > UINT32_MAX;
+}
+
+void join_tell(struct server *server, struct site *site)
+{
+    if (server->all_samples == 0) return;
     (void)turn_tell(server, site,
                     json_pack("{s:s, s:I, s:I}", "event", "together", "samples", (json_int_t)server->all_samples,
                               "first", (json_int_t)site->first));
-    return AQ_OK;
 }
 
 /* The next one behind `before` by name. */
@@ -69,8 +91,13 @@ enum aq_status join_settle(struct server *server)
         all += site->samples;
     }
     server->all_samples = all;
-    for (uint32_t i = 0; i < server->site_count; i++)
-        AQ_TRY(join_together(server, &server->sites[i]));
+    for (uint32_t i = 0; i < server->site_count; i++) {
+        struct site *site = &server->sites[i];
+        struct aq_split_job job;
+        AQ_TRY(join_plan(server, site, &site->join, true, &job));
+        join_take(site, &site->join, &job);
+        join_tell(server, site);
+    }
     server_say(server, "batches are drawn over %" PRIu64 " samples of %u clients", all, server->site_count);
     return AQ_OK;
 }

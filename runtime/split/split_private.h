@@ -42,7 +42,8 @@ struct site {
     /* Global sampling (split_sums.c). */
     uint64_t first;   /* of all clients' samples, so many lie before its own      */
     uint64_t counted; /* the last step that its part is in, plus one; 0: none     */
-    uint64_t sum_ns;  /* when its stage said something of sums at last            */
+    uint64_t sum_ns;  /* when its stage said something of sums at last, or its turn was offered or began */
+    bool summing;     /* its stage has said a part, since it was started          */
     /* Its connection. */
     struct aq_control *control; /* NULL: it is away */
     struct aq_split_session session;
@@ -95,6 +96,7 @@ struct server {
     int weights;                  /* the folder of the newest: 0, 1, or SPLIT_WEIGHTS_NONE  */
     char last[AQ_TLS_HOST_BYTES]; /* splitfed2: whose turn the middle of this round comes from; "": none yet */
     uint64_t all_samples;         /* global sampling: of all clients, who are known now; 0: they are not yet    */
+    uint32_t vocabulary, labels;  /* of the network that weights are of; zeroes: there are none yet             */
     struct sums *sums;            /* then: the stages that say their parts of steps; else NULL                  */
     struct ahead ahead;
     bool stopping, over;
@@ -167,13 +169,19 @@ enum aq_status model_leave(const struct server *server);
 uint64_t round_steps(const struct server *server);
 uint64_t turn_shift(const struct server *server, const struct site *site);
 /*
- * split_join.c. plan: a client's turns, with what it says of its data; together: and with what all clients have.
- * settle: with global sampling, when all are here: who they are, for the whole job. together: it is told, where that is
+ * split_join.c. plan: a client's turns, with what it says of its data; together: and with what all clients have. Nobody
+ * is another for it. take: they are its turns from now on; takes the job. other_network: its data make a network of
+ * other sizes than the job has. too_many: with its samples all have more than can be put in order (global sampling).
+ * settle: with global sampling, when all are here: who they are, for the whole job. tell: it is told, where that is
  * settled.
  */
-enum aq_status join_plan(struct server *server, struct site *site, const struct aq_split_join *join, bool together);
+enum aq_status join_plan(struct server *server, const struct site *site, const struct aq_split_join *join,
+                         bool together, struct aq_split_job *out);
+void join_take(struct site *site, const struct aq_split_join *join, struct aq_split_job *job);
+bool join_other_network(const struct server *server, const struct site *site, const struct aq_plan *plan);
+bool join_too_many(const struct server *server, const struct site *site, const struct aq_split_join *join);
 enum aq_status join_settle(struct server *server);
-enum aq_status join_together(struct server *server, struct site *site);
+void join_tell(struct server *server, struct site *site);
 
 /* split_turn.c. */
 void turn_greet(struct server *server, struct site *site); /* it has joined: it waits, or owes its labels */

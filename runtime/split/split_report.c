@@ -42,10 +42,12 @@ static json_t *client_line(const struct server *server, const struct site *site,
         aq_error_clear(); /* it has had no turn yet */
         return line;
     }
-    /* Of all its turns, a mean over the cuts times these: what stages say at their end is of the last one alone. */
+    /* Of all its turns, a mean over the cuts times these: what stages say at their end is of the last one alone. With
+     * global sampling gradients cross, too: a mean over the stages. */
     const json_t *step = json_object_get(run, "bytes_per_step");
     const double each = at(step, NULL, "forward_wire") + at(step, NULL, "backward_wire");
-    const double bytes = at(run, NULL, "steps") * each * (at(run, NULL, "stages") - 1),
+    const double stages = at(run, NULL, "stages"), gradients = at(step, NULL, "gradient_wire");
+    const double bytes = at(run, NULL, "steps") * (each * (stages - 1) + (gradients > 0 ? gradients * stages : 0)),
                  targets = at(run, "heldout", "targets");
     const double loss = at(run, "heldout", "loss"), accuracy = at(run, "heldout", "accuracy");
     if (isfinite(bytes)) all->bytes += bytes;

@@ -211,10 +211,10 @@ static void round_end(struct server *server)
             server->sites[i].kept = false;
         }
     }
+    sums_forget(server); /* before that is said: a server that is killed here comes by again */
     round_next(server);
     for (uint32_t i = 0; i < server->site_count && !server->over; i++)
         if (was[i]) forget(server, &server->sites[i]);
-    sums_forget(server);
 }
 
 /* The deadline is over: whoever has not trained yet is late. */
@@ -254,6 +254,8 @@ static void weights_first(struct server *server)
         return;
     }
     server->weights = 0;
+    server->vocabulary = plan->model.vocabulary;
+    server->labels = plan->model.labels;
     if (server->round == 0)
         round_next(server);
     else

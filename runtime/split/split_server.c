@@ -99,10 +99,11 @@ static void accept_all(struct server *server)
 
 /* ---- who comes in ---- */
 
-static bool other_data(const struct site *site, const struct aq_split_join *join)
+static bool other_data(const struct site *site, const struct aq_split_join *join, bool settled)
 {
     const struct aq_job_facts *was = &site->join.facts, *is = &join->facts;
-    const bool began = site->turns > 0 || site->until > 0; /* maybe before this server was started */
+    /* Maybe before this server was started; with global sampling others count on it once all are settled. */
+    const bool began = site->turns > 0 || site->until > 0 || settled;
     if (began && site->samples != is->train_samples) return true;
     return site->job.plan && (was->train_digest != is->train_digest || was->train_samples != is->train_samples ||
                               was->heldout_digest != is->heldout_digest);
@@ -137,7 +138,59 @@ static void welcome(struct server *server, struct newcomer *newcomer, struct sit
                                                                            "round", (json_int_t)server->round, "of",
                                                                            (json_int_t)server->job->split.rounds));
     if (status != AQ_OK) turn_away(server, site, aq_status_text(status));
-    if (status == AQ_OK && join_together(server, site) != AQ_OK) server_fails(server, NULL);
+    if (status == AQ_OK) join_tell(server, site);
+}
+
+/* Why a client cannot be one of this job; "": it can. Nothing of it is taken yet. */
+static void why_not(struct server *server, const struct site *site, bool is_known, const struct aq_split_join *join,
+                    char why[AQ_SPLIT_TEXT_BYTES])
+{
+    why[0] = 0;
+    if (!site)
+        snprintf(why, AQ_SPLIT_TEXT_BYTES, "has no place: there are 64 clients already");
+    else if (!is_known && server->all_samples > 0)
+        snprintf(why, AQ_SPLIT_TEXT_BYTES,
+                 "was not there when the clients of this job were settled (split.mode: global)");
+    else if (other_data(site, join, server->all_samples > 0))
+        snprintf(why, AQ_SPLIT_TEXT_BYTES, "comes with other data than it began with");
+    else if (join_too_many(server, site, join))
+        snprintf(why, AQ_SPLIT_TEXT_BYTES,
+                 "has too many samples: batches are drawn over %u of all clients at most (split.mode: global)",
+                 UINT32_MAX);
+}
+
+/*
+ * The plan that it joins with, of its own data, has to be the one that it has; its turns are planned with that, or with
+ * what all have. False: it is refused.
+ */
+static bool plans(struct server *server, struct newcomer *newcomer, struct site *site, const struct aq_split_join *join)
+{
+    struct aq_split_job job;
+    struct aq_error_hold hold;
+    char text[AQ_SPLIT_TEXT_BYTES] = "", *manifest = NULL;
+    aq_error_hold(&hold);
+    enum aq_status status = join_plan(server, site, join, false, &job);
+    const bool other = status == AQ_OK && aq_plan_hash(job.plan) != join->plan_hash;
+    if (other && aq_plan_manifest(job.plan, &manifest) != AQ_OK) manifest = NULL;
+    if (status == AQ_OK && !other && join_other_network(server, site, job.plan))
+        snprintf(text, sizeof text,
+                 "has data of another network (%u tokens or classes, %u labels) than the other clients: write "
+                 "model.vocabulary and model.labels",
+                 job.plan->model.vocabulary, job.plan->model.labels);
+    if (status == AQ_OK && !other && !text[0] && server->all_samples > 0) {
+        aq_split_job_close(&job);
+        status = join_plan(server, site, join, true, &job);
+    }
+    aq_error_release(&hold);
+    if (other) snprintf(text, sizeof text, "has another plan: model, cut, codec or another key differs");
+    if (status != AQ_OK) snprintf(text, sizeof text, "has what cannot be planned: %.300s", hold.text);
+    if (text[0])
+        refuse(server, newcomer, site->name, text, manifest);
+    else
+        join_take(site, join, &job);
+    if (status == AQ_OK && text[0]) aq_split_job_close(&job);
+    aq_free(manifest);
+    return !text[0];
 }
 
 /* The first line of somebody whose certificate is a site's. */
@@ -146,6 +199,7 @@ static void first_line(struct server *server, struct newcomer *newcomer, const j
     const struct aq_tls_name *peer = aq_control_peer(newcomer->control);
     struct aq_split_session session;
     enum aq_split_act act;
+    char why[AQ_SPLIT_TEXT_BYTES];
     if (!peer || peer->role != AQ_TLS_SITE) {
         newcomer_close(newcomer);
         return;
@@ -157,42 +211,15 @@ static void first_line(struct server *server, struct newcomer *newcomer, const j
     }
     const uint32_t known = server->site_count;
     struct site *site = state_site(server, session.join.id);
-    if (site && server->site_count > known && server->all_samples > 0) {
-        server->site_count = known;
-        refuse(server, newcomer, peer->host,
-               "was not there when the clients of this job were settled (split.mode: global)", NULL);
-        return;
-    }
-    if (!site) {
-        refuse(server, newcomer, peer->host, "has no place: there are 64 clients already", NULL);
-        return;
-    }
-    if (other_data(site, &session.join)) {
-        refuse(server, newcomer, site->name, "comes with other data than it began with", NULL);
-        return;
-    }
-    struct aq_error_hold hold;
-    aq_error_hold(&hold);
-    const enum aq_status planned = join_plan(server, site, &session.join, false);
-    aq_error_release(&hold);
-    if (planned != AQ_OK) {
-        char text[AQ_SPLIT_TEXT_BYTES];
-        snprintf(text, sizeof text, "has what cannot be planned: %.300s", hold.text);
-        refuse(server, newcomer, site->name, text, NULL);
+    const bool is_known = server->site_count == known;
+    why_not(server, site, is_known, &session.join, why);
+    if (why[0]) refuse(server, newcomer, peer->host, why, NULL);
+    if (why[0] || !plans(server, newcomer, site, &session.join)) {
         server->site_count = known; /* who never joined is waited for by nobody */
         return;
     }
-    if (aq_plan_hash(site->job.plan) != session.join.plan_hash) {
-        char *manifest = NULL;
-        if (aq_plan_manifest(site->job.plan, &manifest) != AQ_OK) manifest = NULL;
-        refuse(server, newcomer, site->name, "has another plan: model, cut, codec or another key differs", manifest);
-        aq_free(manifest);
-        if (server->site_count > known) aq_split_job_close(&site->job);
-        server->site_count = known;
-        return;
-    }
     const bool drawn = server->round > 0 && server->drawn == server->round && server->job->split.participation < 1;
-    if (server->site_count > known && drawn) { /* who takes part in this round is decided */
+    if (!is_known && drawn) { /* who takes part in this round is decided */
         site->round = server->round;
         site->rested++;
     }

@@ -69,10 +69,12 @@ enum aq_status state_save(struct server *server)
     for (uint32_t i = 0; i < server->site_count; i++)
         json_array_append_new(sites, site_line(&server->sites[i]));
     json_t *all =
-        json_pack("{s:s, s:i, s:s, s:I, s:I, s:f, s:i, s:s, s:I, s:o}", "job", server->job->name, "format", 1, "mode",
-                  state_mode(server), "round", (json_int_t)server->round, "drawn", (json_int_t)server->drawn,
-                  "round_seconds", (double)elapsed_ns * 1e-9, "weights", server->weights, "last", server->last,
-                  "all_samples", (json_int_t)server->all_samples, "clients", sites);
+        json_pack("{s:s, s:i, s:s, s:I, s:I, s:f, s:i, s:s, s:I, s:I, s:I, s:I, s:o}", "job", server->job->name,
+                  "format", 1, "mode", state_mode(server), "round", (json_int_t)server->round, "drawn",
+                  (json_int_t)server->drawn, "round_seconds", (double)elapsed_ns * 1e-9, "weights", server->weights,
+                  "last", server->last, "all_samples", (json_int_t)server->all_samples, "vocabulary",
+                  (json_int_t)server->vocabulary, "labels", (json_int_t)server->labels, "round_steps",
+                  (json_int_t)(server->all_samples ? round_steps(server) : 0), "clients", sites);
     enum aq_status status = state_path(server, path, "split.json");
     if (status != AQ_OK) {
         json_decref(all);
@@ -113,6 +115,38 @@ static enum aq_status read_site(struct server *server, const json_t *line)
     return AQ_OK;
 }
 
+static bool is_settled(const struct server *server)
+{
+    return server->job->split.mode == AQ_SPLIT_GLOBAL && server->round > 0;
+}
+
+/* With global sampling: the parts of all lie side by side in order of names; else there are none. */
+static bool parts_whole(const struct server *server)
+{
+    uint64_t all = 0;
+    for (uint32_t i = 0; i < server->site_count; i++) {
+        const struct site *site = &server->sites[i];
+        uint64_t before = 0;
+        for (uint32_t j = 0; j < server->site_count; j++)
+            if (strcmp(server->sites[j].name, site->name) < 0) before += server->sites[j].samples;
+        if (site->samples > UINT32_MAX || site->first != (is_settled(server) ? before : 0)) return false;
+        all += site->samples;
+    }
+    return is_settled(server) ? server->all_samples == all && all > 0 && all <= UINT32_MAX : server->all_samples == 0;
+}
+
+/* And turns are of steps that all have. */
+static bool turns_whole(const struct server *server)
+{
+    for (uint32_t i = 0; i < server->site_count && is_settled(server); i++) {
+        const struct site *site = &server->sites[i];
+        const uint64_t steps = round_steps(server);
+        if (site->until && (site->begin > (server->round - 1) * steps || site->until != site->begin + steps))
+            return false;
+    }
+    return true;
+}
+
 /* Who knows no modes wrote of relay, and drew nothing. */
 static enum aq_status read_all(struct server *server, const json_t *all)
 {
@@ -131,6 +165,8 @@ static enum aq_status read_all(struct server *server, const json_t *all)
     server->weights = (int)json_integer_value(weights);
     server->drawn = (uint32_t)aq_control_u64_or(all, "drawn", server->round);
     server->all_samples = aq_control_u64_or(all, "all_samples", 0);
+    server->vocabulary = (uint32_t)aq_control_u64_or(all, "vocabulary", 0); /* who knows it not: as nobody knew */
+    server->labels = (uint32_t)aq_control_u64_or(all, "labels", 0);
     snprintf(server->last, sizeof server->last, "%s", last);
     for (size_t i = 0; i < json_array_size(sites); i++)
         AQ_TRY(read_site(server, json_array_get(sites, i)));
@@ -146,6 +182,18 @@ static enum aq_status same_mode(const struct server *server, const json_t *all, 
                    "%s is of split.mode: %.20s, and the job says %s: say what it was, or choose "
                    "another output.path",
                    path, was, state_mode(server));
+}
+
+/* With global sampling all count the steps of all rounds: a round has as many as before. */
+static enum aq_status same_steps(const struct server *server, const json_t *all, const char *path)
+{
+    const uint64_t was = aq_control_u64_or(all, "round_steps", 0);
+    const uint64_t is = server->all_samples ? round_steps(server) : was;
+    if (was == 0 || was == is) return AQ_OK;
+    return aq_fail(AQ_REFUSED, AREA,
+                   "%s is of rounds of %" PRIu64 " steps, and the job's have %" PRIu64
+                   " (split.mode: global): say split.epochs and train.batch as they were",
+                   path, was, is);
 }
 
 enum aq_status state_load(struct server *server)
@@ -166,11 +214,13 @@ enum aq_status state_load(struct server *server)
     aq_free(text);
     struct aq_error_hold hold; /* the line below says it */
     aq_error_hold(&hold);
-    const bool read = all && read_all(server, all) == AQ_OK;
+    bool read = all && read_all(server, all) == AQ_OK && parts_whole(server);
     aq_error_release(&hold);
-    const enum aq_status mode = read ? same_mode(server, all, path) : AQ_OK;
+    enum aq_status same = read ? same_mode(server, all, path) : AQ_OK;
+    if (read && same == AQ_OK) same = same_steps(server, all, path);
     json_decref(all);
-    AQ_TRY(mode);
+    AQ_TRY(same);
+    read = read && turns_whole(server);
     return read ? AQ_OK : aq_fail(AQ_CORRUPT, AREA, "%s is damaged: put it back, or choose another output.path", path);
 }
 

@@ -189,3 +189,14 @@ void aq_split_sum_forget(struct aq_split_sum *sum, uint64_t step)
         (void)aq_file_remove(sum->folder, name);
     }
 }
+
+void aq_split_sum_clear(const char *path)
+{
+    DIR *folder = opendir(path);
+    if (!folder) return;
+    for (const struct dirent *each = readdir(folder); each; each = readdir(folder)) {
+        uint64_t step;
+        if (step_of(each->d_name, &step)) (void)aq_file_remove(path, each->d_name);
+    }
+    closedir(folder);
+}

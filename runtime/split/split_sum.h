@@ -45,4 +45,7 @@ enum aq_status aq_split_sum_file(const struct aq_split_sum *sum, uint64_t step, 
 /* Files of steps before this one are not needed any more. */
 void aq_split_sum_forget(struct aq_split_sum *sum, uint64_t step);
 
+/* Nor is any file of a sum in that folder, which may be absent. */
+void aq_split_sum_clear(const char *folder);
+
 #endif

@@ -8,7 +8,9 @@
  * still waits for has counted; one whose turn is missed is not waited for any more.
  *
  * Who says nothing for split.wait, while others wait for it, is late: its turn is missed. A step that it makes again
- * is something said.
+ * is something said. Before its first part and behind its last one files cross its link, and it evaluates: others wait
+ * for that by control.stall_max longer, and by what the files take at 1 Mbit/s, for nobody else ends a turn that goes
+ * on and on: who is there and done with a round waits for its end, too.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -181,6 +183,7 @@ static enum aq_status hear_head(struct server *server, struct peer *peer)
     peer->again = head->step < open || has_counted(server, peer->site);
     peer->values_bytes = 0;
     peer->site->sum_ns = aq_clock_ns();
+    peer->site->summing = true;
     if (!peer->again && sums->said_ns == 0) sums->said_ns = peer->site->sum_ns;
     return AQ_OK;
 }
@@ -308,27 +311,66 @@ static void step_done(struct server *server)
     if (needed != UINT64_MAX) aq_split_sum_forget(sums->sum, needed);
 }
 
-/* Others wait for one that says nothing. */
-static void look_for_late(struct server *server)
+/* What its labels or its ends take on a link of 1 Mbit/s. */
+static uint64_t files_ns(const struct site *site)
 {
-    struct sums *sums = server->sums;
-    const uint64_t now = aq_clock_ns(), most_ns = server->job->split.wait_ns;
-    if (sums->said_ns == 0) return;
-    for (uint32_t i = 0; i < server->site_count; i++) {
-        struct site *site = &server->sites[i];
-        char why[96];
-        if (!is_due(server, site) || site->pid == 0 || has_counted(server, site)) continue;
-        const uint64_t since = site->sum_ns > sums->said_ns ? site->sum_ns : sums->said_ns;
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < AQ_SPLIT_ENDS; i++)
+        bytes += site->session.bytes_max[i];
+    return bytes * 8000;
+}
+
+/* For so long others wait for one that says nothing; AQ_NEVER: it is no matter of sums. in_step: for a part of one. */
+static uint64_t patience_ns(struct server *server, const struct site *site, bool in_step)
+{
+    const uint64_t wait_ns = server->job->split.wait_ns, stall_ns = server->job->control.stall_ns_max;
+    const struct sums *sums = server->sums;
+    if (site->pid != 0 && site->summing && in_step) {
         bool held = false; /* by one before it, whose part is read first */
         for (int p = 0; p < PEERS_MAX; p++)
             held |= sums->peers[p].site == site && sums->peers[p].said && !sums->peers[p].again;
-        if ((held && site != next_part(server)) || now < since + most_ns) continue;
-        snprintf(why, sizeof why, "it is late: the others have waited for its part of step %" PRIu64 " (split.wait)",
-                 aq_split_sum_step(sums->sum) + 1);
+        return held && site != next_part(server) ? AQ_NEVER : wait_ns;
+    }
+    const bool has_turn = site->control && (site->offered || site->owed); /* who is away is split_turn.c's */
+    return has_turn && stall_ns > 0 ? wait_ns + stall_ns + files_ns(site) : AQ_NEVER;
+}
+
+/* Does a client wait for the round's end? */
+static bool some_wait(const struct server *server)
+{
+    bool any = false;
+    for (uint32_t i = 0; i < server->site_count; i++)
+        any |= server->sites[i].control && !is_due(server, &server->sites[i]);
+    return any;
+}
+
+/* Others wait for one that says nothing: for its part, or for its end. One at a time: each may take a moment. */
+static void look_for_late(struct server *server)
+{
+    struct sums *sums = server->sums;
+    const uint64_t now = aq_clock_ns(), step = aq_split_sum_step(sums->sum);
+    const bool in_step = sums->said_ns != 0 && step < sums->end;
+    if (!in_step && !some_wait(server)) return;
+    for (uint32_t i = 0; i < server->site_count; i++) {
+        struct site *site = &server->sites[i];
+        char why[112];
+        if (!is_due(server, site) || (in_step && has_counted(server, site))) continue;
+        const uint64_t most_ns = patience_ns(server, site, in_step);
+        uint64_t since = site->sum_ns > sums->said_ns ? site->sum_ns : sums->said_ns;
+        if (server->round_ns > since) since = server->round_ns;
+        if (most_ns == AQ_NEVER || now < since + most_ns) continue;
+        if (in_step)
+            snprintf(why, sizeof why, "it is late: the others have waited for its part of step %" PRIu64 " (%s)",
+                     step + 1, site->pid && site->summing ? "split.wait" : "split.wait and control.stall_max");
+        else
+            snprintf(why, sizeof why, "it is late: its turn does not end (split.wait and control.stall_max)");
         site->lates += !site->late;
         site->late = true;
-        turn_miss(server, site, why); /* that may take a while, in which nobody was heard */
-        sums->said_ns = aq_clock_ns();
+        turn_miss(server, site, why);
+        const uint64_t deaf_ns = aq_clock_ns() - now; /* in which nobody was heard */
+        sums->said_ns += sums->said_ns ? deaf_ns : 0;
+        for (uint32_t j = 0; j < server->site_count; j++)
+            server->sites[j].sum_ns += server->sites[j].sum_ns ? deaf_ns : 0;
         return;
     }
 }
@@ -371,9 +413,11 @@ static enum aq_status round_open(struct server *server)
     return AQ_OK;
 }
 
+/* All that there is, also of a server before this one. */
 void sums_forget(struct server *server)
 {
-    if (server->sums && server->sums->sum) aq_split_sum_forget(server->sums->sum, server->sums->end);
+    char folder[AQ_RUN_PATH_BYTES];
+    if (server->sums && state_path(server, folder, "sums") == AQ_OK) aq_split_sum_clear(folder);
 }
 
 /* ---- for the server's loop ---- */

@@ -250,6 +250,7 @@ static void offer(struct server *server, struct site *site)
         server_save(server);
     }
     site->offered = true;
+    site->sum_ns = aq_clock_ns();
     if (write_manifest(server, site) != AQ_OK) {
         server_fails(server, NULL);
         return;
@@ -358,6 +359,7 @@ static void begin(struct server *server, struct site *site)
     }
     aq_split_session_go(&site->session, AQ_SPLIT_TRAINING);
     site->sum_ns = aq_clock_ns();
+    site->summing = false;
     site->deadline_ns = AQ_NEVER; /* the launcher watches it (control.silence_max, control.stall_max) */
 }
 

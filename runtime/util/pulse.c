@@ -48,7 +48,8 @@ const char *aq_doing_text(enum aq_doing doing)
                                                  [AQ_DOING_WEIGHTS] = "loads its weights",
                                                  [AQ_DOING_CACHE] = "opens its cache",
                                                  [AQ_DOING_CONNECT] = "connects to its neighbours",
-                                                 [AQ_DOING_MEASURE] = "measures its links"};
+                                                 [AQ_DOING_MEASURE] = "measures its links",
+                                                 [AQ_DOING_SUMS] = "waits for the other clients' gradients"};
     return (unsigned)doing < AQ_DOINGS ? texts[doing] : "does something";
 }
 

@@ -28,6 +28,7 @@ enum aq_doing {
     AQ_DOING_EVALUATE,
     AQ_DOING_MARK,
     AQ_DOING_END,
+    AQ_DOING_SUMS,   /* split.mode: global, at the server: it waits for other clients */
     AQ_DOING_DEVICE, /* from here on: before the first step, in this order; a worker tells of each as it begins */
     AQ_DOING_DATA,
     AQ_DOING_WEIGHTS,

@@ -356,7 +356,9 @@ static enum aq_status say_and_hear(struct aq_worker *w, const struct span vector
     talk.count = weight ? 1 + VECTORS : 1;
     AQ_TRY(carry(w, &talk, true));
     talk.count = 1;
+    aq_pulse_doing(AQ_DOING_SUMS);
     AQ_TRY(carry(w, &talk, false));
+    aq_pulse_doing(AQ_DOING_REDUCE);
     *none = head.flags == AQ_SUM_VOID;
     if (head.magic != AQ_SUM_MAGIC || head.what != AQ_SUM_SUM || head.step != step || (head.flags && !*none) ||
         (head.weight == 0) != *none || head.values != (*none ? 0 : values))

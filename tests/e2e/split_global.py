@@ -5,9 +5,10 @@ import signal
 import time
 
 import jobs
-from jobs import check, launch, losses, metrics, no_workers
+from jobs import aqpipe, check, launch, losses, metrics, no_workers
 from kit import ROOT
-from split import CODED, PLAIN, Client, Server, await_step, begin, job, of_client, report, split, tensors, whole
+from split import CODED, PLAIN, Client, Server, await_step, begin, job, of_client, records, report, split, tensors, whole
+from split_hostile import Between
 from split_modes import newest, together
 
 GLOBAL = {"split.mode": "global"}
@@ -88,6 +89,8 @@ def scenario_split_global():
     close(of_all("two", "a", "b"), losses("joined"), 1e-4, "the unsplit run of all data")
     alike("two", "a", "b")
     table = report("two")
+    sent = sum(sum(line[way]) for name in "ab" for line in of_client("two", name) for way in ("forward_bytes", "backward_bytes", "gradient_bytes"))
+    check(abs(table["sent_bytes"] - sent) < 0.01 * sent, f"{table['sent_bytes']} bytes, and steps say {sent}")
     check(table["mode"] == "global" and [line["turns"] for line in table["clients"]] == [2, 2], f"{table}")
     check(not list((ROOT / "two" / "sums").iterdir()), "sums are left behind")
     no_workers("split_global")
@@ -189,3 +192,91 @@ def scenario_split_global_labels():
     whole(split("u-shape", rounds=2, clients=2, **PLAIN, **GLOBAL), "a", "b")
     close(of_all("labels", "a", "b"), of_all("u-shape", "a", "b"), 1e-5, "labels at the server")
     no_workers("split_global_labels")
+
+
+def hash_of(manifest):
+    path = ROOT / "theirs.yaml"
+    path.write_text(manifest)
+    done = aqpipe("plan", path, "--json")
+    check(done.returncode == 0, done.stderr)
+    return json.loads(done.stdout)["plan_hash"]
+
+
+def scenario_split_global_settled():
+    """What is settled stays: other data, another network, a second start with another manifest and lies of either end are refused, and the others' run goes on."""
+    begin("a", "b", "c", "d")
+    for name, seed in (("c", 7), ("d", 8)):
+        records(name, 45, seed)
+    slow = {**CODED, **GLOBAL, "link.rate_mbps": 3, "split.wait": "2s", "checkpoint.every": "2 steps"}
+    server = Server(split("settled", rounds=3, epochs=1, clients=2, **slow))
+    early = Client(server, "b")  # it has joined, and is away when all is settled: it never had a turn
+    server.await_text("b (127.0.0.1")
+    early.kill()
+    server.await_text(") is gone: ")
+    clients = [Client(server, name) for name in ("a", "c")]
+    server.await_text("samples of 3 clients")
+    await_step(server, "a", 2)
+    server.process.kill()
+    server.process.wait()
+    again = Server(server.path, "--set", f"split.server='127.0.0.1:{server.port}'")
+    records("b", 400, 5)
+    said = Client(again, "b").end(1)
+    check("comes with other data than it began with" in said, said)
+    other = split("other", rounds=3, epochs=1, clients=2, **{**slow, "edges.forward.bits": 2})
+    said = Client(again, "a", path=other, folder=ROOT / "elsewhere").end(1)
+    check("edges.list.0.forward.bits" in said, said)
+    for client in clients:
+        client.end()
+    again.end()
+    shorter = aqpipe("split-server", server.path, "--set", "split.epochs=2", "--set", "split.rounds=4")
+    check(shorter.returncode != 0 and "is of rounds of 8 steps, and the job's have 16" in shorter.stderr, shorter.stderr)
+    lines = {line["name"]: line for line in report("settled")["clients"]}
+    check([lines[name]["turns"] for name in ("a", "b", "c")] == [3, 0, 3], f"{lines}: {again.text()}")
+    alike("settled", "a", "c")
+
+    more = ("--set", "split.rounds=4")  # more rounds go further
+    server = Server(server.path, *more)
+    for client in [Client(server, name, *more) for name in ("a", "c")]:
+        client.end()
+    server.end()
+    check([line["turns"] for line in report("settled")["clients"] if line["name"] != "b"] == [4, 4], server.text())
+    alike("settled", "a", "c")
+
+    path = ROOT / "settled/split.json"
+    good = json.loads(path.read_text())
+    for changed in ({"all_samples": 0}, {"all_samples": 151}, {"all_samples": 2**33}, {"clients": [{**each, "first": each["first"] + 1} for each in good["clients"]]},
+                    {"clients": [{**each, "samples": 50} for each in good["clients"]]},
+                    {"clients": [{**each, "begin": 9, "until": 16} if each["name"] == "a" else each for each in good["clients"]]}):
+        path.write_text(json.dumps({**good, **changed}))
+        broken = aqpipe("split-server", server.path, "--set", "split.rounds=5")
+        check(broken.returncode == 1 and "is damaged: put it back" in broken.stderr, f"{changed}: {broken.returncode}, {broken.stderr}")
+    path.write_text(json.dumps(good))
+
+    # Of eleven classes, with the hash that such a plan has.
+    server = Server(split("network", rounds=1, epochs=1, clients=2, **{**CODED, **GLOBAL, "split.wait": "20s"}))
+    first = Client(server, "a")
+    server.await_text("a (127.0.0.1")
+    theirs = {}
+
+    def eleven(who, line, send):
+        if who == "client" and line.get("op") == "join":
+            return {**line, "vocabulary": 11, **theirs}
+        if who == "server" and line.get("manifest"):
+            theirs["plan_hash"] = hash_of(line["manifest"])
+        return line
+    liar = Between(server, "d", eleven)
+    Client(liar, "d").end(1)
+    check(theirs, "the server told no plan")
+    said = Client(liar, "d", folder=ROOT / "eleven").end(1)
+    check("has data of another network (11 tokens or classes" in said, said)
+
+    def too_many(who, line, send):
+        return {**line, "samples": 5 * 10**9} if line.get("event") == "together" else line
+    fooled = Client(Between(server, "c", too_many), "c")
+    check("all clients have 5000000000 samples" in fooled.end(1), server.text())
+    last = Client(server, "c", folder=ROOT / "honest")
+    for client in (first, last):
+        client.end()
+    server.end()
+    check([line["turns"] for line in report("network")["clients"]] == [1, 1], server.text())
+    no_workers("split_global_settled")

@@ -121,8 +121,10 @@ static void serve(void *unused)
     const int fd = accept(server.listener, NULL, NULL);
     bool more = take(fd, &server.hello, sizeof server.hello) && take(fd, &server.name, sizeof server.name);
     for (uint32_t i = 0; more && i < server.parts; i++) {
-        more = take(fd, &server.part, sizeof server.part) && server.part.values <= VALUES_MAX &&
-               take(fd, server.values, server.part.values * sizeof(float));
+        struct aq_sum_head part = {0};
+        more = take(fd, &part, sizeof part) && part.values <= VALUES_MAX;
+        server.part = part; /* the test has read the one before: it has said this one since */
+        more = more && take(fd, server.values, part.values * sizeof(float));
         more = more && answer(fd);
     }
     close(fd);
@@ -424,9 +426,82 @@ static int folder_close(void **state)
     return worker_close(state);
 }
 
+/* A job's plan tells it before any client is there. */
+static void test_a_plan_tells_what_sums_cost(void **state)
+{
+    (void)state;
+    struct aq_job *job;
+    struct aq_plan *plan;
+    struct aq_text text = {0};
+    struct aq_plan_totals with, without;
+    char wanted[160];
+    char *alone = strdup(manifest);
+    memset(strstr(alone, "client: ann,"), ' ', strlen("client: ann,"));
+    assert_int_equal(aq_job_parse(alone, strlen(alone), "test.yaml", "/", NULL, 0, &job), AQ_OK);
+    assert_int_equal(aq_plan_open(job, &plan), AQ_OK);
+    assert_int_equal(aq_plan_print(plan, NULL, NULL, 0, &text), AQ_OK);
+    for (uint32_t e = 0; e < 2; e++) {
+        snprintf(wanted, sizeof wanted, "edge %u besides: ", e);
+        assert_non_null(strstr(aq_text_of(&text), wanted));
+        assert_int_equal(plan->edges[e].shape.summed, plan->stages[2 * e].size.parameters);
+    }
+    assert_non_null(strstr(aq_text_of(&text), "of memory of the split-server, and"));
+    aq_plan_totals(plan, NULL, NULL, &with);
+    job->split.mode = AQ_SPLIT_FED1;
+    struct aq_plan *other;
+    assert_int_equal(aq_plan_open(job, &other), AQ_OK);
+    aq_plan_totals(other, NULL, NULL, &without);
+    const uint64_t ends = plan->stages[0].size.parameters + plan->stages[2].size.parameters;
+    assert_int_equal(with.sent_bytes, without.sent_bytes + 2 * plan->steps * ends * sizeof(float));
+    aq_plan_close(other);
+    aq_plan_close(plan);
+    aq_job_close(job);
+    aq_text_deinit(&text);
+    free(alone);
+}
+
+/* Somebody else's client may be away for as long as the server waits, which may be longer than a link's silence. */
+static void test_others_clients_are_waited_for_as_long_as_by_the_server(void **state)
+{
+    (void)state;
+    struct aq_worker other = {0};
+    char *text, hash[17];
+    w.job->split.wait_ns = UINT64_C(86400000000000);
+    assert_int_equal(aq_plan_manifest(w.plan, &text), AQ_OK);
+    struct aq_job *job;
+    struct aq_plan *plan;
+    assert_int_equal(aq_job_parse(text, strlen(text), "manifest", "/", NULL, 0, &job), AQ_OK);
+    assert_int_equal(job->split.wait_ns, UINT64_C(86400000000000));
+    assert_int_equal(aq_plan_open(job, &plan), AQ_OK);
+    snprintf(hash, sizeof hash, "%016llx", (unsigned long long)aq_plan_hash(plan));
+    json_t *line = json_pack("{s:s, s:s, s:s, s:i}", "manifest", text, "run", "/", "plan_hash", hash, "rank", 1);
+    assert_int_equal(aq_worker_plan_open(&other, line), AQ_OK);
+    assert_true(other.silence_ns > 3 * job->split.wait_ns); /* one after the other */
+    json_decref(line);
+    aq_plan_close(other.plan);
+    aq_job_close(other.job);
+    aq_free(other.run_folder);
+    aq_plan_close(plan);
+    aq_job_close(job);
+    aq_free(text);
+}
+
+static void test_more_samples_than_can_be_put_in_order_are_refused(void **state)
+{
+    (void)state;
+    struct aq_plan *plan;
+    w.job->facts.all_samples = UINT64_C(1) << 32;
+    assert_int_equal(aq_plan_open(w.job, &plan), AQ_INVAL);
+    assert_non_null(strstr(aq_error_text(), "all clients have 4294967296 samples"));
+    w.job->facts.all_samples = ALL;
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_a_plan_tells_what_sums_cost),
+        cmocka_unit_test(test_others_clients_are_waited_for_as_long_as_by_the_server),
+        cmocka_unit_test(test_more_samples_than_can_be_put_in_order_are_refused),
         cmocka_unit_test(test_a_stage_that_is_told_too_little_is_refused),
         cmocka_unit_test(test_memory_of_sums_is_planned),
         cmocka_unit_test(test_a_part_is_said_and_the_sum_taken),

@@ -308,9 +308,29 @@ static void test_healthy_runs_are_left_alone(void **state)
     }
 }
 
+/* Of global sampling: the server's stage waits for other clients, and only its word for it counts. */
+static void test_who_waits_for_other_clients_is_not_stuck(void **state)
+{
+    (void)state;
+    struct aq_watch_config config = usual;
+    struct world world;
+    for (uint32_t server = 0; server < 2; server++) {
+        config.server = server;
+        begin(&world, &config);
+        aq_watch_go(&world.watch);
+        world.doing[0] = world.doing[2] = AQ_DOING_REDUCE;
+        world.doing[1] = AQ_DOING_SUMS;
+        assert_int_equal(pass(&world, 5000).kind, server ? AQ_WATCH_WELL : AQ_WATCH_STUCK);
+        world.doing[0] = world.doing[2] = AQ_DOING_SUMS; /* a client says so */
+        world.doing[1] = AQ_DOING_REDUCE;
+        assert_int_equal(pass(&world, 5000).kind, AQ_WATCH_STUCK);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_who_waits_for_other_clients_is_not_stuck),
         cmocka_unit_test(test_stopped_daemon_is_silent_after_the_limit_and_not_before),
         cmocka_unit_test(test_stopped_worker_is_told_by_its_daemon),
         cmocka_unit_test(test_worker_may_take_long_until_its_first_beat),
