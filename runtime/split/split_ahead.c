@@ -1,8 +1,8 @@
 /*
  * split_ahead.c -- the client whose turn comes next gets its weights while the turn before is under way.
  *
- * With a line of 20 Mbit/s the two files of a ResNet-34's ends take 15 s; a relay has them twice between two turns, up
- * from the one client and down to the next. They need not wait for each other:
+ * At 20 Mbit/s the two files of a ResNet-34's ends take 20 s; a relay has them twice between two turns, up from the
+ * one client and down to the next. They need not wait for each other:
  *
  *     splitfed1, splitfed2   the ends begin with the round's weights, which are here: they go at once
  *     relay                  they are what the turn before leaves: each piece goes on to the next client as it comes

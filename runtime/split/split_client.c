@@ -53,7 +53,7 @@ struct client {
     struct aq_split_gate gate;
     char seal[AQ_SPLIT_KEY_TEXT_BYTES]; /* the key of the server's cache, with split.seal */
     uint64_t until;                     /* of the turn under way; 0: none                */
-    uint64_t told;                      /* its number, which its server wants back       */
+    uint64_t told;                      /* its number, which its server wants back; 0: it has none */
     uint32_t awaited;                   /* files that are on their way here              */
     struct aq_split_in in;
     struct aq_split_out out;
@@ -188,7 +188,9 @@ static void no_turn(struct client *client)
 static enum aq_status ready(struct client *client)
 {
     AQ_TRY(daemon_begin(client));
-    return aq_control_send(client->server, json_pack("{s:s, s:I}", "op", "ready", "told", (json_int_t)client->told));
+    json_t *line = json_pack("{s:s}", "op", "ready");
+    if (client->told) json_object_set_new(line, "told", json_integer((json_int_t)client->told));
+    return aq_control_send(client->server, line);
 }
 
 static enum aq_status on_turn(struct client *client, const json_t *line)
@@ -200,7 +202,7 @@ static enum aq_status on_turn(struct client *client, const json_t *line)
     AQ_TRY(aq_control_get_u64(line, "begin", &begin));
     AQ_TRY(aq_control_get_u64(line, "mark", &mark));
     AQ_TRY(aq_control_get_u64(line, "until", &client->until));
-    AQ_TRY(aq_control_get_u64(line, "told", &client->told));
+    client->told = aq_control_u64_or(line, "told", 0);
     if (client->until == 0 || client->until > client->job.plan->steps || mark > client->until || begin > mark)
         return aq_fail(AQ_PROTO, AREA, "the server offers a turn of steps that there are not");
     const bool adopt = aq_control_bool_or(line, "adopt", false);

@@ -44,33 +44,41 @@ def run(name, rate, rtt, clients=CLIENTS, **changes):
     return {f"c{i}": of_client(name, f"c{i}") for i in range(clients)}, {who: end - begin for (begin, who), end in zip(offered, ends)}
 
 
-def ways(line):
-    """Bytes of a step up and down the client's line, packed."""
-    forward, backward = ([bytes_ * (packed or 0) for bytes_, packed in zip(line[f"{way}_bytes"], line[f"{way}_packed"])] for way in ("forward", "backward"))
-    return forward[0] + backward[2], backward[1] + forward[1]
+def ways(lines):
+    """Bytes up and down the client's line, packed."""
+    up = down = 0
+    for line in lines:
+        forward, backward = ([bytes_ * (1 if packed is None else packed) for bytes_, packed in zip(line[f"{way}_bytes"], line[f"{way}_packed"])]
+                             for way in ("forward", "backward"))
+        up, down = up + forward[0] + backward[2], down + backward[1] + forward[1]
+    return up, down
 
 
-def bound_s(line):
-    """Of a step: the busier way of the client's line."""
-    return max(ways(line)) * 8 / RATE_MBPS * 1e-6
+def bytes_s(*parts):
+    """Of the busier way of the client's line."""
+    return max(map(sum, zip(*parts))) * 8 / RATE_MBPS * 1e-6
 
 
-def turn_bound_s(name, who, lines):
-    """Of a turn: all its steps, first visits too, and the files of its ends, which go down and up."""
-    files = sum((ROOT / f"{name}-{who}" / "begin" / f"stage-{rank}.safetensors").stat().st_size for rank in (0, 2))
-    return (max(sum(way) for way in zip(*map(ways, lines))) + files) * 8 / RATE_MBPS * 1e-6
+def files(name, who):
+    """Of its ends: they go down before a turn, and up after it."""
+    size = sum((ROOT / f"{name}-{who}" / "begin" / f"stage-{rank}.safetensors").stat().st_size for rank in (0, 2))
+    return size, size
 
 
-def tell_ratios(name, lines, turns, trips_s=TRIPS_S, **more):
-    kept = [line for each in lines.values() for line in each[1:]]  # the first has keyframes
-    median = lambda values: round(statistics.median(values), 3)
-    ratios = [bound_s(line) / line["seconds"] for line in kept]
-    print(json.dumps({"run": name, "clients": len(lines), "rtt ms": RTT_MS, "Mbit/s": RATE_MBPS, **more, "steps a turn": len(next(iter(lines.values()))),
-                      "step s": median(line["seconds"] for line in kept), "bytes s": median(map(bound_s, kept)),
-                      "bytes/measured": median(ratios), "least": round(min(ratios), 3), "most": round(max(ratios), 3),
-                      "bytes and trips/measured": median((bound_s(line) * ON_WIRE + trips_s) / line["seconds"] for line in kept),
-                      "turn s": median(turns.values()),
-                      "turn bytes/measured": median(turn_bound_s(name, who, each) / turns[who] for who, each in lines.items())}), flush=True)
+def tell_ratios(name, clients, turns, stale=0, **more):
+    """Of steps without keyframes: from the end of the step before them to the last one's, for with staleness one's bytes go in another's time."""
+    rows = []
+    for who, lines in clients.items():
+        cold = sum(sum(line["keyframes"]) > 0 for line in lines)
+        warm, seconds = lines[cold:], lines[-1]["time"] - lines[cold - 1]["time"]
+        busy = bytes_s(ways(warm))
+        rows.append({"step s": seconds / len(warm), "bytes s": busy / len(warm), "bytes/measured": busy / seconds,
+                     "bytes and trips/measured": (busy * ON_WIRE + len(warm) * TRIPS_S / (1 + stale)) / seconds,  # two steps share them
+                     "turn s": turns[who], "turn bytes/measured": bytes_s(ways(lines), files(name, who)) / turns[who]})
+    middle = {key: round(statistics.median(row[key] for row in rows), 3) for key in rows[0]}
+    ratios = sorted(row["bytes/measured"] for row in rows)
+    print(json.dumps({"run": name, "clients": len(clients), "rtt ms": RTT_MS, "Mbit/s": RATE_MBPS, "staleness": stale, **more, "steps a turn": len(lines), **middle,
+                      "least": round(ratios[0], 3), "most": round(ratios[-1], 3)}), flush=True)
 
 
 def losses_of(run_):
@@ -93,7 +101,7 @@ def scenario_split_wan():
     near = run("near", 1000, 0.2)
     for name, keys in (("far", {}), ("far-stale", {"train.staleness": 1})):
         far = run(name, RATE_MBPS, RTT_MS, **keys)
-        tell_ratios(name, *far, TRIPS_S / (1 + len(keys)), staleness=len(keys))  # two steps share them
+        tell_ratios(name, *far, stale=len(keys))
         check(keys or losses_of(near) == losses_of(far), "the losses are not those of a near network")
         check(not keys or losses_of(near) != losses_of(far), "staleness changes nothing: no test")
     if os.environ.get("AQ_WAN_LONG"):
@@ -103,5 +111,5 @@ def scenario_split_wan():
             for stale in (0, 1):
                 name = f"long-{parts}-{stale}"
                 far = run(name, RATE_MBPS, RTT_MS, **LONG, **{"train.micro_batch": LONG_BATCH // parts, "train.staleness": stale})
-                tell_ratios(name, *far, TRIPS_S / (1 + stale), staleness=stale, **{"micro-batches": parts})
+                tell_ratios(name, *far, stale=stale, **{"micro-batches": parts})
     no_workers("split_wan")

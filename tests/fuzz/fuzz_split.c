@@ -69,7 +69,10 @@ static bool say(struct aq_split_session *session, const json_t *line)
     }
     AQ_ASSERT(acts[state] & 1u << act);
     if (act == AQ_SPLIT_JOIN) joined(session);
-    if (act == AQ_SPLIT_READY) aq_split_session_go(session, AQ_SPLIT_TRAINING);
+    if (act == AQ_SPLIT_READY) {
+        AQ_ASSERT(aq_control_u64_or(line, "told", session->told) == session->told); /* for no turn that is over */
+        aq_split_session_go(session, AQ_SPLIT_TRAINING);
+    }
     if (act == AQ_SPLIT_PIECE || act == AQ_SPLIT_LABEL) return piece(session);
     return act != AQ_SPLIT_LEAVE;
 }
@@ -78,15 +81,17 @@ static bool say(struct aq_split_session *session, const json_t *line)
 static void server_goes(struct aq_split_session *session, uint8_t to)
 {
     static const unsigned next[AQ_SPLIT_STATES] = {
-        [AQ_SPLIT_IDLE] =
-            1u << AQ_SPLIT_OFFERED | 1u << AQ_SPLIT_CLOSING | 1u << AQ_SPLIT_LABELS, /* or it wants labels */
+        [AQ_SPLIT_IDLE] = 1u << AQ_SPLIT_OFFERED | 1u << AQ_SPLIT_CLOSING |
+                          1u << AQ_SPLIT_LABELS |  /* or it wants labels */
+                          1u << AQ_SPLIT_TRAINING, /* who was ready ahead */
         [AQ_SPLIT_OFFERED] = 1u << AQ_SPLIT_IDLE,
         [AQ_SPLIT_TRAINING] = 1u << AQ_SPLIT_IDLE | 1u << AQ_SPLIT_CLOSING,
         [AQ_SPLIT_CLOSING] = 1u << AQ_SPLIT_IDLE,
     };
     const unsigned state = (unsigned)(to - '0');
-    if (state < AQ_SPLIT_STATES && next[session->state] & 1u << state)
-        aq_split_session_go(session, (enum aq_split_state)state);
+    if (state >= AQ_SPLIT_STATES || !(next[session->state] & 1u << state)) return;
+    session->told += state == AQ_SPLIT_OFFERED;
+    aq_split_session_go(session, (enum aq_split_state)state);
 }
 
 static bool is(const json_t *line, const char *key, const char *want)
