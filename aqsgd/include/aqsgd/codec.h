@@ -96,7 +96,8 @@ enum aq_codec_scale {
 /* How s is written. POW2: one byte, an exponent. */
 enum aq_codec_scale_format { AQ_SCALE_FP16 = 1, AQ_SCALE_BF16 = 2, AQ_SCALE_FP32 = 3, AQ_SCALE_POW2 = 4 };
 
-enum aq_codec_rounding { AQ_ROUND_NEAREST = 1, AQ_ROUND_STOCHASTIC = 2, AQ_ROUND_HALF_DITHER = 3 /* of ec */ };
+/* HALF_DITHER, of ec alone: STOCHASTIC where there is no message, else half of it (codec_ec.c). */
+enum aq_codec_rounding { AQ_ROUND_NEAREST = 1, AQ_ROUND_STOCHASTIC = 2, AQ_ROUND_HALF_DITHER = 3 };
 
 struct aq_codec_config {
     enum aq_codec_kind kind;
