@@ -256,8 +256,8 @@ static void test_what_rows_have_in_common_has_no_bias(void **state)
         bias[run] = bias_of_channels(&end);
         end_close(&end);
     }
-    print_message("errors %.4f and %.4f; bias of channels %.2f, %.2f, of nearest %.2f standard errors\n", error[0], error[1],
-                  bias[0], bias[1], bias[2]);
+    print_message("errors %.4f and %.4f; bias of channels %.2f, %.2f, of nearest %.2f standard errors\n", error[0],
+                  error[1], bias[0], bias[1], bias[2]);
     assert_true(error[1] < 1.04 * error[0]);
     assert_true(bias[1] < 1.2 && bias[2] > 1.5);
 }

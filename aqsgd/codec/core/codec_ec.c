@@ -55,7 +55,7 @@ static void defaults(struct aq_codec_config *config)
 {
     config->rate = config->bits >= 8 ? 3.0f : config->bits >= 4 ? 2.5f : (float)config->bits;
     config->bits = 1;
-    config->rounding = AQ_ROUND_HALF_DITHER; /* docs/DECISIONS.md 0340, 0505 */
+    config->rounding = AQ_ROUND_STOCHASTIC; /* docs/DECISIONS.md 0340; jobs that say nothing: 0505 */
 }
 
 static enum aq_status check(const struct aq_codec_config *config)
@@ -98,7 +98,8 @@ static uint64_t bytes_of(uint32_t rows, uint32_t columns, double rate, uint32_t 
 
 static uint64_t bytes_most(uint32_t rows, uint32_t columns)
 {
-    return aq_ec_chunks_from(rows, columns, AQ_EC_CENTRED | AQ_EC_COMMON | AQ_EC_DITHERED) + 4 * (uint64_t)rows * columns +
+    const uint32_t marks = AQ_EC_CENTRED | AQ_EC_COMMON | AQ_EC_DITHERED;
+    return aq_ec_chunks_from(rows, columns, marks) + 4 * (uint64_t)rows * columns +
            (uint64_t)AQ_EC_CHUNK_SLACK * aq_ec_chunk_count(rows, columns);
 }
 
@@ -769,7 +770,8 @@ static void plan(const struct aq_codec *codec, struct aq_cuda_codec_plan *out)
 const struct aq_codec_member aq_codec_ec = {.about = {.name = "ec",
                                                       .label = "entropy coded",
                                                       .varies = true,
-                                                      .unsaid = {2.5f, 4.0f}},
+                                                      .unsaid = {2.5f, 4.0f},
+                                                      .unsaid_rounding = AQ_ROUND_HALF_DITHER},
                                             .defaults = defaults,
                                             .check = check,
                                             .layout = layout,

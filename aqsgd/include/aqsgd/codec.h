@@ -134,6 +134,7 @@ struct aq_codec_about {
     bool varies;       /* bodies have a bound, not a size: aq_codec_body_bytes is what to expect      */
     bool usual[2];     /* what is meant by keys that name none: of activations, of gradients          */
     float unsaid[2];   /* what a job means that says nothing of codecs, at this rate; 0: not this one  */
+    enum aq_codec_rounding unsaid_rounding; /* and so                                                     */
 };
 
 /* Every kind there is, in the order of codecs.def; false beyond the last. And one of them; NULL: there is none. */
