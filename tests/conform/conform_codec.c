@@ -25,9 +25,9 @@ static void run_edge(const struct aq_codec_config *config, uint32_t rows, uint32
         const struct aq_rng_key key = test_key(1000 + u);
         const bool keyframe = message > 0 && u == 0;
         sender.codec->kernels = all[u % count];
-        receiver.codec->kernels = all[u / count % count];
+        receiver.codec->kernels = all[(u + u / count + 1) % count];
         fill(drift, values, u % 3 == 0 ? SHAPE_STUDENT3 : SHAPE_LAPLACE, 0.3f, 2 + u);
-        const float common = u % 3 == 2 && config->rounding == AQ_ROUND_HALF_DITHER ? 1.0f : 0.0f;
+        const float common = u > 0 && config->rounding == AQ_ROUND_HALF_DITHER ? 1.0f : 0.0f;
         for (size_t e = 0; e < values; e++)
             sender.a[e] += drift[e] + common * sinf((float)(e % columns));
         memset(sender.body, 0xA5, aq_codec_bound(sender.codec));
