@@ -274,8 +274,10 @@ static bool look(const struct aq_codec_encoder *job, uint32_t stride, bool centr
         codec->kernels->delta(a, m, kind, d, codec->columns, &span, NULL, true, NULL);
         if (span.peak >= 0x7f800000u) return false;
         if (centred && job->m != NULL) row_common(codec, -1.0f, d);
-        for (uint32_t c = 0; c < codec->columns; c++)
+        for (uint32_t c = 0; c < codec->columns; c++) {
+            if (!(fabsf(d[c]) < INFINITY)) return false; /* without what is in common */
             whole->below[aq_ec_bucket(fabsf(d[c]))]++;
+        }
         for (uint32_t c = 0; energy && c < codec->columns; c++) {
             const float size = fabsf(a[c]);
             if (!(size < INFINITY)) return false;
