@@ -43,7 +43,8 @@ static const struct setting_name scales[] = {{"absmax", AQ_SCALE_ABSMAX},
 static const struct setting_name formats[] = {
     {"fp16", AQ_SCALE_FP16}, {"bf16", AQ_SCALE_BF16}, {"fp32", AQ_SCALE_FP32}, {"pow2", AQ_SCALE_POW2}, {NULL, 0}};
 static const struct setting_name roundings[] = {
-    {"nearest", AQ_ROUND_NEAREST}, {"stochastic", AQ_ROUND_STOCHASTIC}, {NULL, 0}};
+    {"nearest", AQ_ROUND_NEAREST}, {"stochastic", AQ_ROUND_STOCHASTIC},
+    {"half_dither", AQ_ROUND_HALF_DITHER}, {NULL, 0}};
 
 #define SETTING(key_, kind_, member_, names_)                                                                          \
     {                                                                                                                  \

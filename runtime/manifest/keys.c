@@ -90,7 +90,8 @@ static const struct aq_key_name scale_names[] = {{"absmax", AQ_SCALE_ABSMAX},
 static const struct aq_key_name scale_format_names[] = {
     {"fp16", AQ_SCALE_FP16}, {"bf16", AQ_SCALE_BF16}, {"fp32", AQ_SCALE_FP32}, {"pow2", AQ_SCALE_POW2}, {NULL, 0}};
 static const struct aq_key_name rounding_names[] = {
-    {"nearest", AQ_ROUND_NEAREST}, {"stochastic", AQ_ROUND_STOCHASTIC}, {NULL, 0}};
+    {"nearest", AQ_ROUND_NEAREST}, {"stochastic", AQ_ROUND_STOCHASTIC},
+    {"half_dither", AQ_ROUND_HALF_DITHER}, {NULL, 0}};
 static const struct aq_key_name store_names[] = {
     {"fp32", AQ_PRECISION_FP32}, {"fp16", AQ_PRECISION_FP16}, {"bf16", AQ_PRECISION_BF16}, {"q8", AQ_PRECISION_Q8},
     {"q4", AQ_PRECISION_Q4},     {"q2", AQ_PRECISION_Q2},     {"none", AQ_PRECISION_NONE}, {NULL, 0}};

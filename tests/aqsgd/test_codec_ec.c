@@ -154,6 +154,181 @@ static void test_dither_has_no_bias_anywhere(void **state)
         }
 }
 
+/* ---- half a dither, and what all rows have in common ---- */
+
+static struct aq_codec_config half_dither(float rate)
+{
+    struct aq_codec_config config = ec(rate, 0.0f, AQ_PRECISION_FP32);
+    config.rounding = AQ_ROUND_HALF_DITHER;
+    return config;
+}
+
+/* A sample whose change is of a Gauss, and in each channel besides `common` times its own number. */
+static void change(struct end *end, float common, uint64_t seed)
+{
+    float *const m = (float *)(void *)end->m;
+    fill(end->a, VALUES, SHAPE_GAUSS, 3.0f, seed);
+    fill(m, VALUES, SHAPE_GAUSS, 1.0f, seed + 1);
+    for (size_t e = 0; e < VALUES; e++)
+        m[e] = end->a[e] - m[e] - common * sinf((float)(e % COLUMNS));
+}
+
+/* Of a delta: the rate is kept, the error smaller than a whole dither's; of what has no reference the bytes are those
+ * of stochastic. */
+static void test_half_a_dither_is_worth_more(void **state)
+{
+    (void)state;
+    static const float rates[] = {1.5f, 2.0f, 3.0f};
+    for (int i = 0; i < 3; i++) {
+        double error[2];
+        for (int half = 0; half < 2; half++) {
+            struct aq_codec_config config = half_dither(rates[i]);
+            struct end end;
+            if (half == 0) config.rounding = AQ_ROUND_STOCHASTIC;
+            end_open(&end, &config, ROWS, COLUMNS);
+            change(&end, 0.0f, 70);
+            const struct coded coded = code(&end, &config, true);
+            assert_true(fabs(coded.bits - (double)rates[i]) <= 0.1);
+            assert_int_equal(end.body[AQ_EC_MARKS], AQ_EC_DITHERED | (half ? AQ_EC_HALF : 0));
+            error[half] = sqrt(coded.result.sum_error2 / VALUES);
+            end_close(&end);
+        }
+        print_message("rate %.1f: error %.4f with half a dither, %.4f with a whole one\n", (double)rates[i], error[1],
+                      error[0]);
+        assert_true(error[1] < (i < 2 ? 0.95 : 1.0) * error[0]);
+    }
+    struct aq_codec_config config = half_dither(4.5f);
+    struct end end;
+    end_open(&end, &config, ROWS, COLUMNS);
+    change(&end, 0.0f, 70);
+    (void)code(&end, &config, true);
+    assert_int_equal(end.body[AQ_EC_MARKS], AQ_EC_DITHERED); /* cells: a whole one costs nothing */
+    end_close(&end);
+    struct end other;
+    config = half_dither(2.0f);
+    config.store = AQ_PRECISION_NONE;
+    end_open(&end, &config, ROWS, COLUMNS);
+    config.rounding = AQ_ROUND_STOCHASTIC;
+    end_open(&other, &config, ROWS, COLUMNS);
+    fill(end.a, VALUES, SHAPE_GAUSS, 1.0f, 71);
+    memcpy(other.a, end.a, 4 * (size_t)VALUES);
+    const struct coded one = code(&end, &config, false), two = code(&other, &config, false);
+    assert_int_equal(one.result.body_bytes, two.result.body_bytes);
+    assert_memory_equal(end.body, other.body, one.result.body_bytes);
+    assert_true(aq_codec_config_digest(aq_codec_config_of(end.codec)) == aq_codec_config_digest(&config));
+    end_close(&end);
+    end_close(&other);
+}
+
+/* The mean error of each channel over its rows, in standard errors: the root of their mean square. About 1 where errors
+ * have nothing in common. */
+static double bias_of_channels(const struct end *end)
+{
+    double all = 0;
+    for (size_t c = 0; c < COLUMNS; c++) {
+        double sum = 0, square = 0;
+        for (size_t t = 0; t < ROWS; t++) {
+            const double error = (double)end->hat[t * COLUMNS + c] - (double)end->a[t * COLUMNS + c];
+            sum += error;
+            square += error * error;
+        }
+        all += sum * sum / square;
+    }
+    return sqrt(all / COLUMNS);
+}
+
+/* What all rows have in common is sent, at 2 bits, without bias, and costs the values nothing: their error is that of a
+ * sample without it, but for what the means' bits take. */
+static void test_what_rows_have_in_common_has_no_bias(void **state)
+{
+    (void)state;
+    double error[2], bias[3];
+    for (int run = 0; run < 3; run++) { /* nothing in common; something; the same without half a dither's means */
+        struct aq_codec_config config = half_dither(2.0f);
+        struct end end;
+        if (run == 2) config.rounding = AQ_ROUND_NEAREST;
+        end_open(&end, &config, ROWS, COLUMNS);
+        change(&end, run > 0 ? 0.7f : 0.0f, 72);
+        const struct coded coded = code(&end, &config, true);
+        assert_true(fabs(coded.bits - 2.0) <= 0.05);
+        if (run < 2) assert_int_equal(end.body[AQ_EC_MARKS] & AQ_EC_COMMON, run == 1 ? AQ_EC_COMMON : 0);
+        if (run < 2) error[run] = sqrt(coded.result.sum_error2 / VALUES);
+        bias[run] = bias_of_channels(&end);
+        end_close(&end);
+    }
+    print_message("errors %.4f and %.4f; bias of channels %.2f, %.2f, of nearest %.2f standard errors\n", error[0],
+                  error[1], bias[0], bias[1], bias[2]);
+    assert_true(error[1] < 1.04 * error[0]);
+    assert_true(bias[1] < 1.2 && bias[2] > 1.5);
+}
+
+/* One channel far above the others does not take their codes from them. */
+static void test_a_channel_that_runs_away_leaves_the_others_theirs(void **state)
+{
+    (void)state;
+    const struct aq_codec_config config = half_dither(2.0f);
+    struct end end;
+    end_open(&end, &config, ROWS, COLUMNS);
+    change(&end, 0.7f, 73);
+    float *const m = (float *)(void *)end.m;
+    for (size_t t = 0; t < ROWS; t++)
+        m[t * COLUMNS + 5] -= 40.0f;
+    (void)code(&end, &config, true);
+    assert_int_equal(end.body[AQ_EC_MARKS] & AQ_EC_COMMON, AQ_EC_COMMON);
+    const float unit = aq_ec_float_at(end.body + aq_ec_centre_from(ROWS, COLUMNS, AQ_EC_DITHERED));
+    assert_true(unit > 0.02f && unit < 0.3f);
+    end_close(&end);
+}
+
+static void test_marks_and_means_that_no_sender_writes_are_corrupt(void **state)
+{
+    (void)state;
+    enum { ODD = 37 };
+    const struct aq_codec_config config = half_dither(2.0f);
+    struct aq_codec_result result;
+    const struct aq_rng_key key = test_key(3);
+    struct end end;
+    end_open(&end, &config, ROWS, ODD);
+    float *const m = (float *)(void *)end.m;
+    fill(end.a, end.values, SHAPE_GAUSS, 1.0f, 74);
+    for (size_t e = 0; e < end.values; e++)
+        m[e] = 0.5f * end.a[e] + 2.0f * sinf((float)(e % ODD));
+    void *memory = NULL;
+    assert_int_equal(aq_alloc(4 * end.values, &memory), AQ_OK);
+    memcpy(memory, m, 4 * end.values);
+    assert_int_equal(aq_codec_encode(end.codec, end.a, m, &key, end.body, aq_codec_bound(end.codec), end.hat, end.m,
+                                     &result, NULL),
+                     AQ_OK);
+    const uint32_t marks = AQ_EC_DITHERED | AQ_EC_HALF | AQ_EC_COMMON;
+    const uint64_t unit = aq_ec_centre_from(ROWS, ODD, marks), codes = unit + 4;
+    assert_int_equal(end.body[AQ_EC_MARKS], marks);
+    const struct {
+        uint64_t at;
+        uint8_t value;
+    } wrong[] = {{AQ_EC_MARKS, AQ_EC_DITHERED | AQ_EC_HALF}, /* its length is another */
+                 {AQ_EC_MARKS, AQ_EC_HALF | AQ_EC_COMMON},
+                 {AQ_EC_MARKS, AQ_EC_DITHERED | AQ_EC_CENTRED},
+                 {AQ_EC_MARKS, marks | AQ_EC_CENTRED},
+                 {AQ_EC_MARKS, marks | 32},
+                 {unit + 3, 0xff},
+                 {unit + 3, 0x7f},
+                 {codes + ODD / 2, 0x1f}};
+    quiet_begin();
+    for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
+        const uint8_t right = end.body[wrong[i].at];
+        end.body[wrong[i].at] = wrong[i].value;
+        assert_int_equal(aq_codec_decode(end.codec, end.body, result.body_bytes, result.flags, memory, end.hat, end.m,
+                                         NULL),
+                         AQ_CORRUPT);
+        end.body[wrong[i].at] = right;
+    }
+    quiet_end();
+    assert_int_equal(
+        aq_codec_decode(end.codec, end.body, result.body_bytes, result.flags, memory, end.hat, end.m, NULL), AQ_OK);
+    aq_free(memory);
+    end_close(&end);
+}
+
 /* ---- the dither's numbers ---- */
 
 enum { NOISE_ROWS = 512, NOISE_COLUMNS = 1600 };
@@ -432,6 +607,10 @@ int main(void)
         cmocka_unit_test(test_a_rate_is_kept_and_worth_its_bits),
         cmocka_unit_test(test_a_dithered_rate_is_kept_and_worth_its_bits),
         cmocka_unit_test(test_dither_has_no_bias_anywhere),
+        cmocka_unit_test(test_half_a_dither_is_worth_more),
+        cmocka_unit_test(test_what_rows_have_in_common_has_no_bias),
+        cmocka_unit_test(test_a_channel_that_runs_away_leaves_the_others_theirs),
+        cmocka_unit_test(test_marks_and_means_that_no_sender_writes_are_corrupt),
         cmocka_unit_test(test_dither_is_even_and_nobodys_neighbour),
         cmocka_unit_test(test_dither_is_the_keys_alone),
         cmocka_unit_test(test_an_error_is_kept_whatever_the_delta),

@@ -14,7 +14,7 @@
 #include "codec_common.h"
 
 enum { FIELDS = 14, LINE_MAX_BYTES = 1 << 16, BYTES_MAX = 1 << 14, CHANNEL = 16 };
-enum { DITHERED = 126, LOW_RANK = 132, LINES = 138 }; /* cases */
+enum { DITHERED = 126, LOW_RANK = 132, HALF = 138, LINES = 142 }; /* cases */
 
 static char path[512];
 
@@ -124,7 +124,10 @@ static void write_line(FILE *file, uint32_t number, const uint32_t *field)
         config.scale = (enum aq_codec_scale)(1 + number % 4);
     config.rounding = coded ? number >= DITHERED && number < LOW_RANK ? AQ_ROUND_STOCHASTIC : AQ_ROUND_NEAREST
                             : (enum aq_codec_rounding)(1 + number / 2 % 2);
-    if (number >= LOW_RANK) config.rank = 2 + number % 3;
+    if (number >= HALF)
+        config.rounding = AQ_ROUND_HALF_DITHER;
+    else if (number >= LOW_RANK)
+        config.rank = 2 + number % 3;
     if (aq_codec_config_check(&config, field[12], field[13]) != AQ_OK) return;
     end_open(&end, &config, field[12], field[13]);
     const size_t message = aq_codec_message_bytes(end.codec);
@@ -149,7 +152,7 @@ static void write_line(FILE *file, uint32_t number, const uint32_t *field)
     next:
         fill(end.a, end.values, SHAPE_LAPLACE, 0.8f, number);
         for (size_t e = 0; coded && e < end.values; e++)
-            end.a[e] += number % 2 ? 6.0f * sinf((float)(e % field[13])) : 0.0f;
+            end.a[e] += number % 2 ? (number >= HALF ? 9.0f : 6.0f) * sinf((float)(e % field[13])) : 0.0f;
     }
     end_close(&end);
 }
@@ -185,9 +188,10 @@ static int write_all(void)
                                         n % 4 == 0 && n % 3 < 2 ? 0 : 1 + n % 3, AQ_PRECISION_EC, 40, n % 2 ? 37 : 7};
         write_line(file, n, field);
     }
-    for (uint32_t n = DITHERED; n < LINES; n++) { /* ec with a dither; products of thin matrices */
-        const uint32_t kind = n < LOW_RANK ? AQ_CODEC_EC : AQ_CODEC_LOWRANK;
-        const uint32_t field[FIELDS] = {kind, 1, 1, 1, 2, 64, 1, 0, 0, 0, n % 3, AQ_PRECISION_EC, 40, n % 2 ? 37 : 7};
+    for (uint32_t n = DITHERED; n < LINES; n++) { /* ec with a dither; products of thin matrices; half a dither */
+        const uint32_t kind = n < LOW_RANK || n >= HALF ? AQ_CODEC_EC : AQ_CODEC_LOWRANK;
+        const uint32_t store = n >= HALF ? 1 + n % 2 : n % 3;
+        const uint32_t field[FIELDS] = {kind, 1, 1, 1, 2, 64, 1, 0, 0, 0, store, AQ_PRECISION_EC, 40, n % 2 ? 37 : 7};
         write_line(file, n, field);
     }
     quiet_end();

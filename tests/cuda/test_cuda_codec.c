@@ -198,14 +198,16 @@ static void decode(struct side *side, uint8_t *const bodies[], const struct epoc
 enum { CPU_SENDER, GPU_SENDER, CPU_RECEIVER, GPU_RECEIVER, ENDS };
 
 /* The activations of an epoch, the same at both senders. */
-static void drift(struct side ends[ENDS], uint32_t u, float scale)
+/* `common`: what all rows have of it beside. */
+static void drift(struct side ends[ENDS], uint32_t u, float scale, float common, uint32_t columns)
 {
     struct side *cpu = &ends[CPU_SENDER];
     for (uint32_t i = 0; i < SAMPLES; i++) {
         float *change = ends[GPU_SENDER].a[i]; /* scratch for a moment */
         fill(change, cpu->values, u % 3 == 0 ? SHAPE_STUDENT3 : SHAPE_LAPLACE, scale, 100 * u + i);
         for (size_t e = 0; e < cpu->values; e++)
-            cpu->a[i][e] = u == 0 ? 10.0f * change[e] : cpu->a[i][e] + change[e];
+            cpu->a[i][e] = u == 0 ? 10.0f * change[e]
+                                  : cpu->a[i][e] + change[e] + common * sinf((float)(e % columns));
         memcpy(ends[GPU_SENDER].a[i], cpu->a[i], 4 * cpu->values);
     }
 }
@@ -244,7 +246,8 @@ static void run_edge(const struct aq_codec_config *config, uint32_t rows, uint32
             epoch.cold[i] = u == 0 || (u == 2 && i == 1); /* a cold one among warm ones */
         }
         order(u);
-        drift(ends, u, config->prescale_log2 > 8 ? 3e-5f : 0.3f);
+        drift(ends, u, config->prescale_log2 > 8 ? 3e-5f : 0.3f,
+              config->rounding == AQ_ROUND_HALF_DITHER ? 1.0f : 0.0f, columns);
         encode(&ends[CPU_SENDER], &epoch, cpu);
         encode(&ends[GPU_SENDER], &epoch, gpu);
         for (int i = 0; i < SAMPLES; i++) {
@@ -333,12 +336,12 @@ static void test_every_rate_and_error_of_ec_has_the_bits_of_the_cpu(void **state
 {
     (void)state;
     static const float rates[] = {1.0f, 2.5f, 3.5f, 4.0f, 8.0f}, errors[] = {0.3f, 0.05f, 0.004f};
-    for (uint32_t number = 0; number < 16; number++) {
+    for (uint32_t number = 0; number < 24; number++) {
         struct aq_codec_config config;
         aq_codec_config_default(&config, AQ_CODEC_EC, 3);
         config.rate = rates[number % 8 % 5];
         config.error = number % 8 < 5 ? 0.0f : errors[number % 8 - 5];
-        config.rounding = number < 8 ? AQ_ROUND_NEAREST : AQ_ROUND_STOCHASTIC;
+        config.rounding = (enum aq_codec_rounding)(AQ_ROUND_NEAREST + number / 8);
         config.store = number % 3 == 2 ? AQ_PRECISION_NONE : number % 3 == 1 ? AQ_PRECISION_FP32 : AQ_PRECISION_FP16;
         config.keyframe = AQ_PRECISION_EC;
         config.keyframe_rate = rates[(number + 2) % 5];

@@ -267,14 +267,17 @@ def entropy(body, rows, cols):
     step = np.frombuffer(body[:4], "<f4")[0]
     level = [F(0), *np.frombuffer(body[4:32], "<f4")]
     slots = slots_of(struct.unpack("<8H", body[32:48]), struct.unpack("<H", body[48:50])[0])
-    refine, centred, dithered = body[50], body[51] & 1, body[51] & 4
+    refine, centred, dithered, common, half = body[50], body[51] & 1, body[51] & 4, body[51] & 8, body[51] >> 4
     each = max(1, 65536 // cols)
     chunks = (rows + each - 1) // each
     at, centre, out = 52 + 8 * chunks, None, []
     if dithered:
-        w, at = dither(body[at : at + 16], rows, cols, step * power(-refine - 1) * power(-8)), at + 16
+        w, at = dither(body[at : at + 16], rows, cols, step * power(-refine - 1) * power(-8 - half)), at + 16
     if centred:
         centre, at = plain(body[at : at + 2 * cols], 2), at + 2 * cols
+    if common:
+        unit, ks = np.frombuffer(body[at : at + 4], "<f4")[0], codes(body[at + 4 :], cols, 4)
+        means, at = [F(2 * k - 15) * unit for k in ks], at + 4 + (cols + 1) // 2
     for k in range(chunks):
         words, escapes = struct.unpack("<2I", body[52 + 8 * k : 60 + 8 * k])
         values, used = chunk_read(body[at:], words, escapes, refine, min(each, rows - k * each) * cols, slots)
@@ -284,7 +287,8 @@ def entropy(body, rows, cols):
             x = -x if q < 0 else x
             if refine:
                 x = x + F(2 * cell + 1 - (1 << refine)) * (step * power(-refine - 1))
-            out.append(x - w[len(out)] if dithered else x)
+            x = x - w[len(out)] if dithered else x
+            out.append(x + means[len(out) % cols] if common else x)
     assert at == len(body)
     return np.array(out, F).reshape(rows, cols), centre
 

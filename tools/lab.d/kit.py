@@ -16,7 +16,7 @@ def codec(kind, forward, backward):
             f"edges.backward.bits={backward}"]
 
 
-def entropy_coded(forward, backward, rounding="stochastic"):
+def entropy_coded(forward, backward, rounding="half_dither"):
     return [f"edges.{way}.{key}" for way, rate in (("forward", forward), ("backward", backward))
             for key in ("codec=ec", f"rate={rate}", f"rounding={rounding}")]
 

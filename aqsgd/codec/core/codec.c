@@ -57,6 +57,7 @@ void aq_codec_config_unsaid(struct aq_codec_config *out, bool gradients)
     AQ_ASSERT(i < MEMBERS);
     aq_codec_config_default(out, members[i].kind, gradients ? 8 : 4);
     out->rate = members[i].member->about.unsaid[gradients];
+    out->rounding = members[i].member->about.unsaid_rounding;
     out->keyframe = AQ_PRECISION_EC;
 }
 

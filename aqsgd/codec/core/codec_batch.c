@@ -163,7 +163,7 @@ static enum aq_status remote_encode(struct aq_codec *codec, const struct aq_code
         const struct aq_codec_sample *sample = &samples[i];
         remote_rows_use(codec, sample->rows);
         const bool plain = codec->member->encode == NULL || (aq_codec_keeps(codec) && sample->m == NULL);
-        if (!plain && codec->config.rounding == AQ_ROUND_STOCHASTIC && sample->key == NULL)
+        if (!plain && codec->config.rounding != AQ_ROUND_NEAREST && sample->key == NULL)
             return aq_fail(AQ_INVAL, "codec", "stochastic rounding needs a random key");
         if (overlaps(codec, sample))
             return aq_fail(AQ_INVAL, "codec", "sample %u of %u: on a GPU x^ must not overlap a", i, count);

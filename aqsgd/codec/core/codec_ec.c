@@ -15,7 +15,8 @@
  *
  * With rounding stochastic a known noise goes in before rounding, and the receiver takes it off again
  * (codec_ec_choose.h): the error's mean is 0 for every value, and it is no larger than nearest rounding's from 2 bits
- * on. A keyframe of a codec that keeps messages is rounded to nearest.
+ * on. A keyframe of a codec that keeps messages is rounded to nearest. With half_dither the noise of a delta is half as
+ * wide, and the change that all rows have in common goes apart; what has no reference is coded as with stochastic.
  *
  * At equal bits the error of a gradient is half of that of a scale a row (shared/NUMERICS.md 1.5); where rates go below
  * 1.5 bits the closed loop does not settle (section 3 there), so that the least rate is 1.
@@ -37,7 +38,7 @@ struct whole {
     uint32_t below[AQ_EC_BUCKETS + 1]; /* counts of magnitudes in the bucket; then of all below it */
     uint32_t energy[AQ_EC_BUCKETS + 1];
     double moments[2 * (AQ_EC_BUCKETS + 1)];
-    float centre[]; /* a row: a keyframe's reference */
+    float centre[]; /* a row: a keyframe's reference; of a delta what all rows have in common */
 };
 
 /* Of a piece: scratch->own. */
@@ -54,7 +55,7 @@ static void defaults(struct aq_codec_config *config)
 {
     config->rate = config->bits >= 8 ? 3.0f : config->bits >= 4 ? 2.5f : (float)config->bits;
     config->bits = 1;
-    config->rounding = AQ_ROUND_STOCHASTIC; /* docs/DECISIONS.md 0340 */
+    config->rounding = AQ_ROUND_STOCHASTIC; /* docs/DECISIONS.md 0340; jobs that say nothing: 0505 */
 }
 
 static enum aq_status check(const struct aq_codec_config *config)
@@ -64,8 +65,8 @@ static enum aq_status check(const struct aq_codec_config *config)
         return aq_codec_refuse("rate with ec", "1 to 8 bits a value");
     if (!(config->error >= 0.0f && config->error < 1.0f))
         return aq_codec_refuse("error with ec", "0 to less than 1, of the values' own magnitude; 0: rate decides");
-    if (config->rounding != AQ_ROUND_NEAREST && config->rounding != AQ_ROUND_STOCHASTIC)
-        return aq_codec_refuse("rounding", "nearest or stochastic");
+    if (config->rounding < AQ_ROUND_NEAREST || config->rounding > AQ_ROUND_HALF_DITHER)
+        return aq_codec_refuse("rounding", "nearest, stochastic or half_dither");
     if (config->hadamard) return aq_codec_refuse("hadamard", "ec does not rotate");
     if (config->top_k != 0.0f && config->top_k != 1.0f) return aq_codec_refuse("top_k", "ec sends every value");
     return AQ_OK;
@@ -97,7 +98,8 @@ static uint64_t bytes_of(uint32_t rows, uint32_t columns, double rate, uint32_t 
 
 static uint64_t bytes_most(uint32_t rows, uint32_t columns)
 {
-    return aq_ec_chunks_from(rows, columns, AQ_EC_CENTRED | AQ_EC_DITHERED) + 4 * (uint64_t)rows * columns +
+    const uint32_t marks = AQ_EC_CENTRED | AQ_EC_COMMON | AQ_EC_DITHERED;
+    return aq_ec_chunks_from(rows, columns, marks) + 4 * (uint64_t)rows * columns +
            (uint64_t)AQ_EC_CHUNK_SLACK * aq_ec_chunk_count(rows, columns);
 }
 
@@ -111,7 +113,7 @@ static void scratch(uint32_t rows, uint32_t columns, struct aq_codec_layout *out
 
 static void layout(const struct aq_codec_config *config, uint32_t rows, uint32_t columns, struct aq_codec_layout *out)
 {
-    const uint32_t marks = config->rounding == AQ_ROUND_STOCHASTIC ? AQ_EC_DITHERED : 0;
+    const uint32_t marks = config->rounding != AQ_ROUND_NEAREST ? AQ_EC_DITHERED : 0;
     out->groups = 1;
     out->positions_at = out->codes_at = aq_ec_chunks_from(rows, columns, marks);
     out->body_bytes = bytes_of(rows, columns, rate_of(config), marks);
@@ -137,13 +139,15 @@ enum aq_status aq_ec_keyframe_check(const struct aq_codec_config *config)
 static void digest(const struct aq_codec_config *config, uint32_t words[AQ_CODEC_WORDS])
 {
     /* The receiver reads all of it in the body's head. 1 knew no cells of a step, 2 no dither, 3 another
-     * dither. */
-    words[2] = config->rounding == AQ_ROUND_STOCHASTIC ? 4 : 2;
+     * dither, 4 no half of one. */
+    const bool half = config->rounding == AQ_ROUND_HALF_DITHER && config->store != AQ_PRECISION_NONE;
+    words[2] = config->rounding == AQ_ROUND_NEAREST ? 2 : half ? 5 : 4;
 }
 
 static void text(const struct aq_codec_config *config, char *out, size_t bytes)
 {
-    const char *const rounding = config->rounding == AQ_ROUND_STOCHASTIC ? " stochastic" : "";
+    const bool half = config->rounding == AQ_ROUND_HALF_DITHER && config->store != AQ_PRECISION_NONE;
+    const char *const rounding = config->rounding == AQ_ROUND_NEAREST ? "" : half ? " half dither" : " stochastic";
     char messages[64];
     aq_codec_messages_text(config, messages, sizeof messages);
     if (config->error > 0.0f)
@@ -235,6 +239,14 @@ static void row_dither(const struct aq_codec *codec, uint32_t row, float sign, f
     codec->kernels->ec_dither(aq_ec_dither_of(&whole->dither, row), codec->columns, sign * whole->grid.dither, values);
 }
 
+/* Adds to a row what all rows have in common; sign -1: takes it off. */
+static void row_common(const struct aq_codec *codec, float sign, float *values)
+{
+    const float *common = whole_of(codec)->centre;
+    for (uint32_t c = 0; c < codec->columns; c++)
+        values[c] += sign * common[c];
+}
+
 /* ---- what is looked at ---- */
 
 static void counts_sum(uint32_t *counts)
@@ -261,8 +273,11 @@ static bool look(const struct aq_codec_encoder *job, uint32_t stride, bool centr
         const float *a = job->a + (size_t)row * codec->columns;
         codec->kernels->delta(a, m, kind, d, codec->columns, &span, NULL, true, NULL);
         if (span.peak >= 0x7f800000u) return false;
-        for (uint32_t c = 0; c < codec->columns; c++)
+        if (centred && job->m != NULL) row_common(codec, -1.0f, d);
+        for (uint32_t c = 0; c < codec->columns; c++) {
+            if (!(fabsf(d[c]) < INFINITY)) return false; /* without what is in common */
             whole->below[aq_ec_bucket(fabsf(d[c]))]++;
+        }
         for (uint32_t c = 0; energy && c < codec->columns; c++) {
             const float size = fabsf(a[c]);
             if (!(size < INFINITY)) return false;
@@ -272,21 +287,61 @@ static bool look(const struct aq_codec_encoder *job, uint32_t stride, bool centr
     return true;
 }
 
+/* The mean of each channel, or of its change, over every `stride`th row; the largest. */
+static float means_make(const struct aq_codec_encoder *job, uint32_t stride)
+{
+    const struct aq_codec *codec = job->codec;
+    const size_t n = codec->columns;
+    float *centre = whole_of(codec)->centre, *d = codec->scratch[0].d, peak = 0.0f;
+    memset(centre, 0, n * sizeof *centre);
+    for (uint32_t row = 0; row < codec->rows; row += stride) {
+        enum aq_row_kind kind;
+        struct aq_span span;
+        const uint8_t *m = reference_row(codec, job->m, row, false, &kind);
+        codec->kernels->delta(job->a + row * n, m, kind, d, n, &span, NULL, true, NULL);
+        for (size_t c = 0; c < n; c++)
+            centre[c] += d[c];
+    }
+    for (size_t c = 0; c < n; c++) {
+        centre[c] = centre[c] / (float)((codec->rows + stride - 1) / stride);
+        if (!(fabsf(centre[c]) <= peak)) peak = fabsf(centre[c]);
+    }
+    return peak;
+}
+
+/* What all rows have in common at `out`, and as a receiver reads it; false: it is nothing that can be said. */
+static bool common_make(const struct aq_codec_encoder *job, uint32_t stride, uint8_t *out)
+{
+    const struct aq_codec *codec = job->codec;
+    const uint32_t n = codec->columns;
+    float *centre = whole_of(codec)->centre;
+    const float peak = means_make(job, stride);
+    uint32_t sum = 0;
+    if (!(peak < INFINITY)) return false;
+    for (uint32_t c = 0; c < n; c++)
+        sum += aq_ec_upper_half(centre[c]);
+    const float unit = aq_ec_common_unit(peak, sum, n), inverse = 0.5f / unit;
+    if (!(inverse < INFINITY) || !aq_ec_common_fits(unit)) return false;
+    memcpy(out, &unit, sizeof unit);
+    memset(out + sizeof unit, 0, (n + 1) / 2);
+    for (uint32_t c = 0; c < n; c++) {
+        const uint32_t code = aq_ec_common_code(centre[c], inverse);
+        out[sizeof unit + c / 2] |= (uint8_t)(code << 4 * (c % 2));
+        centre[c] = aq_ec_common_mean(code, unit);
+    }
+    return true;
+}
+
 /* The mean of each channel over every `stride`th row, as an f16 at `out` and so read again; false: one does not fit. */
 static bool centre_make(const struct aq_codec_encoder *job, uint32_t stride, uint8_t *out)
 {
     const struct aq_codec *codec = job->codec;
-    const size_t n = codec->columns;
     float *centre = whole_of(codec)->centre;
-    memset(centre, 0, n * sizeof *centre);
-    for (uint32_t row = 0; row < codec->rows; row += stride)
-        for (size_t c = 0; c < n; c++)
-            centre[c] += job->a[row * n + c];
-    for (size_t c = 0; c < n; c++)
-        centre[c] = centre[c] / (float)((codec->rows + stride - 1) / stride);
-    const uint32_t peak = codec->kernels->update(NULL, AQ_ROW_NONE, centre, n, NULL, out, AQ_ROW_FP16);
+    if (job->m != NULL) return common_make(job, stride, out);
+    (void)means_make(job, stride);
+    const uint32_t peak = codec->kernels->update(NULL, AQ_ROW_NONE, centre, codec->columns, NULL, out, AQ_ROW_FP16);
     if (peak >= aq_store_limit(AQ_PRECISION_FP16)) return false;
-    codec->kernels->expand(out, AQ_ROW_FP16, n, centre);
+    codec->kernels->expand(out, AQ_ROW_FP16, codec->columns, centre);
     return true;
 }
 
@@ -296,13 +351,15 @@ static bool centre_pays(const struct aq_codec_encoder *job, uint32_t stride, uin
 {
     const struct aq_codec *codec = job->codec;
     const struct whole *whole = whole_of(codec);
+    const struct aq_ec_noise none = {NULL, 0.0f};
     const uint32_t half = aq_ec_bucket(0.5f * aq_ec_float_at(job->body + AQ_EC_STEP));
-    const uint64_t before = aq_ec_cost(whole->below, NULL, half), looked = whole->below[AQ_EC_BUCKETS];
-    const uint64_t price = aq_ec_centre_price(codec->columns, looked, codec->layout.values);
+    const uint64_t before = aq_ec_cost(whole->below, &none, half), looked = whole->below[AQ_EC_BUCKETS];
+    const uint64_t price = aq_ec_centre_price(codec->columns, looked, codec->layout.values,
+                                              job->m != NULL ? AQ_EC_COMMON_BITS : AQ_EC_MEAN_BITS);
     uint8_t *const out = job->body + aq_ec_centre_from(codec->rows, codec->columns, marks);
     if (!centre_make(job, stride, out) || !look(job, stride, true, false)) return false;
     counts_sum(whole_of(codec)->below);
-    return aq_ec_cost(whole->below, NULL, half) + price < before && centre_make(job, 1, out);
+    return aq_ec_cost(whole->below, &none, half) + price < before && centre_make(job, 1, out);
 }
 
 /* Looks at a sample; its head, and whole_of(codec) as the head says. */
@@ -313,7 +370,8 @@ static bool head_make(const struct aq_codec_encoder *job, const struct aq_ec_goa
     const struct aq_ec_look look_of = {whole->below, whole->energy, whole->moments};
     const bool energy = goal->error > 0.0f;
     uint32_t stride = aq_ec_stride(codec->layout.values);
-    const uint32_t marks = goal->dithered ? AQ_EC_DITHERED : 0;
+    const uint32_t marks = goal->dither > 0.0f ? AQ_EC_DITHERED : 0;
+    const bool may_centre = job->m == NULL || goal->dither == 0.5f;
     uint16_t weights[AQ_RANS_LEVELS], escapes;
     bool centred = false;
     if (!look(job, stride, false, energy)) return false;
@@ -324,14 +382,16 @@ static bool head_make(const struct aq_codec_encoder *job, const struct aq_ec_goa
     counts_sum(whole->below);
     if (energy) counts_sum(whole->energy);
     aq_ec_head_choose(&look_of, goal, job->body);
-    if (job->m == NULL && whole->below[1] < whole->below[AQ_EC_BUCKETS]) {
+    if (may_centre && whole->below[1] < whole->below[AQ_EC_BUCKETS]) {
         centred = centre_pays(job, stride, marks);
+        const bool common = centred && job->m != NULL;
+        const struct aq_ec_goal rest = aq_ec_goal_of_rest(*goal, codec->columns, codec->layout.values);
         if (!look(job, stride, centred, false)) return false;
         counts_sum(whole->below);
-        aq_ec_head_choose(&look_of, goal, job->body);
+        aq_ec_head_choose(&look_of, common ? &rest : goal, job->body);
     }
-    job->body[AQ_EC_MARKS] = (uint8_t)(marks | (centred ? AQ_EC_CENTRED : 0));
-    if (goal->dithered)
+    job->body[AQ_EC_MARKS] |= (uint8_t)(marks | (!centred ? 0 : job->m != NULL ? AQ_EC_COMMON : AQ_EC_CENTRED));
+    if (goal->dither > 0.0f)
         memcpy(job->body + aq_ec_key_from(codec->rows, codec->columns), job->key, AQ_EC_KEY_BYTES);
     dither_begin(codec, job->body);
     return aq_ec_head_read(job->body, &whole->grid, weights, &escapes) &&
@@ -441,6 +501,7 @@ static bool chunk_quantize(struct aq_codec_encoder *job, uint32_t number, const 
     struct aq_codec_sums *sums = &job->sums[number];
     double coarse[AQ_LANES] = {0}, *error2 = grid->refine > 0 ? coarse : sums->error2;
     const bool centred = is_marked(job->body, AQ_EC_CENTRED), dithered = is_marked(job->body, AQ_EC_DITHERED);
+    const bool common = is_marked(job->body, AQ_EC_COMMON);
     const size_t n = codec->columns;
     const uint32_t limit = aq_store_limit(aq_codec_keeps(codec) ? codec->store : AQ_PRECISION_FP32);
     for (uint32_t row = chunk->first; row < chunk->end; row++) {
@@ -453,6 +514,7 @@ static bool chunk_quantize(struct aq_codec_encoder *job, uint32_t number, const 
         uint8_t *codes = piece->codes + at;
         codec->kernels->delta(job->a + row * n, m, kind, scratch->d, n, &span, sums, true, job->a + next * n);
         if (span.peak >= 0x7f800000u) return false;
+        if (common) row_common(codec, -1.0f, scratch->d);
         if (dithered) row_dither(codec, row, 1.0f, scratch->d);
         if (codec->kernels->ec_quantize(scratch->d, n, grid, codes, scratch->levels, error2) &&
             !row_beyond(scratch, grid, codes, n, piece, beyond, &error2[0]))
@@ -460,6 +522,7 @@ static bool chunk_quantize(struct aq_codec_encoder *job, uint32_t number, const 
         if (grid->refine > 0)
             row_refine(grid, scratch->d, n, piece->cells + at, scratch->levels, sums->error2);
         if (dithered) row_dither(codec, row, -1.0f, scratch->levels);
+        if (common) row_common(codec, 1.0f, scratch->levels);
         float *hat = job->hat == NULL ? NULL : job->hat + row * n;
         if (codec->kernels->update(m, kind, scratch->levels, n, hat, out, out_kind) >= limit) return false;
     }
@@ -544,9 +607,12 @@ bool aq_ec_encode(struct aq_codec_encoder *job)
 {
     const struct aq_codec *codec = job->codec;
     const bool cold = aq_codec_keeps(codec) && job->m == NULL;
+    const enum aq_codec_rounding rounding = codec->config.rounding;
     const struct aq_ec_goal goal = {.rate = cold ? codec->config.keyframe_rate : codec->config.rate,
                                     .error = cold ? 0.0f : codec->config.error,
-                                    .dithered = !cold && codec->config.rounding == AQ_ROUND_STOCHASTIC};
+                                    .dither = cold || rounding == AQ_ROUND_NEAREST                ? 0.0f
+                                              : job->m == NULL || rounding == AQ_ROUND_STOCHASTIC ? 1.0f
+                                                                                                  : 0.5f};
     if (!head_make(job, &goal)) return false;
     run_pieces(codec, encode_piece, job);
     bool good = true;
@@ -588,6 +654,7 @@ static bool chunk_decode(struct aq_codec_decoder *job, uint32_t number, const st
     const uint8_t *words = at + AQ_EC_STATE_BYTES, *escapes = words + entry[0], *end = escapes + entry[1];
     const bool centred = is_marked(job->body, AQ_EC_CENTRED), dithered = is_marked(job->body, AQ_EC_DITHERED);
     const uint32_t refine = whole->grid.refine;
+    const float *common = is_marked(job->body, AQ_EC_COMMON) ? whole->centre : NULL;
     const bool fused = dithered && refine == 0 && codec->kernels->ec_apply != NULL;
     const size_t n = codec->columns, groups = groups_of(chunk->values);
     const uint32_t limit = aq_store_limit(aq_codec_keeps(codec) ? codec->store : AQ_PRECISION_FP32);
@@ -608,8 +675,8 @@ static bool chunk_decode(struct aq_codec_decoder *job, uint32_t number, const st
         const uint8_t *codes = piece.codes + from;
         float *hat = job->hat == NULL ? NULL : job->hat + row * n;
         uint32_t peak;
-        if (fused && codec->kernels->ec_apply(codes, n, &whole->grid, aq_ec_dither_of(&whole->dither, row), m, kind,
-                                              hat, out, out_kind, &peak)) {
+        if (fused && codec->kernels->ec_apply(codes, n, &whole->grid, aq_ec_dither_of(&whole->dither, row), common, m,
+                                              kind, hat, out, out_kind, &peak)) {
             if (peak >= limit) return false;
             continue;
         }
@@ -618,6 +685,7 @@ static bool chunk_decode(struct aq_codec_decoder *job, uint32_t number, const st
             return false;
         if (refine > 0) row_cells(&whole->grid, piece.cells + from, n, scratch->levels);
         if (dithered) row_dither(codec, row, -1.0f, scratch->levels);
+        if (common != NULL) row_common(codec, 1.0f, scratch->levels);
         if (codec->kernels->update(m, kind, scratch->levels, n, hat, out, out_kind) >= limit) return false;
     }
     int32_t q = 0;
@@ -642,16 +710,25 @@ static void decode_piece(uint32_t number, void *context)
     }
 }
 
-/* A keyframe's reference; false for one that no sender writes. */
+/* A keyframe's reference, or what all rows have in common; false for one that no sender writes. */
 static bool centre_read(const struct aq_codec_decoder *job)
 {
     const struct aq_codec *codec = job->codec;
+    const uint32_t n = codec->columns;
     float *centre = whole_of(codec)->centre;
-    const uint8_t *from = job->body + aq_ec_centre_from(codec->rows, codec->columns, job->body[AQ_EC_MARKS]);
-    codec->kernels->expand(from, AQ_ROW_FP16, codec->columns, centre);
-    for (uint32_t c = 0; c < codec->columns; c++)
-        if (!isfinite(centre[c])) return false;
-    return true;
+    const uint8_t *from = job->body + aq_ec_centre_from(codec->rows, n, job->body[AQ_EC_MARKS]);
+    if (!is_marked(job->body, AQ_EC_COMMON)) {
+        codec->kernels->expand(from, AQ_ROW_FP16, n, centre);
+        for (uint32_t c = 0; c < n; c++)
+            if (!isfinite(centre[c])) return false;
+        return true;
+    }
+    const float unit = aq_ec_float_at(from);
+    const uint8_t *codes = from + sizeof unit;
+    if (!aq_ec_common_fits(unit)) return false;
+    for (uint32_t c = 0; c < n; c++)
+        centre[c] = aq_ec_common_mean(codes[c / 2] >> 4 * (c % 2) & 15u, unit);
+    return n % 2 == 0 || codes[n / 2] < AQ_EC_COMMON_LEVELS;
 }
 
 static enum aq_status corrupt(const char *what)
@@ -670,13 +747,14 @@ enum aq_status aq_ec_decode(struct aq_codec_decoder *job)
     uint64_t bytes = aq_ec_key_from(codec->rows, codec->columns);
     if (job->body_bytes < bytes) return corrupt("shorter than its head");
     if (!aq_ec_head_read(job->body, &whole->grid, weights, &escapes) ||
-        !aq_rans_table(weights, escapes, &whole->table) || (is_marked(job->body, AQ_EC_CENTRED) && !cold))
+        !aq_rans_table(weights, escapes, &whole->table) ||
+        is_marked(job->body, cold ? AQ_EC_COMMON : AQ_EC_CENTRED))
         return corrupt("no step, levels and frequencies that a sender writes");
     bytes = aq_ec_chunks_from(codec->rows, codec->columns, job->body[AQ_EC_MARKS]);
     for (uint32_t index = 0; index < chunks; index++)
         bytes += chunk_bytes(codec, job->body, index, entry);
     if (bytes != job->body_bytes) return corrupt("its chunks are not its length");
-    if (is_marked(job->body, AQ_EC_CENTRED) && !centre_read(job))
+    if (is_marked(job->body, AQ_EC_CENTRED | AQ_EC_COMMON) && !centre_read(job))
         return corrupt("a channel's mean is infinite or no number");
     dither_begin(codec, job->body);
     run_pieces(codec, decode_piece, job);
@@ -687,13 +765,15 @@ enum aq_status aq_ec_decode(struct aq_codec_decoder *job)
 
 static void plan(const struct aq_codec *codec, struct aq_cuda_codec_plan *out)
 {
-    out->stochastic = codec->config.rounding == AQ_ROUND_STOCHASTIC;
+    out->stochastic = codec->config.rounding != AQ_ROUND_NEAREST;
+    out->half_dither = codec->config.rounding == AQ_ROUND_HALF_DITHER;
 }
 
 const struct aq_codec_member aq_codec_ec = {.about = {.name = "ec",
                                                       .label = "entropy coded",
                                                       .varies = true,
-                                                      .unsaid = {2.5f, 4.0f}},
+                                                      .unsaid = {2.5f, 4.0f},
+                                                      .unsaid_rounding = AQ_ROUND_HALF_DITHER},
                                             .defaults = defaults,
                                             .check = check,
                                             .layout = layout,

@@ -17,6 +17,11 @@
  * IEEE Trans. Inf. Theory 39, 1993). Its levels are whole steps, and what |q| to expect follows from moments: a
  * magnitude v is floor(v / step) or one more, in proportion.
  *
+ * Half dithered (rounding half_dither, where there is a reference): w is within half a step. What lies within a quarter
+ * of a step of a level goes there, what lies between in proportion: fewer bits for the same step, and some bias. What
+ * all rows have in common must not come under it, visit after visit: so the mean change of each channel goes apart, in
+ * 4 bits, where that saves more than it costs (docs/DECISIONS.md 0505).
+ *
  * Locking: none, no state beyond the arguments.
  */
 #ifndef AQSGD_CODEC_EC_CHOOSE_H
@@ -39,6 +44,8 @@ enum {
     AQ_EC_MARKS = 51,   /* u8: the two below */
     AQ_EC_CENTRED = 1,  /* an f16 of each channel stands before the chunks */
     AQ_EC_DITHERED = 4, /* a key of random numbers follows the lengths of chunks; 2 said so of another generator */
+    AQ_EC_COMMON = 8,   /* the change that all rows have in common stands before the chunks */
+    AQ_EC_HALF = 16,    /* of a key: its noise is within half a step */
     AQ_EC_KEY_BYTES = 16,
     AQ_EC_HEAD_BYTES = 52,
     AQ_EC_REFINE_MAX = 5,
@@ -67,7 +74,9 @@ enum {
     AQ_EC_STATE_BYTES = 4 * AQ_RANS_LANES,
     AQ_EC_CHUNK_SLACK = AQ_EC_STATE_BYTES + 2 * AQ_RANS_LANES + AQ_RANS_PAD + 4, /* beside 4 bytes a value */
     AQ_EC_LOOK_VALUES = 32768, /* so many values or more are looked at, in whole rows */
-    AQ_EC_MEAN_BITS = 16       /* of a channel */
+    AQ_EC_MEAN_BITS = 16,      /* of a channel: its mean, or the mean of its change */
+    AQ_EC_COMMON_BITS = 4,
+    AQ_EC_COMMON_LEVELS = 1 << AQ_EC_COMMON_BITS
 };
 
 AQ_EC_FUNCTION uint32_t aq_ec_chunk_rows(uint32_t columns)
@@ -92,11 +101,18 @@ AQ_EC_FUNCTION uint64_t aq_ec_centre_from(uint32_t rows, uint32_t columns, uint3
     return aq_ec_key_from(rows, columns) + ((marks & AQ_EC_DITHERED) != 0 ? AQ_EC_KEY_BYTES : 0);
 }
 
+/* Bytes of means; of both marks the more. */
+AQ_EC_FUNCTION uint64_t aq_ec_centre_bytes(uint32_t columns, uint32_t marks)
+{
+    const uint64_t centre = (marks & AQ_EC_CENTRED) != 0 ? 2 * (uint64_t)columns : 0;
+    const uint64_t common = (marks & AQ_EC_COMMON) != 0 ? sizeof(float) + ((uint64_t)columns + 1) / 2 : 0;
+    return centre > common ? centre : common;
+}
+
 /* Where the chunks begin. */
 AQ_EC_FUNCTION uint64_t aq_ec_chunks_from(uint32_t rows, uint32_t columns, uint32_t marks)
 {
-    const uint64_t centre = (marks & AQ_EC_CENTRED) != 0 ? 2 * (uint64_t)columns : 0;
-    return aq_ec_centre_from(rows, columns, marks) + centre;
+    return aq_ec_centre_from(rows, columns, marks) + aq_ec_centre_bytes(columns, marks);
 }
 
 /* ---- the dither's numbers ----
@@ -157,11 +173,11 @@ AQ_EC_FUNCTION uint32_t aq_ec_stride(uint64_t values)
     return values < 2 * AQ_EC_LOOK_VALUES ? 1 : (uint32_t)(values / AQ_EC_LOOK_VALUES);
 }
 
-/* Where a centre costs more than this, in 1/256 bits of what was looked at, it has to save it. On the rows that are
- * looked at their own mean does better than on others, by some 0.7 bits a channel. */
-AQ_EC_FUNCTION uint64_t aq_ec_centre_price(uint32_t columns, uint64_t looked, uint64_t values)
+/* What means cost, in 1/256 bits of what was looked at: that much they have to save. On the rows that are looked at
+ * their own mean does better than on others, by some 0.7 bits a channel. */
+AQ_EC_FUNCTION uint64_t aq_ec_centre_price(uint32_t columns, uint64_t looked, uint64_t values, uint32_t bits)
 {
-    return 256 * (uint64_t)columns * (1 + AQ_EC_MEAN_BITS * looked / values);
+    return 256 * (uint64_t)columns * (1 + bits * looked / values);
 }
 
 /* The grid: q = round(|d| * inverse) with d's sign, levels by |q|; then, where refine is not 0, one of 2^refine cells
@@ -171,14 +187,22 @@ struct aq_ec_grid {
     float levels[AQ_RANS_LEVELS];
     uint32_t refine;
     float unit;
-    float dither; /* w = (2 byte - 255) * dither: 1/512 of a (refined) step */
+    float dither; /* w = (2 byte - 255) * dither: 1/512 of a (refined) step, or 1/1024 */
 };
 
 /* What a sample is to be coded to: bits a value in the mean; or, where error is not 0, |a - x^| of |a|. */
 struct aq_ec_goal {
     float rate, error;
-    bool dithered;
+    float dither; /* w's range in steps: 1, 1/2 or 0 */
 };
+
+/* A goal of bits pays for what all rows have in common. */
+AQ_EC_FUNCTION struct aq_ec_goal aq_ec_goal_of_rest(struct aq_ec_goal goal, uint32_t columns, uint64_t values)
+{
+    goal.rate = goal.rate - 8.0f * (float)aq_ec_centre_bytes(columns, AQ_EC_COMMON) / (float)values;
+    if (goal.rate < AQ_EC_RATE_MIN) goal.rate = AQ_EC_RATE_MIN;
+    return goal;
+}
 
 /* What the choice reads, of all counts *below* each bucket: of |d|, and where an error is the goal of |a| (may be the
  * same); moments: room for 2 (BUCKETS + 1). */
@@ -246,6 +270,42 @@ AQ_EC_FUNCTION void aq_ec_ends(uint32_t half, uint32_t ends[AQ_RANS_LEVELS])
     }
 }
 
+/* ---- the change that all rows have in common ----
+ *
+ * A channel's mean c is (2k - 15) * unit, k a code of 4 bits. The largest mean has an outermost code, unless it is far
+ * above the others (then it is cut, and what is missing stays in the values): the mean of floats' upper halves is about
+ * the logarithm's mean, and a sum of integers has no order. */
+AQ_EC_FUNCTION float aq_ec_common_unit(float peak, uint32_t sum_of_upper_halves, uint32_t columns)
+{
+    const float whole = peak / (float)(AQ_EC_COMMON_LEVELS - 1);
+    const float usual = 0.5f * aq_ec_float(sum_of_upper_halves / columns << 16);
+    return usual < whole ? usual : whole;
+}
+
+AQ_EC_FUNCTION uint32_t aq_ec_upper_half(float value)
+{
+    return aq_ec_bits(value) >> 16 & 0x7fffu;
+}
+
+/* Of 1 / (2 unit). */
+AQ_EC_FUNCTION uint32_t aq_ec_common_code(float mean, float inverse)
+{
+    const float t = mean * inverse + 0.5f * (float)AQ_EC_COMMON_LEVELS;
+    if (t >= (float)AQ_EC_COMMON_LEVELS) return AQ_EC_COMMON_LEVELS - 1;
+    return t > 0.0f ? (uint32_t)t : 0;
+}
+
+/* A unit that a sender writes: every mean is finite. */
+AQ_EC_FUNCTION bool aq_ec_common_fits(float unit)
+{
+    return aq_ec_bits(unit) < 0x7f800000u && aq_ec_bits(unit * (float)AQ_EC_COMMON_LEVELS) < 0x7f800000u;
+}
+
+AQ_EC_FUNCTION float aq_ec_common_mean(uint32_t code, float unit)
+{
+    return (float)(2 * (int32_t)code - (AQ_EC_COMMON_LEVELS - 1)) * unit;
+}
+
 /* How many |q| there will be of 0..7. */
 struct aq_ec_counts {
     uint32_t of[AQ_RANS_LEVELS], beyond;
@@ -263,22 +323,37 @@ AQ_EC_FUNCTION void aq_ec_count_nearest(const uint32_t *below, uint32_t half, st
     out->beyond = below[AQ_EC_BUCKETS] - from;
 }
 
-/* Dithered, to be expected; sums: of magnitudes below each bucket (aq_ec_moments). */
-AQ_EC_FUNCTION void aq_ec_count_dithered(const uint32_t *below, const double *sums, uint32_t half,
+/* What is known of magnitudes, and how wide w is: sums of those below each bucket (aq_ec_moments), NULL without w. */
+struct aq_ec_noise {
+    const double *sums;
+    float range;
+};
+
+AQ_EC_FUNCTION uint32_t aq_ec_bucket_or_all(float edge)
+{
+    return aq_ec_bits(edge) >= 0x7f800000u ? (uint32_t)AQ_EC_BUCKETS : aq_ec_bucket(edge);
+}
+
+/* Dithered, to be expected: within range / 2 of the middle between k and k + 1 it is one or the other, in proportion;
+ * else the nearest. */
+AQ_EC_FUNCTION void aq_ec_count_dithered(const uint32_t *below, const struct aq_ec_noise *noise, uint32_t half,
                                          struct aq_ec_counts *out)
 {
-    const float step = 2.0f * aq_ec_edge(half);
-    double share = 0.0; /* of the step below: those that are rounded up to k */
+    const float step = 2.0f * aq_ec_edge(half), still = 0.5f * (1.0f - noise->range);
+    double share = 0.0; /* of those between k - 1 and k: they are rounded up to k */
     out->beyond = below[AQ_EC_BUCKETS];
-    for (uint32_t k = 0, from = 0; k < AQ_RANS_LEVELS; k++) {
-        const float end = (float)(k + 1) * step;
-        const uint32_t to = aq_ec_bits(end) >= 0x7f800000u ? (uint32_t)AQ_EC_BUCKETS : aq_ec_bucket(end);
-        const double here = (double)(below[to] - below[from]), steps = (sums[to] - sums[from]) / (double)step;
-        const double up = steps - (double)k * here, count = share + here - up + 0.5;
+    for (uint32_t k = 0, last = 0; k < AQ_RANS_LEVELS; k++) {
+        const float begin = (float)k + still;
+        const uint32_t from = aq_ec_bucket_or_all(begin * step);
+        const uint32_t to = aq_ec_bucket_or_all((begin + noise->range) * step);
+        const double here = (double)(below[to] - below[from]);
+        const double steps = (noise->sums[to] - noise->sums[from]) / (double)step;
+        const double up = (steps - (double)begin * here) / (double)noise->range;
+        const double count = share + (double)(below[from] - below[last]) + here - up + 0.5;
         out->of[k] = count < 0.0 ? 0 : count < (double)out->beyond ? (uint32_t)count : out->beyond;
         out->beyond -= out->of[k];
         share = up;
-        from = to;
+        last = to;
     }
 }
 
@@ -293,12 +368,12 @@ AQ_EC_FUNCTION uint64_t aq_ec_cost_of(const struct aq_ec_counts *counts, uint32_
     return cost + (uint64_t)counts->beyond * (AQ_EC_ESCAPE_BITS << 8);
 }
 
-/* The same with that step; sums NULL: of nearest rounding. */
-AQ_EC_FUNCTION uint64_t aq_ec_cost(const uint32_t *below, const double *sums, uint32_t half)
+/* The same with that step. */
+AQ_EC_FUNCTION uint64_t aq_ec_cost(const uint32_t *below, const struct aq_ec_noise *noise, uint32_t half)
 {
     struct aq_ec_counts counts;
-    if (sums != NULL)
-        aq_ec_count_dithered(below, sums, half, &counts);
+    if (noise->sums != NULL)
+        aq_ec_count_dithered(below, noise, half, &counts);
     else
         aq_ec_count_nearest(below, half, &counts);
     return aq_ec_cost_of(&counts, below[AQ_EC_BUCKETS]);
@@ -314,16 +389,16 @@ AQ_EC_FUNCTION uint32_t aq_ec_top(const uint32_t *below)
 }
 
 /* The bucket whose lower edge is half of the smallest step that keeps to the rate; 0: everything is zero. */
-AQ_EC_FUNCTION uint32_t aq_ec_half_of_rate(const uint32_t *below, const double *sums, float rate)
+AQ_EC_FUNCTION uint32_t aq_ec_half_of_rate(const uint32_t *below, const struct aq_ec_noise *noise, float rate)
 {
     const uint64_t most = (uint64_t)((double)below[AQ_EC_BUCKETS] * (double)rate * 256.0);
     uint32_t low = 1, high = aq_ec_top(below);
     if (high == 0) return 0;
-    if (sums != NULL) high += AQ_EC_DITHER_MORE;
-    if (sums != NULL && high > AQ_EC_HALF_MAX) high = AQ_EC_HALF_MAX;
+    if (noise->sums != NULL) high += AQ_EC_DITHER_MORE;
+    if (noise->sums != NULL && high > AQ_EC_HALF_MAX) high = AQ_EC_HALF_MAX;
     while (low < high) {
         const uint32_t middle = low + (high - low) / 2;
-        if (aq_ec_cost(below, sums, middle) <= most)
+        if (aq_ec_cost(below, noise, middle) <= most)
             high = middle;
         else
             low = middle + 1;
@@ -397,9 +472,9 @@ AQ_EC_FUNCTION float aq_ec_centre(const uint32_t *below, uint32_t from, uint32_t
     return sum;
 }
 
-/* Levels of the table, and frequencies, into the head. sums: as of aq_ec_cost. */
-AQ_EC_FUNCTION void aq_ec_head_write(const uint32_t *below, const double *sums, uint32_t half, uint32_t refine,
-                                     bool whole_steps, uint8_t *head)
+/* Levels of the table, and frequencies, into the head. */
+AQ_EC_FUNCTION void aq_ec_head_write(const uint32_t *below, const struct aq_ec_noise *noise, uint32_t half,
+                                     uint32_t refine, bool whole_steps, uint8_t *head)
 {
     const uint32_t all = below[AQ_EC_BUCKETS];
     const float step = half == 0 ? 0.0f : 2.0f * aq_ec_edge(half);
@@ -408,8 +483,8 @@ AQ_EC_FUNCTION void aq_ec_head_write(const uint32_t *below, const double *sums, 
     uint16_t weights[AQ_RANS_LEVELS], escapes = 1;
     float levels[AQ_RANS_LEVELS];
     aq_ec_ends(half, ends);
-    if (half > 0 && sums != NULL)
-        aq_ec_count_dithered(below, sums, half, &counts);
+    if (half > 0 && noise->sums != NULL)
+        aq_ec_count_dithered(below, noise, half, &counts);
     else if (half > 0)
         aq_ec_count_nearest(below, half, &counts);
     for (uint32_t k = 0; k < AQ_RANS_LEVELS; k++) {
@@ -427,35 +502,39 @@ AQ_EC_FUNCTION void aq_ec_head_write(const uint32_t *below, const double *sums, 
     memcpy(head + AQ_EC_WEIGHTS, weights, sizeof weights);
     memcpy(head + AQ_EC_ESCAPES, &escapes, sizeof escapes);
     head[AQ_EC_REFINE] = (uint8_t)refine;
-    head[AQ_EC_MARKS] = 0;
+    head[AQ_EC_MARKS] = noise->range == 0.5f ? AQ_EC_HALF : 0;
 }
 
-/* Step, levels and frequencies for that goal into the head of a body without marks. */
+/* Step, levels and frequencies for that goal into the head of a body without marks, but for AQ_EC_HALF. */
 AQ_EC_FUNCTION void aq_ec_head_choose(const struct aq_ec_look *look, const struct aq_ec_goal *goal, uint8_t *head)
 {
-    const double *sums = goal->dithered ? look->moments : NULL;
+    const bool dithered = goal->dither > 0.0f;
+    struct aq_ec_noise noise = {dithered ? look->moments : NULL, goal->dither};
     uint32_t half, refine = 0;
-    if (goal->dithered || goal->error > 0.0f) aq_ec_moments(look->below, look->moments);
+    if (dithered || goal->error > 0.0f) aq_ec_moments(look->below, look->moments);
     if (goal->error > 0.0f) {
         const uint64_t most = (uint64_t)((double)look->below[AQ_EC_BUCKETS] * (double)AQ_EC_RATE_TABLE * 256.0);
-        half = aq_ec_half_of_error(look, goal->error, goal->dithered);
-        for (; half > 0 && refine < AQ_EC_REFINE_MAX && aq_ec_cost(look->below, sums, half) > most; refine++)
+        half = aq_ec_half_of_error(look, goal->error, dithered);
+        for (; half > 0 && refine < AQ_EC_REFINE_MAX && aq_ec_cost(look->below, &noise, half) > most; refine++)
             half += AQ_EC_OCTAVE;
     } else {
         while (goal->rate - (float)refine > AQ_EC_RATE_TABLE && refine < AQ_EC_REFINE_MAX)
             refine++;
-        if (refine > 0) sums = NULL; /* w is within a part of the step */
-        half = aq_ec_half_of_rate(look->below, sums, goal->rate - (float)refine);
+        if (refine > 0) noise.sums = NULL; /* w is within a part of the step */
+        half = aq_ec_half_of_rate(look->below, &noise, goal->rate - (float)refine);
     }
     if (half == 0) refine = 0;
-    aq_ec_head_write(look->below, refine > 0 ? NULL : sums, half, refine, refine > 0 || goal->dithered, head);
+    if (refine > 0) noise.sums = NULL, noise.range = 0.0f; /* there a whole dither costs nothing */
+    aq_ec_head_write(look->below, &noise, half, refine, refine > 0 || dithered, head);
 }
 
 /* And out of it: the grid, and of the table what aq_rans_slots takes. False for a head that no sender writes. */
 AQ_EC_FUNCTION bool aq_ec_head_read(const uint8_t *head, struct aq_ec_grid *grid, uint16_t weights[AQ_RANS_LEVELS],
                                     uint16_t *escapes)
 {
-    bool good = head[AQ_EC_REFINE] <= AQ_EC_REFINE_MAX && (head[AQ_EC_MARKS] & ~(AQ_EC_CENTRED | AQ_EC_DITHERED)) == 0;
+    const uint32_t marks = head[AQ_EC_MARKS], either = AQ_EC_CENTRED | AQ_EC_COMMON;
+    bool good = head[AQ_EC_REFINE] <= AQ_EC_REFINE_MAX && (marks & ~(either | AQ_EC_DITHERED | AQ_EC_HALF)) == 0;
+    good = good && (marks & either) != either && (marks & (AQ_EC_DITHERED | AQ_EC_HALF)) != AQ_EC_HALF;
     memcpy(&grid->step, head + AQ_EC_STEP, sizeof grid->step);
     grid->levels[0] = 0.0f;
     memcpy(grid->levels + 1, head + AQ_EC_LEVELS, (AQ_RANS_LEVELS - 1) * sizeof *grid->levels);
@@ -468,7 +547,7 @@ AQ_EC_FUNCTION bool aq_ec_head_read(const uint8_t *head, struct aq_ec_grid *grid
     if (aq_ec_bits(grid->inverse) >= 0x7f800000u) grid->inverse = 0.0f; /* a step of a denormal: all is zero */
     grid->refine = head[AQ_EC_REFINE] & 7u;
     grid->unit = grid->step * aq_ec_float((126u - grid->refine) << 23); /* step * 2^-(refine + 1) */
-    grid->dither = grid->unit * aq_ec_float((127u - 8u) << 23);
+    grid->dither = grid->unit * aq_ec_float((127u - ((marks & AQ_EC_HALF) != 0 ? 9u : 8u)) << 23);
     return good;
 }
 

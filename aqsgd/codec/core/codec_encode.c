@@ -743,7 +743,7 @@ static enum aq_status encode_values(struct aq_codec *codec, const float *a, cons
     const bool plain = codec->member->encode == NULL || (warm && m == NULL);
     const bool one = hat != NULL && hat == m_out && warm && codec->store == AQ_PRECISION_FP32;
     const bool last = hat == a; /* rows of a would be gone when a later row forces the sample to be raw */
-    if (!plain && codec->config.rounding == AQ_ROUND_STOCHASTIC && key == NULL)
+    if (!plain && codec->config.rounding != AQ_ROUND_NEAREST && key == NULL)
         return aq_fail(AQ_INVAL, "codec", "stochastic rounding needs a random key");
     struct aq_codec_encoder job = {.codec = codec,
                                    .a = a,

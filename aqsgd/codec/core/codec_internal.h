@@ -152,11 +152,11 @@ struct aq_codec_kernels {
     bool (*ec_levels)(const uint8_t *codes, size_t n, const struct aq_ec_grid *grid, float *levels);
     /* values[c] += (2 byte - 255) * unit, of the row's bytes (aq_ec_dither_byte): a negative unit takes w off again. */
     void (*ec_dither)(struct aq_ec_dither_row row, size_t n, float unit, float *values);
-    /* Levels, dither and update in one, bit for bit: of a row with a code of 0 nothing is written, and it is false. May
-     * be NULL. *peak as update has it. */
+    /* Levels, dither, common (added; may be NULL) and update in one, bit for bit: of a row with a code of 0 nothing is
+     * written, and it is false. May be NULL. *peak as update has it. */
     bool (*ec_apply)(const uint8_t *codes, size_t n, const struct aq_ec_grid *grid, struct aq_ec_dither_row row,
-                     const void *m, enum aq_row_kind m_kind, float *hat, void *m_out, enum aq_row_kind out_kind,
-                     uint32_t *peak);
+                     const float *common, const void *m, enum aq_row_kind m_kind, float *hat, void *m_out,
+                     enum aq_row_kind out_kind, uint32_t *peak);
     /* codec_lowrank.c: out[i] = sum over k < count of factors[k] * matrix[k * stride + i], i < n, from 0 on, k upwards:
      * a product and an addition each. out may have AQ_CODEC_PAD more. */
     void (*products)(const float *factors, size_t count, const float *matrix, size_t stride, size_t n, float *out);
@@ -176,8 +176,8 @@ bool aq_avx512_ec_quantize(const float *d, size_t n, const struct aq_ec_grid *gr
 bool aq_avx512_ec_levels(const uint8_t *codes, size_t n, const struct aq_ec_grid *grid, float *levels);
 void aq_avx512_ec_dither(struct aq_ec_dither_row row, size_t n, float unit, float *values);
 bool aq_avx512_ec_apply(const uint8_t *codes, size_t n, const struct aq_ec_grid *grid, struct aq_ec_dither_row row,
-                        const void *m, enum aq_row_kind m_kind, float *hat, void *m_out, enum aq_row_kind out_kind,
-                        uint32_t *peak);
+                        const float *common, const void *m, enum aq_row_kind m_kind, float *hat, void *m_out,
+                        enum aq_row_kind out_kind, uint32_t *peak);
 #endif
 
 /* The table of that name if this machine can run it, else NULL: "plain", "avx2", "avx512", "vbmi". */

@@ -65,6 +65,7 @@ struct aq_cuda_codec_plan {
     float gauss, laplace, shrink; /* of this grid and these bits: codec_scale.c */
     float rate, error, keyframe_rate; /* entropy coded */
     uint8_t stochastic, hadamard, rise, bitmap, sparse, warm /* messages are kept */;
+    uint8_t half_dither; /* and stochastic: of what has a reference */
     uint8_t measure_part /* some rows only */, packed_channel /* a scale a channel, not a row */;
     uint8_t varies, plain_varies; /* entropy coded: a delta; a body without a reference */
 };

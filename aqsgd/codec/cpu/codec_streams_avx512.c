@@ -488,13 +488,15 @@ ALWAYS bool any_zero(const uint8_t *codes, size_t n)
     return zeros != 0;
 }
 
-/* Of 16 values x^ = m + (level - w), as update and ec_dither have it. */
-ALWAYS void ec_apply_16(const uint8_t *codes, __m512 table, __m512 noise, const void *m, enum aq_row_kind m_kind,
-                        float *hat, void *m_out, enum aq_row_kind out_kind, size_t i, __mmask16 mask, __m512i *peak)
+/* Of 16 values x^ = m + ((level - w) + common), as update and ec_dither have it. */
+ALWAYS void ec_apply_16(const uint8_t *codes, __m512 table, __m512 noise, const float *common, const void *m,
+                        enum aq_row_kind m_kind, float *hat, void *m_out, enum aq_row_kind out_kind, size_t i,
+                        __mmask16 mask, __m512i *peak)
 {
     const __m128i bytes = mask == 0xffff ? _mm_loadu_si128((const __m128i *)(const void *)(codes + i))
                                          : _mm_maskz_loadu_epi8(mask, codes + i);
-    const __m512 level = _mm512_add_ps(_mm512_permutexvar_ps(_mm512_cvtepu8_epi32(bytes), table), noise);
+    __m512 level = _mm512_add_ps(_mm512_permutexvar_ps(_mm512_cvtepu8_epi32(bytes), table), noise);
+    if (common != NULL) level = _mm512_add_ps(level, _mm512_maskz_loadu_ps(mask, common + i));
     const __m512 y = m_kind == AQ_ROW_NONE ? level : _mm512_add_ps(load_row(m, m_kind, i, mask), level);
     *peak = _mm512_mask_max_epu32(*peak, mask, *peak, _mm512_castps_si512(magnitude(y)));
     if (hat != NULL) store_row(hat, AQ_ROW_FP32, i, mask, y);
@@ -502,8 +504,8 @@ ALWAYS void ec_apply_16(const uint8_t *codes, __m512 table, __m512 noise, const 
 }
 
 ALWAYS uint32_t ec_apply_kind(const uint8_t *codes, size_t n, const struct aq_ec_grid *grid,
-                              struct aq_ec_dither_row row, const void *m, enum aq_row_kind m_kind, float *hat,
-                              void *m_out, enum aq_row_kind out_kind)
+                              struct aq_ec_dither_row row, const float *common, const void *m,
+                              enum aq_row_kind m_kind, float *hat, void *m_out, enum aq_row_kind out_kind)
 {
     const __m512 table = ec_table(grid), unit = _mm512_set1_ps(-grid->dither);
     const __m512i mask = _mm512_set1_epi32((int32_t)row.mask);
@@ -513,25 +515,25 @@ ALWAYS uint32_t ec_apply_kind(const uint8_t *codes, size_t n, const struct aq_ec
     for (; n - i >= 64; i += 64) {
         noise_64(&at, mask, unit, noise);
         for (size_t q = 0; q < 64; q += 16)
-            ec_apply_16(codes, table, noise[q / 16], m, m_kind, hat, m_out, out_kind, i + q, 0xffff, &peak);
+            ec_apply_16(codes, table, noise[q / 16], common, m, m_kind, hat, m_out, out_kind, i + q, 0xffff, &peak);
     }
     if (i < n) noise_64(&at, mask, unit, noise);
     for (size_t q = 0; i < n; i += 16, q++)
-        ec_apply_16(codes, table, noise[q], m, m_kind, hat, m_out, out_kind, i, tail_mask(n - i), &peak);
+        ec_apply_16(codes, table, noise[q], common, m, m_kind, hat, m_out, out_kind, i, tail_mask(n - i), &peak);
     return _mm512_reduce_max_epu32(peak);
 }
 
 bool aq_avx512_ec_apply(const uint8_t *codes, size_t n, const struct aq_ec_grid *grid, struct aq_ec_dither_row row,
-                        const void *m, enum aq_row_kind m_kind, float *hat, void *m_out, enum aq_row_kind out_kind,
-                        uint32_t *peak)
+                        const float *common, const void *m, enum aq_row_kind m_kind, float *hat, void *m_out,
+                        enum aq_row_kind out_kind, uint32_t *peak)
 {
     if (any_zero(codes, n)) return false;
     if (m_kind == AQ_ROW_FP16 && out_kind == AQ_ROW_FP16)
-        *peak = ec_apply_kind(codes, n, grid, row, m, AQ_ROW_FP16, hat, m_out, AQ_ROW_FP16);
+        *peak = ec_apply_kind(codes, n, grid, row, common, m, AQ_ROW_FP16, hat, m_out, AQ_ROW_FP16);
     else if (m_kind == AQ_ROW_FP32 && out_kind == AQ_ROW_FP32)
-        *peak = ec_apply_kind(codes, n, grid, row, m, AQ_ROW_FP32, hat, m_out, AQ_ROW_FP32);
+        *peak = ec_apply_kind(codes, n, grid, row, common, m, AQ_ROW_FP32, hat, m_out, AQ_ROW_FP32);
     else if (m_kind == AQ_ROW_NONE && out_kind == AQ_ROW_NONE)
-        *peak = ec_apply_kind(codes, n, grid, row, m, AQ_ROW_NONE, hat, m_out, AQ_ROW_NONE);
+        *peak = ec_apply_kind(codes, n, grid, row, common, m, AQ_ROW_NONE, hat, m_out, AQ_ROW_NONE);
     else
         return false;
     return true;

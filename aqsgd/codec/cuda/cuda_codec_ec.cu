@@ -20,7 +20,7 @@ struct ec_whole {
     uint32_t encode[256], escape; /* aq_rans_table */
     uint32_t decode[AQ_RANS_SLOTS];
     struct aq_ec_grid grid;
-    uint32_t centred, dithered;
+    uint32_t centred, common, dithered;
     struct aq_ec_dither dither;
 };
 static_assert(sizeof(struct ec_whole) <= AQ_CUDA_CODEC_EC_BYTES, "what codec_place.c reckons with");
@@ -59,7 +59,8 @@ static __device__ __forceinline__ bool has_reference(const struct aq_cuda_codec_
 
 static __device__ __forceinline__ uint32_t marks_of(const struct ec_whole *whole)
 {
-    return whole->centred * (uint32_t)AQ_EC_CENTRED | whole->dithered * (uint32_t)AQ_EC_DITHERED;
+    return whole->centred * (uint32_t)AQ_EC_CENTRED | whole->common * (uint32_t)AQ_EC_COMMON |
+           whole->dithered * (uint32_t)AQ_EC_DITHERED;
 }
 
 /* The noise of a value, w (codec_scalar.h, scalar_ec_dither). */
@@ -100,7 +101,8 @@ static __device__ bool block_look(const struct aq_cuda_codec_plan &plan, const s
         const uint32_t c = (uint32_t)(i % plan.columns);
         const uint64_t e = i / plan.columns * stride * plan.columns + c;
         const float a = job.a[e];
-        const float d = against ? __fsub_rn(a, reference_of(plan, job, centre_of(whole), centred, e, c)) : a;
+        float d = against ? __fsub_rn(a, reference_of(plan, job, centre_of(whole), centred, e, c)) : a;
+        if (centred && plan.warm && !job.plain) d = __fsub_rn(d, centre_of(whole)[c]);
         if (!is_finite(d) || (energy && !is_finite(a))) {
             bad = true;
             continue;
@@ -132,17 +134,60 @@ static __device__ void block_counts_sum(uint32_t *counts, uint32_t *shared)
     __syncthreads();
 }
 
-/* The mean of each channel, as the CPU adds it up, written at `out` and so read again; false to all: one does not
- * fit. */
+/* Of a channel over every `stride`th row, as the CPU adds it up: the mean, or that of its change. */
+static __device__ float mean_of(const struct aq_cuda_codec_plan &plan, const struct aq_cuda_codec_job &job,
+                                uint32_t stride, uint32_t c)
+{
+    float sum = 0.0f;
+    for (uint32_t row = 0; row < plan.rows; row += stride) {
+        const uint64_t e = (uint64_t)row * plan.columns + c;
+        const bool against = has_reference(plan, job, false);
+        const float a = job.a[e];
+        sum = __fadd_rn(sum, against ? __fsub_rn(a, reference_of(plan, job, NULL, false, e, c)) : a);
+    }
+    return __fdiv_rn(sum, (float)((plan.rows + stride - 1) / stride));
+}
+
+/* codec_ec.c, common_make; found: the largest mean's bits, and the sum of upper halves. */
+static __device__ bool block_common(const struct aq_cuda_codec_plan &plan, const struct aq_cuda_codec_job &job,
+                                    struct ec_whole *whole, uint32_t stride, uint8_t *out, uint32_t *found)
+{
+    float *const centre = centre_of(whole);
+    __syncthreads();
+    if (threadIdx.x == 0) found[0] = found[1] = 0;
+    __syncthreads();
+    for (uint32_t c = threadIdx.x; c < plan.columns; c += HEAD_BLOCK) {
+        centre[c] = mean_of(plan, job, stride, c);
+        atomicMax(&found[0], magnitude_of(centre[c]));
+        atomicAdd(&found[1], aq_ec_upper_half(centre[c]));
+    }
+    __syncthreads();
+    if (found[0] >= 0x7f800000u) return false;
+    const float unit = aq_ec_common_unit(aq_ec_float(found[0]), found[1], plan.columns);
+    const float inverse = __fdiv_rn(0.5f, unit);
+    if (!is_finite(inverse) || !aq_ec_common_fits(unit)) return false;
+    if (threadIdx.x == 0) memcpy(out, &unit, sizeof unit);
+    for (uint32_t pair = threadIdx.x; pair < (plan.columns + 1) / 2; pair += HEAD_BLOCK) {
+        uint32_t byte = 0;
+        for (uint32_t c = 2 * pair; c < 2 * pair + 2 && c < plan.columns; c++) {
+            const uint32_t code = aq_ec_common_code(centre[c], inverse);
+            byte |= code << 4 * (c % 2);
+            centre[c] = aq_ec_common_mean(code, unit);
+        }
+        out[sizeof unit + pair] = (uint8_t)byte;
+    }
+    __syncthreads();
+    return true;
+}
+
+/* The mean of each channel, written at `out` and so read again; false to all: one does not fit. */
 static __device__ bool block_centre(const struct aq_cuda_codec_plan &plan, const struct aq_cuda_codec_job &job,
-                                    struct ec_whole *whole, uint32_t stride, uint8_t *out)
+                                    struct ec_whole *whole, uint32_t stride, uint8_t *out, uint32_t *found)
 {
     bool bad = false;
+    if (has_reference(plan, job, false)) return block_common(plan, job, whole, stride, out, found);
     for (uint32_t c = threadIdx.x; c < plan.columns; c += HEAD_BLOCK) {
-        float sum = 0.0f;
-        for (uint32_t row = 0; row < plan.rows; row += stride)
-            sum = __fadd_rn(sum, job.a[(uint64_t)row * plan.columns + c]);
-        const uint16_t mean = half_from_float(__fdiv_rn(sum, (float)((plan.rows + stride - 1) / stride)));
+        const uint16_t mean = half_from_float(mean_of(plan, job, stride, c));
         bad = bad || (mean & 0x7fffu) >= 0x7c00u;
         bytes_write(out + 2 * (uint64_t)c, mean, 2);
         centre_of(whole)[c] = half_to_float(mean);
@@ -166,14 +211,17 @@ static __device__ bool block_centre_pays(const struct aq_cuda_codec_plan &plan, 
                                          uint32_t *shared)
 {
     const uint32_t half = aq_ec_bucket(__fmul_rn(0.5f, aq_ec_float_at(head + AQ_EC_STEP)));
-    const uint64_t before = aq_ec_cost(whole->below, NULL, half), looked = whole->below[AQ_EC_BUCKETS];
-    if (!block_centre(plan, job, whole, stride, out)) return false;
+    const struct aq_ec_noise none = {NULL, 0.0f};
+    const uint64_t before = aq_ec_cost(whole->below, &none, half), looked = whole->below[AQ_EC_BUCKETS];
+    const uint32_t bits = has_reference(plan, job, false) ? AQ_EC_COMMON_BITS : AQ_EC_MEAN_BITS;
+    __syncthreads();
+    if (!block_centre(plan, job, whole, stride, out, shared)) return false;
     if (!block_look(plan, job, whole, stride, true, false)) return false;
     block_counts_sum(whole->below, shared);
-    const uint64_t price = aq_ec_centre_price(plan.columns, looked, plan.values);
-    const bool pays = aq_ec_cost(whole->below, NULL, half) + price < before;
+    const uint64_t price = aq_ec_centre_price(plan.columns, looked, plan.values, bits);
+    const bool pays = aq_ec_cost(whole->below, &none, half) + price < before;
     __syncthreads();
-    return pays && block_centre(plan, job, whole, 1, out);
+    return pays && block_centre(plan, job, whole, 1, out, shared);
 }
 
 /* The head in shared memory becomes grid and table; false to all for one that no sender writes. */
@@ -185,6 +233,7 @@ static __device__ bool block_table(struct ec_whole *whole, const uint8_t *head, 
         uint16_t weights[AQ_RANS_LEVELS], escapes;
         good = aq_ec_head_read(head, &whole->grid, weights, &escapes) && aq_rans_slots(weights, escapes, slots);
         whole->centred = (head[AQ_EC_MARKS] & AQ_EC_CENTRED) != 0;
+        whole->common = (head[AQ_EC_MARKS] & AQ_EC_COMMON) != 0;
         whole->dithered = (head[AQ_EC_MARKS] & AQ_EC_DITHERED) != 0;
     }
     if (__syncthreads_and(good) == 0) return false;
@@ -213,7 +262,9 @@ __global__ void __launch_bounds__(HEAD_BLOCK) codec_ec_head(const __grid_constan
     const bool keyframe = job.plain != 0, cold = keyframe || !plan.warm;
     const bool dithered = plan.stochastic != 0 && !keyframe;
     const uint32_t marks = dithered ? AQ_EC_DITHERED : 0;
-    const struct aq_ec_goal goal = {keyframe ? plan.keyframe_rate : plan.rate, keyframe ? 0.0f : plan.error, dithered};
+    const bool half = plan.half_dither != 0 && !cold;
+    const struct aq_ec_goal goal = {keyframe ? plan.keyframe_rate : plan.rate, keyframe ? 0.0f : plan.error,
+                                    !dithered ? 0.0f : half ? 0.5f : 1.0f};
     const bool energy = goal.error > 0.0f;
     uint8_t *const body = (uint8_t *)job.body, *const out = body + aq_ec_centre_from(plan.rows, plan.columns, marks);
     uint32_t stride = aq_ec_stride(plan.values);
@@ -226,14 +277,15 @@ __global__ void __launch_bounds__(HEAD_BLOCK) codec_ec_head(const __grid_constan
         block_counts_sum(whole->below, shared);
         if (energy) block_counts_sum(whole->energy, shared);
         block_choose(whole, goal, head);
-        if (cold && whole->below[1] < whole->below[AQ_EC_BUCKETS]) {
+        if ((cold || half) && whole->below[1] < whole->below[AQ_EC_BUCKETS]) {
             centred = block_centre_pays(plan, job, whole, stride, head, out, shared);
+            const struct aq_ec_goal rest = aq_ec_goal_of_rest(goal, plan.columns, plan.values);
             good = block_look(plan, job, whole, stride, centred, false);
             block_counts_sum(whole->below, shared);
-            block_choose(whole, goal, head);
+            block_choose(whole, centred && !cold ? rest : goal, head);
         }
         if (threadIdx.x == 0) {
-            head[AQ_EC_MARKS] = (uint8_t)(marks | (centred ? AQ_EC_CENTRED : 0));
+            head[AQ_EC_MARKS] |= (uint8_t)(marks | (!centred ? 0 : cold ? AQ_EC_CENTRED : AQ_EC_COMMON));
             philox(job.key, 0, whole->dither.words);
             if (dithered) memcpy(body + aq_ec_key_from(plan.rows, plan.columns), &job.key, sizeof job.key);
         }
@@ -286,7 +338,8 @@ static __device__ bool quantize_row(const struct aq_cuda_codec_plan &plan, const
         const float reference = reference_of(plan, *row.job, centre_of(whole), centred, e, c);
         const float delta = against ? __fsub_rn(a, reference) : a;
         const float w = whole->dithered != 0 ? dither_of(grid, noise, c) : 0.0f;
-        const float d = whole->dithered != 0 ? __fadd_rn(delta, w) : delta;
+        const float own = whole->common != 0 ? __fsub_rn(delta, centre_of(whole)[c]) : delta;
+        const float d = whole->dithered != 0 ? __fadd_rn(own, w) : own;
         const float t = __fadd_rn(__fmul_rn(fabsf(d), grid.inverse), 0.5f);
         good = good && is_finite(delta) && t < AQ_EC_ESCAPE_LIMIT;
         if (!good) continue;
@@ -307,6 +360,7 @@ static __device__ bool quantize_row(const struct aq_cuda_codec_plan &plan, const
         sum_d2 = __fadd_rn(sum_d2, __fmul_rn(delta, delta));
         error = __fadd_rn(error, __fmul_rn(left, left));
         if (whole->dithered != 0) level = __fsub_rn(level, w);
+        if (whole->common != 0) level = __fadd_rn(level, centre_of(whole)[c]);
         good = emit(plan, *row.job, e, against ? __fadd_rn(reference, level) : level);
     }
     row_sums(plan, mem, row, sum_a, sum_a2, sum_d2, error);
@@ -329,6 +383,7 @@ static __device__ bool apply_row(const struct aq_cuda_codec_plan &plan, const st
         float level = level_of(grid, code == 0 ? mem.beyond[base + e] : code - AQ_RANS_CODE_ZERO);
         if (grid.refine > 0) level = __fadd_rn(level, cell_of(grid, mem.cells[base + e]));
         if (whole->dithered != 0) level = __fsub_rn(level, dither_of(grid, noise, c));
+        if (whole->common != 0) level = __fadd_rn(level, centre_of(whole)[c]);
         const float reference = reference_of(plan, *row.job, centre_of(whole), centred, e, c);
         good = emit(plan, *row.job, e, against ? __fadd_rn(reference, level) : level) && good;
     }
@@ -516,7 +571,13 @@ __global__ void __launch_bounds__(HEAD_BLOCK) codec_ec_head_in(const __grid_cons
             bytes += AQ_EC_STATE_BYTES + bytes_read(entry, 4) + (uint64_t)bytes_read(entry + 4, 4) +
                      aq_ec_cells_bytes(chunk_of(plan, k).values, head[AQ_EC_REFINE]);
         }
-        good = bytes == job.body_bytes && !(centred && plan.warm && !job.plain);
+        const bool common = (head[AQ_EC_MARKS] & AQ_EC_COMMON) != 0;
+        good = bytes == job.body_bytes && !(has_reference(plan, job, false) ? centred : common);
+        const float unit = good && common ? aq_ec_float(bytes_read(centre, 4)) : 0.0f;
+        good = good && aq_ec_common_fits(unit) &&
+               !(common && plan.columns % 2 != 0 && centre[sizeof unit + plan.columns / 2] >= AQ_EC_COMMON_LEVELS);
+        for (uint32_t c = threadIdx.x; good && common && c < plan.columns; c += HEAD_BLOCK)
+            centre_of(whole)[c] = aq_ec_common_mean(centre[sizeof unit + c / 2] >> 4 * (c % 2) & 15u, unit);
         for (uint32_t c = threadIdx.x; good && centred && c < plan.columns; c += HEAD_BLOCK)
             centre_of(whole)[c] = half_to_float((uint16_t)bytes_read(centre + 2 * (uint64_t)c, 2));
         if (good && threadIdx.x == 0 && (head[AQ_EC_MARKS] & AQ_EC_DITHERED) != 0) {

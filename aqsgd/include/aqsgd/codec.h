@@ -96,7 +96,8 @@ enum aq_codec_scale {
 /* How s is written. POW2: one byte, an exponent. */
 enum aq_codec_scale_format { AQ_SCALE_FP16 = 1, AQ_SCALE_BF16 = 2, AQ_SCALE_FP32 = 3, AQ_SCALE_POW2 = 4 };
 
-enum aq_codec_rounding { AQ_ROUND_NEAREST = 1, AQ_ROUND_STOCHASTIC = 2 };
+/* HALF_DITHER, of ec alone: STOCHASTIC where there is no message, else half of it (codec_ec.c). */
+enum aq_codec_rounding { AQ_ROUND_NEAREST = 1, AQ_ROUND_STOCHASTIC = 2, AQ_ROUND_HALF_DITHER = 3 };
 
 struct aq_codec_config {
     enum aq_codec_kind kind;
@@ -133,6 +134,7 @@ struct aq_codec_about {
     bool varies;       /* bodies have a bound, not a size: aq_codec_body_bytes is what to expect      */
     bool usual[2];     /* what is meant by keys that name none: of activations, of gradients          */
     float unsaid[2];   /* what a job means that says nothing of codecs, at this rate; 0: not this one  */
+    enum aq_codec_rounding unsaid_rounding; /* and so                                                     */
 };
 
 /* Every kind there is, in the order of codecs.def; false beyond the last. And one of them; NULL: there is none. */
