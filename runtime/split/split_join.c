@@ -70,23 +70,11 @@ void join_tell(struct server *server, struct site *site)
                               "first", (json_int_t)site->first));
 }
 
-/* The next one behind `before` by name. */
-static struct site *after(struct server *server, const struct site *before)
-{
-    struct site *next = NULL;
-    for (uint32_t i = 0; i < server->site_count; i++) {
-        struct site *site = &server->sites[i];
-        if (before && strcmp(site->name, before->name) <= 0) continue;
-        if (!next || strcmp(site->name, next->name) < 0) next = site;
-    }
-    return next;
-}
-
 enum aq_status join_settle(struct server *server)
 {
     if (server->job->split.mode != AQ_SPLIT_GLOBAL || server->all_samples > 0) return AQ_OK;
     uint64_t all = 0;
-    for (struct site *site = after(server, NULL); site; site = after(server, site)) {
+    for (struct site *site = state_after(server, NULL); site; site = state_after(server, site)) {
         site->first = all;
         all += site->samples;
     }

@@ -113,6 +113,8 @@ enum aq_status state_path(const struct server *server, char out[AQ_RUN_PATH_BYTE
     __attribute__((format(printf, 3, 4)));
 const char *state_mode(const struct server *server);              /* as the manifest calls it */
 struct site *state_site(struct server *server, const char *name); /* known or made; NULL: there is no place */
+/* The next one behind `before` in order of names (NULL: the first); NULL: that was the last. */
+struct site *state_after(const struct server *server, const struct site *before);
 /* The newest complete checkpoint of its run: 0: none. */
 uint64_t state_mark(const struct server *server, const struct site *site);
 /* The turn has ended well: what it trained, of which the ends lie in round_ends, counts. */

@@ -42,6 +42,17 @@ struct site *state_site(struct server *server, const char *name)
     return site;
 }
 
+struct site *state_after(const struct server *server, const struct site *before)
+{
+    const struct site *next = NULL;
+    for (uint32_t i = 0; i < server->site_count; i++) {
+        const struct site *site = &server->sites[i];
+        if (before && strcmp(site->name, before->name) <= 0) continue;
+        if (!next || strcmp(site->name, next->name) < 0) next = site;
+    }
+    return (struct site *)(uintptr_t)next; /* the caller's server may be changed by it */
+}
+
 uint64_t state_mark(const struct server *server, const struct site *site)
 {
     char path[AQ_RUN_PATH_BYTES];

@@ -28,6 +28,7 @@
 
 static const char *const AREA = "split", *const SOCKET = "sums.sock";
 enum { PEERS_MAX = AQ_JOB_CLIENTS_MAX + 8, READ_BYTES = 4 << 20, DRAIN_BYTES = 256 << 10 };
+_Static_assert(SPLIT_SUMS_POLLS == PEERS_MAX + 1, "a descriptor each, and the one that listens");
 
 /* A stage at the other end. */
 struct peer {
@@ -122,12 +123,9 @@ static bool has_counted(const struct server *server, const struct site *site)
 /* The first by name that has not counted in the open step; NULL: all have. */
 static struct site *next_part(struct server *server)
 {
-    struct site *next = NULL;
-    for (uint32_t i = 0; i < server->site_count; i++) {
-        struct site *site = &server->sites[i];
-        if (!is_due(server, site) || has_counted(server, site)) continue;
-        if (!next || strcmp(site->name, next->name) < 0) next = site;
-    }
+    struct site *next = state_after(server, NULL);
+    while (next && (!is_due(server, next) || has_counted(server, next)))
+        next = state_after(server, next);
     return next;
 }
 

@@ -91,12 +91,9 @@ enum aq_status weights_begin(const struct server *server, const struct aq_plan *
 /* The next one behind `before` by name whose turn of this round is kept; NULL: that was the last. */
 static const struct site *kept_after(const struct server *server, const struct site *before)
 {
-    const struct site *next = NULL;
-    for (uint32_t i = 0; i < server->site_count; i++) {
-        const struct site *site = &server->sites[i];
-        if (!site->kept || (before && strcmp(site->name, before->name) <= 0)) continue;
-        if (!next || strcmp(site->name, next->name) < 0) next = site;
-    }
+    const struct site *next = state_after(server, before);
+    while (next && !next->kept)
+        next = state_after(server, next);
     return next;
 }
 
@@ -104,9 +101,9 @@ static const struct site *kept_after(const struct server *server, const struct s
 static void look_alike(const struct server *server, const struct aq_split_part *part, const struct site *site,
                        uint64_t *first)
 {
+    if (server->job->split.mode != AQ_SPLIT_GLOBAL) return;
     const uint64_t bytes = aq_stage_parameter_count(part->stage) * sizeof(float);
     const uint64_t digest = aq_digest(aq_stage_parameters(part->stage), bytes) | 1;
-    if (server->job->split.mode != AQ_SPLIT_GLOBAL) return;
     if (*first == 0) *first = digest;
     if (*first != digest)
         server_say(
