@@ -225,10 +225,11 @@ enum aq_status state_load(struct server *server)
     aq_free(text);
     struct aq_error_hold hold; /* the line below says it */
     aq_error_hold(&hold);
-    bool read = all && read_all(server, all) == AQ_OK && parts_whole(server);
+    bool read = all && read_all(server, all) == AQ_OK;
     aq_error_release(&hold);
-    enum aq_status same = read ? same_mode(server, all, path) : AQ_OK;
-    if (read && same == AQ_OK) same = same_steps(server, all, path);
+    enum aq_status same = read ? same_mode(server, all, path) : AQ_OK; /* before what that mode has is looked for */
+    read = read && same == AQ_OK && parts_whole(server);
+    if (read) same = same_steps(server, all, path);
     json_decref(all);
     AQ_TRY(same);
     read = read && turns_whole(server);

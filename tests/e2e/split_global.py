@@ -280,3 +280,35 @@ def scenario_split_global_settled():
     server.end()
     check([line["turns"] for line in report("network")["clients"]] == [1, 1], server.text())
     no_workers("split_global_settled")
+
+
+def scenario_split_global_odd():
+    """What a job has that says nothing of codecs, clipping, AdamW, batches and clients of odd sizes, one of a single sample: killed in mid-turn the run is the one that was not; and the folder is no other job's."""
+    begin("a", "b", "c")
+    for name, count, seed in (("a", 31, 5), ("b", 1, 6), ("c", 7, 7)):
+        records(name, count, seed)
+    odd = {**GLOBAL, "train.batch": 12, "train.micro_batch": 3, "train.optimizer": "adamw", "train.momentum": None, "train.clip": 0.5,
+           "split.wait": "60s", "checkpoint.every": "3 steps", "link.rate_mbps": 3}
+    whole(split("odd", rounds=2, clients=3, **odd), "c", "a", "b")
+    alike("odd", "a", "b", "c")
+    norms = [line["grad_norm"] for line in of_client("odd", "a")]
+    check(all([line["grad_norm"] for line in of_client("odd", name)] == norms for name in ("b", "c")), "the norm that is clipped by is not one")
+    check(max(norms) > 0.5, f"nothing is clipped: {norms}")
+    check(sorted({line["samples"] for line in of_client("odd", "b")}) == [0, 1], "the one sample is not once in an epoch")
+
+    server = Server(split("odd-killed", rounds=2, clients=3, **odd))
+    clients = {name: Client(server, name) for name in ("a", "b", "c")}
+    await_step(server, "b", 5)
+    clients["b"].kill()
+    clients["b"] = Client(server, "b")
+    for client in clients.values():
+        client.end()
+    server.end()
+    check(newest_of("odd-killed") == newest_of("odd"), "not the weights that would have been")
+
+    said = jobs.aqpipe("split-server", ROOT / "odd.yaml")
+    check(said.returncode == 1 and "has had its 2 rounds" in said.stderr, said.stderr)
+    for change, wanted in (("split.mode=splitfed1", "is of split.mode: global"), ("train.batch=24", "is of rounds of 8 steps")):
+        said = jobs.aqpipe("split-server", ROOT / "odd.yaml", "--set", "split.rounds=3", "--set", change)
+        check(said.returncode == 1 and wanted in said.stderr, f"{change}: {said.stderr}")
+    no_workers("split_global_odd")
