@@ -82,11 +82,11 @@ def tell_ratios(name, clients, turns, stale=0, **more):
 
 
 def losses_of(run_):
-    return {who: [line["loss"] for line in lines] for who, lines in run_[0].items()}
+    return {who: [line.get("loss") for line in lines] for who, lines in run_[0].items()}  # none where a client had no part of the batch
 
 
 def scenario_split_wan():
-    """Eight clients at 80 ms and 20 Mbit/s: the losses of a near network, and how near steps and turns come to what the line allows; with staleness, too."""
+    """Eight clients at 80 ms and 20 Mbit/s: the losses of a near network, and how near steps and turns come to what the line allows; with staleness, too. With global sampling the losses alone."""
     if not os.environ.get("AQPIPE_WANLAB"):
         tried = subprocess.run([WANLAB, "2", "--", "true"], capture_output=True, text=True, timeout=jobs.PATIENCE)
         if tried.returncode != 0:
@@ -104,6 +104,8 @@ def scenario_split_wan():
         tell_ratios(name, *far, stale=len(keys))
         check(keys or losses_of(near) == losses_of(far), "the losses are not those of a near network")
         check(not keys or losses_of(near) != losses_of(far), "staleness changes nothing: no test")
+    together = [run(f"global-{name}", rate, rtt, **{"split.mode": "global"}) for name, rate, rtt in (("near", 1000, 0.2), ("far", RATE_MBPS, RTT_MS))]
+    check(losses_of(together[0]) == losses_of(together[1]), "global sampling: the losses are not those of a near network")
     if os.environ.get("AQ_WAN_LONG"):
         for i in range(CLIENTS):
             records(f"c{i}", LONG_SAMPLES, i)
