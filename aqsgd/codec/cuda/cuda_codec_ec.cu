@@ -401,8 +401,8 @@ __global__ void __launch_bounds__(ROW_BLOCK) codec_ec_rows(const __grid_constant
         row.number = (uint32_t)(item % plan.rows);
         row.job = &list.jobs[row.sample];
         row.lane = threadIdx.x % WARP;
-        const bool lost = __shfl_sync(WHOLE_WARP, mem.status[row.sample], 0) != 0;
-        if (!lost) (void)row_failed(mem, row, encode ? !quantize_row(plan, mem, row) : !apply_row(plan, mem, row));
+        if (sample_failed(mem, row.sample)) continue;
+        (void)row_failed(mem, row, encode ? !quantize_row(plan, mem, row) : !apply_row(plan, mem, row));
     }
 }
 
@@ -455,7 +455,7 @@ __global__ void __launch_bounds__(WARP) codec_ec_chunks_out(const __grid_constan
 {
     AQ_SHARED(uint32_t, encode, [256]);
     const uint32_t sample = blockIdx.y, lane = threadIdx.x, below = (1u << lane) - 1u;
-    if (mem.status[sample] != 0) return;
+    if (sample_failed(mem, sample)) return;
     const struct ec_whole *whole = whole_of(plan, mem, sample);
     const struct ec_chunk chunk = chunk_of(plan, blockIdx.x);
     const struct ec_stage stage = stage_of(plan, mem, sample, blockIdx.x, chunk);
@@ -506,7 +506,7 @@ __global__ void __launch_bounds__(JOIN_BLOCK) codec_ec_join(const __grid_constan
                                                             const __grid_constant__ struct job_list list)
 {
     const uint32_t sample = blockIdx.y, chunks = gridDim.x, number = blockIdx.x;
-    if (mem.status[sample] != 0) return;
+    if (sample_failed(mem, sample)) return;
     const struct ec_whole *whole = whole_of(plan, mem, sample);
     const struct ec_chunk chunk = chunk_of(plan, number);
     const struct ec_stage stage = stage_of(plan, mem, sample, number, chunk);
@@ -625,7 +625,7 @@ __global__ void __launch_bounds__(WARP) codec_ec_chunks_in(const __grid_constant
 {
     AQ_SHARED(uint32_t, table, [AQ_RANS_SLOTS]);
     const uint32_t sample = blockIdx.y, lane = threadIdx.x, below = (1u << lane) - 1u;
-    if (mem.status[sample] != 0) return;
+    if (sample_failed(mem, sample)) return;
     const struct ec_whole *whole = whole_of(plan, mem, sample);
     const struct ec_chunk chunk = chunk_of(plan, blockIdx.x);
     const uint8_t *body = (const uint8_t *)list.jobs[sample].body, *entry = body + AQ_EC_HEAD_BYTES;
@@ -638,6 +638,7 @@ __global__ void __launch_bounds__(WARP) codec_ec_chunks_in(const __grid_constant
               aq_ec_cells_bytes(chunk_of(plan, k).values, refine);
     for (uint32_t i = lane; i < AQ_RANS_SLOTS; i += WARP)
         table[i] = whole->decode[i];
+    __syncwarp();
     uint32_t x = bytes_read(at + 4 * lane, 4);
     const uint8_t *words = at + AQ_EC_STATE_BYTES, *const end = words + bytes_read(entry, 4);
     const uint8_t *const cells = end + bytes_read(entry + 4, 4);

@@ -236,9 +236,18 @@ static __device__ inline bool scale_decode(const struct aq_cuda_codec_plan &plan
     return step_of_scale(plan.grid, plan.bits, plan.prescale_log2, s, out) && good;
 }
 
-/* A little endian word of `bytes` bytes, wherever it lies. */
+/*
+ * Writes the low `bytes` bytes of `word`, little endian, at any address.
+ *
+ * ptxas of CUDA 12.0 to 13.0 miscompiles a byte store of a 16-bit register that a half-precision conversion defines: it
+ * stores the converted value (F2I.U8.F16) and not the low byte. The empty move makes the word an integer of 32 bits
+ * first.
+ */
 static __device__ __forceinline__ void bytes_write(uint8_t *out, uint32_t word, uint32_t bytes)
 {
+#ifdef __CUDA_ARCH__
+    asm("mov.b32 %0, %0;" : "+r"(word));
+#endif
     for (uint32_t i = 0; i < bytes; i++)
         out[i] = (uint8_t)(word >> 8 * i);
 }

@@ -41,6 +41,12 @@ static __device__ inline void row_place(const struct aq_cuda_codec_plan &plan, c
     if (out->staged) out->codes = mem.codes + out->sample * plan.values + (uint64_t)out->number * plan.columns;
 }
 
+/* Has the sample failed before? One answer for the whole warp: other blocks of the same launch may set it meanwhile. */
+static __device__ __forceinline__ bool sample_failed(const struct aq_cuda_codec_scratch &mem, uint32_t sample)
+{
+    return __shfl_sync(WHOLE_WARP, mem.status[sample], 0) != 0;
+}
+
 /* Did any lane see trouble? Then the sample has failed. */
 static __device__ inline bool row_failed(const struct aq_cuda_codec_scratch &mem, const struct row &row, bool failed)
 {
