@@ -88,7 +88,10 @@ enum aq_status aq_device_memory(struct aq_device *device, struct aq_device_memor
 
 enum aq_status aq_device_alloc(struct aq_device *device, enum aq_memory_kind kind, size_t bytes, void **out)
 {
-    return device->ops->alloc(device, kind, bytes, out);
+    const uintptr_t align = kind == AQ_MEMORY_PINNED ? AQ_PINNED_ALIGN : AQ_DEVICE_ALIGN;
+    AQ_TRY(device->ops->alloc(device, kind, bytes, out));
+    AQ_ASSERT((uintptr_t)*out % align == 0);
+    return AQ_OK;
 }
 
 void aq_device_free(struct aq_device *device, enum aq_memory_kind kind, void *memory, size_t bytes)

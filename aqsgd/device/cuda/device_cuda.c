@@ -131,22 +131,40 @@ static uint64_t cuda_bytes_of(enum aq_memory_kind kind, uint64_t bytes)
     return kind == AQ_MEMORY_SHARED ? (bytes + shared - 1) / shared * shared : grains(bytes);
 }
 
+/*
+ * Pinned memory at a multiple of AQ_PINNED_ALIGN, zeroed. The word before it holds what cudaHostAlloc returned, which is
+ * aligned to less: cudaFreeHost needs that address.
+ */
+static enum aq_status pinned_alloc(uint64_t bytes, void **out)
+{
+    void *memory = NULL;
+    if (cudaHostAlloc(&memory, bytes + sizeof memory + AQ_PINNED_ALIGN, cudaHostAllocPortable) != cudaSuccess) {
+        (void)cudaGetLastError();
+        return aq_fail(AQ_NOMEM, "device", "cannot pin %.1f MiB of the host's memory; see ulimit -l",
+                       (double)bytes / 0x1p20);
+    }
+    const uintptr_t after = (uintptr_t)memory + sizeof memory + AQ_PINNED_ALIGN - 1;
+    uint8_t *const aligned = (uint8_t *)(after - after % AQ_PINNED_ALIGN);
+    memcpy(aligned - sizeof memory, &memory, sizeof memory);
+    memset(aligned, 0, bytes);
+    *out = aligned;
+    return AQ_OK;
+}
+
+static void pinned_free(const void *aligned)
+{
+    void *memory = NULL;
+    memcpy(&memory, (const uint8_t *)aligned - sizeof memory, sizeof memory);
+    (void)cudaFreeHost(memory);
+}
+
 static enum aq_status cuda_alloc(struct aq_device *device, enum aq_memory_kind kind, size_t bytes, void **out)
 {
     struct cuda_device *cuda = cuda_device_of(device);
     void *memory = NULL;
     const uint64_t whole = cuda_bytes_of(kind, bytes);
     AQ_CUDA(cudaSetDevice(cuda->probe.index));
-    if (kind == AQ_MEMORY_PINNED) {
-        if (cudaHostAlloc(&memory, whole, cudaHostAllocPortable) != cudaSuccess) {
-            (void)cudaGetLastError();
-            return aq_fail(AQ_NOMEM, "device", "cannot pin %.1f MiB of the host's memory; see ulimit -l",
-                           (double)bytes / 0x1p20);
-        }
-        memset(memory, 0, whole);
-        *out = memory;
-        return AQ_OK;
-    }
+    if (kind == AQ_MEMORY_PINNED) return pinned_alloc(whole, out);
     if (kind == AQ_MEMORY_DEVICE) memory = arena_cut(cuda, whole);
     if (!memory) {
         if (cuda->arena && kind == AQ_MEMORY_DEVICE)
@@ -165,7 +183,7 @@ static void cuda_free(struct aq_device *device, enum aq_memory_kind kind, void *
 {
     struct cuda_device *cuda = cuda_device_of(device);
     if (kind == AQ_MEMORY_PINNED) {
-        (void)cudaFreeHost(memory);
+        pinned_free(memory);
     } else if (!arena_return(cuda, memory)) {
         (void)cudaFree(memory);
         hold(cuda, cuda_bytes_of(kind, bytes), false);

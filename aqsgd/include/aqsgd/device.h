@@ -50,6 +50,12 @@ enum aq_memory_kind {
 
 enum { AQ_DEVICE_SHARED_GRAIN = 2 << 20 }; /* CUDA cuts smaller allocations from pieces of this size */
 
+/*
+ * Addresses that aq_device_alloc returns are multiples of this, on every device. cudaMalloc promises 256 bytes.
+ * cudaHostAlloc promises none beyond a type's (512 were seen); O_DIRECT and io_uring need a page, so we provide it.
+ */
+enum { AQ_DEVICE_ALIGN = 256, AQ_PINNED_ALIGN = 4096 };
+
 struct aq_device_info {
     char name[128]; /* "cpu: AMD EPYC, 2 threads, AVX-512 BF16"             */
     char uuid[40];  /* of the GPU, as nvidia-smi writes it; "" on a CPU    */
@@ -103,7 +109,7 @@ struct aq_device_memory {
 };
 enum aq_status aq_device_memory(struct aq_device *device, struct aq_device_memory *out);
 
-/* Zeroed; AQ_NOMEM says needed and free, and what is beside. */
+/* Zeroed, at a multiple of AQ_DEVICE_ALIGN, pinned memory of AQ_PINNED_ALIGN. AQ_NOMEM: the text names needed and free. */
 enum aq_status aq_device_alloc(struct aq_device *device, enum aq_memory_kind kind, size_t bytes, void **out);
 void aq_device_free(struct aq_device *device, enum aq_memory_kind kind, void *memory, size_t bytes);
 

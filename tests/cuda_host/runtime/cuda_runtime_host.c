@@ -127,6 +127,7 @@ size_t cuda_runtime_host_used(void)
 }
 
 enum { HEAD_BYTES = 512, PAGE_BYTES = 4096, PIECE_BYTES = 2 << 20 };
+enum { PINNED_BYTES = 512 }; /* how far into a page pinned memory begins: the least alignment seen on hardware */
 
 /* The first touch of its pages is most of what opening a device costs. */
 static void in_huge_pages(uint8_t *memory, size_t bytes)
@@ -184,14 +185,18 @@ cudaError_t cudaFree(void *memory)
 cudaError_t cudaHostAlloc(void **out, size_t bytes, unsigned flags)
 {
     (void)flags;
-    *out = aligned_alloc(PAGE_BYTES, (bytes + PAGE_BYTES - 1) / PAGE_BYTES * PAGE_BYTES);
-    return *out ? cudaSuccess : cudaErrorMemoryAllocation;
+    const size_t whole = (PINNED_BYTES + bytes + PAGE_BYTES - 1) / PAGE_BYTES * PAGE_BYTES;
+    uint8_t *const page = aligned_alloc(PAGE_BYTES, whole);
+    if (!page) return cudaErrorMemoryAllocation;
+    memset(page, 0xff, whole);
+    *out = page + PINNED_BYTES;
+    return cudaSuccess;
 }
 
 cudaError_t cudaFreeHost(void *memory)
 {
     (void)cuda_runtime_host_finish();
-    free(memory);
+    if (memory) free((uint8_t *)memory - PINNED_BYTES);
     return cudaSuccess;
 }
 
