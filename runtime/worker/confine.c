@@ -116,6 +116,25 @@ static bool grant_devices(int ruleset, uint64_t handled)
     return done;
 }
 
+/*
+ * The folders of LD_LIBRARY_PATH, where a worker's libraries may lie (an unpacked archive, conda, a virtual
+ * environment). Relative folders and "/" are left out: they would grant whatever the daemon was started beside.
+ */
+static bool grant_libraries(int ruleset)
+{
+    char folder[AQ_CONFINE_PATH_BYTES];
+    bool done = true;
+    for (const char *at = getenv("LD_LIBRARY_PATH"), *end = NULL; at && *at; at = *end ? end + 1 : end) {
+        end = strchrnul(at, ':');
+        const size_t bytes = (size_t)(end - at);
+        if (*at != '/' || bytes >= sizeof folder || strspn(at, "/") >= bytes) continue;
+        memcpy(folder, at, bytes);
+        folder[bytes] = 0;
+        done = grant(ruleset, folder, RIGHT_EXECUTE | RIGHTS_READ) && done;
+    }
+    return done;
+}
+
 static bool grant_all(int ruleset, const struct aq_confine *confine, const char *worker, const char *keys,
                       uint64_t handled)
 {
@@ -136,6 +155,7 @@ static bool grant_all(int ruleset, const struct aq_confine *confine, const char 
         done = done && grant(ruleset, programs[i], RIGHT_EXECUTE | RIGHTS_READ);
     for (size_t i = 0; i < sizeof readable / sizeof *readable; i++)
         done = done && grant(ruleset, readable[i], RIGHTS_READ);
+    done = done && grant_libraries(ruleset);
     if (!realpath(worker, folder)) return false;
     done = done && grant(ruleset, dirname(folder), RIGHT_EXECUTE | RIGHTS_READ);
     if (keys) done = done && grant(ruleset, keys, RIGHTS_READ);

@@ -178,12 +178,72 @@ static void test_what_a_job_needs_goes_on(void **state)
     behind_the_filter(works);
 }
 
+static char libraries[] = "/var/tmp/aq-confine-lib-XXXXXX", elsewhere[] = "/var/tmp/aq-confine-not-XXXXXX",
+            run_folder[] = "/var/tmp/aq-confine-run-XXXXXX";
+
+static int open_in(const char *folder, int flags)
+{
+    char path[128];
+    snprintf(path, sizeof path, "%s/file", folder);
+    return open(path, flags, 0600);
+}
+
+static void libraries_only(void)
+{
+    static struct aq_confine confine;
+    char path[128];
+    snprintf(path, sizeof path, "/:relative::%s/none:%s", elsewhere, libraries);
+    EXPECT(setenv("LD_LIBRARY_PATH", path, 1) == 0);
+    EXPECT(aq_confine_allow(&confine.run, run_folder) == AQ_OK);
+    const enum aq_status status = aq_confine_enter(&confine, "/bin/true", NULL);
+    if (status == AQ_NODEV) _exit(NO_FILTER);
+    EXPECT(status == AQ_OK);
+    EXPECT(open_in(libraries, O_RDONLY) >= 0);
+    EXPECT(open_in(libraries, O_WRONLY) == -1 && errno == EACCES);
+    EXPECT(open_in(elsewhere, O_RDONLY) == -1 && errno == EACCES);
+    EXPECT(open_in(run_folder, O_RDWR | O_CREAT) >= 0);
+}
+
+/* Workers find their libraries where LD_LIBRARY_PATH leads, also behind Landlock; "/" and relative folders grant none. */
+static void test_libraries_of_the_library_path_are_readable(void **state)
+{
+    int how;
+    (void)state;
+    char *const folders[] = {libraries, elsewhere, run_folder};
+    for (int i = 0; i < 3; i++) {
+        assert_non_null(mkdtemp(folders[i]));
+        const int file = open_in(folders[i], O_RDWR | O_CREAT);
+        assert_true(file >= 0);
+        close(file);
+    }
+    const pid_t pid = fork();
+    assert_true(pid >= 0);
+    if (pid == 0) {
+        libraries_only();
+        _exit(0);
+    }
+    assert_int_equal(waitpid(pid, &how, 0), pid);
+    for (int i = 0; i < 3; i++) {
+        char path[128];
+        snprintf(path, sizeof path, "%s/file", folders[i]);
+        assert_int_equal(unlink(path), 0);
+        assert_int_equal(rmdir(folders[i]), 0);
+    }
+    assert_true(WIFEXITED(how));
+    if (WEXITSTATUS(how) == NO_FILTER) {
+        print_message("this kernel has no Landlock\n");
+        skip();
+    }
+    assert_int_equal(WEXITSTATUS(how), 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_no_program_is_started),    cmocka_unit_test(test_no_other_process_is_read_or_traced),
         cmocka_unit_test(test_machine_is_not_changed),   cmocka_unit_test(test_filter_stays),
         cmocka_unit_test(test_what_a_job_needs_goes_on),
+        cmocka_unit_test(test_libraries_of_the_library_path_are_readable),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
