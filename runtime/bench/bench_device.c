@@ -70,6 +70,7 @@ out:
 }
 
 struct coding {
+    const char *name;
     struct aq_device *device;
     struct aq_stream *stream;
     struct aq_codec *codec;
@@ -94,21 +95,22 @@ static enum aq_status decode_once(void *context)
 
 /* One way: its rate, and what that is of a copy's, where that has been measured. */
 static enum aq_status coding_case(const struct aq_bench_options *options, struct coding *coding, const char *verb,
-                                  uint32_t bits, double bytes, double copy, enum aq_status (*run)(void *context))
+                                  double bytes, double copy, enum aq_status (*run)(void *context))
 {
     const struct aq_bench_case one = {
         run, coding, options->quick ? 1 : REPEATS, coding->device, coding->stream, 1e-9 * bytes, 0, "GB/s", true};
     double seconds;
     char name[64];
-    AQ_TRY(aq_bench_case(options, &one, &seconds, "device %s aqsgd%u", verb, bits));
-    snprintf(name, sizeof name, "device %s aqsgd%u of copy", verb, bits);
+    AQ_TRY(aq_bench_case(options, &one, &seconds, "device %s %s", verb, coding->name));
+    snprintf(name, sizeof name, "device %s %s of copy", verb, coding->name);
     if (seconds > 0 && copy > 0) aq_bench_emit(options, name, 100.0 * bytes / seconds / copy, "%");
+    snprintf(name, sizeof name, "device %s %s of fp32", verb, coding->name);
+    if (seconds > 0) aq_bench_emit(options, name, 4e-9 * (double)SAMPLES * (double)VALUES / seconds, "GB/s");
     return aq_device_stream_sync(coding->device, coding->stream);
 }
 
 /* a, m and m' (which is m) and the body, each once; decode has x^ in a's place. */
-static enum aq_status coding_run(const struct aq_bench_options *options, struct coding *coding, uint32_t bits,
-                                 double copy)
+static enum aq_status coding_run(const struct aq_bench_options *options, struct coding *coding, double copy)
 {
     const double bytes =
         (double)SAMPLES * ((double)VALUES * (4 + 2 + 2) + (double)aq_codec_body_bytes(coding->codec, false));
@@ -116,30 +118,42 @@ static enum aq_status coding_run(const struct aq_bench_options *options, struct 
     const struct aq_fill_normal fill = {
         .x = (float *)(void *)coding->a, .count = SAMPLES * VALUES, .key = key, .std = 1.0f};
     AQ_TRY(aq_device_fill_normal(coding->device, &fill, coding->stream));
-    AQ_TRY(coding_case(options, coding, "encode", bits, bytes, copy, encode_once));
+    AQ_TRY(coding_case(options, coding, "encode", bytes, copy, encode_once));
     for (uint32_t i = 0; i < SAMPLES; i++) {
         coding->samples[i].body_bytes = coding->results[i].body_bytes;
         coding->samples[i].flags = coding->results[i].flags;
         coding->samples[i].hat = (float *)(void *)(coding->a + i * VALUES * sizeof(float));
     }
-    AQ_TRY(coding_case(options, coding, "decode", bits, bytes, copy, decode_once));
+    AQ_TRY(coding_case(options, coding, "decode", bytes, copy, decode_once));
     for (uint32_t i = 0; i < SAMPLES; i++)
         if (coding->corrupt[i]) return aq_fail(AQ_CORRUPT, "bench", "sample %u of its own encoding is corrupt", i);
     return AQ_OK;
 }
 
-/* Default codecs of some bits. Bodies and messages are the device's where it has kernels, else the host's. */
-static enum aq_status codec_run(const struct aq_bench_options *options, struct aq_device *device, uint32_t bits,
-                                double copy)
+struct coded {
+    const char *name;
+    enum aq_codec_kind kind;
+    uint32_t bits;
+    float rate; /* EC: bits per value */
+};
+
+static const struct coded codecs[] = {{"aqsgd2", AQ_CODEC_AQSGD, 2, 0.0f}, {"aqsgd4", AQ_CODEC_AQSGD, 4, 0.0f},
+                                      {"aqsgd8", AQ_CODEC_AQSGD, 8, 0.0f}, {"ec2", AQ_CODEC_EC, 2, 2.0f},
+                                      {"ec2.5", AQ_CODEC_EC, 2, 2.5f},     {"ec4", AQ_CODEC_EC, 4, 4.0f}};
+
+/* Bodies and messages lie in the device's memory if it has kernels for the codec, else in pinned memory. */
+static enum aq_status codec_run(const struct aq_bench_options *options, struct aq_device *device,
+                                const struct coded *coded, double copy)
 {
-    struct coding coding = {.device = device};
+    struct coding coding = {.device = device, .name = coded->name};
     struct aq_codec_config config;
     enum aq_memory_kind kind = AQ_MEMORY_PINNED;
     void *a = NULL, *rest = NULL, *told = NULL;
     const size_t a_bytes = SAMPLES * VALUES * sizeof(float), told_bytes = SAMPLES * (sizeof *coding.results + 4);
     size_t rest_bytes = 0;
     enum aq_status status;
-    aq_codec_config_default(&config, AQ_CODEC_AQSGD, bits);
+    aq_codec_config_default(&config, coded->kind, coded->bits);
+    if (coded->rate > 0.0f) config.rate = coded->rate;
     AQ_TRY(aq_device_stream_open(device, &coding.stream));
     AQ_TRY_GOTO(aq_codec_open(device, &config, ROWS, COLUMNS, &coding.codec), out);
     AQ_TRY_GOTO(aq_codec_take_device(coding.codec), out);
@@ -160,7 +174,7 @@ static enum aq_status codec_run(const struct aq_bench_options *options, struct a
                                                      .m = coding.messages + i * coding.message_stride,
                                                      .body = coding.bodies + i * coding.body_stride,
                                                      .m_out = coding.messages + i * coding.message_stride};
-    status = coding_run(options, &coding, bits, copy);
+    status = coding_run(options, &coding, copy);
 out:
     aq_device_free(device, AQ_MEMORY_PINNED, told, told_bytes);
     aq_device_free(device, kind, rest, rest_bytes);
@@ -259,9 +273,11 @@ enum aq_status aq_bench_device(const struct aq_bench_options *options)
     AQ_TRY(aq_device_open(&config, &device));
     enum aq_status status = copies_run(options, device, &copy);
     if (status == AQ_OK && aq_bench_wanted(options, "device product bf16 8192")) status = product_run(options, device);
-    for (uint32_t bits = 2; status == AQ_OK && bits <= 8; bits *= 2)
-        if (aq_bench_wanted(options, "device encode decode aqsgd2 aqsgd4 aqsgd8 of copy"))
-            status = codec_run(options, device, bits, copy);
+    for (size_t i = 0; status == AQ_OK && i < sizeof codecs / sizeof codecs[0]; i++) {
+        char name[64];
+        snprintf(name, sizeof name, "device encode decode %s of copy fp32", codecs[i].name);
+        if (aq_bench_wanted(options, name)) status = codec_run(options, device, &codecs[i], copy);
+    }
     if (status == AQ_OK && aq_bench_wanted(options, "device messages from disk"))
         status = messages_run(options, device);
     aq_device_close(device);

@@ -87,6 +87,12 @@ static const struct bench_shape shapes[] = {
     {{"stage qwen3-0.6b lora16 fp32 B2 T256", 2, 256, AQ_STAGE_FP32, 0, 0, 0, 0}, qwen3_600m, 16},
     {{"stage qwen3-0.6b lora16 bf16 B2 T256", 2, 256, AQ_STAGE_BF16, 0, 0, 0, 0}, qwen3_600m, 16}};
 
+/* The same on a GPU, at sizes that fill one. */
+static const struct bench_shape gpu_shapes[] = {
+    {{"stage qwen3-0.6b bf16 B4 T1024", 4, 1024, AQ_STAGE_BF16, 0, 0, 0, 0}, qwen3_600m, 0},
+    {{"stage qwen3-0.6b bf16 B16 T1024", 16, 1024, AQ_STAGE_BF16, 0, 0, 0, 0}, qwen3_600m, 0},
+    {{"stage qwen3-0.6b lora16 bf16 B4 T1024", 4, 1024, AQ_STAGE_BF16, 0, 0, 0, 0}, qwen3_600m, 16}};
+
 static const struct bench_case cases[] = {{"stage gpt2-124m fp32 B4 T256", 4, 256, AQ_STAGE_FP32, 0, 0, 0, 0},
                                           {"stage gpt2-124m fp32 B1 T1024", 1, 1024, AQ_STAGE_FP32, 0, 0, 0, 0},
                                           {"stage gpt2-124m bf16 B4 T256", 4, 256, AQ_STAGE_BF16, 0, 0, 0, 0},
@@ -286,7 +292,7 @@ static enum aq_status case_run(const struct aq_bench_options *options, struct aq
     AQ_TRY_GOTO(trainer_open(&trainer, device, which, shape), out);
     AQ_TRY_GOTO(aq_bench_case(options, &one, &seconds, "%s", which->name), out);
     aq_device_info(device, &info);
-    if (which->blocks) {
+    if (!info.host_memory) {
         snprintf(name, sizeof name, "%s step", which->name);
         aq_bench_emit(options, name, 1e3 * seconds, "ms");
         snprintf(name, sizeof name, "%s first loss", which->name);
@@ -379,7 +385,7 @@ static enum aq_status gpu_run(const struct aq_bench_options *options, struct aq_
                     {"product tf32 8192", AQ_F32, AQ_TF32, AQ_STAGE_TF32},
                     {"product fp32 8192", AQ_F32, AQ_F32, AQ_STAGE_FP32}};
     double reached[AQ_STAGE_FP16 + 1] = {0};
-    for (size_t i = 0; i < sizeof products / sizeof products[0]; i++) {
+    for (size_t i = 0; !options->quick && i < sizeof products / sizeof products[0]; i++) {
         double *of = &reached[products[i].precision];
         const enum aq_status one =
             aq_bench_product(device, products[i].type, products[i].compute, 8192, 8192, 8192, of);
@@ -389,6 +395,16 @@ static enum aq_status gpu_run(const struct aq_bench_options *options, struct aq_
     for (size_t i = 0; i < sizeof gpu_cases / sizeof gpu_cases[0]; i++) {
         const enum aq_status one = case_run(options, device, &gpu_cases[i], NULL, reached[gpu_cases[i].precision]);
         if (one != AQ_OK) aq_bench_emit(options, gpu_cases[i].name, (double)NAN, "tokens/s");
+        if (status == AQ_OK) status = one;
+    }
+    for (size_t i = 0; options->only && i < sizeof gpu_shapes / sizeof gpu_shapes[0]; i++) {
+        const struct bench_case *of = &gpu_shapes[i].of;
+        const enum aq_status one = case_run(options, device, of, &gpu_shapes[i], reached[of->precision]);
+        if (one != AQ_OK) aq_bench_emit(options, of->name, (double)NAN, "tokens/s");
+        if (status == AQ_OK) status = one;
+    }
+    if (options->only) {
+        const enum aq_status one = aq_bench_stage_images(options, device);
         if (status == AQ_OK) status = one;
     }
     return status;

@@ -22,7 +22,8 @@ struct image_case {
     uint32_t depth, B;
 };
 
-static const struct image_case cases[] = {{"stage resnet18 fp32 B64", 18, 64}, {"stage resnet34 fp32 B64", 34, 64}};
+static const struct image_case cases[] = {{"stage resnet18 fp32 B64", 18, 64}, {"stage resnet34 fp32 B64", 34, 64},
+                                          {"stage resnet34 fp32 B128", 34, 128}};
 
 struct trainer {
     struct aq_device *device;
