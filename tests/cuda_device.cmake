@@ -92,7 +92,7 @@ aq_faulty(aqpipe_faulty_cuda_host)
 add_test(NAME test_bench_allreduce_on_host
   COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/test_bench_allreduce $<TARGET_FILE:aqpipe_cuda_host> cuda)
 set_tests_properties(test_bench_allreduce_on_host PROPERTIES LABELS quick TIMEOUT 120)
-foreach(scenario gpu replicas_one_gpu replicas_gpu edges_gpu edges_gpu_fault freeze_gpu lora_gpu split_privacy_gpu)
+foreach(scenario gpu gpu_default replicas_one_gpu replicas_gpu edges_gpu edges_gpu_fault freeze_gpu lora_gpu split_privacy_gpu)
   add_test(NAME e2e_${scenario}_on_host
     COMMAND ${AQ_PYTHON} ${CMAKE_CURRENT_SOURCE_DIR}/e2e/run ${CMAKE_BINARY_DIR}/bin/cuda_host ${scenario})
   set_tests_properties(e2e_${scenario}_on_host PROPERTIES LABELS e2e TIMEOUT 600 PROCESSORS 2 ENVIRONMENT "AQ_GPU=required")

@@ -322,3 +322,21 @@ def scenario_edges_gpu_fault():
     refused("a CPU", manifest("cpu", **{**base, "pipeline.stages": cpu}),
             r"cpu\.yaml:\d+:\d+: link\.transport: nccl goes between GPUs, and stage 0 is on the CPU", 2)
     no_workers("edges_gpu_fault")
+
+
+def scenario_gpu_default():
+    """A job that names no codec, on two GPU stages, has the losses of the same job on CPUs; so has a job with long samples."""
+    stages = "[{layers: 0-2, device: cuda}, {layers: 3-5, device: cuda}]"
+    for name, keys in (("plain", {"model.channels": 64}),
+                       # Samples long enough that keyframes and gradients are coded against their channel means.
+                       ("long", {"model.channels": 64, "model.context": 128, "train.T": 128, "data.train_samples_max": 10, "train.batch": 4})):
+        keys = {"edges.forward.codec": None, "pipeline.stages": 2, "train.epochs": 2, **keys}
+        launch(manifest(f"{name}-cpu", **keys))
+        done = aqpipe("launch", manifest(f"{name}-gpu", **{**keys, "pipeline.stages": stages}), "--no-progress", "--restarts", "0")
+        if done.returncode and "device: cuda" in done.stderr and os.environ.get("AQ_GPU") != "required":
+            print(done.stderr.strip().split("\n")[-1])
+            sys.exit(77)
+        check(done.returncode == 0, f"{name}: {done.stderr[-2000:]}")
+        for a, b in zip(losses(f"{name}-gpu"), losses(f"{name}-cpu"), strict=True):
+            check(abs(a - b) < 1e-3 * abs(b), f"{name}: losses {losses(f'{name}-gpu')}, on the CPU {losses(f'{name}-cpu')}")
+    no_workers("gpu_default")
