@@ -53,6 +53,9 @@ endif()
 # What the program says, and asks, where a GPU is none of them.
 list(JOIN CMAKE_CUDA_ARCHITECTURES "," AQ_CUDA_ARCHITECTURES)
 
+# Hopper's warpgroup products (cuda_wgmma.cuh) exist only in machine code of its own feature set.
+string(REGEX REPLACE "(^|;)90($|-|;)" "\\190a\\2" CMAKE_CUDA_ARCHITECTURES "${CMAKE_CUDA_ARCHITECTURES}")
+
 # Kernels: the house's warnings, and contraction off everywhere, as for C: decode must give the CPU's bits, and a kernel that
 # wants a fused multiply-add says so (fmaf).
 target_compile_options(aq_flags INTERFACE

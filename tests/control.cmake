@@ -5,6 +5,10 @@ aq_test(test_daemon LIBS aq_runtime aq_dep::jansson LABELS quick)
 target_include_directories(test_daemon PRIVATE ${aq_runtime_ROOMS})
 aq_test(test_confine LIBS aq_runtime LABELS quick)
 target_include_directories(test_confine PRIVATE ${aq_runtime_ROOMS})
+if(AQ_CUDA)
+  aq_test(test_confine_gpu SOURCES runtime/test_confine_gpu.c LIBS aq_runtime LABELS gpu TIMEOUT 120)
+  target_include_directories(test_confine_gpu PRIVATE ${aq_runtime_ROOMS})
+endif()
 
 # Processes: the real daemon and launcher, with a worker that trains nothing and misbehaves on demand.
 add_executable(puppet_worker kit/puppet_worker.c)

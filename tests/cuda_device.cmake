@@ -56,6 +56,11 @@ add_test(NAME conform_device_cuda_plain COMMAND conform_device_cuda test_*matmul
 set_tests_properties(conform_device_cuda_plain PROPERTIES SKIP_RETURN_CODE 77 LABELS "conform;quick" TIMEOUT 900
   ENVIRONMENT "AQ_CONFORM=cuda;CUBLASLT_HOST_FUSES=0")
 
+# Attention on GPUs other than Hopper, which have no warpgroup products.
+add_test(NAME conform_device_cuda_warps COMMAND conform_device_cuda test_attention_*)
+set_tests_properties(conform_device_cuda_warps PROPERTIES SKIP_RETURN_CODE 77 LABELS "conform;quick" TIMEOUT 900
+  ENVIRONMENT "AQ_CONFORM=cuda;CUDA_HOST_CAPABILITY=80")
+
 # Its attention by cuDNN, where that can.
 add_test(NAME conform_device_cuda_cudnn COMMAND conform_device_cuda test_attention_*)
 set_tests_properties(conform_device_cuda_cudnn PROPERTIES SKIP_RETURN_CODE 77 LABELS "conform;quick" TIMEOUT 900

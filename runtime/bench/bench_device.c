@@ -78,6 +78,7 @@ struct coding {
     size_t body_stride, message_stride;
     struct aq_codec_result *results; /* pinned */
     uint32_t *corrupt;               /* pinned */
+    struct aq_rng_key keys[SAMPLES]; /* for codecs that round at random */
     struct aq_codec_sample samples[SAMPLES];
 };
 
@@ -170,7 +171,10 @@ static enum aq_status codec_run(const struct aq_bench_options *options, struct a
     coding.results = told;
     coding.corrupt = (uint32_t *)(void *)(coding.results + SAMPLES);
     for (uint32_t i = 0; i < SAMPLES; i++)
+        coding.keys[i] = aq_rng_key(1, AQ_RNG_TEST, 5, i);
+    for (uint32_t i = 0; i < SAMPLES; i++)
         coding.samples[i] = (struct aq_codec_sample){.a = (float *)(void *)(coding.a + i * VALUES * sizeof(float)),
+                                                     .key = &coding.keys[i],
                                                      .m = coding.messages + i * coding.message_stride,
                                                      .body = coding.bodies + i * coding.body_stride,
                                                      .m_out = coding.messages + i * coding.message_stride};

@@ -66,6 +66,7 @@ static int serve(struct asked *asked)
     if ((config->tls || config->token.bytes > 0) && prctl(PR_SET_DUMPABLE, 0) != 0) return wrong("prctl failed");
     if (share_keys(keys) != 0) return wrong("the environment cannot be changed");
     config->keys = getenv(AQ_SECURITY_WORKER_KEYS);
+    config->confine.gpus = access("/dev/nvidiactl", F_OK) == 0;
     if (config->fd >= 0) {
         /* A private daemon must not outlive its launcher nor get the terminal's Ctrl-C. */
         if (prctl(PR_SET_PDEATHSIG, SIGTERM) != 0) return wrong("prctl failed");

@@ -152,7 +152,8 @@ void worker_listen(struct daemon *daemon, struct worker *worker)
 /* ---- starting ---- */
 
 /* In the child: only what is safe between fork and exec. Never returns. */
-static void become_worker(const struct aq_daemon_config *config, int channel, int output, int pulse, pid_t daemon_pid)
+static void become_worker(const struct aq_daemon_config *config, int channel, int output, int pulse, int rules,
+                          pid_t daemon_pid)
 {
     sigset_t none;
     sigemptyset(&none);
@@ -168,6 +169,12 @@ static void become_worker(const struct aq_daemon_config *config, int channel, in
     if (null == -1 || high == -1 || out == -1 || page == -1 || dup2(null, 0) == -1 || dup2(out, 1) == -1 ||
         dup2(out, 2) == -1 || dup2(high, AQ_CONTROL_FD) == -1 || dup2(page, AQ_PULSE_FD) == -1)
         _exit(125);
+    if (!aq_confine_follow(rules)) {
+        static const char refused[] = "aqpiped: Landlock refuses a worker's rules\n";
+        ssize_t told = write(2, refused, sizeof refused - 1);
+        (void)told;
+        _exit(125);
+    }
     (void)close_range(AQ_PULSE_FD + 1, ~0U, 0);
     sigprocmask(SIG_SETMASK, &none, NULL);
     char *const arguments[] = {(char *)(uintptr_t)config->worker, (char *)(uintptr_t) "worker", NULL};
@@ -186,7 +193,7 @@ static enum aq_status close_failed(int fd, enum aq_status status)
 
 static enum aq_status spawn(struct daemon *daemon, struct worker *worker)
 {
-    int channel[2], output[2], pulse;
+    int channel[2], output[2], pulse, rules;
     AQ_TRY(aq_pulse_make(daemon->beat_ns, &pulse, &worker->pulse));
     if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, channel) != 0)
         return close_failed(pulse, aq_fail_errno("daemon", "no channel for stage %u", worker->rank));
@@ -198,15 +205,18 @@ static enum aq_status spawn(struct daemon *daemon, struct worker *worker)
     }
     /* Some KiB a worker, not its lines' most: hundreds are copied by each fork. Its start widens the bounds. */
     enum aq_status status = aq_control_open_stranger(channel[0], &worker->control);
+    if (status == AQ_OK)
+        status = aq_confine_rules(&daemon->config->confine, daemon->config->worker, daemon->config->keys, &rules);
+    else
+        close(channel[0]);
     if (status == AQ_OK) {
         const pid_t self = getpid(), pid = fork();
-        if (pid == 0) become_worker(daemon->config, channel[1], output[1], pulse, self);
+        if (pid == 0) become_worker(daemon->config, channel[1], output[1], pulse, rules, self);
         if (pid == -1)
             status = aq_fail_errno("daemon", "cannot start a process for stage %u", worker->rank);
         else
             worker->pid = pid;
-    } else {
-        close(channel[0]);
+        if (rules != -1) close(rules);
     }
     close(pulse);
     close(channel[1]);

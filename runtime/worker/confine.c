@@ -168,10 +168,9 @@ static bool grant_all(int ruleset, const struct aq_confine *confine, const char 
     return done && grant_devices(ruleset, handled);
 }
 
-enum aq_status aq_confine_enter(const struct aq_confine *confine, const char *worker, const char *keys)
+/* Rules that are not in force yet, as a file descriptor; the caller closes it. */
+static enum aq_status rules_make(const struct aq_confine *confine, const char *worker, const char *keys, int *out)
 {
-    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0) return aq_fail_errno("daemon", "no_new_privs");
-    if (confine->run.count + confine->data.count == 0) return AQ_OK;
     const int version = landlock_version();
     if (version < 1)
         return aq_fail(AQ_NODEV, "daemon",
@@ -181,14 +180,51 @@ enum aq_status aq_confine_enter(const struct aq_confine *confine, const char *wo
     const struct landlock_ruleset_attr attributes = {.handled_access_fs = handled};
     const int ruleset = (int)syscall(SYS_landlock_create_ruleset, &attributes, sizeof attributes.handled_access_fs, 0);
     if (ruleset == -1) return aq_fail_errno("daemon", "Landlock takes no rules");
+    if (!grant_all(ruleset, confine, worker, keys, handled)) {
+        const enum aq_status status = aq_fail_errno("daemon", "Landlock refuses a rule for --allow-run and --allow-data");
+        close(ruleset);
+        return status;
+    }
+    *out = ruleset;
+    return AQ_OK;
+}
+
+static bool confines_folders(const struct aq_confine *confine)
+{
+    return confine->run.count + confine->data.count > 0;
+}
+
+/* Files below this folder of /proc may be written. */
+static bool grant_proc(int ruleset, const char *folder)
+{
+    return grant(ruleset, folder, rights_of_version(landlock_version()) & (RIGHT_WRITE | RIGHT_TRUNCATE));
+}
+
+enum aq_status aq_confine_enter(const struct aq_confine *confine, const char *worker, const char *keys)
+{
+    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0) return aq_fail_errno("daemon", "no_new_privs");
+    if (!confines_folders(confine)) return AQ_OK;
+    int ruleset = -1;
+    AQ_TRY(rules_make(confine, worker, keys, &ruleset));
     enum aq_status status = AQ_OK;
-    if (!grant_all(ruleset, confine, worker, keys, handled) || syscall(SYS_landlock_restrict_self, ruleset, 0) != 0)
+    if ((confine->gpus && !grant_proc(ruleset, "/proc")) || syscall(SYS_landlock_restrict_self, ruleset, 0) != 0)
         status = aq_fail_errno("daemon", "Landlock refuses the rules for --allow-run and --allow-data");
     close(ruleset);
     if (status == AQ_OK)
-        aq_log("daemon", 1, "Landlock %d: this daemon and its workers write below %u folders and read %u more", version,
-               confine->run.count, confine->data.count);
+        aq_log("daemon", 1, "Landlock %d: this daemon and its workers write below %u folders and read %u more",
+               landlock_version(), confine->run.count, confine->data.count);
     return status;
+}
+
+enum aq_status aq_confine_rules(const struct aq_confine *confine, const char *worker, const char *keys, int *out)
+{
+    *out = -1;
+    return confine->gpus && confines_folders(confine) ? rules_make(confine, worker, keys, out) : AQ_OK;
+}
+
+bool aq_confine_follow(int rules)
+{
+    return rules == -1 || (grant_proc(rules, "/proc/self/task") && syscall(SYS_landlock_restrict_self, rules, 0) == 0);
 }
 
 /* ---- seccomp ---- */

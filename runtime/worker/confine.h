@@ -29,6 +29,7 @@ struct aq_confine_list {
 struct aq_confine {
     struct aq_confine_list run, data; /* both empty: anywhere       */
     uint64_t memory_bytes_max;        /* of a worker; 0: as it likes */
+    bool gpus;                        /* this machine has NVIDIA GPUs: CUDA must write /proc/self/task/N/comm */
 };
 
 /* One more allowed folder. AQ_NOTFOUND, AQ_INVAL (no folder), AQ_NOSPC (too many). */
@@ -40,6 +41,18 @@ bool aq_confine_below(const struct aq_confine_list *list, const char *path);
 /* For the rest of this process and of those it starts. `worker`: its program; keys: may be NULL. AQ_NODEV: folders are
  * given, and this kernel has no Landlock. */
 enum aq_status aq_confine_enter(const struct aq_confine *confine, const char *worker, const char *keys);
+
+/*
+ * A second, narrower set of rules for a worker of a confined daemon, needed only if confine->gpus: CUDA's driver ends if
+ * it cannot name its threads, so that the daemon's own rules must let processes write below /proc. The worker's rules
+ * allow only its own /proc/self/task.
+ *
+ * aq_confine_rules makes them, in the daemon, before the fork: *out is a file descriptor to close, or -1 if none are
+ * needed. aq_confine_follow puts them on the calling process, between fork and exec: it makes system calls only. False:
+ * the kernel refused.
+ */
+enum aq_status aq_confine_rules(const struct aq_confine *confine, const char *worker, const char *keys, int *out);
+bool aq_confine_follow(int rules);
 
 /* A worker's part, before it reads what it is to do: the filter. False: this machine has none, and nothing is lost but
  * that. */

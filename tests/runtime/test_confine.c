@@ -237,6 +237,54 @@ static void test_libraries_of_the_library_path_are_readable(void **state)
     assert_int_equal(WEXITSTATUS(how), 0);
 }
 
+/* Where GPUs are, a daemon's processes may name threads by /proc; a worker's rules allow that of its own threads only. */
+static void names_threads(void)
+{
+    static struct aq_confine confine = {.gpus = true};
+    int rules;
+    EXPECT(aq_confine_allow(&confine.run, run_folder) == AQ_OK);
+    const enum aq_status status = aq_confine_enter(&confine, "/bin/true", NULL);
+    if (status == AQ_NODEV) _exit(NO_FILTER);
+    EXPECT(status == AQ_OK && aq_confine_rules(&confine, "/bin/true", NULL, &rules) == AQ_OK && rules >= 0);
+    char daemon[64], own[64];
+    snprintf(daemon, sizeof daemon, "/proc/%d/task/%d/comm", (int)getpid(), (int)getpid());
+    EXPECT(open(daemon, O_WRONLY | O_TRUNC) >= 0);
+    int how;
+    const pid_t worker = fork();
+    EXPECT(worker >= 0);
+    if (worker == 0) {
+        EXPECT(aq_confine_follow(rules));
+        snprintf(own, sizeof own, "/proc/self/task/%d/comm", (int)getpid());
+        const int file = open(own, O_WRONLY | O_CREAT | O_TRUNC, 0666);
+        EXPECT(file >= 0 && write(file, "named", 5) == 5);
+        EXPECT(open(daemon, O_WRONLY) == -1 && errno == EACCES);
+        EXPECT(open("/proc/sys/kernel/core_pattern", O_WRONLY) == -1 && errno == EACCES);
+        _exit(0);
+    }
+    EXPECT(waitpid(worker, &how, 0) == worker && WIFEXITED(how) && WEXITSTATUS(how) == 0);
+    confine.gpus = false;
+    EXPECT(aq_confine_rules(&confine, "/bin/true", NULL, &rules) == AQ_OK && rules == -1 && aq_confine_follow(rules));
+}
+
+static void test_a_worker_names_its_own_threads_only(void **state)
+{
+    int how;
+    (void)state;
+    memcpy(run_folder + sizeof run_folder - 7, "XXXXXX", 6);
+    assert_non_null(mkdtemp(run_folder));
+    const pid_t pid = fork();
+    assert_true(pid >= 0);
+    if (pid == 0) {
+        names_threads();
+        _exit(0);
+    }
+    assert_int_equal(waitpid(pid, &how, 0), pid);
+    assert_int_equal(rmdir(run_folder), 0);
+    assert_true(WIFEXITED(how));
+    if (WEXITSTATUS(how) == NO_FILTER) skip();
+    assert_int_equal(WEXITSTATUS(how), 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -244,6 +292,7 @@ int main(void)
         cmocka_unit_test(test_machine_is_not_changed),   cmocka_unit_test(test_filter_stays),
         cmocka_unit_test(test_what_a_job_needs_goes_on),
         cmocka_unit_test(test_libraries_of_the_library_path_are_readable),
+        cmocka_unit_test(test_a_worker_names_its_own_threads_only),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

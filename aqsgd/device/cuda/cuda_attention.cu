@@ -475,7 +475,9 @@ enum aq_status aq_cuda_attention(const struct aq_attention *args, void *, struct
     for (uint64_t first = 0; first < args->samples; first += at_once) {
         const uint64_t samples = least(args->samples - first, at_once);
         kernel.first_sample = first;
-        if (aq_attention_mma_can(args))
+        if (aq_attention_wgmma_can(args))
+            AQ_TRY(aq_attention_wgmma(&kernel, args->type, samples, stream));
+        else if (aq_attention_mma_can(args))
             AQ_TRY(aq_attention_mma(&kernel, args->type, samples, stream));
         else if (args->type == AQ_BF16)
             AQ_TRY(forward_typed<uint16_t>(&kernel, samples, stream));
@@ -509,7 +511,9 @@ enum aq_status aq_cuda_attention_backward(const struct aq_attention *args, void 
         const uint64_t samples = least(args->samples - first, at_once);
         kernel.first_sample = first;
         AQ_TRY(delta_run(&kernel, args->type, samples, delta, stream));
-        if (aq_attention_mma_can(args))
+        if (aq_attention_wgmma_can(args))
+            AQ_TRY(aq_attention_wgmma_backward(&kernel, args->type, samples, stream));
+        else if (aq_attention_mma_can(args))
             AQ_TRY(aq_attention_mma_backward(&kernel, args->type, samples, stream));
         else if (args->type == AQ_BF16)
             AQ_TRY(backward_typed<uint16_t>(&kernel, samples, stream));

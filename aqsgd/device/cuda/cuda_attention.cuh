@@ -117,4 +117,11 @@ enum aq_status aq_attention_mma(const struct aq_cuda_attention *args, enum aq_el
 enum aq_status aq_attention_mma_backward(const struct aq_cuda_attention *args, enum aq_element type, uint64_t samples,
                                          cudaStream_t stream);
 
+/* cuda_attention_wgmma.cu: the same on Hopper, by its warpgroup products; not with dropout. */
+bool aq_attention_wgmma_can(const struct aq_attention *args);
+enum aq_status aq_attention_wgmma(const struct aq_cuda_attention *args, enum aq_element type, uint64_t samples,
+                                  cudaStream_t stream);
+enum aq_status aq_attention_wgmma_backward(const struct aq_cuda_attention *args, enum aq_element type,
+                                           uint64_t samples, cudaStream_t stream);
+
 #endif
