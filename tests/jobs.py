@@ -9,7 +9,7 @@ import tempfile
 import time
 
 PATIENCE = 300  # seconds: what is awaited comes soon or never, but the machine may be busy
-BIN = pathlib.Path("build/release/bin")
+BIN = pathlib.Path("build/test/bin")
 ROOT = pathlib.Path("/nonexistent")
 AGAIN = ""
 

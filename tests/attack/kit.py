@@ -10,7 +10,7 @@ An attack file (tests/attack/<room>.py) has functions under @attack("name") that
 
 once for each try, `count` times in all or as often as it has cases. Each file is run by itself:
 
-    tests/attack/folders.py --bin build/release/bin [--long] [--seed N] [--only NAME]
+    tests/attack/folders.py --bin build/test/bin [--long] [--seed N] [--only NAME]
 
 and by tests/attack/run, which adds up. The last line is one JSON object: tried, survived, refused, wrong, hung, lost.
 Exit 0: wrong, hung and lost are 0. Exit 77: nothing could be tried here, with the reason.
@@ -73,7 +73,7 @@ def attack(name, short=1, long=None):
 
 def main(room):
     parser = argparse.ArgumentParser(description=sys.modules["__main__"].__doc__ or room)
-    parser.add_argument("--bin", default="build/release/bin", help="where aqpipe and aqpiped are")
+    parser.add_argument("--bin", default="build/test/bin", help="where aqpipe and aqpiped are")
     parser.add_argument("--long", action="store_true", help="the long form; CI runs the short one")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", default="", help="attacks whose name begins so")

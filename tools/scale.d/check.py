@@ -179,7 +179,7 @@ def inside(build, folder, name, slow):
 def check(tool, build, names, slow):
     """A lab a row. 77: this machine has no labs, with the reason."""
     if not (build / "aqpipe_timed").is_file():
-        sys.exit(f"scale: there is no aqpipe_timed in {build}: it is built with the tests (cmake --preset release -DAQ_TESTS=ON)")
+        sys.exit(f"scale: there is no aqpipe_timed in {build}: it is built with the tests (cmake --preset test, --build build/test/bin)")
     os.environ["AQPIPE_BIN"] = str(build)
     tried = subprocess.run([str(WANLAB), "2", "--", "true"], capture_output=True, text=True, check=False)
     if tried.returncode != 0:
