@@ -302,6 +302,26 @@ static enum aq_status on_together(struct client *client, const json_t *line)
     return AQ_OK;
 }
 
+/* All rounds are over. An older server does not say whether anything was trained. */
+static enum aq_status on_end(struct client *client, const json_t *line)
+{
+    char text[AQ_SPLIT_TEXT_BYTES];
+    const bool trained = aq_control_bool_or(line, "trained", true);
+    aq_printable_text(aq_control_text_or(line, "text", ""), text, sizeof text);
+    client->over = true;
+    if (!trained)
+        return aq_fail(AQ_ABORTED, AREA,
+                       "all rounds are over, and nothing was trained: no client ended a turn. %s missed its last turn: "
+                       "%s",
+                       client->config->id, text[0] ? text : "no reason is known");
+    if (aq_control_u64_or(line, "turns", 1) == 0 && text[0])
+        say(client, "all rounds are over; nothing of %s was trained, it missed its last turn: %s", client->config->id,
+            text);
+    else
+        say(client, "all rounds are over");
+    return AQ_OK;
+}
+
 static enum aq_status from_server(struct client *client, json_t *line)
 {
     const char *event = aq_control_text_or(line, "event", NULL);
@@ -318,11 +338,7 @@ static enum aq_status from_server(struct client *client, json_t *line)
         no_turn(client);
         return AQ_OK;
     }
-    if (strcmp(event, "end") == 0) {
-        say(client, "all rounds are over");
-        client->over = true;
-        return AQ_OK;
-    }
+    if (strcmp(event, "end") == 0) return on_end(client, line);
     char text[AQ_SPLIT_TEXT_BYTES];
     if (strcmp(event, "refused") == 0)
         return aq_fail(AQ_REFUSED, AREA, "the server ends it: %s",

@@ -63,6 +63,7 @@ struct site {
     bool late;                     /* it is waited for, or was, in this round          */
     uint32_t ahead_round;          /* the last one in which it was told ahead of its turn */
     char why[AQ_SPLIT_TEXT_BYTES]; /* its turn's last failure                          */
+    char missed_why[AQ_SPLIT_TEXT_BYTES]; /* why it missed its last turn; "": it missed none  */
 };
 
 struct sums; /* split_sums.c */
@@ -218,6 +219,13 @@ bool ahead_ready(struct server *server, struct site *site);
 bool ahead_due(struct server *server, const struct site *site, bool *ready);
 enum aq_status ahead_out(struct server *server, struct site *site, uint32_t end);
 bool ahead_waits(const struct server *server, const struct site *site);
+
+/*
+ * split_round.c: turns that were trained, of all clients in all rounds; and a client that missed one, with its reason
+ * (NULL: none did).
+ */
+uint64_t round_turns(const struct server *server);
+const struct site *round_cause(const struct server *server);
 
 /* Say something to the person at the server. */
 #define server_say(server, ...) aq_progress_say((server)->config->progress, __VA_ARGS__)

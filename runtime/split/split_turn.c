@@ -122,6 +122,7 @@ void turn_miss(struct server *server, struct site *site, const char *why)
     site->mark = state_mark(server, site);
     site->round = server->round;
     site->missed++;
+    snprintf(site->missed_why, sizeof site->missed_why, "%s", text);
     site->begin = site->until = 0;
     site->tries = 0;
     site->offered = site->owed = site->late = false;

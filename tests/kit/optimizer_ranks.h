@@ -31,7 +31,10 @@ void ranks_open(struct ranks *ranks, const struct aq_optimizer_config *config, u
 void ranks_open_shapes(struct ranks *ranks, const struct aq_optimizer_config *config, uint32_t W,
                        const struct aq_optimizer_tensor *tensors, uint32_t tensor_count, uint64_t floats);
 void ranks_close(struct ranks *ranks);
-/* Of rank_tensors, gradients of a step: a part that all ranks share, and noise of their own; tensors differ in size; padding is 0. */
+/*
+ * Gradients of a step, of rank_tensors: a part that all ranks share, and noise of their own; tensors differ in size;
+ * padding is 0.
+ */
 void ranks_gradients(struct ranks *ranks, uint64_t seed, uint64_t step);
 /* average and begin with all their rounds. */
 void ranks_step(struct ranks *ranks, float lr, float grad_scale, uint64_t step);

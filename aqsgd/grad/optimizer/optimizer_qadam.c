@@ -7,8 +7,8 @@
  *
  * That is the published code's step, the bias corrections of both moments going on also where v is frozen. Defaults: 4
  * bits in buckets of 512 (the paper's setting; the code's is 8), AdamW's numbers. Differs: the grid is symmetric
- * (reduce.grid "signed" is the published one), errors are fp32 and saved. Parameters whose frozen sqrt(v) is below 1e-6 of
- * the root mean square of their tensor are left alone, but for their weight decay: they have no gradient, and grids
+ * (reduce.grid "signed" is the published one), errors are fp32 and saved. Parameters whose frozen sqrt(v) is below 1e-6
+ * of the root mean square of their tensor are left alone, but for their weight decay: they have no gradient, and grids
  * without a zero (2 bits, sign) give them one (aq_optimizer_noise_drop in optimizer.h).
  */
 #include <math.h>
