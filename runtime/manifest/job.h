@@ -388,6 +388,12 @@ bool aq_job_at_client(const struct aq_job *job, uint32_t rank);
 /* Are batches drawn over all clients' samples, and gradients summed over them (split.mode: global)? */
 bool aq_job_global(const struct aq_job *job);
 
+/*
+ * In a turn of split learning: do the optimizer's moments come from other clients' runs, so that the updates that they
+ * have had are counted with them? With global sampling all clients make the same updates, which are the round's steps.
+ */
+bool aq_job_counts_updates(const struct aq_job *job);
+
 /* In such a turn: does the server's stage get the key of its cache from the client's first one (split.seal)? */
 bool aq_job_sealed(const struct aq_job *job);
 

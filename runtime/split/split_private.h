@@ -122,11 +122,12 @@ uint64_t state_mark(const struct server *server, const struct site *site);
 enum aq_status state_commit(struct server *server, struct site *site);
 /*
  * split_weights.c. turn_check: the ends that a client sent, and the middle that was trained with it, each
- * stage-R.safetensors in its folder: of the stages of its plan, whole and finite? AQ_NOMEM; others: why, for the
- * client, too. weights_begin: as at the beginning of a run, into weights/0. weights_average: a stage of all turns that
+ * stage-R.safetensors in its folder: of the stages of its plan, whole and finite, and have the moments of the ends had
+ * the turn's updates? AQ_NOMEM; others: why, for the client, too. weights_begin: as at the beginning of a run, into weights/0. weights_average: a stage of all turns that
  * the round has kept, into weights/TO.
  */
-enum aq_status turn_check(const struct site *site, const char *ends, const char *middle, char why[AQ_SPLIT_TEXT_BYTES]);
+enum aq_status turn_check(const struct server *server, const struct site *site, const char *ends, const char *middle,
+                          char why[AQ_SPLIT_TEXT_BYTES]);
 enum aq_status weights_begin(const struct server *server, const struct aq_plan *plan);
 enum aq_status weights_average(const struct server *server, const struct aq_plan *plan, uint32_t rank, int to);
 

@@ -417,7 +417,7 @@ static void taken(struct server *server, struct site *site)
         server_fails(server, NULL);
         return;
     }
-    status = turn_check(site, ends, middle, why);
+    status = turn_check(server, site, ends, middle, why);
     if (status == AQ_NOMEM) {
         server_fails(server, why);
         return;
