@@ -33,6 +33,7 @@
 #include "net/link.h"
 #include "stages/augment.h"
 #include "stages/stage.h"
+#include "lr_ends.h"
 
 enum {
     AQ_JOB_STAGES_MAX = 128,         /* stages of a pipeline: every loop over stages is bounded by it           */
@@ -112,6 +113,8 @@ struct aq_job_train {
     uint64_t warmup_steps;
     enum aq_lr_decay decay;
     struct aq_job_every decay_every;
+    const char *schedule;                  /* what followed on earlier ends; NULL: the run has had none */
+    struct aq_lr_ends lr_ends; /* the same, read */
     float decay_rate, decay_power, lr_min;
     float loss_scale;           /* of fp16: a fixed one; 0: searched for (loss_scale.h)                    */
     uint32_t loss_scale_window; /* good steps until it doubles                                             */
