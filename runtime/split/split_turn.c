@@ -116,7 +116,7 @@ void turn_miss(struct server *server, struct site *site, const char *why)
     const bool sends_labels = site->control && site->session.state == AQ_SPLIT_LABELS; /* and goes on with that */
     ahead_ends(server, site);
     server_say(server, "round %u: %s misses its turn: %s", server->round, site->name,
-               aq_printable_text(why, text, sizeof text));
+               aq_printable_text(why[0] ? why : "no reason is known", text, sizeof text));
     if (!sends_labels) no_files(site);
     turn_halt(site);
     site->mark = state_mark(server, site);

@@ -297,6 +297,17 @@ def scenario_split_nothing():
     again = subprocess.run([jobs.BIN / "aqpipe", "split-server", server.path], capture_output=True, text=True, timeout=jobs.PATIENCE)
     check(again.returncode == 1, f"the same command once more: {again.returncode}, {again.stderr}")
 
+    # Nor can the daemon be started: there is no program beside it.
+    alone = ROOT / "alone"
+    alone.mkdir()
+    (alone / "aqpiped").write_bytes((jobs.BIN / "aqpiped").read_bytes())
+    (alone / "aqpiped").chmod(0o755)
+    server = Server(split("alone", rounds=1, epochs=1, clients=1, **CODED, **{"output.path": str(ROOT / "alone-server")}))
+    said = Client(server, "a", at=("env", f"AQPIPE_DAEMON={alone / 'aqpiped'}"), folder=ROOT / "alone-a").end(1)
+    server.end(1)
+    check("there is no aqpipe beside this program" in said and "the daemon of a has ended with code" in said, said)
+    check(re.search("nothing was trained.*the daemon of a has ended with code", server.text().splitlines()[-1]), server.text())
+
     # The other one trains: no error, and who has trained nothing is told why.
     server = Server(split("some", rounds=1, epochs=1, clients=2, **CODED))
     broken, sound = Client(server, "a", at=("env", f"AQPIPE_DAEMON={daemon}")), Client(server, "b")
