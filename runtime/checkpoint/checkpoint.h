@@ -6,9 +6,10 @@
  * "optimizer.guard" where the cut behind the stage has a guard (edge_guard.h), and for a stage of two versions
  * "optimizer.previous", the parameters before the last update, which the next step's gradients are taken at. Its
  * metadata names format, plan hash, job digest, step, stage, the digest of every tensor byte, on a GPU what its sums'
- * bits depend on and, where moments go from one run to another, how many updates they have had (docs/FORMAT.md). The file is written aside, synced and renamed: it is whole or absent. The caches' part is a
- * mark of the same number (storage/cache.h); everything else that a run consists of (order, random keys, learning rate)
- * follows from step and seed.
+ * bits depend on and, where moments go from one run to another, how many updates they have had (docs/FORMAT.md). The
+ * file is written aside, synced and renamed: it is whole or absent. The caches' part is a mark of the same number
+ * (storage/cache.h); everything else that a run consists of (order, random keys, learning rate) follows from step and
+ * seed.
  *
  * A checkpoint is complete when the launcher has noted it (docs/CONTROL.md section 7).
  *
@@ -50,8 +51,8 @@ struct aq_checkpoint {
     float *guard;           /* AQ_EDGE_GUARD_STATE of host memory: the cut's behind this stage; NULL: it has no guard */
     uint64_t frozen_digest; /* of the stage's frozen tensors; 0: it has none                     */
     /*
-     * Split learning hands the optimizer's moments from client to client: the updates that they have had, less the steps
-     * of this run. Written with the file, set by read and adopt. NULL: the moments are of this run's steps.
+     * Split learning hands the optimizer's moments from client to client: the updates that they have had, less the
+     * steps of this run. Written with the file, set by read and adopt. NULL: the moments are of this run's steps.
      */
     int64_t *updates_ahead;
     bool own_statistics; /* adopt leaves the stage's buffers as they are (split.statistics: local) */
@@ -98,8 +99,8 @@ enum aq_status aq_checkpoint_read(const struct aq_checkpoint *checkpoint, uint64
 enum aq_status aq_checkpoint_adopt(const struct aq_checkpoint *checkpoint, const char *from, uint64_t step);
 
 /*
- * The updates that the moments of <from>/stage-<rank>.safetensors have had; AQ_UPDATES_UNKNOWN: the file does not say. As
- * aq_weights_open; AQ_CORRUPT: not a number of updates.
+ * The updates that the moments of <from>/stage-<rank>.safetensors have had; AQ_UPDATES_UNKNOWN: the file does not say.
+ * As aq_weights_open; AQ_CORRUPT: not a number of updates.
  */
 #define AQ_UPDATES_UNKNOWN UINT64_MAX
 enum aq_status aq_checkpoint_updates(const char *from, uint32_t rank, uint64_t *updates);

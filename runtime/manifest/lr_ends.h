@@ -1,8 +1,8 @@
 /*
  * lr_ends.h -- the learning rate of a run that went on beyond its end (aqpipe resume --schedule).
  *
- * The key train.schedule is a list of ends: "restart 24, continue 48" says what followed where the run was to end at step
- * 24, and then at step 48. An end is one of
+ * The key train.schedule is a list of ends: "restart 24, continue 48" says what followed where the run was to end at
+ * step 24, and then at step 48. An end is one of
  *
  *     extend     the schedule is stretched to the new end: nothing is changed but what a later resume does by default
  *     continue   the schedule runs to that end; beyond it the rate stays at that of the end's step (linear, cosine,
@@ -50,8 +50,8 @@ bool aq_lr_ends_read(const char *text, struct aq_lr_ends *out);
 void aq_lr_ends_write(const struct aq_lr_ends *ends, char out[AQ_LR_ENDS_BYTES]);
 
 /*
- * A run that was to end at `step` goes further. Ends that lie at or behind that step were never reached: they go. Extend
- * takes back a continue of the same stretch. False: there are AQ_LR_ENDS_MAX already; nothing has changed.
+ * A run that was to end at `step` goes further. Ends that lie at or behind that step were never reached: they go.
+ * Extend takes back a continue of the same stretch. False: there are AQ_LR_ENDS_MAX already; nothing has changed.
  */
 bool aq_lr_ends_add(struct aq_lr_ends *ends, enum aq_lr_choice choice, uint64_t step);
 

@@ -123,8 +123,8 @@ enum aq_status state_commit(struct server *server, struct site *site);
 /*
  * split_weights.c. turn_check: the ends that a client sent, and the middle that was trained with it, each
  * stage-R.safetensors in its folder: of the stages of its plan, whole and finite, and have the moments of the ends had
- * the turn's updates? AQ_NOMEM; others: why, for the client, too. weights_begin: as at the beginning of a run, into weights/0. weights_average: a stage of all turns that
- * the round has kept, into weights/TO.
+ * the turn's updates? AQ_NOMEM; others: why, for the client, too. weights_begin: as at the beginning of a run, into
+ * weights/0. weights_average: a stage of all turns that the round has kept, into weights/TO.
  */
 enum aq_status turn_check(const struct server *server, const struct site *site, const char *ends, const char *middle,
                           char why[AQ_SPLIT_TEXT_BYTES]);
