@@ -14,7 +14,7 @@
 #include "optimizer_ranks.h"
 
 /* The attention of a block of GPT-2, and a bias of three pieces (optimizer_fused.h) whose middle one is all noise. */
-enum { C = 768, WIDE = 3 * 16384, WARM = 3, STEPS = 15 };
+enum { C = 768, WIDE = 3 * 16384, WARM = 3, STEPS = 9 };
 enum { LN_WEIGHT, LN_BIAS, QKV_WEIGHT, QKV_BIAS, PROJECTION_BIAS, WIDE_BIAS, TENSORS };
 static struct aq_optimizer_tensor tensors[TENSORS] = {
     [LN_WEIGHT] = {.count = C},
