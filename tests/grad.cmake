@@ -10,6 +10,7 @@ aq_test(test_optimizer_rules SOURCES aqsgd/test_optimizer_rules.c kit/optimizer_
 aq_test(test_optimizer_outer SOURCES aqsgd/test_optimizer_outer.c kit/optimizer_ranks.c LIBS aqsgd LABELS quick)
 aq_test(test_optimizer_versions SOURCES aqsgd/test_optimizer_versions.c kit/optimizer_ranks.c LIBS aqsgd LABELS quick)
 aq_test(test_optimizer_corners SOURCES aqsgd/test_optimizer_corners.c kit/optimizer_ranks.c LIBS aqsgd LABELS quick)
+aq_test(test_optimizer_noise SOURCES aqsgd/test_optimizer_noise.c kit/optimizer_ranks.c LIBS aqsgd LABELS quick)
 aq_test(test_grad_reshard SOURCES aqsgd/test_grad_reshard.c kit/optimizer_ranks.c LIBS aqsgd LABELS quick)
 aq_test(test_grad_choice SOURCES aqsgd/test_grad_choice.c kit/optimizer_ranks.c LIBS aqsgd LABELS quick)
 aq_test(test_grad_toy LIBS aqsgd LABELS quick)

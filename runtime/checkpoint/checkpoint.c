@@ -4,13 +4,18 @@
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "loss_scale.h"
 #include "stages/publish.h"
 #include "stages/weights.h"
 
-enum { PATH_BYTES = 4096, NAME_BYTES = 64, STATES_MAX = 16 };
+enum { PATH_BYTES = 4096, NAME_BYTES = 64, STATES_MAX = 16, METADATA_MAX = 2 * 13 + 1 };
+
+/* Format 2 has `updates`. It is written where moments go from run to run, so that no reader takes the wrong count. */
+static const char FORMAT[] = "aqpipe checkpoint 1", FORMAT_UPDATES[] = "aqpipe checkpoint 2";
+static const uint64_t updates_max = 1ull << 53;
 
 static const char LOSS_SCALE[] = "optimizer.loss_scale", PREVIOUS[] = "optimizer.previous", GUARD[] = "optimizer.guard";
 
@@ -159,13 +164,26 @@ struct aq_checkpoint_file {
     struct aq_weights_writer *writer; /* NULL: not begun */
 };
 
+/* Key and value behind the list's last; value "": neither. */
+static void metadata_add(const char *list[METADATA_MAX], const char *key, const char *value)
+{
+    uint32_t at = 0;
+    while (list[at])
+        at++;
+    AQ_ASSERT(at + 2 < METADATA_MAX);
+    if (!value[0]) return;
+    list[at] = key;
+    list[at + 1] = value;
+}
+
 /* The first piece: the folder, the digest of everything, and the file beside its name. */
 static enum aq_status file_begin(struct aq_checkpoint_file *file)
 {
     const struct aq_checkpoint *c = &file->checkpoint;
     const struct table *table = &file->table;
     char name[NAME_BYTES], hash[20], job[20], digest[20], number[24], rank[16], resume_hash[20], replicas[16],
-        resume[20], frozen[20];
+        resume[20], frozen[20] = "", updates[24] = "";
+    const char *metadata[METADATA_MAX] = {NULL};
     struct aq_device_info device;
     aq_device_info(c->device, &device);
     snprintf(number, sizeof number, "%" PRIu64, file->step);
@@ -181,21 +199,20 @@ static enum aq_status file_begin(struct aq_checkpoint_file *file)
     snprintf(digest, sizeof digest, "%016" PRIx64, all);
     file_name(file->step, c->rank, name);
     snprintf(rank, sizeof rank, "%u", c->rank);
-    snprintf(frozen, sizeof frozen, "%016" PRIx64, c->frozen_digest);
-    const bool gpu = device.rounding[0], has = c->frozen_digest; /* the list ends with the first that is missing */
-    const char *const one = has ? "frozen" : gpu ? "device" : NULL, *const two = has && gpu ? "device" : NULL;
-    const char *const metadata[] = {"format",      "aqpipe checkpoint 1",
-                                    "plan_hash",   hash,
-                                    "rank_hash",   resume,
-                                    "resume_hash", resume_hash,
-                                    "replicas",    replicas,
-                                    "job_digest",  job,
-                                    "step",        number,
-                                    "stage",       rank,
-                                    "digest",      digest,
-                                    one,           has ? frozen : device.rounding,
-                                    two,           device.rounding,
-                                    NULL};
+    if (c->frozen_digest) snprintf(frozen, sizeof frozen, "%016" PRIx64, c->frozen_digest);
+    if (c->updates_ahead) snprintf(updates, sizeof updates, "%" PRIu64, file->step + (uint64_t)*c->updates_ahead);
+    metadata_add(metadata, "format", c->updates_ahead ? FORMAT_UPDATES : FORMAT);
+    metadata_add(metadata, "plan_hash", hash);
+    metadata_add(metadata, "rank_hash", resume);
+    metadata_add(metadata, "resume_hash", resume_hash);
+    metadata_add(metadata, "replicas", replicas);
+    metadata_add(metadata, "job_digest", job);
+    metadata_add(metadata, "step", number);
+    metadata_add(metadata, "stage", rank);
+    metadata_add(metadata, "digest", digest);
+    metadata_add(metadata, "frozen", frozen);
+    metadata_add(metadata, "device", device.rounding);
+    metadata_add(metadata, "updates", updates);
     return aq_weights_writer_open(c->folder, name, table->tensors, table->count + table->states, metadata,
                                   &file->writer);
 }
@@ -303,6 +320,40 @@ static enum aq_status metadata_check(const struct aq_weights *weights, const cha
     return aq_fail(AQ_MISMATCH, "checkpoint", "%s: %s is %s, this run has %s", path, key, have, want);
 }
 
+/* Of a format that is known here; *updates: AQ_UPDATES_UNKNOWN in format 1. */
+static enum aq_status format_check(const struct aq_weights *weights, const char *path, uint64_t *updates)
+{
+    const char *format = aq_weights_metadata(weights, "format"), *text = aq_weights_metadata(weights, "updates");
+    char *end = NULL;
+    *updates = AQ_UPDATES_UNKNOWN;
+    if (!format || strcmp(format, FORMAT_UPDATES) != 0) return metadata_check(weights, path, "format", FORMAT);
+    if (text && text[0] >= '0' && text[0] <= '9') *updates = strtoull(text, &end, 10);
+    if (end && !*end && *updates <= updates_max) return AQ_OK;
+    return aq_fail(AQ_CORRUPT, "checkpoint", "%s: its metadata's `updates` is '%.32s', which is no count of updates",
+                   path, text ? text : "missing");
+}
+
+/* What was read is this run's from now on, which has done so many steps. */
+static void updates_take(const struct aq_checkpoint *c, uint64_t updates, uint64_t step)
+{
+    if (c->updates_ahead) *c->updates_ahead = updates == AQ_UPDATES_UNKNOWN ? 0 : (int64_t)(updates - step);
+}
+
+enum aq_status aq_checkpoint_updates(const char *from, uint32_t rank, uint64_t *updates)
+{
+    char name[NAME_BYTES], path[PATH_BYTES];
+    struct aq_weights *weights;
+    uint64_t count;
+    snprintf(name, sizeof name, "stage-%u.safetensors", rank);
+    if (snprintf(path, sizeof path, "%s/%s", from, name) >= PATH_BYTES)
+        return aq_fail(AQ_INVAL, "checkpoint", "the path %s/... is too long", from);
+    AQ_TRY(aq_weights_open_in(from, name, &weights));
+    const enum aq_status status = format_check(weights, path, &count);
+    aq_weights_close(weights);
+    if (status == AQ_OK) *updates = count;
+    return status;
+}
+
 enum aq_status aq_checkpoint_frozen_check(const struct aq_checkpoint *c, const struct aq_weights *weights,
                                           const char *path)
 {
@@ -330,10 +381,10 @@ static void device_compare(const struct aq_checkpoint *c, const struct aq_weight
 }
 
 static enum aq_status headers_check(const struct aq_checkpoint *c, const struct aq_weights *weights, const char *path,
-                                    uint64_t step)
+                                    uint64_t step, uint64_t *updates)
 {
     char text[24];
-    AQ_TRY(metadata_check(weights, path, "format", "aqpipe checkpoint 1"));
+    AQ_TRY(format_check(weights, path, updates));
     /* Of this plan, or of one that made the same steps and was to end or to save at others. */
     const char *resume = aq_weights_metadata(weights, "rank_hash");
     snprintf(text, sizeof text, "%016" PRIx64, c->run.rank_hash);
@@ -421,13 +472,15 @@ enum aq_status aq_checkpoint_read(const struct aq_checkpoint *c, uint64_t step)
     struct aq_weights *weights = NULL;
     void *staging = NULL;
     const uint64_t bytes = longest_bytes(c);
+    uint64_t updates;
     enum aq_status status;
     AQ_TRY(aq_checkpoint_path(c->folder, step, c->rank, path));
     AQ_TRY_GOTO(aq_checkpoint_open(c->folder, step, c->rank, &weights), out);
-    AQ_TRY_GOTO(headers_check(c, weights, path, step), out);
+    AQ_TRY_GOTO(headers_check(c, weights, path, step, &updates), out);
     device_compare(c, weights, path);
     AQ_TRY_GOTO(aq_map(bytes, &staging), out);
     AQ_TRY_GOTO(load_all(c, weights, path, staging, false), out);
+    updates_take(c, updates, step);
     if (aq_stage_previous(c->stage)) AQ_TRY_GOTO(aq_stage_previous_changed(c->stage, NULL), out);
     status = aq_stage_parameters_changed(c->stage, NULL);
 out:
@@ -436,22 +489,24 @@ out:
     return status;
 }
 
-enum aq_status aq_checkpoint_adopt(const struct aq_checkpoint *c, const char *from)
+enum aq_status aq_checkpoint_adopt(const struct aq_checkpoint *c, const char *from, uint64_t step)
 {
     char name[NAME_BYTES], text[24], path[PATH_BYTES];
     struct aq_weights *weights = NULL;
     void *staging = NULL;
     const uint64_t bytes = longest_bytes(c);
+    uint64_t updates;
     enum aq_status status;
     snprintf(name, sizeof name, "stage-%u.safetensors", c->rank);
     if (snprintf(path, sizeof path, "%s/%s", from, name) >= PATH_BYTES)
         return aq_fail(AQ_INVAL, "checkpoint", "the path %s/... is too long", from);
     AQ_TRY_GOTO(aq_weights_open_in(from, name, &weights), out);
     snprintf(text, sizeof text, "%u", c->rank);
-    AQ_TRY_GOTO(metadata_check(weights, path, "format", "aqpipe checkpoint 1"), out);
+    AQ_TRY_GOTO(format_check(weights, path, &updates), out);
     AQ_TRY_GOTO(metadata_check(weights, path, "stage", text), out);
     AQ_TRY_GOTO(aq_map(bytes, &staging), out);
     AQ_TRY_GOTO(load_all(c, weights, path, staging, true), out);
+    updates_take(c, updates, step);
     if (aq_stage_previous(c->stage)) AQ_TRY_GOTO(aq_stage_previous_changed(c->stage, NULL), out);
     status = aq_stage_parameters_changed(c->stage, NULL);
 out:

@@ -5,10 +5,11 @@
  * "optimizer.<name>", the flat state arrays, with "optimizer.loss_scale" where that moves (loss_scale.h),
  * "optimizer.guard" where the cut behind the stage has a guard (edge_guard.h), and for a stage of two versions
  * "optimizer.previous", the parameters before the last update, which the next step's gradients are taken at. Its
- * metadata names format, plan hash, job digest, step, stage, the digest of every tensor byte and, on a GPU, what its
- * sums' bits depend on. The file is written aside, synced and renamed: it is whole or absent. The caches' part is a
- * mark of the same number (storage/cache.h); everything else that a run consists of (order, random keys, learning rate)
- * follows from step and seed.
+ * metadata names format, plan hash, job digest, step, stage, the digest of every tensor byte, on a GPU what its sums'
+ * bits depend on and, where moments go from one run to another, how many updates they have had (docs/FORMAT.md). The
+ * file is written aside, synced and renamed: it is whole or absent. The caches' part is a mark of the same number
+ * (storage/cache.h); everything else that a run consists of (order, random keys, learning rate) follows from step and
+ * seed.
  *
  * A checkpoint is complete when the launcher has noted it (docs/CONTROL.md section 7).
  *
@@ -49,8 +50,13 @@ struct aq_checkpoint {
     bool stale;                     /* train.staleness: the next step's loss scale is kept, too            */
     float *guard;           /* AQ_EDGE_GUARD_STATE of host memory: the cut's behind this stage; NULL: it has no guard */
     uint64_t frozen_digest; /* of the stage's frozen tensors; 0: it has none                     */
-    bool own_statistics;    /* adopt leaves the stage's buffers as they are (split.statistics: local) */
-    float pending;          /* aq_optimizer_config_pending: what residuals move the weights by   */
+    /*
+     * Split learning hands the optimizer's moments from client to client: the updates that they have had, less the
+     * steps of this run. Written with the file, set by read and adopt. NULL: the moments are of this run's steps.
+     */
+    int64_t *updates_ahead;
+    bool own_statistics; /* adopt leaves the stage's buffers as they are (split.statistics: local) */
+    float pending;       /* aq_optimizer_config_pending: what residuals move the weights by   */
 };
 
 /* Floats of the loss scale's state in a checkpoint; 0: it does not move. */
@@ -86,10 +92,18 @@ enum aq_status aq_checkpoint_read(const struct aq_checkpoint *checkpoint, uint64
 /*
  * Take over the weights, statistics and optimizer state of <from>/stage-<rank>.safetensors, which another run of the
  * same stages wrote at whatever step: split learning goes from client to client so. With own_statistics the file's are
- * looked at and left. It was made by others: each value is looked at. AQ_NOTFOUND, AQ_CORRUPT (structure, digest, a
- * value that is not finite), AQ_MISMATCH (another stage, or tensors of other sizes).
+ * looked at and left. It was made by others: each value is looked at. `step`: so many this run has done. Where the file
+ * does not say how many updates its moments have had (an older version's), updates_ahead becomes 0. AQ_NOTFOUND,
+ * AQ_CORRUPT (structure, digest, a value that is not finite), AQ_MISMATCH (another stage, or tensors of other sizes).
  */
-enum aq_status aq_checkpoint_adopt(const struct aq_checkpoint *checkpoint, const char *from);
+enum aq_status aq_checkpoint_adopt(const struct aq_checkpoint *checkpoint, const char *from, uint64_t step);
+
+/*
+ * The updates that the moments of <from>/stage-<rank>.safetensors have had; AQ_UPDATES_UNKNOWN: the file does not say.
+ * As aq_weights_open; AQ_CORRUPT: not a number of updates.
+ */
+#define AQ_UPDATES_UNKNOWN UINT64_MAX
+enum aq_status aq_checkpoint_updates(const char *from, uint32_t rank, uint64_t *updates);
 
 /* Of the file of a rank, into path (4096 bytes). AQ_INVAL: too long. */
 enum aq_status aq_checkpoint_path(const char *folder, uint64_t step, uint32_t rank, char *path);

@@ -32,6 +32,7 @@
 #include "plan.h"
 #include "report.h"
 #include "restart.h"
+#include "resume_schedule.h"
 #include "run_enter.h"
 #include "run_rewind.h"
 #include "security.h"
@@ -42,8 +43,7 @@ enum {
     ERROR_BYTES = 1100,
     READY_S = 900,
     WARNING_S = 120, /* of Slurm, before its time limit */
-    SET_BYTES = AQ_RUN_PATH_BYTES + 64,
-    SETS_OWN = 4 /* that options stand for */
+    SETS_OWN = 5 /* that options stand for */
 };
 
 struct errors { /* error lines while the progress line is live; they come out at the end */
@@ -66,6 +66,7 @@ struct command {
     uint64_t until, shift;
     uint32_t epochs; /* that it goes on to; 0: as before               */
     uint64_t steps;
+    enum aq_lr_choice schedule; /* of the learning rate beyond the old end */
     char manifest_path[AQ_RUN_PATH_BYTES];
     struct aq_run_entry entry;
     struct aq_progress progress;
@@ -170,6 +171,11 @@ static const struct aq_option resume_options[] = {
                  "go on until every sample was seen N times (train.epochs; without --steps, train.steps_max is 0)"),
     AQ_ROW_RANGE(U64, struct command, steps, "steps", "N", 1, 1e18,
                  "go on until step N (train.steps_max), or to the end of train.epochs"),
+    AQ_ROW_READ(aq_option_schedule, struct command, schedule, "schedule", "extend|continue|restart",
+                "with --epochs or --steps: the learning rate beyond the old end. extend: linear, cosine and polynomial "
+                "decay are stretched to the new end, so that the rate jumps up; continue: the old schedule runs to its "
+                "end, and the rate stays what it was there (step and exponential go on); restart: warm-up and decay "
+                "begin again there. Kept for later resumes; default: the last choice, else extend"),
     OPTIONS_OF_BOTH,
     {0}};
 
@@ -256,6 +262,8 @@ static int parse(struct command *command, int argc, char **argv)
     if (!ssh && command->hosts) return aq_options_wrong(line->name, "--hosts goes with --on ssh");
     if ((slurm || k8s || mpi) && command->entry.fresh)
         return aq_options_wrong(line->name, "--on slurm, k8s or mpi goes on with what is there: no --fresh");
+    if (command->schedule && !command->epochs && !command->steps)
+        return aq_options_wrong(line->name, "--schedule goes with --epochs or --steps");
     struct stat about;
     const bool folder = stat(rest.of[0], &about) == 0 && S_ISDIR(about.st_mode);
     if (folder && !command->go_on)
@@ -274,19 +282,6 @@ static int parse(struct command *command, int argc, char **argv)
                                                  : "%s is no run folder: there is no %s",
                                 command->run, errno == ENOTDIR ? command->run : command->manifest_path);
     return AQ_OPTIONS_READ;
-}
-
-/* "output.path='DIR'", a YAML text in single quotes. */
-static enum aq_status run_set(const char *run, char out[SET_BYTES])
-{
-    size_t at = (size_t)snprintf(out, SET_BYTES, "output.path='");
-    for (; *run && at + 3 < SET_BYTES; run++) {
-        if (*run == '\'') out[at++] = '\'';
-        out[at++] = *run;
-    }
-    out[at++] = '\'';
-    out[at] = 0;
-    return *run ? aq_fail(AQ_INVAL, "launch", "the path of the run folder is too long") : AQ_OK;
 }
 
 /* --on ssh: what --hosts says comes behind all other settings, for it wants the job's counts. */
@@ -315,17 +310,21 @@ out:
 static enum aq_status load_job(struct command *command)
 {
     const char *sets[AQ_ARGUMENTS_MAX + SETS_OWN + 2 * AQ_JOB_STAGES_MAX];
-    char run[SET_BYTES], epochs[48], steps[48];
+    char run[AQ_RUN_SET_BYTES], epochs[48], steps[48], schedule[AQ_RESUME_SCHEDULE_BYTES];
     uint32_t count = command->sets.count;
     memcpy(sets, command->sets.of, count * sizeof *sets);
     if (command->run) {
-        AQ_TRY(run_set(command->run, run));
+        AQ_TRY(aq_run_set(command->run, run));
         sets[count++] = run;
     }
     snprintf(epochs, sizeof epochs, "train.epochs=%u", command->epochs);
     snprintf(steps, sizeof steps, "train.steps_max=%llu", (unsigned long long)command->steps);
     if (command->epochs) sets[count++] = epochs;
     if (command->epochs || command->steps) sets[count++] = steps; /* 0: epochs decide */
+    if (command->epochs || command->steps) {
+        AQ_TRY(aq_resume_schedule(command->manifest_path, command->schedule, schedule));
+        sets[count++] = schedule;
+    }
     if (command->go_on) sets[count++] = "facts.train_samples=0";  /* the data is read again: is it what it was? */
     AQ_TRY(aq_job_load(command->manifest_path, sets, count, &command->job));
     return is_ssh(command) ? place_agents(command, sets, count) : AQ_OK;

@@ -21,8 +21,8 @@ struct asked {
 };
 
 static const char statuses[] =
-    "Exit status: 0 all rounds are over; 1 failed; 2 usage or manifest; 3 stopped by the user: the same "
-    "command goes on.";
+    "Exit status: 0 all rounds are over; 1 failed, or no turn of any client was trained; 2 usage or manifest; 3 "
+    "stopped by the user: the same command continues.";
 
 static const struct aq_option server_options[] = {
     AQ_ROW(LIST, struct asked, sets, "set", "KEY=VALUE", "override a key of the manifest (aqpipe help keys)"),

@@ -13,6 +13,7 @@
 #include "run_folder.h"
 #include "security.h"
 #include "ssh_host.h"
+#include "lr_ends.h"
 
 bool aq_program_beside(const char *name, char *path)
 {
@@ -50,6 +51,23 @@ bool aq_absolute(const char *path, char *out)
     const size_t length = strlen(out);
     const int more = snprintf(out + length, AQ_RUN_PATH_BYTES - length, "/%s", path);
     return more > 0 && (size_t)more < AQ_RUN_PATH_BYTES - length;
+}
+
+enum aq_status aq_run_set(const char *run, char out[AQ_RUN_SET_BYTES])
+{
+    size_t at = (size_t)snprintf(out, AQ_RUN_SET_BYTES, "output.path='");
+    for (; *run && at + 3 < AQ_RUN_SET_BYTES; run++) {
+        if (*run == '\'') out[at++] = '\'';
+        out[at++] = *run;
+    }
+    out[at++] = '\'';
+    out[at] = 0;
+    return *run ? aq_fail(AQ_INVAL, "launch", "the path of the run folder is too long") : AQ_OK;
+}
+
+const char *aq_option_schedule(const char *text, void *to)
+{
+    return aq_lr_choice_named(text, to) ? NULL : "extend, continue or restart is wanted";
 }
 
 int aq_command_end(const char *program, int code)

@@ -61,4 +61,11 @@ enum aq_status aq_launcher_keys(const struct aq_job *job, struct aq_tls **out);
 /* path as an absolute one, into out (4096 bytes); it need not exist. False: too long. */
 bool aq_absolute(const char *path, char *out);
 
+/* The setting "output.path='DIR'", a YAML text in single quotes. AQ_INVAL: too long. */
+enum { AQ_RUN_SET_BYTES = 4096 + 64 };
+enum aq_status aq_run_set(const char *run, char out[AQ_RUN_SET_BYTES]);
+
+/* Reads --schedule of `aqpipe resume` into an enum aq_lr_choice (options.h). */
+const char *aq_option_schedule(const char *text, void *to);
+
 #endif

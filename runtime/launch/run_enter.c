@@ -10,6 +10,7 @@
 #include "control.h"
 #include "json_text.h"
 #include "resume_check.h"
+#include "resume_schedule.h"
 #include "run_lines.h"
 #include "run_rewind.h"
 
@@ -212,18 +213,14 @@ static enum aq_status extend(struct aq_run_entry *entry)
                        "train.steps_max is needed to go on",
                        here->job->output.path, (unsigned long long)at, (unsigned long long)here->steps);
     if (!plan_before(here->job->output.path, &job, &there)) return AQ_OK;
-    const bool same = at == 0 || aq_plan_learning_rate(there, at) == aq_plan_learning_rate(here, at);
+    char rates[sizeof entry->extended / 2];
+    aq_resume_rates(there, here, at, rates, sizeof rates);
     const bool averaged = at == there->steps && here->replicas > 1 && aq_optimizer_config_drifts(optimizer, at);
     int used = 0;
     if (here->steps != there->steps)
         used = snprintf(entry->extended, sizeof entry->extended, "it ends at step %llu, not %llu",
                         (unsigned long long)here->steps, (unsigned long long)there->steps);
-    if (used > 0 && !same)
-        used += snprintf(entry->extended + used, sizeof entry->extended - (size_t)used,
-                         "; train.decay goes by the end: the rate was %g at step %llu and is %g at the next, which is "
-                         "not the run that %llu steps from the start would be",
-                         (double)aq_plan_learning_rate(there, at), (unsigned long long)at,
-                         (double)aq_plan_learning_rate(here, at + 1), (unsigned long long)here->steps);
+    if (used > 0) used += snprintf(entry->extended + used, sizeof entry->extended - (size_t)used, "%s", rates);
     if (used > 0 && averaged)
         (void)snprintf(entry->extended + used, sizeof entry->extended - (size_t)used,
                        "; %s averaged the weights at step %llu, where it was to end", optimizer->kind,

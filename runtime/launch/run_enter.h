@@ -39,7 +39,7 @@ struct aq_run_entry {
     uint64_t resume_step;  /* 0: from the beginning */
     uint64_t resume_bytes; /* of metrics.jsonl, at that step; 0: not known */
     double seconds;        /* of the run before this start */
-    char extended[400];    /* the run goes further than it was to, or less far: what that means; else "" */
+    char extended[800];    /* the run goes further than it was to, or less far: what that means; else "" */
     int lock, checkpoint_lock;
     bool marked, checkpointed; /* the run folder had its marker, and it says that there was a checkpoint */
     bool rewinds;              /* the metrics are cut to the step that is gone on from                   */

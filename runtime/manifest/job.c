@@ -127,6 +127,11 @@ bool aq_job_global(const struct aq_job *job)
     return job->split.clients > 0 && job->split.mode == AQ_SPLIT_GLOBAL;
 }
 
+bool aq_job_counts_updates(const struct aq_job *job)
+{
+    return job->split.clients > 0 && job->split.mode != AQ_SPLIT_GLOBAL;
+}
+
 bool aq_job_sealed(const struct aq_job *job)
 {
     return job->split.client && job->split.seal;

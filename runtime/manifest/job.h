@@ -33,6 +33,7 @@
 #include "net/link.h"
 #include "stages/augment.h"
 #include "stages/stage.h"
+#include "lr_ends.h"
 
 enum {
     AQ_JOB_STAGES_MAX = 128,         /* stages of a pipeline: every loop over stages is bounded by it           */
@@ -112,6 +113,8 @@ struct aq_job_train {
     uint64_t warmup_steps;
     enum aq_lr_decay decay;
     struct aq_job_every decay_every;
+    const char *schedule;                  /* what followed on earlier ends; NULL: the run has had none */
+    struct aq_lr_ends lr_ends; /* the same, read */
     float decay_rate, decay_power, lr_min;
     float loss_scale;           /* of fp16: a fixed one; 0: searched for (loss_scale.h)                    */
     uint32_t loss_scale_window; /* good steps until it doubles                                             */
@@ -387,6 +390,12 @@ bool aq_job_at_client(const struct aq_job *job, uint32_t rank);
 
 /* Are batches drawn over all clients' samples, and gradients summed over them (split.mode: global)? */
 bool aq_job_global(const struct aq_job *job);
+
+/*
+ * In a turn of split learning: do the optimizer's moments come from other clients' runs, so that the updates that they
+ * have had are counted with them? With global sampling all clients make the same updates, which are the round's steps.
+ */
+bool aq_job_counts_updates(const struct aq_job *job);
 
 /* In such a turn: does the server's stage get the key of its cache from the client's first one (split.seal)? */
 bool aq_job_sealed(const struct aq_job *job);

@@ -47,7 +47,13 @@ static const char *fit_key(const struct aq_manifest *manifest)
 /* What falls by steps must say how often; nothing falls to more than it begins with. */
 static bool check_decay(struct aq_manifest *manifest)
 {
-    const struct aq_job_train *train = &manifest->job.train;
+    struct aq_job_train *train = &manifest->job.train;
+    if (!aq_lr_ends_read(train->schedule, &train->lr_ends))
+        aq_manifest_error(
+            manifest, "train.schedule",
+            "is no list of at most %d ends, each extend, continue or restart and a step, in rising order: "
+            "'restart 24, continue 48'",
+            AQ_LR_ENDS_MAX);
     if (aq_lr_decay_paces(train->decay) && train->decay_every.count == 0) {
         aq_manifest_error(manifest, "train.decay", "this decay wants train.decay_every: '20 epochs', '520 steps'");
         return false;

@@ -872,7 +872,7 @@ float aq_plan_learning_rate(const struct aq_plan *plan, uint64_t step)
                                             .every = aq_job_every_steps(&train->decay_every, plan->steps_per_epoch),
                                             .rate = train->decay_rate,
                                             .power = train->decay_power};
-    return aq_learning_rate(&schedule, step);
+    return aq_lr_ends_rate(&train->lr_ends, &schedule, step);
 }
 
 uint64_t aq_plan_hash(const struct aq_plan *plan)

@@ -302,6 +302,26 @@ static enum aq_status on_together(struct client *client, const json_t *line)
     return AQ_OK;
 }
 
+/* All rounds are over. An older server does not say whether anything was trained. */
+static enum aq_status on_end(struct client *client, const json_t *line)
+{
+    char text[AQ_SPLIT_TEXT_BYTES];
+    const bool trained = aq_control_bool_or(line, "trained", true);
+    aq_printable_text(aq_control_text_or(line, "text", ""), text, sizeof text);
+    client->over = true;
+    if (!trained)
+        return aq_fail(AQ_ABORTED, AREA,
+                       "all rounds are over, and nothing was trained: no client ended a turn. %s missed its last turn: "
+                       "%s",
+                       client->config->id, text[0] ? text : "no reason is known");
+    if (aq_control_u64_or(line, "turns", 1) == 0 && text[0])
+        say(client, "all rounds are over; nothing of %s was trained, it missed its last turn: %s", client->config->id,
+            text);
+    else
+        say(client, "all rounds are over");
+    return AQ_OK;
+}
+
 static enum aq_status from_server(struct client *client, json_t *line)
 {
     const char *event = aq_control_text_or(line, "event", NULL);
@@ -318,11 +338,7 @@ static enum aq_status from_server(struct client *client, json_t *line)
         no_turn(client);
         return AQ_OK;
     }
-    if (strcmp(event, "end") == 0) {
-        say(client, "all rounds are over");
-        client->over = true;
-        return AQ_OK;
-    }
+    if (strcmp(event, "end") == 0) return on_end(client, line);
     char text[AQ_SPLIT_TEXT_BYTES];
     if (strcmp(event, "refused") == 0)
         return aq_fail(AQ_REFUSED, AREA, "the server ends it: %s",
@@ -476,6 +492,34 @@ static short wants(const struct aq_control *control)
     return (short)(aq_control_pending(control) ? POLLIN | POLLOUT : POLLIN);
 }
 
+/* The server hears why, before the connection ends. */
+static void say_leave(struct client *client, const char *why)
+{
+    (void)aq_control_send(client->server, json_pack("{s:s, s:s}", "op", "leave", "text", why));
+    (void)aq_control_flush(client->server, aq_clock_after(second_ns));
+}
+
+/* The daemon has ended. How, is said at both ends; what it printed is in this client's output. */
+static enum aq_status daemon_gone(struct client *client)
+{
+    char why[AQ_SPLIT_TEXT_BYTES];
+    int how = 0;
+    for (int i = 0; i < 500 && client->pid > 0; i++) {
+        if (waitpid(client->pid, &how, WNOHANG) == client->pid) client->pid = 0;
+        if (client->pid > 0) pause_ms(2);
+    }
+    const char *id = client->config->id;
+    if (client->pid > 0)
+        snprintf(why, sizeof why, "the daemon of %s closed its connection", id);
+    else if (WIFSIGNALED(how))
+        snprintf(why, sizeof why, "the daemon of %s was killed by signal %d", id, WTERMSIG(how));
+    else
+        snprintf(why, sizeof why, "the daemon of %s has ended with code %d; the output there has the cause", id,
+                 WEXITSTATUS(how));
+    say_leave(client, why);
+    return aq_fail(AQ_CLOSED, AREA, "%s", why);
+}
+
 static enum aq_status pump_daemon(struct client *client)
 {
     json_t *line;
@@ -484,7 +528,7 @@ static enum aq_status pump_daemon(struct client *client)
     for (int i = 0; i < LINES; i++) {
         const enum aq_status status = aq_control_receive(client->daemon, 0, &line);
         if (status == AQ_AGAIN) return AQ_OK;
-        if (status != AQ_OK) return aq_fail(AQ_CLOSED, AREA, "the daemon here has ended");
+        if (status != AQ_OK) return daemon_gone(client);
         AQ_TRY(aq_control_send(client->server, line));
     }
     return AQ_OK;
@@ -516,9 +560,7 @@ static enum aq_status stay(struct client *client)
         if (poll(fds, count, TICK_MS) < 0 && errno != EINTR) return aq_fail_errno(AREA, "poll");
         on_signals(client);
         if (client->stopping) {
-            (void)aq_control_send(client->server,
-                                  json_pack("{s:s, s:s}", "op", "leave", "text", "it was stopped by its user"));
-            (void)aq_control_flush(client->server, aq_clock_after(second_ns));
+            say_leave(client, "it was stopped by its user");
             return AQ_OK;
         }
         AQ_TRY(aq_control_check(client->server));

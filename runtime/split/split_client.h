@@ -32,7 +32,10 @@ struct aq_split_client_config {
     struct aq_progress *progress;
 };
 
-/* Until the server says that it is over, or a signal. AQ_REFUSED, AQ_MISMATCH: the server does not take it. */
+/*
+ * Until the server says that it is over, or a signal. AQ_REFUSED, AQ_MISMATCH: the server does not take it. AQ_ABORTED:
+ * it is over, and no client has trained anything.
+ */
 enum aq_status aq_split_follow(const struct aq_split_client_config *config, enum aq_split_end *end);
 
 #endif

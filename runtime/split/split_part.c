@@ -47,15 +47,17 @@ enum aq_status aq_split_part_open(const struct aq_plan *plan, uint32_t rank, con
     AQ_TRY(aq_device_open(&device, &part->device));
     AQ_TRY(aq_stage_open(part->device, &config, &part->stage));
     AQ_TRY(open_optimizer(part->device, plan, part->stage, &part->optimizer));
-    part->checkpoint = (struct aq_checkpoint){.folder = folder,
-                                              .run = {.plan_hash = aq_plan_hash(plan),
-                                                      .job_digest = plan->job_digest,
-                                                      .stages = plan->stage_count,
-                                                      .replicas = 1},
-                                              .rank = rank,
-                                              .device = part->device,
-                                              .stage = part->stage,
-                                              .optimizer = part->optimizer};
+    part->checkpoint =
+        (struct aq_checkpoint){.folder = folder,
+                               .run = {.plan_hash = aq_plan_hash(plan),
+                                       .job_digest = plan->job_digest,
+                                       .stages = plan->stage_count,
+                                       .replicas = 1},
+                               .rank = rank,
+                               .device = part->device,
+                               .stage = part->stage,
+                               .optimizer = part->optimizer,
+                               .updates_ahead = aq_job_counts_updates(plan->job) ? &part->updates_ahead : NULL};
     return AQ_OK;
 }
 
@@ -66,7 +68,7 @@ enum aq_status aq_split_part_without_statistics(const struct aq_plan *plan, uint
     enum aq_status status = aq_split_part_open(plan, rank, to, &part);
     if (status == AQ_OK) status = aq_stage_init(part.stage, plan->job->train.seed);
     part.checkpoint.own_statistics = true;
-    if (status == AQ_OK) status = aq_checkpoint_adopt(&part.checkpoint, from);
+    if (status == AQ_OK) status = aq_checkpoint_adopt(&part.checkpoint, from, 0);
     if (status == AQ_OK) status = aq_checkpoint_write(&part.checkpoint, 0);
     aq_split_part_close(&part);
     return status;

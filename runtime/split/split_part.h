@@ -15,6 +15,7 @@ struct aq_split_part {
     struct aq_stage *stage;
     struct aq_optimizer *optimizer;
     struct aq_checkpoint checkpoint; /* of these, in the folder given */
+    int64_t updates_ahead;           /* its, where the job counts updates */
 };
 
 /* Close it in any case. AQ_NOMEM, AQ_INVAL. */

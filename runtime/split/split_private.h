@@ -63,6 +63,7 @@ struct site {
     bool late;                     /* it is waited for, or was, in this round          */
     uint32_t ahead_round;          /* the last one in which it was told ahead of its turn */
     char why[AQ_SPLIT_TEXT_BYTES]; /* its turn's last failure                          */
+    char missed_why[AQ_SPLIT_TEXT_BYTES]; /* why it missed its last turn; "": it missed none  */
 };
 
 struct sums; /* split_sums.c */
@@ -121,11 +122,12 @@ uint64_t state_mark(const struct server *server, const struct site *site);
 enum aq_status state_commit(struct server *server, struct site *site);
 /*
  * split_weights.c. turn_check: the ends that a client sent, and the middle that was trained with it, each
- * stage-R.safetensors in its folder: of the stages of its plan, whole and finite? AQ_NOMEM; others: why, for the
- * client, too. weights_begin: as at the beginning of a run, into weights/0. weights_average: a stage of all turns that
- * the round has kept, into weights/TO.
+ * stage-R.safetensors in its folder: of the stages of its plan, whole and finite, and have the moments of the ends had
+ * the turn's updates? AQ_NOMEM; others: why, for the client, too. weights_begin: as at the beginning of a run, into
+ * weights/0. weights_average: a stage of all turns that the round has kept, into weights/TO.
  */
-enum aq_status turn_check(const struct site *site, const char *ends, const char *middle, char why[AQ_SPLIT_TEXT_BYTES]);
+enum aq_status turn_check(const struct server *server, const struct site *site, const char *ends, const char *middle,
+                          char why[AQ_SPLIT_TEXT_BYTES]);
 enum aq_status weights_begin(const struct server *server, const struct aq_plan *plan);
 enum aq_status weights_average(const struct server *server, const struct aq_plan *plan, uint32_t rank, int to);
 
@@ -218,6 +220,13 @@ bool ahead_ready(struct server *server, struct site *site);
 bool ahead_due(struct server *server, const struct site *site, bool *ready);
 enum aq_status ahead_out(struct server *server, struct site *site, uint32_t end);
 bool ahead_waits(const struct server *server, const struct site *site);
+
+/*
+ * split_round.c: turns that were trained, of all clients in all rounds; and a client that missed one, with its reason
+ * (NULL: none did).
+ */
+uint64_t round_turns(const struct server *server);
+const struct site *round_cause(const struct server *server);
 
 /* Say something to the person at the server. */
 #define server_say(server, ...) aq_progress_say((server)->config->progress, __VA_ARGS__)

@@ -32,10 +32,11 @@ static json_t *client_line(const struct server *server, const struct site *site,
 {
     char path[AQ_RUN_PATH_BYTES], metrics[AQ_RUN_PATH_BYTES];
     json_t *run = NULL;
-    json_t *line =
-        json_pack("{s:s, s:I, s:I, s:I, s:I, s:I, s:I}", "name", site->name, "turns", (json_int_t)site->turns, "missed",
-                  (json_int_t)site->missed, "rested", (json_int_t)site->rested, "late", (json_int_t)site->lates, "step",
-                  (json_int_t)state_mark(server, site), "samples", (json_int_t)site->samples);
+    json_t *line = json_pack("{s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:o}", "name", site->name, "turns",
+                             (json_int_t)site->turns, "missed", (json_int_t)site->missed, "rested",
+                             (json_int_t)site->rested, "late", (json_int_t)site->lates, "step",
+                             (json_int_t)state_mark(server, site), "samples", (json_int_t)site->samples, "missed_why",
+                             site->missed_why[0] ? json_string(site->missed_why) : json_null());
     if (state_path(server, path, "clients/%s", site->name) != AQ_OK ||
         aq_run_path(path, "metrics.jsonl", metrics) != AQ_OK || access(metrics, R_OK) != 0 ||
         aq_report_run(path, &run) != AQ_OK) {

@@ -276,6 +276,38 @@ static void turns_advance(struct server *server, struct site *const *due, uint32
     }
 }
 
+uint64_t round_turns(const struct server *server)
+{
+    uint64_t turns = 0;
+    for (uint32_t i = 0; i < server->site_count; i++)
+        turns += server->sites[i].turns;
+    return turns;
+}
+
+const struct site *round_cause(const struct server *server)
+{
+    for (uint32_t i = 0; i < server->site_count; i++)
+        if (server->sites[i].missed_why[0]) return &server->sites[i];
+    return NULL;
+}
+
+/* Each client hears whether the job trained anything, how many turns of it were trained, and why it missed its last. */
+static void rounds_over(struct server *server)
+{
+    const bool trained = round_turns(server) > 0;
+    server->over = true;
+    for (uint32_t i = 0; i < server->site_count; i++) {
+        struct site *each = &server->sites[i];
+        if (each->turns == 0 && each->missed > 0)
+            server_say(server, "%s has trained in none of the rounds; it missed its last turn: %s", each->name,
+                       each->missed_why[0] ? each->missed_why : "no reason is known");
+        json_t *line = json_pack("{s:s, s:b, s:I, s:s}", "event", "end", "trained", trained, "turns",
+                                 (json_int_t)each->turns, "text", each->missed_why);
+        if (!turn_tell(server, each, line)) continue;
+        (void)aq_control_flush(each->control, aq_clock_after(5 * second_ns));
+    }
+}
+
 void round_advance(struct server *server)
 {
     struct site *due[AQ_JOB_CLIENTS_MAX];
@@ -303,11 +335,5 @@ void round_advance(struct server *server)
         return;
     }
     round_end(server);
-    if (server->over || server->round <= server->job->split.rounds) return;
-    server->over = true;
-    for (uint32_t i = 0; i < server->site_count; i++) {
-        struct site *each = &server->sites[i];
-        if (!turn_tell(server, each, json_pack("{s:s}", "event", "end"))) continue;
-        (void)aq_control_flush(each->control, aq_clock_after(5 * second_ns));
-    }
+    if (!server->over && server->round > server->job->split.rounds) rounds_over(server);
 }

@@ -354,6 +354,27 @@ static enum aq_status listen_at(struct server *server)
     return aq_file_replace(NULL, server->config->port_file, 0600, text, (size_t)count);
 }
 
+/* A job that has had all its rounds, and no turn that was trained. */
+static enum aq_status nothing_trained(const struct server *server)
+{
+    const struct site *site = round_cause(server);
+    return aq_fail(AQ_ABORTED, AREA,
+                   "nothing was trained: no client ended a turn in %u round%s. %s%s%s. Remove the cause, and start "
+                   "both ends again with another output.path",
+                   server->job->split.rounds, server->job->split.rounds == 1 ? "" : "s", site ? site->name : "No turn",
+                   site ? " missed its last turn: " : " was due", site ? site->missed_why : "");
+}
+
+/* What it leaves when it is stopped, or all rounds are over. Weights that nobody trained are no model. */
+static enum aq_status leave(struct server *server)
+{
+    const bool done = server->end == AQ_SPLIT_DONE, trained = round_turns(server) > 0;
+    AQ_TRY(report_leave(server));
+    if (done && trained) AQ_TRY(model_leave(server));
+    if (done) AQ_TRY(caches_wipe(server, true));
+    return done && !trained ? nothing_trained(server) : AQ_OK;
+}
+
 static void close_all(struct server *server)
 {
     for (int i = 0; i < SPLIT_NEWCOMERS_MAX; i++)
@@ -392,9 +413,7 @@ enum aq_status aq_split_serve(const struct aq_split_server_config *config, enum 
     if (status == AQ_OK) status = listen_at(server);
     if (status == AQ_OK) status = sums_open(server);
     if (status == AQ_OK) status = loop(server);
-    if (status == AQ_OK && server->end != AQ_SPLIT_FAILED) status = report_leave(server);
-    if (status == AQ_OK && server->end == AQ_SPLIT_DONE) status = model_leave(server);
-    if (status == AQ_OK && server->end == AQ_SPLIT_DONE) status = caches_wipe(server, true);
+    if (status == AQ_OK && server->end != AQ_SPLIT_FAILED) status = leave(server);
     *end = status == AQ_OK ? server->end : AQ_SPLIT_FAILED;
     close_all(server);
     return status;

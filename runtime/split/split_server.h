@@ -39,8 +39,10 @@ struct aq_split_server_config {
 
 enum aq_split_end { AQ_SPLIT_DONE = 0, AQ_SPLIT_FAILED = 1, AQ_SPLIT_STOPPED = 3 };
 
-/* Until the last round is over, or a signal. The text of a failure is aq_error_text(). AQ_INVAL, AQ_MISMATCH: the
- * job. */
+/*
+ * Until the last round is over, or a signal. The text of a failure is aq_error_text(). AQ_INVAL, AQ_MISMATCH: the job.
+ * AQ_ABORTED: all rounds are over, and no turn of any client was trained.
+ */
 enum aq_status aq_split_serve(const struct aq_split_server_config *config, enum aq_split_end *end);
 
 #endif

@@ -65,11 +65,11 @@ uint64_t state_mark(const struct server *server, const struct site *site)
 
 static json_t *site_line(const struct site *site)
 {
-    return json_pack("{s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:b, s:I}", "name", site->name, "round",
+    return json_pack("{s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:b, s:I, s:s}", "name", site->name, "round",
                      (json_int_t)site->round, "turns", (json_int_t)site->turns, "missed", (json_int_t)site->missed,
                      "rested", (json_int_t)site->rested, "late", (json_int_t)site->lates, "samples",
                      (json_int_t)site->samples, "begin", (json_int_t)site->begin, "until", (json_int_t)site->until,
-                     "kept", site->kept, "first", (json_int_t)site->first);
+                     "kept", site->kept, "first", (json_int_t)site->first, "why", site->missed_why);
 }
 
 enum aq_status state_save(struct server *server)
@@ -121,6 +121,7 @@ static enum aq_status read_site(struct server *server, const json_t *line)
     site->until = until;
     site->first = aq_control_u64_or(line, "first", 0);
     site->kept = aq_control_bool_or(line, "kept", false);
+    aq_printable_text(aq_control_text_or(line, "why", ""), site->missed_why, sizeof site->missed_why);
     if (site->kept && turns == 0) return aq_fail(AQ_PROTO, AREA, "'%.63s' has trained without a turn", name);
     site->mark = site->tried_mark = state_mark(server, site);
     return AQ_OK;

@@ -116,12 +116,13 @@ void turn_miss(struct server *server, struct site *site, const char *why)
     const bool sends_labels = site->control && site->session.state == AQ_SPLIT_LABELS; /* and goes on with that */
     ahead_ends(server, site);
     server_say(server, "round %u: %s misses its turn: %s", server->round, site->name,
-               aq_printable_text(why, text, sizeof text));
+               aq_printable_text(why[0] ? why : "no reason is known", text, sizeof text));
     if (!sends_labels) no_files(site);
     turn_halt(site);
     site->mark = state_mark(server, site);
     site->round = server->round;
     site->missed++;
+    snprintf(site->missed_why, sizeof site->missed_why, "%s", text);
     site->begin = site->until = 0;
     site->tries = 0;
     site->offered = site->owed = site->late = false;
@@ -416,7 +417,7 @@ static void taken(struct server *server, struct site *site)
         server_fails(server, NULL);
         return;
     }
-    status = turn_check(site, ends, middle, why);
+    status = turn_check(server, site, ends, middle, why);
     if (status == AQ_NOMEM) {
         server_fails(server, why);
         return;

@@ -11,8 +11,10 @@
  *
  * n_i the samples of a client as a double, w_i its float, products and sums in double, one after the other in order of
  * the clients' names: the same bits wherever and whenever it is done. Up to 10^8 samples a product is exact, so that
- * the average of equal values is that value.
+ * the average of equal values is that value. The count of updates that moments have had is averaged alike, and rounded
+ * to a whole number: the bias corrections of the next turns go by it.
  */
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -22,13 +24,30 @@
 
 /* ---- looking at them ---- */
 
-static enum aq_status check_one(const struct aq_plan *plan, uint32_t rank, const char *folder)
+static enum aq_status check_one(const struct aq_plan *plan, uint32_t rank, const char *folder, uint64_t *updates)
 {
     struct aq_split_part part;
     enum aq_status status = aq_split_part_open(plan, rank, folder, &part);
-    if (status == AQ_OK) status = aq_checkpoint_adopt(&part.checkpoint, folder);
+    if (status == AQ_OK) status = aq_checkpoint_adopt(&part.checkpoint, folder, 0);
+    *updates = (uint64_t)part.updates_ahead;
     aq_split_part_close(&part);
     return status;
+}
+
+/* An end that began with the newest weights has had the updates of those and its turn's, and no other number. */
+static enum aq_status check_updates(const struct server *server, const struct site *site, uint32_t rank,
+                                    uint64_t updates)
+{
+    char folder[AQ_RUN_PATH_BYTES];
+    uint64_t began;
+    if (!aq_job_counts_updates(server->job)) return AQ_OK;
+    AQ_TRY(state_path(server, folder, "weights/%d", server->weights));
+    AQ_TRY(aq_checkpoint_updates(folder, rank, &began));
+    const uint64_t due = began + (site->until - site->begin);
+    if (began == AQ_UPDATES_UNKNOWN || updates == due) return AQ_OK;
+    return aq_fail(AQ_CORRUPT, "split",
+                   "stage-%u.safetensors: its moments have had %llu updates, and those of this turn have had %llu",
+                   rank, (unsigned long long)updates, (unsigned long long)due);
 }
 
 /* The reason without our paths: it goes to the client. */
@@ -38,13 +57,18 @@ static void its_fault(const char *text, char why[AQ_SPLIT_TEXT_BYTES])
     snprintf(why, AQ_SPLIT_TEXT_BYTES, "the weights of its turn are refused: %.300s", file ? file : text);
 }
 
-enum aq_status turn_check(const struct site *site, const char *ends, const char *middle, char why[AQ_SPLIT_TEXT_BYTES])
+enum aq_status turn_check(const struct server *server, const struct site *site, const char *ends, const char *middle,
+                          char why[AQ_SPLIT_TEXT_BYTES])
 {
     struct aq_error_hold hold;
     enum aq_status status = AQ_OK;
+    uint64_t updates = 0;
     aq_error_hold(&hold);
-    for (uint32_t rank = 0; rank < site->job.plan->stage_count && status == AQ_OK; rank++)
-        status = check_one(site->job.plan, rank, rank == AQ_SPLIT_SERVERS ? middle : ends);
+    for (uint32_t rank = 0; rank < site->job.plan->stage_count && status == AQ_OK; rank++) {
+        const bool ours = rank == AQ_SPLIT_SERVERS;
+        status = check_one(site->job.plan, rank, ours ? middle : ends, &updates);
+        if (status == AQ_OK && !ours) status = check_updates(server, site, rank, updates);
+    }
     aq_error_release(&hold);
     if (status != AQ_OK) its_fault(hold.text, why);
     return status;
@@ -113,17 +137,20 @@ static void look_alike(const struct server *server, const struct aq_split_part *
             server->round, part->checkpoint.rank, site->name);
 }
 
+/* *updates: their mean, where the job counts them. */
 static enum aq_status sum_up(const struct server *server, struct aq_split_part *part, uint64_t count, float *one,
-                             double *sum)
+                             double *sum, uint64_t *updates)
 {
-    double samples = 0;
+    double samples = 0, counted = 0;
     uint64_t digest = 0;
     for (const struct site *site = kept_after(server, NULL); site; site = kept_after(server, site)) {
         char from[AQ_RUN_PATH_BYTES];
         const double n = (double)site->samples;
         const bool first = samples == 0;
         AQ_TRY(state_path(server, from, "round/%s", site->name));
-        AQ_TRY(aq_checkpoint_adopt(&part->checkpoint, from));
+        /* A file of an older version does not say: then they are the client's own steps. */
+        AQ_TRY(aq_checkpoint_adopt(&part->checkpoint, from, site->mark));
+        counted += n * (double)(site->mark + (uint64_t)part->updates_ahead);
         look_alike(server, part, site, &digest);
         AQ_TRY(aq_checkpoint_snapshot(&part->checkpoint, one));
         for (uint64_t i = 0; i < count; i++)
@@ -132,6 +159,7 @@ static enum aq_status sum_up(const struct server *server, struct aq_split_part *
     }
     for (uint64_t i = 0; i < count; i++)
         one[i] = (float)(sum[i] / samples);
+    *updates = (uint64_t)llround(counted / samples);
     return AQ_OK;
 }
 
@@ -140,7 +168,7 @@ enum aq_status weights_average(const struct server *server, const struct aq_plan
     char folder[AQ_RUN_PATH_BYTES];
     struct aq_split_part part = {0};
     void *one = NULL, *sum = NULL;
-    uint64_t count = 0;
+    uint64_t count = 0, updates = 0;
     enum aq_status status;
     AQ_TRY(state_path(server, folder, "weights"));
     AQ_TRY_GOTO(aq_split_part_open(plan, rank, folder, &part), out);
@@ -151,7 +179,8 @@ enum aq_status weights_average(const struct server *server, const struct aq_plan
     count = aq_checkpoint_floats(&part.checkpoint);
     AQ_TRY_GOTO(aq_map(count * sizeof(float), &one), out);
     AQ_TRY_GOTO(aq_map(count * sizeof(double), &sum), out);
-    AQ_TRY_GOTO(sum_up(server, &part, count, one, sum), out);
+    AQ_TRY_GOTO(sum_up(server, &part, count, one, sum, &updates), out);
+    part.updates_ahead = (int64_t)(updates - (uint64_t)to); /* the number of the folder stands for a step */
     status = aq_checkpoint_write_values(&part.checkpoint, (uint64_t)to, one);
 out:
     aq_unmap(one, count * sizeof(float));

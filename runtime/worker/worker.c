@@ -426,7 +426,10 @@ static enum aq_status adopt(struct aq_worker *w, const char *folder)
     checkpoint.own_statistics = w->job->split.statistics == AQ_SPLIT_LOCAL; /* those are the client's, loaded before */
     w->checkpoints.adopted = true;
     aq_log("worker", 1, "begins with the weights in %s", folder);
-    return aq_checkpoint_adopt(&checkpoint, folder);
+    AQ_TRY(aq_checkpoint_adopt(&checkpoint, folder, w->step));
+    aq_log("worker", 1, "its optimizer's moments have had %" PRIu64 " updates",
+           w->step + (uint64_t)w->checkpoints.updates_ahead);
+    return AQ_OK;
 }
 
 static enum aq_status load_weights(struct aq_worker *w, uint64_t resume)

@@ -176,6 +176,7 @@ struct aq_worker_checkpoints {
     char hash[AQ_HASH_TEXT_BYTES]; /* of this stage's file of resumed_at, as the launcher has it; "": it has none */
     bool lost;                     /* this stage's file is gone or damaged: a copy is needed          */
     bool adopted;                  /* weights and states are another run's (a turn of split learning)     */
+    int64_t updates_ahead; /* the optimizer's moments have had so many more updates than this run has steps */
     bool waiting;                  /* for a checkpoint or a start: links have nothing else to carry   */
     uint64_t unreadable;           /* the step of a checkpoint that could not be read; 0: none        */
     enum aq_worker_snapshot state;
@@ -283,13 +284,18 @@ struct aq_worker {
 enum aq_status aq_worker_run(struct aq_control *control);
 
 /*
- * The step that this run's own step is for all clients (split.mode: global; else the same): what learning rates, the
- * optimizer, augmentation and dropout go by. Own steps are counted in frames, caches, checkpoints and reports. And how
+ * The step that this run's own step is for all clients (split.mode: global; else the same): what learning rates,
+ * augmentation and dropout go by. Own steps are counted in frames, caches, checkpoints and reports. And how
  * many own steps there are at most.
  */
 static inline uint64_t aq_worker_global(const struct aq_worker *worker, uint64_t step)
 {
     return step + worker->sums.shift;
+}
+/* The number of this step's update among those that the optimizer's moments have had: what bias corrections go by. */
+static inline uint64_t aq_worker_update(const struct aq_worker *worker)
+{
+    return aq_worker_global(worker, worker->step) + (uint64_t)worker->checkpoints.updates_ahead + 1;
 }
 static inline uint64_t aq_worker_steps_end(const struct aq_worker *worker)
 {

@@ -39,6 +39,7 @@ struct aq_checkpoint aq_worker_checkpoint(struct aq_worker *w)
                                   .loss_scale = aq_loss_scale_moves(&w->loss_scale) ? w->loss_scale.state : NULL,
                                   .guard = aq_worker_guard(w) ? w->guard.state : NULL,
                                   .frozen_digest = w->frozen_digest,
+                                  .updates_ahead = aq_job_counts_updates(w->job) ? &w->checkpoints.updates_ahead : NULL,
                                   .pending = aq_optimizer_config_pending(&w->job->train.optimizer)};
 }
 

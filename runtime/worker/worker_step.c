@@ -544,12 +544,11 @@ static enum aq_status skip(struct aq_worker *worker)
 static enum aq_status update(struct aq_worker *worker, float scale)
 {
     struct aq_stage *stage = worker->stage;
-    const uint64_t step = aq_worker_global(worker, worker->step) + 1;
-    const float lr = aq_plan_learning_rate(worker->plan, step);
+    const float lr = aq_plan_learning_rate(worker->plan, aq_worker_global(worker, worker->step) + 1);
     struct aq_optimizer_ending ending = {.gradients = aq_stage_gradients(stage)};
     ending.rounded = aq_stage_rounded(stage, &ending.type);
     AQ_TRY(aq_optimizer_begin(worker->optimizer, aq_stage_parameters(stage), ending.gradients, lr, scale,
-                              step, worker->stream));
+                              aq_worker_update(worker), worker->stream));
     const bool ends = aq_optimizer_ends(worker->optimizer, &ending);
     AQ_TRY(aq_worker_rounds(worker));
     worker->times.cleared = worker->times.cleared || ends;
@@ -569,8 +568,8 @@ static enum aq_status optimize(struct aq_worker *worker)
     }
     if (!isfinite(gradient_norm)) {
         AQ_TRY(skip(worker));
-        AQ_TRY(aq_optimizer_begin_void(worker->optimizer, aq_stage_parameters(worker->stage),
-                                       aq_worker_global(worker, worker->step) + 1, worker->stream));
+        AQ_TRY(aq_optimizer_begin_void(worker->optimizer, aq_stage_parameters(worker->stage), aq_worker_update(worker),
+                                       worker->stream));
         AQ_TRY(aq_worker_rounds(worker));
         AQ_TRY(aq_stage_parameters_changed(worker->stage, worker->stream));
     } else {

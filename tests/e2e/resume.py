@@ -1,5 +1,6 @@
 """Resume: runs that are stopped, killed, robbed of disks or power go on as the runs that would have been."""
 import json
+import math
 import os
 import re
 import resource
@@ -521,6 +522,106 @@ def scenario_extend():
     check(done.returncode == 2 and "data.train: 22 samples" in done.stderr, f"another text: {done.returncode} {done.stderr}")
     (ROOT / "train.txt").write_text(text)
     no_workers("extend")
+
+
+COURSE = {"pipeline.stages": 2, "edges.forward.codec": "aqsgd", "edges.forward.bits": 3, "model.blocks": 2, "train.epochs": 2, "train.lr": 0.008,
+          "train.lr_min": 0.001, "train.warmup_steps": 2}
+
+
+def rates(name):
+    return [line["lr"] for line in metrics(name)]
+
+
+def course(decay, total, step):
+    """Of one schedule by itself, in double: peak, warm-up and least are COURSE's, `every` is 2 steps, `rate` 0.5, `power` 2."""
+    peak, least, warmup = 0.008, 0.001, 2
+    if step <= warmup:
+        return peak * step / warmup
+    done = step - warmup - 1
+    part = done / (total - warmup)
+    left = {"constant": 1, "linear": 1 - part, "cosine": 0.5 + 0.5 * math.cos(math.pi * part), "polynomial": (1 - part) ** 2,
+            "step": 0.5 ** (done // 2), "exponential": 0.5 ** (done / 2)}[decay]
+    return least + (peak - least) * left
+
+
+def expect_rates(name, wanted, what):
+    got = rates(name)
+    check(len(got) == len(wanted) and all(abs(a - b) < 1e-9 for a, b in zip(got, wanted)), f"{what}: rates {got}, wanted {wanted}")
+
+
+def goes_on(name, *arguments, want=0):
+    done = aqpipe("resume", ROOT / name, "--no-progress", *arguments)
+    check(done.returncode == want, f"{name}: resume {arguments} ended with {done.returncode}: {done.stderr}")
+    return done.stderr
+
+
+def scenario_extend_schedule():
+    """resume --epochs with each --schedule: the learning rate of every step, what is said, and that later resumes keep the choice."""
+    old, new = 6, 12  # steps of 2 and of 4 epochs
+    for decay in ("linear", "cosine", "polynomial", "constant", "step", "exponential"):
+        about = {**COURSE, "train.decay": decay, **({"train.decay_every": "2 steps", "train.decay_rate": 0.5} if decay in ("step", "exponential") else {}),
+                 **({"train.decay_power": 2} if decay == "polynomial" else {})}
+        launch(manifest(decay, **about))
+        first = [course(decay, old, step) for step in range(1, old + 1)]
+        expect_rates(decay, first, decay)
+        ends = decay in ("linear", "cosine", "polynomial")
+        for choice in ("extend", "continue", "restart") if ends else ("continue", "restart"):
+            name = f"{decay}-{choice}"
+            shutil.copytree(ROOT / decay, ROOT / name)
+            said = goes_on(name, "--epochs", 4, "--schedule", choice)
+            more = {"extend": [course(decay, new, step) for step in range(old + 1, new + 1)],
+                    "continue": [course(decay, old, old)] * old if ends else [course(decay, new, step) for step in range(old + 1, new + 1)],
+                    "restart": [course(decay, new - old, step) for step in range(1, new - old + 1)]}[choice]
+            expect_rates(name, first + more, name)
+            for figure in (first[-1], more[0]):
+                check(f"{figure:g}" in said, f"{name}: {figure:g} is not said: {said}")
+            check(f"train.schedule: {choice}: " in said and "it ends at step 12, not 6" in said, f"{name}: {said}")
+    # Unsaid: as it was, and the other choices are named where the rate jumps.
+    shutil.copytree(ROOT / "linear", ROOT / "unsaid")
+    said = goes_on("unsaid", "--epochs", 4)
+    expect_rates("unsaid", rates("linear-extend"), "unsaid")
+    check(losses("unsaid") == losses("linear-extend"), "extend is not what is done when nothing is said")
+    check("--schedule continue or restart" in said, said)
+    shutil.copytree(ROOT / "constant", ROOT / "constant-unsaid")
+    check("train.schedule" not in goes_on("constant-unsaid", "--epochs", 4), "a rate that does not change is told")
+
+    # A stop between the old end and the new one: the same run goes on.
+    shutil.copytree(ROOT / "linear", ROOT / "stopped")
+    goes_on("stopped", "--epochs", 4, "--steps", 9, "--schedule", "restart")
+    check("train.schedule" not in goes_on("stopped"), "a finished run has another schedule")
+    said = goes_on("stopped", "--epochs", 4, "--steps", 11)  # the last choice is kept: it begins once more
+    expect_rates("stopped", [course("linear", 6, s) for s in range(1, 7)] + [course("linear", 3, s) for s in range(1, 4)] +
+                 [course("linear", 2, s) for s in (1, 2)], "restarted twice")
+    check("train.schedule: restart: " in said, said)
+    # Killed on the way: a resume that says nothing keeps what was chosen.
+    shutil.copytree(ROOT / "linear", ROOT / "shot")
+    process = subprocess.Popen([jobs.BIN / "aqpipe", "resume", ROOT / "shot", "--epochs", "4", "--schedule", "continue", "--json", "--no-progress",
+                                "--set", "checkpoint.every=1 step", "--set", "link.rate_mbps=0.3"], stdout=subprocess.PIPE, text=True)
+    for line in process.stdout:
+        if json.loads(line).get("step", 0) >= 8:
+            break
+    process.kill()
+    process.communicate()
+    no_workers("shot")
+    goes_on("shot")
+    expect_rates("shot", first_linear(6) + [course("linear", 6, 6)] * 6, "killed on the way")
+    # The choice is kept when it goes further, and another takes its place.
+    path = manifest("further-on", **{**COURSE, "checkpoint.every": "1 step"})
+    launch(path)
+    goes_on("further-on", "--epochs", 4, "--steps", 8, "--schedule", "continue")
+    goes_on("further-on", "--epochs", 4, "--steps", 10)
+    said = goes_on("further-on", "--epochs", 4, "--schedule", "extend")
+    expect_rates("further-on", first_linear(6) + [course("linear", 6, 6)] * 4 + [course("linear", 12, s) for s in (11, 12)], "held, then stretched")
+    for arguments, text in ((("--schedule", "restart"), "--schedule goes with --epochs or --steps"),
+                            (("--epochs", 5, "--schedule", "begin"), "extend, continue or restart is wanted")):
+        check(text in goes_on("further-on", *arguments, want=2), f"{arguments} are taken")
+    done = aqpipe("launch", path, "--resume", "--no-progress", "--set", "train.epochs=5", "--set", "train.schedule=restart")
+    check(done.returncode == 2 and "train.schedule" in done.stderr and "restart 24, continue 48" in done.stderr, done.stderr)
+    no_workers("extend_schedule")
+
+
+def first_linear(steps):
+    return [course("linear", steps, step) for step in range(1, steps + 1)]
 
 
 def scenario_late():

@@ -256,9 +256,67 @@ def scenario_split_doors():
     client = Client(server, "a", "--patience", "1", folder=ROOT / "doors-a")
     _, said = client.process.communicate(timeout=jobs.PATIENCE)
     server.process.wait(jobs.PATIENCE)
-    check(client.process.returncode == 0 and "doors-a/run holds the run of another run, of the job 'doors'" in said, said)
+    check(client.process.returncode == 1 and "doors-a/run holds the run of another run, of the job 'doors'" in said, said)
+    check(server.process.returncode == 1 and "nothing was trained" in said and "nothing was trained" in server.text(), server.text())
     check(report("third")["clients"][0]["missed"] == 1 and "holds the run of another run" in server.text(), server.text())
     no_workers("split_doors")
+
+
+def broken_programs(name):
+    """A daemon whose workers cannot be started: the program beside it needs a library that is nowhere."""
+    folder = ROOT / name
+    folder.mkdir()
+    (folder / "aqpiped").write_bytes((jobs.BIN / "aqpiped").read_bytes())
+    program = (jobs.BIN / "aqpipe").read_bytes()
+    library = next(each for each in (b"libyaml-0.so.2", b"libm.so.6") if each + b"\0" in program)
+    gone = library[:-1] + b"Z"
+    (folder / "aqpipe").write_bytes(program.replace(library + b"\0", gone + b"\0"))
+    for each in folder.iterdir():
+        each.chmod(0o755)
+    return folder / "aqpiped", gone.decode()
+
+
+def scenario_split_nothing():
+    """A job in which every turn was missed is an error at both ends, with the cause; one in which some were is none."""
+    begin("a", "b")
+    daemon, library = broken_programs("broken")
+    cause = f"stage 0 .*ended with code 127 .*error while loading shared libraries: {library}"
+    server = Server(split("nothing", rounds=2, epochs=1, clients=1, **{**CODED, "split.collect": "true"}))
+    broken = Client(server, "a", at=("env", f"AQPIPE_DAEMON={daemon}"))
+    said = broken.end(1)
+    server.end(1)
+    last = {"client": said.splitlines()[-1], "server": server.text().splitlines()[-1]}
+    for end, line in last.items():
+        check("nothing was trained" in line and re.search(cause, line), f"{end}: {line}")
+    check(re.search(f"the turn is over: .*{cause}", said), said)
+    about = report("nothing")
+    check(about["loss"] is None and [line["turns"] for line in about["clients"]] == [0], f"{about}")
+    check(re.search(cause, about["clients"][0]["missed_why"]), f"{about}")
+    check(re.search(cause, json.loads((ROOT / "nothing" / "split.json").read_text())["clients"][0]["why"]), "split.json has no cause")
+    check(not (ROOT / "nothing" / "model.safetensors").exists(), "weights that nobody trained were left as a model")
+    again = subprocess.run([jobs.BIN / "aqpipe", "split-server", server.path], capture_output=True, text=True, timeout=jobs.PATIENCE)
+    check(again.returncode == 1, f"the same command once more: {again.returncode}, {again.stderr}")
+
+    # Nor can the daemon be started: there is no program beside it.
+    alone = ROOT / "alone"
+    alone.mkdir()
+    (alone / "aqpiped").write_bytes((jobs.BIN / "aqpiped").read_bytes())
+    (alone / "aqpiped").chmod(0o755)
+    server = Server(split("alone", rounds=1, epochs=1, clients=1, **CODED, **{"output.path": str(ROOT / "alone-server")}))
+    said = Client(server, "a", at=("env", f"AQPIPE_DAEMON={alone / 'aqpiped'}"), folder=ROOT / "alone-a").end(1)
+    server.end(1)
+    check("there is no aqpipe beside this program" in said and "the daemon of a has ended with code" in said, said)
+    check(re.search("nothing was trained.*the daemon of a has ended with code", server.text().splitlines()[-1]), server.text())
+
+    # The other one trains: no error, and who has trained nothing is told why.
+    server = Server(split("some", rounds=1, epochs=1, clients=2, **CODED))
+    broken, sound = Client(server, "a", at=("env", f"AQPIPE_DAEMON={daemon}")), Client(server, "b")
+    said = broken.end()
+    sound.end()
+    server.end()
+    check(re.search(f"nothing of a was trained, it missed its last turn: .*{cause}", said), said)
+    check(re.search(f"a has trained in none of the rounds.*{cause}", server.text()), server.text())
+    no_workers("split_nothing")
 
 
 def scenario_split_nan():

@@ -31,24 +31,50 @@ bool ranks_is_in(uint64_t i)
     return false;
 }
 
-void ranks_open(struct ranks *ranks, const struct aq_optimizer_config *config, uint32_t W)
+static void open_memory(struct ranks *ranks, uint32_t W, uint64_t floats)
 {
     const struct aq_device_config cpu = {.kind = "cpu", .threads = 2};
-    const struct aq_rng_key key = aq_rng_key(61, AQ_RNG_TEST, 0, 0);
-    *ranks = (struct ranks){.W = W};
+    uint64_t first, chunk;
+    *ranks = (struct ranks){.W = W, .floats = floats};
     assert_int_equal(aq_device_open(&cpu, &ranks->device), AQ_OK);
-    assert_int_equal(aq_alloc(2 * (size_t)W * RANK_FLOATS * sizeof(float), &ranks->memory), AQ_OK);
+    aq_grad_chunk(floats, W, 0, &first, &chunk);
+    const size_t wire = (size_t)chunk * 8 + 4096, values = 2 * (size_t)(W * floats) * sizeof(float);
+    assert_int_equal(aq_alloc(values + W * wire, &ranks->memory), AQ_OK);
+    memset(ranks->memory, 0, values);
     for (uint32_t w = 0; w < W; w++) {
-        const struct aq_optimizer_group group = {.rank = w, .size = W};
-        ranks->parameters[w] = (float *)ranks->memory + (size_t)w * RANK_FLOATS;
-        ranks->gradients[w] = (float *)ranks->memory + (size_t)(W + w) * RANK_FLOATS;
-        for (uint64_t i = 0; i < RANK_FLOATS; i++)
-            ranks->parameters[w][i] = aq_rng_normal(&key, i);
-        assert_int_equal(aq_optimizer_open_group(ranks->device, config, rank_tensors, RANK_TENSORS, RANK_FLOATS, &group,
+        ranks->parameters[w] = (float *)ranks->memory + w * floats;
+        ranks->gradients[w] = (float *)ranks->memory + (W + w) * floats;
+        ranks->wires[w] = (uint8_t *)ranks->memory + values + w * wire;
+    }
+}
+
+static void open_optimizers(struct ranks *ranks, const struct aq_optimizer_config *config,
+                            const struct aq_optimizer_tensor *tensors, uint32_t tensor_count)
+{
+    for (uint32_t w = 0; w < ranks->W; w++) {
+        const struct aq_optimizer_group group = {.rank = w, .size = ranks->W};
+        assert_int_equal(aq_optimizer_open_group(ranks->device, config, tensors, tensor_count, ranks->floats, &group,
                                                  &ranks->optimizers[w]),
                          AQ_OK);
         assert_int_equal(aq_optimizer_versions_begin(ranks->optimizers[w], ranks->parameters[w], NULL), AQ_OK);
     }
+}
+
+void ranks_open(struct ranks *ranks, const struct aq_optimizer_config *config, uint32_t W)
+{
+    const struct aq_rng_key key = aq_rng_key(61, AQ_RNG_TEST, 0, 0);
+    open_memory(ranks, W, RANK_FLOATS);
+    for (uint32_t w = 0; w < W; w++)
+        for (uint64_t i = 0; i < RANK_FLOATS; i++)
+            ranks->parameters[w][i] = aq_rng_normal(&key, i);
+    open_optimizers(ranks, config, rank_tensors, RANK_TENSORS);
+}
+
+void ranks_open_shapes(struct ranks *ranks, const struct aq_optimizer_config *config, uint32_t W,
+                       const struct aq_optimizer_tensor *tensors, uint32_t tensor_count, uint64_t floats)
+{
+    open_memory(ranks, W, floats);
+    open_optimizers(ranks, config, tensors, tensor_count);
 }
 
 void ranks_close(struct ranks *ranks)
@@ -87,41 +113,49 @@ static void reduce_mean(uint32_t W, const struct aq_reduce *reduce)
 /* What goes along, in ranges that begin and end within tensors and between them. */
 static void by_ranges(enum aq_status (*run)(void *work, uint64_t first, uint64_t count), const struct aq_reduce *reduce)
 {
-    enum { RANGE = 37 };
-    for (uint64_t at = 0; run && at < reduce->count; at += RANGE)
-        assert_int_equal(run(reduce->work, at, reduce->count - at < RANGE ? reduce->count - at : RANGE), AQ_OK);
+    const uint64_t range = reduce->count > RANK_FLOATS ? 36037 : 37;
+    for (uint64_t at = 0; run && at < reduce->count; at += range)
+        assert_int_equal(run(reduce->work, at, reduce->count - at < range ? reduce->count - at : range), AQ_OK);
 }
 
-/* The compressed allreduce as net/collective.h has it; here a chunk is never longer than a piece. */
-static void reduce_compressed(uint32_t W, const struct aq_reduce *reduce)
+/* One piece of its owner's chunk. When it is coded on all ranks nobody needs what they had in it any more. */
+static void reduce_piece(const struct ranks *ranks, const struct aq_reduce *reduce, uint32_t owner, uint64_t first,
+                         uint64_t n, float *server_error)
 {
-    static uint8_t wire[RANKS_MAX][8 * RANK_FLOATS];
-    static float sum[RANK_FLOATS], result[RANK_FLOATS];
-    for (uint32_t w = 0; w < W; w++)
-        by_ranges(reduce[w].before, &reduce[w]);
-    for (uint32_t owner = 0; owner < W; owner++) {
-        uint64_t first, n;
-        aq_grad_chunk(reduce[0].count, W, owner, &first, &n);
-        assert_true(n <= AQ_GRAD_PIECE);
-        const size_t bytes = aq_grad_codec_bytes(reduce[0].worker, first, n);
-        for (uint32_t w = 0; w < W; w++) {
-            float *error = reduce[w].worker_error ? reduce[w].worker_error + first : NULL;
-            assert_int_equal(
-                aq_grad_encode(reduce[w].worker, first, n, reduce[w].x + first, error, reduce[w].step, wire[w]), AQ_OK);
-            assert_int_equal(aq_grad_decode(reduce[owner].worker, first, n, wire[w], bytes,
-                                            aq_grad_codec_weight(reduce[owner].worker, W), w > 0, sum),
-                             AQ_OK);
-        }
-        const size_t back = aq_grad_codec_bytes(reduce[owner].server, first, n);
-        assert_int_equal(aq_grad_encode(reduce[owner].server, first, n, sum, reduce[owner].server_error,
-                                        reduce[owner].step, wire[0]),
+    static float sum[AQ_GRAD_PIECE];
+    const size_t bytes = aq_grad_codec_bytes(reduce[0].worker, first, n);
+    for (uint32_t w = 0; w < ranks->W; w++) {
+        float *error = reduce[w].worker_error ? reduce[w].worker_error + first : NULL;
+        uint8_t *wire = ranks->wires[w];
+        assert_int_equal(aq_grad_encode(reduce[w].worker, first, n, reduce[w].x + first, error, reduce[w].step, wire),
                          AQ_OK);
-        assert_int_equal(aq_grad_decode(reduce[0].server, first, n, wire[0], back, 1.0f, false, result + first), AQ_OK);
+        assert_int_equal(aq_grad_decode(reduce[owner].worker, first, n, wire, bytes,
+                                        aq_grad_codec_weight(reduce[owner].worker, ranks->W), w > 0, sum),
+                         AQ_OK);
     }
-    for (uint32_t w = 0; w < W; w++) {
-        memcpy(reduce[w].x, result, reduce[w].count * sizeof(float));
+    const size_t back = aq_grad_codec_bytes(reduce[owner].server, first, n);
+    uint8_t *wire = ranks->wires[0];
+    assert_int_equal(aq_grad_encode(reduce[owner].server, first, n, sum, server_error, reduce[owner].step, wire),
+                     AQ_OK);
+    for (uint32_t w = 0; w < ranks->W; w++)
+        assert_int_equal(aq_grad_decode(reduce[0].server, first, n, wire, back, 1.0f, false, reduce[w].x + first),
+                         AQ_OK);
+}
+
+/* The compressed allreduce as net/collective.h has it. */
+static void reduce_compressed(const struct ranks *ranks, const struct aq_reduce *reduce)
+{
+    for (uint32_t w = 0; w < ranks->W; w++)
+        by_ranges(reduce[w].before, &reduce[w]);
+    for (uint32_t owner = 0; owner < ranks->W; owner++) {
+        uint64_t first, chunk;
+        aq_grad_chunk(reduce[0].count, ranks->W, owner, &first, &chunk);
+        for (uint64_t at = 0; at < chunk; at += AQ_GRAD_PIECE)
+            reduce_piece(ranks, reduce, owner, first + at, chunk - at < AQ_GRAD_PIECE ? chunk - at : AQ_GRAD_PIECE,
+                         reduce[owner].server_error ? reduce[owner].server_error + at : NULL);
+    }
+    for (uint32_t w = 0; w < ranks->W; w++)
         by_ranges(reduce[w].after, &reduce[w]);
-    }
 }
 
 static void reduce_lanes(uint32_t W, const struct aq_reduce *reduce)
@@ -150,7 +184,7 @@ static void run_rounds(struct ranks *ranks)
             reduce_mean(ranks->W, reduce);
         } else if (reduce[0].kind == AQ_REDUCE_COMPRESSED) {
             ranks->sent += aq_grad_codec_bytes(reduce[0].worker, 0, reduce[0].count);
-            reduce_compressed(ranks->W, reduce);
+            reduce_compressed(ranks, reduce);
         } else {
             ranks->sent += aq_lanes_bytes(reduce[0].count, reduce[0].lane_bits);
             reduce_lanes(ranks->W, reduce);
@@ -200,5 +234,5 @@ uint32_t ranks_state(const struct ranks *ranks, const char *name)
 void ranks_expect_equal_parameters(const struct ranks *ranks)
 {
     for (uint32_t w = 1; w < ranks->W; w++)
-        assert_memory_equal(ranks->parameters[0], ranks->parameters[w], RANK_FLOATS * sizeof(float));
+        assert_memory_equal(ranks->parameters[0], ranks->parameters[w], ranks->floats * sizeof(float));
 }

@@ -15,18 +15,26 @@ extern const struct aq_optimizer_tensor rank_tensors[RANK_TENSORS];
 
 struct ranks {
     uint32_t W;
+    uint64_t floats; /* of each rank */
     struct aq_optimizer *optimizers[RANKS_MAX];
-    float *parameters[RANKS_MAX], *gradients[RANKS_MAX]; /* RANK_FLOATS each */
+    float *parameters[RANKS_MAX], *gradients[RANKS_MAX]; /* `floats` each */
     uint64_t sent; /* bytes that one rank's x takes on the wire, one way, since the last ranks_step */
     uint32_t asked;
     struct aq_device *device;
     void *memory;
+    uint8_t *wires[RANKS_MAX]; /* a coded chunk of each rank */
 };
 
 /* Parameters are the same on all ranks. Fails the test where open does. */
 void ranks_open(struct ranks *ranks, const struct aq_optimizer_config *config, uint32_t W);
+/* The same of other tensors in a buffer of so many floats, which are zeros. */
+void ranks_open_shapes(struct ranks *ranks, const struct aq_optimizer_config *config, uint32_t W,
+                       const struct aq_optimizer_tensor *tensors, uint32_t tensor_count, uint64_t floats);
 void ranks_close(struct ranks *ranks);
-/* Gradients of a step: a part that all ranks share, and noise of their own; tensors differ in size; padding is 0. */
+/*
+ * Gradients of a step, of rank_tensors: a part that all ranks share, and noise of their own; tensors differ in size;
+ * padding is 0.
+ */
 void ranks_gradients(struct ranks *ranks, uint64_t seed, uint64_t step);
 /* average and begin with all their rounds. */
 void ranks_step(struct ranks *ranks, float lr, float grad_scale, uint64_t step);

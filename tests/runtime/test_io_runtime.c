@@ -410,7 +410,8 @@ static void test_checkpoint_that_is_not_ours_is_refused(void **state)
         {"\"step\":\"3\"", "\"step\":\"4\"", "step is 4", AQ_MISMATCH},
         {"\"stage\":\"1\"", "\"stage\":\"2\"", "stage is 2", AQ_MISMATCH},
         {"\"plan_hash\":\"", "\"plan_hash\":\"", "plan_hash is", AQ_MISMATCH},
-        {"checkpoint 1", "checkpoint 2", "format is aqpipe checkpoint 2", AQ_MISMATCH},
+        {"checkpoint 1", "checkpoint 3", "format is aqpipe checkpoint 3", AQ_MISMATCH},
+        {"checkpoint 1", "checkpoint 2", "`updates` is 'missing'", AQ_CORRUPT},
         {"\"digest\":\"", "\"digest\":\"", "the file is damaged", AQ_CORRUPT},
     };
     char *bytes, path[PATH_BYTES + 64];
@@ -454,11 +455,81 @@ static void test_checkpoint_that_is_not_ours_is_refused(void **state)
     io_fault_remove(root);
 }
 
+/* Change the text `there` of the file to `here`, of the same length. */
+static void change(const char *path, const char *there, const char *here)
+{
+    char *bytes;
+    size_t count;
+    assert_int_equal(aq_file_load(NULL, path, 1 << 20, &bytes, &count), AQ_OK);
+    char *at = memmem(bytes, count, there, strlen(there));
+    assert_non_null(at);
+    memcpy(at, here, strlen(there));
+    assert_int_equal(aq_file_replace(NULL, path, 0600, bytes, count), AQ_OK);
+    aq_free(bytes);
+}
+
+/* The updates that moments have had go with them, into a run that has done another number of steps. */
+static void test_moments_bring_the_count_of_their_updates(void **state)
+{
+    char path[PATH_BYTES + 64], folder[PATH_BYTES + 8];
+    int64_t ahead = 7;
+    uint64_t updates = 0;
+    (void)state;
+    snprintf(root, sizeof root, "/tmp/aqpipe-test-XXXXXX");
+    assert_non_null(mkdtemp(root));
+    snprintf(folder, sizeof folder, "%s/3", root);
+    snprintf(path, sizeof path, "%s/stage-1.safetensors", folder);
+    checkpoint_old(); /* who counts nothing writes what older versions read */
+    change(path, "checkpoint 1", "checkpoint 1");
+    assert_int_equal(aq_checkpoint_updates(folder, 1, &updates), AQ_OK);
+    assert_true(updates == AQ_UPDATES_UNKNOWN);
+    checkpoint.updates_ahead = &ahead;
+    assert_int_equal(aq_checkpoint_read(&checkpoint, 3), AQ_OK);
+    assert_int_equal(ahead, 0); /* an older version's: its steps are its updates */
+    ahead = 7;
+    assert_int_equal(aq_checkpoint_adopt(&checkpoint, folder, 5), AQ_OK);
+    assert_int_equal(ahead, 0);
+    static const struct {
+        int64_t ahead, adopted;
+        const char *text;
+    } counts[] = {{7, 5, "\"10\""}, {-2, -4, "\"1\""}, {0, -2, "\"3\""}};
+    for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
+        ahead = counts[i].ahead;
+        assert_int_equal(aq_checkpoint_write(&checkpoint, 3), AQ_OK);
+        char wanted[64];
+        snprintf(wanted, sizeof wanted, "\"updates\":%s", counts[i].text);
+        change(path, "checkpoint 2", "checkpoint 2");
+        change(path, wanted, wanted);
+        assert_int_equal(aq_checkpoint_updates(folder, 1, &updates), AQ_OK);
+        assert_int_equal(updates, 3 + counts[i].ahead);
+        ahead = 99;
+        assert_int_equal(aq_checkpoint_read(&checkpoint, 3), AQ_OK);
+        assert_int_equal(ahead, counts[i].ahead);
+        assert_int_equal(aq_checkpoint_adopt(&checkpoint, folder, 5), AQ_OK);
+        assert_int_equal(ahead, counts[i].adopted);
+    }
+    static const char *const wrong[] = {"\"x\"", "\"-\"", "\" \""};
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        char before[64], after[64];
+        snprintf(before, sizeof before, "\"updates\":%s", i == 0 ? "\"3\"" : wrong[i - 1]);
+        snprintf(after, sizeof after, "\"updates\":%s", wrong[i]);
+        change(path, before, after);
+        ahead = 99;
+        assert_int_equal(aq_checkpoint_read(&checkpoint, 3), AQ_CORRUPT);
+        assert_int_equal(aq_checkpoint_adopt(&checkpoint, folder, 5), AQ_CORRUPT);
+        assert_int_equal(aq_checkpoint_updates(folder, 1, &updates), AQ_CORRUPT);
+        assert_int_equal(ahead, 99);
+    }
+    checkpoint.updates_ahead = NULL;
+    io_fault_remove(root);
+}
+
 int main(void)
 {
-    struct CMUnitTest tests[sizeof cases / sizeof *cases + 1];
-    tests[sizeof cases / sizeof *cases] =
-        (struct CMUnitTest)cmocka_unit_test(test_checkpoint_that_is_not_ours_is_refused);
+    enum { CASES = sizeof cases / sizeof *cases };
+    struct CMUnitTest tests[CASES + 2];
+    tests[CASES] = (struct CMUnitTest)cmocka_unit_test(test_checkpoint_that_is_not_ours_is_refused);
+    tests[CASES + 1] = (struct CMUnitTest)cmocka_unit_test(test_moments_bring_the_count_of_their_updates);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         tests[i] = (struct CMUnitTest){.name = cases[i].name,
                                        .test_func = test_every_call_fails_old_or_new,

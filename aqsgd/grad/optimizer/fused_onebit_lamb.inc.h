@@ -19,7 +19,7 @@ AQ_ELEMENT void element_onebit_lamb_rebuild(bool root, bool masks, const struct 
     for (int k = 0; k < (root ? 3 : 1); k++)
         terms[k] = 0.0;
     if (masks) element_mask(w, i);
-    if (masks && frozen == 0.0f) return; /* m is 0, v stays 0 */
+    if (masks && frozen == 0.0f) return; /* m is 0, v stays as it is */
     const float m = w.m[i] * values[3], g = (m - w.b1 * w.last[i]) * (1.0f / w.c1);
     const float v = w.b2 * w.v[i] + w.c2 * g * g;
     w.m[i] = m;

@@ -2,6 +2,7 @@
 AQ_FUSED(MOMENTUM, 0, 0, false)
 AQ_FUSED(NORM1, 1, 0, false)
 AQ_FUSED(SQUARES, 1, 0, false)
+AQ_FUSED(NOISE, 1, 0, false)
 
 #ifdef AQ_BODY
 /* m = b1 m + (1 - b1) g, on this rank. */
@@ -18,8 +19,8 @@ AQ_ELEMENT void element_variance(const struct aq_fused w, uint64_t i)
 }
 
 /*
- * A parameter whose v is exactly zero never had a gradient; what compression leaves in its momentum and errors is
- * noise, which eps would blow up. It is wiped off.
+ * A parameter whose frozen v is zero has no gradient (aq_optimizer_noise_drop). What compression leaves in its momentum
+ * and in its errors belongs to its neighbours, and eps would magnify it. So both become zero.
  */
 AQ_ELEMENT void element_mask(const struct aq_fused w, uint64_t i)
 {
@@ -42,5 +43,14 @@ AQ_BODY(NORM1)
 AQ_BODY(SQUARES)
 {
     terms[0] = (double)w.m[i] * (double)w.m[i];
+}
+
+/* values[AQ_FUSED_NOISE_BELOW]: variances below it become zero. The sum counts them. */
+AQ_BODY(NOISE)
+{
+    const float v = w.v[i];
+    const bool noise = v < values[AQ_FUSED_NOISE_BELOW];
+    terms[0] = noise && v != 0.0f ? 1.0 : 0.0;
+    w.v[i] = noise ? 0.0f : v;
 }
 #endif

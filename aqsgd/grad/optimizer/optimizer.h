@@ -92,9 +92,14 @@ struct aq_optimizer {
         float *weights, *momentum; /* NULL: no local steps; no momentum */
     } outer;                       /* optimizer_outer.c */
     float *weights;                /* optimizer_versions.c: `predict`'s; NULL: they are the parameters */
-    bool gauged;                  /* gauge holds the whole model's number for the next update */
+    struct {
+        double *sums; /* by tensor */
+        float *below; /* by tensor */
+        bool dropped; /* the frozen variance has no noise left in it */
+    } noise;          /* aq_optimizer_noise_drop; NULL: the kind freezes no variance */
+    bool gauged;      /* gauge holds the whole model's number for the next update */
     double gauge;
-    void *own;                    /* the kind's, from scratch memory */
+    void *own; /* the kind's, from scratch memory */
     struct aq_optimizer_call call;
 };
 
@@ -221,6 +226,26 @@ static inline float aq_optimizer_decay(const struct aq_optimizer *optimizer, uin
 
 /*
  * ---- optimizer_momentum.c: what qadam, onebit_adam and onebit_lamb share ----
+ * Memory for noise_drop: called by place.
+ */
+enum aq_status aq_optimizer_noise_place(struct aq_optimizer *optimizer);
+/*
+ * Sets a frozen variance to zero where its root is below AQ_NOISE_SHARE of the root mean square of its tensor (the mean
+ * is of v, over the whole tensor): kernels leave such parameters alone. Kinds call it in each step whose v is frozen,
+ * before its kernels; it works in the first of them after open and after noise_again. v is the same on all ranks, and
+ * the sums have a fixed order, so all ranks drop the same. Dropping twice changes nothing: the mean can only fall.
+ * AQ_CUDAERR.
+ *
+ * Why: the true gradient of a key bias is zero (softmax does not change when all scores of a row rise alike), so its v
+ * is the square of rounding errors. One bit a value gives such a parameter the momentum of its neighbours; divided by
+ * the root of its own v that is up to 1e6 learning rates in each step. The papers have no rule; DeepSpeed has masks
+ * that users write. Adam itself is not hurt, since its momentum is rounding noise, too.
+ */
+#define AQ_NOISE_SHARE 1e-6
+enum aq_status aq_optimizer_noise_drop(struct aq_optimizer *optimizer, float *v);
+/* The variance moves again: a step before it is frozen. */
+void aq_optimizer_noise_again(struct aq_optimizer *optimizer);
+/*
  * A number of steps kept as two floats of state, each exact: when v was frozen (0: not yet), updates made.
  */
 uint64_t aq_optimizer_step_read(const float frozen[2]);

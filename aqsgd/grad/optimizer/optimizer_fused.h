@@ -25,7 +25,8 @@ enum {
     AQ_FLAT_PIECE = 16384, /* floats of one piece of work: 64 KiB of each array */
     AQ_FLAT_SUMS = 4,      /* sums that a piece can leave behind */
     AQ_FUSED_LANES = 256,
-    AQ_FUSED_VALUES = 5, /* floats that belong to a tensor; the first is its weight decay */
+    AQ_FUSED_VALUES = 5,      /* floats that belong to a tensor; the first is its weight decay */
+    AQ_FUSED_NOISE_BELOW = 4, /* of those: a variance below it is rounding noise (kinds that freeze v) */
     AQ_FUSED_MASK_BYTES = AQ_FLAT_PIECE / 8
 };
 

@@ -3,6 +3,47 @@
  */
 #include "optimizer.h"
 
+enum aq_status aq_optimizer_noise_place(struct aq_optimizer *optimizer)
+{
+    const size_t tensors = optimizer->tensor_count;
+    void *memory;
+    AQ_TRY(aq_optimizer_scratch(optimizer, tensors * (sizeof(double) + sizeof(float)), &memory));
+    if (!memory) return AQ_OK;
+    optimizer->noise.sums = memory;
+    optimizer->noise.below = (float *)(optimizer->noise.sums + tensors);
+    return AQ_OK;
+}
+
+enum aq_status aq_optimizer_noise_drop(struct aq_optimizer *optimizer, float *v)
+{
+    double *sums = optimizer->noise.sums, dropped = 0.0;
+    if (optimizer->noise.dropped) return AQ_OK;
+    struct aq_fused kernel = aq_optimizer_fused_moments(optimizer, AQ_FUSED_NORM1, NULL, v);
+    AQ_TRY(aq_optimizer_fused(optimizer, &kernel));
+    aq_optimizer_fold(optimizer, 0, sums);
+    for (uint32_t t = 0; t < optimizer->tensor_count; t++)
+        optimizer->noise.below[t] =
+            (float)(AQ_NOISE_SHARE * AQ_NOISE_SHARE * sums[t] / (double)optimizer->tensors[t].count);
+    AQ_TRY(aq_optimizer_values(optimizer, AQ_FUSED_NOISE_BELOW, optimizer->noise.below));
+    kernel.kind = AQ_FUSED_NOISE;
+    AQ_TRY(aq_optimizer_fused(optimizer, &kernel));
+    aq_optimizer_fold(optimizer, 0, sums);
+    for (uint32_t t = 0; t < optimizer->tensor_count; t++)
+        dropped += sums[t];
+    optimizer->noise.dropped = true;
+    if (dropped > 0.0)
+        aq_log("optimizer", 2,
+               "%s leaves %.0f parameters alone: their gradients are rounding noise (sqrt(v) below %g "
+               "of the rms of their tensor)",
+               optimizer->config.kind, dropped, AQ_NOISE_SHARE);
+    return AQ_OK;
+}
+
+void aq_optimizer_noise_again(struct aq_optimizer *optimizer)
+{
+    optimizer->noise.dropped = false;
+}
+
 uint64_t aq_optimizer_step_read(const float frozen[2])
 {
     return (uint64_t)frozen[0] + ((uint64_t)frozen[1] << 24);

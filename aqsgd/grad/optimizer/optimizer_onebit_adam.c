@@ -15,8 +15,9 @@
  *
  * Differs from the paper and DeepSpeed: bias corrections as in Adam (bias_correction false leaves them out as DeepSpeed
  * does); after Tw that of v stays as it was at Tw, so that the step does not jump. eps stands beside the root as in
- * Adam. Decoupled weight decay. Parameters whose v is exactly zero are found and left alone (DeepSpeed: a mask made by
- * the user). The first gradient counts.
+ * Adam. Decoupled weight decay. The first gradient counts. Parameters without a gradient are found and left alone, but
+ * for their weight decay (DeepSpeed: a mask that the user writes): those whose sqrt(v) at Tw is below 1e-6 of the root
+ * mean square of their tensor. aq_optimizer_noise_drop in optimizer.h has the reason.
  */
 #include <math.h>
 
@@ -70,6 +71,7 @@ static enum aq_status onebit_adam_place(struct aq_optimizer *optimizer)
     AQ_TRY(aq_optimizer_take(optimizer, "v", optimizer->parameters, AQ_STATE_REPLICATED, &v));
     AQ_TRY(aq_optimizer_take_few(optimizer, "frozen_at", 2, AQ_STATE_REPLICATED, &frozen));
     if (interval) AQ_TRY(aq_optimizer_take_few(optimizer, "norms", 2 + interval, AQ_STATE_REPLICATED, &history));
+    AQ_TRY(aq_optimizer_noise_place(optimizer));
     AQ_TRY(aq_optimizer_scratch(optimizer, sizeof(struct onebit_adam), &memory));
     optimizer->own = memory;
     if (memory)
@@ -131,6 +133,7 @@ static enum aq_status warm(struct aq_optimizer *optimizer)
     const uint64_t step = optimizer->call.step;
     const struct aq_fused kernel = kernel_of(optimizer, AQ_FUSED_ONEBIT_ADAM_WARM);
     bool freeze = true;
+    aq_optimizer_noise_again(optimizer);
     if (own->history) AQ_TRY(settled(optimizer, &freeze));
     AQ_TRY(aq_optimizer_fused(optimizer, &kernel));
     if (!freeze || step < optimizer->config.warmup_steps) return AQ_OK;
@@ -144,6 +147,7 @@ static enum aq_status onebit_adam_update(struct aq_optimizer *optimizer, uint32_
 {
     const struct onebit_adam *own = optimizer->own;
     if (aq_optimizer_step_read(own->frozen) == 0) return warm(optimizer);
+    if (round == 0) AQ_TRY(aq_optimizer_noise_drop(optimizer, optimizer->states[V].values));
     if (optimizer->group.size == 1) {
         const struct aq_fused kernel = kernel_of(optimizer, AQ_FUSED_ONEBIT_ADAM_ALONE);
         return aq_optimizer_fused(optimizer, &kernel);

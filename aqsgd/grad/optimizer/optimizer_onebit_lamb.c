@@ -15,8 +15,9 @@
  * (equation 1 would clip 0 to c_min: a bias that begins with zeros would hardly move); eps beside the root, and the
  * decay, which the algorithm does not have. form "sqrt" is DeepSpeed's: r = max((sqrt(v_Tw) + eps) / (sqrt(v) + eps)),
  * blended with 1 by ||u|| / ||u + decay||, clipped to [ratio_min, ratio_max] first and to the threshold then. No bias
- * corrections, as equation 1. Parameters whose v is exactly zero are left alone. Defaults: the paper's for BERT (c in
- * [0.01, 0.3], r in [0.5, 4], threshold 0.1, b3 0.9).
+ * corrections, as equation 1. Parameters whose sqrt(v_Tw) is below 1e-6 of the root mean square of their tensor have no
+ * gradient: they are left alone, but for their weight decay, and have no part in r (aq_optimizer_noise_drop in
+ * optimizer.h has the reason). Defaults: the paper's for BERT (c in [0.01, 0.3], r in [0.5, 4], threshold 0.1, b3 0.9).
  */
 #include <math.h>
 #include <string.h>
@@ -79,6 +80,7 @@ static enum aq_status onebit_lamb_place(struct aq_optimizer *optimizer)
     AQ_TRY(aq_optimizer_take_few(optimizer, "coefficient", tensors, AQ_STATE_REPLICATED, &own->average));
     AQ_TRY(aq_optimizer_take_few(optimizer, "ratio", tensors, AQ_STATE_REPLICATED, &own->ratio));
     AQ_TRY(aq_optimizer_take_few(optimizer, "momentum_scale", tensors, AQ_STATE_REPLICATED, &own->scale));
+    AQ_TRY(aq_optimizer_noise_place(optimizer));
     AQ_TRY(aq_optimizer_scratch_device(optimizer, (size_t)n * sizeof(float), &memory));
     own->last = memory;
     AQ_TRY(aq_optimizer_scratch(optimizer, tensors * (3 * sizeof(double) + sizeof(float)), &memory));
@@ -136,6 +138,7 @@ static enum aq_status warm_up(struct aq_optimizer *optimizer)
 {
     struct onebit_lamb *own = optimizer->own;
     const float b3 = optimizer->config.beta3;
+    aq_optimizer_noise_again(optimizer);
     AQ_TRY(aq_lamb_step(optimizer, &own->lamb));
     for (uint32_t t = 0; t < optimizer->tensor_count; t++)
         own->average[t] = b3 * own->average[t] + (1.0f - b3) * own->lamb.coefficient[t];
@@ -201,6 +204,7 @@ static enum aq_status onebit_lamb_update(struct aq_optimizer *optimizer, uint32_
     struct onebit_lamb *own = optimizer->own;
     if (round > 0) return step_with_ratio(optimizer);
     if (aq_optimizer_step_read(own->frozen) == 0) return warm_up(optimizer);
+    AQ_TRY(aq_optimizer_noise_drop(optimizer, own->frozen_v));
     AQ_TRY(set_scales(optimizer));
     const struct aq_fused scale = kernel_of(optimizer, AQ_FUSED_ONEBIT_LAMB_SCALE), none = {.kind = AQ_FUSED_NONE};
     if (optimizer->group.size > 1) return aq_optimizer_ask_along(optimizer, own->lamb.m, &scale, &none, out);

@@ -7,7 +7,9 @@
  *
  * That is the published code's step, the bias corrections of both moments going on also where v is frozen. Defaults: 4
  * bits in buckets of 512 (the paper's setting; the code's is 8), AdamW's numbers. Differs: the grid is symmetric
- * (reduce.grid "signed" is the published one), errors are fp32 and saved, parameters with v = 0 are left alone.
+ * (reduce.grid "signed" is the published one), errors are fp32 and saved. Parameters whose frozen sqrt(v) is below 1e-6
+ * of the root mean square of their tensor are left alone, but for their weight decay: they have no gradient, and grids
+ * without a zero (2 bits, sign) give them one (aq_optimizer_noise_drop in optimizer.h).
  */
 #include <math.h>
 
@@ -37,6 +39,7 @@ static enum aq_status qadam_place(struct aq_optimizer *optimizer)
     float *m, *v;
     AQ_TRY(aq_optimizer_take(optimizer, "m", optimizer->parameters, AQ_STATE_REPLICATED, &m));
     AQ_TRY(aq_optimizer_take(optimizer, "v", optimizer->parameters, AQ_STATE_REPLICATED, &v));
+    AQ_TRY(aq_optimizer_noise_place(optimizer));
     return aq_optimizer_take_errors(optimizer);
 }
 
@@ -60,6 +63,8 @@ static struct aq_fused kernel_of(const struct aq_optimizer *optimizer, enum aq_f
 static enum aq_status qadam_update(struct aq_optimizer *optimizer, uint32_t round, struct aq_reduce *out)
 {
     const bool frozen = optimizer->call.step > optimizer->config.warmup_steps;
+    if (!frozen) aq_optimizer_noise_again(optimizer);
+    if (frozen && round == 0) AQ_TRY(aq_optimizer_noise_drop(optimizer, optimizer->states[V].values));
     if (!frozen || optimizer->group.size == 1) {
         const struct aq_fused kernel = kernel_of(optimizer, frozen ? AQ_FUSED_QADAM_ALONE : AQ_FUSED_QADAM_WARM);
         return aq_optimizer_fused(optimizer, &kernel);

@@ -25,6 +25,9 @@
  * come in as they are: the group is then one of machines (reduce.machine_first). With W = 1 the mask is everything, and
  * this is LAMB.
  *
+ * Parameters without a gradient need no rule here, as those of 1-bit Adam do (aq_optimizer_noise_drop): what is sent of
+ * a momentum is sent in fp32, so nothing of its neighbours gets into it, and v is not frozen.
+ *
  * Differs from the published code: the mask has a generator of its own and touches no other random number. Defaults:
  * the paper's (k 0.1, H 100, b3 0.95; phi in [0.01, 0.4] as for BERT).
  */
