@@ -181,9 +181,10 @@ static enum aq_status rules_make(const struct aq_confine *confine, const char *w
     const int ruleset = (int)syscall(SYS_landlock_create_ruleset, &attributes, sizeof attributes.handled_access_fs, 0);
     if (ruleset == -1) return aq_fail_errno("daemon", "Landlock takes no rules");
     if (!grant_all(ruleset, confine, worker, keys, handled)) {
-        const enum aq_status status = aq_fail_errno("daemon", "Landlock refuses a rule for --allow-run and --allow-data");
+        const int error = errno;
         close(ruleset);
-        return status;
+        errno = error;
+        return aq_fail_errno("daemon", "Landlock refuses a rule for --allow-run and --allow-data");
     }
     *out = ruleset;
     return AQ_OK;

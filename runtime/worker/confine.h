@@ -29,7 +29,7 @@ struct aq_confine_list {
 struct aq_confine {
     struct aq_confine_list run, data; /* both empty: anywhere       */
     uint64_t memory_bytes_max;        /* of a worker; 0: as it likes */
-    bool gpus;                        /* this machine has NVIDIA GPUs: CUDA must write /proc/self/task/N/comm */
+    bool gpus;                        /* NVIDIA GPUs are here: CUDA must write /proc/self/task/N/comm */
 };
 
 /* One more allowed folder. AQ_NOTFOUND, AQ_INVAL (no folder), AQ_NOSPC (too many). */
@@ -43,11 +43,11 @@ bool aq_confine_below(const struct aq_confine_list *list, const char *path);
 enum aq_status aq_confine_enter(const struct aq_confine *confine, const char *worker, const char *keys);
 
 /*
- * A second, narrower set of rules for a worker of a confined daemon, needed only if confine->gpus: CUDA's driver ends if
+ * A second, narrower set of rules for a worker of a confined daemon, only if confine->gpus: CUDA's driver ends if
  * it cannot name its threads, so that the daemon's own rules must let processes write below /proc. The worker's rules
  * allow only its own /proc/self/task.
  *
- * aq_confine_rules makes them, in the daemon, before the fork: *out is a file descriptor to close, or -1 if none are
+ * aq_confine_rules makes them, in the daemon, before the fork: *out is a file descriptor to close, or -1 if none is
  * needed. aq_confine_follow puts them on the calling process, between fork and exec: it makes system calls only. False:
  * the kernel refused.
  */

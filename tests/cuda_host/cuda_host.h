@@ -100,6 +100,7 @@ void mma(const site &at, bool fp16, float (&sums)[4], const unsigned (&a)[4], un
 void matrices(const site &at, unsigned (&words)[4], const void *row, bool transposed);
 void copy_later(void *to, const void *from, size_t bytes);
 void copies_wait();
+bool hopper(); /* the GPU that is emulated has warpgroup products: its capability (CUDA_HOST_CAPABILITY) is 9.0 */
 
 inline uint32_t lane_index()
 {

@@ -6,6 +6,9 @@
  */
 #include "cuda_host.h"
 
+#include <cstdlib>
+#include <cstring>
+
 namespace cuda_host
 {
 
@@ -59,6 +62,12 @@ template <bool TRANSPOSED> void resolve_matrices(lane *lanes, uint32_t)
 }
 
 } // namespace
+
+bool hopper()
+{
+    const char *capability = getenv("CUDA_HOST_CAPABILITY");
+    return !capability || strcmp(capability, "90") == 0;
+}
 
 void mma(const site &at, bool fp16, float (&sums)[4], const unsigned (&a)[4], unsigned b0, unsigned b1)
 {

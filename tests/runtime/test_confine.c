@@ -204,7 +204,7 @@ static void libraries_only(void)
     EXPECT(open_in(run_folder, O_RDWR | O_CREAT) >= 0);
 }
 
-/* Workers find their libraries where LD_LIBRARY_PATH leads, also behind Landlock; "/" and relative folders grant none. */
+/* Behind Landlock workers find libraries where LD_LIBRARY_PATH leads; "/" and relative folders grant nothing. */
 static void test_libraries_of_the_library_path_are_readable(void **state)
 {
     int how;
@@ -237,7 +237,7 @@ static void test_libraries_of_the_library_path_are_readable(void **state)
     assert_int_equal(WEXITSTATUS(how), 0);
 }
 
-/* Where GPUs are, a daemon's processes may name threads by /proc; a worker's rules allow that of its own threads only. */
+/* Where GPUs are, a daemon's processes may name threads by /proc; a worker's rules allow its own threads only. */
 static void names_threads(void)
 {
     static struct aq_confine confine = {.gpus = true};

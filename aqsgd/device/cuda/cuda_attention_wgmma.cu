@@ -16,8 +16,8 @@
 constexpr unsigned GROUPS = OWN / 64, THREADS = 128 * GROUPS;
 
 /*
- * Starts the copy of ROWS rows of D, `stride` elements apart, from `token` on; what is past T becomes 0. A thread has one
- * piece of every STEP-th row. STEP is a multiple of 8, so that its pieces are swapped alike.
+ * Starts the copy of ROWS rows of D, `stride` elements apart, from `token` on; what is past T becomes 0. A thread has
+ * one piece of every STEP-th row. STEP is a multiple of 8, so that its pieces are swapped alike.
  */
 template <unsigned ROWS, unsigned D>
 static __forceinline__ __device__ void panels_copy(uint16_t *tile, const uint16_t *from, uint64_t stride,

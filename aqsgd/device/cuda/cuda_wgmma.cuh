@@ -40,8 +40,7 @@ constexpr unsigned AQ_PANEL = 64; /* columns of a panel: 128 bytes */
 static inline bool aq_wgmma_here()
 {
 #ifdef AQ_CUDA_HOST
-    const char *wish = getenv("CUDA_HOST_CAPABILITY");
-    return !wish || strcmp(wish, "90") == 0;
+    return cuda_host::hopper();
 #else
     int device = 0, major = 0, minor = 0;
     return cudaGetDevice(&device) == cudaSuccess &&

@@ -132,8 +132,8 @@ static uint64_t cuda_bytes_of(enum aq_memory_kind kind, uint64_t bytes)
 }
 
 /*
- * Pinned memory at a multiple of AQ_PINNED_ALIGN, zeroed. The word before it holds what cudaHostAlloc returned, which is
- * aligned to less: cudaFreeHost needs that address.
+ * Pinned memory at a multiple of AQ_PINNED_ALIGN, zeroed. The word before it holds what cudaHostAlloc returned, which
+ * is aligned to less: cudaFreeHost needs that address.
  */
 static enum aq_status pinned_alloc(uint64_t bytes, void **out)
 {
