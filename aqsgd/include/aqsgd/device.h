@@ -109,7 +109,7 @@ struct aq_device_memory {
 };
 enum aq_status aq_device_memory(struct aq_device *device, struct aq_device_memory *out);
 
-/* Zeroed; at a multiple of AQ_DEVICE_ALIGN; pinned memory of AQ_PINNED_ALIGN. AQ_NOMEM: its text names needed, free. */
+/* Zeroed, at a multiple of AQ_DEVICE_ALIGN (pinned: AQ_PINNED_ALIGN). AQ_NOMEM: its text has needed and free. */
 enum aq_status aq_device_alloc(struct aq_device *device, enum aq_memory_kind kind, size_t bytes, void **out);
 void aq_device_free(struct aq_device *device, enum aq_memory_kind kind, void *memory, size_t bytes);
 
