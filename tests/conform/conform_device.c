@@ -555,49 +555,9 @@ static void test_embedding_matches_truth(void **state)
     }
 }
 
-static enum aq_status cross_entropy_call(struct aq_device *where, struct array *arrays, const void *context)
-{
-    const struct rows_case *x = context;
-    const uint64_t stride = x->D + 5;
-    const struct aq_cross_entropy args = {.rows = x->T,
-                                          .V = x->D,
-                                          .logits = arrays[0].at,
-                                          .logits_stride = stride,
-                                          .targets = arrays[1].at,
-                                          .losses = arrays[2].at,
-                                          .gradient = x->H ? arrays[0].at : NULL,
-                                          .gradient_stride = stride * 4 / aq_element_bytes(x->type),
-                                          .gradient_type = x->type,
-                                          .scale = 0.25f};
-    return aq_device_cross_entropy(where, &args, NULL);
-}
-
-/* The gradient lies on the logits' bytes: in 16 bits a row has twice as many elements. The last round has none. */
-static void test_cross_entropy_matches_truth(void **state)
-{
-    (void)state;
-    static const uint64_t sizes[][2] = {{1, 1},    {20, 2},   {40, 50},   {9, 1001},
-                                        {3, 2048}, {3, 5003}, {3, 20003}, {2, 16379}}; /* several pieces, too */
-    for (size_t s = 0; s < (TYPES + 1) * sizeof sizes / sizeof sizes[0]; s++) {
-        const uint64_t *size = sizes[s / (TYPES + 1)];
-        const uint64_t N = size[0] * (size[1] + 5);
-        const bool gradient = s % (TYPES + 1) < TYPES;
-        const struct rows_case x = {
-            .T = size[0], .D = size[1], .H = gradient, .type = gradient ? types[s % (TYPES + 1)] : AQ_F32};
-        const enum compare compare = gradient ? COMPARED : NOT_COMPARED;
-        struct array arrays[3] = {
-            {x.type, N * 4 / aq_element_bytes(x.type), random_of(AQ_F32, N, 1, 4.0f), compare, NULL, {0}},
-            {AQ_F32, x.T, help_alloc(x.T * 4), NOT_COMPARED, NULL, {0}},
-            {AQ_F32, x.T, NULL, COMPARED, NULL, {0}}};
-        help_tokens(arrays[1].host, x.T, 2, (uint32_t)x.D);
-        ((int32_t *)arrays[1].host)[0] = (int32_t)x.D - 1;
-        if (x.T > 1) ((int32_t *)arrays[1].host)[x.T / 2] = -1;
-        both("cross entropy", arrays, 3, cross_entropy_call, &x);
-    }
-}
-
 #include "conform_device_heads.h"
 #include "conform_device_image.h"
+#include "conform_device_loss.h"
 #include "conform_device_magnitude.h"
 #include "conform_device_text.h"
 #include "conform_device_parts.h"
@@ -802,6 +762,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_unfold_matches_truth),
         cmocka_unit_test(test_embedding_matches_truth),
         cmocka_unit_test(test_cross_entropy_matches_truth),
+        cmocka_unit_test(test_cross_entropy_is_its_definition),
+        cmocka_unit_test(test_cross_entropy_shows_an_overflow),
         cmocka_unit_test(test_squared_error_matches_truth),
         cmocka_unit_test(test_relu_matches_truth),
         cmocka_unit_test(test_batch_norm_matches_truth),

@@ -223,11 +223,51 @@ struct cross_entropy {
     uint64_t group;
 };
 
+enum { WIDE = 512 };
+
+/* `n` values of 16 bits as fp32, in `wide`. */
+static void widen(const struct cpu_rows *rows, const void *x, enum aq_element type, uint64_t n, float *wide)
+{
+    memset(wide, 0, n * sizeof *wide);
+    rows->add(wide, x, type, n);
+}
+
+/* Logits of 16 bits, a few at a time: what a GPU does, for its tests. The gradient may lie on the logits. */
+static void cross_entropy_row_16bit(const struct cross_entropy *self, uint64_t r, int32_t target, void *gradient)
+{
+    const struct aq_cross_entropy *args = self->args;
+    const struct cpu_rows *rows = self->cpu->rows;
+    const enum aq_element type = args->logits_type;
+    const void *logits = cpu_at(args->logits, type, r * args->logits_stride);
+    float wide[WIDE], at_target, top = -INFINITY, sum = 0.0f;
+    for (uint64_t v = 0, n; v < args->V; v += n) {
+        n = args->V - v < WIDE ? args->V - v : WIDE;
+        widen(rows, cpu_at(logits, type, v), type, n, wide);
+        const float most = rows->max(wide, n);
+        top = most > top ? most : top;
+    }
+    widen(rows, cpu_at(logits, type, (uint64_t)target), type, 1, &at_target);
+    for (uint64_t v = 0, n; v < args->V; v += n) {
+        n = args->V - v < WIDE ? args->V - v : WIDE;
+        widen(rows, cpu_at(logits, type, v), type, n, wide);
+        sum += rows->exp_sum(wide, n, 1.0f, top);
+    }
+    args->losses[r] = logf(sum) - (at_target - top);
+    if (!gradient) return;
+    for (uint64_t v = 0, n; v < args->V; v += n) {
+        n = args->V - v < WIDE ? args->V - v : WIDE;
+        widen(rows, cpu_at(logits, type, v), type, n, wide);
+        (void)rows->exp_sum(wide, n, 1.0f, top);
+        rows->scale(wide, n, args->scale / sum, cpu_at_w(gradient, type, v), type);
+    }
+    cpu_store(gradient, type, (uint64_t)target, (expf(at_target - top) / sum - 1.0f) * args->scale);
+    memset(cpu_at_w(gradient, type, args->V), 0, (args->gradient_stride - args->V) * aq_element_bytes(type));
+}
+
 static void cross_entropy_row(const struct cross_entropy *self, uint64_t r)
 {
     const struct aq_cross_entropy *args = self->args;
     const struct cpu_rows *rows = self->cpu->rows;
-    float *logits = args->logits + r * args->logits_stride;
     const int32_t target = args->targets[r];
     void *gradient = args->gradient ? cpu_at_w(args->gradient, args->gradient_type, r * args->gradient_stride) : NULL;
     if (target < 0) {
@@ -235,6 +275,11 @@ static void cross_entropy_row(const struct cross_entropy *self, uint64_t r)
         if (gradient) memset(gradient, 0, args->gradient_stride * aq_element_bytes(args->gradient_type));
         return;
     }
+    if (args->logits_type != AQ_F32) {
+        cross_entropy_row_16bit(self, r, target, gradient);
+        return;
+    }
+    float *logits = (float *)args->logits + r * args->logits_stride;
     const float top = rows->max(logits, args->V), at_target = logits[target] - top;
     const float sum = rows->exp_sum(logits, args->V, 1.0f, top);
     args->losses[r] = logf(sum) - at_target;
@@ -288,8 +333,6 @@ struct dropout {
     const struct aq_dropout_apply *args;
     uint64_t pieces; /* of a sample */
 };
-
-enum { WIDE = 512 };
 
 /* x in 16 bits, or a sum: a few at a time. */
 static void dropout_wide(const struct dropout *self, uint64_t sample, uint64_t first, uint64_t n)

@@ -34,7 +34,7 @@ enum { AQ_CUDA_SCRATCH_BYTES = 32 << 20 };
  *   attention   bf16 and fp16 with D of 64 or 128 go through the tensor cores, everything else through fp32
  *               multiply-adds. AQ_INVAL: D above 512, or (backward) H * T above 8388608.
  *   embedding_backward   AQ_INVAL: samples * T above 2^31 - 1.
- *   cross_entropy   reads each row of logits twice, keeps no second copy.
+ *   cross_entropy   reads a row of logits once where shared memory holds it, and of a longer row the rest twice.
  */
 #define AQ_MATH_LIBRARY(...)
 #define AQ_MATH(name, type, ...)                                                                                       \

@@ -25,6 +25,21 @@ static const char *text_of(cudaError_t error)
 #endif
 }
 
+uint64_t aq_cuda_shared_max(void)
+{
+#ifdef AQ_CUDA_HOST
+    return 227 << 10;
+#else
+    int device = 0, bytes = 0;
+    cudaError_t error = cudaGetDevice(&device);
+    if (error == cudaSuccess)
+        error = cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+    if (error == cudaSuccess) return static_cast<uint64_t>(bytes);
+    (void)cudaGetLastError(); /* dealt with here: the next launch starts clean */
+    return 48 << 10;
+#endif
+}
+
 enum aq_status aq_cuda_launched(const char *kernel, dim3 grid, dim3 block, size_t shared, cudaError_t error,
                                 cudaStream_t stream)
 {

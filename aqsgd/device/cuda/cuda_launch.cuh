@@ -75,6 +75,12 @@
 enum aq_status aq_cuda_launched(const char *kernel, dim3 grid, dim3 block, size_t shared, cudaError_t error,
                                 cudaStream_t stream);
 
+/*
+ * Bytes of shared memory that one block may have on the current GPU, static and dynamic together: 227 KiB on compute
+ * capability 9.0 and under emulation. 48 KiB, which every GPU has, where CUDA does not answer.
+ */
+uint64_t aq_cuda_shared_max(void);
+
 /* AQ_LAUNCH's function. */
 template <class... P, class... A>
 inline enum aq_status aq_cuda_launch(const char *name, void (*kernel)(P...), dim3 grid, dim3 block, size_t shared,

@@ -365,11 +365,13 @@ struct aq_embedding_backward {
  * Softmax and cross-entropy of rows of V logits (words of a vocabulary, classes of an image), which are used up.
  * losses[row] = log(sum exp) - logit[target] in nats, 0 where the target is -1. With gradient != NULL also
  * gradient[row][v] = scale * (softmax - one at the target), 0 where the target is -1; it may be logits itself, or an
- * array of 16 bits that starts at the same byte with twice the stride; columns V..stride-1 become 0.
+ * array of 16 bits that starts at the same byte with twice the stride; columns V..stride-1 become 0. Logits of 16 bits
+ * are widened first, and all else is in fp32: then the gradient has their type, and may be logits itself.
  */
 struct aq_cross_entropy {
     uint64_t rows, V;
-    float *logits;
+    void *logits;
+    enum aq_element logits_type; /* AQ_F32, or gradient_type */
     uint64_t logits_stride;
     const int32_t *targets; /* device */
     float *losses;
