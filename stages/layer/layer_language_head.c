@@ -8,13 +8,16 @@
  * counts more than that. Where backward is split the weights wait for that gradient: each slot has its own, from its
  * forward to its weight half, and no logits are made twice.
  *
+ * Logits are fp32, or on a GPU, where the configuration has logits_16bit, of the products' type. Those lie where their
+ * gradient will: cross-entropy writes it over them, and where the gradient of all rows stays, all rows are one chunk.
+ *
  * The weights are the embedding's table where both are on one stage and the model is tied; else a tensor of their own
  * that begins with the same values.
  */
 #include "decoder.h"
 
-/* Logits of a chunk take at most this much; a micro-batch of 1024 tokens of GPT-2's vocabulary is one chunk. */
-enum { LOGITS_BYTES_MAX = 256 << 20 };
+/* Logits of a chunk that does not stay take at most this much; a micro-batch of 1024 tokens of GPT-2's vocabulary is one chunk. */
+enum { LOGITS_BYTES_MAX = 256 << 20, LINE_BYTES = 128 };
 
 struct head_slot {
     void *norm; /* final norm, type */
@@ -28,27 +31,44 @@ struct head_slot {
 struct head_state {
     float *dnorm;         /* WORK                                                                     */
     float *unused;        /* WORK: the gradient of the input, where the norm learns and nothing below */
-    float *logits;        /* a chunk of rows; in backward their gradient                              */
+    void *logits;         /* a chunk of rows, then their gradient; where that stays elsewhere and logits of 16 bits
+                             with it, the room of one fp32 row for output()                           */
     void *dlogits;        /* the gradient of all rows, type, or NULL                                  */
     uint32_t logits_slot; /* 1 + the slot whose gradient of logits lies here; 0: none                 */
 };
 
 struct chunks {
-    uint64_t rows, stride; /* of a chunk; floats of a row of logits */
-    bool keeps;            /* the gradient of all                    */
+    uint64_t rows, stride; /* of a chunk; values of a row of logits */
+    enum aq_element type;  /* of a logit                            */
+    bool keeps;            /* the gradient of all                   */
 };
 
-/* Rows of logits start on cache lines; a chunk is a multiple of 64 rows where it is not all of them. */
+/*
+ * Rows of logits start on cache lines; a chunk is a multiple of 64 rows where it is not all of them. Logits of 16 bits
+ * need no room but their gradient's: where that stays, fewer rows at a time would save nothing.
+ */
 static struct chunks chunks_of(const struct layer *layer, const struct aq_stage_config *config)
 {
     const uint64_t all = (uint64_t)config->B * layer->in.rows;
-    struct chunks chunks = {.stride = (layer->out.columns + 31) / 32 * 32};
-    chunks.rows = LOGITS_BYTES_MAX / (chunks.stride * sizeof(float)) / 64 * 64;
+    struct chunks chunks = {.type = config->logits_16bit ? stage_type(config->precision) : AQ_F32};
+    const uint64_t each = aq_element_bytes(chunks.type), line = LINE_BYTES / each;
+    chunks.stride = (layer->out.columns + line - 1) / line * line;
+    chunks.rows = LOGITS_BYTES_MAX / (chunks.stride * each) / 64 * 64;
     if (chunks.rows == 0) chunks.rows = 64;
+    if (each == 2 && !config->recompute && !config->inference) chunks.rows = all;
     if (config->logits_rows) chunks.rows = config->logits_rows;
     if (chunks.rows > all) chunks.rows = all;
     chunks.keeps = !config->recompute && !config->inference && !config->split && all > chunks.rows;
     return chunks;
+}
+
+/* Of state->logits. */
+static uint64_t logits_bytes(const struct aq_stage_config *config, const struct chunks *chunks)
+{
+    const uint64_t each = aq_element_bytes(chunks->type), chunk = chunks->rows * chunks->stride * each;
+    const uint64_t row = chunks->stride * sizeof(float); /* output()'s */
+    const bool elsewhere = each == 2 && (chunks->keeps || config->split);
+    return elsewhere || chunk < row ? row : chunk;
 }
 
 /* Does anything want the gradient of what the product reads? */
@@ -100,7 +120,7 @@ static void place(const struct layer *layer, const struct aq_stage_config *confi
         if (!layer->passes) state->unused = aq_arena_take(arena, N * sizeof(float));
         break;
     case LAYER_STAGE:
-        state->logits = aq_arena_take(arena, chunks.rows * chunks.stride * sizeof(float));
+        state->logits = aq_arena_take(arena, logits_bytes(config, &chunks));
         state->dlogits = chunks.keeps ? aq_arena_take(arena, rows * chunks.stride * typed) : NULL;
         break;
     default:
@@ -150,8 +170,8 @@ static void *dlogits_of(const struct layer_run *run, uint64_t first, uint64_t *s
     const uint64_t typed = aq_element_bytes(stage_type(run->config->precision));
     const struct chunks chunks = chunks_of(run->layer, run->config);
     uint8_t *const kept = dlogits_kept(run);
-    *stride = kept ? chunks.stride : chunks.stride * (sizeof(float) / typed);
-    return kept ? kept + first * chunks.stride * typed : (void *)state->logits;
+    *stride = kept ? chunks.stride : chunks.stride * (aq_element_bytes(chunks.type) / typed);
+    return kept ? kept + first * chunks.stride * typed : state->logits;
 }
 
 /* The norm's rows from `first` on. */
@@ -163,11 +183,11 @@ static struct linear_rows norm_rows(const struct layer_run *run, uint64_t first)
 }
 
 /* Logits of `rows` rows of the norm from `first` on. */
-static enum aq_status logits_make(const struct layer_run *run, uint64_t first, uint64_t rows, uint64_t stride)
+static enum aq_status logits_make(const struct layer_run *run, uint64_t first, uint64_t rows, void *logits,
+                                  enum aq_element type, uint64_t stride)
 {
-    const struct head_state *state = run->state;
     const struct linear linear = linear_of_head(run->layer);
-    const struct linear_to to = {.c = state->logits, .type = AQ_F32, .stride = stride};
+    const struct linear_to to = {.c = logits, .type = type, .stride = stride};
     return linear_forward(run, &linear, rows, norm_rows(run, first), &to);
 }
 
@@ -177,12 +197,14 @@ static enum aq_status head_chunk(const struct layer_run *run, uint64_t first, ui
     const struct head_slot *slot = run->slot;
     const struct head_state *state = run->state;
     const struct chunks chunks = chunks_of(run->layer, run->config);
-    AQ_TRY(logits_make(run, first, rows, chunks.stride));
     uint64_t stride;
     void *dlogits = dlogits_of(run, first, &stride);
+    void *logits = chunks.type == AQ_F32 ? state->logits : dlogits;
+    AQ_TRY(logits_make(run, first, rows, logits, chunks.type, chunks.stride));
     const struct aq_cross_entropy loss = {.rows = rows,
                                           .V = run->layer->out.columns,
-                                          .logits = state->logits,
+                                          .logits = logits,
+                                          .logits_type = chunks.type,
                                           .logits_stride = chunks.stride,
                                           .targets = slot->targets + first,
                                           .losses = slot->losses + first,
@@ -282,7 +304,7 @@ static enum aq_status output(const struct layer_run *run, uint32_t row, float *v
 {
     struct head_state *state = run->state;
     const uint64_t V = run->layer->out.columns;
-    AQ_TRY(logits_make(run, row, 1, V));
+    AQ_TRY(logits_make(run, row, 1, state->logits, AQ_F32, V));
     state->logits_slot = 0;
     return aq_device_copy(run->device, values, state->logits, V * sizeof *values, run->stream);
 }

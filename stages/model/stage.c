@@ -315,6 +315,7 @@ enum aq_status aq_stage_open(struct aq_device *device, const struct aq_stage_con
     struct aq_device_info info;
     struct aq_stage_config mine = config_of(config);
     aq_device_info(device, &info);
+    mine.logits_16bit = config->logits_16bit && info.rounds;
     mine.weights_16bit = info.rounds || (config->weights_16bit && config->inference);
     if (config->precision == AQ_STAGE_TF32 && !info.tf32)
         return aq_fail(AQ_INVAL, "stage", "model.precision: tf32 is of GPUs, and this stage is on %s; say fp32",
