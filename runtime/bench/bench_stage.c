@@ -38,7 +38,8 @@ struct bench_case {
     uint32_t B, T;
     enum aq_stage_precision precision;
     uint32_t blocks, heads, channels; /* 0: of 124M */
-    uint32_t logits_rows;             /* 0: as many as 256 MiB hold */
+    uint32_t logits_rows;             /* 0: as many as the stage takes */
+    bool logits_16bit;                /* on a GPU; a job with fp16 has them */
 };
 
 /* Published shapes of other models, run where --only asks for them. */
@@ -78,40 +79,44 @@ static void qwen3_600m(struct aq_model_config *model)
 }
 
 static const struct bench_shape shapes[] = {
-    {{"stage smollm2-135m fp32 B4 T256", 4, 256, AQ_STAGE_FP32, 0, 0, 0, 0}, smollm2_135m, 0},
-    {{"stage smollm2-135m bf16 B4 T256", 4, 256, AQ_STAGE_BF16, 0, 0, 0, 0}, smollm2_135m, 0},
-    {{"stage smollm2-135m lora16 fp32 B4 T256", 4, 256, AQ_STAGE_FP32, 0, 0, 0, 0}, smollm2_135m, 16},
-    {{"stage smollm2-135m lora16 bf16 B4 T256", 4, 256, AQ_STAGE_BF16, 0, 0, 0, 0}, smollm2_135m, 16},
-    {{"stage qwen3-0.6b fp32 B2 T256", 2, 256, AQ_STAGE_FP32, 0, 0, 0, 0}, qwen3_600m, 0},
-    {{"stage qwen3-0.6b bf16 B2 T256", 2, 256, AQ_STAGE_BF16, 0, 0, 0, 0}, qwen3_600m, 0},
-    {{"stage qwen3-0.6b lora16 fp32 B2 T256", 2, 256, AQ_STAGE_FP32, 0, 0, 0, 0}, qwen3_600m, 16},
-    {{"stage qwen3-0.6b lora16 bf16 B2 T256", 2, 256, AQ_STAGE_BF16, 0, 0, 0, 0}, qwen3_600m, 16}};
+    {{"stage smollm2-135m fp32 B4 T256", 4, 256, AQ_STAGE_FP32, 0, 0, 0, 0, false}, smollm2_135m, 0},
+    {{"stage smollm2-135m bf16 B4 T256", 4, 256, AQ_STAGE_BF16, 0, 0, 0, 0, false}, smollm2_135m, 0},
+    {{"stage smollm2-135m lora16 fp32 B4 T256", 4, 256, AQ_STAGE_FP32, 0, 0, 0, 0, false}, smollm2_135m, 16},
+    {{"stage smollm2-135m lora16 bf16 B4 T256", 4, 256, AQ_STAGE_BF16, 0, 0, 0, 0, false}, smollm2_135m, 16},
+    {{"stage qwen3-0.6b fp32 B2 T256", 2, 256, AQ_STAGE_FP32, 0, 0, 0, 0, false}, qwen3_600m, 0},
+    {{"stage qwen3-0.6b bf16 B2 T256", 2, 256, AQ_STAGE_BF16, 0, 0, 0, 0, false}, qwen3_600m, 0},
+    {{"stage qwen3-0.6b lora16 fp32 B2 T256", 2, 256, AQ_STAGE_FP32, 0, 0, 0, 0, false}, qwen3_600m, 16},
+    {{"stage qwen3-0.6b lora16 bf16 B2 T256", 2, 256, AQ_STAGE_BF16, 0, 0, 0, 0, false}, qwen3_600m, 16}};
 
 /* The same on a GPU, at sizes that fill one. */
 static const struct bench_shape gpu_shapes[] = {
-    {{"stage qwen3-0.6b bf16 B4 T1024", 4, 1024, AQ_STAGE_BF16, 0, 0, 0, 0}, qwen3_600m, 0},
-    {{"stage qwen3-0.6b bf16 B16 T1024", 16, 1024, AQ_STAGE_BF16, 0, 0, 0, 0}, qwen3_600m, 0},
-    {{"stage qwen3-0.6b lora16 bf16 B4 T1024", 4, 1024, AQ_STAGE_BF16, 0, 0, 0, 0}, qwen3_600m, 16}};
+    {{"stage qwen3-0.6b bf16 B4 T1024", 4, 1024, AQ_STAGE_BF16, 0, 0, 0, 0, false}, qwen3_600m, 0},
+    {{"stage qwen3-0.6b bf16 B16 T1024", 16, 1024, AQ_STAGE_BF16, 0, 0, 0, 0, false}, qwen3_600m, 0},
+    {{"stage qwen3-0.6b bf16 B4 T1024 logits bf16", 4, 1024, AQ_STAGE_BF16, 0, 0, 0, 0, true}, qwen3_600m, 0},
+    {{"stage qwen3-0.6b lora16 bf16 B4 T1024", 4, 1024, AQ_STAGE_BF16, 0, 0, 0, 0, false}, qwen3_600m, 16}};
 
-static const struct bench_case cases[] = {{"stage gpt2-124m fp32 B4 T256", 4, 256, AQ_STAGE_FP32, 0, 0, 0, 0},
-                                          {"stage gpt2-124m fp32 B1 T1024", 1, 1024, AQ_STAGE_FP32, 0, 0, 0, 0},
-                                          {"stage gpt2-124m bf16 B4 T256", 4, 256, AQ_STAGE_BF16, 0, 0, 0, 0},
-                                          {"stage gpt2-124m fp16 B4 T256", 4, 256, AQ_STAGE_FP16, 0, 0, 0, 0}};
+static const struct bench_case cases[] = {{"stage gpt2-124m fp32 B4 T256", 4, 256, AQ_STAGE_FP32, 0, 0, 0, 0, false},
+                                          {"stage gpt2-124m fp32 B1 T1024", 1, 1024, AQ_STAGE_FP32, 0, 0, 0, 0, false},
+                                          {"stage gpt2-124m bf16 B4 T256", 4, 256, AQ_STAGE_BF16, 0, 0, 0, 0, false},
+                                          {"stage gpt2-124m fp16 B4 T256", 4, 256, AQ_STAGE_FP16, 0, 0, 0, 0, true}};
 
 static const struct bench_case gpu_cases[] = {
-    {"stage gpt2-124m bf16 B16 T1024", 16, 1024, AQ_STAGE_BF16, 12, 12, 768, 0},
-    {"stage gpt2-124m bf16 B16 T1024 logits_rows 4096", 16, 1024, AQ_STAGE_BF16, 12, 12, 768, 4096},
-    {"stage gpt2-124m bf16 B16 T1024 logits_rows 1024", 16, 1024, AQ_STAGE_BF16, 12, 12, 768, 1024},
-    {"stage gpt2-350m bf16 B16 T1024", 16, 1024, AQ_STAGE_BF16, 24, 16, 1024, 0},
-    {"stage gpt2-774m bf16 B16 T1024", 16, 1024, AQ_STAGE_BF16, 36, 20, 1280, 0},
-    {"stage gpt2-1.5b bf16 B16 T1024", 16, 1024, AQ_STAGE_BF16, 48, 25, 1600, 0},
-    {"stage gpt2-124m fp16 B16 T1024", 16, 1024, AQ_STAGE_FP16, 12, 12, 768, 0},
-    {"stage gpt2-1.5b fp16 B16 T1024", 16, 1024, AQ_STAGE_FP16, 48, 25, 1600, 0},
-    {"stage gpt2-124m tf32 B16 T1024", 16, 1024, AQ_STAGE_TF32, 12, 12, 768, 0},
-    {"stage gpt2-124m fp32 B16 T1024", 16, 1024, AQ_STAGE_FP32, 12, 12, 768, 0},
-    {"stage gpt2-350m fp32 B8 T1024", 8, 1024, AQ_STAGE_FP32, 24, 16, 1024, 0},
-    {"stage gpt2-774m fp32 B8 T1024", 8, 1024, AQ_STAGE_FP32, 36, 20, 1280, 0},
-    {"stage gpt2-1.5b fp32 B4 T1024", 4, 1024, AQ_STAGE_FP32, 48, 25, 1600, 0}};
+    {"stage gpt2-124m bf16 B16 T1024", 16, 1024, AQ_STAGE_BF16, 12, 12, 768, 0, false},
+    {"stage gpt2-124m bf16 B16 T1024 logits_rows 4096", 16, 1024, AQ_STAGE_BF16, 12, 12, 768, 4096, false},
+    {"stage gpt2-124m bf16 B16 T1024 logits_rows 1024", 16, 1024, AQ_STAGE_BF16, 12, 12, 768, 1024, false},
+    {"stage gpt2-124m bf16 B16 T1024 logits bf16", 16, 1024, AQ_STAGE_BF16, 12, 12, 768, 0, true},
+    {"stage gpt2-124m bf16 B16 T1024 logits bf16 logits_rows 4096", 16, 1024, AQ_STAGE_BF16, 12, 12, 768, 4096, true},
+    {"stage gpt2-124m bf16 B16 T1024 logits bf16 logits_rows 512", 16, 1024, AQ_STAGE_BF16, 12, 12, 768, 512, true},
+    {"stage gpt2-350m bf16 B16 T1024", 16, 1024, AQ_STAGE_BF16, 24, 16, 1024, 0, false},
+    {"stage gpt2-774m bf16 B16 T1024", 16, 1024, AQ_STAGE_BF16, 36, 20, 1280, 0, false},
+    {"stage gpt2-1.5b bf16 B16 T1024", 16, 1024, AQ_STAGE_BF16, 48, 25, 1600, 0, false},
+    {"stage gpt2-124m fp16 B16 T1024", 16, 1024, AQ_STAGE_FP16, 12, 12, 768, 0, true},
+    {"stage gpt2-1.5b fp16 B16 T1024", 16, 1024, AQ_STAGE_FP16, 48, 25, 1600, 0, true},
+    {"stage gpt2-124m tf32 B16 T1024", 16, 1024, AQ_STAGE_TF32, 12, 12, 768, 0, false},
+    {"stage gpt2-124m fp32 B16 T1024", 16, 1024, AQ_STAGE_FP32, 12, 12, 768, 0, false},
+    {"stage gpt2-350m fp32 B8 T1024", 8, 1024, AQ_STAGE_FP32, 24, 16, 1024, 0, false},
+    {"stage gpt2-774m fp32 B8 T1024", 8, 1024, AQ_STAGE_FP32, 36, 20, 1280, 0, false},
+    {"stage gpt2-1.5b fp32 B4 T1024", 4, 1024, AQ_STAGE_FP32, 48, 25, 1600, 0, false}};
 
 /*
  * Dense rates in TFLOP/s from NVIDIA's data sheets: bf16 and fp16 with fp32 sums; tf32; fp32 proper, without tensor
@@ -235,6 +240,7 @@ static enum aq_status trainer_open(struct trainer *self, struct aq_device *devic
         config.lora = (struct aq_lora_config){.rank = shape->rank, .alpha = 2.0f * (float)shape->rank};
     }
     config.logits_rows = which->logits_rows;
+    config.logits_16bit = which->logits_16bit;
     config.layer_end = aq_model_layers(&config.model);
     AQ_TRY(aq_stage_measure(&config, &size));
     self->flops = 3.0 * size.flops_forward;

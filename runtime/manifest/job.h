@@ -72,10 +72,18 @@ struct aq_job_every {
 /* In steps; 0: never. */
 uint64_t aq_job_every_steps(const struct aq_job_every *every, uint64_t steps_per_epoch);
 
+/* Of logits that leave the head's product on a GPU. */
+enum aq_job_logits {
+    AQ_LOGITS_AUTO = 0, /* 16 bits with fp16, else fp32; docs/DECISIONS.md 0594 */
+    AQ_LOGITS_FP32 = 1,
+    AQ_LOGITS_16BIT = 2 /* the precision's */
+};
+
 struct aq_job_model {
     const char *task; /* of tasks.def; NULL: the model's own                                              */
     struct aq_model_config config; /* vocabulary 0: the tokenizer's; the resolved one is in the plan      */
     enum aq_stage_precision precision;
+    enum aq_job_logits logits;
     bool recompute;
     const char *weights; /* file or folder to start from, NULL: initial weights from train.seed            */
 };

@@ -16,6 +16,8 @@ enum { NUMBER_BYTES = 48 };
 
 static const struct aq_key_name precision_names[] = {
     {"fp32", AQ_STAGE_FP32}, {"tf32", AQ_STAGE_TF32}, {"bf16", AQ_STAGE_BF16}, {"fp16", AQ_STAGE_FP16}, {NULL, 0}};
+static const struct aq_key_name logits_names[] = {
+    {"auto", AQ_LOGITS_AUTO}, {"fp32", AQ_LOGITS_FP32}, {"16bit", AQ_LOGITS_16BIT}, {NULL, 0}};
 static const struct aq_key_name frozen_names[] = {
     {"fp32", AQ_FROZEN_FP32}, {"bf16", AQ_FROZEN_BF16}, {"q8", AQ_FROZEN_Q8}, {NULL, 0}};
 static const struct aq_key_name tokenizer_names[] = {

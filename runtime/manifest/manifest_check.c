@@ -461,6 +461,23 @@ static void check_dials(struct aq_manifest *manifest)
     }
 }
 
+/* Logits are the last stage's. */
+static void check_logits(struct aq_manifest *manifest)
+{
+    const struct aq_job *job = &manifest->job;
+    const uint32_t P = job->pipeline.stage_count;
+    if (job->model.logits != AQ_LOGITS_16BIT) return;
+    if (job->model.precision != AQ_STAGE_BF16 && job->model.precision != AQ_STAGE_FP16)
+        aq_manifest_error(manifest, "model.logits",
+                          "16bit is that of model.precision, which has 32: write fp32, or precision: bf16 or fp16");
+    for (uint32_t r = P - 1; r < aq_job_ranks(job); r += P) {
+        if (aq_device_gpu(job->pipeline.stages[r].device) != AQ_GPU_NO) continue;
+        aq_manifest_error(manifest, "model.logits",
+                          "16bit is of GPUs, and the last stage is on the CPU: write auto, or device: cuda there");
+        return;
+    }
+}
+
 /* A stage whose device is 'auto' may yet have a GPU: whoever opens it there sees. */
 static void check_precision(struct aq_manifest *manifest)
 {
@@ -757,6 +774,7 @@ void aq_manifest_check(struct aq_manifest *manifest)
     check_link(manifest);
     check_dials(manifest);
     check_precision(manifest);
+    check_logits(manifest);
     check_devices(manifest);
     check_mirror(manifest);
     check_security(manifest);

@@ -222,11 +222,12 @@ static enum aq_status stage_fill(struct plan_open *open, uint32_t s)
                                  .freeze = job->train.freeze,
                                  .frozen_store = job->train.frozen_store,
                                  .lora = job->train.lora,
+                                 .logits_16bit = aq_plan_logits_16bit(job, s),
                                  .weights_16bit = aq_device_gpu(job->pipeline.stages[s].device) != AQ_GPU_NO};
     stage->boundary_copies = stage->config.weights_16bit ? AQ_PLAN_COPIES_MAX : 1;
     aq_model_layer_name(&open->plan.model, stage->layer_first, stage->name_first, sizeof stage->name_first);
     aq_model_layer_name(&open->plan.model, stage->layer_end - 1, stage->name_last, sizeof stage->name_last);
-    AQ_TRY(aq_stage_measure(&stage->config, &stage->size));
+    AQ_TRY(aq_plan_stage_measure(job, s, stage));
     open->plan.parameters += stage->size.parameters;
     open->plan.frozen += stage->size.frozen;
     return AQ_OK;
@@ -236,7 +237,7 @@ static enum aq_status stage_slots(struct plan_open *open, uint32_t s)
 {
     struct aq_plan_stage *stage = &open->stages[s];
     stage->config.slots = stage->program.slots;
-    return aq_stage_measure(&stage->config, &stage->size);
+    return aq_plan_stage_measure(open->plan.job, s, stage);
 }
 
 /*

@@ -27,6 +27,20 @@ enum aq_status aq_plan_layer_size(const struct aq_job *job, const struct aq_mode
     return aq_stage_measure(&config, out);
 }
 
+bool aq_plan_logits_16bit(const struct aq_job *job, uint32_t s)
+{
+    if (aq_device_gpu(job->pipeline.stages[s].device) == AQ_GPU_NO) return false;
+    if (job->model.logits == AQ_LOGITS_AUTO) return job->model.precision == AQ_STAGE_FP16;
+    return job->model.logits == AQ_LOGITS_16BIT;
+}
+
+enum aq_status aq_plan_stage_measure(const struct aq_job *job, uint32_t s, struct aq_plan_stage *stage)
+{
+    struct aq_stage_config config = stage->config;
+    if (aq_device_gpu(job->pipeline.stages[s].device) == AQ_GPU_MAYBE) config.logits_16bit = false;
+    return aq_stage_measure(&config, &stage->size);
+}
+
 static enum aq_status layer_flops(const struct aq_job *job, const struct aq_model_config *model, uint32_t layers,
                                   double *sums)
 {

@@ -74,6 +74,7 @@ static const char *const silent[] = {
     "train.early_stop", "checkpoint.best",       "edges.guard",     "edges.bits",       "split.client",
     "split.rounds",     "split.epochs",          "split.privacy.",  "split.capture",
     "split.statistics",  "split.labels",         "data.augment.",     "train.schedule",
+    "model.logits",
 };
 
 static bool names(const char *const *list, size_t count, const char *name)

@@ -16,7 +16,7 @@
  */
 #include "decoder.h"
 
-/* Logits of a chunk that does not stay take at most this much; a micro-batch of 1024 tokens of GPT-2's vocabulary is one chunk. */
+/* A chunk of logits takes at most this much, unless chunks_of gives more; 1024 tokens of GPT-2's vocabulary are one. */
 enum { LOGITS_BYTES_MAX = 256 << 20, LINE_BYTES = 128 };
 
 struct head_slot {
@@ -45,7 +45,8 @@ struct chunks {
 
 /*
  * Rows of logits start on cache lines; a chunk is a multiple of 64 rows where it is not all of them. Logits of 16 bits
- * need no room but their gradient's: where that stays, fewer rows at a time would save nothing.
+ * need no room but their gradient's: where that stays, fewer rows at a time would save nothing. A GPU is slower with
+ * many chunks, each of which ends with idle processors twice: fp32 logits may take half of what their gradient takes.
  */
 static struct chunks chunks_of(const struct layer *layer, const struct aq_stage_config *config)
 {
@@ -53,12 +54,15 @@ static struct chunks chunks_of(const struct layer *layer, const struct aq_stage_
     struct chunks chunks = {.type = config->logits_16bit ? stage_type(config->precision) : AQ_F32};
     const uint64_t each = aq_element_bytes(chunks.type), line = LINE_BYTES / each;
     chunks.stride = (layer->out.columns + line - 1) / line * line;
-    chunks.rows = LOGITS_BYTES_MAX / (chunks.stride * each) / 64 * 64;
+    const bool trains = !config->recompute && !config->inference, stays = trains && !config->split;
+    const uint64_t half = all * chunks.stride * aq_element_bytes(stage_type(config->precision)) / 2;
+    const bool more = config->weights_16bit && stays && half > LOGITS_BYTES_MAX;
+    chunks.rows = (more ? half : LOGITS_BYTES_MAX) / (chunks.stride * each) / 64 * 64;
     if (chunks.rows == 0) chunks.rows = 64;
-    if (each == 2 && !config->recompute && !config->inference) chunks.rows = all;
+    if (each == 2 && trains) chunks.rows = all;
     if (config->logits_rows) chunks.rows = config->logits_rows;
     if (chunks.rows > all) chunks.rows = all;
-    chunks.keeps = !config->recompute && !config->inference && !config->split && all > chunks.rows;
+    chunks.keeps = stays && all > chunks.rows;
     return chunks;
 }
 

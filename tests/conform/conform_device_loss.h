@@ -14,18 +14,18 @@ struct loss_case {
 static enum aq_status cross_entropy_call(struct aq_device *where, struct array *arrays, const void *context)
 {
     const struct loss_case *x = context;
-    const struct aq_cross_entropy args = {
-        .rows = x->rows,
-        .V = x->V,
-        .logits = arrays[0].at,
-        .logits_type = x->logits,
-        .logits_stride = x->stride,
-        .targets = arrays[1].at,
-        .losses = arrays[2].at,
-        .gradient = x->without ? NULL : arrays[0].at,
-        .gradient_stride = x->stride * aq_element_bytes(x->logits) / aq_element_bytes(x->gradient),
-        .gradient_type = x->gradient,
-        .scale = 0.25f};
+    const struct aq_cross_entropy args = {.rows = x->rows,
+                                          .V = x->V,
+                                          .logits = arrays[0].at,
+                                          .logits_type = x->logits,
+                                          .logits_stride = x->stride,
+                                          .targets = arrays[1].at,
+                                          .losses = arrays[2].at,
+                                          .gradient = x->without ? NULL : arrays[0].at,
+                                          .gradient_stride =
+                                              x->stride * aq_element_bytes(x->logits) / aq_element_bytes(x->gradient),
+                                          .gradient_type = x->gradient,
+                                          .scale = 0.25f};
     return aq_device_cross_entropy(where, &args, NULL);
 }
 
@@ -44,8 +44,12 @@ static void cross_entropy_run(const uint64_t *size, const enum aq_element *both_
                                 .gradient = both_types[1],
                                 .without = without};
     const uint64_t N = x.rows * x.stride, bytes = N * aq_element_bytes(x.logits);
-    struct array arrays[3] = {{x.gradient, bytes / aq_element_bytes(x.gradient), random_of(x.logits, N, 1, 4.0f),
-                               without ? NOT_COMPARED : COMPARED, NULL, {0}},
+    struct array arrays[3] = {{x.gradient,
+                               bytes / aq_element_bytes(x.gradient),
+                               random_of(x.logits, N, 1, 4.0f),
+                               without ? NOT_COMPARED : COMPARED,
+                               NULL,
+                               {0}},
                               {AQ_F32, x.rows, help_alloc(x.rows * 4), NOT_COMPARED, NULL, {0}},
                               {AQ_F32, x.rows, NULL, COMPARED, NULL, {0}}};
     help_tokens(arrays[1].host, x.rows, 2, (uint32_t)x.V);
@@ -56,17 +60,17 @@ static void cross_entropy_run(const uint64_t *size, const enum aq_element *both_
 
 /*
  * Rows that begin anywhere and rows that begin at 16 bytes; of one piece and of several; rows of fp32 and of 16 bits
- * that shared memory holds, and rows that it holds in part (60,001 and 151,936). Of those the truth's own sum is not
+ * that shared memory holds, and rows that it holds in part (60,001 and 151,936). Of 50,000 values and more the truth's own sum is not
  * near enough for a gradient in fp32.
  */
 static void test_cross_entropy_matches_truth(void **state)
 {
     (void)state;
-    static const uint64_t sizes[][3] = {{1, 1, 5},     {20, 2, 5},     {9, 7, 1},      {40, 50, 5},    {9, 1001, 5},
-                                        {3, 2048, 5},  {3, 5003, 5},   {3, 20003, 5},  {2, 16379, 5},  {3, 1001, 7},
-                                        {3, 2048, 0},  {2, 50257, 15}, {2, 50257, 6},  {1, 60001, 31}, {1, 151936, 0}};
+    static const uint64_t sizes[][3] = {{1, 1, 5},    {20, 2, 5},     {9, 7, 1},     {40, 50, 5},    {9, 1001, 5},
+                                        {3, 2048, 5}, {3, 5003, 5},   {3, 20003, 5}, {2, 16379, 5},  {3, 1001, 7},
+                                        {3, 2048, 0}, {2, 50257, 15}, {2, 50257, 6}, {1, 60001, 31}, {1, 151936, 0}};
     for (size_t s = 0; s < sizeof sizes / sizeof sizes[0]; s++)
-        for (size_t t = sizes[s][1] > 50257; t < LOSS_TYPES; t++) {
+        for (size_t t = sizes[s][1] > 50000; t < LOSS_TYPES; t++) {
             cross_entropy_run(sizes[s], loss_types[t], false);
             if (loss_types[t][0] == loss_types[t][1]) cross_entropy_run(sizes[s], loss_types[t], true);
         }
@@ -88,8 +92,8 @@ static float loss_of_row(const struct loss_case *x, void *logits, int32_t target
 }
 
 /*
- * Logits as far from 0 as GPT-2's, by the formula in double: the loss within 1e-5, the gradient as its type rounds, fp32
- * within 1e-5 (the plain CPU adds 60,001 values one after another).
+ * Logits as far from 0 as GPT-2's, by the formula in double: the loss within 1e-5, the gradient as its type rounds, in
+ * fp32 within 1e-5 (the plain CPU adds 60,001 values one after another).
  */
 static void test_cross_entropy_is_its_definition(void **state)
 {
@@ -145,10 +149,10 @@ static void test_cross_entropy_shows_an_overflow(void **state)
         if (x.logits == AQ_F32)
             ((float *)logits)[place] = worst;
         else
-            ((uint16_t *)logits)[place] =
-                x.logits == AQ_BF16 ? aq_bfloat_from_float(worst) : aq_half_from_float(worst);
+            ((uint16_t *)logits)[place] = x.logits == AQ_BF16 ? aq_bfloat_from_float(worst) : aq_half_from_float(worst);
         const float loss = loss_of_row(&x, logits, 17);
-        if (!isnan(loss)) fail_msg("%g at %llu: the loss is %g", (double)worst, (unsigned long long)place, (double)loss);
+        if (!isnan(loss))
+            fail_msg("%g at %llu: the loss is %g", (double)worst, (unsigned long long)place, (double)loss);
         aq_free(logits);
     }
 }

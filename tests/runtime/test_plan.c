@@ -338,6 +338,7 @@ static void test_plan_hash_sees_what_matters_and_nothing_else(void **state)
                                         "data.skip=3",
                                         "edges.forward.scale=search",
                                         "model.precision=bf16",
+                                        "model.logits=fp32",
                                         "pipeline.in_flight=classic"};
     uint64_t digest, digest_same;
     const uint64_t hash = hash_of("job.name=job", &digest);

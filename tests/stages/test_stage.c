@@ -13,6 +13,7 @@ struct run {
     float dropout;
     enum aq_stage_precision precision;
     float loss_scale; /* 0: 0.01 */
+    bool logits_16bit;
 };
 
 struct result {
@@ -33,6 +34,7 @@ static struct aq_stage_config config_of(const struct run *run, uint32_t first, u
     config.recompute = run->recompute;
     config.logits_rows = run->logits_rows;
     config.precision = run->precision;
+    config.logits_16bit = run->logits_16bit;
     return config;
 }
 
@@ -195,6 +197,30 @@ static void test_logits_in_pieces_give_the_same(void **state)
         pieces.recompute = true;
         nearly_same(&whole, &pieces, limit);
     }
+}
+
+/* On a GPU they take the room of their gradient and no more; a CPU takes no notice. */
+static void test_logits_of_16_bits_lie_under_their_gradient(void **state)
+{
+    (void)state;
+    enum { LINE = 64, STRIDE = (V + LINE - 1) / LINE * LINE, ROWS = B * T };
+    struct aq_device *device = help_device(1);
+    const struct run run = {.threads = 1, .precision = AQ_STAGE_BF16};
+    struct aq_stage_config config = config_of(&run, LAYERS - 1, LAYERS);
+    struct aq_stage_size wide, narrow, pieces;
+    struct aq_stage *stage;
+    assert_int_equal(aq_stage_measure(&config, &wide), AQ_OK);
+    config.logits_16bit = true;
+    assert_int_equal(aq_stage_measure(&config, &narrow), AQ_OK);
+    config.logits_rows = 7;
+    assert_int_equal(aq_stage_measure(&config, &pieces), AQ_OK);
+    assert_int_equal(wide.workspace_bytes - narrow.workspace_bytes, ROWS * STRIDE * 2);
+    assert_int_equal(pieces.workspace_bytes - narrow.workspace_bytes, STRIDE * 4); /* a row for output() */
+    assert_int_equal(aq_stage_open(device, &config, &stage), AQ_OK);
+    aq_stage_close(stage);
+    aq_device_close(device);
+    const struct run wished = {.threads = 1, .precision = AQ_STAGE_BF16, .logits_16bit = true};
+    same_bits(&run, &wished);
 }
 
 /* All forwards first makes the head compute its logits twice. */
@@ -629,6 +655,7 @@ int main(void)
         cmocka_unit_test(test_any_number_of_threads_gives_the_same_bits),
         cmocka_unit_test(test_recomputation_gives_the_same_bits),
         cmocka_unit_test(test_logits_in_pieces_give_the_same),
+        cmocka_unit_test(test_logits_of_16_bits_lie_under_their_gradient),
         cmocka_unit_test(test_order_of_forwards_gives_the_same_bits),
         cmocka_unit_test(test_masks_follow_the_sample),
         cmocka_unit_test(test_gradient_matches_finite_differences),

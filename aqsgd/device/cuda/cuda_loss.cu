@@ -207,7 +207,7 @@ static __forceinline__ __device__ void loss_second_pass(const L *row, uint64_t V
     }
 }
 
-/* kept: values of a row that dynamic shared memory holds, a multiple of W. Blocks of 512 threads are two a processor. */
+/* kept: values of a row that dynamic shared memory holds, a multiple of W. Of 512 threads, two blocks a processor. */
 template <typename L, typename G, int W, unsigned THREADS>
 static __global__ void __launch_bounds__(THREADS, THREADS == LOSS_THREADS ? 2 : 1)
     cross_entropy(struct aq_cross_entropy args, uint64_t kept)
@@ -254,8 +254,8 @@ template <typename L, typename G>
 static enum aq_status cross_entropy_typed(const struct aq_cross_entropy *args, cudaStream_t stream)
 {
     constexpr int W = 16 / sizeof(L);
-    const bool wide = args->logits_stride % W == 0 && aq_aligned(args->logits, 16) &&
-                      args->gradient_stride % W == 0 && aq_aligned(args->gradient, W * sizeof(G));
+    const bool wide = args->logits_stride % W == 0 && aq_aligned(args->logits, 16) && args->gradient_stride % W == 0 &&
+                      aq_aligned(args->gradient, W * sizeof(G));
     return wide ? cross_entropy_wide<L, G, W>(args, stream) : cross_entropy_wide<L, G, 1>(args, stream);
 }
 

@@ -288,8 +288,8 @@ struct aq_stage_config {
                                         returns                                                         */
     enum aq_frozen_store frozen_store; /* of frozen weights of linear layers                           */
     struct aq_lora_config lora;      /* targets: borrowed until open returns                             */
-    uint32_t logits_rows;            /* of logits that exist at a time; 0: as many as 256 MiB hold, or all where they
-                                        have 16 bits and their gradient stays                          */
+    uint32_t logits_rows;            /* of logits that exist at a time; 0: as many as 256 MiB hold, on a GPU more where
+                                        their gradient stays: half of its bytes, or all rows in 16 bits */
     bool logits_16bit;               /* logits leave their product in the precision's 16 bits, and their gradient lies
                                         on them: on a GPU. aq_stage_open takes no notice on a CPU       */
 };
