@@ -43,7 +43,7 @@ enum aq_status aq_plan_layer_size(const struct aq_job *job, const struct aq_mode
 /* plan_cut.c: may stage s make logits of 16 bits (model.logits)? It does where its device is a GPU. */
 bool aq_plan_logits_16bit(const struct aq_job *job, uint32_t s);
 
-/* plan_cut.c: stage->size by its config. Of a device that may turn out a CPU the logits count as fp32, which are more. */
+/* plan_cut.c: stage->size by its config. On a device that may be a CPU, logits count as fp32, which are more. */
 enum aq_status aq_plan_stage_measure(const struct aq_job *job, uint32_t s, struct aq_plan_stage *stage);
 
 /* plan.c: the shape, sizes and wire bytes of edge e with the cut behind layer layer_end - 1; no windows. */

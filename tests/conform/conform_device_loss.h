@@ -60,8 +60,8 @@ static void cross_entropy_run(const uint64_t *size, const enum aq_element *both_
 
 /*
  * Rows that begin anywhere and rows that begin at 16 bytes; of one piece and of several; rows of fp32 and of 16 bits
- * that shared memory holds, and rows that it holds in part (60,001 and 151,936). Of 50,000 values and more the truth's own sum is not
- * near enough for a gradient in fp32.
+ * that shared memory holds, and rows that it holds in part (60,001 and 151,936). Gradients in fp32 are not compared
+ * above 50,000 values, where the truth's own sum is not near enough.
  */
 static void test_cross_entropy_matches_truth(void **state)
 {
