@@ -531,7 +531,8 @@ static enum aq_status embedding_call(struct aq_device *where, struct array *arra
 static void test_embedding_matches_truth(void **state)
 {
     (void)state;
-    static const uint64_t sizes[][3] = {{1, 1, 1}, {3, 21, 70}, {3, 21, 300}, {2, 9, 100}, {4, 150, 5}, {1, 700, 8}};
+    static const uint64_t sizes[][3] = {{1, 1, 1},   {3, 21, 70}, {3, 21, 300}, {2, 9, 100},
+                                        {4, 150, 5}, {1, 700, 8}, {3, 1401, 8}, {1, 1030, 5}};
     for (size_t s = 0; s < 2 * sizeof sizes / sizeof sizes[0]; s++) {
         const struct rows_case x = {.scale = s / 2 % 3 > 1 ? 5.6568f : 0.0f,
                                     .samples = sizes[s / 2][0],

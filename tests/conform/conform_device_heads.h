@@ -66,7 +66,7 @@ static void test_rmsnorm_matches_truth(void **state)
 struct rope_case {
     struct rows_case rows;
     uint64_t kv_heads, R;
-    bool normed, in_place;
+    bool normed, in_place, parts;
 };
 
 static enum aq_status rope_call(struct aq_device *where, struct array *arrays, const void *context)
@@ -88,7 +88,8 @@ static enum aq_status rope_call(struct aq_device *where, struct array *arrays, c
                                  .k_gamma = c->normed ? arrays[4].at : NULL,
                                  .plus = 1.0f,
                                  .epsilon = 1e-6f,
-                                 .rstd = c->normed ? arrays[5].at : NULL};
+                                 .rstd = c->normed ? arrays[5].at : NULL,
+                                 .starts = c->parts ? arrays[10].at : NULL};
     const enum aq_status status = aq_device_rope(where, &args, NULL);
     if (status != AQ_OK) return status;
     const struct aq_rope_backward back = {.samples = x->samples,
@@ -107,17 +108,25 @@ static enum aq_status rope_call(struct aq_device *where, struct array *arrays, c
                                           .rstd = args.rstd,
                                           .plus = 1.0f,
                                           .dq_gamma = c->normed ? arrays[8].at : NULL,
-                                          .dk_gamma = c->normed ? arrays[9].at : NULL};
+                                          .dk_gamma = c->normed ? arrays[9].at : NULL,
+                                          .starts = args.starts};
     return aq_device_rope_backward(where, &back, NULL);
 }
 
-/* Columns that turn: none, some, all. Heads that share, and that do not. In place where nothing is normalized. */
+/*
+ * Columns that turn: none, some, all. Heads that share, and that do not. In place where nothing is normalized. Heads of
+ * 16 columns and more take the wide kernels of a GPU, unless D or R is no multiple of what a lane has. From D 64 on a
+ * row of heads fills less than a warp, several warps, or several blocks; {1, 4200, ...} has groups of 16 rows.
+ */
 static void test_heads_that_turn_match_truth(void **state)
 {
     (void)state;
-    static const uint64_t sizes[][6] = {{1, 1, 1, 1, 2, 2},     {2, 5, 2, 1, 8, 8},   {2, 17, 3, 3, 10, 4},
-                                        {1, 40, 4, 2, 64, 64},  {2, 9, 6, 2, 33, 32}, {1, 33, 2, 1, 128, 128},
-                                        {3, 50, 1, 1, 100, 50}, {1, 4, 2, 2, 20, 0}};
+    static const uint64_t sizes[][6] = {{1, 1, 1, 1, 2, 2},       {2, 5, 2, 1, 8, 8},      {2, 17, 3, 3, 10, 4},
+                                        {1, 40, 4, 2, 64, 64},    {2, 9, 6, 2, 33, 32},    {1, 33, 2, 1, 128, 128},
+                                        {3, 50, 1, 1, 100, 50},   {1, 4, 2, 2, 20, 0},     {3, 11, 9, 3, 64, 64},
+                                        {2, 13, 5, 1, 80, 80},    {2, 7, 4, 4, 80, 32},    {2, 5, 4, 1, 256, 256},
+                                        {1, 19, 16, 8, 128, 128}, {2, 3, 40, 8, 128, 64},  {1, 9, 3, 1, 96, 24},
+                                        {1, 6, 2, 1, 512, 128},   {1, 4200, 1, 1, 16, 16}, {2, 3, 2, 1, 1026, 64}};
     for (size_t s = 0; s < 3 * TYPES * sizeof sizes / sizeof sizes[0]; s++) {
         const uint64_t *size = sizes[s / TYPES / 3];
         const struct rope_case c = {
@@ -125,12 +134,16 @@ static void test_heads_that_turn_match_truth(void **state)
             .kv_heads = size[3],
             .R = size[5],
             .normed = s / TYPES % 3 == 1,
-            .in_place = s / TYPES % 3 == 2};
+            .in_place = s / TYPES % 3 == 2,
+            .parts = s / TYPES / 3 % 2};
         const struct rows_case *x = &c.rows;
         const uint64_t rows = x->samples * x->T, N = rows * (x->H + 2 * c.kv_heads) * x->D;
         const enum compare rstd = c.normed ? COMPARED : NOT_COMPARED;
         const bool over = c.in_place && x->type == AQ_F32;
-        struct array arrays[10] = {
+        uint32_t *starts = help_alloc(rows * sizeof *starts);
+        for (uint64_t r = 0; r < rows; r++)
+            starts[r] = (uint32_t)(r % x->T / 3 * 3);
+        struct array arrays[11] = {
             {x->type, N, random_of(x->type, N, 1, 1.0f), NOT_COMPARED, NULL, {0}},
             {x->type, N, c.in_place ? random_of(x->type, N, 1, 1.0f) : NULL, COMPARED, NULL, {0}},
             {AQ_F32, x->T * c.R + 1, random_of(AQ_F32, x->T * c.R + 1, 2, 1.0f), NOT_COMPARED, NULL, {0}},
@@ -140,12 +153,14 @@ static void test_heads_that_turn_match_truth(void **state)
             {AQ_F32, N, random_of(AQ_F32, N, 5, 1.0f), over ? COMPARED : NOT_COMPARED, NULL, {0}},
             {x->type, N, NULL, over || (c.normed && x->D == 2) ? NOT_COMPARED : COMPARED, NULL, {0}},
             {AQ_F32, x->D, random_of(AQ_F32, x->D, 6, 1.0f), COMPARED, NULL, {0}},
-            {AQ_F32, x->D, random_of(AQ_F32, x->D, 7, 1.0f), COMPARED, NULL, {0}}};
+            {AQ_F32, x->D, random_of(AQ_F32, x->D, 7, 1.0f), COMPARED, NULL, {0}},
+            {AQ_F32, rows, starts, NOT_COMPARED, NULL, {0}}};
         char text[128];
-        snprintf(text, sizeof text, "rope of %llu tokens, %llu of %llu turn, type %d, normed %d, in place %d",
-                 (unsigned long long)x->T, (unsigned long long)c.R, (unsigned long long)x->D, x->type, c.normed,
-                 c.in_place);
-        both(text, arrays, 10, rope_call, &c);
+        snprintf(text, sizeof text,
+                 "rope of %llu tokens, %llu heads, %llu of %llu turn, type %d, normed %d, in place %d",
+                 (unsigned long long)x->T, (unsigned long long)x->H, (unsigned long long)c.R, (unsigned long long)x->D,
+                 x->type, c.normed, c.in_place);
+        both(text, arrays, 11, rope_call, &c);
     }
 }
 

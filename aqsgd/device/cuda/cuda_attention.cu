@@ -291,6 +291,54 @@ static __global__ void __launch_bounds__(THREADS)
     if (lane == 0) delta[row] = sum;
 }
 
+constexpr unsigned DELTA_AT_ONCE = 4, DELTA_TOKENS = 8; /* tokens: whose loads go together, and of a block */
+
+/*
+ * The same, 16 bytes at a time: `lanes` neighbouring lanes have W columns each of one head, and keep it for all tokens
+ * of the block.
+ */
+template <typename T, int W>
+static __global__ void __launch_bounds__(THREADS)
+    attention_delta_wide(struct aq_cuda_attention args, unsigned lanes, float *delta)
+{
+    const unsigned slot = threadIdx.x / lanes, c = (threadIdx.x - slot * lanes) * W;
+    const unsigned head = blockIdx.y * (blockDim.x / lanes) + slot;
+    const bool there = head < args.H && c < args.D;
+    const uint64_t first = static_cast<uint64_t>(blockIdx.x) * DELTA_TOKENS;
+    const uint64_t at = aq_out_at(args, args.first_sample + blockIdx.z, head, first) + c;
+    const T *out = static_cast<const T *>(args.out) + at, *dout = static_cast<const T *>(args.dout) + at;
+    const unsigned width = args.H * args.D;
+    const unsigned tokens = args.T - first < DELTA_TOKENS ? static_cast<unsigned>(args.T - first) : DELTA_TOKENS;
+    delta += (static_cast<uint64_t>(blockIdx.z) * args.H + head) * args.T + first;
+    for (unsigned token = 0; token < tokens; token += DELTA_AT_ONCE) {
+        aq_words<T, W> words[DELTA_AT_ONCE][2] = {};
+        AQ_UNROLL
+        for (unsigned i = 0; i < DELTA_AT_ONCE; i++)
+            if (there && token + i < tokens) {
+                aq_words_load<T, W>(out + static_cast<uint64_t>(token + i) * width, &words[i][0]);
+                aq_words_load<T, W>(dout + static_cast<uint64_t>(token + i) * width, &words[i][1]);
+            }
+        float sums[DELTA_AT_ONCE] = {};
+        AQ_UNROLL
+        for (unsigned i = 0; i < DELTA_AT_ONCE; i++) {
+            float a[W], b[W];
+            aq_unpack<T, W>(words[i][0], a);
+            aq_unpack<T, W>(words[i][1], b);
+            AQ_UNROLL
+            for (int j = 0; j < W; j++)
+                sums[i] = fmaf(a[j], b[j], sums[i]);
+        }
+        for (unsigned lane = lanes / 2; lane > 0; lane /= 2) {
+            AQ_UNROLL
+            for (unsigned i = 0; i < DELTA_AT_ONCE; i++)
+                sums[i] += __shfl_xor_sync(AQ_ALL_LANES, sums[i], lane);
+        }
+        AQ_UNROLL
+        for (unsigned i = 0; i < DELTA_AT_ONCE; i++)
+            if (there && c == 0 && token + i < tokens) delta[token + i] = sums[i];
+    }
+}
+
 /*
  * Scores and products of dout with the values become masked weights (left in `weights`, where one is given) and the
  * gradient of the scores (in `slopes`), for the queries from `first` and the keys from `key` on.
@@ -489,14 +537,27 @@ enum aq_status aq_cuda_attention(const struct aq_attention *args, void *, struct
     return AQ_OK;
 }
 
+template <typename T>
+static enum aq_status delta_typed(const struct aq_cuda_attention *args, uint64_t samples, float *delta,
+                                  cudaStream_t stream)
+{
+    constexpr unsigned W = 16 / sizeof(T);
+    const uint64_t rows = samples * args->H * args->T;
+    if (args->D % W != 0 || args->D > 32 * W || !aq_aligned(args->out, 16) || !aq_aligned(args->dout, 16))
+        return AQ_LAUNCH(attention_delta<T>, aq_blocks(rows, THREADS / 32), THREADS, 0, stream, *args, rows, delta);
+    const unsigned lanes = aq_head_lanes(args->D / W);
+    unsigned blocks;
+    const unsigned threads = aq_head_threads(args->H, lanes, &blocks);
+    const dim3 grid(aq_blocks(args->T, DELTA_TOKENS).x, blocks, static_cast<unsigned>(samples));
+    return AQ_LAUNCH((attention_delta_wide<T, W>), grid, threads, 0, stream, *args, lanes, delta);
+}
+
 static enum aq_status delta_run(const struct aq_cuda_attention *args, enum aq_element type, uint64_t samples,
                                 float *delta, cudaStream_t stream)
 {
-    const uint64_t rows = samples * args->H * args->T;
-    const dim3 grid = aq_blocks(rows, THREADS / 32);
-    if (type == AQ_BF16) return AQ_LAUNCH(attention_delta<uint16_t>, grid, THREADS, 0, stream, *args, rows, delta);
-    if (type == AQ_F16) return AQ_LAUNCH(attention_delta<aq_half>, grid, THREADS, 0, stream, *args, rows, delta);
-    return AQ_LAUNCH(attention_delta<float>, grid, THREADS, 0, stream, *args, rows, delta);
+    if (type == AQ_BF16) return delta_typed<uint16_t>(args, samples, delta, stream);
+    if (type == AQ_F16) return delta_typed<aq_half>(args, samples, delta, stream);
+    return delta_typed<float>(args, samples, delta, stream);
 }
 
 enum aq_status aq_cuda_attention_backward(const struct aq_attention *args, void *scratch, struct CUstream_st *stream)

@@ -98,8 +98,7 @@ static __forceinline__ __device__ void aq_store4(uint16_t *x, float4 value)
 
 static __forceinline__ __device__ void aq_store4(aq_half *x, float4 value)
 {
-    *reinterpret_cast<uint2 *>(x) =
-        make_uint2(aq_pack<aq_half>(value.x, value.y), aq_pack<aq_half>(value.z, value.w));
+    *reinterpret_cast<uint2 *>(x) = make_uint2(aq_pack<aq_half>(value.x, value.y), aq_pack<aq_half>(value.z, value.w));
 }
 
 /* 2^x within two units in the last place; results below 2^-126 are 0. */
@@ -120,26 +119,78 @@ static __forceinline__ __device__ uint64_t aq_place(const uint32_t *starts, uint
     return row % T - (starts ? starts[row] : 0);
 }
 
-/* W elements, 1 or 4, as floats. */
+/*
+ * W values as they lie in memory, 8 or 16 bytes. A kernel loads several of these and converts them later: a conversion
+ * next to its load, in a branch, waits for the load before the next one is issued.
+ */
+template <typename T, int W>
+using aq_words = std::conditional_t<std::is_same_v<T, float>, float4, std::conditional_t<W == 8, uint4, uint2>>;
+
+template <typename T, int W> static __forceinline__ __device__ void aq_words_load(const T *x, aq_words<T, W> *words)
+{
+    *words = *reinterpret_cast<const aq_words<T, W> *>(x);
+}
+
+template <typename T> static __forceinline__ __device__ void aq_unpack_word(unsigned word, float *values)
+{
+    if constexpr (std::is_same_v<T, aq_half>) {
+        values[0] = aq_half_of(word);
+        values[1] = aq_half_of(word >> 16);
+    } else {
+        values[0] = __uint_as_float(word << 16);
+        values[1] = __uint_as_float(word & 0xffff0000u);
+    }
+}
+
+template <typename T, int W>
+static __forceinline__ __device__ void aq_unpack(const aq_words<T, W> &words, float (&values)[W])
+{
+    if constexpr (std::is_same_v<T, float>) {
+        values[0] = words.x;
+        values[1] = words.y;
+        values[2] = words.z;
+        values[3] = words.w;
+    } else {
+        aq_unpack_word<T>(words.x, values);
+        aq_unpack_word<T>(words.y, values + 2);
+        if constexpr (W == 8) {
+            aq_unpack_word<T>(words.z, values + 4);
+            aq_unpack_word<T>(words.w, values + 6);
+        }
+    }
+}
+
+/* W elements as floats: 1, 4 or 8. The pointer is aligned to W elements, or to 16 bytes where that is less. */
 template <int W, typename T> static __forceinline__ __device__ void aq_load_wide(const T *x, float (&values)[W])
 {
-    if constexpr (W == 4) {
-        const float4 four = aq_load4(x);
-        values[0] = four.x;
-        values[1] = four.y;
-        values[2] = four.z;
-        values[3] = four.w;
-    } else {
+    if constexpr (W == 8 && sizeof(T) == 2) {
+        aq_unpack<T, W>(*reinterpret_cast<const uint4 *>(x), values);
+    } else if constexpr (W == 1) {
         values[0] = aq_load(x);
+    } else {
+        AQ_UNROLL
+        for (int i = 0; i < W; i += 4) {
+            const float4 four = aq_load4(x + i);
+            values[i] = four.x;
+            values[i + 1] = four.y;
+            values[i + 2] = four.z;
+            values[i + 3] = four.w;
+        }
     }
 }
 
 template <int W, typename T> static __forceinline__ __device__ void aq_store_wide(T *x, const float (&values)[W])
 {
-    if constexpr (W == 4)
-        aq_store4(x, make_float4(values[0], values[1], values[2], values[3]));
-    else
+    if constexpr (W == 8 && sizeof(T) == 2) {
+        *reinterpret_cast<uint4 *>(x) = make_uint4(aq_pack<T>(values[0], values[1]), aq_pack<T>(values[2], values[3]),
+                                                   aq_pack<T>(values[4], values[5]), aq_pack<T>(values[6], values[7]));
+    } else if constexpr (W == 1) {
         aq_store(x, values[0]);
+    } else {
+        AQ_UNROLL
+        for (int i = 0; i < W; i += 4)
+            aq_store4(x + i, make_float4(values[i], values[i + 1], values[i + 2], values[i + 3]));
+    }
 }
 
 static __forceinline__ __device__ float aq_warp_sum(float value)
@@ -256,6 +307,23 @@ static inline struct aq_row_grid aq_row_grid_of(uint64_t rows, uint64_t columns,
     grid.grid = dim3(static_cast<unsigned>(rows), static_cast<unsigned>(pieces < 65535 ? pieces : 65535));
     grid.threads = threads;
     return grid;
+}
+
+/* Lanes that share a head, one for each of `pieces` of it: a power of two. */
+static inline unsigned aq_head_lanes(uint64_t pieces)
+{
+    unsigned lanes = 1;
+    while (lanes < pieces)
+        lanes *= 2;
+    return lanes;
+}
+
+/* Threads of a block for `heads` of so many lanes each, at most 256; *blocks: how many blocks have all heads. */
+static inline unsigned aq_head_threads(unsigned heads, unsigned lanes, unsigned *blocks)
+{
+    const unsigned warps = (heads * lanes + 31) / 32;
+    *blocks = (warps + 7) / 8;
+    return (warps + *blocks - 1) / *blocks * 32;
 }
 
 #endif

@@ -4,7 +4,7 @@
  * Backward adds rows that share a token. Atomic additions would come in any order; here the first row that names a
  * token owns it: its block finds the token's other rows and adds them in ascending order, so that the gradients are
  * the CPU's bits (cpu_pieces.c). A block finds out whether it owns its token by looking back until it meets the token
- * again; that is rows^2 / 2 comparisons of a word at most, in the cache, a small part of what the rows themselves cost.
+ * again, 4,096 rows in one go: rows^2 comparisons of a word at most, in the cache.
  */
 #include "cuda_common.cuh"
 
@@ -54,61 +54,133 @@ static __forceinline__ __device__ void add_row(const struct aq_embedding_backwar
         sums[i] += args.scale != 0.0f ? values[i] * factors[i] * args.scale : values[i] * factors[i];
 }
 
-/* Does an earlier row name the token? The same answer in every thread. */
-static __forceinline__ __device__ bool named_before(const int32_t *tokens, uint64_t row, int32_t token)
+constexpr unsigned SCAN_LOADS = 4, ROWS_AT_ONCE = 8; /* loads of a thread that are on their way together */
+
+/* Rows that a block looks at in one go. */
+template <int W> constexpr unsigned SCAN_ROWS = W *EMBED_THREADS *SCAN_LOADS;
+
+/*
+ * Which of the rows `first` .. first + SCAN_ROWS - 1, of those from `begin` to `end` - 1, name the token: bit i of
+ * found[p] is row (p EMBED_THREADS + thread) W + i of them. first is a multiple of W, and end at most `rows`.
+ */
+template <int W>
+static __forceinline__ __device__ void scan_rows(const int32_t *tokens, unsigned rows, unsigned first, unsigned begin,
+                                                 unsigned end, int32_t token, unsigned (&found)[SCAN_LOADS])
 {
-    for (uint64_t end = row; end > 0;) {
-        const uint64_t first = end > 4 * EMBED_THREADS ? end - 4 * EMBED_THREADS : 0;
-        int found = 0;
-        for (uint64_t i = first + threadIdx.x; i < end; i += EMBED_THREADS)
-            found |= __ldg(tokens + i) == token;
-        if (__syncthreads_or(found)) return true;
-        end = first;
+    int32_t named[SCAN_LOADS][W] = {};
+    AQ_UNROLL
+    for (unsigned p = 0; p < SCAN_LOADS; p++) {
+        const unsigned at = first + (p * EMBED_THREADS + threadIdx.x) * W;
+        if constexpr (W == 4) {
+            if (at + W <= rows) {
+                const int4 four = __ldg(reinterpret_cast<const int4 *>(tokens + at));
+                named[p][0] = four.x;
+                named[p][1] = four.y;
+                named[p][2] = four.z;
+                named[p][3] = four.w;
+            } else {
+                AQ_UNROLL
+                for (unsigned i = 0; i < W; i++)
+                    if (at + i < rows) named[p][i] = __ldg(tokens + at + i);
+            }
+        } else if (at < rows) {
+            named[p][0] = __ldg(tokens + at);
+        }
     }
-    return false;
+    AQ_UNROLL
+    for (unsigned p = 0; p < SCAN_LOADS; p++) {
+        const unsigned at = first + (p * EMBED_THREADS + threadIdx.x) * W;
+        found[p] = 0;
+        AQ_UNROLL
+        for (unsigned i = 0; i < W; i++)
+            found[p] |= (at + i - begin < end - begin && named[p][i] == token) ? 1u << i : 0;
+    }
 }
 
-/* Those rows of first .. first + EMBED_THREADS - 1 that name the token, ascending; how many. */
-static __forceinline__ __device__ unsigned rows_of(const int32_t *tokens, uint64_t rows, uint64_t first, int32_t token,
-                                                   unsigned *list)
+/* Does an earlier row name the token? The same answer in every thread. */
+template <int W>
+static __forceinline__ __device__ bool named_before(const int32_t *tokens, unsigned rows, unsigned row, int32_t token)
 {
-    AQ_SHARED(unsigned, counts, [EMBED_WARPS]);
-    const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const uint64_t row = first + threadIdx.x;
-    const bool named = row < rows && __ldg(tokens + row) == token;
-    const unsigned lanes = __ballot_sync(AQ_ALL_LANES, named);
-    if (lane == 0) counts[warp] = static_cast<unsigned>(__popc(lanes));
+    for (unsigned first = row / SCAN_ROWS<W> * SCAN_ROWS<W>;; first -= SCAN_ROWS<W>) {
+        unsigned found[SCAN_LOADS], any = 0;
+        scan_rows<W>(tokens, rows, first, 0, row, token, found);
+        for (unsigned p = 0; p < SCAN_LOADS; p++)
+            any |= found[p];
+        if (__syncthreads_or(static_cast<int>(any))) return true;
+        if (first == 0) return false;
+    }
+}
+
+/* Those rows of first .. first + SCAN_ROWS - 1, from `row` on, that name the token, ascending; how many. */
+template <int W>
+static __forceinline__ __device__ unsigned rows_of(const int32_t *tokens, unsigned rows, unsigned first, unsigned row,
+                                                   int32_t token, uint16_t *list)
+{
+    AQ_SHARED(unsigned, counts, [SCAN_LOADS * EMBED_WARPS]);
+    const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32, below = (1u << lane) - 1;
+    unsigned found[SCAN_LOADS], before[SCAN_LOADS] = {}, any = 0, total = 0;
+    scan_rows<W>(tokens, rows, first, row, rows, token, found);
+    for (unsigned p = 0; p < SCAN_LOADS; p++)
+        any |= found[p];
+    if (!__syncthreads_or(static_cast<int>(any))) return 0;
+    for (unsigned p = 0; p < SCAN_LOADS; p++) {
+        unsigned count = 0;
+        for (unsigned i = 0; i < W; i++) {
+            const unsigned lanes = __ballot_sync(AQ_ALL_LANES, found[p] >> i & 1);
+            before[p] += static_cast<unsigned>(__popc(lanes & below));
+            count += static_cast<unsigned>(__popc(lanes));
+        }
+        if (lane == 0) counts[p * EMBED_WARPS + warp] = count;
+    }
     __syncthreads();
-    unsigned before = 0, total = 0;
-    for (unsigned i = 0; i < EMBED_WARPS; i++) {
-        before += i < warp ? counts[i] : 0;
+    for (unsigned i = 0; i < SCAN_LOADS * EMBED_WARPS; i++) {
+        if (i % EMBED_WARPS == warp) before[i / EMBED_WARPS] += total;
         total += counts[i];
     }
-    if (named) list[before + static_cast<unsigned>(__popc(lanes & ((1u << lane) - 1)))] = threadIdx.x;
+    for (unsigned p = 0; p < SCAN_LOADS; p++)
+        for (unsigned i = 0; i < W; i++)
+            if (found[p] >> i & 1) list[before[p]++] = static_cast<uint16_t>((p * EMBED_THREADS + threadIdx.x) * W + i);
     __syncthreads();
     return total;
 }
 
+/* The same without dropout for the rows of a list, which are added in its order. */
 template <int W>
-static __global__ void __launch_bounds__(EMBED_THREADS)
+static __forceinline__ __device__ void add_rows(const struct aq_embedding_backward &args, unsigned first,
+                                                const uint16_t *list, unsigned count, uint64_t c, float (&sums)[W])
+{
+    const float scale = args.scale != 0.0f ? args.scale : 1.0f;
+    for (unsigned i = 0; i < count; i += ROWS_AT_ONCE) {
+        float values[ROWS_AT_ONCE][W];
+        AQ_UNROLL
+        for (unsigned r = 0; r < ROWS_AT_ONCE; r++)
+            if (i + r < count) aq_load_wide(args.dx + (first + list[i + r]) * args.C + c, values[r]);
+        AQ_UNROLL
+        for (unsigned r = 0; r < ROWS_AT_ONCE; r++)
+            for (int j = 0; i + r < count && j < W; j++)
+                sums[j] += values[r][j] * scale;
+    }
+}
+
+template <int W>
+static __global__ void __launch_bounds__(EMBED_THREADS, 3)
     token_backward(struct aq_embedding_backward args, struct aq_cuda_mask mask)
 {
-    AQ_SHARED(unsigned, list, [EMBED_THREADS]);
-    const uint64_t row = blockIdx.x, rows = gridDim.x;
+    AQ_SHARED(uint16_t, list, [SCAN_ROWS<W>]);
+    const unsigned row = blockIdx.x, rows = gridDim.x;
     const int32_t token = args.tokens[row];
-    if (named_before(args.tokens, row, token)) return;
+    if (named_before<W>(args.tokens, rows, row, token)) return;
     float *gradient = args.token_gradient + static_cast<uint64_t>(token) * args.C;
-    for (uint64_t first = row; first < rows; first += EMBED_THREADS) {
-        const unsigned count = rows_of(args.tokens, rows, first, token, list);
-        if (count == 0) continue;
-        for (uint64_t c = threadIdx.x * W; c < args.C; c += EMBED_THREADS * W) {
+    for (unsigned first = row / SCAN_ROWS<W> * SCAN_ROWS<W>; first < rows; first += SCAN_ROWS<W>) {
+        const unsigned count = rows_of<W>(args.tokens, rows, first, row, token, list);
+        for (uint64_t c = threadIdx.x * W; count > 0 && c < args.C; c += EMBED_THREADS * W) {
             float sums[W];
             aq_load_wide(gradient + c, sums);
-            for (unsigned i = 0; i < count; i++)
+            if (!mask.keys) add_rows(args, first, list, count, c, sums);
+            for (unsigned i = 0; mask.keys && i < count; i++)
                 add_row(args, mask, first + list[i], c, sums);
             aq_store_wide(gradient + c, sums);
         }
-        __syncthreads();
     }
 }
 
@@ -150,6 +222,6 @@ enum aq_status aq_cuda_embedding_backward(const struct aq_embedding_backward *ar
         return aq_fail(AQ_INVAL, "device", "embedding of %llu tokens: at most 2147483647; take smaller micro-batches",
                        static_cast<unsigned long long>(rows));
     const bool fours = args->C % 4 == 0 && aq_fours(args->dx, AQ_F32) && aq_fours(args->token_gradient, AQ_F32) &&
-                       aq_fours(args->position_gradient, AQ_F32);
+                       aq_fours(args->position_gradient, AQ_F32) && aq_aligned(args->tokens, 4 * sizeof *args->tokens);
     return fours ? embedding_backward_wide<4>(args, stream) : embedding_backward_wide<1>(args, stream);
 }

@@ -58,7 +58,277 @@ enum aq_status aq_cuda_rmsnorm(const struct aq_rmsnorm *args, void *, struct CUs
     return rmsnorm_typed<float>(args, stream);
 }
 
-/* ---- Heads. */
+/*
+ * ---- Heads. rope_wide and rope_backward_wide read each value once, 16 bytes at a time (values of 16 bits in backward:
+ * 8 bytes). They need extents and addresses that allow it (rope_can); rope_any, rope_gammas_any and rope_backward_any
+ * take all others.
+ *
+ * A thread keeps one head and two pieces of its columns for all rows of its block. The weights of the head's norm and
+ * the sums of their gradients stay in registers. The loop over rows divides nothing: a warp for each head, with two
+ * divisions by 64-bit extents and a load for each value of 16 bits, was bound by its instructions.
+ */
+constexpr unsigned ROWS_AT_ONCE = 2; /* rows whose loads are on their way together */
+
+/* How a launch is cut: a block has `group` rows and the heads of its piece, `lanes` neighbouring lanes a head. */
+struct rope_cut {
+    unsigned lanes; /* of a head: a power of two, at most 32 */
+    unsigned heads; /* the first ones of a row, which are written */
+    uint64_t group;
+};
+
+/* Can lanes that have two pieces of W columns each, 16 bytes aligned, cover heads of D columns of which R turn? */
+static bool rope_can(uint64_t T, uint64_t D, uint64_t R, unsigned W, const void *x, const void *y, const float *table,
+                     const float *q_gamma, const float *k_gamma)
+{
+    return T <= 0x7fffffffu && D > 0 && D % (2 * W) == 0 && R % (2 * W) == 0 && D <= 64 * W && aq_aligned(x, 16) &&
+           aq_aligned(y, 16) && aq_aligned(table, 16) && aq_aligned(q_gamma, 16) && aq_aligned(k_gamma, 16);
+}
+
+/* A lane's two pieces of W columns: those from `low` turn with those from `high`; beyond R they only share a lane. */
+struct rope_lane {
+    unsigned head, low, high;
+    bool there, turns, first; /* first: of its head */
+};
+
+template <int W>
+static __forceinline__ __device__ struct rope_lane rope_lane_of(const struct rope_cut &cut, unsigned turned_heads,
+                                                                unsigned D, unsigned R)
+{
+    const unsigned slot = threadIdx.x / cut.lanes, index = threadIdx.x - slot * cut.lanes;
+    struct rope_lane lane;
+    lane.head = blockIdx.y * (blockDim.x / cut.lanes) + slot;
+    const unsigned turned = lane.head < turned_heads ? R : 0, c = index * W;
+    lane.there = lane.head < cut.heads && c < D / 2;
+    lane.turns = lane.there && c < turned / 2;
+    lane.low = lane.turns ? c : turned / 2 + c;
+    lane.high = lane.low + (lane.turns ? turned / 2 : (D - turned) / 2);
+    lane.first = lane.there && index == 0;
+    return lane;
+}
+
+/* plus + gamma of the lane's columns. */
+template <int W>
+static __forceinline__ __device__ void lane_weights(const float *gamma, float plus, const struct rope_lane &lane,
+                                                    float (&weights)[2][W])
+{
+    aq_load_wide(gamma + lane.low, weights[0]);
+    aq_load_wide(gamma + lane.high, weights[1]);
+    AQ_UNROLL
+    for (int i = 0; i < W; i++) {
+        weights[0][i] += plus;
+        weights[1][i] += plus;
+    }
+}
+
+/* angles: R/2 cosines, then R/2 sines; sign -1 turns back. */
+template <int W>
+static __forceinline__ __device__ void lane_turn(const float (&angles)[2][W], float sign, float (&x)[2][W])
+{
+    AQ_UNROLL
+    for (int i = 0; i < W; i++) {
+        const float low = x[0][i], high = x[1][i], sine = sign * angles[1][i];
+        x[0][i] = fmaf(low, angles[0][i], -(high * sine));
+        x[1][i] = fmaf(high, angles[0][i], low * sine);
+    }
+}
+
+/* The sums over the lanes of a head, of a value for each row: the same bits in each of them. */
+static __forceinline__ __device__ void lanes_sum(float (&values)[ROWS_AT_ONCE], unsigned lanes)
+{
+    for (unsigned i = lanes / 2; i > 0; i /= 2) {
+        AQ_UNROLL
+        for (unsigned r = 0; r < ROWS_AT_ONCE; r++)
+            values[r] += __shfl_xor_sync(AQ_ALL_LANES, values[r], i);
+    }
+}
+
+/* The rows of a block; t: the place of the next one in its sample. */
+struct rope_rows {
+    uint64_t first;
+    unsigned count, t, T;
+};
+
+static __forceinline__ __device__ struct rope_rows rope_rows_of(uint64_t rows, uint64_t T, uint64_t group)
+{
+    const uint64_t first = blockIdx.x * group, count = rows - first < group ? rows - first : group;
+    return {first, static_cast<unsigned>(count), static_cast<unsigned>(first % T), static_cast<unsigned>(T)};
+}
+
+/* Loads the angles of ROWS_AT_ONCE rows from the block's row `row` on. */
+template <int W>
+static __forceinline__ __device__ void lane_angles(const float *table, const uint32_t *starts, unsigned R,
+                                                   const struct rope_lane &lane, struct rope_rows *rows, unsigned row,
+                                                   float (&angles)[ROWS_AT_ONCE][2][W])
+{
+    unsigned place[ROWS_AT_ONCE];
+    AQ_UNROLL
+    for (unsigned r = 0; r < ROWS_AT_ONCE; r++) {
+        place[r] = rows->t;
+        rows->t = rows->t + 1 == rows->T ? 0 : rows->t + 1;
+    }
+    if (starts) {
+        AQ_UNROLL
+        for (unsigned r = 0; r < ROWS_AT_ONCE; r++)
+            if (row + r < rows->count) place[r] -= starts[rows->first + row + r];
+    }
+    AQ_UNROLL
+    for (unsigned r = 0; r < ROWS_AT_ONCE; r++) {
+        if (!lane.turns || row + r >= rows->count) continue;
+        const float *at = table + static_cast<uint64_t>(place[r]) * R + lane.low;
+        aq_load_wide(at, angles[r][0]);
+        aq_load_wide(at + R / 2, angles[r][1]);
+    }
+}
+
+/* y may be x: a lane reads all that it writes before it writes it. */
+template <typename T, int W>
+static __global__ void __launch_bounds__(THREADS) rope_wide(struct aq_rope args, struct rope_cut cut)
+{
+    const unsigned D = static_cast<unsigned>(args.D), R = static_cast<unsigned>(args.R);
+    const unsigned normed = static_cast<unsigned>(args.H + args.kv_heads);
+    const unsigned width = (normed + static_cast<unsigned>(args.kv_heads)) * D;
+    const struct rope_lane lane = rope_lane_of<W>(cut, normed, D, R);
+    struct rope_rows rows = rope_rows_of(args.samples * args.T, args.T, cut.group);
+    const T *x = static_cast<const T *>(args.x) + rows.first * width + lane.head * D;
+    T *y = static_cast<T *>(args.y) + rows.first * width + lane.head * D;
+    float *rstd_of = args.rstd ? args.rstd + rows.first * normed + lane.head : nullptr;
+    const bool weighed = lane.there && args.q_gamma && lane.head < normed;
+    const float part = 1.0f / static_cast<float>(D);
+    float weights[2][W] = {};
+    if (weighed) lane_weights(lane.head < args.H ? args.q_gamma : args.k_gamma, args.plus, lane, weights);
+    for (unsigned row = 0; row < rows.count; row += ROWS_AT_ONCE) {
+        aq_words<T, W> words[ROWS_AT_ONCE][2] = {};
+        float values[ROWS_AT_ONCE][2][W], angles[ROWS_AT_ONCE][2][W], sum2[ROWS_AT_ONCE] = {};
+        lane_angles(args.table, args.starts, R, lane, &rows, row, angles);
+        AQ_UNROLL
+        for (unsigned r = 0; r < ROWS_AT_ONCE; r++)
+            if (lane.there && row + r < rows.count) {
+                aq_words_load<T, W>(x + r * width + lane.low, &words[r][0]);
+                aq_words_load<T, W>(x + r * width + lane.high, &words[r][1]);
+            }
+        AQ_UNROLL
+        for (unsigned r = 0; r < ROWS_AT_ONCE; r++) {
+            aq_unpack<T, W>(words[r][0], values[r][0]);
+            aq_unpack<T, W>(words[r][1], values[r][1]);
+            AQ_UNROLL
+            for (int i = 0; i < 2 * W; i++)
+                sum2[r] = fmaf(values[r][i / W][i % W], values[r][i / W][i % W], sum2[r]);
+        }
+        if (args.q_gamma) lanes_sum(sum2, cut.lanes);
+        AQ_UNROLL
+        for (unsigned r = 0; r < ROWS_AT_ONCE; r++) {
+            if (!lane.there || row + r >= rows.count) continue;
+            if (weighed) {
+                const float rstd = rsqrtf(fmaf(sum2[r], part, args.epsilon));
+                AQ_UNROLL
+                for (int i = 0; i < 2 * W; i++)
+                    values[r][i / W][i % W] *= rstd * weights[i / W][i % W];
+                if (lane.first) rstd_of[(row + r) * normed] = rstd;
+            }
+            if (lane.turns) lane_turn(angles[r], 1.0f, values[r]);
+            aq_store_wide(y + r * width + lane.low, values[r][0]);
+            aq_store_wide(y + r * width + lane.high, values[r][1]);
+        }
+        x += ROWS_AT_ONCE * width;
+        y += ROWS_AT_ONCE * width;
+    }
+}
+
+/* A block's sums, of its heads in their order, into its row of partial sums: D of queries, then D of keys. */
+template <int W>
+static __forceinline__ __device__ void rope_sums(const struct rope_lane &lane, bool weighed, unsigned before,
+                                                 unsigned slots, unsigned H, unsigned normed, unsigned D,
+                                                 const float (&sums)[2][W], float *shared, float *partial)
+{
+    if (weighed) {
+        aq_store_wide(shared + (lane.head - before) * D + lane.low, sums[0]);
+        aq_store_wide(shared + (lane.head - before) * D + lane.high, sums[1]);
+    }
+    __syncthreads();
+    for (unsigned c = threadIdx.x; c < 2 * D; c += blockDim.x) {
+        const bool key = c >= D;
+        const unsigned head = key && H > before ? H : before, last = key ? normed : H;
+        float sum = 0.0f;
+        for (unsigned i = head; i < last && i < before + slots; i++)
+            sum += shared[(i - before) * D + (key ? c - D : c)];
+        partial[c] = sum;
+    }
+}
+
+/*
+ * With h = x rstd, d = dy turned back and g = d (plus + gamma):  dx = rstd (g - h mean(g h)). dx may be dy. partial, or
+ * NULL: for each block that has queries or keys, the sums of d h over its rows and heads.
+ */
+template <typename T, int W>
+static __global__ void __launch_bounds__(THREADS)
+    rope_backward_wide(struct aq_rope_backward args, struct rope_cut cut, float *partial)
+{
+    AQ_SHARED(float4, shared, [THREADS * 2 * W / 4]); /* a block's heads, D each */
+    const unsigned D = static_cast<unsigned>(args.D), R = static_cast<unsigned>(args.R);
+    const unsigned H = static_cast<unsigned>(args.H), normed = H + static_cast<unsigned>(args.kv_heads);
+    const unsigned width = (normed + static_cast<unsigned>(args.kv_heads)) * D;
+    const struct rope_lane lane = rope_lane_of<W>(cut, normed, D, R);
+    struct rope_rows rows = rope_rows_of(args.samples * args.T, args.T, cut.group);
+    uint64_t at = rows.first * width + lane.head * D; /* the head's first element in `row` */
+    const T *x = static_cast<const T *>(args.x);
+    T *dx = static_cast<T *>(args.dx);
+    const float *rstd_of = args.rstd ? args.rstd + rows.first * normed + lane.head : nullptr;
+    const bool weighed = lane.there && args.q_gamma && lane.head < normed;
+    const float part = 1.0f / static_cast<float>(D);
+    float weights[2][W] = {}, sums[2][W] = {};
+    if (weighed) lane_weights(lane.head < H ? args.q_gamma : args.k_gamma, args.plus, lane, weights);
+    for (unsigned row = 0; row < rows.count; row += ROWS_AT_ONCE, at += ROWS_AT_ONCE * width) {
+        aq_words<T, W> words[ROWS_AT_ONCE][2] = {};
+        float d[ROWS_AT_ONCE][2][W] = {}, h[ROWS_AT_ONCE][2][W], angles[ROWS_AT_ONCE][2][W];
+        float rstd[ROWS_AT_ONCE] = {}, mean[ROWS_AT_ONCE] = {};
+        lane_angles(args.table, args.starts, R, lane, &rows, row, angles);
+        AQ_UNROLL
+        for (unsigned r = 0; r < ROWS_AT_ONCE; r++)
+            if (lane.there && row + r < rows.count) {
+                aq_load_wide(args.dy + at + r * width + lane.low, d[r][0]);
+                aq_load_wide(args.dy + at + r * width + lane.high, d[r][1]);
+            }
+        AQ_UNROLL
+        for (unsigned r = 0; r < ROWS_AT_ONCE; r++)
+            if (weighed && row + r < rows.count) {
+                aq_words_load<T, W>(x + at + r * width + lane.low, &words[r][0]);
+                aq_words_load<T, W>(x + at + r * width + lane.high, &words[r][1]);
+                rstd[r] = rstd_of[(row + r) * normed];
+            }
+        AQ_UNROLL
+        for (unsigned r = 0; r < ROWS_AT_ONCE; r++) {
+            aq_unpack<T, W>(words[r][0], h[r][0]);
+            aq_unpack<T, W>(words[r][1], h[r][1]);
+            if (lane.turns && row + r < rows.count) lane_turn(angles[r], -1.0f, d[r]);
+            if (!weighed) continue;
+            AQ_UNROLL
+            for (int i = 0; i < 2 * W; i++) {
+                h[r][i / W][i % W] *= rstd[r];
+                sums[i / W][i % W] = fmaf(d[r][i / W][i % W], h[r][i / W][i % W], sums[i / W][i % W]);
+                d[r][i / W][i % W] *= weights[i / W][i % W];
+                mean[r] = fmaf(d[r][i / W][i % W], h[r][i / W][i % W], mean[r]);
+            }
+        }
+        if (args.q_gamma) lanes_sum(mean, cut.lanes);
+        AQ_UNROLL
+        for (unsigned r = 0; r < ROWS_AT_ONCE; r++) {
+            if (!lane.there || row + r >= rows.count) continue;
+            if (weighed) {
+                AQ_UNROLL
+                for (int i = 0; i < 2 * W; i++)
+                    d[r][i / W][i % W] = rstd[r] * fmaf(h[r][i / W][i % W], -(mean[r] * part), d[r][i / W][i % W]);
+            }
+            aq_store_wide(dx + at + r * width + lane.low, d[r][0]);
+            aq_store_wide(dx + at + r * width + lane.high, d[r][1]);
+        }
+    }
+    const unsigned slots = blockDim.x / cut.lanes, before = blockIdx.y * slots;
+    if (!partial || before >= normed) return;
+    rope_sums(lane, weighed, before, slots, H, normed, D, sums, &shared[0].x,
+              partial + (static_cast<uint64_t>(blockIdx.y) * gridDim.x + blockIdx.x) * 2 * D);
+}
+
+/* ---- Heads of any extents and at any address: a warp for each, or a thread for a column. */
 
 /* Which head of which row a warp has; heads of values come last. */
 struct head_place {
@@ -87,7 +357,7 @@ static __forceinline__ __device__ float turned(F at, const float *angles, uint64
  * y may be x: a lane has both columns of a pair, and reads them before it writes. A lane's columns beyond R are its
  * own, too.
  */
-template <typename T> static __global__ void __launch_bounds__(THREADS) rope(struct aq_rope args)
+template <typename T> static __global__ void __launch_bounds__(THREADS) rope_any(struct aq_rope args)
 {
     const struct head_place place = place_of(args.samples * args.T, args.H, args.kv_heads, args.D);
     const unsigned lane = threadIdx.x % 32;
@@ -116,17 +386,32 @@ template <typename T> static __global__ void __launch_bounds__(THREADS) rope(str
         aq_store(y + c, at(c));
 }
 
+template <typename T> static enum aq_status rope_typed(const struct aq_rope *args, cudaStream_t stream)
+{
+    constexpr unsigned W = 16 / sizeof(T);
+    const uint64_t rows = args->samples * args->T, heads = args->H + 2 * args->kv_heads;
+    if (!rope_can(args->T, args->D, args->R, W, args->x, args->y, args->table, args->q_gamma, args->k_gamma))
+        return AQ_LAUNCH(rope_any<T>, aq_blocks(rows * heads, WARPS), THREADS, 0, stream, *args);
+    struct rope_cut cut = {aq_head_lanes(args->D / (2 * W)), static_cast<unsigned>(heads), ROWS_AT_ONCE};
+    unsigned pieces;
+    if (args->y == args->x) cut.heads -= static_cast<unsigned>(args->kv_heads);
+    while (cut.group < 8 && rows / cut.group >= 2048)
+        cut.group *= 2;
+    const unsigned threads = aq_head_threads(cut.heads, cut.lanes, &pieces);
+    const dim3 grid(static_cast<unsigned>((rows + cut.group - 1) / cut.group), pieces);
+    return AQ_LAUNCH((rope_wide<T, W>), grid, threads, 0, stream, *args, cut);
+}
+
 enum aq_status aq_cuda_rope(const struct aq_rope *args, void *, struct CUstream_st *stream)
 {
     if (args->samples == 0 || args->T == 0) return AQ_OK;
-    const dim3 grid = aq_blocks(args->samples * args->T * (args->H + 2 * args->kv_heads), WARPS);
-    if (args->type == AQ_BF16) return AQ_LAUNCH(rope<uint16_t>, grid, THREADS, 0, stream, *args);
-    if (args->type == AQ_F16) return AQ_LAUNCH(rope<aq_half>, grid, THREADS, 0, stream, *args);
-    return AQ_LAUNCH(rope<float>, grid, THREADS, 0, stream, *args);
+    if (args->type == AQ_BF16) return rope_typed<uint16_t>(args, stream);
+    if (args->type == AQ_F16) return rope_typed<aq_half>(args, stream);
+    return rope_typed<float>(args, stream);
 }
 
-/* With h = x rstd, d = dy turned back and g = d (plus + gamma):  dx = rstd (g - h mean(g h)). dx may be dy. */
-template <typename T> static __global__ void __launch_bounds__(THREADS) rope_backward(struct aq_rope_backward args)
+/* As rope_backward_wide, without sums. */
+template <typename T> static __global__ void __launch_bounds__(THREADS) rope_backward_any(struct aq_rope_backward args)
 {
     const struct head_place place = place_of(args.samples * args.T, args.H, args.kv_heads, args.D);
     const unsigned lane = threadIdx.x % 32;
@@ -162,7 +447,7 @@ template <typename T> static __global__ void __launch_bounds__(THREADS) rope_bac
 /* partial[group] = the sums over a group's rows and heads of d h: D of queries, then D of keys. */
 template <typename T>
 static __global__ void __launch_bounds__(THREADS)
-    rope_gammas(struct aq_rope_backward args, uint64_t group, float *partial)
+    rope_gammas_any(struct aq_rope_backward args, uint64_t group, float *partial)
 {
     const uint64_t c = static_cast<uint64_t>(blockIdx.y) * THREADS + threadIdx.x, D = args.D;
     if (c >= 2 * D) return;
@@ -184,17 +469,39 @@ static __global__ void __launch_bounds__(THREADS)
 
 /* The gammas first: dx may be dy. */
 template <typename T>
-static enum aq_status rope_backward_typed(const struct aq_rope_backward *args, float *partial, cudaStream_t stream)
+static enum aq_status rope_backward_of_any(const struct aq_rope_backward *args, float *partial, cudaStream_t stream)
 {
     const uint64_t rows = args->samples * args->T, D = args->D;
     const uint64_t group = aq_cuda_group_rows(rows, 2 * D), groups = (rows + group - 1) / group;
     if (args->q_gamma && (args->dq_gamma || args->dk_gamma)) {
         const dim3 grid(static_cast<unsigned>(groups), static_cast<unsigned>((2 * D + THREADS - 1) / THREADS));
-        AQ_TRY(AQ_LAUNCH(rope_gammas<T>, grid, THREADS, 0, stream, *args, group, partial));
+        AQ_TRY(AQ_LAUNCH(rope_gammas_any<T>, grid, THREADS, 0, stream, *args, group, partial));
         AQ_TRY(aq_cuda_reduce(partial, groups, D, 2, {{args->dq_gamma, args->dk_gamma, nullptr}}, stream));
     }
     const dim3 grid = aq_blocks(rows * (args->H + 2 * args->kv_heads), WARPS);
-    return AQ_LAUNCH(rope_backward<T>, grid, THREADS, 0, stream, *args);
+    return AQ_LAUNCH(rope_backward_any<T>, grid, THREADS, 0, stream, *args);
+}
+
+template <typename T>
+static enum aq_status rope_backward_typed(const struct aq_rope_backward *args, float *partial, cudaStream_t stream)
+{
+    constexpr unsigned W = 4;
+    const uint64_t rows = args->samples * args->T, normed = args->H + args->kv_heads;
+    if (!rope_can(args->T, args->D, args->R, W, args->dy, args->dx, args->table, args->q_gamma, args->k_gamma) ||
+        !aq_aligned(args->x, 16))
+        return rope_backward_of_any<T>(args, partial, stream);
+    const bool gammas = args->q_gamma && (args->dq_gamma || args->dk_gamma), in_place = args->dx == args->dy;
+    const unsigned heads = static_cast<unsigned>(in_place ? normed : normed + args->kv_heads);
+    struct rope_cut cut = {aq_head_lanes(args->D / (2 * W)), heads, 0};
+    unsigned pieces;
+    const unsigned threads = aq_head_threads(cut.heads, cut.lanes, &pieces), slots = threads / cut.lanes;
+    const uint64_t summed = (normed + slots - 1) / slots; /* pieces that have queries or keys */
+    cut.group = aq_cuda_group_rows(rows, summed * 2 * args->D);
+    const uint64_t groups = (rows + cut.group - 1) / cut.group;
+    AQ_TRY(AQ_LAUNCH((rope_backward_wide<T, W>), dim3(static_cast<unsigned>(groups), pieces), threads, 0, stream, *args,
+                     cut, gammas ? partial : nullptr));
+    if (!gammas) return AQ_OK;
+    return aq_cuda_reduce(partial, groups * summed, args->D, 2, {{args->dq_gamma, args->dk_gamma, nullptr}}, stream);
 }
 
 enum aq_status aq_cuda_rope_backward(const struct aq_rope_backward *args, void *scratch, struct CUstream_st *stream)

@@ -216,9 +216,15 @@ static __global__ void __launch_bounds__(REDUCE_COLUMNS *REDUCE_SLICES)
     const unsigned slice = threadIdx.x / REDUCE_COLUMNS, column = threadIdx.x % REDUCE_COLUMNS;
     const uint64_t c = static_cast<uint64_t>(blockIdx.x) * REDUCE_COLUMNS + column, width = columns * count;
     float sum = 0.0f;
-    if (c < width)
-        for (uint64_t group = slice; group < groups; group += REDUCE_SLICES)
-            sum += partial[group * width + c];
+    for (uint64_t group = slice; c < width && group < groups; group += AT_ONCE * REDUCE_SLICES) {
+        float values[AT_ONCE] = {};
+        AQ_UNROLL
+        for (unsigned i = 0; i < AT_ONCE; i++)
+            if (group + i * REDUCE_SLICES < groups) values[i] = partial[(group + i * REDUCE_SLICES) * width + c];
+        AQ_UNROLL
+        for (unsigned i = 0; i < AT_ONCE; i++)
+            sum += values[i];
+    }
     slices[slice][column] = sum;
     __syncthreads();
     if (slice > 0 || c >= width) return;
