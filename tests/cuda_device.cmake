@@ -4,7 +4,8 @@ if(NOT COMMAND aq_cuda_test OR AQ_CUDA)
   return()
 endif()
 add_library(aq_cuda_on_host OBJECT cuda_host/runtime/device_on_host.c cuda_host/runtime/cuda_runtime_host.c
-  cuda_host/runtime/cuda_streams_host.c cuda_host/runtime/cuda_ipc_host.c cuda_host/runtime/cudnn_host.c)
+  cuda_host/runtime/cuda_streams_host.c cuda_host/runtime/cuda_memory_host.c cuda_host/runtime/cuda_ipc_host.c
+  cuda_host/runtime/cudnn_host.c)
 target_include_directories(aq_cuda_on_host PUBLIC cuda_host/runtime cuda_host ${aqsgd_ROOMS})
 target_include_directories(aq_cuda_on_host PRIVATE ${aqsgd_ROOMS})
 target_link_libraries(aq_cuda_on_host PRIVATE aqsgd aq_flags)

@@ -176,7 +176,7 @@ static void test_memory_is_one_allocation_and_says_who_needs_it(void **state)
     void *pieces[5];
     for (int i = 0; i < 4; i++) {
         assert_int_equal(aq_device_alloc(device, AQ_MEMORY_DEVICE, PIECE, &pieces[i]), AQ_OK);
-        assert_int_equal((uintptr_t)pieces[i] % CUDA_GRAIN, 0);
+        assert_int_equal((uintptr_t)pieces[i] % AQ_DEVICE_ALIGN, 0);
         for (size_t at = 0; at < PIECE; at++)
             assert_int_equal(((const uint8_t *)pieces[i])[at], 0);
         memset(pieces[i], 0x55, PIECE);
@@ -401,7 +401,7 @@ static void test_products_of_a_stage_are_the_library_s_fast_ones(void **state)
     aq_device_close(device);
 }
 
-/* A product of 16 x 16 x 16 in bf16, with what may come after it, on memory that is at a multiple of CUDA_GRAIN. */
+/* A product of 16 x 16 x 16 in bf16, with what may come after it, on memory as aq_device_alloc aligns it. */
 enum { SIZE = 16 };
 static struct aq_matmul small_product(uint16_t *values)
 {

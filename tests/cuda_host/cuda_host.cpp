@@ -97,9 +97,10 @@ struct emulator {
     std::string error;
 };
 
-emulator &self()
+emulator only;
+
+inline emulator &self()
 {
-    static emulator only;
     return only;
 }
 
@@ -507,6 +508,11 @@ static std::string line_of(const void *code)
 void watch_failed(const void *code, const char *text)
 {
     emulator &e = self();
+    const auto frame = reinterpret_cast<uintptr_t>(__builtin_frame_address(0));
+    if (frame - reinterpret_cast<uintptr_t>(e.stacks) >= THREADS_MAX * STACK_BYTES) {
+        std::fprintf(stderr, "cuda_host: %s, code of the host: %s\n", line_of(code).c_str(), text);
+        std::abort();
+    }
     const site &met = e.current->at;
     char since[128] = "";
     if (met.file) std::snprintf(since, sizeof since, ", after %s at %s:%d", met.what, file_of(met), met.line);
@@ -602,6 +608,8 @@ cudaError_t run(const char *kernel, dim3 grid, dim3 block, size_t shared, const 
 }
 
 static int (*taker)(void *stream, int (*run)(void *context), void *context);
+static void (*copier)(void *to, const void *from, size_t bytes);
+static void (*setter)(void *to, int value, size_t bytes);
 
 static int held_run(void *context)
 {
@@ -621,7 +629,10 @@ cudaError_t enqueue(void *stream, const std::function<cudaError_t()> &work)
 cudaError_t enqueue_set(void *stream, void *to, int value, size_t bytes)
 {
     return enqueue(stream, [=]() {
-        std::memset(to, value, bytes);
+        if (setter)
+            setter(to, value, bytes);
+        else
+            std::memset(to, value, bytes);
         return cudaSuccess;
     });
 }
@@ -629,16 +640,23 @@ cudaError_t enqueue_set(void *stream, void *to, int value, size_t bytes)
 cudaError_t enqueue_copy(void *stream, void *to, const void *from, size_t bytes)
 {
     return enqueue(stream, [=]() {
-        std::memmove(to, from, bytes);
+        if (copier)
+            copier(to, from, bytes);
+        else
+            std::memmove(to, from, bytes);
         return cudaSuccess;
     });
 }
 
 } // namespace cuda_host
 
-void cuda_host_later(int (*take)(void *stream, int (*run)(void *context), void *context))
+void cuda_host_later(int (*take)(void *stream, int (*run)(void *context), void *context),
+                     void (*copy)(void *to, const void *from, size_t bytes),
+                     void (*set)(void *to, int value, size_t bytes))
 {
     cuda_host::taker = take;
+    cuda_host::copier = copy;
+    cuda_host::setter = set;
 }
 
 void cuda_host_seed(uint64_t seed)

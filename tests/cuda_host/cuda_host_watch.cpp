@@ -9,9 +9,11 @@
 #undef memcpy
 #undef memset
 
-#include <cstdlib>
 #include <cstdio>
+#include <cstdlib>
 #include <vector>
+
+#include <sys/mman.h>
 
 #include "cuda_host_test.h"
 
@@ -47,15 +49,11 @@ struct watcher {
     warp warps[WARPS_MAX];
 };
 
-watcher &self()
-{
-    static watcher only;
-    return only;
-}
+watcher only;
 
 uint32_t segment_of_thread(bool atomic)
 {
-    watcher &w = self();
+    watcher &w = only;
     uint32_t &mine = w.mine[w.thread][atomic];
     if (mine == 0) {
         mine = w.first + (uint32_t)w.segments.size();
@@ -67,7 +65,7 @@ uint32_t segment_of_thread(bool atomic)
 /* Is what segment `other` did over, for what `own` does? */
 bool ordered(uint32_t other, uint32_t own)
 {
-    watcher &w = self();
+    watcher &w = only;
     const segment &then = w.segments[other - w.first], &now = w.segments[own - w.first];
     if (then.thread == now.thread || then.epoch < w.epoch) return true;
     if (then.atomic && now.atomic) return true;
@@ -78,7 +76,7 @@ bool ordered(uint32_t other, uint32_t own)
 
 [[noreturn]] void tell(const void *code, uintptr_t at, const char *does, uint32_t other, const char *did)
 {
-    watcher &w = self();
+    watcher &w = only;
     char text[400];
     const std::string place = shared_place(at);
     int used = std::snprintf(text, sizeof text, "thread %u %s %s", w.thread, does, place.c_str());
@@ -93,7 +91,7 @@ bool ordered(uint32_t other, uint32_t own)
 
 void shared_access(const void *code, uintptr_t at, size_t bytes, bool write, bool atomic)
 {
-    watcher &w = self();
+    watcher &w = only;
     const size_t offset = at - watched_shared.from;
     const uint32_t own = segment_of_thread(atomic);
     uint32_t *writes = &w.writes[offset], *reads = &w.reads[offset];
@@ -115,10 +113,58 @@ void shared_access(const void *code, uintptr_t at, size_t bytes, bool write, boo
     }
 }
 
+/* A state for each page of the region; MIXED where its bytes have states of their own. */
+constexpr size_t PAGE = 4096;
+constexpr uint8_t MIXED = 0xff;
+uintptr_t device_from;
+size_t device_bytes;
+uint8_t *page_states, *byte_states;
+
+uint8_t state_of(size_t offset)
+{
+    return page_states[offset / PAGE] == MIXED ? byte_states[offset] : page_states[offset / PAGE];
+}
+
+void mark(size_t offset, size_t bytes, uint8_t state)
+{
+    while (bytes > 0) {
+        const size_t begin = offset % PAGE, part = std::min(bytes, PAGE - begin);
+        uint8_t &page = page_states[offset / PAGE];
+        if (part == PAGE) {
+            page = state;
+        } else if (page != state) {
+            if (page != MIXED) std::memset(byte_states + offset - begin, page, PAGE);
+            page = MIXED;
+            std::memset(byte_states + offset, state, part);
+        }
+        offset += part;
+        bytes -= part;
+    }
+}
+
+void device_access(const void *code, size_t offset, size_t bytes, bool write, bool atomic)
+{
+    const uint8_t least = write && !atomic ? CUDA_HOST_FRESH : CUDA_HOST_READABLE;
+    for (size_t i = 0; i < bytes; i++) {
+        const uint8_t state = state_of(offset + i);
+        if (state >= least) continue;
+        char text[200];
+        std::snprintf(text, sizeof text, "thread %u %s the byte of device memory at %#zx, which %s", only.thread,
+                      write ? "writes" : "reads", (size_t)(device_from + offset + i),
+                      state == CUDA_HOST_NONE ? "is in no allocation" : "nothing has written");
+        watch_failed(code, text);
+    }
+    if (write) mark(offset, bytes, CUDA_HOST_READABLE);
+}
+
 inline void access(const void *code, const void *address, size_t bytes, bool write, bool atomic = false)
 {
     const uintptr_t at = reinterpret_cast<uintptr_t>(address);
     if (at - watched_shared.from < watched_shared.bytes) return shared_access(code, at, bytes, write, atomic);
+    const size_t offset = at - device_from;
+    if (offset >= device_bytes) return;
+    if (page_states[offset / PAGE] == CUDA_HOST_READABLE && offset % PAGE + bytes <= PAGE) return;
+    device_access(code, offset, bytes, write, atomic);
 }
 
 } // namespace
@@ -126,19 +172,19 @@ inline void access(const void *code, const void *address, size_t bytes, bool wri
 void watch_shared(void *memory, size_t bytes)
 {
     watched_shared = {reinterpret_cast<uintptr_t>(memory), bytes};
-    self().writes.assign(bytes, FORBIDDEN);
-    self().reads.assign(bytes, 0);
+    only.writes.assign(bytes, FORBIDDEN);
+    only.reads.assign(bytes, 0);
 }
 
 void watch_forbid(const void *memory, size_t bytes, bool forbid)
 {
     const size_t offset = reinterpret_cast<uintptr_t>(memory) - watched_shared.from;
-    std::fill_n(self().writes.begin() + (ptrdiff_t)offset, bytes, forbid ? FORBIDDEN : 0);
+    std::fill_n(only.writes.begin() + (ptrdiff_t)offset, bytes, forbid ? FORBIDDEN : 0);
 }
 
 void watch_block(size_t threads)
 {
-    watcher &w = self();
+    watcher &w = only;
     w.first += (uint32_t)w.segments.size();
     w.segments.clear();
     if (w.first > SEGMENTS_MAX) {
@@ -155,19 +201,19 @@ void watch_block(size_t threads)
 
 void watch_thread(uint32_t thread)
 {
-    self().thread = thread;
+    only.thread = thread;
 }
 
 void watch_block_met()
 {
-    watcher &w = self();
+    watcher &w = only;
     w.epoch++;
     std::memset(w.mine, 0, w.threads * sizeof w.mine[0]);
 }
 
 void watch_warp_met(uint32_t index, uint32_t mask)
 {
-    watcher &w = self();
+    watcher &w = only;
     warp &warp = w.warps[index];
     const uint32_t first = 32 * index, lanes = std::min(w.threads - first, 32u);
     const bool everyone = mask == (lanes == 32 ? ~(uint32_t)0 : (1u << lanes) - 1);
@@ -203,6 +249,49 @@ void watch_write(const void *to, size_t bytes)
 }
 
 } // namespace cuda_host
+
+using namespace cuda_host;
+
+bool cuda_host_device_memory(const void *region, size_t bytes)
+{
+    const int protection = PROT_READ | PROT_WRITE, flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+    void *states = mmap(nullptr, bytes + bytes / PAGE, protection, flags, -1, 0);
+    if (states == MAP_FAILED) return false;
+    (void)madvise(states, bytes + bytes / PAGE, MADV_DONTDUMP);
+    byte_states = static_cast<uint8_t *>(states);
+    page_states = byte_states + bytes;
+    device_from = reinterpret_cast<uintptr_t>(region);
+    device_bytes = bytes;
+    return true;
+}
+
+bool cuda_host_is_device(const void *memory)
+{
+    return reinterpret_cast<uintptr_t>(memory) - device_from < device_bytes;
+}
+
+void cuda_host_mark(const void *memory, size_t bytes, enum cuda_host_state state)
+{
+    mark(reinterpret_cast<uintptr_t>(memory) - device_from, bytes, (uint8_t)state);
+}
+
+bool cuda_host_all(const void *memory, size_t bytes, enum cuda_host_state state)
+{
+    size_t offset = reinterpret_cast<uintptr_t>(memory) - device_from;
+    for (const size_t end = offset + bytes; offset < end;) {
+        if (state_of(offset) != state) return false;
+        offset += page_states[offset / PAGE] == MIXED ? 1 : PAGE - offset % PAGE;
+    }
+    return true;
+}
+
+void cuda_host_copied(const void *to, const void *from, size_t bytes)
+{
+    if (cuda_host_all(from, bytes, CUDA_HOST_READABLE)) return cuda_host_mark(to, bytes, CUDA_HOST_READABLE);
+    const size_t source = reinterpret_cast<uintptr_t>(from) - device_from;
+    for (size_t i = 0; i < bytes; i++)
+        mark(reinterpret_cast<uintptr_t>(to) - device_from + i, 1, state_of(source + i));
+}
 
 /* What the compiler calls. */
 #define CUDA_HOST_SEES(name, bytes, write)                                                                             \
