@@ -79,6 +79,13 @@ target_link_libraries(test_edge_cuda PRIVATE aq_runtime)
 target_include_directories(test_edge_cuda PRIVATE ${aq_runtime_ROOMS})
 set_tests_properties(test_edge_cuda PROPERTIES ENVIRONMENT "AQ_DEVICES=cuda;AQ_GPU=required;CUDA_HOST_GPUS=2")
 
+# Every codec between two processes, a GPU each; device memory holds anything where zeroes are promised.
+aq_cuda_on_host_test(test_edge_processes_cuda SOURCES runtime/test_edge_processes.c LABELS quick TIMEOUT 300)
+target_sources(test_edge_processes_cuda PRIVATE $<TARGET_OBJECTS:aq_nccl_on_host>)
+target_link_libraries(test_edge_processes_cuda PRIVATE aq_runtime)
+target_include_directories(test_edge_processes_cuda PRIVATE ${aq_runtime_ROOMS})
+set_tests_properties(test_edge_processes_cuda PROPERTIES ENVIRONMENT "AQ_GPU=required;CUDA_HOST_GPUS=2;CUDA_HOST_FRESH=poison")
+
 aq_cuda_on_host_test(test_neighbour_edge_cuda SOURCES runtime/test_neighbour_edge.c LABELS quick TIMEOUT 900)
 target_sources(test_neighbour_edge_cuda PRIVATE $<TARGET_OBJECTS:aq_nccl_on_host>)
 target_link_libraries(test_neighbour_edge_cuda PRIVATE aq_runtime)

@@ -15,7 +15,7 @@
 extern "C" {
 #endif
 
-/* The order of blocks and threads from now on; 0 (as at the start): ascending. */
+/* The order of blocks and threads from now on; 0: ascending. At the start: CUDA_HOST_SEED in the environment, or 1. */
 void cuda_host_seed(uint64_t seed);
 
 /* What was wrong with the last launch that failed, "" where none has since cuda_host_error_clear(). */

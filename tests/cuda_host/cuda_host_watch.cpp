@@ -45,6 +45,7 @@ struct watcher {
     std::vector<uint32_t> writes, reads; /* of each byte: a segment */
     std::vector<segment> segments;       /* of this block, from `first` on */
     uint32_t first = 1, epoch = 1, thread = 0, threads = 0;
+    uint32_t since = 1; /* the first segment since all threads met: older ones are in order */
     uint32_t mine[THREADS_MAX][2]; /* the running segments, of plain and of atomic accesses; 0: none yet */
     warp warps[WARPS_MAX];
 };
@@ -144,7 +145,7 @@ void mark(size_t offset, size_t bytes, uint8_t state)
 
 void device_access(const void *code, size_t offset, size_t bytes, bool write, bool atomic)
 {
-    const uint8_t least = write && !atomic ? CUDA_HOST_FRESH : CUDA_HOST_READABLE;
+    const uint8_t least = write && !atomic ? CUDA_HOST_FRESH : CUDA_HOST_PROMISED;
     for (size_t i = 0; i < bytes; i++) {
         const uint8_t state = state_of(offset + i);
         if (state >= least) continue;
@@ -157,6 +158,30 @@ void device_access(const void *code, size_t offset, size_t bytes, bool write, bo
     if (write) mark(offset, bytes, CUDA_HOST_READABLE);
 }
 
+/* The segment that all four cells name, or FORBIDDEN. */
+inline uint32_t cell_of(const uint32_t *cells)
+{
+    uint64_t pairs[2];
+    std::memcpy(pairs, cells, sizeof pairs);
+    return pairs[0] == pairs[1] && (uint32_t)pairs[0] == pairs[0] >> 32 ? (uint32_t)pairs[0] : FORBIDDEN;
+}
+
+/* Most accesses are of a word that one thread wrote: itself, or any before all threads met. Is this one? */
+inline bool word_is_in_order(size_t offset, bool write)
+{
+    watcher &w = only;
+    const uint32_t own = w.mine[w.thread][0], own_cells[4] = {own, own, own, own};
+    uint32_t *writes = w.writes.data() + offset, *reads = w.reads.data() + offset;
+    const uint32_t wrote = cell_of(writes);
+    if (own == 0 || (wrote != own && (wrote >= w.since || (!write && wrote < w.first)))) return false;
+    if (write) {
+        const uint32_t read = cell_of(reads);
+        if (read != own && read >= w.since) return false;
+    }
+    std::memcpy(write ? writes : reads, own_cells, sizeof own_cells);
+    return true;
+}
+
 inline void access(const void *code, const void *address, size_t bytes, bool write, bool atomic = false)
 {
     const uintptr_t at = reinterpret_cast<uintptr_t>(address);
@@ -165,6 +190,13 @@ inline void access(const void *code, const void *address, size_t bytes, bool wri
     if (offset >= device_bytes) return;
     if (page_states[offset / PAGE] == CUDA_HOST_READABLE && offset % PAGE + bytes <= PAGE) return;
     device_access(code, offset, bytes, write, atomic);
+}
+
+template <size_t N> inline void access(const void *code, const void *address, bool write)
+{
+    const size_t offset = reinterpret_cast<uintptr_t>(address) - watched_shared.from;
+    if (N == 4 && offset < watched_shared.bytes && word_is_in_order(offset, write)) return;
+    access(code, address, N, write);
 }
 
 } // namespace
@@ -193,6 +225,7 @@ void watch_block(size_t threads)
         std::fill(w.reads.begin(), w.reads.end(), 0);
         w.first = 1;
     }
+    w.since = w.first;
     w.threads = (uint32_t)threads;
     std::memset(w.mine, 0, threads * sizeof w.mine[0]);
     for (size_t i = 0; 32 * i < threads; i++)
@@ -208,6 +241,7 @@ void watch_block_met()
 {
     watcher &w = only;
     w.epoch++;
+    w.since = w.first + (uint32_t)w.segments.size();
     std::memset(w.mine, 0, w.threads * sizeof w.mine[0]);
 }
 
@@ -297,7 +331,7 @@ void cuda_host_copied(const void *to, const void *from, size_t bytes)
 #define CUDA_HOST_SEES(name, bytes, write)                                                                             \
     extern "C" void name(void *at)                                                                                     \
     {                                                                                                                  \
-        cuda_host::access(__builtin_return_address(0), at, bytes, write);                                              \
+        cuda_host::access<bytes>(__builtin_return_address(0), at, write);                                              \
     }
 CUDA_HOST_SEES(__tsan_read1, 1, false)
 CUDA_HOST_SEES(__tsan_read2, 2, false)

@@ -7,8 +7,8 @@
  * touched again. For the kernels, cuda_host_watch.h knows of each byte whether anything was written to it.
  *
  * aq_device_alloc promises zeroes. With CUDA_HOST_FRESH=poison in the environment it breaks the promise: the first memset
- * to zero of memory that nobody has written does nothing, and a kernel that reads such a byte is an error. That is for
- * tests of code which must not rely on the promise.
+ * to zero of memory that nobody has written does nothing, so that its bytes differ between processes. That is for tests of
+ * code which must not rely on the promise: their two ends compare what they computed.
  */
 #include <pthread.h>
 #include <stdatomic.h>
@@ -28,7 +28,7 @@
 #endif
 
 enum { DEVICE_ALIGN = 256, PINNED_ALIGN = 512, PAGE = 4096 };
-static const size_t REGION = (size_t)1 << 38; /* addresses, of which each is used once */
+static const size_t REGION = (size_t)1 << 37; /* addresses, of which each is used once */
 
 static size_t memory_all = (size_t)1 << 36;
 static _Atomic size_t memory_used;

@@ -9,7 +9,7 @@
  * say CUDA_HOST_DRIVER (13000; 0: none), CUDA_HOST_CAPABILITY (90) and CUDA_HOST_MIB of memory, for whole programs.
  * CUDA_HOST_LAZY=1: a kind of product that is asked for first while NCCL waits for another rank ends the program, as
  * loading its kernel may wait for NCCL on a GPU. CUDA_HOST_IPC=0: no process can map another's memory. CUDA_HOST_SEED:
- * the order of blocks and threads (0: ascending). CUDA_HOST_FRESH=poison: cuda_memory_host.c.
+ * the order of blocks and threads (0: ascending; 1 where it is absent). CUDA_HOST_FRESH=poison: cuda_memory_host.c.
  */
 #ifndef CUDA_RUNTIME_API_ON_HOST_H
 #define CUDA_RUNTIME_API_ON_HOST_H
