@@ -141,7 +141,8 @@ static void test_memory_between_threads_without_a_fence_is_found(void **state)
             cuda_host_error_clear();
             const enum aq_status status = cuda_host_fences(kind, out);
             if (!watched && words[kind]) break;
-            if (status != (words[kind] ? AQ_CUDAERR : AQ_OK) || (words[kind] && !strstr(cuda_host_error(), words[kind])))
+            if (status != (words[kind] ? AQ_CUDAERR : AQ_OK) ||
+                (words[kind] && !strstr(cuda_host_error(), words[kind])))
                 fail_msg("kind %d: \"%s\", not \"%s\"", kind, cuda_host_error(), words[kind] ? words[kind] : "");
         }
     }

@@ -127,7 +127,8 @@ static __global__ void fences(int kind, float *out)
 {
     AQ_SHARED(float, tile, [64]);
     AQ_SHARED(unsigned, votes, [1]);
-    const unsigned t = threadIdx.x, lane = t % 32, next = t - lane + (lane + 1) % 32, half = lane < 16 ? 0xffffu : ~0xffffu;
+    const unsigned t = threadIdx.x, lane = t % 32, next = t - lane + (lane + 1) % 32,
+                   half = lane < 16 ? 0xffffu : ~0xffffu;
     if (t == 0) votes[0] = 0;
     if (kind != 7) tile[t] = (float)t;
     __syncthreads();

@@ -501,7 +501,8 @@ static std::string line_of(const void *code)
     if (pipe && std::fgets(line, sizeof line, pipe)) line[std::strcspn(line, " \n")] = 0;
     if (pipe) (void)pclose(pipe);
     if (line[0] && line[0] != '?') return line;
-    std::snprintf(line, sizeof line, "+%#zx (no addr2line)", (size_t)(address - reinterpret_cast<uintptr_t>(info.dli_fbase)));
+    std::snprintf(line, sizeof line, "+%#zx (no addr2line)",
+                  (size_t)(address - reinterpret_cast<uintptr_t>(info.dli_fbase)));
     return line;
 }
 

@@ -86,7 +86,7 @@ void meet_warp(const site &at, uint32_t mask, resolve_lanes resolve);
 int meet_block(const site &at, int value); /* how many of the block brought a value other than 0 */
 void *shared_dynamic(size_t align);
 void *shared_static(const void *key, const char *name, size_t bytes, size_t align); /* one place for each key */
-void watch_read(const void *from, size_t bytes); /* cuda_host_watch.h */
+void watch_read(const void *from, size_t bytes);                                    /* cuda_host_watch.h */
 void watch_write(const void *to, size_t bytes);
 void complain(const site &at, const char *what); /* ends the launch */
 cudaError_t run(const char *kernel, dim3 grid, dim3 block, size_t shared, const std::function<void()> &body);
@@ -221,8 +221,8 @@ template <class... P, class... A>
 inline cudaError_t launch(const char *name, void (*kernel)(P...), dim3 grid, dim3 block, size_t shared, void *stream,
                           A... args)
 {
-    return enqueue(
-        stream, [=]() { return run(name, grid, block, shared, [&]() { kernel(static_cast<P>(args)...); }); });
+    return enqueue(stream,
+                   [=]() { return run(name, grid, block, shared, [&]() { kernel(static_cast<P>(args)...); }); });
 }
 
 } // namespace cuda_host

@@ -45,7 +45,7 @@ struct watcher {
     std::vector<uint32_t> writes, reads; /* of each byte: a segment */
     std::vector<segment> segments;       /* of this block, from `first` on */
     uint32_t first = 1, epoch = 1, thread = 0, threads = 0;
-    uint32_t since = 1; /* the first segment since all threads met: older ones are in order */
+    uint32_t since = 1;            /* the first segment since all threads met: older ones are in order */
     uint32_t mine[THREADS_MAX][2]; /* the running segments, of plain and of atomic accesses; 0: none yet */
     warp warps[WARPS_MAX];
 };

@@ -76,7 +76,7 @@ static struct shared {
     _Atomic int port[CASES_MAX];
     struct side ends[2][CASES_MAX];
     char why[2][512];
-} *shared;
+} * shared;
 
 /* One case on one end. false: it failed, and shared->why says how. */
 static bool end_run(bool sender, int i)
@@ -121,8 +121,9 @@ static void test_every_codec_between_processes_has_the_bits_of_the_cpu(void **st
     for (int end = 0; end < 2; end++) {
         int status = -1;
         assert_int_equal(waitpid(pids[end], &status, 0), pids[end]);
-        if (status != 0) printf("the %s ended with status %#x: %s\n", end ? "sender" : "receiver", (unsigned)status,
-                                shared->why[end]);
+        if (status != 0)
+            printf("the %s ended with status %#x: %s\n", end ? "sender" : "receiver", (unsigned)status,
+                   shared->why[end]);
     }
     for (int i = 0; i < cases.count; i++) {
         const struct side *receiver = &shared->ends[0][i], *sender = &shared->ends[1][i];

@@ -199,8 +199,8 @@ static bool breaks_promise(void)
 
 void cuda_runtime_host_set(void *to, int value, size_t bytes)
 {
-    const bool promised = value == 0 && cuda_host_is_device(to) && breaks_promise() &&
-                          cuda_host_all(to, bytes, CUDA_HOST_FRESH);
+    const bool promised =
+        value == 0 && cuda_host_is_device(to) && breaks_promise() && cuda_host_all(to, bytes, CUDA_HOST_FRESH);
     if (promised) {
         cuda_host_mark(to, bytes, CUDA_HOST_PROMISED);
         return;

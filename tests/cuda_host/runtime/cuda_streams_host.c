@@ -37,8 +37,8 @@ struct CUstream_st {
     struct CUstream_st *next; /* of all ever made: events may name one that is destroyed */
     const void *owner;        /* a thread */
     int gpu;
-    uint64_t noted, done;     /* works, ever */
-    cudaError_t error;        /* the first; stays */
+    uint64_t noted, done; /* works, ever */
+    cudaError_t error;    /* the first; stays */
     struct work works[WORKS_MAX];
 };
 
