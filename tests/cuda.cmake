@@ -46,14 +46,19 @@ if(AQ_X86_64 AND NOT CMAKE_CROSSCOMPILING)
 endif()
 
 # As aq_instruction_sets does for variants: what is said here holds in this folder alone, a CUDA build has its own rules.
+# The compiler tells cuda_host_watch.cpp of each access of a kernel; ThreadSanitizer itself is not linked.
+if(NOT AQ_SANITIZE AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+  set(watched -fsanitize=thread --param=tsan-instrument-func-entry-exit=0 -g1 -Wno-tsan)
+endif()
 function(aq_cuda_host_sources)
-  set_source_files_properties(${ARGN} PROPERTIES LANGUAGE CXX COMPILE_OPTIONS "-x;c++" COMPILE_DEFINITIONS AQ_CUDA_HOST)
+  set_source_files_properties(${ARGN} PROPERTIES LANGUAGE CXX COMPILE_OPTIONS "-x;c++;${watched}" COMPILE_DEFINITIONS AQ_CUDA_HOST)
 endfunction()
 
 file(GLOB CUDA_KERNELS CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/aqsgd/device/cuda/cuda_*.cu ${PROJECT_SOURCE_DIR}/aqsgd/codec/cuda/cuda_*.cu
   ${PROJECT_SOURCE_DIR}/aqsgd/grad/cuda/cuda_*.cu)
 aq_cuda_host_sources(${CUDA_KERNELS})
-set(emulation cuda_host/cuda_host.cpp cuda_host/cuda_host_mma.cpp cuda_host/cuda_host_switch.cpp)
+set(emulation cuda_host/cuda_host.cpp cuda_host/cuda_host_mma.cpp cuda_host/cuda_host_switch.cpp
+  cuda_host/cuda_host_watch.cpp)
 add_library(aq_cuda_host STATIC ${emulation} ${CUDA_KERNELS})
 target_compile_options(aq_cuda_host PRIVATE -O2) # also where the rest is -O1, for sanitizers
 target_include_directories(aq_cuda_host PUBLIC ${CMAKE_CURRENT_SOURCE_DIR}/cuda_host ${aqsgd_ROOMS}

@@ -4,7 +4,8 @@ if(NOT COMMAND aq_cuda_test OR AQ_CUDA)
   return()
 endif()
 add_library(aq_cuda_on_host OBJECT cuda_host/runtime/device_on_host.c cuda_host/runtime/cuda_runtime_host.c
-  cuda_host/runtime/cuda_streams_host.c cuda_host/runtime/cuda_ipc_host.c cuda_host/runtime/cudnn_host.c)
+  cuda_host/runtime/cuda_streams_host.c cuda_host/runtime/cuda_memory_host.c cuda_host/runtime/cuda_ipc_host.c
+  cuda_host/runtime/cudnn_host.c)
 target_include_directories(aq_cuda_on_host PUBLIC cuda_host/runtime cuda_host ${aqsgd_ROOMS})
 target_include_directories(aq_cuda_on_host PRIVATE ${aqsgd_ROOMS})
 target_link_libraries(aq_cuda_on_host PRIVATE aqsgd aq_flags)
@@ -77,6 +78,13 @@ target_sources(test_edge_cuda PRIVATE $<TARGET_OBJECTS:aq_nccl_on_host>)
 target_link_libraries(test_edge_cuda PRIVATE aq_runtime)
 target_include_directories(test_edge_cuda PRIVATE ${aq_runtime_ROOMS})
 set_tests_properties(test_edge_cuda PROPERTIES ENVIRONMENT "AQ_DEVICES=cuda;AQ_GPU=required;CUDA_HOST_GPUS=2")
+
+# Every codec between two processes, a GPU each; device memory holds anything where zeroes are promised.
+aq_cuda_on_host_test(test_edge_processes_cuda SOURCES runtime/test_edge_processes.c LABELS quick TIMEOUT 300)
+target_sources(test_edge_processes_cuda PRIVATE $<TARGET_OBJECTS:aq_nccl_on_host>)
+target_link_libraries(test_edge_processes_cuda PRIVATE aq_runtime)
+target_include_directories(test_edge_processes_cuda PRIVATE ${aq_runtime_ROOMS})
+set_tests_properties(test_edge_processes_cuda PROPERTIES ENVIRONMENT "AQ_GPU=required;CUDA_HOST_GPUS=2;CUDA_HOST_FRESH=poison")
 
 aq_cuda_on_host_test(test_neighbour_edge_cuda SOURCES runtime/test_neighbour_edge.c LABELS quick TIMEOUT 900)
 target_sources(test_neighbour_edge_cuda PRIVATE $<TARGET_OBJECTS:aq_nccl_on_host>)

@@ -2,6 +2,13 @@ aq_test(test_edge LIBS aq_runtime aq_stages aq_net aq_storage aqsgd LABELS quick
 target_include_directories(test_edge PRIVATE ${aq_runtime_ROOMS} ${aqsgd_ROOMS})
 aq_isolated(test_edge)
 
+# On a GPU (label gpu, tools/test-gpu): every codec between two processes.
+if(AQ_CUDA)
+  aq_test(test_edge_processes LIBS aq_runtime aq_stages aq_net aq_storage aqsgd LABELS gpu TIMEOUT 120)
+  target_include_directories(test_edge_processes PRIVATE ${aq_runtime_ROOMS} ${aqsgd_ROOMS})
+  aq_isolated(test_edge_processes)
+endif()
+
 aq_test(test_guard LIBS aq_runtime aqsgd LABELS quick)
 target_include_directories(test_guard PRIVATE ${aq_runtime_ROOMS} ${aqsgd_ROOMS})
 

@@ -123,6 +123,30 @@ static void test_a_lock_file_may_be_another_user_s(void **state)
     assert_int_equal(rmdir(folder), 0);
 }
 
+/* The memory of tests is no kinder than CUDA's word. */
+static void test_fresh_memory_is_as_bad_as_cuda_allows(void **state)
+{
+    (void)state;
+    enum { BYTES = 4096, PIECE = 2 << 20 };
+    void *memory[3];
+    uint64_t seen[4];
+    for (int i = 0; i < 3; i++) {
+        assert_int_equal(i < 2 ? cudaMalloc(&memory[i], BYTES) : cudaMalloc(&memory[i], PIECE), cudaSuccess);
+        assert_int_equal((uintptr_t)memory[i] % 512, 256);
+        memcpy(&seen[i], memory[i], sizeof seen[i]);
+    }
+    void *pinned = NULL;
+    assert_int_equal(cudaHostAlloc(&pinned, BYTES, cudaHostAllocPortable), cudaSuccess);
+    assert_int_equal((uintptr_t)pinned % 4096, 512);
+    memcpy(&seen[3], pinned, sizeof seen[3]);
+    for (int i = 0; i < 4; i++)
+        for (int j = 0; j < i; j++)
+            assert_true(seen[i] != seen[j]);
+    for (int i = 0; i < 3; i++)
+        assert_int_equal(cudaFree(memory[i]), cudaSuccess);
+    assert_int_equal(cudaFreeHost(pinned), cudaSuccess);
+}
+
 /* The CPU takes the place of a GPU that is not there, where it was asked to, and of no other. */
 static void test_auto_takes_the_cpu_only_where_there_is_no_gpu(void **state)
 {
@@ -176,7 +200,7 @@ static void test_memory_is_one_allocation_and_says_who_needs_it(void **state)
     void *pieces[5];
     for (int i = 0; i < 4; i++) {
         assert_int_equal(aq_device_alloc(device, AQ_MEMORY_DEVICE, PIECE, &pieces[i]), AQ_OK);
-        assert_int_equal((uintptr_t)pieces[i] % CUDA_GRAIN, 0);
+        assert_int_equal((uintptr_t)pieces[i] % AQ_DEVICE_ALIGN, 0);
         for (size_t at = 0; at < PIECE; at++)
             assert_int_equal(((const uint8_t *)pieces[i])[at], 0);
         memset(pieces[i], 0x55, PIECE);
@@ -401,7 +425,7 @@ static void test_products_of_a_stage_are_the_library_s_fast_ones(void **state)
     aq_device_close(device);
 }
 
-/* A product of 16 x 16 x 16 in bf16, with what may come after it, on memory that is at a multiple of CUDA_GRAIN. */
+/* A product of 16 x 16 x 16 in bf16, with what may come after it, on memory as aq_device_alloc aligns it. */
 enum { SIZE = 16 };
 static struct aq_matmul small_product(uint16_t *values)
 {
@@ -731,6 +755,7 @@ int main(void)
         cmocka_unit_test(test_architectures_fit_as_cuda_says),
         cmocka_unit_test(test_gpu_is_for_one_owner_at_a_time),
         cmocka_unit_test(test_a_lock_file_may_be_another_user_s),
+        cmocka_unit_test(test_fresh_memory_is_as_bad_as_cuda_allows),
         cmocka_unit_test(test_auto_takes_the_cpu_only_where_there_is_no_gpu),
         cmocka_unit_test(test_memory_is_one_allocation_and_says_who_needs_it),
         cmocka_unit_test(test_more_shapes_than_plans_are_kept),

@@ -122,6 +122,65 @@ static __global__ void mistake(int kind, float *out)
     out[t] = value;
 }
 
+/* Shared memory between threads: 0 to 2 are right; each of the others lacks a fence, or reads what nobody wrote. */
+static __global__ void fences(int kind, float *out)
+{
+    AQ_SHARED(float, tile, [64]);
+    AQ_SHARED(unsigned, votes, [1]);
+    const unsigned t = threadIdx.x, lane = t % 32, next = t - lane + (lane + 1) % 32,
+                   half = lane < 16 ? 0xffffu : ~0xffffu;
+    if (t == 0) votes[0] = 0;
+    if (kind != 7) tile[t] = (float)t;
+    __syncthreads();
+    float value = tile[t];
+    if (kind == 0) { /* neighbours of a warp, fenced */
+        value = tile[next];
+        __syncwarp();
+        tile[t] = value;
+        __syncwarp();
+        value += tile[next];
+    } else if (kind == 1) { /* neighbours of half a warp, fenced by that half; then the whole warp */
+        const unsigned partner = t ^ 1u;
+        tile[t] = 2.0f;
+        __syncwarp(half);
+        value = tile[partner];
+        __syncwarp();
+        value += tile[t ^ 16u];
+    } else if (kind == 2) { /* atomics of all, then a barrier */
+        atomicAdd(&votes[0], 1u);
+        __syncthreads();
+        value = (float)votes[0];
+    } else if (kind == 3) { /* a vote orders no memory */
+        tile[t] = 1.0f;
+        value = __all_sync(0xffffffffu, true) ? tile[next] : 0.0f;
+    } else if (kind == 4) { /* a warp's fence orders nothing between warps */
+        tile[t] = 1.0f;
+        __syncwarp();
+        value = tile[t ^ 32u];
+    } else if (kind == 5) { /* written where another may still read */
+        value = tile[next];
+        tile[t] = value;
+    } else if (kind == 6) { /* half a warp's fence orders nothing between halves */
+        tile[t] = 1.0f;
+        __syncwarp(half);
+        value = tile[t ^ 16u];
+    } else if (kind == 8) { /* two writers */
+        tile[t / 2] = value;
+    } else if (kind == 9) { /* an atomic beside a read */
+        if (t == 0) value = (float)votes[0];
+        if (t != 0) atomicAdd(&votes[0], 1u);
+    } else if (kind == 10) { /* of a shorter array than it thinks */
+        value = tile[t + 1];
+    }
+    __syncthreads();
+    out[t] = value;
+}
+
+extern "C" enum aq_status cuda_host_fences(int kind, float *out)
+{
+    return AQ_LAUNCH(fences, 2, 64, 0, nullptr, kind, out);
+}
+
 extern "C" enum aq_status cuda_host_mistake(int kind, unsigned threads, float *out)
 {
     return AQ_LAUNCH(mistake, 2, threads, threads * sizeof(float), nullptr, kind, out);

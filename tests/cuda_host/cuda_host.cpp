@@ -6,6 +6,8 @@
  * their results and goes on. A round in which nobody could run is a meeting that never happens: an error.
  */
 #include "cuda_host.h"
+#undef memcpy
+#undef memset
 
 #include <cstdarg>
 #include <cstdio>
@@ -14,10 +16,13 @@
 #include <string>
 #include <vector>
 
+#include <dlfcn.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include "cuda_host_switch.h"
 #include "cuda_host_test.h"
+#include "cuda_host_watch.h"
 
 namespace cuda_host
 {
@@ -33,8 +38,10 @@ constexpr size_t STACK_BYTES = 256 << 10;
 constexpr size_t STACK_BYTES = 64 << 10;
 #endif
 constexpr size_t THREADS_MAX = 1024;
-constexpr size_t STATIC_MAX = 48 << 10, SHARED_MAX = 227 << 10, GUARD = 1024;
-constexpr uint8_t UNWRITTEN = 0xff, GUARD_BYTE = 0xa5;
+constexpr size_t STATIC_MAX = 48 << 10, SHARED_MAX = 227 << 10, GUARD = 1024, STATICS_BYTES = 2 * STATIC_MAX;
+constexpr size_t STATICS_FROM = 2 * GUARD + (SHARED_MAX + GUARD - 1) / GUARD * GUARD;
+constexpr size_t SHARED_BYTES = STATICS_FROM + STATICS_BYTES + GUARD; /* guard, dynamic, guard, static arrays, guard */
+constexpr uint8_t GUARD_BYTE = 0xa5;
 constexpr uint64_t STACK_END = 0x7374616b656e6421u; /* at the far end of each stack */
 
 enum class state { ready, at_warp, at_block, done };
@@ -56,6 +63,21 @@ struct fiber {
     std::vector<copy> copies; /* asynchronous, not waited for yet */
 };
 
+/* An array of shared memory of fixed size. */
+struct fixed {
+    const void *key;
+    const char *name;
+    uint8_t *memory;
+    size_t bytes;
+};
+
+/* Where no test has said another (cuda_host_seed). */
+uint64_t seed_at_start()
+{
+    const char *wish = std::getenv("CUDA_HOST_SEED");
+    return wish ? std::strtoull(wish, nullptr, 10) : 1;
+}
+
 struct emulator {
     std::vector<fiber> fibers; /* of the block; THREADS_MAX stacks are made once */
     std::vector<lane> lanes;
@@ -68,16 +90,17 @@ struct emulator {
     const std::function<void()> *body = nullptr;
     const char *kernel = "";
     bool failed = false, progress = false;
-    uint8_t *shared = nullptr; /* guard, dynamic shared memory, guard */
-    size_t shared_bytes = 0;
-    std::vector<std::pair<void *, size_t>> statics; /* seen in this block */
-    uint64_t seed = 0, launches = 0, blocks = 0, draws = 0;
+    uint8_t *shared = nullptr; /* SHARED_BYTES */
+    size_t shared_bytes = 0, statics_used = 0;
+    std::vector<fixed> statics; /* of this launch */
+    uint64_t seed = seed_at_start(), launches = 0, blocks = 0, draws = 0, poisons = 0;
     std::string error;
 };
 
-emulator &self()
+emulator only;
+
+inline emulator &self()
 {
-    static emulator only;
     return only;
 }
 
@@ -203,19 +226,70 @@ void stacks_make()
     }
 }
 
-/* Under AddressSanitizer the guards may not even be read. */
-void guards_forbid(bool forbid)
+/* Whether a kernel may touch these bytes of shared memory. */
+void touchable(uint8_t *memory, size_t bytes, bool yes)
 {
+    watch_forbid(memory, bytes, !yes);
 #ifdef CUDA_HOST_ASAN
+    if (yes)
+        __asan_unpoison_memory_region(memory, bytes);
+    else
+        __asan_poison_memory_region(memory, bytes);
+#endif
+}
+
+/* Unwritten memory holds something else in each block and each process: NaNs now, numbers then. */
+void poison(uint8_t *memory, size_t bytes)
+{
     emulator &e = self();
-    if (forbid) {
-        __asan_poison_memory_region(e.shared, GUARD);
-        __asan_poison_memory_region(e.shared + GUARD + e.shared_bytes, GUARD);
-    } else {
-        __asan_unpoison_memory_region(e.shared, 2 * GUARD + e.shared_bytes);
+    static const uint64_t process = 0x9e3779b97f4a7c15u * (uint64_t)getpid();
+    uint64_t word = (process ^ ++e.poisons) * 0xbf58476d1ce4e5b9u;
+    word ^= word >> 31;
+    if (e.poisons % 2) word |= 0xff81ff81ff81ff81u;
+    size_t at = 0;
+    for (; at + sizeof word <= bytes; at += sizeof word)
+        std::memcpy(memory + at, &word, sizeof word);
+    std::memcpy(memory + at, &word, bytes - at);
+}
+
+void shared_start(size_t bytes)
+{
+    emulator &e = self();
+    if (!e.shared) {
+        e.shared = static_cast<uint8_t *>(std::aligned_alloc(GUARD, SHARED_BYTES));
+        watch_shared(e.shared, SHARED_BYTES);
+        touchable(e.shared, SHARED_BYTES, false);
     }
-#else
-    (void)forbid;
+    for (const fixed &one : e.statics)
+        touchable(one.memory, one.bytes, false);
+    e.statics.clear();
+    e.statics_used = 0;
+    if (bytes != e.shared_bytes) {
+        touchable(e.shared + GUARD, std::max(bytes, e.shared_bytes), false);
+        touchable(e.shared + GUARD, bytes, true);
+    }
+    e.shared_bytes = bytes;
+}
+
+/* Where nothing watches accesses, a write past the end shows afterwards. */
+void guards_write()
+{
+#ifndef CUDA_HOST_ASAN
+    emulator &e = self();
+    std::memset(e.shared, GUARD_BYTE, GUARD);
+    std::memset(e.shared + GUARD + e.shared_bytes, GUARD_BYTE, GUARD);
+#endif
+}
+
+void guards_check()
+{
+#ifndef CUDA_HOST_ASAN
+    emulator &e = self();
+    for (size_t i = 0; i < GUARD; i++) {
+        if (e.shared[i] != GUARD_BYTE) fail("wrote before its %zu bytes of dynamic shared memory", e.shared_bytes);
+        if (e.shared[GUARD + e.shared_bytes + i] != GUARD_BYTE)
+            fail("wrote byte %zu past its %zu bytes of dynamic shared memory", i, e.shared_bytes);
+    }
 #endif
 }
 
@@ -224,11 +298,11 @@ void block_start(dim3 block)
     emulator &e = self();
     e.at_block = 0;
     e.block_sum = 0;
-    e.statics.clear();
-    std::memset(e.shared, GUARD_BYTE, GUARD);
-    std::memset(e.shared + GUARD, UNWRITTEN, e.shared_bytes);
-    std::memset(e.shared + GUARD + e.shared_bytes, GUARD_BYTE, GUARD);
-    guards_forbid(true);
+    watch_block(e.threads);
+    guards_write();
+    poison(e.shared + GUARD, e.shared_bytes);
+    for (const fixed &one : e.statics)
+        poison(one.memory, one.bytes);
     shuffle_order(e.order, e.threads);
     for (size_t i = 0; i < e.threads; i++) {
         fiber &f = e.fibers[i];
@@ -236,6 +310,7 @@ void block_start(dim3 block)
         turn_start(&f.own, entry);
         f.now = state::ready;
         f.copies.clear();
+        f.at = {};
         f.thread = {(unsigned)i % block.x, (unsigned)i / block.x % block.y, (unsigned)i / block.x / block.y};
     }
 }
@@ -243,14 +318,10 @@ void block_start(dim3 block)
 void block_end()
 {
     emulator &e = self();
-    for (size_t i = 0; i < GUARD; i++) {
-        if (e.shared[i] != GUARD_BYTE) fail("wrote before its %zu bytes of dynamic shared memory", e.shared_bytes);
-        if (e.shared[GUARD + e.shared_bytes + i] != GUARD_BYTE)
-            fail("wrote byte %zu past its %zu bytes of dynamic shared memory", i, e.shared_bytes);
-    }
+    guards_check();
     size_t bytes = 0;
-    for (const auto &seen : e.statics)
-        bytes += seen.second;
+    for (const fixed &seen : e.statics)
+        bytes += seen.bytes;
     if (bytes > STATIC_MAX) fail("%zu bytes of static shared memory: at most %zu", bytes, STATIC_MAX);
     if (bytes + e.shared_bytes > SHARED_MAX)
         fail("%zu bytes of shared memory: at most %zu", bytes + e.shared_bytes, SHARED_MAX);
@@ -266,21 +337,22 @@ void block_run(dim3 block)
     emulator &e = self();
     block_start(block);
     for (size_t done = 0; done < e.threads && !e.failed;) {
+        const size_t from = e.seed ? draw() % e.threads : 0; /* each round begins elsewhere */
         e.progress = false;
         done = 0;
         for (size_t i = 0; i < e.threads && !e.failed; i++) {
-            fiber &f = e.fibers[e.order[i]];
+            fiber &f = e.fibers[e.order[i + from < e.threads ? i + from : i + from - e.threads]];
             if (f.now == state::ready) {
                 e.progress = true;
                 e.current = &f;
                 here.thread = f.thread;
+                watch_thread(index_of(f));
                 turn_switch(&e.launcher, &f.own);
             }
             done += f.now == state::done;
         }
         if (!e.progress && done < e.threads && !e.failed) describe_stuck();
     }
-    guards_forbid(false);
     if (!e.failed) block_end();
 }
 
@@ -333,6 +405,7 @@ void meet_warp(const site &at, uint32_t mask, resolve_lanes resolve)
         }
     }
     if (e.failed) return wait();
+    if (resolve == resolve_nothing) watch_warp_met(first / 32, mask);
     resolve(&e.lanes[first], mask);
     for (uint32_t i = 0; i < 32; i++)
         if (mask >> i & 1) e.fibers[first + i].now = state::ready;
@@ -359,6 +432,7 @@ int meet_block(const site &at, int value)
         other.value = e.block_sum;
         other.now = state::ready;
     }
+    watch_block_met();
     e.at_block = 0;
     e.block_sum = 0;
     return f.value;
@@ -374,13 +448,78 @@ void *shared_dynamic(size_t align)
     return e.shared + GUARD;
 }
 
-void shared_static(void *memory, size_t bytes)
+void *shared_static(const void *key, const char *name, size_t bytes, size_t align)
 {
     emulator &e = self();
-    for (const auto &seen : e.statics)
-        if (seen.first == memory) return;
-    e.statics.emplace_back(memory, bytes);
-    std::memset(memory, UNWRITTEN, bytes);
+    for (const fixed &seen : e.statics)
+        if (seen.key == key) return seen.memory;
+    const size_t grain = std::max(align, (size_t)16), from = (e.statics_used + grain - 1) / grain * grain;
+    if (bytes > STATICS_BYTES - from) {
+        fail("%s: %zu bytes of static shared memory: at most %zu", name, bytes, STATIC_MAX);
+        wait();
+    }
+    uint8_t *memory = e.shared + STATICS_FROM + from;
+    e.statics.push_back({key, name, memory, bytes});
+    e.statics_used = from + bytes + 16; /* with a gap */
+    touchable(memory, bytes, true);
+    poison(memory, bytes);
+    return memory;
+}
+
+std::string shared_place(uintptr_t address)
+{
+    emulator &e = self();
+    char text[160];
+    const size_t at = address - reinterpret_cast<uintptr_t>(e.shared);
+    if (at < GUARD) {
+        std::snprintf(text, sizeof text, "byte %zu before its %zu bytes of dynamic shared memory", GUARD - at,
+                      e.shared_bytes);
+        return text;
+    }
+    fixed place = {nullptr, "dynamic shared memory", e.shared + GUARD, e.shared_bytes};
+    for (const fixed &one : e.statics)
+        if (reinterpret_cast<uintptr_t>(one.memory) <= address && one.memory > place.memory) place = one;
+    const size_t byte = address - reinterpret_cast<uintptr_t>(place.memory);
+    if (byte < place.bytes)
+        std::snprintf(text, sizeof text, "byte %zu of its %zu bytes of %s", byte, place.bytes, place.name);
+    else
+        std::snprintf(text, sizeof text, "byte %zu past its %zu bytes of %s", byte - place.bytes, place.bytes,
+                      place.name);
+    return text;
+}
+
+/* "file:line" of an instruction, by the program's line table, or its place in the program. */
+static std::string line_of(const void *code)
+{
+    Dl_info info;
+    const auto address = reinterpret_cast<uintptr_t>(code) - 1; /* in the call */
+    if (!dladdr(code, &info)) return "an unknown place";
+    char command[256], line[256] = "";
+    std::snprintf(command, sizeof command, "addr2line -s -e /proc/%d/exe %#zx 2>/dev/null", (int)getpid(),
+                  (size_t)(address - reinterpret_cast<uintptr_t>(info.dli_fbase)));
+    FILE *pipe = popen(command, "r");
+    if (pipe && std::fgets(line, sizeof line, pipe)) line[std::strcspn(line, " \n")] = 0;
+    if (pipe) (void)pclose(pipe);
+    if (line[0] && line[0] != '?') return line;
+    std::snprintf(line, sizeof line, "+%#zx (no addr2line)",
+                  (size_t)(address - reinterpret_cast<uintptr_t>(info.dli_fbase)));
+    return line;
+}
+
+void watch_failed(const void *code, const char *text)
+{
+    emulator &e = self();
+    const auto frame = reinterpret_cast<uintptr_t>(__builtin_frame_address(0));
+    if (frame - reinterpret_cast<uintptr_t>(e.stacks) >= THREADS_MAX * STACK_BYTES) {
+        std::fprintf(stderr, "cuda_host: %s, code of the host: %s\n", line_of(code).c_str(), text);
+        std::abort();
+    }
+    const site &met = e.current->at;
+    char since[128] = "";
+    if (met.file) std::snprintf(since, sizeof since, ", after %s at %s:%d", met.what, file_of(met), met.line);
+    fail("%s: %s%s", line_of(code).c_str(), text, since);
+    for (;;)
+        wait();
 }
 
 void complain(const site &at, const char *what)
@@ -400,6 +539,8 @@ void copies_wait()
 {
     std::vector<copy> &copies = self().current->copies;
     for (const copy &one : copies) {
+        watch_write(one.to, one.bytes);
+        if (one.from) watch_read(one.from, one.bytes);
         if (one.from)
             std::memcpy(one.to, one.from, one.bytes);
         else
@@ -453,9 +594,7 @@ cudaError_t run(const char *kernel, dim3 grid, dim3 block, size_t shared, const 
     e.launches++;
     if (!grid_check(grid, block, shared)) return cudaErrorInvalidConfiguration;
     e.threads = (size_t)block.x * block.y * block.z;
-    e.shared_bytes = shared;
-    std::free(e.shared);
-    e.shared = static_cast<uint8_t *>(std::aligned_alloc(GUARD, (shared + 3 * GUARD - 1) / GUARD * GUARD));
+    shared_start(shared);
     here.block_size = block;
     here.grid_size = grid;
     std::vector<uint64_t> order;
@@ -470,11 +609,14 @@ cudaError_t run(const char *kernel, dim3 grid, dim3 block, size_t shared, const 
 }
 
 static int (*taker)(void *stream, int (*run)(void *context), void *context);
+static void (*copier)(void *to, const void *from, size_t bytes);
+static void (*setter)(void *to, int value, size_t bytes);
 
 static int held_run(void *context)
 {
     auto *work = static_cast<std::function<cudaError_t()> *>(context);
     const cudaError_t error = (*work)();
+    if (error != cudaSuccess) std::fprintf(stderr, "cuda_host: %s\n", self().error.c_str());
     delete work;
     return error;
 }
@@ -485,11 +627,37 @@ cudaError_t enqueue(void *stream, const std::function<cudaError_t()> &work)
     return static_cast<cudaError_t>(taker(stream, held_run, new std::function<cudaError_t()>(work)));
 }
 
+cudaError_t enqueue_set(void *stream, void *to, int value, size_t bytes)
+{
+    return enqueue(stream, [=]() {
+        if (setter)
+            setter(to, value, bytes);
+        else
+            std::memset(to, value, bytes);
+        return cudaSuccess;
+    });
+}
+
+cudaError_t enqueue_copy(void *stream, void *to, const void *from, size_t bytes)
+{
+    return enqueue(stream, [=]() {
+        if (copier)
+            copier(to, from, bytes);
+        else
+            std::memmove(to, from, bytes);
+        return cudaSuccess;
+    });
+}
+
 } // namespace cuda_host
 
-void cuda_host_later(int (*take)(void *stream, int (*run)(void *context), void *context))
+void cuda_host_later(int (*take)(void *stream, int (*run)(void *context), void *context),
+                     void (*copy)(void *to, const void *from, size_t bytes),
+                     void (*set)(void *to, int value, size_t bytes))
 {
     cuda_host::taker = take;
+    cuda_host::copier = copy;
+    cuda_host::setter = set;
 }
 
 void cuda_host_seed(uint64_t seed)

@@ -85,10 +85,14 @@ lane &mine();
 void meet_warp(const site &at, uint32_t mask, resolve_lanes resolve);
 int meet_block(const site &at, int value); /* how many of the block brought a value other than 0 */
 void *shared_dynamic(size_t align);
-void shared_static(void *memory, size_t bytes);
+void *shared_static(const void *key, const char *name, size_t bytes, size_t align); /* one place for each key */
+void watch_read(const void *from, size_t bytes);                                    /* cuda_host_watch.h */
+void watch_write(const void *to, size_t bytes);
 void complain(const site &at, const char *what); /* ends the launch */
 cudaError_t run(const char *kernel, dim3 grid, dim3 block, size_t shared, const std::function<void()> &body);
 cudaError_t enqueue(void *stream, const std::function<cudaError_t()> &work); /* at once, or when the stream is there */
+cudaError_t enqueue_set(void *stream, void *to, int value, size_t bytes);
+cudaError_t enqueue_copy(void *stream, void *to, const void *from, size_t bytes);
 
 void resolve_shuffle(lane *lanes, uint32_t mask);
 void resolve_ballot(lane *lanes, uint32_t mask);
@@ -217,8 +221,8 @@ template <class... P, class... A>
 inline cudaError_t launch(const char *name, void (*kernel)(P...), dim3 grid, dim3 block, size_t shared, void *stream,
                           A... args)
 {
-    return enqueue(
-        stream, [=]() { return run(name, grid, block, shared, [&]() { kernel(static_cast<P>(args)...); }); });
+    return enqueue(stream,
+                   [=]() { return run(name, grid, block, shared, [&]() { kernel(static_cast<P>(args)...); }); });
 }
 
 } // namespace cuda_host
@@ -260,16 +264,15 @@ inline void __threadfence_block()
 {
 }
 
-inline cudaError_t cudaMemsetAsync(void *to, int value, size_t bytes, cudaStream_t = nullptr)
+inline cudaError_t cudaMemsetAsync(void *to, int value, size_t bytes, cudaStream_t stream = nullptr)
 {
-    std::memset(to, value, bytes);
-    return cudaSuccess;
+    return cuda_host::enqueue_set(stream, to, value, bytes);
 }
 
-inline cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpyKind, cudaStream_t = nullptr)
+inline cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpyKind,
+                                   cudaStream_t stream = nullptr)
 {
-    std::memcpy(to, from, bytes);
-    return cudaSuccess;
+    return cuda_host::enqueue_copy(stream, to, from, bytes);
 }
 
 inline const char *cudaGetErrorString(cudaError_t error)
@@ -278,5 +281,29 @@ inline const char *cudaGetErrorString(cudaError_t error)
 }
 
 #include "cuda_host_math.h"
+
+namespace cuda_host
+{
+
+/* The compiler tells of loads and stores, and of copies that it makes one of; not of others. */
+__attribute__((always_inline)) inline void *copy_watched(void *to, const void *from, size_t bytes)
+{
+    if (!__builtin_constant_p(bytes) || (bytes != 1 && bytes != 2 && bytes != 4 && bytes != 8)) {
+        watch_read(from, bytes);
+        watch_write(to, bytes);
+    }
+    return __builtin_memcpy(to, from, bytes);
+}
+
+__attribute__((always_inline)) inline void *set_watched(void *to, int value, size_t bytes)
+{
+    watch_write(to, bytes);
+    return __builtin_memset(to, value, bytes);
+}
+
+} // namespace cuda_host
+
+#define memcpy(to, from, bytes)  cuda_host::copy_watched(to, from, bytes)
+#define memset(to, value, bytes) cuda_host::set_watched(to, value, bytes)
 
 #endif

@@ -176,12 +176,15 @@ CUDA_HOST_STORE(__stcs)
 #undef CUDA_HOST_LOAD
 #undef CUDA_HOST_STORE
 
-/* Atomics: a thread runs alone between two meeting points, so that a plain operation is one. All give the old value. */
+/* Atomics: a thread runs alone between two meeting points, so that a load and a store are one. All give the old value.
+ * The compiler's own atomics tell the watcher what they are (cuda_host_watch.h). */
 #define CUDA_HOST_ATOMIC(name, expression)                                                                             \
     template <class T, class V> inline T name(T *x, V value)                                                           \
     {                                                                                                                  \
-        const T old = *x, y = (T)value;                                                                                \
-        *x = (T)(expression);                                                                                          \
+        T old, y = (T)value, next;                                                                                     \
+        __atomic_load(x, &old, __ATOMIC_RELAXED);                                                                      \
+        next = (T)(expression);                                                                                        \
+        __atomic_store(x, &next, __ATOMIC_RELAXED);                                                                    \
         return old;                                                                                                    \
     }
 CUDA_HOST_ATOMIC(atomicAdd, old + y)
@@ -197,8 +200,9 @@ CUDA_HOST_ATOMIC(atomicInc, old >= y ? 0 : old + 1)
 
 template <class T> inline T atomicCAS(T *x, T expected, T value)
 {
-    const T old = *x;
-    if (old == expected) *x = value;
+    T old;
+    __atomic_load(x, &old, __ATOMIC_RELAXED);
+    if (old == expected) __atomic_store(x, &value, __ATOMIC_RELAXED);
     return old;
 }
 

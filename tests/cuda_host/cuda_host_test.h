@@ -7,13 +7,15 @@
 #ifndef AQ_CUDA_HOST_TEST_H
 #define AQ_CUDA_HOST_TEST_H
 
+#include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-/* The order of blocks and threads from now on; 0 (as at the start): ascending. */
+/* The order of blocks and threads from now on; 0: ascending. At the start: CUDA_HOST_SEED in the environment, or 1. */
 void cuda_host_seed(uint64_t seed);
 
 /* What was wrong with the last launch that failed, "" where none has since cuda_host_error_clear(). */
@@ -25,10 +27,24 @@ uint64_t cuda_host_launches(void);
 uint64_t cuda_host_blocks(void);
 
 /*
- * Launches that name a stream go to `take` from now on, which runs them (once; the context is theirs) when the stream
- * gets there. They answer what take answers; what it runs answers 0 or a cudaError_t.
+ * Launches, copies and sets that name a stream go to `take` from now on, which runs them (once; the context is theirs)
+ * when the stream gets there. They answer what take answers; what it runs answers 0 or a cudaError_t. copy and set are
+ * how memory is copied and set then.
  */
-void cuda_host_later(int (*take)(void *stream, int (*run)(void *context), void *context));
+void cuda_host_later(int (*take)(void *stream, int (*run)(void *context), void *context),
+                     void (*copy)(void *to, const void *from, size_t bytes),
+                     void (*set)(void *to, int value, size_t bytes));
+
+/*
+ * Device memory: what is known of each byte. Nobody may touch NONE; FRESH holds anything; PROMISED is to read as zero by
+ * an API's word, which the memory does not keep; READABLE is what was written. The region is told once, before all.
+ */
+enum cuda_host_state { CUDA_HOST_NONE = 0, CUDA_HOST_FRESH, CUDA_HOST_PROMISED, CUDA_HOST_READABLE };
+bool cuda_host_device_memory(const void *region, size_t bytes); /* false: no memory for states */
+bool cuda_host_is_device(const void *memory);
+void cuda_host_mark(const void *memory, size_t bytes, enum cuda_host_state state);
+bool cuda_host_all(const void *memory, size_t bytes, enum cuda_host_state state); /* is each of them that? */
+void cuda_host_copied(const void *to, const void *from, size_t bytes);
 
 #ifdef __cplusplus
 }

@@ -10,6 +10,7 @@
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -45,6 +46,9 @@ struct side {
     enum loss lose; /* of samples 4 and 5, before the third epoch: the second answer comes to the first one's slot */
     bool spoil;     /* sample 2 has a value in the second epoch that no store holds */
     const char *kind;
+    uint32_t index;   /* which GPU, where there is one of that number; else the first */
+    _Atomic int *port; /* the receiver says here where it listens; NULL: the address is known */
+    float means;      /* how far apart the means of channels lie */
     bool nccl;        /* bodies go from GPU to GPU */
     uint32_t rows;    /* of a cut that is not (T, C); 0: it is */
     bool shorter;     /* samples have `lengths` rows */
@@ -90,6 +94,7 @@ static enum aq_status side_open(struct side *s)
         struct aq_listener *listener;
         uint16_t port;
         AQ_TRY(aq_link_listen(s->net, s->address, &listener, &port));
+        if (s->port) atomic_store_explicit(s->port, port, memory_order_release); /* the sender's process reads it */
         const enum aq_status status = aq_link_accept(listener, &link, deadline, &s->link);
         aq_listener_close(listener);
         AQ_TRY(status);
@@ -103,8 +108,13 @@ static enum aq_status side_open(struct side *s)
         if (s->rows) cache.value_bytes_max += s->rows * sizeof(float); /* scales */
         AQ_TRY(aq_cache_open(&cache, &s->cache));
     }
-    const struct aq_device_config device = {.kind = s->kind, .index = s->nccl && !s->sender, .threads = 1};
-    AQ_TRY(aq_device_open(&device, &s->device));
+    struct aq_device_config device = {.kind = s->kind, .index = s->nccl ? !s->sender : s->index, .threads = 1};
+    enum aq_status opened = aq_device_open(&device, &s->device);
+    if (opened == AQ_NODEV && !s->nccl && device.index > 0) {
+        device.index = 0;
+        opened = aq_device_open(&device, &s->device);
+    }
+    AQ_TRY(opened);
     AQ_TRY(aq_device_stream_open_light(s->device, &s->compute));
     AQ_TRY(aq_device_stream_open_light(s->device, &s->send));
     AQ_TRY(aq_device_stream_open_light(s->device, &s->receive));
@@ -134,12 +144,15 @@ static enum aq_status side_open(struct side *s)
     return aq_edge_join(s->edge, s->nccl ? AQ_TRANSPORT_NCCL : AQ_TRANSPORT_LINKS);
 }
 
-static void activation(uint64_t sample, uint32_t epoch, float *a)
+static void activation(uint64_t sample, uint32_t epoch, float means, float *a)
 {
     const struct aq_rng_key base = aq_rng_key(1, AQ_RNG_TEST, sample, 0);
     const struct aq_rng_key drift = aq_rng_key(1, AQ_RNG_TEST, sample, 1 + epoch);
     for (uint64_t i = 0; i < N; i++)
         a[i] = aq_rng_normal(&base, i) + 0.05f * aq_rng_normal(&drift, i);
+    const struct aq_rng_key channels = aq_rng_key(1, AQ_RNG_TEST, SAMPLES, 0);
+    for (uint64_t i = 0; means > 0 && i < N; i++)
+        a[i] += means * aq_rng_normal(&channels, i % C);
 }
 
 static struct aq_view view_of(uint32_t epoch, uint64_t sample)
@@ -270,7 +283,7 @@ static enum aq_status remake(struct side *s)
     uint64_t id;
     if (!aq_edge_wanted(s->edge, &id) || !idle(s->edge)) return AQ_OK;
     const struct aq_edge_batch batch = {.samples = 1, .sample_ids = &id, .lengths = s->shorter ? &lengths[id] : NULL};
-    activation(id, 0, s->host[0]);
+    activation(id, 0, s->means, s->host[0]);
     AQ_TRY(values_set(s, &s->values, s->host[0]));
     return aq_edge_remade(s->edge, &batch, &s->values, s->send);
 }
@@ -312,7 +325,7 @@ static enum aq_status exchange(struct side *s, uint32_t epoch, uint32_t micro_ba
     if (s->sender) {
         for (int i = 0; i < B; i++)
             s->cropped ? activation_seen(ids[i], epoch, values + i * N)
-                       : activation(ids[i], s->steady ? 0 : epoch, values + i * N);
+                       : activation(ids[i], s->steady ? 0 : epoch, s->means, values + i * N);
         for (int v = 0; s->leap && epoch == 0 && micro_batch == 1 && v < N; v++)
             values[v] *= 20; /* sample 3 */
         for (int i = 0; s->spoil && epoch == 1 && i < B; i++)
@@ -433,26 +446,44 @@ static const char *kind = "cpu";
 static bool spoil, nccl, shorter, steady, leap, cropped, unmoved;
 static uint32_t guarded;        /* ends */
 static uint32_t told;           /* rung of both ways */
+static float means;             /* how far apart channels' means lie */
 static float rung;              /* where the sender begins */
 static const char *freeze = ""; /* more of train */
 static const char *backward = "codec: directq, bits: 8";
 static uint32_t warmup; /* epochs, of a step each */
 static uint32_t rows;   /* of a sample at the cut; 0: T */
 
+/* What two sides of an edge are made from. */
+struct sides {
+    struct aq_job *job;
+    struct aq_plan *plan;
+    struct side side; /* either, but for `sender` and the address */
+};
+
+static void sides_open(const char *codec, enum loss lose, enum odd odd, struct sides *out)
+{
+    char text[1024];
+    const int bytes = snprintf(text, sizeof text, manifest, freeze, warmup, codec, backward);
+    assert_int_equal(aq_job_parse(text, (size_t)bytes, "test.yaml", "/", NULL, 0, &out->job), AQ_OK);
+    assert_int_equal(aq_plan_open(out->job, &out->plan), AQ_OK);
+    out->side = (struct side){.plan = out->plan, .lose = lose, .odd = odd, .kind = kind, .nccl = nccl, .rows = rows,
+                              .shorter = shorter, .steady = steady, .leap = leap, .guarded = guarded, .told = told,
+                              .cropped = cropped, .unmoved = unmoved, .means = means,
+                              .guard.state[AQ_GUARD_RUNG] = rung};
+}
+
+static void sides_close(struct sides *sides)
+{
+    aq_plan_close(sides->plan);
+    aq_job_close(sides->job);
+}
+
 static void run_sides(const char *codec, enum loss lose, enum odd odd, struct result *result)
 {
     static unsigned count;
-    char text[1024];
-    struct aq_job *job;
-    struct aq_plan *plan;
-    const int bytes = snprintf(text, sizeof text, manifest, freeze, warmup, codec, backward);
-    assert_int_equal(aq_job_parse(text, (size_t)bytes, "test.yaml", "/", NULL, 0, &job), AQ_OK);
-    assert_int_equal(aq_plan_open(job, &plan), AQ_OK);
-    const struct side side = {.plan = plan, .lose = lose, .odd = odd, .kind = kind, .nccl = nccl, .rows = rows,
-                              .shorter = shorter, .steady = steady, .leap = leap, .guarded = guarded, .told = told,
-                              .cropped = cropped, .unmoved = unmoved,
-                              .guard.state[AQ_GUARD_RUNG] = rung};
-    *result = (struct result){.sender = side, .receiver = side};
+    struct sides sides;
+    sides_open(codec, lose, odd, &sides);
+    *result = (struct result){.sender = sides.side, .receiver = sides.side};
     result->sender.sender = true;
     result->sender.spoil = spoil;
     snprintf(result->sender.address, sizeof result->sender.address, "sim://edge-%u", count);
@@ -462,8 +493,7 @@ static void run_sides(const char *codec, enum loss lose, enum odd odd, struct re
     assert_int_equal(aq_thread_open("sender", side_run, &result->sender, &sender), AQ_OK);
     aq_thread_close(sender);
     aq_thread_close(receiver);
-    aq_plan_close(plan);
-    aq_job_close(job);
+    sides_close(&sides);
 }
 
 static void run(const char *codec, enum loss lose, struct result *result)

@@ -531,8 +531,8 @@ __global__ void __launch_bounds__(ROW_WARPS_MAX *WARP)
     if (sums) sums_make<K>(plan, at, warps, d, memory, row_d, tiles);
     if (plan.group == AQ_PER_ROW) {
         struct span span = {row_peak(peak, warps, at, memory), 0.0f, 0.0f};
-        if (sums) span.sum_abs = memory->sum_abs;
-        if (sums) span.sum_square = memory->sum_square;
+        if (sums && at.there) span.sum_abs = memory->sum_abs;
+        if (sums && at.there) span.sum_square = memory->sum_square;
         uint8_t *out = (uint8_t *)job.body + (uint64_t)at.row * plan.scale_bytes;
         if (at.there) good = scale_of_row(plan, at, span, out, &step) && good;
     } else if (plan.group == AQ_PER_TENSOR) {

@@ -261,6 +261,7 @@ static __global__ void __launch_bounds__(THREADS) attention_forward(struct aq_cu
         __syncthreads();
         tile_add<R>(sums, factor, weights, v, args.D);
     }
+    __syncthreads(); /* a tile past the sample's length sees no key: other threads have zeroed its sums just now */
     for (int i = 0; i < R; i++) {
         const uint64_t query = first + y + SIDE * i;
         for (unsigned d = x; d < args.D; d += SIDE)

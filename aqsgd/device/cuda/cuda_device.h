@@ -17,7 +17,7 @@
 enum {
     CUDA_TEXT_BYTES = 512,
     CUDA_MAJOR_MIN = 8, /* compute capability: bf16 products and asynchronous copies to shared memory begin there */
-    CUDA_GRAIN = 512,   /* every piece of device memory starts on a multiple of it: more than any kernel asks for */
+    CUDA_GRAIN = 512,   /* pieces of device memory are a multiple of it long; they start at one of AQ_DEVICE_ALIGN */
     CUDA_PART_BYTES = AQ_CUDA_SCRATCH_BYTES, /* of a stream's scratch: the kernels', or the sums of a product ... */
     CUDA_PARTS = 3,                 /* ... and its two operands, where it wants them in another type          */
     CUDA_SUMS = 1024,               /* sums of squares between two waits: a stage of 1.5B has some 600 tensors */

@@ -46,8 +46,10 @@
 /* Shared memory of fixed size: AQ_SHARED(float, tile, [32][33]). Unwritten at the start of a block. */
 #ifdef AQ_CUDA_HOST
 #define AQ_SHARED(type, name, extents)                                                                                 \
-    static type name extents;                                                                                          \
-    cuda_host::shared_static(&name, sizeof name)
+    using name##_shared = type extents;                                                                                \
+    static const char name##_key = 0;                                                                                  \
+    name##_shared &name = *static_cast<name##_shared *>(                                                               \
+        cuda_host::shared_static(&name##_key, #name, sizeof(name##_shared), alignof(name##_shared)))
 #else
 #define AQ_SHARED(type, name, extents) __shared__ type name extents
 #endif

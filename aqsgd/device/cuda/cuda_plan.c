@@ -202,7 +202,7 @@ static bool plan_unfuse(struct cuda_matmul *matmul, struct cuda_plan *plan)
 static enum aq_status plan_make(struct cuda_matmul *matmul, struct cuda_plan *plan)
 {
     const struct cuda_key *key = &plan->key;
-    const uint8_t *any = matmul->cuda->own->workspace; /* at a multiple of CUDA_GRAIN */
+    const uint8_t *any = matmul->cuda->own->workspace; /* at a multiple of AQ_DEVICE_ALIGN */
     cublasLtEpilogue_t epilogue;
     AQ_TRY(describe(plan));
     plan->fused = epilogue_of(key, &epilogue);

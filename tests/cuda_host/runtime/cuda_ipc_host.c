@@ -19,7 +19,7 @@
 
 #include "cuda_runtime_api.h"
 
-enum { EXPORTS_MAX = 64, GUESTS_MAX = 16, HEAD_BYTES = 512, PIECE_BYTES = 2 << 20 };
+enum { EXPORTS_MAX = 64, GUESTS_MAX = 16, HEAD_BYTES = 256, PAGE_BYTES = 4096, PIECE_BYTES = 2 << 20 };
 
 struct handle {
     int pid, serial;
@@ -91,9 +91,12 @@ static void *serve(void *context)
     }
 }
 
-/* The memory, as a file in its place. */
+/* The memory, as a file in its place: its pages whole, of which it is all but the first HEAD_BYTES and a rest. */
 static bool become_file(struct export *export, void *memory, size_t bytes)
 {
+    cuda_runtime_host_wrote(memory, bytes); /* by others, it may be */
+    memory = (char *)memory - HEAD_BYTES;
+    bytes += PAGE_BYTES;
     export->file = memfd_create("cuda-ipc", MFD_CLOEXEC);
     if (export->file < 0 || ftruncate(export->file, (off_t)bytes) != 0) return false;
     for (size_t at = 0; at < bytes;) {
@@ -121,9 +124,9 @@ cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t *handle, void *memory)
 {
     size_t bytes;
     struct export *export = NULL;
-    if (is_off() || !memory || (uintptr_t)memory % 4096) return cudaErrorInvalidValue;
+    if (is_off() || !memory || (uintptr_t)memory % PAGE_BYTES != HEAD_BYTES) return cudaErrorInvalidValue;
     (void)cuda_runtime_host_finish();
-    memcpy(&bytes, (const char *)memory - HEAD_BYTES, sizeof bytes);
+    bytes = cuda_runtime_host_size(memory);
     if (bytes == 0 || bytes % PIECE_BYTES) return cudaErrorInvalidValue;
     (void)pthread_mutex_lock(&lock);
     for (int i = 0; i < EXPORTS_MAX && !export; i++)
@@ -162,13 +165,13 @@ static cudaError_t map(const struct handle *handle, struct mapping *mapping)
     if (connection < 0) return cudaErrorMemoryAllocation;
     const int file = connect(connection, (struct sockaddr *)&address, length) == 0 ? take_over(connection) : -1;
     void *memory = MAP_FAILED;
-    if (file >= 0) memory = mmap(NULL, handle->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    if (file >= 0) memory = mmap(NULL, handle->bytes + PAGE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
     if (file >= 0) close(file);
     if (memory == MAP_FAILED) {
         close(connection);
         return cudaErrorMapBufferObjectFailed;
     }
-    *mapping = (struct mapping){memory, handle->bytes, connection};
+    *mapping = (struct mapping){(char *)memory + HEAD_BYTES, handle->bytes, connection};
     return cudaSuccess;
 }
 
@@ -201,7 +204,7 @@ cudaError_t cudaIpcCloseMemHandle(void *memory)
     (void)pthread_mutex_lock(&lock);
     for (int i = 0; i < EXPORTS_MAX && memory; i++) {
         if (mappings[i].memory != memory) continue;
-        (void)munmap(memory, mappings[i].bytes);
+        (void)munmap((char *)memory - HEAD_BYTES, mappings[i].bytes + PAGE_BYTES);
         close(mappings[i].connection);
         mappings[i] = (struct mapping){0};
         error = cudaSuccess;

@@ -8,7 +8,8 @@
  * CUDA_HOST_GPUS in the environment say. Each thread may use its own, with streams of its own. The environment may also
  * say CUDA_HOST_DRIVER (13000; 0: none), CUDA_HOST_CAPABILITY (90) and CUDA_HOST_MIB of memory, for whole programs.
  * CUDA_HOST_LAZY=1: a kind of product that is asked for first while NCCL waits for another rank ends the program, as
- * loading its kernel may wait for NCCL on a GPU. CUDA_HOST_IPC=0: no process can map another's memory.
+ * loading its kernel may wait for NCCL on a GPU. CUDA_HOST_IPC=0: no process can map another's memory. CUDA_HOST_SEED:
+ * the order of blocks and threads (0: ascending; 1 where it is absent). CUDA_HOST_FRESH=poison: cuda_memory_host.c.
  */
 #ifndef CUDA_RUNTIME_API_ON_HOST_H
 #define CUDA_RUNTIME_API_ON_HOST_H
@@ -28,6 +29,7 @@ typedef enum cudaError {
     cudaErrorNoDevice = 100,
     cudaErrorDeviceUninitialized = 201,
     cudaErrorMapBufferObjectFailed = 205,
+    cudaErrorInvalidResourceHandle = 400,
     cudaErrorNotReady = 600
 } cudaError_t;
 typedef enum { CUDA_R_32F = 0, CUDA_R_16F = 2, CUDA_R_16BF = 14 } cudaDataType_t;
@@ -85,6 +87,7 @@ void cuda_runtime_host_driver(int version, int count, int major, int minor);
 /* Bytes of device memory, and how many are out. */
 void cuda_runtime_host_memory(size_t bytes);
 size_t cuda_runtime_host_used(void);
+size_t cuda_runtime_host_all(void);
 
 /* cuda_ipc_host.c: for cudaFree; nothing but whole pieces of 2 MiB is exported. False: it was not, or is mapped. */
 bool cuda_ipc_host_export_ends(void *memory);
@@ -96,6 +99,11 @@ cudaError_t cuda_runtime_host_finish(void);
 cudaError_t cuda_runtime_host_pending(cudaStream_t stream, int (*run)(void *context), void *context);
 /* Is anything of the latter kind under way on this thread's streams? */
 bool cuda_runtime_host_waits(void);
+/* cuda_memory_host.c: how large an allocation is, and what a stream's work does, so that the watcher knows of it. */
+size_t cuda_runtime_host_size(const void *memory);
+void cuda_runtime_host_copy(void *to, const void *from, size_t bytes);
+void cuda_runtime_host_set(void *to, int value, size_t bytes);
+void cuda_runtime_host_wrote(void *memory, size_t bytes);
 /* The GPU of this thread. */
 int cuda_runtime_host_current(void);
 

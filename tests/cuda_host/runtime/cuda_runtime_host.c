@@ -1,13 +1,12 @@
 /*
- * cuda_runtime_host.c -- CUDA's runtime and cuBLASLt on the host. See the two headers. Streams: cuda_streams_host.c.
+ * cuda_runtime_host.c -- CUDA's runtime and cuBLASLt on the host. See the two headers. Streams: cuda_streams_host.c;
+ * memory: cuda_memory_host.c.
  */
 #include <assert.h>
 #include <math.h>
-#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <time.h>
 
 #include "aqsgd/base.h"
@@ -16,8 +15,6 @@
 enum { CONTEXT_BYTES = 1 << 20 }; /* a GPU with less can hold no context; it takes nothing of the rest */
 
 static int driver_version = 13000, gpu_count = 1, gpu_major = 9, gpu_minor = 0;
-static size_t memory_all = (size_t)1 << 36;
-static _Atomic size_t memory_used;
 static _Thread_local int current_gpu;
 
 /* --- the device ------------------------------------------------------------------------------------------------- */
@@ -35,12 +32,6 @@ static long wish(const char *name, long otherwise)
 {
     const char *text = getenv(name);
     return text ? strtol(text, NULL, 10) : otherwise;
-}
-
-static size_t memory(void)
-{
-    const long mib = wish("CUDA_HOST_MIB", 0);
-    return mib > 0 ? (size_t)mib << 20 : memory_all;
 }
 
 static int driver(void)
@@ -71,7 +62,7 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *out, int index)
     const int capability = (int)wish("CUDA_HOST_CAPABILITY", 10 * gpu_major + gpu_minor);
     *out = (struct cudaDeviceProp){.name = "the host",
                                    .uuid = {.bytes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, (char)index}},
-                                   .totalGlobalMem = memory(),
+                                   .totalGlobalMem = cuda_runtime_host_all(),
                                    .major = capability / 10,
                                    .minor = capability % 10,
                                    .multiProcessorCount = 4};
@@ -89,7 +80,7 @@ cudaError_t cudaDeviceGetAttribute(int *out, enum cudaDeviceAttr attribute, int 
 cudaError_t cudaSetDevice(int index)
 {
     if (index < 0 || index >= gpus()) return cudaErrorInvalidValue;
-    if (memory() < CONTEXT_BYTES) return cudaErrorMemoryAllocation;
+    if (cuda_runtime_host_all() < CONTEXT_BYTES) return cudaErrorMemoryAllocation;
     current_gpu = index;
     return cudaSuccess;
 }
@@ -112,99 +103,6 @@ const char *cudaGetErrorString(cudaError_t error)
 const char *cudaGetErrorName(cudaError_t error)
 {
     return error == cudaErrorMemoryAllocation ? "cudaErrorMemoryAllocation" : "cudaError";
-}
-
-/* --- memory ----------------------------------------------------------------------------------------------------- */
-
-void cuda_runtime_host_memory(size_t bytes)
-{
-    memory_all = bytes;
-}
-
-size_t cuda_runtime_host_used(void)
-{
-    return memory_used;
-}
-
-enum { HEAD_BYTES = 512, PAGE_BYTES = 4096, PIECE_BYTES = 2 << 20 };
-enum { PINNED_BYTES = 512 }; /* how far into a page pinned memory begins: the least alignment seen on hardware */
-
-/* The first touch of its pages is most of what opening a device costs. */
-static void in_huge_pages(uint8_t *memory, size_t bytes)
-{
-    const uintptr_t from = ((uintptr_t)memory + PIECE_BYTES - 1) / PIECE_BYTES * PIECE_BYTES;
-    const uintptr_t to = ((uintptr_t)memory + bytes) / PIECE_BYTES * PIECE_BYTES;
-    if (to > from) (void)madvise((void *)from, to - from, MADV_HUGEPAGE);
-}
-
-/* Whole pieces of 2 MiB lie alone, as on a GPU, and may be exported. */
-static cudaError_t malloc_alone(void **out, size_t bytes)
-{
-    uint8_t *pages = mmap(NULL, bytes + PAGE_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (pages == MAP_FAILED) return cudaErrorMemoryAllocation;
-    in_huge_pages(pages, bytes + PAGE_BYTES);
-    uint8_t *memory = pages + PAGE_BYTES - HEAD_BYTES;
-    memcpy(memory, &bytes, sizeof bytes);
-    memset(memory + HEAD_BYTES, 0xff, bytes);
-    memory_used += bytes;
-    *out = memory + HEAD_BYTES;
-    return cudaSuccess;
-}
-
-/* Fresh device memory holds anything: here NaNs. Its size stands in front. */
-cudaError_t cudaMalloc(void **out, size_t bytes)
-{
-    if (bytes > memory() - memory_used) return cudaErrorMemoryAllocation;
-    if (bytes > 0 && bytes % PIECE_BYTES == 0) return malloc_alone(out, bytes);
-    uint8_t *memory = aligned_alloc(HEAD_BYTES, (bytes + 2 * HEAD_BYTES - 1) / HEAD_BYTES * HEAD_BYTES);
-    if (!memory) return cudaErrorMemoryAllocation;
-    in_huge_pages(memory, bytes + HEAD_BYTES);
-    memcpy(memory, &bytes, sizeof bytes);
-    memset(memory + HEAD_BYTES, 0xff, bytes);
-    memory_used += bytes;
-    *out = memory + HEAD_BYTES;
-    return cudaSuccess;
-}
-
-cudaError_t cudaFree(void *memory)
-{
-    size_t bytes;
-    if (!memory) return cudaSuccess;
-    (void)cuda_runtime_host_finish(); /* as CUDA's waits */
-    memcpy(&bytes, (uint8_t *)memory - HEAD_BYTES, sizeof bytes);
-    memory_used -= bytes;
-    if (bytes > 0 && bytes % PIECE_BYTES == 0) {
-        (void)cuda_ipc_host_export_ends(memory);
-        (void)munmap((uint8_t *)memory - PAGE_BYTES, bytes + PAGE_BYTES);
-    } else {
-        free((uint8_t *)memory - HEAD_BYTES);
-    }
-    return cudaSuccess;
-}
-
-cudaError_t cudaHostAlloc(void **out, size_t bytes, unsigned flags)
-{
-    (void)flags;
-    const size_t whole = (PINNED_BYTES + bytes + PAGE_BYTES - 1) / PAGE_BYTES * PAGE_BYTES;
-    uint8_t *const page = aligned_alloc(PAGE_BYTES, whole);
-    if (!page) return cudaErrorMemoryAllocation;
-    memset(page, 0xff, whole);
-    *out = page + PINNED_BYTES;
-    return cudaSuccess;
-}
-
-cudaError_t cudaFreeHost(void *memory)
-{
-    (void)cuda_runtime_host_finish();
-    if (memory) free((uint8_t *)memory - PINNED_BYTES);
-    return cudaSuccess;
-}
-
-cudaError_t cudaMemGetInfo(size_t *left, size_t *all)
-{
-    *left = memory() - memory_used;
-    *all = memory();
-    return cudaSuccess;
 }
 
 /* --- cuBLASLt --------------------------------------------------------------------------------------------------- */
@@ -530,6 +428,7 @@ static float operand(const void *at, cudaDataType_t type, uint64_t i, bool tf32)
 
 static void store(void *at, cudaDataType_t type, uint64_t i, float value)
 {
+    cuda_runtime_host_wrote((char *)at + i * type_bytes(type), type_bytes(type));
     if (type == CUDA_R_16BF)
         ((uint16_t *)at)[i] = aq_bfloat_from_float(value);
     else if (type == CUDA_R_16F)

@@ -36,13 +36,15 @@ struct work {
 struct CUstream_st {
     struct CUstream_st *next; /* of all ever made: events may name one that is destroyed */
     const void *owner;        /* a thread */
-    uint64_t noted, done;     /* works, ever */
-    cudaError_t error;        /* the first; stays */
+    int gpu;
+    uint64_t noted, done; /* works, ever */
+    cudaError_t error;    /* the first; stays */
     struct work works[WORKS_MAX];
 };
 
 struct CUevent_st {
     cudaStream_t stream; /* NULL: never recorded */
+    int gpu;
     uint64_t position, passed_ns;
     bool timed;
     uint32_t looks; /* that are still told that it is not there */
@@ -113,6 +115,15 @@ static int note(void *stream, int (*run)(void *context), void *context)
     return note_work(stream, (struct work){run, context, false});
 }
 
+/* Copies may go to the stream of any GPU; a kernel only to one of the thread's own (CUDA's guide, multi-device system). */
+static int note_kernel(void *stream, int (*run)(void *context), void *context)
+{
+    if (((cudaStream_t)stream)->gpu == cuda_runtime_host_current()) return note(stream, run, context);
+    fprintf(stderr, "a kernel for the stream of GPU %d while the thread's is GPU %d\n", ((cudaStream_t)stream)->gpu,
+            cuda_runtime_host_current());
+    return cudaErrorInvalidResourceHandle;
+}
+
 cudaError_t cuda_runtime_host_pending(cudaStream_t stream, int (*run)(void *context), void *context)
 {
     return (cudaError_t)note_work(stream, (struct work){run, context, true});
@@ -156,9 +167,9 @@ static int copy_run(void *context)
 {
     const struct copy *copy = context;
     if (copy->from)
-        memmove(copy->to, copy->from, copy->bytes);
+        cuda_runtime_host_copy(copy->to, copy->from, copy->bytes);
     else
-        memset(copy->to, copy->value, copy->bytes);
+        cuda_runtime_host_set(copy->to, copy->value, copy->bytes);
     free(context);
     return cudaSuccess;
 }
@@ -186,9 +197,10 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t *out, unsigned flags)
     (void)pthread_mutex_lock(&lock);
     (*out)->next = streams;
     (*out)->owner = &self;
+    (*out)->gpu = cuda_runtime_host_current();
     streams = *out;
     (void)pthread_mutex_unlock(&lock);
-    cuda_host_later(note);
+    cuda_host_later(note_kernel, cuda_runtime_host_copy, cuda_runtime_host_set);
     return cudaSuccess;
 }
 
@@ -208,6 +220,7 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t *out, unsigned flags)
     *out = calloc(1, sizeof **out);
     if (!*out) return cudaErrorMemoryAllocation;
     (*out)->timed = flags == cudaEventDefault;
+    (*out)->gpu = cuda_runtime_host_current();
     return cudaSuccess;
 }
 
@@ -230,6 +243,7 @@ static int stamp_run(void *context)
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream)
 {
     if (!stream || !event) return cudaErrorInvalidValue;
+    if (event->gpu != stream->gpu) return cudaErrorInvalidResourceHandle;
     if (event->timed) (void)cuda_runtime_host_later(stream, stamp_run, &event, sizeof(cudaEvent_t));
     event->stream = stream;
     event->position = stream->noted;

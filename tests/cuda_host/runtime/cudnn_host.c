@@ -244,6 +244,8 @@ static double load(const struct tensor *x, int64_t b, int64_t h, int64_t t, int6
 static void store(const struct tensor *x, int64_t b, int64_t h, int64_t t, int64_t d, double value)
 {
     const int64_t at = b * x->strides[0] + h * x->strides[1] + t * x->strides[2] + d * x->strides[3];
+    const int64_t bytes = x->type == CUDNN_DATA_FLOAT ? 4 : 2;
+    cuda_runtime_host_wrote((char *)x->at + at * bytes, (size_t)bytes);
     if (x->type == CUDNN_DATA_FLOAT)
         ((float *)x->at)[at] = (float)value;
     else

@@ -324,7 +324,7 @@ static int group_run(void *context)
 {
     struct group *group = context;
     for (int i = 0; i < group->move_count && !group->reached; i++)
-        if (!group->moves[i].send) memset(group->moves[i].at, 0xff, group->moves[i].bytes);
+        if (!group->moves[i].send) cuda_runtime_host_set(group->moves[i].at, 0xff, group->moves[i].bytes);
     group->reached = true;
     if (group->comm && !group->ended) progress(group->comm);
     if (group->comm && !group->ended) return cudaErrorNotReady;
