@@ -8,7 +8,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <glob.h>
 #include <libgen.h>
 #include <linux/audit.h>
 #include <linux/filter.h>
@@ -32,6 +31,8 @@
 #define RIGHT_IOCTL     (1ULL << 15)
 #define RIGHTS_READ     (RIGHT_READ | RIGHT_READ_DIR)
 #define RIGHTS_OF_FILES (RIGHT_EXECUTE | RIGHT_WRITE | RIGHT_READ | RIGHT_TRUNCATE | RIGHT_IOCTL)
+
+enum { GPUS_MAX = 64 }; /* devices of NVIDIA's driver on one machine */
 
 enum aq_status aq_confine_allow(struct aq_confine_list *list, const char *folder)
 {
@@ -101,17 +102,21 @@ static bool grant(int ruleset, const char *path, uint64_t rights)
     return done;
 }
 
+/* By name: a confined daemon, which makes its workers' rules, may not list /dev. */
 static bool grant_devices(int ruleset, uint64_t handled)
 {
-    static const char *const patterns[] = {"/dev/null",   "/dev/zero", "/dev/full",   "/dev/urandom",
-                                           "/dev/random", "/dev/shm",  "/dev/nvidia*"};
+    static const char *const names[] = {
+        "null", "zero", "full", "urandom", "random", "shm", "nvidiactl", "nvidia-uvm", "nvidia-uvm-tools",
+        "nvidia-modeset", "nvidia-caps"};
+    char path[64];
     bool done = true;
-    for (size_t i = 0; i < sizeof patterns / sizeof *patterns; i++) {
-        glob_t found;
-        if (glob(patterns[i], 0, NULL, &found) != 0) continue;
-        for (size_t j = 0; j < found.gl_pathc; j++)
-            done = done && grant(ruleset, found.gl_pathv[j], handled & ~RIGHT_EXECUTE);
-        globfree(&found);
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        snprintf(path, sizeof path, "/dev/%s", names[i]);
+        done = grant(ruleset, path, handled & ~RIGHT_EXECUTE) && done;
+    }
+    for (int gpu = 0; gpu < GPUS_MAX; gpu++) {
+        snprintf(path, sizeof path, "/dev/nvidia%d", gpu);
+        done = grant(ruleset, path, handled & ~RIGHT_EXECUTE) && done;
     }
     return done;
 }
