@@ -358,17 +358,25 @@ enum aq_status aq_edge_pump(struct aq_edge *edge)
 enum aq_status aq_edge_post_batch(struct aq_edge *edge, enum aq_frame_kind kind, const struct aq_edge_batch *batch,
                                   uint32_t body_index, uint32_t body_bytes)
 {
+    const bool carried = batch->flags & AQ_EDGE_CARRIED;
     const struct aq_frame frame = {.kind = (uint16_t)kind,
                                    .flags = batch->flags,
                                    .step = batch->step,
                                    .micro_batch = batch->micro_batch,
                                    .argument = batch->samples,
                                    .body_bytes =
-                                       batch->flags & AQ_EDGE_CARRIED ? batch->samples * AQ_EDGE_ROW_BYTES : body_bytes,
+                                       carried ? aq_edge_head_bytes(&edge->shape, batch->flags, batch->samples) : body_bytes,
                                    .body = aq_edge_body(edge, body_index)};
     AQ_TRY(aq_edge_post(edge, &frame, body_index));
     if (kind != AQ_FRAME_EVAL) edge->measures.sent_bytes += body_bytes;
     return AQ_OK;
+}
+
+/* Does this frame carry a check? All do, or the first one of its step that this end sends. */
+static bool check_due(const struct aq_edge *edge, enum aq_frame_kind kind, const struct aq_edge_batch *batch)
+{
+    if (kind == AQ_FRAME_EVAL || aq_edge_checks_most(&edge->shape) == 0) return false;
+    return edge->shape.check == AQ_CHECK_ALL || edge->checked != batch->step + 1;
 }
 
 static enum aq_status send_batch(struct aq_edge *edge, enum aq_frame_kind kind, struct aq_codec *codec,
@@ -381,7 +389,11 @@ static enum aq_status send_batch(struct aq_edge *edge, enum aq_frame_kind kind, 
     if (aq_edge_encoding(edge)) return AQ_AGAIN;
     AQ_TRY(aq_edge_carry_slot(edge, &bodies));
     AQ_TRY(aq_edge_body_take(edge, &index));
-    return aq_edge_encode_issue(edge, codec, kind, batch, values, index, bodies, stream);
+    struct aq_edge_batch at = *batch;
+    if (check_due(edge, kind, batch)) at.flags |= AQ_EDGE_CHECKED;
+    AQ_TRY(aq_edge_encode_issue(edge, codec, kind, &at, values, index, bodies, stream));
+    if (at.flags & AQ_EDGE_CHECKED) edge->checked = batch->step + 1;
+    return AQ_OK;
 }
 
 /* Is it the frame that is due? */
@@ -398,9 +410,12 @@ static enum aq_status received_check(const struct aq_edge *edge, const struct aq
         return aq_fail(AQ_PROTO, "edge", "edge %u: step %llu micro-batch %u is %scoded, which was not asked for",
                        edge->shape.edge, (unsigned long long)frame->step, frame->micro_batch,
                        frame->flags & AQ_EDGE_CODED ? "" : "not ");
+    if (frame->flags & AQ_EDGE_CHECKED && (aq_edge_checks_most(&edge->shape) == 0 || frame->kind == AQ_FRAME_EVAL))
+        return aq_fail(AQ_PROTO, "edge", "edge %u: step %llu micro-batch %u carries digests that the plan has not",
+                       edge->shape.edge, (unsigned long long)frame->step, frame->micro_batch);
     const bool bare = edge->shape.still && frame->kind == AQ_FRAME_BACKWARD;
     if (bare && frame->body_bytes == 0) return AQ_OK;
-    if (bare || frame->body_bytes < batch->samples * AQ_EDGE_ROW_BYTES)
+    if (bare || frame->body_bytes < aq_edge_head_bytes(&edge->shape, frame->flags, batch->samples))
         return aq_fail(AQ_PROTO, "edge", "edge %u: a body of %u bytes has no room for %u rows", edge->shape.edge,
                        frame->body_bytes, batch->samples);
     return AQ_OK;

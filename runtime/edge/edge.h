@@ -114,6 +114,7 @@ enum aq_edge_flag {
     AQ_EDGE_REMADE = 1,    /* of a MESSAGE: made again, so that its digest may be another one */
     AQ_EDGE_LAST_STEP = 1, /* stop after this step: travels with the totals of NORM, from the first stage on */
     AQ_EDGE_CARRIED = 2,   /* the edge's own: the frame has rows alone, what they are of goes from GPU to GPU */
+    AQ_EDGE_CHECKED = 8,   /* the edge's own: digests of what is to be decoded lie behind the rows (edge_check.h) */
     AQ_EDGE_CODED = 4      /* of evaluation: the forward codec, and not raw; both ends ask for it */
 };
 enum { AQ_EDGE_RUNG_SHIFT = 8, AQ_EDGE_RUNG_MASK = 15 }; /* and bits 8 to 11, the edge's own: the rung of its ladder */

@@ -1,13 +1,14 @@
 /*
  * edge_private.h -- the inside of an edge, shared by edge.c (frames), edge_work.c (micro-batches), edge_reference.c
  * (which message a sample is coded against), edge_heal.c (lost messages), edge_still.c (samples that never
- * change), edge_view.c (images that are cropped), edge_shared.c (gradients) and edge_carry.c (bodies from GPU to
- * GPU).
+ * change), edge_view.c (images that are cropped), edge_shared.c (gradients), edge_check.c (digests of decoded values)
+ * and edge_carry.c (bodies from GPU to GPU).
  */
 #ifndef RUNTIME_EDGE_PRIVATE_H
 #define RUNTIME_EDGE_PRIVATE_H
 
 #include "edge.h"
+#include "edge_check.h"
 #include "edge_row.h"
 
 enum {
@@ -93,6 +94,7 @@ struct aq_edge {
     struct aq_codec *forward, *backward, *raw; /* the lowest rungs of both ways */
     struct aq_edge_rungs forwards_by, backwards_by;
     struct aq_edge_works *works;
+    uint64_t checked;                /* step, and one, of the last frame sent that carries a check: edge_check.h */
     bool on_device;                  /* the device codes; else this thread does */
     struct aq_edge_carry *carry;     /* NULL: bodies go over the link      */
     /* Send buffers. */
@@ -283,6 +285,7 @@ enum aq_status aq_edge_encode_alone(struct aq_edge *edge, const struct aq_edge_b
 /* The device's memory of the first sample of a direction, where nothing is on its way. message NULL: it has none. */
 struct aq_edge_places {
     uint8_t *body, *message;
+    float *hat; /* of checks; NULL: there are none */
     struct aq_codec_result *result;
     uint32_t *corrupt;
 };
@@ -298,7 +301,8 @@ enum aq_status aq_edge_works_advance(struct aq_edge *edge);
  */
 enum aq_status aq_edge_join_told(struct aq_edge *edge, const struct aq_frame *frame);
 enum aq_status aq_edge_carry_slot(struct aq_edge *edge, uint8_t **bodies);
-void aq_edge_carry_out(struct aq_edge *edge, uint8_t *bodies, uint32_t samples, uint32_t bytes);
+/* head: bytes of rows and checks, which go in the frame. */
+void aq_edge_carry_out(struct aq_edge *edge, uint8_t *bodies, uint32_t head, uint32_t bytes);
 /* A frame has come: is it sound, and what number have its bodies? Are they here? Fills in where they lie. */
 enum aq_status aq_edge_carried_in(struct aq_edge *edge, const struct aq_frame *frame, uint64_t *number);
 bool aq_edge_carried_here(const struct aq_edge *edge, uint64_t number);

@@ -3,7 +3,8 @@
  * micro-batch").
  *
  * The body of a FORWARD, BACKWARD or EVAL frame is `samples` rows, then the samples' coded bodies in the same order,
- * each beginning at a multiple of 16 from the start of the body; the gaps are zero. Little-endian.
+ * each beginning at a multiple of 16 from the start of the body; the gaps are zero. Little-endian. In a frame with the
+ * flag AQ_EDGE_CHECKED, digests of decoded values lie behind the rows, 8 bytes each (edge_check.h).
  *
  *     offset bytes
  *          0     8  sample id
@@ -26,6 +27,7 @@
 
 enum {
     AQ_EDGE_ROW_BYTES = 48,
+    AQ_EDGE_CHECK_BYTES = 8,
     AQ_EDGE_BODY_ALIGN = 16,
     AQ_EDGE_HELD = 4,         /* no body: both ends hold this very message, and it is the activation */
     AQ_EDGE_SAMPLE_BYTES = 64 /* room in the body of a frame for one sample's row and the gap behind its body */
@@ -46,6 +48,10 @@ struct aq_edge_row {
 /* Write and read one row; `bytes` has AQ_EDGE_ROW_BYTES. */
 void aq_edge_row_write(const struct aq_edge_row *row, uint8_t *bytes);
 void aq_edge_row_read(const uint8_t *bytes, struct aq_edge_row *row);
+
+/* The same of a digest behind the rows, of AQ_EDGE_CHECK_BYTES. */
+void aq_edge_check_write(uint64_t digest, uint8_t *bytes);
+uint64_t aq_edge_check_read(const uint8_t *bytes);
 
 /* Where the first body begins behind a table of `samples` rows, and where the one after `at` begins. */
 static inline uint32_t aq_edge_body_align(uint32_t at)

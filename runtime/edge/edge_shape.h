@@ -16,6 +16,13 @@
 #include "aqsgd/base.h"
 #include "aqsgd/codec.h"
 
+/* Which bodies carry a digest of what their receiver must decode (edge_check.h). */
+enum aq_edge_check_mode {
+    AQ_CHECK_NONE = 0,
+    AQ_CHECK_FIRST = 1, /* the first one of each step and direction */
+    AQ_CHECK_ALL = 2
+};
+
 struct aq_edge_shape {
     uint32_t edge;                       /* its number: edge e joins stage e and e + 1                             */
     uint32_t rows, columns;              /* of one sample at this cut, fp32; rows: at most                         */
@@ -33,6 +40,7 @@ struct aq_edge_shape {
     bool guard;   /* more bits where the loop does not contract: edge_guard.h; still and stateless cuts have none */
     bool ladders; /* edges.bits: auto: each way goes by a rung of its ladder (aq_edge_rungs); still cuts have none */
     bool still;   /* a sample's activation never changes: edge_still.c */
+    enum aq_edge_check_mode check; /* still cuts have none */
     uint32_t pixels; /* the side of images that are cropped: messages move with the crops (edge_view.c); 0: none are */
 };
 
@@ -62,7 +70,11 @@ enum aq_status aq_edge_size_of(const struct aq_edge_shape *shape, struct aq_edge
 /* The side of a sample's features at the cut, rows = side x side; 0: they are no square, and cannot be cropped. */
 uint32_t aq_edge_side(const struct aq_edge_shape *shape);
 
-/* Bytes of the body of a micro-batch of `samples` samples that are coded in `coded` bytes each (docs/FORMAT.md). */
-uint64_t aq_edge_body_bytes(uint32_t samples, uint64_t coded);
+/* Bodies of a frame that carry a digest of what is decoded, at most: none, one, or micro_batch (edge_check.c). */
+uint32_t aq_edge_checks_most(const struct aq_edge_shape *shape);
+
+/* Bytes of the body of a micro-batch of `samples` samples, `checks` of which have a digest of what is decoded, and that
+ * are coded in `coded` bytes each (docs/FORMAT.md). */
+uint64_t aq_edge_body_bytes(uint32_t samples, uint32_t checks, uint64_t coded);
 
 #endif

@@ -44,10 +44,18 @@ static enum aq_status ladder_add(const struct aq_edge_shape *shape, const struct
     return AQ_OK;
 }
 
-uint64_t aq_edge_body_bytes(uint32_t samples, uint64_t coded)
+/* For a row, the gap behind a body, and the digest of each; that of one body alone fits in the gap behind the rows. */
+static uint64_t sample_room(const struct aq_edge_shape *shape)
+{
+    const bool all = aq_edge_checks_most(shape) > 1;
+    return AQ_EDGE_SAMPLE_BYTES + (all ? AQ_EDGE_BODY_ALIGN : 0);
+}
+
+uint64_t aq_edge_body_bytes(uint32_t samples, uint32_t checks, uint64_t coded)
 {
     const uint64_t align = AQ_EDGE_BODY_ALIGN;
-    const uint64_t table = ((uint64_t)samples * AQ_EDGE_ROW_BYTES + align - 1) / align * align;
+    const uint64_t head = (uint64_t)samples * AQ_EDGE_ROW_BYTES + (uint64_t)checks * AQ_EDGE_CHECK_BYTES;
+    const uint64_t table = (head + align - 1) / align * align;
     return samples == 0 ? 0 : table + (samples - 1) * ((coded + align - 1) / align * align) + coded;
 }
 
@@ -74,7 +82,7 @@ enum aq_status aq_edge_size_of(const struct aq_edge_shape *shape, struct aq_edge
                                 .kernel_bytes = kernels ? forward.kernel + backward.kernel + evaluation.kernel : 0,
                                 .message_bytes = forward.message,
                                 .message_bytes_mean = forward.message_mean,
-                                .body_bytes_max = shape->micro_batch * (AQ_EDGE_SAMPLE_BYTES + bound)};
+                                .body_bytes_max = shape->micro_batch * (sample_room(shape) + bound)};
     if (shape->still) {
         size.still_bytes = (forward.bound + AQ_EDGE_BODY_ALIGN - 1) / AQ_EDGE_BODY_ALIGN * AQ_EDGE_BODY_ALIGN;
         size.forward_warm_bytes = size.backward_bytes = 0;
@@ -85,8 +93,9 @@ enum aq_status aq_edge_size_of(const struct aq_edge_shape *shape, struct aq_edge
                        "train.micro_batch or train.T",
                        shape->edge, shape->micro_batch, (unsigned long long)size.body_bytes_max);
     size.host_bytes = shape->send_frames * size.body_bytes_max + (shape->shared + shape->summed) * sizeof(float) +
-                      size.still_bytes + aq_edge_crop_bytes(shape, &size);
-    size.device_bytes = kernels ? aq_edge_works_bytes(shape, &size) : 0; /* else the host codes: edge_work.c */
+                      size.still_bytes + aq_edge_crop_bytes(shape, &size) + aq_edge_check_host_bytes(shape);
+    const uint64_t work_bytes = aq_edge_works_bytes(shape, &size) + aq_edge_check_device_bytes(shape);
+    size.device_bytes = kernels ? work_bytes : 0; /* else the host codes: edge_work.c */
     size.carry_bytes = aq_edge_carry_bytes(&size);
     size.shared_bytes = aq_edge_carry_shared_bytes(&size);
     *out = size;

@@ -19,6 +19,7 @@ static enum aq_status there_and_back(struct aq_edge *edge, struct aq_codec *code
                                      .key = &key,
                                      .body = places.body,
                                      .rows = edge->shape.rows,
+                                     .hat = places.hat,
                                      .m_out = keeps ? places.message : NULL};
     AQ_ASSERT(!keeps || places.message);
     AQ_TRY(aq_codec_encode_batch(codec, &sample, 1, places.result, stream));

@@ -42,6 +42,8 @@ struct aq_edge_work {
     /* What the codec tells. */
     struct aq_codec_result *results;
     uint32_t *corrupt;
+    struct aq_edge_check check; /* memory of checks */
+    uint32_t checks;            /* bodies of this micro-batch that are checked: its first ones */
     uint8_t *crops; /* windows of messages of images that are cropped, as long as messages; NULL: none are */
     size_t crop_stride, crop_bytes; /* 0: one serves all samples in turn; of all */
     /* The rest is for a device that codes. Its memory of each sample: the body, the message (of forward codecs). */
@@ -176,6 +178,8 @@ enum aq_status aq_edge_works_open(struct aq_edge *edge)
     for (uint32_t i = 0; i < count; i++)
         edge->on_device = edge->on_device && aq_codec_device_bytes(codecs[i]) > 0;
     AQ_TRY(crops_open(edge, edge->config.sender ? &works->encode : &works->decode));
+    AQ_TRY(aq_edge_check_open(edge->config.device, &edge->shape, true, edge->on_device, &works->encode.check));
+    AQ_TRY(aq_edge_check_open(edge->config.device, &edge->shape, false, edge->on_device, &works->decode.check));
     if (!edge->on_device) return AQ_OK;
     for (uint32_t i = 0; i < count; i++)
         AQ_TRY(aq_codec_take_device(codecs[i]));
@@ -202,6 +206,7 @@ struct aq_edge_places aq_edge_places_of(const struct aq_edge *edge, bool forward
     AQ_ASSERT(edge->on_device && !work->pending);
     return (struct aq_edge_places){.body = body_at(work, 0),
                                    .message = work->message_stride ? message_at(work, 0) : NULL,
+                                   .hat = work->check.hat,
                                    .result = work->results,
                                    .corrupt = work->corrupt};
 }
@@ -214,6 +219,7 @@ static void work_begin(struct aq_edge *edge, struct aq_edge_work *work, struct a
     AQ_ASSERT(!work->pending && count <= edge->shape.micro_batch);
     work->codec = codec;
     work->kind = kind;
+    work->checks = aq_edge_checks_of(&edge->shape, batch->flags, count);
     work->forward = kind == AQ_FRAME_FORWARD;
     work->remembered = work->forward && edge->config.cache;
     work->stream = stream;
@@ -325,6 +331,28 @@ static enum aq_status reference_up(struct aq_edge *edge, struct aq_edge_work *wo
     return AQ_OK;
 }
 
+/* Bytes of the rows and checks of its frame. */
+static uint32_t head_bytes(const struct aq_edge_work *work)
+{
+    return work->batch.samples * AQ_EDGE_ROW_BYTES + work->checks * AQ_EDGE_CHECK_BYTES;
+}
+
+/* Bytes of the values of sample i. */
+static size_t sample_bytes(const struct aq_edge *edge, const struct aq_edge_work *work, uint32_t i)
+{
+    return (size_t)work->lengths[i] * edge->shape.columns * sizeof(float);
+}
+
+/* Enqueues: the values of checked samples from `first` on come to where the host reads them; `stride` values each. */
+static enum aq_status checks_down(struct aq_edge *edge, struct aq_edge_work *work, uint32_t first, uint32_t end,
+                                  const float *values, uint64_t stride)
+{
+    for (uint32_t i = first; i < end && i < work->checks; i++)
+        AQ_TRY(aq_edge_check_down(edge->config.device, &work->check, i, values + i * stride, sample_bytes(edge, work, i),
+                                  work->stream));
+    return AQ_OK;
+}
+
 /* --- sending ---------------------------------------------------------------------------------------------------- */
 
 static enum aq_status encode_reference(struct aq_edge *edge, struct aq_edge_work *work, uint32_t i)
@@ -346,6 +374,7 @@ static void encode_ready(struct aq_edge *edge, struct aq_edge_work *work, uint32
                                                              .key = &work->keys[i],
                                                              .body = body,
                                                              .rows = work->lengths[i],
+                                                             .hat = i < work->checks ? aq_edge_check_hat(&work->check, i) : NULL,
                                                              .m_out = message_after(edge, work, i)};
 }
 
@@ -360,12 +389,16 @@ static enum aq_status encode_row(struct aq_edge *edge, struct aq_edge_work *work
         AQ_TRY(aq_edge_sent(edge, work->codec, work->forward, &work->batch, i, &work->results[work->place[i]],
                             reference, &work->rows[i]));
     aq_edge_row_write(&work->rows[i], frame + (size_t)i * AQ_EDGE_ROW_BYTES);
+    if (i >= work->checks) return AQ_OK;
+    const float *hat = aq_edge_check_hat(&work->check, i);
+    aq_edge_check_write(aq_edge_check_digest(&work->check, i, hat, sample_bytes(edge, work, i)),
+                        frame + aq_edge_check_at(work->batch.samples, i));
     return AQ_OK;
 }
 
 static enum aq_status encode_host(struct aq_edge *edge, struct aq_edge_work *work, const float *a, uint8_t *body)
 {
-    work->body_bytes = work->batch.samples * AQ_EDGE_ROW_BYTES;
+    work->body_bytes = head_bytes(work);
     for (uint32_t i = 0; i < work->batch.samples; i++) {
         const uint32_t at = aq_edge_body_align(work->body_bytes);
         memset(body + work->body_bytes, 0, at - work->body_bytes);
@@ -374,6 +407,7 @@ static enum aq_status encode_host(struct aq_edge *edge, struct aq_edge_work *wor
         if (!work->references[i].held) {
             const uint32_t j = work->place[i];
             AQ_TRY(aq_codec_encode_batch(work->codec, &work->samples[j], 1, &work->results[j], work->stream));
+            AQ_TRY(checks_down(edge, work, i, i + 1, work->check.hat, 0));
             AQ_TRY(aq_device_stream_sync(edge->config.device, work->stream));
         }
         AQ_TRY(encode_row(edge, work, i, body));
@@ -435,7 +469,7 @@ static enum aq_status encode_down(struct aq_edge *edge, struct aq_edge_work *wor
 {
     struct aq_device *device = edge->config.device;
     uint8_t *const body = work->bodies ? work->bodies : aq_edge_body(edge, work->body);
-    uint32_t place = work->batch.samples * AQ_EDGE_ROW_BYTES;
+    uint32_t place = head_bytes(work);
     for (uint32_t i = 0; i < work->batch.samples; i++) {
         const uint32_t at = aq_edge_body_align(place), bytes = body_length(work, i);
         AQ_ASSERT(at + (uint64_t)bytes <= edge->size.body_bytes_max);
@@ -462,6 +496,7 @@ static enum aq_status encode_enqueue(struct aq_edge *edge, struct aq_edge_work *
     AQ_TRY(aq_device_event_record(device, work->begun, work->stream));
     if (work->coded)
         AQ_TRY(aq_codec_encode_batch(work->codec, work->samples, work->coded, work->results, work->stream));
+    AQ_TRY(checks_down(edge, work, 0, work->batch.samples, work->check.hat, edge->values));
     AQ_TRY(aq_values_read_end(device, values, work->stream));
     return encode_down(edge, work);
 }
@@ -506,8 +541,8 @@ static enum aq_status encode_done(struct aq_edge *edge, struct aq_edge_work *wor
     work->host_ns += aq_clock_ns() - begin;
     AQ_TRY(measure_device(edge, work, "encode"));
     (void)work_end(edge, work, AQ_OK);
-    if (work->bodies && work->body_bytes > aq_edge_body_align(work->batch.samples * AQ_EDGE_ROW_BYTES)) {
-        aq_edge_carry_out(edge, work->bodies, work->batch.samples, work->body_bytes);
+    if (work->bodies && work->body_bytes > aq_edge_body_align(head_bytes(work))) {
+        aq_edge_carry_out(edge, work->bodies, head_bytes(work), work->body_bytes);
         work->batch.flags |= AQ_EDGE_CARRIED;
     }
     return aq_edge_post_batch(edge, work->kind, &work->batch, work->body, work->body_bytes);
@@ -591,12 +626,26 @@ static enum aq_status padding_clear(struct aq_edge *edge, const struct aq_edge_w
     return AQ_OK;
 }
 
+/* What was decoded of sample i is what its sender says. x: the first sample's values; frame: its rows and checks. */
+static enum aq_status check_row(const struct aq_edge *edge, const struct aq_edge_work *work, uint32_t i, const float *x,
+                                const uint8_t *frame)
+{
+    const uint64_t said = aq_edge_check_read(frame + aq_edge_check_at(work->batch.samples, i));
+    const uint64_t seen =
+        aq_edge_check_digest(&work->check, i, x + i * edge->values, sample_bytes(edge, work, i));
+    if (seen == said) return AQ_OK;
+    const enum aq_codec_kind kind = aq_codec_config_of(work->codec)->kind;
+    return aq_edge_check_failed(&edge->shape, edge->config.sender, &work->batch, i, aq_codec_about(kind)->name);
+}
+
 /* Sample i is decoded. */
-static enum aq_status decode_row(struct aq_edge *edge, struct aq_edge_work *work, uint32_t i)
+static enum aq_status decode_row(struct aq_edge *edge, struct aq_edge_work *work, uint32_t i, const float *x,
+                                 const uint8_t *frame)
 {
     if (work->corrupt[i])
         return aq_fail(AQ_CORRUPT, "edge", "edge %u sample %llu: its body of %u bytes is no body of its codec",
                        edge->shape.edge, (unsigned long long)work->rows[i].sample, work->rows[i].body_bytes);
+    if (i < work->checks) AQ_TRY(check_row(edge, work, i, x, frame));
     crop_end(edge, work, i);
     return aq_edge_received(edge, work->forward, &work->batch, i, &work->rows[i],
                             work->remembered ? &work->references[i] : NULL);
@@ -605,13 +654,14 @@ static enum aq_status decode_row(struct aq_edge *edge, struct aq_edge_work *work
 static enum aq_status decode_host(struct aq_edge *edge, struct aq_edge_work *work, const struct aq_edge_received *got,
                                   float *x)
 {
-    work->body_bytes = aq_edge_body_align(work->batch.samples * AQ_EDGE_ROW_BYTES);
+    work->body_bytes = aq_edge_body_align(head_bytes(work));
     AQ_TRY(padding_clear(edge, work, x));
     for (uint32_t i = 0; i < work->batch.samples; i++) {
         AQ_TRY(decode_ready(edge, work, i, got, x));
         AQ_TRY(aq_codec_decode_batch(work->codec, &work->samples[i], 1, &work->corrupt[i], work->stream));
+        AQ_TRY(checks_down(edge, work, i, i + 1, x, edge->values));
         AQ_TRY(aq_device_stream_sync(edge->config.device, work->stream));
-        AQ_TRY(decode_row(edge, work, i));
+        AQ_TRY(decode_row(edge, work, i, x, got->frame.body));
         aq_edge_reference_close(edge, &work->references[i]);
     }
     return AQ_OK;
@@ -622,6 +672,7 @@ enum aq_status aq_edge_decode(struct aq_edge *edge, struct aq_codec *codec, cons
 {
     struct aq_edge_work *work = &edge->works->decode;
     work_begin(edge, work, codec, got->frame.kind, batch, stream);
+    work->checks = aq_edge_checks_of(&edge->shape, got->frame.flags, batch->samples);
     return work_end(edge, work, decode_host(edge, work, got, x));
 }
 
@@ -671,13 +722,14 @@ static enum aq_status receive_host(struct aq_edge *edge, struct aq_codec *codec,
 static enum aq_status decode_enqueue(struct aq_edge *edge, struct aq_edge_work *work, const struct aq_values *values)
 {
     struct aq_device *device = edge->config.device;
-    work->body_bytes = aq_edge_body_align(work->batch.samples * AQ_EDGE_ROW_BYTES);
+    work->body_bytes = aq_edge_body_align(head_bytes(work));
     AQ_TRY(aq_device_event_record(device, work->begun, work->stream));
     for (uint32_t i = 0; i < work->batch.samples; i++)
         AQ_TRY(decode_ready(edge, work, i, &work->got, values->at));
     AQ_TRY(aq_values_write_begin(device, values, work->stream));
     AQ_TRY(padding_clear(edge, work, values->at));
     AQ_TRY(aq_codec_decode_batch(work->codec, work->samples, work->batch.samples, work->corrupt, work->stream));
+    AQ_TRY(checks_down(edge, work, 0, work->batch.samples, values->at, edge->values)); /* whoever has x may change it */
     AQ_TRY(aq_values_write_end(device, values, work->stream));
     for (uint32_t i = 0; i < work->batch.samples; i++)
         if (work->references[i].slot)
@@ -695,6 +747,7 @@ enum aq_status aq_edge_decode_issue(struct aq_edge *edge, struct aq_codec *codec
     if (edge->on_device) {
         const uint64_t begin = aq_clock_ns();
         work_begin(edge, work, codec, got->frame.kind, batch, stream);
+        work->checks = aq_edge_checks_of(&edge->shape, got->frame.flags, batch->samples);
         work->got = *got;
         status = issued(edge, work, decode_enqueue(edge, work, values), begin);
         if (status == AQ_OK) return AQ_OK; /* released when it is done */
@@ -710,7 +763,7 @@ static enum aq_status decode_done(struct aq_edge *edge, struct aq_edge_work *wor
 {
     const uint64_t begin = aq_clock_ns();
     for (uint32_t i = 0; i < work->batch.samples; i++)
-        AQ_TRY(decode_row(edge, work, i));
+        AQ_TRY(decode_row(edge, work, i, NULL, work->got.frame.body));
     work->host_ns += aq_clock_ns() - begin;
     AQ_TRY(measure_device(edge, work, "decode"));
     (void)work_end(edge, work, AQ_OK);
@@ -767,6 +820,7 @@ static void work_close(struct aq_edge *edge, struct aq_edge_work *work, bool dec
         aq_device_free(device, AQ_MEMORY_PINNED, work->told, work->told_bytes);
     }
     if (work->crops) aq_device_free(device, AQ_MEMORY_PINNED, work->crops, work->crop_bytes);
+    aq_edge_check_close(device, &work->check);
     aq_free(work->own);
 }
 

@@ -61,7 +61,7 @@ static const char *const indifferent[] = {"job.name",
 static const char *const extent[] = {"train.epochs",     "train.steps_max",   "train.evaluate_every",
                                      "checkpoint.every", "pipeline.schedule", "pipeline.in_flight",
                                      "train.early_stop", "checkpoint.best",   "split.rounds",
-                                     "train.schedule"};
+                                     "train.schedule",   "edges.check"};
 
 /* Keys that older runs did not know: where they say nothing, or their default, there is no line, and a hash is what it
  * was. */
@@ -73,7 +73,7 @@ static const char *const silent[] = {
     "data.pair_column", "data.label_column",     "data.labels",     "data.pack",        "data.pack_mask",
     "train.early_stop", "checkpoint.best",       "edges.guard",     "edges.bits",       "split.client",
     "split.rounds",     "split.epochs",          "split.privacy.",  "split.capture",
-    "split.statistics",  "split.labels",         "data.augment.",     "train.schedule",
+    "split.statistics",  "split.labels",         "data.augment.",     "train.schedule",   "edges.check",
 };
 
 static bool names(const char *const *list, size_t count, const char *name)

@@ -30,7 +30,7 @@ static const char manifest[] = "model: {blocks: 2, heads: 2, channels: 20, conte
                                "data: {train: nowhere.txt}\n"
                                "train: {T: 8, batch: 6, micro_batch: 3, epochs: 5%s}\n"
                                "pipeline: {stages: 2}\n"
-                               "edges: {warmup_epochs: %u, forward: {%s}, backward: {%s}}\n"
+                               "edges: {check: %s, warmup_epochs: %u, forward: {%s}, backward: {%s}}\n"
                                "link: {send_frames: 4, receive_slots: 2}\n"
                                "cache: {kind: memory, slots: 32}\n"
                                "facts: {vocabulary: 256, train_samples: 6, train_digest: 1, heldout_samples: 0}\n";
@@ -436,6 +436,7 @@ static uint32_t told;           /* rung of both ways */
 static float rung;              /* where the sender begins */
 static const char *freeze = ""; /* more of train */
 static const char *backward = "codec: directq, bits: 8";
+static const char *check = "all"; /* edges.check */
 static uint32_t warmup; /* epochs, of a step each */
 static uint32_t rows;   /* of a sample at the cut; 0: T */
 
@@ -445,7 +446,7 @@ static void run_sides(const char *codec, enum loss lose, enum odd odd, struct re
     char text[1024];
     struct aq_job *job;
     struct aq_plan *plan;
-    const int bytes = snprintf(text, sizeof text, manifest, freeze, warmup, codec, backward);
+    const int bytes = snprintf(text, sizeof text, manifest, freeze, check, warmup, codec, backward);
     assert_int_equal(aq_job_parse(text, (size_t)bytes, "test.yaml", "/", NULL, 0, &job), AQ_OK);
     assert_int_equal(aq_plan_open(job, &plan), AQ_OK);
     const struct side side = {.plan = plan, .lose = lose, .odd = odd, .kind = kind, .nccl = nccl, .rows = rows,

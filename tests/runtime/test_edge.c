@@ -7,7 +7,44 @@
  * one kind of these alone (as it is in a program with the CUDA backend, on the host or not); AQ_GPU=required makes a
  * missing GPU a failure.
  */
+#include "codec_internal.h"
 #include "edge_sides.h"
+
+/* A fault of a decoder: a bit of value 5 of that sample's x^, in every batch that such a codec decodes. */
+static bool faulty;
+static enum aq_codec_kind faulty_kind;
+static uint32_t faulty_sample;
+static _Atomic uint32_t faulty_turn; /* calls so far, where samples come one by one */
+
+enum aq_status __real_aq_codec_decode_batch(struct aq_codec *codec, const struct aq_codec_sample *samples,
+                                            uint32_t count, uint32_t *corrupt, struct aq_stream *stream);
+enum aq_status __wrap_aq_codec_decode_batch(struct aq_codec *codec, const struct aq_codec_sample *samples,
+                                            uint32_t count, uint32_t *corrupt, struct aq_stream *stream);
+
+static enum aq_status flip(struct aq_device *device, float *value, struct aq_stream *stream)
+{
+    void *memory;
+    AQ_TRY(aq_device_alloc(device, AQ_MEMORY_PINNED, sizeof(uint32_t), &memory));
+    uint32_t *bits = memory;
+    AQ_TRY(aq_device_copy(device, bits, value, sizeof *bits, stream));
+    AQ_TRY(aq_device_stream_sync(device, stream));
+    *bits ^= 1;
+    AQ_TRY(aq_device_copy(device, value, bits, sizeof *bits, stream));
+    AQ_TRY(aq_device_stream_sync(device, stream));
+    aq_device_free(device, AQ_MEMORY_PINNED, memory, sizeof(uint32_t));
+    return AQ_OK;
+}
+
+/* Where the host decodes, samples come one by one: the fault is then in each that is the micro-batch's. */
+enum aq_status __wrap_aq_codec_decode_batch(struct aq_codec *codec, const struct aq_codec_sample *samples,
+                                            uint32_t count, uint32_t *corrupt, struct aq_stream *stream)
+{
+    AQ_TRY(__real_aq_codec_decode_batch(codec, samples, count, corrupt, stream));
+    if (!faulty || codec->config.kind != faulty_kind) return AQ_OK;
+    const uint32_t at = count == 1 ? 0 : faulty_sample;
+    if (count == 1 && faulty_turn++ % B != faulty_sample) return AQ_OK;
+    return flip(codec->device, samples[at].hat + 5, stream);
+}
 
 static const char *const codecs[] = {
     "codec: aqsgd, bits: 1",
@@ -162,7 +199,7 @@ static void test_edge_codes_the_shape_of_its_own_cut(void **state)
     run("codec: aqsgd, bits: 4", NOTHING, &flat);
     rows = 0;
     const uint64_t keyframes = SAMPLES * (2 * N), changes = (EPOCHS - 1) * SAMPLES * (N / 2);
-    const uint64_t table = EPOCHS * SAMPLES * AQ_EDGE_ROW_BYTES, gaps = EPOCHS * SAMPLES * AQ_EDGE_BODY_ALIGN;
+    const uint64_t table = EPOCHS * SAMPLES * (AQ_EDGE_ROW_BYTES + AQ_EDGE_CHECK_BYTES), gaps = EPOCHS * SAMPLES * AQ_EDGE_BODY_ALIGN;
     const uint64_t least = table + keyframes + changes;
     const uint64_t tall_scales = (EPOCHS - 1) * SAMPLES * 2 * (N / 4), flat_scales = (EPOCHS - 1) * SAMPLES * 2;
     assert_in_range(tall.sender.measures.sent_bytes, least + tall_scales, least + tall_scales + gaps);
@@ -274,7 +311,7 @@ static void test_edge_neither_sends_nor_keeps_padding(void **state)
     }
     run("codec: raw, precision: fp32", NOTHING, &padded);
     const uint64_t values = (uint64_t)EPOCHS * rows_of_all() * C * sizeof(float);
-    const uint64_t table = EPOCHS * SAMPLES * AQ_EDGE_ROW_BYTES, gaps = EPOCHS * SAMPLES * AQ_EDGE_BODY_ALIGN;
+    const uint64_t table = EPOCHS * SAMPLES * (AQ_EDGE_ROW_BYTES + AQ_EDGE_CHECK_BYTES), gaps = EPOCHS * SAMPLES * AQ_EDGE_BODY_ALIGN;
     assert_in_range(padded.sender.measures.sent_bytes, table + values, table + values + gaps);
     shorter = false;
 }
@@ -513,6 +550,73 @@ static void test_edge_refuses_what_no_edge_says_of_nccl(void **state)
     kind = "cpu";
 }
 
+/*
+ * A bit that a decoder gets wrong, in the first body of a micro-batch or in the last: which checks find it, either way,
+ * and what they say. Messages are right: their digests see nothing.
+ */
+static void faults_on(const char *device)
+{
+    static struct result result;
+    static const char *const checks[] = {"none", "first", "all"};
+    const char *const before = backward;
+    backward = "codec: ec";
+    kind = device;
+    for (int which = 0; which < 12; which++) {
+        const bool back = which % 2, last = which / 2 % 2;
+        check = checks[which / 4];
+        faulty_kind = back ? AQ_CODEC_EC : AQ_CODEC_AQSGD;
+        faulty_sample = last ? B - 1 : 0;
+        aq_error_clear();
+        faulty_turn = 0;
+        faulty = true;
+        run_sides("codec: aqsgd, bits: 4", NOTHING, WELL, &result);
+        faulty = false;
+        const bool seen = which / 4 == 2 || (which / 4 == 1 && !last);
+        const enum aq_status here = back ? result.sender.status : result.receiver.status;
+        if (here != (seen ? AQ_CORRUPT : AQ_OK))
+            fail_msg("%s: check %s, %s, sample %d: %d", device, check, back ? "backward" : "forward",
+                     (int)faulty_sample, (int)here);
+    }
+    check = "all";
+    backward = before;
+    kind = "cpu";
+}
+
+static void test_edge_finds_what_was_decoded_wrong(void **state)
+{
+    (void)state;
+    faults_on("cpu");
+    faults_on("isolated");
+    struct aq_edge_shape shape = {.edge = 2};
+    const uint64_t id = 17;
+    const struct aq_edge_batch batch = {.step = 40, .samples = 1, .sample_ids = &id};
+    aq_error_clear();
+    assert_int_equal(aq_edge_check_failed(&shape, true, &batch, 0, "ec"), AQ_CORRUPT);
+    assert_non_null(strstr(aq_error_text(), "cut 2 backward, step 40, sample 17: stage 2 decoded other values than "
+                                            "stage 3 sent (codec ec)"));
+    assert_non_null(strstr(aq_error_text(), "edges.backward, or run one of them with device: cpu"));
+    aq_error_clear();
+}
+
+/* The first frame of a step and direction carries one digest, whatever the micro-batches. */
+static void test_edge_carries_a_digest_a_step(void **state)
+{
+    (void)state;
+    static struct result result[3];
+    static const char *const checks[] = {"none", "first", "all"};
+    for (int i = 0; i < 3; i++) {
+        check = checks[i];
+        run("codec: raw, precision: fp32", NOTHING, &result[i]);
+    }
+    check = "all";
+    const uint64_t plain = result[0].sender.measures.sent_bytes;
+    assert_int_equal(result[1].sender.measures.sent_bytes, plain + EPOCHS * AQ_EDGE_BODY_ALIGN);
+    assert_int_equal(result[2].sender.measures.sent_bytes, plain + EPOCHS * MICRO * 2 * AQ_EDGE_BODY_ALIGN);
+    assert_int_equal(result[1].receiver.measures.sent_bytes,
+                     result[0].receiver.measures.sent_bytes + EPOCHS * AQ_EDGE_BODY_ALIGN);
+    assert_memory_equal(result[2].receiver.decoded, result[0].receiver.decoded, sizeof result[0].receiver.decoded);
+}
+
 static void test_edge_on_other_devices_has_the_bits_of_the_cpu(void **state)
 {
     (void)state;
@@ -534,6 +638,7 @@ static void test_edge_on_other_devices_has_the_bits_of_the_cpu(void **state)
         mixed_on(kinds[k]);
         rungs_on(kinds[k]);
         afresh_on(kinds[k]);
+        faults_on(kinds[k]);
         seen++;
     }
     if (seen == 0) skip();
@@ -557,6 +662,8 @@ int main(void)
         cmocka_unit_test(test_edge_sends_raw_what_no_store_holds),
         cmocka_unit_test(test_edge_sends_once_what_never_changes),
         cmocka_unit_test(test_edge_never_refines_what_never_changes),
+        cmocka_unit_test(test_edge_finds_what_was_decoded_wrong),
+        cmocka_unit_test(test_edge_carries_a_digest_a_step),
         cmocka_unit_test(test_edge_on_other_devices_has_the_bits_of_the_cpu),
         cmocka_unit_test(test_edge_over_nccl_has_the_bits_of_the_cpu),
         cmocka_unit_test(test_edge_refuses_what_no_edge_says_of_nccl),
