@@ -359,13 +359,13 @@ enum aq_status aq_edge_post_batch(struct aq_edge *edge, enum aq_frame_kind kind,
                                   uint32_t body_index, uint32_t body_bytes)
 {
     const bool carried = batch->flags & AQ_EDGE_CARRIED;
+    const uint32_t head = aq_edge_head_bytes(&edge->shape, batch->flags, batch->samples);
     const struct aq_frame frame = {.kind = (uint16_t)kind,
                                    .flags = batch->flags,
                                    .step = batch->step,
                                    .micro_batch = batch->micro_batch,
                                    .argument = batch->samples,
-                                   .body_bytes =
-                                       carried ? aq_edge_head_bytes(&edge->shape, batch->flags, batch->samples) : body_bytes,
+                                   .body_bytes = carried ? head : body_bytes,
                                    .body = aq_edge_body(edge, body_index)};
     AQ_TRY(aq_edge_post(edge, &frame, body_index));
     if (kind != AQ_FRAME_EVAL) edge->measures.sent_bytes += body_bytes;

@@ -85,10 +85,10 @@ enum aq_status aq_edge_check_failed(const struct aq_edge_shape *shape, bool send
 {
     const uint32_t here = shape->edge + (sender ? 0 : 1), there = shape->edge + (sender ? 1 : 0);
     return aq_fail(AQ_CORRUPT, "edge",
-                   "cut %u %s, step %llu, sample %llu: stage %u decoded other values than stage %u sent (codec %s). One "
-                   "of the two computes wrong: compare `aqpipe doctor` on both hosts, build both from one source with "
-                   "one CUDA, test their memory; to go on, name another codec in edges.%s, or run one of them with "
-                   "device: cpu",
+                   "cut %u %s, step %llu, sample %llu: stage %u decoded other values than stage %u sent (codec %s). "
+                   "One of the two computes wrong: compare `aqpipe doctor` on both hosts, build both from one source "
+                   "with one CUDA, test their memory; to continue, name another codec in edges.%s, or run one of "
+                   "them with device: cpu",
                    shape->edge, sender ? "backward" : "forward", (unsigned long long)batch->step,
                    (unsigned long long)batch->sample_ids[i], here, there, codec, sender ? "backward" : "forward");
 }

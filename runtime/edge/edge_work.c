@@ -348,8 +348,8 @@ static enum aq_status checks_down(struct aq_edge *edge, struct aq_edge_work *wor
                                   const float *values, uint64_t stride)
 {
     for (uint32_t i = first; i < end && i < work->checks; i++)
-        AQ_TRY(aq_edge_check_down(edge->config.device, &work->check, i, values + i * stride, sample_bytes(edge, work, i),
-                                  work->stream));
+        AQ_TRY(aq_edge_check_down(edge->config.device, &work->check, i, values + i * stride,
+                                  sample_bytes(edge, work, i), work->stream));
     return AQ_OK;
 }
 
@@ -367,6 +367,7 @@ static enum aq_status encode_reference(struct aq_edge *edge, struct aq_edge_work
 static void encode_ready(struct aq_edge *edge, struct aq_edge_work *work, uint32_t i, const float *a, uint8_t *body)
 {
     if (work->references[i].held) return;
+    float *hat = i < work->checks ? aq_edge_check_hat(&work->check, i) : NULL;
     work->place[i] = work->coded++;
     work->keys[i] = aq_edge_round_key(edge, &work->batch, i, work->forward);
     work->samples[work->place[i]] = (struct aq_codec_sample){.a = a + i * edge->values,
@@ -374,7 +375,7 @@ static void encode_ready(struct aq_edge *edge, struct aq_edge_work *work, uint32
                                                              .key = &work->keys[i],
                                                              .body = body,
                                                              .rows = work->lengths[i],
-                                                             .hat = i < work->checks ? aq_edge_check_hat(&work->check, i) : NULL,
+                                                             .hat = hat,
                                                              .m_out = message_after(edge, work, i)};
 }
 

@@ -320,7 +320,7 @@ struct aq_job {
     const struct aq_job_edge *edges; /* stage_count - 1 of them                                            */
     uint32_t warmup_epochs;          /* of edges: uncompressed                                                      */
     bool guard;                      /* of edges: more bits where a cut's loop does not contract                    */
-    int check;                       /* of edges: which decoded values are compared, enum aq_edge_check_mode (edge_shape.h) */
+    int check;                       /* of edges: what is compared, enum aq_edge_check_mode                         */
     int bits_auto;                   /* 1: of edges: more bits where a link has room within the step                */
     struct aq_job_link link;
     struct aq_job_security security;

@@ -199,7 +199,8 @@ static void test_edge_codes_the_shape_of_its_own_cut(void **state)
     run("codec: aqsgd, bits: 4", NOTHING, &flat);
     rows = 0;
     const uint64_t keyframes = SAMPLES * (2 * N), changes = (EPOCHS - 1) * SAMPLES * (N / 2);
-    const uint64_t table = EPOCHS * SAMPLES * (AQ_EDGE_ROW_BYTES + AQ_EDGE_CHECK_BYTES), gaps = EPOCHS * SAMPLES * AQ_EDGE_BODY_ALIGN;
+    const uint64_t table = EPOCHS * SAMPLES * (AQ_EDGE_ROW_BYTES + AQ_EDGE_CHECK_BYTES);
+    const uint64_t gaps = EPOCHS * SAMPLES * AQ_EDGE_BODY_ALIGN;
     const uint64_t least = table + keyframes + changes;
     const uint64_t tall_scales = (EPOCHS - 1) * SAMPLES * 2 * (N / 4), flat_scales = (EPOCHS - 1) * SAMPLES * 2;
     assert_in_range(tall.sender.measures.sent_bytes, least + tall_scales, least + tall_scales + gaps);
@@ -311,7 +312,8 @@ static void test_edge_neither_sends_nor_keeps_padding(void **state)
     }
     run("codec: raw, precision: fp32", NOTHING, &padded);
     const uint64_t values = (uint64_t)EPOCHS * rows_of_all() * C * sizeof(float);
-    const uint64_t table = EPOCHS * SAMPLES * (AQ_EDGE_ROW_BYTES + AQ_EDGE_CHECK_BYTES), gaps = EPOCHS * SAMPLES * AQ_EDGE_BODY_ALIGN;
+    const uint64_t table = EPOCHS * SAMPLES * (AQ_EDGE_ROW_BYTES + AQ_EDGE_CHECK_BYTES);
+    const uint64_t gaps = EPOCHS * SAMPLES * AQ_EDGE_BODY_ALIGN;
     assert_in_range(padded.sender.measures.sent_bytes, table + values, table + values + gaps);
     shorter = false;
 }
