@@ -26,7 +26,7 @@ static enum aq_status open_codecs(struct aq_edge *edge)
     struct aq_codec_config raw;
     aq_codec_config_plain(&raw);
     AQ_TRY(open_ladder(edge, &shape->forward, shape->guard || shape->ladders, &edge->forwards_by));
-    AQ_TRY(open_ladder(edge, &shape->backward, shape->ladders, &edge->backwards_by));
+    AQ_TRY(open_ladder(edge, &shape->backward, shape->guard_back || shape->ladders, &edge->backwards_by));
     edge->forward = edge->forwards_by.codecs[0];
     edge->backward = edge->backwards_by.codecs[0];
     return aq_codec_open(edge->config.device, &raw, shape->rows, shape->columns, &edge->raw);
@@ -468,11 +468,12 @@ enum aq_status aq_edge_rungs(struct aq_edge *edge, uint32_t forward, uint32_t ba
     return AQ_OK;
 }
 
-/* The forward one that holds: of what the guard has come to and what was asked for the higher. */
-static uint32_t rung_forward(const struct aq_edge *edge)
+/* The one that holds for what this end sends: of what the guard has come to and what was asked for the higher. */
+static uint32_t rung_sent(const struct aq_edge *edge, const struct aq_edge_rungs *by)
 {
-    const uint32_t guarded = edge->config.guard ? (uint32_t)edge->config.guard->state[AQ_GUARD_RUNG] : 0;
-    return guarded > edge->forwards_by.now ? guarded : edge->forwards_by.now;
+    const bool ours = edge->config.guard && edge->config.sender == (by == &edge->forwards_by);
+    const uint32_t guarded = ours ? (uint32_t)edge->config.guard->state[AQ_GUARD_RUNG] : 0;
+    return guarded > by->now ? guarded : by->now;
 }
 
 static enum aq_status receive_batch(struct aq_edge *edge, struct aq_edge_queue *queue, struct aq_codec *codec,
@@ -515,7 +516,7 @@ enum aq_status aq_edge_send_forward(struct aq_edge *edge, const struct aq_edge_b
     struct aq_edge_batch at = *batch;
     if (aq_edge_encoding(edge)) return AQ_AGAIN; /* its samples belong to what the guard has seen */
     if (edge->config.guard) (void)aq_edge_guard_rung(edge->config.guard, batch->step, batch->rate);
-    const uint32_t rung = rung_forward(edge);
+    const uint32_t rung = rung_sent(edge, &edge->forwards_by);
     AQ_ASSERT(rung < edge->forwards_by.count);
     at.flags |= (uint16_t)(rung << AQ_EDGE_RUNG_SHIFT);
     return send_batch(edge, AQ_FRAME_FORWARD, codec_now(edge, edge->forwards_by.codecs[rung], batch), &at, a, stream);
@@ -539,9 +540,13 @@ enum aq_status aq_edge_send_backward(struct aq_edge *edge, const struct aq_edge_
 {
     AQ_ASSERT(!edge->config.sender);
     if (edge->shape.still) return aq_edge_still_back(edge, batch);
-    struct aq_codec *const codec = codec_now(edge, edge->backwards_by.codecs[edge->backwards_by.now], batch);
+    if (aq_edge_encoding(edge)) return AQ_AGAIN; /* its samples belong to what the guard has seen */
+    if (edge->config.guard) (void)aq_edge_guard_rung(edge->config.guard, batch->step, batch->rate);
+    const uint32_t rung = rung_sent(edge, &edge->backwards_by);
+    AQ_ASSERT(rung < edge->backwards_by.count);
+    struct aq_codec *const codec = codec_now(edge, edge->backwards_by.codecs[rung], batch);
     struct aq_edge_batch at = *batch;
-    if (codec != edge->raw) at.flags |= (uint16_t)(edge->backwards_by.now << AQ_EDGE_RUNG_SHIFT);
+    if (codec != edge->raw) at.flags |= (uint16_t)(rung << AQ_EDGE_RUNG_SHIFT);
     return send_batch(edge, AQ_FRAME_BACKWARD, codec, &at, g, stream);
 }
 
@@ -576,7 +581,7 @@ enum aq_status aq_edge_send_eval(struct aq_edge *edge, const struct aq_edge_batc
     struct aq_edge_batch at = *batch;
     struct aq_codec *codec = codec_of_eval(edge, batch);
     if (codec == edge->forward) {
-        const uint32_t rung = rung_forward(edge);
+        const uint32_t rung = rung_sent(edge, &edge->forwards_by);
         codec = edge->forwards_by.codecs[rung];
         at.flags |= (uint16_t)(rung << AQ_EDGE_RUNG_SHIFT);
     }
@@ -651,7 +656,7 @@ enum aq_status aq_edge_drain(struct aq_edge *edge, uint64_t deadline_ns)
 void aq_edge_measures(struct aq_edge *edge, struct aq_edge_measures *out)
 {
     *out = edge->measures;
-    out->bits = aq_edge_rung_bits(aq_codec_config_of(edge->forwards_by.codecs[rung_forward(edge)]));
-    out->bits_back = aq_edge_rung_bits(aq_codec_config_of(edge->backwards_by.codecs[edge->backwards_by.now]));
+    out->bits = aq_edge_rung_bits(aq_codec_config_of(edge->forwards_by.codecs[rung_sent(edge, &edge->forwards_by)]));
+    out->bits_back = aq_edge_rung_bits(aq_codec_config_of(edge->backwards_by.codecs[rung_sent(edge, &edge->backwards_by)]));
     memset(&edge->measures, 0, sizeof edge->measures);
 }

@@ -210,10 +210,11 @@ void aq_edge_reference_close(struct aq_edge *edge, struct aq_edge_reference *ref
 /*
  * A sample is coded: its message goes to the cache, its reference to those that are held; fills the row. And one is
  * decoded: AQ_CORRUPT where the message after is not the sender's. reference NULL: the codec keeps no messages.
+ * body: of the sample, in host memory; NULL: it is not there.
  */
 enum aq_status aq_edge_sent(struct aq_edge *edge, const struct aq_codec *codec, bool forward,
                             const struct aq_edge_batch *batch, uint32_t i, const struct aq_codec_result *result,
-                            struct aq_edge_reference *reference, struct aq_edge_row *row);
+                            const uint8_t *body, struct aq_edge_reference *reference, struct aq_edge_row *row);
 enum aq_status aq_edge_received(struct aq_edge *edge, bool forward, const struct aq_edge_batch *batch, uint32_t i,
                                 const struct aq_edge_row *row, struct aq_edge_reference *reference);
 

@@ -5,6 +5,9 @@
  * Both directions follow Algorithm 2 of AQ-SGD (Wang et al. 2022, appendix D): the sender codes a - m, both ends add
  * the decoded change to their own m. The rows carry what proves that the two m are one.
  */
+#include <math.h>
+#include <string.h>
+
 #include "edge_private.h"
 
 struct aq_cache_key aq_edge_key(const struct aq_edge *edge, uint64_t sample, uint16_t variant)
@@ -205,11 +208,26 @@ static enum aq_status keep_sent(struct aq_edge *edge, const struct aq_edge_batch
     return AQ_OK;
 }
 
+/* The largest finite magnitude of a raw body. */
+static double raw_peak(const uint8_t *body, uint64_t values)
+{
+    float peak = 0;
+    for (uint64_t v = 0; v < values; v++) {
+        float value;
+        memcpy(&value, body + v * sizeof value, sizeof value);
+        value = fabsf(value);
+        if (value > peak && value < INFINITY) peak = value;
+    }
+    return (double)peak;
+}
+
 enum aq_status aq_edge_sent(struct aq_edge *edge, const struct aq_codec *codec, bool forward,
                             const struct aq_edge_batch *batch, uint32_t i, const struct aq_codec_result *result,
-                            struct aq_edge_reference *reference, struct aq_edge_row *row)
+                            const uint8_t *body, struct aq_edge_reference *reference, struct aq_edge_row *row)
 {
-    const bool chosen = aq_codec_is_plain(codec); /* raw by choice: counted are those that their values forced */
+    const bool raw = result->flags & AQ_CODED_RAW; /* by the values: a codec that is plain fp32 does not say so */
+    const uint64_t values = (uint64_t)aq_edge_rows(edge, batch, i) * edge->shape.columns;
+    const double peak = raw && body ? raw_peak(body, values) : 0;
     *row = (struct aq_edge_row){.sample = batch->sample_ids[i],
                                 .body_bytes = result->body_bytes,
                                 .flags = (uint16_t)result->flags,
@@ -220,6 +238,9 @@ enum aq_status aq_edge_sent(struct aq_edge *edge, const struct aq_codec *codec, 
     const bool forget = warm && edge->config.guard && aq_edge_guard_add(edge->config.guard, result);
     if (reference) AQ_TRY(keep_sent(edge, batch, i, forget, reference, row));
     if (!forward) {
+        if (edge->config.guard && !edge->config.sender) (void)aq_edge_guard_add(edge->config.guard, result);
+        m->raws_back += raw;
+        m->raw_peak_back = fmax(m->raw_peak_back, peak);
         m->gradient2 += result->sum_a2;
         m->gradient_error2 += result->sum_error2;
         return AQ_OK;
@@ -229,13 +250,14 @@ enum aq_status aq_edge_sent(struct aq_edge *edge, const struct aq_codec *codec, 
         m->warm_error2 += result->sum_error2;
     }
     m->samples++;
-    m->keyframes += !chosen && result->flags & AQ_CODED_KEYFRAME ? 1 : 0;
-    m->raws += !chosen && result->flags & AQ_CODED_RAW ? 1 : 0;
+    m->keyframes += !aq_codec_is_plain(codec) && result->flags & AQ_CODED_KEYFRAME ? 1 : 0;
+    m->raws += raw;
+    m->raw_peak = fmax(m->raw_peak, peak);
     m->sum_a2 += result->sum_a2;
     m->sum_delta2 += result->sum_delta2;
     m->sum_error2 += result->sum_error2;
     m->sum_a += result->sum_a;
-    m->values += (double)aq_edge_rows(edge, batch, i) * edge->shape.columns;
+    m->values += (double)values;
     return AQ_OK;
 }
 

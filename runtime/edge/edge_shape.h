@@ -38,6 +38,7 @@ struct aq_edge_shape {
     uint64_t summed;                     /* and of those of a client's end that the server sums over clients; 0: not */
     struct aq_codec_config forward, backward;
     bool guard;   /* more bits where the loop does not contract: edge_guard.h; still and stateless cuts have none */
+    bool guard_back; /* the same of gradients whose error stays large; still cuts have none */
     bool ladders; /* edges.bits: auto: each way goes by a rung of its ladder (aq_edge_rungs); still cuts have none */
     bool still;   /* a sample's activation never changes: edge_still.c */
     enum aq_edge_check_mode check; /* still cuts have none */

@@ -67,7 +67,7 @@ enum aq_status aq_edge_size_of(const struct aq_edge_shape *shape, struct aq_edge
     AQ_TRY(codec_bytes_of(shape, &shape->forward, &forward));
     if (shape->guard || shape->ladders) AQ_TRY(ladder_add(shape, &shape->forward, &forward));
     AQ_TRY(codec_bytes_of(shape, &shape->backward, &backward));
-    if (shape->ladders) AQ_TRY(ladder_add(shape, &shape->backward, &backward));
+    if (shape->guard_back || shape->ladders) AQ_TRY(ladder_add(shape, &shape->backward, &backward));
     AQ_TRY(codec_bytes_of(shape, &raw, &evaluation));
     const bool kernels = forward.kernel && backward.kernel && evaluation.kernel;
     const uint64_t bound = largest(largest(evaluation.bound, forward.bound), largest(backward.bound, forward.message));

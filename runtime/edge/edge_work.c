@@ -379,15 +379,16 @@ static void encode_ready(struct aq_edge *edge, struct aq_edge_work *work, uint32
                                                              .m_out = message_after(edge, work, i)};
 }
 
-/* Sample i is coded: its row, at the head of the frame. */
-static enum aq_status encode_row(struct aq_edge *edge, struct aq_edge_work *work, uint32_t i, uint8_t *frame)
+/* Sample i is coded: its row, at the head of the frame. body: where the host has its body; NULL: nowhere. */
+static enum aq_status encode_row(struct aq_edge *edge, struct aq_edge_work *work, uint32_t i, uint8_t *frame,
+                                 const uint8_t *body)
 {
     struct aq_edge_reference *reference = work->remembered ? &work->references[i] : NULL;
     crop_end(edge, work, i);
     if (reference && reference->held)
         aq_edge_still_sent(edge, &work->batch, i, reference, &work->rows[i]);
     else
-        AQ_TRY(aq_edge_sent(edge, work->codec, work->forward, &work->batch, i, &work->results[work->place[i]],
+        AQ_TRY(aq_edge_sent(edge, work->codec, work->forward, &work->batch, i, &work->results[work->place[i]], body,
                             reference, &work->rows[i]));
     aq_edge_row_write(&work->rows[i], frame + (size_t)i * AQ_EDGE_ROW_BYTES);
     if (i >= work->checks) return AQ_OK;
@@ -411,7 +412,7 @@ static enum aq_status encode_host(struct aq_edge *edge, struct aq_edge_work *wor
             AQ_TRY(checks_down(edge, work, i, i + 1, work->check.hat, 0));
             AQ_TRY(aq_device_stream_sync(edge->config.device, work->stream));
         }
-        AQ_TRY(encode_row(edge, work, i, body));
+        AQ_TRY(encode_row(edge, work, i, body, body + at));
         aq_edge_reference_close(edge, &work->references[i]);
         work->body_bytes = at + work->rows[i].body_bytes;
     }
@@ -537,8 +538,12 @@ static enum aq_status encode_done(struct aq_edge *edge, struct aq_edge_work *wor
     work->settled = true;
     if (!foreseen) return encode_down(edge, work);
     const uint64_t begin = aq_clock_ns();
-    for (uint32_t i = 0; i < work->batch.samples; i++)
-        AQ_TRY(encode_row(edge, work, i, aq_edge_body(edge, work->body)));
+    uint8_t *const frame = aq_edge_body(edge, work->body);
+    for (uint32_t i = 0, place = head_bytes(work); i < work->batch.samples; i++) {
+        const uint32_t at = aq_edge_body_align(place);
+        AQ_TRY(encode_row(edge, work, i, frame, work->bodies ? NULL : frame + at));
+        place = at + body_length(work, i);
+    }
     work->host_ns += aq_clock_ns() - begin;
     AQ_TRY(measure_device(edge, work, "encode"));
     (void)work_end(edge, work, AQ_OK);

@@ -102,6 +102,9 @@ struct aq_job_data {
     struct aq_augment augment; /* of training images                                                       */
 };
 
+/* What a run does about a stage whose gradient stays 0. */
+enum aq_idle_stage { AQ_IDLE_ERROR = 0, AQ_IDLE_WARN = 1, AQ_IDLE_IGNORE = 2 };
+
 struct aq_job_train {
     uint32_t T;           /* tokens of a sample                                                            */
     uint32_t batch;       /* samples of a step, of all replicas: a multiple of micro_batch x replicas      */
@@ -121,6 +124,7 @@ struct aq_job_train {
     float clip;         /* global norm; 0: none                                                                    */
     uint32_t staleness; /* updates that a step's gradients do not know of: 0 or 1 (plan/program.h)          */
     bool prediction;    /* with staleness: gradients at the weights foreseen (aqsgd/grad.h, optimizer.predict) */
+    int idle_stage;     /* enum aq_idle_stage: what follows where a stage trains nothing                  */
     uint32_t skips_max; /* steps in a row without a finite gradient: then the run ends                      */
     uint64_t seed;
     bool frozen_prefix; /* edges behind layers that do not train send a sample's activation once           */

@@ -95,6 +95,7 @@ static enum aq_status shape_fill(const struct aq_plan *plan, uint32_t e, uint32_
     struct aq_codec_config rungs[AQ_EDGE_RUNGS];
     const bool keeps = !aq_codec_about(out->forward.kind)->stateless && out->forward.store != AQ_PRECISION_NONE;
     out->guard = job->guard && !out->still && keeps && aq_edge_ladder(&out->forward, rungs) > 1;
+    out->guard_back = job->guard && !out->still && aq_edge_ladder(&out->backward, rungs) > 1;
     out->ladders = job->bits_auto && !out->still;
     out->check = out->still ? AQ_CHECK_NONE : (enum aq_edge_check_mode)job->check;
     return pixels_fill(job, keeps, out);

@@ -29,6 +29,7 @@ static const char *const indifferent[] = {"job.name",
                                           "lora.weights",
                                           "model.vocabulary",
                                           "train.skips_max",
+                                          "train.idle_stage",
                                           "train.frozen_prefix", /* by the edges that are still */
                                           "reduce.transport",
                                           "pipeline.threads",
