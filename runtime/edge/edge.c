@@ -10,13 +10,18 @@
 
 #include "edge_private.h"
 
-static enum aq_status open_ladder(struct aq_edge *edge, const struct aq_codec_config *config, bool whole,
+static enum aq_status open_ladder(struct aq_edge *edge, const struct aq_codec_config *config, bool whole, bool wide,
                                   struct aq_edge_rungs *out)
 {
     struct aq_codec_config rungs[AQ_EDGE_RUNGS] = {*config};
     out->count = whole ? aq_edge_ladder(config, rungs) : 1;
-    for (uint32_t i = 0; i < out->count; i++)
-        AQ_TRY(aq_codec_open(edge->config.device, &rungs[i], edge->shape.rows, edge->shape.columns, &out->codecs[i]));
+    const uint32_t rows = edge->shape.rows, columns = edge->shape.columns;
+    for (uint32_t i = 0; i < out->count; i++) {
+        struct aq_codec_config more;
+        AQ_TRY(aq_codec_open(edge->config.device, &rungs[i], rows, columns, &out->codecs[i]));
+        if (wide && aq_edge_wide(&rungs[i], &more))
+            AQ_TRY(aq_codec_open(edge->config.device, &more, rows, columns, &out->wide[i]));
+    }
     return AQ_OK;
 }
 
@@ -25,8 +30,10 @@ static enum aq_status open_codecs(struct aq_edge *edge)
     const struct aq_edge_shape *shape = &edge->shape;
     struct aq_codec_config raw;
     aq_codec_config_plain(&raw);
-    AQ_TRY(open_ladder(edge, &shape->forward, shape->guard || shape->ladders, &edge->forwards_by));
-    AQ_TRY(open_ladder(edge, &shape->backward, shape->guard_back || shape->ladders, &edge->backwards_by));
+    AQ_TRY(open_ladder(edge, &shape->forward, shape->guard || shape->ladders, shape->wide,
+                       &edge->forwards_by));
+    AQ_TRY(open_ladder(edge, &shape->backward, shape->guard_back || shape->ladders, shape->wide_back,
+                       &edge->backwards_by));
     edge->forward = edge->forwards_by.codecs[0];
     edge->backward = edge->backwards_by.codecs[0];
     return aq_codec_open(edge->config.device, &raw, shape->rows, shape->columns, &edge->raw);
@@ -113,6 +120,8 @@ void aq_edge_close(struct aq_edge *edge)
     for (uint32_t i = 0; i < AQ_EDGE_RUNGS; i++) {
         aq_codec_close(edge->forwards_by.codecs[i]);
         aq_codec_close(edge->backwards_by.codecs[i]);
+        aq_codec_close(edge->forwards_by.wide[i]);
+        aq_codec_close(edge->backwards_by.wide[i]);
     }
     aq_codec_close(edge->raw);
     aq_pages_give(&edge->pages, edge->bodies, edge->size.host_bytes);
@@ -434,7 +443,7 @@ enum aq_status aq_edge_receive_still(struct aq_edge *edge, const struct aq_edge_
     for (uint32_t i = 0; i < batch->samples; i++) {
         struct aq_edge_row row;
         aq_edge_row_read((const uint8_t *)frame->body + (size_t)i * AQ_EDGE_ROW_BYTES, &row);
-        AQ_TRY(aq_edge_row_check(edge, batch, i, &row, rows, rows, edge->config.cache));
+        AQ_TRY(aq_edge_row_check(edge, batch, i, edge->forward, &row, rows, rows, edge->config.cache));
         if (!(row.flags & AQ_EDGE_HELD)) return AQ_NOTFOUND;
     }
     const struct aq_edge_received got = queue_take(queue);

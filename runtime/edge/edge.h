@@ -286,9 +286,11 @@ struct aq_edge_measures {
     double warm_delta2, warm_error2; /* of its warm samples alone: c_Q of the theorem */
     uint64_t afresh;                 /* whose message it forgot (edge_guard.h)        */
     double bits, bits_back;          /* of the codecs each way now                    */
+    uint64_t wide;   /* of the samples: by the codec of what fp16 cannot hold                               */
     double raw_peak; /* the largest finite magnitude in those that were raw; 0: there was none, or it is not known */
     /* The receiver's, over the gradients that it sends. */
     double gradient2, gradient_error2;
+    uint64_t wide_back;   /* by the codec of what fp16 cannot hold                         */
     uint64_t raws_back;   /* samples whose gradients were raw fp32 because of their values */
     double raw_peak_back; /* as raw_peak                                                   */
 };

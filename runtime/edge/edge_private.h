@@ -74,6 +74,7 @@ struct aq_edge_reference {
 /* The codecs of one way. */
 struct aq_edge_rungs {
     struct aq_codec *codecs[AQ_EDGE_RUNGS];
+    struct aq_codec *wide[AQ_EDGE_RUNGS]; /* of each: what codes samples that fp16 cannot hold; NULL: nothing does */
     uint32_t count, now; /* now: as aq_edge_rungs was told */
 };
 
@@ -212,15 +213,16 @@ void aq_edge_reference_close(struct aq_edge *edge, struct aq_edge_reference *ref
  * decoded: AQ_CORRUPT where the message after is not the sender's. reference NULL: the codec keeps no messages.
  * body: of the sample, in host memory; NULL: it is not there.
  */
-enum aq_status aq_edge_sent(struct aq_edge *edge, const struct aq_codec *codec, bool forward,
+enum aq_status aq_edge_sent(struct aq_edge *edge, const struct aq_codec *codec, bool forward, bool wide,
                             const struct aq_edge_batch *batch, uint32_t i, const struct aq_codec_result *result,
                             const uint8_t *body, struct aq_edge_reference *reference, struct aq_edge_row *row);
 enum aq_status aq_edge_received(struct aq_edge *edge, bool forward, const struct aq_edge_batch *batch, uint32_t i,
                                 const struct aq_edge_row *row, struct aq_edge_reference *reference);
 
-/* Everything about a row that can be known before its body is touched. */
+/* Everything about a row that can be known before its body is touched. codec: the frame's. */
 enum aq_status aq_edge_row_check(const struct aq_edge *edge, const struct aq_edge_batch *batch, uint32_t i,
-                                 const struct aq_edge_row *row, uint32_t at, uint32_t body_bytes, bool remembered);
+                                 const struct aq_codec *codec, const struct aq_edge_row *row, uint32_t at,
+                                 uint32_t body_bytes, bool remembered);
 
 /* --- edge_still.c ------------------------------------------------------------------------------------------------- */
 
@@ -259,6 +261,9 @@ void aq_edge_view_end(const struct aq_edge *edge, const struct aq_view *view, co
 
 /* --- edge_work.c -------------------------------------------------------------------------------------------------- */
 
+/* edge_wide.c: what codes in place of this codec where fp16 does not do; NULL: nothing. */
+struct aq_codec *aq_edge_wide_of(const struct aq_edge *edge, const struct aq_codec *codec);
+
 enum aq_status aq_edge_works_open(struct aq_edge *edge);
 void aq_edge_works_close(struct aq_edge *edge);
 
@@ -279,10 +284,10 @@ enum aq_status aq_edge_encode_issue(struct aq_edge *edge, struct aq_codec *codec
 enum aq_status aq_edge_decode_issue(struct aq_edge *edge, struct aq_codec *codec, const struct aq_edge_batch *batch,
                                     const struct aq_edge_received *got, const struct aq_values *values,
                                     struct aq_stream *stream);
-/* One sample without a reference, now: its message to `message`, host memory. AQ_AGAIN: one is on its way. */
+/* One sample without a reference, now: its message to `message`, host memory. wide: by the wide codec, which there is. */
 enum aq_status aq_edge_encode_alone(struct aq_edge *edge, const struct aq_edge_batch *batch,
-                                    const struct aq_values *values, uint8_t *body, void *message, uint32_t *flags,
-                                    struct aq_stream *stream);
+                                    const struct aq_values *values, bool wide, uint8_t *body, void *message,
+                                    uint32_t *flags, struct aq_stream *stream);
 /* The device's memory of the first sample of a direction, where nothing is on its way. message NULL: it has none. */
 struct aq_edge_places {
     uint8_t *body, *message;

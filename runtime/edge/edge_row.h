@@ -13,7 +13,7 @@
  *         24     8  digest of m before; 0 where version before is 0
  *         32     8  digest of m after; 0 where version after is 0
  *         40     4  bytes of the coded body
- *         44     2  flags: enum aq_coded_flag, AQ_EDGE_HELD
+ *         44     2  flags: enum aq_coded_flag, AQ_EDGE_HELD, AQ_EDGE_WIDE
  *         46     2  variant
  */
 #ifndef RUNTIME_EDGE_ROW_H
@@ -30,11 +30,15 @@ enum {
     AQ_EDGE_CHECK_BYTES = 8,
     AQ_EDGE_BODY_ALIGN = 16,
     AQ_EDGE_HELD = 4,         /* no body: both ends hold this very message, and it is the activation */
+    AQ_EDGE_WIDE = 8,         /* by the codec of what fp16 cannot hold (aq_edge_wide)                */
     AQ_EDGE_SAMPLE_BYTES = 64 /* room in the body of a frame for one sample's row and the gap behind its body */
 };
 
 static_assert(AQ_EDGE_ROW_BYTES + AQ_EDGE_BODY_ALIGN <= AQ_EDGE_SAMPLE_BYTES,
               "there must be room for a row and its gap");
+
+/* Of a version: the message is one of the wide codec, whose bytes the other codec would read as other values. */
+#define AQ_EDGE_WIDE_VERSION (1ull << 63)
 
 struct aq_edge_row {
     uint64_t sample;

@@ -39,6 +39,7 @@ struct aq_edge_shape {
     struct aq_codec_config forward, backward;
     bool guard;   /* more bits where the loop does not contract: edge_guard.h; still and stateless cuts have none */
     bool guard_back; /* the same of gradients whose error stays large; still cuts have none */
+    bool wide, wide_back; /* a sample that fp16 cannot hold goes by aq_edge_wide of its codec, either way */
     bool ladders; /* edges.bits: auto: each way goes by a rung of its ladder (aq_edge_rungs); still cuts have none */
     bool still;   /* a sample's activation never changes: edge_still.c */
     enum aq_edge_check_mode check; /* still cuts have none */
@@ -64,6 +65,12 @@ struct aq_edge_size {
     uint64_t carry_bytes;                   /* and for bodies that go from GPU to GPU                            */
     uint64_t shared_bytes;                  /* of them: what the other end's process may map                     */
 };
+
+/*
+ * The codec of samples with values that fp16 cannot hold (beyond 65504): bf16 wherever `config` has fp16, in bodies and
+ * messages of as many bytes. False: it has none.
+ */
+bool aq_edge_wide(const struct aq_codec_config *config, struct aq_codec_config *out);
 
 /* AQ_INVAL: a codec cannot be built for this shape, or a micro-batch is longer than a frame can be. AQ_NOMEM. */
 enum aq_status aq_edge_size_of(const struct aq_edge_shape *shape, struct aq_edge_size *out);

@@ -29,17 +29,25 @@ static uint64_t largest(uint64_t a, uint64_t b)
     return a > b ? a : b;
 }
 
-/* What the higher rungs of a ladder want beside the first one's. */
-static enum aq_status ladder_add(const struct aq_edge_shape *shape, const struct aq_codec_config *config,
-                                 struct codec_bytes *all)
+static enum aq_status codec_add(const struct aq_edge_shape *shape, const struct aq_codec_config *config,
+                                struct codec_bytes *all)
 {
-    struct aq_codec_config rungs[AQ_EDGE_RUNGS];
-    const uint32_t count = aq_edge_ladder(config, rungs);
-    for (uint32_t i = 1; i < count; i++) {
-        struct codec_bytes more;
-        AQ_TRY(codec_bytes_of(shape, &rungs[i], &more));
-        all->bound = largest(all->bound, more.bound);
-        all->kernel = all->kernel && more.kernel ? all->kernel + more.kernel : 0;
+    struct codec_bytes more;
+    AQ_TRY(codec_bytes_of(shape, config, &more));
+    all->bound = largest(all->bound, more.bound);
+    all->kernel = all->kernel && more.kernel ? all->kernel + more.kernel : 0;
+    return AQ_OK;
+}
+
+/* What the higher rungs of a ladder, where it has them, and the wide codecs of all need beside the first one's. */
+static enum aq_status codecs_add(const struct aq_edge_shape *shape, const struct aq_codec_config *config, bool ladder,
+                                 bool wide, struct codec_bytes *all)
+{
+    struct aq_codec_config rungs[AQ_EDGE_RUNGS] = {*config}, more;
+    const uint32_t count = ladder ? aq_edge_ladder(config, rungs) : 1;
+    for (uint32_t i = 0; i < count; i++) {
+        if (i > 0) AQ_TRY(codec_add(shape, &rungs[i], all));
+        if (wide && aq_edge_wide(&rungs[i], &more)) AQ_TRY(codec_add(shape, &more, all));
     }
     return AQ_OK;
 }
@@ -65,9 +73,9 @@ enum aq_status aq_edge_size_of(const struct aq_edge_shape *shape, struct aq_edge
     struct codec_bytes forward, backward, evaluation;
     aq_codec_config_plain(&raw);
     AQ_TRY(codec_bytes_of(shape, &shape->forward, &forward));
-    if (shape->guard || shape->ladders) AQ_TRY(ladder_add(shape, &shape->forward, &forward));
+    AQ_TRY(codecs_add(shape, &shape->forward, shape->guard || shape->ladders, shape->wide, &forward));
     AQ_TRY(codec_bytes_of(shape, &shape->backward, &backward));
-    if (shape->guard_back || shape->ladders) AQ_TRY(ladder_add(shape, &shape->backward, &backward));
+    AQ_TRY(codecs_add(shape, &shape->backward, shape->guard_back || shape->ladders, shape->wide_back, &backward));
     AQ_TRY(codec_bytes_of(shape, &raw, &evaluation));
     const bool kernels = forward.kernel && backward.kernel && evaluation.kernel;
     const uint64_t bound = largest(largest(evaluation.bound, forward.bound), largest(backward.bound, forward.message));
@@ -94,7 +102,8 @@ enum aq_status aq_edge_size_of(const struct aq_edge_shape *shape, struct aq_edge
                        shape->edge, shape->micro_batch, (unsigned long long)size.body_bytes_max);
     size.host_bytes = shape->send_frames * size.body_bytes_max + (shape->shared + shape->summed) * sizeof(float) +
                       size.still_bytes + aq_edge_crop_bytes(shape, &size) + aq_edge_check_host_bytes(shape);
-    const uint64_t work_bytes = aq_edge_works_bytes(shape, &size) + aq_edge_check_device_bytes(shape);
+    const uint64_t spare_bytes = shape->wide || shape->wide_back ? size.raw_bound : 0; /* edge_work.c */
+    const uint64_t work_bytes = aq_edge_works_bytes(shape, &size) + aq_edge_check_device_bytes(shape) + spare_bytes;
     size.device_bytes = kernels ? work_bytes : 0; /* else the host codes: edge_work.c */
     size.carry_bytes = aq_edge_carry_bytes(&size);
     size.shared_bytes = aq_edge_carry_shared_bytes(&size);

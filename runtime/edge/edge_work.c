@@ -31,6 +31,7 @@ struct aq_edge_work {
     uint32_t *place;                 /* encode: of each sample among those that are coded: held ones have none */
     uint32_t coded;
     struct aq_rng_key *keys;
+    bool *wide; /* of each sample: it goes by the wide codec (edge_wide.c) */
     void *own;
     /* Of the micro-batch. */
     struct aq_codec *codec;
@@ -55,6 +56,9 @@ struct aq_edge_work {
     /* On its way. */
     bool pending;
     bool settled;                /* encode: bodies have been copied by their real lengths */
+    bool widened;                /* encode: what fp16 could not hold has been coded again  */
+    uint8_t *spare;              /* encode, of a device that codes: values of a sample that is coded again */
+    size_t spare_bytes;
     uint32_t body;               /* encode: index of the send buffer            */
     uint8_t *bodies;             /* encode: of the device, where NCCL carries them; NULL: in the send buffer */
     struct aq_edge_received got; /* decode: the frame                           */
@@ -93,6 +97,7 @@ static void place_own(struct aq_edge_work *work, struct aq_arena *arena, uint32_
     work->samples = aq_arena_take(arena, B * sizeof *work->samples);
     work->place = aq_arena_take(arena, B * sizeof *work->place);
     work->keys = aq_arena_take(arena, B * sizeof *work->keys);
+    work->wide = aq_arena_take(arena, B * sizeof *work->wide);
 }
 
 /* Activations (of training and evaluation) go one way, gradients the other. */
@@ -162,13 +167,31 @@ static enum aq_status work_open_device(struct aq_edge *edge, struct aq_edge_work
     return aq_device_event_open_timed(device, &work->ended);
 }
 
+/* Appends a way's codecs to those that are there; how many there are then. */
+static uint32_t codecs_all(const struct aq_edge_rungs *by, struct aq_codec **codecs, uint32_t count)
+{
+    for (uint32_t i = 0; i < by->count; i++) {
+        codecs[count++] = by->codecs[i];
+        if (by->wide[i]) codecs[count++] = by->wide[i];
+    }
+    return count;
+}
+
+/* Where the device codes: a sample's values, to be coded again from there. */
+static enum aq_status spare_open(struct aq_edge *edge, struct aq_edge_work *work)
+{
+    void *memory;
+    if (!edge->shape.wide && !edge->shape.wide_back) return AQ_OK;
+    AQ_TRY(aq_device_alloc(edge->config.device, AQ_MEMORY_DEVICE, edge->size.raw_bound, &memory));
+    work->spare = memory;
+    work->spare_bytes = edge->size.raw_bound;
+    return AQ_OK;
+}
+
 enum aq_status aq_edge_works_open(struct aq_edge *edge)
 {
-    struct aq_codec *codecs[1 + 2 * AQ_EDGE_RUNGS] = {edge->raw};
-    const struct aq_edge_rungs *by = &edge->forwards_by, *back = &edge->backwards_by;
-    const uint32_t count = 1 + by->count + back->count;
-    memcpy(codecs + 1, by->codecs, by->count * sizeof *codecs);
-    memcpy(codecs + 1 + by->count, back->codecs, back->count * sizeof *codecs);
+    struct aq_codec *codecs[1 + 4 * AQ_EDGE_RUNGS] = {edge->raw};
+    const uint32_t count = codecs_all(&edge->backwards_by, codecs, codecs_all(&edge->forwards_by, codecs, 1));
     void *memory;
     AQ_TRY(aq_alloc(sizeof(struct aq_edge_works), &memory));
     struct aq_edge_works *works = edge->works = memory; /* from here on aq_edge_close frees it */
@@ -183,6 +206,7 @@ enum aq_status aq_edge_works_open(struct aq_edge *edge)
     if (!edge->on_device) return AQ_OK;
     for (uint32_t i = 0; i < count; i++)
         AQ_TRY(aq_codec_take_device(codecs[i]));
+    AQ_TRY(spare_open(edge, &works->encode));
     AQ_TRY(work_open_device(edge, &works->encode, edge->config.sender));
     AQ_TRY(work_open_device(edge, &works->decode, !edge->config.sender));
     aq_log("edge", 2, "edge %u: the device codes micro-batches of %u, with %zu bytes of its own", edge->shape.edge,
@@ -223,7 +247,7 @@ static void work_begin(struct aq_edge *edge, struct aq_edge_work *work, struct a
     work->forward = kind == AQ_FRAME_FORWARD;
     work->remembered = work->forward && edge->config.cache;
     work->stream = stream;
-    work->settled = false;
+    work->settled = work->widened = false;
     work->batch = *batch;
     work->batch.sample_ids = work->sample_ids;
     work->batch.lengths = work->lengths;
@@ -238,6 +262,7 @@ static void work_begin(struct aq_edge *edge, struct aq_edge_work *work, struct a
     if (batch->variants) memcpy(work->variants, batch->variants, count * sizeof *work->variants);
     memset(work->references, 0, count * sizeof *work->references);
     memset(work->samples, 0, count * sizeof *work->samples);
+    memset(work->wide, 0, count * sizeof *work->wide);
     work->coded = 0;
 }
 
@@ -331,6 +356,21 @@ static enum aq_status reference_up(struct aq_edge *edge, struct aq_edge_work *wo
     return AQ_OK;
 }
 
+/* What codes sample i. */
+static struct aq_codec *codec_at(const struct aq_edge *edge, const struct aq_edge_work *work, uint32_t i)
+{
+    return work->wide[i] ? aq_edge_wide_of(edge, work->codec) : work->codec;
+}
+
+/* The end of the run of samples from i on that one codec codes. */
+static uint32_t alike_until(const struct aq_edge_work *work, uint32_t i)
+{
+    uint32_t end = i + 1;
+    while (end < work->batch.samples && work->wide[end] == work->wide[i])
+        end++;
+    return end;
+}
+
 /* Bytes of the rows and checks of its frame. */
 static uint32_t head_bytes(const struct aq_edge_work *work)
 {
@@ -358,25 +398,53 @@ static enum aq_status checks_down(struct aq_edge *edge, struct aq_edge_work *wor
 static enum aq_status encode_reference(struct aq_edge *edge, struct aq_edge_work *work, uint32_t i)
 {
     if (!work->remembered) return AQ_OK;
+    const struct aq_edge_reference *reference = &work->references[i];
     AQ_TRY(aq_edge_reference_send(edge, &work->batch, i, &work->references[i]));
+    work->wide[i] = reference->warm && reference->entry.version & AQ_EDGE_WIDE_VERSION;
     crop_begin(edge, work, i);
     return reference_up(edge, work, i);
 }
 
-/* Sample i to those that are coded, unless both ends hold it. */
-static void encode_ready(struct aq_edge *edge, struct aq_edge_work *work, uint32_t i, const float *a, uint8_t *body)
+/* What the codec of sample i is asked, whose values are at a. */
+static void encode_sample(struct aq_edge *edge, struct aq_edge_work *work, uint32_t i, const float *a, uint8_t *body)
 {
-    if (work->references[i].held) return;
     float *hat = i < work->checks ? aq_edge_check_hat(&work->check, i) : NULL;
-    work->place[i] = work->coded++;
     work->keys[i] = aq_edge_round_key(edge, &work->batch, i, work->forward);
-    work->samples[work->place[i]] = (struct aq_codec_sample){.a = a + i * edge->values,
+    work->samples[work->place[i]] = (struct aq_codec_sample){.a = a,
                                                              .m = message_before(edge, work, i),
                                                              .key = &work->keys[i],
                                                              .body = body,
                                                              .rows = work->lengths[i],
                                                              .hat = hat,
                                                              .m_out = message_after(edge, work, i)};
+}
+
+/* Sample i to those that are coded, unless both ends hold it. a: of all samples. */
+static void encode_ready(struct aq_edge *edge, struct aq_edge_work *work, uint32_t i, const float *a, uint8_t *body)
+{
+    if (work->references[i].held) return;
+    work->place[i] = work->coded++;
+    encode_sample(edge, work, i, a + i * edge->values, body);
+}
+
+/* Is sample i, which is coded, to be coded again by the wide codec? Then it has no reference from here on. */
+static bool widens(struct aq_edge *edge, struct aq_edge_work *work, uint32_t i)
+{
+    const bool raw = !work->references[i].held && work->results[work->place[i]].flags & AQ_CODED_RAW;
+    if (!raw || work->wide[i] || !aq_edge_wide_of(edge, work->codec)) return false;
+    aq_edge_reference_release(edge, &work->references[i]);
+    work->wide[i] = true;
+    crop_begin(edge, work, i);
+    return true;
+}
+
+/* By the host. */
+static enum aq_status encode_one(struct aq_edge *edge, struct aq_edge_work *work, uint32_t i)
+{
+    const uint32_t j = work->place[i];
+    AQ_TRY(aq_codec_encode_batch(codec_at(edge, work, i), &work->samples[j], 1, &work->results[j], work->stream));
+    AQ_TRY(checks_down(edge, work, i, i + 1, work->check.hat, 0));
+    return aq_device_stream_sync(edge->config.device, work->stream);
 }
 
 /* Sample i is coded: its row, at the head of the frame. body: where the host has its body; NULL: nowhere. */
@@ -388,8 +456,8 @@ static enum aq_status encode_row(struct aq_edge *edge, struct aq_edge_work *work
     if (reference && reference->held)
         aq_edge_still_sent(edge, &work->batch, i, reference, &work->rows[i]);
     else
-        AQ_TRY(aq_edge_sent(edge, work->codec, work->forward, &work->batch, i, &work->results[work->place[i]], body,
-                            reference, &work->rows[i]));
+        AQ_TRY(aq_edge_sent(edge, work->codec, work->forward, work->wide[i], &work->batch, i,
+                            &work->results[work->place[i]], body, reference, &work->rows[i]));
     aq_edge_row_write(&work->rows[i], frame + (size_t)i * AQ_EDGE_ROW_BYTES);
     if (i >= work->checks) return AQ_OK;
     const float *hat = aq_edge_check_hat(&work->check, i);
@@ -406,11 +474,10 @@ static enum aq_status encode_host(struct aq_edge *edge, struct aq_edge_work *wor
         memset(body + work->body_bytes, 0, at - work->body_bytes);
         AQ_TRY(encode_reference(edge, work, i));
         encode_ready(edge, work, i, a, body + at);
-        if (!work->references[i].held) {
-            const uint32_t j = work->place[i];
-            AQ_TRY(aq_codec_encode_batch(work->codec, &work->samples[j], 1, &work->results[j], work->stream));
-            AQ_TRY(checks_down(edge, work, i, i + 1, work->check.hat, 0));
-            AQ_TRY(aq_device_stream_sync(edge->config.device, work->stream));
+        if (!work->references[i].held) AQ_TRY(encode_one(edge, work, i));
+        if (widens(edge, work, i)) {
+            encode_sample(edge, work, i, a + i * edge->values, body + at);
+            AQ_TRY(encode_one(edge, work, i));
         }
         AQ_TRY(encode_row(edge, work, i, body, body + at));
         aq_edge_reference_close(edge, &work->references[i]);
@@ -450,12 +517,12 @@ out:
 }
 
 /* What sample i's body is long: as every body is, or, when the kernels have told, as it came out. */
-static uint32_t body_length(const struct aq_edge_work *work, uint32_t i)
+static uint32_t body_length(const struct aq_edge *edge, const struct aq_edge_work *work, uint32_t i)
 {
     if (work->references[i].held) return 0;
     if (work->settled) return work->results[work->place[i]].body_bytes;
     const bool cold = !work->references[i].warm; /* of a codec without messages no difference */
-    return (uint32_t)aq_codec_body_bytes_of(work->codec, work->lengths[i], cold);
+    return (uint32_t)aq_codec_body_bytes_of(codec_at(edge, work, i), work->lengths[i], cold);
 }
 
 /* Zeros between two bodies. */
@@ -473,18 +540,35 @@ static enum aq_status encode_down(struct aq_edge *edge, struct aq_edge_work *wor
     uint8_t *const body = work->bodies ? work->bodies : aq_edge_body(edge, work->body);
     uint32_t place = head_bytes(work);
     for (uint32_t i = 0; i < work->batch.samples; i++) {
-        const uint32_t at = aq_edge_body_align(place), bytes = body_length(work, i);
+        const uint32_t at = aq_edge_body_align(place), bytes = body_length(edge, work, i);
         AQ_ASSERT(at + (uint64_t)bytes <= edge->size.body_bytes_max);
         AQ_TRY(encode_gap(edge, work, body + place, at - place));
         place = at + bytes;
         if (work->references[i].held) continue;
         AQ_TRY(aq_device_copy(device, body + at, body_at(work, i), bytes, work->stream));
-        if (work->remembered && !work->settled)
+        if (work->remembered && (!work->settled || work->widened))
             AQ_TRY(aq_device_copy(device, host_after(work, i), message_at(work, i),
                                   aq_edge_message_bytes(edge, &work->batch, i), work->stream));
     }
     work->body_bytes = place;
     return aq_device_event_record(device, work->ended, work->stream);
+}
+
+/* Neighbours that one codec codes go together; held ones are no samples, and have no codec. */
+static enum aq_status encode_batches(struct aq_edge *edge, struct aq_edge_work *work)
+{
+    for (uint32_t i = 0, end; i < work->batch.samples; i = end) {
+        uint32_t first = UINT32_MAX, count = 0;
+        end = alike_until(work, i);
+        for (uint32_t s = i; s < end; s++) {
+            if (work->references[s].held) continue;
+            if (count++ == 0) first = work->place[s];
+        }
+        if (count == 0) continue;
+        AQ_TRY(aq_codec_encode_batch(codec_at(edge, work, i), work->samples + first, count, work->results + first,
+                                     work->stream));
+    }
+    return AQ_OK;
 }
 
 static enum aq_status encode_enqueue(struct aq_edge *edge, struct aq_edge_work *work, const struct aq_values *values)
@@ -496,8 +580,7 @@ static enum aq_status encode_enqueue(struct aq_edge *edge, struct aq_edge_work *
     }
     AQ_TRY(aq_values_read_begin(device, values, work->stream));
     AQ_TRY(aq_device_event_record(device, work->begun, work->stream));
-    if (work->coded)
-        AQ_TRY(aq_codec_encode_batch(work->codec, work->samples, work->coded, work->results, work->stream));
+    AQ_TRY(encode_batches(edge, work));
     AQ_TRY(checks_down(edge, work, 0, work->batch.samples, work->check.hat, edge->values));
     AQ_TRY(aq_values_read_end(device, values, work->stream));
     return encode_down(edge, work);
@@ -528,13 +611,39 @@ enum aq_status aq_edge_encode_issue(struct aq_edge *edge, struct aq_codec *codec
     return status;
 }
 
+/*
+ * What fp16 could not hold lies raw in its body, the only place where its values still are: they are coded again, from
+ * a copy. *again: there was such a sample, and the stream is to pass once more.
+ */
+static enum aq_status encode_wide(struct aq_edge *edge, struct aq_edge_work *work, bool *again)
+{
+    struct aq_device *device = edge->config.device;
+    *again = false;
+    if (work->widened) return AQ_OK;
+    work->widened = true;
+    for (uint32_t i = 0; i < work->batch.samples; i++) {
+        const uint32_t j = work->place[i];
+        if (!widens(edge, work, i)) continue;
+        AQ_TRY(aq_device_copy(device, work->spare, body_at(work, i), sample_bytes(edge, work, i), work->stream));
+        encode_sample(edge, work, i, (const float *)(const void *)work->spare, body_at(work, i));
+        AQ_TRY(aq_codec_encode_batch(codec_at(edge, work, i), &work->samples[j], 1, &work->results[j], work->stream));
+        AQ_TRY(checks_down(edge, work, i, i + 1, aq_edge_check_hat(&work->check, i), 0));
+        *again = true;
+    }
+    work->widened = *again;
+    return *again ? aq_device_event_record(device, work->ended, work->stream) : AQ_OK;
+}
+
 /* The stream has passed. */
 static enum aq_status encode_done(struct aq_edge *edge, struct aq_edge_work *work)
 {
-    bool foreseen = true;
+    bool foreseen = true, again = false;
+    if (!work->settled) AQ_TRY(encode_wide(edge, work, &again));
+    if (again) return AQ_OK;
     for (uint32_t i = 0; i < work->batch.samples; i++)
-        foreseen =
-            foreseen && (work->references[i].held || work->results[work->place[i]].body_bytes == body_length(work, i));
+        foreseen = foreseen && (work->references[i].held ||
+                                work->results[work->place[i]].body_bytes == body_length(edge, work, i));
+    foreseen = foreseen && (work->settled || !work->widened); /* messages are other ones, too */
     work->settled = true;
     if (!foreseen) return encode_down(edge, work);
     const uint64_t begin = aq_clock_ns();
@@ -542,7 +651,7 @@ static enum aq_status encode_done(struct aq_edge *edge, struct aq_edge_work *wor
     for (uint32_t i = 0, place = head_bytes(work); i < work->batch.samples; i++) {
         const uint32_t at = aq_edge_body_align(place);
         AQ_TRY(encode_row(edge, work, i, frame, work->bodies ? NULL : frame + at));
-        place = at + body_length(work, i);
+        place = at + body_length(edge, work, i);
     }
     work->host_ns += aq_clock_ns() - begin;
     AQ_TRY(measure_device(edge, work, "encode"));
@@ -555,9 +664,10 @@ static enum aq_status encode_done(struct aq_edge *edge, struct aq_edge_work *wor
 }
 
 enum aq_status aq_edge_encode_alone(struct aq_edge *edge, const struct aq_edge_batch *batch,
-                                    const struct aq_values *values, uint8_t *body, void *message, uint32_t *flags,
-                                    struct aq_stream *stream)
+                                    const struct aq_values *values, bool wide, uint8_t *body, void *message,
+                                    uint32_t *flags, struct aq_stream *stream)
 {
+    struct aq_codec *const codec = wide ? aq_edge_wide_of(edge, edge->forward) : edge->forward;
     struct aq_edge_work *work = &edge->works->encode;
     struct aq_device *device = edge->config.device;
     const bool there = edge->on_device;
@@ -569,7 +679,7 @@ enum aq_status aq_edge_encode_alone(struct aq_edge *edge, const struct aq_edge_b
                                            .rows = aq_edge_rows(edge, batch, 0),
                                            .m_out = there ? message_at(work, 0) : message};
     AQ_TRY(aq_values_read_begin(device, values, stream));
-    AQ_TRY(aq_codec_encode_batch(edge->forward, &sample, 1, work->results, stream));
+    AQ_TRY(aq_codec_encode_batch(codec, &sample, 1, work->results, stream));
     if (there)
         AQ_TRY(aq_device_copy(device, message, message_at(work, 0), aq_edge_message_bytes(edge, batch, 0), stream));
     AQ_TRY(aq_values_read_end(device, values, stream));
@@ -601,7 +711,11 @@ static enum aq_status decode_body(struct aq_edge *edge, struct aq_edge_work *wor
 /* One that both ends hold: its message as it is. */
 static enum aq_status decode_held(struct aq_edge *edge, struct aq_edge_work *work, uint32_t i, float *x)
 {
-    const uint32_t bytes = (uint32_t)aq_codec_body_bytes_of(work->codec, work->lengths[i], false);
+    work->wide[i] = work->references[i].entry.version & AQ_EDGE_WIDE_VERSION;
+    if (work->wide[i] && !aq_edge_wide_of(edge, work->codec))
+        return aq_fail(AQ_CORRUPT, "edge", "edge %u sample %llu: the message that is held is none of its codec",
+                       edge->shape.edge, (unsigned long long)work->sample_ids[i]);
+    const uint32_t bytes = (uint32_t)aq_codec_body_bytes_of(codec_at(edge, work, i), work->lengths[i], false);
     return decode_body(edge, work, i, edge->still_body, bytes, 0, x);
 }
 
@@ -612,11 +726,12 @@ static enum aq_status decode_ready(struct aq_edge *edge, struct aq_edge_work *wo
     struct aq_edge_row *row = &work->rows[i];
     const uint8_t *const rows = got->frame.body, *const body = got->bodies + work->body_bytes;
     aq_edge_row_read(rows + (size_t)i * AQ_EDGE_ROW_BYTES, row);
-    AQ_TRY(aq_edge_row_check(edge, &work->batch, i, row, work->body_bytes, got->bytes, work->remembered));
+    AQ_TRY(aq_edge_row_check(edge, &work->batch, i, work->codec, row, work->body_bytes, got->bytes, work->remembered));
+    work->wide[i] = row->flags & AQ_EDGE_WIDE;
     work->body_bytes = aq_edge_body_align(work->body_bytes + row->body_bytes);
     if (work->remembered) AQ_TRY(aq_edge_reference_receive(edge, &work->batch, i, row, &work->references[i]));
     if (row->flags & AQ_EDGE_HELD) return decode_held(edge, work, i, x);
-    return decode_body(edge, work, i, body, row->body_bytes, row->flags, x);
+    return decode_body(edge, work, i, body, row->body_bytes, row->flags & ~(uint32_t)AQ_EDGE_WIDE, x);
 }
 
 /* What lies behind the rows of a sample that has fewer than the cut is zeroes. */
@@ -664,7 +779,7 @@ static enum aq_status decode_host(struct aq_edge *edge, struct aq_edge_work *wor
     AQ_TRY(padding_clear(edge, work, x));
     for (uint32_t i = 0; i < work->batch.samples; i++) {
         AQ_TRY(decode_ready(edge, work, i, got, x));
-        AQ_TRY(aq_codec_decode_batch(work->codec, &work->samples[i], 1, &work->corrupt[i], work->stream));
+        AQ_TRY(aq_codec_decode_batch(codec_at(edge, work, i), &work->samples[i], 1, &work->corrupt[i], work->stream));
         AQ_TRY(checks_down(edge, work, i, i + 1, x, edge->values));
         AQ_TRY(aq_device_stream_sync(edge->config.device, work->stream));
         AQ_TRY(decode_row(edge, work, i, x, got->frame.body));
@@ -691,7 +806,7 @@ static enum aq_status recall(struct aq_edge *edge, struct aq_edge_work *work, co
     for (uint32_t i = 0; i < work->batch.samples; i++) {
         AQ_TRY(aq_edge_still_held(edge, &work->batch, i, NULL, &work->references[i]));
         AQ_TRY(decode_held(edge, work, i, values->at));
-        AQ_TRY(aq_codec_decode_batch(work->codec, &work->samples[i], 1, &work->corrupt[i], work->stream));
+        AQ_TRY(aq_codec_decode_batch(codec_at(edge, work, i), &work->samples[i], 1, &work->corrupt[i], work->stream));
         AQ_TRY(aq_device_stream_sync(device, work->stream));
         if (work->corrupt[i])
             return aq_fail(AQ_CORRUPT, "edge", "edge %u sample %llu: the message that is held is none of its codec",
@@ -734,7 +849,11 @@ static enum aq_status decode_enqueue(struct aq_edge *edge, struct aq_edge_work *
         AQ_TRY(decode_ready(edge, work, i, &work->got, values->at));
     AQ_TRY(aq_values_write_begin(device, values, work->stream));
     AQ_TRY(padding_clear(edge, work, values->at));
-    AQ_TRY(aq_codec_decode_batch(work->codec, work->samples, work->batch.samples, work->corrupt, work->stream));
+    for (uint32_t i = 0, end; i < work->batch.samples; i = end) {
+        end = alike_until(work, i);
+        AQ_TRY(aq_codec_decode_batch(codec_at(edge, work, i), work->samples + i, end - i, work->corrupt + i,
+                                     work->stream));
+    }
     AQ_TRY(checks_down(edge, work, 0, work->batch.samples, values->at, edge->values)); /* whoever has x may change it */
     AQ_TRY(aq_values_write_end(device, values, work->stream));
     for (uint32_t i = 0; i < work->batch.samples; i++)
@@ -823,6 +942,7 @@ static void work_close(struct aq_edge *edge, struct aq_edge_work *work, bool dec
         aq_device_event_close(device, work->begun);
         aq_device_event_close(device, work->ended);
         aq_device_free(device, AQ_MEMORY_DEVICE, work->memory, work->memory_bytes);
+        if (work->spare) aq_device_free(device, AQ_MEMORY_DEVICE, work->spare, work->spare_bytes);
         aq_device_free(device, AQ_MEMORY_PINNED, work->told, work->told_bytes);
     }
     if (work->crops) aq_device_free(device, AQ_MEMORY_PINNED, work->crops, work->crop_bytes);

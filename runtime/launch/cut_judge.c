@@ -14,7 +14,7 @@ static const double fp16_most = 65504;
 struct way { /* of a cut */
     double raws, samples, peak;
     uint32_t lossy; /* steps in a row whose error was above error_most */
-    bool raw_said, error_said;
+    bool raw_said, error_said, wide_said;
 };
 
 struct aq_cut_judge {
@@ -48,7 +48,7 @@ void aq_cut_judge_begin(struct aq_cut_judge *judge)
         judge->idle_said[s] = judge->idle_said[s] && !ends; /* it ends each time */
         for (int w = 0; w < 2; w++) {
             struct way *way = &judge->ways[s][w];
-            *way = (struct way){.raw_said = way->raw_said, .error_said = way->error_said};
+            *way = (struct way){.raw_said = way->raw_said, .error_said = way->error_said, .wide_said = way->wide_said};
         }
     }
 }
@@ -122,6 +122,17 @@ static void say_raw(const struct aq_cut_judge *judge, uint32_t cut, bool backwar
     }
 }
 
+/* Nothing is wrong; it is said because bf16 keeps fewer digits than fp16. */
+static void say_wide(uint32_t cut, bool backward, struct aq_notice *out)
+{
+    snprintf(out->text, sizeof out->text,
+             "cut %u %s: there are values that fp16 cannot hold; their samples have bf16 in its place from here on",
+             cut, way_name(backward));
+    snprintf(out->remedy, sizeof out->remedy,
+             backward ? "nothing to do; edges.backward: {scale_format: fp32} has more digits"
+                      : "nothing to do; edges.forward: {store: fp32, keyframe: fp32} has more digits and bytes");
+}
+
 /* A guard gets its time: it has three more rungs, and looks at each for as long. */
 static uint32_t error_steps(const struct aq_cut_judge *judge)
 {
@@ -165,6 +176,7 @@ static void judge_way(struct aq_cut_judge *judge, const json_t *line, uint32_t c
     const double raws = of_stage(judge, line, backward ? "backward_raws" : "raws", sender, false);
     const double peak = of_stage(judge, line, backward ? "backward_raw_peak" : "raw_peak", sender, true);
     const double error = backward ? of_stage(judge, line, "gradient_error_ratio", sender, true) : (double)NAN;
+    const double wide = of_stage(judge, line, backward ? "backward_wide" : "wide", sender, false);
     const double samples = aq_control_number_or(line, "samples", 0);
     if (raws >= 0) way->raws += raws;
     if (peak > way->peak) way->peak = peak;
@@ -174,6 +186,10 @@ static void judge_way(struct aq_cut_judge *judge, const json_t *line, uint32_t c
         *count < AQ_NOTICES_AT_ONCE) {
         way->raw_said = true;
         say_raw(judge, cut, backward, notice_add(out, count, "raw", cut, backward));
+    }
+    if (!way->wide_said && wide > 0 && *count < AQ_NOTICES_AT_ONCE) {
+        way->wide_said = true;
+        say_wide(cut, backward, notice_add(out, count, "wide", cut, backward));
     }
     if (!way->error_said && way->lossy >= error_steps(judge) && *count < AQ_NOTICES_AT_ONCE) {
         way->error_said = true;

@@ -187,11 +187,15 @@ struct aq_job_pipeline {
 };
 
 /* Edge e joins stage e and e+1. Both ends agree, checked. */
+/* AUTO is resolved when a manifest is read: ON where it names none of the precisions of that codec. */
+enum aq_edge_bf16 { AQ_BF16_AUTO = 0, AQ_BF16_ON = 1, AQ_BF16_OFF = 2 };
+
 struct aq_job_edge {
     struct aq_codec_config forward;
     struct aq_codec_config backward;
     float rtt_ms; /* of its link; 0: near                                                                */
     float loss;   /* part of its packets that is lost                                                    */
+    int forward_bf16, backward_bf16; /* enum aq_edge_bf16: samples that fp16 cannot hold are kept and sent in bf16 */
 };
 
 struct aq_job_link {

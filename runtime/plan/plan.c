@@ -97,6 +97,8 @@ static enum aq_status shape_fill(const struct aq_plan *plan, uint32_t e, uint32_
     out->guard = job->guard && !out->still && keeps && aq_edge_ladder(&out->forward, rungs) > 1;
     out->guard_back = job->guard && !out->still && aq_edge_ladder(&out->backward, rungs) > 1;
     out->ladders = job->bits_auto && !out->still;
+    out->wide = job->edges[e].forward_bf16 == AQ_BF16_ON && aq_edge_wide(&out->forward, &kept);
+    out->wide_back = job->edges[e].backward_bf16 == AQ_BF16_ON && aq_edge_wide(&out->backward, &kept);
     out->check = out->still ? AQ_CHECK_NONE : (enum aq_edge_check_mode)job->check;
     return pixels_fill(job, keeps, out);
 }

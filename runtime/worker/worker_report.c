@@ -19,6 +19,8 @@ static void add_measures(const struct aq_worker *worker, json_t *line, const str
         json_object_set_new(line, "gradient_error_ratio", aq_control_number(ratio(in->gradient_error2, in->gradient2)));
     if (in->raw_peak_back > 0)
         json_object_set_new(line, "backward_raw_peak", aq_control_number(in->raw_peak_back));
+    if (in->wide_back > 0) json_object_set_new(line, "backward_wide", json_integer((json_int_t)in->wide_back));
+    if (m->wide > 0) json_object_set_new(line, "wide", json_integer((json_int_t)m->wide));
     if (m->raw_peak > 0) json_object_set_new(line, "raw_peak", aq_control_number(m->raw_peak));
     const bool guard = worker->job->guard, changes = worker->job->bits_auto != 0;
     if ((guard || changes) && worker->pipeline.out)

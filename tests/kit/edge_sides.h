@@ -51,6 +51,8 @@ struct side {
     bool steady;      /* activations are the same in all epochs */
     bool cropped;     /* samples are images, cropped and flipped anew in each epoch */
     bool unmoved;     /* and the edge is told of flips alone */
+    bool huge;        /* those of sample 1, and from the third epoch on of sample 3, are beyond fp16 */
+    float back_scale; /* gradients are so many times the activations */
     bool leap;        /* those of sample 3 are twenty times as large in the first epoch */
     uint32_t guarded; /* ends that have a guard: 1 the sender, 2 the receiver */
     uint32_t told;    /* edges.bits: auto: which rung both ways are told; 0: it is fixed */
@@ -313,6 +315,9 @@ static enum aq_status exchange(struct side *s, uint32_t epoch, uint32_t micro_ba
         for (int i = 0; i < B; i++)
             s->cropped ? activation_seen(ids[i], epoch, values + i * N)
                        : activation(ids[i], s->steady ? 0 : epoch, values + i * N);
+        for (int i = 0; s->huge && i < B; i++)
+            for (int v = 0; (ids[i] == 1 || (ids[i] == 3 && epoch >= 2)) && v < N; v++)
+                values[i * N + v] *= 1e5f;
         for (int v = 0; s->leap && epoch == 0 && micro_batch == 1 && v < N; v++)
             values[v] *= 20; /* sample 3 */
         for (int i = 0; s->spoil && epoch == 1 && i < B; i++)
@@ -341,7 +346,7 @@ static enum aq_status exchange(struct side *s, uint32_t epoch, uint32_t micro_ba
     for (uint32_t i = 0; i < B; i++)
         s->decoded[visit + i] = aq_digest(values + i * N, N * sizeof(float));
     for (int i = 0; i < B * N; i++)
-        back[i] = values[i] * 1e-5f;
+        back[i] = values[i] * s->back_scale;
     padding_spoil(s, ids, back);
     AQ_TRY(values_set(s, &s->back, back));
     WHEN_DONE(aq_edge_send_backward(s->edge, &batch, &s->back, s->send));
@@ -430,7 +435,8 @@ struct result {
 };
 
 static const char *kind = "cpu";
-static bool spoil, nccl, shorter, steady, leap, cropped, unmoved;
+static bool spoil, nccl, shorter, steady, leap, cropped, unmoved, huge;
+static float back_scale = 1e-5f; /* gradients of activations */
 static uint32_t guarded;        /* ends */
 static uint32_t told;           /* rung of both ways */
 static float rung;              /* where the sender begins */
@@ -451,7 +457,7 @@ static void run_sides(const char *codec, enum loss lose, enum odd odd, struct re
     assert_int_equal(aq_plan_open(job, &plan), AQ_OK);
     const struct side side = {.plan = plan, .lose = lose, .odd = odd, .kind = kind, .nccl = nccl, .rows = rows,
                               .shorter = shorter, .steady = steady, .leap = leap, .guarded = guarded, .told = told,
-                              .cropped = cropped, .unmoved = unmoved,
+                              .cropped = cropped, .unmoved = unmoved, .huge = huge, .back_scale = back_scale,
                               .guard.state[AQ_GUARD_RUNG] = rung};
     *result = (struct result){.sender = side, .receiver = side};
     result->sender.sender = true;

@@ -389,6 +389,61 @@ static void test_edge_sends_raw_what_no_store_holds(void **state)
         if (v % SAMPLES != 2) assert_int_equal(spoilt.receiver.decoded[v], whole.receiver.decoded[v]);
 }
 
+/*
+ * A sample that fp16 cannot hold goes in bf16 from its first visit on, or from where it grew so: no sample is raw, and
+ * messages, also lost ones, are one at both ends. Its gradients, too large for an fp16 scale after the prescale, too.
+ */
+static void huge_on(const char *device)
+{
+    static struct result result, lost;
+    static const char *const wides[] = {"codec: aqsgd, bits: 4", "codec: ec, rate: 2.5", "codec: directq, bits: 8",
+                                        "codec: lowrank", "codec: aqsgd, bits: 2, group: tile, tile: 32, hadamard: true",
+                                        "codec: aqsgd, bits: 5, group: channel"};
+    huge = true;
+    kind = device;
+    for (size_t i = 0; i < sizeof wides / sizeof wides[0]; i++) {
+        const bool remembers = strstr(wides[i], "directq") == NULL;
+        run(wides[i], NOTHING, &result);
+        assert_int_equal(result.sender.measures.raws + result.receiver.measures.raws, 0);
+        assert_int_equal(result.receiver.measures.raws_back, 0);
+        assert_int_equal(result.sender.measures.wide, EPOCHS + EPOCHS - 2);
+        assert_int_equal(result.sender.measures.keyframes, remembers ? SAMPLES + 1 : 0);
+        for (int s = 0; remembers && s < SAMPLES; s++)
+            assert_true(result.sender.versions[s] == (s == 1   ? AQ_EDGE_WIDE_VERSION | EPOCHS
+                                                      : s == 3 ? AQ_EDGE_WIDE_VERSION | (EPOCHS - 2)
+                                                               : EPOCHS));
+        assert_true(result.sender.measures.sum_error2 < 0.1 * result.sender.measures.sum_a2);
+        for (enum loss lose = RECEIVER; lose <= SENDER && remembers; lose++) {
+            run(wides[i], lose, &lost);
+            assert_memory_equal(lost.receiver.decoded, result.receiver.decoded, sizeof result.receiver.decoded);
+            assert_memory_equal(lost.sender.messages, result.sender.messages, sizeof result.sender.messages);
+        }
+    }
+    run("codec: aqsgd, bits: 4, store: fp16", NOTHING, &result); /* who names it gets it */
+    assert_int_equal(result.sender.measures.raws, EPOCHS + EPOCHS - 2);
+    assert_int_equal(result.sender.measures.wide, 0);
+    assert_true(result.sender.measures.raw_peak > 1e5 && result.sender.measures.raw_peak < 1e6);
+    huge = false;
+    back_scale = 1;
+    run("codec: raw, precision: fp16", NOTHING, &result);
+    assert_int_equal(result.sender.measures.raws, 0);
+    assert_int_equal(result.receiver.measures.raws_back, 0);
+    assert_int_equal(result.receiver.measures.wide_back, EPOCHS * SAMPLES);
+    huge = true;
+    run("codec: raw, precision: fp16", NOTHING, &result);
+    assert_int_equal(result.sender.measures.raws, EPOCHS + EPOCHS - 2); /* counted, also of what is raw by choice */
+    back_scale = 1e-5f;
+    huge = false;
+    kind = "cpu";
+}
+
+static void test_edge_codes_in_bf16_what_fp16_cannot_hold(void **state)
+{
+    (void)state;
+    huge_on("cpu");
+    huge_on("isolated");
+}
+
 static void run_still(const char *codec, enum loss lose, struct result *result)
 {
     steady = true;
@@ -483,17 +538,19 @@ static void edge_on(const char *device, bool over_nccl)
     static struct result here, there;
     for (size_t i = 0; i < sizeof codecs / sizeof codecs[0]; i++) {
         if (over_nccl && i % 10 != 3) continue; /* what carries a body knows no codec */
-        for (int which = 0; which < 11; which++) {
+        for (int which = 0; which < 13; which++) {
             if (which == 4 && i % 4 != 3) continue; /* epochs that go uncompressed know no bits */
-            if (which >= 8 && strstr(codecs[i], "store: q2")) continue;
+            if (which >= 8 && which < 11 && strstr(codecs[i], "store: q2")) continue;
+            huge = which >= 11;
+            back_scale = which == 11 ? 1 : 1e-5f;
             spoil = which == 3;
             warmup = which == 4 ? 2 : 0;
             shorter = which == 5;
-            const enum loss lose = which < 3 ? (enum loss)which : which == 7 ? BOTH
-                                   : which >= 8 ? (enum loss)(which - 8) : NOTHING;
+            const enum loss lose = which < 3 ? (enum loss)which : which == 7 || which == 12 ? BOTH
+                                   : which >= 8 && which < 11 ? (enum loss)(which - 8) : NOTHING;
             freeze = which == 6 || which == 7 ? ", freeze: '*, !head'" : "";
             steady = which == 6 || which == 7;
-            cropped = which >= 8;
+            cropped = which >= 8 && which < 11;
             rows = cropped ? SIDE * SIDE : 0;
             kind = "cpu";
             run(codecs[i], lose, &here);
@@ -503,7 +560,8 @@ static void edge_on(const char *device, bool over_nccl)
             nccl = false;
             same(&there, &here, codecs[i]);
         }
-        spoil = shorter = steady = cropped = false;
+        spoil = shorter = steady = cropped = huge = false;
+        back_scale = 1e-5f;
         warmup = rows = 0;
         freeze = "";
     }
@@ -641,6 +699,7 @@ static void test_edge_on_other_devices_has_the_bits_of_the_cpu(void **state)
         rungs_on(kinds[k]);
         afresh_on(kinds[k]);
         faults_on(kinds[k]);
+        huge_on(kinds[k]);
         seen++;
     }
     if (seen == 0) skip();
@@ -662,6 +721,7 @@ int main(void)
         cmocka_unit_test(test_edge_heals_a_lost_message_bit_for_bit),
         cmocka_unit_test(test_edge_sends_a_keyframe_where_both_have_lost_it),
         cmocka_unit_test(test_edge_sends_raw_what_no_store_holds),
+        cmocka_unit_test(test_edge_codes_in_bf16_what_fp16_cannot_hold),
         cmocka_unit_test(test_edge_sends_once_what_never_changes),
         cmocka_unit_test(test_edge_never_refines_what_never_changes),
         cmocka_unit_test(test_edge_finds_what_was_decoded_wrong),
