@@ -9,231 +9,12 @@
  *
  * Each direction has one work. On a device it has memory there and beside it; bodies go straight to their places in the
  * frame, for their lengths are known but for samples whose values force them to be raw: where one was, all are copied a
- * second time. Only host memory that is pinned, or lies in slots until the work is done, is copied. Of one direction
+ * second time, after it has been coded again where the edge has a wide codec (edge_wide.c). Only host memory that is pinned, or lies in slots until the work is done, is copied. Of one direction
  * one micro-batch is on its way; the next is AQ_AGAIN until then.
  */
 #include <string.h>
 
-#include "edge_private.h"
-
-enum { PLACE_ALIGN = 256 };
-
-/* One direction's: what is coded and sent, or received and decoded. */
-struct aq_edge_work {
-    /* Of each sample. */
-    struct aq_edge_reference *references; /* of a codec with messages */
-    struct aq_edge_row *rows;
-    uint64_t *sample_ids;
-    uint32_t *lengths;
-    uint16_t *variants;
-    struct aq_view *views; /* at this cut */
-    struct aq_codec_sample *samples; /* encode: of those that are coded; decode: of all */
-    uint32_t *place;                 /* encode: of each sample among those that are coded: held ones have none */
-    uint32_t coded;
-    struct aq_rng_key *keys;
-    bool *wide; /* of each sample: it goes by the wide codec (edge_wide.c) */
-    void *own;
-    /* Of the micro-batch. */
-    struct aq_codec *codec;
-    struct aq_edge_batch batch;
-    enum aq_frame_kind kind;
-    bool forward, remembered;
-    struct aq_stream *stream;
-    uint32_t body_bytes; /* encode: how long all is; decode: where the next body begins */
-    /* What the codec tells. */
-    struct aq_codec_result *results;
-    uint32_t *corrupt;
-    struct aq_edge_check check; /* memory of checks */
-    uint32_t checks;            /* bodies of this micro-batch that are checked: its first ones */
-    uint8_t *crops; /* windows of messages of images that are cropped, as long as messages; NULL: none are */
-    size_t crop_stride, crop_bytes; /* 0: one serves all samples in turn; of all */
-    /* The rest is for a device that codes. Its memory of each sample: the body, the message (of forward codecs). */
-    uint8_t *memory;
-    size_t memory_bytes, body_stride, message_stride;
-    void *told; /* pinned: results, corrupt */
-    size_t told_bytes;
-    struct aq_event *begun, *ended; /* timed */
-    /* On its way. */
-    bool pending;
-    bool settled;                /* encode: bodies have been copied by their real lengths */
-    bool widened;                /* encode: what fp16 could not hold has been coded again  */
-    uint8_t *spare;              /* encode, of a device that codes: values of a sample that is coded again */
-    size_t spare_bytes;
-    uint32_t body;               /* encode: index of the send buffer            */
-    uint8_t *bodies;             /* encode: of the device, where NCCL carries them; NULL: in the send buffer */
-    struct aq_edge_received got; /* decode: the frame                           */
-    uint64_t issued_ns, host_ns; /* when; of this thread                        */
-};
-
-struct aq_edge_works {
-    struct aq_edge_work encode, decode;
-};
-
-static size_t aligned(size_t bytes)
-{
-    return (bytes + PLACE_ALIGN - 1) / PLACE_ALIGN * PLACE_ALIGN;
-}
-
-static size_t largest(size_t a, size_t b)
-{
-    return a > b ? a : b;
-}
-
-static void place_told(struct aq_edge_work *work, struct aq_arena *arena, uint32_t B)
-{
-    work->results = aq_arena_take(arena, B * sizeof *work->results);
-    work->corrupt = aq_arena_take(arena, B * sizeof *work->corrupt);
-}
-
-static void place_own(struct aq_edge_work *work, struct aq_arena *arena, uint32_t B)
-{
-    place_told(work, arena, B);
-    work->references = aq_arena_take(arena, B * sizeof *work->references);
-    work->rows = aq_arena_take(arena, B * sizeof *work->rows);
-    work->sample_ids = aq_arena_take(arena, B * sizeof *work->sample_ids);
-    work->lengths = aq_arena_take(arena, B * sizeof *work->lengths);
-    work->variants = aq_arena_take(arena, B * sizeof *work->variants);
-    work->views = aq_arena_take(arena, B * sizeof *work->views);
-    work->samples = aq_arena_take(arena, B * sizeof *work->samples);
-    work->place = aq_arena_take(arena, B * sizeof *work->place);
-    work->keys = aq_arena_take(arena, B * sizeof *work->keys);
-    work->wide = aq_arena_take(arena, B * sizeof *work->wide);
-}
-
-/* Activations (of training and evaluation) go one way, gradients the other. */
-static void strides_of(const struct aq_edge_size *size, bool forward, size_t *body, size_t *message)
-{
-    *body = aligned(forward ? largest(size->forward_bound, size->raw_bound) : size->backward_bound);
-    *message = forward ? aligned(size->message_bytes) : 0;
-}
-
-uint64_t aq_edge_works_bytes(const struct aq_edge_shape *shape, const struct aq_edge_size *size)
-{
-    uint64_t bytes = size->kernel_bytes;
-    for (int forward = 0; forward < 2; forward++) {
-        size_t body, message;
-        strides_of(size, forward, &body, &message);
-        bytes += shape->micro_batch * (uint64_t)(body + message);
-    }
-    return bytes;
-}
-
-uint64_t aq_edge_crop_bytes(const struct aq_edge_shape *shape, const struct aq_edge_size *size)
-{
-    if (!shape->pixels) return 0;
-    return size->kernel_bytes ? shape->micro_batch * (uint64_t)aligned(size->message_bytes) : size->message_bytes;
-}
-
-/* Of the work that knows messages. */
-static enum aq_status crops_open(struct aq_edge *edge, struct aq_edge_work *work)
-{
-    void *memory;
-    if (!edge->shape.pixels || !edge->size.message_bytes) return AQ_OK;
-    const size_t bytes = edge->size.message_bytes, stride = edge->on_device ? aligned(bytes) : 0;
-    work->crop_stride = stride;
-    work->crop_bytes = stride ? edge->shape.micro_batch * stride : bytes;
-    AQ_TRY(aq_device_alloc(edge->config.device, AQ_MEMORY_PINNED, work->crop_bytes, &memory));
-    work->crops = memory;
-    return AQ_OK;
-}
-
-static enum aq_status work_open(struct aq_edge_work *work, uint32_t B)
-{
-    struct aq_arena own = {0};
-    place_own(work, &own, B);
-    AQ_TRY(aq_alloc(own.used, &work->own));
-    own = (struct aq_arena){.base = work->own, .bytes = own.used};
-    place_own(work, &own, B);
-    return AQ_OK;
-}
-
-static enum aq_status work_open_device(struct aq_edge *edge, struct aq_edge_work *work, bool forward)
-{
-    struct aq_device *device = edge->config.device;
-    const uint32_t B = edge->shape.micro_batch;
-    struct aq_arena told = {0};
-    void *memory;
-    place_told(work, &told, B);
-    AQ_TRY(aq_device_alloc(device, AQ_MEMORY_PINNED, told.used, &work->told));
-    work->told_bytes = told.used;
-    told = (struct aq_arena){.base = work->told, .bytes = told.used};
-    place_told(work, &told, B);
-    strides_of(&edge->size, forward, &work->body_stride, &work->message_stride);
-    const size_t bytes = B * (work->body_stride + work->message_stride);
-    AQ_TRY(aq_device_alloc(device, AQ_MEMORY_DEVICE, bytes, &memory));
-    work->memory = memory;
-    work->memory_bytes = bytes;
-    AQ_TRY(aq_device_event_open_timed(device, &work->begun));
-    return aq_device_event_open_timed(device, &work->ended);
-}
-
-/* Appends a way's codecs to those that are there; how many there are then. */
-static uint32_t codecs_all(const struct aq_edge_rungs *by, struct aq_codec **codecs, uint32_t count)
-{
-    for (uint32_t i = 0; i < by->count; i++) {
-        codecs[count++] = by->codecs[i];
-        if (by->wide[i]) codecs[count++] = by->wide[i];
-    }
-    return count;
-}
-
-/* Where the device codes: a sample's values, to be coded again from there. */
-static enum aq_status spare_open(struct aq_edge *edge, struct aq_edge_work *work)
-{
-    void *memory;
-    if (!edge->shape.wide && !edge->shape.wide_back) return AQ_OK;
-    AQ_TRY(aq_device_alloc(edge->config.device, AQ_MEMORY_DEVICE, edge->size.raw_bound, &memory));
-    work->spare = memory;
-    work->spare_bytes = edge->size.raw_bound;
-    return AQ_OK;
-}
-
-enum aq_status aq_edge_works_open(struct aq_edge *edge)
-{
-    struct aq_codec *codecs[1 + 4 * AQ_EDGE_RUNGS] = {edge->raw};
-    const uint32_t count = codecs_all(&edge->backwards_by, codecs, codecs_all(&edge->forwards_by, codecs, 1));
-    void *memory;
-    AQ_TRY(aq_alloc(sizeof(struct aq_edge_works), &memory));
-    struct aq_edge_works *works = edge->works = memory; /* from here on aq_edge_close frees it */
-    AQ_TRY(work_open(&works->encode, edge->shape.micro_batch));
-    AQ_TRY(work_open(&works->decode, edge->shape.micro_batch));
-    edge->on_device = true; /* one place for bodies: all of an edge's codecs, or none (aq_edge_size_of) */
-    for (uint32_t i = 0; i < count; i++)
-        edge->on_device = edge->on_device && aq_codec_device_bytes(codecs[i]) > 0;
-    AQ_TRY(crops_open(edge, edge->config.sender ? &works->encode : &works->decode));
-    AQ_TRY(aq_edge_check_open(edge->config.device, &edge->shape, true, edge->on_device, &works->encode.check));
-    AQ_TRY(aq_edge_check_open(edge->config.device, &edge->shape, false, edge->on_device, &works->decode.check));
-    if (!edge->on_device) return AQ_OK;
-    for (uint32_t i = 0; i < count; i++)
-        AQ_TRY(aq_codec_take_device(codecs[i]));
-    AQ_TRY(spare_open(edge, &works->encode));
-    AQ_TRY(work_open_device(edge, &works->encode, edge->config.sender));
-    AQ_TRY(work_open_device(edge, &works->decode, !edge->config.sender));
-    aq_log("edge", 2, "edge %u: the device codes micro-batches of %u, with %zu bytes of its own", edge->shape.edge,
-           edge->shape.micro_batch, works->encode.memory_bytes + works->decode.memory_bytes);
-    return AQ_OK;
-}
-
-static uint8_t *body_at(const struct aq_edge_work *work, uint32_t i)
-{
-    return work->memory + i * (work->body_stride + work->message_stride);
-}
-
-static uint8_t *message_at(const struct aq_edge_work *work, uint32_t i)
-{
-    return body_at(work, i) + work->body_stride;
-}
-
-struct aq_edge_places aq_edge_places_of(const struct aq_edge *edge, bool forward)
-{
-    const struct aq_edge_work *work = forward == edge->config.sender ? &edge->works->encode : &edge->works->decode;
-    AQ_ASSERT(edge->on_device && !work->pending);
-    return (struct aq_edge_places){.body = body_at(work, 0),
-                                   .message = work->message_stride ? message_at(work, 0) : NULL,
-                                   .hat = work->check.hat,
-                                   .result = work->results,
-                                   .corrupt = work->corrupt};
-}
+#include "edge_work.h"
 
 /* Takes the micro-batch; its arrays may change under us. */
 static void work_begin(struct aq_edge *edge, struct aq_edge_work *work, struct aq_codec *codec, enum aq_frame_kind kind,
@@ -266,8 +47,7 @@ static void work_begin(struct aq_edge *edge, struct aq_edge_work *work, struct a
     work->coded = 0;
 }
 
-/* Whatever is still ours goes back: all of it after a failure, and then only when the stream has let go of it. */
-static enum aq_status work_end(struct aq_edge *edge, struct aq_edge_work *work, enum aq_status status)
+enum aq_status aq_edge_work_end(struct aq_edge *edge, struct aq_edge_work *work, enum aq_status status)
 {
     if (status != AQ_OK) (void)aq_device_stream_sync(edge->config.device, work->stream);
     for (uint32_t i = 0; i < work->batch.samples; i++)
@@ -330,13 +110,13 @@ static void crop_end(const struct aq_edge *edge, const struct aq_edge_work *work
 static const void *message_before(const struct aq_edge *edge, const struct aq_edge_work *work, uint32_t i)
 {
     if (!work->references[i].warm) return NULL;
-    return edge->on_device ? message_at(work, i) : host_before(work, i);
+    return edge->on_device ? aq_edge_message_at(work, i) : host_before(work, i);
 }
 
 static void *message_after(const struct aq_edge *edge, const struct aq_edge_work *work, uint32_t i)
 {
     void *after = host_after(work, i);
-    return after && edge->on_device ? message_at(work, i) : after;
+    return after && edge->on_device ? aq_edge_message_at(work, i) : after;
 }
 
 /*
@@ -349,7 +129,7 @@ static enum aq_status reference_up(struct aq_edge *edge, struct aq_edge_work *wo
     struct aq_edge_reference *reference = &work->references[i];
     if (!edge->on_device || !reference->warm) return AQ_OK;
     const uint32_t bytes = aq_edge_message_bytes(edge, &work->batch, i);
-    AQ_TRY(aq_device_copy(device, message_at(work, i), host_before(work, i), bytes, work->stream));
+    AQ_TRY(aq_device_copy(device, aq_edge_message_at(work, i), host_before(work, i), bytes, work->stream));
     if (!reference->fetched) return AQ_OK;
     AQ_TRY(aq_device_stream_sync(device, work->stream));
     aq_edge_message_release(edge, &reference->message);
@@ -492,7 +272,7 @@ enum aq_status aq_edge_encode(struct aq_edge *edge, struct aq_codec *codec, enum
 {
     struct aq_edge_work *work = &edge->works->encode;
     work_begin(edge, work, codec, kind, batch, stream);
-    AQ_TRY(work_end(edge, work, encode_host(edge, work, a, body)));
+    AQ_TRY(aq_edge_work_end(edge, work, encode_host(edge, work, a, body)));
     *bytes = work->body_bytes;
     return AQ_OK;
 }
@@ -545,9 +325,9 @@ static enum aq_status encode_down(struct aq_edge *edge, struct aq_edge_work *wor
         AQ_TRY(encode_gap(edge, work, body + place, at - place));
         place = at + bytes;
         if (work->references[i].held) continue;
-        AQ_TRY(aq_device_copy(device, body + at, body_at(work, i), bytes, work->stream));
+        AQ_TRY(aq_device_copy(device, body + at, aq_edge_body_at(work, i), bytes, work->stream));
         if (work->remembered && (!work->settled || work->widened))
-            AQ_TRY(aq_device_copy(device, host_after(work, i), message_at(work, i),
+            AQ_TRY(aq_device_copy(device, host_after(work, i), aq_edge_message_at(work, i),
                                   aq_edge_message_bytes(edge, &work->batch, i), work->stream));
     }
     work->body_bytes = place;
@@ -576,7 +356,7 @@ static enum aq_status encode_enqueue(struct aq_edge *edge, struct aq_edge_work *
     struct aq_device *device = edge->config.device;
     for (uint32_t i = 0; i < work->batch.samples; i++) {
         AQ_TRY(encode_reference(edge, work, i));
-        encode_ready(edge, work, i, values->at, body_at(work, i));
+        encode_ready(edge, work, i, values->at, aq_edge_body_at(work, i));
     }
     AQ_TRY(aq_values_read_begin(device, values, work->stream));
     AQ_TRY(aq_device_event_record(device, work->begun, work->stream));
@@ -589,7 +369,7 @@ static enum aq_status encode_enqueue(struct aq_edge *edge, struct aq_edge_work *
 /* After enqueueing, which began then: pending, or undone. */
 static enum aq_status issued(struct aq_edge *edge, struct aq_edge_work *work, enum aq_status status, uint64_t begin_ns)
 {
-    if (status != AQ_OK) return work_end(edge, work, status);
+    if (status != AQ_OK) return aq_edge_work_end(edge, work, status);
     work->pending = true;
     work->issued_ns = aq_clock_ns();
     work->host_ns = work->issued_ns - begin_ns;
@@ -624,8 +404,9 @@ static enum aq_status encode_wide(struct aq_edge *edge, struct aq_edge_work *wor
     for (uint32_t i = 0; i < work->batch.samples; i++) {
         const uint32_t j = work->place[i];
         if (!widens(edge, work, i)) continue;
-        AQ_TRY(aq_device_copy(device, work->spare, body_at(work, i), sample_bytes(edge, work, i), work->stream));
-        encode_sample(edge, work, i, (const float *)(const void *)work->spare, body_at(work, i));
+        AQ_TRY(
+            aq_device_copy(device, work->spare, aq_edge_body_at(work, i), sample_bytes(edge, work, i), work->stream));
+        encode_sample(edge, work, i, (const float *)(const void *)work->spare, aq_edge_body_at(work, i));
         AQ_TRY(aq_codec_encode_batch(codec_at(edge, work, i), &work->samples[j], 1, &work->results[j], work->stream));
         AQ_TRY(checks_down(edge, work, i, i + 1, aq_edge_check_hat(&work->check, i), 0));
         *again = true;
@@ -641,8 +422,8 @@ static enum aq_status encode_done(struct aq_edge *edge, struct aq_edge_work *wor
     if (!work->settled) AQ_TRY(encode_wide(edge, work, &again));
     if (again) return AQ_OK;
     for (uint32_t i = 0; i < work->batch.samples; i++)
-        foreseen = foreseen && (work->references[i].held ||
-                                work->results[work->place[i]].body_bytes == body_length(edge, work, i));
+        foreseen = foreseen &&
+                   (work->references[i].held || work->results[work->place[i]].body_bytes == body_length(edge, work, i));
     foreseen = foreseen && (work->settled || !work->widened); /* messages are other ones, too */
     work->settled = true;
     if (!foreseen) return encode_down(edge, work);
@@ -655,7 +436,7 @@ static enum aq_status encode_done(struct aq_edge *edge, struct aq_edge_work *wor
     }
     work->host_ns += aq_clock_ns() - begin;
     AQ_TRY(measure_device(edge, work, "encode"));
-    (void)work_end(edge, work, AQ_OK);
+    (void)aq_edge_work_end(edge, work, AQ_OK);
     if (work->bodies && work->body_bytes > aq_edge_body_align(head_bytes(work))) {
         aq_edge_carry_out(edge, work->bodies, head_bytes(work), work->body_bytes);
         work->batch.flags |= AQ_EDGE_CARRIED;
@@ -675,13 +456,14 @@ enum aq_status aq_edge_encode_alone(struct aq_edge *edge, const struct aq_edge_b
     const struct aq_rng_key key = aq_edge_round_key(edge, batch, 0, true);
     const struct aq_codec_sample sample = {.a = values->at,
                                            .key = &key,
-                                           .body = there ? body_at(work, 0) : body,
+                                           .body = there ? aq_edge_body_at(work, 0) : body,
                                            .rows = aq_edge_rows(edge, batch, 0),
-                                           .m_out = there ? message_at(work, 0) : message};
+                                           .m_out = there ? aq_edge_message_at(work, 0) : message};
     AQ_TRY(aq_values_read_begin(device, values, stream));
     AQ_TRY(aq_codec_encode_batch(codec, &sample, 1, work->results, stream));
     if (there)
-        AQ_TRY(aq_device_copy(device, message, message_at(work, 0), aq_edge_message_bytes(edge, batch, 0), stream));
+        AQ_TRY(aq_device_copy(device, message, aq_edge_message_at(work, 0), aq_edge_message_bytes(edge, batch, 0),
+                              stream));
     AQ_TRY(aq_values_read_end(device, values, stream));
     AQ_TRY(aq_device_stream_sync(device, stream));
     *flags = work->results[0].flags;
@@ -697,14 +479,15 @@ static enum aq_status decode_body(struct aq_edge *edge, struct aq_edge_work *wor
     crop_begin(edge, work, i);
     AQ_TRY(reference_up(edge, work, i));
     if (edge->on_device && body_bytes <= work->body_stride)
-        AQ_TRY(aq_device_copy(edge->config.device, body_at(work, i), body, body_bytes, work->stream));
-    work->samples[i] = (struct aq_codec_sample){.m = message_before(edge, work, i),
-                                                .body = edge->on_device ? body_at(work, i) : (void *)(uintptr_t)body,
-                                                .body_bytes = body_bytes,
-                                                .flags = flags,
-                                                .rows = work->lengths[i],
-                                                .hat = x + i * edge->values,
-                                                .m_out = message_after(edge, work, i)};
+        AQ_TRY(aq_device_copy(edge->config.device, aq_edge_body_at(work, i), body, body_bytes, work->stream));
+    work->samples[i] =
+        (struct aq_codec_sample){.m = message_before(edge, work, i),
+                                 .body = edge->on_device ? aq_edge_body_at(work, i) : (void *)(uintptr_t)body,
+                                 .body_bytes = body_bytes,
+                                 .flags = flags,
+                                 .rows = work->lengths[i],
+                                 .hat = x + i * edge->values,
+                                 .m_out = message_after(edge, work, i)};
     return AQ_OK;
 }
 
@@ -752,8 +535,7 @@ static enum aq_status check_row(const struct aq_edge *edge, const struct aq_edge
                                 const uint8_t *frame)
 {
     const uint64_t said = aq_edge_check_read(frame + aq_edge_check_at(work->batch.samples, i));
-    const uint64_t seen =
-        aq_edge_check_digest(&work->check, i, x + i * edge->values, sample_bytes(edge, work, i));
+    const uint64_t seen = aq_edge_check_digest(&work->check, i, x + i * edge->values, sample_bytes(edge, work, i));
     if (seen == said) return AQ_OK;
     const enum aq_codec_kind kind = aq_codec_config_of(work->codec)->kind;
     return aq_edge_check_failed(&edge->shape, edge->config.sender, &work->batch, i, aq_codec_about(kind)->name);
@@ -794,7 +576,7 @@ enum aq_status aq_edge_decode(struct aq_edge *edge, struct aq_codec *codec, cons
     struct aq_edge_work *work = &edge->works->decode;
     work_begin(edge, work, codec, got->frame.kind, batch, stream);
     work->checks = aq_edge_checks_of(&edge->shape, got->frame.flags, batch->samples);
-    return work_end(edge, work, decode_host(edge, work, got, x));
+    return aq_edge_work_end(edge, work, decode_host(edge, work, got, x));
 }
 
 /* All of them from messages, which the sender has, too; the caller waits. */
@@ -823,7 +605,7 @@ enum aq_status aq_edge_recall(struct aq_edge *edge, const struct aq_edge_batch *
     AQ_ASSERT(edge->shape.still && !edge->config.sender);
     if (work->pending) return AQ_AGAIN;
     work_begin(edge, work, edge->forward, AQ_FRAME_FORWARD, batch, stream);
-    return work_end(edge, work, recall(edge, work, x));
+    return aq_edge_work_end(edge, work, recall(edge, work, x));
 }
 
 static enum aq_status receive_host(struct aq_edge *edge, struct aq_codec *codec, const struct aq_edge_batch *batch,
@@ -858,7 +640,7 @@ static enum aq_status decode_enqueue(struct aq_edge *edge, struct aq_edge_work *
     AQ_TRY(aq_values_write_end(device, values, work->stream));
     for (uint32_t i = 0; i < work->batch.samples; i++)
         if (work->references[i].slot)
-            AQ_TRY(aq_device_copy(device, host_after(work, i), message_at(work, i),
+            AQ_TRY(aq_device_copy(device, host_after(work, i), aq_edge_message_at(work, i),
                                   aq_edge_message_bytes(edge, &work->batch, i), work->stream));
     return aq_device_event_record(device, work->ended, work->stream);
 }
@@ -891,7 +673,7 @@ static enum aq_status decode_done(struct aq_edge *edge, struct aq_edge_work *wor
         AQ_TRY(decode_row(edge, work, i, NULL, work->got.frame.body));
     work->host_ns += aq_clock_ns() - begin;
     AQ_TRY(measure_device(edge, work, "decode"));
-    (void)work_end(edge, work, AQ_OK);
+    (void)aq_edge_work_end(edge, work, AQ_OK);
     aq_edge_received_release(edge, &work->got);
     return AQ_OK;
 }
@@ -929,32 +711,4 @@ enum aq_status aq_edge_works_advance(struct aq_edge *edge)
 {
     AQ_TRY(work_advance(edge, &edge->works->encode, encode_done));
     return work_advance(edge, &edge->works->decode, decode_done);
-}
-
-static void work_close(struct aq_edge *edge, struct aq_edge_work *work, bool decode)
-{
-    struct aq_device *device = edge->config.device;
-    if (work->pending) {
-        (void)work_end(edge, work, AQ_CLOSED);
-        if (decode) aq_edge_received_release(edge, &work->got);
-    }
-    if (edge->on_device) {
-        aq_device_event_close(device, work->begun);
-        aq_device_event_close(device, work->ended);
-        aq_device_free(device, AQ_MEMORY_DEVICE, work->memory, work->memory_bytes);
-        if (work->spare) aq_device_free(device, AQ_MEMORY_DEVICE, work->spare, work->spare_bytes);
-        aq_device_free(device, AQ_MEMORY_PINNED, work->told, work->told_bytes);
-    }
-    if (work->crops) aq_device_free(device, AQ_MEMORY_PINNED, work->crops, work->crop_bytes);
-    aq_edge_check_close(device, &work->check);
-    aq_free(work->own);
-}
-
-void aq_edge_works_close(struct aq_edge *edge)
-{
-    if (!edge->works) return;
-    work_close(edge, &edge->works->encode, false);
-    work_close(edge, &edge->works->decode, true);
-    aq_free(edge->works);
-    edge->works = NULL;
 }

@@ -123,14 +123,20 @@ static void say_raw(const struct aq_cut_judge *judge, uint32_t cut, bool backwar
 }
 
 /* Nothing is wrong; it is said because bf16 keeps fewer digits than fp16. */
-static void say_wide(uint32_t cut, bool backward, struct aq_notice *out)
+static void say_wide(const struct aq_cut_judge *judge, uint32_t cut, bool backward, struct aq_notice *out)
 {
+    const struct aq_codec_config *codec = codec_of(judge, cut, backward);
+    const struct aq_codec_about *about = aq_codec_about(codec->kind);
+    const bool keyframe = codec->keyframe == AQ_PRECISION_FP16;
     snprintf(out->text, sizeof out->text,
-             "cut %u %s: there are values that fp16 cannot hold; their samples have bf16 in its place from here on",
-             cut, way_name(backward));
-    snprintf(out->remedy, sizeof out->remedy,
-             backward ? "nothing to do; edges.backward: {scale_format: fp32} has more digits"
-                      : "nothing to do; edges.forward: {store: fp32, keyframe: fp32} has more digits and bytes");
+             "cut %u %s: there are values that fp16 cannot hold; their samples have bf16 in its place", cut,
+             way_name(backward));
+    snprintf(out->remedy, sizeof out->remedy, "nothing to do; for more digits and bytes edges.%s: {%s}",
+             way_name(backward),
+             about->plain       ? "precision: fp32"
+             : about->stateless ? "scale_format: fp32"
+             : keyframe         ? "store: fp32, keyframe: fp32"
+                                : "store: fp32");
 }
 
 /* A guard gets its time: it has three more rungs, and looks at each for as long. */
@@ -189,7 +195,7 @@ static void judge_way(struct aq_cut_judge *judge, const json_t *line, uint32_t c
     }
     if (!way->wide_said && wide > 0 && *count < AQ_NOTICES_AT_ONCE) {
         way->wide_said = true;
-        say_wide(cut, backward, notice_add(out, count, "wide", cut, backward));
+        say_wide(judge, cut, backward, notice_add(out, count, "wide", cut, backward));
     }
     if (!way->error_said && way->lossy >= error_steps(judge) && *count < AQ_NOTICES_AT_ONCE) {
         way->error_said = true;

@@ -51,7 +51,7 @@ struct side {
     bool steady;      /* activations are the same in all epochs */
     bool cropped;     /* samples are images, cropped and flipped anew in each epoch */
     bool unmoved;     /* and the edge is told of flips alone */
-    bool huge;        /* those of sample 1, and from the third epoch on of sample 3, are beyond fp16 */
+    bool huge;        /* those of samples 1 and 5, and from the third epoch on of sample 3, are beyond fp16 */
     float back_scale; /* gradients are so many times the activations */
     bool leap;        /* those of sample 3 are twenty times as large in the first epoch */
     uint32_t guarded; /* ends that have a guard: 1 the sender, 2 the receiver */
@@ -207,7 +207,7 @@ static enum aq_status lose_message(struct side *s, uint32_t epoch)
     for (uint64_t sample = 4; sample <= 5; sample++) {
         const struct aq_cache_key key = message_key(s, sample, s->cropped && view_of(epoch, sample).flipped);
         const enum aq_status status = cache_rot(s->cache, &key);
-        if (status != AQ_NOTFOUND || !s->cropped) AQ_TRY(status); /* the first time that it is seen so */
+        if (status != AQ_NOTFOUND || !(s->cropped || s->huge)) AQ_TRY(status); /* first seen so; or raw, and not kept */
     }
     return AQ_OK;
 }
@@ -273,6 +273,8 @@ static enum aq_status remake(struct side *s)
     if (!aq_edge_wanted(s->edge, &id) || !idle(s->edge)) return AQ_OK;
     const struct aq_edge_batch batch = {.samples = 1, .sample_ids = &id, .lengths = s->shorter ? &lengths[id] : NULL};
     activation(id, 0, s->host[0]);
+    for (int v = 0; s->huge && (id == 1 || id == 5) && v < N; v++)
+        s->host[0][v] *= 1e5f;
     AQ_TRY(values_set(s, &s->values, s->host[0]));
     return aq_edge_remade(s->edge, &batch, &s->values, s->send);
 }
@@ -292,6 +294,11 @@ static enum aq_status receive_forward(struct side *s, const struct aq_edge_batch
         if (status != AQ_NOTFOUND) return status;
     }
     return aq_edge_receive_forward(s->edge, batch, &s->values, s->receive);
+}
+
+static bool is_huge(const struct side *s, uint64_t sample, uint32_t epoch)
+{
+    return s->huge && (sample == 1 || sample == 5 || (sample == 3 && epoch >= 2 && !s->steady));
 }
 
 static enum aq_status exchange(struct side *s, uint32_t epoch, uint32_t micro_batch)
@@ -315,8 +322,8 @@ static enum aq_status exchange(struct side *s, uint32_t epoch, uint32_t micro_ba
         for (int i = 0; i < B; i++)
             s->cropped ? activation_seen(ids[i], epoch, values + i * N)
                        : activation(ids[i], s->steady ? 0 : epoch, values + i * N);
-        for (int i = 0; s->huge && i < B; i++)
-            for (int v = 0; (ids[i] == 1 || (ids[i] == 3 && epoch >= 2)) && v < N; v++)
+        for (int i = 0; i < B; i++)
+            for (int v = 0; is_huge(s, ids[i], epoch) && v < N; v++)
                 values[i * N + v] *= 1e5f;
         for (int v = 0; s->leap && epoch == 0 && micro_batch == 1 && v < N; v++)
             values[v] *= 20; /* sample 3 */

@@ -389,6 +389,15 @@ static void test_edge_sends_raw_what_no_store_holds(void **state)
         if (v % SAMPLES != 2) assert_int_equal(spoilt.receiver.decoded[v], whole.receiver.decoded[v]);
 }
 
+static void run_still(const char *codec, enum loss lose, struct result *result)
+{
+    steady = true;
+    freeze = ", freeze: '*, !head'";
+    run(codec, lose, result);
+    steady = false;
+    freeze = "";
+}
+
 /*
  * A sample that fp16 cannot hold goes in bf16 from its first visit on, or from where it grew so: no sample is raw, and
  * messages, also lost ones, are one at both ends. Its gradients, too large for an fp16 scale after the prescale, too.
@@ -406,10 +415,10 @@ static void huge_on(const char *device)
         run(wides[i], NOTHING, &result);
         assert_int_equal(result.sender.measures.raws + result.receiver.measures.raws, 0);
         assert_int_equal(result.receiver.measures.raws_back, 0);
-        assert_int_equal(result.sender.measures.wide, EPOCHS + EPOCHS - 2);
+        assert_int_equal(result.sender.measures.wide, 2 * EPOCHS + EPOCHS - 2);
         assert_int_equal(result.sender.measures.keyframes, remembers ? SAMPLES + 1 : 0);
         for (int s = 0; remembers && s < SAMPLES; s++)
-            assert_true(result.sender.versions[s] == (s == 1   ? AQ_EDGE_WIDE_VERSION | EPOCHS
+            assert_true(result.sender.versions[s] == (s == 1 || s == 5 ? AQ_EDGE_WIDE_VERSION | EPOCHS
                                                       : s == 3 ? AQ_EDGE_WIDE_VERSION | (EPOCHS - 2)
                                                                : EPOCHS));
         assert_true(result.sender.measures.sum_error2 < 0.1 * result.sender.measures.sum_a2);
@@ -419,8 +428,27 @@ static void huge_on(const char *device)
             assert_memory_equal(lost.sender.messages, result.sender.messages, sizeof result.sender.messages);
         }
     }
+    for (enum loss lose = NOTHING; lose <= BOTH; lose++) { /* and where a sample never changes: rows alone travel then */
+        steady = true;
+        run("codec: aqsgd, bits: 4", lose, &result);
+        run_still("codec: aqsgd, bits: 4", lose, &lost);
+        assert_int_equal(lost.sender.measures.raws + lost.receiver.measures.raws, 0);
+        assert_int_equal(lost.sender.measures.held, (EPOCHS - 1) * SAMPLES);
+        for (int s = 0; s < SAMPLES; s++)
+            assert_true(lost.sender.versions[s] == (s == 1 || s == 5 ? AQ_EDGE_WIDE_VERSION | 1 : 1));
+        assert_memory_equal(lost.receiver.decoded, result.receiver.decoded, SAMPLES * sizeof *result.receiver.decoded);
+        for (int v = SAMPLES; v < VISITS; v++)
+            assert_int_equal(lost.receiver.decoded[v], lost.receiver.decoded[v - SAMPLES]);
+    }
+    cropped = true;
+    rows = SIDE * SIDE;
+    run("codec: aqsgd, bits: 4", NOTHING, &result);
+    cropped = false;
+    rows = 0;
+    assert_int_equal(result.sender.measures.raws + result.receiver.measures.raws, 0);
+    assert_true(result.sender.measures.wide > 2 * EPOCHS);
     run("codec: aqsgd, bits: 4, store: fp16", NOTHING, &result); /* who names it gets it */
-    assert_int_equal(result.sender.measures.raws, EPOCHS + EPOCHS - 2);
+    assert_int_equal(result.sender.measures.raws, 2 * EPOCHS + EPOCHS - 2);
     assert_int_equal(result.sender.measures.wide, 0);
     assert_true(result.sender.measures.raw_peak > 1e5 && result.sender.measures.raw_peak < 1e6);
     huge = false;
@@ -431,7 +459,7 @@ static void huge_on(const char *device)
     assert_int_equal(result.receiver.measures.wide_back, EPOCHS * SAMPLES);
     huge = true;
     run("codec: raw, precision: fp16", NOTHING, &result);
-    assert_int_equal(result.sender.measures.raws, EPOCHS + EPOCHS - 2); /* counted, also of what is raw by choice */
+    assert_int_equal(result.sender.measures.raws, 2 * EPOCHS + EPOCHS - 2); /* counted, also of what is raw by choice */
     back_scale = 1e-5f;
     huge = false;
     kind = "cpu";
@@ -442,15 +470,6 @@ static void test_edge_codes_in_bf16_what_fp16_cannot_hold(void **state)
     (void)state;
     huge_on("cpu");
     huge_on("isolated");
-}
-
-static void run_still(const char *codec, enum loss lose, struct result *result)
-{
-    steady = true;
-    freeze = ", freeze: '*, !head'";
-    run(codec, lose, result);
-    steady = false;
-    freeze = "";
 }
 
 /* Values as they are keep their bits, whatever is lost; after the first epoch rows alone travel, and no gradient. */
@@ -546,7 +565,7 @@ static void edge_on(const char *device, bool over_nccl)
             spoil = which == 3;
             warmup = which == 4 ? 2 : 0;
             shorter = which == 5;
-            const enum loss lose = which < 3 ? (enum loss)which : which == 7 || which == 12 ? BOTH
+            const enum loss lose = which < 3 ? (enum loss)which : which == 7 ? BOTH : which == 12 ? RECEIVER
                                    : which >= 8 && which < 11 ? (enum loss)(which - 8) : NOTHING;
             freeze = which == 6 || which == 7 ? ", freeze: '*, !head'" : "";
             steady = which == 6 || which == 7;
