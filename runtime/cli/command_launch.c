@@ -40,8 +40,7 @@
 #include "stages/weights.h"
 
 enum {
-    ERRORS_KEPT = 8,
-    ERROR_BYTES = 1100,
+    ERRORS_KEPT = 8, ERROR_BYTES = 1100,
     READY_S = 900,
     WARNING_S = 120, /* of Slurm, before its time limit */
     SETS_OWN = 5 /* that options stand for */

@@ -666,6 +666,7 @@ void aq_edge_measures(struct aq_edge *edge, struct aq_edge_measures *out)
 {
     *out = edge->measures;
     out->bits = aq_edge_rung_bits(aq_codec_config_of(edge->forwards_by.codecs[rung_sent(edge, &edge->forwards_by)]));
-    out->bits_back = aq_edge_rung_bits(aq_codec_config_of(edge->backwards_by.codecs[rung_sent(edge, &edge->backwards_by)]));
+    const uint32_t back = rung_sent(edge, &edge->backwards_by);
+    out->bits_back = aq_edge_rung_bits(aq_codec_config_of(edge->backwards_by.codecs[back]));
     memset(&edge->measures, 0, sizeof edge->measures);
 }

@@ -284,7 +284,7 @@ enum aq_status aq_edge_encode_issue(struct aq_edge *edge, struct aq_codec *codec
 enum aq_status aq_edge_decode_issue(struct aq_edge *edge, struct aq_codec *codec, const struct aq_edge_batch *batch,
                                     const struct aq_edge_received *got, const struct aq_values *values,
                                     struct aq_stream *stream);
-/* One sample without a reference, now: its message to `message`, host memory. wide: by the wide codec, which there is. */
+/* One sample without a reference, now: its message to `message`, host memory. wide: by the wide codec. */
 enum aq_status aq_edge_encode_alone(struct aq_edge *edge, const struct aq_edge_batch *batch,
                                     const struct aq_values *values, bool wide, uint8_t *body, void *message,
                                     uint32_t *flags, struct aq_stream *stream);

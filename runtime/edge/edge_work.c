@@ -9,8 +9,9 @@
  *
  * Each direction has one work. On a device it has memory there and beside it; bodies go straight to their places in the
  * frame, for their lengths are known but for samples whose values force them to be raw: where one was, all are copied a
- * second time, after it has been coded again where the edge has a wide codec (edge_wide.c). Only host memory that is pinned, or lies in slots until the work is done, is copied. Of one direction
- * one micro-batch is on its way; the next is AQ_AGAIN until then.
+ * second time, after it has been coded again where the edge has a wide codec (edge_wide.c). Only host memory that is
+ * pinned, or lies in slots until the work is done, is copied. Of one direction one micro-batch is on its way; the next
+ * is AQ_AGAIN until then.
  */
 #include <string.h>
 

@@ -71,7 +71,7 @@ static inline uint8_t *aq_edge_message_at(const struct aq_edge_work *work, uint3
     return aq_edge_body_at(work, i) + work->body_stride;
 }
 
-/* edge_work.c: whatever is still ours goes back: all of it after a failure, and then only when the stream has let go. */
+/* edge_work.c: whatever is still ours goes back; after a failure all of it, when the stream has let go. */
 enum aq_status aq_edge_work_end(struct aq_edge *edge, struct aq_edge_work *work, enum aq_status status);
 
 #endif

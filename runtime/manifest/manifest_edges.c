@@ -168,8 +168,8 @@ static enum aq_status validate_list(struct aq_manifest *manifest)
                 AQ_TRY(aq_manifest_scalar(manifest, key, node, path, &scratch));
             else if (strcmp(node->key, "edge") != 0)
                 aq_yaml_error(&manifest->errors, node,
-                              "%s: there is no such key; an entry has edge, forward, backward, rtt_ms, loss, forward_bf16, "
-                              "backward_bf16",
+                              "%s: there is no such key; an entry has edge, forward, backward, rtt_ms, loss, "
+                              "forward_bf16, backward_bf16",
                               path);
         }
     }

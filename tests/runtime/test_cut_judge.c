@@ -156,7 +156,7 @@ static void test_judge_finds_stages_that_train_nothing(void **state)
     end();
 }
 
-/* A line of metrics.jsonl comes to the report once, also where a run that began again wrote it twice, and to the page. */
+/* A line of metrics.jsonl comes to the report and the page once, also where a run that began again wrote it twice. */
 static void test_notice_comes_to_report_and_board(void **state)
 {
     (void)state;

@@ -406,7 +406,8 @@ static void huge_on(const char *device)
 {
     static struct result result, lost;
     static const char *const wides[] = {"codec: aqsgd, bits: 4", "codec: ec, rate: 2.5", "codec: directq, bits: 8",
-                                        "codec: lowrank", "codec: aqsgd, bits: 2, group: tile, tile: 32, hadamard: true",
+                                        "codec: lowrank",
+                                        "codec: aqsgd, bits: 2, group: tile, tile: 32, hadamard: true",
                                         "codec: aqsgd, bits: 5, group: channel"};
     huge = true;
     kind = device;
@@ -428,7 +429,7 @@ static void huge_on(const char *device)
             assert_memory_equal(lost.sender.messages, result.sender.messages, sizeof result.sender.messages);
         }
     }
-    for (enum loss lose = NOTHING; lose <= BOTH; lose++) { /* and where a sample never changes: rows alone travel then */
+    for (enum loss lose = NOTHING; lose <= BOTH; lose++) { /* and where a sample never changes */
         steady = true;
         run("codec: aqsgd, bits: 4", lose, &result);
         run_still("codec: aqsgd, bits: 4", lose, &lost);
