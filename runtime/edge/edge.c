@@ -88,7 +88,7 @@ enum aq_status aq_edge_open(const struct aq_edge_config *config, struct aq_edge 
     AQ_TRY_GOTO(open_held(edge), out);
     AQ_TRY_GOTO(aq_edge_works_open(edge), out);
     edge->pages = aq_device_pages(config->device);
-    AQ_TRY_GOTO(aq_pages_take(&edge->pages, edge->size.host_bytes, (void **)&edge->bodies), out);
+    AQ_TRY_GOTO(aq_pages_take(&edge->pages, edge->size.buffer_bytes, (void **)&edge->bodies), out);
     float *behind = (float *)(void *)aq_edge_body(edge, edge->body_count);
     edge->shared = (struct aq_edge_vector){.values = behind, .count = shape->shared};
     edge->summed = (struct aq_edge_vector){.values = behind + shape->shared, .count = shape->summed};
@@ -124,7 +124,7 @@ void aq_edge_close(struct aq_edge *edge)
         aq_codec_close(edge->backwards_by.wide[i]);
     }
     aq_codec_close(edge->raw);
-    aq_pages_give(&edge->pages, edge->bodies, edge->size.host_bytes);
+    aq_pages_give(&edge->pages, edge->bodies, edge->size.buffer_bytes);
     aq_free(edge->held_memory);
     aq_free(edge);
 }

@@ -60,6 +60,7 @@ struct aq_edge_size {
     uint64_t message_bytes_mean;
     uint64_t body_bytes_max;                /* of a frame of one micro-batch, room for its sample table included */
     uint64_t still_bytes;                   /* of host_bytes: a body of zeroes, where a sample never changes     */
+    uint64_t buffer_bytes;                  /* of host_bytes: what lies in one piece, send buffers first         */
     uint64_t host_bytes;                    /* RAM of an end, beside link and cache                              */
     uint64_t device_bytes;                  /* device memory of an end on a GPU                                  */
     uint64_t carry_bytes;                   /* and for bodies that go from GPU to GPU                            */
