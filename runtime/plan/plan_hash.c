@@ -168,8 +168,9 @@ static void plan_text(const struct aq_plan *plan, enum scope scope, struct aq_te
         add_codec(&plan->edges[e].shape.forward, e, "forward", text);
         add_codec(&plan->edges[e].shape.backward, e, "backward", text);
         if (plan->edges[e].shape.still) aq_text_add(text, "edges.list.%u.still=true\n", e);
-        if (plan->edges[e].shape.wide) aq_text_add(text, "edges.list.%u.forward_bf16=on\n", e);
-        if (plan->edges[e].shape.wide_back) aq_text_add(text, "edges.list.%u.backward_bf16=on\n", e);
+        const bool all = scope == OF_PLAN; /* both ends agree; a checkpoint serves a run that differs in this */
+        if (all && plan->edges[e].shape.wide) aq_text_add(text, "edges.list.%u.forward_bf16=on\n", e);
+        if (all && plan->edges[e].shape.wide_back) aq_text_add(text, "edges.list.%u.backward_bf16=on\n", e);
         aq_text_add(text, "bytes of a body on edge %u=%llu\n", e,
                     (unsigned long long)plan->edges[e].size.body_bytes_max);
     }
