@@ -97,3 +97,6 @@ aq_test(test_watch LIBS aq_runtime LABELS quick)
 target_include_directories(test_watch PRIVATE ${aq_runtime_ROOMS})
 aq_test(test_hostile_daemon LIBS aq_runtime aq_dep::jansson LABELS quick)
 target_include_directories(test_hostile_daemon PRIVATE ${aq_runtime_ROOMS})
+
+aq_test(test_cut_judge LIBS aq_runtime aq_dep::jansson LABELS quick)
+target_include_directories(test_cut_judge PRIVATE ${aq_runtime_ROOMS})

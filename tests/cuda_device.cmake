@@ -76,6 +76,7 @@ set_tests_properties(test_device_training_cuda PROPERTIES ENVIRONMENT "AQ_DEVICE
 aq_cuda_on_host_test(test_edge_cuda SOURCES runtime/test_edge.c LABELS quick TIMEOUT 900)
 target_sources(test_edge_cuda PRIVATE $<TARGET_OBJECTS:aq_nccl_on_host>)
 target_link_libraries(test_edge_cuda PRIVATE aq_runtime)
+target_link_options(test_edge_cuda PRIVATE -Wl,--wrap=aq_codec_decode_batch)
 target_include_directories(test_edge_cuda PRIVATE ${aq_runtime_ROOMS})
 set_tests_properties(test_edge_cuda PROPERTIES ENVIRONMENT "AQ_DEVICES=cuda;AQ_GPU=required;CUDA_HOST_GPUS=2")
 

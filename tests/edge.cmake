@@ -1,6 +1,7 @@
 aq_test(test_edge LIBS aq_runtime aq_stages aq_net aq_storage aqsgd LABELS quick)
 target_include_directories(test_edge PRIVATE ${aq_runtime_ROOMS} ${aqsgd_ROOMS})
 aq_isolated(test_edge)
+target_link_options(test_edge PRIVATE -Wl,--wrap=aq_codec_decode_batch)
 
 # On a GPU (label gpu, tools/test-gpu): every codec between two processes.
 if(AQ_CUDA)

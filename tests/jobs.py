@@ -66,7 +66,7 @@ def manifest(name, **changes):
         "model.tied": "false", "data.train": str(ROOT / "train.txt"), "data.heldout": str(ROOT / "heldout.txt"),
         "data.train_samples_max": 22, "data.heldout_samples_max": 5,
         "train.T": 32, "train.batch": 8, "train.micro_batch": 2, "train.epochs": 4, "train.lr": "2e-3",
-        "train.warmup_steps": 2, "train.clip": 1.0, "train.seed": 7, "pipeline.stages": 4, "pipeline.threads": 1,
+        "edges.check": "all", "train.warmup_steps": 2, "train.clip": 1.0, "train.seed": 7, "pipeline.stages": 4, "pipeline.threads": 1,
         "checkpoint.every": 0, "cache.kind": "lmdb", "output.path": str(ROOT / name),
     }
     changes = {k.replace("__", "."): v for k, v in changes.items()}

@@ -8,7 +8,8 @@
  * Digests cannot be switched off, so their share is computed: the bytes that a stage between two others digests in a
  * step, at the rate that is measured here, against the step that is measured here. Of each sample these are, forward,
  * the body that comes and the one that goes, and for either edge m when it is read and m' when it is made; backward,
- * two bodies.
+ * two bodies. And of one sample a step what checks of decoded values read (edges.check: first): what is decoded and
+ * what is to be, both ways.
  */
 #include <stdio.h>
 #include <time.h>
@@ -97,7 +98,8 @@ static enum aq_status bench_digests(const struct aq_bench_options *options, cons
         2 * edge->size.forward_warm_bytes + 4 * edge->size.message_bytes + 2 * edge->size.backward_bytes;
     AQ_TRY_GOTO(digest_rate(options, edge->size.message_bytes, &rate), out);
     AQ_TRY_GOTO(aq_bench_job_run(folder, "digests", as_is, &step), out);
-    const double digest_s = (double)(sample_bytes * job->train.batch) / rate;
+    const uint64_t check_bytes = 4 * edge->size.values_bytes;
+    const double digest_s = (double)(sample_bytes * job->train.batch + check_bytes) / rate;
     aq_bench_emit(options, "job digests of a step, one stage", digest_s * 1e3, "ms");
     aq_bench_emit(options, "job step", step * 1e3, "ms");
     aq_bench_emit(options, "job digests/step, computed", digest_s / step, "ratio");

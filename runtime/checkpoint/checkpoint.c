@@ -17,7 +17,13 @@ enum { PATH_BYTES = 4096, NAME_BYTES = 64, STATES_MAX = 16, METADATA_MAX = 2 * 1
 static const char FORMAT[] = "aqpipe checkpoint 1", FORMAT_UPDATES[] = "aqpipe checkpoint 2";
 static const uint64_t updates_max = 1ull << 53;
 
-static const char LOSS_SCALE[] = "optimizer.loss_scale", PREVIOUS[] = "optimizer.previous", GUARD[] = "optimizer.guard";
+static const char LOSS_SCALE[] = "optimizer.loss_scale", PREVIOUS[] = "optimizer.previous";
+static const char *const guards[2] = {"optimizer.guard", "optimizer.guard_back"};
+
+static float *guard_of(const struct aq_checkpoint *c, int i)
+{
+    return i == 0 ? c->guard : c->guard_back;
+}
 
 uint32_t aq_checkpoint_scale_floats(const struct aq_checkpoint *c)
 {
@@ -139,12 +145,15 @@ static enum aq_status table_open(const struct aq_checkpoint *c, const float *sna
                                        .shape = {aq_checkpoint_scale_floats(c)},
                                        .values = snapshot ? snapshot + at : c->loss_scale};
     at += aq_checkpoint_scale_floats(c);
-    if (c->guard)
+    for (int i = 0; i < 2; i++) {
+        if (!guard_of(c, i)) continue;
         table->tensors[table->count + written++] =
-            (struct aq_weights_tensor){.name = GUARD,
+            (struct aq_weights_tensor){.name = guards[i],
                                        .dimensions = 1,
                                        .shape = {AQ_EDGE_GUARD_STATE},
-                                       .values = snapshot ? snapshot + at : c->guard};
+                                       .values = snapshot ? snapshot + at : guard_of(c, i)};
+        at += AQ_EDGE_GUARD_STATE;
+    }
     table->states = written;
     return AQ_OK;
 }
@@ -274,7 +283,8 @@ uint64_t aq_checkpoint_floats(const struct aq_checkpoint *c)
         floats += state.count;
     }
     if (aq_stage_previous(c->stage)) floats += aq_stage_parameter_count(c->stage);
-    return floats + aq_checkpoint_scale_floats(c) + (c->guard ? AQ_EDGE_GUARD_STATE : 0);
+    const uint64_t guarded = (c->guard ? AQ_EDGE_GUARD_STATE : 0) + (c->guard_back ? AQ_EDGE_GUARD_STATE : 0);
+    return floats + aq_checkpoint_scale_floats(c) + guarded;
 }
 
 enum aq_status aq_checkpoint_snapshot(const struct aq_checkpoint *c, float *snapshot)
@@ -294,7 +304,11 @@ enum aq_status aq_checkpoint_snapshot(const struct aq_checkpoint *c, float *snap
     at += count;
     if (c->loss_scale) memcpy(snapshot + at, c->loss_scale, aq_checkpoint_scale_floats(c) * sizeof *snapshot);
     at += aq_checkpoint_scale_floats(c);
-    if (c->guard) memcpy(snapshot + at, c->guard, AQ_EDGE_GUARD_STATE * sizeof *snapshot);
+    for (int i = 0; i < 2; i++) {
+        if (!guard_of(c, i)) continue;
+        memcpy(snapshot + at, guard_of(c, i), AQ_EDGE_GUARD_STATE * sizeof *snapshot);
+        at += AQ_EDGE_GUARD_STATE;
+    }
     return aq_device_stream_sync(c->device, NULL);
 }
 
@@ -456,8 +470,13 @@ static enum aq_status load_all(const struct aq_checkpoint *c, const struct aq_we
     const uint32_t scale = aq_checkpoint_scale_floats(c);
     if (scale) AQ_TRY(tensor_load(c, weights, path, LOSS_SCALE, c->loss_scale, scale, staging, &digest, others));
     if (scale) AQ_TRY(aq_loss_scale_check(c->loss_scale, scale));
-    if (c->guard) AQ_TRY(tensor_load(c, weights, path, GUARD, c->guard, AQ_EDGE_GUARD_STATE, staging, &digest, others));
-    if (c->guard) AQ_TRY(aq_edge_guard_check(c->guard));
+    for (int i = 0; i < 2; i++) {
+        uint32_t index;
+        float *const guard = guard_of(c, i);
+        if (!guard || (i == 1 && aq_weights_find(weights, guards[i], &index) != AQ_OK)) continue;
+        AQ_TRY(tensor_load(c, weights, path, guards[i], guard, AQ_EDGE_GUARD_STATE, staging, &digest, others));
+        AQ_TRY(aq_edge_guard_check(guard));
+    }
     snprintf(text, sizeof text, "%016" PRIx64, digest);
     const char *have = aq_weights_metadata(weights, "digest");
     if (have && strcmp(have, text) == 0) return AQ_OK;

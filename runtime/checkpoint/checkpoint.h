@@ -49,6 +49,7 @@ struct aq_checkpoint {
     float *loss_scale;              /* aq_checkpoint_scale_floats of host memory; NULL: it does not move */
     bool stale;                     /* train.staleness: the next step's loss scale is kept, too            */
     float *guard;           /* AQ_EDGE_GUARD_STATE of host memory: the cut's behind this stage; NULL: it has no guard */
+    float *guard_back;      /* the same, of gradients at the cut before this stage; an older file has none    */
     uint64_t frozen_digest; /* of the stage's frozen tensors; 0: it has none                     */
     /*
      * Split learning hands the optimizer's moments from client to client: the updates that they have had, less the

@@ -242,6 +242,11 @@ static enum aq_status load_all(const struct aq_checkpoint *c, const struct files
         AQ_TRY(status);
         AQ_TRY(aq_edge_guard_check(c->guard));
     }
+    if (c->guard_back) {
+        const enum aq_status status = take(files->of[0], "optimizer.guard_back", AQ_EDGE_GUARD_STATE, c->guard_back);
+        if (status != AQ_NOTFOUND) AQ_TRY(status); /* of before there was one: it begins anew */
+        AQ_TRY(aq_edge_guard_check(c->guard_back));
+    }
     return absorb(c, files, all, staging);
 }
 

@@ -18,6 +18,7 @@
 #include "commands.h"
 #include "control.h"
 #include "cut.h"
+#include "cut_judge.h"
 #include "export.h"
 #include "launch_k8s.h"
 #include "launch_mpi.h"
@@ -39,8 +40,7 @@
 #include "stages/weights.h"
 
 enum {
-    ERRORS_KEPT = 8,
-    ERROR_BYTES = 1100,
+    ERRORS_KEPT = 8, ERROR_BYTES = 1100,
     READY_S = 900,
     WARNING_S = 120, /* of Slurm, before its time limit */
     SETS_OWN = 5 /* that options stand for */
@@ -63,18 +63,16 @@ struct command {
     bool turn;  /* `aqpipe split-turn`                            */
     int guest;  /* the client's daemon, of a turn                 */
     const char *adopt, *sums;
-    uint64_t until, shift;
+    uint64_t until, shift, steps;
     uint32_t epochs; /* that it goes on to; 0: as before               */
-    uint64_t steps;
     enum aq_lr_choice schedule; /* of the learning rate beyond the old end */
-    char manifest_path[AQ_RUN_PATH_BYTES];
+    char manifest_path[AQ_RUN_PATH_BYTES], daemon[AQ_RUN_PATH_BYTES];
     struct aq_run_entry entry;
     struct aq_progress progress;
     struct aq_job *job;
     struct aq_plan *plan;
     char *manifest, *lengths;
     bool best_left; /* the folder 'best' is written */
-    char daemon[AQ_RUN_PATH_BYTES];
     struct aq_token token;
     struct aq_tls *tls;
     int signals;
@@ -82,6 +80,7 @@ struct command {
     struct aq_restart restart;
     struct aq_metrics *metrics;
     struct aq_bits *bits;
+    struct aq_cut_judge *judge;
     struct aq_board *board; /* NULL: no page */
     struct aq_page *page;
     struct errors errors;
@@ -570,11 +569,13 @@ static void run_once(struct command *command, struct aq_launch_result *result)
                                      .tls = command->tls,
                                      .watch = aq_watch_of_plan(command->plan),
                                      .bits = command->bits,
+                                     .judge = command->judge,
                                      .epoch_steps = command->plan->steps_per_epoch,
                                      .metrics = command->metrics,
                                      .progress = &command->progress,
                                      .board = command->board,
                                      .signals = command->signals};
+    aq_cut_judge_begin(command->judge);
     aq_launch_run(&launch, result);
     aq_progress_end(&command->progress);
 }
@@ -826,7 +827,8 @@ static int launch(struct command *command)
     command->progress.stages = command->plan->stage_count;
     const bool goes_on = command->entry.resume_step > 0;
     if (aq_bits_open(command->plan, command->job->output.path, goes_on, &command->bits) != AQ_OK ||
-        open_metrics(command) != AQ_OK || aq_launch_signals(&command->signals) != AQ_OK)
+        aq_cut_judge_open(command->plan, &command->judge) != AQ_OK || open_metrics(command) != AQ_OK ||
+        aq_launch_signals(&command->signals) != AQ_OK)
         return AQ_EXIT_FAILED;
     if (command->plan->samples_dropped)
         aq_progress_say(&command->progress,
@@ -866,6 +868,7 @@ static int run_command(bool go_on, bool turn, int argc, char **argv)
     if (code == AQ_OPTIONS_READ) code = command->on && !is_ssh(command) ? hand_over(command) : launch(command);
     aq_metrics_close(command->metrics);
     aq_bits_close(command->bits);
+    aq_cut_judge_close(command->judge);
     aq_page_close(command->page);
     aq_board_close(command->board);
     aq_tls_close(command->tls);

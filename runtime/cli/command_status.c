@@ -176,6 +176,7 @@ static double number_of(const json_t *line, const char *key)
 
 struct latest {
     json_t *start, *step, *eval, *end;
+    json_t *notices; /* what was found to be lost: the report's list; NULL: nothing */
     char *line; /* the file's last one when it was read, and where it begins: the next look goes on there */
     size_t line_count;
     uint64_t line_begin;
@@ -184,6 +185,7 @@ struct latest {
 static enum aq_status find_latest(const json_t *line, void *context)
 {
     struct latest *latest = context;
+    if (aq_control_is(line, "event", "notice")) aq_report_notice_add(&latest->notices, line);
     json_t **slot = aq_control_is(line, "event", "start")  ? &latest->start
                     : aq_control_is(line, "event", "step") ? &latest->step
                     : aq_control_is(line, "event", "eval") ? &latest->eval
@@ -205,6 +207,7 @@ static void latest_close(struct latest *latest)
     json_decref(latest->step);
     json_decref(latest->eval);
     json_decref(latest->end);
+    json_decref(latest->notices);
     aq_free(latest->line);
     *latest = (struct latest){0};
 }
@@ -234,6 +237,7 @@ static void read_index(const char *path, struct latest *latest, uint64_t *offset
     latest->start = json_incref(sums.start);
     latest->eval = json_incref(sums.eval);
     latest->end = json_incref(sums.end);
+    latest->notices = json_incref(sums.notices);
     aq_report_sums_deinit(&sums);
 }
 
@@ -313,6 +317,7 @@ static void print_status(const struct asked *asked, const struct latest *latest,
                             aq_control_number(number_of(step, "sequences_per_second")), "seconds",
                             aq_control_number(number_of(step, "time")), "link_wait_share",
                             step ? aq_control_number(aq_progress_link_wait(step)) : json_null());
+    json_object_set_new(all, "notices", latest->notices ? json_incref(latest->notices) : json_array());
     if (ranks) {
         json_object_set_new(all, "ranks", ranks);
     } else {
@@ -322,6 +327,15 @@ static void print_status(const struct asked *asked, const struct latest *latest,
     }
     print_json(all);
     json_decref(all);
+}
+
+/* What is lost without failing, and what to change. */
+static void add_notices(const struct latest *latest, struct aq_text *text)
+{
+    const json_t *notice;
+    size_t i;
+    json_array_foreach(latest->notices, i, notice)
+        aq_text_add(text, "%s: %s\n", shown(notice, "text", ""), shown(notice, "remedy", ""));
 }
 
 static void add_folder_status(const struct asked *asked, const struct latest *latest, struct aq_text *text)
@@ -349,6 +363,7 @@ static void add_folder_status(const struct asked *asked, const struct latest *la
         aq_text_add(text, ", %s %s", metric, aq_text_figure(value, 3, more));
     if (aq_control_text_or(latest->end, "cause", NULL)) aq_text_add(text, "\n%s", shown(latest->end, "cause", ""));
     aq_text_add(text, "\n");
+    add_notices(latest, text);
 }
 
 static int folder_status(const struct asked *asked)
@@ -472,7 +487,7 @@ static void top_table(const struct latest *latest, struct aq_text *text)
 static void show_top(const struct latest *latest, const char *state)
 {
     const json_t *line = latest->step;
-    struct aq_text head = {0}, text = {0};
+    struct aq_text head = {0}, text = {0}, below = {0};
     char loss[AQ_TEXT_NUMBER], rate[AQ_TEXT_NUMBER], seconds[AQ_TEXT_NUMBER];
     aq_text_add(&head, "%s (%s), %s: step %llu of %llu, loss %s, %s seq/s, %s s a step\n",
                 shown(latest->start, "name", "?"), shown(latest->start, "codec", "?"), state,
@@ -484,8 +499,11 @@ static void show_top(const struct latest *latest, const char *state)
     aq_text_fold(&text, aq_text_of(&head), aq_text_columns(STDOUT_FILENO));
     aq_text_add(&text, "\n");
     top_table(latest, &text);
+    add_notices(latest, &below);
+    aq_text_fold(&text, aq_text_of(&below), aq_text_columns(STDOUT_FILENO));
     fputs(aq_text_of(&text), stdout);
     aq_text_deinit(&head);
+    aq_text_deinit(&below);
     aq_text_deinit(&text);
 }
 

@@ -10,13 +10,18 @@
 
 #include "edge_private.h"
 
-static enum aq_status open_ladder(struct aq_edge *edge, const struct aq_codec_config *config, bool whole,
+static enum aq_status open_ladder(struct aq_edge *edge, const struct aq_codec_config *config, bool whole, bool wide,
                                   struct aq_edge_rungs *out)
 {
     struct aq_codec_config rungs[AQ_EDGE_RUNGS] = {*config};
     out->count = whole ? aq_edge_ladder(config, rungs) : 1;
-    for (uint32_t i = 0; i < out->count; i++)
-        AQ_TRY(aq_codec_open(edge->config.device, &rungs[i], edge->shape.rows, edge->shape.columns, &out->codecs[i]));
+    const uint32_t rows = edge->shape.rows, columns = edge->shape.columns;
+    for (uint32_t i = 0; i < out->count; i++) {
+        struct aq_codec_config more;
+        AQ_TRY(aq_codec_open(edge->config.device, &rungs[i], rows, columns, &out->codecs[i]));
+        if (wide && aq_edge_wide(&rungs[i], &more))
+            AQ_TRY(aq_codec_open(edge->config.device, &more, rows, columns, &out->wide[i]));
+    }
     return AQ_OK;
 }
 
@@ -25,8 +30,10 @@ static enum aq_status open_codecs(struct aq_edge *edge)
     const struct aq_edge_shape *shape = &edge->shape;
     struct aq_codec_config raw;
     aq_codec_config_plain(&raw);
-    AQ_TRY(open_ladder(edge, &shape->forward, shape->guard || shape->ladders, &edge->forwards_by));
-    AQ_TRY(open_ladder(edge, &shape->backward, shape->ladders, &edge->backwards_by));
+    AQ_TRY(open_ladder(edge, &shape->forward, shape->guard || shape->ladders, shape->wide,
+                       &edge->forwards_by));
+    AQ_TRY(open_ladder(edge, &shape->backward, shape->guard_back || shape->ladders, shape->wide_back,
+                       &edge->backwards_by));
     edge->forward = edge->forwards_by.codecs[0];
     edge->backward = edge->backwards_by.codecs[0];
     return aq_codec_open(edge->config.device, &raw, shape->rows, shape->columns, &edge->raw);
@@ -81,7 +88,7 @@ enum aq_status aq_edge_open(const struct aq_edge_config *config, struct aq_edge 
     AQ_TRY_GOTO(open_held(edge), out);
     AQ_TRY_GOTO(aq_edge_works_open(edge), out);
     edge->pages = aq_device_pages(config->device);
-    AQ_TRY_GOTO(aq_pages_take(&edge->pages, edge->size.host_bytes, (void **)&edge->bodies), out);
+    AQ_TRY_GOTO(aq_pages_take(&edge->pages, edge->size.buffer_bytes, (void **)&edge->bodies), out);
     float *behind = (float *)(void *)aq_edge_body(edge, edge->body_count);
     edge->shared = (struct aq_edge_vector){.values = behind, .count = shape->shared};
     edge->summed = (struct aq_edge_vector){.values = behind + shape->shared, .count = shape->summed};
@@ -113,9 +120,11 @@ void aq_edge_close(struct aq_edge *edge)
     for (uint32_t i = 0; i < AQ_EDGE_RUNGS; i++) {
         aq_codec_close(edge->forwards_by.codecs[i]);
         aq_codec_close(edge->backwards_by.codecs[i]);
+        aq_codec_close(edge->forwards_by.wide[i]);
+        aq_codec_close(edge->backwards_by.wide[i]);
     }
     aq_codec_close(edge->raw);
-    aq_pages_give(&edge->pages, edge->bodies, edge->size.host_bytes);
+    aq_pages_give(&edge->pages, edge->bodies, edge->size.buffer_bytes);
     aq_free(edge->held_memory);
     aq_free(edge);
 }
@@ -358,17 +367,25 @@ enum aq_status aq_edge_pump(struct aq_edge *edge)
 enum aq_status aq_edge_post_batch(struct aq_edge *edge, enum aq_frame_kind kind, const struct aq_edge_batch *batch,
                                   uint32_t body_index, uint32_t body_bytes)
 {
+    const bool carried = batch->flags & AQ_EDGE_CARRIED;
+    const uint32_t head = aq_edge_head_bytes(&edge->shape, batch->flags, batch->samples);
     const struct aq_frame frame = {.kind = (uint16_t)kind,
                                    .flags = batch->flags,
                                    .step = batch->step,
                                    .micro_batch = batch->micro_batch,
                                    .argument = batch->samples,
-                                   .body_bytes =
-                                       batch->flags & AQ_EDGE_CARRIED ? batch->samples * AQ_EDGE_ROW_BYTES : body_bytes,
+                                   .body_bytes = carried ? head : body_bytes,
                                    .body = aq_edge_body(edge, body_index)};
     AQ_TRY(aq_edge_post(edge, &frame, body_index));
     if (kind != AQ_FRAME_EVAL) edge->measures.sent_bytes += body_bytes;
     return AQ_OK;
+}
+
+/* Does this frame carry a check? All do, or the first one of its step that this end sends. */
+static bool check_due(const struct aq_edge *edge, enum aq_frame_kind kind, const struct aq_edge_batch *batch)
+{
+    if (kind == AQ_FRAME_EVAL || aq_edge_checks_most(&edge->shape) == 0) return false;
+    return edge->shape.check == AQ_CHECK_ALL || edge->checked != batch->step + 1;
 }
 
 static enum aq_status send_batch(struct aq_edge *edge, enum aq_frame_kind kind, struct aq_codec *codec,
@@ -381,7 +398,11 @@ static enum aq_status send_batch(struct aq_edge *edge, enum aq_frame_kind kind, 
     if (aq_edge_encoding(edge)) return AQ_AGAIN;
     AQ_TRY(aq_edge_carry_slot(edge, &bodies));
     AQ_TRY(aq_edge_body_take(edge, &index));
-    return aq_edge_encode_issue(edge, codec, kind, batch, values, index, bodies, stream);
+    struct aq_edge_batch at = *batch;
+    if (check_due(edge, kind, batch)) at.flags |= AQ_EDGE_CHECKED;
+    AQ_TRY(aq_edge_encode_issue(edge, codec, kind, &at, values, index, bodies, stream));
+    if (at.flags & AQ_EDGE_CHECKED) edge->checked = batch->step + 1;
+    return AQ_OK;
 }
 
 /* Is it the frame that is due? */
@@ -398,9 +419,12 @@ static enum aq_status received_check(const struct aq_edge *edge, const struct aq
         return aq_fail(AQ_PROTO, "edge", "edge %u: step %llu micro-batch %u is %scoded, which was not asked for",
                        edge->shape.edge, (unsigned long long)frame->step, frame->micro_batch,
                        frame->flags & AQ_EDGE_CODED ? "" : "not ");
+    if (frame->flags & AQ_EDGE_CHECKED && (aq_edge_checks_most(&edge->shape) == 0 || frame->kind == AQ_FRAME_EVAL))
+        return aq_fail(AQ_PROTO, "edge", "edge %u: step %llu micro-batch %u carries digests that the plan has not",
+                       edge->shape.edge, (unsigned long long)frame->step, frame->micro_batch);
     const bool bare = edge->shape.still && frame->kind == AQ_FRAME_BACKWARD;
     if (bare && frame->body_bytes == 0) return AQ_OK;
-    if (bare || frame->body_bytes < batch->samples * AQ_EDGE_ROW_BYTES)
+    if (bare || frame->body_bytes < aq_edge_head_bytes(&edge->shape, frame->flags, batch->samples))
         return aq_fail(AQ_PROTO, "edge", "edge %u: a body of %u bytes has no room for %u rows", edge->shape.edge,
                        frame->body_bytes, batch->samples);
     return AQ_OK;
@@ -419,7 +443,7 @@ enum aq_status aq_edge_receive_still(struct aq_edge *edge, const struct aq_edge_
     for (uint32_t i = 0; i < batch->samples; i++) {
         struct aq_edge_row row;
         aq_edge_row_read((const uint8_t *)frame->body + (size_t)i * AQ_EDGE_ROW_BYTES, &row);
-        AQ_TRY(aq_edge_row_check(edge, batch, i, &row, rows, rows, edge->config.cache));
+        AQ_TRY(aq_edge_row_check(edge, batch, i, edge->forward, &row, rows, rows, edge->config.cache));
         if (!(row.flags & AQ_EDGE_HELD)) return AQ_NOTFOUND;
     }
     const struct aq_edge_received got = queue_take(queue);
@@ -453,11 +477,12 @@ enum aq_status aq_edge_rungs(struct aq_edge *edge, uint32_t forward, uint32_t ba
     return AQ_OK;
 }
 
-/* The forward one that holds: of what the guard has come to and what was asked for the higher. */
-static uint32_t rung_forward(const struct aq_edge *edge)
+/* The one that holds for what this end sends: of what the guard has come to and what was asked for the higher. */
+static uint32_t rung_sent(const struct aq_edge *edge, const struct aq_edge_rungs *by)
 {
-    const uint32_t guarded = edge->config.guard ? (uint32_t)edge->config.guard->state[AQ_GUARD_RUNG] : 0;
-    return guarded > edge->forwards_by.now ? guarded : edge->forwards_by.now;
+    const bool ours = edge->config.guard && edge->config.sender == (by == &edge->forwards_by);
+    const uint32_t guarded = ours ? (uint32_t)edge->config.guard->state[AQ_GUARD_RUNG] : 0;
+    return guarded > by->now ? guarded : by->now;
 }
 
 static enum aq_status receive_batch(struct aq_edge *edge, struct aq_edge_queue *queue, struct aq_codec *codec,
@@ -500,7 +525,7 @@ enum aq_status aq_edge_send_forward(struct aq_edge *edge, const struct aq_edge_b
     struct aq_edge_batch at = *batch;
     if (aq_edge_encoding(edge)) return AQ_AGAIN; /* its samples belong to what the guard has seen */
     if (edge->config.guard) (void)aq_edge_guard_rung(edge->config.guard, batch->step, batch->rate);
-    const uint32_t rung = rung_forward(edge);
+    const uint32_t rung = rung_sent(edge, &edge->forwards_by);
     AQ_ASSERT(rung < edge->forwards_by.count);
     at.flags |= (uint16_t)(rung << AQ_EDGE_RUNG_SHIFT);
     return send_batch(edge, AQ_FRAME_FORWARD, codec_now(edge, edge->forwards_by.codecs[rung], batch), &at, a, stream);
@@ -524,9 +549,13 @@ enum aq_status aq_edge_send_backward(struct aq_edge *edge, const struct aq_edge_
 {
     AQ_ASSERT(!edge->config.sender);
     if (edge->shape.still) return aq_edge_still_back(edge, batch);
-    struct aq_codec *const codec = codec_now(edge, edge->backwards_by.codecs[edge->backwards_by.now], batch);
+    if (aq_edge_encoding(edge)) return AQ_AGAIN; /* its samples belong to what the guard has seen */
+    if (edge->config.guard) (void)aq_edge_guard_rung(edge->config.guard, batch->step, batch->rate);
+    const uint32_t rung = rung_sent(edge, &edge->backwards_by);
+    AQ_ASSERT(rung < edge->backwards_by.count);
+    struct aq_codec *const codec = codec_now(edge, edge->backwards_by.codecs[rung], batch);
     struct aq_edge_batch at = *batch;
-    if (codec != edge->raw) at.flags |= (uint16_t)(edge->backwards_by.now << AQ_EDGE_RUNG_SHIFT);
+    if (codec != edge->raw) at.flags |= (uint16_t)(rung << AQ_EDGE_RUNG_SHIFT);
     return send_batch(edge, AQ_FRAME_BACKWARD, codec, &at, g, stream);
 }
 
@@ -561,7 +590,7 @@ enum aq_status aq_edge_send_eval(struct aq_edge *edge, const struct aq_edge_batc
     struct aq_edge_batch at = *batch;
     struct aq_codec *codec = codec_of_eval(edge, batch);
     if (codec == edge->forward) {
-        const uint32_t rung = rung_forward(edge);
+        const uint32_t rung = rung_sent(edge, &edge->forwards_by);
         codec = edge->forwards_by.codecs[rung];
         at.flags |= (uint16_t)(rung << AQ_EDGE_RUNG_SHIFT);
     }
@@ -636,7 +665,8 @@ enum aq_status aq_edge_drain(struct aq_edge *edge, uint64_t deadline_ns)
 void aq_edge_measures(struct aq_edge *edge, struct aq_edge_measures *out)
 {
     *out = edge->measures;
-    out->bits = aq_edge_rung_bits(aq_codec_config_of(edge->forwards_by.codecs[rung_forward(edge)]));
-    out->bits_back = aq_edge_rung_bits(aq_codec_config_of(edge->backwards_by.codecs[edge->backwards_by.now]));
+    out->bits = aq_edge_rung_bits(aq_codec_config_of(edge->forwards_by.codecs[rung_sent(edge, &edge->forwards_by)]));
+    const uint32_t back = rung_sent(edge, &edge->backwards_by);
+    out->bits_back = aq_edge_rung_bits(aq_codec_config_of(edge->backwards_by.codecs[back]));
     memset(&edge->measures, 0, sizeof edge->measures);
 }

@@ -63,7 +63,8 @@ struct aq_edge_config {
     struct aq_trace *trace;            /* may be NULL                                      */
     uint64_t silence_ns;               /* longest wait for the other side                  */
     bool mirror;     /* frames of kind MIRROR are let in                 */
-    struct aq_edge_guard *guard; /* the sender's, where shape.guard; borrowed: checkpoints keep its state */
+    struct aq_edge_guard *guard; /* of what this end sends, where shape.guard or, of the receiver's gradients,
+                                    shape.guard_back; borrowed: checkpoints keep its state */
 };
 
 enum aq_status aq_edge_open(const struct aq_edge_config *config, struct aq_edge **out);
@@ -114,6 +115,7 @@ enum aq_edge_flag {
     AQ_EDGE_REMADE = 1,    /* of a MESSAGE: made again, so that its digest may be another one */
     AQ_EDGE_LAST_STEP = 1, /* stop after this step: travels with the totals of NORM, from the first stage on */
     AQ_EDGE_CARRIED = 2,   /* the edge's own: the frame has rows alone, what they are of goes from GPU to GPU */
+    AQ_EDGE_CHECKED = 8,   /* the edge's own: digests of what is to be decoded lie behind the rows (edge_check.h) */
     AQ_EDGE_CODED = 4      /* of evaluation: the forward codec, and not raw; both ends ask for it */
 };
 enum { AQ_EDGE_RUNG_SHIFT = 8, AQ_EDGE_RUNG_MASK = 15 }; /* and bits 8 to 11, the edge's own: the rung of its ladder */
@@ -272,7 +274,7 @@ enum aq_status aq_edge_drain(struct aq_edge *edge, uint64_t deadline_ns);
 struct aq_edge_measures {
     uint64_t samples;    /* coded or decoded forward                                         */
     uint64_t keyframes;  /* of them without a reference                                      */
-    uint64_t raws;       /* of them raw because of their values                              */
+    uint64_t raws;       /* of them raw fp32 because of their values                         */
     uint64_t held;       /* of them without a body: both ends have them                      */
     uint64_t fetched;    /* messages this side had to fetch from the other                   */
     uint64_t served;     /* messages this side gave                                          */
@@ -284,8 +286,13 @@ struct aq_edge_measures {
     double warm_delta2, warm_error2; /* of its warm samples alone: c_Q of the theorem */
     uint64_t afresh;                 /* whose message it forgot (edge_guard.h)        */
     double bits, bits_back;          /* of the codecs each way now                    */
+    uint64_t wide;   /* of the samples: by the codec of what fp16 cannot hold                               */
+    double raw_peak; /* the largest finite magnitude in those that were raw; 0: there was none, or it is not known */
     /* The receiver's, over the gradients that it sends. */
     double gradient2, gradient_error2;
+    uint64_t wide_back;   /* by the codec of what fp16 cannot hold                         */
+    uint64_t raws_back;   /* samples whose gradients were raw fp32 because of their values */
+    double raw_peak_back; /* as raw_peak                                                   */
 };
 void aq_edge_measures(struct aq_edge *edge, struct aq_edge_measures *out);
 

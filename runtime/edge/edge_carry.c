@@ -131,10 +131,10 @@ enum aq_status aq_edge_carry_slot(struct aq_edge *edge, uint8_t **bodies)
     return AQ_OK;
 }
 
-void aq_edge_carry_out(struct aq_edge *edge, uint8_t *bodies, uint32_t samples, uint32_t bytes)
+void aq_edge_carry_out(struct aq_edge *edge, uint8_t *bodies, uint32_t head, uint32_t bytes)
 {
     struct aq_edge_carry *carry = edge->carry;
-    const uint32_t rows = aq_edge_body_align(samples * AQ_EDGE_ROW_BYTES);
+    const uint32_t rows = aq_edge_body_align(head);
     AQ_ASSERT(bytes > rows && bodies == slot_of(carry, &carry->out, aq_pair_noted(carry->out.pair) + 1));
     carry->sent_bytes += bytes - rows;
     aq_pair_move(carry->out.pair, bodies + rows, bytes - rows);
@@ -151,7 +151,9 @@ uint64_t aq_edge_carried_bytes(const struct aq_edge *edge)
 static uint32_t body_bytes(const struct aq_edge *edge, const struct aq_frame *frame)
 {
     const uint64_t samples = frame->argument;
-    if (samples < 1 || samples > edge->shape.micro_batch || frame->body_bytes != samples * AQ_EDGE_ROW_BYTES) return 0;
+    if (samples < 1 || samples > edge->shape.micro_batch ||
+        frame->body_bytes != aq_edge_head_bytes(&edge->shape, frame->flags, (uint32_t)samples))
+        return 0;
     const uint32_t rows = aq_edge_body_align(frame->body_bytes);
     uint64_t end = frame->body_bytes;
     for (uint32_t i = 0; i < samples; i++) {

@@ -5,7 +5,7 @@
 
 struct aq_cut {
     struct aq_edge_shape shape;
-    struct aq_codec *codec;
+    struct aq_codec *codec, *wide; /* wide: of what fp16 cannot hold; NULL: none */
     void *body;
     size_t bound;
 };
@@ -18,7 +18,11 @@ enum aq_status aq_cut_open(struct aq_device *device, const struct aq_edge_shape 
     struct aq_cut *cut = memory;
     *cut = (struct aq_cut){.shape = *shape};
     AQ_TRY_GOTO(aq_codec_open(device, &shape->forward, shape->rows, shape->columns, &cut->codec), out);
+    struct aq_codec_config wide;
+    if (shape->wide && aq_edge_wide(&shape->forward, &wide))
+        AQ_TRY_GOTO(aq_codec_open(device, &wide, shape->rows, shape->columns, &cut->wide), out);
     cut->bound = aq_codec_bound(cut->codec);
+    if (cut->wide && aq_codec_bound(cut->wide) > cut->bound) cut->bound = aq_codec_bound(cut->wide);
     AQ_TRY_GOTO(aq_alloc(cut->bound, &cut->body), out);
     *out = cut;
     return AQ_OK;
@@ -31,6 +35,7 @@ void aq_cut_close(struct aq_cut *cut)
 {
     if (!cut) return;
     aq_codec_close(cut->codec);
+    aq_codec_close(cut->wide);
     aq_free(cut->body);
     aq_free(cut);
 }
@@ -46,11 +51,16 @@ enum aq_status aq_cut_pass(struct aq_cut *cut, const struct aq_edge_batch *batch
                                          .rows = batch->lengths ? batch->lengths[i] : cut->shape.rows};
         struct aq_codec_result result;
         uint32_t corrupt = 0;
-        AQ_TRY(aq_codec_encode_batch(cut->codec, &sample, 1, &result, NULL));
+        struct aq_codec *codec = cut->codec;
+        AQ_TRY(aq_codec_encode_batch(codec, &sample, 1, &result, NULL));
+        if (result.flags & AQ_CODED_RAW && cut->wide) {
+            codec = cut->wide;
+            AQ_TRY(aq_codec_encode_batch(codec, &sample, 1, &result, NULL));
+        }
         sample.body_bytes = result.body_bytes;
         sample.flags = result.flags;
         sample.hat = values + i * each;
-        AQ_TRY(aq_codec_decode_batch(cut->codec, &sample, 1, &corrupt, NULL));
+        AQ_TRY(aq_codec_decode_batch(codec, &sample, 1, &corrupt, NULL));
         if (corrupt)
             return aq_fail(AQ_CORRUPT, "edge", "edge %u: the codec does not read what it wrote", cut->shape.edge);
     }

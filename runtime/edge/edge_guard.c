@@ -9,6 +9,7 @@
 
 enum { MEAN_STEPS = 8, COUNT_MAX = 1 << 24 };
 static const float LIMIT = 0.70710678f;  /* sqrt(1/2) */
+static const float LIMIT_BACK = 0.5f;    /* of gradients */
 static const float GROWTH_LEAST = 1.05f; /* of the drift from epoch to epoch: less is noise */
 static const float BLAME_LEAST = 0.4f;   /* c_Q below which errors cannot be what grows: 1 / sqrt(1 - c_Q^2) */
 static const uint32_t rung_bits[AQ_EDGE_RUNGS] = {0, 1, 2, 4};
@@ -97,8 +98,11 @@ void aq_edge_guard_settle(struct aq_edge_guard *guard)
     s[AQ_GUARD_DRIFT_STEPS] += 1.0f;
     s[AQ_GUARD_STEPS] = fminf(s[AQ_GUARD_STEPS] + 1.0f, MEAN_STEPS);
     s[AQ_GUARD_RATIO] += ((float)sqrt(error2 / delta2) - s[AQ_GUARD_RATIO]) / s[AQ_GUARD_STEPS];
-    if (s[AQ_GUARD_STEPS] >= MEAN_STEPS && s[AQ_GUARD_RATIO] > LIMIT)
-        raise(guard, "its error is above sqrt(1/2) of the change", s[AQ_GUARD_RATIO]);
+    if (s[AQ_GUARD_STEPS] < MEAN_STEPS || s[AQ_GUARD_RATIO] <= (guard->gradients ? LIMIT_BACK : LIMIT)) return;
+    raise(guard,
+          guard->gradients ? "the error of its gradients is above half of their size"
+                           : "its error is above sqrt(1/2) of the change",
+          s[AQ_GUARD_RATIO]);
 }
 
 uint32_t aq_edge_guard_rung(struct aq_edge_guard *guard, uint64_t step, float rate)

@@ -10,6 +10,9 @@
  * It never lowers them: what did not contract once would not again. The rung travels in the flags of each frame
  * (docs/FRAME.md), so the receiver keeps nothing. Messages do not depend on it: both ends go on with theirs.
  *
+ * A guard of gradients (struct's `gradients`) is the receiver's of activations: the running mean of |g - Q(g)| / |g|
+ * above 1/2 raises the rung of the backward codec's ladder. There is no message, no drift and nothing to send afresh.
+ *
  * A sample alone can run away, too: where its message after coding is farther from the activation than sqrt(1/2) of its
  * norm, that message is worth less than none. The sender forgets it, and so the next visit is a keyframe.
  *
@@ -45,6 +48,7 @@ enum aq_edge_guard_word {
 struct aq_edge_guard {
     float state[AQ_EDGE_GUARD_STATE];
     uint32_t edge, rungs, epoch_steps;
+    bool gradients; /* of the other direction: their error alone is judged, against half of their size */
     /* Of the step under way: sums over its warm samples. */
     uint64_t step;
     float rate;

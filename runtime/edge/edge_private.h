@@ -1,13 +1,14 @@
 /*
  * edge_private.h -- the inside of an edge, shared by edge.c (frames), edge_work.c (micro-batches), edge_reference.c
  * (which message a sample is coded against), edge_heal.c (lost messages), edge_still.c (samples that never
- * change), edge_view.c (images that are cropped), edge_shared.c (gradients) and edge_carry.c (bodies from GPU to
- * GPU).
+ * change), edge_view.c (images that are cropped), edge_shared.c (gradients), edge_check.c (digests of decoded values)
+ * and edge_carry.c (bodies from GPU to GPU).
  */
 #ifndef RUNTIME_EDGE_PRIVATE_H
 #define RUNTIME_EDGE_PRIVATE_H
 
 #include "edge.h"
+#include "edge_check.h"
 #include "edge_row.h"
 
 enum {
@@ -73,6 +74,7 @@ struct aq_edge_reference {
 /* The codecs of one way. */
 struct aq_edge_rungs {
     struct aq_codec *codecs[AQ_EDGE_RUNGS];
+    struct aq_codec *wide[AQ_EDGE_RUNGS]; /* of each: what codes samples that fp16 cannot hold; NULL: nothing does */
     uint32_t count, now; /* now: as aq_edge_rungs was told */
 };
 
@@ -93,6 +95,7 @@ struct aq_edge {
     struct aq_codec *forward, *backward, *raw; /* the lowest rungs of both ways */
     struct aq_edge_rungs forwards_by, backwards_by;
     struct aq_edge_works *works;
+    uint64_t checked;                /* step, and one, of the last frame sent that carries a check: edge_check.h */
     bool on_device;                  /* the device codes; else this thread does */
     struct aq_edge_carry *carry;     /* NULL: bodies go over the link      */
     /* Send buffers. */
@@ -208,16 +211,18 @@ void aq_edge_reference_close(struct aq_edge *edge, struct aq_edge_reference *ref
 /*
  * A sample is coded: its message goes to the cache, its reference to those that are held; fills the row. And one is
  * decoded: AQ_CORRUPT where the message after is not the sender's. reference NULL: the codec keeps no messages.
+ * body: of the sample, in host memory; NULL: it is not there.
  */
-enum aq_status aq_edge_sent(struct aq_edge *edge, const struct aq_codec *codec, bool forward,
+enum aq_status aq_edge_sent(struct aq_edge *edge, const struct aq_codec *codec, bool forward, bool wide,
                             const struct aq_edge_batch *batch, uint32_t i, const struct aq_codec_result *result,
-                            struct aq_edge_reference *reference, struct aq_edge_row *row);
+                            const uint8_t *body, struct aq_edge_reference *reference, struct aq_edge_row *row);
 enum aq_status aq_edge_received(struct aq_edge *edge, bool forward, const struct aq_edge_batch *batch, uint32_t i,
                                 const struct aq_edge_row *row, struct aq_edge_reference *reference);
 
-/* Everything about a row that can be known before its body is touched. */
+/* Everything about a row that can be known before its body is touched. codec: the frame's. */
 enum aq_status aq_edge_row_check(const struct aq_edge *edge, const struct aq_edge_batch *batch, uint32_t i,
-                                 const struct aq_edge_row *row, uint32_t at, uint32_t body_bytes, bool remembered);
+                                 const struct aq_codec *codec, const struct aq_edge_row *row, uint32_t at,
+                                 uint32_t body_bytes, bool remembered);
 
 /* --- edge_still.c ------------------------------------------------------------------------------------------------- */
 
@@ -256,6 +261,9 @@ void aq_edge_view_end(const struct aq_edge *edge, const struct aq_view *view, co
 
 /* --- edge_work.c -------------------------------------------------------------------------------------------------- */
 
+/* edge_wide.c: what codes in place of this codec where fp16 does not do; NULL: nothing. */
+struct aq_codec *aq_edge_wide_of(const struct aq_edge *edge, const struct aq_codec *codec);
+
 enum aq_status aq_edge_works_open(struct aq_edge *edge);
 void aq_edge_works_close(struct aq_edge *edge);
 
@@ -276,13 +284,14 @@ enum aq_status aq_edge_encode_issue(struct aq_edge *edge, struct aq_codec *codec
 enum aq_status aq_edge_decode_issue(struct aq_edge *edge, struct aq_codec *codec, const struct aq_edge_batch *batch,
                                     const struct aq_edge_received *got, const struct aq_values *values,
                                     struct aq_stream *stream);
-/* One sample without a reference, now: its message to `message`, host memory. AQ_AGAIN: one is on its way. */
+/* One sample without a reference, now: its message to `message`, host memory. wide: by the wide codec. */
 enum aq_status aq_edge_encode_alone(struct aq_edge *edge, const struct aq_edge_batch *batch,
-                                    const struct aq_values *values, uint8_t *body, void *message, uint32_t *flags,
-                                    struct aq_stream *stream);
+                                    const struct aq_values *values, bool wide, uint8_t *body, void *message,
+                                    uint32_t *flags, struct aq_stream *stream);
 /* The device's memory of the first sample of a direction, where nothing is on its way. message NULL: it has none. */
 struct aq_edge_places {
     uint8_t *body, *message;
+    float *hat; /* of checks; NULL: there are none */
     struct aq_codec_result *result;
     uint32_t *corrupt;
 };
@@ -298,7 +307,8 @@ enum aq_status aq_edge_works_advance(struct aq_edge *edge);
  */
 enum aq_status aq_edge_join_told(struct aq_edge *edge, const struct aq_frame *frame);
 enum aq_status aq_edge_carry_slot(struct aq_edge *edge, uint8_t **bodies);
-void aq_edge_carry_out(struct aq_edge *edge, uint8_t *bodies, uint32_t samples, uint32_t bytes);
+/* head: bytes of rows and checks, which go in the frame. */
+void aq_edge_carry_out(struct aq_edge *edge, uint8_t *bodies, uint32_t head, uint32_t bytes);
 /* A frame has come: is it sound, and what number have its bodies? Are they here? Fills in where they lie. */
 enum aq_status aq_edge_carried_in(struct aq_edge *edge, const struct aq_frame *frame, uint64_t *number);
 bool aq_edge_carried_here(const struct aq_edge *edge, uint64_t number);

@@ -5,6 +5,9 @@
  * Both directions follow Algorithm 2 of AQ-SGD (Wang et al. 2022, appendix D): the sender codes a - m, both ends add
  * the decoded change to their own m. The rows carry what proves that the two m are one.
  */
+#include <math.h>
+#include <string.h>
+
 #include "edge_private.h"
 
 struct aq_cache_key aq_edge_key(const struct aq_edge *edge, uint64_t sample, uint16_t variant)
@@ -104,8 +107,14 @@ static enum aq_status reference_for_sending(struct aq_edge *edge, const struct a
     if (aq_edge_warms_up(edge, batch->step)) return AQ_NOTFOUND;
     const enum aq_status status = aq_edge_cache_get(edge, &key, bytes, &out->entry);
     if (status == AQ_NOTFOUND && !aq_edge_refills(edge)) return AQ_NOTFOUND;
-    if (status != AQ_NOTFOUND && status != AQ_CORRUPT) return status;
-    return reference_fetch(edge, &key, 0, bytes, out);
+    if (status == AQ_NOTFOUND || status == AQ_CORRUPT)
+        AQ_TRY(reference_fetch(edge, &key, 0, bytes, out));
+    else
+        AQ_TRY(status);
+    if (!(out->entry.version & AQ_EDGE_WIDE_VERSION) || aq_edge_wide_of(edge, edge->forward)) return AQ_OK;
+    out->warm = !out->fetched; /* of a run that had a wide codec: nobody here reads it */
+    aq_edge_reference_release(edge, out);
+    return AQ_NOTFOUND;
 }
 
 /* Its own where version and digest agree with the row, else the sender's. */
@@ -188,7 +197,7 @@ static enum aq_status keep_sent(struct aq_edge *edge, const struct aq_edge_batch
         const uint64_t bytes = aq_edge_message_bytes(edge, batch, i);
         row->version_before = reference->warm ? reference->entry.version : 0;
         row->digest_before = reference->warm ? reference->entry.digest : 0;
-        row->version_after = row->version_before + 1;
+        row->version_after = (row->version_before + 1) | (row->flags & AQ_EDGE_WIDE ? AQ_EDGE_WIDE_VERSION : 0);
         row->digest_after = aq_digest(reference->slot, bytes);
         if (forget) {
             edge->measures.afresh++;
@@ -205,21 +214,41 @@ static enum aq_status keep_sent(struct aq_edge *edge, const struct aq_edge_batch
     return AQ_OK;
 }
 
-enum aq_status aq_edge_sent(struct aq_edge *edge, const struct aq_codec *codec, bool forward,
-                            const struct aq_edge_batch *batch, uint32_t i, const struct aq_codec_result *result,
-                            struct aq_edge_reference *reference, struct aq_edge_row *row)
+/* The largest finite magnitude of a raw body. */
+static double raw_peak(const uint8_t *body, uint64_t values)
 {
-    const bool chosen = aq_codec_is_plain(codec); /* raw by choice: counted are those that their values forced */
+    float peak = 0;
+    for (uint64_t v = 0; v < values; v++) {
+        float value;
+        memcpy(&value, body + v * sizeof value, sizeof value);
+        value = fabsf(value);
+        if (value > peak && value < INFINITY) peak = value;
+    }
+    return (double)peak;
+}
+
+enum aq_status aq_edge_sent(struct aq_edge *edge, const struct aq_codec *codec, bool forward, bool wide,
+                            const struct aq_edge_batch *batch, uint32_t i, const struct aq_codec_result *result,
+                            const uint8_t *body, struct aq_edge_reference *reference, struct aq_edge_row *row)
+{
+    const bool raw = result->flags & AQ_CODED_RAW; /* by the values: a codec that is plain fp32 does not say so */
+    const uint64_t values = (uint64_t)aq_edge_rows(edge, batch, i) * edge->shape.columns;
+    const double peak = raw && body ? raw_peak(body, values) : 0;
     *row = (struct aq_edge_row){.sample = batch->sample_ids[i],
                                 .body_bytes = result->body_bytes,
                                 .flags = (uint16_t)result->flags,
                                 .variant = batch->variants ? batch->variants[i] : 0};
+    if (wide && !raw) row->flags |= AQ_EDGE_WIDE;
     if (codec == edge->raw) row->flags |= AQ_CODED_RAW; /* for a receiver whose codec is another one */
     struct aq_edge_measures *m = &edge->measures;
     const bool warm = reference && reference->warm;
     const bool forget = warm && edge->config.guard && aq_edge_guard_add(edge->config.guard, result);
     if (reference) AQ_TRY(keep_sent(edge, batch, i, forget, reference, row));
     if (!forward) {
+        if (edge->config.guard && !edge->config.sender) (void)aq_edge_guard_add(edge->config.guard, result);
+        m->raws_back += raw;
+        m->wide_back += wide && !raw;
+        m->raw_peak_back = fmax(m->raw_peak_back, peak);
         m->gradient2 += result->sum_a2;
         m->gradient_error2 += result->sum_error2;
         return AQ_OK;
@@ -229,13 +258,15 @@ enum aq_status aq_edge_sent(struct aq_edge *edge, const struct aq_codec *codec, 
         m->warm_error2 += result->sum_error2;
     }
     m->samples++;
-    m->keyframes += !chosen && result->flags & AQ_CODED_KEYFRAME ? 1 : 0;
-    m->raws += !chosen && result->flags & AQ_CODED_RAW ? 1 : 0;
+    m->keyframes += !aq_codec_is_plain(codec) && result->flags & AQ_CODED_KEYFRAME ? 1 : 0;
+    m->raws += raw;
+    m->wide += wide && !raw;
+    m->raw_peak = fmax(m->raw_peak, peak);
     m->sum_a2 += result->sum_a2;
     m->sum_delta2 += result->sum_delta2;
     m->sum_error2 += result->sum_error2;
     m->sum_a += result->sum_a;
-    m->values += (double)aq_edge_rows(edge, batch, i) * edge->shape.columns;
+    m->values += (double)values;
     return AQ_OK;
 }
 
@@ -247,7 +278,8 @@ static enum aq_status keep_received(struct aq_edge *edge, const struct aq_edge_r
     if (row->flags & AQ_CODED_RAW) return aq_cache_drop(edge->config.cache, &key);
     if (row->flags & AQ_EDGE_HELD) return AQ_OK;
     const uint64_t digest = aq_digest(reference->slot, bytes);
-    if (digest != row->digest_after || row->version_after != row->version_before + 1)
+    const uint64_t wide = row->flags & AQ_EDGE_WIDE ? AQ_EDGE_WIDE_VERSION : 0;
+    if (digest != row->digest_after || row->version_after != ((row->version_before + 1) | wide))
         return aq_fail(AQ_CORRUPT, "edge", "edge %u sample %llu: the message after decoding is not the sender's",
                        edge->shape.edge, (unsigned long long)row->sample);
     AQ_TRY(aq_cache_put(edge->config.cache, &key, row->version_after, digest, reference->slot, bytes));
@@ -278,9 +310,24 @@ static const char *held_wrong(const struct aq_edge *edge, const struct aq_edge_r
     return NULL;
 }
 
+/* What is wrong with a row that says, or whose versions say, that it is of the wide codec; NULL: nothing. */
+static const char *wide_wrong(const struct aq_edge *edge, const struct aq_codec *codec, const struct aq_edge_row *row,
+                              bool remembered)
+{
+    const bool said = row->flags & AQ_EDGE_WIDE, held = row->flags & AQ_EDGE_HELD;
+    const bool before = row->version_before & AQ_EDGE_WIDE_VERSION, after = row->version_after & AQ_EDGE_WIDE_VERSION;
+    if ((said || before || after) && !aq_edge_wide_of(edge, codec)) return "is wide, and no codec here is";
+    if (said && row->flags & (AQ_CODED_RAW | AQ_EDGE_HELD)) return "is wide, and raw or held, too";
+    if (held && before != after) return "is held, and becomes wide";
+    if (remembered && !held && row->version_after && (after != said || (row->version_before && before != said)))
+        return "is wide, and its versions are not, or they are and it is not";
+    return NULL;
+}
+
 /* Everything about a row that can be known before its body is touched. */
 enum aq_status aq_edge_row_check(const struct aq_edge *edge, const struct aq_edge_batch *batch, uint32_t i,
-                                 const struct aq_edge_row *row, uint32_t at, uint32_t body_bytes, bool remembered)
+                                 const struct aq_codec *codec, const struct aq_edge_row *row, uint32_t at,
+                                 uint32_t body_bytes, bool remembered)
 {
     const char *wrong = NULL;
     const bool rawed = row->flags & AQ_CODED_RAW, key = row->flags & AQ_CODED_KEYFRAME;
@@ -289,8 +336,10 @@ enum aq_status aq_edge_row_check(const struct aq_edge *edge, const struct aq_edg
         wrong = "is of another sample";
     else if (row->variant != (batch->variants ? batch->variants[i] : 0))
         wrong = "is of another variant";
-    else if ((row->flags & ~(unsigned)(AQ_CODED_RAW | AQ_CODED_KEYFRAME | AQ_EDGE_HELD)) != 0)
+    else if ((row->flags & ~(unsigned)(AQ_CODED_RAW | AQ_CODED_KEYFRAME | AQ_EDGE_HELD | AQ_EDGE_WIDE)) != 0)
         wrong = "has unknown flags";
+    else if (wide_wrong(edge, codec, row, remembered))
+        wrong = wide_wrong(edge, codec, row, remembered);
     else if (held && held_wrong(edge, row, remembered))
         wrong = held_wrong(edge, row, remembered);
     else if (at > body_bytes || row->body_bytes > body_bytes - at)

@@ -40,3 +40,13 @@ void aq_edge_row_read(const uint8_t *bytes, struct aq_edge_row *row)
     row->flags = (uint16_t)take(bytes + 44, 2);
     row->variant = (uint16_t)take(bytes + 46, 2);
 }
+
+void aq_edge_check_write(uint64_t digest, uint8_t *bytes)
+{
+    (void)put(bytes, digest, AQ_EDGE_CHECK_BYTES);
+}
+
+uint64_t aq_edge_check_read(const uint8_t *bytes)
+{
+    return take(bytes, AQ_EDGE_CHECK_BYTES);
+}

@@ -3,7 +3,8 @@
  * micro-batch").
  *
  * The body of a FORWARD, BACKWARD or EVAL frame is `samples` rows, then the samples' coded bodies in the same order,
- * each beginning at a multiple of 16 from the start of the body; the gaps are zero. Little-endian.
+ * each beginning at a multiple of 16 from the start of the body; the gaps are zero. Little-endian. In a frame with the
+ * flag AQ_EDGE_CHECKED, digests of decoded values lie behind the rows, 8 bytes each (edge_check.h).
  *
  *     offset bytes
  *          0     8  sample id
@@ -12,7 +13,7 @@
  *         24     8  digest of m before; 0 where version before is 0
  *         32     8  digest of m after; 0 where version after is 0
  *         40     4  bytes of the coded body
- *         44     2  flags: enum aq_coded_flag, AQ_EDGE_HELD
+ *         44     2  flags: enum aq_coded_flag, AQ_EDGE_HELD, AQ_EDGE_WIDE
  *         46     2  variant
  */
 #ifndef RUNTIME_EDGE_ROW_H
@@ -26,13 +27,18 @@
 
 enum {
     AQ_EDGE_ROW_BYTES = 48,
+    AQ_EDGE_CHECK_BYTES = 8,
     AQ_EDGE_BODY_ALIGN = 16,
     AQ_EDGE_HELD = 4,         /* no body: both ends hold this very message, and it is the activation */
+    AQ_EDGE_WIDE = 8,         /* by the codec of what fp16 cannot hold (aq_edge_wide)                */
     AQ_EDGE_SAMPLE_BYTES = 64 /* room in the body of a frame for one sample's row and the gap behind its body */
 };
 
 static_assert(AQ_EDGE_ROW_BYTES + AQ_EDGE_BODY_ALIGN <= AQ_EDGE_SAMPLE_BYTES,
               "there must be room for a row and its gap");
+
+/* Of a version: the message is one of the wide codec, whose bytes the other codec would read as other values. */
+#define AQ_EDGE_WIDE_VERSION (1ull << 63)
 
 struct aq_edge_row {
     uint64_t sample;
@@ -46,6 +52,10 @@ struct aq_edge_row {
 /* Write and read one row; `bytes` has AQ_EDGE_ROW_BYTES. */
 void aq_edge_row_write(const struct aq_edge_row *row, uint8_t *bytes);
 void aq_edge_row_read(const uint8_t *bytes, struct aq_edge_row *row);
+
+/* The same of a digest behind the rows, of AQ_EDGE_CHECK_BYTES. */
+void aq_edge_check_write(uint64_t digest, uint8_t *bytes);
+uint64_t aq_edge_check_read(const uint8_t *bytes);
 
 /* Where the first body begins behind a table of `samples` rows, and where the one after `at` begins. */
 static inline uint32_t aq_edge_body_align(uint32_t at)

@@ -16,6 +16,13 @@
 #include "aqsgd/base.h"
 #include "aqsgd/codec.h"
 
+/* Which bodies carry a digest of what their receiver must decode (edge_check.h). */
+enum aq_edge_check_mode {
+    AQ_CHECK_NONE = 0,
+    AQ_CHECK_FIRST = 1, /* the first one of each step and direction */
+    AQ_CHECK_ALL = 2
+};
+
 struct aq_edge_shape {
     uint32_t edge;                       /* its number: edge e joins stage e and e + 1                             */
     uint32_t rows, columns;              /* of one sample at this cut, fp32; rows: at most                         */
@@ -31,8 +38,11 @@ struct aq_edge_shape {
     uint64_t summed;                     /* and of those of a client's end that the server sums over clients; 0: not */
     struct aq_codec_config forward, backward;
     bool guard;   /* more bits where the loop does not contract: edge_guard.h; still and stateless cuts have none */
+    bool guard_back; /* the same of gradients whose error stays large; still cuts have none */
+    bool wide, wide_back; /* a sample that fp16 cannot hold goes by aq_edge_wide of its codec, either way */
     bool ladders; /* edges.bits: auto: each way goes by a rung of its ladder (aq_edge_rungs); still cuts have none */
     bool still;   /* a sample's activation never changes: edge_still.c */
+    enum aq_edge_check_mode check; /* still cuts have none */
     uint32_t pixels; /* the side of images that are cropped: messages move with the crops (edge_view.c); 0: none are */
 };
 
@@ -50,11 +60,18 @@ struct aq_edge_size {
     uint64_t message_bytes_mean;
     uint64_t body_bytes_max;                /* of a frame of one micro-batch, room for its sample table included */
     uint64_t still_bytes;                   /* of host_bytes: a body of zeroes, where a sample never changes     */
+    uint64_t buffer_bytes;                  /* of host_bytes: what lies in one piece, send buffers first         */
     uint64_t host_bytes;                    /* RAM of an end, beside link and cache                              */
     uint64_t device_bytes;                  /* device memory of an end on a GPU                                  */
     uint64_t carry_bytes;                   /* and for bodies that go from GPU to GPU                            */
     uint64_t shared_bytes;                  /* of them: what the other end's process may map                     */
 };
+
+/*
+ * The codec of samples with values that fp16 cannot hold (beyond 65504): bf16 wherever `config` has fp16, in bodies and
+ * messages of as many bytes. False: it has none.
+ */
+bool aq_edge_wide(const struct aq_codec_config *config, struct aq_codec_config *out);
 
 /* AQ_INVAL: a codec cannot be built for this shape, or a micro-batch is longer than a frame can be. AQ_NOMEM. */
 enum aq_status aq_edge_size_of(const struct aq_edge_shape *shape, struct aq_edge_size *out);
@@ -62,7 +79,11 @@ enum aq_status aq_edge_size_of(const struct aq_edge_shape *shape, struct aq_edge
 /* The side of a sample's features at the cut, rows = side x side; 0: they are no square, and cannot be cropped. */
 uint32_t aq_edge_side(const struct aq_edge_shape *shape);
 
-/* Bytes of the body of a micro-batch of `samples` samples that are coded in `coded` bytes each (docs/FORMAT.md). */
-uint64_t aq_edge_body_bytes(uint32_t samples, uint64_t coded);
+/* Bodies of a frame that carry a digest of what is decoded, at most: none, one, or micro_batch (edge_check.c). */
+uint32_t aq_edge_checks_most(const struct aq_edge_shape *shape);
+
+/* Bytes of the body of a micro-batch of `samples` samples, `checks` of which have a digest of what is decoded, and that
+ * are coded in `coded` bytes each (docs/FORMAT.md). */
+uint64_t aq_edge_body_bytes(uint32_t samples, uint32_t checks, uint64_t coded);
 
 #endif

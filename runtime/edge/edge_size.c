@@ -29,25 +29,41 @@ static uint64_t largest(uint64_t a, uint64_t b)
     return a > b ? a : b;
 }
 
-/* What the higher rungs of a ladder want beside the first one's. */
-static enum aq_status ladder_add(const struct aq_edge_shape *shape, const struct aq_codec_config *config,
-                                 struct codec_bytes *all)
+static enum aq_status codec_add(const struct aq_edge_shape *shape, const struct aq_codec_config *config,
+                                struct codec_bytes *all)
 {
-    struct aq_codec_config rungs[AQ_EDGE_RUNGS];
-    const uint32_t count = aq_edge_ladder(config, rungs);
-    for (uint32_t i = 1; i < count; i++) {
-        struct codec_bytes more;
-        AQ_TRY(codec_bytes_of(shape, &rungs[i], &more));
-        all->bound = largest(all->bound, more.bound);
-        all->kernel = all->kernel && more.kernel ? all->kernel + more.kernel : 0;
+    struct codec_bytes more;
+    AQ_TRY(codec_bytes_of(shape, config, &more));
+    all->bound = largest(all->bound, more.bound);
+    all->kernel = all->kernel && more.kernel ? all->kernel + more.kernel : 0;
+    return AQ_OK;
+}
+
+/* What the higher rungs of a ladder, where it has them, and the wide codecs of all need beside the first one's. */
+static enum aq_status codecs_add(const struct aq_edge_shape *shape, const struct aq_codec_config *config, bool ladder,
+                                 bool wide, struct codec_bytes *all)
+{
+    struct aq_codec_config rungs[AQ_EDGE_RUNGS] = {*config}, more;
+    const uint32_t count = ladder ? aq_edge_ladder(config, rungs) : 1;
+    for (uint32_t i = 0; i < count; i++) {
+        if (i > 0) AQ_TRY(codec_add(shape, &rungs[i], all));
+        if (wide && aq_edge_wide(&rungs[i], &more)) AQ_TRY(codec_add(shape, &more, all));
     }
     return AQ_OK;
 }
 
-uint64_t aq_edge_body_bytes(uint32_t samples, uint64_t coded)
+/* For a row, the gap behind a body, and the digest of each; that of one body alone fits in the gap behind the rows. */
+static uint64_t sample_room(const struct aq_edge_shape *shape)
+{
+    const bool all = aq_edge_checks_most(shape) > 1;
+    return AQ_EDGE_SAMPLE_BYTES + (all ? AQ_EDGE_BODY_ALIGN : 0);
+}
+
+uint64_t aq_edge_body_bytes(uint32_t samples, uint32_t checks, uint64_t coded)
 {
     const uint64_t align = AQ_EDGE_BODY_ALIGN;
-    const uint64_t table = ((uint64_t)samples * AQ_EDGE_ROW_BYTES + align - 1) / align * align;
+    const uint64_t head = (uint64_t)samples * AQ_EDGE_ROW_BYTES + (uint64_t)checks * AQ_EDGE_CHECK_BYTES;
+    const uint64_t table = (head + align - 1) / align * align;
     return samples == 0 ? 0 : table + (samples - 1) * ((coded + align - 1) / align * align) + coded;
 }
 
@@ -57,9 +73,9 @@ enum aq_status aq_edge_size_of(const struct aq_edge_shape *shape, struct aq_edge
     struct codec_bytes forward, backward, evaluation;
     aq_codec_config_plain(&raw);
     AQ_TRY(codec_bytes_of(shape, &shape->forward, &forward));
-    if (shape->guard || shape->ladders) AQ_TRY(ladder_add(shape, &shape->forward, &forward));
+    AQ_TRY(codecs_add(shape, &shape->forward, shape->guard || shape->ladders, shape->wide, &forward));
     AQ_TRY(codec_bytes_of(shape, &shape->backward, &backward));
-    if (shape->ladders) AQ_TRY(ladder_add(shape, &shape->backward, &backward));
+    AQ_TRY(codecs_add(shape, &shape->backward, shape->guard_back || shape->ladders, shape->wide_back, &backward));
     AQ_TRY(codec_bytes_of(shape, &raw, &evaluation));
     const bool kernels = forward.kernel && backward.kernel && evaluation.kernel;
     const uint64_t bound = largest(largest(evaluation.bound, forward.bound), largest(backward.bound, forward.message));
@@ -74,7 +90,7 @@ enum aq_status aq_edge_size_of(const struct aq_edge_shape *shape, struct aq_edge
                                 .kernel_bytes = kernels ? forward.kernel + backward.kernel + evaluation.kernel : 0,
                                 .message_bytes = forward.message,
                                 .message_bytes_mean = forward.message_mean,
-                                .body_bytes_max = shape->micro_batch * (AQ_EDGE_SAMPLE_BYTES + bound)};
+                                .body_bytes_max = shape->micro_batch * (sample_room(shape) + bound)};
     if (shape->still) {
         size.still_bytes = (forward.bound + AQ_EDGE_BODY_ALIGN - 1) / AQ_EDGE_BODY_ALIGN * AQ_EDGE_BODY_ALIGN;
         size.forward_warm_bytes = size.backward_bytes = 0;
@@ -84,9 +100,12 @@ enum aq_status aq_edge_size_of(const struct aq_edge_shape *shape, struct aq_edge
                        "edge %u: a micro-batch of %u samples takes %llu bytes in a frame, 2 GiB is the most; lower "
                        "train.micro_batch or train.T",
                        shape->edge, shape->micro_batch, (unsigned long long)size.body_bytes_max);
-    size.host_bytes = shape->send_frames * size.body_bytes_max + (shape->shared + shape->summed) * sizeof(float) +
-                      size.still_bytes + aq_edge_crop_bytes(shape, &size);
-    size.device_bytes = kernels ? aq_edge_works_bytes(shape, &size) : 0; /* else the host codes: edge_work.c */
+    size.buffer_bytes = shape->send_frames * size.body_bytes_max + (shape->shared + shape->summed) * sizeof(float) +
+                        size.still_bytes;
+    size.host_bytes = size.buffer_bytes + aq_edge_crop_bytes(shape, &size) + aq_edge_check_host_bytes(shape);
+    const uint64_t spare_bytes = shape->wide || shape->wide_back ? size.raw_bound : 0; /* edge_work.c */
+    const uint64_t work_bytes = aq_edge_works_bytes(shape, &size) + aq_edge_check_device_bytes(shape) + spare_bytes;
+    size.device_bytes = kernels ? work_bytes : 0; /* else the host codes: edge_work.c */
     size.carry_bytes = aq_edge_carry_bytes(&size);
     size.shared_bytes = aq_edge_carry_shared_bytes(&size);
     *out = size;

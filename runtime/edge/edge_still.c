@@ -124,12 +124,17 @@ bool aq_edge_wanted(const struct aq_edge *edge, uint64_t *id)
     return edge->remaking;
 }
 
-/* The message of the sample, at `message`. */
+/* The message of the sample, at `message`, of that version; where any will do, of a wide one if it must be. */
 static enum aq_status make_again(struct aq_edge *edge, const struct aq_edge_batch *batch, const struct aq_values *a,
-                                 uint8_t *body, void *message, struct aq_stream *stream)
+                                 uint8_t *body, void *message, bool any, uint64_t *version, struct aq_stream *stream)
 {
+    const bool can = aq_edge_wide_of(edge, edge->forward) != NULL, wide = can && *version & AQ_EDGE_WIDE_VERSION;
     uint32_t flags = 0;
-    AQ_TRY(aq_edge_encode_alone(edge, batch, a, body, message, &flags, stream));
+    AQ_TRY(aq_edge_encode_alone(edge, batch, a, wide, body, message, &flags, stream));
+    if (flags & AQ_CODED_RAW && any && can && !wide) {
+        *version |= AQ_EDGE_WIDE_VERSION;
+        AQ_TRY(aq_edge_encode_alone(edge, batch, a, true, body, message, &flags, stream));
+    }
     if (flags & AQ_CODED_RAW)
         return aq_fail(AQ_CORRUPT, "edge", "edge %u sample %llu: its message is lost, and made again it has none",
                        edge->shape.edge, (unsigned long long)batch->sample_ids[0]);
@@ -140,7 +145,7 @@ enum aq_status aq_edge_remade(struct aq_edge *edge, const struct aq_edge_batch *
                               struct aq_stream *stream)
 {
     const struct aq_edge_fetch *asked = &edge->remake;
-    const uint64_t version = asked->version ? asked->version : 1;
+    uint64_t version = asked->version ? asked->version : 1;
     const uint32_t bytes = aq_edge_message_bytes(edge, batch, 0);
     uint32_t index;
     void *slot;
@@ -150,7 +155,7 @@ enum aq_status aq_edge_remade(struct aq_edge *edge, const struct aq_edge_batch *
     uint8_t *const body = aq_edge_body(edge, index);
     enum aq_status status = aq_cache_slot(edge->config.cache, aq_clock_after(edge->config.silence_ns), &slot);
     if (status == AQ_OK) {
-        status = make_again(edge, batch, a, body, slot, stream);
+        status = make_again(edge, batch, a, body, slot, asked->version == 0, &version, stream);
         if (status == AQ_OK) memcpy(body, slot, bytes);
         if (status == AQ_OK)
             status = aq_cache_put(edge->config.cache, &asked->key, version, aq_digest(body, bytes), slot, bytes);

@@ -19,6 +19,7 @@ static enum aq_status there_and_back(struct aq_edge *edge, struct aq_codec *code
                                      .key = &key,
                                      .body = places.body,
                                      .rows = edge->shape.rows,
+                                     .hat = places.hat,
                                      .m_out = keeps ? places.message : NULL};
     AQ_ASSERT(!keeps || places.message);
     AQ_TRY(aq_codec_encode_batch(codec, &sample, 1, places.result, stream));
@@ -37,10 +38,16 @@ enum aq_status aq_edge_warm(struct aq_edge *edge, float *values, struct aq_strea
     for (uint32_t i = 0; i < edge->forwards_by.count; i++) {
         struct aq_codec *const codec = edge->forwards_by.codecs[i];
         AQ_TRY(there_and_back(edge, codec, true, false, values, stream));
+        struct aq_codec *const wide = edge->forwards_by.wide[i];
         if (aq_codec_message_bytes(codec) > 0) AQ_TRY(there_and_back(edge, codec, true, true, values, stream));
+        if (wide) AQ_TRY(there_and_back(edge, wide, true, false, values, stream));
+        if (wide && aq_codec_message_bytes(wide) > 0) AQ_TRY(there_and_back(edge, wide, true, true, values, stream));
     }
-    for (uint32_t i = 0; i < edge->backwards_by.count; i++)
+    for (uint32_t i = 0; i < edge->backwards_by.count; i++) {
+        struct aq_codec *const wide = edge->backwards_by.wide[i];
         AQ_TRY(there_and_back(edge, edge->backwards_by.codecs[i], false, false, values, stream));
+        if (wide) AQ_TRY(there_and_back(edge, wide, false, false, values, stream));
+    }
     AQ_TRY(there_and_back(edge, edge->raw, true, false, values, stream));
     AQ_TRY(aq_device_zero(edge->config.device, values, edge->values * sizeof *values, stream));
     return aq_device_stream_sync(edge->config.device, stream); /* the first values come on another stream */

@@ -9,202 +9,13 @@
  *
  * Each direction has one work. On a device it has memory there and beside it; bodies go straight to their places in the
  * frame, for their lengths are known but for samples whose values force them to be raw: where one was, all are copied a
- * second time. Only host memory that is pinned, or lies in slots until the work is done, is copied. Of one direction
- * one micro-batch is on its way; the next is AQ_AGAIN until then.
+ * second time, after it has been coded again where the edge has a wide codec (edge_wide.c). Only host memory that is
+ * pinned, or lies in slots until the work is done, is copied. Of one direction one micro-batch is on its way; the next
+ * is AQ_AGAIN until then.
  */
 #include <string.h>
 
-#include "edge_private.h"
-
-enum { PLACE_ALIGN = 256 };
-
-/* One direction's: what is coded and sent, or received and decoded. */
-struct aq_edge_work {
-    /* Of each sample. */
-    struct aq_edge_reference *references; /* of a codec with messages */
-    struct aq_edge_row *rows;
-    uint64_t *sample_ids;
-    uint32_t *lengths;
-    uint16_t *variants;
-    struct aq_view *views; /* at this cut */
-    struct aq_codec_sample *samples; /* encode: of those that are coded; decode: of all */
-    uint32_t *place;                 /* encode: of each sample among those that are coded: held ones have none */
-    uint32_t coded;
-    struct aq_rng_key *keys;
-    void *own;
-    /* Of the micro-batch. */
-    struct aq_codec *codec;
-    struct aq_edge_batch batch;
-    enum aq_frame_kind kind;
-    bool forward, remembered;
-    struct aq_stream *stream;
-    uint32_t body_bytes; /* encode: how long all is; decode: where the next body begins */
-    /* What the codec tells. */
-    struct aq_codec_result *results;
-    uint32_t *corrupt;
-    uint8_t *crops; /* windows of messages of images that are cropped, as long as messages; NULL: none are */
-    size_t crop_stride, crop_bytes; /* 0: one serves all samples in turn; of all */
-    /* The rest is for a device that codes. Its memory of each sample: the body, the message (of forward codecs). */
-    uint8_t *memory;
-    size_t memory_bytes, body_stride, message_stride;
-    void *told; /* pinned: results, corrupt */
-    size_t told_bytes;
-    struct aq_event *begun, *ended; /* timed */
-    /* On its way. */
-    bool pending;
-    bool settled;                /* encode: bodies have been copied by their real lengths */
-    uint32_t body;               /* encode: index of the send buffer            */
-    uint8_t *bodies;             /* encode: of the device, where NCCL carries them; NULL: in the send buffer */
-    struct aq_edge_received got; /* decode: the frame                           */
-    uint64_t issued_ns, host_ns; /* when; of this thread                        */
-};
-
-struct aq_edge_works {
-    struct aq_edge_work encode, decode;
-};
-
-static size_t aligned(size_t bytes)
-{
-    return (bytes + PLACE_ALIGN - 1) / PLACE_ALIGN * PLACE_ALIGN;
-}
-
-static size_t largest(size_t a, size_t b)
-{
-    return a > b ? a : b;
-}
-
-static void place_told(struct aq_edge_work *work, struct aq_arena *arena, uint32_t B)
-{
-    work->results = aq_arena_take(arena, B * sizeof *work->results);
-    work->corrupt = aq_arena_take(arena, B * sizeof *work->corrupt);
-}
-
-static void place_own(struct aq_edge_work *work, struct aq_arena *arena, uint32_t B)
-{
-    place_told(work, arena, B);
-    work->references = aq_arena_take(arena, B * sizeof *work->references);
-    work->rows = aq_arena_take(arena, B * sizeof *work->rows);
-    work->sample_ids = aq_arena_take(arena, B * sizeof *work->sample_ids);
-    work->lengths = aq_arena_take(arena, B * sizeof *work->lengths);
-    work->variants = aq_arena_take(arena, B * sizeof *work->variants);
-    work->views = aq_arena_take(arena, B * sizeof *work->views);
-    work->samples = aq_arena_take(arena, B * sizeof *work->samples);
-    work->place = aq_arena_take(arena, B * sizeof *work->place);
-    work->keys = aq_arena_take(arena, B * sizeof *work->keys);
-}
-
-/* Activations (of training and evaluation) go one way, gradients the other. */
-static void strides_of(const struct aq_edge_size *size, bool forward, size_t *body, size_t *message)
-{
-    *body = aligned(forward ? largest(size->forward_bound, size->raw_bound) : size->backward_bound);
-    *message = forward ? aligned(size->message_bytes) : 0;
-}
-
-uint64_t aq_edge_works_bytes(const struct aq_edge_shape *shape, const struct aq_edge_size *size)
-{
-    uint64_t bytes = size->kernel_bytes;
-    for (int forward = 0; forward < 2; forward++) {
-        size_t body, message;
-        strides_of(size, forward, &body, &message);
-        bytes += shape->micro_batch * (uint64_t)(body + message);
-    }
-    return bytes;
-}
-
-uint64_t aq_edge_crop_bytes(const struct aq_edge_shape *shape, const struct aq_edge_size *size)
-{
-    if (!shape->pixels) return 0;
-    return size->kernel_bytes ? shape->micro_batch * (uint64_t)aligned(size->message_bytes) : size->message_bytes;
-}
-
-/* Of the work that knows messages. */
-static enum aq_status crops_open(struct aq_edge *edge, struct aq_edge_work *work)
-{
-    void *memory;
-    if (!edge->shape.pixels || !edge->size.message_bytes) return AQ_OK;
-    const size_t bytes = edge->size.message_bytes, stride = edge->on_device ? aligned(bytes) : 0;
-    work->crop_stride = stride;
-    work->crop_bytes = stride ? edge->shape.micro_batch * stride : bytes;
-    AQ_TRY(aq_device_alloc(edge->config.device, AQ_MEMORY_PINNED, work->crop_bytes, &memory));
-    work->crops = memory;
-    return AQ_OK;
-}
-
-static enum aq_status work_open(struct aq_edge_work *work, uint32_t B)
-{
-    struct aq_arena own = {0};
-    place_own(work, &own, B);
-    AQ_TRY(aq_alloc(own.used, &work->own));
-    own = (struct aq_arena){.base = work->own, .bytes = own.used};
-    place_own(work, &own, B);
-    return AQ_OK;
-}
-
-static enum aq_status work_open_device(struct aq_edge *edge, struct aq_edge_work *work, bool forward)
-{
-    struct aq_device *device = edge->config.device;
-    const uint32_t B = edge->shape.micro_batch;
-    struct aq_arena told = {0};
-    void *memory;
-    place_told(work, &told, B);
-    AQ_TRY(aq_device_alloc(device, AQ_MEMORY_PINNED, told.used, &work->told));
-    work->told_bytes = told.used;
-    told = (struct aq_arena){.base = work->told, .bytes = told.used};
-    place_told(work, &told, B);
-    strides_of(&edge->size, forward, &work->body_stride, &work->message_stride);
-    const size_t bytes = B * (work->body_stride + work->message_stride);
-    AQ_TRY(aq_device_alloc(device, AQ_MEMORY_DEVICE, bytes, &memory));
-    work->memory = memory;
-    work->memory_bytes = bytes;
-    AQ_TRY(aq_device_event_open_timed(device, &work->begun));
-    return aq_device_event_open_timed(device, &work->ended);
-}
-
-enum aq_status aq_edge_works_open(struct aq_edge *edge)
-{
-    struct aq_codec *codecs[1 + 2 * AQ_EDGE_RUNGS] = {edge->raw};
-    const struct aq_edge_rungs *by = &edge->forwards_by, *back = &edge->backwards_by;
-    const uint32_t count = 1 + by->count + back->count;
-    memcpy(codecs + 1, by->codecs, by->count * sizeof *codecs);
-    memcpy(codecs + 1 + by->count, back->codecs, back->count * sizeof *codecs);
-    void *memory;
-    AQ_TRY(aq_alloc(sizeof(struct aq_edge_works), &memory));
-    struct aq_edge_works *works = edge->works = memory; /* from here on aq_edge_close frees it */
-    AQ_TRY(work_open(&works->encode, edge->shape.micro_batch));
-    AQ_TRY(work_open(&works->decode, edge->shape.micro_batch));
-    edge->on_device = true; /* one place for bodies: all of an edge's codecs, or none (aq_edge_size_of) */
-    for (uint32_t i = 0; i < count; i++)
-        edge->on_device = edge->on_device && aq_codec_device_bytes(codecs[i]) > 0;
-    AQ_TRY(crops_open(edge, edge->config.sender ? &works->encode : &works->decode));
-    if (!edge->on_device) return AQ_OK;
-    for (uint32_t i = 0; i < count; i++)
-        AQ_TRY(aq_codec_take_device(codecs[i]));
-    AQ_TRY(work_open_device(edge, &works->encode, edge->config.sender));
-    AQ_TRY(work_open_device(edge, &works->decode, !edge->config.sender));
-    aq_log("edge", 2, "edge %u: the device codes micro-batches of %u, with %zu bytes of its own", edge->shape.edge,
-           edge->shape.micro_batch, works->encode.memory_bytes + works->decode.memory_bytes);
-    return AQ_OK;
-}
-
-static uint8_t *body_at(const struct aq_edge_work *work, uint32_t i)
-{
-    return work->memory + i * (work->body_stride + work->message_stride);
-}
-
-static uint8_t *message_at(const struct aq_edge_work *work, uint32_t i)
-{
-    return body_at(work, i) + work->body_stride;
-}
-
-struct aq_edge_places aq_edge_places_of(const struct aq_edge *edge, bool forward)
-{
-    const struct aq_edge_work *work = forward == edge->config.sender ? &edge->works->encode : &edge->works->decode;
-    AQ_ASSERT(edge->on_device && !work->pending);
-    return (struct aq_edge_places){.body = body_at(work, 0),
-                                   .message = work->message_stride ? message_at(work, 0) : NULL,
-                                   .result = work->results,
-                                   .corrupt = work->corrupt};
-}
+#include "edge_work.h"
 
 /* Takes the micro-batch; its arrays may change under us. */
 static void work_begin(struct aq_edge *edge, struct aq_edge_work *work, struct aq_codec *codec, enum aq_frame_kind kind,
@@ -214,10 +25,11 @@ static void work_begin(struct aq_edge *edge, struct aq_edge_work *work, struct a
     AQ_ASSERT(!work->pending && count <= edge->shape.micro_batch);
     work->codec = codec;
     work->kind = kind;
+    work->checks = aq_edge_checks_of(&edge->shape, batch->flags, count);
     work->forward = kind == AQ_FRAME_FORWARD;
     work->remembered = work->forward && edge->config.cache;
     work->stream = stream;
-    work->settled = false;
+    work->settled = work->widened = false;
     work->batch = *batch;
     work->batch.sample_ids = work->sample_ids;
     work->batch.lengths = work->lengths;
@@ -232,11 +44,11 @@ static void work_begin(struct aq_edge *edge, struct aq_edge_work *work, struct a
     if (batch->variants) memcpy(work->variants, batch->variants, count * sizeof *work->variants);
     memset(work->references, 0, count * sizeof *work->references);
     memset(work->samples, 0, count * sizeof *work->samples);
+    memset(work->wide, 0, count * sizeof *work->wide);
     work->coded = 0;
 }
 
-/* Whatever is still ours goes back: all of it after a failure, and then only when the stream has let go of it. */
-static enum aq_status work_end(struct aq_edge *edge, struct aq_edge_work *work, enum aq_status status)
+enum aq_status aq_edge_work_end(struct aq_edge *edge, struct aq_edge_work *work, enum aq_status status)
 {
     if (status != AQ_OK) (void)aq_device_stream_sync(edge->config.device, work->stream);
     for (uint32_t i = 0; i < work->batch.samples; i++)
@@ -299,13 +111,13 @@ static void crop_end(const struct aq_edge *edge, const struct aq_edge_work *work
 static const void *message_before(const struct aq_edge *edge, const struct aq_edge_work *work, uint32_t i)
 {
     if (!work->references[i].warm) return NULL;
-    return edge->on_device ? message_at(work, i) : host_before(work, i);
+    return edge->on_device ? aq_edge_message_at(work, i) : host_before(work, i);
 }
 
 static void *message_after(const struct aq_edge *edge, const struct aq_edge_work *work, uint32_t i)
 {
     void *after = host_after(work, i);
-    return after && edge->on_device ? message_at(work, i) : after;
+    return after && edge->on_device ? aq_edge_message_at(work, i) : after;
 }
 
 /*
@@ -318,10 +130,47 @@ static enum aq_status reference_up(struct aq_edge *edge, struct aq_edge_work *wo
     struct aq_edge_reference *reference = &work->references[i];
     if (!edge->on_device || !reference->warm) return AQ_OK;
     const uint32_t bytes = aq_edge_message_bytes(edge, &work->batch, i);
-    AQ_TRY(aq_device_copy(device, message_at(work, i), host_before(work, i), bytes, work->stream));
+    AQ_TRY(aq_device_copy(device, aq_edge_message_at(work, i), host_before(work, i), bytes, work->stream));
     if (!reference->fetched) return AQ_OK;
     AQ_TRY(aq_device_stream_sync(device, work->stream));
     aq_edge_message_release(edge, &reference->message);
+    return AQ_OK;
+}
+
+/* What codes sample i. */
+static struct aq_codec *codec_at(const struct aq_edge *edge, const struct aq_edge_work *work, uint32_t i)
+{
+    return work->wide[i] ? aq_edge_wide_of(edge, work->codec) : work->codec;
+}
+
+/* The end of the run of samples from i on that one codec codes. */
+static uint32_t alike_until(const struct aq_edge_work *work, uint32_t i)
+{
+    uint32_t end = i + 1;
+    while (end < work->batch.samples && work->wide[end] == work->wide[i])
+        end++;
+    return end;
+}
+
+/* Bytes of the rows and checks of its frame. */
+static uint32_t head_bytes(const struct aq_edge_work *work)
+{
+    return work->batch.samples * AQ_EDGE_ROW_BYTES + work->checks * AQ_EDGE_CHECK_BYTES;
+}
+
+/* Bytes of the values of sample i. */
+static size_t sample_bytes(const struct aq_edge *edge, const struct aq_edge_work *work, uint32_t i)
+{
+    return (size_t)work->lengths[i] * edge->shape.columns * sizeof(float);
+}
+
+/* Enqueues: the values of checked samples from `first` on come to where the host reads them; `stride` values each. */
+static enum aq_status checks_down(struct aq_edge *edge, struct aq_edge_work *work, uint32_t first, uint32_t end,
+                                  const float *values, uint64_t stride)
+{
+    for (uint32_t i = first; i < end && i < work->checks; i++)
+        AQ_TRY(aq_edge_check_down(edge->config.device, &work->check, i, values + i * stride,
+                                  sample_bytes(edge, work, i), work->stream));
     return AQ_OK;
 }
 
@@ -330,53 +179,88 @@ static enum aq_status reference_up(struct aq_edge *edge, struct aq_edge_work *wo
 static enum aq_status encode_reference(struct aq_edge *edge, struct aq_edge_work *work, uint32_t i)
 {
     if (!work->remembered) return AQ_OK;
+    const struct aq_edge_reference *reference = &work->references[i];
     AQ_TRY(aq_edge_reference_send(edge, &work->batch, i, &work->references[i]));
+    work->wide[i] = reference->warm && reference->entry.version & AQ_EDGE_WIDE_VERSION;
     crop_begin(edge, work, i);
     return reference_up(edge, work, i);
 }
 
-/* Sample i to those that are coded, unless both ends hold it. */
-static void encode_ready(struct aq_edge *edge, struct aq_edge_work *work, uint32_t i, const float *a, uint8_t *body)
+/* What the codec of sample i is asked, whose values are at a. */
+static void encode_sample(struct aq_edge *edge, struct aq_edge_work *work, uint32_t i, const float *a, uint8_t *body)
 {
-    if (work->references[i].held) return;
-    work->place[i] = work->coded++;
+    float *hat = i < work->checks ? aq_edge_check_hat(&work->check, i) : NULL;
     work->keys[i] = aq_edge_round_key(edge, &work->batch, i, work->forward);
-    work->samples[work->place[i]] = (struct aq_codec_sample){.a = a + i * edge->values,
+    work->samples[work->place[i]] = (struct aq_codec_sample){.a = a,
                                                              .m = message_before(edge, work, i),
                                                              .key = &work->keys[i],
                                                              .body = body,
                                                              .rows = work->lengths[i],
+                                                             .hat = hat,
                                                              .m_out = message_after(edge, work, i)};
 }
 
-/* Sample i is coded: its row, at the head of the frame. */
-static enum aq_status encode_row(struct aq_edge *edge, struct aq_edge_work *work, uint32_t i, uint8_t *frame)
+/* Sample i to those that are coded, unless both ends hold it. a: of all samples. */
+static void encode_ready(struct aq_edge *edge, struct aq_edge_work *work, uint32_t i, const float *a, uint8_t *body)
+{
+    if (work->references[i].held) return;
+    work->place[i] = work->coded++;
+    encode_sample(edge, work, i, a + i * edge->values, body);
+}
+
+/* Is sample i, which is coded, to be coded again by the wide codec? Then it has no reference from here on. */
+static bool widens(struct aq_edge *edge, struct aq_edge_work *work, uint32_t i)
+{
+    const bool raw = !work->references[i].held && work->results[work->place[i]].flags & AQ_CODED_RAW;
+    if (!raw || work->wide[i] || !aq_edge_wide_of(edge, work->codec)) return false;
+    aq_edge_reference_release(edge, &work->references[i]);
+    work->wide[i] = true;
+    crop_begin(edge, work, i);
+    return true;
+}
+
+/* By the host. */
+static enum aq_status encode_one(struct aq_edge *edge, struct aq_edge_work *work, uint32_t i)
+{
+    const uint32_t j = work->place[i];
+    AQ_TRY(aq_codec_encode_batch(codec_at(edge, work, i), &work->samples[j], 1, &work->results[j], work->stream));
+    AQ_TRY(checks_down(edge, work, i, i + 1, work->check.hat, 0));
+    return aq_device_stream_sync(edge->config.device, work->stream);
+}
+
+/* Sample i is coded: its row, at the head of the frame. body: where the host has its body; NULL: nowhere. */
+static enum aq_status encode_row(struct aq_edge *edge, struct aq_edge_work *work, uint32_t i, uint8_t *frame,
+                                 const uint8_t *body)
 {
     struct aq_edge_reference *reference = work->remembered ? &work->references[i] : NULL;
     crop_end(edge, work, i);
     if (reference && reference->held)
         aq_edge_still_sent(edge, &work->batch, i, reference, &work->rows[i]);
     else
-        AQ_TRY(aq_edge_sent(edge, work->codec, work->forward, &work->batch, i, &work->results[work->place[i]],
-                            reference, &work->rows[i]));
+        AQ_TRY(aq_edge_sent(edge, work->codec, work->forward, work->wide[i], &work->batch, i,
+                            &work->results[work->place[i]], body, reference, &work->rows[i]));
     aq_edge_row_write(&work->rows[i], frame + (size_t)i * AQ_EDGE_ROW_BYTES);
+    if (i >= work->checks) return AQ_OK;
+    const float *hat = aq_edge_check_hat(&work->check, i);
+    aq_edge_check_write(aq_edge_check_digest(&work->check, i, hat, sample_bytes(edge, work, i)),
+                        frame + aq_edge_check_at(work->batch.samples, i));
     return AQ_OK;
 }
 
 static enum aq_status encode_host(struct aq_edge *edge, struct aq_edge_work *work, const float *a, uint8_t *body)
 {
-    work->body_bytes = work->batch.samples * AQ_EDGE_ROW_BYTES;
+    work->body_bytes = head_bytes(work);
     for (uint32_t i = 0; i < work->batch.samples; i++) {
         const uint32_t at = aq_edge_body_align(work->body_bytes);
         memset(body + work->body_bytes, 0, at - work->body_bytes);
         AQ_TRY(encode_reference(edge, work, i));
         encode_ready(edge, work, i, a, body + at);
-        if (!work->references[i].held) {
-            const uint32_t j = work->place[i];
-            AQ_TRY(aq_codec_encode_batch(work->codec, &work->samples[j], 1, &work->results[j], work->stream));
-            AQ_TRY(aq_device_stream_sync(edge->config.device, work->stream));
+        if (!work->references[i].held) AQ_TRY(encode_one(edge, work, i));
+        if (widens(edge, work, i)) {
+            encode_sample(edge, work, i, a + i * edge->values, body + at);
+            AQ_TRY(encode_one(edge, work, i));
         }
-        AQ_TRY(encode_row(edge, work, i, body));
+        AQ_TRY(encode_row(edge, work, i, body, body + at));
         aq_edge_reference_close(edge, &work->references[i]);
         work->body_bytes = at + work->rows[i].body_bytes;
     }
@@ -389,7 +273,7 @@ enum aq_status aq_edge_encode(struct aq_edge *edge, struct aq_codec *codec, enum
 {
     struct aq_edge_work *work = &edge->works->encode;
     work_begin(edge, work, codec, kind, batch, stream);
-    AQ_TRY(work_end(edge, work, encode_host(edge, work, a, body)));
+    AQ_TRY(aq_edge_work_end(edge, work, encode_host(edge, work, a, body)));
     *bytes = work->body_bytes;
     return AQ_OK;
 }
@@ -414,12 +298,12 @@ out:
 }
 
 /* What sample i's body is long: as every body is, or, when the kernels have told, as it came out. */
-static uint32_t body_length(const struct aq_edge_work *work, uint32_t i)
+static uint32_t body_length(const struct aq_edge *edge, const struct aq_edge_work *work, uint32_t i)
 {
     if (work->references[i].held) return 0;
     if (work->settled) return work->results[work->place[i]].body_bytes;
     const bool cold = !work->references[i].warm; /* of a codec without messages no difference */
-    return (uint32_t)aq_codec_body_bytes_of(work->codec, work->lengths[i], cold);
+    return (uint32_t)aq_codec_body_bytes_of(codec_at(edge, work, i), work->lengths[i], cold);
 }
 
 /* Zeros between two bodies. */
@@ -435,20 +319,37 @@ static enum aq_status encode_down(struct aq_edge *edge, struct aq_edge_work *wor
 {
     struct aq_device *device = edge->config.device;
     uint8_t *const body = work->bodies ? work->bodies : aq_edge_body(edge, work->body);
-    uint32_t place = work->batch.samples * AQ_EDGE_ROW_BYTES;
+    uint32_t place = head_bytes(work);
     for (uint32_t i = 0; i < work->batch.samples; i++) {
-        const uint32_t at = aq_edge_body_align(place), bytes = body_length(work, i);
+        const uint32_t at = aq_edge_body_align(place), bytes = body_length(edge, work, i);
         AQ_ASSERT(at + (uint64_t)bytes <= edge->size.body_bytes_max);
         AQ_TRY(encode_gap(edge, work, body + place, at - place));
         place = at + bytes;
         if (work->references[i].held) continue;
-        AQ_TRY(aq_device_copy(device, body + at, body_at(work, i), bytes, work->stream));
-        if (work->remembered && !work->settled)
-            AQ_TRY(aq_device_copy(device, host_after(work, i), message_at(work, i),
+        AQ_TRY(aq_device_copy(device, body + at, aq_edge_body_at(work, i), bytes, work->stream));
+        if (work->remembered && (!work->settled || work->widened))
+            AQ_TRY(aq_device_copy(device, host_after(work, i), aq_edge_message_at(work, i),
                                   aq_edge_message_bytes(edge, &work->batch, i), work->stream));
     }
     work->body_bytes = place;
     return aq_device_event_record(device, work->ended, work->stream);
+}
+
+/* Neighbours that one codec codes go together; held ones are no samples, and have no codec. */
+static enum aq_status encode_batches(struct aq_edge *edge, struct aq_edge_work *work)
+{
+    for (uint32_t i = 0, end; i < work->batch.samples; i = end) {
+        uint32_t first = UINT32_MAX, count = 0;
+        end = alike_until(work, i);
+        for (uint32_t s = i; s < end; s++) {
+            if (work->references[s].held) continue;
+            if (count++ == 0) first = work->place[s];
+        }
+        if (count == 0) continue;
+        AQ_TRY(aq_codec_encode_batch(codec_at(edge, work, i), work->samples + first, count, work->results + first,
+                                     work->stream));
+    }
+    return AQ_OK;
 }
 
 static enum aq_status encode_enqueue(struct aq_edge *edge, struct aq_edge_work *work, const struct aq_values *values)
@@ -456,12 +357,12 @@ static enum aq_status encode_enqueue(struct aq_edge *edge, struct aq_edge_work *
     struct aq_device *device = edge->config.device;
     for (uint32_t i = 0; i < work->batch.samples; i++) {
         AQ_TRY(encode_reference(edge, work, i));
-        encode_ready(edge, work, i, values->at, body_at(work, i));
+        encode_ready(edge, work, i, values->at, aq_edge_body_at(work, i));
     }
     AQ_TRY(aq_values_read_begin(device, values, work->stream));
     AQ_TRY(aq_device_event_record(device, work->begun, work->stream));
-    if (work->coded)
-        AQ_TRY(aq_codec_encode_batch(work->codec, work->samples, work->coded, work->results, work->stream));
+    AQ_TRY(encode_batches(edge, work));
+    AQ_TRY(checks_down(edge, work, 0, work->batch.samples, work->check.hat, edge->values));
     AQ_TRY(aq_values_read_end(device, values, work->stream));
     return encode_down(edge, work);
 }
@@ -469,7 +370,7 @@ static enum aq_status encode_enqueue(struct aq_edge *edge, struct aq_edge_work *
 /* After enqueueing, which began then: pending, or undone. */
 static enum aq_status issued(struct aq_edge *edge, struct aq_edge_work *work, enum aq_status status, uint64_t begin_ns)
 {
-    if (status != AQ_OK) return work_end(edge, work, status);
+    if (status != AQ_OK) return aq_edge_work_end(edge, work, status);
     work->pending = true;
     work->issued_ns = aq_clock_ns();
     work->host_ns = work->issued_ns - begin_ns;
@@ -491,32 +392,64 @@ enum aq_status aq_edge_encode_issue(struct aq_edge *edge, struct aq_codec *codec
     return status;
 }
 
+/*
+ * What fp16 could not hold lies raw in its body, the only place where its values still are: they are coded again, from
+ * a copy. *again: there was such a sample, and the stream is to pass once more.
+ */
+static enum aq_status encode_wide(struct aq_edge *edge, struct aq_edge_work *work, bool *again)
+{
+    struct aq_device *device = edge->config.device;
+    *again = false;
+    if (work->widened) return AQ_OK;
+    work->widened = true;
+    for (uint32_t i = 0; i < work->batch.samples; i++) {
+        const uint32_t j = work->place[i];
+        if (!widens(edge, work, i)) continue;
+        AQ_TRY(
+            aq_device_copy(device, work->spare, aq_edge_body_at(work, i), sample_bytes(edge, work, i), work->stream));
+        encode_sample(edge, work, i, (const float *)(const void *)work->spare, aq_edge_body_at(work, i));
+        AQ_TRY(aq_codec_encode_batch(codec_at(edge, work, i), &work->samples[j], 1, &work->results[j], work->stream));
+        AQ_TRY(checks_down(edge, work, i, i + 1, aq_edge_check_hat(&work->check, i), 0));
+        *again = true;
+    }
+    work->widened = *again;
+    return *again ? aq_device_event_record(device, work->ended, work->stream) : AQ_OK;
+}
+
 /* The stream has passed. */
 static enum aq_status encode_done(struct aq_edge *edge, struct aq_edge_work *work)
 {
-    bool foreseen = true;
+    bool foreseen = true, again = false;
+    if (!work->settled) AQ_TRY(encode_wide(edge, work, &again));
+    if (again) return AQ_OK;
     for (uint32_t i = 0; i < work->batch.samples; i++)
-        foreseen =
-            foreseen && (work->references[i].held || work->results[work->place[i]].body_bytes == body_length(work, i));
+        foreseen = foreseen &&
+                   (work->references[i].held || work->results[work->place[i]].body_bytes == body_length(edge, work, i));
+    foreseen = foreseen && (work->settled || !work->widened); /* messages are other ones, too */
     work->settled = true;
     if (!foreseen) return encode_down(edge, work);
     const uint64_t begin = aq_clock_ns();
-    for (uint32_t i = 0; i < work->batch.samples; i++)
-        AQ_TRY(encode_row(edge, work, i, aq_edge_body(edge, work->body)));
+    uint8_t *const frame = aq_edge_body(edge, work->body);
+    for (uint32_t i = 0, place = head_bytes(work); i < work->batch.samples; i++) {
+        const uint32_t at = aq_edge_body_align(place);
+        AQ_TRY(encode_row(edge, work, i, frame, work->bodies ? NULL : frame + at));
+        place = at + body_length(edge, work, i);
+    }
     work->host_ns += aq_clock_ns() - begin;
     AQ_TRY(measure_device(edge, work, "encode"));
-    (void)work_end(edge, work, AQ_OK);
-    if (work->bodies && work->body_bytes > aq_edge_body_align(work->batch.samples * AQ_EDGE_ROW_BYTES)) {
-        aq_edge_carry_out(edge, work->bodies, work->batch.samples, work->body_bytes);
+    (void)aq_edge_work_end(edge, work, AQ_OK);
+    if (work->bodies && work->body_bytes > aq_edge_body_align(head_bytes(work))) {
+        aq_edge_carry_out(edge, work->bodies, head_bytes(work), work->body_bytes);
         work->batch.flags |= AQ_EDGE_CARRIED;
     }
     return aq_edge_post_batch(edge, work->kind, &work->batch, work->body, work->body_bytes);
 }
 
 enum aq_status aq_edge_encode_alone(struct aq_edge *edge, const struct aq_edge_batch *batch,
-                                    const struct aq_values *values, uint8_t *body, void *message, uint32_t *flags,
-                                    struct aq_stream *stream)
+                                    const struct aq_values *values, bool wide, uint8_t *body, void *message,
+                                    uint32_t *flags, struct aq_stream *stream)
 {
+    struct aq_codec *const codec = wide ? aq_edge_wide_of(edge, edge->forward) : edge->forward;
     struct aq_edge_work *work = &edge->works->encode;
     struct aq_device *device = edge->config.device;
     const bool there = edge->on_device;
@@ -524,13 +457,14 @@ enum aq_status aq_edge_encode_alone(struct aq_edge *edge, const struct aq_edge_b
     const struct aq_rng_key key = aq_edge_round_key(edge, batch, 0, true);
     const struct aq_codec_sample sample = {.a = values->at,
                                            .key = &key,
-                                           .body = there ? body_at(work, 0) : body,
+                                           .body = there ? aq_edge_body_at(work, 0) : body,
                                            .rows = aq_edge_rows(edge, batch, 0),
-                                           .m_out = there ? message_at(work, 0) : message};
+                                           .m_out = there ? aq_edge_message_at(work, 0) : message};
     AQ_TRY(aq_values_read_begin(device, values, stream));
-    AQ_TRY(aq_codec_encode_batch(edge->forward, &sample, 1, work->results, stream));
+    AQ_TRY(aq_codec_encode_batch(codec, &sample, 1, work->results, stream));
     if (there)
-        AQ_TRY(aq_device_copy(device, message, message_at(work, 0), aq_edge_message_bytes(edge, batch, 0), stream));
+        AQ_TRY(aq_device_copy(device, message, aq_edge_message_at(work, 0), aq_edge_message_bytes(edge, batch, 0),
+                              stream));
     AQ_TRY(aq_values_read_end(device, values, stream));
     AQ_TRY(aq_device_stream_sync(device, stream));
     *flags = work->results[0].flags;
@@ -546,21 +480,26 @@ static enum aq_status decode_body(struct aq_edge *edge, struct aq_edge_work *wor
     crop_begin(edge, work, i);
     AQ_TRY(reference_up(edge, work, i));
     if (edge->on_device && body_bytes <= work->body_stride)
-        AQ_TRY(aq_device_copy(edge->config.device, body_at(work, i), body, body_bytes, work->stream));
-    work->samples[i] = (struct aq_codec_sample){.m = message_before(edge, work, i),
-                                                .body = edge->on_device ? body_at(work, i) : (void *)(uintptr_t)body,
-                                                .body_bytes = body_bytes,
-                                                .flags = flags,
-                                                .rows = work->lengths[i],
-                                                .hat = x + i * edge->values,
-                                                .m_out = message_after(edge, work, i)};
+        AQ_TRY(aq_device_copy(edge->config.device, aq_edge_body_at(work, i), body, body_bytes, work->stream));
+    work->samples[i] =
+        (struct aq_codec_sample){.m = message_before(edge, work, i),
+                                 .body = edge->on_device ? aq_edge_body_at(work, i) : (void *)(uintptr_t)body,
+                                 .body_bytes = body_bytes,
+                                 .flags = flags,
+                                 .rows = work->lengths[i],
+                                 .hat = x + i * edge->values,
+                                 .m_out = message_after(edge, work, i)};
     return AQ_OK;
 }
 
 /* One that both ends hold: its message as it is. */
 static enum aq_status decode_held(struct aq_edge *edge, struct aq_edge_work *work, uint32_t i, float *x)
 {
-    const uint32_t bytes = (uint32_t)aq_codec_body_bytes_of(work->codec, work->lengths[i], false);
+    work->wide[i] = work->references[i].entry.version & AQ_EDGE_WIDE_VERSION;
+    if (work->wide[i] && !aq_edge_wide_of(edge, work->codec))
+        return aq_fail(AQ_CORRUPT, "edge", "edge %u sample %llu: the message that is held is none of its codec",
+                       edge->shape.edge, (unsigned long long)work->sample_ids[i]);
+    const uint32_t bytes = (uint32_t)aq_codec_body_bytes_of(codec_at(edge, work, i), work->lengths[i], false);
     return decode_body(edge, work, i, edge->still_body, bytes, 0, x);
 }
 
@@ -571,11 +510,12 @@ static enum aq_status decode_ready(struct aq_edge *edge, struct aq_edge_work *wo
     struct aq_edge_row *row = &work->rows[i];
     const uint8_t *const rows = got->frame.body, *const body = got->bodies + work->body_bytes;
     aq_edge_row_read(rows + (size_t)i * AQ_EDGE_ROW_BYTES, row);
-    AQ_TRY(aq_edge_row_check(edge, &work->batch, i, row, work->body_bytes, got->bytes, work->remembered));
+    AQ_TRY(aq_edge_row_check(edge, &work->batch, i, work->codec, row, work->body_bytes, got->bytes, work->remembered));
+    work->wide[i] = row->flags & AQ_EDGE_WIDE;
     work->body_bytes = aq_edge_body_align(work->body_bytes + row->body_bytes);
     if (work->remembered) AQ_TRY(aq_edge_reference_receive(edge, &work->batch, i, row, &work->references[i]));
     if (row->flags & AQ_EDGE_HELD) return decode_held(edge, work, i, x);
-    return decode_body(edge, work, i, body, row->body_bytes, row->flags, x);
+    return decode_body(edge, work, i, body, row->body_bytes, row->flags & ~(uint32_t)AQ_EDGE_WIDE, x);
 }
 
 /* What lies behind the rows of a sample that has fewer than the cut is zeroes. */
@@ -591,12 +531,25 @@ static enum aq_status padding_clear(struct aq_edge *edge, const struct aq_edge_w
     return AQ_OK;
 }
 
+/* What was decoded of sample i is what its sender says. x: the first sample's values; frame: its rows and checks. */
+static enum aq_status check_row(const struct aq_edge *edge, const struct aq_edge_work *work, uint32_t i, const float *x,
+                                const uint8_t *frame)
+{
+    const uint64_t said = aq_edge_check_read(frame + aq_edge_check_at(work->batch.samples, i));
+    const uint64_t seen = aq_edge_check_digest(&work->check, i, x + i * edge->values, sample_bytes(edge, work, i));
+    if (seen == said) return AQ_OK;
+    const enum aq_codec_kind kind = aq_codec_config_of(work->codec)->kind;
+    return aq_edge_check_failed(&edge->shape, edge->config.sender, &work->batch, i, aq_codec_about(kind)->name);
+}
+
 /* Sample i is decoded. */
-static enum aq_status decode_row(struct aq_edge *edge, struct aq_edge_work *work, uint32_t i)
+static enum aq_status decode_row(struct aq_edge *edge, struct aq_edge_work *work, uint32_t i, const float *x,
+                                 const uint8_t *frame)
 {
     if (work->corrupt[i])
         return aq_fail(AQ_CORRUPT, "edge", "edge %u sample %llu: its body of %u bytes is no body of its codec",
                        edge->shape.edge, (unsigned long long)work->rows[i].sample, work->rows[i].body_bytes);
+    if (i < work->checks) AQ_TRY(check_row(edge, work, i, x, frame));
     crop_end(edge, work, i);
     return aq_edge_received(edge, work->forward, &work->batch, i, &work->rows[i],
                             work->remembered ? &work->references[i] : NULL);
@@ -605,13 +558,14 @@ static enum aq_status decode_row(struct aq_edge *edge, struct aq_edge_work *work
 static enum aq_status decode_host(struct aq_edge *edge, struct aq_edge_work *work, const struct aq_edge_received *got,
                                   float *x)
 {
-    work->body_bytes = aq_edge_body_align(work->batch.samples * AQ_EDGE_ROW_BYTES);
+    work->body_bytes = aq_edge_body_align(head_bytes(work));
     AQ_TRY(padding_clear(edge, work, x));
     for (uint32_t i = 0; i < work->batch.samples; i++) {
         AQ_TRY(decode_ready(edge, work, i, got, x));
-        AQ_TRY(aq_codec_decode_batch(work->codec, &work->samples[i], 1, &work->corrupt[i], work->stream));
+        AQ_TRY(aq_codec_decode_batch(codec_at(edge, work, i), &work->samples[i], 1, &work->corrupt[i], work->stream));
+        AQ_TRY(checks_down(edge, work, i, i + 1, x, edge->values));
         AQ_TRY(aq_device_stream_sync(edge->config.device, work->stream));
-        AQ_TRY(decode_row(edge, work, i));
+        AQ_TRY(decode_row(edge, work, i, x, got->frame.body));
         aq_edge_reference_close(edge, &work->references[i]);
     }
     return AQ_OK;
@@ -622,7 +576,8 @@ enum aq_status aq_edge_decode(struct aq_edge *edge, struct aq_codec *codec, cons
 {
     struct aq_edge_work *work = &edge->works->decode;
     work_begin(edge, work, codec, got->frame.kind, batch, stream);
-    return work_end(edge, work, decode_host(edge, work, got, x));
+    work->checks = aq_edge_checks_of(&edge->shape, got->frame.flags, batch->samples);
+    return aq_edge_work_end(edge, work, decode_host(edge, work, got, x));
 }
 
 /* All of them from messages, which the sender has, too; the caller waits. */
@@ -634,7 +589,7 @@ static enum aq_status recall(struct aq_edge *edge, struct aq_edge_work *work, co
     for (uint32_t i = 0; i < work->batch.samples; i++) {
         AQ_TRY(aq_edge_still_held(edge, &work->batch, i, NULL, &work->references[i]));
         AQ_TRY(decode_held(edge, work, i, values->at));
-        AQ_TRY(aq_codec_decode_batch(work->codec, &work->samples[i], 1, &work->corrupt[i], work->stream));
+        AQ_TRY(aq_codec_decode_batch(codec_at(edge, work, i), &work->samples[i], 1, &work->corrupt[i], work->stream));
         AQ_TRY(aq_device_stream_sync(device, work->stream));
         if (work->corrupt[i])
             return aq_fail(AQ_CORRUPT, "edge", "edge %u sample %llu: the message that is held is none of its codec",
@@ -651,7 +606,7 @@ enum aq_status aq_edge_recall(struct aq_edge *edge, const struct aq_edge_batch *
     AQ_ASSERT(edge->shape.still && !edge->config.sender);
     if (work->pending) return AQ_AGAIN;
     work_begin(edge, work, edge->forward, AQ_FRAME_FORWARD, batch, stream);
-    return work_end(edge, work, recall(edge, work, x));
+    return aq_edge_work_end(edge, work, recall(edge, work, x));
 }
 
 static enum aq_status receive_host(struct aq_edge *edge, struct aq_codec *codec, const struct aq_edge_batch *batch,
@@ -671,17 +626,22 @@ static enum aq_status receive_host(struct aq_edge *edge, struct aq_codec *codec,
 static enum aq_status decode_enqueue(struct aq_edge *edge, struct aq_edge_work *work, const struct aq_values *values)
 {
     struct aq_device *device = edge->config.device;
-    work->body_bytes = aq_edge_body_align(work->batch.samples * AQ_EDGE_ROW_BYTES);
+    work->body_bytes = aq_edge_body_align(head_bytes(work));
     AQ_TRY(aq_device_event_record(device, work->begun, work->stream));
     for (uint32_t i = 0; i < work->batch.samples; i++)
         AQ_TRY(decode_ready(edge, work, i, &work->got, values->at));
     AQ_TRY(aq_values_write_begin(device, values, work->stream));
     AQ_TRY(padding_clear(edge, work, values->at));
-    AQ_TRY(aq_codec_decode_batch(work->codec, work->samples, work->batch.samples, work->corrupt, work->stream));
+    for (uint32_t i = 0, end; i < work->batch.samples; i = end) {
+        end = alike_until(work, i);
+        AQ_TRY(aq_codec_decode_batch(codec_at(edge, work, i), work->samples + i, end - i, work->corrupt + i,
+                                     work->stream));
+    }
+    AQ_TRY(checks_down(edge, work, 0, work->batch.samples, values->at, edge->values)); /* whoever has x may change it */
     AQ_TRY(aq_values_write_end(device, values, work->stream));
     for (uint32_t i = 0; i < work->batch.samples; i++)
         if (work->references[i].slot)
-            AQ_TRY(aq_device_copy(device, host_after(work, i), message_at(work, i),
+            AQ_TRY(aq_device_copy(device, host_after(work, i), aq_edge_message_at(work, i),
                                   aq_edge_message_bytes(edge, &work->batch, i), work->stream));
     return aq_device_event_record(device, work->ended, work->stream);
 }
@@ -695,6 +655,7 @@ enum aq_status aq_edge_decode_issue(struct aq_edge *edge, struct aq_codec *codec
     if (edge->on_device) {
         const uint64_t begin = aq_clock_ns();
         work_begin(edge, work, codec, got->frame.kind, batch, stream);
+        work->checks = aq_edge_checks_of(&edge->shape, got->frame.flags, batch->samples);
         work->got = *got;
         status = issued(edge, work, decode_enqueue(edge, work, values), begin);
         if (status == AQ_OK) return AQ_OK; /* released when it is done */
@@ -710,10 +671,10 @@ static enum aq_status decode_done(struct aq_edge *edge, struct aq_edge_work *wor
 {
     const uint64_t begin = aq_clock_ns();
     for (uint32_t i = 0; i < work->batch.samples; i++)
-        AQ_TRY(decode_row(edge, work, i));
+        AQ_TRY(decode_row(edge, work, i, NULL, work->got.frame.body));
     work->host_ns += aq_clock_ns() - begin;
     AQ_TRY(measure_device(edge, work, "decode"));
-    (void)work_end(edge, work, AQ_OK);
+    (void)aq_edge_work_end(edge, work, AQ_OK);
     aq_edge_received_release(edge, &work->got);
     return AQ_OK;
 }
@@ -751,30 +712,4 @@ enum aq_status aq_edge_works_advance(struct aq_edge *edge)
 {
     AQ_TRY(work_advance(edge, &edge->works->encode, encode_done));
     return work_advance(edge, &edge->works->decode, decode_done);
-}
-
-static void work_close(struct aq_edge *edge, struct aq_edge_work *work, bool decode)
-{
-    struct aq_device *device = edge->config.device;
-    if (work->pending) {
-        (void)work_end(edge, work, AQ_CLOSED);
-        if (decode) aq_edge_received_release(edge, &work->got);
-    }
-    if (edge->on_device) {
-        aq_device_event_close(device, work->begun);
-        aq_device_event_close(device, work->ended);
-        aq_device_free(device, AQ_MEMORY_DEVICE, work->memory, work->memory_bytes);
-        aq_device_free(device, AQ_MEMORY_PINNED, work->told, work->told_bytes);
-    }
-    if (work->crops) aq_device_free(device, AQ_MEMORY_PINNED, work->crops, work->crop_bytes);
-    aq_free(work->own);
-}
-
-void aq_edge_works_close(struct aq_edge *edge)
-{
-    if (!edge->works) return;
-    work_close(edge, &edge->works->encode, false);
-    work_close(edge, &edge->works->decode, true);
-    aq_free(edge->works);
-    edge->works = NULL;
 }

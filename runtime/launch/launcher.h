@@ -71,6 +71,7 @@ struct aq_launch {
     struct aq_watch_config watch; /* zeroes: nobody is watched */
     struct aq_bits *bits;         /* edges.bits: auto (bits_auto.h), in epochs of so many steps; NULL: fixed */
     uint64_t epoch_steps;
+    struct aq_cut_judge *judge; /* what is lost without failing (cut_judge.h); NULL: nobody looks */
     struct aq_metrics *metrics;
     struct aq_progress *progress;
     struct aq_board *board; /* NULL: nobody looks */

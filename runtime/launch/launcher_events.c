@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "bits_auto.h"
+#include "cut_judge.h"
 #include "heldout.h"
 #include "launcher_private.h"
 #include "owned_folder.h"
@@ -124,6 +125,22 @@ static void phase_after(struct launcher *launcher, uint64_t step)
     aq_progress_phase(launcher->launch->progress, "%s", phase);
 }
 
+/* What the step's line shows to be lost: said, written, and where the job wants it so, the end. */
+static enum aq_status judge_step(struct launcher *launcher, const json_t *joined)
+{
+    const struct aq_launch *launch = launcher->launch;
+    struct aq_notice notices[AQ_NOTICES_AT_ONCE];
+    const uint32_t count = aq_cut_judge_step(launch->judge, joined, notices);
+    for (uint32_t i = 0; i < count; i++) {
+        AQ_TRY(aq_metrics_line(launch->metrics, aq_notice_line(&notices[i], aq_control_u64_or(joined, "step", 0))));
+        if (notices[i].ends)
+            launcher_fail(launcher, CAUSE_OWN, AQ_INVAL, "%s: %s", notices[i].text, notices[i].remedy);
+        else
+            aq_progress_say(launch->progress, "%s: %s", notices[i].text, notices[i].remedy);
+    }
+    return AQ_OK;
+}
+
 static void on_step(struct launcher *launcher, uint32_t rank, json_t *message)
 {
     const json_t *joined;
@@ -133,7 +150,8 @@ static void on_step(struct launcher *launcher, uint32_t rank, json_t *message)
     while (status == AQ_OK && joined) {
         aq_progress_step(launcher->launch->progress, joined);
         phase_after(launcher, aq_control_u64_or(joined, "step", 0));
-        status = aq_metrics_step(launcher->launch->metrics, 0, NULL, &joined);
+        status = judge_step(launcher, joined);
+        if (status == AQ_OK) status = aq_metrics_step(launcher->launch->metrics, 0, NULL, &joined);
     }
     if (status != AQ_OK) launcher_fail(launcher, CAUSE_OWN, status, "%s", aq_error_text());
 }

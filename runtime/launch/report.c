@@ -117,6 +117,19 @@ static json_t *cuts(const struct aq_report_sums *g)
     return list;
 }
 
+/* What the launcher found to be lost, with what to change (cut_judge.h). */
+static json_t *notices(const struct aq_report_sums *g)
+{
+    json_t *list = json_array();
+    const json_t *notice;
+    size_t i;
+    json_array_foreach(g->notices, i, notice) json_array_append_new(
+        list, json_pack("{s:o, s:o, s:o, s:o, s:o, s:o}", "cause", copy(notice, "cause"), "cut", copy(notice, "cut"),
+                        "stage", copy(notice, "stage"), "way", copy(notice, "way"), "text", copy(notice, "text"),
+                        "remedy", copy(notice, "remedy")));
+    return list;
+}
+
 /* A sum of what others said, as a whole number: null where it is none that a double holds exactly. */
 static json_t *whole(double value)
 {
@@ -214,6 +227,7 @@ static json_t *make(const struct aq_report_sums *g)
     json_object_set_new(report, "packed", packed(g));
     json_object_set_new(report, "links", links(g));
     json_object_set_new(report, "cuts", cuts(g));
+    json_object_set_new(report, "notices", notices(g));
     json_object_set_new(report, "afresh", whole(g->n.afresh));
     json_object_set_new(report, "keyframes", aq_control_number(c->keyframes + w->keyframes));
     json_object_set_new(report, "fetched", aq_control_number(g->n.fetched));

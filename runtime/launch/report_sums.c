@@ -8,6 +8,7 @@
 #include "control.h"
 
 /* As 16 digits a word. On another machine, or after a change of the struct, the size or the hello differ. */
+enum { NOTICES_MAX = 64 }; /* of a file that anybody may have written */
 enum { WORDS = sizeof(struct aq_report_numbers) / 8 };
 static_assert(sizeof(struct aq_report_numbers) % 8 == 0, "words of 64 bits alone");
 
@@ -113,6 +114,26 @@ static void add_choice(struct aq_report_sums *sums, const json_t *line)
     if (codecs) replace(&sums->choice, codecs);
 }
 
+/* Of a run that begins again there may be two. */
+static bool same_notice(const json_t *a, const json_t *b)
+{
+    static const char *const keys[] = {"cause", "cut", "stage", "way"};
+    for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
+        const json_t *one = json_object_get(a, keys[i]), *other = json_object_get(b, keys[i]);
+        if (one != other && !json_equal(one, other)) return false;
+    }
+    return true;
+}
+
+void aq_report_notice_add(json_t **list, const json_t *line)
+{
+    const json_t *have;
+    size_t i;
+    if (!*list) *list = json_array();
+    json_array_foreach(*list, i, have) if (same_notice(have, line)) return;
+    if (json_array_size(*list) < NOTICES_MAX) json_array_append(*list, (json_t *)(uintptr_t)line);
+}
+
 enum aq_status aq_report_sums_add(const json_t *line, void *context)
 {
     struct aq_report_sums *sums = context;
@@ -127,6 +148,8 @@ enum aq_status aq_report_sums_add(const json_t *line, void *context)
     if (aq_control_is(line, "event", "step")) add_choice(sums, line);
     if (aq_control_is(line, "event", "step"))
         add_step(g, line);
+    else if (aq_control_is(line, "event", "notice"))
+        aq_report_notice_add(&sums->notices, line);
     else if (aq_control_is(line, "event", "restart"))
         g->restarts++;
     else if (aq_control_is(line, "event", "eval"))
@@ -147,6 +170,7 @@ void aq_report_sums_deinit(struct aq_report_sums *sums)
     json_decref(sums->eval);
     json_decref(sums->end);
     json_decref(sums->choice);
+    json_decref(sums->notices);
     aq_report_sums_init(sums);
 }
 
@@ -157,8 +181,9 @@ json_t *aq_report_sums_json(const struct aq_report_sums *sums)
     memcpy(words, &sums->n, sizeof words);
     for (size_t i = 0; i < WORDS; i++)
         snprintf(text + 16 * i, 17, "%016llx", (unsigned long long)words[i]);
-    return json_pack("{s:s, s:s, s:O*, s:O*, s:O*, s:O*}", "version", AQ_VERSION, "numbers", text, "start", sums->start,
-                     "eval", sums->eval, "end", sums->end, "choice", sums->choice);
+    return json_pack("{s:s, s:s, s:O*, s:O*, s:O*, s:O*, s:O*}", "version", AQ_VERSION, "numbers", text, "start",
+                     sums->start, "eval", sums->eval, "end", sums->end, "choice", sums->choice, "notices",
+                     sums->notices);
 }
 
 static bool take_words(const char *text, uint64_t *words)
@@ -181,6 +206,7 @@ bool aq_report_sums_take(struct aq_report_sums *sums, const json_t *from)
     got.eval = json_incref(json_object_get(from, "eval"));
     got.end = json_incref(json_object_get(from, "end"));
     got.choice = json_incref(json_object_get(from, "choice"));
+    got.notices = json_incref(json_object_get(from, "notices"));
     *sums = got;
     return true;
 }

@@ -56,6 +56,7 @@ struct aq_report_numbers {
 };
 
 struct aq_report_sums {
+    json_t *notices;                     /* of cut_judge.h, each once; NULL: none */
     json_t *start, *eval, *end, *choice; /* the last of each; choice: codec of the reductions by rank, where chosen */
     struct aq_report_numbers n;
 };
@@ -66,6 +67,9 @@ void aq_report_sums_deinit(struct aq_report_sums *sums);
 
 /* One line of metrics.jsonl; `sums` is a struct aq_report_sums (a visitor of run_lines.h). Always AQ_OK. */
 enum aq_status aq_report_sums_add(const json_t *line, void *sums);
+
+/* A line `notice` joins a list of them (made where it is NULL), unless the same of its cut or stage is there. */
+void aq_report_notice_add(json_t **list, const json_t *line);
 
 /* As a JSON object, and back. False: it is not one of ours; nothing has been taken. */
 json_t *aq_report_sums_json(const struct aq_report_sums *sums);

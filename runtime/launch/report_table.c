@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "control.h"
+#include "cut_judge.h"
 #include "heldout.h"
 #include "report.h"
 #include "table.h"
@@ -161,6 +162,20 @@ static void add_contraction(struct aq_text *text, const json_t *run, const char 
     if (afresh > 0) aq_text_add(text, "%s: %.0f samples ran away and were sent afresh\n", name, afresh);
 }
 
+/* What was found to be lost, and what to change. */
+static void add_notices(struct aq_text *text, const json_t *run, const char *name)
+{
+    const json_t *notice;
+    size_t i;
+    json_array_foreach(json_object_get(run, "notices"), i, notice)
+    {
+        char said[AQ_NOTICE_TEXT], remedy[AQ_NOTICE_TEXT];
+        aq_printable_text(aq_control_text_or(notice, "text", ""), said, sizeof said);
+        aq_printable_text(aq_control_text_or(notice, "remedy", ""), remedy, sizeof remedy);
+        aq_text_add(text, "%s: %s: %s\n", name, said, remedy);
+    }
+}
+
 /* What stages chose to average in (reduce.codec: auto); replicas chose alike. */
 static void add_choice(struct aq_text *text, const json_t *run, const char *name)
 {
@@ -193,6 +208,7 @@ void aq_report_table(const json_t *runs, unsigned columns, struct aq_text *text)
         add_frozen(&below, run, name);
         add_coded(&below, run, name);
         add_contraction(&below, run, name);
+        add_notices(&below, run, name);
         add_choice(&below, run, name);
         add_mishaps(&below, run, name);
     }

@@ -110,6 +110,9 @@ struct aq_job_data {
     struct aq_augment augment; /* of training images                                                       */
 };
 
+/* What a run does about a stage whose gradient stays 0. */
+enum aq_idle_stage { AQ_IDLE_ERROR = 0, AQ_IDLE_WARN = 1, AQ_IDLE_IGNORE = 2 };
+
 struct aq_job_train {
     uint32_t T;           /* tokens of a sample                                                            */
     uint32_t batch;       /* samples of a step, of all replicas: a multiple of micro_batch x replicas      */
@@ -129,6 +132,7 @@ struct aq_job_train {
     float clip;         /* global norm; 0: none                                                                    */
     uint32_t staleness; /* updates that a step's gradients do not know of: 0 or 1 (plan/program.h)          */
     bool prediction;    /* with staleness: gradients at the weights foreseen (aqsgd/grad.h, optimizer.predict) */
+    int idle_stage;     /* enum aq_idle_stage: what follows where a stage trains nothing                  */
     uint32_t skips_max; /* steps in a row without a finite gradient: then the run ends                      */
     uint64_t seed;
     bool frozen_prefix; /* edges behind layers that do not train send a sample's activation once           */
@@ -191,11 +195,15 @@ struct aq_job_pipeline {
 };
 
 /* Edge e joins stage e and e+1. Both ends agree, checked. */
+/* AUTO is resolved when a manifest is read: ON where it names none of the precisions of that codec. */
+enum aq_edge_bf16 { AQ_BF16_AUTO = 0, AQ_BF16_ON = 1, AQ_BF16_OFF = 2 };
+
 struct aq_job_edge {
     struct aq_codec_config forward;
     struct aq_codec_config backward;
     float rtt_ms; /* of its link; 0: near                                                                */
     float loss;   /* part of its packets that is lost                                                    */
+    int forward_bf16, backward_bf16; /* enum aq_edge_bf16: samples that fp16 cannot hold are kept and sent in bf16 */
 };
 
 struct aq_job_link {
@@ -328,6 +336,7 @@ struct aq_job {
     const struct aq_job_edge *edges; /* stage_count - 1 of them                                            */
     uint32_t warmup_epochs;          /* of edges: uncompressed                                                      */
     bool guard;                      /* of edges: more bits where a cut's loop does not contract                    */
+    int check;                       /* of edges: what is compared, enum aq_edge_check_mode                         */
     int bits_auto;                   /* 1: of edges: more bits where a link has room within the step                */
     struct aq_job_link link;
     struct aq_job_security security;

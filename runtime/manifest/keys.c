@@ -101,6 +101,11 @@ static const struct aq_key_name store_group_names[] = {{"row", AQ_PER_ROW}, {"ch
 static const struct aq_key_name keyframe_names[] = {{"fp32", AQ_PRECISION_FP32}, {"fp16", AQ_PRECISION_FP16},
                                                     {"bf16", AQ_PRECISION_BF16}, {"q8", AQ_PRECISION_Q8},
                                                     {"ec", AQ_PRECISION_EC},     {NULL, 0}};
+static const struct aq_key_name idle_names[] = {
+    {"error", AQ_IDLE_ERROR}, {"warn", AQ_IDLE_WARN}, {"ignore", AQ_IDLE_IGNORE}, {NULL, 0}};
+static const struct aq_key_name bf16_names[] = {
+    {"auto", AQ_BF16_AUTO}, {"on", AQ_BF16_ON}, {"off", AQ_BF16_OFF}, {NULL, 0}};
+static const struct aq_key_name check_names[] = {{"none", 0}, {"first", 1}, {"all", 2}, {NULL, 0}};
 static const struct aq_key_name bits_names[] = {{"fixed", 0}, {"auto", 1}, {NULL, 0}};
 static const struct aq_key_name split_mode_names[] = {{"relay", AQ_SPLIT_RELAY},
                                                       {"splitfed1", AQ_SPLIT_FED1},

@@ -168,7 +168,9 @@ static enum aq_status validate_list(struct aq_manifest *manifest)
                 AQ_TRY(aq_manifest_scalar(manifest, key, node, path, &scratch));
             else if (strcmp(node->key, "edge") != 0)
                 aq_yaml_error(&manifest->errors, node,
-                              "%s: there is no such key; an entry has edge, forward, backward, rtt_ms, loss", path);
+                              "%s: there is no such key; an entry has edge, forward, backward, rtt_ms, loss, "
+                              "forward_bf16, backward_bf16",
+                              path);
         }
     }
     return AQ_OK;
@@ -204,6 +206,16 @@ static void entry_apply(const struct aq_yaml_node *entry, struct aq_job_edge *ed
         const struct aq_key *key = aq_key_find(aq_keys_edge(), node->key);
         if (key && node->kind == AQ_YAML_SCALAR) (void)aq_key_read(key, node->text, node->quoted, edge);
     }
+}
+
+/* Who names how values are written gets that. */
+static void bf16_resolve(const struct layers *layers, int *bf16)
+{
+    static const char *const precisions[] = {"precision", "store", "keyframe", "scale_format"};
+    bool named = false;
+    for (size_t i = 0; i < sizeof precisions / sizeof *precisions; i++)
+        named = named || names(layers, precisions[i]);
+    if (*bf16 == AQ_BF16_AUTO) *bf16 = named ? AQ_BF16_OFF : AQ_BF16_ON;
 }
 
 static bool says_keys(const struct aq_yaml_node *section)
@@ -243,6 +255,8 @@ static void edge_make(struct aq_manifest *manifest, uint32_t e)
     if (entry && entry->kind == AQ_YAML_MAP) entry_apply(entry, &manifest->edges[e]);
     codec_make(&backward, &manifest->edges[e].backward);
     codec_make(&forward, &manifest->edges[e].forward);
+    bf16_resolve(&forward, &manifest->edges[e].forward_bf16);
+    bf16_resolve(&backward, &manifest->edges[e].backward_bf16);
     if (!send && !receive) return;
     forward.nodes[2] = receive;
     codec_make(&forward, &receiver);

@@ -29,28 +29,16 @@ struct plan_open {
     uint32_t *lengths;
 };
 
-/* --- bytes ------------------------------------------------------------------------------------------------------ */
-
-uint64_t aq_wire_bytes(uint64_t body_bytes, bool loopback)
-{
-    const uint64_t bytes = AQ_WIRE_HEADER_BYTES + body_bytes;
-    const uint64_t segment = loopback ? AQ_WIRE_LOOPBACK_BYTES : AQ_WIRE_SEGMENT_BYTES;
-    return bytes + (bytes + segment - 1) / segment * AQ_WIRE_PACKET_BYTES;
-}
-
-bool aq_plan_edge_loopback(const struct aq_job *job, uint32_t edge)
-{
-    const char *address = job->pipeline.stages[aq_job_listener(job, edge, edge + 1)].address;
-    return aq_job_same_host(job, edge, edge + 1) &&
-           (address ? aq_security_inside(address) : aq_security_inside_host(job->link.host));
-}
-
 /* --- edges ------------------------------------------------------------------------------------------------------ */
 
 /* The wire bytes of a step: whole micro-batches of B, the frames of one direction of one edge. */
-static uint64_t step_bytes(const struct aq_plan *plan, uint64_t coded, bool loopback)
+static uint64_t step_bytes(const struct aq_plan *plan, const struct aq_edge_shape *shape, uint64_t coded,
+                           bool loopback)
 {
-    return plan->micro_batches * aq_wire_bytes(aq_edge_body_bytes(plan->job->train.micro_batch, coded), loopback);
+    const uint32_t B = plan->job->train.micro_batch, checks = aq_edge_checks_most(shape);
+    const uint32_t checks_later = shape->check == AQ_CHECK_ALL ? checks : 0;
+    return aq_wire_bytes(aq_edge_body_bytes(B, checks, coded), loopback) +
+           (plan->micro_batches - 1) * aq_wire_bytes(aq_edge_body_bytes(B, checks_later, coded), loopback);
 }
 
 /* Messages that a sample has at a cut: one a variant. */
@@ -107,7 +95,11 @@ static enum aq_status shape_fill(const struct aq_plan *plan, uint32_t e, uint32_
     struct aq_codec_config rungs[AQ_EDGE_RUNGS];
     const bool keeps = !aq_codec_about(out->forward.kind)->stateless && out->forward.store != AQ_PRECISION_NONE;
     out->guard = job->guard && !out->still && keeps && aq_edge_ladder(&out->forward, rungs) > 1;
+    out->guard_back = job->guard && !out->still && aq_edge_ladder(&out->backward, rungs) > 1;
     out->ladders = job->bits_auto && !out->still;
+    out->wide = job->edges[e].forward_bf16 == AQ_BF16_ON && aq_edge_wide(&out->forward, &kept);
+    out->wide_back = job->edges[e].backward_bf16 == AQ_BF16_ON && aq_edge_wide(&out->backward, &kept);
+    out->check = out->still ? AQ_CHECK_NONE : (enum aq_edge_check_mode)job->check;
     return pixels_fill(job, keeps, out);
 }
 
@@ -116,13 +108,14 @@ enum aq_status aq_plan_edge_at(const struct aq_plan *plan, uint32_t e, uint32_t 
     const bool loopback = aq_plan_edge_loopback(plan->job, e);
     AQ_TRY(shape_fill(plan, e, layer_end, &edge->shape));
     AQ_TRY(aq_edge_size_of(&edge->shape, &edge->size));
-    edge->step_forward_warm = step_bytes(plan, edge->size.forward_warm_bytes, loopback);
-    edge->step_forward_cold = step_bytes(plan, edge->size.forward_cold_bytes, loopback);
-    edge->step_backward = edge->step_backward_first = step_bytes(plan, edge->size.backward_bytes, loopback);
+    edge->step_forward_warm = step_bytes(plan, &edge->shape, edge->size.forward_warm_bytes, loopback);
+    edge->step_forward_cold = step_bytes(plan, &edge->shape, edge->size.forward_cold_bytes, loopback);
+    edge->step_backward = step_bytes(plan, &edge->shape, edge->size.backward_bytes, loopback);
+    edge->step_backward_first = edge->step_backward;
     if (edge->shape.still) {
         edge->step_backward = edge->step_backward_first = plan->micro_batches * aq_wire_bytes(0, loopback);
     } else if (plan->job->warmup_epochs) {
-        edge->step_backward_first = step_bytes(plan, edge->size.values_bytes, loopback);
+        edge->step_backward_first = step_bytes(plan, &edge->shape, edge->size.values_bytes, loopback);
         if (!edge->size.message_bytes) edge->step_forward_cold = edge->step_backward_first;
     }
     return AQ_OK;

@@ -29,6 +29,7 @@ static const char *const indifferent[] = {"job.name",
                                           "lora.weights",
                                           "model.vocabulary",
                                           "train.skips_max",
+                                          "train.idle_stage",
                                           "train.frozen_prefix", /* by the edges that are still */
                                           "reduce.transport",
                                           "pipeline.threads",
@@ -61,7 +62,7 @@ static const char *const indifferent[] = {"job.name",
 static const char *const extent[] = {"train.epochs",     "train.steps_max",   "train.evaluate_every",
                                      "checkpoint.every", "pipeline.schedule", "pipeline.in_flight",
                                      "train.early_stop", "checkpoint.best",   "split.rounds",
-                                     "train.schedule"};
+                                     "train.schedule",   "edges.check"};
 
 /* Keys that older runs did not know: where they say nothing, or their default, there is no line, and a hash is what it
  * was. */
@@ -73,7 +74,7 @@ static const char *const silent[] = {
     "data.pair_column", "data.label_column",     "data.labels",     "data.pack",        "data.pack_mask",
     "train.early_stop", "checkpoint.best",       "edges.guard",     "edges.bits",       "split.client",
     "split.rounds",     "split.epochs",          "split.privacy.",  "split.capture",
-    "split.statistics",  "split.labels",         "data.augment.",     "train.schedule",
+    "split.statistics",  "split.labels",         "data.augment.",     "train.schedule",   "edges.check",
     "model.logits",
 };
 
@@ -168,6 +169,9 @@ static void plan_text(const struct aq_plan *plan, enum scope scope, struct aq_te
         add_codec(&plan->edges[e].shape.forward, e, "forward", text);
         add_codec(&plan->edges[e].shape.backward, e, "backward", text);
         if (plan->edges[e].shape.still) aq_text_add(text, "edges.list.%u.still=true\n", e);
+        const bool all = scope == OF_PLAN; /* both ends agree; a checkpoint serves a run that differs in this */
+        if (all && plan->edges[e].shape.wide) aq_text_add(text, "edges.list.%u.forward_bf16=on\n", e);
+        if (all && plan->edges[e].shape.wide_back) aq_text_add(text, "edges.list.%u.backward_bf16=on\n", e);
         aq_text_add(text, "bytes of a body on edge %u=%llu\n", e,
                     (unsigned long long)plan->edges[e].size.body_bytes_max);
     }

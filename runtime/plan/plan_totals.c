@@ -8,6 +8,21 @@
 #include <sys/stat.h>
 
 #include "plan_private.h"
+#include "security.h"
+
+uint64_t aq_wire_bytes(uint64_t body_bytes, bool loopback)
+{
+    const uint64_t bytes = AQ_WIRE_HEADER_BYTES + body_bytes;
+    const uint64_t segment = loopback ? AQ_WIRE_LOOPBACK_BYTES : AQ_WIRE_SEGMENT_BYTES;
+    return bytes + (bytes + segment - 1) / segment * AQ_WIRE_PACKET_BYTES;
+}
+
+bool aq_plan_edge_loopback(const struct aq_job *job, uint32_t edge)
+{
+    const char *address = job->pipeline.stages[aq_job_listener(job, edge, edge + 1)].address;
+    return aq_job_same_host(job, edge, edge + 1) &&
+           (address ? aq_security_inside(address) : aq_security_inside_host(job->link.host));
+}
 
 /* The machine of a rank: the first rank that shares its host stands for it. */
 static uint32_t machine_of(const struct aq_plan *plan, uint32_t rank)

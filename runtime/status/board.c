@@ -213,6 +213,17 @@ static void on_end(struct aq_board *board, const json_t *line)
               "");
 }
 
+static void on_notice(struct aq_board_view *view, const json_t *line)
+{
+    const char *text = aq_control_text_or(line, "text", "");
+    for (uint32_t i = 0; i < view->notices; i++)
+        if (strcmp(view->notice[i].text, text) == 0) return;
+    if (view->notices == AQ_BOARD_NOTICES_MAX) return;
+    struct aq_board_notice *notice = &view->notice[view->notices++];
+    snprintf(notice->text, sizeof notice->text, "%s", text);
+    snprintf(notice->remedy, sizeof notice->remedy, "%s", aq_control_text_or(line, "remedy", ""));
+}
+
 void aq_board_line(struct aq_board *board, const json_t *line)
 {
     if (!board) return;
@@ -228,6 +239,8 @@ void aq_board_line(struct aq_board *board, const json_t *line)
     } else if (aq_control_is(line, "event", "eval")) {
         view->heldout = aq_control_number_or(line, "loss", (double)NAN);
         view->eval_step = aq_control_u64_or(line, "step", 0);
+    } else if (aq_control_is(line, "event", "notice")) {
+        on_notice(view, line);
     } else if (aq_control_is(line, "event", "restart")) {
         view->restarts = aq_control_u64_or(line, "restarts", 0);
         snprintf(view->cause, sizeof view->cause, "%s", aq_control_text_or(line, "cause", ""));

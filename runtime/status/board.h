@@ -68,6 +68,11 @@ struct aq_board_rank {
     double bytes[AQ_BOARD_WAYS], bytes_all[AQ_BOARD_WAYS]; /* that links carried: in the step, since the launch began */
 };
 
+enum { AQ_BOARD_NOTICES_MAX = 8 };
+struct aq_board_notice {
+    char text[256], remedy[256];
+};
+
 struct aq_board_view {
     char job[256], codec[128], cause[1024];
     uint32_t stages, ranks; /* P; P x W. 0: not planned yet */
@@ -79,6 +84,8 @@ struct aq_board_view {
     uint64_t mark; /* newest step that every rank has a checkpoint of, of this launch; 0: none */
     double loss, lr, grad_norm, seconds, speed, time, heldout, loss_scale; /* NaN: none   */
     double left_s, up_s; /* until the end, by the mean of the last steps; since the launch began */
+    uint32_t notices; /* what was found to be lost (cut_judge.h) */
+    struct aq_board_notice notice[AQ_BOARD_NOTICES_MAX];
     struct aq_board_rank rank[AQ_JOB_RANKS_MAX];
     struct aq_curve curve;
 };

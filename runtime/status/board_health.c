@@ -64,6 +64,8 @@ uint32_t aq_board_findings(const struct aq_board_view *view, struct aq_board_fin
     if (view->skipped > 0)
         add(&list, false, "a few are usual while the loss scale is searched; many: a smaller train.lr",
             "%llu steps were left out, for their gradients were no numbers", (unsigned long long)view->skipped);
+    for (uint32_t i = 0; i < view->notices; i++)
+        add(&list, false, view->notice[i].remedy, "%s", view->notice[i].text);
     of_ranks(view, &list);
     return list.count;
 }

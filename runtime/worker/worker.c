@@ -411,12 +411,15 @@ static enum aq_status keep_frozen(struct aq_worker *w)
     return aq_checkpoint_frozen_write(&checkpoint);
 }
 
-static void guard_init(struct aq_worker *w)
+static void guards_init(struct aq_worker *w)
 {
     struct aq_codec_config rungs[AQ_EDGE_RUNGS];
-    const struct aq_edge_shape *shape = &w->plan->edges[w->position].shape;
-    aq_edge_guard_init(&w->guard, w->position, aq_edge_ladder(&shape->forward, rungs),
-                       (uint32_t)w->plan->steps_per_epoch);
+    const uint32_t epoch_steps = (uint32_t)w->plan->steps_per_epoch, out = w->position, in = w->position - 1;
+    if (aq_worker_guard(w))
+        aq_edge_guard_init(&w->guard, out, aq_edge_ladder(&w->plan->edges[out].shape.forward, rungs), epoch_steps);
+    if (!aq_worker_guard_back(w)) return;
+    aq_edge_guard_init(&w->guard_back, in, aq_edge_ladder(&w->plan->edges[in].shape.backward, rungs), epoch_steps);
+    w->guard_back.gradients = true;
 }
 
 /* A turn begins with what others have trained meanwhile: weights, statistics and optimizer, not one's own last ones. */
@@ -435,7 +438,7 @@ static enum aq_status adopt(struct aq_worker *w, const char *folder)
 static enum aq_status load_weights(struct aq_worker *w, uint64_t resume)
 {
     w->loss_scale = aq_loss_scale_of(w->job); /* a checkpoint may know better */
-    if (aq_worker_guard(w)) guard_init(w);
+    guards_init(w);
     w->step = w->resumed_at = resume;
     if (!resume) AQ_TRY(begin_weights(w));
     AQ_TRY(load_frozen(w, resume));
@@ -537,6 +540,7 @@ static enum aq_status open_edges(struct aq_worker *w)
         const struct aq_plan_edge *edge = &w->plan->edges[w->position - 1];
         config.shape = &edge->shape;
         config.sender = false;
+        config.guard = aq_worker_guard_back(w);
         config.link = w->pipeline.link_in;
         config.cache = edge->size.message_bytes ? w->pipeline.cache : NULL;
         AQ_TRY(aq_edge_open(&config, &w->pipeline.in));

@@ -63,6 +63,7 @@ struct aq_worker_times {
     uint64_t loss_targets;
     double loss_sum;
     double gradient_norm;
+    double own_norm;  /* of the gradient of what this stage alone trains; below 0: it trains nothing */
     float loss_scale; /* the step's                     */
     bool skipped;     /* the gradient was not finite, on some replica */
     bool squared;     /* worker->squares are those of the gradients as they are */
@@ -259,6 +260,7 @@ struct aq_worker {
     bool stopped;
     struct aq_loss_scale loss_scale;
     struct aq_edge_guard guard; /* of the cut behind this stage, where its shape has one */
+    struct aq_edge_guard guard_back; /* of gradients at the cut before it, where its shape has one */
     uint32_t skipped_in_row;
     struct aq_worker_steps steps;
     struct aq_worker_times times;      /* of steps.now  */
@@ -537,6 +539,8 @@ enum aq_status aq_worker_seen_back(struct aq_worker *worker, const struct aq_wor
 
 /* worker_snapshot.c: the guard of the cut behind this stage; NULL: it has none. */
 struct aq_edge_guard *aq_worker_guard(struct aq_worker *worker);
+/* And that of the gradients at the cut before it. */
+struct aq_edge_guard *aq_worker_guard_back(struct aq_worker *worker);
 
 /* worker_snapshot.c: this stage's checkpoints. Borrows from the worker. */
 struct aq_checkpoint aq_worker_checkpoint(struct aq_worker *worker);

@@ -17,10 +17,15 @@ static void add_measures(const struct aq_worker *worker, json_t *line, const str
 {
     if (in->gradient2 > 0)
         json_object_set_new(line, "gradient_error_ratio", aq_control_number(ratio(in->gradient_error2, in->gradient2)));
+    if (in->raw_peak_back > 0)
+        json_object_set_new(line, "backward_raw_peak", aq_control_number(in->raw_peak_back));
+    if (in->wide_back > 0) json_object_set_new(line, "backward_wide", json_integer((json_int_t)in->wide_back));
+    if (m->wide > 0) json_object_set_new(line, "wide", json_integer((json_int_t)m->wide));
+    if (m->raw_peak > 0) json_object_set_new(line, "raw_peak", aq_control_number(m->raw_peak));
     const bool guard = worker->job->guard, changes = worker->job->bits_auto != 0;
     if ((guard || changes) && worker->pipeline.out)
         json_object_set_new(line, "forward_bits", aq_control_number(m->bits));
-    if (changes && worker->pipeline.in)
+    if ((guard || changes) && worker->pipeline.in)
         json_object_set_new(line, "backward_bits", aq_control_number(in->bits_back));
     if (guard && worker->pipeline.out) json_object_set_new(line, "afresh", json_integer((json_int_t)m->afresh));
     if (m->warm_delta2 > 0)
@@ -150,6 +155,8 @@ enum aq_status aq_worker_report_step(struct aq_worker *worker)
         (json_int_t)(in.fetched + out.fetched), "skipped", t->skipped);
     if (!line) return aq_fail(AQ_NOMEM, "worker", "no memory for the line of a step");
     json_object_set_new(line, "wait_ns", json_integer((json_int_t)t->wait_ns));
+    json_object_set_new(line, "backward_raws", json_integer((json_int_t)in.raws_back));
+    if (t->own_norm >= 0) json_object_set_new(line, "stage_grad_norm", aq_control_number(t->own_norm));
     if (worker->job->model.precision == AQ_STAGE_FP16)
         json_object_set_new(line, "loss_scale", aq_control_number((double)t->loss_scale));
     add_outages(worker, line);

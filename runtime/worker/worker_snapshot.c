@@ -25,6 +25,11 @@ struct aq_edge_guard *aq_worker_guard(struct aq_worker *w)
     return w->position + 1 < w->P && w->plan->edges[w->position].shape.guard ? &w->guard : NULL;
 }
 
+struct aq_edge_guard *aq_worker_guard_back(struct aq_worker *w)
+{
+    return w->position > 0 && w->plan->edges[w->position - 1].shape.guard_back ? &w->guard_back : NULL;
+}
+
 struct aq_checkpoint aq_worker_checkpoint(struct aq_worker *w)
 {
     struct aq_checkpoint_run run;
@@ -38,6 +43,7 @@ struct aq_checkpoint aq_worker_checkpoint(struct aq_worker *w)
                                   .stale = w->job->train.staleness > 0,
                                   .loss_scale = aq_loss_scale_moves(&w->loss_scale) ? w->loss_scale.state : NULL,
                                   .guard = aq_worker_guard(w) ? w->guard.state : NULL,
+                                  .guard_back = aq_worker_guard_back(w) ? w->guard_back.state : NULL,
                                   .frozen_digest = w->frozen_digest,
                                   .updates_ahead = aq_job_counts_updates(w->job) ? &w->checkpoints.updates_ahead : NULL,
                                   .pending = aq_optimizer_config_pending(&w->job->train.optimizer)};
@@ -301,6 +307,7 @@ enum aq_status aq_worker_snapshot_begin(struct aq_worker *w)
     AQ_TRY(aq_owned_check(w->checkpoint_folder, AQ_OWNED_CHECKPOINT, w->run_id));
     if (w->pipeline.cache) AQ_TRY(aq_cache_mark_begin(w->pipeline.cache, w->step));
     if (aq_worker_guard(w)) aq_edge_guard_settle(&w->guard);
+    if (aq_worker_guard_back(w)) aq_edge_guard_settle(&w->guard_back);
     AQ_TRY(aq_checkpoint_writer_begin(w->checkpoints.writer, w->step));
     w->checkpoints.step = w->step;
     w->checkpoints.begin_ns = begin;

@@ -422,6 +422,26 @@ static enum aq_status shared_down(struct aq_worker *worker, struct aq_worker_run
     return out ? aq_edge_send_shared(worker->pipeline.out, run->step, values) : AQ_OK;
 }
 
+/* |g|^2 of this stage's tensors, added from last to first. */
+static enum aq_status add_squares(struct aq_worker *worker, const struct aq_worker_times *times, double *sum)
+{
+    if (!times->squared) return aq_stage_gradient_sum2(worker->stage, sum, worker->stream);
+    for (uint32_t i = aq_stage_tensor_count(worker->stage); i-- > 0;)
+        *sum += worker->replicas.squares[i]; /* REDUCE had to know them */
+    return AQ_OK;
+}
+
+/* What this stage added to the sum; where that is too small to be seen in it, alone. */
+static enum aq_status own_norm(struct aq_worker *worker, struct aq_worker_times *times, double before, double after)
+{
+    double own = after - before;
+    times->own_norm = -1;
+    if (aq_stage_tensor_count(worker->stage) == 0) return AQ_OK;
+    if (own == 0) AQ_TRY(add_squares(worker, times, &own));
+    times->own_norm = sqrt(own);
+    return AQ_OK;
+}
+
 /*
  * The global norm: partial sums of squares go from the last stage to the first, each adding its own tensors from last
  * to first, so that the sum has the bits of a single stage's; the total comes back. What the optimizer decides by over
@@ -433,10 +453,10 @@ static enum aq_status norm_up(struct aq_worker *worker, struct aq_worker_run *ru
     if (worker->pipeline.out) AQ_TRY(numbers_receive(worker, run, worker->pipeline.out, count));
     const uint64_t begin = aq_clock_ns();
     double *sum = &run->sums[0];
+    const double before = *sum;
     aq_worker_use(worker, run->step);
-    if (!times->squared) AQ_TRY(aq_stage_gradient_sum2(worker->stage, sum, worker->stream));
-    for (uint32_t i = times->squared ? aq_stage_tensor_count(worker->stage) : 0; i-- > 0;)
-        *sum += worker->replicas.squares[i]; /* REDUCE had to know them */
+    AQ_TRY(add_squares(worker, times, sum));
+    AQ_TRY(own_norm(worker, times, before, *sum));
     if (count > 1) AQ_TRY(aq_optimizer_gauge(worker->optimizer, &run->sums[1]));
     times->optimizer_ns += aq_clock_ns() - begin;
     if (times->skipped) *sum = (double)NAN; /* on another replica: all stages of all replicas hear of it */
@@ -600,13 +620,14 @@ static void runs_begin(struct aq_worker *worker)
         worker->times = worker->times_next;
     } else {
         run_begin(worker, step, 0, &steps->now);
-        worker->times = (struct aq_worker_times){0};
+        worker->times = (struct aq_worker_times){.own_norm = -1};
     }
     steps->next = (struct aq_worker_run){0};
     steps->kept = false;
     worker->times.begin_ns = begin;
     worker->times.loss_scale = stale ? aq_loss_scale_take(&worker->loss_scale) : aq_loss_scale_now(&worker->loss_scale);
-    worker->times_next = (struct aq_worker_times){.loss_scale = aq_loss_scale_now(&worker->loss_scale)};
+    worker->times_next =
+        (struct aq_worker_times){.loss_scale = aq_loss_scale_now(&worker->loss_scale), .own_norm = -1};
     if (!stale || aq_worker_looks(worker, step + 1)) return;
     run_begin(worker, step + 1, steps->now.base + steps->now.micro_batches, &steps->next);
 }

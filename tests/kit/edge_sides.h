@@ -31,7 +31,7 @@ static const char manifest[] = "model: {blocks: 2, heads: 2, channels: 20, conte
                                "data: {train: nowhere.txt}\n"
                                "train: {T: 8, batch: 6, micro_batch: 3, epochs: 5%s}\n"
                                "pipeline: {stages: 2}\n"
-                               "edges: {warmup_epochs: %u, forward: {%s}, backward: {%s}}\n"
+                               "edges: {check: %s, warmup_epochs: %u, forward: {%s}, backward: {%s}}\n"
                                "link: {send_frames: 4, receive_slots: 2}\n"
                                "cache: {kind: memory, slots: 32}\n"
                                "facts: {vocabulary: 256, train_samples: 6, train_digest: 1, heldout_samples: 0}\n";
@@ -55,6 +55,8 @@ struct side {
     bool steady;      /* activations are the same in all epochs */
     bool cropped;     /* samples are images, cropped and flipped anew in each epoch */
     bool unmoved;     /* and the edge is told of flips alone */
+    bool huge;        /* those of samples 1 and 5, and from the third epoch on of sample 3, are beyond fp16 */
+    float back_scale; /* gradients are so many times the activations */
     bool leap;        /* those of sample 3 are twenty times as large in the first epoch */
     uint32_t guarded; /* ends that have a guard: 1 the sender, 2 the receiver */
     uint32_t told;    /* edges.bits: auto: which rung both ways are told; 0: it is fixed */
@@ -218,7 +220,7 @@ static enum aq_status lose_message(struct side *s, uint32_t epoch)
     for (uint64_t sample = 4; sample <= 5; sample++) {
         const struct aq_cache_key key = message_key(s, sample, s->cropped && view_of(epoch, sample).flipped);
         const enum aq_status status = cache_rot(s->cache, &key);
-        if (status != AQ_NOTFOUND || !s->cropped) AQ_TRY(status); /* the first time that it is seen so */
+        if (status != AQ_NOTFOUND || !(s->cropped || s->huge)) AQ_TRY(status); /* first seen so; or raw, and not kept */
     }
     return AQ_OK;
 }
@@ -284,6 +286,8 @@ static enum aq_status remake(struct side *s)
     if (!aq_edge_wanted(s->edge, &id) || !idle(s->edge)) return AQ_OK;
     const struct aq_edge_batch batch = {.samples = 1, .sample_ids = &id, .lengths = s->shorter ? &lengths[id] : NULL};
     activation(id, 0, s->means, s->host[0]);
+    for (int v = 0; s->huge && (id == 1 || id == 5) && v < N; v++)
+        s->host[0][v] *= 1e5f;
     AQ_TRY(values_set(s, &s->values, s->host[0]));
     return aq_edge_remade(s->edge, &batch, &s->values, s->send);
 }
@@ -303,6 +307,11 @@ static enum aq_status receive_forward(struct side *s, const struct aq_edge_batch
         if (status != AQ_NOTFOUND) return status;
     }
     return aq_edge_receive_forward(s->edge, batch, &s->values, s->receive);
+}
+
+static bool is_huge(const struct side *s, uint64_t sample, uint32_t epoch)
+{
+    return s->huge && (sample == 1 || sample == 5 || (sample == 3 && epoch >= 2 && !s->steady));
 }
 
 static enum aq_status exchange(struct side *s, uint32_t epoch, uint32_t micro_batch)
@@ -326,6 +335,9 @@ static enum aq_status exchange(struct side *s, uint32_t epoch, uint32_t micro_ba
         for (int i = 0; i < B; i++)
             s->cropped ? activation_seen(ids[i], epoch, values + i * N)
                        : activation(ids[i], s->steady ? 0 : epoch, s->means, values + i * N);
+        for (int i = 0; i < B; i++)
+            for (int v = 0; is_huge(s, ids[i], epoch) && v < N; v++)
+                values[i * N + v] *= 1e5f;
         for (int v = 0; s->leap && epoch == 0 && micro_batch == 1 && v < N; v++)
             values[v] *= 20; /* sample 3 */
         for (int i = 0; s->spoil && epoch == 1 && i < B; i++)
@@ -354,7 +366,7 @@ static enum aq_status exchange(struct side *s, uint32_t epoch, uint32_t micro_ba
     for (uint32_t i = 0; i < B; i++)
         s->decoded[visit + i] = aq_digest(values + i * N, N * sizeof(float));
     for (int i = 0; i < B * N; i++)
-        back[i] = values[i] * 1e-5f;
+        back[i] = values[i] * s->back_scale;
     padding_spoil(s, ids, back);
     AQ_TRY(values_set(s, &s->back, back));
     WHEN_DONE(aq_edge_send_backward(s->edge, &batch, &s->back, s->send));
@@ -443,13 +455,15 @@ struct result {
 };
 
 static const char *kind = "cpu";
-static bool spoil, nccl, shorter, steady, leap, cropped, unmoved;
+static bool spoil, nccl, shorter, steady, leap, cropped, unmoved, huge;
+static float back_scale = 1e-5f; /* gradients of activations */
 static uint32_t guarded;        /* ends */
 static uint32_t told;           /* rung of both ways */
 static float means;             /* how far apart channels' means lie */
 static float rung;              /* where the sender begins */
 static const char *freeze = ""; /* more of train */
 static const char *backward = "codec: directq, bits: 8";
+static const char *check = "all"; /* edges.check */
 static uint32_t warmup; /* epochs, of a step each */
 static uint32_t rows;   /* of a sample at the cut; 0: T */
 
@@ -463,13 +477,13 @@ struct sides {
 static void sides_open(const char *codec, enum loss lose, enum odd odd, struct sides *out)
 {
     char text[1024];
-    const int bytes = snprintf(text, sizeof text, manifest, freeze, warmup, codec, backward);
+    const int bytes = snprintf(text, sizeof text, manifest, freeze, check, warmup, codec, backward);
     assert_int_equal(aq_job_parse(text, (size_t)bytes, "test.yaml", "/", NULL, 0, &out->job), AQ_OK);
     assert_int_equal(aq_plan_open(out->job, &out->plan), AQ_OK);
     out->side = (struct side){.plan = out->plan, .lose = lose, .odd = odd, .kind = kind, .nccl = nccl, .rows = rows,
                               .shorter = shorter, .steady = steady, .leap = leap, .guarded = guarded, .told = told,
-                              .cropped = cropped, .unmoved = unmoved, .means = means,
-                              .guard.state[AQ_GUARD_RUNG] = rung};
+                              .cropped = cropped, .unmoved = unmoved, .means = means, .huge = huge,
+                              .back_scale = back_scale, .guard.state[AQ_GUARD_RUNG] = rung};
 }
 
 static void sides_close(struct sides *sides)

@@ -7,7 +7,44 @@
  * one kind of these alone (as it is in a program with the CUDA backend, on the host or not); AQ_GPU=required makes a
  * missing GPU a failure.
  */
+#include "codec_internal.h"
 #include "edge_sides.h"
+
+/* A fault of a decoder: a bit of value 5 of that sample's x^, in every batch that such a codec decodes. */
+static bool faulty;
+static enum aq_codec_kind faulty_kind;
+static uint32_t faulty_sample;
+static _Atomic uint32_t faulty_turn; /* calls so far, where samples come one by one */
+
+enum aq_status __real_aq_codec_decode_batch(struct aq_codec *codec, const struct aq_codec_sample *samples,
+                                            uint32_t count, uint32_t *corrupt, struct aq_stream *stream);
+enum aq_status __wrap_aq_codec_decode_batch(struct aq_codec *codec, const struct aq_codec_sample *samples,
+                                            uint32_t count, uint32_t *corrupt, struct aq_stream *stream);
+
+static enum aq_status flip(struct aq_device *device, float *value, struct aq_stream *stream)
+{
+    void *memory;
+    AQ_TRY(aq_device_alloc(device, AQ_MEMORY_PINNED, sizeof(uint32_t), &memory));
+    uint32_t *bits = memory;
+    AQ_TRY(aq_device_copy(device, bits, value, sizeof *bits, stream));
+    AQ_TRY(aq_device_stream_sync(device, stream));
+    *bits ^= 1;
+    AQ_TRY(aq_device_copy(device, value, bits, sizeof *bits, stream));
+    AQ_TRY(aq_device_stream_sync(device, stream));
+    aq_device_free(device, AQ_MEMORY_PINNED, memory, sizeof(uint32_t));
+    return AQ_OK;
+}
+
+/* Where the host decodes, samples come one by one: the fault is then in each that is the micro-batch's. */
+enum aq_status __wrap_aq_codec_decode_batch(struct aq_codec *codec, const struct aq_codec_sample *samples,
+                                            uint32_t count, uint32_t *corrupt, struct aq_stream *stream)
+{
+    AQ_TRY(__real_aq_codec_decode_batch(codec, samples, count, corrupt, stream));
+    if (!faulty || codec->config.kind != faulty_kind) return AQ_OK;
+    const uint32_t at = count == 1 ? 0 : faulty_sample;
+    if (count == 1 && faulty_turn++ % B != faulty_sample) return AQ_OK;
+    return flip(codec->device, samples[at].hat + 5, stream);
+}
 
 static const char *const codecs[] = {
     "codec: aqsgd, bits: 1",
@@ -162,7 +199,8 @@ static void test_edge_codes_the_shape_of_its_own_cut(void **state)
     run("codec: aqsgd, bits: 4", NOTHING, &flat);
     rows = 0;
     const uint64_t keyframes = SAMPLES * (2 * N), changes = (EPOCHS - 1) * SAMPLES * (N / 2);
-    const uint64_t table = EPOCHS * SAMPLES * AQ_EDGE_ROW_BYTES, gaps = EPOCHS * SAMPLES * AQ_EDGE_BODY_ALIGN;
+    const uint64_t table = EPOCHS * SAMPLES * (AQ_EDGE_ROW_BYTES + AQ_EDGE_CHECK_BYTES);
+    const uint64_t gaps = EPOCHS * SAMPLES * AQ_EDGE_BODY_ALIGN;
     const uint64_t least = table + keyframes + changes;
     const uint64_t tall_scales = (EPOCHS - 1) * SAMPLES * 2 * (N / 4), flat_scales = (EPOCHS - 1) * SAMPLES * 2;
     assert_in_range(tall.sender.measures.sent_bytes, least + tall_scales, least + tall_scales + gaps);
@@ -274,7 +312,8 @@ static void test_edge_neither_sends_nor_keeps_padding(void **state)
     }
     run("codec: raw, precision: fp32", NOTHING, &padded);
     const uint64_t values = (uint64_t)EPOCHS * rows_of_all() * C * sizeof(float);
-    const uint64_t table = EPOCHS * SAMPLES * AQ_EDGE_ROW_BYTES, gaps = EPOCHS * SAMPLES * AQ_EDGE_BODY_ALIGN;
+    const uint64_t table = EPOCHS * SAMPLES * (AQ_EDGE_ROW_BYTES + AQ_EDGE_CHECK_BYTES);
+    const uint64_t gaps = EPOCHS * SAMPLES * AQ_EDGE_BODY_ALIGN;
     assert_in_range(padded.sender.measures.sent_bytes, table + values, table + values + gaps);
     shorter = false;
 }
@@ -357,6 +396,81 @@ static void run_still(const char *codec, enum loss lose, struct result *result)
     run(codec, lose, result);
     steady = false;
     freeze = "";
+}
+
+/*
+ * A sample that fp16 cannot hold goes in bf16 from its first visit on, or from where it grew so: no sample is raw, and
+ * messages, also lost ones, are one at both ends. Its gradients, too large for an fp16 scale after the prescale, too.
+ */
+static void huge_on(const char *device)
+{
+    static struct result result, lost;
+    static const char *const wides[] = {"codec: aqsgd, bits: 4", "codec: ec, rate: 2.5", "codec: directq, bits: 8",
+                                        "codec: lowrank",
+                                        "codec: aqsgd, bits: 2, group: tile, tile: 32, hadamard: true",
+                                        "codec: aqsgd, bits: 5, group: channel"};
+    huge = true;
+    kind = device;
+    for (size_t i = 0; i < sizeof wides / sizeof wides[0]; i++) {
+        const bool remembers = strstr(wides[i], "directq") == NULL;
+        run(wides[i], NOTHING, &result);
+        assert_int_equal(result.sender.measures.raws + result.receiver.measures.raws, 0);
+        assert_int_equal(result.receiver.measures.raws_back, 0);
+        assert_int_equal(result.sender.measures.wide, 2 * EPOCHS + EPOCHS - 2);
+        assert_int_equal(result.sender.measures.keyframes, remembers ? SAMPLES + 1 : 0);
+        for (int s = 0; remembers && s < SAMPLES; s++)
+            assert_true(result.sender.versions[s] == (s == 1 || s == 5 ? AQ_EDGE_WIDE_VERSION | EPOCHS
+                                                      : s == 3 ? AQ_EDGE_WIDE_VERSION | (EPOCHS - 2)
+                                                               : EPOCHS));
+        assert_true(result.sender.measures.sum_error2 < 0.1 * result.sender.measures.sum_a2);
+        for (enum loss lose = RECEIVER; lose <= SENDER && remembers; lose++) {
+            run(wides[i], lose, &lost);
+            assert_memory_equal(lost.receiver.decoded, result.receiver.decoded, sizeof result.receiver.decoded);
+            assert_memory_equal(lost.sender.messages, result.sender.messages, sizeof result.sender.messages);
+        }
+    }
+    for (enum loss lose = NOTHING; lose <= BOTH; lose++) { /* and where a sample never changes */
+        steady = true;
+        run("codec: aqsgd, bits: 4", lose, &result);
+        run_still("codec: aqsgd, bits: 4", lose, &lost);
+        assert_int_equal(lost.sender.measures.raws + lost.receiver.measures.raws, 0);
+        assert_int_equal(lost.sender.measures.held, (EPOCHS - 1) * SAMPLES);
+        for (int s = 0; s < SAMPLES; s++)
+            assert_true(lost.sender.versions[s] == (s == 1 || s == 5 ? AQ_EDGE_WIDE_VERSION | 1 : 1));
+        assert_memory_equal(lost.receiver.decoded, result.receiver.decoded, SAMPLES * sizeof *result.receiver.decoded);
+        for (int v = SAMPLES; v < VISITS; v++)
+            assert_int_equal(lost.receiver.decoded[v], lost.receiver.decoded[v - SAMPLES]);
+    }
+    cropped = true;
+    rows = SIDE * SIDE;
+    run("codec: aqsgd, bits: 4", NOTHING, &result);
+    cropped = false;
+    rows = 0;
+    assert_int_equal(result.sender.measures.raws + result.receiver.measures.raws, 0);
+    assert_true(result.sender.measures.wide > 2 * EPOCHS);
+    run("codec: aqsgd, bits: 4, store: fp16", NOTHING, &result); /* who names it gets it */
+    assert_int_equal(result.sender.measures.raws, 2 * EPOCHS + EPOCHS - 2);
+    assert_int_equal(result.sender.measures.wide, 0);
+    assert_true(result.sender.measures.raw_peak > 1e5 && result.sender.measures.raw_peak < 1e6);
+    huge = false;
+    back_scale = 1;
+    run("codec: raw, precision: fp16", NOTHING, &result);
+    assert_int_equal(result.sender.measures.raws, 0);
+    assert_int_equal(result.receiver.measures.raws_back, 0);
+    assert_int_equal(result.receiver.measures.wide_back, EPOCHS * SAMPLES);
+    huge = true;
+    run("codec: raw, precision: fp16", NOTHING, &result);
+    assert_int_equal(result.sender.measures.raws, 2 * EPOCHS + EPOCHS - 2); /* counted, also of what is raw by choice */
+    back_scale = 1e-5f;
+    huge = false;
+    kind = "cpu";
+}
+
+static void test_edge_codes_in_bf16_what_fp16_cannot_hold(void **state)
+{
+    (void)state;
+    huge_on("cpu");
+    huge_on("isolated");
 }
 
 /* Values as they are keep their bits, whatever is lost; after the first epoch rows alone travel, and no gradient. */
@@ -444,17 +558,19 @@ static void edge_on(const char *device, bool over_nccl)
     static struct result here, there;
     for (size_t i = 0; i < sizeof codecs / sizeof codecs[0]; i++) {
         if (over_nccl && i % 10 != 3) continue; /* what carries a body knows no codec */
-        for (int which = 0; which < 11; which++) {
+        for (int which = 0; which < 13; which++) {
             if (which == 4 && i % 4 != 3) continue; /* epochs that go uncompressed know no bits */
-            if (which >= 8 && strstr(codecs[i], "store: q2")) continue;
+            if (which >= 8 && which < 11 && strstr(codecs[i], "store: q2")) continue;
+            huge = which >= 11;
+            back_scale = which == 11 ? 1 : 1e-5f;
             spoil = which == 3;
             warmup = which == 4 ? 2 : 0;
             shorter = which == 5;
-            const enum loss lose = which < 3 ? (enum loss)which : which == 7 ? BOTH
-                                   : which >= 8 ? (enum loss)(which - 8) : NOTHING;
+            const enum loss lose = which < 3 ? (enum loss)which : which == 7 ? BOTH : which == 12 ? RECEIVER
+                                   : which >= 8 && which < 11 ? (enum loss)(which - 8) : NOTHING;
             freeze = which == 6 || which == 7 ? ", freeze: '*, !head'" : "";
             steady = which == 6 || which == 7;
-            cropped = which >= 8;
+            cropped = which >= 8 && which < 11;
             rows = cropped ? SIDE * SIDE : 0;
             kind = "cpu";
             run(codecs[i], lose, &here);
@@ -464,7 +580,8 @@ static void edge_on(const char *device, bool over_nccl)
             nccl = false;
             same(&there, &here, codecs[i]);
         }
-        spoil = shorter = steady = cropped = false;
+        spoil = shorter = steady = cropped = huge = false;
+        back_scale = 1e-5f;
         warmup = rows = 0;
         freeze = "";
     }
@@ -513,6 +630,73 @@ static void test_edge_refuses_what_no_edge_says_of_nccl(void **state)
     kind = "cpu";
 }
 
+/*
+ * A bit that a decoder gets wrong, in the first body of a micro-batch or in the last: which checks find it, either way,
+ * and what they say. Messages are right: their digests see nothing.
+ */
+static void faults_on(const char *device)
+{
+    static struct result result;
+    static const char *const checks[] = {"none", "first", "all"};
+    const char *const before = backward;
+    backward = "codec: ec";
+    kind = device;
+    for (int which = 0; which < 12; which++) {
+        const bool back = which % 2, last = which / 2 % 2;
+        check = checks[which / 4];
+        faulty_kind = back ? AQ_CODEC_EC : AQ_CODEC_AQSGD;
+        faulty_sample = last ? B - 1 : 0;
+        aq_error_clear();
+        faulty_turn = 0;
+        faulty = true;
+        run_sides("codec: aqsgd, bits: 4", NOTHING, WELL, &result);
+        faulty = false;
+        const bool seen = which / 4 == 2 || (which / 4 == 1 && !last);
+        const enum aq_status here = back ? result.sender.status : result.receiver.status;
+        if (here != (seen ? AQ_CORRUPT : AQ_OK))
+            fail_msg("%s: check %s, %s, sample %d: %d", device, check, back ? "backward" : "forward",
+                     (int)faulty_sample, (int)here);
+    }
+    check = "all";
+    backward = before;
+    kind = "cpu";
+}
+
+static void test_edge_finds_what_was_decoded_wrong(void **state)
+{
+    (void)state;
+    faults_on("cpu");
+    faults_on("isolated");
+    struct aq_edge_shape shape = {.edge = 2};
+    const uint64_t id = 17;
+    const struct aq_edge_batch batch = {.step = 40, .samples = 1, .sample_ids = &id};
+    aq_error_clear();
+    assert_int_equal(aq_edge_check_failed(&shape, true, &batch, 0, "ec"), AQ_CORRUPT);
+    assert_non_null(strstr(aq_error_text(), "cut 2 backward, step 40, sample 17: stage 2 decoded other values than "
+                                            "stage 3 sent (codec ec)"));
+    assert_non_null(strstr(aq_error_text(), "edges.backward, or run one of them with device: cpu"));
+    aq_error_clear();
+}
+
+/* The first frame of a step and direction carries one digest, whatever the micro-batches. */
+static void test_edge_carries_a_digest_a_step(void **state)
+{
+    (void)state;
+    static struct result result[3];
+    static const char *const checks[] = {"none", "first", "all"};
+    for (int i = 0; i < 3; i++) {
+        check = checks[i];
+        run("codec: raw, precision: fp32", NOTHING, &result[i]);
+    }
+    check = "all";
+    const uint64_t plain = result[0].sender.measures.sent_bytes;
+    assert_int_equal(result[1].sender.measures.sent_bytes, plain + EPOCHS * AQ_EDGE_BODY_ALIGN);
+    assert_int_equal(result[2].sender.measures.sent_bytes, plain + EPOCHS * MICRO * 2 * AQ_EDGE_BODY_ALIGN);
+    assert_int_equal(result[1].receiver.measures.sent_bytes,
+                     result[0].receiver.measures.sent_bytes + EPOCHS * AQ_EDGE_BODY_ALIGN);
+    assert_memory_equal(result[2].receiver.decoded, result[0].receiver.decoded, sizeof result[0].receiver.decoded);
+}
+
 static void test_edge_on_other_devices_has_the_bits_of_the_cpu(void **state)
 {
     (void)state;
@@ -534,6 +718,8 @@ static void test_edge_on_other_devices_has_the_bits_of_the_cpu(void **state)
         mixed_on(kinds[k]);
         rungs_on(kinds[k]);
         afresh_on(kinds[k]);
+        faults_on(kinds[k]);
+        huge_on(kinds[k]);
         seen++;
     }
     if (seen == 0) skip();
@@ -555,8 +741,11 @@ int main(void)
         cmocka_unit_test(test_edge_heals_a_lost_message_bit_for_bit),
         cmocka_unit_test(test_edge_sends_a_keyframe_where_both_have_lost_it),
         cmocka_unit_test(test_edge_sends_raw_what_no_store_holds),
+        cmocka_unit_test(test_edge_codes_in_bf16_what_fp16_cannot_hold),
         cmocka_unit_test(test_edge_sends_once_what_never_changes),
         cmocka_unit_test(test_edge_never_refines_what_never_changes),
+        cmocka_unit_test(test_edge_finds_what_was_decoded_wrong),
+        cmocka_unit_test(test_edge_carries_a_digest_a_step),
         cmocka_unit_test(test_edge_on_other_devices_has_the_bits_of_the_cpu),
         cmocka_unit_test(test_edge_over_nccl_has_the_bits_of_the_cpu),
         cmocka_unit_test(test_edge_refuses_what_no_edge_says_of_nccl),

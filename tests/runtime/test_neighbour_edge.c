@@ -194,8 +194,24 @@ enum spoil {
     COUNT_LESS,
     COUNT_MORE,
     STEP,
+    WIDE_SAID,
+    WIDE_UNSAID,
+    WIDE_BEFORE,
+    CHECK_LIES,
     SPOILS
 };
+
+/* A digest behind the rows, of other values than the first body's. */
+static void check_lies(struct peer *peer, struct aq_frame *frame)
+{
+    enum { ROWS = KIT_B * AQ_EDGE_ROW_BYTES };
+    static_assert(ROWS % AQ_EDGE_BODY_ALIGN == 0, "bodies begin right behind the rows");
+    memmove(peer->body + ROWS + AQ_EDGE_BODY_ALIGN, peer->body + ROWS, frame->body_bytes - ROWS);
+    memset(peer->body + ROWS, 0x5a, AQ_EDGE_CHECK_BYTES);
+    memset(peer->body + ROWS + AQ_EDGE_CHECK_BYTES, 0, AQ_EDGE_BODY_ALIGN - AQ_EDGE_CHECK_BYTES);
+    frame->flags |= AQ_EDGE_CHECKED;
+    frame->body_bytes += AQ_EDGE_BODY_ALIGN;
+}
 
 /* One thing of an honest frame, and what is said of it. */
 static const char *spoil(struct peer *peer, struct aq_frame *frame, enum spoil how, enum aq_status *want)
@@ -223,8 +239,13 @@ static const char *spoil(struct peer *peer, struct aq_frame *frame, enum spoil h
                                               [ROWS_CUT] = "has no room for 3 rows",
                                               [COUNT_LESS] = "of 2 samples, expected",
                                               [COUNT_MORE] = "of 4294967299 samples, expected",
-                                              [STEP] = "expected step 1"};
-    *want = how == DIGEST_AFTER || how == AFTER_SKIPS || how == AFTER_SAME ? AQ_CORRUPT : AQ_PROTO;
+                                              [STEP] = "expected step 1",
+                                              [WIDE_SAID] = "is wide, and its versions are not",
+                                              [WIDE_UNSAID] = "is wide, and its versions are not",
+                                              [WIDE_BEFORE] = "is wide, and its versions are not",
+                                              [CHECK_LIES] = "step 1, sample 0: stage 1 decoded other values than"};
+    const bool corrupt = how == DIGEST_AFTER || how == AFTER_SKIPS || how == AFTER_SAME || how == CHECK_LIES;
+    *want = corrupt ? AQ_CORRUPT : AQ_PROTO;
     switch (how) {
     case SAMPLE:
         row->sample = 5;
@@ -233,7 +254,7 @@ static const char *spoil(struct peer *peer, struct aq_frame *frame, enum spoil h
         row->variant = 1;
         break;
     case FLAGS:
-        row->flags |= 8;
+        row->flags |= 16;
         break;
     case HELD:
         row->flags = AQ_EDGE_HELD;
@@ -295,6 +316,19 @@ static const char *spoil(struct peer *peer, struct aq_frame *frame, enum spoil h
         break;
     case STEP:
         frame->step = 2;
+        break;
+    case WIDE_SAID:
+        row->flags |= AQ_EDGE_WIDE;
+        break;
+    case WIDE_UNSAID:
+        row->version_after |= AQ_EDGE_WIDE_VERSION;
+        break;
+    case WIDE_BEFORE:
+        row->flags |= AQ_EDGE_WIDE;
+        row->version_after |= AQ_EDGE_WIDE_VERSION;
+        break;
+    case CHECK_LIES:
+        check_lies(peer, frame);
         break;
     default:
         break;
