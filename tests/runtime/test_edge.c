@@ -376,7 +376,7 @@ static void test_edge_sends_raw_what_no_store_holds(void **state)
     run("codec: aqsgd, bits: 4", NOTHING, &spoilt);
     spoil = false;
     float a[N];
-    activation(2, 1, a);
+    activation(2, 1, 0, a);
     a[7] = INFINITY;
     assert_int_equal(spoilt.receiver.decoded[SAMPLES + 2], aq_digest(a, sizeof a));
     assert_int_equal(spoilt.sender.measures.raws, 1);
