@@ -241,6 +241,7 @@ struct aq_codec {
     size_t memory_bytes;
     float *staging; /* pinned, T*C: where a and x^ pass on a device whose memory the host cannot reach; else NULL */
     struct aq_codec *inner;         /* of a member that codes something by another codec; else NULL */
+    bool head_on_top;               /* codec_ec.c: the rate does not pay for the head */
     struct aq_codec_remote *remote; /* codec_batch.c: what a GPU's launchers want; else NULL */
 };
 
@@ -256,6 +257,7 @@ struct aq_codec_encoder {
     bool (*scale)(struct aq_codec_encoder *job, uint32_t piece, uint32_t row, const struct aq_span *span,
                   const struct aq_quant **quants);
     bool failed[AQ_CODEC_PIECES_MAX];
+    bool again[AQ_CODEC_PIECES_MAX]; /* codec_ec.c: it failed for its step, and another one may do */
     struct aq_codec_sums sums[AQ_CODEC_PIECES_MAX];
     struct aq_codec_sums head; /* of the first rows, where only a part of the later ones is measured */
     double factor;             /* how many rows each row in `sums` stands for */
