@@ -107,7 +107,7 @@ struct aq_cuda_codec_scratch {
     uint8_t *wholes;      /* entropy coded: jobs * (AQ_CUDA_CODEC_EC_BYTES, and a row) */
     uint8_t *cells;       /* jobs * N */
     int *beyond;          /* jobs * N: q of what is beyond the table */
-    uint8_t *staged;      /* jobs * (2 N + AQ_CUDA_CODEC_EC_STAGE * chunks): words and escapes */
+    uint8_t *staged;      /* jobs * (5 N + AQ_CUDA_CODEC_EC_STAGE * chunks): words and escapes */
     uint32_t *chunk_states, *chunk_sizes; /* jobs * chunks * 32, and 2 */
     uint32_t *lengths;    /* jobs: of bodies */
 };
