@@ -35,7 +35,8 @@ struct whole {
     struct aq_rans_table table;
     struct aq_ec_grid grid;
     struct aq_ec_dither dither;
-    bool noise; /* w is added before rounding; where the body has no key nobody takes it off */
+    uint32_t stride; /* of the rows that were looked at */
+    bool noise;      /* w is added before rounding; where the body has no key nobody takes it off */
     uint32_t below[AQ_EC_BUCKETS + 1]; /* counts of magnitudes in the bucket; then of all below it */
     uint32_t energy[AQ_EC_BUCKETS + 1];
     double moments[2 * (AQ_EC_BUCKETS + 1)];
@@ -401,13 +402,12 @@ static bool head_choose(const struct aq_codec_encoder *job, const struct aq_ec_g
     return true;
 }
 
-/* Looks at a sample; its head, and whole_of(codec) as the head says. again: at every row, and so that it fits. */
-static bool head_make(const struct aq_codec_encoder *job, const struct aq_ec_goal *goal, bool again)
+/* Looks at one row in `stride`; the head, and whole_of(codec) as the head says. fit: so that it fits its bound. */
+static bool head_make(const struct aq_codec_encoder *job, const struct aq_ec_goal *goal, uint32_t stride, bool fit)
 {
     const struct aq_codec *codec = job->codec;
     struct whole *whole = whole_of(codec);
     const bool energy = goal->error > 0.0f;
-    uint32_t stride = again ? 1 : aq_ec_stride(codec->layout.values);
     uint16_t weights[AQ_RANS_LEVELS], escapes;
     if (!look(job, stride, false, energy)) return false;
     if (stride > 1 && whole->below[0] == (codec->rows + stride - 1) / stride * codec->columns) {
@@ -416,7 +416,8 @@ static bool head_make(const struct aq_codec_encoder *job, const struct aq_ec_goa
     }
     counts_sum(whole->below);
     if (energy) counts_sum(whole->energy);
-    const struct aq_ec_look of = aq_ec_look_of(whole->below, whole->energy, whole->moments, stride, again);
+    const struct aq_ec_look of = aq_ec_look_of(whole->below, whole->energy, whole->moments, stride, fit);
+    whole->stride = stride;
     return head_choose(job, goal, of, stride) && aq_ec_head_read(job->body, &whole->grid, weights, &escapes) &&
            aq_rans_table(weights, escapes, &whole->table);
 }
@@ -650,14 +651,14 @@ static uint64_t join(const struct aq_codec *codec, uint8_t *body)
 }
 
 /* Codes the sample once; false: it cannot be, or not by this step (job->again). */
-static bool encode_once(struct aq_codec_encoder *job, const struct aq_ec_goal *goal, bool again)
+static bool encode_once(struct aq_codec_encoder *job, const struct aq_ec_goal *goal, uint32_t stride, bool fit)
 {
     const struct aq_codec *codec = job->codec;
     bool good = true;
     memset(job->sums, 0, sizeof job->sums);
     memset(job->failed, 0, sizeof job->failed);
     memset(job->again, 0, sizeof job->again);
-    if (!head_make(job, goal, again)) return false;
+    if (!head_make(job, goal, stride, fit)) return false;
     run_pieces(codec, encode_piece, job);
     for (uint32_t piece = 0; piece < codec->pieces; piece++)
         good = good && !job->failed[piece];
@@ -689,11 +690,14 @@ bool aq_ec_encode(struct aq_codec_encoder *job)
                               .warm = job->m != NULL,
                               .keyed = cold && rounding != AQ_ROUND_NEAREST};
     if (!codec->head_on_top) goal.rate = aq_ec_rate_of_values(goal.rate, codec->rows, codec->columns);
-    const bool good = encode_once(job, &goal, false);
-    if (goal.warm || (!good && !is_for_its_step(job))) return good; /* m' may have taken the place of m */
-    if (good && (goal.error > 0.0f || !aq_ec_is_long(&goal, codec->rows, codec->columns, job->body_bytes))) return true;
-    if (good) goal = aq_ec_goal_again(goal, codec->rows, codec->columns, job->body_bytes);
-    return encode_once(job, &goal, !good);
+    const bool good = encode_once(job, &goal, aq_ec_stride(codec->rows, codec->layout.values), false);
+    const bool once = job->m != NULL && (job->m == job->m_out || job->m == (const uint8_t *)job->hat);
+    if (!good) return !once && is_for_its_step(job) && encode_once(job, &goal, 1, true);
+    if (goal.warm) return true; /* where m' takes the place of m there is no second time: a body is the same there */
+    const double bits = aq_ec_bits_of(codec->rows, codec->columns, job->body_bytes);
+    if (!aq_ec_is_long(&goal, bits)) return true;
+    goal = aq_ec_goal_again(goal, bits);
+    return encode_once(job, &goal, aq_ec_stride_again(whole_of(codec)->stride), false);
 }
 
 /* ---- decode ---- */

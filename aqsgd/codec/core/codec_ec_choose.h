@@ -82,6 +82,7 @@ enum {
     AQ_EC_STATE_BYTES = 4 * AQ_RANS_LANES,
     AQ_EC_CHUNK_SLACK = AQ_EC_STATE_BYTES + 2 * AQ_RANS_LANES + AQ_RANS_PAD + 4, /* beside 4 bytes a value */
     AQ_EC_LOOK_VALUES = 32768, /* so many values or more are looked at, in whole rows */
+    AQ_EC_LOOK_ROWS = 8,
     AQ_EC_MEAN_BITS = 16,      /* of a channel: its mean, or the mean of its change */
     AQ_EC_COMMON_BITS = 4,
     AQ_EC_COMMON_LEVELS = 1 << AQ_EC_COMMON_BITS
@@ -169,10 +170,12 @@ AQ_EC_FUNCTION uint64_t aq_ec_cells_bytes(uint64_t values, uint32_t refine)
     return (values + 7) / 8 * refine;
 }
 
-/* Every so many rows one is looked at. */
-AQ_EC_FUNCTION uint32_t aq_ec_stride(uint64_t values)
+/* Every so many rows one is looked at: eight of them at least, if there are so many. */
+AQ_EC_FUNCTION uint32_t aq_ec_stride(uint32_t rows, uint64_t values)
 {
-    return values < 2 * AQ_EC_LOOK_VALUES ? 1 : (uint32_t)(values / AQ_EC_LOOK_VALUES);
+    const uint32_t stride = (uint32_t)(values / AQ_EC_LOOK_VALUES), most = rows / AQ_EC_LOOK_ROWS;
+    const uint32_t least = stride < most ? stride : most;
+    return least > 1 ? least : 1;
 }
 
 /* What means cost, in 1/256 bits of what was looked at: that much they have to save. On the rows that are looked at
@@ -230,21 +233,6 @@ AQ_EC_FUNCTION float aq_ec_rate_of_values(float rate, uint32_t rows, uint32_t co
 AQ_EC_FUNCTION double aq_ec_bits_of(uint32_t rows, uint32_t columns, uint64_t body_bytes)
 {
     return 8.0 * (double)body_bytes / ((double)rows * (double)columns) - aq_ec_head_bits(rows, columns);
-}
-
-/* Has a body more than 2 % above its rate? Rows that are unlike each other make pairs that the table knows nothing of. */
-AQ_EC_FUNCTION bool aq_ec_is_long(const struct aq_ec_goal *goal, uint32_t rows, uint32_t columns, uint64_t body_bytes)
-{
-    return aq_ec_bits_of(rows, columns, body_bytes) > 1.02 * (double)goal->rate;
-}
-
-/* What it is to be coded to in place of that goal. */
-AQ_EC_FUNCTION struct aq_ec_goal aq_ec_goal_again(struct aq_ec_goal goal, uint32_t rows, uint32_t columns,
-                                                  uint64_t body_bytes)
-{
-    goal.rate = (float)(2.0 * (double)goal.rate - aq_ec_bits_of(rows, columns, body_bytes));
-    if (goal.rate < 0.5f * AQ_EC_RATE_MIN) goal.rate = 0.5f * AQ_EC_RATE_MIN;
-    return goal;
 }
 
 /* What the choice reads, of all counts *below* each bucket: of |d|, and where an error is the goal of |a| (may be the
@@ -564,6 +552,31 @@ AQ_EC_FUNCTION uint32_t aq_ec_half_of_error(const struct aq_ec_look *look, float
             high = middle - 1;
     }
     return low;
+}
+
+/* ---- coded again ----
+ *
+ * Counts know nothing of neighbours: of rows that are unlike each other pairs are other than the table expects, and the
+ * rows that were looked at may be unlike the rest. So a body can be longer than its rate says. */
+
+/* Has it more than 2 % above its rate? */
+AQ_EC_FUNCTION bool aq_ec_is_long(const struct aq_ec_goal *goal, double bits)
+{
+    return goal->error <= 0.0f && bits > 1.02 * (double)goal->rate;
+}
+
+/* The goal of a second time. */
+AQ_EC_FUNCTION struct aq_ec_goal aq_ec_goal_again(struct aq_ec_goal goal, double bits)
+{
+    const double rate = (double)goal.rate, more = bits - rate, most = 0.25 * rate;
+    goal.rate = (float)(rate - (more < most ? more : most));
+    return goal;
+}
+
+/* Every so many rows one is looked at then. */
+AQ_EC_FUNCTION uint32_t aq_ec_stride_again(uint32_t stride)
+{
+    return stride > 4 ? stride / 4 : 1;
 }
 
 /* ---- the head ---- */

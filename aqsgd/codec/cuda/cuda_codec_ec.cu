@@ -25,6 +25,7 @@ struct ec_whole {
     uint32_t centred, common, dithered;
     uint32_t noise; /* w is added before rounding; where `dithered` is 0 nobody takes it off */
     uint32_t way, done; /* enum aq_ec_way; of a second round: the first one's body stands */
+    uint32_t stride;    /* of the rows that were looked at */
     struct aq_ec_dither dither;
 };
 static_assert(sizeof(struct ec_whole) <= AQ_CUDA_CODEC_EC_BYTES, "what codec_place.c reckons with");
@@ -266,14 +267,17 @@ static __device__ struct aq_ec_goal goal_of(const struct aq_cuda_codec_plan &pla
             !dithered ? 0.0f : half ? 0.5f : 1.0f, warm, keyframe && plan.stochastic != 0};
 }
 
-/* In a second round, to all: is the sample coded again? Then to which goal, and is it to fit whatever its rows are? */
+/* In a second round, to all: is the sample coded again (codec_ec.c, aq_ec_encode)? Then to which goal, after a look at
+ * how many rows, and is it to fit whatever they are? */
 static __device__ bool block_again(const struct aq_cuda_codec_plan &plan, const struct aq_cuda_codec_scratch &mem,
-                                   struct ec_whole *whole, struct aq_ec_goal *goal, bool *fit)
+                                   struct ec_whole *whole, struct aq_ec_goal *goal, uint32_t *stride, bool *fit)
 {
-    const uint32_t status = mem.status[blockIdx.x], bytes = mem.lengths[blockIdx.x];
-    const bool longer = status == 0 && goal->error <= 0.0f && aq_ec_is_long(goal, plan.rows, plan.columns, bytes);
+    const uint32_t status = mem.status[blockIdx.x];
+    const double bits = aq_ec_bits_of(plan.rows, plan.columns, mem.lengths[blockIdx.x]);
+    const bool longer = status == 0 && aq_ec_is_long(goal, bits);
     *fit = status == STEP_FAILED;
-    if (longer) *goal = aq_ec_goal_again(*goal, plan.rows, plan.columns, bytes);
+    *stride = *fit ? 1 : aq_ec_stride_again(whole->stride);
+    if (longer) *goal = aq_ec_goal_again(*goal, bits);
     __syncthreads();
     if (threadIdx.x == 0 && *fit) mem.status[blockIdx.x] = 0;
     if (threadIdx.x == 0) whole->done = !(longer || *fit);
@@ -321,16 +325,19 @@ __global__ void __launch_bounds__(HEAD_BLOCK)
     const struct aq_cuda_codec_job &job = list.jobs[blockIdx.x];
     struct ec_whole *whole = whole_of(plan, mem, blockIdx.x);
     struct aq_ec_goal goal = goal_of(plan, job);
-    bool fit = false;
-    if (round > 0 && !block_again(plan, mem, whole, &goal, &fit)) return;
     const bool energy = goal.error > 0.0f;
-    uint32_t stride = fit ? 1 : aq_ec_stride(plan.values);
+    uint32_t stride = aq_ec_stride(plan.rows, plan.values);
+    bool fit = false;
+    if (round > 0 && !block_again(plan, mem, whole, &goal, &stride, &fit)) return;
     bool good = block_look(plan, job, whole, stride, false, energy);
     if (good && stride > 1 && whole->below[0] == (plan.rows + stride - 1) / stride * plan.columns) {
         stride = 1;
         good = block_look(plan, job, whole, stride, false, energy);
     }
-    if (threadIdx.x == 0) whole->done = 0;
+    if (threadIdx.x == 0) {
+        whole->done = 0;
+        whole->stride = stride;
+    }
     if (good) {
         block_counts_sum(whole->below, shared);
         if (energy) block_counts_sum(whole->energy, shared);
