@@ -202,9 +202,9 @@ static struct coded code(const float *x, uint32_t rows, uint32_t columns, enum w
                                      way < KEYFRAME ? NULL : end.m, &result, NULL),
                      AQ_OK);
     assert_int_equal(result.flags & AQ_CODED_RAW, 0);
-    assert_int_equal(
-        aq_codec_decode(end.codec, end.body, result.body_bytes, result.flags, m, hat, way < KEYFRAME ? NULL : end.m, NULL),
-        AQ_OK);
+    assert_int_equal(aq_codec_decode(end.codec, end.body, result.body_bytes, result.flags, m, hat,
+                                     way < KEYFRAME ? NULL : end.m, NULL),
+                     AQ_OK);
     assert_memory_equal(hat, end.hat, 4 * end.values);
     for (size_t i = 0; i < end.values; i++) {
         error2 += pow((double)x[i] - (double)hat[i], 2);
@@ -336,7 +336,7 @@ static void test_sparse_values_have_no_bias(void **state)
     assert_true(fabs(sum) < 4 * sqrt(square));
 }
 
-/* At the least rates a dither would leave more than the change: then it is left out, and what both ends hold settles. */
+/* At the least rates a dither would leave more than the change. There it is left out, and what both ends hold settles. */
 static void test_every_rate_settles(void **state)
 {
     (void)state;

@@ -659,16 +659,17 @@ static double fold(const struct aq_codec_encoder *job, size_t offset, double fac
 uint32_t aq_codec_raw_limit(const struct aq_codec *codec, bool plain)
 {
     const bool keeps = aq_codec_keeps(codec);
+    const enum aq_codec_precision sent = keeps ? codec->config.keyframe : codec->config.raw;
     const uint32_t store = aq_store_limit(keeps ? codec->store : AQ_PRECISION_FP32);
-    const uint32_t other = aq_store_limit(!plain ? AQ_PRECISION_FP32 : keeps ? codec->config.keyframe : codec->config.raw);
+    const uint32_t other = aq_store_limit(plain ? sent : AQ_PRECISION_FP32);
     return store < other ? store : other;
 }
 
 static void encode_raw(struct aq_codec_encoder *job, struct aq_codec_result *result)
 {
-    const bool plain = job->codec->member->encode == NULL || (aq_codec_keeps(job->codec) && job->m == NULL);
-    uint32_t peak = 0;
     const struct aq_codec *codec = job->codec;
+    const bool plain = codec->member->encode == NULL || (aq_codec_keeps(codec) && job->m == NULL);
+    uint32_t peak = 0;
     const size_t values = (size_t)codec->layout.values;
     memcpy(job->body, job->a, 4 * values);
     if (job->hat != NULL) memcpy(job->hat, job->a, 4 * values);
