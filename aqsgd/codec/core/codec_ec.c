@@ -33,6 +33,8 @@
 #include "codec_member.h"
 
 
+static const float ROW_FAR = 64.0f; /* steps: a row's error is added up again from there on */
+
 /* Of a whole sample: codec->own. */
 struct whole {
     struct aq_rans_table table;
@@ -518,11 +520,10 @@ static bool row_beyond(const struct aq_codec_scratch *scratch, const struct aq_e
     return true;
 }
 
-/* A row's error where the receiver does not take the noise off: of its values without it. */
-static void row_error(const struct aq_codec *codec, uint32_t row, const struct aq_codec_scratch *scratch,
-                      double *error2)
+/* A row's error by its levels: the kernel takes an escape for zero, and of a large one nothing would be left of the
+ * rest. */
+static void row_error(const struct aq_codec *codec, const struct aq_codec_scratch *scratch, double *error2)
 {
-    row_dither(codec, row, -1.0f, scratch->d);
     for (size_t i = 0; i < codec->columns; i++) {
         const float e = scratch->d[i] - scratch->levels[i];
         error2[i % AQ_LANES] += (double)(e * e);
@@ -539,7 +540,7 @@ static bool chunk_quantize(struct aq_codec_encoder *job, uint32_t number, const 
     struct aq_codec_sums *sums = &job->sums[number];
     const bool centred = is_marked(job->body, AQ_EC_CENTRED), dithered = is_marked(job->body, AQ_EC_DITHERED);
     const bool common = is_marked(job->body, AQ_EC_COMMON), noise = whole_of(codec)->noise;
-    double coarse[AQ_LANES] = {0}, *error2 = grid->refine > 0 || noise != dithered ? coarse : sums->error2;
+    double coarse[AQ_LANES] = {0};
     const size_t n = codec->columns;
     const uint32_t limit = aq_store_limit(aq_codec_keeps(codec) ? codec->store : AQ_PRECISION_FP32);
     for (uint32_t row = chunk->first; row < chunk->end; row++) {
@@ -552,6 +553,9 @@ static bool chunk_quantize(struct aq_codec_encoder *job, uint32_t number, const 
         uint8_t *codes = piece->codes + at;
         codec->kernels->delta(job->a + row * n, m, kind, scratch->d, n, &span, sums, true, job->a + next * n);
         if (span.peak >= 0x7f800000u) return false;
+        const bool far = aq_float_of(span.peak) * grid->inverse > ROW_FAR;
+        const bool apart = grid->refine == 0 && (noise != dithered || far);
+        double *const error2 = grid->refine > 0 || apart ? coarse : sums->error2;
         if (common) row_common(codec, -1.0f, scratch->d);
         if (noise) row_dither(codec, row, 1.0f, scratch->d);
         if (codec->kernels->ec_quantize(scratch->d, n, grid, codes, scratch->levels, error2) &&
@@ -561,7 +565,8 @@ static bool chunk_quantize(struct aq_codec_encoder *job, uint32_t number, const 
         }
         if (grid->refine > 0)
             row_refine(grid, scratch->d, n, piece->cells + at, scratch->levels, sums->error2);
-        if (noise != dithered) row_error(codec, row, scratch, sums->error2);
+        if (noise != dithered) row_dither(codec, row, -1.0f, scratch->d); /* it stays in the error */
+        if (apart) row_error(codec, scratch, sums->error2);
         if (dithered) row_dither(codec, row, -1.0f, scratch->levels);
         if (common) row_common(codec, 1.0f, scratch->levels);
         float *hat = job->hat == NULL ? NULL : job->hat + row * n;
