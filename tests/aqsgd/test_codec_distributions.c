@@ -336,7 +336,7 @@ static void test_sparse_values_have_no_bias(void **state)
     assert_true(fabs(sum) < 4 * sqrt(square));
 }
 
-/* At the least rates a dither would leave more than the change. There it is left out, and what both ends hold settles. */
+/* At the least rates a dither would leave more than the change. There it is left out, and both ends settle. */
 static void test_every_rate_settles(void **state)
 {
     (void)state;

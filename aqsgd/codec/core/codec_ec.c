@@ -9,15 +9,17 @@
  * Values beyond 7 steps, and pairs that are too rare for a slot, are escaped: whole numbers behind the chunk's words.
  * With a table that does not fit (rows that are unlike those that were looked at) a body is longer, never wrong. What
  * has no reference is coded again, once, where it misses its rate by more than 2 %; and any sample whose step cannot
- * carry it, if its reference is still there (docs/DECISIONS.md 0540, 0541). Beyond 3.5 bits a value each one is refined: its cell of the step follows in plain bits.
+ * carry it, if its reference is still there (docs/DECISIONS.md 0540, 0541). Beyond 3.5 bits a value each one is
+ * refined: its cell of the step follows in plain bits.
  *
  * A keyframe (config.keyframe of any codec that keeps messages) is coded in the same way, at config.keyframe_rate. What
  * has no reference is coded against the mean of each channel over the sample, where that saves more than it costs.
  *
  * With rounding stochastic a known noise goes in before rounding, and the receiver takes it off again
  * (codec_ec_choose.h): the error's mean is 0 for every value, and it is no larger than nearest rounding's from 2 bits
- * on. A keyframe of a codec that keeps messages is rounded to nearest. With half_dither the noise of a delta is half as
- * wide, and the change that all rows have in common goes apart; what has no reference is coded as with stochastic.
+ * on. A keyframe is rounded to nearest (with a dither where a few zeros ask for it). With half_dither the noise of a
+ * delta is half as wide, and the change that all rows have in common goes apart; what has no reference is coded as
+ * with stochastic.
  *
  * Where many values are zero, zeros stay zero: the noise is added and nobody takes it off. Where a dither would leave
  * more error than the sample is worth (below 1.4 bits) rounding is to nearest (docs/DECISIONS.md 0542).

@@ -220,7 +220,7 @@ AQ_EC_FUNCTION double aq_ec_head_bits(uint32_t rows, uint32_t columns)
     return 8.0 * (double)head / ((double)rows * (double)columns);
 }
 
-/* A goal of bits pays for the head where that is 2 to 20 % of it. A smaller sample would have too little left: there the
+/* A goal of bits pays for the head where that is 2 to 20 % of it. A smaller sample would keep too little: there the
  * head comes on top (aq_codec_body_bytes counts it). */
 AQ_EC_FUNCTION float aq_ec_rate_of_values(float rate, uint32_t rows, uint32_t columns)
 {
@@ -254,7 +254,7 @@ AQ_EC_FUNCTION struct aq_ec_look aq_ec_look_of(const uint32_t *below, const uint
 /* How a sample is rounded. */
 enum aq_ec_way {
     AQ_EC_AS_ASKED = 0, /* with the goal's dither, which the receiver takes off again */
-    AQ_EC_ZEROS = 1, /* stochastic: the sender adds a whole dither and the receiver takes none off, so zero stays zero */
+    AQ_EC_ZEROS = 1, /* stochastic: the sender adds a whole dither, the receiver takes none off: zero stays zero */
     AQ_EC_NEAREST = 2,
     AQ_EC_DITHER = 3 /* a whole one, though the goal has none: in cells a zero has less error with it than without */
 };
