@@ -1,5 +1,5 @@
 # The codecs. They see the room's internal header, to run one table of kernels against another.
-foreach(codec_test test_codec test_codec_quality test_codec_ec test_codec_lowrank test_codec_rows test_codec_corners conform_codec)
+foreach(codec_test test_codec test_codec_quality test_codec_ec test_codec_distributions test_codec_lowrank test_codec_rows test_codec_corners conform_codec)
   aq_test_source(${codec_test} source)
   aq_test(${codec_test} SOURCES ${source} kit/codec_common.c LIBS aqsgd LABELS quick conform)
   target_include_directories(${codec_test} PRIVATE ${aqsgd_ROOMS})

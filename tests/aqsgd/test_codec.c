@@ -315,6 +315,8 @@ static void test_what_cannot_be_stored_is_sent_raw_and_m_apart_is_untouched(void
     config.scale_format = AQ_SCALE_FP16; /* a scale beyond its format */
     end_open(&end, &config, 2, 3);
     fill(end.a, end.values, SHAPE_GAUSS, 1e6f, 6);
+    assert_int_equal(encode(&end, end.m, NULL).flags, 0);
+    fill(end.a, end.values, SHAPE_GAUSS, 1e11f, 6);
     assert_int_equal(encode(&end, end.m, NULL).flags, AQ_CODED_RAW);
     end_close(&end);
 }
@@ -333,9 +335,10 @@ static void test_stateless_kinds_send_raw_too(void **state)
     spoil(config, NAN, 1, true);
     config.top_k = 0.0f;
     spoil(config, INFINITY, 0, true);
-    spoil(config, 2.0f, 2, true); /* times 2^16 is beyond fp16 */
+    spoil(config, 2.0f, 2, false); /* times 2^16 is beyond fp16, but its sign bit means 2^16 more */
+    spoil(config, 1e5f, 2, true);  /* beyond that, too */
     config.scale_format = AQ_SCALE_BF16;
-    spoil(config, 2.0f, 2, false);
+    spoil(config, 1e5f, 2, false);
 }
 
 /* ---- small values ---- */
@@ -483,7 +486,7 @@ static void test_bad_frames_are_corrupt(void **state)
     assert_int_equal(decode(&end, result.body_bytes, 4), AQ_CORRUPT);
     assert_int_equal(aq_codec_decode(end.codec, end.body, result.body_bytes, 0, NULL, end.hat, end.m, NULL), AQ_INVAL);
     assert_int_equal(decode(&end, result.body_bytes, 0), AQ_OK);
-    static const uint16_t bad_scales[] = {0x7c00, 0x7e00, 0x8000, 0xbc00, 0xffff};
+    static const uint16_t bad_scales[] = {0x7c00, 0x7e00, 0x8000, 0xbbff, 0xfc00, 0xffff};
     for (size_t i = 0; i < 5; i++) {
         for (size_t row = 0; row < 5; row++) {
             uint8_t keep[2];

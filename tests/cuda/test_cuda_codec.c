@@ -147,6 +147,8 @@ static void same_result(const struct aq_codec_result *cpu, const struct aq_codec
 {
     assert_int_equal(cpu->body_bytes, gpu->body_bytes);
     assert_int_equal(cpu->flags, gpu->flags);
+    assert_int_equal(cpu->raw_reason, gpu->raw_reason);
+    assert_memory_equal(&cpu->raw_peak, &gpu->raw_peak, sizeof cpu->raw_peak);
     if (cpu->flags == AQ_CODED_RAW) return;
     near(cpu->sum_a, gpu->sum_a, sqrt(cpu->sum_a2 * 1e6) + fabs(cpu->sum_a));
     near(cpu->sum_a2, gpu->sum_a2, cpu->sum_a2);
@@ -348,6 +350,69 @@ static void test_every_rate_and_error_of_ec_has_the_bits_of_the_cpu(void **state
         run_edge(&config, shapes[number % 8][0], shapes[number % 8][1], 3, number % 4);
         if (number % 3 == 0) run_edge(&config, 211, 329, 2, 0);
     }
+}
+
+/* Few values that are not zero, rows of unlike size (coded twice), and a row beyond 2^24 steps that no look sees. */
+static void unlike(float *x, uint32_t rows, uint32_t columns, uint32_t number)
+{
+    const size_t values = (size_t)rows * columns;
+    fill(x, values, SHAPE_GAUSS, 1.0f, 300 + number);
+    for (size_t e = 0; e < values; e++) {
+        const uint32_t row = (uint32_t)(e / columns);
+        if (number == 0 && e != values / 2) x[e] = 0.0f;
+        if (number == 1 && e % 17 != 5) x[e] = 0.0f;
+        if (number == 2 && e % 3 != 0) x[e] = 0.0f;
+        if (number == 3 && row % 4 != 1) x[e] = 0.0f;
+        if (number == 4) x[e] *= expf(0.4f * (float)(row * 7 % 11));
+        if (number == 5 && row == 1) x[e] *= 1e10f;
+        if (number == 6 && e % 11 == 0) x[e] = 0.0f;
+    }
+}
+
+static void test_ec_of_unlike_values_has_the_bits_of_the_cpu(void **state)
+{
+    (void)state;
+    static const float rates[] = {1.0f, 2.5f, 4.0f};
+    static const uint32_t of[][2] = {{9, 67}, {24, 96}, {258, 256}};
+    uint32_t ways = 0;
+    for (uint32_t run = 0; run < 63; run += run < 42 ? 1 : 5) {
+        const uint32_t number = run % 7, *shape = of[run / 21], rounding = run / 7 % 3;
+        struct aq_codec_config config;
+        struct aq_codec_result results[2][SAMPLES];
+        struct side ends[2];
+        struct epoch epoch = {.hat = true};
+        aq_codec_config_default(&config, AQ_CODEC_EC, 3);
+        config.rate = config.keyframe_rate = rates[(run + run / 21) % 3];
+        config.rounding = (enum aq_codec_rounding)(AQ_ROUND_NEAREST + rounding);
+        config.store = run % 2 == 0 ? AQ_PRECISION_NONE : AQ_PRECISION_FP32;
+        config.keyframe = AQ_PRECISION_EC;
+        order(run);
+        for (int end = 0; end < 2; end++) {
+            side_open(&ends[end], &config, shape[0], shape[1], end == GPU_SENDER, 0);
+            for (uint32_t i = 0; i < SAMPLES; i++) {
+                unlike(ends[end].a[i], shape[0], shape[1], (number + i) % 7);
+                epoch.keys[i] = test_key(400 + run);
+                epoch.cold[i] = true;
+            }
+            encode(&ends[end], &epoch, results[end]);
+            side_check(&ends[end]);
+        }
+        for (int i = 0; i < SAMPLES; i++) {
+            same_result(&results[0][i], &results[1][i]);
+            assert_int_equal(results[0][i].flags & AQ_CODED_RAW, 0);
+            assert_memory_equal(ends[0].body[i], ends[1].body[i], results[0][i].body_bytes);
+            assert_memory_equal(ends[0].hat[i], ends[1].hat[i], 4 * ends[0].values);
+            assert_true(results[0][i].sum_error2 < 0.81 * results[0][i].sum_delta2);
+            ways |= 1u << (ends[0].body[i][AQ_EC_MARKS] & AQ_EC_DITHERED);
+        }
+        decode(&ends[GPU_SENDER], ends[CPU_SENDER].body, &epoch, results[0]);
+        for (int i = 0; i < SAMPLES; i++)
+            assert_memory_equal(ends[0].hat[i], ends[1].hat[i], 4 * ends[0].values);
+        side_close(&ends[0]);
+        side_close(&ends[1]);
+    }
+    assert_int_equal(ways, 1u | 1u << AQ_EC_DITHERED);
+    order(0);
 }
 
 /* What users run, over all bits, and enough rows for the live measures to look at a part of them. */
@@ -620,6 +685,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_aqsgd_has_the_bits_of_the_cpu_in_every_config),
         cmocka_unit_test(test_every_codec_of_the_table_has_the_bits_of_the_cpu),
         cmocka_unit_test(test_every_rate_and_error_of_ec_has_the_bits_of_the_cpu),
+        cmocka_unit_test(test_ec_of_unlike_values_has_the_bits_of_the_cpu),
         cmocka_unit_test(test_the_defaults_have_the_bits_of_the_cpu),
         cmocka_unit_test(test_directq_and_top_k_have_the_bits_of_the_cpu),
         cmocka_unit_test(test_top_k_keeps_the_first_of_equals),

@@ -84,7 +84,8 @@ def message_write(x, kind):
 
 def scale_read(data, fmt):
     if fmt == 1:
-        return np.frombuffer(data, "<f2").astype(F)
+        s = np.frombuffer(data, "<f2").astype(F)
+        return np.where(np.signbit(s), -s * F(65536), s)
     if fmt == 2:
         return plain(data, 3)
     if fmt == 3:

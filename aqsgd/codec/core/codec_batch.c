@@ -46,6 +46,8 @@ void aq_codec_plan_of(const struct aq_codec *codec, struct aq_cuda_codec_plan *o
     out->plain = (uint32_t)(warm ? config->keyframe : config->raw);
     out->plain_bytes = warm ? codec->layout.keyframe_bytes : codec->layout.body_bytes;
     out->limit = aq_store_limit(warm ? codec->store : AQ_PRECISION_FP32);
+    out->raw_limit = aq_codec_raw_limit(codec, codec->member->encode == NULL);
+    out->raw_limit_plain = aq_codec_raw_limit(codec, true);
     if (warm) out->store = (uint32_t)codec->store;
     if (aq_store_is_q(codec)) out->packed = (uint32_t)config->store;
     out->varies = aq_codec_varies(codec, false);

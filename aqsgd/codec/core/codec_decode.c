@@ -179,12 +179,12 @@ static bool check_scales(struct aq_codec *codec, const uint8_t *body)
     const struct aq_codec_layout *layout = &codec->layout;
     const bool rowwise = codec->config.group == AQ_PER_ROW || codec->config.group == AQ_PER_TILE;
     if (rowwise && codec->config.scale_format == AQ_SCALE_FP16) { /* 256 * unit is finite for any of them */
-        uint32_t largest = 0;
-        for (uint32_t g = 0; g < layout->groups; g++) {
-            const uint32_t half = (uint32_t)body[2 * (size_t)g + 1];
-            largest = half > largest ? half : largest;
+        bool wrong = false;
+        for (uint32_t g = 0; g < layout->groups; g++) { /* the upper bytes, as aq_scale_half_to takes them */
+            const uint32_t upper = (uint32_t)body[2 * (size_t)g + 1];
+            wrong |= (upper & 0x7fu) >= 0x7cu || upper - 0x80u < 0x3cu;
         }
-        return largest < 0x7cu;
+        return !wrong;
     }
     bool good = true;
     for (uint32_t g = 0; g < layout->groups; g++) {

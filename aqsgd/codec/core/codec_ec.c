@@ -7,19 +7,24 @@
  * needs nothing else.
  *
  * Values beyond 7 steps, and pairs that are too rare for a slot, are escaped: whole numbers behind the chunk's words.
- * With a table that does not fit (rows that are unlike those that were looked at) a body is longer, never wrong; beyond
- * the bound it goes raw. Beyond 3.5 bits a value each one is refined: its cell of the step follows in plain bits.
+ * With a table that does not fit (rows that are unlike those that were looked at) a body is longer, never wrong. What
+ * has no reference is coded again, once, where it misses its rate by more than 2 %; and any sample whose step cannot
+ * carry it, if its reference is still there (docs/DECISIONS.md 0540, 0541). Beyond 3.5 bits a value each one is
+ * refined: its cell of the step follows in plain bits.
  *
  * A keyframe (config.keyframe of any codec that keeps messages) is coded in the same way, at config.keyframe_rate. What
  * has no reference is coded against the mean of each channel over the sample, where that saves more than it costs.
  *
  * With rounding stochastic a known noise goes in before rounding, and the receiver takes it off again
  * (codec_ec_choose.h): the error's mean is 0 for every value, and it is no larger than nearest rounding's from 2 bits
- * on. A keyframe of a codec that keeps messages is rounded to nearest. With half_dither the noise of a delta is half as
- * wide, and the change that all rows have in common goes apart; what has no reference is coded as with stochastic.
+ * on. A keyframe is rounded to nearest (with a dither where a few zeros ask for it). With half_dither the noise of a
+ * delta is half as wide, and the change that all rows have in common goes apart; what has no reference is coded as
+ * with stochastic.
  *
- * At equal bits the error of a gradient is half of that of a scale a row (shared/NUMERICS.md 1.5); where rates go below
- * 1.5 bits the closed loop does not settle (section 3 there), so that the least rate is 1.
+ * Where many values are zero, zeros stay zero: the noise is added and nobody takes it off. Where a dither would leave
+ * more error than the sample is worth (below 1.4 bits) rounding is to nearest (docs/DECISIONS.md 0542).
+ *
+ * At equal bits the error of a gradient is half of that of a scale a row (shared/NUMERICS.md 1.5).
  *
  * A *chunk* is so many whole rows that they have about 65536 values: coded alone, by one thread or one warp.
  */
@@ -30,11 +35,15 @@
 #include "codec_member.h"
 
 
+static const float ROW_FAR = 64.0f; /* steps: a row's error is added up again from there on */
+
 /* Of a whole sample: codec->own. */
 struct whole {
     struct aq_rans_table table;
     struct aq_ec_grid grid;
     struct aq_ec_dither dither;
+    uint32_t stride; /* of the rows that were looked at */
+    bool noise;      /* w is added before rounding; where the body has no key nobody takes it off */
     uint32_t below[AQ_EC_BUCKETS + 1]; /* counts of magnitudes in the bucket; then of all below it */
     uint32_t energy[AQ_EC_BUCKETS + 1];
     double moments[2 * (AQ_EC_BUCKETS + 1)];
@@ -45,9 +54,9 @@ struct whole {
 struct piece {
     uint8_t *codes; /* a chunk's, and AQ_RANS_GROUP more */
     uint8_t *cells; /* of the step, as many, and AQ_CODEC_PAD more */
-    struct aq_rans_escape *escapes;
-    int32_t *beyond; /* q of the values whose code is 0, in order */
-    uint32_t most;   /* of either */
+    struct aq_rans_escape *escapes; /* pairs_of(values) */
+    int32_t *beyond;                /* q of the values whose code is 0, in order: as many as there are values */
+    uint32_t pairs;
 };
 
 /* Bits are those that a manifest which says none means: 4 of activations, 8 of gradients. */
@@ -90,8 +99,9 @@ static double rate_of(const struct aq_codec_config *config)
     return rate > (double)AQ_EC_RATE_MAX ? (double)AQ_EC_RATE_MAX : rate < 0.25 ? 0.25 : rate;
 }
 
-static uint64_t bytes_of(uint32_t rows, uint32_t columns, double rate, uint32_t marks)
+static uint64_t bytes_of(uint32_t rows, uint32_t columns, double goal, uint32_t marks)
 {
+    const double rate = (double)aq_ec_rate_of_values((float)goal, rows, columns);
     return aq_ec_chunks_from(rows, columns, marks) + aq_ec_chunk_count(rows, columns) * (uint64_t)AQ_EC_STATE_BYTES +
            (uint64_t)ceil((double)rows * (double)columns * rate / 8);
 }
@@ -103,12 +113,17 @@ static uint64_t bytes_most(uint32_t rows, uint32_t columns)
            (uint64_t)AQ_EC_CHUNK_SLACK * aq_ec_chunk_count(rows, columns);
 }
 
+static uint64_t pairs_of(uint64_t values)
+{
+    return (values + 1) / 2;
+}
+
 static void scratch(uint32_t rows, uint32_t columns, struct aq_codec_layout *out)
 {
     const uint64_t values = (uint64_t)(rows < aq_ec_chunk_rows(columns) ? rows : aq_ec_chunk_rows(columns)) * columns;
     out->whole_bytes = sizeof(struct whole) + ((uint64_t)columns + AQ_CODEC_PAD) * sizeof(float);
     out->piece_bytes = codes_bytes(values) + cells_bytes(values) +
-                       aq_ec_escapes_most(values) * (sizeof(struct aq_rans_escape) + sizeof(int32_t)) + 16;
+                       pairs_of(values) * sizeof(struct aq_rans_escape) + values * sizeof(int32_t) + 16;
 }
 
 static void layout(const struct aq_codec_config *config, uint32_t rows, uint32_t columns, struct aq_codec_layout *out)
@@ -165,10 +180,10 @@ static struct piece piece_of(const struct aq_codec *codec, uint32_t number)
 {
     const uint32_t in_chunk = aq_ec_chunk_rows(codec->columns);
     const uint64_t values = (uint64_t)(codec->rows < in_chunk ? codec->rows : in_chunk) * codec->columns;
-    struct piece piece = {.codes = codec->scratch[number].own, .most = (uint32_t)aq_ec_escapes_most(values)};
+    struct piece piece = {.codes = codec->scratch[number].own, .pairs = (uint32_t)pairs_of(values)};
     piece.cells = piece.codes + codes_bytes(values);
     piece.escapes = (struct aq_rans_escape *)(void *)(piece.cells + cells_bytes(values));
-    piece.beyond = (int32_t *)(void *)(piece.escapes + piece.most);
+    piece.beyond = (int32_t *)(void *)(piece.escapes + piece.pairs);
     return piece;
 }
 
@@ -229,6 +244,14 @@ static void dither_begin(const struct aq_codec *codec, const uint8_t *body)
     if (!is_marked(body, AQ_EC_DITHERED)) return;
     memcpy(&key, body + aq_ec_key_from(codec->rows, codec->columns), sizeof key);
     aq_rng_block(&key, 0, whole_of(codec)->dither.words);
+}
+
+/* The sender's, who may add noise that no key in the body takes off. */
+static void noise_begin(const struct aq_codec_encoder *job, bool noise)
+{
+    struct whole *whole = whole_of(job->codec);
+    whole->noise = noise;
+    if (noise) aq_rng_block(job->key, 0, whole->dither.words);
 }
 static_assert(sizeof(struct aq_rng_key) == AQ_EC_KEY_BYTES, "docs/FORMAT.md, Entropy-coded");
 
@@ -362,18 +385,37 @@ static bool centre_pays(const struct aq_codec_encoder *job, uint32_t stride, uin
     return aq_ec_cost(whole->below, &none, half) + price < before && centre_make(job, 1, out);
 }
 
-/* Looks at a sample; its head, and whole_of(codec) as the head says. */
-static bool head_make(const struct aq_codec_encoder *job, const struct aq_ec_goal *goal)
+/* The head of a sample whose counts stand, with what its channels have in common where that pays. */
+static bool head_choose(const struct aq_codec_encoder *job, const struct aq_ec_goal *goal, struct aq_ec_look of,
+                        uint32_t stride)
 {
     const struct aq_codec *codec = job->codec;
     struct whole *whole = whole_of(codec);
-    const struct aq_ec_look look_of = {whole->below, whole->energy, whole->moments};
-    const bool energy = goal->error > 0.0f;
-    uint32_t stride = aq_ec_stride(codec->layout.values);
-    const uint32_t marks = goal->dither > 0.0f ? AQ_EC_DITHERED : 0;
-    const bool may_centre = job->m == NULL || goal->dither == 0.5f;
-    uint16_t weights[AQ_RANS_LEVELS], escapes;
+    const enum aq_ec_way way = aq_ec_head_choose(&of, goal, true, job->body);
+    const bool dithered = (goal->dither > 0.0f && way == AQ_EC_AS_ASKED) || way == AQ_EC_DITHER;
+    const uint32_t marks = dithered ? AQ_EC_DITHERED : 0;
+    const bool may_centre = way % 3 == 0 && (!goal->warm || goal->dither == 0.5f);
     bool centred = false;
+    if (may_centre && whole->below[1] < whole->below[AQ_EC_BUCKETS]) {
+        centred = centre_pays(job, stride, marks);
+        const struct aq_ec_goal rest = aq_ec_goal_of_rest(*goal, codec->columns, codec->layout.values);
+        if (!look(job, stride, centred, false)) return false;
+        counts_sum(whole->below);
+        (void)aq_ec_head_choose(&of, centred ? &rest : goal, false, job->body);
+    }
+    job->body[AQ_EC_MARKS] |= (uint8_t)(marks | (!centred ? 0 : goal->warm ? AQ_EC_COMMON : AQ_EC_CENTRED));
+    if (dithered) memcpy(job->body + aq_ec_key_from(codec->rows, codec->columns), job->key, AQ_EC_KEY_BYTES);
+    noise_begin(job, dithered || way == AQ_EC_ZEROS);
+    return true;
+}
+
+/* Looks at one row in `stride`; the head, and whole_of(codec) as the head says. fit: so that it fits its bound. */
+static bool head_make(const struct aq_codec_encoder *job, const struct aq_ec_goal *goal, uint32_t stride, bool fit)
+{
+    const struct aq_codec *codec = job->codec;
+    struct whole *whole = whole_of(codec);
+    const bool energy = goal->error > 0.0f;
+    uint16_t weights[AQ_RANS_LEVELS], escapes;
     if (!look(job, stride, false, energy)) return false;
     if (stride > 1 && whole->below[0] == (codec->rows + stride - 1) / stride * codec->columns) {
         stride = 1; /* rows that say nothing */
@@ -381,20 +423,9 @@ static bool head_make(const struct aq_codec_encoder *job, const struct aq_ec_goa
     }
     counts_sum(whole->below);
     if (energy) counts_sum(whole->energy);
-    aq_ec_head_choose(&look_of, goal, job->body);
-    if (may_centre && whole->below[1] < whole->below[AQ_EC_BUCKETS]) {
-        centred = centre_pays(job, stride, marks);
-        const bool common = centred && job->m != NULL;
-        const struct aq_ec_goal rest = aq_ec_goal_of_rest(*goal, codec->columns, codec->layout.values);
-        if (!look(job, stride, centred, false)) return false;
-        counts_sum(whole->below);
-        aq_ec_head_choose(&look_of, common ? &rest : goal, job->body);
-    }
-    job->body[AQ_EC_MARKS] |= (uint8_t)(marks | (!centred ? 0 : job->m != NULL ? AQ_EC_COMMON : AQ_EC_CENTRED));
-    if (goal->dither > 0.0f)
-        memcpy(job->body + aq_ec_key_from(codec->rows, codec->columns), job->key, AQ_EC_KEY_BYTES);
-    dither_begin(codec, job->body);
-    return aq_ec_head_read(job->body, &whole->grid, weights, &escapes) &&
+    const struct aq_ec_look of = aq_ec_look_of(whole->below, whole->energy, whole->moments, stride, fit);
+    whole->stride = stride;
+    return head_choose(job, goal, of, stride) && aq_ec_head_read(job->body, &whole->grid, weights, &escapes) &&
            aq_rans_table(weights, escapes, &whole->table);
 }
 
@@ -481,7 +512,7 @@ static bool row_beyond(const struct aq_codec_scratch *scratch, const struct aq_e
 {
     for (const uint8_t *at = codes; (at = memchr(at, 0, (size_t)(codes + n - at))) != NULL; at++) {
         const float d = scratch->d[at - codes], t = fabsf(d) * grid->inverse + 0.5f;
-        if (!(t < AQ_EC_ESCAPE_LIMIT) || *beyond == piece->most) return false;
+        if (!(t < AQ_EC_ESCAPE_LIMIT)) return false;
         const int32_t q = d < 0.0f ? -(int32_t)t : (int32_t)t;
         const float level = level_of(grid, q), e = d - level;
         piece->beyond[(*beyond)++] = q;
@@ -491,7 +522,17 @@ static bool row_beyond(const struct aq_codec_scratch *scratch, const struct aq_e
     return true;
 }
 
-/* Codes of a chunk, x^ and m'. */
+/* A row's error by its levels: the kernel takes an escape for zero, and of a large one nothing would be left of the
+ * rest. */
+static void row_error(const struct aq_codec *codec, const struct aq_codec_scratch *scratch, double *error2)
+{
+    for (size_t i = 0; i < codec->columns; i++) {
+        const float e = scratch->d[i] - scratch->levels[i];
+        error2[i % AQ_LANES] += (double)(e * e);
+    }
+}
+
+/* Codes of a chunk, x^ and m'. False: a value cannot be coded; job->again: by this step. */
 static bool chunk_quantize(struct aq_codec_encoder *job, uint32_t number, const struct chunk *chunk,
                            const struct piece *piece, uint32_t *beyond)
 {
@@ -499,9 +540,9 @@ static bool chunk_quantize(struct aq_codec_encoder *job, uint32_t number, const 
     const struct aq_codec_scratch *scratch = &codec->scratch[number];
     const struct aq_ec_grid *grid = &whole_of(codec)->grid;
     struct aq_codec_sums *sums = &job->sums[number];
-    double coarse[AQ_LANES] = {0}, *error2 = grid->refine > 0 ? coarse : sums->error2;
     const bool centred = is_marked(job->body, AQ_EC_CENTRED), dithered = is_marked(job->body, AQ_EC_DITHERED);
-    const bool common = is_marked(job->body, AQ_EC_COMMON);
+    const bool common = is_marked(job->body, AQ_EC_COMMON), noise = whole_of(codec)->noise;
+    double coarse[AQ_LANES] = {0};
     const size_t n = codec->columns;
     const uint32_t limit = aq_store_limit(aq_codec_keeps(codec) ? codec->store : AQ_PRECISION_FP32);
     for (uint32_t row = chunk->first; row < chunk->end; row++) {
@@ -514,13 +555,20 @@ static bool chunk_quantize(struct aq_codec_encoder *job, uint32_t number, const 
         uint8_t *codes = piece->codes + at;
         codec->kernels->delta(job->a + row * n, m, kind, scratch->d, n, &span, sums, true, job->a + next * n);
         if (span.peak >= 0x7f800000u) return false;
+        const bool far = aq_float_of(span.peak) * grid->inverse > ROW_FAR;
+        const bool apart = grid->refine == 0 && (noise != dithered || far);
+        double *const error2 = grid->refine > 0 || apart ? coarse : sums->error2;
         if (common) row_common(codec, -1.0f, scratch->d);
-        if (dithered) row_dither(codec, row, 1.0f, scratch->d);
+        if (noise) row_dither(codec, row, 1.0f, scratch->d);
         if (codec->kernels->ec_quantize(scratch->d, n, grid, codes, scratch->levels, error2) &&
-            !row_beyond(scratch, grid, codes, n, piece, beyond, &error2[0]))
+            !row_beyond(scratch, grid, codes, n, piece, beyond, &error2[0])) {
+            job->again[number] = true;
             return false;
+        }
         if (grid->refine > 0)
             row_refine(grid, scratch->d, n, piece->cells + at, scratch->levels, sums->error2);
+        if (noise != dithered) row_dither(codec, row, -1.0f, scratch->d); /* it stays in the error */
+        if (apart) row_error(codec, scratch, sums->error2);
         if (dithered) row_dither(codec, row, -1.0f, scratch->levels);
         if (common) row_common(codec, 1.0f, scratch->levels);
         float *hat = job->hat == NULL ? NULL : job->hat + row * n;
@@ -544,32 +592,41 @@ static bool escapes_put(const struct piece *piece, uint32_t count, uint32_t beyo
     return true;
 }
 
-static bool chunk_encode(struct aq_codec_encoder *job, uint32_t number, uint32_t index)
+/* The bytes of a chunk whose codes stand; false: they do not fit. */
+static bool chunk_pack(struct aq_codec_encoder *job, uint32_t index, const struct piece *piece,
+                       const struct chunk *chunk, uint32_t beyond)
 {
     const struct aq_codec *codec = job->codec;
     const struct whole *whole = whole_of(codec);
-    const struct piece piece = piece_of(codec, number);
-    const struct chunk chunk = chunk_at(codec, chunks_of(job->codec, job->body), index);
-    const size_t groups = groups_of(chunk.values), cells = aq_ec_cells_bytes(chunk.values, whole->grid.refine);
+    const size_t groups = groups_of(chunk->values), cells = aq_ec_cells_bytes(chunk->values, whole->grid.refine);
     struct aq_rans_coded coded;
-    uint32_t beyond = 0;
-    if (!chunk_quantize(job, number, &chunk, &piece, &beyond)) return false;
-    memset(piece.codes + chunk.values, AQ_RANS_CODE_ZERO, groups * AQ_RANS_GROUP - chunk.values);
-    if (!codec->kernels->rans_encode(&whole->table, piece.codes, groups, chunk.at + AQ_EC_STATE_BYTES, chunk.limit,
-                                     piece.escapes, piece.most, &coded))
+    memset(piece->codes + chunk->values, AQ_RANS_CODE_ZERO, groups * AQ_RANS_GROUP - chunk->values);
+    if (!codec->kernels->rans_encode(&whole->table, piece->codes, groups, chunk->at + AQ_EC_STATE_BYTES, chunk->limit,
+                                     piece->escapes, piece->pairs, &coded))
         return false;
-    const size_t words = (size_t)(chunk.limit - coded.words);
-    memcpy(chunk.at, coded.states, AQ_EC_STATE_BYTES);
-    memmove(chunk.at + AQ_EC_STATE_BYTES, coded.words, words);
-    uint8_t *at = chunk.at + AQ_EC_STATE_BYTES + words;
+    const size_t words = (size_t)(chunk->limit - coded.words);
+    memcpy(chunk->at, coded.states, AQ_EC_STATE_BYTES);
+    memmove(chunk->at + AQ_EC_STATE_BYTES, coded.words, words);
+    uint8_t *at = chunk->at + AQ_EC_STATE_BYTES + words;
     const uint8_t *escapes = at;
-    if (!escapes_put(&piece, coded.escapes, beyond, &at, chunk.limit)) return false;
+    if (!escapes_put(piece, coded.escapes, beyond, &at, chunk->limit)) return false;
     const uint32_t entry[2] = {(uint32_t)words, (uint32_t)(at - escapes)};
     memcpy(job->body + AQ_EC_HEAD_BYTES + (size_t)index * AQ_EC_CHUNK_ENTRY, entry, sizeof entry);
-    if (cells > (size_t)(chunk.limit - at)) return false;
-    memset(piece.cells + chunk.values, 0, 8);
-    if (cells > 0) codec->kernels->pack(piece.cells, (chunk.values + 7) / 8, whole->grid.refine, at);
+    if (cells > (size_t)(chunk->limit - at)) return false;
+    memset(piece->cells + chunk->values, 0, 8);
+    if (cells > 0) codec->kernels->pack(piece->cells, (chunk->values + 7) / 8, whole->grid.refine, at);
     return true;
+}
+
+static bool chunk_encode(struct aq_codec_encoder *job, uint32_t number, uint32_t index)
+{
+    const struct aq_codec *codec = job->codec;
+    const struct piece piece = piece_of(codec, number);
+    const struct chunk chunk = chunk_at(codec, chunks_of(codec, job->body), index);
+    uint32_t beyond = 0;
+    if (!chunk_quantize(job, number, &chunk, &piece, &beyond)) return false;
+    job->again[number] = !chunk_pack(job, index, &piece, &chunk, beyond);
+    return !job->again[number];
 }
 
 static void encode_piece(uint32_t number, void *context)
@@ -603,23 +660,54 @@ static uint64_t join(const struct aq_codec *codec, uint8_t *body)
     return end;
 }
 
+/* Codes the sample once; false: it cannot be, or not by this step (job->again). */
+static bool encode_once(struct aq_codec_encoder *job, const struct aq_ec_goal *goal, uint32_t stride, bool fit)
+{
+    const struct aq_codec *codec = job->codec;
+    bool good = true;
+    memset(job->sums, 0, sizeof job->sums);
+    memset(job->failed, 0, sizeof job->failed);
+    memset(job->again, 0, sizeof job->again);
+    if (!head_make(job, goal, stride, fit)) return false;
+    run_pieces(codec, encode_piece, job);
+    for (uint32_t piece = 0; piece < codec->pieces; piece++)
+        good = good && !job->failed[piece];
+    if (good) job->body_bytes = join(codec, job->body);
+    return good;
+}
+
+/* Did it fail for its step alone? */
+static bool is_for_its_step(const struct aq_codec_encoder *job)
+{
+    bool step = false;
+    for (uint32_t piece = 0; piece < job->codec->pieces; piece++) {
+        if (job->failed[piece] && !job->again[piece]) return false;
+        step = step || job->again[piece];
+    }
+    return step;
+}
+
 bool aq_ec_encode(struct aq_codec_encoder *job)
 {
     const struct aq_codec *codec = job->codec;
     const bool cold = aq_codec_keeps(codec) && job->m == NULL;
     const enum aq_codec_rounding rounding = codec->config.rounding;
-    const struct aq_ec_goal goal = {.rate = cold ? codec->config.keyframe_rate : codec->config.rate,
-                                    .error = cold ? 0.0f : codec->config.error,
-                                    .dither = cold || rounding == AQ_ROUND_NEAREST                ? 0.0f
-                                              : job->m == NULL || rounding == AQ_ROUND_STOCHASTIC ? 1.0f
-                                                                                                  : 0.5f};
-    if (!head_make(job, &goal)) return false;
-    run_pieces(codec, encode_piece, job);
-    bool good = true;
-    for (uint32_t piece = 0; piece < codec->pieces; piece++)
-        good = good && !job->failed[piece];
-    if (good) job->body_bytes = join(codec, job->body);
-    return good;
+    struct aq_ec_goal goal = {.rate = cold ? codec->config.keyframe_rate : codec->config.rate,
+                              .error = cold ? 0.0f : codec->config.error,
+                              .dither = cold || rounding == AQ_ROUND_NEAREST                ? 0.0f
+                                        : job->m == NULL || rounding == AQ_ROUND_STOCHASTIC ? 1.0f
+                                                                                            : 0.5f,
+                              .warm = job->m != NULL,
+                              .keyed = cold && rounding != AQ_ROUND_NEAREST};
+    if (!codec->head_on_top) goal.rate = aq_ec_rate_of_values(goal.rate, codec->rows, codec->columns);
+    const bool good = encode_once(job, &goal, aq_ec_stride(codec->rows, codec->layout.values), false);
+    const bool once = job->m != NULL && (job->m == job->m_out || job->m == (const uint8_t *)job->hat);
+    if (!good) return !once && is_for_its_step(job) && encode_once(job, &goal, 1, true);
+    if (goal.warm) return true; /* where m' takes the place of m there is no second time: a body is the same there */
+    const double bits = aq_ec_bits_of(codec->rows, codec->columns, job->body_bytes);
+    if (!aq_ec_is_long(&goal, bits)) return true;
+    goal = aq_ec_goal_again(goal, bits);
+    return encode_once(job, &goal, aq_ec_stride_again(whole_of(codec)->stride), false);
 }
 
 /* ---- decode ---- */

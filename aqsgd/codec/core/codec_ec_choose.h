@@ -54,7 +54,14 @@ enum {
     AQ_EC_BUCKETS = 1 << (31 - AQ_EC_BUCKET_SHIFT),
     AQ_EC_DITHER_MORE = 4 * AQ_EC_OCTAVE, /* of a step: values below half of one still cost bits */
     AQ_EC_HALF_MAX = (0x7f800000 >> AQ_EC_BUCKET_SHIFT) - 2 * AQ_EC_OCTAVE,
-    AQ_EC_ESCAPE_BITS = 18, /* what a value beyond the table costs, about: symbol, two numbers */
+    AQ_EC_ESCAPE_BITS = 18, /* what a value beyond the table costs, about: symbol, two numbers of a byte */
+    AQ_EC_ESCAPE_MORE = 8,  /* bits of each further byte of its number: see aq_ec_cost */
+    AQ_EC_FINE_OCTAVES = 5, /* no step is below 2^-5 of the median magnitude: squared error about 1e-4 of all */
+    AQ_EC_REACH = 20,       /* |q| stays below 2^20, three bytes, except for AQ_EC_FAR values */
+    AQ_EC_REACH_SAFE = 16,  /* where |q| stays below 2^17 for all, a body fits its bound, whatever its rows are */
+    AQ_EC_REACH_MOST = 23,  /* nothing is beyond, for AQ_EC_ESCAPE_LIMIT is near */
+    AQ_EC_FAR = 4096,
+    AQ_EC_ZEROS_SHARE = 16, /* where one value in 16 is zero, a table without cells is tried as well */
     AQ_EC_CENTRE_MIN = 16   /* fewer values of a magnitude do not say where its level is */
 };
 
@@ -62,6 +69,7 @@ enum {
 #define AQ_EC_RATE_MIN   1.0f
 #define AQ_EC_RATE_TABLE 3.5f
 #define AQ_EC_RATE_MAX   8.0f
+#define AQ_EC_RATE_PAYS  1.5 /* a goal does not pay for its head below it */
 
 /* |q| stays below it: whole numbers are exact. */
 #define AQ_EC_ESCAPE_LIMIT 16777216.0f
@@ -74,6 +82,7 @@ enum {
     AQ_EC_STATE_BYTES = 4 * AQ_RANS_LANES,
     AQ_EC_CHUNK_SLACK = AQ_EC_STATE_BYTES + 2 * AQ_RANS_LANES + AQ_RANS_PAD + 4, /* beside 4 bytes a value */
     AQ_EC_LOOK_VALUES = 32768, /* so many values or more are looked at, in whole rows */
+    AQ_EC_LOOK_ROWS = 8,
     AQ_EC_MEAN_BITS = 16,      /* of a channel: its mean, or the mean of its change */
     AQ_EC_COMMON_BITS = 4,
     AQ_EC_COMMON_LEVELS = 1 << AQ_EC_COMMON_BITS
@@ -156,21 +165,17 @@ AQ_EC_FUNCTION uint32_t aq_ec_dither_byte(struct aq_ec_dither_row row, uint32_t 
     return aq_ec_dither_word(row, 16 * (column / 64) + column % 16) >> 8 * (column / 16 % 4) & 255u;
 }
 
-/* Escaped pairs, and values beyond the table, that a chunk of so many values may have: else it goes raw. */
-AQ_EC_FUNCTION uint64_t aq_ec_escapes_most(uint64_t values)
-{
-    return values / 8 + 16;
-}
-
 AQ_EC_FUNCTION uint64_t aq_ec_cells_bytes(uint64_t values, uint32_t refine)
 {
     return (values + 7) / 8 * refine;
 }
 
-/* Every so many rows one is looked at. */
-AQ_EC_FUNCTION uint32_t aq_ec_stride(uint64_t values)
+/* Every so many rows one is looked at: eight of them at least, if there are so many. */
+AQ_EC_FUNCTION uint32_t aq_ec_stride(uint32_t rows, uint64_t values)
 {
-    return values < 2 * AQ_EC_LOOK_VALUES ? 1 : (uint32_t)(values / AQ_EC_LOOK_VALUES);
+    const uint32_t stride = (uint32_t)(values / AQ_EC_LOOK_VALUES), most = rows / AQ_EC_LOOK_ROWS;
+    const uint32_t least = stride < most ? stride : most;
+    return least > 1 ? least : 1;
 }
 
 /* What means cost, in 1/256 bits of what was looked at: that much they have to save. On the rows that are looked at
@@ -194,21 +199,64 @@ struct aq_ec_grid {
 struct aq_ec_goal {
     float rate, error;
     float dither; /* w's range in steps: 1, 1/2 or 0 */
+    bool warm;    /* what is coded is a change */
+    bool keyed;   /* there is a key: without a dither one may be added where zeros ask for it */
 };
 
-/* A goal of bits pays for what all rows have in common. */
+/* A goal of bits pays for the means of channels. */
 AQ_EC_FUNCTION struct aq_ec_goal aq_ec_goal_of_rest(struct aq_ec_goal goal, uint32_t columns, uint64_t values)
 {
-    goal.rate = goal.rate - 8.0f * (float)aq_ec_centre_bytes(columns, AQ_EC_COMMON) / (float)values;
+    const uint32_t mark = goal.warm ? AQ_EC_COMMON : AQ_EC_CENTRED;
+    goal.rate = goal.rate - 8.0f * (float)aq_ec_centre_bytes(columns, mark) / (float)values;
     if (goal.rate < AQ_EC_RATE_MIN) goal.rate = AQ_EC_RATE_MIN;
     return goal;
 }
 
+/* Bits a value of what a body has besides its values: head, key, lengths, states. */
+AQ_EC_FUNCTION double aq_ec_head_bits(uint32_t rows, uint32_t columns)
+{
+    const uint64_t head = aq_ec_chunks_from(rows, columns, AQ_EC_DITHERED) +
+                          AQ_EC_STATE_BYTES * (uint64_t)aq_ec_chunk_count(rows, columns);
+    return 8.0 * (double)head / ((double)rows * (double)columns);
+}
+
+/* A goal of bits pays for the head where that is 2 to 20 % of it. A smaller sample would keep too little: there the
+ * head comes on top (aq_codec_body_bytes counts it). */
+AQ_EC_FUNCTION float aq_ec_rate_of_values(float rate, uint32_t rows, uint32_t columns)
+{
+    const double head = aq_ec_head_bits(rows, columns), whole = (double)rate, least = AQ_EC_RATE_PAYS;
+    if (50.0 * head <= whole || 5.0 * head > whole || whole < least) return rate;
+    return (float)(whole - head > least ? whole - head : least);
+}
+
+/* Bits a value that a body has without its head. */
+AQ_EC_FUNCTION double aq_ec_bits_of(uint32_t rows, uint32_t columns, uint64_t body_bytes)
+{
+    return 8.0 * (double)body_bytes / ((double)rows * (double)columns) - aq_ec_head_bits(rows, columns);
+}
+
 /* What the choice reads, of all counts *below* each bucket: of |d|, and where an error is the goal of |a| (may be the
- * same); moments: room for 2 (BUCKETS + 1). */
+ * same); moments: room for 2 (BUCKETS + 1). reach, far: |q| is below 2^reach except for `far` of the counted values. */
 struct aq_ec_look {
     const uint32_t *below, *energy;
     double *moments;
+    uint32_t reach, far;
+};
+
+AQ_EC_FUNCTION struct aq_ec_look aq_ec_look_of(const uint32_t *below, const uint32_t *energy, double *moments,
+                                               uint32_t stride, bool again)
+{
+    const struct aq_ec_look look = {below, energy, moments, again ? AQ_EC_REACH_SAFE : AQ_EC_REACH,
+                                    again ? 0 : AQ_EC_FAR / stride};
+    return look;
+}
+
+/* How a sample is rounded. */
+enum aq_ec_way {
+    AQ_EC_AS_ASKED = 0, /* with the goal's dither, which the receiver takes off again */
+    AQ_EC_ZEROS = 1, /* stochastic: the sender adds a whole dither, the receiver takes none off: zero stays zero */
+    AQ_EC_NEAREST = 2,
+    AQ_EC_DITHER = 3 /* a whole one, though the goal has none: in cells a zero has less error with it than without */
 };
 
 AQ_EC_FUNCTION float aq_ec_float(uint32_t bits)
@@ -368,7 +416,17 @@ AQ_EC_FUNCTION uint64_t aq_ec_cost_of(const struct aq_ec_counts *counts, uint32_
     return cost + (uint64_t)counts->beyond * (AQ_EC_ESCAPE_BITS << 8);
 }
 
-/* The same with that step. */
+/* Bytes of escapes behind the first one, in 1/256 bits: a number has 6, 13 or 20 bits of magnitude in 1, 2 or 3. */
+AQ_EC_FUNCTION uint64_t aq_ec_cost_far(const uint32_t *below, uint32_t half)
+{
+    const float step = 2.0f * aq_ec_edge(half);
+    uint64_t values = 0;
+    for (uint32_t bits = 6; bits <= 20; bits += 7)
+        values += below[AQ_EC_BUCKETS] - below[aq_ec_bucket_or_all((float)(1u << bits) * step)];
+    return values * (AQ_EC_ESCAPE_MORE << 8);
+}
+
+/* Bits of all with that step, in 1/256. */
 AQ_EC_FUNCTION uint64_t aq_ec_cost(const uint32_t *below, const struct aq_ec_noise *noise, uint32_t half)
 {
     struct aq_ec_counts counts;
@@ -376,7 +434,7 @@ AQ_EC_FUNCTION uint64_t aq_ec_cost(const uint32_t *below, const struct aq_ec_noi
         aq_ec_count_dithered(below, noise, half, &counts);
     else
         aq_ec_count_nearest(below, half, &counts);
-    return aq_ec_cost_of(&counts, below[AQ_EC_BUCKETS]);
+    return aq_ec_cost_of(&counts, below[AQ_EC_BUCKETS]) + (counts.beyond > 0 ? aq_ec_cost_far(below, half) : 0);
 }
 
 /* The bucket above the last one that is not empty; 0: everything is zero. */
@@ -388,17 +446,54 @@ AQ_EC_FUNCTION uint32_t aq_ec_top(const uint32_t *below)
     return high == 1 ? 0 : high + 1;
 }
 
-/* The bucket whose lower edge is half of the smallest step that keeps to the rate; 0: everything is zero. */
-AQ_EC_FUNCTION uint32_t aq_ec_half_of_rate(const uint32_t *below, const struct aq_ec_noise *noise, float rate)
+/* The first bucket that has at most `above` values in it and beyond. */
+AQ_EC_FUNCTION uint32_t aq_ec_bucket_above(const uint32_t *below, uint32_t above)
 {
-    const uint64_t most = (uint64_t)((double)below[AQ_EC_BUCKETS] * (double)rate * 256.0);
-    uint32_t low = 1, high = aq_ec_top(below);
+    uint32_t low = 0, high = AQ_EC_BUCKETS;
+    while (low < high) {
+        const uint32_t middle = low + (high - low) / 2;
+        if (below[AQ_EC_BUCKETS] - below[middle] <= above)
+            high = middle;
+        else
+            low = middle + 1;
+    }
+    return low;
+}
+
+/* The larger of `half` and the bucket so many octaves below `bucket`. */
+AQ_EC_FUNCTION uint32_t aq_ec_half_above(uint32_t half, uint32_t bucket, uint32_t octaves)
+{
+    const uint32_t least = bucket > octaves * AQ_EC_OCTAVE ? bucket - octaves * AQ_EC_OCTAVE : 0;
+    return least > half ? least : half;
+}
+
+/* The least half of a step that a body can carry: its inverse is finite, and escapes are not too long. */
+AQ_EC_FUNCTION uint32_t aq_ec_half_carried(const struct aq_ec_look *look)
+{
+    uint32_t half = AQ_EC_OCTAVE;
+    half = aq_ec_half_above(half, aq_ec_bucket_above(look->below, 0), AQ_EC_REACH_MOST + 1);
+    return aq_ec_half_above(half, aq_ec_bucket_above(look->below, look->far), look->reach + 1);
+}
+
+/* And the least that is worth its bits: where few values are not zero, any step would keep to the rate. */
+AQ_EC_FUNCTION uint32_t aq_ec_half_least(const struct aq_ec_look *look)
+{
+    const uint32_t other = look->below[AQ_EC_BUCKETS] - look->below[1];
+    const uint32_t median = aq_ec_bucket_above(look->below, other / 2);
+    return aq_ec_half_above(aq_ec_half_carried(look), median, AQ_EC_FINE_OCTAVES + 1);
+}
+
+/* The bucket whose lower edge is half of the smallest step that keeps to the rate; 0: everything is zero. */
+AQ_EC_FUNCTION uint32_t aq_ec_half_of_rate(const struct aq_ec_look *look, const struct aq_ec_noise *noise, float rate)
+{
+    const uint64_t most = (uint64_t)((double)look->below[AQ_EC_BUCKETS] * (double)rate * 256.0);
+    uint32_t low = aq_ec_half_least(look), high = aq_ec_top(look->below);
     if (high == 0) return 0;
     if (noise->sums != NULL) high += AQ_EC_DITHER_MORE;
     if (noise->sums != NULL && high > AQ_EC_HALF_MAX) high = AQ_EC_HALF_MAX;
     while (low < high) {
         const uint32_t middle = low + (high - low) / 2;
-        if (aq_ec_cost(below, noise, middle) <= most)
+        if (aq_ec_cost(look->below, noise, middle) <= most)
             high = middle;
         else
             low = middle + 1;
@@ -442,7 +537,7 @@ AQ_EC_FUNCTION double aq_ec_error(const struct aq_ec_look *look, uint32_t half, 
 AQ_EC_FUNCTION uint32_t aq_ec_half_of_error(const struct aq_ec_look *look, float error, bool dithered)
 {
     double most = 0.0;
-    uint32_t low = 1, high = aq_ec_top(look->below);
+    uint32_t low = aq_ec_half_carried(look), high = aq_ec_top(look->below);
     if (high == 0) return 0;
     for (uint32_t b = 0; b < AQ_EC_BUCKETS; b++) {
         const uint32_t count = look->energy[b + 1] - look->energy[b];
@@ -457,6 +552,31 @@ AQ_EC_FUNCTION uint32_t aq_ec_half_of_error(const struct aq_ec_look *look, float
             high = middle - 1;
     }
     return low;
+}
+
+/* ---- coded again ----
+ *
+ * Counts know nothing of neighbours: of rows that are unlike each other pairs are other than the table expects, and the
+ * rows that were looked at may be unlike the rest. So a body can be longer than its rate says. */
+
+/* Has it more than 2 % above its rate? */
+AQ_EC_FUNCTION bool aq_ec_is_long(const struct aq_ec_goal *goal, double bits)
+{
+    return goal->error <= 0.0f && bits > 1.02 * (double)goal->rate;
+}
+
+/* The goal of a second time. */
+AQ_EC_FUNCTION struct aq_ec_goal aq_ec_goal_again(struct aq_ec_goal goal, double bits)
+{
+    const double rate = (double)goal.rate, more = bits - rate, most = 0.25 * rate;
+    goal.rate = (float)(rate - (more < most ? more : most));
+    return goal;
+}
+
+/* Every so many rows one is looked at then. */
+AQ_EC_FUNCTION uint32_t aq_ec_stride_again(uint32_t stride)
+{
+    return stride > 4 ? stride / 4 : 1;
 }
 
 /* ---- the head ---- */
@@ -505,27 +625,101 @@ AQ_EC_FUNCTION void aq_ec_head_write(const uint32_t *below, const struct aq_ec_n
     head[AQ_EC_MARKS] = noise->range == 0.5f ? AQ_EC_HALF : 0;
 }
 
-/* Step, levels and frequencies for that goal into the head of a body without marks, but for AQ_EC_HALF. */
-AQ_EC_FUNCTION void aq_ec_head_choose(const struct aq_ec_look *look, const struct aq_ec_goal *goal, uint8_t *head)
+/* A choice of a step, and what follows from it. */
+struct aq_ec_choice {
+    uint32_t half, refine;
+    struct aq_ec_noise noise; /* by which its table is counted */
+    bool whole_steps;
+    double error; /* squared, of all counted values, about */
+};
+
+/* Of that goal of bits. */
+AQ_EC_FUNCTION struct aq_ec_choice aq_ec_choose_rate(const struct aq_ec_look *look, const struct aq_ec_goal *goal)
+{
+    const double all = (double)look->below[AQ_EC_BUCKETS], zeros = (double)look->below[1];
+    const bool dithered = goal->dither > 0.0f;
+    struct aq_ec_choice out = {0, 0, {dithered ? look->moments : NULL, goal->dither}, false, 0.0};
+    while (goal->rate - (float)out.refine > AQ_EC_RATE_TABLE && out.refine < AQ_EC_REFINE_MAX)
+        out.refine++;
+    if (out.refine > 0) out.noise.sums = NULL; /* w is within a part of the step */
+    out.half = aq_ec_half_of_rate(look, &out.noise, goal->rate - (float)out.refine);
+    if (out.half == 0) out.refine = 0;
+    if (out.refine > 0) out.noise.sums = NULL, out.noise.range = 0.0f; /* there a whole dither costs nothing */
+    out.whole_steps = out.refine > 0 || dithered;
+    const double step = 2.0 * (double)aq_ec_edge(out.half) / (double)(1u << out.refine);
+    /* A zero is half a cell away from its level; a dither's noise is all that is left of it. */
+    const double of_zero = out.noise.range == 0.5f ? 1.0 / 48 : dithered ? 1.0 / 12 : out.refine > 0 ? 0.25 : 0.0;
+    out.error = ((all - zeros) / 12 + zeros * of_zero) * step * step;
+    return out;
+}
+
+/* Its error with a whole dither. */
+AQ_EC_FUNCTION double aq_ec_error_dithered(const struct aq_ec_look *look, const struct aq_ec_choice *choice)
+{
+    const double step = 2.0 * (double)aq_ec_edge(choice->half) / (double)(1u << choice->refine);
+    return (double)look->below[AQ_EC_BUCKETS] / 12 * step * step;
+}
+
+/* The same where zeros stay zero: one in a sample that has many of them costs little and loses nothing. */
+AQ_EC_FUNCTION struct aq_ec_choice aq_ec_choose_zeros(const struct aq_ec_look *look, const struct aq_ec_goal *goal)
 {
     const bool dithered = goal->dither > 0.0f;
-    struct aq_ec_noise noise = {dithered ? look->moments : NULL, goal->dither};
-    uint32_t half, refine = 0;
+    struct aq_ec_choice out = {0, 0, {dithered ? look->moments : NULL, dithered ? 1.0f : 0.0f}, dithered, 0.0};
+    out.half = aq_ec_half_of_rate(look, &out.noise, goal->rate);
+    const double step = 2.0 * (double)aq_ec_edge(out.half);
+    out.error = (double)(look->below[AQ_EC_BUCKETS] - look->below[1]) * step * step / (dithered ? 6 : 12);
+    return out;
+}
+
+/* Of that goal of an error. */
+AQ_EC_FUNCTION struct aq_ec_choice aq_ec_choose_error(const struct aq_ec_look *look, const struct aq_ec_goal *goal)
+{
+    const bool dithered = goal->dither > 0.0f;
+    const uint64_t most = (uint64_t)((double)look->below[AQ_EC_BUCKETS] * (double)AQ_EC_RATE_TABLE * 256.0);
+    struct aq_ec_choice out = {0, 0, {dithered ? look->moments : NULL, goal->dither}, false, 0.0};
+    out.half = aq_ec_half_of_error(look, goal->error, dithered);
+    for (; out.half > 0 && out.refine < AQ_EC_REFINE_MAX && aq_ec_cost(look->below, &out.noise, out.half) > most;
+         out.refine++)
+        out.half += AQ_EC_OCTAVE;
+    if (out.refine > 0) out.noise.sums = NULL, out.noise.range = 0.0f;
+    out.whole_steps = out.refine > 0 || dithered;
+    return out;
+}
+
+/* Is there more error than a dither may leave: 0.9 of the values, or 0.707 of a change, which must shrink? */
+AQ_EC_FUNCTION bool aq_ec_is_lost(const struct aq_ec_look *look, const struct aq_ec_goal *goal,
+                                  const struct aq_ec_choice *choice)
+{
+    return choice->error > (goal->warm ? 0.5 : 0.81) * look->moments[2 * AQ_EC_BUCKETS + 1];
+}
+
+/* Step, levels and frequencies for that goal into the head of a body without marks, but for AQ_EC_HALF. may_differ:
+ * another way than the one asked for is possible. */
+AQ_EC_FUNCTION enum aq_ec_way aq_ec_head_choose(const struct aq_ec_look *look, const struct aq_ec_goal *goal,
+                                                bool may_differ, uint8_t *head)
+{
+    const bool dithered = goal->dither > 0.0f;
+    const uint32_t all = look->below[AQ_EC_BUCKETS], zeros = look->below[1];
+    enum aq_ec_way way = AQ_EC_AS_ASKED;
     if (dithered || goal->error > 0.0f) aq_ec_moments(look->below, look->moments);
-    if (goal->error > 0.0f) {
-        const uint64_t most = (uint64_t)((double)look->below[AQ_EC_BUCKETS] * (double)AQ_EC_RATE_TABLE * 256.0);
-        half = aq_ec_half_of_error(look, goal->error, dithered);
-        for (; half > 0 && refine < AQ_EC_REFINE_MAX && aq_ec_cost(look->below, &noise, half) > most; refine++)
-            half += AQ_EC_OCTAVE;
-    } else {
-        while (goal->rate - (float)refine > AQ_EC_RATE_TABLE && refine < AQ_EC_REFINE_MAX)
-            refine++;
-        if (refine > 0) noise.sums = NULL; /* w is within a part of the step */
-        half = aq_ec_half_of_rate(look->below, &noise, goal->rate - (float)refine);
+    struct aq_ec_choice choice = goal->error > 0.0f ? aq_ec_choose_error(look, goal) : aq_ec_choose_rate(look, goal);
+    may_differ = may_differ && goal->error <= 0.0f && zeros < all;
+    if (may_differ && zeros >= all / AQ_EC_ZEROS_SHARE && (dithered || choice.refine > 0)) {
+        const struct aq_ec_choice other = aq_ec_choose_zeros(look, goal);
+        if (!dithered && goal->keyed) {
+            way = AQ_EC_DITHER;
+            choice.error = aq_ec_error_dithered(look, &choice);
+        }
+        if (other.error < choice.error) choice = other, way = dithered ? AQ_EC_ZEROS : AQ_EC_NEAREST;
     }
-    if (half == 0) refine = 0;
-    if (refine > 0) noise.sums = NULL, noise.range = 0.0f; /* there a whole dither costs nothing */
-    aq_ec_head_write(look->below, &noise, half, refine, refine > 0 || dithered, head);
+    if (may_differ && dithered && aq_ec_is_lost(look, goal, &choice)) {
+        struct aq_ec_goal nearest = *goal;
+        nearest.dither = 0.0f;
+        choice = aq_ec_choose_rate(look, &nearest);
+        way = AQ_EC_NEAREST;
+    }
+    aq_ec_head_write(look->below, &choice.noise, choice.half, choice.refine, choice.whole_steps, head);
+    return way;
 }
 
 /* And out of it: the grid, and of the table what aq_rans_slots takes. False for a head that no sender writes. */

@@ -656,9 +656,20 @@ static double fold(const struct aq_codec_encoder *job, size_t offset, double fac
     return fold_sums(&job->head, offset) + factor * total;
 }
 
+uint32_t aq_codec_raw_limit(const struct aq_codec *codec, bool plain)
+{
+    const bool keeps = aq_codec_keeps(codec);
+    const enum aq_codec_precision sent = keeps ? codec->config.keyframe : codec->config.raw;
+    const uint32_t store = aq_store_limit(keeps ? codec->store : AQ_PRECISION_FP32);
+    const uint32_t other = aq_store_limit(plain ? sent : AQ_PRECISION_FP32);
+    return store < other ? store : other;
+}
+
 static void encode_raw(struct aq_codec_encoder *job, struct aq_codec_result *result)
 {
     const struct aq_codec *codec = job->codec;
+    const bool plain = codec->member->encode == NULL || (aq_codec_keeps(codec) && job->m == NULL);
+    uint32_t peak = 0;
     const size_t values = (size_t)codec->layout.values;
     memcpy(job->body, job->a, 4 * values);
     if (job->hat != NULL) memcpy(job->hat, job->a, 4 * values);
@@ -666,8 +677,12 @@ static void encode_raw(struct aq_codec_encoder *job, struct aq_codec_result *res
     for (size_t e = 0; e < values; e++) {
         result->sum_a += (double)job->a[e];
         result->sum_a2 += (double)job->a[e] * (double)job->a[e];
+        const uint32_t size = aq_bits_of(job->a[e]) & 0x7fffffffu;
+        peak = size > peak ? size : peak;
     }
     result->sum_delta2 = result->sum_a2;
+    result->raw_reason = aq_codec_raw_reason(peak, aq_codec_raw_limit(codec, plain));
+    result->raw_peak = peak < 0x7f800000u ? aq_float_of(peak) : INFINITY;
 }
 
 bool aq_codec_encode_rows(struct aq_codec_encoder *job, aq_codec_scale_choose *scale)
@@ -767,6 +782,7 @@ static enum aq_status encode_values(struct aq_codec *codec, const float *a, cons
         .sum_delta2 = fold(&job, offsetof(struct aq_codec_sums, delta2), job.factor),
         .sum_error2 = fold(&job, offsetof(struct aq_codec_sums, error2), job.factor),
     };
+    if (result->sum_error2 < 0.0) result->sum_error2 = 0.0; /* escapes: a difference of what is rounded */
     if (!last) return AQ_OK;
     const void *old = m != NULL && m == m_out ? codec->old : m;
     return aq_codec_decode_here(codec, body, result->body_bytes, result->flags, old, hat, NULL);
@@ -785,7 +801,7 @@ enum aq_status aq_codec_encode_here(struct aq_codec *codec, const float *a, cons
     if (good) AQ_TRY(encode_values(codec, a, m == NULL ? NULL : old, key, body, x, x, result));
     if (good && result->flags == AQ_CODED_RAW) return AQ_OK;
     good = good && (m_out == NULL || aq_store_pack(codec, x, m_out));
-    struct aq_codec_encoder raw = {.codec = codec, .a = a, .body = body, .hat = x};
+    struct aq_codec_encoder raw = {.codec = codec, .a = a, .m = m, .body = body, .hat = x};
     if (!good) encode_raw(&raw, result);
     if (hat == a && good) memcpy(hat, x, (size_t)codec->layout.values * sizeof *x);
     return AQ_OK;

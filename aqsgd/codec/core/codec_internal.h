@@ -65,6 +65,28 @@ static inline float aq_power_of_two(int exponent)
     return aq_float_of((uint32_t)(exponent + 127) << 23);
 }
 
+/*
+ * A scale in two bytes. An f16 ends at 65504: from there on the sign bit, which no scale has, says 2^16 times its
+ * magnitude, at least 1 (docs/FORMAT.md, Scales). Before, such a sample went raw; digests of these settings have
+ * AQ_SCALE_HALF_FAR in them. Beyond 2^32 it is a word that is none.
+ */
+enum { AQ_SCALE_HALF_FAR = 0x100, AQ_SCALE_HALF_SIGN = 0x8000, AQ_SCALE_HALF_ONE = 0x3c00, AQ_HALF_INFINITE = 0x7c00 };
+
+static inline uint16_t aq_scale_half_from(float s)
+{
+    const uint16_t half = aq_half_from_float(s);
+    return half != AQ_HALF_INFINITE ? half : aq_half_from_float(s * 0x1p-16f) | AQ_SCALE_HALF_SIGN;
+}
+
+/* False for a word that no sender writes. */
+static inline bool aq_scale_half_to(uint16_t word, float *s)
+{
+    const bool far = (word & AQ_SCALE_HALF_SIGN) != 0;
+    const uint16_t half = word & (AQ_SCALE_HALF_SIGN - 1);
+    *s = aq_half_to_float(half) * (far ? 0x1p16f : 1.0f);
+    return half < AQ_HALF_INFINITE && (!far || half >= AQ_SCALE_HALF_ONE);
+}
+
 /* One quantizer ready for use: i = clamp(round(x * inverse), low, high), code = i + half, deq = rise ? (2i+1)*unit :
  * i*unit. */
 struct aq_quant {
@@ -241,6 +263,7 @@ struct aq_codec {
     size_t memory_bytes;
     float *staging; /* pinned, T*C: where a and x^ pass on a device whose memory the host cannot reach; else NULL */
     struct aq_codec *inner;         /* of a member that codes something by another codec; else NULL */
+    bool head_on_top;               /* codec_ec.c: the rate does not pay for the head */
     struct aq_codec_remote *remote; /* codec_batch.c: what a GPU's launchers want; else NULL */
 };
 
@@ -256,6 +279,7 @@ struct aq_codec_encoder {
     bool (*scale)(struct aq_codec_encoder *job, uint32_t piece, uint32_t row, const struct aq_span *span,
                   const struct aq_quant **quants);
     bool failed[AQ_CODEC_PIECES_MAX];
+    bool again[AQ_CODEC_PIECES_MAX]; /* codec_ec.c: it failed for its step, and another one may do */
     struct aq_codec_sums sums[AQ_CODEC_PIECES_MAX];
     struct aq_codec_sums head; /* of the first rows, where only a part of the later ones is measured */
     double factor;             /* how many rows each row in `sums` stands for */
@@ -355,6 +379,9 @@ const uint8_t *aq_code_read(const struct aq_codec_kernels *kernels, const uint8_
 
 /* |x^| from these bits on would be stored as infinity. */
 uint32_t aq_store_limit(enum aq_codec_precision precision);
+
+/* From these bits of |a| on a sample, or one without a reference, is raw for its store, keyframe or plain body. */
+uint32_t aq_codec_raw_limit(const struct aq_codec *codec, bool plain);
 
 /* One row of Q values with a scale a row: the keyframe's, a message's. False for bytes that no sender writes. */
 bool aq_store_read_row(const struct aq_codec *codec, enum aq_codec_precision precision, const uint8_t *body,

@@ -175,7 +175,9 @@ static enum aq_status open_factors(struct aq_codec *codec)
     for (size_t i = 0; i < codec->columns * found; i++)
         places.omega[i] = aq_rng_normal(&key, i);
     const uint32_t rows = factor_rows(codec->config.rank, codec->rows_max, codec->columns);
-    return aq_codec_open(NULL, &inner, rows, FACTOR_COLUMNS, &codec->inner);
+    AQ_TRY(aq_codec_open(NULL, &inner, rows, FACTOR_COLUMNS, &codec->inner));
+    codec->inner->head_on_top = true; /* a direction's error is worth more than 200 bytes */
+    return AQ_OK;
 }
 
 static void digest(const struct aq_codec_config *config, uint32_t words[AQ_CODEC_WORDS])

@@ -39,7 +39,7 @@ static uint64_t staged_bytes(const struct aq_cuda_codec_plan *plan)
         (uint64_t)plan->pieces * AQ_CUDA_CODEC_SHRINKS * 4 * (channel ? plan->columns : (uint32_t)AQ_CUDA_CODEC_WARP);
     uint64_t bytes = 0;
     if (plan->columns % 8 != 0 || plan->sparse || is_coded(plan)) bytes += plan->values;
-    if (is_coded(plan)) bytes += 7 * plan->values + AQ_CUDA_CODEC_EC_BYTES;
+    if (is_coded(plan)) bytes += 10 * plan->values + AQ_CUDA_CODEC_EC_BYTES;
     if (plan->packed != 0) bytes += 4 * plan->values;
     if (plan->sparse) bytes += 4 * plan->kept;
     if (channel && plan->hadamard) bytes += 4 * plan->values;
@@ -83,7 +83,7 @@ static void place_coded(const struct aq_cuda_codec_plan *plan, uint8_t *base, si
     out->wholes = take(base, used, jobs * (AQ_CUDA_CODEC_EC_BYTES + row));
     out->cells = take(base, used, jobs * plan->values);
     out->beyond = (int *)take(base, used, 4 * jobs * plan->values);
-    out->staged = take(base, used, jobs * (2 * plan->values + AQ_CUDA_CODEC_EC_STAGE * chunks));
+    out->staged = take(base, used, jobs * (5 * plan->values + AQ_CUDA_CODEC_EC_STAGE * chunks));
     out->chunk_states = (uint32_t *)take(base, used, 4 * AQ_CUDA_CODEC_WARP * jobs * chunks);
     out->chunk_sizes = (uint32_t *)take(base, used, 8 * jobs * chunks);
     out->lengths = (uint32_t *)take(base, used, 4 * jobs);

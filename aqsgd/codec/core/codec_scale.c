@@ -149,7 +149,7 @@ bool aq_scale_write(const struct aq_codec_config *config, float s, uint8_t *out,
     uint32_t word = 0;
     switch (config->scale_format) {
     case AQ_SCALE_FP16:
-        half = aq_half_from_float(scaled);
+        half = aq_scale_half_from(scaled);
         memcpy(out, &half, sizeof half);
         break;
     case AQ_SCALE_BF16:
@@ -178,8 +178,7 @@ bool aq_scale_read(const struct aq_codec_config *config, const uint8_t *in, stru
     switch (config->scale_format) {
     case AQ_SCALE_FP16:
         memcpy(&half, in, sizeof half);
-        if (half >= 0x7c00u) return false;
-        s = aq_half_to_float(half);
+        if (!aq_scale_half_to(half, &s)) return false;
         break;
     case AQ_SCALE_BF16:
         memcpy(&half, in, sizeof half);

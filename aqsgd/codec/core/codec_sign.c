@@ -46,6 +46,7 @@ static void layout(const struct aq_codec_config *config, uint32_t rows, uint32_t
 
 static void digest(const struct aq_codec_config *config, uint32_t words[AQ_CODEC_WORDS])
 {
+    words[7] = AQ_SCALE_HALF_FAR;
     words[9] = (uint32_t)config->prescale_log2;
 }
 
@@ -61,9 +62,10 @@ static void text(const struct aq_codec_config *config, char *out, size_t bytes)
 static bool scale_read(const struct aq_codec *codec, const uint8_t *in, struct aq_quant *quant)
 {
     uint16_t half;
+    float s;
     memcpy(&half, in, sizeof half);
-    return half < 0x7c00u &&
-           aq_quant_scale(AQ_GRID_MIDRISE, 1, codec->config.prescale_log2, 2.0f * aq_half_to_float(half), quant);
+    return aq_scale_half_to(half, &s) &&
+           aq_quant_scale(AQ_GRID_MIDRISE, 1, codec->config.prescale_log2, 2.0f * s, quant);
 }
 
 static bool scale_choose(struct aq_codec_encoder *job, uint32_t piece, uint32_t row, const struct aq_span *span,
@@ -72,7 +74,7 @@ static bool scale_choose(struct aq_codec_encoder *job, uint32_t piece, uint32_t 
     const struct aq_codec *codec = job->codec;
     uint8_t *out = job->body + (size_t)row * SCALE_BYTES;
     const float mean = span->sum_abs / (float)codec->columns;
-    const uint16_t half = aq_half_from_float(mean * aq_power_of_two(codec->config.prescale_log2));
+    const uint16_t half = aq_scale_half_from(mean * aq_power_of_two(codec->config.prescale_log2));
     memcpy(out, &half, sizeof half);
     *quants = codec->scratch[piece].quants;
     return scale_read(codec, out, codec->scratch[piece].quants);

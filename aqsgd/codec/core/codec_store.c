@@ -87,6 +87,11 @@ uint64_t aq_precision_bytes(enum aq_codec_precision precision, uint64_t values, 
     return (bits < 16 ? 4 * (uint64_t)scales : 0) + (values * bits + 7) / 8;
 }
 
+bool aq_codec_precision_holds(enum aq_codec_precision precision, float peak)
+{
+    return (aq_bits_of(peak) & 0x7fffffffu) < aq_store_limit(precision);
+}
+
 uint32_t aq_store_limit(enum aq_codec_precision precision)
 {
     if (precision == AQ_PRECISION_FP16) return 0x477ff000u; /* 65520 */

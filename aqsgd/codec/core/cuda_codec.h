@@ -59,6 +59,7 @@ struct aq_cuda_codec_plan {
     uint32_t groups, groups_row, scale_bytes;
     uint32_t pieces, piece_rows; /* the CPU's pieces: the order of sums that run over rows */
     uint32_t limit;              /* |x^| from these bits on is refused */
+    uint32_t raw_limit, raw_limit_plain; /* aq_codec_raw_limit */
     uint32_t low_bits;
     int32_t prescale_log2;
     float low, high;
@@ -107,10 +108,24 @@ struct aq_cuda_codec_scratch {
     uint8_t *wholes;      /* entropy coded: jobs * (AQ_CUDA_CODEC_EC_BYTES, and a row) */
     uint8_t *cells;       /* jobs * N */
     int *beyond;          /* jobs * N: q of what is beyond the table */
-    uint8_t *staged;      /* jobs * (2 N + AQ_CUDA_CODEC_EC_STAGE * chunks): words and escapes */
+    uint8_t *staged;      /* jobs * (5 N + AQ_CUDA_CODEC_EC_STAGE * chunks): words and escapes */
     uint32_t *chunk_states, *chunk_sizes; /* jobs * chunks * 32, and 2 */
     uint32_t *lengths;    /* jobs: of bodies */
 };
+
+#ifdef __CUDACC__
+#define AQ_CODEC_ANYWHERE static __host__ __device__ inline
+#else
+#define AQ_CODEC_ANYWHERE static inline
+#endif
+
+/* Of a sample that is raw, by the bits of its largest magnitude and aq_codec_raw_limit. x^ may be larger than a by half
+ * a step: a sixteenth below the limit counts as beyond it. */
+AQ_CODEC_ANYWHERE uint32_t aq_codec_raw_reason(uint32_t peak, uint32_t limit)
+{
+    if (peak >= 0x7f800000u) return AQ_RAW_NOT_FINITE;
+    return limit < 0x7f800000u && peak + 0x100000u >= limit ? AQ_RAW_STORE : AQ_RAW_SCALE;
+}
 
 /* The memory of a codec at base; NULL only measures. Returns the bytes. The memory must be zero at the first launch. */
 size_t aq_cuda_codec_place(const struct aq_cuda_codec_plan *plan, uint8_t *base, struct aq_cuda_codec_scratch *out);

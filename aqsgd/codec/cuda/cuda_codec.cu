@@ -50,21 +50,30 @@ static __device__ void measures_sum(const struct aq_cuda_codec_plan &plan, const
     out->sum_error2 = sums[3];
 }
 
-/* Those of a sample that goes raw. */
-static __device__ void measures_raw(const struct aq_cuda_codec_plan &plan, const float *a, double *shared,
-                                    struct aq_codec_result *out)
+/* Those of a sample that goes raw, and why it does. */
+static __device__ void measures_raw(const struct aq_cuda_codec_plan &plan, const struct aq_cuda_codec_job &job,
+                                    double *shared, uint32_t *peak, struct aq_codec_result *out)
 {
+    const float *a = job.a;
     double sum = 0.0, sum2 = 0.0;
+    uint32_t mine = 0;
+    if (threadIdx.x == 0) *peak = 0;
+    __syncthreads();
     for (uint64_t e = threadIdx.x; e < plan.values; e += FINISH_BLOCK) {
+        const uint32_t size = magnitude_of(a[e]);
+        mine = size > mine ? size : mine;
         sum += (double)a[e];
         sum2 += (double)a[e] * (double)a[e];
     }
+    atomicMax(peak, mine);
     sum = block_sum(shared, sum);
     sum2 = block_sum(shared, sum2);
     out->sum_a = sum;
     out->sum_a2 = sum2;
     out->sum_delta2 = sum2;
     out->sum_error2 = 0.0;
+    out->raw_reason = aq_codec_raw_reason(*peak, job.plain ? plan.raw_limit_plain : plan.raw_limit);
+    out->raw_peak = __uint_as_float(*peak < 0x7f800000u ? *peak : 0x7f800000u);
 }
 
 /* Grid (some, samples). */
@@ -74,6 +83,7 @@ __global__ void __launch_bounds__(FINISH_BLOCK)
                         const __grid_constant__ struct job_list list, struct aq_codec_result *results, bool part)
 {
     AQ_SHARED(double, shared, [FINISH_BLOCK]);
+    AQ_SHARED(uint32_t, peak, [1]);
     const struct aq_cuda_codec_job &job = list.jobs[blockIdx.y];
     const bool raw = mem.status[blockIdx.y] != 0, plain = job.plain != 0;
     for (uint64_t e = aq_thread_index(); raw && e < plan.values; e += (uint64_t)gridDim.x * FINISH_BLOCK) {
@@ -84,9 +94,11 @@ __global__ void __launch_bounds__(FINISH_BLOCK)
     struct aq_codec_result out;
     out.body_bytes = (uint32_t)(raw ? 4 * plan.values : plain ? plan.plain_bytes : plan.body_bytes);
     if (!raw && (plain ? plan.plain_varies : plan.varies)) out.body_bytes = mem.lengths[blockIdx.y];
+    out.raw_reason = AQ_RAW_NOT;
+    out.raw_peak = 0.0f;
     out.flags = raw ? (uint32_t)AQ_CODED_RAW : plain && plan.warm ? (uint32_t)AQ_CODED_KEYFRAME : 0;
     if (raw)
-        measures_raw(plan, job.a, shared, &out);
+        measures_raw(plan, job, shared, peak, &out);
     else
         measures_sum(plan, mem, blockIdx.y, part, shared, &out);
     if (threadIdx.x == 0) results[job.index] = out;

@@ -202,12 +202,27 @@ static __device__ inline float scale_shrink(const struct aq_cuda_codec_plan &pla
     return s;
 }
 
+/* codec_internal.h, aq_scale_half_from and aq_scale_half_to: a scale in two bytes. */
+static __device__ __forceinline__ uint32_t scale_half_from(float s)
+{
+    const uint32_t half = half_from_float(s);
+    return half != 0x7c00u ? half : half_from_float(__fmul_rn(s, power_of_two(-16))) | 0x8000u;
+}
+
+static __device__ __forceinline__ bool scale_half_to(uint32_t word, float *s)
+{
+    const uint32_t half = word & 0x7fffu;
+    const bool far = (word & 0x8000u) != 0;
+    *s = __fmul_rn(half_to_float((uint16_t)half), far ? power_of_two(16) : 1.0f);
+    return half < 0x7c00u && (!far || half >= 0x3c00u);
+}
+
 /* The word that is written for s (before the check of scale_decode). */
 static __device__ inline uint32_t scale_word(const struct aq_cuda_codec_plan &plan, float s)
 {
     const float scaled = __fmul_rn(s, power_of_two(plan.prescale_log2));
     const uint32_t bits = __float_as_uint(scaled);
-    if (plan.scale_format == AQ_SCALE_FP16) return half_from_float(scaled);
+    if (plan.scale_format == AQ_SCALE_FP16) return scale_half_from(scaled);
     if (plan.scale_format == AQ_SCALE_BF16) return bfloat_from_float(scaled);
     if (plan.scale_format == AQ_SCALE_FP32) return bits;
     const uint32_t near = 0x800000u >> (plan.bits < 2 ? 1u : plan.bits - 1u);
@@ -221,8 +236,7 @@ static __device__ inline bool scale_decode(const struct aq_cuda_codec_plan &plan
     float s;
     bool good;
     if (plan.scale_format == AQ_SCALE_FP16) {
-        good = word < 0x7c00u;
-        s = half_to_float((uint16_t)word);
+        good = scale_half_to(word, &s);
     } else if (plan.scale_format == AQ_SCALE_BF16) {
         good = word < 0x7f80u;
         s = bfloat_to_float((uint16_t)word);

@@ -9,8 +9,9 @@ enum { SCALE_BYTES = 2 };
 /* codec_sign.c, scale_read. */
 static __device__ bool sign_step(const struct aq_cuda_codec_plan &plan, uint32_t word, struct step *out)
 {
-    const float s = half_to_float((uint16_t)word);
-    return step_of_scale(AQ_GRID_MIDRISE, 1, plan.prescale_log2, __fmul_rn(2.0f, s), out) && word < 0x7c00u;
+    float s;
+    const bool good = scale_half_to(word, &s);
+    return step_of_scale(AQ_GRID_MIDRISE, 1, plan.prescale_log2, __fmul_rn(2.0f, s), out) && good;
 }
 
 static __device__ bool encode_row(const struct aq_cuda_codec_plan &plan, const struct aq_cuda_codec_scratch &mem,
@@ -23,7 +24,7 @@ static __device__ bool encode_row(const struct aq_cuda_codec_plan &plan, const s
     struct step step;
     if (!row_delta(plan, row, &span, sums)) return false;
     const float mean = __fdiv_rn(span.sum_abs, (float)plan.columns);
-    const uint32_t word = half_from_float(__fmul_rn(mean, power_of_two(plan.prescale_log2)));
+    const uint32_t word = scale_half_from(__fmul_rn(mean, power_of_two(plan.prescale_log2)));
     if (!sign_step(plan, word, &step)) return false;
     if (row.lane == 0) bytes_write(body + (uint64_t)row.number * SCALE_BYTES, word, SCALE_BYTES);
     for (uint32_t c = row.lane; c < plan.columns; c += WARP) {

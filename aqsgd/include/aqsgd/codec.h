@@ -149,6 +149,9 @@ void aq_codec_config_unsaid(struct aq_codec_config *out, bool gradients);
  * and keyframe fp16; directq, which gradients go through, with a prescale of 2^16. */
 void aq_codec_config_default(struct aq_codec_config *out, enum aq_codec_kind kind, uint32_t bits);
 
+/* Can a message, a keyframe or a plain body of that precision hold values up to `peak`? (fp16: below 65520.) */
+bool aq_codec_precision_holds(enum aq_codec_precision precision, float peak);
+
 /* fp32 as it is, by a codec that sends plain values. */
 void aq_codec_config_plain(struct aq_codec_config *out);
 
@@ -174,10 +177,21 @@ enum aq_coded_flag {
     AQ_CODED_RAW = 2       /* raw fp32 because the values demanded it; nothing may be stored for the sample */
 };
 
-/* What encode tells beside the body. Valid when the stream has passed the call. */
+/* Why a sample is raw. */
+enum aq_raw_reason {
+    AQ_RAW_NOT = 0,        /* it is not                                                                     */
+    AQ_RAW_NOT_FINITE = 1, /* a value is infinite or not a number                                           */
+    AQ_RAW_STORE = 2,      /* a value is too large for the store, the keyframe or config.raw: a wider one of
+                              them would do (aq_codec_precision_holds)                                      */
+    AQ_RAW_SCALE = 3       /* a scale does not fit config.scale_format, or a body its bound                 */
+};
+
+/* What encode reports besides the body. Valid when the stream has passed the call. */
 struct aq_codec_result {
     uint32_t body_bytes; /* <= aq_codec_bound()                                                            */
     uint32_t flags;      /* enum aq_coded_flag                                                             */
+    uint32_t raw_reason; /* enum aq_raw_reason                                                             */
+    float raw_peak;      /* the largest |a| of a raw sample (infinite for a value that is no number); else 0 */
     /*
      * Live measures of the sample: sums over its T*C values, in double. For a delta with one scale a row, not searched,
      * not rotated, rounded to nearest (the default), in samples of 64 rows or more, they are estimated from the first
@@ -186,7 +200,9 @@ struct aq_codec_result {
      */
     double sum_a2;     /* |a|^2                                                                            */
     double sum_delta2; /* |a - m|^2; equals sum_a2 where there was no reference                            */
-    double sum_error2; /* |a - hat|^2, which is |d - Q(d)|^2                                               */
+    double sum_error2; /* |a - hat|^2, which is |d - Q(d)|^2; of every codec, gradients included. The error
+                          of the sample is sqrt(sum_error2 / sum_delta2). ec keeps it below 0.9, and a change
+                          below 0.71 of itself; other codecs do what they are asked for                    */
     double sum_a;      /* of a: the common mode is |mean(a)| / rms(a)                                      */
 };
 
