@@ -4,7 +4,7 @@
 # compiler and nothing of CUDA. AddressSanitizer knows of its stacks; ThreadSanitizer does not, and there is one thread.
 # What nvcc makes of the codec's kernels; needs nvcc and nothing else.
 add_test(NAME cuda_ptx COMMAND ${AQ_PYTHON} ${CMAKE_CURRENT_SOURCE_DIR}/cuda_ptx)
-set_tests_properties(cuda_ptx PROPERTIES SKIP_RETURN_CODE 77 LABELS conform TIMEOUT 600)
+set_tests_properties(cuda_ptx PROPERTIES SKIP_RETURN_CODE 77 LABELS conform TIMEOUT 900)
 
 option(AQ_CUDA_HOST "Test the CUDA kernels on the CPU, where there is a C++ compiler" ON)
 include(CheckLanguage)

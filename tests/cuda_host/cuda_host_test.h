@@ -36,7 +36,7 @@ void cuda_host_later(int (*take)(void *stream, int (*run)(void *context), void *
                      void (*set)(void *to, int value, size_t bytes));
 
 /*
- * Device memory: what is known of each byte. Nobody may touch NONE; FRESH holds anything; PROMISED is to read as zero by
+ * Device memory, and what is known of each byte. NONE is not allocated; FRESH holds anything; PROMISED is zero by
  * an API's word, which the memory does not keep; READABLE is what was written. The region is told once, before all.
  */
 enum cuda_host_state { CUDA_HOST_NONE = 0, CUDA_HOST_FRESH, CUDA_HOST_PROMISED, CUDA_HOST_READABLE };

@@ -2,14 +2,14 @@
  * cuda_host_watch.h -- sees each load and store of a kernel that runs under the launch emulation.
  *
  * Kernels are compiled with -fsanitize=thread, but ThreadSanitizer is not linked: the functions that the compiler calls
- * before each access are those of cuda_host_watch.cpp. (AddressSanitizer excludes this; its preset checks other faults.)
+ * before each access are those of cuda_host_watch.cpp. (AddressSanitizer excludes this; its preset checks more.)
  *
  * Shared memory has a shadow per byte: who wrote it last and who read it last. An access is an error if another thread
  * wrote the byte, or read it before this write, and no fence stands between the two: __syncthreads for the block,
  * __syncwarp for the lanes in its mask. Shuffles and votes order no memory (CUDA's manual), so they do not count. Two
  * atomics are always in order. A read of a byte that nobody wrote in this block is an error, too.
  *
- * Device memory of the emulated runtime (cuda_memory_host.c) has a state per byte: an access outside of an allocation is
+ * Device memory of the emulated runtime (cuda_memory_host.c) has a state per byte: an access outside an allocation is
  * an error, and so is a read of a byte that no kernel, copy or memset has written. Other memory is the host's, in tests
  * that hand their own arrays to a kernel; nothing is known of it.
  */

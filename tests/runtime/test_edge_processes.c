@@ -7,7 +7,7 @@
  * way. Samples are cold in the first epoch and warm after it, three to a call, with and without channel means. Digests
  * of what was decoded, of gradients and of messages must be those of a run on CPUs.
  *
- * On hardware (label gpu) both processes share one GPU where there is one. AQ_GPU=required makes a missing GPU a failure.
+ * On hardware (label gpu) both processes share one GPU where there is one. AQ_GPU=required: a missing GPU is a failure.
  */
 #include <stdatomic.h>
 #include <sys/mman.h>

@@ -1,14 +1,14 @@
 /*
  * cuda_memory_host.c -- CUDA's memory on the host, no kinder than a GPU's.
  *
- * Device memory is aligned to 256 bytes, as CUDA's manual promises, and to no more; pinned memory to 512, and never to a
+ * Device memory is aligned to 256 bytes, as CUDA's manual promises, and to no more; pinned memory to 512 and never to a
  * page. Fresh memory holds another pattern in each allocation and in each process: NaNs in one, numbers in the next.
  * Every allocation has pages of its own with one before and behind it that nobody may touch; freed memory may not be
  * touched again. For the kernels, cuda_host_watch.h knows of each byte whether anything was written to it.
  *
- * aq_device_alloc promises zeroes. With CUDA_HOST_FRESH=poison in the environment it breaks the promise: the first memset
- * to zero of memory that nobody has written does nothing, so that its bytes differ between processes. That is for tests of
- * code which must not rely on the promise: their two ends compare what they computed.
+ * aq_device_alloc promises zeroes. With CUDA_HOST_FRESH=poison in the environment it breaks the promise: the first
+ * memset to zero of memory that nobody has written does nothing, so that its bytes differ between processes. That is for
+ * tests of code which must not rely on the promise: their two ends compare what they computed.
  */
 #include <pthread.h>
 #include <stdatomic.h>

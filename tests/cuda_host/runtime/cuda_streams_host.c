@@ -115,7 +115,7 @@ static int note(void *stream, int (*run)(void *context), void *context)
     return note_work(stream, (struct work){run, context, false});
 }
 
-/* Copies may go to the stream of any GPU; a kernel only to one of the thread's own (CUDA's guide, multi-device system). */
+/* Copies may go to the stream of any GPU; a kernel only to one of the thread's own (CUDA's guide, multi-device). */
 static int note_kernel(void *stream, int (*run)(void *context), void *context)
 {
     if (((cudaStream_t)stream)->gpu == cuda_runtime_host_current()) return note(stream, run, context);
