@@ -7,7 +7,7 @@
  * touched again. For the kernels, cuda_host_watch.h knows of each byte whether anything was written to it.
  *
  * aq_device_alloc promises zeroes. With CUDA_HOST_FRESH=poison in the environment it breaks the promise: the first
- * memset to zero of memory that nobody has written does nothing, so that its bytes differ between processes. That is for
+ * memset to zero of memory that nobody has written does nothing, so that its bytes differ between processes. It is for
  * tests of code which must not rely on the promise: their two ends compare what they computed.
  */
 #include <pthread.h>
