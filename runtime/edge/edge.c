@@ -85,7 +85,8 @@ enum aq_status aq_edge_open(const struct aq_edge_config *config, struct aq_edge 
     float *behind = (float *)(void *)aq_edge_body(edge, edge->body_count);
     edge->shared = (struct aq_edge_vector){.values = behind, .count = shape->shared};
     edge->summed = (struct aq_edge_vector){.values = behind + shape->shared, .count = shape->summed};
-    edge->still_body = (uint8_t *)(edge->summed.values + shape->summed);
+    edge->tied = (struct aq_edge_vector){.values = edge->summed.values + shape->summed, .count = shape->tied};
+    edge->still_body = (uint8_t *)(edge->tied.values + shape->tied);
     if (edge->size.still_bytes) memset(edge->still_body, 0, edge->size.still_bytes);
     for (uint32_t i = 0; i < edge->body_count; i++)
         edge->free_bodies[i] = i;
@@ -351,7 +352,8 @@ enum aq_status aq_edge_pump(struct aq_edge *edge)
     AQ_TRY(aq_edge_fetches_serve(edge));
     /* What came before the goodbye is still to be had: the end counts when nothing is left. */
     const bool left = edge->forwards.count || edge->backwards.count || edge->evals.count || edge->norm_count ||
-                      vector_whole(&edge->shared) || vector_whole(&edge->summed) || aq_edge_decoding(edge);
+                      vector_whole(&edge->shared) || vector_whole(&edge->summed) || vector_whole(&edge->tied) ||
+                      aq_edge_decoding(edge);
     return edge->ended == AQ_CLOSED && left ? AQ_OK : edge->ended;
 }
 

@@ -107,7 +107,7 @@ struct aq_edge {
     uint64_t norm_steps[AQ_EDGE_NORMS_MAX];
     uint16_t norm_flags[AQ_EDGE_NORMS_MAX];
     uint32_t norm_count;
-    struct aq_edge_vector shared, summed; /* in this order behind the send buffers; counts are the shape's */
+    struct aq_edge_vector shared, summed, tied; /* in this order behind the send buffers; counts are the shape's */
     enum aq_status ended; /* the link's end, AQ_OK while it lives */
     /* Healing. */
     struct aq_edge_held *held; /* shape.slots of them */

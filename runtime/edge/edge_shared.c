@@ -1,7 +1,8 @@
 /*
  * edge_shared.c -- vectors of gradients that cross an edge whole: fp32, in frames of the edge's own length, once a step
  * each way (docs/FRAME.md, "SHARED"). One is of tensors that several stages hold copies of, summed along the pipeline;
- * the other is all that a client's end has, summed by the server over its clients (split.mode: global).
+ * the second is all that a client's end has, summed by the server over its clients (split.mode: global); the third is
+ * a tied table: the gradient of its copy one way, its values the other.
  *
  * A received piece is copied at once and its slot given back: these frames never hold a slot that training waits for.
  */
@@ -10,7 +11,7 @@
 #include "edge_private.h"
 
 /* Flags of a frame: whose vector it is a piece of, and that there is no sum of it. */
-enum { FLAG_SUMMED = 1, FLAG_VOID = 2 };
+enum { FLAG_SUMMED = 1, FLAG_VOID = 2, FLAG_TIED = 4 };
 
 /* Floats of a frame. */
 static uint64_t piece_of(const struct aq_edge *edge, const struct aq_edge_vector *vector, uint64_t at)
@@ -52,9 +53,10 @@ static bool piece_due(const struct aq_edge *edge, const struct aq_edge_vector *v
 
 enum aq_status aq_edge_shared_in(struct aq_edge *edge, const struct aq_frame *frame)
 {
-    const bool summed = frame->flags & FLAG_SUMMED;
-    struct aq_edge_vector *vector = summed ? &edge->summed : &edge->shared;
-    const bool known = frame->flags == 0 || frame->flags == FLAG_SUMMED || frame->flags == (FLAG_SUMMED | FLAG_VOID);
+    const bool summed = frame->flags & FLAG_SUMMED, tied = frame->flags == FLAG_TIED;
+    struct aq_edge_vector *vector = tied ? &edge->tied : summed ? &edge->summed : &edge->shared;
+    const bool known = frame->flags == 0 || frame->flags == FLAG_SUMMED || frame->flags == (FLAG_SUMMED | FLAG_VOID) ||
+                       frame->flags == FLAG_TIED;
     const bool wanted = known && piece_due(edge, vector, frame);
     const uint64_t here = vector->here;
     if (wanted) {
@@ -69,7 +71,7 @@ enum aq_status aq_edge_shared_in(struct aq_edge *edge, const struct aq_frame *fr
         AQ_PROTO, "edge",
         "edge %u: %u bytes of %s gradients (flags %u) from value %llu on in step %llu, while %llu of %llu are "
         "here%s",
-        edge->shape.edge, frame->body_bytes, summed ? "summed" : "shared", frame->flags,
+        edge->shape.edge, frame->body_bytes, tied ? "tied" : summed ? "summed" : "shared", frame->flags,
         (unsigned long long)frame->argument, (unsigned long long)frame->step, (unsigned long long)here,
         (unsigned long long)vector->count, vector->held ? " and it is not the other side's turn" : "");
 }
@@ -80,7 +82,7 @@ static enum aq_status vector_here(const struct aq_edge *edge, const struct aq_ed
     if (vector->here < vector->count) return AQ_AGAIN;
     if (vector->step == step) return AQ_OK;
     return aq_fail(AQ_PROTO, "edge", "edge %u: %s gradients of step %llu came in step %llu", edge->shape.edge,
-                   vector == &edge->summed ? "summed" : "shared", (unsigned long long)vector->step,
+                   vector == &edge->summed ? "summed" : vector == &edge->tied ? "tied" : "shared", (unsigned long long)vector->step,
                    (unsigned long long)step);
 }
 
@@ -103,9 +105,8 @@ float *aq_edge_summed(const struct aq_edge *edge)
     return edge->summed.values;
 }
 
-enum aq_status aq_edge_hold_summed(struct aq_edge *edge)
+static enum aq_status vector_hold(const struct aq_edge *edge, struct aq_edge_vector *vector)
 {
-    struct aq_edge_vector *vector = &edge->summed;
     if (!vector->held && vector->here > 0)
         return aq_fail(AQ_PROTO, "edge", "edge %u: gradients of step %llu came before they were due", edge->shape.edge,
                        (unsigned long long)vector->step);
@@ -113,10 +114,29 @@ enum aq_status aq_edge_hold_summed(struct aq_edge *edge)
     return AQ_OK;
 }
 
+static void vector_release(struct aq_edge_vector *vector)
+{
+    AQ_ASSERT(vector->held && vector->sent == 0);
+    vector->held = false;
+}
+
+static enum aq_status vector_receive(struct aq_edge *edge, struct aq_edge_vector *vector, uint64_t step)
+{
+    AQ_ASSERT(!vector->held && vector->count > 0);
+    AQ_TRY(vector_here(edge, vector, step));
+    vector->here = 0;
+    vector->held = true;
+    return AQ_OK;
+}
+
+enum aq_status aq_edge_hold_summed(struct aq_edge *edge)
+{
+    return vector_hold(edge, &edge->summed);
+}
+
 void aq_edge_release_summed(struct aq_edge *edge)
 {
-    AQ_ASSERT(edge->summed.held && edge->summed.sent == 0);
-    edge->summed.held = false;
+    vector_release(&edge->summed);
 }
 
 enum aq_status aq_edge_send_summed(struct aq_edge *edge, uint64_t step, bool none)
@@ -135,10 +155,36 @@ enum aq_status aq_edge_send_summed(struct aq_edge *edge, uint64_t step, bool non
 enum aq_status aq_edge_receive_summed(struct aq_edge *edge, uint64_t step, bool *none)
 {
     struct aq_edge_vector *vector = &edge->summed;
-    AQ_ASSERT(!vector->held && vector->count > 0);
-    AQ_TRY(vector_here(edge, vector, step));
+    AQ_TRY(vector_receive(edge, vector, step));
     *none = vector->none;
-    vector->here = 0;
-    vector->held = true;
     return AQ_OK;
+}
+
+float *aq_edge_tied(const struct aq_edge *edge)
+{
+    return edge->tied.values;
+}
+
+enum aq_status aq_edge_hold_tied(struct aq_edge *edge)
+{
+    return vector_hold(edge, &edge->tied);
+}
+
+void aq_edge_release_tied(struct aq_edge *edge)
+{
+    vector_release(&edge->tied);
+}
+
+enum aq_status aq_edge_send_tied(struct aq_edge *edge, uint64_t step)
+{
+    struct aq_edge_vector *vector = &edge->tied;
+    AQ_ASSERT(vector->held && vector->count > 0);
+    AQ_TRY(vector_send(edge, vector, FLAG_TIED, step, vector->values));
+    vector_release(vector);
+    return AQ_OK;
+}
+
+enum aq_status aq_edge_receive_tied(struct aq_edge *edge, uint64_t step)
+{
+    return vector_receive(edge, &edge->tied, step);
 }

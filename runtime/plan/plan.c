@@ -140,6 +140,23 @@ enum aq_status aq_plan_edge_next(const struct aq_plan *plan, uint32_t known, uin
     return aq_plan_edge_at(plan, e, layer_end, edge);
 }
 
+/* Most rows of a tied table that a step of one replica names; 0: nothing is tied, or each side has its own tensor. */
+static uint32_t tied_rows(const struct aq_plan *plan)
+{
+    const struct aq_job *job = plan->job;
+    const struct aq_model_config *model = &plan->model;
+    const uint64_t tokens = (uint64_t)plan->batch * job->train.T;
+    if (job->split.clients > 0 || model->vocabulary == 0) return 0; /* ends of many clients are no one's */
+    if (!aq_model_ties(model, job->train.T, job->train.freeze, &job->train.lora, NULL)) return 0;
+    return tokens < model->vocabulary ? (uint32_t)tokens : model->vocabulary;
+}
+
+/* Floats of a tied table whose copy lies behind the cuts; 0: there is none. */
+static uint64_t tied_floats(const struct aq_plan *plan)
+{
+    return plan->stage_count > 1 && tied_rows(plan) > 0 ? (uint64_t)plan->model.vocabulary * plan->model.channels : 0;
+}
+
 /* How much can be on its way: now that programs are there. */
 static enum aq_status edge_windows(struct plan_open *open, uint32_t e, const struct aq_plan_window *window)
 {
@@ -149,6 +166,7 @@ static enum aq_status edge_windows(struct plan_open *open, uint32_t e, const str
     edge->shape.send_frames = window->send_frames;
     edge->shape.receive_slots = window->receive_slots;
     edge->shape.shared = open->stages[e + 1].size.shared;
+    edge->shape.tied = tied_floats(&open->plan);
     const uint32_t end = e == 0 ? 0 : e + 1; /* the client's: stage 1 is the server's */
     edge->shape.summed = aq_job_global(open->plan.job) ? open->stages[end].size.parameters : 0;
     /* Pieces of mirrored checkpoints have receive slots of their own: they take no credit from training. */
@@ -220,6 +238,7 @@ static enum aq_status stage_fill(struct plan_open *open, uint32_t s)
                                  .lengths = open->plan.facts.lengths_digest != 0,
                                  .parts = open->plan.facts.parts != 0,
                                  .freeze = job->train.freeze,
+                                 .tied_rows = tied_rows(&open->plan),
                                  .frozen_store = job->train.frozen_store,
                                  .lora = job->train.lora,
                                  .logits_16bit = aq_plan_logits_16bit(job, s),
@@ -810,6 +829,7 @@ enum aq_status aq_plan_stage_bytes(const struct aq_plan *plan, uint32_t s, uint3
         const struct aq_plan_window window = edges[e].window;
         AQ_TRY(aq_plan_edge_at(plan, e, e == s ? end : first, &edges[e]));
         edges[e].shape.shared = plan->edges[e].shape.shared;
+        edges[e].shape.tied = plan->edges[e].shape.tied;
         AQ_TRY(edge_windows(&open, e, &window));
     }
     AQ_TRY(stage_fill(&open, s));
@@ -832,9 +852,9 @@ void aq_plan_mirror_shape(const struct aq_plan *plan, uint32_t rank, struct aq_m
     for (uint32_t i = 0; i < 3; i++) {
         const uint32_t s = position + i - 1; /* before the first stage: beyond the last */
         if (s >= stages) continue;
-        const uint64_t parameters = plan->stages[s].size.parameters;
+        const uint64_t parameters = plan->stages[s].size.parameters, copied = plan->stages[s].size.copied;
         out->file_bytes_max[i] = aq_mirror_file_bytes((1 + plan->job->train.staleness) * parameters * sizeof(float) +
-                                                          aq_plan_optimizer_bytes(plan, parameters),
+                                                          copied * sizeof(float) + aq_plan_optimizer_bytes(plan, parameters),
                                                       plan->stages[s].layer_end - plan->stages[s].layer_first);
     }
     if (position > 0) out->body_bytes_max[0] = (uint32_t)plan->edges[position - 1].size.body_bytes_max;

@@ -610,6 +610,7 @@ static enum aq_status open_all(struct aq_worker *w, const json_t *start)
     AQ_TRY(aq_worker_sums_open(w));
     AQ_TRY(aq_worker_mirror_open(w));
     AQ_TRY(aq_worker_versions_open(w));
+    AQ_TRY(aq_worker_tied_open(w));
     AQ_TRY(keep_frozen(w));
     AQ_TRY(aq_worker_seen_open(w));
     AQ_TRY(aq_worker_correlation_open(w));

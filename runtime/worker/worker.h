@@ -263,6 +263,9 @@ struct aq_worker {
     struct aq_worker_steps steps;
     struct aq_worker_times times;      /* of steps.now  */
     struct aq_worker_times times_next; /* of steps.next */
+    struct {
+        bool ready; /* what a tied table has to send lies in the edge: worker_tied.c */
+    } tied;
     struct aq_worker_packing packing;
     struct aq_worker_carried carried;
     struct aq_cut_privacy privacy[2]; /* split.privacy: of activations, of gradients */
@@ -323,6 +326,17 @@ static inline uint64_t aq_worker_own_ns(const struct aq_worker *worker)
 
 /* worker_step.c: forwards, backwards and gradients from here on are those of this step, `now` or `next`. */
 void aq_worker_use(struct aq_worker *worker, uint64_t step);
+
+/*
+ * worker_tied.c: a head that is the embedding's table, behind a cut. up: behind the chains of a step, the head's
+ * gradient to the first stage; down: behind STEP, the table to the last. AQ_AGAIN: call again, as halves of NORM.
+ * follow: the table to the last stage, at any time that is the same on all stages. open: behind open_edges.
+ */
+bool aq_worker_is_tied(const struct aq_worker *worker);
+enum aq_status aq_worker_tied_up(struct aq_worker *worker, struct aq_worker_run *run, struct aq_worker_times *times);
+enum aq_status aq_worker_tied_down(struct aq_worker *worker, struct aq_worker_run *run, struct aq_worker_times *times);
+enum aq_status aq_worker_tied_follow(struct aq_worker *worker);
+enum aq_status aq_worker_tied_open(struct aq_worker *worker);
 
 /* worker_step.c: somebody has said in this step that the run ends: after so many steps. */
 uint64_t aq_worker_last_of(const struct aq_worker *worker, uint64_t step);
