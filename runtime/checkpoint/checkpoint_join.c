@@ -29,7 +29,7 @@ struct join {
     uint32_t value_bytes; /* as written */
     uint64_t total, done; /* bytes      */
     struct aq_adapters *adapters; /* NULL: the run has none */
-    char head[AQ_TENSOR_NAME_MAX]; /* a tied head's own name: its tensor is a copy, of the embedding's table; "": none */
+    char head[AQ_TENSOR_NAME_MAX]; /* of a tied head, whose tensor is a copy; "": none */
 };
 
 static bool of_model(const struct aq_weights_info *info)
@@ -47,7 +47,7 @@ static uint64_t tensor_bytes(const struct join *join, uint32_t index)
     return bytes;
 }
 
-/* Has an earlier stage the tensor, under this name or as the embedding's table? Then this is a copy of it, kept equal. */
+/* Has an earlier stage the tensor, under this name or as the embedding's table? Then this one is a copy of it. */
 static bool is_copy(const struct join *join, const char *name)
 {
     if (join->asked->tied && strcmp(name, join->head) == 0) return true;

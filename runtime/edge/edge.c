@@ -83,8 +83,9 @@ enum aq_status aq_edge_open(const struct aq_edge_config *config, struct aq_edge 
     edge->pages = aq_device_pages(config->device);
     AQ_TRY_GOTO(aq_pages_take(&edge->pages, edge->size.host_bytes, (void **)&edge->bodies), out);
     float *behind = (float *)(void *)aq_edge_body(edge, edge->body_count);
-    edge->shared = (struct aq_edge_vector){.values = behind, .count = shape->shared};
-    edge->summed = (struct aq_edge_vector){.values = behind + shape->shared, .count = shape->summed};
+    edge->shared = (struct aq_edge_vector){.values = behind, .count = shape->shared, .total = shape->shared};
+    edge->summed = (struct aq_edge_vector){
+        .values = behind + shape->shared, .count = shape->summed, .total = shape->summed};
     edge->tied = (struct aq_edge_vector){.values = edge->summed.values + shape->summed, .count = shape->tied};
     edge->still_body = (uint8_t *)(edge->tied.values + shape->tied);
     if (edge->size.still_bytes) memset(edge->still_body, 0, edge->size.still_bytes);
@@ -341,7 +342,7 @@ enum aq_status aq_edge_link_pump(struct aq_edge *edge)
 /* A part of one will never be more behind a goodbye. */
 static bool vector_whole(const struct aq_edge_vector *vector)
 {
-    return vector->count > 0 && vector->here == vector->count;
+    return vector->count > 0 && vector->here > 0 && vector->here == vector->total;
 }
 
 enum aq_status aq_edge_pump(struct aq_edge *edge)

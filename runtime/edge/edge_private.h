@@ -79,7 +79,8 @@ struct aq_edge_rungs {
 /* Gradients that cross whole, once a step each way (edge_shared.c). */
 struct aq_edge_vector {
     float *values;
-    uint64_t count;            /* of them; 0: this edge has no such vector                            */
+    uint64_t count;            /* of them, at most; 0: this edge has no such vector                   */
+    uint64_t total;            /* of what comes, or came last: how many it has                        */
     uint64_t step, here, sent; /* of what comes: its step, how many are here; of what leaves how many */
     bool none;                 /* what came is no vector: there is no sum                             */
     bool held;                 /* the values are this side's now, and nothing may come                */

@@ -13,24 +13,26 @@
 /* Flags of a frame: whose vector it is a piece of, and that there is no sum of it. */
 enum { FLAG_SUMMED = 1, FLAG_VOID = 2, FLAG_TIED = 4 };
 
-/* Floats of a frame. */
-static uint64_t piece_of(const struct aq_edge *edge, const struct aq_edge_vector *vector, uint64_t at)
+/* Floats of a frame, of so many left. */
+static uint64_t piece_of(const struct aq_edge *edge, uint64_t left)
 {
-    const uint64_t most = edge->size.body_bytes_max / sizeof(float), left = vector->count - at;
+    const uint64_t most = edge->size.body_bytes_max / sizeof(float);
     return left < most ? left : most;
 }
 
+/* `total` of them, which a frame tells where it is not the vector's own number. */
 static enum aq_status vector_send(struct aq_edge *edge, struct aq_edge_vector *vector, uint16_t flags, uint64_t step,
-                                  const float *values)
+                                  const float *values, uint64_t total)
 {
-    while (vector->sent < vector->count) {
-        const uint64_t count = piece_of(edge, vector, vector->sent);
+    while (vector->sent < total) {
+        const uint64_t count = piece_of(edge, total - vector->sent);
         uint32_t index;
         AQ_TRY(aq_edge_body_take(edge, &index));
         memcpy(aq_edge_body(edge, index), values + vector->sent, count * sizeof *values);
         const struct aq_frame frame = {.kind = AQ_FRAME_SHARED,
                                        .flags = flags,
                                        .step = step,
+                                       .micro_batch = vector == &edge->tied ? (uint32_t)total : 0,
                                        .argument = vector->sent,
                                        .body_bytes = (uint32_t)(count * sizeof *values),
                                        .body = aq_edge_body(edge, index)};
@@ -44,11 +46,12 @@ static enum aq_status vector_send(struct aq_edge *edge, struct aq_edge_vector *v
 /* Is it the piece that is due? */
 static bool piece_due(const struct aq_edge *edge, const struct aq_edge_vector *vector, const struct aq_frame *frame)
 {
-    const uint64_t here = vector->here;
-    if (vector->held || here == vector->count || frame->argument != here) return false;
+    const uint64_t here = vector->here, total = vector == &edge->tied ? frame->micro_batch : vector->count;
+    if (vector->count == 0 || vector->held || total > vector->count || frame->argument != here) return false;
+    if (here > 0 && here == vector->total) return false; /* the one before was not taken yet */
     if (frame->flags & FLAG_VOID) return here == 0 && frame->body_bytes == 0;
-    return frame->body_bytes == piece_of(edge, vector, here) * sizeof(float) &&
-           (here == 0 || frame->step == vector->step);
+    return frame->body_bytes > 0 && here < total && frame->body_bytes == piece_of(edge, total - here) * sizeof(float) &&
+           (here == 0 || (frame->step == vector->step && total == vector->total));
 }
 
 enum aq_status aq_edge_shared_in(struct aq_edge *edge, const struct aq_frame *frame)
@@ -61,6 +64,7 @@ enum aq_status aq_edge_shared_in(struct aq_edge *edge, const struct aq_frame *fr
     const uint64_t here = vector->here;
     if (wanted) {
         vector->none = frame->body_bytes == 0;
+        vector->total = tied ? frame->micro_batch : vector->count;
         if (!vector->none) memcpy(vector->values + here, frame->body, frame->body_bytes);
         vector->here = vector->none ? vector->count : here + frame->body_bytes / sizeof(float);
         vector->step = frame->step;
@@ -79,16 +83,18 @@ enum aq_status aq_edge_shared_in(struct aq_edge *edge, const struct aq_frame *fr
 /* All of it is here, and of this step. AQ_AGAIN: not yet. */
 static enum aq_status vector_here(const struct aq_edge *edge, const struct aq_edge_vector *vector, uint64_t step)
 {
-    if (vector->here < vector->count) return AQ_AGAIN;
+    if (vector->here == 0 || vector->here < vector->total) return AQ_AGAIN;
     if (vector->step == step) return AQ_OK;
     return aq_fail(AQ_PROTO, "edge", "edge %u: %s gradients of step %llu came in step %llu", edge->shape.edge,
-                   vector == &edge->summed ? "summed" : vector == &edge->tied ? "tied" : "shared", (unsigned long long)vector->step,
-                   (unsigned long long)step);
+                   vector == &edge->summed ? "summed"
+                   : vector == &edge->tied ? "tied"
+                                           : "shared",
+                   (unsigned long long)vector->step, (unsigned long long)step);
 }
 
 enum aq_status aq_edge_send_shared(struct aq_edge *edge, uint64_t step, const float *values)
 {
-    return vector_send(edge, &edge->shared, 0, step, values);
+    return vector_send(edge, &edge->shared, 0, step, values, edge->shared.count);
 }
 
 enum aq_status aq_edge_receive_shared(struct aq_edge *edge, uint64_t step, float *values)
@@ -147,7 +153,7 @@ enum aq_status aq_edge_send_summed(struct aq_edge *edge, uint64_t step, bool non
     if (none)
         AQ_TRY(aq_edge_post(edge, &frame, AQ_EDGE_NO_BODY));
     else
-        AQ_TRY(vector_send(edge, vector, FLAG_SUMMED, step, vector->values));
+        AQ_TRY(vector_send(edge, vector, FLAG_SUMMED, step, vector->values, vector->count));
     aq_edge_release_summed(edge);
     return AQ_OK;
 }
@@ -175,16 +181,18 @@ void aq_edge_release_tied(struct aq_edge *edge)
     vector_release(&edge->tied);
 }
 
-enum aq_status aq_edge_send_tied(struct aq_edge *edge, uint64_t step)
+enum aq_status aq_edge_send_tied(struct aq_edge *edge, uint64_t step, uint64_t words)
 {
     struct aq_edge_vector *vector = &edge->tied;
-    AQ_ASSERT(vector->held && vector->count > 0);
-    AQ_TRY(vector_send(edge, vector, FLAG_TIED, step, vector->values));
+    AQ_ASSERT(vector->held && words > 0 && words <= vector->count);
+    AQ_TRY(vector_send(edge, vector, FLAG_TIED, step, vector->values, words));
     vector_release(vector);
     return AQ_OK;
 }
 
-enum aq_status aq_edge_receive_tied(struct aq_edge *edge, uint64_t step)
+enum aq_status aq_edge_receive_tied(struct aq_edge *edge, uint64_t step, uint64_t *words)
 {
-    return vector_receive(edge, &edge->tied, step);
+    AQ_TRY(vector_receive(edge, &edge->tied, step));
+    *words = edge->tied.total;
+    return AQ_OK;
 }

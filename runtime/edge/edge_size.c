@@ -84,8 +84,9 @@ enum aq_status aq_edge_size_of(const struct aq_edge_shape *shape, struct aq_edge
                        "edge %u: a micro-batch of %u samples takes %llu bytes in a frame, 2 GiB is the most; lower "
                        "train.micro_batch or train.T",
                        shape->edge, shape->micro_batch, (unsigned long long)size.body_bytes_max);
-    const uint64_t vectors = shape->shared + shape->summed + shape->tied;
-    size.host_bytes = shape->send_frames * size.body_bytes_max + vectors * sizeof(float) + size.still_bytes + aq_edge_crop_bytes(shape, &size);
+    const uint64_t vectors = (shape->shared + shape->summed + shape->tied) * sizeof(float);
+    size.host_bytes = shape->send_frames * size.body_bytes_max + vectors + size.still_bytes +
+                      aq_edge_crop_bytes(shape, &size);
     size.device_bytes = kernels ? aq_edge_works_bytes(shape, &size) : 0; /* else the host codes: edge_work.c */
     size.carry_bytes = aq_edge_carry_bytes(&size);
     size.shared_bytes = aq_edge_carry_shared_bytes(&size);

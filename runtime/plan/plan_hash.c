@@ -93,13 +93,19 @@ static bool matters(const char *name, enum scope scope)
     return scope == OF_PLAN || !names(extent, sizeof extent / sizeof *extent, name);
 }
 
+static const char *tied_word(const char *value)
+{
+    return strcmp(value, "exact") == 0 ? "true" : strcmp(value, "untied") == 0 ? "false" : value;
+}
+
 static void add_key(const struct aq_key *key, const void *base, const char *prefix, struct aq_text *text)
 {
     struct aq_text value = {0};
     if (!aq_key_is_scalar(key)) return;
+    const bool tied = strcmp(key->name, "model.tied") == 0; /* exact and untied have the names of older runs */
     const bool said = aq_key_write(key, base, &value) && strcmp(aq_text_of(&value), key->fallback) != 0;
     if (said || !names(silent, sizeof silent / sizeof *silent, key->name))
-        aq_text_add(text, "%s%s=%s\n", prefix, key->name, aq_text_of(&value));
+        aq_text_add(text, "%s%s=%s\n", prefix, key->name, tied ? tied_word(aq_text_of(&value)) : aq_text_of(&value));
     if (text->status == AQ_OK) text->status = value.status;
     aq_text_deinit(&value);
 }

@@ -60,6 +60,7 @@ struct aq_worker_times {
     uint64_t link_wait_ns; /* of it, while a link was carrying what this stage waits for; else a neighbour works */
     uint64_t reduce_ns;    /* averaging with the other replicas     */
     uint64_t reduce_bytes; /* sent to them                          */
+    uint64_t tied_bytes;   /* of a tied table, sent to neighbours   */
     uint64_t loss_targets;
     double loss_sum;
     double gradient_norm;
@@ -264,7 +265,13 @@ struct aq_worker {
     struct aq_worker_times times;      /* of steps.now  */
     struct aq_worker_times times_next; /* of steps.next */
     struct {
-        bool ready; /* what a tied table has to send lies in the edge: worker_tied.c */
+        bool ready;     /* what is to be sent lies in the edge: worker_tied.c             */
+        bool decoded;   /* compressed: the head's gradient has been decoded in this step */
+        bool previous;  /* values are those before the last update                       */
+        uint64_t words; /* that lie in the edge                                          */
+        struct aq_plan_tied traffic;
+        struct aq_grad_codec *codec; /* NULL: nothing is compressed here */
+        float *host;                 /* NULL: the stage's memory is the host's */
     } tied;
     struct aq_worker_packing packing;
     struct aq_worker_carried carried;
@@ -337,6 +344,7 @@ enum aq_status aq_worker_tied_up(struct aq_worker *worker, struct aq_worker_run 
 enum aq_status aq_worker_tied_down(struct aq_worker *worker, struct aq_worker_run *run, struct aq_worker_times *times);
 enum aq_status aq_worker_tied_follow(struct aq_worker *worker);
 enum aq_status aq_worker_tied_open(struct aq_worker *worker);
+void aq_worker_tied_close(struct aq_worker *worker);
 
 /* worker_step.c: somebody has said in this step that the run ends: after so many steps. */
 uint64_t aq_worker_last_of(const struct aq_worker *worker, uint64_t step);

@@ -534,8 +534,11 @@ enum aq_status aq_stage_gradient_squares(struct aq_stage *stage, double *squares
 {
     if (stage->config.inference) return aq_fail(AQ_INVAL, "stage", "a stage for inference has no gradients");
     if (!stage->gradients[0]) return AQ_OK;
-    return aq_device_squares(stage->device, stage->gradients[stage->gradient], stage->spans, stage->tensor_count,
-                             squares, stream);
+    AQ_TRY(aq_device_squares(stage->device, stage->gradients[stage->gradient], stage->spans, stage->tensor_count,
+                             squares, stream));
+    for (uint32_t i = 0; i < stage->tensor_count; i++)
+        if (stage->tensors[i].info.mirror) squares[i] = 0; /* the stage that has it first counts it */
+    return AQ_OK;
 }
 
 enum aq_status aq_stage_gradient_sum2(struct aq_stage *stage, double *sum, struct aq_stream *stream)

@@ -105,7 +105,7 @@ static void list_take(struct layer_list *list, struct layer_tensor tensor, const
     if (tensor.info.packed) list->packed |= UINT64_C(1) << number;
     if (kind == TRAINED || copy) list->trained |= UINT64_C(1) << number;
     list->buffers += kind == BUFFER && !copy;
-    if (copy) list->copied = tensor.info.count;
+    if (copy || tensor.info.mirror) list->copied = tensor.info.count;
     snprintf(list->own[number], sizeof list->own[number], "%s", name);
     if (list->names && !tensor.info.buffer) {
         list->names->copies[list->names->count] = begins_as && list->config->model.tied;
@@ -169,12 +169,20 @@ void layer_list_add_cube(struct layer_list *list, const char *name, const uint64
 void layer_list_copy(struct layer_list *list, const char *name, const char *of, uint64_t rows, uint64_t columns,
                      float std)
 {
-    const struct aq_tensor_info info = {
-        .dimensions = 2, .shape = {rows, columns}, .count = rows * columns, .buffer = true, .copy = true};
-    if (is_frozen(list, list->named, name, of))
+    const bool mirror = list->config->model.tied == AQ_TIED_COMPRESSED;
+    const struct aq_tensor_info info = {.dimensions = 2,
+                                        .shape = {rows, columns},
+                                        .count = rows * columns,
+                                        .decay = true,
+                                        .buffer = !mirror,
+                                        .copy = !mirror,
+                                        .mirror = mirror};
+    if (is_frozen(list, list->named, name, of)) {
         layer_list_add_as(list, name, of, rows, columns, std, 0);
-    else
-        list_take(list, (struct layer_tensor){.info = info, .std = std}, name, of);
+        return;
+    }
+    list_take(list, (struct layer_tensor){.info = info, .std = std}, name, of);
+    if (mirror) layer_list_buffer(list, STAGE_RESIDUAL, rows * columns, 0);
 }
 
 void layer_list_skip(struct layer_list *list)
@@ -524,8 +532,9 @@ static void tied_measure(struct layout *layout, uint64_t copied)
 {
     const struct aq_stage_config *config = layout->config;
     struct layer first;
+    const bool rows_come = copied > 0 && config->model.tied == AQ_TIED_COMPRESSED;
     layout->tied = copied;
-    if (config->tied_rows == 0 || config->inference || config->layer_first > 0) return;
+    if (config->tied_rows == 0 || config->inference || (config->layer_first > 0 && !rows_come)) return;
     if (!aq_model_ties(&config->model, config->T, config->freeze, &config->lora, NULL)) return;
     stage_layer(&config->model, config->T, 0, &first);
     layout->rows = (struct stage_tied_place){.versions = config->versions == STAGE_VERSIONS ? STAGE_VERSIONS : 1,

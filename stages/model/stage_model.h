@@ -118,12 +118,16 @@ struct stage_slot {
     bool halved;    /* a weight half may follow: split */
 };
 
+/* The buffer of what a tied head's gradient has lost so far, which no published file has. */
+#define STAGE_RESIDUAL "optimizer.tied_residual"
+
 /*
  * The gradient of a tied table that comes from the embedding (stage_tied.c), of each set of gradients: rows of it in
  * the order in which the step's batches name them first.
  */
 struct stage_tied {
     float *table, *gradient[STAGE_VERSIONS]; /* of the stage's tensor, or its copy                             */
+    float *residual;                         /* or NULL                                                        */
     float *rows[STAGE_VERSIONS];                             /* device; NULL: the stage has no embedding       */
     int32_t *tokens[STAGE_VERSIONS];                         /* pinned: whose rows they are                    */
     int32_t *named;                                          /* device: `tokens`, while they are added         */

@@ -79,15 +79,51 @@ float *aq_stage_tied_gradient(struct aq_stage *stage)
     return stage->tied.gradient[stage->gradient];
 }
 
+float *aq_stage_tied_residual(struct aq_stage *stage)
+{
+    return stage->tied.residual;
+}
+
+uint32_t aq_stage_tied_count(const struct aq_stage *stage)
+{
+    return stage->tied.count[stage->gradient];
+}
+
+enum aq_status aq_stage_tied_get(struct aq_stage *stage, int32_t *tokens, float *rows, struct aq_stream *stream)
+{
+    const struct stage_tied *tied = &stage->tied;
+    const uint32_t set = stage->gradient, count = tied->count[set];
+    memcpy(tokens, tied->tokens[set], count * sizeof *tokens);
+    AQ_TRY(aq_device_copy(stage->device, rows, tied->rows[set], count * columns_of(stage) * sizeof *rows, stream));
+    return aq_device_stream_sync(stage->device, stream);
+}
+
+enum aq_status aq_stage_tied_put(struct aq_stage *stage, const int32_t *tokens, const float *rows, uint32_t count,
+                                 struct aq_stream *stream)
+{
+    struct stage_tied *tied = &stage->tied;
+    const uint32_t set = stage->gradient;
+    bool right = count <= stage->config.tied_rows;
+    for (uint32_t i = 0; right && i < count; i++)
+        right = tokens[i] >= 0 && (uint32_t)tokens[i] < stage->config.model.vocabulary;
+    if (!right)
+        return aq_fail(AQ_PROTO, "stage", "%u rows of a tied table came: at most %u, of tokens below %u", count,
+                       stage->config.tied_rows, stage->config.model.vocabulary);
+    memcpy(tied->tokens[set], tokens, count * sizeof *tokens);
+    tied->count[set] = count;
+    AQ_TRY(aq_device_copy(stage->device, tied->rows[set], rows, count * columns_of(stage) * sizeof *rows, stream));
+    return aq_device_stream_sync(stage->device, stream);
+}
+
 enum aq_status aq_stage_tied_scale(struct aq_stage *stage, float factor, struct aq_stream *stream)
 {
     const struct stage_tied *tied = &stage->tied;
     const struct aq_scale rows = {
         .x = layer_tied_rows(stage), .count = tied->count[stage->gradient] * columns_of(stage), .factor = factor};
     const struct aq_scale copy = {
-        .x = aq_stage_tied_gradient(stage), .count = stage->size.copied, .factor = factor};
+        .x = aq_stage_tied_gradient(stage), .count = stage->size.copied, .factor = factor}; /* none of a mirror */
     if (stage->size.tied == 0) return AQ_OK;
-    if (rows.count) AQ_TRY(aq_device_scale(stage->device, &rows, stream));
+    if (rows.count > 0) AQ_TRY(aq_device_scale(stage->device, &rows, stream));
     return copy.count ? aq_device_scale(stage->device, &copy, stream) : AQ_OK;
 }
 
@@ -118,8 +154,11 @@ enum aq_status stage_tied_open(struct aq_stage *stage)
     AQ_ASSERT(aq_model_ties(&stage->config.model, stage->config.T, stage->config.freeze, &stage->config.lora, table));
     for (uint32_t i = 0; i < stage->saved_count && !found; i++) {
         const struct aq_tensor_info *info = &stage->tensors[i].info;
-        if (info->copy || strcmp(info->name, table) == 0) found = info;
+        if (info->copy || info->mirror || strcmp(info->name, table) == 0) found = info;
     }
+    for (uint32_t i = 0; i < stage->saved_count; i++)
+        if (strcmp(stage->tensors[i].info.name, STAGE_RESIDUAL) == 0)
+            tied->residual = stage->parameters + stage->tensors[i].info.offset;
     AQ_ASSERT(found && found->count == stage->size.tied);
     AQ_ASSERT(!found->copy || found->offset == stage->size.parameters); /* gradients and versions reach so far */
     tied->table = stage->parameters + found->offset;

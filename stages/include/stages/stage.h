@@ -83,6 +83,12 @@ enum aq_frozen_store { AQ_FROZEN_FP32 = 0, AQ_FROZEN_BF16 = 1, AQ_FROZEN_Q8 = 2 
 enum { AQ_MODEL_OWN_MAX = 8 };
 enum { AQ_TENSOR_DIMENSIONS_MAX = 4, AQ_TENSOR_NAME_MAX = 96 };
 
+/*
+ * Is the head the embedding's table? exact: one tensor, with the same bits wherever the model is cut. compressed: the
+ * same, but where a cut separates the two the head's gradient is quantized on its way.
+ */
+enum aq_tied { AQ_TIED_NO = 0, AQ_TIED_EXACT = 1, AQ_TIED_COMPRESSED = 2 };
+
 /* A model reads the fields that its keys name (aq_model_keys). */
 struct aq_model_config {
     const char *kind;   /* a row of models.def                                                */
@@ -96,7 +102,7 @@ struct aq_model_config {
     uint32_t labels;    /* of a sample of tokens as a whole: its last layer is a classifier; 0: it is not */
     uint32_t context;   /* most tokens of a sequence: rows of the position table              */
     float dropout;      /* probability, on embedding, attention and residuals; 0: none        */
-    bool tied;          /* head = embedding: one tensor                                       */
+    enum aq_tied tied;  /* head = embedding; deberta: one table of relative positions         */
     float init_std;     /* of the normal initial weights; residual projections / sqrt(2L)     */
     float norm_eps;     /* added to a norm's variance                                         */
     bool qkv_bias;      /* queries, keys and values have biases (where the kind leaves it open) */
@@ -120,7 +126,7 @@ struct aq_model_config {
 /* A key of a manifest that a model has: where it lies and what it may be. */
 struct aq_model_key {
     const char *name; /* "model.blocks" */
-    enum aq_model_key_kind { AQ_MODEL_U32, AQ_MODEL_F32, AQ_MODEL_BOOL } kind;
+    enum aq_model_key_kind { AQ_MODEL_U32, AQ_MODEL_F32, AQ_MODEL_BOOL, AQ_MODEL_TIED } kind;
     size_t offset; /* in struct aq_model_config */
     const char *unit;
     double min, max; /* max 0: no limit */
@@ -347,6 +353,7 @@ struct aq_tensor_info {
     bool decay;      /* weight decay applies (not to bias and LayerNorm)                               */
     bool buffer;     /* statistics, and copies: saved, but without an optimizer                        */
     bool copy;       /* then: it has a gradient, and follows another stage's tensor, begins_as         */
+    bool mirror;     /* a parameter that another stage has too and trains alike: no norm counts it here */
     bool frozen;     /* never changes: see above                                                       */
     enum aq_frozen_store packed; /* not fp32: kept so, and offset is a name alone (aq_stage_put)       */
     bool adapter;    /* of struct aq_lora_config: no file of the model has it                          */
@@ -496,15 +503,20 @@ enum aq_status aq_stage_shared_scatter(struct aq_stage *stage, struct aq_stream 
 
 /*
  * A head tied to the embedding's table (config.tied_rows > 0). The table is a parameter of the first stage. Where a cut
- * separates the two, the last stage has a copy of it, a buffer that has a gradient: no optimizer, reduction or norm
- * knows it. The embedding's gradient is kept apart from the head's, as the rows that the batches of the step name, and
- * is added when the head's is complete. So the sum has the same bits with one stage and with several. Whoever runs the
- * pipeline does, in each step:
+ * separates the two and model.tied is exact, the last stage has a copy of it, a buffer that has a gradient: no
+ * optimizer, reduction or norm knows it. The embedding's gradient is kept apart from the head's, as the rows that the
+ * batches of the step name, and is added when the head's is complete. So the sum has the same bits with one stage and
+ * with several. Whoever runs the pipeline does, in each step:
  *
  *     after the last backward   the last stage's aq_stage_tied_gradient goes to the first stage, which stores it in its
  *                               own; then aq_stage_tied_fold adds the embedding's rows there. One stage only folds.
  *     after the update          the first stage's aq_stage_tied_values go to the last stage, which stores them in its
  *                               own and calls aq_stage_parameters_changed
+ *
+ * Where model.tied is compressed, the last stage's tensor is a parameter (info.mirror), and a buffer as large has the
+ * residual of its gradient's codec. Both stages fold the same rows into the same decoded gradient of the head,
+ * and both update: aq_stage_tied_get has the first stage's rows and their tokens, aq_stage_tied_put gives them to the
+ * last stage, before fold.
  *
  * aq_stage_tied_floats: floats of the table, on the first and the last stage; 0 elsewhere, and where nothing is tied.
  * The pointers are device memory; the gradient is the one in use (aq_stage_use); previous: the values before the last
@@ -514,6 +526,12 @@ enum aq_status aq_stage_shared_scatter(struct aq_stage *stage, struct aq_stream 
 uint64_t aq_stage_tied_floats(const struct aq_stage *stage);
 float *aq_stage_tied_values(struct aq_stage *stage, bool previous);
 float *aq_stage_tied_gradient(struct aq_stage *stage);
+float *aq_stage_tied_residual(struct aq_stage *stage); /* NULL: this stage has none */
+uint32_t aq_stage_tied_count(const struct aq_stage *stage); /* rows that the step's batches have named so far */
+/* Rows in host memory; both wait for the stream. put: AQ_PROTO: more rows than config.tied_rows, or of no tokens. */
+enum aq_status aq_stage_tied_get(struct aq_stage *stage, int32_t *tokens, float *rows, struct aq_stream *stream);
+enum aq_status aq_stage_tied_put(struct aq_stage *stage, const int32_t *tokens, const float *rows, uint32_t count,
+                                 struct aq_stream *stream);
 enum aq_status aq_stage_tied_scale(struct aq_stage *stage, float factor, struct aq_stream *stream);
 enum aq_status aq_stage_tied_fold(struct aq_stage *stage, struct aq_stream *stream);
 
