@@ -118,7 +118,8 @@ static enum aq_status shared_check(const struct aq_plan *plan)
     aq_job_place(job, key, place, sizeof place);
     return aq_fail(AQ_INVAL, "manifest",
                    "%s: %s: stages share a tensor whose gradients are summed along the pipeline in each step, of "
-                   "gradients that replicas have averaged; leave it out, or write model.tied: untied, for a table per block",
+                   "gradients that replicas have averaged; leave it out, or write model.tied: untied for a table per "
+                   "block",
                    place, key);
 }
 
@@ -148,7 +149,8 @@ enum aq_status aq_plan_tied_print(const struct aq_plan *plan, struct aq_text *te
                    {AQ_TIED_NO, "untied", "embedding and head are two tensors"}};
     const uint32_t last = plan->stage_count - 2;
     if (plan->job->split.clients > 0 && plan->stage_count > 1) {
-        if (aq_model_ties(&plan->model, plan->job->train.T, plan->job->train.freeze, &plan->job->train.lora, NULL))
+        const struct aq_job_train *train = &plan->job->train;
+        if (aq_model_ties(&plan->model, train->T, train->freeze, &train->lora, NULL))
             aq_text_add(text, "embedding and head are two tensors: split learning does not tie them behind a cut\n");
         return AQ_OK;
     }

@@ -503,36 +503,6 @@ static void test_predict_shared_core_does_all_the_work(void **state)
     done(plan, job);
 }
 
-/* A tied table counts once, its bytes by hand: V x C values both ways, or 4 bits and a scale for 512, and rows back. */
-static void test_plan_tells_what_a_tied_table_costs(void **state)
-{
-    static const char *const exact[] = {"model.tied=exact", NULL}, *const small[] = {"model.tied=compressed", NULL};
-    const uint64_t V = 256, C = 64, rows = 8 * 32, header = 128;
-    struct aq_job *job, *untied_job, *small_job;
-    (void)state;
-    struct aq_plan *plan = plan_of(exact, &job), *untied = plan_of(NULL, &untied_job);
-    struct aq_plan *compressed = plan_of(small, &small_job);
-    struct aq_plan_tied traffic;
-    assert_true(aq_plan_ties(plan) && aq_plan_ties(compressed) && !aq_plan_ties(untied) && aq_plan_could_tie(untied));
-    assert_int_equal(aq_plan_tied_rows(plan), rows);
-    assert_int_equal(plan->parameters + V * C, untied->parameters);
-    assert_int_equal(compressed->parameters, plan->parameters);
-    assert_true(plan->hash != untied->hash && plan->hash != compressed->hash);
-    assert_int_equal(plan->stages[3].size.parameters + V * C, untied->stages[3].size.parameters); /* no optimizer */
-    assert_int_equal(aq_plan_tied_traffic(plan, AQ_TIED_EXACT, &traffic), AQ_OK);
-    assert_true(traffic.up_words == V * C && traffic.down_words == V * C);
-    assert_int_equal(aq_plan_tied_traffic(plan, AQ_TIED_COMPRESSED, &traffic), AQ_OK);
-    assert_int_equal(traffic.up_words * 4, V * C / 2 + V * C / 512 * 4);
-    assert_int_equal(traffic.down_words, 1 + rows * (1 + C));
-    assert_int_equal(aq_plan_tied_traffic(plan, AQ_TIED_NO, &traffic), AQ_OK);
-    assert_true(traffic.up_words == 0 && traffic.down_words == 0);
-    assert_true(aq_plan_tied_sent(plan, 1) > 2 * (V * C * 4 + header) && aq_plan_tied_sent(untied, 1) == 0);
-    assert_int_equal(2 * aq_plan_tied_sent(plan, 0), aq_plan_tied_sent(plan, 1));
-    done(plan, job);
-    done(untied, untied_job);
-    done(compressed, small_job);
-}
-
 static void test_predict_slow_link_binds(void **state)
 {
     (void)state;
@@ -909,7 +879,6 @@ int main(void)
         cmocka_unit_test(test_predict_flushed_pipeline_is_exact),
         cmocka_unit_test(test_predict_weight_halves_fill_the_bubble),
         cmocka_unit_test(test_predict_shared_core_does_all_the_work),
-        cmocka_unit_test(test_plan_tells_what_a_tied_table_costs),
         cmocka_unit_test(test_predict_slow_link_binds),
         cmocka_unit_test(test_predict_packed_bodies_take_their_share_of_a_link),
         cmocka_unit_test(test_predict_gpu_codes_beside_its_computing),
