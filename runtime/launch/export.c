@@ -52,10 +52,11 @@ static bool same_place(const char *a, const char *b)
            left.st_ino == right.st_ino;
 }
 
-/* Is the head the embedding's table in this run? Behind a cut of split learning it is a tensor of its own. */
+/* Is the head the embedding's table in this run? Not where a cut of split learning leaves it to the server. */
 static bool is_tied(const struct aq_plan *plan)
 {
-    return plan->model.tied && (plan->stage_count == 1 || plan->job->split.clients == 0);
+    return plan->model.tied && (plan->stage_count == 1 || plan->job->split.clients == 0 ||
+                                plan->job->split.labels == AQ_SPLIT_LABELS_CLIENT);
 }
 
 enum aq_status aq_export_description(const struct aq_export *export)

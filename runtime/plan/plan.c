@@ -451,7 +451,8 @@ static void memory_fill(struct plan_open *open, uint32_t s)
     }
     stage->device_bytes = stage->memory_bytes;
     line(stage, "pinned", size->host_bytes + (stage->config.weights_16bit ? aq_plan_hosted_bytes(plan, s) : 0));
-    if (stage->config.weights_16bit && (first || last)) line(stage, "tied table", aq_plan_tied_host_bytes(plan));
+    if ((stage->config.weights_16bit || aq_plan_tied_local(plan)) && (first || last))
+        line(stage, "tied table", aq_plan_tied_host_bytes(plan));
     line(stage, "edge buffers",
          (first ? 0 : open->edges[s - 1].size.host_bytes) + (last ? 0 : open->edges[s].size.host_bytes));
     line(stage, "link buffers",

@@ -170,7 +170,7 @@ static void plan_text(const struct aq_plan *plan, enum scope scope, struct aq_te
     if (aq_job_global(plan->job))
         aq_text_add(text, "split.mode=global, of %llu samples from %llu on\n",
                     (unsigned long long)plan->facts.all_samples, (unsigned long long)plan->facts.first_sample);
-    if (plan->stage_count > 1 && plan->edges[0].shape.tied) aq_text_add(text, "head is the embedding's table=true\n");
+    if (aq_plan_ties(plan)) aq_text_add(text, "head is the embedding's table=true\n");
     for (uint32_t e = 0; e + 1 < plan->stage_count; e++) {
         add_codec(&plan->edges[e].shape.forward, e, "forward", text);
         add_codec(&plan->edges[e].shape.backward, e, "backward", text);

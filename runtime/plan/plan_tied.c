@@ -7,6 +7,12 @@
 
 enum { PLACE_BYTES = 256 };
 
+/* Split learning whose last stage is the server's: its head is every client's, and the embedding each one's own. */
+static bool parted(const struct aq_job *job)
+{
+    return job->split.clients > 0 && job->split.labels != AQ_SPLIT_LABELS_CLIENT;
+}
+
 /* The same if model.tied were another. */
 static uint32_t rows_if_tied(const struct aq_plan *plan)
 {
@@ -14,7 +20,7 @@ static uint32_t rows_if_tied(const struct aq_plan *plan)
     const uint64_t tokens = (uint64_t)plan->batch * job->train.T;
     struct aq_model_config model = plan->model;
     model.tied = AQ_TIED_EXACT;
-    if (job->split.clients > 0 || model.vocabulary == 0) return 0; /* ends of many clients are no one's */
+    if (model.vocabulary == 0 || parted(job)) return 0;
     if (!aq_model_ties(&model, job->train.T, job->train.freeze, &job->train.lora, NULL)) return 0;
     return tokens < model.vocabulary ? (uint32_t)tokens : model.vocabulary;
 }
@@ -32,6 +38,11 @@ bool aq_plan_could_tie(const struct aq_plan *plan)
 bool aq_plan_ties(const struct aq_plan *plan)
 {
     return plan->stage_count > 1 && aq_plan_tied_rows(plan) > 0;
+}
+
+bool aq_plan_tied_local(const struct aq_plan *plan)
+{
+    return plan->job->split.clients > 0 && aq_plan_ties(plan);
 }
 
 uint64_t aq_plan_tied_floats(const struct aq_plan *plan)
@@ -53,8 +64,9 @@ enum aq_status aq_plan_tied_traffic(const struct aq_plan *plan, enum aq_tied how
     const uint64_t floats = aq_plan_tied_floats(plan), rows = rows_if_tied(plan);
     struct aq_grad_codec *codec;
     *out = (struct aq_plan_tied){.up_words = floats, .down_words = floats};
-    if (how == AQ_TIED_NO) *out = (struct aq_plan_tied){0};
-    if (how != AQ_TIED_COMPRESSED) return AQ_OK;
+    const bool nothing = how == AQ_TIED_NO || plan->job->split.clients > 0;
+    if (nothing) *out = (struct aq_plan_tied){0};
+    if (nothing || how != AQ_TIED_COMPRESSED) return AQ_OK;
     AQ_TRY(aq_plan_tied_codec(plan, &codec));
     out->up_words = (aq_grad_codec_bytes_pieces(codec, 0, floats) + sizeof(float) - 1) / sizeof(float);
     out->down_words = 1 + rows * (1 + plan->model.channels);
@@ -65,7 +77,8 @@ enum aq_status aq_plan_tied_traffic(const struct aq_plan *plan, enum aq_tied how
 uint64_t aq_plan_tied_host_bytes(const struct aq_plan *plan)
 {
     const bool needed = aq_plan_ties(plan) && plan->model.tied == AQ_TIED_COMPRESSED;
-    return needed ? 2 * aq_plan_tied_floats(plan) * sizeof(float) : 0;
+    const uint64_t each = aq_plan_tied_floats(plan) * sizeof(float);
+    return aq_plan_tied_local(plan) ? each : needed ? 2 * each : 0;
 }
 
 uint64_t aq_plan_tied_bytes(const struct aq_plan *plan, uint32_t e, uint64_t words)
@@ -91,6 +104,7 @@ static const char *compressed_fault(const struct aq_plan *plan, const char **key
     const struct aq_optimizer_config *optimizer = &job->train.optimizer;
     const uint32_t last = plan->stage_count - 1;
     *key = "model.tied";
+    if (job->split.clients > 0) return "both are a client's, where exact costs no link anything";
     if (aq_device_gpu(job->pipeline.stages[0].device) != aq_device_gpu(job->pipeline.stages[last].device))
         return "the first and the last stage run on devices of two kinds, whose updates are not rounded alike";
     if (plan->replicas == 1) return NULL;
@@ -150,8 +164,10 @@ enum aq_status aq_plan_tied_print(const struct aq_plan *plan, struct aq_text *te
     const uint32_t last = plan->stage_count - 2;
     if (plan->job->split.clients > 0 && plan->stage_count > 1) {
         const struct aq_job_train *train = &plan->job->train;
-        if (aq_model_ties(&plan->model, train->T, train->freeze, &train->lora, NULL))
-            aq_text_add(text, "embedding and head are two tensors: split learning does not tie them behind a cut\n");
+        if (!aq_model_ties(&plan->model, train->T, train->freeze, &train->lora, NULL)) return AQ_OK;
+        aq_text_add(text, "embedding and head are %s\n",
+                    aq_plan_ties(plan) ? "one tensor, both at the client: nothing of it crosses a link (model.tied)"
+                                       : "two tensors: the head is the server's (split.labels: server)");
         return AQ_OK;
     }
     if (!aq_plan_could_tie(plan)) return AQ_OK;

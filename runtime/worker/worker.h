@@ -269,6 +269,8 @@ struct aq_worker {
         bool decoded;   /* compressed: the head's gradient has been decoded in this step */
         bool previous;  /* values are those before the last update                       */
         uint64_t words; /* that lie in the edge                                          */
+        bool local;     /* both ends are the client's: through fd, and `host`            */
+        int fd;
         struct aq_plan_tied traffic;
         struct aq_grad_codec *codec; /* NULL: nothing is compressed here */
         float *host;                 /* NULL: the stage's memory is the host's */
@@ -345,6 +347,12 @@ enum aq_status aq_worker_tied_down(struct aq_worker *worker, struct aq_worker_ru
 enum aq_status aq_worker_tied_follow(struct aq_worker *worker);
 enum aq_status aq_worker_tied_open(struct aq_worker *worker);
 void aq_worker_tied_close(struct aq_worker *worker);
+
+/* worker_ends.c: between a client's two ends; so many words lie in tied.host. AQ_CLOSED, AQ_PROTO, AQ_TIMEOUT. */
+enum aq_status aq_worker_ends_open(struct aq_worker *worker);
+void aq_worker_ends_close(struct aq_worker *worker);
+enum aq_status aq_worker_ends_send(struct aq_worker *worker, uint64_t words);
+enum aq_status aq_worker_ends_receive(struct aq_worker *worker, uint64_t *words);
 
 /* worker_step.c: somebody has said in this step that the run ends: after so many steps. */
 uint64_t aq_worker_last_of(const struct aq_worker *worker, uint64_t step);

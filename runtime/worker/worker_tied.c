@@ -11,7 +11,8 @@
  * embedding's gradient, and both add them. So both update by the same bits. A gradient that is not finite is not
  * quantized: one word says so, and the step is void on all stages.
  *
- * Stages in between pass all on. What is on its way lies in the edges' memory.
+ * Stages in between pass all on. What is on its way lies in the edges' memory. In split learning both ends are workers
+ * of the client, and tell each other directly (worker_ends.c).
  */
 #include <math.h>
 #include <string.h>
@@ -20,7 +21,7 @@
 
 bool aq_worker_is_tied(const struct aq_worker *w)
 {
-    return w->P > 1 && w->plan->edges[0].shape.tied > 0;
+    return w->P > 1 && (w->tied.local || w->plan->edges[0].shape.tied > 0);
 }
 
 static bool is_compressed(const struct aq_worker *w)
@@ -168,10 +169,23 @@ struct passage {
     enum aq_status (*put)(struct aq_worker *w, const void *wire, uint64_t words);
 };
 
+/* The same between the ends of a client, whichever edge this one has. */
+static enum aq_status pass_locally(struct aq_worker *w, bool takes, const struct passage *passage)
+{
+    uint64_t words;
+    if (takes) {
+        AQ_TRY(passage->take(w, w->tied.host, &words));
+        return aq_worker_ends_send(w, words);
+    }
+    AQ_TRY(aq_worker_ends_receive(w, &words));
+    return passage->put(w, w->tied.host, words);
+}
+
 /* From `from`, or taken here, to `to`, or put here. AQ_AGAIN: call again. */
 static enum aq_status pass(struct aq_worker *w, struct aq_edge *from, struct aq_edge *to, const struct passage *passage)
 {
     uint64_t *words = &w->tied.words;
+    if (w->tied.local) return pass_locally(w, !from, passage);
     if (!w->tied.ready) {
         if (from) AQ_TRY(aq_edge_receive_tied(from, w->step, words));
         if (to) AQ_TRY(aq_edge_hold_tied(to));
@@ -247,6 +261,7 @@ static enum aq_status hear_asked(struct aq_worker *w)
 /* Each part when the one before is done. */
 static enum aq_status follow_some(struct aq_worker *w, uint32_t *part)
 {
+    if (w->tied.local) return values_down(w);
     static enum aq_status (*const parts[])(struct aq_worker *w) = {ask_values, hear_asked, values_down};
     for (; *part < sizeof parts / sizeof *parts; ++*part)
         AQ_TRY(parts[*part](w));
@@ -287,7 +302,9 @@ static enum aq_status previous_follow(struct aq_worker *w)
 enum aq_status aq_worker_tied_open(struct aq_worker *w)
 {
     struct aq_device_info info;
+    AQ_TRY(aq_worker_ends_open(w));
     if (!aq_worker_is_tied(w)) return AQ_OK;
+    if (w->tied.local) AQ_TRY(values_follow(w)); /* a turn begins with weights of others */
     if (is_compressed(w) && is_end(w)) {
         aq_device_info(w->device, &info);
         AQ_TRY(aq_plan_tied_traffic(w->plan, AQ_TIED_COMPRESSED, &w->tied.traffic));
@@ -300,6 +317,7 @@ enum aq_status aq_worker_tied_open(struct aq_worker *w)
 
 void aq_worker_tied_close(struct aq_worker *w)
 {
+    aq_worker_ends_close(w);
     aq_grad_codec_close(w->tied.codec);
     if (w->tied.host)
         aq_device_free(w->device, AQ_MEMORY_PINNED, w->tied.host, aq_plan_tied_host_bytes(w->plan));

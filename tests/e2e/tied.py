@@ -102,6 +102,8 @@ def scenario_tied_compressed():
         launch(manifest(name, **{**keys, **own}))
         copies_equal(name, own.get("pipeline.stages", 3), own.get("pipeline.replicas", 1), trained=True)
         check(losses(name)[-1] < losses(name)[0], f"{name}: nothing was learnt: {losses(name)}")
+    mine, its = metrics("whole")[0]["grad_norm"], metrics("one")[0]["grad_norm"]
+    check(abs(mine / its - 1) < 0.02, f"the first step's norm is {mine}, with one tensor {its}: is the table counted twice?")
     check(losses("two") == losses("whole") == losses("zb"), "the cut or the schedule changes what is learnt")
     check(abs(losses("whole")[-1] / losses("one")[-1] - 1) < 0.05, f"{losses('whole')[-1]}, with one tensor {losses('one')[-1]}")
     described = json.loads((ROOT / "whole" / "config.json").read_text())
