@@ -567,11 +567,11 @@ static bool stage_wants(void *context, const char *name)
     return false;
 }
 
-/* No file of the model has adapters, and one for another task has not what is this task's own. */
+/* No file of the model has adapters or residuals, and one for another task has not what is this task's own. */
 static bool begins_untrained(const struct aq_weights *weights, const char *path, const struct aq_tensor_info *info)
 {
     uint32_t index;
-    if (info->adapter) return true;
+    if (info->adapter || strncmp(info->name, "optimizer.", strlen("optimizer.")) == 0) return true;
     if (!info->fresh || aq_weights_find(weights, info->name, &index) == AQ_OK) return false;
     aq_log("checkpoint", AQ_LOG_WARNING, "%s: has no %s: it is new, and begins from train.seed", path, info->name);
     return true;

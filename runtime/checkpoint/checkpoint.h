@@ -153,6 +153,7 @@ struct aq_join {
     uint64_t step;
     uint32_t stages;
     const struct aq_model_config *model;
+    bool tied;                         /* a tied head has no tensor of its own, wherever the model was cut    */
     const struct aq_lora_config *lora; /* of the run                                                      */
     const char *adapter_folder;        /* adapters are written there too, as PEFT has them; NULL: nowhere */
     const char *base;                  /* what the model began as, for that folder; or NULL               */

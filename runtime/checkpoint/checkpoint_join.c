@@ -29,6 +29,7 @@ struct join {
     uint32_t value_bytes; /* as written */
     uint64_t total, done; /* bytes      */
     struct aq_adapters *adapters; /* NULL: the run has none */
+    char head[AQ_TENSOR_NAME_MAX]; /* of a tied head, whose tensor is a copy; "": none */
 };
 
 static bool of_model(const struct aq_weights_info *info)
@@ -46,9 +47,10 @@ static uint64_t tensor_bytes(const struct join *join, uint32_t index)
     return bytes;
 }
 
-/* Has an earlier stage the tensor? Then this one's is a copy of it, kept equal. */
+/* Has an earlier stage the tensor, under this name or as the embedding's table? Then this one is a copy of it. */
 static bool is_copy(const struct join *join, const char *name)
 {
+    if (join->asked->tied && strcmp(name, join->head) == 0) return true;
     for (uint32_t i = 0; i < join->count; i++)
         if (strcmp(join->own[i], name) == 0) return true;
     return false;
@@ -195,6 +197,7 @@ enum aq_status aq_checkpoint_join(const struct aq_join *asked)
 {
     AQ_ASSERT(asked->stages <= AQ_JOB_STAGES_MAX);
     struct join join = {.asked = asked, .value_bytes = strcmp(asked->type, "F32") == 0 ? 4 : 2};
+    if (asked->tied) aq_model_tied_head(asked->model, join.head);
     enum aq_status status = join_open(&join);
     if (status == AQ_OK) status = write_files(&join);
     if (status == AQ_OK && join.adapters && asked->adapter_folder)

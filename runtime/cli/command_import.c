@@ -235,6 +235,7 @@ static void print_json(const char *path, const struct look *look)
         const char *from = (const char *)model + keys[i].offset;
         json_object_set_new(sizes, strrchr(keys[i].name, '.') + 1,
                             keys[i].kind == AQ_MODEL_BOOL  ? json_boolean(*(const bool *)from)
+                            : keys[i].kind == AQ_MODEL_TIED ? json_boolean(*(const enum aq_tied *)from != AQ_TIED_NO)
                             : keys[i].kind == AQ_MODEL_F32 ? json_real((double)*(const float *)(const void *)from)
                                                            : json_integer(*(const uint32_t *)(const void *)from));
     }

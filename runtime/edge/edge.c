@@ -90,9 +90,11 @@ enum aq_status aq_edge_open(const struct aq_edge_config *config, struct aq_edge 
     edge->pages = aq_device_pages(config->device);
     AQ_TRY_GOTO(aq_pages_take(&edge->pages, edge->size.buffer_bytes, (void **)&edge->bodies), out);
     float *behind = (float *)(void *)aq_edge_body(edge, edge->body_count);
-    edge->shared = (struct aq_edge_vector){.values = behind, .count = shape->shared};
-    edge->summed = (struct aq_edge_vector){.values = behind + shape->shared, .count = shape->summed};
-    edge->still_body = (uint8_t *)(edge->summed.values + shape->summed);
+    edge->shared = (struct aq_edge_vector){.values = behind, .count = shape->shared, .total = shape->shared};
+    edge->summed = (struct aq_edge_vector){
+        .values = behind + shape->shared, .count = shape->summed, .total = shape->summed};
+    edge->tied = (struct aq_edge_vector){.values = edge->summed.values + shape->summed, .count = shape->tied};
+    edge->still_body = (uint8_t *)(edge->tied.values + shape->tied);
     if (edge->size.still_bytes) memset(edge->still_body, 0, edge->size.still_bytes);
     for (uint32_t i = 0; i < edge->body_count; i++)
         edge->free_bodies[i] = i;
@@ -349,7 +351,7 @@ enum aq_status aq_edge_link_pump(struct aq_edge *edge)
 /* A part of one will never be more behind a goodbye. */
 static bool vector_whole(const struct aq_edge_vector *vector)
 {
-    return vector->count > 0 && vector->here == vector->count;
+    return vector->count > 0 && vector->here > 0 && vector->here == vector->total;
 }
 
 enum aq_status aq_edge_pump(struct aq_edge *edge)
@@ -360,7 +362,8 @@ enum aq_status aq_edge_pump(struct aq_edge *edge)
     AQ_TRY(aq_edge_fetches_serve(edge));
     /* What came before the goodbye is still to be had: the end counts when nothing is left. */
     const bool left = edge->forwards.count || edge->backwards.count || edge->evals.count || edge->norm_count ||
-                      vector_whole(&edge->shared) || vector_whole(&edge->summed) || aq_edge_decoding(edge);
+                      vector_whole(&edge->shared) || vector_whole(&edge->summed) || vector_whole(&edge->tied) ||
+                      aq_edge_decoding(edge);
     return edge->ended == AQ_CLOSED && left ? AQ_OK : edge->ended;
 }
 

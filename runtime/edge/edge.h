@@ -244,6 +244,17 @@ enum aq_status aq_edge_send_summed(struct aq_edge *edge, uint64_t step, bool non
 enum aq_status aq_edge_receive_summed(struct aq_edge *edge, uint64_t step, bool *none);
 
 /*
+ * What the two sides of a tied table tell each other (stages/stage.h), up to shape.tied words of 4 bytes in memory of
+ * the edge: the gradient of the copy behind the cut, towards the first stage, and values or rows back. Holding, sending
+ * and receiving are as above: the memory is the caller's from hold or receive on, until a send has ended or release.
+ */
+float *aq_edge_tied(const struct aq_edge *edge);
+enum aq_status aq_edge_hold_tied(struct aq_edge *edge);
+void aq_edge_release_tied(struct aq_edge *edge);
+enum aq_status aq_edge_send_tied(struct aq_edge *edge, uint64_t step, uint64_t words);
+enum aq_status aq_edge_receive_tied(struct aq_edge *edge, uint64_t step, uint64_t *words);
+
+/*
  * Frames of mirrored checkpoints (mirror.h), whose bodies are the caller's. piece: a number below 32 by which
  * aq_edge_mirror_sent tells that the body is the caller's again, or AQ_EDGE_MIRROR_NO_PIECE for a frame without one.
  */

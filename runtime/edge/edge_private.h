@@ -81,7 +81,8 @@ struct aq_edge_rungs {
 /* Gradients that cross whole, once a step each way (edge_shared.c). */
 struct aq_edge_vector {
     float *values;
-    uint64_t count;            /* of them; 0: this edge has no such vector                            */
+    uint64_t count;            /* of them, at most; 0: this edge has no such vector                   */
+    uint64_t total;            /* of what comes, or came last: how many it has                        */
     uint64_t step, here, sent; /* of what comes: its step, how many are here; of what leaves how many */
     bool none;                 /* what came is no vector: there is no sum                             */
     bool held;                 /* the values are this side's now, and nothing may come                */
@@ -110,7 +111,7 @@ struct aq_edge {
     uint64_t norm_steps[AQ_EDGE_NORMS_MAX];
     uint16_t norm_flags[AQ_EDGE_NORMS_MAX];
     uint32_t norm_count;
-    struct aq_edge_vector shared, summed; /* in this order behind the send buffers; counts are the shape's */
+    struct aq_edge_vector shared, summed, tied; /* in this order behind the send buffers; counts are the shape's */
     enum aq_status ended; /* the link's end, AQ_OK while it lives */
     /* Healing. */
     struct aq_edge_held *held; /* shape.slots of them */

@@ -36,6 +36,7 @@ struct aq_edge_shape {
     uint64_t seed;                       /* of stochastic rounding */
     uint64_t shared;                     /* floats of gradients that are summed along the pipeline, across this cut */
     uint64_t summed;                     /* and of those of a client's end that the server sums over clients; 0: not */
+    uint64_t tied;                       /* words that the sides of a tied table tell each other at once; 0: no such  */
     struct aq_codec_config forward, backward;
     bool guard;   /* more bits where the loop does not contract: edge_guard.h; still and stateless cuts have none */
     bool guard_back; /* the same of gradients whose error stays large; still cuts have none */

@@ -1,7 +1,8 @@
 /*
  * edge_shared.c -- vectors of gradients that cross an edge whole: fp32, in frames of the edge's own length, once a step
  * each way (docs/FRAME.md, "SHARED"). One is of tensors that several stages hold copies of, summed along the pipeline;
- * the other is all that a client's end has, summed by the server over its clients (split.mode: global).
+ * the second is all that a client's end has, summed by the server over its clients (split.mode: global); the third is
+ * a tied table: the gradient of its copy one way, its values the other.
  *
  * A received piece is copied at once and its slot given back: these frames never hold a slot that training waits for.
  */
@@ -10,26 +11,28 @@
 #include "edge_private.h"
 
 /* Flags of a frame: whose vector it is a piece of, and that there is no sum of it. */
-enum { FLAG_SUMMED = 1, FLAG_VOID = 2 };
+enum { FLAG_SUMMED = 1, FLAG_VOID = 2, FLAG_TIED = 4 };
 
-/* Floats of a frame. */
-static uint64_t piece_of(const struct aq_edge *edge, const struct aq_edge_vector *vector, uint64_t at)
+/* Floats of a frame, of so many left. */
+static uint64_t piece_of(const struct aq_edge *edge, uint64_t left)
 {
-    const uint64_t most = edge->size.body_bytes_max / sizeof(float), left = vector->count - at;
+    const uint64_t most = edge->size.body_bytes_max / sizeof(float);
     return left < most ? left : most;
 }
 
+/* `total` of them, which a frame tells where it is not the vector's own number. */
 static enum aq_status vector_send(struct aq_edge *edge, struct aq_edge_vector *vector, uint16_t flags, uint64_t step,
-                                  const float *values)
+                                  const float *values, uint64_t total)
 {
-    while (vector->sent < vector->count) {
-        const uint64_t count = piece_of(edge, vector, vector->sent);
+    while (vector->sent < total) {
+        const uint64_t count = piece_of(edge, total - vector->sent);
         uint32_t index;
         AQ_TRY(aq_edge_body_take(edge, &index));
         memcpy(aq_edge_body(edge, index), values + vector->sent, count * sizeof *values);
         const struct aq_frame frame = {.kind = AQ_FRAME_SHARED,
                                        .flags = flags,
                                        .step = step,
+                                       .micro_batch = vector == &edge->tied ? (uint32_t)total : 0,
                                        .argument = vector->sent,
                                        .body_bytes = (uint32_t)(count * sizeof *values),
                                        .body = aq_edge_body(edge, index)};
@@ -43,22 +46,25 @@ static enum aq_status vector_send(struct aq_edge *edge, struct aq_edge_vector *v
 /* Is it the piece that is due? */
 static bool piece_due(const struct aq_edge *edge, const struct aq_edge_vector *vector, const struct aq_frame *frame)
 {
-    const uint64_t here = vector->here;
-    if (vector->held || here == vector->count || frame->argument != here) return false;
+    const uint64_t here = vector->here, total = vector == &edge->tied ? frame->micro_batch : vector->count;
+    if (vector->count == 0 || vector->held || total > vector->count || frame->argument != here) return false;
+    if (here > 0 && here == vector->total) return false; /* the one before was not taken yet */
     if (frame->flags & FLAG_VOID) return here == 0 && frame->body_bytes == 0;
-    return frame->body_bytes == piece_of(edge, vector, here) * sizeof(float) &&
-           (here == 0 || frame->step == vector->step);
+    return frame->body_bytes > 0 && here < total && frame->body_bytes == piece_of(edge, total - here) * sizeof(float) &&
+           (here == 0 || (frame->step == vector->step && total == vector->total));
 }
 
 enum aq_status aq_edge_shared_in(struct aq_edge *edge, const struct aq_frame *frame)
 {
-    const bool summed = frame->flags & FLAG_SUMMED;
-    struct aq_edge_vector *vector = summed ? &edge->summed : &edge->shared;
-    const bool known = frame->flags == 0 || frame->flags == FLAG_SUMMED || frame->flags == (FLAG_SUMMED | FLAG_VOID);
+    const bool summed = frame->flags & FLAG_SUMMED, tied = frame->flags == FLAG_TIED;
+    struct aq_edge_vector *vector = tied ? &edge->tied : summed ? &edge->summed : &edge->shared;
+    const bool known = frame->flags == 0 || frame->flags == FLAG_SUMMED || frame->flags == (FLAG_SUMMED | FLAG_VOID) ||
+                       frame->flags == FLAG_TIED;
     const bool wanted = known && piece_due(edge, vector, frame);
     const uint64_t here = vector->here;
     if (wanted) {
         vector->none = frame->body_bytes == 0;
+        vector->total = tied ? frame->micro_batch : vector->count;
         if (!vector->none) memcpy(vector->values + here, frame->body, frame->body_bytes);
         vector->here = vector->none ? vector->count : here + frame->body_bytes / sizeof(float);
         vector->step = frame->step;
@@ -69,7 +75,7 @@ enum aq_status aq_edge_shared_in(struct aq_edge *edge, const struct aq_frame *fr
         AQ_PROTO, "edge",
         "edge %u: %u bytes of %s gradients (flags %u) from value %llu on in step %llu, while %llu of %llu are "
         "here%s",
-        edge->shape.edge, frame->body_bytes, summed ? "summed" : "shared", frame->flags,
+        edge->shape.edge, frame->body_bytes, tied ? "tied" : summed ? "summed" : "shared", frame->flags,
         (unsigned long long)frame->argument, (unsigned long long)frame->step, (unsigned long long)here,
         (unsigned long long)vector->count, vector->held ? " and it is not the other side's turn" : "");
 }
@@ -77,16 +83,18 @@ enum aq_status aq_edge_shared_in(struct aq_edge *edge, const struct aq_frame *fr
 /* All of it is here, and of this step. AQ_AGAIN: not yet. */
 static enum aq_status vector_here(const struct aq_edge *edge, const struct aq_edge_vector *vector, uint64_t step)
 {
-    if (vector->here < vector->count) return AQ_AGAIN;
+    if (vector->here == 0 || vector->here < vector->total) return AQ_AGAIN;
     if (vector->step == step) return AQ_OK;
     return aq_fail(AQ_PROTO, "edge", "edge %u: %s gradients of step %llu came in step %llu", edge->shape.edge,
-                   vector == &edge->summed ? "summed" : "shared", (unsigned long long)vector->step,
-                   (unsigned long long)step);
+                   vector == &edge->summed ? "summed"
+                   : vector == &edge->tied ? "tied"
+                                           : "shared",
+                   (unsigned long long)vector->step, (unsigned long long)step);
 }
 
 enum aq_status aq_edge_send_shared(struct aq_edge *edge, uint64_t step, const float *values)
 {
-    return vector_send(edge, &edge->shared, 0, step, values);
+    return vector_send(edge, &edge->shared, 0, step, values, edge->shared.count);
 }
 
 enum aq_status aq_edge_receive_shared(struct aq_edge *edge, uint64_t step, float *values)
@@ -103,9 +111,8 @@ float *aq_edge_summed(const struct aq_edge *edge)
     return edge->summed.values;
 }
 
-enum aq_status aq_edge_hold_summed(struct aq_edge *edge)
+static enum aq_status vector_hold(const struct aq_edge *edge, struct aq_edge_vector *vector)
 {
-    struct aq_edge_vector *vector = &edge->summed;
     if (!vector->held && vector->here > 0)
         return aq_fail(AQ_PROTO, "edge", "edge %u: gradients of step %llu came before they were due", edge->shape.edge,
                        (unsigned long long)vector->step);
@@ -113,10 +120,29 @@ enum aq_status aq_edge_hold_summed(struct aq_edge *edge)
     return AQ_OK;
 }
 
+static void vector_release(struct aq_edge_vector *vector)
+{
+    AQ_ASSERT(vector->held && vector->sent == 0);
+    vector->held = false;
+}
+
+static enum aq_status vector_receive(struct aq_edge *edge, struct aq_edge_vector *vector, uint64_t step)
+{
+    AQ_ASSERT(!vector->held && vector->count > 0);
+    AQ_TRY(vector_here(edge, vector, step));
+    vector->here = 0;
+    vector->held = true;
+    return AQ_OK;
+}
+
+enum aq_status aq_edge_hold_summed(struct aq_edge *edge)
+{
+    return vector_hold(edge, &edge->summed);
+}
+
 void aq_edge_release_summed(struct aq_edge *edge)
 {
-    AQ_ASSERT(edge->summed.held && edge->summed.sent == 0);
-    edge->summed.held = false;
+    vector_release(&edge->summed);
 }
 
 enum aq_status aq_edge_send_summed(struct aq_edge *edge, uint64_t step, bool none)
@@ -127,7 +153,7 @@ enum aq_status aq_edge_send_summed(struct aq_edge *edge, uint64_t step, bool non
     if (none)
         AQ_TRY(aq_edge_post(edge, &frame, AQ_EDGE_NO_BODY));
     else
-        AQ_TRY(vector_send(edge, vector, FLAG_SUMMED, step, vector->values));
+        AQ_TRY(vector_send(edge, vector, FLAG_SUMMED, step, vector->values, vector->count));
     aq_edge_release_summed(edge);
     return AQ_OK;
 }
@@ -135,10 +161,38 @@ enum aq_status aq_edge_send_summed(struct aq_edge *edge, uint64_t step, bool non
 enum aq_status aq_edge_receive_summed(struct aq_edge *edge, uint64_t step, bool *none)
 {
     struct aq_edge_vector *vector = &edge->summed;
-    AQ_ASSERT(!vector->held && vector->count > 0);
-    AQ_TRY(vector_here(edge, vector, step));
+    AQ_TRY(vector_receive(edge, vector, step));
     *none = vector->none;
-    vector->here = 0;
-    vector->held = true;
+    return AQ_OK;
+}
+
+float *aq_edge_tied(const struct aq_edge *edge)
+{
+    return edge->tied.values;
+}
+
+enum aq_status aq_edge_hold_tied(struct aq_edge *edge)
+{
+    return vector_hold(edge, &edge->tied);
+}
+
+void aq_edge_release_tied(struct aq_edge *edge)
+{
+    vector_release(&edge->tied);
+}
+
+enum aq_status aq_edge_send_tied(struct aq_edge *edge, uint64_t step, uint64_t words)
+{
+    struct aq_edge_vector *vector = &edge->tied;
+    AQ_ASSERT(vector->held && words > 0 && words <= vector->count);
+    AQ_TRY(vector_send(edge, vector, FLAG_TIED, step, vector->values, words));
+    vector_release(vector);
+    return AQ_OK;
+}
+
+enum aq_status aq_edge_receive_tied(struct aq_edge *edge, uint64_t step, uint64_t *words)
+{
+    AQ_TRY(vector_receive(edge, &edge->tied, step));
+    *words = edge->tied.total;
     return AQ_OK;
 }

@@ -100,8 +100,8 @@ enum aq_status aq_edge_size_of(const struct aq_edge_shape *shape, struct aq_edge
                        "edge %u: a micro-batch of %u samples takes %llu bytes in a frame, 2 GiB is the most; lower "
                        "train.micro_batch or train.T",
                        shape->edge, shape->micro_batch, (unsigned long long)size.body_bytes_max);
-    size.buffer_bytes = shape->send_frames * size.body_bytes_max + (shape->shared + shape->summed) * sizeof(float) +
-                        size.still_bytes;
+    size.buffer_bytes = shape->send_frames * size.body_bytes_max +
+                        (shape->shared + shape->summed + shape->tied) * sizeof(float) + size.still_bytes;
     size.host_bytes = size.buffer_bytes + aq_edge_crop_bytes(shape, &size) + aq_edge_check_host_bytes(shape);
     const uint64_t spare_bytes = shape->wide || shape->wide_back ? size.raw_bound : 0; /* edge_work.c */
     const uint64_t work_bytes = aq_edge_works_bytes(shape, &size) + aq_edge_check_device_bytes(shape) + spare_bytes;

@@ -52,7 +52,13 @@ static bool same_place(const char *a, const char *b)
            left.st_ino == right.st_ino;
 }
 
-/* A head that is tied but lives on a stage of its own is one of its own. */
+/* Is the head the embedding's table in this run? Not where a cut of split learning leaves it to the server. */
+static bool is_tied(const struct aq_plan *plan)
+{
+    return plan->model.tied && (plan->stage_count == 1 || plan->job->split.clients == 0 ||
+                                plan->job->split.labels == AQ_SPLIT_LABELS_CLIENT);
+}
+
 enum aq_status aq_export_description(const struct aq_export *export)
 {
     const struct aq_plan *plan = export->plan;
@@ -61,7 +67,7 @@ enum aq_status aq_export_description(const struct aq_export *export)
     void *to = (void *)(uintptr_t) export;
     struct aq_tokenizer *tokenizer;
     struct aq_publish_about about = {
-        .tied = plan->model.tied && plan->stage_count == 1, .end_of_text = -1, .type = export->type, .from = from};
+        .tied = is_tied(plan), .end_of_text = -1, .type = export->type, .from = from};
     /* The folder's own tokenizer, or one that the job chose. */
     const bool carries = from && same_place(data->tokenizer_path, plan->job->model.weights);
     if (!carries) {
@@ -86,6 +92,7 @@ enum aq_status aq_export_weights(const struct aq_export *export)
                                  .step = export->step,
                                  .stages = export->plan->stage_count,
                                  .model = &export->plan->model,
+                                 .tied = is_tied(export->plan),
                                  .lora = &job->train.lora,
                                  .adapter_folder = adapter,
                                  .base = job->model.weights,

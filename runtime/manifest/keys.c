@@ -61,6 +61,8 @@ static const struct aq_key_name edge_transport_names[] = {{"auto", AQ_TRANSPORT_
                                                           {"nccl", AQ_TRANSPORT_NCCL},
                                                           {"ipc", AQ_TRANSPORT_IPC},
                                                           {NULL, 0}};
+static const struct aq_key_name tied_names[] = {
+    {"exact", AQ_TIED_EXACT}, {"compressed", AQ_TIED_COMPRESSED}, {"untied", AQ_TIED_NO}, {NULL, 0}};
 static const struct aq_key_name decay_names[] = {{"constant", AQ_DECAY_CONSTANT},
                                                  {"linear", AQ_DECAY_LINEAR},
                                                  {"cosine", AQ_DECAY_COSINE},
@@ -167,7 +169,8 @@ static once_flag all_once = ONCE_FLAG_INIT;
 static void add_model_key(const struct aq_model_key *from)
 {
     static const enum aq_key_kind kinds[] = {
-        [AQ_MODEL_U32] = AQ_KEY_U32, [AQ_MODEL_F32] = AQ_KEY_F32, [AQ_MODEL_BOOL] = AQ_KEY_BOOL};
+        [AQ_MODEL_U32] = AQ_KEY_U32, [AQ_MODEL_F32] = AQ_KEY_F32, [AQ_MODEL_BOOL] = AQ_KEY_BOOL,
+        [AQ_MODEL_TIED] = AQ_KEY_ENUM};
     const size_t offset = offsetof(struct aq_job, model.config) + from->offset;
     for (uint32_t i = 0; i < all_count; i++) {
         if (strcmp(all_keys[i].name, from->name) != 0) continue;
@@ -178,6 +181,7 @@ static void add_model_key(const struct aq_model_key *from)
     all_keys[all_count++] = (struct aq_key){.name = from->name,
                                             .kind = kinds[from->kind],
                                             .offset = offset,
+                                            .names = from->kind == AQ_MODEL_TIED ? tied_names : NULL,
                                             .unit = from->unit,
                                             .min = from->min,
                                             .max = from->max,
@@ -370,6 +374,11 @@ static enum aq_status read_bool(const char *text, bool *out)
 
 static enum aq_status read_name(const struct aq_key *key, const char *text, void *to)
 {
+    bool yes;
+    if (key->names == tied_names && read_bool(text, &yes) == AQ_OK) { /* as it was written before */
+        *(int *)to = yes ? AQ_TIED_EXACT : AQ_TIED_NO;
+        return AQ_OK;
+    }
     for (const struct aq_key_name *name = key->names; name->name; name++) {
         if (strcmp(text, name->name) != 0) continue;
         if (key->kind == AQ_KEY_CHOICE)

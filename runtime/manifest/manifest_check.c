@@ -184,7 +184,7 @@ static void pattern_error(struct aq_manifest *manifest, const char *key, const s
     char near[AQ_FREEZE_PART_MAX], layer[AQ_FREEZE_PART_MAX];
     if (pattern->copy) {
         aq_manifest_error(manifest, key,
-                          "'%s' is the embedding's table here (model.tied): name that one, or say model.tied: false",
+                          "'%s' is the embedding's table here (model.tied): name that one, or say model.tied: untied",
                           pattern->text);
         return;
     }

@@ -142,6 +142,9 @@ static enum aq_status edge_windows(struct plan_open *open, uint32_t e, const str
     edge->shape.send_frames = window->send_frames;
     edge->shape.receive_slots = window->receive_slots;
     edge->shape.shared = open->stages[e + 1].size.shared;
+    struct aq_plan_tied tied = {0};
+    if (aq_plan_ties(&open->plan)) AQ_TRY(aq_plan_tied_traffic(&open->plan, open->plan.model.tied, &tied));
+    edge->shape.tied = tied.up_words > tied.down_words ? tied.up_words : tied.down_words;
     const uint32_t end = e == 0 ? 0 : e + 1; /* the client's: stage 1 is the server's */
     edge->shape.summed = aq_job_global(open->plan.job) ? open->stages[end].size.parameters : 0;
     /* Pieces of mirrored checkpoints have receive slots of their own: they take no credit from training. */
@@ -213,6 +216,7 @@ static enum aq_status stage_fill(struct plan_open *open, uint32_t s)
                                  .lengths = open->plan.facts.lengths_digest != 0,
                                  .parts = open->plan.facts.parts != 0,
                                  .freeze = job->train.freeze,
+                                 .tied_rows = aq_plan_tied_rows(&open->plan),
                                  .frozen_store = job->train.frozen_store,
                                  .lora = job->train.lora,
                                  .logits_16bit = aq_plan_logits_16bit(job, s),
@@ -221,7 +225,8 @@ static enum aq_status stage_fill(struct plan_open *open, uint32_t s)
     aq_model_layer_name(&open->plan.model, stage->layer_first, stage->name_first, sizeof stage->name_first);
     aq_model_layer_name(&open->plan.model, stage->layer_end - 1, stage->name_last, sizeof stage->name_last);
     AQ_TRY(aq_plan_stage_measure(job, s, stage));
-    open->plan.parameters += stage->size.parameters;
+    const bool mirror = s > 0 && stage->size.tied > 0 && stage->size.copied == 0; /* the first stage's, once more */
+    open->plan.parameters += stage->size.parameters - (mirror ? stage->size.tied : 0);
     open->plan.frozen += stage->size.frozen;
     return AQ_OK;
 }
@@ -439,6 +444,8 @@ static void memory_fill(struct plan_open *open, uint32_t s)
     }
     stage->device_bytes = stage->memory_bytes;
     line(stage, "pinned", size->host_bytes + (stage->config.weights_16bit ? aq_plan_hosted_bytes(plan, s) : 0));
+    if ((stage->config.weights_16bit || aq_plan_tied_local(plan)) && (first || last))
+        line(stage, "tied table", aq_plan_tied_host_bytes(plan));
     line(stage, "edge buffers",
          (first ? 0 : open->edges[s - 1].size.host_bytes) + (last ? 0 : open->edges[s].size.host_bytes));
     line(stage, "link buffers",
@@ -469,25 +476,6 @@ static void memory_fill(struct plan_open *open, uint32_t s)
     if (job->output.trace) line(stage, "trace", (uint64_t)AQ_PLAN_TRACE_RECORDS * AQ_PLAN_TRACE_BYTES);
 }
 
-/* A sum along the pipeline comes once a step, and copies stay equal where each is trained by the same numbers. */
-static enum aq_status shared_check(const struct plan_open *open)
-{
-    const struct aq_plan *plan = &open->plan;
-    const struct aq_job *job = plan->job;
-    const bool own =
-        plan->replicas > 1 && (!aq_optimizer_config_averages(&job->train.optimizer) || job->reduce.every > 1);
-    const char *key = job->train.staleness    ? "train.staleness"
-                      : job->reduce.every > 1 ? "reduce.every"
-                                              : "train.optimizer";
-    char place[PLACE_BYTES];
-    if (open->stages[0].size.shared == 0 || (!job->train.staleness && !own)) return AQ_OK;
-    aq_job_place(job, key, place, sizeof place);
-    return aq_fail(AQ_INVAL, "manifest",
-                   "%s: %s: stages share a tensor whose gradients are summed along the pipeline in each step, of "
-                   "gradients that replicas have averaged; leave it out, or write model.tied: false: one a block",
-                   place, key);
-}
-
 static enum aq_status stages_fill(struct plan_open *open)
 {
     struct aq_plan_cut cut;
@@ -504,7 +492,7 @@ static enum aq_status stages_fill(struct plan_open *open)
         AQ_TRY(aq_plan_edge_at(&open->plan, e, cut.end[e], &open->edges[e]));
     for (uint32_t s = 0; s < open->plan.stage_count; s++)
         AQ_TRY(stage_fill(open, s));
-    AQ_TRY(shared_check(open));
+    AQ_TRY(aq_plan_tied_check(&open->plan));
     struct aq_plan_flight flight;
     AQ_TRY(aq_plan_flight(&open->plan, &flight));
     open->plan.schedule = flight.request.kind;
@@ -803,6 +791,7 @@ enum aq_status aq_plan_stage_bytes(const struct aq_plan *plan, uint32_t s, uint3
         const struct aq_plan_window window = edges[e].window;
         AQ_TRY(aq_plan_edge_at(plan, e, e == s ? end : first, &edges[e]));
         edges[e].shape.shared = plan->edges[e].shape.shared;
+        edges[e].shape.tied = plan->edges[e].shape.tied;
         AQ_TRY(edge_windows(&open, e, &window));
     }
     AQ_TRY(stage_fill(&open, s));
@@ -825,10 +814,11 @@ void aq_plan_mirror_shape(const struct aq_plan *plan, uint32_t rank, struct aq_m
     for (uint32_t i = 0; i < 3; i++) {
         const uint32_t s = position + i - 1; /* before the first stage: beyond the last */
         if (s >= stages) continue;
-        const uint64_t parameters = plan->stages[s].size.parameters;
-        out->file_bytes_max[i] = aq_mirror_file_bytes((1 + plan->job->train.staleness) * parameters * sizeof(float) +
-                                                          aq_plan_optimizer_bytes(plan, parameters),
-                                                      plan->stages[s].layer_end - plan->stages[s].layer_first);
+        const uint64_t parameters = plan->stages[s].size.parameters, more = plan->stages[s].size.buffers;
+        const uint64_t values = (1 + plan->job->train.staleness) * parameters + more;
+        out->file_bytes_max[i] =
+            aq_mirror_file_bytes(values * sizeof(float) + aq_plan_optimizer_bytes(plan, parameters),
+                                 plan->stages[s].layer_end - plan->stages[s].layer_first);
     }
     if (position > 0) out->body_bytes_max[0] = (uint32_t)plan->edges[position - 1].size.body_bytes_max;
     if (position + 1 < stages) out->body_bytes_max[1] = (uint32_t)plan->edges[position].size.body_bytes_max;

@@ -462,4 +462,28 @@ enum aq_status aq_plan_print_json(const struct aq_plan *plan, const struct aq_pl
 int aq_command_plan(int argc, char **argv);
 int aq_command_help_keys(int argc, char **argv);
 
+/*
+ * plan_tied.c: a tied head that a cut separates from the embedding's table. ties: is there one? could_tie: would there
+ * be one with another model.tied? local: both ends are a client's (split learning), and nothing crosses a link. rows:
+ * most rows of the table that a step of one replica names; 0: nothing is tied; with one stage, too. floats: of the
+ * table. traffic: words of 4 bytes of a step, towards the embedding and back, at most, if model.tied were `how`.
+ * bytes: of so many words on the wire of edge e. sent: by stage s in a step, at most. codec: of the head's gradient
+ * where it is compressed; the caller closes it. host_bytes: of an end that needs host memory for it: a stage on a GPU,
+ * or a client's.
+ */
+#define AQ_PLAN_TIED_CODEC "q4"
+struct aq_plan_tied {
+    uint64_t up_words, down_words;
+};
+bool aq_plan_ties(const struct aq_plan *plan);
+bool aq_plan_tied_local(const struct aq_plan *plan);
+bool aq_plan_could_tie(const struct aq_plan *plan);
+uint32_t aq_plan_tied_rows(const struct aq_plan *plan);
+uint64_t aq_plan_tied_floats(const struct aq_plan *plan);
+enum aq_status aq_plan_tied_traffic(const struct aq_plan *plan, enum aq_tied how, struct aq_plan_tied *out);
+uint64_t aq_plan_tied_bytes(const struct aq_plan *plan, uint32_t e, uint64_t words);
+uint64_t aq_plan_tied_sent(const struct aq_plan *plan, uint32_t s);
+enum aq_status aq_plan_tied_codec(const struct aq_plan *plan, struct aq_grad_codec **out);
+uint64_t aq_plan_tied_host_bytes(const struct aq_plan *plan);
+
 #endif

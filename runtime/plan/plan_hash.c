@@ -94,13 +94,19 @@ static bool matters(const char *name, enum scope scope)
     return scope == OF_PLAN || !names(extent, sizeof extent / sizeof *extent, name);
 }
 
+static const char *tied_word(const char *value)
+{
+    return strcmp(value, "exact") == 0 ? "true" : strcmp(value, "untied") == 0 ? "false" : value;
+}
+
 static void add_key(const struct aq_key *key, const void *base, const char *prefix, struct aq_text *text)
 {
     struct aq_text value = {0};
     if (!aq_key_is_scalar(key)) return;
+    const bool tied = strcmp(key->name, "model.tied") == 0; /* exact and untied have the names of older runs */
     const bool said = aq_key_write(key, base, &value) && strcmp(aq_text_of(&value), key->fallback) != 0;
     if (said || !names(silent, sizeof silent / sizeof *silent, key->name))
-        aq_text_add(text, "%s%s=%s\n", prefix, key->name, aq_text_of(&value));
+        aq_text_add(text, "%s%s=%s\n", prefix, key->name, tied ? tied_word(aq_text_of(&value)) : aq_text_of(&value));
     if (text->status == AQ_OK) text->status = value.status;
     aq_text_deinit(&value);
 }
@@ -165,6 +171,7 @@ static void plan_text(const struct aq_plan *plan, enum scope scope, struct aq_te
     if (aq_job_global(plan->job))
         aq_text_add(text, "split.mode=global, of %llu samples from %llu on\n",
                     (unsigned long long)plan->facts.all_samples, (unsigned long long)plan->facts.first_sample);
+    if (aq_plan_ties(plan)) aq_text_add(text, "head is the embedding's table=true\n");
     for (uint32_t e = 0; e + 1 < plan->stage_count; e++) {
         add_codec(&plan->edges[e].shape.forward, e, "forward", text);
         add_codec(&plan->edges[e].shape.backward, e, "backward", text);

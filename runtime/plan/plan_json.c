@@ -155,6 +155,25 @@ static json_t *time_json(const struct aq_plan *plan, const struct aq_plan_costs 
     return time;
 }
 
+/* Null: no head is tied to a table behind a cut, whatever model.tied says. */
+static json_t *tied_json(const struct aq_plan *plan)
+{
+    static const char *const names[] = {
+        [AQ_TIED_NO] = "untied", [AQ_TIED_EXACT] = "exact", [AQ_TIED_COMPRESSED] = "compressed"};
+    json_t *bytes = json_object();
+    for (size_t how = 0; how < sizeof names / sizeof *names; how++) {
+        struct aq_plan_tied traffic;
+        if (!aq_plan_could_tie(plan) || aq_plan_tied_traffic(plan, (enum aq_tied)how, &traffic) != AQ_OK) {
+            json_decref(bytes);
+            return json_null();
+        }
+        json_object_set_new(bytes, names[how],
+                            json_pack("{s:o, s:o}", "up", whole(traffic.up_words * sizeof(float)), "down",
+                                      whole(traffic.down_words * sizeof(float))));
+    }
+    return json_pack("{s:s, s:o}", "choice", names[plan->model.tied], "step_bytes", bytes);
+}
+
 static json_t *totals_json(const struct aq_plan *plan, const struct aq_plan_costs *costs,
                            const struct aq_plan_prediction *prediction)
 {
@@ -186,6 +205,7 @@ enum aq_status aq_plan_print_json(const struct aq_plan *plan, const struct aq_pl
                             "stages", stages, "edges", edges, "totals", totals_json(plan, costs, prediction), "time",
                             costs && prediction ? time_json(plan, costs, prediction) : json_null());
     json_object_set_new(out, "parameters_frozen", whole(plan->frozen));
+    json_object_set_new(out, "tied", tied_json(plan));
     json_object_set_new(out, "cache_window", json_integer((json_int_t)plan->ahead));
     json_object_set_new(out, "reduce_every", whole(aq_plan_reduce_every(plan)));
     const enum aq_status status = aq_json_text(out, JSON_REAL_PRECISION(9), text);

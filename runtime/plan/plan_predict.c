@@ -856,6 +856,7 @@ enum aq_status aq_plan_simulate(const struct aq_plan *plan, const struct aq_plan
     void *memory = NULL;
     AQ_TRY(simulation_open(&sim, &memory));
     const enum aq_status status = simulate(&sim, step_s);
+    if (status == AQ_OK) *step_s += aq_plan_tied_s(plan, costs);
     aq_free(memory);
     return status;
 }
@@ -880,6 +881,7 @@ enum aq_status aq_plan_predict(const struct aq_plan *plan, const struct aq_plan_
     struct simulation sim = simulation_of(plan, &seen, &scene);
     AQ_TRY(simulation_open(&sim, &memory));
     const enum aq_status status = simulate(&sim, &prediction.step_s);
+    prediction.step_s += aq_plan_tied_s(plan, costs);
     bound_fill(&sim, &prediction);
     aq_free(memory);
     if (status == AQ_OK) *out = prediction;

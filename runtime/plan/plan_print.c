@@ -192,7 +192,7 @@ static void print_edges(const struct aq_plan *plan, struct aq_text *text)
     if (plan->edges[0].shape.shared)
         aq_text_add(text,
                     "and %llu bytes each way, once a step and link: gradients of what is shared by stages (model.tied; "
-                    "false: one a block, nothing of it travels)\n",
+                    "untied: a table per block, nothing of it travels)\n",
                     (unsigned long long)aq_wire_bytes(plan->edges[0].shape.shared * sizeof(float),
                                                       aq_plan_edge_loopback(plan->job, 0)));
     for (uint32_t e = 0; e + 1 < plan->stage_count; e++)
@@ -461,6 +461,7 @@ static enum aq_status print_all(const struct aq_plan *plan, const struct aq_plan
     print_stages(plan, columns, text);
     print_memory(plan, columns, text);
     print_edges(plan, text);
+    AQ_TRY(aq_plan_tied_print(plan, text));
     print_groups(plan, costs, text);
     AQ_TRY(print_grid(plan, columns, text));
     if (costs && prediction)

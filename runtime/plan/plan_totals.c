@@ -45,6 +45,7 @@ static uint64_t sent_by(const struct aq_plan *plan, const struct aq_plan_costs *
     if (s > 0) bytes += first * plan->edges[s - 1].step_backward_first + later * plan->edges[s - 1].step_backward;
     for (uint32_t e = s > 0 ? s - 1 : 0; e <= s && e + 1 < plan->stage_count; e++) /* split.mode: global */
         bytes += plan->steps * plan->edges[e].shape.summed * sizeof(float);
+    bytes += plan->steps * aq_plan_tied_sent(plan, s);
     if (plan->replicas == 1) return bytes;
     struct aq_grad_candidate candidates[AQ_GRAD_CANDIDATES_MAX];
     (void)aq_grad_candidates(&plan->job->train.optimizer, candidates);

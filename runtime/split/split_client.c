@@ -352,7 +352,8 @@ static enum aq_status end_path(const struct client *client, uint32_t rank, char 
 {
     char name[24], from[AQ_RUN_PATH_BYTES];
     const struct aq_plan *plan = client->job.plan;
-    if (client->job.job->split.statistics != AQ_SPLIT_LOCAL || plan->stages[rank].size.buffers == 0)
+    if (client->job.job->split.statistics != AQ_SPLIT_LOCAL ||
+        plan->stages[rank].size.buffers == plan->stages[rank].size.copied)
         return aq_checkpoint_path(client->checkpoint, client->until, rank, path);
     snprintf(name, sizeof name, "%" PRIu64, client->until);
     AQ_TRY(aq_run_path(client->checkpoint, name, from));

@@ -95,7 +95,7 @@ static enum aq_status check_shared(const struct aq_split_job *made)
     if (made->plan->stages[0].size.shared == 0 || !(privacy->clip > 0 || privacy->gradient_clip > 0)) return AQ_OK;
     return aq_fail(AQ_INVAL, AREA,
                    "split.privacy does not go with a tensor that the first and the last stage share: its gradients "
-                   "pass the server unclipped; say model.tied: false");
+                   "pass the server unclipped; say model.tied: untied");
 }
 
 /* A gradient at the first cut that nobody takes buys nothing. */

@@ -613,6 +613,7 @@ static enum aq_status open_all(struct aq_worker *w, const json_t *start)
     AQ_TRY(open_edges(w));
     AQ_TRY(aq_worker_sums_open(w));
     AQ_TRY(aq_worker_mirror_open(w));
+    AQ_TRY(aq_worker_tied_open(w));
     AQ_TRY(aq_worker_versions_open(w));
     AQ_TRY(keep_frozen(w));
     AQ_TRY(aq_worker_seen_open(w));
@@ -774,6 +775,7 @@ static void close_all(struct aq_worker *w, enum aq_status status)
     aq_worker_machine_close(w);
     aq_worker_group_close(w);
     aq_worker_sums_close(w);
+    aq_worker_tied_close(w);
     aq_mirror_close(w->checkpoints.mirror); /* before the edges, whose bodies it may be writing */
     aq_edge_close(w->pipeline.out);
     aq_edge_close(w->pipeline.in);

@@ -60,6 +60,7 @@ struct aq_worker_times {
     uint64_t link_wait_ns; /* of it, while a link was carrying what this stage waits for; else a neighbour works */
     uint64_t reduce_ns;    /* averaging with the other replicas     */
     uint64_t reduce_bytes; /* sent to them                          */
+    uint64_t tied_bytes;   /* of a tied table, sent to neighbours   */
     uint64_t loss_targets;
     double loss_sum;
     double gradient_norm;
@@ -265,6 +266,17 @@ struct aq_worker {
     struct aq_worker_steps steps;
     struct aq_worker_times times;      /* of steps.now  */
     struct aq_worker_times times_next; /* of steps.next */
+    struct {
+        bool ready;     /* what is to be sent lies in the edge: worker_tied.c             */
+        bool decoded;   /* compressed: the head's gradient has been decoded in this step */
+        bool previous;  /* values are those before the last update                       */
+        uint64_t words; /* that lie in the edge                                          */
+        bool local;     /* both ends are the client's: through fd, and `host`            */
+        int fd;
+        struct aq_plan_tied traffic;
+        struct aq_grad_codec *codec; /* NULL: nothing is compressed here */
+        float *host;                 /* NULL: the stage's memory is the host's */
+    } tied;
     struct aq_worker_packing packing;
     struct aq_worker_carried carried;
     struct aq_cut_privacy privacy[2]; /* split.privacy: of activations, of gradients */
@@ -325,6 +337,24 @@ static inline uint64_t aq_worker_own_ns(const struct aq_worker *worker)
 
 /* worker_step.c: forwards, backwards and gradients from here on are those of this step, `now` or `next`. */
 void aq_worker_use(struct aq_worker *worker, uint64_t step);
+
+/*
+ * worker_tied.c: a head that is the embedding's table, behind a cut. up: behind the chains of a step, the head's
+ * gradient to the first stage; down: behind STEP, the table to the last. AQ_AGAIN: call again, as halves of NORM.
+ * follow: the table to the last stage, at any time that is the same on all stages. open: behind open_edges.
+ */
+bool aq_worker_is_tied(const struct aq_worker *worker);
+enum aq_status aq_worker_tied_up(struct aq_worker *worker, struct aq_worker_run *run, struct aq_worker_times *times);
+enum aq_status aq_worker_tied_down(struct aq_worker *worker, struct aq_worker_run *run, struct aq_worker_times *times);
+enum aq_status aq_worker_tied_follow(struct aq_worker *worker);
+enum aq_status aq_worker_tied_open(struct aq_worker *worker);
+void aq_worker_tied_close(struct aq_worker *worker);
+
+/* worker_ends.c: between a client's two ends; so many words lie in tied.host. AQ_CLOSED, AQ_PROTO, AQ_TIMEOUT. */
+enum aq_status aq_worker_ends_open(struct aq_worker *worker);
+void aq_worker_ends_close(struct aq_worker *worker);
+enum aq_status aq_worker_ends_send(struct aq_worker *worker, uint64_t words);
+enum aq_status aq_worker_ends_receive(struct aq_worker *worker, uint64_t *words);
 
 /* worker_step.c: somebody has said in this step that the run ends: after so many steps. */
 uint64_t aq_worker_last_of(const struct aq_worker *worker, uint64_t step);

@@ -63,7 +63,8 @@ static enum aq_status change(struct aq_worker *worker,
     aq_stage_use(worker->stage, &(struct aq_stage_use){.previous = false});
     AQ_TRY(to(worker->optimizer, aq_stage_parameters(worker->stage), worker->stream));
     AQ_TRY(aq_stage_parameters_changed(worker->stage, worker->stream));
-    return aq_device_stream_sync(worker->device, worker->stream);
+    AQ_TRY(aq_device_stream_sync(worker->device, worker->stream));
+    return aq_worker_tied_follow(worker);
 }
 
 enum aq_status aq_worker_show(struct aq_worker *worker)

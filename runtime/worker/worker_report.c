@@ -168,6 +168,8 @@ enum aq_status aq_worker_report_step(struct aq_worker *worker)
         json_object_set_new(line, "gradient_bytes", json_integer((json_int_t)t->reduce_bytes));
         add_choice(worker, line);
     }
+    if (aq_worker_is_tied(worker) && !worker->tied.local)
+        json_object_set_new(line, "tied_bytes", json_integer((json_int_t)t->tied_bytes));
     if (worker->position + 1 == worker->P && t->loss_targets > 0)
         json_object_set_new(line, "loss", aq_control_number(t->loss_sum / (double)t->loss_targets));
     add_measures(worker, line, &out, &in);

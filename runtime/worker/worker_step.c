@@ -324,6 +324,7 @@ static enum aq_status unscale(struct aq_worker *worker, const struct aq_worker_r
                                    .count = aq_stage_parameter_count(worker->stage),
                                    .factor = 1.0f / times->loss_scale};
     AQ_TRY(aq_device_scale(worker->device, &scale, worker->stream));
+    AQ_TRY(aq_stage_tied_scale(worker->stage, scale.factor, worker->stream));
     times->optimizer_ns += aq_clock_ns() - begin;
     return AQ_OK;
 }
@@ -334,7 +335,10 @@ static enum aq_status chains_end(struct aq_worker *worker, struct aq_worker_run 
     if (run->ended) return AQ_OK;
     AQ_TRY(aq_worker_settle(worker));
     run->ended = true;
-    return unscale(worker, run, times);
+    AQ_TRY(unscale(worker, run, times));
+    if (worker->P > 1) return AQ_OK; /* the head's part may be elsewhere: worker_tied.c */
+    aq_worker_use(worker, run->step);
+    return aq_stage_tied_fold(worker->stage, worker->stream);
 }
 
 static enum aq_status run_chains(struct aq_worker *worker)
@@ -479,14 +483,15 @@ static enum aq_status norm_down(struct aq_worker *worker, struct aq_worker_run *
 
 /*
  * While this step waits: the next one's chains, and its partial sums, so that a stage's own part is never what the
- * others wait for. Replicas meet step by step, and a gauge is of the state after this step's update: then not before.
+ * others wait for. Replicas and a tied table meet step by step, and a gauge is of the state after this step's update:
+ * then not before.
  */
 static enum aq_status next_advance(struct aq_worker *worker)
 {
     struct aq_worker_run *next = &worker->steps.next;
     const enum aq_status status = chains_advance(worker);
     if (status != AQ_AGAIN || !next->program || !chains_done(next) || next->partial) return status;
-    if (worker->W > 1 || aq_optimizer_gauges(worker->optimizer)) return AQ_AGAIN;
+    if (worker->W > 1 || aq_optimizer_gauges(worker->optimizer) || aq_worker_is_tied(worker)) return AQ_AGAIN;
     AQ_TRY(chains_end(worker, next, &worker->times_next));
     return norm_up(worker, next, &worker->times_next);
 }
@@ -504,10 +509,11 @@ enum aq_status aq_worker_meanwhile(void *context)
     return status;
 }
 
-/* Until one half of NORM has what it needs. */
+/* Until one half of NORM, or of what a tied table needs, has what it waits for. */
 static enum aq_status norm_half(struct aq_worker *worker,
                                 enum aq_status (*half)(struct aq_worker *worker, struct aq_worker_run *run,
-                                                       struct aq_worker_times *times))
+                                                       struct aq_worker_times *times),
+                                const char *what)
 {
     for (;;) {
         const uint32_t seen = aq_bell_count(worker->bell);
@@ -516,7 +522,7 @@ static enum aq_status norm_half(struct aq_worker *worker,
         if (status != AQ_AGAIN) return status;
         status = next_advance(worker);
         if (status == AQ_AGAIN)
-            AQ_TRY(wait(worker, seen, worker->steps.sending, "the gradient norm"));
+            AQ_TRY(wait(worker, seen, worker->steps.sending, what));
         else
             AQ_TRY(status);
     }
@@ -524,10 +530,10 @@ static enum aq_status norm_half(struct aq_worker *worker,
 
 static enum aq_status norm(struct aq_worker *worker)
 {
-    AQ_TRY(norm_half(worker, shared_up));
-    if (!worker->steps.now.partial) AQ_TRY(norm_half(worker, norm_up));
-    AQ_TRY(norm_half(worker, norm_down));
-    return norm_half(worker, shared_down);
+    AQ_TRY(norm_half(worker, shared_up, "shared gradients"));
+    if (!worker->steps.now.partial) AQ_TRY(norm_half(worker, norm_up, "the gradient norm"));
+    AQ_TRY(norm_half(worker, norm_down, "the gradient norm"));
+    return norm_half(worker, shared_down, "shared gradients");
 }
 
 /* A void step: the search for a loss scale has some, but many in a row with the least one are the end of a run. */
@@ -637,6 +643,7 @@ enum aq_status aq_worker_step(struct aq_worker *worker)
     runs_begin(worker);
     AQ_TRY(aq_worker_anchor(worker));
     AQ_TRY(run_chains(worker));
+    AQ_TRY(norm_half(worker, aq_worker_tied_up, "the gradient of the tied table"));
     const struct aq_worker_run *run = &worker->steps.now;
     for (uint32_t i = run->barrier; i < run->program->count; i++) {
         switch (run->program->code[i].op) {
@@ -653,6 +660,7 @@ enum aq_status aq_worker_step(struct aq_worker *worker)
         case AQ_OP_STEP:
             aq_pulse_doing(AQ_DOING_UPDATE);
             AQ_TRY(optimize(worker));
+            AQ_TRY(norm_half(worker, aq_worker_tied_down, "the tied table"));
             aq_pulse_doing(AQ_DOING_COMPUTE);
             break;
         case AQ_OP_MARK:

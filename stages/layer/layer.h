@@ -107,6 +107,9 @@ void layer_list_add_cube(struct layer_list *list, const char *name, const uint64
 void layer_list_shared(struct layer_list *list, uint64_t first, uint64_t count);
 /* The layer's next number is of no tensor: what comes behind has the same number in every configuration. */
 void layer_list_skip(struct layer_list *list);
+/* The layer's next tensor is a copy of the first layer's tensor `of`, which another stage trains (info.copy). */
+void layer_list_copy(struct layer_list *list, const char *name, const char *of, uint64_t rows, uint64_t columns,
+                     float std);
 /* The layer's next tensor is no parameter: statistics, saved and never trained. */
 void layer_list_buffer(struct layer_list *list, const char *name, uint64_t columns, float value);
 /*
@@ -229,6 +232,12 @@ const void *layer_operand(const struct layer_run *run, const float *weights, enu
 bool layer_reads_bf16(const struct layer_run *run);
 /* Memory of one product's weights that are packed otherwise than products read them: of the widest. */
 void *layer_unpacked(const struct aq_stage *stage);
+/*
+ * stage_tied.c: the row of the tied table's gradient that a token has in this step, named now if need be; UINT32_MAX:
+ * more tokens than config->tied_rows. And where the rows lie: gradients of tokens go there by row. NULL: into g.
+ */
+uint32_t layer_tied_row(struct aq_stage *stage, int32_t token);
+float *layer_tied_rows(const struct aq_stage *stage);
 /* Memory of the residual stream's gradient in the stage's type, for endings. */
 void *layer_rounded(const struct aq_stage *stage);
 /*

@@ -5,8 +5,9 @@
  * A form may normalize the rows (a layer norm without bias, before dropout), or scale rows of tokens by the root of
  * their columns, a number that is rounded as the products' operands are.
  *
- * There is nothing below it: its backward is its tables' gradients alone, and split all of it is the weight half. So a
- * head that shares the table is added first in both.
+ * There is nothing below it: its backward is its tables' gradients alone, and split all of it is the weight half. Where
+ * a head shares the table, tokens' gradients go to rows of their own, which are added when the head's gradient is
+ * complete (stage_tied.c).
  */
 #include "decoder.h"
 
@@ -19,6 +20,7 @@ struct embedding_slot {
     int32_t *tokens, *host_tokens; /* device; pinned: not written again before the stream has copied it */
     float *dy;                     /* split: the gradient of the output                                  */
     float *rows, *mean, *rstd;     /* before the norm                                                    */
+    int32_t *places, *host_places; /* tied: the row of each token's gradient                             */
 };
 
 struct embedding_state {
@@ -47,6 +49,8 @@ static void place(const struct layer *layer, const struct aq_stage_config *confi
     if (what == LAYER_SLOT && config->split)
         slot->dy = aq_arena_take(arena, all);
     if (what == LAYER_HOST) slot->host_tokens = aq_arena_take(arena, bytes);
+    if (what == LAYER_SLOT && config->tied_rows) slot->places = aq_arena_take(arena, bytes);
+    if (what == LAYER_HOST && config->tied_rows) slot->host_places = aq_arena_take(arena, bytes);
     if (!layer->form->rows) return;
     if (what == LAYER_SLOT) {
         slot->rows = aq_arena_take(arena, all);
@@ -64,6 +68,22 @@ static enum aq_status check(const struct layer *layer, const struct aq_stage_con
     return layer_check_field(batch, "tokens", layer->out.rows, tokens_used, 0, config->model.vocabulary);
 }
 
+/* Where a backward of these tokens will add their gradients. */
+static enum aq_status take_places(const struct layer_run *run)
+{
+    const struct embedding_slot *slot = run->slot;
+    if (!run->train || !layer_tied_rows(run->stage)) return AQ_OK;
+    for (uint64_t r = 0; r < run->rows_out; r++) {
+        const uint32_t place = layer_tied_row(run->stage, slot->host_tokens[r]);
+        if (place == UINT32_MAX)
+            return aq_fail(AQ_INVAL, "stage", "a step's batches name more than %u rows of a tied table",
+                           run->config->tied_rows);
+        slot->host_places[r] = (int32_t)place;
+    }
+    return aq_device_copy(run->device, slot->places, slot->host_places, run->rows_out * sizeof *slot->places,
+                          run->stream);
+}
+
 /* (samples, T of the stage) to (samples, T of this forward); tokens beyond `used` become 0. */
 static enum aq_status take(const struct layer_run *run, const struct aq_batch *batch, uint32_t used)
 {
@@ -74,8 +94,9 @@ static enum aq_status take(const struct layer_run *run, const struct aq_batch *b
         for (uint32_t t = 0; t < run->tokens; t++)
             slot->host_tokens[(uint64_t)sample * run->tokens + t] =
                 run->first + t < used ? tokens[(uint64_t)sample * T + run->first + t] : 0;
-    return aq_device_copy(run->device, slot->tokens, slot->host_tokens, run->rows_out * sizeof *slot->tokens,
-                          run->stream);
+    AQ_TRY(aq_device_copy(run->device, slot->tokens, slot->host_tokens, run->rows_out * sizeof *slot->tokens,
+                          run->stream));
+    return take_places(run);
 }
 
 static float scale_of(const struct layer_run *run)
@@ -163,14 +184,15 @@ static enum aq_status tables_gradient(const struct layer_run *run, const float *
 {
     const struct embedding_slot *slot = run->slot;
     const bool normed = run->layer->form->rows != NULL;
+    float *tied = layer_tied_rows(run->stage);
     if (normed) AQ_TRY(rows_gradient(run, dy, &dy));
     const struct aq_embedding_backward args = {.samples = run->samples,
                                                .T = run->tokens,
                                                .C = run->layer->out.columns,
                                                .V = run->config->model.vocabulary,
-                                               .tokens = slot->tokens,
+                                               .tokens = tied ? slot->places : slot->tokens,
                                                .dx = dy,
-                                               .token_gradient = run->g[TOKEN_TABLE],
+                                               .token_gradient = tied ? tied : run->g[TOKEN_TABLE],
                                                .position_gradient =
                                                    run->layer->form->positions ? run->g[POSITION_TABLE] : NULL,
                                                .scale = scale_of(run),

@@ -11,8 +11,8 @@
  * Logits are fp32, or on a GPU, where the configuration has logits_16bit, of the products' type. Those lie where their
  * gradient will: cross-entropy writes it over them, and where the gradient of all rows stays, all rows are one chunk.
  *
- * The weights are the embedding's table where both are on one stage and the model is tied; else a tensor of their own
- * that begins with the same values.
+ * The weights of a tied model are the embedding's table, or where a cut separates the two a copy of it that follows the
+ * table (config.tied_rows). Else they are a tensor of their own that begins with the same values.
  */
 #include "decoder.h"
 
@@ -91,7 +91,11 @@ static void tensors(const struct layer *layer, const struct aq_stage_config *con
     const struct decoder_form *form = layer->form;
     decoder_final_norm(layer, list);
     if (config->model.tied && config->layer_first == 0) {
-        layer_list_alias(list, form->head, form->tokens, "say model.tied: false");
+        layer_list_alias(list, form->head, form->tokens, "say model.tied: untied");
+        return;
+    }
+    if (config->model.tied && config->tied_rows > 0 && !config->inference) {
+        layer_list_copy(list, form->head, form->tokens, layer->out.columns, layer->in.columns, config->model.init_std);
         return;
     }
     layer_list_add_as(list, form->head, form->tokens, layer->out.columns, layer->in.columns, config->model.init_std, 0);

@@ -32,8 +32,9 @@ static const struct aq_model_key keys[] = {
      "deberta: width of the embedding, projected to model.channels; 0: those"},
     {"model.dropout", AQ_MODEL_F32, FIELD(dropout), "probability", 0, 0.9, "0",
      "on embedding, positions, attention, residuals and pooler; never at a cut"},
-    {"model.tied", AQ_MODEL_BOOL, FIELD(tied), "", 0, 0, "true",
-     "one table of relative positions for all blocks, its gradients summed along the pipeline (false: one a block)"},
+    {"model.tied", AQ_MODEL_TIED, FIELD(tied), "", 0, 0, "exact",
+     "exact: one table of relative positions for all blocks, its gradients summed along the pipeline; untied: one per "
+     "block"},
     {"model.init_std", AQ_MODEL_F32, FIELD(init_std), "", 0, 1, "0.02", "of the normal initial weights"}};
 
 static void describe(const struct aq_model_config *model, char *text, size_t bytes)
@@ -45,7 +46,7 @@ static void describe(const struct aq_model_config *model, char *text, size_t byt
 static void identity(const struct aq_model_config *model, char *text, size_t bytes)
 {
     snprintf(text, bytes, "deberta %u %u %u %u %u %u %d %u %u %u %u %u", model->blocks, model->heads, model->channels,
-             model->vocabulary, model->labels, model->context, model->tied, deberta_inner(model),
+             model->vocabulary, model->labels, model->context, model->tied != AQ_TIED_NO, deberta_inner(model),
              model->own[DEBERTA_BUCKETS], model->own[DEBERTA_TYPES], model->own[DEBERTA_KERNEL],
              deberta_embedding(model));
 }
@@ -82,7 +83,7 @@ static void config_default(struct aq_model_config *out)
                                     .vocabulary = 128100,
                                     .labels = 2,
                                     .context = 512,
-                                    .tied = true,
+                                    .tied = AQ_TIED_EXACT,
                                     .init_std = 0.02f,
                                     .own = {[DEBERTA_BUCKETS] = 256}};
 }
@@ -98,6 +99,9 @@ static enum aq_status config_check(const struct aq_model_config *model)
 {
     const char *key;
     char text[160];
+    if (model->tied == AQ_TIED_COMPRESSED)
+        return aq_fail(AQ_INVAL, "stage",
+                       "model.tied is compressed, as only a language model's head can be: write exact, or untied");
     AQ_TRY(range_check("blocks", model->blocks, 1, 1024));
     AQ_TRY(range_check("heads", model->heads, 1, 1024));
     AQ_TRY(range_check("channels", model->channels, 1, 65536));
@@ -244,7 +248,7 @@ static enum aq_status publish_config(const struct aq_model_config *model, bool t
     const double dropout = (double)model->dropout;
     if (!model->tied)
         return aq_fail(AQ_INVAL, "stage",
-                       "a table of relative positions in each block is nothing that others load: model.tied: true");
+                       "a table of relative positions in each block is nothing that others load: model.tied: exact");
     const int buckets = model->own[DEBERTA_BUCKETS] ? (int)model->own[DEBERTA_BUCKETS] : -1;
     (void)tied;
     (void)end_of_text;

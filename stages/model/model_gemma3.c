@@ -42,8 +42,10 @@ static const struct aq_model_key keys[] = {
      "gemma3: scores are divided by its root (query_pre_attn_scalar); 0: channels of a head"},
     {"model.dropout", AQ_MODEL_F32, FIELD(dropout), "probability", 0, 0.9, "0",
      "on embedding and attention; never at a cut"},
-    {"model.tied", AQ_MODEL_BOOL, FIELD(tied), "", 0, 0, "true",
-     "head = embedding where both lie on one stage (else they are two tensors)"},
+    {"model.tied", AQ_MODEL_TIED, FIELD(tied), "", 0, 0, "exact",
+     "exact: head and embedding are one tensor; where a cut separates them its gradient and its values travel once a "
+     "step. compressed: the same, but the gradient travels quantized, and rows of the batch. untied: two tensors. true "
+     "is exact, false is untied"},
     {"model.init_std", AQ_MODEL_F32, FIELD(init_std), "", 0, 1, "0.02", "of the normal initial weights"}};
 
 static void describe(const struct aq_model_config *model, char *text, size_t bytes)
@@ -57,8 +59,8 @@ static void identity(const struct aq_model_config *model, char *text, size_t byt
 {
     snprintf(text, bytes, "gemma3 %u %u %u %u %u %u %u %u %d %u %u %u %u %a %a %a %a", model->blocks, model->heads,
              decoder_kv_heads(model), decoder_head_dim(model), model->channels, model->mlp, model->vocabulary,
-             model->context, model->tied, model->window, model->window_every, model->window_from, model->query_scale,
-             (double)model->norm_eps, (double)model->rope_theta, (double)model->rope_local,
+             model->context, model->tied != AQ_TIED_NO, model->window, model->window_every, model->window_from,
+             model->query_scale, (double)model->norm_eps, (double)model->rope_theta, (double)model->rope_local,
              (double)model->rope_linear);
 }
 
@@ -71,7 +73,7 @@ static void config_default(struct aq_model_config *out)
                                     .mlp = 2048,
                                     .vocabulary = 50257,
                                     .context = 1024,
-                                    .tied = true,
+                                    .tied = AQ_TIED_EXACT,
                                     .init_std = 0.02f,
                                     .norm_eps = 1e-5f,
                                     .qk_norm = true,
@@ -206,7 +208,9 @@ static enum aq_status read_config(const struct config_json *config, struct aq_mo
     AQ_TRY(read_sizes(config, out));
     AQ_TRY(decoder_read_number(config, "rms_norm_eps", 0, 1, 1e-6, &out->norm_eps));
     AQ_TRY(decoder_read_number(config, "initializer_range", 0, 1, 0.02, &out->init_std));
-    AQ_TRY(config_json_bool_or(config, "tie_word_embeddings", true, &out->tied));
+    bool tied;
+    AQ_TRY(config_json_bool_or(config, "tie_word_embeddings", true, &tied));
+    out->tied = tied ? AQ_TIED_EXACT : AQ_TIED_NO;
     AQ_TRY(config_json_one_of(config, "hidden_activation", "gelu_pytorch_tanh", "gelu_pytorch_tanh|gelu_new", NULL));
     AQ_TRY(config_json_only(config, "attention_bias", false));
     AQ_TRY(config_json_only(config, "use_bidirectional_attention", false));

@@ -1,9 +1,9 @@
 /*
  * model_gpt2.c -- GPT-2 as a row of models.def: configuration and list of layers, with names as Hugging Face has them.
  *
- * Layer 0 is the embedding, 1..L the blocks, L+1 final norm, head and loss. The head is the embedding's table where
- * both are on the same stage and the model is tied; else it is a tensor of its own, lm_head.weight, that starts with
- * the same values.
+ * Layer 0 is the embedding, 1..L the blocks, L+1 final norm, head and loss. The head of a tied model is the embedding's
+ * table. Where a cut separates the two it is a copy, lm_head.weight, that follows the table; untied it is a tensor of
+ * its own that starts with the same values.
  */
 #include <jansson.h>
 #include <stdio.h>
@@ -22,9 +22,11 @@ static const struct aq_model_key keys[] = {
      "rows of the position table; at least train.T"},
     {"model.dropout", AQ_MODEL_F32, FIELD(dropout), "probability", 0, 0.9, "0",
      "on embedding, attention and residuals; never at a cut"},
-    {"model.tied", AQ_MODEL_BOOL, FIELD(tied), "", 0, 0, "true",
-     "head = embedding where both lie on one stage (else they are two tensors); deberta: one table of relative "
-     "positions for all blocks, its gradients summed along the pipeline (false: one a block)"},
+    {"model.tied", AQ_MODEL_TIED, FIELD(tied), "", 0, 0, "exact",
+     "exact: head and embedding are one tensor; where a cut separates them its gradient and its values travel once a "
+     "step. compressed: the same, but the gradient travels quantized, and rows of the batch. untied: two tensors. true "
+     "is exact, false is untied. deberta: exact, one table of relative positions for all blocks, or untied, one per "
+     "block"},
     {"model.init_std", AQ_MODEL_F32, FIELD(init_std), "", 0, 1, "0.02", "of the normal initial weights"}};
 
 static void describe(const struct aq_model_config *model, char *text, size_t bytes)
@@ -36,7 +38,7 @@ static void describe(const struct aq_model_config *model, char *text, size_t byt
 static void identity(const struct aq_model_config *model, char *text, size_t bytes)
 {
     snprintf(text, bytes, "gpt2 %u %u %u %u %u %d", model->blocks, model->heads, model->channels, model->vocabulary,
-             model->context, model->tied);
+             model->context, model->tied != AQ_TIED_NO);
 }
 
 static bool problem(const struct aq_model_config *model, uint32_t T, uint32_t index, const char **key, char *text,
@@ -63,7 +65,7 @@ static void config_default(struct aq_model_config *out)
                                     .vocabulary = 50257,
                                     .context = 1024,
                                     .dropout = 0.0f,
-                                    .tied = true,
+                                    .tied = AQ_TIED_EXACT,
                                     .init_std = 0.02f,
                                     .norm_eps = 1e-5f};
 }
@@ -154,7 +156,9 @@ static enum aq_status read_config(const struct config_json *config, struct aq_mo
     AQ_TRY(config_json_u32(config, "n_embd", 1, 65536, &out->channels));
     AQ_TRY(config_json_u32(config, "vocab_size", 1, 1048576, &out->vocabulary));
     AQ_TRY(config_json_u32(config, "n_positions", 1, 131072, &out->context));
-    AQ_TRY(config_json_bool_or(config, "tie_word_embeddings", true, &out->tied));
+    bool tied;
+    AQ_TRY(config_json_bool_or(config, "tie_word_embeddings", true, &tied));
+    out->tied = tied ? AQ_TIED_EXACT : AQ_TIED_NO;
     AQ_TRY(config_json_number_or(config, "initializer_range", 0, 1, 0.02, &std));
     out->init_std = (float)std;
     AQ_TRY(config_json_u32_or(config, "n_inner", 1, UINT32_MAX, 4 * out->channels, &inner));

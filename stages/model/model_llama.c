@@ -52,8 +52,10 @@ static const struct aq_model_key keys[] = {
      "llama: heads of queries and keys have norms (Qwen3)"},
     {"model.dropout", AQ_MODEL_F32, FIELD(dropout), "probability", 0, 0.9, "0",
      "on embedding, attention and residuals; never at a cut"},
-    {"model.tied", AQ_MODEL_BOOL, FIELD(tied), "", 0, 0, "true",
-     "head = embedding where both lie on one stage (else they are two tensors)"},
+    {"model.tied", AQ_MODEL_TIED, FIELD(tied), "", 0, 0, "exact",
+     "exact: head and embedding are one tensor; where a cut separates them its gradient and its values travel once a "
+     "step. compressed: the same, but the gradient travels quantized, and rows of the batch. untied: two tensors. true "
+     "is exact, false is untied"},
     {"model.init_std", AQ_MODEL_F32, FIELD(init_std), "", 0, 1, "0.02", "of the normal initial weights"}};
 
 static void describe(const struct aq_model_config *model, char *text, size_t bytes)
@@ -67,7 +69,7 @@ static void identity(const struct aq_model_config *model, char *text, size_t byt
 {
     snprintf(text, bytes, "llama %u %u %u %u %u %u %u %u %d%d%d %a %a %a %a %a %a %u", model->blocks, model->heads,
              decoder_kv_heads(model), decoder_head_dim(model), model->channels, model->mlp, model->vocabulary,
-             model->context, model->tied, model->qkv_bias, model->qk_norm, (double)model->norm_eps,
+             model->context, model->tied != AQ_TIED_NO, model->qkv_bias, model->qk_norm, (double)model->norm_eps,
              (double)model->rope_theta, (double)model->rope_partial, (double)model->rope_factor,
              (double)model->rope_low, (double)model->rope_high, model->rope_original);
     const size_t used = strlen(text);
@@ -85,7 +87,7 @@ static void config_default(struct aq_model_config *out)
                                     .mlp = 2048,
                                     .vocabulary = 50257,
                                     .context = 1024,
-                                    .tied = true,
+                                    .tied = AQ_TIED_EXACT,
                                     .init_std = 0.02f,
                                     .norm_eps = 1e-5f,
                                     .rope_theta = 10000.0f,
@@ -228,7 +230,9 @@ static enum aq_status read_config(const struct config_json *config, struct aq_mo
     AQ_TRY(read_sizes(config, type == QWEN3, out));
     AQ_TRY(decoder_read_number(config, "rms_norm_eps", 0, 1, 1e-6, &out->norm_eps));
     AQ_TRY(decoder_read_number(config, "initializer_range", 0, 1, 0.02, &out->init_std));
-    AQ_TRY(config_json_bool_or(config, "tie_word_embeddings", false, &out->tied));
+    bool tied;
+    AQ_TRY(config_json_bool_or(config, "tie_word_embeddings", false, &tied));
+    out->tied = tied ? AQ_TIED_EXACT : AQ_TIED_NO;
     AQ_TRY(config_json_one_of(config, "hidden_act", "silu", "silu|swish", NULL));
     AQ_TRY(config_json_only(config, "mlp_bias", false));
     AQ_TRY(config_json_bool_or(config, "attention_bias", type == QWEN2, &bias));

@@ -243,7 +243,7 @@ static struct aq_stage_config config_of(const struct aq_stage_config *config)
 static uint64_t gradient_stride(const struct aq_stage_size *size)
 {
     const uint64_t line = AQ_ALIGN / sizeof(float);
-    return (size->parameters + line - 1) / line * line;
+    return (size->parameters + size->copied + line - 1) / line * line;
 }
 
 enum aq_status aq_stage_measure(const struct aq_stage_config *config, struct aq_stage_size *out)
@@ -260,6 +260,7 @@ enum aq_status aq_stage_measure(const struct aq_stage_config *config, struct aq_
         const struct aq_tensor_info *info = &tensors[i].info;
         *(info->buffer ? &size.buffers : info->frozen ? &size.frozen : &size.parameters) += info->count;
         if (info->packed) size.packed += info->count;
+        if (info->copy) size.copied += info->count;
     }
     struct stage_packed_place end;
     size.packed_bytes = stage_packed_place(tensors, count, config->frozen_store, count, &end);
@@ -267,15 +268,16 @@ enum aq_status aq_stage_measure(const struct aq_stage_config *config, struct aq_
     const bool rounds = config->weights_16bit && stage_type(config->precision) != AQ_F32;
     const uint64_t each = sizeof(float) + (rounds ? sizeof(uint16_t) : 0);
     size.frozen_bytes = (size.frozen - size.packed) * each;
-    size.parameter_bytes = size.parameters * each + size.buffers * sizeof(float) + size.frozen_bytes;
+    const uint64_t learns = size.parameters + size.copied; /* has gradients, and copies in 16 bits */
+    size.parameter_bytes = learns * each + (size.buffers - size.copied) * sizeof(float) + size.frozen_bytes;
     if (size.packed) { /* they come last, as aligned as everything */
         const uint64_t before = size.parameter_bytes;
         size.parameter_bytes = (before + AQ_ALIGN - 1) / AQ_ALIGN * AQ_ALIGN + size.packed_bytes;
         size.frozen_bytes += size.parameter_bytes - before;
     }
-    size.gradient_bytes = config->inference ? 0 : size.parameters * sizeof(float);
+    size.gradient_bytes = config->inference ? 0 : learns * sizeof(float);
     if (config->versions == 2) size.gradient_bytes = 2 * gradient_stride(&size) * sizeof(float);
-    if (config->versions == 2) size.previous_bytes = size.parameters * each;
+    if (config->versions == 2) size.previous_bytes = learns * each;
     *out = size;
     return AQ_OK;
 }
@@ -295,7 +297,7 @@ static enum aq_status buffers_open(struct aq_stage *stage)
     if (size->previous_bytes) {
         AQ_TRY(aq_device_alloc(stage->device, AQ_MEMORY_DEVICE, size->previous_bytes, &memory));
         stage->previous = memory;
-        if (rounds) stage->rounded[1] = (uint16_t *)(stage->previous + size->parameters);
+        if (rounds) stage->rounded[1] = (uint16_t *)(stage->previous + size->parameters + size->copied);
     }
     if (size->gradient_bytes) {
         AQ_TRY(aq_device_alloc(stage->device, AQ_MEMORY_DEVICE, size->gradient_bytes, &memory));
@@ -448,7 +450,7 @@ void aq_stage_use(struct aq_stage *stage, const struct aq_stage_use *use)
 
 enum aq_status aq_stage_keep(struct aq_stage *stage, struct aq_stream *stream)
 {
-    const uint64_t count = stage->size.parameters;
+    const uint64_t count = stage->size.parameters + stage->size.copied;
     if (stage->config.versions != STAGE_VERSIONS)
         return aq_fail(AQ_INVAL, "stage", "a stage of one version has no previous parameters");
     if (!stage->previous) return AQ_OK; /* nothing is trained */
@@ -501,27 +503,30 @@ static enum aq_status round_copies(struct aq_stage *stage, const float *x, uint1
 
 enum aq_status aq_stage_parameters_changed(struct aq_stage *stage, struct aq_stream *stream)
 {
-    return round_copies(stage, stage->parameters, stage->rounded[0], stage->size.parameters, stream);
+    const uint64_t count = stage->size.parameters + stage->size.copied;
+    return round_copies(stage, stage->parameters, stage->rounded[0], count, stream);
 }
 
 enum aq_status aq_stage_previous_changed(struct aq_stage *stage, struct aq_stream *stream)
 {
     if (!stage->previous) return AQ_OK; /* nothing is trained */
-    return round_copies(stage, stage->previous, stage->rounded[1], stage->size.parameters, stream);
+    const uint64_t count = stage->size.parameters + stage->size.copied;
+    return round_copies(stage, stage->previous, stage->rounded[1], count, stream);
 }
 
 enum aq_status aq_stage_frozen_changed(struct aq_stage *stage, struct aq_stream *stream)
 {
-    const uint64_t trained = stage->size.parameters, before = trained + stage->size.buffers;
-    uint16_t *rounded = stage->rounded[0] ? stage->rounded[0] + trained : NULL;
+    const uint64_t before = stage->size.parameters + stage->size.buffers;
+    uint16_t *rounded = stage->rounded[0] ? stage->rounded[0] + stage->size.parameters + stage->size.copied : NULL;
     return round_copies(stage, stage->parameters + before, rounded, aq_stage_frozen_floats(stage), stream);
 }
 
 enum aq_status aq_stage_zero_grads(struct aq_stage *stage, struct aq_stream *stream)
 {
-    const size_t bytes = stage->size.parameters * sizeof(float);
+    const size_t bytes = (stage->size.parameters + stage->size.copied) * sizeof(float);
     if (stage->config.inference) return aq_fail(AQ_INVAL, "stage", "a stage for inference has no gradients");
     if (!stage->gradients[0]) return AQ_OK;
+    AQ_TRY(stage_tied_clear(stage, stream));
     return aq_device_zero(stage->device, stage->gradients[stage->gradient], bytes, stream);
 }
 
@@ -529,8 +534,11 @@ enum aq_status aq_stage_gradient_squares(struct aq_stage *stage, double *squares
 {
     if (stage->config.inference) return aq_fail(AQ_INVAL, "stage", "a stage for inference has no gradients");
     if (!stage->gradients[0]) return AQ_OK;
-    return aq_device_squares(stage->device, stage->gradients[stage->gradient], stage->spans, stage->tensor_count,
-                             squares, stream);
+    AQ_TRY(aq_device_squares(stage->device, stage->gradients[stage->gradient], stage->spans, stage->tensor_count,
+                             squares, stream));
+    for (uint32_t i = 0; i < stage->tensor_count; i++)
+        if (stage->tensors[i].info.mirror) squares[i] = 0; /* the stage that has it first counts it */
+    return AQ_OK;
 }
 
 enum aq_status aq_stage_gradient_sum2(struct aq_stage *stage, double *sum, struct aq_stream *stream)

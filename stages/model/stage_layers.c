@@ -46,6 +46,8 @@ struct layer_list {
     struct stage_alias *aliases; /* or NULL */
     uint64_t shared_first, shared_count; /* of the next tensor                         */
     uint64_t shared;                     /* of those of the stage that train, together */
+    uint64_t copied;                     /* floats of a copy, or of the table that is tied */
+    bool ties;                           /* a head is the first layer's table, which trains */
     uint32_t alias_count, alias_most;
 };
 
@@ -88,6 +90,7 @@ static void list_take(struct layer_list *list, struct layer_tensor tensor, const
     snprintf(tensor.info.name, sizeof tensor.info.name, "%s%s", list->layer->prefix, name);
     snprintf(tensor.info.begins_as, sizeof tensor.info.begins_as, "%s", begins_as ? begins_as : tensor.info.name);
     tensor.info.frozen = !tensor.info.buffer && is_frozen(list, number, tensor.info.name, begins_as);
+    const bool copy = tensor.info.copy;
     tensor.info.shared_first = list->shared_first;
     tensor.info.shared_count = tensor.info.frozen ? 0 : list->shared_count;
     list->shared += tensor.info.shared_count;
@@ -100,8 +103,9 @@ static void list_take(struct layer_list *list, struct layer_tensor tensor, const
                                   : tensor.info.frozen ? FROZEN
                                                        : TRAINED;
     if (tensor.info.packed) list->packed |= UINT64_C(1) << number;
-    if (kind == TRAINED) list->trained |= UINT64_C(1) << number;
-    list->buffers += kind == BUFFER;
+    if (kind == TRAINED || copy) list->trained |= UINT64_C(1) << number;
+    list->buffers += kind == BUFFER && !copy;
+    if (copy || tensor.info.mirror) list->copied = tensor.info.count;
     snprintf(list->own[number], sizeof list->own[number], "%s", name);
     if (list->names && !tensor.info.buffer) {
         list->names->copies[list->names->count] = begins_as && list->config->model.tied;
@@ -162,6 +166,25 @@ void layer_list_add_cube(struct layer_list *list, const char *name, const uint64
     list_take(list, (struct layer_tensor){.info = info, .std = std}, name, NULL);
 }
 
+void layer_list_copy(struct layer_list *list, const char *name, const char *of, uint64_t rows, uint64_t columns,
+                     float std)
+{
+    const bool mirror = list->config->model.tied == AQ_TIED_COMPRESSED;
+    const struct aq_tensor_info info = {.dimensions = 2,
+                                        .shape = {rows, columns},
+                                        .count = rows * columns,
+                                        .decay = true,
+                                        .buffer = !mirror,
+                                        .copy = !mirror,
+                                        .mirror = mirror};
+    if (is_frozen(list, list->named, name, of)) {
+        layer_list_add_as(list, name, of, rows, columns, std, 0);
+        return;
+    }
+    list_take(list, (struct layer_tensor){.info = info, .std = std}, name, of);
+    if (mirror) layer_list_buffer(list, STAGE_RESIDUAL, rows * columns, 0);
+}
+
 void layer_list_skip(struct layer_list *list)
 {
     list->named++;
@@ -177,6 +200,7 @@ void layer_list_alias(struct layer_list *list, const char *name, const char *of,
 {
     const uint32_t number = list->named++;
     if (!is_frozen(list, number, name, of)) list->trained |= UINT64_C(1) << number;
+    if (name && !is_frozen(list, number, name, of)) list->ties = true;
     for (uint32_t i = 0; list->out && list->uses && i < list->count; i++)
         if (strcmp(list->out[i].info.name, of) == 0) list->uses[list->index][number] = i;
     if (name && list->kind == TRAINED && list->alias_count < list->alias_most)
@@ -276,6 +300,29 @@ enum aq_status stage_tensors(const struct aq_stage_config *config, struct layer_
     return AQ_OK;
 }
 
+bool aq_model_ties(const struct aq_model_config *model, uint32_t T, const char *freeze,
+                   const struct aq_lora_config *lora, char table[AQ_TENSOR_NAME_MAX])
+{
+    const struct aq_stage_config config = {.model = *model,
+                                           .T = T,
+                                           .layer_end = aq_model_layers(model),
+                                           .freeze = freeze,
+                                           .lora = lora ? *lora : (struct aq_lora_config){0}};
+    struct stage_alias alias;
+    struct layer_list list = {.config = &config, .aliases = &alias, .alias_most = 1};
+    list_all(&list);
+    if (!list.ties || list.alias_count == 0) return false;
+    if (table) snprintf(table, AQ_TENSOR_NAME_MAX, "%s", alias.of);
+    return true;
+}
+
+void aq_model_tied_head(const struct aq_model_config *model, char head[AQ_TENSOR_NAME_MAX])
+{
+    const struct aq_stage_config config = {.model = *model, .T = 1, .layer_end = aq_model_layers(model)};
+    struct stage_alias alias;
+    snprintf(head, AQ_TENSOR_NAME_MAX, "%s", stage_aliases(&config, &alias, 1) ? alias.name : "");
+}
+
 uint32_t stage_aliases(const struct aq_stage_config *config, struct stage_alias *out, uint32_t most)
 {
     struct layer_list list = {.config = config, .aliases = out, .alias_most = most};
@@ -369,6 +416,8 @@ struct layout {
     struct stage_layer *layers;
     uint32_t count, keys; /* keys: rows of them, a key a sample */
     uint64_t shared; /* floats of shared tensors */
+    uint64_t tied;   /* floats of a tied table   */
+    struct stage_tied_place rows; /* of its gradient from the embedding; rows 0: none */
     uint64_t flow_bytes[STAGE_FLOWS], ending_bytes, widest; /* widest: of the layers' inputs */
     uint64_t low_floats, sum_floats, dropped_bytes, own_floats; /* of adapters               */
     uint64_t unpacked_bytes; /* of the widest product of packed weights that are unpacked for it */
@@ -478,6 +527,23 @@ static void keys_count(struct layout *layout, struct stage_layer *layer)
         layout->keys += 2;
 }
 
+/* Has the stage the tied table, or a copy of so many floats? */
+static void tied_measure(struct layout *layout, uint64_t copied)
+{
+    const struct aq_stage_config *config = layout->config;
+    struct layer first;
+    const bool rows_come = copied > 0 && config->model.tied == AQ_TIED_COMPRESSED;
+    layout->tied = copied;
+    if (config->tied_rows == 0 || config->inference || (config->layer_first > 0 && !rows_come)) return;
+    if (!aq_model_ties(&config->model, config->T, config->freeze, &config->lora, NULL)) return;
+    stage_layer(&config->model, config->T, 0, &first);
+    layout->rows = (struct stage_tied_place){.versions = config->versions == STAGE_VERSIONS ? STAGE_VERSIONS : 1,
+                                             .rows = config->tied_rows,
+                                             .vocabulary = config->model.vocabulary,
+                                             .columns = first.out.columns};
+    layout->tied = (uint64_t)config->model.vocabulary * first.out.columns;
+}
+
 static void layout_make(struct layout *layout)
 {
     const struct aq_stage_config *config = layout->config;
@@ -508,6 +574,7 @@ static void layout_make(struct layout *layout)
         if (layer->kind->ending && !config->split && typed > layout->ending_bytes) layout->ending_bytes = typed;
     }
     layout->shared = list.shared;
+    tied_measure(layout, list.copied);
     if (!config->inference) flow_choose(layout);
 }
 
@@ -617,6 +684,7 @@ static void workspace_place(const struct layout *layout, struct aq_arena *arena)
         void *unpacked = aq_arena_take(arena, layout->unpacked_bytes);
         if (stage) stage->unpacked = unpacked;
     }
+    if (layout->rows.rows) stage_tied_work(&layout->rows, arena, stage ? &stage->tied : NULL);
     for (uint32_t l = 0; l < layout->count; l++)
         layer_place(layout, l, LAYER_STAGE, arena, stage ? layout->layers[l].state : NULL);
     layers_share(layout, LAYER_WORK, arena, NULL);
@@ -665,7 +733,9 @@ enum aq_status stage_layers_measure(const struct aq_stage_config *config, struct
         host_place(&layout, &host, NULL);
     void *shared = aq_arena_take(&host, 2 * layout.shared * sizeof(float));
     (void)shared;
+    if (layout.rows.rows) stage_tied_host(&layout.rows, &host, NULL);
     size->shared = layout.shared;
+    size->tied = layout.tied;
     size->host_bytes = host.used;
     size->slot_bytes = line_bytes(slot.used);
     size->workspace_bytes = line_bytes(workspace.used);
@@ -718,7 +788,7 @@ static void pointers_set(struct aq_stage *stage, uint32_t (*uses)[LAYER_TENSORS_
                     stage->layers[l].packed[k].scales = (const float *)(const void *)(stage->packed + at.scales);
                 continue;
             }
-            const bool trained = index < stage->tensor_count, twice = trained && stage->previous;
+            const bool trained = index < stage->tensor_count || info->copy, twice = trained && stage->previous;
             stage->layers[l].w[0][k] = stage->parameters + info->offset;
             stage->layers[l].w[1][k] = (twice ? stage->previous : stage->parameters) + info->offset;
             for (uint32_t v = 0; v < STAGE_VERSIONS && trained; v++)
@@ -778,14 +848,17 @@ enum aq_status stage_layers_open(struct aq_stage *stage)
         layer_place(&layout, l, LAYER_KEPT, &kept, NULL);
         stage->layers[l].again = stage->config.recompute && kept.used > 0;
     }
-    stage->config.freeze = stage->config.lora.targets = NULL; /* the caller's texts may go */
     const uint64_t bytes = stage->size.host_bytes;
     if (bytes) AQ_TRY(aq_device_alloc(stage->device, AQ_MEMORY_PINNED, bytes, &stage->host));
     struct aq_arena host = {.base = stage->host, .bytes = bytes};
     for (uint32_t i = 0; stage->host && i < stage->config.slots; i++)
         host_place(&layout, &host, &stage->slots[i]);
-    if (stage->size.shared) stage->shared = aq_arena_take(&host, 2 * layout.shared * sizeof(float));
-    return AQ_OK;
+    float *shared = aq_arena_take(&host, 2 * layout.shared * sizeof(float));
+    if (layout.shared) stage->shared = shared;
+    if (layout.rows.rows) stage_tied_host(&layout.rows, &host, &stage->tied);
+    const enum aq_status status = stage_tied_open(stage);
+    stage->config.freeze = stage->config.lora.targets = NULL; /* the caller's texts may go */
+    return status;
 }
 
 void stage_layers_close(struct aq_stage *stage)

@@ -118,6 +118,23 @@ struct stage_slot {
     bool halved;    /* a weight half may follow: split */
 };
 
+/* The buffer of what a tied head's gradient has lost so far, which no published file has. */
+#define STAGE_RESIDUAL "optimizer.tied_residual"
+
+/*
+ * The gradient of a tied table that comes from the embedding (stage_tied.c), of each set of gradients: rows of it in
+ * the order in which the step's batches name them first.
+ */
+struct stage_tied {
+    float *table, *gradient[STAGE_VERSIONS]; /* of the stage's tensor, or its copy                             */
+    float *residual;                         /* or NULL                                                        */
+    float *rows[STAGE_VERSIONS];                             /* device; NULL: the stage has no embedding       */
+    int32_t *tokens[STAGE_VERSIONS];                         /* pinned: whose rows they are                    */
+    int32_t *named;                                          /* device: `tokens`, while they are added         */
+    uint32_t *row_of[STAGE_VERSIONS];                        /* pinned: 1 + the row of each token; 0: none     */
+    uint32_t count[STAGE_VERSIONS];
+};
+
 /* A layer of a stage. */
 struct stage_layer {
     struct layer layer;
@@ -141,6 +158,7 @@ struct aq_stage {
     struct aq_stage_size size;
     struct layer_tensor *tensors;
     uint32_t tensor_count, saved_count, all_count; /* parameters; with buffers; with what is frozen */
+    struct stage_tied tied;
     struct aq_range *spans;        /* where each parameter tensor lies */
     double *squares;               /* of each tensor's gradient, between the device's sums and theirs */
     float *parameters, *previous;    /* flat; previous: trained ones alone, or NULL */
@@ -175,6 +193,18 @@ struct stage_packed_place {
 enum aq_status stage_packed_init(struct aq_stage *stage, const struct layer_tensor *tensor, uint64_t seed);
 uint64_t stage_packed_place(const struct layer_tensor *tensors, uint32_t count, enum aq_frozen_store store,
                             uint32_t index, struct stage_packed_place *out);
+
+/* stage_tied.c: memory of the stage's, to `tied` or (NULL) only measured. */
+struct stage_tied_place {
+    uint32_t versions, rows, vocabulary;
+    uint64_t columns;
+};
+void stage_tied_work(const struct stage_tied_place *of, struct aq_arena *arena, struct stage_tied *tied);
+void stage_tied_host(const struct stage_tied_place *of, struct aq_arena *arena, struct stage_tied *tied);
+/* When the tensors, gradients and memory of a stage are there. */
+enum aq_status stage_tied_open(struct aq_stage *stage);
+/* Gradients are cleared: so are the rows of the set in use. */
+enum aq_status stage_tied_clear(struct aq_stage *stage, struct aq_stream *stream);
 
 /* stage_layers.c: what one slot and the workspace take; of a configuration that was checked. AQ_NOMEM. */
 enum aq_status stage_layers_measure(const struct aq_stage_config *config, struct aq_stage_size *size);

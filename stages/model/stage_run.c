@@ -14,13 +14,14 @@ static bool is_last(const struct aq_stage *stage)
 const void *layer_operand(const struct layer_run *run, const float *weights, enum aq_element *type)
 {
     const struct aq_stage *stage = run->stage;
-    const uint64_t at = (uint64_t)(weights - stage->parameters), trained = stage->size.parameters;
+    const uint64_t at = (uint64_t)(weights - stage->parameters);
+    const uint64_t trained = stage->size.parameters + stage->size.copied; /* what the device has in 16 bits first */
     const uintptr_t first = (uintptr_t)stage->previous, own = (uintptr_t)weights;
     *type = stage->rounded[0] ? stage_type(stage->config.precision) : AQ_F32;
     if (!stage->rounded[0]) return weights;
     if (stage->previous && own >= first && own < first + trained * sizeof *weights)
         return stage->rounded[1] + (weights - stage->previous);
-    return stage->rounded[0] + (at < trained ? at : at - stage->size.buffers);
+    return stage->rounded[0] + (at < trained ? at : at - (stage->size.buffers - stage->size.copied));
 }
 
 /* The CPU reads any type while it packs panels; a GPU's library wants both operands of one. */

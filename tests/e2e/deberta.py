@@ -55,9 +55,9 @@ def scenario_deberta():
 
     plan = aqpipe("plan", str(job("plan", **PLAIN)))
     check("shared by stages" in plan.stdout, f"the plan does not say what is shared:\n{plan.stdout}")
-    refused("stale", job("stale", **{"train.staleness": 1}), "train.staleness.*model.tied: false", 2)
+    refused("stale", job("stale", **{"train.staleness": 1}), "train.staleness.*model.tied: untied", 2)
     refused("votes", job("votes", **{"pipeline.stages": 2, "pipeline.replicas": 2, "train.optimizer": "qadam"}),
-            "train.optimizer.*model.tied: false", 2)
+            "train.optimizer.*model.tied: untied", 2)
     launch(job("two", **{**PLAIN, "pipeline.stages": 2, "pipeline.replicas": 2, "model.dropout": 0}))
     no_workers("deberta")
 

@@ -282,6 +282,38 @@ def scenario_split_lora():
     no_workers("split_lora")
 
 
+def scenario_split_tied():
+    """Embedding and head at the client are one tensor: the unsplit run bit for bit, and nothing of it crosses a link."""
+    begin("a", "b")
+    (ROOT / "b.txt").write_text(jobs.text(5, 300))
+    turns = {"split.clients": 1, "split.server": "127.0.0.1:0", "split.rounds": 2, "split.epochs": 2, "security.keys": str(ROOT / "keys"),
+             "pipeline.stages": "[{layers: 0-1, dials: true}, {layers: 2-3}, {layers: 4-5, dials: true}]", "split.collect": "true",
+             "checkpoint.every": "1 epoch"}
+    keys = {**PLAIN, "train.decay": "constant", "train.warmup_steps": 0, "model.tied": "exact"}
+    launch(manifest("tied-one", **{**keys, "train.epochs": 4, "pipeline.stages": 1}))
+    for mode in ("relay", "splitfed1", "splitfed2"):
+        path = manifest(f"tied-{mode}", **{**keys, **turns, "split.mode": mode})
+        check("both at the client: nothing of it crosses a link" in aqpipe("plan", path).stdout, f"{mode}: plan does not say so")
+        whole(path, "a", data="train", kind="txt")
+        lines = of_client(f"tied-{mode}", "a")
+        check(losses("tied-one") == [line["loss"] for line in lines], f"{mode}: losses differ")
+        check(not any("tied_bytes" in line for line in lines), f"{mode}: the table crossed a link")
+        ours, theirs = (tensors(ROOT / run / "model.safetensors") for run in (f"tied-{mode}", "tied-one"))
+        check(ours == theirs, f"{mode}: the model that is left differs in {[n for n in theirs if ours.get(n) != theirs[n]]}")
+    for mode in ("relay", "splitfed1", "global"):  # what one leaves another goes on from
+        name = f"two-{mode}"
+        more = {"split.mode": mode, "split.clients": 2}
+        server = Server(manifest(name, **{**keys, **turns, **more}))
+        clients = [Client(server, "a", data="train", kind="txt"), Client(server, "b", kind="txt")]
+        for client in clients:
+            client.end()
+        server.end()
+        first, last = (tensors(newest(name) / f"stage-{rank}.safetensors") for rank in (0, 2))
+        check(first["wte.weight"] == last["lm_head.weight"], f"{name}: two tensors are left")
+        check("lm_head.weight" not in tensors(ROOT / name / "model.safetensors"), f"{name}: the head has a tensor")
+    no_workers("split_tied")
+
+
 def scenario_split_restart():
     """A server that was killed averages what it had kept with nobody there, leaves the model, and gives a round no more time than it had left."""
     begin("a", "b")

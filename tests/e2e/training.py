@@ -65,6 +65,8 @@ def scenario_isolated():
     cases = {
         "raw": {**raw(), **raw("backward"), "pipeline.stages": 2},
         "one": {"pipeline.stages": 1, "model.dropout": 0.1},
+        "tied": {**raw(), **raw("backward"), "pipeline.stages": 3, "model.tied": "exact"},
+        "tied-compressed": {**codecs, "pipeline.stages": 3, "model.tied": "compressed", "train.staleness": 1},
         "four": {**codecs, "checkpoint.every": 4},
         "three": {**codecs, "pipeline.stages": 3, "model.dropout": 0.1, "model.recompute": "true",
                   "edges.forward.rounding": "stochastic", "cache.kind": "memory", "pipeline.schedule": "gpipe"},

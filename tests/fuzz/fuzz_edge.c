@@ -23,6 +23,7 @@
 
 enum {
     SHARED = 5,
+    TIED = 40,
     SUMMED = 300,
     SAMPLES = 6,
     B = 3,
@@ -194,8 +195,12 @@ static enum aq_status gradients(struct aq_edge *edge, uint64_t step)
 {
     float shared[SHARED];
     bool none;
+    uint64_t words;
     enum aq_status status = aq_edge_receive_shared(edge, step, shared);
     if (status != AQ_OK && status != AQ_AGAIN) return status;
+    status = aq_edge_receive_tied(edge, step, &words);
+    if (status != AQ_OK && status != AQ_AGAIN) return status;
+    if (status == AQ_OK) aq_edge_release_tied(edge);
     status = aq_edge_receive_summed(edge, step, &none);
     if (status != AQ_OK) return status == AQ_AGAIN ? AQ_OK : status;
     for (int i = 0; i < SUMMED && !none; i++)
@@ -258,6 +263,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     if (how / 4 % 2 == 1) {
         shape.shared = SHARED;
         shape.summed = SUMMED;
+        shape.tied = TIED;
     }
     wire_fill(rest, (uint32_t)plan->edges[0].size.body_bytes_max);
     if (plan->edges[0].size.message_bytes) {

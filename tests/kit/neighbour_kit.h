@@ -34,6 +34,7 @@ static const char kit_manifest[] =
     "heldout_digest: 2}\n";
 
 static uint64_t kit_shared;     /* floats of gradients that both ends share */
+static uint64_t kit_tied;       /* words of a tied table                     */
 static uint64_t kit_summed;     /* and of those that are summed over clients */
 static uint64_t kit_silence_ns; /* that a victim bears; 0: PAIR_PATIENCE */
 
@@ -81,6 +82,7 @@ static inline void kit_open(struct kit *kit)
     }
     struct aq_edge_shape shape = kit->plan->edges[0].shape;
     shape.shared = kit_shared;
+    shape.tied = kit_tied;
     shape.summed = kit_summed;
     const struct aq_edge_config edge = {.device = kit->device,
                                         .shape = &shape,

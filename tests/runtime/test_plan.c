@@ -20,7 +20,7 @@ enum { TEXT_BYTES = 5000, SETS_MAX = 8 };
 
 static char folder[] = "/tmp/aq-test-plan-XXXXXX";
 
-static const char manifest[] = "model: {blocks: 6, channels: 64, heads: 4, context: 32}\n"
+static const char manifest[] = "model: {blocks: 6, channels: 64, heads: 4, context: 32, tied: untied}\n"
                                "data: {train: text.txt, heldout: text.txt, heldout_samples_max: 10}\n"
                                "train: {T: 32, batch: 8, micro_batch: 2, clip: 1, epochs: 3}\n"
                                "pipeline: {stages: 4}\n"

@@ -57,6 +57,49 @@ static void test_shared_gradients_out_of_order_are_refused(void **state)
     kit_shared = 0;
 }
 
+/* What a tied table's sides tell each other has any length up to the plan's, which each frame says alike. */
+static void test_tied_words_out_of_order_are_refused(void **state)
+{
+    enum { WORDS = 700, MOST = 900, ODDS = 8 };
+    static const float values[MOST] = {1, 2, 3};
+    struct kit kit;
+    (void)state;
+    kit_tied = MOST;
+    for (int odd = 0; odd < ODDS; odd++) {
+        uint64_t words = 0;
+        setup(&kit);
+        const uint64_t most = kit.edge->size.body_bytes_max / sizeof(float);
+        assert_true(most > 8 && most < WORDS / 2);
+        if (odd == 7) assert_int_equal(aq_edge_hold_tied(kit.edge), AQ_OK);
+        for (uint64_t at = 0; at < WORDS; at += most) {
+            const uint64_t count = WORDS - at < most ? WORDS - at : most;
+            const uint32_t said = odd == 5 ? MOST + 1 : odd == 6 && at ? WORDS + 1 : WORDS;
+            if (odd != 7) assert_int_equal(aq_edge_receive_tied(kit.edge, 5, &words), AQ_AGAIN);
+            kit_say(&kit, &(struct aq_frame){.kind = AQ_FRAME_SHARED,
+                                             .flags = odd == 3 ? 5 : 4,
+                                             .step = odd == 1 && at ? 6 : 5,
+                                             .micro_batch = said,
+                                             .argument = odd == 2 ? at + 1 : at,
+                                             .body = values + at,
+                                             .body_bytes = (uint32_t)(count * 4 - (odd == 4 ? 4 : 0))});
+            if (odd > 0 && (at || (odd != 1 && odd != 6))) break;
+            while (kit.edge->tied.here < at + count)
+                assert_int_equal(aq_edge_pump(kit.edge), AQ_OK);
+        }
+        if (odd > 0) {
+            kit_refuses(&kit, AQ_PROTO, "are here", NULL);
+        } else {
+            assert_int_equal(aq_edge_receive_tied(kit.edge, 5, &words), AQ_OK);
+            assert_int_equal(words, WORDS);
+            assert_memory_equal(aq_edge_tied(kit.edge), values, WORDS * sizeof *values);
+            aq_edge_release_tied(kit.edge);
+            assert_int_equal(aq_edge_receive_tied(kit.edge, 6, &words), AQ_AGAIN);
+        }
+        teardown(&kit);
+    }
+    kit_tied = 0;
+}
+
 /* What is said of the summed gradients, all of it or a part, before the odd one. */
 static void say_summed(struct kit *kit, const float *values, uint64_t count, uint64_t step)
 {
@@ -230,6 +273,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_shared_gradients_out_of_order_are_refused),
+        cmocka_unit_test(test_tied_words_out_of_order_are_refused),
         cmocka_unit_test(test_summed_gradients_come_and_go),
         cmocka_unit_test(test_summed_gradients_out_of_order_or_turn_are_refused),
         cmocka_unit_test(test_half_of_the_gradients_and_a_goodbye_are_an_end),

@@ -432,7 +432,7 @@ static void test_match_finds_what_would_train_in_silence(void **state)
         {&deep, &deep, drop_the_head, NULL},
         {&deep, &deep, add_masks_and_more, NULL},
         {&deep, &tied, head_is_the_embedding, NULL},
-        {&deep, &tied, NULL, "lm_head.weight is not wte.weight; say model.tied: false"},
+        {&deep, &tied, NULL, "lm_head.weight is not wte.weight; say model.tied: untied"},
         {&deep, &two, NULL, "which the model has not: is model.blocks right?"},
         {&two, &deep, NULL, "there is no h.2."},
         {&deep, &wide, NULL, "wpe.weight is 4 x 8, the model wants 5 x 8"},

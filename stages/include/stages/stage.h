@@ -8,8 +8,8 @@
  *   over micro-batches are therefore the same bits in every schedule that runs the backwards in order of micro-batches,
  *   and the weight halves, where there are some, in that order too.
  * - A model cut anywhere gives the same bits as uncut: every tensor's initial values depend on (seed, its name) alone,
- *   every kernel's result on its operands alone (not on the number of threads). The one exception is a head tied to the
- *   embedding: it is tied only where both live on the same stage; to compare, set tied to false.
+ *   every kernel's result on its operands alone (not on the number of threads). A head that is tied to the embedding
+ *   needs whoever runs the pipeline where a cut separates the two: see aq_stage_tied_floats.
  *
  * Dropout, where a model has it, lies inside the layers: what crosses a cut is the residual stream, and nothing is
  * dropped there. (The embedding's own dropout is part of layer 0.) It is off by default, and off in every evaluation:
@@ -81,6 +81,13 @@ enum aq_stage_precision {
 enum aq_frozen_store { AQ_FROZEN_FP32 = 0, AQ_FROZEN_BF16 = 1, AQ_FROZEN_Q8 = 2 };
 
 enum { AQ_MODEL_OWN_MAX = 8 };
+enum { AQ_TENSOR_DIMENSIONS_MAX = 4, AQ_TENSOR_NAME_MAX = 96 };
+
+/*
+ * Is the head the embedding's table? exact: one tensor, with the same bits wherever the model is cut. compressed: the
+ * same, but where a cut separates the two the head's gradient is quantized on its way.
+ */
+enum aq_tied { AQ_TIED_NO = 0, AQ_TIED_EXACT = 1, AQ_TIED_COMPRESSED = 2 };
 
 /* A model reads the fields that its keys name (aq_model_keys). */
 struct aq_model_config {
@@ -95,7 +102,7 @@ struct aq_model_config {
     uint32_t labels;    /* of a sample of tokens as a whole: its last layer is a classifier; 0: it is not */
     uint32_t context;   /* most tokens of a sequence: rows of the position table              */
     float dropout;      /* probability, on embedding, attention and residuals; 0: none        */
-    bool tied;          /* head = embedding, where both live on one stage                     */
+    enum aq_tied tied;  /* head = embedding; deberta: one table of relative positions         */
     float init_std;     /* of the normal initial weights; residual projections / sqrt(2L)     */
     float norm_eps;     /* added to a norm's variance                                         */
     bool qkv_bias;      /* queries, keys and values have biases (where the kind leaves it open) */
@@ -119,7 +126,7 @@ struct aq_model_config {
 /* A key of a manifest that a model has: where it lies and what it may be. */
 struct aq_model_key {
     const char *name; /* "model.blocks" */
-    enum aq_model_key_kind { AQ_MODEL_U32, AQ_MODEL_F32, AQ_MODEL_BOOL } kind;
+    enum aq_model_key_kind { AQ_MODEL_U32, AQ_MODEL_F32, AQ_MODEL_BOOL, AQ_MODEL_TIED } kind;
     size_t offset; /* in struct aq_model_config */
     const char *unit;
     double min, max; /* max 0: no limit */
@@ -252,6 +259,16 @@ float aq_lora_factor(double squares, float m);
 bool aq_model_lora_pattern(const struct aq_model_config *model, uint32_t T, const char *targets, uint32_t index,
                            struct aq_freeze_pattern *out);
 
+/*
+ * Is the head the embedding's table, with this list of what is frozen and adapters (NULL: none), and does it train?
+ * table (or NULL): the tensor's name in the first layer; untouched where the answer is no.
+ */
+bool aq_model_ties(const struct aq_model_config *model, uint32_t T, const char *freeze,
+                   const struct aq_lora_config *lora, char table[AQ_TENSOR_NAME_MAX]);
+
+/* The name that a tied head's own tensor would have; "": the model has no such head, or it is not tied. */
+void aq_model_tied_head(const struct aq_model_config *model, char head[AQ_TENSOR_NAME_MAX]);
+
 /* Does any tensor of the layers before layer_end train, with this list (NULL: all do) and adapters (NULL: none)? */
 bool aq_model_trains(const struct aq_model_config *model, uint32_t T, const char *freeze,
                      const struct aq_lora_config *lora, uint32_t layer_end);
@@ -292,6 +309,8 @@ struct aq_stage_config {
                                         their gradient stays: half of its bytes, or all rows in 16 bits */
     bool logits_16bit;               /* logits leave their product in the precision's 16 bits, and their gradient lies
                                         on them: on a GPU. aq_stage_open takes no notice on a CPU       */
+    uint32_t tied_rows;              /* most rows of a tied table that the batches of one step name; 0: a head behind a
+                                        cut is a tensor of its own (aq_stage_tied_floats)               */
 };
 
 struct aq_stage_size {
@@ -308,6 +327,8 @@ struct aq_stage_size {
     uint64_t slot_bytes;        /* what one slot keeps between forward and backward                    */
     uint64_t workspace_bytes;   /* shared by all                                                       */
     uint64_t shared;            /* of the parameters: floats whose gradients are summed along the pipeline */
+    uint64_t tied;              /* floats of the tied table where the stage has it, or a copy of it    */
+    uint64_t copied;            /* of the buffers: those of the copy, which have gradients             */
     uint64_t host_bytes;        /* pinned, of all slots: what the host gives a device and gets from it */
     uint64_t x_bytes, y_bytes;  /* one micro-batch of fp32 values at the cut before and behind; 0: no cut */
     double flops_forward;       /* of one micro-batch: 2 a multiply-add                                */
@@ -322,7 +343,6 @@ struct aq_stage; /* opaque */
 enum aq_status aq_stage_open(struct aq_device *device, const struct aq_stage_config *config, struct aq_stage **out);
 void aq_stage_close(struct aq_stage *stage); /* NULL is fine */
 
-enum { AQ_TENSOR_DIMENSIONS_MAX = 4, AQ_TENSOR_NAME_MAX = 96 };
 struct aq_tensor_info {
     char name[AQ_TENSOR_NAME_MAX]; /* as Hugging Face names them: "h.3.attn.c_attn.weight"             */
     uint32_t layer;
@@ -331,7 +351,9 @@ struct aq_tensor_info {
     uint64_t offset; /* in the flat buffers, in floats                                                 */
     uint64_t count;
     bool decay;      /* weight decay applies (not to bias and LayerNorm)                               */
-    bool buffer;     /* statistics: saved, but without gradient and optimizer                          */
+    bool buffer;     /* statistics, and copies: saved, but without an optimizer                        */
+    bool copy;       /* then: it has a gradient, and follows another stage's tensor, begins_as         */
+    bool mirror;     /* a parameter that another stage has too and trains alike: no norm counts it here */
     bool frozen;     /* never changes: see above                                                       */
     enum aq_frozen_store packed; /* not fp32: kept so, and offset is a name alone (aq_stage_put)       */
     bool adapter;    /* of struct aq_lora_config: no file of the model has it                          */
@@ -478,6 +500,40 @@ uint64_t aq_stage_shared_floats(const struct aq_stage *stage);
 float *aq_stage_shared(struct aq_stage *stage); /* host */
 enum aq_status aq_stage_shared_gather(struct aq_stage *stage, struct aq_stream *stream); /* waits for the stream */
 enum aq_status aq_stage_shared_scatter(struct aq_stage *stage, struct aq_stream *stream); /* the same           */
+
+/*
+ * A head tied to the embedding's table (config.tied_rows > 0). The table is a parameter of the first stage. Where a cut
+ * separates the two and model.tied is exact, the last stage has a copy of it, a buffer that has a gradient: no
+ * optimizer, reduction or norm knows it. The embedding's gradient is kept apart from the head's, as the rows that the
+ * batches of the step name, and is added when the head's is complete. So the sum has the same bits with one stage and
+ * with several. Whoever runs the pipeline does, in each step:
+ *
+ *     after the last backward   the last stage's aq_stage_tied_gradient goes to the first stage, which stores it in its
+ *                               own; then aq_stage_tied_fold adds the embedding's rows there. One stage only folds.
+ *     after the update          the first stage's aq_stage_tied_values go to the last stage, which stores them in its
+ *                               own and calls aq_stage_parameters_changed
+ *
+ * Where model.tied is compressed, the last stage's tensor is a parameter (info.mirror), and a buffer as large has the
+ * residual of its gradient's codec. Both stages fold the same rows into the same decoded gradient of the head,
+ * and both update: aq_stage_tied_get has the first stage's rows and their tokens, aq_stage_tied_put gives them to the
+ * last stage, before fold.
+ *
+ * aq_stage_tied_floats: floats of the table, on the first and the last stage; 0 elsewhere, and where nothing is tied.
+ * The pointers are device memory; the gradient is the one in use (aq_stage_use); previous: the values before the last
+ * aq_stage_keep. scale (a loss scale) multiplies what aq_stage_gradients does not reach, the rows and the copy's
+ * gradient, and enqueues; fold waits for the stream. Both: the device's status.
+ */
+uint64_t aq_stage_tied_floats(const struct aq_stage *stage);
+float *aq_stage_tied_values(struct aq_stage *stage, bool previous);
+float *aq_stage_tied_gradient(struct aq_stage *stage);
+float *aq_stage_tied_residual(struct aq_stage *stage); /* NULL: this stage has none */
+uint32_t aq_stage_tied_count(const struct aq_stage *stage); /* rows that the step's batches have named so far */
+/* Rows in host memory; both wait for the stream. put: AQ_PROTO: more rows than config.tied_rows, or of no tokens. */
+enum aq_status aq_stage_tied_get(struct aq_stage *stage, int32_t *tokens, float *rows, struct aq_stream *stream);
+enum aq_status aq_stage_tied_put(struct aq_stage *stage, const int32_t *tokens, const float *rows, uint32_t count,
+                                 struct aq_stream *stream);
+enum aq_status aq_stage_tied_scale(struct aq_stage *stage, float factor, struct aq_stream *stream);
+enum aq_status aq_stage_tied_fold(struct aq_stage *stage, struct aq_stream *stream);
 
 /*
  * *sum += |g|^2, tensor by tensor from the last to the first, each tensor's own sum in double in a fixed order: passing

@@ -1,0 +1,155 @@
+/*
+ * test_tied_plan.c -- what a plan says of a tied table that a cut separates from its head: which it is, what it costs,
+ * and where it cannot be.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "plan.h"
+
+static char folder[] = "/tmp/aq-tied-plan-XXXXXX";
+static const char manifest[] = "model: {blocks: 6, channels: 64, heads: 4, context: 32, tied: untied}\n"
+                               "data: {train: text.txt}\n"
+                               "train: {T: 32, batch: 8, micro_batch: 2}\n"
+                               "pipeline: {stages: 4}\n";
+
+static int setup(void **state)
+{
+    (void)state;
+    char path[128];
+    if (!mkdtemp(folder)) return -1;
+    snprintf(path, sizeof path, "%s/text.txt", folder);
+    FILE *file = fopen(path, "w");
+    if (!file) return -1;
+    for (int i = 0; i < 2000; i++)
+        fputc("the quick brown fox\n"[i % 20], file);
+    return fclose(file);
+}
+
+static int teardown(void **state)
+{
+    (void)state;
+    char path[128];
+    snprintf(path, sizeof path, "%s/text.txt", folder);
+    unlink(path);
+    return rmdir(folder);
+}
+
+static struct aq_job *job_of(const char *const *sets)
+{
+    struct aq_job *job = NULL;
+    uint32_t count = 0;
+    while (sets && sets[count])
+        count++;
+    assert_int_equal(aq_job_parse(manifest, sizeof manifest - 1, "job.yaml", folder, sets, count, &job), AQ_OK);
+    return job;
+}
+
+static struct aq_plan *plan_of(const char *const *sets, struct aq_job **job)
+{
+    struct aq_plan *plan = NULL;
+    *job = job_of(sets);
+    assert_int_equal(aq_plan_open(*job, &plan), AQ_OK);
+    return plan;
+}
+
+static void done(struct aq_plan *plan, struct aq_job *job)
+{
+    aq_plan_close(plan);
+    aq_job_close(job);
+}
+
+/* A tied table counts once, its bytes by hand: V x C values both ways, or 4 bits and a scale for 512, and rows back. */
+static void test_plan_tells_what_a_tied_table_costs(void **state)
+{
+    static const char *const exact[] = {"model.tied=exact", NULL}, *const small[] = {"model.tied=compressed", NULL};
+    const uint64_t V = 256, C = 64, rows = 8 * 32, header = 128;
+    struct aq_job *job, *untied_job, *small_job;
+    (void)state;
+    struct aq_plan *plan = plan_of(exact, &job), *untied = plan_of(NULL, &untied_job);
+    struct aq_plan *compressed = plan_of(small, &small_job);
+    struct aq_plan_tied traffic;
+    assert_true(aq_plan_ties(plan) && aq_plan_ties(compressed) && !aq_plan_ties(untied) && aq_plan_could_tie(untied));
+    assert_int_equal(aq_plan_tied_rows(plan), rows);
+    assert_int_equal(plan->parameters + V * C, untied->parameters);
+    assert_int_equal(compressed->parameters, plan->parameters);
+    assert_true(plan->hash != untied->hash && plan->hash != compressed->hash);
+    assert_int_equal(plan->stages[3].size.parameters + V * C, untied->stages[3].size.parameters); /* no optimizer */
+    assert_int_equal(aq_plan_tied_traffic(plan, AQ_TIED_EXACT, &traffic), AQ_OK);
+    assert_true(traffic.up_words == V * C && traffic.down_words == V * C);
+    assert_int_equal(aq_plan_tied_traffic(plan, AQ_TIED_COMPRESSED, &traffic), AQ_OK);
+    assert_int_equal(traffic.up_words * 4, V * C / 2 + V * C / 512 * 4);
+    assert_int_equal(traffic.down_words, 1 + rows * (1 + C));
+    assert_int_equal(aq_plan_tied_traffic(plan, AQ_TIED_NO, &traffic), AQ_OK);
+    assert_true(traffic.up_words == 0 && traffic.down_words == 0);
+    assert_true(aq_plan_tied_sent(plan, 1) > 2 * (V * C * 4 + header) && aq_plan_tied_sent(untied, 1) == 0);
+    assert_int_equal(2 * aq_plan_tied_sent(plan, 0), aq_plan_tied_sent(plan, 1));
+    done(plan, job);
+    done(untied, untied_job);
+    done(compressed, small_job);
+}
+
+/* One line, with place, key, cause and remedy; exact goes with all of them. */
+static void test_plan_refuses_what_both_ends_would_not_do_alike(void **state)
+{
+    static const struct {
+        const char *sets[4], *says[3];
+    } cases[] = {
+        {{"pipeline.replicas=2", "train.optimizer=onebit_adam"}, {"train.optimizer", "model.tied: exact"}},
+        {{"pipeline.replicas=2", "reduce.codec=q4"}, {"reduce.codec", "scales that depend on the stage"}},
+        {{"pipeline.replicas=2", "reduce.codec=powersgd"}, {"reduce.codec", "model.tied: untied"}},
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const char *sets[] = {cases[i].sets[0], cases[i].sets[1], "model.tied=compressed", NULL};
+        struct aq_job *job = job_of(sets);
+        struct aq_plan *plan = NULL;
+        assert_int_equal(aq_plan_open(job, &plan), AQ_INVAL);
+        for (int s = 0; s < 2; s++)
+            assert_non_null(strstr(aq_error_text(), cases[i].says[s]));
+        aq_error_clear();
+        aq_job_close(job);
+        sets[2] = "model.tied=exact";
+        plan = plan_of(sets, &job);
+        done(plan, job);
+    }
+}
+
+/* Words of older manifests; a table that is frozen, or that adapters leave alone, costs nothing. */
+static void test_plan_reads_older_words_and_ties_what_trains(void **state)
+{
+    static const struct {
+        const char *sets[3];
+        bool ties;
+    } cases[] = {{{"model.tied=true"}, true},
+                 {{"model.tied=false"}, false},
+                 {{"model.tied=exact", "train.freeze=embedding"}, false},
+                 {{"model.tied=exact", "lora.rank=4"}, false},
+                 {{"model.tied=exact", "pipeline.stages=1"}, false}};
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct aq_job *job;
+        struct aq_plan *plan = plan_of(cases[i].sets, &job);
+        assert_int_equal(aq_plan_ties(plan), cases[i].ties);
+        for (uint32_t e = 0; e + 1 < plan->stage_count; e++)
+            assert_int_equal(plan->edges[e].shape.tied > 0, cases[i].ties);
+        done(plan, job);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_plan_tells_what_a_tied_table_costs),
+        cmocka_unit_test(test_plan_refuses_what_both_ends_would_not_do_alike),
+        cmocka_unit_test(test_plan_reads_older_words_and_ties_what_trains),
+    };
+    return cmocka_run_group_tests(tests, setup, teardown);
+}
