@@ -64,7 +64,7 @@ static bool there(const char *name)
 
 enum how { LAUNCH, RESUME, FRESH };
 
-/* Enters the folder with these settings (up to NULL), and leaves it; extended: NULL or 400 bytes. */
+/* Enters the folder with these settings (up to NULL), and leaves it. extended: NULL, or as long as the entry's. */
 static enum aq_status enter(enum how how, const char *const *sets, uint64_t *step, char *extended)
 {
     struct aq_job *job = NULL;
@@ -176,7 +176,7 @@ static void test_resume_goes_further(void **state)
                              *const saves[] = {"train.epochs=2", "checkpoint.every=2 steps", "train.evaluate_every=0",
                                                NULL},
                              *const few[] = {"train.steps_max=2", NULL};
-    char extended[400];
+    char extended[sizeof((struct aq_run_entry){0}.extended)];
     uint64_t step = 0;
     assert_int_equal(enter(LAUNCH, NULL, NULL, NULL), AQ_OK);
     train(9);
@@ -193,8 +193,8 @@ static void test_resume_goes_further(void **state)
     assert_int_equal(enter(FRESH, linear, NULL, NULL), AQ_OK);
     train(10);
     assert_int_equal(enter(RESUME, linear_two, &step, extended), AQ_OK);
-    assert_non_null(strstr(extended, "it ends at step 20, not 10; train.decay goes by the end: the rate was 2e-05 "
-                                     "at step 10 and is 0.0001 at the next"));
+    assert_non_null(strstr(extended, "it ends at step 20, not 10; train.schedule: extend: train.decay goes by the end, "
+                                     "so that the learning rate was 2e-05 at step 10 and is 0.0001 at the next"));
 }
 
 int main(void)
