@@ -114,7 +114,7 @@ static void train(struct aq_device *device, const struct way *way, struct outcom
 
 static void compare(const char *kind, int round, const struct outcome *mine, const struct outcome *truth)
 {
-    const bool exact = strcmp(kind, "isolated") == 0;
+    const bool exact = strcmp(kind, "isolated") == 0 && !rounds[round].logits_16bit; /* its CPU has fp32 logits */
     const double loss_limit = rounds[round].loss_limit, weight_limit = rounds[round].weight_limit;
     double distance = 0, moved = 0;
     for (uint64_t i = 0; i < truth->count; i++) {

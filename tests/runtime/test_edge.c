@@ -416,7 +416,8 @@ static void huge_on(const char *device)
         run(wides[i], NOTHING, &result);
         assert_int_equal(result.sender.measures.raws + result.receiver.measures.raws, 0);
         assert_int_equal(result.receiver.measures.raws_back, 0);
-        assert_int_equal(result.sender.measures.wide, 2 * EPOCHS + EPOCHS - 2);
+        /* directq keeps no message, and its fp16 scales reach so far (FORMAT.md): it needs no bf16. */
+        assert_int_equal(result.sender.measures.wide, remembers ? 2 * EPOCHS + EPOCHS - 2 : 0);
         assert_int_equal(result.sender.measures.keyframes, remembers ? SAMPLES + 1 : 0);
         for (int s = 0; remembers && s < SAMPLES; s++)
             assert_true(result.sender.versions[s] == (s == 1 || s == 5 ? AQ_EDGE_WIDE_VERSION | EPOCHS
@@ -457,7 +458,7 @@ static void huge_on(const char *device)
     run("codec: raw, precision: fp16", NOTHING, &result);
     assert_int_equal(result.sender.measures.raws, 0);
     assert_int_equal(result.receiver.measures.raws_back, 0);
-    assert_int_equal(result.receiver.measures.wide_back, EPOCHS * SAMPLES);
+    assert_int_equal(result.receiver.measures.wide_back, 0); /* scales of fp16 reach so far: FORMAT.md */
     huge = true;
     run("codec: raw, precision: fp16", NOTHING, &result);
     assert_int_equal(result.sender.measures.raws, 2 * EPOCHS + EPOCHS - 2); /* counted, also of what is raw by choice */

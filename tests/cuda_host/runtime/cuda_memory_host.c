@@ -115,6 +115,8 @@ static void pages_return(uint8_t *memory, size_t bytes, size_t align)
     const size_t whole = pages_of(bytes, align);
     ASAN_UNPOISON_MEMORY_REGION(memory - align, whole);
     (void)mmap(memory - align, whole, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+    /* Like its neighbours, so that the kernel joins them: it allows some 65,000 mappings per process. */
+    (void)madvise(memory - align, whole, MADV_DONTDUMP);
 }
 
 static size_t size_of(const uint8_t *memory, size_t align)
