@@ -241,13 +241,14 @@ struct aq_ec_look {
     const uint32_t *below, *energy;
     double *moments;
     uint32_t reach, far;
+    bool summed; /* moments hold what aq_ec_moments makes of `below` */
 };
 
 AQ_EC_FUNCTION struct aq_ec_look aq_ec_look_of(const uint32_t *below, const uint32_t *energy, double *moments,
                                                uint32_t stride, bool again)
 {
     const struct aq_ec_look look = {below, energy, moments, again ? AQ_EC_REACH_SAFE : AQ_EC_REACH,
-                                    again ? 0 : AQ_EC_FAR / stride};
+                                    again ? 0 : AQ_EC_FAR / stride, false};
     return look;
 }
 
@@ -301,9 +302,13 @@ AQ_EC_FUNCTION uint32_t aq_ec_log2(uint32_t x)
 {
     const uint8_t fraction[32] = {0,   11,  22,  33,  43,  53,  63,  73,  82,  91,  100, 109, 117, 125, 134, 142,
                                   149, 157, 165, 172, 179, 186, 193, 200, 207, 213, 220, 226, 232, 238, 244, 250};
+#ifdef __CUDA_ARCH__
+    const uint32_t high = 31u - (uint32_t)__clz((int)x);
+#else
     uint32_t high = 0;
     while (x >> high > 1)
         high++;
+#endif
     const uint32_t next = high >= 5 ? x >> (high - 5) & 31 : x << (5 - high) & 31;
     return high << 8 | fraction[next];
 }
@@ -437,15 +442,6 @@ AQ_EC_FUNCTION uint64_t aq_ec_cost(const uint32_t *below, const struct aq_ec_noi
     return aq_ec_cost_of(&counts, below[AQ_EC_BUCKETS]) + (counts.beyond > 0 ? aq_ec_cost_far(below, half) : 0);
 }
 
-/* The bucket above the last one that is not empty; 0: everything is zero. */
-AQ_EC_FUNCTION uint32_t aq_ec_top(const uint32_t *below)
-{
-    uint32_t high = AQ_EC_BUCKETS - 1;
-    while (high > 1 && below[high] == below[AQ_EC_BUCKETS])
-        high--;
-    return high == 1 ? 0 : high + 1;
-}
-
 /* The first bucket that has at most `above` values in it and beyond. */
 AQ_EC_FUNCTION uint32_t aq_ec_bucket_above(const uint32_t *below, uint32_t above)
 {
@@ -458,6 +454,13 @@ AQ_EC_FUNCTION uint32_t aq_ec_bucket_above(const uint32_t *below, uint32_t above
             low = middle + 1;
     }
     return low;
+}
+
+/* The bucket above the last one that is not empty; 0: everything is zero. */
+AQ_EC_FUNCTION uint32_t aq_ec_top(const uint32_t *below)
+{
+    const uint32_t top = aq_ec_bucket_above(below, 0);
+    return top <= 2 ? 0 : top;
 }
 
 /* The larger of `half` and the bucket so many octaves below `bucket`. */
@@ -610,8 +613,8 @@ AQ_EC_FUNCTION void aq_ec_head_write(const uint32_t *below, const struct aq_ec_n
     for (uint32_t k = 0; k < AQ_RANS_LEVELS; k++) {
         const uint64_t share = (uint64_t)counts.of[k] * 32768 / all >> (k > 0); /* either sign has half */
         weights[k] = (uint16_t)(share > 0 ? share : 1);
-        levels[k] = whole_steps || half == 0 ? (float)k * step
-                                             : aq_ec_centre(below, from, ends[k], (float)k * step);
+        levels[k] = k == 0 || whole_steps || half == 0 ? (float)k * step /* level 0 is not written */
+                                                       : aq_ec_centre(below, from, ends[k], (float)k * step);
         from = ends[k];
     }
     const uint64_t beyond = ((uint64_t)counts.beyond * 2 * AQ_RANS_SLOTS + all - 1) / all;
@@ -701,7 +704,7 @@ AQ_EC_FUNCTION enum aq_ec_way aq_ec_head_choose(const struct aq_ec_look *look, c
     const bool dithered = goal->dither > 0.0f;
     const uint32_t all = look->below[AQ_EC_BUCKETS], zeros = look->below[1];
     enum aq_ec_way way = AQ_EC_AS_ASKED;
-    if (dithered || goal->error > 0.0f) aq_ec_moments(look->below, look->moments);
+    if (!look->summed && (dithered || goal->error > 0.0f)) aq_ec_moments(look->below, look->moments);
     struct aq_ec_choice choice = goal->error > 0.0f ? aq_ec_choose_error(look, goal) : aq_ec_choose_rate(look, goal);
     may_differ = may_differ && goal->error <= 0.0f && zeros < all;
     if (may_differ && zeros >= all / AQ_EC_ZEROS_SHARE && (dithered || choice.refine > 0)) {

@@ -7,7 +7,8 @@
 
 enum {
     WARPS_MAX = 132 * 16, /* rows on their way in the general kernels: sixteen on each of a large GPU's processors */
-    SCRATCH_BYTES_MAX = 1 << 26 /* of their rows, and of each of the buffers that grow with the samples of a launch */
+    SCRATCH_BYTES_MAX = 1 << 26, /* of their rows, and of each of the buffers that grow with the samples of a launch */
+    CODED_BYTES_MAX = 3 << 27 /* those buffers, entropy coded: a chunk is one warp, and 800 of them fill a large GPU */
 };
 
 /* Of one warp: d, x and reference of a row, its steps and codes (row_place in cuda_codec_row.cuh). */
@@ -39,7 +40,7 @@ static uint64_t staged_bytes(const struct aq_cuda_codec_plan *plan)
         (uint64_t)plan->pieces * AQ_CUDA_CODEC_SHRINKS * 4 * (channel ? plan->columns : (uint32_t)AQ_CUDA_CODEC_WARP);
     uint64_t bytes = 0;
     if (plan->columns % 8 != 0 || plan->sparse || is_coded(plan)) bytes += plan->values;
-    if (is_coded(plan)) bytes += 10 * plan->values + AQ_CUDA_CODEC_EC_BYTES;
+    if (is_coded(plan)) bytes += 6 * plan->values + AQ_CUDA_CODEC_EC_BYTES;
     if (plan->packed != 0) bytes += 4 * plan->values;
     if (plan->sparse) bytes += 4 * plan->kept;
     if (channel && plan->hadamard) bytes += 4 * plan->values;
@@ -82,8 +83,8 @@ static void place_coded(const struct aq_cuda_codec_plan *plan, uint8_t *base, si
     const uint64_t chunks = aq_ec_chunk_count(plan->rows, plan->columns);
     out->wholes = take(base, used, jobs * (AQ_CUDA_CODEC_EC_BYTES + row));
     out->cells = take(base, used, jobs * plan->values);
-    out->beyond = (int *)take(base, used, 4 * jobs * plan->values);
-    out->staged = take(base, used, jobs * (5 * plan->values + AQ_CUDA_CODEC_EC_STAGE * chunks));
+    out->beyond = (int *)take(base, used, 4 * jobs * (plan->values + chunks));
+    out->staged = take(base, used, jobs * (plan->values + AQ_CUDA_CODEC_EC_STAGE * chunks));
     out->chunk_states = (uint32_t *)take(base, used, 4 * AQ_CUDA_CODEC_WARP * jobs * chunks);
     out->chunk_sizes = (uint32_t *)take(base, used, 8 * jobs * chunks);
     out->lengths = (uint32_t *)take(base, used, 4 * jobs);
@@ -92,7 +93,8 @@ static void place_coded(const struct aq_cuda_codec_plan *plan, uint8_t *base, si
 size_t aq_cuda_codec_place(const struct aq_cuda_codec_plan *plan, uint8_t *base, struct aq_cuda_codec_scratch *out)
 {
     const uint64_t staged = staged_bytes(plan), row = row_scratch_bytes(plan->columns);
-    uint64_t jobs = staged == 0 ? (uint64_t)AQ_CUDA_CODEC_JOBS : SCRATCH_BYTES_MAX / staged;
+    const uint64_t most = is_coded(plan) ? CODED_BYTES_MAX : SCRATCH_BYTES_MAX;
+    uint64_t jobs = staged == 0 ? (uint64_t)AQ_CUDA_CODEC_JOBS : most / staged;
     jobs = jobs < 1 ? 1 : jobs > AQ_CUDA_CODEC_JOBS ? (uint64_t)AQ_CUDA_CODEC_JOBS : jobs;
     uint64_t warps = SCRATCH_BYTES_MAX / row;
     warps = warps > WARPS_MAX ? (uint64_t)WARPS_MAX : warps;

@@ -37,6 +37,14 @@ AQ_RANS_FUNCTION uint32_t aq_rans_pair_slots(const uint16_t weights[AQ_RANS_LEVE
     return (uint32_t)((product * slots + total / 2) / total);
 }
 
+/* Weight of a pair that has no slot, else 0. Without a division: a GPU has none of 64 bits. */
+AQ_RANS_FUNCTION uint64_t aq_rans_pair_lost(const uint16_t weights[AQ_RANS_LEVELS], uint32_t a, uint32_t b,
+                                            uint64_t total, uint32_t slots)
+{
+    const uint64_t product = (uint64_t)aq_rans_weight(weights, a) * aq_rans_weight(weights, b);
+    return product * slots + total / 2 < total ? product : 0;
+}
+
 /* Slots that pairs too rare for one would need, for choosing `escapes`: rounded up. */
 AQ_RANS_FUNCTION uint32_t aq_rans_pruned(const uint16_t weights[AQ_RANS_LEVELS], uint32_t escapes)
 {
@@ -44,8 +52,7 @@ AQ_RANS_FUNCTION uint32_t aq_rans_pruned(const uint16_t weights[AQ_RANS_LEVELS],
     uint64_t lost = 0;
     for (uint32_t b = 1; b <= AQ_RANS_SIDE && total > 0; b++)
         for (uint32_t a = 1; a <= AQ_RANS_SIDE; a++)
-            if (aq_rans_pair_slots(weights, a, b, total, AQ_RANS_SLOTS - escapes) == 0)
-                lost += (uint64_t)aq_rans_weight(weights, a) * aq_rans_weight(weights, b);
+            lost += aq_rans_pair_lost(weights, a, b, total, AQ_RANS_SLOTS - escapes);
     return total == 0 ? 0 : (uint32_t)((lost * AQ_RANS_SLOTS + total - 1) / total);
 }
 

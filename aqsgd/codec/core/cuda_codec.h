@@ -42,7 +42,7 @@ enum {
     AQ_CUDA_CODEC_BLOCK_ROWS = 4,  /* rows of a block of the general kernels                     */
     AQ_CUDA_CODEC_HISTOGRAM = 2048, /* buckets of one level of the search for the K largest */
     AQ_CUDA_CODEC_EC_BYTES = 1 << 18, /* of a sample's counts and tables when it is entropy coded */
-    AQ_CUDA_CODEC_EC_STAGE = 256      /* of a chunk's bytes before they are joined, beside 2 a value */
+    AQ_CUDA_CODEC_EC_STAGE = 256      /* bytes of a chunk's words before they are joined, in addition to 1 per value */
 };
 
 /* Everything the kernels want to know of a codec; by value in every launch. Words mean what codec_internal.h says. */
@@ -107,9 +107,9 @@ struct aq_cuda_codec_scratch {
     uint64_t *select;     /* jobs * 2: prefix, still wanted */
     uint8_t *wholes;      /* entropy coded: jobs * (AQ_CUDA_CODEC_EC_BYTES, and a row) */
     uint8_t *cells;       /* jobs * N */
-    int *beyond;          /* jobs * N: q of what is beyond the table */
-    uint8_t *staged;      /* jobs * (5 N + AQ_CUDA_CODEC_EC_STAGE * chunks): words and escapes */
-    uint32_t *chunk_states, *chunk_sizes; /* jobs * chunks * 32, and 2 */
+    int *beyond;          /* jobs * (N + chunks): q beyond the table, one spare after each chunk; then escapes' bytes */
+    uint8_t *staged;      /* jobs * (N + AQ_CUDA_CODEC_EC_STAGE * chunks): words */
+    uint32_t *chunk_states, *chunk_sizes; /* jobs * chunks * 32; * 2: bytes of words and escapes, or where cells are */
     uint32_t *lengths;    /* jobs: of bodies */
 };
 

@@ -1,58 +1,32 @@
 /*
  * cuda_codec_ec.cu -- the kernels of codec_ec.c: entropy-coded bodies and keyframes.
  *
- * Out: a block a sample looks at it and chooses its head (codec_ec_choose.h, the CPU's own source); a warp a row
- * quantizes it; a warp a chunk runs the 32 lanes of rANS, a lane each; then chunks are put one behind the other, for
- * only now their lengths are known. In: a block a sample reads the head, a warp a chunk decodes codes and escapes, a
- * warp a row makes x^. What is beyond the table waits in scratch.beyond, at its element.
+ * Out: one block per sample looks at it and chooses its head (codec_ec_choose.h, the CPU's source); one warp per row
+ * quantizes it; chunks are coded and joined (cuda_codec_ec_chunks.cu). In: one block per sample reads the head, chunks
+ * are decoded, one warp per row makes x^. What is beyond the table waits in scratch.beyond, at its element.
  */
-#include "cuda_codec_launch.cuh"
-#include "cuda_codec_row.cuh"
+#include "cuda_codec_ec.cuh"
 
-#include "codec_ec_choose.h"
+enum { HEAD_BLOCK = 256, LOADS = 8, AHEAD = 4, SEGMENT = (AQ_EC_BUCKETS + 1 + HEAD_BLOCK - 1) / HEAD_BLOCK };
 
-/* scratch.status: it cannot be coded; or not by the step that it has. */
-enum { SAMPLE_FAILED = 1, STEP_FAILED = 2 };
-enum { HEAD_BLOCK = 256, JOIN_BLOCK = 128, SEGMENT = (AQ_EC_BUCKETS + 1 + HEAD_BLOCK - 1) / HEAD_BLOCK };
-
-/* Of a sample: scratch.wholes. */
-struct ec_whole {
-    double moments[2 * (AQ_EC_BUCKETS + 1)];
-    uint32_t below[AQ_EC_BUCKETS + 1], energy[AQ_EC_BUCKETS + 1];
-    uint32_t encode[256], escape; /* aq_rans_table */
-    uint32_t decode[AQ_RANS_SLOTS];
-    struct aq_ec_grid grid;
-    uint32_t centred, common, dithered;
-    uint32_t noise; /* w is added before rounding; where `dithered` is 0 nobody takes it off */
-    uint32_t way, done; /* enum aq_ec_way; of a second round: the first one's body stands */
-    uint32_t stride;    /* of the rows that were looked at */
-    struct aq_ec_dither dither;
-};
-static_assert(sizeof(struct ec_whole) <= AQ_CUDA_CODEC_EC_BYTES, "what codec_place.c reckons with");
-
-static __device__ __forceinline__ uint64_t whole_bytes(const struct aq_cuda_codec_plan &plan)
+/* value_read and value_write, in one piece where the message lies at a multiple of four bytes. */
+static __device__ __forceinline__ float message_load(const struct aq_cuda_codec_plan &plan, const void *m, uint64_t e)
 {
-    return AQ_CUDA_CODEC_EC_BYTES + ((uint64_t)plan.columns * 4 + 255) / 256 * 256;
+    if ((uintptr_t)m % 4 != 0) return value_read(plan.store, (const uint8_t *)m, plan.rows, e, 0.0f);
+    if (plan.store == AQ_PRECISION_FP32) return ((const float *)m)[e];
+    const uint16_t word = ((const uint16_t *)m)[e];
+    return plan.store == AQ_PRECISION_FP16 ? half_to_float(word) : bfloat_to_float(word);
 }
 
-static __device__ __forceinline__ struct ec_whole *whole_of(const struct aq_cuda_codec_plan &plan,
-                                                            const struct aq_cuda_codec_scratch &mem, uint32_t sample)
+static __device__ __forceinline__ void message_store(const struct aq_cuda_codec_plan &plan, void *m, uint64_t e,
+                                                     float x)
 {
-    return (struct ec_whole *)(mem.wholes + sample * whole_bytes(plan));
-}
-
-static __device__ __forceinline__ float *centre_of(struct ec_whole *whole)
-{
-    return (float *)((uint8_t *)whole + AQ_CUDA_CODEC_EC_BYTES);
-}
-
-/* What element e, of channel c, is coded against. */
-static __device__ __forceinline__ float reference_of(const struct aq_cuda_codec_plan &plan,
-                                                     const struct aq_cuda_codec_job &job, const float *centre,
-                                                     bool centred, uint64_t e, uint32_t c)
-{
-    if (plan.warm && !job.plain) return value_read(plan.store, (const uint8_t *)job.m, plan.rows, e, 0.0f);
-    return centred ? centre[c] : 0.0f;
+    if ((uintptr_t)m % 4 != 0)
+        value_write(plan.store, (uint8_t *)m, e, x);
+    else if (plan.store == AQ_PRECISION_FP32)
+        ((float *)m)[e] = x;
+    else
+        ((uint16_t *)m)[e] = plan.store == AQ_PRECISION_FP16 ? half_from_float(x) : bfloat_from_float(x);
 }
 
 /* Is there one? x - 0 and 0 + x are not x where x is -0. */
@@ -62,95 +36,167 @@ static __device__ __forceinline__ bool has_reference(const struct aq_cuda_codec_
     return centred || (plan.warm && !job.plain);
 }
 
-static __device__ __forceinline__ uint32_t marks_of(const struct ec_whole *whole)
-{
-    return whole->centred * (uint32_t)AQ_EC_CENTRED | whole->common * (uint32_t)AQ_EC_COMMON |
-           whole->dithered * (uint32_t)AQ_EC_DITHERED;
-}
-
 /* The noise of a value, w (codec_scalar.h, scalar_ec_dither). */
-static __device__ __forceinline__ float dither_of(const struct aq_ec_grid &grid, struct aq_ec_dither_row row,
-                                                  uint32_t c)
+static __device__ __forceinline__ float dither_of(float unit, struct aq_ec_dither_row row, uint32_t c)
 {
-    return __fmul_rn((float)((int)(2 * aq_ec_dither_byte(row, c)) - 255), grid.dither);
+    return __fmul_rn((float)((int)(2 * aq_ec_dither_byte(row, c)) - 255), unit);
 }
 
-struct ec_chunk {
-    uint32_t first, rows;
-    uint64_t values, begin; /* its first element */
+/* APART: compiled once, not at each call. All of it in line has the head's kernel spill registers. */
+#ifdef AQ_CUDA_HOST
+#define UNROLL_EIGHT
+#define APART
+#else
+#define UNROLL_EIGHT _Pragma("unroll 8")
+#define APART        __noinline__
+#endif
+
+/* How a block makes the table of rANS. */
+struct ec_table {
+    uint32_t slots[256], first[256 + WARP], best;
+    uint16_t weights[AQ_RANS_LEVELS], escapes;
 };
-
-static __device__ __forceinline__ struct ec_chunk chunk_of(const struct aq_cuda_codec_plan &plan, uint32_t number)
-{
-    const uint32_t rows = aq_ec_chunk_rows(plan.columns), first = number * rows;
-    const uint32_t here = plan.rows - first > rows ? rows : plan.rows - first;
-    return {first, here, (uint64_t)here * plan.columns, (uint64_t)first * plan.columns};
-}
 
 /* ---- the head, a block a sample ---- */
 
-/* Counts of magnitudes in every `stride`th row; false to all where a value is not finite. */
-static __device__ bool block_look(const struct aq_cuda_codec_plan &plan, const struct aq_cuda_codec_job &job,
-                                  struct ec_whole *whole, uint32_t stride, bool centred, bool energy)
+/* What a magnitude is of, at (row, c): a and what is coded of it. */
+struct looked {
+    float a, d;
+};
+
+static __device__ __forceinline__ struct looked look_at(const struct aq_cuda_codec_plan &plan,
+                                                        const struct aq_cuda_codec_job &job, const float *centre,
+                                                        bool centred, uint64_t row, uint32_t c)
 {
-    const uint64_t looked = (uint64_t)((plan.rows + stride - 1) / stride) * plan.columns;
-    const bool against = has_reference(plan, job, centred);
+    const bool referred = plan.warm && !job.plain;
+    const uint64_t e = row * plan.columns + c;
+    const float a = job.a[e];
+    float d = a;
+    if (referred) d = __fsub_rn(d, message_load(plan, job.m, e));
+    if (centred) d = __fsub_rn(d, centre[c]);
+    return {a, d};
+}
+
+/* One more in a counter of shared memory. A function that is not in line does not see which memory it is. */
+static __device__ __forceinline__ void count_one(uint32_t *counter)
+{
+#ifdef __CUDA_ARCH__
+    asm volatile("red.shared.add.u32 [%0], 1;" ::"r"((uint32_t)__cvta_generic_to_shared(counter)) : "memory");
+#else
+    atomicAdd(counter, 1u);
+#endif
+}
+
+/* Counts of magnitudes in every `stride`th row; false to all where a value is not finite. They are made in shared
+ * memory, in `counts`; LOADS values are on their way at a time. */
+static __device__ APART bool block_look(const struct aq_cuda_codec_plan &plan, const struct aq_cuda_codec_job &job,
+                                        struct ec_whole *whole, uint32_t *counts, uint32_t stride, bool centred,
+                                        bool energy)
+{
     bool bad = false;
     __syncthreads();
     for (uint32_t b = threadIdx.x; b <= AQ_EC_BUCKETS; b += HEAD_BLOCK) {
-        whole->below[b] = 0;
+        counts[b] = 0;
         if (energy) whole->energy[b] = 0;
     }
     __syncthreads();
-    for (uint64_t i = threadIdx.x; i < looked; i += HEAD_BLOCK) {
-        const uint32_t c = (uint32_t)(i % plan.columns);
-        const uint64_t e = i / plan.columns * stride * plan.columns + c;
-        const float a = job.a[e];
-        float d = against ? __fsub_rn(a, reference_of(plan, job, centre_of(whole), centred, e, c)) : a;
-        if (centred && plan.warm && !job.plain) d = __fsub_rn(d, centre_of(whole)[c]);
-        if (!is_finite(d) || (energy && !is_finite(a))) {
-            bad = true;
-            continue;
+    const uint32_t rows = (plan.rows + stride - 1) / stride;
+    for (uint32_t c = threadIdx.x; c < plan.columns; c += HEAD_BLOCK) {
+        for (uint32_t first = 0; first < rows; first += LOADS) {
+            struct looked at[LOADS];
+            UNROLL
+            for (uint32_t i = 0; i < LOADS; i++)
+                if (first + i < rows)
+                    at[i] = look_at(plan, job, centre_of(whole), centred, (uint64_t)(first + i) * stride, c);
+            UNROLL
+            for (uint32_t i = 0; i < LOADS; i++) {
+                if (first + i >= rows) continue;
+                if (!is_finite(at[i].d) || (energy && !is_finite(at[i].a))) {
+                    bad = true;
+                    continue;
+                }
+                count_one(&counts[magnitude_of(at[i].d) >> AQ_EC_BUCKET_SHIFT]);
+                if (energy) atomicAdd(&whole->energy[magnitude_of(at[i].a) >> AQ_EC_BUCKET_SHIFT], 1u);
+            }
         }
-        atomicAdd(&whole->below[magnitude_of(d) >> AQ_EC_BUCKET_SHIFT], 1u);
-        if (energy) atomicAdd(&whole->energy[magnitude_of(a) >> AQ_EC_BUCKET_SHIFT], 1u);
     }
     return __syncthreads_or(bad) == 0;
 }
 
-/* Counts become counts of all below. */
-static __device__ void block_counts_sum(uint32_t *counts, uint32_t *shared)
+/* Counts become counts of all below, in `below`, which may be the same. */
+static __device__ APART void block_counts_sum(const uint32_t *counts, uint32_t *below, uint32_t *shared)
 {
-    const uint32_t from = threadIdx.x * SEGMENT;
-    uint32_t sum = 0;
+    const uint32_t from = threadIdx.x * SEGMENT, lane = threadIdx.x % WARP;
+    uint32_t sum = 0, before = 0;
     __syncthreads();
     for (uint32_t b = from; b < from + SEGMENT && b <= AQ_EC_BUCKETS; b++)
         sum += counts[b];
-    shared[threadIdx.x] = sum;
+    uint32_t through = sum;
+    for (uint32_t by = 1; by < WARP; by *= 2) {
+        const uint32_t other = __shfl_up_sync(WHOLE_WARP, through, by);
+        if (lane >= by) through += other;
+    }
+    if (lane == WARP - 1) shared[threadIdx.x / WARP] = through;
     __syncthreads();
-    sum = 0;
-    for (uint32_t t = 0; t < threadIdx.x; t++)
-        sum += shared[t];
+    for (uint32_t warp = 0; warp < threadIdx.x / WARP; warp++)
+        before += shared[warp];
+    before += through - sum;
     for (uint32_t b = from; b < from + SEGMENT && b <= AQ_EC_BUCKETS; b++) {
         const uint32_t count = counts[b];
-        counts[b] = sum;
-        sum += count;
+        below[b] = before;
+        before += count;
+    }
+    __syncthreads();
+}
+
+/* aq_ec_moments by a block. Empty buckets add nothing: only those between the first one behind that of zero and the
+ * last one are added up one after another, by a thread for each of the two sums. */
+static __device__ APART void block_moments(struct ec_whole *whole)
+{
+    const uint32_t *const below = whole->below;
+    double *const sums = whole->moments, *const squares = sums + AQ_EC_BUCKETS + 1;
+    const uint32_t all = below[AQ_EC_BUCKETS], zeros = below[1];
+    const uint32_t low = all - zeros > 0 ? aq_ec_bucket_above(below, all - zeros - 1) - 1 : 1;
+    const uint32_t high = aq_ec_bucket_above(below, 0);
+    for (uint32_t b = threadIdx.x; b < AQ_EC_BUCKETS; b += HEAD_BLOCK) {
+        const double count = (double)(below[b + 1] - below[b]), v = count > 0.0 ? (double)aq_ec_middle(b) : 0.0;
+        sums[b + 1] = count * v;
+        squares[b + 1] = count * v * v;
+    }
+    __syncthreads();
+    if (threadIdx.x == 0 || threadIdx.x == WARP) {
+        double *const of = threadIdx.x == 0 ? sums : squares, sum = of[1];
+        of[0] = 0.0;
+        UNROLL_EIGHT
+        for (uint32_t b = low + 1; b <= high; b++) {
+            sum += of[b];
+            of[b] = sum;
+        }
+    }
+    __syncthreads();
+    for (uint32_t b = 1 + threadIdx.x; b <= AQ_EC_BUCKETS; b += HEAD_BLOCK) {
+        if (b > 1 && b <= low) sums[b] = sums[1], squares[b] = squares[1];
+        if (b > high && high >= 1) sums[b] = sums[high], squares[b] = squares[high];
     }
     __syncthreads();
 }
 
 /* Of a channel over every `stride`th row, as the CPU adds it up: the mean, or that of its change. */
-static __device__ float mean_of(const struct aq_cuda_codec_plan &plan, const struct aq_cuda_codec_job &job,
-                                uint32_t stride, uint32_t c)
+static __device__ APART float mean_of(const struct aq_cuda_codec_plan &plan, const struct aq_cuda_codec_job &job,
+                                      uint32_t stride, uint32_t c)
 {
+    const uint32_t rows = (plan.rows + stride - 1) / stride;
     float sum = 0.0f;
-    for (uint32_t row = 0; row < plan.rows; row += stride) {
-        const uint64_t e = (uint64_t)row * plan.columns + c;
-        const bool against = has_reference(plan, job, false);
-        const float a = job.a[e];
-        sum = __fadd_rn(sum, against ? __fsub_rn(a, reference_of(plan, job, NULL, false, e, c)) : a);
+    for (uint32_t first = 0; first < rows; first += 2 * LOADS) {
+        float d[2 * LOADS];
+        UNROLL
+        for (uint32_t i = 0; i < 2 * LOADS; i++)
+            if (first + i < rows) d[i] = look_at(plan, job, NULL, false, (uint64_t)(first + i) * stride, c).d;
+        UNROLL
+        for (uint32_t i = 0; i < 2 * LOADS; i++)
+            if (first + i < rows) sum = __fadd_rn(sum, d[i]);
     }
-    return __fdiv_rn(sum, (float)((plan.rows + stride - 1) / stride));
+    return __fdiv_rn(sum, (float)rows);
 }
 
 /* codec_ec.c, common_make; found: the largest mean's bits, and the sum of upper halves. */
@@ -204,8 +250,10 @@ static __device__ void block_choose(struct ec_whole *whole, const struct aq_ec_g
                                     bool may_differ, uint8_t *head)
 {
     __syncthreads();
+    if (goal.dither > 0.0f || goal.error > 0.0f) block_moments(whole);
     if (threadIdx.x == 0) {
-        const struct aq_ec_look look = aq_ec_look_of(whole->below, whole->energy, whole->moments, stride, again);
+        struct aq_ec_look look = aq_ec_look_of(whole->below, whole->energy, whole->moments, stride, again);
+        look.summed = true;
         const uint32_t way = (uint32_t)aq_ec_head_choose(&look, &goal, may_differ, head);
         if (may_differ) whole->way = way;
     }
@@ -215,7 +263,7 @@ static __device__ void block_choose(struct ec_whole *whole, const struct aq_ec_g
 /* codec_ec.c, centre_pays. */
 static __device__ bool block_centre_pays(const struct aq_cuda_codec_plan &plan, const struct aq_cuda_codec_job &job,
                                          struct ec_whole *whole, uint32_t stride, const uint8_t *head, uint8_t *out,
-                                         uint32_t *shared)
+                                         uint32_t *counts, uint32_t *shared)
 {
     const uint32_t half = aq_ec_bucket(__fmul_rn(0.5f, aq_ec_float_at(head + AQ_EC_STEP)));
     const struct aq_ec_noise none = {NULL, 0.0f};
@@ -223,36 +271,91 @@ static __device__ bool block_centre_pays(const struct aq_cuda_codec_plan &plan, 
     const uint32_t bits = has_reference(plan, job, false) ? AQ_EC_COMMON_BITS : AQ_EC_MEAN_BITS;
     __syncthreads();
     if (!block_centre(plan, job, whole, stride, out, shared)) return false;
-    if (!block_look(plan, job, whole, stride, true, false)) return false;
-    block_counts_sum(whole->below, shared);
+    if (!block_look(plan, job, whole, counts, stride, true, false)) return false;
+    block_counts_sum(counts, whole->below, shared);
     const uint64_t price = aq_ec_centre_price(plan.columns, looked, plan.values, bits);
     const bool pays = aq_ec_cost(whole->below, &none, half) + price < before;
     __syncthreads();
     return pays && block_centre(plan, job, whole, 1, out, shared);
 }
 
+/* What aq_rans_slots gives, a thread a symbol: slots, and in first[symbol] those before it; false to all for a head
+ * that no sender writes. best: of the most frequent pair, the first of them. */
+static __device__ APART bool block_slots(const uint16_t *weights, uint32_t escapes, uint32_t *slots, uint32_t *first,
+                                         uint32_t *best)
+{
+    const uint64_t sum = aq_rans_weight_sum(weights), total = sum * sum;
+    const uint32_t zero = AQ_RANS_CODE_ZERO | AQ_RANS_CODE_ZERO << 4, symbol = threadIdx.x;
+    const uint32_t a = symbol & 15, b = symbol >> 4;
+    if (weights[0] == 0 || escapes < 1 || escapes > AQ_RANS_ESCAPES_MAX) return false;
+    if (symbol == 0) *best = 0;
+    __syncthreads();
+    if (symbol < 256) {
+        uint32_t mine = symbol == 0 ? escapes : 0;
+        if (a != 0 && b != 0) {
+            mine = aq_rans_pair_slots(weights, a, b, total, AQ_RANS_SLOTS - escapes) & 0xffffu;
+            if (symbol == zero && mine == 0) mine = 1;
+            atomicMax(best, mine << 8 | (255 - symbol));
+        }
+        slots[symbol] = mine;
+    }
+    __syncthreads();
+    if (symbol < WARP) { /* eight symbols a lane */
+        uint32_t used = 0;
+        for (uint32_t i = 0; i < 8; i++)
+            used += slots[8 * symbol + i];
+        first[256 + symbol] = used;
+    }
+    __syncthreads();
+    uint32_t used = 0, before = 0;
+    for (uint32_t lane = 0; lane < WARP; lane++) {
+        before += lane < symbol / 8 ? first[256 + lane] : 0;
+        used += first[256 + lane];
+    }
+    const uint32_t most = 255 - (*best & 255), has = *best >> 8;
+    if (used >= AQ_RANS_SLOTS + has) return false;
+    for (uint32_t s = symbol / 8 * 8; symbol < 256 && s < symbol; s++)
+        before += slots[s];
+    if (symbol < 256) first[symbol] = before + (most < symbol ? AQ_RANS_SLOTS - used : 0);
+    __syncthreads();
+    if (symbol == most) slots[most] = has + AQ_RANS_SLOTS - used;
+    __syncthreads();
+    return true;
+}
+
+/* For rans_put, of a symbol with slots. */
+static __device__ __forceinline__ uint32_t slots_inverse(uint32_t slots)
+{
+    if (slots < 2) return UINT32_MAX;
+    const uint32_t shift = 31u - (uint32_t)__clz((int)(slots - 1));
+    return (uint32_t)(((UINT64_C(1) << (32 + shift)) + slots - 1) / slots);
+}
+
 /* The head in shared memory becomes grid and table; false to all for one that no sender writes. */
-static __device__ bool block_table(struct ec_whole *whole, const uint8_t *head, uint16_t *slots, bool decode)
+static __device__ bool block_table(struct ec_whole *whole, const uint8_t *head, struct ec_table *table, bool decode)
 {
     bool good = true;
     __syncthreads();
     if (threadIdx.x == 0) {
-        uint16_t weights[AQ_RANS_LEVELS], escapes;
-        good = aq_ec_head_read(head, &whole->grid, weights, &escapes) && aq_rans_slots(weights, escapes, slots);
+        good = aq_ec_head_read(head, &whole->grid, table->weights, &table->escapes);
         whole->centred = (head[AQ_EC_MARKS] & AQ_EC_CENTRED) != 0;
         whole->common = (head[AQ_EC_MARKS] & AQ_EC_COMMON) != 0;
         whole->dithered = (head[AQ_EC_MARKS] & AQ_EC_DITHERED) != 0;
     }
     if (__syncthreads_and(good) == 0) return false;
-    for (uint32_t symbol = threadIdx.x; symbol < 256; symbol += HEAD_BLOCK) {
-        const uint32_t mine = slots[symbol];
-        uint32_t first = 0;
-        for (uint32_t s = 0; s < symbol; s++)
-            first += slots[s];
-        whole->encode[symbol] = symbol == 0 ? 0 : mine | first << 16;
-        if (symbol == 0) whole->escape = mine;
-        for (uint32_t i = 0; decode && i < mine; i++)
-            whole->decode[first + i] = aq_rans_decode_entry(symbol, mine, i);
+    if (!block_slots(table->weights, table->escapes, table->slots, table->first, &table->best)) return false;
+    if (threadIdx.x < 256) {
+        const bool escaped = threadIdx.x == 0 || table->slots[threadIdx.x] == 0;
+        const uint32_t symbol = escaped ? 0 : threadIdx.x, slots = table->slots[symbol];
+        whole->encode[threadIdx.x] = slots | (escaped ? (uint32_t)ESCAPED : 0) | table->first[symbol] << 16;
+        whole->inverse[threadIdx.x] = slots_inverse(slots);
+    }
+    for (uint32_t slot = threadIdx.x; decode && slot < AQ_RANS_SLOTS; slot += HEAD_BLOCK) {
+        uint32_t symbol = 0; /* the last one that begins at or before the slot and has any */
+        for (uint32_t step = 128; step > 0; step /= 2)
+            if (table->first[symbol + step] <= slot) symbol += step;
+        ((uint32_t *)whole->decode)[slot] =
+            aq_rans_decode_entry(symbol, table->slots[symbol], slot - table->first[symbol]);
     }
     return true;
 }
@@ -264,7 +367,10 @@ static __device__ struct aq_ec_goal goal_of(const struct aq_cuda_codec_plan &pla
     const bool dithered = plan.stochastic != 0 && !keyframe, half = plan.half_dither != 0 && warm;
     const float rate = keyframe ? plan.keyframe_rate : plan.rate;
     return {aq_ec_rate_of_values(rate, plan.rows, plan.columns), keyframe ? 0.0f : plan.error,
-            !dithered ? 0.0f : half ? 0.5f : 1.0f, warm, keyframe && plan.stochastic != 0};
+            !dithered ? 0.0f
+            : half    ? 0.5f
+                      : 1.0f,
+            warm, keyframe && plan.stochastic != 0};
 }
 
 /* In a second round, to all: is the sample coded again (codec_ec.c, aq_ec_encode)? Then to which goal, after a look at
@@ -288,7 +394,7 @@ static __device__ bool block_again(const struct aq_cuda_codec_plan &plan, const 
 /* codec_ec.c, head_choose: the head of a sample whose counts stand. */
 static __device__ bool block_head(const struct aq_cuda_codec_plan &plan, const struct aq_cuda_codec_job &job,
                                   struct ec_whole *whole, const struct aq_ec_goal &goal, uint32_t stride, bool fit,
-                                  uint8_t *head, uint32_t *shared)
+                                  uint8_t *head, uint32_t *counts, uint32_t *shared)
 {
     block_choose(whole, goal, stride, fit, true, head);
     const uint32_t way = whole->way;
@@ -299,10 +405,10 @@ static __device__ bool block_head(const struct aq_cuda_codec_plan &plan, const s
     bool centred = false, good = true;
     if (may_centre && whole->below[1] < whole->below[AQ_EC_BUCKETS]) {
         centred = block_centre_pays(plan, job, whole, stride, head,
-                                    body + aq_ec_centre_from(plan.rows, plan.columns, marks), shared);
+                                    body + aq_ec_centre_from(plan.rows, plan.columns, marks), counts, shared);
         const struct aq_ec_goal rest = aq_ec_goal_of_rest(goal, plan.columns, plan.values);
-        good = block_look(plan, job, whole, stride, centred, false);
-        block_counts_sum(whole->below, shared);
+        good = block_look(plan, job, whole, counts, stride, centred, false);
+        block_counts_sum(counts, whole->below, shared);
         block_choose(whole, centred ? rest : goal, stride, fit, false, head);
     }
     if (threadIdx.x == 0) {
@@ -319,8 +425,9 @@ __global__ void __launch_bounds__(HEAD_BLOCK)
                   const __grid_constant__ struct aq_cuda_codec_scratch mem,
                   const __grid_constant__ struct job_list list, uint32_t round)
 {
-    AQ_SHARED(uint32_t, shared, [HEAD_BLOCK]);
-    AQ_SHARED(uint16_t, slots, [256]);
+    AQ_SHARED(uint32_t, counts, [AQ_EC_BUCKETS + 1]);
+    AQ_SHARED(uint32_t, shared, [HEAD_BLOCK / WARP]);
+    AQ_SHARED(struct ec_table, table, [1]);
     AQ_SHARED(uint8_t, head, [AQ_EC_HEAD_BYTES + 4]);
     const struct aq_cuda_codec_job &job = list.jobs[blockIdx.x];
     struct ec_whole *whole = whole_of(plan, mem, blockIdx.x);
@@ -329,20 +436,20 @@ __global__ void __launch_bounds__(HEAD_BLOCK)
     uint32_t stride = aq_ec_stride(plan.rows, plan.values);
     bool fit = false;
     if (round > 0 && !block_again(plan, mem, whole, &goal, &stride, &fit)) return;
-    bool good = block_look(plan, job, whole, stride, false, energy);
-    if (good && stride > 1 && whole->below[0] == (plan.rows + stride - 1) / stride * plan.columns) {
+    bool good = block_look(plan, job, whole, counts, stride, false, energy);
+    if (good && stride > 1 && counts[0] == (plan.rows + stride - 1) / stride * plan.columns) {
         stride = 1;
-        good = block_look(plan, job, whole, stride, false, energy);
+        good = block_look(plan, job, whole, counts, stride, false, energy);
     }
     if (threadIdx.x == 0) {
         whole->done = 0;
         whole->stride = stride;
     }
     if (good) {
-        block_counts_sum(whole->below, shared);
-        if (energy) block_counts_sum(whole->energy, shared);
-        good = block_head(plan, job, whole, goal, stride, fit, head, shared);
-        good = block_table(whole, head, slots, false) && good;
+        block_counts_sum(counts, whole->below, shared);
+        if (energy) block_counts_sum(whole->energy, whole->energy, shared);
+        good = block_head(plan, job, whole, goal, stride, fit, head, counts, shared);
+        good = block_table(whole, head, table, false) && good;
         for (uint32_t i = threadIdx.x; i < AQ_EC_HEAD_BYTES; i += HEAD_BLOCK)
             ((uint8_t *)job.body)[i] = head[i];
     }
@@ -351,16 +458,17 @@ __global__ void __launch_bounds__(HEAD_BLOCK)
 
 /* ---- rows ---- */
 
-static __device__ __forceinline__ float level_of(const struct aq_ec_grid &grid, int q)
+/* levels: of |q| = 0..7, in shared memory. */
+static __device__ __forceinline__ float level_of(const float *levels, float step, int q)
 {
     const int size = q < 0 ? -q : q;
-    const float level = size < AQ_RANS_LEVELS ? grid.levels[size] : __fmul_rn((float)size, grid.step);
+    const float level = size < AQ_RANS_LEVELS ? levels[size] : __fmul_rn((float)size, step);
     return q < 0 ? -level : level;
 }
 
-static __device__ __forceinline__ float cell_of(const struct aq_ec_grid &grid, uint32_t cell)
+static __device__ __forceinline__ float cell_of(uint32_t refine, float unit, uint32_t cell)
 {
-    return __fmul_rn((float)((int)(2 * cell + 1) - (1 << grid.refine)), grid.unit);
+    return __fmul_rn((float)((int)(2 * cell + 1) - (1 << refine)), unit);
 }
 
 /* x^ of a value to hat and m_out; false where the store cannot hold it. */
@@ -368,254 +476,178 @@ static __device__ __forceinline__ bool emit(const struct aq_cuda_codec_plan &pla
                                             uint64_t e, float x)
 {
     if (job.hat != NULL) job.hat[e] = x;
-    if (plan.warm && job.m_out != NULL) value_write(plan.store, (uint8_t *)job.m_out, e, x);
+    if (plan.warm && job.m_out != NULL) message_store(plan, job.m_out, e, x);
     return magnitude_of(x) < plan.limit;
 }
 
-/* A row's codes, cells, x^ and sums. False where it cannot be coded. */
+/* What all values of a row share, out of memory once. */
+struct ec_row {
+    const float *centre, *levels;
+    float step, inverse, unit, dither;
+    uint32_t refine;
+    bool referred, centred, common, noise, dithered;
+    struct aq_ec_dither_row numbers;
+    uint64_t first, base; /* its element of the sample; the sample's of scratch */
+    int *beyond;          /* by element of the sample */
+};
+
+static __device__ __forceinline__ struct ec_row ec_row_of(const struct aq_cuda_codec_plan &plan,
+                                                          const struct aq_cuda_codec_scratch &mem,
+                                                          const struct row &row, float *levels)
+{
+    struct ec_whole *const whole = whole_of(plan, mem, row.sample);
+    const struct aq_ec_grid &grid = whole->grid;
+    struct ec_row out;
+    if (row.lane < AQ_RANS_LEVELS) levels[row.lane] = grid.levels[row.lane];
+    out.centre = centre_of(whole);
+    out.levels = levels;
+    out.step = grid.step;
+    out.inverse = grid.inverse;
+    out.unit = grid.unit;
+    out.dither = grid.dither;
+    out.refine = grid.refine;
+    out.referred = plan.warm && !row.job->plain;
+    out.centred = whole->centred != 0;
+    out.common = whole->common != 0;
+    out.noise = whole->noise != 0;
+    out.dithered = whole->dithered != 0;
+    out.numbers = aq_ec_dither_of(&whole->dither, row.number);
+    out.first = (uint64_t)row.number * plan.columns;
+    out.base = row.sample * plan.values;
+    out.beyond = beyond_of(plan, mem, row.sample, row.number / aq_ec_chunk_rows(plan.columns));
+    __syncwarp();
+    return out;
+}
+
+/* What a value is coded against. */
+static __device__ __forceinline__ float reference_load(const struct aq_cuda_codec_plan &plan, const struct row &row,
+                                                       const struct ec_row &of, uint32_t c)
+{
+    return of.referred ? message_load(plan, row.job->m, of.first + c) : of.centred ? of.centre[c] : 0.0f;
+}
+
+/* A row's sums, and what went wrong. */
+struct ec_sums {
+    float a, a2, d2, error;
+    bool good, far;
+};
+
+/* One value's code, cell and x^. */
+static __device__ __forceinline__ void quantize_value(const struct aq_cuda_codec_plan &plan,
+                                                      const struct aq_cuda_codec_scratch &mem, const struct row &row,
+                                                      const struct ec_row &of, uint32_t c, float a, float reference,
+                                                      struct ec_sums *sums)
+{
+    const uint64_t e = of.first + c;
+    const bool against = of.referred || of.centred;
+    const float delta = against ? __fsub_rn(a, reference) : a;
+    const float w = of.noise ? dither_of(of.dither, of.numbers, c) : 0.0f;
+    const float own = of.common ? __fsub_rn(delta, of.centre[c]) : delta;
+    const float d = of.noise ? __fadd_rn(own, w) : own;
+    const float t = __fadd_rn(__fmul_rn(fabsf(d), of.inverse), 0.5f);
+    sums->good = sums->good && is_finite(delta);
+    sums->far = sums->far || !(t < AQ_EC_ESCAPE_LIMIT);
+    if (!sums->good || sums->far) return;
+    const int size = (int)t, q = d < 0.0f ? -size : size;
+    float level = level_of(of.levels, of.step, q);
+    mem.codes[of.base + e] = size < AQ_RANS_LEVELS ? (uint8_t)(q + AQ_RANS_CODE_ZERO) : 0;
+    if (size >= AQ_RANS_LEVELS) of.beyond[e] = q;
+    if (of.refine > 0) {
+        const float cells_in = (float)(1u << of.refine), half = 0.5f * cells_in,
+                    inner = __fmul_rn(of.inverse, cells_in);
+        const float at = __fadd_rn(__fmul_rn(__fsub_rn(d, level), inner), half);
+        const float most = smaller(at, cells_in - 1.0f);
+        const uint32_t cell = (uint32_t)(most > 0.0f ? most : 0.0f);
+        mem.cells[of.base + e] = (uint8_t)cell;
+        level = __fadd_rn(level, cell_of(of.refine, of.unit, cell));
+    }
+    const float left = __fsub_rn(of.dithered ? d : own, level);
+    sums->a = __fadd_rn(sums->a, a);
+    sums->a2 = __fadd_rn(sums->a2, __fmul_rn(a, a));
+    sums->d2 = __fadd_rn(sums->d2, __fmul_rn(delta, delta));
+    sums->error = __fadd_rn(sums->error, __fmul_rn(left, left));
+    if (of.dithered) level = __fsub_rn(level, w);
+    if (of.common) level = __fadd_rn(level, of.centre[c]);
+    sums->good = emit(plan, *row.job, e, against ? __fadd_rn(reference, level) : level);
+}
+
+/* A row's codes, cells, x^ and sums; AHEAD values of a lane are on their way at a time. False where it cannot be coded.
+ */
 static __device__ bool quantize_row(const struct aq_cuda_codec_plan &plan, const struct aq_cuda_codec_scratch &mem,
-                                    const struct row &row)
+                                    const struct row &row, float *levels)
 {
-    struct ec_whole *const whole = whole_of(plan, mem, row.sample);
-    const struct aq_ec_grid &grid = whole->grid;
-    const bool centred = whole->centred != 0, against = has_reference(plan, *row.job, centred);
-    const struct aq_ec_dither_row noise = aq_ec_dither_of(&whole->dither, row.number);
-    const uint64_t first = (uint64_t)row.number * plan.columns, base = row.sample * plan.values;
-    const float cells_in = (float)(1u << grid.refine), half = 0.5f * cells_in;
-    const float inner = __fmul_rn(grid.inverse, cells_in);
-    float sum_a = 0.0f, sum_a2 = 0.0f, sum_d2 = 0.0f, error = 0.0f;
-    bool good = true, far = false;
-    for (uint32_t c = row.lane; c < plan.columns; c += WARP) {
-        const uint64_t e = first + c;
-        const float a = row.job->a[e];
-        const float reference = reference_of(plan, *row.job, centre_of(whole), centred, e, c);
-        const float delta = against ? __fsub_rn(a, reference) : a;
-        const float w = whole->noise != 0 ? dither_of(grid, noise, c) : 0.0f;
-        const float own = whole->common != 0 ? __fsub_rn(delta, centre_of(whole)[c]) : delta;
-        const float d = whole->noise != 0 ? __fadd_rn(own, w) : own;
-        const float t = __fadd_rn(__fmul_rn(fabsf(d), grid.inverse), 0.5f);
-        good = good && is_finite(delta);
-        far = far || !(t < AQ_EC_ESCAPE_LIMIT);
-        if (!good || far) continue;
-        const int size = (int)t, q = d < 0.0f ? -size : size;
-        float level = level_of(grid, q);
-        mem.codes[base + e] = size < AQ_RANS_LEVELS ? (uint8_t)(q + AQ_RANS_CODE_ZERO) : 0;
-        if (size >= AQ_RANS_LEVELS) mem.beyond[base + e] = q;
-        if (grid.refine > 0) {
-            const float at = __fadd_rn(__fmul_rn(__fsub_rn(d, level), inner), half);
-            const float most = smaller(at, cells_in - 1.0f);
-            const uint32_t cell = (uint32_t)(most > 0.0f ? most : 0.0f);
-            mem.cells[base + e] = (uint8_t)cell;
-            level = __fadd_rn(level, cell_of(grid, cell));
+    const struct ec_row of = ec_row_of(plan, mem, row, levels);
+    struct ec_sums sums = {0.0f, 0.0f, 0.0f, 0.0f, true, false};
+    for (uint32_t begin = row.lane; begin < plan.columns; begin += AHEAD * WARP) {
+        float a[AHEAD], reference[AHEAD];
+        UNROLL
+        for (uint32_t i = 0; i < AHEAD; i++) {
+            const uint32_t c = begin + i * WARP;
+            if (c < plan.columns) a[i] = row.job->a[of.first + c];
+            if (c < plan.columns) reference[i] = reference_load(plan, row, of, c);
         }
-        const float left = __fsub_rn(whole->dithered != 0 ? d : own, level);
-        sum_a = __fadd_rn(sum_a, a);
-        sum_a2 = __fadd_rn(sum_a2, __fmul_rn(a, a));
-        sum_d2 = __fadd_rn(sum_d2, __fmul_rn(delta, delta));
-        error = __fadd_rn(error, __fmul_rn(left, left));
-        if (whole->dithered != 0) level = __fsub_rn(level, w);
-        if (whole->common != 0) level = __fadd_rn(level, centre_of(whole)[c]);
-        good = emit(plan, *row.job, e, against ? __fadd_rn(reference, level) : level);
+        UNROLL
+        for (uint32_t i = 0; i < AHEAD; i++)
+            if (begin + i * WARP < plan.columns)
+                quantize_value(plan, mem, row, of, begin + i * WARP, a[i], reference[i], &sums);
     }
-    row_sums(plan, mem, row, sum_a, sum_a2, sum_d2, error);
-    if (__any_sync(WHOLE_WARP, far) && row.lane == 0) atomicOr(&mem.status[row.sample], STEP_FAILED);
-    return good;
+    row_sums(plan, mem, row, sums.a, sums.a2, sums.d2, sums.error);
+    if (__any_sync(WHOLE_WARP, sums.far) && row.lane == 0) atomicOr(&mem.status[row.sample], STEP_FAILED);
+    return sums.good;
 }
 
-/* Is there nothing to do for a sample: it has failed, or its body stands? One answer for the whole warp. */
-static __device__ __forceinline__ bool is_over(const struct aq_cuda_codec_plan &plan,
-                                               const struct aq_cuda_codec_scratch &mem, uint32_t sample)
-{
-    return sample_failed(mem, sample) || whole_of(plan, mem, sample)->done != 0;
-}
-
-/* x^ of a row from its codes and cells. */
+/* x^ of a row from its codes, and from the cells in the body. */
 static __device__ bool apply_row(const struct aq_cuda_codec_plan &plan, const struct aq_cuda_codec_scratch &mem,
-                                 const struct row &row)
+                                 const struct row &row, float *levels)
 {
-    struct ec_whole *const whole = whole_of(plan, mem, row.sample);
-    const struct aq_ec_grid &grid = whole->grid;
-    const bool centred = whole->centred != 0, against = has_reference(plan, *row.job, centred);
-    const struct aq_ec_dither_row noise = aq_ec_dither_of(&whole->dither, row.number);
-    const uint64_t first = (uint64_t)row.number * plan.columns, base = row.sample * plan.values;
+    const struct ec_row of = ec_row_of(plan, mem, row, levels);
+    const uint32_t rows = aq_ec_chunk_rows(plan.columns), number = row.number / rows;
+    const uint64_t index = (uint64_t)row.sample * aq_ec_chunk_count(plan.rows, plan.columns) + number;
+    const uint64_t before = (uint64_t)(row.number % rows) * plan.columns; /* in its chunk */
+    const uint8_t *const cells = (const uint8_t *)row.job->body + (of.refine > 0 ? mem.chunk_sizes[2 * index] : 0);
+    const bool against = of.referred || of.centred;
     bool good = true;
-    for (uint32_t c = row.lane; c < plan.columns; c += WARP) {
-        const uint64_t e = first + c;
-        const int code = mem.codes[base + e];
-        float level = level_of(grid, code == 0 ? mem.beyond[base + e] : code - AQ_RANS_CODE_ZERO);
-        if (grid.refine > 0) level = __fadd_rn(level, cell_of(grid, mem.cells[base + e]));
-        if (whole->dithered != 0) level = __fsub_rn(level, dither_of(grid, noise, c));
-        if (whole->common != 0) level = __fadd_rn(level, centre_of(whole)[c]);
-        const float reference = reference_of(plan, *row.job, centre_of(whole), centred, e, c);
-        good = emit(plan, *row.job, e, against ? __fadd_rn(reference, level) : level) && good;
+    for (uint32_t begin = row.lane; begin < plan.columns; begin += AHEAD * WARP) {
+        float reference[AHEAD];
+        uint32_t codes[AHEAD];
+        UNROLL
+        for (uint32_t i = 0; i < AHEAD; i++) {
+            const uint32_t c = begin + i * WARP;
+            if (c < plan.columns) codes[i] = mem.codes[of.base + of.first + c];
+            if (c < plan.columns) reference[i] = reference_load(plan, row, of, c);
+        }
+        UNROLL
+        for (uint32_t i = 0; i < AHEAD; i++) {
+            const uint32_t c = begin + i * WARP;
+            if (c >= plan.columns) continue;
+            const int q = codes[i] == 0 ? of.beyond[of.first + c] : (int)codes[i] - AQ_RANS_CODE_ZERO;
+            float level = level_of(of.levels, of.step, q);
+            if (of.refine > 0)
+                level = __fadd_rn(level, cell_of(of.refine, of.unit, code_read(cells, before + c, of.refine)));
+            if (of.dithered) level = __fsub_rn(level, dither_of(of.dither, of.numbers, c));
+            if (of.common) level = __fadd_rn(level, of.centre[c]);
+            good = emit(plan, *row.job, of.first + c, against ? __fadd_rn(reference[i], level) : level) && good;
+        }
     }
     return good;
 }
 
+/* A row per warp. */
 __global__ void __launch_bounds__(ROW_BLOCK) codec_ec_rows(const __grid_constant__ struct aq_cuda_codec_plan plan,
                                                            const __grid_constant__ struct aq_cuda_codec_scratch mem,
                                                            const __grid_constant__ struct job_list list, bool encode)
 {
-    const uint64_t items = (uint64_t)list.count * plan.rows, warps = (uint64_t)gridDim.x * (ROW_BLOCK / WARP);
-    for (uint64_t item = (uint64_t)blockIdx.x * (ROW_BLOCK / WARP) + threadIdx.x / WARP; item < items; item += warps) {
-        struct row row;
-        row.sample = (uint32_t)(item / plan.rows);
-        row.number = (uint32_t)(item % plan.rows);
-        row.job = &list.jobs[row.sample];
-        row.lane = threadIdx.x % WARP;
-        if (encode ? is_over(plan, mem, row.sample) : sample_failed(mem, row.sample)) continue;
-        (void)row_failed(mem, row, encode ? !quantize_row(plan, mem, row) : !apply_row(plan, mem, row));
-    }
-}
-
-/* ---- chunks, a warp each ---- */
-
-/* What a chunk leaves for codec_ec_join: scratch.chunk_states, .chunk_sizes, and in .staged words, then escapes. */
-struct ec_stage {
-    uint32_t *states, *sizes;
-    uint8_t *words, *escapes;
-};
-
-static __device__ __forceinline__ struct ec_stage stage_of(const struct aq_cuda_codec_plan &plan,
-                                                           const struct aq_cuda_codec_scratch &mem, uint32_t sample,
-                                                           uint32_t number, const struct ec_chunk &chunk)
-{
-    const uint64_t chunks = aq_ec_chunk_count(plan.rows, plan.columns), index = sample * chunks + number;
-    uint8_t *base = mem.staged + sample * (5 * plan.values + AQ_CUDA_CODEC_EC_STAGE * chunks) + 5 * chunk.begin +
-                    (uint64_t)AQ_CUDA_CODEC_EC_STAGE * number;
-    return {mem.chunk_states + WARP * index, mem.chunk_sizes + 2 * index, base, base + chunk.values + 64};
-}
-
-/* A number of an escape: seven bits a byte, the sign lowest. */
-static __device__ __forceinline__ uint32_t number_word(int q)
-{
-    return ((uint32_t)q << 1) ^ (uint32_t)(q < 0 ? -1 : 0);
-}
-
-static __device__ __forceinline__ uint32_t number_bytes(uint32_t word)
-{
-    return 1u + (word > 127u) + (word >= 1u << 14) + (word >= 1u << 21);
-}
-
-static __device__ __forceinline__ uint8_t *number_put(uint32_t word, uint8_t *out)
-{
-    for (; word > 127; word >>= 7)
-        *out++ = (uint8_t)((word & 127) | 128);
-    *out++ = (uint8_t)word;
-    return out;
-}
-
-/* Numbers of the escaped pairs of a chunk, in order, a lane a pair; returns their bytes, to all. */
-static __device__ uint32_t escapes_put(const uint32_t *encode, const uint8_t *codes, const int *beyond, uint64_t values,
-                                       uint8_t *out)
-{
-    const uint32_t lane = threadIdx.x % WARP;
-    uint32_t bytes = 0;
-    for (uint64_t first = 0; first < values; first += AQ_RANS_GROUP) {
-        const uint64_t at = first + 2 * lane;
-        const uint32_t low = at < values ? codes[at] : (uint32_t)AQ_RANS_CODE_ZERO;
-        const uint32_t high = at + 1 < values ? codes[at + 1] : (uint32_t)AQ_RANS_CODE_ZERO;
-        const bool escaped = (encode[low | high << 4] & 0xffffu) == 0;
-        if (__ballot_sync(WHOLE_WARP, escaped) == 0) continue;
-        const uint32_t one = number_word(escaped && low == 0 ? beyond[at] : (int)low - AQ_RANS_CODE_ZERO);
-        const uint32_t other = number_word(escaped && high == 0 ? beyond[at + 1] : (int)high - AQ_RANS_CODE_ZERO);
-        const uint32_t mine = escaped ? number_bytes(one) + number_bytes(other) : 0;
-        uint32_t through = mine;
-        for (uint32_t by = 1; by < WARP; by *= 2) {
-            const uint32_t before = __shfl_up_sync(WHOLE_WARP, through, by);
-            if (lane >= by) through += before;
-        }
-        if (escaped) (void)number_put(other, number_put(one, out + bytes + through - mine));
-        bytes += __shfl_sync(WHOLE_WARP, through, WARP - 1);
-    }
-    return bytes;
-}
-
-__global__ void __launch_bounds__(WARP) codec_ec_chunks_out(const __grid_constant__ struct aq_cuda_codec_plan plan,
-                                                            const __grid_constant__ struct aq_cuda_codec_scratch mem)
-{
-    AQ_SHARED(uint32_t, encode, [256]);
-    const uint32_t sample = blockIdx.y, lane = threadIdx.x, below = (1u << lane) - 1u;
-    if (is_over(plan, mem, sample)) return;
-    const struct ec_whole *whole = whole_of(plan, mem, sample);
-    const struct ec_chunk chunk = chunk_of(plan, blockIdx.x);
-    const struct ec_stage stage = stage_of(plan, mem, sample, blockIdx.x, chunk);
-    const uint8_t *codes = mem.codes + sample * plan.values + chunk.begin;
-    const uint32_t groups = (uint32_t)((chunk.values + AQ_RANS_GROUP - 1) / AQ_RANS_GROUP);
-    uint8_t *words = stage.escapes; /* downwards from here */
-    uint32_t x = 1u << AQ_RANS_STATE_BITS;
-    for (uint32_t i = lane; i < 256; i += WARP)
-        encode[i] = whole->encode[i];
-    __syncwarp();
-    for (uint32_t group = groups; group-- > 0;) {
-        const uint64_t at = (uint64_t)group * AQ_RANS_GROUP + 2 * lane;
-        const uint32_t low = at < chunk.values ? codes[at] : (uint32_t)AQ_RANS_CODE_ZERO;
-        const uint32_t high = at + 1 < chunk.values ? codes[at + 1] : (uint32_t)AQ_RANS_CODE_ZERO;
-        uint32_t entry = encode[low | high << 4];
-        if ((entry & 0xffffu) == 0) entry = whole->escape;
-        const uint32_t slots = entry & 0xffffu;
-        const bool full = x >= slots << (AQ_RANS_STATE_BITS + 16 - AQ_RANS_SLOT_BITS);
-        const uint32_t mask = __ballot_sync(WHOLE_WARP, full);
-        words -= 2 * __popc((int)mask);
-        if (full) {
-            bytes_write(words + 2 * __popc((int)(mask & below)), x, 2);
-            x >>= 16;
-        }
-        x = (x / slots << AQ_RANS_SLOT_BITS) + x % slots + (entry >> 16);
-    }
-    const uint32_t bytes = (uint32_t)(stage.escapes - words);
-    const uint32_t escapes = escapes_put(encode, codes, mem.beyond + sample * plan.values + chunk.begin, chunk.values,
-                                         stage.escapes);
-    const uint64_t room = 4 * chunk.values + AQ_EC_CHUNK_SLACK - AQ_EC_STATE_BYTES;
-    const bool good = bytes + (uint64_t)escapes + aq_ec_cells_bytes(chunk.values, whole->grid.refine) <= room;
-    stage.states[lane] = x;
-    if (lane != 0) return;
-    stage.sizes[0] = bytes;
-    stage.sizes[1] = escapes;
-    if (!good) atomicOr(&mem.status[sample], STEP_FAILED);
-}
-
-/* Grid (chunks, samples). */
-__global__ void __launch_bounds__(JOIN_BLOCK) codec_ec_join(const __grid_constant__ struct aq_cuda_codec_plan plan,
-                                                            const __grid_constant__ struct aq_cuda_codec_scratch mem,
-                                                            const __grid_constant__ struct job_list list)
-{
-    const uint32_t sample = blockIdx.y, chunks = gridDim.x, number = blockIdx.x;
-    if (is_over(plan, mem, sample)) return;
-    const struct ec_whole *whole = whole_of(plan, mem, sample);
-    const struct ec_chunk chunk = chunk_of(plan, number);
-    const struct ec_stage stage = stage_of(plan, mem, sample, number, chunk);
-    const uint32_t refine = whole->grid.refine, words = stage.sizes[0], escapes = stage.sizes[1];
-    uint8_t *const body = (uint8_t *)list.jobs[sample].body;
-    uint64_t at = aq_ec_chunks_from(plan.rows, plan.columns, marks_of(whole));
-    for (uint32_t k = 0; k < number; k++) {
-        const struct ec_chunk before = chunk_of(plan, k);
-        const uint32_t *sizes = mem.chunk_sizes + 2 * ((uint64_t)sample * chunks + k);
-        at += AQ_EC_STATE_BYTES + sizes[0] + (uint64_t)sizes[1] + aq_ec_cells_bytes(before.values, refine);
-    }
-    uint8_t *out = body + at;
-    for (uint32_t i = threadIdx.x; i < WARP; i += JOIN_BLOCK)
-        bytes_write(out + 4 * i, stage.states[i], 4);
-    out += AQ_EC_STATE_BYTES;
-    for (uint32_t i = threadIdx.x; i < words; i += JOIN_BLOCK)
-        out[i] = (stage.escapes - words)[i];
-    out += words;
-    for (uint32_t i = threadIdx.x; i < escapes; i += JOIN_BLOCK)
-        out[i] = stage.escapes[i];
-    out += escapes;
-    const uint8_t *cells = mem.cells + sample * plan.values + chunk.begin;
-    for (uint64_t u = threadIdx.x; refine > 0 && 8 * u < chunk.values; u += JOIN_BLOCK) {
-        uint64_t word = 0;
-        for (uint32_t i = 0; i < 8 && 8 * u + i < chunk.values; i++)
-            word |= (uint64_t)cells[8 * u + i] << i * refine;
-        for (uint32_t k = 0; k < refine; k++)
-            out[u * refine + k] = (uint8_t)(word >> 8 * k);
-    }
-    if (threadIdx.x != 0) return;
-    bytes_write(body + AQ_EC_HEAD_BYTES + (uint64_t)number * AQ_EC_CHUNK_ENTRY, words, 4);
-    bytes_write(body + AQ_EC_HEAD_BYTES + (uint64_t)number * AQ_EC_CHUNK_ENTRY + 4, escapes, 4);
-    out += aq_ec_cells_bytes(chunk.values, refine);
-    if (number + 1 == chunks) mem.lengths[sample] = (uint32_t)(out - body);
+    AQ_SHARED(float, levels, [ROW_BLOCK / WARP][AQ_RANS_LEVELS]);
+    const uint64_t item = (uint64_t)blockIdx.x * (ROW_BLOCK / WARP) + threadIdx.x / WARP;
+    if (item >= (uint64_t)list.count * plan.rows) return;
+    float *const mine = levels[threadIdx.x / WARP];
+    struct row row;
+    row.sample = (uint32_t)(item / plan.rows);
+    row.number = (uint32_t)(item % plan.rows);
+    row.job = &list.jobs[row.sample];
+    row.lane = threadIdx.x % WARP;
+    if (encode ? is_over(plan, mem, row.sample) : sample_failed(mem, row.sample)) return;
+    (void)row_failed(mem, row, encode ? !quantize_row(plan, mem, row, mine) : !apply_row(plan, mem, row, mine));
 }
 
 /* ---- decode ---- */
@@ -624,7 +656,7 @@ __global__ void __launch_bounds__(HEAD_BLOCK) codec_ec_head_in(const __grid_cons
                                                                const __grid_constant__ struct aq_cuda_codec_scratch mem,
                                                                const __grid_constant__ struct job_list list)
 {
-    AQ_SHARED(uint16_t, slots, [256]);
+    AQ_SHARED(struct ec_table, table, [1]);
     AQ_SHARED(uint8_t, head, [AQ_EC_HEAD_BYTES + 4]);
     const struct aq_cuda_codec_job &job = list.jobs[blockIdx.x];
     struct ec_whole *whole = whole_of(plan, mem, blockIdx.x);
@@ -635,7 +667,7 @@ __global__ void __launch_bounds__(HEAD_BLOCK) codec_ec_head_in(const __grid_cons
     if (good) {
         for (uint32_t i = threadIdx.x; i < AQ_EC_HEAD_BYTES; i += HEAD_BLOCK)
             head[i] = body[i];
-        good = block_table(whole, head, slots, true);
+        good = block_table(whole, head, table, true);
     }
     if (good) {
         const bool centred = (head[AQ_EC_MARKS] & AQ_EC_CENTRED) != 0;
@@ -666,99 +698,18 @@ __global__ void __launch_bounds__(HEAD_BLOCK) codec_ec_head_in(const __grid_cons
     if (!good && threadIdx.x == 0) atomicOr(&mem.status[blockIdx.x], 1u);
 }
 
-/* q of a chunk's escaped values, in order, by the first lane. False: they are not its bytes. odd: one more, of
- * nothing. */
-static __device__ bool escapes_take(const uint8_t *codes, int *beyond, uint64_t values, bool odd, const uint8_t *at,
-                                    const uint8_t *end)
-{
-    const uint32_t lane = threadIdx.x % WARP;
-    bool good = true;
-    for (uint64_t first = 0; first < values + 1; first += WARP) {
-        const uint64_t mine = first + lane;
-        uint32_t zeros = __ballot_sync(WHOLE_WARP, mine < values ? codes[mine] == 0 : mine == values && odd);
-        for (; lane == 0 && good && zeros != 0; zeros &= zeros - 1) {
-            const uint64_t e = first + (uint64_t)(__ffs((int)zeros) - 1);
-            uint32_t word = 0, shift = 0;
-            bool more = true;
-            for (; more && shift < 28 && at < end; shift += 7) {
-                word |= (uint32_t)(*at & 127) << shift;
-                more = *at++ > 127;
-            }
-            const int q = (int)(word >> 1) ^ -(int)(word & 1);
-            good = !more && (e < values || q == 0);
-            if (e < values) beyond[e] = q;
-        }
-        __syncwarp();
-    }
-    return lane != 0 || (good && at == end);
-}
-
-/* Grid (chunks, samples). */
-__global__ void __launch_bounds__(WARP) codec_ec_chunks_in(const __grid_constant__ struct aq_cuda_codec_plan plan,
-                                                           const __grid_constant__ struct aq_cuda_codec_scratch mem,
-                                                           const __grid_constant__ struct job_list list)
-{
-    AQ_SHARED(uint32_t, table, [AQ_RANS_SLOTS]);
-    const uint32_t sample = blockIdx.y, lane = threadIdx.x, below = (1u << lane) - 1u;
-    if (sample_failed(mem, sample)) return;
-    const struct ec_whole *whole = whole_of(plan, mem, sample);
-    const struct ec_chunk chunk = chunk_of(plan, blockIdx.x);
-    const uint8_t *body = (const uint8_t *)list.jobs[sample].body, *entry = body + AQ_EC_HEAD_BYTES;
-    const uint8_t *at = body + aq_ec_chunks_from(plan.rows, plan.columns, marks_of(whole));
-    const uint32_t refine = whole->grid.refine;
-    const uint32_t groups = (uint32_t)((chunk.values + AQ_RANS_GROUP - 1) / AQ_RANS_GROUP);
-    uint8_t *const codes = mem.codes + sample * plan.values + chunk.begin;
-    for (uint32_t k = 0; k < blockIdx.x; k++, entry += AQ_EC_CHUNK_ENTRY)
-        at += AQ_EC_STATE_BYTES + bytes_read(entry, 4) + (uint64_t)bytes_read(entry + 4, 4) +
-              aq_ec_cells_bytes(chunk_of(plan, k).values, refine);
-    for (uint32_t i = lane; i < AQ_RANS_SLOTS; i += WARP)
-        table[i] = whole->decode[i];
-    __syncwarp();
-    uint32_t x = bytes_read(at + 4 * lane, 4);
-    const uint8_t *words = at + AQ_EC_STATE_BYTES, *const end = words + bytes_read(entry, 4);
-    const uint8_t *const cells = end + bytes_read(entry + 4, 4);
-    bool good = __all_sync(WHOLE_WARP, x >= 1u << AQ_RANS_STATE_BITS && x < 1u << 31), odd = false;
-    for (uint32_t group = 0; group < groups && good; group++) {
-        const uint64_t e = (uint64_t)group * AQ_RANS_GROUP + 2 * lane;
-        const uint32_t found = table[x & (AQ_RANS_SLOTS - 1)], low = found & 15, high = found >> 4 & 15;
-        x = (x >> AQ_RANS_SLOT_BITS) * (found >> 8 & (AQ_RANS_SLOTS - 1)) + (found >> 20);
-        const bool empty = x < 1u << AQ_RANS_STATE_BITS;
-        const uint32_t mask = __ballot_sync(WHOLE_WARP, empty);
-        good = (uint64_t)(end - words) >= 2 * (uint64_t)__popc((int)mask);
-        if (good && empty) x = x << 16 | bytes_read(words + 2 * __popc((int)(mask & below)), 2);
-        words += good ? 2 * __popc((int)mask) : 0;
-        if (e < chunk.values) codes[e] = (uint8_t)low;
-        if (e + 1 < chunk.values) codes[e + 1] = (uint8_t)high;
-        const bool half = e + 1 == chunk.values && high == 0; /* the last pair is escaped, and half of it is nothing */
-        const bool stray = (e >= chunk.values && low != AQ_RANS_CODE_ZERO) ||
-                           (e + 1 >= chunk.values && high != AQ_RANS_CODE_ZERO && !half);
-        odd = __any_sync(WHOLE_WARP, half);
-        good = !__any_sync(WHOLE_WARP, stray) && good;
-    }
-    good = __all_sync(WHOLE_WARP, good && x == 1u << AQ_RANS_STATE_BITS) && words == end;
-    __syncwarp();
-    int *const beyond = mem.beyond + sample * plan.values + chunk.begin;
-    if (good) good = __all_sync(WHOLE_WARP, escapes_take(codes, beyond, chunk.values, odd, end, cells));
-    uint8_t *const out = mem.cells + sample * plan.values + chunk.begin;
-    for (uint64_t e = lane; good && refine > 0 && e < chunk.values; e += WARP)
-        out[e] = (uint8_t)code_read(cells, e, refine);
-    if (!good && lane == 0) atomicOr(&mem.status[sample], 1u);
-}
-
 /* ---- the launchers ---- */
 
 /* What has no reference may be coded again: m' may have taken the place of one. */
 enum aq_status codec_launch_encode_ec(const struct aq_cuda_codec_plan &plan, const struct aq_cuda_codec_scratch &mem,
                                       const struct job_list &list, struct CUstream_st *stream)
 {
-    const dim3 chunks(aq_ec_chunk_count(plan.rows, plan.columns), list.count);
-    const dim3 rows = codec_row_grid(plan, mem, list.count);
+    const dim3 rows = aq_blocks((uint64_t)list.count * plan.rows, ROW_BLOCK / WARP);
     const uint32_t rounds = plan.warm && !list.jobs[0].plain ? 1 : 2;
     for (uint32_t round = 0; round < rounds; round++) {
         AQ_TRY(AQ_LAUNCH(codec_ec_head, list.count, HEAD_BLOCK, 0, stream, plan, mem, list, round));
         AQ_TRY(AQ_LAUNCH(codec_ec_rows, rows, ROW_BLOCK, 0, stream, plan, mem, list, true));
-        AQ_TRY(AQ_LAUNCH(codec_ec_chunks_out, chunks, WARP, 0, stream, plan, mem));
-        AQ_TRY(AQ_LAUNCH(codec_ec_join, chunks, JOIN_BLOCK, 0, stream, plan, mem, list));
+        AQ_TRY(codec_launch_ec_chunks_out(plan, mem, list, stream));
     }
     return AQ_OK;
 }
@@ -766,9 +717,8 @@ enum aq_status codec_launch_encode_ec(const struct aq_cuda_codec_plan &plan, con
 enum aq_status codec_launch_decode_ec(const struct aq_cuda_codec_plan &plan, const struct aq_cuda_codec_scratch &mem,
                                       const struct job_list &list, struct CUstream_st *stream)
 {
-    const dim3 chunks(aq_ec_chunk_count(plan.rows, plan.columns), list.count);
-    const dim3 rows = codec_row_grid(plan, mem, list.count);
+    const dim3 rows = aq_blocks((uint64_t)list.count * plan.rows, ROW_BLOCK / WARP);
     AQ_TRY(AQ_LAUNCH(codec_ec_head_in, list.count, HEAD_BLOCK, 0, stream, plan, mem, list));
-    AQ_TRY(AQ_LAUNCH(codec_ec_chunks_in, chunks, WARP, 0, stream, plan, mem, list));
+    AQ_TRY(codec_launch_ec_chunks_in(plan, mem, list, stream));
     return AQ_LAUNCH(codec_ec_rows, rows, ROW_BLOCK, 0, stream, plan, mem, list, false);
 }
