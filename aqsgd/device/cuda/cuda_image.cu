@@ -13,7 +13,7 @@
 
 constexpr unsigned FLAT_THREADS = 256, COLUMN_THREADS = 128, GROUPS = 512, ROW_WARPS = 8;
 constexpr unsigned NORM_LANES = 16, NORM_ROWS = 16, NORM_THREADS = NORM_LANES * NORM_ROWS;
-constexpr unsigned FOLD_COLUMNS = 32, FOLD_ROWS = 16, FOLD_THREADS = FOLD_COLUMNS * FOLD_ROWS;
+constexpr unsigned FOLD_COLUMNS = 32, FOLD_ROWS = 32, FOLD_THREADS = FOLD_COLUMNS * FOLD_ROWS;
 
 template <int W> static __global__ void __launch_bounds__(FLAT_THREADS) relu(struct aq_relu args)
 {
