@@ -3,8 +3,8 @@
  * `aqpipe bench stage` where --only asks for it (a step takes seconds).
  *
  * A step is forward, backward, SGD with momentum, zeroed gradients; random images and labels, one micro-batch, one
- * stage. The figure is that of the median step. Beside it the operations of a step, 3 times those of forward, a second
- * and thread.
+ * stage. tf32 and bf16 are for GPUs only. The figure is that of the median step. Next to it stand the operations of a
+ * step, 3 times those of forward, per second and thread.
  */
 #include "bench.h"
 
@@ -20,10 +20,14 @@ enum { STEPS = 5, CLASSES = 10, SIDE = 32, PIXELS = SIDE * SIDE * 3 };
 struct image_case {
     const char *name;
     uint32_t depth, B;
+    enum aq_stage_precision precision;
 };
 
-static const struct image_case cases[] = {{"stage resnet18 fp32 B64", 18, 64}, {"stage resnet34 fp32 B64", 34, 64},
-                                          {"stage resnet34 fp32 B128", 34, 128}};
+static const struct image_case cases[] = {{"stage resnet18 fp32 B64", 18, 64, AQ_STAGE_FP32},
+                                          {"stage resnet34 fp32 B64", 34, 64, AQ_STAGE_FP32},
+                                          {"stage resnet34 fp32 B128", 34, 128, AQ_STAGE_FP32},
+                                          {"stage resnet34 tf32 B128", 34, 128, AQ_STAGE_TF32},
+                                          {"stage resnet34 bf16 B128", 34, 128, AQ_STAGE_BF16}};
 
 struct trainer {
     struct aq_device *device;
@@ -81,7 +85,7 @@ static enum aq_status optimizer_open(struct trainer *self)
 static enum aq_status trainer_open(struct trainer *self, struct aq_device *device, const struct image_case *which)
 {
     *self = (struct trainer){.device = device, .B = which->B};
-    struct aq_stage_config config = {.B = which->B, .T = 1, .slots = 1, .precision = AQ_STAGE_FP32};
+    struct aq_stage_config config = {.B = which->B, .T = 1, .slots = 1, .precision = which->precision};
     struct aq_stage_size size;
     const uint64_t B = which->B;
     const struct aq_model_key *keys;
@@ -120,10 +124,10 @@ static enum aq_status case_run(const struct aq_bench_options *options, struct aq
     double seconds;
     char name[96];
     enum aq_status status;
-    if (!aq_bench_wanted(options, which->name)) return AQ_OK;
+    aq_device_info(device, &info);
+    if (!aq_bench_wanted(options, which->name) || (info.host_memory && which->precision != AQ_STAGE_FP32)) return AQ_OK;
     AQ_TRY_GOTO(trainer_open(&trainer, device, which), out);
     AQ_TRY_GOTO(aq_bench_case(options, &one, &seconds, "%s", which->name), out);
-    aq_device_info(device, &info);
     snprintf(name, sizeof name, "%s rate", which->name);
     aq_bench_emit(options, name, 1e-9 * trainer.flops / seconds / info.threads, "GFLOP/s per core");
     if (!isfinite(trainer.loss)) status = aq_fail(AQ_CORRUPT, "bench", "%s: the loss is %g", which->name, trainer.loss);

@@ -476,6 +476,77 @@ static void test_a_plan_is_for_its_alignments(void **state)
     }
 }
 
+/* What the three operations of a convolution give: y, dx, dw side by side. */
+static float *conv_results(const struct aq_conv_shape *shape, uint64_t conv_bytes, uint32_t *plans)
+{
+    const struct aq_device_config config = {.kind = "cuda"};
+    const uint64_t in = shape->samples * shape->height * shape->width * shape->C;
+    const uint64_t out = shape->samples * aq_conv_out(shape->height, shape->stride) *
+                         aq_conv_out(shape->width, shape->stride) * shape->N;
+    const uint64_t w = shape->K * shape->K * shape->C * shape->N, all = 2 * (in + out + w);
+    struct aq_device *device = NULL;
+    void *memory = NULL;
+    float *host = help_alloc(all * sizeof *host), *results = help_alloc((in + out + w) * sizeof *results);
+    help_normal(host, all, 3, 1.0f);
+    assert_int_equal(aq_device_open(&config, &device), AQ_OK);
+    cuda_device_of(device)->conv_bytes = conv_bytes ? conv_bytes : CUDA_PART_BYTES;
+    assert_int_equal(aq_device_alloc(device, AQ_MEMORY_DEVICE, all * sizeof *host, &memory), AQ_OK);
+    assert_int_equal(aq_device_copy(device, memory, host, all * sizeof *host, NULL), AQ_OK);
+    float *x = memory, *dy = x + in, *weights = dy + out, *y = weights + w, *dx = y + out, *dw = dx + in;
+    const struct aq_conv forward = {*shape, x, weights, y};
+    const struct aq_conv_backward backward = {*shape, dy, weights, dx};
+    const struct aq_conv_weights gradient = {*shape, x, dy, dw};
+    assert_int_equal(aq_device_conv(device, &forward, NULL), AQ_OK);
+    assert_int_equal(aq_device_conv_backward(device, &backward, NULL), AQ_OK);
+    assert_int_equal(aq_device_conv_weights(device, &gradient, NULL), AQ_OK);
+    assert_int_equal(aq_device_copy(device, results, y, (in + out + w) * sizeof *results, NULL), AQ_OK);
+    assert_int_equal(aq_device_stream_sync(device, NULL), AQ_OK);
+    *plans = cuda_device_of(device)->matmul->next;
+    aq_device_free(device, AQ_MEMORY_DEVICE, memory, all * sizeof *host);
+    aq_device_close(device);
+    aq_free(host);
+    return results;
+}
+
+/*
+ * A convolution in pieces, the last one smaller, is that in one, and what the kernels without products give. y and dx
+ * have the same bits in pieces; dw is added piece by piece.
+ */
+static void test_a_convolution_in_pieces_is_the_same(void **state)
+{
+    (void)state;
+    static const struct {
+        struct aq_conv_shape shape;
+        uint64_t conv_bytes; /* of a piece  */
+        uint32_t plans[2];   /* kinds of products: in one, in pieces; 16 bits are cut at 8 values, too */
+    } cases[] = {
+        {{2, 11, 17, 12, 20, 3, 1, AQ_F32}, 50 * 720, {3, 6}},   {{5, 9, 7, 12, 20, 3, 2, AQ_F32}, 41 * 432, {3, 6}},
+        {{2, 11, 17, 12, 20, 3, 1, AQ_BF16}, 50 * 432, {6, 12}}, {{5, 7, 7, 8, 16, 1, 2, AQ_F16}, 33 * 64, {3, 4}},
+        {{2, 6, 5, 1, 3, 5, 3, AQ_F32}, 4 * 304, {3, 3}},        {{4, 6, 5, 16, 8, 1, 1, AQ_F32}, 500, {3, 3}}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        const struct aq_conv_shape *s = &cases[i].shape;
+        const uint64_t in = s->samples * s->height * s->width * s->C;
+        const uint64_t out = s->samples * aq_conv_out(s->height, s->stride) * aq_conv_out(s->width, s->stride) * s->N;
+        const uint64_t w = s->K * s->K * s->C * s->N;
+        uint32_t plans[3];
+        float *whole = conv_results(s, 0, &plans[0]), *pieces = conv_results(s, cases[i].conv_bytes, &plans[1]);
+        float *plain = conv_results(s, 4, &plans[2]);
+        if (plans[0] != cases[i].plans[0] || plans[1] != cases[i].plans[1] || plans[2] != 0)
+            fail_msg("case %zu: %u kinds of products in one, %u in pieces, %u without", i, plans[0], plans[1],
+                     plans[2]);
+        assert_memory_equal(pieces, whole, (out + in) * sizeof *whole);
+        for (uint64_t at = 0; at < out + in + w; at++) {
+            const float limit = 1e-4f * (1.0f + fabsf(whole[at]));
+            if (!(fabsf(pieces[at] - whole[at]) < limit) || !(fabsf(plain[at] - whole[at]) < limit))
+                fail_msg("case %zu, value %llu: %g in one, %g in pieces, %g without products", i,
+                         (unsigned long long)at, (double)whole[at], (double)pieces[at], (double)plain[at]);
+        }
+        aq_free(whole);
+        aq_free(pieces);
+        aq_free(plain);
+    }
+}
+
 /* GELU in fp32 is ours: cuBLASLt's is close and not exact. */
 static void test_gelu_is_fused_for_16_bits_alone(void **state)
 {
@@ -763,6 +834,7 @@ int main(void)
         cmocka_unit_test(test_products_are_computed_as_asked_for),
         cmocka_unit_test(test_products_of_a_stage_are_the_library_s_fast_ones),
         cmocka_unit_test(test_a_plan_is_for_its_alignments),
+        cmocka_unit_test(test_a_convolution_in_pieces_is_the_same),
         cmocka_unit_test(test_gelu_is_fused_for_16_bits_alone),
         cmocka_unit_test(test_a_product_that_fails_is_tried_another_way),
         cmocka_unit_test(test_the_fastest_algorithm_is_found_once_and_kept),

@@ -1,6 +1,7 @@
 /*
- * cuda_conv.cu -- convolutions, a thread a value of the result: right on every GPU, and far from its rate. Neighbouring
- * threads have neighbouring channels, so that weights are read in lines and pixels at once.
+ * cuda_conv.cu -- convolutions, one thread per value of the result: for shapes that cuda_conv_product.c does not take.
+ * Right on every GPU, and far from its rate. Neighbouring threads have neighbouring channels, so that weights are read
+ * in lines and pixels at once.
  *
  * Each value is summed by one thread, in one order. Truth: cpu_conv.c.
  */

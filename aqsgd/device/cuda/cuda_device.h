@@ -2,7 +2,8 @@
  * cuda_device.h -- what the files of the CUDA backend share: the device, and how CUDA's errors become ours.
  *
  * Map: cuda_probe.c which GPU, why not, and whose; device_cuda.c memory, streams, events; cuda_matmul.c matrix products
- * (cuBLASLt); cuda_math.c the rest of device_math.h, which cuda_*.cu compute; cuda_cudnn.c attention by cuDNN.
+ * (cuBLASLt); cuda_conv_product.c convolutions by them; cuda_math.c the rest of device_math.h, which cuda_*.cu compute;
+ * cuda_cudnn.c attention by cuDNN.
  */
 #ifndef AQ_CUDA_DEVICE_H
 #define AQ_CUDA_DEVICE_H
@@ -78,6 +79,7 @@ struct cuda_device {
     uint32_t arena_pieces;
     uint64_t held; /* by cudaMalloc: the arena, and what is not cut from it */
     struct cuda_matmul *matmul;
+    uint64_t conv_bytes; /* rows of a convolution's piece: CUDA_PART_BYTES; tests lower it */
     struct cuda_cudnn *cudnn; /* NULL: attention is the house's own */
     char name[128];
 };

@@ -209,6 +209,11 @@ enum aq_status aq_cuda_convert(const void *x, enum aq_element x_type, uint64_t x
                                struct CUstream_st *stream)
 {
     if (rows == 0 || columns == 0) return AQ_OK;
+    if (x_stride == columns && y_stride == columns) { /* short rows would be short blocks */
+        columns *= rows;
+        rows = 1;
+        x_stride = y_stride = columns;
+    }
     const bool fours =
         columns % 4 == 0 && x_stride % 4 == 0 && y_stride % 4 == 0 && aq_fours(x, x_type) && aq_fours(y, y_type);
     if (x_type == AQ_BF16) return convert_to<uint16_t>(x, x_stride, y, y_type, y_stride, rows, columns, fours, stream);

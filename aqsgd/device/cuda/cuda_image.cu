@@ -12,6 +12,8 @@
 #include "cuda_sums.cuh"
 
 constexpr unsigned FLAT_THREADS = 256, COLUMN_THREADS = 128, GROUPS = 512, ROW_WARPS = 8;
+constexpr unsigned NORM_LANES = 16, NORM_ROWS = 16, NORM_THREADS = NORM_LANES * NORM_ROWS;
+constexpr unsigned FOLD_COLUMNS = 32, FOLD_ROWS = 32, FOLD_THREADS = FOLD_COLUMNS * FOLD_ROWS;
 
 template <int W> static __global__ void __launch_bounds__(FLAT_THREADS) relu(struct aq_relu args)
 {
@@ -66,8 +68,8 @@ enum sums {
 struct column_sums {
     uint64_t rows, C, group;
     const float *x, *dy, *mean, *rstd;
-    float *partial;                     /* of each group: C firsts, C seconds    */
-    const float *gamma, *beta, *add;    /* backward behind a ReLU; beta NULL: no */
+    float *partial;                  /* of each group: C firsts, C seconds    */
+    const float *gamma, *beta, *add; /* backward behind a ReLU; beta NULL: no */
 };
 
 /* What a batch norm gave before its ReLU, as forward rounds it; h: (x - mean) rstd. */
@@ -82,81 +84,169 @@ static __forceinline__ __device__ float normal_of(float x, float mean, float rst
     return __fmul_rn(__fsub_rn(x, mean), rstd);
 }
 
-template <enum sums KIND> static __global__ void __launch_bounds__(COLUMN_THREADS) column_sums(struct column_sums args)
-{
-    const uint64_t c = static_cast<uint64_t>(blockIdx.y) * COLUMN_THREADS + threadIdx.x, C = args.C;
-    if (c >= C) return;
-    const uint64_t first = blockIdx.x * args.group;
-    const uint64_t end = first + args.group < args.rows ? first + args.group : args.rows;
-    const float mean = KIND == SUMS_OF_X ? 0.0f : args.mean[c], rstd = KIND == SUMS_BACKWARD ? args.rstd[c] : 1.0f;
-    float a = 0.0f, b = 0.0f;
-    for (uint64_t row = first; row < end; row++) {
-        const float x = args.x[row * C + c] - mean;
-        if (KIND == SUMS_OF_X) {
-            a += x;
-        } else if (KIND == SUMS_OF_SPREAD) {
-            a = fmaf(x, x, a);
-        } else {
-            const float h = normal_of(args.x[row * C + c], mean, rstd);
-            float dy = args.dy[row * C + c];
-            if (args.beta && !(unrectified(h, args.gamma[c], args.beta[c], args.add, row * C + c) > 0.0f)) dy = 0.0f;
-            a += dy;
-            b = fmaf(dy, h, b);
-        }
+/*
+ * A block has NORM_LANES pieces of W columns side by side and NORM_ROWS rows at a time. A thread's columns, and the
+ * rows of its group: first + its own, and so on.
+ */
+template <int W> struct norm_place {
+    uint64_t c, row, end;
+    bool inside;
+
+    __device__ norm_place(uint64_t rows, uint64_t C, uint64_t group)
+        : c((static_cast<uint64_t>(blockIdx.y) * NORM_LANES + threadIdx.x % NORM_LANES) * W),
+          row(blockIdx.x * group + threadIdx.x / NORM_LANES), end((blockIdx.x + 1) * group), inside(c < C)
+    {
+        if (end > rows) end = rows;
     }
-    args.partial[blockIdx.x * 2 * C + c] = a;
-    args.partial[(blockIdx.x * 2 + 1) * C + c] = b;
+};
+
+template <int W>
+static __forceinline__ __device__ void columns_load(const float *from, const struct norm_place<W> &at, float fill,
+                                                    float (&values)[W])
+{
+    for (int w = 0; w < W; w++)
+        values[w] = from && at.inside ? from[at.c + w] : fill;
 }
 
-static __forceinline__ __device__ double groups_sum(const float *partial, uint64_t groups, uint64_t stride)
+/* dy behind the ReLU, and h of W values. */
+template <int W> struct norm_values {
+    float mean[W], rstd[W], gamma[W], beta[W];
+    bool relu;
+
+    __device__ void read(const float *x, const float *dy, const float *add, uint64_t at, float (&h)[W],
+                         float (&d)[W]) const
+    {
+        float x_[W], add_[W];
+        aq_load_wide(x + at, x_);
+        aq_load_wide(dy + at, d);
+        if (relu && add) aq_load_wide(add + at, add_);
+        for (int w = 0; w < W; w++) {
+            h[w] = normal_of(x_[w], mean[w], rstd[w]);
+            if (relu && !(unrectified(h[w], gamma[w], beta[w], add ? add_ + w : nullptr, 0) > 0.0f)) d[w] = 0.0f;
+        }
+    }
+};
+
+template <enum sums KIND, int W>
+static __global__ void __launch_bounds__(NORM_THREADS) column_sums(struct column_sums args)
 {
+    AQ_SHARED(float, parts, [NORM_ROWS][2 * NORM_LANES * W]);
+    const struct norm_place<W> at(args.rows, args.C, args.group);
+    const unsigned lane = threadIdx.x % NORM_LANES, mine = threadIdx.x / NORM_LANES;
+    struct norm_values<W> norm;
+    float a[W] = {}, b[W] = {};
+    columns_load(KIND == SUMS_OF_X ? nullptr : args.mean, at, 0.0f, norm.mean);
+    columns_load(KIND == SUMS_BACKWARD ? args.rstd : nullptr, at, 1.0f, norm.rstd);
+    columns_load(KIND == SUMS_BACKWARD ? args.gamma : nullptr, at, 1.0f, norm.gamma);
+    columns_load(KIND == SUMS_BACKWARD ? args.beta : nullptr, at, 0.0f, norm.beta);
+    norm.relu = KIND == SUMS_BACKWARD && args.beta;
+    if (at.inside)
+        for (uint64_t row = at.row; row < at.end; row += NORM_ROWS) {
+            float x[W], dy[W];
+            if (KIND == SUMS_BACKWARD)
+                norm.read(args.x, args.dy, args.add, row * args.C + at.c, x, dy);
+            else
+                aq_load_wide(args.x + row * args.C + at.c, x);
+            for (int w = 0; w < W; w++) {
+                const float apart = x[w] - norm.mean[w];
+                if (KIND == SUMS_OF_X) a[w] += x[w];
+                if (KIND == SUMS_OF_SPREAD) a[w] = fmaf(apart, apart, a[w]);
+                if (KIND == SUMS_BACKWARD) a[w] += dy[w];
+                if (KIND == SUMS_BACKWARD) b[w] = fmaf(dy[w], x[w], b[w]);
+            }
+        }
+    for (int w = 0; w < W; w++) {
+        parts[mine][lane * W + w] = a[w];
+        parts[mine][(NORM_LANES + lane) * W + w] = b[w];
+    }
+    __syncthreads();
+    const unsigned column = threadIdx.x % (NORM_LANES * W), second = threadIdx.x / (NORM_LANES * W);
+    const uint64_t c = static_cast<uint64_t>(blockIdx.y) * NORM_LANES * W + column;
+    if (second > (KIND == SUMS_BACKWARD ? 1 : 0) || c >= args.C) return;
+    float sum = 0.0f;
+    for (unsigned row = 0; row < NORM_ROWS; row++)
+        sum += parts[row][threadIdx.x];
+    args.partial[(blockIdx.x * 2 + second) * args.C + c] = sum;
+}
+
+/* A block adds the groups of FOLD_COLUMNS columns, a row of threads every FOLD_ROWS-th group, then those rows. */
+struct fold {
+    double rows[FOLD_ROWS][FOLD_COLUMNS];
+};
+
+static __forceinline__ __device__ double groups_sum(const float *partial, uint64_t groups, uint64_t stride, bool inside,
+                                                    struct fold *fold)
+{
+    const unsigned lane = threadIdx.x % FOLD_COLUMNS, mine = threadIdx.x / FOLD_COLUMNS;
     double sum = 0.0;
-    for (uint64_t group = 0; group < groups; group++)
+    for (uint64_t group = mine; inside && group < groups; group += FOLD_ROWS)
         sum += static_cast<double>(partial[group * stride]);
+    fold->rows[mine][lane] = sum;
+    __syncthreads();
+    sum = 0.0;
+    for (unsigned row = 0; row < FOLD_ROWS; row++)
+        sum += fold->rows[row][lane];
     return sum;
 }
 
-static __global__ void __launch_bounds__(COLUMN_THREADS)
-    batch_norm_mean(struct aq_batch_norm args, const float *partial, uint64_t groups)
+static __forceinline__ __device__ uint64_t fold_column()
 {
-    const uint64_t c = aq_thread_index();
-    if (c >= args.C) return;
-    args.mean[c] = static_cast<float>(groups_sum(partial + c, groups, 2 * args.C) / static_cast<double>(args.rows));
+    return static_cast<uint64_t>(blockIdx.x) * FOLD_COLUMNS + threadIdx.x % FOLD_COLUMNS;
 }
 
-static __global__ void __launch_bounds__(COLUMN_THREADS)
+static __global__ void __launch_bounds__(FOLD_THREADS)
+    batch_norm_mean(struct aq_batch_norm args, const float *partial, uint64_t groups)
+{
+    AQ_SHARED(struct fold, fold, [1]);
+    const uint64_t c = fold_column();
+    const double sum = groups_sum(partial + c, groups, 2 * args.C, c < args.C, fold);
+    if (c < args.C && threadIdx.x < FOLD_COLUMNS)
+        args.mean[c] = static_cast<float>(sum / static_cast<double>(args.rows));
+}
+
+static __global__ void __launch_bounds__(FOLD_THREADS)
     batch_norm_spread(struct aq_batch_norm args, const float *partial, uint64_t groups)
 {
-    const uint64_t c = aq_thread_index();
-    if (c >= args.C) return;
+    AQ_SHARED(struct fold, fold, [1]);
+    const uint64_t c = fold_column();
     const double rows = static_cast<double>(args.rows), unbiased = args.rows > 1 ? rows / (rows - 1.0) : 1.0;
-    const double variance = groups_sum(partial + c, groups, 2 * args.C) / rows;
+    const double variance = groups_sum(partial + c, groups, 2 * args.C, c < args.C, fold) / rows;
+    if (c >= args.C || threadIdx.x >= FOLD_COLUMNS) return;
     args.rstd[c] = static_cast<float>(1.0 / sqrt(variance + static_cast<double>(args.epsilon)));
     if (!args.running_mean) return;
     args.running_mean[c] += args.momentum * (args.mean[c] - args.running_mean[c]);
     args.running_variance[c] += args.momentum * (static_cast<float>(variance * unbiased) - args.running_variance[c]);
 }
 
-/* A thread a column of a group of rows. */
-static __global__ void __launch_bounds__(COLUMN_THREADS) batch_norm(struct aq_batch_norm args, uint64_t group)
+template <int W>
+static __global__ void __launch_bounds__(NORM_THREADS) batch_norm(struct aq_batch_norm args, uint64_t group)
 {
-    const uint64_t c = static_cast<uint64_t>(blockIdx.y) * COLUMN_THREADS + threadIdx.x, C = args.C;
-    if (c >= C) return;
-    const uint64_t first = blockIdx.x * group, end = first + group < args.rows ? first + group : args.rows;
-    const float mean = args.training ? args.mean[c] : args.running_mean[c];
-    const float rstd = args.training ? args.rstd[c] : 1.0f / sqrtf(args.running_variance[c] + args.epsilon);
-    const float gamma = args.gamma[c], beta = args.beta[c];
-    for (uint64_t row = first; row < end; row++) {
-        const uint64_t at = row * C + c;
-        const float z = unrectified(normal_of(args.x[at], mean, rstd), gamma, beta, args.add, at);
-        args.y[at] = args.relu && z < 0.0f ? 0.0f : z;
+    const struct norm_place<W> at(args.rows, args.C, group);
+    float mean[W], rstd[W], gamma[W], beta[W];
+    if (!at.inside) return;
+    columns_load(args.training ? args.mean : args.running_mean, at, 0.0f, mean);
+    columns_load(args.training ? args.rstd : args.running_variance, at, 1.0f, rstd);
+    columns_load(args.gamma, at, 1.0f, gamma);
+    columns_load(args.beta, at, 0.0f, beta);
+    for (int w = 0; w < W && !args.training; w++)
+        rstd[w] = 1.0f / sqrtf(rstd[w] + args.epsilon);
+    for (uint64_t row = at.row; row < at.end; row += NORM_ROWS) {
+        float x[W], add[W];
+        aq_load_wide(args.x + row * args.C + at.c, x);
+        if (args.add) aq_load_wide(args.add + row * args.C + at.c, add);
+        for (int w = 0; w < W; w++) {
+            const float h = normal_of(x[w], mean[w], rstd[w]);
+            const float z = unrectified(h, gamma[w], beta[w], args.add ? add + w : nullptr, 0);
+            x[w] = args.relu && z < 0.0f ? 0.0f : z;
+        }
+        aq_store_wide(args.y + row * args.C + at.c, x);
     }
 }
 
 /* Rows of a group: about GROUPS groups, and so that their partial rows fit the scratch beside `beside` floats. */
 static uint64_t group_rows(uint64_t rows, uint64_t C, uint64_t beside)
 {
-    uint64_t group = 16;
+    uint64_t group = NORM_ROWS;
     while (group * GROUPS < rows)
         group *= 2;
     while (((rows + group - 1) / group * 2 * C + beside) * sizeof(float) > AQ_CUDA_SCRATCH_BYTES && group < rows)
@@ -164,37 +254,50 @@ static uint64_t group_rows(uint64_t rows, uint64_t C, uint64_t beside)
     return group;
 }
 
-static dim3 column_grid(uint64_t rows, uint64_t C, uint64_t group)
+static dim3 norm_grid(uint64_t rows, uint64_t C, uint64_t group, bool fours)
 {
-    return dim3(static_cast<unsigned>((rows + group - 1) / group),
-                static_cast<unsigned>((C + COLUMN_THREADS - 1) / COLUMN_THREADS));
+    const uint64_t wide = NORM_LANES * (fours ? 4 : 1);
+    return dim3(static_cast<unsigned>((rows + group - 1) / group), static_cast<unsigned>((C + wide - 1) / wide));
+}
+
+template <enum sums KIND>
+static enum aq_status column_sums_launch(const struct column_sums *sums, bool fours, cudaStream_t stream)
+{
+    const dim3 grid = norm_grid(sums->rows, sums->C, sums->group, fours);
+    if (fours) return AQ_LAUNCH((column_sums<KIND, 4>), grid, NORM_THREADS, 0, stream, *sums);
+    return AQ_LAUNCH((column_sums<KIND, 1>), grid, NORM_THREADS, 0, stream, *sums);
 }
 
 enum aq_status aq_cuda_batch_norm(const struct aq_batch_norm *args, void *scratch, struct CUstream_st *stream)
 {
     if (args->rows == 0 || args->C == 0) return AQ_OK;
     float *partial = static_cast<float *>(scratch);
-    const uint64_t group = group_rows(args->rows, args->C, 0);
-    const dim3 grid = column_grid(args->rows, args->C, group), columns = aq_blocks(args->C, COLUMN_THREADS);
+    const uint64_t group = group_rows(args->rows, args->C, 0), groups = (args->rows + group - 1) / group;
+    const bool fours =
+        args->C % 4 == 0 && aq_fours(args->x, AQ_F32) && aq_fours(args->y, AQ_F32) && aq_fours(args->add, AQ_F32);
+    const dim3 grid = norm_grid(args->rows, args->C, group, fours), columns = aq_blocks(args->C, FOLD_COLUMNS);
     if (args->training) {
         const struct column_sums sums = {args->rows, args->C, group,   args->x, nullptr, args->mean,
                                          nullptr,    partial, nullptr, nullptr, nullptr};
-        AQ_TRY(AQ_LAUNCH(column_sums<SUMS_OF_X>, grid, COLUMN_THREADS, 0, stream, sums));
-        AQ_TRY(AQ_LAUNCH(batch_norm_mean, columns, COLUMN_THREADS, 0, stream, *args, partial, grid.x));
-        AQ_TRY(AQ_LAUNCH(column_sums<SUMS_OF_SPREAD>, grid, COLUMN_THREADS, 0, stream, sums));
-        AQ_TRY(AQ_LAUNCH(batch_norm_spread, columns, COLUMN_THREADS, 0, stream, *args, partial, grid.x));
+        AQ_TRY(column_sums_launch<SUMS_OF_X>(&sums, fours, stream));
+        AQ_TRY(AQ_LAUNCH(batch_norm_mean, columns, FOLD_THREADS, 0, stream, *args, partial, groups));
+        AQ_TRY(column_sums_launch<SUMS_OF_SPREAD>(&sums, fours, stream));
+        AQ_TRY(AQ_LAUNCH(batch_norm_spread, columns, FOLD_THREADS, 0, stream, *args, partial, groups));
     }
-    return AQ_LAUNCH(batch_norm, grid, COLUMN_THREADS, 0, stream, *args, group);
+    if (fours) return AQ_LAUNCH(batch_norm<4>, grid, NORM_THREADS, 0, stream, *args, group);
+    return AQ_LAUNCH(batch_norm<1>, grid, NORM_THREADS, 0, stream, *args, group);
 }
 
 /* The gradients of gamma and beta, and the means of dy and of dy h. */
-static __global__ void __launch_bounds__(COLUMN_THREADS)
+static __global__ void __launch_bounds__(FOLD_THREADS)
     batch_norm_means(struct aq_batch_norm_backward args, const float *partial, uint64_t groups, float *means)
 {
-    const uint64_t c = aq_thread_index(), C = args.C;
-    if (c >= C) return;
-    const double rows = static_cast<double>(args.rows), first = groups_sum(partial + c, groups, 2 * C);
-    const double second = groups_sum(partial + C + c, groups, 2 * C);
+    AQ_SHARED(struct fold, fold, [2]);
+    const uint64_t c = fold_column(), C = args.C;
+    const double rows = static_cast<double>(args.rows);
+    const double first = groups_sum(partial + c, groups, 2 * C, c < C, fold);
+    const double second = groups_sum(partial + C + c, groups, 2 * C, c < C, fold + 1);
+    if (c >= C || threadIdx.x >= FOLD_COLUMNS) return;
     if (args.dbeta) args.dbeta[c] += static_cast<float>(first);
     if (args.dgamma) args.dgamma[c] += static_cast<float>(second);
     means[c] = static_cast<float>(first / rows);
@@ -202,21 +305,29 @@ static __global__ void __launch_bounds__(COLUMN_THREADS)
 }
 
 /* With h = (x - mean) rstd:  dx = gamma rstd (dy - mean(dy) - h mean(dy h)). */
-static __global__ void __launch_bounds__(COLUMN_THREADS)
+template <int W>
+static __global__ void __launch_bounds__(NORM_THREADS)
     batch_norm_dx(struct aq_batch_norm_backward args, uint64_t group, const float *means)
 {
-    const uint64_t c = static_cast<uint64_t>(blockIdx.y) * COLUMN_THREADS + threadIdx.x, C = args.C;
-    if (c >= C) return;
-    const uint64_t first = blockIdx.x * group, end = first + group < args.rows ? first + group : args.rows;
-    const float mean = args.mean[c], rstd = args.rstd[c], factor = args.gamma[c] * rstd;
-    const float mean_dy = means[c], mean_dyh = means[C + c];
-    for (uint64_t row = first; row < end; row++) {
-        const uint64_t at = row * C + c;
-        const float h = normal_of(args.x[at], mean, rstd);
-        float dy = args.dy[at];
-        if (args.relu && !(unrectified(h, args.gamma[c], args.beta[c], args.add, at) > 0.0f)) dy = 0.0f;
-        args.dx[at] = factor * (dy - mean_dy - h * mean_dyh);
-        if (args.dz) args.dz[at] = dy;
+    const struct norm_place<W> at(args.rows, args.C, group);
+    struct norm_values<W> norm;
+    float mean_dy[W], mean_dyh[W];
+    if (!at.inside) return;
+    columns_load(args.mean, at, 0.0f, norm.mean);
+    columns_load(args.rstd, at, 1.0f, norm.rstd);
+    columns_load(args.gamma, at, 1.0f, norm.gamma);
+    columns_load(args.relu ? args.beta : nullptr, at, 0.0f, norm.beta);
+    columns_load(means, at, 0.0f, mean_dy);
+    columns_load(means + args.C, at, 0.0f, mean_dyh);
+    norm.relu = args.relu;
+    for (uint64_t row = at.row; row < at.end; row += NORM_ROWS) {
+        const uint64_t place = row * args.C + at.c;
+        float h[W], dy[W];
+        norm.read(args.x, args.dy, args.add, place, h, dy);
+        for (int w = 0; w < W; w++)
+            h[w] = norm.gamma[w] * norm.rstd[w] * (dy[w] - mean_dy[w] - h[w] * mean_dyh[w]);
+        aq_store_wide(args.dx + place, h);
+        if (args.dz) aq_store_wide(args.dz + place, dy);
     }
 }
 
@@ -226,16 +337,24 @@ enum aq_status aq_cuda_batch_norm_backward(const struct aq_batch_norm_backward *
     if (args->rows == 0 || args->C == 0) return AQ_OK;
     /* The scratch: the two means of each column, then the groups' sums. */
     float *means = static_cast<float *>(scratch), *partial = means + 2 * args->C;
-    const uint64_t group = group_rows(args->rows, args->C, 2 * args->C);
-    const dim3 grid = column_grid(args->rows, args->C, group);
-    const struct column_sums sums = {args->rows, args->C, group,
-                                     args->x,    args->dy, args->mean,
-                                     args->rstd, partial,  args->gamma,
-                                     args->relu ? args->beta : nullptr, args->add};
-    AQ_TRY(AQ_LAUNCH(column_sums<SUMS_BACKWARD>, grid, COLUMN_THREADS, 0, stream, sums));
-    AQ_TRY(AQ_LAUNCH(batch_norm_means, aq_blocks(args->C, COLUMN_THREADS), COLUMN_THREADS, 0, stream, *args, partial,
-                     grid.x, means));
-    return AQ_LAUNCH(batch_norm_dx, grid, COLUMN_THREADS, 0, stream, *args, group, means);
+    const uint64_t group = group_rows(args->rows, args->C, 2 * args->C), groups = (args->rows + group - 1) / group;
+    const bool fours = args->C % 4 == 0 && aq_fours(args->x, AQ_F32) && aq_fours(args->dy, AQ_F32) &&
+                       aq_fours(args->add, AQ_F32) && aq_fours(args->dx, AQ_F32) && aq_fours(args->dz, AQ_F32);
+    const dim3 grid = norm_grid(args->rows, args->C, group, fours);
+    const struct column_sums sums = {args->rows, args->C,    group,   args->x,     args->dy,
+                                     args->mean, args->rstd, partial, args->gamma, args->relu ? args->beta : nullptr,
+                                     args->add};
+    AQ_TRY(column_sums_launch<SUMS_BACKWARD>(&sums, fours, stream));
+    AQ_TRY(AQ_LAUNCH(batch_norm_means, aq_blocks(args->C, FOLD_COLUMNS), FOLD_THREADS, 0, stream, *args, partial,
+                     groups, means));
+    if (fours) return AQ_LAUNCH(batch_norm_dx<4>, grid, NORM_THREADS, 0, stream, *args, group, means);
+    return AQ_LAUNCH(batch_norm_dx<1>, grid, NORM_THREADS, 0, stream, *args, group, means);
+}
+
+static dim3 column_grid(uint64_t rows, uint64_t C, uint64_t group)
+{
+    return dim3(static_cast<unsigned>((rows + group - 1) / group),
+                static_cast<unsigned>((C + COLUMN_THREADS - 1) / COLUMN_THREADS));
 }
 
 /* ---- Group normalization: a warp a group of a sample, whose values lie T times C / groups side by side. */

@@ -46,6 +46,37 @@ enum aq_status aq_cuda_attention(const struct aq_attention *args, void *scratch,
 enum aq_status aq_cuda_attention_backward(const struct aq_attention *args, void *scratch, struct CUstream_st *stream);
 
 /*
+ * Convolutions, one thread per value: right for every shape, and slow. cuda_conv_product.c makes products of them where
+ * it can. (A row's scratch is not used.)
+ */
+enum aq_status aq_cuda_conv(const struct aq_conv *args, void *scratch, struct CUstream_st *stream);
+enum aq_status aq_cuda_conv_backward(const struct aq_conv_backward *args, void *scratch, struct CUstream_st *stream);
+enum aq_status aq_cuda_conv_weights(const struct aq_conv_weights *args, void *scratch, struct CUstream_st *stream);
+
+/*
+ * What output pixels `first` to first + rows - 1 of a convolution read, a row each (im2col): K K C values of x, zeroes
+ * outside of the image, rounded to `type`. `stride` in elements; what lies between K K C and it is not written. All
+ * pixels of the images, and the values of these rows, are less than 2^31.
+ */
+struct aq_cuda_columns {
+    struct aq_conv_shape shape; /* N and compute are not read */
+    const float *x;
+    uint64_t first, rows;
+    void *to;
+    enum aq_element type;
+    uint64_t stride;
+};
+enum aq_status aq_cuda_columns(const struct aq_cuda_columns *args, struct CUstream_st *stream);
+
+/* The other way (col2im): dx of all samples = the sums of what their output pixels have read of them. dx is written. */
+enum aq_status aq_cuda_columns_back(const struct aq_conv_shape *shape, const float *from, uint64_t stride, float *dx,
+                                    struct CUstream_st *stream);
+
+/* to (K K N, C), rows `stride` elements apart: w (K K C, N) with the places mirrored, and N before C; rounded. */
+enum aq_status aq_cuda_weights_turn(const struct aq_conv_shape *shape, const float *w, void *to, enum aq_element type,
+                                    uint64_t stride, struct CUstream_st *stream);
+
+/*
  * What follows a matrix product, where the product itself could not do it: c = after(sums + bias), with args' c,
  * c_stride, c_type, other, bias, dropout and `after` (also AQ_AFTER_NONE: bias and conversion). sums is M x N of
  * `sums_type`, fp32 or c's; it may be c, element for element.

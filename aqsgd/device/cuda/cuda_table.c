@@ -115,17 +115,23 @@ static enum aq_status table_add(int fd, const struct cuda_plan *plan, const char
 /* --- the clock -------------------------------------------------------------------------------------------------- */
 
 /*
- * Where the product may be written again and again: where it will be, or, where it is added to what is there, scratch.
+ * Where the product may be written again and again: where it will be, or, where it is added to what is there, scratch:
+ * all of it, or a part that has no operand.
  */
 static bool timing_place(const struct aq_matmul *args, const struct aq_stream *stream, void **c)
 {
-    const uint64_t room = (uint64_t)CUDA_PARTS * CUDA_PART_BYTES;
-    const uint8_t *scratch = cuda_part(stream, 0), *a = args->a, *b = args->b;
+    const uint64_t bytes = args->M * args->c_stride * sizeof(float), room = (uint64_t)CUDA_PARTS * CUDA_PART_BYTES;
+    const uintptr_t scratch = (uintptr_t)cuda_part(stream, 0);
+    const uint64_t a = (uintptr_t)args->a - scratch, b = (uintptr_t)args->b - scratch; /* below it: a large number */
     *c = args->c;
     if (!args->accumulate) return true;
     *c = cuda_part(stream, 0);
-    const bool inside = (a >= scratch && a < scratch + room) || (b >= scratch && b < scratch + room);
-    return !inside && args->M * args->c_stride * sizeof(float) <= room;
+    if (a >= room && b >= room) return bytes <= room;
+    for (uint32_t part = 0; part < CUDA_PARTS; part++) {
+        *c = cuda_part(stream, part);
+        if (a / CUDA_PART_BYTES != part && b / CUDA_PART_BYTES != part) return bytes <= CUDA_PART_BYTES;
+    }
+    return false;
 }
 
 static bool time_one(struct cuda_matmul *matmul, struct cuda_plan *plan, uint32_t which, const struct aq_matmul *args,

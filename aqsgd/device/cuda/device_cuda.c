@@ -424,6 +424,7 @@ static enum aq_status cuda_open(const struct aq_device_config *config, struct aq
     cuda->base.ops = &aq_device_cuda;
     cuda->probe = probe;
     cuda->owner_fd = fd;
+    cuda->conv_bytes = CUDA_PART_BYTES;
     cuda->check = check && strcmp(check, "1") == 0;
     AQ_TRY_GOTO(context_open(cuda), out);
     AQ_TRY_GOTO(aq_mutex_open(&cuda->lock), out);

@@ -11,6 +11,7 @@
 
 #include "device.c"
 
+#include "cuda_conv_product.c"
 #include "cuda_cudnn.c"
 #include "cuda_cudnn_plan.c"
 #include "cuda_math.c"
