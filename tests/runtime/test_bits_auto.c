@@ -17,7 +17,7 @@
 
 enum { WAYS = 6 };
 
-static const char manifest[] = "model: {blocks: 6, channels: 64, heads: 4, context: 32, vocabulary: 256, tied: untied}\n"
+static const char manifest[] = "model: {blocks: 6, channels: 64, heads: 4, context: 32, vocabulary: 256, tied: false}\n"
                                "data: {train: nowhere.txt}\n"
                                "train: {T: 32, batch: 8, micro_batch: 2, epochs: 9}\n"
                                "pipeline: {stages: 4}\n"

@@ -18,7 +18,7 @@
 
 enum { SETS_MAX = 8 };
 
-static const char manifest[] = "model: {blocks: 6, channels: 64, heads: 4, context: 32}\n"
+static const char manifest[] = "model: {blocks: 6, channels: 64, heads: 4, context: 32, tied: false}\n"
                                "data: {train: gone.txt}\n"
                                "train: {T: 32, batch: 8, micro_batch: 2, clip: 1, epochs: 3}\n"
                                "pipeline: {stages: 4}\n"

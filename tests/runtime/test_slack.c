@@ -16,7 +16,7 @@
 #include "edge.h"
 #include "plan.h"
 
-static const char manifest[] = "model: {blocks: 6, channels: 64, heads: 4, context: 32, vocabulary: 256}\n"
+static const char manifest[] = "model: {blocks: 6, channels: 64, heads: 4, context: 32, vocabulary: 256, tied: false}\n"
                                "data: {train: nowhere.txt}\n"
                                "train: {T: 32, batch: 8, micro_batch: 2, clip: 1, epochs: 3}\n"
                                "pipeline: {stages: 4}\n"
