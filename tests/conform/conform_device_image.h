@@ -537,7 +537,7 @@ static void test_conv_is_its_definition(void **state)
     }
 }
 
-/* An image's values do not depend on how many come with it: the same bits on a CPU; a GPU's library has its order. */
+/* An image's values do not depend on how many come with it: the same bits on a CPU; a GPU has its own order. */
 static void test_conv_of_an_image_is_the_same_in_any_batch(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
 /*
- * cuda_columns.cu -- the two sides of a convolution that is a product (cuda_conv_product.c): pixels gathered into
+ * cuda_columns.cu -- both sides of a convolution that is a matrix product (cuda_conv_product.c): pixels gathered in
  * rows before it (im2col), rows summed into pixels after it (col2im), and weights turned for the gradient of inputs.
  *
  * Bound by memory. Images lie pixel by pixel with their channels side by side, and so do the rows: a thread has some
@@ -116,7 +116,7 @@ enum aq_status aq_cuda_columns(const struct aq_cuda_columns *args, struct CUstre
     return columns_launch<float, 1>(args, stream);
 }
 
-/* A thread has W channels of an input pixel, and adds the places of output pixels that read it, in order. */
+/* A thread has W channels of an input pixel, and adds up the places of output pixels that read it, in their order. */
 template <int W>
 static __global__ void __launch_bounds__(COLUMN_THREADS)
     columns_scatter(const float *__restrict__ from, float *__restrict__ dx, struct images of, unsigned C,

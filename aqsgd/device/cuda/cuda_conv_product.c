@@ -10,7 +10,7 @@
  *     gradient of inputs   stride 1: dx = rows(dy) w'            w' has its places mirrored, and N before C
  *                          else: rows = dy w (transposed), summed into pixels; pieces of samples
  *
- * A 1 x 1 convolution of stride 1 whose operands need no rounding is the product alone. How the work is cut depends
+ * A convolution of 1 x 1 with stride 1 whose operands need no rounding is the product alone. How work is cut depends
  * on the shape and the size of the scratch only, so results do not depend on the GPU beyond what its products do.
  *
  * Part 0 of the scratch has rows, part 1 weights, part 2 gradients in 16 bits. cuda_matmul uses none of them here,
