@@ -56,7 +56,7 @@ set_tests_properties(conform_device_cuda PROPERTIES ENVIRONMENT "AQ_CONFORM=cuda
 target_compile_definitions(conform_device_cuda PRIVATE AQ_CUDA_ON_HOST)
 add_test(NAME conform_device_cuda_plain COMMAND conform_device_cuda test_*matmul*)
 set_tests_properties(conform_device_cuda_plain PROPERTIES SKIP_RETURN_CODE 77 LABELS "conform;quick" TIMEOUT 900
-  ENVIRONMENT "AQ_CONFORM=cuda;CUBLASLT_HOST_FUSES=0")
+  ENVIRONMENT "AQ_CONFORM=cuda;CUDA_HOST_WATCH=0;CUBLASLT_HOST_FUSES=0")
 
 # Attention on GPUs other than Hopper, which have no warpgroup products.
 add_test(NAME conform_device_cuda_warps COMMAND conform_device_cuda test_attention_*)
@@ -66,7 +66,7 @@ set_tests_properties(conform_device_cuda_warps PROPERTIES SKIP_RETURN_CODE 77 LA
 # Its attention by cuDNN, where that can.
 add_test(NAME conform_device_cuda_cudnn COMMAND conform_device_cuda test_attention_*)
 set_tests_properties(conform_device_cuda_cudnn PROPERTIES SKIP_RETURN_CODE 77 LABELS "conform;quick" TIMEOUT 900
-  ENVIRONMENT "AQ_CONFORM=cuda;AQ_GPU_ATTENTION=cudnn;AQ_LOG=device:0")
+  ENVIRONMENT "AQ_CONFORM=cuda;CUDA_HOST_WATCH=0;AQ_GPU_ATTENTION=cudnn;AQ_LOG=device:0")
 
 # A whole stage through the backend: matrix products on the host, every kernel emulated.
 aq_cuda_on_host_test(test_device_training_cuda LABELS quick TIMEOUT 900)
@@ -110,7 +110,8 @@ set_tests_properties(test_bench_allreduce_on_host PROPERTIES LABELS quick TIMEOU
 foreach(scenario gpu gpu_default replicas_one_gpu replicas_gpu edges_gpu edges_gpu_fault freeze_gpu lora_gpu split_privacy_gpu)
   add_test(NAME e2e_${scenario}_on_host
     COMMAND ${AQ_PYTHON} ${CMAKE_CURRENT_SOURCE_DIR}/e2e/run ${CMAKE_BINARY_DIR}/bin/cuda_host ${scenario})
-  set_tests_properties(e2e_${scenario}_on_host PROPERTIES LABELS e2e TIMEOUT 600 PROCESSORS 2 ENVIRONMENT "AQ_GPU=required")
+  set_tests_properties(e2e_${scenario}_on_host PROPERTIES LABELS e2e TIMEOUT 900 PROCESSORS 2
+    ENVIRONMENT "AQ_GPU=required;CUDA_HOST_WATCH=0") # conformance tests watch the same kernels
 endforeach()
 add_test(NAME e2e_gpu_bad_input
   COMMAND ${AQ_PYTHON} ${CMAKE_CURRENT_SOURCE_DIR}/e2e/run ${CMAKE_BINARY_DIR}/bin/cuda_host gpu_bad_input)

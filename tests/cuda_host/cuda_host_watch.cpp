@@ -182,8 +182,15 @@ inline bool word_is_in_order(size_t offset, bool write)
     return true;
 }
 
+/* CUDA_HOST_WATCH=0: nothing is looked at. For whole jobs, whose kernels other tests watch: it halves their time. */
+const bool blind = [] {
+    const char *wish = std::getenv("CUDA_HOST_WATCH");
+    return wish && std::strcmp(wish, "0") == 0;
+}();
+
 inline void access(const void *code, const void *address, size_t bytes, bool write, bool atomic = false)
 {
+    if (blind) return;
     const uintptr_t at = reinterpret_cast<uintptr_t>(address);
     if (at - watched_shared.from < watched_shared.bytes) return shared_access(code, at, bytes, write, atomic);
     const size_t offset = at - device_from;
@@ -194,6 +201,7 @@ inline void access(const void *code, const void *address, size_t bytes, bool wri
 
 template <size_t N> inline void access(const void *code, const void *address, bool write)
 {
+    if (blind) return;
     const size_t offset = reinterpret_cast<uintptr_t>(address) - watched_shared.from;
     if (N == 4 && offset < watched_shared.bytes && word_is_in_order(offset, write)) return;
     access(code, address, N, write);

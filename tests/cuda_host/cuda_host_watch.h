@@ -11,7 +11,8 @@
  *
  * Device memory of the emulated runtime (cuda_memory_host.c) has a state per byte: an access outside an allocation is
  * an error, and so is a read of a byte that no kernel, copy or memset has written. Other memory is the host's, in tests
- * that hand their own arrays to a kernel; nothing is known of it.
+ * that hand their own arrays to a kernel; nothing is known of it. CUDA_HOST_WATCH=0 in the environment: no access is
+ * looked at.
  */
 #ifndef AQ_CUDA_HOST_WATCH_H
 #define AQ_CUDA_HOST_WATCH_H
