@@ -61,7 +61,7 @@ if(TARGET aqpipe)
   add_test(NAME test_scale_check COMMAND ${AQ_PYTHON} -B ${CMAKE_CURRENT_SOURCE_DIR}/test_scale_check $<TARGET_FILE_DIR:aqpipe>)
   set_tests_properties(test_scale_check PROPERTIES LABELS e2e TIMEOUT 900 PROCESSORS 2 SKIP_RETURN_CODE 77)
   add_test(NAME test_watch_cost COMMAND ${AQ_PYTHON} -B ${CMAKE_CURRENT_SOURCE_DIR}/test_watch_cost $<TARGET_FILE_DIR:aqpipe>)
-  set_tests_properties(test_watch_cost PROPERTIES LABELS e2e TIMEOUT 600 SKIP_RETURN_CODE 77)
+  set_tests_properties(test_watch_cost PROPERTIES LABELS e2e TIMEOUT 600 SKIP_RETURN_CODE 77 RUN_SERIAL ON) # it measures
   add_test(NAME test_bench COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/test_bench $<TARGET_FILE:aqpipe>)
   set_tests_properties(test_bench PROPERTIES LABELS e2e TIMEOUT 120)
   add_test(NAME test_bench_gpu COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/test_bench_gpu $<TARGET_FILE_DIR:aqpipe>)
