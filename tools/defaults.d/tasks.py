@@ -139,7 +139,7 @@ ROWS = [
     Row("long-2", "instruct, long answers", "long", 2, 128, Size(6, 96)),
     Row("long-4", "instruct, long answers", "long", 4, 512, Size(6, 48), None, 4, 2),
     Row("packed-3", "instruct, packed", "packed", 3, 128, Size(6, 64), Size(6, 48, 1.54), sparse=True),
-    Row("classes-2", "classification", "classes", 2, 128, Size(4, 192), Size(3, 128), more=SLOWER, sparse=True),
+    Row("classes-2", "classification", "classes", 2, 128, Size(4, 192), Size(3, 128, 4.35), more=SLOWER, sparse=True),
     Row("classes-4", "classification", "classes", 4, 64, Size(4, 192), more=SLOWER, sparse=True),
     Row("numbers-2", "regression", "numbers", 2, 128, Size(4, 192), more=SLOWER, sparse=True),
     Row("images-3", "images", "images", 3, 0, Size(6, 400), Size(4, 200, 4.03), 40, 20, more={"train": {"lr": 1e-3}}, sparse=True),
