@@ -99,6 +99,8 @@ static double rate_of(const struct aq_codec_config *config)
     return rate > (double)AQ_EC_RATE_MAX ? (double)AQ_EC_RATE_MAX : rate < 0.25 ? 0.25 : rate;
 }
 
+/* An estimate. The means of channels of a keyframe are not counted: the goal of its values pays for them
+ * (aq_ec_goal_of_rest). */
 static uint64_t bytes_of(uint32_t rows, uint32_t columns, double goal, uint32_t marks)
 {
     const double rate = (double)aq_ec_rate_of_values((float)goal, rows, columns);
@@ -139,7 +141,7 @@ static void layout(const struct aq_codec_config *config, uint32_t rows, uint32_t
 void aq_ec_keyframe_layout(const struct aq_codec_config *config, uint32_t rows, uint32_t columns,
                            struct aq_codec_layout *out)
 {
-    out->keyframe_bytes = bytes_of(rows, columns, (double)config->keyframe_rate, AQ_EC_CENTRED);
+    out->keyframe_bytes = bytes_of(rows, columns, (double)config->keyframe_rate, 0);
     out->keyframe_most = bytes_most(rows, columns);
     scratch(rows, columns, out);
 }
