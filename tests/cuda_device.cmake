@@ -51,7 +51,7 @@ aq_cuda_on_host_test(test_cuda_codec_device SOURCES cuda/test_cuda_codec_device.
 aq_cuda_on_host_test(test_codec_gpu SOURCES cuda/test_codec_gpu.c kit/codec_common.c LABELS quick ARGS 997 "test_*codec_of_the_table*")
 set_tests_properties(test_codec_gpu PROPERTIES ENVIRONMENT "AQ_GPU=required")
 # The conformance of devices, of kind cuda alone: with every ending of a product that cuBLASLt has, and with none.
-aq_cuda_on_host_test(conform_device_cuda LABELS conform quick TIMEOUT 900)
+aq_cuda_on_host_test(conform_device_cuda LABELS conform TIMEOUT 900)
 set_tests_properties(conform_device_cuda PROPERTIES ENVIRONMENT "AQ_CONFORM=cuda")
 target_compile_definitions(conform_device_cuda PRIVATE AQ_CUDA_ON_HOST)
 add_test(NAME conform_device_cuda_plain COMMAND conform_device_cuda test_*matmul*)
