@@ -67,10 +67,10 @@ static inline float aq_power_of_two(int exponent)
 
 /*
  * A scale in two bytes. An f16 ends at 65504: from there on the sign bit, which no scale has, says 2^16 times its
- * magnitude, at least 1 (docs/FORMAT.md, Scales). Before, such a sample went raw; digests of these settings have
- * AQ_SCALE_HALF_FAR in them. Beyond 2^32 it is a word that is none.
+ * magnitude, at least 1 (docs/FORMAT.md, Scales). Before, such a sample went raw, so that the digest of settings and
+ * older caches stay. Beyond 2^32 it is a word that is none.
  */
-enum { AQ_SCALE_HALF_FAR = 0x100, AQ_SCALE_HALF_SIGN = 0x8000, AQ_SCALE_HALF_ONE = 0x3c00, AQ_HALF_INFINITE = 0x7c00 };
+enum { AQ_SCALE_HALF_SIGN = 0x8000, AQ_SCALE_HALF_ONE = 0x3c00, AQ_HALF_INFINITE = 0x7c00 };
 
 static inline uint16_t aq_scale_half_from(float s)
 {

@@ -77,7 +77,7 @@ void aq_quantizer_digest(const struct aq_codec_config *config, uint32_t words[AQ
     words[4] = (uint32_t)config->grid;
     words[5] = (uint32_t)config->group;
     words[6] = tiled(config) ? config->tile : 0;
-    words[7] = (uint32_t)config->scale_format | (config->scale_format == AQ_SCALE_FP16 ? AQ_SCALE_HALF_FAR : 0u);
+    words[7] = (uint32_t)config->scale_format;
     words[8] = config->hadamard;
     words[9] = (uint32_t)config->prescale_log2;
     words[10] = sparse(config) ? aq_bits_of(config->top_k) : 0;

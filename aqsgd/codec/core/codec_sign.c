@@ -46,7 +46,6 @@ static void layout(const struct aq_codec_config *config, uint32_t rows, uint32_t
 
 static void digest(const struct aq_codec_config *config, uint32_t words[AQ_CODEC_WORDS])
 {
-    words[7] = AQ_SCALE_HALF_FAR;
     words[9] = (uint32_t)config->prescale_log2;
 }
 
