@@ -16,16 +16,15 @@
  * after it has left. A frame needs a credit: that of a frame before is back half a round trip after it was decoded. A
  * send buffer is free half a round trip after its frame was there (links that heal keep it until then), else when it
  * has left. Replicas reduce over links of their own while they pack and unpack: the longer counts.
- * Optimizers that average gradients do so before the norm; the others in their update, piece by piece (0056). Steps
- * follow each other; the last of them is the answer, for pipelines overlap at their ends (with lost packets,
- * plan_loss.c, the mean of many). With train.staleness the
+ * Optimizers that average gradients do so before the norm; the others in their update, piece by piece (0056). The
+ * gradient of a tied table goes up when the chains are done. Its values come down after the update (plan_tied.c);
+ * with model.tied: compressed, rows come down before the norm. Steps follow each other; the last of them is the answer,
+ * for pipelines overlap at their ends (with lost packets, plan_loss.c, the mean of many). With train.staleness the
  * chains of a step begin when the update before the last is done, and the answer is the mean of the last two.
  */
 #include <assert.h>
 #include <float.h>
 #include <math.h>
-#include <stdarg.h>
-#include <stdio.h>
 #include <string.h>
 
 #include "plan_private.h"
@@ -41,8 +40,6 @@ enum {
     STREAMS = 3
 };
 
-#define LATENCY_TOLD 1e-3 /* seconds of round trips from which on a bound names them */
-
 /* The instructions of a line: those of one kind, of the forward chain, of the backward chain, weight halves. */
 enum part { RECEIVE = 0, COMPUTE = 1, SEND = 2, PARTS = 3 };
 enum { WEIGHTS = AQ_OP_WEIGHTS - AQ_OP_RECV_FWD };
@@ -55,6 +52,9 @@ struct pipe {
     struct aq_plan_window window;
     double seconds; /* a frame on the wire                                                             */
     double frame_bytes;
+    double tied_s;     /* what a tied table needs of a step, on the wire          */
+    double tied_until; /* it leaves the wire then; frames from tied_behind on wait */
+    uint64_t tied_behind;
     uint32_t edge;
     bool forward;
     double delay; /* from leaving the wire to being there: latency, and packing where bodies go packed */
@@ -92,9 +92,10 @@ struct actor {
     uint64_t *holder;  /* of each slot: step * M + micro-batch + 1 that holds it       */
     uint32_t step;     /* of the simulation's: updates that are done                   */
     uint32_t partials; /* NORM: steps whose partial sum has been sent                 */
-    enum { CHAINS, REDUCE_DUE, REDUCE, NORM_UP, NORM_DOWN, UPDATE, UPDATING } phase;
+    enum { CHAINS, TIED_UP, TIED_ROWS, REDUCE_DUE, REDUCE, NORM_UP, NORM_DOWN, UPDATE, UPDATING, TIED_DOWN } phase;
     double reduced_at;                                 /* when its links have carried everything; DBL_MAX: not begun */
     double partial_at[STEPS_MAX], total_at[STEPS_MAX]; /* NORM frames: when they are here; DBL_MAX: not sent yet */
+    double tied_up_at[STEPS_MAX], tied_down_at[STEPS_MAX]; /* the same of what a tied table needs                   */
     double ended[STEPS_MAX];
 };
 
@@ -108,6 +109,8 @@ struct simulation {
     const struct aq_plan_costs *costs;
     const struct aq_plan_scene *scene;
     uint32_t P, M, steps, staleness;
+    enum aq_tied tied; /* AQ_TIED_NO also where nothing crosses a link */
+    struct aq_plan_tied tied_words;
     double now;
     uint32_t over; /* stages that have done all steps */
     struct actor *actors;
@@ -171,11 +174,17 @@ static void pipe_open(const struct simulation *sim, uint32_t edge, struct pipe *
     const bool carried = aq_plan_carries(sim->plan, edge);
     const double rate = carried ? 0 : aq_plan_lossy_rate(sim->plan, sim->costs, edge);
     const double frame = carried ? 0 : (double)step_bytes / sim->plan->micro_batches;
+    const bool forward = pipe == &sim->forward[edge];
     pipe->window = sim->scene->windows[edge];
     pipe->done_at = DBL_MAX;
     pipe->seconds = rate > 0 ? frame * share * 8 / (rate * 1e6) : 0;
+    if (sim->tied != AQ_TIED_NO && rate > 0) {
+        const struct aq_plan_tied *words = &sim->tied_words;
+        const uint64_t bytes = aq_plan_tied_bytes(sim->plan, edge, forward ? words->down_words : words->up_words);
+        pipe->tied_s = (double)bytes * 8 / (rate * 1e6);
+    }
     pipe->edge = edge;
-    pipe->forward = pipe == &sim->forward[edge];
+    pipe->forward = forward;
     pipe->frame_bytes = frame * share;
     pipe->back = sim->costs->latency_s[edge];
     pipe->delay = pipe->back + (share < 1 ? frame * AQ_LINK_PACK_BYTE_NS * 1e-9 : 0);
@@ -190,7 +199,7 @@ static void actor_open(const struct simulation *sim, uint32_t s)
     actor->copies = sim->plan->stages[s].boundary_copies;
     actor->reduced_at = DBL_MAX;
     for (uint32_t step = 0; step < STEPS_MAX; step++)
-        actor->partial_at[step] = actor->total_at[step] = DBL_MAX;
+        actor->partial_at[step] = actor->total_at[step] = actor->tied_up_at[step] = actor->tied_down_at[step] = DBL_MAX;
     for (int i = 0; i < STREAMS; i++)
         actor->streams[i].left = -1;
     for (uint32_t i = 0; i < actor->program->count; i++) {
@@ -201,12 +210,21 @@ static void actor_open(const struct simulation *sim, uint32_t s)
     }
 }
 
+static void tied_fill(struct simulation *sim)
+{
+    const struct aq_plan *plan = sim->plan;
+    sim->tied = AQ_TIED_NO;
+    if (!aq_plan_ties(plan) || aq_plan_tied_local(plan)) return;
+    if (aq_plan_tied_traffic(plan, plan->model.tied, &sim->tied_words) == AQ_OK) sim->tied = plan->model.tied;
+}
+
 static enum aq_status simulation_open(struct simulation *sim, void **memory)
 {
     const struct aq_plan_costs *costs = sim->costs;
     struct aq_arena arena = {0};
     static_assert(AQ_OP_WEIGHTS - AQ_OP_RECV_FWD + 1 == LINES, "a line each");
     place(&arena, sim);
+    tied_fill(sim);
     AQ_TRY(aq_alloc(arena.used, memory));
     arena = (struct aq_arena){.base = *memory, .bytes = arena.used};
     place(&arena, sim);
@@ -243,6 +261,7 @@ static bool pipe_start(const struct simulation *sim, struct pipe *pipe)
 {
     if (pipe->done_at != DBL_MAX || pipe->queued == pipe->begun) return false;
     if (pipe->begun - pipe->credited >= pipe->window.receive_slots) return false;
+    if (pipe->begun >= pipe->tied_behind && pipe->tied_until > sim->now) return false;
     pipe->begun++;
     pipe->done_at = sim->now + pipe->seconds;
     return true;
@@ -287,6 +306,16 @@ static bool pipe_return(const struct simulation *sim, struct pipe *pipe)
     pipe->credited += credit;
     pipe->acknowledged += buffer;
     return credit || buffer;
+}
+
+/* What a tied table needs goes behind the frames that are queued now, and frames that come later wait for it. Returns
+ * when it is at the other end. */
+static double pipe_tied(const struct simulation *sim, struct pipe *pipe)
+{
+    const double free_at = pipe->done_at == DBL_MAX ? sim->now : pipe->done_at;
+    pipe->tied_until = free_at + (double)(pipe->queued - pipe->begun) * pipe->seconds + pipe->tied_s;
+    pipe->tied_behind = pipe->queued;
+    return pipe->tied_until + sim->costs->latency_s[pipe->edge];
 }
 
 static bool pipe_has_buffer(const struct pipe *pipe)
@@ -431,11 +460,17 @@ static bool chains_are_done(const struct actor *actor, uint32_t step)
     return true;
 }
 
+/* The phase that follows once each side of a tied table has the whole gradient. */
+static int after_tied(const struct simulation *sim)
+{
+    return sim->plan->replicas > 1 ? REDUCE_DUE : NORM_UP;
+}
+
 static void chains_look(const struct simulation *sim, uint32_t s)
 {
     struct actor *actor = &sim->actors[s];
     if (actor->phase != CHAINS || actor->step == sim->steps || !chains_are_done(actor, actor->step)) return;
-    actor->phase = sim->plan->replicas > 1 ? REDUCE_DUE : NORM_UP;
+    actor->phase = sim->tied != AQ_TIED_NO ? TIED_UP : after_tied(sim);
 }
 
 static void instruction_done(struct simulation *sim, uint32_t s, uint32_t k)
@@ -498,7 +533,8 @@ static bool partial_early(struct simulation *sim, uint32_t s)
 {
     const struct actor *actor = &sim->actors[s];
     const uint32_t next = actor->step + 1;
-    if (!sim->staleness || sim->plan->replicas > 1 || next == sim->steps || actor->partials > next) return false;
+    if (!sim->staleness || sim->plan->replicas > 1 || sim->tied != AQ_TIED_NO) return false;
+    if (next == sim->steps || actor->partials > next) return false;
     return chains_are_done(actor, next) && partial_send(sim, s, next);
 }
 
@@ -512,6 +548,23 @@ static double agreement_s(const struct simulation *sim)
     return rides ? 0 : sim->costs->group_latency_s / every;
 }
 
+/* What a tied table needs goes from stage to stage, towards the embedding or away from it. False: it is not here. */
+static bool tied_up(struct simulation *sim, uint32_t s)
+{
+    const uint32_t step = sim->actors[s].step;
+    if (s + 1 < sim->P && sim->actors[s].tied_up_at[step] > sim->now) return false;
+    if (s > 0) sim->actors[s - 1].tied_up_at[step] = pipe_tied(sim, &sim->backward[s - 1]);
+    return true;
+}
+
+static bool tied_down(struct simulation *sim, uint32_t s)
+{
+    const uint32_t step = sim->actors[s].step;
+    if (s > 0 && sim->actors[s].tied_down_at[step] > sim->now) return false;
+    if (s + 1 < sim->P) sim->actors[s + 1].tied_down_at[step] = pipe_tied(sim, &sim->forward[s]);
+    return true;
+}
+
 /* The end of a step: replicas average, the sum of squares goes up to stage 0, the total comes back, then the optimizer.
  */
 static bool actor_end(struct simulation *sim, uint32_t s)
@@ -521,6 +574,14 @@ static bool actor_end(struct simulation *sim, uint32_t s)
     const uint32_t every = aq_plan_reduce_every(sim->plan);
     if (actor->step == sim->steps) return false;
     switch (actor->phase) {
+    case TIED_UP:
+        if (!tied_up(sim, s)) return false;
+        actor->phase = sim->tied == AQ_TIED_COMPRESSED ? TIED_ROWS : after_tied(sim);
+        return true;
+    case TIED_ROWS:
+        if (!tied_down(sim, s)) return false;
+        actor->phase = after_tied(sim);
+        return true;
     case REDUCE_DUE:
         if (actor->streams[COMPUTE].left >= 0) return false;
         work_begin(sim, actor, costs->reduce_in_step ? 0 : costs->pack_s[s],
@@ -551,6 +612,10 @@ static bool actor_end(struct simulation *sim, uint32_t s)
         return true;
     case UPDATING:
         if (!work_done(sim, actor)) return false;
+        actor->phase = TIED_DOWN;
+        return true;
+    case TIED_DOWN:
+        if (sim->tied == AQ_TIED_EXACT && !tied_down(sim, s)) return false;
         update_done(sim, s);
         return true;
     default:
@@ -655,13 +720,15 @@ static double next_here(const struct simulation *sim, uint32_t s)
         if (actor->streams[i].left > 0) next = fmin(next, actor->streams[i].ends);
     for (int k = 0; k < 2; k++) {
         const double moments[] = {pipes[k]->done_at, pipe_arrival(pipes[k]), pipe_credit(pipes[k]),
-                                  pipe_buffer(pipes[k])};
-        for (int i = 0; i < 4; i++)
+                                  pipe_buffer(pipes[k]), pipes[k]->tied_until};
+        for (int i = 0; i < 5; i++)
             earlier(moments[i], sim->now, &next);
     }
     for (uint32_t step = actor->step; step < sim->steps; step++) {
         earlier(actor->partial_at[step], sim->now, &next);
         earlier(actor->total_at[step], sim->now, &next);
+        earlier(actor->tied_up_at[step], sim->now, &next);
+        earlier(actor->tied_down_at[step], sim->now, &next);
     }
     earlier(actor->reduced_at, sim->now, &next);
     return next;
@@ -708,109 +775,7 @@ static double step_end(const struct simulation *sim, uint32_t step)
     return end;
 }
 
-/* --- the bound -------------------------------------------------------------------------------------------------- */
-
-__attribute__((format(printf, 3, 4))) static void bound_by(struct aq_plan_prediction *out, double seconds,
-                                                           const char *format, ...)
-{
-    if (seconds <= out->bound_s) return;
-    out->bound_s = seconds;
-    va_list arguments;
-    va_start(arguments, format);
-    vsnprintf(out->binds, sizeof out->binds, format, arguments);
-    va_end(arguments);
-}
-
-/* Update and packing: work between two steps' micro-batches. */
-static double stage_end(const struct aq_plan *plan, const struct aq_plan_costs *costs, uint32_t s)
-{
-    return costs->step_s[s] + (plan->replicas > 1 ? costs->pack_s[s] : 0);
-}
-
-/* What a stage works in a step: all of it on a CPU, its busiest stream on a GPU. */
-static double stage_busy(const struct aq_plan *plan, const struct aq_plan_costs *costs, uint32_t s)
-{
-    const double end = stage_end(plan, costs, s);
-    const double micro_batch = costs->forward_s[s] + costs->backward_s[s] + costs->weights_s[s];
-    const double compute = micro_batch * plan->micro_batches + end;
-    double send = 0, receive = 0;
-    if (s > 0) {
-        receive += costs->receive_s[s - 1] * plan->micro_batches;
-        send += costs->send_back_s[s - 1] * plan->micro_batches;
-    }
-    if (s + 1 < plan->stage_count) {
-        receive += costs->receive_back_s[s] * plan->micro_batches;
-        send += costs->send_s[s] * plan->micro_batches;
-    }
-    if (!aq_plan_on_gpu(plan, s)) return compute + send + receive;
-    return fmax(compute, fmax(send, receive));
-}
-
-/* Bytes that the store of stage s reads and writes in a step; what never changes is read alone, where it is wanted. */
-static double cache_traffic(const struct aq_plan *plan, uint32_t s)
-{
-    const bool last = s + 1 == plan->stage_count, still = !last && plan->edges[s].shape.still;
-    double bytes = 0;
-    const struct aq_plan_edge *in = s > 0 ? &plan->edges[s - 1] : NULL, *out = last ? NULL : &plan->edges[s];
-    if (in && !still) bytes += (in->shape.still ? 1 : 2) * (double)in->size.message_bytes;
-    if (out && !still) bytes += 2 * (double)out->size.message_bytes;
-    return strcmp(plan->job->cache.kind, "memory") == 0 ? 0 : bytes * plan->batch;
-}
-
-/*
- * A step begins and ends at the first stage: what lies behind links waits once for the round trips of them all, and a
- * link's last frame goes to the last stage and comes back.
- */
-static void bound_trips(const struct simulation *sim, struct aq_plan_prediction *out)
-{
-    double trips = 0;
-    const double at_once = 1 + sim->staleness; /* steps that are under way */
-    for (uint32_t s = 0; s < sim->P; s++) {
-        const double chains = out->compute_s[s] - stage_end(sim->plan, sim->costs, s);
-        bound_by(out, (chains + trips) / at_once, "stage %u compute%s", s,
-                 trips > LATENCY_TOLD ? " and round trips" : "");
-        if (s + 1 < sim->P) trips += 2 * sim->costs->latency_s[s];
-    }
-    const char *also = trips > LATENCY_TOLD ? " and round trips" : "";
-    for (uint32_t s = 0; s + 1 < sim->P; s++) {
-        bound_by(out, (out->forward_s[s] + trips) / at_once, "link %u-%u forward%s", s, s + 1, also);
-        bound_by(out, (out->backward_s[s] + trips) / at_once, "link %u-%u backward%s", s, s + 1, also);
-    }
-}
-
-static void bound_fill(const struct simulation *sim, struct aq_plan_prediction *out)
-{
-    const struct aq_plan *plan = sim->plan;
-    const struct aq_plan_costs *costs = sim->costs;
-    for (uint32_t s = 0; s < sim->P; s++) {
-        out->compute_s[s] = stage_busy(plan, costs, s);
-        bound_by(out, out->compute_s[s], "stage %u compute", s);
-        if (plan->replicas > 1) bound_by(out, costs->reduce_s[s], "gradients of stage %u", s);
-        out->forward_s[s] = sim->forward[s].seconds * sim->M;
-        out->backward_s[s] = sim->backward[s].seconds * sim->M;
-        bound_by(out, out->forward_s[s], "link %u-%u forward", s, s + 1);
-        bound_by(out, out->backward_s[s], "link %u-%u backward", s, s + 1);
-    }
-    bound_trips(sim, out);
-    for (uint32_t s = 0; s < sim->P; s++) {
-        double work = 0, traffic = 0, gpu = 0;
-        for (uint32_t r = 0; r < plan->ranks; r++)
-            if (aq_job_same_host(plan->job, s, r)) {
-                const uint32_t other = r % sim->P;
-                if (aq_plan_same_gpu(plan, s, r)) gpu += out->compute_s[other];
-                traffic += cache_traffic(plan, other);
-                if (sim->actors[other].gpu) continue;
-                const uint32_t threads = costs->threads[other] < costs->cores ? costs->threads[other] : costs->cores;
-                work += out->compute_s[other] * threads;
-            }
-        const char *host = plan->job->pipeline.stages[s].host;
-        if (work / costs->cores > out->cores_s) out->cores_s = work / costs->cores;
-        bound_by(out, work / costs->cores, "cores of %.40s", host ? host : "this machine");
-        bound_by(out, gpu, "the GPU of stage %u", s);
-        if (costs->cache_mbps > 0)
-            bound_by(out, traffic / (costs->cache_mbps * 1e6), "store of %.40s", host ? host : "this machine");
-    }
-}
+/* --- all steps --------------------------------------------------------------------------------------------------- */
 
 static enum aq_status simulate(struct simulation *sim, double *step_s)
 {
@@ -856,7 +821,6 @@ enum aq_status aq_plan_simulate(const struct aq_plan *plan, const struct aq_plan
     void *memory = NULL;
     AQ_TRY(simulation_open(&sim, &memory));
     const enum aq_status status = simulate(&sim, step_s);
-    if (status == AQ_OK) *step_s += aq_plan_tied_s(plan, costs);
     aq_free(memory);
     return status;
 }
@@ -881,8 +845,11 @@ enum aq_status aq_plan_predict(const struct aq_plan *plan, const struct aq_plan_
     struct simulation sim = simulation_of(plan, &seen, &scene);
     AQ_TRY(simulation_open(&sim, &memory));
     const enum aq_status status = simulate(&sim, &prediction.step_s);
-    prediction.step_s += aq_plan_tied_s(plan, costs);
-    bound_fill(&sim, &prediction);
+    for (uint32_t s = 0; s < sim.P; s++) {
+        prediction.forward_s[s] = sim.forward[s].seconds * sim.M;
+        prediction.backward_s[s] = sim.backward[s].seconds * sim.M;
+    }
+    aq_plan_bound(plan, &seen, &prediction);
     aq_free(memory);
     if (status == AQ_OK) *out = prediction;
     return status;

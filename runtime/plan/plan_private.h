@@ -54,12 +54,16 @@ enum aq_status aq_plan_edge_next(const struct aq_plan *plan, uint32_t known, uin
                                  struct aq_plan_edge *edge);
 
 /*
- * plan_tied.c. check: AQ_INVAL where model.tied cannot be done, with the remedy. print: the bytes of each choice. s:
- * seconds of a step that links take for it, which nothing hides.
+ * plan_tied.c. check: AQ_INVAL where model.tied cannot be done, with the remedy. print: the bytes of each choice.
  */
 enum aq_status aq_plan_tied_check(const struct aq_plan *plan);
 enum aq_status aq_plan_tied_print(const struct aq_plan *plan, struct aq_text *text);
-double aq_plan_tied_s(const struct aq_plan *plan, const struct aq_plan_costs *costs);
+
+/*
+ * plan_bound.c: fills compute_s, cores_s, bound_s and binds of a prediction. Its forward_s and backward_s, the seconds
+ * of a step that each link carries, are filled already.
+ */
+void aq_plan_bound(const struct aq_plan *plan, const struct aq_plan_costs *costs, struct aq_plan_prediction *out);
 
 /* plan_layers.c: "block" of "block 3". */
 void aq_plan_layer_kind(const struct aq_model_config *model, uint32_t layer, char *text, size_t bytes);

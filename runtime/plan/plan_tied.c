@@ -158,8 +158,8 @@ enum aq_status aq_plan_tied_print(const struct aq_plan *plan, struct aq_text *te
         enum aq_tied how;
         const char *name, *of;
     } choices[] = {{AQ_TIED_EXACT, "exact", "the table's gradient and its values, fp32"},
-                   {AQ_TIED_COMPRESSED, "compressed", "its gradient in " AQ_PLAN_TIED_CODEC
-                                                      " with error feedback, and the rows that the batches name"},
+                   {AQ_TIED_COMPRESSED, "compressed",
+                    "its gradient in " AQ_PLAN_TIED_CODEC " with error feedback, and the rows that the batches name"},
                    {AQ_TIED_NO, "untied", "embedding and head are two tensors"}};
     const uint32_t last = plan->stage_count - 2;
     if (plan->job->split.clients > 0 && plan->stage_count > 1) {
@@ -185,18 +185,4 @@ enum aq_status aq_plan_tied_print(const struct aq_plan *plan, struct aq_text *te
                     (unsigned long long)aq_plan_tied_bytes(plan, last, traffic.down_words), choices[i].of);
     }
     return AQ_OK;
-}
-
-double aq_plan_tied_s(const struct aq_plan *plan, const struct aq_plan_costs *costs)
-{
-    struct aq_plan_tied traffic;
-    double seconds = 0;
-    if (!aq_plan_ties(plan) || aq_plan_tied_traffic(plan, plan->model.tied, &traffic) != AQ_OK) return 0;
-    for (uint32_t e = 0; e + 1 < plan->stage_count; e++) {
-        const double mbps = costs->edge_mbps[e] > 0 ? costs->edge_mbps[e] : costs->rate_mbps;
-        const uint64_t bytes = aq_plan_tied_bytes(plan, e, traffic.up_words) +
-                               aq_plan_tied_bytes(plan, e, traffic.down_words);
-        seconds += 2 * costs->latency_s[e] + (mbps > 0 ? (double)bytes * 8e-6 / mbps : 0);
-    }
-    return seconds;
 }

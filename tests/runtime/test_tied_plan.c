@@ -144,9 +144,47 @@ static void test_plan_reads_older_words_and_ties_what_trains(void **state)
     }
 }
 
+static double step_of(const char *tied, double latency_s, double mbps)
+{
+    const char *const sets[] = {tied, NULL};
+    struct aq_plan_prediction prediction;
+    struct aq_plan_costs costs = {.origin = "test", .cores = 16, .rate_mbps = mbps};
+    struct aq_job *job;
+    struct aq_plan *plan = plan_of(sets, &job);
+    for (uint32_t s = 0; s < plan->stage_count; s++) {
+        costs.threads[s] = 1;
+        costs.forward_s[s] = 0.01;
+        costs.backward_s[s] = 0.02;
+        costs.forward_share[s] = costs.backward_share[s] = 1;
+        costs.latency_s[s] = latency_s;
+    }
+    assert_int_equal(aq_plan_predict(plan, &costs, &prediction), AQ_OK);
+    done(plan, job);
+    return prediction.step_s;
+}
+
+/*
+ * The gradient of a tied table goes up beside the last gradients, and its values come down before the next forward
+ * pass, whose trips they share. So trips cost nothing with exact. Compressed, rows come down before the norm: trips of
+ * their own. What fills a slow link costs its time, for the frames behind it wait.
+ */
+static void test_plan_counts_of_a_tied_table_what_nothing_hides(void **state)
+{
+    const double latency_s = 0.04, near_s = 256 * 64 * 4 * 8 / 100e6, slow_s = 100 * near_s;
+    (void)state;
+    const double untied = step_of("model.tied=untied", latency_s, 100),
+                 exact = step_of("model.tied=exact", latency_s, 100);
+    const double compressed = step_of("model.tied=compressed", latency_s, 100);
+    assert_true(exact >= untied && exact < untied + 2 * near_s);
+    assert_true(compressed > untied + 6 * latency_s && compressed < untied + 6 * (latency_s + near_s));
+    const double more = step_of("model.tied=exact", latency_s, 1) - step_of("model.tied=untied", latency_s, 1);
+    assert_true(more > 2 * slow_s && more < 6 * slow_s);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_plan_counts_of_a_tied_table_what_nothing_hides),
         cmocka_unit_test(test_plan_tells_what_a_tied_table_costs),
         cmocka_unit_test(test_plan_refuses_what_both_ends_would_not_do_alike),
         cmocka_unit_test(test_plan_reads_older_words_and_ties_what_trains),
