@@ -7,8 +7,8 @@
 
 #include "control.h"
 
-enum { ERROR_STEPS = 8, IDLE_STEPS = 20, RAW_SAMPLES_LEAST = 32 };
-static const double error_most = 0.5, raw_share_most = 0.01;
+enum { ERROR_STEPS = 8, IDLE_STEPS = 20, RAW_SAMPLES_LEAST = 32, LOST_STEPS = 16, LOST_STEPS_MOST = 512 };
+static const double error_most = 0.5, raw_share_most = 0.01, lost_most = 0.15;
 static const double fp16_most = 65504;
 
 struct way { /* of a cut */
@@ -23,6 +23,8 @@ struct aq_cut_judge {
     struct way ways[AQ_JOB_STAGES_MAX][2]; /* forward, backward */
     uint32_t idle[AQ_JOB_STAGES_MAX];      /* steps in a row    */
     bool idle_said[AQ_JOB_STAGES_MAX];
+    uint32_t lossy; /* steps in a row whose activations lost more than lost_most */
+    bool lost_said;
 };
 
 enum aq_status aq_cut_judge_open(const struct aq_plan *plan, struct aq_cut_judge **out)
@@ -43,6 +45,7 @@ void aq_cut_judge_begin(struct aq_cut_judge *judge)
 {
     const bool ends = judge && judge->plan->job->train.idle_stage == AQ_IDLE_ERROR;
     if (!judge) return;
+    judge->lossy = 0;
     for (uint32_t s = 0; s < judge->stages; s++) {
         judge->idle[s] = 0;
         judge->idle_said[s] = judge->idle_said[s] && !ends; /* it ends each time */
@@ -203,6 +206,56 @@ static void judge_way(struct aq_cut_judge *judge, const json_t *line, uint32_t c
     }
 }
 
+/*
+ * What all cuts lost of the activations of warm samples, beside their size: independent errors, so the root of the sum
+ * of squares. *cut: the one that lost most. NaN: no cut keeps messages, or none of the samples was seen before.
+ */
+static double lost_of(const struct aq_cut_judge *judge, const json_t *line, uint32_t *cut)
+{
+    double squares = (double)NAN, largest = 0;
+    for (uint32_t c = 0; c + 1 < judge->stages; c++) {
+        const double change = of_stage(judge, line, "delta_ratio", c, true);
+        const double lost = change * of_stage(judge, line, "error_ratio", c, true);
+        if (isnan(lost)) continue;
+        squares = isnan(squares) ? lost * lost : squares + lost * lost;
+        if (lost > largest) *cut = c;
+        largest = fmax(largest, lost);
+    }
+    return sqrt(squares);
+}
+
+/* Two epochs: what the first warm visits of a run lose is soon made good. */
+static uint32_t lost_steps(const struct aq_cut_judge *judge)
+{
+    const uint64_t steps = 2 * judge->plan->steps_per_epoch;
+    return steps < LOST_STEPS ? LOST_STEPS : steps > LOST_STEPS_MOST ? LOST_STEPS_MOST : (uint32_t)steps;
+}
+
+static void say_lost(const struct aq_cut_judge *judge, uint32_t cut, double lost, struct aq_notice *out)
+{
+    const struct aq_codec_config *codec = codec_of(judge, cut, false);
+    snprintf(out->text, sizeof out->text,
+             "%u steps in a row the cuts lost %.0f %% of the activations (most at cut %u): samples change much between "
+             "epochs, and the loss can end higher than without compression",
+             lost_steps(judge), 100 * lost, cut);
+    if (aq_codec_about(codec->kind)->varies)
+        snprintf(out->remedy, sizeof out->remedy,
+                 "edges.forward: a rate of %g in place of %g (the error halves with each bit), or a lower train.lr",
+                 (double)codec->rate + 1, (double)codec->rate);
+    else
+        snprintf(out->remedy, sizeof out->remedy, "edges.forward: more bits than %u, or a lower train.lr", codec->bits);
+}
+
+static void judge_activations(struct aq_cut_judge *judge, const json_t *line, struct aq_notice *out, uint32_t *count)
+{
+    uint32_t cut = 0;
+    const double lost = lost_of(judge, line, &cut);
+    judge->lossy = lost > lost_most ? judge->lossy + 1 : 0;
+    if (judge->lost_said || judge->lossy < lost_steps(judge) || *count == AQ_NOTICES_AT_ONCE) return;
+    judge->lost_said = true;
+    say_lost(judge, cut, lost, notice_add(out, count, "activations", cut, false));
+}
+
 /* Counts the step; true: this stage has been idle for long, or has said so. One without tensors to train never is. */
 static bool is_idle(struct aq_cut_judge *judge, const json_t *line, uint32_t stage)
 {
@@ -259,6 +312,7 @@ uint32_t aq_cut_judge_step(struct aq_cut_judge *judge, const json_t *line, struc
     for (uint32_t cut = 0; cut + 1 < judge->stages; cut++)
         for (int backward = 0; backward < 2; backward++)
             judge_way(judge, line, cut, backward, out, &count);
+    judge_activations(judge, line, out, &count);
     judge_stages(judge, line, out, &count);
     return count;
 }

@@ -6,6 +6,9 @@
  * - raw: more than 1 % of the samples of a direction went raw fp32 because their values demanded it;
  * - wide: samples are coded in bf16, for they have values that fp16 cannot hold;
  * - error: the error of a cut's gradients (gradient_error_ratio) was above 0.5 in 8 steps in a row;
+ * - activations: over two epochs, and 16 steps in a row at least, what all cuts together lost of the activations of
+ *   samples that were seen before was above 0.15 of their size (root of the sum of squares over the cuts). Samples change
+ *   so much between visits that the codec's error of the change is felt; it is said of the cut that loses most;
  * - idle: in 20 steps in a row a stage's own gradient was 0 while the loss was not. What it means is train.idle_stage:
  *   the run ends, or it is said.
  *
@@ -24,7 +27,7 @@
 enum { AQ_NOTICE_TEXT = 256, AQ_NOTICES_AT_ONCE = 8 };
 
 struct aq_notice {
-    const char *cause; /* "raw", "wide", "error" or "idle"                           */
+    const char *cause; /* "raw", "wide", "error", "activations" or "idle"            */
     uint32_t at;       /* the cut; of "idle" the stage                               */
     bool backward;
     bool ends;                   /* the run: nothing good comes of it                          */

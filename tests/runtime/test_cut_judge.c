@@ -121,6 +121,39 @@ static void test_judge_finds_gradients_that_are_lost(void **state)
     }
 }
 
+/* 12 % at each of two cuts is 16 or 17 % in all. */
+static void test_judge_finds_activations_that_are_lost(void **state)
+{
+    (void)state;
+    static const char *const named[] = {"edges.forward={codec: aqsgd, bits: 4}", NULL};
+    struct aq_notice out[AQ_NOTICES_AT_ONCE];
+    const char *const lost =
+        "\"delta_ratio\":[0.4,0.4,null,0.1,0.2,null],\"error_ratio\":[0.28,0.3,null,0.25,0.3,null]";
+    const char *const well =
+        "\"delta_ratio\":[0.4,0.3,null,0.1,0.2,null],\"error_ratio\":[0.28,0.3,null,0.25,0.3,null]";
+    const char *const cold = "\"delta_ratio\":[null,null,null,null,null,null]";
+    for (int grid = 0; grid < 2; grid++) {
+        begin(grid ? named : as_is);
+        const uint64_t due = 2 * plan->steps_per_epoch;
+        assert_int_equal(due, 40);
+        for (int i = 0; i < 200; i++)
+            assert_int_equal(step(i % 16 == 15 ? i % 32 == 15 ? well : cold : lost, out), 0);
+        assert_int_equal(step(well, out), 0);
+        for (uint64_t i = 1; i < due; i++)
+            assert_int_equal(step(lost, out), 0);
+        assert_int_equal(step(lost, out), 1);
+        assert_string_equal(out[0].cause, "activations");
+        assert_int_equal(out[0].at, 1);
+        assert_false(out[0].backward || out[0].ends);
+        assert_non_null(strstr(out[0].text, "40 steps in a row the cuts lost 16 % of the activations (most at cut 1)"));
+        assert_non_null(strstr(out[0].remedy, grid ? "more bits than 4" : "a rate of 3.5 in place of 2.5"));
+        aq_cut_judge_begin(judge); /* it was said */
+        for (uint64_t i = 0; i < 3 * due; i++)
+            assert_int_equal(step(lost, out), 0);
+        end();
+    }
+}
+
 static void test_judge_finds_stages_that_train_nothing(void **state)
 {
     (void)state;
@@ -203,6 +236,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_teardown(test_judge_finds_raw_samples_of_both_directions_once, no_memory_left),
         cmocka_unit_test_teardown(test_judge_finds_gradients_that_are_lost, no_memory_left),
+        cmocka_unit_test_teardown(test_judge_finds_activations_that_are_lost, no_memory_left),
         cmocka_unit_test_teardown(test_judge_finds_stages_that_train_nothing, no_memory_left),
         cmocka_unit_test_teardown(test_notice_comes_to_report_and_board, no_memory_left),
     };
