@@ -9,6 +9,7 @@
  *     bpe_added.c       tokens that are found in the text itself ("<|endoftext|>"), before and behind the normalizer
  *     bpe_normal.c      normalizers; the Unicode forms are unicode_forms.c's (utf8proc)
  *     bpe_pattern.c     the regular expressions of the files (PCRE2)
+ *     bpe_budget.c      what one text may cost at most: bytes of its normalized form, steps of patterns, CPU time
  *     bpe_split.c       the steps of the pre-tokenizer: a text into words
  *     bpe_merge.c       the merges of one word
  *     bpe_encode.c      all of it, and the cache of words
@@ -36,9 +37,45 @@ enum { AQ_BPE_FILE_BYTES_MAX = 256 << 20, AQ_BPE_TOKEN_BYTES_MAX = 1 << 16, AQ_B
 struct aq_bpe_text {
     uint8_t *at;
     size_t count, capacity;
+    size_t bytes_max;  /* 0: no bound; else aq_bpe_text_within set it  */
+    const char *place; /* which part of the file makes it, or NULL     */
 };
+/* AQ_INVAL: more than bytes_max; the message names `place`. */
 enum aq_status aq_bpe_text_add(struct aq_bpe_text *text, const void *bytes, size_t count);
-void aq_bpe_text_free(struct aq_bpe_text *text);
+void aq_bpe_text_free(struct aq_bpe_text *text); /* leaves zeroes: no bound */
+
+/* ---- budget ---- */
+
+/*
+ * What one text may cost. A tokenizer's files are a stranger's: its normalizers may grow a text, and its patterns may
+ * take steps without end. Every text that is made of the given one has the bound of aq_bpe_text_within; patterns take
+ * their steps from `steps`, and stop when the thread's CPU time is used up (docs/DECISIONS.md 0640).
+ *
+ *     AQ_BPE_GROWTH times the given bytes and AQ_BPE_GROWN_MIN, at most AQ_BPE_GROWN_MAX  (U+FDFA is 11 times as long
+ *     in NFKD, a space 3 times as U+2581; a longer text may stay as long as it is)
+ *     AQ_BPE_STEPS_PER_BYTE a byte and AQ_BPE_STEPS_MIN: a match that needs fewer than AQ_BPE_STEPS_FREE is free
+ *     AQ_BPE_CPU_NS_PER_BYTE a byte and AQ_BPE_CPU_NS_MIN: 100 times what published tokenizers need
+ */
+#define AQ_BPE_GROWN_MAX       ((size_t)1 << 30)
+#define AQ_BPE_STEPS_MIN       UINT64_C(10000000)
+#define AQ_BPE_CPU_NS_MIN      UINT64_C(5000000000)
+#define AQ_BPE_CPU_NS_PER_BYTE UINT64_C(3000)
+enum { AQ_BPE_GROWTH = 32, AQ_BPE_GROWN_MIN = 4096, AQ_BPE_STEPS_PER_BYTE = 1000, AQ_BPE_STEPS_FREE = 1000 };
+
+struct aq_bpe_budget {
+    size_t text_bytes;   /* of the text that was given          */
+    size_t grown_max;    /* of what becomes of it               */
+    uint64_t steps;      /* that are left                       */
+    uint64_t cpu_end_ns; /* of this thread's CPU time           */
+    uint64_t look_ns;    /* when the CPU time is looked at next */
+    uint32_t looked;     /* calls of aq_bpe_budget_take         */
+};
+/* Begins a budget for a text of `bytes`; by the thread that uses it. */
+void aq_bpe_budget_begin(struct aq_bpe_budget *budget, size_t bytes);
+/* An empty text with the budget's bound. place: borrowed as long as the text lives. */
+struct aq_bpe_text aq_bpe_text_within(const struct aq_bpe_budget *budget, const char *place);
+/* Takes `steps`; false: too few are left, or the CPU time is used up (looked at every 10 ms). */
+bool aq_bpe_budget_take(struct aq_bpe_budget *budget, uint64_t steps);
 
 /* ---- vocabulary ---- */
 
@@ -155,11 +192,13 @@ extern const char aq_bpe_pattern_gpt2[]; /* what "ByteLevel" cuts by, in the pub
 enum aq_status aq_bpe_pattern_open(const char *place, const char *regex, size_t bytes, bool literal,
                                    struct aq_bpe_pattern **out);
 void aq_bpe_pattern_close(struct aq_bpe_pattern *pattern); /* NULL is fine */
+/* With the budget of an empty text: aq_bpe_budget_begin sets another. */
 enum aq_status aq_bpe_matcher_open(struct aq_bpe_matcher **out);
 void aq_bpe_matcher_close(struct aq_bpe_matcher *matcher); /* NULL is fine */
+struct aq_bpe_budget *aq_bpe_matcher_budget(struct aq_bpe_matcher *matcher);
 /*
  * The first match in valid UTF-8 at or behind `from`; it may be empty. AQ_NOTFOUND (not logged): none. AQ_INVAL: the
- * pattern takes too many steps on this text.
+ * matcher's budget is used up, or the pattern needs too much memory; names the pattern and its place.
  */
 enum aq_status aq_bpe_match(const struct aq_bpe_pattern *pattern, struct aq_bpe_matcher *matcher, const uint8_t *text,
                             size_t bytes, size_t from, size_t *start, size_t *end);
@@ -187,6 +226,7 @@ enum aq_bpe_normal_kind {
 
 struct aq_bpe_normal {
     enum aq_bpe_normal_kind kind;
+    char *place; /* in its file, for messages; of aq_alloc */
     struct aq_bpe_pattern *pattern;
     char *content; /* of aq_alloc */
     size_t bytes;
@@ -221,7 +261,10 @@ typedef enum aq_status aq_bpe_word(struct aq_bpe_call *call, const uint8_t *word
 enum aq_status aq_bpe_split(const struct aq_bpe *bpe, uint32_t step, struct aq_bpe_matcher *matcher,
                             const uint8_t *text, size_t bytes, aq_bpe_word *word, struct aq_bpe_call *call);
 
-/* text through all normalizers, into `out`. *changed false: it stays as it is, and out is empty. */
+/*
+ * text through all normalizers, into `out`. *changed false: it stays as it is, and out is empty. AQ_INVAL: a normalizer
+ * makes more of it than the matcher's budget allows.
+ */
 enum aq_status aq_bpe_normalize(const struct aq_bpe *bpe, struct aq_bpe_matcher *matcher, const uint8_t *text,
                                 size_t bytes, struct aq_bpe_text *out, bool *changed);
 

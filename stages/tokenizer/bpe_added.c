@@ -11,6 +11,9 @@
 
 #include "unicode_forms.h"
 
+/* The sum of the different lengths behind one first byte: a digest of so many bytes takes about 3 us. */
+enum { LENGTHS_SUM_MAX = 1 << 15 };
+
 struct entry {
     uint32_t start, bytes, token;
     bool single_word, strip_left, strip_right;
@@ -55,11 +58,15 @@ static void add_entry(struct aq_bpe_finder *f, const struct entry *entry)
         f->single[bytes[0]] = true;
 }
 
-/* The lengths of each first byte, longest first, each once: counted, then sorted by insertion as they are few. */
-static void sort_lengths(struct aq_bpe_finder *f)
+/*
+ * The lengths of each first byte, longest first, each once: counted, then sorted by insertion as they are few. Their
+ * sum bounds what a place in a text costs.
+ */
+static enum aq_status sort_lengths(struct aq_bpe_finder *f)
 {
     uint32_t used = 0;
     for (unsigned byte = 0; byte < 256; byte++) {
+        uint64_t sum = 0;
         f->lengths_at[byte] = used;
         for (uint32_t i = 0; i < f->count; i++) {
             const uint32_t bytes = f->entries[i].bytes;
@@ -71,9 +78,17 @@ static void sort_lengths(struct aq_bpe_finder *f)
             memmove(&f->lengths[at + 1], &f->lengths[at], (used - at) * sizeof f->lengths[0]);
             f->lengths[at] = bytes;
             used++;
+            sum += bytes;
+            if (sum > LENGTHS_SUM_MAX)
+                return aq_fail(AQ_INVAL, AQ_BPE_AREA,
+                               "added_tokens: those that begin with the byte 0x%02x have too many lengths: their "
+                               "different lengths are more than %d bytes together, and each place of a text would be "
+                               "compared with all; remove the longest ones",
+                               byte, (int)LENGTHS_SUM_MAX);
         }
     }
     f->lengths_at[256] = used;
+    return AQ_OK;
 }
 
 static enum aq_status add_content(const struct aq_bpe *bpe, struct aq_bpe_matcher *matcher,
@@ -106,8 +121,11 @@ enum aq_status aq_bpe_finder_open(const struct aq_bpe *bpe, const struct aq_bpe_
     struct aq_bpe_matcher *matcher = NULL;
     void *memory;
     uint32_t wanted = 0;
-    for (uint32_t i = 0; i < count; i++)
+    size_t content_bytes = 0;
+    for (uint32_t i = 0; i < count; i++) {
         wanted += added[i].normalized == normalized;
+        content_bytes += added[i].bytes;
+    }
     if (wanted == 0) return AQ_OK;
     AQ_TRY(aq_alloc(sizeof(struct aq_bpe_finder), &memory));
     struct aq_bpe_finder *f = memory;
@@ -121,9 +139,11 @@ enum aq_status aq_bpe_finder_open(const struct aq_bpe *bpe, const struct aq_bpe_
     AQ_TRY_GOTO(aq_alloc(wanted * sizeof(uint32_t), &memory), out);
     f->lengths = memory;
     AQ_TRY_GOTO(aq_bpe_matcher_open(&matcher), out);
+    aq_bpe_budget_begin(aq_bpe_matcher_budget(matcher), content_bytes); /* of all of them together */
+    f->contents = aq_bpe_text_within(aq_bpe_matcher_budget(matcher), "added_tokens");
     for (uint32_t i = 0; i < count; i++)
         if (added[i].normalized == normalized) AQ_TRY_GOTO(add_content(bpe, matcher, &added[i], f), out);
-    sort_lengths(f);
+    AQ_TRY_GOTO(sort_lengths(f), out);
     *out = f;
 out:
     aq_bpe_matcher_close(matcher);

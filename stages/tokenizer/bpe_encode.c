@@ -36,6 +36,7 @@ void aq_bpe_close(struct aq_bpe *bpe)
     for (uint32_t i = 0; i < bpe->normal_count; i++) {
         aq_bpe_pattern_close(bpe->normals[i].pattern);
         aq_free(bpe->normals[i].content);
+        aq_free(bpe->normals[i].place);
     }
     for (uint32_t i = 0; i < bpe->step_count; i++)
         aq_bpe_pattern_close(bpe->steps[i].pattern);
@@ -195,6 +196,7 @@ enum aq_status aq_bpe_encode(const struct aq_tokenizer *tokenizer, const uint8_t
     AQ_TRY(aq_alloc(slots * sizeof(struct seen_word), &memory));
     call.seen = memory;
     enum aq_status status = aq_bpe_matcher_open(&call.matcher);
+    if (status == AQ_OK) aq_bpe_budget_begin(aq_bpe_matcher_budget(call.matcher), bytes);
     if (status == AQ_OK) status = between(&call, call.bpe->raw, text, bytes, runs);
     aq_bpe_matcher_close(call.matcher);
     aq_bpe_scratch_free(&call.scratch);

@@ -98,7 +98,7 @@ enum aq_status aq_bpe_normalize(const struct aq_bpe *bpe, struct aq_bpe_matcher 
 {
     *changed = false;
     for (uint32_t i = 0; i < bpe->normal_count; i++) {
-        struct aq_bpe_text next = {0};
+        struct aq_bpe_text next = aq_bpe_text_within(aq_bpe_matcher_budget(matcher), bpe->normals[i].place);
         bool now = false;
         const enum aq_status status = normalize_by(bpe, &bpe->normals[i], matcher, *changed ? out->at : text,
                                                    *changed ? out->count : bytes, &next, &now);

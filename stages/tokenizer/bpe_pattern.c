@@ -20,11 +20,16 @@
 
 const char aq_bpe_pattern_gpt2[] = "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+";
 
-enum { REGEX_BYTES_MAX = 1 << 16, MATCH_STEPS_MAX = 10000000, STACK_BYTES_MIN = 32 << 10, STACK_BYTES_MAX = 32 << 20 };
+enum { REGEX_BYTES_MAX = 1 << 16, STACK_BYTES_MIN = 32 << 10, STACK_BYTES_MAX = 32 << 20, SHOWN_BYTES = 80 };
+
+/* Behind a place that took too many steps, one call of PCRE2 tries 1, 2, 4 .. places, and from so many on all again. */
+enum { PLACES_MAX = 1 << 16 };
 
 struct aq_bpe_pattern {
-    pcre2_code *code;
+    pcre2_code *code;    /* tries all places that are left                             */
+    pcre2_code *limited; /* the same, within the matcher's offset limit (slower)   */
     bool compiled_to_machine_code;
+    char *place, *shown; /* for messages: where it stands, and its beginning */
 };
 
 void aq_bpe_library(char version[AQ_BPE_LIBRARY_BYTES])
@@ -38,6 +43,8 @@ struct aq_bpe_matcher {
     pcre2_match_data *match;
     pcre2_match_context *context;
     pcre2_jit_stack *stack;
+    uint32_t places; /* that the next call tries: few behind one that took too many steps */
+    struct aq_bpe_budget budget;
 };
 
 /* ---- from one writing to the other ---- */
@@ -184,8 +191,11 @@ static enum aq_status compile(const char *place, const struct aq_bpe_text *regex
     if (!context) return aq_fail(AQ_NOMEM, AQ_BPE_AREA, "no memory for PCRE2");
     pcre2_set_newline(context, PCRE2_NEWLINE_LF);
     pattern->code = pcre2_compile(regex->at, regex->count, options, &error, &offset, context);
+    if (pattern->code)
+        pattern->limited =
+            pcre2_compile(regex->at, regex->count, options | PCRE2_USE_OFFSET_LIMIT, &error, &offset, context);
     pcre2_compile_context_free(context);
-    if (!pattern->code) {
+    if (!pattern->code || !pattern->limited) {
         PCRE2_UCHAR text[160];
         if (error == PCRE2_ERROR_HEAP_FAILED) return aq_fail(AQ_NOMEM, AQ_BPE_AREA, "no memory for PCRE2");
         pcre2_get_error_message(error, text, sizeof text);
@@ -193,7 +203,8 @@ static enum aq_status compile(const char *place, const struct aq_bpe_text *regex
                        (const char *)text, offset > 200 ? 200 : (int)offset, (const char *)regex->at);
     }
     /* Where the system forbids writing machine code, PCRE2 interprets: slower, and the same words. */
-    pattern->compiled_to_machine_code = pcre2_jit_compile(pattern->code, PCRE2_JIT_COMPLETE) == 0;
+    pattern->compiled_to_machine_code = pcre2_jit_compile(pattern->code, PCRE2_JIT_COMPLETE) == 0 &&
+                                        pcre2_jit_compile(pattern->limited, PCRE2_JIT_COMPLETE) == 0;
     return AQ_OK;
 }
 
@@ -209,10 +220,15 @@ enum aq_status aq_bpe_pattern_open(const char *place, const char *regex, size_t 
                        (int)REGEX_BYTES_MAX);
     AQ_TRY_GOTO(literal ? aq_bpe_text_add(&w.out, regex, bytes) : translate(&w), out);
     AQ_TRY_GOTO(aq_alloc(sizeof(struct aq_bpe_pattern), &memory), out);
-    AQ_TRY_GOTO(compile(place, &w.out, literal, memory), out);
-    *out = memory;
+    struct aq_bpe_pattern *pattern = memory;
+    char shown[SHOWN_BYTES];
+    snprintf(shown, sizeof shown, "%s", regex);
+    AQ_TRY_GOTO(aq_alloc_text(place, &pattern->place), out);
+    AQ_TRY_GOTO(aq_alloc_text(shown, &pattern->shown), out);
+    AQ_TRY_GOTO(compile(place, &w.out, literal, pattern), out);
+    *out = pattern;
 out:
-    if (status != AQ_OK) aq_free(memory);
+    if (status != AQ_OK) aq_bpe_pattern_close(memory);
     aq_bpe_text_free(&w.out);
     return status;
 }
@@ -221,6 +237,9 @@ void aq_bpe_pattern_close(struct aq_bpe_pattern *pattern)
 {
     if (!pattern) return;
     pcre2_code_free(pattern->code);
+    pcre2_code_free(pattern->limited);
+    aq_free(pattern->place);
+    aq_free(pattern->shown);
     aq_free(pattern);
 }
 
@@ -238,7 +257,8 @@ enum aq_status aq_bpe_matcher_open(struct aq_bpe_matcher **out)
         aq_bpe_matcher_close(matcher);
         return aq_fail(AQ_NOMEM, AQ_BPE_AREA, "no memory for PCRE2");
     }
-    pcre2_set_match_limit(matcher->context, MATCH_STEPS_MAX);
+    matcher->places = PLACES_MAX;
+    aq_bpe_budget_begin(&matcher->budget, 0);
     pcre2_jit_stack_assign(matcher->context, NULL, matcher->stack);
     *out = matcher;
     return AQ_OK;
@@ -253,21 +273,61 @@ void aq_bpe_matcher_close(struct aq_bpe_matcher *matcher)
     aq_free(matcher);
 }
 
+struct aq_bpe_budget *aq_bpe_matcher_budget(struct aq_bpe_matcher *matcher)
+{
+    return &matcher->budget;
+}
+
+/* One call of PCRE2: matches that begin at from..last, at most `steps` at each place. PCRE2's result. */
+static int match_within(const struct aq_bpe_pattern *pattern, struct aq_bpe_matcher *matcher, const uint8_t *text,
+                        size_t bytes, size_t from, size_t last, uint64_t steps)
+{
+    const pcre2_code *code = last == bytes ? pattern->code : pattern->limited;
+    pcre2_set_match_limit(matcher->context, steps < UINT32_MAX ? (uint32_t)steps : UINT32_MAX);
+    (void)pcre2_set_offset_limit(matcher->context, last == bytes ? PCRE2_UNSET : last);
+    return pattern->compiled_to_machine_code
+               ? pcre2_jit_match(code, text, bytes, from, 0, matcher->match, matcher->context)
+               : pcre2_match(code, text, bytes, from, PCRE2_NO_UTF_CHECK, matcher->match, matcher->context);
+}
+
+static enum aq_status refuse_match(const struct aq_bpe_pattern *pattern, size_t bytes, size_t from, int found)
+{
+    PCRE2_UCHAR why[160] = "its budget is used up";
+    if (found != PCRE2_ERROR_MATCHLIMIT) pcre2_get_error_message(found, why, sizeof why);
+    return aq_fail(AQ_INVAL, AQ_BPE_AREA,
+                   "%s: the pattern \"%s\" takes too much time or memory on this text, at byte %zu of a part of %zu "
+                   "bytes (%s). Use another tokenizer, or a pattern that does not try the same bytes in many ways",
+                   pattern->place, pattern->shown, from, bytes, (const char *)why);
+}
+
+/*
+ * PCRE2 counts steps for each place where a match may begin, and does not say how many a match took. So most matches
+ * have a small limit that costs no budget. Where it does not suffice, that one place is tried with limits that double,
+ * and each try is taken from the budget.
+ */
 enum aq_status aq_bpe_match(const struct aq_bpe_pattern *pattern, struct aq_bpe_matcher *matcher, const uint8_t *text,
                             size_t bytes, size_t from, size_t *start, size_t *end)
 {
-    const int found =
-        pattern->compiled_to_machine_code
-            ? pcre2_jit_match(pattern->code, text, bytes, from, 0, matcher->match, matcher->context)
-            : pcre2_match(pattern->code, text, bytes, from, PCRE2_NO_UTF_CHECK, matcher->match, matcher->context);
-    if (found == PCRE2_ERROR_NOMATCH) return AQ_NOTFOUND;
-    if (found < 0) {
-        PCRE2_UCHAR why[160];
-        pcre2_get_error_message(found, why, sizeof why);
-        return aq_fail(AQ_INVAL, AQ_BPE_AREA,
-                       "the tokenizer's pattern takes too much time or memory on this text, at byte %zu of a part of "
-                       "%zu bytes: %s",
-                       from, bytes, (const char *)why);
+    uint64_t steps = AQ_BPE_STEPS_FREE;
+    for (;;) {
+        const bool few = matcher->places < PLACES_MAX && bytes - from >= matcher->places;
+        const size_t last = few ? from + matcher->places - 1 : bytes;
+        const int found = match_within(pattern, matcher, text, bytes, from, last, steps);
+        const bool limited = found == PCRE2_ERROR_MATCHLIMIT;
+        if (found < 0 && !limited && found != PCRE2_ERROR_NOMATCH) return refuse_match(pattern, bytes, from, found);
+        if (!aq_bpe_budget_take(&matcher->budget, limited ? steps : 0))
+            return refuse_match(pattern, bytes, from, PCRE2_ERROR_MATCHLIMIT);
+        if (limited) {
+            if (matcher->places == 1) steps *= 2;
+            matcher->places = 1;
+            continue;
+        }
+        if (matcher->places < PLACES_MAX) matcher->places *= 2;
+        steps = AQ_BPE_STEPS_FREE;
+        if (found >= 0) break;
+        if (last == bytes) return AQ_NOTFOUND;
+        for (from = last + 1; from < bytes && (text[from] & 0xC0) == 0x80;)
+            from++;
     }
     const PCRE2_SIZE *place = pcre2_get_ovector_pointer(matcher->match);
     AQ_ASSERT(place[0] >= from && place[1] >= place[0] && place[1] <= bytes);

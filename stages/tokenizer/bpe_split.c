@@ -44,32 +44,6 @@ size_t aq_bpe_run_end(const uint8_t *text, size_t bytes, size_t at, bool valid)
     return at;
 }
 
-/* ---- text that grows ---- */
-
-enum aq_status aq_bpe_text_add(struct aq_bpe_text *text, const void *bytes, size_t count)
-{
-    if (count > text->capacity - text->count) {
-        size_t capacity = text->count + count + text->count / 2 + 64;
-        void *memory;
-        if (count > SIZE_MAX / 4 || text->count > SIZE_MAX / 4)
-            return aq_fail(AQ_NOMEM, AQ_BPE_AREA, "a text of %zu bytes does not fit the address space", count);
-        AQ_TRY(aq_alloc(capacity, &memory));
-        if (text->count) memcpy(memory, text->at, text->count);
-        aq_free(text->at);
-        text->at = memory;
-        text->capacity = capacity;
-    }
-    if (count) memcpy(text->at + text->count, bytes, count);
-    text->count += count;
-    return AQ_OK;
-}
-
-void aq_bpe_text_free(struct aq_bpe_text *text)
-{
-    aq_free(text->at);
-    *text = (struct aq_bpe_text){0};
-}
-
 /* ---- steps ---- */
 
 struct cut {
@@ -140,7 +114,7 @@ static enum aq_status cut_by_pattern(struct cut *cut, size_t bytes)
 static enum aq_status with_space(const struct aq_bpe *bpe, uint32_t step, struct aq_bpe_matcher *matcher,
                                  const uint8_t *text, size_t bytes, aq_bpe_word *word, struct aq_bpe_call *call)
 {
-    struct aq_bpe_text spaced = {0};
+    struct aq_bpe_text spaced = aq_bpe_text_within(aq_bpe_matcher_budget(matcher), "add_prefix_space");
     enum aq_status status = aq_bpe_text_add(&spaced, " ", 1);
     if (status == AQ_OK) status = aq_bpe_text_add(&spaced, text, bytes);
     if (status == AQ_OK) status = aq_bpe_split(bpe, step + 1, matcher, spaced.at, spaced.count, word, call);

@@ -65,7 +65,7 @@ static enum aq_status add_normal(const char *place, enum aq_bpe_normal_kind kind
                        (int)AQ_BPE_STEPS_MAX);
     *out = &bpe->normals[bpe->normal_count++];
     (*out)->kind = kind;
-    return AQ_OK;
+    return aq_alloc_text(place, &(*out)->place);
 }
 
 static enum aq_status read_form(const char *place, json_t *one, struct huggingface_reader *reader)

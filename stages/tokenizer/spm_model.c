@@ -7,7 +7,8 @@
  * A charsmap is four bytes of length, a double array of that many bytes (Darts-clone) and the texts that its leaves
  * point to. The library follows the array with what a text gives it and looks at no bound: from a unit whose children
  * are at `base` it goes to base ^ character. So every such block of 256 must lie within the array, every leaf point
- * into the texts, and the texts must end with a zero.
+ * into the texts, and the texts must end with a zero. One byte of a text may become a whole text of the table, so those
+ * have a bound, too (nmt_nfkc's longest has 33 bytes).
  */
 #include <math.h>
 #include <string.h>
@@ -15,6 +16,8 @@
 #include "spm.h"
 
 #define AREA "tokenizer"
+
+enum { RULE_BYTES_MAX = 64 };
 
 struct cursor {
     const uint8_t *at, *end;
@@ -84,6 +87,11 @@ static const char *charsmap_problem(const uint8_t *bytes, size_t count)
     const uint8_t *units = bytes + 4;
     const size_t unit_count = array / 4, texts = count - 4 - array;
     if (bytes[count - 1] != 0) return "its texts do not end";
+    for (size_t i = 4 + (size_t)array, start = i; i < count; i++) {
+        if (bytes[i]) continue;
+        if (i - start > RULE_BYTES_MAX) return "it makes more than 64 bytes of one match";
+        start = i + 1;
+    }
     for (size_t i = 0; i < unit_count; i++) {
         const uint32_t unit = word(units + 4 * i);
         if (unit >> 31) continue; /* a leaf's value: looked at where its parent is */

@@ -108,6 +108,58 @@ bool aq_unicode_segment(const struct aq_unicode_forms *forms, enum aq_unicode_fo
     return true;
 }
 
+/* Marks in a row by their classes, equal ones as they stood. utf8proc_decompose takes the square of their count. */
+static enum aq_status sort_marks(utf8proc_int32_t *marks, size_t count)
+{
+    size_t at[257] = {0};
+    void *memory;
+    AQ_TRY(aq_alloc(count * sizeof *marks, &memory));
+    utf8proc_int32_t *sorted = memory;
+    for (size_t i = 0; i < count; i++)
+        at[1 + (utf8proc_get_property(marks[i])->combining_class & 255)]++;
+    for (size_t i = 1; i < 257; i++)
+        at[i] += at[i - 1];
+    for (size_t i = 0; i < count; i++)
+        sorted[at[utf8proc_get_property(marks[i])->combining_class & 255]++] = marks[i];
+    memcpy(marks, sorted, count * sizeof *marks);
+    aq_free(sorted);
+    return AQ_OK;
+}
+
+static enum aq_status order_marks(utf8proc_int32_t *characters, size_t count)
+{
+    for (size_t start = 0, end; start < count; start = end) {
+        bool ordered = true;
+        utf8proc_propval_t class = 0;
+        for (end = start; end < count; end++) {
+            const utf8proc_propval_t next = utf8proc_get_property(characters[end])->combining_class;
+            if (next == 0) break;
+            ordered = ordered && next >= class;
+            class = next;
+        }
+        if (!ordered) AQ_TRY(sort_marks(characters + start, end - start));
+        if (end == start) end++;
+    }
+    return AQ_OK;
+}
+
+/* Characters decomposed one by one, as utf8proc_decompose has them before it puts marks in order. out NULL: the count. */
+static utf8proc_ssize_t decompose(const uint8_t *text, size_t bytes, utf8proc_option_t option, utf8proc_int32_t *out,
+                                  utf8proc_ssize_t room)
+{
+    utf8proc_ssize_t used = 0;
+    int boundary = 0;
+    for (size_t at = 0; at < bytes;) {
+        uint32_t character;
+        at += aq_unicode_read(text + at, &character);
+        const utf8proc_ssize_t more = utf8proc_decompose_char((utf8proc_int32_t)character, out ? out + used : NULL,
+                                                              room > used ? room - used : 0, option, &boundary);
+        if (more < 0) return more;
+        used += more;
+    }
+    return used;
+}
+
 enum aq_status aq_unicode_form(enum aq_unicode_form form, const uint8_t *text, size_t bytes, uint8_t **out,
                                size_t *count)
 {
@@ -116,15 +168,16 @@ enum aq_status aq_unicode_form(enum aq_unicode_form form, const uint8_t *text, s
                                   [AQ_UNICODE_NFKC] = UTF8PROC_STABLE | UTF8PROC_COMPOSE | UTF8PROC_COMPAT,
                                   [AQ_UNICODE_NFKD] = UTF8PROC_STABLE | UTF8PROC_DECOMPOSE | UTF8PROC_COMPAT};
     const utf8proc_option_t option = (utf8proc_option_t)options[form];
-    const utf8proc_ssize_t wanted = utf8proc_decompose(text, (utf8proc_ssize_t)bytes, NULL, 0, option);
+    const utf8proc_ssize_t wanted = decompose(text, bytes, option, NULL, 0);
     void *memory;
     if (wanted < 0) return aq_fail(AQ_NOMEM, "tokenizer", "utf8proc: %s", utf8proc_errmsg(wanted));
     AQ_TRY(aq_alloc(((size_t)wanted + 1) * sizeof(utf8proc_int32_t), &memory));
-    utf8proc_ssize_t got = utf8proc_decompose(text, (utf8proc_ssize_t)bytes, memory, wanted, option);
-    if (got == wanted) got = utf8proc_reencode(memory, got, option); /* in place; a zero behind it */
-    if (got < 0) {
+    utf8proc_ssize_t got = decompose(text, bytes, option, memory, wanted);
+    const enum aq_status status = got == wanted ? order_marks(memory, (size_t)wanted) : AQ_OK;
+    if (status == AQ_OK && got == wanted) got = utf8proc_reencode(memory, got, option); /* in place; a zero behind it */
+    if (status != AQ_OK || got < 0) {
         aq_free(memory);
-        return aq_fail(AQ_NOMEM, "tokenizer", "utf8proc: %s", utf8proc_errmsg(got));
+        return status != AQ_OK ? status : aq_fail(AQ_NOMEM, "tokenizer", "utf8proc: %s", utf8proc_errmsg(got));
     }
     *out = memory;
     *count = (size_t)got;

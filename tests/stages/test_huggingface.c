@@ -269,20 +269,139 @@ static void test_refusals_name_type_and_place(void **state)
     }
 }
 
-/* A pattern that takes for ever on some text is a status, not a hang. */
+/* The text is refused with these words. */
+static void expect_refused(const char *head, const char *text, size_t bytes, const char *const words[2])
+{
+    struct aq_tokenizer *t = open_json(head, "");
+    int32_t *tokens;
+    size_t count;
+    aq_error_clear();
+    assert_int_equal(aq_tokenizer_encode(t, text, bytes, &tokens, &count), AQ_INVAL);
+    for (int i = 0; i < 2; i++)
+        if (!strstr(aq_error_text(), words[i])) fail_msg("\"%s\" lacks \"%s\"", aq_error_text(), words[i]);
+    aq_tokenizer_close(t);
+}
+
+/* A pattern that takes for ever on some text is a status, not a hang, whether at one place or at each a little. */
 static void test_pattern_that_runs_away_inval(void **state)
 {
     (void)state;
-    struct aq_tokenizer *t = open_json(STEPS(SPLIT("\"Regex\": \"(a+a+)+[bc]\"", "Isolated") "," BYTE_LEVEL), "");
+    static const char *const regexes[] = {
+        "(a+a+)+[bc]",           /* without end at one place           */
+        "(?:a|a){21}b|.",        /* two million steps at each place    */
+        "(?:a|a){14}b|.",        /* 16,000 at each                     */
+        "(?:a|a){9}b|(?:a|a){12}b|.",
+    };
+    static char text[20001];
+    memset(text, 'a', sizeof text - 1);
+    for (size_t i = 0; i < sizeof regexes / sizeof regexes[0]; i++) {
+        char head[512], shown[80];
+        snprintf(head, sizeof head, STEPS(SPLIT("\"Regex\": \"%s\"", "Isolated") "," BYTE_LEVEL), regexes[i]);
+        snprintf(shown, sizeof shown, "pretokenizers[0]: the pattern \"%s\" takes too much time", regexes[i]);
+        expect_refused(head, text, 20000, (const char *const[]){shown, "Use another tokenizer"});
+        snprintf(head, sizeof head,
+                 "\"normalizer\": {\"type\": \"Replace\", \"content\": \"x\", \"pattern\": {\"Regex\": \"%s\"}}, " STEPS(
+                     BYTE_LEVEL),
+                 regexes[i]);
+        snprintf(shown, sizeof shown, "normalizer: the pattern \"%s\" takes too much time", regexes[i]);
+        expect_refused(head, text, 20000, (const char *const[]){shown, "Use another tokenizer"});
+    }
+}
+
+/* Places that take many steps, with others between: the same cuts as with one limit for all. */
+static void test_pattern_with_some_slow_places_cuts_alike(void **state)
+{
+    (void)state;
+    struct aq_tokenizer *t =
+        open_json(STEPS(SPLIT("\"Regex\": \"(?:h|h){12}b|hello|.\"", "Isolated") "," BYTE_LEVEL), "");
     int32_t *tokens;
     size_t count;
-    char text[201];
-    memset(text, 'a', 200);
-    text[200] = 0;
-    aq_error_clear();
-    assert_int_equal(aq_tokenizer_encode(t, text, 200, &tokens, &count), AQ_INVAL);
-    assert_non_null(strstr(aq_error_text(), "too much time or memory"));
+    static char text[4096];
+    size_t used = 0;
+    for (int i = 0; i < 40; i++) {
+        memset(text + used, 'h', 14);
+        memcpy(text + used + 14, "xyzhello\xC3\xA9", 10);
+        used += 24;
+    }
+    assert_int_equal(aq_tokenizer_encode(t, text, used, &tokens, &count), AQ_OK);
+    assert_int_equal(count, 40 * (14 + 3 + 1 + 2));
+    for (int i = 0; i < 40; i++)
+        assert_int_equal(tokens[20 * i + 17], HELLO);
+    aq_free(tokens);
     aq_tokenizer_close(t);
+}
+
+#define REPLACE(from, to) "{\"type\": \"Replace\", \"pattern\": {\"String\": \"" from "\"}, \"content\": \"" to "\"}"
+#define NORMALIZERS(list)                                                                                              \
+    "\"normalizer\": {\"type\": \"Sequence\", \"normalizers\": [" list "]}, " STEPS(BYTE_LEVEL)
+#define A16 "aaaaaaaaaaaaaaaa"
+
+/* Normalizers may make a text 32 times as long and 4096 bytes longer, all of them together. */
+static void test_normalizer_that_grows_a_text_without_bound_inval(void **state)
+{
+    (void)state;
+    static char head[1 << 17], text[20001];
+    const char *const three[] = {"normalizer.normalizers[1] makes a text longer than ", "32 times as long"};
+    memset(text, 'a', sizeof text - 1);
+    expect_refused(NORMALIZERS(REPLACE("a", A16) "," REPLACE("a", A16) "," REPLACE("a", A16)), text, 180, three);
+    expect_refused(NORMALIZERS(REPLACE("a", A16) "," REPLACE("a", A16)), text, 20000, three);
+    size_t used = (size_t)snprintf(head, sizeof head, "%s", "\"normalizer\": {\"type\": \"Replace\", \"content\": \"");
+    memset(head + used, 'a', 1 << 16);
+    snprintf(head + used + (1 << 16), sizeof head - used - (1 << 16), "%s",
+             "\", \"pattern\": {\"String\": \"a\"}}, " STEPS(BYTE_LEVEL));
+    expect_refused(head, text, 3000, (const char *const[]){"normalizer makes a text longer than 100096 bytes", "remove"});
+    /* An added token's content goes through them when the file is read. */
+    snprintf(head, sizeof head,
+             "\"added_tokens\": [{\"id\": %d, \"content\": \"aaaaaaaaaaaaaaaa\", \"normalized\": true}], %s", ADDED, NORMALIZERS(REPLACE("a", A16) "," REPLACE("a", A16) "," REPLACE("a", A16)));
+    expect_fails(head, "", AQ_INVAL, "normalizers[2] makes a text longer than");
+    /* What published ones do stays: a space becomes three bytes, U+FDFA in NFKD eleven times its own. */
+    struct aq_tokenizer *t = open_json(NORMALIZERS(REPLACE(" ", "\xE2\x96\x81") ", {\"type\": \"NFKD\"}"), "");
+    for (size_t i = 0; i + 4 <= sizeof text - 1; i += 4)
+        memcpy(text + i, "\xEF\xB7\xBA ", 4);
+    int32_t *tokens;
+    size_t count;
+    assert_int_equal(aq_tokenizer_encode(t, text, 20000, &tokens, &count), AQ_OK);
+    assert_int_equal(count, 5000 * (33 + 3));
+    aq_free(tokens);
+    aq_tokenizer_close(t);
+}
+
+/* Marks in a row are put in order of their classes, in a time that grows with their count, not with its square. */
+static void test_many_combining_marks_take_no_square_of_time(void **state)
+{
+    (void)state;
+    enum { MARKS = 200000 };
+    static char text[2 * MARKS];
+    struct aq_tokenizer *t = open_json(NORMALIZERS("{\"type\": \"NFC\"}"), "");
+    int32_t *tokens;
+    size_t count, bytes;
+    char *back;
+    for (int i = 0; i < MARKS; i++)
+        memcpy(text + 2 * i, i < MARKS / 2 ? "\xCC\x81" : i % 2 ? "\xCC\x96" : "\xCC\xB4", 2);
+    assert_int_equal(aq_tokenizer_encode(t, text, sizeof text, &tokens, &count), AQ_OK);
+    assert_int_equal(aq_tokenizer_decode(t, tokens, count, &back, &bytes), AQ_OK);
+    assert_int_equal(bytes, sizeof text);
+    for (int i = 0; i < MARKS; i++) /* classes 1, 220, 230 */
+        assert_memory_equal(back + 2 * i, i < MARKS / 4 ? "\xCC\xB4" : i < MARKS / 2 ? "\xCC\x96" : "\xCC\x81", 2);
+    aq_free(back);
+    aq_free(tokens);
+    aq_tokenizer_close(t);
+}
+
+/* Each place of a text is compared with each length of the added tokens that begin so. */
+static void test_added_tokens_of_too_many_lengths_inval(void **state)
+{
+    (void)state;
+    static char head[1 << 18];
+    size_t used = (size_t)snprintf(head, sizeof head, "\"added_tokens\": [");
+    for (int i = 0; i < 400; i++) {
+        used += (size_t)snprintf(head + used, 80, "%s{\"id\": %d, \"content\": \"", i ? "," : "", ADDED + i);
+        memset(head + used, 'a', (size_t)i + 2);
+        used += (size_t)i + 2;
+        used += (size_t)snprintf(head + used, 80, "\"}");
+    }
+    snprintf(head + used, sizeof head - used, "], %s", STEPS(BYTE_LEVEL));
+    expect_fails(head, "", AQ_INVAL, "begin with the byte 0x61 have too many lengths");
 }
 
 static void test_no_memory_at_any_place_leaks_nothing(void **state)
@@ -346,6 +465,10 @@ int main(void)
         cmocka_unit_test(test_a_merge_that_stands_there_twice_has_its_later_rank),
         cmocka_unit_test(test_refusals_name_type_and_place),
         cmocka_unit_test(test_pattern_that_runs_away_inval),
+        cmocka_unit_test(test_pattern_with_some_slow_places_cuts_alike),
+        cmocka_unit_test(test_normalizer_that_grows_a_text_without_bound_inval),
+        cmocka_unit_test(test_many_combining_marks_take_no_square_of_time),
+        cmocka_unit_test(test_added_tokens_of_too_many_lengths_inval),
         cmocka_unit_test(test_no_memory_at_any_place_leaks_nothing),
     };
     return cmocka_run_group_tests(tests, open_folder, close_folder);

@@ -123,6 +123,10 @@ static void test_charsmap_stays_within_itself(void **state)
     static uint32_t units[512];
     expect_charsmap(units, 512, "a", 2, NULL);
     expect_charsmap(units, 512, "ab", 2, "its texts do not end");
+    char rule[67] = {0};
+    memset(rule, 'a', 65);
+    expect_charsmap(units, 512, rule, 66, "more than 64 bytes of one match");
+    expect_charsmap(units, 512, rule + 1, 65, NULL);
     units[3] = 700u << 10;
     expect_charsmap(units, 512, "a", 2, "a unit points out of its array");
     units[3] = 256u << 10 | 1u << 8;
