@@ -7,7 +7,7 @@
 
 #include "control.h"
 
-enum { ERROR_STEPS = 8, IDLE_STEPS = 20, RAW_SAMPLES_LEAST = 32, LOST_STEPS = 16, LOST_STEPS_MOST = 512 };
+enum { ERROR_STEPS = 8, IDLE_STEPS = 20, RAW_SAMPLES_LEAST = 32, LOST_STEPS = 16, LOST_EPOCHS = 5 };
 static const double error_most = 0.5, raw_share_most = 0.01, lost_most = 0.15;
 static const double fp16_most = 65504;
 
@@ -23,7 +23,7 @@ struct aq_cut_judge {
     struct way ways[AQ_JOB_STAGES_MAX][2]; /* forward, backward */
     uint32_t idle[AQ_JOB_STAGES_MAX];      /* steps in a row    */
     bool idle_said[AQ_JOB_STAGES_MAX];
-    uint32_t lossy; /* steps in a row whose activations lost more than lost_most */
+    uint64_t lossy; /* steps in a row whose activations lost more than lost_most */
     bool lost_said;
 };
 
@@ -224,20 +224,21 @@ static double lost_of(const struct aq_cut_judge *judge, const json_t *line, uint
     return sqrt(squares);
 }
 
-/* Two epochs: what the first warm visits of a run lose is soon made good. */
-static uint32_t lost_steps(const struct aq_cut_judge *judge)
+/* The first visits of a run that begins from scratch change much, and what they lose is soon made good. */
+static uint64_t lost_steps(const struct aq_cut_judge *judge)
 {
-    const uint64_t steps = 2 * judge->plan->steps_per_epoch;
-    return steps < LOST_STEPS ? LOST_STEPS : steps > LOST_STEPS_MOST ? LOST_STEPS_MOST : (uint32_t)steps;
+    const uint64_t steps = LOST_EPOCHS * judge->plan->steps_per_epoch;
+    return steps < LOST_STEPS ? LOST_STEPS : steps;
 }
 
 static void say_lost(const struct aq_cut_judge *judge, uint32_t cut, double lost, struct aq_notice *out)
 {
     const struct aq_codec_config *codec = codec_of(judge, cut, false);
-    snprintf(out->text, sizeof out->text,
-             "%u steps in a row the cuts lost %.0f %% of the activations (most at cut %u): samples change much between "
-             "epochs, and the loss can end higher than without compression",
-             lost_steps(judge), 100 * lost, cut);
+    snprintf(
+        out->text, sizeof out->text,
+        "%llu steps in a row the cuts lost %.0f %% of the activations (most at cut %u): samples change much between "
+        "epochs, and the loss can end higher than without compression",
+        (unsigned long long)lost_steps(judge), 100 * lost, cut);
     if (aq_codec_about(codec->kind)->varies)
         snprintf(out->remedy, sizeof out->remedy,
                  "edges.forward: a rate of %g in place of %g (the error halves with each bit), or a lower train.lr",

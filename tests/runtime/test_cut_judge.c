@@ -134,10 +134,10 @@ static void test_judge_finds_activations_that_are_lost(void **state)
     const char *const cold = "\"delta_ratio\":[null,null,null,null,null,null]";
     for (int grid = 0; grid < 2; grid++) {
         begin(grid ? named : as_is);
-        const uint64_t due = 2 * plan->steps_per_epoch;
-        assert_int_equal(due, 40);
-        for (int i = 0; i < 200; i++)
-            assert_int_equal(step(i % 16 == 15 ? i % 32 == 15 ? well : cold : lost, out), 0);
+        const uint64_t due = 5 * plan->steps_per_epoch;
+        assert_int_equal(due, 100);
+        for (int i = 0; i < 400; i++)
+            assert_int_equal(step(i % 64 == 63 ? i % 128 == 63 ? well : cold : lost, out), 0);
         assert_int_equal(step(well, out), 0);
         for (uint64_t i = 1; i < due; i++)
             assert_int_equal(step(lost, out), 0);
@@ -145,7 +145,8 @@ static void test_judge_finds_activations_that_are_lost(void **state)
         assert_string_equal(out[0].cause, "activations");
         assert_int_equal(out[0].at, 1);
         assert_false(out[0].backward || out[0].ends);
-        assert_non_null(strstr(out[0].text, "40 steps in a row the cuts lost 16 % of the activations (most at cut 1)"));
+        assert_non_null(
+            strstr(out[0].text, "100 steps in a row the cuts lost 16 % of the activations (most at cut 1)"));
         assert_non_null(strstr(out[0].remedy, grid ? "more bits than 4" : "a rate of 3.5 in place of 2.5"));
         aq_cut_judge_begin(judge); /* it was said */
         for (uint64_t i = 0; i < 3 * due; i++)

@@ -134,7 +134,7 @@ ROWS = [
     Row("text-16", "text, short samples", "text", 2, 16, Size(4, 256), below=8.0),
     Row("text-4", "text", "text", 4, 512, Size(6, 48), None, 4, 2),
     Row("text-8", "text", "text", 8, 64, Size(12, 96), None, 8, 2, 6, more=SLOWER),
-    Row("text-8-large", "text, learning rate too high", "text", 8, 64, Size(6, 96), None, 8, 2, 6, notice="activations"),
+    Row("text-8-large", "text, learning rate too high", "text", 8, 64, Size(12, 96), None, 8, 2, 6, notice="activations"),
     Row("text-2048", "text, long samples", "text", 2, 2048, Size(6, 12), None, 2, 1, 2, 32),
     Row("tied-3", "text, tied head", "text", 3, 64, Size(6, 96), None, more={"model": {"tied": "exact"}}),
     Row("short-4", "instruct, short answers", "short", 4, 128, Size(6, 96), Size(6, 64, 2.66), 8, 2, below=SPARSE),
