@@ -15,11 +15,9 @@
 #include <cmocka.h>
 
 #include "log_capture.h"
-#include "plan.h"
+#include "plan_kit.h"
 
-enum { TEXT_BYTES = 5000, SETS_MAX = 8 };
-
-static char folder[] = "/tmp/aq-test-balance-XXXXXX";
+enum { SETS_MAX = 8 };
 
 /* The head is of 50,000 words: some blocks' worth of computing. */
 static const char manifest[] = "model: {blocks: 24, channels: 512, heads: 4, context: 256, vocabulary: 50000}\n"
@@ -28,35 +26,13 @@ static const char manifest[] = "model: {blocks: 24, channels: 512, heads: 4, con
                                "pipeline: {stages: [{speed: 1}, {speed: 0.4}, {speed: 1}]}\n"
                                "edges: {forward: {codec: aqsgd, bits: 4}, backward: {codec: directq, bits: 8}}\n";
 
-static int setup(void **state)
-{
-    (void)state;
-    char path[128];
-    if (!mkdtemp(folder)) return -1;
-    snprintf(path, sizeof path, "%s/text.txt", folder);
-    FILE *file = fopen(path, "w");
-    if (!file) return -1;
-    for (int i = 0; i < TEXT_BYTES; i++)
-        fputc("the quick brown fox\n"[i % 20], file);
-    return fclose(file);
-}
-
-static int teardown(void **state)
-{
-    (void)state;
-    char path[128];
-    snprintf(path, sizeof path, "%s/text.txt", folder);
-    unlink(path);
-    return rmdir(folder);
-}
-
 static enum aq_status open_with(const char *const *sets, struct aq_job **job, struct aq_plan **plan)
 {
     uint32_t count = 0;
     while (sets && sets[count])
         count++;
     *plan = NULL;
-    assert_int_equal(aq_job_parse(manifest, sizeof manifest - 1, "job.yaml", folder, sets, count, job), AQ_OK);
+    assert_int_equal(aq_job_parse(manifest, sizeof manifest - 1, "job.yaml", plan_kit_folder, sets, count, job), AQ_OK);
     return aq_plan_open(*job, plan);
 }
 
@@ -266,7 +242,7 @@ static void test_balance_workers_plan_the_same(void **state)
     assert_true(aq_plan_hash(other) != aq_plan_hash(plan));
     assert_int_equal(aq_plan_manifest(other, &text), AQ_OK);
     assert_non_null(strstr(text, "- layers: 2-4\n"));
-    assert_int_equal(aq_job_parse(text, strlen(text), "worker", folder, NULL, 0, &told), AQ_OK);
+    assert_int_equal(aq_job_parse(text, strlen(text), "worker", plan_kit_folder, NULL, 0, &told), AQ_OK);
     assert_int_equal(aq_plan_open(told, &again), AQ_OK);
     assert_true(aq_plan_hash(again) == aq_plan_hash(other));
     assert_int_equal(again->stages[1].layer_end, 5);
@@ -316,5 +292,5 @@ int main(void)
         cmocka_unit_test(test_balance_workers_plan_the_same),
         cmocka_unit_test(test_layers_of_edges_that_differ_have_their_own_bytes),
     };
-    return cmocka_run_group_tests(tests, setup, teardown);
+    return cmocka_run_group_tests(tests, plan_kit_setup, plan_kit_teardown);
 }

@@ -10,15 +10,14 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+
 #include <cmocka.h>
 
 #include "edge.h"
 #include "log_capture.h"
-#include "plan.h"
+#include "plan_kit.h"
 
-enum { TEXT_BYTES = 5000, SETS_MAX = 8 };
-
-static char folder[] = "/tmp/aq-test-plan-XXXXXX";
+enum { SETS_MAX = 8 };
 
 static const char manifest[] = "model: {blocks: 6, channels: 64, heads: 4, context: 32, tied: untied}\n"
                                "data: {train: text.txt, heldout: text.txt, heldout_samples_max: 10}\n"
@@ -27,58 +26,11 @@ static const char manifest[] = "model: {blocks: 6, channels: 64, heads: 4, conte
                                "edges: {forward: {codec: aqsgd, bits: 4}, backward: {codec: directq, bits: 8}}\n"
                                "link: {rate_mbps: 100}\n";
 
-static int setup(void **state)
-{
-    (void)state;
-    char path[128];
-    if (!mkdtemp(folder)) return -1;
-    snprintf(path, sizeof path, "%s/text.txt", folder);
-    FILE *file = fopen(path, "w");
-    if (!file) return -1;
-    for (int i = 0; i < TEXT_BYTES; i++)
-        fputc("the quick brown fox\n"[i % 20], file);
-    return fclose(file);
-}
-
-static int teardown(void **state)
-{
-    (void)state;
-    char path[128];
-    snprintf(path, sizeof path, "%s/text.txt", folder);
-    unlink(path);
-    return rmdir(folder);
-}
-
-static struct aq_job *job_of(const char *const *sets)
-{
-    struct aq_job *job = NULL;
-    uint32_t count = 0;
-    while (sets && sets[count])
-        count++;
-    assert_int_equal(aq_job_parse(manifest, sizeof manifest - 1, "job.yaml", folder, sets, count, &job), AQ_OK);
-    return job;
-}
-
-/* With the sets given up to NULL. */
-static struct aq_plan *plan_of(const char *const *sets, struct aq_job **job)
-{
-    struct aq_plan *plan = NULL;
-    *job = job_of(sets);
-    assert_int_equal(aq_plan_open(*job, &plan), AQ_OK);
-    return plan;
-}
-
-static void done(struct aq_plan *plan, struct aq_job *job)
-{
-    aq_plan_close(plan);
-    aq_job_close(job);
-}
-
 static void test_plan_counts_samples_steps_and_micro_batches(void **state)
 {
     (void)state;
     struct aq_job *job;
-    struct aq_plan *plan = plan_of(NULL, &job);
+    struct aq_plan *plan = plan_kit_plan(manifest, NULL, &job);
     /* 5000 tokens in blocks of 33 that overlap by one: (5000 - 1) / 32 = 156. */
     assert_int_equal(plan->facts.train_samples, 156);
     assert_int_equal(plan->facts.heldout_samples, 10);
@@ -91,11 +43,11 @@ static void test_plan_counts_samples_steps_and_micro_batches(void **state)
     assert_int_equal(plan->micro_batches_last, 2);
     assert_int_equal(plan->stages[0].program.micro_batches, 4);
     assert_int_equal(plan->stages[0].program_last.micro_batches, 2);
-    done(plan, job);
+    plan_kit_done(plan, job);
     static const char *const sets[] = {"train.steps_max=7", NULL};
-    plan = plan_of(sets, &job);
+    plan = plan_kit_plan(manifest, sets, &job);
     assert_int_equal(plan->steps, 7);
-    done(plan, job);
+    plan_kit_done(plan, job);
 }
 
 static double stage_flops(const struct aq_plan *plan, uint32_t first, uint32_t end)
@@ -114,7 +66,7 @@ static void test_plan_automatic_cut_is_the_evenest(void **state)
 {
     (void)state;
     struct aq_job *job;
-    struct aq_plan *plan = plan_of(NULL, &job);
+    struct aq_plan *plan = plan_kit_plan(manifest, NULL, &job);
     double worst = 0;
     assert_int_equal(plan->stages[0].layer_first, 0);
     assert_int_equal(plan->stages[3].layer_end, plan->layers);
@@ -134,14 +86,14 @@ static void test_plan_automatic_cut_is_the_evenest(void **state)
                 }
                 assert_true(other >= worst * (1 - 1e-12));
             }
-    done(plan, job);
+    plan_kit_done(plan, job);
 }
 
 static void test_plan_memory_is_the_sum_of_its_lines(void **state)
 {
     (void)state;
     struct aq_job *job;
-    struct aq_plan *plan = plan_of(NULL, &job);
+    struct aq_plan *plan = plan_kit_plan(manifest, NULL, &job);
     uint64_t parameters = 0;
     for (uint32_t s = 0; s < plan->stage_count; s++) {
         const struct aq_plan_stage *stage = &plan->stages[s];
@@ -161,7 +113,7 @@ static void test_plan_memory_is_the_sum_of_its_lines(void **state)
         assert_true(stage->cache.depth <= stage->cache.slots);
     }
     assert_int_equal(parameters, plan->parameters);
-    done(plan, job);
+    plan_kit_done(plan, job);
 }
 
 static uint64_t line_of(const struct aq_plan_stage *stage, const char *name);
@@ -173,7 +125,7 @@ static void test_plan_knows_what_is_frozen(void **state)
     static const char *const some[] = {"train.freeze=embedding, blocks 0-1, h.2.mlp", "pipeline.replicas=2", NULL};
     static const char *const none[] = {"pipeline.replicas=2", NULL};
     struct aq_job *job, *whole_job;
-    struct aq_plan *plan = plan_of(some, &job), *whole = plan_of(none, &whole_job);
+    struct aq_plan *plan = plan_kit_plan(manifest, some, &job), *whole = plan_kit_plan(manifest, none, &whole_job);
     assert_true(plan->frozen > 0 && whole->frozen == 0);
     assert_int_equal(plan->parameters + plan->frozen, whole->parameters);
     assert_true(plan->hash != whole->hash && plan->resume_hash != whole->resume_hash);
@@ -189,22 +141,22 @@ static void test_plan_knows_what_is_frozen(void **state)
     assert_int_equal(aq_plan_differences(plan, whole, true, &text), AQ_OK);
     assert_non_null(strstr(aq_text_of(&text), "train.freeze: \"embedding, blocks 0-1, h.2.mlp\" there, none here"));
     aq_text_deinit(&text);
-    done(plan, job);
-    done(whole, whole_job);
+    plan_kit_done(plan, job);
+    plan_kit_done(whole, whole_job);
     /* Backward ends where nothing before trains: a stage that is all frozen has none. */
     static const char *const first[] = {"train.freeze='*, !head'", "pipeline.stages=2", NULL};
-    plan = plan_of(first, &job);
+    plan = plan_kit_plan(manifest, first, &job);
     assert_true(plan->stages[0].size.flops_backward == 0.0 && plan->stages[0].size.parameters == 0);
     assert_true(plan->stages[1].size.flops_backward > 0.0);
-    done(plan, job);
+    plan_kit_done(plan, job);
     /* The automatic cut gives more of what costs less. */
     static const char *const cheap[] = {"pipeline.stages=2", "train.freeze=embedding, blocks 0-3", NULL};
     static const char *const dear[] = {"pipeline.stages=2", NULL};
-    plan = plan_of(cheap, &job);
-    whole = plan_of(dear, &whole_job);
+    plan = plan_kit_plan(manifest, cheap, &job);
+    whole = plan_kit_plan(manifest, dear, &whole_job);
     assert_true(plan->stages[1].layer_first > whole->stages[1].layer_first);
-    done(plan, job);
-    done(whole, whole_job);
+    plan_kit_done(plan, job);
+    plan_kit_done(whole, whole_job);
 }
 
 static uint64_t line_of(const struct aq_plan_stage *stage, const char *name)
@@ -221,7 +173,7 @@ static void test_plan_of_a_gpu_has_its_scratch_and_two_of_each_boundary(void **s
     static const char *const sets[] = {
         "pipeline.stages=[{layers: 0-2, device: cuda}, {layers: 3-5, device: cuda}, {layers: 6-7, device: cpu}]", NULL};
     struct aq_job *job;
-    struct aq_plan *plan = plan_of(sets, &job);
+    struct aq_plan *plan = plan_kit_plan(manifest, sets, &job);
     const uint64_t boundary = 2 * 32 * 64 * sizeof(float); /* a micro-batch at a cut */
     for (uint32_t s = 0; s < 3; s++) {
         const struct aq_plan_stage *stage = &plan->stages[s];
@@ -233,7 +185,7 @@ static void test_plan_of_a_gpu_has_its_scratch_and_two_of_each_boundary(void **s
     }
     const uint64_t message = plan->edges[0].size.message_bytes, raw = 32 * 64 * sizeof(float);
     assert_true(plan->edges[0].size.device_bytes > 2 * (message + 2 * raw)); /* both works, and the kernels' own */
-    done(plan, job);
+    plan_kit_done(plan, job);
 }
 
 static void test_plan_bytes_of_raw_edges_by_hand(void **state)
@@ -242,7 +194,7 @@ static void test_plan_bytes_of_raw_edges_by_hand(void **state)
     static const char *const sets[] = {"edges.forward={codec: raw}", "edges.backward={codec: raw, precision: bf16}",
                                        NULL};
     struct aq_job *job;
-    struct aq_plan *plan = plan_of(sets, &job);
+    struct aq_plan *plan = plan_kit_plan(manifest, sets, &job);
     const struct aq_plan_edge *edge = &plan->edges[1];
     assert_int_equal(edge->size.forward_warm_bytes, 32 * 64 * 4);
     assert_int_equal(edge->size.forward_cold_bytes, 32 * 64 * 4);
@@ -260,11 +212,11 @@ static void test_plan_bytes_of_raw_edges_by_hand(void **state)
     assert_int_equal(plan->stages[1].link_in.edge, 0);
     assert_int_equal(plan->stages[1].link_out.edge, 1);
     assert_int_equal(plan->stages[1].link_out.plan_hash, plan->hash);
-    done(plan, job);
+    plan_kit_done(plan, job);
     static const char *const far[] = {"edges.forward={codec: raw}", "link.host=10.0.0.1", "security.tls=off", NULL};
-    plan = plan_of(far, &job); /* 16608 bytes are 12 packets of 1448 */
+    plan = plan_kit_plan(manifest, far, &job); /* 16608 bytes are 12 packets of 1448 */
     assert_int_equal(plan->edges[1].step_forward_warm, 4 * (16608 + 12 * 66) + 16);
-    done(plan, job);
+    plan_kit_done(plan, job);
 }
 
 /* What a run may go on with is the same but for its extent; with another count of replicas, but for that, too. */
@@ -275,10 +227,10 @@ static void test_plan_resume_hash_leaves_out_the_extent(void **state)
                                           "checkpoint.every=0"};
     static const char *const others[] = {"train.lr=2e-4", "edges.warmup_epochs=1", "pipeline.replicas=2"};
     struct aq_job *job, *job_other;
-    struct aq_plan *plan = plan_of(NULL, &job);
+    struct aq_plan *plan = plan_kit_plan(manifest, NULL, &job);
     for (size_t i = 0; i < 7; i++) {
         const char *const sets[] = {i < 4 ? extents[i] : others[i - 4], NULL};
-        struct aq_plan *other = plan_of(sets, &job_other);
+        struct aq_plan *other = plan_kit_plan(manifest, sets, &job_other);
         assert_true(other->hash != plan->hash);
         assert_int_equal(other->rank_hash == plan->rank_hash, i < 4);
         assert_int_equal(other->resume_hash == plan->resume_hash, i < 4 || i == 6);
@@ -290,9 +242,9 @@ static void test_plan_resume_hash_leaves_out_the_extent(void **state)
         if (strncmp(aq_text_of(&text), sets[0], strcspn(sets[0], "=")) != 0)
             fail_msg("%s: %s", sets[0], aq_text_of(&text));
         aq_text_deinit(&text);
-        done(other, job_other);
+        plan_kit_done(other, job_other);
     }
-    done(plan, job);
+    plan_kit_done(plan, job);
 }
 
 /* A run that goes on has what became of its initial weights: their file may be gone. */
@@ -301,20 +253,20 @@ static void test_plan_goes_on_without_the_weights_file(void **state)
     (void)state;
     static const char *const sets[] = {"model.weights=/nonexistent/w.safetensors", "facts.weights_digest=5", NULL};
     struct aq_job *job;
-    struct aq_plan *plan = plan_of(sets, &job);
+    struct aq_plan *plan = plan_kit_plan(manifest, sets, &job);
     assert_int_equal(plan->facts.weights_digest, 5);
     assert_int_equal(plan->facts.train_samples, 156);
-    done(plan, job);
+    plan_kit_done(plan, job);
 }
 
 static uint64_t hash_of(const char *set, uint64_t *digest)
 {
     const char *const sets[] = {set, NULL};
     struct aq_job *job;
-    struct aq_plan *plan = plan_of(sets, &job);
+    struct aq_plan *plan = plan_kit_plan(manifest, sets, &job);
     const uint64_t hash = aq_plan_hash(plan);
     *digest = plan->job_digest;
-    done(plan, job);
+    plan_kit_done(plan, job);
     return hash;
 }
 
@@ -363,11 +315,11 @@ static void test_plan_manifest_gives_the_same_hash_without_the_data(void **state
     (void)state;
     static const char *const sets[] = {"data.train=gone.txt", NULL};
     struct aq_job *job, *again = NULL, *gone;
-    struct aq_plan *plan = plan_of(NULL, &job), *second = NULL;
+    struct aq_plan *plan = plan_kit_plan(manifest, NULL, &job), *second = NULL;
     char *text, from[128], to[128];
     assert_int_equal(aq_plan_manifest(plan, &text), AQ_OK);
-    snprintf(from, sizeof from, "%s/text.txt", folder);
-    snprintf(to, sizeof to, "%s/moved.txt", folder);
+    snprintf(from, sizeof from, "%s/text.txt", plan_kit_folder);
+    snprintf(to, sizeof to, "%s/moved.txt", plan_kit_folder);
     assert_int_equal(rename(from, to), 0);
     assert_int_equal(aq_job_parse(text, strlen(text), "manifest", "/", NULL, 0, &again), AQ_OK);
     const enum aq_status status = aq_plan_open(again, &second);
@@ -376,9 +328,9 @@ static void test_plan_manifest_gives_the_same_hash_without_the_data(void **state
     assert_true(aq_plan_hash(second) == aq_plan_hash(plan));
     assert_true(second->job_digest == plan->job_digest);
     aq_free(text);
-    done(second, again);
-    done(plan, job);
-    gone = job_of(sets);
+    plan_kit_done(second, again);
+    plan_kit_done(plan, job);
+    gone = plan_kit_job(manifest, sets);
     capture_begin();
     assert_int_equal(aq_plan_open(gone, &second), AQ_NOTFOUND);
     capture_end();
@@ -403,7 +355,7 @@ static void test_plan_refuses_what_cannot_be(void **state)
         struct aq_job *job = NULL;
         struct aq_plan *plan = NULL;
         capture_begin();
-        enum aq_status status = aq_job_parse(manifest, sizeof manifest - 1, "job.yaml", folder, sets, 1, &job);
+        enum aq_status status = aq_job_parse(manifest, sizeof manifest - 1, "job.yaml", plan_kit_folder, sets, 1, &job);
         if (status == AQ_OK) status = aq_plan_open(job, &plan);
         capture_end();
         assert_int_not_equal(status, AQ_OK);
@@ -445,7 +397,7 @@ static void test_predict_flushed_pipeline_is_exact(void **state)
     static const char *const gpipe[] = {"pipeline.schedule=gpipe", NULL}, *const classic[] = {
                                                                               "pipeline.in_flight=classic", NULL};
     struct aq_job *job;
-    struct aq_plan *plan = plan_of(gpipe, &job);
+    struct aq_plan *plan = plan_kit_plan(manifest, gpipe, &job);
     struct aq_plan_costs costs = unit_costs(plan, 16);
     /* Clipping flushes: M + P - 1 forwards and as many backwards, 2 (4 + 4 - 1). */
     struct aq_plan_prediction prediction = predict(plan, &costs);
@@ -454,27 +406,27 @@ static void test_predict_flushed_pipeline_is_exact(void **state)
     assert_non_null(strstr(prediction.binds, "compute"));
     costs.step_s[2] = 3; /* an update on one stage that all wait for through the next step's flush */
     assert_true(near(predict(plan, &costs).compute_s[2], 11));
-    done(plan, job);
-    plan = plan_of(classic, &job);
+    plan_kit_done(plan, job);
+    plan = plan_kit_plan(manifest, classic, &job);
     costs = unit_costs(plan, 16);
     assert_true(near(predict(plan, &costs).step_s, 14));
-    done(plan, job);
+    plan_kit_done(plan, job);
 }
 
 /* 8 micro-batches of 3 s, F + B, and (P - 1) of waiting: F + B, or where half of B fills them F + B - 2 W. */
 static void test_predict_weight_halves_fill_the_bubble(void **state)
 {
     (void)state;
-    static const char *const whole[] = {"train.batch=16", NULL},
-                             *const split[] = {"train.batch=16", "pipeline.schedule=zb-h1", NULL};
+    static const char *const whole[] = {"train.batch=16", NULL}, *const split[] = {"train.batch=16",
+                                                                                   "pipeline.schedule=zb-h1", NULL};
     struct aq_job *job;
-    struct aq_plan *plan = plan_of(whole, &job);
+    struct aq_plan *plan = plan_kit_plan(manifest, whole, &job);
     struct aq_plan_costs costs = unit_costs(plan, 16);
     for (uint32_t s = 0; s < 4; s++)
         costs.backward_s[s] = 2;
     assert_true(near(predict(plan, &costs).step_s, 33));
-    done(plan, job);
-    plan = plan_of(split, &job);
+    plan_kit_done(plan, job);
+    plan = plan_kit_plan(manifest, split, &job);
     costs = unit_costs(plan, 16);
     for (uint32_t s = 0; s < 4; s++)
         costs.weights_s[s] = 1;
@@ -487,20 +439,20 @@ static void test_predict_weight_halves_fill_the_bubble(void **state)
         assert_true(near(by.of[i].step_s, strcmp(by.of[i].name, "zb-h1") == 0 ? 27 : 33));
     assert_true(near(prediction.bound_s, 24));
     assert_true(near(prediction.compute_s[2], 24));
-    done(plan, job);
+    plan_kit_done(plan, job);
 }
 
 static void test_predict_shared_core_does_all_the_work(void **state)
 {
     (void)state;
     struct aq_job *job;
-    struct aq_plan *plan = plan_of(NULL, &job);
+    struct aq_plan *plan = plan_kit_plan(manifest, NULL, &job);
     struct aq_plan_costs costs = unit_costs(plan, 1);
     const struct aq_plan_prediction prediction = predict(plan, &costs);
     assert_true(near(prediction.step_s, 32)); /* 4 stages x 4 micro-batches x 2 s on one core that never idles */
     assert_true(near(prediction.bound_s, 32));
     assert_non_null(strstr(prediction.binds, "cores of this machine"));
-    done(plan, job);
+    plan_kit_done(plan, job);
 }
 
 static void test_predict_slow_link_binds(void **state)
@@ -508,7 +460,7 @@ static void test_predict_slow_link_binds(void **state)
     (void)state;
     static const char *const sets[] = {"edges.forward={codec: raw}", "train.batch=64", NULL};
     struct aq_job *job;
-    struct aq_plan *plan = plan_of(sets, &job);
+    struct aq_plan *plan = plan_kit_plan(manifest, sets, &job);
     struct aq_plan_costs costs = unit_costs(plan, 16);
     for (uint32_t s = 0; s < 4; s++)
         costs.forward_s[s] = costs.backward_s[s] = 1e-6;
@@ -520,7 +472,7 @@ static void test_predict_slow_link_binds(void **state)
     /* The first frame crosses three links, 32 go over each, and the gradient of the last comes back over three. */
     const double back = (double)plan->edges[0].step_backward / plan->micro_batches * 8 / (costs.rate_mbps * 1e6);
     assert_true(prediction.step_s > 34 && prediction.step_s < 34 + 3 * back + 0.01);
-    done(plan, job);
+    plan_kit_done(plan, job);
 }
 
 static void test_predict_packed_bodies_take_their_share_of_a_link(void **state)
@@ -528,7 +480,7 @@ static void test_predict_packed_bodies_take_their_share_of_a_link(void **state)
     (void)state;
     static const char *const sets[] = {"edges.forward={codec: raw}", "train.batch=64", NULL};
     struct aq_job *job;
-    struct aq_plan *plan = plan_of(sets, &job);
+    struct aq_plan *plan = plan_kit_plan(manifest, sets, &job);
     struct aq_plan_costs costs = unit_costs(plan, 16);
     for (uint32_t s = 0; s < 4; s++) {
         costs.forward_s[s] = costs.backward_s[s] = 1e-6;
@@ -537,7 +489,7 @@ static void test_predict_packed_bodies_take_their_share_of_a_link(void **state)
     costs.rate_mbps = (double)plan->edges[0].step_forward_warm / plan->micro_batches * 8e-6;
     assert_true(near(predict(plan, &costs).forward_s[2], 24));
     assert_true(near(predict(plan, &costs).bound_s, 24));
-    done(plan, job);
+    plan_kit_done(plan, job);
 }
 
 /*
@@ -565,28 +517,28 @@ static void test_predict_gpu_codes_beside_its_computing(void **state)
     struct aq_plan *plan;
     struct aq_plan_costs costs;
     for (int i = 0; i < 2; i++) {
-        plan = plan_of(cases[i].sets, &job);
+        plan = plan_kit_plan(manifest, cases[i].sets, &job);
         costs = unit_costs(plan, 16);
         costs.send_s[0] = costs.receive_s[0] = 1.5;
         assert_true(near(predict(plan, &costs).step_s, cases[i].step));
         assert_true(near(predict(plan, &costs).compute_s[0], cases[i].busy));
-        done(plan, job);
+        plan_kit_done(plan, job);
     }
     /* A declared rate holds for links, not for what NCCL carries. */
-    plan = plan_of(nccl, &job);
+    plan = plan_kit_plan(manifest, nccl, &job);
     costs = unit_costs(plan, 16);
     costs.send_s[0] = costs.receive_s[0] = 1.5;
     costs.rate_mbps = 1e-3;
     costs.forward_share[0] = 0.5;
     assert_true(near(predict(plan, &costs).step_s, 13));
     assert_true(predict(plan, &costs).forward_s[0] <= 0);
-    done(plan, job);
-    plan = plan_of(one_gpu, &job);
+    plan_kit_done(plan, job);
+    plan = plan_kit_plan(manifest, one_gpu, &job);
     costs = unit_costs(plan, 16);
     const struct aq_plan_prediction shared = predict(plan, &costs);
     assert_true(near(shared.bound_s, 16) && near(shared.step_s, 16)); /* it is never idle */
     assert_string_equal(shared.binds, "the GPU of stage 0");
-    done(plan, job);
+    plan_kit_done(plan, job);
 }
 
 /* Averaging 5 s on the links and 1 s of packing; an update of 3 s: before it, or along with it. */
@@ -600,7 +552,7 @@ static void test_predict_reduction_before_or_in_the_update(void **state)
     struct aq_plan *plan;
     for (int in_step = 0; in_step < 2; in_step++) {
         struct aq_plan_costs from;
-        plan = plan_of(in_step ? qadam : adamw, &job);
+        plan = plan_kit_plan(manifest, in_step ? qadam : adamw, &job);
         aq_plan_costs_assumed(plan, 100, 16, &from);
         assert_int_equal(from.reduce_in_step, in_step);
         struct aq_plan_costs costs = unit_costs(plan, 16);
@@ -612,7 +564,7 @@ static void test_predict_reduction_before_or_in_the_update(void **state)
         assert_true(near(predict(plan, &costs).step_s, chains + (in_step ? 5 : 8)));
         costs.reduce_s[0] = 0.5;
         assert_true(near(predict(plan, &costs).step_s, chains + 4)); /* computing is the longer */
-        done(plan, job);
+        plan_kit_done(plan, job);
     }
 }
 
@@ -623,14 +575,14 @@ static void test_reductions_use_all_links_of_a_replica(void **state)
     static const char *const sets[] = {"pipeline.stages=1", "pipeline.replicas=3", "train.batch=12",
                                        "data.train_samples_max=150", NULL};
     struct aq_job *job;
-    struct aq_plan *plan = plan_of(sets, &job);
+    struct aq_plan *plan = plan_kit_plan(manifest, sets, &job);
     struct aq_plan_costs costs;
     aq_plan_costs_assumed(plan, 100, 16, &costs);
     assert_true(near(costs.reduce_s[0], (double)aq_plan_reduce_bytes(plan, 0) * 8 / (2 * 100e6)));
     costs.value_share[0] = 0.5;
     aq_plan_costs_reduce(plan, &costs);
     assert_true(near(costs.reduce_s[0], (double)aq_plan_reduce_bytes(plan, 0) * 8 / (4 * 100e6)));
-    done(plan, job);
+    plan_kit_done(plan, job);
 }
 
 /* Local steps: what a round takes is shared out to its steps; memory has what the outer step wants. */
@@ -641,7 +593,7 @@ static void test_local_steps_share_out_their_reduction(void **state)
     static const char *const local[] = {"pipeline.stages=2", "pipeline.replicas=2", "reduce.codec=q4", "reduce.every=8",
                                         NULL};
     struct aq_job *jobs[2];
-    struct aq_plan *plans[] = {plan_of(each, &jobs[0]), plan_of(local, &jobs[1])};
+    struct aq_plan *plans[] = {plan_kit_plan(manifest, each, &jobs[0]), plan_kit_plan(manifest, local, &jobs[1])};
     struct aq_plan_costs costs[2];
     const uint64_t n = plans[0]->stages[0].size.parameters, floats = n * sizeof(float);
     for (int i = 0; i < 2; i++)
@@ -656,7 +608,7 @@ static void test_local_steps_share_out_their_reduction(void **state)
     assert_int_equal(aq_plan_outer_bytes(plans[0], n), 0);
     assert_true(aq_plan_outer_bytes(plans[1], n) >= 7 * floats / 2 && aq_plan_outer_bytes(plans[1], n) < 4 * floats);
     for (int i = 0; i < 2; i++)
-        done(plans[i], jobs[i]);
+        plan_kit_done(plans[i], jobs[i]);
 }
 
 static void test_predict_one_stage_is_its_compute(void **state)
@@ -664,27 +616,27 @@ static void test_predict_one_stage_is_its_compute(void **state)
     (void)state;
     static const char *const sets[] = {"pipeline.stages=1", NULL};
     struct aq_job *job;
-    struct aq_plan *plan = plan_of(sets, &job);
+    struct aq_plan *plan = plan_kit_plan(manifest, sets, &job);
     struct aq_plan_costs costs = unit_costs(plan, 2);
     costs.step_s[0] = 0.5;
     const struct aq_plan_prediction prediction = predict(plan, &costs);
     assert_true(near(prediction.step_s, 8.5));
     assert_true(near(prediction.bound_s, 8.5));
-    done(plan, job);
+    plan_kit_done(plan, job);
 }
 
 static void test_predict_assumed_costs_follow_the_flops(void **state)
 {
     (void)state;
     struct aq_job *job;
-    struct aq_plan *plan = plan_of(NULL, &job);
+    struct aq_plan *plan = plan_kit_plan(manifest, NULL, &job);
     struct aq_plan_costs costs;
     aq_plan_costs_assumed(plan, 50, 4, &costs);
     assert_true(near(costs.forward_s[1], plan->stages[1].size.flops_forward / 50e9));
     assert_int_equal(costs.threads[1], 1);
     assert_true(costs.rate_mbps == 100);
     (void)predict(plan, &costs);
-    done(plan, job);
+    plan_kit_done(plan, job);
 }
 
 static void test_measured_costs_are_positive(void **state)
@@ -692,7 +644,7 @@ static void test_measured_costs_are_positive(void **state)
     (void)state;
     static const char *const raw[] = {"edges.forward={codec: raw, precision: fp32}", NULL};
     struct aq_job *job;
-    struct aq_plan *plan = plan_of(raw, &job);
+    struct aq_plan *plan = plan_kit_plan(manifest, raw, &job);
     struct aq_plan_costs costs;
     assert_int_equal(aq_plan_costs_measured(plan, 2, &costs), AQ_OK);
     for (uint32_t s = 0; s < plan->stage_count; s++) {
@@ -706,7 +658,7 @@ static void test_measured_costs_are_positive(void **state)
     }
     assert_true(costs.packed);
     (void)predict(plan, &costs);
-    done(plan, job);
+    plan_kit_done(plan, job);
 }
 
 /* The same flops in two halves, and the memory of what waits between them; every stage has the slots of stage 0. */
@@ -715,7 +667,7 @@ static void test_split_backward_is_planned_and_measured(void **state)
     (void)state;
     static const char *const split[] = {"pipeline.schedule=zb-h1", NULL};
     struct aq_job *job, *other;
-    struct aq_plan *whole = plan_of(NULL, &other), *plan = plan_of(split, &job);
+    struct aq_plan *whole = plan_kit_plan(manifest, NULL, &other), *plan = plan_kit_plan(manifest, split, &job);
     struct aq_plan_costs costs, halves;
     aq_plan_costs_assumed(whole, 100, 2, &costs);
     aq_plan_costs_assumed(plan, 100, 2, &halves);
@@ -739,8 +691,8 @@ static void test_split_backward_is_planned_and_measured(void **state)
     assert_non_null(strstr(aq_text_of(&json), "\"weights_s\""));
     aq_text_deinit(&text);
     aq_text_deinit(&json);
-    done(plan, job);
-    done(whole, other);
+    plan_kit_done(plan, job);
+    plan_kit_done(whole, other);
 }
 
 static void test_print_names_what_it_must(void **state)
@@ -749,7 +701,7 @@ static void test_print_names_what_it_must(void **state)
     static const char *const words[] = {"156 samples", "4 micro-batches of 2", "stage 3  |", "optimizer",
                                         "bound",       "predicted step",       "cache",      "as above"};
     struct aq_job *job;
-    struct aq_plan *plan = plan_of(NULL, &job);
+    struct aq_plan *plan = plan_kit_plan(manifest, NULL, &job);
     struct aq_plan_costs costs = unit_costs(plan, 2);
     const struct aq_plan_prediction prediction = predict(plan, &costs);
     struct aq_text text = {0}, json = {0};
@@ -762,7 +714,7 @@ static void test_print_names_what_it_must(void **state)
     assert_non_null(strstr(aq_text_of(&json), hash));
     aq_text_deinit(&text);
     aq_text_deinit(&json);
-    done(plan, job);
+    plan_kit_done(plan, job);
 }
 
 static void test_fits_adds_the_stages_of_this_machine(void **state)
@@ -771,7 +723,7 @@ static void test_fits_adds_the_stages_of_this_machine(void **state)
     static const char *const sets[] = {"pipeline.stages=[{layers: 0-3}, {layers: 4-7, host: 'tcp://far:1'}]",
                                        "security.tls=off", NULL};
     struct aq_job *job;
-    struct aq_plan *plan = plan_of(NULL, &job);
+    struct aq_plan *plan = plan_kit_plan(manifest, NULL, &job);
     uint64_t sum = 0;
     for (uint32_t s = 0; s < plan->stage_count; s++)
         sum += plan->stages[s].memory_bytes;
@@ -780,18 +732,18 @@ static void test_fits_adds_the_stages_of_this_machine(void **state)
     assert_int_equal(aq_plan_fits(plan, sum - 1), AQ_NOMEM);
     capture_end();
     assert_true(captured_has("job.yaml:4:12: pipeline.stages: the stages of this machine need"));
-    done(plan, job);
-    plan = plan_of(sets, &job);
+    plan_kit_done(plan, job);
+    plan = plan_kit_plan(manifest, sets, &job);
     assert_int_equal(aq_plan_fits(plan, plan->stages[0].memory_bytes), AQ_OK);
     assert_true(aq_plan_memory_here() > 0);
-    done(plan, job);
+    plan_kit_done(plan, job);
 }
 
 static void test_rank_fits_its_daemons_limit(void **state)
 {
     (void)state;
     struct aq_job *job;
-    struct aq_plan *plan = plan_of(NULL, &job);
+    struct aq_plan *plan = plan_kit_plan(manifest, NULL, &job);
     for (uint32_t r = 0; r < plan->ranks; r++) {
         const uint64_t bytes = plan->stages[r % plan->stage_count].memory_bytes;
         assert_int_equal(aq_plan_rank_fits(plan, r, bytes), AQ_OK);
@@ -811,7 +763,7 @@ static void test_rank_fits_its_daemons_limit(void **state)
     assert_int_equal(aq_plan_rank_fits(plan, 0, host - 1), AQ_NOMEM);
     capture_end();
     assert_false(captured_has(stage->lines[0].name));
-    done(plan, job);
+    plan_kit_done(plan, job);
 }
 
 static void test_disk_fits_counts_caches_of_this_machine(void **state)
@@ -826,26 +778,26 @@ static void test_disk_fits_counts_caches_of_this_machine(void **state)
                                        NULL};
     static const char *const in_memory[] = {"cache.kind=memory", NULL};
     struct aq_job *job;
-    struct aq_plan *plan = plan_of(NULL, &job);
-    assert_int_equal(aq_plan_disk_fits(plan, folder), AQ_OK);
+    struct aq_plan *plan = plan_kit_plan(manifest, NULL, &job);
+    assert_int_equal(aq_plan_disk_fits(plan, plan_kit_folder), AQ_OK);
     assert_int_equal(aq_plan_disk_fits(plan, "/aq-test-none/is/made/later"), AQ_OK);
-    done(plan, job);
-    plan = plan_of(vast, &job);
+    plan_kit_done(plan, job);
+    plan = plan_kit_plan(manifest, vast, &job);
     capture_begin();
     assert_int_equal(aq_plan_disk_fits(plan, job->cache.path), AQ_NOSPC);
     capture_end();
     assert_true(captured_has("cache.path: the messages of this machine's stages need "));
     assert_true(captured_has(" in /aq-test-none/caches ("));
-    done(plan, job);
-    plan = plan_of(in_memory, &job);
+    plan_kit_done(plan, job);
+    plan = plan_kit_plan(manifest, in_memory, &job);
     assert_int_equal(aq_plan_disk_fits(plan, "/proc/none"), AQ_OK);
-    done(plan, job);
+    plan_kit_done(plan, job);
 }
 
 static void test_open_survives_failing_allocations(void **state)
 {
     (void)state;
-    struct aq_job *job = job_of(NULL);
+    struct aq_job *job = plan_kit_job(manifest, NULL);
     bool opened = false;
     capture_begin();
     for (uint64_t n = 1; !opened && n < 500; n++) {
@@ -895,5 +847,5 @@ int main(void)
         cmocka_unit_test(test_disk_fits_counts_caches_of_this_machine),
         cmocka_unit_test(test_open_survives_failing_allocations),
     };
-    return cmocka_run_group_tests(tests, setup, teardown);
+    return cmocka_run_group_tests(tests, plan_kit_setup, plan_kit_teardown);
 }

@@ -12,59 +12,12 @@
 
 #include <cmocka.h>
 
-#include "plan.h"
+#include "plan_kit.h"
 
-static char folder[] = "/tmp/aq-tied-plan-XXXXXX";
 static const char manifest[] = "model: {blocks: 6, channels: 64, heads: 4, context: 32, tied: untied}\n"
                                "data: {train: text.txt}\n"
                                "train: {T: 32, batch: 8, micro_batch: 2}\n"
                                "pipeline: {stages: 4}\n";
-
-static int setup(void **state)
-{
-    (void)state;
-    char path[128];
-    if (!mkdtemp(folder)) return -1;
-    snprintf(path, sizeof path, "%s/text.txt", folder);
-    FILE *file = fopen(path, "w");
-    if (!file) return -1;
-    for (int i = 0; i < 2000; i++)
-        fputc("the quick brown fox\n"[i % 20], file);
-    return fclose(file);
-}
-
-static int teardown(void **state)
-{
-    (void)state;
-    char path[128];
-    snprintf(path, sizeof path, "%s/text.txt", folder);
-    unlink(path);
-    return rmdir(folder);
-}
-
-static struct aq_job *job_of(const char *const *sets)
-{
-    struct aq_job *job = NULL;
-    uint32_t count = 0;
-    while (sets && sets[count])
-        count++;
-    assert_int_equal(aq_job_parse(manifest, sizeof manifest - 1, "job.yaml", folder, sets, count, &job), AQ_OK);
-    return job;
-}
-
-static struct aq_plan *plan_of(const char *const *sets, struct aq_job **job)
-{
-    struct aq_plan *plan = NULL;
-    *job = job_of(sets);
-    assert_int_equal(aq_plan_open(*job, &plan), AQ_OK);
-    return plan;
-}
-
-static void done(struct aq_plan *plan, struct aq_job *job)
-{
-    aq_plan_close(plan);
-    aq_job_close(job);
-}
 
 /* A tied table counts once, its bytes by hand: V x C values both ways, or 4 bits and a scale for 512, and rows back. */
 static void test_plan_tells_what_a_tied_table_costs(void **state)
@@ -73,8 +26,8 @@ static void test_plan_tells_what_a_tied_table_costs(void **state)
     const uint64_t V = 256, C = 64, rows = 8 * 32, header = 128;
     struct aq_job *job, *untied_job, *small_job;
     (void)state;
-    struct aq_plan *plan = plan_of(exact, &job), *untied = plan_of(NULL, &untied_job);
-    struct aq_plan *compressed = plan_of(small, &small_job);
+    struct aq_plan *plan = plan_kit_plan(manifest, exact, &job), *untied = plan_kit_plan(manifest, NULL, &untied_job);
+    struct aq_plan *compressed = plan_kit_plan(manifest, small, &small_job);
     struct aq_plan_tied traffic;
     assert_true(aq_plan_ties(plan) && aq_plan_ties(compressed) && !aq_plan_ties(untied) && aq_plan_could_tie(untied));
     assert_int_equal(aq_plan_tied_rows(plan), rows);
@@ -91,9 +44,9 @@ static void test_plan_tells_what_a_tied_table_costs(void **state)
     assert_true(traffic.up_words == 0 && traffic.down_words == 0);
     assert_true(aq_plan_tied_sent(plan, 1) > 2 * (V * C * 4 + header) && aq_plan_tied_sent(untied, 1) == 0);
     assert_int_equal(2 * aq_plan_tied_sent(plan, 0), aq_plan_tied_sent(plan, 1));
-    done(plan, job);
-    done(untied, untied_job);
-    done(compressed, small_job);
+    plan_kit_done(plan, job);
+    plan_kit_done(untied, untied_job);
+    plan_kit_done(compressed, small_job);
 }
 
 /* One line, with place, key, cause and remedy; exact goes with all of them. */
@@ -109,7 +62,7 @@ static void test_plan_refuses_what_both_ends_would_not_do_alike(void **state)
     (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         const char *sets[] = {cases[i].sets[0], cases[i].sets[1], "model.tied=compressed", NULL};
-        struct aq_job *job = job_of(sets);
+        struct aq_job *job = plan_kit_job(manifest, sets);
         struct aq_plan *plan = NULL;
         assert_int_equal(aq_plan_open(job, &plan), AQ_INVAL);
         for (int s = 0; s < 2; s++)
@@ -117,8 +70,8 @@ static void test_plan_refuses_what_both_ends_would_not_do_alike(void **state)
         aq_error_clear();
         aq_job_close(job);
         sets[2] = "model.tied=exact";
-        plan = plan_of(sets, &job);
-        done(plan, job);
+        plan = plan_kit_plan(manifest, sets, &job);
+        plan_kit_done(plan, job);
     }
 }
 
@@ -136,11 +89,11 @@ static void test_plan_reads_older_words_and_ties_what_trains(void **state)
     (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct aq_job *job;
-        struct aq_plan *plan = plan_of(cases[i].sets, &job);
+        struct aq_plan *plan = plan_kit_plan(manifest, cases[i].sets, &job);
         assert_int_equal(aq_plan_ties(plan), cases[i].ties);
         for (uint32_t e = 0; e + 1 < plan->stage_count; e++)
             assert_int_equal(plan->edges[e].shape.tied > 0, cases[i].ties);
-        done(plan, job);
+        plan_kit_done(plan, job);
     }
 }
 
@@ -150,7 +103,7 @@ static double step_of(const char *tied, double latency_s, double mbps)
     struct aq_plan_prediction prediction;
     struct aq_plan_costs costs = {.origin = "test", .cores = 16, .rate_mbps = mbps};
     struct aq_job *job;
-    struct aq_plan *plan = plan_of(sets, &job);
+    struct aq_plan *plan = plan_kit_plan(manifest, sets, &job);
     for (uint32_t s = 0; s < plan->stage_count; s++) {
         costs.threads[s] = 1;
         costs.forward_s[s] = 0.01;
@@ -159,7 +112,7 @@ static double step_of(const char *tied, double latency_s, double mbps)
         costs.latency_s[s] = latency_s;
     }
     assert_int_equal(aq_plan_predict(plan, &costs, &prediction), AQ_OK);
-    done(plan, job);
+    plan_kit_done(plan, job);
     return prediction.step_s;
 }
 
@@ -189,5 +142,5 @@ int main(void)
         cmocka_unit_test(test_plan_refuses_what_both_ends_would_not_do_alike),
         cmocka_unit_test(test_plan_reads_older_words_and_ties_what_trains),
     };
-    return cmocka_run_group_tests(tests, setup, teardown);
+    return cmocka_run_group_tests(tests, plan_kit_setup, plan_kit_teardown);
 }
