@@ -79,7 +79,7 @@ struct cuda_device {
     uint32_t arena_pieces;
     uint64_t held; /* by cudaMalloc: the arena, and what is not cut from it */
     struct cuda_matmul *matmul;
-    uint64_t conv_bytes; /* rows of a convolution's piece: CUDA_PART_BYTES; tests lower it */
+    uint64_t conv_bytes;      /* rows of a convolution's piece: CUDA_PART_BYTES; tests lower it */
     struct cuda_cudnn *cudnn; /* NULL: attention is the house's own */
     char name[128];
 };
@@ -89,8 +89,17 @@ static inline struct cuda_device *cuda_device_of(struct aq_device *device)
     return (struct cuda_device *)device;
 }
 
+/*
+ * Makes the device the calling thread's current one. Kernels, events and memory belong to the GPU that is current, and a
+ * thread may have several devices, or one that another thread opened. Costs nothing where it is current already: the
+ * thread remembers what it chose last, for nothing else in a process that has this backend chooses.
+ */
+cudaError_t cuda_use(const struct cuda_device *cuda);
+
+/* The stream that is meant; its GPU is the thread's from here on. An error of cuda_use shows in what is enqueued next. */
 static inline struct aq_stream *cuda_stream_of(struct cuda_device *cuda, struct aq_stream *stream)
 {
+    (void)cuda_use(cuda);
     return stream ? stream : cuda->own;
 }
 

@@ -35,6 +35,16 @@ struct aq_event {
 
 extern const struct aq_device_ops aq_device_cuda;
 
+static _Thread_local int current = -1;
+
+cudaError_t cuda_use(const struct cuda_device *cuda)
+{
+    if (current == cuda->probe.index) return cudaSuccess;
+    const cudaError_t error = cudaSetDevice(cuda->probe.index);
+    current = error == cudaSuccess ? cuda->probe.index : -1;
+    return error;
+}
+
 enum aq_status cuda_check(const struct cuda_device *cuda, const struct aq_stream *stream, const char *what)
 {
     if (!cuda->check) return AQ_OK;
@@ -62,7 +72,7 @@ static enum aq_status cuda_memory(struct aq_device *device, struct aq_device_mem
 {
     struct cuda_device *cuda = cuda_device_of(device);
     size_t free = 0, all = 0;
-    AQ_CUDA(cudaSetDevice(cuda->probe.index));
+    AQ_CUDA(cuda_use(cuda));
     AQ_CUDA(cudaMemGetInfo(&free, &all));
     aq_mutex_lock(cuda->lock);
     *out = (struct aq_device_memory){.all = all, .free = free, .held = cuda->held};
@@ -91,7 +101,7 @@ static enum aq_status cuda_reserve(struct aq_device *device, uint64_t bytes, con
     void *memory = NULL;
     AQ_ASSERT(!cuda->arena);
     bytes += bytes / 256 + 64 * CUDA_GRAIN; /* the pieces' ends: some dozens */
-    AQ_CUDA(cudaSetDevice(cuda->probe.index));
+    AQ_CUDA(cuda_use(cuda));
     if (cudaMalloc(&memory, bytes) != cudaSuccess) return no_memory(cuda, bytes, what);
     hold(cuda, bytes, true);
     cuda->arena = memory;
@@ -163,7 +173,7 @@ static enum aq_status cuda_alloc(struct aq_device *device, enum aq_memory_kind k
     struct cuda_device *cuda = cuda_device_of(device);
     void *memory = NULL;
     const uint64_t whole = cuda_bytes_of(kind, bytes);
-    AQ_CUDA(cudaSetDevice(cuda->probe.index));
+    AQ_CUDA(cuda_use(cuda));
     if (kind == AQ_MEMORY_PINNED) return pinned_alloc(whole, out);
     if (kind == AQ_MEMORY_DEVICE) memory = arena_cut(cuda, whole);
     if (!memory) {
@@ -242,7 +252,7 @@ static enum aq_status cuda_stream_open(struct aq_device *device, bool light, str
     struct aq_stream *stream = memory;
     stream->device = cuda;
     if (!cuda->own) cuda->own = stream; /* the first: memory is cleared on it */
-    cudaError_t error = cudaSetDevice(cuda->probe.index);
+    cudaError_t error = cuda_use(cuda);
     if (error == cudaSuccess) error = cudaStreamCreateWithFlags(&stream->at, cudaStreamNonBlocking);
     enum aq_status status = error == cudaSuccess ? AQ_OK : cuda_failed(error, "cudaStreamCreate", __FILE__, __LINE__);
     if (status == AQ_OK && !light) status = stream_fill(device, stream);
@@ -271,8 +281,9 @@ static enum aq_status cuda_event_open(struct aq_device *device, bool timed, stru
     void *memory = NULL;
     AQ_TRY(aq_alloc(sizeof(struct aq_event), &memory));
     struct aq_event *event = memory;
-    (void)device;
-    const cudaError_t error = cudaEventCreateWithFlags(&event->at, timed ? cudaEventDefault : cudaEventDisableTiming);
+    cudaError_t error = cuda_use(cuda_device_of(device));
+    if (error == cudaSuccess)
+        error = cudaEventCreateWithFlags(&event->at, timed ? cudaEventDefault : cudaEventDisableTiming);
     if (error != cudaSuccess) {
         aq_free(event);
         return cuda_failed(error, "cudaEventCreateWithFlags", __FILE__, __LINE__);
@@ -360,7 +371,8 @@ static void cuda_close(struct aq_device *device)
 /* The context is made here: what a probe cannot see (exclusive mode) shows now. */
 static enum aq_status context_open(struct cuda_device *cuda)
 {
-    const cudaError_t error = cudaSetDevice(cuda->probe.index);
+    current = -1; /* asked anew: who had the device before may have closed it, and its memory may be gone since */
+    const cudaError_t error = cuda_use(cuda);
     if (error == cudaSuccess) return AQ_OK;
     if (error == cudaErrorMemoryAllocation)
         return aq_fail(AQ_NOMEM, "device",
