@@ -253,6 +253,8 @@ struct aq_job_split {
     const char *server;
     uint32_t rounds, epochs;
     uint64_t wait_ns;
+    uint64_t samples_max; /* of one client                                                                  */
+    float share_max;      /* global: of all samples, those of one of several clients                        */
     enum aq_split_mode mode;
     enum aq_split_statistics statistics;
     enum aq_split_labels labels;

@@ -44,7 +44,7 @@ enum aq_status aq_plan_fits(const struct aq_plan *plan, uint64_t memory_bytes)
         const uint32_t s = r % plan->stage_count;
         const struct aq_plan_stage *stage = &plan->stages[s];
         const struct aq_job_stage *place = &plan->job->pipeline.stages[r];
-        if (place->host) continue;
+        if (place->host || aq_job_at_client(plan->job, r)) continue;
         /* What is on a GPU is weighed when the stage opens it: the launcher may sit elsewhere. */
         const bool gpu = aq_device_gpu_here(place->device, place->device_index);
         sum += stage->memory_bytes - (gpu ? stage->device_bytes : 0);

@@ -7,7 +7,9 @@
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/random.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -17,8 +19,10 @@
 
 #include "control.h"
 #include "control_socket.h"
+#include "net/endpoint.h"
 #include "net/tls.h"
 #include "run_folder.h"
+#include "runtime_text.h"
 #include "split_gate.h"
 #include "split_job.h"
 #include "split_key.h"
@@ -36,7 +40,8 @@ enum {
     DAEMON_END_S = 10,
     LINES = 256,
     FOLDERS_MAX = 24,
-    WORDS_MAX = 8 + 2 * FOLDERS_MAX
+    WORDS_MAX = 8 + 2 * FOLDERS_MAX,
+    INSTANCE_BYTES = 17
 };
 
 struct client {
@@ -56,9 +61,11 @@ struct client {
     uint64_t told;                      /* its number, which its server wants back; 0: it has none */
     uint32_t awaited;                   /* files that are on their way here              */
     struct aq_split_in in;
+    uint64_t in_at, in_of; /* of the file on its way here: bytes that have come, and all */
     struct aq_split_out out;
     uint32_t outs;
     bool sends;
+    uint64_t instance;   /* a random number of output.path: two machines with one bundle have two */
     uint32_t labels_due; /* files of labels that the server wants yet */
     uint64_t joined_ns;  /* when it was with the server at last, or began to look for it */
     bool stopping, over;
@@ -181,6 +188,7 @@ static void no_turn(struct client *client)
     aq_split_in_close(&client->in);
     aq_split_out_close(&client->out);
     client->awaited = client->outs = 0;
+    client->in_at = 0;
     client->sends = false;
     client->until = 0;
 }
@@ -223,11 +231,22 @@ static enum aq_status on_ends(struct client *client, const json_t *line)
     AQ_TRY(aq_control_get_u64(line, "offset", &offset));
     AQ_TRY(aq_control_get_u64(line, "of", &of));
     AQ_TRY(aq_control_get_text(line, "data", &data));
+    const uint64_t most = aq_split_part_bytes_max(client->job.plan, aq_split_rank(client->gate.ends - client->awaited));
+    if (of == 0 || of > most || offset != client->in_at || (offset > 0 && of != client->in_of) || offset >= of)
+        return aq_fail(AQ_PROTO, AREA,
+                       "the server sends byte %" PRIu64 " of %" PRIu64 " of weights where byte %" PRIu64 " is due: by "
+                       "the plan they are at most %" PRIu64,
+                       offset, of, client->in_at, most);
     snprintf(name, sizeof name, "stage-%u.safetensors", aq_split_rank(client->gate.ends - client->awaited));
     AQ_TRY(aq_run_path(client->begin, name, path));
     if (!client->in.buffer) AQ_TRY(aq_split_in_open(&client->in));
     AQ_TRY(aq_split_in_piece(&client->in, path, offset, data, &bytes));
-    if (offset + bytes < of) return AQ_OK;
+    if (bytes > of - offset)
+        return aq_fail(AQ_PROTO, AREA, "the server sends more of a file of weights than its %" PRIu64 " bytes", of);
+    client->in_at = offset + bytes;
+    client->in_of = of;
+    if (client->in_at < of) return AQ_OK;
+    client->in_at = 0;
     AQ_TRY(aq_split_in_done(&client->in, path));
     return --client->awaited > 0 ? AQ_OK : ready(client);
 }
@@ -249,6 +268,17 @@ static enum aq_status on_over(struct client *client, const json_t *line)
     client->outs = 0;
     client->sends = true;
     return AQ_OK;
+}
+
+/* Whom its stages may connect to, by its own manifest. A link.host of this machine alone (the default) is nobody. */
+static void gate_hosts(struct aq_split_gate *gate, const struct aq_job *job)
+{
+    struct aq_endpoint host;
+    const char *why;
+    const bool outside = aq_endpoint_parse_host(job->link.host, &host, &why) == AQ_OK && !aq_endpoint_loopback(&host);
+    gate->hosts[0] = job->split.server;
+    gate->hosts[1] = job->pipeline.stages[AQ_SPLIT_SERVERS].address;
+    gate->hosts[2] = outside ? job->link.host : NULL;
 }
 
 /* Its job, and what of it the gate lets pass. */
@@ -276,6 +306,7 @@ static enum aq_status job_open(struct client *client, uint64_t all_samples, uint
     if (all_samples == 0) client->join_hash = aq_plan_hash(made.plan);
     client->job = made;
     client->manifest = manifest;
+    gate_hosts(&client->gate, made.job);
     client->gate.manifest = manifest;
     client->gate.plan_hash = aq_plan_hash(made.plan);
     return AQ_OK;
@@ -290,7 +321,9 @@ static enum aq_status on_together(struct client *client, const json_t *line)
     AQ_TRY(aq_control_get_u64(line, "first", &first));
     if (!aq_job_global(client->job.job) || client->daemon || client->until)
         return aq_fail(AQ_PROTO, AREA, "the server says of all clients what is not due");
-    if (samples > UINT32_MAX || first >= samples || facts->train_samples > samples - first)
+    const uint64_t others = client->job.job->split.samples_max * (AQ_JOB_CLIENTS_MAX - 1);
+    if (samples > UINT32_MAX || samples > facts->train_samples + others || first >= samples ||
+        facts->train_samples > samples - first)
         return aq_fail(AQ_PROTO, AREA,
                        "the server says that all clients have %" PRIu64 " samples, %" PRIu64
                        " of them before this one's %" PRIu64 ": they are none, or more than can be put in order",
@@ -408,13 +441,13 @@ static enum aq_status say_join(struct client *client)
     const struct aq_job_facts *facts = &client->job.plan->facts;
     return aq_control_send(
         client->server,
-        json_pack("{s:s, s:i, s:s, s:s, s:o, s:I, s:I, s:I, s:I, s:o, s:o, s:o}", "op", "join", "protocol",
+        json_pack("{s:s, s:i, s:s, s:s, s:o, s:o, s:I, s:I, s:I, s:I, s:o, s:o, s:o}", "op", "join", "protocol",
                   AQ_SPLIT_PROTOCOL, "version", AQ_VERSION, "id", client->config->id, "plan_hash",
-                  aq_control_hex(client->join_hash), "train_samples", (json_int_t)facts->train_samples,
-                  "heldout_samples", (json_int_t)facts->heldout_samples, "vocabulary", (json_int_t)facts->vocabulary,
-                  "labels", (json_int_t)facts->labels, "train_digest", aq_control_hex(facts->train_digest),
-                  "heldout_digest", aq_control_hex(facts->heldout_digest), "weights_digest",
-                  aq_control_hex(facts->weights_digest)));
+                  aq_control_hex(client->join_hash), "instance", aq_control_hex(client->instance), "train_samples",
+                  (json_int_t)facts->train_samples, "heldout_samples", (json_int_t)facts->heldout_samples, "vocabulary",
+                  (json_int_t)facts->vocabulary, "labels", (json_int_t)facts->labels, "train_digest",
+                  aq_control_hex(facts->train_digest), "heldout_digest", aq_control_hex(facts->heldout_digest),
+                  "weights_digest", aq_control_hex(facts->weights_digest)));
 }
 
 /* Which keys differ: from the manifest that the server planned for this client. Tells the server, too. */
@@ -632,6 +665,27 @@ static enum aq_status key_open(struct client *client)
     return AQ_OK;
 }
 
+/* A number of this folder, made once: the server tells a client that comes again from a second machine by it. */
+static enum aq_status instance_open(struct client *client)
+{
+    char path[AQ_RUN_PATH_BYTES], text[40], *known;
+    size_t count;
+    AQ_TRY(aq_run_path(client->job.job->output.path, "instance", path));
+    const enum aq_status status = aq_file_load(NULL, path, INSTANCE_BYTES, &known, &count);
+    if (status == AQ_OK) {
+        const bool good = count == INSTANCE_BYTES && known[16] == '\n' && (known[16] = 0, aq_is_hex(known, 16));
+        if (good) client->instance = strtoull(known, NULL, 16);
+        aq_free(known);
+        return good ? AQ_OK : aq_fail(AQ_CORRUPT, AREA, "%s is damaged: remove it", path);
+    }
+    if (status != AQ_NOTFOUND) return status;
+    if (getrandom(&client->instance, sizeof client->instance, 0) != (ssize_t)sizeof client->instance)
+        return aq_fail_errno(AREA, "getrandom");
+    client->instance |= 1; /* 0 is none */
+    const int bytes = snprintf(text, sizeof text, "%016" PRIx64 "\n", client->instance);
+    return aq_file_replace(NULL, path, 0600, text, (size_t)bytes);
+}
+
 static enum aq_status open_all(struct client *client)
 {
     const struct aq_split_client_config *config = client->config;
@@ -641,19 +695,18 @@ static enum aq_status open_all(struct client *client)
     AQ_TRY(aq_run_make_folder(job->output.path));
     AQ_TRY(aq_run_lock(job->output.path, &client->lock));
     AQ_TRY(key_open(client));
+    AQ_TRY(instance_open(client));
     AQ_TRY(aq_run_path(job->output.path, "run", client->run));
     AQ_TRY(aq_run_make_folder(client->run));
     AQ_TRY(aq_run_path(client->run, "checkpoint", client->checkpoint));
     AQ_TRY(aq_run_path(client->run, "cache", client->cache));
     AQ_TRY(aq_run_path(job->output.path, "begin", client->begin));
     AQ_TRY(aq_run_make_folder(client->begin));
-    client->gate = (struct aq_split_gate){.run = client->run,
-                                          .checkpoint = client->checkpoint,
-                                          .cache = client->cache,
-                                          .manifest = client->manifest,
-                                          .seal = client->seal[0] ? client->seal : NULL,
-                                          .ends = client->job.plan->stage_count - 1,
-                                          .plan_hash = aq_plan_hash(client->job.plan)};
+    client->gate.run = client->run; /* the rest is job_open's */
+    client->gate.checkpoint = client->checkpoint;
+    client->gate.cache = client->cache;
+    client->gate.seal = client->seal[0] ? client->seal : NULL;
+    client->gate.ends = client->job.plan->stage_count - 1;
     return AQ_OK;
 }
 

@@ -18,6 +18,7 @@ struct aq_split_gate {
     const char *manifest;                 /* its own, as it planned it                       */
     const char *begin;                    /* the folder of the weights that this turn begins with; NULL: none */
     const char *seal;                     /* the key of the server's cache, for the first stage; NULL: none   */
+    const char *hosts[3];                 /* that its stages may connect to: of its own manifest; NULL: none  */
     uint32_t ends;                        /* stages that it has                              */
     uint64_t plan_hash;                   /* of it                                           */
 };

@@ -6,8 +6,13 @@
  * client's behind the other's in order of their names: once split.clients of them are here, who they are is settled for
  * the whole job, and each is told how many samples there are in all, and how many lie before its own. Both ends plan
  * again with that.
+ *
+ * What a client says of its data counts while it is connected. The sizes of the network (tokens or classes, labels) are
+ * the manifest's; where data decide them, the job has those on which split.clients connected clients agree, or those
+ * that the server's owner gives (facts.vocabulary, facts.labels).
  */
 #include <inttypes.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "split_private.h"
@@ -41,16 +46,13 @@ void join_take(struct site *site, const struct aq_split_join *join, struct aq_sp
     site->samples = join->facts.train_samples;
 }
 
-bool join_other_network(const struct server *server, const struct site *site, const struct aq_plan *plan)
+bool join_other_network(const struct server *server, const struct aq_split_join *join, const struct aq_plan *plan)
 {
-    uint32_t vocabulary = server->vocabulary, labels = server->labels;
-    for (uint32_t i = 0; i < server->site_count && !vocabulary && !labels; i++) { /* who is here before round 1 */
-        const struct site *other = &server->sites[i];
-        if (other == site || !other->job.plan) continue;
-        vocabulary = other->job.plan->model.vocabulary;
-        labels = other->job.plan->model.labels;
-    }
-    return (vocabulary || labels) && (plan->model.vocabulary != vocabulary || plan->model.labels != labels);
+    const struct aq_job_facts *given = &server->job->facts; /* by the server's owner: --set facts.vocabulary=.. */
+    if (given->vocabulary && join->facts.vocabulary != given->vocabulary) return true;
+    if (given->labels && join->facts.labels != given->labels) return true;
+    return (server->vocabulary || server->labels) &&
+           (plan->model.vocabulary != server->vocabulary || plan->model.labels != server->labels);
 }
 
 bool join_too_many(const struct server *server, const struct site *site, const struct aq_split_join *join)
@@ -58,8 +60,129 @@ bool join_too_many(const struct server *server, const struct site *site, const s
     uint64_t all = join->facts.train_samples;
     if (server->job->split.mode != AQ_SPLIT_GLOBAL || server->all_samples > 0) return false;
     for (uint32_t i = 0; i < server->site_count; i++)
-        if (&server->sites[i] != site) all += server->sites[i].samples;
+        if (&server->sites[i] != site && server->sites[i].control) all += server->sites[i].samples;
     return all > UINT32_MAX;
+}
+
+/* ---- agreeing ---- */
+
+static bool one_network(const struct site *a, const struct site *b)
+{
+    return a->job.plan && b->job.plan && a->job.plan->model.vocabulary == b->job.plan->model.vocabulary &&
+           a->job.plan->model.labels == b->job.plan->model.labels;
+}
+
+/* Those who are here, with the network of this one. */
+static uint32_t agree_with(const struct server *server, const struct site *site)
+{
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < server->site_count; i++)
+        count += server->sites[i].control && one_network(&server->sites[i], site);
+    return count;
+}
+
+/* The first in order of names with whom enough agree; NULL: nobody. */
+static struct site *agreed_with(const struct server *server)
+{
+    for (struct site *site = state_after(server, NULL); site; site = state_after(server, site))
+        if (site->control && agree_with(server, site) >= server->job->split.clients) return site;
+    return NULL;
+}
+
+/* Enough are here, and not of one network: what each has, and who can decide. Once for each change. */
+static void say_disagree(struct server *server)
+{
+    uint32_t here = 0;
+    for (uint32_t i = 0; i < server->site_count; i++)
+        here += server->sites[i].control != NULL;
+    const bool disagree = here >= server->job->split.clients;
+    if (disagree && !server->disagree) {
+        server_say(server,
+                   "%u clients are here, and their data make different networks: the first round begins when %u of "
+                   "one network are here. To decide which, start the server again with --set facts.vocabulary=N --set "
+                   "facts.labels=N",
+                   here, server->job->split.clients);
+        for (struct site *site = state_after(server, NULL); site; site = state_after(server, site))
+            if (site->control)
+                server_say(server, "%s has %u tokens or classes and %u labels", site->name, site->join.facts.vocabulary,
+                           site->join.facts.labels);
+    }
+    server->disagree = disagree;
+}
+
+static void drop(struct server *server, struct site *site, const char *text)
+{
+    if (site->control) {
+        server_say(server, "%s (%s) is refused: it %s", site->name, site->peer, text);
+        turn_refuse(server, site, text);
+    }
+    state_forget(server, site);
+}
+
+/* Who differs from this one; with global sampling who has left, too: his samples are in no batch. Its new place. */
+static struct site *drop_others(struct server *server, const struct site *agreed)
+{
+    char name[sizeof agreed->name], text[AQ_SPLIT_TEXT_BYTES];
+    const uint32_t vocabulary = agreed->job.plan->model.vocabulary, labels = agreed->job.plan->model.labels;
+    const bool global = server->job->split.mode == AQ_SPLIT_GLOBAL;
+    memcpy(name, agreed->name, sizeof name);
+    for (uint32_t i = 0; i < server->site_count;) {
+        struct site *site = &server->sites[i];
+        const struct aq_plan *plan = site->job.plan;
+        const bool other = plan && (plan->model.vocabulary != vocabulary || plan->model.labels != labels);
+        if (!other && !(global && !site->control)) {
+            i++;
+            continue;
+        }
+        snprintf(text, sizeof text,
+                 "has data of another network (%u tokens or classes, %u labels) than the %u clients that the job "
+                 "begins with (%u, %u)",
+                 plan ? plan->model.vocabulary : 0, plan ? plan->model.labels : 0, server->job->split.clients,
+                 vocabulary, labels);
+        drop(server, site, text);
+    }
+    return state_site(server, name);
+}
+
+/* Global sampling: a claim decides how many steps an epoch has, so no one of several may be nearly all of it. */
+static bool drop_claims(struct server *server)
+{
+    bool any = false;
+    for (;;) {
+        struct site *most = NULL;
+        uint64_t all = 0;
+        for (uint32_t i = 0; i < server->site_count; i++) {
+            all += server->sites[i].samples;
+            if (!most || server->sites[i].samples > most->samples) most = &server->sites[i];
+        }
+        if (server->site_count < 2 || (double)most->samples <= (double)server->job->split.share_max * (double)all)
+            return any;
+        char text[AQ_SPLIT_TEXT_BYTES];
+        snprintf(text, sizeof text,
+                 "has %" PRIu64 " of the %" PRIu64
+                 " samples of all clients, more than split.share_max: %.2f; if that is "
+                 "right, give the job a larger split.share_max",
+                 most->samples, all, (double)server->job->split.share_max);
+        drop(server, most, text);
+        any = true;
+    }
+}
+
+bool join_agreed(struct server *server)
+{
+    for (;;) {
+        const struct site *agreed = agreed_with(server);
+        if (!agreed) {
+            say_disagree(server);
+            return false;
+        }
+        if (server->job->split.mode != AQ_SPLIT_GLOBAL || server->all_samples > 0) {
+            (void)drop_others(server, agreed);
+            return true;
+        }
+        (void)drop_others(server, agreed);
+        if (!drop_claims(server)) return true;
+    }
 }
 
 void join_tell(struct server *server, struct site *site)

@@ -73,3 +73,10 @@ enum aq_status aq_split_part_without_statistics(const struct aq_plan *plan, uint
     aq_split_part_close(&part);
     return status;
 }
+
+uint64_t aq_split_part_bytes_max(const struct aq_plan *plan, uint32_t rank)
+{
+    const struct aq_plan_stage *stage = &plan->stages[rank];
+    const uint64_t copies = 5 + 2 * (uint64_t)plan->job->train.staleness;
+    return copies * 4 * (stage->size.parameters + stage->size.buffers) + (4 << 20);
+}

@@ -30,4 +30,10 @@ void aq_split_part_close(struct aq_split_part *part);
 enum aq_status aq_split_part_without_statistics(const struct aq_plan *plan, uint32_t rank, const char *from,
                                                 const char *to);
 
+/*
+ * Bytes that the file of a stage may have: its weights, as many again four times over for an optimizer, twice more for
+ * other versions of them (train.staleness), and its head.
+ */
+uint64_t aq_split_part_bytes_max(const struct aq_plan *plan, uint32_t rank);
+
 #endif

@@ -56,13 +56,13 @@ struct site {
     uint32_t outs;           /* ends that are on their way or there             */
     bool sends;              /* there are more                                  */
     struct aq_split_in in;
-    pid_t pid;                     /* of the turn's launcher; 0: none                 */
-    struct aq_control *launch;     /* its channel; NULL: none                         */
-    uint32_t tries;                /* that failed, or that its client left, since its last checkpoint */
-    uint64_t tried_mark;           /* which was at this step                          */
-    bool late;                     /* it is waited for, or was, in this round          */
-    uint32_t ahead_round;          /* the last one in which it was told ahead of its turn */
-    char why[AQ_SPLIT_TEXT_BYTES]; /* its turn's last failure                          */
+    pid_t pid;                            /* of the turn's launcher; 0: none                 */
+    struct aq_control *launch;            /* its channel; NULL: none                         */
+    uint32_t tries;                       /* that failed, or that its client left, since its last checkpoint */
+    uint64_t tried_mark;                  /* which was at this step                          */
+    bool late;                            /* it is waited for, or was, in this round          */
+    uint32_t ahead_round;                 /* the last one in which it was told ahead of its turn */
+    char why[AQ_SPLIT_TEXT_BYTES];        /* its turn's last failure                          */
     char missed_why[AQ_SPLIT_TEXT_BYTES]; /* why it missed its last turn; "": it missed none  */
 };
 
@@ -104,6 +104,9 @@ struct server {
     uint64_t wipe_ns; /* when caches are looked at again */
     enum aq_split_end end;
     struct aq_log_limit strangers; /* what is said of them  */
+    uint64_t refusals_ns;          /* since when lines of refusals are counted             */
+    uint32_t refusals, unsaid;     /* since then; those that were not printed              */
+    bool disagree;                 /* it was said that those who are here do not agree */
 };
 
 /* split_state.c: RUN/split.json, and the folders beside it. */
@@ -114,6 +117,8 @@ enum aq_status state_path(const struct server *server, char out[AQ_RUN_PATH_BYTE
     __attribute__((format(printf, 3, 4)));
 const char *state_mode(const struct server *server);              /* as the manifest calls it */
 struct site *state_site(struct server *server, const char *name); /* known or made; NULL: there is no place */
+/* As if it had never joined; before the first round. Its connection and plan are closed; later sites move down. */
+void state_forget(struct server *server, struct site *site);
 /* The next one behind `before` in order of names (NULL: the first); NULL: that was the last. */
 struct site *state_after(const struct server *server, const struct site *before);
 /* The newest complete checkpoint of its run: 0: none. */
@@ -175,15 +180,17 @@ uint64_t turn_shift(const struct server *server, const struct site *site);
 /*
  * split_join.c. plan: a client's turns, with what it says of its data; together: and with what all clients have. Nobody
  * is another for it. take: they are its turns from now on; takes the job. other_network: its data make a network of
- * other sizes than the job has. too_many: with its samples all have more than can be put in order (global sampling).
- * settle: with global sampling, when all are here: who they are, for the whole job. tell: it is told, where that is
- * settled.
+ * other sizes than the job has, or than the server's owner gave. too_many: with its samples all have more than can be
+ * put in order (global sampling). agreed: split.clients are here whose data make one network, and none of them claims
+ * more than split.share_max; whoever differs is refused then. settle: with global sampling, when they agree: who they
+ * are, for the whole job. tell: it is told, where that is settled.
  */
 enum aq_status join_plan(struct server *server, const struct site *site, const struct aq_split_join *join,
                          bool together, struct aq_split_job *out);
 void join_take(struct site *site, const struct aq_split_join *join, struct aq_split_job *job);
-bool join_other_network(const struct server *server, const struct site *site, const struct aq_plan *plan);
+bool join_other_network(const struct server *server, const struct aq_split_join *join, const struct aq_plan *plan);
 bool join_too_many(const struct server *server, const struct site *site, const struct aq_split_join *join);
+bool join_agreed(struct server *server);
 enum aq_status join_settle(struct server *server);
 void join_tell(struct server *server, struct site *site);
 
@@ -227,6 +234,11 @@ bool ahead_waits(const struct server *server, const struct site *site);
  */
 uint64_t round_turns(const struct server *server);
 const struct site *round_cause(const struct server *server);
+
+/* A reason as a client may hear it: without paths and sizes of the server's machine. */
+void turn_text(const char *why, char out[AQ_SPLIT_TEXT_BYTES]);
+/* Its connection ends with this reason, which it hears. */
+void turn_refuse(struct server *server, struct site *site, const char *text);
 
 /* Say something to the person at the server. */
 #define server_say(server, ...) aq_progress_say((server)->config->progress, __VA_ARGS__)

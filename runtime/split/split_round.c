@@ -231,14 +231,6 @@ static void too_late(struct server *server, struct site *const *due, uint32_t co
 
 /* ---- what is due ---- */
 
-static bool gathered(const struct server *server)
-{
-    uint32_t here = 0;
-    for (uint32_t i = 0; i < server->site_count; i++)
-        here += server->sites[i].control != NULL;
-    return here >= server->job->split.clients;
-}
-
 /* Weights to begin with, for whoever has the first turn. */
 static void weights_first(struct server *server)
 {
@@ -301,8 +293,10 @@ static void rounds_over(struct server *server)
         if (each->turns == 0 && each->missed > 0)
             server_say(server, "%s has trained in none of the rounds; it missed its last turn: %s", each->name,
                        each->missed_why[0] ? each->missed_why : "no reason is known");
+        char text[AQ_SPLIT_TEXT_BYTES];
+        turn_text(each->missed_why, text);
         json_t *line = json_pack("{s:s, s:b, s:I, s:s}", "event", "end", "trained", trained, "turns",
-                                 (json_int_t)each->turns, "text", each->missed_why);
+                                 (json_int_t)each->turns, "text", text);
         if (!turn_tell(server, each, line)) continue;
         (void)aq_control_flush(each->control, aq_clock_after(5 * second_ns));
     }
@@ -313,7 +307,7 @@ void round_advance(struct server *server)
     struct site *due[AQ_JOB_CLIENTS_MAX];
     if (server->over || server->stopping) return;
     if (server->weights == SPLIT_WEIGHTS_NONE) {
-        if (server->round > 0 || gathered(server)) weights_first(server);
+        if (server->round > 0 || join_agreed(server)) weights_first(server);
         return;
     }
     if (server->drawn < server->round) round_draw(server);

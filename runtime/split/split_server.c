@@ -17,12 +17,14 @@
 #include "owned_folder.h"
 #include "split_private.h"
 
-static const uint64_t second_ns = 1000ULL * 1000 * 1000, samples_max = 100 * 1000 * 1000;
+static const uint64_t second_ns = 1000ULL * 1000 * 1000;
 static const char *const AREA = "split";
 enum {
     POLL_MAX = 2 + SPLIT_NEWCOMERS_MAX + 2 * AQ_JOB_CLIENTS_MAX + SPLIT_SUMS_POLLS,
     TICK_MS = 100,
     ACCEPTS = 16,
+    REFUSALS_S = 10,
+    REFUSAL_LINES = 16,
     LINES = 256
 };
 
@@ -109,12 +111,29 @@ static bool other_data(const struct site *site, const struct aq_split_join *join
                               was->heldout_digest != is->heldout_digest);
 }
 
+/* One whose certificate is good may come again and again: a few lines in a while, and a count. */
+static void tell_refusals(struct server *server)
+{
+    if (server->refusals == 0 || aq_clock_ns() < server->refusals_ns + REFUSALS_S * second_ns) return;
+    if (server->unsaid) server_say(server, "%u more refusals were not printed", server->unsaid);
+    server->refusals = server->unsaid = 0;
+}
+
+static bool say_refusal(struct server *server)
+{
+    tell_refusals(server);
+    if (server->refusals++ == 0) server->refusals_ns = aq_clock_ns();
+    if (server->refusals <= REFUSAL_LINES) return true;
+    server->unsaid++;
+    return false;
+}
+
 static void refuse(struct server *server, struct newcomer *newcomer, const char *name, const char *text,
                    const char *manifest)
 {
     char clean[AQ_SPLIT_TEXT_BYTES];
     aq_printable_text(text, clean, sizeof clean);
-    server_say(server, "%s (%s) is refused: it %s", name, newcomer->peer, clean);
+    if (say_refusal(server)) server_say(server, "%s (%s) is refused: it %s", name, newcomer->peer, clean);
     json_t *line = json_pack("{s:s, s:s, s:s*}", "event", "refused", "text", clean, "manifest", manifest);
     (void)aq_control_send(newcomer->control, line);
     (void)aq_control_flush(newcomer->control, aq_clock_after(second_ns));
@@ -129,7 +148,8 @@ static void welcome(struct server *server, struct newcomer *newcomer, struct sit
     memcpy(site->peer, newcomer->peer, sizeof site->peer);
     aq_control_limit(site->control, AQ_CONTROL_LINE_BYTES_MAX);
     aq_control_queue(site->control, SPLIT_QUEUE_BYTES);
-    aq_split_session_init(&site->session, site->name, samples_max, server->job->pipeline.stage_count - 1);
+    aq_split_session_init(&site->session, site->name, server->job->split.samples_max,
+                          server->job->pipeline.stage_count - 1);
     site->offered = false;
     turn_greet(server, site);
     server_say(server, "%s (%s) has joined, with %" PRIu64 " samples", site->name, site->peer,
@@ -139,6 +159,12 @@ static void welcome(struct server *server, struct newcomer *newcomer, struct sit
                                                                            (json_int_t)server->job->split.rounds));
     if (status != AQ_OK) turn_away(server, site, aq_status_text(status));
     if (status == AQ_OK) join_tell(server, site);
+}
+
+/* Two folders with one bundle: the first one that is here has it. Within one folder a new connection replaces the old. */
+static bool other_machine(const struct site *site, const struct aq_split_join *join)
+{
+    return site->control && site->join.instance && join->instance && site->join.instance != join->instance;
 }
 
 /* Why a client cannot be one of this job; "": it can. Nothing of it is taken yet. */
@@ -172,18 +198,26 @@ static bool plans(struct server *server, struct newcomer *newcomer, struct site 
     enum aq_status status = join_plan(server, site, join, false, &job);
     const bool other = status == AQ_OK && aq_plan_hash(job.plan) != join->plan_hash;
     if (other && aq_plan_manifest(job.plan, &manifest) != AQ_OK) manifest = NULL;
-    if (status == AQ_OK && !other && join_other_network(server, site, job.plan))
+    if (status == AQ_OK && !other && join_other_network(server, join, job.plan))
         snprintf(text, sizeof text,
-                 "has data of another network (%u tokens or classes, %u labels) than the other clients: write "
-                 "model.vocabulary and model.labels",
+                 "has data of another network (%u tokens or classes, %u labels) than the job has; whoever runs the "
+                 "server can set facts.vocabulary and facts.labels there before the first round",
                  job.plan->model.vocabulary, job.plan->model.labels);
+    else if (status == AQ_OK && !other && other_machine(site, join))
+        snprintf(text, sizeof text,
+                 "is connected from another machine or folder (%s). Each client needs a bundle of its own (aqpipe keys "
+                 "enroll). If that one is gone, its connection ends within 30 s",
+                 site->peer);
     if (status == AQ_OK && !other && !text[0] && server->all_samples > 0) {
         aq_split_job_close(&job);
         status = join_plan(server, site, join, true, &job);
     }
     aq_error_release(&hold);
     if (other) snprintf(text, sizeof text, "has another plan: model, cut, codec or another key differs");
-    if (status != AQ_OK) snprintf(text, sizeof text, "has what cannot be planned: %.300s", hold.text);
+    if (status != AQ_OK) { /* paths and sizes of this machine are for its owner */
+        if (say_refusal(server)) server_say(server, "%s cannot be planned: %.300s", site->name, hold.text);
+        snprintf(text, sizeof text, "has what this server cannot plan; the server's log has the reason");
+    }
     if (text[0])
         refuse(server, newcomer, site->name, text, manifest);
     else
@@ -204,7 +238,7 @@ static void first_line(struct server *server, struct newcomer *newcomer, const j
         newcomer_close(newcomer);
         return;
     }
-    aq_split_session_init(&session, peer->host, samples_max, AQ_SPLIT_ENDS);
+    aq_split_session_init(&session, peer->host, server->job->split.samples_max, AQ_SPLIT_ENDS);
     if (aq_split_hear(&session, line, &act) != AQ_OK || act != AQ_SPLIT_JOIN) {
         refuse(server, newcomer, peer->host, session.why[0] ? session.why : "leaves before it has joined", NULL);
         return;
@@ -315,6 +349,7 @@ static enum aq_status loop(struct server *server)
         }
         sums_serve(server);
         aq_log_limit_tell(&server->strangers);
+        tell_refusals(server);
         if (server->stopping) {
             server->over = true;
             server->end = AQ_SPLIT_STOPPED;

@@ -70,12 +70,15 @@ static enum aq_status hear_join(struct aq_split_session *s, const json_t *line, 
         return wrong(s, "calls itself '%.63s', and its certificate says %s", id, s->name);
     if (!number(line, "train_samples", s->samples_max, &facts->train_samples) || facts->train_samples == 0 ||
         !number(line, "heldout_samples", s->samples_max, &facts->heldout_samples))
-        return wrong(s, "has no count of samples from 1 to %llu", (unsigned long long)s->samples_max);
+        return wrong(s, "has no count of samples from 1 to %llu (split.samples_max)",
+                     (unsigned long long)s->samples_max);
     if (!number(line, "vocabulary", 1 << 20, &vocabulary) || !number(line, "labels", 1 << 20, &labels))
         return wrong(s, "has no count of tokens or labels up to %d", 1 << 20);
     if (!hex(line, "plan_hash", &join.plan_hash) || !hex(line, "train_digest", &facts->train_digest) ||
         !hex(line, "heldout_digest", &facts->heldout_digest) || !hex(line, "weights_digest", &facts->weights_digest))
         return wrong(s, "has no digest of its plan and data");
+    if (json_object_get(line, "instance") && !hex(line, "instance", &join.instance))
+        return wrong(s, "has an instance that is no number of 16 hexadecimal digits");
     facts->vocabulary = (uint32_t)vocabulary;
     facts->labels = (uint32_t)labels;
     memcpy(join.id, id, strlen(id) + 1);

@@ -58,6 +58,7 @@ enum aq_split_act {
 struct aq_split_join {
     char id[AQ_TLS_HOST_BYTES];
     uint64_t plan_hash;
+    uint64_t instance; /* of the folder that it runs in (output.path); 0: an older client */
     struct aq_job_facts facts;
 };
 

@@ -42,6 +42,22 @@ struct site *state_site(struct server *server, const char *name)
     return site;
 }
 
+void state_forget(struct server *server, struct site *site)
+{
+    aq_control_close(site->control);
+    aq_split_job_close(&site->job);
+    aq_split_out_close(&site->out);
+    aq_split_in_close(&site->in);
+    const uint32_t at = (uint32_t)(site - server->sites);
+    AQ_ASSERT(server->weights == SPLIT_WEIGHTS_NONE && !server->ahead.site && at < server->site_count);
+    server->site_count--;
+    for (uint32_t i = at; i < server->site_count; i++) {
+        server->sites[i] = server->sites[i + 1];
+        server->sites[i].session.name = server->sites[i].name; /* it moved with the site */
+    }
+    server->sites[server->site_count] = (struct site){.deadline_ns = AQ_NEVER, .out.fd = -1, .in.fd = -1};
+}
+
 struct site *state_after(const struct server *server, const struct site *before)
 {
     const struct site *next = NULL;

@@ -19,6 +19,7 @@
 #include <unistd.h>
 
 #include "split_labels.h"
+#include "split_part.h"
 #include "split_private.h"
 
 static const uint64_t second_ns = 1000ULL * 1000 * 1000;
@@ -110,9 +111,27 @@ void server_save(struct server *server)
     if (state_save(server) != AQ_OK) server_fails(server, NULL);
 }
 
+void turn_text(const char *why, char out[AQ_SPLIT_TEXT_BYTES])
+{
+    static const char *const instead = "(a file of the server)";
+    size_t used = 0;
+    if (strncmp(why, "plan: ", 6) == 0) why = "the server cannot plan this turn; its own log has the reason";
+    while (*why) {
+        const size_t word = strcspn(why, " "), blanks = strspn(why + word, " ");
+        const bool path = memchr(why, '/', word) != NULL;
+        const size_t bytes = path ? strlen(instead) : word;
+        if (used + bytes + blanks >= AQ_SPLIT_TEXT_BYTES) break;
+        memcpy(out + used, path ? instead : why, bytes);
+        memcpy(out + used + bytes, why + word, blanks);
+        used += bytes + blanks;
+        why += word + blanks;
+    }
+    out[used] = 0;
+}
+
 void turn_miss(struct server *server, struct site *site, const char *why)
 {
-    char text[AQ_SPLIT_TEXT_BYTES];
+    char text[AQ_SPLIT_TEXT_BYTES], clean[AQ_SPLIT_TEXT_BYTES];
     const bool sends_labels = site->control && site->session.state == AQ_SPLIT_LABELS; /* and goes on with that */
     ahead_ends(server, site);
     server_say(server, "round %u: %s misses its turn: %s", server->round, site->name,
@@ -123,12 +142,13 @@ void turn_miss(struct server *server, struct site *site, const char *why)
     site->round = server->round;
     site->missed++;
     snprintf(site->missed_why, sizeof site->missed_why, "%s", text);
+    turn_text(text, clean);
     site->begin = site->until = 0;
     site->tries = 0;
     site->offered = site->owed = site->late = false;
     site->deadline_ns = sends_labels ? answer_due(server) : AQ_NEVER;
     if (!sends_labels &&
-        turn_tell(server, site, json_pack("{s:s, s:b, s:s}", "event", "over", "done", 0, "text", text)))
+        turn_tell(server, site, json_pack("{s:s, s:b, s:s}", "event", "over", "done", 0, "text", clean)))
         aq_split_session_go(&site->session, AQ_SPLIT_IDLE);
     server_save(server);
 }
@@ -136,7 +156,7 @@ void turn_miss(struct server *server, struct site *site, const char *why)
 /* It fails while its client is there: again from the newest checkpoint. */
 static void again(struct server *server, struct site *site, const char *why)
 {
-    char text[AQ_SPLIT_TEXT_BYTES];
+    char text[AQ_SPLIT_TEXT_BYTES], clean[AQ_SPLIT_TEXT_BYTES];
     ahead_ends(server, site);
     no_files(site);
     turn_halt(site);
@@ -150,7 +170,8 @@ static void again(struct server *server, struct site *site, const char *why)
     server_say(server, "round %u: %s: %s; its turn goes on from its checkpoint", server->round, site->name, text);
     site->offered = false;
     site->deadline_ns = AQ_NEVER;
-    if (turn_tell(server, site, json_pack("{s:s, s:b, s:s}", "event", "over", "done", 0, "text", text)))
+    turn_text(text, clean);
+    if (turn_tell(server, site, json_pack("{s:s, s:b, s:s}", "event", "over", "done", 0, "text", clean)))
         aq_split_session_go(&site->session, AQ_SPLIT_IDLE);
 }
 
@@ -185,17 +206,10 @@ static enum aq_status next_out(struct server *server, struct site *site)
     return aq_split_out_open(&site->out, path, "ends", aq_split_rank(site->outs++));
 }
 
-/*
- * How large a file of a stage may be: its weights, as many again four times over for an optimizer, twice more for
- * other versions of them (train.staleness), and its head.
- */
-static void bounds(const struct server *server, struct site *site)
+static void bounds(struct site *site)
 {
-    for (uint32_t end = 0; end < site->session.ends; end++) {
-        const struct aq_plan_stage *stage = &site->job.plan->stages[aq_split_rank(end)];
-        const uint64_t copies = 5 + 2 * server->job->train.staleness;
-        site->session.bytes_max[end] = copies * 4 * (stage->size.parameters + stage->size.buffers) + (4 << 20);
-    }
+    for (uint32_t end = 0; end < site->session.ends; end++)
+        site->session.bytes_max[end] = aq_split_part_bytes_max(site->job.plan, aq_split_rank(end));
 }
 
 static void close_turn(struct server *server, struct site *site)
@@ -214,7 +228,7 @@ static uint64_t until_of(const struct server *server, const struct site *site, u
 /* Its client is told. */
 static bool tell_turn(struct server *server, struct site *site, uint64_t begin, uint64_t until, bool adopt)
 {
-    bounds(server, site);
+    bounds(site);
     site->outs = 0;
     site->sends = adopt && site->mark < until;
     return turn_tell(server, site,
@@ -492,7 +506,7 @@ void turn_greet(struct server *server, struct site *site)
 }
 
 /* What it sends is refused: said to it, and it is gone. */
-static void refused(struct server *server, struct site *site, const char *text)
+void turn_refuse(struct server *server, struct site *site, const char *text)
 {
     (void)aq_control_send(site->control, json_pack("{s:s, s:s}", "event", "refused", "text", text));
     (void)aq_control_flush(site->control, aq_clock_after(second_ns));
@@ -508,7 +522,7 @@ static void on_labels(struct server *server, struct site *site)
     aq_error_release(&hold);
     const char *text = why[0] ? why : site->session.why[0] ? site->session.why : hold.text;
     if (status == AQ_PROTO)
-        refused(server, site, text);
+        turn_refuse(server, site, text);
     else if (status != AQ_OK)
         server_fails(server, text);
 }
