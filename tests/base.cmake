@@ -1,4 +1,4 @@
-aq_test(test_base LIBS aqsgd LABELS quick)
+aq_test(test_base LIBS aqsgd LABELS quick threads)
 aq_virtual_clock(test_base)
 aq_test(test_file LIBS aqsgd LABELS quick)
 aq_test(test_processor LIBS aqsgd LABELS quick)

@@ -11,7 +11,7 @@ target_include_directories(aq_cuda_on_host PRIVATE ${aqsgd_ROOMS})
 target_link_libraries(aq_cuda_on_host PRIVATE aqsgd aq_flags)
 function(aq_cuda_on_host_test name)
   aq_cuda_test(${name} ${ARGN})
-  target_sources(${name} PRIVATE $<TARGET_OBJECTS:aq_cuda_on_host>)
+  aq_test_objects(${name} aq_cuda_on_host)
   target_link_libraries(${name} PRIVATE aq_stages)
   aq_isolated(${name})
   target_include_directories(${name} PRIVATE cuda_host/runtime ${aqsgd_ROOMS})
@@ -24,74 +24,67 @@ add_library(aq_nccl_on_host OBJECT cuda_host/runtime/nccl_channel_on_host.c cuda
   cuda_host/runtime/nccl_host.c)
 target_include_directories(aq_nccl_on_host PRIVATE cuda_host/runtime ${aq_net_ROOMS})
 target_link_libraries(aq_nccl_on_host PRIVATE aq_net aq_flags)
-aq_cuda_on_host_test(conform_collective_device SOURCES conform/conform_collective_device.c kit/collective_cases.c
-  LABELS conform quick TIMEOUT 900)
-set_tests_properties(conform_collective_device PROPERTIES PROCESSORS 2) # some of its cases wait on the real clock
-target_sources(conform_collective_device PRIVATE $<TARGET_OBJECTS:aq_nccl_on_host>)
+aq_cuda_on_host_test(conform_collective_device LIBS collective_cases LABELS conform quick TIMEOUT 900
+  PROCESSORS 2) # some of its cases wait on the real clock
+aq_test_objects(conform_collective_device aq_nccl_on_host)
 target_include_directories(conform_collective_device PRIVATE ${aq_net_ROOMS})
 target_link_libraries(conform_collective_device PRIVATE aq_net)
 
 # Optimizers over such groups.
-aq_cuda_on_host_test(conform_grad_device LABELS conform quick TIMEOUT 900)
-target_sources(conform_grad_device PRIVATE $<TARGET_OBJECTS:aq_nccl_on_host>)
+aq_cuda_on_host_test(conform_grad_device LABELS computes conform quick TIMEOUT 900)
+aq_test_objects(conform_grad_device aq_nccl_on_host)
 target_link_libraries(conform_grad_device PRIVATE aq_net)
 
 # Two GPUs, and what goes from one to the other.
 aq_cuda_on_host_test(test_pair LABELS quick TIMEOUT 120)
-target_sources(test_pair PRIVATE $<TARGET_OBJECTS:aq_nccl_on_host>)
+aq_test_objects(test_pair aq_nccl_on_host)
 target_link_libraries(test_pair PRIVATE aq_net)
 
 aq_cuda_on_host_test(test_pair_ipc LABELS quick TIMEOUT 120)
-target_sources(test_pair_ipc PRIVATE $<TARGET_OBJECTS:aq_nccl_on_host>)
+aq_test_objects(test_pair_ipc aq_nccl_on_host)
 target_link_libraries(test_pair_ipc PRIVATE aq_net)
 
-aq_cuda_on_host_test(test_cuda_device SOURCES cuda/test_cuda_device.c kit/codec_common.c LABELS quick)
-aq_cuda_on_host_test(test_cuda_codec_device SOURCES cuda/test_cuda_codec_device.c kit/codec_common.c LABELS quick)
+aq_cuda_on_host_test(test_cuda_device LIBS codec_common LABELS quick)
+aq_cuda_on_host_test(test_cuda_codec_device LIBS codec_common LABELS quick)
 # The calls of the test of label gpu, few configurations: test_cuda_codec has them all.
-aq_cuda_on_host_test(test_codec_gpu SOURCES cuda/test_codec_gpu.c kit/codec_common.c LABELS quick ARGS 997 "test_*codec_of_the_table*")
-set_tests_properties(test_codec_gpu PROPERTIES ENVIRONMENT "AQ_GPU=required")
+aq_cuda_on_host_test(test_codec_gpu LIBS codec_common LABELS quick ARGS 997 "test_*codec_of_the_table*" ENVIRONMENT AQ_GPU=required)
 # The conformance of devices, of kind cuda alone: with every ending of a product that cuBLASLt has, and with none.
-aq_cuda_on_host_test(conform_device_cuda LABELS conform TIMEOUT 900)
-set_tests_properties(conform_device_cuda PROPERTIES ENVIRONMENT "AQ_CONFORM=cuda")
+aq_cuda_on_host_test(conform_device_cuda LABELS conform TIMEOUT 900 ENVIRONMENT AQ_CONFORM=cuda)
 target_compile_definitions(conform_device_cuda PRIVATE AQ_CUDA_ON_HOST)
-add_test(NAME conform_device_cuda_plain COMMAND conform_device_cuda test_*matmul*)
-set_tests_properties(conform_device_cuda_plain PROPERTIES SKIP_RETURN_CODE 77 LABELS "conform;quick" TIMEOUT 900
-  ENVIRONMENT "AQ_CONFORM=cuda;CUDA_HOST_WATCH=0;CUBLASLT_HOST_FUSES=0")
+aq_test_again(conform_device_cuda_plain OF conform_device_cuda ARGS test_*matmul* LABELS computes conform quick TIMEOUT 900
+  ENVIRONMENT AQ_CONFORM=cuda CUDA_HOST_WATCH=0 CUBLASLT_HOST_FUSES=0)
 
 # Attention on GPUs other than Hopper, which have no warpgroup products.
-add_test(NAME conform_device_cuda_warps COMMAND conform_device_cuda test_attention_*)
-set_tests_properties(conform_device_cuda_warps PROPERTIES SKIP_RETURN_CODE 77 LABELS "conform;quick" TIMEOUT 900
-  ENVIRONMENT "AQ_CONFORM=cuda;CUDA_HOST_CAPABILITY=80")
+aq_test_again(conform_device_cuda_warps OF conform_device_cuda ARGS test_attention_* LABELS computes conform quick TIMEOUT 900
+  ENVIRONMENT AQ_CONFORM=cuda CUDA_HOST_CAPABILITY=80)
 
 # Its attention by cuDNN, where that can.
-add_test(NAME conform_device_cuda_cudnn COMMAND conform_device_cuda test_attention_*)
-set_tests_properties(conform_device_cuda_cudnn PROPERTIES SKIP_RETURN_CODE 77 LABELS "conform;quick" TIMEOUT 900
-  ENVIRONMENT "AQ_CONFORM=cuda;CUDA_HOST_WATCH=0;AQ_GPU_ATTENTION=cudnn;AQ_LOG=device:0")
+aq_test_again(conform_device_cuda_cudnn OF conform_device_cuda ARGS test_attention_* LABELS computes conform quick TIMEOUT 900
+  ENVIRONMENT AQ_CONFORM=cuda CUDA_HOST_WATCH=0 AQ_GPU_ATTENTION=cudnn AQ_LOG=device:0)
 
 # A whole stage through the backend: matrix products on the host, every kernel emulated.
-aq_cuda_on_host_test(test_device_training_cuda LABELS quick TIMEOUT 900)
-set_tests_properties(test_device_training_cuda PROPERTIES ENVIRONMENT "AQ_DEVICES=cuda")
+aq_cuda_on_host_test(test_device_training_cuda LABELS computes quick TIMEOUT 900 ENVIRONMENT AQ_DEVICES=cuda)
 
 # Both ends of an edge on that backend: kernels, copies and events on three late streams, and NCCL's.
-aq_cuda_on_host_test(test_edge_cuda SOURCES runtime/test_edge.c LABELS quick TIMEOUT 900)
-target_sources(test_edge_cuda PRIVATE $<TARGET_OBJECTS:aq_nccl_on_host>)
+aq_cuda_on_host_test(test_edge_cuda ALONE SOURCES runtime/test_edge.c LABELS quick TIMEOUT 900
+  ENVIRONMENT AQ_DEVICES=cuda AQ_GPU=required CUDA_HOST_GPUS=2)
+aq_test_objects(test_edge_cuda aq_nccl_on_host)
 target_link_libraries(test_edge_cuda PRIVATE aq_runtime)
 target_link_options(test_edge_cuda PRIVATE -Wl,--wrap=aq_codec_decode_batch)
 target_include_directories(test_edge_cuda PRIVATE ${aq_runtime_ROOMS})
-set_tests_properties(test_edge_cuda PROPERTIES ENVIRONMENT "AQ_DEVICES=cuda;AQ_GPU=required;CUDA_HOST_GPUS=2")
 
 # Every codec between two processes, a GPU each; device memory holds anything where zeroes are promised.
-aq_cuda_on_host_test(test_edge_processes_cuda SOURCES runtime/test_edge_processes.c LABELS quick TIMEOUT 300)
-target_sources(test_edge_processes_cuda PRIVATE $<TARGET_OBJECTS:aq_nccl_on_host>)
+aq_cuda_on_host_test(test_edge_processes_cuda SOURCES runtime/test_edge_processes.c LABELS quick TIMEOUT 300
+  ENVIRONMENT AQ_GPU=required CUDA_HOST_GPUS=2 CUDA_HOST_FRESH=poison)
+aq_test_objects(test_edge_processes_cuda aq_nccl_on_host)
 target_link_libraries(test_edge_processes_cuda PRIVATE aq_runtime)
 target_include_directories(test_edge_processes_cuda PRIVATE ${aq_runtime_ROOMS})
-set_tests_properties(test_edge_processes_cuda PROPERTIES ENVIRONMENT "AQ_GPU=required;CUDA_HOST_GPUS=2;CUDA_HOST_FRESH=poison")
 
-aq_cuda_on_host_test(test_neighbour_edge_cuda SOURCES runtime/test_neighbour_edge.c LABELS quick TIMEOUT 900)
-target_sources(test_neighbour_edge_cuda PRIVATE $<TARGET_OBJECTS:aq_nccl_on_host>)
+aq_cuda_on_host_test(test_neighbour_edge_cuda SOURCES runtime/test_neighbour_edge.c LABELS quick TIMEOUT 900
+  ENVIRONMENT AQ_DEVICES=cuda AQ_NEIGHBOUR_SEEDS=6)
+aq_test_objects(test_neighbour_edge_cuda aq_nccl_on_host)
 target_link_libraries(test_neighbour_edge_cuda PRIVATE aq_runtime)
 target_include_directories(test_neighbour_edge_cuda PRIVATE ${aq_runtime_ROOMS})
-set_tests_properties(test_neighbour_edge_cuda PROPERTIES ENVIRONMENT "AQ_DEVICES=cuda;AQ_NEIGHBOUR_SEEDS=6")
 
 # The programs with that backend, for whole jobs: a GPU stage next to a CPU stage, their caches one.
 foreach(program aqpipe aqpiped aqpipe_faulty)

@@ -12,7 +12,7 @@ aq_test(conform_tokenizer LIBS aq_stages data_files LABELS quick conform)
 aq_test(test_tokenizer_published LIBS aq_stages data_files LABELS quick)
 target_include_directories(test_tokenizer PRIVATE ${aq_stages_ROOMS})
 target_include_directories(conform_tokenizer PRIVATE ${aq_stages_ROOMS})
-aq_test(test_augment LIBS aq_stages LABELS quick)
+aq_test(test_augment LIBS aq_stages LABELS computes quick)
 aq_test(test_dataset LIBS aq_stages data_files LABELS quick)
 aq_test(conform_dataset LIBS aq_stages data_files LABELS quick conform)
 aq_test(test_instruct LIBS aq_stages data_files LABELS quick)
@@ -40,7 +40,7 @@ add_test(NAME test_chat_transformers COMMAND ${parity_python} -B ${CMAKE_CURRENT
 set_tests_properties(test_chat_jinja test_chat_transformers PROPERTIES LABELS quick SKIP_RETURN_CODE 77)
 
 # From logits to tokens to text.
-aq_test(test_sampling LIBS aq_stages LABELS quick)
+aq_test(test_sampling LIBS aq_stages LABELS computes quick)
 add_executable(sampling_rows stages/sampling_rows.c)
 target_link_libraries(sampling_rows PRIVATE aq_stages aq_dep::jansson aq_flags)
 add_test(NAME test_sampling_reference COMMAND ${parity_python} -B ${CMAKE_CURRENT_SOURCE_DIR}/test_sampling_reference $<TARGET_FILE:sampling_rows>)

@@ -96,7 +96,7 @@ if(TARGET aqpipe)
   add_test(NAME test_resnet_torch COMMAND ${parity_python} -B ${CMAKE_CURRENT_SOURCE_DIR}/test_resnet_torch $<TARGET_FILE_DIR:aqpipe>)
   set_tests_properties(test_resnet_torch PROPERTIES LABELS "e2e;quick" TIMEOUT 600 PROCESSORS 2 SKIP_RETURN_CODE 77)
   add_test(NAME test_correlation_torch
-    COMMAND ${parity_python} -B ${CMAKE_CURRENT_SOURCE_DIR}/test_correlation_torch $<TARGET_FILE:test_cut_correlation>)
+    COMMAND ${parity_python} -B ${CMAKE_CURRENT_SOURCE_DIR}/test_correlation_torch $<TARGET_FILE:test_runtime> test_cut_correlation)
   set_tests_properties(test_correlation_torch PROPERTIES LABELS "quick" TIMEOUT 600 SKIP_RETURN_CODE 77)
   # Beside transformers, where tools/parity has made its environment.
   add_test(NAME test_generate_transformers COMMAND ${parity_python} -B ${CMAKE_CURRENT_SOURCE_DIR}/test_generate_transformers $<TARGET_FILE_DIR:aqpipe>)

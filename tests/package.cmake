@@ -27,3 +27,4 @@ add_test(NAME test_site COMMAND ${AQ_PYTHON} -B ${CMAKE_CURRENT_SOURCE_DIR}/test
 set_tests_properties(test_site PROPERTIES LABELS quick TIMEOUT 300 SKIP_RETURN_CODE 77)
 add_test(NAME test_json_fields COMMAND ${AQ_PYTHON} -B ${CMAKE_CURRENT_SOURCE_DIR}/test_json_fields $<TARGET_FILE_DIR:aqpipe>)
 set_tests_properties(test_json_fields PROPERTIES LABELS quick TIMEOUT 300 PROCESSORS 2)
+aq_sanitized(test_json_fields)

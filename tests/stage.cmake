@@ -12,9 +12,7 @@ target_include_directories(conform_task PRIVATE ${aq_stages_ROOMS})
 aq_test(test_stage LIBS aq_stages LABELS stage quick)
 # The same promises in the other variants of the CPU's kernels; the line above runs the best one.
 foreach(variant plain base avx2 avx512)
-  add_test(NAME test_stage_${variant} COMMAND test_stage)
-  set_tests_properties(test_stage_${variant} PROPERTIES ENVIRONMENT AQ_CPU=${variant} SKIP_RETURN_CODE 77
-    LABELS "stage;quick" TIMEOUT 600)
+  aq_test_again(test_stage_${variant} OF test_stage LABELS stage quick computes ENVIRONMENT AQ_CPU=${variant})
 endforeach()
 # A published folder's model run once: what tools/parity compares with.
 add_executable(folder_run kit/folder_run.c)

@@ -1,2 +1,5 @@
 add_test(NAME tidy COMMAND ${AQ_PYTHON} ${CMAKE_CURRENT_SOURCE_DIR}/tidy)
 set_tests_properties(tidy PROPERTIES LABELS quick)
+# What repeats failed tests in CI, on a tree of toy tests.
+add_test(NAME test_flaky COMMAND ${AQ_PYTHON} -B ${CMAKE_CURRENT_SOURCE_DIR}/test_flaky)
+set_tests_properties(test_flaky PROPERTIES LABELS quick TIMEOUT 120)

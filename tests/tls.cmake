@@ -2,7 +2,7 @@
 aq_net_test(test_endpoint LABELS quick)
 aq_net_test(test_tls LABELS quick)
 target_link_libraries(test_tls PRIVATE aq_dep::ssl aq_dep::crypto)
-aq_net_test(test_revoked LABELS quick) # by lists that the authority signs
+aq_net_test(test_revoked LABELS quick threads) # by lists that the authority signs
 target_link_libraries(test_revoked PRIVATE aq_dep::ssl aq_dep::crypto)
 aq_virtual_clock(test_revoked)
 

@@ -17,8 +17,6 @@
 
 /* What each target defines. */
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
-/* What it may define; called once, before the first input. */
-int LLVMFuzzerInitialize(int *argc, char ***argv);
 
 /* Log lines go nowhere from now on: a fuzzer provokes thousands a second. */
 void fuzz_quiet(void);

@@ -1,7 +1,7 @@
 /*
- * fuzz_driver.c -- a fuzz target without libFuzzer: every input of the kept corpus, then damaged copies of them.
+ * fuzz_driver.c -- fuzz targets without libFuzzer: every input of the kept corpus, then damaged copies of them.
  *
- *     fuzz_READER [--runs N] [--seed N] CORPUS...        folders or single files (a finding, for the debugger)
+ *     test_fuzz READER [--runs N] [--seed N] CORPUS...   folders or single files (a finding, for the debugger)
  *
  * The damage is a pure function of seed and run, so that a failure comes again. AQ_FUZZ_LAST=file keeps the input that
  * is being run in a file, so that the one that crashed is at hand.
@@ -13,6 +13,7 @@
 #include <sys/stat.h>
 
 #include "fuzz.h"
+#include "fuzz_entry.h"
 
 enum { INPUTS_MAX = 512, INPUT_BYTES_MAX = 1 << 18, PATH_BYTES = 4096 };
 
@@ -24,8 +25,9 @@ struct input {
 static struct input inputs[INPUTS_MAX];
 static size_t input_count;
 static const char *last;
+static const struct fuzz_entry *target;
 
-#pragma weak LLVMFuzzerInitialize
+extern const struct fuzz_entry __start_fuzz_entries[], __stop_fuzz_entries[];
 
 static void load(const char *path)
 {
@@ -79,7 +81,7 @@ static void one(const uint8_t *bytes, size_t count)
     copy = malloc(count ? count : 1);
     if (!copy) exit(1);
     memcpy(copy, bytes, count);
-    LLVMFuzzerTestOneInput(copy, count);
+    target->input(copy, count);
     free(copy);
 }
 
@@ -161,8 +163,15 @@ int main(int argc, char **argv)
     static uint8_t bytes[INPUT_BYTES_MAX];
     uint64_t runs = 0, seed = 1;
     last = getenv("AQ_FUZZ_LAST");
-    if (LLVMFuzzerInitialize) LLVMFuzzerInitialize(&argc, &argv);
-    for (int i = 1; i < argc; i++) {
+    for (const struct fuzz_entry *entry = __start_fuzz_entries; argc > 1 && entry < __stop_fuzz_entries; entry++)
+        if (strcmp(entry->reader, argv[1]) == 0) target = entry;
+    if (!target) {
+        fprintf(stderr, "usage: %s READER [--runs N] [--seed N] CORPUS...\n", argv[0]);
+        for (const struct fuzz_entry *entry = __start_fuzz_entries; entry < __stop_fuzz_entries; entry++)
+            fprintf(stderr, "  %s\n", entry->reader);
+        return 2;
+    }
+    for (int i = 2; i < argc; i++) {
         if (strcmp(argv[i], "--runs") == 0 && i + 1 < argc)
             runs = strtoull(argv[++i], NULL, 10);
         else if (strcmp(argv[i], "--seed") == 0 && i + 1 < argc)
@@ -171,7 +180,7 @@ int main(int argc, char **argv)
             load_all(argv[i]);
     }
     if (input_count == 0) {
-        fprintf(stderr, "usage: %s [--runs N] [--seed N] CORPUS...: there is no input\n", argv[0]);
+        fprintf(stderr, "%s %s: there is no input: give it files or folders\n", argv[0], argv[1]);
         return 1;
     }
     for (size_t i = 0; i < input_count; i++)
