@@ -541,7 +541,7 @@ static enum aq_status tensor_import(const struct aq_checkpoint *c, const struct 
     const char *name = info->name;
     uint32_t index;
     if (aq_weights_find(weights, name, &index) != AQ_OK) name = info->begins_as;
-    if (aq_weights_find(weights, name, &index) != AQ_OK)
+    if (aq_weights_find_shared(weights, aq_stage_model(c->stage), name, &index) != AQ_OK)
         return aq_fail(AQ_NOTFOUND, "checkpoint", "%s: no tensor %s", path, name);
     AQ_TRY(aq_weights_read(weights, index, info->turned, staging, info->count));
     AQ_TRY(check_finite(path, name, staging, info->count));
@@ -559,12 +559,14 @@ static bool stage_wants(void *context, const char *name)
 {
     const struct aq_stage *stage = context;
     const uint32_t all = aq_stage_saved_count(stage) + aq_stage_frozen_count(stage);
+    char head[AQ_TENSOR_NAME_MAX];
     struct aq_tensor_info info;
     for (uint32_t i = 0; i < all; i++) {
         stage_tensor(stage, i, &info);
         if (strcmp(info.name, name) == 0 || strcmp(info.begins_as, name) == 0) return true;
     }
-    return false;
+    aq_model_tied_head(aq_stage_model(stage), head); /* by which a file may call the embedding */
+    return head[0] && strcmp(head, name) == 0;
 }
 
 /* No file of the model has adapters or residuals, and one for another task has not what is this task's own. */

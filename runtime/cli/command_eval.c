@@ -8,6 +8,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "chat_variables.h"
 #include "commands.h"
 #include "control.h"
 #include "heldout.h"
@@ -15,16 +16,30 @@
 #include "local_model.h"
 #include "plan.h"
 
-enum { T_DEFAULT = 512, BATCH_DEFAULT = 4, TEXT_BYTES = 512, CODEC_BYTES = 32 };
+enum { T_DEFAULT = 512, BATCH_DEFAULT = 4, TEXT_BYTES = 512, CODEC_BYTES = 32, LABELS_BYTES = 64 << 10 };
 
 struct asked {
     struct aq_local_asked model;
-    struct aq_arguments data;
+    struct aq_arguments data, variables;
     const char *kind, *task, *text, *pair, *label, *labels, *chat;
     uint32_t T, batch;
     uint64_t samples;
     bool whole, json, quiet;
+    int begin; /* enum aq_begin; -1: the run's, else auto */
 };
+
+/* --bos. NULL: it is one of them. */
+static const char *begin_read(const char *value, void *to)
+{
+    static const char *const words[] = {
+        [AQ_BEGIN_NONE] = "false", [AQ_BEGIN_AUTO] = "auto", [AQ_BEGIN_ALWAYS] = "true"};
+    for (int i = 0; i < (int)(sizeof words / sizeof *words); i++)
+        if (strcmp(value, words[i]) == 0) {
+            *(int *)to = i;
+            return NULL;
+        }
+    return "auto, true or false is needed";
+}
 
 static const struct aq_option options[] = {
     AQ_ROW(LIST, struct asked, data, "data", "FILE", "what to measure on; may be given often. Default: the run's own"),
@@ -41,6 +56,10 @@ static const struct aq_option options[] = {
     AQ_ROW(TEXT, struct asked, label, "label-column", "NAME", "the same, of the label"),
     AQ_ROW(TEXT, struct asked, labels, "labels", "A,B,...", "the labels' names in order; default: numbers from 0 on"),
     AQ_ROW(TEXT, struct asked, chat, "chat", "DIR", "of conversations: folder of the chat template; default: MODEL"),
+    AQ_ROW_READ(begin_read, struct asked, begin, "bos", "auto|true|false",
+                "does each sample begin with the token of a beginning (data.bos)? Default: the run's, else auto"),
+    AQ_ROW(LIST, struct asked, variables, "chat-variable", "NAME=VALUE",
+           "a variable of the chat template (enable_thinking=false); may be given often. Default: the run's"),
     AQ_ROW(FLAG, struct asked, whole, "no-pack", NULL, "each conversation is a sample of its own (data.pack: false)"),
     AQ_LOCAL_OPTIONS(struct asked, model),
     AQ_ROW(FLAG, struct asked, json, "json", NULL, "one JSON object on standard output"),
@@ -69,7 +88,10 @@ struct evaluation {
     struct aq_dataset_config config;
     struct aq_dataset *dataset;
     const char *task; /* NULL: the model's own */
+    struct aq_text variables; /* of the chat template */
+    char labels[LABELS_BYTES]; /* their names in the order of the head */
     uint32_t B, T;
+    uint32_t places; /* T, and what a text begins with */
     struct aq_batch batch;
     uint64_t *ids; /* B: of the batch's samples */
     uint32_t *starts; /* (B, T): where parts of samples begin */
@@ -115,10 +137,19 @@ static enum aq_status choose_data(struct evaluation *e)
     if (asked->labels) config->columns.names = asked->labels;
     if (asked->chat) config->chat = asked->chat;
     if (asked->whole) config->whole = true;
+    if (config->columns.names) {
+        AQ_TRY(aq_model_folder_order(e->local->folder, config->columns.names, e->labels, sizeof e->labels));
+        config->columns.names = e->labels;
+    }
+    AQ_TRY(aq_chat_variables(config->chat_variables, &asked->variables, &e->variables));
+    if (e->variables.used) config->chat_variables = aq_text_of(&e->variables);
     if (!config->kind) config->kind = "text";
     if (aq_dataset_fields(config->kind, 1, fields) == 0)
         return aq_fail(AQ_INVAL, "eval", "there is no kind of data '%s' (aqpipe help keys: data.kind)", config->kind);
+    if (!job) config->begin = AQ_BEGIN_AUTO;
+    if (asked->begin >= 0) config->begin = (enum aq_begin)asked->begin;
     config->T = e->T;
+    config->places_max = context;
     config->cache = NULL; /* nothing is written */
     return AQ_OK;
 }
@@ -172,6 +203,7 @@ static enum aq_status open_data(struct evaluation *e)
     e->config.tokenizer_path = e->local->tokenizer_path;
     if (!e->config.chat) e->config.chat = e->local->asked.path;
     const enum aq_status status = aq_dataset_open(&e->config, &e->dataset);
+    if (status == AQ_OK) e->places = aq_dataset_tokens(e->dataset);
     aq_tokenizer_close(tokenizer);
     return status;
 }
@@ -189,16 +221,16 @@ static enum aq_status open_model(struct evaluation *e)
     const struct aq_asked_size size = {.task = e->task,
                                        .labels = labels,
                                        .B = e->B,
-                                       .T = e->T,
+                                       .T = e->places,
                                        .lengths = aq_dataset_lengths(e->dataset) != NULL,
                                        .parts = aq_dataset_parts(e->dataset, &parts) != NULL};
     AQ_TRY(aq_local_load(e->local, &size));
     void *memory;
     AQ_TRY(aq_alloc((size_t)e->B * sizeof *e->ids, &memory));
     e->batch.sample_ids = e->ids = memory;
-    AQ_TRY(aq_alloc((size_t)e->B * e->T * sizeof *e->starts, &memory));
+    AQ_TRY(aq_alloc((size_t)e->B * e->places * sizeof *e->starts, &memory));
     e->starts = memory;
-    e->batch.field_count = aq_dataset_fields(e->config.kind, e->T, e->batch.fields);
+    e->batch.field_count = aq_dataset_fields(e->config.kind, e->places, e->batch.fields);
     for (uint32_t f = 0; f < e->batch.field_count; f++)
         AQ_TRY(aq_alloc((size_t)e->B * e->batch.fields[f].count * AQ_FIELD_BYTES, &e->batch.fields[f].values));
     return AQ_OK;
@@ -225,7 +257,7 @@ static enum aq_status measure(struct evaluation *e)
             const uint64_t from = part;
             for (uint32_t left = lengths[first + i]; left > 0; part++)
                 left -= parts[part];
-            aq_dataset_starts(parts + from, part - from, e->T, e->starts + (size_t)i * e->T);
+            aq_dataset_starts(parts + from, part - from, e->places, e->starts + (size_t)i * e->places);
         }
         AQ_TRY(aq_local_forward(e->local, &input, &loss));
         aq_task_add(&e->total, &loss);
@@ -281,6 +313,7 @@ out:
         aq_free(e.batch.fields[f].values);
     aq_free(e.ids);
     aq_free(e.starts);
+    aq_text_deinit(&e.variables);
     aq_dataset_close(e.dataset);
     aq_local_close(e.local);
     return status;
@@ -288,7 +321,7 @@ out:
 
 int aq_command_eval(int argc, char **argv)
 {
-    struct asked asked = {.T = 0};
+    struct asked asked = {.begin = -1};
     struct aq_arguments rest;
     const int code = aq_options_read(&line, argc, argv, &asked, &rest);
     if (code != AQ_OPTIONS_READ) return code;

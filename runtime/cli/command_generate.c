@@ -12,6 +12,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "chat_variables.h"
 #include "commands.h"
 #include "control.h"
 #include "json_text.h"
@@ -22,28 +23,36 @@
 
 enum { PROMPT_BYTES_MAX = 16 << 20, READ_BYTES = 1 << 16, TOKENS_DEFAULT = 128, CODEC_BYTES = 32 };
 
+#define AS_FOLDER UINT32_MAX
+
 struct asked {
     struct aq_local_asked model;
     const char *prompt, *chat, *token_file;
-    uint32_t tokens, top_k;
-    double temperature, top_p, penalty;
+    uint32_t tokens, top_k; /* 0, AS_FOLDER: not given */
+    double temperature, top_p, penalty; /* top_p, penalty 0: not given */
     uint64_t seed;
-    struct aq_arguments stops;
+    struct aq_arguments stops, variables;
     bool again, json;
 };
 
 static const struct aq_option options[] = {
     AQ_ROW(TEXT, struct asked, prompt, "prompt", "TEXT", "what the text begins with; default: standard input"),
     AQ_ROW(TEXT, struct asked, chat, "chat", "TEXT", "a user's message, by the folder's chat template (docs/CHAT.md)"),
-    AQ_ROW_RANGE(U32, struct asked, tokens, "tokens", "N", 1, 1e9, "at most so many; default 128"),
+    AQ_ROW(LIST, struct asked, variables, "chat-variable", "NAME=VALUE",
+           "a variable of the chat template (enable_thinking=false); may be given often. Default: the run's"),
+    AQ_ROW_RANGE(U32, struct asked, tokens, "tokens", "N", 1, 1e9,
+                 "at most so many; default: max_new_tokens of generation_config.json, else 128"),
     AQ_ROW_RANGE(NUMBER, struct asked, temperature, "temperature", "T", 0, 1e6,
                  "draw from the softmax of logits / T; default 0: greedy, the most probable token"),
-    AQ_ROW_RANGE(U32, struct asked, top_k, "top-k", "K", 0, 4294967295.0, "draw among the K most probable; 0: all"),
+    AQ_ROW_RANGE(U32, struct asked, top_k, "top-k", "K", 0, 4294967295.0,
+                 "draw among the K most probable; 0: all. Default: generation_config.json's"),
     AQ_ROW_RANGE(NUMBER, struct asked, top_p, "top-p", "P", 1e-6, 1,
-                 "draw among the fewest tokens whose probabilities add up to P; default 1"),
+                 "draw among the fewest tokens whose probabilities add up to P. Default: "
+                 "generation_config.json's, else 1"),
     AQ_ROW_RANGE(U64, struct asked, seed, "seed", "S", 0, 1e19, "of the draws: the same text again; default 0"),
     AQ_ROW_RANGE(NUMBER, struct asked, penalty, "repetition-penalty", "R", 0.01, 100,
-                 "logits of tokens that were there are divided by R (below 0: multiplied); default 1"),
+                 "logits of tokens that were there are divided by R (below 0: multiplied). Default: "
+                 "generation_config.json's, else 1"),
     AQ_ROW(LIST, struct asked, stops, "stop", "WORD", "end before this word; may be given often"),
     AQ_ROW(FLAG, struct asked, again, "no-cache", NULL, "compute the whole text again for each token"),
     AQ_LOCAL_OPTIONS(struct asked, model),
@@ -123,8 +132,11 @@ static enum aq_status read_input(struct aq_text *text)
     return text->status;
 }
 
-static enum aq_status chat_text(const char *folder, const char *message, struct aq_text *text)
+static enum aq_status chat_text(const struct aq_local *local, const struct asked *asked, struct aq_text *text)
 {
+    const char *folder = asked->model.path, *message = asked->chat;
+    const char *run = local->job ? local->job->data.chat_variables : NULL;
+    struct aq_text variables = {0};
     struct aq_chat_config config = aq_chat_config_default();
     struct aq_chat_template *template = NULL;
     struct aq_chat_text rendered = {0};
@@ -135,6 +147,8 @@ static enum aq_status chat_text(const char *folder, const char *message, struct 
     config.add_generation_prompt = true;
     config.where = "--chat";
     AQ_TRY_GOTO(aq_json_text(object, JSON_COMPACT, &conversation), out);
+    AQ_TRY_GOTO(aq_chat_variables(run, &asked->variables, &variables), out);
+    if (variables.used) config.variables = aq_text_of(&variables);
     AQ_TRY_GOTO(aq_chat_open(folder, NULL, &template), out);
     AQ_TRY_GOTO(aq_chat_render(template, aq_text_of(&conversation), conversation.used, &config, &rendered), out);
     aq_text_bytes(text, rendered.text, rendered.bytes);
@@ -143,18 +157,20 @@ out:
     aq_chat_text_free(&rendered);
     aq_chat_close(template);
     aq_text_deinit(&conversation);
+    aq_text_deinit(&variables);
     json_decref(object);
     return status;
 }
 
-/* The tokens of the text, behind what the tokenizer puts before one; a chat template has written that itself. */
+/* The tokens of the text, behind what the tokenizer puts before one, once: a chat template has written that itself. */
 static enum aq_status take_prompt(struct writing *w, const int32_t *tokens, size_t count)
 {
     const struct aq_tokenizer_frame *frame = aq_tokenizer_frame(w->tokenizer);
     const uint32_t context = w->local->model.context;
     const char *path = w->asked->model.path;
     int32_t before[AQ_TOKENIZER_FRAME_MAX];
-    uint32_t ahead = w->asked->chat ? 0 : frame->before_count;
+    const bool begun = aq_tokenizer_begun(frame->before, frame->before_count, tokens, count);
+    uint32_t ahead = w->asked->chat || begun ? 0 : frame->before_count;
     memcpy(before, frame->before, sizeof before);
     if (count == 0 && ahead == 0 && w->marks.begin >= 0) before[ahead++] = w->marks.begin;
     if (count + ahead == 0)
@@ -183,7 +199,7 @@ static enum aq_status open_prompt(struct writing *w)
     AQ_TRY_GOTO(aq_local_tokenizer(w->local, &w->tokenizer), out);
     AQ_TRY_GOTO(aq_model_folder_marks(w->local->folder, &w->marks), out);
     if (asked->chat)
-        AQ_TRY_GOTO(chat_text(asked->model.path, asked->chat, &text), out);
+        AQ_TRY_GOTO(chat_text(w->local, asked, &text), out);
     else if (asked->prompt)
         aq_text_bytes(&text, asked->prompt, strlen(asked->prompt));
     else
@@ -352,12 +368,32 @@ static enum aq_status load(struct writing *w)
     return aq_local_load(w->local, &(struct aq_asked_size){.B = 1, .T = w->T, .writes = true, .extends = w->keeps});
 }
 
-static enum aq_status run_generate(const struct asked *asked)
+/* What is not given is as generation_config.json has it; without --temperature a text is greedy all the same. */
+static enum aq_status take_generation(const struct aq_local *local, struct asked *asked)
+{
+    struct aq_model_generation of;
+    AQ_TRY(aq_model_folder_generation(local->folder, &of));
+    const bool draws = asked->temperature > 0;
+    if (!asked->tokens) asked->tokens = of.tokens_max ? of.tokens_max : TOKENS_DEFAULT;
+    if (asked->penalty == 0) asked->penalty = (double)of.repetition_penalty;
+    if (asked->top_p == 0) asked->top_p = draws && of.top_p > 0 ? (double)of.top_p : 1;
+    if (asked->top_k == AS_FOLDER) asked->top_k = draws ? of.top_k : 0;
+    if (of.others[0])
+        fprintf(stderr, "aqpipe: %s: generation_config.json has %s, which is not computed here\n", local->asked.path,
+                of.others);
+    if (of.draws && !draws && isatty(STDERR_FILENO))
+        fprintf(stderr, "aqpipe: greedy; generation_config.json draws: --temperature %g does\n",
+                (double)of.temperature);
+    return AQ_OK;
+}
+
+static enum aq_status run_generate(struct asked *asked)
 {
     struct writing w = {.asked = asked};
     enum aq_status status;
     AQ_TRY_GOTO(aq_local_open(&asked->model, &w.local), out);
     AQ_TRY_GOTO(check_model(w.local), out);
+    AQ_TRY_GOTO(take_generation(w.local, asked), out);
     AQ_TRY_GOTO(open_prompt(&w), out);
     AQ_TRY_GOTO(load(&w), out);
     AQ_TRY_GOTO(open_draws(&w), out);
@@ -379,13 +415,14 @@ out:
 int aq_command_generate(int argc, char **argv)
 {
     struct asked asked = {
-        .tokens = TOKENS_DEFAULT, .top_p = 1, .penalty = 1, .token_file = getenv("AQPIPE_TOKEN_FILE")};
+        .top_k = AS_FOLDER, .token_file = getenv("AQPIPE_TOKEN_FILE")};
     struct aq_arguments rest;
     const int code = aq_options_read(&line, argc, argv, &asked, &rest);
     if (code != AQ_OPTIONS_READ) return code;
     if (rest.count != 1) return aq_options_wrong(line.name, "which model folder?");
     if (asked.prompt && asked.chat) return aq_options_wrong(line.name, "--prompt or --chat, not both");
-    if (asked.temperature <= 0 && (asked.top_k || asked.top_p < 1))
+    const bool limits = (asked.top_k && asked.top_k != AS_FOLDER) || (asked.top_p > 0 && asked.top_p < 1);
+    if (asked.temperature <= 0 && limits)
         return aq_options_wrong(line.name, "--top-k and --top-p choose what is drawn from: say --temperature, too");
     for (uint32_t i = 0; i < asked.stops.count; i++)
         if (!asked.stops.of[i][0]) return aq_options_wrong(line.name, "--stop wants a word");

@@ -59,6 +59,28 @@ static bool is_tied(const struct aq_plan *plan)
                                 plan->job->split.labels == AQ_SPLIT_LABELS_CLIENT);
 }
 
+/* Where answers ended in training, whoever generates ends, too. */
+static enum aq_status write_ends(const struct aq_export *export, const char *from, void *to)
+{
+    const struct aq_job_facts *facts = &export->plan->facts;
+    int32_t ends[2];
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < 2; i++)
+        if (facts->ends[i]) ends[count++] = (int32_t)facts->ends[i] - 1;
+    return aq_publish_ends(from, ends, count, write_file, to);
+}
+
+/* The chat template of the training, where it is not among the folder's own files. */
+static enum aq_status write_chat(const struct aq_export *export, bool carries, void *to)
+{
+    const struct aq_job_data *data = &export->plan->job->data;
+    const char *chat = data->chat ? data->chat : carries ? NULL : data->tokenizer_path;
+    if (!aq_dataset_kind_masks(data->kind) || !chat) return AQ_OK; /* no answers */
+    if (access(chat, F_OK) != 0) chat = export->run; /* it has gone since the run's end */
+    if (!chat || same_place(chat, export->folder)) return AQ_OK;
+    return aq_publish_chat(chat, write_file, to);
+}
+
 enum aq_status aq_export_description(const struct aq_export *export)
 {
     const struct aq_plan *plan = export->plan;
@@ -75,8 +97,11 @@ enum aq_status aq_export_description(const struct aq_export *export)
         about.end_of_text = aq_tokenizer_end_of_text(tokenizer);
         aq_tokenizer_close(tokenizer);
     }
+    about.labels = data->labels;
     AQ_TRY(aq_publish_model(&plan->model, &about, write_file, to));
     if (from && !same_place(from, export->folder)) AQ_TRY(aq_publish_carry(from, carries, write_file, to));
+    AQ_TRY(write_ends(export, from, to));
+    AQ_TRY(write_chat(export, carries, to));
     if (carries) return AQ_OK;
     return aq_publish_tokenizer(data->tokenizer, data->tokenizer_path, plan->model.context, write_file, to);
 }

@@ -32,6 +32,7 @@
 #include "aqsgd/grad.h"
 #include "net/link.h"
 #include "stages/augment.h"
+#include "stages/dataset.h"
 #include "stages/stage.h"
 #include "lr_ends.h"
 
@@ -100,10 +101,12 @@ struct aq_job_data {
     uint64_t train_samples_max;   /* 0: all                                                                */
     uint64_t heldout_samples_max; /* 0: all                                                                */
     uint64_t skip;                /* leave out the first so many blocks of train                           */
+    enum aq_begin bos;            /* what a text or a prompt begins with                                   */
     struct aq_job_columns {
         const char *text, *pair, *label; /* of tables: names, or numbers from 1 on; NULL: none            */
     } columns;
     const char *chat;   /* folder with a chat template, or NULL                                             */
+    const char *chat_variables; /* of the template, a JSON object; or NULL                                  */
     bool pack;          /* conversations into samples                                                       */
     bool pack_mask;     /* of which they are the parts: none sees another                                   */
     const char *labels; /* their names, with commas; NULL: numbers from 0 on                              */
@@ -318,6 +321,8 @@ struct aq_job_facts {
     uint64_t heldout_samples, heldout_digest;
     uint64_t weights_digest; /* 0: no weights file */
     uint32_t labels;         /* that samples as a whole can have; 0: they have none               */
+    uint32_t places;         /* of a sample, with what its text begins with; 0: train.T           */
+    uint32_t ends[2];        /* tokens that ended answers, each and 1; 0: none                    */
     uint64_t lengths_digest; /* of how long samples are, training and then held-out; 0: all alike */
     uint32_t lengths_mean;   /* of the training samples, rounded up                               */
     uint64_t parts;          /* of all samples; their lengths are in the digest; 0: there are none */

@@ -63,6 +63,8 @@ static const struct aq_key_name edge_transport_names[] = {{"auto", AQ_TRANSPORT_
                                                           {NULL, 0}};
 static const struct aq_key_name tied_names[] = {
     {"exact", AQ_TIED_EXACT}, {"compressed", AQ_TIED_COMPRESSED}, {"untied", AQ_TIED_NO}, {NULL, 0}};
+static const struct aq_key_name bos_names[] = {
+    {"auto", AQ_BEGIN_AUTO}, {"true", AQ_BEGIN_ALWAYS}, {"false", AQ_BEGIN_NONE}, {NULL, 0}};
 static const struct aq_key_name decay_names[] = {{"constant", AQ_DECAY_CONSTANT},
                                                  {"linear", AQ_DECAY_LINEAR},
                                                  {"cosine", AQ_DECAY_COSINE},
@@ -547,6 +549,10 @@ bool aq_key_write(const struct aq_key *key, const void *base, struct aq_text *ou
     const void *from = (const char *)base + key->offset;
     uint32_t count;
     switch (key->kind) {
+    case AQ_KEY_MAP: /* JSON is YAML */
+        if (!*(const char *const *)from) return false;
+        aq_text_add(out, "%s", *(const char *const *)from);
+        return true;
     case AQ_KEY_TEXT:
     case AQ_KEY_PATH:
     case AQ_KEY_CHOICE:

@@ -28,6 +28,7 @@ static void type_of(const struct aq_key *key, char *text, size_t bytes)
                                         [AQ_KEY_WINDOW] = "count or word",
                                         [AQ_KEY_IN_FLIGHT] = "count or word",
                                         [AQ_KEY_SCALE] = "number or word",
+                                        [AQ_KEY_MAP] = "section",
                                         [AQ_KEY_LAYERS] = "range",
                                         [AQ_KEY_STAGES] = "count or list",
                                         [AQ_KEY_CODEC] = "section",

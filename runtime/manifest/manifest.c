@@ -166,6 +166,8 @@ static enum aq_status read_section(struct aq_manifest *manifest, const struct aq
             aq_manifest_unknown(manifest, node, path, path, aq_keys_job());
         else if (key->kind == AQ_KEY_PATHS)
             AQ_TRY(read_paths(manifest, key, node));
+        else if (key->kind == AQ_KEY_MAP)
+            AQ_TRY(aq_manifest_map(manifest, key, node));
         else if (aq_key_is_scalar(key))
             AQ_TRY(aq_manifest_scalar(manifest, key, node, path, &manifest->job));
     }
@@ -289,6 +291,9 @@ static enum aq_status read_job(struct aq_manifest *manifest, const char *text, s
     aq_manifest_optimizer_defaults(manifest);
     AQ_TRY(read_sections(manifest));
     aq_manifest_folder(manifest);
+    const struct aq_job_facts *facts = &manifest->job.facts;
+    if (facts->train_samples && !facts->places && !aq_yaml_find(manifest->root, "data.bos"))
+        manifest->job.data.bos = AQ_BEGIN_NONE; /* planned by a version that put nothing in front */
     AQ_TRY(aq_manifest_adapter(manifest));
     const uint32_t tokens = aq_model_tokens(manifest->job.model.config.kind);
     if (tokens && aq_yaml_find(manifest->root, "train.T") && manifest->job.train.T != tokens)

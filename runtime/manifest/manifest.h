@@ -56,6 +56,9 @@ void aq_manifest_check(struct aq_manifest *manifest);
 enum aq_status aq_manifest_scalar(struct aq_manifest *manifest, const struct aq_key *key,
                                   const struct aq_yaml_node *node, const char *path, void *base);
 
+/* manifest_map.c: a section of keys that are not this program's, as JSON. AQ_NOMEM. */
+enum aq_status aq_manifest_map(struct aq_manifest *manifest, const struct aq_key *key, const struct aq_yaml_node *node);
+
 /* Nobody knows this key of the table: told by its full path, with the nearest that somebody knows. */
 void aq_manifest_unknown(struct aq_manifest *manifest, const struct aq_yaml_node *node, const char *path,
                          const char *name, struct aq_key_table table);

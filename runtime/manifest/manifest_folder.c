@@ -3,14 +3,18 @@
  * that the manifest need not; what the manifest says all the same must be the same. Its tokenizer is the job's where
  * the manifest names none.
  *
- * A job with facts is one that a launcher has resolved: it says everything, and the folder is not asked. So a worker
- * plans without it, and a run goes on from its checkpoint where the folder is gone.
+ * A job with facts and every key of the model is one that a launcher has resolved: the folder is not asked. So a worker
+ * plans without it, and a run resumes from its checkpoint where the folder is gone; its tokenizer is then that of the
+ * run's own folder.
  */
 #include <string.h>
+#include <unistd.h>
 
 #include "manifest.h"
 #include "stages/dataset.h"
 #include "stages/model_folder.h"
+
+enum { LABELS_BYTES = 64 << 10 };
 
 static size_t value_bytes(const struct aq_model_key *key)
 {
@@ -73,6 +77,35 @@ static void merge(struct aq_manifest *manifest, const struct aq_model_folder *fo
     manifest->of_folder = true;
 }
 
+/* data.labels in the order of the head that the folder brings: the same names are the same labels. */
+static void order_labels(struct aq_manifest *manifest, const struct aq_model_folder *folder)
+{
+    struct aq_job_data *data = &manifest->job.data;
+    char ordered[LABELS_BYTES];
+    struct aq_error_hold why;
+    if (!data->labels || !aq_model_folder_classifies(folder)) return;
+    aq_error_hold(&why);
+    enum aq_status status = aq_model_folder_order(folder, data->labels, ordered, sizeof ordered);
+    aq_error_release(&why);
+    if (status == AQ_MISMATCH) aq_manifest_error(manifest, "data.labels", "%s", why.text);
+    if (status != AQ_OK || strcmp(ordered, data->labels) == 0) return;
+    aq_log("manifest", 1, "data.labels: in the order of %s's head: %s", manifest->job.model.weights, ordered);
+    status = aq_pool_text(&manifest->pool, ordered, strlen(ordered), &data->labels);
+    if (status != AQ_OK) aq_manifest_error(manifest, "data.labels", "no memory for their names");
+}
+
+/* After the folder that a run began as has gone, its tokenizer and chat template are in the run's folder. */
+static void find_tokenizer_again(struct aq_manifest *manifest)
+{
+    struct aq_job_data *data = &manifest->job.data;
+    const char *run = manifest->job.output.path;
+    if (!run) return;
+    const char *own = aq_tokenizer_of_folder(run);
+    if (own && data->tokenizer_path && access(data->tokenizer_path, F_OK) != 0 && strcmp(own, data->tokenizer) == 0)
+        data->tokenizer_path = run;
+    if (own && data->chat && access(data->chat, F_OK) != 0) data->chat = run;
+}
+
 /* The folder's own, unless the manifest names one; where a kind has files and no path is given, those of the folder. */
 static void choose_tokenizer(struct aq_manifest *manifest)
 {
@@ -84,12 +117,27 @@ static void choose_tokenizer(struct aq_manifest *manifest)
     if (aq_tokenizer_about(data->tokenizer)->files) data->tokenizer_path = folder;
 }
 
+/*
+ * Is it what a launcher has resolved? That has facts and every key of the model. The server of split learning has a
+ * client's facts beside the manifest as it was written, and reads the folder.
+ */
+static bool resolved(const struct aq_manifest *manifest)
+{
+    uint32_t count;
+    const struct aq_model_key *keys = aq_model_keys(manifest->job.model.config.kind, &count);
+    bool all = manifest->job.facts.train_samples > 0;
+    for (uint32_t i = 0; i < count && all; i++)
+        all = aq_yaml_find(manifest->root, keys[i].name) != NULL;
+    return all;
+}
+
 void aq_manifest_folder(struct aq_manifest *manifest)
 {
     const struct aq_job *job = &manifest->job;
     struct aq_model_folder *folder;
     struct aq_error_hold why;
-    if (!job->model.weights || job->facts.train_samples || !aq_model_folder_is(job->model.weights)) return;
+    find_tokenizer_again(manifest);
+    if (!job->model.weights || resolved(manifest) || !aq_model_folder_is(job->model.weights)) return;
     aq_error_hold(&why);
     const enum aq_status status = aq_model_folder_open(job->model.weights, &folder);
     aq_error_release(&why);
@@ -98,6 +146,7 @@ void aq_manifest_folder(struct aq_manifest *manifest)
         return;
     }
     merge(manifest, folder);
+    order_labels(manifest, folder);
     aq_model_folder_close(folder);
     choose_tokenizer(manifest);
 }

@@ -74,7 +74,7 @@ static enum aq_status shape_fill(const struct aq_plan *plan, uint32_t e, uint32_
 {
     const struct aq_job *job = plan->job;
     struct aq_cut_shape cut;
-    AQ_TRY(aq_model_cut(&plan->model, layer_end, job->train.T, &cut));
+    AQ_TRY(aq_model_cut(&plan->model, layer_end, aq_plan_places(plan), &cut));
     *out = (struct aq_edge_shape){.edge = e,
                                   .rows = cut.rows,
                                   .columns = cut.columns,
@@ -90,7 +90,7 @@ static enum aq_status shape_fill(const struct aq_plan *plan, uint32_t e, uint32_
     struct aq_codec_config kept;
     out->still = train->frozen_prefix && !aq_augment_any(&job->data.augment) &&
                  aq_codec_config_kept(&out->forward, &kept) &&
-                 aq_model_still(&plan->model, train->T, train->freeze, &train->lora, layer_end);
+                 aq_model_still(&plan->model, aq_plan_places(plan), train->freeze, &train->lora, layer_end);
     if (out->still) out->forward = kept;
     struct aq_codec_config rungs[AQ_EDGE_RUNGS];
     const bool keeps = !aq_codec_about(out->forward.kind)->stateless && out->forward.store != AQ_PRECISION_NONE;
@@ -207,7 +207,7 @@ static enum aq_status stage_fill(struct plan_open *open, uint32_t s)
                                  .layer_first = stage->layer_first,
                                  .layer_end = stage->layer_end,
                                  .B = job->train.micro_batch,
-                                 .T = job->train.T,
+                                 .T = aq_plan_places(&open->plan),
                                  .slots = 1,
                                  .versions = 1 + job->train.staleness,
                                  .precision = job->model.precision,
@@ -563,6 +563,14 @@ static enum aq_status labels_fill(struct aq_plan *plan)
                    labels);
 }
 
+/* What is told of a sample's places, be it by a client of split learning: T, or T with what a text begins with. */
+static enum aq_status places_check(const struct aq_plan *plan)
+{
+    const uint32_t T = plan->job->train.T, places = aq_plan_places(plan);
+    if (places >= T && places - T <= AQ_TOKENIZER_FRAME_MAX) return AQ_OK;
+    return aq_fail(AQ_INVAL, "plan", "facts.places: samples of %u places, and train.T is %u", places, T);
+}
+
 static enum aq_status counts_fill(struct aq_plan *plan)
 {
     const struct aq_job *job = plan->job;
@@ -571,6 +579,7 @@ static enum aq_status counts_fill(struct aq_plan *plan)
     const uint64_t drawn = plan->facts.all_samples ? plan->facts.all_samples : samples;   /* from, into batches */
     plan->model = job->model.config;
     if (plan->model.vocabulary == 0) plan->model.vocabulary = plan->facts.vocabulary;
+    AQ_TRY(places_check(plan));
     AQ_TRY(labels_fill(plan));
     if (plan->model.vocabulary < plan->facts.vocabulary) {
         char place[PLACE_BYTES];

@@ -134,6 +134,8 @@ struct aq_plan {
  */
 enum aq_status aq_plan_facts(const struct aq_job *job, struct aq_job_facts *out, uint32_t **lengths);
 
+/* Places of a sample: train.T, and what its text begins with (data.bos). */
+uint32_t aq_plan_places(const struct aq_plan *plan);
 /* The job's training or held-out samples, as aq_dataset_open takes them; paths and texts are the job's. */
 struct aq_dataset_config aq_plan_dataset(const struct aq_job *job, bool heldout);
 

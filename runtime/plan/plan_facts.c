@@ -31,7 +31,8 @@ static enum aq_status readable(const struct aq_job *job, const char *key, const 
 /* What one of the two data sets tells. */
 struct told {
     uint64_t samples, digest;
-    uint32_t outputs, vocabulary;
+    uint32_t outputs, vocabulary, places;
+    uint32_t ends[AQ_DATASET_ENDS_MAX]; /* each and 1 */
     uint32_t *lengths; /* memory of aq_alloc, or NULL: of samples, then of their parts */
     uint64_t parts;
 };
@@ -58,7 +59,12 @@ static enum aq_status dataset_facts(const struct aq_job *job, bool heldout, stru
     *out = (struct told){.samples = aq_dataset_count(dataset),
                          .digest = aq_dataset_digest(dataset),
                          .outputs = aq_dataset_outputs(dataset),
-                         .vocabulary = aq_dataset_vocabulary(dataset)};
+                         .vocabulary = aq_dataset_vocabulary(dataset),
+                         .places = aq_dataset_tokens(dataset)};
+    uint32_t ends;
+    const int32_t *end = aq_dataset_ends(dataset, &ends);
+    for (uint32_t i = 0; i < ends; i++)
+        out->ends[i] = (uint32_t)end[i] + 1;
     const enum aq_status status = lengths_copy(dataset, out);
     aq_dataset_close(dataset);
     return status;
@@ -97,14 +103,22 @@ struct aq_dataset_config aq_plan_dataset(const struct aq_job *job, bool heldout)
                                       .tokenizer_path = data->tokenizer_path,
                                       .cache = data->cache,
                                       .T = job->train.T,
+                                      .begin = data->bos,
+                                      .places_max = job->model.config.context,
                                       .field = aq_task_field(aq_task_find(task)),
                                       .columns = {data->columns.text, data->columns.pair, data->columns.label,
                                                   data->labels},
                                       .chat = data->chat,
+                                      .chat_variables = data->chat_variables,
                                       .whole = !data->pack,
                                       .together = !data->pack_mask,
                                       .samples_max = heldout ? data->heldout_samples_max : data->train_samples_max,
                                       .skip = heldout ? 0 : data->skip};
+}
+
+uint32_t aq_plan_places(const struct aq_plan *plan)
+{
+    return plan->facts.places ? plan->facts.places : plan->job->train.T;
 }
 
 bool aq_plan_weights_gone(const struct aq_job *job)
@@ -208,6 +222,8 @@ enum aq_status aq_plan_facts(const struct aq_job *job, struct aq_job_facts *out,
                                  .train_digest = train.digest,
                                  .heldout_samples = heldout.samples,
                                  .heldout_digest = heldout.digest,
+                                 .places = train.places,
+                                 .ends = {train.ends[0], train.ends[1]},
                                  .parts = train.parts + heldout.parts,
                                  .all_samples = job->facts.all_samples,
                                  .first_sample = job->facts.first_sample};

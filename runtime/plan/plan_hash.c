@@ -77,7 +77,7 @@ static const char *const silent[] = {
     "train.early_stop", "checkpoint.best",       "edges.guard",     "edges.bits",       "split.client",
     "split.rounds",     "split.epochs",          "split.privacy.",  "split.capture",
     "split.statistics",  "split.labels",         "data.augment.",     "train.schedule",   "edges.check",
-    "model.logits",
+    "model.logits",      "data.bos",             "data.chat_variables",
 };
 
 static bool names(const char *const *list, size_t count, const char *name)
@@ -150,6 +150,7 @@ static void add_facts(const struct aq_plan *plan, struct aq_text *text)
     add_file("data.train", facts->train_samples, facts->train_digest, text);
     add_file("data.heldout", facts->heldout_samples, facts->heldout_digest, text);
     aq_text_add(text, "model.weights=digest %016llx\n", (unsigned long long)facts->weights_digest);
+    if (facts->places && facts->places != plan->job->train.T) aq_text_add(text, "places=%u\n", facts->places);
     if (facts->lengths_digest) aq_text_add(text, "lengths=digest %016llx\n", (unsigned long long)facts->lengths_digest);
 }
 

@@ -17,11 +17,11 @@ static bool parted(const struct aq_job *job)
 static uint32_t rows_if_tied(const struct aq_plan *plan)
 {
     const struct aq_job *job = plan->job;
-    const uint64_t tokens = (uint64_t)plan->batch * job->train.T;
+    const uint64_t tokens = (uint64_t)plan->batch * aq_plan_places(plan);
     struct aq_model_config model = plan->model;
     model.tied = AQ_TIED_EXACT;
     if (model.vocabulary == 0 || parted(job)) return 0;
-    if (!aq_model_ties(&model, job->train.T, job->train.freeze, &job->train.lora, NULL)) return 0;
+    if (!aq_model_ties(&model, aq_plan_places(plan), job->train.freeze, &job->train.lora, NULL)) return 0;
     return tokens < model.vocabulary ? (uint32_t)tokens : model.vocabulary;
 }
 

@@ -441,13 +441,13 @@ static enum aq_status say_join(struct client *client)
     const struct aq_job_facts *facts = &client->job.plan->facts;
     return aq_control_send(
         client->server,
-        json_pack("{s:s, s:i, s:s, s:s, s:o, s:o, s:I, s:I, s:I, s:I, s:o, s:o, s:o}", "op", "join", "protocol",
+        json_pack("{s:s, s:i, s:s, s:s, s:o, s:o, s:I, s:I, s:I, s:I, s:I, s:o, s:o, s:o}", "op", "join", "protocol",
                   AQ_SPLIT_PROTOCOL, "version", AQ_VERSION, "id", client->config->id, "plan_hash",
                   aq_control_hex(client->join_hash), "instance", aq_control_hex(client->instance), "train_samples",
                   (json_int_t)facts->train_samples, "heldout_samples", (json_int_t)facts->heldout_samples, "vocabulary",
-                  (json_int_t)facts->vocabulary, "labels", (json_int_t)facts->labels, "train_digest",
-                  aq_control_hex(facts->train_digest), "heldout_digest", aq_control_hex(facts->heldout_digest),
-                  "weights_digest", aq_control_hex(facts->weights_digest)));
+                  (json_int_t)facts->vocabulary, "labels", (json_int_t)facts->labels, "places",
+                  (json_int_t)facts->places, "train_digest", aq_control_hex(facts->train_digest), "heldout_digest",
+                  aq_control_hex(facts->heldout_digest), "weights_digest", aq_control_hex(facts->weights_digest)));
 }
 
 /* Which keys differ: from the manifest that the server planned for this client. Tells the server, too. */

@@ -8,7 +8,7 @@
 #include "runtime_text.h"
 #include "split_labels.h"
 
-enum { SETS_MAX = 280, SETS_OWN = 18 };
+enum { SETS_MAX = 280, SETS_OWN = 21 };
 
 static const char *const AREA = "split";
 
@@ -49,6 +49,9 @@ static void add_facts(struct sets *sets, const struct aq_job_facts *facts, const
     if (labels && facts->heldout_samples > 0) add_text(sets, "data.heldout", path[1]);
     add_number(sets, "facts.vocabulary", facts->vocabulary);
     add_number(sets, "facts.labels", facts->labels);
+    add_number(sets, "facts.places", facts->places);
+    add_number(sets, "facts.end", facts->ends[0]);
+    add_number(sets, "facts.end_other", facts->ends[1]);
     add_number(sets, "facts.train_samples", facts->train_samples);
     add_number(sets, "facts.train_digest", facts->train_digest);
     add_number(sets, "facts.heldout_samples", facts->heldout_samples);

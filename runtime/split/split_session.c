@@ -8,6 +8,10 @@
 #include "control.h"
 #include "control_socket.h"
 #include "runtime_text.h"
+#include "stages/dataset.h"
+
+/* train.T's most, and what a text begins with. */
+enum { PLACES_MAX = (1 << 20) + AQ_TOKENIZER_FRAME_MAX };
 
 void aq_split_session_init(struct aq_split_session *s, const char *name, uint64_t samples_max, uint32_t ends)
 {
@@ -62,7 +66,7 @@ static enum aq_status hear_join(struct aq_split_session *s, const json_t *line, 
     struct aq_split_join join = {0};
     struct aq_job_facts *facts = &join.facts;
     const char *id = aq_control_text_or(line, "id", "");
-    uint64_t protocol = 0, vocabulary, labels;
+    uint64_t protocol = 0, vocabulary, labels, places = 0;
     if (!number(line, "protocol", UINT32_MAX, &protocol) || protocol != AQ_SPLIT_PROTOCOL)
         return wrong(s, "speaks protocol %llu of split learning, this server %d", (unsigned long long)protocol,
                      AQ_SPLIT_PROTOCOL);
@@ -74,6 +78,8 @@ static enum aq_status hear_join(struct aq_split_session *s, const json_t *line, 
                      (unsigned long long)s->samples_max);
     if (!number(line, "vocabulary", 1 << 20, &vocabulary) || !number(line, "labels", 1 << 20, &labels))
         return wrong(s, "has no count of tokens or labels up to %d", 1 << 20);
+    if (json_object_get(line, "places") && !number(line, "places", PLACES_MAX, &places)) /* older clients: none */
+        return wrong(s, "has samples of more than %d places", PLACES_MAX);
     if (!hex(line, "plan_hash", &join.plan_hash) || !hex(line, "train_digest", &facts->train_digest) ||
         !hex(line, "heldout_digest", &facts->heldout_digest) || !hex(line, "weights_digest", &facts->weights_digest))
         return wrong(s, "has no digest of its plan and data");
@@ -81,6 +87,7 @@ static enum aq_status hear_join(struct aq_split_session *s, const json_t *line, 
         return wrong(s, "has an instance that is no number of 16 hexadecimal digits");
     facts->vocabulary = (uint32_t)vocabulary;
     facts->labels = (uint32_t)labels;
+    facts->places = (uint32_t)places;
     memcpy(join.id, id, strlen(id) + 1);
     s->join = join;
     *act = AQ_SPLIT_JOIN;

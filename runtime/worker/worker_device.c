@@ -150,6 +150,7 @@ static double step_targets(struct aq_worker *w, uint64_t step)
     uint32_t each = w->me->config.T;
     for (uint32_t i = 0; i < batch->field_count; i++)
         if (strcmp(batch->fields[i].name, field) == 0) each = batch->fields[i].count;
+    if (w->train) each = aq_dataset_targets(w->train, 0, each);
     if (!w->targets.samplers) return (double)aq_sampler_size(w->sampler, step) * each;
     if (w->targets.step != step + 1) {
         uint64_t sum = 0;

@@ -13,7 +13,11 @@
 
 #include "dataset_file.h"
 
-enum { CONFIG_BYTES_MAX = 32 << 20 /* some list 10^5 added tokens */, PATH_BYTES_MAX = 4096 };
+enum {
+    CONFIG_BYTES_MAX = 32 << 20, /* some list 10^5 added tokens */
+    PATH_BYTES_MAX = 4096,
+    CALLED_BYTES = PATH_BYTES_MAX + 64
+};
 
 /* huge: a whole number that is too large makes all of them floats, which a template would write otherwise. */
 static enum aq_status read_object(const char *called, const char *text, size_t bytes, bool huge, json_t **out)
@@ -113,18 +117,33 @@ static enum aq_status fail_name(const char *path, const json_t *list, const char
                    names[0] ? names : "one without a name");
 }
 
-/* `chat_template` of tokenizer_config.json. */
-static enum aq_status from_config(const char *path, const json_t *value, const char *name, json_t *variables,
-                                  struct aq_chat_template **out)
+/* A template's text, in memory of aq_alloc, and what errors call it. */
+struct source {
+    char *text;
+    size_t bytes;
+    char called[CALLED_BYTES];
+};
+
+static enum aq_status source_take(const json_t *text, struct source *out)
 {
-    char called[PATH_BYTES_MAX + 64];
+    void *memory;
+    out->bytes = json_string_length(text);
+    AQ_TRY(aq_alloc(out->bytes + 1, &memory));
+    out->text = memory;
+    memcpy(out->text, json_string_value(text), out->bytes);
+    return AQ_OK;
+}
+
+/* `chat_template` of tokenizer_config.json. */
+static enum aq_status from_config(const char *path, const json_t *value, const char *name, struct source *out)
+{
     const char *wanted = name ? name : "default";
     size_t i;
     json_t *entry;
-    snprintf(called, sizeof called, "%s (chat_template)", path);
+    snprintf(out->called, sizeof out->called, "%s (chat_template)", path);
     if (json_is_string(value)) {
         if (strcmp(wanted, "default") != 0) return fail_name(path, NULL, wanted);
-        return make(json_string_value(value), json_string_length(value), called, variables, out);
+        return source_take(value, out);
     }
     if (!json_is_array(value))
         return aq_fail(AQ_CORRUPT, JINJA_AREA, "%s: chat_template is neither a text nor a list of them", path);
@@ -135,30 +154,26 @@ static enum aq_status from_config(const char *path, const json_t *value, const c
         if (!this_name || !json_is_string(text))
             return aq_fail(AQ_CORRUPT, JINJA_AREA, "%s: chat_template[%zu] has no name or no template", path, i);
         if (strcmp(this_name, wanted) != 0) continue;
-        snprintf(called, sizeof called, "%s (chat_template \"%.20s\")", path, wanted);
-        return make(json_string_value(text), json_string_length(text), called, variables, out);
+        snprintf(out->called, sizeof out->called, "%s (chat_template \"%.20s\")", path, wanted);
+        return source_take(text, out);
     }
     return fail_name(path, value, wanted);
 }
 
-static enum aq_status open_folder(const char *folder, const char *name, json_t *config, json_t *variables,
-                                  const char *config_path, struct aq_chat_template **out)
+static enum aq_status source_find(const char *folder, const char *name, json_t *config, const char *config_path,
+                                  struct source *out)
 {
-    char path[PATH_BYTES_MAX], file[256] = "chat_template.jinja", *text;
-    size_t bytes;
+    char path[PATH_BYTES_MAX], file[256] = "chat_template.jinja";
     const json_t *value = json_object_get(config, "chat_template");
     if (name && strcmp(name, "default") != 0) {
         if (strchr(name, '/') ||
             snprintf(file, sizeof file, "additional_chat_templates/%s.jinja", name) >= (int)sizeof file)
             return aq_fail(AQ_INVAL, JINJA_AREA, "\"%.64s\" is no name of a chat template", name);
     }
-    AQ_TRY(load(folder, file, AQ_CHAT_TEMPLATE_BYTES_MAX, path, &text, &bytes));
-    if (text) {
-        const enum aq_status status = make(text, bytes, path, variables, out);
-        aq_free(text);
-        return status;
-    }
-    if (value && !json_is_null(value)) return from_config(config_path, value, name, variables, out);
+    AQ_TRY(load(folder, file, AQ_CHAT_TEMPLATE_BYTES_MAX, path, &out->text, &out->bytes));
+    snprintf(out->called, sizeof out->called, "%s", path);
+    if (out->text) return AQ_OK;
+    if (value && !json_is_null(value)) return from_config(config_path, value, name, out);
     return aq_fail(AQ_NOTFOUND, JINJA_AREA,
                    "%s: has no %s and no chat_template in tokenizer_config.json; a base model has none: put the "
                    "template that you want to train with into the folder as chat_template.jinja",
@@ -169,17 +184,36 @@ enum aq_status aq_chat_open(const char *folder, const char *name, struct aq_chat
 {
     char path[PATH_BYTES_MAX], map_path[PATH_BYTES_MAX];
     json_t *config = NULL, *map = NULL, *variables = json_object();
+    struct source source = {.text = NULL};
     enum aq_status status;
     if (!variables) return aq_fail(AQ_NOMEM, JINJA_AREA, "no memory for a chat template");
     AQ_TRY_GOTO(load_config(folder, "tokenizer_config.json", path, &config), out);
     AQ_TRY_GOTO(load_config(folder, "special_tokens_map.json", map_path, &map), out);
     take_tokens(variables, config);
     take_tokens(variables, map);
-    status = open_folder(folder, name, config, variables, path, out);
+    AQ_TRY_GOTO(source_find(folder, name, config, path, &source), out);
+    status = make(source.text, source.bytes, source.called, variables, out);
 out:
+    aq_free(source.text);
     json_decref(config);
     json_decref(map);
     json_decref(variables);
+    return status;
+}
+
+enum aq_status aq_chat_source(const char *folder, char **text, size_t *bytes)
+{
+    char path[PATH_BYTES_MAX];
+    json_t *config = NULL;
+    struct source source = {.text = NULL};
+    enum aq_status status = load_config(folder, "tokenizer_config.json", path, &config);
+    if (status == AQ_OK) status = source_find(folder, NULL, config, path, &source);
+    json_decref(config);
+    if (status == AQ_OK) {
+        *text = source.text;
+        *bytes = source.bytes;
+    } else
+        aq_free(source.text);
     return status;
 }
 

@@ -71,6 +71,7 @@ enum aq_status aq_dataset_open(const struct aq_dataset_config *config, struct aq
         goto out;
     }
     dataset->count = samples - config->skip;
+    if (dataset->facts.places) dataset->T = dataset->facts.places;
     if (config->samples_max && dataset->count > config->samples_max) dataset->count = config->samples_max;
     aq_log(DATASET_AREA, 2, "kind=%s samples=%llu", kind->name, (unsigned long long)dataset->count);
     *out = dataset;
@@ -148,7 +149,14 @@ bool aq_dataset_kind_masks(const char *kind)
 uint32_t aq_dataset_targets(const struct aq_dataset *dataset, uint64_t index, uint32_t count)
 {
     AQ_ASSERT(index < dataset->count);
-    return dataset->kind->targets ? dataset->kind->targets(dataset->state, dataset->skip + index) : count;
+    if (dataset->kind->targets) return dataset->kind->targets(dataset->state, dataset->skip + index);
+    return dataset->facts.targets ? dataset->facts.targets : count;
+}
+
+const int32_t *aq_dataset_ends(const struct aq_dataset *dataset, uint32_t *count)
+{
+    *count = dataset->facts.end_count;
+    return dataset->facts.ends;
 }
 
 uint64_t aq_dataset_dropped(const struct aq_dataset *dataset)

@@ -4,7 +4,8 @@
  * A file has an object a line: {"prompt": ..., "response": ...}, or {"messages": [...]}, which the folder's chat
  * template makes a text of (stages/chat.h). A prompt and its response are tokenized one by one, as they are when a
  * model answers; behind a response comes the tokenizer's end-of-text token (a line feed where it has none), which is
- * learnt. A template ends its answers itself.
+ * learnt. A template begins a conversation and ends its answers itself. A prompt begins with what the tokenizer puts in
+ * front of a text (data.bos), once: not where it stands there already.
  *
  * A conversation of n tokens takes n - 1 places: `tokens` are all but its last, `targets` all but its first, and -1
  * where that is of no answer. What does not fit T places is cut off at the end; one that has no answer left is left
@@ -27,7 +28,7 @@
 #define AREA           DATASET_AREA
 #define FILE_BYTES_MAX (UINT64_C(1) << 36)
 
-enum { PACKS_OPEN = 64, PLACE_BYTES = 4200 };
+enum { PACKS_OPEN = 64, PLACE_BYTES = 4200, ENDS_SEEN = 16 };
 
 /* An array that grows. */
 struct rows {
@@ -55,6 +56,13 @@ struct reader {
     struct instruct *to;
     const char *path;
     uint64_t line, left_out, cut;
+    int32_t before[AQ_TOKENIZER_FRAME_MAX]; /* what a prompt begins with */
+    uint32_t ahead;
+    struct end {
+        int32_t token;
+        uint64_t answers;
+    } ends[ENDS_SEEN]; /* special tokens that end answers, and how many */
+    uint32_t end_count;
 };
 
 static uint32_t fields(uint32_t T, struct aq_field out[AQ_BATCH_FIELDS_MAX])
@@ -88,6 +96,7 @@ static enum aq_status refuse(const struct reader *reader, const char *what)
 static enum aq_status add_tokens(struct reader *reader, const int32_t *tokens, size_t count, bool learnt)
 {
     struct instruct *to = reader->to;
+    if (count == 0) return AQ_OK;
     AQ_TRY(aq_token_list_reserve(&to->tokens, count));
     AQ_TRY(rows_reserve(&to->learnt, count, 1));
     memcpy(to->tokens.at + to->tokens.count, tokens, count * sizeof *tokens);
@@ -108,15 +117,45 @@ static enum aq_status add_text(struct reader *reader, const char *text, size_t b
     return status;
 }
 
+/* The special token at an answer's end, or before the white space that a template learns behind it. */
+static void note_end(struct reader *reader, const int32_t *answer, size_t count)
+{
+    const size_t last = count && aq_tokenizer_special(reader->tokenizer, answer[count - 1]) ? 1 : 2;
+    if (count < last || !aq_tokenizer_special(reader->tokenizer, answer[count - last])) return;
+    for (uint32_t i = 0; i < ENDS_SEEN; i++) {
+        struct end *end = &reader->ends[i];
+        if (i == reader->end_count) *end = (struct end){.token = answer[count - last]};
+        reader->end_count += i == reader->end_count;
+        if (end->token != answer[count - last]) continue;
+        end->answers++;
+        return;
+    }
+}
+
+/* A prompt that was rendered by a template has what it begins with already. */
+static enum aq_status add_prompt(struct reader *reader, const char *text, size_t bytes)
+{
+    int32_t *tokens;
+    size_t count;
+    AQ_TRY(aq_tokenizer_encode(reader->tokenizer, text, bytes, &tokens, &count));
+    const bool begun = aq_tokenizer_begun(reader->before, reader->ahead, tokens, count);
+    enum aq_status status = begun ? AQ_OK : add_tokens(reader, reader->before, reader->ahead, false);
+    if (status == AQ_OK) status = add_tokens(reader, tokens, count, false);
+    aq_free(tokens);
+    return status;
+}
+
 static enum aq_status add_pair(struct reader *reader, const json_t *prompt, const json_t *response)
 {
     const int32_t end = reader->to->padding;
     if (!json_is_string(prompt)) return refuse(reader, "has no \"prompt\" that is a string, and no \"messages\"");
     if (!json_is_string(response)) return refuse(reader, "has no \"response\" that is a string");
     if (json_string_length(response) == 0) return refuse(reader, "its response is empty");
-    AQ_TRY(add_text(reader, json_string_value(prompt), json_string_length(prompt), false));
+    AQ_TRY(add_prompt(reader, json_string_value(prompt), json_string_length(prompt)));
     AQ_TRY(add_text(reader, json_string_value(response), json_string_length(response), true));
-    return end < 0 ? add_text(reader, "\n", 1, true) : add_tokens(reader, &end, 1, true);
+    if (end < 0) return add_text(reader, "\n", 1, true);
+    note_end(reader, &end, 1);
+    return add_tokens(reader, &end, 1, true);
 }
 
 static enum aq_status add_messages(struct reader *reader, json_t *line)
@@ -128,6 +167,7 @@ static enum aq_status add_messages(struct reader *reader, json_t *line)
     snprintf(place, sizeof place, "%s:%llu", reader->path, (unsigned long long)reader->line);
     config.where = place;
     config.line = line;
+    config.variables = reader->config->chat_variables;
     if (!folder)
         return refuse(reader, "\"messages\" want a chat template: name a folder that has one in data.chat_template");
     if (!reader->template) AQ_TRY(aq_chat_open(folder, NULL, &reader->template));
@@ -137,6 +177,7 @@ static enum aq_status add_messages(struct reader *reader, json_t *line)
         for (end = at + 1; end < got.count && got.answer[end] == got.answer[at];)
             end++;
         status = add_tokens(reader, got.tokens + at, end - at, got.answer[at]);
+        if (got.answer[at]) note_end(reader, got.tokens + at, end - at);
     }
     aq_chat_tokens_free(&got);
     return status;
@@ -304,6 +345,23 @@ static void facts_of(const struct instruct *of, const struct aq_tokenizer *token
         .part_first = of->first};
 }
 
+/* The most frequent ones. */
+static void ends_of(const struct reader *reader, struct dataset_facts *facts)
+{
+    uint64_t below = UINT64_MAX;
+    for (uint32_t n = 0; n < AQ_DATASET_ENDS_MAX; n++) {
+        const struct end *most = NULL;
+        for (uint32_t i = 0; i < reader->end_count; i++) {
+            const struct end *end = &reader->ends[i];
+            const bool taken = end->answers > below || (n && end->token == facts->ends[n - 1]);
+            if (!taken && (!most || end->answers > most->answers)) most = end;
+        }
+        if (!most) return;
+        facts->ends[facts->end_count++] = most->token;
+        below = most->answers;
+    }
+}
+
 static enum aq_status read_all(struct reader *reader, struct dataset_facts *facts)
 {
     struct instruct *to = reader->to;
@@ -317,6 +375,7 @@ static enum aq_status read_all(struct reader *reader, struct dataset_facts *fact
     AQ_TRY(samples_make(to, !reader->config->whole));
     if (!reader->config->whole && !reader->config->together) AQ_TRY(parts_make(to));
     facts_of(to, reader->tokenizer, facts);
+    ends_of(reader, facts);
     aq_log(AREA, reader->left_out + reader->cut ? 1 : 2,
            "%llu conversations in %llu samples of T=%u; %llu cut, %llu without an answer within T left out",
            (unsigned long long)to->starts.count, (unsigned long long)to->samples, to->T,
@@ -334,7 +393,8 @@ static enum aq_status instruct_open(const struct aq_dataset_config *config, void
     struct reader reader = {.config = config, .to = memory, .path = config->paths[0]};
     if (!config->tokenizer) AQ_TRY(aq_tokenizer_open(config->tokenizer_kind, config->tokenizer_path, &own));
     reader.tokenizer = own ? own : config->tokenizer;
-    const enum aq_status status = read_all(&reader, facts);
+    enum aq_status status = aq_tokenizer_begins(reader.tokenizer, config->begin, reader.before, &reader.ahead);
+    if (status == AQ_OK) status = read_all(&reader, facts);
     aq_chat_close(reader.template);
     aq_tokenizer_close(own);
     return status;

@@ -17,6 +17,10 @@ struct dataset_facts {
     uint64_t samples, digest, dropped;
     uint32_t outputs;    /* how many values a target can have: tokens of the vocabulary, classes */
     uint32_t vocabulary; /* and a token; 0: there are none                                       */
+    uint32_t places;         /* of a sample; 0: T of the configuration                         */
+    uint32_t targets;        /* of each sample that are counted; 0: all, or the kind says of each one */
+    int32_t ends[AQ_DATASET_ENDS_MAX]; /* special tokens that end answers, end_count of them */
+    uint32_t end_count;
     const uint32_t *lengths; /* tokens of each sample that are real, as long as the state; NULL: all */
     const uint32_t *parts;   /* and of each of its parts, in order of samples; NULL: there are none   */
     const uint64_t *part_first; /* then, of each sample and the end: which part is its first         */

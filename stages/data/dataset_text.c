@@ -9,6 +9,10 @@
  * tokens[i*T .. i*T+T], the last of which is only a target, so that N tokens give (N-1)/T blocks. What the ids mean
  * depends on files, tokenizer and T alone.
  *
+ * Where a text begins with a token of its own (data.bos) each block does: what it begins with is put in front of its T
+ * tokens, in places whose targets are -1. With places_max the block has so much fewer tokens of the text. The tokens in
+ * the cache folder are those of the text alone.
+ *
  * Of texts that are long beside what samples_max wants the beginning alone is read, into memory (tokens_wanted): 100 GB
  * are not read for a thousand samples. Count and digest are then of the tokens that are wanted.
  */
@@ -25,7 +29,9 @@ enum { LONG_BYTES = 64 << 20, WANTED_MAX = 16 << 20, BYTES_A_TOKEN = 16 /* more 
 
 struct text {
     struct text_ids ids;
-    uint32_t T;
+    uint32_t T; /* tokens of the text in a block; `ahead` tokens stand in front of them */
+    uint32_t ahead;
+    int32_t before[AQ_TOKENIZER_FRAME_MAX];
 };
 
 static uint32_t fields(uint32_t T, struct aq_field out[AQ_BATCH_FIELDS_MAX])
@@ -67,12 +73,12 @@ static enum aq_status add_files(const struct aq_dataset_config *config, const st
 }
 
 /* How many tokens are all that is wanted of texts so long; 0: they are read whole. Sizes of files alone say it. */
-static enum aq_status tokens_wanted(const struct aq_dataset_config *config, uint64_t *out)
+static enum aq_status tokens_wanted(const struct aq_dataset_config *config, uint32_t T, uint64_t *out)
 {
     uint64_t bytes = 0;
     *out = 0;
     if (!config->samples_max || config->samples_max > WANTED_MAX || config->skip > WANTED_MAX) return AQ_OK;
-    const uint64_t wanted = (config->samples_max + config->skip) * config->T + 1;
+    const uint64_t wanted = (config->samples_max + config->skip) * T + 1;
     for (uint32_t i = 0; i < config->path_count; i++) {
         struct text_map map;
         AQ_TRY(text_map_open(config->paths[i], &map));
@@ -162,25 +168,49 @@ static enum aq_status check_config(const struct aq_dataset_config *config, const
     return AQ_OK;
 }
 
+/* What a block begins with, and how many tokens of the text it has room for. */
+static enum aq_status choose_block(const struct aq_dataset_config *config, const struct aq_tokenizer *tokenizer,
+                                   struct text *text)
+{
+    AQ_TRY(check_config(config, tokenizer));
+    AQ_TRY(aq_tokenizer_begins(tokenizer, config->begin, text->before, &text->ahead));
+    text->T = config->T;
+    if (!config->places_max || text->T + text->ahead <= config->places_max) return AQ_OK;
+    const uint32_t most = config->places_max > config->T ? config->places_max : config->T;
+    if (most <= text->ahead)
+        return aq_fail(AQ_INVAL, AREA, "T=%u (train.T) has no room for a text behind the %u tokens it begins with",
+                       (unsigned)config->T, (unsigned)text->ahead);
+    text->T = most - text->ahead;
+    return AQ_OK;
+}
+
+static uint64_t digest_of(const struct text *text)
+{
+    const uint64_t digest = aq_digest(text->ids.at, text->ids.count * sizeof(int32_t));
+    return text->ahead ? aq_digest_seeded(text->before, text->ahead * sizeof(int32_t), digest) : digest;
+}
+
 static enum aq_status read_files(const struct aq_dataset_config *config, const struct aq_tokenizer *tokenizer,
                                  struct text *text, struct dataset_facts *facts)
 {
-    AQ_TRY(check_config(config, tokenizer));
-    text->T = config->T;
+    AQ_TRY(choose_block(config, tokenizer, text));
+    const uint32_t T = text->T;
     uint64_t wanted;
-    AQ_TRY(tokens_wanted(config, &wanted));
+    AQ_TRY(tokens_wanted(config, T, &wanted));
     AQ_TRY(config->cache && config->cache[0] && !wanted ? tokens_by_cache(config, tokenizer, &text->ids)
                                                         : tokens_in_memory(config, tokenizer, wanted, &text->ids));
     const struct text_ids all = text->ids;
-    const uint64_t blocks = all.count ? (all.count - 1) / config->T : 0;
+    const uint64_t blocks = all.count ? (all.count - 1) / T : 0;
     if (blocks <= config->skip)
         return aq_fail(AQ_INVAL, AREA,
                        "%s%s: %llu tokens make %llu blocks of T=%u (each takes T+1), %llu left out: none remains",
                        config->paths[0], config->path_count > 1 ? " and others" : "", (unsigned long long)all.count,
-                       (unsigned long long)blocks, (unsigned)config->T, (unsigned long long)config->skip);
+                       (unsigned long long)blocks, (unsigned)T, (unsigned long long)config->skip);
     *facts = (struct dataset_facts){.samples = blocks,
-                                    .digest = aq_digest(all.at, all.count * sizeof(int32_t)),
-                                    .dropped = all.count - 1 - blocks * config->T,
+                                    .digest = digest_of(text),
+                                    .dropped = all.count - 1 - blocks * T,
+                                    .places = T + text->ahead,
+                                    .targets = T,
                                     .outputs = aq_tokenizer_vocabulary(tokenizer),
                                     .vocabulary = aq_tokenizer_vocabulary(tokenizer)};
     aq_log(AREA, 2, "tokens=%llu samples=%llu dropped_tokens=%llu", (unsigned long long)all.count,
@@ -211,8 +241,13 @@ static void get(const void *state, uint64_t sample, void *const values[AQ_BATCH_
 {
     const struct text *text = state;
     const int32_t *block = text->ids.at + sample * text->T;
-    memcpy(values[0], block, text->T * sizeof(int32_t));
-    memcpy(values[1], block + 1, text->T * sizeof(int32_t));
+    int32_t *tokens = values[0], *targets = values[1];
+    for (uint32_t i = 0; i < text->ahead; i++) {
+        tokens[i] = text->before[i];
+        targets[i] = -1;
+    }
+    memcpy(tokens + text->ahead, block, text->T * sizeof(int32_t));
+    memcpy(targets + text->ahead, block + 1, text->T * sizeof(int32_t));
 }
 
 /* Samples overlap by one token. */

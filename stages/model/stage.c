@@ -414,6 +414,11 @@ uint64_t aq_stage_parameter_count(const struct aq_stage *stage)
     return stage->size.parameters;
 }
 
+const struct aq_model_config *aq_stage_model(const struct aq_stage *stage)
+{
+    return &stage->config.model;
+}
+
 const struct aq_task *aq_stage_task(const struct aq_stage *stage)
 {
     return stage->task;

@@ -84,10 +84,11 @@ enum aq_status aq_tokenizer_open(const char *kind, const char *path, struct aq_t
     void *memory;
     AQ_TRY(aq_alloc(sizeof(struct aq_tokenizer), &memory));
     struct aq_tokenizer *tokenizer = memory;
-    *tokenizer = (struct aq_tokenizer){.kind = found, .end_of_text = -1};
+    *tokenizer = (struct aq_tokenizer){.kind = found, .end_of_text = -1, .begin = -1};
     enum aq_status status = path ? aq_alloc_text(path, &tokenizer->path) : AQ_OK;
     if (status == AQ_OK) status = found->open(tokenizer, path);
     if (status != AQ_OK) {
+        aq_free(tokenizer->specials);
         aq_free(tokenizer->path);
         aq_free(tokenizer);
         return status;
@@ -101,6 +102,7 @@ void aq_tokenizer_close(struct aq_tokenizer *tokenizer)
 {
     if (!tokenizer) return;
     tokenizer->kind->close(tokenizer);
+    aq_free(tokenizer->specials);
     aq_free(tokenizer->path);
     aq_free(tokenizer);
 }
@@ -113,6 +115,27 @@ uint32_t aq_tokenizer_vocabulary(const struct aq_tokenizer *tokenizer)
 int32_t aq_tokenizer_end_of_text(const struct aq_tokenizer *tokenizer)
 {
     return tokenizer->end_of_text;
+}
+
+enum aq_status aq_tokenizer_note_special(struct aq_tokenizer *tokenizer, int32_t token)
+{
+    const uint32_t count = tokenizer->special_count;
+    void *memory;
+    if ((count & (count - 1)) == 0) { /* full at powers of two */
+        AQ_TRY(aq_alloc((count ? 2 * (size_t)count : 1) * sizeof *tokenizer->specials, &memory));
+        if (count) memcpy(memory, tokenizer->specials, count * sizeof *tokenizer->specials);
+        aq_free(tokenizer->specials);
+        tokenizer->specials = memory;
+    }
+    tokenizer->specials[tokenizer->special_count++] = token;
+    return AQ_OK;
+}
+
+bool aq_tokenizer_special(const struct aq_tokenizer *tokenizer, int32_t token)
+{
+    for (uint32_t i = 0; i < tokenizer->special_count; i++)
+        if (tokenizer->specials[i] == token) return true;
+    return token >= 0 && token == tokenizer->end_of_text;
 }
 
 enum aq_status aq_tokenizer_digest(const struct aq_tokenizer *tokenizer, uint64_t *out)
@@ -142,6 +165,26 @@ enum aq_status aq_tokenizer_digest(const struct aq_tokenizer *tokenizer, uint64_
 const struct aq_tokenizer_frame *aq_tokenizer_frame(const struct aq_tokenizer *tokenizer)
 {
     return &tokenizer->frame;
+}
+
+enum aq_status aq_tokenizer_begins(const struct aq_tokenizer *tokenizer, enum aq_begin begin,
+                                   int32_t out[AQ_TOKENIZER_FRAME_MAX], uint32_t *count)
+{
+    const struct aq_tokenizer_frame *frame = &tokenizer->frame;
+    *count = begin == AQ_BEGIN_NONE ? 0 : frame->before_count;
+    memcpy(out, frame->before, sizeof frame->before);
+    if (begin != AQ_BEGIN_ALWAYS || *count) return AQ_OK;
+    if (tokenizer->begin < 0)
+        return aq_fail(AQ_INVAL, "tokenizer",
+                       "%s: the tokenizer puts nothing in front of a text and names no bos_token: leave data.bos out",
+                       tokenizer->path ? tokenizer->path : tokenizer->kind->about.name);
+    out[(*count)++] = tokenizer->begin;
+    return AQ_OK;
+}
+
+bool aq_tokenizer_begun(const int32_t *before, uint32_t count, const int32_t *tokens, size_t token_count)
+{
+    return count && token_count >= count && memcmp(before, tokens, count * sizeof *before) == 0;
 }
 
 enum aq_status aq_tokenizer_encode(const struct aq_tokenizer *tokenizer, const char *text, size_t bytes,

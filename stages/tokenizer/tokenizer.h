@@ -42,6 +42,9 @@ struct aq_tokenizer {
     const struct aq_tokenizer_kind *kind;
     uint32_t vocabulary;
     int32_t end_of_text; /* -1: there is none */
+    int32_t *specials;   /* tokens that are no text ("<|im_end|>"), special_count of them; or NULL */
+    uint32_t special_count;
+    int32_t begin;       /* the folder's bos_token; -1: none is named */
     struct aq_tokenizer_frame frame;
     char *path;          /* as it was opened, or NULL */
     void *state;         /* the kind's own */
@@ -52,6 +55,9 @@ struct aq_tokenizer {
  * AQ_NOTFOUND, AQ_IO: a file has gone since it was opened.
  */
 enum aq_status aq_tokenizer_digest(const struct aq_tokenizer *tokenizer, uint64_t *out);
+
+/* Notes a token as one that is no text. AQ_NOMEM. */
+enum aq_status aq_tokenizer_note_special(struct aq_tokenizer *tokenizer, int32_t token);
 
 #define AQ_TOKENIZER(name) extern const struct aq_tokenizer_kind aq_tokenizer_##name;
 #include "stages/tokenizers.def"

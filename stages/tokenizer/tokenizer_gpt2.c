@@ -106,7 +106,7 @@ static enum aq_status open_bpe(const char *folder, struct aq_tokenizer *tokenize
     added.token = aq_bpe_vocabulary_find(&bpe->vocabulary, end_of_text, added.bytes);
     tokenizer->vocabulary = bpe->vocabulary.count;
     if (added.token == AQ_BPE_NONE) return AQ_OK;
-    tokenizer->end_of_text = (int32_t)added.token;
+    tokenizer->begin = tokenizer->end_of_text = (int32_t)added.token;
     return aq_bpe_finder_open(bpe, &added, 1, false, &bpe->raw);
 }
 

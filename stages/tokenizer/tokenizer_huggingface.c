@@ -135,7 +135,7 @@ static enum aq_status read_model(const char *path, json_t *model, bool bytes, co
     return AQ_OK;
 }
 
-/* ---- the end of a text ---- */
+/* ---- the beginning and the end of a text ---- */
 
 static int32_t token_named(const char *name, const struct aq_bpe *bpe, const struct aq_bpe_added *added, uint32_t count)
 {
@@ -145,20 +145,29 @@ static int32_t token_named(const char *name, const struct aq_bpe *bpe, const str
     return token == AQ_BPE_NONE ? -1 : (int32_t)token;
 }
 
-static enum aq_status find_end_of_text(const char *folder, const struct aq_bpe *bpe, const struct aq_bpe_added *added,
-                                       uint32_t count, int32_t *token)
+/* The token that a key of tokenizer_config.json names, as a text or as an object with its content; -1: none. */
+static int32_t token_of(const json_t *settings, const char *key, const struct aq_bpe *bpe,
+                        const struct aq_bpe_added *added, uint32_t count)
+{
+    const json_t *value = json_object_get(settings, key);
+    return token_named(json_string_value(json_is_object(value) ? json_object_get(value, "content") : value), bpe, added,
+                       count);
+}
+
+static enum aq_status find_marks(const char *folder, const struct aq_bpe *bpe, const struct aq_bpe_added *added,
+                                 uint32_t count, struct aq_tokenizer *tokenizer)
 {
     static const char *const names[] = {"<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[SEP]"};
     char path[PATH_BYTES_MAX];
     json_t *settings = NULL;
     int length = snprintf(path, sizeof path, "%s/tokenizer_config.json", folder);
     if (length < (int)sizeof path && access(path, F_OK) == 0) AQ_TRY(huggingface_load(path, &settings));
-    const json_t *eos = json_object_get(settings, "eos_token");
-    *token =
-        token_named(json_string_value(json_is_object(eos) ? json_object_get(eos, "content") : eos), bpe, added, count);
+    int32_t end = token_of(settings, "eos_token", bpe, added, count);
+    tokenizer->begin = token_of(settings, "bos_token", bpe, added, count);
     json_decref(settings);
-    for (size_t i = 0; *token < 0 && i < sizeof names / sizeof names[0]; i++)
-        *token = token_named(names[i], bpe, added, count);
+    for (size_t i = 0; end < 0 && i < sizeof names / sizeof names[0]; i++)
+        end = token_named(names[i], bpe, added, count);
+    tokenizer->end_of_text = end;
     return AQ_OK;
 }
 
@@ -183,6 +192,16 @@ enum aq_status huggingface_load(const char *path, json_t **out)
     return AQ_OK;
 }
 
+static enum aq_status note_specials(json_t *root, const struct aq_bpe_added *added, uint32_t count,
+                                    struct aq_tokenizer *tokenizer)
+{
+    const json_t *list = json_object_get(root, "added_tokens");
+    for (uint32_t i = 0; i < count; i++)
+        if (json_is_true(json_object_get(json_array_get(list, i), "special")))
+            AQ_TRY(aq_tokenizer_note_special(tokenizer, (int32_t)added[i].token));
+    return AQ_OK;
+}
+
 static enum aq_status read_all(const char *folder, const char *path, json_t *root, struct aq_bpe_added **added,
                                struct aq_tokenizer *tokenizer)
 {
@@ -196,8 +215,9 @@ static enum aq_status read_all(const char *folder, const char *path, json_t *roo
     AQ_TRY(aq_bpe_finder_open(bpe, *added, count, false, &bpe->raw));
     AQ_TRY(aq_bpe_finder_open(bpe, *added, count, true, &bpe->normalized));
     tokenizer->vocabulary = bpe->vocabulary.count;
+    AQ_TRY(note_specials(root, *added, count, tokenizer));
     AQ_TRY(huggingface_frame(path, json_object_get(root, "post_processor"), tokenizer->vocabulary, &tokenizer->frame));
-    return find_end_of_text(folder, bpe, *added, count, &tokenizer->end_of_text);
+    return find_marks(folder, bpe, *added, count, tokenizer);
 }
 
 static void huggingface_close(struct aq_tokenizer *tokenizer)

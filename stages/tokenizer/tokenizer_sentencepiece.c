@@ -13,6 +13,7 @@
 
 #include "bpe.h"
 #include "dataset_file.h"
+#include "huggingface.h"
 #include "spm.h"
 
 enum { PATH_BYTES_MAX = 4096, SPECIALS_MAX = 1024 };
@@ -99,6 +100,28 @@ static void frame_by(struct aq_tokenizer_frame *frame, const struct aq_bpe_added
     frame->after[frame->after_count++] = (int32_t)special->token;
 }
 
+/*
+ * Llama's and Gemma's models begin a text with <s> or <bos>, where tokenizer_config.json has add_bos_token: true. What
+ * DeBERTa's put around a text is in the frame already.
+ */
+static enum aq_status find_begin(const char *folder, const struct aq_bpe_added *specials, uint32_t count,
+                                 struct aq_tokenizer *tokenizer)
+{
+    char path[PATH_BYTES_MAX];
+    json_t *settings = NULL;
+    const int length = snprintf(path, sizeof path, "%s/tokenizer_config.json", folder);
+    for (uint32_t i = 0; i < count; i++)
+        if ((specials[i].bytes == 3 && memcmp(specials[i].content, "<s>", 3) == 0) ||
+            (specials[i].bytes == 5 && memcmp(specials[i].content, "<bos>", 5) == 0))
+            tokenizer->begin = (int32_t)specials[i].token;
+    if (tokenizer->begin < 0 || length < 0 || (size_t)length >= sizeof path || access(path, F_OK) != 0) return AQ_OK;
+    AQ_TRY(huggingface_load(path, &settings));
+    if (json_is_true(json_object_get(settings, "add_bos_token")) && tokenizer->frame.before_count == 0)
+        tokenizer->frame.before[tokenizer->frame.before_count++] = tokenizer->begin;
+    json_decref(settings);
+    return AQ_OK;
+}
+
 static enum aq_status read_model(const char *folder, struct aq_tokenizer *tokenizer, struct model *model)
 {
     static const struct aq_bpe no_normalizer = {.normal_count = 0};
@@ -122,6 +145,9 @@ static enum aq_status read_model(const char *folder, struct aq_tokenizer *tokeni
     tokenizer->end_of_text = aq_spm_end(model->spm);
     for (uint32_t i = 0; i < found && status == AQ_OK; i++)
         frame_by(&tokenizer->frame, &((const struct aq_bpe_added *)specials)[i]);
+    for (uint32_t i = 0; i < found && status == AQ_OK; i++)
+        status = aq_tokenizer_note_special(tokenizer, (int32_t)((const struct aq_bpe_added *)specials)[i].token);
+    if (status == AQ_OK) status = find_begin(folder, specials, found, tokenizer);
     aq_free(specials);
     return status;
 }

@@ -1,7 +1,7 @@
 /*
  * model_folder.c -- opens a published folder: finds the model that reads its config.json. See the header.
  */
-#include "stages/model_folder.h"
+#include "model_folder_private.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -10,17 +10,11 @@
 
 #include "dataset_file.h"
 #include "stage_model.h"
+#include "stages/weights.h"
 
 #define AREA "folder"
 
-enum { CONFIG_BYTES_MAX = 4 << 20, PATH_BYTES = 4096, KNOWN_BYTES = 1024, NAME_SHOWN = 64 };
-
-struct aq_model_folder {
-    char file[PATH_BYTES]; /* config.json, as errors name it */
-    json_t *config;
-    struct aq_model_config model;
-    const char *type, *architecture; /* of the row that reads it */
-};
+enum { CONFIG_BYTES_MAX = 4 << 20, PATH_BYTES = MODEL_FOLDER_PATH_BYTES, KNOWN_BYTES = 1024, NAME_SHOWN = 64 };
 
 bool aq_model_folder_is(const char *path)
 {
@@ -110,10 +104,15 @@ static enum aq_status read_object(const char *file, json_t **out)
     return json_is_object(*out) ? AQ_OK : aq_fail(AQ_CORRUPT, AREA, "%s: is no JSON object", file);
 }
 
-static enum aq_status read_config_file(struct aq_model_folder *folder)
+static enum aq_status read_config_file(const char *path, struct aq_model_folder *folder)
 {
     AQ_TRY(read_object(folder->file, &folder->config));
-    return read_model(folder);
+    AQ_TRY(read_model(folder));
+    if (folder->model.tied == AQ_TIED_NO || !aq_weights_head_differs(path, &folder->model)) return AQ_OK;
+    aq_log(AREA, 1, "%s says tied, and the folder has a head other than its embedding: both are read, as two tensors",
+           folder->file);
+    folder->model.tied = AQ_TIED_NO;
+    return AQ_OK;
 }
 
 enum aq_status aq_model_folder_open(const char *path, struct aq_model_folder **out)
@@ -128,7 +127,7 @@ enum aq_status aq_model_folder_open(const char *path, struct aq_model_folder **o
         status = aq_fail(AQ_NOTFOUND, AREA, "%.512s: there is no such folder", path);
     else if (bytes < 0 || (size_t)bytes >= sizeof folder->file)
         status = aq_fail(AQ_INVAL, AREA, "the path %.80s... is too long", path);
-    if (status == AQ_OK) status = read_config_file(folder);
+    if (status == AQ_OK) status = read_config_file(path, folder);
     if (status == AQ_OK)
         *out = folder;
     else
@@ -182,19 +181,25 @@ static enum aq_status read_tokens(const struct config_json *config, uint32_t voc
     return AQ_OK;
 }
 
+enum aq_status model_folder_generation(const struct aq_model_folder *folder, char file[MODEL_FOLDER_PATH_BYTES + 32],
+                                       json_t **out)
+{
+    const size_t before = strlen(folder->file) - strlen("config.json");
+    snprintf(file, MODEL_FOLDER_PATH_BYTES + 32, "%.*sgeneration_config.json", (int)before, folder->file);
+    return access(file, F_OK) == 0 ? read_object(file, out) : AQ_OK;
+}
+
 enum aq_status aq_model_folder_marks(const struct aq_model_folder *folder, struct aq_model_marks *out)
 {
-    static const char begins[] = "bos_token_id", ends[] = "eos_token_id", name[] = "generation_config.json";
-    const size_t before = strlen(folder->file) - strlen("config.json");
+    static const char begins[] = "bos_token_id", ends[] = "eos_token_id";
     const struct config_json config = {.file = folder->file, .within = "", .object = folder->config};
     const uint32_t vocabulary = folder->model.vocabulary;
     struct aq_model_marks marks = {.begin = -1};
-    char file[PATH_BYTES + sizeof name];
+    char file[MODEL_FOLDER_PATH_BYTES + 32];
     json_t *object = NULL;
     uint32_t count = 0;
-    enum aq_status status = AQ_OK;
-    snprintf(file, sizeof file, "%.*s%s", (int)before, folder->file, name);
-    if (access(file, F_OK) == 0) AQ_TRY_GOTO(read_object(file, &object), out);
+    enum aq_status status;
+    AQ_TRY_GOTO(model_folder_generation(folder, file, &object), out);
     const struct config_json generation = {.file = file, .within = "", .object = object};
     const struct config_json *of = config_json_has(&generation, begins) ? &generation : &config;
     if (config_json_has(of, begins)) AQ_TRY_GOTO(read_tokens(of, vocabulary, begins, 1, &marks.begin, &count), out);

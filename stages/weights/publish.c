@@ -8,6 +8,7 @@
 
 #include "dataset_file.h"
 #include "stage_model.h"
+#include "stages/chat.h"
 #include "tokenizer.h"
 
 #define AREA "publish"
@@ -71,13 +72,13 @@ static const char *type_word(const char *type)
     return NULL;
 }
 
-static enum aq_status read_config(const char *folder, json_t **out)
+static enum aq_status read_config(const char *folder, const char *name, json_t **out)
 {
     char path[PATH_BYTES];
     uint8_t *bytes;
     size_t count;
     json_error_t error;
-    const int length = snprintf(path, sizeof path, "%s/config.json", folder);
+    const int length = snprintf(path, sizeof path, "%s/%s", folder, name);
     if (length < 0 || (size_t)length >= sizeof path)
         return aq_fail(AQ_INVAL, AREA, "the path %.80s... is too long", folder);
     AQ_TRY(aq_file_read(AREA, path, CONFIG_BYTES_MAX, &bytes, &count));
@@ -122,6 +123,50 @@ static void merge_config(json_t *carried, const json_t *own, const char *type)
     json_object_set_new(carried, named ? "dtype" : "torch_dtype", json_string(type));
 }
 
+/* Are these as many names as the model has labels? */
+static bool names_all(const json_t *names, size_t labels)
+{
+    char number[NUMBER_BYTES];
+    bool all = json_object_size(names) == labels;
+    for (size_t i = 0; i < labels && all; i++) {
+        snprintf(number, sizeof number, "%zu", i);
+        all = json_is_string(json_object_get(names, number));
+    }
+    return all;
+}
+
+/*
+ * The names of a classifier's labels: those that the job gives, or those that came with the folder, over the LABEL_0 of
+ * its own. A shorter list names the first ones.
+ */
+static enum aq_status name_labels(const json_t *carried, const char *given, json_t *own)
+{
+    json_t *names = json_object_get(own, "id2label"), *came = json_object_get(carried, "id2label");
+    const size_t labels = json_object_size(names);
+    char number[NUMBER_BYTES];
+    if (labels == 0) return AQ_OK;
+    if (!given && names_all(came, labels)) json_object_update(names, came);
+    size_t i = 0;
+    for (const char *at = given; at && *at && i < labels; i++) {
+        at += strspn(at, " \t");
+        size_t bytes = strcspn(at, ",");
+        const char *next = at + bytes + (at[bytes] == ',');
+        while (bytes && strchr(" \t", at[bytes - 1]))
+            bytes--;
+        snprintf(number, sizeof number, "%zu", i);
+        if (json_object_set_new(names, number, json_stringn(at, bytes)) != 0)
+            return aq_fail(AQ_INVAL, AREA, "data.labels: name %zu is no UTF-8", i + 1);
+        at = next;
+    }
+    json_t *numbers = json_object();
+    for (i = 0; i < labels; i++) {
+        snprintf(number, sizeof number, "%zu", i);
+        json_object_set_new(numbers, json_string_value(json_object_get(names, number)), json_integer((json_int_t)i));
+    }
+    json_object_set_new(own, "label2id", numbers);
+    return AQ_OK;
+}
+
 static enum aq_status write_json(const json_t *json, const char *name, aq_publish_file *file, void *context)
 {
     const size_t flags = JSON_INDENT(2) | JSON_SORT_KEYS, count = json_dumpb(json, NULL, 0, flags);
@@ -153,9 +198,12 @@ enum aq_status aq_publish_model(const struct aq_model_config *model, const struc
     AQ_TRY(status);
     AQ_ASSERT(own);
     if (about->from)
-        status = read_config(about->from, &config);
+        status = read_config(about->from, "config.json", &config);
     else
         config = json_object();
+    if (status == AQ_OK) {
+        status = name_labels(config, about->labels, own);
+    }
     if (status == AQ_OK) {
         merge_config(config, own, type);
         status = write_json(config, "config.json", file, context);
@@ -214,6 +262,81 @@ enum aq_status aq_publish_carry(const char *from, bool tokenizer, aq_publish_fil
     for (int i = 0; i < CARRIED; i++)
         if (tokenizer || !carried[i].tokenizer) AQ_TRY(carry_file(from, carried[i].name, file, context));
     return AQ_OK;
+}
+
+static bool names_token(const json_t *ends, int32_t token)
+{
+    if (json_is_integer(ends)) return json_integer_value(ends) == token;
+    for (size_t i = 0; i < json_array_size(ends); i++)
+        if (json_integer_value(json_array_get(ends, i)) == token) return true;
+    return false;
+}
+
+/* Keys of config.json that transformers takes while there is no generation_config.json. */
+static void take_marks(json_t *generation, const json_t *config)
+{
+    static const char *const keys[] = {"bos_token_id", "eos_token_id", "pad_token_id"};
+    for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
+        json_t *value = json_object_get(config, keys[i]);
+        if (value && !json_is_null(value)) json_object_set(generation, keys[i], value);
+    }
+}
+
+static enum aq_status add_ends(json_t *generation, const int32_t *ends, uint32_t count, aq_publish_file *file,
+                               void *context)
+{
+    json_t *there = json_object_get(generation, "eos_token_id"), *all = json_array();
+    const bool list = json_is_array(there);
+    uint32_t more = 0;
+    for (size_t i = 0; there && i < (list ? json_array_size(there) : 1); i++) {
+        json_t *one = list ? json_array_get(there, i) : there;
+        if (json_is_integer(one)) json_array_append(all, one);
+    }
+    for (uint32_t i = 0; i < count; i++) {
+        if (names_token(all, ends[i])) continue;
+        json_array_append_new(all, json_integer(ends[i]));
+        more++;
+    }
+    if (more) json_object_set(generation, "eos_token_id", json_array_size(all) == 1 ? json_array_get(all, 0) : all);
+    json_decref(all);
+    return more ? write_json(generation, "generation_config.json", file, context) : AQ_OK;
+}
+
+enum aq_status aq_publish_ends(const char *from, const int32_t *ends, uint32_t count, aq_publish_file *file,
+                               void *context)
+{
+    static const char name[] = "generation_config.json";
+    char path[PATH_BYTES];
+    json_t *generation = NULL, *config = NULL;
+    enum aq_status status = AQ_OK;
+    if (count == 0) return AQ_OK;
+    const int length = from ? snprintf(path, sizeof path, "%s/%s", from, name) : -1;
+    if (length > 0 && (size_t)length < sizeof path && access(path, F_OK) == 0)
+        status = read_config(from, name, &generation);
+    else {
+        generation = json_object();
+        if (from) status = read_config(from, "config.json", &config);
+        take_marks(generation, config);
+    }
+    if (status == AQ_OK) status = add_ends(generation, ends, count, file, context);
+    json_decref(config);
+    json_decref(generation);
+    return status;
+}
+
+enum aq_status aq_publish_chat(const char *folder, aq_publish_file *file, void *context)
+{
+    struct aq_error_hold none;
+    char *text;
+    size_t bytes;
+    aq_error_hold(&none);
+    enum aq_status status = aq_chat_source(folder, &text, &bytes);
+    aq_error_release(&none);
+    if (status == AQ_NOTFOUND) return AQ_OK;
+    if (status != AQ_OK) return aq_fail(status, AREA, "%s", none.text);
+    status = file(context, "chat_template.jinja", text, bytes);
+    aq_free(text);
+    return status;
 }
 
 enum aq_status aq_publish_tokenizer(const char *kind, const char *path, uint32_t tokens, aq_publish_file *file,

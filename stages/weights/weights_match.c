@@ -96,6 +96,58 @@ static bool same_bytes(const struct aq_weights_entry *a, const struct aq_weights
     return same;
 }
 
+/* The name by which a tied model's file may have a tensor of that name, too: its head is its embedding. */
+static bool alias_of(const struct aq_model_config *model, const char *name, struct stage_alias *out)
+{
+    struct stage_alias aliases[ALIASES_MAX];
+    const struct aq_stage_config whole = {
+        .model = *model, .layer_end = aq_model_layers(model), .B = 1, .T = model->context, .slots = 1};
+    const uint32_t count = stage_aliases(&whole, aliases, ALIASES_MAX);
+    for (uint32_t i = 0; i < count; i++)
+        if (!name || strcmp(aliases[i].of, name) == 0) {
+            *out = aliases[i];
+            return true;
+        }
+    return false;
+}
+
+enum aq_status aq_weights_find_shared(const struct aq_weights *weights, const struct aq_model_config *model,
+                                      const char *name, uint32_t *index)
+{
+    struct stage_alias alias;
+    if (aq_weights_find(weights, name, index) == AQ_OK) return AQ_OK;
+    return alias_of(model, name, &alias) ? aq_weights_find(weights, alias.name, index) : AQ_NOTFOUND;
+}
+
+struct pair {
+    const struct stage_alias *alias;
+};
+
+static bool pair_wants(void *context, const char *name)
+{
+    const struct pair *pair = context;
+    return strcmp(name, pair->alias->name) == 0 || strcmp(name, pair->alias->of) == 0;
+}
+
+bool aq_weights_head_differs(const char *path, const struct aq_model_config *model)
+{
+    struct stage_alias alias;
+    struct pair pair = {.alias = &alias};
+    struct aq_weights *weights;
+    struct aq_error_hold none;
+    uint32_t head, table;
+    bool differs = false;
+    if (!alias_of(model, NULL, &alias)) return false;
+    aq_error_hold(&none);
+    if (aq_weights_open_wanted(path, pair_wants, &pair, &weights) == AQ_OK) {
+        if (aq_weights_find(weights, alias.name, &head) == AQ_OK && aq_weights_find(weights, alias.of, &table) == AQ_OK)
+            differs = !same_bytes(weights->entries[head], weights->entries[table]);
+        aq_weights_close(weights);
+    }
+    aq_error_release(&none);
+    return differs;
+}
+
 /* A shared tensor may stand in the file again: then it must be the same, or it would be lost. */
 static void judge_alias(struct aq_weights_found *found, const struct aq_weights *weights,
                         const struct aq_weights_entry *entry, const struct stage_alias *alias)
@@ -149,7 +201,7 @@ static void survey_tensors(const struct survey *survey, aq_weights_tell *tell, v
         uint32_t index;
         /* An untied head may begin as the embedding. */
         const bool other = strcmp(tensor->name, tensor->begins_as) != 0;
-        if (aq_weights_find(weights, tensor->name, &index) == AQ_OK) {
+        if (aq_weights_find_shared(weights, survey->config, tensor->name, &index) == AQ_OK) {
             found.file = weights->entries[index]->file->path;
             found.type = weights->entries[index]->type->name;
             found.count = weights->entries[index]->count;

@@ -54,6 +54,11 @@ static void read_config(void)
     AQ_ASSERT(aq_model_folder_type(open) && aq_model_folder_architecture(open));
     const struct aq_publish_about about = {.end_of_text = -1, .type = "F32", .from = folder};
     struct aq_model_marks marks;
+    struct aq_model_generation generation;
+    const enum aq_status generates = aq_model_folder_generation(open, &generation);
+    AQ_ASSERT(generates != AQ_OK || generation.repetition_penalty > 0);
+    char order[64];
+    (void)aq_model_folder_order(open, "a, b", order, sizeof order);
     const enum aq_status marked = aq_model_folder_marks(open, &marks);
     AQ_ASSERT(marked == AQ_OK || marked == AQ_MISMATCH);
     for (uint32_t i = 0; marked == AQ_OK && i < marks.end_count; i++)

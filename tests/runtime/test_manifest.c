@@ -777,11 +777,20 @@ static void test_manifest_folder_says_every_size(void **state)
         assert_int_equal(unlink(path), 0);
     }
 
-    /* What a launcher has resolved asks the folder no more. */
-    const char *const facts[] = {"facts.train_samples=4", "model.blocks=2"};
-    assert_int_equal(parse(text, facts, 2, &job), AQ_OK);
+    /* What a launcher has resolved, with every key of the model, does not ask the folder. */
+    const char *const facts[] = {"facts.train_samples=4", "data.tokenizer=bytes", "model.blocks=2",   "model.heads=4",
+                                 "model.channels=32",     "model.vocabulary=300", "model.context=64", "model.dropout=0",
+                                 "model.tied=exact",      "model.init_std=0.02"};
+    assert_int_equal(parse(text, facts, sizeof facts / sizeof facts[0], &job), AQ_OK);
     assert_int_equal(job->model.config.blocks, 2);
+    assert_int_equal(job->data.bos, AQ_BEGIN_NONE); /* no fact of places: an older version planned it */
     aq_job_close(job);
+
+    /* The server of split learning has a client's facts and the manifest as it was written: the folder is asked. */
+    assert_int_equal(parse(text, facts, 2, &job), AQ_OK);
+    assert_int_equal(job->model.config.blocks, 3);
+    aq_job_close(job);
+    assert_int_equal(parse(text, facts, 3, &job), AQ_INVAL);
     snprintf(path, sizeof path, "%s/config.json", folder);
     assert_int_equal(unlink(path), 0);
     assert_int_equal(rmdir(folder), 0);

@@ -59,6 +59,9 @@ enum {
  */
 enum aq_status aq_chat_open(const char *folder, const char *name, struct aq_chat_template **out);
 
+/* The text of the default template that aq_chat_open takes, byte for byte; caller frees with aq_free. As that. */
+enum aq_status aq_chat_source(const char *folder, char **text, size_t *bytes);
+
 /*
  * A template from memory; `called` stands in front of line and column in errors. variables: a JSON object
  * ({"bos_token": "<s>"}) or NULL.

@@ -9,6 +9,9 @@
  * end-of-text token behind it. Sample id = block number; the last part that does not fill a block is dropped, and the
  * count of dropped tokens is told.
  *
+ * Where a text begins with a token of its own (config.begin), each block does: it has T + 1 places, or T of them where
+ * places_max allows no more, and the targets of the places in front are -1.
+ *
  * The sampler's order is a pure function of (seed, epoch): every rank knows all of it ahead, after a restart too.
  *
  * Locking: read-only after open; any thread.
@@ -55,6 +58,9 @@ uint32_t aq_tokenizer_vocabulary(const struct aq_tokenizer *tokenizer);
 /* The token that stands between texts ("<|endoftext|>" of gpt2), or -1 where the vocabulary has none. */
 int32_t aq_tokenizer_end_of_text(const struct aq_tokenizer *tokenizer);
 
+/* Is it a token that its files mark as special, as "<|im_end|>", and no text? */
+bool aq_tokenizer_special(const struct aq_tokenizer *tokenizer, int32_t token);
+
 /*
  * What the tokenizer's own template puts around one text ("[CLS]" before, "[SEP]" after it) and between two: for tasks
  * that ask for it. aq_tokenizer_encode does not: a text of a language model stands in the middle of others. All counts
@@ -66,6 +72,18 @@ struct aq_tokenizer_frame {
     uint32_t before_count, between_count, after_count;
 };
 const struct aq_tokenizer_frame *aq_tokenizer_frame(const struct aq_tokenizer *tokenizer);
+
+/* Does a text begin with the token that marks a beginning (data.bos)? AUTO: what the frame puts before a text. */
+enum aq_begin { AQ_BEGIN_NONE = 0, AQ_BEGIN_AUTO, AQ_BEGIN_ALWAYS };
+
+/*
+ * The tokens that a text begins with, into out; *count of them, 0 where there are none. ALWAYS: those of the frame, or
+ * else the folder's bos_token. AQ_INVAL: ALWAYS, and the tokenizer has neither.
+ */
+enum aq_status aq_tokenizer_begins(const struct aq_tokenizer *tokenizer, enum aq_begin begin,
+                                   int32_t out[AQ_TOKENIZER_FRAME_MAX], uint32_t *count);
+/* Do the tokens of a text begin so already, as those of a rendered chat template do? false where count is 0. */
+bool aq_tokenizer_begun(const int32_t *before, uint32_t count, const int32_t *tokens, size_t token_count);
 
 /*
  * Tokens of `bytes` of text, into memory of aq_alloc (caller frees with aq_free). Any bytes are accepted, and
@@ -86,7 +104,9 @@ struct aq_dataset_config {
     uint32_t path_count;
     const struct aq_tokenizer *tokenizer; /* text: borrowed while open only; NULL: these are opened     */
     const char *tokenizer_kind, *tokenizer_path;
-    uint32_t T;           /* text: tokens of a sample                                                   */
+    uint32_t T;           /* text: tokens of a sample, without those that it begins with                */
+    enum aq_begin begin;  /* text, instruct: what each sample, or prompt, begins with                   */
+    uint32_t places_max;  /* text: a sample has no more places than these; 0: no bound                  */
     uint64_t samples_max; /* take only the first so many samples; 0: all                                */
     uint64_t skip;        /* leave out the first so many samples (their ids are not reused)             */
     bool end_of_text;     /* text: put the tokenizer's end-of-text token behind every file              */
@@ -98,6 +118,7 @@ struct aq_dataset_config {
         const char *names;               /* of labels, in order, with commas; NULL: numbers from 0 on   */
     } columns;
     const char *chat; /* instruct: folder with a chat template; NULL: that of the tokenizer              */
+    const char *chat_variables; /* instruct: further variables of the template, a JSON object; or NULL */
     bool whole;       /* instruct: each conversation is a sample of its own                              */
     bool together;    /* instruct: conversations of one sample see those before them: samples have no parts */
 };
@@ -116,7 +137,7 @@ uint64_t aq_dataset_bytes(const char *kind, uint32_t T, uint64_t samples);
 enum aq_status aq_dataset_open(const struct aq_dataset_config *config, struct aq_dataset **out);
 void aq_dataset_close(struct aq_dataset *dataset); /* NULL is fine */
 uint64_t aq_dataset_count(const struct aq_dataset *dataset);
-uint32_t aq_dataset_tokens(const struct aq_dataset *dataset);  /* T */
+uint32_t aq_dataset_tokens(const struct aq_dataset *dataset);  /* places: T, or more with what it begins with */
 uint32_t aq_dataset_outputs(const struct aq_dataset *dataset); /* values of a target: tokens, classes */
 uint32_t aq_dataset_vocabulary(const struct aq_dataset *dataset); /* values of a token; 0: samples have none */
 uint64_t aq_dataset_dropped(const struct aq_dataset *dataset); /* tokens at the end that fill no block */
@@ -136,9 +157,13 @@ const uint32_t *aq_dataset_parts(const struct aq_dataset *dataset, uint64_t *cou
 /* Of a sample with these parts, `starts` of its T tokens (stages/batch.h); what is padding stands alone. */
 void aq_dataset_starts(const uint32_t *parts, uint64_t count, uint32_t T, uint32_t *starts);
 
-/* How many targets of a sample are counted, of the `count` of its field; index < count. */
+/* Special tokens that end answers, the most frequent first: at most AQ_DATASET_ENDS_MAX; *count may be 0. */
+enum { AQ_DATASET_ENDS_MAX = 2 };
+const int32_t *aq_dataset_ends(const struct aq_dataset *dataset, uint32_t *count);
+
+/* How many targets of a sample are counted, of the `count` of its field; index < aq_dataset_count. */
 uint32_t aq_dataset_targets(const struct aq_dataset *dataset, uint64_t index, uint32_t count);
-/* May that be fewer than all? And of a kind. */
+/* May that differ from sample to sample? And of a kind. */
 bool aq_dataset_masks(const struct aq_dataset *dataset);
 bool aq_dataset_kind_masks(const char *kind);
 

@@ -14,9 +14,10 @@
  *     aq_model_folder_close(folder);
  *
  * Caveats first.
- * - Opening reads config.json alone: no weights. It refuses what this program would compute otherwise than the file
- *   says, by file, key, what was found and what was expected. What it does not know and what changes no result
- *   (use_cache, task_specific_params) it passes over, and aq_publish carries over.
+ * - Opening reads config.json, and of the weights only the head and the embedding of a tied model that has both: where
+ *   they differ the model is not tied (as transformers has it). It refuses what this program would compute otherwise
+ *   than the file says, by file, key, what was found and what was expected. What it does not know and what changes no
+ *   result (use_cache, task_specific_params) it passes over, and aq_publish carries over.
  * - An architecture that no model of models.def reads is refused by its name, with those that are read.
  * - A folder is named by the user: links in it are followed (downloads are often links into a cache). The names that
  *   its files give (shards of an index) stay inside it.
@@ -62,6 +63,19 @@ const char *aq_model_folder_architecture(const struct aq_model_folder *folder);
 /* Does the architecture give what its samples are as a whole ("...ForSequenceClassification"), and no tokens? */
 bool aq_model_folder_classifies(const struct aq_model_folder *folder);
 
+/*
+ * The name that config.json gives a classifier's label (id2label), or NULL: it gives none to all labels, or names that
+ * say nothing (LABEL_0). Until close.
+ */
+const char *aq_model_folder_label(const struct aq_model_folder *folder, uint32_t label);
+
+/*
+ * The names of a job's labels ("negative, positive") in the order of the folder's head, into out: as they are where
+ * the folder names none, or none of them. AQ_MISMATCH: some of them are labels of the head at other places, and not all
+ * can be mapped; says both lists. AQ_NOSPC: out is too small.
+ */
+enum aq_status aq_model_folder_order(const struct aq_model_folder *folder, const char *names, char *out, size_t bytes);
+
 enum { AQ_MODEL_ENDS_MAX = 16 };
 struct aq_model_marks {
     int32_t begin; /* the token that an empty text begins with; -1: none is named                          */
@@ -75,6 +89,24 @@ struct aq_model_marks {
  * that is no token, or more ends than there is room for; AQ_IO, AQ_NOMEM.
  */
 enum aq_status aq_model_folder_marks(const struct aq_model_folder *folder, struct aq_model_marks *out);
+
+/*
+ * How those who publish the folder generate: generation_config.json. Values as transformers has them where the file
+ * says nothing.
+ */
+enum { AQ_MODEL_OTHERS_BYTES = 256 };
+struct aq_model_generation {
+    bool draws;        /* do_sample                                                */
+    float temperature; /* 1                                                        */
+    float top_p;       /* 1: all                                                   */
+    uint32_t top_k;    /* 0: all                                                   */
+    float repetition_penalty; /* 1: none                                           */
+    uint32_t tokens_max;      /* max_new_tokens; 0: none is named                  */
+    char others[AQ_MODEL_OTHERS_BYTES]; /* keys that change a text and are not computed here, with commas; "": none */
+};
+
+/* Statuses of reading it; AQ_MISMATCH: a value that is out of range. */
+enum aq_status aq_model_folder_generation(const struct aq_model_folder *folder, struct aq_model_generation *out);
 
 /* "gpt2 (GPT2LMHeadModel, GPT2Model), ...": what can be opened, in order of models.def; cut where it does not fit. */
 void aq_model_folder_known(char *text, size_t bytes);

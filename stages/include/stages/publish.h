@@ -46,6 +46,7 @@ struct aq_publish_about {
     int32_t end_of_text; /* a token, or -1                                                   */
     const char *type;    /* of the weights: "F32", "BF16", "F16"                             */
     const char *from;    /* the folder that it began as, or NULL: its other keys come along  */
+    const char *labels;  /* names of a classifier's labels, with commas between; NULL: those of `from`, or LABEL_0 */
 };
 
 /*
@@ -62,6 +63,16 @@ enum aq_status aq_publish_model(const struct aq_model_config *model, const struc
  */
 const char *aq_publish_carried(uint32_t index); /* their names, NULL behind the last */
 enum aq_status aq_publish_carry(const char *from, bool tokenizer, aq_publish_file *file, void *context);
+
+/*
+ * generation_config.json, if `count` tokens end answers that those who published `from` (or NULL) do not name: its own
+ * keys, or else the tokens of its config.json, and these among eos_token_id. Nothing is written where all are there.
+ */
+enum aq_status aq_publish_ends(const char *from, const int32_t *ends, uint32_t count, aq_publish_file *file,
+                               void *context);
+
+/* chat_template.jinja: the default template of that folder, byte for byte. Nothing where it has none. */
+enum aq_status aq_publish_chat(const char *folder, aq_publish_file *file, void *context);
 
 /*
  * The tokenizer's files under their published names: none of "bytes", which has none. kind and path as

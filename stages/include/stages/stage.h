@@ -397,6 +397,8 @@ enum aq_status aq_stage_magnitudes(struct aq_stage *stage);
 /* *digest, seeded with what it was, of all that is packed, as it is kept. */
 enum aq_status aq_stage_packed_digest(const struct aq_stage *stage, uint64_t *digest);
 /* What it learns. */
+/* The model of which it is a stage: borrowed until close. */
+const struct aq_model_config *aq_stage_model(const struct aq_stage *stage);
 const struct aq_task *aq_stage_task(const struct aq_stage *stage);
 float *aq_stage_parameters(struct aq_stage *stage); /* device memory, borrowed */
 float *aq_stage_gradients(struct aq_stage *stage);  /* those in use; device memory, borrowed; NULL: none trained */

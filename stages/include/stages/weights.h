@@ -91,6 +91,18 @@ enum aq_status aq_weights_survey(const struct aq_weights *weights, const struct 
                                  aq_weights_tell *tell, void *context);
 
 /*
+ * As aq_weights_find. A tied model's file may have its one table under the head's name alone: that is found, too.
+ */
+enum aq_status aq_weights_find_shared(const struct aq_weights *weights, const struct aq_model_config *model,
+                                      const char *name, uint32_t *index);
+
+/*
+ * Has a folder or file both the embedding of such a tied model and a head with other values? Then it is no tied model,
+ * whatever config.json says; transformers takes the head that is there. false also where it cannot be read.
+ */
+bool aq_weights_head_differs(const char *path, const struct aq_model_config *model);
+
+/*
  * Do they hold this model? Every tensor is there in its shape, but for a head that begins as the embedding, and what
  * begins untrained, which is said by name; what belongs to a larger model of the kind, or an own head of a tied model,
  * is refused. Other tensors are said by name to be of no use, masks are passed over. AQ_MISMATCH: the first problem,
