@@ -7,8 +7,8 @@
  * - wide: samples are coded in bf16, for they have values that fp16 cannot hold;
  * - error: the error of a cut's gradients (gradient_error_ratio) was above 0.5 in 8 steps in a row;
  * - activations: over five epochs, and 16 steps in a row at least, what all cuts together lost of the activations of
- *   samples that were seen before was above 0.15 of their size (root of the sum of squares over the cuts). Samples change
- *   so much between visits that the codec's error of the change is felt; it is said of the cut that loses most;
+ *   samples that were seen before was above 0.15 of their size (root of the sum of squares over the cuts). Samples
+ *   change so much between visits that the codec's error of the change is felt; it is said of the cut that loses most;
  * - idle: in 20 steps in a row a stage's own gradient was 0 while the loss was not. What it means is train.idle_stage:
  *   the run ends, or it is said.
  *

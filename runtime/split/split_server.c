@@ -161,7 +161,7 @@ static void welcome(struct server *server, struct newcomer *newcomer, struct sit
     if (status == AQ_OK) join_tell(server, site);
 }
 
-/* Two folders with one bundle: the first one that is here has it. Within one folder a new connection replaces the old. */
+/* Two folders with one bundle: the first that is here has it. Within one folder a new connection replaces the old. */
 static bool other_machine(const struct site *site, const struct aq_split_join *join)
 {
     return site->control && site->join.instance && join->instance && site->join.instance != join->instance;

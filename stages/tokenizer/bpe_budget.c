@@ -1,5 +1,6 @@
 /*
- * bpe_budget.c -- what one text may cost: how long it may become, how many steps and how much CPU time patterns may take.
+ * bpe_budget.c -- what one text may cost: how long it may become, how many steps and how much CPU time patterns may
+ * take.
  *
  * Steps are counted, so that a text is refused or taken alike on every machine. Scanning within a step has no count
  * (PCRE2 counts none), so CPU time bounds it; no published tokenizer comes near.

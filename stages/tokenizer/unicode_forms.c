@@ -143,7 +143,7 @@ static enum aq_status order_marks(utf8proc_int32_t *characters, size_t count)
     return AQ_OK;
 }
 
-/* Characters decomposed one by one, as utf8proc_decompose has them before it puts marks in order. out NULL: the count. */
+/* Characters decomposed one by one, as utf8proc_decompose has them before it orders marks. out NULL: the count. */
 static utf8proc_ssize_t decompose(const uint8_t *text, size_t bytes, utf8proc_option_t option, utf8proc_int32_t *out,
                                   utf8proc_ssize_t room)
 {

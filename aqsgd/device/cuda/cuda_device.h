@@ -90,13 +90,13 @@ static inline struct cuda_device *cuda_device_of(struct aq_device *device)
 }
 
 /*
- * Makes the device the calling thread's current one. Kernels, events and memory belong to the GPU that is current, and a
- * thread may have several devices, or one that another thread opened. Costs nothing where it is current already: the
+ * Makes the device the calling thread's current one. Kernels, events and memory belong to the GPU that is current, and
+ * a thread may have several devices, or one that another thread opened. Costs nothing where it is current already: the
  * thread remembers what it chose last, for nothing else in a process that has this backend chooses.
  */
 cudaError_t cuda_use(const struct cuda_device *cuda);
 
-/* The stream that is meant; its GPU is the thread's from here on. An error of cuda_use shows in what is enqueued next. */
+/* The stream that is meant; its GPU is the thread's from here on. What is enqueued next shows an error of cuda_use. */
 static inline struct aq_stream *cuda_stream_of(struct cuda_device *cuda, struct aq_stream *stream)
 {
     (void)cuda_use(cuda);
