@@ -55,7 +55,7 @@ enum aq_status aq_alloc_text(const char *text, char **out)
 
 enum { PAGE_BYTES = 4096, HUGE_BYTES = 2 << 20 };
 
-enum aq_status aq_map(size_t bytes, void **out)
+enum aq_status aq_map_untouched(size_t bytes, void **out)
 {
     if (bytes == 0) bytes = 1;
     void *memory = MAP_FAILED;
@@ -64,8 +64,17 @@ enum aq_status aq_map(size_t bytes, void **out)
     if (memory == MAP_FAILED) return aq_fail(AQ_NOMEM, "memory", "cannot map %zu bytes (%.1f MiB)", bytes,
                                              (double)bytes / 1048576.0);
     if (bytes >= HUGE_BYTES) madvise(memory, bytes, MADV_HUGEPAGE); /* a wish: pages come either way */
-    for (size_t at = 0; at < bytes; at += PAGE_BYTES) ((volatile uint8_t *)memory)[at] = 0;
     atomic_fetch_add_explicit(&used, bytes, memory_order_relaxed);
+    *out = memory;
+    return AQ_OK;
+}
+
+enum aq_status aq_map(size_t bytes, void **out)
+{
+    void *memory = NULL;
+    AQ_TRY(aq_map_untouched(bytes, &memory));
+    for (size_t at = 0; at < bytes; at += PAGE_BYTES)
+        ((volatile uint8_t *)memory)[at] = 0;
     *out = memory;
     return AQ_OK;
 }

@@ -9,6 +9,7 @@
  * one line in devices.def; its results are copied to the host with aq_device_copy, so it need not share memory.
  */
 #include "device_isolated.h"
+#include "sample.h"
 #include "stage_help.h"
 
 #include <stdatomic.h>
@@ -124,6 +125,12 @@ struct array {
     enum compare compare;
     void *at, *results[2]; /* the truth's and the device's */
 };
+
+/* A GPU takes its time under emulation: of a long table it runs the short form (sample.h). A CPU runs all of it. */
+static bool runs(size_t s, size_t of_each, size_t one_of)
+{
+    return !gpu || sample_has(s, of_each, one_of);
+}
 
 /* Blocks and threads of the launch emulation come in an order drawn by lot; elsewhere it is as it is. */
 static void order(uint64_t seed)
@@ -375,7 +382,7 @@ static void test_layernorm_matches_truth(void **state)
                                     .type = types[s % TYPES],
                                     .samples = s % 2, /* no beta                                            */
                                     .H = s / TYPES % 4}; /* which of the two that come along are asked for */
-        if (x.H % 2 && x.type == AQ_F32) continue;
+        if ((x.H % 2 && x.type == AQ_F32) || !runs(s, 4 * TYPES, 5)) continue;
         const uint64_t N = x.T * x.D;
         float *biased = random_of(AQ_F32, N, 1, 2.0f);
         for (uint64_t i = 0; i < N; i++)

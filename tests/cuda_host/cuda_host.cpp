@@ -2,7 +2,8 @@
  * cuda_host.cpp -- runs a grid: blocks one after another, the threads of a block in turns.
  *
  * Each thread of a block has a stack. The launcher goes round the block's threads, in the order drawn for this block,
- * and lets each run until it waits for its warp or its block, or returns. The last to arrive at a meeting gives all
+ * and lets each run until it waits for its warp or its block, or returns. A thread that returns leaves its stack to the
+ * next one of the round that has not begun; a thread that waits lets the next one of the round run. The last to arrive at a meeting gives all
  * their results and goes on. A round in which nobody could run is a meeting that never happens: an error.
  */
 #include "cuda_host.h"
@@ -55,6 +56,7 @@ struct copy {
 struct fiber {
     turn own;
     state now;
+    bool begun, checked; /* its stack is in use, or was; the launcher started it in this block */
     uint3 thread;
     site at; /* where it waits */
     uint32_t mask;
@@ -85,7 +87,8 @@ struct emulator {
     uint8_t *stacks = nullptr;
     turn launcher = {};
     fiber *current = nullptr;
-    size_t threads = 0, at_block = 0;
+    size_t threads = 0, at_block = 0, done = 0;
+    size_t from = 0, turns = 0; /* a round begins at order[from]; so many of its turns are over */
     int block_sum = 0;
     const std::function<void()> *body = nullptr;
     const char *kernel = "";
@@ -125,24 +128,67 @@ uint32_t index_of(const fiber &f)
     return (uint32_t)(&f - self().fibers.data());
 }
 
-/* Waits until somebody makes this thread ready again. A failed launch is never gone on with. */
+/* Who has the next turn of this round; NULL: the round is over. */
+fiber *next_in_round()
+{
+    emulator &e = self();
+    while (e.turns < e.threads) {
+        const size_t i = e.from + e.turns;
+        fiber &f = e.fibers[e.order[i < e.threads ? i : i - e.threads]];
+        if (f.now == state::ready) return &f;
+        e.turns++;
+    }
+    return nullptr;
+}
+
+/* This thread of the block runs from here on. */
+void take_turn(fiber *f)
+{
+    emulator &e = self();
+    e.turns++;
+    e.progress = true;
+    e.current = f;
+    here.thread = f->thread;
+    watch_thread(index_of(*f));
+}
+
+/* Waits until somebody makes this thread ready again. A failed launch never continues. The next thread of the round
+ * follows at once if it has a stack in use; the launcher starts the others. */
 void wait()
 {
     emulator &e = self();
     fiber *mine = e.current;
-    do
-        turn_switch(&mine->own, &e.launcher);
-    while (e.failed);
+    do {
+        fiber *next = e.failed ? nullptr : next_in_round();
+        if (next && next->begun)
+            take_turn(next);
+        else
+            next = nullptr;
+        turn_switch(&mine->own, next ? &next->own : &e.launcher);
+    } while (e.failed);
 }
 
+/* What a stack runs: one thread of the block, and those after it that have not begun, until one of them waits. */
 [[noreturn]] void entry()
 {
     emulator &e = self();
     turn_entered(&e.launcher);
-    (*e.body)();
-    e.current->now = state::done;
-    turn_leave(&e.current->own, &e.launcher);
-    __builtin_trap();
+    for (;;) {
+        (*e.body)();
+        fiber *done = e.current, *next = nullptr;
+        done->now = state::done;
+        e.done++;
+        if (!e.failed) next = next_in_round();
+        if (next && next->begun) take_turn(next);
+        if (!next || next->begun) {
+            turn_leave(&done->own, next ? &next->own : &e.launcher);
+            __builtin_trap();
+        }
+        std::swap(done->own, next->own); /* the stack is the next one's */
+        std::swap(done->checked, next->checked);
+        next->begun = true;
+        take_turn(next);
+    }
 }
 
 /* splitmix64 (Steele, Lea, Flood 2014) of a counter: the order of things, nothing else. */
@@ -285,18 +331,19 @@ void guards_check()
 {
 #ifndef CUDA_HOST_ASAN
     emulator &e = self();
-    for (size_t i = 0; i < GUARD; i++) {
-        if (e.shared[i] != GUARD_BYTE) fail("wrote before its %zu bytes of dynamic shared memory", e.shared_bytes);
-        if (e.shared[GUARD + e.shared_bytes + i] != GUARD_BYTE)
-            fail("wrote byte %zu past its %zu bytes of dynamic shared memory", i, e.shared_bytes);
-    }
+    static const std::vector<uint8_t> guard(GUARD, GUARD_BYTE);
+    const uint8_t *past = e.shared + GUARD + e.shared_bytes;
+    if (std::memcmp(e.shared, guard.data(), GUARD) != 0)
+        fail("wrote before its %zu bytes of dynamic shared memory", e.shared_bytes);
+    for (size_t i = 0; std::memcmp(past, guard.data(), GUARD) != 0 && i < GUARD; i++)
+        if (past[i] != GUARD_BYTE) fail("wrote byte %zu past its %zu bytes of dynamic shared memory", i, e.shared_bytes);
 #endif
 }
 
 void block_start(dim3 block)
 {
     emulator &e = self();
-    e.at_block = 0;
+    e.at_block = e.done = 0;
     e.block_sum = 0;
     watch_block(e.threads);
     guards_write();
@@ -306,9 +353,8 @@ void block_start(dim3 block)
     shuffle_order(e.order, e.threads);
     for (size_t i = 0; i < e.threads; i++) {
         fiber &f = e.fibers[i];
-        std::memcpy(f.own.bottom, &STACK_END, sizeof STACK_END);
-        turn_start(&f.own, entry);
         f.now = state::ready;
+        f.begun = f.checked = false;
         f.copies.clear();
         f.at = {};
         f.thread = {(unsigned)i % block.x, (unsigned)i / block.x % block.y, (unsigned)i / block.x / block.y};
@@ -326,32 +372,34 @@ void block_end()
     if (bytes + e.shared_bytes > SHARED_MAX)
         fail("%zu bytes of shared memory: at most %zu", bytes + e.shared_bytes, SHARED_MAX);
     for (size_t i = 0; i < e.threads; i++) {
+        if (!e.fibers[i].checked) continue;
         uint64_t end;
         std::memcpy(&end, e.fibers[i].own.bottom, sizeof end);
         if (end != STACK_END) fail("thread %zu ran over its stack of %zu bytes", i, STACK_BYTES);
     }
 }
 
+void stack_start(fiber *f)
+{
+    std::memcpy(f->own.bottom, &STACK_END, sizeof STACK_END);
+    turn_start(&f->own, entry);
+    f->begun = f->checked = true;
+}
+
 void block_run(dim3 block)
 {
     emulator &e = self();
     block_start(block);
-    for (size_t done = 0; done < e.threads && !e.failed;) {
-        const size_t from = e.seed ? draw() % e.threads : 0; /* each round begins elsewhere */
+    while (e.done < e.threads && !e.failed) {
+        e.from = e.seed ? draw() % e.threads : 0; /* each round begins elsewhere */
+        e.turns = 0;
         e.progress = false;
-        done = 0;
-        for (size_t i = 0; i < e.threads && !e.failed; i++) {
-            fiber &f = e.fibers[e.order[i + from < e.threads ? i + from : i + from - e.threads]];
-            if (f.now == state::ready) {
-                e.progress = true;
-                e.current = &f;
-                here.thread = f.thread;
-                watch_thread(index_of(f));
-                turn_switch(&e.launcher, &f.own);
-            }
-            done += f.now == state::done;
+        for (fiber *f; !e.failed && (f = next_in_round());) {
+            if (!f->begun) stack_start(f);
+            take_turn(f);
+            turn_switch(&e.launcher, &f->own);
         }
-        if (!e.progress && done < e.threads && !e.failed) describe_stuck();
+        if (!e.progress && e.done < e.threads && !e.failed) describe_stuck();
     }
     if (!e.failed) block_end();
 }

@@ -158,28 +158,43 @@ void device_access(const void *code, size_t offset, size_t bytes, bool write, bo
     if (write) mark(offset, bytes, CUDA_HOST_READABLE);
 }
 
-/* The segment that all four cells name, or FORBIDDEN. */
-inline uint32_t cell_of(const uint32_t *cells)
+/* The segment that all N cells name, or FORBIDDEN. */
+template <size_t N> inline uint32_t cell_of(const uint32_t *cells)
 {
-    uint64_t pairs[2];
-    std::memcpy(pairs, cells, sizeof pairs);
-    return pairs[0] == pairs[1] && (uint32_t)pairs[0] == pairs[0] >> 32 ? (uint32_t)pairs[0] : FORBIDDEN;
+    uint32_t differ = 0;
+    for (size_t i = 1; i < N; i++)
+        differ |= cells[i] ^ cells[0];
+    return differ ? FORBIDDEN : cells[0];
 }
 
-/* Most accesses are of a word that one thread wrote: itself, or any before all threads met. Is this one? */
-inline bool word_is_in_order(size_t offset, bool write)
+/* Most accesses are of a value that one thread wrote: itself, or any before all threads met. Is this one? */
+template <size_t N> inline bool value_is_in_order(size_t offset, bool write)
 {
     watcher &w = only;
-    const uint32_t own = w.mine[w.thread][0], own_cells[4] = {own, own, own, own};
+    const uint32_t own = w.mine[w.thread][0];
     uint32_t *writes = w.writes.data() + offset, *reads = w.reads.data() + offset;
-    const uint32_t wrote = cell_of(writes);
+    const uint32_t wrote = cell_of<N>(writes);
     if (own == 0 || (wrote != own && (wrote >= w.since || (!write && wrote < w.first)))) return false;
     if (write) {
-        const uint32_t read = cell_of(reads);
+        const uint32_t read = cell_of<N>(reads);
         if (read != own && read >= w.since) return false;
     }
-    std::memcpy(write ? writes : reads, own_cells, sizeof own_cells);
+    uint32_t *cells = write ? writes : reads;
+    for (size_t i = 0; i < N; i++)
+        cells[i] = own;
     return true;
+}
+
+/* Are all N bytes within a page, and is each known as written? */
+template <size_t N> inline bool all_readable(size_t offset)
+{
+    if (offset % PAGE + N > PAGE) return false;
+    const uint8_t page = page_states[offset / PAGE];
+    if (page != MIXED) return page == CUDA_HOST_READABLE;
+    uint8_t differ = 0;
+    for (size_t i = 0; i < N; i++)
+        differ |= (uint8_t)(byte_states[offset + i] ^ CUDA_HOST_READABLE);
+    return differ == 0;
 }
 
 /* CUDA_HOST_WATCH=0: nothing is looked at. For whole jobs, whose kernels other tests watch: it halves their time. */
@@ -201,9 +216,11 @@ inline void access(const void *code, const void *address, size_t bytes, bool wri
 
 template <size_t N> inline void access(const void *code, const void *address, bool write)
 {
+    const uintptr_t at = reinterpret_cast<uintptr_t>(address);
+    const size_t shared = at - watched_shared.from, device = at - device_from;
+    if (shared >= watched_shared.bytes && device >= device_bytes) return; /* mostly: a thread's own */
     if (blind) return;
-    const size_t offset = reinterpret_cast<uintptr_t>(address) - watched_shared.from;
-    if (N == 4 && offset < watched_shared.bytes && word_is_in_order(offset, write)) return;
+    if (shared >= watched_shared.bytes ? all_readable<N>(device) : value_is_in_order<N>(shared, write)) return;
     access(code, address, N, write);
 }
 

@@ -231,7 +231,7 @@ static enum aq_status isolated_stream_open(struct aq_device *device, bool light,
     void *memory = NULL;
     AQ_TRY(aq_alloc(sizeof(struct aq_stream), &memory));
     struct aq_stream *stream = memory;
-    const enum aq_status status = aq_alloc(COMMANDS_MAX * sizeof *stream->commands, &memory);
+    const enum aq_status status = aq_map_untouched(COMMANDS_MAX * sizeof *stream->commands, &memory);
     if (status != AQ_OK) {
         aq_free(stream);
         return status;
@@ -557,7 +557,7 @@ static void isolated_close(struct aq_device *device)
     while (isolated->streams) {
         struct aq_stream *stream = isolated->streams;
         isolated->streams = stream->next;
-        aq_free(stream->commands);
+        aq_unmap(stream->commands, COMMANDS_MAX * sizeof *stream->commands);
         aq_free(stream);
     }
     if (isolated->wall) munmap(isolated->wall, 2 * SPAN_BYTES);

@@ -60,13 +60,34 @@ static void open_optimizers(struct ranks *ranks, const struct aq_optimizer_confi
     }
 }
 
+/* Normal numbers of (seed, step, stream 0 to RANKS_MAX): made once and kept, because the suites ask for the same ones
+ * again for each optimizer and each codec. Valid until the next call with another seed and step. */
+static const float *normals_of(uint64_t seed, uint64_t step, uint32_t stream)
+{
+    enum { KEPT = 512 };
+    static struct {
+        uint64_t seed, step;
+        float *values;
+    } kept[KEPT][RANKS_MAX + 1];
+    const uint64_t slot = (seed * 131 + step) % KEPT;
+    float **values = &kept[slot][stream].values;
+    if (*values && kept[slot][stream].seed == seed && kept[slot][stream].step == step) return *values;
+    void *memory = *values;
+    if (!memory) assert_int_equal(aq_alloc(RANK_FLOATS * sizeof(float), &memory), AQ_OK);
+    *values = memory;
+    kept[slot][stream].seed = seed;
+    kept[slot][stream].step = step;
+    const struct aq_rng_key key = aq_rng_key(seed, AQ_RNG_TEST, step, stream);
+    for (uint64_t i = 0; i < RANK_FLOATS; i++)
+        (*values)[i] = aq_rng_normal(&key, i);
+    return *values;
+}
+
 void ranks_open(struct ranks *ranks, const struct aq_optimizer_config *config, uint32_t W)
 {
-    const struct aq_rng_key key = aq_rng_key(61, AQ_RNG_TEST, 0, 0);
     open_memory(ranks, W, RANK_FLOATS);
     for (uint32_t w = 0; w < W; w++)
-        for (uint64_t i = 0; i < RANK_FLOATS; i++)
-            ranks->parameters[w][i] = aq_rng_normal(&key, i);
+        memcpy(ranks->parameters[w], normals_of(61, 0, 0), RANK_FLOATS * sizeof(float));
     open_optimizers(ranks, config, rank_tensors, RANK_TENSORS);
 }
 
@@ -87,14 +108,14 @@ void ranks_close(struct ranks *ranks)
 
 void ranks_gradients(struct ranks *ranks, uint64_t seed, uint64_t step)
 {
-    const struct aq_rng_key common = aq_rng_key(seed, AQ_RNG_TEST, step, 0);
+    const float *common = normals_of(seed, step, 0);
     for (uint32_t w = 0; w < ranks->W; w++) {
-        const struct aq_rng_key own = aq_rng_key(seed, AQ_RNG_TEST, step, 1 + w);
+        const float *own = normals_of(seed, step, 1 + w);
         memset(ranks->gradients[w], 0, RANK_FLOATS * sizeof(float));
         for (int t = 0; t < RANK_TENSORS; t++) {
             const struct aq_optimizer_tensor *tensor = &rank_tensors[t];
             for (uint64_t i = tensor->offset; i < tensor->offset + tensor->count && t != DEAD; i++)
-                ranks->gradients[w][i] = ldexpf(aq_rng_normal(&common, i) + aq_rng_normal(&own, i) + 0.3f, -2 * t);
+                ranks->gradients[w][i] = ldexpf(common[i] + own[i] + 0.3f, -2 * t);
         }
     }
 }

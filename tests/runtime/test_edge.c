@@ -9,6 +9,7 @@
  */
 #include "codec_internal.h"
 #include "edge_sides.h"
+#include "sample.h"
 
 /* A fault of a decoder: a bit of value 5 of that sample's x^, in every batch that such a codec decodes. */
 static bool faulty;
@@ -562,6 +563,7 @@ static void edge_on(const char *device, bool over_nccl)
         for (int which = 0; which < 13; which++) {
             if (which == 4 && i % 4 != 3) continue; /* epochs that go uncompressed know no bits */
             if (which >= 8 && which < 11 && strstr(codecs[i], "store: q2")) continue;
+            if (strcmp(device, "cuda") == 0 && !sample_has(13 * i + (size_t)which, 13, 4)) continue;
             huge = which >= 11;
             back_scale = which == 11 ? 1 : 1e-5f;
             spoil = which == 3;
@@ -726,8 +728,10 @@ static void test_edge_on_other_devices_has_the_bits_of_the_cpu(void **state)
     if (seen == 0) skip();
 }
 
-int main(void)
+/* An argument is a pattern of the tests to run. */
+int main(int argc, char **argv)
 {
+    if (argc > 1) cmocka_set_test_filter(argv[1]);
     isolated_register("isolated");
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_edge_takes_every_codec_of_the_table),

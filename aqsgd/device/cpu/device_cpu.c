@@ -80,7 +80,7 @@ static enum aq_status cpu_open(const struct aq_device_config *config, struct aq_
     AQ_TRY_GOTO(cpu_pool_open(config->threads, &cpu->pool), out);
     cpu->threads = cpu_pool_threads(cpu->pool);
     const size_t bytes = CPU_SHARED_BYTES + (size_t)cpu->threads * CPU_WORKER_BYTES;
-    AQ_TRY_GOTO(aq_map(bytes, &memory), out);
+    AQ_TRY_GOTO(aq_map_untouched(bytes, &memory), out); /* a small model uses little of it */
     cpu->scratch = memory;
     cpu->scratch_bytes = bytes;
     char processor[64];

@@ -473,26 +473,54 @@ static void sums_run(const struct lt_call *call, bool of_a, uint64_t k_count)
     }
 }
 
+/* operands[k][i]: what a product reads of one side, `count` values for each k. free()d by the caller. */
+static double *operands_of(const void *at, const struct lt_layout *layout, bool k_runs_far, uint64_t count,
+                           uint64_t k_count, bool tf32)
+{
+    const uint64_t stride = (uint64_t)layout->stride;
+    double *operands = malloc((count * k_count + 1) * sizeof *operands);
+    if (!operands) abort();
+    for (uint64_t far = 0; far < (k_runs_far ? k_count : count); far++)
+        for (uint64_t near = 0; near < (k_runs_far ? count : k_count); near++) {
+            const uint64_t k = k_runs_far ? far : near, i = k_runs_far ? near : far;
+            operands[k * count + i] = operand(at, layout->type, far * stride + near, tf32);
+        }
+    return operands;
+}
+
+/* Column n of the exact product: each value is a sum in order of k. */
+static void column_run(const double *a, const double *b, uint64_t n, uint64_t rows, uint64_t columns, uint64_t k_count,
+                       double *exact)
+{
+    memset(exact, 0, rows * sizeof *exact);
+    for (uint64_t k = 0; k < k_count; k++) {
+        const double factor = b[k * columns + n];
+        for (uint64_t m = 0; m < rows; m++)
+            exact[m] += a[k * rows + m] * factor;
+    }
+}
+
 static int product_run(void *context)
 {
     const struct lt_call *call = context;
     const struct lt_product *product = &call->product;
     const struct lt_layout *a_layout = &call->a_layout, *b_layout = &call->b_layout, *c_layout = &call->c_layout;
     const struct lt_layout *d_layout = &call->d_layout;
-    const void *a = call->a, *b = call->b, *c = call->c;
+    const void *c = call->c;
     void *d = call->d;
     const float scale = call->scale, share = call->share;
     const bool a_plain = product->a == CUBLAS_OP_N, b_plain = product->b == CUBLAS_OP_N;
     const uint64_t k_count = a_plain ? a_layout->columns : a_layout->rows;
     const bool tf32 = product->compute == CUBLAS_COMPUTE_32F_FAST_TF32;
-    const uint64_t as = (uint64_t)a_layout->stride, bs = (uint64_t)b_layout->stride, ds = (uint64_t)d_layout->stride;
-    for (uint64_t n = 0; n < d_layout->columns; n++) {
-        for (uint64_t m = 0; m < d_layout->rows; m++) {
-            double exact = 0;
-            for (uint64_t k = 0; k < k_count; k++)
-                exact += (double)operand(a, a_layout->type, a_plain ? k * as + m : m * as + k, tf32) *
-                         operand(b, b_layout->type, b_plain ? n * bs + k : k * bs + n, tf32);
-            float sum = (float)exact * scale;
+    const uint64_t ds = (uint64_t)d_layout->stride, rows = d_layout->rows, columns = d_layout->columns;
+    double *a = operands_of(call->a, a_layout, a_plain, rows, k_count, tf32);
+    double *b = operands_of(call->b, b_layout, !b_plain, columns, k_count, tf32);
+    double *exact = malloc(rows * sizeof *exact);
+    if (!exact) abort();
+    for (uint64_t n = 0; n < columns; n++) {
+        column_run(a, b, n, rows, columns, k_count, exact);
+        for (uint64_t m = 0; m < rows; m++) {
+            float sum = (float)exact[m] * scale;
             if (share != 0.0f) sum += share * load(c, c_layout->type, n * (uint64_t)c_layout->stride + m);
             if (product->epilogue & CUBLASLT_EPILOGUE_BIAS) sum += load(product->bias, d_layout->type, m);
             const uint64_t at = n * (uint64_t)product->aux_stride + m;
@@ -504,6 +532,9 @@ static int product_run(void *context)
             store(d, d_layout->type, n * ds + m, sum);
         }
     }
+    free(a);
+    free(b);
+    free(exact);
     if (has_sums(product->epilogue)) sums_run(call, product->epilogue == CUBLASLT_EPILOGUE_BGRADA, k_count);
     if (call->slow) (void)nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
     free(context);

@@ -40,7 +40,9 @@ enum aq_status aq_alloc_text(const char *text, char **out);
 
 /* Zeroed pages, huge where the kernel gives them, touched already. AQ_NOMEM (logged, with the bytes). */
 enum aq_status aq_map(size_t bytes, void **out);
-void aq_unmap(void *memory, size_t bytes); /* NULL is fine */
+/* The same, but each page costs its page fault when it is first touched: for memory that a small job uses in part. */
+enum aq_status aq_map_untouched(size_t bytes, void **out);
+void aq_unmap(void *memory, size_t bytes); /* of both; NULL is fine */
 
 /* Where large memory comes from. Zeroed: from aq_map. A device's pinned memory: aq_device_pages. */
 struct aq_pages {

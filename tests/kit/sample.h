@@ -1,0 +1,29 @@
+/*
+ * sample.h -- long tables of cases: a part of each in CI, all of it with AQ_TESTS=long in the environment.
+ *
+ * A table has sizes, and each size comes in `variants`: case s is size s / variants in variant s % variants. The short
+ * form has every size, in one of `one_of` variants; the next size has the next ones, so that each variant comes as
+ * well. It is a fixed choice: the same cases in every run.
+ */
+#ifndef KIT_SAMPLE_H
+#define KIT_SAMPLE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Is this the long form? */
+static inline bool sample_all(void)
+{
+    const char *tests = getenv("AQ_TESTS");
+    return tests && strcmp(tests, "long") == 0;
+}
+
+/* Is case s in the form that runs? */
+static inline bool sample_has(size_t s, size_t variants, size_t one_of)
+{
+    return (s % variants + s / variants) % one_of == 0 || sample_all();
+}
+
+#endif
