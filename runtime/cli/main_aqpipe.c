@@ -1,5 +1,4 @@
 /* main_aqpipe.c -- the command `aqpipe`: a table of commands, and help that teaches. */
-#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -8,6 +7,7 @@
 #include "completion.h"
 #include "nearest.h"
 #include "plan.h"
+#include "process_begin.h"
 #include "worker.h"
 
 static const struct aq_command commands[] = {
@@ -129,6 +129,6 @@ static int run(int argc, char **argv)
 int main(int argc, char **argv)
 {
     aq_log_init(AQ_LOG_COMMAND);
-    signal(SIGXFSZ, SIG_IGN); /* a file over its limit is a failed write (EFBIG), which has a name */
+    if (aq_process_begin() != AQ_OK) return AQ_EXIT_USAGE;
     return aq_command_end("aqpipe", run(argc, argv));
 }

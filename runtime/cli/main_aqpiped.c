@@ -13,6 +13,7 @@
 #include "net/endpoint.h"
 #include "net/tls.h"
 #include "options.h"
+#include "process_begin.h"
 #include "relay.h"
 #include "security.h"
 
@@ -133,7 +134,6 @@ static int run(int argc, char **argv)
 {
     static struct asked asked = {.config.fd = -1};
     struct aq_arguments rest;
-    signal(SIGXFSZ, SIG_IGN); /* a file over its limit is a failed write (EFBIG), which has a name */
     const int code = aq_options_read(&line, argc, argv, &asked, &rest);
     if (code != AQ_OPTIONS_READ) return code;
     if (asked.version) {
@@ -149,5 +149,6 @@ static int run(int argc, char **argv)
 
 int main(int argc, char **argv)
 {
+    if (aq_process_begin() != AQ_OK) return 2;
     return aq_command_end("aqpiped", run(argc, argv));
 }

@@ -66,13 +66,20 @@ static uint64_t memory_kills(void)
 /* Why a worker was killed that nobody of ours has killed; "": there is nothing to say. */
 static void say_why(const struct worker *worker, char *text, size_t bytes)
 {
-    char held[AQ_TEXT_NUMBER];
+    char held[AQ_TEXT_NUMBER], limit_text[96];
+    struct rlimit cpu;
     text[0] = 0;
+    const bool limited = getrlimit(RLIMIT_CPU, &cpu) == 0 && cpu.rlim_cur != RLIM_INFINITY;
+    snprintf(limit_text, sizeof limit_text, "not by aqpipe: perhaps by its limit of CPU time (ulimit -t: %llu s)",
+             (unsigned long long)cpu.rlim_cur);
+    if (WIFSIGNALED(worker->wait_status) && WTERMSIG(worker->wait_status) == SIGXCPU)
+        snprintf(text, bytes, "its limit of CPU time is used up (ulimit -t)");
     if (worker->killed || !WIFSIGNALED(worker->wait_status) || WTERMSIG(worker->wait_status) != SIGKILL) return;
     snprintf(text, bytes, "%s; it held %s at most",
              memory_kills() > worker->memory_kills
                  ? "the kernel kills here for want of memory (oom_kill in memory.events)"
-                 : "not by aqpipe: perhaps by the kernel for want of memory (dmesg says)",
+             : limited ? limit_text
+                       : "not by aqpipe: perhaps by the kernel for want of memory (dmesg says)",
              aq_text_size(worker->peak_bytes, held));
 }
 

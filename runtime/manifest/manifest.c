@@ -7,7 +7,6 @@
 #include "manifest.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <limits.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -16,6 +15,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "aqsgd/base/given_file.h"
 #include "nearest.h"
 
 enum { WANTS_BYTES = 256, NAME_BYTES = 128, TEXT_BYTES = 1024 };
@@ -333,11 +333,8 @@ out:
 
 static enum aq_status read_file(const char *path, char **text, size_t *bytes)
 {
-    const int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0) {
-        const enum aq_status status = aq_fail_errno("manifest", "cannot open the manifest %s", path);
-        return errno == ENOENT ? AQ_NOTFOUND : status;
-    }
+    int fd;
+    AQ_TRY(aq_given_open("manifest", path, &fd));
     void *memory = NULL;
     ssize_t used;
     enum aq_status status;

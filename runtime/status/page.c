@@ -10,9 +10,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <gnutls/gnutls.h>
+#include <gnutls/x509.h>
 
 #include "board_text.h"
 #include "control_socket.h"
@@ -55,7 +58,19 @@ struct healthy { /* what /health says, made as often as documents are */
     char text[64];
 };
 
+/* A connection, from its acceptance to its end. Of the server's thread. */
+struct guest {
+    int fd; /* -1: the place is free */
+    uint64_t source, since_ns;
+    bool asked, proved; /* it has made a whole request; it has shown a token or a certificate */
+    bool leaves;        /* it was told to go */
+};
+
+/* Those that leave still have a descriptor until the server's thread comes to them. */
+enum { GUESTS = 2 * AQ_PAGE_CONNECTIONS };
+
 struct aq_page {
+    struct guest guests[GUESTS];
     struct aq_board *board;
     struct MHD_Daemon *daemon;
     struct aq_board_view *view; /* the server thread's */
@@ -140,6 +155,82 @@ static enum MHD_Result health(struct aq_page *page, struct MHD_Connection *conne
     return say(connection, told->status, told->text, NULL);
 }
 
+/* ---- who has a place ---- */
+
+static uint64_t source_of(const struct sockaddr *address)
+{
+    if (address && address->sa_family == AF_INET)
+        return aq_source_of(&((const struct sockaddr_in *)(const void *)address)->sin_addr, 4);
+    if (address && address->sa_family == AF_INET6)
+        return aq_source_of(&((const struct sockaddr_in6 *)(const void *)address)->sin6_addr, 16);
+    return 0;
+}
+
+/* The server's thread closes it when it finds that its peer is gone. */
+static void guest_leave(struct guest *guest)
+{
+    (void)shutdown(guest->fd, SHUT_RDWR);
+    guest->leaves = true;
+}
+
+/* Before a connection is taken: is there a place, or one that gives way? */
+static enum MHD_Result on_accept(void *context, const struct sockaddr *address, socklen_t bytes)
+{
+    struct aq_page *page = context;
+    struct aq_guest places[AQ_PAGE_CONNECTIONS];
+    struct guest *of[AQ_PAGE_CONNECTIONS] = {NULL};
+    const uint64_t now = aq_clock_ns();
+    uint32_t count = 0, room = 0;
+    (void)bytes;
+    for (int i = 0; i < GUESTS; i++) {
+        struct guest *guest = &page->guests[i];
+        const uint64_t end_ns = guest->since_ns + AQ_PAGE_REQUEST_S * UINT64_C(1000000000);
+        if (guest->fd != -1 && !guest->leaves && !guest->asked && now > end_ns) guest_leave(guest);
+        room += guest->fd == -1;
+        if (guest->fd == -1 || guest->leaves || count == AQ_PAGE_CONNECTIONS) continue;
+        of[count] = guest;
+        places[count++] = (struct aq_guest){.source = guest->source,
+                                            .since_ns = guest->since_ns,
+                                            .state = guest->proved ? AQ_GUEST_PROVED : AQ_GUEST_UNPROVED};
+    }
+    if (room == 0) return MHD_NO;
+    while (count < AQ_PAGE_CONNECTIONS)
+        places[count++] = (struct aq_guest){.state = AQ_GUEST_NONE};
+    const uint32_t index = aq_admit(places, count, source_of(address), now);
+    if (index == AQ_ADMISSION_REFUSED) return MHD_NO;
+    if (of[index]) guest_leave(of[index]);
+    return MHD_YES;
+}
+
+static void on_connection(void *context, struct MHD_Connection *connection, void **mine,
+                          enum MHD_ConnectionNotificationCode what)
+{
+    struct aq_page *page = context;
+    struct guest *guest = *mine;
+    if (what == MHD_CONNECTION_NOTIFY_CLOSED) {
+        if (guest) *guest = (struct guest){.fd = -1};
+        return;
+    }
+    const union MHD_ConnectionInfo *fd = MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CONNECTION_FD);
+    const union MHD_ConnectionInfo *who = MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CLIENT_ADDRESS);
+    for (int i = 0; i < GUESTS && !guest && fd; i++)
+        if (page->guests[i].fd == -1) guest = &page->guests[i];
+    if (!guest) return;
+    *guest = (struct guest){
+        .fd = fd->connect_fd, .source = who ? source_of(who->client_addr) : 0, .since_ns = aq_clock_ns()};
+    *mine = guest;
+}
+
+/* A whole request has come; proved: with a token or a certificate. */
+static void guest_asks(struct MHD_Connection *connection, bool proved)
+{
+    const union MHD_ConnectionInfo *info = MHD_get_connection_info(connection, MHD_CONNECTION_INFO_SOCKET_CONTEXT);
+    struct guest *guest = info ? info->socket_context : NULL;
+    if (!guest) return;
+    guest->asked = true;
+    guest->proved |= proved;
+}
+
 /* ---- who may ask ---- */
 
 static bool same(const struct aq_page *page, const char *text, size_t bytes)
@@ -150,9 +241,11 @@ static bool same(const struct aq_page *page, const char *text, size_t bytes)
 static bool has_certificate(const struct aq_page *page, struct MHD_Connection *connection)
 {
     unsigned status = 1;
+    gnutls_typed_vdata_st purpose = {.type = GNUTLS_DT_KEY_PURPOSE_OID,
+                                     .data = (unsigned char *)(uintptr_t)GNUTLS_KP_TLS_WWW_CLIENT};
     if (!page->clients) return false;
     const union MHD_ConnectionInfo *info = MHD_get_connection_info(connection, MHD_CONNECTION_INFO_GNUTLS_SESSION);
-    return info && info->tls_session && gnutls_certificate_verify_peers2(info->tls_session, &status) == 0 &&
+    return info && info->tls_session && gnutls_certificate_verify_peers(info->tls_session, &purpose, 1, &status) == 0 &&
            status == 0;
 }
 
@@ -201,15 +294,20 @@ static enum MHD_Result on_request(void *context, struct MHD_Connection *connecti
     static const char *const wants[2] = {"WWW-Authenticate", "Bearer realm=\"aqpipe\""};
     struct aq_page *page = context;
     (void)version, (void)upload, (void)upload_bytes, (void)state;
+    guest_asks(connection, false);
     if (strcmp(method, "GET") != 0 && strcmp(method, "HEAD") != 0)
         return say(connection, MHD_HTTP_METHOD_NOT_ALLOWED, "this page is for reading\n", allow);
     if (page->token_bytes || page->clients) {
         const char *given = MHD_lookup_connection_value(connection, MHD_GET_ARGUMENT_KIND, "token");
-        if (given && page->token_bytes && same(page, given, strlen(given))) return take_token(page, connection);
+        if (given && page->token_bytes && same(page, given, strlen(given))) {
+            guest_asks(connection, true);
+            return take_token(page, connection);
+        }
         if (!has_certificate(page, connection) && !(page->token_bytes && has_token(page, connection)))
             return say(connection, MHD_HTTP_UNAUTHORIZED,
                        "a token is wanted: Authorization: Bearer TOKEN, or once ?token=TOKEN (status.token_file)\n",
                        wants);
+        guest_asks(connection, true);
     } else if (!names_this_machine(connection)) {
         return say(connection, MHD_HTTP_FORBIDDEN, "this page is for 127.0.0.1 and localhost (status.listen)\n", NULL);
     }
@@ -253,6 +351,19 @@ static enum aq_status load_pem(const char *key, const char *path, char **out)
     return status == AQ_NOTFOUND ? aq_fail(AQ_NOTFOUND, "status", "%s: there is no %s", key, path) : status;
 }
 
+/* As the keys of links: a private key that others can read is none. A link is followed (certbot makes some). */
+static enum aq_status check_key(const char *path)
+{
+    struct stat about;
+    if (!path || stat(path, &about) != 0) return AQ_OK; /* load_pem says what is wrong */
+    if (!S_ISREG(about.st_mode)) return aq_fail(AQ_INVAL, "status", "status.key: %s is no regular file", path);
+    if ((about.st_uid == geteuid() || about.st_uid == 0) && (about.st_mode & 077) == 0) return AQ_OK;
+    return aq_fail(AQ_INVAL, "status",
+                   "status.key: %s is a private key of user %u with mode %03o: it must be yours and readable by you "
+                   "alone (chmod 600 %s)",
+                   path, (unsigned)about.st_uid, (unsigned)about.st_mode & 0777u, path);
+}
+
 static enum aq_status check(const struct aq_page_config *config, struct aq_page *page)
 {
     struct aq_endpoint endpoint;
@@ -272,6 +383,7 @@ static enum aq_status check(const struct aq_page_config *config, struct aq_page 
             config->listen);
     if (config->token_file) AQ_TRY(load_token(page, config->token_file));
     AQ_TRY(load_pem("status.certificate", config->certificate, &page->certificate));
+    AQ_TRY(check_key(config->key));
     AQ_TRY(load_pem("status.key", config->key, &page->key));
     return load_pem("status.client_authority", config->client_authority, &page->authority);
 }
@@ -288,7 +400,8 @@ static void set_url(const char *listen, uint16_t port, struct aq_page *page)
 
 static enum aq_status start(const struct aq_page_config *config, struct aq_page *page)
 {
-    struct MHD_OptionItem tls[4];
+    struct MHD_OptionItem tls[5];
+    static const char priorities[] = "NORMAL:-VERS-ALL:+VERS-TLS1.3";
     int count = 0, fd;
     uint16_t port;
     sigset_t all, before;
@@ -297,15 +410,19 @@ static enum aq_status start(const struct aq_page_config *config, struct aq_page 
     if (page->certificate) tls[count++] = (struct MHD_OptionItem){MHD_OPTION_HTTPS_MEM_CERT, 0, page->certificate};
     if (page->key) tls[count++] = (struct MHD_OptionItem){MHD_OPTION_HTTPS_MEM_KEY, 0, page->key};
     if (page->authority) tls[count++] = (struct MHD_OptionItem){MHD_OPTION_HTTPS_MEM_TRUST, 0, page->authority};
+    if (page->tls)
+        tls[count++] = (struct MHD_OptionItem){MHD_OPTION_HTTPS_PRIORITIES, 0, (void *)(uintptr_t)priorities};
     tls[count] = (struct MHD_OptionItem){MHD_OPTION_END, 0, NULL};
+    for (int i = 0; i < GUESTS; i++)
+        page->guests[i].fd = -1;
     sigfillset(&all);
     (void)sigprocmask(SIG_SETMASK, &all, &before); /* signals are the launcher's, not its thread's */
-    page->daemon = MHD_start_daemon(
-        MHD_USE_EPOLL_INTERNAL_THREAD | MHD_USE_ERROR_LOG | (page->tls ? MHD_USE_TLS : 0), 0, NULL, NULL, on_request,
-        page, MHD_OPTION_EXTERNAL_LOGGER, log_line, NULL, MHD_OPTION_LISTEN_SOCKET, fd, MHD_OPTION_CONNECTION_LIMIT,
-        (unsigned)AQ_PAGE_CONNECTIONS, MHD_OPTION_PER_IP_CONNECTION_LIMIT, (unsigned)AQ_PAGE_CONNECTIONS_EACH,
-        MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)AQ_PAGE_IDLE_S, MHD_OPTION_CONNECTION_MEMORY_LIMIT,
-        (size_t)REQUEST_BYTES, MHD_OPTION_ARRAY, tls, MHD_OPTION_END);
+    page->daemon = MHD_start_daemon(MHD_USE_EPOLL_INTERNAL_THREAD | MHD_USE_ERROR_LOG | (page->tls ? MHD_USE_TLS : 0),
+                                    0, on_accept, page, on_request, page, MHD_OPTION_EXTERNAL_LOGGER, log_line, NULL,
+                                    MHD_OPTION_LISTEN_SOCKET, fd, MHD_OPTION_CONNECTION_LIMIT, (unsigned)GUESTS,
+                                    MHD_OPTION_NOTIFY_CONNECTION, on_connection, page, MHD_OPTION_CONNECTION_TIMEOUT,
+                                    (unsigned)AQ_PAGE_IDLE_S, MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)REQUEST_BYTES,
+                                    MHD_OPTION_ARRAY, tls, MHD_OPTION_END);
     (void)sigprocmask(SIG_SETMASK, &before, NULL);
     if (page->daemon) return AQ_OK; /* it closes the socket */
     close(fd);

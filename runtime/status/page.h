@@ -6,11 +6,13 @@
  *
  * Caveats first.
  * - It reads the board and nothing else, and answers GET and HEAD alone: nothing can be changed through it.
+ * - TLS 1.3 alone, a private key that nobody else can read, and clients' certificates that are for clients.
  * - On an address that is not this machine's own it wants a token or a client's certificate (AQ_REFUSED without);
  *   without TLS whoever listens on the way reads the token. On this machine's own addresses a request must name such a
  *   host, so that no other site's page can have a browser ask for it (DNS rebinding).
- * - Whoever asks too much waits for himself: AQ_PAGE_CONNECTIONS connections, each closed after AQ_PAGE_IDLE_S without
- *   a byte; a document is made AQ_PAGE_FRESH_MS apart and handed out until then. It has a thread of its own: a
+ * - Nobody keeps others out: of AQ_PAGE_CONNECTIONS places a source has half, and one that has shown no token or
+ *   certificate gives way (aqsgd/base/admission.h). A connection ends after AQ_PAGE_IDLE_S without a byte; one that has
+ *   not made a whole request AQ_PAGE_REQUEST_S after it came ends as soon as another comes; a document is made AQ_PAGE_FRESH_MS apart and handed out until then. It has a thread of its own: a
  *   browser that hangs, or a flood, costs the launcher nothing but the processor.
  *
  * Locking: open and close by one thread.
@@ -20,7 +22,7 @@
 
 #include "board.h"
 
-enum { AQ_PAGE_CONNECTIONS = 48, AQ_PAGE_CONNECTIONS_EACH = 16, AQ_PAGE_IDLE_S = 10, AQ_PAGE_FRESH_MS = 500 };
+enum { AQ_PAGE_CONNECTIONS = 48, AQ_PAGE_IDLE_S = 10, AQ_PAGE_REQUEST_S = 10, AQ_PAGE_FRESH_MS = 500 };
 
 struct aq_page_config {
     const char *listen;           /* host:port; port 0: any that is free                          */

@@ -14,6 +14,7 @@
 #include <string.h>
 #include <sys/resource.h>
 
+#include "aqsgd/device_owner.h"
 #include "checkpoint.h"
 #include "lengths.h"
 #include "net/collective.h"
@@ -169,6 +170,7 @@ static bool may_carry(const struct aq_worker *w)
 static enum aq_status open_stage(struct aq_worker *w)
 {
     const struct aq_job_stage *place = &w->job->pipeline.stages[w->rank];
+    aq_device_owner_set(w->run_folder);
     const struct aq_device_config device = {
         .kind = place->device,
         .index = place->device_index,

@@ -1,13 +1,13 @@
 /* text_tokens.c -- a mapped text to tokens, piece by piece on all cores. See text_tokens.h. */
 #include "text_tokens.h"
 
-#include <fcntl.h>
 #include <jansson.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "aqsgd/base/given_file.h"
 #include "dataset_kind.h"
 
 #define AREA DATASET_AREA
@@ -22,17 +22,12 @@ enum { PIECE_BYTES = 4 << 20, LOOK_BYTES = 4 << 10, CUTS_TRIED = 256, THREADS_MA
 enum aq_status text_map_open(const char *path, struct text_map *out)
 {
     struct stat about;
-    const int file = open(path, O_RDONLY | O_CLOEXEC);
-    if (file < 0 && (errno == ENOENT || errno == ENOTDIR))
-        return aq_fail(AQ_NOTFOUND, AREA, "%s: there is no such file", path);
-    if (file < 0) {
-        (void)aq_fail_errno(AREA, "%s: cannot be opened", path);
-        return AQ_IO;
-    }
+    int file;
+    AQ_TRY(aq_given_open(AREA, path, &file));
     enum aq_status status = AQ_OK;
     *out = (struct text_map){.at = NULL};
-    if (fstat(file, &about) != 0 || !S_ISREG(about.st_mode)) {
-        status = aq_fail(AQ_IO, AREA, "%s: is not a regular file", path);
+    if (fstat(file, &about) != 0) {
+        status = aq_fail_errno(AREA, "%s: fstat", path);
     } else if (about.st_size > 0) {
         void *mapped = mmap(NULL, (size_t)about.st_size, PROT_READ, MAP_PRIVATE, file, 0);
         if (mapped == MAP_FAILED) {

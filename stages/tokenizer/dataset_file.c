@@ -3,16 +3,16 @@
  */
 #include "dataset_file.h"
 
-#include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
+
+#include "aqsgd/base/given_file.h"
 
 static enum aq_status read_open(const char *area, const char *path, int file, uint64_t bytes_max, uint8_t **out,
                                 size_t *bytes)
 {
     struct stat about;
     if (fstat(file, &about) != 0) return aq_fail_errno(area, "%s: fstat", path);
-    if (!S_ISREG(about.st_mode)) return aq_fail(AQ_IO, area, "%s: is not a regular file", path);
     if (about.st_size < 0 || (uint64_t)about.st_size > bytes_max)
         return aq_fail(AQ_INVAL, area, "%s: has %lld bytes, at most %llu are read", path, (long long)about.st_size,
                        (unsigned long long)bytes_max);
@@ -40,13 +40,8 @@ static enum aq_status read_open(const char *area, const char *path, int file, ui
 enum aq_status aq_file_read(const char *area, const char *path, uint64_t bytes_max, uint8_t **out, size_t *bytes)
 {
     AQ_ASSERT(bytes_max < SIZE_MAX);
-    int file = open(path, O_RDONLY | O_CLOEXEC);
-    if (file < 0 && (errno == ENOENT || errno == ENOTDIR))
-        return aq_fail(AQ_NOTFOUND, area, "%s: there is no such file", path);
-    if (file < 0) {
-        aq_fail_errno(area, "%s: cannot be opened", path);
-        return AQ_IO;
-    }
+    int file;
+    AQ_TRY(aq_given_open(area, path, &file));
     enum aq_status status = read_open(area, path, file, bytes_max, out, bytes);
     close(file);
     return status;

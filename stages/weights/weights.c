@@ -1,13 +1,13 @@
 /*
  * weights.c -- named tensors of a safetensors file, or of the files of a folder: opened, found by name.
  */
-#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "stage_model.h"
+#include "aqsgd/base/given_file.h"
 #include "stages/model_folder.h"
 #include "weights_file.h"
 
@@ -73,13 +73,8 @@ static enum aq_status weights_open(int file, const char *path, aq_weights_wants 
 enum aq_status aq_weights_open_wanted(const char *path, aq_weights_wants *wants, void *context, struct aq_weights **out)
 {
     if (aq_model_folder_is(path)) return weights_open(-1, path, wants, context, out);
-    const int file = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a FIFO does not hang it */
-    if (file < 0 && (errno == ENOENT || errno == ENOTDIR))
-        return aq_fail(AQ_NOTFOUND, AREA, "%s: there is no such file", path);
-    if (file < 0) {
-        aq_fail_errno(AREA, "%s: cannot be opened", path);
-        return AQ_IO;
-    }
+    int file;
+    AQ_TRY(aq_given_open(AREA, path, &file));
     return weights_open(file, path, NULL, NULL, out);
 }
 

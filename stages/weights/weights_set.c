@@ -10,12 +10,12 @@
  * tensors alone opens their shards alone; what is checked over all shards is checked by whoever opens them all.
  */
 #include <dirent.h>
-#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
+#include "aqsgd/base/given_file.h"
 #include "dataset_file.h"
 #include "weights_file.h"
 
@@ -70,10 +70,10 @@ static enum aq_status open_next(const char *folder, const char *name, struct aq_
 {
     char path[PATH_BYTES];
     AQ_TRY(path_of(folder, name, path));
-    const int file = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (file < 0 && errno == ENOENT)
+    int file;
+    if (access(path, F_OK) != 0 && errno == ENOENT)
         return aq_fail(AQ_NOTFOUND, AREA, "%s: there is no such file, which " INDEX " names", path);
-    if (file < 0) return aq_fail_errno(AREA, "%s: cannot be opened", path);
+    AQ_TRY(aq_given_open(AREA, path, &file));
     return aq_weights_file_open(file, path, &weights->files[weights->file_count++]);
 }
 

@@ -46,6 +46,38 @@ def file_size_limit(run, rng, count):
             run.refused()
 
 
+INHERITED = (
+    ("SIGCHLD ignored", "trap '' CHLD", 0, ""),
+    ("a soft limit of the stack", "ulimit -Ss 64", 0, ""),
+    ("a small stack", "ulimit -s 64", 2, "raise the limit (ulimit -s"),
+    ("every other signal ignored", "trap '' USR1 USR2 ALRM PIPE HUP", 0, ""),
+    ("standard input and output closed", "exec <&- >&-", 0, ""),
+    ("a umask of 000", "umask 000", 0, ""),
+)
+
+
+@attack("inherited from the launcher", 4, 12)
+def inherited(run, rng, count):
+    """What a supervisor may leave to those it starts: the same losses, or one line that says what is too little."""
+    jobs.launch(manifest("inherited-none", **AQSGD))
+    for number in range(count):
+        what, words, wanted, text = INHERITED[number % len(INHERITED)]
+        name = f"inherited-{number}"
+        begin = time.monotonic()
+        done = subprocess.run(["bash", "-c", f'{words}; exec "$0" "$@"', str(jobs.BIN / "aqpipe"), "launch", str(manifest(name, **AQSGD)),
+                               "--no-progress"], stderr=subprocess.PIPE, text=True, timeout=PATIENCE, stdin=subprocess.DEVNULL)
+        if done.returncode != wanted or text not in done.stderr or time.monotonic() - begin > 60:
+            run.wrong(f"{what}: {done.returncode} after {time.monotonic() - begin:.0f} s: {done.stderr[-500:]}")
+        elif wanted:
+            run.refused()
+        elif losses(name) != losses("inherited-none"):
+            run.wrong(f"{what}: other losses")
+        elif any(path.stat().st_mode & 0o022 for path in (jobs.ROOT / name).rglob("*")):
+            run.wrong(f"{what}: files that others may write")
+        else:
+            run.survived()
+
+
 VICTIMS = ("aqpiped", "worker 0", "worker 1", "launcher")
 MOMENTS = ("start", "first step", "evaluation", "checkpoint")
 SLOW = {**AQSGD, "train.epochs": 6, "train.evaluate_every": "2 steps", "link.rate_mbps": 4, "control.silence_max": "1s"}

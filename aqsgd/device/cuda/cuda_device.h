@@ -17,6 +17,7 @@
 
 enum {
     CUDA_TEXT_BYTES = 512,
+    CUDA_HOLDER_BYTES = 160, /* of a lock file: who took it */
     CUDA_MAJOR_MIN = 8, /* compute capability: bf16 products and asynchronous copies to shared memory begin there */
     CUDA_GRAIN = 512,   /* pieces of device memory are a multiple of it long; they start at one of AQ_DEVICE_ALIGN */
     CUDA_PART_BYTES = AQ_CUDA_SCRATCH_BYTES, /* of a stream's scratch: the kernels', or the sums of a product ... */
@@ -45,13 +46,20 @@ enum aq_status cuda_probe(uint32_t index, struct cuda_probe *out, char *why);
 
 /*
  * Take the GPU for an owner, for as long as *fd is open: processes of one owner share it, another's get AQ_REFUSED and
- * why. A lock file of the machine, which the kernel drops with the process. owner 0 takes nothing: *fd is -1.
+ * why. A lock file of this user, which the kernel drops with the process. owner 0 takes nothing: *fd is -1.
  */
-const char *cuda_locks_folder(void); /* of the lock files: AQ_GPU_LOCKS, else /dev/shm, else /tmp */
-enum aq_status cuda_take(const struct cuda_probe *probe, uint64_t owner, int *fd, char *why);
+/* Of the lock files: AQ_GPU_LOCKS alone, else /dev/shm, else /tmp; where a name is taken there, /tmp and /var/tmp. */
+const char *cuda_locks_folder(void);
+enum aq_status cuda_take(const struct cuda_probe *probe, uint64_t owner, const char *name, int *fd, char *why);
 
-/* The same with the file named. AQ_REFUSED (unlogged): somebody else's. */
-enum aq_status cuda_take_file(const char *path, uint64_t owner, int *fd);
+/*
+ * The same with the file named. AQ_REFUSED (unlogged): another owner has it. AQ_IO: the file belongs to another user, or
+ * others may write to it. name: of the owner, for the text of whoever is refused; may be NULL.
+ */
+enum aq_status cuda_take_file(const char *path, uint64_t owner, const char *name, int *fd);
+
+/* Who holds a lock file, for people: "NAME, process PID". `bytes` of at least 2 CUDA_HOLDER_BYTES. */
+void cuda_holder_text(const char *path, char *out, size_t bytes);
 
 /* Does machine code or PTX of this list ("80-real,90-real,100") run on a GPU of that compute capability? */
 bool cuda_architecture_fits(const char *list, int major, int minor);

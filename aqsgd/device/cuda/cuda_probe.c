@@ -6,11 +6,13 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "cuda_device.h"
@@ -126,6 +128,9 @@ enum aq_status cuda_probe(uint32_t index, struct cuda_probe *out, char *why)
     return probe_architecture(out, why);
 }
 
+enum { LOCK_PATH_BYTES = 256 };
+#define LOCK_WAIT_NS UINT64_C(1000000000)
+
 /*
  * The lock file of a GPU is one byte long for each owner there can be. Who wants it holds a shared lock on the byte of
  * its owner, and gets it where nobody holds any other; the looking is done under an exclusive lock of the file as such
@@ -144,8 +149,8 @@ static enum aq_status take_locked(int fd, uint64_t byte, bool *taken)
 }
 
 /*
- * The file, made where there is none. Not by O_CREAT alone: in a sticky folder (/tmp) the kernel refuses that for a
- * file of another user (fs.protected_regular), whoever may write it.
+ * The file, created if it does not exist. Not by O_CREAT alone: in a sticky folder (/tmp) the kernel refuses that for a
+ * file of another user (fs.protected_regular), and then says no more than EACCES.
  */
 static int lock_file(const char *path)
 {
@@ -153,22 +158,85 @@ static int lock_file(const char *path)
     for (int turn = 0; turn < TURNS; turn++) {
         int file = open(path, O_RDWR | O_CLOEXEC | O_NOFOLLOW);
         if (file >= 0 || errno != ENOENT) return file;
-        file = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0666);
-        if (file >= 0) (void)fchmod(file, 0666); /* of whoever comes first: others must be able to lock it too */
+        file = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
         if (file >= 0 || errno != EEXIST) return file;
     }
     return -1;
 }
 
-enum aq_status cuda_take_file(const char *path, uint64_t owner, int *fd)
+/* Another user may create the file before us, in a folder that all may write to. Such a file says nothing. */
+static enum aq_status lock_file_is_ours(const char *path, int file)
+{
+    struct stat about = {0};
+    if (file >= 0) {
+        AQ_SYS(fstat(file, &about));
+    } else if (errno != EACCES || lstat(path, &about) == -1) {
+        return aq_fail_errno("device", "%s", path);
+    }
+    if (file >= 0 && S_ISREG(about.st_mode) && about.st_uid == geteuid() && (about.st_mode & 022) == 0) return AQ_OK;
+    return aq_fail(AQ_IO, "device",
+                   "the lock file %s belongs to user %u with mode %03o, not to user %u alone: remove it, or set "
+                   "AQ_GPU_LOCKS to a folder of your own",
+                   path, (unsigned)about.st_uid, (unsigned)about.st_mode & 0777u, (unsigned)geteuid());
+}
+
+/* "job NAME, process PID", for people, of whoever took it last. */
+static void holder_write(int file, const char *name)
+{
+    char text[CUDA_HOLDER_BYTES];
+    const int bytes = snprintf(text, sizeof text, "%ld %.*s\n", (long)getpid(), CUDA_HOLDER_BYTES - 24, name);
+    const ssize_t written = pwrite(file, text, (size_t)bytes, 0);
+    (void)(ftruncate(file, written > 0 ? written : 0) == 0); /* the lock holds without the text */
+}
+
+void cuda_holder_text(const char *path, char *out, size_t bytes)
+{
+    char text[CUDA_HOLDER_BYTES] = "", *name = NULL;
+    const int file = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+    const ssize_t got = file >= 0 ? pread(file, text, sizeof text - 1, 0) : -1;
+    if (file >= 0) close(file);
+    text[got > 0 ? got : 0] = 0;
+    text[strcspn(text, "\n")] = 0;
+    const long pid = strtol(text, &name, 10);
+    for (char *c = name; *c; c++)
+        if (*c < ' ' || *c > '~') *c = '?';
+    if (pid <= 0 || *name != ' ')
+        snprintf(out, bytes, "see lsof");
+    else if (kill((pid_t)pid, 0) == 0 || errno == EPERM)
+        snprintf(out, bytes, "%s, process %ld", name + 1, pid);
+    else
+        snprintf(out, bytes, "%s; process %ld, which took it last, has ended, others of the job hold it: see lsof",
+                 name + 1, pid);
+}
+
+/* While the bytes are looked at: a moment. Only this user's processes can open the file, and one may be stopped. */
+static enum aq_status lock_whole(const char *path, int file)
+{
+    const uint64_t deadline = aq_clock_after(LOCK_WAIT_NS);
+    while (flock(file, LOCK_EX | LOCK_NB) == -1) {
+        const struct timespec moment = {.tv_nsec = 2000000};
+        if (errno == EINTR) continue;
+        if (errno != EWOULDBLOCK) return aq_fail_errno("device", "%s", path);
+        if (aq_clock_ns() > deadline)
+            return aq_fail(
+                AQ_IO, "device",
+                "the lock file %s is held by another process of this user for %u s: `fuser %s` names it; end "
+                "it",
+                path, (unsigned)(LOCK_WAIT_NS / 1000000000u), path);
+        nanosleep(&moment, NULL);
+    }
+    return AQ_OK;
+}
+
+enum aq_status cuda_take_file(const char *path, uint64_t owner, const char *name, int *fd)
 {
     bool taken = false;
     const int file = lock_file(path);
-    if (file < 0) return aq_fail_errno("device", "%s", path);
-    enum aq_status status = AQ_OK;
-    while (flock(file, LOCK_EX) == -1 && status == AQ_OK)
-        if (errno != EINTR) status = aq_fail_errno("device", "%s", path);
+    enum aq_status status = lock_file_is_ours(path, file);
+    if (file < 0) return status;
+    if (status == AQ_OK) status = lock_whole(path, file);
     if (status == AQ_OK) status = take_locked(file, 1 + (owner & (UINT64_MAX >> 2)), &taken);
+    if (status == AQ_OK && taken) holder_write(file, name ? name : "a job without a name");
     (void)flock(file, LOCK_UN);
     if (status == AQ_OK && taken) {
         *fd = file;
@@ -186,19 +254,42 @@ const char *cuda_locks_folder(void)
     return access("/dev/shm", F_OK) == 0 ? "/dev/shm" : "/tmp";
 }
 
-enum aq_status cuda_take(const struct cuda_probe *probe, uint64_t owner, int *fd, char *why)
+/*
+ * The first folder in which the name is free or this user's. In a folder that all may write to, another user may have
+ * taken it; then every process of this user goes on to the next.
+ */
+static enum aq_status take_somewhere(const struct cuda_probe *probe, uint64_t owner, const char *name, int *fd,
+                                     char path[LOCK_PATH_BYTES])
 {
-    char path[256];
+    const char *const folders[] = {cuda_locks_folder(), "/tmp", "/var/tmp"};
+    const bool chosen = getenv("AQ_GPU_LOCKS") && *getenv("AQ_GPU_LOCKS");
+    const size_t count = chosen ? 1 : sizeof folders / sizeof *folders;
+    enum aq_status status = AQ_IO;
+    for (size_t i = 0; i < count; i++) {
+        struct aq_error_hold hold;
+        snprintf(path, LOCK_PATH_BYTES, "%s/aqpipe-gpu-%u-%s.lock", folders[i], (unsigned)geteuid(), probe->uuid);
+        if (i + 1 == count) return cuda_take_file(path, owner, name, fd);
+        aq_error_hold(&hold);
+        status = cuda_take_file(path, owner, name, fd);
+        aq_error_release(&hold);
+        if (status == AQ_OK || status == AQ_REFUSED) break;
+    }
+    return status;
+}
+
+enum aq_status cuda_take(const struct cuda_probe *probe, uint64_t owner, const char *name, int *fd, char *why)
+{
+    char path[LOCK_PATH_BYTES], holder[2 * CUDA_HOLDER_BYTES];
     *fd = -1;
     if (owner == 0) return AQ_OK;
-    snprintf(path, sizeof path, "%s/aqpipe-gpu-%s.lock", cuda_locks_folder(), probe->uuid);
-    const enum aq_status status = cuda_take_file(path, owner, fd);
-    if (status == AQ_REFUSED)
+    const enum aq_status status = take_somewhere(probe, owner, name, fd, path);
+    if (status == AQ_REFUSED) {
+        cuda_holder_text(path, holder, sizeof holder);
         snprintf(why, CUDA_TEXT_BYTES,
-                 "device_index: %d: GPU %d (%s) is in use by another job (%s); stop that one (aqpipe status), or take "
-                 "another GPU",
-                 probe->index, probe->index, probe->name, path);
-    else if (status != AQ_OK)
+                 "device_index: %d: GPU %d (%s) is in use by another job: %s (%s); stop that one (aqpipe status), or "
+                 "take another GPU",
+                 probe->index, probe->index, probe->name, holder, path);
+    } else if (status != AQ_OK)
         snprintf(why, CUDA_TEXT_BYTES, "device_index: %d: the lock file %s of GPU %d cannot be used", probe->index,
                  path, probe->index);
     return status;

@@ -14,6 +14,8 @@
 #include <cublasLt.h>
 
 #include "cuda_device.h"
+
+#include "aqsgd/device_owner.h"
 #if AQ_WITH_CUDNN
 #include "cuda_cudnn.h"
 #endif
@@ -420,7 +422,7 @@ static enum aq_status cuda_open(const struct aq_device_config *config, struct aq
     int fd = -1;
     (void)setenv("CUDA_DEVICE_MAX_CONNECTIONS", CONNECTIONS, 0); /* read when the driver begins: at the first probe */
     enum aq_status status = cuda_probe(config->index, &probe, why);
-    if (status == AQ_OK) status = cuda_take(&probe, config->owner, &fd, why);
+    if (status == AQ_OK) status = cuda_take(&probe, config->owner, aq_device_owner(), &fd, why);
     if (status == AQ_NOTFOUND && !wanted) {
         aq_log("device", 1, "device: auto: the CPU, for %s", why + strlen(CUDA_WANTED));
         return status;

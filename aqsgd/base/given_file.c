@@ -1,0 +1,39 @@
+/* given_file.c -- see the header. */
+#include "aqsgd/base/given_file.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static const char *what_is(mode_t mode)
+{
+    if (S_ISDIR(mode)) return "a folder";
+    if (S_ISFIFO(mode)) return "a FIFO";
+    if (S_ISSOCK(mode)) return "a socket";
+    return S_ISCHR(mode) || S_ISBLK(mode) ? "a device" : "something else";
+}
+
+enum aq_status aq_given_open(const char *area, const char *path, int *fd)
+{
+    struct stat about;
+    /* Without O_NONBLOCK a FIFO hangs; without O_NOCTTY a terminal would become ours. A regular file knows neither. */
+    const int file = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
+    if (file < 0 && (errno == ENOENT || errno == ENOTDIR))
+        return aq_fail(AQ_NOTFOUND, area, "%s: there is no such file", path);
+    if (file < 0) {
+        (void)aq_fail_errno(area, "%s: cannot be opened", path);
+        return AQ_IO;
+    }
+    enum aq_status status = AQ_OK;
+    if (fstat(file, &about) != 0)
+        status = aq_fail_errno(area, "%s: fstat", path);
+    else if (!S_ISREG(about.st_mode))
+        status =
+            aq_fail(AQ_IO, area, "%s: is not a regular file but %s; give a file on disk", path, what_is(about.st_mode));
+    if (status != AQ_OK)
+        close(file);
+    else
+        *fd = file;
+    return status;
+}

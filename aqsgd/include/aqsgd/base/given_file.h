@@ -1,0 +1,28 @@
+/*
+ * given_file.h -- a file whose path a user gave (a manifest, data, weights, a tokenizer): its links are followed, and
+ * what is no regular file is refused before anything is read.
+ *
+ * The one way in for such paths: open() would hang on a FIFO until somebody writes to it, and reading a device may
+ * never end. Files whose names are ours, in folders where others may write, are file.h's.
+ *
+ * Locking: pure functions over the file system, any thread.
+ */
+#ifndef AQSGD_BASE_GIVEN_FILE_H
+#define AQSGD_BASE_GIVEN_FILE_H
+
+#include "aqsgd/base/status.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/*
+ * Opens for reading; *fd is the caller's to close. area: of the message. AQ_NOTFOUND: there is none. AQ_IO: it is a
+ * FIFO, a device, a socket or a folder, or it cannot be opened. All are logged and name the file.
+ */
+enum aq_status aq_given_open(const char *area, const char *path, int *fd);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

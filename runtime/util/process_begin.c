@@ -1,0 +1,52 @@
+/* process_begin.c -- see the header. */
+#include "process_begin.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum { STACK_BYTES = 8 << 20, STACK_BYTES_MIN = 1 << 20 };
+
+static void signals_begin(void)
+{
+    static const int defaults[] = {SIGCHLD, SIGABRT, SIGBUS,  SIGFPE,  SIGILL,
+                                   SIGSEGV, SIGALRM, SIGUSR1, SIGUSR2, SIGXCPU};
+    sigset_t none;
+    for (size_t i = 0; i < sizeof defaults / sizeof *defaults; i++)
+        (void)signal(defaults[i], SIG_DFL);
+    (void)signal(SIGXFSZ, SIG_IGN); /* a file over its limit is a failed write (EFBIG), which has a name */
+    sigemptyset(&none);
+    (void)sigprocmask(SIG_SETMASK, &none, NULL);
+}
+
+/* A file of ours that gets the number of a closed standard stream would be written to by messages. */
+static void descriptors_begin(void)
+{
+    int fd;
+    do
+        fd = open("/dev/null", O_RDWR);
+    while (fd >= 0 && fd <= 2);
+    if (fd > 2) close(fd);
+}
+
+static enum aq_status stack_begin(void)
+{
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_STACK, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY || limit.rlim_cur >= STACK_BYTES)
+        return AQ_OK;
+    limit.rlim_cur = limit.rlim_max < STACK_BYTES ? limit.rlim_max : STACK_BYTES;
+    (void)setrlimit(RLIMIT_STACK, &limit);
+    if (limit.rlim_cur >= STACK_BYTES_MIN) return AQ_OK;
+    return aq_fail(AQ_INVAL, "process", "the stack may have %llu KiB, %d are needed: raise the limit (ulimit -s %d)",
+                   (unsigned long long)limit.rlim_cur >> 10, STACK_BYTES_MIN >> 10, STACK_BYTES >> 10);
+}
+
+enum aq_status aq_process_begin(void)
+{
+    signals_begin();
+    descriptors_begin();
+    (void)umask(umask(077) | 022);
+    return stack_begin();
+}
