@@ -14,6 +14,7 @@
 #include "control.h"
 #include "json_text.h"
 #include "options.h"
+#include "out.h"
 #include "run_folder.h"
 #include "runtime_text.h"
 #include "storage/cache.h"
@@ -135,7 +136,7 @@ static enum aq_status show_json(const struct asked *asked, const char *path, con
         (json_int_t)sums->bad, "bad_messages", sums->broken_json);
     enum aq_status status = aq_json_text(cache, JSON_COMPACT, &text);
     json_decref(cache);
-    if (status == AQ_OK) puts(aq_text_of(&text));
+    if (status == AQ_OK) (void)(aq_out_raw(aq_text_of(&text)) && aq_out_raw("\n"));
     aq_text_deinit(&text);
     return status;
 }
@@ -146,24 +147,24 @@ static enum aq_status show_text(const struct asked *asked, const char *path, con
     char size[AQ_TEXT_NUMBER], slab[AQ_TEXT_NUMBER], index[AQ_TEXT_NUMBER], most[AQ_TEXT_NUMBER];
     char name[sizeof info->job_name];
     if (asked->verify) {
-        printf("%s: mark %" PRIu64 ", %" PRIu64 " messages, %s read, %" PRIu64 " broken\n", path, info->mark,
+        aq_out("%s: mark %" PRIu64 ", %" PRIu64 " messages, %s read, %" PRIu64 " broken\n", path, info->mark,
                sums->messages, aq_text_size(sums->bytes, size), sums->bad);
     } else {
-        printf("%s\n  job        \"%s\", digest %016" PRIx64 ", format %" PRIu32 "%s\n", path, name_clean(info, name),
+        aq_out("%s\n  job        \"%s\", digest %016" PRIx64 ", format %" PRIu32 "%s\n", path, name_clean(info, name),
                info->job_digest, info->format, info->sealed ? ", sealed: its client has the key" : "");
         if (info->mark_previous)
-            printf("  marks      %" PRIu64 " (newest), %" PRIu64 "\n", info->mark_last, info->mark_previous);
+            aq_out("  marks      %" PRIu64 " (newest), %" PRIu64 "\n", info->mark_last, info->mark_previous);
         else
-            printf("  marks      %s%" PRIu64 "\n", info->mark_last ? "" : "none: ", info->mark_last);
-        printf("  at %-7" PRIu64 " %" PRIu64 " messages, %s\n%s", info->mark, sums->messages,
+            aq_out("  marks      %s%" PRIu64 "\n", info->mark_last ? "" : "none: ", info->mark_last);
+        aq_out("  at %-7" PRIu64 " %" PRIu64 " messages, %s\n%s", info->mark, sums->messages,
                aq_text_size(sums->bytes, size), aq_text_of(&sums->groups));
-        printf("  files      slab %s (%" PRIu64 " cells of %s), index %s\n",
+        aq_out("  files      slab %s (%" PRIu64 " cells of %s), index %s\n",
                aq_text_size(file_bytes(path, "slab"), slab), info->cells, aq_text_size(info->cell_bytes, most),
                aq_text_size(file_bytes(path, "index.mdb"), index));
-        if (sums->bad) printf("  broken     %" PRIu64 " entries of the index\n", sums->bad);
+        if (sums->bad) aq_out("  broken     %" PRIu64 " entries of the index\n", sums->bad);
     }
-    fputs(aq_text_of(&sums->broken), stdout);
-    if (sums->bad > BAD_SHOWN) printf("%s: and %" PRIu64 " more\n", path, sums->bad - BAD_SHOWN);
+    aq_out_text(aq_text_of(&sums->broken));
+    if (sums->bad > BAD_SHOWN) aq_out("%s: and %" PRIu64 " more\n", path, sums->bad - BAD_SHOWN);
     return AQ_OK;
 }
 
@@ -193,7 +194,7 @@ static enum aq_status compact(const char *path)
     uint64_t freed;
     char size[AQ_TEXT_NUMBER], left[AQ_TEXT_NUMBER];
     AQ_TRY(aq_cache_compact(path, &freed));
-    printf("%s: %s freed, %s left\n", path, aq_text_size(freed, size), aq_text_size(file_bytes(path, "slab"), left));
+    aq_out("%s: %s freed, %s left\n", path, aq_text_size(freed, size), aq_text_size(file_bytes(path, "slab"), left));
     return AQ_OK;
 }
 
@@ -202,7 +203,7 @@ static enum aq_status wipe(const char *path)
     uint64_t bytes;
     char size[AQ_TEXT_NUMBER];
     AQ_TRY(aq_cache_wipe(path, &bytes));
-    printf("%s: wiped, %s\n", path, aq_text_size(bytes, size));
+    aq_out("%s: wiped, %s\n", path, aq_text_size(bytes, size));
     return AQ_OK;
 }
 

@@ -9,6 +9,7 @@
 #include "commands.h"
 #include "doctor.h"
 #include "options.h"
+#include "out.h"
 #include "plan.h"
 
 struct options {
@@ -45,15 +46,15 @@ void doctor_found(struct doctor *doctor, enum doctor_state state, const char *ch
     va_end(arguments);
     doctor->counts[state]++;
     if (doctor->json) {
-        json_t *object = json_pack("{s:s, s:s, s:s, s:s?}", "check", check, "state", names[state], "found", text,
-                                   "remedy", remedy);
+        json_t *object =
+            json_pack("{s:s, s:s, s:s, s:s?}", "check", check, "state", names[state], "found", text, "remedy", remedy);
         if (object) json_dumpf(object, stdout, JSON_COMPACT | JSON_ENSURE_ASCII);
-        putchar('\n');
+        (void)aq_out_raw("\n");
         json_decref(object);
         return;
     }
-    printf("%-9s %-14s %s\n", names[state], check, text);
-    if (remedy) printf("%-9s %-14s %s\n", "", "  remedy:", remedy);
+    aq_out("%-9s %-14s %s\n", names[state], check, text);
+    if (remedy) aq_out("%-9s %-14s %s\n", "", "  remedy:", remedy);
 }
 
 void doctor_failed(struct doctor *doctor, const char *check, const char *remedy)
@@ -94,7 +95,7 @@ int aq_command_doctor(int argc, char **argv)
     aq_plan_close(plan);
     aq_job_close(job);
     if (!doctor.json)
-        printf("%u well, %u doubtful, %u bad\n", doctor.counts[DOCTOR_WELL], doctor.counts[DOCTOR_DOUBTFUL],
+        aq_out("%u well, %u doubtful, %u bad\n", doctor.counts[DOCTOR_WELL], doctor.counts[DOCTOR_DOUBTFUL],
                doctor.counts[DOCTOR_BAD]);
     return doctor.counts[DOCTOR_BAD] ? AQ_EXIT_FAILED : AQ_EXIT_DONE;
 }

@@ -14,6 +14,7 @@
 #include "heldout.h"
 #include "json_text.h"
 #include "local_model.h"
+#include "out.h"
 #include "plan.h"
 
 enum { T_DEFAULT = 512, BATCH_DEFAULT = 4, TEXT_BYTES = 512, CODEC_BYTES = 32, LABELS_BYTES = 64 << 10 };
@@ -93,7 +94,7 @@ struct evaluation {
     uint32_t B, T;
     uint32_t places; /* T, and what a text begins with */
     struct aq_batch batch;
-    uint64_t *ids; /* B: of the batch's samples */
+    uint64_t *ids;    /* B: of the batch's samples */
     uint32_t *starts; /* (B, T): where parts of samples begin */
     struct aq_stage_loss total;
     double seconds;
@@ -285,14 +286,14 @@ static enum aq_status tell(const struct evaluation *e)
         if (object) json_object_set_new(object, "seconds", aq_control_number(e->seconds));
         const enum aq_status status = aq_json_text(object, JSON_COMPACT, &text);
         json_decref(object);
-        if (status == AQ_OK) printf("%s\n", aq_text_of(&text));
+        if (status == AQ_OK) (void)(aq_out_raw(aq_text_of(&text)) && aq_out_raw("\n"));
         aq_text_deinit(&text);
         return status;
     }
-    printf("loss %.6f", e->total.targets ? e->total.sum / (double)e->total.targets : (double)NAN);
+    aq_out("loss %.6f", e->total.targets ? e->total.sum / (double)e->total.targets : (double)NAN);
     for (uint32_t i = 0; (name = aq_task_metric(task, i, &higher)) != NULL; i++)
-        printf(", %s %.4f", name, aq_task_value(task, i, &e->total));
-    printf("; %" PRIu64 " targets of %" PRIu64 " samples of %u tokens, %.2f s; codec %s\n", e->total.targets, samples,
+        aq_out(", %s %.4f", name, aq_task_value(task, i, &e->total));
+    aq_out("; %" PRIu64 " targets of %" PRIu64 " samples of %u tokens, %.2f s; codec %s\n", e->total.targets, samples,
            e->T, e->seconds, codec);
     return AQ_OK;
 }

@@ -12,6 +12,7 @@
 #include "export.h"
 #include "json_text.h"
 #include "options.h"
+#include "out.h"
 #include "run_folder.h"
 
 struct asked {
@@ -106,9 +107,9 @@ static void tell(const struct asked *asked, const struct aq_export *export)
                                    "model", export->plan->model.kind, "dtype", export->type);
         (void)aq_json_text(object, JSON_COMPACT, &text);
         json_decref(object);
-        printf("%s\n", aq_text_of(&text));
+        (void)(aq_out_raw(aq_text_of(&text)) && aq_out_raw("\n"));
     } else {
-        printf("step %llu: %s\n", (unsigned long long)export->step, export->folder);
+        aq_out("step %llu: %s\n", (unsigned long long)export->step, export->folder);
     }
     aq_text_deinit(&text);
 }

@@ -17,6 +17,7 @@
 #include "control.h"
 #include "json_text.h"
 #include "local_model.h"
+#include "out.h"
 #include "stages/chat.h"
 #include "stages/sampling.h"
 #include "through.h"
@@ -32,7 +33,7 @@ struct asked {
     double temperature, top_p, penalty; /* top_p, penalty 0: not given */
     uint64_t seed;
     struct aq_arguments stops, variables;
-    bool again, json;
+    bool again, json, raw;
 };
 
 static const struct aq_option options[] = {
@@ -60,6 +61,8 @@ static const struct aq_option options[] = {
            "through the run's stages as processes, on the hosts of its manifest"),
     AQ_ROW(TEXT, struct asked, token_file, "token-file", "FILE",
            "with --pipeline: shared secret of daemons that listen; default: AQPIPE_TOKEN_FILE"),
+    AQ_ROW(FLAG, struct asked, raw, "raw", NULL,
+           "on a terminal, too, bytes as the model writes them: escape sequences act on the terminal"),
     AQ_ROW(FLAG, struct asked, json, "json", NULL, "one JSON object, when it is done"),
     {0}};
 
@@ -102,7 +105,8 @@ struct writing {
     struct aq_sampling *sampling;
     struct aq_stopper *stopper;
     struct aq_text text; /* with --json */
-    const char *ended;   /* NULL: not yet */
+    struct aq_out_pieces pieces;
+    const char *ended; /* NULL: not yet */
     double seconds;
 };
 
@@ -244,8 +248,10 @@ static enum aq_status show(struct writing *w, const struct aq_stopper_text *text
         aq_text_bytes(&w->text, text->text, text->bytes);
         return w->text.status;
     }
-    if (fwrite(text->text, 1, text->bytes, stdout) != text->bytes || fflush(stdout) != 0)
-        return aq_fail_errno("generate", "cannot write the text");
+    const bool clean = isatty(STDOUT_FILENO) && !w->asked->raw; /* a model may write escapes, too */
+    const bool good = clean ? aq_out_piece(&w->pieces, text->text, text->bytes)
+                            : fwrite(text->text, 1, text->bytes, stdout) == text->bytes;
+    if (!good || fflush(stdout) != 0) return aq_fail_errno("generate", "cannot write the text");
     return AQ_OK;
 }
 
@@ -325,7 +331,7 @@ static enum aq_status tell(struct writing *w)
     char codec[CODEC_BYTES];
     aq_local_codec_text(w->local, codec, sizeof codec);
     if (!w->asked->json) {
-        fputs("\n", stdout);
+        (void)(aq_out_piece(&w->pieces, NULL, 0) && aq_out_raw("\n"));
         if (isatty(STDERR_FILENO) || w->asked->model.codec || w->through)
             fprintf(stderr, "aqpipe: %u tokens behind %u, %.1f tokens/s, ended by: %s; %u process%s, codec %s\n",
                     w->made, w->prompt, rate, w->ended, processes, processes == 1 ? "" : "es", codec);
@@ -340,7 +346,7 @@ static enum aq_status tell(struct writing *w)
                                "seconds", aq_control_number(w->seconds), "tokens_per_second", aq_control_number(rate));
     const enum aq_status status = aq_json_text(object, JSON_COMPACT, &text);
     json_decref(object);
-    if (status == AQ_OK) printf("%s\n", aq_text_of(&text));
+    if (status == AQ_OK) (void)(aq_out_raw(aq_text_of(&text)) && aq_out_raw("\n"));
     aq_text_deinit(&text);
     return status;
 }

@@ -14,6 +14,7 @@
 #include "json_text.h"
 #include "keys.h"
 #include "options.h"
+#include "out.h"
 #include "runtime_text.h"
 #include "stages/adapter_folder.h"
 #include "stages/dataset.h"
@@ -67,7 +68,7 @@ struct look {
     uint32_t tokens;
     struct aq_lora_config lora; /* of the adapters; rank 0: none were asked for          */
     uint32_t adapted;           /* layers that have one                                  */
-    char problem[1024]; /* why it cannot be trained; "": it can */
+    char problem[1024];         /* why it cannot be trained; "": it can */
 };
 
 static void add_type(struct look *look, const char *type, uint64_t values)
@@ -219,7 +220,7 @@ static void print_text(const char *path, const struct look *look)
                     (double)look->lora.alpha, look->lora.rslora ? " / sqrt(rank)" : "",
                     look->lora.dora ? ", lengths of rows (DoRA)" : "", look->problem[0] ? "" : ", of this model");
     aq_text_add(&text, "trains     %s%s\n", look->problem[0] ? "no: " : "yes", look->problem);
-    fputs(aq_text_of(&text), stdout);
+    aq_out_text(aq_text_of(&text));
     aq_text_deinit(&text);
 }
 
@@ -234,10 +235,10 @@ static void print_json(const char *path, const struct look *look)
     for (uint32_t i = 0; i < count; i++) {
         const char *from = (const char *)model + keys[i].offset;
         json_object_set_new(sizes, strrchr(keys[i].name, '.') + 1,
-                            keys[i].kind == AQ_MODEL_BOOL  ? json_boolean(*(const bool *)from)
+                            keys[i].kind == AQ_MODEL_BOOL   ? json_boolean(*(const bool *)from)
                             : keys[i].kind == AQ_MODEL_TIED ? json_boolean(*(const enum aq_tied *)from != AQ_TIED_NO)
-                            : keys[i].kind == AQ_MODEL_F32 ? json_real((double)*(const float *)(const void *)from)
-                                                           : json_integer(*(const uint32_t *)(const void *)from));
+                            : keys[i].kind == AQ_MODEL_F32  ? json_real((double)*(const float *)(const void *)from)
+                                                            : json_integer(*(const uint32_t *)(const void *)from));
     }
     for (int use = 0; use < USES; use++)
         json_object_set(tensors, use_words[use], look->uses[use]);
@@ -256,7 +257,7 @@ static void print_json(const char *path, const struct look *look)
                                     look->lora.rslora, "dora", look->lora.dora);
         json_object_set_new(object, "adapter", adapter);
     }
-    if (aq_json_text(object, JSON_COMPACT, &text) == AQ_OK) printf("%s\n", aq_text_of(&text));
+    if (aq_json_text(object, JSON_COMPACT, &text) == AQ_OK) (void)(aq_out_raw(aq_text_of(&text)) && aq_out_raw("\n"));
     json_decref(object);
     aq_text_deinit(&text);
 }
@@ -292,7 +293,7 @@ static void print_manifest(const char *path, const char *adapter, const struct l
         aq_key_quote(real, &text);
         aq_text_add(&text, "\n");
     }
-    fputs(aq_text_of(&text), stdout);
+    aq_out_text(aq_text_of(&text));
     aq_text_deinit(&text);
 }
 

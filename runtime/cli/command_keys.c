@@ -16,6 +16,7 @@
 #include "net/endpoint.h"
 #include "net/tls.h"
 #include "options.h"
+#include "out.h"
 #include "seal.h"
 
 static const int64_t day_s = 86400;
@@ -181,7 +182,7 @@ static enum aq_status show_file(const char *folder, const struct aq_tls_list *li
     AQ_TRY(aq_tls_describe(path, &facts));
     date(facts.from, from);
     date(facts.until, to);
-    printf("%-24s %-36s %s to %s%s\n%24s SHA-256 %s%s\n", file, aq_tls_uri(&facts.name, uri), from, to,
+    aq_out("%-24s %-36s %s to %s%s\n%24s SHA-256 %s%s\n", file, aq_tls_uri(&facts.name, uri), from, to,
            listed(list, facts.serial)                       ? "  REVOKED"
            : now > facts.until                              ? "  EXPIRED"
            : now < facts.from                               ? "  not yet good"
@@ -211,12 +212,12 @@ static void show_list(const struct aq_tls_list *list)
     char from[16], to[16];
     date(list->from, from);
     date(list->until, to);
-    printf("%-24s number %lld, %u certificate%s, %s to %s\n", "revoked.pem", (long long)list->number, list->count,
+    aq_out("%-24s number %lld, %u certificate%s, %s to %s\n", "revoked.pem", (long long)list->number, list->count,
            list->count == 1 ? "" : "s", from, to);
     for (uint32_t i = 0; i < list->count; i++) {
         date(list->of[i].when, from);
         char uri[sizeof list->of[i].uri]; /* of a file */
-        printf("%24s serial %s, %s %s\n", "", list->of[i].serial, from,
+        aq_out("%24s serial %s, %s %s\n", "", list->of[i].serial, from,
                aq_printable_text(list->of[i].uri, uri, sizeof uri));
     }
 }
@@ -376,9 +377,9 @@ static int revoke_these(const struct asked *asked)
                                     "'%.80s' is neither stage-N, launcher, daemon-HOST, site-NAME nor a file", text);
         if (aq_tls_revoke(asked->folder, file ? NULL : &name, file ? text : NULL, &added) != AQ_OK)
             return AQ_EXIT_FAILED;
-        printf("%s: %u revoked%s\n", text, added, added ? "" : " (it was on the list already)");
+        aq_out("%s: %u revoked%s\n", text, added, added ? "" : " (it was on the list already)");
     }
-    printf("copy %s/revoked.pem into every folder of keys of this job, as in: scp %s/revoked.pem HOST:keys/\n",
+    aq_out("copy %s/revoked.pem into every folder of keys of this job, as in: scp %s/revoked.pem HOST:keys/\n",
            asked->folder, asked->folder);
     return show(asked->folder);
 }

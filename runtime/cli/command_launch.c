@@ -28,6 +28,7 @@
 #include "metrics_index.h"
 #include "net/tls.h"
 #include "options.h"
+#include "out.h"
 #include "owned_folder.h"
 #include "page.h"
 #include "plan.h"
@@ -115,7 +116,7 @@ static int print_keys(void)
 {
     char *keys;
     if (aq_keys_help(&keys) != AQ_OK) return AQ_EXIT_FAILED;
-    printf("\n%s", keys);
+    (void)aq_out("\n%s", keys);
     aq_free(keys);
     return AQ_EXIT_DONE;
 }

@@ -13,6 +13,7 @@
 #include "cut.h"
 #include "json_text.h"
 #include "options.h"
+#include "out.h"
 #include "plan.h"
 #include "plan_probe.h"
 
@@ -157,7 +158,8 @@ static enum aq_status print_with(const struct options *options, const struct aq_
                                           : aq_plan_print(plan, costs, foretold, aq_text_columns(STDOUT_FILENO), &text);
     if (status == AQ_OK && options->told && options->json) status = add_told(options->told, &text);
     if (status == AQ_OK && options->slack && costs) status = add_slack(options, plan, costs, &text);
-    if (status == AQ_OK && fputs(aq_text_of(&text), stdout) < 0) status = aq_fail_errno("plan", "cannot print");
+    if (status == AQ_OK && !(options->json ? aq_out_raw : aq_out_text)(aq_text_of(&text)))
+        status = aq_fail_errno("plan", "cannot print");
     aq_text_deinit(&text);
     return status;
 }
@@ -191,7 +193,7 @@ static enum aq_status tell(const struct options *options)
     struct aq_text text = {0};
     if (options->json) return AQ_OK; /* with the plan */
     enum aq_status status = aq_probe_told_print(options->told, aq_text_columns(STDOUT_FILENO), &text);
-    if (status == AQ_OK && fputs(aq_text_of(&text), stdout) < 0) status = aq_fail_errno("plan", "cannot print");
+    if (status == AQ_OK && !aq_out_text(aq_text_of(&text))) status = aq_fail_errno("plan", "cannot print");
     aq_text_deinit(&text);
     return status;
 }
@@ -213,7 +215,7 @@ static enum aq_status cut(const struct options *options, struct aq_plan **plan)
 {
     struct aq_text told = {0};
     enum aq_status status = aq_cut_measured(plan, cores_of(options), &told);
-    if (status == AQ_OK && told.used > 0 && !options->json && printf("%s\n\n", aq_text_of(&told)) < 0)
+    if (status == AQ_OK && told.used > 0 && !options->json && !aq_out("%s\n\n", aq_text_of(&told)))
         status = aq_fail_errno("plan", "cannot print");
     aq_text_deinit(&told);
     return status;
@@ -248,7 +250,7 @@ int aq_command_help_keys(int argc, char **argv)
     const bool page = argc > 1 && strcmp(argv[1], "--markdown") == 0;
     char *text;
     if ((page ? aq_keys_markdown(&text) : aq_keys_help(&text)) != AQ_OK) return 1;
-    const int failed = fputs(text, stdout) < 0;
+    const int failed = !aq_out_text(text);
     aq_free(text);
     return failed;
 }

@@ -5,6 +5,7 @@
 #include "commands.h"
 #include "json_text.h"
 #include "options.h"
+#include "out.h"
 #include "plot.h"
 
 enum { WIDTH = 1200, HEIGHT = 720, SMOOTH_MAX = AQ_CURVE_POINTS };
@@ -73,7 +74,7 @@ static void say_wrong(const struct asked *asked, enum aq_status status, const ch
     json_t *name = file ? json_string(file) : NULL; /* NULL too where it is no UTF-8 */
     json_object_set_new(wrong, "file", name ? name : json_null());
     json_dumpf(wrong, stdout, JSON_COMPACT | JSON_ENSURE_ASCII);
-    putchar('\n');
+    aq_out_raw("\n");
     json_decref(wrong);
 }
 
@@ -88,7 +89,7 @@ static void say_drawn(const struct asked *asked, const struct aq_curve *const *r
     json_t *all = json_pack("{s:s, s:s, s:s, s:o}", "output", asked->output, "x", aq_plot_x_name(asked->x), "y",
                             aq_plot_y_name(asked->y), "runs", list);
     json_dumpf(all, stdout, JSON_COMPACT | JSON_ENSURE_ASCII);
-    putchar('\n');
+    aq_out_raw("\n");
     json_decref(all);
 }
 
@@ -110,7 +111,7 @@ static enum aq_status draw(const struct asked *asked, const struct aq_arguments 
     if (status == AQ_OK && asked->output)
         status = aq_file_replace(NULL, asked->output, 0666, svg.bytes, svg.used);
     else if (status == AQ_OK)
-        fputs(aq_text_of(&svg), stdout);
+        aq_out_raw(aq_text_of(&svg));
     aq_text_deinit(&svg);
     return status;
 }

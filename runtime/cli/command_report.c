@@ -5,6 +5,7 @@
 
 #include "commands.h"
 #include "options.h"
+#include "out.h"
 #include "report.h"
 
 static int print_curve(const char *folder)
@@ -17,12 +18,12 @@ static int show(json_t *runs, const char *output, bool json, bool table)
     if (json) {
         json_t *report = json_pack("{s:O}", "runs", runs);
         json_dumpf(report, stdout, JSON_INDENT(1) | JSON_ENSURE_ASCII | JSON_REAL_PRECISION(9));
-        putchar('\n');
+        aq_out_raw("\n");
         json_decref(report);
     } else if (table) {
         struct aq_text text = {0};
         aq_report_table(runs, aq_text_columns(STDOUT_FILENO), &text);
-        fputs(aq_text_of(&text), stdout);
+        aq_out_text(aq_text_of(&text));
         aq_text_deinit(&text);
     }
     if (!output) return AQ_EXIT_DONE;

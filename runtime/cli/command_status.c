@@ -20,6 +20,7 @@
 #include "metrics_index.h"
 #include "net/tls.h"
 #include "options.h"
+#include "out.h"
 #include "progress.h"
 #include "run_folder.h"
 #include "run_lines.h"
@@ -122,22 +123,10 @@ static const char *shown(const json_t *message, const char *key, const char *oth
     return aq_printable_text(aq_control_text_or(message, key, otherwise), texts[turn++ % 8], sizeof texts[0]);
 }
 
-/* Many lines of it. */
-static void print_lines(const char *text, size_t count)
-{
-    char piece[4096];
-    while (count > 0) {
-        const size_t used = aq_printable(text, count, true, piece, sizeof piece);
-        fputs(piece, stdout);
-        text += used;
-        count -= used;
-    }
-}
-
 static void print_json(const json_t *value)
 {
     json_dumpf(value, stdout, JSON_COMPACT | JSON_ENSURE_ASCII);
-    putchar('\n');
+    aq_out_raw("\n");
 }
 
 static int daemon_status(const struct asked *asked)
@@ -148,16 +137,16 @@ static int daemon_status(const struct asked *asked)
     if (asked->json) {
         print_json(answer);
     } else if (!job) {
-        printf("aqpiped %s at %s: no job\n", shown(answer, "version", "?"), asked->daemon);
+        aq_out("aqpiped %s at %s: no job\n", shown(answer, "version", "?"), asked->daemon);
     } else {
-        printf("aqpiped %s at %s: job '%s' for %.0f s, run %s\n", shown(answer, "version", "?"), asked->daemon, job,
+        aq_out("aqpiped %s at %s: job '%s' for %.0f s, run %s\n", shown(answer, "version", "?"), asked->daemon, job,
                aq_control_number_or(answer, "seconds", 0), shown(answer, "run", "?"));
         const json_t *worker;
         size_t i;
         json_array_foreach(json_object_get(answer, "workers"), i, worker)
         {
             char size[AQ_TEXT_NUMBER];
-            printf("  stage %llu  pid %llu  %s  %.1f CPU s\n", (unsigned long long)aq_control_u64_or(worker, "rank", 0),
+            aq_out("  stage %llu  pid %llu  %s  %.1f CPU s\n", (unsigned long long)aq_control_u64_or(worker, "rank", 0),
                    (unsigned long long)aq_control_u64_or(worker, "pid", 0),
                    aq_text_size(aq_control_u64_or(worker, "rss_bytes", 0), size),
                    (double)aq_control_u64_or(worker, "cpu_ns", 0) * 1e-9);
@@ -177,7 +166,7 @@ static double number_of(const json_t *line, const char *key)
 struct latest {
     json_t *start, *step, *eval, *end;
     json_t *notices; /* what was found to be lost: the report's list; NULL: nothing */
-    char *line; /* the file's last one when it was read, and where it begins: the next look goes on there */
+    char *line;      /* the file's last one when it was read, and where it begins: the next look goes on there */
     size_t line_count;
     uint64_t line_begin;
 };
@@ -376,7 +365,7 @@ static int folder_status(const struct asked *asked)
     } else {
         add_folder_status(asked, &latest, &text);
         aq_text_fold(&folded, aq_text_of(&text), aq_text_columns(STDOUT_FILENO));
-        fputs(aq_text_of(&folded), stdout);
+        aq_out_text(aq_text_of(&folded));
     }
     aq_text_deinit(&text);
     aq_text_deinit(&folded);
@@ -501,7 +490,7 @@ static void show_top(const struct latest *latest, const char *state)
     top_table(latest, &text);
     add_notices(latest, &below);
     aq_text_fold(&text, aq_text_of(&below), aq_text_columns(STDOUT_FILENO));
-    fputs(aq_text_of(&text), stdout);
+    aq_out_text(aq_text_of(&text));
     aq_text_deinit(&head);
     aq_text_deinit(&below);
     aq_text_deinit(&text);
@@ -541,13 +530,13 @@ int aq_command_top(int argc, char **argv)
     for (;;) {
         if (read_latest(asked.folder, &latest) != AQ_OK) return AQ_EXIT_FAILED;
         const char *state = state_of(asked.folder, &latest);
-        if (terminal && !asked.json) fputs("\033[H\033[2J", stdout);
+        if (terminal && !asked.json) aq_out_raw("\033[H\033[2J");
         if (asked.json)
             print_status(&asked, &latest, top_ranks(&latest));
         else if (latest.step)
             show_top(&latest, state);
         else
-            printf("%s: %s, no step yet\n", asked.folder, state);
+            aq_out("%s: %s, no step yet\n", asked.folder, state);
         fflush(stdout);
         struct pollfd input = {.fd = STDIN_FILENO, .events = POLLIN};
         char key = 0;
@@ -592,7 +581,7 @@ int aq_command_stop(int argc, char **argv)
     if (!asked.daemon) return folder_stop(&asked);
     if (ask(&asked, json_pack("{s:s}", "op", "stop"), "stopping", &answer) != AQ_OK) return AQ_EXIT_FAILED;
     json_decref(answer);
-    puts("its launcher is told to stop with a checkpoint");
+    aq_out("its launcher is told to stop with a checkpoint\n");
     return AQ_EXIT_DONE;
 }
 
@@ -605,7 +594,7 @@ static int daemon_logs(const struct asked *asked)
     json_t *question = json_pack("{s:s, s:I, s:i}", "op", "logs", "rank", (json_int_t)asked->rank, "bytes", LOG_BYTES);
     if (ask(asked, question, "logs", &answer) != AQ_OK) return AQ_EXIT_FAILED;
     const char *text = aq_control_text_or(answer, "text", "");
-    print_lines(text, strlen(text));
+    aq_out_text(text);
     json_decref(answer);
     return AQ_EXIT_DONE;
 }
@@ -618,11 +607,11 @@ static bool folder_log(const char *folder, uint32_t rank, bool head)
     snprintf(name, sizeof name, "logs/stage-%u.log", rank);
     if (aq_run_path(folder, name, path) != AQ_OK || aq_file_load(NULL, path, LOG_BYTES_MAX, &text, &count) != AQ_OK)
         return false;
-    if (head) printf("==> %s <==\n", path);
+    if (head) aq_out("==> %s <==\n", path);
     size_t skip = count > LOG_BYTES ? count - LOG_BYTES : 0;
     while (skip > 0 && skip < count && text[skip - 1] != '\n')
-        skip++;                             /* from the begin of a line */
-    print_lines(text + skip, count - skip); /* what a worker wrote may come from its peers */
+        skip++;                              /* from the begin of a line */
+    aq_out_bytes(text + skip, count - skip); /* what a worker wrote may come from its peers */
     aq_free(text);
     return true;
 }

@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "commands.h"
+#include "out.h"
 #include "places.h"
 #include "run_folder.h"
 
@@ -359,8 +360,8 @@ int aq_k8s_write(const struct aq_k8s *k8s)
         else
             status = aq_file_replace(NULL, path, 0600, aq_text_of(&text), text.used);
     }
-    if (status == AQ_OK && k8s->print) fputs(aq_text_of(&text), stdout);
-    if (status == AQ_OK && !k8s->print) printf("%s is written; its first lines say what comes next\n", path);
+    if (status == AQ_OK && k8s->print) aq_out_raw(aq_text_of(&text));
+    if (status == AQ_OK && !k8s->print) aq_out("%s is written; its first lines say what comes next\n", path);
     aq_text_deinit(&text);
     return status == AQ_OK ? AQ_EXIT_DONE : status == AQ_INVAL ? AQ_EXIT_USAGE : AQ_EXIT_FAILED;
 }

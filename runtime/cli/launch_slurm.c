@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "commands.h"
+#include "out.h"
 #include "run_folder.h"
 
 /* An option of sbatch stands on a line of its own: nothing in it may end the line. */
@@ -133,8 +134,9 @@ enum aq_status aq_slurm_script(const struct aq_slurm *slurm, struct aq_text *out
     if (!aq_absolute(slurm->manifest, manifest)) return aq_fail(AQ_INVAL, "launch", "the manifest's path is too long");
     aq_text_add(out, "#!/bin/bash\n");
     AQ_TRY(add_demands(slurm, out));
-    aq_text_add(out, "# Written by aqpipe launch --on slurm, version %s; exit status: 0 done; 1 failed; 2 usage or "
-                     "manifest; 3 stopped, with a checkpoint.\n",
+    aq_text_add(out,
+                "# Written by aqpipe launch --on slurm, version %s; exit status: 0 done; 1 failed; 2 usage or "
+                "manifest; 3 stopped, with a checkpoint.\n",
                 AQ_VERSION);
     word(out, "aqpipe", aqpipe);
     word(out, "aqpiped", aqpiped);
@@ -159,7 +161,7 @@ int aq_slurm_submit(const struct aq_slurm *slurm)
     struct aq_text script = {0};
     enum aq_status status = aq_slurm_script(slurm, &script);
     if (status == AQ_OK && slurm->print) {
-        fputs(aq_text_of(&script), stdout);
+        aq_out_raw(aq_text_of(&script));
         aq_text_deinit(&script);
         return AQ_EXIT_DONE;
     }

@@ -11,6 +11,7 @@
 #include "control.h"
 #include "heldout.h"
 #include "runtime_text.h"
+#include "out.h"
 
 static const uint64_t live_ns = 150ULL * 1000 * 1000, plain_ns = 5000ULL * 1000 * 1000;
 static const uint64_t phase_ns_min = 2000ULL * 1000 * 1000; /* what is over sooner is not said between steps */
@@ -50,7 +51,7 @@ void aq_progress_json(struct aq_progress *progress, const json_t *line)
 {
     if (!progress->json) return;
     json_dumpf(line, stdout, JSON_COMPACT | JSON_ENSURE_ASCII);
-    fputc('\n', stdout);
+    (void)aq_out_raw("\n");
     fflush(stdout);
 }
 

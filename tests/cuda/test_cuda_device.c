@@ -1,20 +1,15 @@
 /*
- * test_cuda_device.c -- the CUDA backend's own rules, without a GPU: what it says where there is none, whose a GPU is,
- * and where memory comes from. What it computes is conform_device_cuda's.
+ * test_cuda_device.c -- the CUDA backend's own rules, without a GPU: what it says where there is none and where
+ * memory comes from. Whose a GPU is, is test_cuda_lock's; what it computes conform_device_cuda's.
  */
 #include "stage_help.h"
 
-#include <fcntl.h>
 #include <math.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <sys/file.h>
 #include <sys/stat.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
-#include "aqsgd/device_owner.h"
 #include "codec_common.h"
 #include "cuda_plan.h"
 #include "cudnn.h"
@@ -69,129 +64,6 @@ static void test_architectures_fit_as_cuda_says(void **state)
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
         if (cuda_architecture_fits(cases[i].list, cases[i].major, cases[i].minor) != cases[i].fits)
             fail_msg("%s on %d.%d", cases[i].list, cases[i].major, cases[i].minor);
-}
-
-static void test_gpu_is_for_one_owner_at_a_time(void **state)
-{
-    (void)state;
-    char folder[] = "/tmp/aqpipe-gpu-XXXXXX";
-    assert_non_null(mkdtemp(folder));
-    setenv("AQ_GPU_LOCKS", folder, 1);
-    struct aq_device *first = NULL, *second = NULL, *third = NULL;
-    const struct aq_device_config mine = {.kind = "cuda", .owner = UINT64_MAX}, other = {.kind = "cuda", .owner = 5};
-    const struct aq_device_config nobody = {.kind = "cuda"}, automatic = {.kind = "auto", .owner = 5, .threads = 1};
-    aq_device_owner_set("runs/mine");
-    assert_int_equal(aq_device_open(&mine, &first), AQ_OK);
-    assert_int_equal(aq_device_open(&mine, &second), AQ_OK); /* another stage of the same job */
-    aq_error_clear();
-    assert_int_equal(aq_device_open(&other, &third), AQ_REFUSED);
-    char words[96];
-    snprintf(words, sizeof words, "is in use by another job: runs/mine, process %ld (", (long)getpid());
-    if (!strstr(aq_error_text(), words)) fail_msg("\"%s\", not \"%s\"", aq_error_text(), words);
-    assert_int_equal(aq_device_open(&nobody, &third), AQ_OK);
-    aq_device_close(third);
-    aq_device_close(first);
-    assert_int_equal(aq_device_open(&other, &third), AQ_REFUSED);
-    aq_error_clear();
-    assert_int_equal(aq_device_open(&automatic, &third), AQ_REFUSED); /* there is a GPU: it is no case for the CPU */
-    assert_non_null(strstr(aq_error_text(), "in use by another job"));
-    aq_device_close(second);
-    assert_int_equal(aq_device_open(&other, &third), AQ_OK);
-    aq_device_close(third);
-    char path[128];
-    snprintf(path, sizeof path, "%s/aqpipe-gpu-%u-00010203-0405-0607-0809-0a0b0c0d0e00.lock", folder,
-             (unsigned)geteuid());
-    assert_int_equal(unlink(path), 0);
-    assert_int_equal(rmdir(folder), 0);
-    unsetenv("AQ_GPU_LOCKS");
-    /* Where nobody says: where a daemon that is confined to its folders may write, too. */
-    assert_string_equal(cuda_locks_folder(), access("/dev/shm", F_OK) == 0 ? "/dev/shm" : "/tmp");
-}
-
-/* In a folder that all may write to, another user may have been first: such a file neither holds a GPU nor frees it. */
-static void test_a_lock_file_of_another_user_is_refused(void **state)
-{
-    (void)state;
-    enum { SOMEBODY = 12345 };
-    char folder[] = "/tmp/aqpipe-gpu-XXXXXX", path[64];
-    int first = -1, second = -1;
-    assert_non_null(mkdtemp(folder));
-    assert_int_equal(chmod(folder, 01777), 0);
-    snprintf(path, sizeof path, "%s/lock", folder);
-    assert_int_equal(cuda_take_file(path, 1, NULL, &first), AQ_OK);
-    struct stat about;
-    assert_int_equal(stat(path, &about), 0);
-    assert_int_equal(about.st_mode & 0777, 0600); /* nobody else can open it, let alone lock it */
-    assert_int_equal(chmod(path, 0622), 0);
-    assert_int_equal(cuda_take_file(path, 1, NULL, &second), AQ_IO);
-    assert_int_equal(chmod(path, 0600), 0);
-    if (geteuid() == 0) { /* only root can leave a file of somebody else's */
-        aq_error_clear();
-        assert_int_equal(chown(path, SOMEBODY, SOMEBODY), 0);
-        assert_int_equal(cuda_take_file(path, 1, NULL, &second), AQ_IO);
-        assert_non_null(strstr(aq_error_text(), "belongs to user 12345"));
-        assert_non_null(strstr(aq_error_text(), "AQ_GPU_LOCKS"));
-    }
-    close(first);
-    assert_int_equal(unlink(path), 0);
-    assert_int_equal(rmdir(folder), 0);
-}
-
-/* Only a process of this user can hold the file as such; nobody waits for it without an end, or without a word. */
-static void test_a_lock_that_is_held_is_waited_for_a_while(void **state)
-{
-    (void)state;
-    char folder[] = "/tmp/aqpipe-gpu-XXXXXX", path[64];
-    int first = -1, second = -1;
-    assert_non_null(mkdtemp(folder));
-    snprintf(path, sizeof path, "%s/lock", folder);
-    assert_int_equal(cuda_take_file(path, 1, NULL, &first), AQ_OK);
-    const int holder = open(path, O_RDONLY | O_CLOEXEC);
-    assert_int_equal(flock(holder, LOCK_EX), 0);
-    aq_error_clear();
-    const uint64_t begin = aq_clock_ns();
-    assert_int_equal(cuda_take_file(path, 1, NULL, &second), AQ_IO);
-    assert_true(aq_clock_ns() - begin < UINT64_C(20000000000));
-    assert_non_null(strstr(aq_error_text(), "is held by another process"));
-    close(holder);
-    assert_int_equal(cuda_take_file(path, 1, NULL, &second), AQ_OK);
-    close(first);
-    close(second);
-    assert_int_equal(unlink(path), 0);
-    assert_int_equal(rmdir(folder), 0);
-}
-
-/* A process that is killed leaves the file, and no lock: the next job has the GPU at once. */
-static void test_a_killed_process_holds_no_gpu(void **state)
-{
-    (void)state;
-    char folder[] = "/tmp/aqpipe-gpu-XXXXXX", path[64], text[2 * CUDA_HOLDER_BYTES];
-    int ready[2], mine = -1;
-    char byte = 0;
-    assert_non_null(mkdtemp(folder));
-    snprintf(path, sizeof path, "%s/lock", folder);
-    assert_int_equal(pipe(ready), 0);
-    const pid_t pid = fork();
-    if (pid == 0) {
-        int fd = -1;
-        if (cuda_take_file(path, 7, "runs/killed", &fd) != AQ_OK || write(ready[1], &byte, 1) != 1) _exit(1);
-        (void)pause();
-        _exit(1);
-    }
-    assert_int_equal(read(ready[0], &byte, 1), 1);
-    assert_int_equal(cuda_take_file(path, 8, NULL, &mine), AQ_REFUSED);
-    char words[64];
-    snprintf(words, sizeof words, "runs/killed, process %ld", (long)pid);
-    cuda_holder_text(path, text, sizeof text);
-    assert_string_equal(text, words);
-    assert_int_equal(kill(pid, SIGKILL), 0);
-    assert_int_equal(waitpid(pid, NULL, 0), pid);
-    assert_int_equal(cuda_take_file(path, 8, "runs/next", &mine), AQ_OK);
-    close(mine);
-    close(ready[0]);
-    close(ready[1]);
-    assert_int_equal(unlink(path), 0);
-    assert_int_equal(rmdir(folder), 0);
 }
 
 /* The memory of tests is no kinder than CUDA's word. */
@@ -895,10 +767,6 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_probe_says_what_is_missing),
         cmocka_unit_test(test_architectures_fit_as_cuda_says),
-        cmocka_unit_test(test_gpu_is_for_one_owner_at_a_time),
-        cmocka_unit_test(test_a_lock_file_of_another_user_is_refused),
-        cmocka_unit_test(test_a_lock_that_is_held_is_waited_for_a_while),
-        cmocka_unit_test(test_a_killed_process_holds_no_gpu),
         cmocka_unit_test(test_fresh_memory_is_as_bad_as_cuda_allows),
         cmocka_unit_test(test_auto_takes_the_cpu_only_where_there_is_no_gpu),
         cmocka_unit_test(test_memory_is_one_allocation_and_says_who_needs_it),

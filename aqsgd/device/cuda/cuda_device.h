@@ -53,8 +53,8 @@ const char *cuda_locks_folder(void);
 enum aq_status cuda_take(const struct cuda_probe *probe, uint64_t owner, const char *name, int *fd, char *why);
 
 /*
- * The same with the file named. AQ_REFUSED (unlogged): another owner has it. AQ_IO: the file belongs to another user, or
- * others may write to it. name: of the owner, for the text of whoever is refused; may be NULL.
+ * The same with the file named. AQ_REFUSED (unlogged): another owner has it. AQ_IO: the file belongs to another user,
+ * or others may write to it. name: of the owner, for the text of whoever is refused; may be NULL.
  */
 enum aq_status cuda_take_file(const char *path, uint64_t owner, const char *name, int *fd);
 

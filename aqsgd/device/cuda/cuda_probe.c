@@ -185,8 +185,8 @@ static void holder_write(int file, const char *name)
 {
     char text[CUDA_HOLDER_BYTES];
     const int bytes = snprintf(text, sizeof text, "%ld %.*s\n", (long)getpid(), CUDA_HOLDER_BYTES - 24, name);
-    const ssize_t written = pwrite(file, text, (size_t)bytes, 0);
-    (void)(ftruncate(file, written > 0 ? written : 0) == 0); /* the lock holds without the text */
+    const bool written = aq_pwrite_all(file, text, (size_t)bytes, 0);
+    (void)(ftruncate(file, written ? bytes : 0) == 0); /* the lock holds without the text */
 }
 
 void cuda_holder_text(const char *path, char *out, size_t bytes)
@@ -286,11 +286,11 @@ enum aq_status cuda_take(const struct cuda_probe *probe, uint64_t owner, const c
     if (status == AQ_REFUSED) {
         cuda_holder_text(path, holder, sizeof holder);
         snprintf(why, CUDA_TEXT_BYTES,
-                 "device_index: %d: GPU %d (%s) is in use by another job: %s (%s); stop that one (aqpipe status), or "
+                 "device_index: %d: GPU %d (%s) is in use by another job: %.180s (%.120s); stop that one (aqpipe status), or "
                  "take another GPU",
                  probe->index, probe->index, probe->name, holder, path);
     } else if (status != AQ_OK)
-        snprintf(why, CUDA_TEXT_BYTES, "device_index: %d: the lock file %s of GPU %d cannot be used", probe->index,
+        snprintf(why, CUDA_TEXT_BYTES, "device_index: %d: the lock file %.200s of GPU %d cannot be used", probe->index,
                  path, probe->index);
     return status;
 }
