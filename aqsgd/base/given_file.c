@@ -37,3 +37,17 @@ enum aq_status aq_given_open(const char *area, const char *path, int *fd)
         *fd = file;
     return status;
 }
+
+enum aq_status aq_given_whole(const char *area, const char *path, int fd)
+{
+    struct stat about;
+    if (fstat(fd, &about) != 0) return aq_fail_errno(area, "%s: fstat", path);
+    const off_t hole = about.st_size > 0 ? lseek(fd, 0, SEEK_HOLE) : about.st_size;
+    if (lseek(fd, 0, SEEK_SET) != 0) return aq_fail_errno(area, "%s: lseek", path);
+    if (hole < 0 || hole >= about.st_size) return AQ_OK;
+    return aq_fail(
+        AQ_INVAL, area,
+        "%s: is a sparse file of %lld bytes with a hole at byte %lld: there is no data. If zeroes are meant, "
+        "copy it by cp --sparse=never",
+        path, (long long)about.st_size, (long long)hole);
+}

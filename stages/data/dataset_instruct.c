@@ -227,6 +227,9 @@ static enum aq_status add_lines(struct reader *reader, const char *text, size_t 
     for (size_t at = 0; at < bytes; reader->line++) {
         const char *end = memchr(text + at, '\n', bytes - at);
         const size_t line = end ? (size_t)(end - text) - at : bytes - at;
+        if (line > DATASET_LINE_BYTES_MAX)
+            return aq_fail(AQ_INVAL, AREA, DATASET_LINE_LONG, reader->path, (unsigned long long)reader->line, line,
+                           DATASET_LINE_BYTES_MAX);
         if (line > strspn(text + at, " \t\r")) AQ_TRY(add_line(reader, text + at, line));
         at += line + 1;
     }
@@ -335,14 +338,13 @@ static void facts_of(const struct instruct *of, const struct aq_tokenizer *token
     uint64_t digest = aq_digest(of->tokens.at, of->tokens.count * sizeof *of->tokens.at);
     digest = aq_digest_seeded(of->learnt.at, of->learnt.count, digest);
     digest = aq_digest_seeded(of->order, of->starts.count * sizeof *of->order, digest);
-    *facts = (struct dataset_facts){
-        .samples = of->samples,
-        .digest = aq_digest_seeded(of->lengths, of->samples * sizeof *of->lengths, digest),
-        .outputs = aq_tokenizer_vocabulary(tokenizer),
-        .vocabulary = aq_tokenizer_vocabulary(tokenizer),
-        .lengths = of->lengths,
-        .parts = of->parts,
-        .part_first = of->first};
+    *facts = (struct dataset_facts){.samples = of->samples,
+                                    .digest = aq_digest_seeded(of->lengths, of->samples * sizeof *of->lengths, digest),
+                                    .outputs = aq_tokenizer_vocabulary(tokenizer),
+                                    .vocabulary = aq_tokenizer_vocabulary(tokenizer),
+                                    .lengths = of->lengths,
+                                    .parts = of->parts,
+                                    .part_first = of->first};
 }
 
 /* The most frequent ones. */

@@ -12,6 +12,10 @@
 
 #define DATASET_AREA "dataset"
 
+/* A line of a .jsonl or table: as JSON it takes up to ten times its bytes of memory. */
+#define DATASET_LINE_BYTES_MAX ((size_t)64 << 20)
+#define DATASET_LINE_LONG      "%s:%llu: the line has %zu bytes, at most %zu are read: cut the text into several lines"
+
 /* Of all files together. */
 struct dataset_facts {
     uint64_t samples, digest, dropped;

@@ -96,7 +96,8 @@ static enum aq_status columns_of(struct reader *reader)
         struct column *column = &reader->columns[i];
         if (!column->name && i == PAIR) continue;
         if (!column->name)
-            return aq_fail(AQ_INVAL, AREA, "%s is missing: which column of %s is it? A name of its first line, or a "
+            return aq_fail(AQ_INVAL, AREA,
+                           "%s is missing: which column of %s is it? A name of its first line, or a "
                            "number from 1 on",
                            column->key, reader->config->paths[0]);
         const uint32_t number = number_of(column->name);
@@ -369,6 +370,9 @@ static enum aq_status add_lines(struct reader *reader, const char *text, size_t 
         const size_t all = end ? (size_t)(end - text) - at : bytes - at;
         const size_t line = all > 0 && text[at + all - 1] == '\r' ? all - 1 : all;
         const bool first = reader->width == 0;
+        if (line > DATASET_LINE_BYTES_MAX)
+            return aq_fail(AQ_INVAL, AREA, DATASET_LINE_LONG, reader->path, (unsigned long long)reader->line, line,
+                           DATASET_LINE_BYTES_MAX);
         if (line > 0) {
             AQ_TRY(split(reader, text + at, line));
             if (first) AQ_TRY(columns_find(reader));
@@ -398,7 +402,8 @@ static void outputs_of_names(const char *names, struct tsv *tsv)
 {
     if (!names) return;
     uint32_t count = 1;
-    for (const char *comma = strchr(names, ','); comma; comma = strchr(comma + 1, ',')) count++;
+    for (const char *comma = strchr(names, ','); comma; comma = strchr(comma + 1, ','))
+        count++;
     if (count > tsv->outputs) tsv->outputs = count;
 }
 

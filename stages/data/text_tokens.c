@@ -24,8 +24,12 @@ enum aq_status text_map_open(const char *path, struct text_map *out)
     struct stat about;
     int file;
     AQ_TRY(aq_given_open(AREA, path, &file));
-    enum aq_status status = AQ_OK;
+    enum aq_status status = aq_given_whole(AREA, path, file);
     *out = (struct text_map){.at = NULL};
+    if (status != AQ_OK) {
+        close(file);
+        return status;
+    }
     if (fstat(file, &about) != 0) {
         status = aq_fail_errno(AREA, "%s: fstat", path);
     } else if (about.st_size > 0) {
@@ -48,6 +52,13 @@ void text_map_close(struct text_map *map)
     *map = (struct text_map){.at = NULL};
 }
 
+/* Tokens in memory: half of it. */
+static size_t tokens_max(void)
+{
+    const long pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGESIZE);
+    return pages > 0 && page > 0 ? (size_t)pages / 2 * ((size_t)page / sizeof(int32_t)) : SIZE_MAX;
+}
+
 enum aq_status text_sink_add(struct text_sink *sink, const int32_t *tokens, size_t count)
 {
     if (count == 0) return AQ_OK;
@@ -56,6 +67,11 @@ enum aq_status text_sink_add(struct text_sink *sink, const int32_t *tokens, size
         sink->unwritten = !aq_write_all(sink->file, tokens, count * sizeof(int32_t));
         return sink->unwritten ? aq_fail_errno(AREA, "cannot write tokens to the cache (data.cache)") : AQ_OK;
     }
+    if ((sink->list.count + count) > tokens_max())
+        return aq_fail(AQ_NOMEM, AREA,
+                       "these texts have more than %zu tokens, half of this machine's memory: name a folder in "
+                       "data.cache, where they are kept on disk, or read fewer (data.train_samples_max)",
+                       tokens_max());
     AQ_TRY(aq_token_list_reserve(&sink->list, count));
     memcpy(sink->list.at + sink->list.count, tokens, count * sizeof(int32_t));
     sink->list.count += count;
@@ -125,6 +141,9 @@ static enum aq_status add_lines(struct piece *piece)
         size_t blank = 0;
         while (blank < line && strchr(" \t\r", text[at + blank]) && text[at + blank])
             blank++;
+        if (line > DATASET_LINE_BYTES_MAX)
+            return aq_fail(AQ_INVAL, AREA, DATASET_LINE_LONG, piece->path, (unsigned long long)piece->line, line,
+                           DATASET_LINE_BYTES_MAX);
         if (line > blank) AQ_TRY(add_line(piece, text + at, line));
         at += line + 1;
     }

@@ -42,7 +42,8 @@ enum aq_status aq_file_read(const char *area, const char *path, uint64_t bytes_m
     AQ_ASSERT(bytes_max < SIZE_MAX);
     int file;
     AQ_TRY(aq_given_open(area, path, &file));
-    enum aq_status status = read_open(area, path, file, bytes_max, out, bytes);
+    enum aq_status status = aq_given_whole(area, path, file);
+    if (status == AQ_OK) status = read_open(area, path, file, bytes_max, out, bytes);
     close(file);
     return status;
 }

@@ -50,14 +50,14 @@ static enum aq_status check_kind(const struct aq_adapter_folder *folder)
     const json_t *config = folder->config, *bias = json_object_get(config, "bias");
     const json_t *begin = json_object_get(config, "init_lora_weights");
     if (!one_of(json_object_get(config, "peft_type"), kinds))
-        return config_json_refuse(json, "peft_type", "expected LORA");
+        return config_json_refuse(json, "peft_type", "LORA");
     if (bias && !one_of(bias, none))
         return config_json_refuse(json, "bias", "\"none\": adapters have no biases here");
     for (size_t i = 0; i < sizeof off / sizeof *off; i++)
         if (!is_off(json_object_get(config, off[i])))
             return config_json_refuse(json, off[i], "none: it is not computed here");
     if (begin && !json_is_boolean(begin) && !json_is_null(begin) && !one_of(begin, begins))
-        return config_json_refuse(json, "init_lora_weights", "expected true: this one changes the model itself");
+        return config_json_refuse(json, "init_lora_weights", "true: this one changes the model itself");
     return AQ_OK;
 }
 
@@ -69,19 +69,19 @@ static enum aq_status read_numbers(struct aq_adapter_folder *folder)
     const json_t *rslora = json_object_get(folder->config, "use_rslora");
     const json_t *dora = json_object_get(folder->config, "use_dora");
     const json_int_t r = json_integer_value(rank);
-    if (r < 1 || r > AQ_LORA_RANK_MAX) return config_json_refuse(json, "r", "expected 1 to %d", AQ_LORA_RANK_MAX);
+    if (r < 1 || r > AQ_LORA_RANK_MAX) return config_json_refuse(json, "r", "1 to %d", AQ_LORA_RANK_MAX);
     folder->lora.rank = (uint32_t)r;
     folder->lora.alpha = (float)json_number_value(alpha);
     if (!(folder->lora.alpha > 0 && folder->lora.alpha <= 1e6f))
-        return config_json_refuse(json, "lora_alpha", "expected a number above 0");
+        return config_json_refuse(json, "lora_alpha", "a number above 0");
     folder->lora.dropout = (float)json_number_value(dropout);
     if (!(folder->lora.dropout >= 0 && folder->lora.dropout <= 0.9f))
-        return config_json_refuse(json, "lora_dropout", "expected 0 to 0.9");
+        return config_json_refuse(json, "lora_dropout", "0 to 0.9");
     if (rslora && !json_is_boolean(rslora) && !json_is_null(rslora))
-        return config_json_refuse(json, "use_rslora", "expected true or false");
+        return config_json_refuse(json, "use_rslora", "true or false");
     folder->lora.rslora = json_is_true(rslora);
     if (dora && !json_is_boolean(dora) && !json_is_null(dora))
-        return config_json_refuse(json, "use_dora", "expected true or false");
+        return config_json_refuse(json, "use_dora", "true or false");
     folder->lora.dora = json_is_true(dora);
     return AQ_OK;
 }

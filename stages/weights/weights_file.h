@@ -18,6 +18,9 @@
 enum { AQ_WEIGHTS_DIMENSIONS_MAX = 8 };
 /* The bound of the safetensors project itself: a header of 100 MB. */
 #define AQ_WEIGHTS_HEADER_BYTES_MAX UINT64_C(100000000)
+/* As JSON a tensor takes some 1.2 KB of memory, and a number in a list 32 bytes: 160 and 130 MB at most. */
+#define AQ_WEIGHTS_TENSORS_MAX      UINT64_C(131072)
+#define AQ_WEIGHTS_ITEMS_MAX        (32 * AQ_WEIGHTS_TENSORS_MAX)
 
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "tensor bytes are taken as they are");
 static_assert(sizeof(float) == 4 && sizeof(double) == 8, "as in the file");

@@ -141,6 +141,23 @@ static enum aq_status check_pickle(const struct aq_weights_file *w)
     return aq_weights_pickle(w->path);
 }
 
+/* What a header becomes in memory is bounded by what is in it, before it is read: 20 times its bytes, else. */
+static enum aq_status check_counts(const struct aq_weights_file *w, const char *text, uint64_t length)
+{
+    uint64_t objects = 0, items = 0;
+    for (uint64_t i = 0; i < length; i++) {
+        objects += text[i] == '{';
+        items += text[i] == ',' || text[i] == '[' || text[i] == ':';
+    }
+    if (objects <= AQ_WEIGHTS_TENSORS_MAX && items <= AQ_WEIGHTS_ITEMS_MAX) return AQ_OK;
+    return aq_fail(
+        AQ_INVAL, AREA,
+        "%s: the header has about %llu tensors and %llu numbers and names; at most %llu tensors and %llu are "
+        "read: put them into several files (model.safetensors.index.json)",
+        w->path, (unsigned long long)objects, (unsigned long long)items, (unsigned long long)AQ_WEIGHTS_TENSORS_MAX,
+        (unsigned long long)AQ_WEIGHTS_ITEMS_MAX);
+}
+
 static enum aq_status take_header(struct aq_weights_file *w)
 {
     uint64_t length = 0;
@@ -154,6 +171,7 @@ static enum aq_status take_header(struct aq_weights_file *w)
     const char *text = (const char *)w->file + sizeof length;
     json_error_t error;
     if (text[0] != '{') return aq_fail(AQ_CORRUPT, AREA, "%s: the header does not begin with {", w->path);
+    AQ_TRY(check_counts(w, text, length));
     w->header = json_loadb(text, (size_t)length, JSON_REJECT_DUPLICATES, &error);
     if (!w->header)
         return aq_fail(AQ_CORRUPT, AREA, "%s: header, line %d column %d: %s", w->path, error.line, error.column,

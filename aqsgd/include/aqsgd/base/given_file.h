@@ -22,6 +22,12 @@ extern "C" {
  */
 enum aq_status aq_given_open(const char *area, const char *path, int *fd);
 
+/*
+ * AQ_INVAL (logged): a file of data has a hole, as a sparse file of a terabyte has that takes no disk: what is read of
+ * one would be zeroes, and memory and time by its length. Where the file system knows no holes there are none.
+ */
+enum aq_status aq_given_whole(const char *area, const char *path, int fd);
+
 #ifdef __cplusplus
 }
 #endif
