@@ -18,7 +18,7 @@
 #include "split_session.h"
 
 enum {
-    SPLIT_NEWCOMERS_MAX = 64,
+    SPLIT_NEWCOMERS_MAX = 256, /* half for one address: at 400 strangers a second there every third try is let in */
     SPLIT_NEWCOMER_S = 5, /* for its certificate and its first line                               */
     SPLIT_ANSWER_S = 60,  /* for what a client owes (ready, the next part of a file), or control.silence_max */
     SPLIT_TRIES_MAX = 3,  /* of a turn, from one checkpoint                                       */
