@@ -44,6 +44,7 @@ static void test_adapters_are_the_same_in_every_cut(void **state)
             for (run.cut = 1; run.cut < layers; run.cut++) {
                 run.recompute = run.cut % 3 == 1;
                 run.split = run.cut % 3 == 2;
+                if (!sample_has(layers * (size_t)i + run.cut, layers, 2)) continue;
                 struct result parts = run_once(&run);
                 expect_same(&whole, &parts, 0, "adapters");
                 result_free(&parts);
@@ -188,6 +189,7 @@ static void test_frozen_weights_in_fewer_bits_are_the_same_in_every_cut(void **s
             for (run.cut = 1; run.cut < layers; run.cut++) {
                 run.recompute = run.cut % 3 == 1;
                 run.split = run.cut % 3 == 2;
+                if (!sample_has(layers * (size_t)i + run.cut, layers, 2)) continue;
                 struct result parts = run_once(&run);
                 expect_same(&whole, &parts, 0, "packed");
                 result_free(&parts);

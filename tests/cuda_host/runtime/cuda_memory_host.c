@@ -75,6 +75,29 @@ static size_t pages_of(size_t bytes, size_t align)
     return (align + bytes + PAGE - 1) / PAGE * PAGE;
 }
 
+/* Of an allocation as large as this only the ends are filled: a stream's scratch is 96 MiB, and little of it is used. */
+enum { LARGE = 4 << 20, LARGE_END = 256 << 10 };
+
+/* CUDA_HOST_FRESH=poison: see above. */
+static bool breaks_promise(void)
+{
+    const char *wish = getenv("CUDA_HOST_FRESH");
+    return wish && strcmp(wish, "poison") == 0;
+}
+
+/* Zeroes; whole pages of many are given back to the kernel, which has such. */
+static void clear(uint8_t *memory, size_t bytes)
+{
+    const size_t head = (PAGE - (uintptr_t)memory % PAGE) % PAGE;
+    const size_t whole = bytes > head ? (bytes - head) / PAGE * PAGE : 0;
+    if (bytes < LARGE || madvise(memory + head, whole, MADV_DONTNEED) != 0) {
+        memset(memory, 0, bytes);
+        return;
+    }
+    memset(memory, 0, head);
+    memset(memory + head + whole, 0, bytes - head - whole);
+}
+
 /* What fresh memory holds: another pattern each time. The odd ones are NaNs of every type of float. */
 static void poison(uint8_t *memory, size_t bytes)
 {
@@ -104,7 +127,12 @@ static uint8_t *pages_take(uint8_t **base, size_t *used, size_t bytes, size_t al
     if (!page || mprotect(page, whole, PROT_READ | PROT_WRITE) != 0) return NULL;
     if (whole >= (size_t)2 << 20) (void)madvise(page, whole, MADV_HUGEPAGE); /* its first touch is what it costs */
     memcpy(page, &bytes, sizeof bytes);
-    poison(page + align, bytes);
+    if (bytes < LARGE || breaks_promise()) {
+        poison(page + align, bytes);
+    } else {
+        poison(page + align, LARGE_END);
+        poison(page + align + bytes - LARGE_END, LARGE_END);
+    }
     ASAN_POISON_MEMORY_REGION(page, align);
     ASAN_POISON_MEMORY_REGION(page + align + bytes, whole - align - bytes);
     return page + align;
@@ -193,20 +221,16 @@ void cuda_runtime_host_copy(void *to, const void *from, size_t bytes)
     memmove(to, from, bytes);
 }
 
-static bool breaks_promise(void)
-{
-    const char *wish = getenv("CUDA_HOST_FRESH");
-    return wish && strcmp(wish, "poison") == 0;
-}
-
 void cuda_runtime_host_set(void *to, int value, size_t bytes)
 {
-    const bool promised =
-        value == 0 && cuda_host_is_device(to) && breaks_promise() && cuda_host_all(to, bytes, CUDA_HOST_FRESH);
-    if (promised) {
+    const bool first = value == 0 && cuda_host_is_device(to) && cuda_host_all(to, bytes, CUDA_HOST_FRESH);
+    if (first && breaks_promise()) {
         cuda_host_mark(to, bytes, CUDA_HOST_PROMISED);
         return;
     }
     cuda_runtime_host_wrote(to, bytes);
-    memset(to, value, bytes);
+    if (first)
+        clear(to, bytes); /* no file is in its place: cuda_ipc_host.c */
+    else
+        memset(to, value, bytes);
 }
