@@ -48,6 +48,17 @@ static void quoted(struct aq_text *out, const char *text)
     aq_text_add(out, "\"");
 }
 
+/* A word of a command: there Kubernetes puts a variable's value for $(NAME), and $ for $$. */
+static void quoted_word(struct aq_text *out, const char *text)
+{
+    struct aq_text doubled = {0};
+    for (const char *at = text; *at; at++)
+        aq_text_add(&doubled, *at == '$' ? "$$" : "%c", *at);
+    quoted(out, aq_text_of(&doubled));
+    if (doubled.status != AQ_OK && out->status == AQ_OK) out->status = doubled.status;
+    aq_text_deinit(&doubled);
+}
+
 /* Is the path the folder, or below it? */
 static bool below(const char *path, const char *folder)
 {
@@ -294,7 +305,7 @@ static void add_set(struct aq_text *out, const char *setting, size_t bytes)
     struct aq_text one = {0};
     aq_text_bytes(&one, setting, bytes);
     aq_text_add(out, "        - --set\n        - ");
-    quoted(out, aq_text_of(&one));
+    quoted_word(out, aq_text_of(&one));
     aq_text_add(out, "\n");
     if (one.status != AQ_OK && out->status == AQ_OK) out->status = one.status;
     aq_text_deinit(&one);
@@ -317,11 +328,11 @@ static enum aq_status add_launcher(const struct aq_k8s *k8s, const struct names 
     aq_text_add(out,
                 "        command:\n        - sh\n        - -c\n"
                 "        - 'if [ -d \"$0\" ]; then set -- --resume \"$@\"; fi; exec aqpipe launch \"$@\"'\n        - ");
-    quoted(out, k8s->plan->job->output.path);
+    quoted_word(out, k8s->plan->job->output.path);
     aq_text_add(out, "\n        - ");
-    quoted(out, names->manifest);
+    quoted_word(out, names->manifest);
     aq_text_add(out, "\n        - --no-progress\n        - --run\n        - ");
-    quoted(out, k8s->plan->job->output.path);
+    quoted_word(out, k8s->plan->job->output.path);
     aq_text_add(out, "\n        - --restarts\n        - \"%u\"\n", k8s->restarts);
     for (uint32_t i = 0; i < k8s->sets->count; i++)
         add_set(out, k8s->sets->of[i], strlen(k8s->sets->of[i]));

@@ -14,7 +14,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-/* Printable, newlines and tabs as they are (aqsgd/base/printable.h). False: standard output does not take it (errno). */
+/* Printable, newlines and tabs as they are (aqsgd/base/printable.h). False: standard output does not take it. */
 bool aq_out(const char *format, ...) __attribute__((format(printf, 1, 2)));
 bool aq_out_text(const char *text);
 bool aq_out_bytes(const char *text, size_t count); /* of any value, zeroes too */

@@ -286,7 +286,7 @@ enum aq_status cuda_take(const struct cuda_probe *probe, uint64_t owner, const c
     if (status == AQ_REFUSED) {
         cuda_holder_text(path, holder, sizeof holder);
         snprintf(why, CUDA_TEXT_BYTES,
-                 "device_index: %d: GPU %d (%.80s) is in use by another job: %.180s (%.120s); stop that one (aqpipe "
+                 "device_index: %d: GPU %d (%s) is in use by another job: %.180s (%.120s); stop that one (aqpipe "
                  "status), or take another GPU",
                  probe->index, probe->index, probe->name, holder, path);
     } else if (status != AQ_OK)
