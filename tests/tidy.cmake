@@ -6,3 +6,6 @@ set_tests_properties(test_flaky PROPERTIES LABELS quick TIMEOUT 120)
 # How much of the English needs a second reading, by page and by folder: tests/prose.budget.
 add_test(NAME prose COMMAND ${AQ_PYTHON} ${CMAKE_CURRENT_SOURCE_DIR}/prose)
 set_tests_properties(prose PROPERTIES LABELS quick)
+# The messages that docs/TROUBLESHOOTING.md explains are those of the programs.
+add_test(NAME test_troubleshooting COMMAND ${AQ_PYTHON} ${CMAKE_CURRENT_SOURCE_DIR}/test_troubleshooting)
+set_tests_properties(test_troubleshooting PROPERTIES LABELS quick)
