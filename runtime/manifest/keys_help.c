@@ -181,6 +181,30 @@ static void page_table(struct aq_text *text, const char *title, struct aq_key_ta
         page_row(text, &table.keys[i]);
 }
 
+/* Keys that most jobs need: the first table of the page. */
+static const char *const COMMON[] = {
+    "job.name", "model.weights", "model.task", "model.precision", "lora.rank", "lora.alpha", "data.kind",
+    "data.train", "data.heldout", "data.tokenizer", "train.T", "train.batch", "train.micro_batch",
+    "train.epochs", "train.lr", "train.clip", "train.evaluate_every", "pipeline.stages", "pipeline.replicas",
+    "edges.forward", "edges.backward", "link.rtt_ms", "checkpoint.every", "security.keys", "output.path",
+};
+
+/* Keys that the programs write for each other. The owner of a split-server may set two of the facts. */
+static bool internal(const struct aq_key *key)
+{
+    if (strcmp(key->name, "facts.vocabulary") == 0 || strcmp(key->name, "facts.labels") == 0) return false;
+    return strncmp(key->name, "facts.", 6) == 0 || strcmp(key->name, "split.client") == 0;
+}
+
+static void page_common(struct aq_text *text, struct aq_key_table keys)
+{
+    aq_text_add(text, "\n## Common keys\n\nMost jobs need only these; each is in its section below, too.\n");
+    page_head(text);
+    for (size_t c = 0; c < sizeof COMMON / sizeof *COMMON; c++)
+        for (uint32_t i = 0; i < keys.count; i++)
+            if (strcmp(keys.keys[i].name, COMMON[c]) == 0) page_row(text, &keys.keys[i]);
+}
+
 enum aq_status aq_keys_markdown(char **out)
 {
     struct aq_text text = {0};
@@ -197,14 +221,18 @@ enum aq_status aq_keys_markdown(char **out)
                 "manifest is relative to the manifest's folder, one on the command line (`--set`, `--run`) to the "
                 "current folder.\nSizes take kB, MB, GB, KiB, MiB, GiB; rates kbit, mbit, gbit; durations ns, "
                 "us, ms, s,\nmin, h. Anchors, aliases and tags are refused, and so is a key given twice.\n");
+    page_common(&text, keys);
     for (uint32_t s = 0; s < count; s++) {
         aq_text_add(&text, "\n## %s\n\n%s\n", sections[s].name, sections[s].help);
         page_head(&text);
         for (uint32_t i = 0; i < keys.count; i++)
-            if (in_section(&keys.keys[i], sections[s].name)) page_row(&text, &keys.keys[i]);
+            if (in_section(&keys.keys[i], sections[s].name) && !internal(&keys.keys[i])) page_row(&text, &keys.keys[i]);
         if (strcmp(sections[s].name, "pipeline") == 0)
             page_table(&text, "An entry of `pipeline.stages`", aq_keys_stage());
         if (strcmp(sections[s].name, "edges") != 0) continue;
+        aq_text_add(&text, "\nA job that names no key of a codec has `{codec: ec, rate: 2.5, rounding: half_dither, "
+                           "keyframe: ec}` forward and `{codec: ec, rate: 4}` backward.\nThe defaults of the next "
+                           "table hold as soon as a job names one of its keys (docs/CODECS.md).\n");
         page_table(&text, "A codec: `edges.forward`, `edges.backward` and those of `edges.list`", aq_keys_codec());
         page_table(&text, "An entry of `edges.list`, beside `edge`, `forward` and `backward`", aq_keys_edge());
     }
