@@ -17,7 +17,9 @@
  * are not read for a thousand samples. Count and digest are then of the tokens that are wanted.
  */
 #include <string.h>
+#include <unistd.h>
 
+#include "aqsgd/base/given_file.h"
 #include "dataset_kind.h"
 #include "text_tokens.h"
 #include "tokenizer.h"
@@ -190,6 +192,19 @@ static uint64_t digest_of(const struct text *text)
     return text->ahead ? aq_digest_seeded(text->before, text->ahead * sizeof(int32_t), digest) : digest;
 }
 
+/* Texts that are read to their ends: zeroes by the terabyte, which took no disk, are none. */
+static enum aq_status check_whole(const struct aq_dataset_config *config)
+{
+    for (uint32_t i = 0; i < config->path_count; i++) {
+        int file;
+        AQ_TRY(aq_given_open(AREA, config->paths[i], &file));
+        const enum aq_status status = aq_given_whole(AREA, config->paths[i], file);
+        close(file);
+        AQ_TRY(status);
+    }
+    return AQ_OK;
+}
+
 static enum aq_status read_files(const struct aq_dataset_config *config, const struct aq_tokenizer *tokenizer,
                                  struct text *text, struct dataset_facts *facts)
 {
@@ -197,6 +212,7 @@ static enum aq_status read_files(const struct aq_dataset_config *config, const s
     const uint32_t T = text->T;
     uint64_t wanted;
     AQ_TRY(tokens_wanted(config, T, &wanted));
+    if (!wanted) AQ_TRY(check_whole(config));
     AQ_TRY(config->cache && config->cache[0] && !wanted ? tokens_by_cache(config, tokenizer, &text->ids)
                                                         : tokens_in_memory(config, tokenizer, wanted, &text->ids));
     const struct text_ids all = text->ids;

@@ -24,12 +24,8 @@ enum aq_status text_map_open(const char *path, struct text_map *out)
     struct stat about;
     int file;
     AQ_TRY(aq_given_open(AREA, path, &file));
-    enum aq_status status = aq_given_whole(AREA, path, file);
+    enum aq_status status = AQ_OK;
     *out = (struct text_map){.at = NULL};
-    if (status != AQ_OK) {
-        close(file);
-        return status;
-    }
     if (fstat(file, &about) != 0) {
         status = aq_fail_errno(AREA, "%s: fstat", path);
     } else if (about.st_size > 0) {
