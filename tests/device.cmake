@@ -13,7 +13,7 @@ aq_isolated(test_device_training)
 # On a GPU (label gpu, tools/test-gpu): the same two, of kind cuda alone.
 if(AQ_CUDA)
   foreach(test conform_device test_device_training)
-    aq_test_again(gpu_${test} OF ${test} LABELS gpu TIMEOUT 300 ENVIRONMENT AQ_CONFORM=cuda AQ_DEVICES=cuda)
+    aq_test_again(gpu_${test} OF ${test} LABELS gpu TIMEOUT 300 ENVIRONMENT AQ_TESTS=long AQ_CONFORM=cuda AQ_DEVICES=cuda)
   endforeach()
 endif()
 # cuDNN's attention: its graphs in the library itself, which needs no GPU but a driver's library, if only the toolkit's empty
@@ -26,7 +26,7 @@ if(AQ_CUDA AND AQ_CUDNN_FOUND)
   set_tests_properties(test_cudnn_plans PROPERTIES
     ENVIRONMENT "LD_LIBRARY_PATH=${folder}:${CUDAToolkit_LIBRARY_DIR}:/usr/lib/x86_64-linux-gnu:${CMAKE_BINARY_DIR}/driver")
   aq_test_again(gpu_conform_device_cudnn OF conform_device ARGS test_attention_* LABELS gpu TIMEOUT 300
-    ENVIRONMENT AQ_CONFORM=cuda AQ_DEVICES=cuda AQ_GPU_ATTENTION=cudnn)
+    ENVIRONMENT AQ_TESTS=long AQ_CONFORM=cuda AQ_DEVICES=cuda AQ_GPU_ATTENTION=cudnn)
 endif()
 aq_test(test_device_corners LIBS aqsgd LABELS quick)
 target_include_directories(test_device_corners PRIVATE ${aqsgd_ROOMS})

@@ -98,7 +98,7 @@ def equal(family):
             raise kit.Failed(f"{family}: only {compared} tokens are sure")
         yield name, differ, f"tokens that differ, of {compared}", 0
 
-    run.names = [name]
+    run.names, run.long = [name], family != "gemma3"  # the family with windows and norms of its own is the short form
     return run
 
 

@@ -13,3 +13,4 @@ def published():
 
 
 CASES = [kit.language_model("gpt2", small), kit.language_model("gpt2-124m", published, samples=1, T=33, precisions=("fp32",))]
+CASES[1].long = True

@@ -1,8 +1,8 @@
-"""run.py FOLDER_RUN json|table ONLY [keep] [speed]: runs the cases of every family beside this file; see tools/parity.
+"""run.py FOLDER_RUN json|table ONLY [keep] [speed] [short]: runs the cases of every family beside this file; see tools/parity.
 
 A family is a file with CASES, a list of functions of one argument (a kit.Place: where to write, how to run ours), each of which
 yields (case, value, unit, limit), with `names`, the cases that it yields: kit.language_model makes both for language models. A
-value beyond its limit (None: there is none) is a failure.
+value beyond its limit (None: there is none) is a failure. A case with the attribute `long` is left out with short.
 """
 import fnmatch
 import importlib
@@ -30,6 +30,8 @@ def main():
     only, as_json, failed = sys.argv[3], sys.argv[2] == "json", 0
     root = pathlib.Path(tempfile.mkdtemp(prefix="aqpipe-parity-"))
     for number, case in enumerate(families()):
+        if "short" in sys.argv[4:] and getattr(case, "long", False):
+            continue
         if not any(fnmatch.fnmatch(name, only) for name in case.names):
             continue
         place = kit.Place(root / str(number), pathlib.Path(sys.argv[1]))
