@@ -16,6 +16,11 @@ if(TARGET aqpipe)
     add_test(NAME test_tarball COMMAND ${AQ_PYTHON} -B ${CMAKE_CURRENT_SOURCE_DIR}/package/tarball ${CMAKE_BINARY_DIR})
     set_tests_properties(test_tarball PROPERTIES LABELS package TIMEOUT 600 PROCESSORS 2)
   endif()
+  # The README's test command in a bare Debian.
+  if(NOT AQ_SANITIZE)
+    add_test(NAME test_bare COMMAND ${AQ_PYTHON} -B ${CMAKE_CURRENT_SOURCE_DIR}/package/bare)
+    set_tests_properties(test_bare PROPERTIES LABELS "package;long" TIMEOUT 14400 RUN_SERIAL ON SKIP_RETURN_CODE 77)
+  endif()
   # Minutes, for it builds everything once more: on demand (-DAQ_TEST_DEB=ON, or tests/package/deb by hand).
   option(AQ_TEST_DEB "The test that builds, installs, upgrades and purges the Debian package" OFF)
   if(AQ_TEST_DEB)

@@ -42,7 +42,7 @@ constexpr size_t THREADS_MAX = 1024;
 constexpr size_t STATIC_MAX = 48 << 10, SHARED_MAX = 227 << 10, GUARD = 1024, STATICS_BYTES = 2 * STATIC_MAX;
 constexpr size_t STATICS_FROM = 2 * GUARD + (SHARED_MAX + GUARD - 1) / GUARD * GUARD;
 constexpr size_t SHARED_BYTES = STATICS_FROM + STATICS_BYTES + GUARD; /* guard, dynamic, guard, static arrays, guard */
-constexpr uint8_t GUARD_BYTE = 0xa5;
+[[maybe_unused]] constexpr uint8_t GUARD_BYTE = 0xa5;
 constexpr uint64_t STACK_END = 0x7374616b656e6421u; /* at the far end of each stack */
 
 enum class state { ready, at_warp, at_block, done };
