@@ -3,8 +3,8 @@
  *
  * Each thread of a block has a stack. The launcher goes round the block's threads, in the order drawn for this block,
  * and lets each run until it waits for its warp or its block, or returns. A thread that returns leaves its stack to the
- * next one of the round that has not begun; a thread that waits lets the next one of the round run. The last to arrive at a meeting gives all
- * their results and goes on. A round in which nobody could run is a meeting that never happens: an error.
+ * next one of the round that has not begun; a thread that waits lets the next one of the round run. The last to arrive
+ * at a meeting gives all their results and continues. A round in which nobody could run is a meeting that never happens: an error.
  */
 #include "cuda_host.h"
 #undef memcpy
@@ -336,7 +336,8 @@ void guards_check()
     if (std::memcmp(e.shared, guard.data(), GUARD) != 0)
         fail("wrote before its %zu bytes of dynamic shared memory", e.shared_bytes);
     for (size_t i = 0; std::memcmp(past, guard.data(), GUARD) != 0 && i < GUARD; i++)
-        if (past[i] != GUARD_BYTE) fail("wrote byte %zu past its %zu bytes of dynamic shared memory", i, e.shared_bytes);
+        if (past[i] != GUARD_BYTE)
+            fail("wrote byte %zu past its %zu bytes of dynamic shared memory", i, e.shared_bytes);
 #endif
 }
 
