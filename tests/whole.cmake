@@ -21,6 +21,7 @@ function(aq_whole test)
 endfunction()
 
 aq_whole(conform_model)
+aq_whole(conform_device)
 if(TEST conform_device_cuda) # emulated
   aq_whole(conform_collective_device)
   aq_whole(test_device_training_cuda ENVIRONMENT AQ_DEVICES=cuda)

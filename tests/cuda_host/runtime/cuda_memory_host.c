@@ -75,7 +75,7 @@ static size_t pages_of(size_t bytes, size_t align)
     return (align + bytes + PAGE - 1) / PAGE * PAGE;
 }
 
-/* Of a larger allocation only the ends are filled: a stream's scratch is 96 MiB, and little of it is used. */
+/* Of an allocation as large as this only the ends are filled: a stream's scratch is 96 MiB, mostly never used. */
 enum { LARGE = 4 << 20, LARGE_END = 256 << 10 };
 
 /* CUDA_HOST_FRESH=poison: see above. */
