@@ -186,6 +186,28 @@ static void why_not(struct server *server, const struct site *site, bool is_know
 }
 
 /*
+ * Where this machine keeps things is not a client's to know: of each absolute path, written "/..." by aq_plan_manifest,
+ * the last part stays. What plans are compared by are other keys.
+ */
+static void hide_paths(char *manifest)
+{
+    char *to = manifest;
+    for (const char *at = manifest; *at;) {
+        *to++ = *at++;
+        if (at[-1] != '"' || *at != '/') continue;
+        const char *name = at;
+        for (; *at && *at != '"'; at++) {
+            if (*at == '/') name = at + 1;
+            if (*at == '\\' && at[1]) at++;
+        }
+        memmove(to, name, (size_t)(at - name));
+        to += at - name;
+        if (*at) *to++ = *at++;
+    }
+    *to = 0;
+}
+
+/*
  * The plan that it joins with, of its own data, has to be the one that it has; its turns are planned with that, or with
  * what all have. False: it is refused.
  */
@@ -198,6 +220,7 @@ static bool plans(struct server *server, struct newcomer *newcomer, struct site 
     enum aq_status status = join_plan(server, site, join, false, &job);
     const bool other = status == AQ_OK && aq_plan_hash(job.plan) != join->plan_hash;
     if (other && aq_plan_manifest(job.plan, &manifest) != AQ_OK) manifest = NULL;
+    if (manifest) hide_paths(manifest);
     if (status == AQ_OK && !other && join_other_network(server, join, job.plan))
         snprintf(text, sizeof text,
                  "has data of another network (%u tokens or classes, %u labels) than the job has; whoever runs the "

@@ -58,7 +58,7 @@ void aq_bpe_text_free(struct aq_bpe_text *text); /* leaves zeroes: no bound */
  */
 #define AQ_BPE_GROWN_MAX       ((size_t)1 << 30)
 #define AQ_BPE_STEPS_MIN       UINT64_C(10000000)
-#define AQ_BPE_CPU_NS_MIN      UINT64_C(5000000000)
+#define AQ_BPE_CPU_NS_MIN      UINT64_C(1000000000)
 #define AQ_BPE_CPU_NS_PER_BYTE UINT64_C(3000)
 enum { AQ_BPE_GROWTH = 32, AQ_BPE_GROWN_MIN = 4096, AQ_BPE_STEPS_PER_BYTE = 1000, AQ_BPE_STEPS_FREE = 1000 };
 
