@@ -4,7 +4,8 @@
  * Each thread of a block has a stack. The launcher goes round the block's threads, in the order drawn for this block,
  * and lets each run until it waits for its warp or its block, or returns. A thread that returns leaves its stack to the
  * next one of the round that has not begun; a thread that waits lets the next one of the round run. The last to arrive
- * at a meeting gives all their results and continues. A round in which nobody could run is a meeting that never happens: an error.
+ * at a meeting gives all their results and continues. A round in which nobody could run is a meeting that never
+ * happens: an error.
  */
 #include "cuda_host.h"
 #undef memcpy

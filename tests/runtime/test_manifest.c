@@ -559,6 +559,23 @@ static void test_docs_manifest_is_up_to_date(void **state)
     aq_free(want);
 }
 
+static void test_docs_manifest_has_common_keys_first_and_no_internal_ones(void **state)
+{
+    (void)state;
+    char *page;
+    assert_int_equal(aq_keys_markdown(&page), AQ_OK);
+    const char *common = strstr(page, "## Common keys"), *end = strstr(page, "\n## job\n");
+    uint32_t rows = 0;
+    assert_true(common && end && common < end);
+    for (const char *row = strstr(common, "\n| `"); row && row < end; row = strstr(row + 1, "\n| `"))
+        rows++;
+    assert_int_equal(rows, 25);
+    assert_null(strstr(page, "`split.client`"));
+    assert_null(strstr(page, "`facts.parts`"));
+    assert_non_null(strstr(page, "`facts.vocabulary`"));
+    aq_free(page);
+}
+
 static void test_help_names_every_key_with_range_and_default(void **state)
 {
     (void)state;
@@ -859,6 +876,7 @@ int main(void)
         cmocka_unit_test(test_keys_table_is_sound),
         cmocka_unit_test(test_keys_codec_defaults_are_the_codecs),
         cmocka_unit_test(test_docs_manifest_is_up_to_date),
+        cmocka_unit_test(test_docs_manifest_has_common_keys_first_and_no_internal_ones),
         cmocka_unit_test(test_help_names_every_key_with_range_and_default),
         cmocka_unit_test(test_load_names_the_file_that_is_not_there),
         cmocka_unit_test(test_parse_survives_failing_allocations),
