@@ -1,14 +1,16 @@
 # Whole jobs, as a user runs them. Those that kill and cut take longer: they are not quick.
 if(TARGET aqpipe)
   # The programs whose CPU is the isolated device (isolated/device_isolated.c): scenarios isolated and replicas_isolated.
-  foreach(program aqpipe aqpiped)
-    add_executable(${program}_isolated ${PROJECT_SOURCE_DIR}/runtime/cli/main_${program}.c isolated/isolated_cpu.c)
+  foreach(program aqpipe aqpiped aqpipe_faulty)
+    string(REPLACE _faulty "" main ${program})
+    add_executable(${program}_isolated ${PROJECT_SOURCE_DIR}/runtime/cli/main_${main}.c isolated/isolated_cpu.c)
     aq_isolated(${program}_isolated)
     target_include_directories(${program}_isolated PRIVATE ${aq_runtime_ROOMS})
-    target_link_libraries(${program}_isolated PRIVATE $<$<STREQUAL:${program},aqpipe>:aq_bench> aq_runtime aqsgd aq_flags Threads::Threads m)
+    target_link_libraries(${program}_isolated PRIVATE $<$<STREQUAL:${main},aqpipe>:aq_bench> aq_runtime aqsgd aq_flags Threads::Threads m)
     set_target_properties(${program}_isolated PROPERTIES OUTPUT_NAME ${program}
       RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bin/isolated)
   endforeach()
+  aq_faulty(aqpipe_faulty_isolated)
   # The program that workers of tests run where links are to break and checkpoints to be slow.
   add_executable(aqpipe_faulty ${PROJECT_SOURCE_DIR}/runtime/cli/main_aqpipe.c)
   aq_faulty(aqpipe_faulty)
@@ -24,7 +26,7 @@ if(TARGET aqpipe)
     target_link_libraries(${library} PRIVATE aq_flags ${CMAKE_DL_LIBS})
     set_target_properties(${library} PROPERTIES LIBRARY_OUTPUT_DIRECTORY $<TARGET_FILE_DIR:aqpipe>)
   endforeach()
-  foreach(scenario doctor seen notices equal tied tied_optimizers tied_resume tied_compressed tied_bytes zero_bubble images images_views tables tables_resume tables_bad_input instruct early_stop deberta deberta_resume glue isolated cut codecs unsaid warmup examples fp16 bad_input resume guard bits_auto stop restart restart_daemon lost_disk outage clock packed long_outage dials power
+  foreach(scenario doctor seen notices equal tied tied_optimizers tied_resume tied_compressed tied_bytes zero_bubble images images_views tables tables_resume tables_bad_input instruct early_stop deberta deberta_resume glue isolated cut codecs unsaid warmup examples fp16 bad_input resume guard bits_auto stop restart restart_daemon lost_disk outage clock packed long_outage dials held power
       freeze freeze_cut freeze_optimizers freeze_prefix folders leaves
       replicas replicas_resume replicas_codecs replicas_bad_input replicas_optimizers replicas_defaults
       replicas_reshard replicas_isolated replicas_auto replicas_nan replicas_machines wan probe balance page

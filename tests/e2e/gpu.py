@@ -7,8 +7,8 @@ import subprocess
 import sys
 
 import jobs
-from jobs import aqpipe, check, descendant, launch, losses, manifest, metrics, no_workers, weights
-from kit import BIN, OPTIMIZERS, REPLICAS, RESTARTED, ROOT, arrays, end, interrupt, launch_and_kill, refused, same_run
+from jobs import aqpipe, check, launch, losses, manifest, metrics, no_workers, weights
+from kit import BIN, OPTIMIZERS, REPLICAS, RESTARTED, ROOT, arrays, interrupt, launch_and_kill, refused, same_run
 
 
 def scenario_gpu():
@@ -155,12 +155,7 @@ def scenario_replicas_gpu():
     check(losses("fp32-links") == losses("fp32") and weights("fp32-links") == weights("fp32"), "sums in fp32 differ")
     longer = {**momenta, **RESTARTED, "train.epochs": 4, "pipeline.stages": stages(apart, apart)}
     launch(manifest("whole", **longer))
-
-    def kill(process, number):
-        pid = descendant(process.pid, "worker", number)
-        return pid is not None and end(pid)
-
-    launch_and_kill(manifest("killed", **longer), [(5, 3)], kill)  # all others leave NCCL, and begin again
+    launch_and_kill(manifest("killed", **longer), [(5, 3)])  # all others leave NCCL, and begin again
     same_run("killed", "whole")
     auto = manifest("auto", **{**base, "reduce.codec": "auto", "pipeline.stages": stages(apart, apart)})
     launch(auto)
@@ -304,18 +299,13 @@ def scenario_edges_gpu_fault():
     shutil.rmtree(ROOT / "lost" / "cache" / "stage-1")
     launch(path, "--resume")
     check(same_run("lost", "whole") > 0, "nothing was fetched")
-
-    def kill(process, number):
-        pid = descendant(process.pid, "worker", number)
-        return pid is not None and end(pid)
-
-    launch_and_kill(manifest("killed", **base), [(4, 1), (11, 2)], kill)
+    launch_and_kill(manifest("killed", **base), [(4, 1), (11, 2)])
     same_run("killed", "whole")
     ipc = {**base, "link.transport": "ipc"}
     with jobs.faults(links="seed=2&cut_every=1500"):
         launch(manifest("ipc-cut", **ipc))
     check(same_run("ipc-cut", "whole") == 0 and "goes by CUDA IPC" in logs("ipc-cut"), "a message was fetched, or it was not by IPC")
-    launch_and_kill(manifest("ipc-killed", **ipc), [(4, 1), (11, 0)], kill)
+    launch_and_kill(manifest("ipc-killed", **ipc), [(4, 1), (11, 0)])
     same_run("ipc-killed", "whole")
     refused("one GPU", manifest("one", **{**base, "pipeline.stages": on_gpus(0, 1, 1)}), r"stages 1 and 2 share a GPU", 1)
     cpu = "[{layers: 0-1, device: cpu}, {layers: 2, device: cuda}]"
