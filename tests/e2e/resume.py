@@ -161,8 +161,12 @@ def scenario_power():
             if last < STEPS:
                 hold.reached(process)
                 time.sleep(power.rng.uniform(0, 0.03))
-                power.off()
-                process.kill()
+                # All stop at one moment: none may be told of a sync that the disk never made, and remove what it replaces.
+                for how in (signal.SIGSTOP, signal.SIGSTOP, signal.SIGKILL):
+                    if how == signal.SIGKILL:
+                        power.off()
+                    for pid, _, _ in jobs.ours():
+                        end(int(pid), how)
                 hold.release()
             _, errors = process.communicate(timeout=jobs.PATIENCE)
             no_workers(name)
