@@ -4,8 +4,11 @@ if(TARGET aqpipe)
     COMMAND ${AQ_PYTHON} ${CMAKE_CURRENT_SOURCE_DIR}/chaos --faults 20 --seed 1 --bin $<TARGET_FILE_DIR:aqpipe>)
   set_tests_properties(chaos PROPERTIES LABELS fault TIMEOUT 1800 PROCESSORS 2)
   add_test(NAME chaos_split # more on demand: tests/chaos_split --faults 1000 --seed 1
-    COMMAND ${AQ_PYTHON} ${CMAKE_CURRENT_SOURCE_DIR}/chaos_split --faults 12 --seed 1 --bin $<TARGET_FILE_DIR:aqpipe>)
+    COMMAND ${AQ_PYTHON} ${CMAKE_CURRENT_SOURCE_DIR}/chaos_split --faults 6 --seed 1 --bin $<TARGET_FILE_DIR:aqpipe>)
   set_tests_properties(chaos_split PROPERTIES LABELS fault TIMEOUT 900 PROCESSORS 2)
+  add_test(NAME chaos_split_long
+    COMMAND ${AQ_PYTHON} ${CMAKE_CURRENT_SOURCE_DIR}/chaos_split --faults 40 --seed 2 --bin $<TARGET_FILE_DIR:aqpipe>)
+  set_tests_properties(chaos_split_long PROPERTIES LABELS "fault;long" TIMEOUT 3600 PROCESSORS 2)
   add_test(NAME chaos_lab
     COMMAND ${AQ_PYTHON} ${CMAKE_CURRENT_SOURCE_DIR}/chaos --lab --faults 6 --seed 1 --bin $<TARGET_FILE_DIR:aqpipe>)
   set_tests_properties(chaos_lab PROPERTIES LABELS fault TIMEOUT 900 PROCESSORS 2 SKIP_RETURN_CODE 77)

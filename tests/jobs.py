@@ -3,6 +3,7 @@ import contextlib
 import json
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -14,11 +15,39 @@ ROOT = pathlib.Path("/nonexistent")
 AGAIN = ""
 
 
-def begin(folder, tag, again):
+MEMORY = pathlib.Path("/dev/shm")
+MEMORY_FREE_MIN = 4 << 30  # of six tests at once none has had 300 MiB
+
+
+def sweep(tag):
+    """Remove the folders in memory of tests that were killed: their process is gone."""
+    for path in MEMORY.glob(f"aqpipe-{tag}-*-*"):
+        try:
+            if path.stat().st_uid == os.getuid() and not (path / "kept").exists() and not lives(int(path.name.split("-")[-2])):
+                shutil.rmtree(path, ignore_errors=True)
+        except (OSError, ValueError):
+            pass
+
+
+def folder_of_tests(disk):
+    """Where tests write: TMPDIR where it is set; else in memory, where syncs cost nothing, if there is room; else on the disk.
+
+    `disk`: the test is about files of a real disk (syncs, O_DIRECT)."""
+    if disk or os.environ.get("TMPDIR") or not os.access(MEMORY, os.W_OK):
+        return None
+    about = os.statvfs(MEMORY)
+    return MEMORY if about.f_bavail * about.f_frsize >= MEMORY_FREE_MIN else None
+
+
+def begin(folder, tag, again, disk=False):
     """Programs of `folder`, a new folder for everything that is written; `again` is how to run the test again."""
     global BIN, ROOT, AGAIN
     BIN, AGAIN = pathlib.Path(folder).resolve(), again
-    ROOT = pathlib.Path(tempfile.mkdtemp(prefix=f"aqpipe-{tag}-"))
+    where = folder_of_tests(disk)
+    if where:
+        sweep(tag)
+    ROOT = pathlib.Path(tempfile.mkdtemp(prefix=f"aqpipe-{tag}-{os.getpid()}-", dir=where))
+    os.environ["AQ_TEST_FOLDER"] = str(ROOT)
     ROOT.joinpath("train.txt").write_text(text(1, 400))
     ROOT.joinpath("heldout.txt").write_text(text(2, 100))
     return ROOT
@@ -30,9 +59,9 @@ def isolated(on):
     BIN = BIN / "isolated" if on else BIN.parent
 
 
-def faulty(links=None, checkpoint=None):
-    """What to add to the environment of a launch for links that break and checkpoints that are slow (kit/faulty_worker.c)."""
-    asked = {"AQPIPE_WORKER": str(BIN / "aqpipe_faulty"), "FAULTY_LINKS": links, "FAULTY_CHECKPOINT": checkpoint}
+def faulty(links=None, checkpoint=None, hold=None):
+    """The environment of a launch whose links break, whose checkpoints are slow, or whose workers stop (kit/faulty_worker.c)."""
+    asked = {"AQPIPE_WORKER": str(BIN / "aqpipe_faulty"), "FAULTY_LINKS": links, "FAULTY_CHECKPOINT": checkpoint, "FAULTY_HOLD": hold}
     return {name: str(value) for name, value in asked.items() if value is not None}
 
 
@@ -45,6 +74,43 @@ def faults(**asked):
     finally:
         for name in faulty(**asked):
             del os.environ[name]
+
+
+class Hold:
+    """A place where the worker of a rank stops until release() (kit/faulty_worker.c). Steps count from 1, as they are printed.
+
+    `also`: other ranks that stop there. Several holds of one launch share a folder: the first one's is the `folder` of the others."""
+
+    def __init__(self, step, phase="begin", rank=0, folder=None, also=()):
+        self.folder = folder or pathlib.Path(tempfile.mkdtemp(prefix="hold-", dir=ROOT))
+        self.asked, *self.others = [self.folder / f"{each}.{step}.{phase}" for each in (rank, *also)]
+        for path in (self.asked, *self.others):
+            path.touch()
+
+    def environment(self):
+        return faulty(hold=self.folder)
+
+    def reached(self, *processes):
+        """The process id of the first rank's worker, when all are held. It is an error if one of the processes ends before."""
+        deadline = time.time() + PATIENCE
+        for path in (*self.others, self.asked):
+            held = path.with_name(path.name + ".held")
+            while not held.exists():
+                for process in processes:
+                    if process.poll() is not None:
+                        said = process.stderr.read() if process.stderr else ""
+                        check(False, f"{path.name}: ended with {process.returncode} before it came there\n{said[-3000:]}")
+                check(time.time() < deadline, f"no worker comes to {path}")
+                time.sleep(0.005)
+        return int(held.read_text())
+
+    def release_others(self):
+        for path in self.others:
+            path.unlink(missing_ok=True)
+
+    def release(self):
+        self.release_others()
+        self.asked.unlink(missing_ok=True)
 
 
 WORDS = ("the pipeline sends what changed and keeps what it has seen a link is slow and a disk is near so every sample "
@@ -127,28 +193,26 @@ def check(condition, what):
         sys.exit(f"{what}\nrun it again: {AGAIN}")
 
 
+def ours():
+    """The processes of this test: begin() has left a word in the environment that each of them was given."""
+    found, word = [], f"AQ_TEST_FOLDER={ROOT}\0".encode()
+    for entry in pathlib.Path("/proc").iterdir():
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        try:
+            command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            if "aqpipe" in command.split(" ")[0] and (str(ROOT) in command or word in (entry / "environ").read_bytes()):
+                found.append((entry.name, command, (entry / "stat").read_text().split()[3]))
+        except OSError:  # it has just ended, or is another user's
+            pass
+    return found
+
+
 def no_workers(tag):
-    """No process whose command line or environment names our folder is left."""
+    """No process of this test is left: other tests run at the same time, with workers of their own."""
     deadline = time.time() + PATIENCE
-    while True:
-        left = []
-        for entry in pathlib.Path("/proc").iterdir():
-            if not entry.name.isdigit() or int(entry.name) == os.getpid():
-                continue
-            try:
-                command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-                folder = os.readlink(entry / "cwd")
-            except OSError:
-                continue
-            if "aqpipe" in command.split(" ")[0] and str(BIN) in command and (str(ROOT) in command or str(ROOT) in folder
-                                                                              or "worker" in command):
-                try:
-                    left.append((entry.name, command, (entry / "stat").read_text().split()[3]))
-                except OSError:  # it has just ended
-                    pass
-        if not left or time.time() > deadline:
-            break
-        time.sleep(0.1)
+    while (left := ours()) and time.time() < deadline:
+        time.sleep(0.02)
     check(not left, f"{tag}: processes are left: {left}")
 
 

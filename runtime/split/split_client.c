@@ -355,13 +355,42 @@ static enum aq_status on_end(struct client *client, const json_t *line)
     return AQ_OK;
 }
 
+/* The server hears why, before the connection ends. */
+static void say_leave(struct client *client, const char *why)
+{
+    (void)aq_control_send(client->server, json_pack("{s:s, s:s}", "op", "leave", "text", why));
+    (void)aq_control_flush(client->server, aq_clock_after(second_ns));
+}
+
+/* The daemon has ended. How, is said at both ends; what it printed is in this client's output. */
+static enum aq_status daemon_gone(struct client *client)
+{
+    char why[AQ_SPLIT_TEXT_BYTES];
+    int how = 0;
+    for (int i = 0; i < 500 && client->pid > 0; i++) {
+        if (waitpid(client->pid, &how, WNOHANG) == client->pid) client->pid = 0;
+        if (client->pid > 0) pause_ms(2);
+    }
+    const char *id = client->config->id;
+    if (client->pid > 0)
+        snprintf(why, sizeof why, "the daemon of %s closed its connection", id);
+    else if (WIFSIGNALED(how))
+        snprintf(why, sizeof why, "the daemon of %s was killed by signal %d", id, WTERMSIG(how));
+    else
+        snprintf(why, sizeof why, "the daemon of %s has ended with code %d; the output there has the cause", id,
+                 WEXITSTATUS(how));
+    say_leave(client, why);
+    return aq_fail(AQ_CLOSED, AREA, "%s", why);
+}
+
 static enum aq_status from_server(struct client *client, json_t *line)
 {
     const char *event = aq_control_text_or(line, "event", NULL);
     if (!event) {
         if (!client->daemon) return AQ_OK; /* it has ended, and the server did not know yet */
         AQ_TRY(aq_split_pass(&client->gate, line));
-        return aq_control_send(client->daemon, json_incref(line));
+        const enum aq_status status = aq_control_send(client->daemon, json_incref(line));
+        return status == AQ_OK || status == AQ_TIMEOUT ? status : daemon_gone(client); /* not the server is gone */
     }
     if (strcmp(event, "together") == 0) return on_together(client, line);
     if (strcmp(event, "turn") == 0) return on_turn(client, line);
@@ -524,34 +553,6 @@ static void on_signals(struct client *client)
 static short wants(const struct aq_control *control)
 {
     return (short)(aq_control_pending(control) ? POLLIN | POLLOUT : POLLIN);
-}
-
-/* The server hears why, before the connection ends. */
-static void say_leave(struct client *client, const char *why)
-{
-    (void)aq_control_send(client->server, json_pack("{s:s, s:s}", "op", "leave", "text", why));
-    (void)aq_control_flush(client->server, aq_clock_after(second_ns));
-}
-
-/* The daemon has ended. How, is said at both ends; what it printed is in this client's output. */
-static enum aq_status daemon_gone(struct client *client)
-{
-    char why[AQ_SPLIT_TEXT_BYTES];
-    int how = 0;
-    for (int i = 0; i < 500 && client->pid > 0; i++) {
-        if (waitpid(client->pid, &how, WNOHANG) == client->pid) client->pid = 0;
-        if (client->pid > 0) pause_ms(2);
-    }
-    const char *id = client->config->id;
-    if (client->pid > 0)
-        snprintf(why, sizeof why, "the daemon of %s closed its connection", id);
-    else if (WIFSIGNALED(how))
-        snprintf(why, sizeof why, "the daemon of %s was killed by signal %d", id, WTERMSIG(how));
-    else
-        snprintf(why, sizeof why, "the daemon of %s has ended with code %d; the output there has the cause", id,
-                 WEXITSTATUS(how));
-    say_leave(client, why);
-    return aq_fail(AQ_CLOSED, AREA, "%s", why);
 }
 
 static enum aq_status pump_daemon(struct client *client)

@@ -87,6 +87,20 @@ void turn_away(struct server *server, struct site *site, const char *why)
     site->deadline_ns = AQ_NEVER;
 }
 
+/* Why a client left whose connection cannot be written any more: it may have said so before it closed it. */
+static const char *last_word(struct site *site, const char *otherwise)
+{
+    json_t *line;
+    for (int i = 0; i < PUMP_LINES && aq_control_receive(site->control, 0, &line) == AQ_OK; i++) {
+        enum aq_split_act act;
+        const bool heard = aq_split_hear(&site->session, line, &act) == AQ_OK;
+        json_decref(line);
+        if (!heard) break;
+        if (act == AQ_SPLIT_LEAVE) return site->session.why;
+    }
+    return otherwise;
+}
+
 bool turn_tell(struct server *server, struct site *site, json_t *line)
 {
     if (!site->control) {
@@ -94,7 +108,10 @@ bool turn_tell(struct server *server, struct site *site, json_t *line)
         return false;
     }
     const enum aq_status status = aq_control_send(site->control, line);
-    if (status != AQ_OK) turn_away(server, site, status == AQ_TIMEOUT ? "it reads nothing" : aq_status_text(status));
+    if (status == AQ_TIMEOUT)
+        turn_away(server, site, "it reads nothing");
+    else if (status != AQ_OK)
+        turn_away(server, site, last_word(site, aq_status_text(status)));
     return status == AQ_OK;
 }
 

@@ -6,7 +6,7 @@ import sys
 
 from jobs import aqpipe, check, launch, losses, manifest, metrics, raw, weights
 from kit import OPTIMIZERS, ROOT, arrays, interrupt, refused, same_run
-from resume import LONG, flip
+from resume import flip
 
 LIST = "embedding, block 0, h.2.attn"
 
@@ -149,7 +149,7 @@ def scenario_freeze_prefix():
                             ("all", "worker", lambda run: [flip(run / "cache" / f"stage-{s}" / "slab", 4096, 1000, s)
                                                            for s in range(3)])):
         path = manifest(name, **keys)
-        interrupt(how, path, 7, LONG)
+        interrupt(how, path, 7)
         hurt(ROOT / name)
         launch(path, "--resume")
         check(same_run(name, "each") > 0, f"{name}: nothing was fetched")

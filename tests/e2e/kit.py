@@ -3,22 +3,22 @@ import json
 import os
 import pathlib
 import re
-import shutil
 import signal
 import subprocess
 import sys
+import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 import jobs  # noqa: E402
 from jobs import aqpipe, check, descendant, losses, metrics, no_workers, weights  # noqa: E402
 
-ROOT = jobs.begin(pathlib.Path(sys.argv[1]), "e2e", f"tests/e2e/run {sys.argv[1]} {sys.argv[2]}")
+ON_DISK = ("resume", "background", "lost_disk", "power")  # they kill processes between writes and syncs: on a real file system
+ROOT = jobs.begin(pathlib.Path(sys.argv[1]), "e2e", f"tests/e2e/run {sys.argv[1]} {sys.argv[2]}", disk=sys.argv[2] in ON_DISK)
 BIN = jobs.BIN
 if BIN.name == "cuda_host":
     (ROOT / "gpu-locks").mkdir()  # a GPU that is not there belongs to each test alone
     os.environ["AQ_GPU_LOCKS"] = str(ROOT / "gpu-locks")
 
-SLOW = (1, 0.3, 0.1, 0.03)
 RESTARTED = {"edges.forward.codec": "aqsgd", "edges.forward.bits": 3, "edges.backward.codec": "directq",
              "edges.backward.bits": 6, "checkpoint.every": "3 steps", "train.epochs": 20, "model.dropout": 0.1}
 REPLICAS = {"pipeline.stages": 2, "pipeline.replicas": 2, "data.train_samples_max": 24, "train.clip": 1.0}
@@ -36,40 +36,60 @@ OPTIMIZERS = {
 }
 
 
-def slower(path, rates, attempt):
-    """attempt(rate) until it is not None. A run that a busy machine could not catch in time is run again, slower."""
-    for rate in rates:
-        shutil.rmtree(ROOT / path.stem, ignore_errors=True)
-        found = attempt(rate)
-        if found is not None:
-            return found
-    sys.exit(f"{path.stem}: the runs end before they are caught, at {rates} Mbit/s")
+PHASES = {"sigint": "begin", "worker": "forward", "launcher": "begin", "daemon": "end"}  # where each finds the run
 
 
-def interrupt(how, path, step, rates=SLOW):
-    """Launch, and at `step` send SIGINT to the launcher, or SIGKILL to a worker, the daemon or the launcher."""
-    def attempt(rate):
-        process = start(path, rate, "--restarts", "0")
-        seen = 0
-        for line in process.stdout:
-            if line.startswith("{") and json.loads(line).get("event") == "step":
-                seen = json.loads(line)["step"]
-            if seen >= step:
-                break
-        check(seen >= step, f"{how}: ended before step {step}: {process.stderr.read()[-2000:] if seen < step else ''}")
-        victim = process.pid
-        if how in ("worker", "daemon"):
-            victim = descendant(process.pid, "worker" if how == "worker" else "aqpiped")
-        if victim:
-            end(victim, signal.SIGINT if how == "sigint" else signal.SIGKILL)
-        _, errors = process.communicate(timeout=jobs.PATIENCE)
+def marked(path, step):
+    """Wait until the last checkpoint that is due up to `step` is complete: a held worker goes on writing it."""
+    every = re.search(r"^checkpoint:\n(?:  .*\n)*?  every: '?(\d+) steps?'?$", path.read_text(), re.M)
+    due = step // int(every[1]) * int(every[1]) if every else 0
+    deadline = time.time() + jobs.PATIENCE
+    while due and complete(path.stem) < due:
+        check(time.time() < deadline, f"{path.stem}: the checkpoint of step {due} does not become complete")
+        time.sleep(0.005)
+
+
+def twins(path, rank):
+    """The same stage's ranks in the other replicas: one that waits for a held replica in a reduction writes no checkpoint meanwhile."""
+    pipeline = re.search(r"^pipeline:\n((?:  .*\n)*)", path.read_text(), re.M)[1]
+    replicas = re.search(r"^  replicas: (\d+)$", pipeline, re.M)
+    stages = re.search(r"^  stages: (\d+)$", pipeline, re.M)
+    stages = int(stages[1]) if stages else pipeline.count("layers:")
+    return [other for other in range(rank % stages, stages * int(replicas[1]), stages) if other != rank] if replicas else []
+
+
+def complete(name):
+    """The step of the newest complete checkpoint; 0: none."""
+    path = ROOT / name / "checkpoint" / "complete"
+    return json.loads(path.read_text())["step"] if path.exists() else 0
+
+
+def hold_at(path, step, *arguments, phase="begin", rank=0, folder=None):
+    """Launch, and stop a worker in the step after `step`: the launcher, the hold, and the worker's process id.
+
+    `folder`: of the holds, for daemons that run already."""
+    hold = jobs.Hold(step + 1, phase, rank, folder, twins(path, rank))
+    process = start(path, "--restarts", "0", *arguments, environment=hold.environment(), lines=False)
+    worker = hold.reached(process)
+    marked(path, step)
+    return process, hold, worker
+
+
+def interrupt(how, path, step, *arguments, folder=None):
+    """Launch, and after `step` send SIGINT to the launcher, or SIGKILL to a worker, the daemon or the launcher."""
+    process, hold, worker = hold_at(path, step, *arguments, phase=PHASES[how], folder=folder)
+    victim = worker if how == "worker" else descendant(process.pid, "aqpiped") if how == "daemon" else process.pid
+    end(victim, signal.SIGINT if how == "sigint" else signal.SIGKILL)
+    hold.release_others()
+    if how != "sigint":  # SIGINT itself ends the hold, once the worker has been told
+        hold.release()
+    _, errors = process.communicate(timeout=jobs.PATIENCE)
+    hold.release()
+    if not folder:  # else daemons are left, which the caller began
         no_workers(how)
-        if process.returncode == 0:
-            return None
-        wanted = {"sigint": 3, "worker": 1, "daemon": 1, "launcher": -9}[how]
-        check(process.returncode == wanted, f"{how}: exit code {process.returncode}, wanted {wanted}\n{errors[-2000:]}")
-        return True
-    slower(path, rates, attempt)
+    wanted = {"sigint": 3, "worker": 1, "daemon": 1, "launcher": -9}[how]
+    check(process.returncode == wanted, f"{how}: exit code {process.returncode}, wanted {wanted}\n{errors[-2000:]}")
+    return errors
 
 
 def end(pid, how=signal.SIGKILL):
@@ -81,36 +101,37 @@ def end(pid, how=signal.SIGKILL):
     return True
 
 
-def start(path, rate, *arguments, environment=None):
-    return subprocess.Popen([str(jobs.BIN / "aqpipe"), "launch", str(path), "--no-progress", "--json", "--set",
-                             f"link.rate_mbps={rate}", *arguments],
-                            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, stdin=subprocess.DEVNULL,
-                            env={**os.environ, **(environment or {})})
+def start(path, *arguments, environment=None, lines=True):
+    """A launch that goes on; without `lines` it does not print its events."""
+    return subprocess.Popen([str(jobs.BIN / "aqpipe"), "launch", str(path), "--no-progress", *(["--json"] if lines else []), *arguments],
+                            stdout=subprocess.PIPE if lines else subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+                            stdin=subprocess.DEVNULL, env={**os.environ, **(environment or {})})
 
 
-def launch_and_kill(path, due, kill):
-    """Launch, and at each (step, victim) of `due` call kill(process, victim), each after the restart of the one before.
+def launch_and_kill(path, due, kill=None, folder=None):
+    """Launch, and after each step of `due` kill the worker of that rank, or the daemon ("daemon"): its errors.
 
-    A run is too fast where a kill found nobody, or came so late that no checkpoint lay between it and the next."""
-    def attempt(rate):
-        process, left, late, restarts = start(path, rate), list(due), False, 0
-        try:
-            for line in process.stdout:
-                event = json.loads(line)
-                restarts += event.get("event") == "restart"
-                waits = restarts < len(due) - len(left)
-                if not left or waits or event.get("event") != "step" or event["step"] < left[0][0]:
-                    continue
-                step, victim = left.pop(0)
-                late = not kill(process, victim) or late or event["step"] > step + 6
-            _, errors = process.communicate(timeout=jobs.PATIENCE)
-        finally:
-            process.kill()
-        if left or late:
-            return None
-        check(process.returncode == 0, f"exit code {process.returncode}, wanted 0\n{errors[-2000:]}")
-        return errors
-    return slower(path, (2, 0.5, 0.1), attempt)
+    kill(victim, process, worker) kills something else. `folder`: of the holds, for daemons that run already."""
+    holds = []
+    for step, victim in due:
+        rank = victim if isinstance(victim, int) else 0
+        holds.append(jobs.Hold(step + 1, "begin", rank, folder, twins(path, rank)))
+        folder = holds[0].folder
+    process = start(path, environment=holds[0].environment(), lines=False)
+    try:
+        for (step, victim), hold in zip(due, holds):
+            worker = hold.reached(process)
+            marked(path, step)
+            if kill:
+                kill(victim, process, worker)
+            else:
+                end(descendant(process.pid, "aqpiped") if victim == "daemon" else worker)
+            hold.release()
+        _, errors = process.communicate(timeout=jobs.PATIENCE)
+    finally:
+        process.kill()
+    check(process.returncode == 0, f"exit code {process.returncode}, wanted 0\n{errors[-2000:]}")
+    return errors
 
 
 def same_run(name, whole):

@@ -7,10 +7,11 @@ import shlex
 import shutil
 import socket
 import subprocess
+import time
 
 import jobs
 from jobs import aqpipe, check, launch, losses, manifest, metrics, no_workers, weights
-from kit import BIN, REPLICAS, RESTARTED, ROOT, refused, same_run, slower, start
+from kit import BIN, REPLICAS, RESTARTED, ROOT, marked, refused, same_run, start
 
 
 def scenario_tls():
@@ -218,23 +219,19 @@ def scenario_long_outage():
 
     def run(path, *arguments, back=False):
         """Launch; at step 8 the link goes down, for good or (back) until the launcher has given up waiting for it."""
-        def attempt(rate):
-            down.unlink(missing_ok=True)
-            process, once = start(path, rate, *arguments), True
-            for line in process.stdout:
-                event = json.loads(line)
-                if once and event.get("event") == "step" and event["step"] >= 8:
-                    down.touch()
-                    once = False
-                if event.get("event") == "restart" and back:
-                    down.unlink()
-            _, errors = process.communicate(timeout=jobs.PATIENCE)
-            down.unlink(missing_ok=True)
-            no_workers(path.stem)
-            if process.returncode == 0 and not metrics(path.stem, "restart"):
-                return None
-            return process.returncode, errors
-        return slower(path, (1, 0.3, 0.1, 0.03), attempt)
+        hold = jobs.Hold(9)
+        process = start(path, *arguments, environment=hold.environment())
+        hold.reached(process)
+        marked(path, 8)
+        down.touch()
+        hold.release()
+        for line in process.stdout:
+            if json.loads(line).get("event") == "restart" and back:
+                down.unlink()
+        _, errors = process.communicate(timeout=jobs.PATIENCE)
+        down.unlink(missing_ok=True)
+        no_workers(path.stem)
+        return process.returncode, errors
 
     for name, arguments in (("stops", ("--restarts", "0")), ("tries", ("--restarts", "1"))):
         path = manifest(name, **keys)
@@ -247,7 +244,7 @@ def scenario_long_outage():
         check(mark >= 6 and mark % 3 == 0, f"{name}: the complete checkpoint is that of step {mark}")
         hint = re.search(rf"the checkpoint of step {mark} stands; go on with: aqpipe (resume .*)", errors)
         check(hint, f"{name}: not said:\n{errors}")
-        done = aqpipe(*shlex.split(hint[1]), "--no-progress", "--set", "link.rate_mbps=0")
+        done = aqpipe(*shlex.split(hint[1]), "--no-progress")
         check(done.returncode == 0, f"{name}: {hint[0]}: {done.returncode}\n{done.stderr}")
         same_run(name, "whole")
         print(f"{name}: stopped with the checkpoint of step {mark}")
@@ -255,6 +252,30 @@ def scenario_long_outage():
     code, errors = run(path, back=True)
     check(code == 0, f"back: exit code {code}\n{errors}")
     same_run("back", "whole")
+
+
+def scenario_held():
+    """Holds of tests (kit/faulty_worker.c): the run stands in that step and no later one, at every phase and rank, and is the undisturbed run."""
+    keys = {**RESTARTED, "pipeline.stages": 3, "train.epochs": 4}
+    launch(manifest("whole", **keys))
+    path = manifest("held", **keys)
+    first = jobs.Hold(2)
+    holds = [first, *(jobs.Hold(step, phase, rank, first.folder) for step, phase, rank in
+                      ((3, "forward", 1), (5, "backward", 2), (6, "end", 1), (6, "write", 2), (9, "begin", 2)))]
+    process = start(path, environment=first.environment(), lines=False)
+    workers = set()
+    for hold in holds:
+        workers.add(hold.reached(process))
+        rank, step, phase = hold.asked.name.split(".")
+        time.sleep(0.1)
+        steps = [line["step"] for line in metrics("held")] if (ROOT / "held" / "metrics.jsonl").exists() else []
+        check(not steps or max(steps) <= int(step) - (phase != "write") or phase == "write" and max(steps) < 9, f"{hold.asked.name}: it goes on: {steps}")
+        check(phase != "write" or (ROOT / "held/checkpoint/6/stage-2.safetensors.partial").exists(), "no file is half written")
+        hold.release()
+    _, errors = process.communicate(timeout=jobs.PATIENCE)
+    check(process.returncode == 0 and len(workers) == 3, f"held: {process.returncode}, workers {workers}: {errors[-2000:]}")
+    same_run("held", "whole")
+    no_workers("held")
 
 
 def scenario_dials():

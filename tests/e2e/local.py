@@ -2,13 +2,11 @@
 import json
 import math
 import re
-import signal
 import struct
-import subprocess
 
 import jobs
-from jobs import aqpipe, check, descendant, launch, losses, manifest, metrics, no_workers, raw, weights
-from kit import BIN, REPLICAS, RESTARTED, ROOT, arrays, end, interrupt, launch_and_kill, refused, same_run
+from jobs import aqpipe, check, launch, losses, manifest, metrics, no_workers, raw, weights
+from kit import REPLICAS, RESTARTED, ROOT, arrays, interrupt, launch_and_kill, refused, same_run
 from replicas import with_value
 
 EVERY = 4
@@ -109,12 +107,7 @@ def scenario_local_resume():
             launch(path, "--resume")
             same_run(f"{how}{tag}", f"whole{tag}")
     path = manifest("killed", **keys)
-
-    def kill(process, number):
-        pid = descendant(process.pid, "worker", number)
-        return pid is not None and end(pid)
-
-    launch_and_kill(path, [(7, 2), (17, 3)], kill)
+    launch_and_kill(path, [(7, 2), (17, 3)])
     same_run("killed", "whole")
     no_workers("local_resume")
 
@@ -130,13 +123,7 @@ def scenario_local_reshard():
             if index + 1 == len(counts):
                 launch(path, *again)
                 continue
-            process = subprocess.Popen([str(BIN / "aqpipe"), "launch", str(path), "--no-progress", "--json", "--set",
-                                        "link.rate_mbps=1", *again], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                                       stdin=subprocess.DEVNULL)
-            for line in process.stdout:
-                if json.loads(line).get("event") == "step" and json.loads(line)["step"] == 6 * index + 3:
-                    process.send_signal(signal.SIGINT)
-            check(process.wait(jobs.PATIENCE) in (0, 3), f"{path}: {process.stderr.read()[-2000:]}")
+            interrupt("sigint", path, 6 * index + 3, *again)
         check(len(losses(name)) == 24 and losses(name)[-1] < losses(name)[0] * 0.95, f"{name}: {losses(name)}")
     path = manifest("middle", **keys)
     interrupt("worker", path, 7)

@@ -3,11 +3,10 @@ import os
 import shutil
 import signal
 import subprocess
-import time
 
 import jobs
 from jobs import check, launch, losses, manifest, no_workers, weights
-from kit import BIN, REPLICAS, ROOT
+from kit import BIN, REPLICAS, ROOT, marked
 
 KEYS = {**REPLICAS, "edges.forward.codec": "aqsgd", "edges.forward.bits": 4, "train.epochs": 3, "checkpoint.every": "2 steps"}
 RANKS = 4
@@ -19,12 +18,12 @@ STARTERS = {"openmpi": {"OMPI_COMM_WORLD_RANK": "{r}", "OMPI_COMM_WORLD_SIZE": "
 OURS = ("OMPI_", "PMIX_", "PMI_", "SLURM_")
 
 
-def begin(path, variables, ranks=RANKS, start=0):
+def begin(path, variables, ranks=RANKS, start=0, hold=None):
     """One process a rank, each of a session of its own, as on hosts of their own."""
     own = {key: value for key, value in os.environ.items() if not key.startswith(OURS)}
     return [subprocess.Popen([BIN / "aqpipe", "launch", path, "--on", "mpi", "--restarts", "0"], stdin=subprocess.DEVNULL,
                              stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True,
-                             env={**own, "AQPIPE_MPI_ADDRESS": "127.0.0.1",
+                             env={**own, **(hold.environment() if hold else {}), "AQPIPE_MPI_ADDRESS": "127.0.0.1",
                                   **{key: value.format(r=r, n=ranks, s=start) for key, value in variables.items()}})
             for r in range(ranks)]
 
@@ -42,8 +41,13 @@ def same(tag):
     check(losses(tag) == losses("plain") and weights(tag) == weights("plain"), f"{tag}: not the run of a plain launch")
 
 
-def await_checkpoint(tag):
-    jobs.await_file(ROOT / tag / "checkpoint" / "complete")
+def begin_held(tag, starter, start):
+    """The same, and stopped after step 4: the processes, and the hold."""
+    path, hold = manifest(tag, **KEYS), jobs.Hold(5)
+    processes = begin(path, STARTERS[starter], start=start, hold=hold)
+    hold.reached(*processes)
+    marked(path, 4)
+    return processes, hold
 
 
 def scenario_mpi():
@@ -54,14 +58,12 @@ def scenario_mpi():
         same(starter)
 
     # As mpirun passes it on, to all processes of all ranks; and once more, which changes nothing.
-    processes = begin(manifest("stopped", **KEYS, **{"link.rate_mbps": 1}), STARTERS["openmpi"], start=200)
-    await_checkpoint("stopped")
+    processes, _ = begin_held("stopped", "openmpi", 200)
     for process in processes:
         os.killpg(process.pid, signal.SIGUSR1)
-    time.sleep(0.5)
     os.killpg(processes[0].pid, signal.SIGUSR1)
     end("stopped", processes, 3)
-    check(len(losses("stopped")) < len(losses("plain")), "the run ended before it was stopped")
+    check(len(losses("stopped")) == 5, f"stopped in step 5, it has made {len(losses('stopped'))} steps")
     end("stopped", begin(manifest("stopped", **KEYS), STARTERS["openmpi"], start=201), 0)
     same("stopped")
 
@@ -74,9 +76,9 @@ def scenario_mpi():
     beside()
 
     # A rank that is killed takes the run with it, and no daemon stays.
-    processes = begin(manifest("killed", **KEYS, **{"link.rate_mbps": 1}), STARTERS["pmix"], start=400)
-    await_checkpoint("killed")
+    processes, hold = begin_held("killed", "pmix", 400)
     os.killpg(processes[2].pid, signal.SIGKILL)
+    hold.release()
     for process in processes:
         process.communicate(timeout=jobs.PATIENCE)
     codes = [process.returncode for process in processes]
@@ -91,15 +93,16 @@ def said(processes):
 
 def beside():
     """Starts beside one that runs: of another folder; of its folder, refused; of its folder and its name, refused. It never notices."""
-    slow = {**KEYS, "link.rate_mbps": 1}
-    first = begin(manifest("first", **slow), STARTERS["openmpi"], start=500)
-    await_checkpoint("first")
-    other = begin(manifest("other", **slow), STARTERS["openmpi"], start=501)
+    first, hold = begin_held("first", "openmpi", 500)
+    other, other_hold = begin_held("other", "openmpi", 501)
     late = said(begin(ROOT / "first.yaml", STARTERS["openmpi"], start=502))
     check(late[0][1] in (1, 2) and "in use" in late[0][0] and all(code == 0 for _, code in late[1:]), f"a second start in one folder: {late}")
     twin = said(begin(ROOT / "first.yaml", STARTERS["openmpi"], start=500))
     check(all(code == 1 and "is of another start" in text for text, code in twin), f"a second start of one name: {twin}")
     check(first[0].poll() is None, "the first start has ended too early to be disturbed")
+    check(other[0].poll() is None, "the other start has ended too early to disturb")
+    hold.release()
+    other_hold.release()
     end("first", first, 0)
     end("other", other, 0)
     same("first")
@@ -113,17 +116,19 @@ def mpirun():
         print("no mpirun here (Debian: openmpi-bin): its variables were set by hand alone")
         return
     command = [program, "--allow-run-as-root", "--oversubscribe", "-np", str(RANKS), BIN / "aqpipe", "launch", ROOT / "real.yaml", "--on", "mpi"]
+    hold = jobs.Hold(5)
     options = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "stdin": subprocess.DEVNULL,
-               "env": {**os.environ, "AQPIPE_MPI_ADDRESS": "127.0.0.1"}}
-    manifest("real", **KEYS, **{"link.rate_mbps": 1})
+               "env": {**os.environ, **hold.environment(), "AQPIPE_MPI_ADDRESS": "127.0.0.1"}}
+    path = manifest("real", **KEYS)
     process = subprocess.Popen(command, **options)
-    await_checkpoint("real")
+    hold.reached(process)
+    marked(path, 4)
     process.send_signal(signal.SIGUSR1)  # it tells all processes of all ranks
     said, _ = process.communicate(timeout=jobs.PATIENCE)
     check(process.returncode == 3 and len(losses("real")) < len(losses("plain")), f"mpirun, stopped: {process.returncode}\n{said[-3000:]}")
     no_workers("real")
     shutil.rmtree(ROOT / "real.mpi", ignore_errors=True)  # mpirun may have ended ranks before they could tidy up
-    manifest("real", **KEYS)
+    hold.release()
     done = subprocess.run(command, timeout=jobs.PATIENCE, check=False, **options)
     check(done.returncode == 0, f"mpirun: {done.returncode}\n{done.stdout[-3000:]}")
     same("real")

@@ -4,14 +4,13 @@ import math
 import os
 import re
 import shutil
-import signal
 import socket
 import struct
 import subprocess
 
 import jobs
-from jobs import aqpipe, check, descendant, launch, losses, manifest, metrics, no_workers, raw, weights
-from kit import (BIN, OPTIMIZERS, REPLICAS, RESTARTED, ROOT, arrays, end, interrupt, launch_and_kill, refused, same_run,
+from jobs import aqpipe, check, launch, losses, manifest, metrics, no_workers, raw, weights
+from kit import (BIN, OPTIMIZERS, REPLICAS, RESTARTED, ROOT, arrays, interrupt, launch_and_kill, refused, same_run,
                  serve, start)
 
 
@@ -76,12 +75,7 @@ def scenario_replicas_resume():
         launch(path, "--resume")
         same_run(how, "whole")
     path = manifest("killed", **keys)
-
-    def kill(process, number):
-        pid = descendant(process.pid, "worker", number)
-        return pid is not None and end(pid)
-
-    errors = launch_and_kill(path, [(5, 2), (17, 3)], kill)
+    errors = launch_and_kill(path, [(5, 2), (17, 3)])
     check("replica 1 stage" in errors, f"nothing names the replica:\n{errors}")
     same_run("killed", "whole")
     no_workers("replicas_resume")
@@ -229,42 +223,41 @@ def scenario_replicas_machines():
     def placed(*hosts):
         return f"[{{layers: 0-2, host: [{', '.join(hosts)}]}}, {{layers: 3-5, host: [{', '.join(hosts)}]}}]"
 
-    a, one = serve()
-    b, other = serve()
-    here, there = (f"'tcp://127.0.0.1:{port}'" for port in (one, other))
-    try:
-        # Samples go round the replicas: replicas 0 and 2 have together what replica 0 of two has.
-        launch(manifest("two", **slamb))
-        path = manifest("four", **{**first, "pipeline.stages": placed(here, there, here, there)})
-        launch(path)
-        close("four", "two", 1e-4)
-        sent = [sum(column) for column in zip(*(line["gradient_bytes"] for line in metrics("four")))]
-        whole = [sum(column) for column in zip(*(line["gradient_bytes"] for line in metrics("two")))]
-        check(sent[:4] == whole and sent[4:] == [0] * 4, f"one of each machine talks to the other: {sent}, of two {whole}")
-        folder = ROOT / "four" / "checkpoint" / "3"  # no step at which machines average their weights
-        files = [(folder / f"stage-{rank}.safetensors").read_bytes() for rank in range(8)]
-        files = [data[8 + int.from_bytes(data[:8], "little"):] for data in files]
-        check(files[:4] == files[4:] and files[0] != files[2] and files[1] != files[3], "those of a machine drift, or none")
-        again = manifest("again", **{**first, "pipeline.stages": placed(here, there, here, there), "train.epochs": 8})
-        launch(manifest("whole", **{**first, "pipeline.stages": placed(here, there, here, there), "train.epochs": 8}))
-        process = start(again, 2)
-        for line in process.stdout:
-            if json.loads(line).get("event") == "step" and json.loads(line)["step"] == 7:
-                process.send_signal(signal.SIGINT)
-        check(process.wait(jobs.PATIENCE) in (0, 3), process.stderr.read()[-2000:])
-        done = aqpipe("launch", again, "--no-progress", "--resume", "--set", "pipeline.stages=" + placed(here, here, there, there))
-        check(done.returncode == 1 and "plan_hash is" in done.stderr, f"on other machines: {done.returncode} {done.stderr}")
-        launch(again, "--resume")
-        check(losses("again") == losses("whole") and weights("again") == weights("whole"), "the resumed run differs")
-        # On one machine alone there is nothing left to make sparse: LAMB of the whole batch.
-        launch(manifest("lamb", **{**slamb, "pipeline.replicas": 1}))
-        launch(manifest("alone", **first))
-        close("alone", "lamb", 1e-4)
-        check(sum(metrics("alone")[-1]["gradient_bytes"]) == 0, "nothing goes to another machine")
-    finally:
-        for daemon in (a, b):
-            daemon.terminate()
-            daemon.wait(jobs.PATIENCE)
+    holds = ROOT / "holds"
+    holds.mkdir()
+    with jobs.faults(hold=holds):
+        a, one = serve()
+        b, other = serve()
+        here, there = (f"'tcp://127.0.0.1:{port}'" for port in (one, other))
+        try:
+            # Samples go round the replicas: replicas 0 and 2 have together what replica 0 of two has.
+            launch(manifest("two", **slamb))
+            path = manifest("four", **{**first, "pipeline.stages": placed(here, there, here, there)})
+            launch(path)
+            close("four", "two", 1e-4)
+            sent = [sum(column) for column in zip(*(line["gradient_bytes"] for line in metrics("four")))]
+            whole = [sum(column) for column in zip(*(line["gradient_bytes"] for line in metrics("two")))]
+            check(sent[:4] == whole and sent[4:] == [0] * 4, f"one of each machine talks to the other: {sent}, of two {whole}")
+            folder = ROOT / "four" / "checkpoint" / "3"  # no step at which machines average their weights
+            files = [(folder / f"stage-{rank}.safetensors").read_bytes() for rank in range(8)]
+            files = [data[8 + int.from_bytes(data[:8], "little"):] for data in files]
+            check(files[:4] == files[4:] and files[0] != files[2] and files[1] != files[3], "those of a machine drift, or none")
+            again = manifest("again", **{**first, "pipeline.stages": placed(here, there, here, there), "train.epochs": 8})
+            launch(manifest("whole", **{**first, "pipeline.stages": placed(here, there, here, there), "train.epochs": 8}))
+            interrupt("sigint", again, 7, folder=holds)
+            done = aqpipe("launch", again, "--no-progress", "--resume", "--set", "pipeline.stages=" + placed(here, here, there, there))
+            check(done.returncode == 1 and "plan_hash is" in done.stderr, f"on other machines: {done.returncode} {done.stderr}")
+            launch(again, "--resume")
+            check(losses("again") == losses("whole") and weights("again") == weights("whole"), "the resumed run differs")
+            # On one machine alone there is nothing left to make sparse: LAMB of the whole batch.
+            launch(manifest("lamb", **{**slamb, "pipeline.replicas": 1}))
+            launch(manifest("alone", **first))
+            close("alone", "lamb", 1e-4)
+            check(sum(metrics("alone")[-1]["gradient_bytes"]) == 0, "nothing goes to another machine")
+        finally:
+            for daemon in (a, b):
+                daemon.terminate()
+                daemon.wait(jobs.PATIENCE)
     path = manifest("bad", **{**first, "pipeline.stages": placed(here, there, there, there)})
     refused("uneven", path, r"reduce\.machine_first: the host of replica 0 has 1 replicas, that of replica 1 has 3", 2)
     crossed = f"[{{layers: 0-2, host: [{here}, {here}, {there}, {there}]}}, {{layers: 3-5, host: [{here}, {there}, {here}, {there}]}}]"
@@ -315,16 +308,6 @@ def scenario_replicas_reshard():
     plain = {**raw(), **raw("backward")}
     launch(manifest("whole", **{**base, **plain, "pipeline.replicas": 1}))
 
-    def stopped(path, step, *arguments):
-        """Until the step, or a little beyond: the step that the checkpoint of the stop is of."""
-        process = subprocess.Popen([str(BIN / "aqpipe"), "launch", str(path), "--no-progress", "--json", "--set",
-                                    "link.rate_mbps=2", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                                   text=True, stdin=subprocess.DEVNULL)
-        for line in process.stdout:
-            if json.loads(line).get("event") == "step" and json.loads(line)["step"] == step:
-                process.send_signal(signal.SIGINT)
-        check(process.wait(jobs.PATIENCE) in (0, 3), f"{path}: {process.stderr.read()[-2000:]}")
-
     def changed(name, keys, *counts):
         """As many steps with each count as its part of 24; answers the steps at which the count was another."""
         changes = []
@@ -332,7 +315,7 @@ def scenario_replicas_reshard():
             path = manifest(name, **{**base, **keys, "pipeline.replicas": W})
             more = ["--resume"] if index else []
             if index + 1 < len(counts):
-                stopped(path, 24 // len(counts) * (index + 1), *more)
+                interrupt("sigint", path, 24 // len(counts) * (index + 1) - 1, *more)
                 changes.append(len(losses(name)))
             else:
                 launch(path, *more)
@@ -355,7 +338,7 @@ def scenario_replicas_reshard():
         for step in changes:
             check(step == 24 or fresh[step] > 0, f"{name}: samples that moved begin with keyframes: {fresh} {changes}")
     path = manifest("refused", **{**base, **plain})
-    stopped(path, 5)
+    interrupt("sigint", path, 5)
     refused("another seed", path, "of another plan", 2, "--resume", "--set", "train.seed=8", "--set", "pipeline.replicas=1")
     # Files of all old replicas are read: one that is another's is named, a damaged one too, and the older checkpoint taken.
     folder = ROOT / "refused" / "checkpoint"

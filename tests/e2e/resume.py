@@ -12,8 +12,8 @@ import time
 
 import jobs
 from jobs import aqpipe, check, descendant, launch, losses, manifest, metrics, no_workers, weights
-from kit import (BIN, REPLICAS, RESTARTED, ROOT, SLOW, end, interrupt, launch_and_kill, refused, same_run, serve,
-                 slower, start)
+from kit import (REPLICAS, RESTARTED, ROOT, complete, end, hold_at, interrupt, launch_and_kill, refused, same_run,
+                 serve, start)
 from power import Power
 
 
@@ -111,13 +111,7 @@ def scenario_bits_auto():
             first = len(metrics(name))
             arguments = ("--resume", "--set", "train.epochs=6")
             if how == "killed":
-                process = start(path, 0.3 if tag == "one" else 2, "--restarts", "0", *arguments)  # as slow as it takes to be caught
-                for line in process.stdout:
-                    if json.loads(line).get("step", 0) >= 3 * first + 1:
-                        break
-                end(descendant(process.pid, "worker"))
-                _, errors = process.communicate(timeout=jobs.PATIENCE)
-                check(process.returncode == 1, f"{name}: {process.returncode}: it was not caught\n{errors[-1000:]}")
+                interrupt("worker", path, 3 * first + 1, *arguments)
             launch(path, *arguments)
             for epoch in range(1, 6):
                 bits_are(name, epoch, told[str(epoch)], stages)
@@ -153,6 +147,7 @@ def scenario_bits_auto():
 def scenario_power():
     """Power fails at seeded moments: what was not synced is gone, wholly or in parts; --resume goes on all the same."""
     launch(manifest("whole", **RESTARTED))
+    STEPS = len(losses("whole"))
     for seed, mixed in ((1, False), (2, True)):
         name = f"power{seed}"
         power = Power(ROOT / name, seed)
@@ -160,16 +155,19 @@ def scenario_power():
         losses_of_power = lost = 0
         while True:
             resumes = ["--resume"] if (ROOT / name / "run").exists() else []
-            process = start(path, 3, "--restarts", "0", *resumes, environment=power.environment())
-            left = power.rng.randrange(1, 9)  # steps until the power fails
-            for line in process.stdout:
-                left -= json.loads(line).get("event") == "step"
-                if left <= 0:
-                    break
-            time.sleep(power.rng.uniform(0, 0.03))
-            if not left:
-                power.off()
-                process.kill()
+            last = complete(f"{name}/run") + power.rng.randrange(1, 9)  # the step after which the power fails
+            hold = jobs.Hold(last + 1, power.rng.choice(("begin", "forward")))
+            process = start(path, "--restarts", "0", *resumes, environment={**power.environment(), **hold.environment()}, lines=False)
+            if last < STEPS:
+                hold.reached(process)
+                time.sleep(power.rng.uniform(0, 0.03))
+                # All stop at one moment: none may be told of a sync that the disk never made, and remove what it replaces.
+                for how in (signal.SIGSTOP, signal.SIGSTOP, signal.SIGKILL):
+                    if how == signal.SIGKILL:
+                        power.off()
+                    for pid, _, _ in jobs.ours():
+                        end(int(pid), how)
+                hold.release()
             _, errors = process.communicate(timeout=jobs.PATIENCE)
             no_workers(name)
             if process.returncode == 0:
@@ -184,49 +182,33 @@ def scenario_power():
         print(f"{name}: {losses_of_power} losses of power, {lost} bytes lost{' in parts' if mixed else ''}")
 
 
-LONG = (8, *SLOW)  # Mbit/s, for runs that go on for dozens of steps after the one they are caught at
-
-
 def scenario_stop():
     """SIGINT: the step that is being made is the last one, on all ranks, and what follows --resume is the same run."""
-    big = {"model.channels": 128, "train.T": 64, "model.context": 64, "data.train_samples_max": 20, "train.epochs": 3,
-           "train.batch": 4, "train.micro_batch": 2, "train.clip": 1.0, "data.heldout_samples_max": 2}
-    cases = {"one": {**big, "pipeline.stages": 1, "model.channels": 256, "train.T": 128, "model.context": 128,
-                     "data.train_samples_max": 8},
-             "two": {**big, "pipeline.stages": 2},
-             "replicas": {**big, "pipeline.stages": 2, "pipeline.replicas": 2}}
+    few = {"data.train_samples_max": 20, "train.epochs": 3, "train.batch": 4, "data.heldout_samples_max": 2}
+    cases = {"one": {**few, "pipeline.stages": 1}, "two": {**few, "pipeline.stages": 2},
+             "replicas": {**few, "pipeline.stages": 2, "pipeline.replicas": 2}}
     for name, keys in cases.items():
         launch(manifest(f"{name}-whole", **keys))
-
-        def attempt(rate):
-            process = start(path, rate)
-            for line in process.stdout:
-                if json.loads(line).get("event") == "step" and json.loads(line)["step"] >= 2:
-                    break
+        # The first rank hears of it before step 3 is summed up, or when step 3 is over: then step 4 is the last one.
+        for phase, last in (("begin", 3), ("forward", 3), ("end", 4)):
+            run = f"{name}-{phase}"
+            path = manifest(run, **keys)
+            process, hold, _ = hold_at(path, 2, phase=phase)
             end(process.pid, signal.SIGINT)
-            before = metrics(name)[-1]["step"]  # at least: the line of the step before may still be on its way
-            lines, errors = process.communicate(timeout=jobs.PATIENCE)
-            if process.returncode == 0:
-                return None
-            check(process.returncode == 3, f"{name}: exit code {process.returncode}, wanted 3\n{errors[-2000:]}")
-            return before, errors
-        path = manifest(name, **keys)
-        before, errors = slower(path, (1000,) if name == "one" else (12, 3, 0.5), attempt)
-        last = complete(name)
-        check(last <= before + 1, f"{name}: asked in step {before + 1}, it stopped after step {last}")
-        check(f"step {last} is the last one" in errors, f"{name}: it stopped after step {last} and says {errors}")
-        (ROOT / name / "config.json").mkdir()  # what stands beside the weights cannot be written: they are, and it is said
-        done = launch(path, "--resume")
-        check("config.json and the tokenizer's files are not all there" in done.stderr, f"{name}: {done.stderr}")
-        check(losses(name) == losses(f"{name}-whole"), f"{name}: losses differ after the stop")
-        check(weights(name) == weights(f"{name}-whole"), f"{name}: weights differ after the stop")
+            hold.release_others()
+            if phase == "forward":  # within a step nothing tells that it has been heard
+                time.sleep(0.3)
+                hold.release()
+            _, errors = process.communicate(timeout=jobs.PATIENCE)
+            check(process.returncode == 3, f"{run}: exit code {process.returncode}, wanted 3\n{errors[-2000:]}")
+            check(complete(run) in ((3, 4) if phase == "forward" else (last,)), f"{run}: it stopped after step {complete(run)}")
+            check(f"step {complete(run)} is the last one" in errors, f"{run}: it stopped after step {complete(run)} and says {errors}")
+            (ROOT / run / "config.json").mkdir()  # what stands beside the weights cannot be written: they are, and it is said
+            done = launch(path, "--resume")
+            check("config.json and the tokenizer's files are not all there" in done.stderr, f"{run}: {done.stderr}")
+            check(losses(run) == losses(f"{name}-whole"), f"{run}: losses differ after the stop")
+            check(weights(run) == weights(f"{name}-whole"), f"{run}: weights differ after the stop")
     no_workers("stop")
-
-
-def complete(name):
-    """The step of the newest complete checkpoint; 0: none."""
-    path = ROOT / name / "checkpoint" / "complete"
-    return json.loads(path.read_text())["step"] if path.exists() else 0
 
 
 def half_written(name):
@@ -235,29 +217,24 @@ def half_written(name):
 
 
 def while_writing(name, path, act, want):
-    """Launch with slow checkpoints; when one is half written and steps beyond it are trained, act. The launcher's stderr."""
-    process = subprocess.Popen([str(BIN / "aqpipe"), "launch", str(path), "--no-progress", "--json", "--restarts", "0",
-                                "--set", "link.rate_mbps=1"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                               stdin=subprocess.DEVNULL, env={**os.environ, **jobs.faulty(checkpoint=25)},
+    """Launch; when the checkpoint of step 12 is half written and step 13 is trained, act on a worker that writes it. The launcher's stderr."""
+    writes = jobs.Hold(12, "write", rank=1)
+    trained = jobs.Hold(14, folder=writes.folder)
+    process = subprocess.Popen([str(jobs.BIN / "aqpipe"), "launch", str(path), "--no-progress", "--restarts", "0"],
+                               stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, stdin=subprocess.DEVNULL,
+                               env={**os.environ, **writes.environment()},
                                restore_signals=False)  # SIGXFSZ stays ignored: a file that is too long is a status
-    met = 0
-    for line in process.stdout:
-        event = json.loads(line)
-        if event.get("event") != "step" or not complete(name):
-            continue
-        newer = [int(file.parent.name) for file in half_written(name) if int(file.parent.name) > complete(name)]
-        if newer and event["step"] > max(newer):
-            met = max(newer)
-            act(process)
-            break
-    for line in process.stdout:
-        pass
-    process.wait(60)
-    errors = process.stderr.read()
-    check(met, f"{name}: no step was trained while a checkpoint was written\n{errors[-2000:]}")
+    trained.reached(process)
+    worker = writes.reached(process)
+    check(complete(name) == 6 and half_written(name), f"{name}: complete is {complete(name)}, half written {half_written(name)}")
+    if act(process, worker):  # the file is written further
+        writes.release()
+    _, errors = process.communicate(timeout=jobs.PATIENCE)
+    for hold in (writes, trained):
+        hold.asked.unlink(missing_ok=True)
     check(process.returncode == want, f"{name}: exit code {process.returncode}, wanted {want}\n{errors[-2000:]}")
     no_workers(name)
-    return errors, met
+    return errors
 
 
 def scenario_background():
@@ -265,29 +242,32 @@ def scenario_background():
     keys = {**RESTARTED, "checkpoint.every": "6 steps"}
     launch(manifest("whole", **keys))
 
-    def kill(word):
-        return lambda process: os.kill(descendant(process.pid, word, 0) if word else process.pid, signal.SIGKILL)
+    for name, want in (("worker", 1), ("daemon", 1), ("launcher", -9)):
+        def kill(process, worker):
+            end({"worker": worker, "launcher": process.pid}.get(name) or descendant(process.pid, "aqpiped"))
 
-    for name, word, want in (("worker", "worker", 1), ("daemon", "aqpiped", 1), ("launcher", None, -9)):
         path = manifest(name, **keys)
-        _, met = while_writing(name, path, kill(word), want)
-        check(complete(name) < met, f"{name}: step {met} counts as complete, killed while it was written")
+        while_writing(name, path, kill, want)
+        check(complete(name) == 6, f"{name}: step {complete(name)} counts as complete, killed while 12 was written")
         check(half_written(name), f"{name}: nothing was half written")
         launch(path, "--resume")
         same_run(name, "whole")
     path = manifest("sigint", **keys)
-    while_writing("sigint", path, lambda process: process.send_signal(signal.SIGINT), 3)
+    while_writing("sigint", path, lambda process, _: end(process.pid, signal.SIGINT), 3)
     check(not half_written("sigint"), "sigint: ended with a checkpoint half written")
-    check(complete("sigint") == metrics("sigint")[-1]["step"], f"sigint: the last checkpoint is of {complete('sigint')}")
+    check(complete("sigint") == metrics("sigint")[-1]["step"] == 14, f"sigint: the last checkpoint is of {complete('sigint')}")
     launch(path, "--resume")
     same_run("sigint", "whole")
     # No cache here, so that nothing but the checkpoint meets the bound on the length of files.
     keys = {**keys, "edges.forward.codec": "directq"}
     launch(manifest("whole-direct", **keys))
     path = manifest("full", **keys)
-    errors, met = while_writing("full", path, lambda process: resource.prlimit(
-        descendant(process.pid, "worker", 1), resource.RLIMIT_FSIZE, (4096, 4096)), 1)
-    check(re.search(r"stage \d failed: .*/\d+/stage-\d\.safetensors\.partial.*(too large|space)", errors),
+
+    def bound(_, worker):
+        resource.prlimit(worker, resource.RLIMIT_FSIZE, (4096, 4096))
+        return True
+    errors = while_writing("full", path, bound, 1)
+    check(re.search(r"stage 1 failed: .*/\d+/stage-1\.safetensors\.partial.*(too large|space)", errors),
           f"a disk that is full is not named:\n{errors}")
     check(len(half_written("full")) < 4, "full: the file that could not be written was left")
     launch(path, "--resume")
@@ -307,12 +287,7 @@ def scenario_restart():
     launch(manifest("whole", **RESTARTED))
     path = manifest("killed", **RESTARTED)
 
-    def kill(process, victim):
-        pid = descendant(process.pid, *victim)
-        return pid is not None and end(pid)
-
-    errors = launch_and_kill(path, [(5, ("worker", 0)), (17, ("worker", 2)), (31, ("aqpiped", 0)), (44, ("worker", 3))],
-                             kill)
+    errors = launch_and_kill(path, [(5, 0), (17, 2), (31, "daemon"), (44, 3)])
     same_run("killed", "whole")
     check(len(metrics("killed", "restart")) == 4, f"restarts in the metrics: {metrics('killed', 'restart')}")
     report = json.loads((ROOT / "killed" / "report.json").read_text())["runs"][0]
@@ -325,28 +300,30 @@ def scenario_restart_daemon():
     """The same with a listening daemon: its worker is killed, then the daemon itself, which comes back a second later."""
     keys = {**RESTARTED, "pipeline.stages": "[{layers: '0-2'}, {layers: '3-5'}]"}
     launch(manifest("whole", **keys))
-    daemon, port = serve(0)
-    far = f"[{{layers: '0-2'}}, {{layers: '3-5', host: 'tcp://127.0.0.1:{port}'}}]"
-    path = manifest("killed", **{**keys, "pipeline.stages": far})
+    holds = ROOT / "holds"
+    holds.mkdir()
+    with jobs.faults(hold=holds):
+        daemon, port = serve(0)
+        far = f"[{{layers: '0-2'}}, {{layers: '3-5', host: 'tcp://127.0.0.1:{port}'}}]"
+        path = manifest("killed", **{**keys, "pipeline.stages": far})
 
-    def kill(process, victim):
-        nonlocal daemon
-        if victim == "worker":
-            workers = jobs.descendants(daemon.pid, "worker")
-            return bool(workers) and end(workers[0])
-        daemon.kill()
-        daemon.wait()
-        time.sleep(1)
-        daemon, _ = serve(port)
-        return True
+        def kill(victim, _, worker):
+            nonlocal daemon
+            if victim == 1:
+                end(worker)
+                return
+            daemon.kill()
+            daemon.wait()
+            time.sleep(1)
+            daemon, _ = serve(port)
 
-    try:
-        launch_and_kill(path, [(5, "worker"), (17, "daemon")], kill)
-        same_run("killed", "whole")
-        check(len(metrics("killed", "restart")) == 2, f"restarts in the metrics: {metrics('killed', 'restart')}")
-    finally:
-        daemon.terminate()
-        daemon.wait(jobs.PATIENCE)
+        try:
+            launch_and_kill(path, [(5, 1), (17, "daemon")], kill, holds)
+            same_run("killed", "whole")
+            check(len(metrics("killed", "restart")) == 2, f"restarts in the metrics: {metrics('killed', 'restart')}")
+        finally:
+            daemon.terminate()
+            daemon.wait(jobs.PATIENCE)
     no_workers("restart_daemon")
 
 
@@ -367,7 +344,7 @@ def scenario_lost_disk():
 
     def stopped(name, hurt, *arguments):
         path = manifest(name, **RESTARTED)
-        interrupt("sigint", path, 13, LONG)
+        interrupt("sigint", path, 13)
         hurt(ROOT / name)
         done = launch(path, "--resume", *arguments)
         return same_run(name, "whole"), done.stderr
@@ -389,7 +366,7 @@ def scenario_lost_disk():
     stopped("missing", lambda run: (newest(run) / "stage-0.safetensors").unlink())
     launch(manifest("other", **{**RESTARTED, "train.seed": 8}), "--set", "train.steps_max=4")
     path = manifest("foreign", **RESTARTED)
-    interrupt("sigint", path, 13, LONG)
+    interrupt("sigint", path, 13)
     cache = ROOT / "foreign" / "cache" / "stage-1"
     shutil.rmtree(cache)
     shutil.copytree(ROOT / "other" / "cache" / "stage-1", cache)
@@ -432,7 +409,7 @@ def scenario_mirror():
     for name, rank, stages in (("first", 0, 4), ("middle", 1, 4), ("beside-last", 2, 4), ("last", 3, 4), ("of-two", 0, 2),
                                ("other-of-two", 1, 2)):
         path = manifest(name, **{**keys, "pipeline.stages": stages})
-        interrupt("sigint", path, 13, LONG)
+        interrupt("sigint", path, 13)
         copies(name, stages)
         lose(name, rank, stages)
         done = launch(path, "--resume", "--restarts", "0")
@@ -444,7 +421,7 @@ def scenario_mirror():
     both = {**keys, **REPLICAS, "train.epochs": 8}
     launch(manifest("whole-replicas", **{**both, "checkpoint.mirror": "false"}))
     path = manifest("replica", **both)
-    interrupt("sigint", path, 7, LONG)
+    interrupt("sigint", path, 7)
     for step in (ROOT / "replica" / "checkpoint").glob("[0-9]*"):
         for file in ("stage-2.safetensors", "mirror-stage-3.safetensors"):
             (step / file).unlink()
@@ -454,7 +431,7 @@ def scenario_mirror():
 
     path = manifest("killed", **keys)  # copies of a run that is killed while it makes them
     for how, step in (("worker", 8), ("launcher", 16), ("daemon", 26)):
-        interrupt_again(how, path, step)
+        interrupt(how, path, step, *(["--resume"] if (ROOT / "killed").exists() else []))
     launch(path, "--resume")
     same_run("killed", "whole")
     copies("killed", 4)
@@ -463,14 +440,14 @@ def scenario_mirror():
         return ROOT / name / "checkpoint" / str(complete(name))
 
     path = manifest("damaged", **keys)  # its own file damaged: the copy takes its place, no older checkpoint is needed
-    interrupt("sigint", path, 13, LONG)
+    interrupt("sigint", path, 13)
     good = (newest("damaged") / "stage-2.safetensors").read_bytes()
     flip(newest("damaged") / "stage-2.safetensors", 2000, 100, 7)
     done = launch(path, "--resume")
     same_run("damaged", "whole")
     check("begins again" not in done.stderr, f"damaged: an older checkpoint was taken:\n{done.stderr}")
     path = manifest("both", **keys)
-    interrupt("sigint", path, 13, LONG)
+    interrupt("sigint", path, 13)
     for file in ("stage-1.safetensors", "mirror-stage-1.safetensors"):
         (newest("both") / file).unlink()
     refused("both gone", path, r"step \d+ of stage 1 is gone or damaged, and stage 2 holds no copy of it", 1, "--resume",
@@ -480,17 +457,6 @@ def scenario_mirror():
     same_run("both", "whole")
     refused("alone", manifest("alone", **{**keys, "pipeline.stages": 1}), r"checkpoint\.mirror: one stage has no neighbour", 2)
     no_workers("mirror")
-
-
-def interrupt_again(how, path, step):
-    """interrupt, of a run that goes on from where it was interrupted before."""
-    process = start(path, 4, "--restarts", "0", *(["--resume"] if (ROOT / path.stem).exists() else []))
-    for line in process.stdout:
-        if json.loads(line).get("event") == "step" and json.loads(line)["step"] >= step:
-            break
-    end(process.pid if how == "launcher" else descendant(process.pid, "worker" if how == "worker" else "aqpiped"))
-    process.communicate(timeout=jobs.PATIENCE)
-    no_workers(how)
 
 
 EXTENDED = {"pipeline.stages": 2, "edges.forward.codec": "aqsgd", "edges.forward.bits": 3, "train.decay": "constant",
@@ -595,13 +561,13 @@ def scenario_extend_schedule():
     check("train.schedule: restart: " in said, said)
     # Killed on the way: a resume that says nothing keeps what was chosen.
     shutil.copytree(ROOT / "linear", ROOT / "shot")
-    process = subprocess.Popen([jobs.BIN / "aqpipe", "resume", ROOT / "shot", "--epochs", "4", "--schedule", "continue", "--json", "--no-progress",
-                                "--set", "checkpoint.every=1 step", "--set", "link.rate_mbps=0.3"], stdout=subprocess.PIPE, text=True)
-    for line in process.stdout:
-        if json.loads(line).get("step", 0) >= 8:
-            break
+    hold = jobs.Hold(9)
+    process = subprocess.Popen([jobs.BIN / "aqpipe", "resume", ROOT / "shot", "--epochs", "4", "--schedule", "continue", "--no-progress",
+                                "--set", "checkpoint.every=1 step"], stderr=subprocess.DEVNULL, env={**os.environ, **hold.environment()})
+    hold.reached(process)
     process.kill()
-    process.communicate()
+    process.wait()
+    hold.release()
     no_workers("shot")
     goes_on("shot")
     expect_rates("shot", first_linear(6) + [course("linear", 6, 6)] * 6, "killed on the way")
@@ -647,7 +613,7 @@ def scenario_wrong_position():
     """What a run is to go on from is of another step, seed or job: refused in a line that names it, and left as it is."""
     def stopped(name, step=13):
         path = manifest(name, **RESTARTED)
-        interrupt("sigint", path, step, LONG)
+        interrupt("sigint", path, step)
         mark = json.loads((ROOT / name / "checkpoint" / "complete").read_text())
         return path, ROOT / name / "checkpoint", mark["step"], mark["older"]
 
@@ -690,7 +656,7 @@ def scenario_wrong_position():
     # One stage's cache that is ahead of the others is filled from its neighbours: nothing is lost.
     complete_file.write_text(noted)
     other = manifest("ahead", **{**RESTARTED, "job.name": "position"})
-    interrupt("sigint", other, 30, LONG)
+    interrupt("sigint", other, 30)
     shutil.rmtree(ROOT / "position" / "cache" / "stage-1")
     shutil.copytree(ROOT / "ahead" / "cache" / "stage-1", ROOT / "position" / "cache" / "stage-1")
     launch(path, "--resume")
@@ -698,6 +664,6 @@ def scenario_wrong_position():
 
     # The manifest has another seed than the run in the folder.
     path = manifest("reseeded", **RESTARTED)
-    interrupt("sigint", path, 7, LONG)
+    interrupt("sigint", path, 7)
     refused("seed", path, r"holds the run 'reseeded' of another plan", 2, "--resume", "--set", "train.seed=8")
     no_workers("wrong_position")

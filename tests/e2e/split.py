@@ -83,21 +83,30 @@ class Server:
         code = self.process.wait(jobs.PATIENCE)
         check(code == want, f"the server ended with {code}, wanted {want}: {self.text()[-3000:]}")
 
-    def await_text(self, wanted):
+    def await_text(self, wanted, count=1):
         deadline = time.time() + jobs.PATIENCE
-        while wanted not in self.text():
+        while self.text().count(wanted) < count:
             check(time.time() < deadline and self.process.poll() is None, f"'{wanted}' is not said: {self.text()[-3000:]}")
             time.sleep(0.02)
 
 
 class Client:
-    def __init__(self, server, name, *arguments, data=None, folder=None, keys=None, path=None, kind="bin", at=(), host="127.0.0.1"):
-        self.name = name
+    """A split-client of that server. `stops`: after these steps its first worker stops until it is released (jobs.Hold)."""
+
+    def __init__(self, server, name, *arguments, data=None, folder=None, keys=None, path=None, kind="bin", at=(), host="127.0.0.1", stops=()):
+        self.name, self.holds = name, {}
+        for step in stops:
+            self.holds[step] = jobs.Hold(step + 1, folder=next((hold.folder for hold in self.holds.values()), None))
+        environment = next((hold.environment() for hold in self.holds.values()), {})
         command = [*at, jobs.BIN / "aqpipe", "split-client", path or server.path, "--id", name, "--data", ROOT / f"{data or name}.{kind}",
                    "--set", f"split.server='{host}:{server.port}'", "--set", f"security.keys={ROOT}/{keys or 'keys-' + name}",
                    "--set", f"output.path={folder or ROOT / (server.path.stem + '-' + name)}", "--patience", "20", *arguments]
-        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, stdin=subprocess.DEVNULL)
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, stdin=subprocess.DEVNULL, env={**os.environ, **environment})
         STARTED.append(self.process)
+
+    def release(self):
+        for hold in self.holds.values():
+            hold.release()
 
     def end(self, want=0):
         _, said = self.process.communicate(timeout=jobs.PATIENCE)
@@ -107,6 +116,7 @@ class Client:
     def kill(self):
         self.process.kill()
         self.process.communicate()
+        self.release()
 
 
 def begin(*names):
@@ -192,19 +202,20 @@ def scenario_split():
 def scenario_split_leaves():
     """Clients and servers that are killed: what was trained stands, and where all take part the run is the undisturbed one."""
     begin("a", "b")
-    slow = {**CODED, "link.rate_mbps": 3, "split.wait": "60s", "checkpoint.every": "2 steps"}
-    whole(split("whole", rounds=2, clients=2, **slow), "a", "b")
+    keys = {**CODED, "split.wait": "60s", "checkpoint.every": "2 steps"}
+    whole(split("whole", rounds=2, clients=2, **keys), "a", "b")
     wanted = {name: [line["loss"] for line in of_client("whole", name)] for name in ("a", "b")}
 
-    server = Server(split("killed", rounds=2, clients=2, **slow))
-    clients = {name: Client(server, name) for name in ("a", "b")}
-    for name, step in (("b", 3), ("a", 3)):  # b has the first turn: each is killed in its first, after a checkpoint
-        await_step(server, name, step)
+    server = Server(split("killed", rounds=2, clients=2, **keys))
+    clients = {name: Client(server, name, stops=(3,)) for name in ("a", "b")}
+    for name, then in (("b", ()), ("a", (8,))):  # b has the first turn: each is killed in its first, after a checkpoint
+        stopped(server, clients[name], 3)
         clients[name].kill()
-        clients[name] = Client(server, name)
-    await_step(server, "a", 8)
+        clients[name] = Client(server, name, stops=then)
+    stopped(server, clients["a"], 8)
     server.process.kill()
     server.process.wait()
+    clients["a"].release()
     again = Server(server.path, "--set", f"split.server='127.0.0.1:{server.port}'")
     for client in clients.values():
         client.end()
@@ -213,9 +224,9 @@ def scenario_split_leaves():
         check([line["loss"] for line in of_client("killed", name)] == losses_of, f"{name}: not the run that would have been")
 
     # One that does not come back costs its turn's rest alone.
-    server = Server(split("lost", rounds=2, clients=2, **{**slow, "split.wait": "1s"}))
-    clients = {name: Client(server, name) for name in ("a", "b")}
-    await_step(server, "a", 3)
+    server = Server(split("lost", rounds=2, clients=2, **{**keys, "split.wait": "1s"}))
+    clients = {name: Client(server, name, stops=(3,) if name == "a" else ()) for name in ("a", "b")}
+    stopped(server, clients["a"], 3)
     clients["a"].kill()
     clients["b"].end()
     server.end()
@@ -223,6 +234,12 @@ def scenario_split_leaves():
     check((said["b"]["turns"], said["b"]["missed"]) == (2, 0), f"{said}: {server.text()}")
     check((said["a"]["turns"], said["a"]["missed"]) == (0, 2) and said["a"]["late"] == 2, f"{said}: {server.text()}")
     no_workers("split_leaves")
+
+
+def stopped(server, client, step):
+    """Wait until the client's worker stops after that step, which the server has written down."""
+    client.holds[step].reached(client.process)
+    await_step(server, client.name, step)
 
 
 def await_step(server, name, step):
@@ -257,7 +274,7 @@ def scenario_split_refused():
     """Strangers, other plans, other data, bad files, expired and revoked certificates: one line at both ends, and the others go on."""
     begin("a", "b", "c")
     records("c", 45, 9)
-    server = Server(split("doors", rounds=3, **{**CODED, "split.clients": 2, "split.wait": "1s", "link.rate_mbps": 3}))
+    server = Server(split("doors", rounds=3, **{**CODED, "split.clients": 2, "split.wait": "1s"}))
 
     def refused(what, ends, at_server, want=1, **options):
         client = Client(server, **options)
@@ -299,11 +316,12 @@ def scenario_split_refused():
     launched = aqpipe("launch", server.path)
     check(launched.returncode == 2 and "split-server" in launched.stderr, launched.stderr)
 
-    clients = {name: Client(server, name) for name in ("a", "b")}
-    await_step(server, "a", 2)  # revoked in mid-run: it is gone within seconds, and b goes on
+    clients = {name: Client(server, name, stops=(2,) if name == "a" else ()) for name in ("a", "b")}
+    stopped(server, clients["a"], 2)  # revoked in mid-run: it is gone within seconds, and b goes on
     check(aqpipe("keys", "revoke", ROOT / "keys", "site-a").returncode == 0, "revoke a")
     clients["b"].end()
     server.end()
+    clients["a"].release()
     said = clients["a"].end(1)
     check("its certificate is no longer good" in server.text() or "revoked" in server.text(), server.text())
     lines = {line["name"]: line for line in report("doors")["clients"]}
@@ -400,11 +418,23 @@ def seen(folder):
 def scenario_split_wipe():
     """The server's cache of a client is gone a while after its turn, on request, and at the end; losses are those of a run that kept it."""
     begin("a", "b")
-    slow = {**CODED, "link.rate_mbps": 3, "split.rounds": 2, "split.epochs": 1, "split.clients": 2}
+    slow = {**CODED, "split.rounds": 2, "split.epochs": 1, "split.clients": 2, "split.wait": "60s"}
     whole(split("kept", **slow), "a", "b")
     wanted = {name: [line["loss"] for line in of_client("kept", name)] for name in "ab"}
     check(all((ROOT / f"kept/clients/{name}/cache/stage-1/slab").exists() for name in "ab"), "caches are wiped unasked")
-    server = whole(split("gone", **{**slow, "split.cache_ttl": "1s"}), "a", "b")
+    # Each cache outlives its turn by a second: the next turn stops until it is wiped.
+    server = Server(split("gone", **{**slow, "split.cache_ttl": "1s"}))
+    clients = {name: Client(server, name, stops=(0, 3)) for name in "ab"}
+    for turn in range(4):
+        server.await_text(" trains steps ", turn + 1)
+        order = [line.split(": ")[2].split()[0] for line in server.text().splitlines() if " trains steps " in line]
+        hold = clients[order[turn]].holds[3 * (turn // 2)]
+        hold.reached(clients[order[turn]].process)
+        server.await_text("is wiped", sum(one != after for one, after in zip(order, order[1:])))  # who has two turns in a row keeps it
+        hold.release()
+    for client in clients.values():
+        client.end()
+    server.end()
     said = server.text()
     check(said.count("is wiped") >= 3, f"not between turns and at the end: {said}")
     for name in "ab":

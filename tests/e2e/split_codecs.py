@@ -7,7 +7,7 @@ import subprocess
 import jobs
 from jobs import aqpipe, check, launch, losses, manifest, metrics, no_workers
 from kit import ROOT
-from split import PLAIN, STAGES, Client, Server, await_step, begin, job, of_client, records, report, split, tensors, whole
+from split import PLAIN, STAGES, Client, Server, begin, job, of_client, records, report, split, stopped, tensors, whole
 from split_modes import newest
 
 H6 = {"edges.forward.codec": "aqsgd", "edges.forward.bits": 2, "edges.backward.codec": "directq", "edges.backward.bits": 8,
@@ -103,14 +103,12 @@ def scenario_split_crops():
     check(first[0] == 2 * 45 and sum(seen[0] for seen in epochs) <= 4 * 45, f"more keyframes than images have sides: {epochs}")
     check(last[0] < 20 and last[1] < 0.5 * first[1], f"later visits are coded as first ones: {epochs}")
 
-    slow = {**keys, "link.rate_mbps": 3, "split.wait": "60s", "checkpoint.every": "2 steps"}
+    slow = {**keys, "split.wait": "60s", "checkpoint.every": "2 steps"}
     server = Server(split("killed", **slow))
-    client = Client(server, "b")
-    await_step(server, "b", 5)
-    client.kill()
-    client = Client(server, "b")
-    await_step(server, "b", 11)
-    client.kill()
+    for step in (5, 11):
+        client = Client(server, "b", stops=(step,))
+        stopped(server, client, step)
+        client.kill()
     client = Client(server, "b")
     client.end()
     server.end()

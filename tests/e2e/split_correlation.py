@@ -3,7 +3,7 @@ import re
 
 from jobs import aqpipe, check, no_workers
 from kit import ROOT
-from split import CODED, PLAIN, Client, Server, await_step, begin, job, of_client, report, split, whole
+from split import CODED, PLAIN, Client, Server, begin, job, of_client, report, split, stopped, whole
 
 KEY = "split.privacy.distance_correlation"
 
@@ -33,11 +33,11 @@ def scenario_split_correlation():
     check(losses("less") != losses("plain"), "the penalty does nothing")
     check(report("less")["privacy"]["distance_correlation"] == 10 and report("plain")["privacy"] is None, "report.json does not say so")
 
-    slow = {**CODED, "link.rate_mbps": 3, "checkpoint.every": "2 steps", "split.wait": "60s", KEY: 10}
+    slow = {**CODED, "checkpoint.every": "2 steps", "split.wait": "60s", KEY: 10}
     whole(split("whole", **slow), "a")
     server = Server(split("killed", **slow))
-    client = Client(server, "a")
-    await_step(server, "a", 5)
+    client = Client(server, "a", stops=(5,))
+    stopped(server, client, 5)
     client.kill()
     Client(server, "a").end()
     server.end()

@@ -7,7 +7,7 @@ import time
 import jobs
 from jobs import aqpipe, check, launch, losses, metrics, no_workers
 from kit import ROOT
-from split import CODED, PLAIN, Client, Server, await_step, begin, job, of_client, records, report, split, tensors, whole
+from split import CODED, PLAIN, Client, Server, begin, job, of_client, records, report, split, stopped, tensors, whole
 from split_hostile import Between
 from split_modes import newest, together
 
@@ -99,25 +99,25 @@ def scenario_split_global():
 def scenario_split_global_leaves():
     """Clients, workers and servers that are killed, and begun again: the run that was not. One that does not come back misses the round, and is there in the next."""
     begin("a", "b", "c")
-    slow = {**CODED, **GLOBAL, "link.rate_mbps": 3, "split.wait": "60s", "checkpoint.every": "2 steps"}
+    slow = {**CODED, **GLOBAL, "split.wait": "60s", "checkpoint.every": "2 steps"}
     whole(split("whole", rounds=2, clients=2, **slow), "a", "b")
     wanted = {name: [line.get("loss") for line in of_client("whole", name)] for name in ("a", "b")}
     alike("whole", "a", "b")
 
     server = Server(split("killed", rounds=2, clients=2, **slow))
-    clients = {name: Client(server, name) for name in ("a", "b")}
-    for name, step in (("b", 3), ("a", 6)):
-        await_step(server, name, step)
+    clients = {"a": Client(server, "a", stops=(6,)), "b": Client(server, "b", stops=(3,))}
+    for name, step, then in (("b", 3, (9,)), ("a", 6, (14,))):
+        stopped(server, clients[name], step)
         clients[name].kill()
-        clients[name] = Client(server, name)
-    await_step(server, "b", 9)
+        clients[name] = Client(server, name, stops=then)
+    stopped(server, clients["b"], 9)
     server.process.kill()
     server.process.wait()
     again = Server(server.path, "--set", f"split.server='127.0.0.1:{server.port}'")
-    await_step(again, "a", 14)
-    worker = jobs.descendant(clients["a"].process.pid, "worker")
-    if worker:
-        os.kill(worker, signal.SIGKILL)
+    clients["b"].release()
+    stopped(again, clients["a"], 14)
+    os.kill(clients["a"].holds[14].reached(), signal.SIGKILL)
+    clients["a"].release()
     for client in clients.values():
         client.end()
     again.end()
@@ -126,8 +126,8 @@ def scenario_split_global_leaves():
     check(newest_of("killed") == newest_of("whole"), "nor its weights")
 
     server = Server(split("gone", rounds=3, clients=2, **{**slow, "split.wait": "1s"}))
-    clients = {name: Client(server, name) for name in ("a", "b")}
-    await_step(server, "b", 4)
+    clients = {name: Client(server, name, stops=(4,) if name == "b" else ()) for name in ("a", "b")}
+    stopped(server, clients["b"], 4)
     clients["b"].kill()
     server.await_text("round 1: b misses its turn")
     clients["b"] = Client(server, "b")
@@ -169,12 +169,12 @@ def scenario_split_global_nan():
 def scenario_split_global_late():
     """Who says nothing while the others wait is late, and misses the round; a worker that stands still is one."""
     begin("a", "b")
-    slow = {**CODED, **GLOBAL, "link.rate_mbps": 3, "split.wait": "3s", "control.silence_max": "300s", "link.silence_max": "300s"}
+    slow = {**CODED, **GLOBAL, "split.wait": "3s", "control.silence_max": "300s", "link.silence_max": "300s"}
     server = Server(split("late", rounds=1, epochs=2, clients=2, **slow))
-    clients = {name: Client(server, name) for name in ("a", "b")}
-    await_step(server, "a", 3)
-    stopped = jobs.descendant(clients["a"].process.pid, "worker")
-    os.kill(stopped, signal.SIGSTOP)
+    clients = {name: Client(server, name, stops=(3,) if name == "a" else ()) for name in ("a", "b")}
+    stopped(server, clients["a"], 3)
+    os.kill(clients["a"].holds[3].reached(), signal.SIGSTOP)
+    clients["a"].release()
     clients["b"].end()
     clients["a"].end()
     server.end()
@@ -207,17 +207,19 @@ def scenario_split_global_settled():
     begin("a", "b", "c", "d")
     for name, seed in (("c", 7), ("d", 8)):
         records(name, 45, seed)
+    # Paced, not held: the run has to last while others are refused, and who is held for split.wait is late.
     slow = {**CODED, **GLOBAL, "link.rate_mbps": 3, "split.wait": "2s", "checkpoint.every": "2 steps"}
     server = Server(split("settled", rounds=3, epochs=1, clients=2, **slow))
     early = Client(server, "b")  # it has joined, and is away when all is settled: its samples are in no batch
     server.await_text("b (127.0.0.1")
     early.kill()
     server.await_text(") is gone: ")
-    clients = [Client(server, name) for name in ("a", "c")]
+    clients = [Client(server, name, stops=(2,) if name == "a" else ()) for name in ("a", "c")]
     server.await_text("samples of 2 clients")
-    await_step(server, "a", 2)
+    stopped(server, clients[0], 2)
     server.process.kill()
     server.process.wait()
+    clients[0].release()
     again = Server(server.path, "--set", f"split.server='127.0.0.1:{server.port}'")
     records("b", 400, 5)
     said = Client(again, "b").end(1)
@@ -292,7 +294,7 @@ def scenario_split_global_odd():
     for name, count, seed in (("a", 31, 5), ("b", 1, 6), ("c", 7, 7)):
         records(name, count, seed)
     odd = {**GLOBAL, "train.batch": 12, "train.micro_batch": 3, "train.optimizer": "adamw", "train.momentum": None, "train.clip": 0.5,
-           "split.wait": "60s", "checkpoint.every": "3 steps", "link.rate_mbps": 3}
+           "split.wait": "60s", "checkpoint.every": "3 steps"}
     whole(split("odd", rounds=2, clients=3, **odd), "c", "a", "b")
     alike("odd", "a", "b", "c")
     norms = [line["grad_norm"] for line in of_client("odd", "a")]
@@ -301,8 +303,8 @@ def scenario_split_global_odd():
     check(sorted({line["samples"] for line in of_client("odd", "b")}) == [0, 1], "the one sample is not once in an epoch")
 
     server = Server(split("odd-killed", rounds=2, clients=3, **odd))
-    clients = {name: Client(server, name) for name in ("a", "b", "c")}
-    await_step(server, "b", 5)
+    clients = {name: Client(server, name, stops=(5,) if name == "b" else ()) for name in ("a", "b", "c")}
+    stopped(server, clients["b"], 5)
     clients["b"].kill()
     clients["b"] = Client(server, "b")
     for client in clients.values():

@@ -12,7 +12,7 @@ import jobs
 from jobs import aqpipe, check, launch, losses, manifest, metrics, no_workers
 from kit import ROOT
 from split_hostile import Between
-from split import CODED, PLAIN, STAGES, Client, Server, await_step, begin, job, of_client, report, split, tensors, whole
+from split import CODED, PLAIN, STAGES, Client, Server, begin, job, of_client, report, split, stopped, tensors, whole
 
 
 def averaged(parts):
@@ -133,11 +133,11 @@ def scenario_split_stale():
               f"{order}: not the losses of two epochs")
 
     # Killed in mid-turn, with codecs, in several steps at once: the losses of the run that was not.
-    slow = {**CODED, "train.staleness": 1, "link.rate_mbps": 3, "split.wait": "60s", "checkpoint.every": "2 steps"}
+    slow = {**CODED, "train.staleness": 1, "split.wait": "60s", "checkpoint.every": "2 steps"}
     whole(split("whole", rounds=2, clients=2, **slow), "a", "b")
     server = Server(split("killed", rounds=2, clients=2, **slow))
-    clients = {name: Client(server, name) for name in ("a", "b")}
-    await_step(server, "b", 3)
+    clients = {name: Client(server, name, stops=(3,) if name == "b" else ()) for name in ("a", "b")}
+    stopped(server, clients["b"], 3)
     clients["b"].kill()
     clients["b"] = Client(server, "b")
     for client in clients.values():
@@ -203,13 +203,14 @@ def scenario_split_statistics():
 def killed(path, names, when):
     """The same job again; its server is killed when that turn has begun, and started again."""
     server = Server(path)
-    clients = [Client(server, name) for name in names]
+    clients = {name: Client(server, name, stops=[step for who, step in when if who == name]) for name in names}
     for name, step in when:
-        await_step(server, name, step)
+        stopped(server, clients[name], step)
         server.process.kill()
         server.process.wait()
+        clients[name].holds[step].release()
         server = Server(path, "--set", f"split.server='127.0.0.1:{server.port}'")
-    for client in clients:
+    for client in clients.values():
         client.end()
     server.end()
     return server
@@ -221,7 +222,7 @@ def scenario_split_rounds():
     begin(*names, "e")
     for name, of in ("ca", "db", "eb"):
         (ROOT / f"{name}.bin").write_bytes((ROOT / f"{of}.bin").read_bytes())
-    slow = {**CODED, "link.rate_mbps": 3, "checkpoint.every": "2 steps", "split.wait": "60s"}
+    slow = {**CODED, "checkpoint.every": "2 steps", "split.wait": "60s"}
     wanted = {}
     for mode in ("splitfed1", "splitfed2"):
         keys = {**slow, "split.mode": mode}
@@ -252,7 +253,7 @@ def scenario_split_rounds():
 
     server = Server(split("late", rounds=1, epochs=2, clients=2, **{**CODED, "split.mode": "splitfed1", "split.parallel": 2,
                                                                     "split.round_deadline": "6s"}))
-    clients = [Client(server, "a"), Client(server, "b", "--set", "link.rate_mbps=0.05")]
+    clients = [Client(server, "a"), Client(server, "b", stops=(1,))]
     said = [client.end() for client in clients]
     server.end()
     lines = {line["name"]: line for line in report("late")["clients"]}
@@ -319,11 +320,13 @@ def scenario_split_restart():
     begin("a", "b")
     keys = {**PLAIN, "split.mode": "splitfed1", "split.parallel": 2, "split.collect": "true"}
     server = Server(split("alone", rounds=1, epochs=1, clients=2, **{**keys, "split.wait": "60s", "split.round_deadline": "600s"}))
-    a, b = Client(server, "a"), Client(server, "b", "--set", "link.rate_mbps=0.02")  # one is done long before the other
+    a, b = Client(server, "a"), Client(server, "b", stops=(1,))  # one is done, the other has begun
+    b.holds[1].reached(b.process)
     server.await_text("a has trained up to")
-    for process in (server.process, a.process, b.process):
-        process.kill()
-        process.communicate()
+    server.process.kill()
+    server.process.wait()
+    for client in (a, b):
+        client.kill()
     state = json.loads((ROOT / "alone/split.json").read_text())
     check([line["kept"] for line in state["clients"] if line["name"] == "a"] == [True], f"{state}")
     ours = {rank: tensors(ROOT / f"alone/round/a/stage-{rank}.safetensors") for rank in range(3)}
@@ -337,11 +340,13 @@ def scenario_split_restart():
 
     # What a round has had of its time is kept: 600 s of which none are left.
     server = Server(split("late", rounds=1, epochs=1, clients=2, **{**keys, "split.wait": "60s", "split.round_deadline": "600s"}))
-    clients = [Client(server, "a"), Client(server, "b", "--set", "link.rate_mbps=0.02")]
+    clients = [Client(server, "a"), Client(server, "b", stops=(1,))]
+    clients[1].holds[1].reached(clients[1].process)
     server.await_text("a has trained up to")
-    for process in (server.process, *(client.process for client in clients)):
-        process.kill()
-        process.communicate()
+    server.process.kill()
+    server.process.wait()
+    for client in clients:
+        client.kill()
     path = ROOT / "late/split.json"
     state = json.loads(path.read_text())
     check(0 < state["round_seconds"] < 600, f"a round of {state['round_seconds']} s")

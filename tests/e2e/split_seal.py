@@ -4,7 +4,7 @@ import stat
 
 from jobs import aqpipe, check, no_workers
 from kit import ROOT
-from split import CODED, Client, Server, await_step, begin, of_client, split, whole
+from split import CODED, Client, Server, begin, of_client, split, stopped, whole
 from split_codecs import VIEWS
 
 
@@ -26,14 +26,15 @@ def run(server, clients):
 
 def killed(server):
     """Both clients and then the server are killed in mid-turn, and all of it is trained. The server that ended it."""
-    clients = {who: Client(server, who) for who in "ab"}
-    for who in "ba":
-        await_step(server, who, 2)
+    clients = {who: Client(server, who, stops=(2,)) for who in "ab"}
+    for who, then in (("b", ()), ("a", (4,))):
+        stopped(server, clients[who], 2)
         clients[who].kill()
-        clients[who] = Client(server, who)
-    await_step(server, "a", 4)
+        clients[who] = Client(server, who, stops=then)
+    stopped(server, clients["a"], 4)
     server.process.kill()
     server.process.wait()
+    clients["a"].release()
     last = Server(server.path, "--set", f"split.server='127.0.0.1:{server.port}'")
     run(last, clients.values())
     return last
@@ -42,7 +43,7 @@ def killed(server):
 def scenario_split_seal():
     """Sealed, the server's disk holds no message and the losses are the same: whole, killed, with a forged cache, and with a lost key."""
     begin("a", "b")
-    keys = {**CODED, "split.rounds": 3, "split.epochs": 1, "split.clients": 2, "checkpoint.every": "2 steps", "link.rate_mbps": 3}
+    keys = {**CODED, "split.rounds": 3, "split.epochs": 1, "split.clients": 2, "checkpoint.every": "2 steps"}
     whole(split("clear", **{**keys, "split.seal": "false"}), "a", "b")
     wanted = {name: [line["loss"] for line in of_client("clear", name)] for name in "ab"}
 
@@ -111,7 +112,7 @@ def scenario_split_together():
     begin("a", "b")
     keys = {**CODED, **VIEWS, "split.labels": "server", "pipeline.stages": "[{layers: 0-1, dials: true}, {layers: 2-13}]",
             "split.statistics": "local", "split.privacy.distance_correlation": 0.1, "split.mode": "splitfed2", "split.rounds": 3,
-            "split.epochs": 1, "split.clients": 2, "checkpoint.every": "2 steps", "link.rate_mbps": 3, "split.wait": "30s"}
+            "split.epochs": 1, "split.clients": 2, "checkpoint.every": "2 steps", "split.wait": "30s"}
     whole(split("clear", **{**keys, "split.seal": "false"}), "a", "b")
     server = killed(Server(split("sealed", **{**keys, "split.cache_ttl": "1s"})))
     for who in "ab":

@@ -1,7 +1,8 @@
 """Split learning over a wide-area network (tools/wanlab): a server and eight clients, each behind a line of its own.
 
-AQ_WAN_LONG=1 (a quarter of an hour): also turns of 24 steps, with the codecs of examples/split-cifar10, at two and at eight micro-batches
-a step. AQ_WAN_CLIENTS=N: of so many clients."""
+split_wan has three clients with a quarter of the samples. split_wan_long (label long, 5 minutes) has eight; with AQ_WAN_LONG=1 (a quarter of
+an hour more) also turns of 24 steps, with the codecs of examples/split-cifar10, at two and at eight micro-batches a step.
+AQ_WAN_CLIENTS=N: of so many clients."""
 import json
 import os
 import statistics
@@ -14,7 +15,9 @@ from kit import ROOT
 from split import Client, Server, begin, of_client, records, report, split
 from wan import WANLAB, tell
 
-CLIENTS, RTT_MS, RATE_MBPS, SAMPLES = int(os.environ.get("AQ_WAN_CLIENTS", 8)), 80, 20, 1024
+SHORT = sys.argv[2] != "split_wan_long"
+CLIENTS, SAMPLES = int(os.environ.get("AQ_WAN_CLIENTS", 3 if SHORT else 8)), 256 if SHORT else 1024
+RTT_MS, RATE_MBPS = 80, 20
 LONG_SAMPLES, LONG_BATCH = 2048, 256
 # link.rate_mbps: a plan that knows the rate has as few micro-batches in flight as hide the distance, and both ways of the line busy at once.
 KEYS = {"edges.forward.codec": "aqsgd", "edges.forward.bits": 4, "edges.backward.codec": "directq", "edges.backward.bits": 4,
@@ -85,8 +88,13 @@ def losses_of(run_):
     return {who: [line.get("loss") for line in lines] for who, lines in run_[0].items()}  # none where a client had no part of the batch
 
 
+def scenario_split_wan_long():
+    """The same, of eight clients with four times the samples."""
+    scenario_split_wan()
+
+
 def scenario_split_wan():
-    """Eight clients at 80 ms and 20 Mbit/s: the losses of a near network, and how near steps and turns come to what the line allows; with staleness, too. With global sampling the losses alone."""
+    """Three clients at 80 ms and 20 Mbit/s: the losses of a near network, and how near steps and turns come to what the line allows; with staleness, too. With global sampling the losses alone."""
     if not os.environ.get("AQPIPE_WANLAB"):
         tried = subprocess.run([WANLAB, "2", "--", "true"], capture_output=True, text=True, timeout=jobs.PATIENCE)
         if tried.returncode != 0:

@@ -7,7 +7,7 @@ import signal
 import stat
 import sys
 
-from kit import BIN, ROOT, check, losses, metrics, no_workers, start, weights
+from kit import BIN, ROOT, check, losses, marked, metrics, no_workers, start, weights
 import jobs
 from jobs import aqpipe, manifest
 
@@ -103,14 +103,16 @@ def wrong():
 def killed(path):
     """An agent's ssh is killed: the stage is lost, and the run begins again from its checkpoint, with the same losses; or ends."""
     for restarts, code in (("3", 0), ("0", 1)):
-        process = start(path, 1, "--restarts", restarts, "--on", "ssh", "--hosts", "localhost,127.0.0.1", "--fresh")
-        victim = None
-        for line in process.stdout:
-            if line.startswith("{") and json.loads(line).get("event") == "step" and json.loads(line)["step"] >= 4 and not victim:
-                victim = jobs.descendants(process.pid, "/bin/ssh")[0]
-                os.kill(victim, signal.SIGKILL)
+        hold = jobs.Hold(5)
+        process = start(path, "--restarts", restarts, "--on", "ssh", "--hosts", "localhost,127.0.0.1", "--fresh",
+                        environment=hold.environment(), lines=False)
+        hold.reached(process)
+        marked(path, 4)
+        victim = jobs.descendants(process.pid, "/bin/ssh")[0]
+        os.kill(victim, signal.SIGKILL)
+        hold.release()
         error = process.stderr.read()
-        check(victim and process.wait() == code, f"--restarts {restarts} ended with {process.returncode}: {error}")
+        check(process.wait() == code, f"--restarts {restarts} ended with {process.returncode}: {error}")
         check(code == 0 or re.search(rf"the agent of ssh://localhost \(pid {victim}\) was killed by signal 9", error), error)
         no_workers("killed")
     check(aqpipe("resume", ROOT / path.stem, "--no-progress").returncode == 0, "resume starts the agents again")

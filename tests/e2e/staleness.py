@@ -4,8 +4,8 @@ import shutil
 
 import jobs
 from freeze import model
-from jobs import aqpipe, check, descendant, launch, losses, manifest, metrics, no_workers, raw, weights
-from kit import OPTIMIZERS, REPLICAS, RESTARTED, ROOT, arrays, end, interrupt, launch_and_kill, same_run
+from jobs import aqpipe, check, launch, losses, manifest, metrics, no_workers, raw, weights
+from kit import OPTIMIZERS, REPLICAS, RESTARTED, ROOT, arrays, interrupt, launch_and_kill, same_run
 
 STALE = {"train.staleness": 1}
 
@@ -75,12 +75,7 @@ def scenario_staleness_resume():
     launch(path, "--resume")
     same_run("pairs-stopped", "pairs")
     path = manifest("pairs-killed", **pairs)
-
-    def kill(process, number):
-        pid = descendant(process.pid, "worker", number)
-        return pid is not None and end(pid)
-
-    launch_and_kill(path, [(5, 2), (17, 3)], kill)
+    launch_and_kill(path, [(5, 2), (17, 3)])
     same_run("pairs-killed", "pairs")
     no_workers("staleness_resume")
 
@@ -132,7 +127,7 @@ def scenario_staleness_lost():
         keys = {**lost, **changes}
         launch(manifest(f"{name}-whole", **keys))
         path = manifest(name, **keys)
-        interrupt("sigint", path, 9, (8, 1, 0.3))
+        interrupt("sigint", path, 9)
         shutil.rmtree(ROOT / name / "cache" / f"stage-{rank}")
         launch(path, "--resume")
         check(same_run(name, f"{name}-whole") > 0, f"{name}: nothing was fetched")

@@ -15,7 +15,7 @@ WANLAB = str(pathlib.Path(__file__).resolve().parents[2] / "tools/wanlab")
 os.environ["AQPIPE_BIN"] = str(BIN)
 ENDS = 4
 KEYS = {"edges.forward.codec": "aqsgd", "edges.forward.bits": 3, "edges.backward.codec": "directq", "edges.backward.bits": 6,
-        "train.epochs": 6}
+        "train.epochs": 3}
 
 
 def tell(*settings):

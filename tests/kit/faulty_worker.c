@@ -1,5 +1,5 @@
 /*
- * faulty_worker.c -- the program aqpipe as a worker of tests: links that break, checkpoints that are slow.
+ * faulty_worker.c -- the program aqpipe as a worker of tests: links that break, slow checkpoints, stops at a step.
  *
  * Linked with runtime/cli/main_aqpipe.c into bin/aqpipe_faulty, which daemons start where AQPIPE_WORKER names it
  * (tests/jobs.py, faulty). The linker puts these functions before the house's (--wrap), so that the shipped programs
@@ -12,16 +12,38 @@
  *                              the first value that leaves a stage for the next one, or for the one before, is none,
  *                              from the FIRST pass on (from 0, those before step 1 counted), COUNT times; of a stage
  *                              whose values are on the host
+ *     FAULTY_HOLD=folder       workers stop where a file of this folder asks for it (below)
+ *
+ * Holds. A test that acts on a run at a certain step does not race with it: the worker stops there until the test has
+ * acted. The file <folder>/RANK.STEP.PHASE asks for a hold. The worker that arrives writes its process id into
+ * <folder>/RANK.STEP.PHASE.held, and goes on when the test removes the file that asked. Steps count from 1, as the
+ * launcher prints them. After a restart a worker stops at the same place again while the file is there. Phases:
+ *
+ *     begin      before anything of the step is computed; rank 0 also goes on when it has been told to stop (Ctrl-C)
+ *     forward    at the first micro-batch's forward
+ *     backward   at the first micro-batch's backward (never on a stage whose layers are all frozen)
+ *     end        after the update, before the step is reported
+ *     write      in the thread that writes checkpoint STEP: the file is begun, and not yet whole
+ *
+ * Only computing stops: links, checkpoints and the control connection work on, as on a slow machine. A test that dies
+ * leaves no worker behind: the file or the folder goes, or the hold ends as a failure after HOLD_SECONDS.
  */
+#include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "checkpoint.h"
 #include "stages/stage.h"
 #include "transport.h"
+#include "worker.h"
+
+enum { HOLD_SECONDS = 400, PATH_BYTES = 4096 }; /* longer than a test waits for anything (tests/jobs.py, PATIENCE) */
+
+#define HOLD_LOOK_NS (2ull * 1000 * 1000)
 
 enum aq_status __real_aq_byte_stream_connect(const char *address, struct aq_tls *tls, uint32_t attempt, bool paced,
                                              struct aq_byte_stream **out);
@@ -37,6 +59,125 @@ enum aq_status __real_aq_stage_backward(struct aq_stage *stage, uint32_t slot, c
                                         struct aq_stream *stream);
 enum aq_status __wrap_aq_stage_backward(struct aq_stage *stage, uint32_t slot, const float *dy, float *dx,
                                         struct aq_stream *stream);
+enum aq_status __real_aq_checkpoint_file_open(const struct aq_checkpoint *checkpoint, uint64_t step,
+                                              const float *snapshot, struct aq_checkpoint_file **out);
+enum aq_status __wrap_aq_checkpoint_file_open(const struct aq_checkpoint *checkpoint, uint64_t step,
+                                              const float *snapshot, struct aq_checkpoint_file **out);
+enum aq_status __real_aq_worker_step(struct aq_worker *worker);
+enum aq_status __wrap_aq_worker_step(struct aq_worker *worker);
+enum aq_status __real_aq_worker_forward(struct aq_worker *worker, const struct aq_worker_run *run,
+                                        const struct aq_instruction *instruction);
+enum aq_status __wrap_aq_worker_forward(struct aq_worker *worker, const struct aq_worker_run *run,
+                                        const struct aq_instruction *instruction);
+enum aq_status __real_aq_worker_still_forward(struct aq_worker *worker, const struct aq_worker_run *run,
+                                              const struct aq_edge_batch *batch,
+                                              const struct aq_instruction *instruction);
+enum aq_status __wrap_aq_worker_still_forward(struct aq_worker *worker, const struct aq_worker_run *run,
+                                              const struct aq_edge_batch *batch,
+                                              const struct aq_instruction *instruction);
+enum aq_status __real_aq_worker_backward(struct aq_worker *worker, const struct aq_worker_run *run,
+                                         const struct aq_instruction *instruction);
+enum aq_status __wrap_aq_worker_backward(struct aq_worker *worker, const struct aq_worker_run *run,
+                                         const struct aq_instruction *instruction);
+
+/* One place where a worker may be held; a thread has its own. */
+struct hold {
+    char said[PATH_BYTES]; /* the last .held written */
+    uint64_t deadline;     /* of that one            */
+};
+
+static void nap(void)
+{
+    (void)nanosleep(&(struct timespec){.tv_nsec = (long)HOLD_LOOK_NS}, NULL);
+}
+
+/* Write the process id into PATH.held, which is there as a whole or not at all. */
+static enum aq_status hold_say(const char *path)
+{
+    char held[PATH_BYTES + 8], partial[PATH_BYTES + 32];
+    snprintf(held, sizeof held, "%s.held", path);
+    snprintf(partial, sizeof partial, "%s.%ld.partial", path, (long)getpid());
+    FILE *file = fopen(partial, "w");
+    if (!file) return access(path, F_OK) == 0 ? aq_fail_errno("faulty", "%s cannot be written", partial) : AQ_OK;
+    fprintf(file, "%ld\n", (long)getpid());
+    if (fclose(file) != 0 || rename(partial, held) != 0)
+        return access(path, F_OK) == 0 ? aq_fail_errno("faulty", "%s cannot be written", held) : AQ_OK;
+    return AQ_OK;
+}
+
+/* AQ_OK: go on. AQ_AGAIN: a hold is asked for here, and said. AQ_TIMEOUT: nobody ends it. AQ_IO: it cannot be said. */
+static enum aq_status hold_look(struct hold *hold, uint32_t rank, uint64_t step, const char *phase)
+{
+    char path[PATH_BYTES];
+    const char *folder = getenv("FAULTY_HOLD");
+    if (!folder) return AQ_OK;
+    snprintf(path, sizeof path, "%s/%" PRIu32 ".%" PRIu64 ".%s", folder, rank, step, phase);
+    if (access(path, F_OK) != 0) return AQ_OK;
+    if (strcmp(hold->said, path) != 0) {
+        AQ_TRY(hold_say(path));
+        snprintf(hold->said, sizeof hold->said, "%s", path);
+        hold->deadline = aq_clock_after(HOLD_SECONDS * 1000000000ull);
+    }
+    if (aq_clock_ns() < hold->deadline) return AQ_AGAIN;
+    return aq_fail(AQ_TIMEOUT, "faulty", "held for %d s, and %s is still there", HOLD_SECONDS, path);
+}
+
+/* Between steps: all that comes meanwhile is served. */
+static enum aq_status hold_serving(struct aq_worker *worker, uint64_t step, const char *phase)
+{
+    static struct hold hold;
+    enum aq_status status;
+    while ((status = hold_look(&hold, worker->rank, step, phase)) == AQ_AGAIN) {
+        const uint32_t seen = aq_bell_count(worker->bell);
+        AQ_TRY(aq_worker_serve(worker));
+        AQ_TRY(aq_worker_control_poll(worker));
+        if (worker->stop_asked) return AQ_OK;
+        (void)aq_bell_wait(worker->bell, seen, aq_clock_after(HOLD_LOOK_NS));
+    }
+    return status;
+}
+
+/* Within a step: AQ_AGAIN, and the step's own loop serves what comes, and asks again soon. */
+static enum aq_status hold_within(struct aq_worker *worker, const struct aq_worker_run *run,
+                                  const struct aq_instruction *instruction, const char *phase)
+{
+    static struct hold hold;
+    if (instruction->micro_batch > 0) return AQ_OK;
+    const enum aq_status status = hold_look(&hold, worker->rank, run->step + 1, phase);
+    if (status != AQ_AGAIN) return status;
+    nap();
+    aq_bell_ring(worker->bell);
+    return AQ_AGAIN;
+}
+
+enum aq_status __wrap_aq_worker_step(struct aq_worker *worker)
+{
+    AQ_TRY(hold_serving(worker, worker->step + 1, "begin"));
+    AQ_TRY(__real_aq_worker_step(worker));
+    return hold_serving(worker, worker->step + 1, "end");
+}
+
+enum aq_status __wrap_aq_worker_forward(struct aq_worker *worker, const struct aq_worker_run *run,
+                                        const struct aq_instruction *instruction)
+{
+    AQ_TRY(hold_within(worker, run, instruction, "forward"));
+    return __real_aq_worker_forward(worker, run, instruction);
+}
+
+enum aq_status __wrap_aq_worker_still_forward(struct aq_worker *worker, const struct aq_worker_run *run,
+                                              const struct aq_edge_batch *batch,
+                                              const struct aq_instruction *instruction)
+{
+    AQ_TRY(hold_within(worker, run, instruction, "forward"));
+    return __real_aq_worker_still_forward(worker, run, batch, instruction);
+}
+
+enum aq_status __wrap_aq_worker_backward(struct aq_worker *worker, const struct aq_worker_run *run,
+                                         const struct aq_instruction *instruction)
+{
+    AQ_TRY(hold_within(worker, run, instruction, "backward"));
+    return __real_aq_worker_backward(worker, run, instruction);
+}
 
 enum aq_status __wrap_aq_byte_stream_connect(const char *address, struct aq_tls *tls, uint32_t attempt, bool paced,
                                              struct aq_byte_stream **out)
@@ -49,12 +190,33 @@ enum aq_status __wrap_aq_byte_stream_connect(const char *address, struct aq_tls 
     return aq_fault_wrap(&fault, *out, out);
 }
 
+/* The file that is being written: one at a time (checkpoint_writer.c). */
+static struct {
+    uint32_t rank, pieces;
+    uint64_t step;
+} written;
+
+enum aq_status __wrap_aq_checkpoint_file_open(const struct aq_checkpoint *checkpoint, uint64_t step,
+                                              const float *snapshot, struct aq_checkpoint_file **out)
+{
+    written.rank = checkpoint->rank;
+    written.step = step;
+    written.pieces = 0;
+    return __real_aq_checkpoint_file_open(checkpoint, step, snapshot, out);
+}
+
 enum aq_status __wrap_aq_checkpoint_file_piece(struct aq_checkpoint_file *file)
 {
+    static struct hold hold;
     const char *asked = getenv("FAULTY_CHECKPOINT");
     const long ms = asked ? strtol(asked, NULL, 10) : 0;
     const struct timespec pause = {.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000};
     if (ms > 0) (void)nanosleep(&pause, NULL);
+    enum aq_status status = AQ_OK;
+    while (written.pieces == 1 && (status = hold_look(&hold, written.rank, written.step, "write")) == AQ_AGAIN)
+        nap();
+    AQ_TRY(status);
+    written.pieces++;
     return __real_aq_checkpoint_file_piece(file);
 }
 
