@@ -118,8 +118,8 @@ def scenario_k8s():
     listed = "pipeline.stages=[{layers: 0-2, device: cuda, threads: 3}, {layers: 3-5, device: cuda}]"
     text, found = documents(path, "--set", listed, "--set", 'data.labels="a \\ b"')
     check(sound(found, 4) == set() and not any(one.startswith("cache.path") for one in settings(found)), "caches in memory want no disk")
-    _, found = documents(path, "--set", 'data.labels="$(POD) $b"')  # there $(POD) is a variable's value, and $$ is $
-    check('data.labels="$$(POD) $$b"' in settings(found), f"{settings(found)}")
+    _, dollars = documents(path, "--set", 'data.labels="$(POD) $b"')  # there $(POD) is a variable's value, and $$ is $
+    check('data.labels="$$(POD) $$b"' in settings(dollars), f"{settings(dollars)}")
     stage = found["StatefulSet"]["spec"]["template"]["spec"]["containers"][0]["resources"]
     check(stage["limits"]["nvidia.com/gpu"] == 1 and stage["requests"]["cpu"] == 3, f"{stage}")
     check(settings(found)[:2] == [listed, 'data.labels="a \\ b"'], f"{settings(found)}")
