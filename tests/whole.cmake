@@ -37,6 +37,8 @@ endif()
 
 # Short form: test_cuda_codec, which takes other steps through the same configurations.
 aq_long(cuda_codec_more test_codec_gpu)
+# Short form: test_stage with every other variant, and the plain truth in conform_model.
+aq_long(test_stage_plain)
 # Short form: test_install, which installs the same files.
 aq_long(test_tarball)
 if(TARGET aqpipe AND NOT AQ_SANITIZE)

@@ -132,6 +132,13 @@ static bool runs(size_t s, size_t of_each, size_t one_of)
     return !gpu || sample_has(s, of_each, one_of);
 }
 
+/* Of a table of attention each size runs in one type. Dropout is s % 2, and a GPU takes other kernels without it: each
+ * round of types begins one later, so that every width has both. */
+static bool type_runs(size_t s)
+{
+    return (s % TYPES + s / TYPES + s / TYPES / TYPES) % TYPES == 0 || sample_all();
+}
+
 /* Blocks and threads of the launch emulation come in an order drawn by lot; elsewhere it is as it is. */
 static void order(uint64_t seed)
 {
