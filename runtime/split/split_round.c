@@ -1,6 +1,6 @@
 /*
  * split_round.c -- rounds: who takes part, in which order, what each turn begins with, and what a round's end makes of
- * them (docs/SPLIT.md section 4).
+ * them (docs/SPLIT.md section 3).
  *
  *     mode        ends begin with   the middle with            what a turn leaves; the round's end
  *     relay       weights/W         weights/W                  weights/W', which is W from then on

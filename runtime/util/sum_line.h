@@ -1,6 +1,6 @@
 /*
- * sum_line.h -- what the server's stages and the split-server say to each other about sums of gradients (docs/SPLIT.md
- * section 11): the two ends of one Unix socket on one machine, so numbers are as this machine has them.
+ * sum_line.h -- messages between the server's stages and the split-server about sums of gradients
+ * (docs/SPLIT-INTERNALS.md section 6), over one Unix socket on one machine, so numbers are as this machine has them.
  *
  * A stage connects, says HELLO once, and then for each step in order PART, and hears SUM. A step's sum is over what the
  * clients of the round have said of it, value by value, in order of their names:
