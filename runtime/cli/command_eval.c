@@ -151,6 +151,7 @@ static enum aq_status choose_data(struct evaluation *e)
     if (asked->begin >= 0) config->begin = (enum aq_begin)asked->begin;
     config->T = e->T;
     config->places_max = context;
+    config->tokens_max = e->local->model.vocabulary;
     config->cache = NULL; /* nothing is written */
     return AQ_OK;
 }

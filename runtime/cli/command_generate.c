@@ -138,7 +138,7 @@ static enum aq_status read_input(struct aq_text *text)
 
 static enum aq_status chat_text(const struct aq_local *local, const struct asked *asked, struct aq_text *text)
 {
-    const char *folder = asked->model.path, *message = asked->chat;
+    const char *folder = local->asked.path, *message = asked->chat;
     const char *run = local->job ? local->job->data.chat_variables : NULL;
     struct aq_text variables = {0};
     struct aq_chat_config config = aq_chat_config_default();
@@ -171,7 +171,7 @@ static enum aq_status take_prompt(struct writing *w, const int32_t *tokens, size
 {
     const struct aq_tokenizer_frame *frame = aq_tokenizer_frame(w->tokenizer);
     const uint32_t context = w->local->model.context;
-    const char *path = w->asked->model.path;
+    const char *path = w->local->asked.path;
     int32_t before[AQ_TOKENIZER_FRAME_MAX];
     const bool begun = aq_tokenizer_begun(frame->before, frame->before_count, tokens, count);
     uint32_t ahead = w->asked->chat || begun ? 0 : frame->before_count;
@@ -210,6 +210,7 @@ static enum aq_status open_prompt(struct writing *w)
         AQ_TRY_GOTO(read_input(&text), out);
     AQ_TRY_GOTO(text.status, out);
     AQ_TRY_GOTO(aq_tokenizer_encode(w->tokenizer, aq_text_of(&text), text.used, &tokens, &count), out);
+    AQ_TRY_GOTO(aq_tokenizer_within(w->tokenizer, tokens, count, w->local->model.vocabulary), out);
     status = take_prompt(w, tokens, count);
 out:
     aq_free(tokens);

@@ -15,6 +15,7 @@
 #include "keys.h"
 #include "options.h"
 #include "out.h"
+#include "run_folder.h"
 #include "runtime_text.h"
 #include "stages/adapter_folder.h"
 #include "stages/dataset.h"
@@ -157,9 +158,6 @@ static enum aq_status look_at(const char *path, const struct asked *asked, struc
     const struct aq_model_config *model = aq_model_folder_model(look->folder);
     AQ_TRY(aq_weights_survey(look->weights, model, tell, look));
     find_tokenizer(look, path);
-    if (!look->problem[0] && look->tokens > model->vocabulary)
-        snprintf(look->problem, sizeof look->problem, "%s: the tokenizer has %u tokens, the model %u (config.json)",
-                 path, look->tokens, model->vocabulary);
     if (asked->adapter) AQ_TRY(look_at_adapter(asked->adapter, look));
     return asked->values ? check_values(look) : AQ_OK;
 }
@@ -305,6 +303,11 @@ int aq_command_import(int argc, char **argv)
     const int code = aq_options_read(&line, argc, argv, &asked, &rest);
     if (code != AQ_OPTIONS_READ) return code;
     if (rest.count != 1) return aq_options_wrong(line.name, "which folder?");
+    char hub[AQ_RUN_PATH_BYTES];
+    if (aq_model_hub_is(rest.of[0])) {
+        if (aq_model_hub_path(rest.of[0], hub, sizeof hub) != AQ_OK) return AQ_EXIT_FAILED;
+        rest.of[0] = hub;
+    }
     const enum aq_status status = look_at(rest.of[0], &asked, &look);
     if (status == AQ_OK && asked.manifest && !look.problem[0])
         print_manifest(rest.of[0], asked.adapter, &look);

@@ -22,6 +22,7 @@
 #include "edge_cut.h"
 #include "job.h"
 #include "options.h"
+#include "run_folder.h"
 #include "stages/dataset.h"
 #include "stages/model_folder.h"
 #include "stages/stage.h"
@@ -57,6 +58,7 @@ const char *aq_local_codec_read(const char *value, void *to);
 
 struct aq_local {
     struct aq_local_asked asked;
+    char hub[AQ_RUN_PATH_BYTES]; /* the folder of hf://ORG/NAME */
     struct aq_job *job; /* of the run whose folder it is; NULL: it is no run's      */
     struct aq_model_folder *folder;
     struct aq_model_config model;                /* as config.json says; after load as it is computed    */

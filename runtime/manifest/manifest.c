@@ -17,6 +17,7 @@
 
 #include "aqsgd/base/given_file.h"
 #include "nearest.h"
+#include "stages/model_folder.h"
 
 enum { WANTS_BYTES = 256, NAME_BYTES = 128, TEXT_BYTES = 1024 };
 
@@ -61,6 +62,15 @@ static enum aq_status absolute(struct aq_manifest *manifest, const struct aq_yam
 {
     char here[PATH_MAX], joined[PATH_MAX];
     const char *folder = manifest->job.folder;
+    if (aq_model_hub_is(path)) {
+        struct aq_error_hold why;
+        aq_error_hold(&why);
+        const enum aq_status status = aq_model_hub_path(path, joined, sizeof joined);
+        aq_error_release(&why);
+        if (status == AQ_OK) return aq_pool_text(&manifest->pool, joined, strlen(joined), out);
+        if (node) aq_yaml_error(&manifest->errors, node, "%s", why.text);
+        return AQ_OK;
+    }
     if (*path == '/') {
         *out = path;
         return AQ_OK;

@@ -105,6 +105,7 @@ struct aq_dataset_config aq_plan_dataset(const struct aq_job *job, bool heldout)
                                       .T = job->train.T,
                                       .begin = data->bos,
                                       .places_max = job->model.config.context,
+                                      .tokens_max = job->model.weights ? job->model.config.vocabulary : 0,
                                       .field = aq_task_field(aq_task_find(task)),
                                       .columns = {data->columns.text, data->columns.pair, data->columns.label,
                                                   data->labels},

@@ -333,15 +333,15 @@ static enum aq_status parts_make(struct instruct *of)
     return AQ_OK;
 }
 
-static void facts_of(const struct instruct *of, const struct aq_tokenizer *tokenizer, struct dataset_facts *facts)
+static void facts_of(const struct instruct *of, uint32_t vocabulary, struct dataset_facts *facts)
 {
     uint64_t digest = aq_digest(of->tokens.at, of->tokens.count * sizeof *of->tokens.at);
     digest = aq_digest_seeded(of->learnt.at, of->learnt.count, digest);
     digest = aq_digest_seeded(of->order, of->starts.count * sizeof *of->order, digest);
     *facts = (struct dataset_facts){.samples = of->samples,
                                     .digest = aq_digest_seeded(of->lengths, of->samples * sizeof *of->lengths, digest),
-                                    .outputs = aq_tokenizer_vocabulary(tokenizer),
-                                    .vocabulary = aq_tokenizer_vocabulary(tokenizer),
+                                    .outputs = vocabulary,
+                                    .vocabulary = vocabulary,
                                     .lengths = of->lengths,
                                     .parts = of->parts,
                                     .part_first = of->first};
@@ -376,7 +376,8 @@ static enum aq_status read_all(struct reader *reader, struct dataset_facts *fact
                        (unsigned long long)reader->left_out);
     AQ_TRY(samples_make(to, !reader->config->whole));
     if (!reader->config->whole && !reader->config->together) AQ_TRY(parts_make(to));
-    facts_of(to, reader->tokenizer, facts);
+    AQ_TRY(aq_tokenizer_within(reader->tokenizer, to->tokens.at, to->tokens.count, reader->config->tokens_max));
+    facts_of(to, dataset_vocabulary(reader->config, reader->tokenizer), facts);
     ends_of(reader, facts);
     aq_log(AREA, reader->left_out + reader->cut ? 1 : 2,
            "%llu conversations in %llu samples of T=%u; %llu cut, %llu without an answer within T left out",

@@ -30,6 +30,13 @@ struct dataset_facts {
     const uint64_t *part_first; /* then, of each sample and the end: which part is its first         */
 };
 
+/* How many values a token can have: those of the tokenizer, and of the model's table where that is known. */
+static inline uint32_t dataset_vocabulary(const struct aq_dataset_config *config, const struct aq_tokenizer *tokenizer)
+{
+    const uint32_t tokens = aq_tokenizer_vocabulary(tokenizer);
+    return config->tokens_max && config->tokens_max < tokens ? config->tokens_max : tokens;
+}
+
 struct aq_dataset_kind {
     const char *name;
     const char *what; /* a sample is, in messages: "block", "image" */

@@ -216,6 +216,8 @@ static enum aq_status read_files(const struct aq_dataset_config *config, const s
     AQ_TRY(config->cache && config->cache[0] && !wanted ? tokens_by_cache(config, tokenizer, &text->ids)
                                                         : tokens_in_memory(config, tokenizer, wanted, &text->ids));
     const struct text_ids all = text->ids;
+    AQ_TRY(aq_tokenizer_within(tokenizer, all.at, all.count, config->tokens_max));
+    AQ_TRY(aq_tokenizer_within(tokenizer, text->before, text->ahead, config->tokens_max));
     const uint64_t blocks = all.count ? (all.count - 1) / T : 0;
     if (blocks <= config->skip)
         return aq_fail(AQ_INVAL, AREA,
@@ -227,8 +229,8 @@ static enum aq_status read_files(const struct aq_dataset_config *config, const s
                                     .dropped = all.count - 1 - blocks * T,
                                     .places = T + text->ahead,
                                     .targets = T,
-                                    .outputs = aq_tokenizer_vocabulary(tokenizer),
-                                    .vocabulary = aq_tokenizer_vocabulary(tokenizer)};
+                                    .outputs = dataset_vocabulary(config, tokenizer),
+                                    .vocabulary = dataset_vocabulary(config, tokenizer)};
     aq_log(AREA, 2, "tokens=%llu samples=%llu dropped_tokens=%llu", (unsigned long long)all.count,
            (unsigned long long)blocks, (unsigned long long)facts->dropped);
     return AQ_OK;

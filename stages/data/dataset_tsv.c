@@ -407,7 +407,7 @@ static void outputs_of_names(const char *names, struct tsv *tsv)
     if (count > tsv->outputs) tsv->outputs = count;
 }
 
-static void facts_of(const struct tsv *tsv, const struct aq_tokenizer *tokenizer, struct dataset_facts *facts)
+static void facts_of(const struct tsv *tsv, uint32_t vocabulary, struct dataset_facts *facts)
 {
     const uint64_t tokens = aq_digest(tsv->tokens.at, tsv->tokens.count * sizeof *tsv->tokens.at);
     const uint64_t lengths = aq_digest_seeded(tsv->lengths, tsv->samples * sizeof *tsv->lengths, tokens);
@@ -415,7 +415,7 @@ static void facts_of(const struct tsv *tsv, const struct aq_tokenizer *tokenizer
     *facts = (struct dataset_facts){.samples = tsv->samples,
                                     .digest = labels,
                                     .outputs = tsv->outputs,
-                                    .vocabulary = aq_tokenizer_vocabulary(tokenizer),
+                                    .vocabulary = vocabulary,
                                     .lengths = tsv->lengths};
 }
 
@@ -449,7 +449,8 @@ static enum aq_status tsv_open(const struct aq_dataset_config *config, void **st
         status = aq_fail(AQ_INVAL, AREA, "%s: has no line with a sample", config->paths[0]);
     if (status == AQ_OK) {
         outputs_of_names(config->columns.names, tsv);
-        facts_of(tsv, reader->tokenizer, facts);
+        facts_of(tsv, dataset_vocabulary(config, reader->tokenizer), facts);
+        status = aq_tokenizer_within(reader->tokenizer, tsv->tokens.at, tsv->tokens.count, config->tokens_max);
     }
     aq_tokenizer_close(own);
     aq_free(reader);

@@ -1,6 +1,8 @@
 /* config_json.c -- keys of a published config.json. See the header. */
 #include "config_json.h"
 
+#include "python_json.h"
+
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -47,7 +49,10 @@ enum aq_status config_json_refuse(const struct config_json *config, const char *
     vsnprintf(expected, sizeof expected, format, arguments);
     va_end(arguments);
     const json_t *value = json_object_get(config->object, key);
-    if (value) {
+    const char *word = python_json_word(value);
+    if (word)
+        snprintf(printable, sizeof printable, "%s", word);
+    else if (value) {
         (void)json_dump_callback(value, found_add, &found, JSON_ENCODE_ANY | JSON_COMPACT | JSON_REAL_PRECISION(6));
         aq_printable(found.text, found.used, false, printable, sizeof printable);
     }

@@ -182,17 +182,22 @@ static enum aq_status read_scaling(const struct config_json *rope, struct aq_mod
  */
 static enum aq_status read_rope(const struct config_json *config, struct aq_model_config *out)
 {
-    struct config_json rope, full, sliding;
+    struct config_json rope, full, sliding, scaling;
     AQ_TRY(decoder_read_number(config, "rope_theta", 1, 1e12, 1e6, &out->rope_theta));
     AQ_TRY(decoder_read_number(config, "rope_local_base_freq", 1, 1e12, 1e4, &out->rope_local));
-    AQ_TRY(config_json_object(config, "rope_scaling", "rope_scaling.", &full));
-    AQ_TRY(read_scaling(&full, out));
     AQ_TRY(config_json_object(config, "rope_parameters", "rope_parameters.", &rope));
+    AQ_TRY(config_json_object(config, "rope_scaling", "rope_scaling.", &scaling));
+    if (json_object_size(scaling.object) == 0) scaling.object = NULL;
+    if (!rope.object || scaling.object) { /* it goes over what rope_parameters has of these blocks */
+        AQ_TRY(read_scaling(&scaling, out));
+        if (scaling.object)
+            AQ_TRY(decoder_read_number(&scaling, "rope_theta", 1, 1e12, (double)out->rope_theta, &out->rope_theta));
+    }
     if (!rope.object) return AQ_OK;
     AQ_TRY(config_json_object(&rope, "full_attention", "rope_parameters.full_attention.", &full));
     AQ_TRY(config_json_object(&rope, "sliding_attention", "rope_parameters.sliding_attention.", &sliding));
-    AQ_TRY(read_scaling(&full, out));
-    if (full.object)
+    if (!scaling.object) AQ_TRY(read_scaling(&full, out));
+    if (full.object && !config_json_has(&scaling, "rope_theta"))
         AQ_TRY(decoder_read_number(&full, "rope_theta", 1, 1e12, (double)out->rope_theta, &out->rope_theta));
     if (!sliding.object) return AQ_OK;
     AQ_TRY(config_json_one_of(&sliding, "rope_type", "default", "default", NULL));

@@ -158,6 +158,8 @@ static void layer(const struct aq_model_config *model, uint32_t T, uint32_t inde
 /* ---- Published folders. */
 
 /* Types in the order of `published`, each with the classes of a language model, of none, and of a classifier. */
+#define OWN_PARTIAL "aqpipe_partial_rotary_factor"
+
 enum { LLAMA, QWEN2, QWEN3 };
 enum { CLASSES = 3, CLASSIFIER = 2 };
 
@@ -173,29 +175,34 @@ static const struct stage_published published[] = {{"llama", "LlamaForCausalLM"}
                                                    {NULL, NULL}};
 
 /*
- * How heads turn: `rope_parameters` (transformers 5), or `rope_theta` and `rope_scaling` beside each other (before).
- * "type" is an older word for "rope_type".
+ * Rotary embeddings, in the order of transformers 5: `rope_scaling` where it says anything, else `rope_parameters`;
+ * what neither has of theta stands beside them. "type" is an older word for "rope_type". These families rotate whole heads
+ * whatever partial_rotary_factor says, but for runs of this program, which have a key of their own.
  */
 static enum aq_status read_rope(const struct config_json *config, struct aq_model_config *out)
 {
     struct config_json rope;
     uint32_t type;
     AQ_TRY(decoder_read_number(config, "rope_theta", 1, 1e12, 10000.0, &out->rope_theta));
-    AQ_TRY(decoder_read_number(config, "partial_rotary_factor", 0, 1, 1.0, &out->rope_partial));
+    AQ_TRY(decoder_read_number(config, OWN_PARTIAL, 0, 1, 1.0, &out->rope_partial));
     out->rope_factor = 1.0f;
-    AQ_TRY(config_json_object(config, "rope_parameters", "rope_parameters.", &rope));
-    if (!rope.object) AQ_TRY(config_json_object(config, "rope_scaling", "rope_scaling.", &rope));
+    AQ_TRY(config_json_object(config, "rope_scaling", "rope_scaling.", &rope));
+    if (json_object_size(rope.object) == 0)
+        AQ_TRY(config_json_object(config, "rope_parameters", "rope_parameters.", &rope));
     if (!rope.object) return AQ_OK;
     AQ_TRY(decoder_read_number(&rope, "rope_theta", 1, 1e12, (double)out->rope_theta, &out->rope_theta));
-    AQ_TRY(decoder_read_number(&rope, "partial_rotary_factor", 0, 1, (double)out->rope_partial, &out->rope_partial));
     const char *key = config_json_has(&rope, "rope_type") ? "rope_type" : "type";
     AQ_TRY(config_json_one_of(&rope, key, "default", "default|llama3|linear", &type));
     if (type == 0) return AQ_OK;
+    AQ_TRY(config_json_only_number(config, "partial_rotary_factor", 1)); /* with a scaling transformers takes it */
+    AQ_TRY(config_json_only_number(&rope, "partial_rotary_factor", 1));
     if (type == 2) return decoder_read_number(&rope, "factor", 1, 1024, 1.0, &out->rope_linear);
     AQ_TRY(decoder_read_number(&rope, "factor", 1, 1024, 1.0, &out->rope_factor));
     AQ_TRY(decoder_read_number(&rope, "low_freq_factor", 0, 1024, 1.0, &out->rope_low));
     AQ_TRY(decoder_read_number(&rope, "high_freq_factor", 0, 1024, 4.0, &out->rope_high));
-    return config_json_u32(&rope, "original_max_position_embeddings", 1, 1048576, &out->rope_original);
+    const char *original = "original_max_position_embeddings";
+    if (config_json_has(config, original)) return config_json_u32(config, original, 1, 1048576, &out->rope_original);
+    return config_json_u32_or(&rope, original, 1, 1048576, out->context, &out->rope_original);
 }
 
 static enum aq_status read_sizes(const struct config_json *config, bool qwen3, struct aq_model_config *out)
@@ -225,7 +232,6 @@ static enum aq_status read_windows(const struct config_json *config, struct aq_m
 static enum aq_status read_config(const struct config_json *config, struct aq_model_config *out)
 {
     uint32_t type;
-    bool bias;
     AQ_TRY(config_json_one_of(config, "model_type", "llama", "llama|qwen2|qwen3", &type));
     AQ_TRY(read_sizes(config, type == QWEN3, out));
     AQ_TRY(decoder_read_number(config, "rms_norm_eps", 0, 1, 1e-6, &out->norm_eps));
@@ -234,11 +240,9 @@ static enum aq_status read_config(const struct config_json *config, struct aq_mo
     AQ_TRY(config_json_bool_or(config, "tie_word_embeddings", false, &tied));
     out->tied = tied ? AQ_TIED_EXACT : AQ_TIED_NO;
     AQ_TRY(config_json_one_of(config, "hidden_act", "silu", "silu|swish", NULL));
-    AQ_TRY(config_json_only(config, "mlp_bias", false));
-    AQ_TRY(config_json_bool_or(config, "attention_bias", type == QWEN2, &bias));
-    if (bias != (type == QWEN2))
-        return config_json_refuse(config, "attention_bias", "%s: nothing else is computed",
-                                  type == QWEN2 ? "true" : "false");
+    /* Switches that transformers has for the family: others change nothing there, whatever they say. */
+    if (type == LLAMA) AQ_TRY(config_json_only(config, "mlp_bias", false));
+    if (type != QWEN2) AQ_TRY(config_json_only(config, "attention_bias", false));
     out->qkv_bias = type == QWEN2;
     out->qk_norm = type == QWEN3;
     if (type != LLAMA) AQ_TRY(read_windows(config, out));
@@ -264,10 +268,8 @@ static void publish_rope(const struct aq_model_config *model, json_t *config)
 {
     json_t *rope = json_pack("{s:s, s:o}", "rope_type", "default", "rope_theta", decoder_number(model->rope_theta));
     json_object_set_new(config, "rope_theta", decoder_number(model->rope_theta));
-    if (model->rope_partial != 1.0f) {
-        json_object_set_new(config, "partial_rotary_factor", decoder_number(model->rope_partial));
-        json_object_set_new(rope, "partial_rotary_factor", decoder_number(model->rope_partial));
-    }
+    if (model->rope_partial != 1.0f) /* others do not compute it */
+        json_object_set_new(config, OWN_PARTIAL, decoder_number(model->rope_partial));
     json_t *scaling = json_null();
     if (model->rope_factor != 1.0f) {
         scaling = json_pack("{s:s, s:o, s:o, s:o, s:i}", "rope_type", "llama3", "factor",

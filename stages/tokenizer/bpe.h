@@ -69,6 +69,7 @@ struct aq_bpe_budget {
     uint64_t cpu_end_ns; /* of this thread's CPU time           */
     uint64_t look_ns;    /* when the CPU time is looked at next */
     uint32_t looked;     /* calls of aq_bpe_budget_take         */
+    bool first;          /* the part in hand is the text's first one */
 };
 /* Begins a budget for a text of `bytes`; by the thread that uses it. */
 void aq_bpe_budget_begin(struct aq_bpe_budget *budget, size_t bytes);
@@ -203,15 +204,30 @@ struct aq_bpe_budget *aq_bpe_matcher_budget(struct aq_bpe_matcher *matcher);
 enum aq_status aq_bpe_match(const struct aq_bpe_pattern *pattern, struct aq_bpe_matcher *matcher, const uint8_t *text,
                             size_t bytes, size_t from, size_t *start, size_t *end);
 
+/* Bytes as byte-level files write them, and back; both append to `out`. AQ_CORRUPT: a foreign character. */
+enum aq_status aq_bpe_write(const uint8_t *bytes, size_t count, struct aq_bpe_text *out);
+enum aq_status aq_bpe_unwrite(const uint8_t *writing, size_t count, struct aq_bpe_text *out);
+
 /* ---- steps ---- */
 
 enum aq_bpe_behaviour { AQ_BPE_ISOLATED, AQ_BPE_REMOVED, AQ_BPE_WITH_PREVIOUS, AQ_BPE_WITH_NEXT, AQ_BPE_CONTIGUOUS };
 
-/* One step of a pre-tokenizer: a cut by a pattern or, without one, a space before what has none. */
+/* What a step makes of a piece, where it has no pattern to cut it by. */
+enum aq_bpe_making {
+    AQ_BPE_SPACE_BEFORE, /* a space before what has none (add_prefix_space)                                   */
+    AQ_BPE_METASPACE,    /* spaces become the replacement, which also stands before a text                    */
+    AQ_BPE_WRITE         /* bytes become the characters that byte-level files write them as: of what is behind it */
+};
+enum aq_bpe_scheme { AQ_BPE_ALWAYS, AQ_BPE_FIRST, AQ_BPE_NEVER };
+
+/* One step of a pre-tokenizer: a cut by a pattern or, without one, something that is made of the piece. */
 struct aq_bpe_step {
     struct aq_bpe_pattern *pattern;
     enum aq_bpe_behaviour behaviour;
     bool invert; /* what matches is what stands between */
+    enum aq_bpe_making makes;
+    enum aq_bpe_scheme scheme; /* METASPACE: before every piece, before the first of the text, before none */
+    char space[5];             /* METASPACE: the replacement, UTF-8                                       */
 };
 
 enum aq_bpe_normal_kind {
@@ -221,6 +237,7 @@ enum aq_bpe_normal_kind {
     AQ_BPE_NFKD,
     AQ_BPE_LOWERCASE,
     AQ_BPE_PREPEND, /* content, before a text that is not empty       */
+    AQ_BPE_STRIP,   /* white space at the beginning and at the end     */
     AQ_BPE_REPLACE  /* every match of the pattern becomes the content */
 };
 
@@ -230,6 +247,7 @@ struct aq_bpe_normal {
     struct aq_bpe_pattern *pattern;
     char *content; /* of aq_alloc */
     size_t bytes;
+    bool left, right; /* STRIP: at which side */
 };
 
 enum { AQ_BPE_STEPS_MAX = 16 };
@@ -244,6 +262,7 @@ struct aq_bpe {
     struct aq_bpe_step steps[AQ_BPE_STEPS_MAX];
     uint32_t step_count;
     struct aq_unicode_forms *forms; /* where a normalizer is a form */
+    bool writes;                    /* a step is AQ_BPE_WRITE: words are as files write them */
     bool whole_words;               /* a word that is a token is that token, whatever the merges say */
 };
 void aq_bpe_close(struct aq_bpe *bpe); /* what there is; zeroes are fine */
@@ -277,7 +296,8 @@ void aq_bpe_finder_close(struct aq_bpe_finder *finder); /* NULL is fine */
 
 /* Where an added token stands, with the spaces that it takes. */
 struct aq_bpe_place {
-    size_t start, end;
+    size_t start, end; /* as published tokenizers have it, end may be before the spaces that an earlier one took */
+    size_t spaces;     /* the end of spaces that were looked at */
     uint32_t token;
 };
 /*

@@ -228,12 +228,13 @@ bool aq_bpe_finder_next(const struct aq_bpe_finder *finder, const uint8_t *text,
         if (entry->strip_left)
             while (start > taken && is_space(text, bytes, before(text, start)))
                 start = before(text, start);
-        if (start < taken) start = taken; /* the spaces that the one before it took */
-        if (end < start) end = start;
+        if (entry->strip_left && start < taken) start = taken; /* the spaces that the one before it took */
+        if (entry->strip_right && end < out->spaces) end = out->spaces; /* known to be spaces: read once */
         if (entry->strip_right)
             while (end < bytes && is_space(text, bytes, end))
                 end += aq_bpe_character(text + end, bytes - end);
-        *out = (struct aq_bpe_place){.start = start, .end = end, .token = entry->token};
+        const size_t spaces = entry->strip_right ? end : out->spaces;
+        *out = (struct aq_bpe_place){.start = start, .end = end, .spaces = spaces, .token = entry->token};
         return true;
     }
     return false;

@@ -145,13 +145,17 @@ static enum aq_status between(struct aq_bpe_call *call, const struct aq_bpe_find
                               size_t bytes, encode_part *part)
 {
     struct aq_bpe_place place = {0};
+    struct aq_bpe_budget *budget = aq_bpe_matcher_budget(call->matcher);
+    const bool first = budget->first;
     size_t done = 0, next = 0;
     while (finder && aq_bpe_finder_next(finder, text, bytes, &next, &place)) {
+        budget->first = first && done == 0;
         if (place.start > done) AQ_TRY(part(call, text + done, place.start - done));
         AQ_TRY(aq_token_list_reserve(call->list, 1));
         call->list->at[call->list->count++] = (int32_t)place.token;
         done = place.end;
     }
+    budget->first = first && done == 0;
     return done < bytes ? part(call, text + done, bytes - done) : AQ_OK;
 }
 
@@ -175,9 +179,11 @@ static enum aq_status normalized(struct aq_bpe_call *call, const uint8_t *text, 
 /* Runs of valid text, and of bytes that are none: those are words as they are. */
 static enum aq_status runs(struct aq_bpe_call *call, const uint8_t *text, size_t bytes)
 {
+    const bool first = aq_bpe_matcher_budget(call->matcher)->first;
     for (size_t at = 0; at < bytes;) {
         const bool valid = aq_bpe_character(text + at, bytes - at) > 0;
         const size_t end = aq_bpe_run_end(text, bytes, at, valid);
+        aq_bpe_matcher_budget(call->matcher)->first = first && at == 0;
         AQ_TRY((valid ? normalized : encode_word)(call, text + at, end - at));
         at = end;
     }

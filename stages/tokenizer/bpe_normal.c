@@ -70,6 +70,27 @@ static enum aq_status replace(const struct aq_bpe_normal *normal, struct aq_bpe_
     return *changed ? aq_bpe_text_add(out, text + last, bytes - last) : AQ_OK;
 }
 
+static enum aq_status strip(const struct aq_bpe_normal *normal, const uint8_t *text, size_t bytes,
+                            struct aq_bpe_text *out, bool *changed)
+{
+    size_t start = 0, end = bytes, last = 0;
+    uint32_t character;
+    bool text_seen = false;
+    for (size_t at = 0; at < bytes;) {
+        const size_t length = aq_unicode_read(text + at, &character);
+        const bool space = aq_unicode_is_space(character);
+        if (!space && !text_seen) start = at;
+        text_seen = text_seen || !space;
+        at += length;
+        if (!space) last = at;
+    }
+    if (!text_seen) start = bytes;
+    if (!normal->left) start = 0;
+    if (normal->right) end = last > start ? last : start;
+    *changed = start > 0 || end < bytes;
+    return *changed ? aq_bpe_text_add(out, text + start, end - start) : AQ_OK;
+}
+
 static enum aq_status normalize_by(const struct aq_bpe *bpe, const struct aq_bpe_normal *normal,
                                    struct aq_bpe_matcher *matcher, const uint8_t *text, size_t bytes,
                                    struct aq_bpe_text *out, bool *changed)
@@ -87,6 +108,8 @@ static enum aq_status normalize_by(const struct aq_bpe *bpe, const struct aq_bpe
         return to_lower(text, bytes, out, changed);
     case AQ_BPE_PREPEND:
         return prepend(normal, text, bytes, out, changed);
+    case AQ_BPE_STRIP:
+        return strip(normal, text, bytes, out, changed);
     case AQ_BPE_REPLACE:
         return replace(normal, matcher, text, bytes, out, changed);
     }

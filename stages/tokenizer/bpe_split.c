@@ -54,6 +54,7 @@ struct cut {
     const uint8_t *text;
     aq_bpe_word *word;
     struct aq_bpe_call *call;
+    bool first;         /* the text is the first part of all */
     bool held, matched; /* a piece waits for what comes behind it; the last span was a match */
     size_t start, end;  /* of the piece that waits */
 };
@@ -61,7 +62,9 @@ struct cut {
 static enum aq_status give(const struct cut *cut, size_t start, size_t end)
 {
     if (start == end) return AQ_OK;
-    if (cut->next == cut->bpe->step_count) return cut->word(cut->call, cut->text + start, end - start);
+    if (cut->next == cut->bpe->step_count && !cut->bpe->writes)
+        return cut->word(cut->call, cut->text + start, end - start);
+    aq_bpe_matcher_budget(cut->matcher)->first = cut->first && start == 0;
     return aq_bpe_split(cut->bpe, cut->next, cut->matcher, cut->text + start, end - start, cut->word, cut->call);
 }
 
@@ -122,19 +125,65 @@ static enum aq_status with_space(const struct aq_bpe *bpe, uint32_t step, struct
     return status;
 }
 
+/* Spaces as the replacement, which also stands in front where the scheme says so and the text has none. */
+static enum aq_status metaspace(const struct aq_bpe_step *step, bool first, const uint8_t *text, size_t bytes,
+                                struct aq_bpe_text *out)
+{
+    const size_t length = strlen(step->space);
+    const bool before = step->scheme == AQ_BPE_ALWAYS || (step->scheme == AQ_BPE_FIRST && first);
+    const bool there = text[0] == ' ' || (bytes >= length && memcmp(text, step->space, length) == 0);
+    if (before && !there) AQ_TRY(aq_bpe_text_add(out, step->space, length));
+    for (size_t at = 0; at < bytes;) {
+        const uint8_t *space = memchr(text + at, ' ', bytes - at);
+        const size_t end = space ? (size_t)(space - text) : bytes;
+        AQ_TRY(aq_bpe_text_add(out, text + at, end - at));
+        if (space) AQ_TRY(aq_bpe_text_add(out, step->space, length));
+        at = end + 1;
+    }
+    return AQ_OK;
+}
+
+/* A step that makes something of the piece, and those behind it. */
+static enum aq_status with_made(const struct aq_bpe *bpe, uint32_t step, struct aq_bpe_matcher *matcher,
+                                const uint8_t *text, size_t bytes, aq_bpe_word *word, struct aq_bpe_call *call)
+{
+    const struct aq_bpe_step *of = &bpe->steps[step];
+    struct aq_bpe_budget *budget = aq_bpe_matcher_budget(matcher);
+    if (of->makes == AQ_BPE_SPACE_BEFORE)
+        return text[0] == ' ' ? aq_bpe_split(bpe, step + 1, matcher, text, bytes, word, call)
+                              : with_space(bpe, step, matcher, text, bytes, word, call);
+    struct aq_bpe_text made = aq_bpe_text_within(budget, of->makes == AQ_BPE_WRITE ? "ByteLevel" : "Metaspace");
+    enum aq_status status = of->makes == AQ_BPE_WRITE ? aq_bpe_write(text, bytes, &made)
+                                                      : metaspace(of, budget->first, text, bytes, &made);
+    if (status == AQ_OK) status = aq_bpe_split(bpe, step + 1, matcher, made.at, made.count, word, call);
+    aq_bpe_text_free(&made);
+    return status;
+}
+
+/* A word behind a ByteLevel with steps behind it, as the bytes that it writes. */
+static enum aq_status unwritten(struct aq_bpe_matcher *matcher, const uint8_t *text, size_t bytes, aq_bpe_word *word,
+                                struct aq_bpe_call *call)
+{
+    struct aq_bpe_text plain = aq_bpe_text_within(aq_bpe_matcher_budget(matcher), "ByteLevel");
+    enum aq_status status = aq_bpe_unwrite(text, bytes, &plain);
+    if (status == AQ_OK) status = word(call, plain.at, plain.count);
+    aq_bpe_text_free(&plain);
+    return status;
+}
+
 enum aq_status aq_bpe_split(const struct aq_bpe *bpe, uint32_t step, struct aq_bpe_matcher *matcher,
                             const uint8_t *text, size_t bytes, aq_bpe_word *word, struct aq_bpe_call *call)
 {
     if (bytes == 0) return AQ_OK;
-    if (step == bpe->step_count) return word(call, text, bytes);
-    if (!bpe->steps[step].pattern)
-        return text[0] == ' ' ? aq_bpe_split(bpe, step + 1, matcher, text, bytes, word, call)
-                              : with_space(bpe, step, matcher, text, bytes, word, call);
+    if (step == bpe->step_count)
+        return bpe->writes ? unwritten(matcher, text, bytes, word, call) : word(call, text, bytes);
+    if (!bpe->steps[step].pattern) return with_made(bpe, step, matcher, text, bytes, word, call);
     struct cut cut = {.bpe = bpe,
                       .step = &bpe->steps[step],
                       .next = step + 1,
                       .matcher = matcher,
                       .text = text,
+                      .first = aq_bpe_matcher_budget(matcher)->first,
                       .word = word,
                       .call = call};
     return cut_by_pattern(&cut, bytes);

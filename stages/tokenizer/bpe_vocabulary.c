@@ -51,6 +51,36 @@ static bool bytes_of_writing(const int16_t of_character[324], const char *writin
     return true;
 }
 
+enum aq_status aq_bpe_write(const uint8_t *bytes, size_t count, struct aq_bpe_text *out)
+{
+    char writing[256][2];
+    uint8_t length[256];
+    unsigned next = 256;
+    for (unsigned byte = 0; byte < 256; byte++) {
+        const unsigned character = stands_for_itself(byte) ? byte : next++;
+        length[byte] = character < 0x80 ? 1 : 2;
+        writing[byte][0] = (char)(character < 0x80 ? character : 0xC0 | character >> 6);
+        writing[byte][1] = (char)(0x80 | (character & 0x3F));
+    }
+    for (size_t i = 0; i < count; i++)
+        AQ_TRY(aq_bpe_text_add(out, writing[bytes[i]], length[bytes[i]]));
+    return AQ_OK;
+}
+
+enum aq_status aq_bpe_unwrite(const uint8_t *writing, size_t count, struct aq_bpe_text *out)
+{
+    int16_t of_character[324];
+    void *memory;
+    size_t bytes = 0;
+    byte_characters(of_character);
+    AQ_TRY(aq_alloc(count + 1, &memory));
+    enum aq_status status = bytes_of_writing(of_character, (const char *)writing, count, memory, &bytes)
+                                ? aq_bpe_text_add(out, memory, bytes)
+                                : aq_fail(AQ_CORRUPT, AQ_BPE_AREA, "a piece behind ByteLevel is no writing of bytes");
+    aq_free(memory);
+    return status;
+}
+
 static uint64_t power_of_two(uint64_t least)
 {
     uint64_t count = 16;
@@ -77,6 +107,9 @@ static void name_put(struct aq_bpe_vocabulary *v, uint32_t token)
     v->names[slot & (v->name_slots - 1)] = token + 1;
 }
 
+/* Ids without a token that a vocabulary may have: published ones have some hundreds. */
+enum { HOLES_MAX = 1 << 20 };
+
 /* What a token is called in the file. */
 struct name {
     const char *text; /* borrowed from the JSON */
@@ -88,9 +121,8 @@ static enum aq_status take_name(const char *place, const char *text, size_t byte
                                 bool added, struct name *names)
 {
     if (id < 0 || id >= (int64_t)count)
-        return aq_fail(AQ_CORRUPT, AQ_BPE_AREA,
-                       "%s: token \"%.64s\" has no id in 0..%u; the ids of %u tokens must be without a hole", place,
-                       text, (unsigned)count - 1, (unsigned)count);
+        return aq_fail(AQ_CORRUPT, AQ_BPE_AREA, "%s: token \"%.64s\" has no id in 0..%u", place, text,
+                       (unsigned)count - 1);
     if (names[id].text)
         return aq_fail(AQ_CORRUPT, AQ_BPE_AREA, "%s: tokens \"%.64s\" and \"%.64s\" have the same id %lld", place,
                        names[id].text, text, (long long)id);
@@ -101,7 +133,7 @@ static enum aq_status take_name(const char *place, const char *text, size_t byte
     return AQ_OK;
 }
 
-/* All tokens by their ids, 0..count-1, each once. */
+/* All tokens by their ids, each once; an id of which there is no token is a hole, whose name is NULL. */
 static enum aq_status take_names(const char *place, json_t *vocab, const struct aq_bpe_added *added,
                                  uint32_t added_count, uint32_t count, struct name *names)
 {
@@ -125,7 +157,8 @@ static enum aq_status fill(const char *place, const struct name *names, bool cha
         const struct name *name = &names[token];
         size_t length = name->bytes;
         bool reached = !name->added;
-        v->start[token] = used;
+        v->start[token] = v->start[token + 1] = used;
+        if (!name->text) continue;
         if (characters || !reached ||
             !bytes_of_writing(of_character, name->text, name->bytes, v->bytes + used, &length)) {
             reached = reached && characters;
@@ -139,6 +172,18 @@ static enum aq_status fill(const char *place, const struct name *names, bool cha
     return AQ_OK;
 }
 
+/* The largest id, and 1. */
+static size_t ids_of(json_t *vocab, const struct aq_bpe_added *added, uint32_t added_count)
+{
+    const char *text;
+    json_t *value;
+    json_int_t most = 0;
+    json_object_foreach(vocab, text, value) most = json_integer_value(value) > most ? json_integer_value(value) : most;
+    for (uint32_t i = 0; i < added_count; i++)
+        most = (json_int_t)added[i].token > most ? (json_int_t)added[i].token : most;
+    return (size_t)most + 1;
+}
+
 enum aq_status aq_bpe_vocabulary_open(const char *place, json_t *vocab, bool characters,
                                       const struct aq_bpe_added *added, uint32_t added_count,
                                       struct aq_bpe_vocabulary *out)
@@ -150,6 +195,9 @@ enum aq_status aq_bpe_vocabulary_open(const char *place, json_t *vocab, bool cha
                        (int)AQ_BPE_TOKENS_MAX);
     for (uint32_t i = 0; i < added_count; i++)
         count += !json_object_get(vocab, added[i].content);
+    const size_t most = count + HOLES_MAX < AQ_BPE_TOKENS_MAX ? count + HOLES_MAX : AQ_BPE_TOKENS_MAX;
+    const size_t ids = ids_of(vocab, added, added_count);
+    count = ids > count && ids <= most ? ids : count; /* others are refused by name */
     v.count = (uint32_t)count;
     void *memory;
     AQ_TRY(aq_alloc(count * sizeof(struct name), &memory));

@@ -3,6 +3,7 @@
  */
 #include "dataset_file.h"
 
+#include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -34,6 +35,33 @@ static enum aq_status read_open(const char *area, const char *path, int file, ui
     }
     *out = memory;
     *bytes = size;
+    return AQ_OK;
+}
+
+/* Does a text begin so, in whatever case, behind white space? */
+static bool begins(const uint8_t *bytes, size_t count, const char *word)
+{
+    size_t at = 0, i = 0;
+    while (at < count && strchr(" \t\r\n", bytes[at]) && bytes[at])
+        at++;
+    for (; word[i] && at + i < count; i++)
+        if ((bytes[at + i] | 0x20) != ((uint8_t)word[i] | 0x20)) return false;
+    return !word[i];
+}
+
+enum aq_status aq_file_check(const char *area, const char *path, const uint8_t *bytes, size_t count)
+{
+    if (begins(bytes, count, "version https://git-lfs.github.com/spec/"))
+        return aq_fail(
+            AQ_CORRUPT, area,
+            "%s: is a Git LFS pointer, not the file itself: run `git lfs pull` in its folder, or download it "
+            "with `hf download NAME --local-dir DIR`",
+            path);
+    if (begins(bytes, count, "<!doctype html") || begins(bytes, count, "<html"))
+        return aq_fail(AQ_CORRUPT, area,
+                       "%s: is a web page, not the file itself: download it with `hf download NAME --local-dir DIR` "
+                       "(after `hf auth login` where the model asks for consent)",
+                       path);
     return AQ_OK;
 }
 

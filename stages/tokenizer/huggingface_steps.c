@@ -113,12 +113,33 @@ static enum aq_status read_replace(const char *place, json_t *one, struct huggin
     return read_pattern(place, one, &normal->pattern);
 }
 
+static enum aq_status read_strip(const char *place, json_t *one, struct huggingface_reader *reader)
+{
+    struct aq_bpe_normal *normal = NULL;
+    AQ_TRY(add_normal(place, AQ_BPE_STRIP, reader, &normal));
+    normal->left = json_is_true(json_object_get(one, "strip_left"));
+    normal->right = json_is_true(json_object_get(one, "strip_right"));
+    return AQ_OK;
+}
+
+/* Marks of all kinds go; NFD before it takes accents off letters. */
+static enum aq_status read_strip_accents(const char *place, json_t *one, struct huggingface_reader *reader)
+{
+    struct aq_bpe_normal *normal = NULL;
+    (void)one;
+    AQ_TRY(add_normal(place, AQ_BPE_REPLACE, reader, &normal));
+    AQ_TRY(aq_alloc_text("", &normal->content));
+    return aq_bpe_pattern_open(place, "\\p{M}", 5, false, &normal->pattern);
+}
+
 static const struct huggingface_type normalizers[] = {{"NFC", read_form},
                                                       {"NFD", read_form},
                                                       {"NFKC", read_form},
                                                       {"NFKD", read_form},
                                                       {"Lowercase", read_lowercase},
                                                       {"Prepend", read_prepend},
+                                                      {"Strip", read_strip},
+                                                      {"StripAccents", read_strip_accents},
                                                       {"Replace", read_replace},
                                                       {NULL, NULL}};
 
@@ -127,10 +148,12 @@ static const struct huggingface_type normalizers[] = {{"NFC", read_form},
 static enum aq_status add_step(const char *place, struct huggingface_reader *reader, struct aq_bpe_step **out)
 {
     struct aq_bpe *bpe = reader->bpe;
-    if (reader->bytes)
-        return aq_fail(AQ_INVAL, AQ_BPE_AREA, "%s stands behind ByteLevel, which is not supported", place);
-    if (bpe->step_count == AQ_BPE_STEPS_MAX)
+    if (bpe->step_count + (reader->bytes && !bpe->writes) >= AQ_BPE_STEPS_MAX)
         return aq_fail(AQ_INVAL, AQ_BPE_AREA, "%s: more than %d steps are not supported", place, (int)AQ_BPE_STEPS_MAX);
+    if (reader->bytes && !bpe->writes) { /* it sees the text as ByteLevel has written it */
+        bpe->steps[bpe->step_count++].makes = AQ_BPE_WRITE;
+        bpe->writes = true;
+    }
     *out = &bpe->steps[bpe->step_count++];
     return AQ_OK;
 }
@@ -151,7 +174,7 @@ static enum aq_status read_byte_level(const char *place, json_t *one, struct hug
     return AQ_OK;
 }
 
-static enum aq_status read_split(const char *place, json_t *one, struct huggingface_reader *reader)
+static enum aq_status read_behaviour(const char *place, json_t *one, struct aq_bpe_step *step)
 {
     static const char *const names[] = {[AQ_BPE_ISOLATED] = "Isolated",
                                         [AQ_BPE_REMOVED] = "Removed",
@@ -159,8 +182,6 @@ static enum aq_status read_split(const char *place, json_t *one, struct huggingf
                                         [AQ_BPE_WITH_NEXT] = "MergedWithNext",
                                         [AQ_BPE_CONTIGUOUS] = "Contiguous"};
     const char *behaviour = json_string_value(json_object_get(one, "behavior"));
-    struct aq_bpe_step *step = NULL;
-    AQ_TRY(add_step(place, reader, &step));
     size_t i = 0;
     while (i < sizeof names / sizeof names[0] && (!behaviour || strcmp(names[i], behaviour) != 0))
         i++;
@@ -168,6 +189,87 @@ static enum aq_status read_split(const char *place, json_t *one, struct huggingf
         return aq_fail(AQ_CORRUPT, AQ_BPE_AREA, "%s.behavior is %.40s, which is none", place,
                        behaviour ? behaviour : "not said");
     step->behaviour = (enum aq_bpe_behaviour)i;
+    return AQ_OK;
+}
+
+/* A step of a pattern that its type fixes. */
+static enum aq_status add_cut(const char *place, const char *pattern, enum aq_bpe_behaviour behaviour, bool invert,
+                              struct huggingface_reader *reader)
+{
+    struct aq_bpe_step *step = NULL;
+    AQ_TRY(add_step(place, reader, &step));
+    step->behaviour = behaviour;
+    step->invert = invert;
+    return aq_bpe_pattern_open(place, pattern, strlen(pattern), false, &step->pattern);
+}
+
+static const char punctuation[] = "[\\p{P}$+<=>^`|~]", white_space[] = "\\s";
+
+static enum aq_status read_punctuation(const char *place, json_t *one, struct huggingface_reader *reader)
+{
+    struct aq_bpe_step *step = NULL;
+    AQ_TRY(add_step(place, reader, &step));
+    if (json_object_get(one, "behavior")) AQ_TRY(read_behaviour(place, one, step));
+    return aq_bpe_pattern_open(place, punctuation, strlen(punctuation), false, &step->pattern);
+}
+
+static enum aq_status read_whitespace(const char *place, json_t *one, struct huggingface_reader *reader)
+{
+    (void)one;
+    return add_cut(place, "\\w+|[^\\w\\s]+", AQ_BPE_REMOVED, true, reader);
+}
+
+static enum aq_status read_whitespace_split(const char *place, json_t *one, struct huggingface_reader *reader)
+{
+    (void)one;
+    return add_cut(place, white_space, AQ_BPE_REMOVED, false, reader);
+}
+
+static enum aq_status read_bert(const char *place, json_t *one, struct huggingface_reader *reader)
+{
+    AQ_TRY(read_whitespace_split(place, one, reader));
+    return add_cut(place, punctuation, AQ_BPE_ISOLATED, false, reader);
+}
+
+/* prepend_scheme, or add_prefix_space before there was one. */
+static enum aq_status read_scheme(const char *place, json_t *one, enum aq_bpe_scheme *out)
+{
+    static const char *const words[] = {
+        [AQ_BPE_ALWAYS] = "always", [AQ_BPE_FIRST] = "first", [AQ_BPE_NEVER] = "never"};
+    const char *scheme = json_string_value(json_object_get(one, "prepend_scheme"));
+    *out = json_is_false(json_object_get(one, "add_prefix_space")) ? AQ_BPE_NEVER : AQ_BPE_ALWAYS;
+    for (int i = 0; scheme && i < 3; i++)
+        if (strcmp(words[i], scheme) == 0) {
+            if (*out != AQ_BPE_NEVER) *out = (enum aq_bpe_scheme)i;
+            return AQ_OK;
+        }
+    if (!scheme) return AQ_OK;
+    return aq_fail(AQ_CORRUPT, AQ_BPE_AREA, "%s.prepend_scheme is none of always, first, never", place);
+}
+
+static enum aq_status read_metaspace(const char *place, json_t *one, struct huggingface_reader *reader)
+{
+    const json_t *given = json_object_get(one, "replacement");
+    const char *space = json_is_string(given) ? json_string_value(given) : "\xE2\x96\x81";
+    const size_t bytes = strlen(space);
+    struct aq_bpe_step *step = NULL;
+    AQ_TRY(add_step(place, reader, &step));
+    if (bytes == 0 || aq_bpe_character((const uint8_t *)space, bytes) != bytes)
+        return aq_fail(AQ_CORRUPT, AQ_BPE_AREA, "%s.replacement is no single character", place);
+    step->makes = AQ_BPE_METASPACE;
+    memcpy(step->space, space, bytes + 1);
+    AQ_TRY(read_scheme(place, one, &step->scheme));
+    if (json_is_false(json_object_get(one, "split"))) return AQ_OK;
+    AQ_TRY(add_step(place, reader, &step));
+    step->behaviour = AQ_BPE_WITH_NEXT;
+    return aq_bpe_pattern_open(place, space, bytes, true, &step->pattern);
+}
+
+static enum aq_status read_split(const char *place, json_t *one, struct huggingface_reader *reader)
+{
+    struct aq_bpe_step *step = NULL;
+    AQ_TRY(add_step(place, reader, &step));
+    AQ_TRY(read_behaviour(place, one, step));
     step->invert = json_is_true(json_object_get(one, "invert"));
     return read_pattern(place, one, &step->pattern);
 }
@@ -180,8 +282,15 @@ static enum aq_status read_digits(const char *place, json_t *one, struct hugging
     return aq_bpe_pattern_open(place, "\\p{N}", 5, false, &step->pattern);
 }
 
-static const struct huggingface_type pre_tokenizers[] = {
-    {"ByteLevel", read_byte_level}, {"Split", read_split}, {"Digits", read_digits}, {NULL, NULL}};
+static const struct huggingface_type pre_tokenizers[] = {{"ByteLevel", read_byte_level},
+                                                         {"Split", read_split},
+                                                         {"Digits", read_digits},
+                                                         {"Punctuation", read_punctuation},
+                                                         {"Whitespace", read_whitespace},
+                                                         {"WhitespaceSplit", read_whitespace_split},
+                                                         {"BertPreTokenizer", read_bert},
+                                                         {"Metaspace", read_metaspace},
+                                                         {NULL, NULL}};
 
 enum aq_status huggingface_steps(const char *path, json_t *root, struct aq_bpe *bpe, bool *bytes)
 {
@@ -209,6 +318,15 @@ static enum aq_status read_spaces(const char *place, json_t *one, struct hugging
     return aq_bpe_vocabulary_say(reader->vocabulary, true, false);
 }
 
+/* Of another character than U+2581 the tokens stay as they are. */
+static enum aq_status read_spaces_of(const char *place, json_t *one, struct huggingface_reader *reader)
+{
+    const char *space = json_string_value(json_object_get(one, "replacement"));
+    if (space && strcmp(space, "\xE2\x96\x81") != 0)
+        return aq_fail(AQ_INVAL, AQ_BPE_AREA, "%s replaces something else than U+2581 by a space", place);
+    return aq_bpe_vocabulary_say(reader->vocabulary, true, false);
+}
+
 static enum aq_status read_byte_fallback(const char *place, json_t *one, struct huggingface_reader *reader)
 {
     (void)place, (void)one;
@@ -223,6 +341,7 @@ static enum aq_status read_nothing(const char *place, json_t *one, struct huggin
 }
 
 static const struct huggingface_type decoders[] = {{"Replace", read_spaces},
+                                                   {"Metaspace", read_spaces_of},
                                                    {"ByteFallback", read_byte_fallback},
                                                    {"Fuse", read_nothing},
                                                    {"Strip", read_nothing},

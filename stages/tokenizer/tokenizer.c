@@ -22,7 +22,7 @@ enum { PATH_BYTES = 4096 };
 enum { KIND_COUNT = sizeof kinds / sizeof kinds[0] };
 
 /* CODE_VERSION: one more whenever a tokenizer gives other tokens than before, so that kept ones are made again. */
-enum { CODE_VERSION = 1, FILE_BYTES_MAX = 256 << 20 };
+enum { CODE_VERSION = 2, FILE_BYTES_MAX = 256 << 20 };
 
 enum aq_status aq_token_list_reserve(struct aq_token_list *list, size_t more)
 {
@@ -180,6 +180,24 @@ enum aq_status aq_tokenizer_begins(const struct aq_tokenizer *tokenizer, enum aq
                        tokenizer->path ? tokenizer->path : tokenizer->kind->about.name);
     out[(*count)++] = tokenizer->begin;
     return AQ_OK;
+}
+
+enum aq_status aq_tokenizer_within(const struct aq_tokenizer *tokenizer, const int32_t *tokens, size_t count,
+                                   uint32_t rows)
+{
+    char shown[64];
+    size_t i = 0;
+    if (rows == 0 || tokenizer->vocabulary <= rows) return AQ_OK;
+    while (i < count && (uint32_t)tokens[i] < rows)
+        i++;
+    if (i == count) return AQ_OK;
+    uint32_t bytes;
+    const uint8_t *text = tokenizer->kind->token(tokenizer, (uint32_t)tokens[i], &bytes);
+    aq_printable((const char *)text, bytes < 32 ? bytes : 32, false, shown, sizeof shown);
+    return aq_fail(AQ_MISMATCH, "tokenizer",
+                   "a text has the token %d (\"%s\"), and the model's table has %u rows (vocab_size of config.json): "
+                   "take it out of the text",
+                   (int)tokens[i], shown, rows);
 }
 
 bool aq_tokenizer_begun(const int32_t *before, uint32_t count, const int32_t *tokens, size_t token_count)

@@ -3,11 +3,12 @@
  * tokenizer: byte-pair encodings of it.
  *
  *     added_tokens    found in the text itself                          bpe_added.c
- *     normalizer      NFC NFD NFKC NFKD Lowercase Prepend Replace Sequence
- *     pre_tokenizer   ByteLevel Split Digits Sequence                   huggingface_steps.c
+ *     normalizer      NFC NFD NFKC NFKD Lowercase Prepend Strip StripAccents Replace Sequence
+ *     pre_tokenizer   ByteLevel Split Digits Punctuation Whitespace WhitespaceSplit BertPreTokenizer Metaspace Sequence
+ *                     huggingface_steps.c
  *     model           BPE, over bytes (with ByteLevel) or characters (byte_fallback)
  *     post_processor  TemplateProcessing BertProcessing RobertaProcessing ByteLevel Sequence   huggingface_frame.c
- *     decoder         of characters: Replace, ByteFallback; over bytes there is nothing to do
+ *     decoder         of characters: Replace, Metaspace, ByteFallback; over bytes there is nothing to do
  *
  * Whatever is not of these lists is refused by its name and place. `truncation` and `padding` are matters of a batch
  * and not read. The end of a text is tokenizer_config.json's eos_token, else the first of some names that is there.
@@ -18,6 +19,7 @@
 
 #include "dataset_file.h"
 #include "huggingface.h"
+#include "python_json.h"
 
 enum { PATH_BYTES_MAX = 4096 };
 
@@ -68,6 +70,11 @@ static enum aq_status check_model(const char *path, json_t *model)
     const char *type = json_string_value(json_object_get(model, "type"));
     const json_t *dropout = json_object_get(model, "dropout");
     if (!json_is_object(model)) return aq_fail(AQ_CORRUPT, AQ_BPE_AREA, "%s: has no model", path);
+    if (type && strcmp(type, "Unigram") == 0)
+        return aq_fail(AQ_INVAL, AQ_BPE_AREA,
+                       "%s: model.type is Unigram, which is not read of this file: put the SentencePiece model of the "
+                       "base model (spm.model, spiece.model) into the folder, which is read in its place",
+                       path);
     if (type ? strcmp(type, "BPE") != 0 : !json_object_get(model, "merges"))
         return aq_fail(AQ_INVAL, AQ_BPE_AREA, "%s: model.type is %.40s, which is not supported: BPE is", path,
                        type ? type : "not said");
@@ -126,7 +133,6 @@ static enum aq_status read_model(const char *path, json_t *model, bool bytes, co
 {
     char place[PATH_BYTES_MAX + 32];
     snprintf(place, sizeof place, "%s: model.vocab", path);
-    AQ_TRY(check_model(path, model));
     AQ_TRY(
         aq_bpe_vocabulary_open(place, json_object_get(model, "vocab"), !bytes, added, added_count, &bpe->vocabulary));
     AQ_TRY(bytes ? aq_bpe_vocabulary_bytes(place, &bpe->vocabulary) : read_unknown(path, model, &bpe->vocabulary));
@@ -179,9 +185,11 @@ enum aq_status huggingface_load(const char *path, json_t **out)
     size_t bytes;
     json_error_t error;
     AQ_TRY(aq_file_read(AQ_BPE_AREA, path, AQ_BPE_FILE_BYTES_MAX, &text, &bytes));
-    json_t *root = json_loadb((const char *)text, bytes, JSON_REJECT_DUPLICATES, &error);
-    if (!root && json_error_code(&error) == json_error_numeric_overflow) /* model_max_length: 10^30 says none */
-        root = json_loadb((const char *)text, bytes, JSON_REJECT_DUPLICATES | JSON_DECODE_INT_AS_REAL, &error);
+    if (aq_file_check(AQ_BPE_AREA, path, text, bytes) != AQ_OK) {
+        aq_free(text);
+        return AQ_CORRUPT;
+    }
+    json_t *root = python_json_load((const char *)text, bytes, JSON_REJECT_DUPLICATES, &error);
     aq_free(text);
     if (!root) return aq_fail(AQ_CORRUPT, AQ_BPE_AREA, "%s:%d:%d: %s", path, error.line, error.column, error.text);
     if (!json_is_object(root)) {
@@ -209,6 +217,7 @@ static enum aq_status read_all(const char *folder, const char *path, json_t *roo
     uint32_t count = 0;
     bool bytes = false;
     AQ_TRY(read_added(path, root, added, &count));
+    AQ_TRY(check_model(path, json_object_get(root, "model")));
     AQ_TRY(huggingface_steps(path, root, bpe, &bytes));
     AQ_TRY(read_model(path, json_object_get(root, "model"), bytes, *added, count, bpe));
     if (!bytes) AQ_TRY(huggingface_decoder(path, json_object_get(root, "decoder"), &bpe->vocabulary));

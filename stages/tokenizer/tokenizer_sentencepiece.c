@@ -133,7 +133,8 @@ static enum aq_status read_model(const char *folder, struct aq_tokenizer *tokeni
     void *specials;
     AQ_TRY(find_file(folder, path, &name));
     AQ_TRY(aq_file_read(AQ_BPE_AREA, path, AQ_SPM_BYTES_MAX, &bytes, &count));
-    enum aq_status status = aq_spm_check(path, bytes, count);
+    enum aq_status status = aq_file_check(AQ_BPE_AREA, path, bytes, count);
+    if (status == AQ_OK) status = aq_spm_check(path, bytes, count);
     if (status == AQ_OK) status = aq_spm_open(path, bytes, count, &model->spm);
     aq_free(bytes);
     AQ_TRY(status);

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "dataset_file.h"
+#include "python_json.h"
 #include "stage_model.h"
 #include "stages/publish.h"
 
@@ -92,7 +93,7 @@ static enum aq_status read_config(struct aq_adapter_folder *folder)
     size_t count;
     json_error_t error;
     AQ_TRY(aq_file_read(AREA, folder->config_path, CONFIG_BYTES_MAX, &bytes, &count));
-    folder->config = json_loadb((const char *)bytes, count, JSON_REJECT_DUPLICATES, &error);
+    folder->config = python_json_load((const char *)bytes, count, JSON_REJECT_DUPLICATES, &error);
     aq_free(bytes);
     if (!folder->config)
         return aq_fail(AQ_CORRUPT, AREA, "%s:%d:%d: %s", folder->config_path, error.line, error.column, error.text);

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "dataset_file.h"
+#include "python_json.h"
 #include "stage_model.h"
 #include "stages/weights.h"
 
@@ -98,7 +99,11 @@ static enum aq_status read_object(const char *file, json_t **out)
     size_t count;
     json_error_t error;
     AQ_TRY(aq_file_read(AREA, file, CONFIG_BYTES_MAX, &bytes, &count));
-    *out = json_loadb((const char *)bytes, count, JSON_REJECT_DUPLICATES, &error);
+    if (aq_file_check(AREA, file, bytes, count) != AQ_OK) {
+        aq_free(bytes);
+        return AQ_CORRUPT;
+    }
+    *out = python_json_load((const char *)bytes, count, JSON_REJECT_DUPLICATES, &error);
     aq_free(bytes);
     if (!*out) return aq_fail(AQ_CORRUPT, AREA, "%s:%d:%d: %s", file, error.line, error.column, error.text);
     return json_is_object(*out) ? AQ_OK : aq_fail(AQ_CORRUPT, AREA, "%s: is no JSON object", file);
@@ -123,7 +128,12 @@ enum aq_status aq_model_folder_open(const char *path, struct aq_model_folder **o
     enum aq_status status = AQ_OK;
     const size_t length = strlen(path), end = length > 1 && path[length - 1] == '/' ? length - 1 : length;
     const int bytes = snprintf(folder->file, sizeof folder->file, "%.*s/config.json", (int)end, path);
-    if (!aq_model_folder_is(path))
+    if (!aq_model_folder_is(path) && aq_model_hub_name(path))
+        status = aq_fail(AQ_NOTFOUND, AREA,
+                         "%.512s: there is no such folder; if it is a model's name: `hf download %.200s --local-dir "
+                         "%.200s` gets it, or write hf://%.200s for the one in the Hugging Face cache",
+                         path, path, strchr(path, '/') + 1, path);
+    else if (!aq_model_folder_is(path))
         status = aq_fail(AQ_NOTFOUND, AREA, "%.512s: there is no such folder", path);
     else if (bytes < 0 || (size_t)bytes >= sizeof folder->file)
         status = aq_fail(AQ_INVAL, AREA, "the path %.80s... is too long", path);

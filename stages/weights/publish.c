@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "dataset_file.h"
+#include "python_json.h"
 #include "stage_model.h"
 #include "stages/chat.h"
 #include "tokenizer.h"
@@ -82,7 +83,7 @@ static enum aq_status read_config(const char *folder, const char *name, json_t *
     if (length < 0 || (size_t)length >= sizeof path)
         return aq_fail(AQ_INVAL, AREA, "the path %.80s... is too long", folder);
     AQ_TRY(aq_file_read(AREA, path, CONFIG_BYTES_MAX, &bytes, &count));
-    *out = json_loadb((const char *)bytes, count, JSON_REJECT_DUPLICATES, &error);
+    *out = python_json_load((const char *)bytes, count, JSON_REJECT_DUPLICATES, &error);
     aq_free(bytes);
     if (!*out) return aq_fail(AQ_CORRUPT, AREA, "%s:%d:%d: %s", path, error.line, error.column, error.text);
     if (json_is_object(*out)) return AQ_OK;
@@ -175,8 +176,10 @@ static enum aq_status write_json(const json_t *json, const char *name, aq_publis
     AQ_TRY(aq_alloc(count + 1, &memory));
     char *text = memory;
     json_dumpb(json, text, count, flags);
-    text[count] = '\n';
-    const enum aq_status status = file(context, name, text, count + 1);
+    size_t used = count;
+    python_json_words(text, &used);
+    text[used++] = '\n';
+    const enum aq_status status = file(context, name, text, used);
     aq_free(text);
     return status;
 }

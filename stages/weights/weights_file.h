@@ -32,6 +32,7 @@ struct aq_weights_type {
     void (*to_float)(const uint8_t *values, uint64_t count, float *out);
     /* count floats to this type, in their place; false: one that is finite is too large. NULL: it is not written. */
     bool (*from_float)(float *values, uint64_t count);
+    uint32_t bits; /* of a value, where that is no whole byte; such types are not read */
 };
 /* The type of that name, or NULL. */
 const struct aq_weights_type *aq_weights_type_find(const char *name);

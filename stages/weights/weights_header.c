@@ -12,6 +12,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "dataset_file.h"
 #include "weights_file.h"
 
 #define AREA "weights"
@@ -64,7 +65,8 @@ static enum aq_status take_entry(const struct aq_weights_file *w, const char *na
                        w->path, name, (unsigned long long)entry->begin, (unsigned long long)entry->end,
                        (unsigned long long)w->data_bytes);
     uint64_t bytes;
-    if (__builtin_mul_overflow(entry->count, entry->type->bytes, &bytes) || bytes != entry->end - entry->begin)
+    const uint32_t bits = entry->type->bits ? entry->type->bits : 8 * entry->type->bytes;
+    if (__builtin_mul_overflow(entry->count, bits, &bytes) || bytes % 8 || bytes / 8 != entry->end - entry->begin)
         return aq_fail(AQ_CORRUPT, AREA, "%s: tensor \"%.128s\": %llu values of %s do not take %llu bytes", w->path,
                        name, (unsigned long long)entry->count, type, (unsigned long long)(entry->end - entry->begin));
     return AQ_OK;
@@ -162,6 +164,7 @@ static enum aq_status take_header(struct aq_weights_file *w)
 {
     uint64_t length = 0;
     AQ_TRY(check_pickle(w));
+    AQ_TRY(aq_file_check(AREA, w->path, w->file, w->file_bytes));
     if (w->file_bytes < 10) /* the length, and "{}" */
         return aq_fail(AQ_CORRUPT, AREA, "%s: is no safetensors file, it has %zu bytes", w->path, w->file_bytes);
     memcpy(&length, w->file, sizeof length);

@@ -5,9 +5,10 @@
  *     model.safetensors                   all of it, or
  *     model.safetensors.index.json        {"metadata": {"total_size": bytes}, "weight_map": {"name": "shard", ...}}
  *
- * An index is believed where its shards agree: a name that it places in a shard is there, nowhere else, and what the
- * shards have together is as long as it says. Shards are names in the folder, never paths. A stage that wants some
- * tensors alone opens their shards alone; what is checked over all shards is checked by whoever opens them all.
+ * An index is believed where its shards agree: a name that it places in a shard is in no other one. What it names and
+ * no shard has, and a total_size that is another, is told in a line. Shards are names in the folder, never paths. A
+ * stage that wants some tensors alone opens their shards alone; what is checked over all shards is checked by whoever
+ * opens them all.
  */
 #include <dirent.h>
 #include <stdio.h>
@@ -17,6 +18,7 @@
 
 #include "aqsgd/base/given_file.h"
 #include "dataset_file.h"
+#include "python_json.h"
 #include "weights_file.h"
 
 #define AREA    "weights"
@@ -103,7 +105,11 @@ static enum aq_status index_read(const char *folder, struct index *index)
     json_t *shard;
     AQ_TRY(path_of(folder, INDEX, index->path));
     AQ_TRY(aq_file_read(AREA, index->path, INDEX_BYTES_MAX, &bytes, &count));
-    index->json = json_loadb((const char *)bytes, count, JSON_REJECT_DUPLICATES, &error);
+    if (aq_file_check(AREA, index->path, bytes, count) != AQ_OK) {
+        aq_free(bytes);
+        return AQ_CORRUPT;
+    }
+    index->json = python_json_load((const char *)bytes, count, JSON_REJECT_DUPLICATES, &error);
     aq_free(bytes);
     if (!index->json)
         return aq_fail(AQ_CORRUPT, AREA, "%s:%d:%d: %s", index->path, error.line, error.column, error.text);
@@ -174,10 +180,8 @@ static enum aq_status check_shard(const struct index *index, const struct aq_wei
     for (uint32_t i = 0; i < file->count; i++) {
         const struct aq_weights_entry *entry = &file->entries[i];
         const char *placed = json_string_value(json_object_get(index->map, entry->name));
-        if (!placed)
-            return aq_fail(AQ_CORRUPT, AREA, "%s: has \"%.128s\", which %s does not name", file->path, entry->name,
-                           index->path);
-        if (strcmp(placed, name_of(file)) != 0)
+        /* One that the index does not name is as good as the others: a shard is read as a whole elsewhere. */
+        if (placed && strcmp(placed, name_of(file)) != 0)
             return aq_fail(AQ_CORRUPT, AREA, "%s: has \"%.128s\", which by %s is in %s", file->path, entry->name,
                            index->path, placed);
         *bytes += entry->end - entry->begin;
@@ -190,25 +194,41 @@ static bool file_has(const struct aq_weights_file *file, const char *name)
     return json_object_get(file->header, name) != NULL;
 }
 
-/* Every name that the index places in an open shard is there; `open`: shards by their names, and their numbers. */
-static enum aq_status check_names(const struct index *index, const struct aq_weights *weights, const json_t *open)
+/*
+ * Names that the index places in an open shard, and that are not there, are told in one line: whether the model needs
+ * one is found out where it is read. `open`: shards by their names, and their numbers.
+ */
+static void tell_ghosts(const struct index *index, const struct aq_weights *weights, const json_t *open)
 {
-    const char *name;
+    const char *name, *first = NULL;
     json_t *shard;
+    size_t count = 0;
     json_object_foreach(index->map, name, shard)
     {
         const json_t *number = json_object_get(open, json_string_value(shard));
         const struct aq_weights_file *file = number ? &weights->files[json_integer_value(number)] : NULL;
         if (!file || file_has(file, name)) continue;
-        return aq_fail(AQ_CORRUPT, AREA, "%s: has no \"%.128s\", which %s places there", file->path, name, index->path);
+        first = first ? first : name;
+        count++;
     }
-    return AQ_OK;
+    if (count)
+        aq_log(AREA, AQ_LOG_WARNING, "%s: names %zu tensor%s that no shard has: %.128s%s", index->path, count,
+               count == 1 ? "" : "s", first, count == 1 ? "" : ", ...");
 }
 
-/* Of the shards that are open: each has what the index places in it, and nothing else. */
-static enum aq_status check_shards(const struct index *index, const struct aq_weights *weights, bool all)
+/* metadata.total_size, which nothing is computed from: a number, or its text. */
+static void check_size(const struct index *index, uint64_t bytes)
 {
     const json_t *size = json_object_get(json_object_get(index->json, "metadata"), "total_size");
+    const double said = json_is_string(size) ? strtod(json_string_value(size), NULL) : json_number_value(size);
+    if (!size || said == (double)bytes) return;
+    aq_log(AREA, AQ_LOG_WARNING, "%s: metadata.total_size is %.0f, the tensors have %llu bytes", index->path, said,
+           (unsigned long long)bytes);
+}
+
+/* Of the shards that are open: none has what the index places in another one. */
+static enum aq_status check_shards(const struct index *index, const struct aq_weights *weights, bool all)
+{
     uint64_t bytes = 0;
     for (uint32_t f = 0; f < weights->file_count; f++)
         AQ_TRY(check_shard(index, &weights->files[f], &bytes));
@@ -217,14 +237,12 @@ static enum aq_status check_shards(const struct index *index, const struct aq_we
     for (uint32_t f = 0; f < weights->file_count && status == AQ_OK; f++)
         if (json_object_set_new(open, name_of(&weights->files[f]), json_integer(f)) != 0)
             status = aq_fail(AQ_NOMEM, AREA, "%s: no memory for its shards", index->path);
-    if (status == AQ_OK) status = check_names(index, weights, open);
+    if (status == AQ_OK && all) {
+        tell_ghosts(index, weights, open);
+        check_size(index, bytes);
+    }
     json_decref(open);
-    AQ_TRY(status);
-    if (!all || !size || (json_is_number(size) && json_number_value(size) == (double)bytes)) return AQ_OK;
-    return aq_fail(AQ_CORRUPT, AREA,
-                   "%s: metadata.total_size is %.0f, the tensors have %llu bytes: is a shard of another version? (if "
-                   "not, take that line out)",
-                   index->path, json_number_value(size), (unsigned long long)bytes);
+    return status;
 }
 
 /* ---- the folder ---- */
@@ -256,6 +274,9 @@ enum aq_status aq_weights_set_open(const char *folder, aq_weights_wants *wants, 
                                    struct aq_weights *weights)
 {
     void *memory;
+    if (there(folder, SINGLE) && there(folder, INDEX) && !wants)
+        aq_log(AREA, AQ_LOG_WARNING, "%s: has both " SINGLE " and " INDEX "; the first is read, as transformers does",
+               folder);
     if (!there(folder, SINGLE) && there(folder, INDEX)) return open_indexed(folder, wants, context, weights);
     if (!there(folder, SINGLE)) return nothing_there(folder);
     AQ_TRY(aq_alloc(sizeof *weights->files, &memory));

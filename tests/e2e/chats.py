@@ -1,6 +1,7 @@
 """What comes out of a fine-tuned model: its beginning, its end, its chat template, names of labels, its head."""
 import array
 import json
+import os
 import shutil
 
 from folders import tensors, write
@@ -190,6 +191,39 @@ def heads(folder):
     check(figures["alone"] == figures["as it was"] != figures["other"], f"{figures}")
 
 
+def odd(folder):
+    """What transformers ignores is ignored, told in a line, or carried: words of Python's json, tokens beyond the table, names of models."""
+    other = ROOT / "odd"
+    shutil.copytree(folder, other)
+    config = json.loads((other / "config.json").read_text())
+    config["limits"] = [0.5, float("inf"), float("-inf"), float("nan"), "Infinity"]
+    (other / "config.json").write_text(json.dumps(config))
+    words = json.loads((other / "tokenizer.json").read_text())
+    words["added_tokens"].append({**words["added_tokens"][-1], "id": 262, "content": "<image>"})  # 261 is a hole, 260 rows are there
+    (other / "tokenizer.json").write_text(json.dumps(words))
+    out = run("odd-run", other, **{"train.T": 16, "train.steps_max": 1})
+    check('"limits": [\n    0.5,\n    Infinity,\n    -Infinity,\n    NaN,\n    "Infinity"' in (out / "config.json").read_text(), "words of Python's json")
+    data = ("--T", "16", "--data")
+    check(evaluated(other, *data, ROOT / "heldout.txt")["loss"] == evaluated(folder, *data, ROOT / "heldout.txt")["loss"], "more tokens: another loss")
+    (ROOT / "image.txt").write_text("a text with an <image> in it, and more of it behind")
+    done = aqpipe("eval", other, *data, ROOT / "image.txt")
+    check(done.returncode == 1 and 'the token 262 ("<image>"), and the model\'s table has 260 rows' in done.stderr, done.stderr)
+    (other / "config.json").write_text(json.dumps({**config, "n_embd": float("nan")}))
+    check("n_embd: found NaN, expected a whole number" in aqpipe("import", other).stderr, "NaN under a key that is read")
+
+    done = aqpipe("import", "Qwen/Qwen3-0.6B")
+    check(done.returncode == 1 and "`hf download Qwen/Qwen3-0.6B --local-dir Qwen3-0.6B` gets it" in done.stderr, done.stderr)
+    place = ROOT / "hub" / "models--some--model"
+    (place / "refs").mkdir(parents=True)
+    (place / "refs" / "main").write_text("0123abcd\n")
+    shutil.copytree(folder, place / "snapshots" / "0123abcd")
+    os.environ["HF_HUB_CACHE"] = str(ROOT / "hub")
+    check(aqpipe("import", "hf://some/model").stdout == aqpipe("import", place / "snapshots" / "0123abcd").stdout != "", "hf://some/model")
+    run("hub-run", "hf://some/model", **{"train.T": 16, "train.steps_max": 1})
+    refused("hub", manifest("hub", **{**SIZES, "model.weights": "hf://some/other"}), "`hf download some/other` puts it there", 2)
+    del os.environ["HF_HUB_CACHE"]
+
+
 def scenario_leaves():
     folder = base("published", "<|begin|>")
     begins(folder)
@@ -198,3 +232,4 @@ def scenario_leaves():
     generation(folder)
     labels(folder)
     heads(folder)
+    odd(folder)

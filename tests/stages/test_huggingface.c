@@ -213,8 +213,11 @@ static void test_refusals_name_type_and_place(void **state)
     } cases[] = {
         {"\"normalizer\": {\"type\": \"BertNormalizer\"}", "", "tokenizer.json: normalizer is BertNormalizer",
          AQ_INVAL},
-        {STEPS(BYTE_LEVEL ", {\"type\": \"Metaspace\"}"), "", "pre_tokenizer.pretokenizers[1] is Metaspace", AQ_INVAL},
-        {STEPS(BYTE_LEVEL "," SPLIT("\"String\": \"e\"", "Isolated")), "", "[1] stands behind ByteLevel", AQ_INVAL},
+        {STEPS(BYTE_LEVEL ", {\"type\": \"UnicodeScripts\"}"), "", "pre_tokenizer.pretokenizers[1] is UnicodeScripts",
+         AQ_INVAL},
+        {STEPS("{\"type\": \"Metaspace\", \"replacement\": \"__\"}"), "", "replacement is no single character",
+         AQ_CORRUPT},
+        {STEPS("{\"type\": \"Metaspace\", \"prepend_scheme\": \"last\"}"), "", "prepend_scheme is none", AQ_CORRUPT},
         {STEPS(SPLIT("\"Regex\": \"(a\"", "Isolated")), "", "[0]: is no regular expression", AQ_CORRUPT},
         {STEPS(SPLIT("\"Regex\": \"[a&&b]\"", "Isolated")), "", "&& in a class at byte 2", AQ_INVAL},
         {STEPS(SPLIT("\"Regex\": \"a\\\\b\"", "Isolated")), "", "such an escape at byte 1", AQ_INVAL},
@@ -232,7 +235,7 @@ static void test_refusals_name_type_and_place(void **state)
         {"\"added_tokens\": [{\"id\": 1}], " STEPS(BYTE_LEVEL), "", "added_tokens[0] has no content", AQ_CORRUPT},
         {"\"added_tokens\": [" ADD("7", "hello", "") "]," STEPS(BYTE_LEVEL), "",
          "added_tokens[0] \"hello\" has the id 7", AQ_CORRUPT},
-        {"\"added_tokens\": [" ADD("300", "<x>", "") "]," STEPS(BYTE_LEVEL), "", "\"<x>\" has no id in 0..261",
+        {"\"added_tokens\": [" ADD("9000000", "<x>", "") "]," STEPS(BYTE_LEVEL), "", "\"<x>\" has no id in 0..261",
          AQ_CORRUPT},
         {"\"added_tokens\": [" ADD("7", "<x>", "") "]," STEPS(BYTE_LEVEL), "", "have the same id 7", AQ_CORRUPT},
         {TEMPLATE(TEXT("B"), ""), "", "post_processor.processors[1].single[0] is neither", AQ_INVAL},
@@ -257,7 +260,7 @@ static void test_refusals_name_type_and_place(void **state)
          AQ_CORRUPT},
         {"{\"model\": {\"type\": \"BPE\", \"vocab\": {\"a\": 0}, \"merges\": [\"a a\"]}}",
          "model.merges:1: merges what is no token", AQ_CORRUPT},
-        {"{\"model\": {\"type\": \"BPE\", \"vocab\": {\"a\": 0, \"b\": 2}, \"merges\": []}}", "\"b\" has no id in 0..1",
+        {"{\"model\": {\"type\": \"BPE\", \"vocab\": {\"a\": 0, \"b\": 9000000}, \"merges\": []}}", "\"b\" has no id in 0..1",
          AQ_CORRUPT},
     };
     for (size_t i = 0; i < sizeof files / sizeof files[0]; i++) {

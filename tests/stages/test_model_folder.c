@@ -126,6 +126,69 @@ static void test_model_folder_wrong_values_are_told_by_key_found_and_expected(vo
     assert_int_equal(aq_model_folder_open(place, &folder), AQ_MISMATCH); /* 3 heads of 8 channels */
 }
 
+static void write_decoder(const char *type, const char *class, const char *more)
+{
+    char text[1024];
+    snprintf(
+        text, sizeof text,
+        "{\"architectures\": [\"%s\"], \"model_type\": \"%s\", \"num_hidden_layers\": 2, \"num_attention_heads\": 4, "
+        "\"num_key_value_heads\": 2, \"hidden_size\": 32, \"intermediate_size\": 64, \"vocab_size\": 37, "
+        "\"max_position_embeddings\": 64%s}",
+        class, type, more);
+    data_write_text(place, "config.json", text);
+}
+
+/* As transformers 5 reads them: rope_scaling before rope_parameters, switches that the family has alone. */
+static void test_model_folder_precedence_is_that_of_transformers(void **state)
+{
+#define LLAMA            "llama", "LlamaForCausalLM"
+#define QWEN2            "qwen2", "Qwen2ForCausalLM"
+#define QWEN3            "qwen3", "Qwen3ForCausalLM"
+#define GEMMA            "gemma3_text", "Gemma3ForCausalLM"
+#define SCALING(text)    ", \"rope_scaling\": {" text "}"
+#define PARAMETERS(text) ", \"rope_parameters\": {" text "}"
+#define DEFAULT          "\"rope_type\": \"default\", \"rope_theta\": 5000.0"
+#define LINEAR           "\"rope_type\": \"linear\", \"factor\": 4.0"
+#define YARN             "\"rope_type\": \"yarn\", \"factor\": 4.0"
+    static const struct {
+        const char *type, *class, *more, *refusal; /* refusal NULL: it is read */
+        float theta, linear, partial;
+    } cases[] = {
+        {LLAMA, PARAMETERS(DEFAULT) SCALING(LINEAR), NULL, 10000, 4, 1},
+        {LLAMA, ", \"rope_theta\": 7.0" PARAMETERS(DEFAULT) SCALING(LINEAR), NULL, 7, 4, 1},
+        {LLAMA, PARAMETERS(DEFAULT) SCALING(""), NULL, 5000, 1, 1},
+        {LLAMA, PARAMETERS(DEFAULT) ", \"rope_scaling\": null", NULL, 5000, 1, 1},
+        {QWEN3, PARAMETERS(DEFAULT) SCALING(YARN), "rope_scaling.rope_type: found \"yarn\"", 0, 0, 0},
+        {LLAMA, ", \"partial_rotary_factor\": 0.5" PARAMETERS(DEFAULT), NULL, 5000, 1, 1},
+        {LLAMA, ", \"partial_rotary_factor\": 0.5" SCALING(LINEAR), "partial_rotary_factor: found 0.5", 0, 0, 0},
+        {LLAMA, ", \"aqpipe_partial_rotary_factor\": 0.5", NULL, 10000, 1, 0.5f},
+        {LLAMA, ", \"attention_bias\": true", "attention_bias: found true", 0, 0, 0},
+        {LLAMA, ", \"mlp_bias\": true", "mlp_bias: found true", 0, 0, 0},
+        {QWEN2, ", \"attention_bias\": false, \"mlp_bias\": true", NULL, 10000, 1, 1},
+        {QWEN3, ", \"mlp_bias\": true", NULL, 10000, 1, 1},
+        {QWEN3, ", \"attention_bias\": true", "attention_bias: found true", 0, 0, 0},
+        {GEMMA, PARAMETERS("\"full_attention\": {" DEFAULT "}") SCALING(LINEAR), NULL, 5000, 4, 1},
+        {GEMMA, SCALING(LINEAR), NULL, 1e6f, 4, 1},
+        {LLAMA, ", \"limits\": [Infinity, -Infinity, NaN], \"many\": 1000000000000000000000000000000", NULL, 10000, 1,
+         1},
+        {LLAMA, ", \"rms_norm_eps\": NaN", "rms_norm_eps: found NaN, expected a number", 0, 0, 0},
+    };
+    struct aq_model_folder *folder;
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        write_decoder(cases[i].type, cases[i].class, cases[i].more);
+        if (cases[i].refusal) {
+            expect_refused(AQ_MISMATCH, cases[i].refusal);
+            continue;
+        }
+        assert_int_equal(aq_model_folder_open(place, &folder), AQ_OK);
+        const struct aq_model_config *model = aq_model_folder_model(folder);
+        assert_true(model->rope_theta == cases[i].theta && model->rope_linear == cases[i].linear);
+        if (strcmp(model->kind, "llama") == 0) assert_true(model->rope_partial == cases[i].partial);
+        aq_model_folder_close(folder);
+    }
+}
+
 static void test_model_folder_long_value_is_cut(void **state)
 {
     char more[512];
@@ -164,6 +227,7 @@ int main(void)
         cmocka_unit_test(test_model_folder_without_architectures_takes_the_first_of_its_type),
         cmocka_unit_test(test_model_folder_unknown_architecture_is_named_with_those_that_are_known),
         cmocka_unit_test(test_model_folder_wrong_values_are_told_by_key_found_and_expected),
+        cmocka_unit_test(test_model_folder_precedence_is_that_of_transformers),
         cmocka_unit_test(test_model_folder_long_value_is_cut),
         cmocka_unit_test(test_model_folder_without_a_config_is_refused),
     };

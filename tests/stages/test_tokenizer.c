@@ -351,7 +351,7 @@ static void test_open_bad_vocabulary_names_the_place(void **state)
         enum aq_status status;
     } cases[] = {
         {"vocab.json", "\"a\": 64", "\"a\": ", "vocab.json:99:", AQ_CORRUPT},
-        {"vocab.json", "\"a\": 64", "\"a\": 64000", "token \"a\" has no id", AQ_CORRUPT},
+        {"vocab.json", "\"a\": 64", "\"a\": 9000000", "token \"a\" has no id", AQ_CORRUPT},
         {"vocab.json", "\"a\": 64", "\"a\": -1", "token \"a\" has no id", AQ_CORRUPT},
         {"vocab.json", "\"a\": 64", "\"a\": 6.5", "token \"a\" has no id", AQ_CORRUPT},
         {"vocab.json", "\"a\": 64", "\"a\": 65", "the same id 65", AQ_CORRUPT},

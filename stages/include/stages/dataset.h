@@ -82,6 +82,12 @@ enum aq_begin { AQ_BEGIN_NONE = 0, AQ_BEGIN_AUTO, AQ_BEGIN_ALWAYS };
  */
 enum aq_status aq_tokenizer_begins(const struct aq_tokenizer *tokenizer, enum aq_begin begin,
                                    int32_t out[AQ_TOKENIZER_FRAME_MAX], uint32_t *count);
+/*
+ * Has a model with so many rows in its table (0: not known) all of these tokens? A tokenizer may have more, as the one
+ * of Gemma 3's texts has a token of images. AQ_MISMATCH: says the token.
+ */
+enum aq_status aq_tokenizer_within(const struct aq_tokenizer *tokenizer, const int32_t *tokens, size_t count,
+                                   uint32_t rows);
 /* Do the tokens of a text begin so already, as those of a rendered chat template do? false where count is 0. */
 bool aq_tokenizer_begun(const int32_t *before, uint32_t count, const int32_t *tokens, size_t token_count);
 
@@ -106,6 +112,7 @@ struct aq_dataset_config {
     const char *tokenizer_kind, *tokenizer_path;
     uint32_t T;           /* text: tokens of a sample, without those that it begins with                */
     enum aq_begin begin;  /* text, instruct: what each sample, or prompt, begins with                   */
+    uint32_t tokens_max;  /* rows of the model's table, which a text's tokens must be below; 0: not known */
     uint32_t places_max;  /* text: a sample has no more places than these; 0: no bound                  */
     uint64_t samples_max; /* take only the first so many samples; 0: all                                */
     uint64_t skip;        /* leave out the first so many samples (their ids are not reused)             */

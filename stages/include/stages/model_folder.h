@@ -47,6 +47,15 @@ struct aq_model_folder; /* opaque */
 bool aq_model_folder_is(const char *path);
 
 /*
+ * A model by its name on the Hugging Face Hub: may a text be one ("Qwen/Qwen3-0.6B"), is it one with its scheme
+ * ("hf://Qwen/Qwen3-0.6B"), and the folder in the cache of `hf download`, into out. AQ_NOTFOUND: it is not there; says
+ * the command that gets it. AQ_INVAL: no such name.
+ */
+bool aq_model_hub_name(const char *text);
+bool aq_model_hub_is(const char *text);
+enum aq_status aq_model_hub_path(const char *text, char *out, size_t bytes);
+
+/*
  * AQ_NOTFOUND: no folder, or no config.json in it. AQ_CORRUPT: config.json is no JSON object. AQ_MISMATCH: an
  * architecture that nobody here reads, or a value that is not computed. AQ_IO, AQ_NOMEM. All told with the file's name.
  */
