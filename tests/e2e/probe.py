@@ -65,13 +65,17 @@ def manifest_of(name, ends):
     return jobs.manifest(name, **{"pipeline.stages": f"[{stages}]", "security.keys": str(ROOT / "keys")})
 
 
-def trouble(path):
-    """What is wrong between two ends is named: a way that is blocked, and one on which large packets vanish."""
+def blocked(path):
+    """A way that is blocked is named, after the time that a connection is given."""
     tell("--rtt", 1, "--rate", 100, "--loss", 0, "--link", "1-2", "--loss", "100")
-    _, pairs = probe(path, 1, "--set", "link.connect_max=8s")
+    _, pairs = probe(path, 1)
     check(pairs[0, 1]["outcome"] == "not measured", f"blocked: {pairs}")
     found(pairs[0, 1], "10.79.0.3:7800", "firewalls", "gave up")
-    tell("--link", "1-2", "--loss", "0", "--mtu-blackhole", "1200")
+
+
+def hole(path):
+    """A way on which large packets vanish is named."""
+    tell("--rtt", 1, "--rate", 100, "--loss", 0, "--link", "1-2", "--mtu-blackhole", "1200")
     _, pairs = probe(path, 1)
     check(pairs[0, 1]["outcome"] == "mtu black hole" and pairs[0, 1]["segment"] <= 1000, f"black hole: {pairs[0, 1]}")
     found(pairs[0, 1], "MTU black hole", "tcp_mtu_probing")
@@ -147,7 +151,7 @@ def inside():
     with daemons():
         two = manifest_of("two", (1, 2))
         parts = {"probe": ((figures, manifest_of("probed", (0, 1, 2))), (abandoned, two), (busy, two), (refusals, two)),
-                 "probe_trouble": ((trouble, two), (moves, two))}
+                 "probe_blocked": ((blocked, two),), "probe_trouble": ((hole, two), (moves, two))}
         for part, path in parts[sys.argv[2]]:
             began = time.monotonic()
             part(path)
@@ -173,8 +177,13 @@ def scenario_probe():
     in_lab()
 
 
+def scenario_probe_blocked():
+    """A way that a firewall blocks: it costs the time that a connection is given."""
+    in_lab()
+
+
 def scenario_probe_trouble():
-    """What is wrong between two ends is named: blocked, a black hole, an end that moves."""
+    """What is wrong between two ends is named: a black hole, an end that moves."""
     in_lab()
 
 
