@@ -176,8 +176,8 @@ static const struct stage_published published[] = {{"llama", "LlamaForCausalLM"}
 
 /*
  * Rotary embeddings, in the order of transformers 5: `rope_scaling` where it says anything, else `rope_parameters`;
- * what neither has of theta stands beside them. "type" is an older word for "rope_type". These families rotate whole heads
- * whatever partial_rotary_factor says, but for runs of this program, which have a key of their own.
+ * what neither has of theta stands beside them. "type" is an older word for "rope_type". These families rotate whole
+ * heads whatever partial_rotary_factor says, but for runs of this program, which have a key of their own.
  */
 static enum aq_status read_rope(const struct config_json *config, struct aq_model_config *out)
 {

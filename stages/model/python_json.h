@@ -1,6 +1,6 @@
 /*
- * python_json.h -- JSON as Python's `json` writes it: with the words NaN, Infinity and -Infinity, which are no JSON, and
- * with whole numbers of any length.
+ * python_json.h -- JSON as Python's `json` writes it: with the words NaN, Infinity and -Infinity, which are no JSON,
+ * and with whole numbers of any length.
  *
  * Such a word becomes a text that says it (python_json_word), so that a key that nobody reads may have one, and a key
  * that is read finds no number there. A whole number beyond 64 bits becomes a float.

@@ -260,8 +260,8 @@ static void test_refusals_name_type_and_place(void **state)
          AQ_CORRUPT},
         {"{\"model\": {\"type\": \"BPE\", \"vocab\": {\"a\": 0}, \"merges\": [\"a a\"]}}",
          "model.merges:1: merges what is no token", AQ_CORRUPT},
-        {"{\"model\": {\"type\": \"BPE\", \"vocab\": {\"a\": 0, \"b\": 9000000}, \"merges\": []}}", "\"b\" has no id in 0..1",
-         AQ_CORRUPT},
+        {"{\"model\": {\"type\": \"BPE\", \"vocab\": {\"a\": 0, \"b\": 9000000}, \"merges\": []}}",
+         "\"b\" has no id in 0..1", AQ_CORRUPT},
     };
     for (size_t i = 0; i < sizeof files / sizeof files[0]; i++) {
         struct aq_tokenizer *t = NULL;
