@@ -22,7 +22,8 @@ static enum aq_status attention_call(struct aq_device *where, struct array *arra
                                       .qkv = arrays[0].at,
                                       .out = arrays[1].at,
                                       .lse = arrays[2].at,
-                                      .dropout = {.probability = x->dropout, .keys = x->dropout > 0 ? arrays[5].at : NULL},
+                                      .dropout = {.probability = x->dropout,
+                                                  .keys = x->dropout > 0 ? arrays[5].at : NULL},
                                       .dout = arrays[3].at,
                                       .dqkv = x->rounded ? arrays[6].at : arrays[4].at,
                                       .dqkv_rounded = x->rounded ? arrays[4].at : NULL};
