@@ -8,6 +8,7 @@
 static enum aq_status attention_call(struct aq_device *where, struct array *arrays, const void *context)
 {
     const struct rows_case *x = context;
+    const struct aq_rng_key *keys = x->dropout > 0 ? arrays[5].at : NULL; /* without them a GPU takes Hopper's kernels */
     const struct aq_attention args = {.samples = x->samples,
                                       .T = x->T,
                                       .H = x->H,
@@ -22,7 +23,7 @@ static enum aq_status attention_call(struct aq_device *where, struct array *arra
                                       .qkv = arrays[0].at,
                                       .out = arrays[1].at,
                                       .lse = arrays[2].at,
-                                      .dropout = {.probability = x->dropout, .keys = x->dropout > 0 ? arrays[5].at : NULL},
+                                      .dropout = {.probability = x->dropout, .keys = keys},
                                       .dout = arrays[3].at,
                                       .dqkv = x->rounded ? arrays[6].at : arrays[4].at,
                                       .dqkv_rounded = x->rounded ? arrays[4].at : NULL};
