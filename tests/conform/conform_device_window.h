@@ -8,7 +8,7 @@
 static enum aq_status attention_call(struct aq_device *where, struct array *arrays, const void *context)
 {
     const struct rows_case *x = context;
-    const struct aq_rng_key *keys = x->dropout > 0 ? arrays[5].at : NULL; /* without them a GPU takes Hopper's kernels */
+    const struct aq_rng_key *keys = x->dropout > 0 ? arrays[5].at : NULL; /* NULL: Hopper's own kernels */
     const struct aq_attention args = {.samples = x->samples,
                                       .T = x->T,
                                       .H = x->H,
