@@ -219,6 +219,9 @@ uint64_t aq_plan_coded_bytes(const struct aq_plan *plan, uint32_t s, const struc
  */
 enum aq_status aq_plan_fits(const struct aq_plan *plan, uint64_t memory_bytes);
 
+/* Does this build have the devices of the stages without a host? AQ_NODEV: names the stage and its key. */
+enum aq_status aq_plan_devices_built(const struct aq_plan *plan);
+
 /*
  * Does this rank, what is on a GPU aside, fit into what its daemon lets a worker have? AQ_NOMEM: says both figures, the
  * largest part and the remedy. For the worker, before it allocates anything of the plan.

@@ -36,6 +36,27 @@ uint64_t aq_plan_memory_here(void)
     return group < machine ? group : machine;
 }
 
+enum aq_status aq_plan_devices_built(const struct aq_plan *plan)
+{
+    for (uint32_t r = 0; r < plan->ranks; r++) {
+        const struct aq_job_stage *stage = &plan->job->pipeline.stages[r];
+        struct aq_error_hold hold;
+        char place[PLACE_BYTES];
+        if (stage->host || aq_job_at_client(plan->job, r)) continue;
+        aq_error_hold(&hold);
+        const bool built = aq_device_built(stage->device) == AQ_OK;
+        aq_error_release(&hold);
+        if (built) continue;
+        aq_job_place(plan->job, "pipeline.stages", place, sizeof place);
+        return aq_fail(
+            AQ_NODEV, "plan",
+            "%s: pipeline.stages: stage %u: device: %s is not in this build of aqpipe; use device: cpu, install "
+            "a build with CUDA, or name the host that has one",
+            place, r % plan->stage_count, stage->device);
+    }
+    return AQ_OK;
+}
+
 enum aq_status aq_plan_fits(const struct aq_plan *plan, uint64_t memory_bytes)
 {
     uint64_t sum = 0, largest = 0;

@@ -739,6 +739,25 @@ static void test_fits_adds_the_stages_of_this_machine(void **state)
     plan_kit_done(plan, job);
 }
 
+/* This test's build has no CUDA where AQ_WITH_CUDA is 0; another machine's build may have it. */
+static void test_devices_are_those_of_this_build(void **state)
+{
+    (void)state;
+    static const char *const here[] = {"pipeline.stages=[{layers: 0-3}, {layers: 4-7, device: cuda}]", NULL};
+    static const char *const far[] = {
+        "pipeline.stages=[{layers: 0-3}, {layers: 4-7, device: cuda, host: 'tcp://far:1'}]", "security.tls=off", NULL};
+    struct aq_job *job;
+    struct aq_plan *plan = plan_kit_plan(manifest, far, &job);
+    assert_int_equal(aq_plan_devices_built(plan), AQ_OK);
+    plan_kit_done(plan, job);
+    plan = plan_kit_plan(manifest, here, &job);
+    capture_begin();
+    assert_int_equal(aq_plan_devices_built(plan), AQ_WITH_CUDA ? AQ_OK : AQ_NODEV);
+    capture_end();
+    if (!AQ_WITH_CUDA) assert_true(captured_has("stage 1: device: cuda is not in this build of aqpipe"));
+    plan_kit_done(plan, job);
+}
+
 static void test_rank_fits_its_daemons_limit(void **state)
 {
     (void)state;
@@ -843,6 +862,7 @@ int main(void)
         cmocka_unit_test(test_split_backward_is_planned_and_measured),
         cmocka_unit_test(test_print_names_what_it_must),
         cmocka_unit_test(test_fits_adds_the_stages_of_this_machine),
+        cmocka_unit_test(test_devices_are_those_of_this_build),
         cmocka_unit_test(test_rank_fits_its_daemons_limit),
         cmocka_unit_test(test_disk_fits_counts_caches_of_this_machine),
         cmocka_unit_test(test_open_survives_failing_allocations),

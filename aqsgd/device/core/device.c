@@ -45,11 +45,17 @@ enum aq_status aq_device_open(const struct aq_device_config *config, struct aq_d
         if (!gpu) aq_log("device", 1, "device: auto: the CPU, for this build has no CUDA");
         return aq_device_open(&cpu, out);
     }
-    const struct aq_device_ops *ops = backend_find(kind);
-    if (ops) return ops->open(config, out);
+    AQ_TRY(aq_device_built(kind));
+    return backend_find(kind)->open(config, out);
+}
+
+enum aq_status aq_device_built(const char *kind)
+{
+    if (!kind || strcmp(kind, "auto") == 0 || backend_find(kind)) return AQ_OK;
     if (strcmp(kind, "cuda") == 0)
-        return aq_fail(AQ_NODEV, "device", "device: cuda was not built in; use cpu, or build where CUDA is");
-    return aq_fail(AQ_INVAL, "device", "device: %s is unknown; say cpu, cuda or auto", kind);
+        return aq_fail(AQ_NODEV, "device",
+                       "device: cuda is not in this build; use device: cpu, or install a build with CUDA");
+    return aq_fail(AQ_INVAL, "device", "device: %s is unknown; write cpu, cuda or auto", kind);
 }
 
 enum aq_device_gpu aq_device_gpu(const char *kind)

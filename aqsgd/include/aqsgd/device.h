@@ -88,6 +88,9 @@ enum aq_device_gpu aq_device_gpu(const char *kind);
  * cannot be had. For what holds of this machine alone: times that are predicted, memory that is here.
  */
 bool aq_device_gpu_here(const char *kind, uint32_t index);
+
+/* Does this build have a device of that kind (NULL: auto)? AQ_NODEV, AQ_INVAL: no, as aq_device_open says it. */
+enum aq_status aq_device_built(const char *kind);
 void aq_device_close(struct aq_device *device); /* NULL is fine */
 void aq_device_info(const struct aq_device *device, struct aq_device_info *out);
 
