@@ -80,7 +80,7 @@ def main(room):
     parser.add_argument("--keep", action="store_true", help="leave the folder")
     options = parser.parse_args()
     again = f"tests/attack/{room}.py --seed {options.seed}" + (" --long" if options.long else "")
-    root = jobs.begin(options.bin, f"attack-{room}", again)
+    root = jobs.begin(options.bin, f"attack-{room}", again, disk=room == "daemon")  # a confined worker may write to /dev/shm
     run = Run(options.seed)
     for name, function, short, long in ATTACKS:
         if not name.startswith(options.only):
