@@ -1,5 +1,6 @@
 """Small whole jobs for tests: manifests, launches, what they leave, and the processes below them. See e2e and chaos."""
 import contextlib
+import fcntl
 import json
 import os
 import pathlib
@@ -19,13 +20,25 @@ MEMORY = pathlib.Path("/dev/shm")
 MEMORY_FREE_MIN = 4 << 30  # of six tests at once none has had 300 MiB
 
 
+def hold_folder(path):
+    """Until this process ends the folder is in use, for whoever looks from another PID namespace (the lab), too."""
+    fd = os.open(path / "in-use", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fcntl.flock(fd, fcntl.LOCK_EX)
+
+
 def sweep(tag):
-    """Remove the folders in memory of tests that were killed: their process is gone."""
+    """Remove the folders in memory of tests that were killed: nobody holds them."""
     for path in MEMORY.glob(f"aqpipe-{tag}-*-*"):
         try:
-            if path.stat().st_uid == os.getuid() and not (path / "kept").exists() and not lives(int(path.name.split("-")[-2])):
+            if path.stat().st_uid != os.getuid() or (path / "kept").exists():
+                continue
+            fd = os.open(path / "in-use", os.O_RDWR | os.O_CLOEXEC)  # one that begins has none yet
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(path, ignore_errors=True)
-        except (OSError, ValueError):
+            finally:
+                os.close(fd)
+        except OSError:
             pass
 
 
@@ -47,6 +60,7 @@ def begin(folder, tag, again, disk=False):
     if where:
         sweep(tag)
     ROOT = pathlib.Path(tempfile.mkdtemp(prefix=f"aqpipe-{tag}-{os.getpid()}-", dir=where))
+    hold_folder(ROOT)
     os.environ["AQ_TEST_FOLDER"] = str(ROOT)
     ROOT.joinpath("train.txt").write_text(text(1, 400))
     ROOT.joinpath("heldout.txt").write_text(text(2, 100))

@@ -21,6 +21,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/sendfile.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -101,8 +102,7 @@ static bool copy(int fd, int out)
     return moved == 0;
 }
 
-/* Everything of this file, or the names of this folder, is safe from now on. 0, or -1 with errno. */
-int power_loss_keep(int fd)
+static int keep(int fd)
 {
     char id[80], name[128], aside[PATH_MAX], path[PATH_MAX];
     if (power_loss_id(fd, id, sizeof id) != 0) return -1;
@@ -121,6 +121,25 @@ int power_loss_keep(int fd)
         good = close(out) == 0 && good;
     }
     return good && rename(aside, path) == 0 ? 0 : -1;
+}
+
+/*
+ * Everything of this file, or the names of this folder, is safe from now on. 0, or -1 with errno. One at a time: of two
+ * that sync the same folder the one that looked first could else write last, and the other's names would be lost.
+ */
+int power_loss_keep(int fd)
+{
+    char path[PATH_MAX];
+    const int lock = store_path("lock", path) ? open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600) : -1;
+    if (lock == -1) return -1;
+    while (flock(lock, LOCK_EX) != 0)
+        if (errno != EINTR) {
+            close(lock);
+            return -1;
+        }
+    const int kept = keep(fd);
+    close(lock);
+    return kept;
 }
 
 static int keep_synced(int fd)
