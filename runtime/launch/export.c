@@ -76,7 +76,7 @@ static enum aq_status write_chat(const struct aq_export *export, bool carries, v
     const struct aq_job_data *data = &export->plan->job->data;
     const char *chat = data->chat ? data->chat : carries ? NULL : data->tokenizer_path;
     if (!aq_dataset_kind_masks(data->kind) || !chat) return AQ_OK; /* no answers */
-    if (access(chat, F_OK) != 0) chat = export->run; /* it has gone since the run's end */
+    if (access(chat, F_OK) != 0) chat = export->run;               /* it has gone since the run's end */
     if (!chat || same_place(chat, export->folder)) return AQ_OK;
     return aq_publish_chat(chat, write_file, to);
 }
@@ -88,10 +88,10 @@ enum aq_status aq_export_description(const struct aq_export *export)
     const char *from = began_as(export);
     void *to = (void *)(uintptr_t) export;
     struct aq_tokenizer *tokenizer;
-    struct aq_publish_about about = {
-        .tied = is_tied(plan), .end_of_text = -1, .type = export->type, .from = from};
-    /* The folder's own tokenizer, or one that the job chose. */
-    const bool carries = from && same_place(data->tokenizer_path, plan->job->model.weights);
+    struct aq_publish_about about = {.tied = is_tied(plan), .end_of_text = -1, .type = export->type, .from = from};
+    /* The folder's own tokenizer, or one that the job chose. Where the folder is gone, both are the run's files. */
+    const bool carries =
+        from && (same_place(data->tokenizer_path, plan->job->model.weights) || same_place(data->tokenizer_path, from));
     if (!carries) {
         AQ_TRY(aq_tokenizer_open(data->tokenizer, data->tokenizer_path, &tokenizer));
         about.end_of_text = aq_tokenizer_end_of_text(tokenizer);

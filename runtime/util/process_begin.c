@@ -11,11 +11,13 @@ enum { STACK_BYTES = 8 << 20, STACK_BYTES_MIN = 1 << 20 };
 
 static void signals_begin(void)
 {
-    static const int defaults[] = {SIGCHLD, SIGABRT, SIGBUS,  SIGFPE,  SIGILL,
-                                   SIGSEGV, SIGALRM, SIGUSR1, SIGUSR2, SIGXCPU};
+    static const int defaults[] = {SIGCHLD, SIGABRT, SIGBUS, SIGFPE, SIGILL, SIGSEGV, SIGALRM, SIGXCPU};
     sigset_t none;
     for (size_t i = 0; i < sizeof defaults / sizeof *defaults; i++)
         (void)signal(defaults[i], SIG_DFL);
+    /* Schedulers of clusters send these to all processes of a job. The launcher waits for them (launcher.c). */
+    (void)signal(SIGUSR1, SIG_IGN);
+    (void)signal(SIGUSR2, SIG_IGN);
     (void)signal(SIGXFSZ, SIG_IGN); /* a file over its limit is a failed write (EFBIG), which has a name */
     sigemptyset(&none);
     (void)sigprocmask(SIG_SETMASK, &none, NULL);
