@@ -400,7 +400,6 @@ static enum aq_status fits(struct command *command)
 {
     char caches[AQ_RUN_PATH_BYTES];
     AQ_TRY(values_fit(command));
-    AQ_TRY(aq_plan_devices_built(command->plan));
     AQ_TRY(aq_plan_fits(command->plan, aq_plan_memory_here()));
     if (command->job->cache.path) return aq_plan_disk_fits(command->plan, command->job->cache.path);
     AQ_TRY(aq_run_path(command->job->output.path, "cache", caches));

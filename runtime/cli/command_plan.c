@@ -237,7 +237,6 @@ int aq_command_plan(int argc, char **argv)
     if (status == AQ_OK && options.probe) status = probe(&options, job, &plan);
     if (status == AQ_OK) status = cut(&options, &plan);
     if (status == AQ_OK) status = print(&options, plan);
-    if (status == AQ_OK) status = aq_plan_devices_built(plan);
     if (status == AQ_OK) status = aq_plan_fits(plan, aq_plan_memory_here());
     if (status == AQ_OK && options.told && !aq_probe_told_well(options.told)) status = AQ_IO; /* told in the table */
     aq_probe_told_close(options.told);

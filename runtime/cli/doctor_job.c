@@ -32,7 +32,10 @@ static const double second_ns = 1e9, slow_mb_s = 100;
 
 static void memory_look(struct doctor *doctor, const struct aq_plan *plan)
 {
-    if (aq_plan_devices_built(plan) != AQ_OK) doctor_failed(doctor, "job devices", NULL);
+    if (aq_plan_devices_built(plan) != AQ_OK) {
+        doctor_failed(doctor, "job devices", NULL);
+        return;
+    }
     if (aq_plan_fits(plan, aq_plan_memory_here()) == AQ_OK)
         doctor_found(doctor, DOCTOR_WELL, "job memory", NULL, "the stages of this machine fit");
     else

@@ -215,7 +215,8 @@ uint64_t aq_plan_coded_bytes(const struct aq_plan *plan, uint32_t s, const struc
 
 /*
  * Do the stages without a host (those of this machine) fit together into so much memory? AQ_NOMEM: says the sum, the
- * largest part and the remedy. For the launcher and `aqpipe plan`, before anything is started.
+ * largest part and the remedy. AQ_NODEV: as aq_plan_devices_built. For the launcher and `aqpipe plan`, before they
+ * start anything.
  */
 enum aq_status aq_plan_fits(const struct aq_plan *plan, uint64_t memory_bytes);
 

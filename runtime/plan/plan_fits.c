@@ -61,6 +61,7 @@ enum aq_status aq_plan_fits(const struct aq_plan *plan, uint64_t memory_bytes)
 {
     uint64_t sum = 0, largest = 0;
     uint32_t worst = 0;
+    AQ_TRY(aq_plan_devices_built(plan));
     for (uint32_t r = 0; r < plan->ranks; r++) {
         const uint32_t s = r % plan->stage_count;
         const struct aq_plan_stage *stage = &plan->stages[s];

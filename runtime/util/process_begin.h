@@ -13,8 +13,9 @@
 
 /*
  * Default dispositions of the signals that have a meaning here, but not of INT, HUP, TERM and PIPE, which nohup and
- * shells ignore on purpose; USR1 and USR2 ignored, except where the launcher waits for them; no signal blocked; descriptors 0 to 2 open; files that others may not write; a stack
- * of 8 MiB, or of what the hard limit allows. AQ_INVAL (logged): that is too little.
+ * shells ignore on purpose; USR1 and USR2 ignored, except where the launcher waits for them; no signal blocked;
+ * descriptors 0 to 2 open; files that others may not write; a stack of 8 MiB, or of what the hard limit allows.
+ * AQ_INVAL (logged): that is too little.
  */
 enum aq_status aq_process_begin(void);
 
