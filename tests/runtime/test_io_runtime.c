@@ -254,7 +254,7 @@ static enum what metrics_there(const char *folder)
     const enum aq_status read = aq_file_load(NULL, in(folder, "metrics.jsonl"), 1 << 20, &text, &bytes);
     if (read == AQ_NOTFOUND) return OLD;
     if (read != AQ_OK) return BROKEN;
-    for (char *at = text, *end; at < text + bytes && !broken; at = end + 1) {
+    for (char *at = text, *end = text; !broken && at < text + bytes; at = end ? end + 1 : NULL) {
         end = memchr(at, '\n', (size_t)(text + bytes - at));
         json_t *line = end ? json_loadb(at, (size_t)(end - at), 0, NULL) : NULL;
         const json_int_t number = json_integer_value(json_object_get(line, "number"));
