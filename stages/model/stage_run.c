@@ -51,7 +51,7 @@ static struct layer_run run_of(struct aq_stage *stage, uint32_t index, uint32_t 
     struct stage_layer *layer = &stage->layers[l];
     const struct layer *of = &layer->layer;
     const struct aq_rng_key *adapter_keys =
-        slot->adapters_dropped ? slot->keys + (uint64_t)layer->adapter_site * stage->config.B : NULL;
+        slot->adapters_dropped && slot->keys ? slot->keys + (uint64_t)layer->adapter_site * stage->config.B : NULL;
     /* A sample cut short has fewer rows of every shape. */
     const uint64_t samples = slot->samples, T = stage->config.T;
     return (struct layer_run){.stage = stage,
