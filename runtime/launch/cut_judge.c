@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "control.h"
+#include "edge_guard.h"
 
 enum { ERROR_STEPS = 8, IDLE_STEPS = 20, RAW_SAMPLES_LEAST = 32, LOST_STEPS = 16, LOST_EPOCHS = 5 };
 static const double error_most = 0.5, raw_share_most = 0.01, lost_most = 0.15;
@@ -239,12 +240,21 @@ static void say_lost(const struct aq_cut_judge *judge, uint32_t cut, double lost
         "%llu steps in a row the cuts lost %.0f %% of the activations (most at cut %u): samples change much between "
         "epochs, and the loss can end higher than without compression",
         (unsigned long long)lost_steps(judge), 100 * lost, cut);
-    if (aq_codec_about(codec->kind)->varies)
+    const struct aq_codec_about *about = aq_codec_about(codec->kind);
+    struct aq_codec_config rungs[AQ_EDGE_RUNGS];
+    const uint32_t count = codec->kind == AQ_CODEC_LOWRANK ? 1 : aq_edge_ladder(codec, rungs); /* its rank decides */
+    const char *key = about->varies ? "rate" : "bits";
+    if (about->varies && codec->error > 0)
+        snprintf(out->remedy, sizeof out->remedy, "edges.forward: a smaller error than %g, or a lower train.lr",
+                 (double)codec->error);
+    else if (count > 1) /* one bit more, where there is so much */
         snprintf(out->remedy, sizeof out->remedy,
-                 "edges.forward: a rate of %g in place of %g (the error halves with each bit), or a lower train.lr",
-                 (double)codec->rate + 1, (double)codec->rate);
+                 "edges.forward: %s: %g in place of %g (the error halves with each bit), or a lower train.lr", key,
+                 aq_edge_rung_bits(&rungs[about->varies && count > 2 ? 2 : 1]), aq_edge_rung_bits(codec));
     else
-        snprintf(out->remedy, sizeof out->remedy, "edges.forward: more bits than %u, or a lower train.lr", codec->bits);
+        snprintf(out->remedy, sizeof out->remedy,
+                 "edges.forward: a codec with less error than %s, as {codec: ec, rate: 3.5}, or a lower train.lr",
+                 about->name);
 }
 
 static void judge_activations(struct aq_cut_judge *judge, const json_t *line, struct aq_notice *out, uint32_t *count)

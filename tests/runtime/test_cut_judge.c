@@ -125,15 +125,22 @@ static void test_judge_finds_gradients_that_are_lost(void **state)
 static void test_judge_finds_activations_that_are_lost(void **state)
 {
     (void)state;
-    static const char *const named[] = {"edges.forward={codec: aqsgd, bits: 4}", NULL};
+    static const struct {
+        const char *set, *remedy;
+    } codecs[] = {{"job.name=defaults", "rate: 3.5 in place of 2.5"},
+                  {"edges.forward={codec: aqsgd, bits: 4}", "bits: 5 in place of 4"},
+                  {"edges.forward={codec: ec, rate: 8}", "a codec with less error than ec"},
+                  {"edges.forward={codec: ec, error: 0.2}", "a smaller error than 0.2"},
+                  {"edges.forward={codec: sign}", "a codec with less error than sign"}};
     struct aq_notice out[AQ_NOTICES_AT_ONCE];
     const char *const lost =
         "\"delta_ratio\":[0.4,0.4,null,0.1,0.2,null],\"error_ratio\":[0.28,0.3,null,0.25,0.3,null]";
     const char *const well =
         "\"delta_ratio\":[0.4,0.3,null,0.1,0.2,null],\"error_ratio\":[0.28,0.3,null,0.25,0.3,null]";
     const char *const cold = "\"delta_ratio\":[null,null,null,null,null,null]";
-    for (int grid = 0; grid < 2; grid++) {
-        begin(grid ? named : as_is);
+    for (size_t c = 0; c < sizeof codecs / sizeof *codecs; c++) {
+        const char *const sets[] = {codecs[c].set, NULL};
+        begin(sets);
         const uint64_t due = 5 * plan->steps_per_epoch;
         assert_int_equal(due, 100);
         for (int i = 0; i < 400; i++)
@@ -147,7 +154,7 @@ static void test_judge_finds_activations_that_are_lost(void **state)
         assert_false(out[0].backward || out[0].ends);
         assert_non_null(
             strstr(out[0].text, "100 steps in a row the cuts lost 16 % of the activations (most at cut 1)"));
-        assert_non_null(strstr(out[0].remedy, grid ? "more bits than 4" : "a rate of 3.5 in place of 2.5"));
+        assert_non_null(strstr(out[0].remedy, codecs[c].remedy));
         aq_cut_judge_begin(judge); /* it was said */
         for (uint64_t i = 0; i < 3 * due; i++)
             assert_int_equal(step(lost, out), 0);
