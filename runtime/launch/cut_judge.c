@@ -242,14 +242,13 @@ static void say_lost(const struct aq_cut_judge *judge, uint32_t cut, double lost
         (unsigned long long)lost_steps(judge), 100 * lost, cut);
     const struct aq_codec_about *about = aq_codec_about(codec->kind);
     struct aq_codec_config rungs[AQ_EDGE_RUNGS];
-    const uint32_t count = codec->kind == AQ_CODEC_LOWRANK ? 1 : aq_edge_ladder(codec, rungs); /* its rank decides */
+    const uint32_t count = aq_edge_ladder(codec, rungs);
     const char *key = about->varies ? "rate" : "bits";
     if (about->varies && codec->error > 0)
         snprintf(out->remedy, sizeof out->remedy, "edges.forward: a smaller error than %g, or a lower train.lr",
                  (double)codec->error);
     else if (count > 1) /* one bit more, where there is so much */
-        snprintf(out->remedy, sizeof out->remedy,
-                 "edges.forward: %s: %g in place of %g (the error halves with each bit), or a lower train.lr", key,
+        snprintf(out->remedy, sizeof out->remedy, "edges.forward: %s: %g in place of %g, or a lower train.lr", key,
                  aq_edge_rung_bits(&rungs[about->varies && count > 2 ? 2 : 1]), aq_edge_rung_bits(codec));
     else
         snprintf(out->remedy, sizeof out->remedy,
