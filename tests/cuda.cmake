@@ -87,6 +87,6 @@ endfunction()
 
 aq_cuda_test(test_cuda_host LABELS quick)
 aq_cuda_kernels(test_cuda_host cuda/test_cuda_host.cu)
-aq_cuda_test(test_cuda_codec LIBS codec_common LABELS quick conform)
+aq_cuda_test(test_cuda_codec LIBS codec_common LABELS quick conform PARTS 3)
 aq_cuda_test(test_cuda_grad LABELS quick conform)
 aq_test_again(cuda_codec_more OF test_cuda_codec ARGS 11 LABELS conform TIMEOUT 900)

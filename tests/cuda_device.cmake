@@ -24,7 +24,7 @@ add_library(aq_nccl_on_host OBJECT cuda_host/runtime/nccl_channel_on_host.c cuda
   cuda_host/runtime/nccl_host.c)
 target_include_directories(aq_nccl_on_host PRIVATE cuda_host/runtime ${aq_net_ROOMS})
 target_link_libraries(aq_nccl_on_host PRIVATE aq_net aq_flags)
-aq_cuda_on_host_test(conform_collective_device LIBS collective_cases LABELS conform quick TIMEOUT 900
+aq_cuda_on_host_test(conform_collective_device LIBS collective_cases LABELS conform quick TIMEOUT 900 PARTS 2
   PROCESSORS 2) # some of its cases wait on the real clock
 aq_test_objects(conform_collective_device aq_nccl_on_host)
 target_include_directories(conform_collective_device PRIVATE ${aq_net_ROOMS})
@@ -51,7 +51,7 @@ aq_cuda_on_host_test(test_cuda_codec_device LIBS codec_common LABELS quick)
 # The calls of the test of label gpu, few configurations: test_cuda_codec has them all.
 aq_cuda_on_host_test(test_codec_gpu LIBS codec_common LABELS quick ARGS 997 "test_*codec_of_the_table*" ENVIRONMENT AQ_GPU=required)
 # The conformance of devices, of kind cuda alone: with every ending of a product that cuBLASLt has, and with none.
-aq_cuda_on_host_test(conform_device_cuda LABELS conform TIMEOUT 900 ENVIRONMENT AQ_CONFORM=cuda)
+aq_cuda_on_host_test(conform_device_cuda LABELS conform TIMEOUT 900 PARTS 3 ENVIRONMENT AQ_CONFORM=cuda)
 target_compile_definitions(conform_device_cuda PRIVATE AQ_CUDA_ON_HOST)
 aq_test_again(conform_device_cuda_plain OF conform_device_cuda ARGS test_*matmul* LABELS computes conform quick TIMEOUT 900
   ENVIRONMENT AQ_CONFORM=cuda CUDA_HOST_WATCH=0 CUBLASLT_HOST_FUSES=0)
@@ -68,7 +68,7 @@ aq_test_again(conform_device_cuda_cudnn OF conform_device_cuda ARGS test_attenti
 aq_cuda_on_host_test(test_device_training_cuda LABELS computes quick TIMEOUT 900 ENVIRONMENT AQ_DEVICES=cuda)
 
 # Both ends of an edge on that backend: kernels, copies and events on three late streams, and NCCL's.
-aq_cuda_on_host_test(test_edge_cuda ALONE SOURCES runtime/test_edge.c LABELS quick TIMEOUT 900
+aq_cuda_on_host_test(test_edge_cuda ALONE SOURCES runtime/test_edge.c LABELS quick TIMEOUT 900 PARTS 3
   ENVIRONMENT AQ_DEVICES=cuda AQ_GPU=required CUDA_HOST_GPUS=2)
 aq_test_objects(test_edge_cuda aq_nccl_on_host)
 target_link_libraries(test_edge_cuda PRIVATE aq_runtime)

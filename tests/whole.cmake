@@ -39,6 +39,9 @@ endif()
 aq_long(cuda_codec_more test_codec_gpu)
 # Short form: test_stage with every other variant, and the plain truth in conform_model.
 aq_long(test_stage_plain)
+# Short form: cuda_ptx, which leaves out device kernels that store no bytes, and the machine code.
+add_test(NAME cuda_ptx_whole COMMAND ${AQ_PYTHON} ${CMAKE_CURRENT_SOURCE_DIR}/cuda_ptx --whole)
+set_tests_properties(cuda_ptx_whole PROPERTIES SKIP_RETURN_CODE 77 LABELS long TIMEOUT 1800)
 # Short form: test_install, which installs the same files.
 aq_long(test_tarball)
 if(TARGET aqpipe AND NOT AQ_SANITIZE)
@@ -52,3 +55,50 @@ if(TARGET aqpipe AND NOT AQ_SANITIZE)
   set_tests_properties(parity_whole PROPERTIES LABELS long TIMEOUT 3600 PROCESSORS 2 SKIP_RETURN_CODE 77)
   set_tests_properties(golden_runs_plain test_papers_planned PROPERTIES LABELS e2e TIMEOUT 600 PROCESSORS 2 SKIP_RETURN_CODE 77)
 endif()
+
+# Not quick, because they take more than two processor seconds. tools/test --quick leaves them out; the sanitizers do not.
+function(aq_slow)
+  foreach(test ${ARGN})
+    foreach(part ${test} ${test}_part_2 ${test}_part_3)
+      if(TEST ${part})
+        get_property(labels TEST ${part} PROPERTY LABELS)
+        list(REMOVE_ITEM labels quick)
+        set_property(TEST ${part} PROPERTY LABELS ${labels})
+      endif()
+    endforeach()
+  endforeach()
+endfunction()
+aq_slow(
+  test_codec_distributions test_codec test_codec_ec test_daemon test_metrics_file conform_codec test_plot
+  test_split_data test_cuda_grad test_split_audit test_cuda_codec test_cuda_device conform_collective_device
+  conform_grad_device conform_device_cuda_plain test_device_training_cuda conform_device_cuda_cudnn
+  conform_device_cuda_warps test_bench_allreduce_on_host test_huggingface test_text_tokens test_edge_processes_cuda
+  test_edge_cuda test_chat_transformers test_sampling_reference e2e_images e2e_isolated e2e_codecs e2e_warmup
+  e2e_packed e2e_folders e2e_examples e2e_families test_job_torch test_images_reference conform_device
+  test_folders_transformers test_correlation_torch test_edge test_resnet_torch fuzz_stripes conform_grad
+  test_optimizer_ranks test_grad_toy test_generate_transformers conform_collective test_library conform_transport
+  test_balance test_wanlab test_scale test_stage_base test_io_errors test_io_errors_sealed test_troubleshooting
+  conform_model)
+
+# These take longest, so they start first: at the end no test runs alone on an idle machine.
+function(aq_first)
+  foreach(test ${ARGN})
+    foreach(part ${test} ${test}_part_2 ${test}_part_3)
+      if(TEST ${part})
+        set_property(TEST ${part} PROPERTY COST 100)
+      endif()
+    endforeach()
+  endforeach()
+endfunction()
+aq_first(
+  cuda_ptx test_convergence conform_device_cuda conform_model parity e2e_edges_gpu_fault_on_host
+  e2e_replicas_one_gpu_on_host test_generate_transformers simulate conform_device e2e_freeze_gpu_on_host
+  e2e_lora_gpu_on_host e2e_split_ahead test_edge_cuda e2e_glue golden_runs_plain test_cuda_codec
+  e2e_replicas_gpu_on_host mutants_sample e2e_edges_gpu_on_host e2e_gpu_on_host e2e_split_many test_split_audit
+  e2e_defaults conform_collective_device test_watch_cost e2e_split_wan conform_device_cuda_warps
+  test_edge_processes_cuda test_stage_torch conform_grad_device e2e_replicas_defaults e2e_gpu_default_on_host
+  e2e_split_audit conform_device_cuda_cudnn test_folders_transformers e2e_staleness_resume e2e_mirror
+  conform_collective test_scale conform_transport simulate_power e2e_replicas_optimizers test_cuda_grad
+  e2e_split_privacy_gpu_on_host e2e_split_example test_resnet_torch attack_links e2e_replicas_codecs
+  test_tokenizer_reference e2e_staleness_replicas conform_codec test_library_torch e2e_local_resume e2e_split_rounds
+  e2e_examples e2e_freeze_prefix e2e_split_nan e2e_probe_trouble)

@@ -68,7 +68,8 @@ static void test_cross_entropy_matches_truth(void **state)
     (void)state;
     static const uint64_t sizes[][3] = {{1, 1, 5},    {20, 2, 5},     {9, 7, 1},     {40, 50, 5},    {9, 1001, 5},
                                         {3, 2048, 5}, {3, 5003, 5},   {3, 20003, 5}, {2, 16379, 5},  {3, 1001, 7},
-                                        {3, 2048, 0}, {2, 50257, 15}, {2, 50257, 6}, {1, 60001, 31}, {1, 151936, 0}};
+                                        {3, 2048, 0}, {5, 256, 0},    {3, 1024, 8}, {3, 1025, 7},   {2, 50257, 15},
+                                        {2, 50257, 6}, {1, 60001, 31}, {1, 151936, 0}};
     for (size_t s = 0; s < sizeof sizes / sizeof sizes[0]; s++)
         for (size_t t = sizes[s][1] > 50000; t < LOSS_TYPES; t++) {
             cross_entropy_run(sizes[s], loss_types[t], false);

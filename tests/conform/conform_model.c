@@ -767,6 +767,7 @@ static enum aq_status write_config(void *context, const char *name, const char *
 /* A kind that reads published folders reads what it publishes: the same sizes, the same arithmetic. */
 static void test_published_config_comes_back(void **state)
 {
+    bool many = false;
     (void)state;
     for (int k = 0; k < KINDS; k++) {
         struct aq_stage_config config = config_of(&kinds[k]);
@@ -792,7 +793,8 @@ static void test_published_config_comes_back(void **state)
                 fail_msg("%s: %s does not come back", kinds[k].name, key[i].name);
         }
         aq_model_folder_close(read);
-        if (config.model.labels && first) { /* as many as there can be; dear, so once a model */
+        if (config.model.labels && first && (!many || sample_all())) { /* as many as there can be: takes seconds */
+            many = true;
             config.model.labels = 65536;
             assert_int_equal(aq_publish_model(&config.model, &about, write_config, folder), AQ_OK);
             assert_int_equal(aq_model_folder_open(folder, &read), AQ_OK);

@@ -14,7 +14,7 @@
 #include "cuda_common.cuh"
 
 constexpr unsigned LOSS_WARPS_MAX = 32, LOSS_AT_ONCE = 4; /* loads of a thread that are under way together */
-constexpr unsigned LOSS_THREADS_WIDE = 1024, LOSS_THREADS = 512;
+constexpr unsigned LOSS_THREADS_WIDE = 1024, LOSS_THREADS = 512, LOSS_THREADS_FEW = 64;
 /* Two blocks of 113 KiB fit the 228 KiB of a processor of compute capability 9.0; a block has 1 KiB of CUDA's own. */
 constexpr uint64_t LOSS_PAIR_BYTES = 113 << 10, LOSS_STATIC_BYTES = 1 << 10;
 constexpr float LOG2E = 1.4426950408889634f;
@@ -243,6 +243,10 @@ static enum aq_status cross_entropy_wide(const struct aq_cross_entropy *args, cu
     const dim3 grid = aq_blocks(args->rows, 1);
     const uint64_t bytes = (args->V + W - 1) / W * W * sizeof(L), room = aq_cuda_shared_max() - LOSS_STATIC_BYTES;
     const uint64_t whole = bytes < room ? bytes : room / 16 * 16, shared = args->gradient ? whole : 0;
+    /* A row that few threads read in LOSS_AT_ONCE loads each: most of 512 would only wait for the others. */
+    if (args->V <= static_cast<uint64_t>(LOSS_THREADS_FEW) * LOSS_AT_ONCE * W)
+        return AQ_LAUNCH((cross_entropy<L, G, W, LOSS_THREADS_FEW>), grid, LOSS_THREADS_FEW, shared, stream, *args,
+                         shared / sizeof(L));
     if (bytes <= LOSS_PAIR_BYTES - LOSS_STATIC_BYTES)
         return AQ_LAUNCH((cross_entropy<L, G, W, LOSS_THREADS>), grid, LOSS_THREADS, shared, stream, *args,
                          shared / sizeof(L));

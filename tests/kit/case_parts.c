@@ -1,0 +1,39 @@
+/*
+ * case_parts.c -- the cases of a test in several tests of ctest, which can run at once (PARTS in tests/CMakeLists.txt).
+ *
+ * AQ_TEST_PART=I/N in the environment: only cases I, I + N, I + 2N ... of each group run, from 1 on. The linker hands
+ * calls of cmocka_run_group_tests to this file (--wrap). A part without a case is an error, because it would test nothing.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include <cmocka.h>
+
+int __real__cmocka_run_group_tests(const char *name, const struct CMUnitTest *tests, size_t count,
+                                   CMFixtureFunction setup, CMFixtureFunction teardown);
+int __wrap__cmocka_run_group_tests(const char *name, const struct CMUnitTest *tests, size_t count,
+                                   CMFixtureFunction setup, CMFixtureFunction teardown);
+
+int __wrap__cmocka_run_group_tests(const char *name, const struct CMUnitTest *tests, size_t count,
+                                   CMFixtureFunction setup, CMFixtureFunction teardown)
+{
+    const char *wish = getenv("AQ_TEST_PART");
+    unsigned part, parts;
+    size_t chosen = 0;
+    if (!wish) return __real__cmocka_run_group_tests(name, tests, count, setup, teardown);
+    if (sscanf(wish, "%u/%u", &part, &parts) != 2 || part < 1 || part > parts || part > count) {
+        fprintf(stderr, "AQ_TEST_PART=%s: not a part I/N of %zu cases\n", wish, count);
+        return 1;
+    }
+    struct CMUnitTest *own = malloc(count * sizeof *own);
+    if (!own) abort();
+    for (size_t i = part - 1; i < count; i += parts)
+        own[chosen++] = tests[i];
+    const int failed = __real__cmocka_run_group_tests(name, own, chosen, setup, teardown);
+    free(own);
+    return failed;
+}
