@@ -108,6 +108,13 @@ aq_fuzz(spm RUNS 3000 LIBS aq_stages)
 aq_fuzz(dataset RUNS 10000 LIBS aq_stages data_files)
 aq_fuzz(chat RUNS 20000 LIBS aq_stages)
 aq_fuzz(stopper RUNS 50000 LIBS aq_stages aq_dep::jansson)
+aq_fuzz(sums RUNS 4000 LIBS aq_runtime aq_net INCLUDES ${aq_runtime_ROOMS}
+  LINK -Wl,--wrap=turn_miss,--wrap=server_fails,--wrap=state_mark,--wrap=aq_progress_say)
+if(AQ_WITH_MICROHTTPD)
+  aq_fuzz(page RUNS 1500 LIBS aq_runtime INCLUDES ${aq_runtime_ROOMS})
+endif()
+aq_fuzz(import RUNS 800 LIBS aq_runtime aq_stages INCLUDES ${aq_runtime_ROOMS}
+  LINK -Wl,--wrap=aq_out_text,--wrap=aq_out_raw)
 if(NOT AQ_FUZZ)
   aq_fuzz_program()
 endif()

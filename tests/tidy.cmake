@@ -9,3 +9,6 @@ set_tests_properties(prose PROPERTIES LABELS quick)
 # The messages that docs/TROUBLESHOOTING.md explains are those of the programs.
 add_test(NAME test_troubleshooting COMMAND ${AQ_PYTHON} ${CMAKE_CURRENT_SOURCE_DIR}/test_troubleshooting)
 set_tests_properties(test_troubleshooting PROPERTIES LABELS quick)
+# Each promise of docs/RELIABILITY.md and SECURITY.md names a test, and the tests that they name exist.
+add_test(NAME test_promises COMMAND ${AQ_PYTHON} -B ${CMAKE_CURRENT_SOURCE_DIR}/test_promises)
+set_tests_properties(test_promises PROPERTIES LABELS quick)

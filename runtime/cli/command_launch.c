@@ -41,10 +41,11 @@
 #include "stages/weights.h"
 
 enum {
-    ERRORS_KEPT = 8, ERROR_BYTES = 1100,
+    ERRORS_KEPT = 8,
+    ERROR_BYTES = 1100,
     READY_S = 900,
     WARNING_S = 120, /* of Slurm, before its time limit */
-    SETS_OWN = 5 /* that options stand for */
+    SETS_OWN = 5     /* that options stand for */
 };
 
 struct errors { /* error lines while the progress line is live; they come out at the end */
@@ -64,8 +65,8 @@ struct command {
     bool turn;  /* `aqpipe split-turn`                            */
     int guest;  /* the client's daemon, of a turn                 */
     const char *adopt, *sums;
-    uint64_t until, shift, steps;
-    uint32_t epochs; /* that it goes on to; 0: as before               */
+    uint64_t until, shift, updates, steps;
+    uint32_t epochs;            /* that it goes on to; 0: as before               */
     enum aq_lr_choice schedule; /* of the learning rate beyond the old end */
     char manifest_path[AQ_RUN_PATH_BYTES], daemon[AQ_RUN_PATH_BYTES];
     struct aq_run_entry entry;
@@ -179,23 +180,18 @@ static const struct aq_option resume_options[] = {
     OPTIONS_OF_BOTH,
     {0}};
 
-static const char *descriptor_read(const char *text, void *to)
-{
-    char *end;
-    const long number = strtol(text, &end, 10);
-    *(int *)to = (int)number;
-    return *text && !*end && number >= 3 && number <= INT_MAX ? NULL : "the number of a descriptor is wanted";
-}
-
 static const struct aq_option turn_options[] = {
     AQ_ROW(TEXT, struct command, run, "run", "DIR", "the client's folder at the server"),
     AQ_ROW(FLAG, struct command, entry.resume, "resume", NULL, "go on from its newest complete checkpoint"),
     AQ_ROW(TEXT, struct command, adopt, "adopt", "DIR", "begin with the weights and optimizer states in DIR"),
     AQ_ROW(TEXT, struct command, sums, "sums", "PATH", "global sampling: the socket of the server's sums of gradients"),
-    AQ_ROW_RANGE(U64, struct command, shift, "shift", "N", 0, 1e18,
-                 "global sampling: steps that this client was not there for"),
+    AQ_ROW_READ(aq_steps_read, struct command, shift, "shift", "N",
+                "global sampling: the steps of all are N more than this client's own (or fewer: -N)"),
+    AQ_ROW_READ(aq_steps_read, struct command, updates, "updates", "N",
+                "and the optimizer's moments have had N more updates than this client's own steps"),
     AQ_ROW_RANGE(U64, struct command, until, "until", "N", 1, 1e18, "the turn's last step"),
-    AQ_ROW_READ(descriptor_read, struct command, guest, "guest", "FD", "the connected socket of the client's daemon"),
+    AQ_ROW_READ(aq_descriptor_read, struct command, guest, "guest", "FD",
+                "the connected socket of the client's daemon"),
     OPTIONS_OF_BOTH,
     {0}};
 
@@ -325,7 +321,7 @@ static enum aq_status load_job(struct command *command)
         AQ_TRY(aq_resume_schedule(command->manifest_path, command->schedule, schedule));
         sets[count++] = schedule;
     }
-    if (command->go_on) sets[count++] = "facts.train_samples=0";  /* the data is read again: is it what it was? */
+    if (command->go_on) sets[count++] = "facts.train_samples=0"; /* the data is read again: is it what it was? */
     AQ_TRY(aq_job_load(command->manifest_path, sets, count, &command->job));
     return is_ssh(command) ? place_agents(command, sets, count) : AQ_OK;
 }
@@ -369,7 +365,7 @@ static enum aq_status prepare(struct command *command)
     if (command->token_file) AQ_TRY(aq_token_load(command->token_file, &command->token));
     AQ_TRY(aq_launcher_keys(command->job, &command->tls));
     AQ_TRY(aq_daemon_program(command->daemon));
-    if (command->shift >= command->plan->steps && command->shift > 0)
+    if ((int64_t)command->shift > 0 && command->shift >= command->plan->steps)
         return aq_fail(AQ_INVAL, "launch", "--shift: the job has no so many steps");
     if (command->turn != (command->job->split.clients > 0))
         return aq_fail(AQ_INVAL, "launch", "a job of split learning is trained by aqpipe split-server");
@@ -378,6 +374,7 @@ static enum aq_status prepare(struct command *command)
     else
         AQ_TRY(aq_run_path(command->job->output.path, "checkpoint", command->entry.checkpoint));
     command->entry.plan = command->plan;
+    command->entry.shift = command->shift;
     command->entry.manifest = command->manifest;
     return check_names(command);
 }
@@ -545,6 +542,7 @@ static void run_once(struct command *command, struct aq_launch_result *result)
                                      .adopt = command->adopt,
                                      .sums = command->sums,
                                      .shift = command->shift,
+                                     .updates = command->updates,
                                      .manifest = command->manifest,
                                      .lengths = command->lengths,
                                      .plan_hash = aq_plan_hash(command->plan),
@@ -824,7 +822,7 @@ static int launch(struct command *command)
         say_finished(command);
         return AQ_EXIT_DONE;
     }
-    command->progress.steps = command->plan->steps;
+    command->progress.steps = command->plan->steps - command->shift;
     command->progress.stages = command->plan->stage_count;
     const bool goes_on = command->entry.resume_step > 0;
     if (aq_bits_open(command->plan, command->job->output.path, goes_on, &command->bits) != AQ_OK ||

@@ -5,6 +5,7 @@
 
 #include <argp.h>
 #include <errno.h>
+#include <limits.h>
 #include <math.h>
 #include <stdarg.h>
 #include <stdbool.h>
@@ -238,4 +239,22 @@ const char *aq_size_read(const char *text, void *to)
         return "bytes are wanted, or 512M";
     *(uint64_t *)to = value << shift;
     return NULL;
+}
+
+const char *aq_steps_read(const char *text, void *to)
+{
+    static const long long most = 1LL << 60;
+    char *end;
+    errno = 0;
+    const long long number = strtoll(text, &end, 10);
+    *(uint64_t *)to = (uint64_t)number;
+    return errno == 0 && *text && !*end && number <= most && number >= -most ? NULL : "a number of steps is wanted";
+}
+
+const char *aq_descriptor_read(const char *text, void *to)
+{
+    char *end;
+    const long number = strtol(text, &end, 10);
+    *(int *)to = (int)number;
+    return *text && !*end && number >= 3 && number <= INT_MAX ? NULL : "the number of a descriptor is wanted";
 }

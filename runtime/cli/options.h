@@ -89,6 +89,10 @@ int aq_options_read(const struct aq_command_line *line, int argc, char **argv, v
 
 /* A READ of bytes into a uint64_t: "5000000000", "512M", "16G". */
 const char *aq_size_read(const char *value, void *to);
+/* A READ of steps into a uint64_t, modulo 2^64: "-12" is 2^64 - 12. */
+const char *aq_steps_read(const char *value, void *to);
+/* A READ of a descriptor into an int. */
+const char *aq_descriptor_read(const char *value, void *to);
 
 /* Say on standard error what is wrong with a command line of that name ("aqpipe launch"); answers AQ_EXIT_USAGE. */
 int aq_options_wrong(const char *name, const char *format, ...) __attribute__((format(printf, 2, 3)));

@@ -24,7 +24,7 @@ struct aq_tls; /* net/tls.h */
 /* What the plan has a worker say: what goes beyond it ends the run (launcher_bounds.c). */
 struct aq_launch_bounds {
     uint64_t steps;          /* of the whole run                                   */
-    uint64_t shift;          /* evaluations are due by steps of all, of which this run has had so many fewer  */
+    uint64_t shift;          /* evaluations are due by steps of all: so many more, modulo 2^64           */
     uint64_t mark_every;     /* steps between checkpoints; 0: at the end alone     */
     uint64_t evaluate_every; /* steps between evaluations; 0: at the end alone     */
     bool evaluates;          /* there are held-out samples                         */
@@ -45,7 +45,8 @@ struct aq_launch {
     uint64_t resume;        /* the mark to go on from; 0: from the beginning                            */
     uint64_t until;         /* stop after this step, with a checkpoint; 0: at the end of the plan         */
     const char *sums;       /* absolute: where gradients are summed over clients (sum_line.h); NULL: nowhere */
-    uint64_t shift;         /* steps that this run has had fewer than the others have, of the same epochs    */
+    uint64_t shift;         /* the plan's steps are so many more than the run's own, modulo 2^64              */
+    uint64_t updates;       /* and the optimizer's moments have had so many more updates than own steps       */
     const char *adopt;      /* absolute: begin with the weights in this folder (checkpoint.h); NULL: none  */
     uint64_t resume_bytes;  /* of metrics.jsonl, at that mark; 0: not known                             */
     const char *run;        /* absolute                                                                 */

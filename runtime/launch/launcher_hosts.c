@@ -173,7 +173,10 @@ enum aq_status hosts_start(struct launcher *launcher)
         const char *host = launcher->hosts[launcher->stages[r].host].address;
         const bool guest = host && strcmp(host, AQ_LAUNCH_GUEST) == 0; /* no path of this machine goes there */
         if (launch->sums && !guest) json_object_set_new(message, "sums", json_string(launch->sums));
-        if (launch->shift) json_object_set_new(message, "shift", json_integer((json_int_t)launch->shift));
+        if (launch->shift || launch->updates) {
+            json_object_set_new(message, "shift", json_integer((json_int_t)launch->shift));
+            json_object_set_new(message, "updates", json_integer((json_int_t)launch->updates));
+        }
         if (launch->adopt) json_object_set_new(message, "adopt", json_string(launch->adopt));
         stage_send(launcher, r, message);
         if (launcher->cause != CAUSE_NONE) return AQ_CLOSED;

@@ -198,6 +198,12 @@ static enum aq_status enter_other(struct aq_run_entry *entry, const struct ident
 
 /* ---- a run that goes on ---- */
 
+/* Its own last step. */
+static uint64_t steps_end(const struct aq_run_entry *entry)
+{
+    return entry->plan->steps - entry->shift;
+}
+
 /* It goes on with another plan than it began with: further, or less far. What that does to what was decided by the end.
  */
 static enum aq_status extend(struct aq_run_entry *entry)
@@ -207,11 +213,12 @@ static enum aq_status extend(struct aq_run_entry *entry)
     const struct aq_optimizer_config *optimizer = &here->job->train.optimizer;
     struct aq_job *job;
     struct aq_plan *there;
-    if (at > here->steps)
+    if (at > steps_end(entry))
         return aq_fail(AQ_REFUSED, "launch",
                        "%s has made %llu steps already, and this plan ends at step %llu: more of train.epochs or "
                        "train.steps_max is needed to go on",
-                       here->job->output.path, (unsigned long long)at, (unsigned long long)here->steps);
+                       here->job->output.path, (unsigned long long)at, (unsigned long long)steps_end(entry));
+    if (aq_job_global(here->job)) return AQ_OK; /* its server says what changes */
     if (!plan_before(here->job->output.path, &job, &there)) return AQ_OK;
     char rates[sizeof entry->extended / 2];
     aq_resume_rates(there, here, at, rates, sizeof rates);
@@ -275,8 +282,9 @@ static enum aq_status enter_used(struct aq_run_entry *entry, const struct identi
     entry->resume_bytes = marked ? mark.metrics : 0;
     if (!same) AQ_TRY(extend(entry));
     /* Killed after its last checkpoint, a run still has to leave its model; one without metrics cannot tell. */
-    entry->early = entry->resume_step < plan->steps && ended_early(entry, metrics);
-    entry->finished = (entry->resume_step >= plan->steps || entry->early) && (found.done || !plan->job->output.metrics);
+    const bool all = entry->resume_step >= steps_end(entry);
+    entry->early = !all && ended_early(entry, metrics);
+    entry->finished = (all || entry->early) && (found.done || !plan->job->output.metrics);
     if (entry->finished) return AQ_OK; /* its report stays as it is */
     if (marked) AQ_TRY(aq_resume_check(plan, run, entry->resume_step));
     entry->rewinds = true;

@@ -32,10 +32,11 @@ struct aq_run_entry {
     char cache[AQ_RUN_PATH_BYTES];
     struct aq_owned_folders folders;
     struct aq_owner owner;
-    bool finished;         /* the run in the folder has come to its end: nothing was changed */
-    bool early;            /* it ended at resume_step by train.early_stop, and `best` is its best evaluation: where it
+    bool finished; /* the run in the folder has come to its end: nothing was changed */
+    bool early;    /* it ended at resume_step by train.early_stop, and `best` is its best evaluation: where it
                               has not finished (killed), what is left to do is to leave its model */
     struct aq_best best;
+    uint64_t shift;        /* global sampling: the plan's steps are so many more than the run's (modulo 2^64) */
     uint64_t resume_step;  /* 0: from the beginning */
     uint64_t resume_bytes; /* of metrics.jsonl, at that step; 0: not known */
     double seconds;        /* of the run before this start */

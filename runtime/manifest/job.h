@@ -30,11 +30,11 @@
 #include "aqsgd/base.h"
 #include "aqsgd/codec.h"
 #include "aqsgd/grad.h"
+#include "lr_ends.h"
 #include "net/link.h"
 #include "stages/augment.h"
 #include "stages/dataset.h"
 #include "stages/stage.h"
-#include "lr_ends.h"
 
 enum {
     AQ_JOB_STAGES_MAX = 128,         /* stages of a pipeline: every loop over stages is bounded by it           */
@@ -105,12 +105,12 @@ struct aq_job_data {
     struct aq_job_columns {
         const char *text, *pair, *label; /* of tables: names, or numbers from 1 on; NULL: none            */
     } columns;
-    const char *chat;   /* folder with a chat template, or NULL                                             */
+    const char *chat;           /* folder with a chat template, or NULL                                             */
     const char *chat_variables; /* of the template, a JSON object; or NULL                                  */
-    bool pack;          /* conversations into samples                                                       */
-    bool pack_mask;     /* of which they are the parts: none sees another                                   */
-    const char *labels; /* their names, with commas; NULL: numbers from 0 on                              */
-    struct aq_augment augment; /* of training images                                                       */
+    bool pack;                  /* conversations into samples                                                       */
+    bool pack_mask;             /* of which they are the parts: none sees another                                   */
+    const char *labels;         /* their names, with commas; NULL: numbers from 0 on                              */
+    struct aq_augment augment;  /* of training images                                                       */
 };
 
 /* What a run does about a stage whose gradient stays 0. */
@@ -127,7 +127,7 @@ struct aq_job_train {
     uint64_t warmup_steps;
     enum aq_lr_decay decay;
     struct aq_job_every decay_every;
-    const char *schedule;                  /* what followed on earlier ends; NULL: the run has had none */
+    const char *schedule;      /* what followed on earlier ends; NULL: the run has had none */
     struct aq_lr_ends lr_ends; /* the same, read */
     float decay_rate, decay_power, lr_min;
     float loss_scale;           /* of fp16: a fixed one; 0: searched for (loss_scale.h)                    */
@@ -329,6 +329,8 @@ struct aq_job_facts {
     /* split.mode: global: the training samples of all clients, and how many of them lie before this one's; 0: those of
      * the others are not known yet, and the plan is of this client's alone. */
     uint64_t all_samples, first_sample;
+    /* What both were in this client's first round: its checkpoints are of that. began_samples 0: the same as now. */
+    uint64_t began_samples, began_first;
 };
 
 struct aq_job {

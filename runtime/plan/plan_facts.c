@@ -33,7 +33,7 @@ struct told {
     uint64_t samples, digest;
     uint32_t outputs, vocabulary, places;
     uint32_t ends[AQ_DATASET_ENDS_MAX]; /* each and 1 */
-    uint32_t *lengths; /* memory of aq_alloc, or NULL: of samples, then of their parts */
+    uint32_t *lengths;                  /* memory of aq_alloc, or NULL: of samples, then of their parts */
     uint64_t parts;
 };
 
@@ -96,25 +96,25 @@ struct aq_dataset_config aq_plan_dataset(const struct aq_job *job, bool heldout)
 {
     const struct aq_job_data *data = &job->data;
     const char *task = job->model.task ? job->model.task : aq_model_task(job->model.config.kind);
-    return (struct aq_dataset_config){.kind = data->kind,
-                                      .paths = heldout ? data->heldout : data->train,
-                                      .path_count = heldout ? data->heldout_count : data->train_count,
-                                      .tokenizer_kind = data->tokenizer,
-                                      .tokenizer_path = data->tokenizer_path,
-                                      .cache = data->cache,
-                                      .T = job->train.T,
-                                      .begin = data->bos,
-                                      .places_max = job->model.config.context,
-                                      .tokens_max = job->model.weights ? job->model.config.vocabulary : 0,
-                                      .field = aq_task_field(aq_task_find(task)),
-                                      .columns = {data->columns.text, data->columns.pair, data->columns.label,
-                                                  data->labels},
-                                      .chat = data->chat,
-                                      .chat_variables = data->chat_variables,
-                                      .whole = !data->pack,
-                                      .together = !data->pack_mask,
-                                      .samples_max = heldout ? data->heldout_samples_max : data->train_samples_max,
-                                      .skip = heldout ? 0 : data->skip};
+    return (struct aq_dataset_config){
+        .kind = data->kind,
+        .paths = heldout ? data->heldout : data->train,
+        .path_count = heldout ? data->heldout_count : data->train_count,
+        .tokenizer_kind = data->tokenizer,
+        .tokenizer_path = data->tokenizer_path,
+        .cache = data->cache,
+        .T = job->train.T,
+        .begin = data->bos,
+        .places_max = job->model.config.context,
+        .tokens_max = job->model.weights ? job->model.config.vocabulary : 0,
+        .field = aq_task_field(aq_task_find(task)),
+        .columns = {data->columns.text, data->columns.pair, data->columns.label, data->labels},
+        .chat = data->chat,
+        .chat_variables = data->chat_variables,
+        .whole = !data->pack,
+        .together = !data->pack_mask,
+        .samples_max = heldout ? data->heldout_samples_max : data->train_samples_max,
+        .skip = heldout ? 0 : data->skip};
 }
 
 uint32_t aq_plan_places(const struct aq_plan *plan)
@@ -227,7 +227,9 @@ enum aq_status aq_plan_facts(const struct aq_job *job, struct aq_job_facts *out,
                                  .ends = {train.ends[0], train.ends[1]},
                                  .parts = train.parts + heldout.parts,
                                  .all_samples = job->facts.all_samples,
-                                 .first_sample = job->facts.first_sample};
+                                 .first_sample = job->facts.first_sample,
+                                 .began_samples = job->facts.began_samples,
+                                 .began_first = job->facts.began_first};
     if (train.vocabulary && train.outputs != train.vocabulary) facts.labels = train.outputs;
     if (aq_plan_weights_gone(job))
         facts.weights_digest = job->facts.weights_digest;

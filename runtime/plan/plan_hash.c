@@ -69,15 +69,14 @@ static const char *const extent[] = {"train.epochs",     "train.steps_max",   "t
 /* Keys that older runs did not know: where they say nothing, or their default, there is no line, and a hash is what it
  * was. */
 static const char *const silent[] = {
-    "train.freeze",     "train.frozen_store",    "train.staleness", "train.prediction", "lora.rank",
-    "lora.alpha",       "lora.targets",          "lora.rslora",     "lora.dora",        "lora.dropout",
-    "reduce.every",     "reduce.outer_lr",       "reduce.outer_momentum",
-    "reduce.density",   "model.labels",          "data.text_column",
-    "data.pair_column", "data.label_column",     "data.labels",     "data.pack",        "data.pack_mask",
-    "train.early_stop", "checkpoint.best",       "edges.guard",     "edges.bits",       "split.client",
-    "split.rounds",     "split.epochs",          "split.privacy.",  "split.capture",
-    "split.statistics",  "split.labels",         "data.augment.",     "train.schedule",   "edges.check",
-    "model.logits",      "data.bos",             "data.chat_variables",
+    "train.freeze",     "train.frozen_store", "train.staleness",       "train.prediction", "lora.rank",
+    "lora.alpha",       "lora.targets",       "lora.rslora",           "lora.dora",        "lora.dropout",
+    "reduce.every",     "reduce.outer_lr",    "reduce.outer_momentum", "reduce.density",   "model.labels",
+    "data.text_column", "data.pair_column",   "data.label_column",     "data.labels",      "data.pack",
+    "data.pack_mask",   "train.early_stop",   "checkpoint.best",       "edges.guard",      "edges.bits",
+    "split.client",     "split.rounds",       "split.epochs",          "split.privacy.",   "split.capture",
+    "split.statistics", "split.labels",       "data.augment.",         "train.schedule",   "edges.check",
+    "model.logits",     "data.bos",           "data.chat_variables",
 };
 
 static bool names(const char *const *list, size_t count, const char *name)
@@ -154,6 +153,16 @@ static void add_facts(const struct aq_plan *plan, struct aq_text *text)
     if (facts->lengths_digest) aq_text_add(text, "lengths=digest %016llx\n", (unsigned long long)facts->lengths_digest);
 }
 
+/* Clients may come and go between rounds. A client's checkpoint serves its run as long as it goes on. */
+static void add_global(const struct aq_plan *plan, enum scope scope, struct aq_text *text)
+{
+    const struct aq_job_facts *facts = &plan->facts;
+    const bool began = scope != OF_PLAN && facts->began_samples > 0;
+    aq_text_add(text, "split.mode=global, of %llu samples from %llu on\n",
+                (unsigned long long)(began ? facts->began_samples : facts->all_samples),
+                (unsigned long long)(began ? facts->began_first : facts->first_sample));
+}
+
 /* A line a setting: its name, "=", its value. */
 static void plan_text(const struct aq_plan *plan, enum scope scope, struct aq_text *text)
 {
@@ -171,9 +180,7 @@ static void plan_text(const struct aq_plan *plan, enum scope scope, struct aq_te
     for (uint32_t s = 0; s < plan->stage_count && scope == OF_PLAN; s++)
         aq_text_add(text, "slots of stage %u=%u\n", s, plan->stages[s].config.slots);
     if (scope == OF_PLAN && aq_job_sealed(plan->job)) aq_text_add(text, "split.seal=true\n");
-    if (aq_job_global(plan->job))
-        aq_text_add(text, "split.mode=global, of %llu samples from %llu on\n",
-                    (unsigned long long)plan->facts.all_samples, (unsigned long long)plan->facts.first_sample);
+    if (aq_job_global(plan->job)) add_global(plan, scope, text);
     if (aq_plan_ties(plan)) aq_text_add(text, "head is the embedding's table=true\n");
     for (uint32_t e = 0; e + 1 < plan->stage_count; e++) {
         add_codec(&plan->edges[e].shape.forward, e, "forward", text);

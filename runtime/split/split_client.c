@@ -211,7 +211,11 @@ static enum aq_status on_turn(struct client *client, const json_t *line)
     AQ_TRY(aq_control_get_u64(line, "mark", &mark));
     AQ_TRY(aq_control_get_u64(line, "until", &client->until));
     client->told = aq_control_u64_or(line, "told", 0);
-    if (client->until == 0 || client->until > client->job.plan->steps || mark > client->until || begin > mark)
+    /* With global sampling rounds may have had other numbers of steps, so own ones have no end. */
+    const struct aq_job *job = client->job.job;
+    const uint64_t most =
+        aq_job_global(job) ? begin + job->split.epochs * client->job.plan->steps_per_epoch : client->job.plan->steps;
+    if (client->until == 0 || client->until > most || mark > client->until || begin > mark)
         return aq_fail(AQ_PROTO, AREA, "the server offers a turn of steps that there are not");
     const bool adopt = aq_control_bool_or(line, "adopt", false);
     client->gate.begin = adopt ? client->begin : NULL;
@@ -282,7 +286,7 @@ static void gate_hosts(struct aq_split_gate *gate, const struct aq_job *job)
 }
 
 /* Its job, and what of it the gate lets pass. */
-static enum aq_status job_open(struct client *client, uint64_t all_samples, uint64_t first_sample)
+static enum aq_status job_open(struct client *client, const struct aq_split_share *share)
 {
     const struct aq_split_client_config *config = client->config;
     const struct aq_split_asked asked = {.manifest = config->manifest,
@@ -291,8 +295,7 @@ static enum aq_status job_open(struct client *client, uint64_t all_samples, uint
                                          .client = config->id,
                                          .data = config->data,
                                          .heldout = config->heldout,
-                                         .all_samples = all_samples,
-                                         .first_sample = first_sample};
+                                         .share = share};
     struct aq_split_job made;
     char *manifest;
     AQ_TRY(aq_split_job_open(&asked, &made));
@@ -303,7 +306,7 @@ static enum aq_status job_open(struct client *client, uint64_t all_samples, uint
     }
     aq_split_job_close(&client->job);
     aq_free(client->manifest);
-    if (all_samples == 0) client->join_hash = aq_plan_hash(made.plan);
+    if (!share) client->join_hash = aq_plan_hash(made.plan);
     client->job = made;
     client->manifest = manifest;
     gate_hosts(&client->gate, made.job);
@@ -316,6 +319,7 @@ static enum aq_status job_open(struct client *client, uint64_t all_samples, uint
 static enum aq_status on_together(struct client *client, const json_t *line)
 {
     const struct aq_job_facts *facts = &client->job.plan->facts;
+    char text[AQ_SPLIT_TEXT_BYTES];
     uint64_t samples, first;
     AQ_TRY(aq_control_get_u64(line, "samples", &samples));
     AQ_TRY(aq_control_get_u64(line, "first", &first));
@@ -328,10 +332,17 @@ static enum aq_status on_together(struct client *client, const json_t *line)
                        "the server says that all clients have %" PRIu64 " samples, %" PRIu64
                        " of them before this one's %" PRIu64 ": they are none, or more than can be put in order",
                        samples, first, facts->train_samples);
-    if (facts->all_samples == samples && facts->first_sample == first) return AQ_OK;
-    AQ_TRY(job_open(client, samples, first));
-    say(client, "batches are drawn over %" PRIu64 " samples of all clients, %" PRIu64 " of them here", samples,
-        client->job.plan->facts.train_samples);
+    const struct aq_split_share share = {.all = samples,
+                                         .first = first,
+                                         .began_all = aq_control_u64_or(line, "began_samples", 0),
+                                         .began_first = aq_control_u64_or(line, "began_first", 0)};
+    if (facts->all_samples == samples && facts->first_sample == first && facts->began_samples == share.began_all &&
+        facts->began_first == share.began_first)
+        return AQ_OK;
+    AQ_TRY(job_open(client, &share));
+    const char *why = aq_printable_text(aq_control_text_or(line, "text", ""), text, sizeof text);
+    say(client, "batches are drawn over %" PRIu64 " samples of all clients, %" PRIu64 " of them here%s%s", samples,
+        client->job.plan->facts.train_samples, why[0] ? ": " : "", why);
     return AQ_OK;
 }
 
@@ -690,7 +701,7 @@ static enum aq_status instance_open(struct client *client)
 static enum aq_status open_all(struct client *client)
 {
     const struct aq_split_client_config *config = client->config;
-    AQ_TRY(job_open(client, 0, 0));
+    AQ_TRY(job_open(client, NULL));
     const struct aq_job *job = client->job.job;
     AQ_TRY(aq_tls_open_site(job->security.keys, config->id, &client->tls));
     AQ_TRY(aq_run_make_folder(job->output.path));

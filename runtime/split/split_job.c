@@ -8,7 +8,7 @@
 #include "runtime_text.h"
 #include "split_labels.h"
 
-enum { SETS_MAX = 280, SETS_OWN = 21 };
+enum { SETS_MAX = 280, SETS_OWN = 23 };
 
 static const char *const AREA = "split";
 
@@ -77,9 +77,11 @@ static enum aq_status load(const struct aq_split_asked *asked, uint64_t epochs, 
         add_number(&sets, "train.epochs", epochs);
         add_number(&sets, "train.steps_max", 0);
     }
-    if (asked->client && asked->all_samples) {
-        add_number(&sets, "facts.all_samples", asked->all_samples);
-        add_number(&sets, "facts.first_sample", asked->first_sample);
+    if (asked->client && asked->share) {
+        add_number(&sets, "facts.all_samples", asked->share->all);
+        add_number(&sets, "facts.first_sample", asked->share->first);
+        add_number(&sets, "facts.began_samples", asked->share->began_all);
+        add_number(&sets, "facts.began_first", asked->share->began_first);
     }
     if (asked->data) add_text(&sets, "data.train", asked->data);
     if (asked->heldout) add_text(&sets, "data.heldout", asked->heldout);

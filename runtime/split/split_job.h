@@ -15,16 +15,22 @@
 #include "job.h"
 #include "plan.h"
 
+/* Of global sampling: where a client's samples lie among those of all (job.h), now and in its first round. */
+struct aq_split_share {
+    uint64_t all, first;
+    uint64_t began_all, began_first; /* began_all 0: the same as now */
+};
+
 struct aq_split_asked {
     const char *manifest; /* file */
     const char *const *sets;
     uint32_t set_count;
-    const char *client;               /* NULL: the job that is everybody's, without a plan                */
-    const char *run;                  /* output.path of it                                                */
-    const char *data, *heldout;       /* of a client: its files; NULL: as the manifest has them           */
-    const char *labels;               /* of a server that has them: the folder of this client's; or NULL  */
-    const struct aq_job_facts *facts; /* of a server: what the client told; NULL: the data is read        */
-    uint64_t all_samples, first_sample; /* of a client of global sampling (job.h); 0: not known yet           */
+    const char *client;                 /* NULL: the job that is everybody's, without a plan                */
+    const char *run;                    /* output.path of it                                                */
+    const char *data, *heldout;         /* of a client: its files; NULL: as the manifest has them           */
+    const char *labels;                 /* of a server that has them: the folder of this client's; or NULL  */
+    const struct aq_job_facts *facts;   /* of a server: what the client told; NULL: the data is read        */
+    const struct aq_split_share *share; /* of a client of global sampling; NULL: not known yet               */
 };
 
 struct aq_split_job {

@@ -3,9 +3,13 @@
  * all clients together have.
  *
  * A client joins with a plan of its own data alone. With global sampling a batch is drawn over the data of all, one
- * client's behind the other's in order of their names: once split.clients of them are here, who they are is settled for
- * the whole job, and each is told how many samples there are in all, and how many lie before its own. Both ends plan
- * again with that.
+ * client's behind the other's in order of their names: once split.clients of them are here, it is settled who they are,
+ * and each is told how many samples there are in all, and how many lie before its own. Both ends plan again with that.
+ *
+ * No other client joins later. A round begins with those of them that are here: whoever is away takes its samples with
+ * it, and brings them back at the beginning of a later round. So a round may have another number of steps than the one
+ * before. Steps of the plan are then counted as if all rounds had been as this one (learning rates, orders of samples
+ * and evaluations follow), and each client's own steps go on (turn_shift is the difference, and may be negative).
  *
  * What a client says of its data counts while it is connected. The sizes of the network (tokens or classes, labels) are
  * the manifest's; where data decide them, the job has those on which split.clients connected clients agree, or those
@@ -17,6 +21,16 @@
 
 #include "split_private.h"
 
+/* As its plan has it. What it began with is said where it is something else. */
+static struct aq_split_share share_of(const struct server *server, const struct site *site)
+{
+    struct aq_split_share share = {.all = server->all_samples, .first = site->first};
+    if (site->began_all == 0 || (site->began_all == share.all && site->began_first == share.first)) return share;
+    share.began_all = site->began_all;
+    share.began_first = site->began_first;
+    return share;
+}
+
 enum aq_status join_plan(struct server *server, const struct site *site, const struct aq_split_join *join,
                          bool together, struct aq_split_job *out)
 {
@@ -24,6 +38,7 @@ enum aq_status join_plan(struct server *server, const struct site *site, const s
     AQ_TRY(state_path(server, run, "clients/%s", site->name));
     AQ_TRY(state_path(server, labels, "labels/%s", site->name));
     const bool has = server->job->split.labels == AQ_SPLIT_LABELS_SERVER;
+    const struct aq_split_share share = share_of(server, site);
     if (has) AQ_TRY(aq_run_make_folder(labels));
     const struct aq_split_asked asked = {.manifest = server->config->manifest,
                                          .sets = server->config->sets,
@@ -32,8 +47,7 @@ enum aq_status join_plan(struct server *server, const struct site *site, const s
                                          .run = run,
                                          .labels = has ? labels : NULL,
                                          .facts = &join->facts,
-                                         .all_samples = together ? server->all_samples : 0,
-                                         .first_sample = together ? site->first : 0};
+                                         .share = together ? &share : NULL};
     return aq_split_job_open(&asked, out);
 }
 
@@ -144,6 +158,14 @@ static struct site *drop_others(struct server *server, const struct site *agreed
     return state_site(server, name);
 }
 
+static void claims_text(const struct site *site, uint64_t all, float most, char text[AQ_SPLIT_TEXT_BYTES])
+{
+    snprintf(text, AQ_SPLIT_TEXT_BYTES,
+             "has %" PRIu64 " of the %" PRIu64 " samples of all clients, more than split.share_max: %.2f; if that is "
+             "right, give the job a larger split.share_max",
+             site->samples, all, (double)most);
+}
+
 /* Global sampling: a claim decides how many steps an epoch has, so no one of several may be nearly all of it. */
 static bool drop_claims(struct server *server)
 {
@@ -158,11 +180,7 @@ static bool drop_claims(struct server *server)
         if (server->site_count < 2 || (double)most->samples <= (double)server->job->split.share_max * (double)all)
             return any;
         char text[AQ_SPLIT_TEXT_BYTES];
-        snprintf(text, sizeof text,
-                 "has %" PRIu64 " of the %" PRIu64
-                 " samples of all clients, more than split.share_max: %.2f; if that is "
-                 "right, give the job a larger split.share_max",
-                 most->samples, all, (double)server->job->split.share_max);
+        claims_text(most, all, server->job->split.share_max, text);
         drop(server, most, text);
         any = true;
     }
@@ -185,30 +203,180 @@ bool join_agreed(struct server *server)
     }
 }
 
-void join_tell(struct server *server, struct site *site)
+static void tell(struct server *server, struct site *site, const char *why)
 {
-    if (server->all_samples == 0) return;
-    (void)turn_tell(server, site,
-                    json_pack("{s:s, s:I, s:I}", "event", "together", "samples", (json_int_t)server->all_samples,
-                              "first", (json_int_t)site->first));
+    const struct aq_split_share share = share_of(server, site);
+    json_t *line = json_pack("{s:s, s:I, s:I}", "event", "together", "samples", (json_int_t)share.all, "first",
+                             (json_int_t)share.first);
+    if (share.began_all) {
+        json_object_set_new(line, "began_samples", json_integer((json_int_t)share.began_all));
+        json_object_set_new(line, "began_first", json_integer((json_int_t)share.began_first));
+    }
+    if (why[0]) json_object_set_new(line, "text", json_string(why));
+    (void)turn_tell(server, site, line);
 }
 
-enum aq_status join_settle(struct server *server)
+void join_tell(struct server *server, struct site *site)
 {
-    if (server->job->split.mode != AQ_SPLIT_GLOBAL || server->all_samples > 0) return AQ_OK;
+    if (server->all_samples > 0 && !site->absent) tell(server, site, "");
+}
+
+/* ---- with global sampling: whose samples batches are drawn over ---- */
+
+/* Those that are not out, one's samples behind the other's in order of names; each is told. */
+static enum aq_status settle(struct server *server, const char *why)
+{
     uint64_t all = 0;
+    uint32_t count = 0;
     for (struct site *site = state_after(server, NULL); site; site = state_after(server, site)) {
-        site->first = all;
-        all += site->samples;
+        site->first = site->absent ? 0 : all;
+        all += site->absent ? 0 : site->samples;
+        count += !site->absent;
     }
     server->all_samples = all;
     for (uint32_t i = 0; i < server->site_count; i++) {
         struct site *site = &server->sites[i];
         struct aq_split_job job;
+        if (site->absent) continue;
+        if (site->began_all == 0) {
+            site->began_all = all;
+            site->began_first = site->first;
+        }
         AQ_TRY(join_plan(server, site, &site->join, true, &job));
         join_take(site, &site->join, &job);
-        join_tell(server, site);
+        tell(server, site, why);
     }
-    server_say(server, "batches are drawn over %" PRIu64 " samples of %u clients", all, server->site_count);
+    server_say(server, "batches are drawn over %" PRIu64 " samples of %u client%s%s%s", all, count,
+               count == 1 ? "" : "s", why[0] ? ": " : "", why);
     return AQ_OK;
+}
+
+enum aq_status join_settle(struct server *server)
+{
+    if (server->job->split.mode != AQ_SPLIT_GLOBAL || server->all_samples > 0) return AQ_OK;
+    return settle(server, "");
+}
+
+/* Is one of them waited for? Each once, for split.wait. */
+static bool some_come(struct server *server)
+{
+    bool any = false;
+    for (uint32_t i = 0; i < server->site_count; i++) {
+        struct site *site = &server->sites[i];
+        if (site->control || site->absent || site->round >= server->round) continue;
+        if (site->deadline_ns == AQ_NEVER) {
+            site->deadline_ns = aq_clock_after(server->job->split.wait_ns);
+            site->lates += !site->late;
+            site->late = true;
+            server_say(server, "round %u: waits for %s", server->round, site->name);
+        }
+        any |= aq_clock_ns() <= site->deadline_ns;
+    }
+    return any;
+}
+
+/* Who is out now, and who is in again. False: nothing has changed. */
+static bool changes(struct server *server, char why[AQ_SPLIT_TEXT_BYTES])
+{
+    uint64_t lost = 0, won = 0;
+    uint32_t gone = 0, back = 0;
+    for (uint32_t i = 0; i < server->site_count; i++) {
+        struct site *site = &server->sites[i];
+        const bool absent = !site->control;
+        if (absent == site->absent) continue;
+        *(absent ? &gone : &back) += 1;
+        *(absent ? &lost : &won) += site->samples;
+        site->absent = absent;
+    }
+    int used = 0;
+    why[0] = 0;
+    if (gone)
+        used = snprintf(why, AQ_SPLIT_TEXT_BYTES, "%u away, and %" PRIu64 " samples with %s", gone, lost,
+                        gone == 1 ? "it" : "them");
+    if (back)
+        (void)snprintf(why + used, AQ_SPLIT_TEXT_BYTES - (size_t)used, "%s%u back, and %" PRIu64 " samples with %s",
+                       gone ? "; " : "", back, won, back == 1 ? "it" : "them");
+    return gone + back > 0;
+}
+
+bool join_gathered(struct server *server)
+{
+    char why[AQ_SPLIT_TEXT_BYTES];
+    bool any = false;
+    if (server->job->split.mode != AQ_SPLIT_GLOBAL) return true;
+    if (some_come(server)) return false;
+    for (uint32_t i = 0; i < server->site_count; i++)
+        any |= server->sites[i].control != NULL;
+    if (!any) return true; /* all miss this round, and who is in stays so */
+    if (changes(server, why) && settle(server, why) != AQ_OK) {
+        server_fails(server, NULL);
+        return false;
+    }
+    for (uint32_t i = 0; i < server->site_count && !server->over; i++) {
+        struct site *site = &server->sites[i];
+        if (site->absent && site->round < server->round)
+            turn_miss(server, site, site->why[0] ? site->why : "it is away");
+    }
+    return !server->over;
+}
+
+/* ---- what the server's owner allows ---- */
+
+bool join_claims(const struct server *server, const struct site *site, char why[AQ_SPLIT_TEXT_BYTES])
+{
+    const struct aq_job_split *split = &server->job->split;
+    uint64_t all = 0;
+    if (split->mode != AQ_SPLIT_GLOBAL || server->all_samples == 0) return false;
+    for (uint32_t i = 0; i < server->site_count; i++)
+        all += server->sites[i].samples;
+    if (site->samples > split->samples_max)
+        snprintf(why, AQ_SPLIT_TEXT_BYTES,
+                 "has %" PRIu64 " samples, and the job takes %" PRIu64 " of a client at most (split.samples_max)",
+                 site->samples, split->samples_max);
+    else if (server->site_count > 1 && (double)site->samples > (double)split->share_max * (double)all)
+        claims_text(site, all, split->share_max, why);
+    else
+        return false;
+    return true;
+}
+
+/* The round begins again: with other clients it has other batches, so that none of its turns counts. */
+static void begin_again(struct server *server)
+{
+    for (uint32_t i = 0; i < server->site_count; i++) {
+        struct site *site = &server->sites[i];
+        site->turns -= site->kept;
+        site->kept = false;
+        site->begin = site->until = 0;
+        if (site->round == server->round) site->round = server->round - 1;
+    }
+    server->drawn = server->round - 1;
+    server->last[0] = 0;
+    sums_forget(server);
+    server_say(server, "round %u begins again, without them", server->round);
+}
+
+enum aq_status join_limits(struct server *server)
+{
+    char why[AQ_SPLIT_TEXT_BYTES];
+    bool any = false;
+    for (uint32_t i = 0; i < server->site_count; i++) {
+        struct site *site = &server->sites[i];
+        if (site->absent || !join_claims(server, site, why)) continue;
+        server_say(server, "%s is out of this job: it %s", site->name, why);
+        any = site->absent = true;
+    }
+    if (!any) return AQ_OK;
+    uint64_t all = 0;
+    for (struct site *site = state_after(server, NULL); site; site = state_after(server, site)) {
+        site->first = site->absent ? 0 : all;
+        all += site->absent ? 0 : site->samples;
+    }
+    if (all == 0)
+        return aq_fail(AQ_REFUSED, "split",
+                       "no client is left that split.samples_max and split.share_max allow: raise them, or begin with "
+                       "another output.path");
+    server->all_samples = all;
+    if (server->drawn == server->round) begin_again(server);
+    return state_save(server);
 }

@@ -19,9 +19,9 @@
 
 enum {
     SPLIT_NEWCOMERS_MAX = 256, /* half for one address: at 400 strangers a second there every third try is let in */
-    SPLIT_NEWCOMER_S = 5, /* for its certificate and its first line                               */
-    SPLIT_ANSWER_S = 60,  /* for what a client owes (ready, the next part of a file), or control.silence_max */
-    SPLIT_TRIES_MAX = 3,  /* of a turn, from one checkpoint                                       */
+    SPLIT_NEWCOMER_S = 5,      /* for its certificate and its first line                               */
+    SPLIT_ANSWER_S = 60,       /* for what a client owes (ready, the next part of a file), or control.silence_max */
+    SPLIT_TRIES_MAX = 3,       /* of a turn, from one checkpoint                                       */
     SPLIT_QUEUE_BYTES = 8 << 20,
     SPLIT_SUMS_POLLS = AQ_JOB_CLIENTS_MAX + 9,
     SPLIT_WEIGHTS_NONE = -1
@@ -40,10 +40,12 @@ struct site {
     uint64_t samples; /* that it trains on                                   */
     uint64_t mark;    /* the newest complete checkpoint of its own run                       */
     /* Global sampling (split_sums.c). */
-    uint64_t first;   /* of all clients' samples, so many lie before its own      */
-    uint64_t counted; /* the last step that its part is in, plus one; 0: none     */
-    uint64_t sum_ns;  /* when its stage said something of sums at last, or its turn was offered or began */
-    bool summing;     /* its stage has said a part, since it was started          */
+    uint64_t first;                  /* of all clients' samples, so many lie before its own      */
+    bool absent;                     /* this round's batches are drawn without its samples       */
+    uint64_t began_all, began_first; /* all_samples and first in its first round; began_all 0: it had none  */
+    uint64_t counted;                /* the last step that its part is in, plus one; 0: none     */
+    uint64_t sum_ns; /* when its stage said something of sums at last, or its turn was offered or began */
+    bool summing;    /* its stage has said a part, since it was started          */
     /* Its connection. */
     struct aq_control *control; /* NULL: it is away */
     struct aq_split_session session;
@@ -96,7 +98,8 @@ struct server {
     uint64_t round_kept_ns;       /* and in all, as split.json says                         */
     int weights;                  /* the folder of the newest: 0, 1, or SPLIT_WEIGHTS_NONE  */
     char last[AQ_TLS_HOST_BYTES]; /* splitfed2: whose turn the middle of this round comes from; "": none yet */
-    uint64_t all_samples;         /* global sampling: of all clients, who are known now; 0: they are not yet    */
+    uint64_t all_samples;         /* global sampling: of those that are not out; 0: they are not known yet      */
+    uint64_t steps_before;        /* global sampling: of all rounds before this one                             */
     uint32_t vocabulary, labels;  /* of the network that weights are of; zeroes: there are none yet             */
     struct sums *sums;            /* then: the stages that say their parts of steps; else NULL                  */
     struct ahead ahead;
@@ -183,7 +186,9 @@ uint64_t turn_shift(const struct server *server, const struct site *site);
  * other sizes than the job has, or than the server's owner gave. too_many: with its samples all have more than can be
  * put in order (global sampling). agreed: split.clients are here whose data make one network, and none of them claims
  * more than split.share_max; whoever differs is refused then. settle: with global sampling, when they agree: who they
- * are, for the whole job. tell: it is told, where that is settled.
+ * are. gathered: is this round's set of clients settled? Those that are away are waited for, split.wait long, and are
+ * out of it then; those that are back are in. limits: at the server's start, those that claim more than its owner now
+ * allows are out for good. claims: does this one? tell: it is told, where it is settled.
  */
 enum aq_status join_plan(struct server *server, const struct site *site, const struct aq_split_join *join,
                          bool together, struct aq_split_job *out);
@@ -192,6 +197,9 @@ bool join_other_network(const struct server *server, const struct aq_split_join 
 bool join_too_many(const struct server *server, const struct site *site, const struct aq_split_join *join);
 bool join_agreed(struct server *server);
 enum aq_status join_settle(struct server *server);
+bool join_gathered(struct server *server);
+enum aq_status join_limits(struct server *server);
+bool join_claims(const struct server *server, const struct site *site, char why[AQ_SPLIT_TEXT_BYTES]);
 void join_tell(struct server *server, struct site *site);
 
 /* split_turn.c. */

@@ -91,7 +91,7 @@ static void round_draw(struct server *server)
     /* A tenth of ten is one: a tenth as a float is a little more than one. */
     const double wanted = fmax(1, ceil((double)server->job->split.participation * count - 1e-5));
     for (uint32_t i = 0; i < count; i++) {
-        due[i]->late = false;
+        if (server->job->split.mode != AQ_SPLIT_GLOBAL) due[i]->late = false; /* else it began with some of them late */
         if (i < wanted) continue;
         due[i]->round = server->round;
         due[i]->rested++;
@@ -116,6 +116,7 @@ static void deadline_keep(struct server *server, uint64_t most_ns)
 
 static void round_next(struct server *server)
 {
+    if (server->round > 0 && server->all_samples > 0) server->steps_before += round_steps(server);
     server->round++;
     server->round_ns = aq_clock_ns();
     server->round_before_ns = server->round_kept_ns = 0;
@@ -310,6 +311,7 @@ void round_advance(struct server *server)
         if (server->round > 0 || join_agreed(server)) weights_first(server);
         return;
     }
+    if (server->drawn < server->round && !join_gathered(server)) return;
     if (server->drawn < server->round) round_draw(server);
     if (server->over) return;
     const uint64_t most_ns = server->job->split.round_deadline_ns;

@@ -179,6 +179,8 @@ static void why_not(struct server *server, const struct site *site, bool is_know
                  "was not there when the clients of this job were settled (split.mode: global)");
     else if (other_data(site, join, server->all_samples > 0))
         snprintf(why, AQ_SPLIT_TEXT_BYTES, "comes with other data than it began with");
+    else if (is_known && join_claims(server, site, why))
+        return; /* why says it */
     else if (join_too_many(server, site, join))
         snprintf(why, AQ_SPLIT_TEXT_BYTES,
                  "has too many samples: batches are drawn over %u of all clients at most (split.mode: global)",
@@ -231,7 +233,7 @@ static bool plans(struct server *server, struct newcomer *newcomer, struct site 
                  "is connected from another machine or folder (%s). Each client needs a bundle of its own (aqpipe keys "
                  "enroll). If that one is gone, its connection ends within 30 s",
                  site->peer);
-    if (status == AQ_OK && !other && !text[0] && server->all_samples > 0) {
+    if (status == AQ_OK && !other && !text[0] && server->all_samples > 0 && !site->absent) {
         aq_split_job_close(&job);
         status = join_plan(server, site, join, true, &job);
     }
@@ -385,6 +387,19 @@ static enum aq_status loop(struct server *server)
 
 /* ---- open and close ---- */
 
+/* What the owner gives beforehand stays: weights are of one network. */
+static enum aq_status same_network(const struct server *server)
+{
+    const struct aq_job_facts *given = &server->job->facts;
+    const bool same = (!given->vocabulary || given->vocabulary == server->vocabulary) &&
+                      (!given->labels || given->labels == server->labels);
+    if (same || (!server->vocabulary && !server->labels)) return AQ_OK;
+    return aq_fail(AQ_REFUSED, AREA,
+                   "%s has weights of a network with %u tokens or classes and %u labels, and facts.vocabulary and "
+                   "facts.labels give %u and %u: leave them out, or choose another output.path",
+                   server->job->output.path, server->vocabulary, server->labels, given->vocabulary, given->labels);
+}
+
 static enum aq_status enter(struct server *server)
 {
     const char *run = server->job->output.path;
@@ -396,7 +411,7 @@ static enum aq_status enter(struct server *server)
     if (server->round > server->job->split.rounds)
         return aq_fail(AQ_REFUSED, AREA, "%s has had its %u rounds: more of split.rounds goes further", run,
                        server->job->split.rounds);
-    return AQ_OK;
+    return same_network(server);
 }
 
 static enum aq_status listen_at(struct server *server)
@@ -470,6 +485,7 @@ enum aq_status aq_split_serve(const struct aq_split_server_config *config, enum 
     }
     if (status == AQ_OK) status = listen_at(server);
     if (status == AQ_OK) status = sums_open(server);
+    if (status == AQ_OK) status = join_limits(server);
     if (status == AQ_OK) status = loop(server);
     if (status == AQ_OK && server->end != AQ_SPLIT_FAILED) status = leave(server);
     *end = status == AQ_OK ? server->end : AQ_SPLIT_FAILED;

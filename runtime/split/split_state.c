@@ -81,11 +81,13 @@ uint64_t state_mark(const struct server *server, const struct site *site)
 
 static json_t *site_line(const struct site *site)
 {
-    return json_pack("{s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:b, s:I, s:s}", "name", site->name, "round",
-                     (json_int_t)site->round, "turns", (json_int_t)site->turns, "missed", (json_int_t)site->missed,
-                     "rested", (json_int_t)site->rested, "late", (json_int_t)site->lates, "samples",
-                     (json_int_t)site->samples, "begin", (json_int_t)site->begin, "until", (json_int_t)site->until,
-                     "kept", site->kept, "first", (json_int_t)site->first, "why", site->missed_why);
+    return json_pack("{s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:b, s:I, s:b, s:I, s:I, s:s}", "name", site->name,
+                     "round", (json_int_t)site->round, "turns", (json_int_t)site->turns, "missed",
+                     (json_int_t)site->missed, "rested", (json_int_t)site->rested, "late", (json_int_t)site->lates,
+                     "samples", (json_int_t)site->samples, "begin", (json_int_t)site->begin, "until",
+                     (json_int_t)site->until, "kept", site->kept, "first", (json_int_t)site->first, "absent",
+                     site->absent, "began_samples", (json_int_t)site->began_all, "began_first",
+                     (json_int_t)site->began_first, "why", site->missed_why);
 }
 
 enum aq_status state_save(struct server *server)
@@ -95,13 +97,13 @@ enum aq_status state_save(struct server *server)
     json_t *sites = json_array();
     for (uint32_t i = 0; i < server->site_count; i++)
         json_array_append_new(sites, site_line(&server->sites[i]));
-    json_t *all =
-        json_pack("{s:s, s:i, s:s, s:I, s:I, s:f, s:i, s:s, s:I, s:I, s:I, s:I, s:o}", "job", server->job->name,
-                  "format", 1, "mode", state_mode(server), "round", (json_int_t)server->round, "drawn",
-                  (json_int_t)server->drawn, "round_seconds", (double)elapsed_ns * 1e-9, "weights", server->weights,
-                  "last", server->last, "all_samples", (json_int_t)server->all_samples, "vocabulary",
-                  (json_int_t)server->vocabulary, "labels", (json_int_t)server->labels, "round_steps",
-                  (json_int_t)(server->all_samples ? round_steps(server) : 0), "clients", sites);
+    json_t *all = json_pack(
+        "{s:s, s:i, s:s, s:I, s:I, s:f, s:i, s:s, s:I, s:I, s:I, s:I, s:I, s:o}", "job", server->job->name, "format", 1,
+        "mode", state_mode(server), "round", (json_int_t)server->round, "drawn", (json_int_t)server->drawn,
+        "round_seconds", (double)elapsed_ns * 1e-9, "weights", server->weights, "last", server->last, "all_samples",
+        (json_int_t)server->all_samples, "vocabulary", (json_int_t)server->vocabulary, "labels",
+        (json_int_t)server->labels, "round_steps", (json_int_t)(server->all_samples ? round_steps(server) : 0),
+        "steps_before", (json_int_t)server->steps_before, "clients", sites);
     enum aq_status status = state_path(server, path, "split.json");
     if (status != AQ_OK) {
         json_decref(all);
@@ -136,6 +138,9 @@ static enum aq_status read_site(struct server *server, const json_t *line)
     site->begin = begin;
     site->until = until;
     site->first = aq_control_u64_or(line, "first", 0);
+    site->absent = aq_control_bool_or(line, "absent", false);
+    site->began_all = aq_control_u64_or(line, "began_samples", 0);
+    site->began_first = aq_control_u64_or(line, "began_first", 0);
     site->kept = aq_control_bool_or(line, "kept", false);
     aq_printable_text(aq_control_text_or(line, "why", ""), site->missed_why, sizeof site->missed_why);
     if (site->kept && turns == 0) return aq_fail(AQ_PROTO, AREA, "'%.63s' has trained without a turn", name);
@@ -156,9 +161,12 @@ static bool parts_whole(const struct server *server)
         const struct site *site = &server->sites[i];
         uint64_t before = 0;
         for (uint32_t j = 0; j < server->site_count; j++)
-            if (strcmp(server->sites[j].name, site->name) < 0) before += server->sites[j].samples;
-        if (site->samples > UINT32_MAX || site->first != (is_settled(server) ? before : 0)) return false;
-        all += site->samples;
+            if (strcmp(server->sites[j].name, site->name) < 0 && !server->sites[j].absent)
+                before += server->sites[j].samples;
+        const bool has = is_settled(server) && !site->absent;
+        if (site->samples > UINT32_MAX || site->first != (has ? before : 0) || (site->absent && !is_settled(server)))
+            return false;
+        all += site->absent ? 0 : site->samples;
     }
     return is_settled(server) ? server->all_samples == all && all > 0 && all <= UINT32_MAX : server->all_samples == 0;
 }
@@ -168,9 +176,7 @@ static bool turns_whole(const struct server *server)
 {
     for (uint32_t i = 0; i < server->site_count && is_settled(server); i++) {
         const struct site *site = &server->sites[i];
-        const uint64_t steps = round_steps(server);
-        if (site->until && (site->begin > (server->round - 1) * steps || site->until != site->begin + steps))
-            return false;
+        if (site->until && (site->absent || site->until != site->begin + round_steps(server))) return false;
     }
     return true;
 }
@@ -198,6 +204,15 @@ static enum aq_status read_all(struct server *server, const json_t *all)
     snprintf(server->last, sizeof server->last, "%s", last);
     for (size_t i = 0; i < json_array_size(sites); i++)
         AQ_TRY(read_site(server, json_array_get(sites, i)));
+    /* In a file of before clients could be out all rounds were alike. */
+    const uint64_t before = server->all_samples ? (server->round - 1) * round_steps(server) : 0;
+    server->steps_before = aq_control_u64_or(all, "steps_before", before);
+    for (uint32_t i = 0; i < server->site_count && server->all_samples > 0; i++) {
+        struct site *site = &server->sites[i];
+        if (site->began_all > 0 || site->absent) continue;
+        site->began_all = server->all_samples;
+        site->began_first = site->first;
+    }
     return AQ_OK;
 }
 

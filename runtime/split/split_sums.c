@@ -474,6 +474,7 @@ void sums_serve(struct server *server)
 {
     struct sums *sums = server->sums;
     if (!sums || server->round == 0 || server->round > server->job->split.rounds || server->over) return;
+    if (server->drawn < server->round) return; /* how many steps it has is not known */
     if (round_open(server) != AQ_OK) {
         server_fails(server, NULL);
         return;

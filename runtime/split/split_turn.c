@@ -238,6 +238,7 @@ static void close_turn(struct server *server, struct site *site)
 
 static uint64_t until_of(const struct server *server, const struct site *site, uint64_t begin)
 {
+    if (server->job->split.mode == AQ_SPLIT_GLOBAL) return begin + round_steps(server);
     const uint64_t until = begin + server->job->split.epochs * site->job.plan->steps_per_epoch;
     return until < site->job.plan->steps ? until : site->job.plan->steps;
 }
@@ -274,7 +275,7 @@ static void offer(struct server *server, struct site *site)
     if (site->until == 0) {
         site->begin = site->tried_mark = site->mark;
         site->until = until_of(server, site, site->begin);
-        if (site->begin >= plan->steps) {
+        if (server->job->split.mode != AQ_SPLIT_GLOBAL && site->begin >= plan->steps) {
             site->round = server->round; /* it has trained all that it was to */
             site->begin = site->until = 0;
             return;
@@ -337,8 +338,8 @@ static enum aq_status paths_of(const struct server *server, const struct site *s
 
 static enum aq_status spawn(struct server *server, struct site *site, const struct turn_paths *paths)
 {
-    char until[24], guest[8], shift[24];
-    char *arguments[24];
+    char until[24], guest[8], shift[24], updates[24];
+    char *arguments[28];
     int count = 0, channel[2], log;
     snprintf(until, sizeof until, "%" PRIu64, site->until);
     snprintf(guest, sizeof guest, "%d", GUEST_FD);
@@ -352,8 +353,9 @@ static enum aq_status spawn(struct server *server, struct site *site, const stru
         arguments[count++] = WORD(paths->weights);
     }
     if (server->sums) {
-        snprintf(shift, sizeof shift, "%" PRIu64, turn_shift(server, site));
-        const char *const more[] = {"--sums", paths->sums, "--shift", shift};
+        snprintf(shift, sizeof shift, "%" PRId64, (int64_t)turn_shift(server, site));
+        snprintf(updates, sizeof updates, "%" PRId64, (int64_t)(server->steps_before - site->begin));
+        const char *const more[] = {"--sums", paths->sums, "--shift", shift, "--updates", updates};
         for (size_t i = 0; i < sizeof more / sizeof *more; i++)
             arguments[count++] = WORD(more[i]);
     }

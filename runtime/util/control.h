@@ -127,6 +127,7 @@ enum aq_status aq_control_get_u32(const json_t *message, const char *key, uint32
 enum aq_status aq_control_get_number(const json_t *message, const char *key, double *out); /* null: NaN */
 const char *aq_control_text_or(const json_t *message, const char *key, const char *otherwise);
 uint64_t aq_control_u64_or(const json_t *message, const char *key, uint64_t otherwise);
+int64_t aq_control_i64_or(const json_t *message, const char *key, int64_t otherwise);
 double aq_control_number_or(const json_t *message, const char *key, double otherwise);
 bool aq_control_bool_or(const json_t *message, const char *key, bool otherwise);
 

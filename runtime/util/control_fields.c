@@ -68,6 +68,12 @@ uint64_t aq_control_u64_or(const json_t *message, const char *key, uint64_t othe
     return json_is_integer(value) && json_integer_value(value) >= 0 ? (uint64_t)json_integer_value(value) : otherwise;
 }
 
+int64_t aq_control_i64_or(const json_t *message, const char *key, int64_t otherwise)
+{
+    const json_t *value = json_object_get(message, key);
+    return json_is_integer(value) ? (int64_t)json_integer_value(value) : otherwise;
+}
+
 double aq_control_number_or(const json_t *message, const char *key, double otherwise)
 {
     const json_t *value = json_object_get(message, key);

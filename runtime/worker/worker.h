@@ -178,7 +178,7 @@ struct aq_worker_checkpoints {
     char hash[AQ_HASH_TEXT_BYTES]; /* of this stage's file of resumed_at, as the launcher has it; "": it has none */
     bool lost;                     /* this stage's file is gone or damaged: a copy is needed          */
     bool adopted;                  /* weights and states are another run's (a turn of split learning)     */
-    int64_t updates_ahead; /* the optimizer's moments have had so many more updates than this run has steps */
+    int64_t updates_ahead;         /* the optimizer's moments have had so many more updates than this run has steps */
     bool waiting;                  /* for a checkpoint or a start: links have nothing else to carry   */
     uint64_t unreadable;           /* the step of a checkpoint that could not be read; 0: none        */
     enum aq_worker_snapshot state;
@@ -191,7 +191,7 @@ struct aq_worker_checkpoints {
 
 /* split.mode: global (worker_sums.c). */
 struct aq_worker_sums {
-    uint64_t shift;      /* steps that this run has had fewer than those of the others; 0 in all other jobs too */
+    uint64_t shift;      /* the plan's steps are so many more than own ones, modulo 2^64; 0 in all other jobs  */
     char *path;          /* the server's stage: of the socket where gradients are summed  */
     int fd;              /* connected to it; of no meaning without a path                 */
     float *copy;         /* pinned: this stage's gradients, where they lie on a GPU       */
@@ -255,12 +255,12 @@ struct aq_worker {
         uint64_t epochs; /* edges.bits: auto: up to the one that was told of last; 0: none yet */
         uint32_t forward, backward;
     } bits;
-    uint64_t judged;     /* step of the evaluation that the launcher has judged last */
-    bool early;          /* and that it found to be the last: none was better        */
-    bool final;          /* the last step is done: its checkpoint is the last */
+    uint64_t judged; /* step of the evaluation that the launcher has judged last */
+    bool early;      /* and that it found to be the last: none was better        */
+    bool final;      /* the last step is done: its checkpoint is the last */
     bool stopped;
     struct aq_loss_scale loss_scale;
-    struct aq_edge_guard guard; /* of the cut behind this stage, where its shape has one */
+    struct aq_edge_guard guard;      /* of the cut behind this stage, where its shape has one */
     struct aq_edge_guard guard_back; /* of gradients at the cut before it, where its shape has one */
     uint32_t skipped_in_row;
     struct aq_worker_steps steps;
@@ -286,8 +286,8 @@ struct aq_worker {
         double sum;       /* of the micro-batches so far, of that many */
         uint64_t count;
     } correlation;
-    struct aq_seen seen;              /* split.capture */
-    float *hosted;                    /* pinned, of aq_plan_hosted_bytes; NULL: the host reads values where they are */
+    struct aq_seen seen; /* split.capture */
+    float *hosted;       /* pinned, of aq_plan_hosted_bytes; NULL: the host reads values where they are */
     uint8_t cache_key[AQ_CACHE_KEY_BYTES]; /* split.seal: on its way to the cache that it opens */
 };
 
@@ -309,7 +309,7 @@ static inline uint64_t aq_worker_global(const struct aq_worker *worker, uint64_t
 /* The number of this step's update among those that the optimizer's moments have had: what bias corrections go by. */
 static inline uint64_t aq_worker_update(const struct aq_worker *worker)
 {
-    return aq_worker_global(worker, worker->step) + (uint64_t)worker->checkpoints.updates_ahead + 1;
+    return worker->step + (uint64_t)worker->checkpoints.updates_ahead + 1;
 }
 static inline uint64_t aq_worker_steps_end(const struct aq_worker *worker)
 {

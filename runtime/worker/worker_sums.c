@@ -58,8 +58,8 @@ static bool is_middle(const struct aq_worker *w)
 enum aq_status aq_worker_sums_told(struct aq_worker *w, const json_t *start)
 {
     const char *path = aq_control_text_or(start, "sums", NULL);
-    const uint64_t shift = aq_control_u64_or(start, "shift", 0), done = aq_control_u64_or(start, "resume", 0);
-    const uint64_t until = aq_control_u64_or(start, "until", 0);
+    const int64_t shift = aq_control_i64_or(start, "shift", 0);
+    const uint64_t until = aq_control_u64_or(start, "until", 0), done = aq_control_u64_or(start, "resume", 0);
     const bool global = aq_job_global(w->job);
     w->sums.fd = -1;
     if (!global && (path || shift))
@@ -72,13 +72,16 @@ enum aq_status aq_worker_sums_told(struct aq_worker *w, const json_t *start)
             AQ_PROTO, "worker",
             "not told where gradients are summed over clients (`sums`, an absolute path): split.mode: global "
             "trains at an aqpipe split-server alone");
-    const uint64_t steps = w->plan->steps;
-    if (shift > steps || done > steps - shift || until > steps - shift)
+    /* Own steps and the shift make a step of the plan: it is negative where rounds before had more steps than now. */
+    const uint64_t steps = w->plan->steps, most = UINT64_MAX >> 2, last = until > done ? until : done;
+    const bool far = shift > (int64_t)most || shift < -(int64_t)most || last > most;
+    if (far || (int64_t)done + shift < 0 || (uint64_t)((int64_t)last + shift) > steps)
         return aq_fail(AQ_PROTO, "worker",
-                       "told to go on from step %" PRIu64 " up to %" PRIu64 " with %" PRIu64
-                       " steps missed: the job has %" PRIu64,
+                       "told to go on from step %" PRIu64 " up to %" PRIu64 ", %" PRId64
+                       " steps before those of all: the job has %" PRIu64,
                        done, until, shift, steps);
-    w->sums.shift = shift;
+    w->sums.shift = (uint64_t)shift;
+    w->checkpoints.updates_ahead = aq_control_i64_or(start, "updates", shift);
     return is_middle(w) ? aq_alloc_text(path, &w->sums.path) : AQ_OK;
 }
 

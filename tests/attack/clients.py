@@ -1,10 +1,14 @@
 #!/usr/bin/env python3
 """Attacks on split learning by those who have a good certificate: clients that lie about their data, two machines with one bundle, and a server that lies."""
 import json
+import os
 import pathlib
+import queue
 import socket
+import struct
 import sys
 import threading
+import time
 import types
 
 import kit
@@ -201,6 +205,133 @@ def lying_server(run, rng, count):
             run.wrong(f"{rule.__name__}: the client ended with {client.process.returncode}: {said}")
         else:
             run.refused()
+
+
+@attack("another user at the socket of sums", short=2, long=20)
+def sums_of_others(run, rng, count):
+    """split.mode: global: a process of another account connects to sums.sock, where its folder is open to it, and says what a stage says."""
+    split, _ = learn()
+    if os.geteuid() != 0:
+        return run.skip("only root can be another user")
+    server = split.Server(job("sums", **{"split.mode": "global", "split.wait": "60s"}))
+    first, second = split.Client(server, "a", stops=(2,)), split.Client(server, "b")
+    split.stopped(server, first, 2)
+    path = jobs.ROOT / "sums" / "sums.sock"
+    hello = struct.pack("<QIIQQQ", 0x31736d7573716141, 1, 0, 0, 0, 11000) + b"a".ljust(64, b"\0")
+    for i in range(count):
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                if i % 2:  # somebody careless has opened it, and the folders above
+                    path.chmod(0o777)
+                    path.parent.chmod(0o711)
+                    jobs.ROOT.chmod(0o711)
+                door = socket.socket(socket.AF_UNIX)
+                door.settimeout(20)
+                os.setgid(65534)
+                os.setuid(65534)
+                door.connect(str(path))
+                door.sendall(hello)
+                code = 0 if door.recv(40) == b"" else 1
+            except (PermissionError, ConnectionError):
+                code = 0
+            finally:
+                os._exit(code)
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        if code == 0:
+            run.refused()
+        else:
+            run.wrong(f"try {i}: another user's stage is heard, or hangs")
+    first.release()
+    for client in (first, second):
+        client.end()
+    server.end()
+
+
+class Far:
+    """A way to the server's port with so many seconds of delay each way."""
+
+    def __init__(self, path, port, delay):
+        self.path, self.to, self.delay, self.door = path, port, delay, socket.create_server(("127.0.0.1", 0))
+        self.port = self.door.getsockname()[1]
+        threading.Thread(target=self.serve, daemon=True).start()
+
+    def serve(self):
+        while True:
+            near, _ = self.door.accept()
+            threading.Thread(target=self.pair, args=(near,), daemon=True).start()
+
+    def pair(self, near):
+        time.sleep(self.delay)
+        try:
+            far = socket.create_connection(("127.0.0.1", self.to))
+        except OSError:
+            near.close()
+            return
+        time.sleep(self.delay)
+        for one, other in ((near, far), (far, near)):
+            pieces = queue.Queue()
+            threading.Thread(target=self.read, args=(one, pieces), daemon=True).start()
+            threading.Thread(target=self.write, args=(other, pieces), daemon=True).start()
+
+    def read(self, end, pieces):
+        piece = b"x"
+        while piece:
+            try:
+                piece = end.recv(1 << 16)
+            except OSError:
+                piece = b""
+            pieces.put((time.monotonic() + self.delay, piece))
+
+    @staticmethod
+    def write(end, pieces):
+        piece = b"x"
+        while piece:
+            at, piece = pieces.get()
+            time.sleep(max(0, at - time.monotonic()))
+            try:
+                end.sendall(piece) if piece else end.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                return
+
+
+@attack("strangers at a client's own address", short=1, long=8)
+def crowd(run, rng, count):
+    """They come as often as 400 times a second and stay; a client 100 ms away joins all the same, at the latest after some tries."""
+    split, _ = learn()
+    for i in range(count):
+        rate, server = (400, 80, 200, 1000)[i % 4], split.Server(job(f"crowd{i}"))
+        end, held = threading.Event(), []
+
+        def flood(server=server, rate=rate, end=end, held=held):
+            begin, made = time.monotonic(), 0
+            while not end.is_set():
+                for _ in range(int((time.monotonic() - begin) * rate) - made):
+                    made += 1
+                    try:
+                        held.append(socket.create_connection(("127.0.0.1", server.port), timeout=1))
+                    except OSError:
+                        pass
+                del held[:-300]  # who was told to go is gone, and those that stay are more than the places
+                time.sleep(0.005)
+            print(f"strangers: {made / (time.monotonic() - begin):.0f} a second", flush=True)
+        stranger = threading.Thread(target=flood, daemon=True)
+        stranger.start()
+        time.sleep(0.5)
+        far, begin = Far(server.path, server.port, 0.05), time.monotonic()
+        client = split.Client(far, "a", "--patience", "60")
+        deadline, joined = time.monotonic() + 60, False
+        while not joined and time.monotonic() < deadline and client.process.poll() is None:
+            joined = "a (127.0.0.1:" in server.text() and "has joined" in server.text()
+            time.sleep(0.02)
+        print(f"strangers: {rate} a second, 100 ms away: joined {joined} after {time.monotonic() - begin:.1f} s", flush=True)
+        end.set()
+        stranger.join()
+        client.kill()
+        server.process.kill()
+        server.process.wait()
+        (run.survived if joined else lambda: run.wrong(f"{rate} strangers a second keep a client out for 60 s"))()
 
 
 @attack("refused again and again", short=60, long=4000)

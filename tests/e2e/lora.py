@@ -86,7 +86,7 @@ def goes_on(keys, sizes):
     done = aqpipe("import", ROOT / "wide", "--adapter", folder)
     check(done.returncode == 1 and "the adapter was made for" in done.stdout, done.stdout + done.stderr)
     for changed, words in (({"use_dora": "lora.dora" not in keys}, "lora_magnitude_vector"), ({"peft_type": "IA3"}, "peft_type"), ({"bias": "all"}, "bias"),
-                           ({"r": 2}, "with r 2 wants"), ({"lora_alpha": 0}, "lora_alpha"), ({"rank_pattern": {"a": 1}}, "rank_pattern")):
+                           ({"r": 2}, "with r 2 wants"), ({"r": 5000}, "r: found 5000, expected 1 to 1024"), ({"lora_alpha": 0}, "lora_alpha"), ({"rank_pattern": {"a": 1}}, "rank_pattern")):
         other = ROOT / "other"
         shutil.rmtree(other, ignore_errors=True)
         shutil.copytree(folder, other)

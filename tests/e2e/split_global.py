@@ -207,14 +207,13 @@ def scenario_split_global_settled():
     begin("a", "b", "c", "d")
     for name, seed in (("c", 7), ("d", 8)):
         records(name, 45, seed)
-    # Paced, not held: the run has to last while others are refused, and who is held for split.wait is late.
-    slow = {**CODED, **GLOBAL, "link.rate_mbps": 3, "split.wait": "2s", "checkpoint.every": "2 steps"}
+    slow = {**CODED, **GLOBAL, "split.wait": "60s", "checkpoint.every": "2 steps"}
     server = Server(split("settled", rounds=3, epochs=1, clients=2, **slow))
     early = Client(server, "b")  # it has joined, and is away when all is settled: its samples are in no batch
     server.await_text("b (127.0.0.1")
     early.kill()
     server.await_text(") is gone: ")
-    clients = [Client(server, name, stops=(2,) if name == "a" else ()) for name in ("a", "c")]
+    clients = [Client(server, name, stops=(2,) if name == "a" else (8,)) for name in ("a", "c")]
     server.await_text("samples of 2 clients")
     stopped(server, clients[0], 2)
     server.process.kill()
@@ -222,6 +221,7 @@ def scenario_split_global_settled():
     clients[0].release()
     again = Server(server.path, "--set", f"split.server='127.0.0.1:{server.port}'")
     records("b", 400, 5)
+    clients[1].holds[8].reached()  # the run lasts while others are refused
     said = Client(again, "b").end(1)
     check("was not there when the clients of this job were settled" in said, said)
     said = Client(again, "a", data="b", folder=ROOT / "elsewhere").end(1)
@@ -229,6 +229,7 @@ def scenario_split_global_settled():
     other = split("other", rounds=3, epochs=1, clients=2, **{**slow, "edges.forward.bits": 2})
     said = Client(again, "a", path=other, folder=ROOT / "elsewhere").end(1)
     check("edges.list.0.forward.bits" in said, said)
+    clients[1].release()
     for client in clients:
         client.end()
     again.end()

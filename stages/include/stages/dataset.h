@@ -35,10 +35,10 @@ struct aq_tokenizer; /* opaque */
 /* What is to be known of a kind of tokenizers (a row of tokenizers.def) before one is opened; NULL: there is none. */
 struct aq_tokenizer_about {
     const char *name;
-    const char *files; /* "vocab.json and merges.txt": what the folder at its path has; NULL: it wants no path */
-    uint32_t tokens;   /* its vocabulary; 0: its files say                                                      */
-    bool normalizes;   /* decoding gives a text as the tokenizer has changed it, not the bytes that were given  */
-    const char *marks; /* "merges.txt|vocab.bpe": one of them in a model's folder says that it reads that      */
+    const char *files;       /* "vocab.json and merges.txt": what the folder at its path has; NULL: it wants no path */
+    uint32_t tokens;         /* its vocabulary; 0: its files say                                                      */
+    bool normalizes;         /* decoding gives a text as the tokenizer has changed it, not the bytes that were given  */
+    const char *marks;       /* "merges.txt|vocab.bpe": one of them in a model's folder says that it reads that      */
     const char *marks_alone; /* the same, where the folder has none of any kind's marks                         */
 };
 const struct aq_tokenizer_about *aq_tokenizer_about(const char *kind);
@@ -124,10 +124,10 @@ struct aq_dataset_config {
         const char *text, *pair, *label; /* tsv: names of the first line, or numbers from 1 on          */
         const char *names;               /* of labels, in order, with commas; NULL: numbers from 0 on   */
     } columns;
-    const char *chat; /* instruct: folder with a chat template; NULL: that of the tokenizer              */
+    const char *chat;           /* instruct: folder with a chat template; NULL: that of the tokenizer              */
     const char *chat_variables; /* instruct: further variables of the template, a JSON object; or NULL */
-    bool whole;       /* instruct: each conversation is a sample of its own                              */
-    bool together;    /* instruct: conversations of one sample see those before them: samples have no parts */
+    bool whole;                 /* instruct: each conversation is a sample of its own                              */
+    bool together;              /* instruct: conversations of one sample see those before them: samples have no parts */
 };
 
 /*
@@ -144,11 +144,11 @@ uint64_t aq_dataset_bytes(const char *kind, uint32_t T, uint64_t samples);
 enum aq_status aq_dataset_open(const struct aq_dataset_config *config, struct aq_dataset **out);
 void aq_dataset_close(struct aq_dataset *dataset); /* NULL is fine */
 uint64_t aq_dataset_count(const struct aq_dataset *dataset);
-uint32_t aq_dataset_tokens(const struct aq_dataset *dataset);  /* places: T, or more with what it begins with */
-uint32_t aq_dataset_outputs(const struct aq_dataset *dataset); /* values of a target: tokens, classes */
+uint32_t aq_dataset_tokens(const struct aq_dataset *dataset);     /* places: T, or more with what it begins with */
+uint32_t aq_dataset_outputs(const struct aq_dataset *dataset);    /* values of a target: tokens, classes */
 uint32_t aq_dataset_vocabulary(const struct aq_dataset *dataset); /* values of a token; 0: samples have none */
-uint64_t aq_dataset_dropped(const struct aq_dataset *dataset); /* tokens at the end that fill no block */
-uint64_t aq_dataset_digest(const struct aq_dataset *dataset);  /* of all tokens: part of the job's identity */
+uint64_t aq_dataset_dropped(const struct aq_dataset *dataset);    /* tokens at the end that fill no block */
+uint64_t aq_dataset_digest(const struct aq_dataset *dataset);     /* of all tokens: part of the job's identity */
 
 /*
  * How many tokens of each sample are real, at its beginning, for aq_dataset_count samples; NULL: all, always. Part of
@@ -207,8 +207,8 @@ enum aq_status aq_sampler_open_shard(uint64_t count, uint32_t batch, uint64_t se
 /*
  * What lies in samples first .. first + count of the batches of aq_sampler_open(all, batch, seed, shuffle), in their
  * order: so that parts that lie side by side share each batch among them, be it one's own data or all of it. Indices
- * count from `first`; a step may have none, and they are not alike. Step s is the order's step s + shift. AQ_INVAL
- * also: there is no such part.
+ * count from `first`; a step may have none, and they are not alike. Step s is the order's step s + shift (modulo
+ * 2^64). AQ_INVAL also: there is no such part.
  */
 struct aq_sampler_part {
     uint64_t all, first, count;

@@ -1,0 +1,4 @@
+GET /page.js HTTP/1.1
+Host: localhost:80
+Connection: close
+
