@@ -113,6 +113,9 @@ struct aq_dataset_config aq_plan_dataset(const struct aq_job *job, bool heldout)
                                       .chat_variables = data->chat_variables,
                                       .whole = !data->pack,
                                       .together = !data->pack_mask,
+                                      .names = data->fields,
+                                      .skip_invalid = data->skip_invalid,
+                                      .quotes = data->quotes,
                                       .samples_max = heldout ? data->heldout_samples_max : data->train_samples_max,
                                       .skip = heldout ? 0 : data->skip};
 }
