@@ -106,6 +106,7 @@ aq_fuzz(tokenizer RUNS 1500 LIBS aq_stages data_files)
 aq_fuzz(huggingface RUNS 3000 LIBS aq_stages data_files)
 aq_fuzz(spm RUNS 3000 LIBS aq_stages)
 aq_fuzz(dataset RUNS 10000 LIBS aq_stages data_files)
+aq_fuzz(records RUNS 6000 LIBS aq_stages aq_dep::jansson INCLUDES ${aq_stages_ROOMS})
 aq_fuzz(chat RUNS 20000 LIBS aq_stages)
 aq_fuzz(stopper RUNS 50000 LIBS aq_stages aq_dep::jansson)
 aq_fuzz(sums RUNS 4000 LIBS aq_runtime aq_net INCLUDES ${aq_runtime_ROOMS}

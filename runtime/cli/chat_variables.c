@@ -12,7 +12,8 @@ static json_t *value_of(const char *text)
     return value ? value : json_string(text);
 }
 
-enum aq_status aq_chat_variables(const char *run, const struct aq_arguments *asked, struct aq_text *out)
+enum aq_status aq_named_values(const char *option, const char *run, const struct aq_arguments *asked,
+                               struct aq_text *out)
 {
     enum aq_status status = AQ_OK;
     if (!run && asked->count == 0) return AQ_OK;
@@ -21,9 +22,9 @@ enum aq_status aq_chat_variables(const char *run, const struct aq_arguments *ask
         const char *one = asked->of[i], *equals = strchr(one, '=');
         if (!equals || equals == one)
             status =
-                aq_fail(AQ_INVAL, "chat", "--chat-variable %.64s is not NAME=VALUE, as enable_thinking=false", one);
+                aq_fail(AQ_INVAL, "chat", "%s %.64s is not NAME=VALUE", option, one);
         else if (json_object_setn_new(all, one, (size_t)(equals - one), value_of(equals + 1)) != 0)
-            status = aq_fail(AQ_INVAL, "chat", "--chat-variable %.64s is no UTF-8", one);
+            status = aq_fail(AQ_INVAL, "chat", "%s %.64s is no UTF-8", option, one);
     }
     if (status == AQ_OK) status = aq_json_text(all, JSON_COMPACT, out);
     json_decref(all);

@@ -21,10 +21,10 @@ enum { T_DEFAULT = 512, BATCH_DEFAULT = 4, TEXT_BYTES = 512, CODEC_BYTES = 32, L
 
 struct asked {
     struct aq_local_asked model;
-    struct aq_arguments data, variables;
+    struct aq_arguments data, variables, fields;
     const char *kind, *task, *text, *pair, *label, *labels, *chat;
     uint32_t T, batch;
-    uint64_t samples;
+    uint64_t samples, skip_invalid;
     bool whole, json, quiet;
     int begin; /* enum aq_begin; -1: the run's, else auto */
 };
@@ -45,7 +45,11 @@ static const char *begin_read(const char *value, void *to)
 static const struct aq_option options[] = {
     AQ_ROW(LIST, struct asked, data, "data", "FILE", "what to measure on; may be given often. Default: the run's own"),
     AQ_ROW(TEXT, struct asked, kind, "kind", "KIND",
-           "of the data: text, tsv, instruct (data.kind); default: the run's, else by the file's ending, else text"),
+           "of the data: text, tsv, instruct (data.kind); default: the run's, else recognised from the file"),
+    AQ_ROW(LIST, struct asked, fields, "field", "ROLE=NAME",
+           "your name of a field (data.fields), as prompt=question; may be given often. Default: the run's"),
+    AQ_ROW_RANGE(U64, struct asked, skip_invalid, "skip-invalid", "N", 1, 1e18,
+                 "skip up to N bad lines (data.skip_invalid); default: none"),
     AQ_ROW(TEXT, struct asked, task, "task", "TASK",
            "as model.task; default: the run's, else the first that fits model and data"),
     AQ_ROW_RANGE(U32, struct asked, T, "T", "N", 1, 1e9,
@@ -90,6 +94,7 @@ struct evaluation {
     struct aq_dataset *dataset;
     const char *task; /* NULL: the model's own */
     struct aq_text variables; /* of the chat template */
+    struct aq_text fields;    /* data.fields          */
     char labels[LABELS_BYTES]; /* their names in the order of the head */
     uint32_t B, T;
     uint32_t places; /* T, and what a text begins with */
@@ -100,12 +105,16 @@ struct evaluation {
     double seconds;
 };
 
-/* The kind that the first file's ending names, as tables are called; NULL: none. */
-static const char *kind_of_ending(const char *path)
+/* The kind of the first file, where neither a run nor --kind says it; it is printed. */
+static const char *recognise(const struct evaluation *e)
 {
-    struct aq_field fields[AQ_BATCH_FIELDS_MAX];
-    const char *dot = strrchr(path, '.');
-    return dot && !strchr(dot, '/') && aq_dataset_fields(dot + 1, 1, fields) ? dot + 1 : NULL;
+    struct aq_dataset_config config = e->config;
+    char why[TEXT_BYTES];
+    const struct aq_task *task = e->asked->task ? aq_task_find(e->asked->task) : NULL;
+    if (task) config.field = aq_task_field(task);
+    const char *kind = aq_dataset_recognise(&config, why, sizeof why);
+    if (why[0]) aq_log("eval", 1, "--kind %s, because %s", kind, why);
+    return kind;
 }
 
 /* What to read: as the run does, changed by what is asked. */
@@ -126,7 +135,6 @@ static enum aq_status choose_data(struct evaluation *e)
         config->paths = asked->data.of;
         config->path_count = asked->data.count;
         config->samples_max = 0;
-        if (!job) config->kind = kind_of_ending(asked->data.of[0]);
     }
     if (asked->samples) config->samples_max = asked->samples;
     if (config->path_count == 0)
@@ -142,9 +150,12 @@ static enum aq_status choose_data(struct evaluation *e)
         AQ_TRY(aq_model_folder_order(e->local->folder, config->columns.names, e->labels, sizeof e->labels));
         config->columns.names = e->labels;
     }
-    AQ_TRY(aq_chat_variables(config->chat_variables, &asked->variables, &e->variables));
+    AQ_TRY(aq_named_values("--chat-variable", config->chat_variables, &asked->variables, &e->variables));
     if (e->variables.used) config->chat_variables = aq_text_of(&e->variables);
-    if (!config->kind) config->kind = "text";
+    AQ_TRY(aq_named_values("--field", config->names, &asked->fields, &e->fields));
+    if (e->fields.used) config->names = aq_text_of(&e->fields);
+    if (asked->skip_invalid) config->skip_invalid = asked->skip_invalid;
+    if (!config->kind) config->kind = recognise(e);
     if (aq_dataset_fields(config->kind, 1, fields) == 0)
         return aq_fail(AQ_INVAL, "eval", "there is no kind of data '%s' (aqpipe help keys: data.kind)", config->kind);
     if (!job) config->begin = AQ_BEGIN_AUTO;
@@ -316,6 +327,7 @@ out:
     aq_free(e.ids);
     aq_free(e.starts);
     aq_text_deinit(&e.variables);
+    aq_text_deinit(&e.fields);
     aq_dataset_close(e.dataset);
     aq_local_close(e.local);
     return status;

@@ -151,7 +151,7 @@ static enum aq_status chat_text(const struct aq_local *local, const struct asked
     config.add_generation_prompt = true;
     config.where = "--chat";
     AQ_TRY_GOTO(aq_json_text(object, JSON_COMPACT, &conversation), out);
-    AQ_TRY_GOTO(aq_chat_variables(run, &asked->variables, &variables), out);
+    AQ_TRY_GOTO(aq_named_values("--chat-variable", run, &asked->variables, &variables), out);
     if (variables.used) config.variables = aq_text_of(&variables);
     AQ_TRY_GOTO(aq_chat_open(folder, NULL, &template), out);
     AQ_TRY_GOTO(aq_chat_render(template, aq_text_of(&conversation), conversation.used, &config, &rendered), out);

@@ -1,6 +1,5 @@
 /*
- * command_launch.c -- `aqpipe launch` and `aqpipe resume`: from a manifest, or a run folder, to a trained model and a
- * report.
+ * command_launch.c -- `aqpipe launch` and `aqpipe resume`: from a manifest, or a run folder, to a model and a report.
  *
  * The order: plan (a bad manifest ends here, with 2), the run folder (its lock, what may be in it), the run
  * (launcher.h), and what it leaves: metrics, report, model, trace.
@@ -27,6 +26,7 @@
 #include "launcher.h"
 #include "metrics_index.h"
 #include "net/tls.h"
+#include "next_step.h"
 #include "options.h"
 #include "out.h"
 #include "owned_folder.h"
@@ -712,7 +712,7 @@ static void say_end(struct command *command, const struct aq_launch_result *resu
     if (result->outcome == AQ_LAUNCH_STOPPED)
         say_resume(command, "stopped after step", result->mark, "");
     else
-        aq_progress_say(&command->progress, "done: %s", command->job->output.path);
+        aq_next_step_say(&command->progress, command->job);
     if (command->best_left)
         aq_progress_say(&command->progress, "the best %s, %.6g, is that of step %llu: %s/best", result->best.figure,
                         result->best.value, (unsigned long long)result->best.step, command->job->output.path);

@@ -107,10 +107,13 @@ struct aq_job_data {
     } columns;
     const char *chat;           /* folder with a chat template, or NULL                                             */
     const char *chat_variables; /* of the template, a JSON object; or NULL                                  */
-    bool pack;                  /* conversations into samples                                                       */
-    bool pack_mask;             /* of which they are the parts: none sees another                                   */
-    const char *labels;         /* their names, with commas; NULL: numbers from 0 on                              */
-    struct aq_augment augment;  /* of training images                                                       */
+    const char *fields; /* names of fields, a JSON object; or NULL                                          */
+    uint64_t skip_invalid; /* bad lines that are skipped                                                    */
+    bool quotes;        /* a .tsv has quotes                                                                */
+    bool pack;          /* conversations into samples                                                       */
+    bool pack_mask;     /* of which they are the parts: none sees another                                   */
+    const char *labels; /* their names, with commas; NULL: numbers from 0 on                              */
+    struct aq_augment augment; /* of training images                                                       */
 };
 
 /* What a run does about a stage whose gradient stays 0. */

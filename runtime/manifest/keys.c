@@ -10,6 +10,7 @@
 #include <string.h>
 #include <threads.h>
 
+#include "alias.h"
 #include "nearest.h"
 
 enum { NUMBER_BYTES = 48 };
@@ -366,6 +367,8 @@ static enum aq_status read_every(const char *text, struct aq_job_every *out)
 static enum aq_status read_bool(const char *text, bool *out)
 {
     static const char *const words[] = {"false", "true", "no", "yes", "off", "on"};
+    bool none;
+    text = aq_alias_word(text, &none);
     for (size_t i = 0; i < sizeof words / sizeof *words; i++)
         if (strcmp(text, words[i]) == 0) {
             *out = i % 2 == 1;
@@ -376,7 +379,8 @@ static enum aq_status read_bool(const char *text, bool *out)
 
 static enum aq_status read_name(const struct aq_key *key, const char *text, void *to)
 {
-    bool yes;
+    bool yes, none;
+    if (key->names == bos_names) text = aq_alias_word(text, &none);
     if (key->names == tied_names && read_bool(text, &yes) == AQ_OK) { /* as it was written before */
         *(int *)to = yes ? AQ_TIED_EXACT : AQ_TIED_NO;
         return AQ_OK;

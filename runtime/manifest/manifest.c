@@ -15,6 +15,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "alias.h"
 #include "aqsgd/base/given_file.h"
 #include "nearest.h"
 #include "stages/model_folder.h"
@@ -48,9 +49,11 @@ void aq_manifest_error(struct aq_manifest *manifest, const char *key, const char
 void aq_manifest_unknown(struct aq_manifest *manifest, const struct aq_yaml_node *node, const char *path,
                          const char *name, struct aq_key_table table)
 {
-    const char *nearest = aq_key_nearest(table, name);
+    const char *nearest = aq_key_nearest(table, name), *meant = aq_alias_key(name);
     manifest->unknown++;
-    if (nearest)
+    if (meant && table.keys == aq_keys_job().keys)
+        aq_yaml_error(&manifest->errors, node, "%s: there is no such key; that is %s here", path, meant);
+    else if (nearest)
         aq_yaml_error(&manifest->errors, node, "%s: there is no such key; did you mean %s?", path, nearest);
     else
         aq_yaml_error(&manifest->errors, node, "%s: there is no such key; `aqpipe help keys` lists them all", path);
@@ -193,7 +196,8 @@ static void unknown_section(struct aq_manifest *manifest, const struct aq_yaml_n
         aq_nearest_try(&nearest, sections[i].name);
     char path[NAME_BYTES];
     snprintf(path, sizeof path, ".%s", node->key);
-    const char *key = aq_key_nearest(aq_keys_job(), path); /* "batch: 8" without its section */
+    const char *key = aq_alias_key(path); /* "learning_rate: 1e-4" without its section, or "batch: 8" */
+    if (!key) key = aq_key_nearest(aq_keys_job(), path);
     if (aq_nearest_of(&nearest))
         aq_yaml_error(&manifest->errors, node, "%s: there is no such section; did you mean %s?", node->key,
                       aq_nearest_of(&nearest));
@@ -297,10 +301,12 @@ static enum aq_status read_job(struct aq_manifest *manifest, const char *text, s
                                uint32_t set_count)
 {
     AQ_TRY(read_tree(manifest, text, bytes, sets, set_count));
+    aq_manifest_aliases(manifest);
     AQ_TRY(read_defaults(manifest));
     aq_manifest_optimizer_defaults(manifest);
     AQ_TRY(read_sections(manifest));
     aq_manifest_folder(manifest);
+    aq_manifest_data(manifest);
     const struct aq_job_facts *facts = &manifest->job.facts;
     if (facts->train_samples && !facts->places && !aq_yaml_find(manifest->root, "data.bos"))
         manifest->job.data.bos = AQ_BEGIN_NONE; /* planned by a version that put nothing in front */

@@ -49,6 +49,9 @@ void aq_manifest_folder(struct aq_manifest *manifest);
 /* manifest_adapter.c: behind that, what PEFT's folder (lora.weights) says of adapters. AQ_NOMEM. */
 enum aq_status aq_manifest_adapter(struct aq_manifest *manifest);
 
+/* manifest_data.c: after them, the kind of the data where the manifest names none, from the first file. */
+void aq_manifest_data(struct aq_manifest *manifest);
+
 /* manifest_check.c: what concerns more than one key. */
 void aq_manifest_check(struct aq_manifest *manifest);
 

@@ -96,25 +96,28 @@ struct aq_dataset_config aq_plan_dataset(const struct aq_job *job, bool heldout)
 {
     const struct aq_job_data *data = &job->data;
     const char *task = job->model.task ? job->model.task : aq_model_task(job->model.config.kind);
-    return (struct aq_dataset_config){
-        .kind = data->kind,
-        .paths = heldout ? data->heldout : data->train,
-        .path_count = heldout ? data->heldout_count : data->train_count,
-        .tokenizer_kind = data->tokenizer,
-        .tokenizer_path = data->tokenizer_path,
-        .cache = data->cache,
-        .T = job->train.T,
-        .begin = data->bos,
-        .places_max = job->model.config.context,
-        .tokens_max = job->model.weights ? job->model.config.vocabulary : 0,
-        .field = aq_task_field(aq_task_find(task)),
-        .columns = {data->columns.text, data->columns.pair, data->columns.label, data->labels},
-        .chat = data->chat,
-        .chat_variables = data->chat_variables,
-        .whole = !data->pack,
-        .together = !data->pack_mask,
-        .samples_max = heldout ? data->heldout_samples_max : data->train_samples_max,
-        .skip = heldout ? 0 : data->skip};
+    return (struct aq_dataset_config){.kind = data->kind,
+                                      .paths = heldout ? data->heldout : data->train,
+                                      .path_count = heldout ? data->heldout_count : data->train_count,
+                                      .tokenizer_kind = data->tokenizer,
+                                      .tokenizer_path = data->tokenizer_path,
+                                      .cache = data->cache,
+                                      .T = job->train.T,
+                                      .begin = data->bos,
+                                      .places_max = job->model.config.context,
+                                      .tokens_max = job->model.weights ? job->model.config.vocabulary : 0,
+                                      .field = aq_task_field(aq_task_find(task)),
+                                      .columns = {data->columns.text, data->columns.pair, data->columns.label,
+                                                  data->labels},
+                                      .chat = data->chat,
+                                      .chat_variables = data->chat_variables,
+                                      .whole = !data->pack,
+                                      .together = !data->pack_mask,
+                                      .names = data->fields,
+                                      .skip_invalid = data->skip_invalid,
+                                      .quotes = data->quotes,
+                                      .samples_max = heldout ? data->heldout_samples_max : data->train_samples_max,
+                                      .skip = heldout ? 0 : data->skip};
 }
 
 uint32_t aq_plan_places(const struct aq_plan *plan)

@@ -1,11 +1,11 @@
 /*
  * dataset_instruct.c -- instructions and their answers, of which the answers alone are learnt.
  *
- * A file has an object a line: {"prompt": ..., "response": ...}, or {"messages": [...]}, which the folder's chat
- * template makes a text of (stages/chat.h). A prompt and its response are tokenized one by one, as they are when a
- * model answers; behind a response comes the tokenizer's end-of-text token (a line feed where it has none), which is
- * learnt. A template begins a conversation and ends its answers itself. A prompt begins with what the tokenizer puts in
- * front of a text (data.bos), once: not where it stands there already.
+ * A file has records (data_record.h): {"prompt": ..., "response": ...}, {"messages": [...]}, or another layout
+ * (instruct_line.h). The folder's chat template makes a text of messages (stages/chat.h). A prompt and its response are
+ * tokenized one by one, as they are when a model answers; behind a response comes the tokenizer's end-of-text token (a
+ * line feed where it has none), which is learnt. A template begins a conversation and ends its answers itself. A prompt
+ * begins with what the tokenizer puts in front of a text (data.bos), once: not where it stands there already.
  *
  * A conversation of n tokens takes n - 1 places: `tokens` are all but its last, `targets` all but its first, and -1
  * where that is of no answer. What does not fit T places is cut off at the end; one that has no answer left is left
@@ -21,12 +21,14 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "data_faults.h"
+#include "data_record.h"
 #include "dataset_kind.h"
+#include "instruct_line.h"
 #include "stages/chat.h"
 #include "tokenizer.h"
 
-#define AREA           DATASET_AREA
-#define FILE_BYTES_MAX (UINT64_C(1) << 36)
+#define AREA DATASET_AREA
 
 enum { PACKS_OPEN = 64, PLACE_BYTES = 4200, ENDS_SEEN = 16 };
 
@@ -52,7 +54,10 @@ struct instruct {
 struct reader {
     const struct aq_dataset_config *config;
     const struct aq_tokenizer *tokenizer;
-    struct aq_chat_template *template; /* opened by the first line that wants it */
+    struct aq_chat_template *template; /* opened by the first line that needs it; NULL: not, or there is none */
+    bool looked;                       /* for it */
+    struct data_roles roles;
+    struct data_faults faults;
     struct instruct *to;
     const char *path;
     uint64_t line, left_out, cut;
@@ -145,40 +150,57 @@ static enum aq_status add_prompt(struct reader *reader, const char *text, size_t
     return status;
 }
 
-static enum aq_status add_pair(struct reader *reader, const json_t *prompt, const json_t *response)
+static enum aq_status add_pair(struct reader *reader, const struct instruct_line *line)
 {
     const int32_t end = reader->to->padding;
-    if (!json_is_string(prompt)) return refuse(reader, "has no \"prompt\" that is a string, and no \"messages\"");
-    if (!json_is_string(response)) return refuse(reader, "has no \"response\" that is a string");
-    if (json_string_length(response) == 0) return refuse(reader, "its response is empty");
-    AQ_TRY(add_prompt(reader, json_string_value(prompt), json_string_length(prompt)));
-    AQ_TRY(add_text(reader, json_string_value(response), json_string_length(response), true));
+    AQ_TRY(add_prompt(reader, line->prompt, line->prompt_bytes));
+    AQ_TRY(add_text(reader, line->response, line->response_bytes, true));
     if (end < 0) return add_text(reader, "\n", 1, true);
     note_end(reader, &end, 1);
     return add_tokens(reader, &end, 1, true);
 }
 
-static enum aq_status add_messages(struct reader *reader, json_t *line)
+static const char *chat_folder(const struct reader *reader)
 {
-    const char *folder = reader->config->chat ? reader->config->chat : reader->config->tokenizer_path;
+    return reader->config->chat ? reader->config->chat : reader->config->tokenizer_path;
+}
+
+/* Is there a chat template? Layouts that do without one ask. */
+static enum aq_status look_for_template(struct reader *reader)
+{
+    struct aq_error_hold why;
+    if (reader->looked || !chat_folder(reader)) return AQ_OK;
+    reader->looked = true;
+    aq_error_hold(&why);
+    const enum aq_status status = aq_chat_open(chat_folder(reader), NULL, &reader->template);
+    aq_error_release(&why);
+    return status == AQ_OK || status == AQ_NOTFOUND ? AQ_OK : aq_fail(status, AREA, "%s", why.text);
+}
+
+static enum aq_status add_messages(struct reader *reader, const struct instruct_line *line)
+{
     struct aq_chat_config config = aq_chat_config_default();
     struct aq_chat_tokens got = {0};
     char place[PLACE_BYTES];
+    uint32_t answers = 0;
     snprintf(place, sizeof place, "%s:%llu", reader->path, (unsigned long long)reader->line);
     config.where = place;
-    config.line = line;
+    config.line = line->messages;
     config.variables = reader->config->chat_variables;
-    if (!folder)
-        return refuse(reader, "\"messages\" want a chat template: name a folder that has one in data.chat_template");
-    if (!reader->template) AQ_TRY(aq_chat_open(folder, NULL, &reader->template));
+    if (!chat_folder(reader))
+        return refuse(reader, "\"messages\" need a chat template: name a folder that has one in data.chat_template");
+    if (!reader->template) AQ_TRY(aq_chat_open(chat_folder(reader), NULL, &reader->template));
     AQ_TRY(aq_chat_tokenize(reader->template, reader->tokenizer, NULL, 0, &config, &got));
     enum aq_status status = AQ_OK;
     for (size_t at = 0, end; at < got.count && status == AQ_OK; at = end) {
         for (end = at + 1; end < got.count && got.answer[end] == got.answer[at];)
             end++;
-        status = add_tokens(reader, got.tokens + at, end - at, got.answer[at]);
-        if (got.answer[at]) note_end(reader, got.tokens + at, end - at);
+        const bool learnt = got.answer[at] && ++answers > line->earlier;
+        status = add_tokens(reader, got.tokens + at, end - at, learnt);
+        if (learnt) note_end(reader, got.tokens + at, end - at);
     }
+    if (status == AQ_OK && line->earlier > 0 && answers <= line->earlier)
+        status = refuse(reader, "its template does not keep the prompt's answers apart from the completion's");
     aq_chat_tokens_free(&got);
     return status;
 }
@@ -204,50 +226,63 @@ static enum aq_status conversation_end(struct reader *reader, uint64_t start)
     return AQ_OK;
 }
 
-static enum aq_status add_line(struct reader *reader, const char *line, size_t bytes)
+/* What is learnt of an object; where it fails, its tokens go again. */
+static enum aq_status add_object(struct reader *reader, json_t *object)
 {
-    const uint64_t start = reader->to->tokens.count;
-    json_error_t error;
-    json_t *object = json_loadb(line, bytes, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, &error);
-    enum aq_status status;
-    if (!object)
-        status = aq_fail(AQ_CORRUPT, AREA, "%s:%llu: no JSON: %s", reader->path, (unsigned long long)reader->line,
-                         error.text);
-    else if (json_object_get(object, "messages"))
-        status = add_messages(reader, object);
-    else
-        status = add_pair(reader, json_object_get(object, "prompt"), json_object_get(object, "response"));
-    json_decref(object);
-    return status == AQ_OK ? conversation_end(reader, start) : status;
+    struct instruct *to = reader->to;
+    const uint64_t start = to->tokens.count;
+    char place[PLACE_BYTES];
+    struct instruct_line line;
+    snprintf(place, sizeof place, "%s:%llu", reader->path, (unsigned long long)reader->line);
+    if (data_layout_of(&reader->roles, object) == DATA_LAYOUT_ALPACA) AQ_TRY(look_for_template(reader));
+    AQ_TRY(instruct_line_of(&reader->roles, object, place, reader->template != NULL, &line));
+    enum aq_status status = line.messages ? add_messages(reader, &line) : add_pair(reader, &line);
+    instruct_line_free(&line);
+    if (status == AQ_OK) status = conversation_end(reader, start);
+    if (status != AQ_OK) to->tokens.count = to->learnt.count = start;
+    return status;
 }
 
-static enum aq_status add_lines(struct reader *reader, const char *text, size_t bytes)
+/* The next record; *at_end: there is none. A bad one is noted. */
+static enum aq_status add_record(struct reader *reader, struct data_reader *file, bool *at_end)
 {
-    reader->line = 1;
-    for (size_t at = 0; at < bytes; reader->line++) {
-        const char *end = memchr(text + at, '\n', bytes - at);
-        const size_t line = end ? (size_t)(end - text) - at : bytes - at;
-        if (line > DATASET_LINE_BYTES_MAX)
-            return aq_fail(AQ_INVAL, AREA, DATASET_LINE_LONG, reader->path, (unsigned long long)reader->line, line,
-                           DATASET_LINE_BYTES_MAX);
-        if (line > strspn(text + at, " \t\r")) AQ_TRY(add_line(reader, text + at, line));
-        at += line + 1;
-    }
+    struct aq_error_hold why;
+    struct data_record record;
+    json_t *object = NULL;
+    bool ends;
+    aq_error_hold(&why);
+    enum aq_status status = data_reader_next(file, &record, &ends);
+    reader->line = record.line;
+    *at_end = status == AQ_OK && !record.at;
+    if (status == AQ_OK && record.at) status = data_record_object(file, &record, JSON_REJECT_DUPLICATES, &object);
+    if (object) status = add_object(reader, object);
+    aq_error_release(&why);
+    json_decref(object);
+    if (status == AQ_OK) return AQ_OK;
+    if (ends || !data_fault_is(status)) return aq_fail(status, AREA, "%s", why.text);
+    data_faults_note(&reader->faults, reader->path, reader->line, why.text);
     return AQ_OK;
+}
+
+static enum aq_status add_file(struct reader *reader)
+{
+    const struct data_how how = {.fallback = DATA_LINES, .quotes = reader->config->quotes, .named = true};
+    struct data_reader *file;
+    enum aq_status status = AQ_OK;
+    AQ_TRY(data_reader_open(reader->path, &how, &file));
+    for (bool at_end = false; status == AQ_OK && !at_end && !data_faults_over(&reader->faults);)
+        status = add_record(reader, file, &at_end);
+    data_reader_close(file);
+    return status;
 }
 
 static enum aq_status add_files(struct reader *reader)
 {
     for (uint32_t i = 0; i < reader->config->path_count; i++) {
-        uint8_t *bytes;
-        size_t count;
         reader->path = reader->config->paths[i];
-        AQ_TRY(aq_file_read(AREA, reader->path, FILE_BYTES_MAX, &bytes, &count));
-        const enum aq_status status = add_lines(reader, (const char *)bytes, count);
-        aq_free(bytes);
-        AQ_TRY(status);
+        AQ_TRY(add_file(reader));
     }
-    return AQ_OK;
+    return data_faults_end(&reader->faults);
 }
 
 /* --- samples ---------------------------------------------------------------------------------------------------- */
@@ -393,13 +428,20 @@ static enum aq_status instruct_open(const struct aq_dataset_config *config, void
     if (config->T == 0) return aq_fail(AQ_INVAL, AREA, "a sample must have room for at least 1 token, T is 0");
     AQ_TRY(aq_alloc(sizeof(struct instruct), &memory));
     *state = memory;
-    struct reader reader = {.config = config, .to = memory, .path = config->paths[0]};
-    if (!config->tokenizer) AQ_TRY(aq_tokenizer_open(config->tokenizer_kind, config->tokenizer_path, &own));
-    reader.tokenizer = own ? own : config->tokenizer;
-    enum aq_status status = aq_tokenizer_begins(reader.tokenizer, config->begin, reader.before, &reader.ahead);
-    if (status == AQ_OK) status = read_all(&reader, facts);
-    aq_chat_close(reader.template);
+    AQ_TRY(aq_alloc(sizeof(struct reader), &memory));
+    struct reader *reader = memory;
+    *reader = (struct reader){.config = config, .to = *state, .path = config->paths[0]};
+    reader->faults.allowed = config->skip_invalid;
+    enum aq_status status = data_roles_open(config->names, &reader->roles);
+    if (status == AQ_OK && !config->tokenizer)
+        status = aq_tokenizer_open(config->tokenizer_kind, config->tokenizer_path, &own);
+    reader->tokenizer = own ? own : config->tokenizer;
+    if (status == AQ_OK) status = aq_tokenizer_begins(reader->tokenizer, config->begin, reader->before, &reader->ahead);
+    if (status == AQ_OK) status = read_all(reader, facts);
+    data_roles_close(&reader->roles);
+    aq_chat_close(reader->template);
     aq_tokenizer_close(own);
+    aq_free(reader);
     return status;
 }
 

@@ -1,8 +1,9 @@
 /*
  * dataset_text.c -- text files as blocks of T tokens with stable ids: `tokens`, and the same one further, `targets`.
  *
- * A file whose name ends in .jsonl is an object a line: the string `text` of each is a text of its own, and the
- * tokenizer's end-of-text token (a line feed where it has none) stands behind it. Empty lines are passed over.
+ * Of a file of records (data_record.h: .jsonl, .json, .csv and their like) the string `text` of each is a text of its
+ * own, and the tokenizer's end-of-text token (a line feed where it has none) stands behind it. Empty lines are passed
+ * over. Packed files give the tokens, and the digest, of what they hold.
  *
  * Texts are mapped, tokenized on all cores and, where there is a cache folder, kept there for the next one who opens
  * the same texts with the same tokenizer: text_tokens.h. All tokens lie in one array; block i is
@@ -20,6 +21,7 @@
 #include <unistd.h>
 
 #include "aqsgd/base/given_file.h"
+#include "data_record.h"
 #include "dataset_kind.h"
 #include "text_tokens.h"
 #include "tokenizer.h"
@@ -28,6 +30,7 @@
 
 /* Texts of fewer bytes are read whole in a second or two, and more tokens than these are kept in a file. */
 enum { LONG_BYTES = 64 << 20, WANTED_MAX = 16 << 20, BYTES_A_TOKEN = 16 /* more than texts have */ };
+enum { LOOK_BYTES = 64 << 10 };
 
 struct text {
     struct text_ids ids;
@@ -43,35 +46,107 @@ static uint32_t fields(uint32_t T, struct aq_field out[AQ_BATCH_FIELDS_MAX])
     return 2;
 }
 
-static bool is_lines(const char *path)
+/*
+ * What a mapped file is: its form, and whether it is packed. A packed one's form follows from its name and, for a
+ * .json, from what it unpacks to.
+ */
+static enum aq_status form_of(const char *path, const struct text_map *map, enum data_form *form, bool *packed)
 {
-    const size_t length = strlen(path);
-    return length > 6 && strcmp(path + length - 6, ".jsonl") == 0;
+    const struct data_how how = {.fallback = DATA_TEXT, .named = true};
+    const size_t head = map->bytes < DATA_HEAD_BYTES ? map->bytes : DATA_HEAD_BYTES;
+    struct data_reader *reader;
+    *packed = data_is_packed(map->at, head);
+    if (!*packed) {
+        *form = data_form_of(path, map->at, head, DATA_TEXT);
+        return data_check_format(path, map->at, head);
+    }
+    AQ_TRY(data_reader_open(path, &how, &reader));
+    *form = data_reader_form(reader);
+    data_reader_close(reader);
+    return AQ_OK;
+}
+
+/* Where tokens come from and how. */
+struct job {
+    const struct aq_dataset_config *config;
+    const struct aq_tokenizer *tokenizer;
+    struct data_roles roles;
+    struct data_faults faults;
+};
+
+static enum aq_status add_records(struct job *job, const struct text_how *how, const char *path, struct text_sink *sink)
+{
+    const struct data_how asked = {.fallback = DATA_TEXT, .quotes = job->config->quotes, .named = true};
+    struct data_reader *reader;
+    AQ_TRY(data_reader_open(path, &asked, &reader));
+    const enum aq_status status = text_records(how, reader, path, sink);
+    data_reader_close(reader);
+    return status;
+}
+
+/* A text or lines of JSON, in pieces. */
+static enum aq_status add_pieces(const struct text_how *how, const char *path, const struct text_map *map, bool packed,
+                                 struct text_sink *sink)
+{
+    struct text_source source;
+    if (packed)
+        AQ_TRY(text_source_packed(path, &source));
+    else
+        text_source_mapped(path, map, &source);
+    if (!how->lines && data_looks_like_lines(source.at, source.bytes < LOOK_BYTES ? source.bytes : LOOK_BYTES))
+        aq_log(AREA, AQ_LOG_WARNING,
+               "%s: its lines are JSON objects, and are trained as they stand, with braces and quotes; a file of that "
+               "kind is read by the ending .jsonl",
+               path);
+    const enum aq_status status = text_tokens(how, &source, sink);
+    text_source_close(&source);
+    return status;
 }
 
 /* Tokens of one file to the sink. */
-static enum aq_status add_file(const struct aq_dataset_config *config, const struct aq_tokenizer *tokenizer,
-                               const char *path, struct text_sink *sink)
+static enum aq_status add_file(struct job *job, const char *path, struct text_sink *sink)
 {
+    const struct aq_dataset_config *config = job->config;
     struct text_map map;
+    enum data_form form;
+    bool packed;
     const uint64_t before = sink->count;
-    const int32_t end = aq_tokenizer_end_of_text(tokenizer);
+    const int32_t end = aq_tokenizer_end_of_text(job->tokenizer);
     AQ_TRY(text_map_open(path, &map));
     const size_t bytes = map.bytes;
-    enum aq_status status = text_tokens(tokenizer, path, &map, is_lines(path), config->threads, sink);
+    enum aq_status status = form_of(path, &map, &form, &packed);
+    const struct text_how how = {.tokenizer = job->tokenizer,
+                                 .lines = form == DATA_LINES,
+                                 .threads = config->threads,
+                                 .roles = &job->roles,
+                                 .faults = &job->faults};
+    if (status == AQ_OK)
+        status = form == DATA_TEXT || form == DATA_LINES ? add_pieces(&how, path, &map, packed, sink)
+                                                         : add_records(job, &how, path, sink);
     text_map_close(&map);
-    if (status == AQ_OK && config->end_of_text && !is_lines(path)) status = text_sink_add(sink, &end, 1);
+    if (status == AQ_OK && config->end_of_text && form == DATA_TEXT) status = text_sink_add(sink, &end, 1);
     AQ_TRY(status);
-    aq_log(AREA, 2, "file=%s bytes=%zu tokens=%llu", path, bytes, (unsigned long long)(sink->count - before));
+    aq_log(AREA, 2, "file=%s form=%s bytes=%zu tokens=%llu", path, data_form_name(form), bytes,
+           (unsigned long long)(sink->count - before));
     return AQ_OK;
+}
+
+static enum aq_status add_all(struct job *job, struct text_sink *sink)
+{
+    const struct aq_dataset_config *config = job->config;
+    for (uint32_t i = 0; i < config->path_count && !(sink->limit && sink->count >= sink->limit); i++)
+        AQ_TRY(add_file(job, config->paths[i], sink));
+    return data_faults_end(&job->faults);
 }
 
 static enum aq_status add_files(const struct aq_dataset_config *config, const struct aq_tokenizer *tokenizer,
                                 struct text_sink *sink)
 {
-    for (uint32_t i = 0; i < config->path_count && !(sink->limit && sink->count >= sink->limit); i++)
-        AQ_TRY(add_file(config, tokenizer, config->paths[i], sink));
-    return AQ_OK;
+    struct job job = {.config = config, .tokenizer = tokenizer, .faults = {.allowed = config->skip_invalid}};
+    enum aq_status status = data_roles_open(config->names, &job.roles);
+    if (status == AQ_OK) status = add_all(&job, sink);
+    data_roles_close(&job.roles);
+    return status;
 }
 
 /* How many tokens are all that is wanted of texts so long; 0: they are read whole. Sizes of files alone say it. */
@@ -91,19 +166,27 @@ static enum aq_status tokens_wanted(const struct aq_dataset_config *config, uint
     return AQ_OK;
 }
 
-/* Of everything that the tokens follow from. */
+/* Of everything that the tokens follow from. A byte order mark is no part of a text. */
 static enum aq_status key_of(const struct aq_dataset_config *config, const struct aq_tokenizer *tokenizer,
                              uint64_t *key)
 {
     AQ_TRY(aq_tokenizer_digest(tokenizer, key));
     *key = aq_digest_seeded(&config->end_of_text, sizeof config->end_of_text, *key);
+    if (config->names) *key = aq_digest_seeded(config->names, strlen(config->names), *key);
+    if (config->skip_invalid) *key = aq_digest_seeded(&config->skip_invalid, sizeof config->skip_invalid, *key);
+    if (config->quotes) *key = aq_digest_seeded(&config->quotes, sizeof config->quotes, *key);
     for (uint32_t i = 0; i < config->path_count; i++) {
         struct text_map map;
-        const bool lines = is_lines(config->paths[i]);
+        enum data_form form;
+        bool packed;
         AQ_TRY(text_map_open(config->paths[i], &map));
-        const uint64_t about[2] = {map.bytes, lines};
-        *key = aq_digest_seeded(map.at, map.bytes, aq_digest_seeded(about, sizeof about, *key));
+        const enum aq_status status = form_of(config->paths[i], &map, &form, &packed);
+        const size_t mark = data_mark(map.at, map.bytes);
+        const uint64_t about[2] = {map.bytes - mark, (uint64_t)form + (packed ? 16 : 0)};
+        if (status == AQ_OK)
+            *key = aq_digest_seeded(map.at + mark, map.bytes - mark, aq_digest_seeded(about, sizeof about, *key));
         text_map_close(&map);
+        AQ_TRY(status);
     }
     return AQ_OK;
 }

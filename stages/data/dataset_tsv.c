@@ -1,30 +1,33 @@
 /*
- * dataset_tsv.c -- tables of texts with a label, as GLUE has them: fields between tabs, a line each, no quotes.
+ * dataset_tsv.c -- tables of texts with a label: rows of a TSV, as GLUE has them, of a CSV, or JSON objects
+ * (data_record.h).
  *
  * A sample is a line: its text, or a pair of texts, cut to T tokens from the longer text's end, with what the
  * tokenizer's own template puts around them ([CLS] and [SEP]); where it has none, the end-of-text token stands between
  * two (a line feed where there is none either); `labels`, one number. Columns are named by the first line, or
  * (a file without names) numbered from 1 on, as `cut -f` numbers them. Where the task asks for `scores` the label is a
- * number with a point, as STS-B has them, and `labels` is -1; else `scores` is NaN. A line that is not so ends it all:
- * its file, number and cause are said, and nothing is trained on the rest.
+ * number with a point, as STS-B has them, and `labels` is -1; else `scores` is NaN. Lines that are not so are bad ones
+ * (data_faults.h). The columns of JSON objects are their members: texts, or numbers.
  *
  * Samples have lengths: what stands behind a sample's tokens is the end-of-text token again, and is never looked at.
  * What the ids mean depends on files, columns, tokenizer and T alone.
  */
 #include <assert.h>
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "data_faults.h"
+#include "data_record.h"
 #include "dataset_kind.h"
 #include "tokenizer.h"
 
 #define AREA   DATASET_AREA
 #define SCORES "scores"
 
-enum { SCORE_BYTES = 64, FIELDS_MAX = 256, NAME_BYTES = 64, SHOWN = 40, LABELS_MAX = 1 << 20 };
-#define FILE_BYTES_MAX (UINT64_C(1) << 36)
-#define SAMPLES_MAX    (UINT64_C(1) << 32)
+enum { SCORE_BYTES = 64, FIELDS_MAX = DATA_FIELDS_MAX, NAME_BYTES = 64, SHOWN = 40, LABELS_MAX = 1 << 20 };
+enum { NUMBER_BYTES = 40 };
 
 union label {
     int32_t number;
@@ -51,11 +54,6 @@ struct column {
 
 enum { TEXT, PAIR, LABEL, COLUMNS };
 
-struct field {
-    const char *at;
-    size_t bytes;
-};
-
 /* What a file is read with. */
 struct reader {
     const struct aq_dataset_config *config;
@@ -66,8 +64,10 @@ struct reader {
     bool named; /* columns are named: each file's first line has the names */
     const char *path;
     uint64_t line;
-    uint32_t width; /* fields of every line of the file; 0: none was read */
-    struct field fields[FIELDS_MAX];
+    bool found; /* where the columns are, in this file */
+    struct data_faults faults;
+    struct data_cell cells[COLUMNS]; /* of the record in hand */
+    char numbers[COLUMNS][NUMBER_BYTES];
 };
 
 static uint32_t fields(uint32_t T, struct aq_field out[AQ_BATCH_FIELDS_MAX])
@@ -111,52 +111,64 @@ static enum aq_status columns_of(struct reader *reader)
     return AQ_OK;
 }
 
-/* The fields of a line; AQ_CORRUPT: more or fewer than of the lines before. */
-static enum aq_status split(struct reader *reader, const char *line, size_t bytes)
+static enum aq_status column_missing(const struct reader *reader, const struct column *column, uint32_t width,
+                                     const struct data_cell *first)
 {
-    uint32_t count = 0;
-    const char *at = line, *const end = line + bytes;
-    if (memchr(line, 0, bytes))
-        return aq_fail(AQ_CORRUPT, AREA, "%s:%llu: has a zero byte: no text", reader->path,
-                       (unsigned long long)reader->line);
-    for (bool more = true; more; count++) {
-        const char *tab = memchr(at, '\t', (size_t)(end - at));
-        if (count == FIELDS_MAX)
-            return aq_fail(AQ_CORRUPT, AREA, "%s:%llu: more than %d fields between tabs", reader->path,
-                           (unsigned long long)reader->line, FIELDS_MAX);
-        reader->fields[count] = (struct field){.at = at, .bytes = (size_t)((tab ? tab : end) - at)};
-        more = tab != NULL;
-        if (tab) at = tab + 1;
-    }
-    if (reader->width == 0) reader->width = count;
-    if (count == reader->width) return AQ_OK;
-    return aq_fail(AQ_CORRUPT, AREA, "%s:%llu: %u fields between tabs, the lines before have %u", reader->path,
-                   (unsigned long long)reader->line, count, reader->width);
+    return aq_fail(AQ_CORRUPT, AREA, "%s:%llu: %s: there is no column %.*s; the line has %u, the first is \"%.*s\"%s",
+                   reader->path, reader->named ? 1ull : (unsigned long long)reader->line, column->key, NAME_BYTES,
+                   column->name, width,
+                   (int)(first->bytes < SHOWN ? first->bytes : SHOWN), first->at,
+                   width == 1 && memchr(first->at, ';', first->bytes) ? " (with ; between: save it with commas)" : "");
 }
 
-/* Where the wanted columns are, by the names of the first line or by their numbers. */
-static enum aq_status columns_find(struct reader *reader)
+/* Where the wanted columns are, by the names of the first row or by their numbers. */
+static enum aq_status columns_find(struct reader *reader, const struct data_cell *names, uint32_t width)
 {
     for (int i = 0; i < COLUMNS; i++) {
         struct column *column = &reader->columns[i];
         if (!column->name) continue;
-        uint32_t at = reader->named ? 0 : column->index;
-        while (reader->named && at < reader->width &&
-               (reader->fields[at].bytes != strlen(column->name) ||
-                memcmp(reader->fields[at].at, column->name, reader->fields[at].bytes) != 0))
+        uint32_t at = reader->named ? 0 : number_of(column->name) - 1;
+        while (reader->named && at < width &&
+               (names[at].bytes != strlen(column->name) || memcmp(names[at].at, column->name, names[at].bytes) != 0))
             at++;
+        if (at >= width) return column_missing(reader, column, width, &names[0]);
         column->index = at;
-        if (at < reader->width) continue;
-        return aq_fail(AQ_CORRUPT, AREA, "%s:%llu: %s: there is no column %.*s; the line has %u, the first is \"%.*s\"",
-                       reader->path, (unsigned long long)reader->line, column->key, NAME_BYTES, column->name,
-                       reader->width, (int)(reader->fields[0].bytes < SHOWN ? reader->fields[0].bytes : SHOWN),
-                       reader->fields[0].at);
+    }
+    reader->found = true;
+    return AQ_OK;
+}
+
+static enum aq_status cells_of_row(struct reader *reader, const struct data_record *record)
+{
+    for (int i = 0; i < COLUMNS; i++)
+        if (reader->columns[i].name) reader->cells[i] = record->cells[reader->columns[i].index];
+    return AQ_OK;
+}
+
+/* The members of an object that are wanted, as texts. */
+static enum aq_status cells_of_object(struct reader *reader, const json_t *object)
+{
+    for (int i = 0; i < COLUMNS; i++) {
+        const char *name = reader->columns[i].name;
+        const json_t *member = name ? json_object_get(object, name) : NULL;
+        char *number = reader->numbers[i];
+        if (!name) continue;
+        if (json_is_integer(member))
+            snprintf(number, NUMBER_BYTES, "%lld", (long long)json_integer_value(member));
+        else if (json_is_real(member))
+            snprintf(number, NUMBER_BYTES, "%.17g", json_real_value(member));
+        else if (!json_is_string(member))
+            return aq_fail(AQ_CORRUPT, AREA, "%s:%llu: has no \"%.*s\" that is a text or a number (%s)", reader->path,
+                           (unsigned long long)reader->line, NAME_BYTES, name, reader->columns[i].key);
+        reader->cells[i] = json_is_string(member)
+                               ? (struct data_cell){json_string_value(member), json_string_length(member)}
+                               : (struct data_cell){number, strlen(number)};
     }
     return AQ_OK;
 }
 
 /* The number of a label by the list of names, -1: none. */
-static int32_t label_named(const char *names, const struct field *field)
+static int32_t label_named(const char *names, const struct data_cell *field)
 {
     int32_t number = 0;
     for (const char *at = names; *at; number++) {
@@ -181,7 +193,7 @@ static enum aq_status labels_check(const char *names)
         size_t bytes = comma ? (size_t)(comma > at ? comma - at : 0) : strlen(at);
         while (bytes > 0 && at[bytes - 1] == ' ')
             bytes--;
-        const struct field field = {.at = at, .bytes = bytes};
+        const struct data_cell field = {.at = at, .bytes = bytes};
         if (bytes == 0)
             return aq_fail(AQ_INVAL, AREA, "data.labels: name %d is empty: names between commas", number + 1);
         if (label_named(names, &field) != number)
@@ -192,7 +204,7 @@ static enum aq_status labels_check(const char *names)
     return AQ_OK;
 }
 
-static enum aq_status label_refuse(const struct reader *reader, const struct field *field, const char *may)
+static enum aq_status label_refuse(const struct reader *reader, const struct data_cell *field, const char *may)
 {
     const int shown = field->bytes < SHOWN ? (int)field->bytes : SHOWN;
     return aq_fail(AQ_CORRUPT, AREA, "%s:%llu: the label \"%.*s\" is %s", reader->path,
@@ -200,7 +212,7 @@ static enum aq_status label_refuse(const struct reader *reader, const struct fie
 }
 
 /* A decimal number, as it is in a table: no blanks, no hexadecimal one, not infinite. */
-static enum aq_status score_of(const struct reader *reader, const struct field *field, float *out)
+static enum aq_status score_of(const struct reader *reader, const struct data_cell *field, float *out)
 {
     char text[SCORE_BYTES];
     char *end = text;
@@ -216,7 +228,7 @@ static enum aq_status score_of(const struct reader *reader, const struct field *
 
 static enum aq_status label_of(const struct reader *reader, union label *out)
 {
-    const struct field *field = &reader->fields[reader->columns[LABEL].index];
+    const struct data_cell *field = &reader->cells[LABEL];
     const char *names = reader->config->columns.names;
     int64_t number = 0;
     if (reader->tsv->scored) return score_of(reader, field, &out->score);
@@ -320,7 +332,7 @@ static enum aq_status tokens_add(struct reader *reader, uint32_t *length)
     size_t counts[2] = {0, 0};
     enum aq_status status = AQ_OK;
     for (int i = TEXT; i <= (pair ? PAIR : TEXT) && status == AQ_OK; i++) {
-        const struct field *field = &reader->fields[reader->columns[i].index];
+        const struct data_cell *field = &reader->cells[i];
         status = aq_tokenizer_encode(reader->tokenizer, field->at, field->bytes, &tokens[i], &counts[i]);
     }
     while (counts[0] + counts[1] + around > tsv->T && counts[0] + counts[1] > 0)
@@ -345,7 +357,7 @@ static enum aq_status add_row(struct reader *reader)
     union label label = {.number = -1};
     AQ_TRY(label_of(reader, &label));
     for (int i = TEXT; i <= PAIR; i++)
-        if (reader->columns[i].name && reader->fields[reader->columns[i].index].bytes == 0)
+        if (reader->columns[i].name && reader->cells[i].bytes == 0)
             return aq_fail(AQ_CORRUPT, AREA, "%s:%llu: its %s is empty", reader->path, (unsigned long long)reader->line,
                            i == TEXT ? "text" : "second text");
     AQ_TRY(grow(tsv));
@@ -361,40 +373,78 @@ static enum aq_status add_row(struct reader *reader)
     return AQ_OK;
 }
 
-static enum aq_status add_lines(struct reader *reader, const char *text, size_t bytes)
+/* The record's cells into reader->cells, and its row. */
+static enum aq_status add_record(struct reader *reader, struct data_reader *file, const struct data_record *record,
+                                 json_t **object)
 {
-    reader->line = 1;
-    reader->width = 0;
-    for (size_t at = 0; at < bytes; reader->line++) {
-        const char *end = memchr(text + at, '\n', bytes - at);
-        const size_t all = end ? (size_t)(end - text) - at : bytes - at;
-        const size_t line = all > 0 && text[at + all - 1] == '\r' ? all - 1 : all;
-        const bool first = reader->width == 0;
-        if (line > DATASET_LINE_BYTES_MAX)
-            return aq_fail(AQ_INVAL, AREA, DATASET_LINE_LONG, reader->path, (unsigned long long)reader->line, line,
-                           DATASET_LINE_BYTES_MAX);
-        if (line > 0) {
-            AQ_TRY(split(reader, text + at, line));
-            if (first) AQ_TRY(columns_find(reader));
-            if (!first || !reader->named) AQ_TRY(add_row(reader));
-        }
-        at += all + 1;
+    uint32_t width;
+    const struct data_cell *names = data_reader_names(file, &width);
+    if (!record->cells && !reader->named)
+        return aq_fail(AQ_CORRUPT, AREA, "%s:%llu: the columns of JSON objects have names, no numbers (%s)",
+                       reader->path, (unsigned long long)reader->line, reader->columns[TEXT].key);
+    if (record->cells && !reader->found)
+        AQ_TRY(columns_find(reader, reader->named ? names : record->cells, reader->named ? width : record->cell_count));
+    if (record->cells) {
+        AQ_TRY(cells_of_row(reader, record));
+    } else {
+        AQ_TRY(data_record_object(file, record, 0, object));
+        AQ_TRY(cells_of_object(reader, *object));
     }
+    return add_row(reader);
+}
+
+/* The next record; *at_end: there is none. A bad one is noted. */
+static enum aq_status next_record(struct reader *reader, struct data_reader *file, bool *at_end)
+{
+    struct aq_error_hold why;
+    struct data_record record;
+    json_t *object = NULL;
+    bool ends;
+    const uint64_t samples = reader->tsv->samples;
+    const size_t tokens = reader->tsv->tokens.count;
+    aq_error_hold(&why);
+    enum aq_status status = data_reader_next(file, &record, &ends);
+    reader->line = record.line;
+    *at_end = status == AQ_OK && !record.at;
+    if (status == AQ_OK && record.at) {
+        status = add_record(reader, file, &record, &object);
+        ends = record.cells && !reader->found;
+    }
+    aq_error_release(&why);
+    json_decref(object);
+    if (status == AQ_OK) return AQ_OK;
+    reader->tsv->samples = samples;
+    reader->tsv->tokens.count = tokens;
+    if (ends || !data_fault_is(status)) return aq_fail(status, AREA, "%s", why.text);
+    data_faults_note(&reader->faults, reader->path, reader->line, why.text);
     return AQ_OK;
+}
+
+static enum aq_status add_file(struct reader *reader)
+{
+    const struct data_how how = {
+        .fallback = DATA_TSV, .quotes = reader->config->quotes, .named = reader->named};
+    struct data_reader *file;
+    enum aq_status status = AQ_OK;
+    reader->found = false;
+    AQ_TRY(data_reader_open(reader->path, &how, &file));
+    for (bool at_end = false; status == AQ_OK && !at_end && !data_faults_over(&reader->faults);)
+        status = next_record(reader, file, &at_end);
+    if (status == AQ_OK && data_reader_quoted(file) > 0)
+        aq_log(AREA, AQ_LOG_WARNING,
+               "%s: %llu fields begin and end with a quote, which is taken for text; data.quotes: true reads quotes",
+               reader->path, (unsigned long long)data_reader_quoted(file));
+    data_reader_close(file);
+    return status;
 }
 
 static enum aq_status add_files(struct reader *reader)
 {
     for (uint32_t i = 0; i < reader->config->path_count; i++) {
-        uint8_t *bytes;
-        size_t count;
         reader->path = reader->config->paths[i];
-        AQ_TRY(aq_file_read(AREA, reader->path, FILE_BYTES_MAX, &bytes, &count));
-        const enum aq_status status = add_lines(reader, (const char *)bytes, count);
-        aq_free(bytes);
-        AQ_TRY(status);
+        AQ_TRY(add_file(reader));
     }
-    return AQ_OK;
+    return data_faults_end(&reader->faults);
 }
 
 /* Names of labels count whether a file has them all or not. */
@@ -429,6 +479,7 @@ static enum aq_status tsv_open(const struct aq_dataset_config *config, void **st
     AQ_TRY(aq_alloc(sizeof(struct reader), &memory));
     struct reader *reader = memory;
     *reader = (struct reader){.config = config, .tsv = tsv};
+    reader->faults.allowed = config->skip_invalid;
     tsv->scored = config->field && strcmp(config->field, SCORES) == 0;
     enum aq_status status = AQ_OK;
     if (tsv->scored && config->columns.names)

@@ -1,19 +1,21 @@
-/* text_tokens.c -- a mapped text to tokens, piece by piece on all cores. See text_tokens.h. */
+/* text_tokens.c -- a text to tokens, piece by piece on all cores. See text_tokens.h. */
 #include "text_tokens.h"
 
-#include <jansson.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include "aqsgd/base/given_file.h"
+#include "data_bytes.h"
+#include "data_record.h"
 #include "dataset_kind.h"
 
 #define AREA DATASET_AREA
 
 /* A piece takes a core a tenth of a second; the look around a cut is a thousandth of it. */
 enum { PIECE_BYTES = 4 << 20, LOOK_BYTES = 4 << 10, CUTS_TRIED = 256, THREADS_MAX = 256 };
+enum { RECORDS_TOKENS = 1 << 20, WHY_BYTES = 700 };
 
 #define SAY_NS UINT64_C(5000000000) /* between two lines about how far it is */
 
@@ -77,13 +79,13 @@ enum aq_status text_sink_add(struct text_sink *sink, const int32_t *tokens, size
 /* ---- pieces ---- */
 
 struct piece {
-    const struct aq_tokenizer *tokenizer;
+    const struct text_how *how;
     const char *path;
     const uint8_t *text;
     size_t bytes;
-    uint64_t line; /* of a .jsonl: the number of its first one */
-    bool lines;
+    uint64_t line; /* of JSON lines: the number of its first one */
     struct aq_token_list tokens;
+    struct data_faults *faults; /* memory of aq_alloc; NULL: none yet */
     enum aq_status status;
 };
 
@@ -91,7 +93,7 @@ static enum aq_status add_text(struct piece *piece, const char *text, size_t byt
 {
     size_t count = 0;
     int32_t *tokens = NULL;
-    AQ_TRY(aq_tokenizer_encode(piece->tokenizer, text, bytes, &tokens, &count));
+    AQ_TRY(aq_tokenizer_encode(piece->how->tokenizer, text, bytes, &tokens, &count));
     if (!piece->tokens.at) { /* the first text's tokens are not copied: often there is no other */
         piece->tokens = (struct aq_token_list){.at = tokens, .count = count, .capacity = count};
         return AQ_OK;
@@ -105,33 +107,55 @@ static enum aq_status add_text(struct piece *piece, const char *text, size_t byt
     return status;
 }
 
-/* The `text` of one line of a .jsonl file, and the end of a text behind it: a line feed where that is no token. */
-static enum aq_status add_line(struct piece *piece, const char *line, size_t bytes)
+/* The text of an object, and the end of a text behind it: a line feed where that is no token. */
+static enum aq_status add_object(struct piece *piece, const json_t *object)
 {
-    const int32_t end = aq_tokenizer_end_of_text(piece->tokenizer);
-    json_error_t error;
-    json_t *object = json_loadb(line, bytes, JSON_ALLOW_NUL, &error);
-    const json_t *text = json_object_get(object, "text");
-    enum aq_status status;
-    if (!object)
-        status =
-            aq_fail(AQ_CORRUPT, AREA, "%s:%llu: no JSON: %s", piece->path, (unsigned long long)piece->line, error.text);
-    else if (!json_is_string(text))
-        status = aq_fail(AQ_CORRUPT, AREA, "%s:%llu: has no \"text\" that is a string; each line is an object with one",
-                         piece->path, (unsigned long long)piece->line);
-    else
-        status = add_text(piece, json_string_value(text), json_string_length(text));
-    json_decref(object);
-    if (status != AQ_OK || end < 0) return status == AQ_OK ? add_text(piece, "\n", 1) : status;
+    const int32_t end = aq_tokenizer_end_of_text(piece->how->tokenizer);
+    const json_t *text = data_role_of(piece->how->roles, DATA_ROLE_TEXT, object);
+    char why[WHY_BYTES];
+    if (!json_is_string(text)) {
+        data_text_missing(piece->how->roles, object, why, sizeof why);
+        return aq_fail(AQ_CORRUPT, AREA, "%s:%llu: %s", piece->path, (unsigned long long)piece->line, why);
+    }
+    AQ_TRY(add_text(piece, json_string_value(text), json_string_length(text)));
+    if (end < 0) return add_text(piece, "\n", 1);
     AQ_TRY(aq_token_list_reserve(&piece->tokens, 1));
     piece->tokens.at[piece->tokens.count++] = end;
     return AQ_OK;
 }
 
+/* A line is bad: it is noted, and gives no tokens. */
+static enum aq_status note_fault(struct piece *piece, enum aq_status status, size_t tokens, const char *why)
+{
+    void *memory;
+    piece->tokens.count = tokens;
+    if (!data_fault_is(status)) return aq_fail(status, AREA, "%s", why);
+    if (!piece->faults) {
+        AQ_TRY(aq_alloc(sizeof *piece->faults, &memory));
+        piece->faults = memory;
+        piece->faults->allowed = piece->how->faults->allowed;
+    }
+    data_faults_note(piece->faults, piece->path, piece->line, why);
+    return AQ_OK;
+}
+
+static enum aq_status add_line(struct piece *piece, const char *line, size_t bytes)
+{
+    const size_t tokens = piece->tokens.count;
+    struct aq_error_hold why;
+    json_t *object = NULL;
+    aq_error_hold(&why);
+    enum aq_status status = data_line_object(piece->path, piece->line, line, bytes, 0, &object);
+    if (status == AQ_OK) status = add_object(piece, object);
+    aq_error_release(&why);
+    json_decref(object);
+    return status == AQ_OK ? AQ_OK : note_fault(piece, status, tokens, why.text);
+}
+
 static enum aq_status add_lines(struct piece *piece)
 {
     const char *text = (const char *)piece->text;
-    for (size_t at = 0; at < piece->bytes; piece->line++) {
+    for (size_t at = 0; at < piece->bytes && !(piece->faults && data_faults_over(piece->faults)); piece->line++) {
         const char *end = memchr(text + at, '\n', piece->bytes - at);
         const size_t line = end ? (size_t)(end - text) - at : piece->bytes - at;
         size_t blank = 0;
@@ -149,7 +173,62 @@ static enum aq_status add_lines(struct piece *piece)
 static void run_piece(void *context)
 {
     struct piece *piece = context;
-    piece->status = piece->lines ? add_lines(piece) : add_text(piece, (const char *)piece->text, piece->bytes);
+    piece->status = piece->how->lines ? add_lines(piece) : add_text(piece, (const char *)piece->text, piece->bytes);
+}
+
+/* What a piece has, behind the others. */
+static enum aq_status piece_take(struct piece *piece, const struct text_how *how, struct text_sink *sink)
+{
+    if (piece->faults) data_faults_join(how->faults, piece->faults);
+    AQ_TRY(piece->status);
+    return text_sink_add(sink, piece->tokens.at, piece->tokens.count);
+}
+
+static void piece_free(struct piece *piece)
+{
+    aq_free(piece->tokens.at);
+    aq_free(piece->faults);
+}
+
+/* ---- records of other forms ---- */
+
+static enum aq_status next_record(struct piece *piece, struct data_reader *file, bool *at_end)
+{
+    const size_t tokens = piece->tokens.count;
+    struct data_record record;
+    struct aq_error_hold why;
+    json_t *object = NULL;
+    bool ends;
+    aq_error_hold(&why);
+    enum aq_status status = data_reader_next(file, &record, &ends);
+    piece->line = record.line;
+    *at_end = status == AQ_OK && !record.at;
+    if (status == AQ_OK && record.at) status = data_record_object(file, &record, 0, &object);
+    if (object) status = add_object(piece, object);
+    aq_error_release(&why);
+    json_decref(object);
+    if (status == AQ_OK) return AQ_OK;
+    return ends ? aq_fail(status, AREA, "%s", why.text) : note_fault(piece, status, tokens, why.text);
+}
+
+enum aq_status text_records(const struct text_how *how, struct data_reader *file, const char *path,
+                            struct text_sink *sink)
+{
+    struct piece piece = {.how = how, .path = path};
+    enum aq_status status = AQ_OK;
+    bool at_end = false;
+    while (status == AQ_OK && !at_end && !(sink->limit && sink->count >= sink->limit) &&
+           !data_faults_over(how->faults)) {
+        status = next_record(&piece, file, &at_end);
+        if (status == AQ_OK && (at_end || piece.tokens.count >= RECORDS_TOKENS || piece.faults)) {
+            status = piece_take(&piece, how, sink);
+            piece.tokens.count = 0;
+            aq_free(piece.faults);
+            piece.faults = NULL;
+        }
+    }
+    piece_free(&piece);
+    return status;
 }
 
 /* ---- cuts ---- */
@@ -170,21 +249,25 @@ static bool same_tokens(const struct aq_tokenizer *tokenizer, const uint8_t *tex
     return same;
 }
 
-/* The end of the piece that begins at `at`: behind a line, about PIECE_BYTES on; or the end of the text. */
-static size_t piece_end(const struct aq_tokenizer *tokenizer, const struct text_map *text, size_t at, bool lines)
+/*
+ * The end of the piece that begins at `at`: behind a line, about PIECE_BYTES on; or the end of the text. 0: more of the
+ * text must be known.
+ */
+static size_t piece_end(const struct text_how *how, const struct text_source *text, size_t at)
 {
     size_t from = at + PIECE_BYTES;
     for (int tried = 0; tried < CUTS_TRIED && from < text->bytes; tried++) {
         const uint8_t *line = memchr(text->at + from, '\n', text->bytes - from);
         if (!line) break;
         const size_t cut = (size_t)(line - text->at) + 1, left = text->bytes - cut;
+        if (!text->whole && left < LOOK_BYTES) return 0;
         if (left == 0) break;
-        if (lines ||
-            same_tokens(tokenizer, text->at + cut - LOOK_BYTES, LOOK_BYTES, left < LOOK_BYTES ? left : LOOK_BYTES))
+        if (how->lines || same_tokens(how->tokenizer, text->at + cut - LOOK_BYTES, LOOK_BYTES,
+                                      left < LOOK_BYTES ? left : LOOK_BYTES))
             return cut;
         from = cut;
     }
-    return text->bytes;
+    return text->whole ? text->bytes : 0;
 }
 
 static uint64_t count_lines(const uint8_t *text, size_t bytes)
@@ -221,37 +304,119 @@ static void run_pieces(struct piece *pieces, uint32_t count)
         aq_thread_close(threads[i]);
 }
 
-enum aq_status text_tokens(const struct aq_tokenizer *tokenizer, const char *path, const struct text_map *text,
-                           bool lines, uint32_t threads, struct text_sink *sink)
+void text_source_mapped(const char *path, const struct text_map *map, struct text_source *out)
+{
+    const size_t mark = data_mark(map->at, map->bytes);
+    *out = (struct text_source){.path = path, .at = map->at + mark, .bytes = map->bytes - mark, .whole = true};
+}
+
+/* The window has `bytes` bytes, or all that is left. */
+static enum aq_status window_fill(struct text_source *source, size_t bytes)
+{
+    void *memory;
+    if (bytes > source->room) {
+        if (bytes > TEXT_WINDOW_MAX)
+            return aq_fail(AQ_INVAL, AREA,
+                           "%s: is packed and has no place to cut it within %zu MiB for this tokenizer: unpack it",
+                           source->path, TEXT_WINDOW_MAX >> 20);
+        AQ_TRY(aq_alloc(bytes, &memory));
+        if (source->bytes) memcpy(memory, source->at, source->bytes);
+        aq_free(source->window);
+        source->window = memory;
+        source->room = bytes;
+    } else if (source->bytes) {
+        memmove(source->window, source->at, source->bytes);
+    }
+    source->at = source->window;
+    while (!source->whole && source->bytes < bytes) {
+        size_t got;
+        AQ_TRY(data_bytes_read(source->rest, source->window + source->bytes, source->room - source->bytes, &got));
+        source->bytes += got;
+        source->whole = got == 0;
+    }
+    return AQ_OK;
+}
+
+enum aq_status text_source_packed(const char *path, struct text_source *out)
+{
+    *out = (struct text_source){.path = path};
+    AQ_TRY(data_bytes_open(path, &out->rest));
+    enum aq_status status = window_fill(out, PIECE_BYTES);
+    if (status == AQ_OK) status = data_check_format(path, out->at, out->bytes);
+    if (status != AQ_OK) {
+        text_source_close(out);
+        return status;
+    }
+    const size_t mark = data_mark(out->at, out->bytes);
+    out->at += mark;
+    out->bytes -= mark;
+    return AQ_OK;
+}
+
+void text_source_close(struct text_source *source)
+{
+    data_bytes_close(source->rest);
+    aq_free(source->window);
+    *source = (struct text_source){.path = NULL};
+}
+
+/* Beyond its bound once it is there: then it is refused. */
+static size_t wider(size_t room)
+{
+    if (room < TEXT_WINDOW_MAX / 2) return 2 * room;
+    return room < TEXT_WINDOW_MAX ? TEXT_WINDOW_MAX : TEXT_WINDOW_MAX + 1;
+}
+
+/* Pieces at the beginning of the source, at most `most`, and their bytes together; *line goes on. */
+static uint32_t cut_pieces(const struct text_how *how, const struct text_source *source, uint32_t most,
+                           struct piece *pieces, uint64_t *line, size_t *bytes)
+{
+    uint32_t count = 0;
+    *bytes = 0;
+    for (; count < most && *bytes < source->bytes; count++) {
+        const size_t end = piece_end(how, source, *bytes);
+        if (end == 0) break;
+        pieces[count] = (struct piece){.how = how,
+                                       .path = source->path,
+                                       .text = source->at + *bytes,
+                                       .bytes = end - *bytes,
+                                       .line = *line};
+        if (how->lines) *line += count_lines(source->at + *bytes, end - *bytes);
+        *bytes = end;
+    }
+    return count;
+}
+
+enum aq_status text_tokens(const struct text_how *how, struct text_source *source, struct text_sink *sink)
 {
     struct progress progress = {.began_ns = aq_clock_ns()};
     struct piece pieces[THREADS_MAX];
     enum aq_status status = AQ_OK;
     uint64_t line = 1;
+    const size_t all = source->bytes;
+    uint32_t threads = how->threads ? how->threads : aq_thread_cores();
     progress.said_ns = progress.began_ns;
-    if (threads == 0) threads = aq_thread_cores();
     if (threads > THREADS_MAX) threads = THREADS_MAX;
-    for (size_t at = 0; at < text->bytes && status == AQ_OK && !(sink->limit && sink->count >= sink->limit);) {
+    const size_t window = (size_t)(threads + 1) * PIECE_BYTES < TEXT_WINDOW_MAX ? (size_t)(threads + 1) * PIECE_BYTES
+                                                                               : TEXT_WINDOW_MAX;
+    for (size_t done = 0, bytes; status == AQ_OK && !(sink->limit && sink->count >= sink->limit); done += bytes) {
+        if (source->rest) AQ_TRY(window_fill(source, source->room > window ? source->room : window));
+        if (source->bytes == 0 || data_faults_over(how->faults)) break;
         const uint64_t wanted = sink->limit ? 1 + (sink->limit - sink->count) / PIECE_BYTES : threads;
-        uint32_t count = 0;
-        for (; count < threads && count < wanted && at < text->bytes; count++) {
-            const size_t end = piece_end(tokenizer, text, at, lines);
-            pieces[count] = (struct piece){.tokenizer = tokenizer,
-                                           .path = path,
-                                           .text = text->at + at,
-                                           .bytes = end - at,
-                                           .line = line,
-                                           .lines = lines};
-            if (lines) line += count_lines(text->at + at, end - at);
-            at = end;
+        const uint32_t most = wanted < threads ? (uint32_t)wanted : threads;
+        uint32_t count = cut_pieces(how, source, most, pieces, &line, &bytes);
+        while (count == 0) { /* ends: the window grows up to its bound */
+            AQ_TRY(window_fill(source, wider(source->room)));
+            count = cut_pieces(how, source, most, pieces, &line, &bytes);
         }
         run_pieces(pieces, count);
         for (uint32_t i = 0; i < count; i++) {
-            if (status == AQ_OK) status = pieces[i].status;
-            if (status == AQ_OK) status = text_sink_add(sink, pieces[i].tokens.at, pieces[i].tokens.count);
-            aq_free(pieces[i].tokens.at);
+            if (status == AQ_OK) status = piece_take(&pieces[i], how, sink);
+            piece_free(&pieces[i]);
         }
-        say(&progress, path, at, text->bytes);
+        source->at += bytes;
+        source->bytes -= bytes;
+        if (!source->rest) say(&progress, source->path, done + bytes, all);
     }
     return status;
 }

@@ -2,7 +2,7 @@
  * text_tokens.h -- the tokens of text files, in pieces on all cores, and kept in a file.
  *
  *     text files, mapped --text_tokens.c--> pieces of some MiB, a thread each --> tokens in order --> memory, or
- *     <cache folder>/<key>.tokens --text_cache.c--> mapped
+ *     packed ones, a window at a time                            <cache folder>/<key>.tokens --text_cache.c--> mapped
  *
  * A piece ends behind a line, where the tokens of what stands on both sides are, for 4 KiB each way, those of both
  * joined: so pieces give the tokens of the whole text, for tokenizers that allow such cuts; others get one piece. Where
@@ -32,7 +32,11 @@
 #ifndef TEXT_TOKENS_H
 #define TEXT_TOKENS_H
 
+#include "data_faults.h"
+#include "data_roles.h"
 #include "tokenizer.h"
+
+struct data_bytes;
 
 /* A file's bytes, mapped. */
 struct text_map {
@@ -54,9 +58,41 @@ struct text_sink {
 };
 enum aq_status text_sink_add(struct text_sink *sink, const int32_t *tokens, size_t count);
 
-/* Tokens of one mapped file, in order, to the sink. lines: .jsonl. threads 0: all cores. path is for messages. */
-enum aq_status text_tokens(const struct aq_tokenizer *tokenizer, const char *path, const struct text_map *text,
-                           bool lines, uint32_t threads, struct text_sink *sink);
+/*
+ * A text of which [at, at + bytes) are in memory: all that is left of a mapped file, or a window of a packed one, which
+ * grows where no cut is in it (to TEXT_WINDOW_MAX bytes) and moves on behind the pieces that are done.
+ */
+struct text_source {
+    const char *path; /* for messages */
+    const uint8_t *at;
+    size_t bytes;
+    bool whole;               /* nothing follows */
+    struct data_bytes *rest;  /* of a window; else NULL */
+    uint8_t *window;          /* memory of aq_alloc */
+    size_t room;
+};
+#define TEXT_WINDOW_MAX ((size_t)1 << 30)
+void text_source_mapped(const char *path, const struct text_map *map, struct text_source *out);
+/* Statuses of data_bytes_open. */
+enum aq_status text_source_packed(const char *path, struct text_source *out);
+void text_source_close(struct text_source *source);
+
+/* How a text becomes tokens. */
+struct text_how {
+    const struct aq_tokenizer *tokenizer;
+    bool lines;       /* JSON lines: the text of each */
+    uint32_t threads; /* 0: all cores */
+    const struct data_roles *roles;
+    struct data_faults *faults; /* bad lines are noted here */
+};
+
+/* The tokens of a text, in order, to the sink. Ends early where the faults are over. */
+enum aq_status text_tokens(const struct text_how *how, struct text_source *source, struct text_sink *sink);
+
+/* Those of the records of a form that is no lines, one after the other. */
+struct data_reader;
+enum aq_status text_records(const struct text_how *how, struct data_reader *file, const char *path,
+                            struct text_sink *sink);
 
 /* All tokens, as a reader has them. */
 struct text_ids {

@@ -233,7 +233,7 @@ static const struct bad bads[] = {
     {NULL, {"lora.rank=2000"}, "lora.rank: '2000' is not a whole number, 0 to 1024"},
     {NULL, {"lora.rank=4", "lora.alpha=0"}, "lora.alpha"},
     {NULL, {"train.freeze='*'"}, "train.freeze: freezes the whole model: nothing is left to train"},
-    {NULL, {"train.freeze=[wte, wpe]"}, "train.freeze: is a list, but must be"},
+    {NULL, {"train.freeze=[wte, [wpe]]"}, "train.freeze: is a list, but must be"},
     {NULL, {"pipeline.stages=9", "edges.list=[]"}, "9 stages, but this gpt2 has only 8 layers"},
     {NULL, {"pipeline.stages=0"}, "must be a count of stages, 1 to 128"},
     {NULL, {"pipeline.stages=[]"}, "0 entries"},

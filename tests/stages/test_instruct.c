@@ -176,12 +176,12 @@ static void test_broken_lines_are_told_with_their_number(void **state)
     (void)state;
     static const char *const cases[][2] = {
         {"{\"prompt\": \"a\", \"response\": \"b\"}\n{\"prompt\": \"a\"}\n", "lines.jsonl:2: has no \"response\""},
-        {"{\"response\": \"a\"}\n", "lines.jsonl:1: has no \"prompt\" that is a string, and no \"messages\""},
+        {"{\"response\": \"a\"}\n", "lines.jsonl:1: has no \"prompt\""},
         {"{\"prompt\": 3, \"response\": \"a\"}\n", "lines.jsonl:1: has no \"prompt\""},
         {"{\"prompt\": \"a\", \"response\": \"\"}\n", "lines.jsonl:1: its response is empty"},
         {"\n{\"prompt\": \"a\"\n", "lines.jsonl:2: no JSON"},
-        {"[1]\n", "lines.jsonl:1: has no \"prompt\""},
-        {"{\"messages\": []}\n", "lines.jsonl:1: \"messages\" want a chat template"},
+        {"[1]\n", "lines.jsonl:1: is no JSON object"},
+        {"{\"messages\": []}\n", "lines.jsonl:1: \"messages\" need a chat template"},
         {"", "no line has an answer"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {

@@ -5,9 +5,10 @@
  * seed, the batch or the number of stages.
  *
  * A text data set is one or more UTF-8 files, tokenized and joined, cut into blocks of T+1 tokens that overlap by one:
- * block i has tokens [i*T, i*T+T) and targets one further. Of a .jsonl file the string `text` of each line is taken, an
- * end-of-text token behind it. Sample id = block number; the last part that does not fill a block is dropped, and the
- * count of dropped tokens is told.
+ * block i has tokens [i*T, i*T+T) and targets one further. Of a file of records (.jsonl, .json, .csv, ...) the string
+ * `text` of each is taken, an end-of-text token behind it (docs/DATA.md). Any file may be packed by gzip or zstd.
+ * Sample id = block number; the last part that does not fill a block is dropped, and the count of dropped tokens is
+ * told.
  *
  * Where a text begins with a token of its own (config.begin), each block does: it has T + 1 places, or T of them where
  * places_max allows no more, and the targets of the places in front are -1.
@@ -126,9 +127,22 @@ struct aq_dataset_config {
     } columns;
     const char *chat;           /* instruct: folder with a chat template; NULL: that of the tokenizer              */
     const char *chat_variables; /* instruct: further variables of the template, a JSON object; or NULL */
-    bool whole;                 /* instruct: each conversation is a sample of its own                              */
-    bool together;              /* instruct: conversations of one sample see those before them: samples have no parts */
+    bool whole;       /* instruct: each conversation is a sample of its own                              */
+    bool together;    /* instruct: conversations of one sample see those before them: samples have no parts */
+    const char *names;     /* text, instruct: names of fields, a JSON object ({"prompt": "question"}); or NULL  */
+    uint64_t skip_invalid; /* bad lines that are skipped and counted; more end it                              */
+    bool quotes;           /* tsv: fields of a file that is no .csv may stand in quotes, too                   */
 };
+
+/*
+ * The kind of the first file, by its name and first record, where nobody says it; into `why` what was found ("its first
+ * line has messages"). Columns that are named, or a task that needs labels (config.field), make it a table. "text"
+ * where nothing says otherwise, or the file cannot be read.
+ */
+const char *aq_dataset_recognise(const struct aq_dataset_config *config, char *why, size_t bytes);
+
+/* Does data.fields name what there is? fields: a JSON object. AQ_INVAL says what is wrong. */
+enum aq_status aq_dataset_fields_check(const char *fields);
 
 /*
  * What a sample of such a data set has, values NULL; how many fields. T: tokens of a text's sample. 0: no such kind.
