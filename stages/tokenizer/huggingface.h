@@ -47,6 +47,10 @@ enum aq_status huggingface_types(const char *place, json_t *value, const char *l
 
 enum { HUGGINGFACE_PLACE_BYTES = 4096 + 256 };
 
+/* What UnicodeScripts leaves out at the beginning of a piece; the runs of one script (terminated, appended to out). */
+extern const char huggingface_script_any[];
+enum aq_status huggingface_script_runs(struct aq_bpe_text *out);
+
 /* Of an object: `pattern`, {"Regex": "..."} or {"String": "..."}; and prepend_scheme, or the older add_prefix_space. */
 enum aq_status huggingface_pattern(const char *place, json_t *one, struct aq_bpe_pattern **out);
 enum aq_status huggingface_scheme(const char *place, json_t *one, enum aq_bpe_scheme *out);

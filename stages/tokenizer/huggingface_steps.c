@@ -321,10 +321,55 @@ static enum aq_status read_digits(const char *place, json_t *one, struct hugging
     return aq_bpe_pattern_open(place, "\\p{N}", 5, false, &step->pattern);
 }
 
-static const struct huggingface_type pre_tokenizers[] = {
-    {"ByteLevel", read_byte_level},    {"Split", read_split},           {"Digits", read_digits},
-    {"Punctuation", read_punctuation}, {"Whitespace", read_whitespace}, {"WhitespaceSplit", read_whitespace_split},
-    {"BertPreTokenizer", read_bert},   {"Metaspace", read_metaspace},   {NULL, NULL}};
+static enum aq_status read_delimiter(const char *place, json_t *one, struct huggingface_reader *reader)
+{
+    const char *delimiter = json_string_value(json_object_get(one, "delimiter"));
+    const size_t bytes = delimiter ? strlen(delimiter) : 0;
+    struct aq_bpe_step *step = NULL;
+    AQ_TRY(add_step(place, reader, &step));
+    if (bytes == 0 || aq_bpe_character((const uint8_t *)delimiter, bytes) != bytes)
+        return aq_fail(AQ_CORRUPT, AQ_BPE_AREA, "%s.delimiter is no single character. Set it to one", place);
+    step->behaviour = AQ_BPE_REMOVED;
+    return aq_bpe_pattern_open(place, delimiter, bytes, true, &step->pattern);
+}
+
+enum { FIXED_LENGTH_MAX = 65535 }; /* of a repeat in a pattern */
+
+static enum aq_status read_fixed_length(const char *place, json_t *one, struct huggingface_reader *reader)
+{
+    const json_t *length = json_object_get(one, "length");
+    const json_int_t characters = length ? json_integer_value(length) : 5;
+    char pattern[32];
+    if ((length && !json_is_integer(length)) || characters < 1 || characters > FIXED_LENGTH_MAX)
+        return aq_fail(AQ_CORRUPT, AQ_BPE_AREA, "%s.length is not in 1..%d. Set it to a number of characters", place,
+                       (int)FIXED_LENGTH_MAX);
+    snprintf(pattern, sizeof pattern, "(?:.|\\n){1,%d}", (int)characters);
+    return add_cut(place, pattern, AQ_BPE_ISOLATED, false, reader);
+}
+
+static enum aq_status read_scripts(const char *place, json_t *one, struct huggingface_reader *reader)
+{
+    struct aq_bpe_text runs = {0};
+    (void)one;
+    AQ_TRY(add_cut(place, huggingface_script_any, AQ_BPE_REMOVED, false, reader));
+    enum aq_status status = huggingface_script_runs(&runs);
+    if (status == AQ_OK) status = add_cut(place, (const char *)runs.at, AQ_BPE_ISOLATED, false, reader);
+    aq_bpe_text_free(&runs);
+    return status;
+}
+
+static const struct huggingface_type pre_tokenizers[] = {{"ByteLevel", read_byte_level},
+                                                         {"Split", read_split},
+                                                         {"Digits", read_digits},
+                                                         {"Punctuation", read_punctuation},
+                                                         {"Whitespace", read_whitespace},
+                                                         {"WhitespaceSplit", read_whitespace_split},
+                                                         {"BertPreTokenizer", read_bert},
+                                                         {"Metaspace", read_metaspace},
+                                                         {"UnicodeScripts", read_scripts},
+                                                         {"CharDelimiterSplit", read_delimiter},
+                                                         {"FixedLength", read_fixed_length},
+                                                         {NULL, NULL}};
 
 enum aq_status huggingface_steps(const char *path, json_t *root, struct aq_bpe *bpe, bool *bytes)
 {

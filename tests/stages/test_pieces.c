@@ -73,8 +73,8 @@ static void test_unigram_takes_the_largest_sum(void **state)
     expect_file("{" UNIGRAM("\"unk_id\": 0, ", "[\"?\", 0], [\"xy\", -50]") "}", "xy", "1", "xy");
     /* Of two ways with one sum the first one is taken: the longer last piece. */
     expect_file("{" UNIGRAM("\"unk_id\": 0, ", "[\"?\", 0], [\"a\", -1], [\"aa\", -2]") "}", "aaa", "1 2", "aaa");
-    /* The least score and 10 less: three unknown characters cost 33, the piece 34. */
-    expect_file("{" UNIGRAM("\"unk_id\": 0, ", "[\"?\", 0], [\"xyz\", -34], [\"b\", -1]") "}", "xyzb", "1 2", "xyzb");
+    /* An unknown character has the least score and 10 less: 5 - 30 is less than -20. */
+    expect_file("{" UNIGRAM("\"unk_id\": 0, ", "[\"?\", 0], [\"x\", 5], [\"xy\", -20]") "}", "xy", "2", "xy");
 #undef PIECES
 }
 
@@ -243,6 +243,23 @@ static void test_whole_words(void **state)
                 "one three two", "1 0 2", "one? two");
 }
 
+static void test_cuts(void **state)
+{
+    (void)state;
+#define CUT(step, words)                                                                                               \
+    "{\"pre_tokenizer\": {\"type\": " step "}, \"decoder\": {\"type\": \"WordPiece\"}, \"model\": {\"type\": "         \
+    "\"WordLevel\", \"unk_token\": \"?\", \"vocab\": {\"?\": 0, " words "}}}"
+    expect_file(CUT("\"CharDelimiterSplit\", \"delimiter\": \"-\"", "\"a\": 1, \"b c\": 2"), "-a--b c", "1 2", "a b c");
+    expect_file(CUT("\"FixedLength\", \"length\": 2", "\"a\\n\": 1, \"\xC3\xA9z\": 2, \"c\": 3"), "a\n\xC3\xA9zc",
+                "1 2 3", "a\n \xC3\xA9z c");
+    /* Spaces go with what is before them, and those at the beginning are gone; kana count as ideographs. */
+    expect_file(CUT("\"UnicodeScripts\"",
+                    "\"ab \": 1, \"\xE4\xB8\xAD\xE3\x81\xA9\xE3\x83\xBC \": 2, \"12.\": 3, \"\xD0\xB6\": 4"),
+                "  ab \xE4\xB8\xAD\xE3\x81\xA9\xE3\x83\xBC 12.\xD0\xB6", "1 2 3 4",
+                "ab  \xE4\xB8\xAD\xE3\x81\xA9\xE3\x83\xBC  12. \xD0\xB6");
+#undef CUT
+}
+
 /* ---- refusals ---- */
 
 static void test_refusals_name_place_cause_and_remedy(void **state)
@@ -291,6 +308,11 @@ static void test_refusals_name_place_cause_and_remedy(void **state)
         {"{\"normalizer\": {\"type\": \"Precompiled\", \"precompiled_charsmap\": \"AAQAAAAAAAA=\"}, " UNIGRAM(
              "", "[\"a\", -1]") "}",
          "precompiled_charsmap is damaged: its length is wrong", "Save", AQ_CORRUPT},
+        {"{\"pre_tokenizer\": {\"type\": \"CharDelimiterSplit\", \"delimiter\": \"ab\"}, " UNIGRAM("",
+                                                                                                   "[\"a\", -1]") "}",
+         "pre_tokenizer.delimiter is no single character", "Set it to one", AQ_CORRUPT},
+        {"{\"pre_tokenizer\": {\"type\": \"FixedLength\", \"length\": 0}, " UNIGRAM("", "[\"a\", -1]") "}",
+         "pre_tokenizer.length is not in 1..65535", "Set it to a number", AQ_CORRUPT},
         {"{\"decoder\": {\"type\": \"Strip\", \"content\": \"ab\", \"start\": 1, \"stop\": 0}, " UNIGRAM(
              "", "[\"a\", -1]") "}",
          "decoder has no single character", "", AQ_CORRUPT},
@@ -415,6 +437,7 @@ int main(void)
         cmocka_unit_test(test_precompiled_by_clusters),
         cmocka_unit_test(test_bert),
         cmocka_unit_test(test_whole_words),
+        cmocka_unit_test(test_cuts),
         cmocka_unit_test(test_refusals_name_place_cause_and_remedy),
         cmocka_unit_test(test_trie_finds_its_pieces),
         cmocka_unit_test(test_no_memory_at_any_place_leaks_nothing),

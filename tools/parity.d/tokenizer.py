@@ -8,7 +8,7 @@ import kit
 
 TEST = pathlib.Path(__file__).resolve().parents[2] / "tests/test_tokenizer_reference"
 FAMILIES = ("gpt2", "llama3", "qwen", "smollm2", "o200k", "modernbert", "roberta", "every-step", "gemma", "llama2",
-            "xlm-roberta", "deberta-v3-saved", "t5", "albert", "unigram-bytes", "unigram-whole", "minilm", "bert-cased", "bert-plain", "word-level")
+            "xlm-roberta", "deberta-v3-saved", "t5", "albert", "unigram-bytes", "unigram-whole", "minilm", "bert-cased", "bert-plain", "word-level", "scripts", "delimiters")
 
 
 def compare(place):
