@@ -5,6 +5,8 @@ target_compile_definitions(data_files PRIVATE AQ_SOURCE_FOLDER="${CMAKE_SOURCE_D
 
 aq_test(test_tokenizer LIBS aq_stages data_files LABELS quick)
 aq_test(test_huggingface LIBS aq_stages data_files LABELS quick)
+aq_test(test_pieces LIBS aq_stages data_files LABELS quick)
+target_include_directories(test_pieces PRIVATE ${aq_stages_ROOMS})
 aq_test(test_text_tokens LIBS aq_stages data_files LABELS quick)
 aq_test(test_sentencepiece LIBS aq_stages data_files LABELS quick)
 target_include_directories(test_sentencepiece PRIVATE ${aq_stages_ROOMS})

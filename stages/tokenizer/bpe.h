@@ -1,7 +1,8 @@
 /*
- * bpe.h -- byte-pair encoding: one engine under every tokenizer that is one, whatever files describe it.
+ * bpe.h -- one engine under every tokenizer that makes words of a text and tokens of words, whatever files describe it:
+ * byte-pair encodings first, and Unigram, WordPiece and whole words.
  *
- *     text --added tokens--> parts --normalizer--> text --steps--> words --merges--> tokens
+ *     text --added tokens--> parts --normalizer--> text --steps--> words --model--> tokens
  *
  * A row of tokenizers.def opens its files into struct aq_bpe and leaves the rest to aq_bpe_encode:
  *
@@ -11,8 +12,12 @@
  *     bpe_pattern.c     the regular expressions of the files (PCRE2)
  *     bpe_budget.c      what one text may cost at most: bytes of its normalized form, steps of patterns, CPU time
  *     bpe_split.c       the steps of the pre-tokenizer: a text into words
+ *     bpe_characters.c  normalizers of single characters, and of SentencePiece's table (charsmap.h)
  *     bpe_merge.c       the merges of one word
+ *     bpe_unigram.c     the likeliest pieces of one word
+ *     bpe_wordpiece.c   the longest pieces of one word
  *     bpe_encode.c      all of it, and the cache of words
+ *     bpe_say.c         the other way: the text of each token, through the decoders
  *
  * What the published `tokenizers` package gives for a text of valid UTF-8 is given here, id for id. It takes no other
  * text; here each unbroken run of bytes that are no UTF-8 (RFC 3629) is a word of its own, and the valid text before
@@ -26,6 +31,8 @@
 #include <assert.h>
 #include <jansson.h>
 
+#include "charsmap.h"
+#include "piece_trie.h"
 #include "tokenizer.h"
 
 #define AQ_BPE_AREA "tokenizer"
@@ -90,16 +97,33 @@ struct aq_bpe_merge {
 #define AQ_BPE_EMPTY UINT64_MAX /* the pair of a free slot: no token has that number */
 #define AQ_BPE_NONE  UINT32_MAX /* no token                                          */
 
+/* A text per token; start NULL: there is none. */
+struct aq_bpe_said {
+    uint32_t *start; /* count + 1 */
+    uint8_t *bytes;
+};
+void aq_bpe_said_close(struct aq_bpe_said *said);
+
+/* Up to so many of this character at the start and at the end of a text. */
+struct aq_bpe_cut {
+    char character[5]; /* UTF-8 */
+    uint32_t start, end;
+};
+
+/* What stays of a text: bytes *start..*end - 1. */
+void aq_bpe_cut_text(const struct aq_bpe_cut *cut, const char *text, size_t bytes, size_t *start, size_t *end);
+
 struct aq_bpe_vocabulary {
     uint32_t count;  /* tokens, the added ones as well                                            */
     uint32_t *start; /* count + 1: token i is bytes[start[i]] .. bytes[start[i+1]]                */
     uint8_t *bytes;
-    uint32_t *said_start; /* what tokens are as text, where that is not their bytes; or NULL           */
-    uint8_t *said;
-    uint32_t *names;             /* tokens by their bytes: token + 1, 0 is free; added tokens alone are not in */
-    uint64_t name_slots;         /* a power of two                                                            */
-    struct aq_bpe_merge *merges; /* open addressing, at most half full                                */
-    uint64_t merge_slots;        /* a power of two                                                    */
+    struct aq_bpe_said said;       /* what tokens are as text, where that is not their bytes           */
+    struct aq_bpe_said said_first; /* the same of a text's first token, where that differs             */
+    struct aq_bpe_cut cut;         /* what is cut off a text of many tokens                            */
+    uint32_t *names;               /* tokens by their bytes: token + 1, 0 is free; added tokens alone are not in */
+    uint64_t name_slots;           /* a power of two                                                            */
+    struct aq_bpe_merge *merges;   /* open addressing, at most half full                                */
+    uint64_t merge_slots;          /* a power of two                                                    */
     uint32_t merge_count;
     bool characters;          /* words begin as characters, not as bytes; then:                       */
     bool fallback;            /* a character that is no token becomes its bytes' tokens               */
@@ -126,10 +150,18 @@ enum aq_status aq_bpe_vocabulary_open(const char *place, json_t *vocab, bool cha
 void aq_bpe_vocabulary_close(struct aq_bpe_vocabulary *vocabulary);
 /* Every single byte must be a token of its own: true of byte-level vocabularies. AQ_CORRUPT. */
 enum aq_status aq_bpe_vocabulary_bytes(const char *place, struct aq_bpe_vocabulary *vocabulary);
-/* Text of tokens of characters: U+2581 is a space (spaces), "<0x0A>" is its byte (fallback). */
-enum aq_status aq_bpe_vocabulary_say(struct aq_bpe_vocabulary *vocabulary, bool spaces, bool fallback);
-/* The text of a token: the bytes and their count. */
-const uint8_t *aq_bpe_vocabulary_text(const struct aq_bpe_vocabulary *vocabulary, uint32_t token, uint32_t *bytes);
+/* One decoder: appends to `out` what it makes of a token's text. first: the token is the first one of a text. */
+typedef enum aq_status aq_bpe_say(void *context, const uint8_t *text, uint32_t bytes, bool first,
+                                  struct aq_bpe_text *out);
+/*
+ * All tokens' texts through a decoder, behind those before it. differs: it makes something else of a text's first
+ * token. AQ_INVAL: the texts become longer than the budget of a text of their length allows.
+ */
+enum aq_status aq_bpe_vocabulary_say(struct aq_bpe_vocabulary *vocabulary, const char *place, bool differs,
+                                     aq_bpe_say *say, void *context);
+/* The text of a token (first: of a text's first one): the bytes and their count. */
+const uint8_t *aq_bpe_vocabulary_text(const struct aq_bpe_vocabulary *vocabulary, uint32_t token, bool first,
+                                      uint32_t *bytes);
 /* The token of these bytes, or AQ_BPE_NONE. */
 uint32_t aq_bpe_vocabulary_find(const struct aq_bpe_vocabulary *vocabulary, const void *bytes, size_t count);
 
@@ -163,17 +195,32 @@ static inline const struct aq_bpe_merge *aq_bpe_merge_find(const struct aq_bpe_v
 enum { AQ_BPE_WORD_BYTES_MAX = 1 << 20 };
 
 struct aq_bpe_node;
-/* What merging writes on; it grows to the longest word and is one call's own. */
+struct aq_bpe_path;
+/* What the model of words writes on; it grows to the longest word and is one call's own. */
 struct aq_bpe_scratch {
-    struct aq_bpe_node *nodes;
+    struct aq_bpe_node *nodes; /* of merges */
     uint64_t *heap;
-    size_t symbols_max; /* the longest word that fits */
+    size_t symbols_max;       /* the longest word that fits */
+    struct aq_bpe_path *path; /* of Unigram */
+    size_t path_max;          /* its longest word */
 };
 void aq_bpe_scratch_free(struct aq_bpe_scratch *scratch);
 
 /* Appends the tokens of one word of 1..AQ_BPE_WORD_BYTES_MAX bytes. */
 enum aq_status aq_bpe_merge_word(const struct aq_bpe_vocabulary *vocabulary, struct aq_bpe_scratch *scratch,
                                  const uint8_t *word, size_t bytes, struct aq_token_list *list);
+
+/* The same for other models of words. AQ_INVAL: the word is beyond the budget, or the model has no unknown token. */
+struct aq_bpe;
+struct aq_bpe_pieces;
+enum aq_status aq_bpe_unigram_word(const struct aq_bpe *bpe, struct aq_bpe_scratch *scratch,
+                                   struct aq_bpe_budget *budget, const uint8_t *word, size_t bytes,
+                                   struct aq_token_list *list);
+enum aq_status aq_bpe_wordpiece_word(const struct aq_bpe *bpe, struct aq_bpe_budget *budget, const uint8_t *word,
+                                     size_t bytes, struct aq_token_list *list);
+/* The tokens of `vocab` as a trie, for a model that is not of merges. AQ_INVAL, AQ_NOMEM: as aq_piece_trie_open. */
+enum aq_status aq_bpe_pieces_open(struct aq_bpe *bpe);
+void aq_bpe_pieces_close(struct aq_bpe_pieces *pieces); /* zeroes are fine */
 
 /* ---- patterns ---- */
 
@@ -236,9 +283,15 @@ enum aq_bpe_normal_kind {
     AQ_BPE_NFKC,
     AQ_BPE_NFKD,
     AQ_BPE_LOWERCASE,
-    AQ_BPE_PREPEND, /* content, before a text that is not empty       */
-    AQ_BPE_STRIP,   /* white space at the beginning and at the end     */
-    AQ_BPE_REPLACE  /* every match of the pattern becomes the content */
+    AQ_BPE_PREPEND,  /* content, before a text that is not empty       */
+    AQ_BPE_STRIP,    /* white space at the beginning and at the end     */
+    AQ_BPE_REPLACE,  /* every match of the pattern becomes the content */
+    AQ_BPE_CHARSMAP, /* SentencePiece's table of characters            */
+    /* of single characters: bpe_characters.c */
+    AQ_BPE_CLEAN,     /* BERT: no controls, every white space is a space  */
+    AQ_BPE_IDEOGRAPH, /* BERT: a space before and behind each ideograph   */
+    AQ_BPE_UNMARK,    /* without non-spacing marks                        */
+    AQ_BPE_NMT        /* SentencePiece: no controls, odd spaces are spaces */
 };
 
 struct aq_bpe_normal {
@@ -247,14 +300,34 @@ struct aq_bpe_normal {
     struct aq_bpe_pattern *pattern;
     char *content; /* of aq_alloc */
     size_t bytes;
-    bool left, right; /* STRIP: at which side */
+    bool left, right;             /* STRIP: at which side */
+    struct aq_charsmap *charsmap; /* CHARSMAP             */
 };
 
 enum { AQ_BPE_STEPS_MAX = 16 };
 
 struct aq_bpe_finder; /* added tokens, as they are looked for: bpe_added.c */
 
+/* What makes tokens of a word. */
+enum aq_bpe_model {
+    AQ_BPE_MERGES,    /* byte-pair encoding: bpe_merge.c                                      */
+    AQ_BPE_UNIGRAM,   /* the pieces with the largest sum of scores: bpe_unigram.c             */
+    AQ_BPE_WORDPIECE, /* from the left the longest piece that fits, or unknown: bpe_wordpiece.c */
+    AQ_BPE_WORDS      /* the word is a token, or unknown                                       */
+};
+
+/* What Unigram and WordPiece know of their pieces. */
+struct aq_bpe_pieces {
+    struct aq_piece_trie *trie;
+    double *scores;          /* UNIGRAM: of each token                                             */
+    double unknown_score;    /* UNIGRAM: of a character that is no piece                            */
+    uint32_t continuing;     /* WORDPIECE: where in the trie a piece within a word begins; or NONE  */
+    uint32_t characters_max; /* WORDPIECE: a longer word is unknown                                */
+};
+
 struct aq_bpe {
+    enum aq_bpe_model model;
+    struct aq_bpe_pieces pieces;
     struct aq_bpe_vocabulary vocabulary;
     struct aq_bpe_finder *raw, *normalized; /* added tokens that are found before and behind the normalizer; or NULL */
     struct aq_bpe_normal normals[AQ_BPE_STEPS_MAX];
@@ -271,6 +344,9 @@ void aq_bpe_close(struct aq_bpe *bpe); /* what there is; zeroes are fine */
 enum aq_status aq_bpe_encode(const struct aq_tokenizer *tokenizer, const uint8_t *text, size_t bytes,
                              struct aq_token_list *list);
 const uint8_t *aq_bpe_token(const struct aq_tokenizer *tokenizer, uint32_t token, uint32_t *bytes);
+/* The same of a text's first token; and what stays of a whole text. */
+const uint8_t *aq_bpe_first_token(const struct aq_tokenizer *tokenizer, uint32_t token, uint32_t *bytes);
+void aq_bpe_cut_whole(const struct aq_tokenizer *tokenizer, const char *text, size_t bytes, size_t *start, size_t *end);
 
 /* Whatever a call writes on. */
 struct aq_bpe_call;
@@ -286,6 +362,12 @@ enum aq_status aq_bpe_split(const struct aq_bpe *bpe, uint32_t step, struct aq_b
  */
 enum aq_status aq_bpe_normalize(const struct aq_bpe *bpe, struct aq_bpe_matcher *matcher, const uint8_t *text,
                                 size_t bytes, struct aq_bpe_text *out, bool *changed);
+
+/* One of the normalizers of single characters, as the others; and Precompiled, by grapheme clusters. */
+enum aq_status aq_bpe_characters(enum aq_bpe_normal_kind kind, const uint8_t *text, size_t bytes,
+                                 struct aq_bpe_text *out, bool *changed);
+enum aq_status aq_bpe_charsmap(const struct aq_charsmap *charsmap, const uint8_t *text, size_t bytes,
+                               struct aq_bpe_text *out, bool *changed);
 
 /* ---- added tokens ---- */
 

@@ -37,19 +37,15 @@ void aq_bpe_close(struct aq_bpe *bpe)
         aq_bpe_pattern_close(bpe->normals[i].pattern);
         aq_free(bpe->normals[i].content);
         aq_free(bpe->normals[i].place);
+        aq_charsmap_close(bpe->normals[i].charsmap);
     }
     for (uint32_t i = 0; i < bpe->step_count; i++)
         aq_bpe_pattern_close(bpe->steps[i].pattern);
     aq_bpe_finder_close(bpe->raw);
     aq_bpe_finder_close(bpe->normalized);
     aq_unicode_forms_close(bpe->forms);
+    aq_bpe_pieces_close(&bpe->pieces);
     aq_bpe_vocabulary_close(&bpe->vocabulary);
-}
-
-const uint8_t *aq_bpe_token(const struct aq_tokenizer *tokenizer, uint32_t token, uint32_t *bytes)
-{
-    const struct aq_bpe *bpe = tokenizer->state;
-    return aq_bpe_vocabulary_text(&bpe->vocabulary, token, bytes);
 }
 
 /* ---- words ---- */
@@ -84,8 +80,38 @@ static uint64_t word_key(const uint8_t *word, size_t bytes, uint64_t key[4])
     return (hash ^ hash >> 29) * other;
 }
 
-/* A word of any length; beyond the bound it is merged in pieces. */
-static enum aq_status merge_pieces(struct aq_bpe_call *call, const uint8_t *word, size_t bytes)
+static enum aq_status add_token(struct aq_token_list *list, uint32_t token)
+{
+    AQ_TRY(aq_token_list_reserve(list, 1));
+    list->at[list->count++] = (int32_t)token;
+    return AQ_OK;
+}
+
+static enum aq_status whole_word(const struct aq_bpe_vocabulary *v, const uint8_t *word, size_t bytes,
+                                 struct aq_token_list *list)
+{
+    const uint32_t token = aq_bpe_vocabulary_find(v, word, bytes);
+    return add_token(list, token == AQ_BPE_NONE ? v->unknown : token);
+}
+
+static enum aq_status model_word(struct aq_bpe_call *call, const uint8_t *word, size_t bytes)
+{
+    const struct aq_bpe *bpe = call->bpe;
+    switch (bpe->model) {
+    case AQ_BPE_MERGES:
+        return aq_bpe_merge_word(&bpe->vocabulary, &call->scratch, word, bytes, call->list);
+    case AQ_BPE_UNIGRAM:
+        return aq_bpe_unigram_word(bpe, &call->scratch, aq_bpe_matcher_budget(call->matcher), word, bytes, call->list);
+    case AQ_BPE_WORDPIECE:
+        return aq_bpe_wordpiece_word(bpe, aq_bpe_matcher_budget(call->matcher), word, bytes, call->list);
+    case AQ_BPE_WORDS:
+        return whole_word(&bpe->vocabulary, word, bytes, call->list);
+    }
+    return aq_fail(AQ_INVAL, AQ_BPE_AREA, "there is no such model");
+}
+
+/* A word of any length; one beyond the bound is taken in pieces. */
+static enum aq_status take_pieces(struct aq_bpe_call *call, const uint8_t *word, size_t bytes)
 {
     const struct aq_bpe_vocabulary *v = &call->bpe->vocabulary;
     for (size_t start = 0; start < bytes;) {
@@ -93,7 +119,7 @@ static enum aq_status merge_pieces(struct aq_bpe_call *call, const uint8_t *word
         for (int back = 0; v->characters && start + piece < bytes && back < 4 && (word[start + piece] & 0xC0) == 0x80;
              back++)
             piece--;
-        AQ_TRY(aq_bpe_merge_word(v, &call->scratch, word + start, piece, call->list));
+        AQ_TRY(model_word(call, word + start, piece));
         start += piece;
     }
     return AQ_OK;
@@ -103,13 +129,9 @@ static enum aq_status word_tokens(struct aq_bpe_call *call, const uint8_t *word,
 {
     if (call->bpe->whole_words) {
         const uint32_t token = aq_bpe_vocabulary_find(&call->bpe->vocabulary, word, bytes);
-        if (token != AQ_BPE_NONE) {
-            AQ_TRY(aq_token_list_reserve(call->list, 1));
-            call->list->at[call->list->count++] = (int32_t)token;
-            return AQ_OK;
-        }
+        if (token != AQ_BPE_NONE) return add_token(call->list, token);
     }
-    return merge_pieces(call, word, bytes);
+    return take_pieces(call, word, bytes);
 }
 
 static enum aq_status encode_word(struct aq_bpe_call *call, const uint8_t *word, size_t bytes)
@@ -151,8 +173,7 @@ static enum aq_status between(struct aq_bpe_call *call, const struct aq_bpe_find
     while (finder && aq_bpe_finder_next(finder, text, bytes, &next, &place)) {
         budget->first = first && done == 0;
         if (place.start > done) AQ_TRY(part(call, text + done, place.start - done));
-        AQ_TRY(aq_token_list_reserve(call->list, 1));
-        call->list->at[call->list->count++] = (int32_t)place.token;
+        AQ_TRY(add_token(call->list, place.token));
         done = place.end;
     }
     budget->first = first && done == 0;

@@ -26,6 +26,7 @@ void aq_bpe_scratch_free(struct aq_bpe_scratch *scratch)
 {
     aq_free(scratch->nodes);
     aq_free(scratch->heap);
+    aq_free(scratch->path);
     *scratch = (struct aq_bpe_scratch){0};
 }
 

@@ -25,20 +25,6 @@ static enum aq_status to_form(const struct aq_bpe *bpe, enum aq_unicode_form for
     return *changed ? aq_bpe_text_add(out, text + done, bytes - done) : AQ_OK;
 }
 
-static enum aq_status to_lower(const uint8_t *text, size_t bytes, struct aq_bpe_text *out, bool *changed)
-{
-    for (size_t at = 0; at < bytes;) {
-        uint32_t character;
-        uint8_t lower[8];
-        const size_t length = aq_unicode_read(text + at, &character);
-        const size_t count = aq_unicode_lower(character, lower);
-        *changed = *changed || count != length || memcmp(lower, text + at, count) != 0;
-        AQ_TRY(aq_bpe_text_add(out, lower, count));
-        at += length;
-    }
-    return AQ_OK;
-}
-
 static enum aq_status prepend(const struct aq_bpe_normal *normal, const uint8_t *text, size_t bytes,
                               struct aq_bpe_text *out, bool *changed)
 {
@@ -105,13 +91,19 @@ static enum aq_status normalize_by(const struct aq_bpe *bpe, const struct aq_bpe
     case AQ_BPE_NFKD:
         return to_form(bpe, AQ_UNICODE_NFKD, text, bytes, out, changed);
     case AQ_BPE_LOWERCASE:
-        return to_lower(text, bytes, out, changed);
+    case AQ_BPE_CLEAN:
+    case AQ_BPE_IDEOGRAPH:
+    case AQ_BPE_UNMARK:
+    case AQ_BPE_NMT:
+        return aq_bpe_characters(normal->kind, text, bytes, out, changed);
     case AQ_BPE_PREPEND:
         return prepend(normal, text, bytes, out, changed);
     case AQ_BPE_STRIP:
         return strip(normal, text, bytes, out, changed);
     case AQ_BPE_REPLACE:
         return replace(normal, matcher, text, bytes, out, changed);
+    case AQ_BPE_CHARSMAP:
+        return aq_bpe_charsmap(normal->charsmap, text, bytes, out, changed);
     }
     return aq_fail(AQ_INVAL, AQ_BPE_AREA, "there is no such normalizer");
 }

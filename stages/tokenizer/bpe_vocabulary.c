@@ -228,8 +228,8 @@ void aq_bpe_vocabulary_close(struct aq_bpe_vocabulary *vocabulary)
 {
     aq_free(vocabulary->start);
     aq_free(vocabulary->bytes);
-    aq_free(vocabulary->said_start);
-    aq_free(vocabulary->said);
+    aq_bpe_said_close(&vocabulary->said);
+    aq_bpe_said_close(&vocabulary->said_first);
     aq_free(vocabulary->names);
     aq_free(vocabulary->merges);
     *vocabulary = (struct aq_bpe_vocabulary){0};
@@ -301,47 +301,5 @@ enum aq_status aq_bpe_merges_add(const char *place, const char *left, size_t lef
         slot = (slot + 1) & (v->merge_slots - 1);
     /* Of a merge that stands there twice the later place counts, as in `tokenizers`. */
     v->merges[slot] = (struct aq_bpe_merge){.pair = pair, .rank = v->merge_count++, .token = joined};
-    return AQ_OK;
-}
-
-const uint8_t *aq_bpe_vocabulary_text(const struct aq_bpe_vocabulary *v, uint32_t token, uint32_t *bytes)
-{
-    const uint32_t *start = v->said_start ? v->said_start : v->start;
-    *bytes = start[token + 1] - start[token];
-    return (v->said_start ? v->said : v->bytes) + start[token];
-}
-
-/* What is said is never longer than what it is said of. */
-enum aq_status aq_bpe_vocabulary_say(struct aq_bpe_vocabulary *v, bool spaces, bool fallback)
-{
-    void *starts, *said;
-    uint32_t used = 0, bytes;
-    AQ_TRY(aq_alloc(((size_t)v->count + 1) * sizeof(uint32_t), &starts));
-    const enum aq_status status = aq_alloc(v->start[v->count], &said);
-    if (status != AQ_OK) {
-        aq_free(starts);
-        return status;
-    }
-    uint8_t *to = said;
-    uint32_t *start = starts;
-    for (uint32_t token = 0; token < v->count; token++) {
-        const uint8_t *from = aq_bpe_vocabulary_text(v, token, &bytes);
-        start[token] = used;
-        for (unsigned i = 0; fallback && i < 256; i++)
-            if (v->byte_token[i] == token) {
-                to[used++] = (uint8_t)i;
-                bytes = 0;
-            }
-        for (uint32_t i = 0; i < bytes; i++) {
-            const bool space = spaces && bytes - i >= 3 && memcmp(from + i, "\xE2\x96\x81", 3) == 0;
-            to[used++] = space ? ' ' : from[i];
-            i += space ? 2 : 0;
-        }
-    }
-    start[v->count] = used;
-    aq_free(v->said_start);
-    aq_free(v->said);
-    v->said_start = start;
-    v->said = said;
     return AQ_OK;
 }

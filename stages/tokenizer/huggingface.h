@@ -17,6 +17,15 @@ enum aq_status huggingface_load(const char *path, json_t **out);
  */
 enum aq_status huggingface_steps(const char *path, json_t *root, struct aq_bpe *bpe, bool *bytes);
 
+/*
+ * `model`: its type and, of Unigram, its list of pieces, which becomes an object of ids like that of the other types.
+ * Then, behind added tokens and steps, all of it. bytes: words are sequences of bytes. AQ_INVAL, AQ_CORRUPT: place,
+ * cause and remedy are named.
+ */
+enum aq_status huggingface_model_begin(const char *path, json_t *model, struct aq_bpe *bpe);
+enum aq_status huggingface_model(const char *path, json_t *model, bool bytes, const struct aq_bpe_added *added,
+                                 uint32_t added_count, struct aq_bpe *bpe);
+
 /* `decoder`, of a vocabulary of characters: what the tokens are as text. As huggingface_steps. */
 enum aq_status huggingface_decoder(const char *path, json_t *decoder, struct aq_bpe_vocabulary *vocabulary);
 
@@ -37,5 +46,13 @@ enum aq_status huggingface_types(const char *place, json_t *value, const char *l
                                  const struct huggingface_type *types, int depth, struct huggingface_reader *reader);
 
 enum { HUGGINGFACE_PLACE_BYTES = 4096 + 256 };
+
+/* What UnicodeScripts leaves out at the beginning of a piece; the runs of one script (terminated, appended to out). */
+extern const char huggingface_script_any[];
+enum aq_status huggingface_script_runs(struct aq_bpe_text *out);
+
+/* Of an object: `pattern`, {"Regex": "..."} or {"String": "..."}; and prepend_scheme, or the older add_prefix_space. */
+enum aq_status huggingface_pattern(const char *place, json_t *one, struct aq_bpe_pattern **out);
+enum aq_status huggingface_scheme(const char *place, json_t *one, enum aq_bpe_scheme *out);
 
 #endif

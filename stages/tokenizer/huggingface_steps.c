@@ -1,6 +1,6 @@
 /*
- * huggingface_steps.c -- normalizer, pre_tokenizer and decoder of tokenizer.json, each an object with a `type`, or a
- * Sequence of such.
+ * huggingface_steps.c -- normalizer and pre_tokenizer of tokenizer.json, each an object with a `type`, or a Sequence of
+ * such.
  */
 #include <stdio.h>
 #include <string.h>
@@ -12,8 +12,7 @@ enum { DEPTH_MAX = 8 };
 
 struct huggingface_reader {
     struct aq_bpe *bpe;
-    struct aq_bpe_vocabulary *vocabulary; /* of a decoder */
-    bool bytes;                           /* ByteLevel has been read */
+    bool bytes; /* ByteLevel has been read */
 };
 
 enum aq_status huggingface_types(const char *place, json_t *value, const char *list,
@@ -43,8 +42,7 @@ enum aq_status huggingface_types(const char *place, json_t *value, const char *l
                    known);
 }
 
-/* {"Regex": "..."} or {"String": "..."} */
-static enum aq_status read_pattern(const char *place, json_t *one, struct aq_bpe_pattern **out)
+enum aq_status huggingface_pattern(const char *place, json_t *one, struct aq_bpe_pattern **out)
 {
     const json_t *pattern = json_object_get(one, "pattern");
     const json_t *regex = json_object_get(pattern, "Regex"), *string = json_object_get(pattern, "String");
@@ -110,7 +108,7 @@ static enum aq_status read_replace(const char *place, json_t *one, struct huggin
     struct aq_bpe_normal *normal = NULL;
     AQ_TRY(add_normal(place, AQ_BPE_REPLACE, reader, &normal));
     AQ_TRY(take_content(place, one, "content", normal));
-    return read_pattern(place, one, &normal->pattern);
+    return huggingface_pattern(place, one, &normal->pattern);
 }
 
 static enum aq_status read_strip(const char *place, json_t *one, struct huggingface_reader *reader)
@@ -132,6 +130,46 @@ static enum aq_status read_strip_accents(const char *place, json_t *one, struct 
     return aq_bpe_pattern_open(place, "\\p{M}", 5, false, &normal->pattern);
 }
 
+static enum aq_status read_precompiled(const char *place, json_t *one, struct huggingface_reader *reader)
+{
+    struct aq_bpe_normal *normal = NULL;
+    char inner[HUGGINGFACE_PLACE_BYTES + 32];
+    const json_t *map = json_object_get(one, "precompiled_charsmap");
+    AQ_TRY(add_normal(place, AQ_BPE_CHARSMAP, reader, &normal));
+    snprintf(inner, sizeof inner, "%s.precompiled_charsmap", place);
+    if (!json_is_string(map))
+        return aq_fail(AQ_CORRUPT, AQ_BPE_AREA, "%s is no string. Save the tokenizer again", inner);
+    return aq_charsmap_open(inner, json_string_value(map), &normal->charsmap);
+}
+
+/* clean_text, handle_chinese_chars, strip_accents (null: as lowercase), lowercase: each is a step of its own. */
+static enum aq_status read_bert_normalizer(const char *place, json_t *one, struct huggingface_reader *reader)
+{
+    const json_t *given = json_object_get(one, "strip_accents");
+    const bool lower = !json_is_false(json_object_get(one, "lowercase"));
+    const bool unmark = json_is_boolean(given) ? json_is_true(given) : lower;
+    const struct {
+        enum aq_bpe_normal_kind kind;
+        bool wanted;
+    } steps[] = {{AQ_BPE_CLEAN, !json_is_false(json_object_get(one, "clean_text"))},
+                 {AQ_BPE_IDEOGRAPH, !json_is_false(json_object_get(one, "handle_chinese_chars"))},
+                 {AQ_BPE_NFD, unmark},
+                 {AQ_BPE_UNMARK, unmark},
+                 {AQ_BPE_LOWERCASE, lower}};
+    struct aq_bpe_normal *normal = NULL;
+    if (unmark && !reader->bpe->forms) AQ_TRY(aq_unicode_forms_open(&reader->bpe->forms));
+    for (size_t i = 0; i < sizeof steps / sizeof steps[0]; i++)
+        if (steps[i].wanted) AQ_TRY(add_normal(place, steps[i].kind, reader, &normal));
+    return AQ_OK;
+}
+
+static enum aq_status read_nmt(const char *place, json_t *one, struct huggingface_reader *reader)
+{
+    struct aq_bpe_normal *normal = NULL;
+    (void)one;
+    return add_normal(place, AQ_BPE_NMT, reader, &normal);
+}
+
 static const struct huggingface_type normalizers[] = {{"NFC", read_form},
                                                       {"NFD", read_form},
                                                       {"NFKC", read_form},
@@ -141,6 +179,9 @@ static const struct huggingface_type normalizers[] = {{"NFC", read_form},
                                                       {"Strip", read_strip},
                                                       {"StripAccents", read_strip_accents},
                                                       {"Replace", read_replace},
+                                                      {"Precompiled", read_precompiled},
+                                                      {"BertNormalizer", read_bert_normalizer},
+                                                      {"Nmt", read_nmt},
                                                       {NULL, NULL}};
 
 /* ---- pre-tokenizers ---- */
@@ -231,11 +272,9 @@ static enum aq_status read_bert(const char *place, json_t *one, struct huggingfa
     return add_cut(place, punctuation, AQ_BPE_ISOLATED, false, reader);
 }
 
-/* prepend_scheme, or add_prefix_space before there was one. */
-static enum aq_status read_scheme(const char *place, json_t *one, enum aq_bpe_scheme *out)
+enum aq_status huggingface_scheme(const char *place, json_t *one, enum aq_bpe_scheme *out)
 {
-    static const char *const words[] = {
-        [AQ_BPE_ALWAYS] = "always", [AQ_BPE_FIRST] = "first", [AQ_BPE_NEVER] = "never"};
+    static const char *const words[] = {[AQ_BPE_ALWAYS] = "always", [AQ_BPE_FIRST] = "first", [AQ_BPE_NEVER] = "never"};
     const char *scheme = json_string_value(json_object_get(one, "prepend_scheme"));
     *out = json_is_false(json_object_get(one, "add_prefix_space")) ? AQ_BPE_NEVER : AQ_BPE_ALWAYS;
     for (int i = 0; scheme && i < 3; i++)
@@ -258,7 +297,7 @@ static enum aq_status read_metaspace(const char *place, json_t *one, struct hugg
         return aq_fail(AQ_CORRUPT, AQ_BPE_AREA, "%s.replacement is no single character", place);
     step->makes = AQ_BPE_METASPACE;
     memcpy(step->space, space, bytes + 1);
-    AQ_TRY(read_scheme(place, one, &step->scheme));
+    AQ_TRY(huggingface_scheme(place, one, &step->scheme));
     if (json_is_false(json_object_get(one, "split"))) return AQ_OK;
     AQ_TRY(add_step(place, reader, &step));
     step->behaviour = AQ_BPE_WITH_NEXT;
@@ -271,7 +310,7 @@ static enum aq_status read_split(const char *place, json_t *one, struct huggingf
     AQ_TRY(add_step(place, reader, &step));
     AQ_TRY(read_behaviour(place, one, step));
     step->invert = json_is_true(json_object_get(one, "invert"));
-    return read_pattern(place, one, &step->pattern);
+    return huggingface_pattern(place, one, &step->pattern);
 }
 
 static enum aq_status read_digits(const char *place, json_t *one, struct huggingface_reader *reader)
@@ -282,6 +321,43 @@ static enum aq_status read_digits(const char *place, json_t *one, struct hugging
     return aq_bpe_pattern_open(place, "\\p{N}", 5, false, &step->pattern);
 }
 
+static enum aq_status read_delimiter(const char *place, json_t *one, struct huggingface_reader *reader)
+{
+    const char *delimiter = json_string_value(json_object_get(one, "delimiter"));
+    const size_t bytes = delimiter ? strlen(delimiter) : 0;
+    struct aq_bpe_step *step = NULL;
+    AQ_TRY(add_step(place, reader, &step));
+    if (bytes == 0 || aq_bpe_character((const uint8_t *)delimiter, bytes) != bytes)
+        return aq_fail(AQ_CORRUPT, AQ_BPE_AREA, "%s.delimiter is no single character. Set it to one", place);
+    step->behaviour = AQ_BPE_REMOVED;
+    return aq_bpe_pattern_open(place, delimiter, bytes, true, &step->pattern);
+}
+
+enum { FIXED_LENGTH_MAX = 65535 }; /* of a repeat in a pattern */
+
+static enum aq_status read_fixed_length(const char *place, json_t *one, struct huggingface_reader *reader)
+{
+    const json_t *length = json_object_get(one, "length");
+    const json_int_t characters = length ? json_integer_value(length) : 5;
+    char pattern[32];
+    if ((length && !json_is_integer(length)) || characters < 1 || characters > FIXED_LENGTH_MAX)
+        return aq_fail(AQ_CORRUPT, AQ_BPE_AREA, "%s.length is not in 1..%d. Set it to a number of characters", place,
+                       (int)FIXED_LENGTH_MAX);
+    snprintf(pattern, sizeof pattern, "(?:.|\\n){1,%d}", (int)characters);
+    return add_cut(place, pattern, AQ_BPE_ISOLATED, false, reader);
+}
+
+static enum aq_status read_scripts(const char *place, json_t *one, struct huggingface_reader *reader)
+{
+    struct aq_bpe_text runs = {0};
+    (void)one;
+    AQ_TRY(add_cut(place, huggingface_script_any, AQ_BPE_REMOVED, false, reader));
+    enum aq_status status = huggingface_script_runs(&runs);
+    if (status == AQ_OK) status = add_cut(place, (const char *)runs.at, AQ_BPE_ISOLATED, false, reader);
+    aq_bpe_text_free(&runs);
+    return status;
+}
+
 static const struct huggingface_type pre_tokenizers[] = {{"ByteLevel", read_byte_level},
                                                          {"Split", read_split},
                                                          {"Digits", read_digits},
@@ -290,6 +366,9 @@ static const struct huggingface_type pre_tokenizers[] = {{"ByteLevel", read_byte
                                                          {"WhitespaceSplit", read_whitespace_split},
                                                          {"BertPreTokenizer", read_bert},
                                                          {"Metaspace", read_metaspace},
+                                                         {"UnicodeScripts", read_scripts},
+                                                         {"CharDelimiterSplit", read_delimiter},
+                                                         {"FixedLength", read_fixed_length},
                                                          {NULL, NULL}};
 
 enum aq_status huggingface_steps(const char *path, json_t *root, struct aq_bpe *bpe, bool *bytes)
@@ -303,54 +382,4 @@ enum aq_status huggingface_steps(const char *path, json_t *root, struct aq_bpe *
         huggingface_types(place, json_object_get(root, "pre_tokenizer"), "pretokenizers", pre_tokenizers, 0, &reader));
     *bytes = reader.bytes;
     return AQ_OK;
-}
-
-/* ---- decoders ---- */
-
-/* Replace as SentencePiece's converted files have it: "\xE2\x96\x81" (U+2581) becomes a space. */
-static enum aq_status read_spaces(const char *place, json_t *one, struct huggingface_reader *reader)
-{
-    const json_t *from = json_object_get(json_object_get(one, "pattern"), "String");
-    const json_t *to = json_object_get(one, "content");
-    if (!json_is_string(from) || strcmp(json_string_value(from), "\xE2\x96\x81") != 0 || !json_is_string(to) ||
-        strcmp(json_string_value(to), " ") != 0)
-        return aq_fail(AQ_INVAL, AQ_BPE_AREA, "%s replaces something else than U+2581 by a space", place);
-    return aq_bpe_vocabulary_say(reader->vocabulary, true, false);
-}
-
-/* Of another character than U+2581 the tokens stay as they are. */
-static enum aq_status read_spaces_of(const char *place, json_t *one, struct huggingface_reader *reader)
-{
-    const char *space = json_string_value(json_object_get(one, "replacement"));
-    if (space && strcmp(space, "\xE2\x96\x81") != 0)
-        return aq_fail(AQ_INVAL, AQ_BPE_AREA, "%s replaces something else than U+2581 by a space", place);
-    return aq_bpe_vocabulary_say(reader->vocabulary, true, false);
-}
-
-static enum aq_status read_byte_fallback(const char *place, json_t *one, struct huggingface_reader *reader)
-{
-    (void)place, (void)one;
-    return aq_bpe_vocabulary_say(reader->vocabulary, false, true);
-}
-
-/* Fuse joins what is joined here anyway; Strip takes the space off that Prepend put before the text: it stays here. */
-static enum aq_status read_nothing(const char *place, json_t *one, struct huggingface_reader *reader)
-{
-    (void)place, (void)one, (void)reader;
-    return AQ_OK;
-}
-
-static const struct huggingface_type decoders[] = {{"Replace", read_spaces},
-                                                   {"Metaspace", read_spaces_of},
-                                                   {"ByteFallback", read_byte_fallback},
-                                                   {"Fuse", read_nothing},
-                                                   {"Strip", read_nothing},
-                                                   {NULL, NULL}};
-
-enum aq_status huggingface_decoder(const char *path, json_t *decoder, struct aq_bpe_vocabulary *vocabulary)
-{
-    struct huggingface_reader reader = {.vocabulary = vocabulary};
-    char place[HUGGINGFACE_PLACE_BYTES];
-    snprintf(place, sizeof place, "%s: decoder", path);
-    return huggingface_types(place, decoder, "decoders", decoders, 0, &reader);
 }

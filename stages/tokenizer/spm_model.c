@@ -4,20 +4,15 @@
  *     1 pieces (each: 1 piece, 2 score, 3 type)   2 trainer_spec   3 normalizer_spec   4 self_test_data
  *     5 denormalizer_spec; of 3 and 5: 2 precompiled_charsmap
  *
- * A charsmap is four bytes of length, a double array of that many bytes (Darts-clone) and the texts that its leaves
- * point to. The library follows the array with what a text gives it and looks at no bound: from a unit whose children
- * are at `base` it goes to base ^ character. So every such block of 256 must lie within the array, every leaf point
- * into the texts, and the texts must end with a zero. One byte of a text may become a whole text of the table, so those
- * have a bound, too (nmt_nfkc's longest has 33 bytes).
+ * The library follows the charsmap's array and checks no bound, so that aq_charsmap_problem checks them first.
  */
 #include <math.h>
 #include <string.h>
 
+#include "charsmap.h"
 #include "spm.h"
 
 #define AREA "tokenizer"
-
-enum { RULE_BYTES_MAX = 64 };
 
 struct cursor {
     const uint8_t *at, *end;
@@ -78,31 +73,6 @@ static uint32_t word(const uint8_t *bytes)
     return bytes[0] | (uint32_t)bytes[1] << 8 | (uint32_t)bytes[2] << 16 | (uint32_t)bytes[3] << 24;
 }
 
-/* What is wrong with a charsmap, or NULL. */
-static const char *charsmap_problem(const uint8_t *bytes, size_t count)
-{
-    if (count == 0) return NULL; /* no rules */
-    const uint32_t array = count >= 4 ? word(bytes) : 0;
-    if (count < 8 || array < 1024 || array % 4 || array > count - 5) return "its length is wrong";
-    const uint8_t *units = bytes + 4;
-    const size_t unit_count = array / 4, texts = count - 4 - array;
-    if (bytes[count - 1] != 0) return "its texts do not end";
-    for (size_t i = 4 + (size_t)array, start = i; i < count; i++) {
-        if (bytes[i]) continue;
-        if (i - start > RULE_BYTES_MAX) return "it makes more than 64 bytes of one match";
-        start = i + 1;
-    }
-    for (size_t i = 0; i < unit_count; i++) {
-        const uint32_t unit = word(units + 4 * i);
-        if (unit >> 31) continue; /* a leaf's value: looked at where its parent is */
-        const size_t base = i ^ ((size_t)(unit >> 10) << ((unit & (1u << 9)) >> 6));
-        if ((base | 255) >= unit_count) return "a unit points out of its array";
-        if (!(unit >> 8 & 1)) continue;
-        if ((word(units + 4 * base) & 0x7FFFFFFF) >= texts) return "a leaf points out of its texts";
-    }
-    return NULL;
-}
-
 static const char *piece_problem(const struct field *piece)
 {
     struct cursor c = {piece->bytes, piece->bytes + piece->count};
@@ -127,7 +97,7 @@ static const char *normalizer_problem(const struct field *spec)
     while (c.at < c.end) {
         if (!next_field(&c, &field)) return "is cut short";
         if (field.number != 2 || field.type != 2) continue;
-        const char *problem = charsmap_problem(field.bytes, field.count);
+        const char *problem = aq_charsmap_problem(field.bytes, field.count);
         if (problem) return problem;
     }
     return NULL;

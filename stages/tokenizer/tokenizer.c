@@ -221,8 +221,16 @@ enum aq_status aq_tokenizer_encode(const struct aq_tokenizer *tokenizer, const c
     return AQ_OK;
 }
 
-enum aq_status aq_tokenizer_decode(const struct aq_tokenizer *tokenizer, const int32_t *tokens, size_t count,
-                                   char **text, size_t *bytes)
+/* The text of the token at `i`; whole: the tokens are a text from its beginning on. */
+static const uint8_t *text_of(const struct aq_tokenizer *tokenizer, const int32_t *tokens, size_t i, bool whole,
+                              uint32_t *bytes)
+{
+    const struct aq_tokenizer_kind *kind = tokenizer->kind;
+    return (whole && i == 0 && kind->first ? kind->first : kind->token)(tokenizer, (uint32_t)tokens[i], bytes);
+}
+
+static enum aq_status decode(const struct aq_tokenizer *tokenizer, const int32_t *tokens, size_t count, bool whole,
+                             char **text, size_t *bytes)
 {
     size_t total = 0;
     for (size_t i = 0; i < count; i++) {
@@ -230,7 +238,7 @@ enum aq_status aq_tokenizer_decode(const struct aq_tokenizer *tokenizer, const i
             return aq_fail(AQ_INVAL, "tokenizer", "token %zu is %d, the vocabulary has %u", i, (int)tokens[i],
                            (unsigned)tokenizer->vocabulary);
         uint32_t part;
-        tokenizer->kind->token(tokenizer, (uint32_t)tokens[i], &part);
+        text_of(tokenizer, tokens, i, whole, &part);
         if (part > SIZE_MAX - 1 - total)
             return aq_fail(AQ_NOMEM, "tokenizer", "the text does not fit the address space");
         total += part;
@@ -240,12 +248,31 @@ enum aq_status aq_tokenizer_decode(const struct aq_tokenizer *tokenizer, const i
     uint8_t *at = memory;
     for (size_t i = 0; i < count; i++) {
         uint32_t part;
-        const uint8_t *from = tokenizer->kind->token(tokenizer, (uint32_t)tokens[i], &part);
-        memcpy(at, from, part);
+        const uint8_t *from = text_of(tokenizer, tokens, i, whole, &part);
+        if (part) memcpy(at, from, part);
         at += part;
     }
     *at = 0;
     *text = memory;
     *bytes = total;
+    return AQ_OK;
+}
+
+enum aq_status aq_tokenizer_decode(const struct aq_tokenizer *tokenizer, const int32_t *tokens, size_t count,
+                                   char **text, size_t *bytes)
+{
+    return decode(tokenizer, tokens, count, false, text, bytes);
+}
+
+enum aq_status aq_tokenizer_text(const struct aq_tokenizer *tokenizer, const int32_t *tokens, size_t count, char **text,
+                                 size_t *bytes)
+{
+    size_t start, end;
+    AQ_TRY(decode(tokenizer, tokens, count, true, text, bytes));
+    if (!tokenizer->kind->cut) return AQ_OK;
+    tokenizer->kind->cut(tokenizer, *text, *bytes, &start, &end);
+    memmove(*text, *text + start, end - start);
+    (*text)[end - start] = 0;
+    *bytes = end - start;
     return AQ_OK;
 }

@@ -33,6 +33,10 @@ struct aq_tokenizer_kind {
     const char *published_class; /* NULL: its own tokenizer_config.json says so, if anything does */
     /* The bytes of one token in range: *bytes and their count. */
     const uint8_t *(*token)(const struct aq_tokenizer *tokenizer, uint32_t token, uint32_t *bytes);
+    /* The same of the first token of a text, where that may differ ("he" and not " he"); NULL: it does not. */
+    const uint8_t *(*first)(const struct aq_tokenizer *tokenizer, uint32_t token, uint32_t *bytes);
+    /* What stays of a text of tokens from its first one on: bytes *start..*end - 1. NULL: all of it. */
+    void (*cut)(const struct aq_tokenizer *tokenizer, const char *text, size_t bytes, size_t *start, size_t *end);
 };
 
 /* The kind of that name, or NULL. */
@@ -44,10 +48,10 @@ struct aq_tokenizer {
     int32_t end_of_text; /* -1: there is none */
     int32_t *specials;   /* tokens that are no text ("<|im_end|>"), special_count of them; or NULL */
     uint32_t special_count;
-    int32_t begin;       /* the folder's bos_token; -1: none is named */
+    int32_t begin; /* the folder's bos_token; -1: none is named */
     struct aq_tokenizer_frame frame;
-    char *path;          /* as it was opened, or NULL */
-    void *state;         /* the kind's own */
+    char *path;  /* as it was opened, or NULL */
+    void *state; /* the kind's own */
 };
 
 /*

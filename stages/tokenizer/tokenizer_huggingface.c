@@ -1,17 +1,17 @@
 /*
  * tokenizer_huggingface.c -- tokenizer.json, the one file in which Hugging Face's `tokenizers` keeps all of a
- * tokenizer: byte-pair encodings of it.
+ * tokenizer.
  *
  *     added_tokens    found in the text itself                          bpe_added.c
- *     normalizer      NFC NFD NFKC NFKD Lowercase Prepend Strip StripAccents Replace Sequence
- *     pre_tokenizer   ByteLevel Split Digits Punctuation Whitespace WhitespaceSplit BertPreTokenizer Metaspace Sequence
- *                     huggingface_steps.c
- *     model           BPE, over bytes (with ByteLevel) or characters (byte_fallback)
- *     post_processor  TemplateProcessing BertProcessing RobertaProcessing ByteLevel Sequence   huggingface_frame.c
- *     decoder         of characters: Replace, Metaspace, ByteFallback; over bytes there is nothing to do
+ *     normalizer      a text into another                               huggingface_steps.c
+ *     pre_tokenizer   a text into words                                 huggingface_steps.c
+ *     model           a word into tokens                                huggingface_model.c
+ *     post_processor  tokens around a text                              huggingface_frame.c
+ *     decoder         tokens into a text; over bytes nothing is to do   huggingface_decoder.c
  *
- * Whatever is not of these lists is refused by its name and place. `truncation` and `padding` are matters of a batch
- * and not read. The end of a text is tokenizer_config.json's eos_token, else the first of some names that is there.
+ * Each of these files has a table of the types that it reads; docs/TOKENIZERS.md lists them. Another type is refused by
+ * its name and place. `truncation` and `padding` are matters of a batch and not read. The end of a text is
+ * tokenizer_config.json's eos_token, else the first of some names that is there.
  */
 #include <stdio.h>
 #include <string.h>
@@ -59,85 +59,6 @@ static enum aq_status read_added(const char *path, json_t *root, struct aq_bpe_a
                            added[i].content, (unsigned)added[i].token);
         *count = (uint32_t)i + 1;
     }
-    return AQ_OK;
-}
-
-/* ---- the model ---- */
-
-static enum aq_status check_model(const char *path, json_t *model)
-{
-    static const char *const empty[] = {"continuing_subword_prefix", "end_of_word_suffix"};
-    const char *type = json_string_value(json_object_get(model, "type"));
-    const json_t *dropout = json_object_get(model, "dropout");
-    if (!json_is_object(model)) return aq_fail(AQ_CORRUPT, AQ_BPE_AREA, "%s: has no model", path);
-    if (type && strcmp(type, "Unigram") == 0)
-        return aq_fail(AQ_INVAL, AQ_BPE_AREA,
-                       "%s: model.type is Unigram, which is not read of this file: put the SentencePiece model of the "
-                       "base model (spm.model, spiece.model) into the folder, which is read in its place",
-                       path);
-    if (type ? strcmp(type, "BPE") != 0 : !json_object_get(model, "merges"))
-        return aq_fail(AQ_INVAL, AQ_BPE_AREA, "%s: model.type is %.40s, which is not supported: BPE is", path,
-                       type ? type : "not said");
-    if (json_is_number(dropout) && json_number_value(dropout) != 0)
-        return aq_fail(AQ_INVAL, AQ_BPE_AREA, "%s: model.dropout is not supported", path);
-    for (size_t i = 0; i < sizeof empty / sizeof empty[0]; i++)
-        if (json_string_length(json_object_get(model, empty[i])) > 0)
-            return aq_fail(AQ_INVAL, AQ_BPE_AREA, "%s: model.%s is not supported", path, empty[i]);
-    return AQ_OK;
-}
-
-static enum aq_status read_merges(const char *path, json_t *list, struct aq_bpe_vocabulary *v)
-{
-    char place[PATH_BYTES_MAX + 32];
-    size_t i;
-    json_t *one;
-    snprintf(place, sizeof place, "%s: model.merges", path);
-    if (!json_is_array(list)) return aq_fail(AQ_CORRUPT, AQ_BPE_AREA, "%s is no list", place);
-    AQ_TRY(aq_bpe_merges_open(v, json_array_size(list)));
-    json_array_foreach(list, i, one)
-    {
-        json_t *left = json_array_get(one, 0), *right = json_array_get(one, 1);
-        const char *text = json_string_value(one), *space = text ? strchr(text, ' ') : NULL;
-        if (json_array_size(one) == 2 && json_is_string(left) && json_is_string(right)) {
-            AQ_TRY(aq_bpe_merges_add(place, json_string_value(left), json_string_length(left), json_string_value(right),
-                                     json_string_length(right), i + 1, v));
-        } else if (space) {
-            AQ_TRY(aq_bpe_merges_add(place, text, (size_t)(space - text), space + 1, strlen(space + 1), i + 1, v));
-        } else
-            return aq_fail(AQ_CORRUPT, AQ_BPE_AREA, "%s:%zu: is not two tokens with a space between", place, i + 1);
-    }
-    return AQ_OK;
-}
-
-/* Of characters: what becomes of those that are no tokens. */
-static enum aq_status read_unknown(const char *path, json_t *model, struct aq_bpe_vocabulary *v)
-{
-    const json_t *unknown = json_object_get(model, "unk_token");
-    char name[8];
-    v->fallback = json_is_true(json_object_get(model, "byte_fallback"));
-    v->fuse_unknown = json_is_true(json_object_get(model, "fuse_unk"));
-    for (unsigned i = 0; i < 256; i++) {
-        snprintf(name, sizeof name, "<0x%02X>", i);
-        v->byte_token[i] = aq_bpe_vocabulary_find(v, name, 6);
-    }
-    if (!json_is_string(unknown)) return AQ_OK;
-    v->unknown = aq_bpe_vocabulary_find(v, json_string_value(unknown), json_string_length(unknown));
-    if (v->unknown == AQ_BPE_NONE)
-        return aq_fail(AQ_CORRUPT, AQ_BPE_AREA, "%s: model.unk_token \"%.64s\" is not in model.vocab", path,
-                       json_string_value(unknown));
-    return AQ_OK;
-}
-
-static enum aq_status read_model(const char *path, json_t *model, bool bytes, const struct aq_bpe_added *added,
-                                 uint32_t added_count, struct aq_bpe *bpe)
-{
-    char place[PATH_BYTES_MAX + 32];
-    snprintf(place, sizeof place, "%s: model.vocab", path);
-    AQ_TRY(
-        aq_bpe_vocabulary_open(place, json_object_get(model, "vocab"), !bytes, added, added_count, &bpe->vocabulary));
-    AQ_TRY(bytes ? aq_bpe_vocabulary_bytes(place, &bpe->vocabulary) : read_unknown(path, model, &bpe->vocabulary));
-    AQ_TRY(read_merges(path, json_object_get(model, "merges"), &bpe->vocabulary));
-    bpe->whole_words = json_is_true(json_object_get(model, "ignore_merges"));
     return AQ_OK;
 }
 
@@ -216,10 +137,10 @@ static enum aq_status read_all(const char *folder, const char *path, json_t *roo
     struct aq_bpe *bpe = tokenizer->state;
     uint32_t count = 0;
     bool bytes = false;
+    AQ_TRY(huggingface_model_begin(path, json_object_get(root, "model"), bpe));
     AQ_TRY(read_added(path, root, added, &count));
-    AQ_TRY(check_model(path, json_object_get(root, "model")));
     AQ_TRY(huggingface_steps(path, root, bpe, &bytes));
-    AQ_TRY(read_model(path, json_object_get(root, "model"), bytes, *added, count, bpe));
+    AQ_TRY(huggingface_model(path, json_object_get(root, "model"), bytes, *added, count, bpe));
     if (!bytes) AQ_TRY(huggingface_decoder(path, json_object_get(root, "decoder"), &bpe->vocabulary));
     AQ_TRY(aq_bpe_finder_open(bpe, *added, count, false, &bpe->raw));
     AQ_TRY(aq_bpe_finder_open(bpe, *added, count, true, &bpe->normalized));
@@ -277,5 +198,7 @@ const struct aq_tokenizer_kind aq_tokenizer_huggingface = {
     .close = huggingface_close,
     .encode = aq_bpe_encode,
     .token = aq_bpe_token,
+    .first = aq_bpe_first_token,
+    .cut = aq_bpe_cut_whole,
     .published = published,
 };

@@ -134,6 +134,12 @@ static void test_charsmap_stays_within_itself(void **state)
     expect_charsmap(units, 512, "a", 2, NULL);
     units[3 ^ 256] = 1u << 31 | 2;
     expect_charsmap(units, 512, "a", 2, "a leaf points out of its texts");
+    units[3 ^ 256] = 1u << 31 | 1;
+    expect_charsmap(units, 512, "\xC3\xA9", 3, "a leaf points into a character");
+    expect_charsmap(units, 512, "\xC3", 2, "its texts are not UTF-8");
+    memset(units, 0, sizeof units);
+    units[0] = 1u << 31 | 700u << 10; /* the root is never a leaf's value */
+    expect_charsmap(units, 512, "a", 2, "a unit points out of its array");
 }
 
 static int open_folder(void **state)

@@ -1,24 +1,53 @@
 /*
- * tokenize_lines.c -- KIND FOLDER FILE: the tokens of each text of FILE, a line of numbers a text, for
- * test_tokenizer_reference. A text stands behind its length, four bytes little-endian. With --time in place of FILE's
- * texts FILE is one text, and its rate is printed: MB a second, the best of seven.
+ * tokenize_lines.c -- KIND FOLDER FILE: for test_tokenizer_reference. The first line has the tokens before, between and
+ * behind texts, with ";" between. Then each text of FILE has two lines: its tokens, and the text that these are, as
+ * hexadecimal bytes. In FILE each text follows its length, four bytes little-endian. With --time FILE is one text, and
+ * its rate is printed: MB per second of CPU time, the best of seven.
  */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "stages/dataset.h"
+
+static void put_tokens(const int32_t *tokens, size_t count, const char *behind)
+{
+    for (size_t i = 0; i < count; i++)
+        printf("%d ", (int)tokens[i]);
+    printf("%s", behind);
+}
+
+static void put_frame(const struct aq_tokenizer_frame *frame)
+{
+    put_tokens(frame->before, frame->before_count, ";");
+    put_tokens(frame->between, frame->between_count, ";");
+    put_tokens(frame->after, frame->after_count, "\n");
+}
 
 static int one_text(const struct aq_tokenizer *t, const char *text, size_t bytes)
 {
     int32_t *tokens;
     size_t count;
     if (aq_tokenizer_encode(t, text, bytes, &tokens, &count) != AQ_OK) return 1;
-    for (size_t i = 0; i < count; i++)
-        printf("%d ", (int)tokens[i]);
+    char *back;
+    size_t back_bytes;
+    put_tokens(tokens, count, "\n");
+    if (aq_tokenizer_text(t, tokens, count, &back, &back_bytes) != AQ_OK) return 1;
+    for (size_t i = 0; i < back_bytes; i++)
+        printf("%02x", (unsigned)(uint8_t)back[i]);
     printf("\n");
+    aq_free(back);
     aq_free(tokens);
     return 0;
+}
+
+/* Of this thread alone: a machine that is busy otherwise does not count. */
+static uint64_t cpu_ns(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
 static int time_text(const struct aq_tokenizer *t, const char *text, size_t bytes)
@@ -27,9 +56,9 @@ static int time_text(const struct aq_tokenizer *t, const char *text, size_t byte
     for (int i = 0; i < 7; i++) {
         int32_t *tokens;
         size_t count;
-        const uint64_t begin = aq_clock_ns();
+        const uint64_t begin = cpu_ns();
         if (aq_tokenizer_encode(t, text, bytes, &tokens, &count) != AQ_OK) return 1;
-        if (aq_clock_ns() - begin < best) best = aq_clock_ns() - begin;
+        if (cpu_ns() - begin < best) best = cpu_ns() - begin;
         aq_free(tokens);
     }
     printf("%.1f\n", 1e3 * (double)bytes / (double)best);
@@ -45,6 +74,7 @@ int main(int argc, char **argv)
     if (argc < 4 || aq_tokenizer_open(argv[1], argv[2], &t) != AQ_OK) return 1;
     if (aq_file_load(NULL, argv[3], (size_t)1 << 32, &text, &count) != AQ_OK) return 1;
     if (argc > 4 && strcmp(argv[4], "--time") == 0) failed = time_text(t, text, count);
+    if (argc == 4) put_frame(aq_tokenizer_frame(t));
     while (argc == 4 && !failed && at + 4 <= count) {
         uint32_t bytes;
         memcpy(&bytes, text + at, 4);

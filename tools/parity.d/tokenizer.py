@@ -1,4 +1,4 @@
-"""Tokenizers: ids of aqpipe and of the package `tokenizers`, by tests/test_tokenizer_reference, which says what is compared."""
+"""Tokenizers: ids and texts of aqpipe and of the package `tokenizers`, by tests/test_tokenizer_reference, which says what is compared."""
 import json
 import pathlib
 import subprocess
@@ -7,7 +7,8 @@ import sys
 import kit
 
 TEST = pathlib.Path(__file__).resolve().parents[2] / "tests/test_tokenizer_reference"
-FAMILIES = ("gpt2", "llama3", "qwen", "smollm2", "o200k", "modernbert", "roberta", "every-step", "gemma", "llama2")
+FAMILIES = ("gpt2", "llama3", "qwen", "smollm2", "o200k", "modernbert", "roberta", "every-step", "gemma", "llama2",
+            "xlm-roberta", "deberta-v3-saved", "t5", "albert", "unigram-bytes", "unigram-whole", "minilm", "bert-cased", "bert-plain", "word-level", "scripts", "delimiters")
 
 
 def compare(place):

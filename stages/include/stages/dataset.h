@@ -99,9 +99,15 @@ bool aq_tokenizer_begun(const int32_t *before, uint32_t count, const int32_t *to
  */
 enum aq_status aq_tokenizer_encode(const struct aq_tokenizer *tokenizer, const char *text, size_t bytes,
                                    int32_t **tokens, size_t *count);
-/* The bytes of tokens, terminated, into memory of aq_alloc. AQ_INVAL: a token out of range. */
+/*
+ * The bytes of tokens that continue a text, terminated, into memory of aq_alloc: those of each token by itself, in a
+ * row. AQ_INVAL: a token out of range.
+ */
 enum aq_status aq_tokenizer_decode(const struct aq_tokenizer *tokenizer, const int32_t *tokens, size_t count,
                                    char **text, size_t *bytes);
+/* The same of tokens that are a whole text: without a space that the tokenizer puts before the first word. */
+enum aq_status aq_tokenizer_text(const struct aq_tokenizer *tokenizer, const int32_t *tokens, size_t count,
+                                 char **text, size_t *bytes);
 
 struct aq_dataset; /* opaque */
 

@@ -1,5 +1,6 @@
 /*
- * unicode_forms.h -- Unicode's normalization forms, lower case and word characters, by utf8proc; its one place.
+ * unicode_forms.h -- Unicode's normalization forms, lower case, classes of characters and grapheme clusters, by
+ * utf8proc; its one place.
  *
  * Most text is in form C already: a table of the characters that stay as they are, whatever stands beside them, lets it
  * pass without a copy.
@@ -34,6 +35,10 @@ bool aq_unicode_segment(const struct aq_unicode_forms *forms, enum aq_unicode_fo
 enum aq_status aq_unicode_form(enum aq_unicode_form form, const uint8_t *text, size_t bytes, uint8_t **out,
                                size_t *count);
 
+/* Is it UTF-8 (RFC 3629)? */
+bool aq_unicode_valid(const uint8_t *text, size_t bytes);
+/* The end of the extended grapheme cluster (UAX 29) that starts at `at` of valid UTF-8; at < bytes. */
+size_t aq_unicode_cluster(const uint8_t *text, size_t bytes, size_t at);
 /* One valid character; its bytes. */
 size_t aq_unicode_read(const uint8_t *text, uint32_t *character);
 /* Its lower case, as UTF-8 (at most 8 bytes); how many bytes. */
@@ -41,5 +46,8 @@ size_t aq_unicode_lower(uint32_t character, uint8_t out[8]);
 /* Is it of a word (a letter, a mark, a digit, a connector)? A space (White_Space)? */
 bool aq_unicode_is_word(uint32_t character);
 bool aq_unicode_is_space(uint32_t character);
+/* Is it a control, format or private-use character? A mark that takes no place of its own (Mn)? */
+bool aq_unicode_is_control(uint32_t character);
+bool aq_unicode_is_nonspacing_mark(uint32_t character);
 
 #endif

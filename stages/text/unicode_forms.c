@@ -208,3 +208,39 @@ bool aq_unicode_is_space(uint32_t c)
     const utf8proc_category_t category = utf8proc_category((int32_t)c);
     return category >= UTF8PROC_CATEGORY_ZS && category <= UTF8PROC_CATEGORY_ZP;
 }
+
+bool aq_unicode_is_control(uint32_t c)
+{
+    const utf8proc_category_t category = utf8proc_category((int32_t)c);
+    return category == UTF8PROC_CATEGORY_CC || category == UTF8PROC_CATEGORY_CF || category == UTF8PROC_CATEGORY_CO;
+}
+
+bool aq_unicode_is_nonspacing_mark(uint32_t c)
+{
+    return utf8proc_category((int32_t)c) == UTF8PROC_CATEGORY_MN;
+}
+
+bool aq_unicode_valid(const uint8_t *text, size_t bytes)
+{
+    utf8proc_int32_t character;
+    for (size_t at = 0; at < bytes;) {
+        const utf8proc_ssize_t length = utf8proc_iterate(text + at, (utf8proc_ssize_t)(bytes - at), &character);
+        if (length <= 0) return false;
+        at += (size_t)length;
+    }
+    return true;
+}
+
+size_t aq_unicode_cluster(const uint8_t *text, size_t bytes, size_t at)
+{
+    uint32_t before, next;
+    utf8proc_int32_t state = 0;
+    at += aq_unicode_read(text + at, &before);
+    while (at < bytes) {
+        const size_t length = aq_unicode_read(text + at, &next);
+        if (utf8proc_grapheme_break_stateful((int32_t)before, (int32_t)next, &state)) break;
+        before = next;
+        at += length;
+    }
+    return at;
+}
