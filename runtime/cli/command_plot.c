@@ -52,19 +52,16 @@ static const struct aq_option options[] = {
     AQ_ROW_RANGE(U32, struct asked, smooth, "smooth", "N", 0, SMOOTH_MAX,
                  "points of the mean that is drawn thick; 0: a twentieth of the shortest curve (0)"),
     AQ_ROW(TEXT, struct asked, title, "title", "TEXT", "the title; else the axes"),
-    AQ_ROW(FLAG, struct asked, json, "json", NULL,
-           "say what was drawn, or what is wrong, as one JSON object on standard output (needs -o)"),
+    AQ_ROW(FLAG, struct asked, json, "json", NULL, "what was drawn as one JSON object (needs -o); errors, too"),
     {0}};
 
 static const struct aq_command_line line = {
-    "aqpipe plot",
-    "RUN...",
-    "Draws the curves of up to 8 run folders from their metrics.jsonl, also of runs that are still going on: single "
-    "steps thin, their mean thick, held-out losses as rings. Of a file above 64 MiB 2048 steps are read, but with --x "
-    "bytes all of it.",
-    options,
-    NULL,
-    NULL};
+    "aqpipe plot", "RUN...",
+    "Draws the curves of up to 8 run folders from their metrics.jsonl, also of runs that are still running: single "
+    "steps thin, their mean thick, held-out losses as rings. Of a file above 64 MiB 2048 steps are read, with --x "
+    "bytes "
+    "all of it.",
+    options, NULL};
 
 /* {"error": text, "status": word, "file": whose} on standard output, for programs; people have the line of aq_fail. */
 static void say_wrong(const struct asked *asked, enum aq_status status, const char *file)

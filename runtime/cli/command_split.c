@@ -40,25 +40,19 @@ static const struct aq_option client_options[] = {
     {0}};
 
 static const struct aq_command_line server_line = {
-    "aqpipe split-server",
-    "JOB.yaml",
+    "aqpipe split-server", "JOB.yaml",
     "Split learning: holds the middle stage of the network and the order of turns, waits for split.clients clients, "
     "and trains split.rounds rounds. In each every client that takes part has one turn of split.epochs epochs; "
     "split.mode says what it begins with, and what a round's end makes of its turns. Data and labels stay with the "
     "clients. Ctrl-C stops; the same command goes on.",
-    server_options,
-    statuses,
-    NULL};
+    server_options, statuses};
 
 static const struct aq_command_line client_line = {
-    "aqpipe split-client",
-    "JOB.yaml",
+    "aqpipe split-client", "JOB.yaml",
     "Split learning: trains the first and the last stage on this client's data, in its turns; the middle is the "
     "server's, which is dialled at split.server. JOB.yaml is the server's; output.path and security.keys may be this "
     "client's own.",
-    client_options,
-    statuses,
-    NULL};
+    client_options, statuses};
 
 /* What is wrong has been said where it was found. */
 static int exit_code(enum aq_status status, enum aq_split_end end)

@@ -57,13 +57,13 @@ static const struct aq_option top_options[] = {
 static const char of_run[] = "RUN\n--daemon HOST:PORT", of_stage[] = "RUN [STAGE]\n--daemon HOST:PORT STAGE";
 
 static const struct aq_command_line
-    status_line = {"aqpipe status", of_run, "What a run, or a daemon, is doing.", options, NULL, NULL},
+    status_line = {"aqpipe status", of_run, "What a run, or a daemon, is doing.", options, NULL},
     top_line = {"aqpipe top", of_run, "Where each stage's time goes, refreshed as the run goes on; q or Ctrl-C ends.",
-                top_options,  NULL,   NULL},
+                top_options, NULL},
     stop_line = {"aqpipe stop", of_run, "Stops a run after its current step, with a checkpoint, and waits for its end.",
-                 options,       NULL,   NULL},
+                 options, NULL},
     logs_line = {"aqpipe logs", of_stage, "The end of what a stage's worker has written; of all stages without STAGE.",
-                 options,       NULL,     NULL};
+                 options, NULL};
 
 /* AQ_OPTIONS_READ: go on; else the exit status. */
 static int parse(struct asked *asked, const struct aq_command_line *line, int argc, char **argv)

@@ -580,7 +580,7 @@ static void test_help_names_every_key_with_range_and_default(void **state)
 {
     (void)state;
     char *help;
-    assert_int_equal(aq_keys_help(&help), AQ_OK);
+    assert_int_equal(aq_keys_help(NULL, &help), AQ_OK);
     const struct aq_key_table keys = aq_keys_job();
     for (uint32_t i = 0; i < keys.count; i++)
         assert_non_null(strstr(help, keys.keys[i].name));

@@ -16,7 +16,7 @@
 #include "options.h"
 
 struct asked {
-    bool json, quiet;
+    bool json, quiet, all;
     const char *output;
     uint32_t count;
     uint64_t mark;
@@ -33,6 +33,8 @@ static const char *even_read(const char *text, void *to)
 }
 
 static const struct aq_option options[] = {AQ_ROW_WORD("stat", "what is there"),
+                                           AQ_ROW_VERB("make", "FOLDER", "make it", "Makes it whole."),
+                                           AQ_ROW_OF("make", FLAG, struct asked, all, "all", NULL, "of everything"),
                                            AQ_ROW(FLAG, struct asked, json, "json", NULL, "as JSON"),
                                            AQ_ROW(FLAG, struct asked, quiet, "no-progress", NULL, "be quiet"),
                                            {.name = "output",
@@ -49,7 +51,7 @@ static const struct aq_option options[] = {AQ_ROW_WORD("stat", "what is there"),
                                            AQ_ROW(FLAG, struct asked, json, "secret", NULL, NULL),
                                            {0}};
 
-static const struct aq_command_line line = {"aqpipe try", "PATH...", "Tries it.", options, "Ends.", NULL};
+static const struct aq_command_line line = {"aqpipe try", "PATH...", "Tries it.", options, "Ends."};
 
 static char said[8192]; /* on standard output and error */
 
@@ -109,14 +111,14 @@ static void test_what_is_wrong_is_said_with_what_was_meant(void **state)
 {
     (void)state;
     static const char *const cases[][2] = {
-        {"--jsn", "aqpipe try: there is no option '--jsn'; did you mean '--json'? (aqpipe try --help tells more)\n"},
+        {"--jsn", "aqpipe try: there is no option '--jsn'; did you mean '--json'? (see aqpipe try --help)\n"},
         {"--progress", "did you mean '--no-progress'?"},
         {"--helo", "did you mean '--help'?"},
         {"--zzzzzzzzz", "there is no option '--zzzzzzzzz' ("},
         {"--stat", "there is no option '--stat'; did you mean '--set'?"},
         {"-x a", "there is no option '-x'"},
         {"--json -x", "there is no option '-x'"},
-        {"a --set", "--set wants a value: --set KEY=VALUE"},
+        {"a --set", "--set needs a value: --set KEY=VALUE"},
         {"--json=3", "--json takes no value"},
         {"--count 1", "--count: '1' is no whole number from 2 to 9"},
         {"--count 10", "--count: '10' is no whole number from 2 to 9"},
@@ -147,7 +149,7 @@ static void test_help_is_the_table(void **state)
                                         "-o, --output=FILE",
                                         "--set=KEY=VALUE",
                                         "how fast",
-                                        "--usage"};
+                                        "--verbose"};
     struct asked asked;
     struct aq_arguments rest;
     for (int i = 0; i < 3; i++) {
@@ -165,12 +167,55 @@ static void test_help_is_the_table(void **state)
     assert_null(strstr(said, "how fast"));
 }
 
+/* The help of a sub-command has its own options and usage; its options go with no other. */
+static void test_sub_commands_have_help_and_options_of_their_own(void **state)
+{
+    (void)state;
+    struct asked asked;
+    struct aq_arguments rest;
+    assert_int_equal(run(&asked, &rest, "make --help"), AQ_EXIT_DONE);
+    assert_non_null(strstr(said, "Usage: aqpipe try make [OPTION...] FOLDER\n\nMakes it whole.\n"));
+    assert_non_null(strstr(said, "--all "));
+    assert_null(strstr(said, "Ends."));
+    assert_int_equal(run(&asked, &rest, "--help"), AQ_EXIT_DONE);
+    assert_non_null(strstr(said, "  make "));
+    assert_null(strstr(said, "--all "));
+    assert_int_equal(run(&asked, &rest, "make x --all"), AQ_OPTIONS_READ);
+    assert_true(asked.all);
+    assert_int_equal(run(&asked, &rest, "stat x --all"), AQ_EXIT_USAGE);
+    assert_non_null(strstr(said, "--all is an option of make"));
+}
+
+/* Names of aliases.def are read as the options that they stand for. */
+static void test_aliases_are_the_options_they_stand_for(void **state)
+{
+    (void)state;
+    struct asked asked;
+    struct aq_arguments rest;
+    assert_int_equal(run(&asked, &rest, "a --quiet"), AQ_OPTIONS_READ);
+    assert_true(asked.quiet);
+    assert_int_equal(run(&asked, &rest, "-q a"), AQ_OPTIONS_READ);
+    assert_true(asked.quiet);
+    assert_int_equal(run(&asked, &rest, "a --quiet=1"), AQ_EXIT_USAGE);
+    assert_non_null(strstr(said, "--no-progress takes no value"));
+    assert_int_equal(run(&asked, &rest, "a --max-restarts 3"), AQ_EXIT_USAGE); /* no --restarts here */
+    assert_int_equal(run(&asked, &rest, "--help"), AQ_EXIT_DONE);
+    assert_null(strstr(said, "--quiet"));
+    assert_int_equal(run(&asked, &rest, "--json --coun 3"), AQ_OPTIONS_READ);
+    assert_true(aq_options_json());
+    assert_int_equal(run(&asked, &rest, "--json --nonsense"), AQ_EXIT_USAGE);
+    assert_true(aq_options_json());
+    assert_string_equal(aq_options_said(), "there is no option '--nonsense'");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_values_come_from_both_spellings),
         cmocka_unit_test(test_what_is_wrong_is_said_with_what_was_meant),
         cmocka_unit_test(test_help_is_the_table),
+        cmocka_unit_test(test_sub_commands_have_help_and_options_of_their_own),
+        cmocka_unit_test(test_aliases_are_the_options_they_stand_for),
     };
     return cmocka_run_group_tests_name("options", tests, NULL, NULL);
 }
