@@ -26,7 +26,7 @@ struct asked {
     bool verify, json;
     uint64_t mark;
     uint32_t caches; /* found so far */
-    bool failed;
+    int code;
 };
 
 /* What one edge's one side holds; the walk comes edge by edge, side by side. */
@@ -181,7 +181,7 @@ static enum aq_status look(struct asked *asked, const char *path)
     aq_cache_walk_close(walk);
     if (status == AQ_OK) status = sums.groups.status != AQ_OK ? sums.groups.status : sums.broken.status;
     if (status == AQ_OK) status = (asked->json ? show_json : show_text)(asked, path, &info, &sums);
-    if (sums.bad) asked->failed = true;
+    if (sums.bad) asked->code = AQ_EXIT_FAILED;
     aq_text_deinit(&sums.groups);
     aq_text_deinit(&sums.broken);
     json_decref(sums.groups_json);
@@ -232,7 +232,7 @@ static void one(struct asked *asked, const char *path)
     const enum aq_status status = strcmp(asked->verb, "compact") == 0 ? compact(asked, path)
                                   : strcmp(asked->verb, "wipe") == 0  ? wipe(asked, path)
                                                                       : look(asked, path);
-    if (status != AQ_OK) asked->failed = true;
+    if (status != AQ_OK) asked->code = AQ_EXIT_FAILED;
 }
 
 static bool is_cache(const char *path)
@@ -271,7 +271,7 @@ static void path_do(struct asked *asked, const char *path)
     if (every(asked, path) > 0) return;
     if (aq_run_path(path, "cache", inner) == AQ_OK && every(asked, inner) > 0) return;
     (void)aq_fail(AQ_NOTFOUND, "cache", "%s: there is no cache, nor in cache/ below it", path);
-    asked->failed = true;
+    if (asked->code == AQ_EXIT_DONE) asked->code = AQ_EXIT_USAGE;
 }
 
 static const struct aq_option options[] = {
@@ -323,5 +323,5 @@ int aq_command_cache(int argc, char **argv)
     for (uint32_t i = 1; i < rest.count; i++)
         path_do(&asked, rest.of[i]);
     if (fflush(stdout) != 0) return AQ_EXIT_FAILED;
-    return asked.failed ? AQ_EXIT_FAILED : AQ_EXIT_DONE;
+    return asked.code;
 }

@@ -323,5 +323,5 @@ int aq_command_eval(int argc, char **argv)
     if (code != AQ_OPTIONS_READ) return code;
     if (rest.count != 1) return aq_options_wrong(line.name, "which model folder?");
     asked.model.path = rest.of[0];
-    return run_eval(&asked) == AQ_OK ? AQ_EXIT_DONE : AQ_EXIT_FAILED;
+    return aq_exit_of(run_eval(&asked));
 }

@@ -158,5 +158,5 @@ int aq_command_export(int argc, char **argv)
         type++;
     if (type == sizeof types / sizeof types[0])
         return aq_options_wrong(line.name, "--dtype is fp32, bf16 or fp16, not '%s'", asked.dtype);
-    return run_export(rest.of[0], rest.of[1], types[type].type, &asked) == AQ_OK ? AQ_EXIT_DONE : AQ_EXIT_FAILED;
+    return aq_exit_of(run_export(rest.of[0], rest.of[1], types[type].type, &asked));
 }

@@ -169,7 +169,7 @@ static enum aq_status take_prompt(struct writing *w, const int32_t *tokens, size
         return aq_fail(AQ_INVAL, "generate",
                        "the prompt is empty, and %s names no token to begin with (bos_token_id): give a prompt", path);
     if (count > (context ? context : UINT32_MAX / 2) - ahead)
-        return aq_fail(AQ_NOSPC, "generate", "the prompt has %zu tokens, the context of %s has %u", count + ahead, path,
+        return aq_fail(AQ_INVAL, "generate", "the prompt has %zu tokens, the context of %s has %u", count + ahead, path,
                        context);
     const uint64_t wanted = (uint64_t)count + ahead + w->asked->tokens;
     w->T = context && wanted > context ? context : (uint32_t)wanted;
@@ -421,5 +421,5 @@ int aq_command_generate(int argc, char **argv)
     for (uint32_t i = 0; i < asked.stops.count; i++)
         if (!asked.stops.of[i][0]) return aq_options_wrong(line.name, "--stop wants a word");
     asked.model.path = rest.of[0];
-    return run_generate(&asked) == AQ_OK ? AQ_EXIT_DONE : AQ_EXIT_FAILED;
+    return aq_exit_of(run_generate(&asked));
 }

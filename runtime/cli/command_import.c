@@ -303,7 +303,7 @@ int aq_command_import(int argc, char **argv)
     if (rest.count != 1) return aq_options_wrong(line.name, "which folder?");
     char hub[AQ_RUN_PATH_BYTES];
     if (aq_model_hub_is(rest.of[0])) {
-        if (aq_model_hub_path(rest.of[0], hub, sizeof hub) != AQ_OK) return AQ_EXIT_FAILED;
+        if (aq_model_hub_path(rest.of[0], hub, sizeof hub) != AQ_OK) return AQ_EXIT_USAGE;
         rest.of[0] = hub;
     }
     const enum aq_status status = look_at(rest.of[0], &asked, &look);
@@ -319,5 +319,5 @@ int aq_command_import(int argc, char **argv)
         json_decref(look.uses[use]);
     aq_weights_close(look.weights);
     aq_model_folder_close(look.folder);
-    return status == AQ_OK && !look.problem[0] ? AQ_EXIT_DONE : AQ_EXIT_FAILED;
+    return status == AQ_OK && look.problem[0] ? AQ_EXIT_FAILED : aq_exit_of(status);
 }

@@ -282,6 +282,10 @@ static int show(const struct asked *asked, const char *folder)
 {
     static struct aq_tls_list list;
     struct aq_tls_hosts hosts = {0};
+    if (access(folder, F_OK) != 0) {
+        (void)aq_command_failed("there is no folder %s (aqpipe keys init makes one)", folder);
+        return AQ_EXIT_USAGE;
+    }
     struct shown shown = {.folder = folder, .list = &list, .files = asked->json ? json_array() : NULL};
     const enum aq_status read = aq_tls_list_read(folder, &list);
     shown.wrong += read != AQ_OK && read != AQ_NOTFOUND;

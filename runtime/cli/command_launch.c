@@ -776,6 +776,7 @@ static int hand_over(struct command *command)
         return aq_k8s_write(&k8s);
     }
     const struct aq_slurm slurm = {.job = command->job,
+                                   .plan = command->plan,
                                    .manifest = command->manifest_path,
                                    .sets = &command->sets,
                                    .wishes = &command->wishes,

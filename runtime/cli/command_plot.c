@@ -67,7 +67,9 @@ static const struct aq_command_line line = {
 static void say_wrong(const struct asked *asked, enum aq_status status, const char *file)
 {
     if (!asked->json) return;
-    json_t *wrong = json_pack("{s:s, s:s}", "status", aq_status_text(status), "error", aq_error_text());
+    aq_command_json_done();
+    json_t *wrong = json_pack("{s:s, s:i, s:s, s:s}", "event", "error", "exit", aq_exit_of(status), "status",
+                              aq_status_text(status), "error", aq_error_text());
     json_t *name = file ? json_string(file) : NULL; /* NULL too where it is no UTF-8 */
     json_object_set_new(wrong, "file", name ? name : json_null());
     json_dumpf(wrong, stdout, JSON_COMPACT | JSON_ENSURE_ASCII);
@@ -133,5 +135,5 @@ int aq_command_plot(int argc, char **argv)
         say_wrong(&asked, status, file);
     for (uint32_t r = 0; r < folders.count; r++)
         aq_free(runs[r]);
-    return status == AQ_OK ? AQ_EXIT_DONE : AQ_EXIT_FAILED;
+    return aq_exit_of(status);
 }

@@ -10,7 +10,7 @@
 
 static int print_curve(const char *folder)
 {
-    return aq_report_tsv(folder, stdout) == AQ_OK ? AQ_EXIT_DONE : AQ_EXIT_FAILED;
+    return aq_exit_of(aq_report_tsv(folder, stdout));
 }
 
 static int show(json_t *runs, const char *output, bool json, bool table)
@@ -70,10 +70,8 @@ int aq_command_report(int argc, char **argv)
     code = AQ_EXIT_DONE;
     for (uint32_t i = 0; i < rest.count && code == AQ_EXIT_DONE; i++) {
         json_t *run;
-        if (aq_report_run(rest.of[i], &run) != AQ_OK)
-            code = AQ_EXIT_FAILED;
-        else
-            json_array_append_new(runs, run);
+        code = aq_exit_of(aq_report_run(rest.of[i], &run));
+        if (code == AQ_EXIT_DONE) json_array_append_new(runs, run);
     }
     if (code == AQ_EXIT_DONE) code = show(runs, asked.output, asked.json, !asked.no_table);
     json_decref(runs);

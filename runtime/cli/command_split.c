@@ -58,7 +58,7 @@ static const struct aq_command_line client_line = {
 static int exit_code(enum aq_status status, enum aq_split_end end)
 {
     if (status == AQ_OK) return (int)end;
-    return status == AQ_INVAL ? AQ_EXIT_USAGE : AQ_EXIT_FAILED;
+    return aq_exit_of(status);
 }
 
 static int read_line(const struct aq_command_line *line, int argc, char **argv, struct asked *asked,

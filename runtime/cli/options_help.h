@@ -1,5 +1,6 @@
 /*
- * options_help.h -- the help of a command line, made from its table: one screen of 40 lines and 100 columns (tests/test_help).
+ * options_help.h -- the help of a command line, made from its table: one screen of 40 lines and 100 columns
+ * (tests/test_help).
  *
  * Locking: pure functions.
  */
@@ -23,8 +24,8 @@ void aq_options_help(const struct aq_command_line *line, const struct aq_option 
 /* What --usage prints: the same without explanations. */
 void aq_options_usage(const struct aq_command_line *line, const struct aq_option *verb, struct aq_text *out);
 
-/* A paragraph, folded at blanks to AQ_HELP_COLUMNS: its first line continues one that has `used` columns, the others begin
- * with `indent` blanks. Newlines of `words` stay. */
+/* A paragraph, folded at blanks to AQ_HELP_COLUMNS: its first line continues one that has `used` columns, the others
+ * begin with `indent` blanks. Newlines of `words` stay. */
 void aq_help_fold(struct aq_text *out, const char *words, size_t used, size_t indent);
 
 /* The names of aliases.def, for `aqpipe help aliases`. */
