@@ -7,6 +7,7 @@
  */
 #include <errno.h>
 #include <limits.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -59,7 +60,7 @@ struct command {
     const char *image, *claim, *mount; /* of --on k8s                                                  */
     const char *hosts;                 /* of --on ssh; NULL: those of the manifest                                  */
     struct aq_arguments sets, wishes;
-    uint32_t warning_s;
+    double warning_s;
     bool print;
     bool go_on; /* `aqpipe resume`: the manifest is the run's own */
     bool turn;  /* `aqpipe split-turn`                            */
@@ -144,8 +145,8 @@ static const struct aq_option launch_options[] = {
     AQ_ROW(TEXT, struct command, claim, "claim", "NAME",
            "k8s: the PersistentVolumeClaim of manifest, data and run folder"),
     AQ_ROW(TEXT, struct command, mount, "mount", "DIR", "k8s: where pods mount it (the manifest's folder)"),
-    AQ_ROW_RANGE(U32, struct command, warning_s, "warning", "S", 1, 86400,
-                 "slurm, k8s: seconds for a checkpoint before the time limit (120)"),
+    AQ_ROW_RANGE(TIME, struct command, warning_s, "warning", "TIME", 1, 86400,
+                 "slurm, k8s: time for a checkpoint before the limit, as in 5min (120)"),
     AQ_ROW(FLAG, struct command, print, "print", NULL,
            "start nothing: print the script or manifests of slurm and k8s, else the plan"),
     OPTIONS_OF_BOTH,
@@ -771,7 +772,7 @@ static int hand_over(struct command *command)
                                    .claim = command->claim,
                                    .mount = command->mount,
                                    .restarts = command->restart.max,
-                                   .warning_s = command->warning_s,
+                                   .warning_s = (uint32_t)ceil(command->warning_s),
                                    .print = command->print};
         return aq_k8s_write(&k8s);
     }
@@ -781,7 +782,7 @@ static int hand_over(struct command *command)
                                    .sets = &command->sets,
                                    .wishes = &command->wishes,
                                    .restarts = command->restart.max,
-                                   .warning_s = command->warning_s,
+                                   .warning_s = (uint32_t)ceil(command->warning_s),
                                    .print = command->print};
     return aq_slurm_submit(&slurm);
 }

@@ -16,7 +16,7 @@ enum { PATIENCE_S = 600 };
 struct asked {
     struct aq_arguments sets;
     const char *port_file, *id, *data, *heldout;
-    uint32_t patience_s;
+    double patience_s;
     struct aq_progress progress;
 };
 
@@ -34,8 +34,8 @@ static const struct aq_option client_options[] = {
     AQ_ROW(TEXT, struct asked, heldout, "heldout", "PATH", "and its held-out ones (data.heldout)"),
     AQ_ROW(TEXT, struct asked, id, "id", "NAME",
            "its name, as its certificate site-NAME.pem says (aqpipe keys enroll)"),
-    AQ_ROW_RANGE(U32, struct asked, patience_s, "patience", "S", 1, 864000,
-                 "dial the server again for so long when it is away (600)"),
+    AQ_ROW_RANGE(TIME, struct asked, patience_s, "patience", "TIME", 1, 864000,
+                 "how long to dial a server that is away, as in 10min, 2h (600)"),
     AQ_ROW(LIST, struct asked, sets, "set", "KEY=VALUE", "override a key of the manifest (aqpipe help keys)"),
     {0}};
 
@@ -111,7 +111,7 @@ int aq_command_split_client(int argc, char **argv)
                                                   .data = asked.data,
                                                   .heldout = asked.heldout,
                                                   .daemon = daemon,
-                                                  .patience_ns = asked.patience_s * 1000000000ull,
+                                                  .patience_ns = (uint64_t)(asked.patience_s * 1e9),
                                                   .signals = signals,
                                                   .progress = &asked.progress};
     const enum aq_status status = aq_split_follow(&config, &end);

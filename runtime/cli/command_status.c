@@ -48,11 +48,11 @@ struct asked {
 
 static const struct aq_option options[] = {OPTIONS_OF_ALL, {0}};
 
-static const struct aq_option top_options[] = {
-    OPTIONS_OF_ALL,
-    AQ_ROW(FLAG, struct asked, once, "once", NULL, "show once"),
-    AQ_ROW_RANGE(NUMBER, struct asked, seconds, "seconds", "S", 0.1, 3600, "refresh every S seconds (1)"),
-    {0}};
+static const struct aq_option top_options[] = {OPTIONS_OF_ALL,
+                                               AQ_ROW(FLAG, struct asked, once, "once", NULL, "show once"),
+                                               AQ_ROW_RANGE(TIME, struct asked, seconds, "seconds", "TIME", 0.1, 3600,
+                                                            "time between two looks, as in 500ms, 5s (1)"),
+                                               {0}};
 
 static const struct aq_option logs_options[] = {OPTIONS_OF_ALL,
                                                 {.name = "follow",

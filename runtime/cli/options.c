@@ -123,6 +123,24 @@ static bool number(const char *text, double min, double max, double *out)
     return true;
 }
 
+/* Seconds of "90", "500ms", "10min", "2h", "1d". */
+static bool seconds(const char *text, double min, double max, double *out)
+{
+    static const struct {
+        const char *name;
+        double factor;
+    } units[] = {{"", 1}, {"s", 1}, {"ms", 1e-3}, {"min", 60}, {"m", 60}, {"h", 3600}, {"d", 86400}};
+    char *end;
+    const double value = strtod(text, &end);
+    for (size_t i = 0; end != text && i < sizeof units / sizeof *units; i++) {
+        const double told = value * units[i].factor;
+        if (strcmp(end, units[i].name) != 0 || !isfinite(told) || told < min || told > max) continue;
+        *out = told;
+        return true;
+    }
+    return false;
+}
+
 static error_t take(struct reading *reading, const struct aq_option *option, const char *text)
 {
     char *to = (char *)reading->to + option->offset;
@@ -154,6 +172,11 @@ static error_t take(struct reading *reading, const struct aq_option *option, con
             return wrong(reading,
                          option->max > MAX_TOLD ? "--%s: '%.80s' is no number, %g or more"
                                                 : "--%s: '%.80s' is no number from %g to %g",
+                         option->name, text, option->min, option->max);
+        return 0;
+    case AQ_OPTION_TIME:
+        if (!seconds(text, option->min, option->max, (double *)(void *)to))
+            return wrong(reading, "--%s: '%.80s' is no time from %g s to %g s, as in 90, 500ms, 10min, 2h",
                          option->name, text, option->min, option->max);
         return 0;
     case AQ_OPTION_LIST:
@@ -330,11 +353,16 @@ const char *aq_size_read(const char *text, void *to)
     char *end;
     errno = 0;
     const unsigned long long value = strtoull(text, &end, 10);
-    const char *unit = *end ? strchr(units, *end) : NULL;
-    const int shift = unit ? 10 * (int)(unit + 1 - units) : 0;
-    if (errno != 0 || end == text || text[0] == '-' || (*end && (!unit || end[1])) || value == 0 ||
-        value > UINT64_MAX >> shift)
-        return "bytes are wanted, or 512M";
-    *(uint64_t *)to = value << shift;
+    const char *unit = *end ? strchr(*end == 'k' ? "K" : units, *end == 'k' ? 'K' : *end) : NULL;
+    const int power = unit ? (int)(*end == 'k' ? 1 : unit + 1 - units) : 0;
+    const char *rest = end + (unit != NULL);
+    const bool thousands = unit && strcmp(rest, "B") == 0;
+    uint64_t factor = 1;
+    for (int i = 0; i < power; i++)
+        factor *= thousands ? 1000 : 1024;
+    if (errno != 0 || end == text || text[0] == '-' || value == 0 || value > UINT64_MAX / factor ||
+        (*rest && !thousands && strcmp(rest, unit ? "iB" : "B") != 0))
+        return "bytes are needed, as in 5000000000, 512MiB, 16G, 5GB";
+    *(uint64_t *)to = value * factor;
     return NULL;
 }

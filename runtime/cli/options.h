@@ -31,6 +31,7 @@ enum aq_option_kind {
     AQ_OPTION_U32,    /* uint32_t: a whole number from min to max       */
     AQ_OPTION_U64,    /* uint64_t, the same                             */
     AQ_OPTION_NUMBER, /* double, from min to max                        */
+    AQ_OPTION_TIME,   /* double of seconds, from min to max: 90, 500ms, 10min, 2h */
     AQ_OPTION_LIST,   /* struct aq_arguments: as often as it is given   */
     AQ_OPTION_WORD,   /* no option: an argument that --help explains    */
     AQ_OPTION_READ    /* whatever `read` makes of it                    */
@@ -99,7 +100,7 @@ struct aq_command_line {
 int aq_options_read(const struct aq_command_line *line, int argc, char **argv, void *to,
                     struct aq_arguments *arguments);
 
-/* A READ of bytes into a uint64_t: "5000000000", "512M", "16G". */
+/* A READ of bytes into a uint64_t: "5000000000", "512M" and "512MiB" (1024), "5GB" (1000). */
 const char *aq_size_read(const char *value, void *to);
 
 /* Was --json given to the command line that was read last, be it a good one or not? */

@@ -79,12 +79,13 @@ void aq_key_wants(const struct aq_key *key, char *text, size_t bytes)
     const bool ranged = range_of(key, range, sizeof range);
     const char *hint = key->kind == AQ_KEY_BYTES       ? ", as in 64MiB"
                        : key->kind == AQ_KEY_RATE      ? ", as in 100mbit"
-                       : key->kind == AQ_KEY_DURATION  ? ", as in 30s"
+                       : key->kind == AQ_KEY_DURATION  ? ", as in 30s, 20min"
                        : key->kind == AQ_KEY_EVERY     ? ", as in '1 epoch' or '200 steps'"
                        : key->kind == AQ_KEY_IN_FLIGHT ? ", 'auto', 'default' or 'classic'"
                        : key->kind == AQ_KEY_SCALE     ? ", or 'auto'"
                        : key->kind == AQ_KEY_COUNT     ? ", or 'auto'"
                        : key->kind == AQ_KEY_WINDOW    ? ", or 'auto'"
+                       : strcmp(key->unit, "ms") == 0  ? ", as in 20ms, 0.1s"
                                                        : "";
     snprintf(text, bytes, "%s%s%s%s%s%s%s",
              key->names                  ? "one of "
@@ -302,8 +303,9 @@ enum aq_status aq_keys_markdown(char **out)
                 "line, too, and wins there:\n`--set train.batch=16`, `--set \"data.train=[a.txt, b.txt]\"`, "
                 "`--set pipeline.stages.1.threads=2` (entries count from 0).\nA relative path in the "
                 "manifest is relative to the manifest's folder, one on the command line (`--set`, `--run`) to the "
-                "current folder.\nSizes take kB, MB, GB, KiB, MiB, GiB; rates kbit, mbit, gbit; durations ns, "
-                "us, ms, s,\nmin, h. Anchors, aliases and tags are refused, and so is a key given twice.\n");
+                "current folder.\nSizes take kB, MB, GB, KiB, MiB, GiB; rates kbit, mbit, gbit; durations and "
+                "milliseconds ns,\nus, ms, s, min, h, d. Anchors, aliases and tags are refused, and so is a key given "
+                "twice.\n");
     page_common(&text, keys);
     for (uint32_t s = 0; s < count; s++) {
         aq_text_add(&text, "\n## %s\n\n%s\n", sections[s].name, sections[s].help);
