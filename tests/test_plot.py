@@ -92,19 +92,19 @@ with tempfile.TemporaryDirectory() as name:
     root, said = drawn(top / "large", "--x", "bytes", top / "large.svg")
     assert said["runs"][0]["steps"] == STEPS, "sums need every line"
 
-    def wrong(*arguments):
-        done = plot(*arguments, "-o", top / "wrong.svg", "--json", code=1)
+    def wrong(*arguments, code=2):
+        done = plot(*arguments, "-o", top / "wrong.svg", "--json", code=code)
         assert len(done.stderr.strip().split("\n")) == 1 and not (top / "wrong.svg").exists(), done
         return json.loads(done.stdout)
 
     said = wrong(top / "few", top / "nowhere")
     assert said["file"] == str(top / "nowhere") and said["status"] == "not found" and "name the folder of a run" in said["error"], said
     (top / "few/metrics.jsonl").write_bytes(b'{"event":"step","step":1}\n' + b"\xff\n" * 3 + b'{"event":"step","step":2}\n')
-    said = wrong(top / "few")
+    said = wrong(top / "few", code=1)
     assert said["status"] == "corrupt" and "metrics.jsonl:2" in said["error"], said
     (top / "few/metrics.jsonl").write_text('{"event":"step","step":1,"loss":null}\n')
     assert "no step with a figure for 'loss'" in wrong(top / "few")["error"]
-    said = json.loads(plot(evil, "-o", top / "nowhere/x.svg", "--json", code=1).stdout)
+    said = json.loads(plot(evil, "-o", top / "nowhere/x.svg", "--json", code=2).stdout)
     assert said["file"] == str(top / "nowhere/x.svg"), said
     for arguments in ((), (evil, "--x", "epochs"), (evil, "--json"), (evil,) * 9):
         plot(*arguments, code=2)

@@ -57,34 +57,38 @@ static const struct aq_option options[] = {
 #define AQ_BENCH(name, help) AQ_ROW_WORD(#name, help),
 #include "benches.def"
     AQ_ROW(FLAG, struct aq_bench_options, json, "json", NULL,
-           "one object a line: {\"case\": \"...\", \"value\": ..., \"unit\": \"...\"}"),
-    AQ_ROW(FLAG, struct aq_bench_options, quick, "quick", NULL, "smaller, fewer repeats: for a look"),
+           "one object per line: {\"case\": ..., \"value\": ..., \"unit\": ...}; errors, too"),
+    AQ_ROW(FLAG, struct aq_bench_options, quick, "quick", NULL, "smaller cases and fewer repeats"),
     AQ_ROW_RANGE(U32, struct aq_bench_options, threads, "threads", "N", 1, 1024,
-                 "of the CPU pool; every core otherwise"),
+                 "of the CPU pool; default: every core"),
     {.name = "device",
      .kind = AQ_OPTION_READ,
      .value = "D",
      .read = device_read,
-     .help = "of stage, device and allreduce: cpu (as it is), cuda or cuda:1"},
-    AQ_ROW(FLAG, struct aq_bench_options, full, "full", NULL,
-           "of allreduce: nothing is made smaller to save time (5 minutes)"),
+     .of = "stage device allreduce all",
+     .help = "cpu (the default), cuda or cuda:1"},
+    AQ_ROW_OF("allreduce all", FLAG, struct aq_bench_options, full, "full", NULL,
+              "make nothing smaller to save time (5 minutes)"),
     AQ_ROW(TEXT, struct aq_bench_options, only, "only", "TEXT",
-           "the cases with all these words in their names; where cases share work, those of the part that has them "
-           "(\"dp2pp4\")"),
-    AQ_ROW_RANGE(U64, struct aq_bench_options, parameters, "parameters", "N", 1, 17179869184.0,
-                 "of allreduce: so many floats instead of 124439808"),
-    AQ_ROW(TEXT, struct aq_bench_options, text, "text", "FILE", "of tokenize: what becomes tokens"),
-    AQ_ROW(TEXT, struct aq_bench_options, tokenizer, "tokenizer", "FOLDER",
-           "of tokenize: whose tokens, as data.tokenizer_path has it"),
+           "the cases with all these words in their names (\"dp2pp4\")"),
+    {.name = "parameters",
+     .kind = AQ_OPTION_U64,
+     .offset = offsetof(struct aq_bench_options, parameters),
+     .value = "N",
+     .min = 1,
+     .max = 17179869184.0,
+     .of = "allreduce all",
+     .help = "that many floats instead of 124439808"},
+    AQ_ROW_OF("tokenize all", TEXT, struct aq_bench_options, text, "text", "FILE", "the text that becomes tokens"),
+    AQ_ROW_OF("tokenize all", TEXT, struct aq_bench_options, tokenizer, "tokenizer", "FOLDER",
+              "the tokenizer's folder (data.tokenizer_path)"),
     {0}};
 
-static const struct aq_command_line line = {
-    "aqpipe bench",
-    "NAME...",
-    "Measures this machine. A bench prints figures and judges nothing. `all` runs every one.",
-    options,
-    NULL,
-    NULL};
+static const struct aq_command_line line = {"aqpipe bench", "NAME...",
+                                            "Measures this machine. A bench prints figures and judges nothing. `all` "
+                                            "runs every one; `aqpipe bench NAME --help` "
+                                            "shows the options of one.",
+                                            options, NULL};
 
 int aq_command_bench(int argc, char **argv)
 {

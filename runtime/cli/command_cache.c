@@ -26,7 +26,7 @@ struct asked {
     bool verify, json;
     uint64_t mark;
     uint32_t caches; /* found so far */
-    bool failed;
+    int code;
 };
 
 /* What one edge's one side holds; the walk comes edge by edge, side by side. */
@@ -181,7 +181,7 @@ static enum aq_status look(struct asked *asked, const char *path)
     aq_cache_walk_close(walk);
     if (status == AQ_OK) status = sums.groups.status != AQ_OK ? sums.groups.status : sums.broken.status;
     if (status == AQ_OK) status = (asked->json ? show_json : show_text)(asked, path, &info, &sums);
-    if (sums.bad) asked->failed = true;
+    if (sums.bad) asked->code = AQ_EXIT_FAILED;
     aq_text_deinit(&sums.groups);
     aq_text_deinit(&sums.broken);
     json_decref(sums.groups_json);
@@ -189,20 +189,39 @@ static enum aq_status look(struct asked *asked, const char *path)
     return status;
 }
 
-static enum aq_status compact(const char *path)
+/* {"path": ..., "freed": bytes} */
+static void show_freed(const char *path, uint64_t bytes)
+{
+    char shown[AQ_RUN_PATH_BYTES];
+    json_t *line =
+        json_pack("{s:s, s:I}", "path", aq_printable_text(path, shown, sizeof shown), "freed", (json_int_t)bytes);
+    json_dumpf(line, stdout, JSON_COMPACT | JSON_ENSURE_ASCII);
+    (void)aq_out_raw("\n");
+    json_decref(line);
+}
+
+static enum aq_status compact(const struct asked *asked, const char *path)
 {
     uint64_t freed;
     char size[AQ_TEXT_NUMBER], left[AQ_TEXT_NUMBER];
     AQ_TRY(aq_cache_compact(path, &freed));
+    if (asked->json) {
+        show_freed(path, freed);
+        return AQ_OK;
+    }
     aq_out("%s: %s freed, %s left\n", path, aq_text_size(freed, size), aq_text_size(file_bytes(path, "slab"), left));
     return AQ_OK;
 }
 
-static enum aq_status wipe(const char *path)
+static enum aq_status wipe(const struct asked *asked, const char *path)
 {
     uint64_t bytes;
     char size[AQ_TEXT_NUMBER];
     AQ_TRY(aq_cache_wipe(path, &bytes));
+    if (asked->json) {
+        show_freed(path, bytes);
+        return AQ_OK;
+    }
     aq_out("%s: wiped, %s\n", path, aq_text_size(bytes, size));
     return AQ_OK;
 }
@@ -210,10 +229,10 @@ static enum aq_status wipe(const char *path)
 static void one(struct asked *asked, const char *path)
 {
     asked->caches++;
-    const enum aq_status status = strcmp(asked->verb, "compact") == 0 ? compact(path)
-                                  : strcmp(asked->verb, "wipe") == 0  ? wipe(path)
+    const enum aq_status status = strcmp(asked->verb, "compact") == 0 ? compact(asked, path)
+                                  : strcmp(asked->verb, "wipe") == 0  ? wipe(asked, path)
                                                                       : look(asked, path);
-    if (status != AQ_OK) asked->failed = true;
+    if (status != AQ_OK) asked->code = AQ_EXIT_FAILED;
 }
 
 static bool is_cache(const char *path)
@@ -252,37 +271,41 @@ static void path_do(struct asked *asked, const char *path)
     if (every(asked, path) > 0) return;
     if (aq_run_path(path, "cache", inner) == AQ_OK && every(asked, inner) > 0) return;
     (void)aq_fail(AQ_NOTFOUND, "cache", "%s: there is no cache, nor in cache/ below it", path);
-    asked->failed = true;
+    if (asked->code == AQ_EXIT_DONE) asked->code = AQ_EXIT_USAGE;
 }
 
 static const struct aq_option options[] = {
-    AQ_ROW_WORD("stat",
-                "whose it is, its marks (a mark goes with the checkpoint of the same step), messages and bytes of "
-                "every edge (sent, received), and what the files take. Reads the index alone"),
-    AQ_ROW_WORD("verify",
-                "reads every message and compares it with its digest; names each that is broken. A broken message "
-                "costs a run some bytes (it is fetched from the neighbour, or sent whole), never a wrong number"),
-    AQ_ROW_WORD("compact",
-                "moves the messages of the two newest marks to the head of the slab and cuts off the rest. Both "
-                "are kept: a run whose stages were killed between two checkpoints goes back to the older one"),
-    AQ_ROW_WORD("wipe",
-                "removes the cache's files (unlinked, not overwritten). A run that goes on fetches its messages from "
-                "the neighbour: bytes, never another number"),
-    AQ_ROW_RANGE(U64, struct asked, mark, "mark", "N", 1, 1e18,
-                 "stat, verify: the cache as it was at this mark (one of the two); the newest otherwise"),
-    AQ_ROW(FLAG, struct asked, json, "json", NULL, "stat, verify: one JSON object a cache, one a line"),
+    AQ_ROW_VERB("stat", "PATH...", "whose it is, its marks, and what its messages and files take",
+                "Prints whose the cache is, its marks (each goes with the checkpoint of the same step), messages and "
+                "bytes of every edge (sent, received), and what the files take. It reads only the index."),
+    AQ_ROW_VERB("verify", "PATH...", "read every message and compare it with its digest",
+                "Reads every message, compares it with its digest and names each that is broken. A broken message "
+                "costs a run some bytes (it is fetched from the neighbour, or sent whole), never a wrong number."),
+    AQ_ROW_VERB("compact", "PATH...", "make the files smaller",
+                "Moves the messages of the two newest marks to the head of the slab and cuts off the rest. Both marks "
+                "are kept: a run whose stages were killed between two checkpoints returns to the older one."),
+    AQ_ROW_VERB("wipe", "PATH...", "remove the cache's files",
+                "Removes the cache's files (unlinked, not overwritten). A run that continues fetches its messages from "
+                "the neighbour: more bytes, the same numbers."),
+    {.name = "mark",
+     .kind = AQ_OPTION_U64,
+     .offset = offsetof(struct asked, mark),
+     .value = "N",
+     .min = 1,
+     .max = 1e18,
+     .of = "stat verify",
+     .help = "the cache as it was at this mark (one of the two); default: the newest"},
+    AQ_ROW(FLAG, struct asked, json, "json", NULL, "one JSON object per cache, one per line; errors, too"),
     {0}};
 
 static const struct aq_command_line line = {
-    "aqpipe cache",
-    "stat PATH...\nverify PATH...\ncompact PATH...\nwipe PATH...",
-    "A stage keeps, for every training sample, the message that its neighbour holds too: what the next change is "
-    "coded "
-    "against. These commands look at the files of such caches while no run has them open. PATH is one cache "
+    "aqpipe cache", "stat|verify|compact|wipe PATH...",
+    "A stage keeps, for every training sample, the message that its neighbour holds too: the next change is coded "
+    "against it. These commands work on such caches while no run has them open. PATH is one cache "
     "(out/cache/stage-0), a folder of caches, or a run folder.",
     options,
-    "Exit status: 0 all is well; 1 broken messages, or a cache that cannot be read or is in use; 2 usage.",
-    NULL};
+    "Exit status: 0 all is well; 1 a message is broken, or a cache is in use or cannot be read; 2 wrong command "
+    "line or path."};
 
 int aq_command_cache(int argc, char **argv)
 {
@@ -296,10 +319,9 @@ int aq_command_cache(int argc, char **argv)
     const bool changes = strcmp(asked.verb, "compact") == 0 || strcmp(asked.verb, "wipe") == 0;
     if (!asked.verify && !changes && strcmp(asked.verb, "stat") != 0)
         return aq_options_wrong(line.name, "'%s' is not one of stat, verify, compact and wipe", asked.verb);
-    if (changes && (asked.json || asked.mark)) return aq_options_wrong(line.name, "%s takes no options", asked.verb);
     if (rest.count == 1) return aq_options_wrong(line.name, "no path: a cache, or a run folder");
     for (uint32_t i = 1; i < rest.count; i++)
         path_do(&asked, rest.of[i]);
     if (fflush(stdout) != 0) return AQ_EXIT_FAILED;
-    return asked.failed ? AQ_EXIT_FAILED : AQ_EXIT_DONE;
+    return asked.code;
 }

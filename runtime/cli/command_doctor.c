@@ -19,21 +19,20 @@ struct options {
 };
 
 static const struct aq_option rows[] = {
-    AQ_ROW(LIST, struct options, sets, "set", "KEY=VALUE", "override a key of the manifest"),
+    AQ_ROW(LIST, struct options, sets, "set", "KEY=VALUE", "set a key of the manifest (aqpipe help keys)"),
     AQ_ROW(TEXT, struct options, token_file, "token-file", "FILE",
-           "the secret shared with the job's daemons (also AQPIPE_TOKEN_FILE)"),
-    AQ_ROW(FLAG, struct options, json, "json", NULL, "one JSON object a line"),
+           "the secret shared with the job's daemons (AQPIPE_TOKEN_FILE)"),
+    AQ_ROW(FLAG, struct options, json, "json", NULL, "one JSON object per line; errors, too"),
     {0}};
 
 static const struct aq_command_line line = {
-    "aqpipe doctor",
-    "[JOB.yaml]",
-    "Looks at this machine before hours are spent: clock, memory, cores, GPU, limits, network; with a job also at its "
+    "aqpipe doctor", "[JOB.yaml]",
+    "Checks this machine before hours are spent: clock, memory, cores, GPU, limits, network; with a job also at its "
     "plan, disk room and speed, ports, certificates and daemons. Each finding comes with its remedy. Run it on every "
     "machine of a job.",
     rows,
-    "Exit status: 0 all is well, or doubtful at most; 1 something is bad: a job would fail; 2 usage or manifest.",
-    NULL};
+    "Exit status: 0 all is well, or doubtful at most; 1 something is bad: a job would fail; 2 wrong command line or "
+    "manifest."};
 
 void doctor_found(struct doctor *doctor, enum doctor_state state, const char *check, const char *remedy,
                   const char *format, ...)

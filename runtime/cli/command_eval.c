@@ -43,49 +43,41 @@ static const char *begin_read(const char *value, void *to)
 }
 
 static const struct aq_option options[] = {
-    AQ_ROW(LIST, struct asked, data, "data", "FILE", "what to measure on; may be given often. Default: the run's own"),
+    AQ_ROW(LIST, struct asked, data, "data", "FILE", "what to measure on; may be repeated; default: the run's"),
     AQ_ROW(TEXT, struct asked, kind, "kind", "KIND",
-           "of the data: text, tsv, instruct (data.kind); default: the run's, else recognised from the file"),
-    AQ_ROW(LIST, struct asked, fields, "field", "ROLE=NAME",
-           "your name of a field (data.fields), as prompt=question; may be given often. Default: the run's"),
-    AQ_ROW_RANGE(U64, struct asked, skip_invalid, "skip-invalid", "N", 1, 1e18,
-                 "skip up to N bad lines (data.skip_invalid); default: none"),
-    AQ_ROW(TEXT, struct asked, task, "task", "TASK",
-           "as model.task; default: the run's, else the first that fits model and data"),
-    AQ_ROW_RANGE(U32, struct asked, T, "T", "N", 1, 1e9,
-                 "tokens of a sample; default: the run's, else 512 or the model's context"),
-    AQ_ROW_RANGE(U32, struct asked, batch, "batch", "N", 1, 65536, "samples of a forward; default: the run's, else 4"),
-    AQ_ROW_RANGE(U64, struct asked, samples, "samples", "N", 1, 1e18, "only the first so many; default: all"),
-    AQ_ROW(TEXT, struct asked, text, "text-column", "NAME", "of a table: name, or number from 1 on"),
+           "of the data (data.kind); default: the run's, else by the file"),
+    AQ_ROW(LIST, struct asked, fields, "field", "ROLE=NAME", "a field's name (data.fields): prompt=question; repeatable"),
+    AQ_ROW_RANGE(U64, struct asked, skip_invalid, "skip-invalid", "N", 1, 1e18, "skip up to N bad lines"),
+    AQ_ROW(TEXT, struct asked, task, "task", "TASK", "model.task; default: the run's, else the first that fits"),
+    AQ_ROW_RANGE(U32, struct asked, T, "T", "N", 1, 1e9, "tokens per sample; default: the run's, else at most 512"),
+    AQ_ROW_RANGE(U32, struct asked, batch, "batch", "N", 1, 65536, "samples per forward; default: the run's, else 4"),
+    AQ_ROW_RANGE(U64, struct asked, samples, "samples", "N", 1, 1e18, "only the first N; default: all"),
+    AQ_ROW(TEXT, struct asked, text, "text-column", "NAME", "of a table: name, or number from 1"),
     AQ_ROW(TEXT, struct asked, pair, "pair-column", "NAME", "the same, of a second text"),
     AQ_ROW(TEXT, struct asked, label, "label-column", "NAME", "the same, of the label"),
-    AQ_ROW(TEXT, struct asked, labels, "labels", "A,B,...", "the labels' names in order; default: numbers from 0 on"),
-    AQ_ROW(TEXT, struct asked, chat, "chat", "DIR", "of conversations: folder of the chat template; default: MODEL"),
+    AQ_ROW(TEXT, struct asked, labels, "labels", "A,B,...", "the labels' names in order; default: numbers from 0"),
+    AQ_ROW(TEXT, struct asked, chat, "chat", "DIR", "folder of the chat template; default: MODEL"),
     AQ_ROW_READ(begin_read, struct asked, begin, "bos", "auto|true|false",
-                "does each sample begin with the token of a beginning (data.bos)? Default: the run's, else auto"),
+                "samples begin with the bos token (data.bos); default: the run's"),
     AQ_ROW(LIST, struct asked, variables, "chat-variable", "NAME=VALUE",
-           "a variable of the chat template (enable_thinking=false); may be given often. Default: the run's"),
-    AQ_ROW(FLAG, struct asked, whole, "no-pack", NULL, "each conversation is a sample of its own (data.pack: false)"),
+           "a variable of the chat template; may be repeated; default: the run's"),
+    AQ_ROW(FLAG, struct asked, whole, "no-pack", NULL, "one sample per conversation (data.pack: false)"),
     AQ_LOCAL_OPTIONS(struct asked, model),
-    AQ_ROW(FLAG, struct asked, json, "json", NULL, "one JSON object on standard output"),
-    AQ_ROW(FLAG, struct asked, quiet, "no-progress", NULL, "say nothing while it computes"),
+    AQ_ROW(FLAG, struct asked, json, "json", NULL, "one JSON object on standard output; errors, too"),
+    AQ_ROW(FLAG, struct asked, quiet, "no-progress", NULL, "print nothing while it computes"),
     {0}};
 
 static const struct aq_command_line line = {
-    "aqpipe eval",
-    "MODEL",
-    "Loss and metrics of a model folder on held-out data: MODEL is a published folder, what `aqpipe export` wrote, or "
-    "the folder of a run that has ended, which says data, task, T and the rest itself. One process, on the CPU, "
-    "forward "
-    "only, no codec between stages: the figures of a run's own evaluations; with --codec on through the codecs of the "
-    "run's cuts, as the last of them (loss_coded).",
+    "aqpipe eval", "MODEL",
+    "Measures loss and metrics of a model folder on held-out data. MODEL is a published folder, what `aqpipe export` "
+    "wrote, or the folder of a run that has ended, which brings its data, task and T. One process, on the CPU, forward "
+    "only. Without --codec the figures are those of a run's own evaluations; with it, those of loss_coded.",
     options,
     "Examples:\n"
     "  aqpipe eval run                               the last evaluation of `run` again\n"
     "  aqpipe eval run --data other.txt              the same model on other text\n"
     "  aqpipe eval gpt2 --data wiki.test.txt --T 1024 --json\n"
-    "  aqpipe eval model --data dev.tsv --text-column sentence --label-column label\n",
-    NULL};
+    "  aqpipe eval model --data dev.tsv --text-column sentence --label-column label\n"};
 
 struct evaluation {
     const struct asked *asked;
@@ -341,5 +333,5 @@ int aq_command_eval(int argc, char **argv)
     if (code != AQ_OPTIONS_READ) return code;
     if (rest.count != 1) return aq_options_wrong(line.name, "which model folder?");
     asked.model.path = rest.of[0];
-    return run_eval(&asked) == AQ_OK ? AQ_EXIT_DONE : AQ_EXIT_FAILED;
+    return aq_exit_of(run_eval(&asked));
 }

@@ -22,26 +22,24 @@ struct asked {
 };
 
 static const struct aq_option options[] = {
-    AQ_ROW(TEXT, struct asked, dtype, "dtype", "TYPE", "of the weights: fp32 (as they were trained), bf16 or fp16"),
+    AQ_ROW(TEXT, struct asked, dtype, "dtype", "TYPE", "of the weights: fp32 (the default), bf16 or fp16"),
     AQ_ROW_READ(aq_size_read, struct asked, file_bytes, "file-bytes", "BYTES",
-                "most bytes of weights in a file; also 512M, 5G. More are several with an index; default 5000000000"),
+                "most bytes of weights per file, as in 512M, 5G (5000000000)"),
     AQ_ROW_RANGE(U64, struct asked, step, "step", "N", 1, 1e18, "the checkpoint of this step; default: the newest"),
-    AQ_ROW(FLAG, struct asked, json, "json", NULL, "one JSON object on standard output"),
-    AQ_ROW(FLAG, struct asked, quiet, "no-progress", NULL, "say nothing while it writes"),
+    AQ_ROW(FLAG, struct asked, json, "json", NULL, "one JSON object on standard output; errors, too"),
+    AQ_ROW(FLAG, struct asked, quiet, "no-progress", NULL, "print nothing while it writes"),
     {0}};
 
 static const struct aq_command_line line = {
-    "aqpipe export",
-    "RUN DIR",
+    "aqpipe export", "RUN DIR",
     "Writes what a run has trained as a folder that `transformers` and others load: config.json, model.safetensors (or "
-    "its shards and their index), generation_config.json and the tokenizer's files. Where the run began as a published "
-    "folder, that one's files come along as they are. A run's end writes the same, in fp32, into the run's folder.",
+    "its shards and their index), generation_config.json and the tokenizer's files. Other files of a published folder, "
+    "from which the run started, are copied. A run's end writes the same, in fp32, into the run's folder.",
     options,
     "Examples:\n"
     "  aqpipe export run model                       the newest checkpoint of `run`\n"
     "  aqpipe export run model --dtype bf16          half the bytes\n"
-    "  python3 -c \"from transformers import AutoModelForCausalLM as M; M.from_pretrained('model')\"\n",
-    NULL};
+    "  python3 -c \"from transformers import AutoModelForCausalLM as M; M.from_pretrained('model')\"\n"};
 
 static const struct {
     const char *word, *type;
@@ -160,5 +158,5 @@ int aq_command_export(int argc, char **argv)
         type++;
     if (type == sizeof types / sizeof types[0])
         return aq_options_wrong(line.name, "--dtype is fp32, bf16 or fp16, not '%s'", asked.dtype);
-    return run_export(rest.of[0], rest.of[1], types[type].type, &asked) == AQ_OK ? AQ_EXIT_DONE : AQ_EXIT_FAILED;
+    return aq_exit_of(run_export(rest.of[0], rest.of[1], types[type].type, &asked));
 }

@@ -29,7 +29,7 @@ enum { PROMPT_BYTES_MAX = 16 << 20, READ_BYTES = 1 << 16, TOKENS_DEFAULT = 128, 
 struct asked {
     struct aq_local_asked model;
     const char *prompt, *chat, *token_file;
-    uint32_t tokens, top_k; /* 0, AS_FOLDER: not given */
+    uint32_t tokens, top_k;             /* 0, AS_FOLDER: not given */
     double temperature, top_p, penalty; /* top_p, penalty 0: not given */
     uint64_t seed;
     struct aq_arguments stops, variables;
@@ -37,56 +37,44 @@ struct asked {
 };
 
 static const struct aq_option options[] = {
-    AQ_ROW(TEXT, struct asked, prompt, "prompt", "TEXT", "what the text begins with; default: standard input"),
+    AQ_ROW(TEXT, struct asked, prompt, "prompt", "TEXT",
+           "how the text begins; default: standard input (without its last newline)"),
     AQ_ROW(TEXT, struct asked, chat, "chat", "TEXT", "a user's message, by the folder's chat template (docs/CHAT.md)"),
     AQ_ROW(LIST, struct asked, variables, "chat-variable", "NAME=VALUE",
-           "a variable of the chat template (enable_thinking=false); may be given often. Default: the run's"),
+           "a variable of the template; may be repeated; default: the run's"),
     AQ_ROW_RANGE(U32, struct asked, tokens, "tokens", "N", 1, 1e9,
-                 "at most so many; default: max_new_tokens of generation_config.json, else 128"),
+                 "at most N; default: max_new_tokens of generation_config.json, else 128"),
     AQ_ROW_RANGE(NUMBER, struct asked, temperature, "temperature", "T", 0, 1e6,
-                 "draw from the softmax of logits / T; default 0: greedy, the most probable token"),
+                 "draw from the softmax of logits / T; 0: the most probable token (0)"),
     AQ_ROW_RANGE(U32, struct asked, top_k, "top-k", "K", 0, 4294967295.0,
-                 "draw among the K most probable; 0: all. Default: generation_config.json's"),
+                 "draw among the K most probable; 0: all; default: as --tokens"),
     AQ_ROW_RANGE(NUMBER, struct asked, top_p, "top-p", "P", 1e-6, 1,
-                 "draw among the fewest tokens whose probabilities add up to P. Default: "
-                 "generation_config.json's, else 1"),
-    AQ_ROW_RANGE(U64, struct asked, seed, "seed", "S", 0, 1e19, "of the draws: the same text again; default 0"),
+                 "draw among the fewest whose probabilities add up to P; default: the same"),
+    AQ_ROW_RANGE(U64, struct asked, seed, "seed", "S", 0, 1e19, "of the draws; the same seed gives the same text (0)"),
     AQ_ROW_RANGE(NUMBER, struct asked, penalty, "repetition-penalty", "R", 0.01, 100,
-                 "logits of tokens that were there are divided by R (below 0: multiplied). Default: "
-                 "generation_config.json's, else 1"),
-    AQ_ROW(LIST, struct asked, stops, "stop", "WORD", "end before this word; may be given often"),
+                 "divide the logits of earlier tokens by R; default: the same"),
+    AQ_ROW(LIST, struct asked, stops, "stop", "WORD", "end before this word; may be given several times"),
     AQ_ROW(FLAG, struct asked, again, "no-cache", NULL, "compute the whole text again for each token"),
     AQ_LOCAL_OPTIONS(struct asked, model),
     AQ_ROW(FLAG, struct asked, model.pipeline, "pipeline", NULL,
            "through the run's stages as processes, on the hosts of its manifest"),
     AQ_ROW(TEXT, struct asked, token_file, "token-file", "FILE",
-           "with --pipeline: shared secret of daemons that listen; default: AQPIPE_TOKEN_FILE"),
-    AQ_ROW(FLAG, struct asked, raw, "raw", NULL,
-           "on a terminal, too, bytes as the model writes them: escape sequences act on the terminal"),
-    AQ_ROW(FLAG, struct asked, json, "json", NULL, "one JSON object, when it is done"),
+           "with --pipeline: the secret shared with daemons (AQPIPE_TOKEN_FILE)"),
+    AQ_ROW(FLAG, struct asked, raw, "raw", NULL, "let escape sequences of the text act on the terminal"),
+    AQ_ROW(FLAG, struct asked, json, "json", NULL, "one JSON object when it is done; errors, too"),
     {0}};
 
 static const struct aq_command_line line = {
-    "aqpipe generate",
-    "MODEL",
-    "Goes on with a text, as a model would: MODEL is a published folder, what `aqpipe export` wrote, or the folder of "
-    "a "
-    "run that has ended. The text is written as it comes, without the prompt; it ends with the model's end token "
-    "(eos_token_id), a stop word, --tokens or the model's context. One process, on the CPU; with --codec on the run's "
-    "stages one after another, and what crosses their cuts goes through the run's forward codec. With --pipeline these "
-    "stages are processes of their own on the run's hosts, over its links, with --codec on or off: the same tokens.",
+    "aqpipe generate", "MODEL",
+    "Continues a text. MODEL is a published folder, what `aqpipe export` wrote, or the folder of a run that has ended. "
+    "The text is printed as it is made, without the prompt, until the model's end token, a stop word, --tokens or the "
+    "model's context. One process, on the CPU; docs/MODELS.md and "
+    "docs/CHAT.md tell more.",
     options,
-    "Keys and values of earlier tokens are kept: the prompt is computed once, then a token reads each weight once. In "
-    "bf16 and fp16 weights are read as such, half the bytes. Attention over what is kept sums in another order than "
-    "--no-cache, and so does a product of one row: logits differ in their last bits.\n"
-    "With --pipeline every host must have MODEL at the same path, and each stage reads its own tensors. Each token "
-    "crosses every cut once and comes back: on far links that is what it takes.\n"
-    "A newline at the end of standard input is not part of the prompt.\n"
     "Examples:\n"
     "  aqpipe generate run --prompt 'The pipeline' --tokens 64\n"
     "  aqpipe generate model --chat 'What is a delta?' --temperature 0.7 --top-p 0.9 --seed 1\n"
-    "  echo -n 'Once upon a time' | aqpipe generate model --stop '.' --json\n",
-    NULL};
+    "  echo -n 'Once upon a time' | aqpipe generate model --stop '.' --json\n"};
 
 /* Where a text is while it is written. */
 struct writing {
@@ -181,7 +169,7 @@ static enum aq_status take_prompt(struct writing *w, const int32_t *tokens, size
         return aq_fail(AQ_INVAL, "generate",
                        "the prompt is empty, and %s names no token to begin with (bos_token_id): give a prompt", path);
     if (count > (context ? context : UINT32_MAX / 2) - ahead)
-        return aq_fail(AQ_NOSPC, "generate", "the prompt has %zu tokens, the context of %s has %u", count + ahead, path,
+        return aq_fail(AQ_INVAL, "generate", "the prompt has %zu tokens, the context of %s has %u", count + ahead, path,
                        context);
     const uint64_t wanted = (uint64_t)count + ahead + w->asked->tokens;
     w->T = context && wanted > context ? context : (uint32_t)wanted;
@@ -421,8 +409,7 @@ out:
 
 int aq_command_generate(int argc, char **argv)
 {
-    struct asked asked = {
-        .top_k = AS_FOLDER, .token_file = getenv("AQPIPE_TOKEN_FILE")};
+    struct asked asked = {.top_k = AS_FOLDER, .token_file = getenv("AQPIPE_TOKEN_FILE")};
     struct aq_arguments rest;
     const int code = aq_options_read(&line, argc, argv, &asked, &rest);
     if (code != AQ_OPTIONS_READ) return code;
@@ -434,5 +421,5 @@ int aq_command_generate(int argc, char **argv)
     for (uint32_t i = 0; i < asked.stops.count; i++)
         if (!asked.stops.of[i][0]) return aq_options_wrong(line.name, "--stop wants a word");
     asked.model.path = rest.of[0];
-    return run_generate(&asked) == AQ_OK ? AQ_EXIT_DONE : AQ_EXIT_FAILED;
+    return aq_exit_of(run_generate(&asked));
 }

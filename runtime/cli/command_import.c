@@ -28,26 +28,24 @@ struct asked {
 };
 
 static const struct aq_option options[] = {
-    AQ_ROW(FLAG, struct asked, manifest, "manifest", NULL, "print a manifest that begins as this model, and no more"),
+    AQ_ROW(FLAG, struct asked, manifest, "manifest", NULL, "print only a manifest that starts from this model"),
     AQ_ROW(FLAG, struct asked, values, "values", NULL, "also read every value: none may be NaN or infinite"),
     AQ_ROW(TEXT, struct asked, adapter, "adapter", "FOLDER",
-           "also look at these adapters of PEFT's (lora.weights): are they of this model?"),
-    AQ_ROW(FLAG, struct asked, json, "json", NULL, "one JSON object on standard output"),
+           "also check adapters of PEFT (lora.weights) against this model"),
+    AQ_ROW(FLAG, struct asked, json, "json", NULL, "one JSON object on standard output; errors, too"),
     {0}};
 
 static const struct aq_command_line line = {
-    "aqpipe import",
-    "FOLDER",
-    "Says what a published model folder is: architecture, sizes, which tensors are used, unused and missing, the "
+    "aqpipe import", "FOLDER",
+    "Describes a published model folder: architecture, sizes, which tensors are used, unused and missing, the "
     "tokenizer, and whether it can be trained here. Nothing is copied: a job names the folder itself (model.weights), "
     "and each stage reads its own tensors from it.",
     options,
-    "Exit status: 0 it can be trained; 1 it cannot (the reason is said); 2 usage.\n"
+    "Exit status: 0 it can be trained; 1 it cannot (the reason is printed); 2 wrong command line or path.\n"
     "Examples:\n"
     "  aqpipe import gpt2\n"
     "  aqpipe import gpt2 --manifest > job.yaml\n"
-    "  aqpipe import gpt2 --adapter adapter\n",
-    NULL};
+    "  aqpipe import gpt2 --adapter adapter\n"};
 
 enum { NAMES_SHOWN = 8, USES = AQ_WEIGHTS_WRONG + 1, TYPES_MAX = 8, T_MAX = 512 };
 
@@ -305,7 +303,7 @@ int aq_command_import(int argc, char **argv)
     if (rest.count != 1) return aq_options_wrong(line.name, "which folder?");
     char hub[AQ_RUN_PATH_BYTES];
     if (aq_model_hub_is(rest.of[0])) {
-        if (aq_model_hub_path(rest.of[0], hub, sizeof hub) != AQ_OK) return AQ_EXIT_FAILED;
+        if (aq_model_hub_path(rest.of[0], hub, sizeof hub) != AQ_OK) return AQ_EXIT_USAGE;
         rest.of[0] = hub;
     }
     const enum aq_status status = look_at(rest.of[0], &asked, &look);
@@ -321,5 +319,5 @@ int aq_command_import(int argc, char **argv)
         json_decref(look.uses[use]);
     aq_weights_close(look.weights);
     aq_model_folder_close(look.folder);
-    return status == AQ_OK && !look.problem[0] ? AQ_EXIT_DONE : AQ_EXIT_FAILED;
+    return status == AQ_OK && look.problem[0] ? AQ_EXIT_FAILED : aq_exit_of(status);
 }

@@ -10,6 +10,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include <jansson.h>
+
 #include "commands.h"
 #include "job.h"
 #include "nearest.h"
@@ -27,7 +29,7 @@ struct asked {
     const char *const *rest; /* behind the folder */
     uint32_t rest_count;
     uint32_t days;
-    bool renew, launcher;
+    bool renew, launcher, json;
 };
 
 static bool count_read(const char *text, uint32_t most, uint32_t *out)
@@ -40,59 +42,61 @@ static bool count_read(const char *text, uint32_t most, uint32_t *out)
 }
 
 static const struct aq_option options[] = {
-    AQ_ROW_WORD("init", "makes the authority of a job and, signed by it, one certificate with its private key for each "
-                        "stage, one for launchers and one for the daemon of each host"),
-    AQ_ROW_WORD("add-host", "makes the certificate of one more host's daemon, or a new one"),
-    AQ_ROW_WORD("enroll",
-                "split learning: makes the certificate of the client --site NAME, and with --out OUT its bundle, all "
-                "that it needs: carry that folder to it"),
-    AQ_ROW_WORD("bundle", "puts what one host needs into the folder OUT, to be carried there (scp -rp OUT HOST:keys)"),
-    AQ_ROW_WORD("revoke",
-                "puts certificates on the list revoked.pem: all that were ever made for stage-3, launcher, "
-                "daemon-HOST or site-NAME, or the one in FILE. Copy revoked.pem into every folder of keys (scp "
-                "DIR/revoked.pem HOST:keys/): whoever runs there reads it at the next handshake. Then --renew, "
-                "or add-host, makes new ones"),
-    AQ_ROW_WORD("show",
-                "prints names, fingerprints and dates, what is revoked, and refuses files that others may read"),
-    AQ_ROW_WORD("mirror",
-                "makes a file of 32 random bytes for checkpoint.mirror_key, with which a host encrypts the copies "
-                "of its checkpoints that neighbours keep. Keep another copy of it off that host: without it they "
-                "cannot be read"),
-    AQ_ROW(TEXT, struct asked, job, "job", "NAME", "in every certificate: 1 to 64 of A-Z a-z 0-9 . _ -"),
-    AQ_ROW(TEXT, struct asked, stages, "stages", "N",
-           "certificates for stages 0 to N-1; of bundle: which ones go there, as in 2-3,5"),
-    AQ_ROW(TEXT, struct asked, hosts, "hosts", "A,B", "certificates for the daemons of these hosts"),
-    AQ_ROW_RANGE(U32, struct asked, days, "days", "D", 1, AUTHORITY_DAYS,
-                 "how long the certificates are good (365); the authority is good for ten years"),
-    AQ_ROW(FLAG, struct asked, renew, "renew", NULL,
-           "the folder has an authority: sign new certificates with it, for the same job and hosts"),
-    AQ_ROW(TEXT, struct asked, site, "site", "NAME", "enroll: the client, 1 to 63 of a-z 0-9 . _ - :"),
-    AQ_ROW(TEXT, struct asked, out, "out", "OUT", "enroll: the folder of its bundle"),
-    AQ_ROW(TEXT, struct asked, host, "host", "HOST", "bundle: the certificate of this host's daemon goes there"),
-    AQ_ROW(FLAG, struct asked, launcher, "launcher", NULL, "bundle: that of launchers goes there"),
+    AQ_ROW_VERB("init", "DIR --job NAME --stages N [--hosts A,B]", "make a job's authority and its certificates",
+                "Makes the authority of a job and, signed by it, one certificate with its private key for each stage, "
+                "one for launchers and one for the daemon of each host. authority-key.pem makes new certificates: keep "
+                "it off the hosts that train."),
+    AQ_ROW_VERB("add-host", "DIR HOST...", "make the certificate of one more host's daemon, or a new one",
+                "Makes a certificate for the daemon of each HOST. A host's name is what launchers dial: HOST of "
+                "`host: tcp://HOST:PORT`, or NAME of a tunnel tcp://NAME@127.0.0.1:PORT."),
+    AQ_ROW_VERB("enroll", "DIR --site NAME [--out OUT]", "split learning: make the certificate of a client",
+                "Makes the certificate of a client of split learning. --out OUT also makes its bundle, all that it "
+                "needs: carry that folder to the client."),
+    AQ_ROW_VERB("bundle", "DIR OUT [--host HOST] [--stages N] [--launcher]", "put what one host needs into a folder",
+                "Puts what one host needs into the folder OUT, to be carried there (scp -rp OUT HOST:keys). The "
+                "launcher's host needs --launcher. A host with stages needs --host HOST --stages 2-3. A machine that "
+                "runs all stages needs no bundle: security.keys: DIR."),
+    AQ_ROW_VERB("revoke", "DIR NAME|FILE...", "put certificates on the list revoked.pem",
+                "Puts certificates on the list revoked.pem: all that were ever made for stage-3, launcher, daemon-HOST "
+                "or site-NAME, or the one in FILE. Copy revoked.pem into every folder of keys (scp DIR/revoked.pem "
+                "HOST:keys/); programs there read it at the next handshake. `init --renew` or `add-host` make new "
+                "ones."),
+    AQ_ROW_VERB("show", "DIR", "print names, fingerprints and dates, and what is revoked",
+                "Prints names, fingerprints and dates, and what is revoked. Files that others may read are refused."),
+    AQ_ROW_VERB("mirror", "FILE", "make a key for the copies of checkpoints at neighbours",
+                "Makes a file of 32 random bytes for checkpoint.mirror_key. A host encrypts with it the copies of its "
+                "checkpoints that neighbours keep. Keep another copy of it off that host: without it they cannot be "
+                "read."),
+    AQ_ROW_OF("init", TEXT, struct asked, job, "job", "NAME", "in every certificate: 1 to 64 of A-Z a-z 0-9 . _ -"),
+    AQ_ROW_OF("init bundle", TEXT, struct asked, stages, "stages", "N",
+              "init: certificates for stages 0 to N-1; bundle: which ones go there, as in 2-3,5"),
+    AQ_ROW_OF("init", TEXT, struct asked, hosts, "hosts", "A,B", "certificates for the daemons of these hosts"),
+    {.name = "days",
+     .kind = AQ_OPTION_U32,
+     .offset = offsetof(struct asked, days),
+     .value = "D",
+     .min = 1,
+     .max = AUTHORITY_DAYS,
+     .of = "init add-host enroll",
+     .help = "how long the certificates are valid (365); the authority is valid for ten years"},
+    AQ_ROW_OF("init", FLAG, struct asked, renew, "renew", NULL,
+              "the folder has an authority: sign new certificates with it, for the same job and hosts"),
+    AQ_ROW_OF("enroll", TEXT, struct asked, site, "site", "NAME", "the client, 1 to 63 of a-z 0-9 . _ - :"),
+    AQ_ROW_OF("enroll", TEXT, struct asked, out, "out", "OUT", "the folder of its bundle"),
+    AQ_ROW_OF("bundle", TEXT, struct asked, host, "host", "HOST", "the certificate of this host's daemon goes there"),
+    AQ_ROW_OF("bundle", FLAG, struct asked, launcher, "launcher", NULL, "the launcher's certificate goes there"),
+    AQ_ROW(FLAG, struct asked, json, "json", NULL, "what the folder holds as one JSON object; errors, too"),
     {0}};
 
 static const struct aq_command_line line = {
-    "aqpipe keys",
-    "init DIR --job NAME --stages N\nadd-host DIR HOST...\nenroll DIR --site NAME\nbundle DIR OUT\nrevoke DIR "
-    "NAME|FILE...\nshow DIR\nmirror "
-    "FILE",
+    "aqpipe keys", "init|add-host|enroll|bundle|revoke|show|mirror ...",
     "Makes and shows the certificates of a job. Peers talk to each other by mutual TLS 1.3 when both hold certificates "
-    "of "
-    "one authority, each for its own part. A host is called what launchers dial, in the manifest's `host: "
-    "tcp://HOST:PORT` "
-    "and in --daemon; where that is a tunnel, tcp://NAME@127.0.0.1:PORT says whose end it has. Give each host only "
-    "what it "
-    "needs, with mode 600:\n\n"
-    "  the launcher's host            authority.pem launcher.pem\n"
-    "                                 (bundle --launcher)\n"
-    "  host A, with stages 2 and 3    authority.pem daemon-A.pem stage-2.pem\n"
-    "                                 stage-3.pem (bundle --host A --stages 2-3)\n"
-    "  one machine runs all           the folder as it is (security.keys: DIR)\n\n"
-    "authority-key.pem makes new certificates: keep it off the hosts that train.",
+    "of one authority. `aqpipe help keys` explains the keys of a manifest.",
     options,
-    NULL,
-    NULL};
+    "Give each host only what it needs, with mode 600:\n"
+    "  the launcher's host            authority.pem launcher.pem\n"
+    "  host A, with stages 2 and 3    authority.pem daemon-A.pem stage-2.pem stage-3.pem\n"
+    "  one machine runs all           the folder as it is (security.keys: DIR)"};
 
 /* ---- making ---- */
 
@@ -171,23 +175,48 @@ static const struct aq_tls_list_entry *listed(const struct aq_tls_list *list, co
     return NULL;
 }
 
-/* One file, where it is there. */
-static enum aq_status show_file(const char *folder, const struct aq_tls_list *list, const struct aq_tls_name *name)
+/* What show prints: for people lines, for programs one object. */
+struct shown {
+    const char *folder;
+    const struct aq_tls_list *list;
+    json_t *files; /* NULL: for people */
+    int good, wrong;
+};
+
+static const char *state_of(const struct aq_tls_list *list, const struct aq_tls_facts *facts)
+{
+    const int64_t now = (int64_t)time(NULL);
+    return listed(list, facts->serial)                       ? "revoked"
+           : now > facts->until                              ? "expired"
+           : now < facts->from                               ? "not yet valid"
+           : facts->until - now < (int64_t)SOON_DAYS * day_s ? "expires soon"
+                                                             : "valid";
+}
+
+/* One file, if it exists. */
+static enum aq_status show_file(struct shown *shown, const struct aq_tls_name *name)
 {
     char path[AQ_TLS_PATH_BYTES], file[AQ_TLS_FILE_BYTES], uri[AQ_TLS_URI_BYTES], from[16], to[16];
     struct aq_tls_facts facts;
-    const int64_t now = (int64_t)time(NULL);
-    if (snprintf(path, sizeof path, "%s/%s", folder, aq_tls_file(name, file)) >= (int)sizeof path) return AQ_INVAL;
+    if (snprintf(path, sizeof path, "%s/%s", shown->folder, aq_tls_file(name, file)) >= (int)sizeof path)
+        return AQ_INVAL;
     if (access(path, F_OK) != 0) return AQ_NOTFOUND;
     AQ_TRY(aq_tls_describe(path, &facts));
     date(facts.from, from);
     date(facts.until, to);
-    aq_out("%-24s %-36s %s to %s%s\n%24s SHA-256 %s%s\n", file, aq_tls_uri(&facts.name, uri), from, to,
-           listed(list, facts.serial)                       ? "  REVOKED"
-           : now > facts.until                              ? "  EXPIRED"
-           : now < facts.from                               ? "  not yet good"
-           : facts.until - now < (int64_t)SOON_DAYS * day_s ? "  expires soon"
-                                                            : "",
+    const char *state = state_of(shown->list, &facts), *name_shown = aq_tls_uri(&facts.name, uri);
+    if (shown->files) {
+        json_array_append_new(shown->files, json_pack("{s:s, s:s, s:s, s:s, s:s, s:s, s:b}", "file", file, "name",
+                                                      name_shown, "from", from, "until", to, "state", state, "sha256",
+                                                      facts.print, "private_key", (int)facts.key));
+        return AQ_OK;
+    }
+    const bool plain = strcmp(state, "valid") == 0;
+    aq_out("%-24s %-36s %s to %s%s%s\n%24s SHA-256 %s%s\n", file, name_shown, from, to, plain ? "" : "  ",
+           plain                           ? ""
+           : strcmp(state, "revoked") == 0 ? "REVOKED"
+           : strcmp(state, "expired") == 0 ? "EXPIRED"
+                                           : state,
            "", facts.print, facts.key ? ", with its private key" : "");
     return AQ_OK;
 }
@@ -199,12 +228,11 @@ static enum aq_status check_authority_key(const char *folder)
     return access(path, F_OK) == 0 ? aq_tls_check_key(path) : AQ_OK;
 }
 
-static void show_one(const char *folder, const struct aq_tls_list *list, const struct aq_tls_name *name, int *shown,
-                     int *wrong)
+static void show_one(struct shown *shown, const struct aq_tls_name *name)
 {
-    const enum aq_status status = show_file(folder, list, name);
-    *shown += status == AQ_OK;
-    *wrong += status != AQ_OK && status != AQ_NOTFOUND;
+    const enum aq_status status = show_file(shown, name);
+    shown->good += status == AQ_OK;
+    shown->wrong += status != AQ_OK && status != AQ_NOTFOUND;
 }
 
 static void show_list(const struct aq_tls_list *list)
@@ -222,35 +250,63 @@ static void show_list(const struct aq_tls_list *list)
     }
 }
 
-static int show(const char *folder)
+static json_t *list_json(const struct aq_tls_list *list)
+{
+    json_t *all = json_array();
+    for (uint32_t i = 0; i < list->count; i++) {
+        char uri[sizeof list->of[i].uri], when[16];
+        date(list->of[i].when, when);
+        json_array_append_new(all, json_pack("{s:s, s:s, s:s}", "serial", list->of[i].serial, "when", when, "name",
+                                             aq_printable_text(list->of[i].uri, uri, sizeof uri)));
+    }
+    return all;
+}
+
+static void print_json(json_t *object)
+{
+    json_dumpf(object, stdout, JSON_COMPACT | JSON_ENSURE_ASCII);
+    (void)aq_out_raw("\n");
+    json_decref(object);
+}
+
+static void show_hosts(struct shown *shown, const struct aq_tls_hosts *hosts, enum aq_tls_role role)
+{
+    for (uint32_t i = 0; i < hosts->count; i++) {
+        struct aq_tls_name name = {.role = role};
+        memcpy(name.host, hosts->of[i], sizeof name.host);
+        show_one(shown, &name);
+    }
+}
+
+static int show(const struct asked *asked, const char *folder)
 {
     static struct aq_tls_list list;
     struct aq_tls_hosts hosts = {0};
-    int shown = 0, wrong = 0;
+    if (access(folder, F_OK) != 0) {
+        (void)aq_command_failed("there is no folder %s (aqpipe keys init makes one)", folder);
+        return AQ_EXIT_USAGE;
+    }
+    struct shown shown = {.folder = folder, .list = &list, .files = asked->json ? json_array() : NULL};
     const enum aq_status read = aq_tls_list_read(folder, &list);
-    wrong += read != AQ_OK && read != AQ_NOTFOUND;
-    show_one(folder, &list, &(struct aq_tls_name){.role = AQ_TLS_AUTHORITY}, &shown, &wrong);
-    show_one(folder, &list, &(struct aq_tls_name){.role = AQ_TLS_LAUNCHER}, &shown, &wrong);
-    show_one(folder, &list, &(struct aq_tls_name){.role = AQ_TLS_DAEMON}, &shown, &wrong); /* of an older version */
-    wrong += aq_tls_hosts(folder, &hosts) != AQ_OK;
-    for (uint32_t i = 0; i < hosts.count; i++) {
-        struct aq_tls_name name = {.role = AQ_TLS_DAEMON};
-        memcpy(name.host, hosts.of[i], sizeof name.host);
-        show_one(folder, &list, &name, &shown, &wrong);
-    }
-    wrong += aq_tls_sites(folder, &hosts) != AQ_OK;
-    for (uint32_t i = 0; i < hosts.count; i++) {
-        struct aq_tls_name name = {.role = AQ_TLS_SITE};
-        memcpy(name.host, hosts.of[i], sizeof name.host);
-        show_one(folder, &list, &name, &shown, &wrong);
-    }
+    shown.wrong += read != AQ_OK && read != AQ_NOTFOUND;
+    show_one(&shown, &(struct aq_tls_name){.role = AQ_TLS_AUTHORITY});
+    show_one(&shown, &(struct aq_tls_name){.role = AQ_TLS_LAUNCHER});
+    show_one(&shown, &(struct aq_tls_name){.role = AQ_TLS_DAEMON}); /* of an older version */
+    shown.wrong += aq_tls_hosts(folder, &hosts) != AQ_OK;
+    show_hosts(&shown, &hosts, AQ_TLS_DAEMON);
+    shown.wrong += aq_tls_sites(folder, &hosts) != AQ_OK;
+    show_hosts(&shown, &hosts, AQ_TLS_SITE);
     for (uint32_t s = 0; s < AQ_JOB_RANKS_MAX; s++)
-        show_one(folder, &list, &(struct aq_tls_name){.role = AQ_TLS_STAGE, .stage = s}, &shown, &wrong);
-    if (read == AQ_OK) show_list(&list);
-    wrong += check_authority_key(folder) != AQ_OK;
-    if (shown + wrong == 0)
-        fprintf(stderr, "aqpipe keys: there are no keys in %s (aqpipe keys init makes them)\n", folder);
-    return shown > 0 && wrong == 0 ? AQ_EXIT_DONE : AQ_EXIT_FAILED;
+        show_one(&shown, &(struct aq_tls_name){.role = AQ_TLS_STAGE, .stage = s});
+    shown.wrong += check_authority_key(folder) != AQ_OK;
+    if (shown.files)
+        print_json(json_pack("{s:s, s:o, s:o}", "folder", folder, "files", shown.files, "revoked",
+                             read == AQ_OK ? list_json(&list) : json_array()));
+    else if (read == AQ_OK)
+        show_list(&list);
+    if (shown.good + shown.wrong > 0) return shown.wrong == 0 ? AQ_EXIT_DONE : AQ_EXIT_FAILED;
+    (void)aq_command_failed("there are no keys in %s (aqpipe keys init makes them)", folder);
+    return AQ_EXIT_USAGE;
 }
 
 /* ---- the subcommands ---- */
@@ -264,7 +320,7 @@ static int init(const struct asked *asked)
     if (!asked->stages) return aq_options_wrong(line.name, "init wants --stages N");
     if (!count_read(asked->stages, AQ_JOB_RANKS_MAX, &stages))
         return aq_options_wrong(line.name, "--stages wants 1 to %d", AQ_JOB_RANKS_MAX);
-    return make_all(asked, stages) == AQ_OK ? show(asked->folder) : AQ_EXIT_FAILED;
+    return make_all(asked, stages) == AQ_OK ? show(asked, asked->folder) : AQ_EXIT_FAILED;
 }
 
 static int add_host(const struct asked *asked)
@@ -273,7 +329,7 @@ static int add_host(const struct asked *asked)
         return aq_options_wrong(line.name, "add-host wants the names of hosts behind the folder");
     for (uint32_t i = 0; i < asked->rest_count; i++)
         if (make_host(asked, asked->rest[i], strlen(asked->rest[i])) != AQ_OK) return AQ_EXIT_FAILED;
-    return show(asked->folder);
+    return show(asked, asked->folder);
 }
 
 /* "2-3,5", one range after the other. False: that is no such list. */
@@ -336,7 +392,7 @@ static int bundle(const struct asked *asked)
             status = copy(asked, &(struct aq_tls_name){.role = AQ_TLS_STAGE, .stage = s});
     }
     if (status == AQ_OK) status = copy_list(asked, asked->rest[0]);
-    return status == AQ_OK ? show(asked->rest[0]) : AQ_EXIT_FAILED;
+    return status == AQ_OK ? show(asked, asked->rest[0]) : AQ_EXIT_FAILED;
 }
 
 static int enroll(const struct asked *asked)
@@ -345,12 +401,12 @@ static int enroll(const struct asked *asked)
     if (asked->rest_count) return aq_options_wrong(line.name, "one folder, please, and --site NAME");
     if (!asked->site) return aq_options_wrong(line.name, "enroll wants --site NAME");
     if (aq_tls_make_site(asked->folder, asked->site, since(), until(asked)) != AQ_OK) return AQ_EXIT_FAILED;
-    if (!asked->out) return show(asked->folder);
+    if (!asked->out) return show(asked, asked->folder);
     memcpy(site.host, asked->site, strlen(asked->site)); /* a good name: it is short */
     enum aq_status status = copy_to(asked, &(struct aq_tls_name){.role = AQ_TLS_AUTHORITY}, asked->out);
     if (status == AQ_OK) status = copy_to(asked, &site, asked->out);
     if (status == AQ_OK) status = copy_list(asked, asked->out);
-    return status == AQ_OK ? show(asked->out) : AQ_EXIT_FAILED;
+    return status == AQ_OK ? show(asked, asked->out) : AQ_EXIT_FAILED;
 }
 
 /* "stage-3", "launcher", "daemon-10.0.0.5": as the files are called. "daemon" is of older versions. */
@@ -377,22 +433,25 @@ static int revoke_these(const struct asked *asked)
                                     "'%.80s' is neither stage-N, launcher, daemon-HOST, site-NAME nor a file", text);
         if (aq_tls_revoke(asked->folder, file ? NULL : &name, file ? text : NULL, &added) != AQ_OK)
             return AQ_EXIT_FAILED;
-        aq_out("%s: %u revoked%s\n", text, added, added ? "" : " (it was on the list already)");
+        if (!asked->json) aq_out("%s: %u revoked%s\n", text, added, added ? "" : " (it was on the list already)");
     }
-    aq_out("copy %s/revoked.pem into every folder of keys of this job, as in: scp %s/revoked.pem HOST:keys/\n",
-           asked->folder, asked->folder);
-    return show(asked->folder);
+    if (!asked->json)
+        aq_out("copy %s/revoked.pem into every folder of keys of this job, as in: scp %s/revoked.pem HOST:keys/\n",
+               asked->folder, asked->folder);
+    return show(asked, asked->folder);
 }
 
 static int show_folder(const struct asked *asked)
 {
-    return asked->rest_count ? aq_options_wrong(line.name, "one folder, please") : show(asked->folder);
+    return asked->rest_count ? aq_options_wrong(line.name, "one folder, please") : show(asked, asked->folder);
 }
 
 static int mirror(const struct asked *asked)
 {
     if (asked->rest_count) return aq_options_wrong(line.name, "mirror wants one file to make");
-    return aq_seal_key_make(asked->folder) == AQ_OK ? AQ_EXIT_DONE : AQ_EXIT_FAILED;
+    if (aq_seal_key_make(asked->folder) != AQ_OK) return AQ_EXIT_FAILED;
+    if (asked->json) print_json(json_pack("{s:s}", "file", asked->folder));
+    return AQ_EXIT_DONE;
 }
 
 int aq_command_keys(int argc, char **argv)

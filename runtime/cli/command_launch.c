@@ -6,6 +6,7 @@
  */
 #include <errno.h>
 #include <limits.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -59,7 +60,7 @@ struct command {
     const char *image, *claim, *mount; /* of --on k8s                                                  */
     const char *hosts;                 /* of --on ssh; NULL: those of the manifest                                  */
     struct aq_arguments sets, wishes;
-    uint32_t warning_s;
+    double warning_s;
     bool print;
     bool go_on; /* `aqpipe resume`: the manifest is the run's own */
     bool turn;  /* `aqpipe split-turn`                            */
@@ -112,71 +113,53 @@ static void show_errors(struct command *command, const char *cause)
 
 /* ---- the command line ---- */
 
-/* With every key that --set takes. */
-static int print_keys(void)
-{
-    char *keys;
-    if (aq_keys_help(&keys) != AQ_OK) return AQ_EXIT_FAILED;
-    (void)aq_out("\n%s", keys);
-    aq_free(keys);
-    return AQ_EXIT_DONE;
-}
-
 /* What launch and resume have in common. */
 #define OPTIONS_OF_BOTH                                                                                                \
-    AQ_ROW(LIST, struct command, sets, "set", "KEY=VALUE",                                                             \
-           "override a key of the manifest; they are listed below. A path is relative to the current folder"),         \
+    AQ_ROW(LIST, struct command, sets, "set", "KEY=VALUE", "set a key of the manifest; may be given several times"),   \
         AQ_ROW_RANGE(U32, struct command, restart.max, "restarts", "N", 0, AQ_RESTARTS_MAX,                            \
-                     "begin again from the last checkpoint when a process, a link or a machine fails: at most N "      \
-                     "times in a row without a new checkpoint (3); 0: end with the cause"),                            \
-        AQ_ROW(FLAG, struct command, progress.json, "json", NULL, "metrics on standard output, a JSON object a line"), \
-        AQ_ROW(FLAG, struct command, progress.off, "no-progress", NULL, "say nothing while all is well"),              \
+                     "restart from the last checkpoint after a failure, at most N times without a new one (3)"),       \
+        AQ_ROW(FLAG, struct command, progress.json, "json", NULL, "print metrics and errors, a JSON object per line"), \
+        AQ_ROW(FLAG, struct command, progress.off, "no-progress", NULL, "print nothing while all is well"),            \
         AQ_ROW(TEXT, struct command, token_file, "token-file", "FILE",                                                 \
-               "the secret shared with the daemons of other machines (also AQPIPE_TOKEN_FILE)")
+               "the secret shared with the daemons of other machines (AQPIPE_TOKEN_FILE)")
 
-static const char after[] = "Exit status: 0 done; 1 failed; 2 usage or manifest; 3 stopped by the user, with a "
-                            "checkpoint.\nAQPIPE_DAEMON names another program than the aqpiped beside this one, "
-                            "AQPIPE_SSH_DAEMON another one than the aqpiped in the PATH of hosts ssh://HOST.";
+static const char after[] =
+    "`aqpipe help keys [SECTION | KEY]` explains the keys of a manifest; a path in --set is relative to the current "
+    "folder. AQPIPE_DAEMON names another aqpiped than the one next to this program, AQPIPE_SSH_DAEMON that of hosts "
+    "ssh://HOST.\nExit status: 0 done; 1 failed; 2 wrong command line, manifest or path; 3 stopped by the user, with a "
+    "checkpoint.";
 
 static const struct aq_option launch_options[] = {
-    AQ_ROW(TEXT, struct command, run, "run", "DIR", "the run folder (the same as --set output.path=DIR)"),
-    AQ_ROW(FLAG, struct command, entry.resume, "resume", NULL,
-           "go on from the newest complete checkpoint of the run folder, as `aqpipe resume` does"),
+    AQ_ROW(TEXT, struct command, run, "run", "DIR", "the run folder (output.path)"),
+    AQ_ROW(FLAG, struct command, entry.resume, "resume", NULL, "continue the run that is in the run folder"),
     AQ_ROW(FLAG, struct command, entry.fresh, "fresh", NULL,
-           "throw away what a run of this job.name left in its folder and its checkpoints', and begin anew; nothing "
-           "else goes"),
-    AQ_ROW(
-        TEXT, struct command, on, "on", "slurm|ssh|k8s|mpi",
-        "slurm: hand the job to Slurm: a batch script (RUN.sbatch), one task a stage, goes to sbatch; it is put back "
-        "into the queue and resumes by itself. ssh: start an agent on each stage's host by ssh, which ends with the "
-        "launch. k8s: write RUN.k8s.yaml, manifests for Kubernetes, a pod a stage. mpi: be one of the ranks that "
-        "mpirun or srun has started "
-        "(docs/CLUSTERS.md)"),
-    AQ_ROW(TEXT, struct command, image, "image", "IMAGE", "with --on k8s: of containers that have this aqpipe"),
-    AQ_ROW(TEXT, struct command, claim, "claim", "NAME",
-           "with --on k8s: the PersistentVolumeClaim (ReadWriteMany) that has manifest, data and run folder"),
-    AQ_ROW(TEXT, struct command, mount, "mount", "DIR",
-           "with --on k8s: where pods mount it, and where it is here (the manifest's folder)"),
+           "remove what an earlier run of this job.name left in the folder, and start again"),
+    AQ_ROW(TEXT, struct command, on, "on", "slurm|ssh|k8s|mpi",
+           "slurm: submit a batch script. ssh: start an agent on each host. k8s: write manifests of Kubernetes. "
+           "mpi: be one of the ranks of mpirun or srun (docs/CLUSTERS.md)"),
     AQ_ROW(TEXT, struct command, hosts, "hosts", "A,B",
-           "with --on ssh: [USER@]HOST[:PORT] of each worker, in place of what the manifest says"),
-    AQ_ROW(LIST, struct command, wishes, "slurm", "OPTION", "an option for sbatch, as in --slurm=--partition=gpu"),
-    AQ_ROW_RANGE(U32, struct command, warning_s, "warning", "S", 1, 86400,
-                 "how long before its time limit Slurm asks for a checkpoint, or what a pod of k8s has for one (120)"),
+           "ssh: [USER@]HOST[:PORT] of each worker, in place of the manifest's"),
+    AQ_ROW(LIST, struct command, wishes, "slurm", "OPTION",
+           "slurm: an option for sbatch, as in --slurm=--partition=gpu"),
+    AQ_ROW(TEXT, struct command, image, "image", "IMAGE", "k8s: a container image that has this aqpipe"),
+    AQ_ROW(TEXT, struct command, claim, "claim", "NAME",
+           "k8s: the PersistentVolumeClaim of manifest, data and run folder"),
+    AQ_ROW(TEXT, struct command, mount, "mount", "DIR", "k8s: where pods mount it (the manifest's folder)"),
+    AQ_ROW_RANGE(TIME, struct command, warning_s, "warning", "TIME", 1, 86400,
+                 "slurm, k8s: time for a checkpoint before the limit, as in 5min (120)"),
     AQ_ROW(FLAG, struct command, print, "print", NULL,
-           "with --on slurm or k8s: print the script or the manifests, and submit or write nothing"),
+           "start nothing: print the script or manifests of slurm and k8s, else the plan"),
     OPTIONS_OF_BOTH,
     {0}};
 
 static const struct aq_option resume_options[] = {
-    AQ_ROW_RANGE(U32, struct command, epochs, "epochs", "N", 1, 1e6,
-                 "go on until every sample was seen N times (train.epochs; without --steps, train.steps_max is 0)"),
+    AQ_ROW_RANGE(U32, struct command, epochs, "epochs", "N", 1, 1e6, "train until every sample was seen N times"),
     AQ_ROW_RANGE(U64, struct command, steps, "steps", "N", 1, 1e18,
-                 "go on until step N (train.steps_max), or to the end of train.epochs"),
+                 "train until step N, or to the end of train.epochs"),
     AQ_ROW_READ(aq_option_schedule, struct command, schedule, "schedule", "extend|continue|restart",
-                "with --epochs or --steps: the learning rate beyond the old end. extend: linear, cosine and polynomial "
-                "decay are stretched to the new end, so that the rate jumps up; continue: the old schedule runs to its "
-                "end, and the rate stays what it was there (step and exponential go on); restart: warm-up and decay "
-                "begin again there. Kept for later resumes; default: the last choice, else extend"),
+                "the learning rate beyond the old end. extend: decay is stretched to the new end, so the rate jumps "
+                "up. continue: the rate stays what it was at the old end (step and exponential decay continue). "
+                "restart: warm-up and decay start again. Later resumes keep it; default: the last choice, else extend"),
     OPTIONS_OF_BOTH,
     {0}};
 
@@ -195,30 +178,23 @@ static const struct aq_option turn_options[] = {
     OPTIONS_OF_BOTH,
     {0}};
 
-static const struct aq_command_line turn_line = {
-    "aqpipe split-turn", "JOB.yaml", "One turn of a client, for `aqpipe split-server`, which starts this.",
-    turn_options,        NULL,       NULL};
+static const struct aq_command_line turn_line = {"aqpipe split-turn", "JOB.yaml",
+                                                 "One turn of a client, for `aqpipe split-server`, which starts this.",
+                                                 turn_options, NULL};
 
 static const struct aq_command_line launch_line = {
-    "aqpipe launch",
-    "JOB.yaml",
-    "Trains the job: starts one worker a stage (here, or through the aqpiped that a stage's `host` names), shows "
-    "progress, and leaves in the run folder: model.safetensors, report.json, metrics.jsonl, checkpoints, logs. Ctrl-C "
-    "stops after the current step (with reduce.every: the round) with a checkpoint; twice stops at once.",
-    launch_options,
-    after,
-    print_keys};
+    "aqpipe launch", "JOB.yaml",
+    "Trains the job: starts one worker per stage, here or through the aqpiped that a stage's `host` names. The run "
+    "folder gets model.safetensors, report.json, metrics.jsonl, checkpoints and logs. Ctrl-C stops after the current "
+    "step with a checkpoint; a second one stops at once.",
+    launch_options, after};
 
 static const struct aq_command_line resume_line = {
-    "aqpipe resume",
-    "RUN",
-    "Goes on with the run in the folder RUN from its newest complete checkpoint, with the manifest and the settings "
-    "that it was launched with; a run that ended goes further with --epochs or --steps, with the state of its "
-    "optimizer "
-    "and its caches. What changes a step that was made (train.lr, the cut, the data) is refused.",
-    resume_options,
-    after,
-    print_keys};
+    "aqpipe resume", "RUN",
+    "Continues the run in the folder RUN from its newest complete checkpoint, with its manifest and settings. --epochs "
+    "or --steps trains a run that ended for longer, with its optimizer state and caches. A change of steps that were "
+    "already made (train.lr, the cut, the data) is refused.",
+    resume_options, after};
 
 static bool is_ssh(const struct command *command)
 {
@@ -251,15 +227,15 @@ static int parse(struct command *command, int argc, char **argv)
                slurm = command->on && !ssh && !k8s && !mpi;
     if (slurm && strcmp(command->on, "slurm") != 0)
         return aq_options_wrong(line->name, "--on slurm, ssh, k8s or mpi, not '%.40s'", command->on);
-    if ((!slurm && command->wishes.count > 0) || (!slurm && !k8s && command->print))
-        return aq_options_wrong(line->name, "--slurm goes with --on slurm, --print with it or --on k8s");
+    if (!slurm && command->wishes.count > 0) return aq_options_wrong(line->name, "--slurm needs --on slurm");
+    if (command->print && (ssh || mpi)) return aq_options_wrong(line->name, "--print does not go with --on ssh or mpi");
     if (!k8s && (command->image || command->claim || command->mount))
-        return aq_options_wrong(line->name, "--image, --claim and --mount go with --on k8s");
-    if (!ssh && command->hosts) return aq_options_wrong(line->name, "--hosts goes with --on ssh");
+        return aq_options_wrong(line->name, "--image, --claim and --mount need --on k8s");
+    if (!ssh && command->hosts) return aq_options_wrong(line->name, "--hosts needs --on ssh");
     if ((slurm || k8s || mpi) && command->entry.fresh)
         return aq_options_wrong(line->name, "--on slurm, k8s or mpi goes on with what is there: no --fresh");
     if (command->schedule && !command->epochs && !command->steps)
-        return aq_options_wrong(line->name, "--schedule goes with --epochs or --steps");
+        return aq_options_wrong(line->name, "--schedule needs --epochs or --steps");
     struct stat about;
     const bool folder = stat(rest.of[0], &about) == 0 && S_ISDIR(about.st_mode);
     if (folder && !command->go_on)
@@ -793,18 +769,38 @@ static int hand_over(struct command *command)
                                    .claim = command->claim,
                                    .mount = command->mount,
                                    .restarts = command->restart.max,
-                                   .warning_s = command->warning_s,
+                                   .warning_s = (uint32_t)ceil(command->warning_s),
                                    .print = command->print};
         return aq_k8s_write(&k8s);
     }
     const struct aq_slurm slurm = {.job = command->job,
+                                   .plan = command->plan,
                                    .manifest = command->manifest_path,
                                    .sets = &command->sets,
                                    .wishes = &command->wishes,
                                    .restarts = command->restart.max,
-                                   .warning_s = command->warning_s,
+                                   .warning_s = (uint32_t)ceil(command->warning_s),
                                    .print = command->print};
     return aq_slurm_submit(&slurm);
+}
+
+/* --dry-run: what `aqpipe plan` says about the same job. */
+static int dry_run(const struct command *command)
+{
+    static char name[] = "plan", json[] = "--json", set[] = "--set";
+    char run[AQ_RUN_SET_BYTES], *argv[2 * AQ_ARGUMENTS_MAX + 8] = {name, (char *)(uintptr_t)command->manifest_path};
+    int argc = 2;
+    if (command->progress.json) argv[argc++] = json;
+    for (uint32_t i = 0; i < command->sets.count; i++) {
+        argv[argc++] = set;
+        argv[argc++] = (char *)(uintptr_t)command->sets.of[i];
+    }
+    if (command->run) {
+        if (aq_run_set(command->run, run) != AQ_OK) return AQ_EXIT_USAGE;
+        argv[argc++] = set;
+        argv[argc++] = run;
+    }
+    return aq_command_plan(argc, argv);
 }
 
 static int launch(struct command *command)
@@ -864,7 +860,10 @@ static int run_command(bool go_on, bool turn, int argc, char **argv)
     command->go_on = go_on;
     command->turn = turn;
     int code = parse(command, argc, argv);
-    if (code == AQ_OPTIONS_READ) code = command->on && !is_ssh(command) ? hand_over(command) : launch(command);
+    if (code == AQ_OPTIONS_READ)
+        code = command->on && !is_ssh(command) ? hand_over(command)
+               : command->print                ? dry_run(command)
+                                               : launch(command);
     aq_metrics_close(command->metrics);
     aq_bits_close(command->bits);
     aq_cut_judge_close(command->judge);

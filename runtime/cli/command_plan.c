@@ -33,40 +33,35 @@ struct options {
 
 static const struct aq_option rows[] = {
     AQ_ROW(LIST, struct options, sets, "set", "KEY=VALUE",
-           "override a key of the manifest (`aqpipe help keys` lists them). A path is relative to the current folder"),
-    AQ_ROW(FLAG, struct options, json, "json", NULL, "one JSON object instead of tables"),
-    AQ_ROW(
-        FLAG, struct options, measure, "measure", NULL,
-        "time each stage and codec on this machine (idle: nothing else should run), on its GPU where the stage is on "
-        "one, and pack a sample of what is coded"),
+           "set a key of the manifest (aqpipe help keys); a path is relative to the current folder"),
+    AQ_ROW(FLAG, struct options, json, "json", NULL, "one JSON object instead of tables; errors, too"),
+    AQ_ROW(FLAG, struct options, measure, "measure", NULL,
+           "time each stage and codec on this machine, which should be idle, and pack a coded sample"),
     AQ_ROW(FLAG, struct options, probe, "probe", NULL,
-           "have the daemons of the job measure the network between every two ranks that have a link, print it, and "
-           "plan with it. A daemon must not have a job; `docs/NETWORKS.md` tells how to read the table"),
+           "have the job's daemons measure the network of each link, print it, and plan with it. A daemon must not "
+           "have a job (docs/NETWORKS.md explains the table)"),
     AQ_ROW(TEXT, struct options, token_file, "token-file", "FILE",
-           "with --probe: the secret shared with the daemons (also AQPIPE_TOKEN_FILE)"),
+           "with --probe: the secret shared with the daemons (AQPIPE_TOKEN_FILE)"),
     AQ_ROW_RANGE(NUMBER, struct options, forward_ms, "compute-forward-ms", "X", 0, 1e12,
-                 "of one micro-batch on every stage, instead of measuring"),
+                 "milliseconds of a micro-batch forward on every stage, instead of measuring"),
     AQ_ROW_RANGE(NUMBER, struct options, backward_ms, "compute-backward-ms", "Y", 0, 1e12,
-                 "the same of its backward, both halves of it"),
+                 "the same of its backward, both halves"),
     AQ_ROW_RANGE(NUMBER, struct options, gflops, "gflops", "G", 1e-9, 1e12,
-                 "a core's rate, where nothing is measured or given (100)"),
-    AQ_ROW_RANGE(U32, struct options, cores, "cores", "N", 1, 4096, "of each host (those of this machine)"),
+                 "of a core, where nothing is measured or given (100)"),
+    AQ_ROW_RANGE(U32, struct options, cores, "cores", "N", 1, 4096, "of each host; default: those of this machine"),
     AQ_ROW(FLAG, struct options, slack, "slack", NULL,
-           "say how many more bits each cut can have at no cost in time, by the same prediction (with --measure: of "
-           "what was measured), as --set takes it (in place of edges.list). With link.rate_mbps or --probe"),
+           "print how many more bits each cut can have at no cost in time, as --set takes it. Needs link.rate_mbps or "
+           "--probe"),
     AQ_ROW(FLAG, struct options, cold, "first-epoch", NULL, "predict the first epoch, when samples are sent whole"),
     {0}};
 
 static const struct aq_command_line line = {
-    "aqpipe plan",
-    "JOB.yaml",
+    "aqpipe plan", "JOB.yaml",
     "Checks the manifest and prints what would run: stages, memory, bytes of each link and step, the schedule, the "
     "predicted step time.",
     rows,
-    "Exit status: 0 it can run; 1 this machine has no memory for it, or a measurement failed (with --probe also: a "
-    "pair "
-    "could not be measured, or with small packets alone); 2 usage or manifest.",
-    NULL};
+    "Exit status: 0 it can run; 1 this machine has too little memory for it, or a measurement failed; 2 wrong command "
+    "line, manifest or path."};
 
 static uint32_t cores_of(const struct options *options)
 {
@@ -249,8 +244,9 @@ int aq_command_help_keys(int argc, char **argv)
 {
     const bool page = argc > 1 && strcmp(argv[1], "--markdown") == 0;
     char *text;
-    if ((page ? aq_keys_markdown(&text) : aq_keys_help(&text)) != AQ_OK) return 1;
-    const int failed = !aq_out_text(text);
+    const enum aq_status status = page ? aq_keys_markdown(&text) : aq_keys_help(argc > 1 ? argv[1] : NULL, &text);
+    if (status != AQ_OK) return status == AQ_NOTFOUND ? AQ_EXIT_USAGE : AQ_EXIT_FAILED;
+    const bool shown = aq_out_text(text);
     aq_free(text);
-    return failed;
+    return shown ? AQ_EXIT_DONE : AQ_EXIT_FAILED;
 }

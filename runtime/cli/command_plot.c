@@ -52,25 +52,24 @@ static const struct aq_option options[] = {
     AQ_ROW_RANGE(U32, struct asked, smooth, "smooth", "N", 0, SMOOTH_MAX,
                  "points of the mean that is drawn thick; 0: a twentieth of the shortest curve (0)"),
     AQ_ROW(TEXT, struct asked, title, "title", "TEXT", "the title; else the axes"),
-    AQ_ROW(FLAG, struct asked, json, "json", NULL,
-           "say what was drawn, or what is wrong, as one JSON object on standard output (needs -o)"),
+    AQ_ROW(FLAG, struct asked, json, "json", NULL, "what was drawn as one JSON object (needs -o); errors, too"),
     {0}};
 
 static const struct aq_command_line line = {
-    "aqpipe plot",
-    "RUN...",
-    "Draws the curves of up to 8 run folders from their metrics.jsonl, also of runs that are still going on: single "
-    "steps thin, their mean thick, held-out losses as rings. Of a file above 64 MiB 2048 steps are read, but with --x "
-    "bytes all of it.",
-    options,
-    NULL,
-    NULL};
+    "aqpipe plot", "RUN...",
+    "Draws the curves of up to 8 run folders from their metrics.jsonl, also of runs that are still running: single "
+    "steps thin, their mean thick, held-out losses as rings. Of a file above 64 MiB 2048 steps are read, with --x "
+    "bytes "
+    "all of it.",
+    options, NULL};
 
 /* {"error": text, "status": word, "file": whose} on standard output, for programs; people have the line of aq_fail. */
 static void say_wrong(const struct asked *asked, enum aq_status status, const char *file)
 {
     if (!asked->json) return;
-    json_t *wrong = json_pack("{s:s, s:s}", "status", aq_status_text(status), "error", aq_error_text());
+    aq_command_json_done();
+    json_t *wrong = json_pack("{s:s, s:i, s:s, s:s}", "event", "error", "exit", aq_exit_of(status), "status",
+                              aq_status_text(status), "error", aq_error_text());
     json_t *name = file ? json_string(file) : NULL; /* NULL too where it is no UTF-8 */
     json_object_set_new(wrong, "file", name ? name : json_null());
     json_dumpf(wrong, stdout, JSON_COMPACT | JSON_ENSURE_ASCII);
@@ -136,5 +135,5 @@ int aq_command_plot(int argc, char **argv)
         say_wrong(&asked, status, file);
     for (uint32_t r = 0; r < folders.count; r++)
         aq_free(runs[r]);
-    return status == AQ_OK ? AQ_EXIT_DONE : AQ_EXIT_FAILED;
+    return aq_exit_of(status);
 }

@@ -10,7 +10,7 @@
 
 static int print_curve(const char *folder)
 {
-    return aq_report_tsv(folder, stdout) == AQ_OK ? AQ_EXIT_DONE : AQ_EXIT_FAILED;
+    return aq_exit_of(aq_report_tsv(folder, stdout));
 }
 
 static int show(json_t *runs, const char *output, bool json, bool table)
@@ -41,9 +41,9 @@ static const struct aq_option options[] = {
      .kind = AQ_OPTION_TEXT,
      .offset = offsetof(struct asked, output),
      .value = "FILE",
-     .help = "write {\"runs\": [...]} there"},
-    AQ_ROW(FLAG, struct asked, json, "json", NULL, "write it to standard output instead of the table"),
-    AQ_ROW(FLAG, struct asked, no_table, "no-table", NULL, "print no table"),
+     .help = "write {\"runs\": [...]} to FILE"},
+    AQ_ROW(FLAG, struct asked, json, "json", NULL, "print the object instead of the table; errors, too"),
+    AQ_ROW(FLAG, struct asked, no_table, "no-table", NULL, "print nothing"),
     AQ_ROW(FLAG, struct asked, table, "table", NULL, NULL), /* as it is */
     AQ_ROW(FLAG, struct asked, tsv, "tsv", NULL,
            "the run's curve, tab-separated: step, time, epoch, loss, heldout_loss, sequences_per_second, "
@@ -51,14 +51,11 @@ static const struct aq_option options[] = {
     {0}};
 
 static const struct aq_command_line line = {
-    "aqpipe report",
-    "RUN...\n--tsv RUN",
-    "Computes the figures of run folders from their metrics.jsonl, also of runs that are still going on. Bytes sent "
-    "are "
-    "those of bodies as the links carried them; 'packed to' is what packing (link.entropy) left of them.",
-    options,
-    NULL,
-    NULL};
+    "aqpipe report", "RUN...\n--tsv RUN",
+    "Computes the figures of run folders from their metrics.jsonl, also of runs that are still running: a list for one "
+    "run, a table for several. Bytes sent are those of bodies as the links carried them; 'packed to' is what packing "
+    "(link.entropy) left of them.",
+    options, NULL};
 
 int aq_command_report(int argc, char **argv)
 {
@@ -73,10 +70,8 @@ int aq_command_report(int argc, char **argv)
     code = AQ_EXIT_DONE;
     for (uint32_t i = 0; i < rest.count && code == AQ_EXIT_DONE; i++) {
         json_t *run;
-        if (aq_report_run(rest.of[i], &run) != AQ_OK)
-            code = AQ_EXIT_FAILED;
-        else
-            json_array_append_new(runs, run);
+        code = aq_exit_of(aq_report_run(rest.of[i], &run));
+        if (code == AQ_EXIT_DONE) json_array_append_new(runs, run);
     }
     if (code == AQ_EXIT_DONE) code = show(runs, asked.output, asked.json, !asked.no_table);
     json_decref(runs);

@@ -16,7 +16,7 @@ enum { PATIENCE_S = 600 };
 struct asked {
     struct aq_arguments sets;
     const char *port_file, *id, *data, *heldout;
-    uint32_t patience_s;
+    double patience_s;
     struct aq_progress progress;
 };
 
@@ -34,37 +34,31 @@ static const struct aq_option client_options[] = {
     AQ_ROW(TEXT, struct asked, heldout, "heldout", "PATH", "and its held-out ones (data.heldout)"),
     AQ_ROW(TEXT, struct asked, id, "id", "NAME",
            "its name, as its certificate site-NAME.pem says (aqpipe keys enroll)"),
-    AQ_ROW_RANGE(U32, struct asked, patience_s, "patience", "S", 1, 864000,
-                 "dial the server again for so long when it is away (600)"),
+    AQ_ROW_RANGE(TIME, struct asked, patience_s, "patience", "TIME", 1, 864000,
+                 "how long to dial a server that is away, as in 10min, 2h (600)"),
     AQ_ROW(LIST, struct asked, sets, "set", "KEY=VALUE", "override a key of the manifest (aqpipe help keys)"),
     {0}};
 
 static const struct aq_command_line server_line = {
-    "aqpipe split-server",
-    "JOB.yaml",
+    "aqpipe split-server", "JOB.yaml",
     "Split learning: holds the middle stage of the network and the order of turns, waits for split.clients clients, "
     "and trains split.rounds rounds. In each every client that takes part has one turn of split.epochs epochs; "
     "split.mode says what it begins with, and what a round's end makes of its turns. Data and labels stay with the "
     "clients. Ctrl-C stops; the same command goes on.",
-    server_options,
-    statuses,
-    NULL};
+    server_options, statuses};
 
 static const struct aq_command_line client_line = {
-    "aqpipe split-client",
-    "JOB.yaml",
+    "aqpipe split-client", "JOB.yaml",
     "Split learning: trains the first and the last stage on this client's data, in its turns; the middle is the "
     "server's, which is dialled at split.server. JOB.yaml is the server's; output.path and security.keys may be this "
     "client's own.",
-    client_options,
-    statuses,
-    NULL};
+    client_options, statuses};
 
 /* What is wrong has been said where it was found. */
 static int exit_code(enum aq_status status, enum aq_split_end end)
 {
     if (status == AQ_OK) return (int)end;
-    return status == AQ_INVAL ? AQ_EXIT_USAGE : AQ_EXIT_FAILED;
+    return aq_exit_of(status);
 }
 
 static int read_line(const struct aq_command_line *line, int argc, char **argv, struct asked *asked,
@@ -117,7 +111,7 @@ int aq_command_split_client(int argc, char **argv)
                                                   .data = asked.data,
                                                   .heldout = asked.heldout,
                                                   .daemon = daemon,
-                                                  .patience_ns = asked.patience_s * 1000000000ull,
+                                                  .patience_ns = (uint64_t)(asked.patience_s * 1e9),
                                                   .signals = signals,
                                                   .progress = &asked.progress};
     const enum aq_status status = aq_split_follow(&config, &end);

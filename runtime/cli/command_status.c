@@ -27,43 +27,59 @@
 #include "runtime_text.h"
 #include "table.h"
 
-enum { DAEMON_S = 15, STOP_S = 600, LOG_BYTES = 16384, LOG_BYTES_MAX = 64 << 20 };
+enum { DAEMON_S = 15, STOP_S = 600, LOG_BYTES = 16384, LOG_BYTES_MAX = 64 << 20, FOLLOW_MS = 250 };
 static const uint64_t second_ns = 1000ULL * 1000 * 1000;
 
 struct asked {
     const char *daemon, *token_file, *keys; /* daemon NULL: a run folder */
     const char *folder;
     uint32_t rank;
-    bool has_rank, json, once;
+    bool has_rank, json, once, follow;
+    uint32_t lines; /* of each log; 0: its last bytes */
     double seconds;
 };
 
 #define OPTIONS_OF_ALL                                                                                                 \
     AQ_ROW(TEXT, struct asked, daemon, "daemon", "HOST:PORT", "ask the aqpiped there"),                                \
-        AQ_ROW(TEXT, struct asked, token_file, "token-file", "FILE",                                                   \
-               "the secret shared with it (also AQPIPE_TOKEN_FILE)"),                                                  \
+        AQ_ROW(TEXT, struct asked, token_file, "token-file", "FILE", "the secret shared with it (AQPIPE_TOKEN_FILE)"), \
         AQ_ROW(TEXT, struct asked, keys, "keys", "DIR",                                                                \
-               "authority.pem and launcher.pem of aqpipe keys init (also AQPIPE_KEYS)"),                               \
-        AQ_ROW(FLAG, struct asked, json, "json", NULL, "one JSON object")
+               "authority.pem and launcher.pem of aqpipe keys init (AQPIPE_KEYS)"),                                    \
+        AQ_ROW(FLAG, struct asked, json, "json", NULL, "as JSON; errors, too")
 
 static const struct aq_option options[] = {OPTIONS_OF_ALL, {0}};
 
-static const struct aq_option top_options[] = {
-    OPTIONS_OF_ALL,
-    AQ_ROW(FLAG, struct asked, once, "once", NULL, "show once"),
-    AQ_ROW_RANGE(NUMBER, struct asked, seconds, "seconds", "S", 0.1, 3600, "refresh every S seconds (1)"),
-    {0}};
+static const struct aq_option top_options[] = {OPTIONS_OF_ALL,
+                                               AQ_ROW(FLAG, struct asked, once, "once", NULL, "show once"),
+                                               AQ_ROW_RANGE(TIME, struct asked, seconds, "seconds", "TIME", 0.1, 3600,
+                                                            "time between two looks, as in 500ms, 5s (1)"),
+                                               {0}};
+
+static const struct aq_option logs_options[] = {OPTIONS_OF_ALL,
+                                                {.name = "follow",
+                                                 .letter = 'f',
+                                                 .kind = AQ_OPTION_FLAG,
+                                                 .offset = offsetof(struct asked, follow),
+                                                 .help = "print what is added until the run ends"},
+                                                {.name = "lines",
+                                                 .letter = 'n',
+                                                 .kind = AQ_OPTION_U32,
+                                                 .offset = offsetof(struct asked, lines),
+                                                 .value = "N",
+                                                 .min = 1,
+                                                 .max = 1e6,
+                                                 .help = "the last N lines of each stage; default: its last 16 KiB"},
+                                                {0}};
 
 static const char of_run[] = "RUN\n--daemon HOST:PORT", of_stage[] = "RUN [STAGE]\n--daemon HOST:PORT STAGE";
 
 static const struct aq_command_line
-    status_line = {"aqpipe status", of_run, "What a run, or a daemon, is doing.", options, NULL, NULL},
-    top_line = {"aqpipe top", of_run, "Where each stage's time goes, refreshed as the run goes on; q or Ctrl-C ends.",
-                top_options,  NULL,   NULL},
+    status_line = {"aqpipe status", of_run, "Shows what a run, or a daemon, is doing.", options, NULL},
+    top_line = {"aqpipe top", of_run, "Shows where each stage's time goes while a run trains; q or Ctrl-C ends it.",
+                top_options, NULL},
     stop_line = {"aqpipe stop", of_run, "Stops a run after its current step, with a checkpoint, and waits for its end.",
-                 options,       NULL,   NULL},
-    logs_line = {"aqpipe logs", of_stage, "The end of what a stage's worker has written; of all stages without STAGE.",
-                 options,       NULL,     NULL};
+                 options, NULL},
+    logs_line = {"aqpipe logs", of_stage, "Prints the end of a stage's log; of all stages without STAGE.", logs_options,
+                 NULL};
 
 /* AQ_OPTIONS_READ: go on; else the exit status. */
 static int parse(struct asked *asked, const struct aq_command_line *line, int argc, char **argv)
@@ -127,6 +143,12 @@ static void print_json(const json_t *value)
 {
     json_dumpf(value, stdout, JSON_COMPACT | JSON_ENSURE_ASCII);
     aq_out_raw("\n");
+}
+
+static void print_json_free(json_t *value)
+{
+    print_json(value);
+    json_decref(value);
 }
 
 static int daemon_status(const struct asked *asked)
@@ -359,7 +381,8 @@ static int folder_status(const struct asked *asked)
 {
     struct latest latest = {0};
     struct aq_text text = {0}, folded = {0};
-    if (read_latest(asked->folder, &latest) != AQ_OK) return AQ_EXIT_FAILED;
+    const enum aq_status status = read_latest(asked->folder, &latest);
+    if (status != AQ_OK) return aq_exit_of(status);
     if (asked->json) {
         print_status(asked, &latest, NULL);
     } else {
@@ -528,7 +551,8 @@ int aq_command_top(int argc, char **argv)
     const bool terminal = isatty(STDOUT_FILENO) == 1 && !asked.once;
     struct latest latest = {0};
     for (;;) {
-        if (read_latest(asked.folder, &latest) != AQ_OK) return AQ_EXIT_FAILED;
+        const enum aq_status status = read_latest(asked.folder, &latest);
+        if (status != AQ_OK) return aq_exit_of(status);
         const char *state = state_of(asked.folder, &latest);
         if (terminal && !asked.json) aq_out_raw("\033[H\033[2J");
         if (asked.json)
@@ -552,20 +576,20 @@ int aq_command_top(int argc, char **argv)
 static int folder_stop(const struct asked *asked)
 {
     const pid_t holder = aq_run_holder(asked->folder);
-    if (holder <= 0) {
-        fprintf(stderr, "aqpipe: nothing runs in %s\n", asked->folder);
-        return AQ_EXIT_FAILED;
+    if (access(asked->folder, F_OK) != 0) {
+        (void)aq_command_failed("%s: there is no such folder", asked->folder);
+        return AQ_EXIT_USAGE;
     }
+    if (holder <= 0) return aq_command_failed("no run is active in %s", asked->folder);
     if (kill(holder, SIGTERM) != 0) {
         (void)aq_fail_errno("stop", "cannot stop process %d", (int)holder);
         return AQ_EXIT_FAILED;
     }
-    fprintf(stderr, "aqpipe: process %d stops after its current step\n", (int)holder);
+    if (!asked->json) fprintf(stderr, "aqpipe: process %d stops after its current step\n", (int)holder);
     const uint64_t deadline = aq_clock_after(STOP_S * second_ns);
     while (aq_run_holder(asked->folder) == holder) {
         if (aq_clock_ns() > deadline) {
-            fprintf(stderr, "aqpipe: it has not ended yet; `aqpipe status %s` tells\n", asked->folder);
-            return AQ_EXIT_FAILED;
+            return aq_command_failed("it has not ended yet; see `aqpipe status %s`", asked->folder);
         }
         poll(NULL, 0, 100);
     }
@@ -580,52 +604,132 @@ int aq_command_stop(int argc, char **argv)
     if (code != AQ_OPTIONS_READ) return code;
     if (!asked.daemon) return folder_stop(&asked);
     if (ask(&asked, json_pack("{s:s}", "op", "stop"), "stopping", &answer) != AQ_OK) return AQ_EXIT_FAILED;
+    if (asked.json)
+        print_json(answer);
+    else
+        aq_out("its launcher was asked to stop with a checkpoint\n");
     json_decref(answer);
-    aq_out("its launcher is told to stop with a checkpoint\n");
     return AQ_EXIT_DONE;
 }
 
 /* ---- logs ---- */
 
+/* {"stage": 1, "text": "..."}; else the text, under a head where there are several. */
+static void show_log(const struct asked *asked, uint32_t rank, const char *path, const char *text, size_t count)
+{
+    if (!asked->json) {
+        if (path) aq_out("==> %s <==\n", path);
+        aq_out_bytes(text, count); /* what a worker wrote may come from its peers */
+        return;
+    }
+    json_t *words = json_stringn(text, count);
+    struct aq_text shown = {0};
+    for (size_t i = 0; !words && i < count; i++) /* no UTF-8: logs are printable, so this is a cut character */
+        aq_text_bytes(&shown, (unsigned char)text[i] < 0x80 && text[i] ? &text[i] : "?", 1);
+    if (!words) words = json_string(aq_text_of(&shown));
+    print_json_free(json_pack("{s:I, s:o}", "stage", (json_int_t)rank, "text", words));
+    aq_text_deinit(&shown);
+}
+
+/* Where the last `lines` lines begin, or the last LOG_BYTES with 0 lines: always at the begin of a line. */
+static size_t tail_begin(const char *text, size_t count, uint32_t lines)
+{
+    size_t at = count;
+    if (lines > 0) {
+        if (at > 0 && text[at - 1] == '\n') at--;
+        for (; at > 0 && (text[at - 1] != '\n' || --lines > 0); at--)
+            ;
+        return at;
+    }
+    at = count > LOG_BYTES ? count - LOG_BYTES : 0;
+    while (at > 0 && at < count && text[at - 1] != '\n')
+        at++;
+    return at;
+}
+
 static int daemon_logs(const struct asked *asked)
 {
     json_t *answer;
-    if (!asked->has_rank) return aq_options_wrong(logs_line.name, "of a daemon: which stage?");
+    if (!asked->has_rank) return aq_options_wrong(logs_line.name, "--daemon needs a stage");
+    if (asked->follow) return aq_options_wrong(logs_line.name, "--follow needs a run folder");
     json_t *question = json_pack("{s:s, s:I, s:i}", "op", "logs", "rank", (json_int_t)asked->rank, "bytes", LOG_BYTES);
     if (ask(asked, question, "logs", &answer) != AQ_OK) return AQ_EXIT_FAILED;
     const char *text = aq_control_text_or(answer, "text", "");
-    aq_out_text(text);
+    const size_t begin = asked->lines ? tail_begin(text, strlen(text), asked->lines) : 0;
+    show_log(asked, asked->rank, NULL, text + begin, strlen(text + begin));
     json_decref(answer);
     return AQ_EXIT_DONE;
 }
 
-/* Shows the end of one stage's log. False: there is none. */
-static bool folder_log(const char *folder, uint32_t rank, bool head)
+static enum aq_status log_path(const struct asked *asked, uint32_t rank, char path[AQ_RUN_PATH_BYTES])
 {
-    char name[48], path[AQ_RUN_PATH_BYTES], *text;
-    size_t count;
+    char name[48];
     snprintf(name, sizeof name, "logs/stage-%u.log", rank);
-    if (aq_run_path(folder, name, path) != AQ_OK || aq_file_load(NULL, path, LOG_BYTES_MAX, &text, &count) != AQ_OK)
+    return aq_run_path(asked->folder, name, path);
+}
+
+/* Shows the end of one stage's log; *seen: how much of the file that was. False: there is none. */
+static bool folder_log(const struct asked *asked, uint32_t rank, uint64_t *seen)
+{
+    char path[AQ_RUN_PATH_BYTES], *text;
+    size_t count;
+    if (log_path(asked, rank, path) != AQ_OK || aq_file_load(NULL, path, LOG_BYTES_MAX, &text, &count) != AQ_OK)
         return false;
-    if (head) aq_out("==> %s <==\n", path);
-    size_t skip = count > LOG_BYTES ? count - LOG_BYTES : 0;
-    while (skip > 0 && skip < count && text[skip - 1] != '\n')
-        skip++;                              /* from the begin of a line */
-    aq_out_bytes(text + skip, count - skip); /* what a worker wrote may come from its peers */
+    const size_t begin = tail_begin(text, count, asked->lines);
+    show_log(asked, rank, asked->has_rank ? NULL : path, text + begin, count - begin);
     aq_free(text);
+    *seen = count;
     return true;
+}
+
+/* What has come behind *seen. A log that became shorter was rotated: it is shown from its begin. */
+static void follow_log(const struct asked *asked, uint32_t rank, uint64_t *seen, uint32_t *last)
+{
+    char path[AQ_RUN_PATH_BYTES], *text;
+    size_t count;
+    struct stat about;
+    if (log_path(asked, rank, path) != AQ_OK || stat(path, &about) != 0 || (uint64_t)about.st_size == *seen) return;
+    if (aq_file_load(NULL, path, LOG_BYTES_MAX, &text, &count) != AQ_OK) return;
+    const size_t begin = count > *seen ? (size_t)*seen : 0;
+    show_log(asked, rank, asked->has_rank || *last == rank ? NULL : path, text + begin, count - begin);
+    fflush(stdout);
+    *last = rank;
+    *seen = count;
+    aq_free(text);
+}
+
+static void follow(const struct asked *asked, uint64_t *seen)
+{
+    uint32_t last = UINT32_MAX;
+    for (bool active = true; active;) {
+        active = aq_run_holder(asked->folder) > 0; /* asked before the look, so that the last lines are shown, too */
+        for (uint32_t rank = asked->rank; asked->has_rank ? rank == asked->rank : rank < AQ_JOB_RANKS_MAX; rank++)
+            follow_log(asked, rank, &seen[rank], &last);
+        if (active) poll(NULL, 0, FOLLOW_MS);
+    }
 }
 
 int aq_command_logs(int argc, char **argv)
 {
+    static uint64_t seen[AQ_JOB_RANKS_MAX];
     struct asked asked;
     const int code = parse(&asked, &logs_line, argc, argv);
     if (code != AQ_OPTIONS_READ) return code;
     if (asked.daemon) return daemon_logs(&asked);
-    bool any = false;
+    if (asked.has_rank && asked.rank >= AQ_JOB_RANKS_MAX)
+        return aq_options_wrong(logs_line.name, "stages are 0 to %d", AQ_JOB_RANKS_MAX - 1);
+    uint32_t logs = 0;
     for (uint32_t rank = asked.rank; asked.has_rank ? rank == asked.rank : rank < AQ_JOB_RANKS_MAX; rank++)
-        any |= folder_log(asked.folder, rank, !asked.has_rank);
-    if (any) return AQ_EXIT_DONE;
-    fprintf(stderr, "aqpipe: there is no log in %s/logs\n", asked.folder);
-    return AQ_EXIT_FAILED;
+        logs += folder_log(&asked, rank, &seen[rank]);
+    fflush(stdout);
+    if (asked.follow && aq_run_holder(asked.folder) > 0) {
+        follow(&asked, seen);
+        return AQ_EXIT_DONE;
+    }
+    if (logs > 0) return AQ_EXIT_DONE;
+    if (asked.has_rank)
+        (void)aq_command_failed("there is no log of stage %u in %s/logs on this machine", asked.rank, asked.folder);
+    else
+        (void)aq_command_failed("there is no log in %s/logs", asked.folder);
+    return AQ_EXIT_USAGE;
 }

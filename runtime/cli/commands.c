@@ -8,12 +8,16 @@
 #include <string.h>
 #include <unistd.h>
 
+#include <jansson.h>
+
 #include "job.h"
+#include "lr_ends.h"
 #include "net/tls.h"
+#include "options.h"
+#include "out.h"
 #include "run_folder.h"
 #include "security.h"
 #include "ssh_host.h"
-#include "lr_ends.h"
 
 bool aq_program_beside(const char *name, char *path)
 {
@@ -70,8 +74,36 @@ const char *aq_option_schedule(const char *text, void *to)
     return aq_lr_choice_named(text, to) ? NULL : "extend, continue or restart is wanted";
 }
 
+int aq_exit_of(enum aq_status status)
+{
+    if (status == AQ_OK) return AQ_EXIT_DONE;
+    const bool given = status == AQ_INVAL || status == AQ_NOTFOUND || status == AQ_MISMATCH;
+    return given ? AQ_EXIT_USAGE : AQ_EXIT_FAILED;
+}
+
+static bool json_done;
+
+void aq_command_json_done(void)
+{
+    json_done = true;
+}
+
+/* {"event": "error", "exit": 2, "error": "..."}: the last line of a command that failed under --json. */
+static void end_json(int code)
+{
+    const char *text = *aq_options_said() ? aq_options_said() : aq_error_text();
+    if (json_done || !aq_options_json() || (code != AQ_EXIT_FAILED && code != AQ_EXIT_USAGE) || !*text) return;
+    char shown[AQ_ERROR_BYTES];
+    json_t *line = json_pack("{s:s, s:i, s:s}", "event", "error", "exit", code, "error",
+                             aq_printable_text(text, shown, sizeof shown));
+    json_dumpf(line, stdout, JSON_COMPACT | JSON_ENSURE_ASCII);
+    (void)aq_out_raw("\n");
+    json_decref(line);
+}
+
 int aq_command_end(const char *program, int code)
 {
+    end_json(code);
     errno = 0;
     const bool flushed = fflush(stdout) == 0;
     if (flushed && !ferror(stdout)) return code;

@@ -2,7 +2,9 @@
  * commands.h -- the commands of `aqpipe`: each gets argv with its own name first and returns the exit status of the
  * process.
  *
- * 0 done; 1 failed; 2 usage or manifest; 3 stopped by the user, with a checkpoint.
+ * 0 done; 1 failed; 2 what was given is wrong: the command line, a manifest, or a path that is not what it should be,
+ * so that nothing was started; 3 stopped by the user, with a checkpoint. The same cause has the same status in every
+ * command (aq_exit_of; tests/test_exits). docs/man/aqpipe.1 has them for people.
  */
 #ifndef RUNTIME_COMMANDS_H
 #define RUNTIME_COMMANDS_H
@@ -42,9 +44,16 @@ struct aq_command {
     int (*run)(int argc, char **argv);
 };
 
+/* The exit status of a command that ends with this status while it looks at what it was given. AQ_INVAL, AQ_NOTFOUND
+ * and AQ_MISMATCH are AQ_EXIT_USAGE. */
+int aq_exit_of(enum aq_status status);
+
 /* The exit status of a program that ends with `code`: what it printed may lie in the buffer yet, and a full disk behind
  * that is a failure (told). */
 int aq_command_end(const char *program, int code);
+
+/* The command has printed its error as JSON: aq_command_end need not. */
+void aq_command_json_done(void);
 
 /* The program `name` in the folder of this one, into path (4096 bytes); NULL-safe answer false: there is none. */
 bool aq_program_beside(const char *name, char *path);

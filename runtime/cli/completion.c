@@ -23,8 +23,7 @@ enum aq_shell aq_shell_named(const char *name)
 static enum aq_shell shell_wanted(const char *shell)
 {
     const enum aq_shell found = aq_shell_named(shell);
-    if (found == AQ_SHELL_NONE)
-        fprintf(stderr, "completion: bash, zsh or fish, not '%.40s'\n", shell);
+    if (found == AQ_SHELL_NONE) fprintf(stderr, "completion: bash, zsh or fish, not '%.40s'\n", shell);
     return found;
 }
 
@@ -99,7 +98,7 @@ static void bash_part(FILE *to, const struct aq_command_line *line, const char *
     fprintf(to, "    %s)\n        options='", command);
     for (const struct aq_option *option = line->options; option->name; option++)
         if (shown(option)) fprintf(to, "--%s%s ", option->name, option->value ? "=" : "");
-    fprintf(to, "--help --usage'\n        words='");
+    fprintf(to, "--verbose --help'\n        words='");
     const char *between = "";
     for (const struct aq_option *option = line->options; option->name; option++) {
         if (option->kind != AQ_OPTION_WORD) continue;
@@ -157,7 +156,7 @@ static void bash_commands(FILE *to, const struct aq_command *commands, uint32_t 
                 "        return\n"
                 "    fi\n"
                 "    case ${COMP_WORDS[1]} in\n"
-                "    help) words=\"$commands keys completion\" ;;\n");
+                "    help) words=\"$commands keys aliases completion\" ;;\n");
 }
 
 /* ---- zsh ---- */
@@ -199,7 +198,7 @@ static void zsh_part(FILE *to, const struct aq_command_line *line, const char *c
     fprintf(to, "    (%s)\n        _arguments -s", command);
     for (const struct aq_option *option = line->options; option->name; option++)
         if (shown(option)) zsh_option(to, option);
-    fputs(" \\\n            '--help[this help]' '--usage[a short one]'", to);
+    fputs(" \\\n            '--verbose[print more about what happens]' '--help[this help]'", to);
     for (const struct aq_option *option = line->options; option->name; option++) {
         if (option->kind != AQ_OPTION_WORD) continue;
         fprintf(to, "%s%s", words ? " " : " \\\n            '1:what:(", option->name);

@@ -8,6 +8,7 @@
 
 #include "commands.h"
 #include "out.h"
+#include "plan.h"
 #include "run_folder.h"
 
 /* An option of sbatch stands on a line of its own: nothing in it may end the line. */
@@ -31,6 +32,20 @@ static void word(struct aq_text *out, const char *name, const char *value)
 
 static const char plain[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-/";
 
+/* Memory for the largest stage, in MiB per core of its task: Slurm's own default is often less. An option of the user's
+ * comes first: sbatch takes one of --mem, --mem-per-cpu and --mem-per-gpu. */
+static void add_memory(const struct aq_slurm *slurm, uint32_t threads, struct aq_text *out)
+{
+    static const uint64_t mib = 1 << 20, beside = 256 << 20; /* the daemon, the program and its stacks */
+    uint64_t most = 0;
+    for (uint32_t i = 0; i < slurm->wishes->count; i++)
+        if (strncmp(slurm->wishes->of[i], "--mem", 5) == 0) return;
+    for (uint32_t s = 0; s < slurm->plan->stage_count; s++)
+        if (slurm->plan->stages[s].memory_bytes > most) most = slurm->plan->stages[s].memory_bytes;
+    const uint64_t cores = threads ? threads : 1;
+    aq_text_add(out, "#SBATCH --mem-per-cpu=%lluM\n", (unsigned long long)((most + beside) / mib / cores + 1));
+}
+
 /* What is asked of Slurm: a task a rank, with the cores and the GPU that its stage wants. */
 static enum aq_status add_demands(const struct aq_slurm *slurm, struct aq_text *out)
 {
@@ -52,6 +67,7 @@ static enum aq_status add_demands(const struct aq_slurm *slurm, struct aq_text *
     aq_text_add(out, "\n#SBATCH --ntasks=%u\n", aq_job_ranks(job));
     if (threads) aq_text_add(out, "#SBATCH --cpus-per-task=%u\n", threads);
     if (gpus) aq_text_add(out, "#SBATCH --gpus-per-task=1\n");
+    add_memory(slurm, threads, out);
     aq_text_add(out, "#SBATCH --signal=B:USR1@%u\n#SBATCH --requeue\n#SBATCH --open-mode=append\n", slurm->warning_s);
     aq_text_add(out, "#SBATCH --output=%s.slurm.log\n", job->output.path);
     for (uint32_t i = 0; i < slurm->wishes->count; i++) {
@@ -146,7 +162,7 @@ enum aq_status aq_slurm_script(const struct aq_slurm *slurm, struct aq_text *out
                 job->pipeline.listed, agents, aq_slurm_places);
     aq_text_add(out, "\"$aqpipe\" launch ");
     aq_text_shell(out, manifest);
-    aq_text_add(out, " --run \"$run\" \"${resume[@]}\" --no-progress --restarts %u", slurm->restarts);
+    aq_text_add(out, " --run \"$run\" \"${resume[@]}\" --restarts %u", slurm->restarts);
     for (uint32_t i = 0; i < slurm->sets->count; i++) {
         aq_text_add(out, " --set ");
         aq_text_shell(out, slurm->sets->of[i]);

@@ -20,6 +20,7 @@
 
 struct aq_slurm {
     const struct aq_job *job;
+    const struct aq_plan *plan;        /* of the job: the memory of its stages                                */
     const char *manifest;              /* its path                                                            */
     const struct aq_arguments *sets;   /* "key=value", for the launcher                                       */
     const struct aq_arguments *wishes; /* options of sbatch, each a line: "--partition=gpu"                   */

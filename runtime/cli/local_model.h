@@ -41,13 +41,13 @@ struct aq_local_asked {
 /* Rows for the command's table of options; member: its struct aq_local_asked. */
 #define AQ_LOCAL_OPTIONS(type, member)                                                                                 \
     AQ_ROW(TEXT, type, member.tokenizer, "tokenizer", "KIND",                                                          \
-           "where the folder has none: bytes, or another of data.tokenizer (aqpipe help keys)"),                       \
+           "where the folder has none (aqpipe help keys data.tokenizer)"),                                             \
         AQ_ROW(TEXT, type, member.tokenizer_path, "tokenizer-path", "DIR", "its files; default: MODEL"),               \
         AQ_ROW_READ(aq_local_precision_read, type, member.precision, "precision", "TYPE",                              \
-                    "of the products: fp32, bf16 or fp16; default: the run's, else fp32"),                             \
+                    "of products: fp32, bf16 or fp16; default: the run's, else fp32"),                                 \
         AQ_ROW_READ(aq_local_codec_read, type, member.codec, "codec", "on|off",                                        \
-                    "on: activations cross a run's cuts by its forward codec, as samples never seen; default: off"),   \
-        AQ_ROW(TEXT, type, member.adapter, "adapter", "FOLDER", "PEFT's, added to the model's weights"),               \
+                    "on: activations cross a run's cuts by its forward codec (off)"),                                  \
+        AQ_ROW(TEXT, type, member.adapter, "adapter", "FOLDER", "adapters of PEFT, added to the model's weights"),     \
         AQ_ROW_RANGE(U32, type, member.threads, "threads", "N", 1, 1024, "default: every core")
 
 /* A READ of "fp32", "bf16" or "fp16" into an enum aq_stage_precision. */
@@ -59,7 +59,7 @@ const char *aq_local_codec_read(const char *value, void *to);
 struct aq_local {
     struct aq_local_asked asked;
     char hub[AQ_RUN_PATH_BYTES]; /* the folder of hf://ORG/NAME */
-    struct aq_job *job; /* of the run whose folder it is; NULL: it is no run's      */
+    struct aq_job *job;          /* of the run whose folder it is; NULL: it is no run's      */
     struct aq_model_folder *folder;
     struct aq_model_config model;                /* as config.json says; after load as it is computed    */
     const char *tokenizer_kind, *tokenizer_path; /* kind NULL: nobody says which                         */

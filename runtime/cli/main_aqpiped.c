@@ -119,16 +119,14 @@ static const struct aq_option options[] = {
     {0}};
 
 static const struct aq_command_line line = {
-    "aqpiped",
-    NULL,
+    "aqpiped", NULL,
     "Starts and supervises the stage workers of one job at a time on this machine, for `aqpipe launch` elsewhere. A "
     "job "
     "on this machine alone needs no daemon: `aqpipe launch` starts a private one.",
     options,
     "AQPIPE_WORKER names another program to run as `worker` (the default is the aqpipe beside this program). Whoever "
     "holds the token runs jobs as the user of this daemon. Make one with:\n"
-    "  (umask 077; head -c 32 /dev/urandom | base64 > token)",
-    NULL};
+    "  (umask 077; head -c 32 /dev/urandom | base64 > token)"};
 
 static int run(int argc, char **argv)
 {

@@ -17,14 +17,31 @@
 #include "commands.h"
 #include "completion.h"
 #include "nearest.h"
+#include "options_help.h"
+#include "out.h"
 
 enum {
     KEY_FIRST = 0x1000,
+    KEY_ALIAS = 0x2000,
     KEY_HELP = 'h',
+    KEY_VERBOSE = 'v',
     KEY_USAGE = KEY_FIRST - 1,
     KEY_COMPLETION = KEY_FIRST - 2,
-    ABOUT_BYTES = 8192
+    SAID_BYTES = 1024
 }; /* keys: no letters */
+
+static const struct {
+    const char *name, *option;
+    char letter;
+} aliases[] = {
+#define AQ_COMMAND_ALIAS(name, command)
+#define AQ_OPTION_ALIAS(name, letter, option) {name, option, letter},
+#include "aliases.def"
+};
+enum { ALIASES = sizeof aliases / sizeof *aliases };
+
+static char said_text[SAID_BYTES];
+static bool json_asked;
 
 static const double MAX_TOLD = 1e11; /* more is no limit */
 
@@ -32,17 +49,37 @@ struct reading {
     const struct aq_command_line *line;
     struct aq_arguments *arguments;
     void *to;
-    int helped;             /* flags of argp_help */
+    bool helped, used, verbose; /* --help, --usage, --verbose */
+    bool given[AQ_OPTIONS_MAX];
     const char *completion; /* the shell whose completion was asked for */
     bool said;
 };
 
 static int say_wrong(const char *name, const char *format, va_list arguments)
 {
-    fprintf(stderr, "%s: ", name);
-    vfprintf(stderr, format, arguments);
-    fprintf(stderr, " (%s --help tells more)\n", name);
+    vsnprintf(said_text, sizeof said_text, format, arguments);
+    fprintf(stderr, "%s: %s (see %s --help)\n", name, said_text, name);
     return AQ_EXIT_USAGE;
+}
+
+bool aq_options_json(void)
+{
+    return json_asked;
+}
+
+const char *aq_options_said(void)
+{
+    return said_text;
+}
+
+int aq_command_failed(const char *format, ...)
+{
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(said_text, sizeof said_text, format, arguments);
+    va_end(arguments);
+    fprintf(stderr, "aqpipe: %s\n", said_text);
+    return AQ_EXIT_FAILED;
 }
 
 int aq_options_wrong(const char *name, const char *format, ...)
@@ -87,12 +124,31 @@ static bool number(const char *text, double min, double max, double *out)
     return true;
 }
 
+/* Seconds of "90", "500ms", "10min", "2h", "1d". */
+static bool seconds(const char *text, double min, double max, double *out)
+{
+    static const struct {
+        const char *name;
+        double factor;
+    } units[] = {{"", 1}, {"s", 1}, {"ms", 1e-3}, {"min", 60}, {"m", 60}, {"h", 3600}, {"d", 86400}};
+    char *end;
+    const double value = strtod(text, &end);
+    for (size_t i = 0; end != text && i < sizeof units / sizeof *units; i++) {
+        const double told = value * units[i].factor;
+        if (strcmp(end, units[i].name) != 0 || !isfinite(told) || told < min || told > max) continue;
+        *out = told;
+        return true;
+    }
+    return false;
+}
+
 static error_t take(struct reading *reading, const struct aq_option *option, const char *text)
 {
     char *to = (char *)reading->to + option->offset;
     struct aq_arguments *list = (void *)to;
     uint64_t count;
     const char *wanted;
+    reading->given[option - reading->line->options] = true;
     switch (option->kind) {
     case AQ_OPTION_FLAG:
         *(bool *)to = true;
@@ -117,6 +173,11 @@ static error_t take(struct reading *reading, const struct aq_option *option, con
             return wrong(reading,
                          option->max > MAX_TOLD ? "--%s: '%.80s' is no number, %g or more"
                                                 : "--%s: '%.80s' is no number from %g to %g",
+                         option->name, text, option->min, option->max);
+        return 0;
+    case AQ_OPTION_TIME:
+        if (!seconds(text, option->min, option->max, (double *)(void *)to))
+            return wrong(reading, "--%s: '%.80s' is no time from %g s to %g s, as in 90, 500ms, 10min, 2h",
                          option->name, text, option->min, option->max);
         return 0;
     case AQ_OPTION_LIST:
@@ -150,8 +211,11 @@ static error_t explain(struct reading *reading, const struct argp_state *state)
     }
     const size_t bytes = strcspn(word + 2, "=");
     const struct aq_option *option = find(reading->line, word + 2, bytes);
+    for (int i = 0; !option && i < ALIASES; i++)
+        if (strncmp(aliases[i].name, word + 2, bytes) == 0 && !aliases[i].name[bytes])
+            option = find(reading->line, aliases[i].option, strlen(aliases[i].option));
     if (option && word[2 + bytes]) return wrong(reading, "--%s takes no value", option->name);
-    if (option) return wrong(reading, "--%s wants a value: --%s %s", option->name, option->name, option->value);
+    if (option) return wrong(reading, "--%s needs a value: --%s %s", option->name, option->name, option->value);
     char name[64];
     snprintf(name, sizeof name, "%.*s", (int)bytes, word + 2);
     struct aq_nearest nearest = {.word = name};
@@ -167,8 +231,13 @@ static error_t parse(int key, char *value, struct argp_state *state)
 {
     struct reading *reading = state->input;
     if (key == KEY_HELP || key == KEY_USAGE) {
-        reading->helped = key == KEY_HELP ? ARGP_HELP_LONG | ARGP_HELP_SHORT_USAGE | ARGP_HELP_DOC : ARGP_HELP_USAGE;
+        reading->helped = key == KEY_HELP;
+        reading->used = key == KEY_USAGE;
         state->next = state->argc; /* nothing else matters */
+        return 0;
+    }
+    if (key == KEY_VERBOSE) {
+        reading->verbose = true;
         return 0;
     }
     if (key == KEY_COMPLETION) {
@@ -182,47 +251,100 @@ static error_t parse(int key, char *value, struct argp_state *state)
         arguments->of[arguments->count++] = value;
         return 0;
     }
-    if (key == ARGP_KEY_ERROR) return reading->helped ? 0 : explain(reading, state);
+    if (key == ARGP_KEY_ERROR) return reading->helped || reading->used ? 0 : explain(reading, state);
     if (key >= KEY_FIRST && key < KEY_FIRST + AQ_OPTIONS_MAX)
         return take(reading, &reading->line->options[key - KEY_FIRST], value);
+    for (int i = 0; i < ALIASES; i++) {
+        const struct aq_option *option = find(reading->line, aliases[i].option, strlen(aliases[i].option));
+        if (option && (key == KEY_ALIAS + i || (aliases[i].letter && key == aliases[i].letter)))
+            return take(reading, option, value);
+    }
     for (const struct aq_option *option = reading->line->options; option->name; option++)
         if (option->letter && option->letter == key) return take(reading, option, value);
     return ARGP_ERR_UNKNOWN;
 }
 
+/* The aliases that this command can have, behind its own rows. Answers how many rows there are now. */
+static int add_aliases(const struct aq_command_line *line, struct argp_option *rows, int count)
+{
+    for (int i = 0; i < ALIASES; i++) {
+        const struct aq_option *option = find(line, aliases[i].option, strlen(aliases[i].option));
+        if (!option || find(line, aliases[i].name, strlen(aliases[i].name))) continue;
+        rows[count++] = (struct argp_option){.name = aliases[i].name,
+                                             .key = aliases[i].letter ? aliases[i].letter : KEY_ALIAS + i,
+                                             .arg = option->value,
+                                             .flags = OPTION_HIDDEN,
+                                             .doc = ""};
+    }
+    return count;
+}
+
+static void make_rows(const struct aq_command_line *line, struct argp_option *rows)
+{
+    int count = 0;
+    for (const struct aq_option *option = line->options; option->name; option++) {
+        const int at = (int)(option - line->options);
+        AQ_ASSERT(at < AQ_OPTIONS_MAX);
+        if (option->kind == AQ_OPTION_WORD) continue;
+        rows[count++] = (struct argp_option){.name = option->name,
+                                             .key = option->letter ? option->letter : KEY_FIRST + at,
+                                             .arg = option->value,
+                                             .doc = ""};
+    }
+    count = add_aliases(line, rows, count);
+    rows[count++] = (struct argp_option){.name = "help", .key = KEY_HELP, .doc = ""};
+    rows[count++] = (struct argp_option){.name = "usage", .key = KEY_USAGE, .doc = ""};
+    rows[count++] = (struct argp_option){.name = "verbose", .key = KEY_VERBOSE, .doc = ""};
+    rows[count++] = (struct argp_option){.name = "completion", .key = KEY_COMPLETION, .arg = "SHELL", .doc = ""};
+    rows[count] = (struct argp_option){0};
+}
+
+/* The sub-command that this command line names: its first word that is no option. */
+static const struct aq_option *verb_asked(const struct aq_command_line *line, int argc, char **argv)
+{
+    for (int i = 1; i < argc; i++)
+        if (argv[i][0] != '-') return aq_options_verb(line, argv[i]);
+    return NULL;
+}
+
+static int show_help(const struct reading *reading, int argc, char **argv)
+{
+    struct aq_text text = {0};
+    const struct aq_option *verb = verb_asked(reading->line, argc, argv);
+    (reading->helped ? aq_options_help : aq_options_usage)(reading->line, verb, &text);
+    const bool whole = text.status == AQ_OK && aq_out_text(aq_text_of(&text));
+    aq_text_deinit(&text);
+    return whole ? AQ_EXIT_DONE : AQ_EXIT_FAILED;
+}
+
+/* An option of some sub-commands goes with no other. */
+static error_t check_verbs(struct reading *reading)
+{
+    const struct aq_command_line *line = reading->line;
+    for (const struct aq_option *option = line->options; option->name; option++) {
+        bool fits = !option->of || !reading->given[option - line->options] || reading->arguments->count == 0;
+        for (uint32_t i = 0; !fits && i < reading->arguments->count; i++)
+            fits = aq_option_is_of(option, reading->arguments->of[i]);
+        if (!fits) return wrong(reading, "--%s is an option of %s", option->name, option->of);
+    }
+    return 0;
+}
+
 int aq_options_read(const struct aq_command_line *line, int argc, char **argv, void *to, struct aq_arguments *arguments)
 {
-    struct argp_option rows[AQ_OPTIONS_MAX + 4];
-    char about[ABOUT_BYTES], name[64];
-    int count = 0;
-    for (; line->options[count].name; count++) {
-        const struct aq_option *option = &line->options[count];
-        AQ_ASSERT(count < AQ_OPTIONS_MAX);
-        rows[count] = (struct argp_option){.name = option->name,
-                                           .key = option->letter ? option->letter : KEY_FIRST + count,
-                                           .arg = option->value,
-                                           .flags = option->kind == AQ_OPTION_WORD ? OPTION_DOC
-                                                    : option->help                 ? 0
-                                                                                   : OPTION_HIDDEN,
-                                           .doc = option->help ? option->help : "",
-                                           .group = count + 1 /* as they stand in the table */};
-    }
-    rows[count++] = (struct argp_option){.name = "help", .key = KEY_HELP, .doc = "this help", .group = -1};
-    rows[count++] = (struct argp_option){.name = "usage", .key = KEY_USAGE, .doc = "a short one", .group = -1};
-    rows[count++] = (struct argp_option){
-        .name = "completion", .key = KEY_COMPLETION, .arg = "SHELL", .flags = OPTION_HIDDEN, .doc = "", .group = -1};
-    rows[count] = (struct argp_option){0};
-    snprintf(about, sizeof about, "\n%s%s%s", line->about, line->more ? "\v" : "", line->more ? line->more : "");
-    snprintf(name, sizeof name, "%s", line->name);
-    const struct argp argp = {.options = rows, .parser = parse, .args_doc = line->arguments, .doc = about};
+    struct argp_option rows[AQ_OPTIONS_MAX + ALIASES + 5];
+    make_rows(line, rows);
+    const struct argp argp = {.options = rows, .parser = parse};
     struct reading reading = {.line = line, .arguments = arguments, .to = to};
     *arguments = (struct aq_arguments){0};
-    const error_t error = argp_parse(&argp, argc, argv, ARGP_NO_ERRS | ARGP_NO_EXIT | ARGP_NO_HELP, NULL, &reading);
-    if (reading.helped) {
-        argp_help(&argp, stdout, (unsigned)reading.helped, name);
-        return line->keys && reading.helped != ARGP_HELP_USAGE ? line->keys() : AQ_EXIT_DONE;
-    }
+    json_asked = false;
+    for (int i = 1; i < argc && strcmp(argv[i], "--") != 0; i++)
+        json_asked |= strcmp(argv[i], "--json") == 0;
+    error_t error = argp_parse(&argp, argc, argv, ARGP_NO_ERRS | ARGP_NO_EXIT | ARGP_NO_HELP, NULL, &reading);
+    if (reading.helped || reading.used) return show_help(&reading, argc, argv);
     if (reading.completion) return aq_completion_line(stdout, reading.completion, line);
+    if (error == 0) error = check_verbs(&reading);
+    if (reading.verbose && setenv("AQ_LOG", "2", 0) == 0) aq_log_init(AQ_LOG_COMMAND);
     return error ? AQ_EXIT_USAGE : AQ_OPTIONS_READ;
 }
 
@@ -232,12 +354,17 @@ const char *aq_size_read(const char *text, void *to)
     char *end;
     errno = 0;
     const unsigned long long value = strtoull(text, &end, 10);
-    const char *unit = *end ? strchr(units, *end) : NULL;
-    const int shift = unit ? 10 * (int)(unit + 1 - units) : 0;
-    if (errno != 0 || end == text || text[0] == '-' || (*end && (!unit || end[1])) || value == 0 ||
-        value > UINT64_MAX >> shift)
-        return "bytes are wanted, or 512M";
-    *(uint64_t *)to = value << shift;
+    const char *unit = *end ? strchr(*end == 'k' ? "K" : units, *end == 'k' ? 'K' : *end) : NULL;
+    const int power = unit ? (int)(*end == 'k' ? 1 : unit + 1 - units) : 0;
+    const char *rest = end + (unit != NULL);
+    const bool thousands = unit && strcmp(rest, "B") == 0;
+    uint64_t factor = 1;
+    for (int i = 0; i < power; i++)
+        factor *= thousands ? 1000 : 1024;
+    if (errno != 0 || end == text || text[0] == '-' || value == 0 || value > UINT64_MAX / factor ||
+        (*rest && !thousands && strcmp(rest, unit ? "iB" : "B") != 0))
+        return "bytes are needed, as in 5000000000, 512MiB, 16G, 5GB";
+    *(uint64_t *)to = value * factor;
     return NULL;
 }
 

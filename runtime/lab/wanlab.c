@@ -197,9 +197,9 @@ static const struct aq_option options[] = {
 static const struct aq_option set_options[] = {SETTINGS, {0}};
 
 static const struct aq_command_line line = {
-    "wanlab", "N [SETTINGS] -- COMMAND...\nexec I COMMAND...\nset SETTINGS\n--check", about, options, more, NULL};
-static const struct aq_command_line set_line = {"wanlab set", "",   "Changes the lab that this process is in.",
-                                                set_options,  NULL, NULL};
+    "wanlab", "N [SETTINGS] -- COMMAND...\nexec I COMMAND...\nset SETTINGS\n--check", about, options, more};
+static const struct aq_command_line set_line = {"wanlab set", "", "Changes the lab that this process is in.",
+                                                set_options, NULL};
 
 /* ---- what is run ---- */
 

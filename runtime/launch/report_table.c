@@ -1,4 +1,4 @@
-/* report_table.c -- several runs as one table: first what tells them apart, then what they came to. */
+/* report_table.c -- several runs as one table: first what tells them apart, then their figures; one run as a list. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -19,6 +19,30 @@ static const char *const heads[2][COLUMNS] = {
      "link, step", "rank, step", "to",      "links",   "first",    "last",  "loss",  "metric",
      "",           "all stages", "machine", "machine", "",         "healed"},
 };
+
+/* The same columns in words: one run is a list. */
+static const char *const names[COLUMNS] = {"run",
+                                           "codec",
+                                           "optimizer",
+                                           "reduced in",
+                                           "stages x replicas",
+                                           "sequences/s",
+                                           "sequences/s, warm",
+                                           "sent forward per link and step",
+                                           "sent backward per link and step",
+                                           "gradients per rank and step",
+                                           "packed to",
+                                           "waits for links",
+                                           "first loss",
+                                           "last loss",
+                                           "held-out loss",
+                                           "held-out metric",
+                                           "time",
+                                           "computing, all stages",
+                                           "sent by a machine",
+                                           "disk of a machine",
+                                           "cache",
+                                           "links healed"};
 
 static double at(const json_t *run, const char *outer, const char *inner)
 {
@@ -200,7 +224,10 @@ void aq_report_table(const json_t *runs, unsigned columns, struct aq_text *text)
         aq_table_cell(&table, "%s", heads[i / COLUMNS][i % COLUMNS]);
     for (size_t r = 0; r < rows; r++)
         add_row(&table, json_array_get(runs, r), runs);
-    aq_table_print(&table, columns, text);
+    if (rows == 1)
+        aq_table_list(&table, 2, names, &below); /* behind the two rows of heads */
+    else
+        aq_table_print(&table, columns, text);
     for (size_t r = 0; r < rows; r++) {
         char name[NAME_BYTES];
         const json_t *run = json_array_get(runs, r);

@@ -447,8 +447,10 @@ bool aq_job_listens(const struct aq_job *job, uint32_t rank);
 /* Micro-batches of a step with `samples` samples on one replica. */
 uint32_t aq_job_micro_batches(const struct aq_job *job, uint32_t samples);
 
-/* The table of keys for people: --help's text, or the page docs/MANIFEST.md. Memory of aq_alloc. */
-enum aq_status aq_keys_help(char **text);
+/* The table of keys for people: the text of `aqpipe help keys`, or the page docs/MANIFEST.md. Memory of aq_alloc.
+ * about: a section ("train"), a key ("train.lr", "lr", "edges.forward.bits") or part of a key's name; NULL: all keys.
+ * AQ_NOTFOUND, logged with the nearest name: there is no such section or key. */
+enum aq_status aq_keys_help(const char *about, char **text);
 enum aq_status aq_keys_markdown(char **text);
 
 #endif

@@ -308,8 +308,9 @@ static const struct unit rate_units[] = {{"", 1},          {"kbit", 1e-3}, {"mbi
                                          {"kbit/s", 1e-3}, {"mbit/s", 1},  {"gbit/s", 1e3}, {"Mbit/s", 1},
                                          {"Gbit/s", 1e3},  {"mbps", 1},    {"gbps", 1e3},   {"Mbps", 1},
                                          {"Gbps", 1e3},    {"Mbit", 1},    {"Gbit", 1e3},   {NULL, 0}};
-static const struct unit time_units[] = {{"", 1e9},    {"ns", 1},     {"us", 1e3}, {"ms", 1e6},   {"s", 1e9},
-                                         {"sec", 1e9}, {"min", 60e9}, {"m", 60e9}, {"h", 3600e9}, {NULL, 0}};
+static const struct unit time_units[] = {{"", 1e9},     {"ns", 1},      {"us", 1e3},   {"ms", 1e6},
+                                         {"s", 1e9},    {"sec", 1e9},   {"min", 60e9}, {"m", 60e9},
+                                         {"h", 3600e9}, {"d", 86400e9}, {NULL, 0}};
 
 static enum aq_status with_unit(const char *text, const struct unit *units, double *out)
 {
@@ -408,6 +409,17 @@ static const struct {
     uint32_t value;
 } flights[] = {{"auto", AQ_IN_FLIGHT_AUTO}, {"default", AQ_IN_FLIGHT_DEFAULT}, {"classic", AQ_IN_FLIGHT_CLASSIC}};
 
+/* "20ms", "0.1s" of a key whose unit is ms; a plain number is milliseconds. */
+static bool is_time(const struct aq_key *key, const char *text, double *ms)
+{
+    const char *rest;
+    double ns;
+    if (strcmp(key->unit, "ms") != 0 || decimal(text, ms, &rest) != AQ_OK || !*rest) return false;
+    if (with_unit(text, time_units, &ns) != AQ_OK) return false;
+    *ms = ns * 1e-6;
+    return true;
+}
+
 static enum aq_status read_number(const struct aq_key *key, const char *text, void *to)
 {
     uint64_t count = 0;
@@ -448,7 +460,8 @@ static enum aq_status read_number(const struct aq_key *key, const char *text, vo
         }
         /* fall through */
     case AQ_KEY_F32:
-        if (decimal(text, &value, &rest) != AQ_OK || *rest || !within(key, value)) return AQ_INVAL;
+        if (!is_time(key, text, &value) && (decimal(text, &value, &rest) != AQ_OK || *rest)) return AQ_INVAL;
+        if (!within(key, value)) return AQ_INVAL;
         if (value > 0 && (float)value <= 0) return AQ_INVAL; /* 0 is off for many a key: nothing becomes it unsaid */
         *(float *)to = (float)value;
         return AQ_OK;

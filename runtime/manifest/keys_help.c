@@ -5,8 +5,9 @@
 #include <string.h>
 
 #include "keys.h"
+#include "nearest.h"
 
-enum { WANTS_BYTES = 256, HELP_COLUMN = 36 };
+enum { WANTS_BYTES = 256, NAME_COLUMNS = 30, HELP_COLUMNS = 100, KEY_BYTES = 128 };
 
 static void type_of(const struct aq_key *key, char *text, size_t bytes)
 {
@@ -78,12 +79,13 @@ void aq_key_wants(const struct aq_key *key, char *text, size_t bytes)
     const bool ranged = range_of(key, range, sizeof range);
     const char *hint = key->kind == AQ_KEY_BYTES       ? ", as in 64MiB"
                        : key->kind == AQ_KEY_RATE      ? ", as in 100mbit"
-                       : key->kind == AQ_KEY_DURATION  ? ", as in 30s"
+                       : key->kind == AQ_KEY_DURATION  ? ", as in 30s, 20min"
                        : key->kind == AQ_KEY_EVERY     ? ", as in '1 epoch' or '200 steps'"
                        : key->kind == AQ_KEY_IN_FLIGHT ? ", 'auto', 'default' or 'classic'"
                        : key->kind == AQ_KEY_SCALE     ? ", or 'auto'"
                        : key->kind == AQ_KEY_COUNT     ? ", or 'auto'"
                        : key->kind == AQ_KEY_WINDOW    ? ", or 'auto'"
+                       : strcmp(key->unit, "ms") == 0  ? ", as in 20ms, 0.1s"
                                                        : "";
     snprintf(text, bytes, "%s%s%s%s%s%s%s",
              key->names                  ? "one of "
@@ -94,20 +96,22 @@ void aq_key_wants(const struct aq_key *key, char *text, size_t bytes)
              key->kind != AQ_KEY_EVERY ? key->unit : "", hint);
 }
 
+/* "  prefix.name   what it can be; default X", and below it what it means, both folded. */
 static void help_line(struct aq_text *text, const char *prefix, const struct aq_key *key)
 {
+    struct aq_text line = {0};
     char wants[WANTS_BYTES];
     aq_key_wants(key, wants, sizeof wants);
     const int used = (int)(strlen(prefix) + strlen(key->name));
-    aq_text_add(text, "  %s%s%*s%s", prefix, key->name, used < HELP_COLUMN ? HELP_COLUMN - used : 1, "", wants);
-    if (*key->fallback) aq_text_add(text, "; default %s", key->fallback);
-    aq_text_add(text, "\n  %*s%s\n", HELP_COLUMN, "", key->help);
-}
-
-static void help_table(struct aq_text *text, const char *prefix, struct aq_key_table table)
-{
-    for (uint32_t i = 0; i < table.count; i++)
-        help_line(text, prefix, &table.keys[i]);
+    aq_text_add(&line, "  %s%s%*s%s", prefix, key->name, used < NAME_COLUMNS ? NAME_COLUMNS - used : 1, "", wants);
+    if (*key->fallback) aq_text_add(&line, "; default %s", key->fallback);
+    aq_text_fold(text, aq_text_of(&line), HELP_COLUMNS);
+    aq_text_deinit(&line);
+    aq_text_add(&line, "    %s", key->help);
+    aq_text_add(text, "\n");
+    aq_text_fold(text, aq_text_of(&line), HELP_COLUMNS);
+    aq_text_add(text, "\n");
+    aq_text_deinit(&line);
 }
 
 static bool in_section(const struct aq_key *key, const char *section)
@@ -116,34 +120,114 @@ static bool in_section(const struct aq_key *key, const char *section)
     return strncmp(key->name, section, bytes) == 0 && key->name[bytes] == '.';
 }
 
-static void help_section(struct aq_text *text, const struct aq_key_section *section)
+/* The tables of keys, and what stands before a name in each where people write it. */
+static struct aq_key_table table_of(int i, const char **prefix)
 {
-    const struct aq_key_table keys = aq_keys_job();
-    aq_text_add(text, "\n%s: %s\n", section->name, section->help);
-    for (uint32_t i = 0; i < keys.count; i++)
-        if (in_section(&keys.keys[i], section->name)) help_line(text, "", &keys.keys[i]);
-    if (strcmp(section->name, "pipeline") == 0) {
-        aq_text_add(text, "  keys of an entry of pipeline.stages:\n");
-        help_table(text, "  ", aq_keys_stage());
+    static const char *const prefixes[] = {"", "pipeline.stages.N.", "edges.forward.", "edges.list.N."};
+    *prefix = prefixes[i];
+    return i == 0 ? aq_keys_job() : i == 1 ? aq_keys_stage() : i == 2 ? aq_keys_codec() : aq_keys_edge();
+}
+
+enum { TABLES = 4 };
+
+/* "edges.forward.bits" and "edges.backward.bits", "pipeline.stages.0.threads" are names of `whole`: a number is N. */
+static bool same_key(const char *about, const char *whole)
+{
+    static const char forward[] = "edges.forward.", backward[] = "edges.backward.";
+    if (strncmp(about, backward, sizeof backward - 1) == 0 && strncmp(whole, forward, sizeof forward - 1) == 0)
+        return strcmp(about + sizeof backward - 1, whole + sizeof forward - 1) == 0;
+    while (*about && *whole) {
+        if (*whole == 'N' && *about >= '0' && *about <= '9') {
+            about += strspn(about, "0123456789");
+            whole++;
+        } else if (*about++ != *whole++) {
+            return false;
+        }
     }
-    if (strcmp(section->name, "edges") == 0) {
-        aq_text_add(text, "  keys of a codec (edges.forward.bits, ...):\n");
-        help_table(text, "  ", aq_keys_codec());
-        aq_text_add(text, "  keys of an entry of edges.list, beside edge, forward and backward:\n");
-        help_table(text, "  ", aq_keys_edge());
+    return *about == *whole;
+}
+
+enum match { MATCH_SECTION, MATCH_KEY, MATCH_LAST_WORD, MATCH_PART, MATCHES };
+
+static bool matches(enum match match, const char *about, const char *whole)
+{
+    const char *dot = strrchr(whole, '.');
+    const size_t bytes = strlen(about);
+    switch (match) {
+    case MATCH_SECTION:
+        return strncmp(whole, about, bytes) == 0 && whole[bytes] == '.';
+    case MATCH_KEY:
+        return same_key(about, whole);
+    case MATCH_LAST_WORD:
+        return dot && strcmp(dot + 1, about) == 0;
+    default:
+        return strstr(whole, about) != NULL;
     }
 }
 
-enum aq_status aq_keys_help(char **out)
+static void help_section(struct aq_text *text, const struct aq_key_section *section)
 {
-    struct aq_text text = {0};
+    struct aq_text line = {0};
+    aq_text_add(&line, "%s: %s\n", section->name, section->help);
+    aq_text_fold(text, aq_text_of(&line), HELP_COLUMNS);
+    aq_text_deinit(&line);
+}
+
+/* Every key that matches; *nearest learns the names. Answers how many there are. */
+static uint32_t help_matches(struct aq_text *text, enum match match, const char *about, struct aq_nearest *nearest)
+{
+    uint32_t found = 0, sections;
+    char whole[KEY_BYTES];
+    const struct aq_key_section *section = aq_keys_sections(&sections);
+    for (uint32_t s = 0; match == MATCH_SECTION && s < sections; s++) {
+        aq_nearest_try(nearest, section[s].name);
+        if (strcmp(section[s].name, about) == 0) help_section(text, &section[s]);
+    }
+    for (int i = 0; i < TABLES; i++) {
+        const char *prefix;
+        const struct aq_key_table table = table_of(i, &prefix);
+        for (uint32_t k = 0; k < table.count; k++) {
+            snprintf(whole, sizeof whole, "%s%s", prefix, table.keys[k].name);
+            if (match == MATCH_KEY && i == 0) aq_nearest_try(nearest, table.keys[k].name);
+            if (!matches(match, about, whole)) continue;
+            help_line(text, prefix, &table.keys[k]);
+            found++;
+        }
+    }
+    return found;
+}
+
+static void help_all(struct aq_text *text)
+{
     uint32_t count;
     const struct aq_key_section *sections = aq_keys_sections(&count);
-    aq_text_add(&text, "Keys of a manifest; any of them also as --set key=value. Relative paths are "
-                       "relative to the manifest's\nfolder; those of --set to the current one.\n");
-    for (uint32_t i = 0; i < count; i++)
-        help_section(&text, &sections[i]);
-    return aq_text_take(&text, out);
+    struct aq_nearest unused = {.word = ""};
+    aq_text_add(
+        text, "Keys of a manifest; any of them also as --set key=value. A relative path is relative to the folder\nof "
+              "the manifest, one of --set to the current folder. `aqpipe help keys SECTION` or KEY prints a\npart "
+              "of this list.\n");
+    for (uint32_t s = 0; s < count; s++) {
+        aq_text_add(text, "\n");
+        (void)help_matches(text, MATCH_SECTION, sections[s].name, &unused);
+    }
+}
+
+enum aq_status aq_keys_help(const char *about, char **out)
+{
+    struct aq_text text = {0};
+    struct aq_nearest nearest = {.word = about};
+    uint32_t found = 0;
+    if (!about) {
+        help_all(&text);
+        return aq_text_take(&text, out);
+    }
+    for (int match = MATCH_SECTION; match < MATCHES && found == 0 && *about; match++)
+        found = help_matches(&text, (enum match)match, about, &nearest);
+    if (found > 0) return aq_text_take(&text, out);
+    aq_text_deinit(&text);
+    const char *meant = aq_nearest_of(&nearest);
+    return aq_fail(AQ_NOTFOUND, "help", "there is no section or key '%.80s'%s%s%s; `aqpipe help keys` lists them all",
+                   about, meant ? "; did you mean '" : "", meant ? meant : "", meant ? "'?" : "");
 }
 
 /* A cell of a table: "|" would end it. */
@@ -219,8 +303,9 @@ enum aq_status aq_keys_markdown(char **out)
                 "line, too, and wins there:\n`--set train.batch=16`, `--set \"data.train=[a.txt, b.txt]\"`, "
                 "`--set pipeline.stages.1.threads=2` (entries count from 0).\nA relative path in the "
                 "manifest is relative to the manifest's folder, one on the command line (`--set`, `--run`) to the "
-                "current folder.\nSizes take kB, MB, GB, KiB, MiB, GiB; rates kbit, mbit, gbit; durations ns, "
-                "us, ms, s,\nmin, h. Anchors, aliases and tags are refused, and so is a key given twice.\n");
+                "current folder.\nSizes take kB, MB, GB, KiB, MiB, GiB; rates kbit, mbit, gbit; durations and "
+                "milliseconds ns,\nus, ms, s, min, h, d. Anchors, aliases and tags are refused, and so is a key given "
+                "twice.\n");
     page_common(&text, keys);
     for (uint32_t s = 0; s < count; s++) {
         aq_text_add(&text, "\n## %s\n\n%s\n", sections[s].name, sections[s].help);

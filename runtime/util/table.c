@@ -95,6 +95,21 @@ void aq_table_print(const struct aq_table *table, unsigned columns, struct aq_te
     }
 }
 
+void aq_table_list(const struct aq_table *table, uint32_t row, const char *const *names, struct aq_text *text)
+{
+    size_t width = 0;
+    AQ_ASSERT((row + 1) * table->columns <= table->count);
+    if (table->cells.status != AQ_OK) text->status = table->cells.status;
+    if (table->cells.status != AQ_OK) return;
+    for (uint32_t c = 0; c < table->columns; c++)
+        if (strlen(names[c]) > width) width = strlen(names[c]);
+    const char *cell = aq_text_of(&table->cells);
+    for (uint32_t i = 0; i < row * table->columns; i++)
+        cell += strlen(cell) + 1;
+    for (uint32_t c = 0; c < table->columns; c++, cell += strlen(cell) + 1)
+        if (*cell && strcmp(cell, "-") != 0) aq_text_add(text, "%-*s  %s\n", (int)width, names[c], cell);
+}
+
 void aq_table_deinit(struct aq_table *table)
 {
     aq_text_deinit(&table->cells);

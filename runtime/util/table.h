@@ -38,6 +38,9 @@ void aq_table_size(struct aq_table *table, double bytes);
 
 /* columns: that a line may have, 0: any number. Rows must be whole. */
 void aq_table_print(const struct aq_table *table, unsigned columns, struct aq_text *text);
+/* One row as a list, a line per column: its name, and the cell; without those that are "-" or empty. names: of all
+ * columns. */
+void aq_table_list(const struct aq_table *table, uint32_t row, const char *const *names, struct aq_text *text);
 void aq_table_deinit(struct aq_table *table);
 
 #endif

@@ -105,14 +105,14 @@ def scenario_generate_broken():
 def refusals(run):
     ask = (*PROMPT, "--pipeline")
     done = aqpipe("export", run, ROOT / "model")
-    wrong(r"--pipeline: .*model is no run's folder", 1, "generate", ROOT / "model", *ask, "--tokenizer", "bytes")
+    wrong(r"--pipeline: .*model is no run's folder", 2, "generate", ROOT / "model", *ask, "--tokenizer", "bytes")
     launch(manifest("one", **{"pipeline.stages": 1, "train.steps_max": 1}))
-    wrong(r"--pipeline: .*one was one stage", 1, "generate", ROOT / "one", *ask)
+    wrong(r"--pipeline: .*one was one stage", 2, "generate", ROOT / "one", *ask)
     table("train.tsv", 3, 22)
     table("heldout.tsv", 4, 9)
     launch(table_job("rows", **{"train.steps_max": 1, "pipeline.stages": 2}))
-    wrong(r"is a GPT2ForSequenceClassification, which writes no text", 1, "generate", ROOT / "rows", *ask)
-    wrong(r"adapter_config\.json: there is no such file", 1, "generate", run, *ask, "--adapter", ROOT / "none")
+    wrong(r"is a GPT2ForSequenceClassification, which writes no text", 2, "generate", ROOT / "rows", *ask)
+    wrong(r"adapter_config\.json: there is no such file", 2, "generate", run, *ask, "--adapter", ROOT / "none")
     # The first and the last stage have what they need: the one between them misses a tensor.
     model = (run / "model.safetensors").read_bytes()
     size = int.from_bytes(model[:8], "little")

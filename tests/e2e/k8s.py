@@ -1,5 +1,6 @@
 """`aqpipe launch --on k8s`: manifests that are YAML, by the rules that the API server has for them (names, required fields, ports, references), and
 whose commands programs of this machine take. No cluster is needed."""
+import json
 import os
 import re
 import subprocess
@@ -33,6 +34,19 @@ def documents(path, *arguments):
     found = {document["kind"]: document for document in yaml.load_all(done.stdout, Strict) if document}
     check({kind: document["apiVersion"] for kind, document in found.items()} == KINDS, f"{list(found)}")
     return done.stdout, found
+
+
+def slurm_asks_for_memory():
+    """The script asks for the plan's memory, unless the user does; its log gets lines of progress."""
+    path = manifest("queue", **{"pipeline.stages": 2, "pipeline.threads": 2})
+    plan = json.loads(aqpipe("plan", path, "--json").stdout)
+    most = max(stage["memory_bytes"] for stage in plan["stages"])
+    script = aqpipe("launch", path, "--on", "slurm", "--dry-run").stdout
+    asked = int(re.search(r"^#SBATCH --mem-per-cpu=(\d+)M$", script, re.M).group(1))
+    check(most < 2 * asked * 2**20 < most + 2**29, f"{asked} MiB for each of 2 cores; the plan has {most} bytes")
+    check("--no-progress" not in script and "--open-mode=append" in script, script)
+    script = aqpipe("launch", path, "--on", "slurm", "--sbatch=--mem=3G", "--dry-run").stdout
+    check("--mem-per-cpu" not in script and "#SBATCH --mem=3G\n" in script, script)
 
 
 def pod_is_sound(spec, mounted):
@@ -136,4 +150,5 @@ def scenario_k8s():
     refused("no host, no address", *OPTIONS, "--set", "pipeline.stages=[{host: \"tcp://127.0.0.1:7000\"}, {}]")
     refused("model.blocks", *OPTIONS, path=manifest("bad", model__blocks=0))
     refused("no letter or digit", *OPTIONS, path=manifest("'___'", output__path=ROOT / "odd"))
-    refused("--image, --claim and --mount go with --on k8s", "--on", "slurm", "--claim", "x")
+    refused("--image, --claim and --mount need --on k8s", "--on", "slurm", "--claim", "x")
+    slurm_asks_for_memory()

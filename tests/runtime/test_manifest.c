@@ -155,9 +155,9 @@ static void test_manifest_lioncub_has_a_norm_and_a_mask(void **state)
 static void test_manifest_stage_count_is_an_automatic_cut(void **state)
 {
     (void)state;
-    static const char *const sets[] = {"pipeline.stages=4", "edges.list=[]"};
-    struct aq_job *job = parse_good(sets, 2);
-    assert_true(job->pipeline.automatic);
+    static const char *const sets[] = {"pipeline.stages=4", "edges.list=[]", "link.rtt_ms=0.02s"};
+    struct aq_job *job = parse_good(sets, 3);
+    assert_true(job->pipeline.automatic && job->link.rtt_ms == 20.0f);
     assert_int_equal(job->pipeline.stage_count, 4);
     assert_int_equal(job->edges[2].forward.bits, 3);
     aq_job_close(job);
@@ -185,6 +185,9 @@ static const struct bad bads[] = {
     {NULL, {"model.batch=3"}, "did you mean train.batch?"},
     {NULL, {"modle.blocks=3"}, "modle: there is no such section; did you mean model?"},
     {NULL, {"qqqqqqq.blocks=3"}, "aqpipe help keys"},
+    {NULL, {"link.rtt_ms=20m/s"}, "'20m/s' is not a number, 0 to 60000 ms, as in 20ms, 0.1s"},
+    {NULL, {"train.dropout_ms=1ms"}, "there is no such key"},
+    {NULL, {"train.lr=1ms"}, "'1ms' is not a number"},
     {NULL, {"train.batch=eight"}, "'eight' is not a whole number, 1 to 1048576 samples"},
     {NULL, {"train.batch=0"}, "'0' is not a whole number"},
     {NULL, {"train.batch=-4"}, "'-4' is not"},
@@ -580,7 +583,7 @@ static void test_help_names_every_key_with_range_and_default(void **state)
 {
     (void)state;
     char *help;
-    assert_int_equal(aq_keys_help(&help), AQ_OK);
+    assert_int_equal(aq_keys_help(NULL, &help), AQ_OK);
     const struct aq_key_table keys = aq_keys_job();
     for (uint32_t i = 0; i < keys.count; i++)
         assert_non_null(strstr(help, keys.keys[i].name));

@@ -16,11 +16,12 @@
 #include "options.h"
 
 struct asked {
-    bool json, quiet;
+    bool json, quiet, all;
     const char *output;
     uint32_t count;
     uint64_t mark;
-    double rate;
+    double rate, wait_s;
+    uint64_t size;
     struct aq_arguments sets;
     int twice;
 };
@@ -32,24 +33,29 @@ static const char *even_read(const char *text, void *to)
     return value % 2 ? "an even number is wanted" : NULL;
 }
 
-static const struct aq_option options[] = {AQ_ROW_WORD("stat", "what is there"),
-                                           AQ_ROW(FLAG, struct asked, json, "json", NULL, "as JSON"),
-                                           AQ_ROW(FLAG, struct asked, quiet, "no-progress", NULL, "be quiet"),
-                                           {.name = "output",
-                                            .letter = 'o',
-                                            .kind = AQ_OPTION_TEXT,
-                                            .offset = offsetof(struct asked, output),
-                                            .value = "FILE",
-                                            .help = "there"},
-                                           AQ_ROW_RANGE(U32, struct asked, count, "count", "N", 2, 9, "how many"),
-                                           AQ_ROW_RANGE(U64, struct asked, mark, "mark", "N", 1, 1e18, "which"),
-                                           AQ_ROW_RANGE(NUMBER, struct asked, rate, "rate", "R", 0.5, 2, "how fast"),
-                                           AQ_ROW(LIST, struct asked, sets, "set", "KEY=VALUE", "a key"),
-                                           AQ_ROW_READ(even_read, struct asked, twice, "even", "N", "twice it"),
-                                           AQ_ROW(FLAG, struct asked, json, "secret", NULL, NULL),
-                                           {0}};
+static const struct aq_option options[] = {
+    AQ_ROW_WORD("stat", "what is there"),
+    AQ_ROW_VERB("make", "FOLDER", "make it", "Makes it whole."),
+    AQ_ROW_OF("make", FLAG, struct asked, all, "all", NULL, "of everything"),
+    AQ_ROW(FLAG, struct asked, json, "json", NULL, "as JSON"),
+    AQ_ROW(FLAG, struct asked, quiet, "no-progress", NULL, "be quiet"),
+    {.name = "output",
+     .letter = 'o',
+     .kind = AQ_OPTION_TEXT,
+     .offset = offsetof(struct asked, output),
+     .value = "FILE",
+     .help = "there"},
+    AQ_ROW_RANGE(U32, struct asked, count, "count", "N", 2, 9, "how many"),
+    AQ_ROW_RANGE(U64, struct asked, mark, "mark", "N", 1, 1e18, "which"),
+    AQ_ROW_RANGE(NUMBER, struct asked, rate, "rate", "R", 0.5, 2, "how fast"),
+    AQ_ROW_RANGE(TIME, struct asked, wait_s, "wait", "TIME", 0.1, 7200, "how long"),
+    AQ_ROW_READ(aq_size_read, struct asked, size, "size", "BYTES", "how large"),
+    AQ_ROW(LIST, struct asked, sets, "set", "KEY=VALUE", "a key"),
+    AQ_ROW_READ(even_read, struct asked, twice, "even", "N", "twice it"),
+    AQ_ROW(FLAG, struct asked, json, "secret", NULL, NULL),
+    {0}};
 
-static const struct aq_command_line line = {"aqpipe try", "PATH...", "Tries it.", options, "Ends.", NULL};
+static const struct aq_command_line line = {"aqpipe try", "PATH...", "Tries it.", options, "Ends."};
 
 static char said[8192]; /* on standard output and error */
 
@@ -109,14 +115,14 @@ static void test_what_is_wrong_is_said_with_what_was_meant(void **state)
 {
     (void)state;
     static const char *const cases[][2] = {
-        {"--jsn", "aqpipe try: there is no option '--jsn'; did you mean '--json'? (aqpipe try --help tells more)\n"},
+        {"--jsn", "aqpipe try: there is no option '--jsn'; did you mean '--json'? (see aqpipe try --help)\n"},
         {"--progress", "did you mean '--no-progress'?"},
         {"--helo", "did you mean '--help'?"},
         {"--zzzzzzzzz", "there is no option '--zzzzzzzzz' ("},
         {"--stat", "there is no option '--stat'; did you mean '--set'?"},
         {"-x a", "there is no option '-x'"},
         {"--json -x", "there is no option '-x'"},
-        {"a --set", "--set wants a value: --set KEY=VALUE"},
+        {"a --set", "--set needs a value: --set KEY=VALUE"},
         {"--json=3", "--json takes no value"},
         {"--count 1", "--count: '1' is no whole number from 2 to 9"},
         {"--count 10", "--count: '10' is no whole number from 2 to 9"},
@@ -147,7 +153,7 @@ static void test_help_is_the_table(void **state)
                                         "-o, --output=FILE",
                                         "--set=KEY=VALUE",
                                         "how fast",
-                                        "--usage"};
+                                        "--verbose"};
     struct asked asked;
     struct aq_arguments rest;
     for (int i = 0; i < 3; i++) {
@@ -165,12 +171,95 @@ static void test_help_is_the_table(void **state)
     assert_null(strstr(said, "how fast"));
 }
 
+/* The help of a sub-command has its own options and usage; its options go with no other. */
+static void test_sub_commands_have_help_and_options_of_their_own(void **state)
+{
+    (void)state;
+    struct asked asked;
+    struct aq_arguments rest;
+    assert_int_equal(run(&asked, &rest, "make --help"), AQ_EXIT_DONE);
+    assert_non_null(strstr(said, "Usage: aqpipe try make [OPTION...] FOLDER\n\nMakes it whole.\n"));
+    assert_non_null(strstr(said, "--all "));
+    assert_null(strstr(said, "Ends."));
+    assert_int_equal(run(&asked, &rest, "--help"), AQ_EXIT_DONE);
+    assert_non_null(strstr(said, "  make "));
+    assert_null(strstr(said, "--all "));
+    assert_int_equal(run(&asked, &rest, "make x --all"), AQ_OPTIONS_READ);
+    assert_true(asked.all);
+    assert_int_equal(run(&asked, &rest, "stat x --all"), AQ_EXIT_USAGE);
+    assert_non_null(strstr(said, "--all is an option of make"));
+}
+
+static void test_times_and_sizes_have_units(void **state)
+{
+    static const struct {
+        const char *words;
+        double seconds;
+    } times[] = {{"--wait 90", 90},   {"--wait=500ms", 0.5}, {"--wait 10min", 600}, {"--wait 2h", 7200},
+                 {"--wait 1.5m", 90}, {"--wait 3h", -1},     {"--wait 10x", -1},    {"--wait ms", -1},
+                 {"--wait -1", -1},   {"--wait 1ms", -1}};
+    static const struct {
+        const char *words;
+        uint64_t bytes;
+    } sizes[] = {{"--size 5000000000", 5000000000},
+                 {"--size 512M", 512ull << 20},
+                 {"--size 512MiB", 512ull << 20},
+                 {"--size 5GB", 5000000000},
+                 {"--size 2kB", 2000},
+                 {"--size 7B", 7},
+                 {"--size 16G", 16ull << 30},
+                 {"--size 5Gb", 0},
+                 {"--size 5iB", 0},
+                 {"--size 99999999T", 0},
+                 {"--size 0", 0},
+                 {"--size -1", 0}};
+    struct asked asked;
+    struct aq_arguments rest;
+    (void)state;
+    for (size_t i = 0; i < sizeof times / sizeof *times; i++) {
+        const int code = run(&asked, &rest, times[i].words);
+        if (code != (times[i].seconds < 0 ? AQ_EXIT_USAGE : AQ_OPTIONS_READ)) fail_msg("%s: %d", times[i].words, code);
+        if (code == AQ_OPTIONS_READ && asked.wait_s != times[i].seconds)
+            fail_msg("%s: %g", times[i].words, asked.wait_s);
+    }
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        const int code = run(&asked, &rest, sizes[i].words);
+        if (code != (sizes[i].bytes ? AQ_OPTIONS_READ : AQ_EXIT_USAGE)) fail_msg("%s: %d", sizes[i].words, code);
+        if (sizes[i].bytes && asked.size != sizes[i].bytes) fail_msg("%s", sizes[i].words);
+    }
+}
+
+/* Names of aliases.def are read as the options that they stand for. */
+static void test_aliases_are_the_options_they_stand_for(void **state)
+{
+    (void)state;
+    struct asked asked;
+    struct aq_arguments rest;
+    assert_int_equal(run(&asked, &rest, "a --quiet"), AQ_OPTIONS_READ);
+    assert_true(asked.quiet);
+    assert_int_equal(run(&asked, &rest, "-q a"), AQ_OPTIONS_READ);
+    assert_true(asked.quiet);
+    assert_int_equal(run(&asked, &rest, "a --quiet=1"), AQ_EXIT_USAGE);
+    assert_non_null(strstr(said, "--no-progress takes no value"));
+    assert_int_equal(run(&asked, &rest, "a --max-restarts 3"), AQ_EXIT_USAGE); /* no --restarts here */
+    assert_int_equal(run(&asked, &rest, "--help"), AQ_EXIT_DONE);
+    assert_null(strstr(said, "--quiet"));
+    assert_int_equal(run(&asked, &rest, "--json --coun 3"), AQ_OPTIONS_READ);
+    assert_true(aq_options_json());
+    assert_int_equal(run(&asked, &rest, "--json --nonsense"), AQ_EXIT_USAGE);
+    assert_true(aq_options_json());
+    assert_string_equal(aq_options_said(), "there is no option '--nonsense'");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_values_come_from_both_spellings),
         cmocka_unit_test(test_what_is_wrong_is_said_with_what_was_meant),
         cmocka_unit_test(test_help_is_the_table),
+        cmocka_unit_test(test_sub_commands_have_help_and_options_of_their_own),
+        cmocka_unit_test(test_times_and_sizes_have_units),
+        cmocka_unit_test(test_aliases_are_the_options_they_stand_for),
     };
     return cmocka_run_group_tests_name("options", tests, NULL, NULL);
 }

@@ -132,7 +132,7 @@ static void test_totals_are_of_machines(void **state)
     json_decref(report);
 }
 
-/* A figure that does not exist: "-" in the table, null in JSON. */
+/* A figure that does not exist: "-" in the table, left out of one run's list, null in JSON. */
 static void test_figures_that_are_none(void **state)
 {
     (void)state;
@@ -142,6 +142,14 @@ static void test_figures_that_are_none(void **state)
     assert_true(json_is_null(json_object_get(report, "optimizer")));
     assert_true(json_is_null(json_object_get(json_object_get(report, "train_loss"), "last")));
     struct aq_text text = {0};
+    aq_report_table(runs, 0, &text);
+    assert_null(strstr(aq_text_of(&text), "nan"));
+    assert_null(strstr(aq_text_of(&text), " -\n"));
+    assert_null(strstr(aq_text_of(&text), "optimizer"));
+    assert_non_null(strstr(aq_text_of(&text), "\nstages x replicas                2 x 2\n"));
+    aq_text_deinit(&text);
+    json_decref(runs);
+    runs = json_pack("[O, O]", report, report);
     aq_report_table(runs, 0, &text);
     assert_null(strstr(aq_text_of(&text), "nan"));
     assert_non_null(strstr(aq_text_of(&text), " -  "));
