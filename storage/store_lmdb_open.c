@@ -215,7 +215,8 @@ static enum aq_status index_load(struct lmdb_store *store, uint64_t mark, uint64
         AQ_TRY_GOTO(claims_mend(store, mark, previous, claim, cells, broken), out);
         AQ_TRY_GOTO(claims_read(store, mark, previous, claim, cells, &broken), out);
         if (broken > 0) {
-            status = aq_fail(AQ_CORRUPT, "cache", "%s stays broken: remove the folder and begin afresh",
+            status = aq_fail(AQ_CORRUPT, "cache",
+                             "%s could not be repaired: remove the folder and start with an empty cache",
                              store->folder.index_path);
             goto out;
         }
@@ -243,7 +244,7 @@ static enum aq_status cache_load(struct lmdb_store *store, const struct aq_cache
     if (!known) {
         return aq_fail(config->mark > 0 ? AQ_NOTFOUND : AQ_MISMATCH, "cache",
                        "%s holds marks %" PRIu64 " and %" PRIu64 " of job \"%s\", not mark %" PRIu64
-                       ": resume from one of them, or begin afresh",
+                       ": resume from one of them, or start with an empty cache",
                        config->path, head->mark_last, head->mark_previous, head->name, config->mark);
     }
     if (config->mark != head->mark_last) previous = 0; /* rolled back: only this one is left */
@@ -282,7 +283,8 @@ static enum aq_status folder_load(struct lmdb_store *store, const struct aq_cach
     if (there == AQ_NOTFOUND || slab.nonce != aq_index_head(store->index)->nonce ||
         slab.sealed != aq_index_head(store->index)->sealed) {
         return aq_fail(AQ_CORRUPT, "cache",
-                       "%s: slab and index do not belong together: remove the folder and begin afresh", config->path);
+                       "%s: slab and index do not belong together: remove the folder and start with an empty cache",
+                       config->path);
     }
     const enum aq_status sealed = vault_load(store, config, aq_index_head(store->index), &why);
     if (sealed == AQ_NOTFOUND && config->mark == 0 && aq_index_head(store->index)->mark_last == 0) {

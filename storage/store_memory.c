@@ -91,7 +91,7 @@ static enum aq_status memory_open(const struct aq_cache_config *config, struct a
     }
     if (config->mark > 0) {
         aq_log("cache", 1,
-               "a cache in memory does not outlive its process: mark %" PRIu64 " is gone, every sample is cold",
+               "a cache in memory does not outlive its process: mark %" PRIu64 " is lost, every sample is cold",
                config->mark);
     }
     *out = &store->base;

@@ -497,7 +497,7 @@ static enum aq_status decode_held(struct aq_edge *edge, struct aq_edge_work *wor
 {
     work->wide[i] = work->references[i].entry.version & AQ_EDGE_WIDE_VERSION;
     if (work->wide[i] && !aq_edge_wide_of(edge, work->codec))
-        return aq_fail(AQ_CORRUPT, "edge", "edge %u sample %llu: the message that is held is none of its codec",
+        return aq_fail(AQ_CORRUPT, "edge", "edge %u sample %llu: the held message is not one of its codec",
                        edge->shape.edge, (unsigned long long)work->sample_ids[i]);
     const uint32_t bytes = (uint32_t)aq_codec_body_bytes_of(codec_at(edge, work, i), work->lengths[i], false);
     return decode_body(edge, work, i, edge->still_body, bytes, 0, x);
@@ -592,7 +592,7 @@ static enum aq_status recall(struct aq_edge *edge, struct aq_edge_work *work, co
         AQ_TRY(aq_codec_decode_batch(codec_at(edge, work, i), &work->samples[i], 1, &work->corrupt[i], work->stream));
         AQ_TRY(aq_device_stream_sync(device, work->stream));
         if (work->corrupt[i])
-            return aq_fail(AQ_CORRUPT, "edge", "edge %u sample %llu: the message that is held is none of its codec",
+            return aq_fail(AQ_CORRUPT, "edge", "edge %u sample %llu: the held message is not one of its codec",
                            edge->shape.edge, (unsigned long long)work->sample_ids[i]);
         aq_edge_reference_close(edge, &work->references[i]);
     }

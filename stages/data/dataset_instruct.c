@@ -169,7 +169,7 @@ static enum aq_status add_messages(struct reader *reader, json_t *line)
     config.line = line;
     config.variables = reader->config->chat_variables;
     if (!folder)
-        return refuse(reader, "\"messages\" want a chat template: name a folder that has one in data.chat_template");
+        return refuse(reader, "\"messages\" need a chat template: name a folder that has one in data.chat_template");
     if (!reader->template) AQ_TRY(aq_chat_open(folder, NULL, &reader->template));
     AQ_TRY(aq_chat_tokenize(reader->template, reader->tokenizer, NULL, 0, &config, &got));
     enum aq_status status = AQ_OK;

@@ -450,7 +450,7 @@ def scenario_mirror():
     interrupt("sigint", path, 13)
     for file in ("stage-1.safetensors", "mirror-stage-1.safetensors"):
         (newest("both") / file).unlink()
-    refused("both gone", path, r"step \d+ of stage 1 is gone or damaged, and stage 2 holds no copy of it", 1, "--resume",
+    refused("both gone", path, r"step \d+ of stage 1 is missing or damaged, and stage 2 holds no copy of it", 1, "--resume",
             "--restarts", "0")
     done = launch(path, "--resume")
     check("begins again from the older checkpoint" in done.stderr, f"both: the older one was not taken:\n{done.stderr}")
@@ -599,7 +599,7 @@ def scenario_late():
     path = manifest("late", **{**EXTENDED, "model.channels": 16, "train.steps_max": 1})
     launch(path, "--set", "train.seed=8", "--set", "model.blocks=3")
     done = aqpipe("launch", path, "--no-progress", "--resume", "--set", "train.lr=0.5", "--set", "model.blocks=3")
-    check(done.returncode == 2 and "train.lr: 0.002 there, 0.5 here; train.seed: 8 there, 7 here. To go on"
+    check(done.returncode == 2 and "train.lr: 0.002 there, 0.5 here; train.seed: 8 there, 7 here. To continue"
           in done.stderr, f"not told by its keys: {done.returncode} {done.stderr}")
     launch(path, "--fresh")
     for command, at, words in (("launch", ROOT / "late", "`aqpipe resume "), ("resume", path, "`aqpipe launch "),

@@ -159,7 +159,7 @@ def scenario_split_hostile():
     lines = {line["name"]: line for line in report("war")["clients"]}
     if os.environ.get("AQ_SHOW"):
         print(server.text(), json.dumps(said, indent=1))
-    both = {"flood": "says too much after its turn", "repeat": "reports step 1 while step 2 is due", "mute": "owes an answer for too long",
+    both = {"flood": "sends too much after its turn", "repeat": "reports step 1 while step 2 is due", "mute": "owes an answer for too long",
             "liar": "speaks for a stage that is not its own", "none": "stage-0.safetensors: optimizer.velocity: value 95 of 96 is NaN",
             "long": "sends no part of the file of stage 0", "nan": "without a finite gradient", "inf": "without a finite gradient"}
     for name, why in both.items():
@@ -230,7 +230,7 @@ def scenario_split_doors():
     check(done.returncode == 0, done.stderr)
     server = Server(split("doors", rounds=1, clients=2, **CODED))
     said = Client(server, "c", "--patience", "1", data="b", keys="keys-old").end(1)
-    check("site-c.pem is no good: certificate has expired" in said and len(said.splitlines()) == 1, f"an expired certificate: {said}")
+    check("site-c.pem is not valid: certificate has expired" in said and len(said.splitlines()) == 1, f"an expired certificate: {said}")
     check(stranger(server, "keys-old/site-c", b'{"op":"join"}\n') == "", "who shows an expired certificate is answered")
     server.await_text("presents aqpipe://split/site/c, which expired on ")
     for _ in range(50):

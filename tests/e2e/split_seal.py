@@ -73,7 +73,7 @@ def scenario_split_seal():
     check("sealed" in aqpipe("cache", "stat", folder).stdout, "stat")
     for verb in ("verify", "compact"):
         done = aqpipe("cache", verb, folder)
-        check(done.returncode == 1 and "is sealed under a key that its client keeps" in done.stderr, f"{verb}: {done.stderr}")
+        check(done.returncode == 1 and "is sealed under a key that only its client has" in done.stderr, f"{verb}: {done.stderr}")
     check(aqpipe("cache", "verify", ROOT / "clear/clients/a").returncode == 0, "a cache in the clear is verified")
 
     # A forged cache (of a) and a lost key (b's) cost bytes alone.

@@ -181,7 +181,7 @@ static void test_broken_lines_are_told_with_their_number(void **state)
         {"{\"prompt\": \"a\", \"response\": \"\"}\n", "lines.jsonl:1: its response is empty"},
         {"\n{\"prompt\": \"a\"\n", "lines.jsonl:2: no JSON"},
         {"[1]\n", "lines.jsonl:1: has no \"prompt\""},
-        {"{\"messages\": []}\n", "lines.jsonl:1: \"messages\" want a chat template"},
+        {"{\"messages\": []}\n", "lines.jsonl:1: \"messages\" need a chat template"},
         {"", "no line has an answer"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {

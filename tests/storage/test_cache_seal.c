@@ -273,7 +273,7 @@ static void test_tools_say_that_it_is_sealed(void **state)
     assert_int_equal(info.format, 2);
     aq_cache_walk_close(walk);
     assert_int_equal(aq_cache_walk_open(path, 0, true, &walk), AQ_REFUSED);
-    assert_non_null(strstr(kit_log_last(), "is sealed under a key that its client keeps"));
+    assert_non_null(strstr(kit_log_last(), "is sealed under a key that only its client has"));
     assert_int_equal(aq_cache_compact(path, &freed), AQ_REFUSED);
     struct aq_cache *cache;
     assert_int_equal(open_as(2, kit_cache_key, &cache), AQ_OK);
