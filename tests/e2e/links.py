@@ -242,7 +242,7 @@ def scenario_long_outage():
         check(metrics(name, "end")[-1]["state"] == "failed", f"{name}: {metrics(name, 'end')}")
         mark = json.loads((ROOT / name / "checkpoint" / "complete").read_text())["step"]
         check(mark >= 6 and mark % 3 == 0, f"{name}: the complete checkpoint is that of step {mark}")
-        hint = re.search(rf"the checkpoint of step {mark} stands; go on with: aqpipe (resume .*)", errors)
+        hint = re.search(rf"the checkpoint of step {mark} is kept; continue with: aqpipe (resume .*)", errors)
         check(hint, f"{name}: not said:\n{errors}")
         done = aqpipe(*shlex.split(hint[1]), "--no-progress")
         check(done.returncode == 0, f"{name}: {hint[0]}: {done.returncode}\n{done.stderr}")

@@ -306,7 +306,7 @@ def scenario_split_nothing():
     server = Server(split("alone", rounds=1, epochs=1, clients=1, **keys, **{"output.path": str(ROOT / "alone-server")}))
     said = Client(server, "a", "--patience", "5", at=("env", f"AQPIPE_DAEMON={alone / 'aqpiped'}"), folder=ROOT / "alone-a").end(1)
     server.end(1)
-    check("there is no aqpipe beside this program" in said and "the daemon of a has ended with code" in said, said)
+    check("there is no aqpipe next to this program" in said and "the daemon of a has ended with code" in said, said)
     check(re.search("nothing was trained.*the daemon of a has ended with code", server.text().splitlines()[-1]), server.text())
 
     # The other one trains: no error, and who has trained nothing is told why.
