@@ -72,7 +72,7 @@ static const struct aq_option options[] = {
            "the cases with all these words in their names; where cases share work, those of the part that has them "
            "(\"dp2pp4\")"),
     AQ_ROW_RANGE(U64, struct aq_bench_options, parameters, "parameters", "N", 1, 17179869184.0,
-                 "allreduce: number of floats, instead of 124439808"),
+                 "of allreduce: so many floats instead of 124439808"),
     AQ_ROW(TEXT, struct aq_bench_options, text, "text", "FILE", "of tokenize: what becomes tokens"),
     AQ_ROW(TEXT, struct aq_bench_options, tokenizer, "tokenizer", "FOLDER",
            "of tokenize: whose tokens, as data.tokenizer_path has it"),

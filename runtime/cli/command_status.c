@@ -564,7 +564,7 @@ static int folder_stop(const struct asked *asked)
     const uint64_t deadline = aq_clock_after(STOP_S * second_ns);
     while (aq_run_holder(asked->folder) == holder) {
         if (aq_clock_ns() > deadline) {
-            fprintf(stderr, "aqpipe: it has not ended yet; `aqpipe status %s` shows its state\n", asked->folder);
+            fprintf(stderr, "aqpipe: it has not ended yet; `aqpipe status %s` tells\n", asked->folder);
             return AQ_EXIT_FAILED;
         }
         poll(NULL, 0, 100);
@@ -581,7 +581,7 @@ int aq_command_stop(int argc, char **argv)
     if (!asked.daemon) return folder_stop(&asked);
     if (ask(&asked, json_pack("{s:s}", "op", "stop"), "stopping", &answer) != AQ_OK) return AQ_EXIT_FAILED;
     json_decref(answer);
-    aq_out("its launcher is asked to stop with a checkpoint\n");
+    aq_out("its launcher is told to stop with a checkpoint\n");
     return AQ_EXIT_DONE;
 }
 

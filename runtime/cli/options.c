@@ -40,7 +40,7 @@ static int say_wrong(const char *name, const char *format, va_list arguments)
 {
     fprintf(stderr, "%s: ", name);
     vfprintf(stderr, format, arguments);
-    fprintf(stderr, " (see %s --help)\n", name);
+    fprintf(stderr, " (%s --help tells more)\n", name);
     return AQ_EXIT_USAGE;
 }
 
@@ -150,7 +150,7 @@ static error_t explain(struct reading *reading, const struct argp_state *state)
     const size_t bytes = strcspn(word + 2, "=");
     const struct aq_option *option = find(reading->line, word + 2, bytes);
     if (option && word[2 + bytes]) return wrong(reading, "--%s takes no value", option->name);
-    if (option) return wrong(reading, "--%s needs a value: --%s %s", option->name, option->name, option->value);
+    if (option) return wrong(reading, "--%s wants a value: --%s %s", option->name, option->name, option->value);
     char name[64];
     snprintf(name, sizeof name, "%.*s", (int)bytes, word + 2);
     struct aq_nearest nearest = {.word = name};

@@ -129,7 +129,7 @@ static void help_section(struct aq_text *text, const struct aq_key_section *sect
     if (strcmp(section->name, "edges") == 0) {
         aq_text_add(text, "  keys of a codec (edges.forward.bits, ...):\n");
         help_table(text, "  ", aq_keys_codec());
-        aq_text_add(text, "  keys of an entry of edges.list, in addition to edge, forward and backward:\n");
+        aq_text_add(text, "  keys of an entry of edges.list, beside edge, forward and backward:\n");
         help_table(text, "  ", aq_keys_edge());
     }
 }
@@ -234,7 +234,7 @@ enum aq_status aq_keys_markdown(char **out)
                            "keyframe: ec}` forward and `{codec: ec, rate: 4}` backward.\nThe defaults of the next "
                            "table hold as soon as a job names one of its keys (docs/CODECS.md).\n");
         page_table(&text, "A codec: `edges.forward`, `edges.backward` and those of `edges.list`", aq_keys_codec());
-        page_table(&text, "An entry of `edges.list`, in addition to `edge`, `forward` and `backward`", aq_keys_edge());
+        page_table(&text, "An entry of `edges.list`, beside `edge`, `forward` and `backward`", aq_keys_edge());
     }
     return aq_text_take(&text, out);
 }

@@ -109,14 +109,14 @@ static void test_what_is_wrong_is_said_with_what_was_meant(void **state)
 {
     (void)state;
     static const char *const cases[][2] = {
-        {"--jsn", "aqpipe try: there is no option '--jsn'; did you mean '--json'? (see aqpipe try --help)\n"},
+        {"--jsn", "aqpipe try: there is no option '--jsn'; did you mean '--json'? (aqpipe try --help tells more)\n"},
         {"--progress", "did you mean '--no-progress'?"},
         {"--helo", "did you mean '--help'?"},
         {"--zzzzzzzzz", "there is no option '--zzzzzzzzz' ("},
         {"--stat", "there is no option '--stat'; did you mean '--set'?"},
         {"-x a", "there is no option '-x'"},
         {"--json -x", "there is no option '-x'"},
-        {"a --set", "--set needs a value: --set KEY=VALUE"},
+        {"a --set", "--set wants a value: --set KEY=VALUE"},
         {"--json=3", "--json takes no value"},
         {"--count 1", "--count: '1' is no whole number from 2 to 9"},
         {"--count 10", "--count: '10' is no whole number from 2 to 9"},
