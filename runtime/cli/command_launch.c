@@ -837,9 +837,8 @@ static int launch(struct command *command)
                         (unsigned long long)command->plan->samples_dropped, command->plan->replicas);
     if (command->entry.resume)
         aq_progress_say(&command->progress,
-                        command->entry.resume_step
-                            ? "continues after step %llu"
-                            : "there is no checkpoint yet: starts from the beginning (step %llu)",
+                        command->entry.resume_step ? "continues after step %llu"
+                                                   : "there is no checkpoint yet: starts at step %llu",
                         (unsigned long long)command->entry.resume_step);
     if (*command->entry.extended) aq_progress_say(&command->progress, "%s", command->entry.extended);
     aq_log_sink(keep_error, &command->errors);
