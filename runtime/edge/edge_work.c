@@ -2,10 +2,10 @@
  * edge_work.c -- a micro-batch's samples to a body and back.
  *
  * What is done to a sample (edge_reference.c) is the same everywhere; the order of it is written twice. Where the host
- * codes, a sample goes through reference, codec and cache before the next one starts, and all has happened when the call
- * returns. Where the device has kernels for codecs, the micro-batch goes through each of these in a few launches, and no
- * thread waits: its *work* is issued (references, kernels and copies are enqueued, with an event after them). The thread
- * that pumps the edge completes it when the stream has passed the event.
+ * codes, a sample goes through reference, codec and cache before the next one starts, and all is done when the call
+ * returns. Where the device has kernels for codecs, the micro-batch goes through each of these in a few launches, and
+ * no thread waits: its *work* is issued (references, kernels and copies are enqueued, with an event after them). The
+ * thread that pumps the edge completes it when the stream has passed the event.
  *
  * Each direction has one work. On a device it has memory there and on the host. Bodies go straight to their places in
  * the frame, because their lengths are known, except for samples whose values force them to be raw: where one was, all

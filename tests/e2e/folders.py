@@ -177,7 +177,7 @@ def bad_folders(config, table):
     wrong("unknown architecture", r"Qwen3NextForCausalLM \(qwen3_next\) is not among the models that can be trained: gpt2 \(",
           changes={"architectures": ["Qwen3NextForCausalLM"], "model_type": "qwen3_next"})
     wrong("activation", r'config\.json: activation_function: found "relu", expected gelu_new', changes={"activation_function": "relu"})
-    wrong("contradiction", r"bad\.yaml:\d+:\d+: model\.blocks: 3, but .*a-bad/config\.json \(model\.weights\) says 4",
+    wrong("contradiction", r"bad\.yaml:\d+:\d+: model\.blocks: 3, but .*a-bad/config\.json \(model\.weights\) has 4",
           keys={"model.blocks": 3})
     wrong("shape", r"wpe\.weight is 32 x 32, the model needs 48 x 32", changes={"n_positions": 48})
     wrong("vocabulary", r"bad\.yaml:\d+:\d+: model\.vocabulary \(of its config\.json\): 200 is less than the 256 tokens of the tokenizer bytes", changes={"vocab_size": 200})
