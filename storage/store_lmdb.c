@@ -269,9 +269,10 @@ static enum aq_status slot_check(struct lmdb_store *store, uint32_t number)
            ": %s; the sample counts as never seen",
            store->folder.slab_path, entry->key.sample, entry->key.edge, entry->key.variant, entry->key.side,
            entry->version,
-           slot->status == AQ_OK                        ? "its bytes are not those that were put"
-           : store->vault && slot->status == AQ_CORRUPT ? "its seal is broken: it is not what was put there"
-                                                        : "its bytes cannot be read");
+           slot->status == AQ_OK ? "its bytes have changed since they were written"
+           : store->vault && slot->status == AQ_CORRUPT
+               ? "its encryption check failed: it has changed since it was written"
+               : "its bytes cannot be read");
     entry_lose(store, number);
     return AQ_CORRUPT;
 }

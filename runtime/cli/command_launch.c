@@ -833,7 +833,7 @@ static int launch(struct command *command)
         return AQ_EXIT_FAILED;
     if (command->plan->samples_dropped)
         aq_progress_say(&command->progress,
-                        "the last %llu samples of data.train are left out, so that %u replicas have as many",
+                        "the last %llu samples of data.train are left out, so that %u replicas have the same number",
                         (unsigned long long)command->plan->samples_dropped, command->plan->replicas);
     if (command->entry.resume)
         aq_progress_say(&command->progress,

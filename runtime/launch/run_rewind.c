@@ -187,11 +187,10 @@ static enum aq_status cut_with_care(const char *path, uint64_t bytes, const stru
 
 static enum aq_status not_of(const char *path, uint64_t step, uint64_t bytes, const char *why)
 {
-    return aq_fail(
-        AQ_CORRUPT, "run",
-        "%s is not the file that the checkpoint of step %llu was made with (of %llu bytes): %s; put that one "
-        "back, or move this one away to continue without it",
-        path, (unsigned long long)step, (unsigned long long)bytes, why);
+    return aq_fail(AQ_CORRUPT, "run",
+                   "%s is not the file of the checkpoint of step %llu (%llu bytes): %s; put that one "
+                   "back, or move this one away to continue without it",
+                   path, (unsigned long long)step, (unsigned long long)bytes, why);
 }
 
 /* The last line before the checkpoint's end that is no restart tells the time; it must not be of a later step. */

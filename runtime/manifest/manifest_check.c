@@ -75,7 +75,7 @@ static bool check_kind(struct aq_manifest *manifest)
             aq_manifest_error(manifest, key, "%s", text);
         return true;
     }
-    aq_manifest_error(manifest, "model.kind", "there can be no such model: %s", why.text);
+    aq_manifest_error(manifest, "model.kind", "this model is not possible: %s", why.text);
     return false;
 }
 
@@ -451,7 +451,7 @@ static void check_dials(struct aq_manifest *manifest)
                                   other % P);
             else
                 aq_manifest_error(manifest, key,
-                                  "replicas %u and %u both dial, and of two replicas of a stage one must listen",
+                                  "replicas %u and %u both dial, but one of two replicas of a stage must listen",
                                   other / P, r / P);
             return; /* replicas mostly repeat it */
         }

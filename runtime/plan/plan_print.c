@@ -41,7 +41,7 @@ static void print_head(const struct aq_plan *plan, struct aq_text *text)
                 (unsigned long long)plan->facts.train_samples, tokens, (unsigned long long)plan->facts.heldout_samples,
                 job->train.batch, replicas, plan->micro_batches, job->train.micro_batch);
     if (plan->samples_dropped)
-        aq_text_add(text, "     the last %llu samples are left out, so that every replica has as many\n",
+        aq_text_add(text, "     the last %llu samples are left out, so that all replicas have the same number\n",
                     (unsigned long long)plan->samples_dropped);
     aq_text_add(text, "run  %llu steps: %llu an epoch (the last with %u samples), %u epochs\n",
                 (unsigned long long)plan->steps, (unsigned long long)plan->steps_per_epoch,
