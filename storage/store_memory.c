@@ -10,7 +10,7 @@
 #include "key_table.h"
 
 struct buffer {
-    uint32_t entry; /* whose message it holds, AQ_STORE_NONE: nobody's */
+    uint32_t entry; /* whose message it holds, AQ_STORE_NONE: no entry's */
     uint32_t refs;
     bool lent;
 };
@@ -101,7 +101,7 @@ out:
     return status;
 }
 
-/* Free again where nobody has it. */
+/* Free again if no caller has it. */
 static void buffer_leave(struct memory_store *store, uint32_t number)
 {
     struct buffer *buffer = &store->buffers[number];
