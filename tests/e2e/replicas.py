@@ -347,7 +347,7 @@ def scenario_replicas_reshard():
     first, second = folder / "stage-0.safetensors", folder / f"stage-{stages}.safetensors"
     good = {file: file.read_bytes() for file in (first, second)}
     second.write_bytes(good[first])
-    refused("another's file", path, rf"stage-{stages}\.safetensors: its stage is 0, .* want {stages}", 1, "--resume", "--set",
+    refused("another's file", path, rf"stage-{stages}\.safetensors: its stage is 0, .* need {stages}", 1, "--resume", "--set",
             "pipeline.replicas=1")
     second.write_bytes(good[second])
     first.write_bytes(good[first][:-1] + bytes([good[first][-1] ^ 1]))
