@@ -13,8 +13,15 @@ install(FILES docs/man/aqpipe.1 docs/man/aqpiped.1 DESTINATION ${CMAKE_INSTALL_M
 install(FILES LICENSE README.md CHANGELOG.md DESTINATION ${CMAKE_INSTALL_DOCDIR})
 install(DIRECTORY docs/ DESTINATION ${CMAKE_INSTALL_DOCDIR}
   FILES_MATCHING PATTERN "*.md" PATTERN "*.png" PATTERN "*.svg" PATTERN man EXCLUDE)
-install(DIRECTORY examples DESTINATION ${CMAKE_INSTALL_DOCDIR}
-  FILES_MATCHING PATTERN "*.yaml" PATTERN "*.md" PATTERN "*.c" PATTERN "*.py" PATTERN text EXCLUDE PATTERN run EXCLUDE)
+install(DIRECTORY examples DESTINATION ${CMAKE_INSTALL_DOCDIR} USE_SOURCE_PERMISSIONS
+  FILES_MATCHING PATTERN "*.yaml" PATTERN "*.md" PATTERN "*.c" PATTERN "*.py" PATTERN "*.jinja" PATTERN make-data PATTERN compare
+  PATTERN text EXCLUDE PATTERN run EXCLUDE)
+foreach(example split-cifar10 split-text) # a program that is called as run folders are
+  install(PROGRAMS examples/${example}/run DESTINATION ${CMAKE_INSTALL_DOCDIR}/examples/${example})
+endforeach()
+install(PROGRAMS tools/text tools/follow tools/split-here tools/split-data tools/split-audit tools/split-dp
+  DESTINATION ${CMAKE_INSTALL_DATADIR}/aqpipe/tools)
+install(DIRECTORY tools/split-audit.d DESTINATION ${CMAKE_INSTALL_DATADIR}/aqpipe/tools FILES_MATCHING PATTERN "*.py")
 install(FILES share/grafana/aqpipe.json DESTINATION ${CMAKE_INSTALL_DATADIR}/aqpipe/grafana)
 install(FILES share/prometheus/aqpipe.rules.yml DESTINATION ${CMAKE_INSTALL_DATADIR}/aqpipe/prometheus)
 

@@ -77,7 +77,7 @@ void aq_cells_mark_made(struct aq_cells *cells)
 
 void aq_cells_mark_failed(struct aq_cells *cells)
 {
-    /* What was replaced since the mark began may belong to the mark before: it waits with that one's cells. */
+    /* Cells replaced since the mark started may belong to the mark before: they wait with its cells. */
     uint32_t *from = &cells->waiting[cells->period % 3];
     uint32_t *into = &cells->waiting[(cells->period - 1) % 3];
     while (*from != AQ_STORE_NONE) {

@@ -5,7 +5,7 @@
  * a kept mark may refer to it. The two newest marks are kept: a job's checkpoint is one only when every stage has made
  * it, so that a stage that made mark k may still be asked for the one before.
  *
- * Time is counted in periods: period p begins with mark number p. A cell born in period p and replaced in period q is
+ * Time is counted in periods: period p starts with mark number p. A cell born in period p and replaced in period q is
  * seen by the marks p+1 .. q. With q = p no mark saw it: it is free at once. Otherwise mark q is the last that needs
  * it, and once marks q+1 and q+2 are there it is free. So the cells replaced in a period wait in one of three lists.
  * Locking: one thread.
@@ -31,7 +31,7 @@ void aq_cells_place(struct aq_cells *cells, struct aq_arena *arena, uint32_t cap
 /* Cells count .. count + more - 1 exist now and are free. */
 void aq_cells_grow(struct aq_cells *cells, uint32_t more);
 
-/* A free cell, born now; AQ_STORE_NONE: there is none. */
+/* A free cell, born now; AQ_STORE_NONE: no cell is free. */
 uint32_t aq_cells_take(struct aq_cells *cells);
 
 /* A cell that was taken and never came to hold a message: free at once. */
@@ -48,7 +48,7 @@ void aq_cells_mark_made(struct aq_cells *cells);   /* frees what only the mark b
 void aq_cells_mark_failed(struct aq_cells *cells); /* as if it had not been begun                      */
 
 /*
- * At open: cells 0 .. count-1 exist, and claim[cell] says for what (AQ_CELLS_FREE, _HELD by a message, _OLD: only the
+ * At open: cells 0 .. count-1 exist, and claim[cell] is their use (AQ_CELLS_FREE, _HELD by a message, _OLD: only the
  * mark before the last needs it; _DOUBLE, of a broken index, must not come here).
  */
 enum aq_cells_claim { AQ_CELLS_FREE = 0, AQ_CELLS_HELD = 1, AQ_CELLS_OLD = 2, AQ_CELLS_DOUBLE = 3 };

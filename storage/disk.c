@@ -2,7 +2,7 @@
  * disk.c -- the storage thread's loop: take requests, submit up to the depth, sleep in the ring, reap many, hand back.
  *
  * The thread sleeps in the kernel's ring. A request made meanwhile wakes it through an eventfd that the ring polls; the
- * exec thread pays that system call only when the `asleep` flag says so.
+ * exec thread makes that system call only when the `asleep` flag is set.
  */
 #include "disk.h"
 
@@ -53,7 +53,7 @@ struct aq_disk {
     uint32_t *boxes; /* buffers behind the slots that are free */
     uint32_t box_count;
 
-    /* What one mark is about: written by the exec thread before its token, and by the storage thread before the event.
+    /* The content of one mark: written by the exec thread before its token, and by the storage thread before the event.
      */
     struct aq_disk_mark mark;
     enum aq_status mark_status;
@@ -106,7 +106,7 @@ uint64_t aq_disk_buffers(bool sealed, uint32_t slots, uint32_t depth)
     return (uint64_t)slots + (sealed ? depth : 0);
 }
 
-/* A write begins: its message is sealed into a box, of which there are as many as writes may be in flight. */
+/* A write starts: its message is sealed into a box, of which there are as many as writes may be in flight. */
 static enum aq_status box_fill(struct aq_disk *disk, uint32_t slot)
 {
     struct request *request = &disk->requests[slot];
@@ -155,7 +155,7 @@ static bool request_moved(struct aq_disk *disk, uint32_t slot, int64_t result)
     } else {
         request->moved += (uint64_t)result;
         if (request->moved < request->bytes) {
-            request->moved -= request->moved % AQ_STORE_BLOCK; /* O_DIRECT goes on at a whole block only */
+            request->moved -= request->moved % AQ_STORE_BLOCK; /* O_DIRECT continues only at a whole block */
             return false;
         }
     }
@@ -254,7 +254,7 @@ static enum aq_status sync_status(const struct aq_disk *disk, int error)
                       : aq_fail_errno("cache", "%s: sync for mark %" PRIu64, disk->config.path, disk->mark.mark);
 }
 
-/* Drained: the slab is synced, then the index says so. */
+/* Drained: the slab is synced, then the index commits. */
 static void mark_advance(struct aq_disk *disk)
 {
     const uint8_t phase = disk->phase ^ 1; /* writes since the mark have the other phase */

@@ -3,10 +3,10 @@
  *
  * The exec thread hands over slots (buffers) to read or write, and marks; it gets each back as an event. A slot belongs
  * to the storage thread between its request and its event. Reads go first, but never take the last quarter of the depth
- * while writes wait. A mark waits for the writes asked for before it, syncs the slab, and commits the index; reads go
- * on until the commit.
+ * while writes wait. A mark waits for the writes asked for before it, syncs the slab, and commits the index; reads
+ * continue until the commit.
  *
- * Where the kernel has no io_uring (old, or forbidden as in many containers) the thread reads and writes one at a time.
+ * If the kernel has no io_uring (old, or forbidden as in many containers), the thread reads and writes one at a time.
  * Locking: all calls from the exec thread; events come over a ring, and both bells are rung.
  */
 #ifndef STORAGE_DISK_H

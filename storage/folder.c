@@ -26,7 +26,7 @@ static enum aq_status text_join(const char *folder, const char *name, char **out
     return aq_alloc_text(text, out);
 }
 
-/* Which process holds the lock of this file, as /proc/locks tells; 0: it does not. */
+/* Which process holds the lock of this file, as /proc/locks lists it; 0: not listed. */
 static long lock_holder(int fd)
 {
     struct stat file;
@@ -67,7 +67,7 @@ static enum aq_status lock_take(struct aq_folder *folder, bool make)
     /* A reader may have no right to write; flock asks for none. */
     const enum aq_status status =
         aq_file_open(folder->path, "lock", make ? AQ_FILE_KEEP : AQ_FILE_READ, &folder->lock_fd);
-    if (status == AQ_NOTFOUND && !make) return AQ_OK; /* a copy, or no cache at all: nobody has it open */
+    if (status == AQ_NOTFOUND && !make) return AQ_OK; /* a copy, or no cache at all: no process has it open */
     AQ_TRY(status);
     if (flock(folder->lock_fd, LOCK_EX | LOCK_NB) == 0) return AQ_OK;
     return errno == EWOULDBLOCK ? lock_refused(folder) : aq_fail_errno("cache", "lock %s/lock", folder->path);
@@ -171,7 +171,8 @@ static uint8_t *block_of(struct block *block)
     return block->bytes + (AQ_STORE_BLOCK - (uintptr_t)block->bytes % AQ_STORE_BLOCK) % AQ_STORE_BLOCK;
 }
 
-/* The slab's first block; a signal that comes meanwhile (network file systems tell) is no failure of the disk. */
+/* The slab's first block; a signal that comes meanwhile (network file systems report it) is not a failure of the
+ * disk. */
 static ssize_t block_read(int fd, uint8_t *bytes)
 {
     ssize_t got;

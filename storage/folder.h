@@ -27,14 +27,14 @@ enum { AQ_FOLDER_HEAD_BYTES = AQ_STORE_BLOCK };
 
 /*
  * make: create the folder where it is absent. Without it, a folder without a lock file is opened without a lock:
- * lock_fd stays -1. AQ_REFUSED (in use by another process, which is named where the system tells), AQ_IO...
+ * lock_fd stays -1. AQ_REFUSED (in use by another process, which is named if the system knows it), AQ_IO...
  */
 enum aq_status aq_folder_open(const char *path, bool make, struct aq_folder *out);
 void aq_folder_close(struct aq_folder *folder); /* also half-built: zeroed with both fds -1 */
 
 /*
- * Opens the slab and reads its head. AQ_NOTFOUND (not logged): there is none, or its making was cut short before its
- * head was written. AQ_CORRUPT, AQ_MISMATCH (format), AQ_IO, AQ_REFUSED.
+ * Opens the slab and reads its head. AQ_NOTFOUND (not logged): it does not exist, or its making was cut short before
+ * its head was written. AQ_CORRUPT, AQ_MISMATCH (format), AQ_IO, AQ_REFUSED.
  */
 enum aq_status aq_folder_slab_open(struct aq_folder *folder, bool direct, bool write, struct aq_record_head *out);
 
@@ -48,7 +48,7 @@ enum aq_status aq_folder_sync(const struct aq_folder *folder);
 enum aq_status aq_folder_cells(const struct aq_folder *folder, uint64_t *out);
 
 /* Makes room for `cells` cells altogether, on disk where the file system can promise it. AQ_NOSPC (not logged;
- * grow_errno says why), AQ_IO.
+ * grow_errno has the reason), AQ_IO.
  */
 enum aq_status aq_folder_cells_grow(struct aq_folder *folder, uint64_t cells);
 

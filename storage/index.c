@@ -33,7 +33,7 @@ struct aq_index {
     bool read_only;
 };
 
-/* LMDB says EIO of a write that was cut short: by the limit of file sizes, where the file has come to it. */
+/* LMDB returns EIO for a write that was cut short: by the limit of file sizes, if the file has reached it. */
 static int cut_by_limit(const struct aq_index *index, int error)
 {
     struct rlimit limit;
@@ -256,7 +256,7 @@ out:
     return status;
 }
 
-/* What of a chain is kept; how many records, 0: the key goes. *lost: a cell that it needs is none. */
+/* The part of a chain that is kept; how many records, 0: the key goes. *lost: a cell that it needs does not exist. */
 static uint32_t chain_prune(struct aq_record *records, uint32_t count, uint64_t mark_last, uint64_t mark_previous,
                             const uint32_t *moved, uint32_t cells, uint8_t *lost)
 {

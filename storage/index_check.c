@@ -2,12 +2,12 @@
  * index_check.c -- walks LMDB's file as LMDB would, with every number checked against the file's size before it is
  * followed.
  *
- * What is checked, from the newer of the two meta pages: version, page size, flags; both trees (free pages and keys):
- * each page is reached once and lies in the file, its kind and number are right, nodes lie inside it, do not overlap
- * and fill exactly what the header says, keys rise, depths and counts agree with the meta page; keys are 16 bytes and
+ * It checks, from the newer of the two meta pages: version, page size, flags; both trees (free pages and keys): each
+ * page is reached once and lies in the file, its kind and number are right, nodes lie inside it, do not overlap and
+ * fill exactly what the header says, keys rise, depths and counts agree with the meta page; keys are 16 bytes and
  * values small; lists of free pages name pages of the file that nothing else uses. Anything the index would not write
- * is refused, even where LMDB could read it. The layout is that of LMDB 0.9 (lmdb.h, mdb.c: MDB_meta, MDB_page,
- * MDB_node) on 64 bits.
+ * is refused, even where LMDB could read it. The layout is LMDB 0.9's (lmdb.h, mdb.c: MDB_meta, MDB_page, MDB_node) on
+ * 64 bits.
  */
 #include "index_check.h"
 
@@ -81,7 +81,7 @@ static enum aq_status page_read(const struct check *check, uint64_t number, uint
     return got == PAGE_BYTES ? AQ_OK : bad(check, number, "the file ends in it");
 }
 
-/* Marks a page as used; false where it is none, or already is. */
+/* Marks a page as used; false if it is not a page of the file, or used already. */
 static bool page_claim(struct check *check, uint64_t number)
 {
     if (number < 2 || number >= check->pages) return false;
@@ -92,7 +92,7 @@ static bool page_claim(struct check *check, uint64_t number)
     return true;
 }
 
-/* A node as it lies in a page; false where it does not lie inside [upper, end). */
+/* A node as it is in a page; false if it is not inside [upper, end). */
 struct node {
     uint32_t at, bytes;
     uint32_t low;

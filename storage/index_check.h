@@ -9,7 +9,7 @@
 
 #include "store.h"
 
-/* AQ_NOTFOUND: no such file (not logged). AQ_CORRUPT (says page and reason), AQ_NOMEM, AQ_IO, AQ_REFUSED. */
+/* AQ_NOTFOUND: no such file (not logged). AQ_CORRUPT (logs page and reason), AQ_NOMEM, AQ_IO, AQ_REFUSED. */
 enum aq_status aq_index_check(const char *path);
 
 #endif

@@ -62,7 +62,7 @@ void aq_key_table_remove(struct aq_key_table *keys, uint32_t number)
     while (keys->hash[hole] != number)
         hole = (hole + 1) & mask;
     for (uint32_t at = (hole + 1) & mask; keys->hash[at] != AQ_STORE_NONE; at = (at + 1) & mask) {
-        /* A follower may fill the hole unless its home lies behind the hole, on its way from home to here. */
+        /* A follower may fill the hole unless its home is after the hole, on its way from home to here. */
         const uint32_t home = home_of(keys, &keys->entries[keys->hash[at]].key);
         if (((at - home) & mask) < ((at - hole) & mask)) continue;
         keys->hash[hole] = keys->hash[at];

@@ -16,7 +16,7 @@ struct aq_key_entry {
     uint32_t bytes;
     uint32_t cell; /* where its bytes are (the member's number), AQ_STORE_NONE while absent */
     uint32_t slot; /* the slot that holds them in memory, or AQ_STORE_NONE                  */
-    bool present;  /* false: dropped, but a mark must still be told                         */
+    bool present;  /* false: dropped, but not in a mark yet                                 */
     bool dirty;    /* changed since the last mark was begun                                 */
     bool used;
 };
@@ -36,7 +36,7 @@ void aq_key_table_place(struct aq_key_table *keys, struct aq_arena *arena, uint3
 /* The number of key's entry, or AQ_STORE_NONE. */
 uint32_t aq_key_table_find(const struct aq_key_table *keys, const struct aq_cache_key *key);
 
-/* The number of key's entry, made (absent, clean) where there is none; AQ_STORE_NONE: the table is full. */
+/* The number of key's entry, made (absent, clean) if it does not exist; AQ_STORE_NONE: the table is full. */
 uint32_t aq_key_table_add(struct aq_key_table *keys, const struct aq_cache_key *key);
 
 /* Forget an entry; its number will be given out again. */

@@ -23,7 +23,7 @@ struct aq_cache_walk {
 static enum aq_status sealed_refuse(const struct aq_cache_walk *walk)
 {
     return aq_fail(AQ_REFUSED, "cache",
-                   "%s is sealed under a key that its client keeps: without it nobody can read, verify or compact it "
+                   "%s is sealed under a key that only its client has: it cannot be read, verified or compacted here "
                    "(aqpipe cache stat shows what it holds, wipe removes it)",
                    walk->folder.path);
 }

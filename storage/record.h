@@ -63,7 +63,7 @@ struct aq_record_identity {
     uint64_t key_check;
 };
 
-/* Bytes that a message takes in its cell, and of a cell where messages have at most so many. */
+/* Bytes that a message takes in its cell, and bytes of a cell by the largest message. */
 static inline uint64_t aq_record_blocks(bool sealed, uint64_t bytes)
 {
     return aq_store_blocks(bytes + (sealed ? AQ_RECORD_SEAL_BYTES : 0));
@@ -82,7 +82,7 @@ enum aq_status aq_record_size_match(const struct aq_record_head *head, const str
 
 void aq_record_key(const struct aq_cache_key *key, uint8_t out[AQ_RECORD_KEY_BYTES]);
 struct aq_cache_key aq_record_key_read(const uint8_t bytes[AQ_RECORD_KEY_BYTES]);
-/* The index's head lies under this key, which is no message's: edge 0xffffffff is refused. */
+/* The index's head is under this key, which no message can have: edge 0xffffffff is refused. */
 extern const uint8_t aq_record_head_key[AQ_RECORD_KEY_BYTES];
 
 void aq_record_seal(struct aq_record *record, const uint8_t key[AQ_RECORD_KEY_BYTES]);

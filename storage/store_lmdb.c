@@ -1,6 +1,6 @@
 /*
- * store_lmdb.c -- the store on disk: messages in cells of a slab, read and written past the page cache; LMDB says which
- * cell.
+ * store_lmdb.c -- the store on disk: messages in cells of a slab, read and written past the page cache; LMDB has the
+ * number of the cell.
  *
  * The life of a slot:
  *
@@ -8,7 +8,7 @@
  *     FREE -> READING (prefetch, get) -> READY
  *
  * Invariants. An entry has at most one slot, and that slot names the entry. A slot whose message was replaced or
- * dropped names nobody, and becomes FREE when the storage thread and the callers have let go of it. A cell is never
+ * dropped names no entry, and becomes FREE when the storage thread and the callers have let go of it. A cell is never
  * written again while a kept mark may need it, nor while an older write to it is under way. Why LMDB holds no message:
  * docs/DECISIONS.md.
  */
@@ -66,7 +66,7 @@ static void entry_leave_cell(struct lmdb_store *store, struct aq_key_entry *entr
     }
 }
 
-/* The message is gone: cold from now on. */
+/* The message is lost: cold from now on. */
 static void entry_drop(struct lmdb_store *store, uint32_t number)
 {
     struct aq_key_entry *entry = &store->keys.entries[number];
@@ -129,7 +129,7 @@ static void mark_finished(struct lmdb_store *store, enum aq_status status)
     store->index_bytes = aq_index_bytes(store->index);
 }
 
-/* Takes in what the storage thread has done; the status of a finished mark goes to *mark where the caller wants it. */
+/* Takes in what the storage thread has done; the status of a finished mark goes to *mark if that is not NULL. */
 static bool events_take(struct lmdb_store *store, enum aq_status *mark)
 {
     struct aq_disk_event event;
@@ -148,7 +148,7 @@ static bool events_take(struct lmdb_store *store, enum aq_status *mark)
     return mark_seen;
 }
 
-/* A mark may finish while somebody waits for something else: its status is kept until mark_done asks. */
+/* A mark may finish while a caller waits for something else: its status is kept until mark_done asks. */
 static void events_take_all(struct lmdb_store *store)
 {
     enum aq_status status;
@@ -158,7 +158,7 @@ static void events_take_all(struct lmdb_store *store)
     }
 }
 
-/* A slot for a prefetch (urgent false), or for somebody who waits for it. AQ_STORE_NONE: none now. */
+/* A slot for a prefetch (urgent false), or for a waiting caller. AQ_STORE_NONE: none now. */
 static uint32_t slot_take(struct lmdb_store *store, bool urgent, bool *may_come)
 {
     uint32_t best = AQ_STORE_NONE, last_wanted = AQ_STORE_NONE, available = 0;
@@ -175,7 +175,7 @@ static uint32_t slot_take(struct lmdb_store *store, bool urgent, bool *may_come)
         if (best == AQ_STORE_NONE || slot->tick < store->slots[best].tick) best = i; /* a free one has tick 0 */
     }
     if (available < store->base.stats.slots_free_low) store->base.stats.slots_free_low = available;
-    /* Who waits may take the message that was prefetched last: it is needed last, and is read again then. */
+    /* A waiting caller may take the message that was prefetched last: it is needed last, and is read again then. */
     if (best == AQ_STORE_NONE && urgent && !*may_come) best = last_wanted;
     if (best == AQ_STORE_NONE) return best;
     if (store->slots[best].entry != AQ_STORE_NONE) store->keys.entries[store->slots[best].entry].slot = AQ_STORE_NONE;
@@ -269,9 +269,10 @@ static enum aq_status slot_check(struct lmdb_store *store, uint32_t number)
            ": %s; the sample counts as never seen",
            store->folder.slab_path, entry->key.sample, entry->key.edge, entry->key.variant, entry->key.side,
            entry->version,
-           slot->status == AQ_OK                        ? "its bytes are not those that were put"
-           : store->vault && slot->status == AQ_CORRUPT ? "its seal is broken: it is not what was put there"
-                                                        : "its bytes cannot be read");
+           slot->status == AQ_OK ? "its bytes have changed since they were written"
+           : store->vault && slot->status == AQ_CORRUPT
+               ? "its encryption check failed: it has changed since it was written"
+               : "its bytes cannot be read");
     entry_lose(store, number);
     return AQ_CORRUPT;
 }
@@ -367,7 +368,7 @@ static enum aq_status full_say(struct lmdb_store *store, const char *what)
                    store->folder.slab_path, store->base.stats.entries, store->cell_bytes, what);
 }
 
-/* A free cell; the slab grows where there is none, by less and less as the disk fills. */
+/* A free cell; if no cell is free, the slab grows, by less and less as the disk fills. */
 static enum aq_status cell_take(struct lmdb_store *store, uint32_t *out)
 {
     struct aq_cells *cells = &store->cells;
@@ -391,7 +392,7 @@ static enum aq_status cell_take(struct lmdb_store *store, uint32_t *out)
     return AQ_OK;
 }
 
-/* What an earlier write met is told once. */
+/* The failure of an earlier write is returned once. */
 static enum aq_status failure_tell(struct lmdb_store *store)
 {
     const enum aq_status status = store->failure;

@@ -22,7 +22,7 @@ enum lmdb_slot_state {
 
 struct lmdb_slot {
     enum lmdb_slot_state state;
-    uint32_t entry; /* whose message it holds; AQ_STORE_NONE: nobody's any more (replaced or dropped) */
+    uint32_t entry; /* whose message it holds; AQ_STORE_NONE: no entry's any more (replaced or dropped) */
     uint32_t refs;  /* given out by get and not yet released                                          */
     uint32_t cell;
     bool wanted;           /* prefetched and not yet asked for                                        */
@@ -54,7 +54,7 @@ struct lmdb_store {
     uint64_t tick;
     uint64_t failures; /* writes whose failure was seen */
     uint32_t slot_count;
-    enum aq_status failure;     /* of an earlier write, to be told once      */
+    enum aq_status failure;     /* of an earlier write, returned once        */
     enum aq_status mark_status; /* of the mark that mark_done has not asked for yet */
     bool mark_finished;
     bool full_said; /* the full disk was logged; once is enough  */
@@ -64,7 +64,7 @@ enum aq_status lmdb_store_open(const struct aq_cache_config *config, struct aq_c
 void lmdb_store_close(struct aq_cache *cache);
 uint64_t lmdb_store_measure(const struct aq_cache_config *config);
 
-/* Puts entry on the list of what the next mark says anew. */
+/* Puts entry on the list of changes for the next mark. */
 void lmdb_store_touch(struct lmdb_store *store, uint32_t entry);
 
 #endif

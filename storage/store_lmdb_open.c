@@ -1,7 +1,7 @@
 /*
  * store_lmdb_open.c -- opens a folder at a mark: identity first, then roll back the index, then sort the cells.
  *
- * What is in the folder and what is wanted give one of three ways:
+ * There are three ways, by the folder's content and the mark that is asked for:
  *     no index yet (or fresh, same job)    make an empty cache;  a wanted mark is refused
  *     an index, and the mark is one of its two    load it as it was then, forget what came later
  *     anything else                        refuse, and say what is there
@@ -70,14 +70,14 @@ void lmdb_store_touch(struct lmdb_store *store, uint32_t entry)
     store->dirty[store->dirty_count++] = entry;
 }
 
-/* A number that tells this slab and index from any other pair. */
+/* A number that only this pair of slab and index has. */
 static uint64_t nonce_make(const struct aq_cache_config *config)
 {
     const uint64_t parts[4] = {aq_clock_wall_ns(), aq_clock_ns(), (uint64_t)getpid(), config->job_digest};
     return aq_digest(parts, sizeof(parts));
 }
 
-/* A salt of its own for each cache that begins: no nonce can come twice under one key of cells. */
+/* Each new cache has its own salt: no nonce can come twice under one key of cells. */
 static enum aq_status vault_make(struct lmdb_store *store, const struct aq_cache_config *config,
                                  struct aq_record_identity *identity)
 {
@@ -122,7 +122,7 @@ static enum aq_status cache_make(struct lmdb_store *store, const struct aq_cache
     return aq_folder_sync(&store->folder);
 }
 
-/* What one key's records say of the cells. False where they name a cell beyond the slab's end, or one that is taken. */
+/* The cells that one key's records name. False if a cell is beyond the slab's end, or taken already. */
 static bool item_claim(const struct aq_index_item *item, uint64_t mark, uint64_t previous, uint8_t *claim,
                        uint64_t cells)
 {
@@ -215,7 +215,8 @@ static enum aq_status index_load(struct lmdb_store *store, uint64_t mark, uint64
         AQ_TRY_GOTO(claims_mend(store, mark, previous, claim, cells, broken), out);
         AQ_TRY_GOTO(claims_read(store, mark, previous, claim, cells, &broken), out);
         if (broken > 0) {
-            status = aq_fail(AQ_CORRUPT, "cache", "%s stays broken: remove the folder and begin afresh",
+            status = aq_fail(AQ_CORRUPT, "cache",
+                             "%s could not be repaired: remove the folder and start with an empty cache",
                              store->folder.index_path);
             goto out;
         }
@@ -227,7 +228,7 @@ out:
     return status;
 }
 
-/* Where the slab has more cells than the bookkeeping can count, the rest of it is not used. */
+/* If the slab has more cells than the bookkeeping can count, the rest of it is not used. */
 static enum aq_status cells_count(struct lmdb_store *store, uint64_t *out)
 {
     AQ_TRY(aq_folder_cells(&store->folder, out));
@@ -243,7 +244,7 @@ static enum aq_status cache_load(struct lmdb_store *store, const struct aq_cache
     if (!known) {
         return aq_fail(config->mark > 0 ? AQ_NOTFOUND : AQ_MISMATCH, "cache",
                        "%s holds marks %" PRIu64 " and %" PRIu64 " of job \"%s\", not mark %" PRIu64
-                       ": resume from one of them, or begin afresh",
+                       ": resume from one of them, or start with an empty cache",
                        config->path, head->mark_last, head->mark_previous, head->name, config->mark);
     }
     if (config->mark != head->mark_last) previous = 0; /* rolled back: only this one is left */
@@ -282,7 +283,8 @@ static enum aq_status folder_load(struct lmdb_store *store, const struct aq_cach
     if (there == AQ_NOTFOUND || slab.nonce != aq_index_head(store->index)->nonce ||
         slab.sealed != aq_index_head(store->index)->sealed) {
         return aq_fail(AQ_CORRUPT, "cache",
-                       "%s: slab and index do not belong together: remove the folder and begin afresh", config->path);
+                       "%s: slab and index do not belong together: remove the folder and start with an empty cache",
+                       config->path);
     }
     const enum aq_status sealed = vault_load(store, config, aq_index_head(store->index), &why);
     if (sealed == AQ_NOTFOUND && config->mark == 0 && aq_index_head(store->index)->mark_last == 0) {

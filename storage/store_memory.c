@@ -10,7 +10,7 @@
 #include "key_table.h"
 
 struct buffer {
-    uint32_t entry; /* whose message it holds, AQ_STORE_NONE: nobody's */
+    uint32_t entry; /* whose message it holds, AQ_STORE_NONE: no entry's */
     uint32_t refs;
     bool lent;
 };
@@ -91,7 +91,7 @@ static enum aq_status memory_open(const struct aq_cache_config *config, struct a
     }
     if (config->mark > 0) {
         aq_log("cache", 1,
-               "a cache in memory does not outlive its process: mark %" PRIu64 " is gone, every sample is cold",
+               "a cache in memory does not outlive its process: checkpoint %" PRIu64 " is lost, every sample is cold",
                config->mark);
     }
     *out = &store->base;
@@ -101,7 +101,7 @@ out:
     return status;
 }
 
-/* Free again where nobody has it. */
+/* Free again if no caller has it. */
 static void buffer_leave(struct memory_store *store, uint32_t number)
 {
     struct buffer *buffer = &store->buffers[number];
@@ -154,8 +154,8 @@ static enum aq_status memory_get(struct aq_cache *cache, const struct aq_cache_k
         ++cache->stats.corrupt;
         cache->stats.lost = true;
         aq_fail(AQ_CORRUPT, "cache",
-                "memory: sample %" PRIu64 " edge %" PRIu32 ": its bytes are not those that were put", key->sample,
-                key->edge);
+                "memory: sample %" PRIu64 " edge %" PRIu32 ": its bytes have changed since they were written",
+                key->sample, key->edge);
         entry_drop(store, number);
         return AQ_CORRUPT;
     }

@@ -27,5 +27,5 @@ assert choose(0.15, BYTES)[1] == [63, 8, 386], choose(0.15, BYTES)
 assert choose(0.1, BYTES)[1][0] > choose(0.2, BYTES)[1][0], "a slower machine, slower links"
 for words in (("", BYTES), (0, BYTES), (0.1, 0), (-1, 5), (0.1,), (0.1, 1, 2)):
     code, chosen, said = choose(*words)
-    assert code == 2 and not chosen and "wants seconds and bytes" in said, f"{words}: {code} {chosen} {said}"
+    assert code == 2 and not chosen and "needs seconds and bytes" in said, f"{words}: {code} {chosen} {said}"
 print("test_demo: ok")

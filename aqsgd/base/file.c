@@ -157,7 +157,8 @@ enum aq_status aq_file_rename(const char *folder, const char *from, const char *
 {
     struct place place;
     enum aq_status status = place_open(folder, from, &place);
-    if (status == AQ_NOTFOUND) return aq_fail(AQ_NOTFOUND, AREA, "cannot rename %s: its folder is gone", place.text);
+    if (status == AQ_NOTFOUND)
+        return aq_fail(AQ_NOTFOUND, AREA, "cannot rename %s: its folder no longer exists", place.text);
     AQ_TRY(status);
     const char *slash = strrchr(to, '/');
     if (renameat(place.parent, place.base, place.parent, slash ? slash + 1 : to) != 0)
@@ -219,7 +220,7 @@ enum aq_status aq_file_sync_folder(const char *folder, const char *name)
 {
     struct place place;
     enum aq_status status = place_open(folder, name, &place);
-    if (status == AQ_NOTFOUND) return aq_fail(AQ_NOTFOUND, AREA, "the folder of %s is gone", place.text);
+    if (status == AQ_NOTFOUND) return aq_fail(AQ_NOTFOUND, AREA, "the folder of %s no longer exists", place.text);
     AQ_TRY(status);
     status = sync_fd(place.parent, place.text);
     close(place.parent);

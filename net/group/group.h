@@ -1,7 +1,7 @@
 /*
  * group.h -- the seam below the collectives: messages in order between each pair of ranks, by links or NCCL.
  *
- * A member is a const table over a struct that begins with struct aq_group. Both ends of a pair run the same program of
+ * A member is a const table over a struct that starts with struct aq_group. Both ends of a pair run the same program of
  * posts and takes, so that the next message of a rank is always the one that is expected; struct aq_chunk travels with
  * it only to be compared. Members neither check nor count: collective.c does.
  *
@@ -10,10 +10,10 @@
  * of the two phases not yet taken: AQ_GROUP_FRAMES in all. A link has as many receive slots, so that a post never has
  * to wait for a peer that is itself in a post.
  *
- * Memory of the device. Where a group's device has memory of its own (group->isolated) what is reduced lies there, and
- * collective_device.c packs and reduces it there. A member whose messages are host memory (links) has it copy packed
- * bytes to and fro; one whose messages are device memory (NCCL, group->wires_isolated) has not. NCCL wants to be told
- * of what comes before it comes, and moves nothing until it has been told all: expect and flush.
+ * Memory of the device. If a group's device has its own memory (group->isolated), the buffers are there, and
+ * collective_device.c packs and reduces them there. A member whose messages are host memory (links) has it copy packed
+ * bytes to and fro; one whose messages are device memory (NCCL, group->wires_isolated) has not. NCCL must know each
+ * message before it comes, and moves nothing until it knows all: expect and flush.
  */
 #ifndef NET_GROUP_H
 #define NET_GROUP_H
@@ -27,22 +27,22 @@ enum {
         3, /* messages of each chunk that are on their way while one is summed: 3 pieces, 0.75 MB as a rule */
     AQ_GROUP_FRAMES = 4 * (AQ_GROUP_LAG + 1),
     AQ_GROUP_SLOTS = AQ_GROUP_LAG + 1,        /* packed messages to one rank that are not yet out of our hands */
-    AQ_GROUP_CUT = 64,                        /* values: chunks (aq_grad_chunk) and messages begin at a multiple */
+    AQ_GROUP_CUT = 64,                        /* values: chunks (aq_grad_chunk) and messages start at a multiple */
     AQ_GROUP_MESSAGES_MIN = 32,               /* of a chunk: the first and the last one overlap with nothing */
     AQ_GROUP_MESSAGE_BYTES_MIN = 16 << 10,    /* but not for the price of too many headers and wake-ups: 128 in 16384 */
-    AQ_GROUP_TASK_VALUES = 16 << 10,          /* one piece of work of the pool: 64 KiB, some 10 us */
+    AQ_GROUP_TASK_VALUES = 16 << 10,          /* one piece of work of the pool: 64 KiB, about 10 us */
     AQ_GROUP_COMING = 2 * (AQ_GROUP_LAG + 1), /* messages of one rank that are expected and not yet taken */
     /*
-     * Over NCCL a message costs a launch and a look of the host, some 50 us, in which NVLink moves some 16 MiB: as long
-     * is one where two ranks reduce a large buffer, and a chunk has 8 of them at least. More ranks share the memory:
-     * 7 MiB where there are 4 and 3 MiB where there are 8, so that a step still moves some 20 MiB.
+     * Over NCCL a message costs a launch and a poll by the host, about 50 us, in which NVLink moves about 16 MiB: that
+     * is the size of one where two ranks reduce a large buffer, and a chunk has at least 8 of them. More ranks share
+     * the memory: 7 MiB for 4 ranks and 3 MiB for 8, so that a step still moves about 20 MiB.
      */
     AQ_GROUP_NCCL_BYTES = 320 << 20, /* of GPU memory for all messages, as far as their least length allows */
     AQ_GROUP_NCCL_BYTES_MAX = 16 << 20,
     AQ_GROUP_NCCL_MESSAGES_MIN = 8
 };
 
-/* What a collective is; numbers are for ever (docs/FRAME.md). */
+/* Kinds of collectives; their numbers never change (docs/FRAME.md). */
 enum aq_collective {
     AQ_COLLECTIVE_ALLREDUCE = 1,
     AQ_COLLECTIVE_REDUCE_SCATTER = 2,
@@ -78,10 +78,10 @@ struct aq_group_ops {
     /* The next message from that rank, into its place or (NULL) the member's memory. */
     enum aq_status (*expect)(struct aq_group *group, uint32_t from, const struct aq_chunk *chunk, void *into);
     enum aq_status (*flush)(struct aq_group *group); /* everything posted and expected since the last one goes */
-    void (*abandon)(struct aq_group *group);         /* a collective has failed: nothing may go on by itself    */
+    void (*abandon)(struct aq_group *group);         /* a collective has failed: nothing may continue by itself */
 };
 
-/* What the ranks tell each other on the way with a reduction: group_word.c. */
+/* The words that ranks exchange together with a reduction: group_word.c. */
 struct aq_group_word {
     bool said;            /* ours is out, the others' have not been taken    */
     uint64_t mine, stops; /* stops: bits that make the reduction void        */
@@ -116,7 +116,7 @@ struct aq_group {
 };
 
 /*
- * What every member's open begins with; AQ_INVAL as aq_group_open_links says. wires_isolated: its messages are device
+ * The first part of every member's open; AQ_INVAL as for aq_group_open_links. wires_isolated: its messages are device
  * memory. aq_group_deinit frees what it took.
  */
 enum aq_status aq_group_init(struct aq_group *group, const struct aq_group_ops *ops, bool wires_isolated,
@@ -126,7 +126,7 @@ void aq_group_deinit(struct aq_group *group);
 /* Memory for packed message m: those to rank `to`, or (to = size) those of results. */
 void *aq_group_slot(const struct aq_group *group, uint32_t to, uint64_t m);
 
-/* A collective's begin and end. `detail` is what stands above the count. A broken group answers why. */
+/* A collective's start and end. `detail` is in the bits above the count. A broken group answers why. */
 enum aq_status aq_group_begin(struct aq_group *group, enum aq_collective collective, uint64_t detail, uint64_t count,
                               struct aq_chunk *out);
 /* Waits until nothing is lent any more, where status is AQ_OK; else breaks the group. */
@@ -138,7 +138,7 @@ enum aq_status aq_group_end(struct aq_group *group, enum aq_status status);
  */
 enum aq_status aq_group_links_watch(struct aq_group *group);
 
-/* AQ_MISMATCH, with the line that says where both are. */
+/* AQ_MISMATCH, with a line that names the position of both. */
 enum aq_status aq_group_elsewhere(const struct aq_group *group, uint32_t peer, const struct aq_chunk *theirs,
                                   const struct aq_chunk *mine);
 
@@ -149,7 +149,7 @@ void aq_group_give(struct aq_group *group, uint32_t from, const void *body);
 
 /* How long the member slept. */
 void aq_group_count_wait(struct aq_group *group, uint64_t begin_ns);
-/* AQ_TIMEOUT, with the line that says for whom we waited and where. */
+/* AQ_TIMEOUT, with a line that names the awaited rank and the position. */
 enum aq_status aq_group_silent(const struct aq_group *group, uint32_t peer);
 
 /*
@@ -182,21 +182,21 @@ struct aq_exchange_ops {
     enum aq_status (*unpack)(struct aq_exchange *exchange, uint64_t m);
 };
 
-/* The values of message m of that rank's chunk; false: there are none. */
+/* The values of message m of that rank's chunk; false: it has no values. */
 bool aq_exchange_span(const struct aq_exchange *exchange, uint32_t owner, uint64_t m, uint64_t *first, uint64_t *count);
 
-/* Runs it from begin to end, given group, count, unit, gather, ops and context. */
+/* Runs it from start to end, given group, count, unit, gather, ops and context. */
 enum aq_status aq_exchange_run(struct aq_exchange *exchange, enum aq_collective collective, uint64_t detail);
 
 /*
  * group_word.c. begin: of words that are on their way to this group, or to the one below it. *rides: the exchange may
- * begin before they are here, and hears them before it takes its first message; else they have been heard when this
- * returns. *stop: a rank's word makes the exchange void, and what the others have posted of it has been dropped.
+ * start before they are here, and takes them before its first message; else they have been taken when this returns.
+ * *stop: a rank's word makes the exchange void, and what the others have posted of it has been dropped.
  */
 enum aq_status aq_group_words_begin(struct aq_exchange *exchange, bool *rides, bool *stop);
 enum aq_status aq_group_words_hear(struct aq_exchange *exchange, bool *stop);
 
-/* How long messages over NCCL are, where the longest buffer has so many values, and what they take. */
+/* The length of messages over NCCL, by the values of the longest buffer, and the memory that they take. */
 uint32_t aq_group_nccl_piece(uint32_t size, uint64_t values);
 uint64_t aq_group_nccl_bytes(uint32_t size, uint64_t values);
 

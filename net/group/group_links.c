@@ -185,7 +185,7 @@ static enum aq_status check_link(const struct aq_group_config *config, uint32_t 
     const uint32_t slots = link->config.receive_slots, theirs = link->peer.receive_slots;
     if (link->config.send_frames < AQ_GROUP_FRAMES || slots != AQ_GROUP_FRAMES || theirs < AQ_GROUP_FRAMES)
         return aq_fail(AQ_INVAL, AREA,
-                       "the link to %s has %u send_frames and %u receive_slots, %u at the other end; a group wants %d "
+                       "the link to %s has %u send_frames and %u receive_slots, %u at the other end; a group needs %d "
                        "of each (aq_group_link_config)",
                        link->name, link->config.send_frames, slots, theirs, AQ_GROUP_FRAMES);
     if (link->config.body_bytes_max < config->piece_bytes || link->peer.body_bytes_max < config->piece_bytes)
@@ -212,7 +212,8 @@ enum aq_status aq_group_open_links(const struct aq_group_config *config, struct 
         AQ_TRY_GOTO(check_link(config, rank), out);
         links->peers[rank].link = config->links[rank];
     }
-    if (config->size > 1 && !config->bell) status = aq_fail(AQ_INVAL, AREA, "a group of links wants their bell");
+    if (config->size > 1 && !config->bell)
+        status = aq_fail(AQ_INVAL, AREA, "a group of links needs the event that they signal (bell)");
 out:
     if (status != AQ_OK)
         links_close(&links->group);

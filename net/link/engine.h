@@ -3,8 +3,8 @@
  *
  * Two members with one contract: io_uring, and poll() where io_uring is not permitted (containers with a seccomp
  * filter). An operation belongs to the link that submits it, is in flight at most once (busy), and comes back from
- * `wait` exactly once, also after `cancel` (result -ECANCELED, or what it had become meanwhile).
- * Locking: the loop's thread alone, also open and close.
+ * `wait` exactly once, also after `cancel` (result -ECANCELED, or what it had become meanwhile). Locking: only the
+ * loop's thread, also open and close.
  */
 #ifndef NET_ENGINE_H
 #define NET_ENGINE_H

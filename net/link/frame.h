@@ -54,7 +54,7 @@ struct aq_header {
     uint64_t argument;
     uint64_t body_digest;
     uint32_t raw_bytes;  /* of a packed body: when it is unpacked; 0: it is not packed    */
-    uint32_t part_bytes; /* of a body in parts: after so many of its bytes comes a gap; 0: it comes as a whole */
+    uint32_t part_bytes; /* of a body in parts: bytes between two gaps; 0: it comes as a whole */
 };
 
 struct aq_gap { /* what passes a body, between two parts of it */
@@ -65,9 +65,9 @@ struct aq_gap { /* what passes a body, between two parts of it */
 
 struct aq_stripe { /* a head between the connections of a link (stripes.h) */
     uint64_t number;
-    uint32_t bytes; /* 0: the end of this direction, after so many stripes */
+    uint32_t bytes; /* 0: the end of this direction, after `number` stripes */
     uint8_t place;  /* in its group, from 0 */
-    uint8_t sum;    /* 0: a stripe; else the sum of so many, the last of them `number` */
+    uint8_t sum;    /* 0: a stripe; else the sum of that many, the last of them `number` */
 };
 
 struct aq_hello {
@@ -80,21 +80,21 @@ struct aq_hello {
     uint32_t receive_slots;
     uint32_t features;
     uint64_t session;         /* 0: new, or does not heal           */
-    uint64_t resume_sequence; /* 0: new; else the link goes on here */
+    uint64_t resume_sequence; /* 0: new; else the link resumes here */
     uint32_t streams;         /* with AQ_FEATURE_STREAMS: wished for, promised, or there are; else 0 */
     uint32_t stream;          /* number of this connection among them */
     uint64_t bundle;          /* their name, from the listener; 0: none yet */
 };
 
-enum { AQ_TEXT_BYTES = 512 }; /* one line that says why a link ended */
+enum { AQ_TEXT_BYTES = 512 }; /* one line with the reason why a link ended */
 
 void aq_header_encode(const struct aq_header *header, uint8_t out[AQ_FRAME_HEADER_BYTES]);
 
-/* Bytes that cannot be the beginning of a header of ours: looks at the first four at most. text says what came
+/* Bytes that cannot be the beginning of a header of ours: looks at the first four at most. text describes what came
  * instead. */
 enum aq_status aq_header_sniff(const uint8_t *bytes, size_t count, char text[AQ_TEXT_BYTES]);
 
-/* AQ_PROTO, AQ_MISMATCH, AQ_CORRUPT as FRAME.md says, with the reason in text. Never logs. */
+/* AQ_PROTO, AQ_MISMATCH, AQ_CORRUPT as in FRAME.md, with the reason in text. Never logs. */
 enum aq_status aq_header_decode(const uint8_t bytes[AQ_FRAME_HEADER_BYTES], struct aq_header *out,
                                 char text[AQ_TEXT_BYTES]);
 
@@ -102,7 +102,7 @@ enum aq_status aq_header_decode(const uint8_t bytes[AQ_FRAME_HEADER_BYTES], stru
 void aq_gap_encode(const struct aq_gap *gap, uint64_t sequence, uint8_t out[AQ_FRAME_GAP_BYTES]);
 enum aq_status aq_gap_decode(const uint8_t bytes[AQ_FRAME_GAP_BYTES], uint64_t sequence, struct aq_gap *out,
                              char text[AQ_TEXT_BYTES]);
-/* How many gaps are in a body of so many bytes; part_bytes 0: none. */
+/* Number of gaps in a body of that size; part_bytes 0: none. */
 static inline uint32_t aq_gap_count(uint32_t body_bytes, uint32_t part_bytes)
 {
     return part_bytes > 0 ? (body_bytes - 1) / part_bytes : 0;

@@ -134,7 +134,7 @@ enum aq_status aq_handshake_match(struct aq_handshake *h, const struct aq_link_c
     const struct aq_hello *p = &h->hello;
     char here[32], there[32];
     if (!aq_byte_stream_proves(h->stream, p->rank)) {
-        snprintf(h->text, sizeof h->text, "says it is rank %u, but its certificate is another stage's", p->rank);
+        snprintf(h->text, sizeof h->text, "claims to be rank %u, but its certificate is another stage's", p->rank);
         return AQ_MISMATCH;
     }
     if (p->job_digest != config->job_digest) {
@@ -273,7 +273,7 @@ static struct aq_handshake *take_place(struct aq_listener *listener, const struc
     if (at == AQ_ADMISSION_REFUSED) return NULL;
     struct aq_handshake *h = &listener->hands[at];
     if (h->stage == STAGE_NONE) return h;
-    snprintf(h->text, sizeof h->text, "had to make room: too many are at the door who have proved nothing");
+    snprintf(h->text, sizeof h->text, "was dropped to make room: too many connections have not proved who they are");
     aq_handshake_log(listener, h);
     aq_handshake_drop(h);
     return h;
@@ -294,8 +294,7 @@ enum aq_status aq_listener_let_in(struct aq_listener *listener, uint64_t *again_
         struct aq_handshake *h = take_place(listener, stream);
         if (!h) {
             aq_log_limited(&listener->refusals, AREA, 1,
-                           "refused peer=%s: no place: too many of its address, or of all, are at the door",
-                           stream->name);
+                           "refused peer=%s: too many pending connections, from its address or in all", stream->name);
             aq_byte_stream_close(stream);
             continue;
         }
@@ -506,7 +505,7 @@ enum aq_status aq_link_accept(struct aq_listener *listener, const struct aq_link
             char rank[32];
             for (uint32_t i = 0; i < AQ_HANDSHAKES; i++)
                 if (listener->hands[i].stage > STAGE_READING) aq_handshake_drop(&listener->hands[i]);
-            return aq_fail(AQ_TIMEOUT, AREA, "nobody fit for this link came to '%s' in time (%s, edge %d is expected)",
+            return aq_fail(AQ_TIMEOUT, AREA, "no valid peer connected to '%s' in time (%s, edge %d is expected)",
                            listener->door.address.whole, number_text("rank", "any", config->peer_rank, rank),
                            (int)config->edge);
         }
@@ -609,7 +608,7 @@ enum aq_status aq_handshake_try(struct aq_net *net, struct aq_handshake *h, cons
         if (status != AQ_AGAIN) return status;
         const uint64_t now = aq_clock_ns();
         if (now >= h->deadline_ns) {
-            snprintf(h->text, sizeof h->text, h->stage == STAGE_CONNECTING ? "does not answer" : "says no HELLO");
+            snprintf(h->text, sizeof h->text, h->stage == STAGE_CONNECTING ? "does not answer" : "sends no HELLO");
             return AQ_TIMEOUT;
         }
         h->stream->ops->wait(h->stream, h->writing_now, &wait);
@@ -625,7 +624,7 @@ enum aq_status aq_handshake_try(struct aq_net *net, struct aq_handshake *h, cons
 const char *aq_handshake_try_text(const struct aq_handshake *h, enum aq_status status)
 {
     if (h->text[0] != '\0') return h->text;
-    return status == AQ_REFUSED                     ? "nobody listens there"
+    return status == AQ_REFUSED                     ? "no program listens there"
            : status == AQ_CLOSED || status == AQ_IO ? "hung up before its HELLO"
                                                     : "did not answer";
 }
@@ -645,11 +644,10 @@ bool aq_handshake_stuck(const struct aq_handshake *h, enum aq_status status)
 
 void aq_handshake_small_said(const char *address)
 {
-    aq_log(
-        AREA, 1,
-        "link to %s: made with packets of %d bytes, for nothing came with larger ones: an MTU black hole on the way? "
-        "sysctl -w net.ipv4.tcp_mtu_probing=1 on both machines, or a lower MTU, or let ICMP through",
-        address, AQ_SEGMENT_SMALL_BYTES);
+    aq_log(AREA, 1,
+           "link to %s: made with packets of %d bytes, because no larger ones arrived: an MTU black hole on the way? "
+           "sysctl -w net.ipv4.tcp_mtu_probing=1 on both machines, or a lower MTU, or let ICMP through",
+           address, AQ_SEGMENT_SMALL_BYTES);
 }
 
 static bool worth_another_try(enum aq_status status)

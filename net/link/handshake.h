@@ -36,7 +36,7 @@ struct aq_handshake {
     uint64_t deadline_ns;
     uint64_t since_ns; /* when it came to the door                         */
     bool writing_now;  /* which direction to wait for                      */
-    bool ready;        /* may go on: something has happened since its last turn */
+    bool ready;        /* may continue: something has happened since its last turn */
     uint8_t out[AQ_HELLO_FRAME_BYTES];
     uint32_t out_bytes, out_sent;
     uint8_t in[AQ_HANDSHAKE_IN_BYTES]; /* HELLO, or ABORT with its text                    */
@@ -67,14 +67,13 @@ struct aq_listener {
     bool given_up; /* by the caller: closed when the last of its links is */
 };
 
-/* The HELLO of a link of this config that begins; the caller fills in what resumes. */
+/* The HELLO of a new link of this config; a caller that resumes fills in the rest. */
 struct aq_hello aq_hello_of(const struct aq_link_config *config);
 void aq_handshake_drop(struct aq_handshake *h);
 /* Write config's HELLO next: with body, or the third message without. */
 void aq_handshake_say(struct aq_handshake *h, const struct aq_link_config *config, const struct aq_hello *hello);
 enum aq_status aq_handshake_write(struct aq_handshake *h);
-/* One HELLO or ABORT, whole and checked. AQ_AGAIN; AQ_CLOSED and AQ_IO as the stream says; else the reason is in
- * text. */
+/* One HELLO or ABORT, whole and checked. AQ_AGAIN; AQ_CLOSED and AQ_IO from the stream; else the reason is in text. */
 enum aq_status aq_handshake_read(struct aq_handshake *h, bool with_body);
 /* Is this the peer that config waits for? AQ_MISMATCH: of another job or plan, or for another rank than this. AQ_AGAIN:
  * of this job and for this rank, but another rank or edge than this accept is for. The text names both sides' values.
@@ -84,15 +83,15 @@ enum aq_status aq_handshake_match(struct aq_handshake *h, const struct aq_link_c
 void aq_handshake_refuse(struct aq_handshake *h, const struct aq_link_config *config, enum aq_status status);
 void aq_handshake_log(struct aq_listener *listener, const struct aq_handshake *h);
 
-/* Everybody who is at the door comes into a hand, as far as aq_admit has places. AQ_NOMEM, AQ_IO (no descriptors left):
- * said already; the door is left alone until the time that is put in *again_ns (else 0). */
+/* Accepts all pending connections, as far as aq_admit has places. AQ_NOMEM, AQ_IO (no descriptors left): logged
+ * already; no connection is accepted until the time that is put in *again_ns (else 0). */
 enum aq_status aq_listener_let_in(struct aq_listener *listener, uint64_t *again_ns);
-/* Sleep until somebody is at the door (not before again_ns), somebody in hand can go on, wake_fd rings, or a
+/* Sleep until a connection is pending (not before again_ns), a handshake can continue, wake_fd is signalled, or a
  * deadline. */
 void aq_listener_sleep(struct aq_listener *listener, uint64_t again_ns, uint64_t deadline_ns);
 /* Is there anything to be done for this hand now? */
 bool aq_handshake_due(const struct aq_handshake *h, uint64_t now_ns);
-/* Why a handshake did not succeed, as `text` where that does not say it already; AQ_AGAIN is one out of time. */
+/* The reason why a handshake did not succeed, into `text` if that is empty; AQ_AGAIN: out of time. */
 enum aq_status aq_handshake_failed(struct aq_handshake *h, enum aq_status status);
 
 /* One try to connect. AQ_REFUSED, AQ_CLOSED, AQ_IO, AQ_TIMEOUT: another may do better. With hello->session the HELLO
@@ -105,12 +104,12 @@ enum aq_status aq_handshake_address(const char *address, bool small, char out[AQ
 /* Was it a connection over which nothing came? Then packets may be too large for the way: the next try has small ones,
  * and the one after that the usual. */
 bool aq_handshake_stuck(const struct aq_handshake *h, enum aq_status status);
-/* A link stands by small packets: said in the log. */
+/* A link works only with small packets: logged. */
 void aq_handshake_small_said(const char *address);
 const char *aq_handshake_try_text(const struct aq_handshake *h, enum aq_status status);
 /* ---- handshake_streams.c: links over several connections ---- */
 
-/* The connector's: how many streams it wishes for, in its HELLO. Nothing is said where it is one for certain. */
+/* The connector's: how many streams it asks for, in its HELLO. It asks for none if there is certainly one. */
 void aq_streams_ask(const struct aq_link_config *config, struct aq_byte_stream *stream, struct aq_hello *hello);
 /* The listener's: how many there will be (h->streams), in its answer. */
 void aq_streams_answer(struct aq_listener *listener, struct aq_handshake *h, const struct aq_link_config *config,
@@ -120,8 +119,8 @@ enum aq_status aq_streams_check(struct aq_handshake *h, const struct aq_hello *a
 /* h is done and its answer has several streams: dial the others; h->stream is all of them then. As aq_handshake_try. */
 enum aq_status aq_streams_dial(struct aq_net *net, struct aq_handshake *h, const char *address, uint32_t attempt,
                                const struct aq_link_config *config, int wake_fd);
-/* h's HELLO has been read and is another stream's. AQ_AGAIN: it is kept with its bundle; AQ_MISMATCH: there is none, or
- * it has that stream. Asked each time. */
+/* h's HELLO has been read and is another stream's. AQ_AGAIN: it is kept with its bundle; AQ_MISMATCH: there is no
+ * such bundle, or it has that stream. Asked each time. */
 enum aq_status aq_streams_join(struct aq_listener *listener, struct aq_handshake *h);
 /* Are all streams of this bundle here? AQ_AGAIN. */
 enum aq_status aq_streams_complete(const struct aq_listener *listener, const struct aq_handshake *first);

@@ -152,7 +152,7 @@ static enum aq_status find(struct aq_listener *listener, struct aq_handshake *h,
             return AQ_MISMATCH;
         }
         if (status == AQ_OK && h->hello.resume_sequence == 0) {
-            snprintf(h->text, sizeof h->text, "(rank %u) names a session, but no frame to go on with", h->hello.rank);
+            snprintf(h->text, sizeof h->text, "(rank %u) names a session, but no frame to resume from", h->hello.rank);
             return AQ_PROTO;
         }
         *out = heal;
@@ -163,9 +163,10 @@ static enum aq_status find(struct aq_listener *listener, struct aq_handshake *h,
                  "(rank %u, edge %d) asks for a new link; all links of this end have been made", h->hello.rank,
                  (int)h->hello.edge);
     else
-        snprintf(h->text, sizeof h->text,
-                 "(rank %u, edge %d) resumes session %016llx, which is not one of this end: was it started anew?",
-                 h->hello.rank, (int)h->hello.edge, (unsigned long long)h->hello.session);
+        snprintf(
+            h->text, sizeof h->text,
+            "(rank %u, edge %d) resumes session %016llx, which this end does not have: was one of the two restarted?",
+            h->hello.rank, (int)h->hello.edge, (unsigned long long)h->hello.session);
     return AQ_MISMATCH;
 }
 

@@ -171,7 +171,7 @@ static enum aq_status check_body(struct aq_reader *reader, const struct aq_heade
     const uint32_t packed_max = aq_packed_bytes_max(limit);
     if (h->raw_bytes > 0 && (h->raw_bytes <= h->body_bytes || h->raw_bytes > packed_max)) {
         snprintf(reader->text, sizeof reader->text,
-                 "sent a packed %s of %u bytes that stands for %u; more than that, and at most %u were possible",
+                 "sent a packed %s of %u bytes that unpacks to %u; more than it has, and at most %u were possible",
                  aq_frame_kind_text(h->kind), h->body_bytes, h->raw_bytes, packed_max);
         return AQ_PROTO;
     }

@@ -296,7 +296,8 @@ static enum aq_status enter_group(struct stripes *s, uint64_t first)
 {
     if (!s->in || first == s->in->first) return AQ_OK;
     if (first != s->in_number) {
-        snprintf(s->text, sizeof s->text, "sent stripe %llu as of a group that begins with %llu, which had another",
+        snprintf(s->text, sizeof s->text,
+                 "sent stripe %llu as part of a group that starts with %llu, which was in another",
                  (unsigned long long)s->in_number, (unsigned long long)first);
         return AQ_PROTO;
     }

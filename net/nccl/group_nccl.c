@@ -270,7 +270,7 @@ static enum aq_status share_id(const struct over_nccl *over, struct aq_nccl_id *
     *id = told.id;
     if (told.status == AQ_OK) return AQ_OK;
     if (over->group.rank == 0) return (enum aq_status)told.status; /* has said so */
-    return aq_fail(AQ_NCCLERR, AREA, "rank 0 of the group could not begin with NCCL (%s)",
+    return aq_fail(AQ_NCCLERR, AREA, "rank 0 of the group could not start NCCL (%s)",
                    aq_status_text((enum aq_status)told.status));
 }
 

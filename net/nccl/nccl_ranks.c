@@ -65,14 +65,14 @@ enum aq_status aq_nccl_refuse(const struct aq_nccl_rank *all, uint32_t count, co
     for (uint32_t rank = 0; rank < count; rank++) {
         if (!all[rank].built) return aq_fail(AQ_NODEV, SAYS, "%s %u was built without NCCL", noun, first + rank);
         if (!all[rank].gpu)
-            return aq_fail(AQ_NODEV, SAYS, "%s %u is on no GPU, and NCCL wants one for each", noun, first + rank);
+            return aq_fail(AQ_NODEV, SAYS, "%s %u is on no GPU, and NCCL needs one for each", noun, first + rank);
         if (all[rank].built != all[0].built)
             return aq_fail(AQ_MISMATCH, SAYS, "%s %u has NCCL %u, %s %u has %u: install the same version", noun,
                            first + rank, all[rank].built, noun, first, all[0].built);
         for (uint32_t other = 0; other < rank; other++)
             if (all[other].gpu == all[rank].gpu)
                 return aq_fail(AQ_NODEV, SAYS,
-                               "%ss %u and %u share a GPU, and NCCL wants one for each: give each its own, or %s", noun,
+                               "%ss %u and %u share a GPU, and NCCL needs one for each: give each its own, or %s", noun,
                                first + other, first + rank, remedy);
     }
     return AQ_OK;

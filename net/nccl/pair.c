@@ -40,8 +40,7 @@ enum aq_status aq_pair_failed(const struct aq_pair *pair)
 enum aq_status aq_pair_taken(struct aq_pair *pair, uint64_t moves)
 {
     if (moves < pair->passed || moves > pair->noted || !pair->sends || pair->ops->failed)
-        return aq_fail(AQ_PROTO, "pair",
-                       "the other end says that it has taken %llu bodies: %llu were given, %llu taken",
+        return aq_fail(AQ_PROTO, "pair", "the other end reports %llu bodies taken: %llu were given, %llu taken",
                        (unsigned long long)moves, (unsigned long long)pair->noted, (unsigned long long)pair->passed);
     pair->passed = moves;
     return AQ_OK;

@@ -62,6 +62,38 @@ static enum aq_status mode_check(const char *path, const struct stat *info, bool
     return AQ_OK;
 }
 
+/* Which command makes the file of keys that is not there, by its name. Only a folder with the authority's key can. */
+static enum aq_status absent(const char *path)
+{
+    char key[AQ_TLS_PATH_BYTES + 32], how[2 * AQ_TLS_PATH_BYTES];
+    const int error = errno;
+    const char *const slash = strrchr(path, '/'), *const name = slash ? slash + 1 : path;
+    const int folder = slash ? (int)(slash - path) : 1;
+    const char *const in = slash ? path : ".";
+    const size_t bytes = strlen(name);
+    const int inner = bytes > 4 && strcmp(name + bytes - 4, ".pem") == 0 ? (int)bytes - 4 : 0;
+    snprintf(key, sizeof key, "%.*s/authority-key.pem", folder, in);
+    const bool here = access(key, F_OK) == 0;
+    const char *const where = here ? in : "DIR";
+    const int shown = here ? folder : 3;
+    if (inner > 6 && strncmp(name, "stage-", 6) == 0)
+        snprintf(how, sizeof how, "init %.*s --renew --stages %lu", shown, where, strtoul(name + 6, NULL, 10) + 1);
+    else if (inner > 7 && strncmp(name, "daemon-", 7) == 0)
+        snprintf(how, sizeof how, "add-host %.*s %.*s", shown, where, inner - 7, name + 7);
+    else if (inner > 5 && strncmp(name, "site-", 5) == 0)
+        snprintf(how, sizeof how, "enroll %.*s --site %.*s --out FOLDER", shown, where, inner - 5, name + 5);
+    else if (here || strcmp(name, "launcher.pem") == 0)
+        snprintf(how, sizeof how, "init %.*s --renew --stages N", shown, where);
+    else
+        return aq_fail(AQ_NOTFOUND, AREA,
+                       "there is no %s: copy it from the folder that has authority-key.pem, or make new keys (aqpipe "
+                       "keys init %.*s --job NAME --stages N)",
+                       path, folder, in);
+    errno = error;
+    return aq_fail_errno(AREA, "cannot open %s (aqpipe keys %s makes it%s)", path, how,
+                         here ? "" : " in the folder that has authority-key.pem: copy it from there");
+}
+
 /* The file's bytes, at most AQ_TLS_PEM_BYTES_MAX, and whether there is a private key among them: then its mode must be
  * 600. */
 static enum aq_status read_file(const char *path, char *bytes, int *count, bool *secret)
@@ -70,7 +102,8 @@ static enum aq_status read_file(const char *path, char *bytes, int *count, bool 
     enum aq_status status = AQ_OK;
     ssize_t got = 0;
     const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (fd == -1) return aq_fail_errno(AREA, "cannot open %s (aqpipe keys init makes it)", path);
+    if (fd == -1 && errno == ENOENT) return absent(path);
+    if (fd == -1) return aq_fail_errno(AREA, "cannot open %s", path);
     if (fstat(fd, &info) != 0)
         status = aq_fail_errno(AREA, "%s", path);
     else
@@ -106,8 +139,8 @@ static enum aq_status parse(const char *path, const char *bytes, int count, X509
     first = certificate ? PEM_read_bio_X509(memory, NULL, no_pass_phrase, NULL) : NULL;
     if (certificate && !first)
         status = aq_fail(AQ_CORRUPT, AREA,
-                         "%s holds no whole certificate in PEM form (%s): copy it again, or make it "
-                         "anew with aqpipe keys init",
+                         "%s holds no whole certificate in PEM form (%s): copy it again, or make a "
+                         "new one with aqpipe keys init --renew",
                          path, aq_tls_reason());
     if (status == AQ_OK && key) {
         (void)BIO_reset(memory);
@@ -115,7 +148,7 @@ static enum aq_status parse(const char *path, const char *bytes, int count, X509
         if (!*key)
             status = aq_fail(AQ_CORRUPT, AREA,
                              "%s holds no whole private key in PEM form (%s): copy it again, or make "
-                             "it anew with aqpipe keys init",
+                             "a new one with aqpipe keys init --renew",
                              path, aq_tls_reason());
     }
     BIO_free(memory);
@@ -244,8 +277,8 @@ static enum aq_status self_check(struct aq_tls *tls, const char *path, X509 *cer
         status = aq_fail(AQ_NOMEM, AREA, "no memory to check %s", path);
     else if (X509_verify_cert(check) != 1)
         status = aq_fail(AQ_TLSERR, AREA,
-                         "%s is no good: %s (aqpipe keys show tells more, aqpipe keys init makes new "
-                         "ones)",
+                         "%s is not valid: %s (aqpipe keys show prints its details, aqpipe keys init "
+                         "--renew makes new ones)",
                          path, X509_verify_cert_error_string(X509_STORE_CTX_get_error(check)));
     X509_STORE_CTX_free(check);
     if (status == AQ_OK && aq_tls_revoked(tls, certificate, why) != AQ_TLS_GOOD)
@@ -370,7 +403,7 @@ enum aq_status aq_tls_open_daemon(const char *folder, const char *host, const ch
     if (!host && has(&hosts, listen)) host = listen;
     if (!host && hosts.count == 1) host = hosts.of[0];
     if (!host && hosts.count > 1)
-        return aq_fail(AQ_REFUSED, AREA, "%s has the keys of the daemons of %s, %s%s: say which host this is (--host)",
+        return aq_fail(AQ_REFUSED, AREA, "%s has the keys of the daemons of %s, %s%s: choose this host's (--host)",
                        folder, hosts.of[0], hosts.of[1], hosts.count > 2 ? ", ..." : "");
     if (!host && lstat(old, &info) == 0)
         return aq_fail(AQ_REFUSED, AREA,

@@ -163,7 +163,7 @@ enum aq_status aq_tls_authority(const char *folder, struct aq_tls_name *name, X5
     if (status == AQ_OK && (!aq_tls_name_of(authority, name) || name->role != AQ_TLS_AUTHORITY))
         status = aq_fail(AQ_CORRUPT, AREA, "%s is no authority of a job", path);
     if (status == AQ_OK && X509_check_private_key(authority, *key) != 1)
-        status = aq_fail(AQ_TLSERR, AREA, "%s: authority-key.pem beside it is another authority's", path);
+        status = aq_fail(AQ_TLSERR, AREA, "%s: the authority-key.pem next to it is another authority's", path);
     if (status == AQ_OK) {
         *certificate = authority;
         return AQ_OK;

@@ -131,7 +131,7 @@ static const char *refresh(struct aq_tls_watch *watch)
     size_t count;
     int64_t number = 0;
     X509_CRL *list = NULL;
-    if (stat(watch->path, &info) != 0) return errno == ENOENT && !watch->seen ? NULL : "it is gone";
+    if (stat(watch->path, &info) != 0) return errno == ENOENT && !watch->seen ? NULL : "it was removed";
     const struct stamp stamp = stamp_of(&info);
     if (watch->list && !watch->wrong && watch->settled && same_stamp(&stamp, &watch->stamp)) return NULL;
     const time_t before = time(NULL);
@@ -160,8 +160,8 @@ static const char *look(struct aq_tls_watch *watch)
     if (wrong && wrong != watch->wrong)
         (void)aq_fail(
             AQ_TLSERR, AREA,
-            "the list of revoked certificates %s is no good: %s; nobody is let in until it is copied anew from "
-            "where the authority is",
+            "the list of revoked certificates %s is not valid: %s; no peer is accepted until it is copied again from "
+            "the authority's folder",
             watch->path, wrong);
     watch->wrong = wrong;
     return wrong;
@@ -180,7 +180,7 @@ enum aq_tls_verdict aq_tls_revoked(struct aq_tls *tls, X509 *certificate, char w
     const char *wrong = look(watch);
     const bool listed = !wrong && watch->list && X509_CRL_get0_by_cert(watch->list, &entry, certificate) != 0;
     if (wrong)
-        snprintf(why, AQ_TLS_WHY_BYTES, "and our list of revoked certificates is no good (%s)", wrong);
+        snprintf(why, AQ_TLS_WHY_BYTES, "and our list of revoked certificates is not valid (%s)", wrong);
     else if (listed && entry && ASN1_TIME_to_tm(X509_REVOKED_get0_revocationDate(entry), &parts) == 1 &&
              strftime(when, sizeof when, "%Y-%m-%d %H:%M UTC", &parts) > 0)
         snprintf(why, AQ_TLS_WHY_BYTES, "which was revoked on %s", when);

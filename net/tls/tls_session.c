@@ -84,7 +84,7 @@ static int look_at(int good, X509_STORE_CTX *chain)
             strftime(when, sizeof when, "%Y-%m-%d %H:%M UTC", &parts) > 0)
             snprintf(s->text, sizeof s->text, "presents %s, which expired on %s; expected %s", have, when, want);
         else
-            snprintf(s->text, sizeof s->text, "presents %s, which is no good (%s); expected %s", have,
+            snprintf(s->text, sizeof s->text, "presents %s, which is not valid (%s); expected %s", have,
                      X509_verify_cert_error_string(error), want);
         return 0;
     }
@@ -237,7 +237,8 @@ static void explain(struct aq_tls_session *s, int reason)
     if (s->text[0]) return; /* the check of its certificate has said it */
     expected(s, want);
     if (reason >= SSL_AD_REASON_OFFSET && reason != SSL_R_TLSV1_ALERT_PROTOCOL_VERSION) {
-        snprintf(s->text, sizeof s->text, "refuses our certificate %s of the authority %s (%s); its log says why",
+        snprintf(s->text, sizeof s->text,
+                 "refuses our certificate %s of the authority %s (%s); see its log for the reason",
                  aq_tls_uri(&s->tls->name, uri), s->tls->authority, words ? words : "no reason");
         return;
     }

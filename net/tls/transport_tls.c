@@ -48,7 +48,7 @@ static enum aq_status expected_site(const struct aq_address *address, char out[A
             out[bytes] = 0;
         }
         if (!aq_tls_host_good(out))
-            return aq_fail(AQ_INVAL, "net", "address '%s': 'site' wants the name of a site", address->whole);
+            return aq_fail(AQ_INVAL, "net", "address '%s': 'site' needs the name of a site", address->whole);
         return AQ_OK;
     }
     return AQ_OK;
@@ -61,13 +61,13 @@ enum aq_status aq_tls_wrap(const struct aq_address *address, struct aq_tls *tls,
     char site[AQ_TLS_HOST_BYTES];
     void *memory;
     if (!tls)
-        return aq_fail(AQ_INVAL, "net", "address '%s': tls+ wants keys (security.keys; aqpipe keys init makes them)",
+        return aq_fail(AQ_INVAL, "net", "address '%s': tls+ needs keys (security.keys; aqpipe keys init makes them)",
                        address->whole);
     AQ_TRY(aq_address_number(address, "peer", -1, &peer));
     AQ_TRY(aq_address_number(address, "or", peer, &other));
     if (peer != floor(peer) || peer >= AQ_TLS_ANY_STAGE || other != floor(other) || other >= AQ_TLS_ANY_STAGE ||
         (peer < 0 && other >= 0))
-        return aq_fail(AQ_INVAL, "net", "address '%s': 'peer' and 'or' want numbers of stages", address->whole);
+        return aq_fail(AQ_INVAL, "net", "address '%s': 'peer' and 'or' take numbers of stages", address->whole);
     AQ_TRY(expected_site(address, site));
     AQ_TRY(aq_alloc(sizeof(struct tls_stream), &memory));
     struct tls_stream *made = memory;

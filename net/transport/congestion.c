@@ -35,7 +35,7 @@ static void remedy(const char *name, enum aq_status status, char *out, size_t by
     read_line("/proc/sys/net/ipv4/tcp_allowed_congestion_control", allowed, sizeof allowed);
     if (status == AQ_REFUSED)
         snprintf(out, bytes,
-                 "the kernel has it for root alone; sysctl -w net.ipv4.tcp_allowed_congestion_control=\"%s %s\"",
+                 "the kernel allows it only to root; sysctl -w net.ipv4.tcp_allowed_congestion_control=\"%s %s\"",
                  allowed, name);
     else
         snprintf(out, bytes, "the kernel does not have it (it has: %s); modprobe tcp_%s", allowed, name);
@@ -67,6 +67,6 @@ void aq_congestion_choose(struct aq_byte_stream *stream, const char *name, atomi
     const enum aq_status status = stream->ops->congestion(stream, automatic ? BBR : name);
     if (status == AQ_OK || atomic_exchange_explicit(told, true, memory_order_relaxed)) return;
     remedy(automatic ? BBR : name, status, what, sizeof what);
-    aq_log(AREA, 1, "link to %s: a lost packet will slow it, for want of congestion control %s: %s", stream->name,
-           automatic ? BBR : name, what);
+    aq_log(AREA, 1, "link to %s: lost packets will slow it, because congestion control %s is not available: %s",
+           stream->name, automatic ? BBR : name, what);
 }

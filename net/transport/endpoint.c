@@ -50,7 +50,8 @@ static enum aq_status check_name(const char *host, const char **why)
     struct in_addr four;
     if (strcmp(host, "*") == 0) return AQ_OK;
     if (!all_of(host, LETTERS DIGITS "-_."))
-        return wrong(why, "a host has letters, digits, '-', '_' and '.' alone, and an IPv6 address stands in brackets");
+        return wrong(why,
+                     "a host has only letters, digits, '-', '_' and '.'; an IPv6 address needs brackets, as in [::1]");
     if (ends_in_a_number(host))
         return inet_pton(AF_INET, host, &four) == 1
                    ? AQ_OK
@@ -76,7 +77,7 @@ static enum aq_status check_six(const char *host, const char **why)
 {
     struct in6_addr six;
     const char *scope;
-    if (!read_six(host, &six, &scope)) return wrong(why, "between the brackets stands no IPv6 address");
+    if (!read_six(host, &six, &scope)) return wrong(why, "the text between the brackets is not an IPv6 address");
     if (!scope) return AQ_OK;
     if (!IN6_IS_ADDR_LINKLOCAL(&six)) return wrong(why, "only link-local addresses (fe80::) have a %scope");
     if (!all_of(scope, LETTERS DIGITS "-_.") || strlen(scope) >= IF_NAMESIZE)
@@ -125,10 +126,10 @@ enum aq_status aq_endpoint_parse(const char *text, struct aq_endpoint *out, cons
     const char *const at = strchr(text, '@');
     if (at) {
         if (at == text || (size_t)(at - text) >= sizeof e.name)
-            return wrong(why, "before '@' stands no name of a host");
+            return wrong(why, "the text before '@' is not the name of a host");
         memcpy(e.name, text, (size_t)(at - text));
         small_letters(e.name);
-        if (!aq_tls_host_good(e.name)) return wrong(why, "before '@' stands no name of a host");
+        if (!aq_tls_host_good(e.name)) return wrong(why, "the text before '@' is not the name of a host");
         text = at + 1;
     }
     const char *const colon = strrchr(text, ':'), *const bracket = strrchr(text, ']');

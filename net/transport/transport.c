@@ -80,7 +80,7 @@ enum aq_status aq_address_number(const struct aq_address *address, const char *k
         errno = 0;
         const double value = strtod(at + length + 1, &stop);
         if (stop == at + length + 1 || (*stop && *stop != '&') || errno != 0 || !isfinite(value) || value < 0)
-            return aq_fail(AQ_INVAL, "net", "address '%s': '%s' wants a number of at least 0", address->whole, key);
+            return aq_fail(AQ_INVAL, "net", "address '%s': '%s' needs a number of at least 0", address->whole, key);
         *out = value;
         return AQ_OK;
     }
@@ -127,7 +127,7 @@ enum aq_status aq_door_open(const char *address, struct aq_tls *tls, struct aq_d
     AQ_TRY(aq_address_parse(address, &door.address));
     AQ_TRY(find_transport(&door.address, &door.transport));
     if (strstr(door.address.filter, "tls") && !tls)
-        return aq_fail(AQ_INVAL, "net", "address '%s': tls+ wants keys (security.keys; aqpipe keys init makes them)",
+        return aq_fail(AQ_INVAL, "net", "address '%s': tls+ needs keys (security.keys; aqpipe keys init makes them)",
                        address);
     AQ_TRY(door.transport->listen(&door));
     *out = door;

@@ -181,8 +181,9 @@ static enum aq_status sim_listen(struct aq_door *door)
     if (status == AQ_OK) {
         for (const struct sim_door *at = table; at; at = at->next)
             if (strcmp(at->name, mine->name) == 0)
-                status = aq_fail(AQ_REFUSED, "net", "cannot listen at '%s': somebody in this process does already",
-                                 door->address.whole);
+                status =
+                    aq_fail(AQ_REFUSED, "net", "cannot listen at '%s': another listener of this process does already",
+                            door->address.whole);
         if (status == AQ_OK) {
             mine->next = table;
             table = mine;

@@ -78,7 +78,7 @@ void aq_bench_begin(void)
 enum aq_status aq_bench_end(const struct aq_bench_options *options)
 {
     if (interrupted) return aq_fail(AQ_ABORTED, "bench", "interrupted");
-    if (lost) return aq_fail(AQ_ABORTED, "bench", "nobody reads the figures any more");
+    if (lost) return aq_fail(AQ_ABORTED, "bench", "the reader of the figures has ended");
     if (emitted || !options->only) return AQ_OK;
     return aq_fail(AQ_INVAL, "bench", "--only \"%s\": no case of these benches has these words", options->only);
 }

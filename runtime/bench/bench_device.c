@@ -127,7 +127,8 @@ static enum aq_status coding_run(const struct aq_bench_options *options, struct 
     }
     AQ_TRY(coding_case(options, coding, "decode", bytes, copy, decode_once));
     for (uint32_t i = 0; i < SAMPLES; i++)
-        if (coding->corrupt[i]) return aq_fail(AQ_CORRUPT, "bench", "sample %u of its own encoding is corrupt", i);
+        if (coding->corrupt[i])
+            return aq_fail(AQ_CORRUPT, "bench", "the device reports its own encoding of sample %u as corrupt", i);
     return AQ_OK;
 }
 

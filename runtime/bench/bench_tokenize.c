@@ -57,7 +57,7 @@ static enum aq_status kept_run(const struct aq_bench_options *options, struct aq
 enum aq_status aq_bench_tokenize(const struct aq_bench_options *options)
 {
     if (!options->text || !options->tokenizer) {
-        fprintf(stderr, "aqpipe bench: tokenize is left out: it wants --text FILE and --tokenizer FOLDER\n");
+        fprintf(stderr, "aqpipe bench: tokenize is left out: it needs --text FILE and --tokenizer FOLDER\n");
         return AQ_OK;
     }
     const char *kind = aq_tokenizer_of_folder(options->tokenizer);

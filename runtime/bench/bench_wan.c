@@ -176,7 +176,7 @@ static enum aq_status start_daemon(struct wan *wan, uint32_t end)
     const uint64_t until_ns = aq_clock_after(DAEMON_S * UINT64_C(1000000000));
     while (access(port_file, F_OK) != 0) {
         if (aq_clock_ns() > until_ns)
-            return aq_fail(AQ_TIMEOUT, "bench", "the daemon of end %u does not begin: %s/daemon-%u.log", end,
+            return aq_fail(AQ_TIMEOUT, "bench", "the daemon of end %u does not start: %s/daemon-%u.log", end,
                            wan->folder, end);
         (void)nanosleep(&pause, NULL);
     }

@@ -575,7 +575,7 @@ static bool begins_untrained(const struct aq_weights *weights, const char *path,
     uint32_t index;
     if (info->adapter || strncmp(info->name, "optimizer.", strlen("optimizer.")) == 0) return true;
     if (!info->fresh || aq_weights_find(weights, info->name, &index) == AQ_OK) return false;
-    aq_log("checkpoint", AQ_LOG_WARNING, "%s: has no %s: it is new, and begins from train.seed", path, info->name);
+    aq_log("checkpoint", AQ_LOG_WARNING, "%s: has no %s: it is new, and starts from train.seed", path, info->name);
     return true;
 }
 

@@ -34,7 +34,7 @@ static enum aq_status fact_check(const struct aq_weights *weights, const char *p
                                  const char *wanted)
 {
     if (strcmp(fact(weights, key), wanted) == 0) return AQ_OK;
-    return aq_fail(AQ_MISMATCH, "checkpoint", "%s: its %s is %s, the other replicas' files want %s", path, key,
+    return aq_fail(AQ_MISMATCH, "checkpoint", "%s: its %s is %s, the other replicas' files need %s", path, key,
                    fact(weights, key), wanted);
 }
 

@@ -39,6 +39,6 @@ enum aq_status aq_loss_scale_check(const float *state, uint32_t floats)
 {
     const float now = state[0], good = state[1], next = floats == AQ_LOSS_SCALE_STALE ? state[2] : now;
     if (is_factor(now) && is_factor(next) && good >= 0.0f && good < 0x1p24f && good == floorf(good)) return AQ_OK;
-    return aq_fail(AQ_CORRUPT, "checkpoint", "a loss scale of %g, then %g after %g good steps is none", (double)next,
-                   (double)now, (double)good);
+    return aq_fail(AQ_CORRUPT, "checkpoint", "a loss scale of %g, then %g after %g good steps is not possible",
+                   (double)next, (double)now, (double)good);
 }

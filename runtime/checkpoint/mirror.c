@@ -150,7 +150,7 @@ static enum aq_status read_done(struct aq_mirror *mirror, struct lane *lane, con
         return AQ_OK;
     }
     if (job->status == AQ_NOTFOUND)
-        return aq_fail(AQ_IO, "mirror", "%s/%s is gone before it was copied to stage %u", lane->folder, lane->name,
+        return aq_fail(AQ_IO, "mirror", "%s/%s was removed before it was copied to stage %u", lane->folder, lane->name,
                        lane->peer);
     AQ_TRY(job->status);
     lane->total = (lane->size + piece_bytes - 1) / piece_bytes;

@@ -74,7 +74,7 @@ static void bad_add(const struct asked *asked, const char *path, const struct aq
     else
         aq_text_add(&sums->broken, "%s: edge %" PRIu32 " %s, sample %" PRIu64 ", variant %u, version %" PRIu64 ": %s\n",
                     path, key->edge, side_name(key->side), key->sample, key->variant, visit->version,
-                    visit->byte_count ? "its bytes are not those that were put" : "its index entry is broken");
+                    visit->byte_count ? "its bytes have changed since they were written" : "its index entry is broken");
 }
 
 static enum aq_status walk_all(const struct asked *asked, const char *path, struct aq_cache_walk *walk,

@@ -233,14 +233,14 @@ static int parse(struct command *command, int argc, char **argv)
         return aq_options_wrong(line->name, "--image, --claim and --mount need --on k8s");
     if (!ssh && command->hosts) return aq_options_wrong(line->name, "--hosts needs --on ssh");
     if ((slurm || k8s || mpi) && command->entry.fresh)
-        return aq_options_wrong(line->name, "--on slurm, k8s or mpi goes on with what is there: no --fresh");
+        return aq_options_wrong(line->name, "--on slurm, k8s or mpi always resumes what is there: leave out --fresh");
     if (command->schedule && !command->epochs && !command->steps)
         return aq_options_wrong(line->name, "--schedule needs --epochs or --steps");
     struct stat about;
     const bool folder = stat(rest.of[0], &about) == 0 && S_ISDIR(about.st_mode);
     if (folder && !command->go_on)
-        return aq_options_wrong(line->name, "%s is a folder: `aqpipe resume %s` goes on with a run", rest.of[0],
-                                rest.of[0]);
+        return aq_options_wrong(line->name, "%s is a folder, not a manifest: `aqpipe resume %s` continues a run",
+                                rest.of[0], rest.of[0]);
     if (command->go_on) {
         command->entry.resume = true;
         command->run = rest.of[0];
@@ -342,7 +342,7 @@ static enum aq_status prepare(struct command *command)
     AQ_TRY(aq_launcher_keys(command->job, &command->tls));
     AQ_TRY(aq_daemon_program(command->daemon));
     if ((int64_t)command->shift > 0 && command->shift >= command->plan->steps)
-        return aq_fail(AQ_INVAL, "launch", "--shift: the job has no so many steps");
+        return aq_fail(AQ_INVAL, "launch", "--shift: the job has fewer steps than that");
     if (command->turn != (command->job->split.clients > 0))
         return aq_fail(AQ_INVAL, "launch", "a job of split learning is trained by aqpipe split-server");
     if (command->job->checkpoint.path)
@@ -580,7 +580,7 @@ static void run(struct command *command, struct aq_launch_result *result)
         run_once(command, result);
         if (!aq_restart_due(&command->restart, result, command->entry.checkpoint, &step)) return;
         if (roll_back(command, result, step) != AQ_OK) return;
-        aq_progress_say(&command->progress, "%s: begins again from %s step %llu (restart %u)", result->cause,
+        aq_progress_say(&command->progress, "%s: restarts from %s step %llu (restart %u)", result->cause,
                         result->unreadable ? "the older checkpoint of" : "the checkpoint of", (unsigned long long)step,
                         command->restart.total);
         aq_restart_pause(&command->restart, command->signals);
@@ -667,7 +667,7 @@ static void say_resume(struct command *command, const char *before, uint64_t ste
         aq_text_add(&text, " --token-file ");
         aq_text_shell(&text, token);
     }
-    aq_progress_say(&command->progress, "%s %llu%s; go on with: aqpipe resume %s", before, (unsigned long long)step,
+    aq_progress_say(&command->progress, "%s %llu%s; continue with: aqpipe resume %s", before, (unsigned long long)step,
                     behind, aq_text_of(&text));
     aq_text_deinit(&text);
 }
@@ -690,7 +690,7 @@ static void say_end(struct command *command, const struct aq_launch_result *resu
     else
         aq_next_step_say(&command->progress, command->job);
     if (command->best_left)
-        aq_progress_say(&command->progress, "the best %s, %.6g, is that of step %llu: %s/best", result->best.figure,
+        aq_progress_say(&command->progress, "the best %s, %.6g, was at step %llu: %s/best", result->best.figure,
                         result->best.value, (unsigned long long)result->best.step, command->job->output.path);
 }
 
@@ -718,7 +718,7 @@ static int conclude(struct command *command, struct aq_launch_result *result)
     show_errors(command, failed ? result->cause : "");
     if (failed) {
         aq_progress_say(&command->progress, "%s", result->cause);
-        if (result->mark > 0) say_resume(command, "the checkpoint of step", result->mark, " stands");
+        if (result->mark > 0) say_resume(command, "the checkpoint of step", result->mark, " is kept");
         return AQ_EXIT_FAILED;
     }
     if (status != AQ_OK) return AQ_EXIT_FAILED;
@@ -827,12 +827,12 @@ static int launch(struct command *command)
         return AQ_EXIT_FAILED;
     if (command->plan->samples_dropped)
         aq_progress_say(&command->progress,
-                        "the last %llu samples of data.train are left out, so that %u replicas have as many",
+                        "the last %llu samples of data.train are left out, so that %u replicas have the same number",
                         (unsigned long long)command->plan->samples_dropped, command->plan->replicas);
     if (command->entry.resume)
         aq_progress_say(&command->progress,
-                        command->entry.resume_step ? "goes on after step %llu"
-                                                   : "there is no checkpoint yet: begins anew (step %llu)",
+                        command->entry.resume_step ? "continues after step %llu"
+                                                   : "there is no checkpoint yet: starts at step %llu",
                         (unsigned long long)command->entry.resume_step);
     if (*command->entry.extended) aq_progress_say(&command->progress, "%s", command->entry.extended);
     aq_log_sink(keep_error, &command->errors);

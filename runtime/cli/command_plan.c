@@ -177,17 +177,22 @@ static enum aq_status print(const struct options *options, const struct aq_plan 
     if (!told_all(options) && plan->stage_count > 1)
         AQ_TRY(options->measure ? aq_plan_layers_measured(plan, cores_of(options), &layers)
                                 : aq_plan_layers_assumed(plan, &layers));
+    if (layers && !options->measure) aq_plan_layers_as(layers, &costs, options->gflops);
     costs.layers = layers;
     const enum aq_status printed = print_with(options, plan, &costs);
     aq_plan_layers_close(layers);
     return printed;
 }
 
-static enum aq_status tell(const struct options *options)
+/* The table of what was measured; after a failure that left none, nothing. */
+static enum aq_status tell(const struct options *options, bool failed)
 {
     struct aq_text text = {0};
     if (options->json) return AQ_OK; /* with the plan */
+    if (failed && !aq_probe_told_any(options->told)) return AQ_OK;
     enum aq_status status = aq_probe_told_print(options->told, aq_text_columns(STDOUT_FILENO), &text);
+    aq_text_add(&text, failed ? "the measurement failed, so no plan follows\n"
+                              : "the plan below uses these measurements\n\n");
     if (status == AQ_OK && !aq_out_text(aq_text_of(&text))) status = aq_fail_errno("plan", "cannot print");
     aq_text_deinit(&text);
     return status;
@@ -197,7 +202,7 @@ static enum aq_status tell(const struct options *options)
 static enum aq_status probe(struct options *options, struct aq_job *job, struct aq_plan **plan)
 {
     const enum aq_status status = aq_plan_probe(job, *plan, options->token_file, &options->told);
-    if (options->told) AQ_TRY(tell(options));
+    if (options->told) AQ_TRY(tell(options, status != AQ_OK));
     AQ_TRY(status);
     aq_plan_close(*plan);
     *plan = NULL;

@@ -33,7 +33,7 @@ static const struct aq_option client_options[] = {
     AQ_ROW(TEXT, struct asked, data, "data", "PATH", "this client's samples (the same as --set data.train=PATH)"),
     AQ_ROW(TEXT, struct asked, heldout, "heldout", "PATH", "and its held-out ones (data.heldout)"),
     AQ_ROW(TEXT, struct asked, id, "id", "NAME",
-           "its name, as its certificate site-NAME.pem says (aqpipe keys enroll)"),
+           "its name, as in its certificate site-NAME.pem (aqpipe keys enroll)"),
     AQ_ROW_RANGE(TIME, struct asked, patience_s, "patience", "TIME", 1, 864000,
                  "how long to dial a server that is away, as in 10min, 2h (600)"),
     AQ_ROW(LIST, struct asked, sets, "set", "KEY=VALUE", "override a key of the manifest (aqpipe help keys)"),

@@ -69,17 +69,17 @@ static bool below(const char *path, const char *folder)
 static enum aq_status check_path(const char *what, const char *path, const char *mount)
 {
     if (path[strspn(path, plain)])
-        return aq_fail(AQ_INVAL, "launch", "%s: %.200s: with --on k8s it has letters, digits and ._-/ alone", what,
+        return aq_fail(AQ_INVAL, "launch", "%s: %.200s: with --on k8s it can have only letters, digits and ._-/", what,
                        path);
     if (below(path, mount)) return AQ_OK;
     return aq_fail(AQ_INVAL, "launch",
-                   "%s: %.200s is not below %.200s, which is all that pods see: move it there, or say --mount DIR",
+                   "%s: %.200s is not below %.200s, which is all that pods see: move it there, or pass --mount DIR",
                    what, path, mount);
 }
 
 static enum aq_status check_word(const char *option, const char *text)
 {
-    if (!text) return aq_fail(AQ_INVAL, "launch", "--on k8s wants %s", option);
+    if (!text) return aq_fail(AQ_INVAL, "launch", "--on k8s needs %s", option);
     for (const char *at = text; *at; at++)
         if ((unsigned char)*at <= ' ' || *at == '"' || *at == '\\' || (unsigned char)*at > '~') text = "";
     return text[0] ? AQ_OK : aq_fail(AQ_INVAL, "launch", "%s is a word without blanks and quotes", option);
@@ -372,7 +372,7 @@ int aq_k8s_write(const struct aq_k8s *k8s)
             status = aq_file_replace(NULL, path, 0600, aq_text_of(&text), text.used);
     }
     if (status == AQ_OK && k8s->print) aq_out_raw(aq_text_of(&text));
-    if (status == AQ_OK && !k8s->print) aq_out("%s is written; its first lines say what comes next\n", path);
+    if (status == AQ_OK && !k8s->print) aq_out("wrote %s; its first lines describe the next steps\n", path);
     aq_text_deinit(&text);
     return status == AQ_OK ? AQ_EXIT_DONE : status == AQ_INVAL ? AQ_EXIT_USAGE : AQ_EXIT_FAILED;
 }

@@ -53,7 +53,7 @@ static enum aq_status add_demands(const struct aq_slurm *slurm, struct aq_text *
     const char *path = job->output.path;
     if (path[strspn(path, plain)])
         return aq_fail(AQ_INVAL, "launch",
-                       "output.path: %.200s: of a job of Slurm's it has letters, digits and ._-/ alone", path);
+                       "output.path: %.200s: for a Slurm job it can have only letters, digits and ._-/", path);
     uint32_t threads = job->pipeline.threads;
     bool gpus = false;
     for (uint32_t r = 0; r < aq_job_ranks(job); r++) {
@@ -137,7 +137,7 @@ static const char follow[] =
     "if ((signalled && code == 3)); then\n"
     "    echo \"aqpipe on slurm: stopped by a signal, with a checkpoint; back into the queue\"\n"
     "    scontrol requeue \"$SLURM_JOB_ID\" ||\n"
-    "        echo \"aqpipe on slurm: Slurm does not requeue; sbatch $run.sbatch goes on\" >&2\n"
+    "        echo \"aqpipe on slurm: Slurm does not requeue; sbatch $run.sbatch continues\" >&2\n"
     "fi\n"
     "exit $code\n";
 

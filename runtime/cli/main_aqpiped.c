@@ -61,7 +61,7 @@ static int serve(struct asked *asked)
     if (child > 0) return aq_relay_run(config->fd, child);
     config->worker = getenv("AQPIPE_WORKER");
     if (!config->worker && aq_program_beside("aqpipe", program)) config->worker = program;
-    if (!config->worker || access(config->worker, X_OK) != 0) return wrong("there is no aqpipe beside this program");
+    if (!config->worker || access(config->worker, X_OK) != 0) return wrong("there is no aqpipe next to this program");
     if (token_file && aq_token_load(token_file, &config->token) != AQ_OK) return 2;
     if (keys && open_keys(config, keys, asked->host) != AQ_OK) return 2;
     if ((config->tls || config->token.bytes > 0) && prctl(PR_SET_DUMPABLE, 0) != 0) return wrong("prctl failed");

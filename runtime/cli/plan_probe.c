@@ -96,7 +96,8 @@ static enum aq_status run(const struct aq_job *job, const struct aq_plan *plan, 
     const enum aq_status status = aq_probe_run(&launch, told->pairs, told->count, cause, sizeof cause);
     aq_progress_end(&progress);
     aq_free(manifest);
-    return status == AQ_OK ? AQ_OK : aq_fail(status, "probe", "%s", cause);
+    if (status == AQ_OK || (cause[0] && strstr(aq_error_text(), cause))) return status; /* logged where it happened */
+    return aq_fail(status, "probe", "%s", cause);
 }
 
 enum aq_status aq_plan_probe(struct aq_job *job, const struct aq_plan *plan, const char *token_file,
@@ -273,7 +274,7 @@ static void failed_find(const struct aq_probe_told *told, uint32_t i, struct fin
     const struct aq_probe_pair *pair = &told->pairs[i];
     const char *where = &told->addresses[i * WHERE_BYTES];
     char who[48];
-    snprintf(out->text, sizeof out->text, "not measured: %s", pair->text[0] ? pair->text : "not come to");
+    snprintf(out->text, sizeof out->text, "not measured: %s", pair->text[0] ? pair->text : "after another failure");
     if (pair->status == AQ_TIMEOUT || pair->status == AQ_REFUSED)
         snprintf(out->remedy, sizeof out->remedy,
                  "%s listens at %s: let TCP through to there in the firewalls on the way, or correct its address",
@@ -378,6 +379,13 @@ static void print_manifest(const struct aq_probe_told *told, struct aq_text *tex
     if (!first) aq_text_add(text, "]}\n");
 }
 
+bool aq_probe_told_any(const struct aq_probe_told *told)
+{
+    for (uint32_t i = 0; i < told->count; i++)
+        if (measured(&told->pairs[i])) return true;
+    return false;
+}
+
 enum aq_status aq_probe_told_print(const struct aq_probe_told *told, unsigned columns, struct aq_text *text)
 {
     struct finding findings[FINDINGS_MAX];
@@ -396,7 +404,6 @@ enum aq_status aq_probe_told_print(const struct aq_probe_told *told, unsigned co
                 "up: from the lower rank to the higher, one pair after the other, over the links' own connections; "
                 "times are each end's monotonic clock\n");
     print_manifest(told, text);
-    aq_text_add(text, "the plan below is made with what was measured\n\n");
     return text->status;
 }
 

@@ -22,6 +22,7 @@ void aq_probe_told_close(struct aq_probe_told *told); /* NULL is fine */
 
 /* Has every pair been measured, with packets of any size? */
 bool aq_probe_told_well(const struct aq_probe_told *told);
+bool aq_probe_told_any(const struct aq_probe_told *told); /* was at least one pair measured? */
 
 /* The table, and below it what is wrong or declared otherwise, with remedies. */
 enum aq_status aq_probe_told_print(const struct aq_probe_told *told, unsigned columns, struct aq_text *text);

@@ -28,7 +28,7 @@ static enum aq_status resolve(const char *address, bool passive, struct addrinfo
     if (passive && endpoint.name[0])
         return aq_fail(AQ_INVAL, "control", "'%.80s': a name before '@' is for who connects", address);
     if (!passive && endpoint.port == 0)
-        return aq_fail(AQ_INVAL, "control", "'%.80s': nobody can be reached at port 0", address);
+        return aq_fail(AQ_INVAL, "control", "'%.80s': port 0 cannot be reached", address);
     return aq_endpoint_resolve(&endpoint, passive, out);
 }
 
@@ -49,8 +49,8 @@ enum aq_status aq_control_listen(const char *address, bool far, int *fd, uint16_
     int made = -1;
     if (!far && !aq_endpoint_loopback_address(list->ai_addr)) {
         status = aq_fail(AQ_REFUSED, "control",
-                         "will not listen on %s without keys (--keys DIR): others would hear what is said and could "
-                         "change it, with a token too",
+                         "will not listen on %s without keys (--keys DIR): others could read and change the traffic, "
+                         "even with a token",
                          address);
         goto out;
     }
@@ -147,7 +147,7 @@ static enum aq_status expect(struct aq_control *control, const char *address, co
     if (status == AQ_TIMEOUT) return aq_fail(status, "control", "%s answers nothing: is an aqpiped there?", address);
     if (status == AQ_CLOSED)
         return aq_fail(status, "control",
-                       "%s closed the connection in the greeting (an aqpiped with --keys wants security.keys in the "
+                       "%s closed the connection in the greeting (an aqpiped with --keys needs security.keys in the "
                        "job, and security.tls not off)",
                        address);
     AQ_TRY(status);
@@ -225,8 +225,8 @@ enum aq_status aq_control_meet(const char *address, const struct aq_token *token
                  !aq_endpoint_loopback_address((const struct sockaddr *)&there))) {
         close(fd);
         return aq_fail(AQ_REFUSED, "control",
-                       "will not talk to %s without keys (security.keys, --keys DIR): whoever is on the way could read "
-                       "and change what is said; make them with aqpipe keys, or go through a tunnel to 127.0.0.1",
+                       "will not talk to %s without keys (security.keys, --keys DIR): others on the network could read "
+                       "and change the traffic; make keys with aqpipe keys, or use a tunnel to 127.0.0.1",
                        address);
     }
     struct aq_control *control;

@@ -73,7 +73,7 @@ static void on_term(struct daemon *daemon)
 {
     if (daemon->owner && !daemon->term_seen && daemon->listener != -1) {
         aq_log("daemon", 1, "asked to end: the job '%s' is asked to stop first", daemon->job);
-        owner_send(daemon, json_pack("{s:s, s:s}", "event", "stop-asked", "by", "the daemon, which was told to end"));
+        owner_send(daemon, json_pack("{s:s, s:s}", "event", "stop-asked", "by", "the daemon, which was asked to end"));
     } else {
         daemon->ending = true;
     }

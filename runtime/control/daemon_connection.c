@@ -144,7 +144,7 @@ void connection_accept(struct daemon *daemon)
             continue;
         }
         if (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS) {
-            (void)aq_fail_errno("daemon", "nobody can be let in for now (ulimit -n)");
+            (void)aq_fail_errno("daemon", "no connection can be accepted for now (ulimit -n)");
             daemon->deaf_ns = aq_clock_after(deaf_ns);
         }
         if (errno != EINTR && errno != ECONNABORTED) break; /* EAGAIN: that was all */
@@ -238,7 +238,7 @@ static enum aq_status enter_folders(struct daemon *daemon, const json_t *message
     for (size_t i = 0; i < sizeof asked / sizeof *asked; i++)
         if (run->count + daemon->config->confine.data.count > 0 && !aq_confine_below(run, asked[i]))
             return aq_fail(AQ_REFUSED, "daemon",
-                           "%.300s lies in no folder that this daemon allows for runs (--allow-run)", asked[i]);
+                           "%.300s is not in a folder that this daemon allows for runs (--allow-run)", asked[i]);
     const struct aq_owned_folders folders = {daemon->run, daemon->checkpoint, cache};
     const bool resumed = aq_control_bool_or(message, "resumed", false);
     AQ_TRY(aq_owned_enter(&folders, resumed ? AQ_OWNED_MAKE_LAST : AQ_OWNED_MAKE_ALL, owner));
@@ -254,7 +254,7 @@ static enum aq_status open_job(struct daemon *daemon, struct connection *connect
         return refuse(daemon, connection, "another protocol: this is aqpiped " AQ_VERSION " with protocol 1");
     if (daemon->owner || worker_any(daemon)) {
         snprintf(text, sizeof text, "it runs the job '%s' of %s", daemon->job,
-                 daemon->owner ? daemon->owner->peer : "a launcher that is gone");
+                 daemon->owner ? daemon->owner->peer : "a launcher that has ended");
         return refuse(daemon, connection, text);
     }
     if (daemon->term_seen) return refuse(daemon, connection, "it is about to end");
@@ -299,9 +299,9 @@ static enum aq_status start(struct daemon *daemon, json_t *message, uint32_t ran
                        daemon->probing ? "trains" : "measures the network");
     const enum aq_status status = worker_start(daemon, rank, message);
     if (status == AQ_OK || worker_find(daemon, rank)) return AQ_OK;
-    owner_send(daemon,
-               json_pack("{s:s, s:I, s:s, s:s}", "event", "failed", "rank", (json_int_t)rank, "status",
-                         aq_status_text(status), "text", "the daemon cannot start its worker; its log says why"));
+    owner_send(daemon, json_pack("{s:s, s:I, s:s, s:s}", "event", "failed", "rank", (json_int_t)rank, "status",
+                                 aq_status_text(status), "text",
+                                 "the daemon cannot start its worker; see its log for the reason"));
     owner_send(daemon,
                json_pack("{s:s, s:I, s:i, s:i}", "event", "exited", "rank", (json_int_t)rank, "pid", 0, "code", 1));
     return AQ_OK;

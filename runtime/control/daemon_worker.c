@@ -77,9 +77,9 @@ static void say_why(const struct worker *worker, char *text, size_t bytes)
     if (worker->killed || !WIFSIGNALED(worker->wait_status) || WTERMSIG(worker->wait_status) != SIGKILL) return;
     snprintf(text, bytes, "%s; it held %s at most",
              memory_kills() > worker->memory_kills
-                 ? "the kernel kills here for want of memory (oom_kill in memory.events)"
+                 ? "the kernel killed it because memory ran out (oom_kill in memory.events)"
              : limited ? limit_text
-                       : "not by aqpipe: perhaps by the kernel for want of memory (dmesg says)",
+                       : "not by aqpipe: perhaps by the kernel because memory ran out (see dmesg)",
              aq_text_size(worker->peak_bytes, held));
 }
 

@@ -18,7 +18,7 @@
 
 enum { SLOT_ALIGN = 256 };
 static_assert((int)AQ_EDGE_CARRY_BODIES > 2 * (int)AQ_EDGE_QUEUE_MAX + 1,
-              "what is said of a body is kept while its frame is");
+              "the note of a body lives as long as its frame");
 static_assert((int)AQ_EDGE_CARRY_SLOTS < (int)AQ_PAIR_MOVES, "a slot is a move");
 #define CAUSE_NS (500ull * 1000000) /* a link knows by then why NCCL has failed */
 
@@ -174,8 +174,8 @@ enum aq_status aq_edge_carried_in(struct aq_edge *edge, const struct aq_frame *f
     if (bytes == 0 || carry->arrived - carry->released >= AQ_EDGE_CARRY_BODIES)
         return aq_fail(
             AQ_PROTO, "edge",
-            "edge %u: a frame of kind %u (step %llu, micro-batch %u) says that its bodies go from GPU to GPU, and "
-            "its %u bytes are no rows of such",
+            "edge %u: a frame of kind %u (step %llu, micro-batch %u) announces bodies that go from GPU to GPU, but "
+            "its %u bytes are not rows of such bodies",
             edge->shape.edge, frame->kind, (unsigned long long)frame->step, frame->micro_batch, frame->body_bytes);
     *number = ++carry->arrived;
     carry->landings[*number % AQ_EDGE_CARRY_BODIES] =

@@ -62,7 +62,8 @@ enum aq_status aq_edge_join_told(struct aq_edge *edge, const struct aq_frame *fr
                                                             : told_joining(carry, edge->config.sender, frame));
     if (good) return status;
     if (frame->body) aq_link_release(edge->config.link, frame->body);
-    return aq_fail(AQ_PROTO, "edge", "edge %u: stage %u says something of what carries bodies (%u) that was not asked",
+    return aq_fail(AQ_PROTO, "edge",
+                   "edge %u: stage %u answers a question about the transport of bodies (%u) that was not asked",
                    edge->shape.edge, peer_stage(edge), frame->flags);
 }
 
@@ -190,7 +191,7 @@ static enum aq_status open_way(struct aq_edge *edge, bool forward, uint64_t dead
         AQ_TRY(aq_nccl_id(&id));
         AQ_TRY(say_pieces(edge, id.bytes, deadline_ns));
     } else {
-        AQ_TRY(hear_pieces(edge, id.bytes, deadline_ns, "begin with NCCL"));
+        AQ_TRY(hear_pieces(edge, id.bytes, deadline_ns, "start NCCL"));
     }
     const struct aq_pair_config config = {
         .id = &id, .name = name, .first = edge->config.sender, .sends = sends, .silence_ns = edge->config.silence_ns};
@@ -207,7 +208,7 @@ static enum aq_status join_nccl(struct aq_edge *edge, uint64_t deadline_ns, bool
     aq_nccl_judge(all, 2, &facts);
     *joined = carry->asked == AQ_TRANSPORT_NCCL || (facts.built && facts.distinct_gpus && facts.one_machine);
     if (!*joined) return AQ_OK;
-    AQ_TRY(aq_nccl_refuse(all, 2, "stage", edge->shape.edge, "say link.transport: links"));
+    AQ_TRY(aq_nccl_refuse(all, 2, "stage", edge->shape.edge, "set link.transport: links"));
     if (!facts.one_machine && sender)
         aq_log("edge", AQ_LOG_WARNING, "edge %u goes by NCCL between machines, on connections that are not encrypted",
                edge->shape.edge);
@@ -225,8 +226,8 @@ static enum aq_status ipc_refused(const struct aq_edge *edge)
     const char *why = !carry->mine.gpu || !carry->theirs.gpu ? "are not both on GPUs"
                       : carry->mine.machine != carry->theirs.machine
                           ? "are on two machines"
-                          : "cannot map each other's memory (their logs say why)";
-    return aq_fail(AQ_NODEV, "edge", "link.transport: ipc: stages %u and %u %s: say auto", edge->shape.edge,
+                          : "cannot map each other's memory (see their logs)";
+    return aq_fail(AQ_NODEV, "edge", "link.transport: ipc: stages %u and %u %s: set auto", edge->shape.edge,
                    edge->shape.edge + 1, why);
 }
 

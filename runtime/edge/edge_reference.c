@@ -302,7 +302,7 @@ enum aq_status aq_edge_received(struct aq_edge *edge, bool forward, const struct
 /* What is wrong with a row that says both ends hold the message; NULL: nothing. */
 static const char *held_wrong(const struct aq_edge *edge, const struct aq_edge_row *row, bool remembered)
 {
-    if (!edge->shape.still || !remembered) return "says that it is held where activations change";
+    if (!edge->shape.still || !remembered) return "announces a held message, but activations change here";
     if (row->flags != AQ_EDGE_HELD || row->body_bytes != 0) return "is held, and coded, too";
     if (row->version_before == 0 || row->version_before != row->version_after ||
         row->digest_before != row->digest_after)

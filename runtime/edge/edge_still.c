@@ -199,7 +199,8 @@ enum aq_status aq_edge_still_held(struct aq_edge *edge, const struct aq_edge_bat
     }
     status = fetch(edge, batch, i, row ? row->version_before : 0, &out->message, entry);
     if (status == AQ_NOTFOUND)
-        return aq_fail(AQ_CORRUPT, "edge", "edge %u sample %llu: the sender says that it has the message, and has none",
+        return aq_fail(AQ_CORRUPT, "edge",
+                       "edge %u sample %llu: the sender announced that it holds the message, but has none",
                        edge->shape.edge, sample);
     AQ_TRY(status);
     out->warm = out->fetched = true;

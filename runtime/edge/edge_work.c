@@ -1,17 +1,17 @@
 /*
  * edge_work.c -- a micro-batch's samples to a body and back.
  *
- * There is one path, and where it is left is the device's: where the host codes, a sample goes through reference,
- * codec and cache before the next one begins, and all has happened when the call returns. Where the device has kernels
- * for codecs, the micro-batch goes through each of these in a few launches, and nobody waits: its *work* is issued
- * (references, kernels and copies are enqueued, an event behind them) and done later, by whoever pumps the edge and
- * finds that the stream has passed the event. What is done to a sample (edge_reference.c) is the same.
+ * What is done to a sample (edge_reference.c) is the same everywhere; the order of it is written twice. Where the host
+ * codes, a sample goes through reference, codec and cache before the next one starts, and all is done when the call
+ * returns. Where the device has kernels for codecs, the micro-batch goes through each of these in a few launches, and
+ * no thread waits: its *work* is issued (references, kernels and copies are enqueued, with an event after them). The
+ * thread that pumps the edge completes it when the stream has passed the event.
  *
- * Each direction has one work. On a device it has memory there and beside it; bodies go straight to their places in the
- * frame, for their lengths are known but for samples whose values force them to be raw: where one was, all are copied a
- * second time, after it has been coded again where the edge has a wide codec (edge_wide.c). Only host memory that is
- * pinned, or lies in slots until the work is done, is copied. Of one direction one micro-batch is on its way; the next
- * is AQ_AGAIN until then.
+ * Each direction has one work. On a device it has memory there and on the host. Bodies go straight to their places in
+ * the frame, because their lengths are known, except for samples whose values force them to be raw: where one was, all
+ * are copied a second time, after it has been coded again where the edge has a wide codec (edge_wide.c). Only host
+ * memory that is pinned, or stays in slots until the work is done, is copied. One micro-batch of each direction is in
+ * work at a time; until it is done, the next one gets AQ_AGAIN.
  */
 #include <string.h>
 
@@ -497,7 +497,7 @@ static enum aq_status decode_held(struct aq_edge *edge, struct aq_edge_work *wor
 {
     work->wide[i] = work->references[i].entry.version & AQ_EDGE_WIDE_VERSION;
     if (work->wide[i] && !aq_edge_wide_of(edge, work->codec))
-        return aq_fail(AQ_CORRUPT, "edge", "edge %u sample %llu: the message that is held is none of its codec",
+        return aq_fail(AQ_CORRUPT, "edge", "edge %u sample %llu: the held message is not one of its codec",
                        edge->shape.edge, (unsigned long long)work->sample_ids[i]);
     const uint32_t bytes = (uint32_t)aq_codec_body_bytes_of(codec_at(edge, work, i), work->lengths[i], false);
     return decode_body(edge, work, i, edge->still_body, bytes, 0, x);
@@ -592,7 +592,7 @@ static enum aq_status recall(struct aq_edge *edge, struct aq_edge_work *work, co
         AQ_TRY(aq_codec_decode_batch(codec_at(edge, work, i), &work->samples[i], 1, &work->corrupt[i], work->stream));
         AQ_TRY(aq_device_stream_sync(device, work->stream));
         if (work->corrupt[i])
-            return aq_fail(AQ_CORRUPT, "edge", "edge %u sample %llu: the message that is held is none of its codec",
+            return aq_fail(AQ_CORRUPT, "edge", "edge %u sample %llu: the held message is not one of its codec",
                            edge->shape.edge, (unsigned long long)work->sample_ids[i]);
         aq_edge_reference_close(edge, &work->references[i]);
     }

@@ -145,7 +145,7 @@ enum aq_status aq_edge_works_open(struct aq_edge *edge)
     AQ_TRY(spare_open(edge, &works->encode));
     AQ_TRY(work_open_device(edge, &works->encode, edge->config.sender));
     AQ_TRY(work_open_device(edge, &works->decode, !edge->config.sender));
-    aq_log("edge", 2, "edge %u: the device codes micro-batches of %u, with %zu bytes of its own", edge->shape.edge,
+    aq_log("edge", 2, "edge %u: the device codes micro-batches of %u, in %zu bytes of device memory", edge->shape.edge,
            edge->shape.micro_batch, works->encode.memory_bytes + works->decode.memory_bytes);
     return AQ_OK;
 }

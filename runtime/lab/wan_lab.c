@@ -54,7 +54,7 @@ const char *aq_wan_lab_cannot(void)
 {
     static char text[160];
     if (geteuid() != 0)
-        return "needs root: network namespaces and TUN devices want CAP_SYS_ADMIN and CAP_NET_ADMIN; try sudo";
+        return "needs root: network namespaces and TUN devices need CAP_SYS_ADMIN and CAP_NET_ADMIN; try sudo";
     const int fd = open("/dev/net/tun", O_RDWR | O_CLOEXEC);
     if (fd >= 0) {
         close(fd);
@@ -325,7 +325,8 @@ static enum aq_status loop(struct lab *lab)
         now_ns = aq_clock_ns();
         if (fds[ends + 2].revents) return AQ_ABORTED; /* nobody is there to be told */
         if (now_ns >= lab->killed_ns)
-            return aq_fail(AQ_ABORTED, AREA, "the command goes on %d s after the signal: everything is ended", GRACE_S);
+            return aq_fail(AQ_ABORTED, AREA, "the command still runs %d s after the signal: everything is ended",
+                           GRACE_S);
         if (fds[ends].revents) hear_signal(lab);
         if (now_ns >= lab->asked_ns) pass_request(lab);
         if (fds[ends + 1].revents) hear_change(lab, now_ns);
@@ -385,7 +386,7 @@ static enum aq_status lab_process(struct lab *lab, const sigset_t *signals, cons
     const struct aq_wan_lab *wanted = lab->wanted;
     if (unshare(CLONE_NEWNS) != 0 || mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) != 0 ||
         mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, NULL) != 0)
-        return aq_fail_errno(AREA, "no /proc of its own for the lab (in a container: --privileged)");
+        return aq_fail_errno(AREA, "cannot mount a /proc for the lab (in a container: --privileged)");
     AQ_TRY(open_ends(lab));
     AQ_TRY(open_changes(lab));
     lab->signals = signalfd(-1, signals, SFD_CLOEXEC | SFD_NONBLOCK);
@@ -435,7 +436,7 @@ enum aq_status aq_wan_lab_run(const struct aq_wan_lab *wanted, int *code)
         sigaddset(&signals, waited[i]);
     int alive[2];
     const int own = open("/proc/self/ns/pid", O_RDONLY | O_CLOEXEC);
-    if (own < 0 || pipe2(alive, O_CLOEXEC) != 0) return aq_fail_errno(AREA, "cannot begin");
+    if (own < 0 || pipe2(alive, O_CLOEXEC) != 0) return aq_fail_errno(AREA, "cannot start");
     fflush(NULL);
     (void)sigprocmask(SIG_BLOCK, &signals, &before);
     pid_t process = -1;
@@ -491,7 +492,7 @@ enum aq_status aq_wan_tell(const struct aq_wan_change *change)
     const int fd = aq_wan_ends() ? lab_open(FD_CHANGES, O_WRONLY) : -1;
     if (fd < 0) return AQ_NOTFOUND;
     const bool told = aq_write_all(fd, change, sizeof *change);
-    const enum aq_status status = told ? AQ_OK : aq_fail_errno(AREA, "cannot tell the lab");
+    const enum aq_status status = told ? AQ_OK : aq_fail_errno(AREA, "cannot reach the lab");
     close(fd);
     return status;
 }

@@ -24,13 +24,13 @@ static const char about[] = "A wide-area network on one machine: N ends, each a 
 static const char more[] =
     "End I has the address 10.79.0.(I+1) on its device wan0, and its own loopback. A link is two lines, one each way: "
     "packets wait in "
-    "a queue, are sent at the rate, take half the round trip, and may be lost at the end. VALUES with a slash are of "
-    "the two "
-    "directions: --rate 100/20 is 100 from lower to higher ends and 20 back; behind --end, out of it and into it. "
+    "a queue, are sent at the rate, take half the round trip, and may be lost at the end. VALUES with a slash set the "
+    "two "
+    "directions: --rate 100/20 is 100 from lower to higher ends and 20 back; after --end, out of it and into it. "
     "--rtt 60/20 is 60 ms "
     "one way and 20 back.\n"
     "\n"
-    "Settings are of all links, until --link A-B or --end A says of which; --at S says when:\n"
+    "Settings apply to all links; after --link A-B or --end A only to those; after --at S from that second on:\n"
     "  tools/wanlab 4 --rate 100 --rtt 80 --loss 0.1 -- bash        a shell at end 0\n"
     "  tools/wanlab 4 --rate 100 --rtt 20 --at 10 --end 3 --rtt 400 --at 30 --rtt 20 -- ./train\n"
     "  tools/wanlab 2 --rate 100 --at 5 --link 0-1 --loss 100/0 -- ./test     silence, one way\n"
@@ -39,12 +39,12 @@ static const char more[] =
     "  tools/wanlab set --link 1-2 --rtt 400  change the lab from now on; takes the settings below\n"
     "tools/wanlab --check measures rate, delay and loss of a lab against what was asked: 5 percent.\n"
     "\n"
-    "Losses come from --seed and the number of the packet on its line; packets of TCP are told apart as the network "
+    "Losses come from --seed and the number of the packet on its line; TCP's packets count one by one, as the network "
     "would see them "
     "(of --mtu), though the kernel hands them over in runs. A packet may come up to 1/80 of the one-way delay early "
     "(0.05 to 0.5 ms), with one before it. "
-    "--stats tells how much of a core the lab took, and how late it was.\n"
-    "Exit status: COMMAND's; 1 the lab could not be had; 2 wrong usage; --check: 77 where the machine has no labs.";
+    "--stats prints how much of a core the lab took, and how late it was.\n"
+    "Exit status: COMMAND's; 1 the lab could not be made; 2 wrong usage; --check: 77 if the machine cannot have labs.";
 
 struct asked {
     struct aq_wan_lab lab;
@@ -145,7 +145,7 @@ static const char *read_at(const char *text, void *to)
     char *end;
     const double seconds = strtod(text, &end);
     if (end == text || (*end && strcmp(end, "s") != 0) || !(seconds >= 0 && seconds <= 1e6))
-        return "seconds after the command's begin are wanted";
+        return "give seconds after the command's start";
     return begin_change(to, (uint64_t)(seconds * 1e9), AQ_WAN_ALL, AQ_WAN_ALL);
 }
 
@@ -181,17 +181,17 @@ static const char *read_end(const char *text, void *to)
                 "what may wait before each line, at its rate; more is dropped. The round trip, 50 or more"),           \
         SETTING("mtu-blackhole", "BYTES", read_blackhole, "bigger packets vanish without a word; 0: none"),            \
         SETTING("congestion", "NAME", read_congestion,                                                                 \
-                "congestion control of connections that begin from then on: bbr, cubic, reno"),                        \
+                "congestion control of connections made from then on: bbr, cubic, reno"),                              \
         SETTING("link", "A-B", read_link, "what follows is of the link between these ends"),                           \
         SETTING("end", "A", read_end, "what follows is of all links of this end"),                                     \
-        SETTING("at", "S", read_at, "what follows happens so many seconds after the command's begin")
+        SETTING("at", "S", read_at, "what follows happens S seconds after the command's start")
 
 static const struct aq_option options[] = {
     SETTINGS,
     AQ_ROW_RANGE(U32, struct asked, lab.mtu, "mtu", "BYTES", 576, 65000, "of the ends' devices; 1500"),
     AQ_ROW(U64, struct asked, lab.seed, "seed", "N", "of losses and jitter; 1"),
     AQ_ROW(FLAG, struct asked, lab.stats, "stats", NULL,
-           "say at the end what each line did, and what the lab took of a core"),
+           "print at the end what each line did, and what the lab took of a core"),
     AQ_ROW(FLAG, struct asked, check, "check", NULL, "measure a lab; no N, no COMMAND"),
     {0}};
 static const struct aq_option set_options[] = {SETTINGS, {0}};
@@ -224,7 +224,7 @@ static int no_lab(void)
 static int run_exec(int argc, char **argv)
 {
     char *rest;
-    if (argc < 3) return aq_options_wrong("wanlab", "exec wants an end and a command");
+    if (argc < 3) return aq_options_wrong("wanlab", "exec needs an end and a command");
     const unsigned long end = strtoul(argv[1], &rest, 10);
     if (rest == argv[1] || *rest) return aq_options_wrong("wanlab", "exec: '%.80s' is no end", argv[1]);
     if (aq_wan_ends() == 0) return no_lab();
@@ -264,7 +264,7 @@ static int run_lab(struct asked *asked, const struct aq_arguments *arguments)
     if (end == arguments->of[0] || *end || ends < 2 || ends > AQ_WAN_ENDS_MAX)
         return aq_options_wrong(line.name, "'%.80s' is no number of ends from 2 to %d", arguments->of[0],
                                 AQ_WAN_ENDS_MAX);
-    if (arguments->count == 1) return aq_options_wrong(line.name, "which command? It stands behind --");
+    if (arguments->count == 1) return aq_options_wrong(line.name, "which command? It comes after --");
     for (uint32_t i = 0; i < asked->lab.change_count; i++) {
         const char *wrong = aq_wan_change_wrong(&asked->lab.changes[i], (uint32_t)ends);
         if (wrong) return aq_options_wrong(line.name, "%s", wrong);
@@ -287,6 +287,6 @@ int aq_command_wanlab(int argc, char **argv)
     (void)begin_change(&asked, 0, AQ_WAN_ALL, AQ_WAN_ALL);
     const int code = aq_options_read(&line, argc, argv, &asked, &arguments);
     if (code != AQ_OPTIONS_READ) return code;
-    if (asked.check && arguments.count > 0) return aq_options_wrong(line.name, "--check stands alone");
+    if (asked.check && arguments.count > 0) return aq_options_wrong(line.name, "--check takes no other option");
     return asked.check ? aq_wan_check() : run_lab(&asked, &arguments);
 }

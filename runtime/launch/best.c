@@ -22,7 +22,7 @@ enum aq_status aq_best_open(const char *figure, struct aq_best *out)
     for (uint32_t t = 0; (task = aq_task_name(t)) != NULL; t++)
         for (uint32_t i = 0; (name = aq_task_metric(aq_task_find(task), i, &out->higher)) != NULL; i++)
             if (strcmp(name, figure) == 0) return AQ_OK;
-    return aq_fail(AQ_INVAL, "best", "no task has a figure %.40s: say loss, or one of the task's (docs/TASKS.md)",
+    return aq_fail(AQ_INVAL, "best", "no task has a figure %.40s: use loss, or one of the task's (docs/TASKS.md)",
                    figure);
 }
 

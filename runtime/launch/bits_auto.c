@@ -73,8 +73,8 @@ static enum aq_status load(struct aq_bits *bits)
     if (!good) {
         json_decref(found);
         return aq_fail(AQ_CORRUPT, "launch",
-                       "%s is damaged, or of another job: remove it, and the bits of the epochs that are left are "
-                       "decided anew (edges.bits: auto)",
+                       "%s is damaged, or of another job: remove it, and the bits of the remaining epochs are "
+                       "decided again (edges.bits: auto)",
                        bits->path);
     }
     json_decref(bits->decided);
@@ -226,7 +226,7 @@ enum aq_status aq_bits_decide(struct aq_bits *bits, uint64_t epoch, uint32_t out
                    rungs.hurried ? ", as far as could be found out in two seconds" : "");
         } else {
             last_rungs(bits, epoch, &rungs);
-            aq_log("launch", 1, "epoch %s: nobody has measured what links carry: bits stay", name);
+            aq_log("launch", 1, "epoch %s: no measurement of what links carry: bits stay", name);
         }
         AQ_TRY(note(bits, name, &rungs));
     }

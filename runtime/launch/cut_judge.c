@@ -112,10 +112,11 @@ static void say_raw(const struct aq_cut_judge *judge, uint32_t cut, bool backwar
     const struct aq_codec_config *codec = codec_of(judge, cut, backward);
     const bool scaled = codec->prescale_log2 != 0;
     const double limit = scaled ? fp16_most / exp2(codec->prescale_log2) : fp16_most;
-    const int used = snprintf(out->text, sizeof out->text,
-                              "cut %u %s: %.0f of %.0f samples went as 32-bit floats, for their values do not fit the "
-                              "codec %s",
-                              cut, way_name(backward), way->raws, way->samples, aq_codec_about(codec->kind)->name);
+    const int used =
+        snprintf(out->text, sizeof out->text,
+                 "cut %u %s: %.0f of %.0f samples went as 32-bit floats, because their values do not fit the "
+                 "codec %s",
+                 cut, way_name(backward), way->raws, way->samples, aq_codec_about(codec->kind)->name);
     if (way->peak > limit) {
         snprintf(out->text + used, sizeof out->text - (size_t)used, ": the largest is %.3g, fp16 ends at %.3g",
                  way->peak, limit);

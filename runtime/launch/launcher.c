@@ -74,10 +74,14 @@ void launcher_stop(struct launcher *launcher, const char *who)
 {
     if (launcher->aborting) return;
     if (launcher->stopping || !launcher->gone) {
-        launcher_fail(launcher, CAUSE_OWN, AQ_ABORTED,
-                      launcher->gone ? "stopped at once by %s: the last checkpoint stands"
-                                     : "stopped by %s before the first step",
-                      who);
+        const unsigned long long mark = launcher->result->mark;
+        if (!launcher->gone)
+            launcher_fail(launcher, CAUSE_OWN, AQ_ABORTED, "stopped by %s before the first step", who);
+        else if (mark == 0)
+            launcher_fail(launcher, CAUSE_OWN, AQ_ABORTED, "stopped at once by %s; there is no checkpoint", who);
+        else
+            launcher_fail(launcher, CAUSE_OWN, AQ_ABORTED, "stopped at once by %s; the checkpoint of step %llu is kept",
+                          who, mark);
         return;
     }
     launcher->stopping = true;

@@ -101,8 +101,7 @@ static bool check_doing(struct launcher *launcher, uint32_t rank, const json_t *
     struct stage *stage = &launcher->stages[rank];
     const uint64_t doing = aq_control_u64_or(message, "doing", 0);
     if (doing < AQ_DOING_DEVICE || doing >= AQ_DOINGS || doing <= stage->doing)
-        return refuse(launcher, rank, "begins part %llu of its start, which does not come now",
-                      (unsigned long long)doing);
+        return refuse(launcher, rank, "starts part %llu of its start, which is not due now", (unsigned long long)doing);
     stage->doing = (enum aq_doing)doing;
     return true;
 }
@@ -194,10 +193,10 @@ static bool check_stopping(struct launcher *launcher, uint32_t rank, const json_
     struct stage *stage = &launcher->stages[rank];
     const uint64_t step = aq_control_u64_or(message, "step", 0);
     if (rank != 0 || !launcher->stopping || stage->stopping)
-        return refuse(launcher, rank, "says which step is the last one, and was not asked");
+        return refuse(launcher, rank, "answers which step is the last one, but was not asked");
     if (step < stage->step || step > launcher->launch->bounds.steps)
-        return refuse(launcher, rank, "says that step %llu is the last one after step %llu", (unsigned long long)step,
-                      (unsigned long long)stage->step);
+        return refuse(launcher, rank, "answers that step %llu is the last one after step %llu",
+                      (unsigned long long)step, (unsigned long long)stage->step);
     stage->stopping = true;
     return true;
 }
@@ -218,9 +217,8 @@ static bool check_done(struct launcher *launcher, uint32_t rank, const json_t *m
     const uint64_t steps = launcher->launch->bounds.steps;
     const bool stopped = aq_control_bool_or(message, "stopped", false);
     const bool reached = launcher->launch->until && stage->step == launcher->launch->until;
-    if (launcher->launch->ask && !launcher->ending) return refuse(launcher, rank, "is done before it was told the end");
-    if (stopped && !launcher->stopping && !reached)
-        return refuse(launcher, rank, "has stopped, and nobody asked it to");
+    if (launcher->launch->ask && !launcher->ending) return refuse(launcher, rank, "is done before it was asked to end");
+    if (stopped && !launcher->stopping && !reached) return refuse(launcher, rank, "has stopped without being asked");
     const uint64_t early = launcher->result->early_step;
     if (!stopped && stage->step != steps && !(early && stage->step == early))
         return refuse(launcher, rank, "is done after step %llu of %llu", (unsigned long long)stage->step,
@@ -267,8 +265,8 @@ bool launcher_expects(struct launcher *launcher, uint32_t rank, const char *even
     for (size_t i = 0; i < sizeof expected / sizeof *expected; i++) {
         if (strcmp(event, expected[i].event) != 0) continue;
         if (strcmp(event, "failed") == 0) return !stage->failed;
-        if (!(expected[i].when & state)) return refuse(launcher, rank, "says '%s' while it %s", event, states[state]);
+        if (!(expected[i].when & state)) return refuse(launcher, rank, "sends '%s' while it %s", event, states[state]);
         return !expected[i].check || expected[i].check(launcher, rank, message);
     }
-    return refuse(launcher, rank, "says '%.32s', which is nothing that a worker says", event);
+    return refuse(launcher, rank, "sent '%.32s', which is not a worker's event", event);
 }

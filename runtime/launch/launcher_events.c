@@ -99,7 +99,7 @@ static void on_ready(struct launcher *launcher, uint32_t rank, const json_t *mes
     if (++launcher->ready < launcher->ranks || launcher->aborting) return;
     if (launcher->rtt_ms > 0)
         aq_progress_say(launcher->launch->progress,
-                        "stages are up to %.0f ms of round trip apart, and the plan takes them for nearer: say "
+                        "stages are up to %.0f ms of round trip apart, more than the plan assumes: set "
                         "link.rtt_ms: %.0f, and schedule and windows follow (aqpipe plan)",
                         launcher->rtt_ms, launcher->rtt_ms);
     launcher->gone = true;

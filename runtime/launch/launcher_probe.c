@@ -73,7 +73,7 @@ static bool on_probed(struct probe *probe, uint32_t rank, const json_t *message)
     if (!answer) return refuse(probe, rank, "has measured what it was not asked to");
     struct aq_probe_figures *figures = &probe->pair->figures[rank == probe->pair->to];
     if (aq_probe_figures_read(message, rank != probe->pair->listener, figures) != AQ_OK)
-        return refuse(probe, rank, "tells figures that cannot be");
+        return refuse(probe, rank, "reports impossible figures");
     answer->come = answer->measured = true;
     return true;
 }
@@ -86,7 +86,7 @@ static bool on_unprobed(struct probe *probe, uint32_t rank, const json_t *messag
     const uint64_t phase = aq_control_u64_or(message, "phase", AQ_PROBE_PHASES);
     if (!answer) return refuse(probe, rank, "has not measured what it was not asked to");
     if (strlen(text) > AQ_PROBE_TEXT_CHARS || phase >= AQ_PROBE_PHASES)
-        return refuse(probe, rank, "tells of a failure that cannot be");
+        return refuse(probe, rank, "reports a failure that is impossible");
     answer->come = true;
     answer->phase = (uint32_t)phase;
     answer->status = status_of(aq_control_text_or(message, "status", ""));
@@ -127,7 +127,7 @@ bool probe_event(struct probe *probe, const struct host *host, const json_t *mes
     if (strcmp(event, "probed") == 0) return on_probed(probe, rank, message);
     if (strcmp(event, "unprobed") == 0) return on_unprobed(probe, rank, message);
     if (strcmp(event, "ready") != 0 || probe->ranks[rank].ready)
-        return refuse(probe, rank, "says what no rank that measures says now");
+        return refuse(probe, rank, "sent an event that is not due in a measurement");
     probe->ranks[rank].ready = true;
     return true;
 }

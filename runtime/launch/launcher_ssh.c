@@ -134,7 +134,7 @@ enum aq_status agent_why(struct host *host, enum aq_status status)
     }
     const bool over = ended(host, &how);
     last_line(host->said, line);
-    const char *name = host->address, *said = line[0] ? line : "it says nothing", *program = program_there();
+    const char *name = host->address, *said = line[0] ? line : "it prints nothing", *program = program_there();
     if (!over || !WIFEXITED(how)) {
         if (!over) agent_end(host);
         return aq_fail(status, "launch",
@@ -153,7 +153,7 @@ enum aq_status agent_why(struct host *host, enum aq_status status)
     case 127:
         return aq_fail(AQ_NOTFOUND, "launch",
                        "there is no program %s at %s (%s): install aqpipe " AQ_VERSION
-                       " there, or say where it is with AQPIPE_SSH_DAEMON=/path/to/aqpiped",
+                       " there, or name it with AQPIPE_SSH_DAEMON=/path/to/aqpiped",
                        program, name, said);
     case 2:
         return aq_fail(AQ_MISMATCH, "launch",

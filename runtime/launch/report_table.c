@@ -177,7 +177,7 @@ static void add_contraction(struct aq_text *text, const json_t *run, const char 
         if (isfinite(c_q)) drift = fmax(drift, aq_control_number_or(cut, "drift", 0));
         if (c_q > sqrt(0.5))
             aq_text_add(text,
-                        "%s: cut %zu does not contract, c_Q is %.3f (the theorem wants less than 0.707): give it "
+                        "%s: cut %zu does not contract, c_Q is %.3f (the theorem needs less than 0.707): give it "
                         "more bits, or edges.guard: true\n",
                         name, e, c_q);
         if (isfinite(bits)) aq_text_add(text, "%s: cut %zu has come to %.3g bits forward\n", name, e, bits);

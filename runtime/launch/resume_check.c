@@ -53,7 +53,7 @@ enum aq_status aq_resume_check(const struct aq_plan *plan, const char *run, uint
     if (others == 0) return AQ_OK;
     return aq_fail(AQ_MISMATCH, "launch",
                    "the checkpoint is of step %" PRIu64 ", but no cache here holds its mark (stage %u's holds %" PRIu64
-                   " and %" PRIu64 "): they are not of one point in time; put the right ones there, or remove %s to go "
-                   "on with empty caches, which is no longer the same run",
+                   " and %" PRIu64 "): they are not of one point in time; put the right ones there, or remove %s to "
+                   "resume with empty caches, which is no longer the same run",
                    step, other_stage, other.mark_previous, other.mark_last, parent);
 }

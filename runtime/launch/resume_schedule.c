@@ -16,7 +16,7 @@ enum aq_status aq_resume_schedule(const char *manifest, enum aq_lr_choice choice
     }
     struct aq_lr_ends ends = job->train.lr_ends;
     if (!aq_lr_ends_add(&ends, choice, plan->steps))
-        status = aq_fail(AQ_INVAL, "launch", "train.schedule has %d ends already: begin a new run from the weights",
+        status = aq_fail(AQ_INVAL, "launch", "train.schedule has %d ends already: start a new run from the weights",
                          AQ_LR_ENDS_MAX);
     aq_plan_close(plan);
     aq_job_close(job);
@@ -38,7 +38,7 @@ void aq_resume_rates(const struct aq_plan *there, const struct aq_plan *here, ui
                        "; train.schedule: %s: the learning rate is %g at step %llu, the old end, and %g at the next%s",
                        aq_lr_choice_name(last), (double)aq_plan_learning_rate(here, end), (unsigned long long)end,
                        (double)aq_plan_learning_rate(here, end + 1),
-                       last == AQ_LR_RESTART                       ? ": warm-up and decay begin again"
+                       last == AQ_LR_RESTART                       ? ": warm-up and decay start again"
                        : aq_lr_decay_paces(here->job->train.decay) ? ": it decays as before"
                                                                    : ", where it stays");
         return;

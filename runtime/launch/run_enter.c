@@ -114,7 +114,7 @@ static enum aq_status refuse_gone(const struct aq_run_entry *entry, enum aq_owne
                                        [AQ_OWNED_OURS] = "holds no complete checkpoint"};
     return aq_fail(AQ_REFUSED, "launch",
                    "%s has been trained up to step %llu, but the folder of its checkpoints, %s, %s: is its disk "
-                   "mounted? Where they are lost for good, --fresh begins anew",
+                   "mounted? If they are lost for good, --fresh starts again",
                    entry->plan->job->output.path, (unsigned long long)step, entry->checkpoint, what[state]);
 }
 
@@ -175,7 +175,7 @@ static enum aq_status refuse_other(const struct aq_run_entry *entry, const struc
         aq_fail(AQ_MISMATCH, "launch",
                 "%s holds the run '%s' of another plan: %s. %s; for this job, choose another folder with --run%s", run,
                 there->name, aq_text_of(&differences),
-                serves ? "With --resume it goes on like this" : "To go on with it, undo that",
+                serves ? "--resume continues it with these values" : "To continue it, undo that",
                 same_name ? ", or throw the run away with --fresh" : "");
     aq_text_deinit(&differences);
     return status;
@@ -215,8 +215,8 @@ static enum aq_status extend(struct aq_run_entry *entry)
     struct aq_plan *there;
     if (at > steps_end(entry))
         return aq_fail(AQ_REFUSED, "launch",
-                       "%s has made %llu steps already, and this plan ends at step %llu: more of train.epochs or "
-                       "train.steps_max is needed to go on",
+                       "%s has made %llu steps already, and this plan ends at step %llu: raise train.epochs or "
+                       "train.steps_max to continue",
                        here->job->output.path, (unsigned long long)at, (unsigned long long)steps_end(entry));
     if (aq_job_global(here->job)) return AQ_OK; /* its server says what changes */
     if (!plan_before(here->job->output.path, &job, &there)) return AQ_OK;
@@ -272,7 +272,7 @@ static enum aq_status enter_used(struct aq_run_entry *entry, const struct identi
     if (status != AQ_NOTFOUND) AQ_TRY(status);
     if (!entry->resume && (marked || found.step || entry->checkpointed))
         return aq_fail(AQ_REFUSED, "launch",
-                       "%s holds this very job already (%s): --resume goes on with it, --fresh throws it away", run,
+                       "%s holds this very job already (%s): --resume continues it, --fresh throws it away", run,
                        marked ? "with a checkpoint" : "without a checkpoint");
     if (!marked) AQ_TRY(begin_anew(entry, state, &found));
     if (marked && mark.plan_hash != there->hash && mark.resume_hash != plan->resume_hash)
@@ -359,8 +359,8 @@ enum aq_status aq_run_enter(struct aq_run_entry *entry)
     AQ_TRY(read_identity(run, &there));
     if (there.hash == 0 && entry->checkpointed && !entry->fresh)
         return aq_fail(AQ_REFUSED, "launch",
-                       "%s had checkpoints and has lost its run.json, so that nobody can tell of which plan they are: "
-                       "put it back, or begin anew with --fresh",
+                       "%s had checkpoints and has lost its run.json, so that their plan is unknown: "
+                       "put it back, or start again with --fresh",
                        run);
     if (there.hash) AQ_TRY(enter_used(entry, &there));
     if (entry->finished) return AQ_OK;

@@ -63,7 +63,7 @@ static enum aq_status keep(struct rewind *rewind, const char *text, size_t count
     if (rewind->kept.used + count >= TAIL_BYTES_MAX)
         return aq_fail(AQ_CORRUPT, "run",
                        "%s has more than %d bytes of restarts after the checkpoint of step %llu: move "
-                       "it away to go on without it",
+                       "it away to continue without it",
                        rewind->path, TAIL_BYTES_MAX, (unsigned long long)rewind->step);
     aq_text_bytes(&rewind->kept, text, count);
     aq_text_bytes(&rewind->kept, "\n", 1);
@@ -159,7 +159,7 @@ static enum aq_status finish_cut(const char *path)
     const unsigned long long bytes = strtoull(text, &end, 10);
     if (*text < '0' || *text > '9' || !end || *end != '\n' || stat(path, &info) != 0 || (uint64_t)info.st_size < bytes)
         status = aq_fail(AQ_CORRUPT, "run",
-                         "%s is not what a launch that was killed has left: remove it to go on without "
+                         "%s is not what a killed launch left: remove it to continue without "
                          "the restarts in it",
                          tail);
     if (status == AQ_OK) status = cut(path, bytes, end + 1, count - (size_t)(end + 1 - text));
@@ -187,11 +187,10 @@ static enum aq_status cut_with_care(const char *path, uint64_t bytes, const stru
 
 static enum aq_status not_of(const char *path, uint64_t step, uint64_t bytes, const char *why)
 {
-    return aq_fail(
-        AQ_CORRUPT, "run",
-        "%s is not the file that the checkpoint of step %llu was made with (of %llu bytes): %s; put that one "
-        "back, or move this one away to go on without it",
-        path, (unsigned long long)step, (unsigned long long)bytes, why);
+    return aq_fail(AQ_CORRUPT, "run",
+                   "%s is not the file of the checkpoint of step %llu (%llu bytes): %s; put that one "
+                   "back, or move this one away to continue without it",
+                   path, (unsigned long long)step, (unsigned long long)bytes, why);
 }
 
 /* The last line before the checkpoint's end that is no restart tells the time; it must not be of a later step. */
@@ -226,7 +225,7 @@ static enum aq_status rewind_tail(struct rewind *rewind, uint64_t bytes)
     uint64_t end;
     if (stat(rewind->path, &info) != 0) {
         if (errno != ENOENT) return aq_fail_errno("run", "%s", rewind->path);
-        aq_log("run", AQ_LOG_WARNING, "%s is gone: the run goes on without the metrics of its first %llu steps",
+        aq_log("run", AQ_LOG_WARNING, "%s is missing: the run continues without the metrics of its first %llu steps",
                rewind->path, (unsigned long long)rewind->step);
         return AQ_OK;
     }

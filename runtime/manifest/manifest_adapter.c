@@ -19,16 +19,16 @@ static bool given(const struct aq_manifest *manifest, const char *key)
 static void take_numbers(struct aq_manifest *manifest, const struct aq_lora_config *there)
 {
     struct aq_lora_config *here = &manifest->job.train.lora;
-    static const char says[] = "but adapter_config.json (lora.weights) says %g; leave the key out";
+    static const char says[] = "but adapter_config.json (lora.weights) has %g; leave the key out";
     if (given(manifest, "lora.rank") && here->rank != there->rank)
         aq_manifest_error(manifest, "lora.rank", says, (double)there->rank);
     if (given(manifest, "lora.alpha") && here->alpha != there->alpha)
         aq_manifest_error(manifest, "lora.alpha", says, (double)there->alpha);
     if (given(manifest, "lora.rslora") && here->rslora != there->rslora)
-        aq_manifest_error(manifest, "lora.rslora", "but adapter_config.json (lora.weights) says %s; leave the key out",
+        aq_manifest_error(manifest, "lora.rslora", "but adapter_config.json (lora.weights) has %s; leave the key out",
                           there->rslora ? "true" : "false");
     if (given(manifest, "lora.dora") && here->dora != there->dora)
-        aq_manifest_error(manifest, "lora.dora", "but adapter_config.json (lora.weights) says %s; leave the key out",
+        aq_manifest_error(manifest, "lora.dora", "but adapter_config.json (lora.weights) has %s; leave the key out",
                           there->dora ? "true" : "false");
     here->rank = there->rank;
     here->alpha = there->alpha;
@@ -64,7 +64,8 @@ enum aq_status aq_manifest_adapter(struct aq_manifest *manifest)
     if (status != AQ_OK)
         aq_manifest_error(manifest, "lora.weights", "%s", why.text);
     else if (given(manifest, "lora.targets"))
-        aq_manifest_error(manifest, "lora.targets", "lora.weights says which layers have adapters; leave the key out");
+        aq_manifest_error(manifest, "lora.targets",
+                          "lora.weights decides which layers have adapters; leave the key out");
     else if (*targets)
         return aq_pool_text(&manifest->pool, targets, strlen(targets), &job->train.lora.targets);
     return AQ_OK;

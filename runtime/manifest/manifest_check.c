@@ -75,7 +75,7 @@ static bool check_kind(struct aq_manifest *manifest)
             aq_manifest_error(manifest, key, "%s", text);
         return true;
     }
-    aq_manifest_error(manifest, "model.kind", "there can be no such model: %s", why.text);
+    aq_manifest_error(manifest, "model.kind", "this model is not possible: %s", why.text);
     return false;
 }
 
@@ -138,12 +138,12 @@ static void check_best(struct aq_manifest *manifest)
     const char *key = job->checkpoint.best ? "checkpoint.best" : "train.early_stop";
     if (!job->checkpoint.best && !job->train.early_stop) return;
     if (job->data.heldout_count == 0)
-        aq_manifest_error(manifest, key, "wants held-out samples: name a file in data.heldout");
+        aq_manifest_error(manifest, key, "needs held-out samples: name a file in data.heldout");
     if (!job->output.metrics)
-        aq_manifest_error(manifest, key, "wants output.metrics: a resumed run reads there what was the best");
+        aq_manifest_error(manifest, key, "needs output.metrics: a resumed run reads the best figure there");
     if (!marks_evaluations(job))
         aq_manifest_error(manifest, key,
-                          "wants a checkpoint at every evaluation: let train.evaluate_every be a multiple of "
+                          "needs a checkpoint at every evaluation: make train.evaluate_every a multiple of "
                           "checkpoint.every, both in steps or both in epochs");
 }
 
@@ -184,7 +184,7 @@ static void pattern_error(struct aq_manifest *manifest, const char *key, const s
     char near[AQ_FREEZE_PART_MAX], layer[AQ_FREEZE_PART_MAX];
     if (pattern->copy) {
         aq_manifest_error(manifest, key,
-                          "'%s' is the embedding's table here (model.tied): name that one, or say model.tied: untied",
+                          "'%s' is the embedding's table here (model.tied): name that one, or set model.tied: untied",
                           pattern->text);
         return;
     }
@@ -234,7 +234,7 @@ static void check_dora(struct aq_manifest *manifest)
     for (uint32_t r = 0; r < aq_job_ranks(job); r++)
         if (aq_device_gpu(job->pipeline.stages[r].device) != AQ_GPU_NO) {
             aq_manifest_error(manifest, "lora.dora",
-                              "is computed on CPUs alone: stage %u has device %s; write device: cpu",
+                              "is computed only on CPUs: stage %u has device %s; set device: cpu",
                               r % job->pipeline.stage_count, job->pipeline.stages[r].device);
             return;
         }
@@ -255,7 +255,8 @@ static void check_freeze(struct aq_manifest *manifest)
     if (adapts && aq_model_lora_pattern(&model, train->T, "*", 0, &any) && any.tensors == 0)
         aq_manifest_error(manifest, "lora.rank", "%s has no layers that adapters are made for", model.kind);
     else if (!adapts && train->lora.targets)
-        aq_manifest_error(manifest, "lora.targets", "says which layers have adapters, but lora.rank is 0: none has");
+        aq_manifest_error(manifest, "lora.targets",
+                          "names layers for adapters, but lora.rank is 0: there are no adapters");
     else if (train->frozen_store != AQ_FROZEN_FP32 && !adapts && !train->freeze)
         aq_manifest_error(manifest, "train.frozen_store", "nothing is frozen: give lora.rank or train.freeze");
     else if (manifest->errors.count == errors &&
@@ -273,10 +274,10 @@ static void check_ranges(struct aq_manifest *manifest, uint32_t layers)
         char key[KEY_BYTES], range[LAYERS_BYTES];
         snprintf(key, sizeof key, "pipeline.stages.%u.layers", s);
         if (stage->layer_first > end)
-            aq_manifest_error(manifest, key, "a gap: begins at layer %u, but no stage has %s", stage->layer_first,
+            aq_manifest_error(manifest, key, "a gap: starts at layer %u, but no stage has %s", stage->layer_first,
                               layers_text(end, stage->layer_first, range));
         else if (stage->layer_first < end)
-            aq_manifest_error(manifest, key, "an overlap: %s belong%s to an earlier stage; begin at layer %u",
+            aq_manifest_error(manifest, key, "an overlap: %s belong%s to an earlier stage; start at layer %u",
                               layers_text(stage->layer_first, stage->layer_end < end ? stage->layer_end : end, range),
                               end - stage->layer_first == 1 ? "s" : "", end);
         if (stage->layer_end > layers)
@@ -356,7 +357,7 @@ static void check_endpoint(struct aq_manifest *manifest, uint32_t stage, const c
     if (aq_endpoint_parse(text, &endpoint, &why) != AQ_OK)
         aq_manifest_error(manifest, key, "'%.80s' is no address: %s", text, why);
     else if (dialled && endpoint.port == 0)
-        aq_manifest_error(manifest, key, "'%.80s': nobody can be reached at port 0", text);
+        aq_manifest_error(manifest, key, "'%.80s': port 0 cannot be reached", text);
     else if (!dialled && endpoint.name[0])
         aq_manifest_error(manifest, key, "'%.80s': a name before '@' is of daemons (host)", text);
 }
@@ -450,7 +451,7 @@ static void check_dials(struct aq_manifest *manifest)
                                   other % P);
             else
                 aq_manifest_error(manifest, key,
-                                  "replicas %u and %u both dial, and of two replicas of a stage one must listen",
+                                  "replicas %u and %u both dial, but one of two replicas of a stage must listen",
                                   other / P, r / P);
             return; /* replicas mostly repeat it */
         }
@@ -469,11 +470,11 @@ static void check_logits(struct aq_manifest *manifest)
     if (job->model.logits != AQ_LOGITS_16BIT) return;
     if (job->model.precision != AQ_STAGE_BF16 && job->model.precision != AQ_STAGE_FP16)
         aq_manifest_error(manifest, "model.logits",
-                          "16bit is that of model.precision, which has 32: write fp32, or precision: bf16 or fp16");
+                          "16bit follows model.precision, which has 32 bits: set fp32, or precision: bf16 or fp16");
     for (uint32_t r = P - 1; r < aq_job_ranks(job); r += P) {
         if (aq_device_gpu(job->pipeline.stages[r].device) != AQ_GPU_NO) continue;
         aq_manifest_error(manifest, "model.logits",
-                          "16bit is of GPUs, and the last stage is on the CPU: write auto, or device: cuda there");
+                          "16bit needs a GPU, and the last stage is on the CPU: write auto, or device: cuda there");
         return;
     }
 }
@@ -483,12 +484,12 @@ static void check_precision(struct aq_manifest *manifest)
 {
     const struct aq_job *job = &manifest->job;
     if (job->train.loss_scale > 0.0f && job->model.precision != AQ_STAGE_FP16)
-        aq_manifest_error(manifest, "train.loss_scale", "is of fp16 alone (model.precision); leave it out");
+        aq_manifest_error(manifest, "train.loss_scale", "applies only to fp16 (model.precision); leave it out");
     if (job->model.precision != AQ_STAGE_TF32) return;
     for (uint32_t r = 0; r < aq_job_ranks(job); r++) {
         if (aq_device_gpu(job->pipeline.stages[r].device) != AQ_GPU_NO) continue;
         aq_manifest_error(manifest, "model.precision",
-                          "tf32 is of GPUs, and stage %u is on the CPU: say fp32, or device: cuda for every stage",
+                          "tf32 needs GPUs, and stage %u is on the CPU: set fp32, or device: cuda for every stage",
                           r % job->pipeline.stage_count);
         return;
     }
@@ -511,14 +512,14 @@ static void check_devices(struct aq_manifest *manifest)
         }
         if (gpu == AQ_GPU_YES && job->reduce.machine_first) {
             aq_manifest_error(manifest, "reduce.machine_first",
-                              "stage %u is on a GPU: replicas of a host average among themselves on CPUs alone; say "
+                              "stage %u is on a GPU: replicas of a host average among themselves only on CPUs; set "
                               "false",
                               r % P);
             return;
         }
         if (gpu == AQ_GPU_NO && W > 1 && job->reduce.transport == AQ_TRANSPORT_NCCL) {
             aq_manifest_error(manifest, "reduce.transport",
-                              "nccl goes between GPUs, and stage %u is on the CPU: say auto, or device: cuda for every "
+                              "nccl needs GPUs, and stage %u is on the CPU: set auto, or device: cuda for every "
                               "replica",
                               r % P);
             return;
@@ -526,7 +527,7 @@ static void check_devices(struct aq_manifest *manifest)
         if (gpu == AQ_GPU_NO && P > 1 &&
             (job->link.transport == AQ_TRANSPORT_NCCL || job->link.transport == AQ_TRANSPORT_IPC)) {
             aq_manifest_error(manifest, "link.transport",
-                              "%s goes between GPUs, and stage %u is on the CPU: say auto, or device: cuda for every "
+                              "%s needs GPUs, and stage %u is on the CPU: set auto, or device: cuda for every "
                               "stage",
                               job->link.transport == AQ_TRANSPORT_IPC ? "ipc" : "nccl", r % P);
             return;
@@ -547,7 +548,7 @@ static void check_mirror(struct aq_manifest *manifest)
     if (manifest->job.checkpoint.mirror && manifest->job.pipeline.stage_count < 2)
         aq_manifest_error(manifest, "checkpoint.mirror", "one stage has no neighbour to keep a copy");
     if (manifest->job.checkpoint.mirror_key && !manifest->job.checkpoint.mirror)
-        aq_manifest_error(manifest, "checkpoint.mirror_key", "there are no copies to seal: say mirror: true");
+        aq_manifest_error(manifest, "checkpoint.mirror_key", "there are no copies to encrypt: set mirror: true");
 }
 
 static bool host_name(const struct aq_job *job, uint32_t rank, char out[AQ_ENDPOINT_NAME_BYTES])
@@ -583,7 +584,7 @@ static void check_security(struct aq_manifest *manifest)
     if (outside)
         aq_manifest_error(manifest, "security.keys",
                           "is missing, and %s is not on this machine: make a folder of keys (aqpipe keys init DIR "
-                          "--job NAME --stages %u%s) and name it here, or say security.tls: off",
+                          "--job NAME --stages %u%s) and name it here, or set security.tls: off",
                           outside, aq_job_ranks(job), hosts);
     else
         aq_manifest_error(manifest, "security.keys",
@@ -600,14 +601,14 @@ static void check_status(struct aq_manifest *manifest)
                              : status->key              ? "status.key"
                              : status->client_authority ? "status.client_authority"
                                                         : NULL;
-    if (said && !status->listen) aq_manifest_error(manifest, said, "wants status.listen, the page's host:port");
+    if (said && !status->listen) aq_manifest_error(manifest, said, "needs status.listen, the page's host:port");
     if (!status->certificate != !status->key)
         aq_manifest_error(manifest, status->key ? "status.key" : "status.certificate",
-                          "wants %s, too: a certificate and its private key are two files",
+                          "needs %s, too: a certificate and its private key are two files",
                           status->key ? "status.certificate" : "status.key");
     if (status->client_authority && !status->certificate)
         aq_manifest_error(manifest, "status.client_authority",
-                          "wants status.certificate: only a page under TLS can ask for a client's");
+                          "needs status.certificate: only a page under TLS can ask for a client's");
 }
 
 /* What a link has to spare is given to whoever waits for the word at an epoch's end. */
@@ -625,21 +626,22 @@ static void check_privacy(struct aq_manifest *manifest)
     const struct aq_job *job = &manifest->job;
     const struct aq_job_privacy *privacy = &job->split.privacy;
     if (privacy->noise > 0 && !(privacy->clip > 0))
-        aq_manifest_error(manifest, "split.privacy.noise", "wants split.privacy.clip: it is a multiple of it");
+        aq_manifest_error(manifest, "split.privacy.noise", "needs split.privacy.clip, of which it is a multiple");
     if (privacy->gradient_noise > 0 && !(privacy->gradient_clip > 0))
         aq_manifest_error(manifest, "split.privacy.gradient_noise",
-                          "wants split.privacy.gradient_clip: it is a multiple of it");
+                          "needs split.privacy.gradient_clip, of which it is a multiple");
     if (job->split.capture > 0 && (job->split.clients == 0 || job->pipeline.stage_count != 3))
         aq_manifest_error(manifest, "split.capture", "is of split learning, and of a server's stage between two");
     const bool correlates = privacy->distance_correlation > 0;
     if (correlates && job->train.micro_batch < 2)
         aq_manifest_error(manifest, "split.privacy.distance_correlation",
-                          "is of the samples of a micro-batch: say train.micro_batch: 2, better 8, or more");
+                          "compares the samples of a micro-batch: set train.micro_batch: 2, better 8, or more");
     if (!(privacy->clip > 0) && !(privacy->gradient_clip > 0) && !correlates) return;
     const char *const said = privacy->clip > 0            ? "split.privacy.clip"
                              : privacy->gradient_clip > 0 ? "split.privacy.gradient_clip"
                                                           : "split.privacy.distance_correlation";
-    if (job->split.clients == 0) aq_manifest_error(manifest, said, "is of split learning: say split.clients, too");
+    if (job->split.clients == 0)
+        aq_manifest_error(manifest, said, "applies only to split learning: set split.clients, too");
 }
 
 /* With labels at the server they must be what a sample has, and no part of its input: one class. */
@@ -653,11 +655,11 @@ static void check_labels(struct aq_manifest *manifest)
         has |= strcmp(fields[i].name, "labels") == 0 && fields[i].type == AQ_FIELD_I32 && fields[i].count == 1;
     if (!has)
         aq_manifest_error(manifest, "split.labels",
-                          "server wants samples with one label each (data.kind: cifar10): what else is learnt from "
-                          "would be the inputs");
+                          "server needs samples with one label each (data.kind: cifar10): other targets would be "
+                          "the inputs themselves");
     if (job->split.privacy.gradient_clip > 0)
         aq_manifest_error(manifest, "split.privacy.gradient_clip",
-                          "is of what leaves a client at the second cut, and with split.labels: server there is none");
+                          "applies to the client's second cut, and with split.labels: server there is no second cut");
 }
 
 /* With global sampling all clients train at once, and the gradients of their ends pass the server in each step. */
@@ -674,14 +676,14 @@ static void check_global(struct aq_manifest *manifest)
     if (job->link.port_first || job->pipeline.stages[1].address)
         aq_manifest_error(
             manifest, key,
-            "global wants no link.port_first and no address of stage 1: each turn listens on a port of its own");
+            "global allows no link.port_first and no address of stage 1: each turn listens on its own port");
     if (job->split.privacy.clip > 0 || job->split.privacy.gradient_clip > 0)
         aq_manifest_error(manifest, key,
                           "global does not go with split.privacy.clip and .gradient_clip: the gradients of a client's "
                           "ends pass the server in each step, unclipped");
     if (aq_dataset_kind_masks(job->data.kind))
         aq_manifest_error(manifest, key,
-                          "global wants samples whose targets all count: data.kind: %s masks some, and the server, "
+                          "global needs samples whose targets all count: data.kind: %s masks some, and the server, "
                           "which weighs what clients send, cannot know how many",
                           job->data.kind);
     if (job->train.staleness)
@@ -698,14 +700,15 @@ static void check_split(struct aq_manifest *manifest)
     const bool labels = job->split.labels == AQ_SPLIT_LABELS_SERVER;
     const uint32_t wanted = labels ? 2 : 3;
     if (job->split.clients == 0) {
-        if (job->split.client) aq_manifest_error(manifest, "split.client", "is of a split job: say split.clients, too");
-        if (labels) aq_manifest_error(manifest, "split.labels", "is of a split job: say split.clients, too");
+        if (job->split.client)
+            aq_manifest_error(manifest, "split.client", "applies only to a split job: set split.clients, too");
+        if (labels) aq_manifest_error(manifest, "split.labels", "applies only to a split job: set split.clients, too");
         return;
     }
     if (labels) check_labels(manifest);
     if (job->pipeline.stage_count != wanted || job->pipeline.replicas != 1) {
         aq_manifest_error(manifest, "split.clients",
-                          "wants pipeline.stages: %s and no replicas; here are %u stages and %u replicas",
+                          "needs pipeline.stages: %s and no replicas; here are %u stages and %u replicas",
                           labels ? "2 (a client's first and the server's, which has the labels)"
                                  : "3 (a client's first, the server's, the client's last)",
                           job->pipeline.stage_count, job->pipeline.replicas);
@@ -713,23 +716,23 @@ static void check_split(struct aq_manifest *manifest)
     }
     if (!stages[0].dials || stages[1].dials || (!labels && !stages[2].dials))
         aq_manifest_error(manifest, "split.clients",
-                          "wants `dials: true` in pipeline.stages 0%s, and not in 1: clients dial, the server listens",
+                          "needs `dials: true` in pipeline.stages 0%s, and not in 1: clients dial, the server listens",
                           labels ? "" : " and 2");
     for (uint32_t s = 0; s < wanted; s++)
-        if (stages[s].host) aq_manifest_error(manifest, "split.clients", "wants no host in pipeline.stages.%u", s);
+        if (stages[s].host) aq_manifest_error(manifest, "split.clients", "allows no host in pipeline.stages.%u", s);
     if (job->checkpoint.mirror || job->checkpoint.path || job->cache.path)
         aq_manifest_error(manifest, "split.clients",
-                          "wants no checkpoint.mirror, checkpoint.path or cache.path: each client has its own below "
+                          "allows no checkpoint.mirror, checkpoint.path or cache.path: each client has its own below "
                           "output.path");
     if (job->train.early_stop || job->guard || job->bits_auto || job->model.precision == AQ_STAGE_FP16)
         aq_manifest_error(manifest, "split.clients",
                           "does not go with train.early_stop, edges.guard, edges.bits: auto and fp16 yet");
     if (job->split.parallel > 1 && job->split.mode != AQ_SPLIT_FED1)
         aq_manifest_error(manifest, "split.parallel",
-                          "wants split.mode: splitfed1: in the others a turn begins with the one before");
+                          "needs split.mode: splitfed1: in the other modes a turn starts from the one before");
     if (job->split.parallel > 1 && (job->link.port_first || stages[1].address))
         aq_manifest_error(manifest, "split.parallel",
-                          "wants no link.port_first and no address of stage 1: each turn listens on a port of its own");
+                          "allows no link.port_first and no address of stage 1: each turn listens on its own port");
     if (job->split.mode == AQ_SPLIT_GLOBAL) check_global(manifest);
     if (job->split.client && !aq_tls_host_good(job->split.client))
         aq_manifest_error(manifest, "split.client", "is no name of a site: 1 to 63 of a-z 0-9 . _ - :");
@@ -746,12 +749,12 @@ static void check_statistics(struct aq_manifest *manifest)
     if (job->split.statistics == AQ_SPLIT_AVERAGED) return;
     const bool keeps = aq_model_keeps_statistics(&job->model.config, job->train.T);
     if (job->split.clients == 0)
-        aq_manifest_error(manifest, key, "is of split learning: say split.clients, too");
+        aq_manifest_error(manifest, key, "applies only to split learning: set split.clients, too");
     else if (job->split.statistics == AQ_SPLIT_GROUP && keeps)
         aq_manifest_error(manifest, key,
-                          "group wants a model without batch norms: a resnet with model.norm_groups (32 as published)");
+                          "group needs a model without batch norms: a resnet with model.norm_groups (32 as published)");
     else if (job->split.statistics == AQ_SPLIT_LOCAL && !keeps)
-        aq_manifest_error(manifest, key, "local wants a model with batch norms: this one keeps no statistics");
+        aq_manifest_error(manifest, key, "local needs a model with batch norms: this one keeps no statistics");
     else if (job->split.statistics == AQ_SPLIT_LOCAL && job->split.collect)
         aq_manifest_error(manifest, "split.collect",
                           "does not go with split.statistics: local: a model of all clients has no statistics then");

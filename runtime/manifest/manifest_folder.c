@@ -49,7 +49,7 @@ static void check_same(struct aq_manifest *manifest, const struct aq_model_folde
     if (key->offset == offsetof(struct aq_model_config, vocabulary) && here->vocabulary == 0) return;
     value_text(key, here, &mine);
     value_text(key, there, &its);
-    aq_manifest_error(manifest, key->name, "%s, but %s/config.json (model.weights) says %s; leave the key out",
+    aq_manifest_error(manifest, key->name, "%s, but %s/config.json (model.weights) has %s; leave the key out",
                       aq_text_of(&mine), manifest->job.model.weights, aq_text_of(&its));
     aq_text_deinit(&mine);
     aq_text_deinit(&its);

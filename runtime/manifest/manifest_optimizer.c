@@ -55,7 +55,7 @@ static bool check_decay(struct aq_manifest *manifest)
             "'restart 24, continue 48'",
             AQ_LR_ENDS_MAX);
     if (aq_lr_decay_paces(train->decay) && train->decay_every.count == 0) {
-        aq_manifest_error(manifest, "train.decay", "this decay wants train.decay_every: '20 epochs', '520 steps'");
+        aq_manifest_error(manifest, "train.decay", "this decay needs train.decay_every: '20 epochs', '520 steps'");
         return false;
     }
     if (train->lr_min <= train->lr) return true;

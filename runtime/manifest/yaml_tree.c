@@ -194,7 +194,7 @@ static enum aq_status read_end(struct reader *reader)
         AQ_TRY(next_event(reader, &event));
     }
     if (event.type != YAML_STREAM_END_EVENT)
-        status = refuse(reader, event.start_mark, "a second document (---) stands here; a manifest is one");
+        status = refuse(reader, event.start_mark, "a second document (---) starts here; a manifest is one document");
     yaml_event_delete(&event);
     return status;
 }

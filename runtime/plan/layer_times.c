@@ -50,7 +50,7 @@ static void read_file(struct aq_layer_times *times)
         json_decref(times->of);
         times->of = json_incref(of);
     } else {
-        aq_log("plan", AQ_LOG_WARNING, "%s is no file of measured layers: they are measured anew", times->path);
+        aq_log("plan", AQ_LOG_WARNING, "%s is not a file of measured layers: they are measured again", times->path);
     }
     json_decref(file);
     aq_free(bytes);

@@ -336,6 +336,10 @@ enum aq_status aq_plan_layers_assumed(const struct aq_plan *plan, struct aq_plan
 enum aq_status aq_plan_layers_measured(const struct aq_plan *plan, uint32_t cores, struct aq_plan_layers **out);
 void aq_plan_layers_close(struct aq_plan_layers *layers); /* NULL is fine */
 
+/* Converts assumed layers, of one core and 100 GFLOP/s, to the threads that costs have for each stage and to gflops per
+ * core: as aq_plan_costs_assumed computes stages. Bytes stay. */
+void aq_plan_layers_as(struct aq_plan_layers *layers, const struct aq_plan_costs *costs, double gflops);
+
 /* Are there stages for which a cut by even flops is none: speeds or limits of memory in an automatic cut? */
 bool aq_plan_cut_uneven(const struct aq_job *job);
 

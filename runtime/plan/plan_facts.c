@@ -164,8 +164,8 @@ enum aq_status aq_plan_lengths_take(struct aq_plan *plan, uint64_t train_samples
     aq_job_place(plan->job, "data.train_samples_max", place, sizeof place);
     if (aq_lengths_characters(all, plan->job->train.T) > AQ_LENGTHS_TEXT_MAX)
         return aq_fail(AQ_INVAL, "manifest",
-                       "%s: data.train_samples_max: the lengths of %llu samples and parts of up to %u tokens are more "
-                       "than %d KiB, which stages cannot be told; take at most %llu, held-out ones with them",
+                       "%s: data.train_samples_max: the lengths of %llu samples and parts of up to %u tokens take more "
+                       "than %d KiB, too much to send to stages; take at most %llu, with the held-out ones",
                        place, (unsigned long long)all, plan->job->train.T, AQ_LENGTHS_TEXT_MAX >> 10,
                        (unsigned long long)aq_lengths_count_max(plan->job->train.T));
     for (uint64_t i = 0; i < train; i++)

@@ -85,3 +85,19 @@ enum aq_status aq_plan_layers_assumed(const struct aq_plan *plan, struct aq_plan
         aq_plan_layers_close(layers);
     return status;
 }
+
+void aq_plan_layers_as(struct aq_plan_layers *layers, const struct aq_plan_costs *costs, double gflops)
+{
+    for (uint32_t s = 0; s < layers->stages; s++) {
+        const uint32_t threads = costs->threads[s] < costs->cores ? costs->threads[s] : costs->cores;
+        const double flops = gflops * 1e9 / flops_s * threads;
+        for (uint32_t l = 0; l <= layers->layers; l++) {
+            struct aq_plan_layer_cost *cost = &layers->of[(size_t)s * (layers->layers + 1) + l];
+            cost->forward_s /= flops;
+            cost->backward_s /= flops;
+            cost->step_s /= threads;
+            cost->begins_s /= threads;
+            cost->ends_s /= threads;
+        }
+    }
+}

@@ -781,7 +781,7 @@ static enum aq_status simulate(struct simulation *sim, double *step_s)
 {
     enum aq_status status = AQ_OK;
     for (settle(sim); sim->over < sim->P && status == AQ_OK; settle(sim))
-        if (!advance(sim)) status = aq_fail(AQ_INVAL, "plan", "the simulated step stands still at %g s", sim->now);
+        if (!advance(sim)) status = aq_fail(AQ_INVAL, "plan", "the simulated step stops at %g s", sim->now);
     const uint32_t last = sim->steps - 1; /* two steps that overlap may take turns; all but two, where losses do */
     const uint32_t mean = sim->steps > STEPS_STALE ? last - 1 : 1 + sim->staleness;
     *step_s = (step_end(sim, last) - step_end(sim, last - mean)) / mean;

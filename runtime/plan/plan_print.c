@@ -41,7 +41,7 @@ static void print_head(const struct aq_plan *plan, struct aq_text *text)
                 (unsigned long long)plan->facts.train_samples, tokens, (unsigned long long)plan->facts.heldout_samples,
                 job->train.batch, replicas, plan->micro_batches, job->train.micro_batch);
     if (plan->samples_dropped)
-        aq_text_add(text, "     the last %llu samples are left out, so that every replica has as many\n",
+        aq_text_add(text, "     the last %llu samples are left out, so that all replicas have the same number\n",
                     (unsigned long long)plan->samples_dropped);
     aq_text_add(text, "run  %llu steps: %llu an epoch (the last with %u samples), %u epochs\n",
                 (unsigned long long)plan->steps, (unsigned long long)plan->steps_per_epoch,
@@ -174,8 +174,8 @@ static void print_edges(const struct aq_plan *plan, struct aq_text *text)
         if (!same) aq_text_add(text, "       forward  %s\n       backward %s\n", codec, back);
         if (edge->shape.still)
             aq_text_add(text,
-                        "       frozen prefix: nothing trains before this cut, so a sample is computed and sent at "
-                        "its first visit alone, and no gradient goes back\n");
+                        "       frozen prefix: nothing trains before this cut, so a sample is computed and sent only "
+                        "at its first visit, and no gradient goes back\n");
         if (plan->job->edges[e].rtt_ms > 0) {
             aq_text_add(text, "       round trip %g ms; ", (double)plan->job->edges[e].rtt_ms);
             if (plan->job->edges[e].loss > 0)
@@ -214,7 +214,7 @@ static const char *reduce_transport_text(enum aq_transport_kind transport)
 {
     if (transport == AQ_TRANSPORT_LINKS) return "over links";
     if (transport == AQ_TRANSPORT_NCCL) return "over NCCL, from GPU to GPU";
-    return "over NCCL where the replicas of a stage have GPUs of their own on one machine, else over links";
+    return "over NCCL if each replica of a stage has its own GPU on one machine, else over links";
 }
 
 /* Local steps: how often replicas meet, and what that saves against the mean of gradients in every step. */

@@ -177,9 +177,9 @@ static bool allowed(struct run *run, uint32_t r, const struct aq_instruction *in
     else if (in->slot >= rank->program->slots)
         refuse(run, r, "slot %u, but the stage has %u", in->slot, rank->program->slots);
     else if (first && (in->op == AQ_OP_RECV_FWD || in->op == AQ_OP_SEND_BWD))
-        refuse(run, r, "the first stage has nobody before it");
+        refuse(run, r, "the first stage has no stage before it");
     else if (last && (in->op == AQ_OP_SEND_FWD || in->op == AQ_OP_RECV_BWD))
-        refuse(run, r, "the last stage has nobody after it");
+        refuse(run, r, "the last stage has no stage after it");
     else if ((enum passed)rank->passed[in->micro_batch] != before)
         refuse(run, r, "comes out of turn, or twice, for this micro-batch");
     else if (before == NOTHING && rank->holder[in->slot])
@@ -221,7 +221,7 @@ static void check_tail(struct run *run, uint32_t r, const struct aq_instruction 
     else if (in->op == AQ_OP_STEP && rank->reduces != (run->replicas > 1 || run->limits->summed))
         refuse(run, r, "comes after %u REDUCE of a pipeline in %u replicas", rank->reduces, run->replicas);
     else if (in->op == AQ_OP_STEP && rank->norms != 1)
-        refuse(run, r, "comes after %u NORM, which tells all stages alike whether the gradient is finite", rank->norms);
+        refuse(run, r, "comes after %u NORM, from which all stages learn whether the gradient is finite", rank->norms);
     else if (in->op == AQ_OP_MARK && rank->steps != 1)
         refuse(run, r, "comes before STEP");
     rank->reduces += in->op == AQ_OP_REDUCE;
@@ -385,7 +385,7 @@ static void run_deadlock(struct run *run)
         enum aq_chain turns[AQ_CHAINS];
         aq_program_turns(rank->chain, turns);
         if (rank->chain[turns[0]] < rank->tail) rank->at = rank->chain[turns[0]];
-        refuse(run, r, "waits for ever: a deadlock, no stage can go on");
+        refuse(run, r, "waits for ever: a deadlock, no stage can continue");
         return;
     }
 }

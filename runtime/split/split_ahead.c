@@ -35,7 +35,7 @@ void ahead_ends(struct server *server, const struct site *site)
     next->deadline_ns = AQ_NEVER;
     if (turn_tell(server, next,
                   json_pack("{s:s, s:b, s:s}", "event", "over", "done", 0, "text",
-                            "the turn before it left no weights: it begins again with others")))
+                            "the turn before it left no weights: it starts again with others")))
         aq_split_session_go(&next->session, AQ_SPLIT_IDLE);
 }
 

@@ -268,7 +268,7 @@ static enum aq_status on_over(struct client *client, const json_t *line)
         return AQ_OK;
     }
     if (until == 0 || aq_control_u64_or(line, "step", 0) != until)
-        return aq_fail(AQ_PROTO, AREA, "the server closes a turn that is none");
+        return aq_fail(AQ_PROTO, AREA, "the server closes a turn that is not open");
     client->outs = 0;
     client->sends = true;
     return AQ_OK;
@@ -324,13 +324,13 @@ static enum aq_status on_together(struct client *client, const json_t *line)
     AQ_TRY(aq_control_get_u64(line, "samples", &samples));
     AQ_TRY(aq_control_get_u64(line, "first", &first));
     if (!aq_job_global(client->job.job) || client->daemon || client->until)
-        return aq_fail(AQ_PROTO, AREA, "the server says of all clients what is not due");
+        return aq_fail(AQ_PROTO, AREA, "the server sends numbers of all clients, which are not due");
     const uint64_t others = client->job.job->split.samples_max * (AQ_JOB_CLIENTS_MAX - 1);
     if (samples > UINT32_MAX || samples > facts->train_samples + others || first >= samples ||
         facts->train_samples > samples - first)
         return aq_fail(AQ_PROTO, AREA,
-                       "the server says that all clients have %" PRIu64 " samples, %" PRIu64
-                       " of them before this one's %" PRIu64 ": they are none, or more than can be put in order",
+                       "the server counts %" PRIu64 " samples of all clients, %" PRIu64
+                       " of them before this one's %" PRIu64 ": that is none, or more than can be put in order",
                        samples, first, facts->train_samples);
     const struct aq_split_share share = {.all = samples,
                                          .first = first,
@@ -416,7 +416,7 @@ static enum aq_status from_server(struct client *client, json_t *line)
     if (strcmp(event, "refused") == 0)
         return aq_fail(AQ_REFUSED, AREA, "the server ends it: %s",
                        aq_printable_text(aq_control_text_or(line, "text", "no reason is given"), text, sizeof text));
-    return aq_fail(AQ_PROTO, AREA, "the server says '%.32s', which is not known",
+    return aq_fail(AQ_PROTO, AREA, "the server sends '%.32s', which is unknown",
                    aq_printable_text(event, text, sizeof text));
 }
 
@@ -635,7 +635,7 @@ static enum aq_status follow_once(struct client *client, bool *absent, char why[
     if (joined) status = stay(client);
     aq_error_release(&hold);
     snprintf(why, AQ_SPLIT_TEXT_BYTES, "%.300s", hold.text[0] ? hold.text : aq_status_text(status));
-    if (joined && passes(status)) say(client, "the server is gone (%s): it is dialled again", why);
+    if (joined && passes(status)) say(client, "the connection to the server is lost (%s): connecting again", why);
     if (joined) client->joined_ns = aq_clock_ns();
     return status;
 }

@@ -26,7 +26,7 @@ static enum aq_status its_plan(const struct aq_split_gate *gate, const json_t *l
     AQ_TRY(aq_control_get_hex(line, "plan_hash", &hash));
     if (aq_control_bool_or(line, "probe", false) || aq_control_bool_or(line, "fresh", false))
         return aq_fail(AQ_PROTO, AREA, "the server asks for more than a turn");
-    return hash == gate->plan_hash ? AQ_OK : aq_fail(AQ_PROTO, AREA, "the server begins a turn of another plan");
+    return hash == gate->plan_hash ? AQ_OK : aq_fail(AQ_PROTO, AREA, "the server starts a turn of another plan");
 }
 
 static enum aq_status its_rank(const struct aq_split_gate *gate, const json_t *line)
@@ -49,7 +49,7 @@ static enum aq_status its_address(const struct aq_split_gate *gate, const json_t
     if (snprintf(text, sizeof text, "%.*s", query ? (int)(query - address) : (int)strlen(address), address) >=
             (int)sizeof text ||
         aq_endpoint_parse(text, &asked, &why) != AQ_OK)
-        return aq_fail(AQ_PROTO, AREA, "the server sends its address, which is none");
+        return aq_fail(AQ_PROTO, AREA, "the server sends an address that is not valid");
     for (size_t i = 0; i < sizeof gate->hosts / sizeof *gate->hosts; i++) {
         if (!gate->hosts[i] || (aq_endpoint_parse(gate->hosts[i], &host, &why) != AQ_OK &&
                                 aq_endpoint_parse_host(gate->hosts[i], &host, &why) != AQ_OK))
@@ -80,7 +80,7 @@ enum aq_status aq_split_pass(const struct aq_split_gate *gate, json_t *line)
         }
     const bool open = strcmp(op, "open") == 0;
     if (!open && strcmp(op, "start") != 0)
-        return aq_fail(AQ_PROTO, AREA, "the server says '%.32s', which is nothing of a turn", op);
+        return aq_fail(AQ_PROTO, AREA, "the server sends '%.32s', which is not part of a turn", op);
     AQ_TRY(its_plan(gate, line));
     put(line, "run", gate->run);
     put(line, "checkpoint", gate->checkpoint);

@@ -99,8 +99,8 @@ static enum aq_status check_shared(const struct aq_split_job *made)
     const struct aq_job_privacy *privacy = &made->job->split.privacy;
     if (made->plan->stages[0].size.shared == 0 || !(privacy->clip > 0 || privacy->gradient_clip > 0)) return AQ_OK;
     return aq_fail(AQ_INVAL, AREA,
-                   "split.privacy does not go with a tensor that the first and the last stage share: its gradients "
-                   "pass the server unclipped; say model.tied: untied");
+                   "split.privacy is not possible with a tensor that the first and the last stage share: its gradients "
+                   "pass the server unclipped; set model.tied: untied");
 }
 
 /* A gradient at the first cut that nobody takes buys nothing. */
@@ -121,7 +121,8 @@ enum aq_status aq_split_job_open(const struct aq_split_asked *asked, struct aq_s
     AQ_TRY(load(&base, 0, &made.job));
     enum aq_status status = AQ_OK;
     if (made.job->split.clients == 0)
-        status = aq_fail(AQ_INVAL, AREA, "%s is no job of split learning: it says no split.clients", asked->manifest);
+        status =
+            aq_fail(AQ_INVAL, AREA, "%s is not a job of split learning: split.clients is not set", asked->manifest);
     if (status == AQ_OK && asked->client) {
         const uint64_t epochs = (uint64_t)made.job->split.rounds * made.job->split.epochs;
         aq_job_close(made.job);

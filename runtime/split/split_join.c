@@ -111,11 +111,12 @@ static void say_disagree(struct server *server)
         here += server->sites[i].control != NULL;
     const bool disagree = here >= server->job->split.clients;
     if (disagree && !server->disagree) {
-        server_say(server,
-                   "%u clients are here, and their data make different networks: the first round begins when %u of "
-                   "one network are here. To decide which, start the server again with --set facts.vocabulary=N --set "
-                   "facts.labels=N",
-                   here, server->job->split.clients);
+        server_say(
+            server,
+            "%u clients are connected, and their data make different networks: the first round starts when %u "
+            "of one network are connected. To decide which, start the server again with --set facts.vocabulary=N --set "
+            "facts.labels=N",
+            here, server->job->split.clients);
         for (struct site *site = state_after(server, NULL); site; site = state_after(server, site))
             if (site->control)
                 server_say(server, "%s has %u tokens or classes and %u labels", site->name, site->join.facts.vocabulary,
@@ -150,7 +151,7 @@ static struct site *drop_others(struct server *server, const struct site *agreed
         }
         snprintf(text, sizeof text,
                  "has data of another network (%u tokens or classes, %u labels) than the %u clients that the job "
-                 "begins with (%u, %u)",
+                 "starts with (%u, %u)",
                  plan ? plan->model.vocabulary : 0, plan ? plan->model.labels : 0, server->job->split.clients,
                  vocabulary, labels);
         drop(server, site, text);

@@ -230,8 +230,8 @@ static bool plans(struct server *server, struct newcomer *newcomer, struct site 
                  job.plan->model.vocabulary, job.plan->model.labels);
     else if (status == AQ_OK && !other && other_machine(site, join))
         snprintf(text, sizeof text,
-                 "is connected from another machine or folder (%s). Each client needs a bundle of its own (aqpipe keys "
-                 "enroll). If that one is gone, its connection ends within 30 s",
+                 "is connected from another machine or folder (%s). Each client needs its own bundle (aqpipe keys "
+                 "enroll). If that client has ended, its connection ends within 30 s",
                  site->peer);
     if (status == AQ_OK && !other && !text[0] && server->all_samples > 0 && !site->absent) {
         aq_split_job_close(&job);
@@ -325,7 +325,7 @@ static void on_signals(struct server *server)
 {
     struct signalfd_siginfo info;
     while (read(server->config->signals, &info, sizeof info) == (ssize_t)sizeof info) {
-        if (!server->stopping) server_say(server, "stops: what was trained so far stands, the same command goes on");
+        if (!server->stopping) server_say(server, "stops: all that was trained is kept; the same command continues");
         server->stopping = true;
     }
 }

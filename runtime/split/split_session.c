@@ -71,7 +71,7 @@ static enum aq_status hear_join(struct aq_split_session *s, const json_t *line, 
         return wrong(s, "speaks protocol %llu of split learning, this server %d", (unsigned long long)protocol,
                      AQ_SPLIT_PROTOCOL);
     if (!aq_tls_host_good(id) || strcmp(id, s->name) != 0)
-        return wrong(s, "calls itself '%.63s', and its certificate says %s", id, s->name);
+        return wrong(s, "calls itself '%.63s', but its certificate names %s", id, s->name);
     if (!number(line, "train_samples", s->samples_max, &facts->train_samples) || facts->train_samples == 0 ||
         !number(line, "heldout_samples", s->samples_max, &facts->heldout_samples))
         return wrong(s, "has no count of samples from 1 to %llu (split.samples_max)",
@@ -97,7 +97,7 @@ static enum aq_status hear_join(struct aq_split_session *s, const json_t *line, 
 /* What was on its way when something ended: it may be so much. */
 static enum aq_status late(struct aq_split_session *s)
 {
-    return ++s->lines > AQ_CONTROL_VALUES_MAX ? wrong(s, "says too much after its turn") : AQ_OK;
+    return ++s->lines > AQ_CONTROL_VALUES_MAX ? wrong(s, "sends too much after its turn") : AQ_OK;
 }
 
 static enum aq_status hear_ready(struct aq_split_session *s, const json_t *line, enum aq_split_act *act)
@@ -105,12 +105,12 @@ static enum aq_status hear_ready(struct aq_split_session *s, const json_t *line,
     uint64_t told = s->told;
     const bool says = json_object_get(line, "told") != NULL;
     if (says && (!number(line, "told", s->told, &told) || told == 0))
-        return wrong(s, "is ready for a turn that it was not told of");
+        return wrong(s, "is ready for a turn that it was not offered");
     if (s->state == AQ_SPLIT_OFFERED && told == s->told) {
         *act = AQ_SPLIT_READY;
         return AQ_OK;
     }
-    if (!says) return wrong(s, "says 'ready' while it waits for its turn");
+    if (!says) return wrong(s, "sends 'ready' while it waits for its turn");
     return late(s); /* that turn was over before it was ready */
 }
 
@@ -120,14 +120,14 @@ static enum aq_status hear_event(struct aq_split_session *s, const json_t *line,
     uint64_t rank;
     const json_t *has = json_object_get(line, "rank");
     const char *event = aq_control_text_or(line, "event", "");
-    if (++s->lines > AQ_SPLIT_TURN_LINES) return wrong(s, "says more than %d lines in a turn", AQ_SPLIT_TURN_LINES);
+    if (++s->lines > AQ_SPLIT_TURN_LINES) return wrong(s, "sends more than %d lines in a turn", AQ_SPLIT_TURN_LINES);
     if (has && (!number(line, "rank", 2, &rank) || (rank != aq_split_rank(0) && rank != aq_split_rank(s->ends - 1))))
         return wrong(s, "speaks for a stage that is not its own");
     static const char *const its_own[] = {"opened", "refused", "beat"}; /* a daemon's word for itself */
     bool known = has != NULL;
     for (size_t i = 0; i < sizeof its_own / sizeof *its_own; i++)
         known |= strcmp(event, its_own[i]) == 0;
-    if (!known) return wrong(s, "says '%.32s' of no stage", event);
+    if (!known) return wrong(s, "sends '%.32s' of no stage", event);
     *act = AQ_SPLIT_FORWARD;
     return AQ_OK;
 }
@@ -228,5 +228,5 @@ enum aq_status aq_split_hear(struct aq_split_session *s, const json_t *line, enu
         if (rules[i].word && strcmp(rules[i].word, said) != 0) continue;
         if (rules[i].states & 1u << s->state) return rules[i].hear(s, line, act);
     }
-    return wrong(s, "says '%.32s' while it %s", word ? word : "nothing that is known", states[s->state]);
+    return wrong(s, "sends '%.32s' while it %s", word ? word : "nothing that is known", states[s->state]);
 }

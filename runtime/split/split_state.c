@@ -222,7 +222,7 @@ static enum aq_status same_mode(const struct server *server, const json_t *all, 
     const char *was = aq_control_text_or(all, "mode", "relay");
     if (strcmp(was, state_mode(server)) == 0) return AQ_OK;
     return aq_fail(AQ_REFUSED, AREA,
-                   "%s is of split.mode: %.20s, and the job says %s: say what it was, or choose "
+                   "%s is of split.mode: %.20s, and the job has %s: set it back, or choose "
                    "another output.path",
                    path, was, state_mode(server));
 }
@@ -235,7 +235,7 @@ static enum aq_status same_steps(const struct server *server, const json_t *all,
     if (was == 0 || was == is) return AQ_OK;
     return aq_fail(AQ_REFUSED, AREA,
                    "%s is of rounds of %" PRIu64 " steps, and the job's have %" PRIu64
-                   " (split.mode: global): say split.epochs and train.batch as they were",
+                   " (split.mode: global): set split.epochs and train.batch back",
                    path, was, is);
 }
 

@@ -142,7 +142,7 @@ static enum aq_status read_some(int fd, void *to, uint64_t bytes, uint64_t *have
 
 static enum aq_status wrong(const struct peer *peer, const char *what)
 {
-    return aq_fail(AQ_PROTO, AREA, "the stage of %s says a part that %s (step %" PRIu64 ")",
+    return aq_fail(AQ_PROTO, AREA, "the stage of %s sent a part that %s (step %" PRIu64 ")",
                    peer->site ? peer->site->name : "nobody", what, peer->head.step);
 }
 

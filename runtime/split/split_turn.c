@@ -75,7 +75,7 @@ void turn_away(struct server *server, struct site *site, const char *why)
     char text[AQ_SPLIT_TEXT_BYTES];
     if (!site->control) return;
     ahead_ends(server, site);
-    server_say(server, "%s (%s) is gone: %s", site->name, site->peer, aq_printable_text(why, text, sizeof text));
+    server_say(server, "%s (%s) has left: %s", site->name, site->peer, aq_printable_text(why, text, sizeof text));
     aq_control_close(site->control);
     site->control = NULL;
     no_files(site);
@@ -184,7 +184,7 @@ static void again(struct server *server, struct site *site, const char *why)
         turn_miss(server, site, text);
         return;
     }
-    server_say(server, "round %u: %s: %s; its turn goes on from its checkpoint", server->round, site->name, text);
+    server_say(server, "round %u: %s: %s; its turn continues from its checkpoint", server->round, site->name, text);
     site->offered = false;
     site->deadline_ns = AQ_NEVER;
     turn_text(text, clean);
@@ -414,7 +414,7 @@ static void last_line(const struct server *server, const struct site *site, char
     for (char *line = text; *line;) {
         char *stop = strchr(line, '\n');
         if (stop) *stop = 0;
-        const bool cause = *line && !strstr(line, "go on with: aqpipe resume") && strncmp(line, "aqpipe: ", 8) == 0;
+        const bool cause = *line && !strstr(line, "continue with: aqpipe resume") && strncmp(line, "aqpipe: ", 8) == 0;
         if (cause) snprintf(tail, sizeof tail, "%s", line + 8);
         if (cause) aq_printable_text(tail, out, AQ_SPLIT_TEXT_BYTES);
         line = stop ? stop + 1 : line + strlen(line);
@@ -562,7 +562,7 @@ void turn_line(struct server *server, struct site *site, const json_t *line)
         if (!ahead_ready(server, site)) begin(server, site);
     } else if (act == AQ_SPLIT_FORWARD && site->launch) {
         if (aq_control_send(site->launch, json_incref((json_t *)(uintptr_t)line)) == AQ_TIMEOUT)
-            again(server, site, "it says more than its launcher can read");
+            again(server, site, "it sends more than its launcher can read");
     } else if (act == AQ_SPLIT_LABEL) {
         on_labels(server, site);
     } else if (act == AQ_SPLIT_PIECE) {

@@ -42,11 +42,11 @@ static const char *const remedies[AQ_DOINGS] = {
 static const char *const state_remedies[AQ_BOARD_STATES] = {
     [AQ_BOARD_STARTING] = "if it lasts: does aqpiped run on every host (aqpipe status --daemon HOST:PORT)?",
     [AQ_BOARD_RUNNING] = "",
-    [AQ_BOARD_STOPPING] = "it writes a checkpoint; a second signal ends it at once, and the last checkpoint stands",
-    [AQ_BOARD_RESTARTING] = "it begins again by itself; `aqpipe logs RUN` shows why it had to",
+    [AQ_BOARD_STOPPING] = "it writes a checkpoint; a second signal ends it at once, without that checkpoint",
+    [AQ_BOARD_RESTARTING] = "it restarts by itself; `aqpipe logs RUN` shows the cause",
     [AQ_BOARD_DONE] = "`aqpipe report RUN` has the figures",
-    [AQ_BOARD_STOPPED] = "`aqpipe resume RUN` goes on",
-    [AQ_BOARD_FAILED] = "mend the cause; `aqpipe resume RUN` goes on from the last checkpoint"};
+    [AQ_BOARD_STOPPED] = "`aqpipe resume RUN` continues",
+    [AQ_BOARD_FAILED] = "fix the cause; `aqpipe resume RUN` continues from the last checkpoint"};
 
 const char *aq_board_state_text(enum aq_board_state state)
 {
@@ -244,7 +244,7 @@ void aq_board_line(struct aq_board *board, const json_t *line)
     } else if (aq_control_is(line, "event", "restart")) {
         view->restarts = aq_control_u64_or(line, "restarts", 0);
         snprintf(view->cause, sizeof view->cause, "%s", aq_control_text_or(line, "cause", ""));
-        set_state(board, AQ_BOARD_RESTARTING, "begins again from the last checkpoint");
+        set_state(board, AQ_BOARD_RESTARTING, "restarts from the last checkpoint");
     } else if (aq_control_is(line, "event", "end")) {
         on_end(board, line);
     }

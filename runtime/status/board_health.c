@@ -35,7 +35,7 @@ static void of_ranks(const struct aq_board_view *view, struct list *list)
     for (uint32_t r = 0; r < view->ranks; r++) {
         const struct aq_board_rank *rank = &view->rank[r];
         if (rank->lives && rank->silent_s > SILENT_S)
-            add(list, true, "is its process or its machine stopped? After control.silence_max the job begins again",
+            add(list, true, "is its process or its machine stopped? After control.silence_max the job restarts",
                 "%s (pid %d) has been silent for %.0f s", aq_board_rank_name(view, r, name), rank->pid, rank->silent_s);
         if (rank->gauges[AQ_BOARD_CQ] > c_q_max)
             add(list, false, "more bits for this cut (edges.list), or edges.guard: true",
@@ -63,7 +63,7 @@ uint32_t aq_board_findings(const struct aq_board_view *view, struct aq_board_fin
             "begun again %llu times; the last cause: %.180s", (unsigned long long)view->restarts, view->cause);
     if (view->skipped > 0)
         add(&list, false, "a few are usual while the loss scale is searched; many: a smaller train.lr",
-            "%llu steps were left out, for their gradients were no numbers", (unsigned long long)view->skipped);
+            "%llu steps were skipped, because their gradients were not finite", (unsigned long long)view->skipped);
     for (uint32_t i = 0; i < view->notices; i++)
         add(&list, false, view->notice[i].remedy, "%s", view->notice[i].text);
     of_ranks(view, &list);

@@ -76,7 +76,7 @@ static void of_ranks(const struct page *page)
             of_rank(page, "stage_step_seconds", r, "part", aq_board_part_name((enum aq_board_part)i),
                     view->rank[r].parts[i]);
     family(page, "cut_ratio", "gauge",
-           "of what a stage sends: contraction is c_Q of the theorem, which wants less than 0.707");
+           "of what a stage sends: contraction is c_Q of the theorem, which needs less than 0.707");
     for (uint32_t r = 0; r < view->ranks; r++)
         for (int i = 0; i < AQ_BOARD_GAUGES; i++)
             of_rank(page, "cut_ratio", r, "ratio", aq_board_gauge_name((enum aq_board_gauge)i),
@@ -120,7 +120,7 @@ void aq_board_metrics(const struct aq_board_view *view, struct aq_text *out)
     gauge(&page, "left_seconds", view->left_s, "until the last step, by the mean of the last ones");
     counter(&page, "restarts", (double)view->restarts, "from the last checkpoint, in this launch");
     counter(&page, "skipped_steps", (double)view->skipped, "whose gradients were no numbers");
-    gauge(&page, "findings_bad", bad, "what is bad: the page and status.json say it in words");
+    gauge(&page, "findings_bad", bad, "number of problems; the page and status.json describe them");
     gauge(&page, "findings_doubtful", found - bad, "what is doubtful");
     if (view->ranks > 0) of_ranks(&page);
     aq_text_add(out, "# EOF\n");

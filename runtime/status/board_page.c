@@ -220,8 +220,8 @@ void aq_board_page(const struct aq_board_view *view, struct aq_text *out)
                 " &ndash; aqpipe</title><link rel=\"stylesheet\" href=\"page.css\">"
                 "<noscript><meta http-equiv=\"refresh\" content=\"5\"></noscript>"
                 "<script src=\"page.js\" defer></script></head><body>\n"
-                "<p id=\"gone\">The launcher does not answer since <span></span>: it has ended, or cannot be reached. "
-                "<code>aqpipe status RUN</code> tells on its machine.</p>\n<main>\n");
+                "<p id=\"gone\">The launcher has not answered since <span></span>: it has ended, or cannot be reached. "
+                "<code>aqpipe status RUN</code> on its machine shows which.</p>\n<main>\n");
     aq_board_body(view, out);
     aq_text_add(out, "</main>\n<footer>aqpipe " AQ_VERSION " &middot; <a href=\"status.json\">status.json</a> &middot; "
                      "<a href=\"metrics\">metrics</a></footer></body></html>\n");

@@ -359,8 +359,8 @@ static enum aq_status check_key(const char *path)
     if (!S_ISREG(about.st_mode)) return aq_fail(AQ_INVAL, "status", "status.key: %s is no regular file", path);
     if ((about.st_uid == geteuid() || about.st_uid == 0) && (about.st_mode & 077) == 0) return AQ_OK;
     return aq_fail(AQ_INVAL, "status",
-                   "status.key: %s is a private key of user %u with mode %03o: it must be yours and readable by you "
-                   "alone (chmod 600 %s)",
+                   "status.key: %s is a private key of user %u with mode %03o: it must be yours and readable only by "
+                   "you (chmod 600 %s)",
                    path, (unsigned)about.st_uid, (unsigned)about.st_mode & 0777u, path);
 }
 
@@ -378,7 +378,7 @@ static enum aq_status check(const struct aq_page_config *config, struct aq_page 
     if (!page->own && !config->token_file && !page->clients)
         return aq_fail(
             AQ_REFUSED, "status",
-            "status.listen: %s can be reached from elsewhere: say status.token_file (a file with a secret), or "
+            "status.listen: %s can be reached from elsewhere: set status.token_file (a file with a secret), or "
             "listen on 127.0.0.1 and use ssh -L",
             config->listen);
     if (config->token_file) AQ_TRY(load_token(page, config->token_file));
@@ -430,7 +430,7 @@ static enum aq_status start(const struct aq_page_config *config, struct aq_page 
                    page->tls
                        ? "status.certificate and status.key do not make a TLS server (are they a PEM certificate and "
                          "its key?)"
-                       : "the status page cannot be started (AQ_LOG=status:4 tells more)");
+                       : "the status page cannot be started (AQ_LOG=status:4 shows more)");
 }
 
 enum aq_status aq_page_open(const struct aq_page_config *config, struct aq_board *board, struct aq_page **out)

@@ -59,7 +59,7 @@ enum aq_status aq_lengths_read(const char *text, uint64_t count, uint32_t most, 
     for (uint64_t i = 0; i < count; i++) {
         for (; held < width; held += CHARACTER_BITS) {
             const char *at = strchr(characters, *text++);
-            if (!at || !*at) return refuse("a character that is none of theirs");
+            if (!at || !*at) return refuse("a character that lengths never have");
             bits |= (uint64_t)(at - characters) << held;
         }
         const uint64_t length = (bits & ((UINT64_C(1) << width) - 1)) + 1;

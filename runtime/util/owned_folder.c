@@ -168,8 +168,8 @@ static enum aq_status marker_read(const char *path, struct marker *out)
     if (!json_is_object(json) || !aq_control_is(json, "format", FORMAT) ||
         aq_control_get_hex(json, "id", &got.id) != AQ_OK)
         status = aq_fail(AQ_CORRUPT, AREA,
-                         "%s/" AQ_OWNED_MARKER " is damaged, so that nobody can tell whose the folder is: name another "
-                         "one, or remove that file where its contents may be overwritten",
+                         "%s/" AQ_OWNED_MARKER " is damaged, so that the folder's owner is unknown: name another "
+                         "one, or remove that file if the folder's contents may be overwritten",
                          path);
     snprintf(got.kind, sizeof got.kind, "%.15s", aq_control_text_or(json, "kind", "?"));
     snprintf(got.job, sizeof got.job, "%.60s", aq_control_text_or(json, "job", "?"));

@@ -98,12 +98,12 @@ enum aq_status aq_probe_figures_read(const json_t *line, bool connected, struct 
 static const char *way_differs(const struct aq_probe_figures *from, const struct aq_probe_figures *to)
 {
     const double slack_s = 1 + 0.5 * from->sent_seconds;
-    if (from->sent_bytes != to->received_bytes) return "one end says that it received other bytes than were sent";
+    if (from->sent_bytes != to->received_bytes) return "one end reports other bytes received than were sent";
     if (fabs(from->sent_seconds - to->received_seconds) > slack_s)
-        return "the two ends say that the same load took times that cannot both be";
+        return "the two ends report times of the same load that contradict each other";
     /* The second half alone cannot carry more than all of it did; its packets have heads of ours and of TLS. */
     if (from->rate_mbps * 1e6 / 8 * to->received_seconds * 0.4 > (double)to->received_bytes)
-        return "one end tells of a rate that the bytes which came do not have";
+        return "one end reports a rate that does not fit the bytes that arrived";
     return NULL;
 }
 

@@ -113,7 +113,8 @@ enum aq_status aq_run_mark_read(const char *checkpoint, struct aq_run_mark *out)
     if (!json_is_object(mark) || aq_control_get_u64(mark, "step", &got.step) != AQ_OK ||
         aq_control_get_hex(mark, "plan_hash", &got.plan_hash) != AQ_OK)
         status =
-            aq_fail(AQ_CORRUPT, "run", "%s does not name a checkpoint; name one of the folders beside it there", path);
+            aq_fail(AQ_CORRUPT, "run",
+                    "%s does not name a checkpoint; write the name of one of the folders next to it into it", path);
     got.older = aq_control_u64_or(mark, "older", 0);
     got.metrics = aq_control_u64_or(mark, "metrics", 0);
     got.older_metrics = aq_control_u64_or(mark, "older_metrics", 0);

@@ -31,10 +31,10 @@ enum aq_status aq_ssh_parse(const char *text, struct aq_ssh_host *out, const cha
     if (aq_ssh_is(text)) text += sizeof scheme - 1;
     memset(out, 0, sizeof *out);
     const char *at = strchr(text, '@');
-    *why = "the user before '@' has letters, digits, '.', '_' and '-', and begins with none of the last";
+    *why = "the user before '@' has only letters, digits, '.', '_' and '-', and starts with a letter, digit or '_'";
     if (at && !read_user(text, (size_t)(at - text), out)) return AQ_INVAL;
     if (at) text = at + 1;
-    *why = "it begins with '-', or has a second '@'";
+    *why = "it starts with '-', or has a second '@'";
     if (text[0] == '-' || strchr(text, '@')) return AQ_INVAL;
     if (!has_port(text)) return aq_endpoint_parse_host(text, &out->host, why);
     if (aq_endpoint_parse(text, &out->host, why) != AQ_OK) return AQ_INVAL;

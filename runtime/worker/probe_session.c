@@ -173,7 +173,7 @@ static enum aq_status room(struct session *s, const struct load *load)
     const bool full = s->on_their_way >= SEND_FRAMES;
     if (!full && aq_clock_ns() >= due_ns) return AQ_OK;
     const enum aq_status status = next(s, NULL, full ? patience(s) : due_ns);
-    if (status == AQ_AGAIN && full) return aq_fail(AQ_TIMEOUT, AREA, "the load does not go on");
+    if (status == AQ_AGAIN && full) return aq_fail(AQ_TIMEOUT, AREA, "the load makes no progress");
     return status == AQ_OK ? AQ_AGAIN : status;
 }
 

@@ -58,7 +58,7 @@ enum aq_status aq_worker_plan_open(struct aq_worker *w, const json_t *start)
                        ": another version of aqpipe here?",
                        aq_plan_hash(w->plan), hash);
     if (rank >= w->plan->ranks)
-        return aq_fail(AQ_PROTO, "worker", "told to be rank %" PRIu64 " of %u", rank, w->plan->ranks);
+        return aq_fail(AQ_PROTO, "worker", "started as rank %" PRIu64 " of %u", rank, w->plan->ranks);
     w->rank = (uint32_t)rank;
     w->P = w->plan->stage_count;
     w->W = w->plan->replicas;
@@ -272,7 +272,7 @@ static enum aq_status open_lengths(struct aq_worker *w, const json_t *start)
     w->lengths_memory = memory;
     AQ_TRY(aq_lengths_read(text, all, w->job->train.T, memory));
     if ((aq_digest(memory, all * sizeof(uint32_t)) | 1) != facts->lengths_digest)
-        return aq_fail(AQ_PROTO, "worker", "told of other lengths of the samples than the plan's");
+        return aq_fail(AQ_PROTO, "worker", "received other lengths of the samples than the plan's");
     w->train_lengths = memory;
     w->heldout_lengths = w->train_lengths + facts->train_samples;
     return facts->parts ? open_parts(w) : AQ_OK;
@@ -430,7 +430,7 @@ static enum aq_status adopt(struct aq_worker *w, const char *folder)
     struct aq_checkpoint checkpoint = aq_worker_checkpoint(w);
     checkpoint.own_statistics = w->job->split.statistics == AQ_SPLIT_LOCAL; /* those are the client's, loaded before */
     w->checkpoints.adopted = true;
-    aq_log("worker", 1, "begins with the weights in %s", folder);
+    aq_log("worker", 1, "starts with the weights in %s", folder);
     AQ_TRY(aq_checkpoint_adopt(&checkpoint, folder, w->step));
     aq_log("worker", 1, "its optimizer's moments have had %" PRIu64 " updates",
            w->step + (uint64_t)w->checkpoints.updates_ahead);
@@ -454,7 +454,7 @@ static enum aq_status load_weights(struct aq_worker *w, uint64_t resume)
         if (w->replicas.resharded && w->position == 0 && w->replica == 0)
             aq_log("worker", AQ_LOG_WARNING,
                    "the checkpoint of step %" PRIu64 " is of %u replicas, this run has %u: samples move, and "
-                   "begin with keyframes",
+                   "start with keyframes",
                    resume, replicas, w->W);
         w->checkpoints.read_ns = aq_clock_ns() - begin;
         /* An older one may be whole. But a file of another run or step was put there by somebody: it is left alone. */
@@ -477,7 +477,7 @@ static enum aq_status open_or_rebuild(struct aq_worker *w, struct aq_cache_confi
     const bool lost = status == AQ_NOTFOUND || status == AQ_CORRUPT || status == AQ_IO;
     if (!lost || config->mark == 0) return status;
     aq_log("worker", AQ_LOG_WARNING,
-           "rank %u has lost its cache of step %" PRIu64 " (%s): it begins empty, messages come from the neighbours",
+           "rank %u has lost its cache of step %" PRIu64 " (%s): it starts empty, messages come from the neighbours",
            w->rank, w->step, aq_status_text(status));
     AQ_TRY(aq_cache_discard(config->path));
     aq_error_clear(); /* dealt with: a later failure is not this one */
@@ -508,7 +508,7 @@ static enum aq_status open_cache(struct aq_worker *w)
     config.fresh = w->step == 0 || w->replicas.resharded;
     if (w->replicas.resharded) config.mark = 0;
     if (w->step > 0 && config.mark == 0)
-        aq_log("worker", AQ_LOG_WARNING, "a cache in memory begins cold: the first epoch from here sends keyframes");
+        aq_log("worker", AQ_LOG_WARNING, "a cache in memory starts cold: the first epoch from here sends keyframes");
     return open_or_rebuild(w, &config);
 }
 
@@ -522,8 +522,8 @@ enum aq_status aq_worker_await(struct aq_worker *w, const char *op, uint64_t dea
             AQ_TRY(aq_worker_serve(w));
             continue;
         }
-        if (status == AQ_TIMEOUT) return aq_fail(AQ_TIMEOUT, "worker", "the launcher did not say '%s' in time", op);
-        if (status == AQ_CLOSED) return aq_fail(AQ_CLOSED, "worker", "the launcher is gone");
+        if (status == AQ_TIMEOUT) return aq_fail(AQ_TIMEOUT, "worker", "the launcher did not send '%s' in time", op);
+        if (status == AQ_CLOSED) return aq_fail(AQ_CLOSED, "worker", "the launcher has ended");
         AQ_TRY(status);
         if (aq_control_is(*out, "op", op)) return AQ_OK;
         if (aq_control_is(*out, "op", "stop") && w->rank == 0) w->stop_asked = true;
@@ -580,7 +580,7 @@ static enum aq_status open_all(struct aq_worker *w, const json_t *start)
     AQ_TRY(aq_control_get_text(start, "checkpoint", &folder));
     AQ_TRY(aq_alloc_text(folder, &w->checkpoint_folder));
     const char *hash = aq_control_text_or(start, "sha256", "");
-    if (*hash && !aq_hash_is(hash)) return aq_fail(AQ_PROTO, "worker", "told of no SHA-256: %.80s", hash);
+    if (*hash && !aq_hash_is(hash)) return aq_fail(AQ_PROTO, "worker", "received no SHA-256: %.80s", hash);
     snprintf(w->checkpoints.hash, sizeof w->checkpoints.hash, "%s", hash);
     AQ_TRY(aq_control_get_hex(start, "id", &w->run_id));
     const uint64_t until = aq_control_u64_or(start, "until", 0);
@@ -674,7 +674,8 @@ static enum aq_status judged(struct aq_worker *w)
         AQ_TRY(aq_worker_control_poll(w));
         if (w->judged == w->step) break;
         if (aq_clock_ns() > end)
-            return aq_fail(AQ_TIMEOUT, "worker", "step %" PRIu64 ": nobody says what the evaluation is worth", w->step);
+            return aq_fail(AQ_TIMEOUT, "worker",
+                           "step %" PRIu64 ": the launcher did not send the evaluation's result in time", w->step);
         (void)aq_bell_wait(w->bell, seen, aq_clock_after(SERVE_NS / 10));
     }
     aq_pulse_doing(AQ_DOING_COMPUTE);
@@ -694,7 +695,8 @@ static enum aq_status rungs(struct aq_worker *w, bool first)
         AQ_TRY(aq_worker_control_poll(w));
         if (w->bits.epochs == epochs) break;
         if (aq_clock_ns() > end)
-            return aq_fail(AQ_TIMEOUT, "worker", "step %" PRIu64 ": nobody says what links have room for", w->step);
+            return aq_fail(AQ_TIMEOUT, "worker",
+                           "step %" PRIu64 ": the launcher did not send what links have room for in time", w->step);
         (void)aq_bell_wait(w->bell, seen, aq_clock_after(SERVE_NS / 10));
     }
     if (w->pipeline.out) AQ_TRY(aq_edge_rungs(w->pipeline.out, w->bits.forward, 0));

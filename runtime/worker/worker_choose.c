@@ -26,7 +26,7 @@ enum aq_status aq_worker_choose_open(struct aq_worker *worker)
     AQ_TRY(aq_optimizer_chosen(worker->optimizer, &index));
     if (index != AQ_CHOICE_NONE) {
         choice->name = choice->candidates[index].name;
-        aq_log("worker", 1, "stage %u averages in %s, as its checkpoint says (reduce.codec: auto)", worker->position,
+        aq_log("worker", 1, "stage %u averages in %s, from its checkpoint (reduce.codec: auto)", worker->position,
                choice->name);
         AQ_TRY(aq_optimizer_choose(worker->optimizer, index));
         return aq_worker_group_prepare(worker);

@@ -27,8 +27,8 @@ static enum aq_status choose_transport(struct aq_worker *worker)
     AQ_TRY(aq_nccl_facts(worker->replicas.group, worker->device, &facts));
     if (facts.gpus > 0 && facts.gpus < worker->W)
         return aq_fail(AQ_MISMATCH, "worker",
-                       "stage %u has %u of its %u replicas on GPUs: a gradient norm is not summed alike on a CPU, and "
-                       "their weights would drift apart; say device: cpu, or cuda, for all of them",
+                       "stage %u has %u of its %u replicas on GPUs: a CPU sums a gradient norm differently, and "
+                       "their weights would drift apart; set device: cpu, or cuda, for all of them",
                        worker->position, facts.gpus, worker->W);
     if (asked == AQ_TRANSPORT_LINKS) return AQ_OK;
     const bool fits = facts.built && facts.distinct_gpus && facts.one_machine && worker->job->link.rate_mbps == 0;

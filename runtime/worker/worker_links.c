@@ -109,8 +109,8 @@ static enum aq_status await_address(struct aq_worker *w, struct addresses *known
         if (status == AQ_OK) status = aq_control_get_u32(message, "from", &from);
         if (status == AQ_OK && (from >= w->P * w->W || !aq_job_linked(w->job, w->rank, from) ||
                                 aq_worker_listens_for(w, from) || known->of[from][0]))
-            status =
-                aq_fail(AQ_PROTO, "worker", "rank %u is told to connect to rank %u, which it does not", w->rank, from);
+            status = aq_fail(AQ_PROTO, "worker", "rank %u is asked to connect to rank %u, to which it has no link",
+                             w->rank, from);
         if (status == AQ_OK && snprintf(known->of[from], ADDRESS_BYTES, "%s", to) >= ADDRESS_BYTES)
             status = aq_fail(AQ_PROTO, "worker", "the address of rank %u is too long", from);
         json_decref(message);

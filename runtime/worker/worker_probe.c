@@ -35,13 +35,13 @@ static enum aq_status read_asked(const struct aq_worker *w, const json_t *messag
     AQ_TRY(aq_control_get_u32(message, "segment", &out->segment));
     out->address = aq_control_text_or(message, "address", "");
     if (out->peer >= w->plan->ranks || !aq_job_linked(w->job, w->rank, out->peer))
-        return aq_fail(AQ_PROTO, "worker", "rank %u is told to measure to rank %u, to which it has no link", w->rank,
+        return aq_fail(AQ_PROTO, "worker", "rank %u is asked to measure to rank %u, to which it has no link", w->rank,
                        out->peer);
     const size_t length = strlen(out->address);
     for (size_t i = 0; i < length; i++)
         if (out->address[i] <= ' ' || out->address[i] > '~' || strchr("?&", out->address[i]) ||
             length > ADDRESS_CHARS_MAX)
-            return aq_fail(AQ_PROTO, "worker", "rank %u is told to connect to no address", w->rank);
+            return aq_fail(AQ_PROTO, "worker", "rank %u is asked to connect without an address", w->rank);
     return AQ_OK;
 }
 

@@ -32,7 +32,7 @@ enum aq_status aq_worker_key_told(struct aq_worker *w, const json_t *start)
     const char *text = aq_control_text_or(start, "seal", "");
     if (!aq_worker_gives_key(w)) return AQ_OK;
     if (!aq_is_hex(text, (size_t)2 * AQ_CACHE_KEY_BYTES))
-        return aq_fail(AQ_PROTO, "worker", "told of no key for the server's cache, of %d hexadecimal digits",
+        return aq_fail(AQ_PROTO, "worker", "received no key for the server's cache (%d hexadecimal digits)",
                        2 * AQ_CACHE_KEY_BYTES);
     for (size_t i = 0; i < AQ_CACHE_KEY_BYTES; i++)
         w->cache_key[i] = (uint8_t)(digit(text[2 * i]) << 4 | digit(text[2 * i + 1]));

@@ -62,7 +62,7 @@ static enum aq_status control_take(struct aq_worker *w, uint64_t deadline_ns)
     json_t *message;
     const enum aq_status status = aq_control_receive(w->control, deadline_ns, &message);
     if (status == AQ_AGAIN || status == AQ_TIMEOUT) return AQ_AGAIN;
-    if (status == AQ_CLOSED) return aq_fail(AQ_CLOSED, "worker", "the launcher is gone");
+    if (status == AQ_CLOSED) return aq_fail(AQ_CLOSED, "worker", "the launcher has ended");
     AQ_TRY(status);
     if (aq_control_is(message, "op", "stop") && w->rank == 0) w->stop_asked = true;
     if (aq_control_is(message, "op", "marked") && w->checkpoints.state == AQ_MARK_SAID &&
@@ -236,8 +236,8 @@ static enum aq_status fetch_copy(struct aq_worker *w)
     if (!w->checkpoints.hash[0])
         return aq_fail(
             AQ_NOTFOUND, "worker",
-            "the checkpoint of step %llu of stage %u is gone or damaged, and the launcher has no SHA-256 of it to "
-            "tell a true copy by",
+            "the checkpoint of step %llu of stage %u is missing or damaged, and the launcher has no SHA-256 of it to "
+            "recognize a true copy",
             (unsigned long long)w->step, w->rank);
     AQ_TRY(aq_mirror_fetch(w->checkpoints.mirror, w->step));
     while ((status = aq_mirror_done(w->checkpoints.mirror)) == AQ_AGAIN) {
@@ -249,9 +249,10 @@ static enum aq_status fetch_copy(struct aq_worker *w)
             return aq_fail(AQ_TIMEOUT, "worker", "stage %u does not send the copy of this stage's checkpoint", keeper);
     }
     if (status == AQ_NOTFOUND)
-        return aq_fail(AQ_NOTFOUND, "worker",
-                       "the checkpoint of step %llu of stage %u is gone or damaged, and stage %u holds no copy of it",
-                       (unsigned long long)w->step, w->rank, keeper);
+        return aq_fail(
+            AQ_NOTFOUND, "worker",
+            "the checkpoint of step %llu of stage %u is missing or damaged, and stage %u holds no copy of it",
+            (unsigned long long)w->step, w->rank, keeper);
     return status;
 }
 

@@ -63,21 +63,20 @@ enum aq_status aq_worker_sums_told(struct aq_worker *w, const json_t *start)
     const bool global = aq_job_global(w->job);
     w->sums.fd = -1;
     if (!global && (path || shift))
-        return aq_fail(AQ_PROTO, "worker", "told of sums in a job without split.mode: global");
+        return aq_fail(AQ_PROTO, "worker", "received sums in a job without split.mode: global");
     if (!global) return AQ_OK;
     if (w->plan->facts.all_samples == 0)
-        return aq_fail(AQ_PROTO, "worker", "told to train with global sampling, and of no clients' samples");
+        return aq_fail(AQ_PROTO, "worker", "asked to train with global sampling, but without the clients' samples");
     if (is_middle(w) && (!path || path[0] != '/'))
-        return aq_fail(
-            AQ_PROTO, "worker",
-            "not told where gradients are summed over clients (`sums`, an absolute path): split.mode: global "
-            "trains at an aqpipe split-server alone");
+        return aq_fail(AQ_PROTO, "worker",
+                       "no path where gradients are summed over clients (`sums`, an absolute path): split.mode: global "
+                       "trains only at an aqpipe split-server");
     /* Own steps and the shift make a step of the plan: it is negative where rounds before had more steps than now. */
     const uint64_t steps = w->plan->steps, most = UINT64_MAX >> 2, last = until > done ? until : done;
     const bool far = shift > (int64_t)most || shift < -(int64_t)most || last > most;
     if (far || (int64_t)done + shift < 0 || (uint64_t)((int64_t)last + shift) > steps)
         return aq_fail(AQ_PROTO, "worker",
-                       "told to go on from step %" PRIu64 " up to %" PRIu64 ", %" PRId64
+                       "asked to continue from step %" PRIu64 " up to %" PRIu64 ", %" PRId64
                        " steps before those of all: the job has %" PRIu64,
                        done, until, shift, steps);
     w->sums.shift = (uint64_t)shift;
@@ -138,7 +137,7 @@ static enum aq_status connect_to(const char *path, int *out)
 
 static enum aq_status lost(void)
 {
-    return aq_fail(AQ_CLOSED, "worker", "the split-server has ended the connection of sums: its own log says why");
+    return aq_fail(AQ_CLOSED, "worker", "the split-server has ended the connection of sums: see its log");
 }
 
 /* Bytes of the next thing, not so many that edges are left alone for long. AQ_AGAIN: the socket takes, or has, none. */
@@ -306,7 +305,8 @@ static enum aq_status gather(struct aq_worker *w, bool has_part)
         if (in.edges[i]) AQ_TRY(aq_edge_hold_summed(in.edges[i]));
     if (has_part) AQ_TRY(cross(w, &in, false));
     if (in.none)
-        return aq_fail(AQ_PROTO, "worker", "step %" PRIu64 ": an end of the client says that there is no sum", w->step);
+        return aq_fail(AQ_PROTO, "worker", "step %" PRIu64 ": an end of the client reports that there is no sum",
+                       w->step);
     return has_part && w->sums.copy ? copy(w, w->sums.copy, aq_stage_gradients(w->stage)) : AQ_OK;
 }
 

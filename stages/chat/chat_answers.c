@@ -47,7 +47,7 @@ static enum aq_status fail(const struct conversation *c, enum aq_status status, 
 static enum aq_status fail_message(const struct conversation *c, size_t message, const char *what)
 {
     return aq_fail(AQ_MISMATCH, JINJA_AREA,
-                   "%s%s%s: where the answer in messages[%zu] stands cannot be told: %s; put {%% generation %%} and "
+                   "%s%s%s: cannot find the answer of messages[%zu] in the text: %s; put {%% generation %%} and "
                    "{%% endgeneration %%} around what the template writes of an answer",
                    c->config->where ? c->config->where : "", c->config->where ? ": " : "",
                    c->template_->program->called, message, what);
@@ -223,7 +223,8 @@ static enum aq_status answer_begin(struct conversation *c, size_t message, const
     if (*begin < head.bytes) {
         AQ_TRY_GOTO(render(c, message, false, false, &bare), out);
         if (*begin < bare.bytes)
-            status = fail_message(c, message, "the template writes what is before it otherwise where more follows");
+            status = fail_message(c, message,
+                                  "the template writes the text before it differently when more messages follow");
     }
 out:
     aq_chat_text_free(&head);
@@ -241,7 +242,8 @@ static enum aq_status answer_range(struct conversation *c, size_t message, const
     AQ_TRY(render(c, message + 1, false, false, &whole));
     size_t end = whole.bytes, tail, last, left;
     if (end < begin || memcmp(whole.text, full->text, begin) != 0) {
-        status = fail_message(c, message, "the template writes the messages before it otherwise where more follows");
+        status = fail_message(c, message,
+                              "the template writes the messages before it differently when more messages follow");
         goto out;
     }
     AQ_TRY_GOTO(tail_of(of, whole.text + begin, end - begin, &tail), out);
@@ -256,7 +258,7 @@ static enum aq_status answer_range(struct conversation *c, size_t message, const
         const size_t most = full->bytes - begin < end - begin ? full->bytes - begin : end - begin;
         AQ_TRY_GOTO(match(full->text + begin, most, whole.text + begin, end - begin, &last, &left), out);
         if (tail == 0 || left <= tail) {
-            status = fail_message(c, message, "the template writes it otherwise where more follows");
+            status = fail_message(c, message, "the template writes it differently when more messages follow");
             goto out;
         }
         end = begin + left;
@@ -296,7 +298,7 @@ static enum aq_status answers_by_comparing(struct conversation *c, struct aq_cha
         AQ_TRY(answer_range(c, i, out, range.begin, &range));
         if (range.end == range.begin) continue;
         if (out->answer_count && out->answers[out->answer_count - 1].end > range.begin)
-            return fail_message(c, i, "it would begin within the answer before it");
+            return fail_message(c, i, "it would start inside the answer before it");
         out->answers[out->answer_count++] = range;
     }
     return AQ_OK;

@@ -175,8 +175,8 @@ static enum aq_status source_find(const char *folder, const char *name, json_t *
     if (out->text) return AQ_OK;
     if (value && !json_is_null(value)) return from_config(config_path, value, name, out);
     return aq_fail(AQ_NOTFOUND, JINJA_AREA,
-                   "%s: has no %s and no chat_template in tokenizer_config.json; a base model has none: put the "
-                   "template that you want to train with into the folder as chat_template.jinja",
+                   "%s: has no %s and no chat_template in tokenizer_config.json, as base models: put the "
+                   "template to train with into the folder as chat_template.jinja",
                    folder, file);
 }
 

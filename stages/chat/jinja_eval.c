@@ -253,7 +253,7 @@ static enum aq_status slice_part(const struct jinja_run *run, struct jinja_value
     *out = otherwise;
     if (part.kind == JINJA_MISSING || part.kind == JINJA_NONE) return AQ_OK;
     if (part.kind != JINJA_INT && part.kind != JINJA_BOOL)
-        return jinja_fail(run, AQ_INVAL, "a slice wants whole numbers, not a %s", jinja_kind_text(part));
+        return jinja_fail(run, AQ_INVAL, "a slice needs whole numbers, not a %s", jinja_kind_text(part));
     const int64_t least = back ? -1 : 0, most = back ? length - 1 : length;
     int64_t i = part.integer < 0 ? part.integer + length : part.integer;
     *out = i < least ? least : i > most ? most : i;
@@ -274,7 +274,7 @@ enum aq_status jinja_slice(struct jinja_run *run, struct jinja_value object, con
     if (parts[2].kind == JINJA_INT || parts[2].kind == JINJA_BOOL)
         step = parts[2].integer;
     else if (parts[2].kind != JINJA_MISSING && parts[2].kind != JINJA_NONE)
-        return jinja_fail(run, AQ_INVAL, "a slice wants whole numbers, not a %s", jinja_kind_text(parts[2]));
+        return jinja_fail(run, AQ_INVAL, "a slice needs whole numbers, not a %s", jinja_kind_text(parts[2]));
     if (step == 0) return jinja_fail(run, AQ_INVAL, "a slice's step is 0");
     AQ_TRY(jinja_length(run, object, &length));
     if (step > length + 1) step = length + 1;
@@ -539,7 +539,7 @@ enum aq_status jinja_bind(struct jinja_run *run, const struct jinja_args *args, 
             used++;
         }
         if (position < required && out[position].kind == JINJA_MISSING)
-            return jinja_fail(run, AQ_INVAL, "%s wants %.*s", what, (int)bytes, p);
+            return jinja_fail(run, AQ_INVAL, "%s needs %.*s", what, (int)bytes, p);
         p += bytes + (p[bytes] == ' ');
     }
     if (used == args->count + args->named) return AQ_OK;

@@ -30,7 +30,7 @@ static enum aq_status none(struct jinja_run *run, const struct jinja_args *args,
 static enum aq_status want_text(struct jinja_run *run, struct jinja_value v, const char *what)
 {
     if (v.kind == JINJA_STRING) return AQ_OK;
-    return jinja_fail(run, AQ_INVAL, "%s wants a str, not a %s", what, jinja_kind_text(v));
+    return jinja_fail(run, AQ_INVAL, "%s needs a str, not a %s", what, jinja_kind_text(v));
 }
 
 /* ---- text ---- */
@@ -118,7 +118,7 @@ static enum aq_status f_replace(struct jinja_run *run, struct jinja_value in, co
     if (of[2].kind == JINJA_INT)
         count = of[2].integer < 0 ? -1 : of[2].integer;
     else if (given(of[2]) && of[2].kind != JINJA_NONE)
-        return jinja_fail(run, AQ_INVAL, "replace wants a whole number, not a %s", jinja_kind_text(of[2]));
+        return jinja_fail(run, AQ_INVAL, "replace needs a whole number, not a %s", jinja_kind_text(of[2]));
     return jinja_replace(run, text, of[0], of[1], count, out);
 }
 
@@ -135,7 +135,7 @@ static enum aq_status f_indent(struct jinja_run *run, struct jinja_value in, con
     else if (of[0].kind == JINJA_INT)
         AQ_TRY(jinja_binary(run, JINJA_T_MUL, jinja_borrow(" ", 1), of[0], &width));
     else if (given(of[0]))
-        return jinja_fail(run, AQ_INVAL, "indent wants a number or a str, not a %s", jinja_kind_text(of[0]));
+        return jinja_fail(run, AQ_INVAL, "indent needs a number or a str, not a %s", jinja_kind_text(of[0]));
     AQ_TRY(jinja_join(run, text, newline, &text));
     AQ_TRY(jinja_lines(run, text, false, &lines));
     *out = truth_or(of[1], false) ? width : jinja_borrow("", 0);
@@ -256,7 +256,7 @@ static enum aq_status f_abs(struct jinja_run *run, struct jinja_value in, const 
         return AQ_OK;
     }
     if (in.kind != JINJA_INT && in.kind != JINJA_BOOL)
-        return jinja_fail(run, AQ_INVAL, "abs wants a number, not a %s", jinja_kind_text(in));
+        return jinja_fail(run, AQ_INVAL, "abs needs a number, not a %s", jinja_kind_text(in));
     return in.integer < 0 ? jinja_binary(run, JINJA_T_SUB, jinja_int(0), in, out)
                           : jinja_binary(run, JINJA_T_ADD, jinja_int(0), in, out);
 }
@@ -307,7 +307,7 @@ static enum aq_status f_first(struct jinja_run *run, struct jinja_value in, cons
 static enum aq_status no_iterator(struct jinja_run *run, struct jinja_value in, const char *what)
 {
     if (in.kind != JINJA_LIST || in.form != JINJA_FORM_ITERATOR) return AQ_OK;
-    return jinja_fail(run, AQ_INVAL, "%s wants a list: put \"| list\" before it", what);
+    return jinja_fail(run, AQ_INVAL, "%s needs a list: put \"| list\" before it", what);
 }
 
 static enum aq_status f_last(struct jinja_run *run, struct jinja_value in, const struct jinja_args *args,
@@ -442,7 +442,7 @@ static enum aq_status choose(struct jinja_run *run, struct jinja_value in, const
     struct jinja_list *list;
     struct jinja_value value;
     const uint32_t skip = (uint32_t)by_attribute + (args->count > (uint32_t)by_attribute);
-    if (by_attribute && args->count == 0) return jinja_fail(run, AQ_INVAL, "this filter wants an attribute");
+    if (by_attribute && args->count == 0) return jinja_fail(run, AQ_INVAL, "this filter needs an attribute");
     const struct jinja_args rest = rest_of(args, skip);
     if (skip > (uint32_t)by_attribute) AQ_TRY(want_text(run, args->values[by_attribute], "a test's name"));
     AQ_TRY(jinja_iterate(run, in, &list));
@@ -558,7 +558,7 @@ static enum aq_status f_items(struct jinja_run *run, struct jinja_value in, cons
 {
     AQ_TRY(none(run, args, "items"));
     if (in.kind == JINJA_UNDEFINED) return jinja_list(run, JINJA_FORM_ITERATOR, 0, out);
-    if (in.kind != JINJA_DICT) return jinja_fail(run, AQ_INVAL, "items wants a dict, not a %s", jinja_kind_text(in));
+    if (in.kind != JINJA_DICT) return jinja_fail(run, AQ_INVAL, "items needs a dict, not a %s", jinja_kind_text(in));
     return pairs_of(run, in.dict, out);
 }
 
@@ -570,7 +570,7 @@ static enum aq_status f_dictsort(struct jinja_run *run, struct jinja_value in, c
     if (given(of[1]) && !jinja_is(of[1], "key") && !jinja_is(of[1], "value"))
         return jinja_fail(run, AQ_INVAL, "dictsort sorts by \"key\" or \"value\"");
     const bool by_value = jinja_is(of[1], "value");
-    if (in.kind != JINJA_DICT) return jinja_fail(run, AQ_INVAL, "dictsort wants a dict, not a %s", jinja_kind_text(in));
+    if (in.kind != JINJA_DICT) return jinja_fail(run, AQ_INVAL, "dictsort needs a dict, not a %s", jinja_kind_text(in));
     AQ_TRY(pairs_of(run, in.dict, &pairs));
     AQ_TRY(jinja_list(run, JINJA_FORM_LIST, in.dict->count, &keys));
     for (uint32_t i = 0; i < in.dict->count; i++) {

@@ -197,7 +197,7 @@ static enum aq_status number(struct lexer *l)
         l->out->at[l->out->count - 1].real = strtod(text, NULL);
     } else {
         if (base == 10 && count > 1 && text[0] == '0' && strspn(text, "0") != count)
-            return fail(l, at, "a number does not begin with 0");
+            return fail(l, at, "a number cannot start with 0");
         l->out->at[l->out->count - 1].integer = strtoll(text, NULL, (int)base);
         if (errno == ERANGE) return fail(l, at, "a whole number has at most 63 bits here");
     }
@@ -310,7 +310,7 @@ static enum aq_status operator_(struct lexer *l)
     }
     return fail(l, l->at,
                 (uint8_t)l->source[l->at] < 0x80 ? "this character means nothing in a tag"
-                                                 : "names have characters of ASCII alone here");
+                                                 : "names can have only ASCII characters here");
 }
 
 /* From behind "{{" or "{%" and its sign to behind the tag's end. */

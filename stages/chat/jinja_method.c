@@ -21,14 +21,14 @@ static enum aq_status none(struct jinja_run *run, const struct jinja_args *args,
 static enum aq_status want_text(struct jinja_run *run, struct jinja_value v, const char *what)
 {
     if (v.kind == JINJA_STRING) return AQ_OK;
-    return jinja_fail(run, AQ_INVAL, "%s wants a str, not a %s", what, jinja_kind_text(v));
+    return jinja_fail(run, AQ_INVAL, "%s needs a str, not a %s", what, jinja_kind_text(v));
 }
 
 static enum aq_status want_count(struct jinja_run *run, struct jinja_value v, const char *what, int64_t *out)
 {
     if (v.kind == JINJA_MISSING) return AQ_OK;
     if (v.kind != JINJA_INT)
-        return jinja_fail(run, AQ_INVAL, "%s wants a whole number, not a %s", what, jinja_kind_text(v));
+        return jinja_fail(run, AQ_INVAL, "%s needs a whole number, not a %s", what, jinja_kind_text(v));
     *out = v.integer < 0 ? -1 : v.integer; /* all of them; counted down it stays within its type */
     return AQ_OK;
 }
@@ -104,7 +104,7 @@ static enum aq_status s_split(struct jinja_run *run, struct jinja_value self, co
     AQ_TRY(jinja_charge(run, self.bytes));
     if (of[0].kind == JINJA_MISSING || of[0].kind == JINJA_NONE) return split_spaces(run, self, most, out);
     AQ_TRY(want_text(run, of[0], "split"));
-    if (of[0].bytes == 0) return jinja_fail(run, AQ_INVAL, "split wants a separator that is not empty");
+    if (of[0].bytes == 0) return jinja_fail(run, AQ_INVAL, "split needs a separator that is not empty");
     AQ_TRY(jinja_list(run, JINJA_FORM_LIST, 4, out));
     uint32_t at = 0;
     for (int64_t found; most != 0 && (found = jinja_find(self, at, of[0])) >= 0; most--) {
@@ -135,7 +135,7 @@ static enum aq_status s_rsplit(struct jinja_run *run, struct jinja_value self, c
         return jinja_fail(run, AQ_INVAL, "rsplit at white space, a number of times, is not supported");
     }
     AQ_TRY(want_text(run, of[0], "rsplit"));
-    if (of[0].bytes == 0) return jinja_fail(run, AQ_INVAL, "rsplit wants a separator that is not empty");
+    if (of[0].bytes == 0) return jinja_fail(run, AQ_INVAL, "rsplit needs a separator that is not empty");
     AQ_TRY(jinja_charge(run, (uint64_t)self.bytes * (of[0].bytes + 1)));
     AQ_TRY(jinja_list(run, JINJA_FORM_LIST, 4, &backwards));
     for (; most != 0 && (found = find_last(self, end, of[0])) >= 0; most--) {
@@ -156,7 +156,7 @@ static enum aq_status cut(struct jinja_run *run, struct jinja_value self, const 
     struct jinja_value of[1], parts[3] = {jinja_borrow("", 0), jinja_borrow("", 0), jinja_borrow("", 0)};
     AQ_TRY(jinja_bind(run, args, "partition", "sep", 1, of));
     AQ_TRY(want_text(run, of[0], "partition"));
-    if (of[0].bytes == 0) return jinja_fail(run, AQ_INVAL, "partition wants a separator that is not empty");
+    if (of[0].bytes == 0) return jinja_fail(run, AQ_INVAL, "partition needs a separator that is not empty");
     AQ_TRY(jinja_charge(run, (uint64_t)self.bytes * (last ? of[0].bytes + 1 : 1)));
     const int64_t found = last ? find_last(self, self.bytes, of[0]) : jinja_find(self, 0, of[0]);
     if (found < 0) {
@@ -546,10 +546,10 @@ static enum aq_status g_range(struct jinja_run *run, struct jinja_value self, co
     int64_t part[3] = {0, 0, 1};
     (void)self;
     if (args->count < 1 || args->count > 3 || args->named)
-        return jinja_fail(run, AQ_INVAL, "range wants one to three numbers");
+        return jinja_fail(run, AQ_INVAL, "range needs one to three numbers");
     for (uint32_t i = 0; i < args->count; i++) {
         if (args->values[i].kind != JINJA_INT && args->values[i].kind != JINJA_BOOL)
-            return jinja_fail(run, AQ_INVAL, "range wants whole numbers, not a %s", jinja_kind_text(args->values[i]));
+            return jinja_fail(run, AQ_INVAL, "range needs whole numbers, not a %s", jinja_kind_text(args->values[i]));
         part[args->count == 1 ? 1 : i] = args->values[i].integer;
     }
     if (part[2] == 0) return jinja_fail(run, AQ_INVAL, "range: the step is 0");
@@ -569,7 +569,7 @@ static enum aq_status members(struct jinja_run *run, enum jinja_kind kind, const
 {
     AQ_TRY(jinja_dict(run, kind, out));
     if (args->count > 1 || (args->count == 1 && args->values[0].kind != JINJA_DICT))
-        return jinja_fail(run, AQ_INVAL, "this wants named arguments, or a dict");
+        return jinja_fail(run, AQ_INVAL, "this needs named arguments, or a dict");
     for (uint32_t i = 0; args->count && i < args->values[0].dict->count; i++)
         AQ_TRY(
             jinja_dict_set(run, out->dict, args->values[0].dict->pairs[i].key, args->values[0].dict->pairs[i].value));
@@ -580,7 +580,7 @@ static enum aq_status members(struct jinja_run *run, enum jinja_kind kind, const
     for (uint32_t i = 0; kind == JINJA_NAMESPACE && i < out->dict->count; i++) {
         const struct jinja_value key = out->dict->pairs[i].key;
         if (key.kind == JINJA_STRING && key.bytes && key.text[0] == '_')
-            return jinja_fail(run, AQ_INVAL, "a namespace's members do not begin with _");
+            return jinja_fail(run, AQ_INVAL, "the name of a namespace's member cannot start with _");
     }
     return AQ_OK;
 }

@@ -326,7 +326,7 @@ static enum aq_status arguments(struct parser *p, uint32_t *out)
             at(p, node)->child[0] = value;
             named = true;
         } else {
-            if (named) return fail(p, "an argument without a name stands behind one with a name");
+            if (named) return fail(p, "an argument without a name follows one with a name");
             AQ_TRY(expression(p, &node));
         }
         if (++count > JINJA_ARGS_MAX) return fail_at(p, p->token->at, AQ_NOSPC, "too many arguments (JINJA_ARGS_MAX)");
@@ -685,7 +685,7 @@ static enum aq_status parameters(struct parser *p, uint32_t *out)
             at(p, node)->child[0] = value;
             defaults = true;
         } else if (defaults) {
-            return fail(p, "a parameter without a default stands behind one that has one");
+            return fail(p, "a parameter without a default follows one that has a default");
         }
         if (++count > JINJA_ARGS_MAX) return fail_at(p, p->token->at, AQ_NOSPC, "too many parameters (JINJA_ARGS_MAX)");
         append(p, &list, node);
@@ -726,7 +726,7 @@ static enum aq_status parse_call_block(struct parser *p, uint32_t place, uint32_
     uint32_t part[3] = {0};
     if (is(p, JINJA_T_LPAREN)) AQ_TRY(parameters(p, &part[1]));
     AQ_TRY(expression(p, &part[0]));
-    if (at(p, part[0])->kind != JINJA_N_CALL) return fail_at(p, place, AQ_CORRUPT, "call wants a call of a macro");
+    if (at(p, part[0])->kind != JINJA_N_CALL) return fail_at(p, place, AQ_CORRUPT, "call needs a call of a macro");
     AQ_TRY(body(p, "endcall", &part[2]));
     AQ_TRY(make(p, JINJA_N_CALL_BLOCK, place, out));
     memcpy(at(p, *out)->child, part, sizeof part);
@@ -782,7 +782,7 @@ static enum aq_status parse_print(struct parser *p, uint32_t place, uint32_t *ou
 static enum aq_status parse_jump(struct parser *p, uint32_t place, uint32_t *out)
 {
     const bool leaves = token_is(p->token - 1, "break");
-    if (p->loops == 0) return fail_at(p, place, AQ_CORRUPT, "stands in no loop");
+    if (p->loops == 0) return fail_at(p, place, AQ_CORRUPT, "is in no loop");
     AQ_TRY(make(p, leaves ? JINJA_N_BREAK : JINJA_N_CONTINUE, place, out));
     return block_end(p);
 }

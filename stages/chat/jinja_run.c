@@ -102,7 +102,7 @@ static enum aq_status set_member(struct jinja_run *run, const struct jinja_node 
                 return jinja_fail(run, AQ_INVAL, "only a namespace's members can be set, this is a %s",
                                   jinja_kind_text(space));
             if (target->constant.bytes && target->constant.text[0] == '_')
-                return jinja_fail(run, AQ_INVAL, "a namespace's members do not begin with _");
+                return jinja_fail(run, AQ_INVAL, "the name of a namespace's member cannot start with _");
             return jinja_dict_set(run, space.dict, target->constant, value);
         }
     return jinja_fail(run, AQ_INVAL, "there is no such namespace");
@@ -466,7 +466,7 @@ static enum aq_status exec_call_block(struct jinja_run *run, uint32_t number)
     AQ_TRY(make_macro(run, number, &caller));
     run->at = node->at;
     if (args.count + args.named == JINJA_ARGS_MAX || run->caller_name >= JINJA_NAMES_MAX || callee.kind != JINJA_MACRO)
-        return jinja_fail(run, AQ_INVAL, "call wants a macro that uses caller()");
+        return jinja_fail(run, AQ_INVAL, "call needs a macro that uses caller()");
     args.names[args.named] = run->caller_name;
     args.values[args.count + args.named++] = caller;
     AQ_TRY(jinja_call(run, callee, &args, &out));

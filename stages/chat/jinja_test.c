@@ -164,7 +164,7 @@ enum aq_status jinja_test(struct jinja_run *run, const char *name, uint32_t name
     for (size_t i = 0; i < sizeof tests / sizeof *tests; i++) {
         if (strlen(tests[i].name) != name_bytes || memcmp(tests[i].name, name, name_bytes) != 0) continue;
         if (args->named || args->count != (tests[i].test >= T_ONE_ARGUMENT))
-            return jinja_fail(run, AQ_INVAL, "the test \"%s\" wants %s", tests[i].name,
+            return jinja_fail(run, AQ_INVAL, "the test \"%s\" needs %s", tests[i].name,
                               tests[i].test >= T_ONE_ARGUMENT ? "one argument" : "no argument");
         AQ_TRY(jinja_charge(run, 0));
         return args->count ? compared(run, tests[i].test, in, args->values[0], out)

@@ -208,7 +208,7 @@ static enum aq_status check_unchanged(const struct aq_dataset_config *config, co
     uint64_t now;
     AQ_TRY(key_of(config, tokenizer, &now));
     if (now == key) return AQ_OK;
-    return aq_fail(AQ_CORRUPT, AREA, "%s%s: changed while it was read; begin again when nobody writes to it",
+    return aq_fail(AQ_CORRUPT, AREA, "%s%s: changed while it was read; start again when no program writes to it",
                    config->paths[0], config->path_count > 1 ? " and others" : "");
 }
 
@@ -239,8 +239,7 @@ static enum aq_status tokens_by_cache(const struct aq_dataset_config *config, co
     if (text_cache_get(config->cache, key, out) == AQ_OK) return AQ_OK;
     AQ_TRY(tokens_keep(config, tokenizer, key, out, &kept));
     if (kept) return AQ_OK;
-    aq_log(AREA, AQ_LOG_WARNING, "no tokens can be kept in %s (data.cache): they are made for this process alone",
-           config->cache);
+    aq_log(AREA, AQ_LOG_WARNING, "cannot keep tokens in %s (data.cache): this process makes its own", config->cache);
     aq_error_clear();
     return tokens_in_memory(config, tokenizer, 0, out);
 }
@@ -263,7 +262,7 @@ static enum aq_status choose_block(const struct aq_dataset_config *config, const
     if (!config->places_max || text->T + text->ahead <= config->places_max) return AQ_OK;
     const uint32_t most = config->places_max > config->T ? config->places_max : config->T;
     if (most <= text->ahead)
-        return aq_fail(AQ_INVAL, AREA, "T=%u (train.T) has no room for a text behind the %u tokens it begins with",
+        return aq_fail(AQ_INVAL, AREA, "T=%u (train.T) leaves no room for text after the %u tokens at the start",
                        (unsigned)config->T, (unsigned)text->ahead);
     text->T = most - text->ahead;
     return AQ_OK;

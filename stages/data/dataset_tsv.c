@@ -197,8 +197,7 @@ static enum aq_status labels_check(const char *names)
         if (bytes == 0)
             return aq_fail(AQ_INVAL, AREA, "data.labels: name %d is empty: names between commas", number + 1);
         if (label_named(names, &field) != number)
-            return aq_fail(AQ_INVAL, AREA, "data.labels: \"%.*s\" stands there twice",
-                           bytes < SHOWN ? (int)bytes : SHOWN, at);
+            return aq_fail(AQ_INVAL, AREA, "data.labels: \"%.*s\" comes twice", bytes < SHOWN ? (int)bytes : SHOWN, at);
         at = comma ? comma + 1 : NULL;
     }
     return AQ_OK;
@@ -483,7 +482,8 @@ static enum aq_status tsv_open(const struct aq_dataset_config *config, void **st
     tsv->scored = config->field && strcmp(config->field, SCORES) == 0;
     enum aq_status status = AQ_OK;
     if (tsv->scored && config->columns.names)
-        status = aq_fail(AQ_INVAL, AREA, "data.labels: the task is to say a number: there are no names of labels");
+        status = aq_fail(AQ_INVAL, AREA,
+                         "data.labels: this task predicts a number, so labels have no names: leave the key out");
     if (status == AQ_OK) status = labels_check(config->columns.names);
     if (status == AQ_OK) status = columns_of(reader);
     if (status == AQ_OK && !config->tokenizer)

@@ -91,7 +91,7 @@ static void tensors(const struct layer *layer, const struct aq_stage_config *con
     const struct decoder_form *form = layer->form;
     decoder_final_norm(layer, list);
     if (config->model.tied && config->layer_first == 0) {
-        layer_list_alias(list, form->head, form->tokens, "say model.tied: untied");
+        layer_list_alias(list, form->head, form->tokens, "set model.tied: untied");
         return;
     }
     if (config->model.tied && config->tied_rows > 0 && !config->inference) {

@@ -19,7 +19,7 @@ bool decoder_wrong(const struct aq_model_config *model, uint32_t index, const ch
     }
     if (!model->head_dim && model->channels % H && found++ == index) {
         *key = "model.heads";
-        snprintf(text, bytes, "%u heads do not divide %u channels (model.channels); or say model.head_dim", H,
+        snprintf(text, bytes, "%u heads do not divide %u channels (model.channels); or set model.head_dim", H,
                  model->channels);
         return true;
     }
@@ -119,7 +119,8 @@ enum aq_status decoder_read_windows(const struct config_json *config, uint32_t w
     const json_t *types = json_object_get(config->object, "layer_types");
     AQ_TRY(types_check(config, types, out->blocks));
     if (types_agree(types, out)) return AQ_OK;
-    if (!window) return config_json_refuse(config, "layer_types", "full_attention alone: there is no window");
+    if (!window)
+        return config_json_refuse(config, "layer_types", "only full_attention is possible here: there is no window");
     out->window = out->window_every = out->window_from = 0;
     if (types_agree(types, out)) return AQ_OK; /* none slides */
     for (out->window = window; out->window_every <= out->blocks; out->window_every++)

@@ -40,10 +40,11 @@ static const struct aq_model_key keys[] = {
     {"model.rope_linear", AQ_MODEL_F32, FIELD(rope_linear), "", 1, 1024, "1",
      "llama, gemma3: divides the frequencies of blocks without a window; 1: none"},
     {"model.window", AQ_MODEL_U32, FIELD(window), "tokens", 0, 1048576, "0",
-     "llama, gemma3: a query sees so many tokens, the last its own, in blocks that have a window (modernbert: on each "
+     "llama, gemma3: number of tokens that a query sees, its own included, in blocks with a window (modernbert: on "
+     "each "
      "side); 0: all"},
     {"model.window_every", AQ_MODEL_U32, FIELD(window_every), "blocks", 0, 1024, "0",
-     "llama, gemma3: the last (modernbert: the first) of every so many blocks has no window; 0: all have one"},
+     "llama, gemma3: the last (modernbert: the first) of every N blocks has no window; 0: all have one"},
     {"model.window_from", AQ_MODEL_U32, FIELD(window_from), "blocks", 0, 1024, "0",
      "llama, gemma3, modernbert: blocks before this one have no window"},
     {"model.qkv_bias", AQ_MODEL_BOOL, FIELD(qkv_bias), "", 0, 0, "false",

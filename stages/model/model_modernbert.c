@@ -31,7 +31,7 @@ static const struct aq_model_key keys[] = {
     {"model.window", AQ_MODEL_U32, FIELD(window), "tokens", 0, 1048576, "0",
      "of blocks that have a window: tokens less far away than this are seen, on both sides"},
     {"model.window_every", AQ_MODEL_U32, FIELD(window_every), "blocks", 0, 1024, "0",
-     "the first of every so many blocks has no window"},
+     "the first of every N blocks has no window"},
     {"model.window_from", AQ_MODEL_U32, FIELD(window_from), "blocks", 0, 1024, "0",
      "blocks before this one have no window"},
     {"model.pool_mean", AQ_MODEL_BOOL, FIELD(pool_mean), "", 0, 0, "false",

@@ -162,7 +162,7 @@ static void identity(const struct aq_model_config *model, char *text, size_t byt
 static const char *refuses(const struct aq_model_config *model, const char *name)
 {
     if (model->own[GROUPS] == 0 || !strstr(name, ".running_")) return NULL;
-    return "it is of a network with batch norms, and model.norm_groups says group norms";
+    return "it is of a network with batch norms, and model.norm_groups asks for group norms";
 }
 
 static void publish_name(const char *tensor, char *out, size_t bytes)

@@ -129,7 +129,7 @@ enum aq_status aq_model_config_check(const struct aq_model_config *model)
     char kinds[128] = "";
     for (int i = 0; i < MODEL_COUNT; i++)
         snprintf(kinds + strlen(kinds), sizeof kinds - strlen(kinds), "%s%s", i ? " or " : "", models[i]->kind);
-    return aq_fail(AQ_INVAL, "stage", "model.kind: %s is unknown; say %s", model->kind ? model->kind : "", kinds);
+    return aq_fail(AQ_INVAL, "stage", "model.kind: %s is unknown; use %s", model->kind ? model->kind : "", kinds);
 }
 
 uint32_t aq_model_layers(const struct aq_model_config *model)
@@ -164,7 +164,7 @@ enum aq_status aq_model_cut(const struct aq_model_config *model, uint32_t layer_
     const uint32_t layers = aq_model_layers(model);
     struct layer layer;
     if (layer_end == 0 || layer_end >= layers)
-        return aq_fail(AQ_INVAL, "stage", "a cut before layer %u of %u: there is none", layer_end, layers);
+        return aq_fail(AQ_INVAL, "stage", "a cut cannot be before layer %u of %u", layer_end, layers);
     stage_layer(model, tokens, layer_end - 1, &layer);
     *out = layer.out;
     return AQ_OK;
@@ -191,7 +191,7 @@ static enum aq_status config_check(const struct aq_stage_config *config)
         return aq_fail(AQ_INVAL, "stage", "%u versions of the parameters: 1, or 2 where they are trained",
                        config->versions);
     if (config->extends && !config->inference)
-        return aq_fail(AQ_INVAL, "stage", "tokens one after another are for inference alone");
+        return aq_fail(AQ_INVAL, "stage", "token by token is possible only for inference");
     if (config->extends && !aq_model_extends(&config->model, &key))
         return aq_fail(AQ_INVAL, "stage", "a layer of kind %s computes all tokens of a sample at once", key);
     for (uint32_t l = config->layer_first; config->parts && l < config->layer_end; l++) {
@@ -320,7 +320,7 @@ enum aq_status aq_stage_open(struct aq_device *device, const struct aq_stage_con
     mine.logits_16bit = config->logits_16bit && info.rounds;
     mine.weights_16bit = info.rounds || (config->weights_16bit && config->inference);
     if (config->precision == AQ_STAGE_TF32 && !info.tf32)
-        return aq_fail(AQ_INVAL, "stage", "model.precision: tf32 is of GPUs, and this stage is on %s; say fp32",
+        return aq_fail(AQ_INVAL, "stage", "model.precision: tf32 needs a GPU, and this stage is on %s; set fp32",
                        info.name);
     AQ_TRY(aq_stage_measure(&mine, &size));
     void *memory = NULL;

@@ -115,7 +115,7 @@ static enum aq_status starts_check(const struct aq_stage_config *config, const s
         const uint32_t *starts = batch->starts + (uint64_t)i * config->T;
         for (uint32_t t = 0; t < config->T; t++)
             if (starts[t] != t && (t == 0 || starts[t] != starts[t - 1]))
-                return aq_fail(AQ_INVAL, "stage", "sample %u: token %u is of a part that begins at %u", i, t,
+                return aq_fail(AQ_INVAL, "stage", "sample %u: token %u is of a part that starts at %u", i, t,
                                starts[t]);
     }
     return AQ_OK;
@@ -147,10 +147,10 @@ static enum aq_status input_check(const struct aq_stage *stage, uint32_t slot, c
     if (input->tokens_used > config->T)
         return aq_fail(AQ_INVAL, "stage", "forward of %u tokens: at most %u", input->tokens_used, config->T);
     if (!first && !input->x)
-        return aq_fail(AQ_INVAL, "stage", "forward of layer %u on wants the activation of the stage before",
+        return aq_fail(AQ_INVAL, "stage", "forward from layer %u on needs the activation of the stage before",
                        config->layer_first);
     if (!batch->sample_ids && stage->slots[slot].keys && !input->evaluate)
-        return aq_fail(AQ_INVAL, "stage", "forward with dropout wants sample ids");
+        return aq_fail(AQ_INVAL, "stage", "forward with dropout needs sample ids");
     AQ_TRY(lengths_check(config, batch));
     AQ_TRY(starts_check(config, input));
     AQ_TRY(before_check(stage, &stage->slots[slot], input));
@@ -256,7 +256,7 @@ enum aq_status aq_stage_forward(struct aq_stage *stage, uint32_t index, const st
     slot->compares = has_targets(stage, input->batch);
     AQ_TRY(input_check(stage, index, input));
     const bool last = is_last(stage), train = !input->evaluate && !config->inference;
-    if (!last && !y) return aq_fail(AQ_INVAL, "stage", "forward of an inner stage wants room for its activation");
+    if (!last && !y) return aq_fail(AQ_INVAL, "stage", "forward of an inner stage needs room for its activation");
     slot->forwarded = slot->halved = false;
     slot->samples = input->batch->samples;
     /* One sample cut short is a shorter sample; several keep their length, and causality keeps the rest away. */
@@ -331,9 +331,9 @@ enum aq_status aq_stage_backward(struct aq_stage *stage, uint32_t index, const f
     if (index >= stage->config.slots || !stage->slots[index].forwarded)
         return aq_fail(AQ_INVAL, "stage", "backward of slot %u: no forward that keeps activations went before", index);
     if (!is_last(stage) && !dy)
-        return aq_fail(AQ_INVAL, "stage", "backward of an inner stage wants its output's gradient");
+        return aq_fail(AQ_INVAL, "stage", "backward of an inner stage needs its output's gradient");
     if (stage->config.layer_first > 0 && !dx)
-        return aq_fail(AQ_INVAL, "stage", "backward of an inner stage wants room for its input's gradient");
+        return aq_fail(AQ_INVAL, "stage", "backward of an inner stage needs room for its input's gradient");
     stage->slots[index].forwarded = false;
     stage->slots[index].halved = stage->config.split;
     const float *gradient = is_last(stage) ? NULL : dy;
@@ -360,7 +360,7 @@ enum aq_status aq_stage_weights(struct aq_stage *stage, uint32_t index, struct a
 enum aq_status aq_stage_logits(struct aq_stage *stage, uint32_t slot, uint32_t position, float *logits,
                                struct aq_stream *stream)
 {
-    if (!is_last(stage)) return aq_fail(AQ_INVAL, "stage", "logits come from the last stage alone");
+    if (!is_last(stage)) return aq_fail(AQ_INVAL, "stage", "only the last stage has logits");
     if (slot >= stage->config.slots || position >= stage->config.T)
         return aq_fail(AQ_INVAL, "stage", "logits of slot %u, position %u: %u slots, %u positions", slot, position,
                        stage->config.slots, stage->config.T);

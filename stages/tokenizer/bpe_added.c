@@ -81,9 +81,9 @@ static enum aq_status sort_lengths(struct aq_bpe_finder *f)
             sum += bytes;
             if (sum > LENGTHS_SUM_MAX)
                 return aq_fail(AQ_INVAL, AQ_BPE_AREA,
-                               "added_tokens: those that begin with the byte 0x%02x have too many lengths: their "
-                               "different lengths are more than %d bytes together, and each place of a text would be "
-                               "compared with all; remove the longest ones",
+                               "added_tokens: the tokens that start with the byte 0x%02x have too many different "
+                               "lengths, more than %d bytes in all, and each place of a text would be compared with "
+                               "every one of them; remove the longest ones",
                                byte, (int)LENGTHS_SUM_MAX);
         }
     }

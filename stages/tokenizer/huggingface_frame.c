@@ -20,7 +20,7 @@ static enum aq_status add(const char *place, json_t *id, const struct huggingfac
                           uint32_t *count)
 {
     if (!json_is_integer(id) || json_integer_value(id) < 0 || json_integer_value(id) >= (json_int_t)reader->vocabulary)
-        return aq_fail(AQ_CORRUPT, AQ_BPE_AREA, "%s has an id that is none of the %u tokens'", place,
+        return aq_fail(AQ_CORRUPT, AQ_BPE_AREA, "%s has an id that no token has (there are %u tokens)", place,
                        (unsigned)reader->vocabulary);
     if (*count == AQ_TOKENIZER_FRAME_MAX)
         return aq_fail(AQ_INVAL, AQ_BPE_AREA, "%s: more than %d tokens at one place are not supported", place,

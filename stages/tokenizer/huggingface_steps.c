@@ -283,7 +283,7 @@ enum aq_status huggingface_scheme(const char *place, json_t *one, enum aq_bpe_sc
             return AQ_OK;
         }
     if (!scheme) return AQ_OK;
-    return aq_fail(AQ_CORRUPT, AQ_BPE_AREA, "%s.prepend_scheme is none of always, first, never", place);
+    return aq_fail(AQ_CORRUPT, AQ_BPE_AREA, "%s.prepend_scheme is not always, first or never", place);
 }
 
 static enum aq_status read_metaspace(const char *place, json_t *one, struct huggingface_reader *reader)

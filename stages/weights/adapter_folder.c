@@ -227,7 +227,7 @@ static enum aq_status shape_check(const struct match *match, const struct aq_ten
         same = have.shape[d] == want->shape[want->turned ? want->dimensions - 1 - d : d];
     if (same || (want->fresh && !match->labels_known)) return AQ_OK;
     return aq_fail(AQ_MISMATCH, AREA,
-                   "%s: %s is (%llu, %llu), this model with r %u wants (%llu, %llu): the adapter was made for %s",
+                   "%s: %s is (%llu, %llu), this model with r %u needs (%llu, %llu): the adapter was made for %s",
                    match->folder->weights_path, have.name, (unsigned long long)have.shape[0],
                    (unsigned long long)(have.dimensions > 1 ? have.shape[1] : 1), match->folder->lora.rank,
                    (unsigned long long)want->shape[0], (unsigned long long)(want->dimensions > 1 ? want->shape[1] : 1),

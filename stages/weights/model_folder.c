@@ -114,7 +114,9 @@ static enum aq_status read_config_file(const char *path, struct aq_model_folder 
     AQ_TRY(read_object(folder->file, &folder->config));
     AQ_TRY(read_model(folder));
     if (folder->model.tied == AQ_TIED_NO || !aq_weights_head_differs(path, &folder->model)) return AQ_OK;
-    aq_log(AREA, 1, "%s says tied, and the folder has a head other than its embedding: both are read, as two tensors",
+    aq_log(AREA, 1,
+           "%s has tied weights by its config.json, but its head differs from its embedding: both are read, as two "
+           "tensors",
            folder->file);
     folder->model.tied = AQ_TIED_NO;
     return AQ_OK;

@@ -59,7 +59,8 @@ static enum aq_status take_entry(const struct aq_weights_file *w, const char *na
     const json_t *offsets = json_object_get(value, "data_offsets");
     if (json_array_size(offsets) != 2 || !take_number(json_array_get(offsets, 0), &entry->begin) ||
         !take_number(json_array_get(offsets, 1), &entry->end))
-        return aq_fail(AQ_CORRUPT, AREA, "%s: tensor \"%.128s\": \"data_offsets\" is no [begin, end]", w->path, name);
+        return aq_fail(AQ_CORRUPT, AREA, "%s: tensor \"%.128s\": \"data_offsets\" is not a pair [start, end]", w->path,
+                       name);
     if (entry->begin > entry->end || entry->end > w->data_bytes)
         return aq_fail(AQ_CORRUPT, AREA, "%s: tensor \"%.128s\" has bytes %llu to %llu of %llu; is the file cut short?",
                        w->path, name, (unsigned long long)entry->begin, (unsigned long long)entry->end,
@@ -88,7 +89,7 @@ static enum aq_status check_places(const struct aq_weights_file *w)
     for (uint32_t i = 0; i < w->count; i++) {
         const struct aq_weights_entry *entry = &w->entries[i];
         if (entry->begin != end)
-            return aq_fail(AQ_CORRUPT, AREA, "%s: tensor \"%.128s\" begins at byte %llu, the one before ends at %llu",
+            return aq_fail(AQ_CORRUPT, AREA, "%s: tensor \"%.128s\" starts at byte %llu, the one before ends at %llu",
                            w->path, entry->name, (unsigned long long)entry->begin, (unsigned long long)end);
         end = entry->end;
     }
@@ -173,7 +174,7 @@ static enum aq_status take_header(struct aq_weights_file *w)
                        w->path, (unsigned long long)length, w->file_bytes);
     const char *text = (const char *)w->file + sizeof length;
     json_error_t error;
-    if (text[0] != '{') return aq_fail(AQ_CORRUPT, AREA, "%s: the header does not begin with {", w->path);
+    if (text[0] != '{') return aq_fail(AQ_CORRUPT, AREA, "%s: the header does not start with {", w->path);
     AQ_TRY(check_counts(w, text, length));
     w->header = json_loadb(text, (size_t)length, JSON_REJECT_DUPLICATES, &error);
     if (!w->header)

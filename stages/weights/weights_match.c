@@ -74,7 +74,7 @@ static void judge_shape(struct aq_weights_found *found, const struct aq_weights_
         entry->dimensions == 2 && tensor->dimensions == 2 && entry->shape[0] == shape[1] && entry->shape[1] == shape[0];
     shape_text(entry->shape, entry->dimensions, there);
     shape_text(shape, tensor->dimensions, here);
-    judge(found, AQ_WEIGHTS_WRONG, "%s is %s, the model wants %s%s%s", entry->name, there, here,
+    judge(found, AQ_WEIGHTS_WRONG, "%s is %s, the model needs %s%s%s", entry->name, there, here,
           round ? ": its matrices are the other way round " : "",
           !round           ? ""
           : tensor->turned ? "(Conv1D's [in, out], not nn.Linear's)"
@@ -283,8 +283,8 @@ enum aq_status aq_weights_match(const struct aq_weights *weights, const struct a
     struct match match = {.status = AQ_OK};
     AQ_TRY(aq_weights_survey(weights, model, match_tell, &match));
     if (match.status != AQ_OK) return match.status;
-    match_say(weights, &match.unused, "of no use to this model");
-    match_say(weights, &match.untrained, "not there, and begin untrained (train.seed)");
+    match_say(weights, &match.unused, "not used by this model");
+    match_say(weights, &match.untrained, "not in the file, and start untrained (train.seed)");
     return AQ_OK;
 }
 

@@ -153,7 +153,7 @@ enum aq_status aq_weights_read(const struct aq_weights *weights, uint32_t index,
         return aq_fail(AQ_MISMATCH, "weights", "%s: tensor \"%.128s\" is %s; F32, F16, BF16 and F64 can be read",
                        entry->file->path, entry->name, entry->type->name);
     if (count != entry->count)
-        return aq_fail(AQ_MISMATCH, "weights", "%s: tensor \"%.128s\" has %llu values, the model wants %llu",
+        return aq_fail(AQ_MISMATCH, "weights", "%s: tensor \"%.128s\" has %llu values, the model needs %llu",
                        weights->path, entry->name, (unsigned long long)entry->count, (unsigned long long)count);
     const uint8_t *values = entry->file->data + entry->begin;
     if (count == 0) return AQ_OK;

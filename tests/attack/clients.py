@@ -139,7 +139,7 @@ def two_machines(run, rng, count):
             client.end()
         server.end()
         text = server.text()
-        if "a (127.0.0.1" not in text or "is connected from another machine or folder" not in said or "bundle of its own" not in said:
+        if "a (127.0.0.1" not in text or "is connected from another machine or folder" not in said or "its own bundle" not in said:
             run.wrong(f"the second is not told why: {said}")
         elif "it came again by another connection" in text:
             run.wrong(f"the first was ousted: {text}")

@@ -324,7 +324,7 @@ def attack_old(run, rng, count):
             (folder / "checkpoint").rename(jobs.ROOT / "old-away")
         metrics = (folder / "metrics.jsonl").read_bytes()
         code, said = launch(path, "--resume")
-        if number == 0 and (code != 0 or len(jobs.losses(f"old{number}")) != STEPS or "begins anew" in said):
+        if number == 0 and (code != 0 or len(jobs.losses(f"old{number}")) != STEPS or "starts at step" in said):
             run.wrong(f"a run of 0.1.0: exit {code}: {said[-300:]}")
         elif number and (code != 2 or (folder / "metrics.jsonl").read_bytes() != metrics):
             run.wrong(f"without {names[0]}: exit {code}: {said[-300:]}")

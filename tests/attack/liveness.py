@@ -158,7 +158,7 @@ def killed_by_nobody(run, rng, count):
         except ProcessLookupError:
             pass
         errors = process.communicate(timeout=PATIENCE)[1]
-        if process.returncode == 1 and re.search(r"killed by signal 9 \(KILL\): .*for want of memory.*; it held .*B at most", errors):
+        if process.returncode == 1 and re.search(r"killed by signal 9 \(KILL\): .*because memory ran out.*; it held .*B at most", errors):
             run.survived()
         else:
             run.wrong(f"{process.returncode}: {errors[-500:]}")

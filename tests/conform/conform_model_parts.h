@@ -105,7 +105,7 @@ static void test_parts_are_checked(void **state)
         starts[T + 3] = wrong == 1 ? 4 : 1;
         aq_error_clear();
         assert_int_equal(aq_stage_forward(p.stages[0], 0, &input, NULL, NULL, NULL), AQ_INVAL);
-        assert_non_null(strstr(aq_error_text(), "sample 1: token 3 is of a part that begins at"));
+        assert_non_null(strstr(aq_error_text(), "sample 1: token 3 is of a part that starts at"));
     }
     pipeline_close(&p);
     const struct run whole = {.kind = &kinds[0], .threads = 1};

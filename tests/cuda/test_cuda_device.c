@@ -344,7 +344,7 @@ static void test_products_are_computed_as_asked_for(void **state)
     stage_config.precision = AQ_STAGE_TF32;
     aq_error_clear();
     assert_int_equal(aq_stage_open(cpu, &stage_config, &stage), AQ_INVAL);
-    assert_non_null(strstr(aq_error_text(), "model.precision: tf32 is of GPUs"));
+    assert_non_null(strstr(aq_error_text(), "model.precision: tf32 needs a GPU"));
     aq_device_close(cpu);
 }
 

@@ -300,11 +300,11 @@ static void test_what_ranks_tell_decides(void **state)
     aq_nccl_judge(all, 2, &facts);
     assert_true(!facts.distinct_gpus && facts.rank == 1);
     refuses(all, AQ_NODEV,
-            "stages 3 and 4 share a GPU, and NCCL wants one for each: give each its own, or say something");
+            "stages 3 and 4 share a GPU, and NCCL needs one for each: give each its own, or say something");
     all[0].gpu = 0;
     aq_nccl_judge(all, 2, &facts);
     assert_true(!facts.built && facts.gpus == 1 && facts.rank == 0);
-    refuses(all, AQ_NODEV, "stage 3 is on no GPU, and NCCL wants one for each");
+    refuses(all, AQ_NODEV, "stage 3 is on no GPU, and NCCL needs one for each");
     all[0].built = 0;
     refuses(all, AQ_NODEV, "stage 3 was built without NCCL");
 }

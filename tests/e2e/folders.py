@@ -119,7 +119,7 @@ def untrained():
             "data.label_column": 2, "data.heldout": None, "data.train_samples_max": None}
     for name, stages in (("labels", 1), ("labels-cut", 3)):
         done = launch(begun(name, ROOT / "a-shards", **{**keys, "pipeline.stages": stages}))
-        check("begin untrained (train.seed): score.weight" in done.stderr, f"nothing is said of the head: {done.stderr}")
+        check("start untrained (train.seed): score.weight" in done.stderr, f"nothing is said of the head: {done.stderr}")
     one, cut = tensors(ROOT / "labels" / "model.safetensors"), tensors(ROOT / "labels-cut" / "model.safetensors")
     check(one["score.weight"][1] == [3, 32] and any(one["score.weight"][2]) and one == cut, "the head does not begin alike")
 
@@ -177,9 +177,9 @@ def bad_folders(config, table):
     wrong("unknown architecture", r"Qwen3NextForCausalLM \(qwen3_next\) is not among the models that can be trained: gpt2 \(",
           changes={"architectures": ["Qwen3NextForCausalLM"], "model_type": "qwen3_next"})
     wrong("activation", r'config\.json: activation_function: found "relu", expected gelu_new', changes={"activation_function": "relu"})
-    wrong("contradiction", r"bad\.yaml:\d+:\d+: model\.blocks: 3, but .*a-bad/config\.json \(model\.weights\) says 4",
+    wrong("contradiction", r"bad\.yaml:\d+:\d+: model\.blocks: 3, but .*a-bad/config\.json \(model\.weights\) has 4",
           keys={"model.blocks": 3})
-    wrong("shape", r"wpe\.weight is 32 x 32, the model wants 48 x 32", changes={"n_positions": 48})
+    wrong("shape", r"wpe\.weight is 32 x 32, the model needs 48 x 32", changes={"n_positions": 48})
     wrong("vocabulary", r"bad\.yaml:\d+:\d+: model\.vocabulary \(of its config\.json\): 200 is less than the 256 tokens of the tokenizer bytes", changes={"vocab_size": 200})
     wrong("more layers than weights", r"there is no h\.4\.ln_1\.weight", changes={"n_layer": 5})
     wrong("fewer", r"transformer\.h\.3\.|has h\.3\.", changes={"n_layer": 3})

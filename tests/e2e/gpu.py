@@ -89,7 +89,7 @@ def scenario_gpu_bad_input():
         wrong("memory", device, r"needs 0\.\d+ GiB, 0\.\d+ of 0\.13 GiB are free; this process holds 0\.13, and 0\.00 are the CUDA context's.*"
               r"; stage 0: device scratch 256 MiB, slots [0-9.]+ KiB, .*; lower train\.micro_batch", CUDA_HOST_MIB="129")
         wrong("little", device, r"needs 0\.\d+ GiB, 0\.06 of 0\.06 GiB are free.*; take another GPU", CUDA_HOST_MIB="64")
-    wrong("none", "cuda", r"no NVIDIA driver here .*; install the driver for CUDA 13\.0 or later, or say device: cpu",
+    wrong("none", "cuda", r"no NVIDIA driver here .*; install the driver for CUDA 13\.0 or later, or set device: cpu",
           CUDA_HOST_DRIVER="0")
     # A plan assumes nothing of a GPU: its time is measured on one, or not told.
     path = manifest("plan", **stages("cuda"))
@@ -146,7 +146,7 @@ def scenario_replicas_gpu():
     momenta = {**base, "train.optimizer": "qadam", "optimizer.warmup_steps": 2}
     nccl = manifest("nccl", **{**momenta, "pipeline.stages": stages(apart, apart)})
     plan = aqpipe("plan", nccl).stdout
-    check("over NCCL where the replicas of a stage have GPUs of their own" in plan and " reduction " in plan, plan)
+    check("over NCCL if each replica of a stage has its own GPU" in plan and " reduction " in plan, plan)
     launch(nccl)
     check(all(f"stage {s} reduces by NCCL" in log("nccl") for s in (0, 1)), log("nccl"))
     for name, places, keys in (("links", apart, {"reduce.transport": "links"}), ("shared", one, {}),
@@ -167,9 +167,9 @@ def scenario_replicas_gpu():
     launch(auto)
     check(all(codecs[:2] == codecs[2:] for codecs in (line["reduce_codec"] for line in metrics("auto"))), "auto")
     refused("one GPU", manifest("one", **{**base, "reduce.transport": "nccl", "pipeline.stages": stages(one, one)}),
-            r"ranks 0 and 1 share a GPU, and NCCL wants one for each", 1)
+            r"ranks 0 and 1 share a GPU, and NCCL needs one for each", 1)
     refused("a CPU", manifest("cpu", **{**base, "reduce.transport": "nccl", "pipeline.stages": stages(cpus, apart)}),
-            r"cpu\.yaml:\d+:\d+: reduce\.transport: nccl goes between GPUs, and stage 0 is on the CPU", 2)
+            r"cpu\.yaml:\d+:\d+: reduce\.transport: nccl needs GPUs, and stage 0 is on the CPU", 2)
     refused("beside a CPU", manifest("beside", **{**base, "pipeline.stages": stages(apart, (("cpu", 0), ("cuda", 1)))}),
             r"beside\.yaml:\d+:\d+: pipeline\.stages: stage 1 has replicas on cpu and on cuda", 2)
     refused("machine first", manifest("machine", **{**base, **OPTIMIZERS["slamb"], "reduce.codec": "fp32",
@@ -218,7 +218,7 @@ def scenario_edges_gpu():
     check("edge 0 goes by CUDA IPC, from GPU to GPU" in logs("one") and "NCCL" not in logs("one"), logs("one"))
     check("mapped memory that is freed" not in logs("one"), "memory is freed before the neighbour has let go of it")
     refused("one GPU", manifest("one-nccl", **{**one, "link.transport": "nccl"}),
-            r"stages 0 and 1 share a GPU, and NCCL wants one for each: give each its own, or say link\.transport: links", 1)
+            r"stages 0 and 1 share a GPU, and NCCL needs one for each: give each its own, or set link\.transport: links", 1)
 
     def same(name, other):
         check(losses(name) == losses(other), f"{name}: losses {losses(name)}, {other} {losses(other)}")
@@ -316,7 +316,7 @@ def scenario_edges_gpu_fault():
     refused("one GPU", manifest("one", **{**base, "pipeline.stages": on_gpus(0, 1, 1)}), r"stages 1 and 2 share a GPU", 1)
     cpu = "[{layers: 0-1, device: cpu}, {layers: 2, device: cuda}]"
     refused("a CPU", manifest("cpu", **{**base, "pipeline.stages": cpu}),
-            r"cpu\.yaml:\d+:\d+: link\.transport: nccl goes between GPUs, and stage 0 is on the CPU", 2)
+            r"cpu\.yaml:\d+:\d+: link\.transport: nccl needs GPUs, and stage 0 is on the CPU", 2)
     no_workers("edges_gpu_fault")
 
 

@@ -140,8 +140,8 @@ def scenario_k8s():
 
     done = aqpipe("launch", manifest("two", pipeline__stages=2), "--on", "k8s", *OPTIONS)
     check(done.returncode == 0 and (ROOT / "two.k8s.yaml").stat().st_mode & 0o777 == 0o600 and not (ROOT / "two").exists(), done.stderr)
-    refused("--on k8s wants --image")
-    refused("--on k8s wants --claim", "--image", "x")
+    refused("--on k8s needs --image")
+    refused("--on k8s needs --claim", "--image", "x")
     refused("no name of Kubernetes'", "--image", "x", "--claim", "Shared_1")
     refused("--image .*without blanks", "--image", 'x" y', "--claim", "shared")
     refused("output.path: .*not below", *OPTIONS, "--run", "/elsewhere/run")

@@ -42,7 +42,7 @@ def scenario_tls():
     aqpipe("keys", "init", stranger, "--job", "e2e", "--stages", 4)
     mine = (folder / "stage-2.pem").read_bytes()
     for name, pem, words in (("stage", (folder / "stage-1.pem").read_bytes(), "is the certificate of aqpipe://e2e/stage/1"),
-                             ("authority", (stranger / "stage-2.pem").read_bytes(), "is no good"),
+                             ("authority", (stranger / "stage-2.pem").read_bytes(), "is not valid"),
                              ("damaged", mine[:300], "copy it again")):
         (folder / "stage-2.pem").write_bytes(pem)
         refused(name, 1, words)
@@ -85,10 +85,10 @@ def scenario_tls_daemon():
         code, said = ask("--keys", folder)
         check(code == 0 and "no job" in said, f"status under TLS: {said}")
         code, said = ask("--keys", stranger)
-        check(code == 1 and "presents aqpipe://e2e/daemon/127.0.0.1, which is no good" in said, f"another authority: {said}")
+        check(code == 1 and "presents aqpipe://e2e/daemon/127.0.0.1, which is not valid" in said, f"another authority: {said}")
         shutil.copy2(folder / "authority.pem", stranger / "authority.pem")
         code, said = ask("--keys", stranger)
-        check(code == 1 and "no good" in said, f"a certificate that is not of the authority beside it: {said}")
+        check(code == 1 and "not valid" in said, f"a certificate that is not of the authority beside it: {said}")
         code, said = ask()
         check(code == 1 and "security.keys" in said, f"without keys: {said}")
         done = aqpipe("status", "--daemon", f"other@{address}", "--keys", folder)
@@ -168,7 +168,7 @@ def scenario_clock():
     logs = "".join(log.read_text() for log in (ROOT / "jumps" / "logs").glob("*"))
     hours = {line[11:13] for line in logs.splitlines() if re.match(r"\d{4}-\d\d-\d\dT", line)}
     check(len(hours) > 3, f"the logs know of hours {hours} alone: did the clock jump?")
-    for word in ("silen", "nothing came for", "stuck", "certificate", "no good"):
+    for word in ("silen", "nothing came for", "stuck", "certificate", "not valid"):
         said = [line for line in logs.splitlines() if word in line]
         check(not said, f"the logs say: {said[:3]}")
     heals = sum(metrics("jumps")[-1]["heals"])
@@ -242,7 +242,7 @@ def scenario_long_outage():
         check(metrics(name, "end")[-1]["state"] == "failed", f"{name}: {metrics(name, 'end')}")
         mark = json.loads((ROOT / name / "checkpoint" / "complete").read_text())["step"]
         check(mark >= 6 and mark % 3 == 0, f"{name}: the complete checkpoint is that of step {mark}")
-        hint = re.search(rf"the checkpoint of step {mark} stands; go on with: aqpipe (resume .*)", errors)
+        hint = re.search(rf"the checkpoint of step {mark} is kept; continue with: aqpipe (resume .*)", errors)
         check(hint, f"{name}: not said:\n{errors}")
         done = aqpipe(*shlex.split(hint[1]), "--no-progress")
         check(done.returncode == 0, f"{name}: {hint[0]}: {done.returncode}\n{done.stderr}")

@@ -86,7 +86,7 @@ def goes_on(keys, sizes):
     done = aqpipe("import", ROOT / "wide", "--adapter", folder)
     check(done.returncode == 1 and "the adapter was made for" in done.stdout, done.stdout + done.stderr)
     for changed, words in (({"use_dora": "lora.dora" not in keys}, "lora_magnitude_vector"), ({"peft_type": "IA3"}, "peft_type"), ({"bias": "all"}, "bias"),
-                           ({"r": 2}, "with r 2 wants"), ({"r": 5000}, "r: found 5000, expected 1 to 1024"), ({"lora_alpha": 0}, "lora_alpha"), ({"rank_pattern": {"a": 1}}, "rank_pattern")):
+                           ({"r": 2}, "with r 2 needs"), ({"r": 5000}, "r: found 5000, expected 1 to 1024"), ({"lora_alpha": 0}, "lora_alpha"), ({"rank_pattern": {"a": 1}}, "rank_pattern")):
         other = ROOT / "other"
         shutil.rmtree(other, ignore_errors=True)
         shutil.copytree(folder, other)
@@ -159,7 +159,7 @@ def scenario_lora_dora():
         check(moved > 1e-4, f"{module}: no length has moved")
     goes_on({key: value for key, value in keys.items() if key != "lora.targets"}, sizes)
     for changed, words in (({"lora.dropout": 0.1}, "lora.dropout.*write lora.dropout: 0"), ({"lora.rank": 0}, "lora.dora.*there are no adapters"),
-                           ({"pipeline.stages": "[{layers: '0-2', device: auto}, {layers: '3-5'}]"}, "lora.dora.*on CPUs alone: stage 0 has device auto")):
+                           ({"pipeline.stages": "[{layers: '0-2', device: auto}, {layers: '3-5'}]"}, "lora.dora.*only on CPUs: stage 0 has device auto")):
         refused(f"{changed}", manifest("none", **{**keys, **sizes, **changed}), words, 2)
 
 

@@ -51,7 +51,7 @@ def scenario_notices():
     for name, edges in (("store", "{codec: aqsgd, store: fp16}"), ("plain", "{codec: raw, precision: fp16}")):
         done = launch(manifest(name, **job), "--set", f"edges.forward={edges}")
         check(all(line["raws"][0] == line["samples"] for line in metrics(name)), f"{name}: raw samples are not counted")
-        told(done, name, "samples went as 32-bit floats, for their values do not fit the codec")
+        told(done, name, "samples went as 32-bit floats, because their values do not fit the codec")
     bad = {**JOB, "edges.backward.codec": "directq", "edges.backward.bits": 1, "train.epochs": 10}
     told(launch(manifest("lossy", **bad)), "lossy", "cut 0 backward: 8 steps in a row lost more than half of the gradients")
     done = launch(manifest("guarded", **bad, **{"edges.guard": "true"}))

@@ -168,6 +168,10 @@ def here():
     jobs.no_workers("plan --probe")
     done = aqpipe("plan", jobs.manifest("single", **{"pipeline.stages": 1}), "--probe")
     check(done.returncode == 1 and "has no links" in done.stderr, f"{done.returncode} {done.stderr}")
+    dead = jobs.manifest("dead", **{"pipeline.stages": "[{host: 'tcp://127.0.0.1:1'}, {host: 'tcp://127.0.0.1:1'}]"})
+    done = aqpipe("plan", dead, "--probe")  # nothing was measured: one line with the cause, and no word of a plan
+    check(done.returncode == 1 and done.stderr.count("cannot reach the daemon at tcp://127.0.0.1:1") == 1, f"{done.returncode} {done.stderr}")
+    check(done.stdout == "", f"a table of nothing: {done.stdout}")
 
 
 def scenario_probe():

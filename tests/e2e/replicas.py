@@ -347,7 +347,7 @@ def scenario_replicas_reshard():
     first, second = folder / "stage-0.safetensors", folder / f"stage-{stages}.safetensors"
     good = {file: file.read_bytes() for file in (first, second)}
     second.write_bytes(good[first])
-    refused("another's file", path, rf"stage-{stages}\.safetensors: its stage is 0, .* want {stages}", 1, "--resume", "--set",
+    refused("another's file", path, rf"stage-{stages}\.safetensors: its stage is 0, .* need {stages}", 1, "--resume", "--set",
             "pipeline.replicas=1")
     second.write_bytes(good[second])
     first.write_bytes(good[first][:-1] + bytes([good[first][-1] ^ 1]))
@@ -363,7 +363,7 @@ def scenario_replicas_bad_input():
             "data.train_samples_max=1")
     for samples in (22, 23):  # what W does not divide is left out, aloud
         done = launch(manifest(f"rest-{samples}", **{**REPLICAS, "data.train_samples_max": samples, "train.epochs": 1}))
-        said = "the last 1 samples of data.train are left out, so that 2 replicas have as many" in done.stderr
+        said = "the last 1 samples of data.train are left out, so that 2 replicas have the same number" in done.stderr
         check(said == (samples == 23), f"of {samples} samples: {done.stderr}")
     check(losses("rest-22") == losses("rest-23"), "a sample that is left out was trained on")
     refused("batch", path, r"train\.batch: 8 is not a multiple of train\.micro_batch \(2\) times pipeline\.replicas \(3\)",

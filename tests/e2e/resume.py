@@ -292,7 +292,7 @@ def scenario_restart():
     check(len(metrics("killed", "restart")) == 4, f"restarts in the metrics: {metrics('killed', 'restart')}")
     report = json.loads((ROOT / "killed" / "report.json").read_text())["runs"][0]
     check(report["restarts"] == 4 and report["state"] == "done", f"the report says {report}")
-    check(errors.count("begins again from the checkpoint of step") == 4, f"not said:\n{errors}")
+    check(errors.count("restarts from the checkpoint of step") == 4, f"not said:\n{errors}")
     no_workers("restart")
 
 
@@ -360,7 +360,7 @@ def scenario_lost_disk():
         return run / "checkpoint" / str(json.loads((run / "checkpoint" / "complete").read_text())["step"])
 
     fetched, said = stopped("checkpoint", lambda run: flip(newest(run) / "stage-2.safetensors", 2000, 100, 7))
-    check(re.search(r"stage-2\.safetensors.*damaged.*begins again from the older checkpoint of step \d+", said),
+    check(re.search(r"stage-2\.safetensors.*damaged.*restarts from the older checkpoint of step \d+", said),
           f"checkpoint: not said:\n{said}")
     check(fetched == 0, f"checkpoint: {fetched} messages were fetched: the caches had both marks")
     stopped("missing", lambda run: (newest(run) / "stage-0.safetensors").unlink())
@@ -445,15 +445,15 @@ def scenario_mirror():
     flip(newest("damaged") / "stage-2.safetensors", 2000, 100, 7)
     done = launch(path, "--resume")
     same_run("damaged", "whole")
-    check("begins again" not in done.stderr, f"damaged: an older checkpoint was taken:\n{done.stderr}")
+    check("restarts from" not in done.stderr, f"damaged: an older checkpoint was taken:\n{done.stderr}")
     path = manifest("both", **keys)
     interrupt("sigint", path, 13)
     for file in ("stage-1.safetensors", "mirror-stage-1.safetensors"):
         (newest("both") / file).unlink()
-    refused("both gone", path, r"step \d+ of stage 1 is gone or damaged, and stage 2 holds no copy of it", 1, "--resume",
+    refused("both gone", path, r"step \d+ of stage 1 is missing or damaged, and stage 2 holds no copy of it", 1, "--resume",
             "--restarts", "0")
     done = launch(path, "--resume")
-    check("begins again from the older checkpoint" in done.stderr, f"both: the older one was not taken:\n{done.stderr}")
+    check("restarts from the older checkpoint" in done.stderr, f"both: the older one was not taken:\n{done.stderr}")
     same_run("both", "whole")
     refused("alone", manifest("alone", **{**keys, "pipeline.stages": 1}), r"checkpoint\.mirror: one stage has no neighbour", 2)
     no_workers("mirror")
@@ -599,7 +599,7 @@ def scenario_late():
     path = manifest("late", **{**EXTENDED, "model.channels": 16, "train.steps_max": 1})
     launch(path, "--set", "train.seed=8", "--set", "model.blocks=3")
     done = aqpipe("launch", path, "--no-progress", "--resume", "--set", "train.lr=0.5", "--set", "model.blocks=3")
-    check(done.returncode == 2 and "train.lr: 0.002 there, 0.5 here; train.seed: 8 there, 7 here. To go on"
+    check(done.returncode == 2 and "train.lr: 0.002 there, 0.5 here; train.seed: 8 there, 7 here. To continue"
           in done.stderr, f"not told by its keys: {done.returncode} {done.stderr}")
     launch(path, "--fresh")
     for command, at, words in (("launch", ROOT / "late", "`aqpipe resume "), ("resume", path, "`aqpipe launch "),

@@ -212,7 +212,7 @@ def scenario_split_global_settled():
     early = Client(server, "b")  # it has joined, and is away when all is settled: its samples are in no batch
     server.await_text("b (127.0.0.1")
     early.kill()
-    server.await_text(") is gone: ")
+    server.await_text(") has left: ")
     clients = [Client(server, name, stops=(2,) if name == "a" else (8,)) for name in ("a", "c")]
     server.await_text("samples of 2 clients")
     stopped(server, clients[0], 2)
@@ -278,7 +278,7 @@ def scenario_split_global_settled():
     def too_many(who, line, send):
         return {**line, "samples": 5 * 10**9} if line.get("event") == "together" else line
     fooled = Client(Between(server, "c", too_many), "c")
-    check("all clients have 5000000000 samples" in fooled.end(1), server.text())
+    check("the server counts 5000000000 samples of all clients" in fooled.end(1), server.text())
     said = eleven_classes.end(1)
     check("has data of another network (11 tokens or classes" in said and "than the 2 clients" in said, said)
     last = Client(server, "c")

@@ -159,7 +159,7 @@ def scenario_split_hostile():
     lines = {line["name"]: line for line in report("war")["clients"]}
     if os.environ.get("AQ_SHOW"):
         print(server.text(), json.dumps(said, indent=1))
-    both = {"flood": "says too much after its turn", "repeat": "reports step 1 while step 2 is due", "mute": "owes an answer for too long",
+    both = {"flood": "sends too much after its turn", "repeat": "reports step 1 while step 2 is due", "mute": "owes an answer for too long",
             "liar": "speaks for a stage that is not its own", "none": "stage-0.safetensors: optimizer.velocity: value 95 of 96 is NaN",
             "long": "sends no part of the file of stage 0", "nan": "without a finite gradient", "inf": "without a finite gradient"}
     for name, why in both.items():
@@ -230,7 +230,7 @@ def scenario_split_doors():
     check(done.returncode == 0, done.stderr)
     server = Server(split("doors", rounds=1, clients=2, **CODED))
     said = Client(server, "c", "--patience", "1", data="b", keys="keys-old").end(1)
-    check("site-c.pem is no good: certificate has expired" in said and len(said.splitlines()) == 1, f"an expired certificate: {said}")
+    check("site-c.pem is not valid: certificate has expired" in said and len(said.splitlines()) == 1, f"an expired certificate: {said}")
     check(stranger(server, "keys-old/site-c", b'{"op":"join"}\n') == "", "who shows an expired certificate is answered")
     server.await_text("presents aqpipe://split/site/c, which expired on ")
     for _ in range(50):
@@ -306,7 +306,7 @@ def scenario_split_nothing():
     server = Server(split("alone", rounds=1, epochs=1, clients=1, **keys, **{"output.path": str(ROOT / "alone-server")}))
     said = Client(server, "a", "--patience", "5", at=("env", f"AQPIPE_DAEMON={alone / 'aqpiped'}"), folder=ROOT / "alone-a").end(1)
     server.end(1)
-    check("there is no aqpipe beside this program" in said and "the daemon of a has ended with code" in said, said)
+    check("there is no aqpipe next to this program" in said and "the daemon of a has ended with code" in said, said)
     check(re.search("nothing was trained.*the daemon of a has ended with code", server.text().splitlines()[-1]), server.text())
 
     # The other one trains: no error, and who has trained nothing is told why.

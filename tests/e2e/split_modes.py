@@ -192,7 +192,7 @@ def scenario_split_statistics():
     check("split.statistics: " in said and "a (127.0.0.1" in server.text(), f"{said}: {server.text()}")
     Client(server, "b").end()
     server.end()
-    for keys, text in (({"split.statistics": "group"}, "group wants a model without batch norms"),
+    for keys, text in (({"split.statistics": "group"}, "group needs a model without batch norms"),
                        ({"split.statistics": "local", "split.collect": "true"}, "does not go with split.statistics: local"),
                        ({"split.statistics": "local", "split.clients": 0}, "say split.clients")):
         done = aqpipe("plan", split("bad", **{**PLAIN, **keys}))
@@ -457,7 +457,7 @@ def scenario_split_labels():
     lies(lambda line, send: {**line, "data": line["data"][:-8]}, "bytes of a file where 196 are due")
     lies(lambda line, send: {**line, "data": base64.b64encode(bytes(line["of"])).decode()}, "no file of labels")
     first = (ROOT / "c.bin").read_bytes()[0]
-    lies(lambda line, send: send("server", line) or send("server", {**line, "offset": 0}) or None if line["rank"] else line, "says 'labels' while it waits for its turn")
+    lies(lambda line, send: send("server", line) or send("server", {**line, "offset": 0}) or None if line["rank"] else line, "sends 'labels' while it waits for its turn")
     lies(lambda line, send: label(line, (first + 1) % 10), "it comes with other labels than it began with")
     clients = [Client(server, name) for name in names]
     for client in clients:
@@ -466,12 +466,12 @@ def scenario_split_labels():
     for name in names:
         check([line["loss"] for line in of_client("lies", name)] == [line["loss"] for line in of_client("clean", name)], f"{name}: lies of another change its run")
     for keys, text in (({"pipeline.stages": STAGES}, "2 (a client's first and the server's, which has the labels)"),
-                       ({"split.privacy.clip": 1, "split.privacy.gradient_clip": 1}, "with split.labels: server there is none")):
+                       ({"split.privacy.clip": 1, "split.privacy.gradient_clip": 1}, "with split.labels: server there is no second cut")):
         done = aqpipe("plan", split("bad", **{**served, **keys}))
         check(done.returncode == 2 and text in done.stderr, f"{keys}: {done.returncode}, {done.stderr}")
     decoder = {"split.clients": 1, "split.labels": "server", "security.keys": str(ROOT / "keys"), "pipeline.stages": "[{layers: 0-1, dials: true}, {layers: 2-5}]"}
     done = aqpipe("plan", manifest("text", **{**PLAIN, **decoder}))
-    check(done.returncode == 2 and "server wants samples with one label each" in done.stderr, f"{done.returncode}: {done.stderr}")
+    check(done.returncode == 2 and "server needs samples with one label each" in done.stderr, f"{done.returncode}: {done.stderr}")
     no_workers("split_labels")
 
 

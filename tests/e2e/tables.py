@@ -234,9 +234,9 @@ def scenario_early_stop():
     same("killed", "stopped")
     launch(job("two", **{**keys, "pipeline.replicas": 2, "checkpoint.best": "accuracy"}))
     check(metrics("two", "end")[-1]["best"]["figure"] == "accuracy", "replicas: no best")
-    for tag, changes, wanted in (("none", {"data.heldout": None}, "train.early_stop: wants held-out samples"),
-                                 ("mute", {"output.metrics": "false"}, "train.early_stop: wants output.metrics"),
-                                 ("rare", {"checkpoint.every": "4 steps"}, "wants a checkpoint at every evaluation")):
+    for tag, changes, wanted in (("none", {"data.heldout": None}, "train.early_stop: needs held-out samples"),
+                                 ("mute", {"output.metrics": "false"}, "train.early_stop: needs output.metrics"),
+                                 ("rare", {"checkpoint.every": "4 steps"}, "needs a checkpoint at every evaluation")):
         refused(tag, job(tag, **{**keys, **changes}), wanted, 2)
     no_workers("early_stop")
 

@@ -273,7 +273,7 @@ def scenario_fp16():
     check(scales("lost")[-1] == 1, f"it ended before the scale was 1: {scales('lost')}")
     path = manifest("fixed", **lost, **{"train.loss_scale": 1048576})
     refused("fixed", path, r"10 steps in a row without a finite gradient \(train\.skips_max\): lower train\.loss_scale", 1)
-    refused("bf16", path, r"train\.loss_scale: is of fp16 alone", 2, "--set", "train.loss_scale=8", "--set",
+    refused("bf16", path, r"train\.loss_scale: applies only to fp16", 2, "--set", "train.loss_scale=8", "--set",
             "model.precision=bf16")
     no_workers("fp16")
 

@@ -420,7 +420,7 @@ static void test_resume_of_anothers_session_is_refused_by_name(void **state)
     refused_hello(&pair, other, AQ_MISMATCH, "connects edge 4 there, edge 3 is expected");
     other.hello.edge = 3;
     other.hello.session ^= 1;
-    refused_hello(&pair, other, AQ_MISMATCH, "which is not one of this end");
+    refused_hello(&pair, other, AQ_MISMATCH, "which this end does not have");
     raw_send(&raw, (struct aq_header){.kind = AQ_FRAME_CONTROL, .step = 6}, NULL); /* the link has not noticed */
     expect_frame(&pair, 6);
     close_raw(&pair, &raw);

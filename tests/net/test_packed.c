@@ -109,13 +109,13 @@ static void test_reader_packed_not_agreed_is_proto(void **state)
 
 static void test_reader_packed_larger_than_slot_is_proto(void **state)
 {
-    refused(*state, BODY_MAX + 1, AQ_PROTO, "that stands for 30001; more than that, and at most 30000 were possible");
+    refused(*state, BODY_MAX + 1, AQ_PROTO, "that unpacks to 30001; more than it has, and at most 30000 were possible");
 }
 
 static void test_reader_packed_that_does_not_save_is_proto(void **state)
 {
     struct bench *bench = *state;
-    refused(bench, bench->packed_bytes, AQ_PROTO, "more than that");
+    refused(bench, bench->packed_bytes, AQ_PROTO, "more than it has");
 }
 
 static void test_reader_packed_of_another_size_is_corrupt(void **state)

@@ -290,7 +290,7 @@ static void no_good(struct lasting *lasting, int64_t *number, const char *words)
 {
     struct aq_tls *tls;
     captured.count = 0;
-    assert_refused(lasting, "and our list of revoked certificates is no good (");
+    assert_refused(lasting, "and our list of revoked certificates is not valid (");
     assert_refused(lasting, words);
     assert_int_equal(captured.count, 1); /* by the launcher, who looks first, and once */
     assert_true(captured_has(words));
@@ -344,7 +344,7 @@ static void test_list_that_is_no_good_lets_nobody_in(void **state)
         whole[at] ^= 4;
         spill(path, whole, count);
         const char *text = meeting_of(&lasting);
-        if (text && !strstr(text, "our list of revoked certificates is no good")) fail_msg("%s", text);
+        if (text && !strstr(text, "our list of revoked certificates is not valid")) fail_msg("%s", text);
         whole[at] ^= 4;
         spill(path, whole, count);
         assert_meets(&lasting);

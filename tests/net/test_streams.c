@@ -571,7 +571,7 @@ static void test_sums_against_the_rules_are_refused_by_name(void **state)
     forge(0, 0, 10, BUNDLE);
     forge_sum(0, 1, 10, 1, 0); /* stripe 0 was of this group, and the next says that it was of another */
     forge_sum(0, 2, 10, 1, 0);
-    refuses(stripes, AQ_PROTO, "sent stripe 2 as of a group that begins with 1, which had another");
+    refuses(stripes, AQ_PROTO, "sent stripe 2 as part of a group that starts with 1, which was in another");
     copies = AQ_LINK_COPIES_OFF;
 }
 

@@ -163,7 +163,7 @@ static void test_accept_certificate_of_another_authority_is_refused(void **state
 {
     (void)state;
     struct stranger s = {.folder = theirs, .certificate = "stage-1.pem", .version = TLS1_3_VERSION};
-    refuse(&s, "presents aqpipe://demo/stage/1, which is no good (");
+    refuse(&s, "presents aqpipe://demo/stage/1, which is not valid (");
     assert_line("; expected aqpipe://demo/stage/1 of the authority ");
 }
 
@@ -335,7 +335,7 @@ static void test_connect_wrong_listener_is_refused(void **state)
     const struct meeting another_stage = {ours, ours, "?peer=2", 3, 1};
     meet(&another_stage, AQ_TLSERR, "presents aqpipe://demo/stage/3, expected aqpipe://demo/stage/2 of the authority ");
     const struct meeting another_authority = {theirs, ours, "?peer=2", 2, 1};
-    meet(&another_authority, AQ_TLSERR, "presents aqpipe://demo/stage/2, which is no good (");
+    meet(&another_authority, AQ_TLSERR, "presents aqpipe://demo/stage/2, which is not valid (");
 }
 
 /* Without a stage in the address the certificate must be that of the rank in the HELLO. */
@@ -343,7 +343,7 @@ static void test_hello_of_another_rank_than_the_certificate_is_refused(void **st
 {
     (void)state;
     const struct meeting liar = {ours, ours, "?peer=2", 2, 3};
-    meet(&liar, AQ_MISMATCH, "says it is rank 1, but its certificate is another stage's");
+    meet(&liar, AQ_MISMATCH, "claims to be rank 1, but its certificate is another stage's");
 }
 
 static void test_connect_without_keys_is_refused(void **state)
@@ -436,6 +436,8 @@ static void test_site_is_taken_for_itself_alone(void **state)
     assert_string_equal(sites.of[0], "ward-7");
     capture_begin();
     assert_int_equal(aq_tls_open_site(ours, "../x", &tls), AQ_INVAL);
+    assert_int_equal(aq_tls_open_site(ours, "ward-9", &tls), AQ_NOTFOUND);
+    assert_true(captured_has("aqpipe keys enroll ") && captured_has(" --site ward-9 --out FOLDER makes it)"));
     assert_int_equal(aq_tls_make_site(ours, "Ward", now, now + 1), AQ_INVAL);
     capture_end();
     assert_int_equal(unlink(file_in(ours, "site-ward-7.pem")), 0);
@@ -456,8 +458,9 @@ static void test_open_daemon_wants_its_own_host(void **state)
     aq_tls_close(tls);
     capture_begin();
     assert_int_equal(aq_tls_open_daemon(ours, NULL, "0.0.0.0", &tls), AQ_REFUSED);
-    assert_true(captured_has("the daemons of here, there: say which host this is (--host)"));
+    assert_true(captured_has("the daemons of here, there: choose this host's (--host)"));
     assert_int_equal(aq_tls_open_daemon(ours, "elsewhere", "there", &tls), AQ_NOTFOUND);
+    assert_true(captured_has(" elsewhere makes it)") && captured_has("aqpipe keys add-host "));
     assert_int_equal(aq_tls_open_daemon(ours, "../x", "there", &tls), AQ_INVAL);
     assert_int_equal(aq_tls_make_daemon(ours, "a b", now, now + 1), AQ_INVAL);
     assert_int_equal(aq_tls_make_daemon(ours, "", now, now + 1), AQ_INVAL);
@@ -520,7 +523,13 @@ static void test_open_file_of_another_stage_is_refused(void **state)
     char kept[KEYS_PATH_BYTES + 32];
     snprintf(kept, sizeof kept, "%s/kept", ours);
     assert_int_equal(rename(file_in(ours, "stage-2.pem"), kept), 0);
-    open_fails(AQ_NOTFOUND, "aqpipe keys init");
+    open_fails(AQ_NOTFOUND, " --renew --stages 3 makes it)");
+    char key[KEYS_PATH_BYTES + 32], away[KEYS_PATH_BYTES + 32];
+    snprintf(key, sizeof key, "%s/authority-key.pem", ours);
+    snprintf(away, sizeof away, "%s/away", ours);
+    assert_int_equal(rename(key, away), 0); /* as in a bundle: nothing can be made here */
+    open_fails(AQ_NOTFOUND, "keys init DIR --renew --stages 3 makes it in the folder that has authority-key.pem");
+    assert_int_equal(rename(away, key), 0);
     char from[KEYS_PATH_BYTES + 32];
     snprintf(from, sizeof from, "%s/stage-3.pem", ours);
     assert_int_equal(link(from, file_in(ours, "stage-2.pem")), 0);

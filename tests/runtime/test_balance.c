@@ -3,6 +3,7 @@
  * and links bind where they must, what is planned is what the workers plan again, and equal inputs give equal cuts.
  */
 #include <float.h>
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -92,6 +93,35 @@ static void check_best(const struct aq_plan *plan, const struct aq_plan_layers *
     assert_int_equal(aq_plan_balance(plan, layers, &found), AQ_OK);
     for (uint32_t s = 0; s < 3; s++)
         assert_int_equal(found.end[s], best.end[s]);
+}
+
+/* The line of the cut and the table of stages come from one account of threads and gflops. */
+static void test_layers_as_costs_have_their_threads(void **state)
+{
+    (void)state;
+    static const char *const sets[] = {"pipeline.threads=4", NULL};
+    struct aq_job *job;
+    struct aq_plan *plan;
+    struct aq_plan_layers *layers;
+    struct aq_plan_costs costs;
+    assert_int_equal(open_with(sets, &job, &plan), AQ_OK);
+    for (uint32_t cores = 1; cores <= 8; cores *= 2) {
+        assert_int_equal(aq_plan_layers_assumed(plan, &layers), AQ_OK);
+        aq_plan_costs_assumed(plan, 50, cores, &costs);
+        aq_plan_layers_as(layers, &costs, 50);
+        for (uint32_t s = 0; s < plan->stage_count; s++) {
+            double forward = 0, step = 0;
+            for (uint32_t l = plan->stages[s].layer_first; l < plan->stages[s].layer_end; l++) {
+                forward += layers->of[s * (layers->layers + 1) + l].forward_s;
+                step += layers->of[s * (layers->layers + 1) + l].step_s;
+            }
+            const double speed = (double)job->pipeline.stages[s].speed; /* costs have it, layers do not */
+            assert_true(fabs(forward / speed - costs.forward_s[s]) < 1e-9 * forward);
+            assert_true(fabs(step / speed - costs.step_s[s]) < 1e-9 * step);
+        }
+        aq_plan_layers_close(layers);
+    }
+    done(plan, job);
 }
 
 static void test_balance_heavy_head_and_slow_machine_as_brute_force(void **state)
@@ -285,6 +315,7 @@ static void test_layers_of_edges_that_differ_have_their_own_bytes(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_layers_as_costs_have_their_threads),
         cmocka_unit_test(test_balance_heavy_head_and_slow_machine_as_brute_force),
         cmocka_unit_test(test_balance_random_times_as_brute_force),
         cmocka_unit_test(test_balance_memory_binds_and_is_kept),

@@ -172,8 +172,8 @@ static void test_verify_names_every_broken_message(void **state)
     assert_int_equal(pwrite(fd, &byte, 1, at), 1);
     close(fd);
     assert_int_equal(command_on("verify", run), 1);
-    snprintf(line, sizeof line, "edge 1 sent, sample 3, variant 0, version %d: its bytes are not those that were put",
-             2);
+    snprintf(line, sizeof line,
+             "edge 1 sent, sample 3, variant 0, version %d: its bytes have changed since they were written", 2);
     assert_true(said(line));
     assert_true(said(" 1 broken"));
     assert_int_equal(command_on("stat", run), 0); /* which reads no message */

@@ -625,8 +625,9 @@ static void test_edge_refuses_what_no_edge_says_of_nccl(void **state)
         run_sides("codec: aqsgd, bits: 4", NOTHING, odd, &result);
         assert_int_equal(result.sender.status, AQ_OK); /* and the link told it why */
         assert_int_equal(result.receiver.status, AQ_PROTO);
-        if (!strstr(aq_error_text(), odd == TOLD_AGAIN ? "says something of what carries bodies (1) that was not asked"
-                                                       : "no rows of such"))
+        if (!strstr(aq_error_text(), odd == TOLD_AGAIN
+                                         ? "answers a question about the transport of bodies (1) that was not asked"
+                                         : "are not rows of such bodies"))
             fail_msg("odd %d: %s", (int)odd, aq_error_text());
     }
     nccl = false;

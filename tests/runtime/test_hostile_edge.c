@@ -230,7 +230,7 @@ static void test_row_with_a_wrong_field_is_refused(void **state)
         refused(step, row, AQ_PROTO, "has unknown flags");
         row = good;
         row.flags = AQ_EDGE_HELD;
-        refused(step, row, AQ_PROTO, "says that it is held where activations change");
+        refused(step, row, AQ_PROTO, "announces a held message, but activations change here");
         receiver.edge->shape.still = true;
         refused(step, row, AQ_PROTO, "is held, and coded, too");
         row.flags |= AQ_CODED_KEYFRAME;

@@ -198,11 +198,11 @@ static void test_lines_out_of_place_are_refused(void **state)
         const char *line, *who, *why;
     } wrong[] = {
         /* before they train */
-        {1, 0, "{\"event\":\"step\",\"step\":1}", "replica 0 stage 1", "says 'step' while it starts"},
-        {1, 0, "{\"event\":\"eval\",\"step\":0}", "replica 0 stage 1", "says 'eval' while it starts"},
-        {1, 0, "{\"event\":\"mark\",\"step\":0}", "replica 0 stage 1", "says 'mark' while it starts"},
-        {1, 0, "{\"event\":\"done\"}", "replica 0 stage 1", "says 'done' while it starts"},
-        {1, 0, "{\"event\":\"trace\",\"text\":\"x\"}", "replica 0 stage 1", "says 'trace' while it starts"},
+        {1, 0, "{\"event\":\"step\",\"step\":1}", "replica 0 stage 1", "sends 'step' while it starts"},
+        {1, 0, "{\"event\":\"eval\",\"step\":0}", "replica 0 stage 1", "sends 'eval' while it starts"},
+        {1, 0, "{\"event\":\"mark\",\"step\":0}", "replica 0 stage 1", "sends 'mark' while it starts"},
+        {1, 0, "{\"event\":\"done\"}", "replica 0 stage 1", "sends 'done' while it starts"},
+        {1, 0, "{\"event\":\"trace\",\"text\":\"x\"}", "replica 0 stage 1", "sends 'trace' while it starts"},
         {0, 0, "{\"event\":\"listening\",\"address\":\"a:1\",\"peer\":99}", "stage 0",
          "rank 99, to which it has no link"},
         {0, 0, "{\"event\":\"listening\",\"address\":\"a:1\",\"peer\":0}", "stage 0", "no link"},
@@ -214,9 +214,9 @@ static void test_lines_out_of_place_are_refused(void **state)
         {0, 0, "{\"event\":\"listening\",\"address\":\"\\n\",\"peer\":1}", "stage 0", "no address"},
         {0, 0, "{\"event\":\"ready\",\"rtt_ms\":-1}", "stage 0", "is ready at no distance"},
         {0, 0, "{\"event\":\"ready\",\"rtt_ms\":1e300}", "stage 0", "is ready at no distance"},
-        {0, 0, "{\"event\":\"dance\"}", "stage 0", "says 'dance', which is nothing that a worker says"},
-        {0, 0, "{\"event\":\"\"}", "stage 0", "nothing that a worker says"},
-        {0, 0, "{\"op\":\"abort\"}", "stage 0", "nothing that a worker says"},
+        {0, 0, "{\"event\":\"dance\"}", "stage 0", "sent 'dance', which is not a worker's event"},
+        {0, 0, "{\"event\":\"\"}", "stage 0", "not a worker's event"},
+        {0, 0, "{\"op\":\"abort\"}", "stage 0", "not a worker's event"},
         /* steps */
         {4, 5, "{\"event\":\"step\",\"step\":5}", "replica 1 stage 1", "reports step 5 while step 6 is due"},
         {4, 5, "{\"event\":\"step\",\"step\":7}", "replica 1 stage 1", "reports step 7 while step 6 is due"},
@@ -233,8 +233,8 @@ static void test_lines_out_of_place_are_refused(void **state)
          "\"0123456789012345678901234567890123456789012345678901234567890123456\"}",
          "stage 1", "field 'x' is neither"},
         {4, 5, "{\"event\":\"step\",\"step\":6,\"a123456789012345678901234567890123\":1}", "stage 1", "neither"},
-        {4, 5, "{\"event\":\"ready\"}", "replica 1 stage 1", "says 'ready' while it trains"},
-        {4, 5, "{\"event\":\"listening\",\"address\":\"a:1\"}", "stage 1", "says 'listening' while it trains"},
+        {4, 5, "{\"event\":\"ready\"}", "replica 1 stage 1", "sends 'ready' while it trains"},
+        {4, 5, "{\"event\":\"listening\",\"address\":\"a:1\"}", "stage 1", "sends 'listening' while it trains"},
         /* evaluations */
         {4, 3, "{\"event\":\"eval\",\"step\":3}", "replica 1 stage 1", "which the plan does not have it do"},
         {5, 4, "{\"event\":\"eval\",\"step\":4}", "replica 1 stage 2", "no evaluation is due"},
@@ -256,7 +256,7 @@ static void test_lines_out_of_place_are_refused(void **state)
          "replica 1 stage 0", "more than the 100 bytes"},
         /* ends */
         {3, 5, "{\"event\":\"done\",\"stopped\":false}", "replica 1 stage 0", "is done after step 5 of 12"},
-        {3, 5, "{\"event\":\"done\",\"stopped\":true}", "replica 1 stage 0", "nobody asked it to"},
+        {3, 5, "{\"event\":\"done\",\"stopped\":true}", "replica 1 stage 0", "has stopped without being asked"},
         {0, 5, "{\"event\":\"stopping\",\"step\":6}", "replica 0 stage 0", "was not asked"},
         {3, 12, "{\"event\":\"done\",\"x\":[[[]]]}", "replica 1 stage 0", "field 'x'"},
     };
@@ -293,7 +293,7 @@ static void test_second_of_what_comes_once_is_refused(void **state)
     static const struct {
         const char *line, *why;
     } once[] = {{"{\"event\":\"listening\",\"address\":\"a:1\",\"peer\":1}", "that is settled"},
-                {"{\"event\":\"ready\"}", "says 'ready'"}};
+                {"{\"event\":\"ready\"}", "sends 'ready'"}};
     for (size_t i = 0; i < sizeof once / sizeof *once; i++) {
         if (i > 0) assert_int_equal(setup(state), 0);
         say(0, once[i].line);
@@ -337,7 +337,7 @@ static void test_second_of_what_comes_once_is_refused(void **state)
     train(12);
     say(2, "{\"event\":\"done\"}");
     say(2, "{\"event\":\"done\"}");
-    assert_refused("replica 0 stage 2", "says 'done' while it is done", 2, size_of(metrics_path));
+    assert_refused("replica 0 stage 2", "sends 'done' while it is done", 2, size_of(metrics_path));
 }
 
 /* A daemon speaks for the ranks that it runs, and for no other's. */
@@ -371,7 +371,7 @@ static void test_parts_of_a_start_come_in_order(void **state)
     launcher_starting(&launcher);
     assert_string_equal(progress.phase, "replica 0 stage 0 reads its plan (0 of 6 ready)");
     say(1, "{\"event\":\"doing\",\"doing\":9}");
-    assert_refused("replica 0 stage 1", "begins part 9 of its start, which does not come now", 1, 0);
+    assert_refused("replica 0 stage 1", "starts part 9 of its start, which is not due now", 1, 0);
     for (int r = 0; r < RANKS; r++)
         say((uint32_t)r, "{\"event\":\"ready\"}");
 }
@@ -410,7 +410,7 @@ static void test_stop_lets_another_step_be_the_last(void **state)
     assert_int_equal(result.mark, 6);
     assert_true(launcher.stopped);
     say(0, "{\"event\":\"stopping\",\"step\":6}");
-    assert_refused("replica 0 stage 0", "says 'stopping' while it is done", 0, size_of(metrics_path));
+    assert_refused("replica 0 stage 0", "sends 'stopping' while it is done", 0, size_of(metrics_path));
 }
 
 static void begin_asking(void)
@@ -439,7 +439,7 @@ static void test_an_asking_takes_what_it_asked_for(void **state)
         {2, true, "{\"event\":\"token\",\"token\":50}", "stage 2", "the model does not have"},
         {2, true, "{\"event\":\"token\",\"token\":-1}", "stage 2", "the model does not have"},
         {2, true, "{\"event\":\"token\"}", "stage 2", "the model does not have"},
-        {0, true, "{\"event\":\"done\"}", "stage 0", "before it was told the end"},
+        {0, true, "{\"event\":\"done\"}", "stage 0", "before it was asked to end"},
         {0, true, "{\"event\":\"step\",\"step\":1}", "stage 0", "reports step 1"},
         {2, true, "{\"event\":\"eval\",\"step\":0}", "stage 2", "which the plan does not have it do"},
         {0, true, "{\"event\":\"mark\",\"step\":0}", "stage 0", "has a checkpoint"},

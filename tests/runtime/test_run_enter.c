@@ -136,7 +136,7 @@ static void test_refusal_names_the_keys_that_differ(void **state)
         assert_int_equal(enter(how, other_rate, NULL, NULL), AQ_MISMATCH);
         assert_non_null(strstr(aq_error_text(),
                                "holds the run 'demo' of another plan: train.lr: 0.0002 there, 0.001 here; "
-                               "train.clip: 0 there, 1 here. To go on with it, undo that"));
+                               "train.clip: 0 there, 1 here. To continue it, undo that"));
         assert_non_null(strstr(aq_error_text(), "--fresh"));
     }
     char path[128];
@@ -189,7 +189,7 @@ static void test_resume_goes_further(void **state)
     assert_int_equal(enter(RESUME, few, NULL, NULL), AQ_REFUSED);
     assert_non_null(strstr(aq_error_text(), "has made 9 steps already, and this plan ends at step 2"));
     assert_int_equal(enter(LAUNCH, two_epochs, NULL, NULL), AQ_MISMATCH); /* not unasked */
-    assert_non_null(strstr(aq_error_text(), "checkpoint.every: 2 steps there, 1 epoch here. With --resume it goes"));
+    assert_non_null(strstr(aq_error_text(), "checkpoint.every: 2 steps there, 1 epoch here. --resume continues it"));
     assert_int_equal(enter(FRESH, linear, NULL, NULL), AQ_OK);
     train(10);
     assert_int_equal(enter(RESUME, linear_two, &step, extended), AQ_OK);

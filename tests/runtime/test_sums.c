@@ -253,7 +253,7 @@ static void test_a_stage_that_is_told_too_little_is_refused(void **state)
     json_t *line = start_line();
     json_object_del(line, "sums");
     assert_int_equal(told(line), AQ_PROTO);
-    assert_non_null(strstr(aq_error_text(), "not told where gradients are summed"));
+    assert_non_null(strstr(aq_error_text(), "no path where gradients are summed"));
     w.job->split.mode = AQ_SPLIT_FED1;
     assert_int_equal(told(start_line()), AQ_PROTO);
     assert_non_null(strstr(aq_error_text(), "without split.mode: global"));

@@ -187,7 +187,7 @@ static void test_answers_that_cannot_be_told_are_refused(void **state)
 {
     (void)state;
     expect_refused("{{ messages | length }}{% for m in messages %}{{ m.content }};{% endfor %}", two_turns, AQ_MISMATCH,
-                   "train.jsonl:3: t: where the answer in messages[1] stands cannot be told");
+                   "train.jsonl:3: t: cannot find the answer of messages[1] in the text");
     expect_refused("{% for m in messages %}{{ m.content if loop.last else 'x' }};{% endfor %}", two_turns, AQ_MISMATCH,
                    "messages[1]");
     expect_refused("{% for m in messages %}{{ m.content }}{% endfor %}",
@@ -265,7 +265,7 @@ static void test_folder_template_is_found(void **state)
     struct aq_chat_template *template;
     capture_begin();
     assert_int_equal(aq_chat_open(folder, NULL, &template), AQ_NOTFOUND);
-    expect_said("put the template that you want to train with into the folder as chat_template.jinja");
+    expect_said("put the template to train with into the folder as chat_template.jinja");
     data_write_text(folder, "tokenizer_config.json",
                     "{\"bos_token\": {\"content\": \"<b>\"}, \"chat_template\": \"{{ bos_token }}1{{ "
                     "eos_token }}\"}");

@@ -215,7 +215,8 @@ static void test_refusals_name_type_and_place(void **state)
         {STEPS(BYTE_LEVEL ", {\"type\": \"Clauses\"}"), "", "pre_tokenizer.pretokenizers[1] is Clauses", AQ_INVAL},
         {STEPS("{\"type\": \"Metaspace\", \"replacement\": \"__\"}"), "", "replacement is no single character",
          AQ_CORRUPT},
-        {STEPS("{\"type\": \"Metaspace\", \"prepend_scheme\": \"last\"}"), "", "prepend_scheme is none", AQ_CORRUPT},
+        {STEPS("{\"type\": \"Metaspace\", \"prepend_scheme\": \"last\"}"), "",
+         "prepend_scheme is not always, first or never", AQ_CORRUPT},
         {STEPS(SPLIT("\"Regex\": \"(a\"", "Isolated")), "", "[0]: is no regular expression", AQ_CORRUPT},
         {STEPS(SPLIT("\"Regex\": \"[a&&b]\"", "Isolated")), "", "&& in a class at byte 2", AQ_INVAL},
         {STEPS(SPLIT("\"Regex\": \"a\\\\b\"", "Isolated")), "", "such an escape at byte 1", AQ_INVAL},
@@ -238,7 +239,7 @@ static void test_refusals_name_type_and_place(void **state)
         {"\"added_tokens\": [" ADD("7", "<x>", "") "]," STEPS(BYTE_LEVEL), "", "have the same id 7", AQ_CORRUPT},
         {TEMPLATE(TEXT("B"), ""), "", "post_processor.processors[1].single[0] is neither", AQ_INVAL},
         {TEMPLATE(PIECE("w") "," TEXT("A"), ""), "", "single[0]: \"w\" has no ids", AQ_CORRUPT},
-        {TEMPLATE(PIECE("z") "," TEXT("A"), ""), "", "has an id that is none", AQ_CORRUPT},
+        {TEMPLATE(PIECE("z") "," TEXT("A"), ""), "", "has an id that no token has", AQ_CORRUPT},
         {TEMPLATE(PIECE("x") "," TEXT("A"), TEXT("A") "," TEXT("B")), "", "puts other tokens around a pair", AQ_INVAL},
         {"\"decoder\": {\"type\": \"Cipher\"}", "", "decoder is Cipher", AQ_INVAL},
     };
@@ -402,7 +403,7 @@ static void test_added_tokens_of_too_many_lengths_inval(void **state)
         used += (size_t)snprintf(head + used, 80, "\"}");
     }
     snprintf(head + used, sizeof head - used, "], %s", STEPS(BYTE_LEVEL));
-    expect_fails(head, "", AQ_INVAL, "begin with the byte 0x61 have too many lengths");
+    expect_fails(head, "", AQ_INVAL, "start with the byte 0x61 have too many different lengths");
 }
 
 static void test_no_memory_at_any_place_leaks_nothing(void **state)

@@ -194,8 +194,8 @@ static void test_open_lying_header_corrupt(void **state)
         const char *part;
     } cases[] = {
         {"{ ", 8, "header, line"},
-        {"[]", 8, "does not begin with {"},
-        {" {}", 0, "does not begin with {"},
+        {"[]", 8, "does not start with {"},
+        {" {}", 0, "does not start with {"},
         {"{}", 1, "the tensors end at byte 0, the file has 1"},
         {"{}}", 0, "header, line"},
         {"{\"a\":1}", 0, "no \"dtype\""},
@@ -216,10 +216,10 @@ static void test_open_lying_header_corrupt(void **state)
         {"{" TENSOR("a", "F32", "[1]", "[0,4]") "}", 3, "cut short"},
         {"{" TENSOR("a", "F32", "[2]", "[0,4]") "}", 4, "do not take 4 bytes"},
         {"{" TENSOR("a", "F32", "[1]", "[0,4]") "," TENSOR("a", "F32", "[1]", "[4,8]") "}", 8, "duplicate"},
-        {"{" TENSOR("a", "F32", "[1]", "[0,4]") "," TENSOR("b", "F32", "[1]", "[0,4]") "}", 4, "begins at byte 0"},
-        {"{" TENSOR("a", "F32", "[2]", "[0,8]") "," TENSOR("b", "F32", "[1]", "[4,8]") "}", 8, "begins at byte 4"},
-        {"{" TENSOR("a", "F32", "[1]", "[0,4]") "," TENSOR("b", "F32", "[1]", "[8,12]") "}", 12, "begins at byte 8"},
-        {"{" TENSOR("a", "F32", "[1]", "[4,8]") "}", 8, "begins at byte 4"},
+        {"{" TENSOR("a", "F32", "[1]", "[0,4]") "," TENSOR("b", "F32", "[1]", "[0,4]") "}", 4, "starts at byte 0"},
+        {"{" TENSOR("a", "F32", "[2]", "[0,8]") "," TENSOR("b", "F32", "[1]", "[4,8]") "}", 8, "starts at byte 4"},
+        {"{" TENSOR("a", "F32", "[1]", "[0,4]") "," TENSOR("b", "F32", "[1]", "[8,12]") "}", 12, "starts at byte 8"},
+        {"{" TENSOR("a", "F32", "[1]", "[4,8]") "}", 8, "starts at byte 4"},
         {"{" TENSOR("a", "F32", "[1]", "[0,4]") "}", 8, "the tensors end at byte 4"},
         {"{\"__metadata__\":3}", 0, "is no object"},
         {"{\"__metadata__\":{\"a\":3}}", 0, "is no text"},
@@ -432,13 +432,13 @@ static void test_match_finds_what_would_train_in_silence(void **state)
         {&deep, &deep, drop_the_head, NULL},
         {&deep, &deep, add_masks_and_more, NULL},
         {&deep, &tied, head_is_the_embedding, NULL},
-        {&deep, &tied, NULL, "lm_head.weight is not wte.weight; say model.tied: untied"},
+        {&deep, &tied, NULL, "lm_head.weight is not wte.weight; set model.tied: untied"},
         {&deep, &two, NULL, "which the model has not: is model.blocks right?"},
         {&two, &deep, NULL, "there is no h.2."},
-        {&deep, &wide, NULL, "wpe.weight is 4 x 8, the model wants 5 x 8"},
+        {&deep, &wide, NULL, "wpe.weight is 4 x 8, the model needs 5 x 8"},
         {&deep, &deep, drop_a_bias, "there is no h.1.ln_2.bias"},
         {&deep, &deep, turn_a_matrix,
-         "h.0.mlp.c_fc.weight is 32 x 8, the model wants 8 x 32: its matrices "
+         "h.0.mlp.c_fc.weight is 32 x 8, the model needs 8 x 32: its matrices "
          "are the other way round"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {

@@ -105,7 +105,7 @@ def token_attacks(audit, seen, train, candidates, members, weights, draw):
     others = [s for s in sorted(seen.of[audit.HELDOUT]) if s < len(candidates) and not members[s]][:ROWS // T]
     if len(asked) * T < 10 * audit.LEAST or len(others) * T < 10 * audit.LEAST or seen.shapes[audit.ACTIVATION][0] != T:
         audit.fail(f"{len(asked)} training blocks that are no candidates and {len(others)} held-out ones that were not trained on, of "
-                   f"{seen.shapes[audit.ACTIVATION][0]} rows: an audit wants {10 * audit.LEAST} rows of each (--make), and --text is train.T")
+                   f"{seen.shapes[audit.ACTIVATION][0]} rows: an audit needs {10 * audit.LEAST} rows of each (--make), and --text is train.T")
     sent, truth = matrices(seen, audit.ACTIVATION, asked), train[asked, :-1].ravel()
     if weights:
         table = embedding(audit, weights, sent.shape[2], int(max(train.max(), candidates.max())) + 1)
@@ -133,7 +133,7 @@ def label_attacks(audit, seen, train, draw):
     kept = np.flatnonzero(np.isin(labels, classes))
     kept = np.sort(draw.permutation(kept)[:ROWS // 2])
     if len(kept) < audit.LEAST or len(classes) < 2:
-        audit.fail(f"{len(kept)} rows of {len(classes)} frequent tokens: an audit wants {audit.LEAST}, of 2")
+        audit.fail(f"{len(kept)} rows of {len(classes)} frequent tokens: an audit needs {audit.LEAST}, of 2")
     count = min(len(seen.of[audit.GRADIENT][s]) for s in samples)
     visits = [np.concatenate([seen.of[audit.GRADIENT][s][v][1].reshape(rows, columns) for s in samples])[kept] for v in range(-count, 0)]
     numbers = np.searchsorted(np.sort(classes), labels[kept])

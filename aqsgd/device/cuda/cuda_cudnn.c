@@ -60,7 +60,7 @@ static enum aq_status handle_open(struct cuda_cudnn *cudnn)
                        version, CUDNN_VERSION_MIN);
     const cudnnStatus_t status = cudnn->calls.cudnnCreate(&cudnn->handle);
     if (status == CUDNN_STATUS_SUCCESS) return AQ_OK;
-    return aq_fail(AQ_NODEV, "device", "AQ_GPU_ATTENTION=cudnn: cuDNN does not begin: %s",
+    return aq_fail(AQ_NODEV, "device", "AQ_GPU_ATTENTION=cudnn: cuDNN does not start: %s",
                    cudnn->calls.cudnnGetErrorString(status));
 }
 

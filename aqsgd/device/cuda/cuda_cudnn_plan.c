@@ -239,7 +239,7 @@ static bool config_try(struct cudnn_plan *plan, cudnnBackendDescriptor_t config,
     get(plan, made, CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE, CUDNN_TYPE_INT64, 1, &workspace);
     if (plan->failed != CUDNN_STATUS_SUCCESS) return false;
     if ((uint64_t)workspace > workspace_max) {
-        snprintf(plan->why, sizeof plan->why, "an algorithm wants %lld bytes to work in, there are %llu",
+        snprintf(plan->why, sizeof plan->why, "an algorithm needs a workspace of %lld bytes, there are %llu",
                  (long long)workspace, (unsigned long long)workspace_max);
         return false;
     }

@@ -27,7 +27,7 @@ static enum aq_status operand(const struct aq_stream *stream, uint32_t part, enu
     const uint64_t padded = (columns + 7) / 8 * 8, bytes = rows * padded * aq_element_bytes(want);
     if (bytes > CUDA_PART_BYTES)
         return aq_fail(AQ_INVAL, "device",
-                       "a product of %llu x %llu values wants them in %zu bits: %llu bytes, room is for %d",
+                       "a product of %llu x %llu values needs them in %zu bits: %llu bytes, there is room for %d",
                        (unsigned long long)rows, (unsigned long long)columns, 8 * aq_element_bytes(want),
                        (unsigned long long)bytes, CUDA_PART_BYTES);
     AQ_TRY(aq_cuda_convert(*at, type, *stride, cuda_part(stream, part), want, padded, rows, columns, stream->at));

@@ -21,8 +21,8 @@ enum aq_status cuda_failed(cudaError_t error, const char *call, const char *file
 {
     if (error == cudaErrorMemoryAllocation)
         return aq_fail(AQ_NOMEM, "device",
-                       "%s:%d: %s: the GPU's memory ran out beside the plan, where the CUDA context, libraries and "
-                       "other processes take theirs; see nvidia-smi, take another GPU, or lower train.micro_batch",
+                       "%s:%d: %s: the GPU has no memory left for what the CUDA context, libraries and other processes "
+                       "take in addition to the plan; see nvidia-smi, take another GPU, or lower train.micro_batch",
                        file, line, call);
     return aq_fail(AQ_CUDAERR, "device", "%s:%d: %s: %s (%s)", file, line, call, cudaGetErrorString(error),
                    cudaGetErrorName(error));
@@ -48,20 +48,20 @@ static enum aq_status probe_driver(int *count, char *why)
     if (driver == 0)
         snprintf(why, CUDA_TEXT_BYTES,
                  CUDA_WANTED "there is no NVIDIA driver here (no libcuda.so.1); install the driver for CUDA %s or "
-                             "later, or say device: cpu",
+                             "later, or set device: cpu",
                  want);
     else if (error == cudaErrorInsufficientDriver)
         snprintf(why, CUDA_TEXT_BYTES,
                  CUDA_WANTED "the driver is for CUDA %s, this build for %s; install a later driver, build with "
-                             "that toolkit, or say device: cpu",
+                             "that toolkit, or set device: cpu",
                  have, want);
     else if (none)
         snprintf(why, CUDA_TEXT_BYTES,
-                 CUDA_WANTED "the driver (CUDA %s) shows no GPU; see nvidia-smi and CUDA_VISIBLE_DEVICES, or say "
+                 CUDA_WANTED "the driver (CUDA %s) shows no GPU; see nvidia-smi and CUDA_VISIBLE_DEVICES, or set "
                              "device: cpu",
                  have);
     else
-        snprintf(why, CUDA_TEXT_BYTES, CUDA_WANTED "the driver (CUDA %s) says: %s; see nvidia-smi", have,
+        snprintf(why, CUDA_TEXT_BYTES, CUDA_WANTED "the driver (CUDA %s) reports: %s; see nvidia-smi", have,
                  cudaGetErrorString(error));
     return none ? AQ_NOTFOUND : AQ_NODEV;
 }
@@ -88,7 +88,7 @@ static enum aq_status probe_architecture(const struct cuda_probe *probe, char *w
     if (enough && cuda_architecture_fits(AQ_CUDA_ARCHITECTURES, probe->major, probe->minor)) return AQ_OK;
     snprintf(why, CUDA_TEXT_BYTES,
              CUDA_WANTED "GPU %d (%s) has compute capability %d.%d; this build is for sm_%s; build with "
-                         "-DCMAKE_CUDA_ARCHITECTURES=%d%d where the toolkit still has it, or say device: cpu",
+                         "-DCMAKE_CUDA_ARCHITECTURES=%d%d if the toolkit still has it, or set device: cpu",
              probe->index, probe->name, probe->major, probe->minor, AQ_CUDA_ARCHITECTURES, probe->major, probe->minor);
     return AQ_NODEV;
 }
@@ -175,8 +175,8 @@ static enum aq_status lock_file_is_ours(const char *path, int file)
     }
     if (file >= 0 && S_ISREG(about.st_mode) && about.st_uid == geteuid() && (about.st_mode & 022) == 0) return AQ_OK;
     return aq_fail(AQ_IO, "device",
-                   "the lock file %s belongs to user %u with mode %03o, not to user %u alone: remove it, or set "
-                   "AQ_GPU_LOCKS to a folder of your own",
+                   "the lock file %s belongs to user %u with mode %03o, not to user %u only: remove it, or set "
+                   "AQ_GPU_LOCKS to your own folder",
                    path, (unsigned)about.st_uid, (unsigned)about.st_mode & 0777u, (unsigned)geteuid());
 }
 

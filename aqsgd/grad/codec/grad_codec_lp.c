@@ -31,7 +31,7 @@ static enum aq_status lp_config_check(const struct aq_grad_codec_config *config)
 static enum aq_status lp_config_check_device(const struct aq_grad_codec_config *config)
 {
     if (config->norm == 1.0f || isinf(config->norm)) return AQ_OK;
-    return aq_fail(AQ_NODEV, "grad", "lp with norm %g: a GPU has kernels for norm 1 and infinity alone",
+    return aq_fail(AQ_NODEV, "grad", "lp with norm %g: a GPU has kernels only for norm 1 and infinity",
                    (double)config->norm);
 }
 

@@ -78,7 +78,7 @@ enum aq_status aq_optimizer_config_check(const struct aq_optimizer_config *confi
     if (config->low_rank > 0 && !aq_grad_codec_config_plain(&reduce))
         return aq_fail(AQ_INVAL, AREA, "low_rank goes with reduce fp32, not with %s", reduce.kind);
     if (kind->averages_gradients && aq_grad_codec_config_signs(&reduce))
-        return aq_fail(AQ_INVAL, AREA, "reduce: %s needs gradients with a size; vote has signs alone", kind->name);
+        return aq_fail(AQ_INVAL, AREA, "reduce: %s needs gradients with a size; vote sends only signs", kind->name);
     AQ_TRY(aq_optimizer_outer_check(config, kind->averages_gradients));
     return kind->config_check(config);
 }

@@ -69,7 +69,7 @@ static const char *lioncub_takes(const struct aq_optimizer_config *config)
 {
     const bool lanes = config->lane_bits > 0;
     if (strcmp(config->reduce.kind, lanes ? "lp" : "vote") == 0) return NULL;
-    return lanes ? "lp2..lp8, for its lanes are numbers" : "vote (or lp2..lp8 with optimizer.lane_bits)";
+    return lanes ? "lp2..lp8, because its lanes are numbers" : "vote (or lp2..lp8 with optimizer.lane_bits)";
 }
 
 static bool lioncub_sends(const struct aq_optimizer_config *config, uint64_t parameters, uint64_t *bytes)
@@ -353,7 +353,7 @@ static enum aq_status lioncub_config_check_device(const struct aq_optimizer_conf
 {
     const float norm = config->reduce.norm;
     if (config->lane_bits == 0 || norm == 1.0f || isinf(norm)) return AQ_OK;
-    snprintf(why, AQ_OPTIMIZER_WHY_BYTES, "lioncub with norm %g: a GPU has kernels for norm 1 and infinity alone",
+    snprintf(why, AQ_OPTIMIZER_WHY_BYTES, "lioncub with norm %g: a GPU has kernels only for norm 1 and infinity",
              (double)norm);
     return AQ_NODEV;
 }

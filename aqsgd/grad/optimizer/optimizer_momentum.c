@@ -33,7 +33,7 @@ enum aq_status aq_optimizer_noise_drop(struct aq_optimizer *optimizer, float *v)
     optimizer->noise.dropped = true;
     if (dropped > 0.0)
         aq_log("optimizer", 2,
-               "%s leaves %.0f parameters alone: their gradients are rounding noise (sqrt(v) below %g "
+               "%s does not change %.0f parameters: their gradients are rounding noise (sqrt(v) below %g "
                "of the rms of their tensor)",
                optimizer->config.kind, dropped, AQ_NOISE_SHARE);
     return AQ_OK;

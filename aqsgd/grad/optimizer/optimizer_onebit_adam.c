@@ -53,7 +53,7 @@ static enum aq_status onebit_adam_config_check(const struct aq_optimizer_config 
 {
     if (config->warmup_steps == 0 && config->freeze_ratio == 0.0f)
         return aq_fail(AQ_INVAL, "optimizer",
-                       "warmup_steps is 0 and freeze_ratio too: say when the variance is frozen");
+                       "warmup_steps and freeze_ratio are both 0: set one of them, to freeze the variance");
     AQ_TRY(aq_optimizer_check_range("freeze_ratio", config->freeze_ratio, 0.0f, 1.0f));
     AQ_TRY(aq_optimizer_check_adam(config));
     if (config->freeze_ratio > 0.0f && interval_of(config) > 1 << 20)

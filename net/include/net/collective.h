@@ -17,14 +17,14 @@
  * How. The buffer is cut into W chunks, rank w owns the w-th (aq_grad_chunk). Each rank sends every other its part of
  * the other's chunk, the owner sums what came, and sends the result to all: 2 (W - 1) / W of the buffer leave each rank
  * and as much comes, which is the least there is (Thakur, Rabenseifner and Gropp 2005). Chunks go in messages of at
- * most piece_bytes; packing the next, the wire, summing and unpacking overlap, so that the time is that of the slowest
- * of them, not their sum. docs/FRAME.md, "Chunks", has the order of messages.
+ * most piece_bytes; packing the next, the wire, summing and unpacking overlap, so that the slowest of them sets the
+ * time, not their sum. docs/FRAME.md, "Chunks", has the order of messages.
  *
- * On a GPU. A group whose device has memory of its own takes device pointers for floats (allreduce, mean,
- * reduce-scatter, compressed and its errors), packs and sums there with the same bits as the CPU, and only enqueues the
- * last kernels: results are ready in the order of config.stream. Everything else (lanes, bytes that only move, agree)
- * is host memory. Over links, packed bytes alone cross to the host and back; with NCCL (aq_group_open_nccl) they go
- * from GPU to GPU. Ranks of one group of links may differ: one on a CPU, the next on a GPU.
+ * On a GPU. A group whose device has its own memory takes device pointers for floats (allreduce, mean, reduce-scatter,
+ * compressed and its errors), packs and sums there with the same bits as the CPU, and only enqueues the last kernels:
+ * results are ready in the order of config.stream. Everything else (lanes, bytes that only move, agree) is host memory.
+ * Over links, only packed bytes cross to the host and back; with NCCL (aq_group_open_nccl) they go from GPU to GPU.
+ * Ranks of one group of links may differ: one on a CPU, the next on a GPU.
  *
  * W = 1: every call answers at once and changes nothing.
  *
@@ -72,9 +72,9 @@ struct aq_group_config {
     uint64_t values; /* floats of the longest buffer that will be reduced, the same on all ranks: as long are
                                      messages over NCCL as is worth it for that; 0: as those of links */
     /*
-     * While a collective over links waits for another rank, and its pool for nobody: AQ_OK, something else was done;
-     * AQ_AGAIN: there is nothing to do; others end the collective. On the thread that called it, outside of any lock.
-     * It calls no collective. NULL: the wait is slept through.
+     * Called while a collective over links waits for another rank, and its pool is idle: AQ_OK, something else was
+     * done; AQ_AGAIN: there is nothing to do; others end the collective. On the thread that called it, outside of any
+     * lock. It calls no collective. NULL: the wait is slept through.
      */
     enum aq_status (*meanwhile)(void *context);
     void *context; /* of meanwhile */
@@ -88,11 +88,11 @@ void aq_group_link_config(uint32_t piece_bytes, struct aq_link_config *config);
 enum aq_status aq_group_open_links(const struct aq_group_config *config, struct aq_group **out);
 
 /*
- * The same between GPUs, by NCCL, above a group of links whose device is a GPU: it tells NCCL's id, is what the ranks
- * agree over, moves host memory, and ends the group when a rank dies. The new group takes it; where this fails it did
+ * The same between GPUs, by NCCL, above a group of links whose device is a GPU: it carries NCCL's id and the ranks'
+ * agreement, moves host memory, and ends the group when a rank dies. The new group takes it; where this fails it did
  * not. NCCL's own connections are neither encrypted nor authenticated. All ranks call it together; what they find to
  * differ is the same line on all. AQ_NODEV: a rank was built without NCCL, has no GPU, or shares one with another rank.
- * AQ_MISMATCH: ranks with different versions of NCCL. AQ_NCCLERR: NCCL said no. AQ_TIMEOUT: it did not come up within
+ * AQ_MISMATCH: ranks with different versions of NCCL. AQ_NCCLERR: NCCL refused. AQ_TIMEOUT: it did not come up within
  * silence_ns. W = 1 opens a communicator, too.
  *
  * NCCL is never waited for: each call looks at its state, at the links and at the clock, and a rank that is missing,
@@ -140,7 +140,7 @@ uint64_t aq_group_measure_device(const struct aq_group_config *config);
 /*
  * Keep what compressed reductions of this codec and count need on a device, so that none allocates. Once a group; the
  * codec is borrowed until close. Other reductions make and drop it each time. Nothing where memory is the host's.
- * AQ_NODEV: the device has no kernels for that codec; the line says which it has.
+ * AQ_NODEV: the device has no kernels for that codec; the line lists those that it has.
  */
 enum aq_status aq_group_prepare(struct aq_group *group, const struct aq_grad_codec *codec, uint64_t count);
 
@@ -156,7 +156,7 @@ enum aq_status aq_allreduce(struct aq_group *group, float *x, uint64_t count);
 /* The mean: the same sum times 1 / W, which the owner of an element multiplies by. */
 enum aq_status aq_allreduce_mean(struct aq_group *group, float *x, uint64_t count);
 
-/* The sum of the own chunk alone: x[*first .. *first + *mine) is the sum; the rest of x is as it was. first and mine
+/* The sum of only the own chunk: x[*first .. *first + *mine) is the sum; the rest of x is as it was. first and mine
  * may be NULL. */
 enum aq_status aq_reduce_scatter(struct aq_group *group, float *x, uint64_t count, uint64_t *first, uint64_t *mine);
 
@@ -172,9 +172,9 @@ enum aq_status aq_broadcast(struct aq_group *group, uint32_t root, void *bytes, 
 
 /*
  * Sums unsigned integers that are packed into 64-bit words, as the p-bit allreduce of Lion Cub does (section 3.1 and
- * appendix D): lane i lies in word i / n at bit (i % n) * lane_bits, where n = 64 / lane_bits, so that no lane crosses
- * a word and words can simply be added. lane_bits: 1 to 8, or 16. Unused bits are zero.
- * AQ_INVAL: lane_bits; or a lane ran over (seen by the rank that owns it): W * (levels - 1) must be below 2^lane_bits.
+ * appendix D): lane i is in word i / n at bit (i % n) * lane_bits, where n = 64 / lane_bits, so that no lane crosses a
+ * word and words can simply be added. lane_bits: 1 to 8, or 16. Unused bits are zero. AQ_INVAL: lane_bits; or a lane
+ * ran over (seen by the rank that owns it): W * (levels - 1) must be below 2^lane_bits.
  */
 enum aq_status aq_allreduce_lanes(struct aq_group *group, uint64_t *lanes, uint64_t count, uint32_t lane_bits);
 
@@ -184,11 +184,11 @@ uint64_t aq_lane_words(uint64_t count, uint32_t lane_bits);
 /*
  * The mean over the ranks through codecs, with error feedback on both sides: x = deq(server(mean of deq(worker(x +
  * worker_error)) + server_error)), chunk by chunk, as 1-bit Adam's compressed allreduce (Tang et al. 2021, Algorithm 1,
- * section 6.1). The same bits on every rank. Both codecs are those of a buffer of count floats, on all ranks alike.
- * Bytes that leave a rank: those of its parts of the others' chunks, and W - 1 times its own result, each piece of
- * AQ_GRAD_PIECE values coded by itself (aq_grad_codec_bytes_pieces). W = 1: x stays as it is, nothing is quantized.
- * AQ_INVAL: a coded piece does not fit the group's piece_bytes (256 KiB and a little fit every codec of AQ_GRAD_PIECE
- * values). AQ_CORRUPT: bytes that no encoder writes, or a scale that is not finite: check gradients first.
+ * section 6.1). The same bits on every rank. Both codecs are for a buffer of count floats, the same on all ranks. Bytes
+ * that leave a rank: its parts of the others' chunks, and W - 1 times its own result, each piece of AQ_GRAD_PIECE
+ * values coded by itself (aq_grad_codec_bytes_pieces). W = 1: x stays as it is, nothing is quantized. AQ_INVAL: a coded
+ * piece does not fit the group's piece_bytes (256 KiB and a little fit every codec of AQ_GRAD_PIECE values).
+ * AQ_CORRUPT: bytes that no encoder writes, or a scale that is not finite: check gradients first.
  */
 struct aq_compressed {
     const struct aq_grad_codec *worker, *server;
@@ -198,10 +198,10 @@ struct aq_compressed {
     float *server_error; /* as many as aq_grad_chunk gives this rank, or NULL  */
     uint64_t step;       /* for aq_grad_encode: the same on all ranks          */
     /*
-     * What is done to x on the way, on the pool, range by range while it lies in the cache: `before` makes x of a range
-     * before anything reads it, `after` uses what it has become, once nothing here needs x or the errors of it any
-     * more. Ranges are apart and together all of x; both are called for W > 1 alone. Of a device's memory they are
-     * called here and only enqueue, on the group's stream. Their status ends the call. NULL: none.
+     * Work on x on the way, on the pool, range by range while it is in the cache: `before` makes x of a range before
+     * anything reads it, `after` uses what it has become, once nothing here needs x or the errors of it any more.
+     * Ranges are apart and together all of x; both are called only for W > 1. For a device's memory they are called
+     * here and only enqueue, on the group's stream. Their status ends the call. NULL: none.
      */
     enum aq_status (*before)(void *work, uint64_t first, uint64_t count);
     enum aq_status (*after)(void *work, uint64_t first, uint64_t count);
@@ -211,28 +211,28 @@ enum aq_status aq_compressed_allreduce(struct aq_group *group, const struct aq_c
 
 /*
  * A word of each rank to all, on the way with the reduction that comes next: say, reduce, hear. The words leave before
- * its first messages and are taken before anything is made of these, so that they cost no trip of their own. Between
- * say and hear only reductions may be called.
+ * its first messages and are taken before these are used, so that they cost no extra trip. Between the two calls only
+ * reductions may be called.
  *
  * stops: where the word of any rank has one of these bits, the first reduction between the two is void on all ranks: it
  * answers AQ_OK, errors are what they were, x is undefined, and `before` and `after` have not been called. A rank whose
- * own word has one may pass values that are not finite. hear tells: any & stops.
+ * own word has one may pass values that are not finite. The second call answers any & stops.
  *
  * A reduction that has `before`, is over NCCL, over a part of the group, or a reduce-scatter hears the words first:
  * that is a trip, as is a hear without a reduction. W = 1: any is the own word.
  */
 enum aq_status aq_group_say(struct aq_group *group, uint64_t word, uint64_t stops);
-/* any: the words of all ranks since the last say, or-ed. May be called again. */
+/* any: the words of all ranks since they were last sent, or-ed. May be called again. */
 enum aq_status aq_group_hear(struct aq_group *group, uint64_t *any);
 
-/* Do all ranks have the same digest? what: of what, for the line. AQ_MISMATCH on every rank, which names the ranks that
- * differ from rank 0. */
+/* Do all ranks have the same digest? what: its name in the log line. AQ_MISMATCH on every rank, which names the
+ * ranks that differ from rank 0. */
 enum aq_status aq_group_agree(struct aq_group *group, uint64_t digest, const char *what);
 
 struct aq_group_stats {
     uint64_t collectives;
     uint64_t sent_bytes,
-        received_bytes; /* bodies: what the formula says; frame headers are the link's (128 bytes each) */
+        received_bytes; /* bodies: by the formula; frame headers are the link's (128 bytes each) */
     uint64_t wait_ns;   /* asleep, waiting for another rank or for the own links               */
     uint64_t pack_ns, sum_ns, unpack_ns; /* of the exec thread, between the waits                               */
 };

@@ -7,7 +7,7 @@
  *     name@host:port      a daemon that is reached by way of another address (a tunnel): `name` is in its certificate
  *
  * Caveats first.
- * - What an address is, is read from the whole of it, never from how it begins: 127.0.0.1.example is a name.
+ * - What an address is, is read from the whole of it, never from its first characters: 127.0.0.1.example is a name.
  * - Spellings of IPv4 that some resolvers take and others do not (127.1, 0x7f000001, 0177.0.0.1, a dot at the end) are
  *   refused.
  * - The only name that is loopback is localhost, without a name server being asked; aq_endpoint_resolve refuses it
@@ -37,7 +37,7 @@ enum {
 };
 
 struct aq_endpoint {
-    char name[AQ_ENDPOINT_NAME_BYTES]; /* before '@', in small letters; "": there is none */
+    char name[AQ_ENDPOINT_NAME_BYTES]; /* before '@', in small letters; "": no '@' */
     char host[AQ_ENDPOINT_HOST_BYTES]; /* without brackets                                */
     bool v6;                           /* host is an IPv6 address                         */
     uint16_t port;
@@ -45,7 +45,7 @@ struct aq_endpoint {
 
 /* AQ_INVAL: *why (a constant) is the end of "... is no address: ". Not logged. Port 0 is taken. */
 enum aq_status aq_endpoint_parse(const char *text, struct aq_endpoint *out, const char **why);
-/* A host alone, an IPv6 address with brackets or without; port is 0. */
+/* A host without a port, an IPv6 address with brackets or without; port is 0. */
 enum aq_status aq_endpoint_parse_host(const char *text, struct aq_endpoint *out, const char **why);
 
 /* "host:port" or "[v6]:port", with this port. */
@@ -55,8 +55,8 @@ const char *aq_endpoint_text(const struct aq_endpoint *endpoint, uint16_t port, 
 bool aq_endpoint_loopback(const struct aq_endpoint *endpoint);
 bool aq_endpoint_loopback_address(const struct sockaddr *address); /* of AF_INET or AF_INET6 */
 
-/* What its daemon's certificate must say: the name before '@', else the host in small letters, an IPv6 address in its
- * shortest form and without a scope. False: it is too long for a certificate, or no name of one. */
+/* The name that its daemon's certificate must have: the name before '@', else the host in small letters, an IPv6
+ * address in its shortest form and without a scope. False: it is too long for a certificate, or no name of one. */
 bool aq_endpoint_identity(const struct aq_endpoint *endpoint, char out[AQ_ENDPOINT_NAME_BYTES]);
 
 /* getaddrinfo; whoever calls frees *out. AQ_NOTFOUND: no such name; AQ_REFUSED: localhost is not loopback here. Both

@@ -15,7 +15,7 @@
  * Bodies may go over the wire packed (entropy): the user at both ends sees them as they were given.
  *
  * With outage_ns_max a lost connection is made again by the side that connected, and what the peer had not received is
- * sent again, in order, once: the caller sees nothing but time. The link ends with AQ_TIMEOUT when an outage is longer.
+ * sent again, in order, once: the caller only sees a delay. The link ends with AQ_TIMEOUT when an outage is longer.
  *
  * The handshake (HELLO both ways) carries protocol version, job digest, plan hash, rank and edge; a peer that differs
  * is refused with a text that names both sides' values (AQ_MISMATCH). Every frame has a header with its own checksum, a
@@ -23,12 +23,12 @@
  *
  * Addresses: "tcp://host:port", "sim://name?rate_mbps=100&latency_ms=5" (in this process; both optional), each also as
  * "fault+tcp://host:port?seed=1&split=7" (tests; net/transport/transport_fault.c lists what can go wrong).
- * "tcp://host:port?segment=536": packets of at most so many bytes, both ways, for whoever connects.
+ * "tcp://host:port?segment=536": packets of at most that size, both ways, for a link that connects.
  * "tls+tcp://host:port?peer=2" is under mutual TLS 1.3: the other end must hold the certificate of stage 2 of this job
- * (without peer: of the rank that it says it is). A peer that does not is refused with AQ_TLSERR.
+ * (without peer: of the rank in its HELLO). A peer that does not is refused with AQ_TLSERR.
  *
  * Environment: AQ_NET_ENGINE=uring or poll forces how the loop waits; without it io_uring is taken where it is
- * permitted, and poll() where it is not (said in the log).
+ * permitted, and poll() where it is not (logged).
  *
  *     aq_net_open(&net_config, &net);
  *     aq_link_connect(net, "tcp://127.0.0.1:7001", &config, deadline, &link);
@@ -63,7 +63,7 @@ struct aq_net_config {
 enum aq_status aq_net_open(const struct aq_net_config *config, struct aq_net **out);
 void aq_net_close(struct aq_net *net); /* closes what is left, hard. NULL is fine */
 
-/* Bodies that get smaller by it are sent packed, without loss; both ends must say AUTO or ZSTD (net/link/packer.h). */
+/* Bodies that get smaller by it are sent packed, without loss; both ends must have AUTO or ZSTD (net/link/packer.h). */
 enum aq_link_entropy {
     AQ_LINK_ENTROPY_OFF = 0,
     AQ_LINK_ENTROPY_AUTO = 1, /* where it saves more than it costs: packer.h has the rule */
@@ -138,26 +138,25 @@ struct aq_frame {
     const void *body;
 };
 
-/* Port 0 lets the system choose; *port gets the real one. AQ_REFUSED: in use (says by which address), AQ_INVAL:
- * address. */
+/* Port 0 lets the system choose; *port gets the real one. AQ_REFUSED: in use (logs the address), AQ_INVAL: address. */
 enum aq_status aq_link_listen(struct aq_net *net, const char *address, struct aq_listener **out, uint16_t *port);
 
 /*
- * NULL is fine. Links that heal keep the listener's address open until the last of them is closed, for their own peers
- * alone; while the caller has the listener they cannot heal, so close it as soon as all links have been accepted.
+ * NULL is fine. Links that heal keep the listener's address open until the last of them is closed, only for their own
+ * peers; while the caller has the listener they cannot heal, so close it as soon as all links have been accepted.
  */
 void aq_listener_close(struct aq_listener *listener);
 
 /*
  * One link from the next peer that passes the handshake; peers that do not are refused one by one and logged, and the
- * wait goes on. Blocks until the deadline: AQ_TIMEOUT. Slow-loris peers are bounded: a handshake has 10 s, and who has
- * proved nothing gives way where there are too many (aqsgd/base/admission.h).
+ * wait continues. Blocks until the deadline: AQ_TIMEOUT. Slow-loris peers are bounded: a handshake has 10 s, and peers
+ * that have not proved who they are are dropped when there are too many (aqsgd/base/admission.h).
  */
 enum aq_status aq_link_accept(struct aq_listener *listener, const struct aq_link_config *config, uint64_t deadline_ns,
                               struct aq_link **out);
 
-/* Tries again with back-off while nobody listens, until the deadline. AQ_TIMEOUT, AQ_MISMATCH, AQ_PROTO, AQ_TLSERR,
- * AQ_INVAL. */
+/* Tries again with back-off while no program listens there, until the deadline. AQ_TIMEOUT, AQ_MISMATCH, AQ_PROTO,
+ * AQ_TLSERR, AQ_INVAL. */
 enum aq_status aq_link_connect(struct aq_net *net, const char *address, const struct aq_link_config *config,
                                uint64_t deadline_ns, struct aq_link **out);
 
@@ -228,7 +227,7 @@ struct aq_link_stats {
     uint64_t path_ns;         /* round trip of the first connection, as its transport knew it; 0: it did not */
     uint64_t path_bytes;      /* that the transport has sent, when it was last asked (path_every_ns)    */
     uint64_t delivered_bytes; /* that the peer's has, behind a gap or not; in packets, at most          */
-    uint64_t again_bytes;     /* of what was sent: once more, for it was lost                           */
+    uint64_t again_bytes;     /* of what was sent: again, because it was lost                           */
     uint64_t path_asked_ns;   /* when that was; 0: never                                                */
     uint32_t segment_bytes;   /* of the transport's largest packets, when the link was made; 0: it has none */
     uint32_t streams;         /* connections                                                            */
@@ -236,7 +235,7 @@ struct aq_link_stats {
     uint64_t heals;                            /* how often the connection was made again                         */
     uint64_t outage_ns;                        /* time without a connection, of outages that were healed          */
 };
-/* A snapshot; the loop goes on counting. Also good after the link has ended. */
+/* A snapshot; the loop continues counting. Also good after the link has ended. */
 void aq_link_stats(const struct aq_link *link, struct aq_link_stats *out);
 
 /* Bytes of RAM that a link of this config will take; what `aqpipe plan` prints. */

@@ -1,6 +1,6 @@
 /*
- * pair.h -- two GPUs, and bytes that go from the one to the other: what an edge's bodies take where they can. Either by
- * CUDA IPC: the receiver maps the sender's memory and copies from it, by the copy engine; or over NCCL.
+ * pair.h -- two GPUs, and bytes that go from the one to the other: the way of an edge's bodies where it is possible.
+ * Either by CUDA IPC: the receiver maps the sender's memory and copies from it, by the copy engine; or over NCCL.
  *
  * Caveats first.
  * - Bytes go one way. NCCL does what it is told of one communicator one thing after the other, so that two ends that
@@ -47,7 +47,7 @@ extern "C" {
 
 struct aq_pair; /* opaque */
 
-/* What a rank tells of itself: whether NCCL may be asked depends on it alone. */
+/* The facts of a rank: they alone decide whether NCCL may be asked. */
 struct aq_nccl_rank {
     uint64_t gpu, machine; /* digests; gpu 0: none */
     uint32_t built;        /* 0, or NCCL's version */
@@ -56,7 +56,7 @@ struct aq_nccl_rank {
 /* device: NULL is none. */
 void aq_nccl_rank_here(const struct aq_device *device, struct aq_nccl_rank *out);
 
-/* What ranks that have told each other know, the same on all. */
+/* The facts of all ranks after their exchange, the same on all. */
 void aq_nccl_judge(const struct aq_nccl_rank *all, uint32_t count, struct aq_nccl_facts *out);
 
 /*
@@ -76,7 +76,7 @@ enum aq_status aq_nccl_id(struct aq_nccl_id *out);
 
 /*
  * By which another process of this machine maps memory of kind AQ_MEMORY_SHARED, all of it; whoever knows it may. All
- * zeroes: none. AQ_NODEV: built without CUDA, or this GPU's driver offers none (the line says which).
+ * zeroes: none. AQ_NODEV: built without CUDA, or this GPU's driver offers none (the line names the cause).
  */
 enum { AQ_PAIR_OFFER_BYTES = 128 };
 struct aq_pair_offer {
@@ -98,8 +98,8 @@ struct aq_pair_config {
 };
 
 /*
- * Begins: the pair stands when aq_pair_poll says AQ_OK. AQ_NOMEM, AQ_CUDAERR, AQ_NCCLERR. AQ_NODEV: built without; by
- * IPC: this GPU cannot map that memory, or may not (the line says why), and nothing is open.
+ * Starts: the pair is open when aq_pair_poll answers AQ_OK. AQ_NOMEM, AQ_CUDAERR, AQ_NCCLERR. AQ_NODEV: built without;
+ * by IPC: this GPU cannot map that memory, or may not (the line has the reason), and nothing is open.
  */
 enum aq_status aq_pair_open(const struct aq_pair_config *config, struct aq_pair **out);
 
@@ -116,15 +116,16 @@ void aq_pairs_abandon(struct aq_pair *const *pairs, uint32_t count);
 void aq_pair_move(struct aq_pair *pair, void *at, size_t bytes);
 
 /*
- * Look. AQ_OK; AQ_AGAIN: it does not stand yet. AQ_TIMEOUT: the other end takes too long. AQ_NCCLERR: NCCL has failed,
- * and nothing is said yet, for whoever knows the other end may know why: else aq_pair_failed says so. AQ_CUDAERR.
+ * Look. AQ_OK; AQ_AGAIN: it is not open yet. AQ_TIMEOUT: the other end takes too long. AQ_NCCLERR: NCCL has failed, and
+ * nothing is logged yet, because the caller may know the cause from the other end: else aq_pair_failed logs it.
+ * AQ_CUDAERR.
  */
 enum aq_status aq_pair_poll(struct aq_pair *pair);
 enum aq_status aq_pair_failed(const struct aq_pair *pair);
 
 /*
- * By IPC, of the end that sends: the other end has taken so many moves, ever. AQ_PROTO: fewer than it said before, or
- * more than there are.
+ * By IPC, at the end that sends: the number of moves that the other end has taken in all. AQ_PROTO: fewer than before,
+ * or more than there are.
  */
 enum aq_status aq_pair_taken(struct aq_pair *pair, uint64_t moves);
 

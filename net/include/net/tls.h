@@ -2,11 +2,11 @@
  * tls.h -- who is who: a job's authority, its certificates, and mutual TLS 1.3 sessions between their holders.
  *
  * A job has one authority. It signs one certificate a stage, one for launchers, one for each host's daemon and one for
- * each site of split learning; what a certificate is for stands in its only subject alternative name, a URI:
- * aqpipe://JOB/stage/3, aqpipe://JOB/launcher, aqpipe://JOB/daemon/10.0.0.5, aqpipe://JOB/site/ward-7.
- * What name servers say means nothing. A session stands when both ends have shown a certificate of the same
- * authority and job, with the role (and stage, or host) that the other end expects; until then
- * neither takes a byte of the other's. A host is called what its launcher dials (net/endpoint.h says how).
+ * each site of split learning; the purpose of a certificate is its only subject alternative name, a URI:
+ * aqpipe://JOB/stage/3, aqpipe://JOB/launcher, aqpipe://JOB/daemon/10.0.0.5, aqpipe://JOB/site/ward-7. Answers of name
+ * servers mean nothing. A session is open when both ends have shown a certificate of the same authority and job, with
+ * the role (and stage, or host) that the other end expects; until then neither takes a byte of the other's. A host has
+ * the name that its launcher dials (net/endpoint.h).
  *
  * A folder of keys (`aqpipe keys init` makes it):
  *     authority.pem       the authority's certificate: public, and all that a host needs of it
@@ -22,11 +22,11 @@
  * - Texts about a peer hold printable characters only, whatever its certificate says; nothing logs a key.
  *
  * Revocation. The authority's folder may have a list of revoked certificates, revoked.pem (aq_tls_revoke); carried into
- * another folder of keys it holds there. It is looked at in every handshake, and every AQ_TLS_CHECK_S seconds by
- * sessions that stand, when they read or write: a revoked peer's ends with AQ_TLSERR. A list that is damaged, over,
- * gone, older than it was or not the authority's lets nobody new in; what stands goes on.
+ * another folder of keys it holds there. It is read in every handshake, and every AQ_TLS_CHECK_S seconds by open
+ * sessions, when they read or write: a revoked peer's ends with AQ_TLSERR. A list that is damaged, over, missing, older
+ * than it was or not the authority's lets no new peer in; open sessions continue.
  *
- * Locking: an aq_tls is used by any thread (its list has a lock of its own); a session by one thread at a time.
+ * Locking: an aq_tls is used by any thread (its list has its own lock); a session by one thread at a time.
  */
 #ifndef NET_TLS_H
 #define NET_TLS_H
@@ -51,10 +51,10 @@ enum {
     AQ_TLS_TEXT_BYTES = 512,
     AQ_TLS_PATH_BYTES = 4096,
     AQ_TLS_FILE_BYTES = 80, /* daemon-HOST.pem */
-    AQ_TLS_HOSTS_MAX = 64,  /* a job has at most so many stages, and a server of split learning so many sites */
+    AQ_TLS_HOSTS_MAX = 64,  /* the most stages of a job, and sites of a server of split learning */
     AQ_TLS_SERIAL_BYTES = 48,
     AQ_TLS_LIST_MAX = 1024,
-    AQ_TLS_CHECK_S = 2 /* how often a session that stands asks whether its peer is still good */
+    AQ_TLS_CHECK_S = 2 /* how often an open session checks that its peer is still valid */
 };
 
 enum aq_tls_role { AQ_TLS_AUTHORITY = 0, AQ_TLS_STAGE = 1, AQ_TLS_LAUNCHER = 2, AQ_TLS_DAEMON = 3, AQ_TLS_SITE = 4 };
@@ -104,7 +104,7 @@ enum aq_status aq_tls_open_site(const char *folder, const char *site, struct aq_
 void aq_tls_close(struct aq_tls *tls); /* after its sessions. NULL is fine */
 const struct aq_tls_name *aq_tls_name(const struct aq_tls *tls);
 
-/* What a file of a folder of keys says of itself. */
+/* The facts of one file of a folder of keys. */
 struct aq_tls_facts {
     struct aq_tls_name name;
     char print[AQ_TLS_PRINT_BYTES];   /* SHA-256 of the certificate    */
@@ -112,17 +112,19 @@ struct aq_tls_facts {
     int64_t from, until;              /* seconds since 1970         */
     bool key;                         /* its private key is with it */
 };
-/* path: a certificate, alone or with its key. As aq_tls_open, but does not ask who signed it nor whether it is over. */
+/* path: a certificate, with its key or without. As aq_tls_open, but does not ask who signed it nor whether it is
+ * over. */
 enum aq_status aq_tls_describe(const char *path, struct aq_tls_facts *out);
 
-/* May this file of a private key alone (authority-key.pem) be used? As aq_tls_open says. */
+/* May this file that is only a private key (authority-key.pem) be used? Statuses as aq_tls_open. */
 enum aq_status aq_tls_check_key(const char *path);
 
 /* ---- revocation ---- */
 
 /* Put a certificate into the folder's list of revoked ones, revoked.pem, which the authority signs: that of the file
- * `path`, or, where `what` is not NULL, all that were ever made for this name (its job is the authority's). The list is
- * replaced whole. *added: how many were not in it yet. AQ_NOTFOUND: there is none of that name; and as aq_tls_make. */
+ * `path`, or, where `what` is not NULL, all that were ever made for this name (its job is the authority's). The list
+ * is replaced whole. *added: how many were not in it yet. AQ_NOTFOUND: no certificate has that name; and as
+ * aq_tls_make. */
 enum aq_status aq_tls_revoke(const char *folder, const struct aq_tls_name *what, const char *path, uint32_t *added);
 
 struct aq_tls_list_entry {
@@ -150,8 +152,8 @@ void aq_tls_session_close(struct aq_tls_session *session); /* NULL is fine */
 
 /*
  * As a stream: what can be done at once. The first calls shake hands. AQ_OK: *done > 0. AQ_AGAIN: wait for
- * aq_tls_session_events of the socket. AQ_CLOSED, AQ_IO. AQ_TLSERR: it is not whom we expect, or no TLS 1.3 of ours;
- * aq_tls_session_text says it as the end of "the peer ...". Failures are for ever, and not logged.
+ * aq_tls_session_events of the socket. AQ_CLOSED, AQ_IO. AQ_TLSERR: it is not the expected peer, or not our TLS 1.3;
+ * aq_tls_session_text is the end of a sentence "the peer ...". Failures are for ever, and not logged.
  */
 enum aq_status aq_tls_session_read(struct aq_tls_session *session, const struct iovec *iov, int count, size_t *done);
 enum aq_status aq_tls_session_write(struct aq_tls_session *session, const struct iovec *iov, int count, size_t *done);
@@ -161,7 +163,7 @@ short aq_tls_session_events(const struct aq_tls_session *session);
 const char *aq_tls_session_text(const struct aq_tls_session *session);               /* "" where nothing is wrong */
 const char *aq_tls_session_with(const struct aq_tls_session *session);               /* `peer` of open */
 const struct aq_tls_name *aq_tls_session_peer(const struct aq_tls_session *session); /* NULL: not proved yet */
-void aq_tls_session_shut(struct aq_tls_session *session); /* say that nothing more comes, as far as that goes */
+void aq_tls_session_shut(struct aq_tls_session *session); /* announce the end, as far as that is possible */
 
 /* ---- making them ---- */
 

@@ -3,17 +3,17 @@
  *
  * Caveats first.
  * - "Seen before" is this cache's answer per sample, never an epoch flag.
- * - A put is write-behind: a get before it is on disk is served from memory. What was put is durable only after a mark.
+ * - A put is write-behind: a get before it is on disk is served from memory. A put is durable only after a mark.
  * - A reference from get is borrowed memory of the cache's bounded pool; give it back soon (aq_cache_release).
  * - The bytes that the two newest marks refer to are never overwritten: after a crash, aq_cache_open with one of them
  * gives exactly the cache as it was at that mark (and forgets everything later). Two, because a job's checkpoint is one
- * only when every stage has made it: a stage that is ahead must be able to go back one. So begin mark k+1 only when the
- * whole job has mark k, and reckon with up to three copies of a message on disk.
+ * only when every stage has made it: a stage that is ahead must be able to go back one. So start mark k+1 only when the
+ * whole job has mark k, and expect up to three copies of a message on disk.
  *
  * Members: "lmdb" (LMDB index, message bytes in cells of one slab file, read and written by io_uring with O_DIRECT
  * where the file system takes it; see docs/FORMAT.md and docs/DECISIONS.md for the layout and why) and "memory"
  * (everything in RAM; a mark is granted at once and holds nothing: a job with a memory cache starts cold after a
- * restart, and says so).
+ * restart, and logs that).
  *
  *     aq_cache_prefetch(cache, &key);                          // some micro-batches ahead
  *     ...
@@ -22,8 +22,7 @@
  *     aq_cache_put(cache, &key, version + 1, digest, slot, bytes);   // the slot is the cache's again
  *     aq_cache_release(cache, &entry);
  *
- * Locking: all calls of one cache from one thread (the worker's exec thread); the cache has a storage thread of its
- * own.
+ * Locking: all calls of one cache from one thread (the worker's exec thread); the cache has its own storage thread.
  */
 #ifndef STORAGE_CACHE_H
 #define STORAGE_CACHE_H
@@ -60,9 +59,9 @@ struct aq_cache_config {
     uint32_t depth;           /* reads and writes in flight, <= slots                            */
     uint64_t bytes_max;       /* "memory": most bytes kept; "lmdb": most bytes on disk; 0: no limit */
     uint64_t mark;            /* open the cache as it was at this mark; 0: a cache without marks */
-    bool direct;              /* O_DIRECT where the file system takes it (it says when it does not) */
-    bool fresh;               /* throw away what is there (same job) and begin empty             */
-    bool lost;                /* a cache that begins empty stands for one that is gone           */
+    bool direct;              /* O_DIRECT where the file system takes it (logged when it does not) */
+    bool fresh;               /* throw away what is there (same job) and start empty             */
+    bool lost;                /* a cache that starts empty replaces one that was lost            */
     bool sealed;              /* "lmdb": what is on disk is encrypted (AES-256-GCM)              */
     const uint8_t *key;       /* of AQ_CACHE_KEY_BYTES, where it is sealed; borrowed until open returns */
     struct aq_bell *bell;     /* rung when a read or write has come back; may be NULL            */
@@ -121,7 +120,7 @@ enum aq_status aq_cache_slot(struct aq_cache *cache, uint64_t deadline_ns, void 
  * Gives the slot's buffer, filled with `bytes` of m', to the cache (on failure it did not move). digest = aq_digest of
  * them. AQ_NOSPC: disk, bytes_max or samples_max full (logged the first time): everything that was there still is.
  * AQ_IO (or AQ_NOSPC where the file system does not promise room): an earlier write failed; its sample is cold now, and
- * after this answer, told once, the cache goes on. AQ_INVAL: bytes.
+ * after this answer, given once, the cache continues. AQ_INVAL: bytes.
  */
 enum aq_status aq_cache_put(struct aq_cache *cache, const struct aq_cache_key *key, uint64_t version, uint64_t digest,
                             void *slot, uint64_t bytes);
@@ -132,10 +131,10 @@ enum aq_status aq_cache_drop(struct aq_cache *cache, const struct aq_cache_key *
 
 /*
  * Everything put so far becomes durable under `mark` (greater than any before): writes drained, fsync, index committed.
- * aq_cache_mark_begin only starts it; aq_cache_mark_done answers AQ_AGAIN until it is there, so that training goes on:
- * what is put meanwhile belongs to the next mark. begin: AQ_INVAL (mark does not rise, or one is being made), AQ_IO,
- * AQ_NOSPC (as put). done: AQ_OK (also where none was begun), AQ_IO, AQ_NOSPC, AQ_CORRUPT: this mark was not made, the
- * ones before it hold, and the same mark may be begun again.
+ * aq_cache_mark_begin only starts it; aq_cache_mark_done answers AQ_AGAIN until it is there, so that training
+ * continues: puts made meanwhile belong to the next mark. begin: AQ_INVAL (mark does not rise, or one is being made),
+ * AQ_IO, AQ_NOSPC (as put). done: AQ_OK (also where none was begun), AQ_IO, AQ_NOSPC, AQ_CORRUPT: this mark was not
+ * made, the ones before it hold, and the same mark may be begun again.
  */
 enum aq_status aq_cache_mark_begin(struct aq_cache *cache, uint64_t mark);
 enum aq_status aq_cache_mark_done(struct aq_cache *cache);
@@ -208,8 +207,8 @@ void aq_cache_walk_close(struct aq_cache_walk *walk); /* NULL is fine */
 enum aq_status aq_cache_discard(const char *path);
 
 /*
- * The same of a cache that somebody may have open: AQ_REFUSED then, and nothing is done. Files are unlinked, not
- * overwritten: what a disk keeps of them is the disk's. *bytes: what they took. AQ_NOTFOUND: no such folder.
+ * The same for a cache that another process may have open: AQ_REFUSED then, and nothing is done. Files are unlinked,
+ * not overwritten: a disk may keep their bytes. *bytes: what they took. AQ_NOTFOUND: no such folder.
  */
 enum aq_status aq_cache_wipe(const char *path, uint64_t *bytes);
 
