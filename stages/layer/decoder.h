@@ -54,6 +54,8 @@ struct decoder_form {
     bool qkv_one_tensor;                 /* q, k and v                                                     */
     bool both;                           /* attention sees both sides                                      */
     bool first_plain;                    /* block 0 has no norm before attention                           */
+    bool local;                          /* blocks with a window have frequencies of model.rope_local      */
+    const char *blocks;                  /* in front of a block's number: "layers"        */
     const char *tokens, *positions;      /* tables of the embedding; positions NULL: none */
     const char *rows;                    /* a layer norm of its rows, without bias, or NULL */
     const char *norm, *norm_bias;        /* of the last layer; bias NULL: none            */
@@ -86,10 +88,10 @@ bool decoder_slides(const struct aq_model_config *model, uint32_t block);
 
 /*
  * decoder_shape.c: the angles of R columns over T places, as aq_rope reads them: in single precision from the frequency
- * theta^(-2i/R), scaled as Llama 3 scales them where model.rope_factor is not 1, and divided by model.rope_linear.
- * slides: of a block with a window, which has model.rope_local.
+ * theta^(-2i/R), scaled as Llama 3 scales them where model.rope_factor is not 1, divided by model.rope_linear, or
+ * scaled by YaRN (model.rope_yarn). local: of a block that has model.rope_local, and no scaling.
  */
-void decoder_angles(const struct aq_model_config *model, bool slides, uint32_t T, float *table);
+void decoder_angles(const struct aq_model_config *model, bool local, uint32_t T, float *table);
 
 /*
  * The norm of a form: of rows of the layer's input, y of the stage's type. gamma and beta are tensors of the layer;

@@ -168,7 +168,7 @@ static enum aq_status open(const struct layer_run *run)
     if (!shape.R) return AQ_OK;
     const uint64_t bytes = config->T * shape.R * sizeof(float);
     AQ_TRY(aq_alloc(bytes, &table));
-    decoder_angles(&config->model, shape.window > 0, config->T, table);
+    decoder_angles(&config->model, shape.window > 0 && shape.form->local, config->T, table);
     enum aq_status status = aq_device_copy(run->device, work->angles, table, bytes, NULL);
     if (status == AQ_OK) status = aq_device_stream_sync(run->device, NULL);
     aq_free(table);

@@ -15,7 +15,7 @@
 
 #define AREA "folder"
 
-enum { CONFIG_BYTES_MAX = 4 << 20, PATH_BYTES = MODEL_FOLDER_PATH_BYTES, KNOWN_BYTES = 1024, NAME_SHOWN = 64 };
+enum { CONFIG_BYTES_MAX = 4 << 20, PATH_BYTES = MODEL_FOLDER_PATH_BYTES, KNOWN_BYTES = 2048, NAME_SHOWN = 64 };
 
 bool aq_model_folder_is(const char *path)
 {

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "dataset_file.h"
+#include "model_family.h"
 #include "python_json.h"
 #include "stage_model.h"
 #include "stages/chat.h"
@@ -20,7 +21,10 @@ void aq_publish_name(const struct aq_model_config *model, const char *tensor, ch
 {
     const struct stage_model *ops = stage_model_find(model->kind);
     AQ_ASSERT(ops);
-    ops->publish_name(tensor, out, bytes);
+    if (ops->publish_name)
+        ops->publish_name(tensor, out, bytes);
+    else
+        decoder_family_name(ops, tensor, out, bytes);
 }
 
 enum aq_status aq_publish_turned(const struct aq_model_config *model, const char *const *names, uint32_t count,
