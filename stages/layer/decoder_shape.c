@@ -21,10 +21,11 @@ uint32_t decoder_turning(const struct aq_model_config *model)
 static bool has(const struct layer *layer, const struct aq_model_config *model, enum decoder_tensor tensor)
 {
     const struct decoder_form *form = layer->form;
-    const bool qkv_bias = tensor >= QUERY_BIAS && tensor <= VALUE_BIAS,
-               head_norm = tensor == QUERY_NORM || tensor == KEY_NORM;
+    const bool head_norm = tensor == QUERY_NORM || tensor == KEY_NORM;
     if (!form->names[tensor] || (tensor == NORM1 && form->first_plain && layer->number == 1)) return false;
-    if (qkv_bias) return form->qkv_one_tensor || model->qkv_bias;
+    if (tensor >= QUERY_BIAS && tensor <= VALUE_BIAS) return form->biased || model->qkv_bias;
+    if (tensor == PROJECTION_BIAS) return form->biased || model->out_bias;
+    if (tensor == GATE_BIAS || tensor == UP_BIAS || tensor == MLP_BIAS) return form->biased || model->mlp_bias;
     return !head_norm || model->qk_norm;
 }
 
@@ -59,14 +60,23 @@ static struct linear up_linear(const struct decoder_shape *shape)
         .in = shape->C,
         .out_in = shape->form->out_in,
         .count = 2,
-        .parts = {{tensor[GATE], LAYER_NO_TENSOR, shape->F}, {tensor[UP], LAYER_NO_TENSOR, shape->F}}};
+        .parts = {{tensor[GATE], tensor[GATE_BIAS], shape->F}, {tensor[UP], tensor[UP_BIAS], shape->F}}};
+}
+
+/* Columns of a head that the block rotates. */
+static uint32_t turning(const struct decoder_form *form, const struct aq_model_config *model, uint32_t block)
+{
+    const bool plain = model->rope_every && (block + 1) % model->rope_every == 0;
+    const bool whole = form->window_turns && model->window && !decoder_slides(model, block);
+    return form->turns && !plain && !whole ? decoder_turning(model) : 0;
 }
 
 void decoder_shape(const struct layer *layer, const struct aq_model_config *model, struct decoder_shape *out)
 {
     const struct decoder_form *form = layer->form;
     const uint64_t C = layer->in.columns, H = model->heads, D = decoder_head_dim(model);
-    const float scale = model->query_scale ? 1.0f / sqrtf((float)model->query_scale) : 0.0f;
+    const float root = model->query_scale ? 1.0f / sqrtf((float)model->query_scale) : 0.0f;
+    const bool scaled = model->residual_scale > 0.0f && model->residual_scale != 1.0f;
     uint32_t count = 0;
     *out = (struct decoder_shape){.form = form,
                                   .C = C,
@@ -74,9 +84,10 @@ void decoder_shape(const struct layer *layer, const struct aq_model_config *mode
                                   .kv_heads = decoder_kv_heads(model),
                                   .D = D,
                                   .F = model->mlp ? model->mlp : 4 * C,
-                                  .R = form->turns ? decoder_turning(model) : 0,
+                                  .R = turning(form, model, layer->number - 1),
                                   .window = decoder_slides(model, layer->number - 1) ? model->window : 0,
-                                  .score_scale = scale,
+                                  .score_scale = model->score_scale > 0.0f ? model->score_scale : root,
+                                  .residual_scale = scaled ? model->residual_scale : 0.0f,
                                   .heads_normed = model->qk_norm};
     out->qkv = (H + 2 * out->kv_heads) * D;
     for (uint32_t i = 0; i < DECODER_TENSORS; i++)

@@ -34,7 +34,16 @@ void decoder_family_default(const struct stage_model *of, struct aq_model_config
                                     .rope_low = 1.0f,
                                     .rope_high = 4.0f,
                                     .rope_original = 8192,
-                                    .rope_linear = 1.0f};
+                                    .rope_linear = 1.0f,
+                                    .rope_yarn = 1.0f,
+                                    .rope_fast = 32.0f,
+                                    .rope_slow = 1.0f,
+                                    .rope_attention = 1.0f,
+                                    .rope_every = of->family->rope_every,
+                                    .embedding_scale = 1.0f,
+                                    .score_scale = of->family->score_scale,
+                                    .residual_scale = 1.0f,
+                                    .logit_divisor = 1.0f};
 }
 
 enum aq_status decoder_family_check(const struct aq_model_config *model)
@@ -42,7 +51,43 @@ enum aq_status decoder_family_check(const struct aq_model_config *model)
     AQ_TRY(decoder_range("rope_local", (double)model->rope_local, 0, 1e12));
     AQ_TRY(decoder_range("rope_partial", (double)model->rope_partial, 0, 1));
     AQ_TRY(decoder_range("rope_factor", (double)model->rope_factor, 1, 1024));
-    return decoder_ranges(model);
+    AQ_TRY(decoder_range("rope_yarn", (double)model->rope_yarn, 0, 1024));
+    AQ_TRY(decoder_range("rope_every", model->rope_every, 0, 1024));
+    AQ_TRY(decoder_range("embedding_scale", (double)model->embedding_scale, 0, 1e6));
+    AQ_TRY(decoder_range("score_scale", (double)model->score_scale, 0, 1e6));
+    AQ_TRY(decoder_range("residual_scale", (double)model->residual_scale, 0, 1e6));
+    AQ_TRY(decoder_range("logit_divisor", (double)model->logit_divisor, 0, 1e6));
+    if (model->out_bias && !model->qkv_bias)
+        return aq_fail(AQ_INVAL, "stage", "model.out_bias without model.qkv_bias: no published model has it so");
+    AQ_TRY(decoder_ranges(model));
+    const uint64_t columns = (uint64_t)model->heads * decoder_head_dim(model);
+    if (!decoder_family_of(model)->form.heads_whole) return AQ_OK;
+    if (decoder_kv_heads(model) != model->heads)
+        return aq_fail(AQ_INVAL, "stage",
+                       "model.kv_heads is %u and model.heads %u: norms of all heads are computed only if both are one",
+                       decoder_kv_heads(model), model->heads);
+    return decoder_range("heads times model.head_dim", (double)columns, 1, 8192);
+}
+
+/* All that its keys have but the choices of training. */
+void decoder_family_identity(const struct aq_model_config *model, char *text, size_t bytes)
+{
+    const struct stage_model *of = stage_model_find(model->kind);
+    size_t used = (size_t)snprintf(text, bytes, "%s", of->kind);
+    for (uint32_t i = 0; i < of->key_count && used < bytes; i++) {
+        const struct aq_model_key *key = &of->keys[i];
+        const char *field = (const char *)model + key->offset;
+        uint32_t whole = 0;
+        float number;
+        if (key->offset == DECODER_FIELD(dropout) || key->offset == DECODER_FIELD(init_std)) continue;
+        memcpy(&whole, field, key->kind == AQ_MODEL_BOOL ? sizeof(bool) : sizeof whole);
+        memcpy(&number, &whole, sizeof number);
+        if (key->offset == DECODER_FIELD(kv_heads)) whole = decoder_kv_heads(model);
+        if (key->offset == DECODER_FIELD(head_dim)) whole = decoder_head_dim(model);
+        if (key->kind == AQ_MODEL_TIED) whole = whole != AQ_TIED_NO;
+        used += (size_t)(key->kind == AQ_MODEL_F32 ? snprintf(text + used, bytes - used, " %a", (double)number)
+                                                   : snprintf(text + used, bytes - used, " %u", whole));
+    }
 }
 
 void decoder_family_describe(const struct aq_model_config *model, char *text, size_t bytes)
@@ -137,6 +182,39 @@ static enum aq_status read_biases(const struct config_json *config, const struct
     return AQ_OK;
 }
 
+/* Of every so many blocks the last has no window: a number, or as a text "LLLG". */
+static enum aq_status read_pattern(const struct config_json *config, const struct family_type *type, uint32_t *every)
+{
+    const json_t *value = json_object_get(config->object, "sliding_window_pattern");
+    const char *text = json_string_value(value);
+    if (!text || !type->null_window)
+        return config_json_u32_or(config, "sliding_window_pattern", type->null_window ? 0 : 1, 1024,
+                                  type->window_every, every);
+    const size_t count = strlen(text);
+    if (count == 0 || strspn(text, "L") + 1 != count || text[count - 1] != 'G')
+        return config_json_refuse(config, "sliding_window_pattern", "a number, or L several times and G behind");
+    *every = (uint32_t)count;
+    return AQ_OK;
+}
+
+/* Which blocks have no rotary embedding, as a list of 0 and 1 or a number: the last of every so many. */
+static enum aq_status read_rope_every(const struct config_json *config, struct aq_model_config *out)
+{
+    const json_t *list = json_object_get(config->object, "no_rope_layers");
+    AQ_TRY(config_json_u32_or(config, "no_rope_layer_interval", 1, 1024, 4, &out->rope_every));
+    if (!json_is_array(list)) return AQ_OK;
+    if (json_array_size(list) < out->blocks)
+        return config_json_refuse(config, "no_rope_layers", "a number for each of %u blocks", out->blocks);
+    for (out->rope_every = 0; out->rope_every <= out->blocks; out->rope_every++) {
+        uint32_t block = 0;
+        while (block < out->blocks && (json_integer_value(json_array_get(list, block)) == 0) ==
+                                          (out->rope_every && (block + 1) % out->rope_every == 0))
+            block++;
+        if (block == out->blocks) return AQ_OK;
+    }
+    return config_json_refuse(config, "no_rope_layers", "0 for the last of every n-th block and 1 for all others");
+}
+
 static enum aq_status read_windows(const struct config_json *config, const struct family_type *type,
                                    struct aq_model_config *out)
 {
@@ -144,13 +222,13 @@ static enum aq_status read_windows(const struct config_json *config, const struc
     uint32_t window = 0, every = 0, from = 0;
     bool uses = true;
     if (type->windows == FAMILY_WINDOWS_NONE) return AQ_OK;
+    if (type->windows == FAMILY_WINDOWS_OFF) return config_json_only(config, "use_sliding_window", false);
     if (type->windows == FAMILY_WINDOWS_SWITCHED) {
         AQ_TRY(config_json_bool_or(config, "use_sliding_window", false, &uses));
         AQ_TRY(config_json_u32_or(config, "max_window_layers", 0, 1048576, 28, &from));
     }
-    if (type->windows == FAMILY_WINDOWS_EVERY)
-        AQ_TRY(config_json_u32_or(config, "sliding_window_pattern", 1, 1024, type->window_every, &every));
-    if (type->windows == FAMILY_WINDOWS_ALL) uses = !null;
+    if (type->windows == FAMILY_WINDOWS_EVERY) AQ_TRY(read_pattern(config, type, &every));
+    if (type->windows == FAMILY_WINDOWS_ALL || type->null_window) uses = !null;
     if (uses) AQ_TRY(config_json_u32_or(config, "sliding_window", 1, 1048576, type->window, &window));
     if (type->windows == FAMILY_WINDOWS_ALL) { /* there layer_types is another family's */
         out->window = window;
@@ -188,6 +266,7 @@ enum aq_status decoder_family_read(const struct config_json *config, struct aq_m
     AQ_TRY(read_biases(config, type, out));
     AQ_TRY(read_off(config, type));
     AQ_TRY(read_windows(config, type, out));
+    if (type->rope_every) AQ_TRY(read_rope_every(config, out));
     return family_read_rope(config, type, out);
 }
 
@@ -207,7 +286,7 @@ static bool type_has(const struct family_type *type, const struct aq_model_confi
     if (!biases || type->qk_norm != model->qk_norm) return false;
     if (model->out_bias && type->attention_bias != FAMILY_READ) return false;
     if (model->mlp_bias && type->mlp_bias != FAMILY_READ) return false;
-    return !model->window || type->windows != FAMILY_WINDOWS_NONE;
+    return !model->window || (type->windows != FAMILY_WINDOWS_NONE && type->windows != FAMILY_WINDOWS_OFF);
 }
 
 static void publish_keys(const struct aq_model_config *model, const struct family_type *type, json_t *config)
@@ -241,16 +320,31 @@ static void publish_windows(const struct aq_model_config *model, const struct fa
                             json_integer(model->window ? model->window_from : model->blocks));
         break;
     case FAMILY_WINDOWS_EVERY:
-        if (!model->window) window = json_integer(type->window);
+        if (model->window || type->null_window) break;
+        json_decref(window);
+        window = json_integer(type->window);
         break;
     case FAMILY_WINDOWS_ALL:
         break;
+    case FAMILY_WINDOWS_OFF:
+        json_object_set_new(config, "use_sliding_window", json_false());
+        json_decref(window);
+        return;
     case FAMILY_WINDOWS_NONE:
         json_decref(window);
         return;
     }
     json_object_set_new(config, "sliding_window", window);
     if (type->windows != FAMILY_WINDOWS_ALL) json_object_set_new(config, "layer_types", decoder_layer_types(model));
+}
+
+static void publish_rope_every(const struct aq_model_config *model, json_t *config)
+{
+    json_t *list = json_array();
+    for (uint32_t block = 0; block < model->blocks; block++)
+        json_array_append_new(list, json_integer(!model->rope_every || (block + 1) % model->rope_every != 0));
+    json_object_set_new(config, "no_rope_layers", list);
+    if (model->rope_every) json_object_set_new(config, "no_rope_layer_interval", json_integer(model->rope_every));
 }
 
 enum aq_status decoder_family_publish(const struct aq_model_config *model, bool tied, int32_t end_of_text, char *json,
@@ -274,7 +368,9 @@ enum aq_status decoder_family_publish(const struct aq_model_config *model, bool 
     publish_keys(model, type, config);
     if (type->mlp_bias == FAMILY_READ) json_object_set_new(config, "mlp_bias", json_boolean(model->mlp_bias));
     publish_windows(model, type, config);
+    if (type->rope_every) publish_rope_every(model, config);
     family_publish_rope(model, type, config);
+    if (model->vocabulary <= type->pad) json_object_set_new(config, "pad_token_id", json_null());
     config_json_put_ends(config, model->labels, end_of_text);
     return decoder_write(config, json, count);
 }

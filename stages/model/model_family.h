@@ -40,7 +40,8 @@ enum family_windows {
     FAMILY_WINDOWS_NONE,
     FAMILY_WINDOWS_SWITCHED, /* use_sliding_window, sliding_window, max_window_layers      */
     FAMILY_WINDOWS_EVERY,    /* sliding_window, and all but the last of sliding_window_pattern  */
-    FAMILY_WINDOWS_ALL       /* sliding_window or null, in all blocks                      */
+    FAMILY_WINDOWS_ALL,      /* sliding_window or null, in all blocks                      */
+    FAMILY_WINDOWS_OFF       /* use_sliding_window, which must be false                    */
 };
 
 /* Kinds of rotary embeddings that are computed, next to "default". */
@@ -56,9 +57,12 @@ struct family_type {
     enum family_switch attention_bias, mlp_bias;
     enum family_windows windows;
     uint32_t window, window_every; /* defaults                                                            */
+    bool null_window;              /* sliding_window: null is none, and a pattern may be a text           */
     uint32_t ropes;                /* FAMILY_LLAMA3 | ...                                                 */
     double theta, theta_local;     /* defaults; theta_local 0: all blocks have one theta                  */
     bool tied;                     /* default of tie_word_embeddings                                      */
+    bool rope_every;               /* no_rope_layers, no_rope_layer_interval                              */
+    uint32_t pad;                  /* transformers' own pad_token_id; in a smaller vocabulary it is null  */
     const char *const *refused;    /* keys that must be missing or null, ended by NULL; or NULL           */
     const char *const *off;        /* switches that must be missing or false, ended by NULL; or NULL      */
 };
@@ -67,6 +71,8 @@ struct decoder_family {
     struct decoder_form form;
     const struct family_type *types; /* ended by a type of NULL                        */
     bool qk_norm;                    /* heads of queries and keys have norms in all models */
+    uint32_t rope_every;             /* defaults                                        */
+    float score_scale;
 };
 
 /* The family of a configuration that was checked. */
@@ -140,6 +146,23 @@ void family_publish_rope(const struct aq_model_config *model, const struct famil
     {"model.rope_linear", AQ_MODEL_F32, DECODER_FIELD(rope_linear), "", 1, 1024, "1",                                  \
      "decoders: divides the frequencies of blocks without a window; 1: none"}
 
+#define DECODER_KEYS_YARN                                                                                              \
+    {"model.rope_yarn", AQ_MODEL_F32, DECODER_FIELD(rope_yarn), "", 1, 1024, "1",                                      \
+     "decoders: YaRN, factor of the context behind model.rope_original; 1: none"},                                     \
+        {"model.rope_fast", AQ_MODEL_F32, DECODER_FIELD(rope_fast), "", 0, 1024, "32",                                 \
+         "decoders: with rope_yarn: beta_fast"},                                                                       \
+        {"model.rope_slow", AQ_MODEL_F32, DECODER_FIELD(rope_slow), "", 0, 1024, "1",                                  \
+         "decoders: with rope_yarn: beta_slow"},                                                                       \
+        {"model.rope_attention", AQ_MODEL_F32, DECODER_FIELD(rope_attention), "", 0, 1024, "1",                        \
+         "decoders: with rope_yarn: cosines and sines are multiplied by it (attention_factor)"}
+
+#define DECODER_KEYS_BIASES(of)                                                                                        \
+    {"model.qkv_bias", AQ_MODEL_BOOL, DECODER_FIELD(qkv_bias), "", 0, 0, "false", of},                                 \
+        {"model.out_bias", AQ_MODEL_BOOL, DECODER_FIELD(out_bias), "", 0, 0, "false",                                  \
+         "decoders: with qkv_bias: the product behind attention has one, too (attention_bias)"},                       \
+        {"model.mlp_bias", AQ_MODEL_BOOL, DECODER_FIELD(mlp_bias), "", 0, 0, "false",                                  \
+         "decoders: the products of the MLP have biases"}
+
 #define DECODER_KEYS_WINDOW                                                                                            \
     {"model.window", AQ_MODEL_U32, DECODER_FIELD(window), "tokens", 0, 1048576, "0",                                   \
      "decoders: a query sees that many tokens, the last its own, in blocks that have a window (modernbert: on each "   \
@@ -151,8 +174,8 @@ void family_publish_rope(const struct aq_model_config *model, const struct famil
 
 /* ---- What most rows have. */
 
-/* Keys of config.json with sizes. kv and dim: the defaults of num_key_value_heads and head_dim. */
-#define FAMILY_SIZES(kv, dim)                                                                                          \
+/* Keys of config.json with sizes. kv, dim, eps: defaults of num_key_value_heads, head_dim and rms_norm_eps. */
+#define FAMILY_SIZES(kv, dim, eps)                                                                                     \
     {"num_hidden_layers", FAMILY_U32, DECODER_FIELD(blocks), 1, 1024, FAMILY_REQUIRED},                                \
         {"num_attention_heads", FAMILY_U32, DECODER_FIELD(heads), 1, 1024, FAMILY_REQUIRED},                           \
         {"hidden_size", FAMILY_U32, DECODER_FIELD(channels), 1, 65536, FAMILY_REQUIRED},                               \
@@ -161,8 +184,28 @@ void family_publish_rope(const struct aq_model_config *model, const struct famil
         {"max_position_embeddings", FAMILY_U32, DECODER_FIELD(context), 1, 1048576, 2048},                             \
         {"num_key_value_heads", FAMILY_U32, DECODER_FIELD(kv_heads), 1, 1024, kv},                                     \
         {"head_dim", FAMILY_U32, DECODER_FIELD(head_dim), 1, 2048, dim},                                               \
-        {"rms_norm_eps", FAMILY_F32, DECODER_FIELD(norm_eps), 0, 1, 1e-6},                                             \
+        {"rms_norm_eps", FAMILY_F32, DECODER_FIELD(norm_eps), 0, 1, eps},                                              \
         {"initializer_range", FAMILY_F32, DECODER_FIELD(init_std), 0, 1, 0.02}
+
+/* Norms before the branches; the same with names of biases; norms only behind the branches, with norms of heads. */
+#define FAMILY_NAMES_ATTENTION                                                                                         \
+    [QUERY] = "self_attn.q_proj.weight", [KEY] = "self_attn.k_proj.weight", [VALUE] = "self_attn.v_proj.weight",       \
+    [PROJECTION] = "self_attn.o_proj.weight", [GATE] = "mlp.gate_proj.weight", [UP] = "mlp.up_proj.weight",            \
+    [MLP] = "mlp.down_proj.weight"
+#define FAMILY_NAMES_BEFORE                                                                                            \
+    FAMILY_NAMES_ATTENTION, [NORM1] = "input_layernorm.weight", [NORM2] = "post_attention_layernorm.weight"
+#define FAMILY_NAMES_BIASED                                                                                            \
+    FAMILY_NAMES_BEFORE, [QUERY_BIAS] = "self_attn.q_proj.bias", [KEY_BIAS] = "self_attn.k_proj.bias",                 \
+                         [VALUE_BIAS] = "self_attn.v_proj.bias", [PROJECTION_BIAS] = "self_attn.o_proj.bias",          \
+                         [GATE_BIAS] = "mlp.gate_proj.bias", [UP_BIAS] = "mlp.up_proj.bias",                           \
+                         [MLP_BIAS] = "mlp.down_proj.bias"
+#define FAMILY_NAMES_HEADS [QUERY_NORM] = "self_attn.q_norm.weight", [KEY_NORM] = "self_attn.k_norm.weight"
+#define FAMILY_NAMES_BEHIND                                                                                            \
+    FAMILY_NAMES_ATTENTION, FAMILY_NAMES_HEADS, [POST1] = "post_attention_layernorm.weight",                           \
+                                                [POST2] = "post_feedforward_layernorm.weight"
+
+/* The classes of transformers that have one name in front. */
+#define FAMILY_CLASSES(name) .architecture = name "ForCausalLM", .classifier = name "ForSequenceClassification"
 
 #define FAMILY_SILU .activation = "hidden_act", .activations = "silu|swish"
 
@@ -170,14 +213,17 @@ void family_publish_rope(const struct aq_model_config *model, const struct famil
     .rms = true, .out_in = true, .turns = true, .gated = true, .blocks = "layers", .tokens = "embed_tokens.weight",    \
     .norm = "norm.weight", .head = "lm_head.weight", .score = "score.weight"
 
-/* The row of models.def: `known` is its array of keys, `of` its struct decoder_family. */
-#define DECODER_MODEL(name, known, of, tell)                                                                           \
+/*
+ * The row of models.def: `known` is its array of keys, `of` its struct decoder_family, and `labels`: transformers has a
+ * classifier of it.
+ */
+#define DECODER_MODEL(name, known, of, tell, labels)                                                                   \
     extern const struct stage_model stage_model_##name;                                                                \
     const struct stage_model stage_model_##name = {.kind = #name,                                                      \
                                                    .family = &(of),                                                    \
                                                    .task = "language_model",                                           \
                                                    .input = "tokens",                                                  \
-                                                   .sequences = true,                                                  \
+                                                   .sequences = labels,                                                \
                                                    .keys = known,                                                      \
                                                    .key_count = sizeof(known) / sizeof(known)[0],                      \
                                                    .describe = decoder_family_describe,                                \

@@ -77,18 +77,8 @@ static const struct decoder_family family = {
              .plus = 1.0f,
              .scaled = true,
              .local = true,
-             .names = {[NORM1] = "input_layernorm.weight",
-                       [QUERY] = "self_attn.q_proj.weight",
-                       [KEY] = "self_attn.k_proj.weight",
-                       [VALUE] = "self_attn.v_proj.weight",
-                       [QUERY_NORM] = "self_attn.q_norm.weight",
-                       [KEY_NORM] = "self_attn.k_norm.weight",
-                       [PROJECTION] = "self_attn.o_proj.weight",
-                       [POST1] = "post_attention_layernorm.weight",
-                       [NORM2] = "pre_feedforward_layernorm.weight",
-                       [GATE] = "mlp.gate_proj.weight",
-                       [UP] = "mlp.up_proj.weight",
-                       [MLP] = "mlp.down_proj.weight",
-                       [POST2] = "post_feedforward_layernorm.weight"}}};
+             .names = {FAMILY_NAMES_BEHIND,
+                       [NORM1] = "input_layernorm.weight",
+                       [NORM2] = "pre_feedforward_layernorm.weight"}}};
 
-DECODER_MODEL(gemma3, keys, family, identity);
+DECODER_MODEL(gemma3, keys, family, identity, true);

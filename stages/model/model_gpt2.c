@@ -95,6 +95,7 @@ static enum aq_status config_check(const struct aq_model_config *model)
 }
 
 static const struct decoder_form form = {.qkv_one_tensor = true,
+                                         .biased = true,
                                          .blocks = "h",
                                          .tokens = "wte.weight",
                                          .positions = "wpe.weight",

@@ -13,10 +13,10 @@ static const struct aq_model_key keys[] = {
     {"model.rope_partial", AQ_MODEL_F32, DECODER_FIELD(rope_partial), "", 0, 1, "1", "llama: how much of a head turns"},
     DECODER_KEYS_LLAMA3,
     DECODER_KEYS_ORIGINAL,
+    DECODER_KEYS_YARN,
     DECODER_KEYS_LINEAR,
     DECODER_KEYS_WINDOW,
-    {"model.qkv_bias", AQ_MODEL_BOOL, DECODER_FIELD(qkv_bias), "", 0, 0, "false",
-     "llama: queries, keys and values have biases (Qwen2)"},
+    DECODER_KEYS_BIASES("decoders: queries, keys and values have biases (Qwen2)"),
     {"model.qk_norm", AQ_MODEL_BOOL, DECODER_FIELD(qk_norm), "", 0, 0, "false",
      "llama: heads of queries and keys have norms (Qwen3)"},
     DECODER_KEYS_TRAINING("on embedding, attention and residuals; never at a cut")};
@@ -28,44 +28,48 @@ static void identity(const struct aq_model_config *model, char *text, size_t byt
              model->context, model->tied != AQ_TIED_NO, model->qkv_bias, model->qk_norm, (double)model->norm_eps,
              (double)model->rope_theta, (double)model->rope_partial, (double)model->rope_factor,
              (double)model->rope_low, (double)model->rope_high, model->rope_original);
-    const size_t used = strlen(text);
+    size_t used = strlen(text);
     if (model->window || model->rope_linear != 1.0f)
         snprintf(text + used, bytes - used, " %u %u %u %a", model->window, model->window_every, model->window_from,
                  (double)model->rope_linear);
+    used = strlen(text);
+    if (model->rope_yarn > 1.0f)
+        snprintf(text + used, bytes - used, " yarn %a %a %a %a", (double)model->rope_yarn, (double)model->rope_fast,
+                 (double)model->rope_slow, (double)model->rope_attention);
+    used = strlen(text);
+    if (model->out_bias || model->mlp_bias)
+        snprintf(text + used, bytes - used, " biases %d%d", model->out_bias, model->mlp_bias);
 }
 
-static const struct family_key llama_keys[] = {FAMILY_SIZES(FAMILY_HEADS, 0), {0}},
-                               qwen3_keys[] = {FAMILY_SIZES(32, 128), {0}};
+static const struct family_key llama_keys[] = {FAMILY_SIZES(FAMILY_HEADS, 0, 1e-6), {0}},
+                               qwen3_keys[] = {FAMILY_SIZES(32, 128, 1e-6), {0}};
 
 static const struct family_type types[] = {{.type = "llama",
-                                            .architecture = "LlamaForCausalLM",
-                                            .classifier = "LlamaForSequenceClassification",
+                                            FAMILY_CLASSES("Llama"),
                                             .keys = llama_keys,
                                             FAMILY_SILU,
-                                            .attention_bias = FAMILY_REFUSED,
-                                            .mlp_bias = FAMILY_REFUSED,
-                                            .ropes = FAMILY_LLAMA3 | FAMILY_LINEAR,
+                                            .attention_bias = FAMILY_READ,
+                                            .mlp_bias = FAMILY_READ,
+                                            .ropes = FAMILY_LLAMA3 | FAMILY_LINEAR | FAMILY_YARN,
                                             .theta = 10000},
                                            {.type = "qwen2",
-                                            .architecture = "Qwen2ForCausalLM",
-                                            .classifier = "Qwen2ForSequenceClassification",
+                                            FAMILY_CLASSES("Qwen2"),
                                             .keys = llama_keys,
                                             FAMILY_SILU,
                                             .qkv_bias = true,
                                             .windows = FAMILY_WINDOWS_SWITCHED,
                                             .window = 4096,
-                                            .ropes = FAMILY_LLAMA3 | FAMILY_LINEAR,
+                                            .ropes = FAMILY_LLAMA3 | FAMILY_LINEAR | FAMILY_YARN,
                                             .theta = 10000},
                                            {.type = "qwen3",
-                                            .architecture = "Qwen3ForCausalLM",
-                                            .classifier = "Qwen3ForSequenceClassification",
+                                            FAMILY_CLASSES("Qwen3"),
                                             .keys = qwen3_keys,
                                             FAMILY_SILU,
                                             .qk_norm = true,
-                                            .attention_bias = FAMILY_REFUSED,
+                                            .attention_bias = FAMILY_READ,
                                             .windows = FAMILY_WINDOWS_SWITCHED,
                                             .window = 4096,
-                                            .ropes = FAMILY_LLAMA3 | FAMILY_LINEAR,
+                                            .ropes = FAMILY_LLAMA3 | FAMILY_LINEAR | FAMILY_YARN,
                                             .theta = 10000},
                                            {0}};
 
@@ -82,20 +86,6 @@ static const struct stage_published published[] = {{"llama", "LlamaForCausalLM"}
 
 static const struct decoder_family family = {
     .types = types,
-    .form = {FAMILY_FORM,
-             .names = {[NORM1] = "input_layernorm.weight",
-                       [QUERY] = "self_attn.q_proj.weight",
-                       [KEY] = "self_attn.k_proj.weight",
-                       [VALUE] = "self_attn.v_proj.weight",
-                       [QUERY_BIAS] = "self_attn.q_proj.bias",
-                       [KEY_BIAS] = "self_attn.k_proj.bias",
-                       [VALUE_BIAS] = "self_attn.v_proj.bias",
-                       [QUERY_NORM] = "self_attn.q_norm.weight",
-                       [KEY_NORM] = "self_attn.k_norm.weight",
-                       [PROJECTION] = "self_attn.o_proj.weight",
-                       [NORM2] = "post_attention_layernorm.weight",
-                       [GATE] = "mlp.gate_proj.weight",
-                       [UP] = "mlp.up_proj.weight",
-                       [MLP] = "mlp.down_proj.weight"}}};
+    .form = {FAMILY_FORM, .names = {FAMILY_NAMES_BIASED, FAMILY_NAMES_HEADS}}};
 
-DECODER_MODEL(llama, keys, family, identity);
+DECODER_MODEL(llama, keys, family, identity, true);
