@@ -166,6 +166,9 @@ static enum aq_status open(const struct layer_run *run)
     struct decoder_shape shape;
     void *table;
     decoder_shape(run->layer, &config->model, &shape);
+    if (config->model.query_beta > 0.0f && config->T > config->model.rope_original)
+        return aq_fail(AQ_INVAL, "stage", "%u tokens: this model's queries are scaled beyond %u, which is not computed",
+                       config->T, config->model.rope_original);
     if (!shape.R) return AQ_OK;
     const uint64_t bytes = config->T * shape.R * sizeof(float);
     AQ_TRY(aq_alloc(bytes, &table));

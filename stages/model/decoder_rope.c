@@ -127,8 +127,11 @@ enum aq_status family_read_rope(const struct config_json *config, const struct f
     if (json_object_size(rope.object) == 0) rope.object = NULL;
     if (type->theta_local > 0) return read_sorts(config, &rope, type, out);
     if (!rope.object) AQ_TRY(config_json_object(config, "rope_parameters", "rope_parameters.", &rope));
+    if (!rope.object && type->query_beta) return config_json_refuse(config, "rope_parameters", "an object of keys");
     if (!rope.object) return AQ_OK;
     AQ_TRY(decoder_read_number(&rope, "rope_theta", 1, 1e12, (double)out->rope_theta, &out->rope_theta));
+    if (type->query_beta)
+        AQ_TRY(decoder_read_number(&rope, "llama_4_scaling_beta", 0, 1024, 0, &out->query_beta));
     return read_scaling(config, &rope, type, out);
 }
 
@@ -156,6 +159,11 @@ void family_publish_rope(const struct aq_model_config *model, const struct famil
 {
     json_t *rope = json_pack("{s:s, s:o}", "rope_type", "default", "rope_theta", decoder_number(model->rope_theta));
     json_t *scaling = scaling_of(model);
+    if (type->query_beta) /* transformers reads it with the context before, whatever the type */
+        json_object_update_new(rope, json_pack("{s:o, s:i}", "llama_4_scaling_beta", decoder_number(model->query_beta),
+                                               ORIGINAL, (int)model->rope_original));
+    if (scaling && type->query_beta)
+        json_object_set_new(scaling, "llama_4_scaling_beta", decoder_number(model->query_beta));
     if (scaling) json_object_update(rope, scaling);
     json_object_set_new(config, "rope_theta", decoder_number(model->rope_theta));
     json_object_set_new(config, "rope_scaling", scaling ? scaling : json_null());

@@ -61,6 +61,7 @@ struct family_type {
     uint32_t ropes;                /* FAMILY_LLAMA3 | ...                                                 */
     double theta, theta_local;     /* defaults; theta_local 0: all blocks have one theta                  */
     bool tied;                     /* default of tie_word_embeddings                                      */
+    bool query_beta;               /* llama_4_scaling_beta of the rotary embedding                        */
     bool rope_every;               /* no_rope_layers, no_rope_layer_interval                              */
     uint32_t pad;                  /* transformers' own pad_token_id; in a smaller vocabulary it is null  */
     const char *const *refused;    /* keys that must be missing or null, ended by NULL; or NULL           */

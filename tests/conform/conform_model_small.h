@@ -84,6 +84,16 @@ static void mistral_small(struct aq_model_config *model)
     model->window = 5;
 }
 
+/* Yarn, and a scale of queries that is 1 for so few tokens. */
+static void ministral3_small(struct aq_model_config *model)
+{
+    llama_small(model);
+    model->rope_factor = 1;
+    model->rope_original = T;
+    model->rope_yarn = 2;
+    model->query_beta = 0.1f;
+}
+
 /* One block of two has no rotary embedding. */
 static void smollm3_small(struct aq_model_config *model)
 {
