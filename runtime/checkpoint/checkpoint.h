@@ -157,6 +157,8 @@ struct aq_join {
     const struct aq_lora_config *lora; /* of the run                                                      */
     const char *adapter_folder;        /* adapters are written there too, as PEFT has them; NULL: nowhere */
     const char *base;                  /* what the model began as, for that folder; or NULL               */
+    const char *wrapper;               /* a folder of a model of texts and images that it began as: its names are used,
+                                          and its other tensors are written, too; NULL: it began as none      */
     const char *folder;                /* that model.safetensors, or its shards and their index, is written to */
     const char *type;                  /* of the values there: "F32", "BF16", "F16"                            */
     uint64_t file_bytes_max;           /* of tensors in one file; 0: no limit                                  */

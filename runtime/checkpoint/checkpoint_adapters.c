@@ -13,6 +13,7 @@
 #include <string.h>
 
 #include "json_text.h"
+#include "stages/model_folder.h"
 #include "stages/publish.h"
 
 enum { PUBLISHED_BYTES = AQ_TENSOR_NAME_MAX + 32 };
@@ -41,6 +42,7 @@ struct aq_adapters {
     struct pair *pairs;
     struct beside *beside;
     uint32_t count, beside_count;
+    bool wrapped; /* the model is the text model of one of texts and images */
 };
 
 static struct pair *pair_find(const struct aq_adapters *adapters, const char *of)
@@ -192,11 +194,22 @@ const struct aq_weights_low_rank *aq_adapters_of(const struct aq_adapters *adapt
 
 /* ---- PEFT's folder ---- */
 
+/* The published name of a tensor; in a model of texts and images the text model has a name of its own. */
+static void published_name(const struct aq_adapters *adapters, const char *tensor, char out[AQ_TENSOR_NAME_MAX])
+{
+    static const char front[] = "model.";
+    char name[AQ_TENSOR_NAME_MAX];
+    aq_publish_name(adapters->model, tensor, name, sizeof name);
+    const bool inside = adapters->wrapped && strncmp(name, front, sizeof front - 1) == 0;
+    snprintf(out, AQ_TENSOR_NAME_MAX, "%s%.70s", inside ? "model.language_model." : "",
+             inside ? name + sizeof front - 1 : name);
+}
+
 /* The published name of the module that a tensor is of: what stands before ".weight" or ".bias". */
 static void module_of(const struct aq_adapters *adapters, const char *tensor, char out[AQ_TENSOR_NAME_MAX])
 {
     static const char *const ends[] = {WEIGHT, BIAS};
-    aq_publish_name(adapters->model, tensor, out, AQ_TENSOR_NAME_MAX);
+    published_name(adapters, tensor, out);
     const size_t bytes = strlen(out);
     for (size_t i = 0; i < sizeof ends / sizeof *ends; i++) {
         const size_t end = strlen(ends[i]);
@@ -240,7 +253,7 @@ static enum aq_status write_tensors(const struct aq_adapters *adapters, const ch
             tensor_of_pair(&adapters->pairs[i / each], i % each, module, names[i], &tensors[i]);
             continue;
         }
-        aq_publish_name(adapters->model, beside->info.name, module, sizeof module);
+        published_name(adapters, beside->info.name, module);
         snprintf(names[i], sizeof names[i], "base_model.model.%s", module);
         tensors[i].dimensions = beside->info.dimensions;
         memcpy(tensors[i].shape, beside->info.shape, sizeof beside->info.shape);
@@ -310,8 +323,9 @@ static enum aq_status write_config(const struct aq_adapters *adapters, const cha
     return status;
 }
 
-enum aq_status aq_adapters_write(const struct aq_adapters *adapters, const char *folder, const char *base)
+enum aq_status aq_adapters_write(struct aq_adapters *adapters, const char *folder, const char *base)
 {
+    adapters->wrapped = aq_model_folder_wraps(base);
     AQ_TRY(write_tensors(adapters, folder));
     return write_config(adapters, folder, base);
 }

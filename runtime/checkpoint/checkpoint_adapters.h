@@ -33,7 +33,7 @@ const struct aq_weights_low_rank *aq_adapters_of(const struct aq_adapters *adapt
  * adapter_model.safetensors (F32) and adapter_config.json in a folder that is there, as PEFT 0.6 and later load them.
  * base: what the model began as, a path or a name; NULL: nothing that has one. Statuses of writing files.
  */
-enum aq_status aq_adapters_write(const struct aq_adapters *adapters, const char *folder, const char *base);
+enum aq_status aq_adapters_write(struct aq_adapters *adapters, const char *folder, const char *base);
 
 /*
  * PEFT's folder into an open stage: each of its tensors that the folder has; others stay. The folder matches

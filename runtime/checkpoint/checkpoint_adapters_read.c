@@ -102,7 +102,7 @@ static enum aq_status give_lengths(const float *m, uint64_t in, uint64_t out, bo
 /* A matrix that the folder adapts. */
 static enum aq_status product_merge(const struct reader *reader, const struct aq_tensor_info *info)
 {
-    const struct aq_lora_config *lora = aq_adapter_folder_lora(reader->folder);
+    struct aq_lora_config lora;
     float *a = NULL, *b = NULL, *m = NULL;
     char name[AQ_TENSOR_NAME_MAX];
     const char *names[] = {info->name};
@@ -113,6 +113,7 @@ static enum aq_status product_merge(const struct reader *reader, const struct aq
     enum aq_status status;
     if (!half_name(info->name, 'A', name, sizeof name)) return AQ_OK;
     if (aq_adapter_folder_find(reader->folder, reader->model, name, &index) != AQ_OK) return AQ_OK;
+    aq_adapter_folder_lora_of(reader->folder, reader->model, info->name, &lora);
     AQ_TRY_GOTO(values_read(reader, index, false, &a, &of_a), out);
     (void)half_name(info->name, 'B', name, sizeof name);
     AQ_TRY_GOTO(aq_adapter_folder_find(reader->folder, reader->model, name, &index), out);
@@ -120,8 +121,8 @@ static enum aq_status product_merge(const struct reader *reader, const struct aq
     AQ_TRY_GOTO(aq_publish_out_in(reader->model, names, 1, &out_in), out);
     AQ_TRY_GOTO(aq_alloc(info->count * sizeof(float), &w), out);
     AQ_TRY_GOTO(aq_stage_get(reader->to->stage, info, 0, info->count, w), out);
-    add_product(lora, a, b, of_a.shape[1], of_b.shape[0], out_in, w);
-    if (lora->dora) {
+    add_product(&lora, a, b, of_a.shape[1], of_b.shape[0], out_in, w);
+    if (lora.dora) {
         (void)half_name(info->name, 'M', name, sizeof name);
         AQ_TRY_GOTO(aq_adapter_folder_find(reader->folder, reader->model, name, &index), out);
         AQ_TRY_GOTO(values_read(reader, index, false, &m, &of_m), out);

@@ -26,7 +26,7 @@ struct join {
     char (*names)[AQ_TENSOR_NAME_MAX]; /* as published                      */
     bool *turned;
     uint32_t count;
-    uint32_t value_bytes; /* as written */
+    struct aq_weights *wrapper; /* of a model of texts and images: what it began as; else NULL */
     uint64_t total, done; /* bytes      */
     struct aq_adapters *adapters; /* NULL: the run has none */
     char head[AQ_TENSOR_NAME_MAX]; /* of a tied head, whose tensor is a copy; "": none */
@@ -41,7 +41,7 @@ static bool of_model(const struct aq_weights_info *info)
 static uint64_t tensor_bytes(const struct join *join, uint32_t index)
 {
     const struct aq_weights_tensor *tensor = &join->tensors[index];
-    uint64_t bytes = join->value_bytes;
+    uint64_t bytes = strcmp(tensor->type, "F32") == 0 ? 4 : 2;
     for (uint32_t d = 0; d < tensor->dimensions; d++)
         bytes *= tensor->shape[d];
     return bytes;
@@ -87,10 +87,74 @@ static void join_files(struct join *join)
     }
 }
 
+/* The text model's tensors get the names that the wrapper has for them. */
+static void name_wrapped(struct join *join)
+{
+    bool inside = false;
+    struct aq_weights_info info;
+    for (uint32_t i = 0; i < aq_weights_count(join->wrapper) && !inside; i++) {
+        aq_weights_info(join->wrapper, i, &info);
+        inside = strncmp(info.name, "language_model.", strlen("language_model.")) == 0;
+    }
+    for (uint32_t i = 0; i < join->count; i++) {
+        uint32_t index;
+        if (aq_weights_find(join->wrapper, join->own[i], &index) == AQ_OK) {
+            aq_weights_info(join->wrapper, index, &info);
+            snprintf(join->names[i], AQ_TENSOR_NAME_MAX, "%s", info.name);
+        } else if (inside) { /* the head of tables that are tied no more */
+            char published[AQ_TENSOR_NAME_MAX];
+            aq_publish_name(join->asked->model, join->own[i], published, sizeof published);
+            snprintf(join->names[i], AQ_TENSOR_NAME_MAX, "language_model.%.80s", published);
+        }
+    }
+}
+
+/* Is it a tensor of the text model, under whatever name? */
+static bool is_own(const struct join *join, uint32_t index)
+{
+    struct aq_weights_info info, own;
+    uint32_t found;
+    aq_weights_info(join->wrapper, index, &info);
+    for (uint32_t i = 0; i < join->count; i++) {
+        if (aq_weights_find(join->wrapper, join->own[i], &found) != AQ_OK) continue;
+        aq_weights_info(join->wrapper, found, &own);
+        if (strcmp(own.name, info.name) == 0) return true;
+    }
+    return *join->head && aq_weights_find(join->wrapper, join->head, &found) == AQ_OK && found == index;
+}
+
+/* Behind the model's tensors, all others of the wrapper as they are there. `room`: of the tables. */
+static enum aq_status join_wrapped(struct join *join, uint32_t room)
+{
+    const uint32_t own = join->count;
+    uint32_t end = own;
+    if (!join->wrapper) return AQ_OK;
+    name_wrapped(join);
+    for (uint32_t i = 0; i < aq_weights_count(join->wrapper); i++) {
+        struct aq_weights_info info;
+        if (is_own(join, i)) continue;
+        AQ_ASSERT(end < room);
+        aq_weights_info(join->wrapper, i, &info);
+        if (strcmp(info.type, "F32") != 0 && strcmp(info.type, "BF16") != 0 && strcmp(info.type, "F16") != 0)
+            return aq_fail(AQ_MISMATCH, "export", "%s: %s is of type %s: only F32, BF16 and F16 are carried", info.file,
+                           info.name, info.type);
+        join->tensors[end] = (struct aq_weights_tensor){.name = info.name,
+                                                        .dimensions = info.dimensions,
+                                                        .from = join->wrapper,
+                                                        .index = i,
+                                                        .type = info.type};
+        memcpy(join->tensors[end].shape, info.shape, sizeof info.shape);
+        join->total += tensor_bytes(join, end++);
+    }
+    join->count = end;
+    return AQ_OK;
+}
+
 static enum aq_status join_open(struct join *join)
 {
     const struct aq_join *asked = join->asked;
     void *memory;
+    if (asked->wrapper) AQ_TRY(aq_weights_open(asked->wrapper, &join->wrapper));
     for (uint32_t s = 0; s < asked->stages; s++) {
         AQ_TRY(aq_checkpoint_open(asked->checkpoint, asked->step, s, &join->files[s]));
         if (!aq_weights_metadata(join->files[s], "frozen")) continue;
@@ -103,7 +167,8 @@ static enum aq_status join_open(struct join *join)
     join->own = memory;
     AQ_TRY(aq_alloc(join->count + 1, &memory));
     join->turned = memory;
-    AQ_TRY(aq_alloc((join->count + 1) * sizeof *join->tensors, &memory));
+    const uint32_t room = join->count + 1 + (join->wrapper ? aq_weights_count(join->wrapper) : 0);
+    AQ_TRY(aq_alloc(room * sizeof *join->tensors, &memory));
     join->tensors = memory;
     join_files(join);
     AQ_TRY(aq_publish_turned(asked->model, join->own, join->count, join->turned));
@@ -113,7 +178,7 @@ static enum aq_status join_open(struct join *join)
         join->tensors[i].turned = join->turned[i];
         join->tensors[i].plus = aq_adapters_of(join->adapters, join->own[i]);
     }
-    return AQ_OK;
+    return join_wrapped(join, room);
 }
 
 /* Tensors [first, end) fit into one file; at least one. */
@@ -196,7 +261,7 @@ static enum aq_status write_files(struct join *join)
 enum aq_status aq_checkpoint_join(const struct aq_join *asked)
 {
     AQ_ASSERT(asked->stages <= AQ_JOB_STAGES_MAX);
-    struct join join = {.asked = asked, .value_bytes = strcmp(asked->type, "F32") == 0 ? 4 : 2};
+    struct join join = {.asked = asked};
     if (asked->tied) aq_model_tied_head(asked->model, join.head);
     enum aq_status status = join_open(&join);
     if (status == AQ_OK) status = write_files(&join);
@@ -207,6 +272,7 @@ enum aq_status aq_checkpoint_join(const struct aq_join *asked)
         aq_weights_close(join.files[s]);
         aq_weights_close(join.frozen[s]);
     }
+    aq_weights_close(join.wrapper);
     aq_free(join.tensors);
     aq_free(join.names);
     aq_free(join.own);

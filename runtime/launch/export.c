@@ -110,6 +110,7 @@ enum aq_status aq_export_weights(const struct aq_export *export)
 {
     static const char *const metadata[] = {"format", "pt", "producer", "aqpipe " AQ_VERSION, NULL};
     const struct aq_job *job = export->plan->job;
+    const char *from = began_as(export);
     char adapter[AQ_RUN_PATH_BYTES];
     AQ_TRY(aq_run_path(export->folder, "adapter", adapter));
     if (job->train.lora.rank) AQ_TRY(aq_run_make_folder(adapter));
@@ -121,6 +122,7 @@ enum aq_status aq_export_weights(const struct aq_export *export)
                                  .lora = &job->train.lora,
                                  .adapter_folder = adapter,
                                  .base = job->model.weights,
+                                 .wrapper = aq_model_folder_wraps(from) ? from : NULL,
                                  .folder = export->folder,
                                  .type = export->type,
                                  .file_bytes_max = export->file_bytes_max,

@@ -56,7 +56,8 @@ enum aq_status aq_manifest_adapter(struct aq_manifest *manifest)
     status = aq_adapter_folder_open(job->train.lora_weights, &folder);
     if (status == AQ_OK) {
         numbers = *aq_adapter_folder_lora(folder);
-        status = aq_adapter_folder_match(folder, &model, false, targets, sizeof targets);
+        status = aq_adapter_folder_trains(folder, &model);
+        if (status == AQ_OK) status = aq_adapter_folder_match(folder, &model, false, targets, sizeof targets);
         aq_adapter_folder_close(folder);
     }
     aq_error_release(&why);

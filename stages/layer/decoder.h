@@ -8,6 +8,8 @@
  *     GPT-2            layer norms, a table of positions, GELU, biases, weights (in, out)
  *     Llama and kin    RMS norms, heads that turn, a gate, no biases or those of q, k, v; weights (out, in)
  *     Gemma 3          the same with norms behind the branches, too, and weights of norms less 1; a scaled embedding
+ *     OLMo 2, EXAONE 4 the same with norms only behind the branches
+ *     Granite          Llama with four multipliers: of embedding, scores, branches and logits
  *     ModernBERT       layer norms without bias, heads that turn, q, k, v and gate, up in one tensor each, attention of
  *                      both sides: an encoder, whose rows of padding are nobody's
  */
@@ -36,6 +38,7 @@ enum decoder_tensor {
     GATE, /* or what GELU follows; gate and up in one, where the form has no name for UP */
     UP,
     GATE_BIAS,
+    UP_BIAS,
     MLP,
     MLP_BIAS,
     POST2,
@@ -52,8 +55,13 @@ struct decoder_form {
     float plus;                          /* RMS norms multiply by plus + weight, which begins as 1 - plus  */
     bool scaled;                         /* the embedding, by the root of its columns                      */
     bool qkv_one_tensor;                 /* q, k and v                                                     */
+    bool biased;                         /* all products have biases; else the configuration decides       */
+    bool heads_whole;                    /* norms of heads are of all heads at once; H is kv_heads then    */
+    bool window_turns;                   /* if some blocks have windows, the others have no rotary embedding */
     bool both;                           /* attention sees both sides                                      */
     bool first_plain;                    /* block 0 has no norm before attention                           */
+    bool local;                          /* blocks with a window have frequencies of model.rope_local      */
+    const char *blocks;                  /* in front of a block's number: "layers"        */
     const char *tokens, *positions;      /* tables of the embedding; positions NULL: none */
     const char *rows;                    /* a layer norm of its rows, without bias, or NULL */
     const char *norm, *norm_bias;        /* of the last layer; bias NULL: none            */
@@ -68,6 +76,7 @@ struct decoder_shape {
     uint64_t qkv;                     /* columns of q, k and v          */
     uint64_t window;                  /* 0: none                        */
     float score_scale;                /* 0: 1 / sqrt(D)                 */
+    float residual_scale;             /* of what a branch adds; 0: 1    */
     bool heads_normed;
     uint32_t tensor[DECODER_TENSORS];      /* the layer's number of each, or LAYER_NO_TENSOR */
     struct linear in, projection, up, mlp; /* in: q, k, v; up: gate and up */
@@ -86,10 +95,10 @@ bool decoder_slides(const struct aq_model_config *model, uint32_t block);
 
 /*
  * decoder_shape.c: the angles of R columns over T places, as aq_rope reads them: in single precision from the frequency
- * theta^(-2i/R), scaled as Llama 3 scales them where model.rope_factor is not 1, and divided by model.rope_linear.
- * slides: of a block with a window, which has model.rope_local.
+ * theta^(-2i/R), scaled as Llama 3 scales them where model.rope_factor is not 1, divided by model.rope_linear, or
+ * scaled by YaRN (model.rope_yarn). local: of a block that has model.rope_local, and no scaling.
  */
-void decoder_angles(const struct aq_model_config *model, bool slides, uint32_t T, float *table);
+void decoder_angles(const struct aq_model_config *model, bool local, uint32_t T, float *table);
 
 /*
  * The norm of a form: of rows of the layer's input, y of the stage's type. gamma and beta are tensors of the layer;

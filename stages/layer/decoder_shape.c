@@ -21,10 +21,11 @@ uint32_t decoder_turning(const struct aq_model_config *model)
 static bool has(const struct layer *layer, const struct aq_model_config *model, enum decoder_tensor tensor)
 {
     const struct decoder_form *form = layer->form;
-    const bool qkv_bias = tensor >= QUERY_BIAS && tensor <= VALUE_BIAS,
-               head_norm = tensor == QUERY_NORM || tensor == KEY_NORM;
+    const bool head_norm = tensor == QUERY_NORM || tensor == KEY_NORM;
     if (!form->names[tensor] || (tensor == NORM1 && form->first_plain && layer->number == 1)) return false;
-    if (qkv_bias) return form->qkv_one_tensor || model->qkv_bias;
+    if (tensor >= QUERY_BIAS && tensor <= VALUE_BIAS) return form->biased || model->qkv_bias;
+    if (tensor == PROJECTION_BIAS) return form->biased || model->out_bias;
+    if (tensor == GATE_BIAS || tensor == UP_BIAS || tensor == MLP_BIAS) return form->biased || model->mlp_bias;
     return !head_norm || model->qk_norm;
 }
 
@@ -59,14 +60,23 @@ static struct linear up_linear(const struct decoder_shape *shape)
         .in = shape->C,
         .out_in = shape->form->out_in,
         .count = 2,
-        .parts = {{tensor[GATE], LAYER_NO_TENSOR, shape->F}, {tensor[UP], LAYER_NO_TENSOR, shape->F}}};
+        .parts = {{tensor[GATE], tensor[GATE_BIAS], shape->F}, {tensor[UP], tensor[UP_BIAS], shape->F}}};
+}
+
+/* Columns of a head that the block rotates. */
+static uint32_t turning(const struct decoder_form *form, const struct aq_model_config *model, uint32_t block)
+{
+    const bool plain = model->rope_every && (block + 1) % model->rope_every == 0;
+    const bool whole = form->window_turns && model->window && !decoder_slides(model, block);
+    return form->turns && !plain && !whole ? decoder_turning(model) : 0;
 }
 
 void decoder_shape(const struct layer *layer, const struct aq_model_config *model, struct decoder_shape *out)
 {
     const struct decoder_form *form = layer->form;
     const uint64_t C = layer->in.columns, H = model->heads, D = decoder_head_dim(model);
-    const float scale = model->query_scale ? 1.0f / sqrtf((float)model->query_scale) : 0.0f;
+    const float root = model->query_scale ? 1.0f / sqrtf((float)model->query_scale) : 0.0f;
+    const bool scaled = model->residual_scale > 0.0f && model->residual_scale != 1.0f;
     uint32_t count = 0;
     *out = (struct decoder_shape){.form = form,
                                   .C = C,
@@ -74,9 +84,10 @@ void decoder_shape(const struct layer *layer, const struct aq_model_config *mode
                                   .kv_heads = decoder_kv_heads(model),
                                   .D = D,
                                   .F = model->mlp ? model->mlp : 4 * C,
-                                  .R = form->turns ? decoder_turning(model) : 0,
+                                  .R = turning(form, model, layer->number - 1),
                                   .window = decoder_slides(model, layer->number - 1) ? model->window : 0,
-                                  .score_scale = scale,
+                                  .score_scale = model->score_scale > 0.0f ? model->score_scale : root,
+                                  .residual_scale = scaled ? model->residual_scale : 0.0f,
                                   .heads_normed = model->qk_norm};
     out->qkv = (H + 2 * out->kv_heads) * D;
     for (uint32_t i = 0; i < DECODER_TENSORS; i++)
@@ -87,15 +98,32 @@ void decoder_shape(const struct layer *layer, const struct aq_model_config *mode
     out->mlp = linear_of(out->F, C, form->out_in, out->tensor[MLP], out->tensor[MLP_BIAS]);
 }
 
-/* Frequencies are rounded to single precision, and so is place times frequency, as published models have it. */
-static float frequency(const struct aq_model_config *model, bool slides, uint32_t i, uint32_t R)
+/* The column pair, of R / 2, that makes `rotations` turns in the context before (Peng et al. 2023). */
+static double yarn_pair(const struct aq_model_config *model, double rotations, uint32_t R)
 {
     const double pi = 3.14159265358979323846;
-    const double theta = (double)(slides && model->rope_local > 0.0f ? model->rope_local : model->rope_theta);
-    const double slower = !slides && model->rope_linear > 1.0f ? (double)model->rope_linear : 1.0;
+    return R * log(model->rope_original / (rotations * 2.0 * pi)) / (2.0 * log((double)model->rope_theta));
+}
+
+/* Fast pairs keep their frequency, slow ones are divided by the factor, between both is a ramp. */
+static double yarn(const struct aq_model_config *model, double plain, uint32_t i, uint32_t R)
+{
+    const double low = fmax(floor(yarn_pair(model, (double)model->rope_fast, R)), 0.0);
+    const double high = fmin(ceil(yarn_pair(model, (double)model->rope_slow, R)), R - 1.0);
+    const double ramp = fmin(fmax((i - low) / (high == low ? 0.001 : high - low), 0.0), 1.0);
+    return plain / (double)model->rope_yarn * ramp + plain * (1.0 - ramp);
+}
+
+/* Frequencies are rounded to single precision, and so is place times frequency, as published models have it. */
+static float frequency(const struct aq_model_config *model, bool local, uint32_t i, uint32_t R)
+{
+    const double pi = 3.14159265358979323846;
+    const double theta = (double)(local && model->rope_local > 0.0f ? model->rope_local : model->rope_theta);
+    const double slower = !local && model->rope_linear > 1.0f ? (double)model->rope_linear : 1.0;
     const double plain = pow(theta, -2.0 * i / R) / slower, length = 2.0 * pi / plain;
     const double longest = model->rope_original / (double)model->rope_low;
     const double shortest = model->rope_original / (double)model->rope_high;
+    if (!local && model->rope_yarn > 1.0f) return (float)yarn(model, plain, i, R);
     if (model->rope_factor == 1.0f || length < shortest) return (float)plain;
     if (length > longest) return (float)(plain / (double)model->rope_factor);
     const double smooth = (model->rope_original / length - (double)model->rope_low) /
@@ -103,15 +131,16 @@ static float frequency(const struct aq_model_config *model, bool slides, uint32_
     return (float)((1.0 - smooth) * plain / (double)model->rope_factor + smooth * plain);
 }
 
-void decoder_angles(const struct aq_model_config *model, bool slides, uint32_t T, float *table)
+void decoder_angles(const struct aq_model_config *model, bool local, uint32_t T, float *table)
 {
     const uint32_t R = decoder_turning(model), half = R / 2;
+    const float scale = !local && model->rope_yarn > 1.0f ? model->rope_attention : 1.0f;
     for (uint32_t i = 0; i < half; i++) {
-        const float step = frequency(model, slides, i, R);
+        const float step = frequency(model, local, i, R);
         for (uint32_t t = 0; t < T; t++) {
             const float angle = (float)t * step;
-            table[(uint64_t)t * R + i] = (float)cos((double)angle);
-            table[(uint64_t)t * R + half + i] = (float)sin((double)angle);
+            table[(uint64_t)t * R + i] = scale * (float)cos((double)angle);
+            table[(uint64_t)t * R + half + i] = scale * (float)sin((double)angle);
         }
     }
 }

@@ -78,8 +78,8 @@ static void tensors(const struct layer *layer, const struct aq_stage_config *con
                                 [QUERY_BIAS] = {0, shape.in.parts[0].out, 0, 0},
                                 [KEY_BIAS] = {0, shape.in.parts[1].out, 0, 0},
                                 [VALUE_BIAS] = {0, shape.in.parts[2].out, 0, 0},
-                                [QUERY_NORM] = {0, shape.D, 0, one},
-                                [KEY_NORM] = {0, shape.D, 0, one},
+                                [QUERY_NORM] = {0, shape.D * (shape.form->heads_whole ? shape.H : 1), 0, one},
+                                [KEY_NORM] = {0, shape.D * (shape.form->heads_whole ? shape.kv_heads : 1), 0, one},
                                 [PROJECTION] = {shape.H * shape.D, shape.C, residual, 0},
                                 [PROJECTION_BIAS] = {0, shape.C, 0, 0},
                                 [POST1] = {0, shape.C, 0, one},
@@ -88,6 +88,7 @@ static void tensors(const struct layer *layer, const struct aq_stage_config *con
                                 [GATE] = {shape.C, shape.up.parts[0].out, std, 0},
                                 [UP] = {shape.C, shape.F, std, 0},
                                 [GATE_BIAS] = {0, shape.F, 0, 0},
+                                [UP_BIAS] = {0, shape.F, 0, 0},
                                 [MLP] = {shape.F, shape.C, residual, 0},
                                 [MLP_BIAS] = {0, shape.C, 0, 0},
                                 [POST2] = {0, shape.C, 0, one}};
@@ -165,10 +166,13 @@ static enum aq_status open(const struct layer_run *run)
     struct decoder_shape shape;
     void *table;
     decoder_shape(run->layer, &config->model, &shape);
+    if (config->model.query_beta > 0.0f && config->T > config->model.rope_original)
+        return aq_fail(AQ_INVAL, "stage", "%u tokens: this model's queries are scaled beyond %u, which is not computed",
+                       config->T, config->model.rope_original);
     if (!shape.R) return AQ_OK;
     const uint64_t bytes = config->T * shape.R * sizeof(float);
     AQ_TRY(aq_alloc(bytes, &table));
-    decoder_angles(&config->model, shape.window > 0, config->T, table);
+    decoder_angles(&config->model, shape.window > 0 && shape.form->local, config->T, table);
     enum aq_status status = aq_device_copy(run->device, work->angles, table, bytes, NULL);
     if (status == AQ_OK) status = aq_device_stream_sync(run->device, NULL);
     aq_free(table);
@@ -278,16 +282,15 @@ static float *tensor_of(float *const *of, const struct decoder_shape *shape, enu
 
 /* ---- Forward. */
 
-/* What attention's branch reads: the input's norm, or the input itself, as products read it. */
-static enum aq_status branch_input(const struct layer_run *run, const struct decoder_shape *shape, const float *x)
+/* What a branch reads: the norm of x, or x itself if the form has no such norm, as products read it. */
+static enum aq_status branch_input(const struct layer_run *run, const struct decoder_shape *shape,
+                                   const struct decoder_norm *norm, const float *x, void *y)
 {
-    const struct decoder_slot *kept = run->slot;
-    const struct decoder_norm norm1 = norm1_of(run, shape);
-    if (shape->tensor[NORM1] != LAYER_NO_TENSOR) return decoder_norm(run, &norm1, run->rows_in, x, kept->norm1);
+    if (norm->gamma != LAYER_NO_TENSOR) return decoder_norm(run, norm, run->rows_in, x, y);
     const struct aq_dropout_apply args = {.samples = 1,
                                           .sample_elements = run->rows_in * shape->C,
                                           .x = x,
-                                          .y = kept->norm1,
+                                          .y = y,
                                           .y_type = stage_type(run->config->precision)};
     return aq_device_dropout(run->device, &args, run->stream); /* of no probability: a copy of that type */
 }
@@ -306,12 +309,27 @@ static enum aq_status residual_normed(const struct layer_run *run, const struct 
     return decoder_post_norm(run, &norm, run->rows_in, product, c ? other : NULL, c ? c : work->dnorm);
 }
 
-/* c = other + dropout(x W + b), or as residual_normed. */
+/* c = other + r (x W + b) */
+static enum aq_status residual_scaled(const struct layer_run *run, const struct decoder_shape *shape,
+                                      const struct linear *linear, const void *x, const float *other, float *c)
+{
+    const uint64_t N = run->rows_in * shape->C;
+    const struct linear_to to = {.c = c, .type = AQ_F32};
+    const struct aq_scale scale = {.x = c, .count = N, .factor = shape->residual_scale};
+    const struct aq_dropout_apply add = {
+        .samples = 1, .sample_elements = N, .x = other, .y = c, .y_type = AQ_F32, .add = true};
+    AQ_TRY(linear_forward(run, linear, run->rows_in, rows_of(x), &to));
+    AQ_TRY(aq_device_scale(run->device, &scale, run->stream));
+    return aq_device_dropout(run->device, &add, run->stream);
+}
+
+/* c = other + dropout(x W + b), or as residual_normed or residual_scaled. */
 static enum aq_status residual(const struct layer_run *run, const struct decoder_shape *shape,
                                const struct linear *linear, const void *x, uint32_t site, const float *other, float *c)
 {
     if (shape->form->posts) return residual_normed(run, shape, linear, x, site, other, c);
     if (!c) return AQ_OK;
+    if (shape->residual_scale > 0.0f) return residual_scaled(run, shape, linear, x, other, c);
     const struct linear_to to = {.c = c,
                                  .type = AQ_F32,
                                  .after = AQ_AFTER_RESIDUAL,
@@ -320,15 +338,37 @@ static enum aq_status residual(const struct layer_run *run, const struct decoder
     return linear_forward(run, linear, run->rows_in, rows_of(x), &to);
 }
 
+/* The norms of all queries and of all keys, each as of one head. */
+static enum aq_status heads_norm(const struct layer_run *run, const struct decoder_shape *shape)
+{
+    const struct decoder_slot *kept = run->slot;
+    const struct aq_rope args = {.samples = run->samples,
+                                 .T = run->tokens,
+                                 .H = 1,
+                                 .kv_heads = 1,
+                                 .D = shape->H * shape->D,
+                                 .type = stage_type(run->config->precision),
+                                 .x = kept->heads,
+                                 .y = kept->qkv,
+                                 .q_gamma = tensor_of(run->w, shape, QUERY_NORM),
+                                 .k_gamma = tensor_of(run->w, shape, KEY_NORM),
+                                 .plus = shape->form->plus,
+                                 .epsilon = run->config->model.norm_eps,
+                                 .rstd = kept->rstd_heads};
+    return aq_device_rope(run->device, &args, run->stream);
+}
+
 /* Queries, keys and values as attention reads them. */
 static enum aq_status heads_forward(const struct layer_run *run, const struct decoder_shape *shape)
 {
     const struct decoder_slot *kept = run->slot;
     const struct decoder_state *state = run->state;
     const enum aq_element type = stage_type(run->config->precision);
+    const bool whole = shape->heads_normed && shape->form->heads_whole;
     void *product = shape->heads_normed ? kept->heads : kept->qkv;
     const struct linear_to to = {.c = product, .type = type};
     AQ_TRY(linear_forward(run, &shape->in, run->rows_in, rows_of(kept->norm1), &to));
+    if (whole) AQ_TRY(heads_norm(run, shape));
     const struct aq_rope args = {.samples = run->samples,
                                  .T = run->tokens,
                                  .H = shape->H,
@@ -336,16 +376,16 @@ static enum aq_status heads_forward(const struct layer_run *run, const struct de
                                  .D = shape->D,
                                  .R = shape->R,
                                  .type = type,
-                                 .x = product,
+                                 .x = whole ? kept->qkv : product,
                                  .y = kept->qkv,
                                  .table = shape->R ? state->angles + run->first * shape->R : NULL,
-                                 .q_gamma = tensor_of(run->w, shape, QUERY_NORM),
-                                 .k_gamma = tensor_of(run->w, shape, KEY_NORM),
+                                 .q_gamma = whole ? NULL : tensor_of(run->w, shape, QUERY_NORM),
+                                 .k_gamma = whole ? NULL : tensor_of(run->w, shape, KEY_NORM),
                                  .plus = shape->form->plus,
                                  .epsilon = run->config->model.norm_eps,
                                  .rstd = kept->rstd_heads,
                                  .starts = run->starts};
-    return shape->R || shape->heads_normed ? aq_device_rope(run->device, &args, run->stream) : AQ_OK;
+    return shape->R || (shape->heads_normed && !whole) ? aq_device_rope(run->device, &args, run->stream) : AQ_OK;
 }
 
 /* The activation of what an MLP's first product gives. */
@@ -371,12 +411,12 @@ static enum aq_status forward(const struct layer_run *run, const float *x, float
     const struct decoder_slot *kept = run->slot;
     struct decoder_shape shape;
     decoder_shape(run->layer, &run->config->model, &shape);
-    const struct decoder_norm norm2 = norm2_of(run, &shape);
-    AQ_TRY(branch_input(run, &shape, x));
+    const struct decoder_norm norm1 = norm1_of(run, &shape), norm2 = norm2_of(run, &shape);
+    AQ_TRY(branch_input(run, &shape, &norm1, x, kept->norm1));
     AQ_TRY(heads_forward(run, &shape));
     AQ_TRY(attend(run, &shape));
     AQ_TRY(residual(run, &shape, &shape.projection, kept->attention, SITE_PROJECTION, x, kept->middle));
-    AQ_TRY(decoder_norm(run, &norm2, run->rows_in, kept->middle, kept->norm2));
+    AQ_TRY(branch_input(run, &shape, &norm2, kept->middle, kept->norm2));
     AQ_TRY(up_forward(run, &shape));
     return residual(run, &shape, &shape.mlp, kept->after, SITE_MLP, kept->middle, y);
 }
@@ -432,10 +472,40 @@ static enum aq_status post_gradient(const struct layer_run *run, const struct de
                                  &rounded);
 }
 
-static struct layer_ending ending_at(const struct layer_run *run, uint32_t site, float *bias)
+/* The same through the scale of a branch, in the same memory; and its bias' gradient. */
+static enum aq_status scaled_gradient(const struct layer_run *run, const struct decoder_shape *shape, uint32_t site,
+                                      const float *dx, float *bias, const void **out)
+{
+    const struct decoder_state *work = run->state;
+    const enum aq_element type = stage_type(run->config->precision);
+    const uint64_t N = run->rows_in * shape->C;
+    float *to = run->split && type == AQ_F32 ? branch_memory(run, site) : work->dnorm;
+    const struct aq_scale scale = {.x = to, .count = N, .factor = shape->residual_scale};
+    const struct aq_dropout_apply round = {.samples = 1, .sample_elements = N, .x = to, .y_type = type};
+    struct aq_dropout_apply rounded = round;
+    *out = rounded.y = type == AQ_F32 ? to : branch_memory(run, site);
+    AQ_TRY(aq_device_copy(run->device, to, dx, N * sizeof *to, run->stream));
+    AQ_TRY(aq_device_scale(run->device, &scale, run->stream));
+    if (type != AQ_F32) AQ_TRY(aq_device_dropout(run->device, &rounded, run->stream));
+    return layer_column_sum(run, *out, run->rows_in, shape->C, bias);
+}
+
+/* The gradient of what a branch adds, and its bias', as the form and the configuration have it. */
+static enum aq_status added_gradient(const struct layer_run *run, const struct decoder_shape *shape, uint32_t site,
+                                     const float *dx, bool made, const void **out)
+{
+    float *bias = tensor_of(run->g, shape, site == SITE_MLP ? MLP_BIAS : PROJECTION_BIAS);
+    if (shape->form->posts) return post_gradient(run, shape, site, dx, out);
+    if (shape->residual_scale > 0.0f) return scaled_gradient(run, shape, site, dx, bias, out);
+    return branch_gradient(run, site, dx, bias, made, out);
+}
+
+static struct layer_ending ending_at(const struct layer_run *run, const struct decoder_shape *shape, uint32_t site,
+                                     float *bias)
 {
     const enum aq_element type = stage_type(run->config->precision);
-    if (run->layer->form->posts) return (struct layer_ending){.type = type}; /* its norm makes what it wants */
+    if (shape->form->posts || shape->residual_scale > 0.0f) /* what makes it comes behind */
+        return (struct layer_ending){.type = type};
     return (struct layer_ending){
         .sums = bias, .rounded = type == AQ_F32 ? NULL : branch_memory(run, site), .type = type};
 }
@@ -444,7 +514,7 @@ static void ending(const struct layer_run *run, struct layer_ending *out)
 {
     struct decoder_shape shape;
     decoder_shape(run->layer, &run->config->model, &shape);
-    *out = ending_at(run, SITE_MLP, tensor_of(run->g, &shape, MLP_BIAS));
+    *out = ending_at(run, &shape, SITE_MLP, tensor_of(run->g, &shape, MLP_BIAS));
 }
 
 static enum aq_status mlp_weights(const struct layer_run *run, const struct decoder_shape *shape,
@@ -505,31 +575,88 @@ static enum aq_status up_backward(const struct layer_run *run, const struct deco
     return gated ? aq_device_gated_backward(run->device, &args, run->stream) : AQ_OK;
 }
 
+/* The gradient of what a branch without a norm reads goes into the residual stream's. */
+static enum aq_status added_to(const struct layer_run *run, const struct linear *linear, const void *dy, float *dx)
+{
+    const struct linear_to sum = {.c = dx, .type = AQ_F32, .add = true};
+    return linear_input_gradient(run, linear, run->rows_in, rows_of(dy), &sum);
+}
+
 static enum aq_status mlp_backward(const struct layer_run *run, const struct decoder_shape *shape, float *dx)
 {
     struct decoder_slot *kept = run->slot;
     struct decoder_state *work = run->state;
     const struct linear_to dnorm = {.c = work->dnorm, .type = AQ_F32};
     struct decoder_gradients of = {0};
-    if (shape->form->posts)
-        AQ_TRY(post_gradient(run, shape, SITE_MLP, dx, &of.mlp));
-    else
-        AQ_TRY(branch_gradient(run, SITE_MLP, dx, tensor_of(run->g, shape, MLP_BIAS), run->made, &of.mlp));
+    AQ_TRY(added_gradient(run, shape, SITE_MLP, dx, run->made, &of.mlp));
     AQ_TRY(up_backward(run, shape, of.mlp, &of.u));
     if (!run->split) AQ_TRY(mlp_weights(run, shape, &of));
     if (run->split && of.u == work->du && linear_goes_on(run->layer, &shape->mlp)) swap(&work->du, &kept->before);
     if (!linear_goes_on(run->layer, &shape->up)) return AQ_OK;
+    if (shape->tensor[NORM2] == LAYER_NO_TENSOR) return added_to(run, &shape->up, of.u, dx);
     AQ_TRY(linear_input_gradient(run, &shape->up, run->rows_in, rows_of(of.u), &dnorm));
-    const struct layer_ending next = ending_at(run, SITE_PROJECTION, tensor_of(run->g, shape, PROJECTION_BIAS));
+    const struct layer_ending next = ending_at(run, shape, SITE_PROJECTION, tensor_of(run->g, shape, PROJECTION_BIAS));
     const struct decoder_norm norm2 = norm2_of(run, shape);
     return decoder_norm_gradient(run, &norm2, run->rows_in, work->dnorm, kept->middle, dx, run->dropped ? NULL : &next);
+}
+
+/* Back through heads_norm: of dqkv, which the rotation has left in fp32. */
+static enum aq_status heads_norm_backward(const struct layer_run *run, const struct decoder_shape *shape)
+{
+    const struct decoder_slot *kept = run->slot;
+    const struct decoder_state *work = run->state;
+    const enum aq_element type = stage_type(run->config->precision);
+    const struct aq_rope_backward args = {.samples = run->samples,
+                                          .T = run->tokens,
+                                          .H = 1,
+                                          .kv_heads = 1,
+                                          .D = shape->H * shape->D,
+                                          .type = type,
+                                          .dy = work->dqkv,
+                                          .dx = type == AQ_F32 ? work->dqkv : work->dqkv_rounded,
+                                          .x = kept->heads,
+                                          .q_gamma = tensor_of(run->w, shape, QUERY_NORM),
+                                          .k_gamma = tensor_of(run->w, shape, KEY_NORM),
+                                          .rstd = kept->rstd_heads,
+                                          .plus = shape->form->plus,
+                                          .dq_gamma = tensor_of(run->g, shape, QUERY_NORM),
+                                          .dk_gamma = tensor_of(run->g, shape, KEY_NORM)};
+    return aq_device_rope_backward(run->device, &args, run->stream);
+}
+
+/* Back through the rotation and the norms of heads, from dqkv in fp32. */
+static enum aq_status rope_backward(const struct layer_run *run, const struct decoder_shape *shape)
+{
+    const struct decoder_slot *kept = run->slot;
+    const struct decoder_state *work = run->state;
+    const enum aq_element type = stage_type(run->config->precision);
+    const bool whole = shape->heads_normed && shape->form->heads_whole, stays = whole || type == AQ_F32;
+    const struct aq_rope_backward args = {.samples = run->samples,
+                                          .T = run->tokens,
+                                          .H = shape->H,
+                                          .kv_heads = shape->kv_heads,
+                                          .D = shape->D,
+                                          .R = shape->R,
+                                          .type = whole ? AQ_F32 : type,
+                                          .dy = work->dqkv,
+                                          .dx = stays ? work->dqkv : work->dqkv_rounded,
+                                          .table = work->angles,
+                                          .x = kept->heads,
+                                          .q_gamma = whole ? NULL : tensor_of(run->w, shape, QUERY_NORM),
+                                          .k_gamma = whole ? NULL : tensor_of(run->w, shape, KEY_NORM),
+                                          .rstd = kept->rstd_heads,
+                                          .plus = shape->form->plus,
+                                          .dq_gamma = whole ? NULL : tensor_of(run->g, shape, QUERY_NORM),
+                                          .dk_gamma = whole ? NULL : tensor_of(run->g, shape, KEY_NORM),
+                                          .starts = run->starts};
+    if (shape->R || (shape->heads_normed && !whole)) AQ_TRY(aq_device_rope_backward(run->device, &args, run->stream));
+    return whole ? heads_norm_backward(run, shape) : AQ_OK;
 }
 
 /* Through the projection and the heads, to the gradient of what the first product gave. */
 static enum aq_status heads_backward(const struct layer_run *run, const struct decoder_shape *shape,
                                      const void *dprojection)
 {
-    const struct decoder_slot *kept = run->slot;
     const struct decoder_state *work = run->state;
     const enum aq_element type = stage_type(run->config->precision);
     const struct linear_to to = {.c = work->dattention, .type = type};
@@ -540,25 +667,7 @@ static enum aq_status heads_backward(const struct layer_run *run, const struct d
     attention.dqkv = work->dqkv;
     attention.dqkv_rounded = turned ? NULL : work->dqkv_rounded;
     AQ_TRY(aq_device_attention_backward(run->device, &attention, run->stream));
-    const struct aq_rope_backward args = {.samples = run->samples,
-                                          .T = run->tokens,
-                                          .H = shape->H,
-                                          .kv_heads = shape->kv_heads,
-                                          .D = shape->D,
-                                          .R = shape->R,
-                                          .type = type,
-                                          .dy = work->dqkv,
-                                          .dx = type == AQ_F32 ? work->dqkv : work->dqkv_rounded,
-                                          .table = work->angles,
-                                          .x = kept->heads,
-                                          .q_gamma = tensor_of(run->w, shape, QUERY_NORM),
-                                          .k_gamma = tensor_of(run->w, shape, KEY_NORM),
-                                          .rstd = kept->rstd_heads,
-                                          .plus = shape->form->plus,
-                                          .dq_gamma = tensor_of(run->g, shape, QUERY_NORM),
-                                          .dk_gamma = tensor_of(run->g, shape, KEY_NORM),
-                                          .starts = run->starts};
-    return turned ? aq_device_rope_backward(run->device, &args, run->stream) : AQ_OK;
+    return turned ? rope_backward(run, shape) : AQ_OK;
 }
 
 static enum aq_status attention_backward(const struct layer_run *run, const struct decoder_shape *shape, const float *x,
@@ -570,20 +679,16 @@ static enum aq_status attention_backward(const struct layer_run *run, const stru
     void **dqkv = stage_type(run->config->precision) == AQ_F32 ? &work->dqkv : &work->dqkv_rounded;
     const struct linear *projection = &shape->projection;
     struct decoder_gradients of = {.qkv = *dqkv};
-    if (!layer_goes_on(run->layer, shape->tensor[NORM2])) return AQ_OK;
-    if (shape->form->posts)
-        AQ_TRY(post_gradient(run, shape, SITE_PROJECTION, dx, &of.projection));
-    else
-        AQ_TRY(branch_gradient(run, SITE_PROJECTION, dx, tensor_of(run->g, shape, PROJECTION_BIAS), !run->dropped,
-                               &of.projection));
+    const bool plain = shape->tensor[NORM2] == LAYER_NO_TENSOR;
+    if (!layer_goes_on(run->layer, plain ? shape->up.parts[0].weight : shape->tensor[NORM2])) return AQ_OK;
+    AQ_TRY(added_gradient(run, shape, SITE_PROJECTION, dx, !run->dropped, &of.projection));
     if (linear_goes_on(run->layer, projection)) AQ_TRY(heads_backward(run, shape, of.projection));
     if (!run->split) AQ_TRY(attention_weights(run, shape, &of));
     if (run->split && linear_goes_on(run->layer, projection)) swap(dqkv, &kept->qkv);
     if (!linear_goes_on(run->layer, &shape->in)) return AQ_OK;
     if (shape->tensor[NORM1] == LAYER_NO_TENSOR) {
-        const struct linear_to sum = {.c = dx, .type = AQ_F32, .add = true};
-        AQ_ASSERT(!below); /* the embedding, which has no ending */
-        return linear_input_gradient(run, &shape->in, run->rows_in, rows_of(of.qkv), &sum);
+        AQ_ASSERT(!below || (!below->sums && !below->rounded)); /* such blocks have none */
+        return added_to(run, &shape->in, of.qkv, dx);
     }
     AQ_TRY(linear_input_gradient(run, &shape->in, run->rows_in, rows_of(of.qkv), &dnorm));
     const struct decoder_norm norm1 = norm1_of(run, shape);

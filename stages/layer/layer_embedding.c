@@ -102,9 +102,11 @@ static enum aq_status take(const struct layer_run *run, const struct aq_batch *b
 static float scale_of(const struct layer_run *run)
 {
     const enum aq_element type = stage_type(run->config->precision);
-    float root = sqrtf((float)run->layer->out.columns);
+    const float times = run->config->model.embedding_scale;
+    const bool scaled = run->layer->form->scaled;
+    float root = scaled ? sqrtf((float)run->layer->out.columns) : times;
     uint32_t bits;
-    if (!run->layer->form->scaled) return 0.0f;
+    if (!scaled && (times <= 0.0f || times == 1.0f)) return 0.0f;
     if (type == AQ_F16) return aq_half_to_float(aq_half_from_float(root));
     if (type != AQ_BF16) return root;
     memcpy(&bits, &root, sizeof bits);

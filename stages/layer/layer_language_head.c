@@ -43,6 +43,12 @@ struct chunks {
     bool keeps;            /* the gradient of all                   */
 };
 
+/* Logits are divided by it. */
+static float divisor_of(const struct aq_stage_config *config)
+{
+    return config->model.logit_divisor > 0.0f ? config->model.logit_divisor : 1.0f;
+}
+
 /*
  * Rows of logits start on cache lines; a chunk is a multiple of 64 rows where it is not all of them. Logits of 16 bits
  * need no room but their gradient's: where that stays, fewer rows at a time would save nothing. A GPU is slower with
@@ -51,7 +57,8 @@ struct chunks {
 static struct chunks chunks_of(const struct layer *layer, const struct aq_stage_config *config)
 {
     const uint64_t all = (uint64_t)config->B * layer->in.rows;
-    struct chunks chunks = {.type = config->logits_16bit ? stage_type(config->precision) : AQ_F32};
+    const bool divided = divisor_of(config) != 1.0f; /* in fp32 */
+    struct chunks chunks = {.type = config->logits_16bit && !divided ? stage_type(config->precision) : AQ_F32};
     const uint64_t each = aq_element_bytes(chunks.type), line = LINE_BYTES / each;
     chunks.stride = (layer->out.columns + line - 1) / line * line;
     const bool trains = !config->recompute && !config->inference, stays = trains && !config->split;
@@ -196,7 +203,10 @@ static enum aq_status logits_make(const struct layer_run *run, uint64_t first, u
 {
     const struct linear linear = linear_of_head(run->layer);
     const struct linear_to to = {.c = logits, .type = type, .stride = stride};
-    return linear_forward(run, &linear, rows, norm_rows(run, first), &to);
+    const float divisor = divisor_of(run->config);
+    const struct aq_scale divide = {.x = logits, .count = rows * stride, .factor = 1.0f / divisor};
+    AQ_TRY(linear_forward(run, &linear, rows, norm_rows(run, first), &to));
+    return divisor == 1.0f ? AQ_OK : aq_device_scale(run->device, &divide, run->stream);
 }
 
 /* Logits of rows [first, first+rows) and their losses; their gradient too, where `gradient`. */
@@ -219,7 +229,7 @@ static enum aq_status head_chunk(const struct layer_run *run, uint64_t first, ui
                                           .gradient = gradient ? dlogits : NULL,
                                           .gradient_stride = stride,
                                           .gradient_type = stage_type(run->config->precision),
-                                          .scale = run->loss_scale};
+                                          .scale = run->loss_scale / divisor_of(run->config)};
     return run->task->loss(run->device, &loss, run->stream);
 }
 

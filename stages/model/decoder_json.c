@@ -43,6 +43,12 @@ bool decoder_problem(const struct aq_model_config *model, uint32_t T, uint32_t i
     if (decoder_wrong(model, index, key, text, bytes)) return true;
     while (before < index && decoder_wrong(model, before, key, text, bytes))
         before++;
+    if (before == index && model->query_beta > 0.0f && T > model->rope_original) {
+        *key = "train.T";
+        snprintf(text, bytes, "%u tokens: this model's queries are scaled beyond %u, which is not computed", T,
+                 model->rope_original);
+        return true;
+    }
     if (before != index || T <= model->context) return false;
     *key = "train.T";
     snprintf(text, bytes, "%u tokens, but the model is made for %u; raise model.context", T, model->context);

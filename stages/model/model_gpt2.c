@@ -9,8 +9,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "decoder.h"
-#include "stage_model.h"
+#include "model_family.h"
 
 #define FIELD(member) offsetof(struct aq_model_config, member)
 static const struct aq_model_key keys[] = {
@@ -96,6 +95,8 @@ static enum aq_status config_check(const struct aq_model_config *model)
 }
 
 static const struct decoder_form form = {.qkv_one_tensor = true,
+                                         .biased = true,
+                                         .blocks = "h",
                                          .tokens = "wte.weight",
                                          .positions = "wpe.weight",
                                          .norm = "ln_f.weight",
@@ -115,30 +116,9 @@ static const struct decoder_form form = {.qkv_one_tensor = true,
                                                    [MLP] = "mlp.c_proj.weight",
                                                    [MLP_BIAS] = "mlp.c_proj.bias"}};
 
-static uint32_t layers(const struct aq_model_config *model)
-{
-    return model->blocks + 2;
-}
-
 static void layer(const struct aq_model_config *model, uint32_t T, uint32_t index, struct layer *out)
 {
-    const struct aq_cut_shape stream = {.rows = T, .columns = model->channels};
-    const bool last = index == model->blocks + 1;
-    const struct layer_kind *head = model->labels ? &layer_sequence_head : &layer_language_head;
-    out->kind = index == 0 ? &layer_embedding : last ? head : &layer_decoder;
-    out->form = &form;
-    if (index > 0) out->in = stream;
-    out->out = stream;
-    if (last && model->labels)
-        out->out = (struct aq_cut_shape){.rows = 1, .columns = model->labels};
-    else if (last)
-        out->out.columns = model->vocabulary;
-    if (index == 0 || last)
-        snprintf(out->name, sizeof out->name, "%s", last ? "head" : "embedding");
-    else {
-        snprintf(out->name, sizeof out->name, "block %u", index - 1);
-        snprintf(out->prefix, sizeof out->prefix, "h.%u.", index - 1);
-    }
+    decoder_layer(&form, model, T, index, out);
 }
 
 static const struct stage_published published[] = {
@@ -221,7 +201,7 @@ const struct stage_model stage_model_gpt2 = {.kind = "gpt2",
                                              .problem = problem,
                                              .config_default = config_default,
                                              .config_check = config_check,
-                                             .layers = layers,
+                                             .layers = decoder_family_layers,
                                              .layer = layer,
                                              .published = published,
                                              .base = "transformer.",

@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "stage_model.h"
+#include "model_family.h"
 
 #define STAGE_MODEL(name) extern const struct stage_model stage_model_##name;
 #include "models.def"
@@ -119,14 +119,17 @@ void aq_model_config_default(struct aq_model_config *out, const char *kind)
 {
     const struct stage_model *model = stage_model_find(kind);
     *out = (struct aq_model_config){.kind = kind};
-    if (model) model->config_default(out);
+    if (model && model->family)
+        decoder_family_default(model, out);
+    else if (model)
+        model->config_default(out);
 }
 
 enum aq_status aq_model_config_check(const struct aq_model_config *model)
 {
     const struct stage_model *ops = stage_model_find(model->kind);
     if (ops) return ops->config_check(model);
-    char kinds[128] = "";
+    char kinds[256] = "";
     for (int i = 0; i < MODEL_COUNT; i++)
         snprintf(kinds + strlen(kinds), sizeof kinds - strlen(kinds), "%s%s", i ? " or " : "", models[i]->kind);
     return aq_fail(AQ_INVAL, "stage", "model.kind: %s is unknown; use %s", model->kind ? model->kind : "", kinds);

@@ -17,8 +17,11 @@ struct stage_published {
 
 enum { PUBLISHED_CONFIG_BYTES = 4 << 20 }; /* 65536 labels with names and numbers take 3.5 million */
 
+struct decoder_family; /* model_family.h */
+
 struct stage_model {
     const char *kind;
+    const struct decoder_family *family; /* of a decoder that is a row of data; NULL: the functions have it all */
     const char *task;  /* what it learns unless told otherwise            */
     const char *input; /* the field of a batch that its first layer reads */
     bool sequences;    /* has a classifier of whole samples, too: labels  */
@@ -29,7 +32,7 @@ struct stage_model {
     void (*identity)(const struct aq_model_config *model, char *text, size_t bytes);
     bool (*problem)(const struct aq_model_config *model, uint32_t T, uint32_t index, const char **key, char *text,
                     size_t bytes); /* NULL: none */
-    void (*config_default)(struct aq_model_config *out);
+    void (*config_default)(struct aq_model_config *out); /* NULL: the family has it */
     enum aq_status (*config_check)(const struct aq_model_config *model);
     uint32_t (*layers)(const struct aq_model_config *model);
     /* Layer `index` of samples of T tokens; *out is zero but for its number. */
@@ -51,7 +54,10 @@ struct stage_model {
     bool (*ignores)(const char *name);
     /* Why a tensor of a file that the model does not have says that the file is of another model; NULL: it does not. */
     const char *(*refuses)(const struct aq_model_config *model, const char *name);
-    /* As stages/publish.h; json has room for PUBLISHED_CONFIG_BYTES, *count are used. */
+    /*
+     * As stages/publish.h; json has room for PUBLISHED_CONFIG_BYTES, *count are used. publish_name NULL: the names of
+     * the family's heads stay, and all others have `base` in front.
+     */
     void (*publish_name)(const char *tensor, char *out, size_t bytes);
     enum aq_status (*publish_config)(const struct aq_model_config *model, bool tied, int32_t end_of_text, char *json,
                                      size_t *count);

@@ -4,11 +4,13 @@
 #include <jansson.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "dataset_file.h"
 #include "python_json.h"
 #include "stage_model.h"
 #include "stages/publish.h"
+#include "weights_file.h"
 
 #define AREA "adapter"
 
@@ -39,14 +41,58 @@ static bool one_of(const json_t *value, const char *const *words)
     return false;
 }
 
+/* An option that is not known here is refused unless it is off: it may change what is computed. */
+static enum aq_status check_known(const struct aq_adapter_folder *folder)
+{
+    static const char *const known[] = {
+        "alpha_pattern",       "auto_mapping",     "base_model_name_or_path", "bias",          "corda_config",
+        "ensure_weight_tying", "eva_config",       "exclude_modules",         "fan_in_fan_out", "inference_mode",
+        "init_lora_weights",   "layers_pattern",   "layers_to_transform",     "loftq_config",  "lora_alpha",
+        "lora_dropout",        "lora_ga_config",   "megatron_core",           "modules_to_save", "peft_type",
+        "peft_version",        "qalora_group_size", "r",                      "rank_pattern",  "revision",
+        "runtime_config",      "target_modules",   "task_type",               "use_dora",      "use_rslora",
+        NULL};
+    const char *key;
+    json_t *value;
+    json_object_foreach(folder->config, key, value)
+    {
+        uint32_t i = 0;
+        while (known[i] && strcmp(known[i], key) != 0)
+            i++;
+        if (!known[i] && !is_off(value))
+            return config_json_refuse(&folder->json, key, "no such option: it is not known here");
+    }
+    return AQ_OK;
+}
+
+/* Ranks or alphas of single modules: numbers up to `most`, under names that are no regular expressions. */
+static enum aq_status check_pattern(const struct aq_adapter_folder *folder, const char *option, double most)
+{
+    const json_t *patterns = json_object_get(folder->config, option);
+    const char *key;
+    json_t *value;
+    if (is_off(patterns)) return AQ_OK;
+    if (!json_is_object(patterns)) return config_json_refuse(&folder->json, option, "an object of numbers");
+    json_object_foreach((json_t *)(uintptr_t)patterns, key, value)
+    {
+        const double number = json_number_value(value);
+        const bool whole = number == (double)(uint64_t)number || strcmp(option, "rank_pattern") != 0;
+        if (strpbrk(key, "*+?()[]{}|\\"))
+            return config_json_refuse(&folder->json, option, "names of modules, and \"%.64s\" is an expression", key);
+        if (!json_is_number(value) || !(number > 0 && number <= most) || !whole)
+            return config_json_refuse(&folder->json, option, "numbers above 0, at most %g", most);
+    }
+    return AQ_OK;
+}
+
 /* What is not computed here. */
 static enum aq_status check_kind(const struct aq_adapter_folder *folder)
 {
     static const char *const kinds[] = {"LORA", NULL}, *const none[] = {"none", NULL};
     static const char *const begins[] = {"gaussian", "orthogonal", "eva", NULL};
     static const char *const off[] = {
-        "use_qalora",        "lora_bias",         "rank_pattern", "alpha_pattern",           "megatron_config",
-        "layer_replication", "target_parameters", "arrow_config", "trainable_token_indices", "alora_invocation_tokens"};
+        "use_qalora",        "lora_bias",    "megatron_config",         "layer_replication",
+        "target_parameters", "arrow_config", "trainable_token_indices", "alora_invocation_tokens"};
     const struct config_json *json = &folder->json;
     const json_t *config = folder->config, *bias = json_object_get(config, "bias");
     const json_t *begin = json_object_get(config, "init_lora_weights");
@@ -57,6 +103,7 @@ static enum aq_status check_kind(const struct aq_adapter_folder *folder)
     for (size_t i = 0; i < sizeof off / sizeof *off; i++)
         if (!is_off(json_object_get(config, off[i])))
             return config_json_refuse(json, off[i], "none: it is not computed here");
+    AQ_TRY(check_known(folder));
     if (begin && !json_is_boolean(begin) && !json_is_null(begin) && !one_of(begin, begins))
         return config_json_refuse(json, "init_lora_weights", "true: this one changes the model itself");
     return AQ_OK;
@@ -101,7 +148,25 @@ static enum aq_status read_config(struct aq_adapter_folder *folder)
         return aq_fail(AQ_CORRUPT, AREA, "%s: is no JSON object", folder->config_path);
     folder->json = (struct config_json){folder->config_path, "", folder->config};
     AQ_TRY(check_kind(folder));
+    AQ_TRY(check_pattern(folder, "rank_pattern", AQ_LORA_RANK_MAX));
+    AQ_TRY(check_pattern(folder, "alpha_pattern", 1e6));
     return read_numbers(folder);
+}
+
+/* A folder that only has a pickle: the command that makes safetensors of it. */
+static enum aq_status check_pickle(const struct aq_adapter_folder *folder, const char *path)
+{
+    char pickle[PATH_BYTES];
+    snprintf(pickle, sizeof pickle, "%.4000s/adapter_model.bin", path);
+    if (access(folder->weights_path, F_OK) == 0 || access(pickle, F_OK) != 0) return AQ_OK;
+    const bool plain = !strpbrk(path, "'\"\\$`");
+    const char *shown = plain ? path : "FOLDER";
+    return aq_fail(AQ_CORRUPT, AREA,
+                   "%s: a pickle is a program, and is not read; make safetensors of it: python3 -c \"import torch; "
+                   "from safetensors.torch import save_file as s; w = torch.load('%s/adapter_model.bin', "
+                   "map_location='cpu', weights_only=True); s({k: v.clone().contiguous() for k, v in w.items()}, "
+                   "'%s/adapter_model.safetensors', {'format': 'pt'})\"",
+                   pickle, shown, shown);
 }
 
 enum aq_status aq_adapter_folder_open(const char *path, struct aq_adapter_folder **out)
@@ -115,6 +180,7 @@ enum aq_status aq_adapter_folder_open(const char *path, struct aq_adapter_folder
     if (length < 0 || length >= PATH_BYTES)
         AQ_TRY_GOTO(aq_fail(AQ_INVAL, AREA, "the path %.80s... is too long", path), out);
     AQ_TRY_GOTO(read_config(folder), out);
+    AQ_TRY_GOTO(check_pickle(folder, path), out);
     AQ_TRY_GOTO(aq_weights_open(folder->weights_path, &folder->weights), out);
     *out = folder;
     return AQ_OK;
@@ -143,39 +209,78 @@ const struct aq_weights *aq_adapter_folder_weights(const struct aq_adapter_folde
 
 /* ---- names ---- */
 
-static enum aq_status find_exactly(const struct aq_adapter_folder *folder, const char *name, uint32_t *index)
+/* The name of a tensor of the file without what wrappers and models have in front; NULL: it is not PEFT's. */
+static const char *bare_of(const char *name)
 {
+    const size_t front = sizeof FRONT - 1;
+    return strncmp(name, FRONT, front) == 0 ? aq_weights_bare_name(name + front) : NULL;
+}
+
+enum aq_status aq_adapter_folder_find(const struct aq_adapter_folder *folder, const struct aq_model_config *model,
+                                      const char *name, uint32_t *index)
+{
+    char which = 0, of[AQ_TENSOR_NAME_MAX], published[AQ_TENSOR_NAME_MAX], wanted[FILE_NAME_BYTES], end[32] = "";
+    const bool half = aq_tensor_adapts(name, &which, of);
+    aq_publish_name(model, half ? of : name, published, sizeof published);
+    const char *bare = aq_weights_bare_name(published);
+    if (which == 'M')
+        snprintf(end, sizeof end, ".lora_magnitude_vector");
+    else if (half)
+        snprintf(end, sizeof end, ".lora_%c.weight", which);
+    snprintf(wanted, sizeof wanted, "%.*s%s", (int)(strlen(bare) - (half ? WEIGHT_BYTES : 0)), bare, end);
     for (uint32_t i = 0; i < aq_weights_count(folder->weights); i++) {
         struct aq_weights_info info;
         aq_weights_info(folder->weights, i, &info);
-        if (strcmp(info.name, name) != 0) continue;
+        const char *there = bare_of(info.name);
+        if (!there || strcmp(there, wanted) != 0) continue;
         *index = i;
         return AQ_OK;
     }
     return AQ_NOTFOUND;
 }
 
-enum aq_status aq_adapter_folder_find(const struct aq_adapter_folder *folder, const struct aq_model_config *model,
-                                      const char *name, uint32_t *index)
+/* The published name of a tensor's module: without ".weight". */
+static void module_of(const struct aq_model_config *model, const char *tensor, char out[AQ_TENSOR_NAME_MAX])
 {
-    char which = 0, of[AQ_TENSOR_NAME_MAX], published[AQ_TENSOR_NAME_MAX], file[FILE_NAME_BYTES], end[32] = "";
-    const char *base = stage_model_find(model->kind)->base;
-    const bool half = aq_tensor_adapts(name, &which, of);
-    aq_publish_name(model, half ? of : name, published, sizeof published);
-    size_t bytes = strlen(published);
-    if (half) {
-        bytes -= WEIGHT_BYTES;
-        if (which == 'M')
-            snprintf(end, sizeof end, ".lora_magnitude_vector");
-        else
-            snprintf(end, sizeof end, ".lora_%c.weight", which);
+    aq_publish_name(model, tensor, out, AQ_TENSOR_NAME_MAX);
+    out[strlen(out) - WEIGHT_BYTES] = 0;
+}
+
+/* Is the module that name, or does it end with it behind a dot? */
+static bool module_ends(const char *module, const char *name, size_t count)
+{
+    const size_t all = strlen(module);
+    if (count == 0 || count > all || strncmp(module + all - count, name, count) != 0) return false;
+    return count == all || module[all - count - 1] == '.';
+}
+
+/* The number of the first pattern that names the module; NULL: none does. As PEFT finds it. */
+static const json_t *pattern_of(const json_t *patterns, const char *module)
+{
+    const char *key;
+    json_t *value;
+    if (is_off(patterns)) return NULL;
+    json_object_foreach((json_t *)(uintptr_t)patterns, key, value)
+    {
+        const bool whole = key[0] == '^';
+        size_t count = strlen(key + whole);
+        if (count && key[whole + count - 1] == '$') count--;
+        if (whole && count != strlen(module)) continue;
+        if (module_ends(module, key + whole, count)) return value;
     }
-    snprintf(file, sizeof file, "%s%.*s%s", FRONT, (int)bytes, published, end);
-    if (find_exactly(folder, file, index) == AQ_OK) return AQ_OK;
-    const size_t front = base ? strlen(base) : 0; /* of a model that was adapted without its head */
-    if (front == 0 || bytes <= front || strncmp(published, base, front) != 0) return AQ_NOTFOUND;
-    snprintf(file, sizeof file, "%s%.*s%s", FRONT, (int)(bytes - front), published + front, end);
-    return find_exactly(folder, file, index);
+    return NULL;
+}
+
+void aq_adapter_folder_lora_of(const struct aq_adapter_folder *folder, const struct aq_model_config *model,
+                               const char *tensor, struct aq_lora_config *out)
+{
+    char module[AQ_TENSOR_NAME_MAX];
+    *out = folder->lora;
+    module_of(model, tensor, module);
+    const json_t *rank = pattern_of(json_object_get(folder->config, "rank_pattern"), module);
+    const json_t *alpha = pattern_of(json_object_get(folder->config, "alpha_pattern"), module);
+    if (rank) out->rank = (uint32_t)json_number_value(rank);
+    if (alpha) out->alpha = (float)json_number_value(alpha);
 }
 
 /* ---- is it this model's? ---- */
@@ -202,18 +307,14 @@ static bool is_listed(const struct match *match, const char *tensor)
     const json_t *list = json_object_get(match->folder->config, "target_modules"), *entry;
     char module[AQ_TENSOR_NAME_MAX];
     size_t i;
-    aq_publish_name(match->model, tensor, module, sizeof module);
-    const size_t bytes = strlen(module) - WEIGHT_BYTES;
-    module[bytes] = 0;
+    module_of(match->model, tensor, module);
     if (!is_off(json_object_get(match->folder->config, "layers_to_transform")) ||
         !is_off(json_object_get(match->folder->config, "exclude_modules")))
         return false;
     json_array_foreach(list, i, entry)
     {
         const char *text = json_string_value(entry);
-        const size_t end = text ? strlen(text) : bytes + 1;
-        if (end > bytes || strcmp(module + bytes - end, text) != 0) continue;
-        if (end == bytes || module[bytes - end - 1] == '.') return true;
+        if (text && module_ends(module, text, strlen(text))) return true;
     }
     return false;
 }
@@ -221,15 +322,20 @@ static bool is_listed(const struct match *match, const char *tensor)
 static enum aq_status shape_check(const struct match *match, const struct aq_tensor_info *want, uint32_t index)
 {
     struct aq_weights_info have;
+    struct aq_lora_config lora = match->folder->lora;
+    char which = 0, of[AQ_TENSOR_NAME_MAX];
     aq_weights_info(match->folder->weights, index, &have);
+    if (aq_tensor_adapts(want->name, &which, of)) aq_adapter_folder_lora_of(match->folder, match->model, of, &lora);
     bool same = have.dimensions == want->dimensions;
-    for (uint32_t d = 0; same && d < want->dimensions; d++)
-        same = have.shape[d] == want->shape[want->turned ? want->dimensions - 1 - d : d];
+    for (uint32_t d = 0; same && d < want->dimensions; d++) {
+        const bool rank = (which == 'A' && d == 0) || (which == 'B' && d == 1);
+        same = have.shape[d] == (rank ? lora.rank : want->shape[want->turned ? want->dimensions - 1 - d : d]);
+    }
     if (same || (want->fresh && !match->labels_known)) return AQ_OK;
     return aq_fail(AQ_MISMATCH, AREA,
                    "%s: %s is (%llu, %llu), this model with r %u needs (%llu, %llu): the adapter was made for %s",
                    match->folder->weights_path, have.name, (unsigned long long)have.shape[0],
-                   (unsigned long long)(have.dimensions > 1 ? have.shape[1] : 1), match->folder->lora.rank,
+                   (unsigned long long)(have.dimensions > 1 ? have.shape[1] : 1), lora.rank,
                    (unsigned long long)want->shape[0], (unsigned long long)(want->dimensions > 1 ? want->shape[1] : 1),
                    base_of(match->folder));
 }
@@ -260,6 +366,56 @@ static enum aq_status tensor_match(const struct match *match, uint32_t t, bool b
     return AQ_OK;
 }
 
+static enum aq_status same_tensors(const struct aq_weights *weights, uint32_t a, uint32_t b, bool *same)
+{
+    struct aq_weights_info one, other;
+    void *left = NULL, *right = NULL;
+    enum aq_status status = AQ_OK;
+    aq_weights_info(weights, a, &one);
+    aq_weights_info(weights, b, &other);
+    *same = one.count == other.count;
+    if (!*same) return AQ_OK;
+    AQ_TRY_GOTO(aq_alloc(one.count * sizeof(float), &left), out);
+    AQ_TRY_GOTO(aq_alloc(one.count * sizeof(float), &right), out);
+    AQ_TRY_GOTO(aq_weights_read(weights, a, false, left, one.count), out);
+    AQ_TRY_GOTO(aq_weights_read(weights, b, false, right, one.count), out);
+    *same = memcmp(left, right, one.count * sizeof(float)) == 0;
+out:
+    aq_free(left);
+    aq_free(right);
+    return status;
+}
+
+/* A tensor of modules_to_save: one of the model's own, or a tied head that is what the file has as embedding. */
+static enum aq_status saved_match(const struct match *match, uint32_t index, bool *known)
+{
+    const struct aq_adapter_folder *folder = match->folder;
+    struct aq_weights_info info;
+    char head[AQ_TENSOR_NAME_MAX] = "", table[AQ_TENSOR_NAME_MAX] = "";
+    uint32_t other;
+    bool same = false;
+    aq_weights_info(folder->weights, index, &info);
+    const char *bare = bare_of(info.name);
+    *known = false;
+    for (uint32_t t = 0; bare && t < match->count; t++) {
+        const struct aq_tensor_info *own = &match->tensors[t].info;
+        if (own->adapter || strcmp(own->name, bare) != 0) continue;
+        *known = true;
+        return shape_check(match, own, index);
+    }
+    aq_model_tied_head(match->model, head);
+    if (!bare || !*head || strcmp(bare, head) != 0) return AQ_OK;
+    *known = true;
+    (void)aq_model_ties(match->model, match->model->context, NULL, NULL, table);
+    if (*table && aq_adapter_folder_find(folder, match->model, table, &other) == AQ_OK)
+        AQ_TRY(same_tensors(folder->weights, index, other, &same));
+    if (same) return AQ_OK;
+    return aq_fail(AQ_MISMATCH, AREA,
+                   "%s: modules_to_save: %s is not the embedding's table, and this model has one tensor for both; "
+                   "merge the adapter into a model that is not tied (PEFT's merge_and_unload)",
+                   folder->weights_path, info.name);
+}
+
 static enum aq_status all_match(const struct match *match)
 {
     bool any = false;
@@ -271,6 +427,9 @@ static enum aq_status all_match(const struct match *match)
         struct aq_weights_info info;
         aq_weights_info(match->folder->weights, i, &info);
         if (match->used[i]) continue;
+        bool known;
+        AQ_TRY(saved_match(match, i, &known));
+        if (known) continue;
         return aq_fail(AQ_MISMATCH, AREA,
                        "%s: %s is of nothing in this model that may be adapted: the adapter was made for %s",
                        match->folder->weights_path, info.name, base_of(match->folder));
@@ -357,6 +516,46 @@ enum aq_status aq_adapter_folder_match(const struct aq_adapter_folder *folder, c
     status = targets_write(&match, targets, bytes);
 out:
     aq_free(memory);
+    aq_free(match.tensors);
+    return status;
+}
+
+/* Is a tensor of the file, without its prefixes, one of the model that no task begins untrained? */
+static bool is_saved(const struct match *match, const char *bare)
+{
+    char head[AQ_TENSOR_NAME_MAX] = "";
+    aq_model_tied_head(match->model, head);
+    if (*head && strcmp(bare, head) == 0) return true;
+    for (uint32_t t = 0; t < match->count; t++) {
+        const struct aq_tensor_info *own = &match->tensors[t].info;
+        if (!own->adapter && !own->fresh && strcmp(own->name, bare) == 0) return true;
+    }
+    return false;
+}
+
+enum aq_status aq_adapter_folder_trains(const struct aq_adapter_folder *folder, const struct aq_model_config *model)
+{
+    static const char *const patterns[] = {"rank_pattern", "alpha_pattern"};
+    struct match match = {.folder = folder, .model = model};
+    const struct aq_stage_config whole = {
+        .model = *model, .layer_end = aq_model_layers(model), .B = 1, .T = model->context, .slots = 1};
+    enum aq_status status = AQ_OK;
+    for (size_t i = 0; i < sizeof patterns / sizeof *patterns; i++)
+        if (!is_off(json_object_get(folder->config, patterns[i])))
+            return config_json_refuse(&folder->json, patterns[i],
+                                      "none: eval and generate take it, training does not continue it; merge it first "
+                                      "(PEFT's merge_and_unload)");
+    AQ_TRY(stage_tensors(&whole, &match.tensors, &match.count, NULL));
+    for (uint32_t i = 0; status == AQ_OK && i < aq_weights_count(folder->weights); i++) {
+        struct aq_weights_info info;
+        aq_weights_info(folder->weights, i, &info);
+        const char *bare = bare_of(info.name);
+        if (bare && is_saved(&match, bare))
+            status = config_json_refuse(&folder->json, "modules_to_save",
+                                        "no %.64s: eval and generate take it, training does not continue it; merge it "
+                                        "first (PEFT's merge_and_unload)",
+                                        bare);
+    }
     aq_free(match.tensors);
     return status;
 }

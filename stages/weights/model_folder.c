@@ -9,13 +9,14 @@
 #include <unistd.h>
 
 #include "dataset_file.h"
+#include "model_wrapper.h"
 #include "python_json.h"
 #include "stage_model.h"
 #include "stages/weights.h"
 
 #define AREA "folder"
 
-enum { CONFIG_BYTES_MAX = 4 << 20, PATH_BYTES = MODEL_FOLDER_PATH_BYTES, KNOWN_BYTES = 1024, NAME_SHOWN = 64 };
+enum { CONFIG_BYTES_MAX = 4 << 20, PATH_BYTES = MODEL_FOLDER_PATH_BYTES, KNOWN_BYTES = 2048, NAME_SHOWN = 64 };
 
 bool aq_model_folder_is(const char *path)
 {
@@ -68,9 +69,12 @@ static enum aq_status unknown(const struct aq_model_folder *folder, const char *
 
 static enum aq_status read_model(struct aq_model_folder *folder)
 {
-    const struct config_json config = {.file = folder->file, .within = "", .object = folder->config};
+    const struct config_json outer = {.file = folder->file, .within = "", .object = folder->config};
+    folder->text = model_wrapper_text(folder->config);
+    const struct config_json inner = {.file = folder->file, .within = "text_config.", .object = folder->text};
+    const struct config_json config = folder->text ? inner : outer;
     const struct stage_published *row;
-    const json_t *architectures = json_object_get(folder->config, "architectures");
+    const json_t *architectures = json_object_get(config.object, "architectures");
     const char *type, *architecture = json_string_value(json_array_get(architectures, 0));
     AQ_TRY(config_json_text_or(&config, "model_type", NULL, &type));
     if (!type) return config_json_refuse(&config, "model_type", "the model's type, as \"gpt2\"");
@@ -78,8 +82,8 @@ static enum aq_status read_model(struct aq_model_folder *folder)
         return config_json_refuse(&config, "architectures", "a list of names");
     const struct stage_model *model = find_model(type, architecture, &row);
     if (!model) return unknown(folder, type, architecture);
-    if (config_json_has(&config, "quantization_config"))
-        return config_json_refuse(&config, "quantization_config",
+    if (config_json_has(&outer, "quantization_config"))
+        return config_json_refuse(&outer, "quantization_config",
                                   "no such key: take the weights as they were before they were quantized");
     folder->type = row->type;
     folder->architecture = row->architecture;
@@ -151,6 +155,7 @@ void aq_model_folder_close(struct aq_model_folder *folder)
 {
     if (!folder) return;
     json_decref(folder->config);
+    json_decref(folder->text);
     aq_free(folder);
 }
 

@@ -11,6 +11,7 @@ enum { MODEL_FOLDER_PATH_BYTES = 4096 };
 struct aq_model_folder {
     char file[MODEL_FOLDER_PATH_BYTES]; /* config.json, as errors name it */
     json_t *config;
+    json_t *text; /* of a wrapper: the text model's keys; else NULL */
     struct aq_model_config model;
     const char *type, *architecture; /* of the row that reads it */
 };

@@ -7,6 +7,8 @@
 #include <unistd.h>
 
 #include "dataset_file.h"
+#include "model_family.h"
+#include "model_wrapper.h"
 #include "python_json.h"
 #include "stage_model.h"
 #include "stages/chat.h"
@@ -20,7 +22,10 @@ void aq_publish_name(const struct aq_model_config *model, const char *tensor, ch
 {
     const struct stage_model *ops = stage_model_find(model->kind);
     AQ_ASSERT(ops);
-    ops->publish_name(tensor, out, bytes);
+    if (ops->publish_name)
+        ops->publish_name(tensor, out, bytes);
+    else
+        decoder_family_name(ops, tensor, out, bytes);
 }
 
 enum aq_status aq_publish_turned(const struct aq_model_config *model, const char *const *names, uint32_t count,
@@ -184,6 +189,17 @@ static enum aq_status write_json(const json_t *json, const char *name, aq_publis
     return status;
 }
 
+/* The same of a wrapper: what the model has goes into its text_config. */
+static void wrapped_config(json_t *carried, const json_t *own, const char *type)
+{
+    json_t *words = json_object();
+    merge_config(words, own, type);
+    const char *name = json_object_get(carried, "dtype") ? "dtype" : "torch_dtype";
+    model_wrapper_merge(carried, words);
+    json_object_set_new(carried, name, json_string(type));
+    json_decref(words);
+}
+
 enum aq_status aq_publish_model(const struct aq_model_config *model, const struct aq_publish_about *about,
                                 aq_publish_file *file, void *context)
 {
@@ -208,7 +224,12 @@ enum aq_status aq_publish_model(const struct aq_model_config *model, const struc
         status = name_labels(config, about->labels, own);
     }
     if (status == AQ_OK) {
-        merge_config(config, own, type);
+        json_t *text = model_wrapper_text(config);
+        if (text)
+            wrapped_config(config, own, type);
+        else
+            merge_config(config, own, type);
+        json_decref(text);
         status = write_json(config, "config.json", file, context);
     }
     json_decref(own);

@@ -6,6 +6,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "model_wrapper.h"
 #include "stage_model.h"
 #include "aqsgd/base/given_file.h"
 #include "stages/model_folder.h"
@@ -126,10 +127,12 @@ void aq_weights_info(const struct aq_weights *weights, uint32_t index, struct aq
     memcpy(out->shape, entry->shape, sizeof out->shape);
 }
 
-/* Of a model with a head the names of all below it have something in front, and of one without not. */
+/* Of a model with a head the names of all below it have something in front, and so have those of a wrapped one. */
 const char *aq_weights_bare_name(const char *name)
 {
     const struct stage_model *model;
+    const size_t front = strlen(model_wrapper_front(name));
+    if (front) return name + front;
     for (uint32_t m = 0; (model = stage_model_at(m)) != NULL; m++) {
         const size_t bytes = model->base ? strlen(model->base) : 0;
         if (bytes > 0 && strncmp(name, model->base, bytes) == 0) return name + bytes;

@@ -67,6 +67,64 @@ static void gemma3_small(struct aq_model_config *model)
     model->query_scale = 9;
 }
 
+/* Yarn, and biases of all products. */
+static void llama_yarn(struct aq_model_config *model)
+{
+    llama_small(model);
+    model->rope_factor = 1;
+    model->rope_original = 2;
+    model->rope_yarn = 4;
+    model->rope_attention = 1.25f;
+    model->qkv_bias = model->out_bias = model->mlp_bias = true;
+}
+
+static void mistral_small(struct aq_model_config *model)
+{
+    llama_small(model);
+    model->window = 5;
+}
+
+/* Yarn, and a scale of queries that is 1 for so few tokens. */
+static void ministral3_small(struct aq_model_config *model)
+{
+    llama_small(model);
+    model->rope_factor = 1;
+    model->rope_original = T;
+    model->rope_yarn = 2;
+    model->query_beta = 0.1f;
+}
+
+/* One block of two has no rotary embedding. */
+static void smollm3_small(struct aq_model_config *model)
+{
+    llama_small(model);
+    model->rope_every = 2;
+}
+
+/* Norms behind the branches, and of all heads at once. */
+static void olmo2_small(struct aq_model_config *model)
+{
+    llama_small(model);
+    model->kv_heads = 4;
+}
+
+/* Norms behind the branches, and of each head; rotary embeddings only in blocks with a window. */
+static void exaone4_small(struct aq_model_config *model)
+{
+    llama_small(model);
+    model->window = 5;
+    model->window_every = 2;
+}
+
+static void granite_small(struct aq_model_config *model)
+{
+    llama_small(model);
+    model->embedding_scale = 3;
+    model->score_scale = 0.3f;
+    model->residual_scale = 0.4f;
+    model->logit_divisor = 2.5f;
+}
+
 static void pyramid_small(struct aq_model_config *model)
 {
     model->own[0] = 4; /* width  */
@@ -136,6 +194,7 @@ static const struct kind models[] = {
 #undef STAGE_MODEL
     {"llama", llama_biased, NULL},
     {"llama", llama_normed, NULL},
+    {"llama", llama_yarn, NULL},
     {"modernbert", modernbert_mean, NULL},
     {"resnet", resnet_grouped, NULL},
 };

@@ -26,7 +26,16 @@ FAMILIES = {
     "llama": transformers.LlamaConfig(**SMALL),
     "qwen2": transformers.Qwen2Config(**SMALL),
     "qwen3": transformers.Qwen3Config(**SMALL, head_dim=12),
-    "gemma3": transformers.Gemma3TextConfig(**SMALL, head_dim=12, sliding_window=16)}
+    "gemma3": transformers.Gemma3TextConfig(**SMALL, head_dim=12, sliding_window=16),
+    "llama-biases": transformers.LlamaConfig(**SMALL, attention_bias=True, mlp_bias=True),
+    "yarn": transformers.Qwen3Config(**SMALL, head_dim=12, rope_parameters={"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0,
+                                                                             "original_max_position_embeddings": 32}),
+    "mistral": transformers.MistralConfig(**SMALL, sliding_window=16),
+    "smollm3": transformers.SmolLM3Config(**{**SMALL, "num_hidden_layers": 4, "pad_token_id": 0}),
+    "olmo2": transformers.Olmo2Config(**{**SMALL, "num_key_value_heads": 4}),
+    "exaone4": transformers.Exaone4Config(**SMALL, sliding_window=16, sliding_window_pattern=3),
+    "granite": transformers.GraniteConfig(**SMALL, embedding_multiplier=12.0, attention_multiplier=0.1, residual_multiplier=0.22,
+                                          logits_scaling=8.0)}
 
 
 def text_model(folder, config):

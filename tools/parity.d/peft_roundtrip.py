@@ -8,7 +8,8 @@ import peft
 import torch
 import transformers
 from encoders import deberta, modernbert
-from transformers import DebertaV2Config, GPT2Config, LlamaConfig, ModernBertConfig, Qwen3Config
+from transformers import (DebertaV2Config, Exaone4Config, GPT2Config, GraniteConfig, LlamaConfig, MistralConfig, ModernBertConfig, Olmo2Config,
+                          Qwen3Config, SmolLM3Config)
 
 SMALL = {"vocab_size": 307, "hidden_size": 48, "intermediate_size": 88, "num_hidden_layers": 3, "max_position_embeddings": 128,
          "num_attention_heads": 4}
@@ -16,6 +17,13 @@ SMALL = {"vocab_size": 307, "hidden_size": 48, "intermediate_size": 88, "num_hid
 KINDS = {"gpt2": (GPT2Config(vocab_size=307, n_embd=48, n_layer=3, n_head=4, n_positions=64), ["c_attn", "c_proj"], False),
          "llama": (LlamaConfig(**SMALL, num_key_value_heads=2), ["q_proj", "v_proj"], True),
          "qwen3": (Qwen3Config(**SMALL, num_key_value_heads=2, head_dim=12), r".*\.layers\.[12]\..*(q_proj|down_proj)", False),
+         "llama-biases": (LlamaConfig(**SMALL, num_key_value_heads=2, attention_bias=True, mlp_bias=True), ["q_proj", "o_proj", "up_proj"], False),
+         "mistral": (MistralConfig(**SMALL, num_key_value_heads=2, sliding_window=7), ["q_proj", "v_proj"], False),
+         "smollm3": (SmolLM3Config(**SMALL, num_key_value_heads=2, pad_token_id=0, no_rope_layer_interval=2), ["k_proj", "down_proj"], False),
+         "olmo2": (Olmo2Config(**SMALL, pad_token_id=None), ["q_proj", "o_proj", "down_proj"], False),
+         "exaone4": (Exaone4Config(**SMALL, num_key_value_heads=2, sliding_window=7, sliding_window_pattern=3), ["q_proj", "gate_proj"], False),
+         "granite": (GraniteConfig(**SMALL, num_key_value_heads=2, embedding_multiplier=12.0, attention_multiplier=0.1,
+                                   residual_multiplier=0.22, logits_scaling=8.0), ["q_proj", "o_proj", "down_proj"], False),
          "deberta": (DebertaV2Config(**deberta.COMMON), ["query_proj", "key_proj", "dense"], False),
          "modernbert": (ModernBertConfig(**{**modernbert.COMMON, "initializer_range": 0.05}), ["Wqkv", "Wi", "Wo"], False)}
 KINDS.update({"gpt2 dora": (*KINDS["gpt2"], True), "qwen3 dora": (*KINDS["qwen3"], True), "deberta dora": (*KINDS["deberta"], True)})

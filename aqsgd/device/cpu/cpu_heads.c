@@ -6,7 +6,7 @@
 
 #include "cpu_device.h"
 
-enum { ROWS = CPU_GROUP_ROWS, HEAD_MAX = 2048 };
+enum { ROWS = CPU_GROUP_ROWS, HEAD_MAX = 8192 };
 
 struct rmsnorm {
     struct cpu_device *cpu;

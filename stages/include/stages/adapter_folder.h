@@ -11,9 +11,11 @@
  * Caveats first.
  * - Which layers are adapted is what adapter_model.safetensors has, whatever target_modules says: a list of names, or a
  *   pattern. With a list, a layer that it names and the file lacks is refused.
- * - What would be computed otherwise than PEFT does is refused by its key: DoRA, biases, ranks that differ, adapters
- *   that change the model itself when they begin (PiSSA, OLoRA, LoftQ), every peft_type but LORA.
- * - Of modules_to_save those are taken that are a task's own here: a classifier, a pooler.
+ * - An option that would be computed otherwise than PEFT does is refused by its key: biases, adapters that change the
+ *   model at their start (PiSSA, OLoRA, LoftQ), every peft_type but LORA, options that are not known and not off.
+ * - rank_pattern, alpha_pattern and embeddings or heads of modules_to_save are read for a merge (eval, generate).
+ *   Training does not continue them (aq_adapter_folder_trains).
+ * - Names may have a wrapper's infix ("language_model."), or the base model's prefix, or neither.
  *
  * Locking: read-only after open; any thread.
  */
@@ -35,6 +37,13 @@ void aq_adapter_folder_close(struct aq_adapter_folder *folder); /* NULL is fine 
 
 /* Until close. targets is NULL. */
 const struct aq_lora_config *aq_adapter_folder_lora(const struct aq_adapter_folder *folder);
+
+/* The same of one matrix, by the model's name of it: rank_pattern and alpha_pattern may name it. */
+void aq_adapter_folder_lora_of(const struct aq_adapter_folder *folder, const struct aq_model_config *model,
+                               const char *tensor, struct aq_lora_config *out);
+
+/* Can training continue these adapters? AQ_MISMATCH, told with the option's name: they can only be merged. */
+enum aq_status aq_adapter_folder_trains(const struct aq_adapter_folder *folder, const struct aq_model_config *model);
 
 /* Its values; until close. */
 const struct aq_weights *aq_adapter_folder_weights(const struct aq_adapter_folder *folder);

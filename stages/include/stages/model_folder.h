@@ -62,6 +62,12 @@ enum aq_status aq_model_hub_path(const char *text, char *out, size_t bytes);
 enum aq_status aq_model_folder_open(const char *path, struct aq_model_folder **out);
 void aq_model_folder_close(struct aq_model_folder *folder); /* NULL is fine */
 
+/*
+ * Is it a folder of a model of texts and images (Gemma 3 4B and larger, Mistral Small 3) whose text model is read? Its
+ * other tensors belong into an export. False also of a folder that cannot be read.
+ */
+bool aq_model_folder_wraps(const char *path);
+
 /* The model: kind, and every size that config.json says, checked (aq_model_config_check). Until close. */
 const struct aq_model_config *aq_model_folder_model(const struct aq_model_folder *folder);
 

@@ -119,6 +119,17 @@ struct aq_model_config {
     bool window_first;     /* the first has none, not the last                                               */
     uint32_t window_from;  /* blocks before this one have none                                               */
     uint32_t query_scale;  /* scores are divided by its root; 0: the head's channels                         */
+    bool out_bias;         /* attention's projection has a bias (if the kind leaves it open)                 */
+    bool mlp_bias;         /* the products of a gated MLP have biases                                        */
+    float rope_yarn;       /* YaRN: factor of the context; 0 or 1: none. Else with rope_original and:        */
+    float rope_fast, rope_slow; /* rotations per context that bound the ramp (beta_fast, beta_slow)          */
+    float rope_attention;  /* cosines and sines are multiplied by it; 0: 1                                   */
+    uint32_t rope_every;   /* the last of that many blocks has no rotary embedding; 0: all have one          */
+    float query_beta;      /* queries beyond rope_original tokens are scaled (Ministral 3); 0: never         */
+    float embedding_scale; /* rows of the embedding are multiplied by it; 0: as the form has it              */
+    float score_scale;     /* of attention; 0: by query_scale                                                */
+    float residual_scale;  /* what a branch adds is multiplied by it; 0: 1                                   */
+    float logit_divisor;   /* logits are divided by it; 0: 1                                                 */
     bool pool_mean;        /* an encoder's classifier reads the mean of all real tokens, not the first token  */
     uint32_t own[AQ_MODEL_OWN_MAX]; /* of models that none of these serves                    */
 };

@@ -1,0 +1,57 @@
+"""Families that are rows of data (stages/model/model_family.h): Mistral, SmolLM3, OLMo 2, EXAONE 4, Granite; Llama and Qwen3 with biases and YaRN."""
+import kit
+from transformers import Exaone4Config, GraniteConfig, LlamaConfig, MistralConfig, Olmo2Config, Qwen3Config, SmolLM3Config
+
+SMALL = {"vocab_size": 307, "hidden_size": 48, "intermediate_size": 88, "num_hidden_layers": 4, "max_position_embeddings": 128,
+         "num_attention_heads": 4}
+YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 32}
+
+
+def llama_biases():
+    yield LlamaConfig(**SMALL, num_key_value_heads=2, attention_bias=True, mlp_bias=True)
+    yield LlamaConfig(**SMALL, num_key_value_heads=4, mlp_bias=True, tie_word_embeddings=True)
+    yield Qwen3Config(**SMALL, num_key_value_heads=2, head_dim=16, attention_bias=True)
+
+
+def yarn():
+    yield LlamaConfig(**SMALL, num_key_value_heads=2, head_dim=32, rope_parameters=YARN)
+    yield Qwen3Config(**SMALL, num_key_value_heads=2, head_dim=32,
+                      rope_parameters={**YARN, "beta_fast": 16.0, "beta_slow": 2.0, "attention_factor": 1.3})
+    yield MistralConfig(**SMALL, num_key_value_heads=2, head_dim=32, sliding_window=None,
+                        rope_parameters={**YARN, "mscale": 1.0, "mscale_all_dim": 0.5})
+
+
+def mistral():
+    yield MistralConfig(**SMALL, num_key_value_heads=2, sliding_window=7)
+    yield MistralConfig(**SMALL, num_key_value_heads=2, head_dim=20, sliding_window=None, tie_word_embeddings=True)
+
+
+def smollm3():
+    yield SmolLM3Config(**SMALL, num_key_value_heads=2, pad_token_id=0)
+    yield SmolLM3Config(**SMALL, num_key_value_heads=4, pad_token_id=0, no_rope_layer_interval=2, tie_word_embeddings=False,
+                        attention_bias=True)
+    yield SmolLM3Config(**SMALL, num_key_value_heads=4, pad_token_id=0, no_rope_layers=[1, 1, 1, 1])
+
+
+def olmo2():
+    yield Olmo2Config(**SMALL, pad_token_id=None)
+    yield Olmo2Config(**SMALL, pad_token_id=None, tie_word_embeddings=True, rope_parameters={"rope_type": "default", "rope_theta": 500000.0})
+
+
+def exaone4():
+    yield Exaone4Config(**SMALL, num_key_value_heads=2, sliding_window=7, sliding_window_pattern="LLG",
+                        layer_types=["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"])
+    yield Exaone4Config(**SMALL, num_key_value_heads=2, sliding_window=None, layer_types=["full_attention"] * 4, tie_word_embeddings=True)
+
+
+def granite():
+    yield GraniteConfig(**SMALL, num_key_value_heads=2, embedding_multiplier=12.0, attention_multiplier=0.05, residual_multiplier=0.22,
+                        logits_scaling=8.0, tie_word_embeddings=True)
+    yield GraniteConfig(**SMALL, num_key_value_heads=4, embedding_multiplier=3.0, residual_multiplier=0.7, attention_bias=True, mlp_bias=True,
+                        attention_multiplier=0.25)
+
+
+# The gradient of a bias of keys is nearly 0, because softmax ignores most of it: in bf16 its relative distance is large.
+CASES = [kit.language_model("llama-biases", llama_biases, bf16_gradients=1.5e-1), kit.language_model("yarn", yarn), kit.language_model("mistral", mistral),
+         kit.language_model("smollm3", smollm3), kit.language_model("olmo2", olmo2), kit.language_model("exaone4", exaone4),
+         kit.language_model("granite", granite)]
