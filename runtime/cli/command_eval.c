@@ -44,9 +44,8 @@ static const char *begin_read(const char *value, void *to)
 
 static const struct aq_option options[] = {
     AQ_ROW(LIST, struct asked, data, "data", "FILE", "what to measure on; may be repeated; default: the run's"),
-    AQ_ROW(TEXT, struct asked, kind, "kind", "KIND",
-           "of the data (data.kind); default: the run's, else by the file"),
-    AQ_ROW(LIST, struct asked, fields, "field", "ROLE=NAME", "a field's name (data.fields): prompt=question; repeatable"),
+    AQ_ROW(TEXT, struct asked, kind, "kind", "KIND", "of the data (data.kind); default: the run's, else by the file"),
+    AQ_ROW(LIST, struct asked, fields, "field", "ROLE=NAME", "a field's name (data.fields): prompt=question"),
     AQ_ROW_RANGE(U64, struct asked, skip_invalid, "skip-invalid", "N", 1, 1e18, "skip up to N bad lines"),
     AQ_ROW(TEXT, struct asked, task, "task", "TASK", "model.task; default: the run's, else the first that fits"),
     AQ_ROW_RANGE(U32, struct asked, T, "T", "N", 1, 1e9, "tokens per sample; default: the run's, else at most 512"),
@@ -84,9 +83,9 @@ struct evaluation {
     struct aq_local *local;
     struct aq_dataset_config config;
     struct aq_dataset *dataset;
-    const char *task; /* NULL: the model's own */
-    struct aq_text variables; /* of the chat template */
-    struct aq_text fields;    /* data.fields          */
+    const char *task;          /* NULL: the model's own */
+    struct aq_text variables;  /* of the chat template */
+    struct aq_text fields;     /* data.fields          */
     char labels[LABELS_BYTES]; /* their names in the order of the head */
     uint32_t B, T;
     uint32_t places; /* T, and what a text begins with */

@@ -71,7 +71,7 @@ def scenario_eval():
     wrong(r"--T 33 is more than the context of .*, 32", 2, "eval", ROOT / "run", "--T", 33)
     wrong(r"there is no task 'summaries'", 2, "eval", ROOT / "run", "--task", "summaries")
     wrong(r"there is no kind of data 'prose'", 2, "eval", ROOT / "run", "--kind", "prose")
-    wrong(r"has no score\.weight: it was not trained for this task", 2, "eval", ROOT / "model", *columns)
+    wrong(r"has no score\.weight: it was not trained for this task", 2, "eval", ROOT / "model", *columns, "--kind", "tsv")
     wrong(r"is a GPT2ForSequenceClassification, and this task is of every token", 2, "eval", ROOT / "classifier", *own)
     wrong(r"there is no option '--dat.*did you mean|there is no option", 2, "eval", ROOT / "run", "--dta", "x")
     wrong(r"which model folder", 2, "eval")

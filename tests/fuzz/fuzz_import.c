@@ -88,8 +88,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     printed = false;
     aq_error_clear();
     const int code = aq_command_import(count, words);
-    AQ_ASSERT(code == AQ_EXIT_DONE || code == AQ_EXIT_FAILED);
-    AQ_ASSERT(printed || (code == AQ_EXIT_FAILED && aq_error_text()[0]));
+    AQ_ASSERT(code == AQ_EXIT_DONE || code == AQ_EXIT_FAILED || code == AQ_EXIT_USAGE);
+    AQ_ASSERT(printed || (code != AQ_EXIT_DONE && aq_error_text()[0]));
     fuzz_told(code == AQ_EXIT_DONE);
     return 0;
 }

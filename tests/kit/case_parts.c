@@ -2,7 +2,7 @@
  * case_parts.c -- the cases of a test in several tests of ctest, which can run at once (PARTS in tests/CMakeLists.txt).
  *
  * AQ_TEST_PART=I/N in the environment: only cases I, I + N, I + 2N ... of each group run, from 1 on. The linker hands
- * calls of cmocka_run_group_tests to this file (--wrap). A part without a case is an error, because it would test nothing.
+ * calls of cmocka_run_group_tests to this file (--wrap). A part without a case is an error: it would test nothing.
  */
 #include <setjmp.h>
 #include <stdarg.h>

@@ -325,7 +325,7 @@ static void test_list_that_is_no_good_lets_nobody_in(void **state)
     write_list(lasting.folder, lasting.folder, NULL, ++number, 0);
     no_good(&lasting, &number, "it has no end");
     assert_int_equal(unlink(path), 0);
-    no_good(&lasting, &number, "it is gone");
+    no_good(&lasting, &number, "it was removed");
     assert_int_equal(chmod(path, 0666), 0);
     no_good(&lasting, &number, "others may write it");
     assert_int_equal(unlink(path), 0);
