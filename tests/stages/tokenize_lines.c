@@ -1,8 +1,10 @@
 /*
- * tokenize_lines.c -- KIND FOLDER FILE: for test_tokenizer_reference. The first line has the tokens before, between and
- * behind texts, with ";" between. Then each text of FILE has two lines: its tokens, and the text that these are, as
- * hexadecimal bytes. In FILE each text follows its length, four bytes little-endian. With --time FILE is one text, and
- * its rate is printed: MB per second of CPU time, the best of seven.
+ * tokenize_lines.c -- KIND FOLDER FILE [--text | --time]: the tokens of each text of FILE, a line of numbers per text,
+ * for test_tokenizer_reference. In FILE each text follows its length, four bytes little-endian.
+ *
+ * --text  the first line has the tokens before, between and behind texts, with ";" between; and behind each line of
+ *         tokens a line has the text that these are, as hexadecimal bytes
+ * --time  FILE is one text, and its rate is printed: MB per second of CPU time, the best of seven
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -25,21 +27,27 @@ static void put_frame(const struct aq_tokenizer_frame *frame)
     put_tokens(frame->after, frame->after_count, "\n");
 }
 
-static int one_text(const struct aq_tokenizer *t, const char *text, size_t bytes)
+static int put_text(const struct aq_tokenizer *t, const int32_t *tokens, size_t count)
+{
+    char *text;
+    size_t bytes;
+    if (aq_tokenizer_text(t, tokens, count, &text, &bytes) != AQ_OK) return 1;
+    for (size_t i = 0; i < bytes; i++)
+        printf("%02x", (unsigned)(uint8_t)text[i]);
+    printf("\n");
+    aq_free(text);
+    return 0;
+}
+
+static int one_text(const struct aq_tokenizer *t, const char *text, size_t bytes, bool back)
 {
     int32_t *tokens;
     size_t count;
     if (aq_tokenizer_encode(t, text, bytes, &tokens, &count) != AQ_OK) return 1;
-    char *back;
-    size_t back_bytes;
     put_tokens(tokens, count, "\n");
-    if (aq_tokenizer_text(t, tokens, count, &back, &back_bytes) != AQ_OK) return 1;
-    for (size_t i = 0; i < back_bytes; i++)
-        printf("%02x", (unsigned)(uint8_t)back[i]);
-    printf("\n");
-    aq_free(back);
+    const int failed = back ? put_text(t, tokens, count) : 0;
     aq_free(tokens);
-    return 0;
+    return failed;
 }
 
 /* Of this thread alone: a machine that is busy otherwise does not count. */
@@ -73,12 +81,13 @@ int main(int argc, char **argv)
     int failed = 0;
     if (argc < 4 || aq_tokenizer_open(argv[1], argv[2], &t) != AQ_OK) return 1;
     if (aq_file_load(NULL, argv[3], (size_t)1 << 32, &text, &count) != AQ_OK) return 1;
-    if (argc > 4 && strcmp(argv[4], "--time") == 0) failed = time_text(t, text, count);
-    if (argc == 4) put_frame(aq_tokenizer_frame(t));
-    while (argc == 4 && !failed && at + 4 <= count) {
+    const bool times = argc > 4 && strcmp(argv[4], "--time") == 0, back = argc > 4 && strcmp(argv[4], "--text") == 0;
+    if (times) failed = time_text(t, text, count);
+    if (back) put_frame(aq_tokenizer_frame(t));
+    while (!times && !failed && at + 4 <= count) {
         uint32_t bytes;
         memcpy(&bytes, text + at, 4);
-        failed = bytes > count - at - 4 || one_text(t, text + at + 4, bytes);
+        failed = bytes > count - at - 4 || one_text(t, text + at + 4, bytes, back);
         at += 4 + (size_t)bytes;
     }
     aq_free(text);
