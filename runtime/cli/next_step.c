@@ -29,13 +29,15 @@ static bool has_template(const char *run)
 /* A path as a shell takes it. */
 static void add_path(const char *path, struct aq_text *out)
 {
-    const bool plain = path[strspn(path, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789/._-+:,@")] == 0;
+    static const char good[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789/._-+:,@";
+    const bool plain = path[strspn(path, good)] == 0;
     aq_text_add(out, plain ? "%s" : "'%s'", path);
 }
 
 void aq_next_step(const struct aq_job *job, struct aq_text *out)
 {
-    const char *run = job->output.path, *task = job->model.task ? job->model.task : aq_model_task(job->model.config.kind);
+    const char *run = job->output.path;
+    const char *task = job->model.task ? job->model.task : aq_model_task(job->model.config.kind);
     const bool text = task && strcmp(aq_task_field(aq_task_find(task)), "targets") == 0;
     const bool whole = is_there(run, "model.safetensors") || is_there(run, "model.safetensors.index.json");
     if (!whole) return;

@@ -13,7 +13,7 @@ struct aq_manifest;
 /* "true" for "True": ours for a plain word, or the word itself. *none: it is YAML's null. */
 const char *aq_alias_word(const char *word, bool *none);
 
-/* The key that a name of another section, or of none, means ("learning_rate": "train.lr"), by its last word; or NULL. */
+/* The key that a name of any section, or of none, means ("learning_rate": "train.lr"), by its last word; or NULL. */
 const char *aq_alias_key(const char *name);
 
 /*

@@ -1,5 +1,5 @@
 /*
- * manifest_data.c -- data.kind where the manifest names none: recognised from the first file of data.train, and printed.
+ * manifest_data.c -- data.kind where the manifest names none: recognised from data.train's first file, and printed.
  *
  * A job that a launcher has resolved names it, so that a stage without the data, and a resume, have the same.
  */
@@ -20,7 +20,8 @@ void aq_manifest_data(struct aq_manifest *manifest)
     const struct aq_dataset_config config = {.paths = job->data.train,
                                              .path_count = job->data.train_count,
                                              .field = task ? aq_task_field(aq_task_find(task)) : NULL,
-                                             .columns = {.text = job->data.columns.text, .label = job->data.columns.label},
+                                             .columns = {.text = job->data.columns.text,
+                                                         .label = job->data.columns.label},
                                              .names = job->data.fields,
                                              .quotes = job->data.quotes};
     struct aq_error_hold hold;

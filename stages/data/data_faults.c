@@ -81,7 +81,8 @@ enum aq_status data_faults_end(const struct data_faults *faults)
     if (faults->count == 1)
         return aq_fail(AQ_CORRUPT, AREA, "%s:%llu: %s (correct it, or skip it: data.skip_invalid: 1)", first->path,
                        (unsigned long long)first->first, first->cause);
-    return aq_fail(AQ_CORRUPT, AREA, "%s:%llu: %s (the first of %llu%s bad lines: correct them, or data.skip_invalid: %llu)",
-                   first->path, (unsigned long long)first->first, first->cause, (unsigned long long)faults->count,
+    return aq_fail(AQ_CORRUPT, AREA,
+                   "%s:%llu: %s (the first of %llu%s bad lines: correct them, or data.skip_invalid: %llu)", first->path,
+                   (unsigned long long)first->first, first->cause, (unsigned long long)faults->count,
                    more, (unsigned long long)faults->count);
 }

@@ -37,11 +37,15 @@ static json_t *first_object(struct data_reader *reader)
     return object;
 }
 
-static struct finding by_object(const struct data_roles *roles, const json_t *object, bool table)
+/* A table whose columns have other names is of labels, unless the task learns words: then its names are asked for. */
+static struct finding by_object(const struct aq_dataset_config *config, const struct data_roles *roles,
+                                const json_t *object, bool table)
 {
+    const bool words = config->field && strcmp(config->field, "targets") == 0;
     const enum data_layout layout = data_layout_of(roles, object);
     if (json_is_string(data_role_of(roles, DATA_ROLE_TEXT, object))) return (struct finding){"text", "a text"};
     if (layout != DATA_LAYOUTS) return (struct finding){"instruct", data_layout_name(layout)};
+    if (table && words) return (struct finding){"instruct", "rows, and the task has no labels"};
     return table ? (struct finding){"tsv", "rows"} : (struct finding){"text", NULL};
 }
 
@@ -52,7 +56,8 @@ static struct finding by_bytes(const struct aq_dataset_config *config)
     if (data_name_ends(path, strlen(path), ".bin") && stat(path, &about) == 0 && S_ISREG(about.st_mode) &&
         about.st_size > 0 && about.st_size % CIFAR_RECORD_BYTES == 0)
         return (struct finding){"cifar10", "records of 3073 bytes"};
-    if (config->columns.text && config->columns.label) return (struct finding){"tsv", "named columns (data.text_column)"};
+    if (config->columns.text && config->columns.label)
+        return (struct finding){"tsv", "named columns (data.text_column)"};
     return (struct finding){"text", NULL};
 }
 
@@ -70,7 +75,7 @@ static struct finding by_file(const struct aq_dataset_config *config, const stru
         found = (struct finding){"tsv", "rows with labels"};
     } else {
         json_t *object = first_object(reader);
-        if (object || table) found = by_object(roles, object, table);
+        if (object || table) found = by_object(config, roles, object, table);
         json_decref(object);
     }
     data_reader_close(reader);

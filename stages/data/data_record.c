@@ -180,7 +180,7 @@ enum aq_status data_line_object(const char *path, uint64_t line, const char *at,
     const size_t name = data_name_bytes(path);
     const bool split = data_name_ends(path, name, ".json") && !object;
     const enum aq_status status =
-        object ? aq_fail(AQ_CORRUPT, AREA, "%s:%llu: is no JSON object, as {\"text\": \"...\"}%s", path,
+        object ? aq_fail(AQ_CORRUPT, AREA, "%s:%llu: is no JSON object%s", path,
                          (unsigned long long)line,
                          json_is_array(object) ? "; a file that is one array is read by the ending .json" : "")
                : aq_fail(AQ_CORRUPT, AREA, "%s:%llu: no JSON: %s%s", path, (unsigned long long)line, error.text,

@@ -81,8 +81,8 @@ const struct data_cell *data_reader_names(const struct data_reader *reader, uint
 uint64_t data_reader_quoted(const struct data_reader *reader);
 
 /*
- * The record as an object, which is the caller's: a table's cells are texts by the names of their columns. NaN, Infinity
- * and whole numbers of any length are read (python_json.h). AQ_CORRUPT: no JSON object; file, line, cause.
+ * The record as an object, which is the caller's: a table's cells are texts by the names of their columns. NaN,
+ * Infinity and whole numbers of any length are read (python_json.h). AQ_CORRUPT: no JSON object; file, line, cause.
  */
 enum aq_status data_record_object(const struct data_reader *reader, const struct data_record *record, size_t flags,
                                   json_t **out);

@@ -57,8 +57,8 @@ static enum aq_status name_take(struct data_roles *roles, const char *role, cons
         return aq_fail(AQ_INVAL, AREA, "data.fields: %s must be the name of a field, a text", role);
     }
     return aq_fail(AQ_INVAL, AREA,
-                   "data.fields: there is no '%.64s'; it gives the names of text, prompt, response, instruction, input, "
-                   "output, messages, role, content and system",
+                   "data.fields: there is no '%.64s'; it gives the names of text, prompt, response, instruction, "
+                   "input, output, messages, role, content and system",
                    role);
 }
 

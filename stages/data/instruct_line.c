@@ -51,8 +51,8 @@ static enum aq_status messages_add(const struct data_roles *roles, const json_t 
         json_t *message = message_of(roles, json_array_get(list, i));
         if (!message)
             return aq_fail(AQ_CORRUPT, AREA,
-                           "%s: messages[%zu] has no \"%s\" and \"%s\" that are texts (other names: data.fields)", place,
-                           i, data_role_name(roles, DATA_ROLE_ROLE), data_role_name(roles, DATA_ROLE_CONTENT));
+                           "%s: messages[%zu] has no \"%s\" and \"%s\" that are texts (other names: data.fields)",
+                           place, i, data_role_name(roles, DATA_ROLE_ROLE), data_role_name(roles, DATA_ROLE_CONTENT));
         const char *role = json_string_value(json_object_get(message, "role"));
         *answers += role && strcmp(role, "assistant") == 0;
         if (json_array_append_new(to, message) != 0) return no_memory(place);

@@ -2,8 +2,8 @@
  * fuzz_records.c -- any bytes as a data file of each form: packed or not, records are read to the end or refused, and
  * what a kind of data set makes of them has lengths and tokens in range, alike when it is read again.
  *
- * Byte 0: the name's ending (% 8), quotes (8), named columns (16), text (32), instruct (64), tsv (128); byte 1: bad lines
- * that are skipped; then the file.
+ * Byte 0: the name's ending (% 8), quotes (8), named columns (16), text (32), instruct (64), tsv (128); byte 1: bad
+ * lines that are skipped; then the file.
  */
 #include <string.h>
 
@@ -64,7 +64,8 @@ static uint64_t open_set(const struct aq_dataset_config *config)
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-    static const char *const names[] = {"r.jsonl", "r.json", "r.csv", "r.tsv", "r.txt", "r.jsonl.gz", "r.json.zst", "r.csv.gz"};
+    static const char *const names[] = {"r.jsonl", "r.json",     "r.csv",      "r.tsv",
+                                        "r.txt",   "r.jsonl.gz", "r.json.zst", "r.csv.gz"};
     struct fuzz_piece rest = {data, size};
     char why[256];
     start();

@@ -88,7 +88,8 @@ static void test_every_alias_leads_to_a_key(void **state)
 static void test_names_that_mean_the_same_are_taken(void **state)
 {
     (void)state;
-    struct aq_job *job = taken("train: {learning_rate: 3e-3, max_length: 64, per_device_train_batch_size: 4, batch: 8}\n"
+    struct aq_job *job = taken("train: {learning_rate: 3e-3, max_length: 64, per_device_train_batch_size: 4, "
+                               "batch: 8}\n"
                                "model: {blocks: 2, hidden_size: 64, num_attention_heads: 4, dtype: float32}\n"
                                "lora: {r: 4, lora_alpha: 8, target_modules: [attn, mlp]}\n"
                                "data: {train_file: a.txt, validation: b.txt, kind: ~}\n",
@@ -158,7 +159,9 @@ static void test_the_kind_is_recognised_and_written(void **state)
     char *text;
     struct aq_job *again;
     data_write_text(folder, "c.jsonl", "{\"question\": \"a\", \"answer\": \"b\"}\n");
-    struct aq_job *job = taken("data: {train: c.jsonl, fields: {prompt: question, response: answer}, skip_invalid: 2}\n", NULL,
+    struct aq_job *job = taken("data: {train: c.jsonl, fields: {prompt: question, response: answer}, "
+                               "skip_invalid: 2}\n",
+                               NULL,
                                "data.kind: instruct, because ");
     assert_string_equal(job->data.kind, "instruct");
     assert_int_equal(aq_job_canonical(job, &text), AQ_OK);

@@ -245,20 +245,23 @@ static void test_formats_that_are_no_text_name_the_conversion(void **state)
         size_t count;
         const char *part;
     } files[] = {
-        {"a.parquet", "PAR1\x15\x04\x15", 7, "is a Parquet file, which is not read here; convert it: python3 -c \"import pandas"},
+        {"a.parquet", "PAR1\x15\x04\x15", 7,
+         "is a Parquet file, which is not read here; convert it: python3 -c \"import pandas"},
         {"a.jsonl", "PAR1\x15\x04\x15", 7, "is a Parquet file"},
         {"a.arrow", "ARROW1\0\0", 8, "is an Arrow file"},
         {"a.xlsx", "PK\x03\x04\x14\0", 6, "save the sheet as CSV"},
         {"a.jsonl.xz", "\xfd" "7zXZ\0\0\0", 8, "xz -dc '"},
         {"a.jsonl.bz2", "BZh91AY&SY\x11\x22", 12, "bzip2 -dc '"},
-        {"u.csv", "\xff\xfe" "a\0,\0b\0", 8, "is UTF-16, which is not read here; convert it: iconv -f UTF-16 -t UTF-8 '"},
+        {"u.csv", "\xff\xfe" "a\0,\0b\0", 8,
+         "is UTF-16, which is not read here; convert it: iconv -f UTF-16 -t UTF-8 '"},
         {"l.jsonl", "version https://git-lfs.github.com/spec/v1\noid sha256:0\n", 56, "git lfs pull"},
     };
     static const char *const kinds[] = {"text", "instruct", "tsv"};
     for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
         data_write(folder, files[i].name, files[i].bytes, files[i].count);
         for (size_t k = 0; k < 3; k++)
-            refused(files[i].name, &(struct aq_dataset_config){.kind = kinds[k], .columns = {.text = "a", .label = "b"}},
+            refused(files[i].name,
+                    &(struct aq_dataset_config){.kind = kinds[k], .columns = {.text = "a", .label = "b"}},
                     files[i].part);
     }
     data_write_text(folder, "page.jsonl", "<!DOCTYPE html>\n<html></html>\n");
@@ -305,20 +308,23 @@ static void test_published_layouts_are_messages_or_pairs(void **state)
     const struct aq_dataset_config plain = {.kind = "instruct", .T = 512};
     data_write_text(folder, "tokenizer_config.json", template_text);
     same_lines("{\"prompt\": \"q\", \"completion\": \"a\"}", pair, &plain, &plain);
-    same_lines("{\"conversations\": [{\"from\": \"human\", \"value\": \"hi\"}, {\"from\": \"gpt\", \"value\": \"yo\"}]}",
+    same_lines("{\"conversations\": [{\"from\": \"human\", \"value\": \"hi\"}, "
+               "{\"from\": \"gpt\", \"value\": \"yo\"}]}",
                messages, &chats, &chats);
     same_lines("{\"prompt\": [{\"role\": \"user\", \"content\": \"hi\"}], "
                "\"completion\": [{\"role\": \"assistant\", \"content\": \"yo\"}]}",
                messages, &chats, &chats);
     same_lines("{\"instruction\": \"hi\", \"input\": \"\", \"output\": \"yo\"}", messages, &chats, &chats);
-    same_lines("{\"instruction\": \"hi\", \"input\": null, \"output\": \"yo\", \"history\": []}", messages, &chats, &chats);
+    same_lines("{\"instruction\": \"hi\", \"input\": null, \"output\": \"yo\", \"history\": []}", messages, &chats,
+               &chats);
     same_lines("{\"instruction\": \"hi\", \"input\": \"you\", \"output\": \"yo\"}",
                "{\"messages\": [{\"role\": \"user\", \"content\": \"hi\\n\\nyou\"}, "
                "{\"role\": \"assistant\", \"content\": \"yo\"}]}",
                &chats, &chats);
     same_lines("{\"system\": \"be\", \"conversations\": [{\"from\": \"human\", \"value\": \"hi\"}, "
                "{\"from\": \"gpt\", \"value\": \"yo\"}]}",
-               "{\"messages\": [{\"role\": \"system\", \"content\": \"be\"}, {\"role\": \"user\", \"content\": \"hi\"}, "
+               "{\"messages\": [{\"role\": \"system\", \"content\": \"be\"}, "
+               "{\"role\": \"user\", \"content\": \"hi\"}, "
                "{\"role\": \"assistant\", \"content\": \"yo\"}]}",
                &chats, &chats);
     same_lines("{\"instruction\": \"Say hi\", \"input\": \"\", \"output\": \"hi\"}",
@@ -341,7 +347,8 @@ static void test_other_names_are_given_by_fields(void **state)
     data_write_text(folder, "tokenizer_config.json", template_text);
     same_lines("{\"question\": \"q\", \"answer\": \"a\"}", "{\"prompt\": \"q\", \"response\": \"a\"}", &named, &plain);
     same_lines("{\"dialog\": [{\"who\": \"user\", \"says\": \"hi\"}, {\"who\": \"model\", \"says\": \"yo\"}]}",
-               "{\"messages\": [{\"role\": \"user\", \"content\": \"hi\"}, {\"role\": \"assistant\", \"content\": \"yo\"}]}",
+               "{\"messages\": [{\"role\": \"user\", \"content\": \"hi\"}, "
+               "{\"role\": \"assistant\", \"content\": \"yo\"}]}",
                &talks, &chats);
     same_lines("{\"body\": \"abcdef\"}", "{\"text\": \"abcdef\"}", &body, &text);
     data_write_text(folder, "f.csv", "question,answer\n\"q\",a\n");
@@ -349,7 +356,8 @@ static void test_other_names_are_given_by_fields(void **state)
     assert_int_equal(digest_of("f.csv", &named), digest_of("f.jsonl", &plain));
     data_write_text(folder, "left.jsonl", "{\"question\": \"q\", \"answer\": \"a\"}");
     refused("left.jsonl", &plain,
-            "left.jsonl:1: has no \"prompt\", and no \"messages\"; its fields are \"question\", \"answer\"; name yours");
+            "left.jsonl:1: has no \"prompt\", and no \"messages\"; its fields are \"question\", "
+            "\"answer\"; name yours");
     refused("left.jsonl", &text, "left.jsonl:1: has no \"text\" that is a string; its fields are \"question\"");
     refused("f.jsonl", &text, "but answers to learn: set data.kind: instruct");
     refused("f.jsonl", &named, "has no \"question\", and no \"messages\"");
@@ -366,8 +374,10 @@ static void test_a_completion_alone_is_learnt(void **state)
     int32_t got[2][64];
     data_write_text(folder, "tokenizer_config.json", template_text);
     data_write_text(folder, "turns.jsonl",
-                    "{\"prompt\": [{\"role\": \"user\", \"content\": \"h\"}, {\"role\": \"assistant\", \"content\": \"no\"}, "
-                    "{\"role\": \"user\", \"content\": \"g\"}], \"completion\": [{\"role\": \"assistant\", \"content\": \"yes\"}]}");
+                    "{\"prompt\": [{\"role\": \"user\", \"content\": \"h\"}, "
+                    "{\"role\": \"assistant\", \"content\": \"no\"}, "
+                    "{\"role\": \"user\", \"content\": \"g\"}], "
+                    "\"completion\": [{\"role\": \"assistant\", \"content\": \"yes\"}]}");
     assert_int_equal(open_file("turns.jsonl", &chats, &data), AQ_OK);
     assert_int_equal(aq_dataset_get(data, 0, (void *const[AQ_BATCH_FIELDS_MAX]){got[0], got[1]}), AQ_OK);
     char learnt[65] = "";
@@ -541,7 +551,8 @@ static void test_quotes_of_a_tsv_are_text_unless_asked_for(void **state)
     data_write_text(folder, "q.tsv", "sentence\tlabel\n\"he said \"\"no\"\"\"\t1\nplain\t0\n\"a, b\"\t1\n");
     data_write_text(folder, "q.csv", "sentence,label\n\"he said \"\"no\"\"\",1\nplain,0\n\"a, b\",1\n");
     data_write_text(folder, "q.jsonl", "{\"sentence\": \"he said \\\"no\\\"\", \"label\": 1}\n"
-                                       "{\"sentence\": \"plain\", \"label\": 0}\n{\"sentence\": \"a, b\", \"label\": \"1\"}\n");
+                                       "{\"sentence\": \"plain\", \"label\": 0}\n"
+                                       "{\"sentence\": \"a, b\", \"label\": \"1\"}\n");
     const uint64_t raw = digest_of("q.tsv", &how);
     assert_non_null(strstr(last_log, "q.tsv: 2 fields begin and end with a quote"));
     const uint64_t csv = digest_of("q.csv", &how);
@@ -594,6 +605,11 @@ static void test_the_kind_is_recognised_from_the_file(void **state)
     assert_string_equal(aq_dataset_recognise(&config, why, sizeof why), "text");
     assert_string_equal(aq_error_text(), "");
     data_write_text(folder, "l.jsonl", "{\"text\": \"a\", \"label\": 1}\n");
+    data_path(folder, "l.jsonl", path);
+    data_write_text(folder, "qa.csv", "question,answer\nq,a\n");
+    data_path(folder, "qa.csv", path);
+    config.field = "targets";
+    assert_string_equal(aq_dataset_recognise(&config, why, sizeof why), "instruct");
     data_path(folder, "l.jsonl", path);
     config.field = "labels";
     assert_string_equal(aq_dataset_recognise(&config, why, sizeof why), "tsv");
