@@ -72,6 +72,7 @@ struct decoder_family {
     struct decoder_form form;
     const struct family_type *types; /* ended by a type of NULL                        */
     bool qk_norm;                    /* heads of queries and keys have norms in all models */
+    const char *wrapper, *wrapping;  /* model_type and class of models of texts and images around it, or NULL */
     uint32_t rope_every;             /* defaults                                        */
     float score_scale;
 };

@@ -12,7 +12,7 @@ static const struct aq_model_key keys[] = {
     DECODER_KEYS_SIZES,
     DECODER_KEYS_LINEAR,
     {"model.rope_local", AQ_MODEL_F32, DECODER_FIELD(rope_local), "", 0, 1e12, "0",
-     "gemma3, modernbert: as model.rope_theta, of blocks with a window; 0: model.rope_theta"},
+     "gemma3, olmo3, modernbert: as model.rope_theta, of blocks with a window; 0: model.rope_theta"},
     DECODER_KEYS_WINDOW,
     {"model.query_scale", AQ_MODEL_U32, DECODER_FIELD(query_scale), "", 0, 1048576, "0",
      "gemma3: scores are divided by its root (query_pre_attn_scalar); 0: channels of a head"},
@@ -71,6 +71,8 @@ static const struct stage_published published[] = {{"gemma3_text", "Gemma3ForCau
 static const struct decoder_family family = {
     .types = types,
     .qk_norm = true,
+    .wrapper = "gemma3",
+    .wrapping = "Gemma3ForConditionalGeneration",
     .form = {FAMILY_FORM,
              .gate = AQ_GATE_GELU,
              .posts = true,

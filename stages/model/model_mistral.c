@@ -30,6 +30,8 @@ static const struct stage_published published[] = {{"mistral", "MistralForCausal
                                                    {NULL, NULL}};
 
 static const struct decoder_family family = {.types = types,
+                                             .wrapper = "mistral3",
+                                             .wrapping = "Mistral3ForConditionalGeneration",
                                              .form = {FAMILY_FORM, .names = {FAMILY_NAMES_BEFORE}}};
 
 DECODER_MODEL(mistral, keys, family, decoder_family_identity, true);

@@ -5,18 +5,11 @@
 #include <string.h>
 
 #include "dataset_file.h"
+#include "model_family.h"
 #include "python_json.h"
 #include "stages/model_folder.h"
 
 enum { CONFIG_BYTES_MAX = 4 << 20, PATH_BYTES = 4096 };
-
-/* Wrappers, and the text model of a text_config that does not name its own. */
-static const struct {
-    const char *type, *architecture, *text;
-} wrappers[] = {{"gemma3", "Gemma3ForConditionalGeneration", "gemma3_text"},
-                {"mistral3", "Mistral3ForConditionalGeneration", "mistral"}};
-
-enum { WRAPPERS = sizeof wrappers / sizeof wrappers[0] };
 
 static bool is_text(const json_t *value, const char *text)
 {
@@ -27,11 +20,15 @@ json_t *model_wrapper_text(const json_t *config)
 {
     const json_t *text = json_object_get(config, "text_config"), *tied = json_object_get(config, "tie_word_embeddings");
     const json_t *architecture = json_array_get(json_object_get(config, "architectures"), 0);
-    for (int i = 0; json_is_object(text) && i < WRAPPERS; i++) {
-        if (!is_text(json_object_get(config, "model_type"), wrappers[i].type)) continue;
-        if (architecture && !is_text(architecture, wrappers[i].architecture)) continue;
+    const struct stage_model *model;
+    for (uint32_t m = 0; json_is_object(text) && (model = stage_model_at(m)) != NULL; m++) {
+        const struct decoder_family *family = model->family;
+        if (!family || !family->wrapper) continue;
+        if (!is_text(json_object_get(config, "model_type"), family->wrapper)) continue;
+        if (architecture && !is_text(architecture, family->wrapping)) continue;
         json_t *own = json_copy((json_t *)(uintptr_t)text);
-        if (!json_object_get(own, "model_type")) json_object_set_new(own, "model_type", json_string(wrappers[i].text));
+        if (!json_object_get(own, "model_type")) /* the family's first */
+            json_object_set_new(own, "model_type", json_string(family->types->type));
         if (json_is_boolean(tied))
             json_object_set(own, "tie_word_embeddings", (json_t *)(uintptr_t)tied);
         else if (!json_object_get(own, "tie_word_embeddings"))

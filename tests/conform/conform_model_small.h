@@ -108,6 +108,18 @@ static void olmo2_small(struct aq_model_config *model)
     model->kv_heads = 4;
 }
 
+/* The same with windows, which have their own frequencies. */
+static void olmo3_small(struct aq_model_config *model)
+{
+    olmo2_small(model);
+    model->rope_factor = 1;
+    model->rope_original = 8192;
+    model->rope_local = 100;
+    model->rope_linear = 4;
+    model->window = 5;
+    model->window_every = 2;
+}
+
 /* Norms behind the branches, and of each head; rotary embeddings only in blocks with a window. */
 static void exaone4_small(struct aq_model_config *model)
 {

@@ -39,6 +39,17 @@ static inline struct aq_stage_config help_config(uint32_t blocks, uint32_t heads
     return config;
 }
 
+/* Are all values of the first sample at a cut 0? Behind a window its first tokens may have no gradient. */
+static inline bool help_cut_zero(const struct aq_model_config *model, uint32_t layer, uint32_t T, const float *values)
+{
+    struct aq_cut_shape cut;
+    assert_int_equal(aq_model_cut(model, layer, T, &cut), AQ_OK);
+    uint64_t count = (uint64_t)cut.rows * cut.columns;
+    while (count > 0 && values[count - 1] == 0.0f)
+        count--;
+    return count == 0;
+}
+
 /* A batch of texts; tokens or targets may be NULL. */
 static inline struct aq_batch help_batch(const int32_t *tokens, const int32_t *targets, const uint64_t *ids,
                                          uint32_t samples, uint32_t T)

@@ -33,6 +33,7 @@ FAMILIES = {
     "mistral": transformers.MistralConfig(**SMALL, sliding_window=16),
     "smollm3": transformers.SmolLM3Config(**{**SMALL, "num_hidden_layers": 4, "pad_token_id": 0}),
     "olmo2": transformers.Olmo2Config(**{**SMALL, "num_key_value_heads": 4}),
+    "olmo3": transformers.Olmo3Config(**{**SMALL, "num_key_value_heads": 4, "num_hidden_layers": 4}, sliding_window=16),
     "exaone4": transformers.Exaone4Config(**SMALL, sliding_window=16, sliding_window_pattern=3),
     "granite": transformers.GraniteConfig(**SMALL, embedding_multiplier=12.0, attention_multiplier=0.1, residual_multiplier=0.22,
                                           logits_scaling=8.0)}

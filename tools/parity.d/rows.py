@@ -1,6 +1,6 @@
-"""Families that are rows of data (stages/model/model_family.h): Mistral, SmolLM3, OLMo 2, EXAONE 4, Granite; Llama and Qwen3 with biases and YaRN."""
+"""Families that are rows of data (stages/model/model_family.h): Mistral, SmolLM3, OLMo 2 and 3, EXAONE 4, Granite; Llama and Qwen3 with biases and YaRN."""
 import kit
-from transformers import Exaone4Config, GraniteConfig, LlamaConfig, MistralConfig, Olmo2Config, Qwen3Config, SmolLM3Config
+from transformers import Exaone4Config, GraniteConfig, LlamaConfig, MistralConfig, Olmo2Config, Olmo3Config, Qwen3Config, SmolLM3Config
 
 SMALL = {"vocab_size": 307, "hidden_size": 48, "intermediate_size": 88, "num_hidden_layers": 4, "max_position_embeddings": 128,
          "num_attention_heads": 4}
@@ -28,14 +28,19 @@ def mistral():
 
 def smollm3():
     yield SmolLM3Config(**SMALL, num_key_value_heads=2, pad_token_id=0)
-    yield SmolLM3Config(**SMALL, num_key_value_heads=4, pad_token_id=0, no_rope_layer_interval=2, tie_word_embeddings=False,
-                        attention_bias=True)
+    yield SmolLM3Config(**SMALL, num_key_value_heads=4, pad_token_id=0, no_rope_layer_interval=2, tie_word_embeddings=False, mlp_bias=True)
     yield SmolLM3Config(**SMALL, num_key_value_heads=4, pad_token_id=0, no_rope_layers=[1, 1, 1, 1])
 
 
 def olmo2():
     yield Olmo2Config(**SMALL, pad_token_id=None)
     yield Olmo2Config(**SMALL, pad_token_id=None, tie_word_embeddings=True, rope_parameters={"rope_type": "default", "rope_theta": 500000.0})
+
+
+def olmo3():
+    yield Olmo3Config(**SMALL, sliding_window=7)
+    yield Olmo3Config(**SMALL, sliding_window=5, tie_word_embeddings=True, layer_types=["full_attention", "sliding_attention"] * 2,
+                      rope_parameters={"full_attention": YARN, "sliding_attention": {"rope_type": "default", "rope_theta": 1000.0}})
 
 
 def exaone4():
@@ -53,5 +58,5 @@ def granite():
 
 # The gradient of a bias of keys is nearly 0, because softmax ignores most of it: in bf16 its relative distance is large.
 CASES = [kit.language_model("llama-biases", llama_biases, bf16_gradients=1.5e-1), kit.language_model("yarn", yarn), kit.language_model("mistral", mistral),
-         kit.language_model("smollm3", smollm3), kit.language_model("olmo2", olmo2), kit.language_model("exaone4", exaone4),
+         kit.language_model("smollm3", smollm3, bf16_gradients=8e-2), kit.language_model("olmo2", olmo2), kit.language_model("olmo3", olmo3, bf16_gradients=8e-2), kit.language_model("exaone4", exaone4),
          kit.language_model("granite", granite)]
