@@ -309,6 +309,25 @@ static int show(const struct asked *asked, const char *folder)
     return AQ_EXIT_USAGE;
 }
 
+/* ---- for `aqpipe init` ---- */
+
+enum aq_status aq_keys_make(const char *folder, const char *job, uint32_t stages, const char *hosts)
+{
+    const struct asked asked = {.folder = folder, .job = job, .hosts = hosts, .days = DAYS_DEFAULT};
+    return make_all(&asked, stages);
+}
+
+enum aq_status aq_keys_give(const char *folder, const char *out, const char *host, uint32_t stage)
+{
+    struct aq_tls_name daemon = {.role = AQ_TLS_DAEMON};
+    const struct aq_tls_name names[] = {{.role = AQ_TLS_AUTHORITY}, {.role = AQ_TLS_STAGE, .stage = stage}};
+    char file[AQ_TLS_FILE_BYTES];
+    AQ_TRY(host_name(host, strlen(host), daemon.host));
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        AQ_TRY(aq_tls_copy(folder, aq_tls_file(&names[i], file), out));
+    return aq_tls_copy(folder, aq_tls_file(&daemon, file), out);
+}
+
 /* ---- the subcommands ---- */
 
 static int init(const struct asked *asked)

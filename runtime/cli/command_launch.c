@@ -20,6 +20,8 @@
 #include "cut.h"
 #include "cut_judge.h"
 #include "export.h"
+#include "kept_errors.h"
+#include "launch_bring.h"
 #include "launch_k8s.h"
 #include "launch_mpi.h"
 #include "launch_slurm.h"
@@ -42,22 +44,16 @@
 #include "stages/weights.h"
 
 enum {
-    ERRORS_KEPT = 8,
-    ERROR_BYTES = 1100,
     READY_S = 900,
     WARNING_S = 120, /* of Slurm, before its time limit */
     SETS_OWN = 5     /* that options stand for */
-};
-
-struct errors { /* error lines while the progress line is live; they come out at the end */
-    int count;
-    char lines[ERRORS_KEPT][ERROR_BYTES];
 };
 
 struct command {
     const char *run, *token_file;
     const char *on; /* "slurm", "k8s": whose job it becomes; "ssh": who starts the agents; NULL: none */
     const char *image, *claim, *mount; /* of --on k8s                                                  */
+    bool bring, copy;                  /* keys to the hosts of --hosts; model and data, too */
     const char *hosts;                 /* of --on ssh; NULL: those of the manifest                                  */
     struct aq_arguments sets, wishes;
     double warning_s;
@@ -86,30 +82,8 @@ struct command {
     struct aq_cut_judge *judge;
     struct aq_board *board; /* NULL: no page */
     struct aq_page *page;
-    struct errors errors;
+    struct aq_kept_errors errors;
 };
-
-static void keep_error(int level, const char *line, void *context)
-{
-    struct errors *errors = context;
-    if (level > 0)
-        fprintf(stderr, "%s\n", line);
-    else if (errors->count < ERRORS_KEPT)
-        snprintf(errors->lines[errors->count++], ERROR_BYTES, "%s", line);
-}
-
-/* Error lines that the cause does not repeat: they may explain it. */
-static void show_errors(struct command *command, const char *cause)
-{
-    aq_log_sink(NULL, NULL);
-    for (int i = 0; i < command->errors.count; i++) {
-        const char *line = command->errors.lines[i], *text = strstr(line, ": ");
-        text = text ? strstr(text + 2, ": ") : NULL; /* "aqpipe: error: area: text" */
-        text = text ? strstr(text + 2, ": ") : NULL;
-        if (!text || !strstr(cause, text + 2)) fprintf(stderr, "%s\n", line);
-    }
-    command->errors.count = 0;
-}
 
 /* ---- the command line ---- */
 
@@ -138,7 +112,8 @@ static const struct aq_option launch_options[] = {
            "slurm: submit a batch script. ssh: start an agent on each host. k8s: write manifests of Kubernetes. "
            "mpi: be one of the ranks of mpirun or srun (docs/CLUSTERS.md)"),
     AQ_ROW(TEXT, struct command, hosts, "hosts", "A,B",
-           "ssh: [USER@]HOST[:PORT] of each worker, in place of the manifest's"),
+           "[USER@]HOST[:PORT] of each stage; brings their keys and starts agents by ssh"),
+    AQ_ROW(FLAG, struct command, copy, "copy", NULL, "copy model and data to the hosts of ssh, too (rsync)"),
     AQ_ROW(LIST, struct command, wishes, "slurm", "OPTION",
            "slurm: an option for sbatch, as in --slurm=--partition=gpu"),
     AQ_ROW(TEXT, struct command, image, "image", "IMAGE", "k8s: a container image that has this aqpipe"),
@@ -223,12 +198,16 @@ static int parse(struct command *command, int argc, char **argv)
                                 command->go_on ? "run folder" : "manifest");
     if (command->entry.resume && command->entry.fresh)
         return aq_options_wrong(line->name, "--resume or --fresh, not both");
+    const bool shorthand = command->hosts && !command->on; /* --host A,B alone */
+    command->bring = command->copy || shorthand;
+    if (shorthand) command->on = "ssh";
     const bool ssh = is_ssh(command), k8s = is_k8s(command), mpi = is_mpi(command),
                slurm = command->on && !ssh && !k8s && !mpi;
     if (slurm && strcmp(command->on, "slurm") != 0)
         return aq_options_wrong(line->name, "--on slurm, ssh, k8s or mpi, not '%.40s'", command->on);
     if (!slurm && command->wishes.count > 0) return aq_options_wrong(line->name, "--slurm needs --on slurm");
-    if (command->print && (ssh || mpi)) return aq_options_wrong(line->name, "--print does not go with --on ssh or mpi");
+    if (command->print && ((ssh && !shorthand) || mpi))
+        return aq_options_wrong(line->name, "--print does not go with --on ssh or mpi");
     if (!k8s && (command->image || command->claim || command->mount))
         return aq_options_wrong(line->name, "--image, --claim and --mount need --on k8s");
     if (!ssh && command->hosts) return aq_options_wrong(line->name, "--hosts needs --on ssh");
@@ -263,7 +242,7 @@ static enum aq_status place_agents(struct command *command, const char **sets, u
     enum aq_status status = AQ_OK;
     char *lines = NULL;
     if (!command->hosts) return aq_ssh_check(command->job);
-    AQ_TRY_GOTO(aq_ssh_settings(command->job, command->hosts, &places), out);
+    AQ_TRY_GOTO(aq_ssh_settings(command->job, command->hosts, command->bring, &places), out);
     AQ_TRY_GOTO(aq_text_take(&places, &lines), out);
     for (char *line = lines, *end; (end = strchr(line, '\n')); line = end + 1) {
         *end = 0;
@@ -650,8 +629,22 @@ static enum aq_status leave_best(struct command *command, const struct aq_best *
     return AQ_OK;
 }
 
+/* Files of that step that are at hosts of ssh and not here. `aqpipe resume` tries, and does without. */
+static enum aq_status fetch(struct command *command, uint64_t step)
+{
+    uint32_t stage;
+    const struct aq_export here = {.plan = command->plan, .checkpoint = command->entry.checkpoint, .step = step};
+    if ((!command->bring && !command->go_on) || step == 0 || aq_export_here(&here, &stage)) return AQ_OK;
+    const enum aq_status status = aq_bring_back(command->job, here.checkpoint, step, &command->progress);
+    if (command->bring) return status;
+    aq_error_clear();
+    return AQ_OK;
+}
+
 static enum aq_status leave_models(struct command *command, const struct aq_launch_result *result)
 {
+    AQ_TRY(fetch(command, result->mark));
+    if (result->best.figure) AQ_TRY(fetch(command, result->best.step));
     AQ_TRY(leave_model(command, result->mark, command->job->output.path));
     return leave_best(command, &result->best);
 }
@@ -715,7 +708,7 @@ static int conclude(struct command *command, struct aq_launch_result *result)
     enum aq_status status = write_line(command, end);
     if (status == AQ_OK) status = aq_metrics_sync(command->metrics);
     if (status == AQ_OK) status = leave_report(command);
-    show_errors(command, failed ? result->cause : "");
+    aq_kept_errors_show(&command->errors, failed ? result->cause : "");
     if (failed) {
         aq_progress_say(&command->progress, "%s", result->cause);
         if (result->mark > 0) say_resume(command, "the checkpoint of step", result->mark, " is kept");
@@ -811,7 +804,9 @@ static int launch(struct command *command)
         aq_progress_say(&command->progress, "reads the data and plans the job");
     if (prepare(command) != AQ_OK) return AQ_EXIT_USAGE;
     if (fits(command) != AQ_OK || open_page(command) != AQ_OK) return AQ_EXIT_FAILED;
-    const enum aq_status status = aq_run_enter(&command->entry);
+    enum aq_status status = command->bring ? aq_bring(command->job, command->copy, &command->progress) : AQ_OK;
+    if (status != AQ_OK) return AQ_EXIT_FAILED;
+    status = aq_run_enter(&command->entry);
     if (status != AQ_OK) return status == AQ_MISMATCH || status == AQ_REFUSED ? AQ_EXIT_USAGE : AQ_EXIT_FAILED;
     if (command->entry.finished) {
         if (command->job->output.metrics && leave_report(command) != AQ_OK) return AQ_EXIT_FAILED;
@@ -835,7 +830,7 @@ static int launch(struct command *command)
                                                    : "there is no checkpoint yet: starts at step %llu",
                         (unsigned long long)command->entry.resume_step);
     if (*command->entry.extended) aq_progress_say(&command->progress, "%s", command->entry.extended);
-    aq_log_sink(keep_error, &command->errors);
+    aq_log_sink(aq_kept_errors_take, &command->errors);
     if (command->entry.early)
         result = (struct aq_launch_result){.outcome = AQ_LAUNCH_DONE,
                                            .mark = command->entry.resume_step,

@@ -20,6 +20,7 @@ int aq_command_launch(int argc, char **argv);
 int aq_command_resume(int argc, char **argv);
 int aq_command_report(int argc, char **argv);
 int aq_command_plot(int argc, char **argv);
+int aq_command_init(int argc, char **argv);
 int aq_command_import(int argc, char **argv);
 int aq_command_export(int argc, char **argv);
 int aq_command_generate(int argc, char **argv);
@@ -66,6 +67,12 @@ enum aq_status aq_daemon_program(char *path);
 struct aq_job;
 struct aq_tls;
 enum aq_status aq_launcher_keys(const struct aq_job *job, struct aq_tls **out);
+
+/* What `aqpipe keys init` and `keys bundle --host HOST --stages STAGE` do (net/tls.h); they print nothing. hosts: "A,B"
+ * with daemons that get certificates, or NULL. AQ_INVAL: not the name of a host; AQ_REFUSED: the folder has an
+ * authority; AQ_IO. */
+enum aq_status aq_keys_make(const char *folder, const char *job, uint32_t stages, const char *hosts);
+enum aq_status aq_keys_give(const char *folder, const char *out, const char *host, uint32_t stage);
 
 /* path as an absolute one, into out (4096 bytes); it need not exist. False: too long. */
 bool aq_absolute(const char *path, char *out);

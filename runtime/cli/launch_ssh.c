@@ -1,8 +1,11 @@
 /* launch_ssh.c -- see the header. */
 #include "launch_ssh.h"
 
+#include <netdb.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 #include "places.h"
 #include "ssh_host.h"
@@ -33,24 +36,50 @@ static enum aq_status read_hosts(const struct aq_job *job, const char *hosts, st
                    count, ranks, job->pipeline.stage_count, job->pipeline.replicas);
 }
 
-/* "ssh://user@host:22" or "host:0". */
+struct places {
+    struct aq_ssh_host of[AQ_JOB_RANKS_MAX];
+    bool here[AQ_JOB_RANKS_MAX]; /* no agent: this machine */
+};
+
+/* Is it an address that a socket of this machine can have? */
+static bool is_here(const struct aq_ssh_host *host)
+{
+    const struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE};
+    struct addrinfo *found = NULL;
+    bool here = false;
+    if (host->user[0] || host->port || getaddrinfo(host->host.host, NULL, &hints, &found) != 0) return false;
+    for (struct addrinfo *at = found; at && !here; at = at->ai_next) {
+        const int fd = socket(at->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+        here = fd != -1 && bind(fd, at->ai_addr, at->ai_addrlen) == 0;
+        if (fd != -1) close(fd);
+    }
+    freeaddrinfo(found);
+    return here;
+}
+
+/* "ssh://user@host:22", or "" here; or "host:0". */
 static void add_one(const void *context, uint32_t rank, bool address, struct aq_text *out)
 {
-    const struct aq_ssh_host *of = (const struct aq_ssh_host *)context + rank;
+    const struct places *places = context;
+    const struct aq_ssh_host *of = &places->of[rank];
     const char *open = of->host.v6 ? "[" : "", *close = of->host.v6 ? "]" : "";
     if (address) {
         aq_text_add(out, "%s%s%s:0", open, of->host.host, close);
         return;
     }
+    if (places->here[rank]) return;
     aq_text_add(out, "ssh://%s%s%s%s%s", of->user, of->user[0] ? "@" : "", open, of->host.host, close);
     if (of->port) aq_text_add(out, ":%u", of->port);
 }
 
-enum aq_status aq_ssh_settings(const struct aq_job *job, const char *hosts, struct aq_text *out)
+enum aq_status aq_ssh_settings(const struct aq_job *job, const char *hosts, bool local, struct aq_text *out)
 {
     void *memory;
-    AQ_TRY(aq_alloc(sizeof(struct aq_ssh_host) * AQ_JOB_RANKS_MAX, &memory));
-    enum aq_status status = read_hosts(job, hosts, memory);
+    AQ_TRY(aq_alloc(sizeof(struct places), &memory));
+    struct places *places = memory;
+    enum aq_status status = read_hosts(job, hosts, places->of);
+    for (uint32_t r = 0; status == AQ_OK && local && r < aq_job_ranks(job); r++)
+        places->here[r] = is_here(&places->of[r]);
     if (status == AQ_OK) status = aq_places_settings(job, add_one, memory, out);
     aq_free(memory);
     return status;

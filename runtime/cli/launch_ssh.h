@@ -13,8 +13,8 @@
 
 /* --hosts "A,B": one [USER@]HOST[:PORT] a rank, those of replica 0 first, as settings of the manifest, a line each. A
  * stage without an address gets that of its host, at a port of the system's choice. AQ_INVAL: no hosts, or not as many
- * as ranks. */
-enum aq_status aq_ssh_settings(const struct aq_job *job, const char *hosts, struct aq_text *out);
+ * as ranks. local: a host that is an address of this machine needs no ssh: its stages run here. */
+enum aq_status aq_ssh_settings(const struct aq_job *job, const char *hosts, bool local, struct aq_text *out);
 
 /* AQ_INVAL: a stage whose host is none of ssh's. */
 enum aq_status aq_ssh_check(const struct aq_job *job);

@@ -14,6 +14,7 @@
 #include "worker.h"
 
 static const struct aq_command commands[] = {
+    {"init", "make a job from a model folder, data and hosts: manifest, keys, next commands", aq_command_init},
     {"plan", "check a manifest; print stages, memory, bytes, schedule and predicted step time", aq_command_plan},
     {"launch", "run a job: from a manifest to a trained model and a report", aq_command_launch},
     {"resume", "continue a run that stopped, or train one that ended for longer", aq_command_resume},

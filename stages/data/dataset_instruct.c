@@ -500,3 +500,8 @@ const struct aq_dataset_kind aq_dataset_instruct = {.name = "instruct",
                                                     .get = get,
                                                     .targets = targets_of,
                                                     .bytes = bytes};
+
+const char *aq_dataset_of_answers(void)
+{
+    return "instruct";
+}

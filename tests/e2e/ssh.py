@@ -96,6 +96,8 @@ def wrong():
     away, os.environ["PATH"] = os.environ["PATH"], str(ROOT / "bare")
     try:
         refused(r"there is no ssh here for ssh://localhost: install openssh-client", 1, *hosts(good, good))
+        done = aqpipe("launch", manifest("wrong", pipeline__stages=2), *hosts(good, good)[2:], "--copy")
+        check(done.returncode == 1 and "there is no rsync here: install it, or copy " in done.stderr, done.stderr)
     finally:
         os.environ["PATH"] = away
 
@@ -128,6 +130,8 @@ def scenario_ssh():
     check(asked() == [[*told, "--", "localhost", "exec aqpiped --stdio"], [*told, "-p", "2222", "--", "me@127.0.0.1", "exec aqpiped --stdio"]],
           f"ssh was asked {asked()}")
     no_workers("there")
+    jobs.launch(manifest("short", **few), "--host", "localhost,127.0.0.1")  # both are this machine: no ssh
+    check(losses("short") == losses("here") and len(asked()) == 2, f"--host of this machine: {asked()}")
     wrong()
     quiet = {"pipeline__stages": 2, "checkpoint__every": "'2 steps'"}
     jobs.launch(manifest("quiet", **quiet))

@@ -157,6 +157,9 @@ uint32_t aq_dataset_fields(const char *kind, uint32_t T, struct aq_field fields[
 /* Memory that so many samples take while the data set is open. */
 uint64_t aq_dataset_bytes(const char *kind, uint32_t T, uint64_t samples);
 
+/* The kind whose lines are prompts with answers, or conversations. */
+const char *aq_dataset_of_answers(void);
+
 /*
  * AQ_NOTFOUND, AQ_IO, AQ_CORRUPT: names the file and what is wrong. AQ_INVAL: no such kind, or no whole sample (says
  * how much there is).
