@@ -261,11 +261,12 @@ static bool has_token(const struct aq_page *page, struct MHD_Connection *connect
 }
 
 /* Where no token is asked for, does the request name this machine's own address? Other sites' names may lead here. */
-static bool names_this_machine(struct MHD_Connection *connection)
+static bool names_this_machine(struct MHD_Connection *connection, const char *version)
 {
     const char *host = MHD_lookup_connection_value(connection, MHD_HEADER_KIND, MHD_HTTP_HEADER_HOST), *why;
     struct aq_endpoint endpoint;
-    if (!host) return true; /* HTTP/1.0: no browser */
+    /* No browser speaks HTTP/1.0. Later ones: the library loses a name behind a header with a zero byte. */
+    if (!host) return strcmp(version, MHD_HTTP_VERSION_1_0) == 0;
     const bool port = aq_endpoint_parse(host, &endpoint, &why) == AQ_OK;
     return (port || aq_endpoint_parse_host(host, &endpoint, &why) == AQ_OK) && aq_endpoint_loopback(&endpoint);
 }
@@ -293,7 +294,7 @@ static enum MHD_Result on_request(void *context, struct MHD_Connection *connecti
     static const char *const allow[2] = {"Allow", "GET, HEAD"};
     static const char *const wants[2] = {"WWW-Authenticate", "Bearer realm=\"aqpipe\""};
     struct aq_page *page = context;
-    (void)version, (void)upload, (void)upload_bytes, (void)state;
+    (void)upload, (void)upload_bytes, (void)state;
     guest_asks(connection, false);
     if (strcmp(method, "GET") != 0 && strcmp(method, "HEAD") != 0)
         return say(connection, MHD_HTTP_METHOD_NOT_ALLOWED, "this page is for reading\n", allow);
@@ -308,7 +309,7 @@ static enum MHD_Result on_request(void *context, struct MHD_Connection *connecti
                        "a token is wanted: Authorization: Bearer TOKEN, or once ?token=TOKEN (status.token_file)\n",
                        wants);
         guest_asks(connection, true);
-    } else if (!names_this_machine(connection)) {
+    } else if (!names_this_machine(connection, version)) {
         return say(connection, MHD_HTTP_FORBIDDEN, "this page is for 127.0.0.1 and localhost (status.listen)\n", NULL);
     }
     if (strcmp(url, "/health") == 0) return health(page, connection);
