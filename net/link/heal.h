@@ -47,7 +47,7 @@ struct aq_heal {
     bool fruitless;       /* over the stream that was lost nothing of what was due has gone */
 
     /* Written by the healer before GIVEN. */
-    struct aq_byte_stream *stream; /* NULL: the peer refuses for good: status and text say why */
+    struct aq_byte_stream *stream; /* NULL: the peer refuses for good: status and text have the reason */
     uint64_t peer_position;
     uint32_t peer_slots;
     enum aq_status status;
@@ -76,10 +76,10 @@ void aq_dialler_close(struct aq_heal *heal);
 
 /* healer.c, the caller's thread: the porter of a listener. Returns when the thread has ended. */
 enum aq_status aq_porter_start(struct aq_listener *listener);
-/* What the thread does between two sleeps: who is at the door comes in, everybody in hand goes on. */
+/* The work of the thread between two sleeps: it accepts pending connections and continues all handshakes. */
 void aq_porter_turn(struct aq_listener *listener, uint64_t *again_ns);
 
-/* handshake.c: a link that was made through this listener is gone. */
+/* handshake.c: a link that was made through this listener has ended. */
 void aq_listener_link_gone(struct aq_listener *listener);
 
 #endif

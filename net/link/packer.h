@@ -1,8 +1,8 @@
 /*
  * packer.h -- which bodies of a link are sent packed (link.entropy), and where the packed bytes lie meanwhile.
  *
- * `zstd` packs every body of AQ_PACK_BYTES_MIN to AQ_PACK_BYTES_MAX that gets smaller. `auto` wants more: what is saved
- * on the wire must take longer than packing and unpacking, and be at least 3 %. A kind of frame whose last body did not
+ * `zstd` packs every body of AQ_PACK_BYTES_MIN to AQ_PACK_BYTES_MAX that gets smaller. `auto` asks for more: the saved
+ * time on the wire must be longer than packing and unpacking, and at least 3 %. A kind of frame whose last body did not
  * save so much is left alone for 1, 2, 4, ... up to 64 frames, and then tried again: a rule of counts, so that the same
  * bodies give the same frames. `auto` packs nothing on links of more than AQ_PACK_RATE_MBPS_MAX. Where no rate is
  * declared, it packs nothing to a peer on this machine, takes a link to another one for AQ_PACK_RATE_MBPS, and then
@@ -31,13 +31,13 @@ struct aq_packed { /* a body as it goes out */
 struct aq_packer {
     struct aq_entropy *entropy; /* NULL: nothing is packed */
     bool sparing;               /* auto */
-    bool measures;              /* auto without a declared rate: the link tells aq_packer_rate before each body */
+    bool measures;              /* auto without a declared rate: the link calls aq_packer_rate before each body */
     double share_min;           /* of a body: what must be saved */
     double rate_mbps, byte_ns;  /* measures: of the network; of both ends' coders, a byte */
     uint8_t *buffers[AQ_PACKER_BUFFERS];
     bool taken[AQ_PACKER_BUFFERS];
     struct {
-        uint8_t pause, left; /* frames to leave alone: after the last trial, and still */
+        uint8_t pause, left; /* frames not to pack: after the last trial, and remaining */
     } kinds[AQ_FRAME_KIND_LAST + 1 - AQ_FRAME_KIND_RUNTIME];
 };
 

@@ -24,13 +24,13 @@ enum {
 };
 
 struct aq_reader {
-    /* What a frame must agree with. */
+    /* The values that a frame must have. */
     uint32_t from, edge, body_bytes_max;
     uint64_t plan_hash;
     uint64_t
         sent_sequence;     /* of my last frame: no acknowledge may be above it; set by the link before aq_reader_next */
     uint32_t credit_max;   /* credits that the peer may still give back; set by the link likewise                     */
-    uint32_t slots_untold; /* free slots that no credit has told the peer of yet; set by the link likewise           */
+    uint32_t slots_untold; /* free slots not yet announced to the peer by a credit; set by the link likewise         */
     uint64_t sequence;     /* of the last frame received and checked                                                  */
 
     uint8_t *slots; /* slot_count times slot_bytes */
@@ -38,7 +38,7 @@ struct aq_reader {
     uint32_t *slot_free; /* a stack of free slots       */
     uint32_t slot_free_count;
 
-    uint8_t *stage; /* AQ_READER_STAGE_BYTES: what has been read and not yet looked at lies in [begin, end)       */
+    uint8_t *stage; /* AQ_READER_STAGE_BYTES: bytes read and not yet parsed are in [begin, end)                   */
     uint32_t begin, end;
     uint8_t *packed; /* aq_packed_bytes_max: packed bodies come here first; NULL: none were agreed             */
     struct aq_entropy *entropy; /* unpacks them; the link's to set                                                */
@@ -58,7 +58,7 @@ struct aq_reader {
 };
 
 struct aq_reader_frame {
-    struct aq_header header; /* of a gap: a CREDIT, for that is all it says */
+    struct aq_header header; /* of a gap: a CREDIT, which is all that it contains */
     uint32_t body_bytes;     /* of body; header.body_bytes is what came: fewer where it was packed                */
     const uint8_t *body;     /* NULL: none. Of the link's own kinds: until the next call of aq_reader_next       */
     uint32_t slot;           /* of a runtime frame with a body, until aq_reader_release; UINT32_MAX: none        */

@@ -2,11 +2,10 @@
  * congestion.h -- the congestion control of a link's sockets (link.congestion).
  *
  * CUBIC and Reno take every lost packet for a full queue: at 80 ms and one packet lost in a thousand a connection has a
- * window of some 40 packets, 7 to 11 Mbit/s of 100. BBR goes by the rate that arrives and the round trip, and
- * keeps both over an idle time (net.ipv4.tcp_slow_start_after_idle is not for it). `auto` takes it for peers that are
- * far, where the kernel lets this process; near ones keep the kernel's default, which loses nothing there.
- * Both ends choose for what they send. A new connection (healing) chooses anew.
- * Locking: any thread.
+ * window of about 40 packets, 7 to 11 Mbit/s of 100. BBR goes by the rate that arrives and the round trip, and keeps
+ * both over an idle time (net.ipv4.tcp_slow_start_after_idle is not for it). `auto` takes it for peers that are far,
+ * where the kernel lets this process; near ones keep the kernel's default, which loses nothing there. Both ends choose
+ * for what they send. A new connection (healing) chooses again. Locking: any thread.
  */
 #ifndef NET_CONGESTION_H
 #define NET_CONGESTION_H
@@ -18,7 +17,7 @@
 /* May this process have it? "" and "auto": yes. AQ_INVAL, logged with what would allow it. */
 enum aq_status aq_congestion_check(const char *name);
 
-/* Of a stream that stands. told: set with the one line that says what would allow `auto` to have BBR. */
+/* For an open stream. told: set with the one line about what would allow `auto` to have BBR. */
 void aq_congestion_choose(struct aq_byte_stream *stream, const char *name, atomic_bool *told);
 
 #endif

@@ -17,7 +17,7 @@ enum {
     AQ_LINK_PART_BYTES_MIN = 8 << 10, /* of a part where no rate is declared: 0.3 % are gaps                       */
     AQ_LINK_TURNS = 8,                /* reads or writes of a stream without a socket of its own, then the next    */
     AQ_LINK_BODY_BYTES_MAX = 1 << 30, /* header and body still count in 32 bits                                   */
-    AQ_PACK_BYTES_MIN = 512,          /* of a body that is worth packing: a Huffman table takes some 100 bytes     */
+    AQ_PACK_BYTES_MIN = 512,          /* of a body that is worth packing: a Huffman table takes about 100 bytes    */
     AQ_PACK_BYTES_MAX = 8 << 20,      /* of a body that is packed: it keeps the loop for 8 ms, and buffers small   */
     AQ_PACK_PAUSE = 64,               /* frames of a kind that does not pack, between two trials                   */
     AQ_PACK_RATE_MBPS = 200,          /* what a link of no declared rate to another machine is taken for           */
@@ -33,12 +33,12 @@ enum {
     AQ_SIM_CHUNKS = 4096               /* writes under way in one direction of a sim stream                         */
 };
 
-/* The largest body that may go packed where bodies have at most so many bytes. */
+/* The largest body that may go packed, by the largest body of the link. */
 static inline uint32_t aq_packed_bytes_max(uint32_t body_bytes_max)
 {
     return body_bytes_max < AQ_PACK_BYTES_MAX ? body_bytes_max : AQ_PACK_BYTES_MAX;
 }
-/* What `auto` wants to be saved at least. */
+/* The least saving for which `auto` packs. */
 #define AQ_PACK_SHARE_MIN 0.03
 /* Of what is measured where no rate is declared: each new value's weight in the mean; the packing end's part of what
  * both ends' coders take; and how much slower than AQ_LINK_PACK_BYTE_NS a trial counts at most. */
@@ -52,7 +52,7 @@ static inline uint32_t aq_packed_bytes_max(uint32_t body_bytes_max)
 /* Of a connection that is tried after one over which nothing came: below what tunnels leave of 1280 (docs/DECISIONS.md
  * 0145). */
 #define AQ_SEGMENT_SMALL_BYTES 1000
-/* What a paced link of several streams lets go ahead of its pace, for the kernel to send meanwhile. */
+/* How far a paced link of several streams may run ahead of its pace, for the kernel to send meanwhile. */
 #define AQ_STRIPES_AHEAD_NS UINT64_C(5000000)
 /* Bytes of stripes that came before which one read drops, and leaves the loop to others. */
 #define AQ_STRIPES_DROP_BYTES (1u << 20)
@@ -66,14 +66,15 @@ static inline uint32_t aq_packed_bytes_max(uint32_t body_bytes_max)
 /* A peer has 10 s for its HELLO; 1 s less where it is kept for another accept: so it still hears the reason. */
 #define AQ_HANDSHAKE_NS        UINT64_C(10000000000)
 #define AQ_HANDSHAKE_SOONER_NS UINT64_C(1000000000)
-/* Refusals at a door that were not logged one by one are counted, and told after so long at most. */
+/* Refusals of a listener that were not logged one by one are counted, and logged after this time at most. */
 #define AQ_REFUSALS_NS UINT64_C(10000000000)
 /* An ended link waits 1 s for the peer to hang up, so that the last frame is not lost to a reset. */
 #define AQ_LINGER_NS UINT64_C(1000000000)
 /* Between two tries to connect: 10 ms, doubling to 0.5 s. */
 #define AQ_BACK_OFF_NS_MIN UINT64_C(10000000)
 #define AQ_BACK_OFF_NS_MAX UINT64_C(500000000)
-/* A peer that has said BYE but not yet acknowledged ours may come back for so long; then it had nothing more to say. */
+/* A peer that has sent BYE but not yet acknowledged ours may come back for this time; then it had nothing more to
+ * send. */
 #define AQ_FAREWELL_NS UINT64_C(5000000000)
 /* The loop gives a link back at once; not in 60 s is our bug. */
 #define AQ_DETACH_NS UINT64_C(60000000000)

@@ -2,8 +2,8 @@
  * transport.h -- the seam below the link: streams of bytes, made by listening or connecting, stackable.
  *
  * A transport is a const table. A stream is non-blocking: read and write do what can be done at once and answer
- * AQ_AGAIN, and `wait` says what to sleep on before trying again. A filter (fault, tls) is a stream that owns the
- * stream below it (`next`) and may pass every call through. A stream that is nothing but a socket says so (`direct`),
+ * AQ_AGAIN, and `wait` gives the descriptor or time to sleep on before trying again. A filter (fault, tls) is a stream
+ * that owns the stream below it (`next`) and may pass every call through. A stream that is only a socket sets `direct`,
  * and the loop then hands reads and writes to io_uring itself.
  *
  * A transport never calls upward, takes no lock that is held while waiting, and logs nothing that it returns as a text.
@@ -35,30 +35,30 @@ struct aq_address {
 };
 
 enum aq_status aq_address_parse(const char *text,
-                                struct aq_address *out); /* AQ_INVAL, logged, says what an address is */
+                                struct aq_address *out); /* AQ_INVAL, logged with the form of an address */
 /* The number after "key=" in the query, or otherwise. AQ_INVAL: not a number >= 0. */
 enum aq_status aq_address_number(const struct aq_address *address, const char *key, double otherwise, double *out);
 
-/* What to sleep on: events (POLLIN, POLLOUT) of fd, or the time, whichever is first. fd -1: only the time. */
+/* The condition to sleep on: events (POLLIN, POLLOUT) of fd, or the time, whichever is first. fd -1: only the time. */
 struct aq_byte_stream_wait {
     int fd;
     short events;
     uint64_t wake_ns;
 };
 
-/* What a stream knows of the way to its peer. */
+/* The facts that a stream has about the path to its peer. */
 struct aq_path {
     uint64_t round_trip_ns;   /* the least; 0: not known, or none */
     uint64_t queue_ns;        /* by which round trips are longer now: packets wait somewhere on the way             */
-    bool steady;              /* a lost packet alone does not slow what is written: its congestion control is BBR */
+    bool steady;              /* a single lost packet does not slow writes: its congestion control is BBR */
     uint64_t sent_bytes;      /* packets' contents, all that were ever sent                                       */
     uint64_t delivered_bytes; /* that the peer has, in order or not                                           */
-    uint64_t again_bytes;     /* of them once more; not what the peer told to have been needless                  */
+    uint64_t again_bytes;     /* of them again; without those that the peer reported as needless                  */
     uint32_t segment_bytes;   /* of the largest packets' contents; 0: there are no packets                        */
     uint32_t streams;         /* connections; 0: one                                                              */
     uint64_t window_bytes;    /* that congestion control lets be on their way now; 0: not known                   */
     uint64_t flight_bytes;    /* written and not acknowledged                                                     */
-    char congestion[16];      /* "": there is none; "mixed": of connections that differ                           */
+    char congestion[16];      /* "": not known; "mixed": of connections that differ                               */
 };
 
 struct aq_byte_stream {
@@ -72,13 +72,13 @@ struct aq_byte_stream {
 };
 
 struct aq_byte_stream_ops {
-    /* Of a connecting stream: AQ_OK it stands, AQ_AGAIN (wait for write), AQ_REFUSED nobody listens, AQ_TIMEOUT,
+    /* Of a connecting stream: AQ_OK it is open, AQ_AGAIN (wait for write), AQ_REFUSED no listener, AQ_TIMEOUT,
      * AQ_IO. */
     enum aq_status (*connected)(struct aq_byte_stream *stream);
-    /* *got > 0 on AQ_OK. AQ_AGAIN; AQ_CLOSED: the peer ended its direction; AQ_IO: broken;
-     * AQ_TLSERR: aq_byte_stream_refusal says why. Never logs. */
+    /* *got > 0 on AQ_OK. AQ_AGAIN; AQ_CLOSED: the peer ended its direction; AQ_IO: broken; AQ_TLSERR:
+     * aq_byte_stream_refusal has the reason. Never logs. */
     enum aq_status (*read)(struct aq_byte_stream *stream, const struct iovec *iov, int count, size_t *got);
-    /* *put > 0 on AQ_OK. AQ_AGAIN; AQ_CLOSED: the peer is gone; AQ_IO. Never logs. */
+    /* *put > 0 on AQ_OK. AQ_AGAIN; AQ_CLOSED: the peer has left; AQ_IO. Never logs. */
     enum aq_status (*write)(struct aq_byte_stream *stream, const struct iovec *iov, int count, size_t *put);
     /* After AQ_AGAIN of read (or write): until when to sleep. */
     void (*wait)(struct aq_byte_stream *stream, bool write, struct aq_byte_stream_wait *out);
@@ -86,8 +86,8 @@ struct aq_byte_stream_ops {
     int (*direct)(struct aq_byte_stream *stream);
     /* Pace what is written to rate_mbps 10^6 bit/s, and keep what is queued below to some milliseconds of it. */
     enum aq_status (*pace)(struct aq_byte_stream *stream, double rate_mbps);
-    /* Of a stream that is not paced: 10^6 bit/s that the network has last been seen to carry; 0: not known, or there is
-     * no network. What is queued below is kept to some milliseconds of it. */
+    /* Of a stream that is not paced: 10^6 bit/s that the network has last been seen to carry; 0: not known, or there
+     * is no network. The queue below is kept to some milliseconds of it. */
     double (*measure)(struct aq_byte_stream *stream);
     /* Of a stream that stands. */
     void (*path)(struct aq_byte_stream *stream, struct aq_path *out);
@@ -104,7 +104,7 @@ struct aq_door {
     struct aq_address address;
     struct aq_tls *tls; /* of tls+: who we are; the caller's. NULL: nobody */
     uint16_t port;
-    int fd;      /* readable when somebody is at the door */
+    int fd;      /* readable when a connection is pending */
     void *state; /* the transport's */
 };
 
@@ -114,9 +114,9 @@ struct aq_transport {
     enum aq_status (*listen)(struct aq_door *door);
     enum aq_status (*accept)(struct aq_door *door, struct aq_byte_stream **out); /* AQ_AGAIN; else logged */
     void (*shut)(struct aq_door *door);
-    /* Begin; ops->connected says when it stands. attempt numbers the tries (a name may have several addresses); paced:
-     * ops->pace will be called, so that what must be set before the connection stands is.
-     * AQ_REFUSED: nobody listens. AQ_INVAL, AQ_NOTFOUND (no such name): logged. */
+    /* Start; ops->connected answers when it is open. attempt numbers the tries (a name may have several addresses);
+     * paced: ops->pace will be called, so that its options are set before the connection opens. AQ_REFUSED: no
+     * listener. AQ_INVAL, AQ_NOTFOUND (no such name): logged. */
     enum aq_status (*connect)(const struct aq_address *address, uint32_t attempt, bool paced,
                               struct aq_byte_stream **out);
 };

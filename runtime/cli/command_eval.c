@@ -129,7 +129,7 @@ static enum aq_status choose_data(struct evaluation *e)
     }
     if (asked->samples) config->samples_max = asked->samples;
     if (config->path_count == 0)
-        return aq_fail(AQ_INVAL, "eval", "%s says no held-out data: name some (--data FILE)", e->local->asked.path);
+        return aq_fail(AQ_INVAL, "eval", "%s has no held-out data; pass --data FILE", e->local->asked.path);
     if (asked->kind) config->kind = asked->kind;
     if (asked->text) config->columns.text = asked->text;
     if (asked->pair) config->columns.pair = asked->pair;

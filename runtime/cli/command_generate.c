@@ -167,7 +167,7 @@ static enum aq_status take_prompt(struct writing *w, const int32_t *tokens, size
     if (count == 0 && ahead == 0 && w->marks.begin >= 0) before[ahead++] = w->marks.begin;
     if (count + ahead == 0)
         return aq_fail(AQ_INVAL, "generate",
-                       "the prompt is empty, and %s names no token to begin with (bos_token_id): give a prompt", path);
+                       "the prompt is empty, and %s names no token to start with (bos_token_id): give a prompt", path);
     if (count > (context ? context : UINT32_MAX / 2) - ahead)
         return aq_fail(AQ_INVAL, "generate", "the prompt has %zu tokens, the context of %s has %u", count + ahead, path,
                        context);
@@ -417,7 +417,7 @@ int aq_command_generate(int argc, char **argv)
     if (asked.prompt && asked.chat) return aq_options_wrong(line.name, "--prompt or --chat, not both");
     const bool limits = (asked.top_k && asked.top_k != AS_FOLDER) || (asked.top_p > 0 && asked.top_p < 1);
     if (asked.temperature <= 0 && limits)
-        return aq_options_wrong(line.name, "--top-k and --top-p choose what is drawn from: say --temperature, too");
+        return aq_options_wrong(line.name, "--top-k and --top-p apply only to sampling: pass --temperature, too");
     for (uint32_t i = 0; i < asked.stops.count; i++)
         if (!asked.stops.of[i][0]) return aq_options_wrong(line.name, "--stop wants a word");
     asked.model.path = rest.of[0];

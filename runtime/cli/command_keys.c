@@ -335,7 +335,7 @@ static int init(const struct asked *asked)
     uint32_t stages;
     if (asked->rest_count) return aq_options_wrong(line.name, "one folder, please");
     if (!asked->job == !asked->renew)
-        return aq_options_wrong(line.name, "init wants --job NAME, or --renew for a folder that has an authority");
+        return aq_options_wrong(line.name, "init needs --job NAME, or --renew for a folder that has an authority");
     if (!asked->stages) return aq_options_wrong(line.name, "init wants --stages N");
     if (!count_read(asked->stages, AQ_JOB_RANKS_MAX, &stages))
         return aq_options_wrong(line.name, "--stages wants 1 to %d", AQ_JOB_RANKS_MAX);
@@ -345,7 +345,7 @@ static int init(const struct asked *asked)
 static int add_host(const struct asked *asked)
 {
     if (asked->rest_count == 0)
-        return aq_options_wrong(line.name, "add-host wants the names of hosts behind the folder");
+        return aq_options_wrong(line.name, "add-host needs the names of hosts after the folder");
     for (uint32_t i = 0; i < asked->rest_count; i++)
         if (make_host(asked, asked->rest[i], strlen(asked->rest[i])) != AQ_OK) return AQ_EXIT_FAILED;
     return show(asked, asked->folder);
@@ -393,9 +393,9 @@ static int bundle(const struct asked *asked)
 {
     struct aq_tls_name daemon = {.role = AQ_TLS_DAEMON};
     if (asked->rest_count != 1)
-        return aq_options_wrong(line.name, "bundle wants two folders: of the keys, and where they go");
+        return aq_options_wrong(line.name, "bundle needs two folders: the folder of keys, and the one to make");
     if (!asked->host && !asked->stages && !asked->launcher)
-        return aq_options_wrong(line.name, "bundle wants --host, --stages or --launcher");
+        return aq_options_wrong(line.name, "bundle needs --host, --stages or --launcher");
     enum aq_status status = copy(asked, &(struct aq_tls_name){.role = AQ_TLS_AUTHORITY});
     if (status == AQ_OK && asked->host) {
         status = host_name(asked->host, strlen(asked->host), daemon.host);
@@ -405,7 +405,7 @@ static int bundle(const struct asked *asked)
     for (const char *at = asked->stages; status == AQ_OK && at;) {
         uint32_t first, last;
         if (!next_range(&at, &first, &last))
-            return aq_options_wrong(line.name, "--stages wants numbers and ranges, as in 2-3,5, below %d",
+            return aq_options_wrong(line.name, "--stages takes numbers and ranges, as in 2-3,5, below %d",
                                     AQ_JOB_RANKS_MAX);
         for (uint32_t s = first; status == AQ_OK && s <= last; s++)
             status = copy(asked, &(struct aq_tls_name){.role = AQ_TLS_STAGE, .stage = s});
@@ -441,7 +441,7 @@ static bool read_name(const char *text, struct aq_tls_name *out)
 static int revoke_these(const struct asked *asked)
 {
     if (asked->rest_count == 0)
-        return aq_options_wrong(line.name, "revoke wants names (stage-3, launcher, daemon-HOST, site-NAME) or files");
+        return aq_options_wrong(line.name, "revoke needs names (stage-3, launcher, daemon-HOST, site-NAME) or files");
     for (uint32_t i = 0; i < asked->rest_count; i++) {
         const char *text = asked->rest[i];
         struct aq_tls_name name;
@@ -467,7 +467,7 @@ static int show_folder(const struct asked *asked)
 
 static int mirror(const struct asked *asked)
 {
-    if (asked->rest_count) return aq_options_wrong(line.name, "mirror wants one file to make");
+    if (asked->rest_count) return aq_options_wrong(line.name, "mirror needs the name of one file to make");
     if (aq_seal_key_make(asked->folder) != AQ_OK) return AQ_EXIT_FAILED;
     if (asked->json) print_json(json_pack("{s:s}", "file", asked->folder));
     return AQ_EXIT_DONE;

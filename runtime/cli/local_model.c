@@ -51,7 +51,7 @@ static enum aq_status open_cuts(struct aq_local *local)
     const char *path = local->asked.path, *option = local->asked.pipeline ? "--pipeline" : "--codec on";
     if (!local->asked.codec && !local->asked.pipeline) return AQ_OK;
     if (!local->job)
-        return aq_fail(AQ_INVAL, AREA, "%s: %s is no run's folder, which would say where it was cut", option, path);
+        return aq_fail(AQ_INVAL, AREA, "%s: %s is not a run's folder, so its cuts are unknown", option, path);
     AQ_TRY(aq_plan_open(local->job, &local->plan));
     if (local->plan->stage_count > 1) return AQ_OK;
     return aq_fail(AQ_INVAL, AREA, "%s: %s was one stage, and nothing crossed a cut", option, path);

@@ -107,7 +107,7 @@ static const struct aq_option options[] = {
     AQ_ROW_READ(folder_read, struct asked, config.confine.data, "allow-data", "DIR",
                 "data, weights and tokenizers may be read below DIR; may be given again"),
     AQ_ROW_READ(aq_size_read, struct asked, config.confine.memory_bytes_max, "max-memory", "BYTES",
-                "of each worker (RLIMIT_DATA); also 512M, 16G. A plan that wants more is refused"),
+                "of each worker (RLIMIT_DATA); also 512M, 16G. A plan that needs more is refused"),
     AQ_ROW(TEXT, struct asked, config.port_file, "port-file", "FILE", "write the port there once listening"),
     AQ_ROW_READ(descriptor_read, struct asked, config.fd, "fd", "N",
                 "serve the connected socket N and end with it (what `aqpipe launch` does)"),

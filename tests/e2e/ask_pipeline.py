@@ -105,7 +105,7 @@ def scenario_generate_broken():
 def refusals(run):
     ask = (*PROMPT, "--pipeline")
     done = aqpipe("export", run, ROOT / "model")
-    wrong(r"--pipeline: .*model is no run's folder", 2, "generate", ROOT / "model", *ask, "--tokenizer", "bytes")
+    wrong(r"--pipeline: .*model is not a run's folder", 2, "generate", ROOT / "model", *ask, "--tokenizer", "bytes")
     launch(manifest("one", **{"pipeline.stages": 1, "train.steps_max": 1}))
     wrong(r"--pipeline: .*one was one stage", 2, "generate", ROOT / "one", *ask)
     table("train.tsv", 3, 22)
