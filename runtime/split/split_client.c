@@ -644,6 +644,7 @@ static enum aq_status follow(struct client *client)
 {
     client->joined_ns = aq_clock_ns();
     uint32_t wait_ms = 100;
+    bool told = false; /* that the server does not answer */
     while (!client->over && !client->stopping) {
         char why[AQ_SPLIT_TEXT_BYTES];
         bool absent;
@@ -655,6 +656,10 @@ static enum aq_status follow(struct client *client)
         if (status == AQ_OK) continue;
         if ((!passes(status) && !absent) || aq_clock_ns() > client->joined_ns + client->config->patience_ns)
             return aq_fail(status, AREA, "%s", why);
+        if (absent && !told)
+            say(client, "waits for the split-server at %s, up to %.0f s (--patience)", client->job.job->split.server,
+                (double)client->config->patience_ns * 1e-9);
+        told = absent;
         pause_ms(wait_ms);
         wait_ms = wait_ms * 2 < PAUSE_MS_MAX ? wait_ms * 2 : PAUSE_MS_MAX;
     }

@@ -313,6 +313,8 @@ def scenario_split_refused():
     _, said = done.process.communicate(timeout=jobs.PATIENCE)
     check(done.process.returncode == 1, f"a revoked client ended with {done.process.returncode}: {said}")
     check("joined" not in said, said)
+    said = Client(server, "c", "--patience", "1", "--set", "split.server=127.0.0.1:1").process.communicate(timeout=jobs.PATIENCE)[1]
+    check(said.count("waits for the split-server at 127.0.0.1:1, up to 1 s (--patience)") == 1, f"a client without a server: {said}")
     launched = aqpipe("launch", server.path)
     check(launched.returncode == 2 and "split-server" in launched.stderr, launched.stderr)
 
