@@ -69,7 +69,8 @@ function(aq_slow)
   endforeach()
 endfunction()
 aq_slow(
-  test_codec_distributions test_codec test_codec_ec test_daemon test_metrics_file conform_codec test_plot
+  test_wrapped_folders test_codec_distributions test_codec test_codec_ec test_daemon test_metrics_file conform_codec
+  test_plot
   test_split_data test_cuda_grad test_split_audit test_cuda_codec test_cuda_device conform_collective_device
   conform_grad_device conform_device_cuda_plain test_device_training_cuda conform_device_cuda_cudnn
   conform_device_cuda_warps test_bench_allreduce_on_host test_huggingface test_text_tokens test_edge_processes_cuda
@@ -91,7 +92,7 @@ function(aq_first)
   endforeach()
 endfunction()
 aq_first(
-  cuda_ptx test_convergence conform_device_cuda conform_model parity e2e_edges_gpu_fault_on_host
+  test_wrapped_folders cuda_ptx test_convergence conform_device_cuda conform_model parity e2e_edges_gpu_fault_on_host
   e2e_replicas_one_gpu_on_host test_generate_transformers simulate conform_device e2e_freeze_gpu_on_host
   e2e_lora_gpu_on_host e2e_split_ahead test_edge_cuda e2e_glue golden_runs_plain test_cuda_codec
   e2e_replicas_gpu_on_host mutants_sample e2e_edges_gpu_on_host e2e_gpu_on_host e2e_split_many test_split_audit

@@ -37,7 +37,8 @@ class Watch:
         while not self.over.wait(0.05):
             self.peak = max(self.peak, memory(pid, "VmHWM"))
             parts = [[each for each in jobs.descendants(pid, word)] for word in ("split-turn", "worker", "aqpiped")]
-            self.turns = max(self.turns, len(parts[0]))
+            # A list takes a moment to make: a turn that ended in it can be in it with its successor.
+            self.turns = max(self.turns, len(set(parts[0]) & set(jobs.descendants(pid, "split-turn"))))
             self.all = max(self.all, sum(memory(each, "VmRSS") for group in parts for each in set(group)))
             bytes_ = 0
             for path in caches.glob("*/cache/stage-1/*"):
