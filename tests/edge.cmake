@@ -1,4 +1,4 @@
-aq_test(test_edge ALONE LIBS aq_runtime aq_stages aq_net aq_storage aqsgd LABELS quick threads)
+aq_test(test_edge ALONE LIBS aq_runtime aq_stages aq_net aq_storage aqsgd LABELS quick threads PARTS 2)
 target_include_directories(test_edge PRIVATE ${aq_runtime_ROOMS} ${aqsgd_ROOMS})
 aq_isolated(test_edge)
 target_link_options(test_edge PRIVATE -Wl,--wrap=aq_codec_decode_batch)

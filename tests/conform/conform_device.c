@@ -126,10 +126,15 @@ struct array {
     void *at, *results[2]; /* the truth's and the device's */
 };
 
-/* A GPU takes its time under emulation: of a long table it runs the short form (sample.h). A CPU runs all of it. */
+/* An emulated GPU, and a CPU under a sanitizer, take long: of a long table they run the short form (sample.h). */
+static bool slow(void)
+{
+    return gpu || sample_sanitized();
+}
+
 static bool runs(size_t s, size_t of_each, size_t one_of)
 {
-    return !gpu || sample_has(s, of_each, one_of);
+    return !slow() || sample_has(s, of_each, one_of);
 }
 
 /* Of a table of attention each size runs in one type. Dropout is s % 2, and a GPU takes other kernels without it: each

@@ -137,7 +137,7 @@ static void test_parts_match_truth(void **state)
                                         {1, 150, 4, 2, 33, 0}, {2, 70, 1, 1, 64, 9},  {1, 131, 2, 1, 64, 0},
                                         {1, 90, 1, 1, 128, 40}, {1, 37, 1, 1, 200, 0}, {1, 20, 1, 1, 390, 0}};
     for (size_t s = 0; s < TYPES * sizeof sizes / sizeof sizes[0]; s++) {
-        if (gpu && !type_runs(s)) continue;
+        if (slow() && !type_runs(s)) continue;
         const uint64_t *size = sizes[s / TYPES];
         const struct parts_case x = {.samples = size[0],
                                      .T = size[1],

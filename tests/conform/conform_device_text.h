@@ -136,9 +136,9 @@ static void test_disentangled_whatever_rows_lie_between(void **state)
 {
     (void)state;
     enum { T = 150, H = 2, D = 8, C = H * D, B = 2, ROWS = 2 * T - 1 };
-    const uint64_t apart_max = gpu && !sample_all() ? 3 : 200;
+    const uint64_t apart_max = slow() && !sample_all() ? 3 : 200;
     static const uint32_t lengths[B] = {T, 90};
-    const uint64_t samples = gpu && !sample_all() ? 1 : B;
+    const uint64_t samples = slow() && !sample_all() ? 1 : B;
     const struct rows_case x = {.samples = samples, .T = T, .H = H, .D = D, .type = AQ_F32};
     const uint64_t N = samples * T * C, P = (uint64_t)2 * C;
     float *qkv = random_of(AQ_F32, 3 * N, 1, 1.0f), *dout = random_of(AQ_F32, N, 3, 1.0f);

@@ -20,6 +20,20 @@ static inline bool sample_all(void)
     return tests && strcmp(tests, "long") == 0;
 }
 
+/* Is this a program of AddressSanitizer? It takes ten times as long, and looks for other faults than wrong values. */
+static inline bool sample_sanitized(void)
+{
+#if defined __has_feature
+#if __has_feature(address_sanitizer)
+    return true;
+#endif
+#endif
+#ifdef __SANITIZE_ADDRESS__
+    return true;
+#endif
+    return false;
+}
+
 /* Is case s in the form that runs? */
 static inline bool sample_has(size_t s, size_t variants, size_t one_of)
 {

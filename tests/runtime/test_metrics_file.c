@@ -235,7 +235,7 @@ static void test_file_that_is_not_the_checkpoints_is_refused_and_left(void **sta
     static const uint64_t wrong[] = {sizeof START STEP1 STEP2, sizeof START STEP1 - 2, 1, UINT64_MAX - 1};
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
         assert_int_equal(aq_run_rewind(path, 1, wrong[i], &seconds), AQ_CORRUPT);
-        assert_non_null(strstr(last_line, "the checkpoint of step 1 was made with"));
+        assert_non_null(strstr(last_line, "is not the file of the checkpoint of step 1"));
         assert_non_null(strstr(last_line, "move this one away"));
     }
     assert_int_equal(aq_run_rewind(path, 1, sizeof START STEP1 STEP2 - 1, &seconds), AQ_CORRUPT);
