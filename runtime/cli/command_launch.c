@@ -515,6 +515,8 @@ static void run_once(struct command *command, struct aq_launch_result *result)
                                      .keep = job->checkpoint.keep,
                                      .best = aq_best_figure(job),
                                      .early_stop = job->train.early_stop,
+                                     .time_end_ns =
+                                         job->train.time_ns_max ? command->begin_ns + job->train.time_ns_max : 0,
                                      .bounds = bounds_of(command),
                                      .ready_ns_max = (uint64_t)READY_S * 1000000000,
                                      .begin_ns = command->restart.total > 0 ? aq_clock_ns() : command->begin_ns,

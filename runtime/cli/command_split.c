@@ -15,7 +15,8 @@ enum { PATIENCE_S = 600 };
 
 struct asked {
     struct aq_arguments sets;
-    const char *port_file, *id, *data, *heldout;
+    const char *port_file, *id, *data, *heldout, *run;
+    char run_set[AQ_RUN_SET_BYTES]; /* output.path=DIR, of --run */
     double patience_s;
     struct aq_progress progress;
 };
@@ -24,8 +25,13 @@ static const char statuses[] =
     "Exit status: 0 all rounds are over; 1 failed, or no turn of any client was trained; 2 usage or manifest; 3 "
     "stopped by the user: the same command continues.";
 
+#define COMMON_OPTIONS                                                                                                 \
+    AQ_ROW(TEXT, struct asked, run, "run", "DIR", "the run folder (output.path)"),                                     \
+        AQ_ROW(LIST, struct asked, sets, "set", "KEY=VALUE", "override a key of the manifest (aqpipe help keys)"),     \
+        AQ_ROW(FLAG, struct asked, progress.off, "no-progress", NULL, "print only errors")
+
 static const struct aq_option server_options[] = {
-    AQ_ROW(LIST, struct asked, sets, "set", "KEY=VALUE", "override a key of the manifest (aqpipe help keys)"),
+    COMMON_OPTIONS,
     AQ_ROW(TEXT, struct asked, port_file, "port-file", "FILE", "write the port there once listening"),
     {0}};
 
@@ -36,15 +42,15 @@ static const struct aq_option client_options[] = {
            "its name, as in its certificate site-NAME.pem (aqpipe keys enroll)"),
     AQ_ROW_RANGE(TIME, struct asked, patience_s, "patience", "TIME", 1, 864000,
                  "how long to dial a server that is away, as in 10min, 2h (600)"),
-    AQ_ROW(LIST, struct asked, sets, "set", "KEY=VALUE", "override a key of the manifest (aqpipe help keys)"),
+    COMMON_OPTIONS,
     {0}};
 
 static const struct aq_command_line server_line = {
     "aqpipe split-server", "JOB.yaml",
     "Split learning: holds the middle stage of the network and the order of turns, waits for split.clients clients, "
     "and trains split.rounds rounds. In each every client that takes part has one turn of split.epochs epochs; "
-    "split.mode says what it begins with, and what a round's end makes of its turns. Data and labels stay with the "
-    "clients. Ctrl-C stops; the same command goes on.",
+    "split.mode decides what a turn starts with, and what the end of a round makes of its turns. Data and labels stay "
+    "with the clients. Ctrl-C stops; the same command continues.",
     server_options, statuses};
 
 static const struct aq_command_line client_line = {
@@ -66,7 +72,13 @@ static int read_line(const struct aq_command_line *line, int argc, char **argv, 
 {
     const int code = aq_options_read(line, argc, argv, asked, rest);
     if (code != AQ_OPTIONS_READ) return code;
-    if (rest->count != 1) return aq_options_wrong(line->name, "one manifest, please");
+    if (rest->count != 1) return aq_options_wrong(line->name, "name one manifest");
+    if (asked->run) {
+        if (asked->sets.count == AQ_ARGUMENTS_MAX)
+            return aq_options_wrong(line->name, "more than %d --set and --run", AQ_ARGUMENTS_MAX);
+        if (aq_run_set(asked->run, asked->run_set) != AQ_OK) return AQ_EXIT_USAGE;
+        asked->sets.of[asked->sets.count++] = asked->run_set;
+    }
     aq_progress_begin(&asked->progress);
     return aq_launch_signals(signals) == AQ_OK ? AQ_OPTIONS_READ : AQ_EXIT_FAILED;
 }
@@ -102,7 +114,7 @@ int aq_command_split_client(int argc, char **argv)
     int signals = -1;
     const int code = read_line(&client_line, argc, argv, &asked, &rest, &signals);
     if (code != AQ_OPTIONS_READ) return code;
-    if (!asked.id) return aq_options_wrong(client_line.name, "--id NAME, please: whose certificate is it?");
+    if (!asked.id) return aq_options_wrong(client_line.name, "--id NAME is missing: the name in this client's certificate");
     if (aq_daemon_program(daemon) != AQ_OK) return AQ_EXIT_FAILED;
     const struct aq_split_client_config config = {.manifest = rest.of[0],
                                                   .sets = asked.sets.of,

@@ -142,6 +142,9 @@ static bool go_on(struct launcher *launcher)
                       rank_name(launcher, rank, name));
     }
     if (launcher->cause != CAUSE_NONE && now >= launcher->cause_deadline_ns) abort_all(launcher);
+    const uint64_t end_ns = launcher->launch->time_end_ns;
+    if (end_ns && now >= end_ns && launcher->gone && !launcher->stopping && launcher->cause == CAUSE_NONE)
+        launcher_stop(launcher, "train.time_max");
     return true;
 }
 

@@ -59,6 +59,7 @@ struct aq_launch {
     const char *daemon;     /* program of the private daemon                                            */
     uint32_t keep;          /* complete checkpoints                                                     */
     const char *best;       /* the figure that evaluations are judged by (best.h); NULL: none           */
+    uint64_t time_end_ns;   /* aq_clock_ns: then it stops as if asked to, with a checkpoint; 0: never   */
     uint32_t early_stop;    /* evaluations no better than the best, in a row: then it ends; 0: never    */
     struct aq_launch_bounds bounds;
     uint64_t ready_ns_max; /* from the start to the last `ready`                                       */

@@ -148,6 +148,7 @@ struct aq_job_train {
     const char *lora_weights; /* PEFT's folder that adapters begin as; NULL: new ones                       */
     bool shuffle;
     struct aq_job_every evaluate_every;
+    uint64_t time_ns_max; /* of a launch: then it stops with a checkpoint; 0: no limit */
     uint32_t early_stop; /* evaluations that are no better than the best, in a row: then the run ends; 0: never */
 };
 

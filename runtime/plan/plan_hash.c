@@ -33,6 +33,7 @@ static const char *const indifferent[] = {"job.name",
                                           "model.vocabulary",
                                           "train.skips_max",
                                           "train.idle_stage",
+                                          "train.time_max",
                                           "train.frozen_prefix", /* by the edges that are still */
                                           "reduce.transport",
                                           "pipeline.threads",

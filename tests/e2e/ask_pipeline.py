@@ -121,6 +121,6 @@ def refusals(run):
     text = json.dumps({("x" + key if key == name else key): value for key, value in head.items()}).encode()
     text += b" " * (-len(text) % 8)
     (run / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + model[8 + size:])
-    wrong(rf"stage 1 failed: .*{re.escape(name.removeprefix('transformer.'))}", 1, "generate", run, *ask)
+    wrong(rf"stage 1 failed: .*{re.escape(name.removeprefix('transformer.'))}", 2, "generate", run, *ask)
     check(done.returncode == 0 and not os.path.exists(run / "none"), f"{done}")
     no_workers("refusals")

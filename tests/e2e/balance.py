@@ -61,7 +61,7 @@ def scenario_balance():
     KEPT.write_text("{")
     done = aqpipe("plan", ROOT / "hand.yaml", "--json", "--measure", "--set", "pipeline.stages=[{layers: 0-4}, {layers: 5-5}]",
                   "--set", "edges.list=[]")
-    check(done.returncode == 0 and f"{KEPT} is no file of measured layers" in done.stderr, done.stderr)
+    check(done.returncode == 0 and f"{KEPT} is not a file of measured layers" in done.stderr, done.stderr)
     time = json.loads(done.stdout)["time"]
     told = time["cut"]
     check(len(told["layer_s"]) == 6 and len(set(told["layer_s"][1:5])) == 1 and min(told["layer_s"]) > 0, told)

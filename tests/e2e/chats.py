@@ -123,7 +123,7 @@ def chats(folder):
     thinks = [evaluated(folder, *data, *more)["targets"] for more in ((), ("--chat-variable", "enable_thinking=false"))]
     check(thinks == [24 * 21, 24 * 2], f"the empty block is prompt: {thinks}")
     done = aqpipe("eval", folder, *data, "--chat-variable", "=false")
-    check(done.returncode == 1 and "is not NAME=VALUE" in done.stderr, done.stderr)
+    check(done.returncode == 2 and "is not NAME=VALUE" in done.stderr, done.stderr)
     refused("variables", manifest("variables", **{**SIZES, **keys, "model.weights": folder, "data.chat_variables": "no"}),
             "data.chat_variables: must be a section", 2)
 
@@ -207,12 +207,12 @@ def odd(folder):
     check(evaluated(other, *data, ROOT / "heldout.txt")["loss"] == evaluated(folder, *data, ROOT / "heldout.txt")["loss"], "more tokens: another loss")
     (ROOT / "image.txt").write_text("a text with an <image> in it, and more of it behind")
     done = aqpipe("eval", other, *data, ROOT / "image.txt")
-    check(done.returncode == 1 and 'the token 262 ("<image>"), and the model\'s table has 260 rows' in done.stderr, done.stderr)
+    check(done.returncode == 2 and 'the token 262 ("<image>"), and the model\'s table has 260 rows' in done.stderr, done.stderr)
     (other / "config.json").write_text(json.dumps({**config, "n_embd": float("nan")}))
     check("n_embd: found NaN, expected a whole number" in aqpipe("import", other).stderr, "NaN under a key that is read")
 
     done = aqpipe("import", "Qwen/Qwen3-0.6B")
-    check(done.returncode == 1 and "`hf download Qwen/Qwen3-0.6B --local-dir Qwen3-0.6B` gets it" in done.stderr, done.stderr)
+    check(done.returncode == 2 and "`hf download Qwen/Qwen3-0.6B --local-dir Qwen3-0.6B` gets it" in done.stderr, done.stderr)
     place = ROOT / "hub" / "models--some--model"
     (place / "refs").mkdir(parents=True)
     (place / "refs" / "main").write_text("0123abcd\n")

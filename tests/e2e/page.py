@@ -170,7 +170,7 @@ def refusals(page):
         check(len(run.refusal[1].strip().split("\n")) == 1 and not (ROOT / "refused").exists(), run.refusal)
 
     refused("the port is taken", **{"status.listen": f"127.0.0.1:{page.url.port}"})
-    refused("say status.token_file", **{"status.listen": "0.0.0.0:0"})
+    refused("set status.token_file", **{"status.listen": "0.0.0.0:0"})
     refused("is no address", **{"status.listen": "here"})
     (ROOT / "token").write_text('sixteen "characters" and more\n')
     (ROOT / "token").chmod(0o600)

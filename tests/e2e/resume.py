@@ -208,6 +208,15 @@ def scenario_stop():
             check("config.json and the tokenizer's files are not all there" in done.stderr, f"{run}: {done.stderr}")
             check(losses(run) == losses(f"{name}-whole"), f"{run}: losses differ after the stop")
             check(weights(run) == weights(f"{name}-whole"), f"{run}: weights differ after the stop")
+    # train.time_max stops like SIGINT. The worker is held beyond that time, so the step after it is the last one.
+    path = manifest("limited", **{**cases["two"], "train.time_max": "1.5s"})
+    process, hold, _ = hold_at(path, 2)
+    hold.release_others()
+    _, errors = process.communicate(timeout=jobs.PATIENCE)
+    check(process.returncode == 3 and "train.time_max: stops after this step" in errors, f"{process.returncode}: {errors[-2000:]}")
+    check(complete("limited") == 3, f"train.time_max: it stopped after step {complete('limited')}")
+    launch(path, "--resume", "--set", "train.time_max=0")
+    check(losses("limited") == losses("two-whole") and weights("limited") == weights("two-whole"), "train.time_max changed the run")
     no_workers("stop")
 
 

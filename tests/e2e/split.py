@@ -380,7 +380,7 @@ def scenario_split_privacy():
     server.end()
     for keys, text in (({"split.privacy.noise": 1}, "split.privacy.noise: needs split.privacy.clip"),
                        ({"split.privacy.gradient_noise": 1}, "needs split.privacy.gradient_clip"),
-                       ({"split.privacy.clip": 1, "split.clients": 0}, "say split.clients")):
+                       ({"split.privacy.clip": 1, "split.clients": 0}, "set split.clients")):
         done = aqpipe("plan", split("bad", **{**few, **keys}))
         check(done.returncode == 2 and text in done.stderr, f"{keys}: {done.returncode}, {done.stderr}")
     no_workers("split_privacy")

@@ -194,7 +194,7 @@ def scenario_split_statistics():
     server.end()
     for keys, text in (({"split.statistics": "group"}, "group needs a model without batch norms"),
                        ({"split.statistics": "local", "split.collect": "true"}, "does not go with split.statistics: local"),
-                       ({"split.statistics": "local", "split.clients": 0}, "say split.clients")):
+                       ({"split.statistics": "local", "split.clients": 0}, "set split.clients")):
         done = aqpipe("plan", split("bad", **{**PLAIN, **keys}))
         check(done.returncode == 2 and text in done.stderr, f"{keys}: {done.returncode}, {done.stderr}")
     no_workers("split_statistics")

@@ -181,7 +181,7 @@ def scenario_instruct():
     alike("killed", "coded")
     (ROOT / "broken.jsonl").write_text((ROOT / "train.jsonl").read_text() + '{"prompt": "p"}\n')
     refused("broken", manifest("broken", **{**keys, "data.train": str(ROOT / "broken.jsonl")}),
-            r'broken.jsonl:41: has no "response" that is a string', 2)
+            r'broken.jsonl:41: has no "response"; its fields are "prompt"', 2)
     no_workers("instruct")
 
 
