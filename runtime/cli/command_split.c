@@ -38,8 +38,7 @@ static const struct aq_option server_options[] = {
 static const struct aq_option client_options[] = {
     AQ_ROW(TEXT, struct asked, data, "data", "PATH", "this client's samples (the same as --set data.train=PATH)"),
     AQ_ROW(TEXT, struct asked, heldout, "heldout", "PATH", "and its held-out ones (data.heldout)"),
-    AQ_ROW(TEXT, struct asked, id, "id", "NAME",
-           "its name, as in its certificate site-NAME.pem (aqpipe keys enroll)"),
+    AQ_ROW(TEXT, struct asked, id, "id", "NAME", "its name, as in its certificate site-NAME.pem (aqpipe keys enroll)"),
     AQ_ROW_RANGE(TIME, struct asked, patience_s, "patience", "TIME", 1, 864000,
                  "how long to dial a server that is away, as in 10min, 2h (600)"),
     COMMON_OPTIONS,
@@ -114,7 +113,8 @@ int aq_command_split_client(int argc, char **argv)
     int signals = -1;
     const int code = read_line(&client_line, argc, argv, &asked, &rest, &signals);
     if (code != AQ_OPTIONS_READ) return code;
-    if (!asked.id) return aq_options_wrong(client_line.name, "--id NAME is missing: the name in this client's certificate");
+    if (!asked.id)
+        return aq_options_wrong(client_line.name, "--id NAME is missing: the name in this client's certificate");
     if (aq_daemon_program(daemon) != AQ_OK) return AQ_EXIT_FAILED;
     const struct aq_split_client_config config = {.manifest = rest.of[0],
                                                   .sets = asked.sets.of,
