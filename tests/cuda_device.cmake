@@ -68,7 +68,7 @@ aq_test_again(conform_device_cuda_cudnn OF conform_device_cuda ARGS test_attenti
 aq_cuda_on_host_test(test_device_training_cuda LABELS computes quick TIMEOUT 900 ENVIRONMENT AQ_DEVICES=cuda)
 
 # Both ends of an edge on that backend: kernels, copies and events on three late streams, and NCCL's.
-aq_cuda_on_host_test(test_edge_cuda ALONE SOURCES runtime/test_edge.c LABELS quick TIMEOUT 900 PARTS 3
+aq_cuda_on_host_test(test_edge_cuda ALONE SOURCES runtime/test_edge.c LABELS quick TIMEOUT 900 PARTS 4
   ENVIRONMENT AQ_DEVICES=cuda AQ_GPU=required CUDA_HOST_GPUS=2)
 aq_test_objects(test_edge_cuda aq_nccl_on_host)
 target_link_libraries(test_edge_cuda PRIVATE aq_runtime)

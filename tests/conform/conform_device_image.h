@@ -476,7 +476,7 @@ static void test_conv_matches_truth(void **state)
     (void)state;
     for (size_t i = 0; i < sizeof conv_cases / sizeof conv_cases[0]; i++) {
         struct array arrays[6];
-        if (gpu && conv_cases[i].C > 200) continue; /* minutes, emulated */
+        if (slow() && conv_cases[i].C > 200) continue; /* minutes */
         conv_arrays(arrays, &conv_cases[i]);
         /* tf32 drops mantissa of the factors on a GPU, and not on a CPU: fewer bits than bf16 does. */
         for (int a = 3; a < 6 && conv_cases[i].compute == AQ_TF32; a++)
