@@ -40,9 +40,15 @@ PHASES = {"sigint": "begin", "worker": "forward", "launcher": "begin", "daemon":
 
 
 def marked(path, step):
-    """Wait until the last checkpoint that is due up to `step` is complete: a held worker goes on writing it."""
-    every = re.search(r"^checkpoint:\n(?:  .*\n)*?  every: '?(\d+) steps?'?$", path.read_text(), re.M)
+    """Wait until the last checkpoint that is due up to `step` is complete: a held worker still writes it.
+
+    With staleness a neighbour has frames of the next step on their way to the held worker, and a mirrored checkpoint
+    moves only between training frames (aq_edge_mirror_turn). Then the one before it is complete, and no more is sure."""
+    text = path.read_text()
+    every = re.search(r"^checkpoint:\n(?:  .*\n)*?  every: '?(\d+) steps?'?$", text, re.M)
     due = step // int(every[1]) * int(every[1]) if every else 0
+    if due and re.search(r"^  mirror: true$", text, re.M) and re.search(r"^  staleness: 1$", text, re.M):
+        due -= int(every[1])
     deadline = time.time() + jobs.PATIENCE
     while due and complete(path.stem) < due:
         check(time.time() < deadline, f"{path.stem}: the checkpoint of step {due} does not become complete")
