@@ -25,7 +25,7 @@
 #include "stages/dataset.h"
 #include "stages/model_folder.h"
 
-enum { T_MAX = 512, STAGES_DEFAULT = 2, LINE_BYTES = 1 << 20, CONTROL_PORT = 7070, LINK_PORT = 7100, HOST_BYTES = 300 };
+enum { T_MAX = 512, STAGES_DEFAULT = 2, CONTROL_PORT = 7070, LINK_PORT = 7100, HOST_BYTES = 300 };
 
 struct asked {
     const char *data, *heldout, *kind, *hosts, *folder;
@@ -87,31 +87,19 @@ static enum aq_status find_model(struct asked *asked, uint32_t *T)
     return find_file("", path, asked->weights);
 }
 
-/* Texts, or prompts with answers: by the first line of a .jsonl file. */
+/* Texts, or prompts with answers: as a job would recognise its data (data.kind). */
 static enum aq_status find_kind(struct asked *asked)
 {
-    const char *dot = strrchr(asked->train, '.');
+    const char *paths[] = {asked->train}, *dot = strrchr(asked->train, '.');
+    const struct aq_dataset_config config = {.paths = paths, .path_count = 1, .field = "targets"};
+    char why[512];
     if (asked->kind) return AQ_OK;
-    asked->kind = "text";
-    if (dot && strcmp(dot, ".tsv") == 0)
-        return aq_fail(AQ_INVAL, "init", "--data %.300s: a job on tables names its columns: docs/TASKS.md",
-                       asked->train);
-    if (!dot || strcmp(dot, ".jsonl") != 0) return AQ_OK;
-    void *memory;
-    FILE *file = fopen(asked->train, "r");
-    if (!file) return aq_fail(AQ_INVAL, "init", "--data %.300s: %s", asked->train, strerror(errno));
-    enum aq_status status = aq_alloc(LINE_BYTES, &memory);
-    if (status == AQ_OK) {
-        json_t *first = fgets(memory, LINE_BYTES, file) ? json_loads(memory, 0, NULL) : NULL;
-        if (!json_is_object(first))
-            status = aq_fail(AQ_INVAL, "init", "--data %.300s:1: is no JSON object: name its --kind", asked->train);
-        else if (!json_object_get(first, "text"))
-            asked->kind = aq_dataset_of_answers();
-        json_decref(first);
-        aq_free(memory);
-    }
-    fclose(file);
-    return status;
+    asked->kind = aq_dataset_recognise(&config, why, sizeof why);
+    if (!why[0] && dot && strcmp(dot, ".jsonl") == 0)
+        return aq_fail(AQ_INVAL, "init", "--data %.300s:1: is no JSON object: name its --kind", asked->train);
+    if (strcmp(asked->kind, "text") == 0 || strcmp(asked->kind, aq_dataset_of_answers()) == 0) return AQ_OK;
+    return aq_fail(AQ_INVAL, "init", "--data %.300s: a job on data of kind %s names more keys: docs/TASKS.md",
+                   asked->train, asked->kind);
 }
 
 static enum aq_status find_hosts(struct asked *asked)
@@ -233,14 +221,15 @@ static void add_here(json_t *commands, const struct asked *asked, const char *ve
 /* Each host's keys and daemon. */
 static void add_daemons(json_t *commands, const struct asked *asked)
 {
-    char host[HOST_BYTES], keys[AQ_RUN_PATH_BYTES], out[AQ_RUN_PATH_BYTES];
+    char host[HOST_BYTES], out[AQ_RUN_PATH_BYTES];
     for (uint32_t i = 0; i < asked->host_count; i++) {
         struct aq_text text = {0};
         char name[HOST_BYTES + 8];
         host_text(&asked->host[i], host);
         snprintf(name, sizeof name, "for-%s", asked->host[i].host.host);
-        if (aq_run_path(asked->where, name, out) != AQ_OK || aq_run_path(asked->where, name, keys) != AQ_OK) return;
+        if (aq_run_path(asked->where, name, out) != AQ_OK) return;
         aq_text_add(&text, "scp -rp ");
+        if (asked->host[i].port) aq_text_add(&text, "-P %u ", asked->host[i].port);
         aq_text_shell(&text, out);
         aq_text_add(&text, " %s%s%s:%s", asked->host[i].user, asked->host[i].user[0] ? "@" : "", host, name);
         add_command(commands, "here", &text);
@@ -316,9 +305,12 @@ static enum aq_status init(struct asked *asked)
     if (asked->folder) AQ_TRY(aq_run_make_folder(asked->folder));
     AQ_TRY(find_file("--dir ", asked->folder ? asked->folder : ".", asked->where));
     AQ_TRY(write_manifest(asked, T));
-    AQ_TRY(write_keys(asked));
-    tell(asked);
-    return AQ_OK;
+    const enum aq_status status = write_keys(asked);
+    if (status == AQ_OK)
+        tell(asked);
+    else /* the second try would be told that job.yaml exists */
+        (void)aq_file_remove(asked->where, "job.yaml");
+    return status;
 }
 
 int aq_command_init(int argc, char **argv)

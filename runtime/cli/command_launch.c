@@ -757,6 +757,12 @@ static int hand_over(struct command *command)
     }
     if (aq_plan_open(command->job, &command->plan) != AQ_OK) return AQ_EXIT_USAGE;
     if (is_k8s(command)) {
+        if (command->job->train.time_ns_max) {
+            (void)aq_fail(AQ_INVAL, "launch",
+                          "--on k8s starts a stopped launch again, so train.time_max would never end it: "
+                          "leave it out and set activeDeadlineSeconds");
+            return AQ_EXIT_USAGE;
+        }
         const struct aq_k8s k8s = {.plan = command->plan,
                                    .manifest = command->manifest_path,
                                    .sets = &command->sets,

@@ -2,6 +2,7 @@
 #include "launch_bring.h"
 
 #include <errno.h>
+#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/wait.h>
@@ -31,6 +32,11 @@ static enum aq_status run_rsync(const struct there *there, const char *const *ar
     const pid_t pid = fork();
     if (pid == -1) return aq_fail_errno("launch", "cannot start rsync");
     if (pid == 0) {
+        sigset_t none; /* the launcher blocks what ends it: Ctrl-C must end a copy of hours */
+        sigemptyset(&none);
+        sigprocmask(SIG_SETMASK, &none, NULL);
+        signal(SIGPIPE, SIG_DFL);
+        signal(SIGTSTP, SIG_DFL);
         execvp("rsync", (char *const *)(uintptr_t)arguments);
         _exit(errno == ENOENT ? NO_RSYNC : 126);
     }
@@ -59,7 +65,7 @@ static enum aq_status copy(const struct there *there, const char *const *sources
     aq_text_add(&remote, " && rsync");
     aq_text_add(&to, "%s:%s/", there->target, folder);
     arguments[n++] = "rsync";
-    arguments[n++] = "-as"; /* s: the other end's shell reads no path */
+    arguments[n++] = "-rlpts"; /* not -a: files belong to who receives them. s: the other end's shell reads no path */
     arguments[n++] = secret ? "--chmod=D700,F600" : "--copy-links";
     arguments[n++] = "-e";
     arguments[n++] = there->shell;
@@ -175,8 +181,8 @@ static enum aq_status fetch(const struct there *there, const char *path, const c
     struct aq_text from = {0}, to = {0};
     aq_text_add(&from, "%s:%s", there->target, path);
     aq_text_add(&to, "%s/", folder);
-    const char *const arguments[] = {
-        "rsync", "-as", "--ignore-missing-args", "-e", there->shell, "--", aq_text_of(&from), aq_text_of(&to), NULL};
+    const char *const arguments[] = {"rsync", "-rlpts",          "--ignore-missing-args", "-e", there->shell,
+                                     "--",    aq_text_of(&from), aq_text_of(&to),         NULL};
     enum aq_status status = from.status != AQ_OK ? from.status : to.status;
     if (status == AQ_OK) status = run_rsync(there, arguments, path);
     aq_text_deinit(&from);

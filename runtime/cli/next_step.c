@@ -26,14 +26,6 @@ static bool has_template(const char *run)
     return has;
 }
 
-/* A path as a shell takes it. */
-static void add_path(const char *path, struct aq_text *out)
-{
-    static const char good[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789/._-+:,@";
-    const bool plain = path[strspn(path, good)] == 0;
-    aq_text_add(out, plain ? "%s" : "'%s'", path);
-}
-
 void aq_next_step(const struct aq_job *job, struct aq_text *out)
 {
     const char *run = job->output.path;
@@ -44,7 +36,7 @@ void aq_next_step(const struct aq_job *job, struct aq_text *out)
     aq_text_add(out, "wrote %s/model.safetensors", run);
     if (is_there(run, "adapter")) aq_text_add(out, " and %s/adapter", run);
     aq_text_add(out, "; try: aqpipe %s ", text ? "generate" : "eval");
-    add_path(run, out);
+    aq_text_shell(out, run);
     if (text)
         aq_text_add(out, has_template(run) ? " --chat \"...\"" : " --prompt \"...\"");
     else if (job->data.heldout_count == 0)

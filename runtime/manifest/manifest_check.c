@@ -724,9 +724,11 @@ static void check_split(struct aq_manifest *manifest)
         aq_manifest_error(manifest, "split.clients",
                           "allows no checkpoint.mirror, checkpoint.path or cache.path: each client has its own below "
                           "output.path");
-    if (job->train.early_stop || job->guard || job->bits_auto || job->model.precision == AQ_STAGE_FP16)
-        aq_manifest_error(manifest, "split.clients",
-                          "does not go with train.early_stop, edges.guard, edges.bits: auto and fp16 yet");
+    if (job->train.early_stop || job->train.time_ns_max || job->guard || job->bits_auto ||
+        job->model.precision == AQ_STAGE_FP16)
+        aq_manifest_error(
+            manifest, "split.clients",
+            "does not go with train.early_stop, train.time_max, edges.guard, edges.bits: auto and fp16 yet");
     if (job->split.parallel > 1 && job->split.mode != AQ_SPLIT_FED1)
         aq_manifest_error(manifest, "split.parallel",
                           "needs split.mode: splitfed1: in the other modes a turn starts from the one before");

@@ -308,8 +308,9 @@ bool join_gathered(struct server *server)
     if (some_come(server)) return false;
     for (uint32_t i = 0; i < server->site_count; i++)
         any |= server->sites[i].control != NULL;
-    if (!any) return true; /* all miss this round, and who is in stays so */
-    if (changes(server, why) && settle(server, why) != AQ_OK) {
+    /* If no client is here, those that are in stay in. Those that are out miss this round in any case: a client that
+     * comes back in it would get a turn of samples that are in no batch of the round. */
+    if (any && changes(server, why) && settle(server, why) != AQ_OK) {
         server_fails(server, NULL);
         return false;
     }

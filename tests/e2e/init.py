@@ -46,6 +46,17 @@ def scenario_init():
     check([command["where"] for command in said["commands"]] == ["here", "10.0.0.1", "here", "10.0.0.2", "here", "here", "here"], f"{said}")
     check('host: "tcp://10.0.0.2:7070"' in planned("four"), "four")
 
+    for name, line in (("talk.ndjson", talk.read_text()), ("pairs.csv", "prompt,response\na,b\n" * 9)):
+        (ROOT / name).write_text(line)
+        made(name.replace(".", "-"), model, "--data", ROOT / name)
+        check("kind: instruct" in planned(name.replace(".", "-")), name)
+    again = made("three", model, "--data", text, "--hosts", "10.0.0.1,10.0.0.2", code=2)
+    check("exists: remove it" in again, again)
+    (ROOT / "three/job.yaml").unlink()  # its keys are there: a refused init leaves no manifest
+    again = made("three", model, "--data", text, "--hosts", "10.0.0.1,10.0.0.2", code=1)
+    check("keys" in again and not (ROOT / "three/job.yaml").exists(), again)
+    ported = json.loads(made("ported", model, "--data", text, "--hosts", "me@10.0.0.1:2222,10.0.0.2", "--daemons", "--json"))
+    check("scp -rp -P 2222 " in ported["commands"][0]["command"] and "-P" not in ported["commands"][2]["command"], f"{ported}")
     check("exists: remove it" in made("one", model, "--data", talk, code=2), "a manifest was replaced")
     check("No such file" in made("five", model, "--data", ROOT / "none", code=2), "data that is not there")
     check("name two or more" in made("five", model, "--data", text, "--hosts", "a", code=2), "one host")
