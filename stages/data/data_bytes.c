@@ -247,10 +247,11 @@ static enum aq_status refill(struct data_bytes *bytes)
 static enum aq_status check_bounds(const struct data_bytes *bytes)
 {
     const uint64_t taken = bytes->taken + bytes->at;
+    if (!bytes->packing) return AQ_OK;
     if (bytes->given > DATA_UNPACKED_MAX)
         return aq_fail(AQ_INVAL, AREA, "%s: has more than %llu GiB: cut it into several files", bytes->path,
                        (unsigned long long)(DATA_UNPACKED_MAX >> 30));
-    if (!bytes->packing || bytes->given <= DATA_RATIO_FREE || bytes->given / DATA_RATIO_MAX <= taken) return AQ_OK;
+    if (bytes->given <= DATA_RATIO_FREE || bytes->given / DATA_RATIO_MAX <= taken) return AQ_OK;
     return aq_fail(AQ_INVAL, AREA,
                    "%s: unpacks to more than %llu times its bytes, as no text does; if that is right, unpack it first",
                    bytes->path, (unsigned long long)DATA_RATIO_MAX);

@@ -199,7 +199,9 @@ static enum aq_status cells_object(const struct data_reader *reader, const struc
             return aq_fail(AQ_CORRUPT, AREA, "%s:%llu: field %u is no UTF-8", reader->path,
                            (unsigned long long)record->line, i + 1);
         }
-        (void)json_object_set_new(object, reader->names[i].at, text);
+        if (json_object_set_new(object, reader->names[i].at, text) == 0) continue;
+        json_decref(object);
+        return aq_fail(AQ_CORRUPT, AREA, "%s:1: the name of column %u is no UTF-8", reader->path, i + 1);
     }
     if (!object) return aq_fail(AQ_NOMEM, AREA, "%s: no memory for a row", reader->path);
     *out = object;

@@ -2,14 +2,14 @@
  * data_record.h -- a data file as records, one after the other: the one reader of every kind of data set.
  *
  *     AQ_TRY(data_reader_open(path, &how, &reader));
- *     while ((status = data_reader_next(reader, &record)) == AQ_OK) {
+ *     while ((status = data_reader_next(reader, &record, &ends)) == AQ_OK) {
  *         if (!record.at) break;                                  the end
  *         status = data_record_object(reader, &record, 0, &object);   whatever the form
  *         ...
  *     }
  *     data_reader_close(reader);
  *
- * A form of files is one row of the table in data_form.c: its name, the endings of its names, how its first bytes are
+ * A form of files is one row of the table in data_record.c: its name, the endings of its names, how its first bytes are
  * recognised, and its reader. The ending decides (behind that of a packing: a.jsonl.gz); a file whose ending no row has
  * is of the form that the caller names.
  *
@@ -57,7 +57,7 @@ struct data_record {
     uint32_t cell_count;
 };
 
-struct data_reader; /* opaque outside of data_form.c and data_record.c */
+struct data_reader; /* opaque outside of data_record.c */
 
 /* The form of a file by its name and first bytes (as unpacked). */
 enum data_form data_form_of(const char *path, const uint8_t *head, size_t bytes, enum data_form fallback);

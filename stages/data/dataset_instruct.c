@@ -56,6 +56,7 @@ struct reader {
     const struct aq_tokenizer *tokenizer;
     struct aq_chat_template *template; /* opened by the first line that needs it; NULL: not, or there is none */
     bool looked;                       /* for it */
+    bool unreadable;                   /* it is: no line is to blame, and none is skipped for it */
     struct data_roles roles;
     struct data_faults faults;
     struct instruct *to;
@@ -165,6 +166,13 @@ static const char *chat_folder(const struct reader *reader)
     return reader->config->chat ? reader->config->chat : reader->config->tokenizer_path;
 }
 
+static enum aq_status template_open(struct reader *reader)
+{
+    const enum aq_status status = aq_chat_open(chat_folder(reader), NULL, &reader->template);
+    reader->unreadable = status != AQ_OK && status != AQ_NOTFOUND;
+    return status;
+}
+
 /* Is there a chat template? Layouts that do without one ask. */
 static enum aq_status look_for_template(struct reader *reader)
 {
@@ -172,7 +180,7 @@ static enum aq_status look_for_template(struct reader *reader)
     if (reader->looked || !chat_folder(reader)) return AQ_OK;
     reader->looked = true;
     aq_error_hold(&why);
-    const enum aq_status status = aq_chat_open(chat_folder(reader), NULL, &reader->template);
+    const enum aq_status status = template_open(reader);
     aq_error_release(&why);
     return status == AQ_OK || status == AQ_NOTFOUND ? AQ_OK : aq_fail(status, AREA, "%s", why.text);
 }
@@ -189,7 +197,7 @@ static enum aq_status add_messages(struct reader *reader, const struct instruct_
     config.variables = reader->config->chat_variables;
     if (!chat_folder(reader))
         return refuse(reader, "\"messages\" need a chat template: name a folder that has one in data.chat_template");
-    if (!reader->template) AQ_TRY(aq_chat_open(chat_folder(reader), NULL, &reader->template));
+    if (!reader->template) AQ_TRY(template_open(reader));
     AQ_TRY(aq_chat_tokenize(reader->template, reader->tokenizer, NULL, 0, &config, &got));
     enum aq_status status = AQ_OK;
     for (size_t at = 0, end; at < got.count && status == AQ_OK; at = end) {
@@ -259,7 +267,7 @@ static enum aq_status add_record(struct reader *reader, struct data_reader *file
     aq_error_release(&why);
     json_decref(object);
     if (status == AQ_OK) return AQ_OK;
-    if (ends || !data_fault_is(status)) return aq_fail(status, AREA, "%s", why.text);
+    if (ends || reader->unreadable || !data_fault_is(status)) return aq_fail(status, AREA, "%s", why.text);
     data_faults_note(&reader->faults, reader->path, reader->line, why.text);
     return AQ_OK;
 }

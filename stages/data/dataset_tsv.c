@@ -116,9 +116,11 @@ static enum aq_status column_missing(const struct reader *reader, const struct c
 {
     return aq_fail(AQ_CORRUPT, AREA, "%s:%llu: %s: there is no column %.*s; the line has %u, the first is \"%.*s\"%s",
                    reader->path, reader->named ? 1ull : (unsigned long long)reader->line, column->key, NAME_BYTES,
-                   column->name, width,
-                   (int)(first->bytes < SHOWN ? first->bytes : SHOWN), first->at,
-                   width == 1 && memchr(first->at, ';', first->bytes) ? " (with ; between: save it with commas)" : "");
+                   column->name, width, (int)(first->bytes < SHOWN ? first->bytes : SHOWN), first->at,
+                   width > 1                               ? ""
+                   : memchr(first->at, ';', first->bytes)  ? " (with ; between: save it with commas)"
+                   : memchr(first->at, '\t', first->bytes) ? " (with tabs between: name it .tsv)"
+                                                           : "");
 }
 
 /* Where the wanted columns are, by the names of the first row or by their numbers. */
@@ -421,8 +423,7 @@ static enum aq_status next_record(struct reader *reader, struct data_reader *fil
 
 static enum aq_status add_file(struct reader *reader)
 {
-    const struct data_how how = {
-        .fallback = DATA_TSV, .quotes = reader->config->quotes, .named = reader->named};
+    const struct data_how how = {.fallback = DATA_TSV, .quotes = reader->config->quotes, .named = reader->named};
     struct data_reader *file;
     enum aq_status status = AQ_OK;
     reader->found = false;

@@ -265,8 +265,9 @@ enum aq_status huggingface_model(const char *path, json_t *model, bool bytes, co
                                  uint32_t added_count, struct aq_bpe *bpe)
 {
     char place[MODEL_PLACE_BYTES];
-    const struct model_type *type = NULL;
-    AQ_TRY(find_type(path, model, &type));
+    const struct model_type *type = types; /* that begin has found: it may have changed what tells it */
+    while (type->model != bpe->model)
+        type++;
     snprintf(place, sizeof place, "%s: model.vocab", path);
     AQ_TRY(
         aq_bpe_vocabulary_open(place, json_object_get(model, "vocab"), !bytes, added, added_count, &bpe->vocabulary));

@@ -114,16 +114,15 @@ static void test_every_form_of_a_text_has_one_digest(void **state)
     static const struct {
         const char *name, *text;
     } files[] = {
-        {"a.JSONL", texts_lines},          {"a.ndjson", texts_lines},           {"a.json", texts_array},
-        {"lines.json", texts_lines},       {"a.csv", texts_csv},                {"mark.jsonl", MARK},
-        {"mark.json", MARK},               {"mark.csv", MARK},
+        {"a.JSONL", texts_lines}, {"a.ndjson", texts_lines}, {"a.json", texts_array}, {"lines.json", texts_lines},
+        {"a.csv", texts_csv},     {"mark.jsonl", MARK},      {"mark.json", MARK},     {"mark.csv", MARK},
     };
     const struct aq_dataset_config how = {.kind = "text", .T = 4};
     data_write_text(folder, "a.jsonl", texts_lines);
     const uint64_t digest = digest_of("a.jsonl", &how);
     for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
         char marked[512];
-        const char *of = strstr(files[i].name, ".csv") ? texts_csv
+        const char *of = strstr(files[i].name, ".csv")             ? texts_csv
                          : strcmp(files[i].name, "mark.json") == 0 ? texts_array
                                                                    : texts_lines;
         const bool mark = strcmp(files[i].text, MARK) == 0;
@@ -134,8 +133,9 @@ static void test_every_form_of_a_text_has_one_digest(void **state)
     data_write_text(folder, "other.jsonl", "{\"text\": \"a, c\"}\n");
     assert_int_not_equal(digest_of("other.jsonl", &how), digest);
     data_write_text(folder, "t.tsv", texts_tsv);
-    data_write_text(folder, "t.jsonl", "{\"text\": \"a, b\"}\n{\"text\": \"he said \\\"no\\\" and left\"}\n"
-                                       "{\"text\": \"caf\\u00e9\"}\n");
+    data_write_text(folder, "t.jsonl",
+                    "{\"text\": \"a, b\"}\n{\"text\": \"he said \\\"no\\\" and left\"}\n"
+                    "{\"text\": \"caf\\u00e9\"}\n");
     assert_int_equal(digest_of("t.tsv", &how), digest_of("t.jsonl", &how));
 }
 
@@ -250,10 +250,15 @@ static void test_formats_that_are_no_text_name_the_conversion(void **state)
         {"a.jsonl", "PAR1\x15\x04\x15", 7, "is a Parquet file"},
         {"a.arrow", "ARROW1\0\0", 8, "is an Arrow file"},
         {"a.xlsx", "PK\x03\x04\x14\0", 6, "save the sheet as CSV"},
-        {"a.jsonl.xz", "\xfd" "7zXZ\0\0\0", 8, "xz -dc '"},
+        {"a.jsonl.xz",
+         "\xfd"
+         "7zXZ\0\0\0",
+         8, "xz -dc '"},
         {"a.jsonl.bz2", "BZh91AY&SY\x11\x22", 12, "bzip2 -dc '"},
-        {"u.csv", "\xff\xfe" "a\0,\0b\0", 8,
-         "is UTF-16, which is not read here; convert it: iconv -f UTF-16 -t UTF-8 '"},
+        {"u.csv",
+         "\xff\xfe"
+         "a\0,\0b\0",
+         8, "is UTF-16, which is not read here; convert it: iconv -f UTF-16 -t UTF-8 '"},
         {"l.jsonl", "version https://git-lfs.github.com/spec/v1\noid sha256:0\n", 56, "git lfs pull"},
     };
     static const char *const kinds[] = {"text", "instruct", "tsv"};
@@ -339,9 +344,11 @@ static void test_other_names_are_given_by_fields(void **state)
     const struct aq_dataset_config plain = {.kind = "instruct", .T = 64};
     const struct aq_dataset_config named = {
         .kind = "instruct", .T = 64, .names = "{\"prompt\": \"question\", \"response\": \"answer\"}"};
-    const struct aq_dataset_config talks = {
-        .kind = "instruct", .T = 64, .chat = folder,
-        .names = "{\"messages\": \"dialog\", \"role\": \"who\", \"content\": \"says\"}"};
+    const struct aq_dataset_config talks = {.kind = "instruct",
+                                            .T = 64,
+                                            .chat = folder,
+                                            .names =
+                                                "{\"messages\": \"dialog\", \"role\": \"who\", \"content\": \"says\"}"};
     const struct aq_dataset_config body = {.kind = "text", .T = 4, .names = "{\"text\": \"body\"}"};
     const struct aq_dataset_config text = {.kind = "text", .T = 4};
     data_write_text(folder, "tokenizer_config.json", template_text);
@@ -431,6 +438,31 @@ static void test_bad_lines_are_told_together_and_skipped_when_allowed(void **sta
     assert_non_null(strstr(aq_error_text(), "the first of 20 or more bad lines"));
     assert_non_null(strstr(last_log, "all.jsonl:20: "));
     assert_null(strstr(last_log, "all.jsonl:21: "));
+}
+
+/* A template that cannot be read is no fault of a line: no line is skipped for it, and none is trained without it. */
+static void test_a_broken_template_is_not_skipped(void **state)
+{
+    (void)state;
+    static const char *const lines[] = {
+        "{\"instruction\": \"q\", \"output\": \"a\"}\n{\"instruction\": \"r\", \"output\": \"b\"}\n",
+        "{\"messages\": [{\"role\": \"user\", \"content\": \"q\"}, {\"role\": \"assistant\", \"content\": \"a\"}]}\n"};
+    const struct aq_dataset_config how = {
+        .kind = "instruct", .T = 64, .whole = true, .chat = folder, .skip_invalid = 9};
+    data_write_text(folder, "tokenizer_config.json", "{\"chat_template\": \"{% for m in\"}");
+    for (size_t i = 0; i < sizeof lines / sizeof *lines; i++) {
+        data_write_text(folder, "b.jsonl", lines[i]);
+        refused("b.jsonl", &how, "tokenizer_config.json");
+    }
+    data_write_text(folder, "tokenizer_config.json", template_text);
+}
+
+static void test_a_name_of_a_column_that_is_no_utf8_is_refused(void **state)
+{
+    (void)state;
+    const struct aq_dataset_config how = {.kind = "instruct", .T = 16, .whole = true};
+    data_write_text(folder, "n.csv", "prompt,r\xE9ponse\nq,a\n");
+    refused("n.csv", &how, "n.csv:1: the name of column 2 is no UTF-8");
 }
 
 static void test_bad_lines_of_texts_and_tables_are_told_together(void **state)
@@ -550,9 +582,10 @@ static void test_quotes_of_a_tsv_are_text_unless_asked_for(void **state)
     struct aq_dataset_config how = {.kind = "tsv", .T = 16, .columns = {.text = "sentence", .label = "label"}};
     data_write_text(folder, "q.tsv", "sentence\tlabel\n\"he said \"\"no\"\"\"\t1\nplain\t0\n\"a, b\"\t1\n");
     data_write_text(folder, "q.csv", "sentence,label\n\"he said \"\"no\"\"\",1\nplain,0\n\"a, b\",1\n");
-    data_write_text(folder, "q.jsonl", "{\"sentence\": \"he said \\\"no\\\"\", \"label\": 1}\n"
-                                       "{\"sentence\": \"plain\", \"label\": 0}\n"
-                                       "{\"sentence\": \"a, b\", \"label\": \"1\"}\n");
+    data_write_text(folder, "q.jsonl",
+                    "{\"sentence\": \"he said \\\"no\\\"\", \"label\": 1}\n"
+                    "{\"sentence\": \"plain\", \"label\": 0}\n"
+                    "{\"sentence\": \"a, b\", \"label\": \"1\"}\n");
     const uint64_t raw = digest_of("q.tsv", &how);
     assert_non_null(strstr(last_log, "q.tsv: 2 fields begin and end with a quote"));
     const uint64_t csv = digest_of("q.csv", &how);
@@ -605,7 +638,6 @@ static void test_the_kind_is_recognised_from_the_file(void **state)
     assert_string_equal(aq_dataset_recognise(&config, why, sizeof why), "text");
     assert_string_equal(aq_error_text(), "");
     data_write_text(folder, "l.jsonl", "{\"text\": \"a\", \"label\": 1}\n");
-    data_path(folder, "l.jsonl", path);
     data_write_text(folder, "qa.csv", "question,answer\nq,a\n");
     data_path(folder, "qa.csv", path);
     config.field = "targets";
@@ -635,6 +667,8 @@ int main(void)
         cmocka_unit_test(test_a_completion_alone_is_learnt),
         cmocka_unit_test(test_numbers_that_nobody_reads_may_be_what_python_writes),
         cmocka_unit_test(test_bad_lines_are_told_together_and_skipped_when_allowed),
+        cmocka_unit_test(test_a_broken_template_is_not_skipped),
+        cmocka_unit_test(test_a_name_of_a_column_that_is_no_utf8_is_refused),
         cmocka_unit_test(test_bad_lines_of_texts_and_tables_are_told_together),
         cmocka_unit_test(test_tables_are_read_by_rfc_4180),
         cmocka_unit_test(test_arrays_are_read_element_by_element),

@@ -73,6 +73,8 @@ static void test_unigram_takes_the_largest_sum(void **state)
     expect_file("{" UNIGRAM("\"unk_id\": 0, ", "[\"?\", 0], [\"xy\", -50]") "}", "xy", "1", "xy");
     /* Of two ways with one sum the first one is taken: the longer last piece. */
     expect_file("{" UNIGRAM("\"unk_id\": 0, ", "[\"?\", 0], [\"a\", -1], [\"aa\", -2]") "}", "aaa", "1 2", "aaa");
+    /* A file of the first versions has no type: its vocabulary is a list. */
+    expect_file("{\"model\": {\"unk_id\": 0, \"vocab\": [[\"?\", 0], [\"a\", -1]]}}", "aa", "1 1", "aa");
     /* An unknown character has the least score and 10 less: 5 - 30 is less than -20. */
     expect_file("{" UNIGRAM("\"unk_id\": 0, ", "[\"?\", 0], [\"x\", 5], [\"xy\", -20]") "}", "xy", "2", "xy");
 #undef PIECES
