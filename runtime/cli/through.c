@@ -9,7 +9,7 @@
 #include "net/tls.h"
 #include "run_folder.h"
 
-enum { READY_S = 600, IDENTITY_BYTES = 256 };
+enum { READY_S = 600, IDENTITY_BYTES = 512 };
 
 struct aq_through {
     struct aq_token token;

@@ -122,7 +122,7 @@ enum aq_status aq_export_weights(const struct aq_export *export)
                                  .lora = &job->train.lora,
                                  .adapter_folder = adapter,
                                  .base = job->model.weights,
-                                 .wrapper = aq_model_folder_wraps(from) ? from : NULL,
+                                 .wrapper = !export->plan->model.labels && aq_model_folder_wraps(from) ? from : NULL,
                                  .folder = export->folder,
                                  .type = export->type,
                                  .file_bytes_max = export->file_bytes_max,

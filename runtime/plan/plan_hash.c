@@ -16,7 +16,7 @@
 /* Of what: what the ranks of a run agree on; what the file of a rank serves; what a run can go on from at all. */
 enum scope { OF_PLAN, OF_RANK, OF_RESUME };
 
-enum { DIFFERENCES_SHOWN = 12, IDENTITY_BYTES = 256 };
+enum { DIFFERENCES_SHOWN = 12, IDENTITY_BYTES = 512 };
 
 /* Keys, or sections with their dot, that change no result. */
 static const char *const indifferent[] = {"job.name",

@@ -17,7 +17,7 @@
 #include "stages/sampling.h"
 #include "worker.h"
 
-enum { IDLE_S = 3600, END_S = 60, TOKENS_MAX = 1 << 20, THREADS_MAX = 1024, IDENTITY_BYTES = 256 };
+enum { IDLE_S = 3600, END_S = 60, TOKENS_MAX = 1 << 20, THREADS_MAX = 1024, IDENTITY_BYTES = 512 };
 
 struct answer {
     struct aq_worker *w;

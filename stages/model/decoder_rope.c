@@ -130,8 +130,10 @@ enum aq_status family_read_rope(const struct config_json *config, const struct f
     if (!rope.object && type->query_beta) return config_json_refuse(config, "rope_parameters", "an object of keys");
     if (!rope.object) return AQ_OK;
     AQ_TRY(decoder_read_number(&rope, "rope_theta", 1, 1e12, (double)out->rope_theta, &out->rope_theta));
-    if (type->query_beta)
+    if (type->query_beta) { /* scores are scaled from the context before on, whatever the type */
         AQ_TRY(decoder_read_number(&rope, "llama_4_scaling_beta", 0, 1024, 0, &out->query_beta));
+        AQ_TRY(read_original(config, &rope, out));
+    }
     return read_scaling(config, &rope, type, out);
 }
 

@@ -11,7 +11,7 @@ static const struct aq_model_key keys[] = {
     DECODER_KEYS_YARN,
     DECODER_KEYS_LINEAR,
     DECODER_KEYS_WINDOW,
-    DECODER_KEYS_TRAINING("on embedding, attention and residuals; never at a cut")};
+    DECODER_KEYS_TRAINING("on embedding and attention; never at a cut")};
 
 static const struct family_key config_keys[] = {FAMILY_SIZES(32, 0, 1e-5), {0}};
 

@@ -46,6 +46,25 @@ void decoder_family_default(const struct stage_model *of, struct aq_model_config
                                     .logit_divisor = 1.0f};
 }
 
+/* What no config.json of the family can say: refused before training, not at the export. */
+static enum aq_status check_published(const struct aq_model_config *model)
+{
+    const struct family_type *types = decoder_family_of(model)->types;
+    bool alone = false; /* some type has biases of q, k, v without the other */
+    for (const struct family_type *type = types; type->type; type++)
+        alone |= type->qkv_bias;
+    if (model->qkv_bias && !model->out_bias && !alone)
+        return aq_fail(AQ_INVAL, "stage", "model.qkv_bias without model.out_bias: no published %s has it so",
+                       model->kind);
+    if (types->windows == FAMILY_WINDOWS_ALL && (model->window_every || model->window_from))
+        return aq_fail(AQ_INVAL, "stage", "model.window_every and model.window_from: %s has a window in every block",
+                       model->kind);
+    if (model->rope_yarn > 1.0f && (model->rope_factor > 1.0f || model->rope_linear > 1.0f))
+        return aq_fail(AQ_INVAL, "stage",
+                       "model.rope_yarn with model.rope_factor or model.rope_linear: set one of them");
+    return AQ_OK;
+}
+
 enum aq_status decoder_family_check(const struct aq_model_config *model)
 {
     AQ_TRY(decoder_range("rope_local", (double)model->rope_local, 0, 1e12));
@@ -60,6 +79,7 @@ enum aq_status decoder_family_check(const struct aq_model_config *model)
     if (model->out_bias && !model->qkv_bias)
         return aq_fail(AQ_INVAL, "stage", "model.out_bias without model.qkv_bias: no published model has it so");
     AQ_TRY(decoder_ranges(model));
+    AQ_TRY(check_published(model));
     const uint64_t columns = (uint64_t)model->heads * decoder_head_dim(model);
     if (!decoder_family_of(model)->form.heads_whole) return AQ_OK;
     if (decoder_kv_heads(model) != model->heads)
@@ -188,8 +208,8 @@ static enum aq_status read_pattern(const struct config_json *config, const struc
     const json_t *value = json_object_get(config->object, "sliding_window_pattern");
     const char *text = json_string_value(value);
     if (!text || !type->null_window)
-        return config_json_u32_or(config, "sliding_window_pattern", type->null_window ? 0 : 1, 1024,
-                                  type->window_every, every);
+        return config_json_u32_or(config, "sliding_window_pattern", type->null_window ? 0 : 1, 1024, type->window_every,
+                                  every);
     const size_t count = strlen(text);
     if (count == 0 || strspn(text, "L") + 1 != count || text[count - 1] != 'G')
         return config_json_refuse(config, "sliding_window_pattern", "a number, or L several times and G behind");
@@ -203,6 +223,9 @@ static enum aq_status read_rope_every(const struct config_json *config, struct a
     const json_t *list = json_object_get(config->object, "no_rope_layers");
     AQ_TRY(config_json_u32_or(config, "no_rope_layer_interval", 1, 1024, 4, &out->rope_every));
     if (!json_is_array(list)) return AQ_OK;
+    for (size_t block = 0; block < json_array_size(list); block++)
+        if (!json_is_integer(json_array_get(list, block)))
+            return config_json_refuse(config, "no_rope_layers", "a list of 0 and 1");
     if (json_array_size(list) < out->blocks)
         return config_json_refuse(config, "no_rope_layers", "a number for each of %u blocks", out->blocks);
     for (out->rope_every = 0; out->rope_every <= out->blocks; out->rope_every++) {
@@ -234,7 +257,13 @@ static enum aq_status read_windows(const struct config_json *config, const struc
         out->window = window;
         return AQ_OK;
     }
-    return decoder_read_windows(config, window, every, from < 1024 ? from : 1024, out);
+    AQ_TRY(decoder_read_windows(config, window, every, from < 1024 ? from : 1024, out));
+    if (window && !out->window && decoder_family_of(out)->form.window_turns) {
+        /* A window of which no block makes use: rotary embeddings are of blocks with a window, so no block rotates. */
+        out->window = window;
+        out->window_every = 1;
+    }
+    return AQ_OK;
 }
 
 static enum aq_status read_off(const struct config_json *config, const struct family_type *type)

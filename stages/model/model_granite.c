@@ -9,16 +9,16 @@ static const struct aq_model_key keys[] = {
     DECODER_KEYS_ORIGINAL,
     DECODER_KEYS_YARN,
     DECODER_KEYS_LINEAR,
-    {"model.embedding_scale", AQ_MODEL_F32, DECODER_FIELD(embedding_scale), "", 0, 1e6, "1",
+    {"model.embedding_scale", AQ_MODEL_F32, DECODER_FIELD(embedding_scale), "", 1e-6, 1e6, "1",
      "granite: rows of the embedding are multiplied by it (embedding_multiplier)"},
-    {"model.score_scale", AQ_MODEL_F32, DECODER_FIELD(score_scale), "", 0, 1e6, "1",
+    {"model.score_scale", AQ_MODEL_F32, DECODER_FIELD(score_scale), "", 1e-6, 1e6, "1",
      "granite: scores of attention are multiplied by it (attention_multiplier)"},
-    {"model.residual_scale", AQ_MODEL_F32, DECODER_FIELD(residual_scale), "", 0, 1e6, "1",
+    {"model.residual_scale", AQ_MODEL_F32, DECODER_FIELD(residual_scale), "", 1e-6, 1e6, "1",
      "granite: what a branch adds is multiplied by it (residual_multiplier)"},
-    {"model.logit_divisor", AQ_MODEL_F32, DECODER_FIELD(logit_divisor), "", 0, 1e6, "1",
+    {"model.logit_divisor", AQ_MODEL_F32, DECODER_FIELD(logit_divisor), "", 1e-6, 1e6, "1",
      "granite: logits are divided by it (logits_scaling)"},
     DECODER_KEYS_BIASES("decoders: queries, keys and values have biases (Qwen2)"),
-    DECODER_KEYS_TRAINING("on embedding, attention and residuals; never at a cut")};
+    DECODER_KEYS_TRAINING("on embedding and attention, and on residuals if model.residual_scale is 1; never at a cut")};
 
 static const struct family_key config_keys[] = {
     FAMILY_SIZES(FAMILY_HEADS, 0, 1e-6),
@@ -38,12 +38,10 @@ static const struct family_type types[] = {{.type = "granite",
                                             .theta = 10000},
                                            {0}};
 
-static const struct stage_published published[] = {{"granite", "GraniteForCausalLM"},
-                                                   {"granite", "GraniteModel"},
-                                                   {NULL, NULL}};
+static const struct stage_published published[] = {
+    {"granite", "GraniteForCausalLM"}, {"granite", "GraniteModel"}, {NULL, NULL}};
 
-static const struct decoder_family family = {.types = types,
-                                             .score_scale = 1.0f,
-                                             .form = {FAMILY_FORM, .names = {FAMILY_NAMES_BIASED}}};
+static const struct decoder_family family = {
+    .types = types, .score_scale = 1.0f, .form = {FAMILY_FORM, .names = {FAMILY_NAMES_BIASED}}};
 
 DECODER_MODEL(granite, keys, family, decoder_family_identity, false);

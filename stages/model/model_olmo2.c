@@ -10,7 +10,7 @@ static const struct aq_model_key keys[] = {
     DECODER_KEYS_ORIGINAL,
     DECODER_KEYS_YARN,
     DECODER_KEYS_LINEAR,
-    DECODER_KEYS_TRAINING("on embedding, attention and residuals; never at a cut")};
+    DECODER_KEYS_TRAINING("on embedding and attention; never at a cut")};
 
 static const struct family_key config_keys[] = {FAMILY_SIZES(FAMILY_HEADS, 0, 1e-5), {0}};
 

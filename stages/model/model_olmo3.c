@@ -13,7 +13,7 @@ static const struct aq_model_key keys[] = {
     {"model.rope_local", AQ_MODEL_F32, DECODER_FIELD(rope_local), "", 0, 1e12, "0",
      "gemma3, olmo3, modernbert: as model.rope_theta, of blocks with a window; 0: model.rope_theta"},
     DECODER_KEYS_WINDOW,
-    DECODER_KEYS_TRAINING("on embedding, attention and residuals; never at a cut")};
+    DECODER_KEYS_TRAINING("on embedding and attention; never at a cut")};
 
 static const struct family_key config_keys[] = {FAMILY_SIZES(FAMILY_HEADS, 0, 1e-5), {0}};
 

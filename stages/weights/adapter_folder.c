@@ -76,10 +76,11 @@ static enum aq_status check_pattern(const struct aq_adapter_folder *folder, cons
     json_object_foreach((json_t *)(uintptr_t)patterns, key, value)
     {
         const double number = json_number_value(value);
-        const bool whole = number == (double)(uint64_t)number || strcmp(option, "rank_pattern") != 0;
+        const bool fits = json_is_number(value) && number > 0 && number <= most;
+        const bool whole = fits && (number == (double)(uint32_t)number || strcmp(option, "rank_pattern") != 0);
         if (strpbrk(key, "*+?()[]{}|\\"))
             return config_json_refuse(&folder->json, option, "names of modules, and \"%.64s\" is an expression", key);
-        if (!json_is_number(value) || !(number > 0 && number <= most) || !whole)
+        if (!whole)
             return config_json_refuse(&folder->json, option, "numbers above 0, at most %g", most);
     }
     return AQ_OK;

@@ -225,6 +225,11 @@ enum aq_status aq_publish_model(const struct aq_model_config *model, const struc
     }
     if (status == AQ_OK) {
         json_t *text = model_wrapper_text(config);
+        if (text && model->labels) { /* a classifier is a text model of its own */
+            json_decref(config);
+            config = text;
+            text = NULL;
+        }
         if (text)
             wrapped_config(config, own, type);
         else
