@@ -795,7 +795,7 @@ static void test_published_config_comes_back(void **state)
                 fail_msg("%s: %s does not come back", kinds[k].name, key[i].name);
         }
         aq_model_folder_close(read);
-        if (config.model.labels && first && (many++ == 0 || sample_all())) { /* as many as there can be: takes seconds */
+        if (config.model.labels && first && (many++ == 0 || sample_all())) { /* the most there can be: takes seconds */
             config.model.labels = 65536;
             assert_int_equal(aq_publish_model(&config.model, &about, write_config, folder), AQ_OK);
             assert_int_equal(aq_model_folder_open(folder, &read), AQ_OK);
