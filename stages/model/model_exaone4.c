@@ -6,10 +6,7 @@
 
 static const struct aq_model_key keys[] = {
     DECODER_KEYS_SIZES,
-    DECODER_KEYS_LLAMA3,
-    DECODER_KEYS_ORIGINAL,
-    DECODER_KEYS_YARN,
-    DECODER_KEYS_LINEAR,
+    DECODER_KEYS_ROPE,
     DECODER_KEYS_WINDOW,
     DECODER_KEYS_TRAINING("on embedding and attention; never at a cut")};
 
@@ -24,13 +21,11 @@ static const struct family_type types[] = {{.type = "exaone4",
                                             .window = 4096,
                                             .window_every = 4,
                                             .null_window = true,
-                                            .ropes = FAMILY_LLAMA3 | FAMILY_LINEAR | FAMILY_YARN,
+                                            FAMILY_ROPES,
                                             .theta = 10000},
                                            {0}};
 
-static const struct stage_published published[] = {{"exaone4", "Exaone4ForCausalLM"},
-                                                   {"exaone4", "Exaone4Model"},
-                                                   {"exaone4", "Exaone4ForSequenceClassification"},
+static const struct stage_published published[] = {FAMILY_PUBLISHED("exaone4", "Exaone4"),
                                                    {NULL, NULL}};
 
 static const struct decoder_family family = {.types = types,

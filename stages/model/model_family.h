@@ -158,6 +158,10 @@ void family_publish_rope(const struct aq_model_config *model, const struct famil
         {"model.rope_attention", AQ_MODEL_F32, DECODER_FIELD(rope_attention), "", 0, 1024, "1",                        \
          "decoders: with rope_yarn: cosines and sines are multiplied by it (attention_factor)"}
 
+/* Rotary embeddings with every scaling, as most families have them. */
+#define DECODER_KEYS_ROPE DECODER_KEYS_LLAMA3, DECODER_KEYS_ORIGINAL, DECODER_KEYS_YARN, DECODER_KEYS_LINEAR
+#define FAMILY_ROPES      .ropes = FAMILY_LLAMA3 | FAMILY_LINEAR | FAMILY_YARN
+
 #define DECODER_KEYS_BIASES(of)                                                                                        \
     {"model.qkv_bias", AQ_MODEL_BOOL, DECODER_FIELD(qkv_bias), "", 0, 0, "false", of},                                 \
         {"model.out_bias", AQ_MODEL_BOOL, DECODER_FIELD(out_bias), "", 0, 0, "false",                                  \
@@ -208,6 +212,13 @@ void family_publish_rope(const struct aq_model_config *model, const struct famil
 
 /* The classes of transformers that have one name in front. */
 #define FAMILY_CLASSES(name) .architecture = name "ForCausalLM", .classifier = name "ForSequenceClassification"
+
+/* The rows of published folders of a family whose classes begin with `name`. */
+#define FAMILY_PUBLISHED(type, name)                                                                                   \
+    {type, name "ForCausalLM"}, {type, name "Model"},                                                                  \
+    {                                                                                                                  \
+        type, name "ForSequenceClassification"                                                                         \
+    }
 
 #define FAMILY_SILU .activation = "hidden_act", .activations = "silu|swish"
 

@@ -5,10 +5,7 @@
 
 static const struct aq_model_key keys[] = {
     DECODER_KEYS_SIZES,
-    DECODER_KEYS_LLAMA3,
-    DECODER_KEYS_ORIGINAL,
-    DECODER_KEYS_YARN,
-    DECODER_KEYS_LINEAR,
+    DECODER_KEYS_ROPE,
     {"model.embedding_scale", AQ_MODEL_F32, DECODER_FIELD(embedding_scale), "", 1e-6, 1e6, "1",
      "granite: rows of the embedding are multiplied by it (embedding_multiplier)"},
     {"model.score_scale", AQ_MODEL_F32, DECODER_FIELD(score_scale), "", 1e-6, 1e6, "1",
@@ -34,7 +31,7 @@ static const struct family_type types[] = {{.type = "granite",
                                             FAMILY_SILU,
                                             .attention_bias = FAMILY_READ,
                                             .mlp_bias = FAMILY_READ,
-                                            .ropes = FAMILY_LLAMA3 | FAMILY_LINEAR | FAMILY_YARN,
+                                            FAMILY_ROPES,
                                             .theta = 10000},
                                            {0}};
 

@@ -6,10 +6,7 @@
 
 static const struct aq_model_key keys[] = {
     DECODER_KEYS_SIZES,
-    DECODER_KEYS_LLAMA3,
-    DECODER_KEYS_ORIGINAL,
-    DECODER_KEYS_YARN,
-    DECODER_KEYS_LINEAR,
+    DECODER_KEYS_ROPE,
     {"model.query_beta", AQ_MODEL_F32, DECODER_FIELD(query_beta), "", 0, 1024, "0",
      "ministral3: how much queries beyond model.rope_original tokens are scaled (llama_4_scaling_beta); 0: not"},
     DECODER_KEYS_WINDOW,
@@ -22,15 +19,13 @@ static const struct family_type types[] = {{.type = "ministral3",
                                             .keys = config_keys,
                                             FAMILY_SILU,
                                             .windows = FAMILY_WINDOWS_ALL,
-                                            .ropes = FAMILY_LLAMA3 | FAMILY_LINEAR | FAMILY_YARN,
+                                            FAMILY_ROPES,
                                             .theta = 10000,
                                             .query_beta = true,
                                             .pad = 11},
                                            {0}};
 
-static const struct stage_published published[] = {{"ministral3", "Ministral3ForCausalLM"},
-                                                   {"ministral3", "Ministral3Model"},
-                                                   {"ministral3", "Ministral3ForSequenceClassification"},
+static const struct stage_published published[] = {FAMILY_PUBLISHED("ministral3", "Ministral3"),
                                                    {NULL, NULL}};
 
 static const struct decoder_family family = {.types = types, .form = {FAMILY_FORM, .names = {FAMILY_NAMES_BEFORE}}};

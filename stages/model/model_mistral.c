@@ -5,10 +5,7 @@
 
 static const struct aq_model_key keys[] = {
     DECODER_KEYS_SIZES,
-    DECODER_KEYS_LLAMA3,
-    DECODER_KEYS_ORIGINAL,
-    DECODER_KEYS_YARN,
-    DECODER_KEYS_LINEAR,
+    DECODER_KEYS_ROPE,
     DECODER_KEYS_WINDOW,
     DECODER_KEYS_TRAINING("on embedding, attention and residuals; never at a cut")};
 
@@ -20,13 +17,11 @@ static const struct family_type types[] = {{.type = "mistral",
                                             FAMILY_SILU,
                                             .windows = FAMILY_WINDOWS_ALL,
                                             .window = 4096,
-                                            .ropes = FAMILY_LLAMA3 | FAMILY_LINEAR | FAMILY_YARN,
+                                            FAMILY_ROPES,
                                             .theta = 10000},
                                            {0}};
 
-static const struct stage_published published[] = {{"mistral", "MistralForCausalLM"},
-                                                   {"mistral", "MistralModel"},
-                                                   {"mistral", "MistralForSequenceClassification"},
+static const struct stage_published published[] = {FAMILY_PUBLISHED("mistral", "Mistral"),
                                                    {NULL, NULL}};
 
 static const struct decoder_family family = {.types = types,

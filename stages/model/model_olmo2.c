@@ -6,10 +6,7 @@
 
 static const struct aq_model_key keys[] = {
     DECODER_KEYS_SIZES,
-    DECODER_KEYS_LLAMA3,
-    DECODER_KEYS_ORIGINAL,
-    DECODER_KEYS_YARN,
-    DECODER_KEYS_LINEAR,
+    DECODER_KEYS_ROPE,
     DECODER_KEYS_TRAINING("on embedding and attention; never at a cut")};
 
 static const struct family_key config_keys[] = {FAMILY_SIZES(FAMILY_HEADS, 0, 1e-5), {0}};
@@ -20,13 +17,11 @@ static const struct family_type types[] = {{.type = "olmo2",
                                             FAMILY_SILU,
                                             .qk_norm = true,
                                             .attention_bias = FAMILY_REFUSED,
-                                            .ropes = FAMILY_LLAMA3 | FAMILY_LINEAR | FAMILY_YARN,
+                                            FAMILY_ROPES,
                                             .theta = 10000},
                                            {0}};
 
-static const struct stage_published published[] = {{"olmo2", "Olmo2ForCausalLM"},
-                                                   {"olmo2", "Olmo2Model"},
-                                                   {"olmo2", "Olmo2ForSequenceClassification"},
+static const struct stage_published published[] = {FAMILY_PUBLISHED("olmo2", "Olmo2"),
                                                    {NULL, NULL}};
 
 static const struct decoder_family family = {.types = types,

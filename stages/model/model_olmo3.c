@@ -6,10 +6,7 @@
 
 static const struct aq_model_key keys[] = {
     DECODER_KEYS_SIZES,
-    DECODER_KEYS_LLAMA3,
-    DECODER_KEYS_ORIGINAL,
-    DECODER_KEYS_YARN,
-    DECODER_KEYS_LINEAR,
+    DECODER_KEYS_ROPE,
     {"model.rope_local", AQ_MODEL_F32, DECODER_FIELD(rope_local), "", 0, 1e12, "0",
      "gemma3, olmo3, modernbert: as model.rope_theta, of blocks with a window; 0: model.rope_theta"},
     DECODER_KEYS_WINDOW,
@@ -27,14 +24,12 @@ static const struct family_type types[] = {{.type = "olmo3",
                                             .window = 4096,
                                             .window_every = 4,
                                             .null_window = true,
-                                            .ropes = FAMILY_LLAMA3 | FAMILY_LINEAR | FAMILY_YARN,
+                                            FAMILY_ROPES,
                                             .theta = 500000,
                                             .theta_local = 500000},
                                            {0}};
 
-static const struct stage_published published[] = {{"olmo3", "Olmo3ForCausalLM"},
-                                                   {"olmo3", "Olmo3Model"},
-                                                   {"olmo3", "Olmo3ForSequenceClassification"},
+static const struct stage_published published[] = {FAMILY_PUBLISHED("olmo3", "Olmo3"),
                                                    {NULL, NULL}};
 
 static const struct decoder_family family = {.types = types,

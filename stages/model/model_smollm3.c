@@ -6,10 +6,7 @@
 
 static const struct aq_model_key keys[] = {
     DECODER_KEYS_SIZES,
-    DECODER_KEYS_LLAMA3,
-    DECODER_KEYS_ORIGINAL,
-    DECODER_KEYS_YARN,
-    DECODER_KEYS_LINEAR,
+    DECODER_KEYS_ROPE,
     {"model.rope_every", AQ_MODEL_U32, DECODER_FIELD(rope_every), "blocks", 0, 1024, "4",
      "smollm3: the last of that many blocks has no rotary embedding; 0: all have one"},
     DECODER_KEYS_BIASES("decoders: queries, keys and values have biases (Qwen2)"),
@@ -24,16 +21,14 @@ static const struct family_type types[] = {{.type = "smollm3",
                                             .attention_bias = FAMILY_READ,
                                             .mlp_bias = FAMILY_READ,
                                             .windows = FAMILY_WINDOWS_OFF,
-                                            .ropes = FAMILY_LLAMA3 | FAMILY_LINEAR | FAMILY_YARN,
+                                            FAMILY_ROPES,
                                             .theta = 2000000,
                                             .tied = true,
                                             .rope_every = true,
                                             .pad = 128004},
                                            {0}};
 
-static const struct stage_published published[] = {{"smollm3", "SmolLM3ForCausalLM"},
-                                                   {"smollm3", "SmolLM3Model"},
-                                                   {"smollm3", "SmolLM3ForSequenceClassification"},
+static const struct stage_published published[] = {FAMILY_PUBLISHED("smollm3", "SmolLM3"),
                                                    {NULL, NULL}};
 
 static const struct decoder_family family = {.types = types,
