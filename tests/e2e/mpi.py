@@ -6,7 +6,7 @@ import subprocess
 
 import jobs
 from jobs import check, launch, losses, manifest, no_workers, weights
-from kit import BIN, REPLICAS, ROOT, marked
+from kit import BIN, REPLICAS, ROOT, marked, twins
 
 KEYS = {**REPLICAS, "edges.forward.codec": "aqsgd", "edges.forward.bits": 4, "train.epochs": 3, "checkpoint.every": "2 steps"}
 RANKS = 4
@@ -43,7 +43,8 @@ def same(tag):
 
 def begin_held(tag, starter, start):
     """The same, and stopped after step 4: the processes, and the hold."""
-    path, hold = manifest(tag, **KEYS), jobs.Hold(5)
+    path = manifest(tag, **KEYS)
+    hold = jobs.Hold(5, also=twins(path, 0))
     processes = begin(path, STARTERS[starter], start=start, hold=hold)
     hold.reached(*processes)
     marked(path, 4)
@@ -58,10 +59,11 @@ def scenario_mpi():
         same(starter)
 
     # As mpirun passes it on, to all processes of all ranks; and once more, which changes nothing.
-    processes, _ = begin_held("stopped", "openmpi", 200)
+    processes, hold = begin_held("stopped", "openmpi", 200)
     for process in processes:
         os.killpg(process.pid, signal.SIGUSR1)
     os.killpg(processes[0].pid, signal.SIGUSR1)
+    hold.release_others()
     end("stopped", processes, 3)
     check(len(losses("stopped")) == 5, f"stopped in step 5, it has made {len(losses('stopped'))} steps")
     end("stopped", begin(manifest("stopped", **KEYS), STARTERS["openmpi"], start=201), 0)
@@ -116,14 +118,15 @@ def mpirun():
         print("no mpirun here (Debian: openmpi-bin): its variables were set by hand alone")
         return
     command = [program, "--allow-run-as-root", "--oversubscribe", "-np", str(RANKS), BIN / "aqpipe", "launch", ROOT / "real.yaml", "--on", "mpi"]
-    hold = jobs.Hold(5)
+    path = manifest("real", **KEYS)
+    hold = jobs.Hold(5, also=twins(path, 0))
     options = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "stdin": subprocess.DEVNULL,
                "env": {**os.environ, **hold.environment(), "AQPIPE_MPI_ADDRESS": "127.0.0.1"}}
-    path = manifest("real", **KEYS)
     process = subprocess.Popen(command, **options)
     hold.reached(process)
     marked(path, 4)
     process.send_signal(signal.SIGUSR1)  # it tells all processes of all ranks
+    hold.release_others()
     said, _ = process.communicate(timeout=jobs.PATIENCE)
     check(process.returncode == 3 and len(losses("real")) < len(losses("plain")), f"mpirun, stopped: {process.returncode}\n{said[-3000:]}")
     no_workers("real")
