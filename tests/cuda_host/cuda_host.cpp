@@ -39,6 +39,8 @@ constexpr size_t STACK_BYTES = 256 << 10;
 #else
 constexpr size_t STACK_BYTES = 64 << 10;
 #endif
+/* Threads take turns in the same function: stacks a power of two apart would share the same few places of each cache. */
+constexpr size_t STACK_APART = STACK_BYTES + 33 * 64;
 constexpr size_t THREADS_MAX = 1024;
 constexpr size_t STATIC_MAX = 48 << 10, SHARED_MAX = 227 << 10, GUARD = 1024, STATICS_BYTES = 2 * STATIC_MAX;
 constexpr size_t STATICS_FROM = 2 * GUARD + (SHARED_MAX + GUARD - 1) / GUARD * GUARD;
@@ -258,7 +260,7 @@ void stacks_make()
 {
     emulator &e = self();
     if (e.stacks) return;
-    void *memory = mmap(nullptr, THREADS_MAX * STACK_BYTES, PROT_READ | PROT_WRITE,
+    void *memory = mmap(nullptr, THREADS_MAX * STACK_APART, PROT_READ | PROT_WRITE,
                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (memory == MAP_FAILED) {
         std::fprintf(stderr, "cuda_host: no memory for %zu stacks\n", THREADS_MAX);
@@ -268,7 +270,7 @@ void stacks_make()
     e.fibers.resize(THREADS_MAX);
     e.lanes.resize(THREADS_MAX);
     for (size_t i = 0; i < THREADS_MAX; i++) {
-        e.fibers[i].own.bottom = e.stacks + i * STACK_BYTES;
+        e.fibers[i].own.bottom = e.stacks + i * STACK_APART;
         e.fibers[i].own.bytes = STACK_BYTES;
     }
 }
@@ -560,7 +562,7 @@ void watch_failed(const void *code, const char *text)
 {
     emulator &e = self();
     const auto frame = reinterpret_cast<uintptr_t>(__builtin_frame_address(0));
-    if (frame - reinterpret_cast<uintptr_t>(e.stacks) >= THREADS_MAX * STACK_BYTES) {
+    if (frame - reinterpret_cast<uintptr_t>(e.stacks) >= THREADS_MAX * STACK_APART) {
         std::fprintf(stderr, "cuda_host: %s, code of the host: %s\n", line_of(code).c_str(), text);
         std::abort();
     }
