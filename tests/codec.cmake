@@ -17,7 +17,7 @@ target_include_directories(test_codec_golden PRIVATE ${aqsgd_ROOMS})
 find_program(AQ_NUMPY_PYTHON python3 PATHS /usr/bin NO_DEFAULT_PATH)
 if(AQ_NUMPY_PYTHON)
   add_test(NAME codec_format_page COMMAND ${AQ_NUMPY_PYTHON} ${CMAKE_CURRENT_SOURCE_DIR}/golden/codec_check.py)
-  set_tests_properties(codec_format_page PROPERTIES SKIP_RETURN_CODE 77 LABELS quick TIMEOUT 300)
+  set_tests_properties(codec_format_page PROPERTIES SKIP_RETURN_CODE 77 LABELS quick TIMEOUT 900)
 endif()
 # On a GPU (label gpu, tools/test-gpu): the whole table, over the calls that edges make.
 if(AQ_CUDA)

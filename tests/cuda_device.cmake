@@ -36,11 +36,11 @@ aq_test_objects(conform_grad_device aq_nccl_on_host)
 target_link_libraries(conform_grad_device PRIVATE aq_net)
 
 # Two GPUs, and what goes from one to the other.
-aq_cuda_on_host_test(test_pair LABELS quick TIMEOUT 120)
+aq_cuda_on_host_test(test_pair LABELS quick TIMEOUT 900)
 aq_test_objects(test_pair aq_nccl_on_host)
 target_link_libraries(test_pair PRIVATE aq_net)
 
-aq_cuda_on_host_test(test_pair_ipc LABELS quick TIMEOUT 120)
+aq_cuda_on_host_test(test_pair_ipc LABELS quick TIMEOUT 900)
 aq_test_objects(test_pair_ipc aq_nccl_on_host)
 target_link_libraries(test_pair_ipc PRIVATE aq_net)
 
@@ -76,7 +76,7 @@ target_link_options(test_edge_cuda PRIVATE -Wl,--wrap=aq_codec_decode_batch)
 target_include_directories(test_edge_cuda PRIVATE ${aq_runtime_ROOMS})
 
 # Every codec between two processes, a GPU each; device memory holds anything where zeroes are promised.
-aq_cuda_on_host_test(test_edge_processes_cuda SOURCES runtime/test_edge_processes.c LABELS quick TIMEOUT 300
+aq_cuda_on_host_test(test_edge_processes_cuda SOURCES runtime/test_edge_processes.c LABELS quick TIMEOUT 900
   ENVIRONMENT AQ_GPU=required CUDA_HOST_GPUS=2 CUDA_HOST_FRESH=poison)
 aq_test_objects(test_edge_processes_cuda aq_nccl_on_host)
 target_link_libraries(test_edge_processes_cuda PRIVATE aq_runtime)
@@ -101,7 +101,7 @@ endforeach()
 aq_faulty(aqpipe_faulty_cuda_host)
 add_test(NAME test_bench_allreduce_on_host
   COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/test_bench_allreduce $<TARGET_FILE:aqpipe_cuda_host> cuda)
-set_tests_properties(test_bench_allreduce_on_host PROPERTIES LABELS quick TIMEOUT 120)
+set_tests_properties(test_bench_allreduce_on_host PROPERTIES LABELS quick TIMEOUT 900)
 foreach(scenario gpu gpu_default replicas_one_gpu replicas_gpu edges_gpu edges_gpu_fault freeze_gpu lora_gpu split_privacy_gpu)
   add_test(NAME e2e_${scenario}_on_host
     COMMAND ${AQ_PYTHON} ${CMAKE_CURRENT_SOURCE_DIR}/e2e/run ${CMAKE_BINARY_DIR}/bin/cuda_host ${scenario})
@@ -110,4 +110,4 @@ foreach(scenario gpu gpu_default replicas_one_gpu replicas_gpu edges_gpu edges_g
 endforeach()
 add_test(NAME e2e_gpu_bad_input
   COMMAND ${AQ_PYTHON} ${CMAKE_CURRENT_SOURCE_DIR}/e2e/run ${CMAKE_BINARY_DIR}/bin/cuda_host gpu_bad_input)
-set_tests_properties(e2e_gpu_bad_input PROPERTIES LABELS e2e TIMEOUT 600 PROCESSORS 2)
+set_tests_properties(e2e_gpu_bad_input PROPERTIES LABELS e2e TIMEOUT 900 PROCESSORS 2)

@@ -19,7 +19,7 @@ endif()
 # cuDNN's attention: its graphs in the library itself, which needs no GPU but a driver's library, if only the toolkit's empty
 # one; and what it computes.
 if(AQ_CUDA AND AQ_CUDNN_FOUND)
-  aq_test(test_cudnn_plans ALONE LIBS aqsgd aq_dep::cuda LABELS conform TIMEOUT 300)
+  aq_test(test_cudnn_plans ALONE LIBS aqsgd aq_dep::cuda LABELS conform TIMEOUT 900)
   target_include_directories(test_cudnn_plans PRIVATE ${aqsgd_ROOMS})
   get_filename_component(folder ${AQ_cudnn_LIBRARY} DIRECTORY)
   file(CREATE_LINK ${CUDAToolkit_LIBRARY_DIR}/stubs/libcuda.so ${CMAKE_BINARY_DIR}/driver/libcuda.so.1 SYMBOLIC)

@@ -38,7 +38,7 @@ function(aq_fuzz reader)
   endif()
   add_test(NAME ${target} COMMAND ${command} ${reader} --runs ${ARG_RUNS} ${corpus} ${ARG_CORPUS}
     WORKING_DIRECTORY ${CMAKE_CURRENT_SOURCE_DIR})
-  set_tests_properties(${target} PROPERTIES LABELS "fuzz;quick" TIMEOUT 600)
+  set_tests_properties(${target} PROPERTIES LABELS "fuzz;quick" TIMEOUT 900)
 endfunction()
 
 # The shared program of the replays: called when all targets are known.

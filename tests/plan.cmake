@@ -2,7 +2,7 @@
 add_test(NAME test_papers COMMAND ${AQ_PYTHON} ${CMAKE_CURRENT_SOURCE_DIR}/test_papers $<TARGET_FILE_DIR:aqpipe>)
 set_tests_properties(test_papers PROPERTIES LABELS e2e TIMEOUT 1200 PROCESSORS 2)
 add_test(NAME test_scale COMMAND ${AQ_PYTHON} ${CMAKE_CURRENT_SOURCE_DIR}/test_scale $<TARGET_FILE_DIR:aqpipe>)
-set_tests_properties(test_scale PROPERTIES LABELS quick TIMEOUT 300)
+set_tests_properties(test_scale PROPERTIES LABELS quick TIMEOUT 900)
 aq_test(test_client_plan LIBS aq_runtime LABELS quick)
 target_include_directories(test_client_plan PRIVATE ${aq_runtime_ROOMS})
 aq_test(test_tied_plan LIBS aq_runtime LABELS computes quick)

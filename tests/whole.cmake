@@ -53,7 +53,7 @@ if(TARGET aqpipe AND NOT AQ_SANITIZE)
     COMMAND ${AQ_PYTHON} ${CMAKE_CURRENT_SOURCE_DIR}/test_papers $<TARGET_FILE_DIR:aqpipe> --planned)
   add_test(NAME parity_whole COMMAND ${PROJECT_SOURCE_DIR}/tools/parity --no-make --build ${CMAKE_BINARY_DIR})
   set_tests_properties(parity_whole PROPERTIES LABELS long TIMEOUT 3600 PROCESSORS 2 SKIP_RETURN_CODE 77)
-  set_tests_properties(golden_runs_plain test_papers_planned PROPERTIES LABELS e2e TIMEOUT 600 PROCESSORS 2 SKIP_RETURN_CODE 77)
+  set_tests_properties(golden_runs_plain test_papers_planned PROPERTIES LABELS e2e TIMEOUT 900 PROCESSORS 2 SKIP_RETURN_CODE 77)
 endif()
 
 # Not quick, because they take more than two processor seconds. tools/test --quick leaves them out; the sanitizers do not.

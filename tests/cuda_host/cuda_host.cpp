@@ -39,7 +39,7 @@ constexpr size_t STACK_BYTES = 256 << 10;
 #else
 constexpr size_t STACK_BYTES = 64 << 10;
 #endif
-/* Threads take turns in the same function: stacks a power of two apart would share the same few places of each cache. */
+/* Threads take turns in one function: stacks a power of two apart would share the same few places of each cache. */
 constexpr size_t STACK_APART = STACK_BYTES + 33 * 64;
 constexpr size_t THREADS_MAX = 1024;
 constexpr size_t STATIC_MAX = 48 << 10, SHARED_MAX = 227 << 10, GUARD = 1024, STATICS_BYTES = 2 * STATIC_MAX;
