@@ -254,7 +254,7 @@ void aq_group_parallel(const struct aq_group *group, uint32_t pieces, void (*run
 
 /* ---- bytes that only move: host memory ---- */
 
-/* Who moves them: the links below a group of another kind. A group that is broken moves nothing. */
+/* The links below a group of another kind move them. A group that is broken moves nothing. */
 static struct aq_group *mover(struct aq_group *group)
 {
     if (!group->host) return group;
@@ -262,7 +262,7 @@ static struct aq_group *mover(struct aq_group *group)
     return group->host;
 }
 
-/* Piece p of a block of `bytes`; false: there is none. */
+/* Piece p of a block of `bytes`; false: it does not exist. */
 static bool piece_of(const struct aq_group *group, size_t bytes, uint64_t p, size_t *first, uint32_t *count)
 {
     *first = (size_t)p * group->piece_bytes;
@@ -321,7 +321,7 @@ static enum aq_status ring(struct aq_group *group, struct aq_chunk head, size_t 
     uint64_t taken = 0;
     size_t first = 0;
     for (uint64_t n = 0; n < messages + AQ_GROUP_LAG; n++) {
-        /* What goes on must have come; and no more than LAG are left in the link. */
+        /* A message must have arrived before it is passed on; at most LAG messages are left in the link. */
         const uint64_t needed = n >= pieces ? n - pieces + 1 : 0, lag = n >= AQ_GROUP_LAG ? n - AQ_GROUP_LAG + 1 : 0;
         for (; taken < messages && (taken < lag || (taken < needed && n < messages)); taken++) {
             const uint32_t owner = (uint32_t)((left + size - taken / pieces) % size);

@@ -10,7 +10,7 @@
  * NcclBackend.compressed_allreduce]
  *
  * It runs as the program of collective_reduce.c does: packing, wire and unpacking of successive messages overlap. A
- * message is a run of whole pieces of the codec (AQ_GRAD_PIECE values from the chunk's begin), each coded by itself, so
+ * message is a run of whole pieces of the codec (AQ_GRAD_PIECE values from the chunk's start), each coded by itself, so
  * that the pool can work on all pieces of all chunks of a step at once. The own part is coded as the others are, and
  * the own result decoded from its bytes: all ranks decode the same.
  *
@@ -36,7 +36,7 @@ struct compressed {
     atomic_int status;        /* the first that failed, of any thread; read after the pool was waited for: relaxed */
 };
 
-/* Piece i of a message: its values, and where its bytes begin. */
+/* Piece i of a message: its values, and where its bytes start. */
 static bool piece_of(const struct aq_grad_codec *codec, uint64_t first, uint64_t count, uint32_t i,
                      uint64_t *piece_first, uint64_t *piece_count, uint64_t *offset)
 {
@@ -71,8 +71,8 @@ static uint32_t wire_bytes(const struct aq_exchange *exchange, int phase, uint64
 /* ---- the worker's half ---- */
 
 /*
- * As aq_grad_encode, of a reduction that may be void: what the errors were is left in x, which nobody reads any more
- * before results are written there. Kept on the way in memory of this thread: 256 KiB of its stack.
+ * As aq_grad_encode, of a reduction that may be void: the earlier errors stay in x, which is not read again before
+ * results are written there. Kept on the way in memory of this thread: 256 KiB of its stack.
  */
 static enum aq_status encode_unsure(const struct aq_compressed *asked, uint64_t first, uint64_t count, void *wire)
 {

@@ -2,10 +2,10 @@
  * collective_device.c -- what reduces, of a device's memory: the programs of collective_reduce.c and
  * collective_compressed.c with kernels in place of the pool, and the same bits.
  *
- * Messages are what the group's member wants them to be. Over NCCL they are device memory: sums are sent from where
- * they lie and results come into their places; packing is a kernel, and nothing here waits. Over links they are host
- * memory: what is packed is copied to pinned slots and waited for, what comes is copied to landing memory. Cut, order
- * and bytes are those of the host's programs, so that a rank on a CPU and one on a GPU understand each other.
+ * The group's kind defines the messages. Over NCCL they are device memory: sums are sent from where they lie and
+ * results come into their places; packing is a kernel, and nothing here waits. Over links they are host memory: what is
+ * packed is copied to pinned slots and waited for, what comes is copied to landing memory. Cut, order and bytes equal
+ * those of the host's programs, so that a rank on a CPU and one on a GPU understand each other.
  */
 #include <assert.h>
 
@@ -291,7 +291,7 @@ static enum aq_status coding_for(struct aq_exchange *exchange, const struct aq_g
     return aq_device_coding_open(exchange->group, codec, exchange->count, exchange->unit, out);
 }
 
-/* What was met on the way, when all kernels have passed. */
+/* The errors that the kernels met, once all of them have passed. */
 static enum aq_status check(struct aq_group *group, const struct coded *coded)
 {
     enum aq_status status = aq_grad_coder_check(coded->worker->coder, group->stream);

@@ -7,10 +7,10 @@
  *   takes all parts of message q - LAG of its own chunk, reduces them in the order of ranks, posts the result to all;
  *   takes the results of message q - 2 LAG of all other chunks, and unpacks them.
  *
- * While a message is summed, the next LAG are on their way. Words that were said before (group_word.c) are heard before
- * the first message is taken. All ranks run the same program, so that the order of
- * messages between two ranks is known to both (docs/FRAME.md, "Chunks"). Each of the two phases sends (W - 1) / W of
- * the buffer, which is the least there is.
+ * While a message is summed, the next LAG are on their way. Words that were sent before (group_word.c) are received
+ * before the first message is taken. All ranks run the same program, so that the order of messages between two ranks is
+ * known to both (docs/FRAME.md, "Chunks"). Each of the two phases sends (W - 1) / W of the buffer, which is the least
+ * there is.
  *
  * Differs from the ring of Patarasuk and Yuan 2009, which sends as much: there the order of a sum depends on the chunk,
  * so that cutting a buffer elsewhere changes bits, and a part passes W - 1 ranks (docs/DECISIONS.md 0038).
@@ -166,7 +166,7 @@ static enum aq_status take_results(struct program *program, uint64_t m)
         const struct aq_chunk result = chunk_of(exchange, 1, m, first, count);
         AQ_TRY(aq_group_take(group, from, &result, &exchange->wires[from]));
     }
-    /* What was sent of these places to be reduced may be overwritten now. */
+    /* The parts of these places that were sent to be reduced may be overwritten now. */
     AQ_TRY(settle(group, program->parts, m));
     const uint64_t begin_ns = aq_clock_ns();
     AQ_TRY(exchange->ops->unpack(exchange, m));

@@ -189,9 +189,9 @@ bool aq_exchange_span(const struct aq_exchange *exchange, uint32_t owner, uint64
 enum aq_status aq_exchange_run(struct aq_exchange *exchange, enum aq_collective collective, uint64_t detail);
 
 /*
- * group_word.c. begin: of words that are on their way to this group, or to the one below it. *rides: the exchange may
- * start before they are here, and takes them before its first message; else they have been taken when this returns.
- * *stop: a rank's word makes the exchange void, and what the others have posted of it has been dropped.
+ * group_word.c. begin: the first of the words that are on their way to this group, or to the one below it. *rides: the
+ * exchange may start before they are here, and takes them before its first message; else they have been taken when this
+ * returns. *stop: a rank's word makes the exchange void, and what the others have posted of it has been dropped.
  */
 enum aq_status aq_group_words_begin(struct aq_exchange *exchange, bool *rides, bool *stop);
 enum aq_status aq_group_words_hear(struct aq_exchange *exchange, bool *stop);

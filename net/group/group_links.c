@@ -179,7 +179,7 @@ static enum aq_status check_link(const struct aq_group_config *config, uint32_t 
 {
     const struct aq_link *link = config->links ? config->links[rank] : NULL;
     if (!link) return aq_fail(AQ_INVAL, AREA, "rank %u of the group has no link to rank %u", config->rank, rank);
-    /* In a job the links' ranks are those of all workers, in the order of the group's; the handshake proved them. */
+    /* In a job the links' ranks are those of all workers, in the group's order; the handshake proved them. */
     if ((aq_link_peer_rank(link) < link->config.rank) != (rank < config->rank))
         return aq_fail(AQ_INVAL, AREA, "the link to rank %u of the group leads to %s", rank, aq_link_peer_name(link));
     const uint32_t slots = link->config.receive_slots, theirs = link->peer.receive_slots;

@@ -2,9 +2,9 @@
  * group_part.c -- a group of some ranks of another group, over the same links: the ranks of one machine, or one rank of
  * each machine.
  *
- * It has no messages of its own: what it posts and takes are the whole's, under the whole's numbers of ranks, in the
- * order in which both ends call collectives of the whole and of its parts. Its collectives are numbered from PART_FIRST
- * on, so that a rank which is in another group's collective is found out as one that is in another collective.
+ * It posts and takes the whole's messages, under the whole's numbers of ranks, in the order in which both ends call
+ * collectives of the whole and of its parts. Its collectives are numbered from PART_FIRST on, so that a rank which is
+ * in another group's collective is found out as one that is in another collective.
  */
 #include "group.h"
 
@@ -22,7 +22,7 @@ static enum aq_status part_post(struct aq_group *group, uint32_t to, const struc
     return group->whole->ops->post(group->whole, rank, chunk, body);
 }
 
-/* A collective has ended before the next one begins: what the whole has posted beyond the part's count came before. */
+/* A collective has ended before the next one starts: what the whole has posted beyond the part's count came before. */
 static enum aq_status part_settle(struct aq_group *group, uint32_t to, uint64_t count)
 {
     const uint32_t rank = ((struct part *)group)->rank_of[to];

@@ -14,7 +14,7 @@
 
 #include "group.h"
 
-/* Who carries it: the links below a group of another kind. */
+/* The links below a group of another kind carry it. */
 static struct aq_group *carrier(struct aq_group *group)
 {
     return group->host ? group->host : group;
@@ -38,7 +38,7 @@ enum aq_status aq_group_say(struct aq_group *group, uint64_t word, uint64_t stop
     return status == AQ_OK ? AQ_OK : aq_group_end(group, status);
 }
 
-/* All words of a group that has said its own. */
+/* All words of a group that has sent its word. */
 static enum aq_status take_words(struct aq_group *group)
 {
     struct aq_group_word *say = &group->word;

@@ -1,8 +1,8 @@
 /*
  * engine_poll.c -- the engine over poll(): for kernels and containers where io_uring is not permitted.
  *
- * An operation is tried when it is submitted and again whenever poll() says so. Those that are done wait in a list for
- * the next `wait`, so that the order of completions is that of submissions and no link starves another.
+ * An operation is tried when it is submitted and again whenever poll() reports its descriptor. Those that are done wait
+ * in a list for the next `wait`. So they complete in the order of submission, and no link starves another.
  */
 #include <errno.h>
 #include <poll.h>
@@ -45,7 +45,7 @@ static void poll_close(struct aq_engine *engine)
     aq_free(engine);
 }
 
-/* Try it now; true: result is set. revents: what poll() said, 0 before the first poll. */
+/* Try it now; true: result is set. revents: what poll() returned, 0 before the first poll. */
 static bool attempt(struct aq_io *op, short revents)
 {
     ssize_t n;

@@ -78,7 +78,7 @@ static void uring_cancel(struct aq_engine *engine, struct aq_io *op)
 {
     struct io_uring_sqe *sqe = next_sqe(engine);
     io_uring_prep_cancel(sqe, op, 0);
-    io_uring_sqe_set_data(sqe, NULL); /* the cancellation's own completion says nothing: the operation's will */
+    io_uring_sqe_set_data(sqe, NULL); /* the cancellation's completion is ignored: the operation's follows */
 }
 
 static uint32_t uring_wait(struct aq_engine *engine, uint64_t deadline_ns, struct aq_io **done, uint32_t count)

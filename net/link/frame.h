@@ -90,8 +90,7 @@ enum { AQ_TEXT_BYTES = 512 }; /* one line with the reason why a link ended */
 
 void aq_header_encode(const struct aq_header *header, uint8_t out[AQ_FRAME_HEADER_BYTES]);
 
-/* Bytes that cannot be the beginning of a header of ours: looks at the first four at most. text describes what came
- * instead. */
+/* Bytes that cannot start a header of aqpipe: looks at the first four at most. text describes what came instead. */
 enum aq_status aq_header_sniff(const uint8_t *bytes, size_t count, char text[AQ_TEXT_BYTES]);
 
 /* AQ_PROTO, AQ_MISMATCH, AQ_CORRUPT as in FRAME.md, with the reason in text. Never logs. */

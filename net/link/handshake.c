@@ -2,8 +2,8 @@
  * handshake.c -- from an address to a link: listen, accept, connect, and the three messages of docs/FRAME.md.
  *
  * All of it runs in the caller's thread, on streams that no loop knows yet. A listener keeps up to AQ_HANDSHAKES peers
- * in hand at once, so that one that says nothing does not keep the others out; each has 10 s, and when there are too
- * many aq_admit says who goes, never one that has proved itself. At most one of them has been answered (the candidate):
+ * in hand at once, so that a silent one does not keep the others out. Each has 10 s. When there are too many, aq_admit
+ * chooses which one to drop, never one that has proved itself. At most one of them has been answered (the candidate):
  * an answer is a promise.
  */
 #include <errno.h>
@@ -77,7 +77,7 @@ static enum aq_status read_to(struct aq_handshake *h, uint32_t want)
         size_t got;
         const struct iovec iov = {.iov_base = h->in + h->in_have, .iov_len = want - h->in_have};
         const enum aq_status status = h->stream->ops->read(h->stream, &iov, 1, &got);
-        /* What is not ours is known from its first bytes, before it has sent a header's worth. */
+        /* A stranger is recognized by its first bytes, before it has sent a whole header. */
         if (h->in_have > 0) AQ_TRY(aq_header_sniff(h->in, h->in_have, h->text));
         if (status != AQ_OK) return status;
         h->in_have += (uint32_t)got;
@@ -119,7 +119,7 @@ enum aq_status aq_handshake_read(struct aq_handshake *h, bool with_body)
     return AQ_OK;
 }
 
-/* "rank 3", or "any rank", "no edge" for the number that stands for all or none. */
+/* "rank 3", or "any rank", "no edge" for the number that means all or none. */
 static const char *number_text(const char *what, const char *none, uint32_t value, char out[32])
 {
     if (value == UINT32_MAX)
@@ -252,7 +252,7 @@ void aq_handshake_log(struct aq_listener *listener, const struct aq_handshake *h
     aq_log_limited(&listener->refusals, AREA, 1, "refused peer=%s: the peer %s", h->stream->name, h->text);
 }
 
-/* What a peer in hand is to aq_admit: proved by its certificate, else by a HELLO of this job that is kept or answered.
+/* How aq_admit sees a peer in hand: proved by its certificate, else by a HELLO of this job that is kept or answered.
  */
 static enum aq_guest_state guest_state(const struct aq_handshake *h)
 {
@@ -260,7 +260,7 @@ static enum aq_guest_state guest_state(const struct aq_handshake *h)
     return h->hello_read || aq_byte_stream_proved(h->stream) ? AQ_GUEST_PROVED : AQ_GUEST_UNPROVED;
 }
 
-/* A place for the newcomer. NULL: there is none for it. */
+/* A place for the newcomer. NULL: it has none. */
 static struct aq_handshake *take_place(struct aq_listener *listener, const struct aq_byte_stream *newcomer)
 {
     struct aq_guest guests[AQ_HANDSHAKES];
@@ -309,7 +309,7 @@ enum aq_status aq_listener_let_in(struct aq_listener *listener, uint64_t *again_
 
 bool aq_handshake_due(const struct aq_handshake *h, uint64_t now_ns)
 {
-    /* One whose HELLO has been read waits for another accept, for its link or its bundle: asked each time. */
+    /* A peer whose HELLO has been read waits for another accept, its link or its bundle: checked each time. */
     return h->stage != STAGE_NONE &&
            (h->ready || now_ns >= h->deadline_ns || (h->stage == STAGE_READING && h->hello_read));
 }
@@ -536,7 +536,7 @@ void aq_listener_close(struct aq_listener *listener)
     }
     AQ_ASSERT(!listener->given_up);
     listener->given_up = true;
-    /* Said already where it fails: the links stand, but do not heal. */
+    /* An error has been reported already: the links work, but do not heal. */
     (void)aq_porter_start(listener);
 }
 
@@ -548,7 +548,7 @@ void aq_listener_link_gone(struct aq_listener *listener)
 
 /* ---- the connector ---- */
 
-/* What the listener answers must fit what was asked. */
+/* The listener's answer must fit the question. */
 static enum aq_status check_answer(struct aq_handshake *h, const struct aq_hello *asked)
 {
     const struct aq_hello *p = &h->hello;
@@ -703,7 +703,7 @@ enum aq_status aq_link_connect(struct aq_net *net, const char *address, const st
         const enum aq_status status = aq_handshake_try(net, &h, dialled, attempt, config, &hello, -1, deadline_ns);
         if (status == AQ_OK && small) aq_handshake_small_said(address);
         if (status == AQ_OK) return make_connected(net, address, config, &h, out);
-        /* Who does not heal wants to know what the way is like (probe_session.h). */
+        /* A peer that does not heal measures the path first (probe_session.h). */
         small = !small && aq_handshake_stuck(&h, status) && config->outage_ns_max > 0;
         const bool began = h.stream != NULL || status == AQ_REFUSED;
         const enum aq_stage_of_hand stage = h.stage;
@@ -711,7 +711,7 @@ enum aq_status aq_link_connect(struct aq_net *net, const char *address, const st
             aq_handshake_refuse(&h, config, status);
         else
             aq_handshake_drop(&h);
-        if (!began) return status; /* the address itself is wrong; said already */
+        if (!began) return status; /* the address itself is wrong; reported already */
         if (!worth_another_try(status))
             return aq_fail(status, AREA, "connect to '%s' as rank %u: the peer %s", address, config->rank, h.text);
         const uint64_t now = aq_clock_ns();

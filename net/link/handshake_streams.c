@@ -2,7 +2,7 @@
  * handshake_streams.c -- a link over several connections: how many, and how they find each other at a listener.
  *
  * The first connection shakes hands as ever; its HELLOs agree on a number of streams, and the answer names the bundle.
- * The connector confirms, dials the others at once, and each says one HELLO with bundle and number, which is not
+ * The connector confirms, dials the others at once, and each sends one HELLO with bundle and number, which is not
  * answered. The listener has made the link when the first is confirmed and the others are there. One that fits no
  * bundle in hand is let go without a word: it is late, and who dialled it has lost the link already.
  */
@@ -88,7 +88,7 @@ static enum aq_status advance(struct aq_net *net, struct aq_handshake *h, const 
     return AQ_OK;
 }
 
-/* All that are not done, as far as they go. AQ_AGAIN: fds and *wake_ns say what to wait for. */
+/* All that are not done, as far as they go. AQ_AGAIN: fds and *wake_ns hold what to wait for. */
 static enum aq_status advance_all(struct aq_net *net, struct aq_handshake *hands, const struct aq_link_config *config,
                                   struct aq_hello *hello, struct pollfd *fds, uint64_t *wake_ns)
 {

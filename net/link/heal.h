@@ -3,7 +3,7 @@
  *
  * The loop owns the link, the healer owns doors, dialling and handshakes (they may block: names, TLS). There are two
  * healers: the dialler, one thread for each link that was made by connecting, and the porter, one thread for each
- * listener that its caller has closed while links made through it live. `phase` says whose the mailbox is:
+ * listener that its caller has closed while links made through it live. `phase` names the mailbox's owner:
  *
  *     STANDING  the loop's: the link has a stream                 -> PARKED by the loop, ASKED by the porter
  *     ASKED     the loop's: the peer came again, give up the old  -> PARKED by the loop
@@ -11,8 +11,8 @@
  *     GIVEN     the loop's: a stream and the peer's position      -> STANDING by the loop
  *     OVER      nobody's: the link has ended                      <- from any, by the loop
  *
- * Every change is a release and every look an acquire, so that what was written before it comes along.
- * Locking: the phase; the rest is fixed, or whose the phase says.
+ * Every change is a release and every look an acquire, so that what was written before it comes along. Locking: the
+ * phase; the rest is fixed, or belongs to the owner that the phase names.
  */
 #ifndef NET_HEAL_H
 #define NET_HEAL_H

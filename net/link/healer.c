@@ -2,7 +2,7 @@
  * healer.c -- the threads that make lost connections again: dialler and porter (heal.h).
  *
  * They sleep in poll() on an eventfd that the loop and the caller ring, and on what a handshake waits for; they touch
- * mailboxes and streams of their own, never a link.
+ * only their mailboxes and streams, never a link.
  */
 #include <errno.h>
 #include <poll.h>
@@ -141,7 +141,7 @@ void aq_dialler_close(struct aq_heal *heal)
 
 /* ---- the porter ---- */
 
-/* The mailbox that this HELLO is for. AQ_MISMATCH: there is none; text says why, by name. */
+/* The mailbox that this HELLO is for. AQ_MISMATCH: no such link; text names the reason. */
 static enum aq_status find(struct aq_listener *listener, struct aq_handshake *h, struct aq_heal **out)
 {
     for (struct aq_heal *heal = listener->heals; heal; heal = heal->next) {
@@ -235,7 +235,7 @@ static void one_hand(struct aq_listener *listener, struct aq_handshake *h, uint6
         struct aq_byte_stream *stream;
         if (aq_streams_take(listener, &heal->config, h, &stream) == AQ_OK)
             give(heal, stream, &hello, AQ_OK, "");
-        return; /* where there was no memory, said already, the peer comes again */
+        return; /* where there was no memory (reported already), the peer comes again */
     }
     if (status == AQ_AGAIN && now < h->deadline_ns) return;
     status = aq_handshake_failed(h, status);

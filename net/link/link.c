@@ -144,7 +144,7 @@ static void free_link(struct aq_link *link)
 {
     aq_ring_close(link->to_loop);
     aq_ring_close(link->to_caller);
-    const struct aq_pages pages = link->config.pages; /* the link lies in that memory */
+    const struct aq_pages pages = link->config.pages; /* the link is in that memory */
     aq_pages_give(&pages, link->memory, link->memory_bytes);
 }
 
@@ -324,7 +324,7 @@ enum aq_status aq_link_finish(struct aq_link *link, uint64_t deadline_ns)
 
 enum aq_status aq_link_abort(struct aq_link *link, enum aq_status cause, const char *text, uint64_t deadline_ns)
 {
-    if (link->abort_bytes > 0 || ended(link) != AQ_OK) return AQ_OK; /* said already, or nobody there to hear it */
+    if (link->abort_bytes > 0 || ended(link) != AQ_OK) return AQ_OK; /* reported already, or no peer to report it to */
     link->abort_bytes = aq_abort_encode(cause, text, link->abort_body);
     link->abort_cause = cause;
     link->abort_deadline_ns = deadline_ns;

@@ -2,9 +2,9 @@
  * link_heal.c -- a link in the loop: from a lost connection to the next one.
  *
  * Invariants: while PARKED nothing is read, so that the position in the mailbox stays true however many handshakes it
- * takes. What was sent and not acknowledged lies in the queue between queue_acked and queue_head, bodies still lent by
- * the caller; resuming moves queue_head back to the first that the peer has not got. Credits begin anew at each
- * resume: they are the slots that the peer had free at its position.
+ * takes. Frames that were sent and not acknowledged are in the queue between queue_acked and queue_head, their bodies
+ * still lent by the caller; resuming moves queue_head back to the first that the peer has not got. Credits restart at
+ * each resume: they are the slots that the peer had free at its position.
  */
 #include <stdio.h>
 
@@ -16,7 +16,7 @@ static const char *const AREA = "net";
 void aq_link_acknowledged(struct aq_link *link, uint64_t upto)
 {
     if (upto > link->acked_sequence) link->acked_sequence = upto;
-    /* The peer may have a frame before the engine has told us that it was sent: its body is not ours to give yet. */
+    /* The peer may have a frame before the engine has reported it as sent: its body must not be given back yet. */
     const uint64_t limit =
         link->acked_sequence < link->written_sequence ? link->acked_sequence : link->written_sequence;
     for (; link->queue_acked != link->queue_head; link->queue_acked++) {
@@ -92,7 +92,7 @@ static void check_position(struct aq_link *link, uint64_t position, uint32_t slo
     aq_link_fail(link, AQ_PROTO, text);
 }
 
-/* The healer has brought a stream: go on where the peer says that it is. */
+/* The healer has brought a stream: continue at the peer's position. */
 static void resume(struct aq_link *link, uint64_t now_ns)
 {
     struct aq_heal *heal = link->heal;

@@ -1,8 +1,8 @@
 /*
  * link_receive.c -- a link in the loop: bytes in, frames to the caller.
  *
- * Bodies arrive in their slots without a copy but for what came together with the header. While no record is free the
- * link reads nothing: the transport's own flow control holds the peer back.
+ * Bodies arrive in their slots without a copy, except for bytes that came together with the header. While no record is
+ * free the link reads nothing: the transport's own flow control holds the peer back.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -154,7 +154,7 @@ static bool starved(struct aq_link *link)
     return true;
 }
 
-/* A stream without a socket of its own: ask it. */
+/* A stream without its own socket: ask it. */
 static void receive_through(struct aq_link *link, uint64_t now_ns)
 {
     struct aq_byte_stream_wait wait;

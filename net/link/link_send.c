@@ -2,9 +2,9 @@
  * link_send.c -- a link in the loop: queued frames out, with the link's own frames in between.
  *
  * Up to AQ_LINK_BATCH frames are encoded ahead and leave gathered, headers and bodies, in one call of at most
- * AQ_LINK_CHUNK_BYTES (1 ms of a paced link). What is encoded keeps its order; the link's own frames (PONG, PING,
- * CREDIT) go before queued ones. A frame with a body and no credit holds the queue: order is part of the contract.
- * A large body goes in parts (docs/FRAME.md): what is to acknowledge, credits and an ABORT pass it in the gaps.
+ * AQ_LINK_CHUNK_BYTES (1 ms of a paced link). Encoded frames keep their order; the link's own frames (PONG, PING,
+ * CREDIT) go before queued ones. A frame with a body and no credit holds the queue: order is part of the contract. A
+ * large body goes in parts (docs/FRAME.md): what is to acknowledge, credits and an ABORT pass it in the gaps.
  *
  * Where bodies are packed (packer.h), the next of the queue is packed while the one before it goes out.
  */
@@ -54,7 +54,7 @@ static void encode(struct aq_link *link, struct aq_header *h, const struct aq_pa
 
 static const struct aq_packed EMPTY = {.buffer = AQ_PACKER_NONE};
 
-/* Where no rate is declared: what the network carries, and parts to go by it. 0: not known. */
+/* Where no rate is declared: the rate that the network carries, which parts follow. 0: not known. */
 static double measure(struct aq_link *link)
 {
     if (link->config.rate_mbps > 0) return 0;
@@ -148,7 +148,7 @@ static bool encode_next(struct aq_link *link, uint64_t now_ns)
         encode_own(link, AQ_FRAME_CREDIT, 0);
         return true;
     }
-    /* Half of the slots may wait to ride on a frame of ours; then they get one of their own. */
+    /* Half of the slots may wait for a frame that carries their credits; then they get a separate one. */
     if (link->credit_back > 0 && link->credit_granted <= link->config.receive_slots / 2) {
         encode_own(link, AQ_FRAME_CREDIT, 0);
         return true;
@@ -167,7 +167,7 @@ void aq_link_count_time(struct aq_link *link, uint64_t now_ns)
     }
 }
 
-/* The gap before part `number` of the first frame; it says what there is to say when its turn comes. */
+/* The gap before part `number` of the first frame; it carries whatever is due when its turn comes. */
 static void encode_gap(struct aq_link *link, struct aq_link_out *out, uint32_t number)
 {
     if (link->gap_number == number) return;
@@ -199,7 +199,7 @@ static int gather_part(struct aq_link *link, struct aq_link_out *out, uint64_t a
     const uint32_t rest = out->body_bytes - first, part = out->part_bytes - skip;
     const size_t bytes = rest < part ? rest : part;
     iov[count].iov_base = (void *)(uintptr_t)(out->body + first);
-    /* What the header took of the chunk is no reason for a small send before the gap. */
+    /* The header's part of the chunk is no reason for a small send before the gap. */
     iov[count++].iov_len = bytes < left + AQ_FRAME_HEADER_BYTES ? bytes : left;
     return count;
 }

@@ -50,7 +50,7 @@ void aq_packer_rate(struct aq_packer *packer, double rate_mbps)
     weigh(packer);
 }
 
-/* The packing end has AQ_PACK_OWN_SHARE of what both take. One trial that lost its core for a while says little. */
+/* The packing end has AQ_PACK_OWN_SHARE of what both take. One trial that lost its core for a while proves little. */
 static void took(struct aq_packer *packer, uint32_t bytes, uint64_t ns)
 {
     const double now = (double)ns / bytes / AQ_PACK_OWN_SHARE, most = AQ_PACK_SLOWER_MAX * AQ_LINK_PACK_BYTE_NS;
@@ -94,7 +94,8 @@ enum aq_status aq_packer_pack(struct aq_packer *packer, const struct aq_frame *f
     }
     const uint8_t buffer = free_buffer(packer);
     if (buffer == AQ_PACKER_NONE) return AQ_AGAIN;
-    /* Who measures tries what may not be worth it, too: else it would never find out that the coder is quick again. */
+    /* A measuring packer also tries what may not be worth it: else it would never find out that the coder is quick
+     * again. */
     const uint32_t least = least_saved(packer, bytes);
     const uint32_t tried = packer->measures ? 1 + (uint32_t)(AQ_PACK_SHARE_MIN * bytes) : least;
     uint32_t packed = 0;

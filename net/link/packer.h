@@ -3,11 +3,11 @@
  *
  * `zstd` packs every body of AQ_PACK_BYTES_MIN to AQ_PACK_BYTES_MAX that gets smaller. `auto` asks for more: the saved
  * time on the wire must be longer than packing and unpacking, and at least 3 %. A kind of frame whose last body did not
- * save so much is left alone for 1, 2, 4, ... up to 64 frames, and then tried again: a rule of counts, so that the same
+ * save so much is not packed for 1, 2, 4, ... up to 64 frames, and then tried again: a rule of counts, so that the same
  * bodies give the same frames. `auto` packs nothing on links of more than AQ_PACK_RATE_MBPS_MAX. Where no rate is
  * declared, it packs nothing to a peer on this machine, takes a link to another one for AQ_PACK_RATE_MBPS, and then
- * measures: the link says what the network is seen to carry (aq_packer_rate), and each trial how long the coder takes
- * on this machine as busy as it is. Then frames, but not what is in them, differ from run to run.
+ * measures: the link reports what the network is seen to carry (aq_packer_rate), and each trial how long the coder
+ * takes on this machine as busy as it is. Then frames, but not what is in them, differ from run to run.
  *
  * Two buffers: one goes out while the next body is packed, so that the wire does not wait for the coder.
  * Locking: the loop's.

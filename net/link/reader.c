@@ -1,5 +1,5 @@
 /*
- * reader.c -- see reader.h. The order of the checks is that of docs/FRAME.md, "Reading a header".
+ * reader.c -- see reader.h. The checks follow the order of docs/FRAME.md, "Reading a header".
  */
 #include "reader.h"
 
@@ -216,7 +216,7 @@ static enum aq_status take_header(struct aq_reader *reader)
     return AQ_OK;
 }
 
-/* What of a body has been read together with its header or a gap goes to its place, up to the next gap. */
+/* Bytes of a body that were read together with its header or a gap go to their place, up to the next gap. */
 static void take_staged(struct aq_reader *reader)
 {
     bool last;
@@ -252,7 +252,7 @@ static enum aq_status take_gap(struct aq_reader *reader, struct aq_reader_frame 
     return AQ_OK;
 }
 
-/* The body is whole: its digest, and what it stands for where it is packed. */
+/* The body is whole: checks its digest, and unpacks it where it is packed. */
 static enum aq_status take_body(struct aq_reader *reader)
 {
     const struct aq_header *h = &reader->header;

@@ -1,7 +1,7 @@
 /*
  * reader.h -- bytes of a stream in, whole checked frames out; and the link's receive slots.
  *
- * The reader never asks for memory because of what the wire says: slots are taken when the link is opened, and a header
+ * The reader never allocates because of bytes from the wire: slots are taken when the link is opened, and a header
  * whose body finds no free slot ends the link. It knows no sockets, so that a fuzzer can drive it.
  *
  *     count = aq_reader_room(&r, iov);          where the next bytes go
@@ -48,7 +48,7 @@ struct aq_reader {
     bool parts; /* bodies may come in parts: they were agreed; the link's to set */
     bool in_body;
     bool gap_due;            /* the next bytes are a gap of that body */
-    bool cut;                /* a body was, and nothing but an ABORT may follow */
+    bool cut;                /* a body was, and only an ABORT may follow */
     struct aq_header header; /* of the body that is being read */
     uint8_t *body;
     uint32_t slot; /* of that body; UINT32_MAX: control */

@@ -22,7 +22,7 @@ struct part {
     uint32_t head_have;
     struct aq_stripe stripe; /* of that head, when it is whole                       */
     uint32_t left;           /* of its bytes                                         */
-    bool gathers;            /* they go to in.kept or in.sum, for a sum              */
+    bool gathers;            /* they go to in.kept or in.sum, to make a sum          */
     uint64_t sent_bytes;     /* when losses were looked for last                     */
     int armed[2];            /* descriptors in poll[]; -1: none                      */
     uint8_t out[AQ_STRIPE_HEAD_BYTES + AQ_SUM_HEAD_BYTES + AQ_STRIPE_BYTES]; /* one on its way: [begin, end) is left */
@@ -45,9 +45,9 @@ struct sums_in {                           /* what it takes to make a stripe tha
     struct kept kept[AQ_LINK_STREAMS_MAX]; /* by number                                            */
 };
 
-struct group { /* of stripes that go out, for their sum */
+struct group { /* of outgoing stripes, to make their sum */
     bool on;
-    uint32_t count, used; /* so many, over the connections of these bits */
+    uint32_t count, used; /* that many, over the connections of these bits */
     uint32_t bytes;       /* of the longest                              */
     uint32_t lengths;     /* exclusive or                                */
     uint8_t sum[AQ_STRIPE_BYTES];
@@ -122,7 +122,7 @@ enum aq_status aq_stripes_open(struct aq_byte_stream *const *parts, uint32_t cou
     return AQ_OK;
 }
 
-/* The stream is broken; what there is to say about it is the part's, or in s->text already. */
+/* The stream is broken; its reason is the part's, or is in s->text already. */
 static enum aq_status broken(struct stripes *s, const struct part *part, enum aq_status status)
 {
     if (status == AQ_TLSERR) snprintf(s->text, sizeof s->text, "%s", aq_byte_stream_refusal(part->below));
@@ -147,7 +147,7 @@ static void arm(const struct stripes *s, struct part *part, int way, const struc
     const int op = part->armed[way] == wait->fd ? EPOLL_CTL_MOD : EPOLL_CTL_ADD;
     part->armed[way] = wait->fd;
     if (epoll_ctl(s->poll[way], op, wait->fd, &event) == 0) return;
-    const uint64_t soon_ns = aq_clock_after(AQ_BACK_OFF_NS_MIN); /* for want of memory: asked again by the clock */
+    const uint64_t soon_ns = aq_clock_after(AQ_BACK_OFF_NS_MIN); /* out of memory: tried again by the clock */
     part->armed[way] = -1;
     if (soon_ns < *wake_ns) *wake_ns = soon_ns;
 }
@@ -171,7 +171,7 @@ static bool due(const struct stripes *s, const struct part *part)
            part->stripe.number == s->in_number;
 }
 
-/* It came too late: nobody wants its bytes any more. */
+/* It came too late: its bytes are not needed any more. */
 static bool stale(const struct stripes *s, const struct part *part)
 {
     return part->stripe.bytes > 0 && part->stripe.number < s->in_number;
@@ -208,7 +208,7 @@ static enum aq_status read_head(struct stripes *s, struct part *part)
     return AQ_PROTO;
 }
 
-/* Reads what is left of its stripe, which nobody wants. */
+/* Reads the rest of its stripe, which is not needed. */
 static enum aq_status drop(struct stripes *s, struct part *part)
 {
     uint8_t away[4096];
@@ -291,7 +291,7 @@ static void count_taken(struct stripes *s, const struct iovec *iov, uint32_t cou
     s->in_taken = 0;
 }
 
-/* The due stripe is of the group that begins with `first`. */
+/* The due stripe is of the group that starts with `first`. */
 static enum aq_status enter_group(struct stripes *s, uint64_t first)
 {
     if (!s->in || first == s->in->first) return AQ_OK;
@@ -307,7 +307,7 @@ static enum aq_status enter_group(struct stripes *s, uint64_t first)
     return AQ_OK;
 }
 
-/* Of the stripe that is due: it goes on where it was left, and is as long as it was. */
+/* The due stripe continues where it was left, with the same length. */
 static enum aq_status same_stripe(struct stripes *s, uint32_t bytes, uint32_t at)
 {
     if (s->in_taken == at && (at == 0 || bytes == s->in_bytes)) return AQ_OK;
@@ -442,7 +442,7 @@ static enum aq_status stripes_read(struct aq_byte_stream *stream, const struct i
     return broken(s, NULL, AQ_PROTO);
 }
 
-/* Right after a read that said AQ_AGAIN: each part that is waited for has been asked. */
+/* Right after a read that returned AQ_AGAIN: each part that is waited for has been asked. */
 static void wait_to_read(struct stripes *s, struct aq_byte_stream_wait *out)
 {
     struct part *const first = &s->parts[s->in_at];
@@ -522,7 +522,7 @@ static struct part *next_with_room(struct stripes *s, uint64_t now_ns)
     for (uint32_t i = 0; i < count && least > 0; i++) {
         const uint32_t at = (s->out_at + i) % count;
         if ((s->group.used >> at & 1) || !has_room(&s->parts[at], now_ns)) continue;
-        const uint64_t trips = count > 1 ? trips_of(&s->parts[at]) : 0; /* one alone: the kernel need not be asked */
+        const uint64_t trips = count > 1 ? trips_of(&s->parts[at]) : 0; /* a single one: the kernel need not be asked */
         if (trips >= least) continue;
         least = trips;
         best = at;
@@ -573,8 +573,8 @@ static uint32_t cut_stripe(struct stripes *s, struct part *part, const struct io
     return bytes;
 }
 
-/* Do groups have sums now? Where packets are lost on the way, and (BBR fills no queue by itself) under it not for want
- * of room in one. */
+/* Do groups have sums now? True where packets are lost on the path. Under BBR, which fills no queue by itself, a
+ * loss is not one of a full queue. */
 static bool sums_now(struct stripes *s, uint64_t now_ns)
 {
     if (s->config.copies != AQ_LINK_COPIES_AUTO) return s->config.copies == AQ_LINK_COPIES_ON;
@@ -612,7 +612,8 @@ static void join_group(struct group *group, const struct stripes *s, const struc
     group->count++;
 }
 
-/* The sum goes over a connection that has none of the group's stripes; where all of those stand still there is none. */
+/* The sum goes over a connection that has none of the group's stripes; where all of those are stalled, no sum is
+ * sent. */
 static enum aq_status end_group(struct stripes *s, uint64_t now_ns)
 {
     struct group *group = &s->group;
@@ -694,7 +695,8 @@ static enum aq_status stripes_write(struct aq_byte_stream *stream, const struct 
     return taken > 0 || (offered == 0 && !stream->unsent) ? AQ_OK : AQ_AGAIN;
 }
 
-/* Right after a write that said AQ_AGAIN. Where the pace alone holds it back no descriptor will tell, but the clock. */
+/* Right after a write that returned AQ_AGAIN. Where only the pace holds it back, no descriptor reports that: the
+ * clock does. */
 static void wait_to_write(struct stripes *s, struct aq_byte_stream_wait *out)
 {
     bool any = false;
@@ -735,7 +737,7 @@ static int stripes_direct(struct aq_byte_stream *stream)
     return -1;
 }
 
-/* Each part alone may use the whole rate, as the others may stand still; together they keep to it here. */
+/* Each part may use the whole rate, because the others may be stalled; together they keep to it here. */
 static enum aq_status stripes_pace(struct aq_byte_stream *stream, double rate_mbps)
 {
     struct stripes *s = of(stream);
@@ -780,7 +782,7 @@ static enum aq_status stripes_congestion(struct aq_byte_stream *stream, const ch
     return AQ_OK;
 }
 
-/* Each part says that this is the end, so that one which ends without is known to be lost. */
+/* Each part marks the end, so that a part that ends without the mark is known to be lost. */
 static void stripes_shut(struct aq_byte_stream *stream)
 {
     struct stripes *s = of(stream);

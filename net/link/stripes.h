@@ -10,20 +10,19 @@
  *
  * Sums: where both ends agreed on them (link.copies) stripes are of groups of up to AQ_GROUP_STRIPES, each on another
  * connection, and behind a group goes the exclusive or of its stripes over one that has none of them. A stripe that
- * does not come is made from the sum and the others, so that a packet that is lost on one connection holds nobody up;
- * what comes later is read and dropped. Only then are stripes kept here, those of one group at most. A sum whose
- * connections all stand still is left out.
+ * does not come is made from the sum and the others. So a packet that is lost on one connection delays nothing; a
+ * stripe that comes later is read and dropped. Only then are stripes kept here, those of one group at most. A sum whose
+ * connections are all stalled is left out.
  *
  * Chosen (AQ_LINK_COPIES_AUTO), sums go for a minute after each loss of the way. A loss where packets wait in a queue
- * was for want of room there, and sums would want more of it. Connections that are there for sums alone (`spare`) have
- * nothing to carry as long as there are none and the way is small: BBR fills it with one, and keeps at least four
- * packets of each under way, which short queues of slow ways do not hold five times (docs/DECISIONS.md 0490).
+ * was a full queue, and sums would fill it further. Connections that exist only for sums (`spare`) have nothing to
+ * carry while there are no sums and the path is small: BBR fills it with one, and keeps at least four packets of each
+ * under way, which short queues of slow ways do not hold five times (docs/DECISIONS.md 0490).
  *
- * What write has taken may still lie here (stream.unsent): it goes out with the next write, also one of nothing.
- * Nothing from the peer but heads is looked at: a head that is broken, a number that came before (without sums), a
- * gap between all numbers at hand, two lengths of one stripe, and an end that is not the end of all are AQ_CORRUPT or
- * AQ_PROTO (aq_byte_stream_refusal says why).
- * Locking: as any stream.
+ * Bytes that write has taken may still be here (stream.unsent): the next write sends them, also an empty one. Nothing
+ * from the peer but heads is looked at: a head that is broken, a number that came before (without sums), a gap between
+ * all numbers at hand, two lengths of one stripe, and an end that is not the end of all are AQ_CORRUPT or AQ_PROTO
+ * (aq_byte_stream_refusal says why). Locking: as any stream.
  */
 #ifndef NET_STRIPES_H
 #define NET_STRIPES_H
@@ -36,11 +35,11 @@
 struct aq_stripes_config {
     uint64_t bundle;            /* of their handshake: it seeds the digests of heads */
     enum aq_link_copies copies; /* when this end sends sums; OFF: none come either   */
-    bool spare;                 /* under BBR this end would have had one connection but for sums */
+    bool spare;                 /* under BBR this end would have one connection if there were no sums */
 };
 
-/* parts[0 .. count) that stand, in the order of their numbers. Takes the parts, also on failure. AQ_NOMEM, AQ_IO (no
- * descriptors left); logged. */
+/* parts[0 .. count) that are open, in the order of their numbers. Takes the parts, also on failure. AQ_NOMEM, AQ_IO
+ * (no descriptors left); logged. */
 enum aq_status aq_stripes_open(struct aq_byte_stream *const *parts, uint32_t count,
                                const struct aq_stripes_config *config, struct aq_byte_stream **out);
 

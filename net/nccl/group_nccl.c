@@ -2,11 +2,11 @@
  * group_nccl.c -- a group of GPUs over NCCL: messages are device memory, and go by grouped ncclSend and ncclRecv.
  *
  * NCCL moves the messages of one step of a program at once: what has been posted and expected since the last flush is
- * one ncclGroup (a *batch*), on a stream of its own that waits for the kernels that packed. Nothing else is ever put
+ * one ncclGroup (a *batch*), on a separate stream that waits for the kernels that packed. Nothing else is ever put
  * behind a batch but an event: the host looks whether it has passed, and only then enqueues what reads its messages. So
- * a peer that never comes holds up that one stream alone, and aborting the communicator sets it free.
+ * a peer that never comes holds up only that stream, and aborting the communicator frees it.
  *
- * A group of links stands below: it tells NCCL's id (rank 0's, to all), moves host memory, agrees before each
+ * Below it is a group of links. That group sends NCCL's id (rank 0's, to all), moves host memory, agrees before each
  * collective that all ranks are in it (NCCL's messages name nothing), and is looked at whenever this rank waits, so
  * that a rank that dies ends the wait of all others.
  *
@@ -98,8 +98,8 @@ static enum aq_status first_cause(struct over_nccl *over, const char *what)
 }
 
 /*
- * One turn of a wait that began at begin_ns: AQ_OK and AQ_AGAIN as aq_nccl_channel_poll says; else what ends the wait,
- * an error of NCCL's, a rank that has died, the deadline.
+ * One turn of a wait that began at begin_ns: AQ_OK and AQ_AGAIN are those of aq_nccl_channel_poll; else what ends the
+ * wait, an error of NCCL's, a rank that has died, the deadline.
  */
 static enum aq_status turn(struct over_nccl *over, const char *what, uint64_t begin_ns)
 {
@@ -115,7 +115,7 @@ static enum aq_status turn(struct over_nccl *over, const char *what, uint64_t be
     return status;
 }
 
-/* Until the communicator has done what it was told last. */
+/* Waits until the communicator has done the last command. */
 static enum aq_status await_call(struct over_nccl *over, const char *what)
 {
     const uint64_t begin_ns = aq_clock_ns();

@@ -56,7 +56,7 @@ enum aq_status aq_nccl_channel_open(struct aq_nccl_channel *channel, const struc
     return aq_nccl_channel_failed(channel, "opening a communicator");
 }
 
-/* Has it done what it was told last? ncclInProgress: not yet; any other: why it never will. */
+/* Has it done the last command? ncclInProgress: not yet; any other: why it never will. */
 static ncclResult_t state_of(const struct aq_nccl_channel *channel)
 {
     ncclResult_t state = ncclSuccess;

@@ -1,9 +1,9 @@
 /*
- * nccl_channel.h -- what the group over NCCL and pairs stand on: a communicator, the stream that its kernels run on,
- * events that tell what has passed, a deadline, and the first thing that went wrong.
+ * nccl_channel.h -- what the group over NCCL and the pairs use: a communicator, the stream that its kernels run on,
+ * events that show what has passed, a deadline, and the first thing that went wrong.
  *
- * What is told at once is a *batch*: messages to and from other ranks in one ncclGroup. Batches have numbers, 1 on, and
- * pass through three counts in order: told (to NCCL), marked (an event stands behind it), passed (the event has).
+ * A *batch* is the messages to and from other ranks that one ncclGroup holds. Batches have numbers, 1 on, and pass
+ * through three counts in order: told (given to NCCL), marked (an event follows it), passed (the event has).
  *
  * Caveats first.
  * - Nothing in here waits, but close. The communicator does not block: each call may answer ncclInProgress, and nothing
@@ -66,28 +66,29 @@ struct aq_nccl_move {
 enum aq_status aq_nccl_cuda(cudaError_t error, const char *what);
 
 /*
- * Begins; it stands when poll says AQ_OK. channel is zero, and to be closed also where this fails. AQ_CUDAERR,
- * AQ_NCCLERR (said).
+ * Starts it; it is open when poll returns AQ_OK. channel must be zero, and must be closed also where this fails.
+ * AQ_CUDAERR, AQ_NCCLERR (said).
  */
 enum aq_status aq_nccl_channel_open(struct aq_nccl_channel *channel, const struct aq_nccl_channel_config *config);
 
-/* In order where all that was told has passed (5 s at most for the other ranks), else abandoned. Zero is fine. */
+/* Closed in order where all batches have passed (5 s at most for the other ranks), else abandoned. Zero is fine. */
 void aq_nccl_channel_close(struct aq_nccl_channel *channel);
 
 /*
  * They are of no use any more: what runs on the GPU ends, and so do the other ranks' waits for this one. All at once,
- * each abort on a thread of its own: an abort may wait for the whole GPU, and so for a kernel of the next channel.
- * Those that are NULL, or given up, are fine; at most AQ_NCCL_TOGETHER.
+ * each abort on a separate thread: an abort may wait for the whole GPU, and so for a kernel of the next channel. Those
+ * that are NULL, or given up, are fine; at most AQ_NCCL_TOGETHER.
  */
 void aq_nccl_channels_abandon(struct aq_nccl_channel *const *channels, uint32_t count);
 
 /*
- * Look at NCCL, at events and at the clock. AQ_OK: a batch may be told. AQ_AGAIN: not yet. AQ_NCCLERR: unsaid.
+ * Look at NCCL, at events and at the clock. AQ_OK: the next batch may be given. AQ_AGAIN: not yet. AQ_NCCLERR: unsaid.
  * AQ_TIMEOUT: longer than silence_ns in `what` (for the line). AQ_ABORTED: it was given up. AQ_CUDAERR.
  */
 enum aq_status aq_nccl_channel_poll(struct aq_nccl_channel *channel, const char *what);
 
-/* The next batch, number told: all moves at once, so that none waits for another. AQ_NCCLERR: unsaid. */
+/* Gives the next batch, whose number is `told`: all moves at once, so that none waits for another. AQ_NCCLERR:
+ * unsaid. */
 enum aq_status aq_nccl_channel_tell(struct aq_nccl_channel *channel, const struct aq_nccl_move *sends,
                                     uint32_t send_count, const struct aq_nccl_move *receives, uint32_t receive_count);
 

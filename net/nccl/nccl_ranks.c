@@ -13,7 +13,7 @@ static const char *const SAYS = "nccl";
 
 enum { MACHINE_BYTES = 256 };
 
-/* The machine as the kernel booted it, and the host's name, which containers have of their own. */
+/* The machine as the kernel booted it, and the host's name, which each container sets for itself. */
 static uint64_t machine_digest(void)
 {
     char text[MACHINE_BYTES] = "";

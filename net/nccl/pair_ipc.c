@@ -1,10 +1,10 @@
 /*
  * pair_ipc.c -- a pair by CUDA IPC: the receiver maps the sender's memory and copies from there to its own.
  *
- * The sender does nothing but remember what it has given: its kernels have passed when a move is noted, and a copy that
- * the receiver enqueues after it has heard of the move reads what they wrote. The receiver's copies run on a stream of
- * its own, by the copy engine; each has an event, and the host looks when it has passed. Nothing on either GPU waits
- * for the other GPU, so that there is nothing to abort: a copy whose other end has died ends, with an error or without.
+ * The sender only remembers what it has given: its kernels have passed when a move is noted, and a copy that the
+ * receiver enqueues after it has heard of the move reads what they wrote. The receiver's copies run on a separate
+ * stream, by the copy engine; each has an event, and the host looks when it has passed. Nothing on either GPU waits for
+ * the other GPU, so that there is nothing to abort: a copy whose other end has died ends, with an error or without.
  *
  * An offer, as it travels:
  *
@@ -138,7 +138,7 @@ static void ipc_close(struct aq_pair *pair)
 
 static const struct aq_pair_ops OPS = {.poll = ipc_poll, .note = ipc_note, .close = ipc_close};
 
-/* It came from the other end, and says nothing that is not checked here or by CUDA. */
+/* It came from the other end; each of its fields is checked here or by CUDA. */
 static enum aq_status map_offer(struct pair_ipc *ipc, const struct aq_pair_offer *offer)
 {
     cudaIpcMemHandle_t handle;

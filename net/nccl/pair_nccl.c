@@ -100,7 +100,7 @@ void aq_pairs_abandon_nccl(struct aq_pair *const *pairs, uint32_t count)
 
 #else
 
-/* Nobody opens one: aq_nccl_refuse has said why on both ends. */
+/* No caller opens one: aq_nccl_refuse has given the reason on both ends. */
 enum aq_status aq_pair_open_nccl(const struct aq_pair_config *config, struct aq_pair **out)
 {
     (void)out;

@@ -265,7 +265,7 @@ enum aq_status aq_tls_sites(const char *folder, struct aq_tls_hosts *out)
 
 /* ---- the identity of this process ---- */
 
-/* What the peers would find wrong with this certificate. */
+/* The fault that peers would find in this certificate. */
 static enum aq_status self_check(struct aq_tls *tls, const char *path, X509 *certificate, EVP_PKEY *key)
 {
     char why[AQ_TLS_WHY_BYTES];
@@ -327,8 +327,8 @@ static enum aq_status identify(struct aq_tls *tls, const char *folder, const str
     return status;
 }
 
-/* TLS 1.3 alone, nothing resumed (who was revoked since would be let in again), no early data, nothing compressed;
- * AES-128-GCM first: the fastest, and one that kernels know. */
+/* Only TLS 1.3; no resumption (it would admit a peer that was revoked since), no early data, no compression.
+ * AES-128-GCM comes first: it is the fastest, and kernels know it. */
 static enum aq_status make_context(struct aq_tls *tls)
 {
     tls->context = SSL_CTX_new(TLS_method());

@@ -2,7 +2,7 @@
  * tls_name.c -- the names in certificates: aqpipe://JOB/stage/3, aqpipe://JOB/launcher, aqpipe://JOB/daemon/HOST,
  * aqpipe://JOB/site/NAME.
  *
- * Read to the letter: a name that could be written in two ways would be two names to somebody.
+ * Read to the letter: a name that could be written in two ways would be two names to some reader.
  */
 #include <openssl/err.h>
 #include <openssl/x509v3.h>

@@ -26,7 +26,7 @@ enum aq_tls_verdict { AQ_TLS_GOOD = 0, AQ_TLS_REVOKED, AQ_TLS_NO_LIST };
 enum aq_tls_verdict aq_tls_revoked(struct aq_tls *tls, X509 *certificate, char why[AQ_TLS_WHY_BYTES]);
 
 void aq_tls_serial(const ASN1_INTEGER *serial, char out[AQ_TLS_SERIAL_BYTES]);
-/* Write down whose the certificate is, beside the authority's key. */
+/* Records whose the certificate is, next to the authority's key. */
 enum aq_status aq_tls_issued(const char *folder, X509 *certificate, const struct aq_tls_name *name);
 
 /* The only aqpipe:// name of a certificate. False: it has none, or two, or one that is no name. */

@@ -2,13 +2,13 @@
  * tls_revoked.c -- certificates that are no longer good: the list (an X.509 CRL, revoked.pem) that the authority signs,
  * and that whoever holds keys reads while it runs.
  *
- * The file is looked at before each handshake, and every AQ_TLS_CHECK_S seconds of a session that stands; it is read
- * again where its stamp differs, was too young to tell, or where it was no good. A list that has been there and is
- * gone, that is damaged, over, older than one that was read before, or not the authority's, lets nobody in: who takes a
- * list away must not gain by it. A folder that never had a list revokes nothing.
+ * The file is looked at before each handshake, and every AQ_TLS_CHECK_S seconds of an open session; it is read again
+ * where its stamp differs, was too young to tell, or where it was no good. A list admits no peer when it has
+ * disappeared, is damaged, has expired, is older than one that was read before, or is not the authority's. So an
+ * attacker gains nothing by removing it. A folder that never had a list revokes nothing.
  *
- * Serial numbers are 16 random bytes (tls_make.c): `issued`, beside the authority's key, remembers which went to whom,
- * so that revoking a name revokes all that ever had it, the stolen one before the renewal too.
+ * Serial numbers are 16 random bytes (tls_make.c): `issued`, next to the authority's key, records each certificate's
+ * holder. So revoking a name revokes every certificate with that name, also one that was stolen before the renewal.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -35,7 +35,7 @@ struct stamp {
 };
 
 struct aq_tls_watch {
-    CRYPTO_RWLOCK *lock; /* around all below: healers and listeners shake hands in threads of their own */
+    CRYPTO_RWLOCK *lock; /* around all below: healers and listeners shake hands in separate threads */
     char path[AQ_TLS_PATH_BYTES];
     X509 *authority;
     X509_CRL *list; /* NULL: none, or no good */
@@ -105,7 +105,7 @@ static const char *check_list(X509_CRL *list, X509 *authority, int64_t *number)
         return "it is not signed by the authority";
     if (X509_CRL_get_ext_by_critical(list, 1, -1) != -1) return "it is a list of another kind";
     if (!X509_CRL_get0_nextUpdate(list))
-        return "it has no end"; /* X.509 allows it; whether it is over, nobody can say */
+        return "it has no end"; /* X.509 allows it; whether it has expired is unknown */
     return number_of(list, number) ? NULL : "it has no number";
 }
 
@@ -319,7 +319,7 @@ static enum aq_status old_list(const char *folder, X509 *authority, X509_CRL **o
     *number = 0;
     if (lstat(path, &info) != 0 && errno == ENOENT) {
         *out = X509_CRL_new();
-        return *out && X509_CRL_set_version(*out, 1) == 1 && /* 1 says version 2, which has extensions */
+        return *out && X509_CRL_set_version(*out, 1) == 1 && /* 1 means version 2, which has extensions */
                        X509_CRL_set_issuer_name(*out, X509_get_subject_name(authority)) == 1
                    ? AQ_OK
                    : aq_fail(AQ_NOMEM, AREA, "no memory for a list of revoked certificates");

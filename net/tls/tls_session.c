@@ -42,7 +42,7 @@ struct aq_tls_session {
 
 /* ---- who the peer is ---- */
 
-/* What a certificate says that it is, in characters that a log can bear. */
+/* The name that a certificate claims, in characters that are safe in a log. */
 static void presented(X509 *certificate, char out[AQ_TLS_URI_BYTES])
 {
     struct aq_tls_name name;
@@ -234,7 +234,7 @@ static void explain(struct aq_tls_session *s, int reason)
 {
     char want[AQ_TLS_URI_BYTES + 48], uri[AQ_TLS_URI_BYTES];
     const char *words = ERR_reason_error_string(ERR_peek_error());
-    if (s->text[0]) return; /* the check of its certificate has said it */
+    if (s->text[0]) return; /* the check of its certificate has reported it */
     expected(s, want);
     if (reason >= SSL_AD_REASON_OFFSET && reason != SSL_R_TLSV1_ALERT_PROTOCOL_VERSION) {
         snprintf(s->text, sizeof s->text,
@@ -300,7 +300,7 @@ static enum aq_status failed(struct aq_tls_session *s, int result, int error_num
 
 /* ---- bytes ---- */
 
-/* Of a session that stands. A list that is no good ends nothing: it may be about to be copied anew. */
+/* Of a session that stands. A damaged list ends no session: it may be about to be copied again. */
 enum aq_status aq_tls_session_check(struct aq_tls_session *s)
 {
     char uri[AQ_TLS_URI_BYTES], why[AQ_TLS_WHY_BYTES];
@@ -363,7 +363,7 @@ enum aq_status aq_tls_session_read(struct aq_tls_session *session, const struct 
     return AQ_OK;
 }
 
-/* The next record's bytes: a large piece where it lies, small ones gathered. */
+/* The next record's bytes: a large piece is taken in place, small ones are gathered. */
 static void seal(struct aq_tls_session *s, const struct iovec *iov, int count)
 {
     s->sealed = iov[0].iov_base;
@@ -382,7 +382,7 @@ static void seal(struct aq_tls_session *s, const struct iovec *iov, int count)
     }
 }
 
-/* Nothing can be written any more: has the peer said why? Only a client that was never answered asks. */
+/* Nothing can be written any more: did the peer send a reason? Only a client that was never answered asks. */
 static void hear_refusal(struct aq_tls_session *s)
 {
     uint8_t byte;

@@ -20,7 +20,7 @@ struct tls_stream {
     struct aq_tls *tls;
     struct aq_tls_name expect;
     bool server;
-    struct aq_tls_session *session; /* NULL: the stream below does not stand yet */
+    struct aq_tls_session *session; /* NULL: the stream below is not open yet */
 };
 
 static const struct aq_byte_stream_ops TLS_OPS;

@@ -16,7 +16,7 @@
 
 static const char *const AREA = "net", *const BBR = "bbr";
 
-/* One line of /proc; "" where there is none. */
+/* One line of /proc; "" where it does not exist. */
 static void read_line(const char *path, char *out, size_t bytes)
 {
     out[0] = '\0';
@@ -28,7 +28,7 @@ static void read_line(const char *path, char *out, size_t bytes)
     out[strcspn(out, "\n")] = '\0';
 }
 
-/* What an administrator does so that this process may have it. */
+/* The command by which an administrator allows it to this process. */
 static void remedy(const char *name, enum aq_status status, char *out, size_t bytes)
 {
     char allowed[256];

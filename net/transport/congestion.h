@@ -17,7 +17,7 @@
 /* May this process have it? "" and "auto": yes. AQ_INVAL, logged with what would allow it. */
 enum aq_status aq_congestion_check(const char *name);
 
-/* For an open stream. told: set with the one line about what would allow `auto` to have BBR. */
+/* For an open stream. told: set once the line is printed that names what would allow BBR to `auto`. */
 void aq_congestion_choose(struct aq_byte_stream *stream, const char *name, atomic_bool *told);
 
 #endif

@@ -15,7 +15,7 @@ enum {
     AQ_LINK_CHUNK_BYTES = 256 << 10,  /* bytes of one send: 0.1 ms of one core, then the next link has its turn    */
     AQ_LINK_CHUNK_BYTES_MIN = 2896,   /* of a slow paced link: two segments, so that its first ten leave no burst  */
     AQ_LINK_PART_BYTES_MIN = 8 << 10, /* of a part where no rate is declared: 0.3 % are gaps                       */
-    AQ_LINK_TURNS = 8,                /* reads or writes of a stream without a socket of its own, then the next    */
+    AQ_LINK_TURNS = 8,                /* reads or writes of a stream without its own socket, then the next         */
     AQ_LINK_BODY_BYTES_MAX = 1 << 30, /* header and body still count in 32 bits                                   */
     AQ_PACK_BYTES_MIN = 512,          /* of a body that is worth packing: a Huffman table takes about 100 bytes    */
     AQ_PACK_BYTES_MAX = 8 << 20,      /* of a body that is packed: it keeps the loop for 8 ms, and buffers small   */
@@ -52,7 +52,7 @@ static inline uint32_t aq_packed_bytes_max(uint32_t body_bytes_max)
 /* Of a connection that is tried after one over which nothing came: below what tunnels leave of 1280 (docs/DECISIONS.md
  * 0145). */
 #define AQ_SEGMENT_SMALL_BYTES 1000
-/* How far a paced link of several streams may run ahead of its pace, for the kernel to send meanwhile. */
+/* How far a paced link of several streams may run ahead of its pace, so that the kernel can send meanwhile. */
 #define AQ_STRIPES_AHEAD_NS UINT64_C(5000000)
 /* Bytes of stripes that came before which one read drops, and leaves the loop to others. */
 #define AQ_STRIPES_DROP_BYTES (1u << 20)
@@ -61,7 +61,7 @@ static inline uint32_t aq_packed_bytes_max(uint32_t body_bytes_max)
 #define AQ_COPIES_KEEP_NS UINT64_C(60000000000)
 /* A loss is a queue's that was full, not the way's, where packets wait for more than half a round trip, and so long. */
 #define AQ_QUEUE_FULL_NS UINT64_C(10000000)
-/* Ways for which BBR wants larger windows, twice what they hold, have room for the least that five connections keep. */
+/* BBR uses windows twice the size of the path; such a path has room for the least that five connections keep. */
 #define AQ_SPARE_WINDOW_BYTES (UINT64_C(512) * 1448)
 /* A peer has 10 s for its HELLO; 1 s less where it is kept for another accept: so it still hears the reason. */
 #define AQ_HANDSHAKE_NS        UINT64_C(10000000000)

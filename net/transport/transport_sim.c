@@ -3,7 +3,7 @@
  *
  *     sim://name?rate_mbps=100&latency_ms=5      (both optional; those of the connector win over those of the listener)
  *
- * Each direction is a pipe: a ring of bytes, and a ring of chunks that say until when which bytes are still on the
+ * Each direction is a pipe: a ring of bytes, and a ring of chunks with the time until which their bytes are on the
  * wire. A chunk occupies the line for its bytes at the rate, one after the other, and arrives latency later. The writer
  * is held back when the line is 2 ms ahead, so that what is under way is bounded as with the kernel's pacing.
  *
@@ -338,7 +338,8 @@ static enum aq_status sim_read(struct aq_byte_stream *stream, const struct iovec
     return status;
 }
 
-/* How many bytes the line and the pipe take now; 0: *wake_ns says when to ask again (or when the reader has read). */
+/* How many bytes the line and the pipe take now; 0: *wake_ns is the time to ask again (or ask when the reader has
+ * read). */
 static uint64_t line_room(struct sim_pipe *pipe, uint64_t now_ns, uint64_t *wake_ns)
 {
     uint64_t room = pipe->capacity - (pipe->tail - pipe->head);

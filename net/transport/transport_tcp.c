@@ -1,7 +1,7 @@
 /*
  * transport_tcp.c -- streams over TCP: sockets that the loop may drive directly.
  *
- * Sockets are left blocking and every call here says MSG_DONTWAIT: io_uring arms its own poll on a blocking socket, but
+ * Sockets stay blocking and every call here passes MSG_DONTWAIT: io_uring arms its own poll on a blocking socket, but
  * gives up with EAGAIN on one with O_NONBLOCK. Pacing is the kernel's (SO_MAX_PACING_RATE; docs/DECISIONS.md "Pacing by
  * the kernel"):
  * - TCP_MAXSEG 1448 before the connection stands, because the kernel lets the first ten segments go unpaced, and
@@ -41,7 +41,7 @@ struct tcp_stream {
     int fd;
     bool connecting, paced;
     int queue_bytes; /* TCP_NOTSENT_LOWAT */
-    /* As the kernel said; "": not asked since it was set. Nobody else can change it of this connection. */
+    /* As the kernel reported it; "": not asked since it was set. Nobody else can change it of this connection. */
     char congestion[sizeof((struct aq_path *)0)->congestion];
 };
 
@@ -203,7 +203,7 @@ static enum aq_status tcp_connected(struct aq_byte_stream *stream)
     if (poll(&ready, 1, 0) == 0) return AQ_AGAIN;
     if (getsockopt(tcp->fd, SOL_SOCKET, SO_ERROR, &error, &bytes) == -1) error = errno;
     if (error != 0) return aq_byte_stream_errno(error);
-    /* A port of one's own machine can connect to itself when nobody listens there; that is nobody. */
+    /* A port of this machine can connect to itself when no process listens there; that counts as no peer. */
     struct sockaddr_storage here = {0}, there = {0};
     socklen_t here_bytes = sizeof here, there_bytes = sizeof there;
     if (getsockname(tcp->fd, (struct sockaddr *)&here, &here_bytes) == 0 &&
@@ -320,7 +320,7 @@ static enum aq_status tcp_congestion(struct aq_byte_stream *stream, const char *
 
 static void tcp_shut(struct aq_byte_stream *stream)
 {
-    shutdown(((struct tcp_stream *)stream)->fd, SHUT_WR); /* fails only where the peer is gone already */
+    shutdown(((struct tcp_stream *)stream)->fd, SHUT_WR); /* fails only where the peer has disconnected already */
 }
 
 static void tcp_close(struct aq_byte_stream *stream)

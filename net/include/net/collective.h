@@ -9,7 +9,7 @@
  *   call stays lent to the links until they are aborted or closed. The other ranks learn of it when the links of this
  *   one end: call aq_link_abort on each with the first cause. All links of a group are polled while any is waited for,
  *   so that a rank that dies ends the call on every other at once.
- * - The group polls its links: nobody else may, and nothing but its own frames may come over them.
+ * - The group polls its links: no other caller may, and only the group's frames may arrive over them.
  * - Results do not depend on what arrives first: a sum is made in the order of ranks, ((x0 + x1) + x2) + ..., by the
  * one rank that owns the element, and its bits are copied to all. They do not depend either on how a buffer is cut into
  *   calls, and a NaN of one rank is the same NaN on all. (Codecs with a scale a piece do depend on the cut.)
@@ -113,9 +113,9 @@ enum aq_status aq_nccl_facts(struct aq_group *group, const struct aq_device *dev
 
 /*
  * A group of `count` ranks of another one, in ascending order and with the caller's among them; their place in `ranks`
- * is their rank in the part. Parts share the whole's links and have nothing of their own but buffers, so that all ranks
- * call the collectives of the whole and of the parts that they are in in one order; an error breaks the whole with
- * the part. Close it before the whole. AQ_INVAL: ranks; a part of a part. AQ_NODEV: the whole is of GPUs. AQ_NOMEM.
+ * is their rank in the part. Parts share the whole's links and own only buffers. So all ranks call the collectives of
+ * the whole and of the parts that they are in in one order; an error breaks the whole with the part. Close it before
+ * the whole. AQ_INVAL: ranks; a part of a part. AQ_NODEV: the whole is of GPUs. AQ_NOMEM.
  */
 enum aq_status aq_group_open_part(struct aq_group *whole, const uint32_t *ranks, uint32_t count, struct aq_group **out);
 
@@ -132,9 +132,9 @@ uint32_t aq_group_size(const struct aq_group *group);
 /* Is what is reduced carried by NCCL? */
 bool aq_group_is_nccl(const struct aq_group *group);
 
-/* Bytes of RAM that a group of this config takes beside its links; what `aqpipe plan` prints. */
+/* Bytes of RAM that a group of this config takes in addition to its links; `aqpipe plan` prints them. */
 uint64_t aq_group_measure(const struct aq_group_config *config);
-/* Of a device with memory of its own: by links, and NCCL above them. NCCL's own buffers are not counted. */
+/* Of a device with separate memory: by links, and NCCL above them. NCCL's own buffers are not counted. */
 uint64_t aq_group_measure_device(const struct aq_group_config *config);
 
 /*
@@ -210,8 +210,8 @@ struct aq_compressed {
 enum aq_status aq_compressed_allreduce(struct aq_group *group, const struct aq_compressed *asked);
 
 /*
- * A word of each rank to all, on the way with the reduction that comes next: say, reduce, hear. The words leave before
- * its first messages and are taken before these are used, so that they cost no extra trip. Between the two calls only
+ * A word of each rank to all, which travels with the next reduction: say, reduce, hear. The words leave before its
+ * first messages and are taken before these are used, so that they cost no extra trip. Between the two calls only
  * reductions may be called.
  *
  * stops: where the word of any rank has one of these bits, the first reduction between the two is void on all ranks: it

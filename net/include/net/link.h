@@ -93,10 +93,9 @@ struct aq_link_config {
     /* Congestion control of my sockets by the kernel's name ("cubic"); "auto": bbr to peers that are far, where this
      * process may have it; "": the kernel's default. AQ_INVAL of accept and connect where it may not. */
     char congestion[AQ_LINK_CONGESTION_BYTES];
-    uint32_t streams;      /* connections, 1 to 16; 0: one to near peers; under BBR one, and four for
-                            * sums; else by rate and round trip. The larger number of both ends; one where either
-                            * wants one */
-    enum aq_link_copies copies; /* over several streams; off where either end wants none */
+    uint32_t streams;      /* connections, 1 to 16; 0: one to near peers; under BBR one, and four for sums; else by
+                            * rate and round trip. The larger number of both ends; one where either asks for one */
+    enum aq_link_copies copies; /* over several streams; off where either end has it off */
     uint64_t heartbeat_ns; /* silent for so long: send a PING; 0: none                  */
     uint64_t silence_ns_max; /* nothing received for so long: the link is dead; 0: never  */
     enum aq_link_entropy entropy;

@@ -5,7 +5,7 @@
  * Caveats first.
  * - Bytes go one way. NCCL does what it is told of one communicator one thing after the other, so that two ends that
  *   both send first would wait for each other: whoever wants both ways opens two pairs.
- * - Moves match by their order alone, and both ends must say the same count: tell the other end of each move, in order,
+ * - Moves match only by their order, and both ends must name the same count: tell the other end of each move, in order,
  *   over something that can be checked (a link), and tell the pair nothing that has not been checked.
  * - Nothing is waited for in here. aq_pair_move only notes; aq_pair_poll looks at NCCL, at the clock and at events.
  *   Memory that is moved is lent until the move has *passed*: only then enqueue what reads or writes it. So a peer that
@@ -47,7 +47,7 @@ extern "C" {
 
 struct aq_pair; /* opaque */
 
-/* The facts of a rank: they alone decide whether NCCL may be asked. */
+/* The facts of a rank: only they decide whether NCCL may be used. */
 struct aq_nccl_rank {
     uint64_t gpu, machine; /* digests; gpu 0: none */
     uint32_t built;        /* 0, or NCCL's version */

@@ -19,7 +19,7 @@
  * - A file with a private key that anybody but its owner may read, that belongs to somebody else (but root) or that is
  *   no regular file is refused; so are authority.pem and the folder where others may write them.
  * - aq_tls_open makes the process ignore SIGPIPE where it is not handled: OpenSSL writes to sockets with write().
- * - Texts about a peer hold printable characters only, whatever its certificate says; nothing logs a key.
+ * - Texts about a peer hold printable characters only, whatever its certificate contains; nothing logs a key.
  *
  * Revocation. The authority's folder may have a list of revoked certificates, revoked.pem (aq_tls_revoke); carried into
  * another folder of keys it holds there. It is read in every handshake, and every AQ_TLS_CHECK_S seconds by open
@@ -64,7 +64,7 @@ struct aq_tls_name {
     char job[AQ_TLS_JOB_BYTES];
     enum aq_tls_role role;
     uint32_t stage;               /* of AQ_TLS_STAGE; as an expectation also AQ_TLS_ANY_STAGE */
-    char host[AQ_TLS_HOST_BYTES]; /* of AQ_TLS_DAEMON; "" in certificates of older versions: nobody expects it. Of
+    char host[AQ_TLS_HOST_BYTES]; /* of AQ_TLS_DAEMON; "" in certificates of older versions: no peer expects it. Of
                                      AQ_TLS_SITE the site's name; as an expectation "" is any site */
     bool either;                  /* as an expectation of AQ_TLS_STAGE: or_stage will do, too */
     uint32_t or_stage;
