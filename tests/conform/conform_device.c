@@ -579,6 +579,7 @@ static void test_embedding_matches_truth(void **state)
 #include "conform_device_image.h"
 #include "conform_device_loss.h"
 #include "conform_device_magnitude.h"
+#include "conform_device_conv.h"
 #include "conform_device_text.h"
 #include "conform_device_parts.h"
 
@@ -777,6 +778,9 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_unpacked_weights_match_truth),
         cmocka_unit_test(test_magnitudes_match_truth),
         cmocka_unit_test(test_magnitude_is_its_definition),
+        cmocka_unit_test(test_causal_conv_matches_truth),
+        cmocka_unit_test(test_causal_conv_is_its_definition),
+        cmocka_unit_test(test_causal_conv_goes_on_from_its_cache),
         cmocka_unit_test(test_parts_match_truth),
         cmocka_unit_test(test_parts_are_alone),
         cmocka_unit_test(test_unfold_matches_truth),

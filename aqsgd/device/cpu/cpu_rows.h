@@ -29,6 +29,19 @@ struct cpu_columns {
     const float *mean_dy, *mean_dyh; /* of a group norm: of dy gamma, and of that times h */
 };
 
+/*
+ * The taps of a causal convolution at one token: `count` rows of n inputs and of their weights, the oldest first.
+ * z = bias + sum of w u, act(z) is z or SiLU. Gates and what is stored have the type.
+ */
+struct cpu_taps {
+    uint64_t n, count;
+    const float *u, *w;
+    int64_t u_stride, w_stride;
+    const float *bias; /* or NULL */
+    bool silu;
+    enum aq_element type;
+};
+
 struct cpu_rows {
     const char *name;
     void (*layernorm)(const float *x, const float *gamma, const float *beta, uint64_t n, float epsilon, void *y,
@@ -73,6 +86,14 @@ struct cpu_rows {
     /* y = x Phi(x), of `type`, or other + that, in fp32; dx = dy (Phi(x) + x phi(x)). */
     void (*gelu)(const void *x, uint64_t n, enum aq_element type, const float *other, void *y);
     void (*gelu_backward)(const void *x, const void *dy, uint64_t n, enum aq_element type, void *dx);
+    /* y = a b, or a where b is NULL */
+    void (*product)(const void *a, const void *b, enum aq_element type, uint64_t n, float *y);
+    /* y = act(z) times gate; gate NULL: 1 */
+    void (*taps)(const struct cpu_taps *of, const void *gate, void *y);
+    /* dz, and dgate where neither it nor gate is NULL, from the gradient of y. */
+    void (*taps_backward)(const struct cpu_taps *of, const void *gate, const void *dy, float *dz, void *dgate);
+    /* sums of tap k, `stride` apart, += dz u[k] */
+    void (*taps_sums)(const struct cpu_taps *of, const float *dz, float *sums, uint64_t stride);
     /*
      * One row of a batch norm (aq_batch_norm, aq_batch_norm_backward): sums of columns are added to; add, dz may be
      * NULL. These have the same bits in every variant: cpu_columns.inc.h.

@@ -245,6 +245,44 @@ static double sum2(const float *x, uint64_t n)
     return sum;
 }
 
+static void product(const void *a, const void *b, enum aq_element type, uint64_t n, float *y)
+{
+    for (uint64_t i = 0; i < n; i++) y[i] = cpu_load(a, type, i) * (b ? cpu_load(b, type, i) : 1.0f);
+}
+
+static float taps_sum(const struct cpu_taps *of, uint64_t i)
+{
+    float z = of->bias ? of->bias[i] : 0.0f;
+    for (int64_t k = 0; k < (int64_t)of->count; k++)
+        z += of->w[k * of->w_stride + (int64_t)i] * of->u[k * of->u_stride + (int64_t)i];
+    return z;
+}
+
+static void taps(const struct cpu_taps *of, const void *gate, void *y)
+{
+    for (uint64_t i = 0; i < of->n; i++) {
+        const float z = taps_sum(of, i), open = gate ? cpu_load(gate, of->type, i) : 1.0f;
+        cpu_store(y, of->type, i, (of->silu ? gate_of(AQ_GATE_SILU, z) : z) * open);
+    }
+}
+
+static void taps_backward(const struct cpu_taps *of, const void *gate, const void *dy, float *dz, void *dgate)
+{
+    for (uint64_t i = 0; i < of->n; i++) {
+        const float z = taps_sum(of, i), d = cpu_load(dy, of->type, i);
+        const float open = gate ? cpu_load(gate, of->type, i) : 1.0f;
+        if (gate && dgate) cpu_store(dgate, of->type, i, d * (of->silu ? gate_of(AQ_GATE_SILU, z) : z));
+        dz[i] = d * open * (of->silu ? gate_slope(AQ_GATE_SILU, z) : 1.0f);
+    }
+}
+
+static void taps_sums(const struct cpu_taps *of, const float *dz, float *sums, uint64_t stride)
+{
+    const float *u = of->u;
+    for (uint64_t k = 0; k < of->count; k++, u += of->u_stride, sums += stride)
+        for (uint64_t i = 0; i < of->n; i++) sums[i] += dz[i] * u[i];
+}
+
 #include "cpu_columns.inc.h"
 
 const struct cpu_rows cpu_rows_plain = {.name = "plain",
@@ -268,6 +306,10 @@ const struct cpu_rows cpu_rows_plain = {.name = "plain",
                                         .sum2 = sum2,
                                         .gelu = gelu_exact,
                                         .gelu_backward = gelu_exact_backward,
+                                        .product = product,
+                                        .taps = taps,
+                                        .taps_backward = taps_backward,
+                                        .taps_sums = taps_sums,
                                         .columns_sum = columns_sum,
                                         .columns_spread = columns_spread,
                                         .columns_norm = columns_norm,

@@ -503,6 +503,58 @@ static double sum2(const float *x, uint64_t n)
     return total;
 }
 
+static void product(const void *a, const void *b, enum aq_element type, uint64_t n, float *y)
+{
+    EACH(i, n)
+    {
+        const vf value = v_load_as(a, type, i, n - i);
+        v_store(y + i, b ? v_mul(value, v_load_as(b, type, i, n - i)) : value, n - i);
+    }
+}
+
+static inline vf taps_sum(const struct cpu_taps *of, uint64_t i, uint64_t left)
+{
+    vf z = of->bias ? v_load(of->bias + i, left) : v_set(0.0f);
+    const float *u = of->u + i, *w = of->w + i;
+    for (uint64_t k = 0; k < of->count; k++, u += of->u_stride, w += of->w_stride)
+        z = v_fma(v_load(w, left), v_load(u, left), z);
+    return z;
+}
+
+static void taps(const struct cpu_taps *of, const void *gate, void *y)
+{
+    EACH(i, of->n)
+    {
+        const uint64_t left = of->n - i;
+        const vf z = taps_sum(of, i, left), open = of->silu ? v_mul(z, silu_gate(z)) : z;
+        v_store_as(y, of->type, i, gate ? v_mul(open, v_load_as(gate, of->type, i, left)) : open, left);
+    }
+}
+
+static void taps_backward(const struct cpu_taps *of, const void *gate, const void *dy, float *dz, void *dgate)
+{
+    EACH(i, of->n)
+    {
+        const uint64_t left = of->n - i;
+        const vf z = taps_sum(of, i, left), s = of->silu ? silu_gate(z) : v_set(1.0f);
+        vf d = v_load_as(dy, of->type, i, left);
+        if (gate && dgate) v_store_as(dgate, of->type, i, v_mul(d, v_mul(z, s)), left);
+        if (gate) d = v_mul(d, v_load_as(gate, of->type, i, left));
+        v_store(dz + i, of->silu ? v_mul(d, gate_slope(AQ_GATE_SILU, z, s)) : d, left);
+    }
+}
+
+static void taps_sums(const struct cpu_taps *of, const float *dz, float *sums, uint64_t stride)
+{
+    const float *u = of->u;
+    for (uint64_t k = 0; k < of->count; k++, u += of->u_stride, sums += stride)
+        EACH(i, of->n)
+    {
+        const uint64_t left = of->n - i;
+        v_store(sums + i, v_fma(v_load(dz + i, left), v_load(u + i, left), v_load(sums + i, left)), left);
+    }
+}
+
 #include "cpu_columns.inc.h"
 
 #define CPU_ROWS_TABLE(variable, text)                                                                                 \
@@ -527,6 +579,10 @@ static double sum2(const float *x, uint64_t n)
                                       .sum2 = sum2,                                                                    \
                                       .gelu = gelu_exact,                                                              \
                                       .gelu_backward = gelu_exact_backward,                                            \
+                                      .product = product,                                                              \
+                                      .taps = taps,                                                                    \
+                                      .taps_backward = taps_backward,                                                  \
+                                      .taps_sums = taps_sums,                                                          \
                                       .columns_sum = columns_sum,                                                      \
                                       .columns_spread = columns_spread,                                                \
                                       .columns_norm = columns_norm,                                                    \

@@ -265,6 +265,39 @@ struct aq_attention_cached {
 };
 
 /*
+ * A causal convolution along the tokens of each sample, every column for itself (Gu and Dao 2023):
+ *
+ *     s[t][c] = bias[c] + sum over k of w[c][k] u[t + k - (K - 1)][c]        y[t][c] = act(s[t][c])
+ *
+ * The last tap is of the token itself. u is 0 before the token's part begins. act is SiLU, or the identity.
+ * Without `gates`, u is x. With them a row of x is C columns b, then C columns g, then C columns x, and u = b x,
+ * y = g act(s): the short convolution of LFM2 (Liquid AI 2025). y and dy have rows of C columns.
+ *
+ * For generation, `cache` keeps u of earlier tokens: token p of a sample lies in row p % rows of its `rows` rows. The
+ * tokens of this call are first .. first + T - 1. The call reads the last K - 1 tokens before them, and then keeps its
+ * own. `rows` is K - 1 at least. If it is all tokens, a later call may begin at any earlier token. No parts then.
+ *
+ * Backward reads x, w, bias, starts and dy. It writes dx, laid out as x, which is not x. dw += and dbias += where they
+ * are not NULL.
+ */
+enum { AQ_CAUSAL_CONV_TAPS = 16 };
+struct aq_causal_conv {
+    uint64_t samples, T, C, K; /* K: 1 to AQ_CAUSAL_CONV_TAPS                         */
+    bool gates, silu;
+    enum aq_element type; /* of x, y, cache, dy and dx                                  */
+    uint64_t stride;      /* elements from row to row of x and of dx: C or 3 C at least */
+    const void *x;
+    const float *w, *bias;  /* (C, K), C; bias may be NULL  */
+    const uint32_t *starts; /* or NULL: see aq_place_of     */
+    uint64_t first, rows;   /* with a cache                 */
+    void *cache;            /* (samples, rows, C), or NULL  */
+    void *y;
+    const void *dy; /* backward only, as what follows */
+    void *dx;
+    float *dw, *dbias;
+};
+
+/*
  * Disentangled attention (He et al. 2021, "DeBERTa") of `samples` sequences of T tokens, of which the first lengths[s]
  * are real; every query sees every real key. Beside q and k there are the positions: R rows of Q and K of all heads,
  * and index[query - key + T - 1] says which row is that distance's. It never falls as the distance rises.
