@@ -1,4 +1,5 @@
 /* report_start.c -- what the start line of metrics.jsonl says of the plan, for reports; see report.h. */
+#include "control.h"
 #include "plan.h"
 #include "report.h"
 
@@ -35,4 +36,7 @@ void aq_report_start(const struct aq_plan *plan, json_t *line)
     json_object_set_new(line, "reduce", plan->replicas > 1 ? json_string(reduce) : json_null());
     json_object_set_new(line, "machines", machines(plan));
     json_object_set_new(line, "checkpoint_planned", written);
+    if (job->checkpoint.every.ns > 0)
+        json_object_set_new(line, "checkpoint_seconds",
+                            aq_control_number((double)job->checkpoint.every.ns * 1e-9));
 }

@@ -367,6 +367,7 @@ static enum aq_status numbers_receive(struct aq_worker *worker, struct aq_worker
     for (; run->sums_here < count; run->sums_here++) {
         AQ_TRY(aq_edge_receive_norm(edge, run->step, &run->sums[run->sums_here], &flags));
         if ((flags & AQ_EDGE_LAST_STEP) && !worker->last) worker->last = aq_worker_last_of(worker, run->step);
+        if (flags & AQ_EDGE_MARK_STEP) AQ_TRY(aq_worker_mark_heard(worker, run->step));
     }
     run->sums_here = 0;
     return AQ_OK;
@@ -375,8 +376,10 @@ static enum aq_status numbers_receive(struct aq_worker *worker, struct aq_worker
 static enum aq_status numbers_send(struct aq_worker *worker, const struct aq_worker_run *run, struct aq_edge *edge,
                                    uint32_t count)
 {
+    uint16_t flags = worker->last ? AQ_EDGE_LAST_STEP : 0;
+    if (aq_worker_mark_said(worker, run->step)) flags |= AQ_EDGE_MARK_STEP;
     for (uint32_t i = 0; i < count; i++)
-        AQ_TRY(aq_edge_send_norm(edge, run->step, run->sums[i], worker->last ? AQ_EDGE_LAST_STEP : 0));
+        AQ_TRY(aq_edge_send_norm(edge, run->step, run->sums[i], flags));
     return AQ_OK;
 }
 
