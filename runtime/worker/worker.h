@@ -58,6 +58,7 @@ struct aq_worker_times {
     uint64_t optimizer_ns; /* norm of one's own gradients, update   */
     uint64_t wait_ns;      /* nothing could run, and the device had nothing either */
     uint64_t link_wait_ns; /* of it, while a link was carrying what this stage waits for; else a neighbour works */
+    uint64_t in_wait_ns;   /* of that, the link to the stage before; the rest: to the stage behind  */
     uint64_t reduce_ns;    /* averaging with the other replicas     */
     uint64_t reduce_bytes; /* sent to them                          */
     uint64_t tied_bytes;   /* of a tied table, sent to neighbours   */
