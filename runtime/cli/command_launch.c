@@ -467,17 +467,17 @@ static enum aq_status open_metrics(struct command *command)
 
 static struct aq_launch_bounds bounds_of(const struct command *command)
 {
-    const struct aq_job *job = command->job;
     const struct aq_plan *plan = command->plan;
     return (struct aq_launch_bounds){
         .steps = plan->steps - command->shift,
         .shift = command->shift,
-        .mark_every = aq_job_every_steps(&job->checkpoint.every, plan->steps_per_epoch),
-        .evaluate_every = aq_job_every_steps(&job->train.evaluate_every, plan->steps_per_epoch),
+        .mark_every = aq_job_every_steps(&plan->job->checkpoint.every, plan->steps_per_epoch),
+        .mark_timed = plan->job->checkpoint.every.ns > 0,
+        .evaluate_every = aq_job_every_steps(&plan->job->train.evaluate_every, plan->steps_per_epoch),
         .round_steps = aq_plan_reduce_every(plan),
         .evaluates = plan->facts.heldout_samples > 0,
         .trace_bytes =
-            job->output.trace ? (uint64_t)(AQ_PLAN_TRACE_RECORDS + AQ_TRACE_NAMES_MAX) * AQ_TRACE_LINE_BYTES_MAX : 0};
+            plan->job->output.trace ? (AQ_PLAN_TRACE_RECORDS + AQ_TRACE_NAMES_MAX) * AQ_TRACE_LINE_BYTES_MAX : 0};
 }
 
 static void run_once(struct command *command, struct aq_launch_result *result)

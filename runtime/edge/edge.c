@@ -633,11 +633,12 @@ enum aq_status aq_edge_receive_norm(struct aq_edge *edge, uint64_t step, double 
     return AQ_OK;
 }
 
-bool aq_edge_norm_stops(const struct aq_edge *edge, uint64_t step)
+uint16_t aq_edge_norm_told(const struct aq_edge *edge, uint64_t step)
 {
+    uint16_t flags = 0;
     for (uint32_t i = 0; i < edge->norm_count; i++)
-        if (edge->norm_steps[i] == step && (edge->norm_flags[i] & AQ_EDGE_LAST_STEP)) return true;
-    return false;
+        if (edge->norm_steps[i] == step) flags |= edge->norm_flags[i];
+    return flags;
 }
 
 enum aq_status aq_edge_wait(struct aq_edge *edge, uint32_t seen, uint64_t deadline_ns)

@@ -114,6 +114,7 @@ struct aq_edge_batch {
 enum aq_edge_flag {
     AQ_EDGE_REMADE = 1,    /* of a MESSAGE: made again, so that its digest may be another one */
     AQ_EDGE_LAST_STEP = 1, /* stop after this step: travels with the totals of NORM, from the first stage on */
+    AQ_EDGE_MARK_STEP = 2, /* a checkpoint after this step: as LAST_STEP, where checkpoint.every is a time    */
     AQ_EDGE_CARRIED = 2,   /* the edge's own: the frame has rows alone, what they are of goes from GPU to GPU */
     AQ_EDGE_CHECKED = 8,   /* the edge's own: digests of what is to be decoded lie behind the rows (edge_check.h) */
     AQ_EDGE_CODED = 4      /* of evaluation: the forward codec, and not raw; both ends ask for it */
@@ -216,8 +217,8 @@ enum aq_status aq_edge_send_norm(struct aq_edge *edge, uint64_t step, double val
 /* AQ_AGAIN: none is here. */
 enum aq_status aq_edge_receive_norm(struct aq_edge *edge, uint64_t step, double *value, uint16_t *flags);
 
-/* Does a number of this step that has come, and was not received yet, say that the step is the last one? */
-bool aq_edge_norm_stops(const struct aq_edge *edge, uint64_t step);
+/* Flags (enum aq_edge_flag) of the numbers of this step that have come and were not received yet. */
+uint16_t aq_edge_norm_told(const struct aq_edge *edge, uint64_t step);
 
 /*
  * Sums of gradients of tensors that both sides hold, shape.shared floats in host memory: one a step each way. AQ_AGAIN:

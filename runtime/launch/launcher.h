@@ -26,6 +26,7 @@ struct aq_launch_bounds {
     uint64_t steps;          /* of the whole run                                   */
     uint64_t shift;          /* evaluations are due by steps of all: so many more, modulo 2^64           */
     uint64_t mark_every;     /* steps between checkpoints; 0: at the end alone     */
+    bool mark_timed;         /* after a time: at any step that rank 0 chooses      */
     uint64_t evaluate_every; /* steps between evaluations; 0: at the end alone     */
     bool evaluates;          /* there are held-out samples                         */
     uint32_t round_steps;    /* of which a run stops after the last one; 0 or 1: after each */

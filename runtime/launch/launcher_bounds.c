@@ -166,7 +166,7 @@ static bool check_mark(struct launcher *launcher, uint32_t rank, const json_t *m
         return refuse(launcher, rank,
                       "has a checkpoint of step %llu, having trained %llu; that of step %llu is complete",
                       (unsigned long long)step, (unsigned long long)stage->step, (unsigned long long)complete);
-    if (!launcher->stopping && step != launch->until &&
+    if (!launcher->stopping && step != launch->until && !launch->bounds.mark_timed &&
         !launcher_is_due(launch->bounds.mark_every, step, launch->bounds.steps))
         return refuse(launcher, rank, "has a checkpoint of step %llu, at which none is due", (unsigned long long)step);
     return true;

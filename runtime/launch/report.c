@@ -203,6 +203,8 @@ static json_t *make(const struct aq_report_sums *g)
     static const char *const frozen[] = {"parameters", "parameters_frozen"};
     for (size_t i = 0; i < 2 && g->start && json_object_get(g->start, frozen[1]); i++)
         json_object_set_new(report, frozen[i], copy(g->start, frozen[i]));
+    if (json_object_get(g->start, "checkpoint_seconds"))
+        json_object_set_new(report, "checkpoint_seconds", copy(g->start, "checkpoint_seconds"));
     json_object_set_new(report, "state", g->end ? copy(g->end, "state") : json_string("unfinished"));
     if (g->end && json_object_get(g->end, "cause")) json_object_set_new(report, "cause", copy(g->end, "cause"));
     json_object_set_new(report, "stages", json_integer(g->n.stages));

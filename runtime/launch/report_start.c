@@ -1,4 +1,5 @@
 /* report_start.c -- what the start line of metrics.jsonl says of the plan, for reports; see report.h. */
+#include "control.h"
 #include "plan.h"
 #include "report.h"
 
@@ -13,6 +14,18 @@ static json_t *machines(const struct aq_plan *plan)
             first++;
         number[r] = first < r ? number[first] : count++;
         json_array_append_new(list, json_integer(number[r]));
+    }
+    return list;
+}
+
+/* Of each rank; null: this machine. */
+static json_t *hosts(const struct aq_plan *plan)
+{
+    json_t *list = json_array();
+    for (uint32_t r = 0; r < plan->ranks; r++) {
+        const char *host = plan->job->pipeline.stages[r].host;
+        json_t *text = host ? json_string(host) : NULL;
+        json_array_append_new(list, text ? text : json_null());
     }
     return list;
 }
@@ -34,5 +47,9 @@ void aq_report_start(const struct aq_plan *plan, json_t *line)
     json_object_set_new(line, "optimizer", json_string(config->kind));
     json_object_set_new(line, "reduce", plan->replicas > 1 ? json_string(reduce) : json_null());
     json_object_set_new(line, "machines", machines(plan));
+    json_object_set_new(line, "hosts", hosts(plan));
     json_object_set_new(line, "checkpoint_planned", written);
+    if (job->checkpoint.every.ns > 0)
+        json_object_set_new(line, "checkpoint_seconds",
+                            aq_control_number((double)job->checkpoint.every.ns * 1e-9));
 }

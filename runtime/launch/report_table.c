@@ -136,6 +136,16 @@ static void add_frozen(struct aq_text *text, const json_t *run, const char *name
                     (unsigned long long)(all - frozen), (unsigned long long)all);
 }
 
+/* checkpoint.every as a time. */
+static void add_checkpoints(struct aq_text *text, const json_t *run, const char *name)
+{
+    char number[AQ_TEXT_NUMBER];
+    const double seconds = aq_control_number_or(run, "checkpoint_seconds", 0);
+    if (seconds > 0)
+        aq_text_add(text, "%s: a checkpoint %s after the one before, at a step that stage 0 chooses\n", name,
+                    aq_text_hours(seconds, number));
+}
+
 /* What a run went through, where it went through something. */
 static void add_mishaps(struct aq_text *text, const json_t *run, const char *name)
 {
@@ -233,6 +243,7 @@ void aq_report_table(const json_t *runs, unsigned columns, struct aq_text *text)
         const json_t *run = json_array_get(runs, r);
         name_of(run, runs, name);
         add_frozen(&below, run, name);
+        add_checkpoints(&below, run, name);
         add_coded(&below, run, name);
         add_contraction(&below, run, name);
         add_notices(&below, run, name);

@@ -64,13 +64,14 @@ enum aq_cut_kind { AQ_CUT_FLOPS = 0, AQ_CUT_MEASURED = 1 };
 /* cache.window: a count of micro-batches, or: */
 #define AQ_WINDOW_AUTO UINT32_MAX /* the plan's choice by distance (plan.h, aq_plan.ahead) */
 
-/* "2 epochs", "100 steps", or 0: never (only at the end). */
+/* "2 epochs", "100 steps", or 0: never (only at the end); checkpoint.every also "30min". */
 struct aq_job_every {
     uint64_t count;
+    uint64_t ns; /* above 0: a time in place of a count, which is 0 */
     bool epochs; /* count is of epochs, else of steps */
 };
 
-/* In steps; 0: never. */
+/* In steps; 0: never, or after a time. */
 uint64_t aq_job_every_steps(const struct aq_job_every *every, uint64_t steps_per_epoch);
 
 /* Of logits that leave the head's product on a GPU. */

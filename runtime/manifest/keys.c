@@ -15,6 +15,8 @@
 
 enum { NUMBER_BYTES = 48 };
 
+static const double often_ns_max = 31536e12; /* a year, as train.time_max */
+
 static const struct aq_key_name precision_names[] = {
     {"fp32", AQ_STAGE_FP32}, {"tf32", AQ_STAGE_TF32}, {"bf16", AQ_STAGE_BF16}, {"fp16", AQ_STAGE_FP16}, {NULL, 0}};
 static const struct aq_key_name logits_names[] = {
@@ -365,6 +367,20 @@ static enum aq_status read_every(const char *text, struct aq_job_every *out)
     return AQ_OK;
 }
 
+/* An interval, or a time with its unit: a plain number is one of steps. */
+static enum aq_status read_often(const struct aq_key *key, const char *text, struct aq_job_every *out)
+{
+    struct aq_job_every every = {0};
+    if (read_every(text, &every) == AQ_OK) {
+        *out = every;
+        return (double)every.count <= key->max ? AQ_OK : AQ_INVAL;
+    }
+    AQ_TRY(count_with_unit(text, time_units, "ns", &every.ns));
+    if (every.ns == 0 || (double)every.ns > often_ns_max) return AQ_INVAL;
+    *out = every;
+    return AQ_OK;
+}
+
 static enum aq_status read_bool(const char *text, bool *out)
 {
     static const char *const words[] = {"false", "true", "no", "yes", "off", "on"};
@@ -499,6 +515,12 @@ enum aq_status aq_key_read(const struct aq_key *key, const char *text, bool quot
         memcpy(to, &every, sizeof every);
         return AQ_OK;
     }
+    case AQ_KEY_OFTEN: {
+        struct aq_job_every every;
+        AQ_TRY(read_often(key, text, &every));
+        memcpy(to, &every, sizeof every);
+        return AQ_OK;
+    }
     case AQ_KEY_BOOL:
         return quoted ? AQ_INVAL : read_bool(text, to);
     case AQ_KEY_BYTES:
@@ -542,7 +564,9 @@ static bool write_name(const struct aq_key *key, int value, struct aq_text *out)
 
 static bool write_every(const struct aq_job_every *every, struct aq_text *out)
 {
-    if (every->count == 0)
+    if (every->ns > 0)
+        aq_text_add(out, "%lluns", (unsigned long long)every->ns);
+    else if (every->count == 0)
         aq_text_add(out, "0");
     else
         aq_text_add(out, "%llu %s%s", (unsigned long long)every->count, every->epochs ? "epoch" : "step",
@@ -626,6 +650,7 @@ bool aq_key_write(const struct aq_key *key, const void *base, struct aq_text *ou
         aq_text_add(out, "%lluns", (unsigned long long)*(const uint64_t *)from);
         return true;
     case AQ_KEY_EVERY:
+    case AQ_KEY_OFTEN:
         return write_every(from, out);
     default:
         return false;

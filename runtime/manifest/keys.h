@@ -29,6 +29,7 @@ enum aq_key_kind {
     AQ_KEY_RATE,      /* double of Mbit/s, "100mbit", "1gbit"                                     */
     AQ_KEY_DURATION,  /* uint64_t of nanoseconds, "30s", "500ms"; plain: seconds                  */
     AQ_KEY_EVERY,     /* struct aq_job_every                                                      */
+    AQ_KEY_OFTEN,     /* struct aq_job_every, which may be a time: "30min"                        */
     AQ_KEY_COUNT,     /* uint32_t, "auto" is 0                                                    */
     AQ_KEY_WINDOW,    /* uint32_t, "auto" is AQ_WINDOW_AUTO, for 0 is a count                             */
     AQ_KEY_IN_FLIGHT, /* uint32_t, "auto", "default", "classic"                                   */

@@ -25,6 +25,7 @@ static void type_of(const struct aq_key *key, char *text, size_t bytes)
                                         [AQ_KEY_RATE] = "rate",
                                         [AQ_KEY_DURATION] = "duration",
                                         [AQ_KEY_EVERY] = "interval",
+                                        [AQ_KEY_OFTEN] = "interval or duration",
                                         [AQ_KEY_COUNT] = "count or word",
                                         [AQ_KEY_WINDOW] = "count or word",
                                         [AQ_KEY_IN_FLIGHT] = "count or word",
@@ -77,10 +78,12 @@ void aq_key_wants(const struct aq_key *key, char *text, size_t bytes)
     char type[128], range[80];
     type_of(key, type, sizeof type);
     const bool ranged = range_of(key, range, sizeof range);
+    const bool every = key->kind == AQ_KEY_EVERY || key->kind == AQ_KEY_OFTEN;
     const char *hint = key->kind == AQ_KEY_BYTES       ? ", as in 64MiB"
                        : key->kind == AQ_KEY_RATE      ? ", as in 100mbit"
                        : key->kind == AQ_KEY_DURATION  ? ", as in 30s, 20min"
                        : key->kind == AQ_KEY_EVERY     ? ", as in '1 epoch' or '200 steps'"
+                       : key->kind == AQ_KEY_OFTEN     ? ", as in '1 epoch', '200 steps' or '30min'"
                        : key->kind == AQ_KEY_IN_FLIGHT ? ", 'auto', 'default' or 'classic'"
                        : key->kind == AQ_KEY_SCALE     ? ", or 'auto'"
                        : key->kind == AQ_KEY_COUNT     ? ", or 'auto'"
@@ -88,12 +91,11 @@ void aq_key_wants(const struct aq_key *key, char *text, size_t bytes)
                        : strcmp(key->unit, "ms") == 0  ? ", as in 20ms, 0.1s"
                                                        : "";
     snprintf(text, bytes, "%s%s%s%s%s%s%s",
-             key->names                  ? "one of "
-             : key->kind == AQ_KEY_BOOL  ? ""
-             : key->kind == AQ_KEY_EVERY ? "an "
-                                         : "a ",
-             type, ranged ? ", " : "", range, *key->unit && key->kind != AQ_KEY_EVERY ? " " : "",
-             key->kind != AQ_KEY_EVERY ? key->unit : "", hint);
+             key->names                 ? "one of "
+             : key->kind == AQ_KEY_BOOL ? ""
+             : every                    ? "an "
+                                        : "a ",
+             type, ranged ? ", " : "", range, *key->unit && !every ? " " : "", every ? "" : key->unit, hint);
 }
 
 /* "  prefix.name   what it can be; default X", and below it what it means, both folded. */

@@ -147,6 +147,13 @@ static void check_best(struct aq_manifest *manifest)
                           "checkpoint.every, both in steps or both in epochs");
 }
 
+/* A client's first stage would decide how often the server writes. */
+static void check_timed(struct aq_manifest *manifest)
+{
+    if (manifest->job.checkpoint.every.ns > 0 && manifest->job.split.clients > 0)
+        aq_manifest_error(manifest, "checkpoint.every", "a time does not go with split.clients: set steps or epochs");
+}
+
 /* "layer 3" or "layers 3-5". */
 static const char *layers_text(uint32_t first, uint32_t end, char text[LAYERS_BYTES])
 {
@@ -770,6 +777,7 @@ void aq_manifest_check(struct aq_manifest *manifest)
     check_data(manifest);
     check_train(manifest);
     check_best(manifest);
+    check_timed(manifest);
     if (model) check_cut(manifest);
     if (model && manifest->errors.count == 0) check_freeze(manifest);
     check_edges(manifest);

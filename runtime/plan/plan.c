@@ -468,7 +468,7 @@ static void memory_fill(struct plan_open *open, uint32_t s)
         line(stage, "distance correlation", aq_plan_correlation_bytes(plan));
     line(stage, "program", AQ_PLAN_PROCESS_BYTES);
     /* A checkpoint is written from a copy while training goes on; one at the end alone needs none. */
-    if (job->checkpoint.every.count)
+    if (job->checkpoint.every.count > 0 || job->checkpoint.every.ns > 0)
         line(stage, "snapshot",
              (size->parameters * (1 + job->train.staleness) + size->buffers) * sizeof(float) +
                  aq_plan_optimizer_bytes(plan, size->parameters)); /* scratch: a little more */

@@ -434,6 +434,19 @@ static void print_smaller(const struct aq_plan *plan, uint64_t cache_bytes, stru
     aq_text_add(text, "fewer samples (data.train_samples_max) or fewer cuts\n");
 }
 
+/* checkpoint.every as a time: no step is known before the run. */
+static void print_checkpoints(const struct aq_plan *plan, const struct aq_plan_totals *totals, struct aq_text *text)
+{
+    char every[AQ_TEXT_NUMBER];
+    const double seconds = (double)plan->job->checkpoint.every.ns * 1e-9;
+    if (seconds == 0) return;
+    aq_text_add(text, "checkpoint  %s after the one before, at a step that stage 0 chooses",
+                aq_text_hours(seconds, every));
+    if (totals->seconds > 0)
+        aq_text_add(text, "; about %.0f in this run and one at its end", floor(totals->seconds / seconds));
+    aq_text_add(text, "\n");
+}
+
 /* A cache much larger than what is trained on is worth a word before it fills a disk. */
 static void print_totals(const struct aq_plan *plan, const struct aq_plan_totals *totals, struct aq_text *text)
 {
@@ -445,6 +458,7 @@ static void print_totals(const struct aq_plan *plan, const struct aq_plan_totals
         aq_text_add(text, "all  ");
     aq_text_add(text, "a machine sends %s and has %s on disk%s\n", aq_text_size(totals->sent_bytes, a),
                 aq_text_size(totals->disk_bytes, b), totals->machines > 1 ? " at most" : "");
+    print_checkpoints(plan, totals, text);
     if (totals->cache_bytes == 0) return;
     aq_text_add(text, "disk %s of caches for %s of data: %s\n", aq_text_size(totals->cache_bytes, a),
                 aq_text_size(totals->data_bytes, b),

@@ -78,9 +78,31 @@ const char *aq_board_rank_name(const struct aq_board_view *view, uint32_t rank, 
     return out;
 }
 
+double aq_board_link_wait(const struct aq_board_rank *rank, bool in)
+{
+    const double all = rank->parts[AQ_BOARD_LINK_WAIT];
+    if (!(rank->seconds > 0) || !isfinite(all)) return (double)NAN;
+    const double before = isfinite(rank->in_wait) ? fmin(fmax(rank->in_wait, 0), all) : 0; /* the first has no such */
+    return (in ? before : all - before) / rank->seconds;
+}
+
+double aq_board_sent(const struct aq_board_view *view)
+{
+    double all = 0;
+    for (uint32_t r = 0; r < view->ranks; r++)
+        for (int i = 0; i < AQ_BOARD_WAYS; i++)
+            all += view->rank[r].bytes_all[i];
+    return all;
+}
+
+double aq_board_stage_hours(const struct aq_board_view *view)
+{
+    return view->up_s * view->ranks / 3600;
+}
+
 static void forget_steps(struct aq_board_rank *rank)
 {
-    rank->seconds = (double)NAN;
+    rank->seconds = rank->in_wait = (double)NAN;
     for (int i = 0; i < AQ_BOARD_PARTS; i++)
         rank->parts[i] = (double)NAN;
     for (int i = 0; i < AQ_BOARD_GAUGES; i++)
@@ -152,11 +174,16 @@ static double item(const json_t *line, const char *key, size_t rank)
     return json_is_number(value) ? json_number_value(value) : (double)NAN;
 }
 
-static void take_rank(struct aq_board_rank *rank, const json_t *line, uint32_t r)
+static void take_rank(struct aq_board_rank *rank, const json_t *line, uint32_t r, uint64_t step)
 {
+    struct aq_board_past *past = &rank->past[step % AQ_BOARD_STEPS];
     rank->seconds = item(line, "stage_seconds", r);
-    for (int i = 0; i < AQ_BOARD_PARTS; i++)
+    rank->in_wait = item(line, "in_wait_ns", r) * 1e-9;
+    past->seconds = (float)rank->seconds;
+    for (int i = 0; i < AQ_BOARD_PARTS; i++) {
         rank->parts[i] = item(line, parts[i].key, r) * 1e-9;
+        past->parts[i] = (float)rank->parts[i];
+    }
     for (int i = 0; i < AQ_BOARD_GAUGES; i++)
         rank->gauges[i] = item(line, gauges[i], r);
     for (int i = 0; i < AQ_BOARD_WAYS; i++) {
@@ -181,7 +208,9 @@ static void on_step(struct aq_board *board, const json_t *line)
     view->time = aq_control_number_or(line, "time", (double)NAN);
     if (aq_control_bool_or(line, "skipped", false)) view->skipped++;
     for (uint32_t r = 0; r < view->ranks; r++)
-        take_rank(&view->rank[r], line, r);
+        take_rank(&view->rank[r], line, r, view->step);
+    view->past[view->step % AQ_BOARD_STEPS].step = view->step;
+    view->past[view->step % AQ_BOARD_STEPS].seconds = view->seconds;
     if (view->seconds > 0) board->pace = board->pace > 0 ? 0.9 * board->pace + 0.1 * view->seconds : view->seconds;
     view->left_s = view->steps >= view->step ? (double)(view->steps - view->step) * board->pace : (double)NAN;
     if (view->state == AQ_BOARD_STARTING || view->state == AQ_BOARD_RESTARTING) view->state = AQ_BOARD_RUNNING;
@@ -196,6 +225,11 @@ static void on_start(struct aq_board *board, const json_t *line)
     snprintf(view->codec, sizeof view->codec, "%s", aq_control_text_or(line, "codec", ""));
     view->stages = P >= 1 && P <= AQ_JOB_STAGES_MAX ? (uint32_t)P : 1;
     view->ranks = W >= 1 && W <= AQ_JOB_RANKS_MAX / view->stages ? view->stages * (uint32_t)W : view->stages;
+    for (uint32_t r = 0; r < view->ranks; r++) {
+        const char *host = json_string_value(json_array_get(json_object_get(line, "hosts"), r));
+        snprintf(view->rank[r].host, sizeof view->rank[r].host, "%s", host ? host : "");
+    }
+    memset(view->past, 0, sizeof view->past);
     view->steps = aq_control_u64_or(line, "steps_planned", 0);
     view->step = view->mark = aq_control_u64_or(line, "resumed", 0);
     set_state(board, AQ_BOARD_STARTING, "starts daemons and workers");

@@ -3,7 +3,7 @@
  *
  * The launcher tells the board what it tells its person and metrics.jsonl anyway: lines (aq_board_line), what is being
  * done (aq_board_phase), its stages (aq_board_ranks). Who looks takes a view, a copy of all of it, and renders that in
- * its own time: nothing that looks can hold up the launcher for longer than the copy of some 400 KiB.
+ * its own time: nothing that looks can hold up the launcher for longer than the copy of about 600 KiB.
  *
  * A state that is not "running" always says what it waits for, since when, and what a person can do.
  *
@@ -57,6 +57,9 @@ const char *aq_board_part_name(enum aq_board_part part);    /* "link_wait"   */
 const char *aq_board_gauge_name(enum aq_board_gauge gauge); /* "contraction" */
 const char *aq_board_way_name(enum aq_board_way way);       /* "forward"     */
 
+/* Steps that a timeline shows. */
+enum { AQ_BOARD_STEPS = 24 };
+
 struct aq_board_rank {
     bool lives; /* its process has been started and has not ended */
     int pid;
@@ -66,6 +69,11 @@ struct aq_board_rank {
     double seconds;                                        /* of its last step; NaN: none yet                      */
     double parts[AQ_BOARD_PARTS], gauges[AQ_BOARD_GAUGES]; /* NaN: it has none       */
     double bytes[AQ_BOARD_WAYS], bytes_all[AQ_BOARD_WAYS]; /* that links carried: in the step, since the launch began */
+    double in_wait;  /* of AQ_BOARD_LINK_WAIT, for the link to the stage before; NaN: not known */
+    char host[64];   /* as the manifest has it; "": this machine                                */
+    struct aq_board_past {
+        float seconds, parts[AQ_BOARD_PARTS]; /* NaN: none */
+    } past[AQ_BOARD_STEPS];                   /* of step s in place s modulo AQ_BOARD_STEPS */
 };
 
 enum { AQ_BOARD_NOTICES_MAX = 8 };
@@ -87,6 +95,10 @@ struct aq_board_view {
     uint32_t notices; /* what was found to be lost (cut_judge.h) */
     struct aq_board_notice notice[AQ_BOARD_NOTICES_MAX];
     struct aq_board_rank rank[AQ_JOB_RANKS_MAX];
+    struct {
+        uint64_t step; /* 0: none */
+        double seconds;
+    } past[AQ_BOARD_STEPS]; /* the last steps, of step s in place s modulo AQ_BOARD_STEPS */
     struct aq_curve curve;
 };
 
@@ -127,5 +139,14 @@ uint32_t aq_board_findings(const struct aq_board_view *view, struct aq_board_fin
 /* "stage 2", or "replica 1 stage 2". */
 enum { AQ_BOARD_NAME_BYTES = 48 };
 const char *aq_board_rank_name(const struct aq_board_view *view, uint32_t rank, char out[AQ_BOARD_NAME_BYTES]);
+
+/*
+ * The share of its last step that a rank waited for the link to the stage before (`in`) or behind it. NaN: not known.
+ */
+double aq_board_link_wait(const struct aq_board_rank *rank, bool in);
+
+/* Of the launch: bytes that all links carried, and hours of all stages. */
+double aq_board_sent(const struct aq_board_view *view);
+double aq_board_stage_hours(const struct aq_board_view *view);
 
 #endif

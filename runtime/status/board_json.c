@@ -33,13 +33,21 @@ static json_t *rank_of(const struct aq_board_view *view, uint32_t r)
                      all);
 }
 
+static json_t *with_waits(const struct aq_board_rank *rank, json_t *out)
+{
+    json_object_set_new(out, "host", *rank->host ? text_of(rank->host) : json_null());
+    json_object_set_new(out, "waits_for_link_before", aq_control_number(aq_board_link_wait(rank, true)));
+    json_object_set_new(out, "waits_for_link_behind", aq_control_number(aq_board_link_wait(rank, false)));
+    return out;
+}
+
 void aq_board_json(const struct aq_board_view *view, struct aq_text *out)
 {
     struct aq_board_finding findings[AQ_BOARD_FINDINGS_MAX];
     const uint32_t count = aq_board_findings(view, findings);
     json_t *ranks = json_array(), *found = json_array();
     for (uint32_t r = 0; r < view->ranks; r++)
-        json_array_append_new(ranks, rank_of(view, r));
+        json_array_append_new(ranks, with_waits(&view->rank[r], rank_of(view, r)));
     for (uint32_t i = 0; i < count; i++)
         json_array_append_new(found, json_pack("{s:s, s:o, s:s}", "grade", findings[i].bad ? "bad" : "doubtful", "text",
                                                text_of(findings[i].text), "remedy", findings[i].remedy));
@@ -62,7 +70,9 @@ void aq_board_json(const struct aq_board_view *view, struct aq_text *out)
                    {"sequences_per_second", view->speed},
                    {"seconds", view->time},
                    {"left_seconds", view->left_s},
-                   {"up_seconds", view->up_s}};
+                   {"up_seconds", view->up_s},
+                   {"sent_bytes", aq_board_sent(view)},
+                   {"stage_hours", aq_board_stage_hours(view)}};
     for (size_t i = 0; i < sizeof figures / sizeof *figures; i++)
         json_object_set_new(all, figures[i].name, aq_control_number(figures[i].value));
     json_object_set_new(all, "findings", found);

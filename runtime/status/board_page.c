@@ -11,7 +11,10 @@
 #include "plot.h"
 #include "xml_text.h"
 
-enum { PLOT_WIDTH = 720, PLOT_HEIGHT = 320, BAR_WIDTH = 1000 };
+enum { PLOT_WIDTH = 720, PLOT_HEIGHT = 320, BAR_WIDTH = 1000, TRACKS_MAX = 32 };
+
+#define LINK_BUSY  0.3 /* of a step that a stage waits for a link: as much as this is the first thing to mend */
+#define LINK_DOUBT 0.1
 
 static const struct {
     enum aq_board_part part;
@@ -56,7 +59,7 @@ static void duration(struct aq_text *out, const char *name, double seconds)
 
 static void head(const struct aq_board_view *view, struct aq_text *out)
 {
-    char since[AQ_TEXT_NUMBER];
+    char since[AQ_TEXT_NUMBER], sent[AQ_TEXT_NUMBER];
     const char *state = aq_board_state_text(view->state);
     const double share = view->steps ? (double)view->step / (double)view->steps : 0;
     aq_text_add(out, "<header><h1>");
@@ -64,7 +67,7 @@ static void head(const struct aq_board_view *view, struct aq_text *out)
     aq_text_add(out, "</h1><p class=\"state %s\">%s</p><p>", state, state);
     if (*view->waits) {
         aq_text_xml(out, view->waits);
-        aq_text_add(out, " for %s", span(view->waits_s, since));
+        if (view->waits_s >= 1) aq_text_add(out, " for %s", span(view->waits_s, since));
     }
     if (view->state == AQ_BOARD_FAILED || view->state == AQ_BOARD_RESTARTING) {
         aq_text_add(out, "%s", *view->waits ? "; " : "");
@@ -86,7 +89,10 @@ static void head(const struct aq_board_view *view, struct aq_text *out)
     figure(out, "gradient norm", 3, view->grad_norm);
     duration(out, "trained", view->time);
     duration(out, "left", view->left_s);
-    aq_text_add(out, "<div><dt>checkpoint</dt><dd>%llu</dd></div><div><dt>codec</dt><dd>",
+    aq_text_add(out, "<div><dt>sent, all links</dt><dd>%s</dd></div>",
+                aq_text_size((uint64_t)aq_board_sent(view), sent));
+    figure(out, "stage hours", 3, aq_board_stage_hours(view));
+    aq_text_add(out, "<div><dt>checkpoint</dt><dd>%llu</dd></div><div class=\"long\"><dt>codec</dt><dd>",
                 (unsigned long long)view->mark);
     aq_text_xml(out, view->codec);
     aq_text_add(out, "</dd></div></dl>\n");
@@ -118,15 +124,22 @@ static void curve(const struct aq_board_view *view, enum aq_curve_y y, const cha
     aq_text_add(out, "</section>\n");
 }
 
+/* Seconds of one colour in a rank's step; 0: it has none of that. */
+static double part_of(double link_wait, double cache_wait, double value, enum aq_board_part part)
+{
+    if (!isfinite(value)) return 0;
+    if (part != AQ_BOARD_WAIT) return value;
+    return value - fmax(link_wait, 0) - fmax(cache_wait, 0); /* those two have colours of their own */
+}
+
 /* Of a rank's step as a bar: what is not in it is other work (data, copies). */
 static void bar(const struct aq_board_rank *rank, struct aq_text *out)
 {
     double at = 0;
     aq_text_add(out, "<svg class=\"bar\" viewBox=\"0 0 %d 20\" preserveAspectRatio=\"none\" role=\"img\">", BAR_WIDTH);
     for (int i = 0; rank->seconds > 0 && i < BAR_PARTS; i++) {
-        double value = rank->parts[bar_parts[i].part];
-        if (bar_parts[i].part == AQ_BOARD_WAIT) /* those two have bars of their own */
-            value -= fmax(rank->parts[AQ_BOARD_LINK_WAIT], 0) + fmax(rank->parts[AQ_BOARD_CACHE_WAIT], 0);
+        const double value = part_of(rank->parts[AQ_BOARD_LINK_WAIT], rank->parts[AQ_BOARD_CACHE_WAIT],
+                                     rank->parts[bar_parts[i].part], bar_parts[i].part);
         const double left = BAR_WIDTH - at, width = fmin(value / rank->seconds * BAR_WIDTH, left);
         if (!(width > 0)) continue;
         aq_text_add(out, "<rect class=\"%s\" x=\"%.1f\" width=\"%.1f\" height=\"20\"><title>%s %.0f %%</title></rect>",
@@ -134,6 +147,115 @@ static void bar(const struct aq_board_rank *rank, struct aq_text *out)
         at += width;
     }
     aq_text_add(out, "</svg>");
+}
+
+/* The last steps of a rank, one behind the other, to scale; in each the parts in the order of the key. */
+static void track(const struct aq_board_view *view, uint32_t r, uint64_t first, double all, struct aq_text *out)
+{
+    double begin = 0;
+    aq_text_add(out, "<svg class=\"bar\" viewBox=\"0 0 %d 20\" preserveAspectRatio=\"none\" role=\"img\">", BAR_WIDTH);
+    for (uint64_t step = first; step <= view->step; step++) {
+        const uint32_t place = (uint32_t)(step % AQ_BOARD_STEPS);
+        const struct aq_board_past *past = &view->rank[r].past[place];
+        const double end = begin + view->past[place].seconds / all * BAR_WIDTH;
+        double at = begin;
+        for (int i = 0; i < BAR_PARTS; i++) {
+            const double value =
+                part_of((double)past->parts[AQ_BOARD_LINK_WAIT], (double)past->parts[AQ_BOARD_CACHE_WAIT],
+                        (double)past->parts[bar_parts[i].part], bar_parts[i].part);
+            const double width = fmin(value / all * BAR_WIDTH, end - at);
+            if (!(width >= 0.05)) continue;
+            aq_text_add(out, "<rect class=\"%s\" x=\"%.1f\" width=\"%.1f\" height=\"20\"/>", bar_parts[i].colour, at,
+                        width);
+            at += width;
+        }
+        aq_text_add(out, "<path class=\"edge\" d=\"M%.1f 0v20\"><title>step %llu: %.4g s</title></path>", end,
+                    (unsigned long long)step, view->past[place].seconds);
+        begin = end;
+    }
+    aq_text_add(out, "</svg>");
+}
+
+static void timeline(const struct aq_board_view *view, struct aq_text *out)
+{
+    char name[AQ_BOARD_NAME_BYTES], length[AQ_TEXT_NUMBER];
+    double all = 0;
+    uint64_t first = view->step + 1;
+    for (; first > 1 && view->step + 2 - first <= AQ_BOARD_STEPS; first--) {
+        const uint32_t place = (uint32_t)((first - 1) % AQ_BOARD_STEPS);
+        if (view->past[place].step != first - 1 || !(view->past[place].seconds > 0)) break;
+        all += view->past[place].seconds;
+    }
+    if (!(all > 0)) return;
+    const uint32_t rows = view->ranks < TRACKS_MAX ? view->ranks : TRACKS_MAX;
+    aq_text_add(out,
+                "<section><h2>Steps %llu to %llu <small>%s; within a step by kind, not by time</small></h2>"
+                "<table class=\"tracks\">",
+                (unsigned long long)first, (unsigned long long)view->step, span(all, length));
+    for (uint32_t r = 0; r < rows; r++) {
+        aq_text_add(out, "<tr><td>%s</td><td>", aq_board_rank_name(view, r, name));
+        track(view, r, first, all, out);
+        aq_text_add(out, "</td></tr>\n");
+    }
+    aq_text_add(out, "</table>");
+    if (rows < view->ranks) aq_text_add(out, "<small>the first %u of %u stages</small>", rows, view->ranks);
+    aq_text_add(out, "</section>\n");
+}
+
+/* One way over a link: what it carried in the last step. */
+static void way(struct aq_text *out, const char *class, const char *name, double bytes, double seconds)
+{
+    if (bytes > 0 && seconds > 0)
+        aq_text_add(out, "<span class=\"%s\">%s %.3g Mbit/s</span>", class, name, bytes * 8e-6 / seconds);
+    else
+        aq_text_add(out, "<span class=\"%s\">%s &ndash;</span>", class, name);
+}
+
+/* The link from rank r to the next one, and which of its two stages waits longer for it. */
+static void map_link(const struct aq_board_view *view, uint32_t r, struct aq_text *out)
+{
+    const struct aq_board_rank *from = &view->rank[r], *to = &view->rank[r + 1];
+    const double before = aq_board_link_wait(from, false), behind = aq_board_link_wait(to, true);
+    const bool second = !(before > behind);
+    const double share = second ? behind : before;
+    const uint32_t P = view->stages;
+    aq_text_add(out, "<div class=\"link%s\">",
+                share > LINK_BUSY     ? " busy"
+                : share > LINK_DOUBT ? " doubtful"
+                                     : "");
+    way(out, "f", "forward", from->bytes[AQ_BOARD_FORWARD], from->seconds);
+    way(out, "b", "backward", to->bytes[AQ_BOARD_BACKWARD], to->seconds);
+    if (share >= 0.005)
+        aq_text_add(out, "<small>stage %u waits for it %.0f %%</small>", (r + second) % P, share * 100);
+    else if (isfinite(share))
+        aq_text_add(out, "<small>nobody waits for it</small>");
+    aq_text_add(out, "</div>");
+}
+
+static void map(const struct aq_board_view *view, struct aq_text *out)
+{
+    char name[AQ_BOARD_NAME_BYTES];
+    if (view->stages < 2) return;
+    const uint32_t rows = view->ranks < TRACKS_MAX ? view->ranks : TRACKS_MAX;
+    aq_text_add(out, "<section><h2>Links' map</h2>");
+    for (uint32_t r = 0; r < rows; r++) {
+        const struct aq_board_rank *rank = &view->rank[r];
+        const double works = rank->parts[AQ_BOARD_COMPUTE] / rank->seconds;
+        if (r % view->stages == 0) aq_text_add(out, "%s<div class=\"map\">", r > 0 ? "</div>\n" : "");
+        aq_text_add(out, "<div class=\"node\"><b>%s</b>", aq_board_rank_name(view, r, name));
+        if (*rank->host) {
+            aq_text_add(out, "<span>");
+            aq_text_xml(out, rank->host);
+            aq_text_add(out, "</span>");
+        }
+        aq_text_add(out, "<small>%s</small>", rank->lives ? aq_doing_text(rank->doing) : "is not there");
+        if (isfinite(works)) aq_text_add(out, "<small>computes %.0f %%</small>", fmin(works, 1) * 100);
+        aq_text_add(out, "</div>");
+        if (r % view->stages + 1 < view->stages && r + 1 < view->ranks) map_link(view, r, out);
+    }
+    aq_text_add(out, "</div>");
+    if (rows < view->ranks) aq_text_add(out, "<small>the first %u of %u stages</small>", rows, view->ranks);
+    aq_text_add(out, "</section>\n");
 }
 
 static void stages(const struct aq_board_view *view, struct aq_text *out)
@@ -206,7 +328,9 @@ void aq_board_body(const struct aq_board_view *view, struct aq_text *out)
     curve(view, AQ_CURVE_CQ, "c_Q of the worst cut", out);
     aq_text_add(out, "</div>\n");
     if (view->ranks > 0) {
+        map(view, out);
         stages(view, out);
+        timeline(view, out);
         links(view, out);
     }
 }
@@ -228,10 +352,10 @@ void aq_board_page(const struct aq_board_view *view, struct aq_text *out)
 }
 
 const char aq_board_css[] =
-    ":root{color-scheme:light dark;--line:#8884;--bad:#c22;--doubt:#b70;--well:#197a3e}\n"
+    ":root{color-scheme:light dark;--line:#8884;--bad:#c22;--doubt:#b70;--well:#197a3e;--page:#fff}\n"
     "*{box-sizing:border-box}\n"
     "body{margin:0 auto;max-width:1500px;padding:1rem;font:15px/1.45 "
-    "system-ui,sans-serif;background:#fff;color:#1b1b1f}\n"
+    "system-ui,sans-serif;background:var(--page);color:#1b1b1f}\n"
     "header{display:grid;grid-template-columns:auto auto 1fr;gap:.2rem 1rem;align-items:center}\n"
     "h1{font-size:1.4rem;margin:0;overflow-wrap:anywhere}h2{font-size:1.05rem;margin:1.2rem 0 .4rem}\n"
     "header p{margin:0;overflow-wrap:anywhere}progress{grid-column:1/-1;width:100%;height:.6rem}\n"
@@ -258,14 +382,28 @@ const char aq_board_css[] =
     "span::before{content:\"\";display:inline-block;width:.8em;\n"
     "height:.8em;margin-right:.3em;border-radius:2px;background:#999}\n"
     ".key .c0::before{background:#0072b2}.key .c1::before{background:#56b4e9}.key .c2::before{background:#009e73}\n"
+    ".tracks td:last-child{width:99%}.edge{stroke:var(--page);stroke-width:1;vector-effect:non-scaling-stroke}\n"
+    ".map{display:flex;flex-wrap:wrap;row-gap:.6rem;margin:.4rem 0}.map small{white-space:nowrap}\n"
+    ".node,.link{display:flex;flex-direction:column;justify-content:center}\n"
+    ".node{border:1px solid var(--line);border-radius:.4rem;padding:.35rem .7rem;min-width:9rem}\n"
+    ".link{flex:1;min-width:11rem;max-width:22rem;text-align:center;font-variant-numeric:tabular-nums}\n"
+    ".link .f{border-bottom:3px solid var(--well);padding-bottom:.15rem}.f::after{content:\" \\2192\"}"
+    ".b::before{content:\"\\2190\\00a0\"}\n"
+    ".link.busy .f{border-color:var(--bad)}.link.doubtful .f{border-color:var(--doubt)}\n"
+    "h2 small{font-weight:normal}\n"
     ".key .c3::before{background:#cc79a7}.key .c4::before{background:#d55e00}.key .c5::before{background:#e69f00}\n"
     "#gone{display:none;background:var(--bad);color:#fff;padding:.4rem .8rem;margin:0 0 1rem;border-radius:.3rem}\n"
     ".gone #gone{display:block}.gone "
     "main{opacity:.5}footer{margin-top:1.5rem;opacity:.7;font-size:.85rem}a{color:inherit}\n"
-    "@media(prefers-color-scheme:dark){body{background:#16171b;color:#e6e6ea}:root{--bad:#e5484d;--doubt:#d98b14}.plot "
+    "@media(prefers-color-scheme:dark){body{color:#e6e6ea}:root{--page:#16171b;--bad:#e5484d;--doubt:#d98b14}.plot "
     "path,.plot circle{filter:brightness(1.5)}}\n"
     "@media(max-width:40rem){header{grid-template-columns:1fr auto}header p:nth-of-type(2){grid-column:1/-1}\n"
-    "dl{grid-template-columns:repeat(auto-fit,minmax(6.5rem,1fr))}}\n";
+    "dl{grid-template-columns:repeat(auto-fit,minmax(6.5rem,1fr))}.long{grid-column:span 2}\n"
+    ".plot text{font-size:22px}.plot .side,.plot .note{display:none}\n"
+    ".map{flex-direction:column}.link{max-width:none;padding:.3rem 0;border-left:3px solid var(--well);"
+    "margin-left:1.5rem}\n"
+    ".link .f{border:0}.link.busy{border-color:var(--bad)}.link.doubtful{border-color:var(--doubt)}\n"
+    ".f::after{content:\" \\2193\"}.b::before{content:\"\\2191\\00a0\"}}\n";
 
 const char aq_board_js[] =
     "'use strict';\n"

@@ -14,8 +14,8 @@ static const char *const x_names[AQ_CURVE_XS] = {"step", "time", "bytes"};
 static const char *const y_names[AQ_CURVE_YS] = {"loss", "c_q", "speed"};
 static const char *const y_labels[AQ_CURVE_YS] = {"loss (nats a target)", "c_Q of the worst cut", "sequences a second"};
 
-enum { TICKS = 6, TICKS_MAX = 32, LEGEND_LINE = 20, CHAR_WIDTH = 8 };
-enum { LEFT = 72, RIGHT = 20, TOP = 44, BOTTOM = 52 }; /* margins, in units of the picture */
+enum { RINGS_MANY = 60, TICKS = 6, TICKS_MAX = 32, LEGEND_LINE = 20, CHAR_WIDTH = 8 };
+enum { LEFT = 72, RIGHT = 20, TOP = 44, BOTTOM = 66 }; /* margins, in units of the picture */
 
 const char *aq_plot_x_name(enum aq_curve_x x)
 {
@@ -149,8 +149,9 @@ static void grid(const struct frame *frame, struct aq_text *out)
     aq_text_add(out, "<path d=\"M%d %dV%.1fH%.1f\" fill=\"none\" stroke=\"currentColor\"/>\n", LEFT, TOP, bottom,
                 right);
     aq_text_add(out, "<text x=\"%.1f\" y=\"%u\" text-anchor=\"middle\">%s</text>", (LEFT + right) / 2,
-                plot->height - 14, frame->x_label);
-    aq_text_add(out, "<text transform=\"translate(18 %.1f) rotate(-90)\" text-anchor=\"middle\">%s</text>\n",
+                plot->height - 30, frame->x_label);
+    aq_text_add(out,
+                "<text class=\"side\" transform=\"translate(18 %.1f) rotate(-90)\" text-anchor=\"middle\">%s</text>\n",
                 (TOP + bottom) / 2, y_labels[plot->y]);
 }
 
@@ -192,8 +193,9 @@ static void thick(const struct frame *frame, const struct aq_curve *run, const c
     }
     aq_text_add(out, "\" fill=\"none\" stroke=\"%s\" stroke-width=\"2.5\" stroke-linejoin=\"round\"/>\n", colour);
     for (uint32_t i = 0; frame->plot->y == AQ_CURVE_LOSS && i < run->evals; i++)
-        aq_text_add(out, "<circle cx=\"%.1f\" cy=\"%.1f\" r=\"5\" fill=\"none\" stroke=\"%s\" stroke-width=\"2\"/>\n",
-                    x_of(frame, run->heldout[i].x[frame->plot->x]), y_of(frame, run->heldout[i].loss), colour);
+        aq_text_add(out, "<circle cx=\"%.1f\" cy=\"%.1f\" r=\"%d\" fill=\"none\" stroke=\"%s\" stroke-width=\"2\"/>\n",
+                    x_of(frame, run->heldout[i].x[frame->plot->x]), y_of(frame, run->heldout[i].loss),
+                    run->evals > RINGS_MANY ? 2 : 5, colour);
 }
 
 /* What tells runs apart: their codecs where these differ, else their folders. */
@@ -213,7 +215,7 @@ static void legend(const struct frame *frame, const struct aq_curve *const *runs
     const bool codecs = by_codec(runs, count);
     for (uint32_t r = 0; r < count; r++) {
         const struct aq_curve *run = runs[r];
-        const double y = TOP + 18 + (double)r * LEGEND_LINE;
+        const double y = (count > 1 ? TOP + 18 : TOP - 14) + (double)r * LEGEND_LINE; /* of one: above its curve */
         char last[AQ_TEXT_NUMBER], held[AQ_TEXT_NUMBER];
         aq_text_add(out, "<text x=\"%u\" y=\"%.1f\" text-anchor=\"end\">", plot->width - RIGHT - 42, y);
         if (!plot->inside) aq_text_xml(out, codecs ? run->codec : run->name);
@@ -291,8 +293,9 @@ enum aq_status aq_plot_svg(const struct aq_plot *plot, const struct aq_curve *co
         thick(&frame, runs[r], colours[r], width, out);
     legend(&frame, runs, count, out);
     aq_text_add(out,
-                "<text x=\"%d\" y=\"%u\" font-size=\"11\" opacity=\"0.7\">thick: mean of %u %s; thin: %s%s%s</text>\n",
-                LEFT + 6, plot->height - BOTTOM - 8, width, band ? "points" : "steps",
+                "<text class=\"note\" x=\"%d\" y=\"%u\" font-size=\"11\" opacity=\"0.7\">thick: mean of %u %s; thin: "
+                "%s%s%s</text>\n",
+                LEFT, plot->height - 8, width, band ? "points" : "steps",
                 band ? "all steps, smallest to largest" : "single steps",
                 plot->y == AQ_CURVE_LOSS ? "; rings: held out" : "", part ? "; of large files some steps" : "");
     aq_text_add(out, "</svg>\n");

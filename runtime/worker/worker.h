@@ -58,6 +58,7 @@ struct aq_worker_times {
     uint64_t optimizer_ns; /* norm of one's own gradients, update   */
     uint64_t wait_ns;      /* nothing could run, and the device had nothing either */
     uint64_t link_wait_ns; /* of it, while a link was carrying what this stage waits for; else a neighbour works */
+    uint64_t in_wait_ns;   /* of that, the link to the stage before; the rest: to the stage behind  */
     uint64_t reduce_ns;    /* averaging with the other replicas     */
     uint64_t reduce_bytes; /* sent to them                          */
     uint64_t tied_bytes;   /* of a tied table, sent to neighbours   */
@@ -182,7 +183,8 @@ struct aq_worker_checkpoints {
     bool waiting;                  /* for a checkpoint or a start: links have nothing else to carry   */
     uint64_t unreadable;           /* the step of a checkpoint that could not be read; 0: none        */
     enum aq_worker_snapshot state;
-    uint64_t step; /* of the checkpoint that is under way                                          */
+    uint64_t step;   /* of the checkpoint that is under way                                        */
+    uint64_t chosen; /* checkpoint.every as a time: steps after which the next one is due; 0: not yet known */
     uint64_t begin_ns;
     uint64_t held_ns; /* in which checkpoints kept this stage from training, since the last report    */
     uint64_t wait_ns; /* of it, for the checkpoint before                                             */
@@ -587,6 +589,13 @@ enum aq_status aq_worker_snapshot_begin(struct aq_worker *worker);
 /* worker_snapshot.c: is a checkpoint due after so many steps, and after worker->step? */
 bool aq_worker_mark_is_due(const struct aq_worker *worker, uint64_t step);
 bool aq_worker_snapshot_is_due(const struct aq_worker *worker);
+
+/*
+ * worker_snapshot.c: checkpoint.every as a time. said: does this rank know, in this step, that a checkpoint comes after
+ * aq_worker_last_of(step)? Then its numbers of the step say so. heard: another rank's do. AQ_PROTO: the job has none.
+ */
+bool aq_worker_mark_said(const struct aq_worker *worker, uint64_t step);
+enum aq_status aq_worker_mark_heard(struct aq_worker *worker, uint64_t step);
 
 /* worker_snapshot.c: what the disk has done meanwhile; why a checkpoint failed. Called with every pump. */
 enum aq_status aq_worker_snapshot_advance(struct aq_worker *worker);

@@ -12,7 +12,7 @@
 #include "worker.h"
 
 /* Bits of what replicas tell each other at REDUCE. */
-enum { SAYS_LAST_STEP = 1, SAYS_NOT_FINITE = 2 };
+enum { SAYS_LAST_STEP = 1, SAYS_NOT_FINITE = 2, SAYS_MARK_STEP = 4 };
 
 enum { BOUNCE_BYTES = 1 << 20 }; /* weights are digested so many at a time, on every device */
 
@@ -88,6 +88,7 @@ static enum aq_status say_of_the_step(struct aq_worker *worker)
 {
     uint64_t mine = worker->last ? SAYS_LAST_STEP : 0;
     double sum = 0;
+    if (aq_worker_mark_said(worker, worker->step)) mine |= SAYS_MARK_STEP;
     AQ_ASSERT(worker->W <= AQ_GROUP_SIZE_MAX);
     const uint64_t begin = aq_clock_ns();
     AQ_TRY(aq_stage_gradient_squares(worker->stage, worker->replicas.squares, worker->stream));
@@ -108,6 +109,7 @@ static enum aq_status hear_of_the_step(struct aq_worker *worker)
     aq_trace_add(worker->trace, "compute", "agree", begin, aq_clock_ns(), (uint32_t)worker->step, 0);
     worker->replicas.unheard = false;
     if ((any & SAYS_LAST_STEP) && !worker->last) worker->last = aq_worker_last_of(worker, worker->step);
+    if (any & SAYS_MARK_STEP) AQ_TRY(aq_worker_mark_heard(worker, worker->step));
     if (any & SAYS_NOT_FINITE) worker->times.skipped = true;
     return AQ_OK;
 }

@@ -15,7 +15,7 @@
 #include "net/collective.h"
 #include "worker.h"
 
-enum { SAYS_LAST_STEP = 1 };
+enum { SAYS_LAST_STEP = 1, SAYS_MARK_STEP = 4 };
 
 bool aq_worker_is_local(const struct aq_worker *worker)
 {
@@ -41,14 +41,17 @@ bool aq_worker_hears(const struct aq_worker *worker, uint64_t step)
 enum aq_status aq_worker_local_reduce(struct aq_worker *worker)
 {
     uint64_t mine = worker->last ? SAYS_LAST_STEP : 0, all[AQ_GROUP_SIZE_MAX];
+    if (aq_worker_mark_said(worker, worker->step)) mine |= SAYS_MARK_STEP;
     worker->times.squared = false;
     if (aq_worker_hears(worker, worker->step)) {
         const uint64_t begin = aq_clock_ns(), own = aq_worker_own_ns(worker);
         AQ_TRY(aq_all_gather(worker->replicas.group, &mine, sizeof mine, all));
         worker->times.reduce_ns += aq_worker_own_ns(worker) - own;
         aq_trace_add(worker->trace, "compute", "agree", begin, aq_clock_ns(), (uint32_t)worker->step, 0);
-        for (uint32_t v = 0; v < worker->W; v++)
+        for (uint32_t v = 0; v < worker->W; v++) {
             if ((all[v] & SAYS_LAST_STEP) && !worker->last) worker->last = aq_worker_last_of(worker, worker->step);
+            if (all[v] & SAYS_MARK_STEP) AQ_TRY(aq_worker_mark_heard(worker, worker->step));
+        }
     }
     return meet_after(worker, worker->step + 1) ? aq_worker_choose(worker) : AQ_OK;
 }

@@ -155,6 +155,7 @@ enum aq_status aq_worker_report_step(struct aq_worker *worker)
         (json_int_t)(in.fetched + out.fetched), "skipped", t->skipped);
     if (!line) return aq_fail(AQ_NOMEM, "worker", "no memory for the line of a step");
     json_object_set_new(line, "wait_ns", json_integer((json_int_t)t->wait_ns));
+    if (worker->pipeline.in) json_object_set_new(line, "in_wait_ns", json_integer((json_int_t)t->in_wait_ns));
     json_object_set_new(line, "backward_raws", json_integer((json_int_t)in.raws_back));
     if (t->own_norm >= 0) json_object_set_new(line, "stage_grad_norm", aq_control_number(t->own_norm));
     if (worker->job->model.precision == AQ_STAGE_FP16)

@@ -53,7 +53,8 @@ enum aq_status aq_worker_snapshot_open(struct aq_worker *w)
 {
     const struct aq_checkpoint checkpoint = aq_worker_checkpoint(w);
     /* A job that keeps checkpoints only at its end has nothing to do while they are written: it needs no copy. */
-    return aq_checkpoint_writer_open(&checkpoint, w->job->checkpoint.every.count > 0, w->bell, &w->checkpoints.writer);
+    const struct aq_job_every *every = &w->job->checkpoint.every;
+    return aq_checkpoint_writer_open(&checkpoint, every->count > 0 || every->ns > 0, w->bell, &w->checkpoints.writer);
 }
 
 /* The next thing the launcher says, until the deadline (0: now). AQ_AGAIN: nothing. */
@@ -90,11 +91,42 @@ enum aq_status aq_worker_control_poll(struct aq_worker *w)
     }
 }
 
+/*
+ * checkpoint.every as a time, since the last checkpoint or since training began. The first rank looks at its clock and
+ * names the step; the others hear of it as they hear of the last step. No rank's own clock counts but this one.
+ */
+static void mark_choose(struct aq_worker *w)
+{
+    const uint64_t every_ns = w->job->checkpoint.every.ns;
+    const uint64_t since = w->checkpoints.begin_ns > w->go_ns ? w->checkpoints.begin_ns : w->go_ns;
+    if (every_ns == 0 || w->checkpoints.chosen || w->checkpoints.state != AQ_MARK_NONE) return;
+    if (aq_clock_ns() - since < every_ns) return;
+    const uint64_t step = aq_worker_last_of(w, w->step);
+    if (step < aq_worker_steps_end(w)) w->checkpoints.chosen = step;
+}
+
+bool aq_worker_mark_said(const struct aq_worker *w, uint64_t step)
+{
+    return w->checkpoints.chosen && w->checkpoints.chosen == aq_worker_last_of(w, step);
+}
+
+enum aq_status aq_worker_mark_heard(struct aq_worker *w, uint64_t step)
+{
+    if (w->job->checkpoint.every.ns == 0)
+        return aq_fail(AQ_PROTO, "worker", "step %llu: another rank asks for a checkpoint; checkpoint.every is no time",
+                       (unsigned long long)step);
+    if (!w->checkpoints.chosen) w->checkpoints.chosen = aq_worker_last_of(w, step);
+    return AQ_OK;
+}
+
 enum aq_status aq_worker_stop_heard(struct aq_worker *w)
 {
     if (w->rank != 0 || w->last) return AQ_OK;
     AQ_TRY(aq_worker_control_poll(w));
-    if (!w->stop_asked) return AQ_OK;
+    if (!w->stop_asked) {
+        mark_choose(w);
+        return AQ_OK;
+    }
     w->last = aq_worker_last_of(w, w->step);
     return aq_control_send(w->control, json_pack("{s:s, s:I}", "event", "stopping", "step", (json_int_t)w->last));
 }
@@ -113,7 +145,8 @@ bool aq_worker_mark_is_due(const struct aq_worker *w, uint64_t step)
 {
     const struct aq_job_every *every = &w->job->checkpoint.every;
     const uint64_t steps = every->epochs ? every->count * w->plan->steps_per_epoch : every->count;
-    return step == aq_worker_steps_end(w) || (steps > 0 && step % steps == 0);
+    return step == aq_worker_steps_end(w) || (steps > 0 && step % steps == 0) ||
+           (w->checkpoints.chosen && step == w->checkpoints.chosen);
 }
 
 bool aq_worker_snapshot_is_due(const struct aq_worker *w)
@@ -124,17 +157,20 @@ bool aq_worker_snapshot_is_due(const struct aq_worker *w)
 /*
  * The checkpoint that a neighbour may begin before this stage does: of the step that has just ended here, or of the one
  * under way, or with staleness the one after that, which may be done there before this stage has the totals of both.
- * That this is the last one the neighbour may have told in a NORM that came just before, and is not taken up yet.
+ * That this is the last one, or one that a checkpoint was chosen for, the neighbour may have told in a NORM that came
+ * just before, and is not taken up yet.
  */
 static uint64_t mark_next(const struct aq_worker *w)
 {
     const uint64_t newest = w->checkpoints.step > w->resumed_at ? w->checkpoints.step : w->resumed_at;
     if (w->step > newest && aq_worker_snapshot_is_due(w)) return w->step;
     if (w->final) return 0;
-    const bool told = !w->last && w->pipeline.in && aq_edge_norm_stops(w->pipeline.in, w->step);
-    const uint64_t last = told ? aq_worker_last_of(w, w->step) : w->last;
+    const uint16_t told = w->pipeline.in ? aq_edge_norm_told(w->pipeline.in, w->step) : 0;
+    const uint64_t now = aq_worker_last_of(w, w->step);
+    const uint64_t last = !w->last && (told & AQ_EDGE_LAST_STEP) ? now : w->last;
+    const uint64_t chosen = (told & AQ_EDGE_MARK_STEP) ? now : 0; /* if it is not taken up */
     for (uint64_t step = w->step + 1; step <= w->step + 1 + w->job->train.staleness; step++)
-        if (step == last || aq_worker_mark_is_due(w, step)) return step;
+        if (step == last || step == chosen || aq_worker_mark_is_due(w, step)) return step;
     return 0;
 }
 
@@ -311,6 +347,7 @@ enum aq_status aq_worker_snapshot_begin(struct aq_worker *w)
     if (aq_worker_guard_back(w)) aq_edge_guard_settle(&w->guard_back);
     AQ_TRY(aq_checkpoint_writer_begin(w->checkpoints.writer, w->step));
     w->checkpoints.step = w->step;
+    if (w->checkpoints.chosen <= w->step) w->checkpoints.chosen = 0;
     w->checkpoints.begin_ns = begin;
     w->checkpoints.state = AQ_MARK_WRITING;
     w->checkpoints.held_ns += aq_clock_ns() - begin;

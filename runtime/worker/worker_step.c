@@ -244,8 +244,11 @@ enum aq_status aq_worker_pump(struct aq_worker *worker)
     return aq_worker_snapshot_advance(worker);
 }
 
-/* Time that the busier of the two links has carried what comes here, or what keeps this stage's send buffers. */
-static uint64_t carried_ns(const struct aq_worker *worker, const struct aq_link_stats before[2], bool sending)
+/*
+ * Time that the busier of the two links has carried what comes here, or what keeps this stage's send buffers. *in: it
+ * is the link to the stage before.
+ */
+static uint64_t carried_ns(const struct aq_worker *worker, const struct aq_link_stats before[2], bool sending, bool *in)
 {
     struct aq_link *const links[] = {worker->pipeline.link_in, worker->pipeline.link_out};
     uint64_t most = 0;
@@ -255,6 +258,7 @@ static uint64_t carried_ns(const struct aq_worker *worker, const struct aq_link_
         aq_link_stats(links[i], &now);
         const uint64_t received = now.receive_ns > before[i].receive_ns ? now.receive_ns - before[i].receive_ns : 0;
         const uint64_t sent = sending ? now.busy_ns - before[i].busy_ns : 0;
+        if (received > most || sent > most) *in = i == 0;
         if (received > most) most = received;
         if (sent > most) most = sent;
     }
@@ -276,9 +280,11 @@ static enum aq_status wait(struct aq_worker *worker, uint32_t seen, bool sending
     aq_pulse_doing(AQ_DOING_COMPUTE);
     const uint64_t waited = aq_clock_ns() - begin;
     const bool by_nccl = carrying & AQ_EDGE_CARRY_IN || (sending && carrying);
-    const uint64_t carried = by_nccl ? waited : carried_ns(worker, before, sending);
+    bool in = carrying & AQ_EDGE_CARRY_IN;
+    const uint64_t carried = by_nccl ? waited : carried_ns(worker, before, sending, &in);
     worker->times.wait_ns += waited;
     worker->times.link_wait_ns += carried < waited ? carried : waited;
+    if (in) worker->times.in_wait_ns += carried < waited ? carried : waited;
     if (status == AQ_TIMEOUT && carrying) return AQ_OK; /* NCCL has a deadline of its own */
     if (status == AQ_TIMEOUT)
         return aq_fail(AQ_TIMEOUT, "worker", "step %llu: nothing came for %.0f s while waiting for %s",
@@ -367,6 +373,7 @@ static enum aq_status numbers_receive(struct aq_worker *worker, struct aq_worker
     for (; run->sums_here < count; run->sums_here++) {
         AQ_TRY(aq_edge_receive_norm(edge, run->step, &run->sums[run->sums_here], &flags));
         if ((flags & AQ_EDGE_LAST_STEP) && !worker->last) worker->last = aq_worker_last_of(worker, run->step);
+        if (flags & AQ_EDGE_MARK_STEP) AQ_TRY(aq_worker_mark_heard(worker, run->step));
     }
     run->sums_here = 0;
     return AQ_OK;
@@ -375,8 +382,10 @@ static enum aq_status numbers_receive(struct aq_worker *worker, struct aq_worker
 static enum aq_status numbers_send(struct aq_worker *worker, const struct aq_worker_run *run, struct aq_edge *edge,
                                    uint32_t count)
 {
+    uint16_t flags = worker->last ? AQ_EDGE_LAST_STEP : 0;
+    if (aq_worker_mark_said(worker, run->step)) flags |= AQ_EDGE_MARK_STEP;
     for (uint32_t i = 0; i < count; i++)
-        AQ_TRY(aq_edge_send_norm(edge, run->step, run->sums[i], worker->last ? AQ_EDGE_LAST_STEP : 0));
+        AQ_TRY(aq_edge_send_norm(edge, run->step, run->sums[i], flags));
     return AQ_OK;
 }
 

@@ -13,7 +13,7 @@ import time
 import jobs
 from jobs import aqpipe, check, descendant, launch, losses, manifest, metrics, no_workers, weights
 from kit import (REPLICAS, RESTARTED, ROOT, complete, end, hold_at, interrupt, launch_and_kill, refused, same_run,
-                 serve, start)
+                 serve, start, twins)
 from power import Power
 
 
@@ -218,6 +218,43 @@ def scenario_stop():
     launch(path, "--resume", "--set", "train.time_max=0")
     check(losses("limited") == losses("two-whole") and weights("limited") == weights("two-whole"), "train.time_max changed the run")
     no_workers("stop")
+
+
+def scenario_timed():
+    """checkpoint.every as a time: all ranks take a checkpoint after the same step, and what follows --resume is the same run."""
+    few = {"data.train_samples_max": 20, "train.epochs": 3, "train.batch": 4, "data.heldout_samples_max": 2, "pipeline.stages": 2}
+    cases = {"one": {**few, "pipeline.stages": 1}, "two": few, "mirrored": {**few, "checkpoint.mirror": "true"},
+             "stale": {**few, "train.staleness": 1}, "replicas": {**few, "pipeline.replicas": 2},
+             "local": {**few, "pipeline.replicas": 2, "reduce.every": 2, "train.optimizer": "adamw"}}
+    for name, keys in cases.items():
+        launch(manifest(f"{name}-whole", **keys))
+        path = manifest(name, **keys, **{"checkpoint.every": "200ms"})
+        # Rank 0 is held for that time, so that it chooses by step 4 at the latest; all others go by its word.
+        hold = jobs.Hold(3, "begin", 0, None, twins(path, 0))
+        late = jobs.Hold(8, "begin", 0, hold.folder, twins(path, 0))
+        process = start(path, "--restarts", "0", environment=hold.environment(), lines=False)
+        hold.reached(process)
+        time.sleep(0.25)
+        hold.release()
+        worker = late.reached(process)
+        deadline = time.time() + jobs.PATIENCE
+        while complete(name) == 0:
+            check(time.time() < deadline, f"{name}: no checkpoint is complete")
+            time.sleep(0.01)
+        end(worker)
+        late.release()
+        process.communicate(timeout=jobs.PATIENCE)
+        step = complete(name)
+        check(process.returncode == 1 and 0 < step < 8, f"{name}: exit code {process.returncode}, checkpoint of step {step}")
+        check(name != "local" or step % 2 == 0, f"{name}: a checkpoint of the middle of a round: {step}")
+        launch(path, "--resume")
+        check(losses(name) == losses(f"{name}-whole") and weights(name) == weights(f"{name}-whole"), f"{name}: not the same run")
+    said = aqpipe("plan", path).stdout
+    check("checkpoint  0.2 s after the one before, at a step that stage 0 chooses" in said, said)
+    check(json.loads(aqpipe("plan", path, "--json").stdout)["checkpoint_seconds"] == 0.2, "plan --json")
+    said = aqpipe("report", ROOT / name).stdout
+    check("a checkpoint 0.2 s after the one before" in said, said)
+    no_workers("timed")
 
 
 def half_written(name):

@@ -132,6 +132,30 @@ static void test_names_that_mean_something_else_are_told(void **state)
     refused("data: {train: a.txt, fields: {question: prompt}}\n", NULL, "data.fields: there is no 'question'");
 }
 
+/* checkpoint.every may be a time; the canonical text gives it back. */
+static void test_checkpoints_come_after_a_time(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *set;
+        uint64_t ns, count;
+    } rows[] = {{"checkpoint.every=30min", UINT64_C(1800000000000), 0},
+                {"checkpoint.every=1.5h", UINT64_C(5400000000000), 0},
+                {"checkpoint.every=200ns", 200, 0},
+                {"checkpoint.every=30", 0, 30},
+                {"checkpoint.every=0", 0, 0}};
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        char *text, wanted[48];
+        struct aq_job *job = taken("data: {train: a.txt}\n", rows[i].set, NULL);
+        assert_true(job->checkpoint.every.ns == rows[i].ns && job->checkpoint.every.count == rows[i].count);
+        assert_int_equal(aq_job_canonical(job, &text), AQ_OK);
+        snprintf(wanted, sizeof wanted, "every: %lluns", (unsigned long long)rows[i].ns);
+        assert_true(rows[i].ns == 0 || strstr(text, wanted));
+        aq_free(text);
+        aq_job_close(job);
+    }
+}
+
 static void test_words_of_yaml_are_read(void **state)
 {
     (void)state;
@@ -220,6 +244,7 @@ int main(void)
         cmocka_unit_test(test_the_command_line_wins_under_either_name),
         cmocka_unit_test(test_names_that_mean_something_else_are_told),
         cmocka_unit_test(test_words_of_yaml_are_read),
+        cmocka_unit_test(test_checkpoints_come_after_a_time),
         cmocka_unit_test(test_the_kind_is_recognised_and_written),
         cmocka_unit_test(test_a_launch_says_what_to_do_next),
     };

@@ -103,6 +103,58 @@ static void test_figures_of_ranks(void **state)
     assert_true(view->rank[0].gauges[AQ_BOARD_CQ] == 0.8 && isnan(view->rank[1].gauges[AQ_BOARD_CQ]));
 }
 
+/* How often a text has a word. */
+static uint32_t count_of(const char *text, const char *word)
+{
+    uint32_t count = 0;
+    for (const char *at = text; (at = strstr(at, word)); at += strlen(word))
+        count++;
+    return count;
+}
+
+/* The page: what a job has none of has no colour; who waits for which link; the last steps; what it has cost. */
+static void test_page_shows_links_steps_and_cost(void **state)
+{
+    (void)state;
+    struct aq_text page = {0}, json = {0};
+    char step[600];
+    line("{\"event\":\"start\",\"name\":\"x\",\"stages\":2,\"steps_planned\":40,\"hosts\":[\"a<b\",null]}");
+    for (int i = 1; i <= AQ_BOARD_STEPS + 6; i++) {
+        snprintf(step, sizeof step,
+                 "{\"event\":\"step\",\"step\":%d,\"seconds\":2,\"loss\":1,\"stage_seconds\":[2,2],"
+                 "\"compute_ns\":[1e9,5e8],\"link_wait_ns\":[1e8,8e8],\"in_wait_ns\":[null,7e8],"
+                 "\"wait_ns\":[2e8,1.2e9],\"forward_bytes\":[1000000,null],\"backward_bytes\":[null,24000]}",
+                 i);
+        line(step);
+    }
+    aq_board_look(board, view);
+    assert_true(fabs(aq_board_link_wait(&view->rank[0], false) - 0.05) < 1e-9);
+    assert_true(fabs(aq_board_link_wait(&view->rank[1], true) - 0.35) < 1e-9);
+    assert_true(fabs(aq_board_link_wait(&view->rank[1], false) - 0.05) < 1e-9);
+    assert_true(aq_board_sent(view) == 30 * 1024000.0 && aq_board_stage_hours(view) >= 0);
+    view->up_s = 5400;
+    assert_true(aq_board_stage_hours(view) == 3);
+    aq_board_page(view, &page);
+    const char *text = aq_text_of(&page);
+    for (int none = 1; none <= 3; none++) { /* no codec's time, no optimizer's, no reduction */
+        char colour[24];
+        snprintf(colour, sizeof colour, "<rect class=\"c%d\"", none);
+        assert_null(strstr(text, colour));
+    }
+    assert_non_null(strstr(text, "<div class=\"link busy\"><span class=\"f\">forward 4 Mbit/s</span>"));
+    assert_non_null(strstr(text, "stage 1 waits for it 35 %"));
+    assert_non_null(strstr(text, "<span>a&lt;b</span>"));
+    assert_non_null(strstr(text, "<h2>Steps 7 to 30 "));
+    assert_int_equal(count_of(text, "<path class=\"edge\""), 2 * AQ_BOARD_STEPS);
+    assert_non_null(strstr(text, "<dt>sent, all links</dt><dd>29.3 MiB</dd>"));
+    assert_non_null(strstr(text, "<dt>stage hours</dt><dd>3</dd>"));
+    aq_board_json(view, &json);
+    assert_non_null(strstr(aq_text_of(&json), "\"waits_for_link_before\":0.35"));
+    assert_non_null(strstr(aq_text_of(&json), "\"stage_hours\":3.0"));
+    aq_text_deinit(&page);
+    aq_text_deinit(&json);
+}
+
 static void test_findings_have_remedies(void **state)
 {
     (void)state;
@@ -223,6 +275,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_states_say_what_they_wait_for, setup, teardown),
         cmocka_unit_test_setup_teardown(test_figures_of_ranks, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_page_shows_links_steps_and_cost, setup, teardown),
         cmocka_unit_test_setup_teardown(test_findings_have_remedies, setup, teardown),
         cmocka_unit_test_setup_teardown(test_findings_are_bounded, setup, teardown),
         cmocka_unit_test_setup_teardown(test_texts_are_escaped, setup, teardown),

@@ -391,6 +391,23 @@ static void test_what_follows_a_step_is_said(void **state)
     assert_string_equal(progress.phase, "computes the next step");
 }
 
+/* checkpoint.every as a time: rank 0 chooses the step, which the launcher cannot know. */
+static void test_timed_checkpoint_comes_at_any_step(void **state)
+{
+    (void)state;
+    launch.bounds.mark_every = 0;
+    launch.bounds.mark_timed = true;
+    begin();
+    train(5);
+    for (uint32_t r = 0; r < RANKS; r++)
+        say_step(r, 5, "mark");
+    assert_string_equal(result.cause, "");
+    assert_int_equal(result.mark, 5);
+    say_step(0, 5, "mark");
+    assert_refused("replica 0 stage 0", "has a checkpoint of step 5, having trained 5; that of step 5 is complete", 0,
+                   size_of(metrics_path));
+}
+
 static void test_stop_lets_another_step_be_the_last(void **state)
 {
     (void)state;
@@ -493,6 +510,7 @@ int main(void)
         TEST(test_daemon_that_speaks_for_another_is_named),
         TEST(test_parts_of_a_start_come_in_order),
         TEST(test_what_follows_a_step_is_said),
+        TEST(test_timed_checkpoint_comes_at_any_step),
         TEST(test_stop_lets_another_step_be_the_last),
         TEST(test_an_asking_takes_what_it_asked_for),
         TEST(test_an_asking_wants_workers_that_answer),
