@@ -24,6 +24,7 @@ aq_test(test_tsv LIBS aq_stages data_files LABELS quick)
 aq_test(test_weights LIBS aq_stages data_files LABELS quick)
 aq_test(test_model_folder LIBS aq_stages data_files LABELS quick)
 aq_test(test_weights_set LIBS aq_stages data_files LABELS quick)
+aq_test(test_gguf LIBS aq_stages data_files LABELS quick)
 target_compile_definitions(test_weights PRIVATE AQ_GOLDEN="${CMAKE_CURRENT_SOURCE_DIR}/golden")
 # Against the package `tokenizers`: where it is not, the test skips and says so.
 add_executable(tokenize_lines stages/tokenize_lines.c)

@@ -103,6 +103,15 @@ if(TARGET aqpipe)
   add_test(NAME test_correlation_torch
     COMMAND ${parity_python} -B ${CMAKE_CURRENT_SOURCE_DIR}/test_correlation_torch $<TARGET_FILE:test_runtime> test_cut_correlation)
   set_tests_properties(test_correlation_torch PROPERTIES LABELS "quick" TIMEOUT 900 SKIP_RETURN_CODE 77)
+  # Beside PyPI's gguf and llama.cpp, in the same environment: a few families and tokenizers, then all of them in parts.
+  set(gguf_readers ${parity_python} -B ${CMAKE_CURRENT_SOURCE_DIR}/test_gguf_readers $<TARGET_FILE_DIR:aqpipe>)
+  add_test(NAME test_gguf_readers COMMAND ${gguf_readers} llama adapters gemma3 "tokenizer qwen2" "tokenizer default" refusals)
+  add_test(NAME test_gguf_families COMMAND ${gguf_readers} gpt2 biases yarn linear mistral qwen2)
+  add_test(NAME test_gguf_more_families COMMAND ${gguf_readers} qwen3 olmo2 olmo3 smollm3 granite exaone4)
+  add_test(NAME test_gguf_tokenizers
+    COMMAND ${gguf_readers} "tokenizer gpt-2" "tokenizer smollm" "tokenizer llama-bpe" "tokenizer dbrx" "tokenizer default gemma")
+  set_tests_properties(test_gguf_readers PROPERTIES LABELS "e2e;quick" TIMEOUT 900 SKIP_RETURN_CODE 77)
+  set_tests_properties(test_gguf_families test_gguf_more_families test_gguf_tokenizers PROPERTIES LABELS e2e TIMEOUT 900 SKIP_RETURN_CODE 77)
   # Beside transformers, where tools/parity has made its environment.
   add_test(NAME test_generate_transformers COMMAND ${parity_python} -B ${CMAKE_CURRENT_SOURCE_DIR}/test_generate_transformers $<TARGET_FILE_DIR:aqpipe>)
   set_tests_properties(test_generate_transformers PROPERTIES LABELS "e2e;quick" TIMEOUT 900 PROCESSORS 2 SKIP_RETURN_CODE 77)

@@ -163,6 +163,8 @@ struct aq_join {
     const char *type;                  /* of the values there: "F32", "BF16", "F16"                            */
     uint64_t file_bytes_max;           /* of tensors in one file; 0: no limit                                  */
     const char *const *metadata;       /* as aq_weights_write                                                  */
+    const struct aq_gguf *gguf;        /* then one GGUF file is written instead, under the name gguf_name; NULL */
+    const char *gguf_name;
     void (*progress)(void *context, uint64_t done, uint64_t total); /* bytes; or NULL                    */
     void *context;
 };

@@ -10,6 +10,7 @@
 #include "checkpoint_adapters.h"
 #include "job.h"
 #include "json_text.h"
+#include "stages/gguf.h"
 #include "stages/publish.h"
 #include "stages/stage.h"
 
@@ -258,13 +259,23 @@ static enum aq_status write_files(struct join *join)
     return aq_file_remove(folder, SINGLE);
 }
 
+/* One GGUF file, whose names follow from those of the stages. */
+static enum aq_status write_gguf(struct join *join)
+{
+    const struct aq_join *asked = join->asked;
+    for (uint32_t i = 0; i < join->count; i++)
+        join->tensors[i].name = join->own[i];
+    return aq_gguf_write(asked->gguf, asked->folder, asked->gguf_name, join->tensors, join->count, asked->progress,
+                         asked->context);
+}
+
 enum aq_status aq_checkpoint_join(const struct aq_join *asked)
 {
     AQ_ASSERT(asked->stages <= AQ_JOB_STAGES_MAX);
     struct join join = {.asked = asked};
     if (asked->tied) aq_model_tied_head(asked->model, join.head);
     enum aq_status status = join_open(&join);
-    if (status == AQ_OK) status = write_files(&join);
+    if (status == AQ_OK) status = asked->gguf ? write_gguf(&join) : write_files(&join);
     if (status == AQ_OK && join.adapters && asked->adapter_folder)
         status = aq_adapters_write(join.adapters, asked->adapter_folder, asked->base);
     aq_adapters_close(join.adapters);

@@ -16,13 +16,15 @@
 #include "run_folder.h"
 
 struct asked {
-    const char *dtype;
+    const char *dtype, *gguf;
     uint64_t file_bytes, step;
     bool json, quiet;
 };
 
 static const struct aq_option options[] = {
     AQ_ROW(TEXT, struct asked, dtype, "dtype", "TYPE", "of the weights: fp32 (the default), bf16 or fp16"),
+    AQ_ROW(TEXT, struct asked, gguf, "gguf", "TYPE",
+           "write one file for llama.cpp instead, DIR/model-TYPE.gguf: f16 or q8_0"),
     AQ_ROW_READ(aq_size_read, struct asked, file_bytes, "file-bytes", "BYTES",
                 "most bytes of weights per file, as in 512M, 5G (5000000000)"),
     AQ_ROW_RANGE(U64, struct asked, step, "step", "N", 1, 1e18, "the checkpoint of this step; default: the newest"),
@@ -34,11 +36,13 @@ static const struct aq_command_line line = {
     "aqpipe export", "RUN DIR",
     "Writes what a run has trained as a folder that `transformers` and others load: config.json, model.safetensors (or "
     "its shards and their index), generation_config.json and the tokenizer's files. Other files of a published folder, "
-    "from which the run started, are copied. A run's end writes the same, in fp32, into the run's folder.",
+    "from which the run started, are copied. A run's end writes the same, in fp32, into the run's folder. With --gguf "
+    "the folder gets a GGUF file with model, tokenizer and chat template, adapters added.",
     options,
     "Examples:\n"
     "  aqpipe export run model                       the newest checkpoint of `run`\n"
     "  aqpipe export run model --dtype bf16          half the bytes\n"
+    "  aqpipe export run gguf --gguf q8_0            for llama.cpp and Ollama\n"
     "  python3 -c \"from transformers import AutoModelForCausalLM as M; M.from_pretrained('model')\"\n"};
 
 static const struct {
@@ -102,7 +106,8 @@ static void tell(const struct asked *asked, const struct aq_export *export)
     struct aq_text text = {0};
     if (asked->json) {
         json_t *object = json_pack("{s:s, s:I, s:s, s:s}", "folder", export->folder, "step", (json_int_t) export->step,
-                                   "model", export->plan->model.kind, "dtype", export->type);
+                                   "model", export->plan->model.kind, "dtype",
+                                   export->gguf ? export->gguf : export->type);
         (void)aq_json_text(object, JSON_COMPACT, &text);
         json_decref(object);
         (void)(aq_out_raw(aq_text_of(&text)) && aq_out_raw("\n"));
@@ -120,11 +125,13 @@ static enum aq_status run_export(const char *run, const char *folder, const char
                                .folder = folder,
                                .run = run,
                                .type = type,
+                               .gguf = asked->gguf,
                                .file_bytes_max = asked->file_bytes,
                                .progress = show,
                                .context = &progress};
     struct aq_job *job = NULL;
     struct aq_plan *plan = NULL;
+    struct aq_gguf *gguf = NULL;
     uint32_t stage;
     enum aq_status status;
     AQ_TRY_GOTO(open_run(run, asked, &job, &plan, checkpoint, &export.step), out);
@@ -135,12 +142,14 @@ static enum aq_status run_export(const char *run, const char *folder, const char
                          (unsigned long long)export.step, checkpoint, host ? "; it is at " : "", host ? host : "");
         goto out;
     }
+    if (asked->gguf) AQ_TRY_GOTO(aq_export_gguf_open(&export, &gguf), out);
     AQ_TRY_GOTO(claim(folder), out);
-    AQ_TRY_GOTO(aq_export_description(&export), out);
-    AQ_TRY_GOTO(aq_export_weights(&export), out);
+    if (!gguf) AQ_TRY_GOTO(aq_export_description(&export), out);
+    AQ_TRY_GOTO(gguf ? aq_export_gguf(&export, gguf) : aq_export_weights(&export), out);
     if (progress.shown >= 0) fputs("\n", stderr);
     tell(asked, &export);
 out:
+    aq_gguf_close(gguf);
     aq_plan_close(plan);
     aq_job_close(job);
     return status;
@@ -148,12 +157,16 @@ out:
 
 int aq_command_export(int argc, char **argv)
 {
-    struct asked asked = {.dtype = "fp32", .file_bytes = AQ_EXPORT_FILE_BYTES};
+    struct asked asked = {.file_bytes = AQ_EXPORT_FILE_BYTES};
     struct aq_arguments rest;
     const int code = aq_options_read(&line, argc, argv, &asked, &rest);
     size_t type = 0;
     if (code != AQ_OPTIONS_READ) return code;
     if (rest.count != 2) return aq_options_wrong(line.name, "which run folder, and which new folder?");
+    if (asked.gguf && asked.dtype) return aq_options_wrong(line.name, "--gguf has the type of the weights: no --dtype");
+    if (asked.gguf && !aq_gguf_type_is(asked.gguf))
+        return aq_options_wrong(line.name, "--gguf is f16 or q8_0, not '%s'", asked.gguf);
+    if (!asked.dtype) asked.dtype = types[0].word;
     while (type < sizeof types / sizeof types[0] && strcmp(types[type].word, asked.dtype) != 0)
         type++;
     if (type == sizeof types / sizeof types[0])

@@ -1,6 +1,7 @@
 /* export.c -- a run's weights and what others want beside them. See the header. */
 #include "export.h"
 
+#include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -8,6 +9,7 @@
 #include "checkpoint.h"
 #include "run_folder.h"
 #include "stages/dataset.h"
+#include "stages/gguf.h"
 #include "stages/model_folder.h"
 #include "stages/publish.h"
 
@@ -106,28 +108,73 @@ enum aq_status aq_export_description(const struct aq_export *export)
     return aq_publish_tokenizer(data->tokenizer, data->tokenizer_path, plan->model.context, write_file, to);
 }
 
-enum aq_status aq_export_weights(const struct aq_export *export)
+static struct aq_join join_of(const struct aq_export *export)
 {
     static const char *const metadata[] = {"format", "pt", "producer", "aqpipe " AQ_VERSION, NULL};
+    return (struct aq_join){.checkpoint = export->checkpoint,
+                            .step = export->step,
+                            .stages = export->plan->stage_count,
+                            .model = &export->plan->model,
+                            .tied = is_tied(export->plan),
+                            .lora = &export->plan->job->train.lora,
+                            .folder = export->folder,
+                            .type = export->type,
+                            .file_bytes_max = export->file_bytes_max,
+                            .metadata = metadata,
+                            .progress = export->progress,
+                            .context = export->context};
+}
+
+enum aq_status aq_export_weights(const struct aq_export *export)
+{
     const struct aq_job *job = export->plan->job;
     const char *from = began_as(export);
     char adapter[AQ_RUN_PATH_BYTES];
+    struct aq_join join = join_of(export);
     AQ_TRY(aq_run_path(export->folder, "adapter", adapter));
     if (job->train.lora.rank) AQ_TRY(aq_run_make_folder(adapter));
-    const struct aq_join join = {.checkpoint = export->checkpoint,
-                                 .step = export->step,
-                                 .stages = export->plan->stage_count,
-                                 .model = &export->plan->model,
-                                 .tied = is_tied(export->plan),
-                                 .lora = &job->train.lora,
-                                 .adapter_folder = adapter,
-                                 .base = job->model.weights,
-                                 .wrapper = !export->plan->model.labels && aq_model_folder_wraps(from) ? from : NULL,
-                                 .folder = export->folder,
-                                 .type = export->type,
-                                 .file_bytes_max = export->file_bytes_max,
-                                 .metadata = metadata,
-                                 .progress = export->progress,
-                                 .context = export->context};
+    join.adapter_folder = adapter;
+    join.base = job->model.weights;
+    join.wrapper = !export->plan->model.labels && aq_model_folder_wraps(from) ? from : NULL;
+    return aq_checkpoint_join(&join);
+}
+
+/* ---- GGUF ---- */
+
+/* Where it is still there; the run's end has written a copy of its files into the run's folder. */
+static const char *still_there(const struct aq_export *export, const char *folder)
+{
+    return folder && export->run && access(folder, F_OK) != 0 ? export->run : folder;
+}
+
+static const char *last_part(const char *path)
+{
+    const char *slash = strrchr(path, '/');
+    return slash && slash[1] ? slash + 1 : path;
+}
+
+enum aq_status aq_export_gguf_open(const struct aq_export *export, struct aq_gguf **out)
+{
+    const struct aq_plan *plan = export->plan;
+    const struct aq_job_data *data = &plan->job->data;
+    const char *from = began_as(export), *path = still_there(export, data->tokenizer_path);
+    struct aq_gguf_about about = {.model = &plan->model,
+                                  .type = export->gguf,
+                                  .name = last_part(export->run),
+                                  .tokenizer = data->tokenizer,
+                                  .tokenizer_path = path,
+                                  .chat = data->chat ? still_there(export, data->chat) : path ? path : from};
+    for (uint32_t i = 0; i < AQ_GGUF_ENDS_MAX; i++)
+        if (plan->facts.ends[i]) about.ends[about.end_count++] = (int32_t)plan->facts.ends[i] - 1;
+    return aq_gguf_open(&about, out);
+}
+
+enum aq_status aq_export_gguf(const struct aq_export *export, const struct aq_gguf *gguf)
+{
+    char name[AQ_EXPORT_GGUF_BYTES];
+    struct aq_join join = join_of(export);
+    snprintf(name, sizeof name, "model-%s.gguf", export->gguf);
+    join.gguf = gguf;
+    join.gguf_name = name;
     return aq_checkpoint_join(&join);
 }

@@ -26,6 +26,7 @@
 #include <stdint.h>
 
 #include "plan.h"
+#include "stages/gguf.h"
 
 #define AQ_EXPORT_FILE_BYTES UINT64_C(5000000000) /* of tensors in a file, unless told otherwise: as others do */
 
@@ -36,6 +37,7 @@ struct aq_export {
     const char *folder;                                             /* which must be there                        */
     const char *run;                                                /* the run's, or NULL: see above              */
     const char *type;                                               /* of the weights: "F32", "BF16", "F16"       */
+    const char *gguf;                                               /* "f16", "q8_0": of one GGUF file; else NULL */
     uint64_t file_bytes_max;                                        /* 0: one file                                */
     void (*progress)(void *context, uint64_t done, uint64_t total); /* bytes of weights; or NULL */
     void *context;
@@ -49,5 +51,13 @@ enum aq_status aq_export_description(const struct aq_export *export);
 
 /* As aq_checkpoint_join. */
 enum aq_status aq_export_weights(const struct aq_export *export);
+
+/*
+ * The same weights, adapters added, as the one file model-TYPE.gguf of the folder: stages/gguf.h. open reads the
+ * tokenizer and refuses what cannot be written, before there is a folder. `run` must be set.
+ */
+enum { AQ_EXPORT_GGUF_BYTES = 32 };
+enum aq_status aq_export_gguf_open(const struct aq_export *export, struct aq_gguf **out);
+enum aq_status aq_export_gguf(const struct aq_export *export, const struct aq_gguf *gguf);
 
 #endif

@@ -376,14 +376,20 @@ static void publish_rope_every(const struct aq_model_config *model, json_t *conf
     if (model->rope_every) json_object_set_new(config, "no_rope_layer_interval", json_integer(model->rope_every));
 }
 
+const struct family_type *decoder_family_type(const struct aq_model_config *model)
+{
+    const struct family_type *type = decoder_family_of(model)->types;
+    while (type->type && !type_has(type, model))
+        type++;
+    return type->type ? type : NULL;
+}
+
 enum aq_status decoder_family_publish(const struct aq_model_config *model, bool tied, int32_t end_of_text, char *json,
                                       size_t *count)
 {
-    const struct family_type *type = decoder_family_of(model)->types;
+    const struct family_type *type = decoder_family_type(model);
     char word[64];
-    while (type->type && !type_has(type, model))
-        type++;
-    if (!type->type)
+    if (!type)
         return aq_fail(AQ_INVAL, "stage",
                        "model.kind %s: no published model has these of model.qkv_bias, out_bias, mlp_bias, qk_norm and "
                        "window together",

@@ -79,6 +79,8 @@ struct decoder_family {
 
 /* The family of a configuration that was checked. */
 const struct decoder_family *decoder_family_of(const struct aq_model_config *model);
+/* The first model_type of it that has the configuration's biases, norms and windows; NULL: none has. */
+const struct family_type *decoder_family_type(const struct aq_model_config *model);
 
 /* Members of a struct stage_model. identity is of families that came with this file; older ones have their own. */
 void decoder_family_default(const struct stage_model *of, struct aq_model_config *out);

@@ -45,6 +45,16 @@ void aq_weights_floats(const struct aq_weights *weights, uint32_t index, uint64_
 /* weights_values.c: the tensor leaves this process's memory. */
 void aq_weights_forget(const struct aq_weights *weights, uint32_t index);
 
+/*
+ * weights_source.c: the values of a tensor that is to be written, as fp32. begin is called once before the others; it
+ * needs room for some floats. floats: `count` values from `first` on, as the tensor lies. rows: of a matrix, as it is
+ * written, `turned` or not. What `fill` answers; begin also AQ_NOMEM.
+ */
+enum aq_status aq_weights_source_begin(const struct aq_weights_tensor *tensor, float *room, uint64_t floats);
+enum aq_status aq_weights_source_floats(const struct aq_weights_tensor *tensor, uint64_t first, uint64_t count,
+                                        float *out);
+enum aq_status aq_weights_source_rows(const struct aq_weights_tensor *tensor, uint64_t row, uint64_t rows, float *out);
+
 /* The name without what a model's published names may have in front (`base` of models.def): "transformer.", ... */
 const char *aq_weights_bare_name(const char *name);
 

@@ -16,7 +16,7 @@
 
 #define AREA "weights"
 
-enum { PATH_BYTES_MAX = 4096, PIECE_FLOATS = AQ_WEIGHTS_PIECE_BYTES / sizeof(float), STRIP_FLOATS = 256 };
+enum { PATH_BYTES_MAX = 4096, PIECE_FLOATS = AQ_WEIGHTS_PIECE_BYTES / sizeof(float) };
 
 /* What a tensor is in the file. */
 struct written {
@@ -174,87 +174,15 @@ enum aq_status aq_weights_writer_open(const char *folder, const char *name, cons
     return AQ_OK;
 }
 
-/* Adds values first, first + 1, ... of scale B A, as the matrix lies. */
-static void plus_floats(const struct aq_weights_low_rank *plus, uint64_t first, uint64_t count, float *out)
-{
-    const uint64_t width = plus->out_in ? plus->in : plus->out;
-    for (uint64_t k = 0; k < count; k++) {
-        const uint64_t row = (first + k) / width, column = (first + k) % width;
-        const uint64_t i = plus->out_in ? column : row, o = plus->out_in ? row : column;
-        float sum = 0;
-        for (uint32_t r = 0; r < plus->rank; r++)
-            sum += plus->b[o * plus->rank + r] * plus->a[r * plus->in + i];
-        out[k] += plus->scale * sum;
-    }
-}
-
-/* The output that a value of the matrix is of. */
-static uint64_t output_of(const struct aq_weights_low_rank *plus, uint64_t at)
-{
-    return plus->out_in ? at / plus->in : at % plus->out;
-}
-
-/* Values first, first + 1, ... of the tensor as it lies, as fp32; of a matrix with lengths before these. */
-static enum aq_status sum_floats(const struct aq_weights_tensor *tensor, uint64_t first, uint64_t count, float *out)
-{
-    if (tensor->values)
-        memcpy(out, tensor->values + first, count * sizeof(float));
-    else if (tensor->fill)
-        AQ_TRY(tensor->fill(tensor->context, tensor, first, count, out));
-    else
-        aq_weights_floats(tensor->from, tensor->index, first, count, out);
-    if (tensor->plus) plus_floats(tensor->plus, first, count, out);
-    return AQ_OK;
-}
-
-static enum aq_status source_floats(const struct aq_weights_tensor *tensor, uint64_t first, uint64_t count, float *out)
-{
-    const struct aq_weights_low_rank *plus = tensor->plus;
-    AQ_TRY(sum_floats(tensor, first, count, out));
-    for (uint64_t k = 0; plus && plus->m && k < count; k++)
-        out[k] *= plus->factors[output_of(plus, first + k)];
-    return AQ_OK;
-}
-
-/* Once through a matrix before it is written: by what its rows have the lengths that they are to have. */
-static enum aq_status factors_make(const struct aq_weights_writer *writer, const struct aq_weights_tensor *tensor)
-{
-    const struct aq_weights_low_rank *plus = tensor->plus;
-    void *memory;
-    if (!plus || !plus->m) return AQ_OK;
-    AQ_TRY(aq_alloc(plus->out * sizeof(double), &memory));
-    double *squares = memory;
-    memset(squares, 0, plus->out * sizeof *squares);
-    enum aq_status status = AQ_OK;
-    for (uint64_t at = 0, all = plus->in * plus->out, n; status == AQ_OK && at < all; at += n) {
-        n = all - at < PIECE_FLOATS ? all - at : PIECE_FLOATS;
-        status = sum_floats(tensor, at, n, writer->floats);
-        if (status == AQ_OK) aq_lora_squares(writer->floats, at, n, plus->in, plus->out, plus->out_in, squares);
-    }
-    for (uint64_t o = 0; o < plus->out; o++)
-        plus->factors[o] = aq_lora_factor(squares[o], plus->m[o]);
-    aq_free(memory);
-    return status;
-}
-
 /* The next rows of a transposed matrix into the writer's memory; how many values. */
-static uint64_t piece_turn(struct aq_weights_writer *writer, const struct aq_weights_tensor *tensor,
-                           const struct written *written)
+static enum aq_status next_rows(struct aq_weights_writer *writer, const struct aq_weights_tensor *tensor,
+                                const struct written *written, uint64_t *count)
 {
-    const uint64_t height = written->shape[0], width = written->shape[1]; /* the source is (width, height) */
-    const uint64_t row = writer->done / width;
+    const uint64_t height = written->shape[0], width = written->shape[1], row = writer->done / width;
     uint64_t rows = writer->floats_most / width;
-    float strip[STRIP_FLOATS];
     if (rows > height - row) rows = height - row;
-    for (uint64_t r = 0; r < rows; r += STRIP_FLOATS) {
-        const uint64_t strip_rows = rows - r < STRIP_FLOATS ? rows - r : STRIP_FLOATS;
-        for (uint64_t column = 0; column < width; column++) {
-            (void)source_floats(tensor, column * height + row + r, strip_rows, strip); /* none is filled */
-            for (uint64_t i = 0; i < strip_rows; i++)
-                writer->floats[(r + i) * width + column] = strip[i];
-        }
-    }
-    return rows * width;
+    *count = rows * width;
+    return aq_weights_source_rows(tensor, row, rows, writer->floats);
 }
 
 /* The next `count` values; of a transposed matrix they are in the writer's memory. */
@@ -263,7 +191,7 @@ static enum aq_status piece_write(struct aq_weights_writer *writer, const struct
 {
     if (!writer->floats)
         return write_all(writer->path, writer->file, tensor->values + writer->done, count * sizeof(float));
-    if (!tensor->turned) AQ_TRY(source_floats(tensor, writer->done, count, writer->floats));
+    if (!tensor->turned) AQ_TRY(aq_weights_source_floats(tensor, writer->done, count, writer->floats));
     if (!written->type->from_float(writer->floats, count))
         return aq_fail(AQ_INVAL, AREA, "%s: tensor \"%.128s\" has a value that is too large for %s", writer->path,
                        tensor->name, written->type->name);
@@ -294,10 +222,10 @@ enum aq_status aq_weights_writer_piece(struct aq_weights_writer *writer)
     const struct aq_weights_tensor *tensor = &writer->tensors[writer->next];
     struct written written;
     (void)written_as(tensor, &written); /* it was, when the header was made */
-    if (writer->done == 0) AQ_TRY(factors_make(writer, tensor));
+    if (writer->done == 0) AQ_TRY(aq_weights_source_begin(tensor, writer->floats, writer->floats_most));
     uint64_t count = written.count - writer->done;
     if (tensor->turned && count > 0)
-        count = piece_turn(writer, tensor, &written);
+        AQ_TRY(next_rows(writer, tensor, &written, &count));
     else if (count > PIECE_FLOATS)
         count = PIECE_FLOATS;
     if (count > 0) AQ_TRY(piece_write(writer, tensor, &written, count));

@@ -1,0 +1,174 @@
+/*
+ * test_gguf.c -- a GGUF file to the byte: header, keys, places of tensors, and Q8_0 blocks with their rounding; and
+ * that nothing is left of a file that cannot be written.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "data_files.h"
+#include "stages/gguf.h"
+#include "stages/stage.h"
+#include "stages/weights.h"
+
+enum { C = 32, V = 256, FILE_BYTES = 65536 };
+
+static char place[DATA_PATH_BYTES];
+static float table[V * C];
+static uint8_t bytes[FILE_BYTES];
+
+static void config(struct aq_model_config *model)
+{
+    aq_model_config_default(model, "llama");
+    model->blocks = 1;
+    model->heads = 2;
+    model->channels = C;
+    model->mlp = C;
+    model->vocabulary = V;
+    model->context = 64;
+}
+
+static enum aq_status open_as(const struct aq_model_config *model, const char *type, struct aq_gguf **gguf)
+{
+    const struct aq_gguf_about about = {.model = model, .type = type, .name = "test", .tokenizer = "bytes"};
+    return aq_gguf_open(&about, gguf);
+}
+
+/* Writes one table as the model's embedding; what the file has. */
+static size_t write_table(const char *type, enum aq_status wanted)
+{
+    const struct aq_weights_tensor tensor = {
+        .name = "embed_tokens.weight", .dimensions = 2, .shape = {V, C}, .values = table};
+    struct aq_model_config model;
+    struct aq_gguf *gguf;
+    char path[DATA_PATH_BYTES];
+    config(&model);
+    assert_int_equal(open_as(&model, type, &gguf), AQ_OK);
+    assert_int_equal(aq_gguf_write(gguf, place, "model.gguf", &tensor, 1, NULL, NULL), wanted);
+    aq_gguf_close(gguf);
+    FILE *file = fopen(data_path(place, "model.gguf", path), "rb");
+    if (!file) return 0;
+    const size_t count = fread(bytes, 1, sizeof bytes, file);
+    fclose(file);
+    assert_int_equal(unlink(path), 0);
+    return count;
+}
+
+static uint64_t u64_at(size_t at)
+{
+    uint64_t value;
+    memcpy(&value, bytes + at, sizeof value);
+    return value;
+}
+
+static uint32_t u32_at(size_t at)
+{
+    uint32_t value;
+    memcpy(&value, bytes + at, sizeof value);
+    return value;
+}
+
+static void test_header_and_places_are_those_of_the_format(void **state)
+{
+    static const char name[] = "token_embd.weight";
+    (void)state;
+    for (int i = 0; i < V * C; i++)
+        table[i] = (float)(i % 7) - 3.0f;
+    const size_t count = write_table("f16", AQ_OK);
+    assert_memory_equal(bytes, "GGUF", 4);
+    assert_int_equal(u32_at(4), 3);
+    assert_int_equal(u64_at(8), 1);
+    assert_int_equal(u64_at(24), strlen("general.architecture"));
+    assert_memory_equal(bytes + 32, "general.architecture", strlen("general.architecture"));
+    const size_t data = count - sizeof(uint16_t) * V * C;
+    assert_int_equal(data % 32, 0);
+    size_t at = data - sizeof name;
+    while (memcmp(bytes + at, name, sizeof name - 1) != 0)
+        at--;
+    assert_int_equal(u64_at(at - 8), sizeof name - 1);
+    at += sizeof name - 1;
+    assert_int_equal(u32_at(at), 2);
+    assert_int_equal(u64_at(at + 4), C);
+    assert_int_equal(u64_at(at + 12), V);
+    assert_int_equal(u32_at(at + 20), 1);
+    assert_int_equal(u64_at(at + 24), 0);
+    for (int i = 0; i < V * C; i++) {
+        uint16_t half;
+        memcpy(&half, bytes + data + 2 * (size_t)i, sizeof half);
+        assert_true(aq_half_to_float(half) == table[i]);
+    }
+}
+
+/* Of the first block: largest magnitude 127, so that d is 1 and a value is its own code but for its rounding. */
+static void test_q8_rounds_halves_away_from_zero(void **state)
+{
+    static const float values[] = {127, -126.5f, 0.5f, -0.5f, 1.5f, 2.5f, -2.5f, 0.49f};
+    static const int8_t codes[] = {127, -127, 1, -1, 2, 3, -3, 0};
+    (void)state;
+    memset(table, 0, sizeof table);
+    memcpy(table, values, sizeof values);
+    table[C + 31] = -2.54f; /* the second block: d is 0.02 */
+    const size_t count = write_table("q8_0", AQ_OK), data = count - 34 * V;
+    uint16_t d;
+    memcpy(&d, bytes + data, sizeof d);
+    assert_true(aq_half_to_float(d) == 1.0f);
+    assert_memory_equal(bytes + data + 2, codes, sizeof codes);
+    memcpy(&d, bytes + data + 34, sizeof d);
+    assert_int_equal(d, aq_half_from_float(2.54f / 127.0f));
+    assert_int_equal((int8_t)bytes[data + 34 + 33], -127);
+    memcpy(&d, bytes + data + 68, sizeof d);
+    assert_int_equal(d, 0);
+}
+
+static void test_values_that_do_not_fit_leave_no_file(void **state)
+{
+    static const char *const names[] = {"model.gguf", "model.gguf.partial"};
+    char path[DATA_PATH_BYTES];
+    (void)state;
+    memset(table, 0, sizeof table);
+    table[V * C - 1] = 65520.0f;
+    assert_int_equal(write_table("f16", AQ_INVAL), 0);
+    table[V * C - 1] = 127.0f * 65520.0f;
+    assert_int_equal(write_table("q8_0", AQ_INVAL), 0);
+    for (int i = 0; i < 2; i++)
+        assert_int_not_equal(access(data_path(place, names[i], path), F_OK), 0);
+}
+
+static void test_what_llama_cpp_does_not_compute_is_refused(void **state)
+{
+    struct aq_model_config model;
+    struct aq_gguf *gguf;
+    (void)state;
+    config(&model);
+    assert_int_equal(open_as(&model, "q4_0", &gguf), AQ_INVAL);
+    model.labels = 2;
+    assert_int_equal(open_as(&model, "f16", &gguf), AQ_INVAL);
+    config(&model);
+    model.rope_partial = 0.5f;
+    assert_int_equal(open_as(&model, "f16", &gguf), AQ_INVAL);
+    aq_model_config_default(&model, "deberta");
+    assert_int_equal(open_as(&model, "f16", &gguf), AQ_INVAL);
+    aq_model_config_default(&model, "ministral3");
+    assert_int_equal(open_as(&model, "f16", &gguf), AQ_INVAL);
+}
+
+int main(void)
+{
+    static const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_header_and_places_are_those_of_the_format),
+        cmocka_unit_test(test_q8_rounds_halves_away_from_zero),
+        cmocka_unit_test(test_values_that_do_not_fit_leave_no_file),
+        cmocka_unit_test(test_what_llama_cpp_does_not_compute_is_refused),
+    };
+    data_be_quiet();
+    data_folder_open(place);
+    const int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    data_folder_close(place);
+    return failed;
+}
