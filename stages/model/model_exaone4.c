@@ -10,7 +10,7 @@ static const struct aq_model_key keys[] = {
     DECODER_KEYS_WINDOW,
     DECODER_KEYS_TRAINING("on embedding and attention; never at a cut")};
 
-static const struct family_key config_keys[] = {FAMILY_SIZES(32, 0, 1e-5), {0}};
+static const struct family_key config_keys[] = {FAMILY_SIZES(2048, 32, 0, 1e-5), {0}};
 
 static const struct family_type types[] = {{.type = "exaone4",
                                             FAMILY_CLASSES("Exaone4"),

@@ -182,14 +182,17 @@ void family_publish_rope(const struct aq_model_config *model, const struct famil
 
 /* ---- What most rows have. */
 
-/* Keys of config.json with sizes. kv, dim, eps: defaults of num_key_value_heads, head_dim and rms_norm_eps. */
-#define FAMILY_SIZES(kv, dim, eps)                                                                                     \
+/*
+ * Keys of config.json with sizes. positions, kv, dim, eps: what transformers has if max_position_embeddings,
+ * num_key_value_heads, head_dim or rms_norm_eps is missing.
+ */
+#define FAMILY_SIZES(positions, kv, dim, eps)                                                                          \
     {"num_hidden_layers", FAMILY_U32, DECODER_FIELD(blocks), 1, 1024, FAMILY_REQUIRED},                                \
         {"num_attention_heads", FAMILY_U32, DECODER_FIELD(heads), 1, 1024, FAMILY_REQUIRED},                           \
         {"hidden_size", FAMILY_U32, DECODER_FIELD(channels), 1, 65536, FAMILY_REQUIRED},                               \
         {"intermediate_size", FAMILY_U32, DECODER_FIELD(mlp), 1, 1048576, FAMILY_REQUIRED},                            \
         {"vocab_size", FAMILY_U32, DECODER_FIELD(vocabulary), 1, 1048576, FAMILY_REQUIRED},                            \
-        {"max_position_embeddings", FAMILY_U32, DECODER_FIELD(context), 1, 1048576, 2048},                             \
+        {"max_position_embeddings", FAMILY_U32, DECODER_FIELD(context), 1, 1048576, positions},                        \
         {"num_key_value_heads", FAMILY_U32, DECODER_FIELD(kv_heads), 1, 1024, kv},                                     \
         {"head_dim", FAMILY_U32, DECODER_FIELD(head_dim), 1, 2048, dim},                                               \
         {"rms_norm_eps", FAMILY_F32, DECODER_FIELD(norm_eps), 0, 1, eps},                                              \

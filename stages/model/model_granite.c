@@ -18,7 +18,7 @@ static const struct aq_model_key keys[] = {
     DECODER_KEYS_TRAINING("on embedding and attention, and on residuals if model.residual_scale is 1; never at a cut")};
 
 static const struct family_key config_keys[] = {
-    FAMILY_SIZES(FAMILY_HEADS, 0, 1e-6),
+    FAMILY_SIZES(2048, FAMILY_HEADS, 0, 1e-6),
     {"embedding_multiplier", FAMILY_F32, DECODER_FIELD(embedding_scale), 1e-6, 1e6, 1},
     {"attention_multiplier", FAMILY_F32, DECODER_FIELD(score_scale), 1e-6, 1e6, 1},
     {"residual_multiplier", FAMILY_F32, DECODER_FIELD(residual_scale), 1e-6, 1e6, 1},

@@ -38,8 +38,9 @@ static void identity(const struct aq_model_config *model, char *text, size_t byt
         snprintf(text + used, bytes - used, " biases %d%d", model->out_bias, model->mlp_bias);
 }
 
-static const struct family_key llama_keys[] = {FAMILY_SIZES(FAMILY_HEADS, 0, 1e-6), {0}},
-                               qwen3_keys[] = {FAMILY_SIZES(32, 128, 1e-6), {0}};
+static const struct family_key llama_keys[] = {FAMILY_SIZES(2048, FAMILY_HEADS, 0, 1e-6), {0}},
+                               qwen2_keys[] = {FAMILY_SIZES(32768, FAMILY_HEADS, 0, 1e-6), {0}},
+                               qwen3_keys[] = {FAMILY_SIZES(32768, 32, 128, 1e-6), {0}};
 
 static const struct family_type types[] = {{.type = "llama",
                                             FAMILY_CLASSES("Llama"),
@@ -51,7 +52,7 @@ static const struct family_type types[] = {{.type = "llama",
                                             .theta = 10000},
                                            {.type = "qwen2",
                                             FAMILY_CLASSES("Qwen2"),
-                                            .keys = llama_keys,
+                                            .keys = qwen2_keys,
                                             FAMILY_SILU,
                                             .qkv_bias = true,
                                             .windows = FAMILY_WINDOWS_SWITCHED,

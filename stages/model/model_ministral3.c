@@ -12,7 +12,7 @@ static const struct aq_model_key keys[] = {
     DECODER_KEYS_WINDOW,
     DECODER_KEYS_TRAINING("on embedding, attention and residuals; never at a cut")};
 
-static const struct family_key config_keys[] = {FAMILY_SIZES(8, 128, 1e-5), {0}};
+static const struct family_key config_keys[] = {FAMILY_SIZES(262144, 8, 128, 1e-5), {0}};
 
 static const struct family_type types[] = {{.type = "ministral3",
                                             FAMILY_CLASSES("Ministral3"),

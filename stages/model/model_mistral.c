@@ -9,7 +9,7 @@ static const struct aq_model_key keys[] = {
     DECODER_KEYS_WINDOW,
     DECODER_KEYS_TRAINING("on embedding, attention and residuals; never at a cut")};
 
-static const struct family_key config_keys[] = {FAMILY_SIZES(8, 0, 1e-6), {0}};
+static const struct family_key config_keys[] = {FAMILY_SIZES(131072, 8, 0, 1e-6), {0}};
 
 static const struct family_type types[] = {{.type = "mistral",
                                             FAMILY_CLASSES("Mistral"),

@@ -9,7 +9,7 @@ static const struct aq_model_key keys[] = {
     DECODER_KEYS_ROPE,
     DECODER_KEYS_TRAINING("on embedding and attention; never at a cut")};
 
-static const struct family_key config_keys[] = {FAMILY_SIZES(FAMILY_HEADS, 0, 1e-5), {0}};
+static const struct family_key config_keys[] = {FAMILY_SIZES(2048, FAMILY_HEADS, 0, 1e-5), {0}};
 
 static const struct family_type types[] = {{.type = "olmo2",
                                             FAMILY_CLASSES("Olmo2"),

@@ -12,7 +12,7 @@ static const struct aq_model_key keys[] = {
     DECODER_KEYS_BIASES("decoders: queries, keys and values have biases (Qwen2)"),
     DECODER_KEYS_TRAINING("on embedding, attention and residuals; never at a cut")};
 
-static const struct family_key config_keys[] = {FAMILY_SIZES(4, 0, 1e-6), {0}};
+static const struct family_key config_keys[] = {FAMILY_SIZES(32768, 4, 0, 1e-6), {0}};
 
 static const struct family_type types[] = {{.type = "smollm3",
                                             FAMILY_CLASSES("SmolLM3"),

@@ -191,6 +191,41 @@ static void test_model_folder_precedence_is_that_of_transformers(void **state)
     }
 }
 
+/* Where a file has no max_position_embeddings, the context is what transformers takes for the type. */
+static void test_model_folder_context_is_that_of_the_type(void **state)
+{
+    static const struct {
+        const char *type, *class;
+        uint32_t context;
+    } cases[] = {
+        {LLAMA, 2048},
+        {QWEN2, 32768},
+        {QWEN3, 32768},
+        {GEMMA, 131072},
+        {"mistral", "MistralForCausalLM", 131072},
+        {"ministral3", "Ministral3ForCausalLM", 262144},
+        {"smollm3", "SmolLM3ForCausalLM", 32768},
+        {"olmo2", "Olmo2ForCausalLM", 2048},
+        {"olmo3", "Olmo3ForCausalLM", 2048},
+        {"exaone4", "Exaone4ForCausalLM", 2048},
+        {"granite", "GraniteForCausalLM", 2048},
+    };
+    struct aq_model_folder *folder;
+    char text[1024];
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        snprintf(text, sizeof text,
+                 "{\"architectures\": [\"%s\"], \"model_type\": \"%s\", \"num_hidden_layers\": 4, "
+                 "\"num_attention_heads\": 4, \"num_key_value_heads\": 4, \"hidden_size\": 32, "
+                 "\"intermediate_size\": 64, \"vocab_size\": 37, \"rope_parameters\": {\"rope_theta\": 5000.0}}",
+                 cases[i].class, cases[i].type);
+        data_write_text(place, "config.json", text);
+        assert_int_equal(aq_model_folder_open(place, &folder), AQ_OK);
+        assert_int_equal(aq_model_folder_model(folder)->context, cases[i].context);
+        aq_model_folder_close(folder);
+    }
+}
+
 static void test_model_folder_long_value_is_cut(void **state)
 {
     char more[512];
@@ -230,6 +265,7 @@ int main(void)
         cmocka_unit_test(test_model_folder_unknown_architecture_is_named_with_those_that_are_known),
         cmocka_unit_test(test_model_folder_wrong_values_are_told_by_key_found_and_expected),
         cmocka_unit_test(test_model_folder_precedence_is_that_of_transformers),
+        cmocka_unit_test(test_model_folder_context_is_that_of_the_type),
         cmocka_unit_test(test_model_folder_long_value_is_cut),
         cmocka_unit_test(test_model_folder_without_a_config_is_refused),
     };
