@@ -27,6 +27,8 @@ add_dependencies(test_puppets aqpiped puppet_worker)
 aq_test(test_run_folder LIBS aq_runtime aq_dep::jansson LABELS quick)
 target_include_directories(test_run_folder PRIVATE ${aq_runtime_ROOMS})
 
+aq_test(test_child LIBS aq_runtime LABELS quick)
+target_include_directories(test_child PRIVATE ${aq_runtime_ROOMS})
 aq_test(test_owned_folder LIBS aq_runtime aq_dep::jansson LABELS quick)
 target_include_directories(test_owned_folder PRIVATE ${aq_runtime_ROOMS})
 

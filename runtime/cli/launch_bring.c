@@ -2,13 +2,13 @@
 #include "launch_bring.h"
 
 #include <errno.h>
-#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "checkpoint.h"
+#include "child.h"
 #include "run_folder.h"
 #include "runtime_text.h"
 #include "security.h"
@@ -29,17 +29,9 @@ struct there {
 static enum aq_status run_rsync(const struct there *there, const char *const *arguments, const char *what)
 {
     int how = 0;
-    const pid_t pid = fork();
-    if (pid == -1) return aq_fail_errno("launch", "cannot start rsync");
-    if (pid == 0) {
-        sigset_t none; /* the launcher blocks what ends it: Ctrl-C must end a copy of hours */
-        sigemptyset(&none);
-        sigprocmask(SIG_SETMASK, &none, NULL);
-        signal(SIGPIPE, SIG_DFL);
-        signal(SIGTSTP, SIG_DFL);
-        execvp("rsync", (char *const *)(uintptr_t)arguments);
-        _exit(errno == ENOENT ? NO_RSYNC : 126);
-    }
+    pid_t pid;
+    const struct aq_child child = {.program = "rsync", .search = true, .arguments = arguments, .missing = NO_RSYNC};
+    AQ_TRY(aq_child_start(&child, "rsync", &pid));
     while (waitpid(pid, &how, 0) == -1 && errno == EINTR)
         continue;
     if (WIFEXITED(how) && WEXITSTATUS(how) == 0) return AQ_OK;

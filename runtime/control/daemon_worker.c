@@ -11,13 +11,13 @@
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "child.h"
 #include "daemon_private.h"
 #include "runtime_text.h"
 
@@ -158,38 +158,14 @@ void worker_listen(struct daemon *daemon, struct worker *worker)
 
 /* ---- starting ---- */
 
-/* In the child: only what is safe between fork and exec. Never returns. */
-static void become_worker(const struct aq_daemon_config *config, int channel, int output, int pulse, int rules,
-                          pid_t daemon_pid)
+/* In the child, between fork and exec. */
+static bool confine(void *context)
 {
-    sigset_t none;
-    sigemptyset(&none);
-    const int null = open("/dev/null", O_RDONLY);
-    if (prctl(PR_SET_PDEATHSIG, SIGKILL) != 0 || getppid() != daemon_pid) _exit(125);
-    signal(SIGPIPE, SIG_DFL);
-    const uint64_t bytes = config->confine.memory_bytes_max;
-    const struct rlimit memory = {bytes, bytes};
-    if (bytes > 0 && setrlimit(RLIMIT_DATA, &memory) != 0) _exit(125);
-    /* The channel may be any number: move it out of the way of 0..3 first. */
-    const int high = fcntl(channel, F_DUPFD_CLOEXEC, 10);
-    const int out = fcntl(output, F_DUPFD_CLOEXEC, 10), page = fcntl(pulse, F_DUPFD_CLOEXEC, 10);
-    if (null == -1 || high == -1 || out == -1 || page == -1 || dup2(null, 0) == -1 || dup2(out, 1) == -1 ||
-        dup2(out, 2) == -1 || dup2(high, AQ_CONTROL_FD) == -1 || dup2(page, AQ_PULSE_FD) == -1)
-        _exit(125);
-    if (!aq_confine_follow(rules)) {
-        static const char refused[] = "aqpiped: Landlock refuses a worker's rules\n";
-        ssize_t told = write(2, refused, sizeof refused - 1);
-        (void)told;
-        _exit(125);
-    }
-    (void)close_range(AQ_PULSE_FD + 1, ~0U, 0);
-    sigprocmask(SIG_SETMASK, &none, NULL);
-    char *const arguments[] = {(char *)(uintptr_t)config->worker, (char *)(uintptr_t) "worker", NULL};
-    execv(config->worker, arguments);
-    static const char text[] = "aqpiped: cannot run the worker program\n";
-    ssize_t written = write(2, text, sizeof text - 1);
-    (void)written;
-    _exit(126);
+    static const char refused[] = "aqpiped: Landlock refuses a worker's rules\n";
+    if (aq_confine_follow(*(const int *)context)) return true;
+    const ssize_t told = write(2, refused, sizeof refused - 1);
+    (void)told;
+    return false;
 }
 
 static enum aq_status close_failed(int fd, enum aq_status status)
@@ -217,12 +193,25 @@ static enum aq_status spawn(struct daemon *daemon, struct worker *worker)
     else
         close(channel[0]);
     if (status == AQ_OK) {
-        const pid_t self = getpid(), pid = fork();
-        if (pid == 0) become_worker(daemon->config, channel[1], output[1], pulse, rules, self);
-        if (pid == -1)
-            status = aq_fail_errno("daemon", "cannot start a process for stage %u", worker->rank);
-        else
-            worker->pid = pid;
+        char what[32];
+        snprintf(what, sizeof what, "a process for stage %u", worker->rank);
+        const char *const arguments[] = {daemon->config->worker, "worker", NULL};
+        const struct aq_child child = {
+            .program = daemon->config->worker,
+            .arguments = arguments,
+            .fds = {{AQ_CHILD_NULL, 0},
+                    {output[1], 1},
+                    {output[1], 2},
+                    {channel[1], AQ_CONTROL_FD},
+                    {pulse, AQ_PULSE_FD}},
+            .fd_count = 5,
+            .alone = true,
+            .dies_by = SIGKILL,
+            .data_max = daemon->config->confine.memory_bytes_max,
+            .last = confine,
+            .context = &rules,
+            .failed_line = "aqpiped: cannot run the worker program\n"};
+        status = aq_child_start(&child, what, &worker->pid);
         if (rules != -1) close(rules);
     }
     close(pulse);

@@ -1,6 +1,5 @@
 /* launcher_hosts.c -- the daemons of a job: the private one that is started here, and those that listen elsewhere. */
 #include <errno.h>
-#include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
@@ -11,26 +10,12 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "child.h"
 #include "launcher_private.h"
 #include "ssh_host.h"
 
 static const uint64_t second_ns = 1000ULL * 1000 * 1000;
 enum { CONNECT_S = 15, OPEN_S = 15, AGENT_OPEN_S = 45, DAEMON_END_S = 5, RETURN_S = 600 };
-
-/* In the child: only what is safe between fork and exec. */
-static void become_daemon(const char *program, int channel)
-{
-    sigset_t none;
-    sigemptyset(&none);
-    const int high = fcntl(channel, F_DUPFD_CLOEXEC, 10), null = open("/dev/null", O_RDONLY | O_CLOEXEC);
-    if (high == -1 || null == -1 || dup2(high, AQ_CONTROL_FD) == -1 || dup2(null, 0) == -1) _exit(125);
-    sigprocmask(SIG_SETMASK, &none, NULL);
-    signal(SIGPIPE, SIG_DFL);
-    signal(SIGTSTP, SIG_DFL);
-    char *const arguments[] = {(char *)(uintptr_t)program, (char *)(uintptr_t) "--fd", (char *)(uintptr_t) "3", NULL};
-    execv(program, arguments);
-    _exit(126);
-}
 
 static enum aq_status start_private(struct launcher *launcher, struct host *host)
 {
@@ -41,12 +26,12 @@ static enum aq_status start_private(struct launcher *launcher, struct host *host
     if (status != AQ_OK) {
         close(channel[0]);
     } else {
-        const pid_t pid = fork();
-        if (pid == 0) become_daemon(launcher->launch->daemon, channel[1]);
-        if (pid == -1)
-            status = aq_fail_errno("launch", "cannot start %s", launcher->launch->daemon);
-        else
-            host->pid = pid;
+        const char *const arguments[] = {launcher->launch->daemon, "--fd", "3", NULL};
+        const struct aq_child child = {.program = launcher->launch->daemon,
+                                       .arguments = arguments,
+                                       .fds = {{AQ_CHILD_NULL, 0}, {channel[1], AQ_CONTROL_FD}},
+                                       .fd_count = 2};
+        status = aq_child_start(&child, launcher->launch->daemon, &host->pid);
     }
     close(channel[1]);
     return status;

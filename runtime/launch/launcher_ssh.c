@@ -6,17 +6,16 @@
  */
 #include <errno.h>
 #include <fcntl.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
+#include "child.h"
 #include "launcher_private.h"
 #include "runtime_text.h"
 #include "ssh_host.h"
@@ -28,24 +27,6 @@ static const char *program_there(void)
 {
     const char *named = getenv("AQPIPE_SSH_DAEMON");
     return named && named[0] ? named : "aqpiped";
-}
-
-/* In the child: only what is safe between fork and exec. */
-static void become_ssh(char *const *arguments, int channel, int said)
-{
-    const struct rlimit most = {.rlim_cur = AGENT_SAID_BYTES, .rlim_max = AGENT_SAID_BYTES};
-    sigset_t none;
-    sigemptyset(&none);
-    const int in = fcntl(channel, F_DUPFD_CLOEXEC, 10), out = fcntl(said, F_DUPFD_CLOEXEC, 10);
-    if (in == -1 || out == -1 || dup2(in, 0) == -1 || dup2(in, 1) == -1 || dup2(out, 2) == -1) _exit(NO_SSH);
-    if (setrlimit(RLIMIT_FSIZE, &most) != 0) _exit(NO_SSH);
-    (void)setsid(); /* neither the terminal's Ctrl-C nor a question for a password */
-    sigprocmask(SIG_SETMASK, &none, NULL);
-    signal(SIGPIPE, SIG_DFL);
-    signal(SIGTSTP, SIG_DFL);
-    signal(SIGXFSZ, SIG_IGN); /* what is beyond the limit is not kept */
-    execvp(arguments[0], arguments);
-    _exit(NO_SSH);
 }
 
 enum aq_status agent_start(struct host *host)
@@ -80,11 +61,16 @@ enum aq_status agent_start(struct host *host)
         close(channel[1]);
     }
     if (status == AQ_OK) {
-        const pid_t pid = fork();
-        if (pid == 0) become_ssh((char *const *)(uintptr_t)arguments, channel[1], said);
+        const struct aq_child child = {.program = arguments[0],
+                                       .arguments = arguments,
+                                       .fds = {{channel[1], 0}, {channel[1], 1}, {said, 2}},
+                                       .fd_count = 3,
+                                       .search = true,
+                                       .session = true, /* neither Ctrl-C nor a question for a password */
+                                       .files_max = AGENT_SAID_BYTES,
+                                       .failed = NO_SSH};
+        status = aq_child_start(&child, "ssh", &host->pid);
         close(channel[1]);
-        host->pid = pid > 0 ? pid : 0;
-        if (pid == -1) status = aq_fail_errno("launch", "cannot start ssh");
     }
     aq_text_deinit(&command);
     if (host->said > 0) close(host->said);

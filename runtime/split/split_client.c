@@ -2,7 +2,6 @@
 #include "split_client.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <inttypes.h>
 #include <poll.h>
 #include <signal.h>
@@ -17,6 +16,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "child.h"
 #include "control.h"
 #include "control_socket.h"
 #include "net/endpoint.h"
@@ -145,18 +145,6 @@ static void words_fill(const struct client *client, struct words *words)
     words->of[words->count] = NULL;
 }
 
-static void become_daemon(const char *program, char *const words[], int channel)
-{
-    sigset_t none;
-    sigemptyset(&none);
-    const int high = fcntl(channel, F_DUPFD_CLOEXEC, 10), null = open("/dev/null", O_RDONLY | O_CLOEXEC);
-    if (high == -1 || null == -1 || dup2(high, AQ_CONTROL_FD) == -1 || dup2(null, 0) == -1) _exit(125);
-    sigprocmask(SIG_SETMASK, &none, NULL);
-    signal(SIGPIPE, SIG_DFL);
-    execv(program, words);
-    _exit(126);
-}
-
 static enum aq_status daemon_begin(struct client *client)
 {
     int channel[2];
@@ -169,12 +157,11 @@ static enum aq_status daemon_begin(struct client *client)
         close(channel[0]);
     } else {
         aq_control_queue(client->daemon, AQ_CONTROL_LINE_BYTES_MAX + (1 << 20));
-        const pid_t pid = fork();
-        if (pid == 0) become_daemon(client->config->daemon, words.of, channel[1]);
-        if (pid == -1)
-            status = aq_fail_errno(AREA, "cannot start %s", client->config->daemon);
-        else
-            client->pid = pid;
+        const struct aq_child child = {.program = client->config->daemon,
+                                       .arguments = (const char *const *)words.of,
+                                       .fds = {{AQ_CHILD_NULL, 0}, {channel[1], AQ_CONTROL_FD}},
+                                       .fd_count = 2};
+        status = aq_child_start(&child, client->config->daemon, &client->pid);
     }
     close(channel[1]);
     return status;

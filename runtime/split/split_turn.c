@@ -12,12 +12,12 @@
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
+#include "child.h"
 #include "split_labels.h"
 #include "split_part.h"
 #include "split_private.h"
@@ -303,22 +303,6 @@ static void offer(struct server *server, struct site *site)
 
 /* ---- its launcher ---- */
 
-static void become_launcher(const struct server *server, char *const arguments[], int channel, int log)
-{
-    sigset_t none;
-    sigemptyset(&none);
-    const int null = open("/dev/null", O_RDONLY | O_CLOEXEC);
-    if (null == -1 || dup2(null, 0) == -1 || dup2(log, 1) == -1 || dup2(log, 2) == -1 ||
-        dup2(channel, GUEST_FD) == -1 || (channel == GUEST_FD && fcntl(channel, F_SETFD, 0) == -1) ||
-        prctl(PR_SET_PDEATHSIG, SIGTERM) != 0)
-        _exit(125);
-    (void)setsid(); /* Ctrl-C is the server's to hand on */
-    sigprocmask(SIG_SETMASK, &none, NULL);
-    signal(SIGPIPE, SIG_DFL);
-    execv(server->config->program, arguments);
-    _exit(126);
-}
-
 struct turn_paths {
     char run[AQ_RUN_PATH_BYTES], manifest[AQ_RUN_PATH_BYTES], weights[AQ_RUN_PATH_BYTES], log[AQ_RUN_PATH_BYTES];
     char identity[AQ_RUN_PATH_BYTES], sums[AQ_RUN_PATH_BYTES];
@@ -368,12 +352,13 @@ static enum aq_status spawn(struct server *server, struct site *site, const stru
     enum aq_status status = aq_control_open(channel[0], &site->launch);
     if (status == AQ_OK) {
         aq_control_queue(site->launch, SPLIT_QUEUE_BYTES);
-        const pid_t pid = fork();
-        if (pid == 0) become_launcher(server, arguments, channel[1], log);
-        if (pid == -1)
-            status = aq_fail_errno(AREA, "cannot start the launcher of a turn");
-        else
-            site->pid = pid;
+        const struct aq_child child = {.program = server->config->program,
+                                       .arguments = (const char *const *)arguments,
+                                       .fds = {{AQ_CHILD_NULL, 0}, {log, 1}, {log, 2}, {channel[1], GUEST_FD}},
+                                       .fd_count = 4,
+                                       .session = true, /* Ctrl-C is the server's to hand on */
+                                       .dies_by = SIGTERM};
+        status = aq_child_start(&child, "the launcher of a turn", &site->pid);
     } else {
         close(channel[0]);
     }
