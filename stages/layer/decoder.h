@@ -10,6 +10,8 @@
  *     Gemma 3          the same with norms behind the branches, too, and weights of norms less 1; a scaled embedding
  *     OLMo 2, EXAONE 4 the same with norms only behind the branches
  *     Granite          Llama with four multipliers: of embedding, scores, branches and logits
+ *     Qwen3.5          Qwen3 whose attention has a gate, in one block of several; the others have the gated delta rule
+ *                      (decoder_delta.c); weights of norms less 1, but for the norm behind the rule
  *     ModernBERT       layer norms without bias, heads that turn, q, k, v and gate, up in one tensor each, attention of
  *                      both sides: an encoder, whose rows of padding are nobody's
  */
@@ -30,6 +32,15 @@ enum decoder_tensor {
     VALUE_BIAS,
     QUERY_NORM,
     KEY_NORM,
+    DELTA_QKV, /* a block with the delta rule has these, and no tensor of attention before PROJECTION_BIAS */
+    DELTA_TAPS,
+    DELTA_B,
+    DELTA_A,
+    DELTA_SHIFT,
+    DELTA_RATE,
+    DELTA_Z,
+    DELTA_NORM,
+    DELTA_PROJECTION,
     PROJECTION,
     PROJECTION_BIAS,
     POST1, /* norms of what the branches give */
@@ -61,6 +72,8 @@ struct decoder_form {
     bool both;                           /* attention sees both sides                                      */
     bool first_plain;                    /* block 0 has no norm before attention                           */
     bool local;                          /* blocks with a window have frequencies of model.rope_local      */
+    bool head_gates;                     /* heads of queries have a gate behind each; all have norms then  */
+    bool delta;                          /* blocks without attention (decoder_delta) have the delta rule   */
     const char *blocks;                  /* in front of a block's number: "layers"        */
     const char *tokens, *positions;      /* tables of the embedding; positions NULL: none */
     const char *rows;                    /* a layer norm of its rows, without bias, or NULL */
@@ -70,10 +83,31 @@ struct decoder_form {
     const char *names[DECODER_TENSORS];  /* of a block's tensors; NULL: never there       */
 };
 
+/* Which of model.own a form with the delta rule has. */
+enum {
+    DELTA_OWN_EVERY,  /* the last of that many blocks has attention; 0: none has    */
+    DELTA_OWN_KEYS,   /* heads of queries and keys                                  */
+    DELTA_OWN_VALUES, /* heads of values                                            */
+    DELTA_OWN_DK,     /* channels of a head of keys                                 */
+    DELTA_OWN_DV,     /* channels of a head of values                               */
+    DELTA_OWN_TAPS    /* tokens that the convolution sees, the token's own included */
+};
+
+/* Sizes of a block with the delta rule: heads of keys and of values, their channels, taps of the convolution. */
+struct decoder_delta {
+    uint64_t keys, values, Dk, Dv, taps;
+    struct linear qkv, z, gates; /* gates: b and a */
+};
+
 struct decoder_shape {
     const struct decoder_form *form;
     uint64_t C, H, kv_heads, D, F, R; /* R: columns of a head that turn */
-    uint64_t qkv;                     /* columns of q, k and v          */
+    uint64_t qkv;                     /* columns of q, k and v; of the delta rule its own */
+    uint64_t heads;                   /* columns of what gives them: more if queries have gates */
+    uint64_t mixed;                   /* columns of what attention or the delta rule gives */
+    bool has_delta;                   /* the delta rule, and no attention */
+    bool opens;                       /* the projection reads that times a gate */
+    struct decoder_delta delta;
     uint64_t window;                  /* 0: none                        */
     float score_scale;                /* 0: 1 / sqrt(D)                 */
     float residual_scale;             /* of what a branch adds; 0: 1    */
@@ -89,6 +123,9 @@ void decoder_shape(const struct layer *layer, const struct aq_model_config *mode
 uint32_t decoder_head_dim(const struct aq_model_config *model);
 uint32_t decoder_kv_heads(const struct aq_model_config *model);
 uint32_t decoder_turning(const struct aq_model_config *model);
+
+/* decoder_shape.c: has a block the delta rule? */
+bool decoder_is_delta(const struct decoder_form *form, const struct aq_model_config *model, uint32_t block);
 
 /* decoder_shape.c: has a block a window? */
 bool decoder_slides(const struct aq_model_config *model, uint32_t block);

@@ -18,10 +18,19 @@ uint32_t decoder_turning(const struct aq_model_config *model)
     return (uint32_t)((float)decoder_head_dim(model) * model->rope_partial) / 2 * 2;
 }
 
+bool decoder_is_delta(const struct decoder_form *form, const struct aq_model_config *model, uint32_t block)
+{
+    const uint32_t every = model->own[DELTA_OWN_EVERY];
+    return form->delta && (every == 0 || (block + 1) % every != 0);
+}
+
 static bool has(const struct layer *layer, const struct aq_model_config *model, enum decoder_tensor tensor)
 {
     const struct decoder_form *form = layer->form;
     const bool head_norm = tensor == QUERY_NORM || tensor == KEY_NORM;
+    const bool of_delta = tensor >= DELTA_QKV && tensor <= DELTA_PROJECTION;
+    const bool of_attention = tensor >= QUERY && tensor <= PROJECTION_BIAS && !of_delta;
+    if (decoder_is_delta(form, model, layer->number - 1) ? of_attention : of_delta) return false;
     if (!form->names[tensor] || (tensor == NORM1 && form->first_plain && layer->number == 1)) return false;
     if (tensor >= QUERY_BIAS && tensor <= VALUE_BIAS) return form->biased || model->qkv_bias;
     if (tensor == PROJECTION_BIAS) return form->biased || model->out_bias;
@@ -38,7 +47,7 @@ bool decoder_slides(const struct aq_model_config *model, uint32_t block)
 
 static struct linear qkv_linear(const struct decoder_shape *shape)
 {
-    const uint64_t q = shape->H * shape->D, kv = shape->kv_heads * shape->D;
+    const uint64_t q = shape->H * shape->D * (shape->form->head_gates ? 2 : 1), kv = shape->kv_heads * shape->D;
     const uint32_t *tensor = shape->tensor;
     if (shape->form->qkv_one_tensor)
         return linear_of(shape->C, shape->qkv, shape->form->out_in, tensor[QUERY], tensor[QUERY_BIAS]);
@@ -48,6 +57,28 @@ static struct linear qkv_linear(const struct decoder_shape *shape)
                            .parts = {{tensor[QUERY], tensor[QUERY_BIAS], q},
                                      {tensor[KEY], tensor[KEY_BIAS], kv},
                                      {tensor[VALUE], tensor[VALUE_BIAS], kv}}};
+}
+
+/* A block with the delta rule: its sizes and its products. */
+static void delta_shape(const struct aq_model_config *model, struct decoder_shape *shape)
+{
+    const bool out_in = shape->form->out_in;
+    const uint32_t *own = model->own, *tensor = shape->tensor;
+    struct decoder_delta *delta = &shape->delta;
+    *delta = (struct decoder_delta){own[DELTA_OWN_KEYS], own[DELTA_OWN_VALUES], own[DELTA_OWN_DK], own[DELTA_OWN_DV],
+                                    own[DELTA_OWN_TAPS], {0}, {0}, {0}};
+    shape->mixed = delta->values * delta->Dv;
+    shape->qkv = shape->heads = 2 * delta->keys * delta->Dk + shape->mixed;
+    shape->heads_normed = true;
+    shape->R = 0;
+    delta->qkv = linear_of(shape->C, shape->qkv, out_in, tensor[DELTA_QKV], LAYER_NO_TENSOR);
+    delta->z = linear_of(shape->C, shape->mixed, out_in, tensor[DELTA_Z], LAYER_NO_TENSOR);
+    delta->gates = (struct linear){.in = shape->C,
+                                   .out_in = out_in,
+                                   .count = 2,
+                                   .parts = {{tensor[DELTA_B], LAYER_NO_TENSOR, delta->values},
+                                             {tensor[DELTA_A], LAYER_NO_TENSOR, delta->values}}};
+    shape->projection = linear_of(shape->mixed, shape->C, out_in, tensor[DELTA_PROJECTION], LAYER_NO_TENSOR);
 }
 
 static struct linear up_linear(const struct decoder_shape *shape)
@@ -90,12 +121,17 @@ void decoder_shape(const struct layer *layer, const struct aq_model_config *mode
                                   .residual_scale = scaled ? model->residual_scale : 0.0f,
                                   .heads_normed = model->qk_norm};
     out->qkv = (H + 2 * out->kv_heads) * D;
+    out->heads = out->qkv + (form->head_gates ? H * D : 0);
+    out->mixed = H * D;
+    out->has_delta = decoder_is_delta(form, model, layer->number - 1);
+    out->opens = out->has_delta || form->head_gates;
     for (uint32_t i = 0; i < DECODER_TENSORS; i++)
         out->tensor[i] = has(layer, model, i) ? count++ : LAYER_NO_TENSOR;
     out->in = qkv_linear(out);
     out->projection = linear_of(H * D, C, form->out_in, out->tensor[PROJECTION], out->tensor[PROJECTION_BIAS]);
     out->up = up_linear(out);
     out->mlp = linear_of(out->F, C, form->out_in, out->tensor[MLP], out->tensor[MLP_BIAS]);
+    if (out->has_delta) delta_shape(model, out);
 }
 
 /* The column pair, of R / 2, that makes `rotations` turns in the context before (Peng et al. 2023). */

@@ -59,6 +59,7 @@ struct layer {
     char prefix[LAYER_NAME_MAX];     /* of its tensors' names: "h.3."                           */
     struct aq_cut_shape in, out;     /* of one sample of T tokens; in 0 x 0: it reads the batch */
     uint32_t groups;                 /* of its norms, where they are group norms; 0: they are batch norms       */
+    bool onward; /* extends, but only behind the last token that it has computed: it cannot go back         */
     /* Of a layer of a stage (stage_layers.c), what training wants of it: */
     uint64_t trained; /* bit k: its tensor k, in the order that it named them, has a gradient              */
     bool passes;      /* something before it trains: so has its input                                      */

@@ -10,6 +10,9 @@
  *
  *     p1 = a Wo        x' = x + norm(p1)          p2 = g Wd        x'' = x' + norm(p2)
  *
+ * In the place of attention some forms have the gated delta rule (decoder_delta.c); heads of queries may have gates,
+ * which what attention gives is multiplied by.
+ *
  * Backward works on the gradient of the residual stream in place: each branch adds its share, the MLP first, then
  * attention. A branch begins with that gradient rounded to the products' type and its sum over rows (its bias'
  * gradient): without dropout the norm above makes both in its own pass, which is this block's second norm for attention
@@ -21,44 +24,16 @@
  * memory of the layer that backward has just written: no copy, and one set more a layer, not one a slot. A gate's
  * gradient is made in the place of u at once.
  */
-#include "decoder.h"
+#include "decoder_block.h"
 
 #include <math.h>
 
 enum { SITE_ATTENTION, SITE_PROJECTION, SITE_MLP, SITES };
 
-/* What backward wants from forward, besides the block's input. */
-struct decoder_slot {
-    void *norm1, *qkv, *attention, *norm2, *before, *after; /* the stage's type; before and after the activation */
-    void *heads;                                            /* heads_normed: qkv as the product gave it          */
-    float *mean1, *rstd1, *mean2, *rstd2, *lse;             /* means: of layer norms                             */
-    float *rstd_heads;
-    float *middle;            /* x' */
-    float *post1, *post2;     /* p1, p2: what the norms behind the branches read */
-    float *rstd_post1, *rstd_post2;
-    void *dprojection, *dmlp; /* split: what the branches' products gave, its gradient; the stage's type */
-    void *cache;              /* extends: keys and values of all tokens so far                             */
-};
-
-struct decoder_state {
-    float *angles;      /* STAGE: of heads that turn                      */
-    float *dnorm;       /* gradient of a norm's output                    */
-    void *dattention;   /* gradient of attention's output, type           */
-    void *dafter;       /* gradient behind a gate, type                   */
-    void *du;           /* gradient before GELU, type                     */
-    void *dqkv;         /* fp32                                         */
-    void *dqkv_rounded; /* the same in 16 bits, where products are of them */
-};
-
 /* The operands of the weights' gradients, the stage's type: of what the four products gave. */
 struct decoder_gradients {
     const void *mlp, *u, *projection, *qkv;
 };
-
-static struct linear_rows rows_of(const void *at)
-{
-    return (struct linear_rows){at, 0};
-}
 
 /* What each tensor of a block begins with. */
 static void tensors(const struct layer *layer, const struct aq_stage_config *config, struct layer_list *list)
@@ -78,6 +53,14 @@ static void tensors(const struct layer *layer, const struct aq_stage_config *con
                                 [QUERY_BIAS] = {0, shape.in.parts[0].out, 0, 0},
                                 [KEY_BIAS] = {0, shape.in.parts[1].out, 0, 0},
                                 [VALUE_BIAS] = {0, shape.in.parts[2].out, 0, 0},
+                                [DELTA_QKV] = {shape.C, shape.qkv, std, 0},
+                                [DELTA_B] = {shape.C, shape.delta.values, std, 0},
+                                [DELTA_A] = {shape.C, shape.delta.values, std, 0},
+                                [DELTA_SHIFT] = {0, shape.delta.values, 0, 1},
+                                [DELTA_RATE] = {0, shape.delta.values, 1, 0},
+                                [DELTA_Z] = {shape.C, shape.mixed, std, 0},
+                                [DELTA_NORM] = {0, shape.delta.Dv, 0, 1},
+                                [DELTA_PROJECTION] = {shape.mixed, shape.C, residual, 0},
                                 [QUERY_NORM] = {0, shape.D * (shape.form->heads_whole ? shape.H : 1), 0, one},
                                 [KEY_NORM] = {0, shape.D * (shape.form->heads_whole ? shape.kv_heads : 1), 0, one},
                                 [PROJECTION] = {shape.H * shape.D, shape.C, residual, 0},
@@ -94,7 +77,12 @@ static void tensors(const struct layer *layer, const struct aq_stage_config *con
                                 [POST2] = {0, shape.C, 0, one}};
     for (uint32_t i = 0; i < DECODER_TENSORS; i++) {
         const bool turned = sizes[i].in && shape.form->out_in;
+        const uint64_t taps[3] = {shape.qkv, 1, shape.delta.taps};
         if (shape.tensor[i] == LAYER_NO_TENSOR) continue;
+        if (i == DELTA_TAPS) {
+            layer_list_add_cube(list, shape.form->names[i], taps, std);
+            continue;
+        }
         layer_list_add(list, shape.form->names[i], turned ? sizes[i].out : sizes[i].in,
                        turned ? sizes[i].in : sizes[i].out, sizes[i].std, sizes[i].value);
     }
@@ -106,7 +94,7 @@ static void place_kept(const struct decoder_shape *shape, uint64_t rows, uint64_
     const uint64_t N = rows * shape->C;
     kept->norm1 = aq_arena_take(arena, N * typed);
     kept->qkv = aq_arena_take(arena, rows * shape->qkv * typed);
-    kept->attention = aq_arena_take(arena, rows * shape->H * shape->D * typed);
+    kept->attention = aq_arena_take(arena, rows * shape->mixed * typed);
     kept->middle = aq_arena_take(arena, N * sizeof(float));
     kept->norm2 = aq_arena_take(arena, N * typed);
     kept->before = aq_arena_take(arena, rows * linear_out(&shape->up) * typed);
@@ -123,8 +111,9 @@ static void place_kept(const struct decoder_shape *shape, uint64_t rows, uint64_
         kept->rstd_post2 = aq_arena_take(arena, rows * sizeof(float));
     }
     if (!shape->heads_normed) return;
-    kept->heads = aq_arena_take(arena, rows * shape->qkv * typed);
-    kept->rstd_heads = aq_arena_take(arena, rows * (shape->H + shape->kv_heads) * sizeof(float));
+    kept->heads = aq_arena_take(arena, rows * shape->heads * typed);
+    kept->rstd_heads = aq_arena_take(arena, rows * (shape->H + shape->kv_heads + shape->delta.values) * sizeof(float));
+    if (shape->opens) kept->opened = aq_arena_take(arena, rows * shape->mixed * typed);
 }
 
 static void place(const struct layer *layer, const struct aq_stage_config *config, enum layer_memory what,
@@ -139,7 +128,9 @@ static void place(const struct layer *layer, const struct aq_stage_config *confi
     decoder_shape(layer, &config->model, &shape);
     const uint64_t N = rows * shape.C;
     if (what == LAYER_KEPT) place_kept(&shape, rows, typed, arena, kept);
-    if (what == LAYER_SLOT && config->extends)
+    if (what == LAYER_KEPT && shape.has_delta) decoder_delta_kept(&shape, config, arena, kept);
+    if (what == LAYER_SLOT && config->extends && shape.has_delta) decoder_delta_slot(&shape, config, arena, kept);
+    if (what == LAYER_SLOT && config->extends && !shape.has_delta)
         kept->cache = aq_arena_take(arena, rows * 2 * shape.kv_heads * shape.D * typed);
     if (what == LAYER_KEPT && config->split) {
         kept->dprojection = aq_arena_take(arena, N * typed);
@@ -149,13 +140,15 @@ static void place(const struct layer *layer, const struct aq_stage_config *confi
     if (config->inference || !layer_learns(layer)) return;
     if (what == LAYER_WORK) {
         work->dnorm = aq_arena_take(arena, N * sizeof(float));
-        work->dattention = aq_arena_take(arena, rows * shape.H * shape.D * typed);
+        work->dattention = aq_arena_take(arena, rows * shape.mixed * typed);
+        if (shape.has_delta) decoder_delta_work(&shape, rows, arena, work);
         if (shape.form->gated) work->dafter = aq_arena_take(arena, rows * shape.F * typed);
     }
+    if (what == swapped && shape.opens) work->dheads = aq_arena_take(arena, rows * shape.heads * typed);
     if (what == swapped && !shape.form->gated) work->du = aq_arena_take(arena, rows * shape.F * typed);
-    if (what == (type == AQ_F32 ? swapped : LAYER_WORK))
+    if (what == (type == AQ_F32 && !shape.opens ? swapped : LAYER_WORK))
         work->dqkv = aq_arena_take(arena, rows * shape.qkv * sizeof(float));
-    if (what == swapped && type != AQ_F32)
+    if (what == swapped && type != AQ_F32 && !shape.opens)
         work->dqkv_rounded = aq_arena_take(arena, rows * shape.qkv * sizeof(uint16_t));
 }
 
@@ -183,11 +176,14 @@ static uint32_t linears(const struct layer *layer, const struct aq_stage_config 
 {
     struct decoder_shape shape;
     decoder_shape(layer, &config->model, &shape);
-    out[0] = shape.in;
+    out[0] = shape.has_delta ? shape.delta.qkv : shape.in;
     out[1] = shape.projection;
     out[2] = shape.up;
     out[3] = shape.mlp;
-    return 4;
+    if (!shape.has_delta) return 4;
+    out[4] = shape.delta.z;
+    out[5] = shape.delta.gates;
+    return 6;
 }
 
 /* Of each of forward's products its weights' gradient and its input's, and the scores of attention once more. */
@@ -201,7 +197,10 @@ static void flops(const struct layer *layer, const struct aq_stage_config *confi
     const double attention = (shape.form->both ? 4.0 : 2.0) * rows * keys * (double)(shape.H * shape.D);
     *out = (struct layer_flops){.forward = attention,
                                 .backward = linear_goes_on(layer, &shape.projection) ? 2.5 * attention : 0};
-    linear_flops(layer, &shape.in, rows, out);
+    if (shape.has_delta)
+        decoder_delta_flops(layer, &shape, rows, out);
+    else
+        linear_flops(layer, &shape.in, rows, out);
     linear_flops(layer, &shape.projection, rows, out);
     linear_flops(layer, &shape.up, rows, out);
     linear_flops(layer, &shape.mlp, rows, out);
@@ -305,7 +304,7 @@ static enum aq_status residual_normed(const struct layer_run *run, const struct 
     const struct decoder_norm norm = post_of(run, shape, site);
     float *product = site == SITE_MLP ? kept->post2 : kept->post1;
     const struct linear_to to = {.c = product, .type = AQ_F32};
-    AQ_TRY(linear_forward(run, linear, run->rows_in, rows_of(x), &to));
+    AQ_TRY(linear_forward(run, linear, run->rows_in, decoder_rows(x), &to));
     return decoder_post_norm(run, &norm, run->rows_in, product, c ? other : NULL, c ? c : work->dnorm);
 }
 
@@ -318,7 +317,7 @@ static enum aq_status residual_scaled(const struct layer_run *run, const struct 
     const struct aq_scale scale = {.x = c, .count = N, .factor = shape->residual_scale};
     const struct aq_dropout_apply add = {
         .samples = 1, .sample_elements = N, .x = other, .y = c, .y_type = AQ_F32, .add = true};
-    AQ_TRY(linear_forward(run, linear, run->rows_in, rows_of(x), &to));
+    AQ_TRY(linear_forward(run, linear, run->rows_in, decoder_rows(x), &to));
     AQ_TRY(aq_device_scale(run->device, &scale, run->stream));
     return aq_device_dropout(run->device, &add, run->stream);
 }
@@ -335,7 +334,7 @@ static enum aq_status residual(const struct layer_run *run, const struct decoder
                                  .after = AQ_AFTER_RESIDUAL,
                                  .other = (void *)(uintptr_t)other, /* read only */
                                  .dropout = layer_dropout(run, site)};
-    return linear_forward(run, linear, run->rows_in, rows_of(x), &to);
+    return linear_forward(run, linear, run->rows_in, decoder_rows(x), &to);
 }
 
 /* The norms of all queries and of all keys, each as of one head. */
@@ -367,7 +366,7 @@ static enum aq_status heads_forward(const struct layer_run *run, const struct de
     const bool whole = shape->heads_normed && shape->form->heads_whole;
     void *product = shape->heads_normed ? kept->heads : kept->qkv;
     const struct linear_to to = {.c = product, .type = type};
-    AQ_TRY(linear_forward(run, &shape->in, run->rows_in, rows_of(kept->norm1), &to));
+    AQ_TRY(linear_forward(run, &shape->in, run->rows_in, decoder_rows(kept->norm1), &to));
     if (whole) AQ_TRY(heads_norm(run, shape));
     const struct aq_rope args = {.samples = run->samples,
                                  .T = run->tokens,
@@ -375,6 +374,7 @@ static enum aq_status heads_forward(const struct layer_run *run, const struct de
                                  .kv_heads = shape->kv_heads,
                                  .D = shape->D,
                                  .R = shape->R,
+                                 .gated = shape->form->head_gates,
                                  .type = type,
                                  .x = whole ? kept->qkv : product,
                                  .y = kept->qkv,
@@ -396,7 +396,7 @@ static enum aq_status up_forward(const struct layer_run *run, const struct decod
     const struct linear_to gelu = {.c = kept->after, .type = type, .after = AQ_AFTER_GELU, .other = kept->before};
     const struct linear_to plain = {.c = kept->before, .type = type};
     const bool gated = shape->form->gated;
-    AQ_TRY(linear_forward(run, &shape->up, run->rows_in, rows_of(kept->norm2), gated ? &plain : &gelu));
+    AQ_TRY(linear_forward(run, &shape->up, run->rows_in, decoder_rows(kept->norm2), gated ? &plain : &gelu));
     const struct aq_gated args = {.rows = run->rows_in,
                                   .F = shape->F,
                                   .gate = shape->form->gate,
@@ -406,6 +406,22 @@ static enum aq_status up_forward(const struct layer_run *run, const struct decod
     return gated ? aq_device_gated(run->device, &args, run->stream) : AQ_OK;
 }
 
+/* What the projection reads. */
+static const void *mixed_of(const struct layer_run *run, const struct decoder_shape *shape)
+{
+    const struct decoder_slot *kept = run->slot;
+    return shape->opens ? kept->opened : kept->attention;
+}
+
+/* What tokens have of each other, from kept->norm1: attention or the delta rule, with their gates. */
+static enum aq_status mix(const struct layer_run *run, const struct decoder_shape *shape)
+{
+    if (shape->has_delta) return decoder_delta_forward(run, shape);
+    AQ_TRY(heads_forward(run, shape));
+    AQ_TRY(attend(run, shape));
+    return shape->form->head_gates ? decoder_open(run, shape) : AQ_OK;
+}
+
 static enum aq_status forward(const struct layer_run *run, const float *x, float *y)
 {
     const struct decoder_slot *kept = run->slot;
@@ -413,9 +429,8 @@ static enum aq_status forward(const struct layer_run *run, const float *x, float
     decoder_shape(run->layer, &run->config->model, &shape);
     const struct decoder_norm norm1 = norm1_of(run, &shape), norm2 = norm2_of(run, &shape);
     AQ_TRY(branch_input(run, &shape, &norm1, x, kept->norm1));
-    AQ_TRY(heads_forward(run, &shape));
-    AQ_TRY(attend(run, &shape));
-    AQ_TRY(residual(run, &shape, &shape.projection, kept->attention, SITE_PROJECTION, x, kept->middle));
+    AQ_TRY(mix(run, &shape));
+    AQ_TRY(residual(run, &shape, &shape.projection, mixed_of(run, &shape), SITE_PROJECTION, x, kept->middle));
     AQ_TRY(branch_input(run, &shape, &norm2, kept->middle, kept->norm2));
     AQ_TRY(up_forward(run, &shape));
     return residual(run, &shape, &shape.mlp, kept->after, SITE_MLP, kept->middle, y);
@@ -521,8 +536,8 @@ static enum aq_status mlp_weights(const struct layer_run *run, const struct deco
                                   const struct decoder_gradients *of)
 {
     const struct decoder_slot *kept = run->slot;
-    AQ_TRY(linear_weight_gradient(run, &shape->mlp, run->rows_in, rows_of(kept->after), rows_of(of->mlp)));
-    return linear_gradients(run, &shape->up, run->rows_in, rows_of(kept->norm2), rows_of(of->u));
+    AQ_TRY(linear_weight_gradient(run, &shape->mlp, run->rows_in, decoder_rows(kept->after), decoder_rows(of->mlp)));
+    return linear_gradients(run, &shape->up, run->rows_in, decoder_rows(kept->norm2), decoder_rows(of->u));
 }
 
 static enum aq_status attention_weights(const struct layer_run *run, const struct decoder_shape *shape,
@@ -530,17 +545,20 @@ static enum aq_status attention_weights(const struct layer_run *run, const struc
 {
     const struct decoder_slot *kept = run->slot;
     const struct linear *projection = &shape->projection;
-    AQ_TRY(linear_weight_gradient(run, projection, run->rows_in, rows_of(kept->attention), rows_of(of->projection)));
-    return linear_gradients(run, &shape->in, run->rows_in, rows_of(kept->norm1), rows_of(of->qkv));
+    AQ_TRY(linear_weight_gradient(run, projection, run->rows_in, decoder_rows(mixed_of(run, shape)),
+                                  decoder_rows(of->projection)));
+    if (shape->has_delta) return decoder_delta_weights(run, shape, of->qkv);
+    return linear_gradients(run, &shape->in, run->rows_in, decoder_rows(kept->norm1), decoder_rows(of->qkv));
 }
 
 static enum aq_status weights(const struct layer_run *run, const float *x)
 {
     const struct decoder_slot *kept = run->slot;
-    const struct decoder_gradients of = {kept->dmlp, kept->before, kept->dprojection, kept->qkv};
+    struct decoder_gradients of = {kept->dmlp, kept->before, kept->dprojection, kept->qkv};
     struct decoder_shape shape;
     (void)x;
     decoder_shape(run->layer, &run->config->model, &shape);
+    if (shape.opens) of.qkv = kept->heads;
     AQ_TRY(mlp_weights(run, &shape, &of));
     return attention_weights(run, &shape, &of);
 }
@@ -564,7 +582,7 @@ static enum aq_status up_backward(const struct layer_run *run, const struct deco
     const bool gated = shape->form->gated;
     *du = gated ? kept->before : work->du;
     if (!linear_goes_on(run->layer, &shape->mlp)) return AQ_OK;
-    AQ_TRY(linear_input_gradient(run, &shape->mlp, run->rows_in, rows_of(dmlp), gated ? &plain : &gelu));
+    AQ_TRY(linear_input_gradient(run, &shape->mlp, run->rows_in, decoder_rows(dmlp), gated ? &plain : &gelu));
     const struct aq_gated_backward args = {.rows = run->rows_in,
                                            .F = shape->F,
                                            .gate = shape->form->gate,
@@ -579,7 +597,7 @@ static enum aq_status up_backward(const struct layer_run *run, const struct deco
 static enum aq_status added_to(const struct layer_run *run, const struct linear *linear, const void *dy, float *dx)
 {
     const struct linear_to sum = {.c = dx, .type = AQ_F32, .add = true};
-    return linear_input_gradient(run, linear, run->rows_in, rows_of(dy), &sum);
+    return linear_input_gradient(run, linear, run->rows_in, decoder_rows(dy), &sum);
 }
 
 static enum aq_status mlp_backward(const struct layer_run *run, const struct decoder_shape *shape, float *dx)
@@ -594,7 +612,7 @@ static enum aq_status mlp_backward(const struct layer_run *run, const struct dec
     if (run->split && of.u == work->du && linear_goes_on(run->layer, &shape->mlp)) swap(&work->du, &kept->before);
     if (!linear_goes_on(run->layer, &shape->up)) return AQ_OK;
     if (shape->tensor[NORM2] == LAYER_NO_TENSOR) return added_to(run, &shape->up, of.u, dx);
-    AQ_TRY(linear_input_gradient(run, &shape->up, run->rows_in, rows_of(of.u), &dnorm));
+    AQ_TRY(linear_input_gradient(run, &shape->up, run->rows_in, decoder_rows(of.u), &dnorm));
     const struct layer_ending next = ending_at(run, shape, SITE_PROJECTION, tensor_of(run->g, shape, PROJECTION_BIAS));
     const struct decoder_norm norm2 = norm2_of(run, shape);
     return decoder_norm_gradient(run, &norm2, run->rows_in, work->dnorm, kept->middle, dx, run->dropped ? NULL : &next);
@@ -631,15 +649,17 @@ static enum aq_status rope_backward(const struct layer_run *run, const struct de
     const struct decoder_state *work = run->state;
     const enum aq_element type = stage_type(run->config->precision);
     const bool whole = shape->heads_normed && shape->form->heads_whole, stays = whole || type == AQ_F32;
+    void *dx = stays ? work->dqkv : work->dqkv_rounded;
     const struct aq_rope_backward args = {.samples = run->samples,
                                           .T = run->tokens,
                                           .H = shape->H,
                                           .kv_heads = shape->kv_heads,
                                           .D = shape->D,
                                           .R = shape->R,
+                                          .gated = shape->form->head_gates,
                                           .type = whole ? AQ_F32 : type,
                                           .dy = work->dqkv,
-                                          .dx = stays ? work->dqkv : work->dqkv_rounded,
+                                          .dx = shape->opens ? work->dheads : dx,
                                           .table = work->angles,
                                           .x = kept->heads,
                                           .q_gamma = whole ? NULL : tensor_of(run->w, shape, QUERY_NORM),
@@ -661,7 +681,9 @@ static enum aq_status heads_backward(const struct layer_run *run, const struct d
     const enum aq_element type = stage_type(run->config->precision);
     const struct linear_to to = {.c = work->dattention, .type = type};
     const bool turned = shape->R || shape->heads_normed;
-    AQ_TRY(linear_input_gradient(run, &shape->projection, run->rows_in, rows_of(dprojection), &to));
+    AQ_TRY(linear_input_gradient(run, &shape->projection, run->rows_in, decoder_rows(dprojection), &to));
+    if (shape->has_delta) return decoder_delta_backward(run, shape);
+    if (shape->form->head_gates) AQ_TRY(decoder_open_backward(run, shape));
     struct aq_attention attention = attention_of(run, shape);
     attention.dout = work->dattention;
     attention.dqkv = work->dqkv;
@@ -676,7 +698,8 @@ static enum aq_status attention_backward(const struct layer_run *run, const stru
     struct decoder_slot *kept = run->slot;
     struct decoder_state *work = run->state;
     const struct linear_to dnorm = {.c = work->dnorm, .type = AQ_F32};
-    void **dqkv = stage_type(run->config->precision) == AQ_F32 ? &work->dqkv : &work->dqkv_rounded;
+    void **typed = stage_type(run->config->precision) == AQ_F32 ? &work->dqkv : &work->dqkv_rounded;
+    void **dqkv = shape->opens ? &work->dheads : typed, **place = shape->opens ? &kept->heads : &kept->qkv;
     const struct linear *projection = &shape->projection;
     struct decoder_gradients of = {.qkv = *dqkv};
     const bool plain = shape->tensor[NORM2] == LAYER_NO_TENSOR;
@@ -684,13 +707,16 @@ static enum aq_status attention_backward(const struct layer_run *run, const stru
     AQ_TRY(added_gradient(run, shape, SITE_PROJECTION, dx, !run->dropped, &of.projection));
     if (linear_goes_on(run->layer, projection)) AQ_TRY(heads_backward(run, shape, of.projection));
     if (!run->split) AQ_TRY(attention_weights(run, shape, &of));
-    if (run->split && linear_goes_on(run->layer, projection)) swap(dqkv, &kept->qkv);
-    if (!linear_goes_on(run->layer, &shape->in)) return AQ_OK;
+    if (run->split && linear_goes_on(run->layer, projection)) swap(dqkv, place);
+    if (!linear_goes_on(run->layer, shape->has_delta ? &shape->delta.qkv : &shape->in)) return AQ_OK;
     if (shape->tensor[NORM1] == LAYER_NO_TENSOR) {
         AQ_ASSERT(!below || (!below->sums && !below->rounded)); /* such blocks have none */
         return added_to(run, &shape->in, of.qkv, dx);
     }
-    AQ_TRY(linear_input_gradient(run, &shape->in, run->rows_in, rows_of(of.qkv), &dnorm));
+    if (shape->has_delta)
+        AQ_TRY(decoder_delta_input(run, shape, of.qkv, work->dnorm));
+    else
+        AQ_TRY(linear_input_gradient(run, &shape->in, run->rows_in, decoder_rows(of.qkv), &dnorm));
     const struct decoder_norm norm1 = norm1_of(run, shape);
     return decoder_norm_gradient(run, &norm1, run->rows_in, work->dnorm, x, dx, below);
 }

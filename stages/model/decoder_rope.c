@@ -13,6 +13,7 @@
 
 /* Llama and its kin rotate whole heads whatever partial_rotary_factor is: runs of this program have their own key. */
 #define OWN_PARTIAL "aqpipe_partial_rotary_factor"
+#define PARTIAL     "partial_rotary_factor"
 #define ORIGINAL    "original_max_position_embeddings"
 
 static const struct {
@@ -78,6 +79,8 @@ static enum aq_status read_scaling(const struct config_json *config, const struc
 {
     uint32_t kind;
     AQ_TRY(read_kind(rope, type->ropes, &kind));
+    if (type->partial > 0)
+        AQ_TRY(decoder_read_number(rope, PARTIAL, 0, 1, (double)out->rope_partial, &out->rope_partial));
     if (kind == 0) return AQ_OK;
     AQ_TRY(config_json_only_number(config, "partial_rotary_factor", 1)); /* with a scaling transformers takes it */
     AQ_TRY(config_json_only_number(rope, "partial_rotary_factor", 1));
@@ -121,7 +124,10 @@ enum aq_status family_read_rope(const struct config_json *config, const struct f
 {
     struct config_json rope;
     AQ_TRY(decoder_read_number(config, "rope_theta", 1, 1e12, type->theta, &out->rope_theta));
-    AQ_TRY(decoder_read_number(config, OWN_PARTIAL, 0, 1, 1.0, &out->rope_partial));
+    if (type->partial > 0)
+        AQ_TRY(decoder_read_number(config, PARTIAL, 0, 1, type->partial, &out->rope_partial));
+    else
+        AQ_TRY(decoder_read_number(config, OWN_PARTIAL, 0, 1, 1.0, &out->rope_partial));
     out->rope_factor = out->rope_linear = out->rope_yarn = out->rope_attention = 1.0f;
     AQ_TRY(config_json_object(config, "rope_scaling", "rope_scaling.", &rope));
     if (json_object_size(rope.object) == 0) rope.object = NULL;
@@ -169,7 +175,8 @@ void family_publish_rope(const struct aq_model_config *model, const struct famil
     if (scaling) json_object_update(rope, scaling);
     json_object_set_new(config, "rope_theta", decoder_number(model->rope_theta));
     json_object_set_new(config, "rope_scaling", scaling ? scaling : json_null());
-    if (model->rope_partial != 1.0f && type->theta_local == 0) /* others do not compute it */
+    if (type->partial > 0) json_object_set_new(rope, PARTIAL, decoder_number(model->rope_partial));
+    if (model->rope_partial != 1.0f && type->theta_local == 0 && type->partial == 0) /* others do not compute it */
         json_object_set_new(config, OWN_PARTIAL, decoder_number(model->rope_partial));
     if (type->theta_local > 0) {
         const float local = model->rope_local > 0.0f ? model->rope_local : model->rope_theta;

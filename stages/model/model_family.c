@@ -44,6 +44,7 @@ void decoder_family_default(const struct stage_model *of, struct aq_model_config
                                     .score_scale = of->family->score_scale,
                                     .residual_scale = 1.0f,
                                     .logit_divisor = 1.0f};
+    memcpy(out->own, of->family->own, sizeof out->own);
 }
 
 /* What no config.json of the family can say: refused before training, not at the export. */
@@ -80,6 +81,7 @@ enum aq_status decoder_family_check(const struct aq_model_config *model)
         return aq_fail(AQ_INVAL, "stage", "model.out_bias without model.qkv_bias: no published model has it so");
     AQ_TRY(decoder_ranges(model));
     AQ_TRY(check_published(model));
+    if (decoder_family_of(model)->form.delta) AQ_TRY(family_delta_check(model));
     const uint64_t columns = (uint64_t)model->heads * decoder_head_dim(model);
     if (!decoder_family_of(model)->form.heads_whole) return AQ_OK;
     if (decoder_kv_heads(model) != model->heads)
@@ -135,6 +137,7 @@ void decoder_layer(const struct decoder_form *form, const struct aq_model_config
     const struct layer_kind *head = model->labels ? &layer_sequence_head : &layer_language_head;
     out->kind = index == 0 ? &layer_embedding : last ? head : &layer_decoder;
     out->form = form;
+    out->onward = index > 0 && !last && decoder_is_delta(form, model, index - 1);
     if (index > 0) out->in = stream;
     out->out = stream;
     if (last && model->labels)
@@ -296,6 +299,7 @@ enum aq_status decoder_family_read(const struct config_json *config, struct aq_m
     AQ_TRY(read_off(config, type));
     AQ_TRY(read_windows(config, type, out));
     if (type->rope_every) AQ_TRY(read_rope_every(config, out));
+    if (type->delta) AQ_TRY(family_read_delta(config, out));
     return family_read_rope(config, type, out);
 }
 
@@ -404,6 +408,7 @@ enum aq_status decoder_family_publish(const struct aq_model_config *model, bool 
     if (type->mlp_bias == FAMILY_READ) json_object_set_new(config, "mlp_bias", json_boolean(model->mlp_bias));
     publish_windows(model, type, config);
     if (type->rope_every) publish_rope_every(model, config);
+    if (type->delta) family_publish_delta(model, config);
     family_publish_rope(model, type, config);
     if (model->vocabulary <= type->pad) json_object_set_new(config, "pad_token_id", json_null());
     config_json_put_ends(config, model->labels, end_of_text);

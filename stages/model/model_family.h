@@ -64,6 +64,8 @@ struct family_type {
     bool query_beta;               /* llama_4_scaling_beta of the rotary embedding                        */
     bool rope_every;               /* no_rope_layers, no_rope_layer_interval                              */
     uint32_t pad;                  /* transformers' own pad_token_id; in a smaller vocabulary it is null  */
+    double partial;                /* default of partial_rotary_factor; 0: transformers does not have the key */
+    bool delta;                    /* layer_types, full_attention_interval: blocks with the delta rule        */
     const char *const *refused;    /* keys that must be missing or null, ended by NULL; or NULL           */
     const char *const *off;        /* switches that must be missing or false, ended by NULL; or NULL      */
 };
@@ -73,8 +75,10 @@ struct decoder_family {
     const struct family_type *types; /* ended by a type of NULL                        */
     bool qk_norm;                    /* heads of queries and keys have norms in all models */
     const char *wrapper, *wrapping;  /* model_type and class of models of texts and images around it, or NULL */
+    bool wrapper_untied;             /* its default of tie_word_embeddings             */
     uint32_t rope_every;             /* defaults                                        */
     float score_scale;
+    uint32_t own[AQ_MODEL_OWN_MAX];
 };
 
 /* The family of a configuration that was checked. */
@@ -98,6 +102,11 @@ void decoder_family_name(const struct stage_model *of, const char *tensor, char 
 /* Layer `index` of embedding, blocks, head, of any form. */
 void decoder_layer(const struct decoder_form *form, const struct aq_model_config *model, uint32_t T, uint32_t index,
                    struct layer *out);
+
+/* decoder_delta_json.c: which blocks have the delta rule, and what is wrong with its sizes: AQ_INVAL. */
+enum aq_status family_delta_check(const struct aq_model_config *model);
+enum aq_status family_read_delta(const struct config_json *config, struct aq_model_config *out);
+void family_publish_delta(const struct aq_model_config *model, json_t *config);
 
 /* decoder_rope.c: rotary embeddings of a config.json, and the way back. */
 enum aq_status family_read_rope(const struct config_json *config, const struct family_type *type,
@@ -164,6 +173,20 @@ void family_publish_rope(const struct aq_model_config *model, const struct famil
 #define DECODER_KEYS_ROPE DECODER_KEYS_LLAMA3, DECODER_KEYS_ORIGINAL, DECODER_KEYS_YARN, DECODER_KEYS_LINEAR
 #define FAMILY_ROPES      .ropes = FAMILY_LLAMA3 | FAMILY_LINEAR | FAMILY_YARN
 
+#define DECODER_KEYS_DELTA                                                                                             \
+    {"model.delta_every", AQ_MODEL_U32, DECODER_FIELD(own[DELTA_OWN_EVERY]), "blocks", 0, 1024, "4",                   \
+     "qwen3_5: the last of that many blocks has attention, the others the gated delta rule; 0: none has attention"},   \
+        {"model.delta_keys", AQ_MODEL_U32, DECODER_FIELD(own[DELTA_OWN_KEYS]), "heads", 1, 1024, "16",                 \
+         "qwen3_5: delta rule, heads of queries and keys"},                                                            \
+        {"model.delta_values", AQ_MODEL_U32, DECODER_FIELD(own[DELTA_OWN_VALUES]), "heads", 1, 1024, "32",             \
+         "qwen3_5: delta rule, heads of values; a multiple of delta_keys"},                                            \
+        {"model.delta_key_dim", AQ_MODEL_U32, DECODER_FIELD(own[DELTA_OWN_DK]), "channels", 1, AQ_DELTA_HEAD_MAX,      \
+         "128", "qwen3_5: delta rule, channels of a head of keys"},                                                    \
+        {"model.delta_value_dim", AQ_MODEL_U32, DECODER_FIELD(own[DELTA_OWN_DV]), "channels", 1, AQ_DELTA_HEAD_MAX,    \
+         "128", "qwen3_5: delta rule, channels of a head of values"},                                                  \
+        {"model.delta_taps", AQ_MODEL_U32, DECODER_FIELD(own[DELTA_OWN_TAPS]), "tokens", 1, AQ_CAUSAL_CONV_TAPS, "4",  \
+         "qwen3_5: tokens that the convolution before the delta rule sees, the token's own included"}
+
 #define DECODER_KEYS_BIASES(of)                                                                                        \
     {"model.qkv_bias", AQ_MODEL_BOOL, DECODER_FIELD(qkv_bias), "", 0, 0, "false", of},                                 \
         {"model.out_bias", AQ_MODEL_BOOL, DECODER_FIELD(out_bias), "", 0, 0, "false",                                  \
@@ -211,6 +234,12 @@ void family_publish_rope(const struct aq_model_config *model, const struct famil
                          [GATE_BIAS] = "mlp.gate_proj.bias", [UP_BIAS] = "mlp.up_proj.bias",                           \
                          [MLP_BIAS] = "mlp.down_proj.bias"
 #define FAMILY_NAMES_HEADS [QUERY_NORM] = "self_attn.q_norm.weight", [KEY_NORM] = "self_attn.k_norm.weight"
+#define FAMILY_NAMES_DELTA                                                                                             \
+    [DELTA_QKV] = "linear_attn.in_proj_qkv.weight", [DELTA_TAPS] = "linear_attn.conv1d.weight",                        \
+    [DELTA_B] = "linear_attn.in_proj_b.weight", [DELTA_A] = "linear_attn.in_proj_a.weight",                            \
+    [DELTA_SHIFT] = "linear_attn.dt_bias", [DELTA_RATE] = "linear_attn.A_log",                                         \
+    [DELTA_Z] = "linear_attn.in_proj_z.weight", [DELTA_NORM] = "linear_attn.norm.weight",                              \
+    [DELTA_PROJECTION] = "linear_attn.out_proj.weight"
 #define FAMILY_NAMES_BEHIND                                                                                            \
     FAMILY_NAMES_ATTENTION, FAMILY_NAMES_HEADS, [POST1] = "post_attention_layernorm.weight",                           \
                                                 [POST2] = "post_feedforward_layernorm.weight"

@@ -129,9 +129,14 @@ static enum aq_status before_check(const struct aq_stage *stage, const struct st
     if (input->tokens_before == 0) return AQ_OK;
     if (!stage->config.extends || input->batch->samples != 1 || slot->compares)
         return aq_fail(AQ_INVAL, "stage", "tokens behind others: one sample of a stage that extends, without targets");
-    if (input->tokens_before < used && input->tokens_before <= slot->first + slot->tokens) return AQ_OK;
+    const uint32_t had = slot->first + slot->tokens;
+    for (uint32_t l = 0; l < stage->layer_count; l++)
+        if (stage->layers[l].layer.onward && input->tokens_before != had)
+            return aq_fail(AQ_INVAL, "stage", "tokens behind %u: %s has computed %u, and cannot go back",
+                           input->tokens_before, stage->layers[l].layer.name, had);
+    if (input->tokens_before < used && input->tokens_before <= had) return AQ_OK;
     return aq_fail(AQ_INVAL, "stage", "%u tokens behind %u: the slot has had %u", used - input->tokens_before,
-                   input->tokens_before, slot->first + slot->tokens);
+                   input->tokens_before, had);
 }
 
 static enum aq_status input_check(const struct aq_stage *stage, uint32_t slot, const struct aq_stage_input *input)

@@ -32,7 +32,7 @@ json_t *model_wrapper_text(const json_t *config)
         if (json_is_boolean(tied))
             json_object_set(own, "tie_word_embeddings", (json_t *)(uintptr_t)tied);
         else if (!json_object_get(own, "tie_word_embeddings"))
-            json_object_set_new(own, "tie_word_embeddings", json_true());
+            json_object_set_new(own, "tie_word_embeddings", json_boolean(!family->wrapper_untied));
         json_object_del(own, "architectures");
         return own;
     }

@@ -575,6 +575,7 @@ static void test_embedding_matches_truth(void **state)
     }
 }
 
+#include "conform_device_delta.h"
 #include "conform_device_heads.h"
 #include "conform_device_image.h"
 #include "conform_device_loss.h"
@@ -767,6 +768,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_rmsnorm_matches_truth),
         cmocka_unit_test(test_heads_that_turn_match_truth),
         cmocka_unit_test(test_gates_match_truth),
+        DELTA_TESTS,
         cmocka_unit_test(test_attention_with_a_window_matches_truth),
         cmocka_unit_test(test_attention_of_both_sides_matches_truth),
         cmocka_unit_test(test_attention_with_a_window_is_as_defined),

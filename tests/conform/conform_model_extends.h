@@ -63,7 +63,8 @@ static void extends_run(const struct kind *kind, uint32_t cut, enum aq_stage_pre
     assert_int_equal(extends_forward(&p, 1, &other, 4, 5, step), AQ_OK);
     assert_int_equal(extends_forward(&p, 1, &other, 6, 7, step), AQ_INVAL); /* it has had five */
     assert_int_equal(extends_forward(&p, 1, &other, 5, 5, step), AQ_INVAL); /* nothing new      */
-    assert_int_equal(extends_forward(&p, 1, &other, 2, 3, step), AQ_OK);    /* back, and on     */
+    const enum aq_status back = small_onward(kind->name) ? AQ_INVAL : AQ_OK; /* some have one state, the last token's */
+    assert_int_equal(extends_forward(&p, 1, &other, 2, 3, step), back); /* back, and on */
     one.field_count = other.field_count = fields;
     batch_close(&one);
     batch_close(&other);

@@ -137,6 +137,21 @@ static void granite_small(struct aq_model_config *model)
     model->logit_divisor = 2.5f;
 }
 
+/* Attention with gates in block 1; before it the delta rule, with two heads of values for each of keys. */
+static void qwen3_5_small(struct aq_model_config *model)
+{
+    llama_small(model);
+    model->rope_factor = 1;
+    model->rope_original = 8192;
+    model->head_dim = 8;
+    model->own[0] = 2; /* attention in every second block */
+    model->own[1] = 2; /* heads of keys            */
+    model->own[2] = 4; /* heads of values          */
+    model->own[3] = 5; /* channels of keys         */
+    model->own[4] = 3; /* channels of values       */
+    model->own[5] = 3; /* taps                     */
+}
+
 static void pyramid_small(struct aq_model_config *model)
 {
     model->own[0] = 4; /* width  */
@@ -199,6 +214,12 @@ struct kind {
     void (*small)(struct aq_model_config *model);
     const char *task; /* NULL: the model's own */
 };
+
+/* Models that generate, but only behind the last token that they have computed. */
+static bool small_onward(const char *name)
+{
+    return strcmp(name, "qwen3_5") == 0;
+}
 
 static const struct kind models[] = {
 #define STAGE_MODEL(name) {#name, name##_small, NULL},

@@ -35,6 +35,8 @@ FAMILIES = {
     "olmo2": transformers.Olmo2Config(**{**SMALL, "num_key_value_heads": 4}),
     "olmo3": transformers.Olmo3Config(**{**SMALL, "num_key_value_heads": 4, "num_hidden_layers": 4}, sliding_window=16),
     "exaone4": transformers.Exaone4Config(**SMALL, sliding_window=16, sliding_window_pattern=3),
+    "qwen3_5": transformers.Qwen3_5TextConfig(**{**SMALL, "num_hidden_layers": 4}, head_dim=16, linear_num_key_heads=2, linear_num_value_heads=4,
+                                              linear_key_head_dim=12, linear_value_head_dim=10),
     "granite": transformers.GraniteConfig(**SMALL, embedding_multiplier=12.0, attention_multiplier=0.1, residual_multiplier=0.22,
                                           logits_scaling=8.0)}
 

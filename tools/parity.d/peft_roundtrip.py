@@ -5,11 +5,12 @@ import subprocess
 
 import kit
 import peft
+import qwen3_5
 import torch
 import transformers
 from encoders import deberta, modernbert
 from transformers import (DebertaV2Config, Exaone4Config, GPT2Config, GraniteConfig, LlamaConfig, MistralConfig, ModernBertConfig, Olmo2Config, Olmo3Config,
-                          Qwen3Config, SmolLM3Config)
+                          Qwen3_5TextConfig, Qwen3Config, SmolLM3Config)
 
 SMALL = {"vocab_size": 307, "hidden_size": 48, "intermediate_size": 88, "num_hidden_layers": 3, "max_position_embeddings": 128,
          "num_attention_heads": 4}
@@ -23,6 +24,7 @@ KINDS = {"gpt2": (GPT2Config(vocab_size=307, n_embd=48, n_layer=3, n_head=4, n_p
          "olmo2": (Olmo2Config(**SMALL, pad_token_id=None), ["q_proj", "o_proj", "down_proj"], False),
          "olmo3": (Olmo3Config(**SMALL, sliding_window=7), ["k_proj", "up_proj"], False),
          "exaone4": (Exaone4Config(**SMALL, num_key_value_heads=2, sliding_window=7, sliding_window_pattern=3), ["q_proj", "gate_proj"], False),
+         "qwen3_5": (Qwen3_5TextConfig(**qwen3_5.SMALL, num_hidden_layers=4, num_key_value_heads=2), ["in_proj_qkv", "in_proj_a", "out_proj", "q_proj"], False),
          "granite": (GraniteConfig(**SMALL, num_key_value_heads=2, embedding_multiplier=12.0, attention_multiplier=0.1,
                                    residual_multiplier=0.22, logits_scaling=8.0), ["q_proj", "o_proj", "down_proj"], False),
          "deberta": (DebertaV2Config(**deberta.COMMON), ["query_proj", "key_proj", "dense"], False),

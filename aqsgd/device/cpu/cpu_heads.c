@@ -83,15 +83,21 @@ struct rope {
     const struct aq_rope *args;
 };
 
-/* Head `head` of queries and keys, of row r, at element `at`. */
-static void rope_head(const struct rope *self, uint64_t r, uint64_t head, uint64_t at)
+/* The column at which head `head` begins; gated: each of the H heads of queries has a gate behind it. */
+static uint64_t gated_column(bool gated, uint64_t H, uint64_t D, uint64_t head)
+{
+    return (head + (gated ? head < H ? head : H : 0)) * D;
+}
+
+/* Head `head` of queries and keys, of row r, at element `from` of x and `at` of y. */
+static void rope_head(const struct rope *self, uint64_t r, uint64_t head, uint64_t from, uint64_t at)
 {
     const struct aq_rope *args = self->args;
     const struct cpu_rows *rows = self->cpu->rows;
     const float *gamma = head < args->H ? args->q_gamma : args->k_gamma;
     const float *cosines = args->R ? args->table + aq_place_of(args->starts, r, args->T) * args->R : NULL;
     const uint64_t half = args->R / 2, rest = args->D - args->R;
-    const void *x = cpu_at(args->x, args->type, at), *after = cpu_at(args->x, args->type, at + args->R);
+    const void *x = cpu_at(args->x, args->type, from), *after = cpu_at(args->x, args->type, from + args->R);
     void *y = cpu_at_w(args->y, args->type, at), *y_rest = cpu_at_w(args->y, args->type, at + args->R);
     float normed[HEAD_MAX];
     if (!gamma) {
@@ -110,13 +116,15 @@ static void rope_piece(uint64_t piece, uint32_t worker, void *context)
     (void)worker;
     const struct rope *self = context;
     const struct aq_rope *args = self->args;
-    const uint64_t heads = args->H + args->kv_heads, width = (heads + args->kv_heads) * args->D;
+    const uint64_t heads = args->H + args->kv_heads, D = args->D, width = (heads + args->kv_heads) * D;
+    const uint64_t width_x = gated_column(args->gated, args->H, D, heads + args->kv_heads);
     for (uint64_t r = piece * ROWS; r < end_of(piece, args->samples * args->T, ROWS); r++) {
         for (uint64_t head = 0; head < heads; head++)
-            rope_head(self, r, head, r * width + head * args->D);
-        const uint64_t values = r * width + heads * args->D;
+            rope_head(self, r, head, r * width_x + gated_column(args->gated, args->H, D, head), r * width + head * D);
+        const uint64_t values = r * width + heads * D;
+        const uint64_t from = r * width_x + gated_column(args->gated, args->H, D, heads);
         if (args->y != args->x)
-            memcpy(cpu_at_w(args->y, args->type, values), cpu_at(args->x, args->type, values),
+            memcpy(cpu_at_w(args->y, args->type, values), cpu_at(args->x, args->type, from),
                    args->kv_heads * args->D * aq_element_bytes(args->type));
     }
 }
@@ -136,8 +144,9 @@ struct rope_backward {
     uint64_t group;
 };
 
-/* dgamma: this group's, of queries or keys. */
-static void rope_backward_head(const struct rope_backward *self, uint64_t r, uint64_t head, uint64_t at, float *dgamma)
+/* At element `at` of dy, and `to` of x and dx. dgamma: this group's, of queries or keys. */
+static void rope_backward_head(const struct rope_backward *self, uint64_t r, uint64_t head, uint64_t at, uint64_t to,
+                               float *dgamma)
 {
     const struct aq_rope_backward *args = self->args;
     const struct cpu_rows *rows = self->cpu->rows;
@@ -145,18 +154,18 @@ static void rope_backward_head(const struct rope_backward *self, uint64_t r, uin
     const float *cosines = args->R ? args->table + aq_place_of(args->starts, r, args->T) * args->R : NULL;
     const float *dy = args->dy + at;
     const uint64_t half = args->R / 2, rest = args->D - args->R;
-    void *dx = cpu_at_w(args->dx, args->type, at);
+    void *dx = cpu_at_w(args->dx, args->type, to);
     float turned[HEAD_MAX], sums[HEAD_MAX];
     if (!gamma) {
         if (half) rows->rotate(dy, AQ_F32, cosines, cosines + half, -1.0f, half, dx, args->type);
         if (rest && (const void *)dy != dx)
-            rows->scale(dy + args->R, rest, 1.0f, cpu_at_w(args->dx, args->type, at + args->R), args->type);
+            rows->scale(dy + args->R, rest, 1.0f, cpu_at_w(args->dx, args->type, to + args->R), args->type);
         return;
     }
     if (half) rows->rotate(dy, AQ_F32, cosines, cosines + half, -1.0f, half, turned, AQ_F32);
     memcpy(turned + args->R, dy + args->R, rest * sizeof *turned);
     memset(sums, 0, args->D * sizeof *sums);
-    rows->rmsnorm_backward(turned, cpu_at(args->x, args->type, at), args->type, gamma, args->plus,
+    rows->rmsnorm_backward(turned, cpu_at(args->x, args->type, to), args->type, gamma, args->plus,
                            args->rstd[r * (args->H + args->kv_heads) + head], args->D, sums, dgamma);
     rows->scale(sums, args->D, 1.0f, dx, args->type);
 }
@@ -167,13 +176,16 @@ static void rope_backward_piece(uint64_t piece, uint32_t worker, void *context)
     const struct rope_backward *self = context;
     const struct aq_rope_backward *args = self->args;
     const uint64_t heads = args->H + args->kv_heads, width = (heads + args->kv_heads) * args->D, D = args->D;
+    const uint64_t width_x = gated_column(args->gated, args->H, D, heads + args->kv_heads);
     float *partial = cpu_shared(self->cpu) + piece * 2 * D;
     if (args->q_gamma) memset(partial, 0, 2 * D * sizeof *partial);
     for (uint64_t r = piece * self->group; r < end_of(piece, args->samples * args->T, self->group); r++) {
         for (uint64_t head = 0; head < heads; head++)
-            rope_backward_head(self, r, head, r * width + head * D, head < args->H ? partial : partial + D);
+            rope_backward_head(self, r, head, r * width + head * D,
+                               r * width_x + gated_column(args->gated, args->H, D, head),
+                               head < args->H ? partial : partial + D);
         const uint64_t values = r * width + heads * D;
-        void *dx = cpu_at_w(args->dx, args->type, values);
+        void *dx = cpu_at_w(args->dx, args->type, r * width_x + gated_column(args->gated, args->H, D, heads));
         if (dx != args->dy + values)
             self->cpu->rows->scale(args->dy + values, args->kv_heads * D, 1.0f, dx, args->type);
     }

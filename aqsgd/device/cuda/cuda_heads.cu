@@ -61,7 +61,7 @@ enum aq_status aq_cuda_rmsnorm(const struct aq_rmsnorm *args, void *, struct CUs
 /*
  * ---- Heads. rope_wide and rope_backward_wide read each value once, 16 bytes at a time (values of 16 bits in backward:
  * 8 bytes). They need extents and addresses that allow it (rope_can); rope_any, rope_gammas_any and rope_backward_any
- * take all others.
+ * take all others, and rows with gates.
  *
  * A thread keeps one head and two pieces of its columns for all rows of its block. The weights of the head's norm and
  * the sums of their gradients stay in registers. The loop over rows divides nothing: a warp for each head, with two
@@ -332,14 +332,25 @@ static __global__ void __launch_bounds__(THREADS)
 
 /* Which head of which row a warp has; heads of values come last. */
 struct head_place {
-    uint64_t row, head, at; /* at: its first element */
+    uint64_t row, head, at; /* at: its first element                            */
+    uint64_t gated_at;      /* the same in rows with a gate behind each query, where there are such rows */
     bool there;
 };
 
-static __forceinline__ __device__ struct head_place place_of(uint64_t rows, uint64_t H, uint64_t kv_heads, uint64_t D)
+/* gates: H, or 0 where rows have none. */
+static __forceinline__ __device__ uint64_t gated_column(uint64_t gates, uint64_t D, uint64_t head)
 {
+    return (head + (head < gates ? head : gates)) * D;
+}
+
+static __forceinline__ __device__ struct head_place place_of(uint64_t rows, uint64_t H, uint64_t kv_heads, uint64_t D,
+                                                             bool gated)
+{
+    const uint64_t gates = gated ? H : 0;
     const uint64_t heads = H + 2 * kv_heads, index = static_cast<uint64_t>(blockIdx.x) * WARPS + threadIdx.x / 32;
-    const struct head_place place = {index / heads, index % heads, index * D, index < rows * heads};
+    const uint64_t row = index / heads, head = index % heads;
+    const struct head_place place = {row, head, index * D,
+                                     row * (heads + gates) * D + gated_column(gates, D, head), index < rows * heads};
     return place;
 }
 
@@ -359,10 +370,10 @@ static __forceinline__ __device__ float turned(F at, const float *angles, uint64
  */
 template <typename T> static __global__ void __launch_bounds__(THREADS) rope_any(struct aq_rope args)
 {
-    const struct head_place place = place_of(args.samples * args.T, args.H, args.kv_heads, args.D);
+    const struct head_place place = place_of(args.samples * args.T, args.H, args.kv_heads, args.D, args.gated);
     const unsigned lane = threadIdx.x % 32;
     if (!place.there) return;
-    const T *x = static_cast<const T *>(args.x) + place.at;
+    const T *x = static_cast<const T *>(args.x) + place.gated_at;
     T *y = static_cast<T *>(args.y) + place.at;
     const bool value = place.head >= args.H + args.kv_heads;
     const float *gamma = value ? nullptr : place.head < args.H ? args.q_gamma : args.k_gamma;
@@ -390,7 +401,8 @@ template <typename T> static enum aq_status rope_typed(const struct aq_rope *arg
 {
     constexpr unsigned W = 16 / sizeof(T);
     const uint64_t rows = args->samples * args->T, heads = args->H + 2 * args->kv_heads;
-    if (!rope_can(args->T, args->D, args->R, W, args->x, args->y, args->table, args->q_gamma, args->k_gamma))
+    if (args->gated ||
+        !rope_can(args->T, args->D, args->R, W, args->x, args->y, args->table, args->q_gamma, args->k_gamma))
         return AQ_LAUNCH(rope_any<T>, aq_blocks(rows * heads, WARPS), THREADS, 0, stream, *args);
     struct rope_cut cut = {aq_head_lanes(args->D / (2 * W)), static_cast<unsigned>(heads), ROWS_AT_ONCE};
     unsigned pieces;
@@ -413,16 +425,16 @@ enum aq_status aq_cuda_rope(const struct aq_rope *args, void *, struct CUstream_
 /* As rope_backward_wide, without sums. */
 template <typename T> static __global__ void __launch_bounds__(THREADS) rope_backward_any(struct aq_rope_backward args)
 {
-    const struct head_place place = place_of(args.samples * args.T, args.H, args.kv_heads, args.D);
+    const struct head_place place = place_of(args.samples * args.T, args.H, args.kv_heads, args.D, args.gated);
     const unsigned lane = threadIdx.x % 32;
     if (!place.there) return;
     const float *dy = args.dy + place.at;
-    T *dx = static_cast<T *>(args.dx) + place.at;
+    T *dx = static_cast<T *>(args.dx) + place.gated_at;
     const bool value = place.head >= args.H + args.kv_heads;
     const float *gamma = value ? nullptr : place.head < args.H ? args.q_gamma : args.k_gamma;
     const uint64_t R = value ? 0 : args.R, half = R / 2;
     const float *angles = R ? args.table + aq_place(args.starts, place.row, args.T) * R : nullptr;
-    const T *x = gamma ? static_cast<const T *>(args.x) + place.at : nullptr;
+    const T *x = gamma ? static_cast<const T *>(args.x) + place.gated_at : nullptr;
     const float rstd = gamma ? args.rstd[place.row * (args.H + args.kv_heads) + place.head] : 1.0f;
     const auto at = [&](uint64_t c) { return dy[c]; };
     float mean_gh = 0.0f;
@@ -452,13 +464,14 @@ static __global__ void __launch_bounds__(THREADS)
     const uint64_t c = static_cast<uint64_t>(blockIdx.y) * THREADS + threadIdx.x, D = args.D;
     if (c >= 2 * D) return;
     const uint64_t rows = args.samples * args.T, width = (args.H + 2 * args.kv_heads) * D;
+    const uint64_t gates = args.gated ? args.H : 0;
     const uint64_t first = blockIdx.x * group, end = first + group < rows ? first + group : rows;
     const uint64_t head_first = c < D ? 0 : args.H, head_end = c < D ? args.H : args.H + args.kv_heads, d = c % D;
     float sum = 0.0f;
     for (uint64_t row = first; row < end; row++)
         for (uint64_t head = head_first; head < head_end; head++) {
             const float *dy = args.dy + row * width + head * D;
-            const T *x = static_cast<const T *>(args.x) + row * width + head * D;
+            const T *x = static_cast<const T *>(args.x) + row * (width + gates * D) + gated_column(gates, D, head);
             const float rstd = args.rstd[row * (args.H + args.kv_heads) + head];
             const auto at = [&](uint64_t column) { return dy[column]; };
             const float *angles = args.R ? args.table + aq_place(args.starts, row, args.T) * args.R : nullptr;
@@ -487,7 +500,8 @@ static enum aq_status rope_backward_typed(const struct aq_rope_backward *args, f
 {
     constexpr unsigned W = 4;
     const uint64_t rows = args->samples * args->T, normed = args->H + args->kv_heads;
-    if (!rope_can(args->T, args->D, args->R, W, args->dy, args->dx, args->table, args->q_gamma, args->k_gamma) ||
+    if (args->gated ||
+        !rope_can(args->T, args->D, args->R, W, args->dy, args->dx, args->table, args->q_gamma, args->k_gamma) ||
         !aq_aligned(args->x, 16))
         return rope_backward_of_any<T>(args, partial, stream);
     const bool gammas = args->q_gamma && (args->dq_gamma || args->dk_gamma), in_place = args->dx == args->dy;

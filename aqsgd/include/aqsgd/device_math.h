@@ -158,10 +158,12 @@ struct aq_rmsnorm_backward {
  *
  *     y[i] = x[i] cos - x[i + R/2] sin     y[i + R/2] = x[i + R/2] cos + x[i] sin
  *
- * Values are copied. y may be x where nothing is normalized.
+ * Values are copied. y may be x where nothing is normalized. If `gated` is true, D columns of a gate stand behind each
+ * head of queries in a row of x. They are not read, and y does not have them; y is not x.
  */
 struct aq_rope {
     uint64_t samples, T, H, kv_heads, D, R;
+    bool gated;
     enum aq_element type;
     const void *x;
     void *y;
@@ -172,9 +174,13 @@ struct aq_rope {
     const uint32_t *starts; /* or NULL: parts of samples, see below */
 };
 
-/* dx is written: of the type, and may be dy where that is fp32. dq_gamma += and dk_gamma += where they are not NULL. */
+/*
+ * dx is written: of the type, and may be dy where that is fp32. dq_gamma += and dk_gamma += where they are not NULL. If
+ * `gated` is true, x and dx have columns of gates, which are neither read nor written; dx is not dy.
+ */
 struct aq_rope_backward {
     uint64_t samples, T, H, kv_heads, D, R;
+    bool gated;
     enum aq_element type; /* of x and dx */
     const float *dy;
     void *dx;
@@ -295,6 +301,75 @@ struct aq_causal_conv {
     const void *dy; /* backward only, as what follows */
     void *dx;
     float *dw, *dbias;
+};
+
+/*
+ * The gated delta rule (Yang et al. 2025, "Gated Delta Networks"): a head of values has a state S of Dk rows and Dv
+ * columns, which each token of a sample changes before it reads it:
+ *
+ *     S = e^g S        S = S + k (beta (v - S^T k))^T        out = S^T q
+ *     g = -e^rate softplus(a + shift)        beta = 1 / (1 + e^-b)
+ *
+ * q and k are divided by the root of the sum of their squares plus epsilon, and q by the root of Dk. A row of qkv, one
+ * of `samples` times T, is K heads of queries, K heads of keys, and H heads of values. Heads of queries and keys have
+ * Dk columns, heads of values Dv. H / K heads of values in a row share a head of queries and keys. A row of gates is H
+ * values b, then H values a.
+ *
+ * The state is zero before the first token of a sample, and of a part (starts, see above). If `continues` is true, the
+ * state before token 0 is what `carried` has. If carried is not NULL, the state behind the last token is written to it.
+ *
+ * Tokens are computed in chunks: a part is cut into chunks of AQ_DELTA_CHUNK tokens, of which the last may have fewer.
+ * Backward reads the state before each chunk that does not begin a part. `states` has them, for each sample
+ * aq_delta_states(T) times H states: that of a chunk from token t on is number t / AQ_DELTA_CHUNK - 1. If states is
+ * NULL, forward does not keep them. Backward has no `carried`. All sums are in fp32.
+ *
+ * AQ_INVAL: Dk or Dv above AQ_DELTA_HEAD_MAX, or H / K Dk Dv above AQ_DELTA_GROUP_MAX.
+ */
+enum { AQ_DELTA_CHUNK = 64, AQ_DELTA_HEAD_MAX = 256, AQ_DELTA_GROUP_MAX = 1 << 17 };
+
+static inline uint64_t aq_delta_states(uint64_t T)
+{
+    return (T - 1) / AQ_DELTA_CHUNK;
+}
+
+struct aq_delta {
+    uint64_t samples, T, K, H, Dk, Dv;
+    float epsilon;
+    enum aq_element type;      /* of qkv and dqkv                       */
+    const void *qkv;           /* (samples T, 2 K Dk + H Dv)            */
+    const float *gates;        /* (samples T, 2 H)                      */
+    const float *rate, *shift; /* H each                                */
+    const uint32_t *starts;    /* or NULL                               */
+    float *out;                /* (samples T, H Dv); backward: not read */
+    float *states;             /* backward reads it; NULL where aq_delta_states(T) is 0 */
+    float *carried;            /* (samples, H, Dk, Dv), or NULL         */
+    bool continues;
+    const float *dout; /* backward only, as what follows; these are written */
+    void *dqkv;
+    float *dgates; /* (samples T, 2 H): of b, then of a; the sum of a column of a is the gradient of its shift */
+    float *drates; /* (samples T, H): the sum of a column is the gradient of its rate                          */
+};
+
+/*
+ * y = x gate(g), of heads: a row, one of `rows`, has H heads of D columns. x and y lie one head after another. Head h
+ * of row r of g begins at element r g_row + h g_head.
+ */
+enum aq_gating_kind { AQ_GATING_SIGMOID = 0, AQ_GATING_SILU = 1 };
+struct aq_gating {
+    uint64_t rows, H, D, g_row, g_head;
+    enum aq_gating_kind kind;
+    enum aq_element type; /* of all, but of dx */
+    const void *g, *x;
+    void *y;
+};
+
+/* dg lies as g does, and may be g. dx is written: of dx_type, the type or fp32; it may be dy where types are one. */
+struct aq_gating_backward {
+    uint64_t rows, H, D, g_row, g_head;
+    enum aq_gating_kind kind;
+    enum aq_element type, dx_type;
+    const void *g, *x, *dy;
+    void *dg, *dx;
 };
 
 /*
