@@ -140,6 +140,14 @@ static bool grant_libraries(int ruleset)
     return done;
 }
 
+/* lib/aqpipe next to the programs' bin, where packages put the libraries that they bring. `folder` is bin. */
+static bool grant_packaged(int ruleset, const char *folder)
+{
+    char path[AQ_CONFINE_PATH_BYTES + 32];
+    snprintf(path, sizeof path, "%s/../lib/aqpipe", folder);
+    return grant(ruleset, path, RIGHT_EXECUTE | RIGHTS_READ);
+}
+
 static bool grant_all(int ruleset, const struct aq_confine *confine, const char *worker, const char *keys,
                       uint64_t handled)
 {
@@ -162,7 +170,9 @@ static bool grant_all(int ruleset, const struct aq_confine *confine, const char 
         done = done && grant(ruleset, readable[i], RIGHTS_READ);
     done = done && grant_libraries(ruleset);
     if (!realpath(worker, folder)) return false;
-    done = done && grant(ruleset, dirname(folder), RIGHT_EXECUTE | RIGHTS_READ);
+    const char *programs_folder = dirname(folder);
+    done = done && grant(ruleset, programs_folder, RIGHT_EXECUTE | RIGHTS_READ);
+    done = done && grant_packaged(ruleset, programs_folder);
     if (keys) done = done && grant(ruleset, keys, RIGHTS_READ);
     const char *locks = getenv("AQ_GPU_LOCKS"); /* of GPUs; else they are in /dev/shm */
     if (locks && *locks) done = done && grant(ruleset, locks, handled & ~RIGHT_EXECUTE);
