@@ -64,22 +64,20 @@ if(AQ_WERROR)
   target_compile_options(aq_flags INTERFACE "$<$<COMPILE_LANGUAGE:CUDA>:-Werror=all-warnings>")
 endif()
 
-# cuBLASLt is the toolkit's, the system's, or of a package that somebody names: machines have it of Python's alone.
+# CUDA's libraries are loaded at run time (aqsgd/gpu_library.h): the build needs their headers, which are the toolkit's, the
+# system's, or of a package that somebody names. Where the build machine has the libraries is one of the places where
+# programs look (AQ_GPU_FOLDERS, empty in packages for other machines).
 find_path(AQ_cublasLt_INCLUDE cublasLt.h HINTS ${CUDAToolkit_INCLUDE_DIRS})
 find_library(AQ_cublasLt_LIBRARY NAMES cublasLt libcublasLt.so.${CUDAToolkit_VERSION_MAJOR} HINTS ${CUDAToolkit_LIBRARY_DIR})
 mark_as_advanced(AQ_cublasLt_INCLUDE AQ_cublasLt_LIBRARY)
-if(NOT AQ_cublasLt_INCLUDE OR NOT AQ_cublasLt_LIBRARY)
-  message(FATAL_ERROR "cuBLASLt is not here (cublasLt.h, libcublasLt.so): install the toolkit's libcublas-dev, or name what a package "
-    "has with -DAQ_cublasLt_INCLUDE=.../include -DAQ_cublasLt_LIBRARY=.../lib/libcublasLt.so.${CUDAToolkit_VERSION_MAJOR}")
+if(NOT AQ_cublasLt_INCLUDE)
+  message(FATAL_ERROR "cublasLt.h is not here: install the toolkit's libcublas-dev, or name what a package has with "
+    "-DAQ_cublasLt_INCLUDE=.../include")
 endif()
-get_filename_component(AQ_cublasLt_FOLDER ${AQ_cublasLt_LIBRARY} DIRECTORY)
 
 add_library(aq_dep::cuda INTERFACE IMPORTED)
 target_include_directories(aq_dep::cuda SYSTEM INTERFACE ${CUDAToolkit_INCLUDE_DIRS} ${AQ_cublasLt_INCLUDE})
-target_link_libraries(aq_dep::cuda INTERFACE CUDA::cudart_static ${AQ_cublasLt_LIBRARY})
-# nvcc searches its toolkit's folder by itself, so that CMake leaves it out of what programs search: they need it, where
-# nobody has told the system's loader of the toolkit.
-target_link_options(aq_dep::cuda INTERFACE "LINKER:-rpath,${CUDAToolkit_LIBRARY_DIR}" "LINKER:-rpath,${AQ_cublasLt_FOLDER}")
+target_link_libraries(aq_dep::cuda INTERFACE CUDA::cudart_static ${CMAKE_DL_LIBS})
 target_compile_definitions(aq_dep::cuda INTERFACE AQ_CUDA_ARCHITECTURES="${AQ_CUDA_ARCHITECTURES}")
 
 # cuDNN's attention, to compare with (AQ_GPU_ATTENTION=cudnn): its headers here, its library when a program asks for it.
@@ -97,7 +95,6 @@ if(NOT AQ_CUDNN STREQUAL "OFF")
     set(AQ_CUDNN_FOUND ON)
     target_include_directories(aq_dep::cuda SYSTEM BEFORE INTERFACE ${AQ_cudnn_INCLUDE}) # the toolkit may have an older one
     target_compile_definitions(aq_dep::cuda INTERFACE AQ_CUDNN_LIBRARY="${AQ_cudnn_LIBRARY}")
-    target_link_libraries(aq_dep::cuda INTERFACE ${CMAKE_DL_LIBS})
     message(STATUS "cuDNN ${version}: its attention is built (AQ_GPU_ATTENTION=cudnn)")
   elseif(AQ_CUDNN STREQUAL "ON")
     message(FATAL_ERROR "AQ_CUDNN is ON and cuDNN 9.21 or newer is not here (found: ${version}): pip install nvidia-cudnn-cu13, and "
@@ -113,10 +110,23 @@ if(AQ_NCCL)
   find_path(AQ_nccl_INCLUDE nccl.h HINTS ${CUDAToolkit_INCLUDE_DIRS})
   find_library(AQ_nccl_LIBRARY nccl HINTS ${CUDAToolkit_LIBRARY_DIR})
   mark_as_advanced(AQ_nccl_INCLUDE AQ_nccl_LIBRARY)
-  if(NOT AQ_nccl_INCLUDE OR NOT AQ_nccl_LIBRARY)
-    message(FATAL_ERROR "nccl is not here (header nccl.h): apt-get install libnccl-dev, or build with -DAQ_NCCL=OFF")
+  if(NOT AQ_nccl_INCLUDE)
+    message(FATAL_ERROR "nccl.h is not here: apt-get install libnccl-dev, name its folder with -DAQ_nccl_INCLUDE=.../include, or "
+      "build with -DAQ_NCCL=OFF")
   endif()
   add_library(aq_dep::nccl INTERFACE IMPORTED)
   target_include_directories(aq_dep::nccl SYSTEM INTERFACE ${AQ_nccl_INCLUDE} ${CUDAToolkit_INCLUDE_DIRS})
-  target_link_libraries(aq_dep::nccl INTERFACE ${AQ_nccl_LIBRARY} CUDA::cudart_static)
+  target_link_libraries(aq_dep::nccl INTERFACE CUDA::cudart_static)
 endif()
+
+set(folders)
+foreach(library ${AQ_cublasLt_LIBRARY} ${AQ_nccl_LIBRARY} ${AQ_cudnn_LIBRARY})
+  if(library)
+    get_filename_component(folder ${library} DIRECTORY)
+    list(APPEND folders ${folder})
+  endif()
+endforeach()
+list(REMOVE_DUPLICATES folders)
+list(JOIN folders ":" folders)
+set(AQ_GPU_FOLDERS "${folders}" CACHE STRING "Where programs look for CUDA's libraries last, separated by colons")
+mark_as_advanced(AQ_GPU_FOLDERS)

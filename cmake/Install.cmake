@@ -9,6 +9,9 @@ option(AQ_COMPLETION "Write the shells' completion with the programs that were b
 mark_as_advanced(AQ_INSTALL_UNITS AQ_INSTALL_BASH AQ_INSTALL_ZSH AQ_INSTALL_FISH)
 
 install(TARGETS aqpipe aqpiped RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+install(CODE "foreach(program aqpipe aqpiped) # the run path is for packages that bring libraries (runtime/CMakeLists.txt)
+  file(RPATH_REMOVE FILE \"\$ENV{DESTDIR}\${CMAKE_INSTALL_PREFIX}/${CMAKE_INSTALL_BINDIR}/\${program}\")
+endforeach()")
 install(FILES docs/man/aqpipe.1 docs/man/aqpiped.1 DESTINATION ${CMAKE_INSTALL_MANDIR}/man1)
 install(FILES LICENSE README.md CHANGELOG.md DESTINATION ${CMAKE_INSTALL_DOCDIR})
 install(DIRECTORY docs/ DESTINATION ${CMAKE_INSTALL_DOCDIR}

@@ -46,6 +46,7 @@ enum aq_status aq_nccl_channel_open(struct aq_nccl_channel *channel, const struc
     snprintf(channel->who, sizeof channel->who, "%s", asked->who);
     channel->silence_ns = asked->silence_ns;
     channel->opened_ns = aq_clock_ns();
+    AQ_TRY(aq_nccl_library_open());
     AQ_TRY(open_stream(channel));
     config.blocking = 0;
     if (asked->blocks_max) config.maxCTAs = asked->blocks_max;

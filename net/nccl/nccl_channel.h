@@ -62,12 +62,15 @@ struct aq_nccl_move {
     uint32_t peer;
 };
 
+/* Before the first call of NCCL; any thread, any number of times. AQ_NODEV (said): it is not on this machine. */
+enum aq_status aq_nccl_library_open(void);
+
 /* AQ_OK, or AQ_CUDAERR with the line. */
 enum aq_status aq_nccl_cuda(cudaError_t error, const char *what);
 
 /*
  * Starts it; it is open when poll returns AQ_OK. channel must be zero, and must be closed also where this fails.
- * AQ_CUDAERR, AQ_NCCLERR (said).
+ * AQ_CUDAERR, AQ_NCCLERR (said). AQ_NODEV (said): no NCCL on this machine.
  */
 enum aq_status aq_nccl_channel_open(struct aq_nccl_channel *channel, const struct aq_nccl_channel_config *config);
 

@@ -31,6 +31,11 @@ static uint32_t nccl_version(void)
 {
     int version = 0;
 #if AQ_WITH_NCCL
+    struct aq_error_hold hold; /* who needs NCCL says so: aq_nccl_refuse */
+    aq_error_hold(&hold);
+    const enum aq_status here = aq_nccl_library_open();
+    aq_error_release(&hold);
+    if (here != AQ_OK) return 0;
     if (ncclGetVersion(&version) != ncclSuccess) version = 0;
 #endif
     return (uint32_t)version;
@@ -63,7 +68,10 @@ enum aq_status aq_nccl_refuse(const struct aq_nccl_rank *all, uint32_t count, co
                               const char *remedy)
 {
     for (uint32_t rank = 0; rank < count; rank++) {
-        if (!all[rank].built) return aq_fail(AQ_NODEV, SAYS, "%s %u was built without NCCL", noun, first + rank);
+        if (!all[rank].built)
+            return aq_fail(AQ_NODEV, SAYS,
+                           "%s %u has no NCCL: it was built without, or has no libnccl.so.2 (aqpipe doctor)", noun,
+                           first + rank);
         if (!all[rank].gpu)
             return aq_fail(AQ_NODEV, SAYS, "%s %u is on no GPU, and NCCL needs one for each", noun, first + rank);
         if (all[rank].built != all[0].built)
@@ -85,6 +93,7 @@ static_assert(AQ_NCCL_ID_BYTES == NCCL_UNIQUE_ID_BYTES, "NCCL's id travels as it
 enum aq_status aq_nccl_id(struct aq_nccl_id *out)
 {
     ncclUniqueId id;
+    AQ_TRY(aq_nccl_library_open());
     const ncclResult_t result = ncclGetUniqueId(&id);
     if (result != ncclSuccess)
         return aq_fail(AQ_NCCLERR, SAYS, "this rank, ncclGetUniqueId: NCCL: %s", ncclGetErrorString(result));

@@ -13,6 +13,7 @@
 
 #include "aqsgd/base.h"
 #include "aqsgd/device.h"
+#include "aqsgd/gpu_library.h"
 #include "doctor.h"
 #include "plan.h"
 #include "runtime_text.h"
@@ -84,6 +85,27 @@ static void gpu_look(struct doctor *doctor)
     aq_error_clear();
 }
 
+/* CUDA's libraries, which are found at run time: without cuBLASLt no GPU can be used. */
+static void gpu_libraries_look(struct doctor *doctor)
+{
+    static const struct {
+        enum aq_gpu_library which;
+        const char *check;
+        bool needed;
+    } libraries[] = {{AQ_GPU_CUBLASLT, "cuBLASLt", true}, {AQ_GPU_NCCL, "NCCL", false}, {AQ_GPU_CUDNN, "cuDNN", false}};
+    const bool present = aq_device_gpu_here(NULL, 0);
+    char text[AQ_ERROR_BYTES];
+    for (size_t i = 0; AQ_WITH_CUDA && i < sizeof libraries / sizeof *libraries; i++) {
+        const bool found = aq_gpu_library_look(libraries[i].which, text, sizeof text);
+        if (found || !present || !libraries[i].needed)
+            doctor_found(doctor, DOCTOR_WELL, libraries[i].check, NULL, found ? "%s" : "none: %s", text);
+        else
+            doctor_found(doctor, DOCTOR_BAD, libraries[i].check,
+                         "install it, or write device: cpu in the manifest: no stage can use this machine's GPU", "%s",
+                         text);
+    }
+}
+
 static void io_uring_look(struct doctor *doctor)
 {
     struct io_uring_params parameters = {0};
@@ -147,6 +169,7 @@ void doctor_machine(struct doctor *doctor)
     cores_look(doctor);
     memory_look(doctor);
     gpu_look(doctor);
+    gpu_libraries_look(doctor);
     io_uring_look(doctor);
     limits_look(doctor);
     sockets_look(doctor);

@@ -22,6 +22,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "aqsgd/gpu_library.h"
+
 /* Of Landlock's rights, by bit as the kernel has them (a header may be older than the kernel). */
 #define RIGHT_EXECUTE   (1ULL << 0)
 #define RIGHT_WRITE     (1ULL << 1)
@@ -105,9 +107,9 @@ static bool grant(int ruleset, const char *path, uint64_t rights)
 /* By name: a confined daemon, which makes its workers' rules, may not list /dev. */
 static bool grant_devices(int ruleset, uint64_t handled)
 {
-    static const char *const names[] = {
-        "null", "zero", "full", "urandom", "random", "shm", "nvidiactl", "nvidia-uvm", "nvidia-uvm-tools",
-        "nvidia-modeset", "nvidia-caps"};
+    static const char *const names[] = {"null",       "zero",      "full",       "urandom",          "random",
+                                        "shm",        "nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset",
+                                        "nvidia-caps"};
     char path[64];
     bool done = true;
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
@@ -140,6 +142,26 @@ static bool grant_libraries(int ruleset)
     return done;
 }
 
+/* lib/aqpipe next to the programs' bin, where packages put the libraries that they bring. `folder` is bin. */
+static bool grant_packaged(int ruleset, const char *folder)
+{
+    char path[AQ_CONFINE_PATH_BYTES + 32];
+    snprintf(path, sizeof path, "%s/../lib/aqpipe", folder);
+    return grant(ruleset, path, RIGHT_EXECUTE | RIGHTS_READ);
+}
+
+struct gpu_grant {
+    int ruleset;
+    bool done;
+};
+
+/* A folder in which CUDA's libraries may be. */
+static void grant_gpu_folder(void *context, const char *folder)
+{
+    struct gpu_grant *gpu = context;
+    gpu->done = grant(gpu->ruleset, folder, RIGHT_EXECUTE | RIGHTS_READ) && gpu->done;
+}
+
 static bool grant_all(int ruleset, const struct aq_confine *confine, const char *worker, const char *keys,
                       uint64_t handled)
 {
@@ -162,7 +184,12 @@ static bool grant_all(int ruleset, const struct aq_confine *confine, const char 
         done = done && grant(ruleset, readable[i], RIGHTS_READ);
     done = done && grant_libraries(ruleset);
     if (!realpath(worker, folder)) return false;
-    done = done && grant(ruleset, dirname(folder), RIGHT_EXECUTE | RIGHTS_READ);
+    const char *programs_folder = dirname(folder);
+    done = done && grant(ruleset, programs_folder, RIGHT_EXECUTE | RIGHTS_READ);
+    done = done && grant_packaged(ruleset, programs_folder);
+    struct gpu_grant gpu = {ruleset, true};
+    aq_gpu_library_folders(grant_gpu_folder, &gpu);
+    done = done && gpu.done;
     if (keys) done = done && grant(ruleset, keys, RIGHTS_READ);
     const char *locks = getenv("AQ_GPU_LOCKS"); /* of GPUs; else they are in /dev/shm */
     if (locks && *locks) done = done && grant(ruleset, locks, handled & ~RIGHT_EXECUTE);

@@ -306,7 +306,7 @@ static void test_what_ranks_tell_decides(void **state)
     assert_true(!facts.built && facts.gpus == 1 && facts.rank == 0);
     refuses(all, AQ_NODEV, "stage 3 is on no GPU, and NCCL needs one for each");
     all[0].built = 0;
-    refuses(all, AQ_NODEV, "stage 3 was built without NCCL");
+    refuses(all, AQ_NODEV, "stage 3 has no NCCL");
 }
 
 /*

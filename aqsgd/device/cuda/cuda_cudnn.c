@@ -4,17 +4,16 @@
 #include "cuda_cudnn.h"
 
 #include <assert.h>
-#include <dlfcn.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "aqsgd/gpu_library.h"
 #include "cuda_cudnn_uids.h"
 
 struct cuda_cudnn {
     struct cudnn_calls calls;
-    void *library; /* of dlopen; NULL where it is linked */
     cudnnHandle_t handle;
     uint32_t next; /* the plan that goes where a further one comes */
     struct cudnn_plan plans[CUDNN_PLANS_MAX];
@@ -31,21 +30,20 @@ static enum aq_status library_open(struct cuda_cudnn *cudnn)
     return AQ_OK;
 }
 #else
-/* Where the loader finds it, or where it was when aqpipe was built. */
 static enum aq_status library_open(struct cuda_cudnn *cudnn)
 {
-    cudnn->library = dlopen("libcudnn.so.9", RTLD_NOW | RTLD_LOCAL);
-    if (!cudnn->library) cudnn->library = dlopen(AQ_CUDNN_LIBRARY, RTLD_NOW | RTLD_LOCAL);
-    if (!cudnn->library)
-        return aq_fail(AQ_NODEV, "device",
-                       "AQ_GPU_ATTENTION=cudnn: %s; install cuDNN 9 (pip install nvidia-cudnn-cu13) where "
-                       "LD_LIBRARY_PATH leads, or unset AQ_GPU_ATTENTION",
-                       dlerror());
-#define CUDNN_TAKE(name)                                                                                               \
-    *(void **)&cudnn->calls.name = dlsym(cudnn->library, #name);                                                       \
-    if (!cudnn->calls.name)                                                                                            \
-        return aq_fail(AQ_NODEV, "device", "AQ_GPU_ATTENTION=cudnn: libcudnn.so.9 has no %s: it is older than 9.21",   \
-                       #name);
+#define CUDNN_NAME(name) #name,
+    static const char *const names[] = {CUDNN_CALLS(CUDNN_NAME)};
+#undef CUDNN_NAME
+    enum { COUNT = sizeof names / sizeof *names };
+    void *addresses[COUNT];
+    uint32_t at = 0;
+    struct aq_error_hold hold;
+    aq_error_hold(&hold);
+    const enum aq_status status = aq_gpu_library_open(AQ_GPU_CUDNN, names, addresses, COUNT);
+    aq_error_release(&hold);
+    if (status != AQ_OK) return aq_fail(status, "device", "AQ_GPU_ATTENTION=cudnn: %s", hold.text);
+#define CUDNN_TAKE(name) *(void **)&cudnn->calls.name = addresses[at++];
     CUDNN_CALLS(CUDNN_TAKE)
 #undef CUDNN_TAKE
     return AQ_OK;
@@ -91,7 +89,6 @@ void cuda_cudnn_close(struct cuda_cudnn *cudnn)
     for (uint32_t i = 0; i < CUDNN_PLANS_MAX; i++)
         cudnn_plan_drop(&cudnn->plans[i]);
     if (cudnn->handle) (void)cudnn->calls.cudnnDestroy(cudnn->handle);
-    if (cudnn->library) dlclose(cudnn->library);
     aq_free(cudnn);
 }
 

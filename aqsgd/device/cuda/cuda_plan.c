@@ -16,6 +16,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "cuda_cublaslt.h"
 #include "cuda_plan.h"
 
 static enum aq_status lt_failed(cublasStatus_t status, const char *call, const struct cuda_key *key)
@@ -69,6 +70,7 @@ static enum aq_status preference_make(struct cuda_matmul *matmul)
 enum aq_status cuda_matmul_open(struct cuda_device *cuda, struct cuda_matmul **out)
 {
     void *memory = NULL;
+    AQ_TRY(cuda_cublaslt_open());
     AQ_TRY(aq_alloc(sizeof(struct cuda_matmul), &memory));
     struct cuda_matmul *matmul = memory;
     matmul->cuda = cuda;

@@ -91,7 +91,7 @@ enum aq_status aq_group_open_links(const struct aq_group_config *config, struct 
  * The same between GPUs, by NCCL, above a group of links whose device is a GPU: it carries NCCL's id and the ranks'
  * agreement, moves host memory, and ends the group when a rank dies. The new group takes it; where this fails it did
  * not. NCCL's own connections are neither encrypted nor authenticated. All ranks call it together; what they find to
- * differ is the same line on all. AQ_NODEV: a rank was built without NCCL, has no GPU, or shares one with another rank.
+ * differ is the same line on all. AQ_NODEV: a rank has no NCCL, has no GPU, or shares one with another rank.
  * AQ_MISMATCH: ranks with different versions of NCCL. AQ_NCCLERR: NCCL refused. AQ_TIMEOUT: it did not come up within
  * silence_ns. W = 1 opens a communicator, too.
  *
