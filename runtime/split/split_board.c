@@ -1,9 +1,9 @@
 /*
  * split_board.c -- what a split-server shows: the status page of status.listen, and events with --json.
  *
- * Both are made of the state that there is, once in each turn of the loop: what differs from what was told is an event.
- * So nothing that lets clients in or gives them turns knows of either. A client's loss, accuracy and bytes are read from
- * its run after each of its turns.
+ * Both are made of the state that there is, once in each turn of the loop: what differs from what was told is an
+ * event. So nothing that lets clients in or gives them turns knows of either. A client's loss, accuracy and bytes are
+ * read from its run after each of its turns.
  */
 #include <math.h>
 #include <stdio.h>

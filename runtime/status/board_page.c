@@ -351,8 +351,7 @@ static void clients(const struct aq_board_split *split, struct aq_text *out)
         aq_text_add(out, "</td><td class=\"l\">");
         aq_text_xml(out, client->does);
         aq_text_add(out, "</td><td>%u</td><td>%u</td><td>%u</td><td>%llu</td><td>%s</td>", client->turns,
-                    client->missed,
-                    client->late, (unsigned long long)client->samples,
+                    client->missed, client->late, (unsigned long long)client->samples,
                     client->bytes > 0 ? aq_text_size((uint64_t)client->bytes, size) : "&ndash;");
         cell(out, client->loss);
         cell(out, client->accuracy);
