@@ -427,7 +427,7 @@ static json_t *start_line(const struct command *command)
 static enum aq_status open_page(struct command *command)
 {
     const struct aq_job_status *status = &command->job->status;
-    if (!status->listen) return AQ_OK;
+    if (!status->listen || command->guest > 0) return AQ_OK; /* of a turn: the split-server has it */
     AQ_TRY(aq_board_open(&command->board));
     const struct aq_page_config config = {.listen = status->listen,
                                           .token_file = status->token_file,

@@ -28,7 +28,8 @@ static const char statuses[] =
 #define COMMON_OPTIONS                                                                                                 \
     AQ_ROW(TEXT, struct asked, run, "run", "DIR", "the run folder (output.path)"),                                     \
         AQ_ROW(LIST, struct asked, sets, "set", "KEY=VALUE", "override a key of the manifest (aqpipe help keys)"),     \
-        AQ_ROW(FLAG, struct asked, progress.off, "no-progress", NULL, "print only errors")
+        AQ_ROW(FLAG, struct asked, progress.off, "no-progress", NULL, "print only errors"),                            \
+        AQ_ROW(FLAG, struct asked, progress.json, "json", NULL, "print events as JSON, one a line; errors, too")
 
 static const struct aq_option server_options[] = {
     COMMON_OPTIONS,

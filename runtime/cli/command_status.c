@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <termios.h>
 #include <unistd.h>
 
 #include "commands.h"
@@ -74,7 +75,9 @@ static const char of_run[] = "RUN\n--daemon HOST:PORT", of_stage[] = "RUN [STAGE
 
 static const struct aq_command_line
     status_line = {"aqpipe status", of_run, "Shows what a run, or a daemon, is doing.", options, NULL},
-    top_line = {"aqpipe top", of_run, "Shows where each stage's time goes while a run trains; q or Ctrl-C ends it.",
+    top_line = {"aqpipe top", of_run,
+                "Shows where each stage's time goes while a run trains, and on what; ? explains the columns, q or "
+                "Ctrl-C ends.",
                 top_options, NULL},
     stop_line = {"aqpipe stop", of_run, "Stops a run after its current step, with a checkpoint, and waits for its end.",
                  options, NULL},
@@ -186,7 +189,7 @@ static double number_of(const json_t *line, const char *key)
 }
 
 struct latest {
-    json_t *start, *step, *eval, *end;
+    json_t *start, *go, *step, *eval, *end;
     json_t *notices; /* what was found to be lost: the report's list; NULL: nothing */
     char *line;      /* the file's last one when it was read, and where it begins: the next look goes on there */
     size_t line_count;
@@ -198,6 +201,7 @@ static enum aq_status find_latest(const json_t *line, void *context)
     struct latest *latest = context;
     if (aq_control_is(line, "event", "notice")) aq_report_notice_add(&latest->notices, line);
     json_t **slot = aq_control_is(line, "event", "start")  ? &latest->start
+                    : aq_control_is(line, "event", "go")   ? &latest->go
                     : aq_control_is(line, "event", "step") ? &latest->step
                     : aq_control_is(line, "event", "eval") ? &latest->eval
                     : aq_control_is(line, "event", "end")  ? &latest->end
@@ -208,6 +212,8 @@ static enum aq_status find_latest(const json_t *line, void *context)
     if (slot == &latest->start) { /* an end before it was another start's */
         json_decref(latest->end);
         latest->end = NULL;
+        json_decref(latest->go);
+        latest->go = NULL;
     }
     return AQ_OK;
 }
@@ -215,6 +221,7 @@ static enum aq_status find_latest(const json_t *line, void *context)
 static void latest_close(struct latest *latest)
 {
     json_decref(latest->start);
+    json_decref(latest->go);
     json_decref(latest->step);
     json_decref(latest->eval);
     json_decref(latest->end);
@@ -444,7 +451,31 @@ static struct carried carried(const json_t *line, size_t rank)
     return out;
 }
 
-enum { SHARES = 7, BYTES = 3, MEASURES = 5 };
+enum { SHARES = 7, BYTES = 3, MEASURES = 5, PLACES = 3, PLACE_BYTES = 28 };
+
+/* What the columns mean: `?` shows it. */
+static const char legend[] =
+    "compute, codec, optim., reduce, idle: shares of the stage's last step. idle: nothing could run\n"
+    "links, cache: of idle, waiting for a link or for the message cache\n"
+    "sent fwd, sent bwd: bytes of activations and gradients that its links carried in the step\n"
+    "gradients: bytes sent to other replicas. packed: what packing left of all bytes\n"
+    "|a-m|/|a|: change of the activations since their last visit. |d-Q|/|d|, c_Q: its quantization\n"
+    "  error; c_Q of warm samples only, below 0.707 (docs/GUIDE.md). |g-Q|/|g|: of the gradients\n"
+    "mean/rms: common mode of the activations\n"
+    "host: \"-\" is this machine. device: as the stage named it. memory: as planned\n";
+
+/* Where a rank runs: host, device, and bytes of memory as planned (NaN: not known). */
+static double places(const struct latest *latest, size_t r, char host[PLACE_BYTES], char device[PLACE_BYTES])
+{
+    const json_t *said = json_array_get(json_object_get(latest->go, "devices"), r);
+    const json_t *asked = json_array_get(json_object_get(latest->start, "devices"), r);
+    const char *of = json_string_value(json_array_get(json_object_get(latest->start, "hosts"), r));
+    const char *on = json_is_string(said) ? json_string_value(said) : json_string_value(asked);
+    (void)aq_printable_text(of ? of : "-", host, PLACE_BYTES);
+    (void)aq_printable_text(on ? on : "-", device, PLACE_BYTES);
+    device[strcspn(device, ",")] = 0; /* threads and instructions of a CPU */
+    return plain(latest->start, "memory_planned", r);
+}
 
 static const struct {
     const char *key, *head, *name; /* of the step's line; of the column; in JSON */
@@ -470,7 +501,7 @@ static void top_table(const struct latest *latest, struct aq_text *text)
     const size_t ranks = json_array_size(json_object_get(line, "compute_ns"));
     const size_t P = (size_t)aq_control_u64_or(latest->start, "stages", 0);
     const uint32_t replicas = P > 0 && ranks > P;
-    struct aq_table table = {.columns = 2 + replicas + SHARES + BYTES + MEASURES, .keys = 1 + replicas};
+    struct aq_table table = {.columns = 2 + replicas + SHARES + BYTES + MEASURES + PLACES, .keys = 1 + replicas};
     if (replicas) aq_table_cell(&table, "replica");
     aq_table_cell(&table, "stage");
     for (int i = 0; i < SHARES; i++)
@@ -480,8 +511,12 @@ static void top_table(const struct latest *latest, struct aq_text *text)
     aq_table_cell(&table, "packed");
     for (int i = 0; i < MEASURES; i++)
         aq_table_cell(&table, "%s", measures[i].head);
+    aq_table_cell(&table, "host");
+    aq_table_cell(&table, "device");
+    aq_table_cell(&table, "memory");
     for (size_t r = 0; r < ranks; r++) {
         const struct carried sent = carried(line, r);
+        char host[PLACE_BYTES], device[PLACE_BYTES];
         if (replicas) aq_table_cell(&table, "%zu", r / P);
         aq_table_cell(&table, "%zu", P > 0 ? r % P : r);
         for (int i = 0; i < SHARES; i++)
@@ -491,6 +526,10 @@ static void top_table(const struct latest *latest, struct aq_text *text)
         aq_table_figure(&table, sent.left * 100, 0, " %");
         for (int i = 0; i < MEASURES; i++)
             aq_table_figure(&table, plain(line, measures[i].key, r), 4, "");
+        const double memory = places(latest, r, host, device);
+        aq_table_cell(&table, "%s", host);
+        aq_table_cell(&table, "%s", device);
+        aq_table_size(&table, memory);
     }
     aq_table_print(&table, aq_text_columns(STDOUT_FILENO), text);
     aq_table_deinit(&table);
@@ -537,21 +576,55 @@ static json_t *top_ranks(const struct latest *latest)
         json_object_set_new(rank, "packed", aq_control_number(sent.left));
         for (int i = 0; i < MEASURES; i++)
             json_object_set_new(rank, measures[i].name, aq_control_number(plain(line, measures[i].key, r)));
+        char host[PLACE_BYTES], device[PLACE_BYTES];
+        const double memory = places(latest, r, host, device);
+        json_object_set_new(rank, "host", strcmp(host, "-") == 0 ? json_null() : json_string(host));
+        json_object_set_new(rank, "device", json_string(device));
+        json_object_set_new(rank, "memory_planned", aq_control_number(memory));
         json_array_append_new(list, rank);
     }
     return list;
 }
 
+static struct termios terminal_before;
+
+static void terminal_back(void)
+{
+    (void)tcsetattr(STDIN_FILENO, TCSANOW, &terminal_before);
+}
+
+static void on_end(int signal_number)
+{
+    terminal_back();
+    (void)signal(signal_number, SIG_DFL);
+    (void)raise(signal_number);
+}
+
+/* Keys come at once and are not shown, until this process ends or gets a signal. False: it is no terminal. */
+static bool terminal_keys(void)
+{
+    static const int ends[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT};
+    if (tcgetattr(STDIN_FILENO, &terminal_before) != 0) return false;
+    struct termios keys = terminal_before;
+    keys.c_lflag &= ~(tcflag_t)(ICANON | ECHO);
+    for (size_t i = 0; i < sizeof ends / sizeof *ends; i++)
+        if (signal(ends[i], on_end) == SIG_ERR) return false;
+    return tcsetattr(STDIN_FILENO, TCSANOW, &keys) == 0;
+}
+
 int aq_command_top(int argc, char **argv)
 {
     struct asked asked;
+    bool explained = false;
     const int code = parse(&asked, &top_line, argc, argv);
     if (code != AQ_OPTIONS_READ) return code;
     if (asked.daemon) return daemon_status(&asked);
     const bool terminal = isatty(STDOUT_FILENO) == 1 && !asked.once;
     struct latest latest = {0};
+    const bool keys = terminal && terminal_keys();
     for (;;) {
         const enum aq_status status = read_latest(asked.folder, &latest);
+        if (status != AQ_OK && keys) terminal_back();
         if (status != AQ_OK) return aq_exit_of(status);
         const char *state = state_of(asked.folder, &latest);
         if (terminal && !asked.json) aq_out_raw("\033[H\033[2J");
@@ -561,12 +634,15 @@ int aq_command_top(int argc, char **argv)
             show_top(&latest, state);
         else
             aq_out("%s: %s, no step yet\n", asked.folder, state);
+        if (keys && !asked.json) aq_out("\n%s", explained ? legend : "? explains the columns; q ends\n");
         fflush(stdout);
         struct pollfd input = {.fd = STDIN_FILENO, .events = POLLIN};
         char key = 0;
         if (aq_run_holder(asked.folder) == 0 || !terminal) break;
         if (poll(&input, 1, (int)(asked.seconds * 1000)) > 0 && (read(STDIN_FILENO, &key, 1) <= 0 || key == 'q')) break;
+        explained = explained != (key == '?');
     }
+    if (keys) terminal_back();
     latest_close(&latest);
     return AQ_EXIT_DONE;
 }

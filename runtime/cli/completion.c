@@ -14,8 +14,9 @@ enum { HELP_BYTES = 64, FUNCTION_BYTES = 64 };
 
 enum aq_shell aq_shell_named(const char *name)
 {
-    static const char *const names[] = {[AQ_SHELL_BASH] = "bash", [AQ_SHELL_ZSH] = "zsh", [AQ_SHELL_FISH] = "fish"};
-    for (int shell = AQ_SHELL_BASH; shell <= AQ_SHELL_FISH; shell++)
+    static const char *const names[] = {
+        [AQ_SHELL_BASH] = "bash", [AQ_SHELL_ZSH] = "zsh", [AQ_SHELL_FISH] = "fish", [AQ_SHELL_MAN] = "man"};
+    for (int shell = AQ_SHELL_BASH; shell <= AQ_SHELL_MAN; shell++)
         if (strcmp(name, names[shell]) == 0) return (enum aq_shell)shell;
     return AQ_SHELL_NONE;
 }
@@ -266,11 +267,59 @@ static void fish_commands(FILE *to, const char *program, const struct aq_command
     fprintf(to, "complete -c %s -f -n __fish_use_subcommand -a help -d 'what a command, or a key, does'\n", program);
 }
 
+/* ---- man: the options of the manual, in roff ---- */
+
+/* No line begins as a request, no backslash steers, and hyphens stay what is typed. */
+static void roff(FILE *to, const char *text)
+{
+    if (*text == '.' || *text == '\'') fputs("\\&", to);
+    for (; *text; text++) {
+        if (*text == '\\')
+            fputs("\\e", to);
+        else if (*text == '-')
+            fputs("\\-", to);
+        else
+            fputc(*text == '\n' ? ' ' : *text, to);
+    }
+}
+
+static void man_option(FILE *to, const struct aq_option *option)
+{
+    fputs(".TP\n", to);
+    if (option->letter) fprintf(to, "\\fB\\-%c\\fR, ", option->letter);
+    fputs(option->kind == AQ_OPTION_WORD ? "\\fB" : "\\fB\\-\\-", to);
+    roff(to, option->name);
+    fputs("\\fR", to);
+    if (option->value || (option->kind == AQ_OPTION_WORD && option->usage && *option->usage)) {
+        fputs(" \\fI", to);
+        roff(to, option->value ? option->value : option->usage);
+        fputs("\\fR", to);
+    }
+    fputc('\n', to);
+    roff(to, option->help);
+    if (option->of) {
+        fputs(" (of: ", to);
+        roff(to, option->of);
+        fputc(')', to);
+    }
+    fputc('\n', to);
+}
+
+static void man_part(FILE *to, const struct aq_command_line *line, const char *command)
+{
+    fputs(".SS ", to);
+    roff(to, command);
+    fputc('\n', to);
+    for (const struct aq_option *option = line->options; option->name; option++)
+        if (option->help) man_option(to, option);
+}
+
 /* ---- programs ---- */
 
 /* "_aqpipe" */
 static void begin(FILE *to, enum aq_shell shell, const char *program)
 {
+    if (shell == AQ_SHELL_MAN) return;
     if (shell == AQ_SHELL_ZSH) fprintf(to, "#compdef %s\n", program);
     fprintf(to, "# What %s completes in this shell; written by the program from its tables.\n", program);
     if (shell == AQ_SHELL_ZSH) fprintf(to, "_%s()\n{\n    local curcontext=$curcontext state line\n", program);
@@ -295,10 +344,11 @@ int aq_completion_line(FILE *to, const char *shell_name, const struct aq_command
         begin(to, shell, command);
         snprintf(function, sizeof function, "_%s", command);
         if (shell == AQ_SHELL_BASH) bash_begin(to, function);
-        if (shell != AQ_SHELL_FISH) fprintf(to, "    case %s in\n", command);
+        if (shell == AQ_SHELL_BASH || shell == AQ_SHELL_ZSH) fprintf(to, "    case %s in\n", command);
     }
     if (shell == AQ_SHELL_BASH) bash_part(to, line, command);
     if (shell == AQ_SHELL_ZSH) zsh_part(to, line, command);
+    if (shell == AQ_SHELL_MAN) man_part(to, line, command);
     if (shell == AQ_SHELL_FISH) {
         char program[FUNCTION_BYTES];
         snprintf(program, sizeof program, "%.*s", (int)strcspn(line->name, " "), line->name);

@@ -1,9 +1,11 @@
 /*
- * completion.h -- what bash, zsh and fish complete: scripts written from the tables of commands and options.
+ * completion.h -- what bash, zsh and fish complete, and the options of the manual: written from the tables of commands
+ * and options.
  *
  *     aqpipe help completion bash          the whole script, on standard output
  *     aqpiped --completion=bash            the same, of a program without commands
  *     aqpipe launch --completion=bash      the part of one command; every command has this option, and no help shows it
+ *     aqpipe help man                      the section OPTIONS of docs/man/aqpipe.1 (--completion=man: of one command)
  *
  * An option is completed because its row is in the table; no list is kept by hand. What an option's value is called
  * says what completes it: DIR a folder, FILE a file, KEY=VALUE a key of the manifest (keys.def).
@@ -19,9 +21,9 @@
 #include "commands.h"
 #include "options.h"
 
-enum aq_shell { AQ_SHELL_NONE = 0, AQ_SHELL_BASH, AQ_SHELL_ZSH, AQ_SHELL_FISH };
+enum aq_shell { AQ_SHELL_NONE = 0, AQ_SHELL_BASH, AQ_SHELL_ZSH, AQ_SHELL_FISH, AQ_SHELL_MAN };
 
-/* "bash", "zsh", "fish"; AQ_SHELL_NONE: another word. */
+/* "bash", "zsh", "fish", and "man", which is no shell; AQ_SHELL_NONE: another word. */
 enum aq_shell aq_shell_named(const char *name);
 
 /* The script of a program with these commands (help NULL: left out), each of which prints its part by

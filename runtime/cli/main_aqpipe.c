@@ -123,6 +123,7 @@ static int help_about(int topics, char **topic)
     }
     if (strcmp(name, "keys") == 0) return aq_command_help_keys(topics, topic);
     if (strcmp(name, "aliases") == 0) return help_aliases();
+    if (strcmp(name, "man") == 0) return aq_completion_program(stdout, "man", "aqpipe", commands, COMMANDS);
     if (strcmp(name, "completion") == 0)
         return aq_completion_program(stdout, topics > 1 ? topic[1] : "", "aqpipe", commands, COMMANDS);
     char *arguments[] = {name, topics > 1 ? topic[1] : option, option, NULL};

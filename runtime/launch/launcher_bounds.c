@@ -112,7 +112,8 @@ static bool check_ready(struct launcher *launcher, uint32_t rank, const json_t *
     const struct aq_launch *launch = launcher->launch;
     if (launch->ask && aq_control_u64_or(message, "answers", 0) != launch->vocabulary)
         return refuse(launcher, rank, "does not answer as this version of aqpipe asks: another one on its host?");
-    if (strlen(device) > 4 * FIELD_TEXT_MAX) return refuse(launcher, rank, "is ready on a device without a name");
+    if (strlen(device) > 4 * FIELD_TEXT_MAX || strlen(aq_control_text_or(message, "on", "")) > 4 * FIELD_TEXT_MAX)
+        return refuse(launcher, rank, "is ready on a device without a name");
     const double rtt_ms = aq_control_number_or(message, "rtt_ms", 0);
     if (!(rtt_ms >= 0 && rtt_ms <= RTT_MS_MAX)) return refuse(launcher, rank, "is ready at no distance");
     return true;

@@ -33,9 +33,13 @@ static void say_go(struct launcher *launcher)
 {
     const struct aq_launch *launch = launcher->launch;
     const double seconds = (double)(aq_clock_ns() - launch->begin_ns) * 1e-9;
+    json_t *devices = json_array();
+    for (uint32_t r = 0; r < launcher->ranks; r++)
+        json_array_append_new(devices, *launcher->stages[r].on ? json_string(launcher->stages[r].on) : json_null());
     const enum aq_status status = aq_metrics_line(
-        launch->metrics, json_pack("{s:s, s:I, s:f, s:f}", "event", "go", "step", (json_int_t)launch->resume,
-                                   "start_seconds", seconds, "checkpoint_seconds", launcher->read_seconds));
+        launch->metrics,
+        json_pack("{s:s, s:I, s:f, s:f, s:o}", "event", "go", "step", (json_int_t)launch->resume, "start_seconds",
+                  seconds, "checkpoint_seconds", launcher->read_seconds, "devices", devices));
     if (status != AQ_OK) launcher_fail(launcher, CAUSE_OWN, status, "%s", aq_error_text());
     if (launch->resume > 0)
         aq_progress_say(launch->progress, "trains again after %.2f s, %.2f s of them for reading the checkpoint",
@@ -92,7 +96,8 @@ static void on_ready(struct launcher *launcher, uint32_t rank, const json_t *mes
     launcher->stages[rank].state = STAGE_READY;
     const double seconds = aq_control_number_or(message, "checkpoint_seconds", 0);
     if (seconds > launcher->read_seconds) launcher->read_seconds = seconds;
-    const char *device = aq_control_text_or(message, "device", NULL);
+    const char *device = aq_control_text_or(message, "device", NULL), *on = aq_control_text_or(message, "on", "");
+    (void)aq_printable_text(on, launcher->stages[rank].on, sizeof launcher->stages[rank].on);
     if (device)
         aq_progress_say(launcher->launch->progress, "rank %u, whose device is auto, is on %.200s", rank, device);
     launcher->rtt_ms = fmax(launcher->rtt_ms, aq_control_number_or(message, "rtt_ms", 0));

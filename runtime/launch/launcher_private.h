@@ -42,6 +42,7 @@ struct stage {
     bool distrusted;                         /* broke the protocol: nothing that it says counts any more */
     bool done;                               /* said `done`                                    */
     bool failed;                             /* said `failed`: its exit is no cause of its own */
+    char on[128];                            /* its device, as it named it at `ready`; "": it did not */
     json_t *report;                          /* its done line                                  */
     json_t *evals; /* of the last stage of a replica: held-out losses that others have not told yet; or NULL */
 };

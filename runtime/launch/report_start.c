@@ -18,16 +18,19 @@ static json_t *machines(const struct aq_plan *plan)
     return list;
 }
 
-/* Of each rank; null: this machine. */
-static json_t *hosts(const struct aq_plan *plan)
+/* Of each rank, as the manifest has them: hosts, null: this machine; devices. */
+static void hosts(const struct aq_plan *plan, json_t *line)
 {
-    json_t *list = json_array();
+    json_t *list = json_array(), *devices = json_array();
     for (uint32_t r = 0; r < plan->ranks; r++) {
-        const char *host = plan->job->pipeline.stages[r].host;
-        json_t *text = host ? json_string(host) : NULL;
+        const struct aq_job_stage *stage = &plan->job->pipeline.stages[r];
+        json_t *text = stage->host ? json_string(stage->host) : NULL;
         json_array_append_new(list, text ? text : json_null());
+        text = stage->device ? json_string(stage->device) : NULL;
+        json_array_append_new(devices, text ? text : json_null());
     }
-    return list;
+    json_object_set_new(line, "hosts", list);
+    json_object_set_new(line, "devices", devices);
 }
 
 void aq_report_start(const struct aq_plan *plan, json_t *line)
@@ -47,7 +50,7 @@ void aq_report_start(const struct aq_plan *plan, json_t *line)
     json_object_set_new(line, "optimizer", json_string(config->kind));
     json_object_set_new(line, "reduce", plan->replicas > 1 ? json_string(reduce) : json_null());
     json_object_set_new(line, "machines", machines(plan));
-    json_object_set_new(line, "hosts", hosts(plan));
+    hosts(plan, line);
     json_object_set_new(line, "checkpoint_planned", written);
     if (job->checkpoint.every.ns > 0)
         json_object_set_new(line, "checkpoint_seconds",

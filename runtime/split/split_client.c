@@ -74,6 +74,13 @@ struct client {
 
 #define say(client, ...) aq_progress_say((client)->config->progress, __VA_ARGS__)
 
+/* For --json. Takes the reference. */
+static void event(const struct client *client, json_t *line)
+{
+    if (line) aq_progress_json(client->config->progress, line);
+    json_decref(line);
+}
+
 static void pause_ms(uint32_t ms)
 {
     const struct timespec moment = {.tv_sec = ms / 1000, .tv_nsec = (long)(ms % 1000) * 1000000};
@@ -209,6 +216,8 @@ static enum aq_status on_turn(struct client *client, const json_t *line)
     if (mark == client->until) return AQ_OK; /* all is trained: it will ask for the ends */
     say(client, "round %" PRIu64 " of %" PRIu64 ": trains steps %" PRIu64 " to %" PRIu64, round, of, mark + 1,
         client->until);
+    event(client, json_pack("{s:s, s:I, s:I, s:I, s:I}", "event", "turn", "round", (json_int_t)round, "rounds",
+                            (json_int_t)of, "begin", (json_int_t)mark, "until", (json_int_t)client->until));
     client->awaited = adopt ? client->gate.ends : 0;
     return adopt ? AQ_OK : ready(client);
 }
@@ -251,6 +260,7 @@ static enum aq_status on_over(struct client *client, const json_t *line)
     if (!aq_control_bool_or(line, "done", false)) {
         say(client, "the turn is over: %s",
             aq_printable_text(aq_control_text_or(line, "text", "no reason is given"), text, sizeof text));
+        event(client, json_pack("{s:s, s:s}", "event", "missed", "cause", text));
         no_turn(client);
         return AQ_OK;
     }
@@ -350,6 +360,8 @@ static enum aq_status on_end(struct client *client, const json_t *line)
             text);
     else
         say(client, "all rounds are over");
+    event(client, json_pack("{s:s, s:s, s:I}", "event", "end", "state", "done", "turns",
+                            (json_int_t)aq_control_u64_or(line, "turns", 1)));
     return AQ_OK;
 }
 
@@ -503,6 +515,8 @@ static enum aq_status answer(struct client *client)
         say(client, "%s has joined, at %s%s", client->config->id, client->job.job->split.server,
             labels ? "; it sends the labels of its samples there (split.labels: server)" : "");
         client->labels_due = labels ? AQ_SPLIT_FILES : 0;
+        event(client, json_pack("{s:s, s:s, s:s}", "event", "joined", "client", client->config->id, "server",
+                                client->job.job->split.server));
     } else {
         const char *manifest = aq_control_text_or(line, "manifest", NULL);
         if (manifest) say_differences(client, manifest);

@@ -68,7 +68,8 @@ struct site {
     char missed_why[AQ_SPLIT_TEXT_BYTES]; /* why it missed its last turn; "": it missed none  */
 };
 
-struct sums; /* split_sums.c */
+struct sums;  /* split_sums.c */
+struct shown; /* split_board.c */
 
 struct newcomer {
     struct aq_control *control; /* NULL: the place is free */
@@ -103,6 +104,7 @@ struct server {
     uint32_t vocabulary, labels;  /* of the network that weights are of; zeroes: there are none yet             */
     struct sums *sums;            /* then: the stages that say their parts of steps; else NULL                  */
     struct ahead ahead;
+    struct shown *shown; /* what the status page and --json were told; NULL: neither is asked for */
     bool stopping, over;
     uint64_t wipe_ns; /* when caches are looked at again */
     enum aq_split_end end;
@@ -169,6 +171,18 @@ void sums_serve(struct server *server);
 void sums_forget(struct server *server); /* the round is over: its sums are not needed any more */
 uint32_t sums_polls(struct server *server, struct pollfd *fds);
 enum aq_status sums_path(const struct server *server, char out[AQ_RUN_PATH_BYTES]);
+
+/*
+ * split_board.c: the status page (status.listen) and --json. tell: what has changed since the last time, in each turn
+ * of the loop. end: how it ended. A page that cannot be opened ends the server before anybody waits for it.
+ */
+enum aq_status shown_open(struct server *server);
+void shown_tell(struct server *server);
+void shown_end(struct server *server, enum aq_status status);
+void shown_close(struct server *server);
+
+/* split_report.c: a client's line of report.json, as it is now; NULL: no memory. */
+json_t *report_client(const struct server *server, const struct site *site);
 
 /* split_report.c: report.json and a table; the model, where split.collect has it. */
 enum aq_status report_leave(const struct server *server);

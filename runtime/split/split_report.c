@@ -67,6 +67,12 @@ static json_t *client_line(const struct server *server, const struct site *site,
     return line;
 }
 
+json_t *report_client(const struct server *server, const struct site *site)
+{
+    struct all all = {0};
+    return client_line(server, site, &all);
+}
+
 /* What both ends agreed on for all that leaves a client: null: nothing is clipped. */
 static json_t *privacy_line(const struct aq_job_privacy *privacy)
 {

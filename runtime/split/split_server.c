@@ -380,6 +380,7 @@ static enum aq_status loop(struct server *server)
             server->end = AQ_SPLIT_STOPPED;
         }
         round_advance(server);
+        shown_tell(server);
         AQ_TRY(caches_wipe(server, false));
     }
     return AQ_OK;
@@ -461,6 +462,7 @@ static void close_all(struct server *server)
         aq_split_job_close(&site->job);
     }
     sums_close(server);
+    shown_close(server);
     aq_tls_close(server->tls);
     if (server->listener != -1) close(server->listener);
     if (server->lock != -1) close(server->lock);
@@ -483,12 +485,14 @@ enum aq_status aq_split_serve(const struct aq_split_server_config *config, enum 
         server->job = base.job;
         status = enter(server);
     }
+    if (status == AQ_OK) status = shown_open(server);
     if (status == AQ_OK) status = listen_at(server);
     if (status == AQ_OK) status = sums_open(server);
     if (status == AQ_OK) status = join_limits(server);
     if (status == AQ_OK) status = loop(server);
     if (status == AQ_OK && server->end != AQ_SPLIT_FAILED) status = leave(server);
     *end = status == AQ_OK ? server->end : AQ_SPLIT_FAILED;
+    shown_end(server, status);
     close_all(server);
     return status;
 }

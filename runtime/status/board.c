@@ -321,10 +321,22 @@ void aq_board_ranks(struct aq_board *board, const struct aq_board_rank *ranks, u
     aq_mutex_unlock(board->mutex);
 }
 
+void aq_board_split(struct aq_board *board, const struct aq_board_split *now, enum aq_board_state state,
+                    const char *waits)
+{
+    if (!board) return;
+    aq_mutex_lock(board->mutex);
+    snprintf(board->view.job, sizeof board->view.job, "%s", now->job);
+    board->view.split = *now;
+    set_state(board, state, waits);
+    aq_mutex_unlock(board->mutex);
+}
+
 /* What helps, by the stage that is least far where a job starts. */
 static const char *remedy_of(const struct aq_board_view *view)
 {
     const char *remedy = state_remedies[view->state];
+    if (view->split.rounds > 0) return *view->waits ? "start `aqpipe split-client` where a client is away" : "";
     if (view->state != AQ_BOARD_STARTING && view->state != AQ_BOARD_RESTARTING) return remedy;
     enum aq_doing least = AQ_DOINGS;
     for (uint32_t r = 0; r < view->ranks; r++)

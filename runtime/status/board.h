@@ -81,6 +81,21 @@ struct aq_board_notice {
     char text[256], remedy[256];
 };
 
+/* Of a split-server: its rounds, and each client (docs/SPLIT.md). */
+struct aq_board_client {
+    char name[64], does[192]; /* as it came; "trains round 2", "waits for a"     */
+    bool here, trains;
+    uint32_t turns, missed, late;
+    uint64_t step, samples;
+    double bytes, loss, accuracy; /* of all its turns; of its own held-out samples after its last one; NaN: none */
+};
+struct aq_board_split {
+    char job[256], mode[24];
+    uint32_t round, rounds; /* under way, 0: clients are gathering; of so many. rounds 0: no split-server */
+    uint32_t clients;
+    struct aq_board_client client[AQ_JOB_CLIENTS_MAX];
+};
+
 struct aq_board_view {
     char job[256], codec[128], cause[1024];
     uint32_t stages, ranks; /* P; P x W. 0: not planned yet */
@@ -100,6 +115,7 @@ struct aq_board_view {
         double seconds;
     } past[AQ_BOARD_STEPS]; /* the last steps, of step s in place s modulo AQ_BOARD_STEPS */
     struct aq_curve curve;
+    struct aq_board_split split;
 };
 
 struct aq_board; /* opaque */
@@ -121,6 +137,10 @@ void aq_board_stopping(struct aq_board *board);
 
 /* Every rank's `lives`, `pid`, `doing`, `doing_s`, `silent_s`, `step` and `mark`; the rest of it is left. */
 void aq_board_ranks(struct aq_board *board, const struct aq_board_rank *ranks, uint32_t count);
+
+/* A split-server's rounds and clients, and what it waits for ("": it trains). */
+void aq_board_split(struct aq_board *board, const struct aq_board_split *now, enum aq_board_state state,
+                    const char *waits);
 
 /* All of it, as it is now. The board is not NULL. */
 void aq_board_look(struct aq_board *board, struct aq_board_view *view);

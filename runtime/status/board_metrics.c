@@ -88,6 +88,23 @@ static void of_ranks(const struct page *page)
                     view->rank[r].bytes_all[i]);
 }
 
+static void of_split(const struct page *page)
+{
+    const struct aq_board_split *split = &page->view->split;
+    uint32_t here = 0, turns = 0, missed = 0;
+    for (uint32_t i = 0; i < split->clients; i++) {
+        here += split->client[i].here;
+        turns += split->client[i].turns;
+        missed += split->client[i].missed;
+    }
+    gauge(page, "split_round", split->round, "the round under way; 0: clients are gathering");
+    gauge(page, "split_rounds_planned", split->rounds, "of the whole job");
+    gauge(page, "split_clients", split->clients, "that have joined");
+    gauge(page, "split_clients_here", here, "that are connected");
+    counter(page, "split_turns", turns, "that were trained");
+    counter(page, "split_turns_missed", missed, "that were not");
+}
+
 void aq_board_metrics(const struct aq_board_view *view, struct aq_text *out)
 {
     struct page page = {.view = view, .out = out};
@@ -123,5 +140,6 @@ void aq_board_metrics(const struct aq_board_view *view, struct aq_text *out)
     gauge(&page, "findings_bad", bad, "number of problems; the page and status.json describe them");
     gauge(&page, "findings_doubtful", found - bad, "what is doubtful");
     if (view->ranks > 0) of_ranks(&page);
+    if (view->split.rounds > 0) of_split(&page);
     aq_text_add(out, "# EOF\n");
 }

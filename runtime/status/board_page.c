@@ -57,11 +57,11 @@ static void duration(struct aq_text *out, const char *name, double seconds)
     aq_text_add(out, "<div><dt>%s</dt><dd>%s</dd></div>", name, span(seconds, text));
 }
 
-static void head(const struct aq_board_view *view, struct aq_text *out)
+/* The job, its state, what it waits for, and how far it is (0 to 1). */
+static void head_of(const struct aq_board_view *view, double share, struct aq_text *out)
 {
-    char since[AQ_TEXT_NUMBER], sent[AQ_TEXT_NUMBER];
+    char since[AQ_TEXT_NUMBER];
     const char *state = aq_board_state_text(view->state);
-    const double share = view->steps ? (double)view->step / (double)view->steps : 0;
     aq_text_add(out, "<header><h1>");
     aq_text_xml(out, view->job);
     aq_text_add(out, "</h1><p class=\"state %s\">%s</p><p>", state, state);
@@ -79,6 +79,12 @@ static void head(const struct aq_board_view *view, struct aq_text *out)
         aq_text_add(out, "</small>");
     }
     aq_text_add(out, "</p><progress max=\"1\" value=\"%.4f\"></progress></header>\n<dl>", share);
+}
+
+static void head(const struct aq_board_view *view, struct aq_text *out)
+{
+    char sent[AQ_TEXT_NUMBER];
+    head_of(view, view->steps ? (double)view->step / (double)view->steps : 0, out);
     aq_text_add(out, "<div><dt>step</dt><dd>%llu / %llu</dd></div>", (unsigned long long)view->step,
                 (unsigned long long)view->steps);
     figure(out, "loss", 5, view->loss);
@@ -319,8 +325,77 @@ static void links(const struct aq_board_view *view, struct aq_text *out)
     aq_text_add(out, "</table></div></section>\n");
 }
 
+/* ---- a split-server ---- */
+
+static void cell(struct aq_text *out, double value)
+{
+    if (isfinite(value))
+        aq_text_add(out, "<td>%.4f</td>", value);
+    else
+        aq_text_add(out, "<td>&ndash;</td>");
+}
+
+static void clients(const struct aq_board_split *split, struct aq_text *out)
+{
+    char size[AQ_TEXT_NUMBER];
+    aq_text_add(out, "<section><h2>Clients</h2><div class=\"wide\"><table><tr><th>client</th><th class=\"l\">does</th>"
+                     "<th>turns</th><th>missed</th><th>late</th><th>samples</th><th>sent</th><th>held-out loss</th>"
+                     "<th>accuracy</th></tr>\n");
+    for (uint32_t i = 0; i < split->clients; i++) {
+        const struct aq_board_client *client = &split->client[i];
+        aq_text_add(out, "<tr class=\"%s\"><td>",
+                    client->trains ? "trains"
+                    : client->here ? "here"
+                                   : "away");
+        aq_text_xml(out, client->name);
+        aq_text_add(out, "</td><td class=\"l\">");
+        aq_text_xml(out, client->does);
+        aq_text_add(out, "</td><td>%u</td><td>%u</td><td>%u</td><td>%llu</td><td>%s</td>", client->turns,
+                    client->missed, client->late, (unsigned long long)client->samples,
+                    client->bytes > 0 ? aq_text_size((uint64_t)client->bytes, size) : "&ndash;");
+        cell(out, client->loss);
+        cell(out, client->accuracy);
+        aq_text_add(out, "</tr>\n");
+    }
+    aq_text_add(out, "</table></div></section>\n");
+}
+
+static void split_body(const struct aq_board_view *view, struct aq_text *out)
+{
+    const struct aq_board_split *split = &view->split;
+    char sent[AQ_TEXT_NUMBER];
+    double bytes = 0, right = 0, loss = 0, turns = 0;
+    uint32_t here = 0, known = 0;
+    for (uint32_t i = 0; i < split->clients; i++) {
+        const struct aq_board_client *client = &split->client[i];
+        here += client->here;
+        turns += client->turns;
+        if (isfinite(client->bytes)) bytes += client->bytes;
+        if (!isfinite(client->loss)) continue;
+        known++;
+        loss += client->loss;
+        right += client->accuracy;
+    }
+    const uint32_t had = split->round > 0 ? split->round - 1 : 0;
+    head_of(view, (double)had / split->rounds, out);
+    aq_text_add(out, "<div><dt>round</dt><dd>%u / %u</dd></div><div><dt>mode</dt><dd>%s</dd></div>",
+                split->round < split->rounds ? split->round : split->rounds, split->rounds, split->mode);
+    aq_text_add(out, "<div><dt>clients here</dt><dd>%u / %u</dd></div>", here, split->clients);
+    figure(out, "turns trained", 6, turns);
+    aq_text_add(out, "<div><dt>sent</dt><dd>%s</dd></div>", aq_text_size((uint64_t)bytes, sent));
+    figure(out, "held-out loss, mean", 5, known ? loss / known : (double)NAN);
+    figure(out, "accuracy, mean", 4, known ? right / known : (double)NAN);
+    duration(out, "up", view->up_s);
+    aq_text_add(out, "</dl>\n");
+    clients(split, out);
+}
+
 void aq_board_body(const struct aq_board_view *view, struct aq_text *out)
 {
+    if (view->split.rounds > 0) {
+        split_body(view, out);
+        return;
+    }
     head(view, out);
     health(view, out);
     aq_text_add(out, "<div class=\"plots\">");
@@ -390,7 +465,7 @@ const char aq_board_css[] =
     ".link .f{border-bottom:3px solid var(--well);padding-bottom:.15rem}.f::after{content:\" \\2192\"}"
     ".b::before{content:\"\\2190\\00a0\"}\n"
     ".link.busy .f{border-color:var(--bad)}.link.doubtful .f{border-color:var(--doubt)}\n"
-    "h2 small{font-weight:normal}\n"
+    "h2 small{font-weight:normal}.away{opacity:.55}.trains td:first-child{font-weight:600}\n"
     ".key .c3::before{background:#cc79a7}.key .c4::before{background:#d55e00}.key .c5::before{background:#e69f00}\n"
     "#gone{display:none;background:var(--bad);color:#fff;padding:.4rem .8rem;margin:0 0 1rem;border-radius:.3rem}\n"
     ".gone #gone{display:block}.gone "

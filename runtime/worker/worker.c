@@ -824,6 +824,7 @@ static enum aq_status report_ready(const struct aq_worker *w)
     aq_device_info(w->device, &info);
     if (line && aq_device_gpu(w->job->pipeline.stages[w->rank].device) == AQ_GPU_MAYBE)
         json_object_set_new(line, "device", json_string(info.name));
+    if (line) json_object_set_new(line, "on", json_string(info.name));
     const double rtt_ms = aq_worker_distance_ms(w);
     if (line && rtt_ms > 0) json_object_set_new(line, "rtt_ms", aq_control_number(rtt_ms));
     return aq_control_send(w->control, line);

@@ -2,13 +2,17 @@
 import html.parser
 import http.client
 import json
+import os
 import pathlib
+import pty
 import re
+import select
 import signal
 import socket
 import ssl
 import subprocess
 import sys
+import termios
 import time
 import urllib.parse
 
@@ -115,6 +119,36 @@ def looks(page):
     check(page.get("/", Host=f"localhost:{page.url.port}")[0] == 200, "localhost")
     start = metrics("page", "start")[0]
     check(start["status_page"] == page.url.geturl(), start)
+
+
+def watched(page):
+    """aqpipe top in a terminal: where ranks run, what columns mean on `?`, and a terminal that is as before at the end."""
+    ours, theirs = pty.openpty()
+    before = termios.tcgetattr(theirs)
+    top = subprocess.Popen([jobs.BIN / "aqpipe", "top", ROOT / "page", "--seconds", "200ms"], stdin=theirs, stdout=theirs, stderr=theirs)
+    shown, deadline = "", time.time() + jobs.PATIENCE
+    try:
+        def until(word):
+            nonlocal shown
+            while word not in shown:
+                check(time.time() < deadline and top.poll() is None, f"top shows no '{word}': {shown[-2000:]}")
+                if select.select([ours], [], [], 0.2)[0]:
+                    shown += os.read(ours, 65536).decode(errors="replace")
+        until("? explains the columns")
+        check(termios.tcgetattr(theirs)[3] & termios.ECHO == 0, "keys are shown")
+        os.write(ours, b"?")
+        until("waiting for a link or for the message cache")
+        check("device" in shown and "memory" in shown and "cpu" in shown, shown)
+        os.write(ours, b"q")
+        check(top.wait(jobs.PATIENCE) == 0, "q ends it")
+        check(termios.tcgetattr(theirs) == before, "the terminal is not as before")
+    finally:
+        top.kill()
+        os.close(ours)
+        os.close(theirs)
+    ranks = json.loads(aqpipe("top", ROOT / "page", "--once", "--json").stdout)["ranks"]
+    check([rank["host"] for rank in ranks] == [None, None] and all(rank["memory_planned"] > 0 for rank in ranks), ranks)
+    check(all(rank["device"].startswith("cpu: ") or rank["device"] in ("cpu", "auto") for rank in ranks), ranks)
 
 
 def floods(page):
@@ -232,6 +266,7 @@ def scenario_page():
     check(not page.refusal, page.refusal)
     try:
         looks(page)
+        watched(page)
         floods(page)
         restarts(page)
         refusals(page)

@@ -50,16 +50,20 @@ def unfilter(kind, row, before, step):
             row[i] = (row[i] + {1: left, 3: (left + up) // 2, 4: guess}[kind]) & 255
 
 
-def screenshot(browser, url, size, dark, path):
-    subprocess.run([browser, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--no-first-run", "--disable-dev-shm-usage",
+def screenshot(program, url, size, dark, path):
+    subprocess.run([program, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--no-first-run", "--disable-dev-shm-usage",
                     f"--user-data-dir={ROOT / 'browser'}", f"--window-size={size[0]},{size[1]}",
                     f"--blink-settings=preferredColorScheme={0 if dark else 1}", f"--screenshot={path}", url],
                    check=True, timeout=240, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
+def browser():
+    return next(filter(None, map(shutil.which, BROWSERS)), None)
+
+
 def scenario_page_seen():
-    browser = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if not browser:
+    program = browser()
+    if not program:
         print(f"page_seen: none of {', '.join(BROWSERS)} is installed: no screenshots")
         sys.exit(77)
     page = Page("page", **{"job.name": "two-offices", "pipeline.stages": 3, "link.rate_mbps": 2, "link.rtt_ms": 20})
@@ -73,7 +77,7 @@ def scenario_page_seen():
         page.until("steps and an evaluation", lambda said: said["step"] > 60 and said["heldout_loss"])
         for name, scheme in wanted:
             path, colour = ROOT / f"{name}-{scheme}.png", PAGES[scheme]
-            screenshot(browser, page.url.geturl(), SIZES[name], scheme == "dark", path)
+            screenshot(program, page.url.geturl(), SIZES[name], scheme == "dark", path)
             width, height, step, rows = pixels(path)
             check((width, height) == SIZES[name], f"{path}: {width} x {height}")
             edges = {tuple(row[x:x + 3]) for row in rows for x in (0, (width - 1) * step)}

@@ -63,12 +63,12 @@ def end_all():
 class Server:
     """A split-server of that manifest; `port` once it listens."""
 
-    def __init__(self, path, *arguments, at=()):
+    def __init__(self, path, *arguments, at=(), out=None):
         self.path, self.log = path, ROOT / f"{path.stem}.server.log"
         port_file = ROOT / f"{path.stem}.port"
         port_file.unlink(missing_ok=True)
         self.process = subprocess.Popen([*at, jobs.BIN / "aqpipe", "split-server", path, "--port-file", port_file, *arguments],
-                                        stderr=self.log.open("a"), stdin=subprocess.DEVNULL)
+                                        stdout=out, stderr=self.log.open("a"), stdin=subprocess.DEVNULL)
         STARTED.append(self.process)
         deadline = time.time() + jobs.PATIENCE
         while not port_file.exists() or not port_file.read_text().strip():
@@ -101,7 +101,9 @@ class Client:
         command = [*at, jobs.BIN / "aqpipe", "split-client", path or server.path, "--id", name, "--data", ROOT / f"{data or name}.{kind}",
                    "--set", f"split.server='{host}:{server.port}'", "--set", f"security.keys={ROOT}/{keys or 'keys-' + name}",
                    "--set", f"output.path={folder or ROOT / (server.path.stem + '-' + name)}", "--patience", "20", *arguments]
-        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, stdin=subprocess.DEVNULL, env={**os.environ, **environment})
+        self.out = None  # what it printed
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE if "--json" in arguments else None, stderr=subprocess.PIPE, text=True,
+                                        stdin=subprocess.DEVNULL, env={**os.environ, **environment})
         STARTED.append(self.process)
 
     def release(self):
@@ -109,7 +111,7 @@ class Client:
             hold.release()
 
     def end(self, want=0):
-        _, said = self.process.communicate(timeout=jobs.PATIENCE)
+        self.out, said = self.process.communicate(timeout=jobs.PATIENCE)
         check(self.process.returncode == want, f"{self.name} ended with {self.process.returncode}, wanted {want}: {said[-3000:]}")
         return said
 

@@ -1,0 +1,220 @@
+/*
+ * split_board.c -- what a split-server shows: the status page of status.listen, and events with --json.
+ *
+ * Both are made of the state that there is, once in each turn of the loop: what differs from what was told is an
+ * event. So nothing that lets clients in or gives them turns knows of either. A client's loss, accuracy and bytes are
+ * read from its run after each of its turns.
+ */
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "page.h"
+#include "split_private.h"
+
+struct shown {
+    struct aq_board *board; /* NULL: no page */
+    struct aq_page *page;
+    bool begun;
+    uint32_t round;
+    struct told {
+        bool here;
+        uint32_t turns, missed;
+        uint64_t until; /* of the turn that was told; 0: none */
+    } told[AQ_JOB_CLIENTS_MAX];
+    struct aq_board_split now;
+};
+
+/* Takes the reference. */
+static void event(const struct server *server, json_t *line)
+{
+    if (line) aq_progress_json(server->config->progress, line);
+    json_decref(line);
+}
+
+/* Who has a turn at this moment; NULL: nobody. */
+static const struct site *who_trains(const struct server *server)
+{
+    for (uint32_t i = 0; i < server->site_count; i++)
+        if (server->sites[i].pid != 0) return &server->sites[i];
+    return NULL;
+}
+
+/* Who is due in this round, has not joined again, and is waited for; NULL: nobody. */
+static const struct site *who_is_away(const struct server *server)
+{
+    for (uint32_t i = 0; i < server->site_count; i++) {
+        const struct site *site = &server->sites[i];
+        if (!site->control && site->round < server->round && server->round > 0) return site;
+    }
+    return NULL;
+}
+
+static void does_text(const struct server *server, const struct site *site, char *out, size_t bytes)
+{
+    const struct site *trains = who_trains(server);
+    const bool done = server->round > 0 && site->round >= server->round;
+    if (site->pid != 0)
+        snprintf(out, bytes, "trains steps %llu to %llu", (unsigned long long)site->begin + 1,
+                 (unsigned long long)site->until);
+    else if (!site->control)
+        snprintf(out, bytes, "is away%s", done ? "; this round is done" : "");
+    else if (server->round == 0)
+        snprintf(out, bytes, "waits for other clients");
+    else if (done)
+        snprintf(out, bytes, "is done with this round");
+    else if (site->offered)
+        snprintf(out, bytes, "begins its turn");
+    else if (trains)
+        snprintf(out, bytes, "waits for %s", trains->name);
+    else
+        snprintf(out, bytes, "waits for its turn");
+}
+
+/* What the server itself waits for; "": a client trains. */
+static void waits_text(const struct server *server, char *out, size_t bytes)
+{
+    const struct site *away = who_is_away(server);
+    uint32_t here = 0;
+    out[0] = 0;
+    for (uint32_t i = 0; i < server->site_count; i++)
+        here += server->sites[i].control != NULL;
+    if (server->stopping)
+        snprintf(out, bytes, "stops");
+    else if (server->round == 0)
+        snprintf(out, bytes, "waits for clients: %u of %u are here", here, server->job->split.clients);
+    else if (!who_trains(server) && away)
+        snprintf(out, bytes, "waits for %s, which is away", away->name);
+    else if (!who_trains(server))
+        snprintf(out, bytes, "prepares the next turn");
+}
+
+/* Its loss, accuracy and bytes, as its run has them. */
+static void take_figures(const struct server *server, const struct site *site, struct aq_board_client *client)
+{
+    json_t *line = report_client(server, site);
+    const json_t *heldout = json_object_get(line, "heldout");
+    client->bytes = aq_control_number_or(line, "sent_bytes", NAN);
+    client->loss = aq_control_number_or(heldout, "loss", NAN);
+    client->accuracy = aq_control_number_or(heldout, "accuracy", NAN);
+    json_decref(line);
+}
+
+static void tell_site(struct server *server, uint32_t i)
+{
+    const struct site *site = &server->sites[i];
+    struct told *told = &server->shown->told[i];
+    struct aq_board_client *client = &server->shown->now.client[i];
+    const bool here = site->control != NULL, turned = site->turns != told->turns || !server->shown->begun;
+    if (strcmp(client->name, site->name) != 0) { /* one before it was forgotten */
+        *told = (struct told){.turns = site->turns, .missed = site->missed};
+        *client = (struct aq_board_client){.bytes = NAN, .loss = NAN, .accuracy = NAN};
+        snprintf(client->name, sizeof client->name, "%s", site->name);
+        take_figures(server, site, client);
+    } else if (turned) {
+        take_figures(server, site, client);
+    }
+    client->here = here;
+    client->trains = site->pid != 0;
+    client->turns = site->turns;
+    client->missed = site->missed;
+    client->late = site->lates;
+    client->step = site->mark;
+    client->samples = site->samples;
+    does_text(server, site, client->does, sizeof client->does);
+    if (here != told->here)
+        event(server, json_pack("{s:s, s:s, s:I, s:I}", "event", here ? "joined" : "away", "client", site->name,
+                                "samples", (json_int_t)site->samples, "round", (json_int_t)server->round));
+    if (site->pid != 0 && site->until != told->until) {
+        event(server, json_pack("{s:s, s:s, s:I, s:I, s:I}", "event", "turn", "client", site->name, "round",
+                                (json_int_t)server->round, "begin", (json_int_t)site->begin, "until",
+                                (json_int_t)site->until));
+        told->until = site->until;
+    }
+    if (site->turns > told->turns)
+        event(server, json_pack("{s:s, s:s, s:I, s:I, s:o, s:o, s:o}", "event", "trained", "client", site->name,
+                                "turns", (json_int_t)site->turns, "step", (json_int_t)site->mark, "sent_bytes",
+                                aq_control_number(client->bytes), "loss", aq_control_number(client->loss), "accuracy",
+                                aq_control_number(client->accuracy)));
+    if (site->missed > told->missed)
+        event(server, json_pack("{s:s, s:s, s:I, s:s}", "event", "missed", "client", site->name, "missed",
+                                (json_int_t)site->missed, "cause", site->missed_why));
+    told->here = here;
+    told->turns = site->turns;
+    told->missed = site->missed;
+}
+
+void shown_tell(struct server *server)
+{
+    struct shown *shown = server->shown;
+    char waits[192];
+    if (!shown) return;
+    if (server->round != shown->round && server->round <= server->job->split.rounds)
+        event(server, json_pack("{s:s, s:I, s:I}", "event", "round", "round", (json_int_t)server->round, "rounds",
+                                (json_int_t)server->job->split.rounds));
+    shown->round = server->round;
+    shown->now.round = server->round;
+    shown->now.clients = server->site_count;
+    for (uint32_t i = 0; i < server->site_count; i++)
+        tell_site(server, i);
+    shown->begun = true;
+    waits_text(server, waits, sizeof waits);
+    aq_board_split(shown->board, &shown->now, server->stopping ? AQ_BOARD_STOPPING : AQ_BOARD_RUNNING, waits);
+}
+
+static enum aq_status open_page(struct server *server)
+{
+    const struct aq_job_status *status = &server->job->status;
+    if (!status->listen) return AQ_OK;
+    AQ_TRY(aq_board_open(&server->shown->board));
+    aq_board_split(server->shown->board, &server->shown->now, AQ_BOARD_STARTING, "starts");
+    const struct aq_page_config config = {.listen = status->listen,
+                                          .token_file = status->token_file,
+                                          .certificate = status->certificate,
+                                          .key = status->key,
+                                          .client_authority = status->client_authority};
+    AQ_TRY(aq_page_open(&config, server->shown->board, &server->shown->page));
+    server_say(server, "status page: %s", aq_page_url(server->shown->page));
+    return AQ_OK;
+}
+
+enum aq_status shown_open(struct server *server)
+{
+    const struct aq_job *job = server->job;
+    void *memory;
+    if (!job->status.listen && !server->config->progress->json) return AQ_OK;
+    AQ_TRY(aq_alloc(sizeof *server->shown, &memory));
+    server->shown = memory;
+    server->shown->round = UINT32_MAX;
+    struct aq_board_split *now = &server->shown->now;
+    now->rounds = job->split.rounds;
+    snprintf(now->job, sizeof now->job, "%s", job->name);
+    snprintf(now->mode, sizeof now->mode, "%s", state_mode(server));
+    AQ_TRY(open_page(server));
+    event(server, json_pack("{s:s, s:s, s:s, s:I, s:I, s:o}", "event", "start", "name", job->name, "mode", now->mode,
+                            "rounds", (json_int_t)now->rounds, "clients", (json_int_t)job->split.clients,
+                            "status_page",
+                            server->shown->page ? json_string(aq_page_url(server->shown->page)) : json_null()));
+    return AQ_OK;
+}
+
+void shown_end(struct server *server, enum aq_status status)
+{
+    static const char *const states[] = {
+        [AQ_SPLIT_DONE] = "done", [AQ_SPLIT_FAILED] = "failed", [AQ_SPLIT_STOPPED] = "stopped"};
+    if (!server->shown) return;
+    shown_tell(server);
+    const enum aq_split_end end = status == AQ_OK ? server->end : AQ_SPLIT_FAILED;
+    json_t *line = json_pack("{s:s, s:s, s:I, s:I}", "event", "end", "state", states[end], "rounds",
+                             (json_int_t)server->shown->now.rounds, "turns", (json_int_t)round_turns(server));
+    if (end == AQ_SPLIT_FAILED) json_object_set_new(line, "cause", json_string(aq_error_text()));
+    event(server, line);
+}
+
+void shown_close(struct server *server)
+{
+    if (!server->shown) return;
+    aq_page_close(server->shown->page);
+    aq_board_close(server->shown->board);
+    aq_free(server->shown);
+}

@@ -1,0 +1,84 @@
+"""What a split-server and its clients show: the status page while rounds go on, and events with --json."""
+import http.client
+import json
+import os
+import pathlib
+import re
+import sys
+import time
+
+import jobs
+import openmetrics
+import page_seen
+from jobs import aqpipe, no_workers
+from kit import ROOT, check
+from split import CODED, Client, Server, begin, split
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def get(port, path):
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+    connection.request("GET", path)
+    answer = connection.getresponse()
+    return answer.status, answer.read().decode()
+
+
+def until(port, what, good):
+    deadline = time.time() + jobs.PATIENCE
+    while True:
+        said = json.loads(get(port, "/status.json")[1])
+        if good(said):
+            return said
+        check(time.time() < deadline, f"{what}: {said}")
+        time.sleep(0.05)
+
+
+def scenario_split_shown():
+    begin("a", "b")
+    path = split("seen", rounds=2, epochs=1, clients=2, **CODED, **{"split.wait": "60s", "status.listen": "127.0.0.1:0"})
+    done = aqpipe("split-server", path, "--set", "status.listen=here")
+    check(done.returncode == 2, done)
+    if "without libmicrohttpd" in aqpipe("split-server", path, "--set", "status.listen=256.0.0.1:0").stderr:
+        print("split_shown: built without libmicrohttpd")
+        sys.exit(77)
+    server = Server(path, "--json", out=(ROOT / "server.jsonl").open("w"))
+    match = re.search(r"status page: http://127.0.0.1:(\d+)/", server.text())
+    check(match, server.text())
+    port = int(match[1])
+    said = until(port, "nobody is here", lambda said: "waits for clients: 0 of 2 are here" in said["waits_for"])
+    check(said["split"]["round"] == 0 and said["split"]["clients"] == [] and said["remedy"], said)
+    first = Client(server, "a", "--json", stops=(1,))
+    said = until(port, "one is here", lambda said: said["split"]["clients"])
+    check(said["split"]["clients"][0]["name"] == "a" and "1 of 2" in said["waits_for"], said)
+    second = Client(server, "b", stops=(1,))  # whoever trains first is held
+    said = until(port, "one trains, one waits", lambda said: sorted(each["trains"] for each in said["split"]["clients"]) == [False, True])
+    at_work, waits = sorted(said["split"]["clients"], key=lambda each: not each["trains"])
+    check(said["split"]["round"] == 1 and said["state"] == "running" and waits["does"] == f"waits for {at_work['name']}", said)
+    status, page = get(port, "/")
+    check(status == 200 and "<h2>Clients</h2>" in page and waits["does"] in page and "round</dt><dd>1 / 2" in page, page)
+    samples = openmetrics.read(get(port, "/metrics")[1])
+    check(samples[("aqpipe_split_clients_here", (("job", said["job"]),))] == 2, "OpenMetrics")
+    (first if at_work["name"] == "a" else second).release()  # the other one is held in its first turn
+    said = until(port, "one has had a turn", lambda said: any(each["turns"] for each in said["split"]["clients"]))
+    told = next(each for each in said["split"]["clients"] if each["turns"])
+    kept, browser = os.environ.get("AQ_SCREENSHOTS"), page_seen.browser()
+    for name, size in page_seen.SIZES.items() if kept and browser else ():
+        page_seen.screenshot(browser, f"http://127.0.0.1:{port}/", size, name == "phone", pathlib.Path(kept) / f"split-{name}.png")
+    first.release()
+    second.release()
+    check(0 <= told["accuracy"] <= 1 and told["loss"] > 0 and told["sent_bytes"] > 0, told)
+    for client in (first, second):
+        client.end()
+    server.end()
+    events = lines(ROOT / "server.jsonl")
+    kinds = [line["event"] for line in events]
+    check(kinds[0] == "start" and kinds[-1] == "end" and events[-1]["state"] == "done" and events[-1]["turns"] == 4, events)
+    check(kinds.count("trained") == 4 and kinds.count("turn") == 4 and kinds.count("joined") == 2, events)
+    check([line["round"] for line in events if line["event"] == "round"] == [0, 1, 2], events)
+    check(all(0 <= line["accuracy"] <= 1 for line in events if line["event"] == "trained"), events)
+    mine = [json.loads(line) for line in first.out.splitlines()]
+    check([line["event"] for line in mine] == ["joined", "turn", "turn", "end"] and mine[1]["round"] == 1, mine)
+    no_workers("split_shown")
