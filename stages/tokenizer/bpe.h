@@ -224,6 +224,8 @@ void aq_bpe_pieces_close(struct aq_bpe_pieces *pieces); /* zeroes are fine */
 
 /* ---- patterns ---- */
 
+enum { AQ_BPE_STEPS_MAX = 16 }; /* of a pre-tokenizer, and of a normalizer */
+
 /* PCRE2's version: what matches follows from it. */
 enum { AQ_BPE_LIBRARY_BYTES = 64 };
 void aq_bpe_library(char version[AQ_BPE_LIBRARY_BYTES]);
@@ -244,6 +246,8 @@ void aq_bpe_pattern_close(struct aq_bpe_pattern *pattern); /* NULL is fine */
 enum aq_status aq_bpe_matcher_open(struct aq_bpe_matcher **out);
 void aq_bpe_matcher_close(struct aq_bpe_matcher *matcher); /* NULL is fine */
 struct aq_bpe_budget *aq_bpe_matcher_budget(struct aq_bpe_matcher *matcher);
+/* An empty text with the budget's bound, for what step `step` makes of a piece: the matcher has one for each step. */
+struct aq_bpe_text *aq_bpe_matcher_text(struct aq_bpe_matcher *matcher, uint32_t step, const char *place);
 /*
  * The first match in valid UTF-8 at or behind `from`; it may be empty. AQ_NOTFOUND (not logged): none. AQ_INVAL: the
  * matcher's budget is used up, or the pattern needs too much memory; names the pattern and its place.
@@ -303,8 +307,6 @@ struct aq_bpe_normal {
     bool left, right;             /* STRIP: at which side */
     struct aq_charsmap *charsmap; /* CHARSMAP             */
 };
-
-enum { AQ_BPE_STEPS_MAX = 16 };
 
 struct aq_bpe_finder; /* added tokens, as they are looked for: bpe_added.c */
 

@@ -26,6 +26,8 @@ enum { REGEX_BYTES_MAX = 1 << 16, STACK_BYTES_MIN = 32 << 10, STACK_BYTES_MAX = 
 enum { PLACES_MAX = 1 << 16 };
 
 struct aq_bpe_pattern {
+    char *literal; /* looked for as it is; NULL: by `code` */
+    size_t literal_bytes;
     pcre2_code *code;    /* tries all places that are left                             */
     pcre2_code *limited; /* the same, within the matcher's offset limit (slower)   */
     bool compiled_to_machine_code;
@@ -40,6 +42,7 @@ void aq_bpe_library(char version[AQ_BPE_LIBRARY_BYTES])
 }
 
 struct aq_bpe_matcher {
+    struct aq_bpe_text made[AQ_BPE_STEPS_MAX]; /* what steps make of pieces: a step has one at a time */
     pcre2_match_data *match;
     pcre2_match_context *context;
     pcre2_jit_stack *stack;
@@ -180,13 +183,11 @@ static enum aq_status translate(struct writer *w)
 
 /* ---- compiling ---- */
 
-static enum aq_status compile(const char *place, const struct aq_bpe_text *regex, bool literal,
-                              struct aq_bpe_pattern *pattern)
+static enum aq_status compile(const char *place, const struct aq_bpe_text *regex, struct aq_bpe_pattern *pattern)
 {
     int error;
     PCRE2_SIZE offset;
-    uint32_t options = PCRE2_UTF | PCRE2_NO_UTF_CHECK;
-    options |= literal ? PCRE2_LITERAL : PCRE2_UCP | PCRE2_MULTILINE | PCRE2_NEVER_BACKSLASH_C;
+    const uint32_t options = PCRE2_UTF | PCRE2_NO_UTF_CHECK | PCRE2_UCP | PCRE2_MULTILINE | PCRE2_NEVER_BACKSLASH_C;
     pcre2_compile_context *context = pcre2_compile_context_create(NULL);
     if (!context) return aq_fail(AQ_NOMEM, AQ_BPE_AREA, "no memory for PCRE2");
     pcre2_set_newline(context, PCRE2_NEWLINE_LF);
@@ -218,14 +219,15 @@ enum aq_status aq_bpe_pattern_open(const char *place, const char *regex, size_t 
     if (bytes == 0 || bytes > REGEX_BYTES_MAX)
         return aq_fail(AQ_CORRUPT, AQ_BPE_AREA, "%s: the pattern has %zu bytes, 1 to %d may be", place, bytes,
                        (int)REGEX_BYTES_MAX);
-    AQ_TRY_GOTO(literal ? aq_bpe_text_add(&w.out, regex, bytes) : translate(&w), out);
+    if (!literal) AQ_TRY_GOTO(translate(&w), out);
     AQ_TRY_GOTO(aq_alloc(sizeof(struct aq_bpe_pattern), &memory), out);
     struct aq_bpe_pattern *pattern = memory;
     char shown[SHOWN_BYTES];
     snprintf(shown, sizeof shown, "%s", regex);
     AQ_TRY_GOTO(aq_alloc_text(place, &pattern->place), out);
     AQ_TRY_GOTO(aq_alloc_text(shown, &pattern->shown), out);
-    AQ_TRY_GOTO(compile(place, &w.out, literal, pattern), out);
+    pattern->literal_bytes = bytes;
+    AQ_TRY_GOTO(literal ? aq_alloc_text(regex, &pattern->literal) : compile(place, &w.out, pattern), out);
     *out = pattern;
 out:
     if (status != AQ_OK) aq_bpe_pattern_close(memory);
@@ -240,6 +242,7 @@ void aq_bpe_pattern_close(struct aq_bpe_pattern *pattern)
     pcre2_code_free(pattern->limited);
     aq_free(pattern->place);
     aq_free(pattern->shown);
+    aq_free(pattern->literal);
     aq_free(pattern);
 }
 
@@ -270,12 +273,40 @@ void aq_bpe_matcher_close(struct aq_bpe_matcher *matcher)
     pcre2_match_data_free(matcher->match);
     pcre2_match_context_free(matcher->context);
     pcre2_jit_stack_free(matcher->stack);
+    for (uint32_t i = 0; i < AQ_BPE_STEPS_MAX; i++)
+        aq_bpe_text_free(&matcher->made[i]);
     aq_free(matcher);
+}
+
+struct aq_bpe_text *aq_bpe_matcher_text(struct aq_bpe_matcher *matcher, uint32_t step, const char *place)
+{
+    AQ_ASSERT(step < AQ_BPE_STEPS_MAX);
+    struct aq_bpe_text *text = &matcher->made[step];
+    text->count = 0;
+    text->bytes_max = matcher->budget.grown_max;
+    text->place = place;
+    return text;
 }
 
 struct aq_bpe_budget *aq_bpe_matcher_budget(struct aq_bpe_matcher *matcher)
 {
     return &matcher->budget;
+}
+
+/* Of a text that is looked for as it is: the time is that of reading, so that no budget is asked. */
+static enum aq_status find_literal(const struct aq_bpe_pattern *pattern, const uint8_t *text, size_t bytes, size_t from,
+                                   size_t *start, size_t *end)
+{
+    const size_t length = pattern->literal_bytes;
+    while (bytes - from >= length) { /* most texts are words: memmem prepares too much for them */
+        const uint8_t *at = memchr(text + from, pattern->literal[0], bytes - from - length + 1);
+        if (!at) break;
+        *start = (size_t)(at - text);
+        *end = *start + length;
+        if (memcmp(at, pattern->literal, length) == 0) return AQ_OK;
+        from = *start + 1;
+    }
+    return AQ_NOTFOUND;
 }
 
 /* One call of PCRE2: matches that begin at from..last, at most `steps` at each place. PCRE2's result. */
@@ -309,6 +340,7 @@ enum aq_status aq_bpe_match(const struct aq_bpe_pattern *pattern, struct aq_bpe_
                             size_t bytes, size_t from, size_t *start, size_t *end)
 {
     uint64_t steps = AQ_BPE_STEPS_FREE;
+    if (pattern->literal) return find_literal(pattern, text, bytes, from, start, end);
     for (;;) {
         const bool few = matcher->places < PLACES_MAX && bytes - from >= matcher->places;
         const size_t last = few ? from + matcher->places - 1 : bytes;

@@ -117,12 +117,10 @@ static enum aq_status cut_by_pattern(struct cut *cut, size_t bytes)
 static enum aq_status with_space(const struct aq_bpe *bpe, uint32_t step, struct aq_bpe_matcher *matcher,
                                  const uint8_t *text, size_t bytes, aq_bpe_word *word, struct aq_bpe_call *call)
 {
-    struct aq_bpe_text spaced = aq_bpe_text_within(aq_bpe_matcher_budget(matcher), "add_prefix_space");
-    enum aq_status status = aq_bpe_text_add(&spaced, " ", 1);
-    if (status == AQ_OK) status = aq_bpe_text_add(&spaced, text, bytes);
-    if (status == AQ_OK) status = aq_bpe_split(bpe, step + 1, matcher, spaced.at, spaced.count, word, call);
-    aq_bpe_text_free(&spaced);
-    return status;
+    struct aq_bpe_text *spaced = aq_bpe_matcher_text(matcher, step, "add_prefix_space");
+    AQ_TRY(aq_bpe_text_add(spaced, " ", 1));
+    AQ_TRY(aq_bpe_text_add(spaced, text, bytes));
+    return aq_bpe_split(bpe, step + 1, matcher, spaced->at, spaced->count, word, call);
 }
 
 /* Spaces as the replacement, which also stands in front where the scheme says so and the text has none. */
@@ -148,16 +146,13 @@ static enum aq_status with_made(const struct aq_bpe *bpe, uint32_t step, struct 
                                 const uint8_t *text, size_t bytes, aq_bpe_word *word, struct aq_bpe_call *call)
 {
     const struct aq_bpe_step *of = &bpe->steps[step];
-    struct aq_bpe_budget *budget = aq_bpe_matcher_budget(matcher);
     if (of->makes == AQ_BPE_SPACE_BEFORE)
         return text[0] == ' ' ? aq_bpe_split(bpe, step + 1, matcher, text, bytes, word, call)
                               : with_space(bpe, step, matcher, text, bytes, word, call);
-    struct aq_bpe_text made = aq_bpe_text_within(budget, of->makes == AQ_BPE_WRITE ? "ByteLevel" : "Metaspace");
-    enum aq_status status = of->makes == AQ_BPE_WRITE ? aq_bpe_write(text, bytes, &made)
-                                                      : metaspace(of, budget->first, text, bytes, &made);
-    if (status == AQ_OK) status = aq_bpe_split(bpe, step + 1, matcher, made.at, made.count, word, call);
-    aq_bpe_text_free(&made);
-    return status;
+    const bool writes = of->makes == AQ_BPE_WRITE, first = aq_bpe_matcher_budget(matcher)->first;
+    struct aq_bpe_text *made = aq_bpe_matcher_text(matcher, step, writes ? "ByteLevel" : "Metaspace");
+    AQ_TRY(writes ? aq_bpe_write(text, bytes, made) : metaspace(of, first, text, bytes, made));
+    return aq_bpe_split(bpe, step + 1, matcher, made->at, made->count, word, call);
 }
 
 /* A word behind a ByteLevel with steps behind it, as the bytes that it writes. */
