@@ -1,10 +1,10 @@
 /*
  * child.h -- starts another program as a child process.
  *
- * It forks and calls exec. posix_spawn offers neither a signal at the parent's death nor limits nor Landlock's rules, and
- * a worker needs all three.
+ * It forks and calls exec. posix_spawn offers neither a signal at the parent's death nor limits nor Landlock's rules,
+ * and a worker needs all three.
  *
- * What the child has: the descriptors of `fds`; no blocked signal; the default action of SIGPIPE and SIGTSTP; all else as
+ * The child has the descriptors of `fds`, no blocked signal, the default action of SIGPIPE and SIGTSTP, and all else as
  * the caller. Every descriptor of this program is close-on-exec, so no other one reaches the child, unless this program
  * inherited it: `alone` closes those as well.
  *
@@ -41,7 +41,7 @@ struct aq_child {
     bool alone;         /* no descriptor above the highest of `fds` */
     int dies_by;        /* the signal that it gets when the calling thread ends; 0: none */
     uint64_t data_max;  /* bytes of memory (RLIMIT_DATA); 0: as the caller */
-    uint64_t files_max; /* bytes of a file that it writes (RLIMIT_FSIZE); what is beyond is not kept; 0: as the caller */
+    uint64_t files_max; /* bytes of a file that it writes (RLIMIT_FSIZE), no more is kept; 0: as the caller */
     /* Called last before exec, with all descriptors in place; false: the child ends with status `failed`. It may only
      * make system calls. NULL: none. */
     bool (*last)(void *context);

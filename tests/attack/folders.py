@@ -381,15 +381,15 @@ def attack_vanishes(run, rng, count):
     for number in range(count):
         disk = jobs.ROOT / f"vanishing{number}"
         path = manifest(f"vanishes{number}", **{"checkpoint.path": str(disk), "train.epochs": 200})
+        hold = jobs.Hold(4)  # so that no checkpoint is being written meanwhile: a disk in use cannot be unmounted
         program = subprocess.Popen([str(jobs.BIN / "aqpipe"), "launch", str(path), "--no-progress"], stdin=subprocess.DEVNULL,
-                                   stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-        await_step(disk, 2)
+                                   stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env={**os.environ, **hold.environment()})
+        hold.reached(program)
+        await_step(disk, 3)
         disk.rename(jobs.ROOT / f"vanished{number}")
         if number == 0:
-            try:
-                disk.mkdir()
-            except FileExistsError:
-                pass
+            disk.mkdir()
+        hold.release()
         try:
             said = program.communicate(timeout=PATIENCE)[0].decode(errors="replace")
         except subprocess.TimeoutExpired:

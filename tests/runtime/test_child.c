@@ -1,5 +1,5 @@
 /*
- * test_child.c -- what a child process gets of its parent: its descriptors and no others, signals, limits, and how it ends.
+ * test_child.c -- what a child process gets of its parent: descriptors, signals, limits; and how it ends.
  */
 #include <fcntl.h>
 #include <poll.h>
@@ -72,7 +72,8 @@ static void test_alone_closes_what_was_inherited(void **state)
 {
     (void)state;
     char out[4096];
-    const int inherited = dup(0), high = fcntl(inherited, F_DUPFD, 100); /* not close-on-exec, as from a careless parent */
+    /* Not close-on-exec, as from a careless parent. */
+    const int inherited = dup(0), high = fcntl(inherited, F_DUPFD, 100);
     struct aq_child child = {.fds = {{AQ_CHILD_NULL, 0}, {2, 3}}, .fd_count = 2};
     assert_int_equal(shell(child, listed, out), 0);
     assert_non_null(strstr(out, " 100"));
