@@ -18,7 +18,8 @@
  *
  * A step is forward, backward, norm of the gradients and clipping, AdamW, zeroed gradients; random tokens, one
  * micro-batch, one stage, tied head; fp16 with a loss scale that is divided out, as a worker does. The figure is that
- * of the median step. "lora16": adapters of rank 16 on every linear layer of the blocks train, alone.
+ * of the median step. "lora16": only adapters of rank 16 on every linear layer of the blocks train; q8, nf4
+ * and nf4_double: the store of the base below them (train.frozen_store).
  */
 #include "bench.h"
 
@@ -47,6 +48,7 @@ struct bench_shape {
     struct bench_case of;
     void (*shape)(struct aq_model_config *model);
     uint32_t rank; /* of adapters on every linear layer of the blocks, in place of the model itself; 0: none */
+    enum aq_frozen_store store; /* of the base under them */
 };
 
 static void smollm2_135m(struct aq_model_config *model)
@@ -79,21 +81,51 @@ static void qwen3_600m(struct aq_model_config *model)
 }
 
 static const struct bench_shape shapes[] = {
-    {{"stage smollm2-135m fp32 B4 T256", 4, 256, AQ_STAGE_FP32, 0, 0, 0, 0, false}, smollm2_135m, 0},
-    {{"stage smollm2-135m bf16 B4 T256", 4, 256, AQ_STAGE_BF16, 0, 0, 0, 0, false}, smollm2_135m, 0},
-    {{"stage smollm2-135m lora16 fp32 B4 T256", 4, 256, AQ_STAGE_FP32, 0, 0, 0, 0, false}, smollm2_135m, 16},
-    {{"stage smollm2-135m lora16 bf16 B4 T256", 4, 256, AQ_STAGE_BF16, 0, 0, 0, 0, false}, smollm2_135m, 16},
-    {{"stage qwen3-0.6b fp32 B2 T256", 2, 256, AQ_STAGE_FP32, 0, 0, 0, 0, false}, qwen3_600m, 0},
-    {{"stage qwen3-0.6b bf16 B2 T256", 2, 256, AQ_STAGE_BF16, 0, 0, 0, 0, false}, qwen3_600m, 0},
-    {{"stage qwen3-0.6b lora16 fp32 B2 T256", 2, 256, AQ_STAGE_FP32, 0, 0, 0, 0, false}, qwen3_600m, 16},
-    {{"stage qwen3-0.6b lora16 bf16 B2 T256", 2, 256, AQ_STAGE_BF16, 0, 0, 0, 0, false}, qwen3_600m, 16}};
+    {{"stage smollm2-135m fp32 B4 T256", 4, 256, AQ_STAGE_FP32, 0, 0, 0, 0, false}, smollm2_135m, 0, AQ_FROZEN_FP32},
+    {{"stage smollm2-135m bf16 B4 T256", 4, 256, AQ_STAGE_BF16, 0, 0, 0, 0, false}, smollm2_135m, 0, AQ_FROZEN_FP32},
+    {{"stage smollm2-135m lora16 fp32 B4 T256", 4, 256, AQ_STAGE_FP32, 0, 0, 0, 0, false},
+     smollm2_135m,
+     16,
+     AQ_FROZEN_FP32},
+    {{"stage smollm2-135m lora16 bf16 B4 T256", 4, 256, AQ_STAGE_BF16, 0, 0, 0, 0, false},
+     smollm2_135m,
+     16,
+     AQ_FROZEN_FP32},
+    {{"stage smollm2-135m lora16 q8 fp32 B4 T256", 4, 256, AQ_STAGE_FP32, 0, 0, 0, 0, false},
+     smollm2_135m,
+     16,
+     AQ_FROZEN_Q8},
+    {{"stage smollm2-135m lora16 nf4 fp32 B4 T256", 4, 256, AQ_STAGE_FP32, 0, 0, 0, 0, false},
+     smollm2_135m,
+     16,
+     AQ_FROZEN_NF4},
+    {{"stage smollm2-135m lora16 nf4_double fp32 B4 T256", 4, 256, AQ_STAGE_FP32, 0, 0, 0, 0, false},
+     smollm2_135m,
+     16,
+     AQ_FROZEN_NF4_DOUBLE},
+    {{"stage qwen3-0.6b fp32 B2 T256", 2, 256, AQ_STAGE_FP32, 0, 0, 0, 0, false}, qwen3_600m, 0, AQ_FROZEN_FP32},
+    {{"stage qwen3-0.6b bf16 B2 T256", 2, 256, AQ_STAGE_BF16, 0, 0, 0, 0, false}, qwen3_600m, 0, AQ_FROZEN_FP32},
+    {{"stage qwen3-0.6b lora16 fp32 B2 T256", 2, 256, AQ_STAGE_FP32, 0, 0, 0, 0, false},
+     qwen3_600m,
+     16,
+     AQ_FROZEN_FP32},
+    {{"stage qwen3-0.6b lora16 bf16 B2 T256", 2, 256, AQ_STAGE_BF16, 0, 0, 0, 0, false},
+     qwen3_600m,
+     16,
+     AQ_FROZEN_FP32}};
 
 /* The same on a GPU, at sizes that fill one. */
 static const struct bench_shape gpu_shapes[] = {
-    {{"stage qwen3-0.6b bf16 B4 T1024", 4, 1024, AQ_STAGE_BF16, 0, 0, 0, 0, false}, qwen3_600m, 0},
-    {{"stage qwen3-0.6b bf16 B16 T1024", 16, 1024, AQ_STAGE_BF16, 0, 0, 0, 0, false}, qwen3_600m, 0},
-    {{"stage qwen3-0.6b bf16 B4 T1024 logits bf16", 4, 1024, AQ_STAGE_BF16, 0, 0, 0, 0, true}, qwen3_600m, 0},
-    {{"stage qwen3-0.6b lora16 bf16 B4 T1024", 4, 1024, AQ_STAGE_BF16, 0, 0, 0, 0, false}, qwen3_600m, 16}};
+    {{"stage qwen3-0.6b bf16 B4 T1024", 4, 1024, AQ_STAGE_BF16, 0, 0, 0, 0, false}, qwen3_600m, 0, AQ_FROZEN_FP32},
+    {{"stage qwen3-0.6b bf16 B16 T1024", 16, 1024, AQ_STAGE_BF16, 0, 0, 0, 0, false}, qwen3_600m, 0, AQ_FROZEN_FP32},
+    {{"stage qwen3-0.6b bf16 B4 T1024 logits bf16", 4, 1024, AQ_STAGE_BF16, 0, 0, 0, 0, true},
+     qwen3_600m,
+     0,
+     AQ_FROZEN_FP32},
+    {{"stage qwen3-0.6b lora16 bf16 B4 T1024", 4, 1024, AQ_STAGE_BF16, 0, 0, 0, 0, false},
+     qwen3_600m,
+     16,
+     AQ_FROZEN_FP32}};
 
 static const struct bench_case cases[] = {{"stage gpt2-124m fp32 B4 T256", 4, 256, AQ_STAGE_FP32, 0, 0, 0, 0, false},
                                           {"stage gpt2-124m fp32 B1 T1024", 1, 1024, AQ_STAGE_FP32, 0, 0, 0, 0, false},
@@ -238,6 +270,7 @@ static enum aq_status trainer_open(struct trainer *self, struct aq_device *devic
     if (shape) {
         shape->shape(&config.model);
         config.lora = (struct aq_lora_config){.rank = shape->rank, .alpha = 2.0f * (float)shape->rank};
+        config.frozen_store = shape->store;
     }
     config.logits_rows = which->logits_rows;
     config.logits_16bit = which->logits_16bit;

@@ -4,8 +4,9 @@
  *     <folder>/frozen-stage-<rank>.safetensors    tensors in order of layers; metadata: format "aqpipe frozen 1", the
  *                                                 stage, and the digest of all values, chained in that order
  *
- * What is packed (train.frozen_store) comes last, as the values that it stands for, which are packed again with the
- * same bits; the digest is of what was packed.
+ * What is packed (train.frozen_store) comes last, as the values that it stands for; the digest is of what was packed.
+ * Most stores pack these values again with the same bits. For those that may not (nf4), the bytes of each such tensor
+ * follow at the end as NAME.packed, and the values must be what these bytes unpack to.
  *
  * Each checkpoint has that digest ("frozen"), so that the file of another run, or weights that have changed since, are
  * refused. The file can be made again from where the values came from; only then is that read.
@@ -20,7 +21,7 @@
 
 enum { NAME_BYTES = 64 };
 
-static const char FORMAT[] = "aqpipe frozen 1";
+static const char FORMAT[] = "aqpipe frozen 1", PACKED[] = ".packed";
 
 static void file_name(uint32_t rank, char name[NAME_BYTES])
 {
@@ -74,20 +75,69 @@ enum aq_status aq_checkpoint_frozen_digest(const struct aq_checkpoint *c, uint64
     return status;
 }
 
-/* Of a packed tensor, as the writer asks for them; the infos lie behind all tensors. */
+/* One tensor of the file. name: of a tensor's bytes; empty: its values. */
 struct filled {
     const struct aq_checkpoint *c;
-    const struct aq_weights_tensor *tensors;
-    const struct aq_tensor_info *infos;
+    struct aq_tensor_info info;
+    char name[AQ_TENSOR_NAME_MAX + sizeof PACKED];
 };
+
+static void packed_name(const struct aq_tensor_info *info, char name[AQ_TENSOR_NAME_MAX + sizeof PACKED])
+{
+    snprintf(name, AQ_TENSOR_NAME_MAX + sizeof PACKED, "%s%s", info->name, PACKED);
+}
 
 static enum aq_status fill(void *context, const struct aq_weights_tensor *tensor, uint64_t first, uint64_t count,
                            float *values)
 {
     const struct filled *filled = context;
-    return aq_stage_get(filled->c->stage, &filled->infos[tensor - filled->tensors], first, count, values);
+    (void)tensor;
+    return aq_stage_get(filled->c->stage, &filled->info, first, count, values);
 }
 
+static enum aq_status fill_bytes(void *context, const struct aq_weights_tensor *tensor, uint64_t first, uint64_t count,
+                                 uint8_t *bytes)
+{
+    const struct filled *filled = context;
+    (void)tensor;
+    return aq_stage_packed_get(filled->c->stage, &filled->info, first, count, bytes);
+}
+
+/*
+ * What the file has: all frozen tensors, then the bytes of those that need them. values: where those in fp32 lie on the
+ * host. How many; there is room for two per tensor.
+ */
+static uint32_t tensors_fill(const struct aq_checkpoint *c, const float *values, struct aq_weights_tensor *tensors,
+                             struct filled *filled)
+{
+    const uint32_t count = aq_stage_frozen_count(c->stage);
+    uint32_t all = count;
+    for (uint32_t i = 0; i < count; i++) {
+        const struct aq_tensor_info *info = &filled[i].info;
+        filled[i].c = c;
+        aq_stage_frozen(c->stage, i, &filled[i].info);
+        tensors[i] = (struct aq_weights_tensor){.name = info->name,
+                                                .dimensions = info->dimensions,
+                                                .context = &filled[i],
+                                                .type = aq_frozen_store_type(info->packed)};
+        memcpy(tensors[i].shape, info->shape, info->dimensions * sizeof info->shape[0]);
+        if (info->packed)
+            tensors[i].fill = fill;
+        else
+            tensors[i].values = values + (info->offset - aq_stage_saved_floats(c->stage));
+        if (!aq_stage_packed_bytes(info)) continue;
+        filled[all] = filled[i];
+        packed_name(info, filled[all].name);
+        tensors[all] = (struct aq_weights_tensor){.name = filled[all].name,
+                                                  .dimensions = 1,
+                                                  .shape = {aq_stage_packed_bytes(info)},
+                                                  .fill_bytes = fill_bytes,
+                                                  .context = &filled[all],
+                                                  .type = "U8"};
+        all++;
+    }
+    return all;
+}
 
 enum aq_status aq_checkpoint_frozen_write(const struct aq_checkpoint *c)
 {
@@ -102,27 +152,15 @@ enum aq_status aq_checkpoint_frozen_write(const struct aq_checkpoint *c)
     if (count == 0) return AQ_OK;
     file_name(c->rank, name);
     AQ_TRY_GOTO(copy_out(c, &values, &copy), out);
-    AQ_TRY_GOTO(aq_alloc(count * (sizeof(struct aq_weights_tensor) + sizeof(struct aq_tensor_info)), &memory), out);
+    AQ_TRY_GOTO(aq_alloc(2 * count * (sizeof(struct aq_weights_tensor) + sizeof(struct filled)), &memory), out);
     struct aq_weights_tensor *tensors = memory;
-    struct aq_tensor_info *infos = (struct aq_tensor_info *)(tensors + count); /* whose names are borrowed */
-    struct filled filled = {.c = c, .tensors = tensors, .infos = infos};
-    for (uint32_t i = 0; i < count; i++) {
-        const struct aq_tensor_info *info = &infos[i];
-        aq_stage_frozen(c->stage, i, &infos[i]);
-        const float *at = info->packed ? NULL : values + (info->offset - aq_stage_saved_floats(c->stage));
-        tensors[i] = (struct aq_weights_tensor){.name = info->name,
-                                                .dimensions = info->dimensions,
-                                                .values = at,
-                                                .fill = info->packed ? fill : NULL,
-                                                .context = &filled,
-                                                .type = info->packed == AQ_FROZEN_BF16 ? "BF16" : "F32"};
-        memcpy(tensors[i].shape, info->shape, info->dimensions * sizeof info->shape[0]);
-    }
+    struct filled *filled = (struct filled *)(tensors + 2 * count); /* whose names are borrowed */
+    const uint32_t all = tensors_fill(c, values, tensors, filled);
     snprintf(rank, sizeof rank, "%u", c->rank);
     AQ_TRY_GOTO(digest_of(c, values, &digest), out);
     snprintf(text, sizeof text, "%016" PRIx64, digest);
     const char *const metadata[] = {"format", FORMAT, "stage", rank, "digest", text, NULL};
-    AQ_TRY_GOTO(aq_weights_writer_open(c->folder, name, tensors, count, metadata, &writer), out);
+    AQ_TRY_GOTO(aq_weights_writer_open(c->folder, name, tensors, all, metadata, &writer), out);
     do {
         status = aq_weights_writer_piece(writer);
     } while (status == AQ_AGAIN);
@@ -130,6 +168,27 @@ out:
     aq_weights_writer_close(writer);
     aq_free(memory);
     aq_unmap(copy, floats * sizeof(float));
+    return status;
+}
+
+/* The bytes of a packed tensor, to the device. They must unpack to `values`, the `info->count` of the file. */
+static enum aq_status take_bytes(const struct aq_checkpoint *c, const struct aq_weights *weights,
+                                 const struct aq_tensor_info *info, const float *values)
+{
+    const uint64_t bytes = aq_stage_packed_bytes(info), count = info->count;
+    char name[AQ_TENSOR_NAME_MAX + sizeof PACKED];
+    void *memory;
+    uint32_t index;
+    packed_name(info, name);
+    if (aq_weights_find(weights, name, &index) != AQ_OK)
+        return aq_fail(AQ_CORRUPT, "checkpoint", "the file of frozen tensors has no tensor %s", name);
+    AQ_TRY(aq_alloc(bytes > count * sizeof(float) ? bytes : count * sizeof(float), &memory));
+    enum aq_status status = aq_weights_bytes(weights, index, memory, bytes);
+    if (status == AQ_OK) status = aq_stage_packed_put(c->stage, info, memory);
+    if (status == AQ_OK) status = aq_stage_get(c->stage, info, 0, count, memory);
+    if (status == AQ_OK && memcmp(memory, values, count * sizeof(float)) != 0)
+        status = aq_fail(AQ_CORRUPT, "checkpoint", "%s does not unpack to the values of %s", name, info->name);
+    aq_free(memory);
     return status;
 }
 
@@ -143,7 +202,9 @@ static enum aq_status take_packed(const struct aq_checkpoint *c, const struct aq
     for (uint64_t i = 0; status == AQ_OK && i < info->count; i++)
         if (!isfinite(((const float *)memory)[i]))
             status = aq_fail(AQ_CORRUPT, "checkpoint", "%s: value %" PRIu64 " is not finite", info->name, i);
-    if (status == AQ_OK) status = aq_stage_put(c->stage, info, 0, info->count, memory);
+    if (status == AQ_OK)
+        status = aq_stage_packed_bytes(info) ? take_bytes(c, weights, info, memory)
+                                             : aq_stage_put(c->stage, info, 0, info->count, memory);
     aq_free(memory);
     return status;
 }

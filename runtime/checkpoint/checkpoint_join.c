@@ -33,9 +33,11 @@ struct join {
     char head[AQ_TENSOR_NAME_MAX]; /* of a tied head, whose tensor is a copy; "": none */
 };
 
+/* U8: the bytes of frozen weights, whose values are in the same file. */
 static bool of_model(const struct aq_weights_info *info)
 {
     char which, of[AQ_TENSOR_NAME_MAX];
+    if (strcmp(info->type, "U8") == 0) return false;
     return strncmp(info->name, "optimizer.", strlen("optimizer.")) != 0 && !aq_tensor_adapts(info->name, &which, of);
 }
 

@@ -22,7 +22,11 @@ static const struct aq_key_name precision_names[] = {
 static const struct aq_key_name logits_names[] = {
     {"auto", AQ_LOGITS_AUTO}, {"fp32", AQ_LOGITS_FP32}, {"16bit", AQ_LOGITS_16BIT}, {NULL, 0}};
 static const struct aq_key_name frozen_names[] = {
-    {"fp32", AQ_FROZEN_FP32}, {"bf16", AQ_FROZEN_BF16}, {"q8", AQ_FROZEN_Q8}, {NULL, 0}};
+    {"fp32", AQ_FROZEN_FP32},
+#define AQ_FROZEN_STORE(name, NAME, number) {#name, number},
+#include "stages/frozen_stores.def"
+#undef AQ_FROZEN_STORE
+    {NULL, 0}};
 static const struct aq_key_name tokenizer_names[] = {
 #define AQ_TOKENIZER(name) {#name, 0},
 #include "stages/tokenizers.def"

@@ -119,10 +119,9 @@ void layer_list_buffer(struct layer_list *list, const char *name, uint64_t colum
  */
 void layer_list_alias(struct layer_list *list, const char *name, const char *of, const char *hint);
 
-/* A frozen weight kept in 16 or 8 bits: scales NULL, or one for each AQ_UNPACK_GROUP values. */
+/* A frozen weight that is kept in fewer bits: its parts (stages/frozen/frozen_store.h), on the device. */
 struct layer_packed {
-    const void *values;
-    const float *scales;
+    const uint8_t *parts[4]; /* FROZEN_PARTS */
 };
 
 /* Of what a layer of a stage does now. */
@@ -233,6 +232,10 @@ const void *layer_operand(const struct layer_run *run, const float *weights, enu
 bool layer_reads_bf16(const struct layer_run *run);
 /* Memory of one product's weights that are packed otherwise than products read them: of the widest. */
 void *layer_unpacked(const struct aq_stage *stage);
+/* stage_packed.c: are packed weights bf16 values? And y = such a weight of `count` values, as `type`. */
+bool layer_packs_bf16(const struct layer_run *run);
+enum aq_status layer_unpack(const struct layer_run *run, const struct layer_packed *packed, uint64_t count, void *y,
+                            enum aq_element type);
 /*
  * stage_tied.c: the row of the tied table's gradient that a token has in this step, named now if need be; UINT32_MAX:
  * more tokens than config->tied_rows. And where the rows lie: gradients of tokens go there by row. NULL: into g.

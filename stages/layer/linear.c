@@ -18,9 +18,9 @@ static bool follows(const struct layer_run *run, uint32_t a, uint32_t b, uint64_
     if (a == LAYER_NO_TENSOR || b == LAYER_NO_TENSOR) return a == b;
     const uint64_t trained = run->layer->trained;
     if (!run->w[a] || !run->w[b]) {
-        const struct layer_packed *one = &run->packed[a], *next = &run->packed[b];
-        if (!one->values || !next->values) return false;
-        return one->scales || next->values == (const uint16_t *)one->values + count;
+        const uint8_t *one = run->packed[a].parts[0], *next = run->packed[b].parts[0];
+        if (!one || !next) return false;
+        return !layer_packs_bf16(run) || next == one + count * sizeof(uint16_t);
     }
     return run->w[b] == run->w[a] + count && (trained >> a & 1) == (trained >> b & 1);
 }
@@ -45,8 +45,8 @@ static bool span_next(const struct layer_run *run, const struct linear *linear, 
 }
 
 /*
- * The weights of a span as its product reads them. Packed ones in bf16 lie one after another (stage_packed.c), like
- * those of fp32; where a product wants another type, and of 8 bits, they are unpacked into memory that all products of
+ * The weights of a span as its product reads them. Packed ones in bf16 follow each other (stage_packed.c), like those
+ * of fp32. If a product needs another type, and in any other store, they are unpacked into memory that all products of
  * a stage share.
  */
 static enum aq_status weights_kept(const struct layer_run *run, const struct linear *linear,
@@ -59,19 +59,13 @@ static enum aq_status weights_kept(const struct layer_run *run, const struct lin
         return AQ_OK;
     }
     w->type = AQ_BF16;
-    w->at = run->packed[span->weight].values;
-    if (!run->packed[span->weight].scales && layer_reads_bf16(run)) return AQ_OK;
+    w->at = run->packed[span->weight].parts[0];
+    if (layer_packs_bf16(run) && layer_reads_bf16(run)) return AQ_OK;
     w->type = stage_type(run->config->precision);
     w->at = to;
     for (uint32_t i = span->first; i < span->first + span->count; i++) {
-        const struct layer_packed *packed = &run->packed[linear->parts[i].weight];
         const uint64_t count = linear->in * linear->parts[i].out;
-        const struct aq_unpack unpack = {
-            .count = count, .x = packed->values, .scales = packed->scales, .y = to, .y_type = w->type};
-        const struct aq_dropout_apply widen = {
-            .samples = 1, .sample_elements = count, .x = packed->values, .x_type = AQ_BF16, .y = to, .y_type = w->type};
-        AQ_TRY(packed->scales ? aq_device_unpack(run->device, &unpack, run->stream)
-                              : aq_device_dropout(run->device, &widen, run->stream));
+        AQ_TRY(layer_unpack(run, &run->packed[linear->parts[i].weight], count, to, w->type));
         to += count * aq_element_bytes(w->type);
     }
     return AQ_OK;

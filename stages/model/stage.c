@@ -213,8 +213,9 @@ static enum aq_status config_check(const struct aq_stage_config *config)
         return aq_fail(AQ_INVAL, "stage", "adapters with dropout %g: 0 to below 1", (double)config->lora.dropout);
     if (config->lora.dora && config->lora.dropout > 0.0f)
         return aq_fail(AQ_INVAL, "stage", "adapters with magnitudes (dora) have no dropout");
-    if (config->frozen_store > AQ_FROZEN_Q8)
-        return aq_fail(AQ_INVAL, "stage", "frozen weights kept as %d: fp32, bf16 or q8", (int)config->frozen_store);
+    if (config->frozen_store != AQ_FROZEN_FP32 && !frozen_store_of(config->frozen_store))
+        return aq_fail(AQ_INVAL, "stage", "frozen weights are kept as %d, which is no row of frozen_stores.def",
+                       (int)config->frozen_store);
     if (config->precision < AQ_STAGE_FP32 || config->precision > AQ_STAGE_FP16)
         return aq_fail(AQ_INVAL, "stage", "precision %d: fp32, tf32, bf16 or fp16", (int)config->precision);
     return AQ_OK;
@@ -265,8 +266,7 @@ enum aq_status aq_stage_measure(const struct aq_stage_config *config, struct aq_
         if (info->packed) size.packed += info->count;
         if (info->copy) size.copied += info->count;
     }
-    struct stage_packed_place end;
-    size.packed_bytes = stage_packed_place(tensors, count, config->frozen_store, count, &end);
+    size.packed_bytes = stage_packed_place(tensors, count, config->frozen_store, count, NULL);
     aq_free(tensors);
     const bool rounds = config->weights_16bit && stage_type(config->precision) != AQ_F32;
     const uint64_t each = sizeof(float) + (rounds ? sizeof(uint16_t) : 0);

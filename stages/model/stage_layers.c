@@ -505,7 +505,8 @@ static void unpacked_measure(struct layout *layout, const struct layer *layer, u
     struct linear linears[LAYER_LINEARS_MAX];
     const struct aq_stage_config *config = layout->config;
     const enum aq_element type = stage_type(config->precision);
-    const bool as_kept = config->frozen_store == AQ_FROZEN_BF16 && (!config->weights_16bit || type == AQ_BF16);
+    const struct frozen_store *store = frozen_store_of(config->frozen_store);
+    const bool as_kept = store && store->bf16 && (!config->weights_16bit || type == AQ_BF16);
     const uint32_t count = packed && !as_kept ? linears_of(layer, config, linears) : 0;
     for (uint32_t i = 0; i < count; i++) {
         uint64_t values = 0;
@@ -780,12 +781,11 @@ static void pointers_set(struct aq_stage *stage, uint32_t (*uses)[LAYER_TENSORS_
             const uint32_t index = uses[l][k];
             if (index == UINT32_MAX) continue;
             const struct aq_tensor_info *info = &stage->tensors[index].info;
-            struct stage_packed_place at;
+            uint64_t at[FROZEN_PARTS];
             if (info->packed) {
-                (void)stage_packed_place(stage->tensors, stage->all_count, stage->config.frozen_store, index, &at);
-                stage->layers[l].packed[k].values = stage->packed + at.values;
-                if (stage->config.frozen_store == AQ_FROZEN_Q8)
-                    stage->layers[l].packed[k].scales = (const float *)(const void *)(stage->packed + at.scales);
+                (void)stage_packed_place(stage->tensors, stage->all_count, stage->config.frozen_store, index, at);
+                for (uint32_t p = 0; p < FROZEN_PARTS; p++)
+                    stage->layers[l].packed[k].parts[p] = stage->packed + at[p];
                 continue;
             }
             const bool trained = index < stage->tensor_count || info->copy, twice = trained && stage->previous;

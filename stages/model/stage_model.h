@@ -7,8 +7,13 @@
 #ifndef STAGE_MODEL_H
 #define STAGE_MODEL_H
 
+#include <assert.h>
+
 #include "config_json.h"
+#include "frozen_store.h"
 #include "layer.h"
+
+static_assert(sizeof((struct layer_packed *)0)->parts / sizeof(uint8_t *) == FROZEN_PARTS, "a place for each part");
 
 /* What a published config.json says that a model can read: its model_type, and one of its architectures. */
 struct stage_published {
@@ -188,17 +193,14 @@ struct aq_stage {
     void *structs;            /* the host structs of layers and slots */
 };
 
-/*
- * stage_packed.c: where tensor `index` of the stage's list lies in the memory of what is packed, or all of it ends (the
- * list's length), for its values and (q8) its scales. Nothing where it is not packed.
- */
-struct stage_packed_place {
-    uint64_t values, scales; /* bytes from the beginning; q8: scales behind the values */
-};
-/* What it begins with, as aq_stage_init_tensor of one that is not packed, but for the rounding. */
+/* stage_packed.c: what it begins with, as aq_stage_init_tensor of one that is not packed, but for the rounding. */
 enum aq_status stage_packed_init(struct aq_stage *stage, const struct layer_tensor *tensor, uint64_t seed);
+/*
+ * Where tensor `index` of the stage's list lies in the memory of what is packed, or all of it ends (the list's length):
+ * bytes from the beginning, and so for each of its parts. Of a tensor that is packed.
+ */
 uint64_t stage_packed_place(const struct layer_tensor *tensors, uint32_t count, enum aq_frozen_store store,
-                            uint32_t index, struct stage_packed_place *out);
+                            uint32_t index, uint64_t parts[FROZEN_PARTS]);
 
 /* stage_tied.c: memory of the stage's, to `tied` or (NULL) only measured. */
 struct stage_tied_place {

@@ -173,6 +173,21 @@ enum aq_status aq_weights_read(const struct aq_weights *weights, uint32_t index,
     return AQ_OK;
 }
 
+enum aq_status aq_weights_bytes(const struct aq_weights *weights, uint32_t index, uint8_t *out, uint64_t count)
+{
+    if (index >= weights->count)
+        return aq_fail(AQ_INVAL, "weights", "%s: tensor %u of %u", weights->path, (unsigned)index,
+                       (unsigned)weights->count);
+    const struct aq_weights_entry *entry = weights->entries[index];
+    if (strcmp(entry->type->name, "U8") != 0 || entry->count != count)
+        return aq_fail(AQ_MISMATCH, "weights", "%s: tensor \"%.128s\" has %llu values of type %s, not %llu bytes (U8)",
+                       entry->file->path, entry->name, (unsigned long long)entry->count, entry->type->name,
+                       (unsigned long long)count);
+    memcpy(out, entry->file->data + entry->begin, count);
+    aq_weights_release(entry->file, entry->file->data + entry->begin, count);
+    return AQ_OK;
+}
+
 /* Is every one a number? Without a branch a value, so that it goes at the rate of memory. */
 static bool all_finite(const float *values, uint64_t count)
 {

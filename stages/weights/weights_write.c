@@ -38,7 +38,13 @@ static bool written_as(const struct aq_weights_tensor *tensor, struct written *o
         out->shape[i] = tensor->shape[tensor->turned ? 1 - i : i];
         if (out->shape[i] > INT64_MAX || __builtin_mul_overflow(out->count, out->shape[i], &out->count)) return false;
     }
-    if (!out->type || !out->type->from_float || (tensor->fill && tensor->turned)) return false;
+    if (!out->type || (tensor->fill && tensor->turned)) return false;
+    if (tensor->fill_bytes) {
+        const bool other = tensor->values || tensor->from || tensor->fill || tensor->turned || tensor->plus;
+        out->bytes = out->count;
+        return !other && strcmp(out->type->name, "U8") == 0;
+    }
+    if (!out->type->from_float) return false;
     if (!tensor->values && tensor->from && !aq_weights_readable(tensor->from, tensor->index, out->count)) return false;
     return !__builtin_mul_overflow(out->count, out->type->bytes, &out->bytes);
 }
@@ -191,6 +197,11 @@ static enum aq_status piece_write(struct aq_weights_writer *writer, const struct
 {
     if (!writer->floats)
         return write_all(writer->path, writer->file, tensor->values + writer->done, count * sizeof(float));
+    if (tensor->fill_bytes) {
+        uint8_t *bytes = (uint8_t *)writer->floats;
+        AQ_TRY(tensor->fill_bytes(tensor->context, tensor, writer->done, count, bytes));
+        return write_all(writer->path, writer->file, bytes, count);
+    }
     if (!tensor->turned) AQ_TRY(aq_weights_source_floats(tensor, writer->done, count, writer->floats));
     if (!written->type->from_float(writer->floats, count))
         return aq_fail(AQ_INVAL, AREA, "%s: tensor \"%.128s\" has a value that is too large for %s", writer->path,

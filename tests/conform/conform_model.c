@@ -675,7 +675,7 @@ static void test_measure_equals_use(void **state)
     (void)state;
     struct aq_device *device = help_device(1);
     for (int k = 0; k < KINDS; k++)
-        for (int round = 0; round < 17; round++) {
+        for (int round = 0; round < 18; round++) {
             struct aq_stage_config config = config_of(&kinds[k]);
             struct aq_stage_size size;
             struct aq_stage *stage = NULL;
@@ -685,7 +685,7 @@ static void test_measure_equals_use(void **state)
             config.layer_first = round == 3 || round == 6 || round == 10 ? 2 : 0;
             config.split = (round > 3 && round < 8) || round == 11;
             if (round == 5 || round == 16) config.precision = AQ_STAGE_BF16;
-            if (round > 13) config.frozen_store = round == 14 ? AQ_FROZEN_BF16 : AQ_FROZEN_Q8;
+            if (round > 13) config.frozen_store = (enum aq_frozen_store)(round - 13);
             config.lora = (struct aq_lora_config){.rank = round > 11 ? 2 : 0, .alpha = 1};
             config.freeze = round == 8    ? "*, !bias"
                             : round == 9  ? "weight"

@@ -173,16 +173,22 @@ static void test_adapters_equal_a_merged_model(void **state)
     }
 }
 
-static const enum aq_frozen_store stores[] = {AQ_FROZEN_BF16, AQ_FROZEN_Q8};
+static const enum aq_frozen_store stores[] = {
+#define AQ_FROZEN_STORE(name, NAME, number) AQ_FROZEN_##NAME,
+#include "stages/frozen_stores.def"
+#undef AQ_FROZEN_STORE
+};
+enum { STORES = sizeof stores / sizeof stores[0] };
 static const enum aq_stage_precision packed_precisions[] = {AQ_STAGE_FP32, AQ_STAGE_BF16, AQ_STAGE_FP16};
 
 static void test_frozen_weights_in_fewer_bits_are_the_same_in_every_cut(void **state)
 {
     (void)state;
     for (int k = 0; k < KINDS; k++)
-        for (int i = 0; i < 6 && adapts(&kinds[k]); i++) {
-            struct run run = {.kind = &kinds[k], .threads = 2, .rank = 2, .store = stores[i % 2]};
-            run.precision = packed_precisions[i / 2];
+        for (int i = 0; i < 3 * STORES && adapts(&kinds[k]); i++) {
+            struct run run = {.kind = &kinds[k], .threads = 2, .rank = 2, .store = stores[i % STORES]};
+            run.precision = packed_precisions[i / STORES];
+            if (!sample_has((size_t)(k * 3 * STORES + i), 3 * STORES, 3)) continue;
             if (i == 1) run.freeze = "*, !k_proj, !key_proj, !bias"; /* parts of a product, some packed */
             struct result whole = run_once(&run);
             const uint32_t layers = config_of(&kinds[k]).layer_end;
@@ -198,7 +204,33 @@ static void test_frozen_weights_in_fewer_bits_are_the_same_in_every_cut(void **s
         }
 }
 
-/* What was kept, put again, is the same; how far it is from what was put; how many values are. */
+/* How far a value may be from what was put: of the largest of its group, and of its tensor. */
+static const float store_bounds[][2] = {[AQ_FROZEN_BF16] = {0x1p-8f, 0},
+                                        [AQ_FROZEN_Q8] = {0.5f / 126.99f, 0},
+                                        [AQ_FROZEN_NF4] = {0.1525f, 0},
+                                        [AQ_FROZEN_NF4_DOUBLE] = {0.1525f, 0.01f}};
+
+/* What was kept, put again as values or as bytes, is the same. */
+static void expect_put_again(struct aq_stage *of, const struct aq_tensor_info *info, const float *kept)
+{
+    const uint64_t bytes = aq_stage_packed_bytes(info);
+    float *again = help_alloc(info->count * sizeof *again);
+    if (bytes) {
+        uint8_t *packed = help_alloc(bytes);
+        assert_int_equal(aq_stage_packed_get(of, info, 0, bytes, packed), AQ_OK);
+        help_normal(again, info->count, 1, 1.0f);
+        assert_int_equal(aq_stage_put(of, info, 0, info->count, again), AQ_OK);
+        assert_int_equal(aq_stage_packed_put(of, info, packed), AQ_OK);
+        aq_free(packed);
+    } else {
+        assert_int_equal(aq_stage_put(of, info, 0, info->count, kept), AQ_OK);
+    }
+    assert_int_equal(aq_stage_get(of, info, 0, info->count, again), AQ_OK);
+    assert_memory_equal(kept, again, info->count * sizeof *kept);
+    aq_free(again);
+}
+
+/* How far what is kept is from what was put; how many values are packed. */
 static uint64_t expect_kept(struct aq_stage *of, struct aq_stage *fp32, enum aq_frozen_store store)
 {
     const uint32_t count = aq_stage_frozen_count(of);
@@ -215,17 +247,18 @@ static uint64_t expect_kept(struct aq_stage *of, struct aq_stage *fp32, enum aq_
         assert_int_equal(aq_stage_get(fp32, &there, 0, info.count, exact), AQ_OK);
         assert_int_equal(aq_stage_put(of, &info, 0, info.count, exact), AQ_OK);
         assert_int_equal(aq_stage_get(of, &info, 0, info.count, kept), AQ_OK);
+        float largest = 0;
+        for (uint64_t n = 0; n < info.count; n++)
+            largest = fmaxf(largest, fabsf(exact[n]));
         for (uint64_t n = 0; n < info.count; n++) {
             float most = fabsf(exact[n]), bound = 0;
             const uint64_t group = n / AQ_STAGE_GROUP * AQ_STAGE_GROUP;
-            for (uint64_t j = group; store == AQ_FROZEN_Q8 && j < group + AQ_STAGE_GROUP && j < info.count; j++)
+            for (uint64_t j = group; store != AQ_FROZEN_BF16 && j < group + AQ_STAGE_GROUP && j < info.count; j++)
                 most = fmaxf(most, fabsf(exact[j]));
-            if (info.packed) bound = most * (store == AQ_FROZEN_Q8 ? 0.5f / 126.99f : 0x1p-8f);
+            if (info.packed) bound = most * store_bounds[store][0] + largest * store_bounds[store][1];
             assert_true(fabsf(kept[n] - exact[n]) <= bound);
         }
-        assert_int_equal(aq_stage_put(of, &info, 0, info.count, kept), AQ_OK);
-        assert_int_equal(aq_stage_get(of, &info, 0, info.count, exact), AQ_OK);
-        assert_memory_equal(kept, exact, info.count * sizeof *kept);
+        expect_put_again(of, &info, kept);
         assert_int_equal(aq_stage_put(fp32, &there, 0, info.count, kept), AQ_OK);
         if (info.packed) packed += info.count;
         aq_free(kept);
@@ -242,10 +275,11 @@ static void test_frozen_weights_in_fewer_bits_compute_as_their_values(void **sta
 {
     (void)state;
     for (int k = 0; k < KINDS; k++)
-        for (int i = 0; i < 6 && adapts(&kinds[k]); i++) {
-            struct run run = {.kind = &kinds[k], .threads = 2, .rank = 2, .precision = packed_precisions[i / 2]};
+        for (int i = 0; i < 3 * STORES && adapts(&kinds[k]); i++) {
+            struct run run = {.kind = &kinds[k], .threads = 2, .rank = 2, .precision = packed_precisions[i / STORES]};
+            if (!sample_has((size_t)(k * 3 * STORES + i), 3 * STORES, 3)) continue;
             struct pipeline exact = pipeline_open(&run);
-            run.store = stores[i % 2];
+            run.store = stores[i % STORES];
             struct pipeline packed = pipeline_open(&run);
             struct aq_stage_size size, less;
             struct aq_stage_config config = exact.config;
@@ -255,7 +289,8 @@ static void test_frozen_weights_in_fewer_bits_compute_as_their_values(void **sta
             assert_int_equal(aq_stage_measure(&config, &less), AQ_OK);
             assert_true(count > 0 && less.packed == count && less.frozen == size.frozen);
             if (run.store == AQ_FROZEN_BF16) assert_true(less.packed_bytes == 2 * count);
-            assert_true(less.frozen_bytes < size.frozen_bytes);
+            /* of small tensors the map of nf4_double takes more than the values */
+            assert_true(less.frozen_bytes < size.frozen_bytes || run.store == AQ_FROZEN_NF4_DOUBLE);
             assert_true(forward(&exact, 0, false) == forward(&packed, 0, false));
             backward(&exact, 0);
             backward(&packed, 0);

@@ -164,12 +164,12 @@ def scenario_lora_dora():
 
 
 def scenario_lora_packed():
-    """The frozen base in 16 or 8 bits: one stage or three, killed or not, with its file lost, the same bits; what is left is near the base."""
+    """The frozen base in 16, 8 or 4 bits: one stage or three, killed or not, with its file lost, the same bits; what is left is near the base."""
     launch(manifest("base", **{"pipeline.stages": 1, "train.epochs": 1}))
     base = tensors(ROOT / "base" / "model.safetensors")
     sizes = {f"model.{name}": None for name in ("blocks", "heads", "channels", "context", "vocabulary", "tied")}
     common = {**sizes, **KEYS, **raw(), **raw("backward"), "model.weights": str(ROOT / "base"), "train.epochs": 3, "checkpoint.every": "2 steps"}
-    bounds = {"bf16": (2, 2.0 ** -8), "q8": (4, 0.5 / 126.9)}
+    bounds = {"bf16": (2, 2.0 ** -8), "q8": (4, 0.5 / 126.9), "nf4_double": (4, 0.17)}
     for store, (width, near) in bounds.items():
         keys = {**common, "train.frozen_store": store}
         launch(manifest(store + "-1", **{**keys, "pipeline.stages": 1}))
@@ -182,6 +182,7 @@ def scenario_lora_packed():
         launch(path, "--resume")
         check(losses(store + "-killed") == losses(store) and model(store + "-killed") == model(store), f"{store}: killed, another run")
         once = (ROOT / store / "checkpoint" / "frozen-stage-1.safetensors").read_bytes()
+        check((b'.packed"' in once) == store.startswith("nf4"), f"{store}: the frozen file has no bytes, or some")
         check((b'"dtype":"BF16"' in once) == (store == "bf16"), f"{store}: the frozen file has other types")
         check((ROOT / (store + "-killed") / "checkpoint" / "frozen-stage-1.safetensors").read_bytes() == once, f"{store}: the file made again differs")
         left, adapter = model(store), tensors(ROOT / store / "adapter" / "adapter_model.safetensors")
@@ -212,11 +213,12 @@ def scenario_lora_packed():
 
 
 def scenario_lora_gpu():
-    """On GPUs a frozen base in 16 or 8 bits, and packed conversations, give the CPU's losses but for the order of sums."""
+    """On GPUs a frozen base in 16, 8 or 4 bits, and packed conversations, give the CPU's losses but for the order of sums."""
     rows = [{"prompt": "ab"[i % 2] * (1 + i % 3), "response": "xyz"[i % 3] * (1 + i % 4)} for i in range(24)]
     (ROOT / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     packed = {"data.kind": "instruct", "data.train": str(ROOT / "train.jsonl"), "data.heldout": None, "data.train_samples_max": 0}
     for tag, changed in (("bf16", {**KEYS, "train.frozen_store": "bf16"}), ("q8", {**KEYS, "train.frozen_store": "q8"}),
+                         ("nf4", {**KEYS, "train.frozen_store": "nf4"}), ("nf4-double", {**KEYS, "train.frozen_store": "nf4_double"}),
                          ("q8-bf16", {**KEYS, "train.frozen_store": "q8", "model.precision": "bf16"}), ("packed", packed)):
         keys = {**raw(), **raw("backward"), "train.epochs": 2, **changed}
         near = 1e-3 if "model.precision" in changed else 1e-6

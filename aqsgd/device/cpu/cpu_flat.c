@@ -101,6 +101,40 @@ enum aq_status cpu_unpack(struct aq_device *device, const struct aq_unpack *args
     return AQ_OK;
 }
 
+struct flat_nf4 {
+    const struct cpu_rows *rows;
+    const struct aq_unpack_nf4 *args;
+};
+
+static float nf4_scale(const struct aq_unpack_nf4 *args, uint64_t group)
+{
+    if (!args->scale_codes) return args->scales[group];
+    const float scale = args->map[args->scale_codes[group]] * args->scales[group / AQ_NF4_SCALES];
+    return scale + args->map[AQ_NF4_MAP - 1];
+}
+
+static void nf4_piece(uint64_t piece, uint32_t worker, void *context)
+{
+    (void)worker;
+    const struct flat_nf4 *flat = context;
+    const struct aq_unpack_nf4 *args = flat->args;
+    const uint64_t first = piece * FLAT_FLOATS, end = first + count_of(piece, args->count, FLAT_FLOATS);
+    for (uint64_t at = first; at < end; at += AQ_UNPACK_GROUP) {
+        const uint64_t group = at / AQ_UNPACK_GROUP, n = count_of(group, args->count, AQ_UNPACK_GROUP);
+        flat->rows->nf4(args->x + at / 2, n, nf4_scale(args, group),
+                        (uint8_t *)args->y + at * aq_element_bytes(args->y_type), args->y_type);
+    }
+}
+
+enum aq_status cpu_unpack_nf4(struct aq_device *device, const struct aq_unpack_nf4 *args, struct aq_stream *stream)
+{
+    (void)stream;
+    struct cpu_device *cpu = cpu_device_of(device);
+    struct flat_nf4 flat = {.rows = cpu->rows, .args = args};
+    cpu_pool_run(cpu->pool, pieces_of(args->count, FLAT_FLOATS), nf4_piece, &flat);
+    return AQ_OK;
+}
+
 struct flat_squares {
     const struct cpu_rows *rows;
     const float *x;

@@ -65,6 +65,8 @@ struct cpu_rows {
     float (*max)(const float *x, uint64_t n);
     /* x = exp(x * scale - shift); returns the sum. */
     float (*exp_sum)(float *x, uint64_t n, float scale, float shift);
+    /* y = n values of AQ_NF4_VALUES, two codes a byte, times scale: the same bits in every variant. */
+    void (*nf4)(const uint8_t *codes, uint64_t n, float scale, void *y, enum aq_element type);
     /* y = x * factor */
     void (*scale)(const float *x, uint64_t n, float factor, void *y, enum aq_element type);
     /*

@@ -186,6 +186,15 @@ static float exp_sum(float *x, uint64_t n, float scale, float shift)
     return (float)sum;
 }
 
+static void nf4(const uint8_t *codes, uint64_t n, float scale, void *y, enum aq_element type)
+{
+    static const float table[] = {AQ_NF4_VALUES};
+    for (uint64_t i = 0; i < n; i++) {
+        const uint32_t code = i % 2 ? codes[i / 2] & 0xf : codes[i / 2] >> 4;
+        cpu_store(y, type, i, table[code] * scale);
+    }
+}
+
 static void scale(const float *x, uint64_t n, float factor, void *y, enum aq_element type)
 {
     for (uint64_t i = 0; i < n; i++) cpu_store(y, type, i, x[i] * factor);
@@ -296,6 +305,7 @@ const struct cpu_rows cpu_rows_plain = {.name = "plain",
                                         .finish = finish,
                                         .max = max,
                                         .exp_sum = exp_sum,
+                                        .nf4 = nf4,
                                         .scale = scale,
                                         .softmax_backward = softmax_backward,
                                         .dot = dot,

@@ -365,6 +365,13 @@ static float exp_sum(float *x, uint64_t n, float factor, float shift)
     return (float)total;
 }
 
+static void nf4(const uint8_t *codes, uint64_t n, float scale, void *y, enum aq_element type)
+{
+    const struct v_table16 table = v_table16();
+    const vf s = v_set(scale);
+    EACH(i, n) v_store_as(y, type, i, v_mul(v_look_up(&table, codes + i / 2, n - i), s), n - i);
+}
+
 static void scale(const float *x, uint64_t n, float factor, void *y, enum aq_element type)
 {
     const vf f = v_set(factor);
@@ -569,6 +576,7 @@ static void taps_sums(const struct cpu_taps *of, const float *dz, float *sums, u
                                       .finish = finish,                                                                \
                                       .max = max,                                                                      \
                                       .exp_sum = exp_sum,                                                              \
+                                      .nf4 = nf4,                                                                      \
                                       .scale = scale,                                                                  \
                                       .softmax_backward = softmax_backward,                                            \
                                       .dot = dot,                                                                      \

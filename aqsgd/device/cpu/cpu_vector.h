@@ -99,6 +99,24 @@ static inline double v_sum_double(vf a)
     return _mm512_reduce_add_pd(_mm512_add_pd(low, high));
 }
 
+/* AQ_NF4_VALUES of the next 16 codes, two a byte, the first in the high half. */
+struct v_table16 {
+    vf values;
+};
+static inline struct v_table16 v_table16(void)
+{
+    static const float values[] = {AQ_NF4_VALUES};
+    return (struct v_table16){_mm512_loadu_ps(values)};
+}
+static inline vf v_look_up(const struct v_table16 *table, const uint8_t *codes, uint64_t left)
+{
+    uint64_t bytes = 0;
+    memcpy(&bytes, codes, left >= LANES ? sizeof bytes : (left + 1) / 2);
+    const __m128i both = _mm_cvtsi64_si128((long long)bytes), four = _mm_set1_epi8(0xf);
+    const __m128i first = _mm_and_si128(_mm_srli_epi16(both, 4), four), second = _mm_and_si128(both, four);
+    return _mm512_permutexvar_ps(_mm512_cvtepu8_epi32(_mm_unpacklo_epi8(first, second)), table->values);
+}
+
 static inline vi vi_set(uint32_t x) { return _mm512_set1_epi32((int)x); }
 static inline vi vi_xor(vi a, vi b) { return _mm512_xor_si512(a, b); }
 static inline vi vi_add(vi a, vi b) { return _mm512_add_epi32(a, b); }
@@ -255,6 +273,26 @@ static inline double v_sum_double(vf a)
                                        _mm256_cvtps_pd(_mm256_extractf128_ps(a, 1)));
     const __m128d two = _mm_add_pd(_mm256_castpd256_pd128(four), _mm256_extractf128_pd(four, 1));
     return _mm_cvtsd_f64(_mm_add_sd(two, _mm_unpackhi_pd(two, two)));
+}
+
+/* AQ_NF4_VALUES of the next 8 codes, two a byte, the first in the high half. */
+struct v_table16 {
+    vf low, high;
+};
+static inline struct v_table16 v_table16(void)
+{
+    static const float values[] = {AQ_NF4_VALUES};
+    return (struct v_table16){_mm256_loadu_ps(values), _mm256_loadu_ps(values + LANES)};
+}
+static inline vf v_look_up(const struct v_table16 *table, const uint8_t *codes, uint64_t left)
+{
+    uint32_t bytes = 0;
+    memcpy(&bytes, codes, left >= LANES ? sizeof bytes : (left + 1) / 2);
+    const __m128i both = _mm_cvtsi32_si128((int)bytes), four = _mm_set1_epi8(0xf);
+    const __m128i first = _mm_and_si128(_mm_srli_epi16(both, 4), four), second = _mm_and_si128(both, four);
+    const __m256i code = _mm256_cvtepu8_epi32(_mm_unpacklo_epi8(first, second));
+    return _mm256_blendv_ps(_mm256_permutevar8x32_ps(table->low, code), _mm256_permutevar8x32_ps(table->high, code),
+                            _mm256_castsi256_ps(_mm256_slli_epi32(code, 28)));
 }
 
 static inline vi vi_set(uint32_t x) { return _mm256_set1_epi32((int)x); }

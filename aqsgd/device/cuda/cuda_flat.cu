@@ -319,6 +319,51 @@ enum aq_status aq_cuda_unpack(const struct aq_unpack *args, void *, struct CUstr
     return unpack_to<float>(args, stream);
 }
 
+/* ---- Weights of 4 bits. */
+
+static __forceinline__ __device__ float nf4_scale(const struct aq_unpack_nf4 &args, uint64_t group)
+{
+    if (!args.scale_codes) return args.scales[group];
+    const float scale = __fmul_rn(args.map[args.scale_codes[group]], args.scales[group / AQ_NF4_SCALES]);
+    return __fadd_rn(scale, args.map[AQ_NF4_MAP - 1]);
+}
+
+/* The table lies in shared memory: threads of a warp have different codes, which constant memory would serialize. */
+template <typename Y, int W>
+static __global__ void __launch_bounds__(FLAT_THREADS) unpack_nf4(struct aq_unpack_nf4 args)
+{
+    const float VALUES[] = {AQ_NF4_VALUES};
+    AQ_SHARED(float, table, [16]);
+    for (uint32_t i = threadIdx.x; i < 16; i += blockDim.x)
+        table[i] = VALUES[i];
+    __syncthreads();
+    const uint64_t at = aq_thread_index() * W;
+    if (at >= args.count) return;
+    const float scale = nf4_scale(args, at / AQ_UNPACK_GROUP);
+    float values[W];
+    for (int i = 0; i < W; i++) {
+        const uint8_t both = args.x[(at + i) / 2];
+        values[i] = __fmul_rn(table[(at + i) % 2 ? both & 0xf : both >> 4], scale);
+    }
+    aq_store_wide(static_cast<Y *>(args.y) + at, values);
+}
+
+template <typename Y> static enum aq_status unpack_nf4_to(const struct aq_unpack_nf4 *args, cudaStream_t stream)
+{
+    const bool fours = args->count % 4 == 0 && aq_fours(args->y, args->y_type);
+    const dim3 grid = aq_blocks(args->count, FLAT_THREADS * (fours ? 4 : 1));
+    if (fours) return AQ_LAUNCH((unpack_nf4<Y, 4>), grid, FLAT_THREADS, 0, stream, *args);
+    return AQ_LAUNCH((unpack_nf4<Y, 1>), grid, FLAT_THREADS, 0, stream, *args);
+}
+
+enum aq_status aq_cuda_unpack_nf4(const struct aq_unpack_nf4 *args, void *, struct CUstream_st *stream)
+{
+    if (args->count == 0) return AQ_OK;
+    if (args->y_type == AQ_BF16) return unpack_nf4_to<uint16_t>(args, stream);
+    if (args->y_type == AQ_F16) return unpack_nf4_to<aq_half>(args, stream);
+    return unpack_nf4_to<float>(args, stream);
+}
+
 /* ---- The sum of squares. */
 
 /* The block's sum in the order of its threads' tree; valid in thread 0. */

@@ -541,6 +541,28 @@ struct aq_unpack {
     enum aq_element y_type;
 };
 
+/*
+ * Weights kept in 4 bits (nf4 of QLoRA, Dettmers et al. 2023, as bitsandbytes keeps it): y[i] = AQ_NF4_VALUES[code i]
+ * times scale i / AQ_UNPACK_GROUP, as fp32 or rounded to 16 bits. A byte of x has two codes: first the high half.
+ *
+ * A scale is scales[g]. With scale_codes (double quantization) it is map[scale_codes[g]] scales[g / AQ_NF4_SCALES] +
+ * map[256]. Each product and each sum is rounded to fp32 on its own, so that all devices give the same bits.
+ */
+enum { AQ_NF4_SCALES = 256, AQ_NF4_MAP = 257 };
+#define AQ_NF4_VALUES                                                                                                  \
+    -0x1p+0f, -0x1.647362p-1f, -0x1.0cd66p-1f, -0x1.94654p-2f, -0x1.23449ap-2f, -0x1.7a6a7ep-3f, -0x1.74f0e2p-4f,      \
+    0.0f, 0x1.45f5fep-4f, 0x1.4995c6p-3f, 0x1.f809bap-3f, 0x1.5a0674p-2f, 0x1.c3497p-2f, 0x1.200f56p-1f,               \
+    0x1.722766p-1f, 0x1p+0f
+struct aq_unpack_nf4 {
+    uint64_t count;
+    const uint8_t *x;
+    const float *scales;
+    const uint8_t *scale_codes; /* NULL: scales are as they are   */
+    const float *map;           /* AQ_NF4_MAP floats, then        */
+    void *y;
+    enum aq_element y_type;
+};
+
 /* x = std * normal(key, element) for `count` elements; std 0 with a value: x = value. */
 struct aq_fill_normal {
     float *x;

@@ -74,11 +74,17 @@ enum aq_stage_precision {
 };
 
 /*
- * How frozen weights of linear layers are kept. Products read what is kept, so that a loss is that of these values.
- * bf16: rounded to nearest. q8: 8 bits and, for each 64 values that follow each other, a scale: 8.5 bits a value.
- * Putting what was kept gives the same bits again. All other frozen tensors (norms, biases, embeddings) are fp32.
+ * How frozen weights of linear layers are kept (frozen_stores.def). Products read what is kept, so that a loss is that
+ * of these values. All other frozen tensors (norms, biases, embeddings) are fp32.
  */
-enum aq_frozen_store { AQ_FROZEN_FP32 = 0, AQ_FROZEN_BF16 = 1, AQ_FROZEN_Q8 = 2 };
+enum aq_frozen_store {
+    AQ_FROZEN_FP32 = 0,
+#define AQ_FROZEN_STORE(name, NAME, number) AQ_FROZEN_##NAME = number,
+#include "stages/frozen_stores.def"
+#undef AQ_FROZEN_STORE
+};
+const char *aq_frozen_store_name(enum aq_frozen_store store); /* as in the manifest: "fp32", "q8", ... */
+const char *aq_frozen_store_type(enum aq_frozen_store store); /* of the values in files: "F32" or "BF16" */
 
 enum { AQ_MODEL_OWN_MAX = 8 };
 enum { AQ_TENSOR_DIMENSIONS_MAX = 4, AQ_TENSOR_NAME_MAX = 96 };
@@ -391,8 +397,8 @@ uint64_t aq_stage_parameter_count(const struct aq_stage *stage);
 uint64_t aq_stage_saved_floats(const struct aq_stage *stage);
 uint64_t aq_stage_frozen_floats(const struct aq_stage *stage);
 /*
- * Values of a tensor, packed or not, from the host and to it: `count` from value `first` on, which of a packed one is a
- * multiple of AQ_STAGE_GROUP, and so is count where values follow. Both wait for the device. Low-precision copies are
+ * Values of a tensor, packed or not, from the host and to it: `count` from value `first` on. A packed one is put whole,
+ * and got from a multiple of AQ_STAGE_GROUP on. Both wait for the device. Low-precision copies are
  * not made again (aq_stage_parameters_changed, aq_stage_frozen_changed). AQ_NOMEM, or the device's status.
  */
 enum { AQ_STAGE_GROUP = 64 };
@@ -405,6 +411,14 @@ enum aq_status aq_stage_get(const struct aq_stage *stage, const struct aq_tensor
  * whoever puts weights. AQ_NOMEM.
  */
 enum aq_status aq_stage_magnitudes(struct aq_stage *stage);
+/*
+ * Of a packed tensor whose values, put again, might be kept with other bits: the bytes that it takes as it is kept;
+ * else 0. And these bytes, `count` from byte `first` on; put takes all. Both wait for the device. The device's status.
+ */
+uint64_t aq_stage_packed_bytes(const struct aq_tensor_info *tensor);
+enum aq_status aq_stage_packed_get(const struct aq_stage *stage, const struct aq_tensor_info *tensor, uint64_t first,
+                                   uint64_t count, uint8_t *bytes);
+enum aq_status aq_stage_packed_put(struct aq_stage *stage, const struct aq_tensor_info *tensor, const uint8_t *bytes);
 /* *digest, seeded with what it was, of all that is packed, as it is kept. */
 enum aq_status aq_stage_packed_digest(const struct aq_stage *stage, uint64_t *digest);
 /* What it learns. */

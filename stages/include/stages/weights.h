@@ -68,6 +68,11 @@ enum aq_status aq_weights_find(const struct aq_weights *weights, const char *nam
 enum aq_status aq_weights_read(const struct aq_weights *weights, uint32_t index, bool transposed, float *out,
                                uint64_t count);
 
+/*
+ * The `count` bytes of a tensor of type U8. AQ_MISMATCH: another count, or another type. AQ_INVAL: index.
+ */
+enum aq_status aq_weights_bytes(const struct aq_weights *weights, uint32_t index, uint8_t *out, uint64_t count);
+
 /* What becomes of a tensor, of the file or of the model. */
 enum aq_weights_use {
     AQ_WEIGHTS_USED,      /* both have it                                           */
@@ -159,6 +164,9 @@ struct aq_weights_tensor {
     bool turned;                   /* a matrix that is written the other way round                     */
     const struct aq_weights_low_rank *plus; /* added to it, lent until the writer is closed; or NULL   */
     const char *type;              /* "F32", "BF16" or "F16"; NULL: "F32"                              */
+    /* type "U8", with no other source: `count` bytes from `first` on, from whoever has them. */
+    enum aq_status (*fill_bytes)(void *context, const struct aq_weights_tensor *tensor, uint64_t first, uint64_t count,
+                                 uint8_t *bytes);
 };
 /*
  * Writes path, atomically: `path`.partial, fsync, rename, fsync of the folder. metadata: pairs key, value, NULL at the
