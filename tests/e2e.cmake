@@ -110,7 +110,7 @@ if(TARGET aqpipe)
   add_test(NAME test_gguf_families COMMAND ${gguf_readers} gpt2 biases yarn linear mistral qwen2)
   add_test(NAME test_gguf_more_families COMMAND ${gguf_readers} qwen3 olmo2 olmo3 smollm3 granite exaone4)
   add_test(NAME test_gguf_tokenizers
-    COMMAND ${gguf_readers} "tokenizer gpt-2" "tokenizer smollm" "tokenizer llama-bpe" "tokenizer dbrx" "tokenizer default gemma")
+    COMMAND ${gguf_readers} "tokenizer gpt-2" "tokenizer smollm" "tokenizer llama-bpe" "tokenizer dbrx" "tokenizer default gemma" "older files" answers)
   set_tests_properties(test_gguf_readers PROPERTIES LABELS "e2e;quick" TIMEOUT 900 SKIP_RETURN_CODE 77)
   set_tests_properties(test_gguf_families test_gguf_more_families test_gguf_tokenizers PROPERTIES LABELS e2e TIMEOUT 900 SKIP_RETURN_CODE 77)
   # Beside transformers, where tools/parity has made its environment.

@@ -315,10 +315,9 @@ static void put_tokens(const struct words *words, struct gguf_keys *keys)
 }
 
 /* Which tokens begin and end a text; what ends an answer and no text is llama.cpp's end of a turn. */
-static enum aq_status put_marks(const struct aq_gguf_about *about, const struct words *words, struct gguf_keys *keys)
+static void put_marks(const struct aq_gguf_about *about, const struct aq_tokenizer *tokenizer,
+                      const struct words *words, struct gguf_keys *keys)
 {
-    struct aq_tokenizer *tokenizer;
-    AQ_TRY(aq_tokenizer_open(about->tokenizer, about->tokenizer_path, &tokenizer));
     const struct aq_tokenizer_frame *frame = aq_tokenizer_frame(tokenizer);
     const int32_t rows = (int32_t)words->count;
     const int32_t begin = frame->before_count ? frame->before[0] : tokenizer->begin;
@@ -335,24 +334,23 @@ static enum aq_status put_marks(const struct aq_gguf_about *about, const struct 
         if (words->tokens[i].type == TOKEN_UNKNOWN) gguf_u32(keys, "tokenizer.ggml.unknown_token_id", (uint32_t)i);
     gguf_bool(keys, "tokenizer.ggml.add_bos_token", frame->before_count == 1);
     gguf_bool(keys, "tokenizer.ggml.add_eos_token", frame->after_count == 1 && frame->after[0] == end);
-    aq_tokenizer_close(tokenizer);
-    return AQ_OK;
 }
 
-static enum aq_status put_words(const struct aq_gguf_about *about, const struct words *words, struct gguf_keys *keys)
+static void put_words(const struct aq_gguf_about *about, const struct aq_tokenizer *tokenizer,
+                      const struct words *words, struct gguf_keys *keys)
 {
     const char *model = words->pre.name ? "gpt2" : "llama", *pre = words->pre.name ? words->pre.name : "default";
     gguf_string(keys, "tokenizer.ggml.model", model, strlen(model));
     gguf_string(keys, "tokenizer.ggml.pre", pre, strlen(pre));
     put_tokens(words, keys);
     if (!words->pre.name) gguf_bool(keys, "tokenizer.ggml.add_space_prefix", words->pre.space_before);
-    AQ_TRY(put_marks(about, words, keys));
-    return keys->status;
+    put_marks(about, tokenizer, words, keys);
 }
 
 enum aq_status gguf_tokens(const struct aq_gguf_about *about, struct gguf_keys *keys)
 {
     const size_t count = sizeof readers / sizeof readers[0];
+    struct aq_tokenizer *tokenizer;
     struct words *words;
     void *memory;
     size_t reader = 0;
@@ -363,12 +361,17 @@ enum aq_status gguf_tokens(const struct aq_gguf_about *about, struct gguf_keys *
                        "tokenizer %s cannot be written as GGUF; these can: huggingface (BPE), gpt2, bytes. Save the "
                        "tokenizer as tokenizer.json, or export it without --gguf",
                        about->tokenizer);
-    AQ_TRY(aq_alloc(sizeof(struct words), &memory));
-    words = memory;
-    enum aq_status status = words_room(words, about->model->vocabulary);
-    if (status == AQ_OK) status = readers[reader].read(about, words);
-    if (status == AQ_OK) status = put_words(about, words, keys);
-    words_free(words);
-    aq_free(words);
-    return status;
+    /* Opening it checks the files: what is read again below has its form. */
+    AQ_TRY(aq_tokenizer_open(about->tokenizer, about->tokenizer_path, &tokenizer));
+    enum aq_status status = aq_alloc(sizeof(struct words), &memory);
+    if (status == AQ_OK) {
+        words = memory;
+        status = words_room(words, about->model->vocabulary);
+        if (status == AQ_OK) status = readers[reader].read(about, words);
+        if (status == AQ_OK) put_words(about, tokenizer, words, keys);
+        words_free(words);
+        aq_free(words);
+    }
+    aq_tokenizer_close(tokenizer);
+    return status == AQ_OK ? keys->status : status;
 }
