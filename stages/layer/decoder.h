@@ -12,6 +12,7 @@
  *     Granite          Llama with four multipliers: of embedding, scores, branches and logits
  *     Qwen3.5          Qwen3 whose attention has a gate, in one block of several; the others have the gated delta rule
  *                      (decoder_delta.c); weights of norms less 1, but for the norm behind the rule
+ *     Phi-3 and 4      Llama with q, k, v in one tensor and gate, up in another, of whose heads a part may turn
  *     ModernBERT       layer norms without bias, heads that turn, q, k, v and gate, up in one tensor each, attention of
  *                      both sides: an encoder, whose rows of padding are nobody's
  */
@@ -133,7 +134,8 @@ bool decoder_slides(const struct aq_model_config *model, uint32_t block);
 /*
  * decoder_shape.c: the angles of R columns over T places, as aq_rope reads them: in single precision from the frequency
  * theta^(-2i/R), scaled as Llama 3 scales them where model.rope_factor is not 1, divided by model.rope_linear, or
- * scaled by YaRN (model.rope_yarn). local: of a block that has model.rope_local, and no scaling.
+ * scaled by YaRN (model.rope_yarn). local: of a block that has model.rope_local, and no scaling. In LongRoPE T chooses
+ * the divisors of all places: model.rope_short up to model.rope_original, model.rope_long beyond.
  */
 void decoder_angles(const struct aq_model_config *model, bool local, uint32_t T, float *table);
 

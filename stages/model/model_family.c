@@ -102,7 +102,12 @@ void decoder_family_identity(const struct aq_model_config *model, char *text, si
         uint32_t whole = 0;
         float number;
         if (key->offset == DECODER_FIELD(dropout) || key->offset == DECODER_FIELD(init_std)) continue;
-        memcpy(&whole, field, key->kind == AQ_MODEL_BOOL ? sizeof(bool) : sizeof whole);
+        if (key->kind == AQ_MODEL_FACTORS) {
+            const unsigned long long digest = aq_digest(field, sizeof(struct aq_factors));
+            used += (size_t)snprintf(text + used, bytes - used, " %016llx", digest);
+            continue;
+        }
+        memcpy(&whole, field, aq_model_key_bytes(key));
         memcpy(&number, &whole, sizeof number);
         if (key->offset == DECODER_FIELD(kv_heads)) whole = decoder_kv_heads(model);
         if (key->offset == DECODER_FIELD(head_dim)) whole = decoder_head_dim(model);

@@ -152,6 +152,19 @@ static void qwen3_5_small(struct aq_model_config *model)
     model->own[5] = 3; /* taps                     */
 }
 
+/* A part of each head turns, with a divisor for each pair of columns: T is beyond the context before. */
+static void phi3_small(struct aq_model_config *model)
+{
+    llama_small(model);
+    model->head_dim = 8;
+    model->rope_factor = 1;
+    model->rope_partial = 0.5f;
+    model->rope_original = 4;
+    model->rope_short = (struct aq_factors){2, {1.0f, 1.5f}};
+    model->rope_long = (struct aq_factors){2, {1.25f, 4.0f}};
+    model->rope_attention = 1.19f;
+}
+
 static void pyramid_small(struct aq_model_config *model)
 {
     model->own[0] = 4; /* width  */
