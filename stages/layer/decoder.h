@@ -8,6 +8,7 @@
  *     GPT-2            layer norms, a table of positions, GELU, biases, weights (in, out)
  *     Llama and kin    RMS norms, heads that turn, a gate, no biases or those of q, k, v; weights (out, in)
  *     Gemma 3          the same with norms behind the branches, too, and weights of norms less 1; a scaled embedding
+ *     Gemma 2          the same without norms of heads, with soft caps of scores and logits
  *     OLMo 2, EXAONE 4 the same with norms only behind the branches
  *     Granite          Llama with four multipliers: of embedding, scores, branches and logits
  *     Qwen3.5          Qwen3 whose attention has a gate, in one block of several; the others have the gated delta rule
@@ -111,6 +112,7 @@ struct decoder_shape {
     struct decoder_delta delta;
     uint64_t window;                  /* 0: none                        */
     float score_scale;                /* 0: 1 / sqrt(D)                 */
+    float score_cap;                  /* 0: none                    */
     float residual_scale;             /* of what a branch adds; 0: 1    */
     bool heads_normed;
     uint32_t tensor[DECODER_TENSORS];      /* the layer's number of each, or LAYER_NO_TENSOR */

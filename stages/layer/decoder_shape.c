@@ -118,6 +118,7 @@ void decoder_shape(const struct layer *layer, const struct aq_model_config *mode
                                   .R = turning(form, model, layer->number - 1),
                                   .window = decoder_slides(model, layer->number - 1) ? model->window : 0,
                                   .score_scale = model->score_scale > 0.0f ? model->score_scale : root,
+                                  .score_cap = model->score_cap,
                                   .residual_scale = scaled ? model->residual_scale : 0.0f,
                                   .heads_normed = model->qk_norm};
     out->qkv = (H + 2 * out->kv_heads) * D;

@@ -18,7 +18,8 @@
 /* Special defaults of a whole number: the key must be there; the number of heads. */
 enum { FAMILY_REQUIRED = -1, FAMILY_HEADS = -2 };
 
-enum family_value { FAMILY_U32, FAMILY_F32 };
+/* FAMILY_F32_NULL: null is 0, which is written as null. */
+enum family_value { FAMILY_U32, FAMILY_F32, FAMILY_F32_NULL };
 
 /* A key of config.json and the field that has its value. */
 struct family_key {
@@ -40,6 +41,7 @@ enum family_windows {
     FAMILY_WINDOWS_NONE,
     FAMILY_WINDOWS_SWITCHED, /* use_sliding_window, sliding_window, max_window_layers      */
     FAMILY_WINDOWS_EVERY,    /* sliding_window, and all but the last of sliding_window_pattern  */
+    FAMILY_WINDOWS_FIXED,    /* sliding_window, and all but the last of the type's window_every    */
     FAMILY_WINDOWS_ALL,      /* sliding_window or null, in all blocks                      */
     FAMILY_WINDOWS_OFF       /* use_sliding_window, which must be false                    */
 };

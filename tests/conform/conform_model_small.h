@@ -52,6 +52,19 @@ static void llama_normed(struct aq_model_config *model)
     model->rope_original = 8192;
 }
 
+/* Caps within reach of small scores and logits; a window in one block of two. */
+static void gemma2_small(struct aq_model_config *model)
+{
+    llama_small(model);
+    model->rope_factor = 1;
+    model->rope_original = 8192;
+    model->window = 5;
+    model->window_every = 2;
+    model->query_scale = 9;
+    model->score_cap = 2;
+    model->logit_cap = 3;
+}
+
 /* Windows with frequencies of their own, in two blocks of three; scores by a scale. */
 static void gemma3_small(struct aq_model_config *model)
 {

@@ -145,6 +145,7 @@ static void test_model_folder_precedence_is_that_of_transformers(void **state)
 #define QWEN2            "qwen2", "Qwen2ForCausalLM"
 #define QWEN3            "qwen3", "Qwen3ForCausalLM"
 #define GEMMA            "gemma3_text", "Gemma3ForCausalLM"
+#define GEMMA2           "gemma2", "Gemma2ForCausalLM"
 #define PHI3             "phi3", "Phi3ForCausalLM"
 #define SCALING(text)    ", \"rope_scaling\": {" text "}"
 #define PARAMETERS(text) ", \"rope_parameters\": {" text "}"
@@ -207,6 +208,39 @@ static void test_model_folder_precedence_is_that_of_transformers(void **state)
     }
 }
 
+/* A cap that is missing is the type's own, and null is none. */
+static void test_model_folder_caps_may_be_missing_or_null(void **state)
+{
+    static const struct {
+        const char *more, *refusal;
+        float score, logit;
+    } cases[] = {
+        {"", NULL, 50, 30},
+        {", \"attn_logit_softcapping\": null", NULL, 0, 30},
+        {", \"final_logit_softcapping\": null, \"attn_logit_softcapping\": 7.5", NULL, 7.5f, 0},
+        {", \"attn_logit_softcapping\": 0", "attn_logit_softcapping: found 0, expected a number from 0.001", 0, 0},
+        {", \"final_logit_softcapping\": \"30\"", "final_logit_softcapping: found \"30\", expected a number", 0, 0},
+        {", \"use_bidirectional_attention\": true", "use_bidirectional_attention: found true", 0, 0},
+        {", \"attention_bias\": true", "attention_bias: found true", 0, 0},
+        {", \"hidden_activation\": \"silu\"", "hidden_activation: found \"silu\"", 0, 0},
+        {", \"layer_types\": [\"full_attention\", \"chunked\"]", "layer_types: ", 0, 0},
+    };
+    struct aq_model_folder *folder;
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        write_decoder(GEMMA2, cases[i].more);
+        if (cases[i].refusal) {
+            expect_refused(AQ_MISMATCH, cases[i].refusal);
+            continue;
+        }
+        assert_int_equal(aq_model_folder_open(place, &folder), AQ_OK);
+        const struct aq_model_config *model = aq_model_folder_model(folder);
+        assert_true(model->score_cap == cases[i].score && model->logit_cap == cases[i].logit);
+        assert_true(model->window == 4096 && model->window_every == 2);
+        aq_model_folder_close(folder);
+    }
+}
+
 /* Where a file has no max_position_embeddings, the context is what transformers takes for the type. */
 static void test_model_folder_context_is_that_of_the_type(void **state)
 {
@@ -226,6 +260,7 @@ static void test_model_folder_context_is_that_of_the_type(void **state)
         {"exaone4", "Exaone4ForCausalLM", 2048},
         {"granite", "GraniteForCausalLM", 2048},
         {PHI3, 4096},
+        {GEMMA2, 8192},
     };
     struct aq_model_folder *folder;
     char text[1024];
@@ -282,6 +317,7 @@ int main(void)
         cmocka_unit_test(test_model_folder_unknown_architecture_is_named_with_those_that_are_known),
         cmocka_unit_test(test_model_folder_wrong_values_are_told_by_key_found_and_expected),
         cmocka_unit_test(test_model_folder_precedence_is_that_of_transformers),
+        cmocka_unit_test(test_model_folder_caps_may_be_missing_or_null),
         cmocka_unit_test(test_model_folder_context_is_that_of_the_type),
         cmocka_unit_test(test_model_folder_long_value_is_cut),
         cmocka_unit_test(test_model_folder_without_a_config_is_refused),

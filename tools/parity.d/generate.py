@@ -26,6 +26,8 @@ FAMILIES = {
     "llama": transformers.LlamaConfig(**SMALL),
     "qwen2": transformers.Qwen2Config(**SMALL),
     "qwen3": transformers.Qwen3Config(**SMALL, head_dim=12),
+    "gemma2": transformers.Gemma2Config(**SMALL, head_dim=12, sliding_window=16, query_pre_attn_scalar=3, attn_logit_softcapping=1.5,
+                                        final_logit_softcapping=2.0),
     "gemma3": transformers.Gemma3TextConfig(**SMALL, head_dim=12, sliding_window=16),
     "llama-biases": transformers.LlamaConfig(**SMALL, attention_bias=True, mlp_bias=True),
     "yarn": transformers.Qwen3Config(**SMALL, head_dim=12, rope_parameters={"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0,
@@ -50,7 +52,7 @@ FAMILIES = {
 def text_model(folder, config):
     """A model without an end token, and a tokenizer of single bytes."""
     torch.manual_seed(0)
-    model = transformers.AutoModelForCausalLM.from_config(config).float().eval()
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
     model.generation_config = transformers.GenerationConfig(bos_token_id=0)
     model.save_pretrained(folder)
     words = Tokenizer(models.BPE({letter: i for i, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}, []))

@@ -137,6 +137,8 @@ struct aq_model_config {
     float query_beta;      /* queries beyond rope_original tokens are scaled (Ministral 3); 0: never         */
     float embedding_scale; /* rows of the embedding are multiplied by it; 0: as the form has it              */
     float score_scale;     /* of attention; 0: by query_scale                                                */
+    float score_cap;       /* scores s of attention become cap tanh(s / cap); 0: as they are                  */
+    float logit_cap;       /* the same of logits                                                             */
     float residual_scale;  /* what a branch adds is multiplied by it; 0: 1                                   */
     float logit_divisor;   /* logits are divided by it; 0: 1                                                 */
     bool pool_mean;        /* an encoder's classifier reads the mean of all real tokens, not the first token  */
