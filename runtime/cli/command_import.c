@@ -220,6 +220,19 @@ static void print_text(const char *path, const struct look *look)
     aq_text_deinit(&text);
 }
 
+static json_t *value_json(const struct aq_model_key *key, const void *from)
+{
+    const struct aq_factors *factors = from;
+    if (key->kind == AQ_MODEL_BOOL) return json_boolean(*(const bool *)from);
+    if (key->kind == AQ_MODEL_TIED) return json_boolean(*(const enum aq_tied *)from != AQ_TIED_NO);
+    if (key->kind == AQ_MODEL_F32) return json_real((double)*(const float *)from);
+    if (key->kind != AQ_MODEL_FACTORS) return json_integer(*(const uint32_t *)from);
+    json_t *list = json_array();
+    for (uint32_t i = 0; i < factors->count; i++)
+        json_array_append_new(list, json_real((double)factors->of[i]));
+    return list;
+}
+
 static void print_json(const char *path, const struct look *look)
 {
     const struct aq_model_config *model = aq_model_folder_model(look->folder);
@@ -228,14 +241,9 @@ static void print_json(const char *path, const struct look *look)
     uint32_t count;
     const struct aq_model_key *keys = aq_model_keys(model->kind, &count);
     json_t *sizes = json_object(), *tensors = json_object(), *types = json_object();
-    for (uint32_t i = 0; i < count; i++) {
-        const char *from = (const char *)model + keys[i].offset;
+    for (uint32_t i = 0; i < count; i++)
         json_object_set_new(sizes, strrchr(keys[i].name, '.') + 1,
-                            keys[i].kind == AQ_MODEL_BOOL   ? json_boolean(*(const bool *)from)
-                            : keys[i].kind == AQ_MODEL_TIED ? json_boolean(*(const enum aq_tied *)from != AQ_TIED_NO)
-                            : keys[i].kind == AQ_MODEL_F32  ? json_real((double)*(const float *)(const void *)from)
-                                                            : json_integer(*(const uint32_t *)(const void *)from));
-    }
+                            value_json(&keys[i], (const char *)model + keys[i].offset));
     for (int use = 0; use < USES; use++)
         json_object_set(tensors, use_words[use], look->uses[use]);
     for (uint32_t i = 0; i < look->type_count; i++)

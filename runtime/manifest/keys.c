@@ -179,7 +179,7 @@ static void add_model_key(const struct aq_model_key *from)
 {
     static const enum aq_key_kind kinds[] = {
         [AQ_MODEL_U32] = AQ_KEY_U32, [AQ_MODEL_F32] = AQ_KEY_F32, [AQ_MODEL_BOOL] = AQ_KEY_BOOL,
-        [AQ_MODEL_TIED] = AQ_KEY_ENUM};
+        [AQ_MODEL_TIED] = AQ_KEY_ENUM, [AQ_MODEL_FACTORS] = AQ_KEY_FACTORS};
     const size_t offset = offsetof(struct aq_job, model.config) + from->offset;
     for (uint32_t i = 0; i < all_count; i++) {
         if (strcmp(all_keys[i].name, from->name) != 0) continue;
@@ -502,6 +502,20 @@ static enum aq_status read_number(const struct aq_key *key, const char *text, vo
     }
 }
 
+static enum aq_status read_factors(const struct aq_key *key, const char *text, struct aq_factors *out)
+{
+    struct aq_factors factors = {0};
+    for (const char *rest = strcmp(text, "none") == 0 ? "" : text; *rest; factors.count++) {
+        double value;
+        if (factors.count == AQ_FACTORS_MAX || decimal(rest, &value, &rest) != AQ_OK || !within(key, value))
+            return AQ_INVAL;
+        factors.of[factors.count] = (float)value;
+        if (*rest == ',') rest += 1 + strspn(rest + 1, " ");
+    }
+    *out = factors;
+    return AQ_OK;
+}
+
 enum aq_status aq_key_read(const struct aq_key *key, const char *text, bool quoted, void *base)
 {
     void *to = (char *)base + key->offset;
@@ -525,6 +539,8 @@ enum aq_status aq_key_read(const struct aq_key *key, const char *text, bool quot
         memcpy(to, &every, sizeof every);
         return AQ_OK;
     }
+    case AQ_KEY_FACTORS:
+        return read_factors(key, text, to);
     case AQ_KEY_BOOL:
         return quoted ? AQ_INVAL : read_bool(text, to);
     case AQ_KEY_BYTES:
@@ -589,6 +605,16 @@ static void write_float(float value, struct aq_text *out)
     aq_text_add(out, "%s", text);
 }
 
+static bool write_factors(const struct aq_factors *factors, struct aq_text *out)
+{
+    if (factors->count == 0) aq_text_add(out, "none");
+    for (uint32_t i = 0; i < factors->count; i++) {
+        if (i > 0) aq_text_add(out, " ");
+        write_float(factors->of[i], out);
+    }
+    return true;
+}
+
 bool aq_key_write(const struct aq_key *key, const void *base, struct aq_text *out)
 {
     const void *from = (const char *)base + key->offset;
@@ -631,6 +657,8 @@ bool aq_key_write(const struct aq_key *key, const void *base, struct aq_text *ou
         }
         aq_text_add(out, "%u", count);
         return true;
+    case AQ_KEY_FACTORS:
+        return write_factors(from, out);
     case AQ_KEY_I32:
         aq_text_add(out, "%d", *(const int32_t *)from);
         return true;

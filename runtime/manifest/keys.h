@@ -34,6 +34,7 @@ enum aq_key_kind {
     AQ_KEY_WINDOW,    /* uint32_t, "auto" is AQ_WINDOW_AUTO, for 0 is a count                             */
     AQ_KEY_IN_FLIGHT, /* uint32_t, "auto", "default", "classic"                                   */
     AQ_KEY_SCALE,     /* float, "auto" is 0                                                        */
+    AQ_KEY_FACTORS,   /* struct aq_factors: numbers with blanks or commas between them, "none": none */
     AQ_KEY_MAP,       /* const char *, a JSON object of what stands there; none is NULL            */
     /* Read by manifest.c itself: */
     AQ_KEY_OF_MODEL, /* in keys.def alone: the models' own keys take its place */

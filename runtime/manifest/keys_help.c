@@ -30,6 +30,7 @@ static void type_of(const struct aq_key *key, char *text, size_t bytes)
                                         [AQ_KEY_WINDOW] = "count or word",
                                         [AQ_KEY_IN_FLIGHT] = "count or word",
                                         [AQ_KEY_SCALE] = "number or word",
+                                        [AQ_KEY_FACTORS] = "list of numbers",
                                         [AQ_KEY_MAP] = "section",
                                         [AQ_KEY_LAYERS] = "range",
                                         [AQ_KEY_STAGES] = "count or list",
@@ -61,7 +62,8 @@ static bool range_of(const struct aq_key *key, char *text, size_t bytes)
     char low[32], high[32];
     const bool number = key->kind <= AQ_KEY_F32 || key->kind == AQ_KEY_BYTES || key->kind == AQ_KEY_RATE ||
                         key->kind == AQ_KEY_DURATION || key->kind == AQ_KEY_COUNT || key->kind == AQ_KEY_WINDOW ||
-                        key->kind == AQ_KEY_IN_FLIGHT || key->kind == AQ_KEY_STAGES || key->kind == AQ_KEY_SCALE;
+                        key->kind == AQ_KEY_IN_FLIGHT || key->kind == AQ_KEY_STAGES || key->kind == AQ_KEY_SCALE ||
+                        key->kind == AQ_KEY_FACTORS;
     text[0] = 0;
     if (!number) return false;
     limit_text(key, key->min, low, sizeof low);
@@ -86,6 +88,7 @@ void aq_key_wants(const struct aq_key *key, char *text, size_t bytes)
                        : key->kind == AQ_KEY_OFTEN     ? ", as in '1 epoch', '200 steps' or '30min'"
                        : key->kind == AQ_KEY_IN_FLIGHT ? ", 'auto', 'default' or 'classic'"
                        : key->kind == AQ_KEY_SCALE     ? ", or 'auto'"
+                       : key->kind == AQ_KEY_FACTORS   ? ", as in '1 1.25', or 'none'"
                        : key->kind == AQ_KEY_COUNT     ? ", or 'auto'"
                        : key->kind == AQ_KEY_WINDOW    ? ", or 'auto'"
                        : strcmp(key->unit, "ms") == 0  ? ", as in 20ms, 0.1s"

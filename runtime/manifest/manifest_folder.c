@@ -16,12 +16,6 @@
 
 enum { LABELS_BYTES = 64 << 10 };
 
-static size_t value_bytes(const struct aq_model_key *key)
-{
-    return key->kind == AQ_MODEL_BOOL ? sizeof(bool) : sizeof(uint32_t);
-}
-_Static_assert(sizeof(float) == sizeof(uint32_t), "a model's keys have one of two sizes");
-
 /* Choices of training: a job may make others than those who made the folder. */
 static bool job_chooses(const struct aq_model_key *key)
 {
@@ -45,7 +39,7 @@ static void check_same(struct aq_manifest *manifest, const struct aq_model_folde
     const struct aq_model_config *there = aq_model_folder_model(folder), *here = &manifest->job.model.config;
     const char *a = (const char *)here + key->offset, *b = (const char *)there + key->offset;
     struct aq_text mine = {0}, its = {0};
-    if (memcmp(a, b, value_bytes(key)) == 0) return;
+    if (memcmp(a, b, aq_model_key_bytes(key)) == 0) return;
     if (key->offset == offsetof(struct aq_model_config, vocabulary) && here->vocabulary == 0) return;
     value_text(key, here, &mine);
     value_text(key, there, &its);
@@ -68,7 +62,7 @@ static void merge(struct aq_manifest *manifest, const struct aq_model_folder *fo
         if (!aq_yaml_find(manifest->root, keys[i].name)) continue;
         if (job_chooses(&keys[i]))
             memcpy((char *)&model + keys[i].offset, (const char *)&manifest->job.model.config + keys[i].offset,
-                   value_bytes(&keys[i]));
+                   aq_model_key_bytes(&keys[i]));
         else
             check_same(manifest, folder, &keys[i]);
     }

@@ -8,10 +8,12 @@
  *     GPT-2            layer norms, a table of positions, GELU, biases, weights (in, out)
  *     Llama and kin    RMS norms, heads that turn, a gate, no biases or those of q, k, v; weights (out, in)
  *     Gemma 3          the same with norms behind the branches, too, and weights of norms less 1; a scaled embedding
+ *     Gemma 2          the same without norms of heads, with soft caps of scores and logits
  *     OLMo 2, EXAONE 4 the same with norms only behind the branches
  *     Granite          Llama with four multipliers: of embedding, scores, branches and logits
  *     Qwen3.5          Qwen3 whose attention has a gate, in one block of several; the others have the gated delta rule
  *                      (decoder_delta.c); weights of norms less 1, but for the norm behind the rule
+ *     Phi-3 and 4      Llama with q, k, v in one tensor and gate, up in another, of whose heads a part may turn
  *     ModernBERT       layer norms without bias, heads that turn, q, k, v and gate, up in one tensor each, attention of
  *                      both sides: an encoder, whose rows of padding are nobody's
  */
@@ -110,6 +112,7 @@ struct decoder_shape {
     struct decoder_delta delta;
     uint64_t window;                  /* 0: none                        */
     float score_scale;                /* 0: 1 / sqrt(D)                 */
+    float score_cap;                  /* 0: none                    */
     float residual_scale;             /* of what a branch adds; 0: 1    */
     bool heads_normed;
     uint32_t tensor[DECODER_TENSORS];      /* the layer's number of each, or LAYER_NO_TENSOR */
@@ -133,7 +136,8 @@ bool decoder_slides(const struct aq_model_config *model, uint32_t block);
 /*
  * decoder_shape.c: the angles of R columns over T places, as aq_rope reads them: in single precision from the frequency
  * theta^(-2i/R), scaled as Llama 3 scales them where model.rope_factor is not 1, divided by model.rope_linear, or
- * scaled by YaRN (model.rope_yarn). local: of a block that has model.rope_local, and no scaling.
+ * scaled by YaRN (model.rope_yarn). local: of a block that has model.rope_local, and no scaling. In LongRoPE T chooses
+ * the divisors of all places: model.rope_short up to model.rope_original, model.rope_long beyond.
  */
 void decoder_angles(const struct aq_model_config *model, bool local, uint32_t T, float *table);
 

@@ -118,6 +118,7 @@ void decoder_shape(const struct layer *layer, const struct aq_model_config *mode
                                   .R = turning(form, model, layer->number - 1),
                                   .window = decoder_slides(model, layer->number - 1) ? model->window : 0,
                                   .score_scale = model->score_scale > 0.0f ? model->score_scale : root,
+                                  .score_cap = model->score_cap,
                                   .residual_scale = scaled ? model->residual_scale : 0.0f,
                                   .heads_normed = model->qk_norm};
     out->qkv = (H + 2 * out->kv_heads) * D;
@@ -151,12 +152,14 @@ static double yarn(const struct aq_model_config *model, double plain, uint32_t i
 }
 
 /* Frequencies are rounded to single precision, and so is place times frequency, as published models have it. */
-static float frequency(const struct aq_model_config *model, bool local, uint32_t i, uint32_t R)
+static float frequency(const struct aq_model_config *model, bool local, const struct aq_factors *factors, uint32_t i,
+                       uint32_t R)
 {
     const double pi = 3.14159265358979323846;
     const double theta = (double)(local && model->rope_local > 0.0f ? model->rope_local : model->rope_theta);
     const double slower = !local && model->rope_linear > 1.0f ? (double)model->rope_linear : 1.0;
-    const double plain = pow(theta, -2.0 * i / R) / slower, length = 2.0 * pi / plain;
+    const double divisor = factors->count ? (double)factors->of[i] : slower;
+    const double plain = pow(theta, -2.0 * i / R) / divisor, length = 2.0 * pi / plain;
     const double longest = model->rope_original / (double)model->rope_low;
     const double shortest = model->rope_original / (double)model->rope_high;
     if (!local && model->rope_yarn > 1.0f) return (float)yarn(model, plain, i, R);
@@ -170,9 +173,11 @@ static float frequency(const struct aq_model_config *model, bool local, uint32_t
 void decoder_angles(const struct aq_model_config *model, bool local, uint32_t T, float *table)
 {
     const uint32_t R = decoder_turning(model), half = R / 2;
-    const float scale = !local && model->rope_yarn > 1.0f ? model->rope_attention : 1.0f;
+    const bool scaled = !local && (model->rope_yarn > 1.0f || model->rope_short.count);
+    const float scale = scaled ? model->rope_attention : 1.0f;
+    const struct aq_factors *factors = T > model->rope_original ? &model->rope_long : &model->rope_short;
     for (uint32_t i = 0; i < half; i++) {
-        const float step = frequency(model, local, i, R);
+        const float step = frequency(model, local, factors, i, R);
         for (uint32_t t = 0; t < T; t++) {
             const float angle = (float)t * step;
             table[(uint64_t)t * R + i] = scale * (float)cos((double)angle);

@@ -57,8 +57,8 @@ static float divisor_of(const struct aq_stage_config *config)
 static struct chunks chunks_of(const struct layer *layer, const struct aq_stage_config *config)
 {
     const uint64_t all = (uint64_t)config->B * layer->in.rows;
-    const bool divided = divisor_of(config) != 1.0f; /* in fp32 */
-    struct chunks chunks = {.type = config->logits_16bit && !divided ? stage_type(config->precision) : AQ_F32};
+    const bool changed = divisor_of(config) != 1.0f || config->model.logit_cap > 0.0f; /* in fp32 */
+    struct chunks chunks = {.type = config->logits_16bit && !changed ? stage_type(config->precision) : AQ_F32};
     const uint64_t each = aq_element_bytes(chunks.type), line = LINE_BYTES / each;
     chunks.stride = (layer->out.columns + line - 1) / line * line;
     const bool trains = !config->recompute && !config->inference, stays = trains && !config->split;
@@ -205,8 +205,10 @@ static enum aq_status logits_make(const struct layer_run *run, uint64_t first, u
     const struct linear_to to = {.c = logits, .type = type, .stride = stride};
     const float divisor = divisor_of(run->config);
     const struct aq_scale divide = {.x = logits, .count = rows * stride, .factor = 1.0f / divisor};
+    const struct aq_cap cap = {.x = logits, .count = rows * stride, .cap = run->config->model.logit_cap};
     AQ_TRY(linear_forward(run, &linear, rows, norm_rows(run, first), &to));
-    return divisor == 1.0f ? AQ_OK : aq_device_scale(run->device, &divide, run->stream);
+    if (divisor != 1.0f) AQ_TRY(aq_device_scale(run->device, &divide, run->stream));
+    return cap.cap > 0.0f ? aq_device_cap(run->device, &cap, run->stream) : AQ_OK;
 }
 
 /* Logits of rows [first, first+rows) and their losses; their gradient too, where `gradient`. */
@@ -229,7 +231,8 @@ static enum aq_status head_chunk(const struct layer_run *run, uint64_t first, ui
                                           .gradient = gradient ? dlogits : NULL,
                                           .gradient_stride = stride,
                                           .gradient_type = stage_type(run->config->precision),
-                                          .scale = run->loss_scale / divisor_of(run->config)};
+                                          .scale = run->loss_scale / divisor_of(run->config),
+                                          .cap = run->config->model.logit_cap};
     return run->task->loss(run->device, &loss, run->stream);
 }
 

@@ -28,6 +28,13 @@ bool decoder_wrong(const struct aq_model_config *model, uint32_t index, const ch
         snprintf(text, bytes, "%u channels a head: columns turn in pairs, so it is even", D);
         return true;
     }
+    const uint32_t pairs = decoder_turning(model) / 2, counts[] = {model->rope_short.count, model->rope_long.count};
+    for (uint32_t i = 0; i < 2; i++)
+        if ((counts[i] || counts[1 - i]) && counts[i] != pairs && found++ == index) {
+            *key = i ? "model.rope_long" : "model.rope_short";
+            snprintf(text, bytes, "%u numbers, but %u pairs of columns turn (model.rope_partial)", counts[i], pairs);
+            return true;
+        }
     if (model->rope_factor != 1.0f && model->rope_high <= model->rope_low && found++ == index) {
         *key = "model.rope_high";
         snprintf(text, bytes, "%g is not above model.rope_low, %g", (double)model->rope_high, (double)model->rope_low);

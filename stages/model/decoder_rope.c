@@ -19,7 +19,8 @@
 static const struct {
     const char *name;
     uint32_t kind; /* 0: plain */
-} kinds[] = {{"default", 0}, {"llama3", FAMILY_LLAMA3}, {"linear", FAMILY_LINEAR}, {"yarn", FAMILY_YARN}};
+} kinds[] = {{"default", 0},          {"llama3", FAMILY_LLAMA3},     {"linear", FAMILY_LINEAR},
+           {"yarn", FAMILY_YARN}, {"longrope", FAMILY_LONGROPE}, {"su", FAMILY_LONGROPE}, {"yarn", FAMILY_LONGROPE}};
 
 enum { KINDS = sizeof kinds / sizeof kinds[0] };
 
@@ -41,8 +42,10 @@ static enum aq_status read_kind(const struct config_json *rope, uint32_t have, u
 }
 
 static enum aq_status read_original(const struct config_json *config, const struct config_json *rope,
-                                    struct aq_model_config *out)
+                                    const struct family_type *type, struct aq_model_config *out)
 {
+    if (type->original)
+        return config_json_u32_or(config, ORIGINAL, 1, 1048576, type->original, &out->rope_original);
     if (config_json_has(config, ORIGINAL)) return config_json_u32(config, ORIGINAL, 1, 1048576, &out->rope_original);
     return config_json_u32_or(rope, ORIGINAL, 1, 1048576, out->context, &out->rope_original);
 }
@@ -54,10 +57,10 @@ static double mscale(double factor, double scale)
 
 /* Peng et al. 2023. If the file does not have the factor of cosines and sines, it follows from the other one. */
 static enum aq_status read_yarn(const struct config_json *config, const struct config_json *rope,
-                                struct aq_model_config *out)
+                                const struct family_type *type, struct aq_model_config *out)
 {
     double some, all, attention;
-    AQ_TRY(read_original(config, rope, out));
+    AQ_TRY(read_original(config, rope, type, out));
     const double context = (double)out->context / out->rope_original;
     AQ_TRY(decoder_read_number(rope, "factor", 1, 1024, context < 1 ? 1 : context, &out->rope_yarn));
     AQ_TRY(decoder_read_number(rope, "beta_fast", 0, 1024, 32, &out->rope_fast));
@@ -74,6 +77,37 @@ static enum aq_status read_yarn(const struct config_json *config, const struct c
     return AQ_OK;
 }
 
+/* A number for each pair of columns that turn. */
+static enum aq_status read_factors(const struct config_json *rope, const char *key, uint32_t pairs,
+                                   struct aq_factors *out)
+{
+    const json_t *list = json_object_get(rope->object, key);
+    bool good = json_array_size(list) == pairs && pairs <= AQ_FACTORS_MAX;
+    *out = (struct aq_factors){.count = pairs};
+    for (uint32_t i = 0; good && i < pairs; i++) {
+        const json_t *factor = json_array_get(list, i);
+        const double value = json_number_value(factor);
+        good = json_is_number(factor) && value >= 1e-6 && value <= 1e6;
+        out->of[i] = (float)value;
+    }
+    return good ? AQ_OK : config_json_refuse(rope, key, "%u numbers from 1e-6 to 1e6, one per pair of columns", pairs);
+}
+
+/* Ding et al. 2024. If the file does not have the factor of cosines and sines, it follows from the contexts. */
+static enum aq_status read_longrope(const struct config_json *config, const struct config_json *rope,
+                                    const struct family_type *type, struct aq_model_config *out)
+{
+    double factor, attention;
+    AQ_TRY(read_original(config, rope, type, out));
+    AQ_TRY(read_factors(rope, "short_factor", decoder_turning(out) / 2, &out->rope_short));
+    AQ_TRY(read_factors(rope, "long_factor", decoder_turning(out) / 2, &out->rope_long));
+    AQ_TRY(config_json_number_or(rope, "factor", 1e-6, 1e6, (double)out->context / out->rope_original, &factor));
+    const double follows = factor <= 1 ? 1.0 : sqrt(1.0 + log(factor) / log(out->rope_original));
+    AQ_TRY(config_json_number_or(rope, "attention_factor", 0, 1024, follows, &attention));
+    out->rope_attention = (float)attention;
+    return AQ_OK;
+}
+
 static enum aq_status read_scaling(const struct config_json *config, const struct config_json *rope,
                                    const struct family_type *type, struct aq_model_config *out)
 {
@@ -82,14 +116,17 @@ static enum aq_status read_scaling(const struct config_json *config, const struc
     if (type->partial > 0)
         AQ_TRY(decoder_read_number(rope, PARTIAL, 0, 1, (double)out->rope_partial, &out->rope_partial));
     if (kind == 0) return AQ_OK;
-    AQ_TRY(config_json_only_number(config, "partial_rotary_factor", 1)); /* with a scaling transformers takes it */
-    AQ_TRY(config_json_only_number(rope, "partial_rotary_factor", 1));
+    if (type->partial == 0) { /* with a scaling transformers takes it */
+        AQ_TRY(config_json_only_number(config, PARTIAL, 1));
+        AQ_TRY(config_json_only_number(rope, PARTIAL, 1));
+    }
+    if (kind == FAMILY_LONGROPE) return read_longrope(config, rope, type, out);
     if (kind == FAMILY_LINEAR) return decoder_read_number(rope, "factor", 1, 1024, 1.0, &out->rope_linear);
-    if (kind == FAMILY_YARN) return read_yarn(config, rope, out);
+    if (kind == FAMILY_YARN) return read_yarn(config, rope, type, out);
     AQ_TRY(decoder_read_number(rope, "factor", 1, 1024, 1.0, &out->rope_factor));
     AQ_TRY(decoder_read_number(rope, "low_freq_factor", 0, 1024, 1.0, &out->rope_low));
     AQ_TRY(decoder_read_number(rope, "high_freq_factor", 0, 1024, 4.0, &out->rope_high));
-    return read_original(config, rope, out);
+    return read_original(config, rope, type, out);
 }
 
 /* Theta of blocks with a window. */
@@ -128,6 +165,7 @@ enum aq_status family_read_rope(const struct config_json *config, const struct f
         AQ_TRY(decoder_read_number(config, PARTIAL, 0, 1, type->partial, &out->rope_partial));
     else
         AQ_TRY(decoder_read_number(config, OWN_PARTIAL, 0, 1, 1.0, &out->rope_partial));
+    out->rope_short = out->rope_long = (struct aq_factors){0};
     out->rope_factor = out->rope_linear = out->rope_yarn = out->rope_attention = 1.0f;
     AQ_TRY(config_json_object(config, "rope_scaling", "rope_scaling.", &rope));
     if (json_object_size(rope.object) == 0) rope.object = NULL;
@@ -138,16 +176,29 @@ enum aq_status family_read_rope(const struct config_json *config, const struct f
     AQ_TRY(decoder_read_number(&rope, "rope_theta", 1, 1e12, (double)out->rope_theta, &out->rope_theta));
     if (type->query_beta) { /* scores are scaled from the context before on, whatever the type */
         AQ_TRY(decoder_read_number(&rope, "llama_4_scaling_beta", 0, 1024, 0, &out->query_beta));
-        AQ_TRY(read_original(config, &rope, out));
+        AQ_TRY(read_original(config, &rope, type, out));
     }
     return read_scaling(config, &rope, type, out);
 }
 
 /* ---- To config.json. */
 
+static json_t *factors_of(const struct aq_factors *factors)
+{
+    json_t *list = json_array();
+    for (uint32_t i = 0; i < factors->count; i++)
+        json_array_append_new(list, decoder_number(factors->of[i]));
+    return list;
+}
+
 /* NULL: the frequencies are as they are. */
 static json_t *scaling_of(const struct aq_model_config *model)
 {
+    if (model->rope_short.count)
+        return json_pack("{s:s, s:o, s:o, s:o, s:i}", "rope_type", "longrope", "short_factor",
+                         factors_of(&model->rope_short), "long_factor", factors_of(&model->rope_long),
+                         "attention_factor", decoder_number(model->rope_attention), ORIGINAL,
+                         (int)model->rope_original);
     if (model->rope_factor > 1.0f)
         return json_pack("{s:s, s:o, s:o, s:o, s:i}", "rope_type", "llama3", "factor",
                          decoder_number(model->rope_factor), "low_freq_factor", decoder_number(model->rope_low),
@@ -175,7 +226,12 @@ void family_publish_rope(const struct aq_model_config *model, const struct famil
     if (scaling) json_object_update(rope, scaling);
     json_object_set_new(config, "rope_theta", decoder_number(model->rope_theta));
     json_object_set_new(config, "rope_scaling", scaling ? scaling : json_null());
-    if (type->partial > 0) json_object_set_new(rope, PARTIAL, decoder_number(model->rope_partial));
+    if (type->partial > 0) {
+        json_object_set_new(rope, PARTIAL, decoder_number(model->rope_partial));
+        json_object_set_new(config, PARTIAL, decoder_number(model->rope_partial));
+        if (scaling) json_object_set_new(scaling, PARTIAL, decoder_number(model->rope_partial));
+    }
+    if (type->original) json_object_set_new(config, ORIGINAL, json_integer(model->rope_original));
     if (model->rope_partial != 1.0f && type->theta_local == 0 && type->partial == 0) /* others do not compute it */
         json_object_set_new(config, OWN_PARTIAL, decoder_number(model->rope_partial));
     if (type->theta_local > 0) {

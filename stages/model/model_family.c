@@ -75,6 +75,8 @@ enum aq_status decoder_family_check(const struct aq_model_config *model)
     AQ_TRY(decoder_range("rope_every", model->rope_every, 0, 1024));
     AQ_TRY(decoder_range("embedding_scale", (double)model->embedding_scale, 0, 1e6));
     AQ_TRY(decoder_range("score_scale", (double)model->score_scale, 0, 1e6));
+    AQ_TRY(decoder_range("score_cap", (double)model->score_cap, 0, 1e6));
+    AQ_TRY(decoder_range("logit_cap", (double)model->logit_cap, 0, 1e6));
     AQ_TRY(decoder_range("residual_scale", (double)model->residual_scale, 0, 1e6));
     AQ_TRY(decoder_range("logit_divisor", (double)model->logit_divisor, 0, 1e6));
     if (model->out_bias && !model->qkv_bias)
@@ -102,7 +104,12 @@ void decoder_family_identity(const struct aq_model_config *model, char *text, si
         uint32_t whole = 0;
         float number;
         if (key->offset == DECODER_FIELD(dropout) || key->offset == DECODER_FIELD(init_std)) continue;
-        memcpy(&whole, field, key->kind == AQ_MODEL_BOOL ? sizeof(bool) : sizeof whole);
+        if (key->kind == AQ_MODEL_FACTORS) {
+            const unsigned long long digest = aq_digest(field, sizeof(struct aq_factors));
+            used += (size_t)snprintf(text + used, bytes - used, " %016llx", digest);
+            continue;
+        }
+        memcpy(&whole, field, aq_model_key_bytes(key));
         memcpy(&number, &whole, sizeof number);
         if (key->offset == DECODER_FIELD(kv_heads)) whole = decoder_kv_heads(model);
         if (key->offset == DECODER_FIELD(head_dim)) whole = decoder_head_dim(model);
@@ -178,8 +185,12 @@ static enum aq_status read_key(const struct config_json *config, const struct fa
                                struct aq_model_config *out)
 {
     void *field = (char *)out + key->offset;
+    if (key->kind == FAMILY_F32_NULL && json_is_null(json_object_get(config->object, key->name))) {
+        *(float *)field = 0.0f;
+        return AQ_OK;
+    }
     const uint32_t least = (uint32_t)key->least, most = (uint32_t)key->most;
-    if (key->kind == FAMILY_F32)
+    if (key->kind != FAMILY_U32)
         return decoder_read_number(config, key->name, key->least, key->most, key->fallback, field);
     if (key->fallback == FAMILY_REQUIRED) return config_json_u32(config, key->name, least, most, field);
     const uint32_t fallback = key->fallback == FAMILY_HEADS ? out->heads : (uint32_t)key->fallback;
@@ -254,6 +265,7 @@ static enum aq_status read_windows(const struct config_json *config, const struc
         AQ_TRY(config_json_u32_or(config, "max_window_layers", 0, 1048576, 28, &from));
     }
     if (type->windows == FAMILY_WINDOWS_EVERY) AQ_TRY(read_pattern(config, type, &every));
+    if (type->windows == FAMILY_WINDOWS_FIXED) every = type->window_every;
     if (type->windows == FAMILY_WINDOWS_ALL || type->null_window) uses = !null;
     if (uses) AQ_TRY(config_json_u32_or(config, "sliding_window", 1, 1048576, type->window, &window));
     if (type->windows == FAMILY_WINDOWS_ALL) { /* there layer_types is another family's */
@@ -331,8 +343,11 @@ static void publish_keys(const struct aq_model_config *model, const struct famil
         uint32_t whole;
         memcpy(&number, field, sizeof number);
         memcpy(&whole, field, sizeof whole);
+        const bool null = key->kind == FAMILY_F32_NULL && number == 0.0f;
         json_object_set_new(config, key->name,
-                            key->kind == FAMILY_F32 ? decoder_number(number) : json_integer((json_int_t)whole));
+                            null                      ? json_null()
+                            : key->kind == FAMILY_U32 ? json_integer((json_int_t)whole)
+                                                      : decoder_number(number));
     }
     json_object_set_new(config, "num_key_value_heads", json_integer(decoder_kv_heads(model)));
     json_object_del(config, "head_dim");
@@ -353,6 +368,7 @@ static void publish_windows(const struct aq_model_config *model, const struct fa
                             json_integer(model->window ? model->window_from : model->blocks));
         break;
     case FAMILY_WINDOWS_EVERY:
+    case FAMILY_WINDOWS_FIXED:
         if (model->window || type->null_window) break;
         json_decref(window);
         window = json_integer(type->window);

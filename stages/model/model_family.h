@@ -18,7 +18,8 @@
 /* Special defaults of a whole number: the key must be there; the number of heads. */
 enum { FAMILY_REQUIRED = -1, FAMILY_HEADS = -2 };
 
-enum family_value { FAMILY_U32, FAMILY_F32 };
+/* FAMILY_F32_NULL: null is 0, which is written as null. */
+enum family_value { FAMILY_U32, FAMILY_F32, FAMILY_F32_NULL };
 
 /* A key of config.json and the field that has its value. */
 struct family_key {
@@ -40,12 +41,13 @@ enum family_windows {
     FAMILY_WINDOWS_NONE,
     FAMILY_WINDOWS_SWITCHED, /* use_sliding_window, sliding_window, max_window_layers      */
     FAMILY_WINDOWS_EVERY,    /* sliding_window, and all but the last of sliding_window_pattern  */
+    FAMILY_WINDOWS_FIXED,    /* sliding_window, and all but the last of the type's window_every    */
     FAMILY_WINDOWS_ALL,      /* sliding_window or null, in all blocks                      */
     FAMILY_WINDOWS_OFF       /* use_sliding_window, which must be false                    */
 };
 
-/* Kinds of rotary embeddings that are computed, next to "default". */
-enum { FAMILY_LLAMA3 = 1, FAMILY_LINEAR = 2, FAMILY_YARN = 4 };
+/* Kinds of rotary embeddings that are computed, next to "default". LongRoPE has older names, one of which is "yarn". */
+enum { FAMILY_LLAMA3 = 1, FAMILY_LINEAR = 2, FAMILY_YARN = 4, FAMILY_LONGROPE = 8 };
 
 /* A model_type. */
 struct family_type {
@@ -59,6 +61,7 @@ struct family_type {
     uint32_t window, window_every; /* defaults                                                            */
     bool null_window;              /* sliding_window: null is none, and a pattern may be a text           */
     uint32_t ropes;                /* FAMILY_LLAMA3 | ...                                                 */
+    uint32_t original;             /* default of original_max_position_embeddings, which is at the top level     */
     double theta, theta_local;     /* defaults; theta_local 0: all blocks have one theta                  */
     bool tied;                     /* default of tie_word_embeddings                                      */
     bool query_beta;               /* llama_4_scaling_beta of the rotary embedding                        */
@@ -167,7 +170,7 @@ void family_publish_rope(const struct aq_model_config *model, const struct famil
         {"model.rope_slow", AQ_MODEL_F32, DECODER_FIELD(rope_slow), "", 0, 1024, "1",                                  \
          "decoders: with rope_yarn: beta_slow"},                                                                       \
         {"model.rope_attention", AQ_MODEL_F32, DECODER_FIELD(rope_attention), "", 0, 1024, "1",                        \
-         "decoders: with rope_yarn: cosines and sines are multiplied by it (attention_factor)"}
+         "decoders: with rope_yarn or rope_short: cosines and sines are multiplied by it (attention_factor)"}
 
 /* Rotary embeddings with every scaling, as most families have them. */
 #define DECODER_KEYS_ROPE DECODER_KEYS_LLAMA3, DECODER_KEYS_ORIGINAL, DECODER_KEYS_YARN, DECODER_KEYS_LINEAR
@@ -186,6 +189,19 @@ void family_publish_rope(const struct aq_model_config *model, const struct famil
          "128", "qwen3_5: delta rule, channels of a head of values"},                                                  \
         {"model.delta_taps", AQ_MODEL_U32, DECODER_FIELD(own[DELTA_OWN_TAPS]), "tokens", 1, AQ_CAUSAL_CONV_TAPS, "4",  \
          "qwen3_5: tokens that the convolution before the delta rule sees, the token's own included"}
+
+#define DECODER_KEYS_PARTIAL                                                                                           \
+    {"model.rope_partial", AQ_MODEL_F32, DECODER_FIELD(rope_partial), "", 0, 1, "1",                                   \
+     "llama, phi3: how much of a head turns"}
+
+#define DECODER_KEYS_LONGROPE                                                                                          \
+    {"model.rope_short", AQ_MODEL_FACTORS, DECODER_FIELD(rope_short), "", 1e-6, 1e6, "none",                           \
+     "phi3: LongRoPE, divisors of the frequencies if train.T is at most model.rope_original, one per pair of "         \
+     "columns that turn"},                                                                                             \
+        {"model.rope_long", AQ_MODEL_FACTORS, DECODER_FIELD(rope_long), "", 1e-6, 1e6, "none",                         \
+         "phi3: the same if train.T is more"},                                                                         \
+        {"model.rope_attention", AQ_MODEL_F32, DECODER_FIELD(rope_attention), "", 0, 1024, "1",                        \
+         "decoders: with rope_yarn or rope_short: cosines and sines are multiplied by it (attention_factor)"}
 
 #define DECODER_KEYS_BIASES(of)                                                                                        \
     {"model.qkv_bias", AQ_MODEL_BOOL, DECODER_FIELD(qkv_bias), "", 0, 0, "false", of},                                 \
@@ -243,6 +259,12 @@ void family_publish_rope(const struct aq_model_config *model, const struct famil
 #define FAMILY_NAMES_BEHIND                                                                                            \
     FAMILY_NAMES_ATTENTION, FAMILY_NAMES_HEADS, [POST1] = "post_attention_layernorm.weight",                           \
                                                 [POST2] = "post_feedforward_layernorm.weight"
+
+/* One tensor of queries, keys and values, and one of gate and up, as products read them. */
+#define FAMILY_NAMES_FUSED                                                                                             \
+    [NORM1] = "input_layernorm.weight", [QUERY] = "self_attn.qkv_proj.weight",                                         \
+    [PROJECTION] = "self_attn.o_proj.weight", [NORM2] = "post_attention_layernorm.weight",                             \
+    [GATE] = "mlp.gate_up_proj.weight", [MLP] = "mlp.down_proj.weight"
 
 /* The classes of transformers that have one name in front. */
 #define FAMILY_CLASSES(name) .architecture = name "ForCausalLM", .classifier = name "ForSequenceClassification"

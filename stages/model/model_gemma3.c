@@ -15,7 +15,7 @@ static const struct aq_model_key keys[] = {
      "gemma3, olmo3, modernbert: as model.rope_theta, of blocks with a window; 0: model.rope_theta"},
     DECODER_KEYS_WINDOW,
     {"model.query_scale", AQ_MODEL_U32, DECODER_FIELD(query_scale), "", 0, 1048576, "0",
-     "gemma3: scores are divided by its root (query_pre_attn_scalar); 0: channels of a head"},
+     "gemma2, gemma3: scores are divided by its root (query_pre_attn_scalar); 0: channels of a head"},
     DECODER_KEYS_TRAINING("on embedding and attention; never at a cut")};
 
 static void identity(const struct aq_model_config *model, char *text, size_t bytes)

@@ -10,7 +10,7 @@
 
 static const struct aq_model_key keys[] = {
     DECODER_KEYS_SIZES,
-    {"model.rope_partial", AQ_MODEL_F32, DECODER_FIELD(rope_partial), "", 0, 1, "1", "llama: how much of a head turns"},
+    DECODER_KEYS_PARTIAL,
     DECODER_KEYS_ROPE,
     DECODER_KEYS_WINDOW,
     DECODER_KEYS_BIASES("decoders: queries, keys and values have biases (Qwen2)"),

@@ -7,7 +7,7 @@
 
 static const struct aq_model_key keys[] = {
     DECODER_KEYS_SIZES,
-    {"model.rope_partial", AQ_MODEL_F32, DECODER_FIELD(rope_partial), "", 0, 1, "1", "llama: how much of a head turns"},
+    DECODER_KEYS_PARTIAL,
     DECODER_KEYS_DELTA,
     DECODER_KEYS_TRAINING("on embedding, attention and residuals; never at a cut")};
 

@@ -48,6 +48,14 @@ const struct aq_model_key *aq_model_keys(const char *kind, uint32_t *count)
     return model ? model->keys : NULL;
 }
 
+size_t aq_model_key_bytes(const struct aq_model_key *key)
+{
+    if (key->kind == AQ_MODEL_FACTORS) return sizeof(struct aq_factors);
+    return key->kind == AQ_MODEL_BOOL ? sizeof(bool) : sizeof(uint32_t);
+}
+_Static_assert(sizeof(float) == sizeof(uint32_t) && sizeof(enum aq_tied) == sizeof(uint32_t),
+               "other values of a model's keys have one size");
+
 const char *aq_model_outputs_key(const char *kind)
 {
     const struct stage_model *model = stage_model_find(kind);

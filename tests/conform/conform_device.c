@@ -347,7 +347,7 @@ struct rows_case {
     bool rounded;   /* attention's gradients in 16 bits */
     uint64_t share; /* attention: heads of queries to one of keys; 0: one */
     uint64_t window;
-    float scale;
+    float scale, cap;
     bool both;
 };
 
@@ -436,6 +436,7 @@ static enum aq_status cached_call(struct aq_device *where, struct array *arrays,
                                        .D = x->D,
                                        .window = x->window,
                                        .scale = x->window ? 0.3f : 0.0f,
+                                       .cap = x->window ? 0.7f : 0.0f,
                                        .type = x->type,
                                        .qkv = arrays[0].at,
                                        .cache = arrays[1].at,
@@ -458,6 +459,7 @@ static void cached_is_attention(const struct cached_case *x)
                                        .T_mask = all,
                                        .window = x->window,
                                        .scale = x->window ? 0.3f : 0.0f,
+                                       .cap = x->window ? 0.7f : 0.0f,
                                        .type = AQ_F32,
                                        .qkv = qkv,
                                        .out = whole,
@@ -470,6 +472,7 @@ static void cached_is_attention(const struct cached_case *x)
                                        .D = x->D,
                                        .window = x->window,
                                        .scale = plain.scale,
+                                       .cap = plain.cap,
                                        .type = AQ_F32,
                                        .qkv = qkv,
                                        .cache = cache};
@@ -771,6 +774,7 @@ int main(int argc, char **argv)
         DELTA_TESTS,
         cmocka_unit_test(test_attention_with_a_window_matches_truth),
         cmocka_unit_test(test_attention_of_both_sides_matches_truth),
+        cmocka_unit_test(test_attention_with_a_cap_matches_truth),
         cmocka_unit_test(test_attention_with_a_window_is_as_defined),
         cmocka_unit_test(test_attention_at_its_size_matches_truth),
         cmocka_unit_test(test_disentangled_matches_truth),
@@ -789,6 +793,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_unfold_matches_truth),
         cmocka_unit_test(test_embedding_matches_truth),
         cmocka_unit_test(test_cross_entropy_matches_truth),
+        cmocka_unit_test(test_cross_entropy_with_a_cap_is_its_definition),
         cmocka_unit_test(test_cross_entropy_is_its_definition),
         cmocka_unit_test(test_cross_entropy_shows_an_overflow),
         cmocka_unit_test(test_squared_error_matches_truth),

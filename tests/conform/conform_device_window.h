@@ -18,6 +18,7 @@ static enum aq_status attention_call(struct aq_device *where, struct array *arra
                                       .both = x->both,
                                       .lengths = x->both ? arrays[7].at : NULL,
                                       .scale = x->scale,
+                                      .cap = x->cap,
                                       .type = x->type,
                                       .qkv = arrays[0].at,
                                       .out = arrays[1].at,
@@ -112,6 +113,29 @@ static void test_attention_with_a_window_matches_truth(void **state)
     }
 }
 
+/* Scores up to several times the cap and far below it; at the sizes of tensor cores, which do not have it, too. */
+static void test_attention_with_a_cap_matches_truth(void **state)
+{
+    (void)state;
+    static const uint64_t sizes[][6] = {{2, 5, 2, 8, 1, 0},    {1, 70, 4, 20, 2, 7},   {1, 150, 2, 33, 2, 64},
+                                        {1, 131, 2, 64, 2, 0}, {1, 40, 2, 128, 1, 9}, {1, 60, 1, 260, 1, 0}};
+    for (size_t s = 0; s < TYPES * sizeof sizes / sizeof sizes[0]; s++) {
+        if (!type_runs(s)) continue;
+        const uint64_t *size = sizes[s / TYPES];
+        const struct rows_case x = {.samples = size[0],
+                                    .T = size[1],
+                                    .H = size[2],
+                                    .D = size[3],
+                                    .type = types[s % TYPES],
+                                    .dropout = s % 2 ? 0.3f : 0.0f,
+                                    .rounded = s % TYPES && s / TYPES % 3,
+                                    .share = size[4],
+                                    .window = size[5],
+                                    .cap = s / TYPES % 2 ? 0.4f : 30.0f};
+        attention_run(&x);
+    }
+}
+
 /* Of both sides: samples of several lengths, one of one token; windows of one key, narrower and wider than a tile. */
 static void test_attention_of_both_sides_matches_truth(void **state)
 {
@@ -140,7 +164,7 @@ static void test_attention_of_both_sides_matches_truth(void **state)
 enum { WINDOWED_T = 150, WINDOWED_D = 3, WINDOWED = 40 };
 
 /* One head's attention as it is defined: the sum of out times dout; out, where it is wanted. */
-static double attention_defined(const double *qkv, const float *dout, int length, bool both, double *out)
+static double attention_defined(const double *qkv, const float *dout, int length, bool both, double cap, double *out)
 {
     double total = 0.0;
     for (int i = 0; i < length; i++) {
@@ -151,6 +175,7 @@ static double attention_defined(const double *qkv, const float *dout, int length
             double score = 0.0;
             for (int d = 0; d < WINDOWED_D; d++)
                 score += q[d] * k[d] * 0.5;
+            if (cap > 0.0) score = cap * tanh(score / cap);
             if ((both ? j < i + WINDOWED : j <= i) && i < j + WINDOWED) sum += weights[j] = exp(score);
         }
         for (int d = 0; d < WINDOWED_D; d++) {
@@ -165,11 +190,12 @@ static double attention_defined(const double *qkv, const float *dout, int length
 }
 
 /* The truth itself: window and scale as device_math.h says them, and the gradient along a direction. */
-static void defined_check(bool both, uint32_t length)
+static void defined_check(bool both, float cap, uint32_t length)
 {
     enum { N = WINDOWED_T * WINDOWED_D, ALL = 3 * N };
     const struct rows_case x = {
-        .samples = 1, .T = WINDOWED_T, .H = 1, .D = WINDOWED_D, .window = WINDOWED, .scale = 0.5f, .both = both};
+        .samples = 1, .T = WINDOWED_T, .H = 1, .D = WINDOWED_D, .window = WINDOWED, .scale = 0.5f, .cap = cap,
+        .both = both};
     float *hosts[] = {random_of(AQ_F32, ALL, 1, 1.0f), NULL, NULL, random_of(AQ_F32, N, 2, 1.0f), NULL};
     float *along = random_of(AQ_F32, ALL, 3, 1.0f), *out = help_alloc(N * 4), *dqkv = help_alloc(ALL * 4);
     struct array arrays[8] = {{.at = on(device, hosts[0], ALL * 4)},
@@ -186,11 +212,11 @@ static void defined_check(bool both, uint32_t length)
         moved[0][i] = (double)hosts[0][i] + 1e-5 * (double)along[i];
         moved[1][i] = (double)hosts[0][i] - 1e-5 * (double)along[i];
     }
-    const double more = attention_defined(moved[0], hosts[3], real, both, NULL);
-    const double numeric = (more - attention_defined(moved[1], hosts[3], real, both, NULL)) / 2e-5;
+    const double more = attention_defined(moved[0], hosts[3], real, both, (double)cap, NULL);
+    const double numeric = (more - attention_defined(moved[1], hosts[3], real, both, (double)cap, NULL)) / 2e-5;
     for (int i = 0; i < ALL; i++)
         moved[0][i] = (double)hosts[0][i];
-    attention_defined(moved[0], hosts[3], real, both, expected);
+    attention_defined(moved[0], hosts[3], real, both, (double)cap, expected);
     assert_int_equal(attention_call(device, arrays, &x), AQ_OK);
     off(device, arrays[0].at, NULL, ALL * 4);
     off(device, arrays[1].at, out, N * 4);
@@ -213,9 +239,11 @@ static void defined_check(bool both, uint32_t length)
 static void test_attention_with_a_window_is_as_defined(void **state)
 {
     (void)state;
-    defined_check(false, WINDOWED_T);
-    defined_check(true, WINDOWED_T);
-    defined_check(true, WINDOWED_T - 61);
+    defined_check(false, 0.0f, WINDOWED_T);
+    defined_check(false, 0.3f, WINDOWED_T);
+    defined_check(true, 0.0f, WINDOWED_T);
+    defined_check(true, 0.0f, WINDOWED_T - 61);
+    defined_check(true, 2.0f, WINDOWED_T - 61);
 }
 
 /*

@@ -572,6 +572,7 @@ static void test_gradients_match_finite_differences(void **state)
 
 #include "conform_model_adapters.h"
 #include "conform_model_parts.h"
+#include "conform_model_rope.h"
 
 /* Forward without backward: nothing moves, statistics least of all, and samples do not see each other. */
 static void test_evaluation_changes_nothing_and_adds_up(void **state)
@@ -769,14 +770,12 @@ static enum aq_status write_config(void *context, const char *name, const char *
 /* A kind that reads published folders reads what it publishes: the same sizes, the same arithmetic. */
 static void test_published_config_comes_back(void **state)
 {
-    int many = 0;
     (void)state;
-    for (int k = 0; k < KINDS; k++) {
+    for (int k = 0, many = 0; k < KINDS; k++) {
         struct aq_stage_config config = config_of(&kinds[k]);
         char folder[] = "/tmp/aq-model-XXXXXX", path[64], here[256], there[256];
         const bool first = k == 0 || strcmp(kinds[k].name, kinds[k - 1].name) != 0 || !kinds[k - 1].task;
         struct aq_model_folder *read = NULL;
-        const struct aq_model_key *key;
         uint32_t keys;
         if (!stage_model_find(kinds[k].name)->published) continue;
         config.model.tied = true; /* what is published by all */
@@ -788,10 +787,10 @@ static void test_published_config_comes_back(void **state)
         aq_model_identity(&config.model, here, sizeof here);
         aq_model_identity(model, there, sizeof there);
         assert_string_equal(here, there);
-        key = aq_model_keys(kinds[k].name, &keys);
+        const struct aq_model_key *key = aq_model_keys(kinds[k].name, &keys);
         for (uint32_t i = 0; i < keys; i++) {
-            const size_t bytes = key[i].kind == AQ_MODEL_BOOL ? sizeof(bool) : sizeof(uint32_t);
-            if (memcmp((const char *)model + key[i].offset, (const char *)&config.model + key[i].offset, bytes) != 0)
+            if (memcmp((const char *)model + key[i].offset, (const char *)&config.model + key[i].offset,
+                       aq_model_key_bytes(&key[i])) != 0)
                 fail_msg("%s: %s does not come back", kinds[k].name, key[i].name);
         }
         aq_model_folder_close(read);
@@ -893,6 +892,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_weights_come_back_by_their_names),
         cmocka_unit_test(test_published_config_comes_back),
         cmocka_unit_test(test_defaults_are_models_and_keys_fit),
+        cmocka_unit_test(test_longrope_divides_by_the_list_of_its_length),
         cmocka_unit_test(test_open_without_memory_gives_a_status),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

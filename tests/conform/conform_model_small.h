@@ -52,6 +52,19 @@ static void llama_normed(struct aq_model_config *model)
     model->rope_original = 8192;
 }
 
+/* Caps within reach of small scores and logits; a window in one block of two. */
+static void gemma2_small(struct aq_model_config *model)
+{
+    llama_small(model);
+    model->rope_factor = 1;
+    model->rope_original = 8192;
+    model->window = 5;
+    model->window_every = 2;
+    model->query_scale = 9;
+    model->score_cap = 2;
+    model->logit_cap = 3;
+}
+
 /* Windows with frequencies of their own, in two blocks of three; scores by a scale. */
 static void gemma3_small(struct aq_model_config *model)
 {
@@ -150,6 +163,19 @@ static void qwen3_5_small(struct aq_model_config *model)
     model->own[3] = 5; /* channels of keys         */
     model->own[4] = 3; /* channels of values       */
     model->own[5] = 3; /* taps                     */
+}
+
+/* A part of each head turns, with a divisor for each pair of columns: T is beyond the context before. */
+static void phi3_small(struct aq_model_config *model)
+{
+    llama_small(model);
+    model->head_dim = 8;
+    model->rope_factor = 1;
+    model->rope_partial = 0.5f;
+    model->rope_original = 4;
+    model->rope_short = (struct aq_factors){2, {1.0f, 1.5f}};
+    model->rope_long = (struct aq_factors){2, {1.25f, 4.0f}};
+    model->rope_attention = 1.19f;
 }
 
 static void pyramid_small(struct aq_model_config *model)

@@ -145,10 +145,13 @@ static void test_model_folder_precedence_is_that_of_transformers(void **state)
 #define QWEN2            "qwen2", "Qwen2ForCausalLM"
 #define QWEN3            "qwen3", "Qwen3ForCausalLM"
 #define GEMMA            "gemma3_text", "Gemma3ForCausalLM"
+#define GEMMA2           "gemma2", "Gemma2ForCausalLM"
+#define PHI3             "phi3", "Phi3ForCausalLM"
 #define SCALING(text)    ", \"rope_scaling\": {" text "}"
 #define PARAMETERS(text) ", \"rope_parameters\": {" text "}"
 #define DEFAULT          "\"rope_type\": \"default\", \"rope_theta\": 5000.0"
 #define LINEAR           "\"rope_type\": \"linear\", \"factor\": 4.0"
+#define LONG(name, list) "\"type\": \"" name "\", \"short_factor\": [1, 1, 1, 1], \"long_factor\": " list
 #define YARN             "\"rope_type\": \"yarn\", \"factor\": 4.0"
     static const struct {
         const char *type, *class, *more, *refusal; /* refusal NULL: it is read */
@@ -171,6 +174,18 @@ static void test_model_folder_precedence_is_that_of_transformers(void **state)
         {GEMMA, ", \"attention_bias\": true", "attention_bias: found true", 0, 0, 0},
         {GEMMA, PARAMETERS("\"full_attention\": {" DEFAULT "}") SCALING(LINEAR), NULL, 5000, 4, 1},
         {GEMMA, SCALING(LINEAR), NULL, 1e6f, 4, 1},
+        {PHI3, ", \"partial_rotary_factor\": 0.5", NULL, 10000, 1, 0.5f},
+        {PHI3, ", \"partial_rotary_factor\": 1" PARAMETERS(DEFAULT ", \"partial_rotary_factor\": 0.25"), NULL, 5000, 1,
+         0.25f},
+        {PHI3, SCALING(LONG("su", "[1, 1, 1, 2]")), NULL, 10000, 1, 1},
+        {PHI3, SCALING(LONG("yarn", "[1, 1, 1, 2]")), NULL, 10000, 1, 1},
+        {PHI3, SCALING(LONG("longrope", "[1, 1, 1]")), "rope_scaling.long_factor: found [1,1,1], expected 4 numbers", 0,
+         0, 0},
+        {PHI3, SCALING(LONG("longrope", "[1, 1, 0, 1]")), "expected 4 numbers from 1e-6 to 1e6, one per pair", 0, 0, 0},
+        {PHI3, SCALING(LONG("longrope", "4")), "rope_scaling.long_factor: found 4, expected 4 numbers", 0, 0, 0},
+        {PHI3, SCALING("\"type\": \"longrope\""), "rope_scaling.short_factor: found nothing", 0, 0, 0},
+        {PHI3, SCALING(LINEAR), "found \"linear\", expected default|longrope|su|yarn", 0, 0, 0},
+        {LLAMA, SCALING("\"type\": \"longrope\""), "rope_scaling.type: found \"longrope\"", 0, 0, 0},
         {LLAMA, ", \"limits\": [Infinity, -Infinity, NaN], \"many\": 1000000000000000000000000000000", NULL, 10000, 1,
          1},
         {LLAMA, ", \"rms_norm_eps\": NaN", "rms_norm_eps: found NaN, expected a number", 0, 0, 0},
@@ -186,7 +201,42 @@ static void test_model_folder_precedence_is_that_of_transformers(void **state)
         assert_int_equal(aq_model_folder_open(place, &folder), AQ_OK);
         const struct aq_model_config *model = aq_model_folder_model(folder);
         assert_true(model->rope_theta == cases[i].theta && model->rope_linear == cases[i].linear);
-        if (strcmp(model->kind, "llama") == 0) assert_true(model->rope_partial == cases[i].partial);
+        if (strcmp(model->kind, "llama") == 0 || strcmp(model->kind, "phi3") == 0)
+            assert_true(model->rope_partial == cases[i].partial);
+        assert_int_equal(model->rope_short.count, strstr(cases[i].more, "short_factor") ? 4 : 0);
+        aq_model_folder_close(folder);
+    }
+}
+
+/* A cap that is missing is the type's own, and null is none. */
+static void test_model_folder_caps_may_be_missing_or_null(void **state)
+{
+    static const struct {
+        const char *more, *refusal;
+        float score, logit;
+    } cases[] = {
+        {"", NULL, 50, 30},
+        {", \"attn_logit_softcapping\": null", NULL, 0, 30},
+        {", \"final_logit_softcapping\": null, \"attn_logit_softcapping\": 7.5", NULL, 7.5f, 0},
+        {", \"attn_logit_softcapping\": 0", "attn_logit_softcapping: found 0, expected a number from 0.001", 0, 0},
+        {", \"final_logit_softcapping\": \"30\"", "final_logit_softcapping: found \"30\", expected a number", 0, 0},
+        {", \"use_bidirectional_attention\": true", "use_bidirectional_attention: found true", 0, 0},
+        {", \"attention_bias\": true", "attention_bias: found true", 0, 0},
+        {", \"hidden_activation\": \"silu\"", "hidden_activation: found \"silu\"", 0, 0},
+        {", \"layer_types\": [\"full_attention\", \"chunked\"]", "layer_types: ", 0, 0},
+    };
+    struct aq_model_folder *folder;
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        write_decoder(GEMMA2, cases[i].more);
+        if (cases[i].refusal) {
+            expect_refused(AQ_MISMATCH, cases[i].refusal);
+            continue;
+        }
+        assert_int_equal(aq_model_folder_open(place, &folder), AQ_OK);
+        const struct aq_model_config *model = aq_model_folder_model(folder);
+        assert_true(model->score_cap == cases[i].score && model->logit_cap == cases[i].logit);
+        assert_true(model->window == 4096 && model->window_every == 2);
         aq_model_folder_close(folder);
     }
 }
@@ -209,6 +259,8 @@ static void test_model_folder_context_is_that_of_the_type(void **state)
         {"olmo3", "Olmo3ForCausalLM", 2048},
         {"exaone4", "Exaone4ForCausalLM", 2048},
         {"granite", "GraniteForCausalLM", 2048},
+        {PHI3, 4096},
+        {GEMMA2, 8192},
     };
     struct aq_model_folder *folder;
     char text[1024];
@@ -265,6 +317,7 @@ int main(void)
         cmocka_unit_test(test_model_folder_unknown_architecture_is_named_with_those_that_are_known),
         cmocka_unit_test(test_model_folder_wrong_values_are_told_by_key_found_and_expected),
         cmocka_unit_test(test_model_folder_precedence_is_that_of_transformers),
+        cmocka_unit_test(test_model_folder_caps_may_be_missing_or_null),
         cmocka_unit_test(test_model_folder_context_is_that_of_the_type),
         cmocka_unit_test(test_model_folder_long_value_is_cut),
         cmocka_unit_test(test_model_folder_without_a_config_is_refused),

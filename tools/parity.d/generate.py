@@ -26,11 +26,15 @@ FAMILIES = {
     "llama": transformers.LlamaConfig(**SMALL),
     "qwen2": transformers.Qwen2Config(**SMALL),
     "qwen3": transformers.Qwen3Config(**SMALL, head_dim=12),
+    "gemma2": transformers.Gemma2Config(**SMALL, head_dim=12, sliding_window=16, query_pre_attn_scalar=3, attn_logit_softcapping=1.5,
+                                        final_logit_softcapping=2.0),
     "gemma3": transformers.Gemma3TextConfig(**SMALL, head_dim=12, sliding_window=16),
     "llama-biases": transformers.LlamaConfig(**SMALL, attention_bias=True, mlp_bias=True),
     "yarn": transformers.Qwen3Config(**SMALL, head_dim=12, rope_parameters={"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0,
                                                                              "original_max_position_embeddings": 32}),
     "mistral": transformers.MistralConfig(**SMALL, sliding_window=16),
+    "ministral3": transformers.Ministral3Config(**SMALL, head_dim=12, rope_parameters={
+        "rope_type": "yarn", "rope_theta": 10000.0, "factor": 1.25, "original_max_position_embeddings": 100, "llama_4_scaling_beta": 0.1}),
     "smollm3": transformers.SmolLM3Config(**{**SMALL, "num_hidden_layers": 4, "pad_token_id": 0}),
     "olmo2": transformers.Olmo2Config(**{**SMALL, "num_key_value_heads": 4}),
     "olmo3": transformers.Olmo3Config(**{**SMALL, "num_key_value_heads": 4, "num_hidden_layers": 4}, sliding_window=16),
@@ -38,13 +42,17 @@ FAMILIES = {
     "qwen3_5": transformers.Qwen3_5TextConfig(**{**SMALL, "num_hidden_layers": 4}, head_dim=16, linear_num_key_heads=2, linear_num_value_heads=4,
                                               linear_key_head_dim=12, linear_value_head_dim=10),
     "granite": transformers.GraniteConfig(**SMALL, embedding_multiplier=12.0, attention_multiplier=0.1, residual_multiplier=0.22,
-                                          logits_scaling=8.0)}
+                                          logits_scaling=8.0),
+    "phi3": transformers.Phi3Config(**SMALL, original_max_position_embeddings=100, rope_parameters={
+        "rope_type": "longrope", "rope_theta": 10000.0, "partial_rotary_factor": 0.5, "short_factor": [1.0, 1.25, 2.0], "long_factor": [1.0, 4.0, 16.0]}),
+    "phi3-long": transformers.Phi3Config(**SMALL, original_max_position_embeddings=8, rope_parameters={
+        "rope_type": "longrope", "rope_theta": 10000.0, "short_factor": [1.0] * 6, "long_factor": [1.0, 1.5, 2.0, 4.0, 8.0, 16.0]})}
 
 
 def text_model(folder, config):
     """A model without an end token, and a tokenizer of single bytes."""
     torch.manual_seed(0)
-    model = transformers.AutoModelForCausalLM.from_config(config).float().eval()
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
     model.generation_config = transformers.GenerationConfig(bos_token_id=0)
     model.save_pretrained(folder)
     words = Tokenizer(models.BPE({letter: i for i, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}, []))

@@ -9,8 +9,8 @@ import qwen3_5
 import torch
 import transformers
 from encoders import deberta, modernbert
-from transformers import (DebertaV2Config, Exaone4Config, GPT2Config, GraniteConfig, LlamaConfig, MistralConfig, ModernBertConfig, Olmo2Config, Olmo3Config,
-                          Qwen3_5TextConfig, Qwen3Config, SmolLM3Config)
+from transformers import (DebertaV2Config, Exaone4Config, Gemma2Config, GPT2Config, GraniteConfig, LlamaConfig, Ministral3Config, MistralConfig, ModernBertConfig,
+                          Olmo2Config, Olmo3Config, Phi3Config, Qwen3_5TextConfig, Qwen3Config, SmolLM3Config)
 
 SMALL = {"vocab_size": 307, "hidden_size": 48, "intermediate_size": 88, "num_hidden_layers": 3, "max_position_embeddings": 128,
          "num_attention_heads": 4}
@@ -20,6 +20,13 @@ KINDS = {"gpt2": (GPT2Config(vocab_size=307, n_embd=48, n_layer=3, n_head=4, n_p
          "qwen3": (Qwen3Config(**SMALL, num_key_value_heads=2, head_dim=12), r".*\.layers\.[12]\..*(q_proj|down_proj)", False),
          "llama-biases": (LlamaConfig(**SMALL, num_key_value_heads=2, attention_bias=True, mlp_bias=True), ["q_proj", "o_proj", "up_proj"], False),
          "mistral": (MistralConfig(**SMALL, num_key_value_heads=2, sliding_window=7), ["q_proj", "v_proj"], False),
+         "ministral3": (Ministral3Config(**SMALL, num_key_value_heads=2, head_dim=12, pad_token_id=None, rope_parameters={
+             "rope_type": "yarn", "rope_theta": 10000.0, "factor": 2.0, "original_max_position_embeddings": 64, "llama_4_scaling_beta": 0.1}), ["q_proj", "v_proj"], False),
+         "gemma2": (Gemma2Config(**SMALL, num_key_value_heads=2, head_dim=12, sliding_window=7, query_pre_attn_scalar=3, attn_logit_softcapping=1.5,
+                                 final_logit_softcapping=2.0), ["q_proj", "o_proj", "down_proj"], False),
+         "phi3": (Phi3Config(**SMALL, num_key_value_heads=2, pad_token_id=None, original_max_position_embeddings=16, rope_parameters={
+             "rope_type": "longrope", "rope_theta": 10000.0, "short_factor": [1.0] * 6, "long_factor": [1.0, 1.5, 2.0, 4.0, 8.0, 16.0]}),
+             ["qkv_proj", "o_proj", "gate_up_proj", "down_proj"], False),
          "smollm3": (SmolLM3Config(**SMALL, num_key_value_heads=2, pad_token_id=0, no_rope_layer_interval=2), ["k_proj", "down_proj"], False),
          "olmo2": (Olmo2Config(**SMALL, pad_token_id=None), ["q_proj", "o_proj", "down_proj"], False),
          "olmo3": (Olmo3Config(**SMALL, sliding_window=7), ["k_proj", "up_proj"], False),

@@ -9,6 +9,7 @@
  *
  * With S = scale q k^T, P = softmax(S), M the dropout mask with its factor, O = (P M) v and delta = rowsum(O dO):
  *     dv = (P M)^T dO,   dP = (dO v^T) M,   dS = P (dP - delta) scale,   dq = dS k,   dk = dS^T q.
+ * With a cap S = cap tanh(scale q k^T / cap), and dS has the factor 1 - (S / cap)^2, too.
  */
 #include <math.h>
 #include <string.h>
@@ -22,7 +23,7 @@ struct attention {
     const struct aq_attention *args;
     uint64_t rows;   /* queries of a block */
     uint64_t blocks; /* of a head */
-    float scale;
+    float scale, after; /* of a product; of what softmax reads: 1 if the cap has scaled it */
 };
 
 static uint64_t row_stride(uint64_t keys)
@@ -70,6 +71,7 @@ static enum aq_status attention_init(struct attention *self, struct aq_device *d
                                .rows = rows,
                                .blocks = (args->T + rows - 1) / rows,
                                .scale = args->scale > 0.0f ? args->scale : 1.0f / sqrtf((float)args->D)};
+    self->after = args->cap > 0.0f ? 1.0f : self->scale;
     return AQ_OK;
 }
 
@@ -150,8 +152,9 @@ static void forward_piece(uint64_t piece, uint32_t worker, void *context)
         const uint64_t before = first_key(args, sample, first + r) - from;
         const uint64_t keys = end_key(args, sample, first + r) - from - before;
         float *row = scores + r * stride + before;
-        const float top = rows->max(row, keys) * self->scale;
-        const float sum = rows->exp_sum(row, keys, self->scale, top);
+        if (args->cap > 0.0f) rows->cap(row, keys, self->scale / args->cap, args->cap);
+        const float top = rows->max(row, keys) * self->after;
+        const float sum = rows->exp_sum(row, keys, self->after, top);
         args->lse[(sample * args->H + head) * args->T + first + r] = top + logf(sum);
         factor[r] = 1.0f / sum;
         const struct cpu_mask mask = mask_of(args, sample, head, first + r, from + before);
@@ -175,10 +178,12 @@ enum aq_status cpu_attention(struct aq_device *device, const struct aq_attention
     return AQ_OK;
 }
 
+/* p: products in, weights out; ds: gradient of the weights in, of the products out. capped: room for a row, a cap's. */
 static void backward_rows(const struct attention *self, uint64_t sample, uint64_t head, uint64_t first, uint64_t end,
-                          uint64_t stride, float *p, float *ds)
+                          uint64_t stride, float *p, float *ds, float *capped)
 {
     const struct aq_attention *args = self->args;
+    const struct cpu_rows *rows = self->cpu->rows;
     const uint64_t C = args->H * args->D, from = first_key(args, sample, first);
     const uint64_t all = end_key(args, sample, end - 1) - from;
     for (uint64_t query = first; query < end; query++) {
@@ -186,11 +191,16 @@ static void backward_rows(const struct attention *self, uint64_t sample, uint64_
         const uint64_t at = (sample * args->T + query) * C + head * args->D;
         const uint64_t before = first_key(args, sample, query) - from;
         const uint64_t keys = end_key(args, sample, query) - from - before;
-        const float delta = self->cpu->rows->dot(cpu_at(args->out, args->type, at), cpu_at(args->dout, args->type, at),
-                                                 args->type, args->D);
+        const float delta = rows->dot(cpu_at(args->out, args->type, at), cpu_at(args->dout, args->type, at),
+                                      args->type, args->D);
         const float lse = args->lse[(sample * args->H + head) * args->T + query];
         const struct cpu_mask mask = mask_of(args, sample, head, query, from + before);
-        self->cpu->rows->softmax_backward(p_row + before, ds_row + before, keys, self->scale, lse, delta, &mask);
+        if (args->cap > 0.0f) {
+            rows->cap(p_row + before, keys, self->scale / args->cap, args->cap);
+            memcpy(capped, p_row + before, keys * sizeof *capped);
+        }
+        rows->softmax_backward(p_row + before, ds_row + before, keys, self->after, lse, delta, &mask);
+        if (args->cap > 0.0f) rows->cap_slope(capped, keys, self->scale, args->cap, ds_row + before);
         row_hide(p_row, before, keys, all);
         row_hide(ds_row, before, keys, all);
     }
@@ -239,7 +249,7 @@ static void backward_head(const struct attention *self, uint64_t sample, uint64_
             .data = cpu_at(args->dout, args->type, at), .stride = C, .type = args->type};
         gemm->run(n, keys, D, &q, &kt, args->type, p, stride, false, scratch);
         gemm->run(n, keys, D, &dout, &vt, args->type, ds, stride, false, scratch);
-        backward_rows(self, sample, head, first, end, stride, p, ds);
+        backward_rows(self, sample, head, first, end, stride, p, ds, scratch); /* between products it is free */
         const struct cpu_operand p_t = block_of(p, stride, true), ds_t = block_of(ds, stride, true);
         const struct cpu_operand ds_n = block_of(ds, stride, false);
         gemm->run(keys, D, n, &p_t, &dout, args->type, dv + from * width, width, add, scratch);

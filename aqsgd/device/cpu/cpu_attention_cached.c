@@ -52,7 +52,9 @@ static void cached_piece(uint64_t piece, uint32_t worker, void *context)
     for (uint64_t d = 0; d < D; d++)
         q[d] = cpu_load(args->qkv, args->type, row * (args->H * D + width) + head * D + d);
     rows->dots(q, cpu_at(args->cache, args->type, k), width, args->type, D, keys, scores);
-    const float sum = rows->exp_sum(scores, keys, self->scale, rows->max(scores, keys) * self->scale);
+    const float scale = args->cap > 0.0f ? 1.0f : self->scale;
+    if (args->cap > 0.0f) rows->cap(scores, keys, self->scale / args->cap, args->cap);
+    const float sum = rows->exp_sum(scores, keys, scale, rows->max(scores, keys) * scale);
     memset(sums, 0, D * sizeof *sums);
     rows->combine(scores, cpu_at(args->cache, args->type, v), width, args->type, D, keys, sums);
     rows->scale(sums, D, 1.0f / sum, cpu_at_w(args->out, args->type, (row * args->H + head) * D), args->type);

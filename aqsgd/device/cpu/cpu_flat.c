@@ -70,6 +70,28 @@ enum aq_status cpu_scale(struct aq_device *device, const struct aq_scale *args, 
     return AQ_OK;
 }
 
+struct flat_cap {
+    const struct cpu_rows *rows;
+    const struct aq_cap *args;
+};
+
+static void cap_piece(uint64_t piece, uint32_t worker, void *context)
+{
+    (void)worker;
+    const struct flat_cap *flat = context;
+    const uint64_t n = count_of(piece, flat->args->count, FLAT_FLOATS);
+    flat->rows->cap(flat->args->x + piece * FLAT_FLOATS, n, 1.0f / flat->args->cap, flat->args->cap);
+}
+
+enum aq_status cpu_cap(struct aq_device *device, const struct aq_cap *args, struct aq_stream *stream)
+{
+    (void)stream;
+    struct cpu_device *cpu = cpu_device_of(device);
+    struct flat_cap flat = {.rows = cpu->rows, .args = args};
+    cpu_pool_run(cpu->pool, pieces_of(args->count, FLAT_FLOATS), cap_piece, &flat);
+    return AQ_OK;
+}
+
 struct flat_unpack {
     const struct cpu_rows *rows;
     const struct aq_unpack *args;

@@ -232,14 +232,17 @@ static void widen(const struct cpu_rows *rows, const void *x, enum aq_element ty
     rows->add(wide, x, type, n);
 }
 
-/* Logits of 16 bits, a few at a time: what a GPU does, for its tests. The gradient may lie on the logits. */
-static void cross_entropy_row_16bit(const struct cross_entropy *self, uint64_t r, int32_t target, void *gradient)
+/*
+ * A few logits at a time, which stay until their gradient is made: of 16 bits, as a GPU does, or with a cap. The
+ * gradient may lie on the logits.
+ */
+static void cross_entropy_row_pieces(const struct cross_entropy *self, uint64_t r, int32_t target, void *gradient)
 {
     const struct aq_cross_entropy *args = self->args;
     const struct cpu_rows *rows = self->cpu->rows;
-    const enum aq_element type = args->logits_type;
+    const enum aq_element type = args->logits_type, to = args->gradient_type;
     const void *logits = cpu_at(args->logits, type, r * args->logits_stride);
-    float wide[WIDE], at_target, top = -INFINITY, sum = 0.0f;
+    float wide[WIDE], capped[WIDE], at_target, top = -INFINITY, sum = 0.0f;
     for (uint64_t v = 0, n; v < args->V; v += n) {
         n = args->V - v < WIDE ? args->V - v : WIDE;
         widen(rows, cpu_at(logits, type, v), type, n, wide);
@@ -257,11 +260,15 @@ static void cross_entropy_row_16bit(const struct cross_entropy *self, uint64_t r
     for (uint64_t v = 0, n; v < args->V; v += n) {
         n = args->V - v < WIDE ? args->V - v : WIDE;
         widen(rows, cpu_at(logits, type, v), type, n, wide);
+        memcpy(capped, wide, n * sizeof *capped);
         (void)rows->exp_sum(wide, n, 1.0f, top);
-        rows->scale(wide, n, args->scale / sum, cpu_at_w(gradient, type, v), type);
+        if (args->cap > 0.0f) rows->cap_slope(capped, n, 1.0f, args->cap, wide);
+        rows->scale(wide, n, args->scale / sum, cpu_at_w(gradient, to, v), to);
     }
-    cpu_store(gradient, type, (uint64_t)target, (expf(at_target - top) / sum - 1.0f) * args->scale);
-    memset(cpu_at_w(gradient, type, args->V), 0, (args->gradient_stride - args->V) * aq_element_bytes(type));
+    float weight = expf(at_target - top) / sum - 1.0f;
+    if (args->cap > 0.0f) rows->cap_slope(&at_target, 1, 1.0f, args->cap, &weight);
+    cpu_store(gradient, to, (uint64_t)target, weight * args->scale);
+    memset(cpu_at_w(gradient, to, args->V), 0, (args->gradient_stride - args->V) * aq_element_bytes(to));
 }
 
 static void cross_entropy_row(const struct cross_entropy *self, uint64_t r)
@@ -275,8 +282,8 @@ static void cross_entropy_row(const struct cross_entropy *self, uint64_t r)
         if (gradient) memset(gradient, 0, args->gradient_stride * aq_element_bytes(args->gradient_type));
         return;
     }
-    if (args->logits_type != AQ_F32) {
-        cross_entropy_row_16bit(self, r, target, gradient);
+    if (args->logits_type != AQ_F32 || args->cap > 0.0f) {
+        cross_entropy_row_pieces(self, r, target, gradient);
         return;
     }
     float *logits = (float *)args->logits + r * args->logits_stride;

@@ -69,6 +69,9 @@ struct cpu_rows {
     void (*nf4)(const uint8_t *codes, uint64_t n, float scale, void *y, enum aq_element type);
     /* y = x * factor */
     void (*scale)(const float *x, uint64_t n, float factor, void *y, enum aq_element type);
+    /* x = cap tanh(x factor); its slope, from what it gave: dy *= factor (1 - (capped / cap)^2). */
+    void (*cap)(float *x, uint64_t n, float factor, float cap);
+    void (*cap_slope)(const float *capped, uint64_t n, float factor, float cap, float *dy);
     /*
      * p: scores in, weights exp(p * scale - lse) times mask out; dp: gradient of the masked weights in, of the scores
      * out.

@@ -200,6 +200,19 @@ static void scale(const float *x, uint64_t n, float factor, void *y, enum aq_ele
     for (uint64_t i = 0; i < n; i++) cpu_store(y, type, i, x[i] * factor);
 }
 
+static void cap_apply(float *x, uint64_t n, float factor, float cap)
+{
+    for (uint64_t i = 0; i < n; i++) x[i] = cap * tanhf(x[i] * factor);
+}
+
+static void cap_slope(const float *capped, uint64_t n, float factor, float cap, float *dy)
+{
+    for (uint64_t i = 0; i < n; i++) {
+        const float t = capped[i] / cap;
+        dy[i] *= factor * (1.0f - t * t);
+    }
+}
+
 static void softmax_backward(float *p, float *dp, uint64_t n, float factor, float lse, float delta,
                              const struct cpu_mask *mask)
 {
@@ -307,6 +320,8 @@ const struct cpu_rows cpu_rows_plain = {.name = "plain",
                                         .exp_sum = exp_sum,
                                         .nf4 = nf4,
                                         .scale = scale,
+                                        .cap = cap_apply,
+                                        .cap_slope = cap_slope,
                                         .softmax_backward = softmax_backward,
                                         .dot = dot,
                                         .add = add,

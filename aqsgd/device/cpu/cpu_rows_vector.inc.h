@@ -378,6 +378,21 @@ static void scale(const float *x, uint64_t n, float factor, void *y, enum aq_ele
     EACH(i, n) v_store_as(y, type, i, v_mul(v_load(x + i, n - i), f), n - i);
 }
 
+static void cap_apply(float *x, uint64_t n, float factor, float cap)
+{
+    EACH(i, n) v_store(x + i, v_mul(v_set(cap), v_tanh(v_mul(v_load(x + i, n - i), v_set(factor)))), n - i);
+}
+
+static void cap_slope(const float *capped, uint64_t n, float factor, float cap, float *dy)
+{
+    EACH(i, n)
+    {
+        const vf t = v_mul(v_load(capped + i, n - i), v_set(1.0f / cap));
+        const vf slope = v_mul(v_set(factor), v_fnma(t, t, v_set(1.0f)));
+        v_store(dy + i, v_mul(v_load(dy + i, n - i), slope), n - i);
+    }
+}
+
 static void softmax_backward(float *p, float *dp, uint64_t n, float factor, float lse, float delta,
                              const struct cpu_mask *mask)
 {
@@ -578,6 +593,8 @@ static void taps_sums(const struct cpu_taps *of, const float *dz, float *sums, u
                                       .exp_sum = exp_sum,                                                              \
                                       .nf4 = nf4,                                                                      \
                                       .scale = scale,                                                                  \
+                                      .cap = cap_apply,                                                                \
+                                      .cap_slope = cap_slope,                                                          \
                                       .softmax_backward = softmax_backward,                                            \
                                       .dot = dot,                                                                      \
                                       .add = add,                                                                      \

@@ -371,4 +371,28 @@ static inline vf v_exp(vf x)
     return v_scale2(p, n);
 }
 
+/*
+ * tanh(x) = e / (e + 2) with e = e^2x - 1 = 2^n (e^r - 1) + 2^n - 1, r as in v_exp: e^r - 1 begins with r, so that a
+ * small x keeps its bits. About two units in the last place.
+ */
+static inline vf v_tanh(vf x)
+{
+    const vf one = v_set(1.0f);
+    x = v_min(v_set(20.0f), x); /* in this order a NaN stays */
+    x = v_max(v_set(-20.0f), x);
+    x = v_add(x, x);
+    const vf n = v_round(v_mul(x, v_set(1.44269504088896341f)));
+    vf r = v_fnma(n, v_set(0.693359375f), x);
+    r = v_fnma(n, v_set(-2.12194440e-4f), r);
+    vf p = v_set(1.0f / 5040.0f);
+    p = v_fma(p, r, v_set(1.0f / 720.0f));
+    p = v_fma(p, r, v_set(1.0f / 120.0f));
+    p = v_fma(p, r, v_set(1.0f / 24.0f));
+    p = v_fma(p, r, v_set(1.0f / 6.0f));
+    p = v_fma(p, r, v_set(0.5f));
+    p = v_fma(p, r, one);
+    const vf two = v_scale2(one, n), e = v_fma(v_mul(p, r), two, v_sub(two, one));
+    return v_div(e, v_add(e, v_set(2.0f)));
+}
+
 #endif

@@ -10,6 +10,7 @@
  *
  * With S = scale q k^T, P = softmax(S), M the dropout mask with its factor, O = (P M) v and delta = rowsum(O dO):
  *     dv = (P M)^T dO,   dP = (dO v^T) M,   dS = P (dP - delta) scale,   dq = dS k,   dk = dS^T q.
+ * With a cap S = cap tanh(scale q k^T / cap), and dS has the factor 1 - (S / cap)^2, too.
  *
  * A tile is 16 R rows of D values in shared memory, 256 threads are a square of 16 x 16, and each has R x R scores:
  * those of rows y + 16 i and keys x + 16 j. Rows of a tile are one word longer than D, so that 16 rows lie in 16 banks.
@@ -205,7 +206,8 @@ static __forceinline__ __device__ float row_softmax(const struct aq_cuda_attenti
     for (int j = 0; j < R; j++) {
         const uint64_t key = first_key + x + SIDE * j;
         const bool seen = sees(args, query, key, length) && key >= begin;
-        scores[j] = seen ? scores[j] * args.scale : -INFINITY;
+        const float score = scores[j] * args.scale;
+        scores[j] = !seen ? -INFINITY : args.cap > 0.0f ? args.cap * tanhf(score / args.cap) : score;
         tile_top = fmaxf(tile_top, scores[j]);
     }
     tile_top = fmaxf(side_max(tile_top), *top);
@@ -360,13 +362,19 @@ static __forceinline__ __device__ void tile_slopes(const struct aq_cuda_attentio
         for (int j = 0; j < R; j++) {
             const uint64_t column = key + x + SIDE * j;
             const unsigned at = (y + SIDE * i) * slopes.stride + x + SIDE * j;
-            float weight = 0.0f, kept = 1.0f;
+            float weight = 0.0f, kept = 1.0f, slope = args.scale;
             if (there && sees(args, query, column, length) && column >= begin) {
-                weight = expf(fmaf(scores[i][j], args.scale, -lse));
+                if (args.cap > 0.0f) {
+                    const float t = tanhf(scores[i][j] * args.scale / args.cap);
+                    weight = expf(fmaf(args.cap, t, -lse));
+                    slope *= 1.0f - t * t;
+                } else {
+                    weight = expf(fmaf(scores[i][j], args.scale, -lse));
+                }
                 if (args.mask.keys) kept = aq_mask_factor(args.mask, sample, aq_weight_at(args, head, query, column));
             }
             if (weights) weights[at] = weight * kept;
-            slopes.at[at] = weight * fmaf(products[i][j], kept, -delta) * args.scale;
+            slopes.at[at] = weight * fmaf(products[i][j], kept, -delta) * slope;
         }
     }
 }

@@ -15,7 +15,7 @@ struct aq_cuda_attention {
     float *lse, *dqkv;
     uint16_t *dqkv_rounded; /* instead of dqkv, where there is one */
     const float *delta; /* backward: rowsum(out dout), of this launch's samples */
-    float scale;
+    float scale, cap; /* cap 0: none; not on tensor cores */
     unsigned window; /* keys that a query sees; 2^31: all up to its own */
     const uint32_t *starts;  /* (samples, T): parts of samples, or NULL; not on tensor cores */
     const uint32_t *lengths; /* of samples, or NULL: all T; not on tensor cores             */
@@ -98,6 +98,7 @@ static inline struct aq_cuda_attention aq_cuda_attention_of(const struct aq_atte
     kernel.dqkv = args->dqkv;
     kernel.dqkv_rounded = args->dqkv_rounded;
     kernel.scale = args->scale > 0.0f ? args->scale : 1.0f / sqrtf(static_cast<float>(args->D));
+    kernel.cap = args->cap;
     kernel.window =
         args->window && args->window < 1u << 31 ? static_cast<unsigned>(args->window) : 1u << 31;
     kernel.starts = args->starts;

@@ -58,7 +58,9 @@ static __global__ void __launch_bounds__(THREADS) attention_cached(struct aq_att
         float score = 0.0f;
         for (unsigned d = lane; d < D; d += 32)
             score = fmaf(aq_load(q + d), aq_load(k + d), score);
-        see(&seen, aq_warp_sum(score) * scale, k + args.kv_heads * D, D);
+        score = aq_warp_sum(score) * scale;
+        if (args.cap > 0.0f) score = args.cap * tanhf(score / args.cap);
+        see(&seen, score, k + args.kv_heads * D, D);
     }
     for (unsigned i = 0, d = lane; d < D; i++, d += 32)
         values[warp][d] = seen.values[i];

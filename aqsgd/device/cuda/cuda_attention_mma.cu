@@ -551,7 +551,7 @@ static __global__ void __launch_bounds__(threads_of(SETS), D == 64 ? 2 : 1)
 
 bool aq_attention_mma_can(const struct aq_attention *args)
 {
-    return !args->starts && !args->both && (args->type == AQ_BF16 || args->type == AQ_F16) &&
+    return !args->starts && !args->both && args->cap == 0.0f && (args->type == AQ_BF16 || args->type == AQ_F16) &&
            (args->D == 64 || args->D == 128) && aq_aligned(args->qkv, 16) && aq_aligned(args->out, 16) &&
            (!args->dout || aq_aligned(args->dout, 16)) && (!args->dqkv || aq_aligned(args->dqkv, 8)) &&
            (!args->dqkv_rounded || aq_aligned(args->dqkv_rounded, 4));

@@ -128,7 +128,8 @@ static bool can(const struct aq_attention *args, bool backward)
         (uintptr_t)args->qkv | (uintptr_t)args->out |
         (backward ? (uintptr_t)args->dout | (uintptr_t)args->dqkv_rounded | (uintptr_t)args->dqkv : 0);
     return aq_element_bytes(args->type) == 2 && !(args->dropout.probability > 0.0f) && !args->starts && !args->both &&
-           args->D % (CUDNN_ALIGNMENT / 2) == 0 && any % CUDNN_ALIGNMENT == 0 && args->T < 1u << 31 &&
+           args->cap == 0.0f && args->D % (CUDNN_ALIGNMENT / 2) == 0 && any % CUDNN_ALIGNMENT == 0 &&
+           args->T < 1u << 31 &&
            (!backward || args->dqkv_rounded);
 }
 

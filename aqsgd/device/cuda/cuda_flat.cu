@@ -290,6 +290,26 @@ enum aq_status aq_cuda_scale(const struct aq_scale *args, void *, struct CUstrea
     return AQ_LAUNCH(scale<1>, grid, FLAT_THREADS, 0, stream, *args);
 }
 
+template <int W> static __global__ void __launch_bounds__(FLAT_THREADS) cap(struct aq_cap args)
+{
+    const uint64_t at = aq_thread_index() * W;
+    if (at >= args.count) return;
+    float values[W];
+    aq_load_wide(args.x + at, values);
+    for (int i = 0; i < W; i++)
+        values[i] = args.cap * tanhf(values[i] / args.cap);
+    aq_store_wide(args.x + at, values);
+}
+
+enum aq_status aq_cuda_cap(const struct aq_cap *args, void *, struct CUstream_st *stream)
+{
+    if (args->count == 0) return AQ_OK;
+    const bool fours = args->count % 4 == 0 && aq_fours(args->x, AQ_F32);
+    const dim3 grid = aq_blocks(args->count, FLAT_THREADS * (fours ? 4 : 1));
+    if (fours) return AQ_LAUNCH(cap<4>, grid, FLAT_THREADS, 0, stream, *args);
+    return AQ_LAUNCH(cap<1>, grid, FLAT_THREADS, 0, stream, *args);
+}
+
 /* ---- Weights of 8 bits. */
 
 template <typename Y, int W> static __global__ void __launch_bounds__(FLAT_THREADS) unpack(struct aq_unpack args)

@@ -176,7 +176,8 @@ static __forceinline__ __device__ void loss_first_pass(const L *row, uint64_t V,
  */
 template <typename L, typename G, int W, unsigned THREADS, typename R>
 static __forceinline__ __device__ void loss_second_pass(const L *row, uint64_t V, uint64_t kept, const R *copies,
-                                                        uint64_t target, float top, float sum, float scale, G *gradient)
+                                                        uint64_t target, float top, float sum, float scale, float cap,
+                                                        G *gradient)
 {
     constexpr uint64_t PIECE = static_cast<uint64_t>(THREADS) * LOSS_AT_ONCE * W;
     const float factor = scale / sum;
@@ -195,8 +196,9 @@ static __forceinline__ __device__ void loss_second_pass(const L *row, uint64_t V
             loss_values<L, W>(raw[a], values);
             AQ_UNROLL
             for (int i = 0; i < W; i++) {
-                const float e = aq_exp2((values[i] - top) * LOG2E);
+                const float e = aq_exp2((values[i] - top) * LOG2E), t = cap > 0.0f ? values[i] / cap : 0.0f;
                 values[i] = v + i == target ? (e / sum - 1.0f) * scale : e * factor;
+                if (cap > 0.0f && v + i < V) values[i] *= 1.0f - t * t;
             }
             if (v + W <= V)
                 loss_store<W>(gradient + v, values);
@@ -232,7 +234,7 @@ static __global__ void __launch_bounds__(THREADS, THREADS == LOSS_THREADS ? 2 : 
     if (threadIdx.x == 0) args.losses[row] = logf(sum) - (at_target - top);
     if (!gradient) return;
     loss_second_pass<L, G, W, THREADS>(logits, V, kept, copies, static_cast<uint64_t>(target), top, sum, args.scale,
-                                       gradient);
+                                       args.cap, gradient);
     for (uint64_t v = V + threadIdx.x; v < args.gradient_stride; v += THREADS)
         aq_store(gradient + v, 0.0f);
 }

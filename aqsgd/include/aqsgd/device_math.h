@@ -233,14 +233,15 @@ static inline uint64_t aq_place_of(const uint32_t *starts, uint64_t row, uint64_
  * head, token), kept for backward; no T x T matrix outlives a block of rows. Dropout on the weights: element
  * (h * T_mask + query) * T_mask + key. T_mask >= T keeps a mask when T is cut short. With a window a query sees only
  * the last `window` keys up to its own, itself among them (Beltagy et al. 2020); with `both` those less than `window`
- * behind it, too. Scores are q . k times `scale`. Where the type has 16 bits, backward gives dqkv in them, in
- * dqkv_rounded, if that is not NULL; then dqkv is memory to work in and may hold anything afterwards.
+ * behind it, too. Scores are s = q . k times `scale`, or with a cap cap tanh(s / cap) (Gemma Team 2024). If the type
+ * has 16 bits and dqkv_rounded is not NULL, backward gives dqkv in it; then dqkv is memory to work in.
  */
 struct aq_attention {
     uint64_t samples, T, H, kv_heads, D, T_mask;
     uint64_t window;      /* 0: none */
     bool both;
     float scale;          /* 0: 1 / sqrt(D) */
+    float cap;            /* 0: none */
     enum aq_element type; /* of qkv, out and dout, and of the products; dqkv is fp32 always */
     const void *qkv;
     void *out;
@@ -264,6 +265,7 @@ struct aq_attention_cached {
     uint64_t samples, T, first, rows, H, kv_heads, D;
     uint64_t window;      /* 0: all                    */
     float scale;          /* of scores; 0: 1 / sqrt(D) */
+    float cap;            /* as aq_attention's         */
     enum aq_element type; /* of qkv, cache and out     */
     const void *qkv;
     void *cache;
@@ -474,7 +476,8 @@ struct aq_embedding_backward {
  * losses[row] = log(sum exp) - logit[target] in nats, 0 where the target is -1. With gradient != NULL also
  * gradient[row][v] = scale * (softmax - one at the target), 0 where the target is -1; it may be logits itself, or an
  * array of 16 bits that starts at the same byte with twice the stride; columns V..stride-1 become 0. Logits of 16 bits
- * are widened first, and all else is in fp32: then the gradient has their type, and may be logits itself.
+ * are widened first, and all else is in fp32: then the gradient has their type, and may be logits itself. cap: fp32
+ * logits come from aq_device_cap with it, and the gradient is that of what went in there, times 1 - (logit / cap)^2.
  */
 struct aq_cross_entropy {
     uint64_t rows, V;
@@ -487,6 +490,7 @@ struct aq_cross_entropy {
     uint64_t gradient_stride;
     enum aq_element gradient_type;
     float scale;
+    float cap; /* 0: none; with fp32 logits alone */
 };
 
 /*
@@ -749,6 +753,13 @@ struct aq_scale {
     float *x;
     uint64_t count;
     float factor;
+};
+
+/* x = cap tanh(x / cap): a soft cap (Bello et al. 2016). NaN stays. */
+struct aq_cap {
+    float *x;
+    uint64_t count;
+    float cap; /* above 0 */
 };
 
 /*

@@ -95,6 +95,13 @@ enum { AQ_TENSOR_DIMENSIONS_MAX = 4, AQ_TENSOR_NAME_MAX = 96 };
  */
 enum aq_tied { AQ_TIED_NO = 0, AQ_TIED_EXACT = 1, AQ_TIED_COMPRESSED = 2 };
 
+/* Numbers for the pairs of columns that turn; those behind count are 0. count 0: there are none. */
+enum { AQ_FACTORS_MAX = 128 };
+struct aq_factors {
+    uint32_t count;
+    float of[AQ_FACTORS_MAX];
+};
+
 /* A model reads the fields that its keys name (aq_model_keys). */
 struct aq_model_config {
     const char *kind;   /* a row of models.def                                                */
@@ -131,9 +138,13 @@ struct aq_model_config {
     float rope_fast, rope_slow; /* rotations per context that bound the ramp (beta_fast, beta_slow)          */
     float rope_attention;  /* cosines and sines are multiplied by it; 0: 1                                   */
     uint32_t rope_every;   /* the last of that many blocks has no rotary embedding; 0: all have one          */
+    struct aq_factors rope_short, rope_long; /* LongRoPE: frequencies are divided by the first up to rope_original
+                              tokens a sample, by the second beyond; with rope_attention; count 0: as they are     */
     float query_beta;      /* queries beyond rope_original tokens are scaled (Ministral 3); 0: never         */
     float embedding_scale; /* rows of the embedding are multiplied by it; 0: as the form has it              */
     float score_scale;     /* of attention; 0: by query_scale                                                */
+    float score_cap;       /* scores s of attention become cap tanh(s / cap); 0: as they are                  */
+    float logit_cap;       /* the same of logits                                                             */
     float residual_scale;  /* what a branch adds is multiplied by it; 0: 1                                   */
     float logit_divisor;   /* logits are divided by it; 0: 1                                                 */
     bool pool_mean;        /* an encoder's classifier reads the mean of all real tokens, not the first token  */
@@ -143,7 +154,7 @@ struct aq_model_config {
 /* A key of a manifest that a model has: where it lies and what it may be. */
 struct aq_model_key {
     const char *name; /* "model.blocks" */
-    enum aq_model_key_kind { AQ_MODEL_U32, AQ_MODEL_F32, AQ_MODEL_BOOL, AQ_MODEL_TIED } kind;
+    enum aq_model_key_kind { AQ_MODEL_U32, AQ_MODEL_F32, AQ_MODEL_BOOL, AQ_MODEL_TIED, AQ_MODEL_FACTORS } kind;
     size_t offset; /* in struct aq_model_config */
     const char *unit;
     double min, max; /* max 0: no limit */
@@ -154,6 +165,8 @@ struct aq_model_key {
 const char *aq_model_kind(uint32_t index);
 /* The keys that a model of that kind has, in order; none of an unknown kind. */
 const struct aq_model_key *aq_model_keys(const char *kind, uint32_t *count);
+/* Bytes of a key's value in struct aq_model_config. */
+size_t aq_model_key_bytes(const struct aq_model_key *key);
 /* The key that says how many values a target can have: "model.vocabulary". */
 const char *aq_model_outputs_key(const char *kind);
 /* Tokens of a sample where that is not the job's to say (1 for images); 0: it is. */
