@@ -17,6 +17,8 @@ if(TARGET aqpipe)
     set_tests_properties(test_tarball PROPERTIES LABELS package TIMEOUT 900 PROCESSORS 2)
     add_test(NAME test_wheel COMMAND ${AQ_PYTHON} -B ${CMAKE_CURRENT_SOURCE_DIR}/package/wheel ${CMAKE_BINARY_DIR})
     set_tests_properties(test_wheel PROPERTIES LABELS package TIMEOUT 900 PROCESSORS 2 SKIP_RETURN_CODE 77)
+    add_test(NAME test_deb_tool COMMAND ${AQ_PYTHON} -B ${CMAKE_CURRENT_SOURCE_DIR}/package/deb_tool ${CMAKE_BINARY_DIR})
+    set_tests_properties(test_deb_tool PROPERTIES LABELS package TIMEOUT 900 SKIP_RETURN_CODE 77)
     # A package from a bare Debian or Ubuntu to a running job, by the clock.
     add_test(NAME test_package_start COMMAND ${AQ_PYTHON} -B ${CMAKE_CURRENT_SOURCE_DIR}/package/start ${CMAKE_BINARY_DIR})
     set_tests_properties(test_package_start PROPERTIES LABELS "package;long" TIMEOUT 3600 RUN_SERIAL ON SKIP_RETURN_CODE 77)
