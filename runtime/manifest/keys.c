@@ -168,7 +168,7 @@ static const struct aq_key_section sections[] = {
         array, (uint32_t)(sizeof array / sizeof *array)                                                                \
     }
 
-enum { MODEL_KEYS_MAX = 64 };
+enum { MODEL_KEYS_MAX = 128 };
 
 /* keys.def with the models' own keys in their place: made once, by whoever asks first. */
 static struct aq_key all_keys[sizeof job_keys / sizeof *job_keys + MODEL_KEYS_MAX];
@@ -615,6 +615,17 @@ static bool write_factors(const struct aq_factors *factors, struct aq_text *out)
     return true;
 }
 
+static bool write_flight(uint32_t count, struct aq_text *out)
+{
+    for (size_t i = 0; i < sizeof flights / sizeof *flights; i++) {
+        if (flights[i].value != count) continue;
+        aq_text_add(out, "%s", flights[i].name);
+        return true;
+    }
+    aq_text_add(out, "%u", count);
+    return true;
+}
+
 bool aq_key_write(const struct aq_key *key, const void *base, struct aq_text *out)
 {
     const void *from = (const char *)base + key->offset;
@@ -649,14 +660,7 @@ bool aq_key_write(const struct aq_key *key, const void *base, struct aq_text *ou
             aq_text_add(out, "%u", count);
         return true;
     case AQ_KEY_IN_FLIGHT:
-        count = *(const uint32_t *)from;
-        for (size_t i = 0; i < sizeof flights / sizeof *flights; i++) {
-            if (flights[i].value != count) continue;
-            aq_text_add(out, "%s", flights[i].name);
-            return true;
-        }
-        aq_text_add(out, "%u", count);
-        return true;
+        return write_flight(*(const uint32_t *)from, out);
     case AQ_KEY_FACTORS:
         return write_factors(from, out);
     case AQ_KEY_I32:
