@@ -12,8 +12,9 @@
 
 static struct aq_weights *golden;
 
-static const char *const cases[] = {"one",    "odd",   "group",   "group_and_one", "scales_of_eight", "matrix",
-                                    "zeros",  "tiny",  "nothing", "outliers",      "ties",            "two_rows_of_scales"};
+static const char *const cases[] = {"one",   "odd",  "group",   "group_and_one", "scales_of_eight", "matrix",
+                                    "zeros", "tiny", "nothing", "outliers",      "ties",
+                                    "two_rows_of_scales"};
 
 static const struct frozen_store *const stores[] = {
 #define AQ_FROZEN_STORE(name, NAME, number) &frozen_store_##name,

@@ -186,15 +186,6 @@ static float exp_sum(float *x, uint64_t n, float scale, float shift)
     return (float)sum;
 }
 
-static void nf4(const uint8_t *codes, uint64_t n, float scale, void *y, enum aq_element type)
-{
-    static const float table[] = {AQ_NF4_VALUES};
-    for (uint64_t i = 0; i < n; i++) {
-        const uint32_t code = i % 2 ? codes[i / 2] & 0xf : codes[i / 2] >> 4;
-        cpu_store(y, type, i, table[code] * scale);
-    }
-}
-
 static void scale(const float *x, uint64_t n, float factor, void *y, enum aq_element type)
 {
     for (uint64_t i = 0; i < n; i++) cpu_store(y, type, i, x[i] * factor);
@@ -210,6 +201,21 @@ static void cap_slope(const float *capped, uint64_t n, float factor, float cap, 
     for (uint64_t i = 0; i < n; i++) {
         const float t = capped[i] / cap;
         dy[i] *= factor * (1.0f - t * t);
+    }
+}
+
+static void nf4(const uint8_t *codes, uint64_t n, float factor, void *y, enum aq_element type)
+{
+    static const float table[] = {AQ_NF4_VALUES};
+    float values[AQ_UNPACK_GROUP + 1]; /* both of the last byte */
+    for (uint64_t first = 0; first < n; first += AQ_UNPACK_GROUP) {
+        const uint64_t count = n - first < AQ_UNPACK_GROUP ? n - first : AQ_UNPACK_GROUP;
+        for (uint64_t i = 0; i < count; i += 2) {
+            const uint8_t both = codes[(first + i) / 2];
+            values[i] = table[both >> 4];
+            values[i + 1] = table[both & 0xf];
+        }
+        scale(values, count, factor, (uint8_t *)y + first * aq_element_bytes(type), type);
     }
 }
 

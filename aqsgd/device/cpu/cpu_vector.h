@@ -111,7 +111,10 @@ static inline struct v_table16 v_table16(void)
 static inline vf v_look_up(const struct v_table16 *table, const uint8_t *codes, uint64_t left)
 {
     uint64_t bytes = 0;
-    memcpy(&bytes, codes, left >= LANES ? sizeof bytes : (left + 1) / 2);
+    if (left >= LANES)
+        memcpy(&bytes, codes, sizeof bytes);
+    else
+        memcpy(&bytes, codes, (left + 1) / 2);
     const __m128i both = _mm_cvtsi64_si128((long long)bytes), four = _mm_set1_epi8(0xf);
     const __m128i first = _mm_and_si128(_mm_srli_epi16(both, 4), four), second = _mm_and_si128(both, four);
     return _mm512_permutexvar_ps(_mm512_cvtepu8_epi32(_mm_unpacklo_epi8(first, second)), table->values);
@@ -287,7 +290,10 @@ static inline struct v_table16 v_table16(void)
 static inline vf v_look_up(const struct v_table16 *table, const uint8_t *codes, uint64_t left)
 {
     uint32_t bytes = 0;
-    memcpy(&bytes, codes, left >= LANES ? sizeof bytes : (left + 1) / 2);
+    if (left >= LANES)
+        memcpy(&bytes, codes, sizeof bytes);
+    else
+        memcpy(&bytes, codes, (left + 1) / 2);
     const __m128i both = _mm_cvtsi32_si128((int)bytes), four = _mm_set1_epi8(0xf);
     const __m128i first = _mm_and_si128(_mm_srli_epi16(both, 4), four), second = _mm_and_si128(both, four);
     const __m256i code = _mm256_cvtepu8_epi32(_mm_unpacklo_epi8(first, second));
