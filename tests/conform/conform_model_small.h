@@ -163,6 +163,7 @@ static void qwen3_5_small(struct aq_model_config *model)
     model->own[3] = 5; /* channels of keys         */
     model->own[4] = 3; /* channels of values       */
     model->own[5] = 3; /* taps                     */
+    model->init_std = 0.1f; /* gradients of rates and shifts are small: differences step far where weights are small */
 }
 
 /* A part of each head turns, with a divisor for each pair of columns: T is beyond the context before. */
