@@ -168,7 +168,7 @@ static const struct aq_key_section sections[] = {
         array, (uint32_t)(sizeof array / sizeof *array)                                                                \
     }
 
-enum { MODEL_KEYS_MAX = 64 };
+enum { MODEL_KEYS_MAX = 96 };
 
 /* keys.def with the models' own keys in their place: made once, by whoever asks first. */
 static struct aq_key all_keys[sizeof job_keys / sizeof *job_keys + MODEL_KEYS_MAX];
