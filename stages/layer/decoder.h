@@ -10,6 +10,7 @@
  *     Gemma 3          the same with norms behind the branches, too, and weights of norms less 1; a scaled embedding
  *     Gemma 2          the same without norms of heads, with soft caps of scores and logits
  *     OLMo 2, EXAONE 4 the same with norms only behind the branches
+ *     LFM2             the same, but most blocks have a short convolution in the place of attention
  *     Granite          Llama with four multipliers: of embedding, scores, branches and logits
  *     Qwen3.5          Qwen3 whose attention has a gate, in one block of several; the others have the gated delta rule
  *                      (decoder_delta.c); weights of norms less 1, but for the norm behind the rule
@@ -43,6 +44,8 @@ enum decoder_tensor {
     DELTA_Z,
     DELTA_NORM,
     DELTA_PROJECTION,
+    CONV, /* of blocks with a convolution: QUERY is then the product before it, PROJECTION the one behind */
+    CONV_BIAS,
     PROJECTION,
     PROJECTION_BIAS,
     POST1, /* norms of what the branches give */
@@ -83,6 +86,7 @@ struct decoder_form {
     const char *head, *score;            /* its weights: of a vocabulary, of labels       */
     const char *dense, *dense_norm;      /* of a pooler, before a classifier              */
     const char *names[DECODER_TENSORS];  /* of a block's tensors; NULL: never there       */
+    const char *const *conv_names;       /* the same of blocks with a convolution, or NULL */
 };
 
 /* Which of model.own a form with the delta rule has. */
@@ -103,13 +107,15 @@ struct decoder_delta {
 
 struct decoder_shape {
     const struct decoder_form *form;
+    const char *const *names;         /* the form's, of this block */
     uint64_t C, H, kv_heads, D, F, R; /* R: columns of a head that turn */
-    uint64_t qkv;                     /* columns of q, k and v; of the delta rule its own */
+    uint64_t qkv;                     /* columns of q, k and v; of the delta rule its own        */
     uint64_t heads;                   /* columns of what gives them: more if queries have gates */
     uint64_t mixed;                   /* columns of what attention or the delta rule gives */
     bool has_delta;                   /* the delta rule, and no attention */
     bool opens;                       /* the projection reads that times a gate */
     struct decoder_delta delta;
+    uint32_t taps;                    /* of a convolution, which has H 1, D C, qkv 3 C; 0: none */
     uint64_t window;                  /* 0: none                        */
     float score_scale;                /* 0: 1 / sqrt(D)                 */
     float score_cap;                  /* 0: none                    */
@@ -129,6 +135,16 @@ uint32_t decoder_turning(const struct aq_model_config *model);
 
 /* decoder_shape.c: has a block the delta rule? */
 bool decoder_is_delta(const struct decoder_form *form, const struct aq_model_config *model, uint32_t block);
+
+/* decoder_shape.c: has a block a convolution in the place of attention? */
+bool decoder_convolves(const struct aq_model_config *model, uint32_t block);
+
+/*
+ * decoder_shape.c: the convolution of a block, of x (rows, 3 C) to y (rows, C). cache: of all tokens of the slot, or
+ * NULL. Backward's operands are the caller's to add.
+ */
+struct aq_causal_conv decoder_conv(const struct layer_run *run, const struct decoder_shape *shape, const void *x,
+                                   void *y, void *cache);
 
 /* decoder_shape.c: has a block a window? */
 bool decoder_slides(const struct aq_model_config *model, uint32_t block);

@@ -24,14 +24,23 @@ bool decoder_is_delta(const struct decoder_form *form, const struct aq_model_con
     return form->delta && (every == 0 || (block + 1) % every != 0);
 }
 
-static bool has(const struct layer *layer, const struct aq_model_config *model, enum decoder_tensor tensor)
+bool decoder_convolves(const struct aq_model_config *model, uint32_t block)
+{
+    const uint32_t bits = block < 32 ? model->attention_blocks : model->attention_blocks_high;
+    return model->conv_taps && (block >= 64 || !(bits >> block % 32 & 1));
+}
+
+/* Has the block the tensor, of a name in its table? */
+static bool has(const struct layer *layer, const struct aq_model_config *model, const char *const *names, bool conv,
+                enum decoder_tensor tensor)
 {
     const struct decoder_form *form = layer->form;
     const bool head_norm = tensor == QUERY_NORM || tensor == KEY_NORM;
     const bool of_delta = tensor >= DELTA_QKV && tensor <= DELTA_PROJECTION;
     const bool of_attention = tensor >= QUERY && tensor <= PROJECTION_BIAS && !of_delta;
     if (decoder_is_delta(form, model, layer->number - 1) ? of_attention : of_delta) return false;
-    if (!form->names[tensor] || (tensor == NORM1 && form->first_plain && layer->number == 1)) return false;
+    if (conv && (tensor == QUERY_BIAS || tensor == CONV_BIAS || tensor == PROJECTION_BIAS)) return model->conv_bias;
+    if (!names[tensor] || (tensor == NORM1 && form->first_plain && layer->number == 1)) return false;
     if (tensor >= QUERY_BIAS && tensor <= VALUE_BIAS) return form->biased || model->qkv_bias;
     if (tensor == PROJECTION_BIAS) return form->biased || model->out_bias;
     if (tensor == GATE_BIAS || tensor == UP_BIAS || tensor == MLP_BIAS) return form->biased || model->mlp_bias;
@@ -49,7 +58,7 @@ static struct linear qkv_linear(const struct decoder_shape *shape)
 {
     const uint64_t q = shape->H * shape->D * (shape->form->head_gates ? 2 : 1), kv = shape->kv_heads * shape->D;
     const uint32_t *tensor = shape->tensor;
-    if (shape->form->qkv_one_tensor)
+    if (shape->form->qkv_one_tensor || shape->taps)
         return linear_of(shape->C, shape->qkv, shape->form->out_in, tensor[QUERY], tensor[QUERY_BIAS]);
     return (struct linear){.in = shape->C,
                            .out_in = shape->form->out_in,
@@ -102,6 +111,22 @@ static uint32_t turning(const struct decoder_form *form, const struct aq_model_c
     return form->turns && !plain && !whole ? decoder_turning(model) : 0;
 }
 
+/* A convolution in the place of heads. */
+static void conv_shape(const struct decoder_form *form, const struct aq_model_config *model, struct decoder_shape *out)
+{
+    AQ_ASSERT(form->conv_names);
+    out->names = form->conv_names;
+    out->taps = model->conv_taps;
+    out->H = 1;
+    out->kv_heads = 0;
+    out->D = out->C;
+    out->qkv = out->heads = 3 * out->C;
+    out->mixed = out->C;
+    out->R = 0;
+    out->window = 0;
+    out->heads_normed = false;
+}
+
 void decoder_shape(const struct layer *layer, const struct aq_model_config *model, struct decoder_shape *out)
 {
     const struct decoder_form *form = layer->form;
@@ -122,17 +147,41 @@ void decoder_shape(const struct layer *layer, const struct aq_model_config *mode
                                   .residual_scale = scaled ? model->residual_scale : 0.0f,
                                   .heads_normed = model->qk_norm};
     out->qkv = (H + 2 * out->kv_heads) * D;
+    out->names = form->names;
     out->heads = out->qkv + (form->head_gates ? H * D : 0);
     out->mixed = H * D;
     out->has_delta = decoder_is_delta(form, model, layer->number - 1);
     out->opens = out->has_delta || form->head_gates;
+    if (decoder_convolves(model, layer->number - 1)) conv_shape(form, model, out);
     for (uint32_t i = 0; i < DECODER_TENSORS; i++)
-        out->tensor[i] = has(layer, model, i) ? count++ : LAYER_NO_TENSOR;
+        out->tensor[i] = has(layer, model, out->names, out->taps > 0, i) ? count++ : LAYER_NO_TENSOR;
     out->in = qkv_linear(out);
-    out->projection = linear_of(H * D, C, form->out_in, out->tensor[PROJECTION], out->tensor[PROJECTION_BIAS]);
+    out->projection =
+        linear_of(out->H * out->D, C, form->out_in, out->tensor[PROJECTION], out->tensor[PROJECTION_BIAS]);
     out->up = up_linear(out);
     out->mlp = linear_of(out->F, C, form->out_in, out->tensor[MLP], out->tensor[MLP_BIAS]);
     if (out->has_delta) delta_shape(model, out);
+}
+
+struct aq_causal_conv decoder_conv(const struct layer_run *run, const struct decoder_shape *shape, const void *x,
+                                   void *y, void *cache)
+{
+    const uint32_t bias = shape->tensor[CONV_BIAS];
+    return (struct aq_causal_conv){.samples = run->samples,
+                                   .T = run->tokens,
+                                   .C = shape->C,
+                                   .K = shape->taps,
+                                   .gates = true,
+                                   .type = stage_type(run->config->precision),
+                                   .stride = shape->qkv,
+                                   .x = x,
+                                   .w = run->w[shape->tensor[CONV]],
+                                   .bias = bias == LAYER_NO_TENSOR ? NULL : run->w[bias],
+                                   .starts = run->starts,
+                                   .first = run->first,
+                                   .rows = run->config->T,
+                                   .cache = cache,
+                                   .y = y};
 }
 
 /* The column pair, of R / 2, that makes `rotations` turns in the context before (Peng et al. 2023). */

@@ -6,7 +6,9 @@
  *     n2 = norm(x')    u = n2 Wu (+ b)        g = act(u)                  x'' = x' + D(g Wd (+ b))
  *
  * act is GELU, or a gate: u is then twice as wide as g. What there is of all this follows from the form and the
- * configuration (decoder.h). With norms behind the branches (Gemma 2024), p the product:
+ * configuration (decoder.h). A block may have a gated convolution over the last tokens in the place of attention, with
+ * (b, g, x) in the place of qkv (Liquid AI 2025): a = g conv(b x). With norms behind the branches (Gemma 2024), p the
+ * product:
  *
  *     p1 = a Wo        x' = x + norm(p1)          p2 = g Wd        x'' = x' + norm(p2)
  *
@@ -63,6 +65,8 @@ static void tensors(const struct layer *layer, const struct aq_stage_config *con
                                 [DELTA_PROJECTION] = {shape.mixed, shape.C, residual, 0},
                                 [QUERY_NORM] = {0, shape.D * (shape.form->heads_whole ? shape.H : 1), 0, one},
                                 [KEY_NORM] = {0, shape.D * (shape.form->heads_whole ? shape.kv_heads : 1), 0, one},
+                                [CONV] = {shape.C, shape.taps, std, 0},
+                                [CONV_BIAS] = {0, shape.C, 0, 0},
                                 [PROJECTION] = {shape.H * shape.D, shape.C, residual, 0},
                                 [PROJECTION_BIAS] = {0, shape.C, 0, 0},
                                 [POST1] = {0, shape.C, 0, one},
@@ -77,13 +81,13 @@ static void tensors(const struct layer *layer, const struct aq_stage_config *con
                                 [POST2] = {0, shape.C, 0, one}};
     for (uint32_t i = 0; i < DECODER_TENSORS; i++) {
         const bool turned = sizes[i].in && shape.form->out_in;
-        const uint64_t taps[3] = {shape.qkv, 1, shape.delta.taps};
+        const uint64_t taps[3] = {i == CONV ? shape.C : shape.qkv, 1, i == CONV ? shape.taps : shape.delta.taps};
         if (shape.tensor[i] == LAYER_NO_TENSOR) continue;
-        if (i == DELTA_TAPS) {
-            layer_list_add_cube(list, shape.form->names[i], taps, std);
+        if (i == DELTA_TAPS || i == CONV) { /* as nn.Conv1d has it, of a column in each group */
+            layer_list_add_cube(list, shape.names[i], taps, std);
             continue;
         }
-        layer_list_add(list, shape.form->names[i], turned ? sizes[i].out : sizes[i].in,
+        layer_list_add(list, shape.names[i], turned ? sizes[i].out : sizes[i].in,
                        turned ? sizes[i].in : sizes[i].out, sizes[i].std, sizes[i].value);
     }
 }
@@ -103,7 +107,7 @@ static void place_kept(const struct decoder_shape *shape, uint64_t rows, uint64_
     kept->rstd1 = aq_arena_take(arena, rows * sizeof(float));
     if (!shape->form->rms) kept->mean2 = aq_arena_take(arena, rows * sizeof(float));
     kept->rstd2 = aq_arena_take(arena, rows * sizeof(float));
-    kept->lse = aq_arena_take(arena, rows * shape->H * sizeof(float));
+    if (!shape->taps) kept->lse = aq_arena_take(arena, rows * shape->H * sizeof(float));
     if (shape->form->posts) {
         kept->post1 = aq_arena_take(arena, N * sizeof(float));
         kept->post2 = aq_arena_take(arena, N * sizeof(float));
@@ -131,7 +135,7 @@ static void place(const struct layer *layer, const struct aq_stage_config *confi
     if (what == LAYER_KEPT && shape.has_delta) decoder_delta_kept(&shape, config, arena, kept);
     if (what == LAYER_SLOT && config->extends && shape.has_delta) decoder_delta_slot(&shape, config, arena, kept);
     if (what == LAYER_SLOT && config->extends && !shape.has_delta)
-        kept->cache = aq_arena_take(arena, rows * 2 * shape.kv_heads * shape.D * typed);
+        kept->cache = aq_arena_take(arena, rows * (shape.taps ? shape.C : 2 * shape.kv_heads * shape.D) * typed);
     if (what == LAYER_KEPT && config->split) {
         kept->dprojection = aq_arena_take(arena, N * typed);
         kept->dmlp = aq_arena_take(arena, N * typed);
@@ -146,7 +150,7 @@ static void place(const struct layer *layer, const struct aq_stage_config *confi
     }
     if (what == swapped && shape.opens) work->dheads = aq_arena_take(arena, rows * shape.heads * typed);
     if (what == swapped && !shape.form->gated) work->du = aq_arena_take(arena, rows * shape.F * typed);
-    if (what == (type == AQ_F32 && !shape.opens ? swapped : LAYER_WORK))
+    if (what == (type == AQ_F32 && !shape.opens ? swapped : LAYER_WORK) && (type == AQ_F32 || !shape.taps))
         work->dqkv = aq_arena_take(arena, rows * shape.qkv * sizeof(float));
     if (what == swapped && type != AQ_F32 && !shape.opens)
         work->dqkv_rounded = aq_arena_take(arena, rows * shape.qkv * sizeof(uint16_t));
@@ -195,8 +199,10 @@ static void flops(const struct layer *layer, const struct aq_stage_config *confi
     const double T = config->T, W = (double)shape.window;
     const double keys = shape.window && W < T ? W * (2.0 - W / T) : T; /* twice those up to its own that a query sees */
     const double attention = (shape.form->both ? 4.0 : 2.0) * rows * keys * (double)(shape.H * shape.D);
-    *out = (struct layer_flops){.forward = attention,
-                                .backward = linear_goes_on(layer, &shape.projection) ? 2.5 * attention : 0};
+    const double conv = rows * (double)(shape.C * (2 * shape.taps + 2)); /* backward: sums again, inputs, weights */
+    const bool on = linear_goes_on(layer, &shape.projection);
+    *out = (struct layer_flops){.forward = shape.taps ? conv : attention,
+                                .backward = !on ? 0 : shape.taps ? 3.0 * conv : 2.5 * attention};
     if (shape.has_delta)
         decoder_delta_flops(layer, &shape, rows, out);
     else
@@ -415,10 +421,22 @@ static const void *mixed_of(const struct layer_run *run, const struct decoder_sh
     return shape->opens ? kept->opened : kept->attention;
 }
 
+/* A convolution in the place of attention. */
+static enum aq_status conv_forward(const struct layer_run *run, const struct decoder_shape *shape)
+{
+    const struct decoder_slot *kept = run->slot;
+    const struct linear_to to = {.c = kept->qkv, .type = stage_type(run->config->precision)};
+    void *cache = run->config->extends ? kept->cache : NULL;
+    const struct aq_causal_conv conv = decoder_conv(run, shape, kept->qkv, kept->attention, cache);
+    AQ_TRY(linear_forward(run, &shape->in, run->rows_in, decoder_rows(kept->norm1), &to));
+    return aq_device_causal_conv(run->device, &conv, run->stream);
+}
+
 /* What tokens have of each other, from kept->norm1: attention or the delta rule, with their gates. */
 static enum aq_status mix(const struct layer_run *run, const struct decoder_shape *shape)
 {
     if (shape->has_delta) return decoder_delta_forward(run, shape);
+    if (shape->taps) return conv_forward(run, shape);
     AQ_TRY(heads_forward(run, shape));
     AQ_TRY(attend(run, shape));
     return shape->form->head_gates ? decoder_open(run, shape) : AQ_OK;
@@ -675,6 +693,19 @@ static enum aq_status rope_backward(const struct layer_run *run, const struct de
     return whole ? heads_norm_backward(run, shape) : AQ_OK;
 }
 
+/* Through the convolution, to the gradient of what the first product gave. */
+static enum aq_status conv_backward(const struct layer_run *run, const struct decoder_shape *shape)
+{
+    const struct decoder_slot *kept = run->slot;
+    const struct decoder_state *work = run->state;
+    struct aq_causal_conv conv = decoder_conv(run, shape, kept->qkv, NULL, NULL);
+    conv.dy = work->dattention;
+    conv.dx = conv.type == AQ_F32 ? work->dqkv : work->dqkv_rounded;
+    conv.dw = run->g[shape->tensor[CONV]];
+    conv.dbias = tensor_of(run->g, shape, CONV_BIAS);
+    return aq_device_causal_conv_backward(run->device, &conv, run->stream);
+}
+
 /* Through the projection and the heads, to the gradient of what the first product gave. */
 static enum aq_status heads_backward(const struct layer_run *run, const struct decoder_shape *shape,
                                      const void *dprojection)
@@ -685,6 +716,7 @@ static enum aq_status heads_backward(const struct layer_run *run, const struct d
     const bool turned = shape->R || shape->heads_normed;
     AQ_TRY(linear_input_gradient(run, &shape->projection, run->rows_in, decoder_rows(dprojection), &to));
     if (shape->has_delta) return decoder_delta_backward(run, shape);
+    if (shape->taps) return conv_backward(run, shape);
     if (shape->form->head_gates) AQ_TRY(decoder_open_backward(run, shape));
     struct aq_attention attention = attention_of(run, shape);
     attention.dout = work->dattention;

@@ -40,6 +40,9 @@ void decoder_family_default(const struct stage_model *of, struct aq_model_config
                                     .rope_slow = 1.0f,
                                     .rope_attention = 1.0f,
                                     .rope_every = of->family->rope_every,
+                                    .conv_taps = of->family->conv_taps,
+                                    .attention_blocks = of->family->conv_taps ? 0x24924924 : 0,
+                                    .attention_blocks_high = of->family->conv_taps ? 0x49249249 : 0,
                                     .embedding_scale = 1.0f,
                                     .score_scale = of->family->score_scale,
                                     .residual_scale = 1.0f,
@@ -84,6 +87,10 @@ enum aq_status decoder_family_check(const struct aq_model_config *model)
     AQ_TRY(decoder_ranges(model));
     AQ_TRY(check_published(model));
     if (decoder_family_of(model)->form.delta) AQ_TRY(family_delta_check(model));
+    if (model->conv_taps) {
+        AQ_TRY(decoder_range("blocks", model->blocks, 1, FAMILY_CONV_BLOCKS));
+        AQ_TRY(decoder_range("conv_taps", model->conv_taps, 1, AQ_CAUSAL_CONV_TAPS));
+    }
     const uint64_t columns = (uint64_t)model->heads * decoder_head_dim(model);
     if (!decoder_family_of(model)->form.heads_whole) return AQ_OK;
     if (decoder_kv_heads(model) != model->heads)
@@ -121,8 +128,13 @@ void decoder_family_identity(const struct aq_model_config *model, char *text, si
 
 void decoder_family_describe(const struct aq_model_config *model, char *text, size_t bytes)
 {
-    char windows[32] = "";
+    char windows[64] = "";
+    uint32_t convolutions = 0;
+    for (uint32_t block = 0; block < model->blocks; block++)
+        convolutions += decoder_convolves(model, block);
     if (model->window) snprintf(windows, sizeof windows, ", windows of %u", model->window);
+    if (convolutions)
+        snprintf(windows, sizeof windows, ", convolutions of %u in %u blocks", model->conv_taps, convolutions);
     snprintf(text, bytes, "%u blocks, %u heads (%u of keys) of %u, %u channels, MLP %u, vocabulary %u%s%s%s",
              model->blocks, model->heads, decoder_kv_heads(model), decoder_head_dim(model), model->channels, model->mlp,
              model->vocabulary, model->qkv_bias ? ", biases of q, k, v" : "",
@@ -303,15 +315,19 @@ enum aq_status decoder_family_read(const struct config_json *config, struct aq_m
     for (uint32_t i = 0; type->keys[i].name; i++)
         AQ_TRY(read_key(config, &type->keys[i], out));
     AQ_TRY(config_json_bool_or(config, "tie_word_embeddings", type->tied, &tied));
+    if (type->tied_key) AQ_TRY(config_json_bool_or(config, type->tied_key, tied, &tied));
     out->tied = tied ? AQ_TIED_EXACT : AQ_TIED_NO;
-    char words[64];
-    snprintf(words, sizeof words, "%.*s", (int)strcspn(type->activations, "|"), type->activations);
-    AQ_TRY(config_json_one_of(config, type->activation, words, type->activations, NULL));
+    if (type->activation) {
+        char words[64];
+        snprintf(words, sizeof words, "%.*s", (int)strcspn(type->activations, "|"), type->activations);
+        AQ_TRY(config_json_one_of(config, type->activation, words, type->activations, NULL));
+    }
     AQ_TRY(read_biases(config, type, out));
     AQ_TRY(read_off(config, type));
     AQ_TRY(read_windows(config, type, out));
     if (type->rope_every) AQ_TRY(read_rope_every(config, out));
     if (type->delta) AQ_TRY(family_read_delta(config, out));
+    if (type->convolves) AQ_TRY(family_read_conv(config, out));
     return family_read_rope(config, type, out);
 }
 
@@ -414,17 +430,20 @@ enum aq_status decoder_family_publish(const struct aq_model_config *model, bool 
                        "model.kind %s: no published model has these of model.qkv_bias, out_bias, mlp_bias, qk_norm and "
                        "window together",
                        model->kind);
-    snprintf(word, sizeof word, "%.*s", (int)strcspn(type->activations, "|"), type->activations);
-    json_t *config =
-        json_pack("{s:[s], s:s, s:s, s:b, s:b, s:f, s:s, s:s}", "architectures",
-                  model->labels ? type->classifier : type->architecture, "model_type", type->type, type->activation,
-                  word, "tie_word_embeddings", tied, "attention_bias", model->qkv_bias, "attention_dropout",
-                  (double)model->dropout, "torch_dtype", "float32", "dtype", "float32");
+    json_t *config = json_pack("{s:[s], s:s, s:b, s:b, s:f, s:s, s:s}", "architectures",
+                               model->labels ? type->classifier : type->architecture, "model_type", type->type,
+                               "tie_word_embeddings", tied, "attention_bias", model->qkv_bias, "attention_dropout",
+                               (double)model->dropout, "torch_dtype", "float32", "dtype", "float32");
+    if (type->activation) {
+        snprintf(word, sizeof word, "%.*s", (int)strcspn(type->activations, "|"), type->activations);
+        json_object_set_new(config, type->activation, json_string(word));
+    }
     publish_keys(model, type, config);
     if (type->mlp_bias == FAMILY_READ) json_object_set_new(config, "mlp_bias", json_boolean(model->mlp_bias));
     publish_windows(model, type, config);
     if (type->rope_every) publish_rope_every(model, config);
     if (type->delta) family_publish_delta(model, config);
+    if (type->convolves) family_publish_conv(model, config);
     family_publish_rope(model, type, config);
     if (model->vocabulary <= type->pad) json_object_set_new(config, "pad_token_id", json_null());
     config_json_put_ends(config, model->labels, end_of_text);

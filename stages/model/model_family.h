@@ -54,7 +54,7 @@ struct family_type {
     const char *type;
     const char *architecture, *classifier; /* as they are exported                                          */
     const struct family_key *keys;         /* ended by a name of NULL                                       */
-    const char *activation, *activations;  /* the key, and its values "a|b"; the first is the default       */
+    const char *activation, *activations;  /* the key (or NULL), and its values "a|b": default, others     */
     bool qkv_bias, qk_norm;                /* of all models of the type                                     */
     enum family_switch attention_bias, mlp_bias;
     enum family_windows windows;
@@ -66,6 +66,8 @@ struct family_type {
     bool tied;                     /* default of tie_word_embeddings                                      */
     bool query_beta;               /* llama_4_scaling_beta of the rotary embedding                        */
     bool rope_every;               /* no_rope_layers, no_rope_layer_interval                              */
+    bool convolves;                /* layer_types has "conv"; keys of convolutions and of the MLP's width */
+    const char *tied_key;          /* goes before tie_word_embeddings, or NULL                            */
     uint32_t pad;                  /* transformers' own pad_token_id; in a smaller vocabulary it is null  */
     double partial;                /* default of partial_rotary_factor; 0: transformers does not have the key */
     bool delta;                    /* layer_types, full_attention_interval: blocks with the delta rule        */
@@ -79,7 +81,7 @@ struct decoder_family {
     bool qk_norm;                    /* heads of queries and keys have norms in all models */
     const char *wrapper, *wrapping;  /* model_type and class of models of texts and images around it, or NULL */
     bool wrapper_untied;             /* its default of tie_word_embeddings             */
-    uint32_t rope_every;             /* defaults                                        */
+    uint32_t rope_every, conv_taps;  /* defaults; conv_taps: some blocks have convolutions */
     float score_scale;
     uint32_t own[AQ_MODEL_OWN_MAX];
 };
@@ -115,6 +117,11 @@ void family_publish_delta(const struct aq_model_config *model, json_t *config);
 enum aq_status family_read_rope(const struct config_json *config, const struct family_type *type,
                                 struct aq_model_config *out);
 void family_publish_rope(const struct aq_model_config *model, const struct family_type *type, json_t *config);
+
+/* decoder_conv.c: blocks with convolutions, and the width of their MLPs, of a config.json, and the way back. */
+enum { FAMILY_CONV_BLOCKS = 64 };
+enum aq_status family_read_conv(const struct config_json *config, struct aq_model_config *out);
+void family_publish_conv(const struct aq_model_config *model, json_t *config);
 
 /* ---- Keys of manifests that families have. */
 

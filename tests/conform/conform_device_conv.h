@@ -1,6 +1,6 @@
 /*
- * conform_device_conv.h -- causal convolutions along tokens: against the truth, by their definition with differences for
- * gradients, and a token after another from a cache. A part of conform_device.c.
+ * conform_device_conv.h -- causal convolutions along tokens: against the truth, by their definition with differences
+ * for gradients, and a token after another from a cache. A part of conform_device.c.
  */
 #ifndef CONFORM_DEVICE_CONV_H
 #define CONFORM_DEVICE_CONV_H
@@ -82,21 +82,22 @@ static void causal_arrays(const struct causal_case *x, struct array *arrays)
 static void test_causal_conv_matches_truth(void **state)
 {
     (void)state;
-    static const uint64_t sizes[][4] = {{1, 1, 1, 1},  {2, 2, 5, 3},    {3, 40, 33, 3},  {1, 70, 130, 4}, {2, 65, 16, 2},
-                                        {2, 9, 7, 16}, {1, 100, 20, 7}, {2, 33, 700, 3}, {40, 3, 24, 4}};
+    static const uint64_t sizes[][4] = {{1, 1, 1, 1},    {2, 2, 5, 3},    {3, 40, 33, 3},
+                                        {1, 70, 130, 4}, {2, 65, 16, 2},  {2, 9, 7, 16},
+                                        {1, 100, 20, 7}, {2, 33, 700, 3}, {40, 3, 24, 4}};
     for (size_t s = 0; s < 4 * TYPES * sizeof sizes / sizeof sizes[0]; s++) {
         if (!runs(s, 4 * TYPES, 4)) continue;
         const uint64_t *size = sizes[s / TYPES / 4], form = s / TYPES % 4;
         const struct causal_case x = {.samples = size[0],
-                                    .T = size[1],
-                                    .C = size[2],
-                                    .K = size[3],
-                                    .gates = form % 2,
-                                    .silu = form / 2,
-                                    .bias = (form + s) % 2,
-                                    .parts = (s / 5) % 2,
-                                    .frozen = s % 7 == 6,
-                                    .type = types[s % TYPES]};
+                                      .T = size[1],
+                                      .C = size[2],
+                                      .K = size[3],
+                                      .gates = form % 2,
+                                      .silu = form / 2,
+                                      .bias = (form + s) % 2,
+                                      .parts = (s / 5) % 2,
+                                      .frozen = s % 7 == 6,
+                                      .type = types[s % TYPES]};
         struct array arrays[CAUSAL_ARRAYS];
         char text[128];
         causal_arrays(&x, arrays);
@@ -109,7 +110,7 @@ static void test_causal_conv_matches_truth(void **state)
 
 /* The sum over y times its gradient, in double, straight from the definition. */
 static double causal_loss(const struct causal_case *x, const float *values, const float *w, const float *bias,
-                        const uint32_t *starts, const float *dy, float *y)
+                          const uint32_t *starts, const float *dy, float *y)
 {
     double loss = 0.0;
     for (uint64_t r = 0; r < x->samples * x->T; r++)
@@ -132,16 +133,18 @@ static double causal_loss(const struct causal_case *x, const float *values, cons
 
 /* Differences of the definition, in `count` values, against the gradient that the device gave. */
 static void causal_differences(const char *what, const struct causal_case *x, struct array *arrays, uint32_t of,
-                             uint64_t count, const float *gradient)
+                               uint64_t count, const float *gradient)
 {
     float *values = arrays[of].host, *expected = help_alloc(count * sizeof *expected);
     for (uint64_t i = 0; i < count; i++) {
         const float kept = values[i], step = 0x1p-10f;
         values[i] = kept + step;
-        const double up = causal_loss(x, arrays[0].host, arrays[1].host, arrays[2].host, arrays[3].host, arrays[5].host, NULL);
+        const double up =
+            causal_loss(x, arrays[0].host, arrays[1].host, arrays[2].host, arrays[3].host, arrays[5].host, NULL);
         const double above = (double)values[i];
         values[i] = kept - step;
-        const double down = causal_loss(x, arrays[0].host, arrays[1].host, arrays[2].host, arrays[3].host, arrays[5].host, NULL);
+        const double down =
+            causal_loss(x, arrays[0].host, arrays[1].host, arrays[2].host, arrays[3].host, arrays[5].host, NULL);
         expected[i] = (float)((up - down) / (above - (double)values[i]));
         values[i] = kept;
     }
@@ -154,14 +157,14 @@ static void test_causal_conv_is_its_definition(void **state)
     (void)state;
     for (int form = 0; form < 8; form++) {
         const struct causal_case x = {.samples = 2,
-                                    .T = 11,
-                                    .C = 3,
-                                    .K = form % 2 ? 4 : 3,
-                                    .gates = form / 2 % 2,
-                                    .silu = form / 4,
-                                    .bias = form % 2,
-                                    .parts = form % 3 != 0,
-                                    .type = AQ_F32};
+                                      .T = 11,
+                                      .C = 3,
+                                      .K = form % 2 ? 4 : 3,
+                                      .gates = form / 2 % 2,
+                                      .silu = form / 4,
+                                      .bias = form % 2,
+                                      .parts = form % 3 != 0,
+                                      .type = AQ_F32};
         struct array arrays[CAUSAL_ARRAYS];
         void *got[CAUSAL_ARRAYS];
         causal_arrays(&x, arrays);
@@ -192,8 +195,8 @@ static void *causal_at(void *memory, size_t bytes)
 }
 
 /*
- * Tokens in pieces give what all at once give: with a cache of all tokens, and with one of the last K - 1. The first one
- * may go back to an earlier token.
+ * Tokens in pieces give what all at once give: with a cache of all tokens, and with one of the last K - 1. The first
+ * one may go back to an earlier token.
  */
 static void test_causal_conv_goes_on_from_its_cache(void **state)
 {
@@ -201,13 +204,13 @@ static void test_causal_conv_goes_on_from_its_cache(void **state)
     static const uint64_t pieces[] = {0, 5, 6, 7, 10, 11, 40, 41};
     for (int form = 0; form < 8; form++) {
         const struct causal_case x = {.samples = 1,
-                                    .T = 41,
-                                    .C = 19,
-                                    .K = form % 2 ? 4 : 3,
-                                    .gates = form / 2 % 2,
-                                    .silu = form / 4,
-                                    .bias = form % 2,
-                                    .type = form == 7 ? AQ_BF16 : AQ_F32};
+                                      .T = 41,
+                                      .C = 19,
+                                      .K = form % 2 ? 4 : 3,
+                                      .gates = form / 2 % 2,
+                                      .silu = form / 4,
+                                      .bias = form % 2,
+                                      .type = form == 7 ? AQ_BF16 : AQ_F32};
         const size_t type = aq_element_bytes(x.type), bytes = x.T * x.C * type;
         struct array arrays[CAUSAL_ARRAYS];
         causal_arrays(&x, arrays);

@@ -179,6 +179,25 @@ static void phi3_small(struct aq_model_config *model)
     model->rope_attention = 1.19f;
 }
 
+/* A convolution in the first and the last block, and attention between them. */
+static void lfm2_small(struct aq_model_config *model)
+{
+    llama_small(model);
+    model->blocks = 3;
+    model->attention_blocks = 2;
+    model->attention_blocks_high = 0;
+}
+
+/* Only convolutions, with biases, longer than most parts. */
+static void lfm2_biased(struct aq_model_config *model)
+{
+    lfm2_small(model);
+    model->blocks = 2;
+    model->attention_blocks = 0;
+    model->conv_taps = 5;
+    model->conv_bias = true;
+}
+
 static void pyramid_small(struct aq_model_config *model)
 {
     model->own[0] = 4; /* width  */
@@ -255,6 +274,7 @@ static const struct kind models[] = {
     {"llama", llama_biased, NULL},
     {"llama", llama_normed, NULL},
     {"llama", llama_yarn, NULL},
+    {"lfm2", lfm2_biased, NULL},
     {"modernbert", modernbert_mean, NULL},
     {"resnet", resnet_grouped, NULL},
 };

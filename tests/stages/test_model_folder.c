@@ -261,6 +261,7 @@ static void test_model_folder_context_is_that_of_the_type(void **state)
         {"granite", "GraniteForCausalLM", 2048},
         {PHI3, 4096},
         {GEMMA2, 8192},
+        {"lfm2", "Lfm2ForCausalLM", 128000},
     };
     struct aq_model_folder *folder;
     char text[1024];
@@ -276,6 +277,58 @@ static void test_model_folder_context_is_that_of_the_type(void **state)
         assert_int_equal(aq_model_folder_model(folder)->context, cases[i].context);
         aq_model_folder_close(folder);
     }
+}
+
+/* The MLP's width, and which blocks have attention, as transformers has both. */
+static void test_model_folder_convolutions_are_those_of_transformers(void **state)
+{
+#define BLOCKS(text) ", \"layer_types\": [" text "]"
+    static const struct {
+        const char *more, *refusal;
+        uint32_t mlp, attention, taps; /* intermediate_size is 64 */
+        bool tied;
+    } cases[] = {
+        {"", NULL, 256, 3, 3, true},
+        {BLOCKS("\"conv\", \"full_attention\""), NULL, 256, 2, 3, true},
+        {BLOCKS("\"full_attention\", \"conv\"") ", \"full_attn_idxs\": [1]", NULL, 256, 1, 3, true},
+        {", \"full_attn_idxs\": [1, 7, -1]", NULL, 256, 2, 3, true},
+        {", \"full_attn_idxs\": []", NULL, 256, 0, 3, true},
+        {", \"block_auto_adjust_ff_dim\": false, \"conv_L_cache\": 5", NULL, 64, 3, 5, true},
+        {", \"block_multiple_of\": 8, \"tie_embedding\": false", NULL, 48, 3, 3, false},
+        {", \"block_ff_dim\": 100, \"block_ffn_dim_multiplier\": 1.3, \"block_multiple_of\": 1, \"hidden_act\": 7",
+         NULL, 85, 3, 3, true},
+        {", \"block_ffn_dim_multiplier\": null, \"tie_word_embeddings\": false", NULL, 42, 3, 3, false},
+        {BLOCKS("\"conv\""), "layer_types: found [\"conv\"], expected full_attention or conv for each of 2 blocks", 0,
+         0, 0, false},
+        {BLOCKS("\"conv\", \"sliding_attention\""), "expected full_attention or conv for each of 2 blocks", 0, 0, 0,
+         false},
+        {", \"full_attn_idxs\": [\"1\"]", "full_attn_idxs: found [\"1\"], expected a list of numbers of blocks", 0, 0,
+         0, false},
+        {", \"conv_L_cache\": 17", "conv_L_cache: found 17, expected a whole number from 1 to 16", 0, 0, 0, false},
+        {", \"conv_bias\": 1", "conv_bias: found 1, expected true or false", 0, 0, 0, false},
+        {", \"block_ffn_dim_multiplier\": 0", "block_ffn_dim_multiplier: found 0, expected an MLP of 1 to", 0, 0, 0,
+         false},
+        {", \"block_ffn_dim_multiplier\": 1000, \"block_ff_dim\": 1000000", "expected an MLP of 1 to", 0, 0, 0, false},
+    };
+    struct aq_model_folder *folder;
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        write_decoder("lfm2", "Lfm2ForCausalLM", cases[i].more);
+        if (cases[i].refusal) {
+            expect_refused(AQ_MISMATCH, cases[i].refusal);
+            continue;
+        }
+        assert_int_equal(aq_model_folder_open(place, &folder), AQ_OK);
+        const struct aq_model_config *model = aq_model_folder_model(folder);
+        assert_string_equal(model->kind, "lfm2");
+        assert_int_equal(model->mlp, cases[i].mlp);
+        assert_int_equal(model->attention_blocks, cases[i].attention);
+        assert_int_equal(model->attention_blocks_high, 0);
+        assert_int_equal(model->conv_taps, cases[i].taps);
+        assert_int_equal(model->tied != AQ_TIED_NO, cases[i].tied);
+        aq_model_folder_close(folder);
+    }
+#undef BLOCKS
 }
 
 static void test_model_folder_long_value_is_cut(void **state)
@@ -319,6 +372,7 @@ int main(void)
         cmocka_unit_test(test_model_folder_precedence_is_that_of_transformers),
         cmocka_unit_test(test_model_folder_caps_may_be_missing_or_null),
         cmocka_unit_test(test_model_folder_context_is_that_of_the_type),
+        cmocka_unit_test(test_model_folder_convolutions_are_those_of_transformers),
         cmocka_unit_test(test_model_folder_long_value_is_cut),
         cmocka_unit_test(test_model_folder_without_a_config_is_refused),
     };

@@ -46,7 +46,8 @@ FAMILIES = {
     "phi3": transformers.Phi3Config(**SMALL, original_max_position_embeddings=100, rope_parameters={
         "rope_type": "longrope", "rope_theta": 10000.0, "partial_rotary_factor": 0.5, "short_factor": [1.0, 1.25, 2.0], "long_factor": [1.0, 4.0, 16.0]}),
     "phi3-long": transformers.Phi3Config(**SMALL, original_max_position_embeddings=8, rope_parameters={
-        "rope_type": "longrope", "rope_theta": 10000.0, "short_factor": [1.0] * 6, "long_factor": [1.0, 1.5, 2.0, 4.0, 8.0, 16.0]})}
+        "rope_type": "longrope", "rope_theta": 10000.0, "short_factor": [1.0] * 6, "long_factor": [1.0, 1.5, 2.0, 4.0, 8.0, 16.0]}),
+    "lfm2": transformers.Lfm2Config(**SMALL, full_attn_idxs=[1], block_multiple_of=8)}
 
 
 def text_model(folder, config):

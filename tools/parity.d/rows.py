@@ -1,8 +1,8 @@
-"""Families that are rows of data (stages/model/model_family.h): Mistral, Ministral 3, SmolLM3, OLMo 2 and 3, EXAONE 4, Granite, Phi-3, Gemma 2;
+"""Families that are rows of data (stages/model/model_family.h): Mistral, Ministral 3, SmolLM3, OLMo 2 and 3, EXAONE 4, Granite, Phi-3, Gemma 2, LFM2;
 Llama and Qwen3 with biases and YaRN."""
 import kit
-from transformers import (Exaone4Config, Gemma2Config, GraniteConfig, LlamaConfig, Ministral3Config, MistralConfig, Olmo2Config, Olmo3Config, Phi3Config,
-                          Qwen3Config, SmolLM3Config)
+from transformers import (Exaone4Config, Gemma2Config, GraniteConfig, Lfm2Config, LlamaConfig, Ministral3Config, MistralConfig, Olmo2Config, Olmo3Config,
+                          Phi3Config, Qwen3Config, SmolLM3Config)
 
 SMALL = {"vocab_size": 307, "hidden_size": 48, "intermediate_size": 88, "num_hidden_layers": 4, "max_position_embeddings": 128,
          "num_attention_heads": 4}
@@ -86,6 +86,15 @@ def gemma2():
                        sliding_window=7, rope_parameters=YARN)
 
 
+def lfm2():
+    """Convolutions in most blocks, with biases and other taps; the MLP's width adjusted and final; older keys."""
+    yield Lfm2Config(**SMALL, num_key_value_heads=2, layer_types=["conv", "conv", "full_attention", "conv"], block_multiple_of=16)
+    yield Lfm2Config(**SMALL, num_key_value_heads=4, layer_types=["conv", "full_attention", "full_attention", "conv"], conv_bias=True, conv_L_cache=5,
+                     block_auto_adjust_ff_dim=False, tie_word_embeddings=False, rope_parameters={"rope_type": "default", "rope_theta": 500.0})
+    yield Lfm2Config(**SMALL, num_key_value_heads=2, full_attn_idxs=[1], block_ff_dim=99, block_ffn_dim_multiplier=1.3, block_multiple_of=8)
+    yield Lfm2Config(**SMALL, num_key_value_heads=1, full_attn_idxs=[3], conv_L_cache=4, block_multiple_of=3)
+
+
 def smollm3_biases():
     yield SmolLM3Config(**SMALL, num_key_value_heads=2, pad_token_id=0, attention_bias=True)
 
@@ -97,4 +106,4 @@ CASES = [kit.language_model("llama-biases", llama_biases, bf16_gradients=8e-2), 
          kit.language_model("smollm3-biases", smollm3_biases, precisions=("fp32",), keys_vanish=True),
          kit.language_model("olmo2", olmo2), kit.language_model("olmo3", olmo3, bf16_gradients=7e-2), kit.language_model("exaone4", exaone4),
          kit.language_model("granite", granite), kit.language_model("phi3", phi3),
-         kit.language_model("gemma2", gemma2)]
+         kit.language_model("gemma2", gemma2), kit.language_model("lfm2", lfm2)]

@@ -70,7 +70,8 @@ static void tile_load(const struct conv *self, uint32_t worker, uint64_t end, st
     for (int64_t t = tile->low; t < (int64_t)end; t++) {
         float *u = tile->inputs + (uint64_t)(t - tile->low) * n;
         const uint64_t token = (uint64_t)((int64_t)args->first + t);
-        const void *kept = t < 0 ? cpu_at(args->cache, args->type, cache_at(args, tile->sample, token) + tile->c0) : NULL;
+        const void *kept =
+            t < 0 ? cpu_at(args->cache, args->type, cache_at(args, tile->sample, token) + tile->c0) : NULL;
         if (kept)
             self->cpu->rows->product(kept, NULL, args->type, n, u);
         else
@@ -81,7 +82,8 @@ static void tile_load(const struct conv *self, uint32_t worker, uint64_t end, st
 /* What token t's sum reads. */
 static struct cpu_taps tile_taps(const struct aq_causal_conv *args, const struct conv_tile *tile, uint64_t t)
 {
-    const uint64_t n = tile->n, place = conv_place(args, tile->sample, t), count = place < args->K ? place + 1 : args->K;
+    const uint64_t n = tile->n, place = conv_place(args, tile->sample, t),
+                   count = place < args->K ? place + 1 : args->K;
     return (struct cpu_taps){.n = n,
                              .count = count,
                              .u = tile->inputs + (uint64_t)((int64_t)(t + 1 - count) - tile->low) * n,

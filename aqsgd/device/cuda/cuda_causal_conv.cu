@@ -1,6 +1,7 @@
 /*
- * cuda_causal_conv.cu -- causal convolutions along tokens, every column for itself (struct aq_causal_conv): a thread has
- * a column of a group of rows, and the inputs of the last taps in registers. Bound by memory. Truth: cpu_causal_conv.c.
+ * cuda_causal_conv.cu -- causal convolutions along tokens, every column for itself (struct aq_causal_conv): a thread
+ * has a column of a group of rows, and the inputs of the last taps in registers. Bound by memory. Truth:
+ * cpu_causal_conv.c.
  */
 #include "cuda_sums.cuh"
 
@@ -44,9 +45,10 @@ static __forceinline__ __device__ void conv_window(const struct aq_causal_conv &
         const uint64_t back = static_cast<uint64_t>(j);
         u[TAPS - j] = 0.0f;
         if (back > place || back >= args.K) continue;
-        u[TAPS - j] = back <= t ? conv_input<E>(args, row - back, c)
-                                : aq_load(static_cast<const E *>(args.cache) +
-                                          cache_at(args, row / args.T, args.first + t - back) + c);
+        u[TAPS - j] =
+            back <= t
+                ? conv_input<E>(args, row - back, c)
+                : aq_load(static_cast<const E *>(args.cache) + cache_at(args, row / args.T, args.first + t - back) + c);
     }
 }
 
@@ -105,7 +107,8 @@ static __global__ void __launch_bounds__(CONV_THREADS) causal_conv(struct aq_cau
 }
 
 /* Of each sample the last rows that the cache holds. */
-template <typename E> static __global__ void __launch_bounds__(KEEP_THREADS) causal_conv_keep(struct aq_causal_conv args)
+template <typename E>
+static __global__ void __launch_bounds__(KEEP_THREADS) causal_conv_keep(struct aq_causal_conv args)
 {
     const uint64_t kept = args.T < args.rows ? args.T : args.rows, at = aq_thread_index();
     if (at >= args.samples * kept * args.C) return;
@@ -192,8 +195,7 @@ static __global__ void __launch_bounds__(CONV_THREADS)
     if (!sums) return;
     AQ_UNROLL
     for (int k = 0; k < TAPS; k++)
-        if (k >= TAPS - K)
-            sums[(blockIdx.x * args.C + c) * args.K + static_cast<uint64_t>(k - (TAPS - K))] = dw[k];
+        if (k >= TAPS - K) sums[(blockIdx.x * args.C + c) * args.K + static_cast<uint64_t>(k - (TAPS - K))] = dw[k];
     sums[gridDim.x * args.C * args.K + blockIdx.x * args.C + c] = dbias;
 }
 

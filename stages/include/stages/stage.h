@@ -148,6 +148,9 @@ struct aq_model_config {
     float residual_scale;  /* what a branch adds is multiplied by it; 0: 1                                   */
     float logit_divisor;   /* logits are divided by it; 0: 1                                                 */
     bool pool_mean;        /* an encoder's classifier reads the mean of all real tokens, not the first token  */
+    uint32_t conv_taps;    /* of convolutions in the blocks without attention; 0: all blocks have attention   */
+    uint32_t attention_blocks, attention_blocks_high; /* then: bit b: block b, or block 32 + b, has attention   */
+    bool conv_bias;        /* the products and the convolution of those blocks have biases                   */
     uint32_t own[AQ_MODEL_OWN_MAX]; /* of models that none of these serves                    */
 };
 
