@@ -482,20 +482,6 @@ static void test_frozen_tensors_keep_their_bits(void **state)
     }
 }
 
-/* How many tensors have the name, or it as their last parts: "norm.weight" is in "layers.0.linear_attn.norm.weight". */
-static uint32_t tensors_ending(const struct aq_stage *stage, const char *name)
-{
-    uint32_t count = 0;
-    for (uint32_t i = 0; i < aq_stage_tensor_count(stage); i++) {
-        struct aq_tensor_info info;
-        aq_stage_tensor(stage, i, &info);
-        const size_t all = strlen(info.name), own = strlen(name);
-        const bool ends = all >= own && strcmp(info.name + all - own, name) == 0;
-        count += ends && (all == own || info.name[all - own - 1] == '.');
-    }
-    return count;
-}
-
 /* The names of layers and tensors are patterns, and a list knows what its patterns name. */
 static void test_names_are_patterns(void **state)
 {

@@ -166,7 +166,8 @@ static void test_adapters_equal_a_merged_model(void **state)
         const double before = forward(&merged, 0, true);
         merge(&merged, &adapted);
         const double one = forward(&merged, 0, true), other = forward(&adapted, 0, true);
-        assert_true(fabs(one - before) > 1e-3 * before);
+        if (!(fabs(one - before) > 1e-4 * before)) /* ten times what is let pass below */
+            fail_msg("%s: adapters move the loss from %g to %g", kinds[k].name, before, one);
         assert_true(fabs(one - other) <= 1e-5 * one);
         pipeline_close(&merged);
         pipeline_close(&adapted);

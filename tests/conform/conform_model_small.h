@@ -285,6 +285,20 @@ static const char *raised_of(const struct kind *kind)
     return strcmp(kind->name, "resnet") == 0 ? ".bias" : NULL;
 }
 
+/* How many tensors have the name, or it as their last parts: "norm.weight" is in "layers.0.linear_attn.norm.weight". */
+static uint32_t tensors_ending(const struct aq_stage *stage, const char *name)
+{
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < aq_stage_tensor_count(stage); i++) {
+        struct aq_tensor_info info;
+        aq_stage_tensor(stage, i, &info);
+        const size_t all = strlen(info.name), own = strlen(name);
+        const bool ends = all >= own && strcmp(info.name + all - own, name) == 0;
+        count += ends && (all == own || info.name[all - own - 1] == '.');
+    }
+    return count;
+}
+
 enum { MODELS = sizeof models / sizeof models[0] };
 
 #endif
