@@ -97,7 +97,7 @@ static void test_signals_are_as_at_a_login(void **state)
     signal(SIGPIPE, SIG_IGN);
     signal(SIGTSTP, SIG_IGN);
     const struct aq_child child = {0};
-    const int code = shell(child, "grep -E '^Sig(Blk|Ign)' /proc/$$/status", out);
+    const int code = shell(child, "exec grep -E '^Sig(Blk|Ign)' /proc/self/status", out);
     signal(SIGPIPE, SIG_DFL);
     signal(SIGTSTP, SIG_DFL);
     sigprocmask(SIG_SETMASK, &before, NULL);
