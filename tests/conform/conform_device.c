@@ -781,6 +781,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_disentangled_is_its_definition),
         cmocka_unit_test(test_disentangled_whatever_rows_lie_between),
         cmocka_unit_test(test_gelu_matches_truth),
+        cmocka_unit_test(test_tanh_matches_truth),
         cmocka_unit_test(test_unpacked_weights_match_truth),
         cmocka_unit_test(test_unpacked_nf4_matches_truth),
         cmocka_unit_test(test_magnitudes_match_truth),

@@ -213,6 +213,39 @@ static void test_gelu_matches_truth(void **state)
     }
 }
 
+static enum aq_status tanh_call(struct aq_device *where, struct array *arrays, const void *context)
+{
+    const struct rows_case *x = context;
+    const struct aq_tanh args = {.count = x->T, .x = arrays[0].at, .y = arrays[1].at};
+    const struct aq_tanh_backward back = {
+        .count = x->T, .y = arrays[1].at, .dy = arrays[2].at, .dx = arrays[3].at};
+    const enum aq_status status = aq_device_tanh(where, &args, NULL);
+    return status == AQ_OK ? aq_device_tanh_backward(where, &back, NULL) : status;
+}
+
+static void test_tanh_matches_truth(void **state)
+{
+    (void)state;
+    static const uint64_t sizes[] = {1, 3, 16, 257, 40003};
+    for (size_t s = 0; s < sizeof sizes / sizeof sizes[0]; s++) {
+        const struct rows_case x = {.T = sizes[s], .type = AQ_F32};
+        struct array arrays[4] = {{AQ_F32, x.T, random_of(AQ_F32, x.T, 1, 2.5f), NOT_COMPARED, NULL, {0}},
+                                  {AQ_F32, x.T, NULL, COMPARED, NULL, {0}},
+                                  {AQ_F32, x.T, random_of(AQ_F32, x.T, 2, 1.0f), NOT_COMPARED, NULL, {0}},
+                                  {AQ_F32, x.T, NULL, COMPARED, NULL, {0}}};
+        both("tanh", arrays, 4, tanh_call, &x);
+    }
+    static const float points[] = {-20, -1, 0, 0.5f, 20};
+    static const double values[] = {-1, -0.76159415595576489, 0, 0.46211715726000976, 1};
+    float found[5];
+    float *memory = on(device, points, sizeof points);
+    const struct aq_tanh args = {.count = 5, .x = memory, .y = memory};
+    assert_int_equal(aq_device_tanh(device, &args, NULL), AQ_OK);
+    off(device, memory, found, sizeof found);
+    for (int i = 0; i < 5; i++)
+        assert_true(fabs((double)found[i] - values[i]) < 1e-6);
+}
+
 static enum aq_status unfold_call(struct aq_device *where, struct array *arrays, const void *context)
 {
     const struct rows_case *x = context;

@@ -1,7 +1,8 @@
 /*
- * cpu_text.c -- what encoders of text add to the mathematics: the exact GELU, and rows beside their neighbours for a
- * convolution over tokens.
+ * cpu_text.c -- what encoders of text add to the mathematics: the exact GELU, tanh, and rows beside their neighbours
+ * for a convolution over tokens.
  */
+#include <math.h>
 #include <string.h>
 
 #include "cpu_device.h"
@@ -51,6 +52,39 @@ enum aq_status cpu_gelu_backward(struct aq_device *device, const struct aq_gelu_
     struct cpu_device *cpu = cpu_device_of(device);
     struct gelu self = {.rows = cpu->rows, .backward = args};
     cpu_pool_run(cpu->pool, pieces_of(args->count, FLAT), gelu_backward_piece, &self);
+    return AQ_OK;
+}
+
+static void tanh_piece(uint64_t piece, uint32_t worker, void *context)
+{
+    (void)worker;
+    const struct aq_tanh *args = context;
+    for (uint64_t i = piece * FLAT; i < end_of(piece, args->count, FLAT); i++)
+        args->y[i] = tanhf(args->x[i]);
+}
+
+enum aq_status cpu_tanh(struct aq_device *device, const struct aq_tanh *args, struct aq_stream *stream)
+{
+    (void)stream;
+    struct aq_tanh own = *args;
+    cpu_pool_run(cpu_device_of(device)->pool, pieces_of(args->count, FLAT), tanh_piece, &own);
+    return AQ_OK;
+}
+
+static void tanh_backward_piece(uint64_t piece, uint32_t worker, void *context)
+{
+    (void)worker;
+    const struct aq_tanh_backward *args = context;
+    for (uint64_t i = piece * FLAT; i < end_of(piece, args->count, FLAT); i++)
+        args->dx[i] = args->dy[i] * (1.0f - args->y[i] * args->y[i]);
+}
+
+enum aq_status cpu_tanh_backward(struct aq_device *device, const struct aq_tanh_backward *args,
+                                 struct aq_stream *stream)
+{
+    (void)stream;
+    struct aq_tanh_backward own = *args;
+    cpu_pool_run(cpu_device_of(device)->pool, pieces_of(args->count, FLAT), tanh_backward_piece, &own);
     return AQ_OK;
 }
 

@@ -1,6 +1,6 @@
 /*
- * cuda_text.cu -- what encoders of text add to the mathematics: the exact GELU, and rows beside their neighbours for a
- * convolution over tokens. Bound by memory. Truth: cpu_text.c.
+ * cuda_text.cu -- what encoders of text add to the mathematics: the exact GELU, tanh, and rows beside their neighbours
+ * for a convolution over tokens. Bound by memory. Truth: cpu_text.c.
  */
 #include "cuda_common.cuh"
 
@@ -49,6 +49,30 @@ enum aq_status aq_cuda_gelu_backward(const struct aq_gelu_backward *args, void *
     if (args->type == AQ_BF16) return AQ_LAUNCH((gelu_backward<uint16_t>), grid, FLAT_THREADS, 0, stream, *args);
     if (args->type == AQ_F16) return AQ_LAUNCH((gelu_backward<struct aq_half>), grid, FLAT_THREADS, 0, stream, *args);
     return AQ_LAUNCH((gelu_backward<float>), grid, FLAT_THREADS, 0, stream, *args);
+}
+
+static __global__ void __launch_bounds__(FLAT_THREADS) tangent(struct aq_tanh args)
+{
+    const uint64_t i = aq_thread_index();
+    if (i < args.count) args.y[i] = tanhf(args.x[i]);
+}
+
+enum aq_status aq_cuda_tanh(const struct aq_tanh *args, void *, struct CUstream_st *stream)
+{
+    if (args->count == 0) return AQ_OK;
+    return AQ_LAUNCH(tangent, aq_blocks(args->count, FLAT_THREADS), FLAT_THREADS, 0, stream, *args);
+}
+
+static __global__ void __launch_bounds__(FLAT_THREADS) tangent_backward(struct aq_tanh_backward args)
+{
+    const uint64_t i = aq_thread_index();
+    if (i < args.count) args.dx[i] = args.dy[i] * (1.0f - args.y[i] * args.y[i]);
+}
+
+enum aq_status aq_cuda_tanh_backward(const struct aq_tanh_backward *args, void *, struct CUstream_st *stream)
+{
+    if (args->count == 0) return AQ_OK;
+    return AQ_LAUNCH(tangent_backward, aq_blocks(args->count, FLAT_THREADS), FLAT_THREADS, 0, stream, *args);
 }
 
 static __forceinline__ __device__ int64_t length_of(const uint32_t *lengths, uint64_t sample, uint64_t T)

@@ -419,6 +419,20 @@ struct aq_gelu_backward {
     void *dx;
 };
 
+/* y = tanh(x), of a pooler. y may be x. */
+struct aq_tanh {
+    uint64_t count;
+    const float *x;
+    float *y;
+};
+
+/* dx = dy (1 - y^2), y is forward's; dx may be dy. */
+struct aq_tanh_backward {
+    uint64_t count;
+    const float *y, *dy;
+    float *dx;
+};
+
 /*
  * Rows of a sample beside their neighbours, so that a product is a convolution over tokens: y[t][c K + k] =
  * x[t + k - K / 2][c], 0 where that is no real row. K is odd. Backward: dx[t][c] += what y's gradient has of it, of
