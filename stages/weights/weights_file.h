@@ -58,6 +58,12 @@ enum aq_status aq_weights_source_rows(const struct aq_weights_tensor *tensor, ui
 /* The name without what a model's published names may have in front (`base` of models.def): "transformer.", ... */
 const char *aq_weights_bare_name(const char *name);
 
+/*
+ * weights_header.c: names of BERT's first files, "LayerNorm.gamma" and "LayerNorm.beta", become "LayerNorm.weight" and
+ * "LayerNorm.bias", as transformers reads them. AQ_NOMEM.
+ */
+enum aq_status aq_weights_names_renew(const char *path, json_t *names);
+
 struct aq_weights_file;
 
 struct aq_weights_entry {

@@ -112,6 +112,30 @@ static enum aq_status check_metadata(const struct aq_weights_file *w, json_t *me
     return AQ_OK;
 }
 
+enum aq_status aq_weights_names_renew(const char *path, json_t *names)
+{
+    static const char *const pairs[][2] = {{"LayerNorm.gamma", "weight"}, {"LayerNorm.beta", "bias"}};
+    const char *name;
+    json_t *value;
+    void *next;
+    json_object_foreach_safe(names, next, name, value)
+    {
+        for (size_t i = 0; i < sizeof pairs / sizeof pairs[0]; i++) {
+            const size_t length = strlen(name), end = strlen(pairs[i][0]);
+            if (length < end || strcmp(name + length - end, pairs[i][0]) != 0) continue;
+            json_t *renewed = json_sprintf("%.*s%s", (int)(strrchr(name, '.') + 1 - name), name, pairs[i][1]);
+            const char *text = json_string_value(renewed);
+            const bool there = text && json_object_get(names, text);
+            const bool set = text && (there || json_object_set(names, text, value) == 0);
+            json_decref(renewed);
+            if (!set) return aq_fail(AQ_NOMEM, AREA, "%s: no memory for the names of its tensors", path);
+            if (!there) json_object_del(names, name);
+            break;
+        }
+    }
+    return AQ_OK;
+}
+
 static enum aq_status take_entries(struct aq_weights_file *w)
 {
     const char *name;
@@ -183,6 +207,7 @@ static enum aq_status take_header(struct aq_weights_file *w)
     if (!json_is_object(w->header)) return aq_fail(AQ_CORRUPT, AREA, "%s: the header is no object", w->path);
     if (json_object_size(w->header) > UINT32_MAX)
         return aq_fail(AQ_CORRUPT, AREA, "%s: more tensors than can be counted", w->path);
+    AQ_TRY(aq_weights_names_renew(w->path, w->header));
     w->data = w->file + sizeof length + length;
     w->data_bytes = w->file_bytes - sizeof length - length;
     return take_entries(w);

@@ -116,6 +116,7 @@ static enum aq_status index_read(const char *folder, struct index *index)
     index->map = json_object_get(index->json, "weight_map");
     if (!json_is_object(index->map))
         return aq_fail(AQ_CORRUPT, AREA, "%s: \"weight_map\" is no object of names and files", index->path);
+    AQ_TRY(aq_weights_names_renew(index->path, index->map));
     json_object_foreach(index->map, name, shard)
     {
         if (!shard_name(json_string_value(shard)))
