@@ -9,6 +9,9 @@
  * number with a point, as STS-B has them, and `labels` is -1; else `scores` is NaN. Lines that are not so are bad ones
  * (data_faults.h). The columns of JSON objects are their members: texts, or numbers.
  *
+ * `types` are the types of tokens that the template gives the second text of a pair and what is behind it; all others
+ * are 0.
+ *
  * Samples have lengths: what stands behind a sample's tokens is the end-of-text token again, and is never looked at.
  * What the ids mean depends on files, columns, tokenizer and T alone.
  */
@@ -38,7 +41,9 @@ static_assert(sizeof(union label) == 4, "labels are digested and copied");
 struct tsv {
     struct aq_token_list tokens; /* of all samples, one behind the other */
     uint64_t *starts;            /* of each sample in tokens, and the end */
-    uint32_t *lengths;
+    uint32_t *lengths, *seconds; /* seconds: the token of each sample that begins its second text */
+    int32_t second_type, last_type;
+    uint32_t last_count; /* tokens behind a pair */
     union label *labels;
     uint64_t samples, room;
     bool scored;
@@ -75,7 +80,8 @@ static uint32_t fields(uint32_t T, struct aq_field out[AQ_BATCH_FIELDS_MAX])
     out[0] = (struct aq_field){.name = "tokens", .type = AQ_FIELD_I32, .count = T};
     out[1] = (struct aq_field){.name = "labels", .type = AQ_FIELD_I32, .count = 1};
     out[2] = (struct aq_field){.name = SCORES, .type = AQ_FIELD_F32, .count = 1};
-    return 3;
+    out[3] = (struct aq_field){.name = "types", .type = AQ_FIELD_I32, .count = T};
+    return 4;
 }
 
 /* A number of digits alone, 0 where it is none. */
@@ -251,29 +257,21 @@ static enum aq_status grow(struct tsv *tsv)
 {
     if (tsv->samples < tsv->room) return AQ_OK;
     const uint64_t room = tsv->room ? 2 * tsv->room : 1024;
-    void *memory[3];
-    enum aq_status status = aq_alloc((room + 1) * sizeof *tsv->starts, &memory[0]);
+    void *memory[4] = {NULL};
+    const size_t sizes[4] = {sizeof *tsv->starts, sizeof *tsv->lengths, sizeof *tsv->labels, sizeof *tsv->seconds};
+    void *const before[4] = {tsv->starts, tsv->lengths, tsv->labels, tsv->seconds};
+    enum aq_status status = AQ_OK;
+    for (int i = 0; i < 4 && status == AQ_OK; i++)
+        status = aq_alloc((room + (i == 0)) * sizes[i], &memory[i]);
+    for (int i = 0; i < 4 && status == AQ_OK; i++)
+        if (tsv->samples) memcpy(memory[i], before[i], tsv->samples * sizes[i]);
+    for (int i = 0; i < 4; i++)
+        aq_free(status == AQ_OK ? before[i] : memory[i]);
     AQ_TRY(status);
-    status = aq_alloc(room * sizeof *tsv->lengths, &memory[1]);
-    if (status == AQ_OK) {
-        status = aq_alloc(room * sizeof *tsv->labels, &memory[2]);
-        if (status != AQ_OK) aq_free(memory[1]);
-    }
-    if (status != AQ_OK) {
-        aq_free(memory[0]);
-        return status;
-    }
-    if (tsv->samples) {
-        memcpy(memory[0], tsv->starts, tsv->samples * sizeof *tsv->starts);
-        memcpy(memory[1], tsv->lengths, tsv->samples * sizeof *tsv->lengths);
-        memcpy(memory[2], tsv->labels, tsv->samples * sizeof *tsv->labels);
-    }
-    aq_free(tsv->starts);
-    aq_free(tsv->lengths);
-    aq_free(tsv->labels);
     tsv->starts = memory[0];
     tsv->lengths = memory[1];
     tsv->labels = memory[2];
+    tsv->seconds = memory[3];
     tsv->room = room;
     return AQ_OK;
 }
@@ -284,6 +282,9 @@ static enum aq_status frame_of(struct reader *reader)
     const struct aq_tokenizer_frame *frame = aq_tokenizer_frame(reader->tokenizer);
     struct aq_tokenizer_frame *out = &reader->frame;
     *out = *frame;
+    reader->tsv->second_type = frame->second_type;
+    reader->tsv->last_type = frame->last_type;
+    reader->tsv->last_count = frame->after_count;
     if (frame->before_count + frame->between_count + frame->after_count) return AQ_OK;
     out->between_count = 1;
     out->between[0] = reader->tsv->padding;
@@ -344,6 +345,7 @@ static enum aq_status tokens_add(struct reader *reader, uint32_t *length)
         put(tsv, frame->before, frame->before_count, length);
         put(tsv, tokens[0], counts[0], length);
         if (pair) put(tsv, frame->between, frame->between_count, length);
+        tsv->seconds[tsv->samples] = pair ? *length : tsv->T;
         put(tsv, tokens[1], counts[1], length);
         put(tsv, frame->after, frame->after_count, length);
     }
@@ -516,6 +518,7 @@ static void tsv_close(void *state)
     aq_free(tsv->starts);
     aq_free(tsv->lengths);
     aq_free(tsv->labels);
+    aq_free(tsv->seconds);
     aq_free(tsv);
 }
 
@@ -529,11 +532,16 @@ static void get(const void *state, uint64_t sample, void *const values[AQ_BATCH_
         tokens[t] = tsv->padding > 0 ? tsv->padding : 0;
     *(int32_t *)values[1] = tsv->scored ? -1 : tsv->labels[sample].number;
     *(float *)values[2] = tsv->scored ? tsv->labels[sample].score : NAN;
+    int32_t *types = values[3];
+    for (uint32_t t = 0; t < tsv->T; t++)
+        types[t] = t < tsv->seconds[sample] || t >= length    ? 0
+                   : t + tsv->last_count >= length ? tsv->last_type
+                                                   : tsv->second_type;
 }
 
 static uint64_t bytes(uint32_t T, uint64_t samples)
 {
-    return samples * (T * sizeof(int32_t) + sizeof(uint64_t) + sizeof(uint32_t) + sizeof(int32_t));
+    return samples * (T * sizeof(int32_t) + sizeof(uint64_t) + 2 * sizeof(uint32_t) + sizeof(int32_t));
 }
 
 extern const struct aq_dataset_kind aq_dataset_tsv;

@@ -15,6 +15,9 @@
  *     Qwen3.5          Qwen3 whose attention has a gate, in one block of several; the others have the gated delta rule
  *                      (decoder_delta.c); weights of norms less 1, but for the norm behind the rule
  *     Phi-3 and 4      Llama with q, k, v in one tensor and gate, up in another, of whose heads a part may turn
+ *     BERT, RoBERTa    layer norms of the sums that branches make, biases, the exact GELU, attention of both sides,
+ *                      tables of positions and of token types
+ *     EuroBERT         Llama's blocks with attention of both sides
  *     ModernBERT       layer norms without bias, heads that turn, q, k, v and gate, up in one tensor each, attention of
  *                      both sides: an encoder, whose rows of padding are nobody's
  */
@@ -48,7 +51,8 @@ enum decoder_tensor {
     CONV_BIAS,
     PROJECTION,
     PROJECTION_BIAS,
-    POST1, /* norms of what the branches give */
+    POST1, /* norms of what the branches give, or of the sums that they make */
+    POST1_BIAS,
     NORM2,
     NORM2_BIAS,
     GATE, /* or what GELU follows; gate and up in one, where the form has no name for UP */
@@ -58,6 +62,7 @@ enum decoder_tensor {
     MLP,
     MLP_BIAS,
     POST2,
+    POST2_BIAS,
     DECODER_TENSORS
 };
 
@@ -66,7 +71,8 @@ struct decoder_form {
     bool out_in;                         /* weights lie as nn.Linear's                                     */
     bool turns;                          /* heads turn (model.rope_*), else a table of positions           */
     bool gated;                          /* gate(x Wg) (x Wu), else GELU(x W)                              */
-    enum aq_gate gate;                   /* where it is gated                                              */
+    enum aq_gate gate;                   /* of a gate; if there is none, AQ_GATE_GELU_EXACT says which GELU */
+    bool sums;                           /* layer norms of what it adds to with what a branch gives        */
     bool posts;                          /* RMS norms of what the branches give; there is no dropout then  */
     float plus;                          /* RMS norms multiply by plus + weight, which begins as 1 - plus  */
     bool scaled;                         /* the embedding, by the root of its columns                      */
@@ -81,10 +87,14 @@ struct decoder_form {
     bool delta;                          /* blocks without attention (decoder_delta) have the delta rule   */
     const char *blocks;                  /* in front of a block's number: "layers"        */
     const char *tokens, *positions;      /* tables of the embedding; positions NULL: none */
-    const char *rows;                    /* a layer norm of its rows, without bias, or NULL */
+    uint32_t position_first, type_count; /* what model.position_first and types are unless they are set */
+    const char *types;                   /* a table of token types, or NULL               */
+    const char *rows, *rows_bias;        /* a layer norm of its rows, or NULL; bias NULL: none */
     const char *norm, *norm_bias;        /* of the last layer; bias NULL: none            */
     const char *head, *score;            /* its weights: of a vocabulary, of labels       */
-    const char *dense, *dense_norm;      /* of a pooler, before a classifier              */
+    const char *dense, *dense_bias;      /* of a pooler, before a classifier; bias NULL: none */
+    const char *dense_norm;              /* NULL: none                                    */
+    bool drops_first;                    /* a pooler drops what it reads, too             */
     const char *names[DECODER_TENSORS];  /* of a block's tensors; NULL: never there       */
     const char *const *conv_names;       /* the same of blocks with a convolution, or NULL */
 };
@@ -146,6 +156,16 @@ bool decoder_convolves(const struct aq_model_config *model, uint32_t block);
 struct aq_causal_conv decoder_conv(const struct layer_run *run, const struct decoder_shape *shape, const void *x,
                                    void *y, void *cache);
 
+/* The row of the table of positions that the first token has; rows of the table of token types. */
+static inline uint32_t decoder_position_first(const struct decoder_form *form, const struct aq_model_config *model)
+{
+    return model->position_first ? model->position_first : form->position_first;
+}
+static inline uint32_t decoder_types(const struct decoder_form *form, const struct aq_model_config *model)
+{
+    return model->types ? model->types : form->type_count;
+}
+
 /* decoder_shape.c: has a block a window? */
 bool decoder_slides(const struct aq_model_config *model, uint32_t block);
 
@@ -172,7 +192,7 @@ struct decoder_norm decoder_final_norm_of(float *mean, float *rstd);
 
 enum aq_status decoder_norm(const struct layer_run *run, const struct decoder_norm *norm, uint64_t rows, const float *x,
                             void *y);
-/* c = other + the norm of x (both fp32); other NULL: the norm. An RMS norm. */
+/* c = other + the norm of x (both fp32); other NULL: the norm, and only then it may be a layer norm. */
 enum aq_status decoder_post_norm(const struct layer_run *run, const struct decoder_norm *norm, uint64_t rows,
                                  const float *x, const float *other, float *y);
 enum aq_status decoder_norm_gradient(const struct layer_run *run, const struct decoder_norm *norm, uint64_t rows,

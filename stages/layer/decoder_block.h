@@ -13,7 +13,7 @@ struct decoder_slot {
     float *mean1, *rstd1, *mean2, *rstd2, *lse;             /* means: of layer norms                             */
     float *rstd_heads;
     float *middle;            /* x' */
-    float *post1, *post2;     /* p1, p2: what the norms behind the branches read */
+    float *post1, *post2;     /* what norms behind the branches, or of sums, read */
     float *rstd_post1, *rstd_post2;
     void *dprojection, *dmlp; /* split: what the branches' products gave, its gradient; the stage's type */
     void *cache;              /* extends: keys and values of all tokens so far; or the states of the delta rule */

@@ -249,6 +249,22 @@ struct decoder_norm decoder_final_norm_of(float *mean, float *rstd)
     return (struct decoder_norm){DECODER_FINAL_NORM, DECODER_FINAL_NORM_BIAS, mean, rstd};
 }
 
+static enum aq_status layer_norm(const struct layer_run *run, const struct decoder_norm *norm, uint64_t rows,
+                                 const float *x, void *y, enum aq_element type)
+{
+    const struct aq_layernorm args = {.rows = rows,
+                                      .C = run->layer->in.columns,
+                                      .epsilon = run->config->model.norm_eps,
+                                      .x = x,
+                                      .gamma = run->w[norm->gamma],
+                                      .beta = norm->beta == LAYER_NO_TENSOR ? NULL : run->w[norm->beta],
+                                      .y = y,
+                                      .y_type = type,
+                                      .mean = norm->mean,
+                                      .rstd = norm->rstd};
+    return aq_device_layernorm(run->device, &args, run->stream);
+}
+
 enum aq_status decoder_norm(const struct layer_run *run, const struct decoder_norm *norm, uint64_t rows, const float *x,
                             void *y)
 {
@@ -267,22 +283,14 @@ enum aq_status decoder_norm(const struct layer_run *run, const struct decoder_no
                                         .rstd = norm->rstd};
         return aq_device_rmsnorm(run->device, &args, run->stream);
     }
-    const struct aq_layernorm args = {.rows = rows,
-                                      .C = C,
-                                      .epsilon = epsilon,
-                                      .x = x,
-                                      .gamma = gamma,
-                                      .beta = norm->beta == LAYER_NO_TENSOR ? NULL : run->w[norm->beta],
-                                      .y = y,
-                                      .y_type = type,
-                                      .mean = norm->mean,
-                                      .rstd = norm->rstd};
-    return aq_device_layernorm(run->device, &args, run->stream);
+    return layer_norm(run, norm, rows, x, y, type);
 }
 
 enum aq_status decoder_post_norm(const struct layer_run *run, const struct decoder_norm *norm, uint64_t rows,
                                  const float *x, const float *other, float *y)
 {
+    AQ_ASSERT(run->layer->form->rms || !other);
+    if (!run->layer->form->rms) return layer_norm(run, norm, rows, x, y, AQ_F32);
     const struct aq_rmsnorm args = {.rows = rows,
                                     .C = run->layer->in.columns,
                                     .epsilon = run->config->model.norm_eps,

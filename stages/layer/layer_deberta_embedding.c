@@ -33,7 +33,7 @@ struct numbers {
 
 static struct numbers numbers_of(const struct aq_stage_config *config)
 {
-    const bool types = config->model.own[DEBERTA_TYPES] > 0;
+    const bool types = config->model.types > 0;
     const bool projected = deberta_embedding(&config->model) != config->model.channels;
     const uint32_t first = WORDS + 1;
     return (struct numbers){.types = types ? first : LAYER_NO_TENSOR,
@@ -71,8 +71,8 @@ static void tensors(const struct layer *layer, const struct aq_stage_config *con
         layer_list_add(list, shared[i].name, shared[i].rows, C, shared[i].std, shared[i].value);
     }
     layer_list_add(list, "embeddings.word_embeddings.weight", config->model.vocabulary, E, std, 0);
-    if (config->model.own[DEBERTA_TYPES])
-        layer_list_add(list, "embeddings.token_type_embeddings.weight", config->model.own[DEBERTA_TYPES], E, std, 0);
+    if (config->model.types)
+        layer_list_add(list, "embeddings.token_type_embeddings.weight", config->model.types, E, std, 0);
     if (E != C) layer_list_add(list, "embeddings.embed_proj.weight", C, E, std, 0);
     layer_list_add(list, "embeddings.LayerNorm.weight", 0, C, 0, 1);
     layer_list_add(list, "embeddings.LayerNorm.bias", 0, C, 0, 0);
@@ -109,11 +109,11 @@ static void place(const struct layer *layer, const struct aq_stage_config *confi
     if (what == LAYER_KEPT) place_kept(layer, config, arena, slot);
     if (what == LAYER_SLOT) {
         slot->tokens = aq_arena_take(arena, bytes);
-        slot->types = aq_arena_take(arena, config->model.own[DEBERTA_TYPES] ? bytes : 0);
+        slot->types = aq_arena_take(arena, config->model.types ? bytes : 0);
     }
     if (what == LAYER_HOST) {
         slot->host_tokens = aq_arena_take(arena, bytes);
-        slot->host_types = aq_arena_take(arena, config->model.own[DEBERTA_TYPES] ? bytes : 0);
+        slot->host_types = aq_arena_take(arena, config->model.types ? bytes : 0);
     }
     if (what != LAYER_WORK || config->inference || !layer_learns(layer)) return;
     work->dy = aq_arena_take(arena, rows * C * sizeof(float));
@@ -135,7 +135,7 @@ static void flops(const struct layer *layer, const struct aq_stage_config *confi
 static enum aq_status check(const struct layer *layer, const struct aq_stage_config *config,
                             const struct aq_batch *batch, uint32_t used)
 {
-    const uint32_t T = layer->out.rows, types = config->model.own[DEBERTA_TYPES];
+    const uint32_t T = layer->out.rows, types = config->model.types;
     AQ_TRY(layer_check_field(batch, "tokens", T, used, 0, config->model.vocabulary));
     if (!types || !aq_batch_find(batch, "types", AQ_FIELD_I32, T)) return AQ_OK;
     return layer_check_field(batch, "types", T, used, 0, types);
@@ -158,7 +158,7 @@ static enum aq_status take(const struct layer_run *run, const struct aq_batch *b
     const uint32_t T = run->config->T;
     const int32_t *tokens = aq_batch_find(batch, "tokens", AQ_FIELD_I32, T);
     AQ_TRY(field_take(run, tokens, used, slot->host_tokens, slot->tokens));
-    if (!run->config->model.own[DEBERTA_TYPES]) return AQ_OK;
+    if (!run->config->model.types) return AQ_OK;
     const int32_t *types = aq_batch_find(batch, "types", AQ_FIELD_I32, T);
     return field_take(run, types, used, slot->host_types, slot->types);
 }
@@ -187,7 +187,7 @@ static enum aq_status forward(const struct layer_run *run, const float *x, float
     (void)x;
     AQ_TRY(rows_take(run, slot->tokens, model->vocabulary, WORDS, false));
     if (numbers.types != LAYER_NO_TENSOR)
-        AQ_TRY(rows_take(run, slot->types, model->own[DEBERTA_TYPES], numbers.types, true));
+        AQ_TRY(rows_take(run, slot->types, model->types, numbers.types, true));
     if (numbers.projection != LAYER_NO_TENSOR) {
         const struct linear projection = projection_of(run->layer, run->config);
         const struct linear_to to = {.c = slot->x, .type = AQ_F32};
@@ -244,7 +244,7 @@ static enum aq_status backward(const struct layer_run *run, const float *x, cons
         AQ_TRY(linear_input_gradient(run, &projection, rows, of, &to));
     }
     if (numbers.types != LAYER_NO_TENSOR)
-        AQ_TRY(table_gradient(run, slot->types, run->config->model.own[DEBERTA_TYPES], numbers.types));
+        AQ_TRY(table_gradient(run, slot->types, run->config->model.types, numbers.types));
     return table_gradient(run, slot->tokens, run->config->model.vocabulary, WORDS);
 }
 

@@ -5,15 +5,19 @@
  *     n1 = norm(x)     qkv = n1 Wqkv (+ b)    a = attention(turn(qkv))    x' = x + D(a Wo (+ b))
  *     n2 = norm(x')    u = n2 Wu (+ b)        g = act(u)                  x'' = x' + D(g Wd (+ b))
  *
- * act is GELU, or a gate: u is then twice as wide as g. What there is of all this follows from the form and the
- * configuration (decoder.h). A block may have a gated convolution over the last tokens in the place of attention, with
- * (b, g, x) in the place of qkv (Liquid AI 2025): a = g conv(b x). With norms behind the branches (Gemma 2024), p the
- * product:
+ * act is one of both GELUs, or a gate: u is then twice as wide as g. What there is of all this follows from the form
+ * and the configuration (decoder.h). A block may have a gated convolution over the last tokens in the place of
+ * attention, with (b, g, x) in the place of qkv (Liquid AI 2025): a = g conv(b x). With norms behind the branches
+ * (Gemma 2024), p the product:
  *
  *     p1 = a Wo        x' = x + norm(p1)          p2 = g Wd        x'' = x' + norm(p2)
  *
  * In the place of attention some forms have the gated delta rule (decoder_delta.c); heads of queries may have gates,
  * which what attention gives is multiplied by.
+ *
+ * With norms of the sums (Devlin et al. 2019) the branches read x and x' themselves:
+ *
+ *     x' = norm(x + D(a Wo + b))                  x'' = norm(x' + D(g Wd + b))
  *
  * Backward works on the gradient of the residual stream in place: each branch adds its share, the MLP first, then
  * attention. A branch begins with that gradient rounded to the products' type and its sum over rows (its bias'
@@ -70,6 +74,7 @@ static void tensors(const struct layer *layer, const struct aq_stage_config *con
                                 [PROJECTION] = {shape.H * shape.D, shape.C, residual, 0},
                                 [PROJECTION_BIAS] = {0, shape.C, 0, 0},
                                 [POST1] = {0, shape.C, 0, one},
+                                [POST1_BIAS] = {0, shape.C, 0, 0},
                                 [NORM2] = {0, shape.C, 0, one},
                                 [NORM2_BIAS] = {0, shape.C, 0, 0},
                                 [GATE] = {shape.C, shape.up.parts[0].out, std, 0},
@@ -78,7 +83,8 @@ static void tensors(const struct layer *layer, const struct aq_stage_config *con
                                 [UP_BIAS] = {0, shape.F, 0, 0},
                                 [MLP] = {shape.F, shape.C, residual, 0},
                                 [MLP_BIAS] = {0, shape.C, 0, 0},
-                                [POST2] = {0, shape.C, 0, one}};
+                                [POST2] = {0, shape.C, 0, one},
+                                [POST2_BIAS] = {0, shape.C, 0, 0}};
     for (uint32_t i = 0; i < DECODER_TENSORS; i++) {
         const bool turned = sizes[i].in && shape.form->out_in;
         const uint64_t taps[3] = {i == CONV ? shape.C : shape.qkv, 1, i == CONV ? shape.taps : shape.delta.taps};
@@ -108,9 +114,11 @@ static void place_kept(const struct decoder_shape *shape, uint64_t rows, uint64_
     if (!shape->form->rms) kept->mean2 = aq_arena_take(arena, rows * sizeof(float));
     kept->rstd2 = aq_arena_take(arena, rows * sizeof(float));
     if (!shape->taps) kept->lse = aq_arena_take(arena, rows * shape->H * sizeof(float));
-    if (shape->form->posts) {
+    if (shape->form->posts || shape->form->sums) {
         kept->post1 = aq_arena_take(arena, N * sizeof(float));
         kept->post2 = aq_arena_take(arena, N * sizeof(float));
+    }
+    if (shape->form->posts) {
         kept->rstd_post1 = aq_arena_take(arena, rows * sizeof(float));
         kept->rstd_post2 = aq_arena_take(arena, rows * sizeof(float));
     }
@@ -275,10 +283,13 @@ static struct decoder_norm norm2_of(const struct layer_run *run, const struct de
 static struct decoder_norm post_of(const struct layer_run *run, const struct decoder_shape *shape, uint32_t site)
 {
     const struct decoder_slot *kept = run->slot;
-    const bool mlp = site == SITE_MLP;
+    const bool mlp = site == SITE_MLP, sums = shape->form->sums; /* these have the places of norms before branches */
     return (struct decoder_norm){.gamma = shape->tensor[mlp ? POST2 : POST1],
-                                 .beta = LAYER_NO_TENSOR,
-                                 .rstd = mlp ? kept->rstd_post2 : kept->rstd_post1};
+                                 .beta = shape->tensor[mlp ? POST2_BIAS : POST1_BIAS],
+                                 .mean = mlp ? kept->mean2 : kept->mean1,
+                                 .rstd = sums  ? (mlp ? kept->rstd2 : kept->rstd1)
+                                         : mlp ? kept->rstd_post2
+                                               : kept->rstd_post1};
 }
 
 /* A tensor of the block or its gradient, or NULL. */
@@ -316,6 +327,24 @@ static enum aq_status residual_normed(const struct layer_run *run, const struct 
     return decoder_post_norm(run, &norm, run->rows_in, product, c ? other : NULL, c ? c : work->dnorm);
 }
 
+/* c = norm(other + dropout(x W + b)) */
+static enum aq_status residual_summed(const struct layer_run *run, const struct decoder_shape *shape,
+                                      const struct linear *linear, const void *x, uint32_t site, const float *other,
+                                      float *c)
+{
+    const struct decoder_slot *kept = run->slot;
+    const struct decoder_state *work = run->state;
+    const struct decoder_norm norm = post_of(run, shape, site);
+    float *sum = site == SITE_MLP ? kept->post2 : kept->post1;
+    const struct linear_to to = {.c = sum,
+                                 .type = AQ_F32,
+                                 .after = AQ_AFTER_RESIDUAL,
+                                 .other = (void *)(uintptr_t)other, /* read only */
+                                 .dropout = layer_dropout(run, site)};
+    AQ_TRY(linear_forward(run, linear, run->rows_in, decoder_rows(x), &to));
+    return decoder_post_norm(run, &norm, run->rows_in, sum, NULL, c ? c : work->dnorm);
+}
+
 /* c = other + r (x W + b) */
 static enum aq_status residual_scaled(const struct layer_run *run, const struct decoder_shape *shape,
                                       const struct linear *linear, const void *x, const float *other, float *c)
@@ -330,11 +359,12 @@ static enum aq_status residual_scaled(const struct layer_run *run, const struct 
     return aq_device_dropout(run->device, &add, run->stream);
 }
 
-/* c = other + dropout(x W + b), or as residual_normed or residual_scaled. */
+/* c = other + dropout(x W + b), or as one of the three above. */
 static enum aq_status residual(const struct layer_run *run, const struct decoder_shape *shape,
                                const struct linear *linear, const void *x, uint32_t site, const float *other, float *c)
 {
     if (shape->form->posts) return residual_normed(run, shape, linear, x, site, other, c);
+    if (shape->form->sums) return residual_summed(run, shape, linear, x, site, other, c);
     if (!c) return AQ_OK;
     if (shape->residual_scale > 0.0f) return residual_scaled(run, shape, linear, x, other, c);
     const struct linear_to to = {.c = c,
@@ -396,6 +426,12 @@ static enum aq_status heads_forward(const struct layer_run *run, const struct de
     return shape->R || (shape->heads_normed && !whole) ? aq_device_rope(run->device, &args, run->stream) : AQ_OK;
 }
 
+/* Is the activation without a gate x Phi(x), not its tanh approximation? */
+static bool exact_gelu(const struct decoder_shape *shape)
+{
+    return !shape->form->gated && shape->form->gate == AQ_GATE_GELU_EXACT;
+}
+
 /* The activation of what an MLP's first product gives. */
 static enum aq_status up_forward(const struct layer_run *run, const struct decoder_shape *shape)
 {
@@ -403,8 +439,11 @@ static enum aq_status up_forward(const struct layer_run *run, const struct decod
     const enum aq_element type = stage_type(run->config->precision);
     const struct linear_to gelu = {.c = kept->after, .type = type, .after = AQ_AFTER_GELU, .other = kept->before};
     const struct linear_to plain = {.c = kept->before, .type = type};
-    const bool gated = shape->form->gated;
-    AQ_TRY(linear_forward(run, &shape->up, run->rows_in, decoder_rows(kept->norm2), gated ? &plain : &gelu));
+    const bool gated = shape->form->gated, exact = exact_gelu(shape);
+    AQ_TRY(linear_forward(run, &shape->up, run->rows_in, decoder_rows(kept->norm2), gated || exact ? &plain : &gelu));
+    const struct aq_gelu own = {
+        .count = run->rows_in * shape->F, .type = type, .x = kept->before, .y = kept->after};
+    if (exact) return aq_device_gelu(run->device, &own, run->stream);
     const struct aq_gated args = {.rows = run->rows_in,
                                   .F = shape->F,
                                   .gate = shape->form->gate,
@@ -507,6 +546,24 @@ static enum aq_status post_gradient(const struct layer_run *run, const struct de
                                  &rounded);
 }
 
+/* The same through the norm of a sum, whose gradient takes the place of its norm's in dx; and its bias' gradient. */
+static enum aq_status summed_gradient(const struct layer_run *run, const struct decoder_shape *shape, uint32_t site,
+                                      float *dx, float *bias, const void **out)
+{
+    const struct decoder_slot *kept = run->slot;
+    const struct decoder_state *work = run->state;
+    const enum aq_element type = stage_type(run->config->precision);
+    const struct decoder_norm norm = post_of(run, shape, site);
+    const struct layer_ending made = {
+        .sums = bias, .rounded = type == AQ_F32 ? NULL : branch_memory(run, site), .type = type};
+    const size_t bytes = run->rows_in * shape->C * sizeof *dx;
+    AQ_TRY(aq_device_copy(run->device, work->dnorm, dx, bytes, run->stream));
+    AQ_TRY(aq_device_zero(run->device, dx, bytes, run->stream));
+    AQ_TRY(decoder_norm_gradient(run, &norm, run->rows_in, work->dnorm,
+                                 site == SITE_MLP ? kept->post2 : kept->post1, dx, run->dropped ? NULL : &made));
+    return branch_gradient(run, site, dx, bias, !run->dropped, out);
+}
+
 /* The same through the scale of a branch, in the same memory; and its bias' gradient. */
 static enum aq_status scaled_gradient(const struct layer_run *run, const struct decoder_shape *shape, uint32_t site,
                                       const float *dx, float *bias, const void **out)
@@ -527,10 +584,11 @@ static enum aq_status scaled_gradient(const struct layer_run *run, const struct 
 
 /* The gradient of what a branch adds, and its bias', as the form and the configuration have it. */
 static enum aq_status added_gradient(const struct layer_run *run, const struct decoder_shape *shape, uint32_t site,
-                                     const float *dx, bool made, const void **out)
+                                     float *dx, bool made, const void **out)
 {
     float *bias = tensor_of(run->g, shape, site == SITE_MLP ? MLP_BIAS : PROJECTION_BIAS);
     if (shape->form->posts) return post_gradient(run, shape, site, dx, out);
+    if (shape->form->sums) return summed_gradient(run, shape, site, dx, bias, out);
     if (shape->residual_scale > 0.0f) return scaled_gradient(run, shape, site, dx, bias, out);
     return branch_gradient(run, site, dx, bias, made, out);
 }
@@ -539,7 +597,7 @@ static struct layer_ending ending_at(const struct layer_run *run, const struct d
                                      float *bias)
 {
     const enum aq_element type = stage_type(run->config->precision);
-    if (shape->form->posts || shape->residual_scale > 0.0f) /* what makes it comes behind */
+    if (shape->form->posts || shape->form->sums || shape->residual_scale > 0.0f) /* what makes it comes behind */
         return (struct layer_ending){.type = type};
     return (struct layer_ending){
         .sums = bias, .rounded = type == AQ_F32 ? NULL : branch_memory(run, site), .type = type};
@@ -598,11 +656,14 @@ static enum aq_status up_backward(const struct layer_run *run, const struct deco
     struct decoder_state *work = run->state;
     const enum aq_element type = stage_type(run->config->precision);
     const struct linear_to gelu = {.c = work->du, .type = type, .after = AQ_AFTER_GELU_BACKWARD, .other = kept->before};
-    const struct linear_to plain = {.c = work->dafter, .type = type};
-    const bool gated = shape->form->gated;
+    const bool gated = shape->form->gated, exact = exact_gelu(shape);
+    const struct linear_to plain = {.c = exact ? work->du : work->dafter, .type = type};
     *du = gated ? kept->before : work->du;
     if (!linear_goes_on(run->layer, &shape->mlp)) return AQ_OK;
-    AQ_TRY(linear_input_gradient(run, &shape->mlp, run->rows_in, decoder_rows(dmlp), gated ? &plain : &gelu));
+    AQ_TRY(linear_input_gradient(run, &shape->mlp, run->rows_in, decoder_rows(dmlp), gated || exact ? &plain : &gelu));
+    const struct aq_gelu_backward own = {
+        .count = run->rows_in * shape->F, .type = type, .x = kept->before, .dy = work->du, .dx = work->du};
+    if (exact) return aq_device_gelu_backward(run->device, &own, run->stream);
     const struct aq_gated_backward args = {.rows = run->rows_in,
                                            .F = shape->F,
                                            .gate = shape->form->gate,

@@ -1,9 +1,12 @@
 /*
- * layer_embedding.c -- tokens, and their places where heads do not turn, as rows of tables, added: the first layer of a
- * language model.
+ * layer_embedding.c -- tokens, their places if heads do not turn, and their types if the form has some, as rows of
+ * tables, added: the first layer of a language model or an encoder.
  *
- * A form may normalize the rows (a layer norm without bias, before dropout), or scale rows of tokens by the root of
- * their columns, a number that is rounded as the products' operands are.
+ * A form may normalize the rows (a layer norm, before dropout), or scale rows of tokens by the root of their columns, a
+ * number that is rounded as the products' operands are. The first token has row model.position_first of the
+ * table of places.
+ *
+ * A batch may have the field "types", one for each token; without it all are of type 0.
  *
  * There is nothing below it: its backward is its tables' gradients alone, and split all of it is the weight half. Where
  * a head shares the table, tokens' gradients go to rows of their own, which are added when the head's gradient is
@@ -14,27 +17,52 @@
 #include <math.h>
 #include <string.h>
 
-enum { TOKEN_TABLE, POSITION_TABLE, ROWS_NORM = POSITION_TABLE /* a form has one of both */ };
+enum { TOKEN_TABLE };
+
+/* The tensors behind the first. */
+struct embedding_numbers {
+    uint32_t positions, types, norm, norm_bias;
+};
 
 struct embedding_slot {
     int32_t *tokens, *host_tokens; /* device; pinned: not written again before the stream has copied it */
     float *dy;                     /* split: the gradient of the output                                  */
     float *rows, *mean, *rstd;     /* before the norm                                                    */
     int32_t *places, *host_places; /* tied: the row of each token's gradient                             */
+    int32_t *types, *host_types;   /* if the form has some                                               */
 };
 
 struct embedding_state {
     float *masked, *drows; /* WORK, with a norm: the gradient behind it, and before it */
 };
 
+static struct embedding_numbers numbers_of(const struct decoder_form *form)
+{
+    uint32_t next = TOKEN_TABLE + 1;
+    struct embedding_numbers numbers;
+    numbers.positions = form->positions ? next++ : LAYER_NO_TENSOR;
+    numbers.types = form->types ? next++ : LAYER_NO_TENSOR;
+    numbers.norm = form->rows ? next++ : LAYER_NO_TENSOR;
+    numbers.norm_bias = form->rows_bias ? next : LAYER_NO_TENSOR;
+    return numbers;
+}
+
+static uint64_t position_first(const struct layer_run *run)
+{
+    return decoder_position_first(run->layer->form, &run->config->model);
+}
+
 static void tensors(const struct layer *layer, const struct aq_stage_config *config, struct layer_list *list)
 {
-    const float std = config->model.init_std;
-    layer_list_add(list, layer->form->tokens, config->model.vocabulary, layer->out.columns, std, 0);
-    AQ_ASSERT(!layer->form->positions || !layer->form->rows);
-    if (layer->form->positions)
-        layer_list_add(list, layer->form->positions, config->model.context, layer->out.columns, std, 0);
-    if (layer->form->rows) layer_list_add(list, layer->form->rows, 0, layer->out.columns, 0, 1);
+    const struct decoder_form *form = layer->form;
+    const struct aq_model_config *model = &config->model;
+    const float std = model->init_std;
+    const uint64_t C = layer->out.columns, places = (uint64_t)model->context + decoder_position_first(form, model);
+    layer_list_add(list, form->tokens, model->vocabulary, C, std, 0);
+    if (form->positions) layer_list_add(list, form->positions, places, C, std, 0);
+    if (form->types) layer_list_add(list, form->types, decoder_types(form, model), C, std, 0);
+    if (form->rows) layer_list_add(list, form->rows, 0, C, 0, 1);
+    if (form->rows_bias) layer_list_add(list, form->rows_bias, 0, C, 0, 0);
 }
 
 static void place(const struct layer *layer, const struct aq_stage_config *config, enum layer_memory what,
@@ -51,6 +79,8 @@ static void place(const struct layer *layer, const struct aq_stage_config *confi
     if (what == LAYER_HOST) slot->host_tokens = aq_arena_take(arena, bytes);
     if (what == LAYER_SLOT && config->tied_rows) slot->places = aq_arena_take(arena, bytes);
     if (what == LAYER_HOST && config->tied_rows) slot->host_places = aq_arena_take(arena, bytes);
+    if (what == LAYER_SLOT && layer->form->types) slot->types = aq_arena_take(arena, bytes);
+    if (what == LAYER_HOST && layer->form->types) slot->host_types = aq_arena_take(arena, bytes);
     if (!layer->form->rows) return;
     if (what == LAYER_SLOT) {
         slot->rows = aq_arena_take(arena, all);
@@ -65,7 +95,10 @@ static void place(const struct layer *layer, const struct aq_stage_config *confi
 static enum aq_status check(const struct layer *layer, const struct aq_stage_config *config,
                             const struct aq_batch *batch, uint32_t tokens_used)
 {
-    return layer_check_field(batch, "tokens", layer->out.rows, tokens_used, 0, config->model.vocabulary);
+    const uint32_t T = layer->out.rows;
+    AQ_TRY(layer_check_field(batch, "tokens", T, tokens_used, 0, config->model.vocabulary));
+    if (!layer->form->types || !aq_batch_find(batch, "types", AQ_FIELD_I32, T)) return AQ_OK;
+    return layer_check_field(batch, "types", T, tokens_used, 0, decoder_types(layer->form, &config->model));
 }
 
 /* Where a backward of these tokens will add their gradients. */
@@ -84,18 +117,25 @@ static enum aq_status take_places(const struct layer_run *run)
                           run->stream);
 }
 
-/* (samples, T of the stage) to (samples, T of this forward); tokens beyond `used` become 0. */
+/* (samples, T of the stage) to (samples, T of this forward); beyond `used`, and if there are no values, 0. */
+static enum aq_status take_field(const struct layer_run *run, const int32_t *values, uint32_t used, int32_t *host,
+                                 int32_t *to)
+{
+    const uint32_t T = run->config->T;
+    for (uint32_t sample = 0; sample < run->samples; sample++)
+        for (uint32_t t = 0; t < run->tokens; t++)
+            host[(uint64_t)sample * run->tokens + t] =
+                values && run->first + t < used ? values[(uint64_t)sample * T + run->first + t] : 0;
+    return aq_device_copy(run->device, to, host, run->rows_out * sizeof *to, run->stream);
+}
+
 static enum aq_status take(const struct layer_run *run, const struct aq_batch *batch, uint32_t used)
 {
     const struct embedding_slot *slot = run->slot;
     const uint32_t T = run->config->T;
-    const int32_t *tokens = aq_batch_find(batch, "tokens", AQ_FIELD_I32, T);
-    for (uint32_t sample = 0; sample < run->samples; sample++)
-        for (uint32_t t = 0; t < run->tokens; t++)
-            slot->host_tokens[(uint64_t)sample * run->tokens + t] =
-                run->first + t < used ? tokens[(uint64_t)sample * T + run->first + t] : 0;
-    AQ_TRY(aq_device_copy(run->device, slot->tokens, slot->host_tokens, run->rows_out * sizeof *slot->tokens,
-                          run->stream));
+    AQ_TRY(take_field(run, aq_batch_find(batch, "tokens", AQ_FIELD_I32, T), used, slot->host_tokens, slot->tokens));
+    if (slot->types)
+        AQ_TRY(take_field(run, aq_batch_find(batch, "types", AQ_FIELD_I32, T), used, slot->host_types, slot->types));
     return take_places(run);
 }
 
@@ -119,12 +159,14 @@ static float scale_of(const struct layer_run *run)
 static enum aq_status rows_norm(const struct layer_run *run, float *y)
 {
     const struct embedding_slot *slot = run->slot;
+    const struct embedding_numbers numbers = numbers_of(run->layer->form);
     const uint64_t C = run->layer->out.columns;
     const struct aq_layernorm norm = {.rows = run->rows_out,
                                       .C = C,
                                       .epsilon = run->config->model.norm_eps,
                                       .x = slot->rows,
-                                      .gamma = run->w[ROWS_NORM],
+                                      .gamma = run->w[numbers.norm],
+                                      .beta = run->layer->form->rows_bias ? run->w[numbers.norm_bias] : NULL,
                                       .y = y,
                                       .mean = slot->mean,
                                       .rstd = slot->rstd};
@@ -134,12 +176,28 @@ static enum aq_status rows_norm(const struct layer_run *run, float *y)
     return run->dropped ? aq_device_dropout(run->device, &drop, run->stream) : AQ_OK;
 }
 
+/* rows += those of the types */
+static enum aq_status types_add(const struct layer_run *run, uint32_t table, float *rows)
+{
+    const struct embedding_slot *slot = run->slot;
+    const struct aq_embedding args = {.samples = run->samples,
+                                      .T = run->tokens,
+                                      .C = run->layer->out.columns,
+                                      .V = decoder_types(run->layer->form, &run->config->model),
+                                      .add = true,
+                                      .tokens = slot->types,
+                                      .token_table = run->w[table],
+                                      .x = rows};
+    return aq_device_embedding(run->device, &args, run->stream);
+}
+
 static enum aq_status forward(const struct layer_run *run, const float *x, float *y)
 {
     const struct embedding_slot *slot = run->slot;
-    const uint64_t C = run->layer->out.columns;
+    const struct embedding_numbers numbers = numbers_of(run->layer->form);
+    const uint64_t C = run->layer->out.columns, first = run->first + position_first(run);
     const bool normed = run->layer->form->rows != NULL;
-    const float *positions = run->layer->form->positions ? run->w[POSITION_TABLE] + run->first * C : NULL;
+    const float *positions = run->layer->form->positions ? run->w[numbers.positions] + first * C : NULL;
     (void)x;
     const struct aq_embedding args = {.samples = run->samples,
                                       .T = run->tokens,
@@ -153,6 +211,7 @@ static enum aq_status forward(const struct layer_run *run, const float *x, float
                                       .starts = run->starts,
                                       .dropout = normed ? (struct aq_dropout){0} : layer_dropout(run, 0)};
     AQ_TRY(aq_device_embedding(run->device, &args, run->stream));
+    if (run->layer->form->types) AQ_TRY(types_add(run, numbers.types, args.x));
     return normed ? rows_norm(run, y) : AQ_OK;
 }
 
@@ -161,6 +220,7 @@ static enum aq_status rows_gradient(const struct layer_run *run, const float *dy
 {
     const struct embedding_slot *slot = run->slot;
     const struct embedding_state *work = run->state;
+    const struct embedding_numbers numbers = numbers_of(run->layer->form);
     const uint64_t C = run->layer->out.columns;
     const struct aq_dropout_apply drop = {.samples = run->samples,
                                           .sample_elements = run->tokens * C,
@@ -171,23 +231,43 @@ static enum aq_status rows_gradient(const struct layer_run *run, const float *dy
                                                .C = C,
                                                .dy = run->dropped ? work->masked : dy,
                                                .x = slot->rows,
-                                               .gamma = run->w[ROWS_NORM],
+                                               .gamma = run->w[numbers.norm],
                                                .mean = slot->mean,
                                                .rstd = slot->rstd,
                                                .dx = work->drows,
-                                               .dgamma = run->g[ROWS_NORM]};
+                                               .dgamma = run->g[numbers.norm],
+                                               .dbeta =
+                                                   run->layer->form->rows_bias ? run->g[numbers.norm_bias] : NULL};
     *out = work->drows;
     if (run->dropped) AQ_TRY(aq_device_dropout(run->device, &drop, run->stream));
     AQ_TRY(aq_device_zero(run->device, work->drows, run->rows_out * C * sizeof *dy, run->stream));
     return aq_device_layernorm_backward(run->device, &norm, run->stream);
 }
 
+/* Of the types' table: dx is the gradient of the rows before their norm. */
+static enum aq_status types_gradient(const struct layer_run *run, const float *dx)
+{
+    const struct embedding_slot *slot = run->slot;
+    const uint32_t table = numbers_of(run->layer->form).types;
+    const struct aq_embedding_backward args = {.samples = run->samples,
+                                               .T = run->tokens,
+                                               .C = run->layer->out.columns,
+                                               .V = decoder_types(run->layer->form, &run->config->model),
+                                               .tokens = slot->types,
+                                               .dx = dx,
+                                               .token_gradient = run->g[table]};
+    return run->g[table] ? aq_device_embedding_backward(run->device, &args, run->stream) : AQ_OK;
+}
+
 static enum aq_status tables_gradient(const struct layer_run *run, const float *dy)
 {
     const struct embedding_slot *slot = run->slot;
     const bool normed = run->layer->form->rows != NULL;
-    float *tied = layer_tied_rows(run->stage);
+    const uint64_t first = position_first(run) * run->layer->out.columns;
+    float *tied = layer_tied_rows(run->stage), *places = NULL;
+    if (run->layer->form->positions) places = run->g[numbers_of(run->layer->form).positions];
     if (normed) AQ_TRY(rows_gradient(run, dy, &dy));
+    if (run->layer->form->types) AQ_TRY(types_gradient(run, dy));
     const struct aq_embedding_backward args = {.samples = run->samples,
                                                .T = run->tokens,
                                                .C = run->layer->out.columns,
@@ -195,8 +275,7 @@ static enum aq_status tables_gradient(const struct layer_run *run, const float *
                                                .tokens = tied ? slot->places : slot->tokens,
                                                .dx = dy,
                                                .token_gradient = tied ? tied : run->g[TOKEN_TABLE],
-                                               .position_gradient =
-                                                   run->layer->form->positions ? run->g[POSITION_TABLE] : NULL,
+                                               .position_gradient = places ? places + first : NULL,
                                                .scale = scale_of(run),
                                                .starts = run->starts,
                                                .dropout =

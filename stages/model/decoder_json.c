@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "decoder.h"
+#include "model_family.h"
 
 bool decoder_wrong(const struct aq_model_config *model, uint32_t index, const char **key, char *text, size_t bytes)
 {
@@ -23,7 +23,9 @@ bool decoder_wrong(const struct aq_model_config *model, uint32_t index, const ch
                  model->channels);
         return true;
     }
-    if ((D % 2 || D == 0) && found++ == index) {
+    const struct stage_model *of = stage_model_find(model->kind);
+    const bool turns = !of->family || of->family->form.turns;
+    if (((turns && D % 2) || D == 0) && found++ == index) {
         *key = "model.head_dim";
         snprintf(text, bytes, "%u channels a head: columns turn in pairs, so it is even", D);
         return true;

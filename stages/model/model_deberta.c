@@ -25,7 +25,8 @@ static const struct aq_model_key keys[] = {
      "deberta: farthest distance with its own position (max_relative_positions)"},
     {"model.buckets", AQ_MODEL_U32, OWN(DEBERTA_BUCKETS), "positions", 0, 131072, "256",
      "deberta: positions, logarithmic from half of them on (position_buckets); 0: one for each distance"},
-    {"model.types", AQ_MODEL_U32, OWN(DEBERTA_TYPES), "types", 0, 65536, "0", "deberta: token types; 0: none"},
+    {"model.types", AQ_MODEL_U32, FIELD(types), "types", 0, 65536, "0",
+     "token types; 0: deberta none, bert 2, roberta and xlm_roberta 1"},
     {"model.kernel", AQ_MODEL_U32, OWN(DEBERTA_KERNEL), "tokens", 0, 63, "0",
      "deberta: v2's convolution next to the first block, odd (conv_kernel_size); 0: none"},
     {"model.embedding", AQ_MODEL_U32, OWN(DEBERTA_EMBEDDING), "channels", 0, 65536, "0",
@@ -47,7 +48,7 @@ static void identity(const struct aq_model_config *model, char *text, size_t byt
 {
     snprintf(text, bytes, "deberta %u %u %u %u %u %u %d %u %u %u %u %u", model->blocks, model->heads, model->channels,
              model->vocabulary, model->labels, model->context, model->tied != AQ_TIED_NO, deberta_inner(model),
-             model->own[DEBERTA_BUCKETS], model->own[DEBERTA_TYPES], model->own[DEBERTA_KERNEL],
+             model->own[DEBERTA_BUCKETS], model->types, model->own[DEBERTA_KERNEL],
              deberta_embedding(model));
 }
 
@@ -110,7 +111,7 @@ static enum aq_status config_check(const struct aq_model_config *model)
     AQ_TRY(range_check("labels", model->labels, 1, 65536));
     AQ_TRY(range_check("context", model->context, 2, 131072));
     AQ_TRY(range_check("buckets", model->own[DEBERTA_BUCKETS], 0, 131072));
-    AQ_TRY(range_check("types", model->own[DEBERTA_TYPES], 0, 65536));
+    AQ_TRY(range_check("types", model->types, 0, 65536));
     AQ_TRY(range_check("kernel", model->own[DEBERTA_KERNEL], 0, 63));
     AQ_TRY(range_check("embedding", deberta_embedding(model), 1, 65536));
     if (problem(model, 1, 0, &key, text, sizeof text)) return aq_fail(AQ_INVAL, "stage", "%s: %s", key, text);
@@ -190,7 +191,7 @@ static enum aq_status read_sizes(const struct config_json *config, struct aq_mod
     AQ_TRY(config_json_u32(config, "hidden_size", 1, 65536, &out->channels));
     AQ_TRY(config_json_u32(config, "intermediate_size", 1, 262144, &own[DEBERTA_INNER]));
     AQ_TRY(config_json_u32(config, "vocab_size", 1, 1048576, &out->vocabulary));
-    AQ_TRY(config_json_u32_or(config, "type_vocab_size", 0, 65536, 0, &own[DEBERTA_TYPES]));
+    AQ_TRY(config_json_u32_or(config, "type_vocab_size", 0, 65536, 0, &out->types));
     AQ_TRY(config_json_u32_or(config, "embedding_size", 1, 65536, out->channels, &own[DEBERTA_EMBEDDING]));
     AQ_TRY(config_json_u32_or(config, "conv_kernel_size", 0, 63, 0, &own[DEBERTA_KERNEL]));
     AQ_TRY(config_json_number_or(config, "initializer_range", 0, 1, 0.02, &std));
@@ -261,7 +262,7 @@ static enum aq_status publish_config(const struct aq_model_config *model, bool t
         (int)deberta_inner(model), "vocab_size", (int)model->vocabulary, "max_position_embeddings", (int)model->context,
         "max_relative_positions", -1, "position_buckets", buckets, "relative_attention", 1, "share_att_key", 1,
         "position_biased_input", 0, "pos_att_type", "p2c|c2p", "norm_rel_ebd", "layer_norm", "type_vocab_size",
-        (int)model->own[DEBERTA_TYPES], "layer_norm_eps", 1e-7, "initializer_range", (double)model->init_std,
+        (int)model->types, "layer_norm_eps", 1e-7, "initializer_range", (double)model->init_std,
         "hidden_dropout_prob", dropout, "attention_probs_dropout_prob", dropout, "pooler_dropout", 0, "torch_dtype",
         "float32");
     if (deberta_embedding(model) != model->channels)

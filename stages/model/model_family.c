@@ -48,6 +48,9 @@ void decoder_family_default(const struct stage_model *of, struct aq_model_config
                                     .residual_scale = 1.0f,
                                     .logit_divisor = 1.0f};
     memcpy(out->own, of->family->own, sizeof out->own);
+    if (!of->family->pooler) return;
+    out->tied = AQ_TIED_NO;
+    out->labels = 2;
 }
 
 /* What no config.json of the family can say: refused before training, not at the export. */
@@ -82,6 +85,9 @@ enum aq_status decoder_family_check(const struct aq_model_config *model)
     AQ_TRY(decoder_range("logit_cap", (double)model->logit_cap, 0, 1e6));
     AQ_TRY(decoder_range("residual_scale", (double)model->residual_scale, 0, 1e6));
     AQ_TRY(decoder_range("logit_divisor", (double)model->logit_divisor, 0, 1e6));
+    AQ_TRY(decoder_range("types", model->types, 0, 65536));
+    AQ_TRY(decoder_range("position_first", model->position_first, 0, 1048576));
+    if (decoder_family_of(model)->pooler) AQ_TRY(decoder_range("labels", model->labels, 1, 65536));
     if (model->out_bias && !model->qkv_bias)
         return aq_fail(AQ_INVAL, "stage", "model.out_bias without model.qkv_bias: no published model has it so");
     AQ_TRY(decoder_ranges(model));
@@ -118,34 +124,39 @@ void decoder_family_identity(const struct aq_model_config *model, char *text, si
         }
         memcpy(&whole, field, aq_model_key_bytes(key));
         memcpy(&number, &whole, sizeof number);
+        if (key->offset == DECODER_FIELD(types)) whole = decoder_types(&of->family->form, model);
+        if (key->offset == DECODER_FIELD(position_first)) whole = decoder_position_first(&of->family->form, model);
         if (key->offset == DECODER_FIELD(kv_heads)) whole = decoder_kv_heads(model);
         if (key->offset == DECODER_FIELD(head_dim)) whole = decoder_head_dim(model);
         if (key->kind == AQ_MODEL_TIED) whole = whole != AQ_TIED_NO;
         used += (size_t)(key->kind == AQ_MODEL_F32 ? snprintf(text + used, bytes - used, " %a", (double)number)
                                                    : snprintf(text + used, bytes - used, " %u", whole));
     }
+    if (of->family->pooler && used < bytes) snprintf(text + used, bytes - used, " labels %u", model->labels);
 }
 
 void decoder_family_describe(const struct aq_model_config *model, char *text, size_t bytes)
 {
-    char windows[64] = "";
+    char windows[64] = "", labels[32] = "";
     uint32_t convolutions = 0;
     for (uint32_t block = 0; block < model->blocks; block++)
         convolutions += decoder_convolves(model, block);
+    if (decoder_family_of(model)->pooler) snprintf(labels, sizeof labels, ", %u labels", model->labels);
     if (model->window) snprintf(windows, sizeof windows, ", windows of %u", model->window);
     if (convolutions)
         snprintf(windows, sizeof windows, ", convolutions of %u in %u blocks", model->conv_taps, convolutions);
-    snprintf(text, bytes, "%u blocks, %u heads (%u of keys) of %u, %u channels, MLP %u, vocabulary %u%s%s%s",
+    snprintf(text, bytes, "%u blocks, %u heads (%u of keys) of %u, %u channels, MLP %u, vocabulary %u%s%s%s%s",
              model->blocks, model->heads, decoder_kv_heads(model), decoder_head_dim(model), model->channels, model->mlp,
              model->vocabulary, model->qkv_bias ? ", biases of q, k, v" : "",
-             model->qk_norm && !decoder_family_of(model)->qk_norm ? ", norms of heads" : "", windows);
+             model->qk_norm && !decoder_family_of(model)->qk_norm ? ", norms of heads" : "", windows, labels);
 }
 
 /* ---- Layers. */
 
 uint32_t decoder_family_layers(const struct aq_model_config *model)
 {
-    return model->blocks + 2;
+    const struct stage_model *of = stage_model_find(model->kind); /* GPT-2, too, which is no row */
+    return model->blocks + (of->family && of->family->pooler ? 3 : 2);
 }
 
 void decoder_layer(const struct decoder_form *form, const struct aq_model_config *model, uint32_t T, uint32_t index,
@@ -171,8 +182,28 @@ void decoder_layer(const struct decoder_form *form, const struct aq_model_config
     }
 }
 
+/* What an encoder has behind its blocks. */
+static void encoder_end(const struct decoder_family *of, const struct aq_model_config *model, uint32_t T, bool last,
+                        struct layer *out)
+{
+    const struct aq_cut_shape pooled = {.rows = 1, .columns = model->channels};
+    out->kind = last ? &layer_classifier : of->pooler;
+    out->form = &of->form;
+    out->turned = last;
+    out->in = last ? pooled : (struct aq_cut_shape){.rows = T, .columns = model->channels};
+    out->out = pooled;
+    if (last) out->out.columns = model->labels;
+    snprintf(out->name, sizeof out->name, "%s", last ? "classifier" : "pooler");
+    if (last) snprintf(out->prefix, sizeof out->prefix, "%s", of->classifier);
+}
+
 void decoder_family_layer(const struct aq_model_config *model, uint32_t T, uint32_t index, struct layer *out)
 {
+    const struct decoder_family *of = decoder_family_of(model);
+    if (of->pooler && index > model->blocks) {
+        encoder_end(of, model, T, index == model->blocks + 2, out);
+        return;
+    }
     decoder_layer(&decoder_family_of(model)->form, model, T, index, out);
 }
 
@@ -184,10 +215,19 @@ bool decoder_family_ignores(const char *name)
     return length >= sizeof end && strcmp(name + length - (sizeof end - 1), end) == 0;
 }
 
+bool decoder_family_begins(const char *name, const char *const *begins)
+{
+    for (uint32_t i = 0; begins[i]; i++)
+        if (strncmp(name, begins[i], strlen(begins[i])) == 0) return true;
+    return false;
+}
+
 void decoder_family_name(const struct stage_model *of, const char *tensor, char *out, size_t bytes)
 {
     const struct decoder_form *form = &of->family->form;
-    const bool head = strcmp(tensor, form->head) == 0 || strcmp(tensor, form->score) == 0;
+    const bool head = of->family->pooler
+                          ? decoder_family_begins(tensor, of->family->heads)
+                          : strcmp(tensor, form->head) == 0 || strcmp(tensor, form->score) == 0;
     snprintf(out, bytes, "%s%s", head ? "" : of->base, tensor);
 }
 
@@ -303,6 +343,30 @@ static enum aq_status read_off(const struct config_json *config, const struct fa
     return AQ_OK;
 }
 
+/* The first position, whose rows max_position_embeddings counts; the pooling; the labels. */
+static enum aq_status read_encoder(const struct config_json *config, const struct family_type *type,
+                                   struct aq_model_config *out)
+{
+    const json_t *names = json_object_get(config->object, "id2label");
+    uint32_t pooling = 0;
+    out->tied = AQ_TIED_NO; /* there is no head of words */
+    if (json_object_size(names) > 0)
+        out->labels = (uint32_t)json_object_size(names);
+    else
+        AQ_TRY(config_json_u32_or(config, "num_labels", 1, 65536, out->labels, &out->labels));
+    if (type->pooling) AQ_TRY(config_json_one_of(config, "classifier_pooling", "late", "late|bos|mean", &pooling));
+    out->pool_late = type->pooling && pooling == 0;
+    out->pool_mean = type->pooling && pooling == 2;
+    if (!type->places_behind_pad) return AQ_OK;
+    AQ_TRY(config_json_u32_or(config, "pad_token_id", 0, 1048575, type->pad, &out->position_first));
+    out->position_first++;
+    if (out->context > out->position_first) {
+        out->context -= out->position_first;
+        return AQ_OK;
+    }
+    return config_json_refuse(config, "max_position_embeddings", "more than pad_token_id + 1, %u", out->position_first);
+}
+
 enum aq_status decoder_family_read(const struct config_json *config, struct aq_model_config *out)
 {
     const struct family_type *first = decoder_family_of(out)->types, *type = first;
@@ -328,6 +392,8 @@ enum aq_status decoder_family_read(const struct config_json *config, struct aq_m
     if (type->rope_every) AQ_TRY(read_rope_every(config, out));
     if (type->delta) AQ_TRY(family_read_delta(config, out));
     if (type->convolves) AQ_TRY(family_read_conv(config, out));
+    if (decoder_family_of(out)->pooler) AQ_TRY(read_encoder(config, type, out));
+    if (!decoder_family_of(out)->form.turns) return AQ_OK;
     return family_read_rope(config, type, out);
 }
 
@@ -365,6 +431,7 @@ static void publish_keys(const struct aq_model_config *model, const struct famil
                             : key->kind == FAMILY_U32 ? json_integer((json_int_t)whole)
                                                       : decoder_number(number));
     }
+    if (!decoder_family_of(model)->form.turns) return;
     json_object_set_new(config, "num_key_value_heads", json_integer(decoder_kv_heads(model)));
     json_object_del(config, "head_dim");
     if (model->head_dim || has_default(type, "head_dim"))
@@ -420,6 +487,29 @@ const struct family_type *decoder_family_type(const struct aq_model_config *mode
     return type->type ? type : NULL;
 }
 
+/* What is only an encoder's. */
+static void publish_encoder(const struct aq_model_config *model, const struct family_type *type, json_t *config)
+{
+    const struct decoder_form *form = &decoder_family_of(model)->form;
+    const uint32_t first = decoder_position_first(form, model);
+    if (form->types) json_object_set_new(config, "type_vocab_size", json_integer(decoder_types(form, model)));
+    if (type->places_behind_pad) {
+        json_object_set_new(config, "max_position_embeddings", json_integer((json_int_t)model->context + first));
+        json_object_set_new(config, "pad_token_id", json_integer(first - 1));
+    }
+    if (type->pooling) {
+        const char *pooling = model->pool_late ? "late" : model->pool_mean ? "mean" : "bos";
+        json_object_set_new(config, "classifier_pooling", json_string(pooling));
+    }
+    json_object_set_new(config, "id2label", json_object());
+    for (uint32_t i = 0; i < model->labels; i++) {
+        char number[16];
+        snprintf(number, sizeof number, "%u", i);
+        json_object_set_new(json_object_get(config, "id2label"), number, json_sprintf("LABEL_%u", i));
+    }
+    if (model->labels == 1) json_object_set_new(config, "problem_type", json_string("regression"));
+}
+
 enum aq_status decoder_family_publish(const struct aq_model_config *model, bool tied, int32_t end_of_text, char *json,
                                       size_t *count)
 {
@@ -430,10 +520,16 @@ enum aq_status decoder_family_publish(const struct aq_model_config *model, bool 
                        "model.kind %s: no published model has these of model.qkv_bias, out_bias, mlp_bias, qk_norm and "
                        "window together",
                        model->kind);
-    json_t *config = json_pack("{s:[s], s:s, s:b, s:b, s:f, s:s, s:s}", "architectures",
+    json_t *config = json_pack("{s:[s], s:s, s:s, s:s}", "architectures",
                                model->labels ? type->classifier : type->architecture, "model_type", type->type,
-                               "tie_word_embeddings", tied, "attention_bias", model->qkv_bias, "attention_dropout",
-                               (double)model->dropout, "torch_dtype", "float32", "dtype", "float32");
+                               "torch_dtype", "float32", "dtype", "float32");
+    const bool encoder = decoder_family_of(model)->pooler != NULL;
+    if (!encoder) json_object_set_new(config, "tie_word_embeddings", json_boolean(tied));
+    if (type->attention_bias != FAMILY_IGNORED || !encoder)
+        json_object_set_new(config, "attention_bias", json_boolean(model->qkv_bias));
+    if (!type->dropouts) json_object_set_new(config, "attention_dropout", json_real((double)model->dropout));
+    for (uint32_t i = 0; type->dropouts && type->dropouts[i]; i++)
+        json_object_set_new(config, type->dropouts[i], json_real((double)model->dropout));
     if (type->activation) {
         snprintf(word, sizeof word, "%.*s", (int)strcspn(type->activations, "|"), type->activations);
         json_object_set_new(config, type->activation, json_string(word));
@@ -444,8 +540,11 @@ enum aq_status decoder_family_publish(const struct aq_model_config *model, bool 
     if (type->rope_every) publish_rope_every(model, config);
     if (type->delta) family_publish_delta(model, config);
     if (type->convolves) family_publish_conv(model, config);
-    family_publish_rope(model, type, config);
+    if (decoder_family_of(model)->form.turns) family_publish_rope(model, type, config);
     if (model->vocabulary <= type->pad) json_object_set_new(config, "pad_token_id", json_null());
-    config_json_put_ends(config, model->labels, end_of_text);
+    if (encoder)
+        publish_encoder(model, type, config);
+    else
+        config_json_put_ends(config, model->labels, end_of_text);
     return decoder_write(config, json, count);
 }

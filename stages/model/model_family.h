@@ -1,7 +1,9 @@
 /*
- * model_family.h -- a family of decoders as data: its form (decoder.h), and for each model_type the keys of
+ * model_family.h -- a family of decoders or encoders as data: its form (decoder.h), and for each model_type the keys of
  * config.json, their defaults, and the switches that transformers has there. One reader and one writer serve all rows.
  * Private to stages/.
+ *
+ * An encoder has a pooler and a classifier behind its blocks, in place of a head.
  *
  * A family is a file model_<name>.c with its keys of manifests (DECODER_KEYS_*), its row, and a line in models.def.
  * Rules that one row needs are fields here, never a branch on a family's name.
@@ -68,6 +70,9 @@ struct family_type {
     bool rope_every;               /* no_rope_layers, no_rope_layer_interval                              */
     bool convolves;                /* layer_types has "conv"; keys of convolutions and of the MLP's width */
     const char *tied_key;          /* goes before tie_word_embeddings, or NULL                            */
+    bool places_behind_pad;        /* the first token's position is pad_token_id + 1                      */
+    bool pooling;                  /* classifier_pooling: late, bos or mean                               */
+    const char *const *dropouts;   /* keys of probabilities, ended by NULL; NULL: attention_dropout       */
     uint32_t pad;                  /* transformers' own pad_token_id; in a smaller vocabulary it is null  */
     double partial;                /* default of partial_rotary_factor; 0: transformers does not have the key */
     bool delta;                    /* layer_types, full_attention_interval: blocks with the delta rule        */
@@ -79,6 +84,9 @@ struct decoder_family {
     struct decoder_form form;
     const struct family_type *types; /* ended by a type of NULL                        */
     bool qk_norm;                    /* heads of queries and keys have norms in all models */
+    const struct layer_kind *pooler; /* an encoder's; NULL: a decoder                  */
+    const char *classifier;          /* then: in front of the names of the classifier's tensors */
+    const char *const *heads;        /* then: names that begin so have no `base` in front; ended by NULL */
     const char *wrapper, *wrapping;  /* model_type and class of models of texts and images around it, or NULL */
     bool wrapper_untied;             /* its default of tie_word_embeddings             */
     uint32_t rope_every, conv_taps;  /* defaults; conv_taps: some blocks have convolutions */
@@ -102,6 +110,8 @@ enum aq_status decoder_family_read(const struct config_json *config, struct aq_m
 enum aq_status decoder_family_publish(const struct aq_model_config *model, bool tied, int32_t end_of_text, char *json,
                                       size_t *count);
 bool decoder_family_ignores(const char *name);
+/* Does the name begin with one of the list, ended by NULL? */
+bool decoder_family_begins(const char *name, const char *const *begins);
 void decoder_family_name(const struct stage_model *of, const char *tensor, char *out, size_t bytes);
 
 /* Layer `index` of embedding, blocks, head, of any form. */
@@ -313,5 +323,132 @@ void family_publish_conv(const struct aq_model_config *model, json_t *config);
                                                    .read_config = decoder_family_read,                                 \
                                                    .ignores = decoder_family_ignores,                                  \
                                                    .publish_config = decoder_family_publish}
+
+/* The same of an encoder; `unread`: its function that says which tensors of a file have no use here. */
+#define ENCODER_MODEL(name, known, of, front, unread)                                                                  \
+    extern const struct stage_model stage_model_##name;                                                                \
+    const struct stage_model stage_model_##name = {.kind = #name,                                                      \
+                                                   .family = &(of),                                                    \
+                                                   .task = "classification",                                           \
+                                                   .input = "tokens",                                                  \
+                                                   .sequences = true,                                                  \
+                                                   .keys = known,                                                      \
+                                                   .key_count = sizeof(known) / sizeof(known)[0],                      \
+                                                   .describe = decoder_family_describe,                                \
+                                                   .identity = decoder_family_identity,                                \
+                                                   .problem = decoder_problem,                                         \
+                                                   .config_check = decoder_family_check,                               \
+                                                   .layers = decoder_family_layers,                                    \
+                                                   .layer = decoder_family_layer,                                      \
+                                                   .published = published,                                             \
+                                                   .base = front,                                                      \
+                                                   .read_config = decoder_family_read,                                 \
+                                                   .ignores = unread,                                                  \
+                                                   .publish_config = decoder_family_publish}
+
+/*
+ * Encoders of BERT's blocks: keys of manifests, keys of config.json (`mlp`, `context`, `types`, `eps`: defaults), form.
+ */
+#define ENCODER_KEYS_TRAINING                                                                                          \
+    {"model.dropout", AQ_MODEL_F32, DECODER_FIELD(dropout), "probability", 0, 0.9, "0",                                \
+     "on embedding, attention, residuals and pooler; never at a cut"},                                                 \
+        {"model.init_std", AQ_MODEL_F32, DECODER_FIELD(init_std), "", 0, 1, "0.02", "of the normal initial weights"}
+
+/* models share it */
+#define TYPES_HELP "token types; 0: deberta none, bert 2, roberta and xlm_roberta 1"
+
+#define BERT_KEYS                                                                                                      \
+    {"model.blocks", AQ_MODEL_U32, DECODER_FIELD(blocks), "blocks", 1, 1024, "12", "transformer blocks, L"},           \
+        {"model.heads", AQ_MODEL_U32, DECODER_FIELD(heads), "heads", 1, 1024, "12", "heads of queries, H"},            \
+        {"model.channels", AQ_MODEL_U32, DECODER_FIELD(channels), "channels", 1, 65536, "768", "width, C"},            \
+        {"model.mlp", AQ_MODEL_U32, DECODER_FIELD(mlp), "channels", 1, 1048576, "2048", "of a block's MLP"},           \
+        {"model.vocabulary", AQ_MODEL_U32, DECODER_FIELD(vocabulary), "tokens", 0, 1048576, "0",                       \
+         "V; 0: the tokenizer's"},                                                                                     \
+        {"model.context", AQ_MODEL_U32, DECODER_FIELD(context), "tokens", 1, 1048576, "1024",                          \
+         "tokens that the model was made for; at least train.T"},                                                      \
+        {"model.types", AQ_MODEL_U32, DECODER_FIELD(types), "types", 0, 65536, "0", TYPES_HELP},     \
+        {"model.norm_eps", AQ_MODEL_F32, DECODER_FIELD(norm_eps), "", 0, 1, "0.00001", "epsilon of the norms"},        \
+        ENCODER_KEYS_TRAINING
+
+#define BERT_SIZES(vocabulary_, context_, types_, eps)                                                                 \
+    {"num_hidden_layers", FAMILY_U32, DECODER_FIELD(blocks), 1, 1024, 12},                                             \
+        {"num_attention_heads", FAMILY_U32, DECODER_FIELD(heads), 1, 1024, 12},                                        \
+        {"hidden_size", FAMILY_U32, DECODER_FIELD(channels), 1, 65536, 768},                                           \
+        {"intermediate_size", FAMILY_U32, DECODER_FIELD(mlp), 1, 1048576, 3072},                                       \
+        {"vocab_size", FAMILY_U32, DECODER_FIELD(vocabulary), 1, 1048576, vocabulary_},                                \
+        {"max_position_embeddings", FAMILY_U32, DECODER_FIELD(context), 1, 1048576, context_},                         \
+        {"type_vocab_size", FAMILY_U32, DECODER_FIELD(types), 1, 65536, types_},                                       \
+        {"layer_norm_eps", FAMILY_F32, DECODER_FIELD(norm_eps), 0, 1, eps},                                            \
+        {"initializer_range", FAMILY_F32, DECODER_FIELD(init_std), 0, 1, 0.02}
+
+#define BERT_FORM                                                                                                      \
+    .out_in = true, .biased = true, .gate = AQ_GATE_GELU_EXACT, .sums = true, .both = true, .blocks = "encoder.layer", \
+    .tokens = "embeddings.word_embeddings.weight", .positions = "embeddings.position_embeddings.weight",               \
+    .types = "embeddings.token_type_embeddings.weight", .rows = "embeddings.LayerNorm.weight",                         \
+    .rows_bias = "embeddings.LayerNorm.bias",                                                                          \
+    .names = {[QUERY] = "attention.self.query.weight",                                                                 \
+              [KEY] = "attention.self.key.weight",                                                                     \
+              [VALUE] = "attention.self.value.weight",                                                                 \
+              [QUERY_BIAS] = "attention.self.query.bias",                                                              \
+              [KEY_BIAS] = "attention.self.key.bias",                                                                  \
+              [VALUE_BIAS] = "attention.self.value.bias",                                                              \
+              [PROJECTION] = "attention.output.dense.weight",                                                          \
+              [PROJECTION_BIAS] = "attention.output.dense.bias",                                                       \
+              [POST1] = "attention.output.LayerNorm.weight",                                                           \
+              [POST1_BIAS] = "attention.output.LayerNorm.bias",                                                        \
+              [GATE] = "intermediate.dense.weight",                                                                    \
+              [GATE_BIAS] = "intermediate.dense.bias",                                                                 \
+              [MLP] = "output.dense.weight",                                                                           \
+              [MLP_BIAS] = "output.dense.bias",                                                                        \
+              [POST2] = "output.LayerNorm.weight",                                                                     \
+              [POST2_BIAS] = "output.LayerNorm.bias"}
+
+/*
+ * What RoBERTa has and BERT does not: a key; its type; its row; the rows of published folders. ROBERTA_TYPE reads the
+ * arrays config_keys and dropouts.
+ */
+#define ROBERTA_KEYS                                                                                                   \
+    {"model.position_first", AQ_MODEL_U32, DECODER_FIELD(position_first), "position", 0, 1048576, "0",                 \
+     "roberta, xlm_roberta: the position of the first token, the padding token's id + 1; 0: 2"}
+
+#define ROBERTA_TYPE(type_, name)                                                                                      \
+    static const char *const off[] = {"is_decoder", "add_cross_attention", NULL};                                      \
+    static const char *const heads[] = {"classifier.", NULL};                                                          \
+    static const struct family_type types[] = {{.type = type_,                                                         \
+                                                .architecture = name "Model",                                          \
+                                                .classifier = name "ForSequenceClassification",                        \
+                                                .keys = config_keys,                                                   \
+                                                .activation = "hidden_act",                                            \
+                                                .activations = "gelu",                                                 \
+                                                .places_behind_pad = true,                                             \
+                                                .dropouts = dropouts,                                                  \
+                                                .pad = 1,                                                              \
+                                                .off = off},                                                           \
+                                               {0}};                                                                   \
+    /* The head for hidden words; a pooler that no classifier reads; numbers of positions, a tensor of older files. */ \
+    static bool ignores(const char *tensor)                                                                            \
+    {                                                                                                                  \
+        static const char *const begins[] = {"lm_head.", "pooler.", "embeddings.position_ids", NULL};                  \
+        return decoder_family_begins(tensor, begins);                                                                  \
+    }
+
+#define ROBERTA_FAMILY                                                                                                 \
+    .types = types, .pooler = &layer_tanh_pooler, .classifier = "classifier.out_proj.", .heads = heads, .form = {      \
+        BERT_FORM,                                                                                                     \
+        .position_first = 2,                                                                                           \
+        .type_count = 1,                                                                                               \
+        .dense = "classifier.dense.weight",                                                                            \
+        .dense_bias = "classifier.dense.bias",                                                                         \
+        .drops_first = true}
+
+#define ROBERTA_PUBLISHED(type, name)                                                                                  \
+    {type, name "ForSequenceClassification"}, {type, name "Model"},                                                    \
+    {                                                                                                                  \
+        type, name "ForMaskedLM"                                                                                       \
+    }
+
+/* Keys of config.json with BERT's probabilities, in an array of this name. */
+#define BERT_DROPOUTS(name)                                                                                            \
+    static const char *const name[] = {"hidden_dropout_prob", "attention_probs_dropout_prob", NULL}
 
 #endif

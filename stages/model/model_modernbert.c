@@ -35,7 +35,7 @@ static const struct aq_model_key keys[] = {
     {"model.window_from", AQ_MODEL_U32, FIELD(window_from), "blocks", 0, 1024, "0",
      "blocks before this one have no window"},
     {"model.pool_mean", AQ_MODEL_BOOL, FIELD(pool_mean), "", 0, 0, "false",
-     "modernbert: the classifier reads the mean of all tokens (classifier_pooling: mean), not the first one"},
+     "modernbert, eurobert: the classifier reads the mean of all tokens (classifier_pooling: mean), not the first one"},
     {"model.dropout", AQ_MODEL_F32, FIELD(dropout), "probability", 0, 0.9, "0",
      "on embedding, attention, residuals and pooler; never at a cut"},
     {"model.init_std", AQ_MODEL_F32, FIELD(init_std), "", 0, 1, "0.02", "of the normal initial weights"}};

@@ -45,6 +45,8 @@ static enum aq_status read_template(const char *place, json_t *pieces, json_t *s
         if (!special && !in_order)
             return aq_fail(AQ_INVAL, AQ_BPE_AREA, "%s[%zu] is neither a special token nor the next text", place, i);
         seen += in_order;
+        const json_t *type = json_object_get(json_object_get(piece, text ? "Sequence" : "SpecialToken"), "type_id");
+        if (pair && seen == 2) *(text ? &out->second_type : &out->last_type) = (int32_t)json_integer_value(type);
         json_t *ids = special ? json_object_get(json_object_get(specials, special), "ids") : NULL;
         if (special && !json_is_array(ids))
             return aq_fail(AQ_CORRUPT, AQ_BPE_AREA, "%s[%zu]: \"%.64s\" has no ids", place, i, special);
@@ -96,7 +98,9 @@ static enum aq_status read_cls_sep(const char *place, json_t *one, uint32_t betw
 
 static enum aq_status read_bert(const char *place, json_t *one, struct huggingface_reader *reader)
 {
-    return read_cls_sep(place, one, 1, reader);
+    AQ_TRY(read_cls_sep(place, one, 1, reader));
+    reader->frame->second_type = reader->frame->last_type = 1;
+    return AQ_OK;
 }
 
 static enum aq_status read_roberta(const char *place, json_t *one, struct huggingface_reader *reader)

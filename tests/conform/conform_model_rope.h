@@ -30,6 +30,7 @@ static void test_longrope_divides_by_the_list_of_its_length(void **state)
         }
     }
     model.rope_long.count = 1;
+    aq_error_clear();
     assert_int_equal(aq_model_config_check(&model), AQ_INVAL);
     assert_non_null(strstr(aq_error_text(), "model.rope_long: 1 numbers, but 2 pairs of columns turn"));
 }

@@ -227,11 +227,54 @@ static void deberta_small(struct aq_model_config *model)
     model->context = 9;   /* distances from there on share a position */
     model->own[3] = 24;   /* inner     */
     model->own[4] = 6;    /* buckets   */
-    model->own[5] = 2;    /* types     */
+    model->types = 2;
     model->own[6] = 3;    /* kernel    */
     model->own[7] = 12;   /* embedding */
     model->tied = false;
     model->init_std = 0.5f; /* the table's norm is no line where its rows are small */
+}
+
+/* An odd number of channels a head, which no head rotates. */
+static void bert_small(struct aq_model_config *model)
+{
+    model->blocks = 2;
+    model->heads = 2;
+    model->channels = 18;
+    model->mlp = 22;
+    model->vocabulary = 37;
+    model->context = T + 1;
+    model->types = 3;
+    model->init_std = 0.2f;
+}
+
+/* Positions from the fifth row on. */
+static void roberta_small(struct aq_model_config *model)
+{
+    bert_small(model);
+    model->channels = 16;
+    model->types = 1;
+    model->position_first = 4;
+}
+
+static void xlm_roberta_small(struct aq_model_config *model)
+{
+    roberta_small(model);
+    model->position_first = 2;
+}
+
+static void eurobert_small(struct aq_model_config *model)
+{
+    llama_small(model);
+    model->init_std = 0.2f;
+    model->pool_mean = true;
+}
+
+static void eurobert_late(struct aq_model_config *model)
+{
+    eurobert_small(model);
+    model->pool_mean = false;
+    model->pool_late = true;
+    model->qkv_bias = model->out_bias = model->mlp_bias = true;
 }
 
 /* Windows on both sides in three blocks of four; the first has no norm before attention, which sees all. */
@@ -276,6 +319,7 @@ static const struct kind models[] = {
     {"llama", llama_yarn, NULL},
     {"lfm2", lfm2_biased, NULL},
     {"modernbert", modernbert_mean, NULL},
+    {"eurobert", eurobert_late, NULL},
     {"resnet", resnet_grouped, NULL},
 };
 
@@ -300,5 +344,33 @@ static uint32_t tensors_ending(const struct aq_stage *stage, const char *name)
 }
 
 enum { MODELS = sizeof models / sizeof models[0] };
+
+/* The gradient of such a tensor is what rounding leaves of 0: a bias of keys, if no head rotates, moves all scores of a
+ * query alike. */
+static bool is_idle(const char *name)
+{
+    return strstr(name, "self.key.bias") != NULL;
+}
+
+static struct kind kinds[KINDS_MAX];
+static int KINDS;
+
+/* Every model, and with every task of whole samples that it can learn. */
+static void kinds_fill(void)
+{
+    const char *task;
+    for (int m = 0; m < MODELS; m++) {
+        kinds[KINDS++] = models[m];
+        for (uint32_t t = 0; (task = aq_task_name(t)) != NULL; t++) {
+            struct aq_model_config model;
+            aq_model_config_default(&model, models[m].name);
+            aq_model_use_task(&model, task, LABELS);
+            if (!model.labels || strcmp(task, aq_model_task(models[m].name)) == 0) continue;
+            assert_true(KINDS < KINDS_MAX);
+            kinds[KINDS] = models[m];
+            kinds[KINDS++].task = task;
+        }
+    }
+}
 
 #endif

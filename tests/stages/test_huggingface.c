@@ -126,8 +126,9 @@ static void test_end_of_text_from_tokenizer_config(void **state)
     remove(data_path(folder, "tokenizer_config.json", path));
 }
 
-#define PIECE(name) "{\"SpecialToken\": {\"id\": \"" name "\", \"type_id\": 0}}"
-#define TEXT(name)  "{\"Sequence\": {\"id\": \"" name "\", \"type_id\": 0}}"
+#define TYPED(name, type) "{\"SpecialToken\": {\"id\": \"" name "\", \"type_id\": " type "}}"
+#define PIECE(name)       TYPED(name, "0")
+#define TEXT(name, type)  "{\"Sequence\": {\"id\": \"" name "\", \"type_id\": " type "}}"
 #define TEMPLATE(single, pair)                                                                                         \
     "\"post_processor\": {\"type\": \"Sequence\", \"processors\": [{\"type\": \"ByteLevel\"}, {\"type\": "             \
     "\"TemplateProcessing\", \"single\": [" single "], \"pair\": [" pair "], \"special_tokens\": {\"x\": {\"ids\": "   \
@@ -137,10 +138,11 @@ static void test_frame_of_templates(void **state)
 {
     (void)state;
     struct aq_tokenizer *t =
-        open_json(TEMPLATE(PIECE("x") "," TEXT("A") "," PIECE("y"),
-                           PIECE("x") "," TEXT("A") "," PIECE("y") "," PIECE("y") "," TEXT("B") "," PIECE("y")),
+        open_json(TEMPLATE(PIECE("x") "," TEXT("A", "0") "," PIECE("y"),
+                           PIECE("x") "," TEXT("A", "0") "," PIECE("y") "," PIECE("y") "," TEXT("B", "1") "," TYPED(
+                               "y", "2")),
                   "");
-    static const struct aq_tokenizer_frame wanted = {{7, 8}, {9, 9}, {9}, 2, 2, 1};
+    static const struct aq_tokenizer_frame wanted = {{7, 8}, {9, 9}, {9}, 2, 2, 1, 1, 2};
     assert_memory_equal(aq_tokenizer_frame(t), &wanted, sizeof wanted);
     expect_tokens(t, "hello", "hello"); /* encoding does not ask for it */
     aq_tokenizer_close(t);
@@ -148,8 +150,15 @@ static void test_frame_of_templates(void **state)
         "\"post_processor\": {\"type\": \"RobertaProcessing\", \"sep\": [\"y\", 5], \"cls\": [\"x\", 4]}," STEPS(
             BYTE_LEVEL),
         "");
-    static const struct aq_tokenizer_frame roberta = {{4}, {5, 5}, {5}, 1, 2, 1};
+    static const struct aq_tokenizer_frame roberta = {{4}, {5, 5}, {5}, 1, 2, 1, 0, 0};
     assert_memory_equal(aq_tokenizer_frame(t), &roberta, sizeof roberta);
+    aq_tokenizer_close(t);
+    t = open_json(
+        "\"post_processor\": {\"type\": \"BertProcessing\", \"sep\": [\"y\", 5], \"cls\": [\"x\", 4]}," STEPS(
+            BYTE_LEVEL),
+        "");
+    static const struct aq_tokenizer_frame bert = {{4}, {5}, {5}, 1, 1, 1, 1, 1};
+    assert_memory_equal(aq_tokenizer_frame(t), &bert, sizeof bert);
     aq_tokenizer_close(t);
 }
 
@@ -237,10 +246,11 @@ static void test_refusals_name_type_and_place(void **state)
         {"\"added_tokens\": [" ADD("9000000", "<x>", "") "]," STEPS(BYTE_LEVEL), "", "\"<x>\" has no id in 0..261",
          AQ_CORRUPT},
         {"\"added_tokens\": [" ADD("7", "<x>", "") "]," STEPS(BYTE_LEVEL), "", "have the same id 7", AQ_CORRUPT},
-        {TEMPLATE(TEXT("B"), ""), "", "post_processor.processors[1].single[0] is neither", AQ_INVAL},
-        {TEMPLATE(PIECE("w") "," TEXT("A"), ""), "", "single[0]: \"w\" has no ids", AQ_CORRUPT},
-        {TEMPLATE(PIECE("z") "," TEXT("A"), ""), "", "has an id that no token has", AQ_CORRUPT},
-        {TEMPLATE(PIECE("x") "," TEXT("A"), TEXT("A") "," TEXT("B")), "", "puts other tokens around a pair", AQ_INVAL},
+        {TEMPLATE(TEXT("B", "0"), ""), "", "post_processor.processors[1].single[0] is neither", AQ_INVAL},
+        {TEMPLATE(PIECE("w") "," TEXT("A", "0"), ""), "", "single[0]: \"w\" has no ids", AQ_CORRUPT},
+        {TEMPLATE(PIECE("z") "," TEXT("A", "0"), ""), "", "has an id that no token has", AQ_CORRUPT},
+        {TEMPLATE(PIECE("x") "," TEXT("A", "0"), TEXT("A", "0") "," TEXT("B", "0")), "",
+         "puts other tokens around a pair", AQ_INVAL},
         {"\"decoder\": {\"type\": \"Cipher\"}", "", "decoder is Cipher", AQ_INVAL},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)

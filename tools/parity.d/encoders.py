@@ -1,4 +1,4 @@
-"""Encoders, DeBERTa v2 and v3 and ModernBERT: the cases of tests/parity, which say themselves what is compared and how near."""
+"""Encoders, DeBERTa v2 and v3, ModernBERT, BERT, RoBERTa, XLM-R and EuroBERT: the cases of tests/parity, which say themselves what is compared and how near."""
 import importlib.util
 import pathlib
 import subprocess
@@ -31,8 +31,9 @@ def compare(module, others, what):
     return run
 
 
-deberta, modernbert = module_of("deberta"), module_of("modernbert")
+deberta, modernbert, bert = module_of("deberta"), module_of("modernbert"), module_of("bert")
 CASES = [compare(deberta, ("deberta-v3 512 tokens", "deberta-v2 recompute", "deberta-v2 bf16", "deberta-v2 fp16"),
                  ("logits", "loss", "gradients")),
          compare(modernbert, ("modernbert 300 tokens", "modernbert recompute", "modernbert bf16", "modernbert fp16"),
-                 ("logits", "loss", "gradients", "export"))]
+                 ("logits", "loss", "gradients", "export")),
+         compare(bert, bert.OTHERS, ("logits", "loss", "gradients", "export"))]

@@ -8,9 +8,10 @@ import peft
 import qwen3_5
 import torch
 import transformers
-from encoders import deberta, modernbert
-from transformers import (DebertaV2Config, Exaone4Config, Gemma2Config, GPT2Config, GraniteConfig, Lfm2Config, LlamaConfig, Ministral3Config, MistralConfig,
-                          ModernBertConfig, Olmo2Config, Olmo3Config, Phi3Config, Qwen3_5TextConfig, Qwen3Config, SmolLM3Config)
+from encoders import bert, deberta, modernbert
+from transformers import (BertConfig, DebertaV2Config, EuroBertConfig, Exaone4Config, Gemma2Config, GPT2Config, GraniteConfig, Lfm2Config, LlamaConfig,
+                          Ministral3Config, MistralConfig, ModernBertConfig, Olmo2Config, Olmo3Config, Phi3Config, Qwen3_5TextConfig, Qwen3Config,
+                          RobertaConfig, SmolLM3Config, XLMRobertaConfig)
 
 SMALL = {"vocab_size": 307, "hidden_size": 48, "intermediate_size": 88, "num_hidden_layers": 3, "max_position_embeddings": 128,
          "num_attention_heads": 4}
@@ -37,9 +38,13 @@ KINDS = {"gpt2": (GPT2Config(vocab_size=307, n_embd=48, n_layer=3, n_head=4, n_p
          "lfm2": (Lfm2Config(**SMALL, num_key_value_heads=2, full_attn_idxs=[1], block_multiple_of=8),
                   ["in_proj", "out_proj", "w1", "w2", "w3", "q_proj"], False),
          "deberta": (DebertaV2Config(**deberta.COMMON), ["query_proj", "key_proj", "dense"], False),
-         "modernbert": (ModernBertConfig(**{**modernbert.COMMON, "initializer_range": 0.05}), ["Wqkv", "Wi", "Wo"], False)}
+         "modernbert": (ModernBertConfig(**{**modernbert.COMMON, "initializer_range": 0.05}), ["Wqkv", "Wi", "Wo"], False),
+         "bert": (BertConfig(**bert.COMMON), ["query", "key", "dense"], False),
+         "roberta": (RobertaConfig(**bert.COMMON), ["query", "value"], False),
+         "xlm-roberta": (XLMRobertaConfig(**bert.COMMON), ["value", "attention.output.dense"], False),
+         "eurobert": (EuroBertConfig(**{**bert.COMMON, **bert.EURO}), ["q_proj", "o_proj", "down_proj"], False)}
 KINDS.update({"gpt2 dora": (*KINDS["gpt2"], True), "qwen3 dora": (*KINDS["qwen3"], True), "deberta dora": (*KINDS["deberta"], True)})
-ENCODERS = ("deberta", "modernbert", "deberta dora")
+ENCODERS = ("deberta", "modernbert", "bert", "roberta", "xlm-roberta", "eurobert", "deberta dora")
 
 
 def adapted(kind, seed):

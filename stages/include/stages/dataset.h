@@ -71,6 +71,7 @@ enum { AQ_TOKENIZER_FRAME_MAX = 8 };
 struct aq_tokenizer_frame {
     int32_t before[AQ_TOKENIZER_FRAME_MAX], between[AQ_TOKENIZER_FRAME_MAX], after[AQ_TOKENIZER_FRAME_MAX];
     uint32_t before_count, between_count, after_count;
+    int32_t second_type, last_type; /* token types of a pair: of its second text, and of what is behind; else 0 */
 };
 const struct aq_tokenizer_frame *aq_tokenizer_frame(const struct aq_tokenizer *tokenizer);
 

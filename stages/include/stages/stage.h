@@ -147,6 +147,9 @@ struct aq_model_config {
     float logit_cap;       /* the same of logits                                                             */
     float residual_scale;  /* what a branch adds is multiplied by it; 0: 1                                   */
     float logit_divisor;   /* logits are divided by it; 0: 1                                                 */
+    uint32_t types;          /* token types, rows of their table                                              */
+    uint32_t position_first; /* row of the position table that the first token has                            */
+    bool pool_late;        /* an encoder's pooler reads all rows, and the mean is of what it gives             */
     bool pool_mean;        /* an encoder's classifier reads the mean of all real tokens, not the first token  */
     uint32_t conv_taps;    /* of convolutions in the blocks without attention; 0: all blocks have attention   */
     uint32_t attention_blocks, attention_blocks_high; /* then: bit b: block b, or block 32 + b, has attention   */
