@@ -237,8 +237,8 @@ static __forceinline__ __device__ double normal_of(double radius, double angle)
 }
 
 /*
- * Box-Muller in double, as aq_rng_normal (aqsgd/base/rng.c). Where another log or cos could round to another float, one
- * value in some millions, its index goes into the list: how many, then they, in any order.
+ * Box-Muller in double, as aq_rng_normal (aqsgd/base/rng.c). If another log or cos could round to another float, one
+ * value in a few millions, its index goes into the list: their number, then the indices, in any order.
  */
 static __global__ void __launch_bounds__(FLAT_THREADS)
     fill_normal(struct aq_fill_normal args, unsigned long long *doubtful, unsigned long long room)
@@ -348,7 +348,7 @@ static __forceinline__ __device__ float nf4_scale(const struct aq_unpack_nf4 &ar
     return __fadd_rn(scale, args.map[AQ_NF4_MAP - 1]);
 }
 
-/* The table lies in shared memory: threads of a warp have different codes, which constant memory would serialize. */
+/* The table is in shared memory: threads of a warp have different codes, which constant memory would serialize. */
 template <typename Y, int W>
 static __global__ void __launch_bounds__(FLAT_THREADS) unpack_nf4(struct aq_unpack_nf4 args)
 {
@@ -400,7 +400,7 @@ static __forceinline__ __device__ double block_sum(double value)
 }
 
 /*
- * Spans travel in the kernel's parameters. A piece is a block's; it lies in one span. Whatever a span's alignment,
+ * Spans travel in the kernel's parameters. A piece is a block's, and within one span. Whatever a span's alignment,
  * thread t adds elements 4 t to 4 t + 3 of each row of 4 * FLAT_THREADS, so that a sum's bits are its count's.
  */
 constexpr uint64_t SQUARES_PIECE = 64 * FLAT_THREADS;

@@ -66,7 +66,7 @@ enum aq_matmul_after {
  * c = after(op(a) op(b) + bias), or c += op(a) op(b). Row-major; strides in elements. op(a) is M x K: stored so, or as
  * K x M where a_transposed; op(b) is K x N likewise. compute AQ_BF16 or AQ_F16 rounds both operands to it; sums are in
  * fp32. `other` has c's shape and stride, and c's type (fp32 for AFTER_RESIDUAL). accumulate requires c in fp32, no
- * bias and AQ_AFTER_NONE. c overlaps nothing but, element for element, `other`.
+ * bias and AQ_AFTER_NONE. c may overlap only `other`, element for element.
  *
  * bias_stride: each row of c has its own bias, which is added before `after` (an adapter's share). A GPU's library has
  * no such epilogue: there it is a second pass.
