@@ -44,7 +44,7 @@ static __device__ __forceinline__ uint64_t warp_total(uint64_t x)
 
 /* ---- out ---- */
 
-/* Where the words of a chunk end until they are joined, at a multiple of 16. Escapes end behind its `beyond`. */
+/* The end of the words of a chunk until they are joined, at a multiple of 16. Escapes end behind its `beyond`. */
 static __device__ __forceinline__ uint8_t *words_end(const struct aq_cuda_codec_plan &plan,
                                                      const struct aq_cuda_codec_scratch &mem, uint32_t sample,
                                                      uint32_t number, const struct ec_chunk &chunk)
@@ -334,14 +334,14 @@ static __device__ __forceinline__ void stream_put(struct stream *s, uint4 *place
     stream_load(s);
 }
 
-/* Where the escapes of a chunk are read. */
+/* The reader of the escapes of a chunk. */
 struct numbers {
     const uint8_t *at, *end;
     uint8_t *window; /* WINDOW bytes */
     uint16_t *ends;  /* of 2 WARP numbers */
 };
 
-/* q of as many waiting pairs as a warp takes, a lane a pair. False to a lane whose numbers are none. */
+/* q of as many waiting pairs as a warp takes, a lane per pair. False to a lane whose numbers are malformed. */
 static __device__ bool escapes_take(struct waiting *waiting, struct numbers *in, int *beyond, uint64_t values)
 {
     const uint32_t lane = threadIdx.x % WARP, count = waiting->count < WARP ? waiting->count : (uint32_t)WARP;
@@ -379,7 +379,7 @@ static __device__ bool escapes_take(struct waiting *waiting, struct numbers *in,
     return good;
 }
 
-/* A chunk's codes to memory. Returns false to a lane whose symbols stand behind the last value. */
+/* A chunk's codes to memory. Returns false to a lane whose symbols are behind the last value. */
 static __device__ __forceinline__ bool pair_store(uint8_t *codes, uint64_t at, uint64_t values, bool even, uint32_t low,
                                                   uint32_t high)
 {

@@ -2,9 +2,8 @@
  * cuda_codec_whole.cu -- the first look at samples whose scales cover many rows: tensor and channel groups.
  *
  * The CPU adds row by row within a piece of the sample, and then piece by piece; so do these kernels, that the scales
- * of rms, auto and search come out with the CPU's bits. What is left in scratch.quants is what the second look
- * quantizes with; the scales are in the body. Spans lie as [piece or row][group], and behind them the merged ones,
- * [group].
+ * of rms, auto and search come out with the CPU's bits. scratch.quants has the quantizers for the second look; the
+ * scales are in the body. Spans are stored as [piece or row][group], and behind them the merged ones, [group].
  */
 #include "cuda_codec_launch.cuh"
 #include "cuda_codec_row.cuh"
@@ -125,7 +124,7 @@ __global__ void __launch_bounds__(ROW_BLOCK)
             struct span span;
             row_place(plan, mem, list, warp, (uint64_t)sample * plan.rows + r, &row);
             __syncwarp();
-            if (!row_delta(plan, row, &span, unused)) continue; /* the first look has said so */
+            if (!row_delta(plan, row, &span, unused)) continue; /* the first look has reported it */
             __syncwarp();
             for (uint32_t i = 0; i < SHRINKS; i++) {
                 struct step candidate;
@@ -165,7 +164,7 @@ __global__ void __launch_bounds__(WARP) codec_tensor_pick(const __grid_constant_
 
 /* ---- one scale a channel ---- */
 
-/* The rotated d of a sample, where channels need it: a rotation wants the row, a channel's sums want the column. */
+/* The rotated d of a sample, where channels need it: a rotation needs the row, a channel's sums need the column. */
 __global__ void __launch_bounds__(ROW_BLOCK)
     codec_channel_rotate(const __grid_constant__ struct aq_cuda_codec_plan plan,
                          const __grid_constant__ struct aq_cuda_codec_scratch mem,

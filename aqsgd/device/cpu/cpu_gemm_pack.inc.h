@@ -123,7 +123,7 @@ static inline __attribute__((always_inline)) void put(const struct pack_place *p
 
 /*
  * Lanes side by side: unit by unit, so that memory is read in order: a few lines in a row, then the same of the next
- * row. Weights come from memory, and a column of single lines comes at a third of the speed. Rows lie too far apart for
+ * row. Weights come from memory, and a column of single lines comes at a third of the speed. Rows are too far apart for
  * the processor to guess the next one.
  */
 static inline __attribute__((always_inline)) void pack_together(const struct pack_source *s, enum aq_element type,

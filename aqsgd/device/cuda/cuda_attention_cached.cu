@@ -23,7 +23,7 @@ template <typename T> static __global__ void __launch_bounds__(THREADS) keep(str
         static_cast<const T *>(args.qkv)[row * (own + width) + own + column];
 }
 
-/* What a warp knows of the keys that it has seen. */
+/* The state of a warp over the keys that it has seen. */
 struct seen {
     float top, sum, values[EACH];
 };

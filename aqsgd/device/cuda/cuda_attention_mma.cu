@@ -18,7 +18,7 @@
 
 constexpr unsigned PAD = 8;
 
-/* Threads of a block whose warps own so many sets of rows, and the rows of a warp. */
+/* Threads of a block whose warps own `sets` sets of rows, and the rows of a warp. */
 constexpr unsigned threads_of(unsigned sets)
 {
     return 32 * OWN / (16 * sets);
@@ -231,7 +231,7 @@ template <typename T, unsigned D, unsigned SETS> struct forward_queries {
     }
 };
 
-/* What a warp of forward has of its queries: sums of values, and of each row the top score and the sum of weights. */
+/* The state of a forward warp for its queries: sums of values, and of each row the top score and the sum of weights. */
 template <unsigned D, unsigned SETS> struct forward_rows {
     float sums[SETS][D / 8][4], top[SETS][2], total[SETS][2];
 };
@@ -323,9 +323,9 @@ static __global__ void __launch_bounds__(threads_of(SETS), D == 64 ? 2 : 1) mma_
 /* ---- Backward. */
 
 /*
- * Scores and products of dout with values become masked weights and the gradient of the scores, as left operands. What
- * a row and a column are is said by `lse2` (in powers of two) and `delta` of each and by the factors; scores of keys
- * that a query does not see are minus infinity.
+ * Scores and products of dout with values become masked weights and the gradient of the scores, as left operands.
+ * `lse2` (in powers of two) and `delta` of each, and the factors, define the rows and columns; scores of keys that a
+ * query does not see are minus infinity.
  */
 template <typename T>
 static __forceinline__ __device__ void slopes16(const struct aq_cuda_attention &args, const float (&scores)[2][4],
@@ -570,8 +570,8 @@ static dim3 grid_of(const struct aq_cuda_attention *args, unsigned heads, uint64
 
 /*
  * Sets of a warp, as registers allow on sm_90 (255 a thread; docs/RESULTS.md, "On a GPU"): two, but one in backward
- * with D of 128. There two spill 800 bytes for keys; queries have room, but a processor's shared memory holds one
- * block, and its four warps would be alone.
+ * with D of 128. There two spill 800 bytes for keys; queries have room, but a processor's shared memory holds only one
+ * block, of four warps.
  */
 constexpr unsigned FORWARD_SETS = 2;
 

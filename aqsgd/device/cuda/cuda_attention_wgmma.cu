@@ -1,10 +1,10 @@
 /*
  * cuda_attention_wgmma.cu -- causal attention of bf16 or fp16 by Hopper's warpgroup products, D of 64 or 128.
  *
- * The mathematics and the order of work are those of cuda_attention_mma.cu; operands come from shared memory by
- * descriptor (cuda_wgmma.cuh), so that a product of 64 rows costs one instruction and no loads into registers. A block
- * has two warpgroups with 64 rows each. While one of them makes weights, the other's products run; within one, the
- * product that is not needed yet runs beside the arithmetic of the one before.
+ * The mathematics and the order of work are as in cuda_attention_mma.cu; operands come from shared memory by descriptor
+ * (cuda_wgmma.cuh), so that a product of 64 rows costs one instruction and no loads into registers. A block has two
+ * warpgroups with 64 rows each. While one of them makes weights, the other's products run; within one, the product that
+ * is not needed yet overlaps the arithmetic of the one before.
  *
  * A tile's products are waited for before the barrier that lets the next copy overwrite the tile, in the block of code
  * that issued them: across a branch ptxas would wait for each product by itself. Dropout is left to
@@ -236,7 +236,7 @@ static __global__ void __launch_bounds__(THREADS, 1) wgmma_backward_keys(struct 
     gradient_store<T, D>(args, own_head, 2, key, dv);
 }
 
-/* dq of the block's queries. The grid is that of forward. */
+/* dq of the block's queries. The grid is forward's. */
 template <typename T, unsigned D>
 static __global__ void __launch_bounds__(THREADS, D == 64 ? 2 : 1) wgmma_backward_queries(struct aq_cuda_attention args)
 {

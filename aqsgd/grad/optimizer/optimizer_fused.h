@@ -56,7 +56,7 @@ typedef void aq_fused_run(const struct aq_fused *kernel, uint32_t index);
 struct aq_fused {
     enum aq_fused_kind kind;
     aq_fused_run *const *runs; /* of the CPU: by kind */
-    /* The pieces [piece_first, piece_first + piece_count), as far as they are in [`begin`, `end`) of the buffer. */
+    /* The pieces [piece_first, piece_first + piece_count), as far as they are in [begin, end) of the buffer. */
     uint32_t piece_first, piece_count;
     uint64_t begin, end;
     const struct aq_flat_piece *pieces; /* all there are */

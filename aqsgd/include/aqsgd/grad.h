@@ -1,8 +1,8 @@
 /*
  * grad.h -- optimizers over one flat buffer, for one process or W replicas that reduce together.
  *
- * An optimizer is a row of optimizers.def and one file. It opens no socket and calls nobody back: where it needs the
- * other replicas it asks for a reduction, and whoever drives it performs it (net/collective.h) and comes back:
+ * An optimizer is a row of optimizers.def and one file. It opens no socket and makes no callback: if it needs the other
+ * replicas it asks for a reduction, which its caller performs (net/collective.h) before it calls again:
  *
  *     aq_optimizer_average(opt, gradients, step, stream);                // kinds that average gradients; else no round
  *     while (aq_optimizer_round(opt, &reduce), reduce.kind != AQ_REDUCE_NONE) perform(&reduce);
