@@ -2,7 +2,7 @@
  * printable.c -- see the header.
  *
  * The walk is over UTF-8 as RFC 3629 has it: no overlong forms, no surrogates, nothing above U+10FFFF. A byte that
- * begins no whole character is escaped alone, and the walk goes on with the next one.
+ * starts no whole character is escaped by itself, and the walk continues with the next one.
  */
 #include "aqsgd/base/printable.h"
 

@@ -65,7 +65,7 @@ void aq_processor_text(uint32_t set, char text[64])
             at += snprintf(text + at, (size_t)(TEXT_BYTES - at), "%s%s", at > 0 ? " " : "", levels[i].name);
 }
 
-/* What AQ_CPU allows, of what there is; 0: a name that is not in the table. */
+/* The sets that AQ_CPU allows and the processor has; 0: a name that is not in the table. */
 static uint32_t allowed(const char *wanted)
 {
     if (!wanted || !*wanted) return aq_processor_has();

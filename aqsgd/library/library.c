@@ -58,7 +58,7 @@ static int wrong(const char *what)
     return AQSGD_INVAL;
 }
 
-/* Of a failure the house's other statuses are none of a caller's business. */
+/* The status for a caller of the library: internal ones are not passed on. */
 static int answer(enum aq_status status)
 {
     if (status != AQ_OK && !error_text[0]) snprintf(error_text, sizeof error_text, "%s", aq_status_text(status));

@@ -86,7 +86,7 @@ static struct aq_codec_config factors_config(const struct aq_codec_config *confi
     return inner;
 }
 
-/* Where things lie in codec->own; floats but for the last two. */
+/* The parts of codec->own; floats, except the last two. */
 struct places {
     float *d;      /* (T, C)                                             */
     float *omega;  /* (C, K) random; K directions are looked for         */

@@ -1,5 +1,5 @@
 /*
- * codec_place.c -- the memory that a codec's kernels want on a GPU (cuda_codec.h). Here, not among the kernels, because
+ * codec_place.c -- the memory that a codec's kernels need on a GPU (cuda_codec.h). Here, not among the kernels, because
  * a plan states it on machines that have no CUDA.
  */
 #include "codec_ec_choose.h"
@@ -32,7 +32,7 @@ static bool is_coded(const struct aq_cuda_codec_plan *plan)
     return plan->varies || plan->plain_varies;
 }
 
-/* Bytes that one more sample in a launch wants of the buffers that hold a byte or more of each value. */
+/* Bytes for one more sample in a launch in the buffers that hold a byte or more of each value. */
 static uint64_t staged_bytes(const struct aq_cuda_codec_plan *plan)
 {
     const bool channel = plan->group == AQ_PER_CHANNEL;

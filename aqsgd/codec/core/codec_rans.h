@@ -7,7 +7,7 @@
  * A value is a *code* of four bits: 1..15 is q = code - 8, 0 an escape. Two neighbours are one symbol, low nibble
  * first; the symbol 0 means that the pair is written elsewhere. Symbols go round 32 lanes; a lane's state is in [2^15,
  * 2^31), and moves by words of 16 bits that all lanes take from one stream, lane 0 first. So a warp decodes a chunk as
- * fast as registers of eight lanes do, and the bits are those of one lane after the other.
+ * fast as registers of eight lanes do, and the bits are as of one lane after the other.
  *
  * All of it is integer arithmetic: the same on any machine. Encode works from the last symbol to the first and writes
  * words downwards, so that decode goes forward.

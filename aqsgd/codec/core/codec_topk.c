@@ -2,7 +2,7 @@
  * codec_topk.c -- which values of a sample are kept, and how their positions are written (docs/FORMAT.md, Positions).
  *
  * The K largest are found by counting: three histograms of the magnitude's bits, 11 + 10 + 10, each inside the bucket
- * that the one before has chosen. Exact, without a sort and without memory beside the histogram.
+ * that the one before has chosen. Exact, without a sort and without memory other than the histogram.
  */
 #include "codec_internal.h"
 

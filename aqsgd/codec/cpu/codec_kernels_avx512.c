@@ -348,7 +348,7 @@ ALWAYS uint32_t update_from(const void *m, enum aq_row_kind m_kind, const float 
         return update_kind(m, m_kind, level, n, hat, m_out, AQ_ROW_FP32);
     case AQ_ROW_FP16:
         return update_kind(m, m_kind, level, n, hat, m_out, AQ_ROW_FP16);
-    case AQ_ROW_BF16: /* NaNs must not come to bfloat_of: only m could hold one, and the peak would tell the caller */
+    case AQ_ROW_BF16: /* NaNs must not come to bfloat_of: only m could hold one, and the peak would show it */
         return update_kind(m, m_kind, level, n, hat, m_out, AQ_ROW_BF16);
     default:
         return update_kind(m, m_kind, level, n, hat, m_out, AQ_ROW_NONE);

@@ -16,7 +16,7 @@ static inline uint32_t codec_precision_bits(uint32_t precision)
     return precision == AQ_PRECISION_FP32 ? 32 : precision <= AQ_PRECISION_BF16 ? 16 : 32u >> (precision - 2);
 }
 
-/* Codes that lie unpacked, `plan.values` bytes a sample, to streams at `offset` of the bodies. */
+/* Unpacked codes, `plan.values` bytes per sample, to streams at `offset` of the bodies. */
 enum aq_status codec_launch_pack(const struct aq_cuda_codec_plan &plan, const struct job_list &list,
                                  const uint8_t *codes, uint64_t offset, uint64_t total, uint32_t bits,
                                  struct CUstream_st *stream);

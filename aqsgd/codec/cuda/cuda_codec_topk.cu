@@ -3,7 +3,7 @@
  *
  * The K-th largest magnitude is found as the CPU finds it (codec_topk.c): three histograms of its bits, each inside the
  * bucket that the one before has chosen. Counting has no order, so that the result has none either. Values of exactly
- * that magnitude are kept from the first on: rows count theirs, a scan says how many lie before each row, and a second
+ * that magnitude are kept from the first on: rows count theirs, a scan sums the counts before each row, and a second
  * look writes the kept elements, in order, into scratch.elements; everything else goes by that list.
  *
  * A body that is decoded comes from outside: every element of its list is checked before it is an address.
@@ -57,7 +57,7 @@ __global__ void __launch_bounds__(PACK_BLOCK)
     }
 }
 
-/* The bucket that the K-th largest lies in, and how many of it are wanted. A warp a sample; lane 0 has the top bucket.
+/* The bucket of the K-th largest, and how many of it are kept. A warp per sample; lane 0 has the top bucket.
  */
 __global__ void __launch_bounds__(WARP)
     codec_topk_choose(const __grid_constant__ struct aq_cuda_codec_scratch mem, uint32_t level)

@@ -1,6 +1,6 @@
 /*
  * cpu_conv.c -- convolutions for every processor and every type: the inputs of output pixels are gathered into rows, K
- * K C values each, and multiplied by cpu_gemm. Where oneDNN does better it is asked first (cpu_conv_dnnl.c).
+ * K C values each, and multiplied by cpu_gemm. oneDNN is tried first, where it is faster (cpu_conv_dnnl.c).
  *
  * The cut of the work depends only on the extents:
  *

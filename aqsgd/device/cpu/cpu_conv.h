@@ -20,7 +20,7 @@ bool cpu_conv_winograd(struct cpu_device *cpu, const struct aq_conv *args);
 bool cpu_conv_backward_winograd(struct cpu_device *cpu, const struct aq_conv_backward *args);
 bool cpu_conv_weights_winograd(struct cpu_device *cpu, const struct aq_conv_weights *args);
 
-/* Each of our threads tells OpenMP, which oneDNN of Debian runs on, to use one thread, itself: cpu_gemm_dnnl.c. */
+/* Sets OpenMP, which oneDNN of Debian runs on, to one thread, the calling one: cpu_gemm_dnnl.c. */
 void cpu_dnnl_one_thread(void);
 
 #endif

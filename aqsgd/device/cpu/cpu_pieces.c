@@ -3,8 +3,8 @@
  * dropout.
  *
  * Sums over rows (gradients of biases and of layer norm) go in two phases: each piece sums its own rows into a partial
- * row in the shared scratch, then pieces of columns add the partial rows in order. How rows are grouped depends on the
- * shape alone.
+ * row in the shared scratch, then pieces of columns add the partial rows in order. The grouping depends only on the
+ * shape.
  */
 #include <math.h>
 #include <string.h>

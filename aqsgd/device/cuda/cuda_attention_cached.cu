@@ -3,7 +3,7 @@
  * cpu_attention_cached.c.
  *
  * A block has one head of one new token. Its warps take the keys in turn, each with the largest score, the sum of
- * exponentials and the weighted sum of values of its own keys; the block then adds the warps up in their order.
+ * exponentials and the weighted sum of values of its own keys; the block then sums over the warps in order.
  */
 #include <math.h>
 

@@ -10,7 +10,7 @@
 
 constexpr unsigned COLUMN_THREADS = 256, TILE = 32, TILE_ROWS = 8;
 
-/* What a kernel needs of the shape, in 32 bits: divisions of 64 bits cost more than the copy. */
+/* The part of the shape that a kernel needs, in 32 bits: divisions of 64 bits cost more than the copy. */
 struct images {
     unsigned height, width, out_height, out_width, K, stride;
 };

@@ -15,7 +15,7 @@
 
 constexpr unsigned AQ_ALL_LANES = 0xffffffffu;
 
-/* bf16 is uint16_t, as in device_math.h, and fp16 a type of its own; both to nearest, ties to even. */
+/* bf16 is uint16_t, as in device_math.h, and fp16 its own type; both to nearest, ties to even. */
 struct aq_half {
     uint16_t bits;
 };
@@ -318,7 +318,7 @@ static inline unsigned aq_head_lanes(uint64_t pieces)
     return lanes;
 }
 
-/* Threads of a block for `heads` of so many lanes each, at most 256; *blocks: how many blocks have all heads. */
+/* Threads of a block for `heads` of `lanes` lanes each, at most 256; *blocks: how many blocks have all heads. */
 static inline unsigned aq_head_threads(unsigned heads, unsigned lanes, unsigned *blocks)
 {
     const unsigned warps = (heads * lanes + 31) / 32;

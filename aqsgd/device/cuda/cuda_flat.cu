@@ -11,7 +11,7 @@
 
 constexpr unsigned FLAT_THREADS = 256;
 
-/* ---- What follows a matrix product. */
+/* ---- The epilogue of a matrix product. */
 
 static __forceinline__ __device__ float gelu_tanh(float x)
 {
@@ -400,8 +400,8 @@ static __forceinline__ __device__ double block_sum(double value)
 }
 
 /*
- * Spans travel in the kernel's parameters. A piece is a block's, and within one span. Whatever a span's alignment,
- * thread t adds elements 4 t to 4 t + 3 of each row of 4 * FLAT_THREADS, so that a sum's bits are its count's.
+ * Spans travel in the kernel's parameters. A piece is a block's, and within one span. For every alignment of a span,
+ * thread t adds elements 4 t to 4 t + 3 of each row of 4 * FLAT_THREADS, so that a sum's bits depend only on its count.
  */
 constexpr uint64_t SQUARES_PIECE = 64 * FLAT_THREADS;
 constexpr unsigned SQUARES_SPANS = 128;

@@ -82,7 +82,7 @@ static __forceinline__ __device__ void aq_copy(uint16_t *shared, const uint16_t 
 #endif
 }
 
-/* Waits for all copies of this thread; of the other threads' a barrier tells. */
+/* Waits for all copies of this thread; for those of other threads a barrier is needed. */
 static __forceinline__ __device__ void aq_copies_wait()
 {
 #ifdef AQ_CUDA_HOST
@@ -104,9 +104,9 @@ static __forceinline__ __device__ void aq_fragment_of_sums(unsigned (&a)[4], con
 }
 
 /*
- * Where this lane's row lies for the loads of a tile whose rows are `stride` elements: of an a (rows, k), of two b side
- * by side whose columns are the tile's rows (b of the first 8 rows: words 0, 1; of the next 8: words 2, 3), and, for
- * aq_matrices_transposed, of two b whose k are the tile's rows (b of the first 8 columns: words 0, 1).
+ * The offset of this lane's row for the loads of a tile whose rows are `stride` elements: of an a (rows, k), of two b
+ * side by side whose columns are the tile's rows (b of the first 8 rows: words 0, 1; of the next 8: words 2, 3), and,
+ * for aq_matrices_transposed, of two b whose k are the tile's rows (b of the first 8 columns: words 0, 1).
  */
 static __forceinline__ __device__ unsigned aq_lane_a(unsigned stride)
 {

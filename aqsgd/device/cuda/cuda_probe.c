@@ -149,7 +149,7 @@ static enum aq_status take_locked(int fd, uint64_t byte, bool *taken)
 }
 
 /*
- * The file, created if it does not exist. Not by O_CREAT alone: in a sticky folder (/tmp) the kernel refuses that for a
+ * The file, created if it does not exist. Not just by O_CREAT: in a sticky folder (/tmp) the kernel refuses that for a
  * file of another user (fs.protected_regular), with just EACCES.
  */
 static int lock_file(const char *path)

@@ -1,10 +1,10 @@
 /*
  * cuda_table.c -- which of cuBLASLt's algorithms is the fastest for a kind of product: measured once, and kept.
  *
- * Off unless AQ_GPU_TABLE names a folder, for a reason: two algorithms of one product round differently, so that a
- * choice by the clock must be made once for all stages and all restarts of a job, or its bits are not reproducible. The
- * file makes it so on one machine; for several, and to have the bits of another run, copy it. It is of one GPU model
- * and one version of the library, both in its name: products-<GPU>-<processors>-<cuBLASLt>.
+ * Off unless AQ_GPU_TABLE names a folder: two algorithms of one product round differently, so that a measured choice
+ * must be made once for all stages and all restarts of a job, or its bits are not reproducible. The file makes it so on
+ * one machine; for several, and to have the bits of another run, copy it. It is of one GPU model and one version of the
+ * library, both in its name: products-<GPU>-<processors>-<cuBLASLt>.
  *
  *     line 1     "aqpipe products 1"
  *     each more  the key (struct cuda_key, 160 hexadecimal digits), 1 if fused else 0, the algorithm

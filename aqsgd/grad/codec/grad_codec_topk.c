@@ -16,7 +16,7 @@
  * feedback, as it is most of the input.
  *
  * Differs from SparseLoCo: its levels are the means of four bins of width 1.5 standard deviations over a tensor, ours
- * two by sign over a chunk: of the largest values there are none near 0. Its values go to all ranks, whose mean is the
+ * two by sign over a chunk, since the largest values are not near 0. Its values go to all ranks, whose mean is the
  * step; here the mean goes through the same codec once more, with its own error at its owner, as with every codec
  * (net/collective.h): bytes that do not grow with the ranks, for a mean whose smaller values come a round later. Its
  * error decays (0.95), ours does not: what is pending is exact.

@@ -237,8 +237,8 @@ enum aq_status aq_optimizer_noise_place(struct aq_optimizer *optimizer);
  *
  * Why: the true gradient of a key bias is zero (softmax does not change when all scores of a row rise alike), so its v
  * is the square of rounding errors. One bit per value gives such a parameter the momentum of its neighbours; divided by
- * the root of its own v that is up to 1e6 learning rates in each step. The papers have no rule; DeepSpeed has masks
- * that users write. Adam itself is not hurt, since its momentum is rounding noise, too.
+ * the root of the parameter's v that is up to 1e6 learning rates in each step. The papers have no rule; DeepSpeed has
+ * masks that users write. Adam itself is not hurt, since its momentum is rounding noise, too.
  */
 #define AQ_NOISE_SHARE 1e-6
 enum aq_status aq_optimizer_noise_drop(struct aq_optimizer *optimizer, float *v);

@@ -145,7 +145,7 @@ static enum aq_status warm_up(struct aq_optimizer *optimizer)
     return optimizer->call.step >= optimizer->config.warmup_steps ? freeze(optimizer) : AQ_OK;
 }
 
-/* The momentum's scale and its inverse, for the kernels; one replica sends nothing that has to have one size. */
+/* The momentum's scale and its inverse, for the kernels; a single replica sends nothing, and needs no scale. */
 static enum aq_status set_scales(struct aq_optimizer *optimizer)
 {
     struct onebit_lamb *own = optimizer->own;

@@ -54,7 +54,7 @@ bool aq_optimizer_is_local(const struct aq_optimizer *optimizer)
 
 enum aq_status aq_optimizer_outer_place(struct aq_optimizer *optimizer)
 {
-    /* Whatever the size of the group: another one may continue from this state. */
+    /* For every size of the group: another one may continue from this state. */
     for (uint32_t i = 0; aq_optimizer_config_local(&optimizer->config) && i < optimizer->state_count; i++)
         optimizer->states[i].info.belongs = AQ_STATE_LOCAL;
     if (!aq_optimizer_is_local(optimizer)) return AQ_OK;

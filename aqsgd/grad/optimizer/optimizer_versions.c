@@ -15,8 +15,8 @@
  *     P_k = W_k + (W_k - W_{k-1}),    P_0 = W_0
  *
  * The parameters of the caller are P, the state array "predicted" is W while steps are made. An update starts with W in
- * the parameters' place and ends with the next P there. A void step moves no weights: then P_k = W_k. Where ranks that
- * were apart meet (local steps, slamb) the step is no direction: P_k = W_k, which all ranks share. In between the
+ * the parameters' place and ends with the next P there. A void step moves no weights: then P_k = W_k. If ranks that
+ * were apart meet (local steps, slamb), the step is no direction: P_k = W_k, which all ranks share. In between the
  * prediction is each rank's own, and a run with another number of ranks starts without one: a mean of predictions
  * predicts nothing.
  */

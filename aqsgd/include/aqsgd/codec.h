@@ -122,7 +122,7 @@ struct aq_codec_config {
     float keyframe_rate;              /* keyframe EC: mean bits per value, 1 to 8 */
 };
 
-/* The properties of a kind, for the choice of one. */
+/* The properties of a kind, to choose one by. */
 struct aq_codec_about {
     const char *name;  /* in manifests: "aqsgd"                                                       */
     const char *label; /* for people: "AQ-SGD"                                                        */
@@ -255,8 +255,8 @@ void aq_codec_message_row(const struct aq_codec *codec, const void *source, uint
  * hat     out, (T, C) fp32, what the receiver will compute with; NULL: not wanted. May alias a.
  *         With store fp32 x^ is m', and hat may be m_out: it is written once.
  * m_out   out, m'; may be m, but not overlap it otherwise; NULL: not wanted, or a stateless kind. When result.flags has
- *         AQ_CODED_RAW it holds rubbish, also where it is m: such a sample is cold on both ends, and who wants to keep
- *         the old m gives another place.
+ *         AQ_CODED_RAW it holds rubbish, also where it is m: such a sample is cold on both ends, and a caller
+ *         that needs the old m gives another place.
  * result  out.
  */
 enum aq_status aq_codec_encode(struct aq_codec *codec, const float *a, const void *m, const struct aq_rng_key *key,

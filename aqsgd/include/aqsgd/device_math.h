@@ -277,13 +277,13 @@ struct aq_attention_cached {
  *
  *     s[t][c] = bias[c] + sum over k of w[c][k] u[t + k - (K - 1)][c]        y[t][c] = act(s[t][c])
  *
- * The last tap is of the token itself. u is 0 before the token's part begins. act is SiLU, or the identity.
- * Without `gates`, u is x. With them a row of x is C columns b, then C columns g, then C columns x, and u = b x,
- * y = g act(s): the short convolution of LFM2 (Liquid AI 2025). y and dy have rows of C columns.
+ * The last tap is of the token itself. u is 0 before the start of the token's part. act is SiLU, or the identity.
+ * Without `gates`, u is x. With them a row of x is C columns b, then C columns g, then C columns x, and u = b x, y = g
+ * act(s): the short convolution of LFM2 (Liquid AI 2025). y and dy have rows of C columns.
  *
- * For generation, `cache` keeps u of earlier tokens: token p of a sample lies in row p % rows of its `rows` rows. The
+ * For generation, `cache` keeps u of earlier tokens: token p of a sample is in row p % rows of its `rows` rows. The
  * tokens of this call are first .. first + T - 1. The call reads the last K - 1 tokens before them, and then keeps its
- * own. `rows` is K - 1 at least. If it is all tokens, a later call may begin at any earlier token. No parts then.
+ * own. `rows` is K - 1 at least. If it is all tokens, a later call may start at any earlier token. No parts then.
  *
  * Backward reads x, w, bias, starts and dy. It writes dx, laid out as x, which is not x. dw += and dbias += where they
  * are not NULL.
@@ -321,7 +321,7 @@ struct aq_causal_conv {
  * state before token 0 is what `carried` has. If carried is not NULL, the state behind the last token is written to it.
  *
  * Tokens are computed in chunks: a part is cut into chunks of AQ_DELTA_CHUNK tokens, of which the last may have fewer.
- * Backward reads the state before each chunk that does not begin a part. `states` has them, for each sample
+ * Backward reads the state before each chunk, except the first of a part. `states` has them, for each sample
  * aq_delta_states(T) times H states: that of a chunk from token t on is number t / AQ_DELTA_CHUNK - 1. If states is
  * NULL, forward does not keep them. Backward has no `carried`. All sums are in fp32.
  *
@@ -353,8 +353,8 @@ struct aq_delta {
 };
 
 /*
- * y = x gate(g), of heads: a row, one of `rows`, has H heads of D columns. x and y lie one head after another. Head h
- * of row r of g begins at element r g_row + h g_head.
+ * y = x gate(g), of heads: a row, one of `rows`, has H heads of D columns. x and y have one head after another. Head h
+ * of row r of g starts at element r g_row + h g_head.
  */
 enum aq_gating_kind { AQ_GATING_SIGMOID = 0, AQ_GATING_SILU = 1 };
 struct aq_gating {

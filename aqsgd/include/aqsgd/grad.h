@@ -11,15 +11,15 @@
  *     while (aq_optimizer_round(opt, &reduce), reduce.kind != AQ_REDUCE_NONE) perform(&reduce);
  *
  * Caveats first.
- * - average and begin only note their arguments: nothing is changed before the next round. A step may be dropped by
- *   calling neither. A gradient that is not finite must not be begun with (all replicas skip the step alike).
+ * - average and aq_optimizer_begin only note their arguments: nothing is changed before the next round. A step may be
+ *   dropped by calling neither. Begin no update with a gradient that is not finite (all replicas skip the step alike).
  * - With W = 1 no round asks for anything and nothing is quantized; aq_optimizer_step does it all.
  * - average leaves in `gradients` what all replicas agree on, bit for bit. Kinds that send momenta instead (qadam,
  *   onebit_adam, onebit_lamb after their warm-up, lioncub, slamb) leave `gradients` to each replica, and a norm taken
  *   of them differs among replicas: see aq_optimizer_averages.
- * - After begin's last round all replicas hold the same parameters bit for bit, on any processors, if they did so
- *   before; slamb only after steps that are multiples of sync_every. (PowerSGD's products are a device's: with them the
- *   processors must run the same variant of its kernels.)
+ * - After the last round of an update all replicas hold the same parameters bit for bit, on any processors, if they did
+ *   so before; slamb only after steps that are multiples of sync_every. (PowerSGD's products are a device's: with them
+ *   the processors must run the same variant of its kernels.)
  * - Every rank calls the same sequence with the same lr and step. grad_scale may differ where gradients do.
  *
  * State is named arrays of floats that a checkpoint saves as they are, each with a class of ownership among ranks;
@@ -182,7 +182,7 @@ void aq_optimizer_state_info(const struct aq_optimizer *optimizer, uint32_t inde
  *     local          the mean of all
  *     worker error   the mean of all, which is what the next mean over the group takes up; rank 0's holds what rounding
  *                    would lose of it
- *     server error   the buffer that the chunks are of, cut anew: not a bit is lost
+ *     server error   the buffer of the chunks, cut again: not a bit is lost
  *
  * AQ_INVAL: sizes of 0, a rank beyond its group. With size 1 errors have no place: see aq_grad_pending.
  */

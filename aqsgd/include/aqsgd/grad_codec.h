@@ -19,13 +19,13 @@
  *     fp32, fp16, bf16   the value rounded to nearest even; fp16 clamps to +-65504
  *     sign               1 bit: +s for x >= 0, -s below; s = mean |x| ("l1") or root mean square ("l2": C[x] = ||x|| /
  *                        ||Sign(x)|| Sign(x) of 1-bit Adam and 1-bit LAMB)
- *     uniform            b = 2..8 bits, nearest, one scale a bucket: absmax. Grids: "tread" -K..K times s / K with K =
- *                        2^(b-1) - 1; "rise" (2i + 1) s / 2^b, no zero; "signed" -2^(b-1)..2^(b-1)-1 times
+ *     uniform            b = 2..8 bits, nearest, one scale per bucket: absmax. Grids: "tread" -K..K times s / K with
+ *                        K = 2^(b-1) - 1; "rise" (2i + 1) s / 2^b, no zero; "signed" -2^(b-1)..2^(b-1)-1 times
  *                        s / 2^(b-1), as the code of QuantizedAdam has it: biased, its top value is cut off
  *     lp                 b = 2..8 bits, Lion Cub's quantizer, equation 1: clamp(round(K x / (2 M)), +-K) with M = (mean
- *                        |x|^p)^(1/p); decodes as code times 2 M / K. norm: p; infinity stands for the absmax grid
- *     topk               of each chunk the largest values, at 2 bits and with their places: codes are of those alone,
- *                        and scales two a chunk (SparseLoCo; grad_codec_topk.c)
+ *                        |x|^p)^(1/p); decodes as code times 2 M / K. norm: p; infinity is the absmax grid
+ *     topk               of each chunk the largest values, at 2 bits and with their places: codes only of those,
+ *                        and two scales per chunk (SparseLoCo; grad_codec_topk.c)
  *     vote               1 bit without scale: +1 or -1; a zero is +1 at odd steps and -1 at even ones (Lion Cub, B.1)
  *
  * Usage:

@@ -3,8 +3,8 @@
  *
  * Caveats first.
  * - Decode is exact arithmetic: the same body and the same reference give the same bits on any machine and in any
- *   version with the same soname. Who sends must go on with `hat` and `m_out`, which encode wrote, wherever both ends
- *   must agree, and never with what it wanted to send.
+ *   version with the same soname. Wherever both ends must agree, the sender must continue with `hat` and
+ *   `m_out`, which encode wrote, and never with its original values.
  * - The library keeps no messages: a cache, and which m belongs to which sample, is the caller's. Both ends must hold
  *   the same bits of m; aqsgd_digest is for comparing them.
  * - A codec object is used from one thread at a time; different objects are independent.
@@ -81,8 +81,8 @@ struct aqsgd_codec;
 /*
  * settings  "key=value" parted by blanks; the keys and values of a manifest's edges (docs/MANIFEST.md): codec (aqsgd,
  *           directq, raw, sign, ec, lowrank), bits, rate, precision, grid, group, tile, scale, scale_format, rounding,
- *           hadamard, top_k, prescale_log2, store, store_group, keyframe, error, rank, keyframe_rate. What is not
- *           named has the codec's default.
+ *           hadamard, top_k, prescale_log2, store, store_group, keyframe, error, rank, keyframe_rate. The others
+ *           have the codec's defaults.
  * rows, columns  of a sample: T tokens by C channels.
  * threads   that code a sample, the caller's among them; 0: every core.
  *

@@ -74,7 +74,7 @@ void aq_log_limit_tell(struct aq_log_limit *limit);
 void aq_log_limit_thread(struct aq_log_limit *limit);
 
 /* Sends lines to `sink`; NULL: to standard error. line has no newline. Lines of all threads come one at a time, none
- * after the sink has been replaced; so sink needs no lock of its own. It must not log, nor wait. */
+ * after the sink has been replaced; so sink needs no lock. It must not log, nor wait. */
 void aq_log_sink(void (*sink)(int level, const char *line, void *context), void *context);
 
 #ifdef __cplusplus

@@ -11,8 +11,8 @@
  *     aq_map(a.used, &memory);
  *     a = (struct aq_arena){.base = memory, .bytes = a.used};    place(&a, &thing);
  *
- * Rooms that know no devices take what a device copies from and to (slots, frames) as their config says: struct
- * aq_pages.
+ * Modules that know no devices allocate memory that a device copies from and to (slots, frames) through their config:
+ * struct aq_pages.
  *
  * Locking: aq_alloc, aq_free, aq_map, aq_unmap from any thread; an arena belongs to one thread.
  */
