@@ -126,7 +126,7 @@ static size_t write_head(char *line, const char *area, int level)
     return (size_t)snprintf(line, AREA_ROOM, "%s %s%s %.40s: ", time, rank, grave, area);
 }
 
-/* Make the line printable and let it go. `more`: said behind it. */
+/* Make the line printable and write it. `more`: added behind it. */
 static void write_line(const char *area, int level, const char *text, uint64_t more)
 {
     char line[LINE_BYTES], tail[64] = "";

@@ -140,7 +140,7 @@ static uint64_t from_zero(struct span *spans, uint64_t count, uint64_t zero_ns)
 
 enum aq_status aq_trace_write(struct aq_trace *trace, int rank, uint64_t zero_ns, FILE *file)
 {
-    static struct row rows[ROWS_MAX]; /* one thread, the header says */
+    static struct row rows[ROWS_MAX]; /* one thread, see the header */
     const uint64_t count = atomic_load_explicit(&trace->count, memory_order_relaxed);
     const uint64_t kept = from_zero(trace->spans, count > trace->capacity ? trace->capacity : count, zero_ns);
     uint32_t row_count = 0;

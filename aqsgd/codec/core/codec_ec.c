@@ -422,7 +422,7 @@ static bool head_make(const struct aq_codec_encoder *job, const struct aq_ec_goa
     uint16_t weights[AQ_RANS_LEVELS], escapes;
     if (!look(job, stride, false, energy)) return false;
     if (stride > 1 && whole->below[0] == (codec->rows + stride - 1) / stride * codec->columns) {
-        stride = 1; /* rows that say nothing */
+        stride = 1; /* all these rows are zero */
         if (!look(job, stride, false, energy)) return false;
     }
     counts_sum(whole->below);

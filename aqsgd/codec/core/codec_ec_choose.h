@@ -3,7 +3,7 @@
  *
  * The idea: only counts of magnitudes, 32 per octave, over some of a sample's rows, decide how it is coded. They are
  * integers, so that any order of rows and any machine chooses alike; what follows from them in floating point is a few
- * operations in one fixed order, without contraction. The receiver reads all it needs in the head: docs/ FORMAT.md,
+ * operations in one fixed order, without contraction. The receiver reads all it needs in the head: docs/FORMAT.md,
  * "Entropy-coded".
  *
  * A goal is a mean number of bits per value, or an error. To the rate: the smallest step whose entropy, by the counts,
@@ -74,13 +74,13 @@ enum {
 /* |q| stays below it: whole numbers are exact. */
 #define AQ_EC_ESCAPE_LIMIT 16777216.0f
 
-/* --- where things lie in a body --- */
+/* --- the parts of a body --- */
 
 enum {
     AQ_EC_CHUNK_ENTRY = 8, /* u32 bytes of words, u32 bytes of escapes */
     AQ_EC_CHUNK_VALUES = 65536,
     AQ_EC_STATE_BYTES = 4 * AQ_RANS_LANES,
-    AQ_EC_CHUNK_SLACK = AQ_EC_STATE_BYTES + 2 * AQ_RANS_LANES + AQ_RANS_PAD + 4, /* beside 4 bytes a value */
+    AQ_EC_CHUNK_SLACK = AQ_EC_STATE_BYTES + 2 * AQ_RANS_LANES + AQ_RANS_PAD + 4, /* plus 4 bytes per value */
     AQ_EC_LOOK_VALUES = 32768, /* at least this many values are looked at, in whole rows */
     AQ_EC_LOOK_ROWS = 8,
     AQ_EC_MEAN_BITS = 16,      /* of a channel: its mean, or the mean of its change */

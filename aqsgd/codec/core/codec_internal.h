@@ -1,5 +1,5 @@
 /*
- * codec_internal.h -- what the files of this room share: the arithmetic of one quantizer, the kernel table, the codec
+ * codec_internal.h -- shared by the files of this folder: the arithmetic of one quantizer, the kernel table, the codec
  * object.
  *
  * The idea: a body is made row by row, so that the second look at a row finds it in the first-level cache. A *kernel*
@@ -441,7 +441,7 @@ void aq_codec_plan_of(const struct aq_codec *codec, struct aq_cuda_codec_plan *o
 
 /* From now on these launchers code the codec's batches, with scratch of the codec's device. AQ_NOMEM. */
 enum aq_status aq_codec_remote_open(struct aq_codec *codec, const struct aq_codec_launchers *launchers);
-void aq_codec_remote_close(struct aq_codec *codec); /* nothing where there is none */
+void aq_codec_remote_close(struct aq_codec *codec); /* does nothing without one */
 
 /* ---- codec_encode.c, codec_decode.c ---- */
 

@@ -49,7 +49,7 @@ struct aq_rans_escape {
     uint8_t symbol;
 };
 
-/* Where encode has put things. */
+/* The output places of encode. */
 struct aq_rans_coded {
     uint32_t states[AQ_RANS_LANES];
     uint8_t *words;   /* the lowest one */

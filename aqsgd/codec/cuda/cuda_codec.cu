@@ -151,7 +151,7 @@ static enum aq_status decode_list(const struct aq_cuda_codec_plan &plan, const s
                                                    : codec_launch_decode_rows(plan, mem, list, true, stream);
 }
 
-/* Where the answers go: `results` of encode, `corrupt` of decode. */
+/* The outputs: `results` of encode, `corrupt` of decode. */
 struct answers {
     struct aq_codec_result *results;
     uint32_t *corrupt;

@@ -87,8 +87,8 @@ struct waiting {
 };
 
 /*
- * Numbers of as many waiting pairs as a warp takes, a lane a pair, the chunk's last one first; they end at `end`.
- * Returns where they begin.
+ * Numbers of as many waiting pairs as a warp takes, a lane per pair, the chunk's last one first; they end at `end`.
+ * Returns their start.
  *
  * They take the place of `beyond`. A pair has 8 bytes there and as many numbers' bytes at most; the last one of an odd
  * chunk has 4 and up to 5, for which the spare number is. So what is written covers only pairs that have been read.

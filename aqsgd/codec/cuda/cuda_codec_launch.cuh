@@ -1,5 +1,5 @@
 /*
- * cuda_codec_launch.cuh -- what the launchers of this room's files call of each other; each enqueues on `stream`.
+ * cuda_codec_launch.cuh -- the launchers that files of this folder call of each other; each enqueues on `stream`.
  */
 #ifndef AQSGD_CUDA_CODEC_LAUNCH_CUH
 #define AQSGD_CUDA_CODEC_LAUNCH_CUH

@@ -57,8 +57,7 @@ __global__ void __launch_bounds__(PACK_BLOCK)
     }
 }
 
-/* The bucket of the K-th largest, and how many of it are kept. A warp per sample; lane 0 has the top bucket.
- */
+/* The bucket of the K-th largest, and how many of it are kept. A warp per sample; lane 0 has the top one. */
 __global__ void __launch_bounds__(WARP)
     codec_topk_choose(const __grid_constant__ struct aq_cuda_codec_scratch mem, uint32_t level)
 {

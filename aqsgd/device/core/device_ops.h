@@ -20,14 +20,14 @@ struct aq_device_ops {
     const char *kind;
     const struct aq_codec_launchers *codec; /* its own kernels for codecs; NULL: the CPU's, by way of the host */
     const struct aq_grad_launchers *grad;   /* what replicas reduce with; NULL where memory is the host's */
-    void *(*stream_native)(struct aq_device *device, struct aq_stream *stream); /* NULL: there is none */
+    void *(*stream_native)(struct aq_device *device, struct aq_stream *stream); /* NULL: no native stream */
     bool (*present)(uint32_t index); /* of a kind that auto takes: is there one on this machine? NULL on a CPU */
     enum aq_status (*open)(const struct aq_device_config *config, struct aq_device **out);
     void (*close)(struct aq_device *device);
     void (*info)(const struct aq_device *device, struct aq_device_info *out);
 
     enum aq_status (*reserve)(struct aq_device *device, uint64_t bytes, const char *what);
-    enum aq_status (*memory)(struct aq_device *device, struct aq_device_memory *out); /* NULL: it has no memory */
+    enum aq_status (*memory)(struct aq_device *device, struct aq_device_memory *out); /* NULL: no separate memory */
     enum aq_status (*alloc)(struct aq_device *device, enum aq_memory_kind kind, size_t bytes, void **out);
     void (*free)(struct aq_device *device, enum aq_memory_kind kind, void *memory, size_t bytes);
     enum aq_status (*stream_open)(struct aq_device *device, bool light, struct aq_stream **out);

@@ -1,5 +1,5 @@
 /*
- * cpu_conv.h -- convolutions: the general way, oneDNN's and Winograd's; private to this room.
+ * cpu_conv.h -- convolutions: the general way, oneDNN's and Winograd's; private to this folder.
  *
  * cpu_conv.c gathers what each output pixel reads into rows and multiplies those by cpu_gemm: for every processor,
  * every type, and the truth. cpu_conv_dnnl.c lets oneDNN's primitives of images do it, one thread each, on pieces of

@@ -238,7 +238,7 @@ enum aq_status cpu_disentangled(struct aq_device *device, const struct aq_disent
     return AQ_OK;
 }
 
-/* Where one head's gradients lie. */
+/* The gradients of one head. */
 struct gradients {
     float *dq, *dk, *dv;   /* of the sample's first token */
     float *dkr, *dqr;      /* of the positions' first row */

@@ -326,7 +326,7 @@ static void group_norm_backward_sample(const struct group_norm *self, uint64_t s
     group_means(self, scratch.first, columns.gamma, scratch.mean_dy);
     group_means(self, scratch.second, columns.gamma, scratch.mean_dyh);
     for (uint64_t c = 0; c < 2 * C; c++)
-        all[c] += scratch.first[c]; /* second lies behind it */
+        all[c] += scratch.first[c]; /* `second` follows it */
     for (uint64_t at = from; at < end; at += C)
         kernels->columns_back_grouped(&columns, self->x + at, self->add ? self->add + at : NULL, self->dy + at,
                                       self->dx + at, self->dz ? self->dz + at : NULL);

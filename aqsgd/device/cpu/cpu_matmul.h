@@ -1,5 +1,5 @@
 /*
- * cpu_matmul.h -- what the ways of cutting a matrix product into pieces share; private to this room.
+ * cpu_matmul.h -- shared by the ways of cutting a matrix product into pieces; private to this folder.
  */
 #ifndef AQ_CPU_MATMUL_H
 #define AQ_CPU_MATMUL_H

@@ -369,7 +369,7 @@ backward_keys16(const struct aq_cuda_attention &args, struct head head, uint64_t
     for (unsigned set = 0; set < SETS; set++) {
         const int ahead = static_cast<int>(query - key) - static_cast<int>(16 * set);
         float factors[2][4], lse2[2][4], delta[2][4];
-        if (ahead < 15 || static_cast<unsigned>(ahead + 15) >= args.window) { /* the diagonal; where windows begin */
+        if (ahead < 15 || static_cast<unsigned>(ahead + 15) >= args.window) { /* the diagonal; the start of windows */
             AQ_UNROLL
             for (unsigned n = 0; n < 2; n++)
                 for (unsigned i = 0; i < 4; i++)
@@ -477,7 +477,7 @@ backward_queries16(const struct aq_cuda_attention &args, struct head head, uint6
                 lse2[n][i] = row_lse2[set][i / 2];
                 delta[n][i] = row_delta[set][i / 2];
             }
-        if (ahead < 15 || static_cast<unsigned>(ahead + 15) >= args.window) { /* the diagonal; where windows begin */
+        if (ahead < 15 || static_cast<unsigned>(ahead + 15) >= args.window) { /* the diagonal; the start of windows */
             AQ_UNROLL
             for (unsigned n = 0; n < 2; n++)
                 for (unsigned i = 0; i < 4; i++)

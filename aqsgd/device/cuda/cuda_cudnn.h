@@ -85,8 +85,8 @@ void cuda_cudnn_close(struct cuda_cudnn *cudnn); /* NULL is fine */
 size_t cuda_cudnn_version(const struct cuda_cudnn *cudnn);
 
 /*
- * Enqueues attention, or its backward, on the stream; *done is false where it is for the house's own kernels. lse is
- * what those write, to rounding: either may follow the other. AQ_CUDAERR: cuDNN refused to run its own plan.
+ * Enqueues attention, or its backward, on the stream; *done is false where it is left to our own kernels. lse is what
+ * those write, to rounding: either may follow the other. AQ_CUDAERR: cuDNN refused to run its own plan.
  */
 enum aq_status cuda_cudnn_attention(struct cuda_cudnn *cudnn, const struct aq_attention *args, bool backward,
                                     const struct aq_stream *stream, bool *done);

@@ -22,7 +22,7 @@ enum {
     CUDA_GRAIN = 512,   /* pieces of device memory are a multiple of it long; they start at one of AQ_DEVICE_ALIGN */
     CUDA_PART_BYTES = AQ_CUDA_SCRATCH_BYTES, /* of a stream's scratch: the kernels', or the sums of a product ... */
     CUDA_PARTS = 3,                 /* ... and its two operands, where it needs them in another type          */
-    CUDA_SUMS = 1024,               /* sums of squares between two waits: a stage of 1.5B has about 600 tensors */
+    CUDA_SUMS = 1024,               /* sums of squares between two waits: a stage of 1.5B has about 600         */
     CUDA_WORKSPACE_BYTES = 32 << 20 /* of each stream: cuBLASLt's, what NVIDIA names for Hopper               */
 };
 
@@ -88,7 +88,7 @@ struct cuda_device {
     uint64_t held; /* by cudaMalloc: the arena, and what is not cut from it */
     struct cuda_matmul *matmul;
     uint64_t conv_bytes;      /* rows of a convolution's piece: CUDA_PART_BYTES; tests lower it */
-    struct cuda_cudnn *cudnn; /* NULL: attention is the house's own */
+    struct cuda_cudnn *cudnn; /* NULL: attention is our own */
     char name[128];
 };
 

@@ -41,7 +41,7 @@ enum { AQ_CUDA_SCRATCH_BYTES = 32 << 20 };
     enum aq_status aq_cuda_##name(const struct type *args, void *scratch, struct CUstream_st *stream);
 #include "aqsgd/math.def"
 
-/* The house's own attention, as the rows above; cuda_math.c may take cuDNN's instead. */
+/* Our own attention, as the rows above; cuda_math.c may take cuDNN's instead. */
 enum aq_status aq_cuda_attention(const struct aq_attention *args, void *scratch, struct CUstream_st *stream);
 enum aq_status aq_cuda_attention_backward(const struct aq_attention *args, void *scratch, struct CUstream_st *stream);
 

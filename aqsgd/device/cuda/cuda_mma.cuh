@@ -1,5 +1,5 @@
 /*
- * cuda_mma.cuh -- a warp's matrix products and the loads that feed them, by the names of this house.
+ * cuda_mma.cuh -- a warp's matrix products and the loads that feed them, by our names.
  *
  * One product is 16 x 8 x 16: sums (16 x 8, fp32) += a (16 x 16) b (16 x 8), both bf16 or both fp16 (T: uint16_t or
  * aq_half). With g = lane / 4 and t = lane % 4, PTX (mma.m16n8k16, ldmatrix) lays them out so:

@@ -2,7 +2,7 @@
  * cuda_plan.c -- the request to cuBLASLt for each kind of product, and which algorithm runs. See cuda_plan.h.
  *
  * A plan is made at the first product of its kind: descriptor, layouts, the first algorithms that cuBLASLt's heuristic
- * names with the fused ending; without such an algorithm the plain product, and aq_cuda_matmul_finish after it.
+ * names with the fused epilogue; without such an algorithm the plain product, and aq_cuda_matmul_finish after it.
  * In-place reduction is not allowed: a sum must not depend on who comes first. The heuristic gets only the alignment in
  * the key, so that it cannot prefer an algorithm that an accident of placement allows.
  *

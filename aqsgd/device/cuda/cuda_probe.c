@@ -164,7 +164,7 @@ static int lock_file(const char *path)
     return -1;
 }
 
-/* Another user may create the file before us, in a folder that all may write to. Such a file says nothing. */
+/* Another user may create the file before us, in a folder that all may write to. Such a file is refused. */
 static enum aq_status lock_file_is_ours(const char *path, int file)
 {
     struct stat about = {0};

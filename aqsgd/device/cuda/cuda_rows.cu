@@ -263,7 +263,7 @@ static __forceinline__ __device__ float aq_rounded(float x, const aq_half *)
 /*
  * With h = (x - mean) rstd and g = dy gamma: dx += rstd (g - mean(g) - h mean(g h)). Y: of `rounded`, or float without
  * it. A group's partial row: dgamma, dbeta and, where SUMS, the sums of the new dx. RMS: mean and mean(g) are 0, and
- * gamma is above `plus`.
+ * `plus` is added to gamma.
  */
 template <typename Y, bool SUMS, bool RMS>
 static __global__ void __launch_bounds__(NORM_THREADS)

@@ -30,7 +30,7 @@ enum {
     KEY_DIGITS = 2 * sizeof(struct cuda_key),
     ALGORITHM_DIGITS = 2 * sizeof(cublasLtMatmulAlgo_t),
     LINE_BYTES = KEY_DIGITS + ALGORITHM_DIGITS + 64,
-    ROUNDS = 3, /* the best of 3 ...                       */
+    ROUNDS = 3, /* the best of 3 ...                 */
     RUNS = 8    /* ... times 8 products, one warm-up */
 };
 static const char TABLE_BEGIN[] = "aqpipe products 1\n";

@@ -389,7 +389,7 @@ static enum aq_status context_open(struct cuda_device *cuda)
     return cuda_failed(error, "cudaSetDevice", __FILE__, __LINE__);
 }
 
-/* Another attention than the house's own, where the environment asks for it. */
+/* Another attention than our own, where the environment asks for it. */
 static enum aq_status cudnn_open(struct cuda_device *cuda)
 {
 #if AQ_WITH_CUDNN

@@ -54,7 +54,7 @@ enum aq_status aq_grad_codec_config_check(const struct aq_grad_codec_config *con
     return kind->config_check(config);
 }
 
-/* What manifests call them. */
+/* Their names in manifests. */
 static const struct {
     const char *prefix; /* the whole name, or the part before the bits */
     const char *kind;

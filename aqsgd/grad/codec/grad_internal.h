@@ -108,7 +108,7 @@ struct aq_grad_kind {
     enum aq_codec_grid (*grid)(const struct aq_grad_codec_config *config); /* of kinds with levels, for kernels */
     uint32_t (*bits)(const struct aq_grad_codec_config *config);                   /* of one code */
     uint64_t (*scales)(const struct aq_grad_codec_config *config, uint64_t count); /* of a run of `count` values */
-    /* Of kinds that do not code each value: bytes of the codes of a range. NULL: as bits say. */
+    /* Of kinds that do not code each value: bytes of the codes of a range. NULL: by the bits. */
     uint64_t (*code_bytes)(const struct aq_grad_codec *codec, uint64_t first, uint64_t count);
     void (*encode)(const struct aq_grad_codec *codec, const struct aq_grad_range *range, const float *x, float *error);
     enum aq_status (*decode)(const struct aq_grad_codec *codec, const struct aq_grad_range *range, float weight,

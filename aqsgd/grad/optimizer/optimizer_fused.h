@@ -6,7 +6,7 @@
  * is written once (fused_*.inc.h); optimizer_fused_*.c compile it for the CPU's instruction sets and cuda_grad_fused.cu
  * for a GPU, all without contraction, so that an update has the same bits everywhere.
  *
- * Pieces are cut only by their tensor. A sum over it is AQ_FUSED_LANES partial sums in double (float i of the piece is
+ * Pieces are cut only by their tensor. A sum over one is AQ_FUSED_LANES partial sums in double (float i of the piece is
  * in lane i % AQ_FUSED_LANES), folded by halves: the same on every device, with any number of threads.
  *
  * This header compiles as C and as CUDA C++.

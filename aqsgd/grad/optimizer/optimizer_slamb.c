@@ -36,7 +36,7 @@
 
 #include "optimizer_lamb.h"
 
-/* What a tensor's values are. */
+/* Meaning of a tensor's values. */
 enum { PHI_MAX = 1, PHI_MIN = 2, OVER = 3, SHARE = 4 };
 
 struct slamb {

@@ -1,6 +1,6 @@
 /*
  * base.h -- the common vocabulary: status, log, printable text, the processor, memory, rings, random numbers, time,
- * digests, threads, traces, places at a door.
+ * digests, threads, traces, places at a listener.
  *
  * Every other module may use it; it uses only the C library and xxHash. Each part has its own header with its manual.
  */

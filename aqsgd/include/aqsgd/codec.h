@@ -61,7 +61,7 @@ enum aq_codec_kind {
 #include "aqsgd/codecs.def"
 };
 
-/* How a value is kept: raw bodies, keyframes, stored messages. Q8, Q4, Q2: symmetric codes with one scale a row (of
+/* How a value is kept: raw bodies, keyframes, stored messages. Q8, Q4, Q2: symmetric codes with one scale per row (of
  * messages also a channel: store_group). */
 enum aq_codec_precision {
     AQ_PRECISION_NONE = 0, /* of config.store: no messages are kept */
@@ -96,7 +96,7 @@ enum aq_codec_scale {
 /* How s is written. POW2: one byte, an exponent. */
 enum aq_codec_scale_format { AQ_SCALE_FP16 = 1, AQ_SCALE_BF16 = 2, AQ_SCALE_FP32 = 3, AQ_SCALE_POW2 = 4 };
 
-/* HALF_DITHER, of ec alone: STOCHASTIC where there is no message, else half of it (codec_ec.c). */
+/* HALF_DITHER, only of ec: STOCHASTIC where there is no message, else half of it (codec_ec.c). */
 enum aq_codec_rounding { AQ_ROUND_NEAREST = 1, AQ_ROUND_STOCHASTIC = 2, AQ_ROUND_HALF_DITHER = 3 };
 
 struct aq_codec_config {
@@ -112,7 +112,7 @@ struct aq_codec_config {
     enum aq_codec_rounding rounding;
     bool hadamard;                 /* rotate each tile by the orthonormal Sylvester-Hadamard matrix before quantizing */
     float top_k;                   /* DIRECTQ: keep this fraction of the values (largest magnitude); 0 or 1: all      */
-    float rate;                    /* EC: mean bits per value, 1 to 8; LOWRANK: a number of its factors              */
+    float rate;                    /* EC: mean bits per value, 1 to 8; LOWRANK: per number of its factors            */
     uint32_t rank;                 /* LOWRANK: directions at most, 1 to 64                                           */
     float error; /* EC, LOWRANK: |a - x^| of |a|, about; bits are what it takes. 0: rate decides                      */
     int32_t prescale_log2;         /* values are multiplied by 2^this before scale and grid, divided after decode     */
@@ -133,7 +133,7 @@ struct aq_codec_about {
     bool sparse;       /* top_k is the user's                                                         */
     bool varies;       /* bodies have a bound, not a size: aq_codec_body_bytes is what to expect      */
     bool usual[2];     /* what is meant by keys that name none: of activations, of gradients          */
-    float unsaid[2];   /* the default of jobs without codecs, at this rate; 0: not this one            */
+    float unsaid[2];   /* the default of jobs without codecs, at this rate; 0: not this one           */
     enum aq_codec_rounding unsaid_rounding; /* and so                                                     */
 };
 

@@ -628,7 +628,7 @@ struct aq_batch_norm_backward {
 
 /*
  * Group normalization of samples of T x C (Wu and He 2018): the C columns are `groups` groups of C / groups adjacent
- * ones, and mean and variance (of the population) are taken over a group's values in a sample:
+ * columns, and mean and variance (of the population) are taken over a group's values in a sample:
  *
  *     z = (x - mean) rstd gamma + beta + add,   rstd = 1 / sqrt(variance + epsilon),   y = z, or max(z, 0) with relu
  *

@@ -48,7 +48,7 @@ struct aq_grad_cost {
     double pack_s;  /* encoding, adding up, decoding                                    */
 };
 
-/* Where reductions happen. */
+/* The conditions of reductions. */
 struct aq_grad_scene {
     double rate;      /* bytes per second that leave a rank; 0: links take no time      */
     double latency_s; /* of a message; a reduction waits for two                        */

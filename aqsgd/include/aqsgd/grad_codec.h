@@ -89,7 +89,7 @@ void aq_grad_codec_config_take(struct aq_grad_codec_config *out, const struct aq
 enum aq_status aq_grad_codec_config_check_device(const struct aq_grad_codec_config *config);
 /* The same only of the kind, and not logged. */
 bool aq_grad_codec_config_on_gpu(const struct aq_grad_codec_config *config);
-/* Is it fp32, floats as they are, which need no codec? So does a config without a kind. */
+/* Is it fp32, floats as they are, which need no codec? So is a config without a kind. */
 bool aq_grad_codec_config_plain(const struct aq_grad_codec_config *config);
 /* Are sizes nothing to it (vote)? */
 bool aq_grad_codec_config_signs(const struct aq_grad_codec_config *config);

@@ -17,7 +17,7 @@ extern "C" {
 #endif
 
 /*
- * Opens for reading; *fd is the caller's to close. area: of the message. AQ_NOTFOUND: there is none. AQ_IO: it is a
+ * Opens for reading; *fd is the caller's to close. area: of the message. AQ_NOTFOUND: no such file. AQ_IO: it is a
  * FIFO, a device, a socket or a folder, or it cannot be opened. All are logged and name the file.
  */
 enum aq_status aq_given_open(const char *area, const char *path, int *fd);

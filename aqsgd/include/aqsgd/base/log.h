@@ -55,9 +55,9 @@ struct aq_log_limit {
     uint64_t window_ns; /* 0: 10 s                                              */
     uint32_t lines_max; /* of a window; 0: 8                                    */
     uint32_t lines;     /* that went out in this window                         */
-    uint64_t since_ns;  /* when this window began; 0: none has                  */
-    uint64_t held;      /* lines that were not written and not reported yet */
-    const char *area;   /* of the last line; the later report has it, too */
+    uint64_t since_ns;  /* start of this window; 0: none yet                    */
+    uint64_t held;      /* lines that were not written and not reported yet     */
+    const char *area;   /* of the last line; the later report has it, too       */
     int level;
 };
 

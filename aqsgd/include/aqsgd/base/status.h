@@ -1,5 +1,5 @@
 /*
- * status.h -- what a function of this house answers, and how an error gets its one line.
+ * status.h -- the results of functions, and how an error gets its one line.
  *
  * Three classes of trouble, never mixed:
  *   our own bug            AQ_ASSERT, stays on in release builds;
@@ -35,8 +35,8 @@ enum aq_status {
     AQ_MISMATCH = 10, /* well-formed, but of another job, plan, version or shape                    */
     AQ_NODEV = 11,    /* the device, library or kernel feature is not on this machine               */
     AQ_CUDAERR = 12,  /* CUDA failed (its text is in the log line)                                  */
-    AQ_NCCLERR = 13,  /* NCCL said no                                                               */
-    AQ_TLSERR = 14,   /* TLS said no                                                                */
+    AQ_NCCLERR = 13,  /* NCCL failed                                                                */
+    AQ_TLSERR = 14,   /* TLS failed                                                                 */
     AQ_IO = 15,       /* a read or write failed                                                     */
     AQ_ABORTED = 16,  /* given up because another rank or the user asked for it                     */
     AQ_NOTFOUND = 17, /* there is no such key, file or name. Not logged where it is an answer       */
