@@ -416,7 +416,7 @@ static void dense_piece(uint32_t piece, void *context)
     aq_code_writer_flush(&writer);
 }
 
-/* ---- deltas with one scale a row ---- */
+/* ---- deltas with one scale per row ---- */
 
 enum {
     MEASURE_ROWS_MIN = 64, /* samples of fewer rows are measured whole */

@@ -383,7 +383,7 @@ uint32_t aq_store_limit(enum aq_codec_precision precision);
 /* From these bits of |a| on a sample, or one without a reference, is raw for its store, keyframe or plain body. */
 uint32_t aq_codec_raw_limit(const struct aq_codec *codec, bool plain);
 
-/* One row of Q values with a scale a row: the keyframe's, a message's. False for bytes that no sender writes. */
+/* One row of Q values with a scale per row: the keyframe's, a message's. False for bytes that no sender writes. */
 bool aq_store_read_row(const struct aq_codec *codec, enum aq_codec_precision precision, const uint8_t *body,
                        uint32_t row, uint8_t *scratch, float *out);
 /* And into a body; writer is at this row's codes; levels: their decoded values. False where |x| is too large. */

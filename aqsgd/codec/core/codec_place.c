@@ -99,7 +99,7 @@ size_t aq_cuda_codec_place(const struct aq_cuda_codec_plan *plan, uint8_t *base,
     uint64_t warps = SCRATCH_BYTES_MAX / row;
     warps = warps > WARPS_MAX ? (uint64_t)WARPS_MAX : warps;
     warps = warps > jobs * plan->rows ? jobs * plan->rows : warps;
-    warps = warps < jobs ? jobs : warps; /* a warp a sample is what some kernels count on */
+    warps = warps < jobs ? jobs : warps; /* a warp per sample is what some kernels count on */
     size_t used = 0;
     *out = (struct aq_cuda_codec_scratch){0};
     out->jobs = (uint32_t)jobs;

@@ -17,7 +17,7 @@
  *   units   eight columns a thread, a row in the registers of one warp (or of a few), 16-byte loads and stores: one
  *           pass over memory for row and tile scales, two for tensor and channel. Needs whole units (C % 8 == 0),
  *           pointers at multiples of 16, no search and no top-k.
- *   rows    a warp a row with the row in scratch memory: everything else.
+ *   rows    a warp per row with the row in scratch memory: everything else.
  * Messages in Q are unpacked to fp32 before and packed after (cuda_codec_store.cu).
  *
  * Needs compute capability 8.0. This header compiles as C and as CUDA C++; it knows no CUDA type.
@@ -67,7 +67,7 @@ struct aq_cuda_codec_plan {
     float rate, error, keyframe_rate; /* entropy coded */
     uint8_t stochastic, hadamard, rise, bitmap, sparse, warm /* messages are kept */;
     uint8_t half_dither; /* and stochastic: of what has a reference */
-    uint8_t measure_part /* some rows only */, packed_channel /* a scale a channel, not a row */;
+    uint8_t measure_part /* some rows only */, packed_channel /* a scale per channel, not a row */;
     uint8_t varies, plain_varies; /* entropy coded: a delta; a body without a reference */
 };
 

@@ -13,7 +13,7 @@
 
 enum { REGISTERS = AQ_RANS_LANES / 8, STATE_MIN = 1 << AQ_RANS_STATE_BITS };
 
-/* A byte a lane for each mask of lanes. */
+/* A byte per lane for each mask of lanes. */
 struct lanes {
     uint64_t of[256];
 };

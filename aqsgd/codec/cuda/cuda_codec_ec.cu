@@ -57,7 +57,7 @@ struct ec_table {
     uint16_t weights[AQ_RANS_LEVELS], escapes;
 };
 
-/* ---- the head, a block a sample ---- */
+/* ---- the head, a block per sample ---- */
 
 /* The values at (row, c) whose magnitudes are counted: a, and the value to be coded. */
 struct looked {

@@ -22,7 +22,7 @@ enum aq_status codec_launch_pack(const struct aq_cuda_codec_plan &plan, const st
                                  struct CUstream_st *stream);
 
 /*
- * cuda_codec_rows.cu, for kernels of a warp a row (row_place): their grid; and the codes of rows that do not end on a
+ * cuda_codec_rows.cu, for kernels of a warp per row (row_place): their grid; and the codes of rows that do not end on a
  * byte into the body's stream.
  */
 dim3 codec_row_grid(const struct aq_cuda_codec_plan &plan, const struct aq_cuda_codec_scratch &mem, uint32_t count);

@@ -1,5 +1,5 @@
 /*
- * cuda_codec_rows.cu -- the general way through a sample: a warp a row, in the order of the CPU's truth. Every
+ * cuda_codec_rows.cu -- the general way through a sample: a warp per row, in the order of the CPU's truth. Every
  * configuration but top-k (cuda_codec_topk.cu); what is usual and aligned goes cuda_codec_units.cu's way.
  *
  * Tensor and channel groups have been looked at before (cuda_codec_whole.cu): their quantizers lie in scratch.quants.

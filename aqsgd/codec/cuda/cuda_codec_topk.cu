@@ -12,7 +12,7 @@
 #include "cuda_codec_row.cuh"
 
 enum {
-    CHUNK_BYTES = 512, /* of a bitmap that is read, one warp each: 16 bytes a lane */
+    CHUNK_BYTES = 512, /* of a bitmap that is read, one warp each: 16 bytes per lane */
     LANE_BYTES = CHUNK_BYTES / WARP
 };
 
@@ -261,7 +261,7 @@ static __device__ uint32_t row_kept(const struct aq_cuda_codec_plan &plan, const
     return count;
 }
 
-/* One scale for all: the sums go row by row, on one warp a sample (codec_encode.c, sparse_tensor_scale). */
+/* One scale for all: the sums go row by row, on one warp per sample (codec_encode.c, sparse_tensor_scale). */
 __global__ void __launch_bounds__(WARP) codec_topk_tensor(const __grid_constant__ struct aq_cuda_codec_plan plan,
                                                           const __grid_constant__ struct aq_cuda_codec_scratch mem,
                                                           const __grid_constant__ struct job_list list)
@@ -391,7 +391,7 @@ static __device__ uint32_t lane_ones(const struct aq_cuda_codec_plan &plan, cons
     return ones;
 }
 
-/* A warp a chunk. Grid (chunks, samples). */
+/* A warp per chunk. Grid (chunks, samples). */
 __global__ void __launch_bounds__(WARP) codec_topk_ones(const __grid_constant__ struct aq_cuda_codec_plan plan,
                                                         const __grid_constant__ struct aq_cuda_codec_scratch mem,
                                                         const __grid_constant__ struct job_list list)

@@ -598,7 +598,7 @@ static __device__ inline bool steps_read(const struct aq_cuda_codec_plan &plan, 
     return good;
 }
 
-/* A warp a row; each unit by itself. `aligned`: streams lie at multiples of b bytes. */
+/* A warp per row; each unit by itself. `aligned`: streams lie at multiples of b bytes. */
 template <int M>
 __global__ void __launch_bounds__(UNIT_BLOCK)
     codec_decode_units(const __grid_constant__ struct aq_cuda_codec_plan plan,
@@ -677,7 +677,7 @@ static __device__ __forceinline__ struct eight values_round(uint32_t precision, 
     return x;
 }
 
-/* A warp a row. encode: a to the body; both: the body's values to hat and m_out. */
+/* A warp per row. encode: a to the body; both: the body's values to hat and m_out. */
 __global__ void __launch_bounds__(UNIT_BLOCK)
     codec_plain_units(const __grid_constant__ struct aq_cuda_codec_plan plan,
                       const __grid_constant__ struct aq_cuda_codec_scratch mem,

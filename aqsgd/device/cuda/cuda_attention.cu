@@ -276,7 +276,7 @@ static __global__ void __launch_bounds__(THREADS) attention_forward(struct aq_cu
                   static_cast<uint64_t>(args.H) * args.D, rows_left(args.T, first), args.D);
 }
 
-/* delta = rowsum(out dout): a warp a row of (sample, head, token). */
+/* delta = rowsum(out dout): a warp per row of (sample, head, token). */
 template <typename T>
 static __global__ void __launch_bounds__(THREADS)
     attention_delta(struct aq_cuda_attention args, uint64_t rows, float *delta)

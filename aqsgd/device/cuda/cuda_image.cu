@@ -357,7 +357,7 @@ static dim3 column_grid(uint64_t rows, uint64_t C, uint64_t group)
                 static_cast<unsigned>((C + COLUMN_THREADS - 1) / COLUMN_THREADS));
 }
 
-/* ---- Group normalization: a warp a group of a sample, whose values lie T times C / groups side by side. */
+/* ---- Group normalization: a warp per group of a sample, whose values lie T times C / groups side by side. */
 
 static __forceinline__ __device__ uint64_t group_place(uint64_t T, uint64_t C, uint64_t groups, uint64_t which,
                                                        uint64_t element)
@@ -409,7 +409,7 @@ static __forceinline__ __device__ float group_dy(const struct aq_group_norm_back
     return args.relu && !(unrectified(*h, args.gamma[c], args.beta[c], args.add, at) > 0.0f) ? 0.0f : dy;
 }
 
-/* Of a chunk of samples C sums of dy, then C of dy h: a thread a column. */
+/* Of a chunk of samples C sums of dy, then C of dy h: a thread per column. */
 static __global__ void __launch_bounds__(COLUMN_THREADS)
     group_norm_sums(struct aq_group_norm_backward args, uint64_t chunk, float *partial)
 {
@@ -470,7 +470,7 @@ enum aq_status aq_cuda_group_norm_backward(const struct aq_group_norm_backward *
     return AQ_LAUNCH(group_norm_dx, aq_blocks(own.samples * own.groups, ROW_WARPS), 32 * ROW_WARPS, 0, stream, own);
 }
 
-/* ---- Means of rows: a thread a column of a sample. */
+/* ---- Means of rows: a thread per column of a sample. */
 
 static __global__ void __launch_bounds__(COLUMN_THREADS) row_mean(struct aq_row_mean args)
 {
@@ -501,7 +501,7 @@ enum aq_status aq_cuda_row_mean_backward(const struct aq_row_mean_backward *args
     return AQ_LAUNCH(row_mean_backward, aq_blocks(count, FLAT_THREADS), FLAT_THREADS, 0, stream, *args);
 }
 
-/* ---- Classes: a warp a row. */
+/* ---- Classes: a warp per row. */
 
 static __global__ void __launch_bounds__(32 * ROW_WARPS) argmax(struct aq_argmax args)
 {

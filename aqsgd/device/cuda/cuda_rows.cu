@@ -14,7 +14,7 @@
 
 constexpr unsigned ROW_WARPS = 8, ROW_THREADS = 32 * ROW_WARPS;
 
-/* ---- Layer norm: a warp a row. */
+/* ---- Layer norm: a warp per row. */
 
 struct layernorm_out {
     float *mean, *rstd;
@@ -241,7 +241,7 @@ enum aq_status aq_cuda_reduce(const float *partial, uint64_t groups, uint64_t co
                      stream, partial, groups, columns, count, to);
 }
 
-/* ---- Layer norm backward in one pass: a block a group of rows, a thread four columns of all of them. */
+/* ---- Layer norm backward in one pass: a block per group of rows, a thread four columns of all of them. */
 
 constexpr unsigned NORM_ROWS = 2, NORM_THREADS = 1024, NORM_WARPS = NORM_THREADS / 32;
 

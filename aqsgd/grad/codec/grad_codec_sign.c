@@ -1,6 +1,6 @@
 /*
- * grad_codec_sign.c -- one bit a value and one scale a tensor: Seide et al. 2014; 1-bit Adam (Tang et al. 2021, section
- * 6.1) and 1-bit LAMB (Li et al. 2022, Algorithm 1: C[x] = ||x|| / ||Sign(x)|| Sign(x)).
+ * grad_codec_sign.c -- one bit per value and one scale per tensor: Seide et al. 2014; 1-bit Adam (Tang et al. 2021,
+ * section 6.1) and 1-bit LAMB (Li et al. 2022, Algorithm 1: C[x] = ||x|| / ||Sign(x)|| Sign(x)).
  *
  * That norm is the second one: s is the root mean square (scale "l2"). s = mean |x| ("l1") has the least squared error,
  * and never a larger one than x itself, whatever x looks like; the other has, where x is heavy-tailed.

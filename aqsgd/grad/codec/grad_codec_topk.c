@@ -3,7 +3,7 @@
  * arXiv:2508.15706): TOP-k a chunk of 4096, 1 to 3 % of the values, 2 bits, error feedback.
  *
  * A chunk is `bucket` floats of one tensor's part of a range, or what is left of it: n floats, of which
- * k = ceil(density n) travel, those of the largest magnitude; of equal ones the first. Two scales a chunk: the mean
+ * k = ceil(density n) travel, those of the largest magnitude; of equal ones the first. Two scales per chunk: the mean
  * magnitude of those up to the middle between the least and the largest that travel, and of those beyond. Codes of a
  * chunk, k of them in order of their places, lowest bits first, chunks without gaps:
  *

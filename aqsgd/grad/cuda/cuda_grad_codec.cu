@@ -1,10 +1,10 @@
 /*
  * cuda_grad_codec.cu -- gradient codecs on a GPU: see cuda_grad.h. The truth is grad_codec_*.c and grad_scalar.h.
  *
- * Encode is two launches where there are scales: a block a bucket makes y = x + error and its scale, adding up as the
+ * Encode is two launches where there are scales: a block per bucket makes y = x + error and its scale, adding up as the
  * CPU does (sign's magnitudes are added one after another, by a warp; lp's rows by as many warps); then a thread codes
  * eight floats, which are whole bytes of the wire whatever the bits, and leaves their error. Decode is one, eight
- * floats a thread. Which bucket a float belongs to is looked up in its piece's part of the tables.
+ * floats per thread. Which bucket a float belongs to is looked up in its piece's part of the tables.
  */
 #include "cuda_codec_math.cuh"
 

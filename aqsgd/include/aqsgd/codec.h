@@ -15,7 +15,7 @@
  *   aqsgd    Q(a - m): quantizes the change since this sample's previous message m (papers/004 Algorithm 1, line 7);
  *            without a reference (a cold sample) a *keyframe* is coded instead.
  *   sign     the sign of each value and one scale per row.
- *   ec       entropy coded: one step a sample, at a rate; of the change, or of the values where nothing is kept.
+ *   ec       entropy coded: one step per sample, at a rate; of the change, or of the values where nothing is kept.
  *   lowrank  the change (or the values) as a product of two thin matrices, entropy coded.
  *
  * On a device whose memory the host cannot reach (aq_device_info: host_memory), a and hat are device memory; bodies,
@@ -145,8 +145,8 @@ enum aq_codec_kind aq_codec_kind_usual(bool gradients);
 /* The config of a job without codecs: first visits are coded, too (docs/DECISIONS.md 0432). */
 void aq_codec_config_unsaid(struct aq_codec_config *out, bool gradients);
 
-/* The recommended settings for a kind and bits: mid-rise, one fp16 scale a row (absmax, at 1 bit auto), nearest, store
- * and keyframe fp16; directq, which gradients go through, with a prescale of 2^16. */
+/* The recommended settings for a kind and bits: mid-rise, one fp16 scale per row (absmax, at 1 bit auto), nearest,
+ * store and keyframe fp16; directq, which gradients go through, with a prescale of 2^16. */
 void aq_codec_config_default(struct aq_codec_config *out, enum aq_codec_kind kind, uint32_t bits);
 
 /* Can a message, a keyframe or a plain body of that precision hold values up to `peak`? (fp16: below 65520.) */

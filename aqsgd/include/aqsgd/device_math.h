@@ -255,7 +255,7 @@ struct aq_attention {
 };
 
 /*
- * Causal attention of T tokens a sample behind `first` earlier ones whose keys and values are kept: only forward,
+ * Causal attention of T tokens per sample behind `first` earlier ones whose keys and values are kept: only forward,
  * without dropout. A row of qkv is as aq_attention's, and there are rows of the T tokens only. cache has `rows` rows a
  * sample, of kv_heads heads of keys, then of values, D columns each: those of the T tokens are written to rows first ..
  * first + T - 1. Then token first + t sees those of tokens 0 .. first + t, or the last `window` of them. Sums are fp32
