@@ -47,7 +47,7 @@ static uint32_t look(void)
 
 uint32_t aq_processor_has(void)
 {
-    static _Atomic uint32_t known; /* whoever looks finds the same: no order is needed */
+    static _Atomic uint32_t known; /* every look finds the same: no order is needed */
     uint32_t set = atomic_load_explicit(&known, memory_order_relaxed);
     if (set == 0) {
         set = look();

@@ -66,13 +66,13 @@ uint64_t aq_trace_dropped(const struct aq_trace *trace)
 
 enum { ROWS_MAX = AQ_TRACE_NAMES_MAX - 1, NESTED_MAX = 16 };
 
-/* A line of the viewer: spans that follow each other or lie within each other. A lane whose spans overlap has several.
+/* A line of the viewer: spans that follow each other or are nested. A lane whose spans overlap has several.
  */
 struct row {
     const char *lane;
     uint32_t number; /* within its lane, from 1 */
     uint32_t open;
-    uint64_t ends_ns[NESTED_MAX]; /* of spans that the next one may lie within, the outermost first */
+    uint64_t ends_ns[NESTED_MAX]; /* of spans that may contain the next one, the outermost first */
 };
 
 /* By lane, by start; of two that start together the longer one first, which may contain the other. */

@@ -34,7 +34,7 @@ struct aqsgd_grad {
 };
 
 static _Thread_local char error_text[ERROR_BYTES];
-static atomic_bool silent; /* the log goes into error_text; relaxed: whoever comes twice does the same twice */
+static atomic_bool silent; /* the log goes into error_text; relaxed: a second call does the same again */
 
 /* "aqpipe: error: codec: bits: 9; ..." without what is before the text. */
 static void keep(int level, const char *line, void *context)

@@ -2,8 +2,8 @@
  * codec_ec_choose.h -- the head of an entropy-coded body, chosen from counts and read again: one source for C and CUDA.
  *
  * The idea: only counts of magnitudes, 32 per octave, over some of a sample's rows, decide how it is coded. They are
- * integers, so that any order of rows and any machine chooses alike; what follows from them in floating point is a few
- * operations in one fixed order, without contraction. The receiver reads all it needs in the head: docs/FORMAT.md,
+ * integers, so that any order of rows and any machine chooses alike; the floating point after them is a few operations
+ * in one fixed order, without contraction. The receiver reads all it needs in the head: docs/FORMAT.md,
  * "Entropy-coded".
  *
  * A goal is a mean number of bits per value, or an error. To the rate: the smallest step whose entropy, by the counts,

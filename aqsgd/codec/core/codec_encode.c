@@ -135,7 +135,7 @@ static void fold_errors(const float *lanes, float errors[AQ_CODEC_SHRINKS])
     }
 }
 
-/* The scale of a group whose values all lie at d. */
+/* The scale of a group whose values are all at d. */
 static bool make_scale(const struct aq_codec *codec, const struct aq_span *span, const float *d, size_t n, uint8_t *out,
                        struct aq_quant *quant)
 {

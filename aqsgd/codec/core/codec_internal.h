@@ -110,7 +110,7 @@ struct aq_codec_sums {
     double a[AQ_LANES], a2[AQ_LANES], delta2[AQ_LANES], error2[AQ_LANES];
 };
 
-/* How the values of a row lie in memory; of enum aq_codec_precision only those a kernel reads or writes itself. */
+/* The type of a row's values in memory; of enum aq_codec_precision only those a kernel reads or writes itself. */
 enum aq_row_kind { AQ_ROW_NONE = 0, AQ_ROW_FP32 = 1, AQ_ROW_FP16 = 2, AQ_ROW_BF16 = 3 };
 
 /*
@@ -373,7 +373,7 @@ static inline uint8_t *aq_code_writer_row(const struct aq_code_writer *writer)
 void aq_code_writer_push(struct aq_code_writer *writer, size_t n);
 void aq_code_writer_flush(struct aq_code_writer *writer); /* the last, partial unit */
 
-/* Codes first .. first+n-1 of a stream of `total`; returns where in scratch they lie. */
+/* Codes first .. first+n-1 of a stream of `total`; returns their place in scratch. */
 const uint8_t *aq_code_read(const struct aq_codec_kernels *kernels, const uint8_t *stream, uint32_t bits,
                             uint64_t total, uint64_t first, size_t n, uint8_t *scratch);
 

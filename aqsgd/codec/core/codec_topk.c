@@ -91,7 +91,7 @@ uint64_t aq_position_read(struct aq_position_reader *reader)
     const uint64_t found = reader->bit++;
     reader->count++;
     if (layout->bitmap) return found;
-    uint64_t element = (found - j) << layout->low_bits; /* found >= j: j ones lie before it */
+    uint64_t element = (found - j) << layout->low_bits; /* found >= j: j ones are before it */
     for (uint32_t k = 0; k < layout->low_bits; k++)
         element |= (uint64_t)get_bit(reader->in, j * layout->low_bits + k) << k;
     return element;

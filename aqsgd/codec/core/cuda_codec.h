@@ -3,7 +3,7 @@
  *
  * Caveats first.
  * - Only *enqueues*. The jobs travel by value in the kernels' parameters, so that nothing of the host's is read later;
- *   what the pointers name must stay until the stream has passed.
+ *   their operands must stay until the stream has passed.
  * - Bodies, x^ and m' have the bits that the CPU's truth (codec_scalar.h, codec_scale.c, codec_store.c) gives, encode's
  *   bodies included: a sum has 32 partial sums, lane c%32, in the order of the columns, which is a warp's own order.
  *   The live measures agree to rounding only.

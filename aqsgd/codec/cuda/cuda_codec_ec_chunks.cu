@@ -5,7 +5,7 @@
  * global memory: codes are loaded BATCH steps ahead, and words pass through a ring in shared memory, one piece ahead.
  * Escaped pairs wait in shared memory until they fill a warp; then each lane writes or reads the numbers of one pair.
  *
- * Encode does not know where a chunk's words and escapes lie in the body before all chunks are coded. Both are put
+ * Encode does not know the places of a chunk's words and escapes in the body before all chunks are coded. Both are put
  * aside, each written downwards from its end, and codec_ec_join copies them.
  *
  * Any bytes may come in. Every index into shared memory is taken modulo its size, every load from the body is checked
@@ -293,7 +293,7 @@ __global__ void __launch_bounds__(JOIN_BLOCK) codec_ec_join(const __grid_constan
 struct stream {
     const uint8_t *at, *end; /* of this lane's next bytes, at a multiple of 16; of the part */
     uint32_t held[4], last;  /* what was loaded and has not gone into the ring; and the byte before the next piece */
-    bool odd;                /* words lie at odd addresses: in the ring they lie one byte further on */
+    bool odd;                /* words are at odd addresses: in the ring they are one byte further on */
 };
 
 /* Bytes at or past the end are zero and are not read. */

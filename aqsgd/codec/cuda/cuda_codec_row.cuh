@@ -1,5 +1,5 @@
 /*
- * cuda_codec_row.cuh -- one warp, one row: what the general kernels (cuda_codec_rows.cu, cuda_codec_whole.cu) share.
+ * cuda_codec_row.cuh -- one warp, one row: shared by the general kernels (cuda_codec_rows.cu, cuda_codec_whole.cu).
  *
  * A row is in the warp's own scratch memory, which its first-level cache holds; lane l has the columns c = l, l + 32,
  * .. of it, so that its partial sums are the CPU's. A __syncwarp separates a write by one lane from a read by another.
@@ -18,7 +18,7 @@ struct row {
     float *d, *x, *reference;
     struct step *steps; /* one for each tile */
     uint8_t *codes;
-    bool staged; /* codes lie in the sample's staging and are packed later: rows do not end on a byte */
+    bool staged; /* codes are kept in the sample's staging and packed later: rows do not end on a byte */
 };
 
 /* The parts of a warp's scratch; its length: row_scratch_bytes in codec_place.c. */
@@ -189,7 +189,7 @@ static __device__ inline bool pick_shrink(const struct aq_cuda_codec_plan &plan,
     return found;
 }
 
-/* The scale of a group whose n values lie at d, written to out by lane 0. */
+/* The scale of a group whose n values are at d, written to out by lane 0. */
 static __device__ inline bool row_scale(const struct aq_cuda_codec_plan &plan, const struct row &row,
                                         const struct span &span, const float *d, uint32_t n, uint8_t *out,
                                         struct step *step)

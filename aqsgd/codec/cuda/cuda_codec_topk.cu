@@ -30,7 +30,7 @@ __global__ void codec_topk_start(const __grid_constant__ struct aq_cuda_codec_pl
     mem.select[2 * threadIdx.x + 1] = plan.kept;
 }
 
-/* How many magnitudes lie in each bucket of this level. Grid (some, samples). */
+/* How many magnitudes are in each bucket of this level. Grid (some, samples). */
 __global__ void __launch_bounds__(PACK_BLOCK)
     codec_topk_count(const __grid_constant__ struct aq_cuda_codec_plan plan,
                      const __grid_constant__ struct aq_cuda_codec_scratch mem,

@@ -67,7 +67,7 @@ struct eight {
     float v[UNIT];
 };
 
-/* Eight values of a reference as they lie in memory: 32 bytes, or 16. */
+/* Eight values of a reference as stored: 32 bytes, or 16. */
 template <int M> struct packed {
     uint4 half = {0, 0, 0, 0};
 };
@@ -598,7 +598,7 @@ static __device__ inline bool steps_read(const struct aq_cuda_codec_plan &plan, 
     return good;
 }
 
-/* A warp per row; each unit by itself. `aligned`: streams lie at multiples of b bytes. */
+/* A warp per row; each unit by itself. `aligned`: streams are at multiples of b bytes. */
 template <int M>
 __global__ void __launch_bounds__(UNIT_BLOCK)
     codec_decode_units(const __grid_constant__ struct aq_cuda_codec_plan plan,

@@ -23,12 +23,12 @@
 
 enum { PIXELS = 256, GROUPS = 16, GROUPS_FEW = 4, RANGES = 8, LANES = 4096 };
 
-/* A primitive, and how its weights lie. */
+/* A primitive, and the layout of its weights. */
 struct work {
     dnnl_engine_t engine;
     dnnl_primitive_desc_t about;
     dnnl_primitive_t run;
-    dnnl_memory_desc_t x, y, weights, plain; /* plain: as they lie with us */
+    dnnl_memory_desc_t x, y, weights, plain; /* plain: in our layout */
     dnnl_memory_desc_t scratch;
     size_t scratch_bytes;
 };

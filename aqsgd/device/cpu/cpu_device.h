@@ -41,7 +41,7 @@ static inline float *cpu_shared(struct cpu_device *cpu)
     return (float *)(void *)cpu->scratch;
 }
 
-/* The first CPU_GEMM_FLOATS are for cpu_gemm, the rest for whoever calls it. */
+/* The first CPU_GEMM_FLOATS are for cpu_gemm, the rest for its callers. */
 static inline float *cpu_scratch(struct cpu_device *cpu, uint32_t worker)
 {
     return (float *)(void *)(cpu->scratch + CPU_SHARED_BYTES + (size_t)worker * CPU_WORKER_BYTES);

@@ -66,7 +66,7 @@ static enum aq_status disentangled_init(struct disentangled *self, struct aq_dev
         return aq_fail(AQ_INVAL, "device", "attention with %llu channels a head: at most %d",
                        (unsigned long long)args->D, CPU_ATTENTION_FLOATS / BLOCK_ROWS);
     if (rows > BLOCK_ROWS) rows = BLOCK_ROWS;
-    /* Rarely, where buckets are nearly as many as distances, rows lie between those of neighbours: smaller tiles. */
+    /* Rarely, where buckets are nearly as many as distances, rows are between those of neighbours: smaller tiles. */
     uint64_t keys = TILE;
     while (rows_of(args, rows + keys - 1) > SPAN) {
         rows = (rows + 1) / 2;

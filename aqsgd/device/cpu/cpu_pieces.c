@@ -234,7 +234,7 @@ static void widen(const struct cpu_rows *rows, const void *x, enum aq_element ty
 
 /*
  * A few logits at a time, which stay until their gradient is made: of 16 bits, as a GPU does, or with a cap. The
- * gradient may lie on the logits.
+ * gradient may overwrite the logits.
  */
 static void cross_entropy_row_pieces(const struct cross_entropy *self, uint64_t r, int32_t target, void *gradient)
 {

@@ -47,7 +47,7 @@ struct cpu_winograd {
     /* dw += G' sums G for one of w's C inputs: a row of N values of each of the planes. */
     void (*filter_gradient)(const float *sums, uint64_t plane, uint64_t C, uint64_t N, float *dw);
     /*
-     * One plane's product for WINOGRAD_BLOCKS blocks of outputs, which lie `w_block` (`to_block`) floats apart:
+     * One plane's product for WINOGRAD_BLOCKS blocks of outputs, which are `w_block` (`to_block`) floats apart:
      * to[patch] = sum over `blocks` blocks of inputs of x[input][patch] w[input].
      */
     void (*product)(const float *x, uint64_t x_block, uint64_t blocks, uint64_t patches, const float *w,

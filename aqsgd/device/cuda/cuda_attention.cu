@@ -6,14 +6,14 @@
  * tile of queries and goes over the tiles of keys, keeping for each query the largest score so far, the sum of
  * exponentials below it and the weighted sum of values. Backward makes the weights again from lse. It is two kernels,
  * one that owns keys (dk, dv) and one that owns queries (dq), so that nothing is added by two blocks and results do not
- * depend on their order; what that costs is that the scores are made twice.
+ * depend on their order; the cost is that the scores are made twice.
  *
  * With S = scale q k^T, P = softmax(S), M the dropout mask with its factor, O = (P M) v and delta = rowsum(O dO):
  *     dv = (P M)^T dO,   dP = (dO v^T) M,   dS = P (dP - delta) scale,   dq = dS k,   dk = dS^T q.
  * With a cap S = cap tanh(scale q k^T / cap), and dS has the factor 1 - (S / cap)^2, too.
  *
  * A tile is 16 R rows of D values in shared memory, 256 threads are a square of 16 x 16, and each has R x R scores:
- * those of rows y + 16 i and keys x + 16 j. Rows of a tile are one word longer than D, so that 16 rows lie in 16 banks.
+ * those of rows y + 16 i and keys x + 16 j. Rows of a tile are one word longer than D, so that 16 rows are in 16 banks.
  */
 #include "cuda_attention.cuh"
 

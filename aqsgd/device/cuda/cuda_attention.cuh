@@ -1,5 +1,5 @@
 /*
- * cuda_attention.cuh -- what the files of attention share: where a head's rows lie, and the mask of its weights.
+ * cuda_attention.cuh -- what the files of attention share: the places of a head's rows, and the mask of its weights.
  */
 #ifndef AQ_CUDA_ATTENTION_CUH
 #define AQ_CUDA_ATTENTION_CUH

@@ -6,11 +6,11 @@
  * worked on. Scores never leave the registers: the sums of one product, rounded to 16 bits, are the left operand of the
  * next (cuda_mma.cuh). The kernel that owns keys makes the scores transposed, so that this holds there too.
  *
- * A warp owns SETS times 16 rows: what it loads of the other side's tile is an operand of all its sets, so that two of
- * them read shared memory half as often for a product. How many there is room for in registers differs by kernel and D.
- * A row's arithmetic does not depend on it.
+ * A warp owns SETS times 16 rows: its loads of the other side's tile are operands of all its sets, so that two of them
+ * read shared memory half as often for a product. How many there is room for in registers differs by kernel and D. A
+ * row's arithmetic does not depend on it.
  *
- * Rows of a tile are D + 8 elements apart: 8 rows lie in 8 different groups of banks.
+ * Rows of a tile are D + 8 elements apart: 8 rows are in 8 different groups of banks.
  */
 #include <math.h>
 
@@ -23,7 +23,7 @@ constexpr unsigned threads_of(unsigned sets)
 {
     return 32 * OWN / (16 * sets);
 }
-/* Starts the copy of ROWS rows of D, `stride` elements apart, from `token` on; what is past T becomes 0. */
+/* Starts the copy of ROWS rows of D, `stride` elements apart, from `token` on; rows past T become 0. */
 template <unsigned ROWS, unsigned D>
 static __forceinline__ __device__ void rows_copy(uint16_t *tile, const uint16_t *from, uint64_t stride, uint64_t token,
                                                  uint64_t T)
@@ -122,7 +122,7 @@ template <typename T, unsigned D, unsigned SETS> struct own_rows {
     }
 };
 
-/* The mask factors of two tiles of scores whose rows are queries and whose columns are keys, as sums lie. */
+/* The mask factors of two tiles of scores whose rows are queries and whose columns are keys, in the layout of sums. */
 static __forceinline__ __device__ void factors_of_queries(const struct aq_cuda_attention &args, struct head head,
                                                           uint64_t query, uint64_t key, float (&factors)[2][4])
 {

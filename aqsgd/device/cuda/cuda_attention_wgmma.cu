@@ -16,8 +16,8 @@
 constexpr unsigned GROUPS = OWN / 64, THREADS = 128 * GROUPS;
 
 /*
- * Starts the copy of ROWS rows of D, `stride` elements apart, from `token` on; what is past T becomes 0. A thread has
- * one piece of every STEP-th row. STEP is a multiple of 8, so that its pieces are swapped alike.
+ * Starts the copy of ROWS rows of D, `stride` elements apart, from `token` on; rows past T become 0. A thread has one
+ * piece of every STEP-th row. STEP is a multiple of 8, so that its pieces are swapped alike.
  */
 template <unsigned ROWS, unsigned D>
 static __forceinline__ __device__ void panels_copy(uint16_t *tile, const uint16_t *from, uint64_t stride,
@@ -131,7 +131,7 @@ static __global__ void __launch_bounds__(THREADS, D == 64 ? 2 : 1) wgmma_forward
 
 /* ---- Backward. */
 
-/* Scores become minus infinity where the row and column do not see each other: key and query lie `ahead` apart. */
+/* Scores become minus infinity where the row and column do not see each other: key and query are `ahead` apart. */
 template <bool ROWS_ARE_KEYS>
 static __forceinline__ __device__ void hide(const struct aq_cuda_attention &args, int ahead,
                                             float (&scores)[TILE / 8][4])

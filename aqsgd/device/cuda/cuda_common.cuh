@@ -120,8 +120,8 @@ static __forceinline__ __device__ uint64_t aq_place(const uint32_t *starts, uint
 }
 
 /*
- * W values as they lie in memory, 8 or 16 bytes. A kernel loads several of these and converts them later: a conversion
- * next to its load, in a branch, waits for the load before the next one is issued.
+ * W values as stored, 8 or 16 bytes. A kernel loads several of these and converts them later: a conversion next to its
+ * load, in a branch, waits for the load before the next one is issued.
  */
 template <typename T, int W>
 using aq_words = std::conditional_t<std::is_same_v<T, float>, float4, std::conditional_t<W == 8, uint4, uint2>>;

@@ -1,5 +1,5 @@
 /*
- * cuda_flat.cu -- mathematics of one element at a time: what follows a matrix product, dropout, conversions, initial
+ * cuda_flat.cu -- mathematics of one element at a time: the epilogue of a matrix product, dropout, conversions, initial
  * values, optimizers, and sums of squares. Bound by memory: four elements a thread where alignment lets it.
  *
  * The optimizers and dropout give the CPU's bits (cpu_rows_plain.c): the same operations in the same order, none
@@ -223,7 +223,7 @@ enum aq_status aq_cuda_convert(const void *x, enum aq_element x_type, uint64_t x
 
 /* ---- Initial values. */
 
-/* As far as another library's log and cos may lie from the host's together: 6 units of 2^-52, with some room. */
+/* The most that another library's log and cos may together differ from the host's: 6 units of 2^-52, with some room. */
 constexpr double NORMAL_DOUBT = 0x1p-46;
 
 /* The emulation's library is the host's, so it errs on purpose: the test must see what a GPU's may do. */

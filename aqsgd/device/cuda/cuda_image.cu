@@ -357,7 +357,7 @@ static dim3 column_grid(uint64_t rows, uint64_t C, uint64_t group)
                 static_cast<unsigned>((C + COLUMN_THREADS - 1) / COLUMN_THREADS));
 }
 
-/* ---- Group normalization: a warp per group of a sample, whose values lie T times C / groups side by side. */
+/* ---- Group normalization: a warp per group of a sample, whose values are T runs of C / groups adjacent ones. */
 
 static __forceinline__ __device__ uint64_t group_place(uint64_t T, uint64_t C, uint64_t groups, uint64_t which,
                                                        uint64_t element)

@@ -63,7 +63,7 @@
     type *const name = reinterpret_cast<type *>(aq_shared_dynamic_)
 #endif
 
-/* Before a loop whose arrays must lie in registers. */
+/* Before a loop whose arrays must be in registers. */
 #ifdef AQ_CUDA_HOST
 #define AQ_UNROLL
 #else

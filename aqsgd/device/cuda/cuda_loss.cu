@@ -19,7 +19,7 @@ constexpr unsigned LOSS_THREADS_WIDE = 1024, LOSS_THREADS = 512, LOSS_THREADS_FE
 constexpr uint64_t LOSS_PAIR_BYTES = 113 << 10, LOSS_STATIC_BYTES = 1 << 10;
 constexpr float LOG2E = 1.4426950408889634f;
 
-/* W neighbouring values as they lie in memory: 16 bytes, or one value where rows are not aligned. */
+/* W neighbouring values as stored: 16 bytes, or one value where rows are not aligned. */
 template <typename L, int W> struct loss_piece {
     using raw = std::conditional_t<W == 1, L, uint4>;
 };
@@ -79,7 +79,7 @@ template <typename L, int W, typename R> static __forceinline__ __device__ void 
     }
 }
 
-/* Values that are T's already, as they lie in memory. */
+/* Values that are T's already, as stored. */
 template <typename T, int W>
 static __forceinline__ __device__ typename loss_piece<T, W>::raw loss_pack(const float (&values)[W])
 {

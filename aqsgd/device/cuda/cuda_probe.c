@@ -180,7 +180,7 @@ static enum aq_status lock_file_is_ours(const char *path, int file)
                    path, (unsigned)about.st_uid, (unsigned)about.st_mode & 0777u, (unsigned)geteuid());
 }
 
-/* "job NAME, process PID", for people, of whoever took it last. */
+/* "job NAME, process PID", for people, of the last holder. */
 static void holder_write(int file, const char *name)
 {
     char text[CUDA_HOLDER_BYTES];

@@ -19,7 +19,7 @@
  * two by sign over a chunk, since the largest values are not near 0. Its values go to all ranks, whose mean is the
  * step; here the mean goes through the same codec once more, with its own error at its owner, as with every codec
  * (net/collective.h): bytes that do not grow with the ranks, for a mean whose smaller values come a round later. Its
- * error decays (0.95), ours does not: what is pending is exact.
+ * error decays (0.95), ours does not: the pending part is exact.
  */
 #include <math.h>
 

@@ -151,7 +151,7 @@ AQ_ELEMENT void run_mask(enum aq_fused_kind kind, const struct aq_fused *kernel,
     w.sums[(size_t)AQ_FLAT_SUMS * index] = (double)count;
 }
 
-/* A row at a time: what is masked of it has its places first, one after another. */
+/* A row at a time: its masked values have the first places, one after another. */
 AQ_ELEMENT void run_sparse(enum aq_fused_kind kind, uint32_t sums, const struct aq_fused *kernel, uint32_t index)
 {
     const struct aq_fused w = *kernel;

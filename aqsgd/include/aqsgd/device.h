@@ -151,7 +151,7 @@ enum aq_status aq_device_event_query(struct aq_device *device, struct aq_event *
 
 /*
  * The same with a time. elapsed: nanoseconds between the passing of two such events, both recorded; 0 where the last
- * was not later. AQ_AGAIN: not passed yet. On a GPU good to about a microsecond as long as they lie some seconds apart.
+ * was not later. AQ_AGAIN: not passed yet. On a GPU good to about a microsecond if they are a few seconds apart.
  */
 enum aq_status aq_device_event_open_timed(struct aq_device *device, struct aq_event **out);
 enum aq_status aq_device_event_elapsed(struct aq_device *device, struct aq_event *first, struct aq_event *last,
@@ -163,9 +163,9 @@ enum aq_status aq_device_copy(struct aq_device *device, void *to, const void *fr
 enum aq_status aq_device_zero(struct aq_device *device, void *to, size_t bytes, struct aq_stream *stream);
 
 /*
- * The CPU pool, for whoever works on host memory (codecs). run(piece, context) is called once for each piece of
- * 0..pieces-1, on any of the pool's threads, the caller's among them; returns when all are done. Must not be nested.
- * On a device without host memory the pieces run on the calling thread.
+ * The CPU pool, for work on host memory (codecs). run(piece, context) is called once for each piece of 0..pieces-1, on
+ * any of the pool's threads, the caller's among them; returns when all are done. Must not be nested. On a device
+ * without host memory the pieces run on the calling thread.
  */
 void aq_device_parallel(struct aq_device *device, uint32_t pieces, void (*run)(uint32_t piece, void *context),
                         void *context);

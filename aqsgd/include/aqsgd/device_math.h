@@ -576,7 +576,7 @@ struct aq_fill_normal {
     float std, value;
 };
 
-/* y = max(x, 0); what is not a number stays so. y may be x. */
+/* y = max(x, 0); NaN stays NaN. y may be x. */
 struct aq_relu {
     uint64_t count;
     const float *x;

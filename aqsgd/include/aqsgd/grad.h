@@ -113,7 +113,7 @@ bool aq_optimizer_config_meets(const struct aq_optimizer_config *config, uint64_
 bool aq_optimizer_config_drifts(const struct aq_optimizer_config *config, uint64_t step);
 /* May the replicas of a machine average first, and be one rank? (reduce.machine_first) */
 bool aq_optimizer_config_machines(const struct aq_optimizer_config *config);
-/* Are its defaults those of everybody, and none that were published with it? Then a manifest's own hold. */
+/* Are its defaults the common ones, not ones published with it? Then a manifest's own hold. */
 bool aq_optimizer_config_unpublished(const struct aq_optimizer_config *config);
 /*
  * Does it work where memory is a device's? AQ_NODEV with the reason (unlogged, into `why`, where that is not NULL):

@@ -55,7 +55,7 @@ extern "C" {
 /* Floats of a piece: 256 KiB, so that the second look at it finds it in the second-level cache. */
 enum { AQ_GRAD_PIECE = 65536 };
 
-/* One tensor of a flat buffer; tensors lie in order and without overlap. */
+/* One tensor of a flat buffer; tensors are in order and do not overlap. */
 struct aq_optimizer_tensor {
     uint64_t offset, count;
     bool decay;
@@ -117,7 +117,7 @@ const struct aq_grad_codec_config *aq_grad_codec_config_of(const struct aq_grad_
  * their mean; 1 for votes, of whose sum only the sign counts, so that a tie is an exact zero for every number of ranks.
  */
 float aq_grad_codec_weight(const struct aq_grad_codec *codec, uint32_t ranks);
-/* Exact bytes of the range [first, first + count), which must lie in the buffer. */
+/* Exact bytes of the range [first, first + count), which must be in the buffer. */
 size_t aq_grad_codec_bytes(const struct aq_grad_codec *codec, uint64_t first, uint64_t count);
 /* Exact bytes of the range cut in pieces of AQ_GRAD_PIECE from its start. */
 uint64_t aq_grad_codec_bytes_pieces(const struct aq_grad_codec *codec, uint64_t first, uint64_t count);
