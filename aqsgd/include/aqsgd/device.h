@@ -43,8 +43,7 @@ struct aq_device_config {
 enum aq_memory_kind {
     AQ_MEMORY_DEVICE = 0, /* where the mathematics happens */
     AQ_MEMORY_PINNED = 1, /* host memory that the device copies from and to asynchronously */
-    AQ_MEMORY_SHARED =
-        2 /* the device's, which another process may map: its own allocation, outside aq_device_reserve,
+    AQ_MEMORY_SHARED = 2  /* the device's, which another process may map: its own allocation, outside aq_device_reserve,
                              in whole AQ_DEVICE_SHARED_GRAIN, so that nothing else is mapped with it */
 };
 
