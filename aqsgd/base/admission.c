@@ -1,4 +1,5 @@
-/* admission.c -- see admission.h. A few hundred guests at most: counted anew for each newcomer that finds no place. */
+/* admission.c -- see admission.h. A few hundred guests at most: counted again for each new connection that finds no
+ * place. */
 #include "aqsgd/base/admission.h"
 
 #include <stdbool.h>
@@ -19,7 +20,7 @@ uint64_t aq_source_of(const void *address, uint32_t address_bytes)
     const uint32_t kept = address_bytes == 4 ? 4 : 8;
     for (uint32_t i = 0; i < kept; i++)
         source = source << 8 | bytes[i];
-    /* The networks 0:1::/32 belong to nobody, so that no IPv6 address is taken for one of these. */
+    /* The networks 0:1::/32 are not assigned, so that no IPv6 address is taken for one of these. */
     return address_bytes == 4 ? source | UINT64_C(1) << 32 : source;
 }
 

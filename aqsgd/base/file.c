@@ -26,7 +26,7 @@ struct place {
 
 static const char *const remedy = "it is not followed here: remove it, or name the folder itself";
 
-/* What stands at `name` that cannot be opened as a folder? */
+/* Why can `name` not be opened as a folder? */
 static enum aq_status folder_refused(int parent, const char *name, const char *text)
 {
     const int error = errno;
@@ -54,7 +54,7 @@ static enum aq_status step_down(int parent, const char *name, const char *text, 
     return status;
 }
 
-/* The folder that somebody named: links are followed. */
+/* The folder that the user named: links are followed. */
 static enum aq_status named_open(const char *folder, const char *text, int *out)
 {
     const int fd = open(folder, O_PATH | FOLDER_FLAGS);
@@ -209,7 +209,7 @@ static enum aq_status sync_fd(int folder, const char *text)
 {
     const int fd = openat(folder, ".", O_RDONLY | FOLDER_FLAGS);
     if (fd == -1) return aq_fail_errno(AREA, "cannot open the folder of %s", text);
-    /* Some file systems cannot sync a folder and say so: then there is nothing to wait for. */
+    /* Some file systems cannot sync a folder and report that: then there is nothing to wait for. */
     const enum aq_status status =
         fsync(fd) == 0 || errno == EINVAL ? AQ_OK : aq_fail_errno(AREA, "cannot sync the folder of %s", text);
     close(fd);

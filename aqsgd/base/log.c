@@ -113,7 +113,7 @@ bool aq_log_is_info(const char *line)
     return info && info - line <= AFTER_TIME + WORDS_MAX;
 }
 
-/* What stands before the text: of a log when, who, how grave and which area; of a command which area. */
+/* The part before the text: of a log the time, process, severity and area; of a command the area. */
 static size_t write_head(char *line, const char *area, int level)
 {
     const char *const grave = level == AQ_LOG_ERROR ? "error" : level == AQ_LOG_WARNING ? "warning" : "info";
@@ -126,7 +126,7 @@ static size_t write_head(char *line, const char *area, int level)
     return (size_t)snprintf(line, AREA_ROOM, "%s %s%s %.40s: ", time, rank, grave, area);
 }
 
-/* Make the line printable and let it go. `more`: said behind it. */
+/* Make the line printable and write it. `more`: added behind it. */
 static void write_line(const char *area, int level, const char *text, uint64_t more)
 {
     char line[LINE_BYTES], tail[64] = "";
@@ -139,7 +139,7 @@ static void write_line(const char *area, int level, const char *text, uint64_t m
     if (sink_takes(level, line)) return;
     line[at++] = '\n';
     ssize_t written = write(STDERR_FILENO, line, at);
-    (void)written; /* nowhere is left to say that the log cannot be written */
+    (void)written; /* a failure to write the log cannot be reported anywhere */
 }
 
 /* Is the limit's window over (or has none begun)? */
@@ -149,7 +149,7 @@ static bool window_over(const struct aq_log_limit *limit, uint64_t now_ns)
     return limit->since_ns == 0 || now_ns >= limit->since_ns + window_ns;
 }
 
-/* May one more line go out? *more gets what is to be told with it. */
+/* May one more line be written? *more: the lines held back that it is to report. */
 static bool limit_takes(struct aq_log_limit *limit, const char *area, int level, uint64_t *more)
 {
     const uint64_t now = aq_clock_ns();

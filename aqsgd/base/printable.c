@@ -2,7 +2,7 @@
  * printable.c -- see the header.
  *
  * The walk is over UTF-8 as RFC 3629 has it: no overlong forms, no surrogates, nothing above U+10FFFF. A byte that
- * begins no whole character is escaped alone, and the walk goes on with the next one.
+ * starts no whole character is escaped by itself, and the walk continues with the next one.
  */
 #include "aqsgd/base/printable.h"
 
@@ -24,7 +24,7 @@ static const uint32_t hidden[][2] = {
     {0x1fffe, 0x1ffff}, {0xe0000, 0xe0fff}, /* no characters, tags                             */
 };
 
-/* The character at text, of at most `left` bytes; *bytes gets its length. UINT32_MAX: there is none. */
+/* The character at text, of at most `left` bytes; *bytes gets its length. UINT32_MAX: no character. */
 static uint32_t decode(const unsigned char *text, size_t left, size_t *bytes)
 {
     static const uint32_t least[5] = {0, 0, 0x80, 0x800, 0x10000};

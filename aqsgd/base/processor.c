@@ -47,7 +47,7 @@ static uint32_t look(void)
 
 uint32_t aq_processor_has(void)
 {
-    static _Atomic uint32_t known; /* whoever looks finds the same: no order is needed */
+    static _Atomic uint32_t known; /* every look finds the same: no order is needed */
     uint32_t set = atomic_load_explicit(&known, memory_order_relaxed);
     if (set == 0) {
         set = look();
@@ -65,7 +65,7 @@ void aq_processor_text(uint32_t set, char text[64])
             at += snprintf(text + at, (size_t)(TEXT_BYTES - at), "%s%s", at > 0 ? " " : "", levels[i].name);
 }
 
-/* What AQ_CPU allows, of what there is; 0: a name that is not in the table. */
+/* The sets that AQ_CPU allows and the processor has; 0: a name that is not in the table. */
 static uint32_t allowed(const char *wanted)
 {
     if (!wanted || !*wanted) return aq_processor_has();

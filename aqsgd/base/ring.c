@@ -1,9 +1,9 @@
 /*
  * ring.c -- the single-producer single-consumer ring and the bell.
  *
- * head is written by the consumer alone, tail by the producer alone; each lies on a cache line of its own. A bell is a
- * 32-bit count that sleepers wait on by futex: ringing adds one and wakes; waiting re-checks the count in the kernel,
- * so a ring between "look" and "sleep" is never lost.
+ * Only the consumer writes head, only the producer tail; each has its own cache line. A bell is a 32-bit count that
+ * sleepers wait on by futex: ringing adds one and wakes; waiting re-checks the count in the kernel, so a ring between
+ * "look" and "sleep" is never lost.
  */
 #include "aqsgd/base/ring.h"
 

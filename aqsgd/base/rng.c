@@ -69,6 +69,6 @@ uint64_t aq_rng_below(const struct aq_rng_key *key, uint64_t element, uint64_t b
     uint32_t block[4];
     aq_rng_block(key, element, block);
     const uint64_t word = (uint64_t)block[0] << 32 | block[1];
-    __extension__ typedef unsigned __int128 wide; /* ISO C has no name for it; every compiler of ours has it */
+    __extension__ typedef unsigned __int128 wide; /* ISO C has no name for it; all our compilers have it */
     return (uint64_t)(((wide)word * bound) >> 64);
 }

@@ -50,7 +50,8 @@ void aq_trace_add(struct aq_trace *trace, const char *lane, const char *name, ui
     if (!trace) return;
     const uint64_t ticket = atomic_fetch_add_explicit(&trace->count, 1, memory_order_relaxed);
     if (ticket >= trace->capacity) return;
-    /* Who ends a span may have read the clock before the one who began it: nothing lasts less than no time. */
+    /* The thread that ends a span may have read the clock before the one that started it: no span has a negative
+     * length. */
     if (end_ns < begin_ns) end_ns = begin_ns;
     trace->spans[ticket] = (struct span){lane, name, begin_ns, end_ns, step, micro_batch};
 }
@@ -65,16 +66,16 @@ uint64_t aq_trace_dropped(const struct aq_trace *trace)
 
 enum { ROWS_MAX = AQ_TRACE_NAMES_MAX - 1, NESTED_MAX = 16 };
 
-/* A line of the viewer: spans that follow each other or lie within each other. A lane whose spans overlap has several.
+/* A line of the viewer: spans that follow each other or are nested. A lane whose spans overlap has several.
  */
 struct row {
     const char *lane;
     uint32_t number; /* within its lane, from 1 */
     uint32_t open;
-    uint64_t ends_ns[NESTED_MAX]; /* of spans that the next one may lie within, the outermost first */
+    uint64_t ends_ns[NESTED_MAX]; /* of spans that may contain the next one, the outermost first */
 };
 
-/* By lane, by begin; of two that begin together the longer one first, which the other may lie within. */
+/* By lane, by start; of two that start together the longer one first, which may contain the other. */
 static int by_place(const void *left, const void *right)
 {
     const struct span *a = left, *b = right;
@@ -124,7 +125,7 @@ static bool names_write(const struct row *rows, uint32_t count, int rank, FILE *
     return good;
 }
 
-/* What lies before time zero goes: viewers drop events of negative times. How many are left. */
+/* Removes spans before time zero: viewers drop events of negative times. Returns how many are left. */
 static uint64_t from_zero(struct span *spans, uint64_t count, uint64_t zero_ns)
 {
     uint64_t kept = 0;
@@ -139,7 +140,7 @@ static uint64_t from_zero(struct span *spans, uint64_t count, uint64_t zero_ns)
 
 enum aq_status aq_trace_write(struct aq_trace *trace, int rank, uint64_t zero_ns, FILE *file)
 {
-    static struct row rows[ROWS_MAX]; /* one thread, the header says */
+    static struct row rows[ROWS_MAX]; /* one thread, see the header */
     const uint64_t count = atomic_load_explicit(&trace->count, memory_order_relaxed);
     const uint64_t kept = from_zero(trace->spans, count > trace->capacity ? trace->capacity : count, zero_ns);
     uint32_t row_count = 0;

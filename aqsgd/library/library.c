@@ -34,7 +34,7 @@ struct aqsgd_grad {
 };
 
 static _Thread_local char error_text[ERROR_BYTES];
-static atomic_bool silent; /* the log goes into error_text; relaxed: whoever comes twice does the same twice */
+static atomic_bool silent; /* the log goes into error_text; relaxed: a second call does the same again */
 
 /* "aqpipe: error: codec: bits: 9; ..." without what is before the text. */
 static void keep(int level, const char *line, void *context)
@@ -58,7 +58,7 @@ static int wrong(const char *what)
     return AQSGD_INVAL;
 }
 
-/* Of a failure the house's other statuses are none of a caller's business. */
+/* The status for a caller of the library: internal ones are not passed on. */
 static int answer(enum aq_status status)
 {
     if (status != AQ_OK && !error_text[0]) snprintf(error_text, sizeof error_text, "%s", aq_status_text(status));

@@ -101,7 +101,7 @@ static bool value_read(const struct setting *setting, const char *text, struct a
            (setting->kind == SETTING_SHIFT || value >= 0);
 }
 
-/* One "key=value"; `keys` false: what "codec" and "bits" say alone, for the defaults. */
+/* One "key=value"; `defaults`: only "codec" and "bits", for the defaults. */
 static enum aq_status word_read(const char *word, bool defaults, struct aq_codec_config *config)
 {
     const char *equals = strchr(word, '=');

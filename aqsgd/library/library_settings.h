@@ -4,8 +4,8 @@
 
 #include "aqsgd/codec.h"
 
-/* The defaults of the codec and bits that `text` names, and over them all else that it says. AQ_INVAL names the key;
- * whether the whole can be is aq_codec_config_check's to say. */
+/* The defaults of the codec and bits that `text` names, and over them its other settings. AQ_INVAL names the key;
+ * aq_codec_config_check checks the whole. */
 enum aq_status aq_library_settings(const char *text, struct aq_codec_config *out);
 
 #endif

@@ -119,7 +119,7 @@ bool aq_codec_config_kept(const struct aq_codec_config *config, struct aq_codec_
         if (aq_codec_about(kind)->stateless) continue;
         aq_codec_config_default(out, kind, 8); /* the first one that has messages, whatever codes the changes */
         out->store = keeping ? config->store : config->raw;
-        /* What is never refined is not worth saving on. */
+        /* Bits of a sample that is never refined are not worth saving. */
         out->keyframe = keeping ? config->keyframe : config->raw;
         if (out->keyframe == AQ_PRECISION_EC) out->keyframe = AQ_PRECISION_FP16;
         if (keeping) out->store_group = config->store_group;

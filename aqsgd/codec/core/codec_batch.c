@@ -1,8 +1,8 @@
 /*
  * codec_batch.c -- the samples of a micro-batch at once: on a CPU one by one, on a GPU by its launchers (cuda_codec.h).
  *
- * A codec whose device has kernels of its own is *remote*: it has a plan and scratch on that device. Bodies and
- * messages are the same bits either way.
+ * A codec whose device has its own kernels is *remote*: it has a plan and scratch on that device. Bodies and messages
+ * are the same bits either way.
  */
 #include "codec_member.h"
 #include "device_ops.h"
@@ -140,7 +140,7 @@ static bool overlaps(const struct aq_codec *codec, const struct aq_codec_sample 
     return hat != 0 && (hat < a ? a - hat < bytes : hat - a < bytes);
 }
 
-/* The plan of samples of so many rows, and the codec's own with it. Scratch is for the most. */
+/* The plan of samples of `rows` rows, and the codec's own with it. Scratch is for the most. */
 static void remote_rows_use(struct aq_codec *codec, uint32_t rows)
 {
     struct aq_codec_remote *remote = codec->remote;
@@ -177,7 +177,7 @@ static enum aq_status remote_encode(struct aq_codec *codec, const struct aq_code
     return AQ_OK;
 }
 
-/* What a frame says of a body, checked before the GPU sees it; false: corrupt. */
+/* Checks the frame's fields for a body, before the GPU sees it; false: corrupt. */
 static bool frame_fits(const struct aq_codec *codec, const struct aq_codec_sample *sample)
 {
     const bool keeps = aq_codec_keeps(codec);
@@ -187,7 +187,7 @@ static bool frame_fits(const struct aq_codec *codec, const struct aq_codec_sampl
     return sample->body_bytes == aq_codec_body_bytes(codec, sample->flags != 0);
 }
 
-/* A sample that no kernel need see: told here, or copied. *done: was it one? */
+/* A sample that needs no kernel: refused here, or copied. *done: was it one? */
 static enum aq_status decode_at_once(struct aq_codec *codec, const struct aq_codec_sample *sample, uint32_t *corrupt,
                                      bool *done, struct aq_stream *stream)
 {

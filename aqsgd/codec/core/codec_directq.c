@@ -3,7 +3,7 @@
 
 static void defaults(struct aq_codec_config *config)
 {
-    config->prescale_log2 = 16; /* it is what gradients go through, and fp16 ends where their scales begin */
+    config->prescale_log2 = 16; /* gradients use it: their scales are below the range of fp16 */
 }
 
 static enum aq_status check(const struct aq_codec_config *config)

@@ -1,32 +1,34 @@
 /*
- * codec_ec.c -- the entropy-coded codec: one step a sample, mid-tread, and as many bits as the values are worth.
+ * codec_ec.c -- the entropy-coded codec: one step per sample, mid-tread, and as many bits as the values are worth.
  *
  * q = round(d / step), level = sign(q) * levels[|q|], packed by codec_rans.h. Step, frequencies and levels (the mean
- * magnitude of each |q|: uniform reconstruction would lie too far out) are chosen from counts of the sample's own
- * magnitudes for config.rate or config.error (codec_ec_choose.h); the head of the body says them, and the receiver
+ * magnitude of each |q|: uniform reconstruction would be too large) are chosen from counts of the sample's own
+ * magnitudes for config.rate or config.error (codec_ec_choose.h); the head of the body holds them, and the receiver
  * needs nothing else.
  *
  * Values beyond 7 steps, and pairs that are too rare for a slot, are escaped: whole numbers behind the chunk's words.
- * With a table that does not fit (rows that are unlike those that were looked at) a body is longer, never wrong. What
- * has no reference is coded again, once, where it misses its rate by more than 2 %; and any sample whose step cannot
- * carry it, if its reference is still there (docs/DECISIONS.md 0540, 0541). Beyond 3.5 bits a value each one is
- * refined: its cell of the step follows in plain bits.
+ * With a table that does not fit (rows that are unlike those that were looked at) a body is longer, never wrong. A
+ * sample without a reference is coded again, once, if it misses its rate by more than 2 %; so is any sample whose step
+ * cannot carry it, if its reference is still there (docs/DECISIONS.md 0540, 0541). Beyond 3.5 bits per value each value
+ * is refined: its cell of the step follows in plain bits.
  *
- * A keyframe (config.keyframe of any codec that keeps messages) is coded in the same way, at config.keyframe_rate. What
- * has no reference is coded against the mean of each channel over the sample, where that saves more than it costs.
+ * A keyframe (config.keyframe of any codec that keeps messages) is coded in the same way, at config.keyframe_rate. A
+ * sample without a reference is coded against the mean of each channel over the sample, where that saves more than it
+ * costs.
  *
  * With rounding stochastic a known noise goes in before rounding, and the receiver takes it off again
  * (codec_ec_choose.h): the error's mean is 0 for every value, and it is no larger than nearest rounding's from 2 bits
  * on. A keyframe is rounded to nearest (with a dither where a few zeros ask for it). With half_dither the noise of a
- * delta is half as wide, and the change that all rows have in common goes apart; what has no reference is coded as
- * with stochastic.
+ * delta is half as wide, and the change that all rows have in common is sent separately; a sample without a reference
+ * is coded as with stochastic.
  *
- * Where many values are zero, zeros stay zero: the noise is added and nobody takes it off. Where a dither would leave
- * more error than the sample is worth (below 1.4 bits) rounding is to nearest (docs/DECISIONS.md 0542).
+ * If many values are zero, zeros stay zero: the sender adds the noise and the receiver does not subtract it. If a
+ * dither would leave more error than the sample is worth (below 1.4 bits), rounding is to nearest (docs/DECISIONS.md
+ * 0542).
  *
- * At equal bits the error of a gradient is half of that of a scale a row (shared/NUMERICS.md 1.5).
+ * At equal bits the error of a gradient is half of the error with a scale per row (shared/NUMERICS.md 1.5).
  *
- * A *chunk* is so many whole rows that they have about 65536 values: coded alone, by one thread or one warp.
+ * A *chunk* is as many whole rows as have about 65536 values: coded on its own, by one thread or one warp.
  */
 #include <assert.h>
 #include <math.h>
@@ -43,7 +45,7 @@ struct whole {
     struct aq_ec_grid grid;
     struct aq_ec_dither dither;
     uint32_t stride; /* of the rows that were looked at */
-    bool noise;      /* w is added before rounding; where the body has no key nobody takes it off */
+    bool noise;      /* w is added before rounding; the receiver subtracts it if the body has a key */
     uint32_t below[AQ_EC_BUCKETS + 1]; /* counts of magnitudes in the bucket; then of all below it */
     uint32_t energy[AQ_EC_BUCKETS + 1];
     double moments[2 * (AQ_EC_BUCKETS + 1)];
@@ -59,12 +61,12 @@ struct piece {
     uint32_t pairs;
 };
 
-/* Bits are those that a manifest which says none means: 4 of activations, 8 of gradients. */
+/* `bits` is the default of a manifest without bits: 4 for activations, 8 for gradients. */
 static void defaults(struct aq_codec_config *config)
 {
     config->rate = config->bits >= 8 ? 3.0f : config->bits >= 4 ? 2.5f : (float)config->bits;
     config->bits = 1;
-    config->rounding = AQ_ROUND_STOCHASTIC; /* docs/DECISIONS.md 0340; jobs that say nothing: 0505 */
+    config->rounding = AQ_ROUND_STOCHASTIC; /* docs/DECISIONS.md 0340; jobs without codecs: 0505 */
 }
 
 static enum aq_status check(const struct aq_codec_config *config)
@@ -91,7 +93,7 @@ static uint64_t cells_bytes(uint64_t values)
     return (values + 8 + AQ_CODEC_PAD + 15) / 16 * 16;
 }
 
-/* Of an error nobody knows beforehand what it takes: about what a Gauss that does not move at all would. */
+/* The rate of an error is not known beforehand: an estimate, about that of a constant Gauss. */
 static double rate_of(const struct aq_codec_config *config)
 {
     if (config->error <= 0.0f) return (double)config->rate;
@@ -211,7 +213,7 @@ static size_t groups_of(size_t values)
     return (values + AQ_RANS_GROUP - 1) / AQ_RANS_GROUP;
 }
 
-/* What a row is coded against, and how it lies: m, or of a keyframe the centre; AQ_ROW_NONE where there is neither. */
+/* The reference of a row, and its kind: m, or of a keyframe the centre; AQ_ROW_NONE where there is neither. */
 static const uint8_t *reference_row(const struct aq_codec *codec, const uint8_t *m, uint32_t row, bool centred,
                                     enum aq_row_kind *kind)
 {
@@ -221,14 +223,14 @@ static const uint8_t *reference_row(const struct aq_codec *codec, const uint8_t 
     return m + (size_t)row * codec->columns * (aq_precision_bits(codec->store) / 8);
 }
 
-/* Where x^ of a row goes as m'. */
+/* The place of x^ of a row as m'. */
 static uint8_t *message_row(const struct aq_codec *codec, uint8_t *m_out, uint32_t row, enum aq_row_kind *kind)
 {
     *kind = m_out == NULL ? AQ_ROW_NONE : aq_precision_row(codec->store);
     return m_out == NULL ? NULL : m_out + (size_t)row * codec->columns * (aq_precision_bits(codec->store) / 8);
 }
 
-/* Where the chunks of a body begin whose head stands. */
+/* The chunks of a body whose head is written. */
 static uint8_t *chunks_of(const struct aq_codec *codec, uint8_t *body)
 {
     return body + aq_ec_chunks_from(codec->rows, codec->columns, body[AQ_EC_MARKS]);
@@ -239,7 +241,7 @@ static bool is_marked(const uint8_t *body, uint32_t mark)
     return (body[AQ_EC_MARKS] & mark) != 0;
 }
 
-/* Of a body whose head and key stand. */
+/* Of a body whose head and key are written. */
 static void dither_begin(const struct aq_codec *codec, const uint8_t *body)
 {
     struct aq_rng_key key;
@@ -334,7 +336,8 @@ static float means_make(const struct aq_codec_encoder *job, uint32_t stride)
     return peak;
 }
 
-/* What all rows have in common at `out`, and as a receiver reads it; false: it is nothing that can be said. */
+/* Writes the change that all rows have in common to `out`, and reads it as a receiver does; false: it cannot be
+ * coded. */
 static bool common_make(const struct aq_codec_encoder *job, uint32_t stride, uint8_t *out)
 {
     const struct aq_codec *codec = job->codec;
@@ -370,8 +373,7 @@ static bool centre_make(const struct aq_codec_encoder *job, uint32_t stride, uin
     return true;
 }
 
-/* Is a centre worth its bits? The step that was chosen without one stands in the head. False, too, where nothing comes
- * of it. */
+/* Is a centre worth its bits? The head has the step that was chosen without one. Also false if it cannot be made. */
 static bool centre_pays(const struct aq_codec_encoder *job, uint32_t stride, uint32_t marks)
 {
     const struct aq_codec *codec = job->codec;
@@ -387,7 +389,7 @@ static bool centre_pays(const struct aq_codec_encoder *job, uint32_t stride, uin
     return aq_ec_cost(whole->below, &none, half) + price < before && centre_make(job, 1, out);
 }
 
-/* The head of a sample whose counts stand, with what its channels have in common where that pays. */
+/* The head of a sample whose counts are made, with what its channels have in common where that pays. */
 static bool head_choose(const struct aq_codec_encoder *job, const struct aq_ec_goal *goal, struct aq_ec_look of,
                         uint32_t stride)
 {
@@ -411,7 +413,7 @@ static bool head_choose(const struct aq_codec_encoder *job, const struct aq_ec_g
     return true;
 }
 
-/* Looks at one row in `stride`; the head, and whole_of(codec) as the head says. fit: so that it fits its bound. */
+/* Looks at one row in `stride`; makes the head, and whole_of(codec) to match. fit: so that it fits its bound. */
 static bool head_make(const struct aq_codec_encoder *job, const struct aq_ec_goal *goal, uint32_t stride, bool fit)
 {
     const struct aq_codec *codec = job->codec;
@@ -420,7 +422,7 @@ static bool head_make(const struct aq_codec_encoder *job, const struct aq_ec_goa
     uint16_t weights[AQ_RANS_LEVELS], escapes;
     if (!look(job, stride, false, energy)) return false;
     if (stride > 1 && whole->below[0] == (codec->rows + stride - 1) / stride * codec->columns) {
-        stride = 1; /* rows that say nothing */
+        stride = 1; /* all these rows are zero */
         if (!look(job, stride, false, energy)) return false;
     }
     counts_sum(whole->below);
@@ -594,7 +596,7 @@ static bool escapes_put(const struct piece *piece, uint32_t count, uint32_t beyo
     return true;
 }
 
-/* The bytes of a chunk whose codes stand; false: they do not fit. */
+/* The bytes of a chunk whose codes are made; false: they do not fit. */
 static bool chunk_pack(struct aq_codec_encoder *job, uint32_t index, const struct piece *piece,
                        const struct chunk *chunk, uint32_t beyond)
 {
@@ -678,7 +680,7 @@ static bool encode_once(struct aq_codec_encoder *job, const struct aq_ec_goal *g
     return good;
 }
 
-/* Did it fail for its step alone? */
+/* Did it fail only because of its step? */
 static bool is_for_its_step(const struct aq_codec_encoder *job)
 {
     bool step = false;

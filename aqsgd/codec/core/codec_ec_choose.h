@@ -1,26 +1,26 @@
 /*
  * codec_ec_choose.h -- the head of an entropy-coded body, chosen from counts and read again: one source for C and CUDA.
  *
- * The idea: nothing but counts of magnitudes decides how a sample is coded: 32 to the octave, over some of its rows.
- * They are integers, so that any order of rows and any machine chooses alike; what follows from them in floating point
- * is a few operations in one fixed order, without contraction. The receiver reads all it needs in the head: docs/
- * FORMAT.md, "Entropy-coded".
+ * The idea: only counts of magnitudes, 32 per octave, over some of a sample's rows, decide how it is coded. They are
+ * integers, so that any order of rows and any machine chooses alike; the floating point after them is a few operations
+ * in one fixed order, without contraction. The receiver reads all it needs in the head: docs/FORMAT.md,
+ * "Entropy-coded".
  *
- * A goal is bits a value in the mean, or an error. To the rate: the smallest step whose entropy, by the counts, keeps
- * to it. To the error: the largest step whose squared error, by the counts, does. Beyond 3.5 bits seven magnitudes are
- * too few: then the step is a coarse one, and each value is refined by bits that are as good as random (of a Gauss
- * that costs 0.01 to 0.03 bits more than a table for all of it).
+ * A goal is a mean number of bits per value, or an error. To the rate: the smallest step whose entropy, by the counts,
+ * keeps to it. To the error: the largest step whose squared error, by the counts, does. Beyond 3.5 bits seven
+ * magnitudes are too few: then the step is a coarse one, and each value is refined by bits that are as good as random
+ * (of a Gauss that costs 0.01 to 0.03 bits more than a table for all of it).
  *
- * Dithered (rounding stochastic): a known w, uniform within a (refined) step, is added before rounding and taken off
- * again by the receiver, who draws it from the key in the body. What is left is uniform within half a step and has
- * mean 0 whatever the value, so that no error is the same twice (R. M. Gray, T. G. Stockham, Dithered Quantizers,
+ * Dithered (rounding stochastic): a known w, uniform within a (refined) step, is added before rounding and subtracted
+ * again by the receiver, who draws it from the key in the body. The remaining error is uniform within half a step and
+ * has mean 0 whatever the value, so that no error is the same twice (R. M. Gray, T. G. Stockham, Dithered Quantizers,
  * IEEE Trans. Inf. Theory 39, 1993). Its levels are whole steps, and what |q| to expect follows from moments: a
  * magnitude v is floor(v / step) or one more, in proportion.
  *
- * Half dithered (rounding half_dither, where there is a reference): w is within half a step. What lies within a quarter
- * of a step of a level goes there, what lies between in proportion: fewer bits for the same step, and some bias. What
- * all rows have in common must not come under it, visit after visit: so the mean change of each channel goes apart, in
- * 4 bits, where that saves more than it costs (docs/DECISIONS.md 0505).
+ * Half dithered (rounding half_dither, where there is a reference): w is within half a step. Values within a quarter of
+ * a step of a level are rounded to it, those between in proportion: fewer bits for the same step, and some bias. That
+ * bias must not affect a change common to all rows, visit after visit: so the mean change of each channel is sent
+ * separately, in 4 bits, where that saves more than it costs (docs/DECISIONS.md 0505).
  *
  * Locking: none, no state beyond the arguments.
  */
@@ -42,9 +42,9 @@ enum {
     AQ_EC_ESCAPES = 48, /* u16 */
     AQ_EC_REFINE = 50,  /* u8: bits that follow each value */
     AQ_EC_MARKS = 51,   /* u8: the two below */
-    AQ_EC_CENTRED = 1,  /* an f16 of each channel stands before the chunks */
-    AQ_EC_DITHERED = 4, /* a key of random numbers follows the lengths of chunks; 2 said so of another generator */
-    AQ_EC_COMMON = 8,   /* the change that all rows have in common stands before the chunks */
+    AQ_EC_CENTRED = 1,  /* an f16 of each channel precedes the chunks */
+    AQ_EC_DITHERED = 4, /* a key of random numbers follows the lengths of chunks; 2: of an older generator */
+    AQ_EC_COMMON = 8,   /* the change that all rows have in common precedes the chunks */
     AQ_EC_HALF = 16,    /* of a key: its noise is within half a step */
     AQ_EC_KEY_BYTES = 16,
     AQ_EC_HEAD_BYTES = 52,
@@ -62,10 +62,10 @@ enum {
     AQ_EC_REACH_MOST = 23,  /* nothing is beyond, for AQ_EC_ESCAPE_LIMIT is near */
     AQ_EC_FAR = 4096,
     AQ_EC_ZEROS_SHARE = 16, /* where one value in 16 is zero, a table without cells is tried as well */
-    AQ_EC_CENTRE_MIN = 16   /* fewer values of a magnitude do not say where its level is */
+    AQ_EC_CENTRE_MIN = 16   /* fewer values of a magnitude do not determine its level */
 };
 
-/* Bits a value in the mean: what can be, and up to where a table alone does it, for seven magnitudes are enough. */
+/* Mean bits per value: the least and the most, and the limit up to which the seven magnitudes of a table suffice. */
 #define AQ_EC_RATE_MIN   1.0f
 #define AQ_EC_RATE_TABLE 3.5f
 #define AQ_EC_RATE_MAX   8.0f
@@ -74,14 +74,14 @@ enum {
 /* |q| stays below it: whole numbers are exact. */
 #define AQ_EC_ESCAPE_LIMIT 16777216.0f
 
-/* --- where things lie in a body --- */
+/* --- the parts of a body --- */
 
 enum {
     AQ_EC_CHUNK_ENTRY = 8, /* u32 bytes of words, u32 bytes of escapes */
     AQ_EC_CHUNK_VALUES = 65536,
     AQ_EC_STATE_BYTES = 4 * AQ_RANS_LANES,
-    AQ_EC_CHUNK_SLACK = AQ_EC_STATE_BYTES + 2 * AQ_RANS_LANES + AQ_RANS_PAD + 4, /* beside 4 bytes a value */
-    AQ_EC_LOOK_VALUES = 32768, /* so many values or more are looked at, in whole rows */
+    AQ_EC_CHUNK_SLACK = AQ_EC_STATE_BYTES + 2 * AQ_RANS_LANES + AQ_RANS_PAD + 4, /* plus 4 bytes per value */
+    AQ_EC_LOOK_VALUES = 32768, /* at least this many values are looked at, in whole rows */
     AQ_EC_LOOK_ROWS = 8,
     AQ_EC_MEAN_BITS = 16,      /* of a channel: its mean, or the mean of its change */
     AQ_EC_COMMON_BITS = 4,
@@ -98,13 +98,13 @@ AQ_EC_FUNCTION uint32_t aq_ec_chunk_count(uint32_t rows, uint32_t columns)
     return (rows + aq_ec_chunk_rows(columns) - 1) / aq_ec_chunk_rows(columns);
 }
 
-/* Where the lengths of chunks end: the key begins, if there is one. */
+/* Offset of the key, if there is one: the end of the lengths of chunks. */
 AQ_EC_FUNCTION uint64_t aq_ec_key_from(uint32_t rows, uint32_t columns)
 {
     return AQ_EC_HEAD_BYTES + AQ_EC_CHUNK_ENTRY * (uint64_t)aq_ec_chunk_count(rows, columns);
 }
 
-/* Where the centre begins, if there is one. */
+/* Offset of the centre, if there is one. */
 AQ_EC_FUNCTION uint64_t aq_ec_centre_from(uint32_t rows, uint32_t columns, uint32_t marks)
 {
     return aq_ec_key_from(rows, columns) + ((marks & AQ_EC_DITHERED) != 0 ? AQ_EC_KEY_BYTES : 0);
@@ -118,7 +118,7 @@ AQ_EC_FUNCTION uint64_t aq_ec_centre_bytes(uint32_t columns, uint32_t marks)
     return centre > common ? centre : common;
 }
 
-/* Where the chunks begin. */
+/* Offset of the chunks. */
 AQ_EC_FUNCTION uint64_t aq_ec_chunks_from(uint32_t rows, uint32_t columns, uint32_t marks)
 {
     return aq_ec_centre_from(rows, columns, marks) + aq_ec_centre_bytes(columns, marks);
@@ -127,8 +127,9 @@ AQ_EC_FUNCTION uint64_t aq_ec_chunks_from(uint32_t rows, uint32_t columns, uint3
 /* ---- the dither's numbers ----
  *
  * Philox makes four words of a body's key, those and the row two words of the row; a byte of a hash of the column is a
- * value's number. Rows are as unlike as Philox' words; within a row a full avalanche is enough, for nobody asks more of
- * them than to be even and unlike. Byte k of the 16 words of 64 columns is of columns 16 k on: no lane crosses another.
+ * value's number. Rows are as unlike as Philox' words; within a row a full avalanche is enough, because its numbers
+ * only have to be uniform and unlike. Byte k of the 16 words of 64 columns is of columns 16 k on: no lane crosses
+ * another.
  */
 struct aq_ec_dither {
     uint32_t words[4]; /* of a body: Philox of its key, block 0 */
@@ -170,7 +171,7 @@ AQ_EC_FUNCTION uint64_t aq_ec_cells_bytes(uint64_t values, uint32_t refine)
     return (values + 7) / 8 * refine;
 }
 
-/* Every so many rows one is looked at: eight of them at least, if there are so many. */
+/* One row in this many is looked at: at least eight rows, if there are eight. */
 AQ_EC_FUNCTION uint32_t aq_ec_stride(uint32_t rows, uint64_t values)
 {
     const uint32_t stride = (uint32_t)(values / AQ_EC_LOOK_VALUES), most = rows / AQ_EC_LOOK_ROWS;
@@ -178,8 +179,8 @@ AQ_EC_FUNCTION uint32_t aq_ec_stride(uint32_t rows, uint64_t values)
     return least > 1 ? least : 1;
 }
 
-/* What means cost, in 1/256 bits of what was looked at: that much they have to save. On the rows that are looked at
- * their own mean does better than on others, by some 0.7 bits a channel. */
+/* The cost of means, in 1/256 bits of the values looked at: they have to save as much. On the rows that are looked
+ * at their mean saves about 0.7 bits per channel more than on others. */
 AQ_EC_FUNCTION uint64_t aq_ec_centre_price(uint32_t columns, uint64_t looked, uint64_t values, uint32_t bits)
 {
     return 256 * (uint64_t)columns * (1 + bits * looked / values);
@@ -195,7 +196,7 @@ struct aq_ec_grid {
     float dither; /* w = (2 byte - 255) * dither: 1/512 of a (refined) step, or 1/1024 */
 };
 
-/* What a sample is to be coded to: bits a value in the mean; or, where error is not 0, |a - x^| of |a|. */
+/* The goal of a sample: mean bits per value; or, where error is not 0, |a - x^| of |a|. */
 struct aq_ec_goal {
     float rate, error;
     float dither; /* w's range in steps: 1, 1/2 or 0 */
@@ -212,7 +213,7 @@ AQ_EC_FUNCTION struct aq_ec_goal aq_ec_goal_of_rest(struct aq_ec_goal goal, uint
     return goal;
 }
 
-/* Bits a value of what a body has besides its values: head, key, lengths, states. */
+/* Bits per value of the rest of a body: head, key, lengths, states. */
 AQ_EC_FUNCTION double aq_ec_head_bits(uint32_t rows, uint32_t columns)
 {
     const uint64_t head = aq_ec_chunks_from(rows, columns, AQ_EC_DITHERED) +
@@ -235,8 +236,9 @@ AQ_EC_FUNCTION double aq_ec_bits_of(uint32_t rows, uint32_t columns, uint64_t bo
     return 8.0 * (double)body_bytes / ((double)rows * (double)columns) - aq_ec_head_bits(rows, columns);
 }
 
-/* What the choice reads, of all counts *below* each bucket: of |d|, and where an error is the goal of |a| (may be the
- * same); moments: room for 2 (BUCKETS + 1). reach, far: |q| is below 2^reach except for `far` of the counted values. */
+/* The input of the choice: counts of all *below* each bucket, of |d|, and where an error is the goal of |a| (may be
+ * the same); moments: room for 2 (BUCKETS + 1). reach, far: |q| is below 2^reach except for `far` of the counted
+ * values. */
 struct aq_ec_look {
     const uint32_t *below, *energy;
     double *moments;
@@ -313,7 +315,7 @@ AQ_EC_FUNCTION uint32_t aq_ec_log2(uint32_t x)
     return high << 8 | fraction[next];
 }
 
-/* Where the magnitudes of |q| = 0..7 end, for a step whose half is the lower edge of `half`. */
+/* The ends of the magnitudes of |q| = 0..7, for a step whose half is the lower edge of `half`. */
 AQ_EC_FUNCTION void aq_ec_ends(uint32_t half, uint32_t ends[AQ_RANS_LEVELS])
 {
     const float edge = aq_ec_edge(half);
@@ -376,7 +378,7 @@ AQ_EC_FUNCTION void aq_ec_count_nearest(const uint32_t *below, uint32_t half, st
     out->beyond = below[AQ_EC_BUCKETS] - from;
 }
 
-/* What is known of magnitudes, and how wide w is: sums of those below each bucket (aq_ec_moments), NULL without w. */
+/* The width of w, and sums of the magnitudes below each bucket (aq_ec_moments), NULL without w. */
 struct aq_ec_noise {
     const double *sums;
     float range;
@@ -463,7 +465,7 @@ AQ_EC_FUNCTION uint32_t aq_ec_top(const uint32_t *below)
     return top <= 2 ? 0 : top;
 }
 
-/* The larger of `half` and the bucket so many octaves below `bucket`. */
+/* The larger of `half` and the bucket `octaves` octaves below `bucket`. */
 AQ_EC_FUNCTION uint32_t aq_ec_half_above(uint32_t half, uint32_t bucket, uint32_t octaves)
 {
     const uint32_t least = bucket > octaves * AQ_EC_OCTAVE ? bucket - octaves * AQ_EC_OCTAVE : 0;
@@ -547,7 +549,7 @@ AQ_EC_FUNCTION uint32_t aq_ec_half_of_error(const struct aq_ec_look *look, float
         if (count > 0) most += (double)count * (double)aq_ec_middle(b) * (double)aq_ec_middle(b);
     }
     most *= (double)error * (double)error;
-    while (low < high) { /* the error grows with the step, but for a little where magnitudes cross an end */
+    while (low < high) { /* the error grows with the step, except a little where magnitudes cross an end */
         const uint32_t middle = low + (high - low + 1) / 2;
         if (aq_ec_error(look, middle, dithered) <= most)
             low = middle;
@@ -559,8 +561,8 @@ AQ_EC_FUNCTION uint32_t aq_ec_half_of_error(const struct aq_ec_look *look, float
 
 /* ---- coded again ----
  *
- * Counts know nothing of neighbours: of rows that are unlike each other pairs are other than the table expects, and the
- * rows that were looked at may be unlike the rest. So a body can be longer than its rate says. */
+ * Counts know nothing of neighbours: if rows are unlike each other, pairs differ from what the table expects, and
+ * the rows that were looked at may be unlike the rest. So a body can be longer than its rate. */
 
 /* Has it more than 2 % above its rate? */
 AQ_EC_FUNCTION bool aq_ec_is_long(const struct aq_ec_goal *goal, double bits)
@@ -576,7 +578,7 @@ AQ_EC_FUNCTION struct aq_ec_goal aq_ec_goal_again(struct aq_ec_goal goal, double
     return goal;
 }
 
-/* Every so many rows one is looked at then. */
+/* One row in this many is looked at then. */
 AQ_EC_FUNCTION uint32_t aq_ec_stride_again(uint32_t stride)
 {
     return stride > 4 ? stride / 4 : 1;
@@ -696,8 +698,8 @@ AQ_EC_FUNCTION bool aq_ec_is_lost(const struct aq_ec_look *look, const struct aq
     return choice->error > (goal->warm ? 0.5 : 0.81) * look->moments[2 * AQ_EC_BUCKETS + 1];
 }
 
-/* Step, levels and frequencies for that goal into the head of a body without marks, but for AQ_EC_HALF. may_differ:
- * another way than the one asked for is possible. */
+/* Writes step, levels and frequencies for that goal into the head of a body; of the marks only AQ_EC_HALF.
+ * may_differ: another way than the one asked for is possible. */
 AQ_EC_FUNCTION enum aq_ec_way aq_ec_head_choose(const struct aq_ec_look *look, const struct aq_ec_goal *goal,
                                                 bool may_differ, uint8_t *head)
 {

@@ -1,9 +1,9 @@
 /*
  * codec_encode.c -- the sender: from an activation to a body, x^ and m'.
  *
- * Invariants. Nothing is written past the body's exact length. What encode writes to hat and m_out is made from the
- * codes by the arithmetic of decode. A value that forces the sample to be raw may stand in the last row: then m_out is
- * rubbish already, which costs nothing, because such a sample is cold on both ends.
+ * Invariants. Nothing is written past the body's exact length. encode computes hat and m_out from the codes by the
+ * arithmetic of decode. A value that forces the sample to be raw may be in the last row: then m_out is rubbish already,
+ * which does no harm, because such a sample is cold on both ends.
  */
 #include <math.h>
 
@@ -22,7 +22,7 @@ static bool any_failed(const struct aq_codec_encoder *job)
     return failed;
 }
 
-/* Where the codes of row `row` (a multiple of eight) begin in a stream of `bits`. */
+/* The start of the codes of row `row` (a multiple of eight) in a stream of `bits`. */
 static uint8_t *codes_from(uint8_t *stream, const struct aq_codec *codec, uint32_t row, uint32_t bits)
 {
     return stream + (uint64_t)row * codec->columns * bits / 8;
@@ -41,7 +41,7 @@ static void add_error(const float *a, const float *x, size_t n, struct aq_codec_
         sums->error2[l] += (double)error[l];
 }
 
-/* One row as values of `precision`; *x: where its x^ lies. */
+/* One row as values of `precision`; *x: its x^. */
 static bool plain_row(struct aq_codec_encoder *job, enum aq_codec_precision precision, uint32_t piece, uint32_t row,
                       struct aq_code_writer *writer, const float **x)
 {
@@ -135,7 +135,7 @@ static void fold_errors(const float *lanes, float errors[AQ_CODEC_SHRINKS])
     }
 }
 
-/* The scale of a group whose values all lie at d. */
+/* The scale of a group whose values are all at d. */
 static bool make_scale(const struct aq_codec *codec, const struct aq_span *span, const float *d, size_t n, uint8_t *out,
                        struct aq_quant *quant)
 {
@@ -187,7 +187,7 @@ static const float *row_ahead(const struct aq_codec_encoder *job, uint32_t row, 
     return job->a + (row + ahead < job->codec->rows ? row + ahead : job->codec->rows - 1) * (size_t)job->codec->columns;
 }
 
-/* d of a row, rotated if the config says so, and its span. False where d is not finite. */
+/* d of a row, rotated if the config asks for it, and its span. False where d is not finite. */
 static bool delta_row(const struct aq_codec_encoder *job, uint32_t row, const void *m, enum aq_row_kind kind, float *d,
                       struct aq_span *span, struct aq_codec_sums *sums)
 {
@@ -300,7 +300,7 @@ static bool make_whole_scales(struct aq_codec_encoder *job)
     return true;
 }
 
-/* The quantizers of a row; span is that of the whole row. */
+/* The quantizers of a row; span is of the whole row. */
 static bool row_quants(struct aq_codec_encoder *job, uint32_t piece, uint32_t row, const struct aq_span *span,
                        const struct aq_quant **quants)
 {
@@ -323,7 +323,7 @@ static bool row_quants(struct aq_codec_encoder *job, uint32_t piece, uint32_t ro
     return true;
 }
 
-/* Codes and deq of a row whose quantizers stand: the way of every config that the fused step does not know. */
+/* Codes and deq of a row whose quantizers are made: for every config that the fused step does not know. */
 static void quantize_row(struct aq_codec_encoder *job, uint32_t piece, uint32_t row, const struct aq_quant *quants,
                          uint8_t *codes)
 {
@@ -416,11 +416,11 @@ static void dense_piece(uint32_t piece, void *context)
     aq_code_writer_flush(&writer);
 }
 
-/* ---- deltas with one scale a row ---- */
+/* ---- deltas with one scale per row ---- */
 
 enum {
     MEASURE_ROWS_MIN = 64, /* samples of fewer rows are measured whole */
-    MEASURE_EACH = 8       /* the first so many rows are measured, and one of so many later ones */
+    MEASURE_EACH = 8       /* the first 8 rows are measured, and one in 8 later ones */
 };
 
 /* The usual config: it goes row by row without any look at another row. */
@@ -432,8 +432,8 @@ static bool is_rowwise(const struct aq_codec *codec)
 }
 
 /*
- * Where the live measures of a row are added up; NULL: nowhere. The first tokens of a text are not like the others (the
- * first of all has by far the largest activation in many models), so that they stand for themselves.
+ * The sums to which the live measures of a row are added; NULL: none. The first tokens of a text are not like the
+ * others (the very first has by far the largest activation in many models), so that they count only for themselves.
  */
 static struct aq_codec_sums *row_sums(struct aq_codec_encoder *job, uint32_t piece, uint32_t row)
 {
@@ -447,7 +447,7 @@ static bool measures_part(const struct aq_codec *codec)
     return is_rowwise(codec) && codec->rows >= MEASURE_ROWS_MIN;
 }
 
-/* How many rows each of the later measured rows stands for. */
+/* How many rows each of the later measured rows counts for. */
 static double measure_factor(const struct aq_codec *codec)
 {
     if (!measures_part(codec)) return 1.0;
@@ -455,7 +455,7 @@ static double measure_factor(const struct aq_codec *codec)
     return (double)later / (double)((later + MEASURE_EACH / 2 - 1) / MEASURE_EACH);
 }
 
-/* What the first look at a row leaves to the second. */
+/* The result of the first look at a row, for the second. */
 struct look {
     float *d;
     struct aq_quant quant;
@@ -735,7 +735,7 @@ static bool encode_plain(struct aq_codec_encoder *job)
     return !any_failed(job);
 }
 
-/* What needs no member: values as they are, and keyframes. */
+/* Samples that need no member: values as they are, and keyframes. */
 static bool encode_cold(struct aq_codec_encoder *job)
 {
     return aq_codec_varies(job->codec, true) && aq_codec_keeps(job->codec) ? aq_ec_encode(job) : encode_plain(job);

@@ -1,5 +1,5 @@
 /*
- * codec_internal.h -- what the files of this room share: the arithmetic of one quantizer, the kernel table, the codec
+ * codec_internal.h -- shared by the files of this folder: the arithmetic of one quantizer, the kernel table, the codec
  * object.
  *
  * The idea: a body is made row by row, so that the second look at a row finds it in the first-level cache. A *kernel*
@@ -66,9 +66,9 @@ static inline float aq_power_of_two(int exponent)
 }
 
 /*
- * A scale in two bytes. An f16 ends at 65504: from there on the sign bit, which no scale has, says 2^16 times its
- * magnitude, at least 1 (docs/FORMAT.md, Scales). Before, such a sample went raw, so that the digest of settings and
- * older caches stay. Beyond 2^32 it is a word that is none.
+ * A scale in two bytes. An f16 ends at 65504: from there on the sign bit, which no scale has, means 2^16 times its
+ * magnitude, at least 1 (docs/FORMAT.md, Scales). Earlier versions sent such a sample raw, so that the digest of
+ * settings and older caches stay valid. Beyond 2^32 the word is not a scale.
  */
 enum { AQ_SCALE_HALF_SIGN = 0x8000, AQ_SCALE_HALF_ONE = 0x3c00, AQ_HALF_INFINITE = 0x7c00 };
 
@@ -98,7 +98,7 @@ struct aq_quant {
     bool rise;
 };
 
-/* What the choice of a scale wants to know of a group. */
+/* The input of the choice of a scale, per group. */
 struct aq_span {
     uint32_t peak; /* bits of max |d|: as integers they are ordered like magnitudes, infinity and NaN above all */
     float sum_abs;
@@ -110,13 +110,13 @@ struct aq_codec_sums {
     double a[AQ_LANES], a2[AQ_LANES], delta2[AQ_LANES], error2[AQ_LANES];
 };
 
-/* How the values of a row lie in memory; of enum aq_codec_precision only those a kernel reads or writes itself. */
+/* The type of a row's values in memory; of enum aq_codec_precision only those a kernel reads or writes itself. */
 enum aq_row_kind { AQ_ROW_NONE = 0, AQ_ROW_FP32 = 1, AQ_ROW_FP16 = 2, AQ_ROW_BF16 = 3 };
 
 /*
- * One pass over one row each. n values; nothing is aligned; no operand overlaps another unless named. Where `hat` or
- * `m_out` may be NULL it says so. m_out may be m (each value is read before it is written). The returned or `peak`
- * value is the largest |x^| by its bits.
+ * One pass over one row each. n values; nothing is aligned; no operand overlaps another unless named. `hat` and `m_out`
+ * are not NULL unless stated. m_out may be m (each value is read before it is written). The returned or `peak` value is
+ * the largest |x^| by its bits.
  */
 struct aq_codec_kernels {
     const char *name;
@@ -135,7 +135,7 @@ struct aq_codec_kernels {
     void (*quantize)(const float *d, size_t n, const struct aq_quant *quant, const float *noise, uint8_t *codes,
                      float *levels, double *error2);
     void (*levels)(const uint8_t *codes, size_t n, const struct aq_quant *quant, float *levels);
-    /* x^ = m + levels (levels alone for AQ_ROW_NONE), to hat (may be NULL, may be levels) and, rounded, to m_out. */
+    /* x^ = m + levels (only levels for AQ_ROW_NONE), to hat (may be NULL, may be levels) and, rounded, to m_out. */
     uint32_t (*update)(const void *m, enum aq_row_kind m_kind, const float *levels, size_t n, float *hat, void *m_out,
                        enum aq_row_kind out_kind);
     /* The values of a row as they are, in fp32. */
@@ -148,11 +148,11 @@ struct aq_codec_kernels {
     uint32_t (*apply)(const uint8_t *codes, size_t n, const struct aq_quant *quant, const void *m, float *hat,
                       void *m_out, enum aq_row_kind m_kind, enum aq_row_kind out_kind);
     /*
-     * The same two on the bit stream itself, for codes that begin on a byte of it: they do as many of the n values as
+     * The same two on the bit stream itself, for codes that start at a byte of it: they do as many of the n values as
      * they can, always a multiple of AQ_LANES, and return how many. May be NULL. step_stream writes only whole bytes of
      * those values (and may write anything into the bytes of values that are still to come, below out + n*bits/8);
-     * apply_stream reads only in .. in + bytes. *peak is raised, not set, and may be left
-     * alone where finite values cannot give a sum beyond the store. Preconditions otherwise as for step and apply.
+     * apply_stream reads only in .. in + bytes. *peak is raised, not set, and may stay as it is if finite values cannot
+     * give a sum beyond the store. Preconditions otherwise as for step and apply.
      */
     size_t (*step_stream)(const float *d, size_t n, const struct aq_quant *quant, uint8_t *out, const void *m,
                           float *hat, void *m_out, enum aq_row_kind m_kind, enum aq_row_kind out_kind, double *error2,
@@ -208,7 +208,7 @@ const struct aq_codec_kernels *aq_codec_kernels_named(const char *name);
 /* The best of what is used of this machine (aq_processor_used). */
 const struct aq_codec_kernels *aq_codec_kernels_best(void);
 
-/* Where the parts of a body and of a message lie; a pure function of config and shape. */
+/* The offsets of the parts of a body and of a message; a pure function of config and shape. */
 struct aq_codec_layout {
     uint64_t values;       /* N */
     uint64_t kept;         /* K; N without top-k */
@@ -264,7 +264,7 @@ struct aq_codec {
     float *staging; /* pinned, T*C: where a and x^ pass on a device whose memory the host cannot reach; else NULL */
     struct aq_codec *inner;         /* of a member that codes something by another codec; else NULL */
     bool head_on_top;               /* codec_ec.c: the rate does not pay for the head */
-    struct aq_codec_remote *remote; /* codec_batch.c: what a GPU's launchers want; else NULL */
+    struct aq_codec_remote *remote; /* codec_batch.c: the state of a GPU's launchers; else NULL */
 };
 
 /* One sample on its way out. */
@@ -282,7 +282,7 @@ struct aq_codec_encoder {
     bool again[AQ_CODEC_PIECES_MAX]; /* codec_ec.c: it failed for its step, and another one may do */
     struct aq_codec_sums sums[AQ_CODEC_PIECES_MAX];
     struct aq_codec_sums head; /* of the first rows, where only a part of the later ones is measured */
-    double factor;             /* how many rows each row in `sums` stands for */
+    double factor;             /* how many rows each row in `sums` counts for */
     uint64_t body_bytes;       /* out, where they vary */
 };
 
@@ -324,7 +324,7 @@ enum aq_row_kind aq_precision_row(enum aq_codec_precision precision); /* AQ_ROW_
 uint64_t aq_precision_bytes(enum aq_codec_precision precision, uint64_t values, uint32_t scales);
 void aq_codec_layout_of(const struct aq_codec_config *config, uint32_t rows, uint32_t columns,
                         struct aq_codec_layout *out);
-/* codec.c: the samples coded from now on have so many rows; 0: all that the codec was opened for. */
+/* codec.c: the samples coded from now on have this many rows; 0: all that the codec was opened for. */
 void aq_codec_rows_use(struct aq_codec *codec, uint32_t rows);
 
 /* ---- codec_scale.c ---- */
@@ -334,13 +334,13 @@ void aq_quant_grid(enum aq_codec_grid grid, uint32_t bits, struct aq_quant *out)
 /* unit and inverse of a scale s >= 0 as FORMAT.md defines them; false where 256 * unit is not finite. */
 bool aq_quant_scale(enum aq_codec_grid grid, uint32_t bits, int32_t prescale_log2, float s, struct aq_quant *out);
 
-/* s before it is written: by the rule of config, for a group of n values. Not for SEARCH, whose shrinks start from
+/* s before it is written: by the rule of config, for a group of n values. Not for SEARCH: its shrinks start at
  * absmax. */
 float aq_scale_choose(const struct aq_codec_config *config, const struct aq_span *span, uint64_t n);
 /* The candidate of SEARCH with that index. */
 float aq_scale_shrink(const struct aq_codec_config *config, const struct aq_span *span, uint32_t index);
 bool aq_scale_searches(const struct aq_codec_config *config); /* does this config look at candidates? */
-bool aq_scale_is_peak(const struct aq_codec_config *config);  /* does it look at nothing but the largest magnitude? */
+bool aq_scale_is_peak(const struct aq_codec_config *config);  /* does it look only at the largest magnitude? */
 
 /* Write s * 2^prescale in the config's format and make the quantizer of what was written: false where it does not fit.
  */
@@ -351,7 +351,7 @@ bool aq_scale_read(const struct aq_codec_config *config, const uint8_t *in, stru
 /* k(b): the best scale over rms for a Gaussian, and for a Laplacian. */
 float aq_scale_gauss(enum aq_codec_grid grid, uint32_t bits);
 float aq_scale_laplace(enum aq_codec_grid grid, uint32_t bits);
-/* What each candidate of SEARCH is of the one before. */
+/* The ratio of each candidate of SEARCH to the previous one. */
 float aq_scale_shrink_ratio(uint32_t bits);
 
 /* ---- codec_store.c ---- */
@@ -373,7 +373,7 @@ static inline uint8_t *aq_code_writer_row(const struct aq_code_writer *writer)
 void aq_code_writer_push(struct aq_code_writer *writer, size_t n);
 void aq_code_writer_flush(struct aq_code_writer *writer); /* the last, partial unit */
 
-/* Codes first .. first+n-1 of a stream of `total`; returns where in scratch they lie. */
+/* Codes first .. first+n-1 of a stream of `total`; returns their place in scratch. */
 const uint8_t *aq_code_read(const struct aq_codec_kernels *kernels, const uint8_t *stream, uint32_t bits,
                             uint64_t total, uint64_t first, size_t n, uint8_t *scratch);
 
@@ -383,14 +383,14 @@ uint32_t aq_store_limit(enum aq_codec_precision precision);
 /* From these bits of |a| on a sample, or one without a reference, is raw for its store, keyframe or plain body. */
 uint32_t aq_codec_raw_limit(const struct aq_codec *codec, bool plain);
 
-/* One row of Q values with a scale a row: the keyframe's, a message's. False for bytes that no sender writes. */
+/* One row of Q values with a scale per row: the keyframe's, a message's. False for bytes that no sender writes. */
 bool aq_store_read_row(const struct aq_codec *codec, enum aq_codec_precision precision, const uint8_t *body,
                        uint32_t row, uint8_t *scratch, float *out);
-/* And into a body; writer stands at this row's codes; levels: what they come back as. False where |x| is too large. */
+/* And into a body; writer is at this row's codes; levels: their decoded values. False where |x| is too large. */
 bool aq_store_write_row(const struct aq_codec *codec, enum aq_codec_precision precision, uint8_t *body, uint32_t row,
                         const float *x, float *levels, struct aq_code_writer *writer);
 
-/* Is a stored message Q? Then a sample is coded with m and m' in fp32 (codec->store), and around that stand: */
+/* Is a stored message Q? Then a sample is coded with m and m' in fp32 (codec->store), between these two: */
 static inline bool aq_store_is_q(const struct aq_codec *codec)
 {
     return codec->store != codec->config.store;
@@ -436,12 +436,12 @@ struct aq_codec_launchers {
     void *(*stream_of)(struct aq_device *device, struct aq_stream *stream); /* theirs; NULL is the device's own */
 };
 
-/* What the kernels want to know of a codec. */
+/* The description of a codec for the kernels. */
 void aq_codec_plan_of(const struct aq_codec *codec, struct aq_cuda_codec_plan *out);
 
 /* From now on these launchers code the codec's batches, with scratch of the codec's device. AQ_NOMEM. */
 enum aq_status aq_codec_remote_open(struct aq_codec *codec, const struct aq_codec_launchers *launchers);
-void aq_codec_remote_close(struct aq_codec *codec); /* nothing where there is none */
+void aq_codec_remote_close(struct aq_codec *codec); /* does nothing without one */
 
 /* ---- codec_encode.c, codec_decode.c ---- */
 
@@ -452,7 +452,7 @@ static inline void aq_codec_piece(const struct aq_codec *codec, uint32_t piece, 
     *end = *first + codec->piece_rows < codec->rows ? *first + codec->piece_rows : codec->rows;
 }
 
-/* Run the pieces on the device's pool, or here where there is none. */
+/* Run the pieces on the device's pool, or here without a pool. */
 void aq_codec_run(const struct aq_codec *codec, void (*run)(uint32_t piece, void *context), void *context);
 
 /* Elements that the scale `group` of a row covers: columns [*first, *end) (tile, row, tensor). */

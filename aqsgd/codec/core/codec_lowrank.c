@@ -3,20 +3,20 @@
  *
  *     d = a - m  ~  sum over i < r of s_i u_i v_i'  =  sum of g_i (s_i u_i) (s_i v_i)',   x^ = m + that
  *
- * Where adapters of rank R alone train, what moves of an activation has few directions (docs/RESULTS.md, "Rank
- * of deltas"), and r (T + C) numbers say it in place of T C. The sender finds them by a randomised range finder with
- * one power iteration (N. Halko, P. G. Martinsson, J. A. Tropp, Finding Structure with Randomness, SIAM Review 53,
- * 2011, algorithms 4.4 and 5.1) and the eigenvectors of a small Gram matrix (Jacobi). Both factors are written times
- * the singular value, u_i s_i and v_i s_i, and g_i = 1 / s_i: then one step for all of both is reverse water-filling,
- * for an error of a step costs the product the same wherever it lies, and a direction below the step vanishes by
+ * If only adapters of rank R train, the change of an activation has few directions (docs/RESULTS.md, "Rank of deltas"),
+ * and r (T + C) numbers represent it in place of T C. The sender finds them by a randomised range finder with one power
+ * iteration (N. Halko, P. G. Martinsson, J. A. Tropp, Finding Structure with Randomness, SIAM Review 53, 2011,
+ * algorithms 4.4 and 5.1) and the eigenvectors of a small Gram matrix (Jacobi). Both factors are written times the
+ * singular value, u_i s_i and v_i s_i, and g_i = 1 / s_i: then one step for all of both is reverse water-filling,
+ * because an error of a step costs the product the same in every direction, and a direction below the step vanishes by
  * itself.
  *
- * The factors' numbers, one row behind the other, are a body of `ec` (64 columns): its table, escapes, bound and
- * checks are those of codec_ec.c. The receiver multiplies in one fixed order, one rounding an operation, so that x^ is
- * the same bits everywhere. What is left of d, beyond r and below the step, is in the next delta; a gradient loses it.
+ * The factors' numbers, one row behind the other, are a body of `ec` (64 columns): codec_ec.c has its table, escapes,
+ * bound and checks. The receiver multiplies in one fixed order, one rounding an operation, so that x^ is the same bits
+ * everywhere. The rest of d, beyond r and below the step, is in the next delta; a gradient loses it.
  *
  * r is the least that leaves a thousandth of |d|^2 (of an error goal: half of what may be left), at most config.rank.
- * config.rate is bits a number of the factors; with config.error both r and step follow from it.
+ * config.rate is bits per number of the factors; with config.error both r and step follow from it.
  *
  * Memory: d of a whole sample and factors, in codec->own, and the codec of the factors (codec->inner).
  */
@@ -86,7 +86,7 @@ static struct aq_codec_config factors_config(const struct aq_codec_config *confi
     return inner;
 }
 
-/* Where things lie in codec->own; floats but for the last two. */
+/* The parts of codec->own; floats, except the last two. */
 struct places {
     float *d;      /* (T, C)                                             */
     float *omega;  /* (C, K) random; K directions are looked for         */
@@ -106,8 +106,8 @@ static uint64_t room(uint64_t floats)
     return (floats + AQ_CODEC_PAD + 15) / 16 * 16;
 }
 
-/* Of a codec for so many rows at most. own NULL measures. A keyframe that is entropy coded has the beginning: what is
- * made once, omega, must not lie there. */
+/* Of a codec for at most `rows` rows. own NULL measures. An entropy-coded keyframe uses the start of this memory:
+ * omega, which is made once, must not be there. */
 static uint64_t places_cut(uint32_t rank, uint32_t rows, uint32_t columns, float *own, struct places *out)
 {
     const uint64_t found = rank + RANK_MORE;
@@ -231,7 +231,7 @@ static double dot(const float *x, const float *y, size_t n)
 }
 
 /* Rows 0..count-1 of `lines`, n values each, become orthonormal (Gram-Schmidt, twice: Kahan and Parlett's "twice is
- * enough"); one that is nothing beside the others becomes zero. */
+ * enough"); one that depends linearly on the others becomes zero. */
 static void orthonormal(float *lines, size_t count, size_t n)
 {
     for (size_t i = 0; i < count; i++) {
@@ -328,7 +328,7 @@ static void eigen(const struct places *at, size_t found, size_t columns, double 
     }
 }
 
-/* How many directions; what of |d|^2 lies beyond them, by the whole and by values. */
+/* How many directions; tail: the part of |d|^2 beyond them, by the whole and by values. */
 static uint32_t rank_of(const struct aq_codec *codec, const double *values, double whole, double leave, double *tail)
 {
     const uint32_t most = most_of(codec->config.rank, codec->rows, codec->columns);

@@ -1,10 +1,9 @@
 /*
  * codec_member.h -- the seam behind aq_codec_encode and aq_codec_decode: a codec is a row of codecs.def and one file.
  *
- * What all codecs share is done for them: keyframes (a sample without a reference, in config.keyframe), the raw
- * fallback where a value cannot be coded or stored, bodies' lengths, messages in config.store, x^ where a was, batches,
- * staging.
- * A member says how long a body is and codes what goes between: a delta or, without messages, the values.
+ * Common work is done for all codecs: keyframes (a sample without a reference, in config.keyframe), the raw fallback
+ * where a value cannot be coded or stored, bodies' lengths, messages in config.store, x^ where a was, batches, staging.
+ * A member gives the length of a body and codes its contents: a delta or, without messages, the values.
  *
  * To add one: codec_<name>.c with a const struct aq_codec_member aq_codec_<name>, cuda_codec_<name>.cu with its
  * launchers (cuda_codec_launch.cuh), a line in codecs.def, its bytes in docs/FORMAT.md. The suites over the table
@@ -21,15 +20,15 @@ enum { AQ_CODEC_WORDS = 12 };
 struct aq_codec_member {
     struct aq_codec_about about;
     bool on_host; /* AQ_CODEC_HOST in codecs.def: it has no kernels on a GPU */
-    /* What is unlike the defaults of all (aq_codec_config_default); NULL: nothing. */
+    /* Sets what differs from the common defaults (aq_codec_config_default); NULL: nothing. */
     void (*defaults)(struct aq_codec_config *config);
     /* Can it be? AQ_INVAL by aq_codec_refuse. Store and keyframe have been checked where it keeps messages. */
     enum aq_status (*check)(const struct aq_codec_config *config);
-    /* Fills in what a body has beside values and kept, which stand; messages and bound follow by themselves. */
+    /* Fills in the layout except values and kept, which are set; messages and bound are derived. */
     void (*layout)(const struct aq_codec_config *config, uint32_t rows, uint32_t columns, struct aq_codec_layout *out);
     /* Once its memory is there; what it opens is codec->inner. NULL: nothing. */
     enum aq_status (*open)(struct aq_codec *codec);
-    /* What decode reads of the config, into words[2..]; store and keyframe stand in the last one. */
+    /* The settings that decode reads, into words[2..]; store and keyframe are in the last one. */
     void (*digest)(const struct aq_codec_config *config, uint32_t words[AQ_CODEC_WORDS]);
     /* "directq 8 bits mid-rise ...", for people. */
     void (*text)(const struct aq_codec_config *config, char *text, size_t bytes);
@@ -37,11 +36,11 @@ struct aq_codec_member {
     bool (*encode)(struct aq_codec_encoder *job);
     /* And back; lengths and flags have been checked. */
     enum aq_status (*decode)(struct aq_codec_decoder *job);
-    /* What its kernels on a GPU want to know beside the layout; NULL: nothing. */
+    /* The parameters of its kernels on a GPU, in addition to the layout; NULL: nothing. */
     void (*plan)(const struct aq_codec *codec, struct aq_cuda_codec_plan *out);
 };
 
-/* The row of that kind; NULL: there is none. */
+/* The row of that kind; NULL: no such kind. */
 const struct aq_codec_member *aq_codec_member_of(enum aq_codec_kind kind);
 
 /* AQ_INVAL: "FIELD is not possible: WHAT IT MAY BE". */
@@ -57,8 +56,8 @@ void aq_codec_messages_text(const struct aq_codec_config *config, char *text, si
 
 /*
  * The scales of a row into the body and its quantizers (layout.groups_row of them), on the way out and on the way in.
- * span is that of the whole row, whose values to be coded lie in the piece's scratch. False: it cannot be written; it
- * is none.
+ * span is of the whole row, whose values to be coded are in the piece's scratch. False: a scale cannot be written; is
+ * not a scale.
  */
 typedef bool aq_codec_scale_choose(struct aq_codec_encoder *job, uint32_t piece, uint32_t row,
                                    const struct aq_span *span, const struct aq_quant **quants);

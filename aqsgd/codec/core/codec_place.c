@@ -1,5 +1,5 @@
 /*
- * codec_place.c -- the memory that a codec's kernels want on a GPU (cuda_codec.h). Here, not among the kernels, because
+ * codec_place.c -- the memory that a codec's kernels need on a GPU (cuda_codec.h). Here, not among the kernels, because
  * a plan states it on machines that have no CUDA.
  */
 #include "codec_ec_choose.h"
@@ -32,7 +32,7 @@ static bool is_coded(const struct aq_cuda_codec_plan *plan)
     return plan->varies || plan->plain_varies;
 }
 
-/* Bytes that one more sample in a launch wants of the buffers that hold a byte or more of each value. */
+/* Bytes for one more sample in a launch in the buffers that hold a byte or more of each value. */
 static uint64_t staged_bytes(const struct aq_cuda_codec_plan *plan)
 {
     const bool channel = plan->group == AQ_PER_CHANNEL;
@@ -99,7 +99,7 @@ size_t aq_cuda_codec_place(const struct aq_cuda_codec_plan *plan, uint8_t *base,
     uint64_t warps = SCRATCH_BYTES_MAX / row;
     warps = warps > WARPS_MAX ? (uint64_t)WARPS_MAX : warps;
     warps = warps > jobs * plan->rows ? jobs * plan->rows : warps;
-    warps = warps < jobs ? jobs : warps; /* a warp a sample is what some kernels count on */
+    warps = warps < jobs ? jobs : warps; /* a warp per sample is what some kernels count on */
     size_t used = 0;
     *out = (struct aq_cuda_codec_scratch){0};
     out->jobs = (uint32_t)jobs;

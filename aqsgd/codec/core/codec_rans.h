@@ -1,13 +1,13 @@
 /*
- * codec_rans.h -- interleaved rANS over pairs of small integers: what the entropy-coded codec (codec_ec.c) packs with.
+ * codec_rans.h -- interleaved rANS over pairs of small integers: the packing of the entropy-coded codec (codec_ec.c).
  *
  * Source: J. Duda 2013, "Asymmetric numeral systems" (arXiv 1311.2540), range variant; interleaving by lanes that share
  * one stream of words as F. Giesen 2014 (arXiv 1402.3392) has it. The bytes are docs/FORMAT.md, "Entropy-coded".
  *
  * A value is a *code* of four bits: 1..15 is q = code - 8, 0 an escape. Two neighbours are one symbol, low nibble
- * first; the symbol 0 says that the pair is written elsewhere. Symbols go round 32 lanes; a lane's state is in
- * [2^15, 2^31), and moves by words of 16 bits that all lanes take from one stream, lane 0 first. So a warp decodes a
- * chunk as fast as registers of eight lanes do, and the bits are those of one lane after the other.
+ * first; the symbol 0 means that the pair is written elsewhere. Symbols go round 32 lanes; a lane's state is in [2^15,
+ * 2^31), and moves by words of 16 bits that all lanes take from one stream, lane 0 first. So a warp decodes a chunk as
+ * fast as registers of eight lanes do, and the bits are as of one lane after the other.
  *
  * All of it is integer arithmetic: the same on any machine. Encode works from the last symbol to the first and writes
  * words downwards, so that decode goes forward.
@@ -33,7 +33,7 @@ enum {
     AQ_RANS_CODE_ZERO = 8
 };
 
-/* How often symbols are, of 4096: made by aq_rans_table from what a body's head says. */
+/* How often symbols are, of 4096: made by aq_rans_table from a body's head. */
 struct aq_rans_table {
     uint32_t encode[256];           /* slots | first slot << 16; 0 slots: such a pair is escaped */
     uint32_t escape;                /* the same of symbol 0, which has none in `encode` */
@@ -49,7 +49,7 @@ struct aq_rans_escape {
     uint8_t symbol;
 };
 
-/* Where encode has put things. */
+/* The output places of encode. */
 struct aq_rans_coded {
     uint32_t states[AQ_RANS_LANES];
     uint8_t *words;   /* the lowest one */

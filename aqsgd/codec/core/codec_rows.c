@@ -1,6 +1,6 @@
 /*
- * codec_rows.c -- rows of stored messages, for who knows that a row of one visit is another row of the next: crops of
- * images, whose rows are pixels (docs/FORMAT.md, Stored messages).
+ * codec_rows.c -- rows of stored messages, for callers that know that a row of one visit is another row of the next:
+ * crops of images, whose rows are pixels (docs/FORMAT.md, Stored messages).
  */
 #include "codec_member.h"
 

@@ -203,7 +203,7 @@ static inline void scalar_expand(const void *m, enum aq_row_kind m_kind, size_t 
         out[i] = scalar_load(m, m_kind, i);
 }
 
-/* From value `from` on; error and *peak go on where they stand. */
+/* From value `from` on; error and *peak are continued. */
 static inline void scalar_step_from(size_t from, const float *d, size_t n, const struct aq_quant *quant, uint8_t *codes,
                                     const void *m, float *hat, void *m_out, enum aq_row_kind m_kind,
                                     enum aq_row_kind out_kind, float error[AQ_LANES], uint32_t *peak)

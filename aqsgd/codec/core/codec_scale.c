@@ -81,8 +81,9 @@ float aq_scale_laplace(enum aq_codec_grid grid, uint32_t bits)
 
 float aq_scale_shrink_ratio(uint32_t bits)
 {
-    /* The fewer the bits, the further below absmax the best scale lies (the tables above against the extremes of 256 to
-     * 4096 samples), and the wider the candidates are spread: the last is 0.14 of absmax at 1 and 2 bits, 0.51 at 8. */
+    /* The fewer the bits, the further below absmax is the best scale (the tables above against the extremes of 256
+     * to 4096 samples), and the wider the candidates are spread: the last is 0.14 of absmax at 1 and 2 bits, 0.51 at
+     * 8. */
     static const float ratio[8] = {0.76f, 0.76f, 0.80f, 0.84f, 0.86f, 0.88f, 0.90f, 0.91f};
     return ratio[bits - 1];
 }

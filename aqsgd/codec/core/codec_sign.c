@@ -1,14 +1,14 @@
 /*
- * codec_sign.c -- the sign of each value, and one scale a row: the mean of its magnitudes. One bit a value.
+ * codec_sign.c -- the sign of each value, and one scale per row: the mean of its magnitudes. One bit per value.
  *
  * Of deltas against the sample's message, or, with store none, of the values themselves (gradients). The scale is the
  * one of least squared error for given signs (Bernstein et al. 2018, signSGD; Karimireddy et al. 2019 with its memory),
- * so that |d - Q(d)|^2 = |d|^2 - |d|_1^2 / C a row: it never grows, and a delta that stands still is sent in the end.
+ * so that |d - Q(d)|^2 = |d|^2 - |d|_1^2 / C per row: it never grows, and a constant delta is sent in the end.
  *
  * It is not unbiased value by value: a small value comes back as large as the mean. Its mean over symmetric data is
- * zero, for the levels are +s and -s and the scale does not look at signs (test_codec_quality measures it); exact zeros
- * come back as +s, so that a row of them is a matter of its scale, 0. A common offset of a row keeps its sign, as the
- * signed grid's would not. What is lost stays in the next delta; gradients lose it.
+ * zero, because the levels are +s and -s and the scale does not depend on signs (test_codec_quality measures it); exact
+ * zeros come back as +s, so that a row of them is a matter of its scale, 0. A common offset of a row keeps its sign, as
+ * the signed grid's would not. The error stays in the next delta; gradients lose it.
  */
 #include <stdio.h>
 

@@ -2,7 +2,7 @@
  * codec_topk.c -- which values of a sample are kept, and how their positions are written (docs/FORMAT.md, Positions).
  *
  * The K largest are found by counting: three histograms of the magnitude's bits, 11 + 10 + 10, each inside the bucket
- * that the one before has chosen. Exact, without a sort and without memory beside the histogram.
+ * that the one before has chosen. Exact, without a sort and without memory other than the histogram.
  */
 #include "codec_internal.h"
 
@@ -91,7 +91,7 @@ uint64_t aq_position_read(struct aq_position_reader *reader)
     const uint64_t found = reader->bit++;
     reader->count++;
     if (layout->bitmap) return found;
-    uint64_t element = (found - j) << layout->low_bits; /* found >= j: j ones lie before it */
+    uint64_t element = (found - j) << layout->low_bits; /* found >= j: j ones are before it */
     for (uint32_t k = 0; k < layout->low_bits; k++)
         element |= (uint64_t)get_bit(reader->in, j * layout->low_bits + k) << k;
     return element;

@@ -3,21 +3,21 @@
  *
  * Caveats first.
  * - Only *enqueues*. The jobs travel by value in the kernels' parameters, so that nothing of the host's is read later;
- *   what the pointers name must stay until the stream has passed.
+ *   their operands must stay until the stream has passed.
  * - Bodies, x^ and m' have the bits that the CPU's truth (codec_scalar.h, codec_scale.c, codec_store.c) gives, encode's
  *   bodies included: a sum has 32 partial sums, lane c%32, in the order of the columns, which is a warp's own order.
  *   The live measures agree to rounding only.
  * - hat must not overlap a (codec.h allows it for one sample at a time on a CPU). m_out may be m.
  * - A sample that encode had to send raw has AQ_CODED_RAW in its result's flags and 4 T C bytes of body; its m_out
- *   holds rubbish, as codec.h says. A body that decode refuses is marked corrupt; its hat and m_out hold rubbish.
+ *   holds rubbish, as in codec.h. A body that decode refuses is marked corrupt; its hat and m_out hold rubbish.
  * - A launch takes at most AQ_CUDA_CODEC_JOBS samples and fewer where the scratch was cut for fewer; the launchers cut
  *   a longer list themselves.
  *
  * Two ways through memory, chosen by aq_cuda_codec_encode and _decode from the plan and the pointers:
  *   units   eight columns a thread, a row in the registers of one warp (or of a few), 16-byte loads and stores: one
- *           pass over memory for row and tile scales, two for tensor and channel. Wants whole units (C % 8 == 0),
+ *           pass over memory for row and tile scales, two for tensor and channel. Needs whole units (C % 8 == 0),
  *           pointers at multiples of 16, no search and no top-k.
- *   rows    a warp a row with the row in scratch memory: everything else.
+ *   rows    a warp per row with the row in scratch memory: everything else.
  * Messages in Q are unpacked to fp32 before and packed after (cuda_codec_store.cu).
  *
  * Needs compute capability 8.0. This header compiles as C and as CUDA C++; it knows no CUDA type.
@@ -45,7 +45,7 @@ enum {
     AQ_CUDA_CODEC_EC_STAGE = 256      /* bytes of a chunk's words before they are joined, in addition to 1 per value */
 };
 
-/* Everything the kernels want to know of a codec; by value in every launch. Words mean what codec_internal.h says. */
+/* All parameters of a codec for the kernels; by value in every launch. Words are as in codec_internal.h. */
 struct aq_cuda_codec_plan {
     uint64_t values, kept;
     uint64_t positions_at, positions_bytes, codes_at;
@@ -53,7 +53,7 @@ struct aq_cuda_codec_plan {
     uint32_t rows, columns;
     uint32_t kind, grid, group, tile, scale, scale_format;
     uint32_t store; /* of m while a sample is coded: fp32, fp16 or bf16 */
-    uint32_t packed; /* the Q in which messages are kept; 0: as `store` says */
+    uint32_t packed; /* the Q in which messages are kept; 0: as in `store` */
     uint32_t plain; /* the precision of a body without a reference: keyframe or raw */
     uint32_t bits, half;
     uint32_t groups, groups_row, scale_bytes;
@@ -67,7 +67,7 @@ struct aq_cuda_codec_plan {
     float rate, error, keyframe_rate; /* entropy coded */
     uint8_t stochastic, hadamard, rise, bitmap, sparse, warm /* messages are kept */;
     uint8_t half_dither; /* and stochastic: of what has a reference */
-    uint8_t measure_part /* some rows only */, packed_channel /* a scale a channel, not a row */;
+    uint8_t measure_part /* some rows only */, packed_channel /* a scale per channel, not a row */;
     uint8_t varies, plain_varies; /* entropy coded: a delta; a body without a reference */
 };
 

@@ -112,7 +112,7 @@ ALWAYS struct table table_of(const struct aq_quant *quant)
     };
 }
 
-/* A quantizer in registers, for the nearest code. */
+/* A quantizer in registers, for rounding to nearest. */
 struct grid {
     __m512 inverse, limit, low, high, magic, unit, step;
     __m512 table; /* deq of the code in the low four bits of a sum, for 4 bits and fewer */
@@ -174,7 +174,7 @@ ALWAYS uint32_t peak_of(const struct step_state *state)
     return _mm512_reduce_max_epu32(_mm512_castps_si512(state->peak));
 }
 
-/* Sixteen values: x^ to hat and m_out, and magic + i for whoever wants the codes. */
+/* Sixteen values: x^ to hat and m_out, and magic + i for the codes. */
 ALWAYS __m512 step_16(const float *d, const void *m, float *hat, void *m_out, enum aq_row_kind m_kind,
                       enum aq_row_kind out_kind, const struct grid *grid, enum mode mode, bool few, size_t i,
                       __mmask16 mask, struct step_state *state, bool upper, bool measured, bool watched)

@@ -364,7 +364,7 @@ static void pack(const uint8_t *codes, size_t units, uint32_t bits, uint8_t *out
     scalar_pack(codes + 8 * u, units - u, bits, out + u * bits);
 }
 
-/* squeeze backwards: each step moves the upper half of a field to where the upper half of its place begins. */
+/* squeeze backwards: each step moves the upper half of a field to the start of the upper half of its place. */
 ALWAYS __m256i stretch(__m256i words, uint32_t bits)
 {
     const uint64_t fours = (UINT64_C(1) << (4 * bits)) - 1, twos = (UINT64_C(1) << (2 * bits)) - 1;
@@ -483,5 +483,5 @@ const struct aq_codec_kernels aq_codec_kernels_avx2 = {
 };
 
 #else
-typedef int aq_codec_no_avx2; /* ISO C wants something in a file */
+typedef int aq_codec_no_avx2; /* ISO C requires something in a file */
 #endif

@@ -2,8 +2,8 @@
  * codec_kernels_avx512.c -- the kernels by 16 values, two at a time. Two tables: with AVX-512 F/BW/DQ/VL, and with VBMI
  * for the bit streams.
  *
- * Every result that the wire or the store sees has the bits of codec_scalar.h. Where an instruction differs from the
- * truth's, a comment says why the bits do not. Only the live measures (sums->a2, error2) may differ in their last
+ * Every result that the wire or the store sees has the bits of codec_scalar.h. A comment explains each instruction that
+ * differs from the truth's but gives its bits. Only the live measures (sums->a2, error2) may differ in their last
  * places: they use a fused multiply-add, and nothing depends on them.
  */
 #include "codec_scalar.h"
@@ -18,7 +18,7 @@ struct delta_state {
     __m512i peak, peak_high;
 };
 
-/* How much of a row the caller wants to know; each includes those before it. */
+/* The measures of a row that the caller needs; each includes those before it. */
 enum depth { PEAK, SPAN, MEASURES };
 
 ALWAYS void delta_16(const float *a, const void *m, enum aq_row_kind kind, float *d, size_t i, __mmask16 mask,
@@ -348,7 +348,7 @@ ALWAYS uint32_t update_from(const void *m, enum aq_row_kind m_kind, const float 
         return update_kind(m, m_kind, level, n, hat, m_out, AQ_ROW_FP32);
     case AQ_ROW_FP16:
         return update_kind(m, m_kind, level, n, hat, m_out, AQ_ROW_FP16);
-    case AQ_ROW_BF16: /* NaNs must not come to bfloat_of: only m could hold one, and the peak would tell the caller */
+    case AQ_ROW_BF16: /* NaNs must not come to bfloat_of: only m could hold one, and the peak would show it */
         return update_kind(m, m_kind, level, n, hat, m_out, AQ_ROW_BF16);
     default:
         return update_kind(m, m_kind, level, n, hat, m_out, AQ_ROW_NONE);
@@ -438,5 +438,5 @@ const struct aq_codec_kernels aq_codec_kernels_vbmi = {
 };
 
 #else
-typedef int aq_codec_no_avx512; /* ISO C wants something in a file */
+typedef int aq_codec_no_avx512; /* ISO C requires something in a file */
 #endif

@@ -2,7 +2,7 @@
  * codec_rans_avx2.c -- the 32 lanes of codec_rans.h in four registers of eight. Same words, same states, same codes.
  *
  * Encode divides in binary32: a state is below 2^31 and a quotient below 2^19, so that the rounded quotient is off by
- * one at most, which the remainder tells.
+ * one at most, which the remainder shows.
  */
 #include "codec_rans.h"
 
@@ -13,7 +13,7 @@
 
 enum { REGISTERS = AQ_RANS_LANES / 8, STATE_MIN = 1 << AQ_RANS_STATE_BITS };
 
-/* A byte a lane for each mask of lanes. */
+/* A byte per lane for each mask of lanes. */
 struct lanes {
     uint64_t of[256];
 };
@@ -200,5 +200,5 @@ bool aq_rans_decode_avx2(const struct aq_rans_table *table, const uint32_t state
 }
 
 #else
-typedef int aq_codec_no_rans_avx2; /* ISO C wants something in a file */
+typedef int aq_codec_no_rans_avx2; /* ISO C requires something in a file */
 #endif

@@ -20,7 +20,7 @@ ALWAYS __m512i squeeze(__m512i codes, uint32_t bits)
     const __m512i pairs = _mm512_maddubs_epi16(by_one, codes); /* by_one unsigned: 2^7 would be negative as signed */
     const __m512i fours = _mm512_madd_epi16(pairs, by_two);
     const __m512i high = _mm512_srl_epi64(fours, _mm_cvtsi32_si128((int)(32 - 4 * bits)));
-    /* Bit by bit: fours below bit 4b, high from there on. What stands above bit 8b is nobody's. */
+    /* Bit by bit: fours below bit 4b, high from there on. Bits above 8b are unused. */
     return _mm512_ternarylogic_epi64(_mm512_set1_epi64((int64_t)((UINT64_C(1) << (4 * bits)) - 1)), fours, high, 0xca);
 }
 
@@ -51,7 +51,7 @@ ALWAYS void pack_words(const uint8_t *codes, size_t units, uint32_t bits, uint8_
 #define PACK_BYTE(b, k) (((k) / (b)*8 + (k) % (b)) & 63) /* beyond 8*b: whatever */
 static const uint8_t pack_bytes[8][64] = ROWS_OF(PACK_BYTE);
 
-/* Backwards: where byte k of the words comes from, and which bit of its word field k begins at. */
+/* Backwards: the source of byte k of the words, and the bit of its word at which field k starts. */
 #define UNPACK_BYTE(b, k) ((k) % 8 < (b) ? (k) / 8 * (b) + (k) % 8 : 0)
 static const uint8_t unpack_bytes[8][64] = ROWS_OF(UNPACK_BYTE);
 #define UNPACK_SHIFT(b, k) ((k) % 8 * (b))
@@ -139,8 +139,8 @@ VBMI void aq_vbmi_unpack(const uint8_t *in, size_t units, uint32_t bits, uint8_t
 
 /* ---- quantizing straight into the stream ---- */
 
-/* Where the b bits of 16 codes lie. Up to four bits: eight codes in one word of four bytes, a broadcast and a shift
- * each. Eight: bytes. Between: in 16 bytes, of which each code has two, and a shift. */
+/* The place of the b bits of 16 codes. Up to four bits: eight codes in one word of four bytes, a broadcast and a
+ * shift each. Eight: bytes. Between: in 16 bytes, of which each code has two, and a shift. */
 struct fields {
     __m512i bytes, shifts, mask;
 };
@@ -236,7 +236,7 @@ VBMI ALWAYS __m512i low_bytes(__m512 s0, __m512 s1, __m512 s2, __m512 s3, __m512
     return _mm512_mask_blend_epi64(0xf0, low, high);
 }
 
-/* Compile-time choices of a step: every combination that is used becomes a loop of its own. */
+/* Compile-time choices of a step: every combination that is used becomes its own loop. */
 struct step_form {
     enum aq_row_kind kind; /* of m and m_out */
     bool few;              /* at most four bits: levels from a table */
@@ -434,7 +434,7 @@ ALWAYS __m512i mixed(__m512i x)
     return _mm512_xor_si512(x, _mm512_srli_epi32(x, 15));
 }
 
-/* w of 16 values: twice a byte stands below 2^23's last place, and 2^23 + 255 comes off, which is exact. */
+/* w of 16 values: twice a byte is put below 2^23's last place, and 2^23 + 255 is subtracted, which is exact. */
 ALWAYS __m512 noise_16(__m512i doubled, __m512 unit)
 {
     const __m512i magic = _mm512_set1_epi32(0x4b000000);
@@ -442,7 +442,7 @@ ALWAYS __m512 noise_16(__m512i doubled, __m512 unit)
     return _mm512_mul_ps(_mm512_sub_ps(_mm512_castsi512_ps(bits), _mm512_set1_ps(8388863.0f)), unit);
 }
 
-/* Where a row's hash stands: its next 16 words. */
+/* The state of a row's hash: its next 16 words. */
 ALWAYS __m512i dither_begin(struct aq_ec_dither_row row)
 {
     return _mm512_add_epi32(_mm512_set1_epi32((int32_t)row.begin),
@@ -540,5 +540,5 @@ bool aq_avx512_ec_apply(const uint8_t *codes, size_t n, const struct aq_ec_grid 
 }
 
 #else
-typedef int aq_codec_no_avx512_streams; /* ISO C wants something in a file */
+typedef int aq_codec_no_avx512_streams; /* ISO C requires something in a file */
 #endif

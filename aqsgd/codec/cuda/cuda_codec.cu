@@ -28,7 +28,7 @@ static __device__ double block_sum(double *shared, double x)
     return shared[0];
 }
 
-/* The live measures: of all rows, or of those that stand for the others (codec_encode.c, measure_factor). */
+/* The live measures: of all rows, or of the sampled ones (codec_encode.c, measure_factor). */
 static __device__ void measures_sum(const struct aq_cuda_codec_plan &plan, const struct aq_cuda_codec_scratch &mem,
                                     uint32_t sample, bool part, double *shared, struct aq_codec_result *out)
 {
@@ -151,7 +151,7 @@ static enum aq_status decode_list(const struct aq_cuda_codec_plan &plan, const s
                                                    : codec_launch_decode_rows(plan, mem, list, true, stream);
 }
 
-/* Where the answers go: `results` of encode, `corrupt` of decode. */
+/* The outputs: `results` of encode, `corrupt` of decode. */
 struct answers {
     struct aq_codec_result *results;
     uint32_t *corrupt;

@@ -3,13 +3,13 @@
  *
  * Out: one block per sample looks at it and chooses its head (codec_ec_choose.h, the CPU's source); one warp per row
  * quantizes it; chunks are coded and joined (cuda_codec_ec_chunks.cu). In: one block per sample reads the head, chunks
- * are decoded, one warp per row makes x^. What is beyond the table waits in scratch.beyond, at its element.
+ * are decoded, one warp per row makes x^. Values beyond the table are kept in scratch.beyond, at their element.
  */
 #include "cuda_codec_ec.cuh"
 
 enum { HEAD_BLOCK = 256, LOADS = 8, AHEAD = 4, SEGMENT = (AQ_EC_BUCKETS + 1 + HEAD_BLOCK - 1) / HEAD_BLOCK };
 
-/* value_read and value_write, in one piece where the message lies at a multiple of four bytes. */
+/* value_read and value_write, in one piece if the message is at a multiple of four bytes. */
 static __device__ __forceinline__ float message_load(const struct aq_cuda_codec_plan &plan, const void *m, uint64_t e)
 {
     if ((uintptr_t)m % 4 != 0) return value_read(plan.store, (const uint8_t *)m, plan.rows, e, 0.0f);
@@ -57,9 +57,9 @@ struct ec_table {
     uint16_t weights[AQ_RANS_LEVELS], escapes;
 };
 
-/* ---- the head, a block a sample ---- */
+/* ---- the head, a block per sample ---- */
 
-/* What a magnitude is of, at (row, c): a and what is coded of it. */
+/* The values at (row, c) whose magnitudes are counted: a, and the value to be coded. */
 struct looked {
     float a, d;
 };
@@ -279,7 +279,7 @@ static __device__ bool block_centre_pays(const struct aq_cuda_codec_plan &plan, 
     return pays && block_centre(plan, job, whole, 1, out, shared);
 }
 
-/* What aq_rans_slots gives, a thread a symbol: slots, and in first[symbol] those before it; false to all for a head
+/* aq_rans_slots with one thread per symbol: slots, and in first[symbol] those before it; false to all for a head
  * that no sender writes. best: of the most frequent pair, the first of them. */
 static __device__ APART bool block_slots(const uint16_t *weights, uint32_t escapes, uint32_t *slots, uint32_t *first,
                                          uint32_t *best)
@@ -351,7 +351,7 @@ static __device__ bool block_table(struct ec_whole *whole, const uint8_t *head, 
         whole->inverse[threadIdx.x] = slots_inverse(slots);
     }
     for (uint32_t slot = threadIdx.x; decode && slot < AQ_RANS_SLOTS; slot += HEAD_BLOCK) {
-        uint32_t symbol = 0; /* the last one that begins at or before the slot and has any */
+        uint32_t symbol = 0; /* the last one that starts at or before the slot and has any */
         for (uint32_t step = 128; step > 0; step /= 2)
             if (table->first[symbol + step] <= slot) symbol += step;
         ((uint32_t *)whole->decode)[slot] =
@@ -391,7 +391,7 @@ static __device__ bool block_again(const struct aq_cuda_codec_plan &plan, const 
     return longer || *fit;
 }
 
-/* codec_ec.c, head_choose: the head of a sample whose counts stand. */
+/* codec_ec.c, head_choose: the head of a sample whose counts are made. */
 static __device__ bool block_head(const struct aq_cuda_codec_plan &plan, const struct aq_cuda_codec_job &job,
                                   struct ec_whole *whole, const struct aq_ec_goal &goal, uint32_t stride, bool fit,
                                   uint8_t *head, uint32_t *counts, uint32_t *shared)
@@ -480,7 +480,7 @@ static __device__ __forceinline__ bool emit(const struct aq_cuda_codec_plan &pla
     return magnitude_of(x) < plan.limit;
 }
 
-/* What all values of a row share, out of memory once. */
+/* The data that all values of a row share, loaded once. */
 struct ec_row {
     const float *centre, *levels;
     float step, inverse, unit, dither;
@@ -519,7 +519,7 @@ static __device__ __forceinline__ struct ec_row ec_row_of(const struct aq_cuda_c
     return out;
 }
 
-/* What a value is coded against. */
+/* The reference of a value. */
 static __device__ __forceinline__ float reference_load(const struct aq_cuda_codec_plan &plan, const struct row &row,
                                                        const struct ec_row &of, uint32_t c)
 {
@@ -700,7 +700,7 @@ __global__ void __launch_bounds__(HEAD_BLOCK) codec_ec_head_in(const __grid_cons
 
 /* ---- the launchers ---- */
 
-/* What has no reference may be coded again: m' may have taken the place of one. */
+/* A sample without a reference may be coded again: m' may have taken the place of one. */
 enum aq_status codec_launch_encode_ec(const struct aq_cuda_codec_plan &plan, const struct aq_cuda_codec_scratch &mem,
                                       const struct job_list &list, struct CUstream_st *stream)
 {

@@ -24,8 +24,8 @@ struct ec_whole {
     uint32_t inverse[256]; /* of the slots: see rans_put */
     struct aq_ec_grid grid;
     uint32_t centred, common, dithered;
-    uint32_t noise;     /* w is added before rounding; where `dithered` is 0 nobody takes it off */
-    uint32_t way, done; /* enum aq_ec_way; of a second round: the first one's body stands */
+    uint32_t noise;     /* w is added before rounding; the receiver subtracts it if `dithered` */
+    uint32_t way, done; /* enum aq_ec_way; of a second round: the first one's body is final */
     uint32_t stride;    /* of the rows that were looked at */
     struct aq_ec_dither dither;
 };
@@ -65,7 +65,7 @@ static __device__ __forceinline__ struct ec_chunk chunk_of(const struct aq_cuda_
     return {first, here, (uint64_t)here * plan.columns, (uint64_t)first * plan.columns};
 }
 
-/* Is there nothing to do for a sample: it has failed, or its body stands? One answer for the whole warp. */
+/* Is there nothing to do for a sample: it has failed, or its body is final? One answer for the whole warp. */
 static __device__ __forceinline__ bool is_over(const struct aq_cuda_codec_plan &plan,
                                                const struct aq_cuda_codec_scratch &mem, uint32_t sample)
 {

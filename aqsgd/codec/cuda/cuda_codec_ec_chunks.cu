@@ -5,7 +5,7 @@
  * global memory: codes are loaded BATCH steps ahead, and words pass through a ring in shared memory, one piece ahead.
  * Escaped pairs wait in shared memory until they fill a warp; then each lane writes or reads the numbers of one pair.
  *
- * Encode does not know where a chunk's words and escapes lie in the body before all chunks are coded. Both are put
+ * Encode does not know the places of a chunk's words and escapes in the body before all chunks are coded. Both are put
  * aside, each written downwards from its end, and codec_ec_join copies them.
  *
  * Any bytes may come in. Every index into shared memory is taken modulo its size, every load from the body is checked
@@ -44,7 +44,7 @@ static __device__ __forceinline__ uint64_t warp_total(uint64_t x)
 
 /* ---- out ---- */
 
-/* Where the words of a chunk end until they are joined, at a multiple of 16. Escapes end behind its `beyond`. */
+/* The end of the words of a chunk until they are joined, at a multiple of 16. Escapes end behind its `beyond`. */
 static __device__ __forceinline__ uint8_t *words_end(const struct aq_cuda_codec_plan &plan,
                                                      const struct aq_cuda_codec_scratch &mem, uint32_t sample,
                                                      uint32_t number, const struct ec_chunk &chunk)
@@ -87,8 +87,8 @@ struct waiting {
 };
 
 /*
- * Numbers of as many waiting pairs as a warp takes, a lane a pair, the chunk's last one first; they end at `end`.
- * Returns where they begin.
+ * Numbers of as many waiting pairs as a warp takes, a lane per pair, the chunk's last one first; they end at `end`.
+ * Returns their start.
  *
  * They take the place of `beyond`. A pair has 8 bytes there and as many numbers' bytes at most; the last one of an odd
  * chunk has 4 and up to 5, for which the spare number is. So what is written covers only pairs that have been read.
@@ -293,7 +293,7 @@ __global__ void __launch_bounds__(JOIN_BLOCK) codec_ec_join(const __grid_constan
 struct stream {
     const uint8_t *at, *end; /* of this lane's next bytes, at a multiple of 16; of the part */
     uint32_t held[4], last;  /* what was loaded and has not gone into the ring; and the byte before the next piece */
-    bool odd;                /* words lie at odd addresses: in the ring they lie one byte further on */
+    bool odd;                /* words are at odd addresses: in the ring they are one byte further on */
 };
 
 /* Bytes at or past the end are zero and are not read. */
@@ -334,14 +334,14 @@ static __device__ __forceinline__ void stream_put(struct stream *s, uint4 *place
     stream_load(s);
 }
 
-/* Where the escapes of a chunk are read. */
+/* The reader of the escapes of a chunk. */
 struct numbers {
     const uint8_t *at, *end;
     uint8_t *window; /* WINDOW bytes */
     uint16_t *ends;  /* of 2 WARP numbers */
 };
 
-/* q of as many waiting pairs as a warp takes, a lane a pair. False to a lane whose numbers are none. */
+/* q of as many waiting pairs as a warp takes, a lane per pair. False to a lane whose numbers are malformed. */
 static __device__ bool escapes_take(struct waiting *waiting, struct numbers *in, int *beyond, uint64_t values)
 {
     const uint32_t lane = threadIdx.x % WARP, count = waiting->count < WARP ? waiting->count : (uint32_t)WARP;
@@ -379,7 +379,7 @@ static __device__ bool escapes_take(struct waiting *waiting, struct numbers *in,
     return good;
 }
 
-/* A chunk's codes to memory. Returns false to a lane whose symbols stand behind the last value. */
+/* A chunk's codes to memory. Returns false to a lane whose symbols are behind the last value. */
 static __device__ __forceinline__ bool pair_store(uint8_t *codes, uint64_t at, uint64_t values, bool even, uint32_t low,
                                                   uint32_t high)
 {

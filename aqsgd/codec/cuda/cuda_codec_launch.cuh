@@ -1,5 +1,5 @@
 /*
- * cuda_codec_launch.cuh -- what the launchers of this room's files call of each other; each enqueues on `stream`.
+ * cuda_codec_launch.cuh -- the launchers that files of this folder call of each other; each enqueues on `stream`.
  */
 #ifndef AQSGD_CUDA_CODEC_LAUNCH_CUH
 #define AQSGD_CUDA_CODEC_LAUNCH_CUH
@@ -16,13 +16,13 @@ static inline uint32_t codec_precision_bits(uint32_t precision)
     return precision == AQ_PRECISION_FP32 ? 32 : precision <= AQ_PRECISION_BF16 ? 16 : 32u >> (precision - 2);
 }
 
-/* Codes that lie unpacked, `plan.values` bytes a sample, to streams at `offset` of the bodies. */
+/* Unpacked codes, `plan.values` bytes per sample, to streams at `offset` of the bodies. */
 enum aq_status codec_launch_pack(const struct aq_cuda_codec_plan &plan, const struct job_list &list,
                                  const uint8_t *codes, uint64_t offset, uint64_t total, uint32_t bits,
                                  struct CUstream_st *stream);
 
 /*
- * cuda_codec_rows.cu, for kernels of a warp a row (row_place): their grid; and the codes of rows that do not end on a
+ * cuda_codec_rows.cu, for kernels of a warp per row (row_place): their grid; and the codes of rows that do not end on a
  * byte into the body's stream.
  */
 dim3 codec_row_grid(const struct aq_cuda_codec_plan &plan, const struct aq_cuda_codec_scratch &mem, uint32_t count);

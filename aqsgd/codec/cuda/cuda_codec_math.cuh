@@ -159,7 +159,7 @@ static __device__ __forceinline__ float dequantize(int i, float unit, bool rise)
 
 /* ---- scales ---- */
 
-/* What the choice of a scale knows of a group. */
+/* The input of the choice of a scale, per group. */
 struct span {
     uint32_t peak;
     float sum_abs, sum_square;

@@ -1,9 +1,8 @@
 /*
- * cuda_codec_row.cuh -- one warp, one row: what the general kernels (cuda_codec_rows.cu, cuda_codec_whole.cu) share.
+ * cuda_codec_row.cuh -- one warp, one row: shared by the general kernels (cuda_codec_rows.cu, cuda_codec_whole.cu).
  *
- * A row lies in the warp's own scratch memory, which its first-level cache holds; lane l has the columns c = l, l + 32,
- * .. of it, so that its partial sums are the CPU's. Between a write by one lane and a read by another stands
- * __syncwarp.
+ * A row is in the warp's own scratch memory, which its first-level cache holds; lane l has the columns c = l, l + 32,
+ * .. of it, so that its partial sums are the CPU's. A __syncwarp separates a write by one lane from a read by another.
  */
 #ifndef AQSGD_CUDA_CODEC_ROW_CUH
 #define AQSGD_CUDA_CODEC_ROW_CUH
@@ -19,10 +18,10 @@ struct row {
     float *d, *x, *reference;
     struct step *steps; /* one for each tile */
     uint8_t *codes;
-    bool staged; /* codes lie in the sample's staging and are packed later: rows do not end on a byte */
+    bool staged; /* codes are kept in the sample's staging and packed later: rows do not end on a byte */
 };
 
-/* Where the parts of a warp's scratch lie; how long it is: row_scratch_bytes in codec_place.c. */
+/* The parts of a warp's scratch; its length: row_scratch_bytes in codec_place.c. */
 static __device__ inline void row_place(const struct aq_cuda_codec_plan &plan, const struct aq_cuda_codec_scratch &mem,
                                         const struct job_list &list, uint64_t warp, uint64_t item, struct row *out)
 {
@@ -55,7 +54,7 @@ static __device__ inline bool row_failed(const struct aq_cuda_codec_scratch &mem
     return any;
 }
 
-/* Pack the codes of a row that begins and ends on a byte. */
+/* Pack the codes of a row that starts and ends at a byte. */
 static __device__ inline void row_pack(const struct aq_cuda_codec_plan &plan, const struct row &row,
                                        const uint8_t *codes, uint8_t *stream, uint32_t bits)
 {
@@ -114,7 +113,7 @@ static __device__ inline void row_rotate(const struct row &row, float *v, uint32
     __syncwarp();
 }
 
-/* The sums of a row that the live measures want: a, a^2, d^2, error^2. */
+/* The sums of a row for the live measures: a, a^2, d^2, error^2. */
 static __device__ inline void row_sums(const struct aq_cuda_codec_plan &plan, const struct aq_cuda_codec_scratch &mem,
                                        const struct row &row, float a, float a2, float d2, float error2)
 {
@@ -130,8 +129,8 @@ static __device__ inline void row_sums(const struct aq_cuda_codec_plan &plan, co
     out[3] = error2;
 }
 
-/* d of a row into row.d, rotated where the plan says so, and its span; adds a, a^2 and d^2 to sums[0..2]. False where d
- * is not finite. */
+/* d of a row into row.d, rotated where the plan asks for it, and its span; adds a, a^2 and d^2 to sums[0..2]. False
+ * where d is not finite. */
 static __device__ inline bool row_delta(const struct aq_cuda_codec_plan &plan, const struct row &row, struct span *span,
                                         float *sums)
 {
@@ -190,7 +189,7 @@ static __device__ inline bool pick_shrink(const struct aq_cuda_codec_plan &plan,
     return found;
 }
 
-/* The scale of a group whose n values lie at d, written to out by lane 0. */
+/* The scale of a group whose n values are at d, written to out by lane 0. */
 static __device__ inline bool row_scale(const struct aq_cuda_codec_plan &plan, const struct row &row,
                                         const struct span &span, const float *d, uint32_t n, uint8_t *out,
                                         struct step *step)
@@ -237,7 +236,7 @@ static __device__ inline bool row_store_q(const struct aq_cuda_codec_plan &plan,
     return true;
 }
 
-/* x^ of a row, which stands in row.x, to hat and m_out. False where the store cannot hold it. */
+/* x^ of a row, from row.x, to hat and m_out. False where the store cannot hold it. */
 static __device__ inline bool row_emit(const struct aq_cuda_codec_plan &plan, const struct row &row)
 {
     const uint64_t first = (uint64_t)row.number * plan.columns;

@@ -1,8 +1,8 @@
 /*
- * cuda_codec_rows.cu -- the general way through a sample: a warp a row, in the order of the CPU's truth. Every
- * configuration but top-k (cuda_codec_topk.cu); what is usual and aligned goes cuda_codec_units.cu's way.
+ * cuda_codec_rows.cu -- the general way through a sample: a warp per row, in the order of the CPU's truth. Every
+ * configuration but top-k (cuda_codec_topk.cu); usual and aligned samples take cuda_codec_units.cu's way.
  *
- * Tensor and channel groups have been looked at before (cuda_codec_whole.cu): their quantizers lie in scratch.quants.
+ * Tensor and channel groups have been looked at before (cuda_codec_whole.cu): their quantizers are in scratch.quants.
  * Rows that do not end on a byte leave their codes unpacked; pack_codes comes last.
  */
 #include "cuda_codec_launch.cuh"

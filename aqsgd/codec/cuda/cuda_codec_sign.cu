@@ -1,5 +1,5 @@
 /*
- * cuda_codec_sign.cu -- the kernels of codec_sign.c: a warp a row, in the order of the CPU's truth.
+ * cuda_codec_sign.cu -- the kernels of codec_sign.c: a warp per row, in the order of the CPU's truth.
  */
 #include "cuda_codec_launch.cuh"
 #include "cuda_codec_row.cuh"

@@ -14,7 +14,7 @@ static __device__ __forceinline__ uint64_t message_codes_at(const struct aq_cuda
     return 4 * (uint64_t)(plan.packed_channel ? plan.columns : plan.rows);
 }
 
-/* Where x^ of this block's sample lies: in hat, if that is wanted, else where m lay. */
+/* x^ of this block's sample: in hat, if that is wanted, else in the place of m. */
 static __device__ __forceinline__ const float *message_values(const struct aq_cuda_codec_plan &plan,
                                                               const struct aq_cuda_codec_scratch &mem,
                                                               const struct job_list &list)
@@ -23,7 +23,7 @@ static __device__ __forceinline__ const float *message_values(const struct aq_cu
     return hat != NULL ? hat : mem.messages + blockIdx.y * plan.values;
 }
 
-/* A thread a value: grid (N, samples). */
+/* A thread per value: grid (N, samples). */
 __global__ void __launch_bounds__(PACK_BLOCK)
     codec_message_unpack(const __grid_constant__ struct aq_cuda_codec_plan plan,
                          const __grid_constant__ struct aq_cuda_codec_scratch mem,

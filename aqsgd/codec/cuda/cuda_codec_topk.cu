@@ -3,7 +3,7 @@
  *
  * The K-th largest magnitude is found as the CPU finds it (codec_topk.c): three histograms of its bits, each inside the
  * bucket that the one before has chosen. Counting has no order, so that the result has none either. Values of exactly
- * that magnitude are kept from the first on: rows count theirs, a scan says how many lie before each row, and a second
+ * that magnitude are kept from the first on: rows count theirs, a scan sums the counts before each row, and a second
  * look writes the kept elements, in order, into scratch.elements; everything else goes by that list.
  *
  * A body that is decoded comes from outside: every element of its list is checked before it is an address.
@@ -12,7 +12,7 @@
 #include "cuda_codec_row.cuh"
 
 enum {
-    CHUNK_BYTES = 512, /* of a bitmap that is read, one warp each: 16 bytes a lane */
+    CHUNK_BYTES = 512, /* of a bitmap that is read, one warp each: 16 bytes per lane */
     LANE_BYTES = CHUNK_BYTES / WARP
 };
 
@@ -30,7 +30,7 @@ __global__ void codec_topk_start(const __grid_constant__ struct aq_cuda_codec_pl
     mem.select[2 * threadIdx.x + 1] = plan.kept;
 }
 
-/* How many magnitudes lie in each bucket of this level. Grid (some, samples). */
+/* How many magnitudes are in each bucket of this level. Grid (some, samples). */
 __global__ void __launch_bounds__(PACK_BLOCK)
     codec_topk_count(const __grid_constant__ struct aq_cuda_codec_plan plan,
                      const __grid_constant__ struct aq_cuda_codec_scratch mem,
@@ -57,8 +57,7 @@ __global__ void __launch_bounds__(PACK_BLOCK)
     }
 }
 
-/* The bucket that the K-th largest lies in, and how many of it are wanted. A warp a sample; lane 0 has the top bucket.
- */
+/* The bucket of the K-th largest, and how many of it are kept. A warp per sample; lane 0 has the top one. */
 __global__ void __launch_bounds__(WARP)
     codec_topk_choose(const __grid_constant__ struct aq_cuda_codec_scratch mem, uint32_t level)
 {
@@ -262,7 +261,7 @@ static __device__ uint32_t row_kept(const struct aq_cuda_codec_plan &plan, const
     return count;
 }
 
-/* One scale for all: the sums go row by row, on one warp a sample (codec_encode.c, sparse_tensor_scale). */
+/* One scale for all: the sums go row by row, on one warp per sample (codec_encode.c, sparse_tensor_scale). */
 __global__ void __launch_bounds__(WARP) codec_topk_tensor(const __grid_constant__ struct aq_cuda_codec_plan plan,
                                                           const __grid_constant__ struct aq_cuda_codec_scratch mem,
                                                           const __grid_constant__ struct job_list list)
@@ -392,7 +391,7 @@ static __device__ uint32_t lane_ones(const struct aq_cuda_codec_plan &plan, cons
     return ones;
 }
 
-/* A warp a chunk. Grid (chunks, samples). */
+/* A warp per chunk. Grid (chunks, samples). */
 __global__ void __launch_bounds__(WARP) codec_topk_ones(const __grid_constant__ struct aq_cuda_codec_plan plan,
                                                         const __grid_constant__ struct aq_cuda_codec_scratch mem,
                                                         const __grid_constant__ struct job_list list)

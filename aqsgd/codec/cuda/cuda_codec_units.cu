@@ -1,16 +1,16 @@
 /*
- * cuda_codec_units.cu -- the usual way through a sample: eight columns a thread, a row in registers, one pass over
+ * cuda_codec_units.cu -- the usual way through a sample: eight columns per thread, a row in registers, one pass over
  * memory.
  *
  * A *unit* is eight columns: 32 bytes of a and of x^, 16 of an fp16 m, and exactly b bytes of codes, so that no two
  * threads share a byte. A row has W warps (1, or a block of up to 8) of R = 32 W threads; thread t has the units t,
- * t+R, .., K of them, all loaded before the first is used, so that some ten KiB of a warp's loads are on their way at
- * once. The usual configuration (WAY_USUAL) is compiled by itself, so that what it does not do costs it no register.
- * Codes of 1, 2, 4 and 8 bits leave as words of b bytes, neighbours next to each other; the others are put together in
- * shared memory first and leave four bytes a thread.
+ * t+R, .., K of them, all loaded before the first is used, so that about 10 KiB of a warp's loads are in flight at
+ * once. The usual configuration (WAY_USUAL) is compiled separately, so that unused features cost it no register. Codes
+ * of 1, 2, 4 and 8 bits leave as words of b bytes, neighbours next to each other; the others are put together in shared
+ * memory first and leave four bytes per thread.
  *
- * Bits are those of cuda_codec_rows.cu: what is added up (rms and auto scales) goes through shared memory, so that lane
- * l of a warp has columns l, l+32, ..; the largest magnitude has no order.
+ * The bits equal those of cuda_codec_rows.cu: values that are summed (rms and auto scales) go through shared memory, so
+ * that lane l of a warp has columns l, l+32, ..; the largest magnitude has no order.
  */
 #include "cuda_codec_launch.cuh"
 
@@ -24,10 +24,10 @@ enum {
 /* One scale a row (by the largest magnitude) or a sample, nearest, not rotated; or anything that units can. */
 enum { WAY_USUAL = 0, WAY_ANY = 1 };
 
-/* How a reference lies in memory. */
+/* The type of a reference in memory. */
 enum { M_NONE = 0, M_FP32 = (int)AQ_PRECISION_FP32, M_FP16 = (int)AQ_PRECISION_FP16, M_BF16 = (int)AQ_PRECISION_BF16 };
 
-/* Where a thread stands. */
+/* The place of a thread. */
 struct place {
     uint64_t item; /* row of the launch */
     uint32_t sample, row;
@@ -67,7 +67,7 @@ struct eight {
     float v[UNIT];
 };
 
-/* Eight values of a reference as they lie in memory: 32 bytes, or 16. */
+/* Eight values of a reference as stored: 32 bytes, or 16. */
 template <int M> struct packed {
     uint4 half = {0, 0, 0, 0};
 };
@@ -142,8 +142,8 @@ static __device__ __forceinline__ uint32_t eight_peak(const struct eight &x)
 }
 
 /*
- * The length of the rotation's block that column c lies in: docs/FORMAT.md, Codes. Blocks are whole units here; a
- * thread beyond the row has one of its own.
+ * The length of the rotation's block of column c: docs/FORMAT.md, Codes. Blocks are whole units here; a thread beyond
+ * the row has its own block.
  */
 static __device__ inline uint32_t rotation_block(const struct aq_cuda_codec_plan &plan, uint32_t c)
 {
@@ -162,7 +162,7 @@ static __device__ inline uint32_t rotation_block(const struct aq_cuda_codec_plan
     return block;
 }
 
-/* The rotation of a warp's 256 columns; a block of n columns is n / 8 lanes, of which the first lies at a multiple. */
+/* The rotation of a warp's 256 columns; a block of n columns is n / 8 lanes, the first at a multiple of that. */
 static __device__ inline void eight_rotate(struct eight &x, uint32_t n, uint32_t tile, uint32_t lane)
 {
     UNROLL for (int h = 1; h < UNIT; h *= 2)
@@ -220,7 +220,7 @@ static __device__ inline void span_sums(const float *d, uint32_t n, uint32_t lan
     out->sum_square = warp_fold(sum_square);
 }
 
-/* Does the choice of a scale look at nothing but the largest magnitude? */
+/* Does the choice of a scale look only at the largest magnitude? */
 static __host__ __device__ __forceinline__ bool scale_is_peak(const struct aq_cuda_codec_plan &plan)
 {
     return plan.scale == AQ_SCALE_ABSMAX || (plan.scale == AQ_SCALE_AUTO && (plan.bits >= 6 || plan.stochastic));
@@ -237,7 +237,7 @@ static __device__ inline bool scale_of_row(const struct aq_cuda_codec_plan &plan
 
 /* ---- codes ---- */
 
-/* Do codes of so many bits leave as words of b bytes? */
+/* Do codes of this many bits leave as words of b bytes? */
 static __host__ __device__ __forceinline__ bool bits_are_word(uint32_t bits)
 {
     return (bits & (bits - 1)) == 0;
@@ -320,8 +320,8 @@ static __device__ __forceinline__ struct steps steps_of_channels(const struct aq
 
 /*
  * As quantize_nearest and dequantize, eight times, without leaving floats: an index of a grid is a small integer, so
- * that twice it and one more is exact, and added to 2^23 + half it leaves its code in the last bits. What 2^23 is in
- * bits is taken off four codes together. error: of rows that are measured.
+ * that twice it and one more is exact, and added to 2^23 + half it leaves its code in the last bits. The bits of 2^23
+ * are subtracted from four codes together. error: of rows that are measured.
  */
 template <bool RISE>
 static __device__ __forceinline__ uint64_t eight_nearest(const struct aq_cuda_codec_plan &plan, struct eight &x,
@@ -376,7 +376,7 @@ static __device__ __forceinline__ uint64_t eight_quantize(const struct aq_cuda_c
     return low | (uint64_t)high << 4 * plan.bits;
 }
 
-/* The largest magnitude of the tile that this thread's unit lies in; a tile is some neighbouring lanes. */
+/* The largest magnitude of the tile of this thread's unit; a tile is a few neighbouring lanes. */
 static __device__ __forceinline__ uint32_t tile_peak(uint32_t peak, uint32_t tile)
 {
     for (uint32_t lanes = 1; lanes < tile / UNIT; lanes *= 2) {
@@ -460,7 +460,7 @@ static __device__ inline void sums_make(const struct aq_cuda_codec_plan &plan, c
     row_sync(warps);
 }
 
-/* The quantizer of the tile that unit u lies in; its first thread writes the scale. False where it does not fit. */
+/* The quantizer of the tile of unit u; its first thread writes the scale. False where it does not fit. */
 static __device__ inline bool scale_of_tile(const struct aq_cuda_codec_plan &plan, const struct place &at, uint32_t u,
                                             uint32_t peak, const struct span *tiles, uint8_t *body, struct step *step)
 {
@@ -576,7 +576,7 @@ __global__ void __launch_bounds__(ROW_WARPS_MAX *WARP)
 
 /* ---- decode ---- */
 
-/* The quantizers of a unit from the body's scales; false where one is none. */
+/* The quantizers of a unit from the body's scales; false where one is not a scale. */
 static __device__ inline bool steps_read(const struct aq_cuda_codec_plan &plan, const struct place &at,
                                          const uint8_t *body, uint32_t c, struct steps *out)
 {
@@ -598,7 +598,7 @@ static __device__ inline bool steps_read(const struct aq_cuda_codec_plan &plan, 
     return good;
 }
 
-/* A warp a row; each unit by itself. `aligned`: streams lie at multiples of b bytes. */
+/* A warp per row; each unit by itself. `aligned`: streams are at multiples of b bytes. */
 template <int M>
 __global__ void __launch_bounds__(UNIT_BLOCK)
     codec_decode_units(const __grid_constant__ struct aq_cuda_codec_plan plan,
@@ -677,7 +677,7 @@ static __device__ __forceinline__ struct eight values_round(uint32_t precision, 
     return x;
 }
 
-/* A warp a row. encode: a to the body; both: the body's values to hat and m_out. */
+/* A warp per row. encode: a to the body; both: the body's values to hat and m_out. */
 __global__ void __launch_bounds__(UNIT_BLOCK)
     codec_plain_units(const __grid_constant__ struct aq_cuda_codec_plan plan,
                       const __grid_constant__ struct aq_cuda_codec_scratch mem,
@@ -723,7 +723,7 @@ static bool at_multiple(const void *pointer, uintptr_t of)
     return (uintptr_t)pointer % of == 0;
 }
 
-/* Does every stream of codes begin at a multiple of b bytes (at most 8)? */
+/* Does every stream of codes start at a multiple of b bytes (at most 8)? */
 static bool streams_aligned(const struct aq_cuda_codec_plan &plan, const struct job_list &list)
 {
     bool aligned = bits_are_word(plan.bits);
@@ -754,7 +754,7 @@ static dim3 warp_a_row(const struct aq_cuda_codec_plan &plan, const struct job_l
     return aq_blocks((uint64_t)list.count * plan.rows, UNIT_BLOCK / WARP);
 }
 
-/* The kernel of so many units a thread. */
+/* The kernel of this many units per thread. */
 template <int M, int WAY>
 static enum aq_status encode_units(const struct aq_cuda_codec_plan &plan, const struct aq_cuda_codec_scratch &mem,
                                    const struct job_list &list, bool sums, struct CUstream_st *stream)

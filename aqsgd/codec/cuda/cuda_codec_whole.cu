@@ -2,9 +2,8 @@
  * cuda_codec_whole.cu -- the first look at samples whose scales cover many rows: tensor and channel groups.
  *
  * The CPU adds row by row within a piece of the sample, and then piece by piece; so do these kernels, that the scales
- * of rms, auto and search come out with the CPU's bits. What is left in scratch.quants is what the second look
- * quantizes with; the scales are in the body. Spans lie as [piece or row][group], and behind them the merged ones,
- * [group].
+ * of rms, auto and search come out with the CPU's bits. scratch.quants has the quantizers for the second look; the
+ * scales are in the body. Spans are stored as [piece or row][group], and behind them the merged ones, [group].
  */
 #include "cuda_codec_launch.cuh"
 #include "cuda_codec_row.cuh"
@@ -61,7 +60,7 @@ static __device__ void group_end(const struct aq_cuda_codec_plan &plan, const st
     scale_put(plan, mem, list, sample, group, word, step);
 }
 
-/* ---- one scale a sample ---- */
+/* ---- one scale per sample ---- */
 
 __global__ void __launch_bounds__(ROW_BLOCK)
     codec_tensor_spans(const __grid_constant__ struct aq_cuda_codec_plan plan,
@@ -82,7 +81,7 @@ __global__ void __launch_bounds__(ROW_BLOCK)
     }
 }
 
-/* A warp a sample; lane p has piece p. */
+/* A warp per sample; lane p has piece p. */
 __global__ void __launch_bounds__(WARP) codec_tensor_merge(const __grid_constant__ struct aq_cuda_codec_plan plan,
                                                            const __grid_constant__ struct aq_cuda_codec_scratch mem,
                                                            const __grid_constant__ struct job_list list)
@@ -104,7 +103,7 @@ __global__ void __launch_bounds__(WARP) codec_tensor_merge(const __grid_constant
     if (lane == 0) group_end(plan, mem, list, sample, 0, whole);
 }
 
-/* A warp a piece: the errors of all candidates, lane by lane, over its rows. */
+/* A warp per piece: the errors of all candidates, lane by lane, over its rows. */
 __global__ void __launch_bounds__(ROW_BLOCK)
     codec_tensor_errors(const __grid_constant__ struct aq_cuda_codec_plan plan,
                         const __grid_constant__ struct aq_cuda_codec_scratch mem,
@@ -125,7 +124,7 @@ __global__ void __launch_bounds__(ROW_BLOCK)
             struct span span;
             row_place(plan, mem, list, warp, (uint64_t)sample * plan.rows + r, &row);
             __syncwarp();
-            if (!row_delta(plan, row, &span, unused)) continue; /* the first look has said so */
+            if (!row_delta(plan, row, &span, unused)) continue; /* the first look has reported it */
             __syncwarp();
             for (uint32_t i = 0; i < SHRINKS; i++) {
                 struct step candidate;
@@ -163,9 +162,9 @@ __global__ void __launch_bounds__(WARP) codec_tensor_pick(const __grid_constant_
         atomicOr(&mem.status[sample], 1u);
 }
 
-/* ---- one scale a channel ---- */
+/* ---- one scale per channel ---- */
 
-/* The rotated d of a sample, where channels need it: a rotation wants the row, a channel's sums want the column. */
+/* The rotated d of a sample, where channels need it: a rotation needs the row, a channel's sums need the column. */
 __global__ void __launch_bounds__(ROW_BLOCK)
     codec_channel_rotate(const __grid_constant__ struct aq_cuda_codec_plan plan,
                          const __grid_constant__ struct aq_cuda_codec_scratch mem,
@@ -203,7 +202,7 @@ static __device__ bool channel_delta(const struct aq_cuda_codec_plan &plan, cons
     return is_finite(*d);
 }
 
-/* A thread a channel of a piece: grid (C, pieces, samples). */
+/* A thread per channel of a piece: grid (C, pieces, samples). */
 __global__ void __launch_bounds__(PACK_BLOCK)
     codec_channel_spans(const __grid_constant__ struct aq_cuda_codec_plan plan,
                         const __grid_constant__ struct aq_cuda_codec_scratch mem,
@@ -224,7 +223,7 @@ __global__ void __launch_bounds__(PACK_BLOCK)
     if (!good) atomicOr(&mem.status[sample], 1u);
 }
 
-/* A thread a channel: grid (C, samples). */
+/* A thread per channel: grid (C, samples). */
 __global__ void __launch_bounds__(PACK_BLOCK)
     codec_channel_merge(const __grid_constant__ struct aq_cuda_codec_plan plan,
                         const __grid_constant__ struct aq_cuda_codec_scratch mem,

@@ -216,7 +216,7 @@ uint64_t aq_device_scratch_bytes(const struct aq_device *device)
 #define AQ_IN(member) AQ_ASSERT(args->member);
 #define AQ_IN_OR_NULL(member)
 #define AQ_OUT(member) AQ_OUT_OR_NULL(member) AQ_ASSERT(args->member);
-/* What is written is no pointer to const. */
+/* A member that is written is no pointer to const. */
 #define AQ_OUT_OR_NULL(member)                                                                                         \
     static_assert(_Generic(true ? args->member : nowhere, const void * : false, void * : true), #member);
 #define AQ_MATH(name, type, work, legal, operands)                                                                     \

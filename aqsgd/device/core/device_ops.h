@@ -1,10 +1,9 @@
 /*
- * device_ops.h -- the table of functions that a backend fills; private to this room.
+ * device_ops.h -- the table of functions that a backend fills; private to this folder.
  *
  * A new backend is one file that defines `const struct aq_device_ops aq_device_NAME` and one line in devices.def. Every
  * slot but `codec`, `grad` and `stream_native` is mandatory. A backend's device starts with struct aq_device. Slots
- * mean what the functions of the same name in device.h and device_math.h say; what they check, device.c has checked
- * already.
+ * mean the same as the functions of that name in device.h and device_math.h; device.c has already done their checks.
  */
 #ifndef AQ_DEVICE_OPS_H
 #define AQ_DEVICE_OPS_H
@@ -15,20 +14,20 @@
 struct aq_codec_launchers; /* codec/codec_internal.h */
 struct aq_grad_launchers;  /* grad/grad_launchers.h  */
 
-enum { AQ_DEVICE_STREAM_BYTES = (4 * 32 << 20) + 512 }; /* on a GPU: device_cuda.c says of what, and asserts it */
+enum { AQ_DEVICE_STREAM_BYTES = (4 * 32 << 20) + 512 }; /* on a GPU: the parts are in device_cuda.c, which asserts it */
 
 struct aq_device_ops {
     const char *kind;
-    const struct aq_codec_launchers *codec; /* kernels of its own for codecs; NULL: the CPU's, by way of the host */
+    const struct aq_codec_launchers *codec; /* its own kernels for codecs; NULL: the CPU's, by way of the host */
     const struct aq_grad_launchers *grad;   /* what replicas reduce with; NULL where memory is the host's */
-    void *(*stream_native)(struct aq_device *device, struct aq_stream *stream); /* NULL: there is none */
+    void *(*stream_native)(struct aq_device *device, struct aq_stream *stream); /* NULL: no native stream */
     bool (*present)(uint32_t index); /* of a kind that auto takes: is there one on this machine? NULL on a CPU */
     enum aq_status (*open)(const struct aq_device_config *config, struct aq_device **out);
     void (*close)(struct aq_device *device);
     void (*info)(const struct aq_device *device, struct aq_device_info *out);
 
     enum aq_status (*reserve)(struct aq_device *device, uint64_t bytes, const char *what);
-    enum aq_status (*memory)(struct aq_device *device, struct aq_device_memory *out); /* NULL: it has none of its own */
+    enum aq_status (*memory)(struct aq_device *device, struct aq_device_memory *out); /* NULL: no separate memory */
     enum aq_status (*alloc)(struct aq_device *device, enum aq_memory_kind kind, size_t bytes, void **out);
     void (*free)(struct aq_device *device, enum aq_memory_kind kind, void *memory, size_t bytes);
     enum aq_status (*stream_open)(struct aq_device *device, bool light, struct aq_stream **out);

@@ -9,7 +9,7 @@
 /* A folder, lent for the call, or NULL where the system's loader is asked. True: stop. */
 typedef bool gpu_visit(void *context, const char *folder);
 
-/* Visits the folders in the order of gpu_library.h. True: a visit said stop. */
+/* Visits the folders in the order of gpu_library.h. True: a visit returned stop. */
 bool gpu_folders_visit(enum aq_gpu_library which, gpu_visit *visit, void *context);
 
 #endif

@@ -81,7 +81,7 @@ static uint64_t width_of(const struct aq_attention *args)
     return (args->H + 2 * args->kv_heads) * args->D;
 }
 
-/* Where, in a row of qkv, q (part 0) of one head begins, or the k (1) or v (2) that it meets. */
+/* The first column, in a row of qkv, of q (part 0) of one head, or of the k (1) or v (2) that it uses. */
 static uint64_t column_of(const struct aq_attention *args, uint64_t head, uint64_t part)
 {
     if (part == 0) return head * args->D;
@@ -217,7 +217,7 @@ static void rows_zero(const struct aq_attention *args, float *rows, uint64_t fir
 /*
  * One head of queries: dq, and its share of dk and dv. Blocks from the last to the first: the last one sees every key,
  * so that it writes dk and dv, unless another head has (`add`), and the others add. With a window, parts or padding
- * none may see all: both begin as 0.
+ * there may be no such block: both start as 0.
  */
 static void backward_head(const struct attention *self, uint64_t sample, uint64_t head, bool add, float *scratch)
 {

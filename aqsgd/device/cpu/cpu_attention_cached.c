@@ -27,7 +27,7 @@ static float scale_of(const struct aq_attention_cached *args)
     return args->scale != 0.0f ? args->scale : 1.0f / sqrtf((float)args->D);
 }
 
-/* Keys and values of the new tokens lie side by side in a row of qkv, as they do in the cache. */
+/* Keys and values of the new tokens are adjacent in a row of qkv, as they do in the cache. */
 static void keep(const struct aq_attention_cached *args)
 {
     const uint64_t width = cache_width(args), own = args->H * args->D;

@@ -3,8 +3,8 @@
  * for vectors, by cpu_rows_vector.inc.h.
  *
  * The one source is plain C: columns do not meet, so a compiler's vectors of them give the bits of the plain loop
- * (nothing here is contracted). What is the same for a whole call is decided outside of the loops, or the compiler
- * makes none of them vectors. Arrays may be each other only element by element (aq_batch_norm), never shifted.
+ * (nothing here is contracted). Conditions that are constant during a call are decided outside of the loops, or the
+ * compiler vectorizes none of them. Arrays may be each other only element by element (aq_batch_norm), never shifted.
  */
 enum { COLUMNS_CHUNK = 512 };
 
@@ -30,7 +30,7 @@ static void columns_spread(const float *x, const float *mean, uint64_t n, double
     }
 }
 
-/* What it gives before the ReLU. */
+/* The result before the ReLU. */
 static inline float column_z(const struct cpu_columns *of, const float *x, const float *add, bool adds, uint64_t c)
 {
     const float z = (x[c] - of->mean[c]) * of->rstd[c] * of->gamma[c] + of->beta[c];

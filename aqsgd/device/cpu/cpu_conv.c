@@ -1,8 +1,8 @@
 /*
- * cpu_conv.c -- convolutions for every processor and every type: what output pixels read is gathered into rows, K K C
- * values each, and multiplied by cpu_gemm. Where oneDNN does better it is asked first (cpu_conv_dnnl.c).
+ * cpu_conv.c -- convolutions for every processor and every type: the inputs of output pixels are gathered into rows, K
+ * K C values each, and multiplied by cpu_gemm. oneDNN is tried first, where it is faster (cpu_conv_dnnl.c).
  *
- * How the work is cut depends on the extents alone:
+ * The cut of the work depends only on the extents:
  *
  *     forward     pieces of ROWS output pixels of one image
  *     backward    an image each: rows of gradients are made, and scattered in order
@@ -25,7 +25,7 @@ static uint64_t out_pixels(const struct aq_conv_shape *shape)
     return aq_conv_out(shape->height, shape->stride) * out_width(shape);
 }
 
-/* Where output pixel `pixel` reads at place (u, v): an input pixel, or UINT64_MAX in the zeroes around. */
+/* The input pixel that output pixel `pixel` reads at place (u, v), or UINT64_MAX in the zeroes around. */
 static uint64_t source_of(const struct aq_conv_shape *shape, uint64_t pixel, uint64_t place)
 {
     const uint64_t width = out_width(shape), half = shape->K / 2;

@@ -1,5 +1,5 @@
 /*
- * cpu_conv.h -- convolutions: the general way, oneDNN's and Winograd's; private to this room.
+ * cpu_conv.h -- convolutions: the general way, oneDNN's and Winograd's; private to this folder.
  *
  * cpu_conv.c gathers what each output pixel reads into rows and multiplies those by cpu_gemm: for every processor,
  * every type, and the truth. cpu_conv_dnnl.c lets oneDNN's primitives of images do it, one thread each, on pieces of
@@ -20,7 +20,7 @@ bool cpu_conv_winograd(struct cpu_device *cpu, const struct aq_conv *args);
 bool cpu_conv_backward_winograd(struct cpu_device *cpu, const struct aq_conv_backward *args);
 bool cpu_conv_weights_winograd(struct cpu_device *cpu, const struct aq_conv_weights *args);
 
-/* Each of our threads tells OpenMP, which oneDNN of Debian runs on, to use one thread, itself: cpu_gemm_dnnl.c. */
+/* Sets OpenMP, which oneDNN of Debian runs on, to one thread, the calling one: cpu_gemm_dnnl.c. */
 void cpu_dnnl_one_thread(void);
 
 #endif

@@ -1,17 +1,17 @@
 /*
  * cpu_conv_dnnl.c -- convolutions by oneDNN's primitives, on pieces of the batch, one thread each.
  *
- * Images lie as oneDNN's nhwc says, weights as its hwio: both are read as they are. A primitive wants the weights in an
- * order of its own; they are put into it once a call, in the shared scratch. How the batch is cut depends on the
- * extents alone, and so do the bits:
+ * Images have oneDNN's layout nhwc, weights its hwio: both are read as they are. A primitive needs the weights in its
+ * own order; they are reordered once per call, in the shared scratch. The cut of the batch depends only on the extents,
+ * and so do the bits:
  *
  *     forward, backward   pieces of G images, at least PIXELS output pixels where G divides the batch
  *     weights             S groups of images, and O ranges of output channels where S is small: each a piece that sums
  *                         in the shared scratch; then the groups are added in order
  *
- * Primitives are made by the calling thread, and run by others: their scratch is ours (oneDNN's own would be that of
- * the thread that made them). oneDNN keeps the last 1,024. Written for oneDNN 2's C interface: with
- * another one the general way is taken.
+ * Primitives are made by the calling thread, and run by others: their scratch is ours (oneDNN's own would belong to the
+ * thread that made them). oneDNN keeps the last 1,024. Written for oneDNN 2's C interface: with another one the general
+ * way is taken.
  */
 #include <oneapi/dnnl/dnnl.h>
 #include <oneapi/dnnl/dnnl_version.h>
@@ -23,12 +23,12 @@
 
 enum { PIXELS = 256, GROUPS = 16, GROUPS_FEW = 4, RANGES = 8, LANES = 4096 };
 
-/* A primitive, and how its weights lie. */
+/* A primitive, and the layout of its weights. */
 struct work {
     dnnl_engine_t engine;
     dnnl_primitive_desc_t about;
     dnnl_primitive_t run;
-    dnnl_memory_desc_t x, y, weights, plain; /* plain: as they lie with us */
+    dnnl_memory_desc_t x, y, weights, plain; /* plain: in our layout */
     dnnl_memory_desc_t scratch;
     size_t scratch_bytes;
 };
@@ -63,7 +63,7 @@ static bool work_open(const struct aq_conv_shape *shape, enum direction directio
 {
     const dnnl_dim_t stride = (dnnl_dim_t)shape->stride, half = (dnnl_dim_t)(shape->K / 2);
     const dnnl_dims_t strides = {stride, stride}, before = {half, half};
-    /* What lies behind the last output pixel: the zeroes that it still reads, no more. */
+    /* The padding behind the last output pixel: only the zeroes that it still reads. */
     const dnnl_dim_t rows = (dnnl_dim_t)(aq_conv_out(shape->height, shape->stride) - 1) * stride;
     const dnnl_dim_t columns = (dnnl_dim_t)(aq_conv_out(shape->width, shape->stride) - 1) * stride;
     const dnnl_dims_t after = {rows + (dnnl_dim_t)shape->K - half - (dnnl_dim_t)shape->height,
@@ -238,7 +238,7 @@ static void sums_piece(uint64_t piece, uint32_t worker, void *context)
     const struct aq_conv_shape *shape = &self->args->shape;
     const uint64_t group = piece / self->ranges, range = piece % self->ranges, rows = self->each * self->pixels;
     const float *dy = self->args->dy + group * rows * shape->N;
-    if (self->ranges > 1) { /* these channels alone, side by side */
+    if (self->ranges > 1) { /* only these channels, side by side */
         float *mine = cpu_scratch(self->cpu, worker);
         for (uint64_t row = 0; row < rows; row++)
             memcpy(mine + row * self->channels, dy + row * shape->N + range * self->channels,
@@ -270,7 +270,7 @@ static bool sums_cut(struct sums *self)
 {
     const struct aq_conv_shape *shape = &self->args->shape;
     const uint64_t bytes = shape->K * shape->K * shape->C * shape->N * sizeof(float);
-    const uint64_t fit = CPU_SHARED_BYTES / (bytes + bytes / 4); /* orders of their own may want some more */
+    const uint64_t fit = CPU_SHARED_BYTES / (bytes + bytes / 4); /* its own order may need a little more */
     const uint64_t most = fit < GROUPS ? fit : GROUPS;
     if (fit == 0) return false;
     self->groups = divisor_below(shape->samples, most);

@@ -6,8 +6,8 @@
  *     weights             pieces of a group of patches and a range of inputs, summed in the shared scratch; then the
  *                         groups are added in order, and become gradients
  *
- * How it is cut follows from extents alone; a value's sum runs over channels, or over a group's patches, in order. So
- * bits depend on neither threads nor, forward and backward, on how many images there are.
+ * The cut depends only on the extents; a value's sum runs over channels, or over a group's patches, in order. So bits
+ * depend on neither threads nor, forward and backward, on how many images there are.
  */
 #include "cpu_conv.h"
 #include "cpu_winograd.h"

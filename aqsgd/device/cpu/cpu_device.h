@@ -41,13 +41,13 @@ static inline float *cpu_shared(struct cpu_device *cpu)
     return (float *)(void *)cpu->scratch;
 }
 
-/* The first CPU_GEMM_FLOATS are for cpu_gemm, the rest for whoever calls it. */
+/* The first CPU_GEMM_FLOATS are for cpu_gemm, the rest for its callers. */
 static inline float *cpu_scratch(struct cpu_device *cpu, uint32_t worker)
 {
     return (float *)(void *)(cpu->scratch + CPU_SHARED_BYTES + (size_t)worker * CPU_WORKER_BYTES);
 }
 
-/* How many pieces of so many elements cpu_pool_run has to run, and where one of them ends. */
+/* How many pieces of `piece` elements cpu_pool_run has to run, and where one of them ends. */
 static inline uint64_t pieces_of(uint64_t count, uint64_t piece)
 {
     return (count + piece - 1) / piece;
@@ -60,8 +60,8 @@ static inline uint64_t end_of(uint64_t index, uint64_t count, uint64_t piece)
 
 /*
  * cpu_pieces.c: sums over rows. Rows of a group, at least CPU_GROUP_ROWS, so that a partial row of `width` floats for
- * each group fits the shared scratch, where group i's lies at i * width; then, columns offset .. offset + columns - 1
- * of the groups' partial rows, added in order to sums.
+ * each group fits the shared scratch, where group i's is at i * width; then, columns offset .. offset + columns - 1 of
+ * the groups' partial rows, added in order to sums.
  */
 enum { CPU_GROUP_ROWS = 16 };
 uint64_t cpu_group_rows(uint64_t rows, uint64_t width);
@@ -78,8 +78,8 @@ static inline struct cpu_mask cpu_mask_of(const struct aq_dropout *dropout, uint
 }
 
 /*
- * What math.def has: cpu_matmul.c, cpu_attention.c, cpu_pieces.c (rows), cpu_heads.c (what decoders add), cpu_flat.c
- * (elements), cpu_image.c.
+ * The functions of math.def: cpu_matmul.c, cpu_attention.c, cpu_pieces.c (rows), cpu_heads.c (what decoders add),
+ * cpu_flat.c (elements), cpu_image.c.
  */
 #define AQ_MATH(name, type, ...)                                                                                       \
     enum aq_status cpu_##name(struct aq_device *device, const struct type *args, struct aq_stream *stream);

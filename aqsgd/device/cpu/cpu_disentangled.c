@@ -4,8 +4,8 @@
  *
  * A score is scale (q_i . k_j + q_i . K_r + k_j . Q_r) with r the row of the positions for the distance i - j. The two
  * relative terms are products first and looked up then: a tile of queries times keys has few rows r, which follow each
- * other, so that two small products (queries by K_r, keys by Q_r) hold every term of the tile. What backward adds to
- * these products' gradients is scattered the same way, and multiplied once.
+ * other, so that two small products (queries by K_r, keys by Q_r) hold every term of the tile. Backward scatters these
+ * products' gradients the same way, and multiplies them once.
  *
  * Nothing is computed for rows of padding: their outputs and gradients are 0. A piece of forward is one block of
  * queries of one head; a piece of backward is one head of all samples, because the positions' gradient is a sum over
@@ -42,7 +42,7 @@ static uint64_t row_stride(uint64_t keys)
     return (keys + 15) / 16 * 16;
 }
 
-/* The most rows of the positions that so many distances after one another span. The index rises with the distance. */
+/* The most rows of the positions that `distances` consecutive distances span. The index rises with the distance. */
 static uint64_t rows_of(const struct aq_disentangled *args, uint64_t distances)
 {
     const uint64_t all = 2 * args->T - 1;
@@ -66,7 +66,7 @@ static enum aq_status disentangled_init(struct disentangled *self, struct aq_dev
         return aq_fail(AQ_INVAL, "device", "attention with %llu channels a head: at most %d",
                        (unsigned long long)args->D, CPU_ATTENTION_FLOATS / BLOCK_ROWS);
     if (rows > BLOCK_ROWS) rows = BLOCK_ROWS;
-    /* Rarely, where buckets are nearly as many as distances, rows lie between those of neighbours: smaller tiles. */
+    /* Rarely, where buckets are nearly as many as distances, rows are between those of neighbours: smaller tiles. */
     uint64_t keys = TILE;
     while (rows_of(args, rows + keys - 1) > SPAN) {
         rows = (rows + 1) / 2;
@@ -238,14 +238,14 @@ enum aq_status cpu_disentangled(struct aq_device *device, const struct aq_disent
     return AQ_OK;
 }
 
-/* Where one head's gradients lie. */
+/* The gradients of one head. */
 struct gradients {
     float *dq, *dk, *dv;   /* of the sample's first token */
     float *dkr, *dqr;      /* of the positions' first row */
     uint64_t stride, rows; /* of the former; of the latter */
 };
 
-/* What a tile's scores' gradients are to the relative terms, and what these are to their operands: all added. */
+/* Adds a tile's gradients of scores to those of the relative terms, and these to those of their operands. */
 static void tile_backward(const struct disentangled *self, const struct head *head, const struct tile *tile,
                           const struct gradients *to, uint64_t stride, const struct space *space)
 {

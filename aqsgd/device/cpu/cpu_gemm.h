@@ -1,5 +1,5 @@
 /*
- * cpu_gemm.h -- one matrix product on one thread, with a variant for each kind of machine; private to this room.
+ * cpu_gemm.h -- one matrix product on one thread, with a variant for each kind of machine; private to this folder.
  *
  *     cpu_gemm_plain    three loops, the truth (AQ_CPU=plain)
  *     cpu_gemm_dnnl     oneDNN's single-threaded sgemm, on blocks (machines without AVX2)
@@ -7,7 +7,7 @@
  *     cpu_gemm_avx512   the same, wider; bf16 by AVX512_BF16 where there is
  *
  * c (M x N, fp32) = op(a) op(b), or += . Operands are read through their types; with compute AQ_BF16 or AQ_F16 both are
- * rounded to it first. An element's sum runs over k in an order that depends on K alone, so that the result does not
+ * rounded to it first. An element's sum runs over k in an order that depends only on K, so that the result does not
  * depend on how M and N were cut.
  */
 #ifndef AQ_CPU_GEMM_H

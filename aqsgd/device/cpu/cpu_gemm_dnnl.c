@@ -1,8 +1,8 @@
 /*
- * cpu_gemm_dnnl.c -- the matrix product by oneDNN's sgemm, one thread a call: for machines without AVX2.
+ * cpu_gemm_dnnl.c -- the matrix product by oneDNN's sgemm, one thread per call: for machines without AVX2.
  *
- * oneDNN of Debian runs on OpenMP. Each of our threads tells OpenMP to use one thread, itself; oneDNN then calls its
- * kernel directly and never wakes a pool of its own. Operands of 16 bits are widened block by block: exact, if slow.
+ * oneDNN of Debian runs on OpenMP. Each of our threads sets OpenMP to one thread, itself; oneDNN then calls its kernel
+ * directly and never wakes its own pool. Operands of 16 bits are widened block by block: exact, if slow.
  */
 #include <dlfcn.h>
 #include <oneapi/dnnl/dnnl.h>
@@ -35,7 +35,7 @@ static void sgemm(uint64_t M, uint64_t N, uint64_t K, const struct cpu_operand *
     AQ_ASSERT(status == dnnl_success); /* it only fails for arguments that cannot be */
 }
 
-/* A block of op(x) in fp32, as stored (so that `transposed` stays), rounded as the product wants it. */
+/* A block of op(x) in fp32, as stored (so that `transposed` stays), rounded as the product requires. */
 static struct cpu_operand widen_block(const struct cpu_operand *x, enum aq_element compute, uint64_t row, uint64_t rows,
                                       uint64_t column, uint64_t columns, float *to)
 {

@@ -1,8 +1,8 @@
 /*
  * cpu_gemm_pack.inc.h -- packing into panels with AVX-512; included by the files of the panel kernels.
  *
- * Sixteen lanes at a time. Where lanes lie side by side in memory, a unit of 16 lanes is one or two loads; where k
- * does, 16 units of 16 lanes are loaded and transposed. The includer defines PACK_MODE.
+ * Sixteen lanes at a time. If lanes are contiguous in memory, a unit of 16 lanes is one or two loads; if k is, 16 units
+ * of 16 lanes are loaded and transposed. The includer defines PACK_MODE.
  */
 #include "cpu_gemm_panels.h"
 #include "cpu_vector.h"
@@ -17,7 +17,7 @@ enum pack_mode {
 struct pack_source {
     const void *data; /* of lane 0, k 0 */
     enum aq_element type;
-    uint64_t step; /* elements between lanes where k lies side by side, else between values of k */
+    uint64_t step; /* elements between lanes where k is contiguous, else between values of k */
     uint64_t lanes, depth;
 };
 
@@ -93,9 +93,9 @@ static inline __attribute__((always_inline)) __m512i units_of_lane(const struct 
     return halves_of(low, high);
 }
 
-/* Where 16 lanes from `lane` of a unit go: one place in a column panel, or the rows of two row panels. */
+/* The destination of 16 lanes from `lane` of a unit: one place in a column panel, or the rows of two row panels. */
 struct pack_place {
-    uint32_t *first, *second; /* second: row panels only, NULL where there is none */
+    uint32_t *first, *second; /* second: only for row panels, or NULL */
     uint64_t step;            /* from unit to unit */
 };
 
@@ -122,8 +122,8 @@ static inline __attribute__((always_inline)) void put(const struct pack_place *p
 }
 
 /*
- * Lanes side by side: unit by unit, so that memory is read as it lies: a few lines in a row, then the same of the next
- * row. Weights come from memory, and a column of single lines comes at a third of the speed. Rows lie too far apart for
+ * Lanes side by side: unit by unit, so that memory is read in order: a few lines in a row, then the same of the next
+ * row. Weights come from memory, and a column of single lines comes at a third of the speed. Rows are too far apart for
  * the processor to guess the next one.
  */
 static inline __attribute__((always_inline)) void pack_together(const struct pack_source *s, enum aq_element type,

@@ -1,10 +1,10 @@
 /*
  * cpu_gemm_pack_avx2.inc.h -- packing into panels with AVX2; included by the files of its panel kernels.
  *
- * Row panels are those of cpu_gemm_panels.h; a column panel lies in two halves, each [unit][HALF_COLUMNS], because the
+ * Row panels are as in cpu_gemm_panels.h; a column panel is in two halves, each [unit][HALF_COLUMNS], because the
  * kernel (cpu_gemm_tile_avx2.inc.h) goes through one half at a time and keeps it in the first-level cache. Eight lanes
- * at a time: where lanes lie side by side in memory a unit of them is a load, else 8 units of 8 lanes are loaded and
- * transposed. The includer defines PACK_ROUND(value, type): what the product makes of a value of that type.
+ * at a time: if lanes are contiguous in memory a unit of them is a load, else 8 units of 8 lanes are loaded and
+ * transposed. The includer defines PACK_ROUND(value, type): the product's rounding of a value of that type.
  */
 #include "cpu_gemm_panels.h"
 #include "cpu_vector.h"
@@ -14,7 +14,7 @@ enum { HALF_COLUMNS = PANEL_COLUMNS / 2 };
 struct pack_source {
     const void *data; /* of lane 0, k 0 */
     enum aq_element type;
-    uint64_t step; /* elements between lanes where k lies side by side, else between values of k */
+    uint64_t step; /* elements between lanes where k is contiguous, else between values of k */
     uint64_t lanes, depth;
 };
 
@@ -24,7 +24,7 @@ static inline __attribute__((always_inline)) vf load8(const struct pack_source *
     return PACK_ROUND(v_load_as(s->data, type, i, left), type);
 }
 
-/* Where 8 lanes from `lane` of unit 0 go, and how far it is to the next unit. */
+/* The destination of 8 lanes from `lane` of unit 0, and the distance to the next unit. */
 static inline float *place_of(uint32_t *out, uint64_t units, uint64_t lane, bool rows)
 {
     const uint64_t wide = rows ? PANEL_ROWS : HALF_COLUMNS;
@@ -32,8 +32,8 @@ static inline float *place_of(uint32_t *out, uint64_t units, uint64_t lane, bool
 }
 
 /*
- * Lanes side by side: unit by unit, so that memory is read as it lies. Rows lie too far apart for the processor to
- * guess the next one.
+ * Lanes side by side: unit by unit, so that memory is read in order. Rows are too far apart for the processor to guess
+ * the next one.
  */
 static inline __attribute__((always_inline)) void pack_together(const struct pack_source *s, enum aq_element type,
                                                                 bool rows, uint64_t padded, float *out)

@@ -1,5 +1,5 @@
 /*
- * cpu_gemm_panels.h -- products from packed panels, after Goto and van de Geijn 2008; private to this room.
+ * cpu_gemm_panels.h -- products from packed panels, after Goto and van de Geijn 2008; private to this folder.
  *
  * A panel holds a few lanes (rows of op(a) or columns of op(b)) of a range of k, in the order in which the kernel reads
  * it:
@@ -10,8 +10,8 @@
  * one first. Lanes and k beyond the operand are zero. The kernel multiplies one row panel by one column panel and keeps
  * the sums in registers. A variant may order the values inside a panel as its kernel likes (AVX2 does).
  *
- * k is cut into chunks that depend on K alone (panel_chunk), and an element's sums are added chunk after chunk: its
- * bits do not depend on M, N or on which thread made it.
+ * k is cut into chunks that depend only on K (panel_chunk), and an element's sums are added chunk after chunk: its bits
+ * do not depend on M, N or on which thread made it.
  */
 #ifndef AQ_CPU_GEMM_PANELS_H
 #define AQ_CPU_GEMM_PANELS_H

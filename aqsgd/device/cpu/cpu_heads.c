@@ -1,6 +1,6 @@
 /*
- * cpu_heads.c -- what decoders have beside layer norm and GELU, as pieces for the pool: root mean square norms, heads
- * that are normalized and turned, gated activations. Sums over rows go as in cpu_pieces.c.
+ * cpu_heads.c -- the mathematics of decoders, except layer norm and GELU, as pieces for the pool: root mean square
+ * norms, normalization and rotary embedding of heads, gated activations. Sums over rows go as in cpu_pieces.c.
  */
 #include <string.h>
 
@@ -83,7 +83,7 @@ struct rope {
     const struct aq_rope *args;
 };
 
-/* The column at which head `head` begins; gated: each of the H heads of queries has a gate behind it. */
+/* The first column of head `head`; gated: each of the H heads of queries has a gate behind it. */
 static uint64_t gated_column(bool gated, uint64_t H, uint64_t D, uint64_t head)
 {
     return (head + (gated ? head < H ? head : H : 0)) * D;

@@ -1,10 +1,9 @@
 /*
- * cpu_image.c -- what networks of images add to the mathematics beside convolutions (cpu_conv.c): ReLU, batch
- * and group normalization (a row at a time: cpu_columns.inc.h), means of rows, the class of a row. Plain C for every
- * processor.
+ * cpu_image.c -- the mathematics of image networks, except convolutions (cpu_conv.c): ReLU, batch and group
+ * normalization (a row at a time: cpu_columns.inc.h), means of rows, the class of a row. Plain C for every processor.
  *
- * Sums over rows go in two phases: groups of rows add up in double, then the groups' sums are added in order. How rows
- * are grouped depends on the extents alone.
+ * Sums over rows go in two phases: groups of rows add up in double, then the groups' sums are added in order. The
+ * grouping depends only on the extents.
  */
 #include <math.h>
 
@@ -214,7 +213,7 @@ enum aq_status cpu_batch_norm_backward(struct aq_device *device, const struct aq
 
 struct group_norm {
     struct cpu_device *cpu;
-    struct cpu_columns columns; /* but for mean, rstd and the means of dy: a sample's */
+    struct cpu_columns columns; /* except mean, rstd and the means of dy: a sample's */
     uint64_t samples, T, groups, chunk;
     float epsilon;
     const float *x, *add, *dy;
@@ -222,7 +221,7 @@ struct group_norm {
     double *partial; /* of each chunk of samples: C sums of dy, C of dy h */
 };
 
-/* What a sample's piece has of a worker's scratch. */
+/* The part of a worker's scratch that a sample's piece uses. */
 struct group_scratch {
     double *first, *second;                  /* C each */
     float *mean, *rstd, *mean_dy, *mean_dyh; /* C each */
@@ -327,7 +326,7 @@ static void group_norm_backward_sample(const struct group_norm *self, uint64_t s
     group_means(self, scratch.first, columns.gamma, scratch.mean_dy);
     group_means(self, scratch.second, columns.gamma, scratch.mean_dyh);
     for (uint64_t c = 0; c < 2 * C; c++)
-        all[c] += scratch.first[c]; /* second lies behind it */
+        all[c] += scratch.first[c]; /* `second` follows it */
     for (uint64_t at = from; at < end; at += C)
         kernels->columns_back_grouped(&columns, self->x + at, self->add ? self->add + at : NULL, self->dy + at,
                                       self->dx + at, self->dz ? self->dz + at : NULL);

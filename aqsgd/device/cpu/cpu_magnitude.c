@@ -1,6 +1,6 @@
 /*
- * cpu_magnitude.c -- rows with a length of their own (struct aq_magnitude), a piece of rows after the other. Sums go in
- * LANES partial ones in order of columns, which are added in order: the same bits for any number of threads.
+ * cpu_magnitude.c -- rows with a learnt length (struct aq_magnitude), a piece of rows after the other. Sums go in LANES
+ * partial ones in order of columns, which are added in order: the same bits for any number of threads.
  */
 #include <math.h>
 

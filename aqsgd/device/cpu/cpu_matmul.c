@@ -2,10 +2,9 @@
  * cpu_matmul.c -- a matrix product as pieces for the pool: blocks of c of one fixed shape, each finished where it was
  * summed.
  *
- * The shape of the pieces depends on the product alone, never on the number of threads. What follows the sums (bias,
- * GELU, residual, rounding) is done on the piece while it lies in the cache. Variants with panels have their
- * own way of cutting, in cpu_matmul_panels.c, and so has a product with one row (cpu_matvec.c); here is the one for all
- * others.
+ * The shape of the pieces depends only on the product, never on the number of threads. The epilogue (bias, GELU,
+ * residual, rounding) is done on the piece while it is in the cache. Variants with panels have their own way of
+ * cutting, in cpu_matmul_panels.c, and so has a product with one row (cpu_matvec.c); here is the one for all others.
  */
 #include "cpu_matmul.h"
 

@@ -1,5 +1,5 @@
 /*
- * cpu_matmul.h -- what the ways of cutting a matrix product into pieces share; private to this room.
+ * cpu_matmul.h -- shared by the ways of cutting a matrix product into pieces; private to this folder.
  */
 #ifndef AQ_CPU_MATMUL_H
 #define AQ_CPU_MATMUL_H
@@ -23,8 +23,7 @@ void cpu_product_finish(const struct cpu_product *product, uint64_t m, uint64_t 
                         const float *sums, uint64_t sums_stride);
 
 /*
- * cpu_matvec.c: a product with one row of a, which memory bounds. can: is it one, and does the weights' type want no
- * rounding?
+ * cpu_matvec.c: a product with one row of a, which memory bounds. can: is it one, and do the weights need no rounding?
  */
 bool cpu_matvec_can(const struct cpu_product *product);
 void cpu_matvec(const struct cpu_product *product);

@@ -8,8 +8,8 @@
  *     for each range of common lanes, for each span of k:   pool: pack common     pool: pieces
  *     piece:  for each chunk of k:   pack own lanes;   for each common panel, for each own panel:   tile
  *
- * Sums are added up in c, chunk after chunk; what follows them is done by the last chunk. Where c has 16 bits it cannot
- * hold sums: a piece then packs its own lanes for all of k first, and each tile's chunks are summed in a buffer.
+ * Sums are added up in c, chunk after chunk; the last chunk does the epilogue. A c of 16 bits cannot hold sums: a piece
+ * then packs its own lanes for all of k first, and each tile's chunks are summed in a buffer.
  */
 #include "cpu_gemm_panels.h"
 #include "cpu_matmul.h"
@@ -76,7 +76,7 @@ static void pack_piece(uint64_t piece, uint32_t worker, void *context)
     }
 }
 
-/* Where a tile lies in c. */
+/* The place of a tile in c. */
 struct tile {
     uint64_t m, n, rows, columns;
 };

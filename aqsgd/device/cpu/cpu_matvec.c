@@ -1,10 +1,10 @@
 /*
- * cpu_matvec.c -- a matrix product with one row of a: every weight is read once, so that memory's rate is its own.
+ * cpu_matvec.c -- a matrix product with one row of a: every weight is read once, so that memory bounds its rate.
  *
- * Weights are read in the order in which they lie, by whole rows. Stored (out, in), a piece is some of c's elements,
- * each a dot product. Stored (in, out), k is cut into parts, a piece sums its rows' share of all of c in memory of its
- * own, and the shares are added in their order: how many there are depends on K alone. So an element's sum does not
- * depend on threads or on N; it is not the same bits as in a product of several rows.
+ * Weights are read in the order of memory, by whole rows. Stored (out, in), a piece is some of c's elements, each a dot
+ * product. Stored (in, out), k is cut into parts, a piece sums its rows' share of all of c in its own memory, and the
+ * shares are added in their order: their number depends only on K. So an element's sum does not depend on threads or on
+ * N; it is not the same bits as in a product of several rows.
  */
 #include <string.h>
 

@@ -3,8 +3,8 @@
  * dropout.
  *
  * Sums over rows (gradients of biases and of layer norm) go in two phases: each piece sums its own rows into a partial
- * row in the shared scratch, then pieces of columns add the partial rows in order. How rows are grouped depends on the
- * shape alone.
+ * row in the shared scratch, then pieces of columns add the partial rows in order. The grouping depends only on the
+ * shape.
  */
 #include <math.h>
 #include <string.h>
@@ -234,7 +234,7 @@ static void widen(const struct cpu_rows *rows, const void *x, enum aq_element ty
 
 /*
  * A few logits at a time, which stay until their gradient is made: of 16 bits, as a GPU does, or with a cap. The
- * gradient may lie on the logits.
+ * gradient may overwrite the logits.
  */
 static void cross_entropy_row_pieces(const struct cross_entropy *self, uint64_t r, int32_t target, void *gradient)
 {

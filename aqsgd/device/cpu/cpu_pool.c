@@ -16,7 +16,7 @@
 enum {
     THREADS_MAX = 256,
     INDEX_BITS = 20,      /* pieces of one hand-out; more are handed out in several rounds                        */
-    LOOKS = 400,          /* pauses of some 10 to 40 ns each before a thread goes to sleep: below 20 microseconds */
+    LOOKS = 400,          /* pauses of about 10 to 40 ns each before a thread sleeps: below 20 microseconds */
     SLEEP_NS = 1000000000 /* every wait has a deadline: look again once a second                                  */
 };
 #define INDEX_MASK (((uint64_t)1 << INDEX_BITS) - 1)

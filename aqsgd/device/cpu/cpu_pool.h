@@ -1,10 +1,9 @@
 /*
- * cpu_pool.h -- the one pool of threads of a CPU device; private to this room.
+ * cpu_pool.h -- the one pool of threads of a CPU device; private to this folder.
  *
  * cpu_pool_run(pool, n, run, context) calls run(piece, worker, context) for every piece of 0..n-1; worker
- * (0..threads-1) tells which scratch memory is the caller's own. Pieces are handed out one by one, so a descheduled
- * thread holds up only the piece in its hands. Which worker takes which piece is open; a piece's result must not depend
- * on it.
+ * (0..threads-1) selects the caller's own scratch memory. Pieces are handed out one by one, so a descheduled thread
+ * holds up only the piece in its hands. Which worker takes which piece is open; a piece's result must not depend on it.
  *
  * Locking: cpu_pool_run from one thread at a time, never from inside a piece.
  */

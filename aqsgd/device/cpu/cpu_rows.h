@@ -1,12 +1,12 @@
 /*
- * cpu_rows.h -- what the CPU does to one row or one flat range, as a table with a variant for each instruction set.
+ * cpu_rows.h -- the CPU's operations on one row or one flat range, as a table with a variant for each instruction set.
  *
  * cpu_rows_plain.c is the readable truth; cpu_rows_vector.inc.h is the same in vectors, compiled for AVX2 and for
  * AVX-512. Variants agree within a few units in the last place of each operation's largest operand
- * (tests/conform/conform_device.c says how many), not bit for bit; on one machine one variant runs, so results are
- * the same bits every time.
+ * (tests/conform/conform_device.c has the limits), not bit for bit; on one machine one variant runs, so results are the
+ * same bits every time.
  *
- * n counts elements; memory needs no alignment. `type` says whether a void pointer is float, bf16 or fp16.
+ * n counts elements; memory needs no alignment. `type` is the type behind a void pointer: float, bf16 or fp16.
  */
 #ifndef AQ_CPU_ROWS_H
 #define AQ_CPU_ROWS_H
@@ -21,7 +21,7 @@ struct cpu_mask {
     float factor;
 };
 
-/* What batch normalization has of its n columns, the same for every row; backward: the last two. */
+/* The parameters of batch normalization for its n columns, the same for every row; backward: the last two. */
 struct cpu_columns {
     uint64_t n;
     bool relu;

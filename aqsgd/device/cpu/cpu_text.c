@@ -1,6 +1,6 @@
 /*
- * cpu_text.c -- what encoders of text add to the mathematics: the exact GELU, tanh, and rows beside their neighbours
- * for a convolution over tokens.
+ * cpu_text.c -- the mathematics of text encoders: the exact GELU, tanh, and rows next to their neighbours for a
+ * convolution over tokens.
  */
 #include <math.h>
 #include <string.h>

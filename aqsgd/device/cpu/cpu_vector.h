@@ -378,8 +378,8 @@ static inline vf v_exp(vf x)
 }
 
 /*
- * tanh(x) = e / (e + 2) with e = e^2x - 1 = 2^n (e^r - 1) + 2^n - 1, r as in v_exp: e^r - 1 begins with r, so that a
- * small x keeps its bits. About two units in the last place.
+ * tanh(x) = e / (e + 2) with e = e^2x - 1 = 2^n (e^r - 1) + 2^n - 1, r as in v_exp: the first term of e^r - 1 is r, so
+ * that a small x keeps its bits. About two units in the last place.
  */
 static inline vf v_tanh(vf x)
 {

@@ -1,6 +1,6 @@
 /*
  * cpu_winograd.h -- convolutions of 3 x 3 by Winograd's minimal filtering, F(2 x 2, 3 x 3) of Lavin and Gray 2016;
- * private to this room.
+ * private to this folder.
  *
  * A patch is 4 x 4 pixels of x and the 2 x 2 of y that they make. In place of 36 multiplications of x by w for these 4
  * values it takes 16, one for each place of the 4 x 4:
@@ -13,12 +13,11 @@
  *          0 -1  1  0         1/2 -1/2 1/2
  *          0  1  0 -1         0   0   1
  *
- * All of it is fp32. The transforms add and halve, no more, and sums run over channels alone: y is no further from the
- * exact one than where 9 C products are summed. (F(4 x 4) would take 9 multiplications for these 16, and its errors are
- * seven times as large.)
- * The backward of x is a forward of dy, with w turned by half a circle, rows for columns.
+ * All of it is fp32. The transforms only add and halve, and sums run only over channels: the error of y is no larger
+ * than with sums of 9 C products. (F(4 x 4) would take 9 multiplications for these 16, and its errors are seven times
+ * as large.) The backward of x is a forward of dy, with w turned by half a circle, rows for columns.
  *
- * What is transformed lies in 16 planes, one a place, and in blocks of `lanes` channels:
+ * Transformed data is in 16 planes, one per place, and in blocks of `lanes` channels:
  *
  *     [plane][block][patch][lane] of images       [plane][block of outputs][input][lane] of w
  */
@@ -29,7 +28,7 @@
 
 enum { WINOGRAD_PLANES = 16, WINOGRAD_BLOCKS = 2 /* of outputs, that a product makes at a time */ };
 
-/* Channels of images in nhwc, and the planes beside them. Patches are numbered line by line, image after image. */
+/* Channels of images in nhwc, and their planes. Patches are numbered line by line, image after image. */
 struct cpu_patches {
     uint64_t height, width, C;  /* of an image; even */
     uint64_t channel, channels; /* these of them: multiples of lanes */
@@ -43,12 +42,12 @@ struct cpu_winograd {
     void (*input)(const struct cpu_patches *at, const float *x, float *planes);
     void (*gradient)(const struct cpu_patches *at, const float *dy, float *planes);
     void (*output)(const struct cpu_patches *at, const float *planes, float *y);
-    /* G w G' of a block of w's C inputs. turned: as the backward of x wants them, w's outputs being its inputs. */
+    /* G w G' of a block of w's C inputs. turned: as the backward of x needs them, w's outputs being its inputs. */
     void (*filter)(const float *w, uint64_t C, uint64_t N, uint64_t block, bool turned, float *planes);
     /* dw += G' sums G for one of w's C inputs: a row of N values of each of the planes. */
     void (*filter_gradient)(const float *sums, uint64_t plane, uint64_t C, uint64_t N, float *dw);
     /*
-     * One plane's product for WINOGRAD_BLOCKS blocks of outputs, which lie `w_block` (`to_block`) floats apart:
+     * One plane's product for WINOGRAD_BLOCKS blocks of outputs, which are `w_block` (`to_block`) floats apart:
      * to[patch] = sum over `blocks` blocks of inputs of x[input][patch] w[input].
      */
     void (*product)(const float *x, uint64_t x_block, uint64_t blocks, uint64_t patches, const float *w,

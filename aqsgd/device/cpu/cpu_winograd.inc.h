@@ -1,7 +1,7 @@
 /*
  * cpu_winograd.inc.h -- the transforms and products of cpu_winograd.h in vectors; included by the files that are
- * compiled for AVX2 and AVX-512, which say how many rows of sums stay in registers: PATCH_ROWS of products, INPUT_ROWS
- * of sums over patches.
+ * compiled for AVX2 and AVX-512, which define how many rows of sums stay in registers: PATCH_ROWS of products,
+ * INPUT_ROWS of sums over patches.
  *
  * A vector holds one place of a patch for LANES channels.
  */
@@ -70,7 +70,7 @@ ALWAYS void filter_gradient_line(vf s0, vf s1, vf s2, vf s3, vf out[TAPS])
 
 /* --- images ------------------------------------------------------------------------------------------------------- */
 
-/* Where a patch lies: its image's first pixel, and its place in it. */
+/* The place of a patch: its image's first pixel, and its row and column. */
 struct patch {
     uint64_t image, row, column; /* in patches */
 };

@@ -6,14 +6,14 @@
  * tile of queries and goes over the tiles of keys, keeping for each query the largest score so far, the sum of
  * exponentials below it and the weighted sum of values. Backward makes the weights again from lse. It is two kernels,
  * one that owns keys (dk, dv) and one that owns queries (dq), so that nothing is added by two blocks and results do not
- * depend on their order; what that costs is that the scores are made twice.
+ * depend on their order; the cost is that the scores are made twice.
  *
  * With S = scale q k^T, P = softmax(S), M the dropout mask with its factor, O = (P M) v and delta = rowsum(O dO):
  *     dv = (P M)^T dO,   dP = (dO v^T) M,   dS = P (dP - delta) scale,   dq = dS k,   dk = dS^T q.
  * With a cap S = cap tanh(scale q k^T / cap), and dS has the factor 1 - (S / cap)^2, too.
  *
  * A tile is 16 R rows of D values in shared memory, 256 threads are a square of 16 x 16, and each has R x R scores:
- * those of rows y + 16 i and keys x + 16 j. Rows of a tile are one word longer than D, so that 16 rows lie in 16 banks.
+ * those of rows y + 16 i and keys x + 16 j. Rows of a tile are one word longer than D, so that 16 rows are in 16 banks.
  */
 #include "cuda_attention.cuh"
 
@@ -35,7 +35,7 @@ template <int R> static __forceinline__ __device__ struct tile tile_cut(float **
     return tile;
 }
 
-/* Fills a tile with `rows` rows, `stride` elements apart; what lies past them is 0. */
+/* Fills a tile with `rows` rows, `stride` elements apart; the rows past them are 0. */
 template <int R, typename T>
 static __forceinline__ __device__ void tile_load(struct tile tile, const T *from, uint64_t stride, uint64_t rows,
                                                  unsigned D)
@@ -121,7 +121,7 @@ static __forceinline__ __device__ void tile_store(struct tile tile, T *to, uint6
     }
 }
 
-/* A tile of dq, dk or dv to where its rows begin: in T where that is asked for. */
+/* Stores a tile of dq, dk or dv at the start of its rows: in T where that is asked for. */
 template <int R, typename T>
 static __forceinline__ __device__ void gradient_store(const struct aq_cuda_attention &args, struct tile tile,
                                                       uint64_t at, uint64_t rows)
@@ -149,7 +149,7 @@ static __forceinline__ __device__ bool sees(const struct aq_cuda_attention &args
     return static_cast<unsigned>(query - key + args.ahead) < args.window + args.ahead && key < end;
 }
 
-/* The end of the keys that any query before `last`, itself among them, sees, of so many. */
+/* The end of the keys that any query up to `last` sees, of `all`. */
 static __forceinline__ __device__ uint64_t keys_end(const struct aq_cuda_attention &args, uint64_t last, uint64_t all)
 {
     const uint64_t end = last + args.ahead + 1;
@@ -211,7 +211,7 @@ static __forceinline__ __device__ float row_softmax(const struct aq_cuda_attenti
         tile_top = fmaxf(tile_top, scores[j]);
     }
     tile_top = fmaxf(side_max(tile_top), *top);
-    const float base = tile_top == -INFINITY ? 0.0f : tile_top; /* the row's window begins in a later tile */
+    const float base = tile_top == -INFINITY ? 0.0f : tile_top; /* the row's window starts in a later tile */
     const float factor = expf(*top - base);
     float tile_sum = 0.0f;
     for (int j = 0; j < R; j++) {
@@ -276,7 +276,7 @@ static __global__ void __launch_bounds__(THREADS) attention_forward(struct aq_cu
                   static_cast<uint64_t>(args.H) * args.D, rows_left(args.T, first), args.D);
 }
 
-/* delta = rowsum(out dout): a warp a row of (sample, head, token). */
+/* delta = rowsum(out dout): a warp per row of (sample, head, token). */
 template <typename T>
 static __global__ void __launch_bounds__(THREADS)
     attention_delta(struct aq_cuda_attention args, uint64_t rows, float *delta)
@@ -343,8 +343,8 @@ static __global__ void __launch_bounds__(THREADS)
 }
 
 /*
- * Scores and products of dout with the values become masked weights (left in `weights`, where one is given) and the
- * gradient of the scores (in `slopes`), for the queries from `first` and the keys from `key` on.
+ * Turns scores and products of dout with the values into masked weights (left in `weights`, where one is given) and the
+ * gradient of the scores (in `slopes`), of queries from `first` and keys from `key` on.
  */
 template <int R>
 static __forceinline__ __device__ void tile_slopes(const struct aq_cuda_attention &args, unsigned head, uint64_t first,

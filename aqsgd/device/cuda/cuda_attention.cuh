@@ -1,5 +1,5 @@
 /*
- * cuda_attention.cuh -- what the files of attention share: where a head's rows lie, and the mask of its weights.
+ * cuda_attention.cuh -- what the files of attention share: the places of a head's rows, and the mask of its weights.
  */
 #ifndef AQ_CUDA_ATTENTION_CUH
 #define AQ_CUDA_ATTENTION_CUH
@@ -45,13 +45,13 @@ static __forceinline__ __device__ uint64_t aq_out_at(const struct aq_cuda_attent
     return ((sample * args.T + token) * args.H + head) * args.D;
 }
 
-/* A key behind the query is 2^32 - 1 or less before it, and T is below 2^31: one comparison says both. */
+/* A key behind the query is 2^32 - 1 or less before it, and T is below 2^31: one comparison checks both. */
 static __forceinline__ __device__ bool aq_sees(const struct aq_cuda_attention &args, uint64_t query, uint64_t key)
 {
     return static_cast<unsigned>(query - key) < args.window;
 }
 
-/* Where the part of a query begins; of one that is not there, anywhere. */
+/* The start of a query's part; 0 for a query past the end. */
 static __forceinline__ __device__ uint64_t aq_part_begin(const struct aq_cuda_attention &args, uint64_t sample,
                                                          uint64_t query)
 {

@@ -3,7 +3,7 @@
  * cpu_attention_cached.c.
  *
  * A block has one head of one new token. Its warps take the keys in turn, each with the largest score, the sum of
- * exponentials and the weighted sum of values of its own keys; the block then adds the warps up in their order.
+ * exponentials and the weighted sum of values of its own keys; the block then sums over the warps in order.
  */
 #include <math.h>
 
@@ -23,7 +23,7 @@ template <typename T> static __global__ void __launch_bounds__(THREADS) keep(str
         static_cast<const T *>(args.qkv)[row * (own + width) + own + column];
 }
 
-/* What a warp knows of the keys that it has seen. */
+/* The state of a warp over the keys that it has seen. */
 struct seen {
     float top, sum, values[EACH];
 };

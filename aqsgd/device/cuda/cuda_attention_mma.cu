@@ -6,11 +6,11 @@
  * worked on. Scores never leave the registers: the sums of one product, rounded to 16 bits, are the left operand of the
  * next (cuda_mma.cuh). The kernel that owns keys makes the scores transposed, so that this holds there too.
  *
- * A warp owns SETS times 16 rows: what it loads of the other side's tile is an operand of all its sets, so that two of
- * them read shared memory half as often for a product. How many there is room for in registers differs by kernel and D.
- * A row's arithmetic does not depend on it.
+ * A warp owns SETS times 16 rows: its loads of the other side's tile are operands of all its sets, so that two of them
+ * read shared memory half as often for a product. How many there is room for in registers differs by kernel and D. A
+ * row's arithmetic does not depend on it.
  *
- * Rows of a tile are D + 8 elements apart: 8 rows lie in 8 different groups of banks.
+ * Rows of a tile are D + 8 elements apart: 8 rows are in 8 different groups of banks.
  */
 #include <math.h>
 
@@ -18,12 +18,12 @@
 
 constexpr unsigned PAD = 8;
 
-/* Threads of a block whose warps own so many sets of rows, and the rows of a warp. */
+/* Threads of a block whose warps own `sets` sets of rows, and the rows of a warp. */
 constexpr unsigned threads_of(unsigned sets)
 {
     return 32 * OWN / (16 * sets);
 }
-/* Starts the copy of ROWS rows of D, `stride` elements apart, from `token` on; what is past T becomes 0. */
+/* Starts the copy of ROWS rows of D, `stride` elements apart, from `token` on; rows past T become 0. */
 template <unsigned ROWS, unsigned D>
 static __forceinline__ __device__ void rows_copy(uint16_t *tile, const uint16_t *from, uint64_t stride, uint64_t token,
                                                  uint64_t T)
@@ -122,7 +122,7 @@ template <typename T, unsigned D, unsigned SETS> struct own_rows {
     }
 };
 
-/* The mask factors of two tiles of scores whose rows are queries and whose columns are keys, as sums lie. */
+/* The mask factors of two tiles of scores whose rows are queries and whose columns are keys, in the layout of sums. */
 static __forceinline__ __device__ void factors_of_queries(const struct aq_cuda_attention &args, struct head head,
                                                           uint64_t query, uint64_t key, float (&factors)[2][4])
 {
@@ -231,7 +231,7 @@ template <typename T, unsigned D, unsigned SETS> struct forward_queries {
     }
 };
 
-/* What a warp of forward has of its queries: sums of values, and of each row the top score and the sum of weights. */
+/* The state of a forward warp for its queries: sums of values, and of each row the top score and the sum of weights. */
 template <unsigned D, unsigned SETS> struct forward_rows {
     float sums[SETS][D / 8][4], top[SETS][2], total[SETS][2];
 };
@@ -323,9 +323,9 @@ static __global__ void __launch_bounds__(threads_of(SETS), D == 64 ? 2 : 1) mma_
 /* ---- Backward. */
 
 /*
- * Scores and products of dout with values become masked weights and the gradient of the scores, as left operands. What
- * a row and a column are is said by `lse2` (in powers of two) and `delta` of each and by the factors; scores of keys
- * that a query does not see are minus infinity.
+ * Scores and products of dout with values become masked weights and the gradient of the scores, as left operands.
+ * `lse2` (in powers of two) and `delta` of each, and the factors, define the rows and columns; scores of keys that a
+ * query does not see are minus infinity.
  */
 template <typename T>
 static __forceinline__ __device__ void slopes16(const struct aq_cuda_attention &args, const float (&scores)[2][4],
@@ -369,7 +369,7 @@ backward_keys16(const struct aq_cuda_attention &args, struct head head, uint64_t
     for (unsigned set = 0; set < SETS; set++) {
         const int ahead = static_cast<int>(query - key) - static_cast<int>(16 * set);
         float factors[2][4], lse2[2][4], delta[2][4];
-        if (ahead < 15 || static_cast<unsigned>(ahead + 15) >= args.window) { /* the diagonal; where windows begin */
+        if (ahead < 15 || static_cast<unsigned>(ahead + 15) >= args.window) { /* the diagonal; the start of windows */
             AQ_UNROLL
             for (unsigned n = 0; n < 2; n++)
                 for (unsigned i = 0; i < 4; i++)
@@ -477,7 +477,7 @@ backward_queries16(const struct aq_cuda_attention &args, struct head head, uint6
                 lse2[n][i] = row_lse2[set][i / 2];
                 delta[n][i] = row_delta[set][i / 2];
             }
-        if (ahead < 15 || static_cast<unsigned>(ahead + 15) >= args.window) { /* the diagonal; where windows begin */
+        if (ahead < 15 || static_cast<unsigned>(ahead + 15) >= args.window) { /* the diagonal; the start of windows */
             AQ_UNROLL
             for (unsigned n = 0; n < 2; n++)
                 for (unsigned i = 0; i < 4; i++)
@@ -570,8 +570,8 @@ static dim3 grid_of(const struct aq_cuda_attention *args, unsigned heads, uint64
 
 /*
  * Sets of a warp, as registers allow on sm_90 (255 a thread; docs/RESULTS.md, "On a GPU"): two, but one in backward
- * with D of 128. There two spill 800 bytes for keys; queries have room, but a processor's shared memory holds one
- * block, and its four warps would be alone.
+ * with D of 128. There two spill 800 bytes for keys; queries have room, but a processor's shared memory holds only one
+ * block, of four warps.
  */
 constexpr unsigned FORWARD_SETS = 2;
 

@@ -33,7 +33,7 @@ static __forceinline__ __device__ void tile_softmax(const struct aq_cuda_attenti
 {
     const unsigned lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     const float scale = args.scale * LOG2_E;
-    /* Not all of the warp's queries see all keys: the tile on the diagonal, and where windows begin. */
+    /* Not all of the warp's queries see all keys: the tile on the diagonal, and at the start of windows. */
     const bool partly = query < key + TILE - 1 || query + 15 >= key + args.window;
     AQ_UNROLL
     for (unsigned half = 0; half < 2; half++) {
@@ -51,7 +51,7 @@ static __forceinline__ __device__ void tile_softmax(const struct aq_cuda_attenti
                 above = fmaxf(above, scores[n][i]);
         above = fmaxf(above, __shfl_xor_sync(AQ_ALL_LANES, above, 1));
         above = fmaxf(above, __shfl_xor_sync(AQ_ALL_LANES, above, 2));
-        const float base = above == -INFINITY ? 0.0f : above; /* the row's window begins in a later tile */
+        const float base = above == -INFINITY ? 0.0f : above; /* the row's window starts in a later tile */
         const float factor = aq_exp2((top[half] - base) * scale);
         AQ_UNROLL
         for (unsigned n = 0; n < TILE / 8; n++)

@@ -1,10 +1,10 @@
 /*
  * cuda_attention_wgmma.cu -- causal attention of bf16 or fp16 by Hopper's warpgroup products, D of 64 or 128.
  *
- * The mathematics and the order of work are those of cuda_attention_mma.cu; operands come from shared memory by
- * descriptor (cuda_wgmma.cuh), so that a product of 64 rows costs one instruction and no loads into registers. A block
- * has two warpgroups with 64 rows each. While one of them makes weights, the other's products run; within one, the
- * product that is not needed yet runs beside the arithmetic of the one before.
+ * The mathematics and the order of work are as in cuda_attention_mma.cu; operands come from shared memory by descriptor
+ * (cuda_wgmma.cuh), so that a product of 64 rows costs one instruction and no loads into registers. A block has two
+ * warpgroups with 64 rows each. While one of them makes weights, the other's products run; within one, the product that
+ * is not needed yet overlaps the arithmetic of the one before.
  *
  * A tile's products are waited for before the barrier that lets the next copy overwrite the tile, in the block of code
  * that issued them: across a branch ptxas would wait for each product by itself. Dropout is left to
@@ -16,8 +16,8 @@
 constexpr unsigned GROUPS = OWN / 64, THREADS = 128 * GROUPS;
 
 /*
- * Starts the copy of ROWS rows of D, `stride` elements apart, from `token` on; what is past T becomes 0. A thread has
- * one piece of every STEP-th row. STEP is a multiple of 8, so that its pieces are swapped alike.
+ * Starts the copy of ROWS rows of D, `stride` elements apart, from `token` on; rows past T become 0. A thread has one
+ * piece of every STEP-th row. STEP is a multiple of 8, so that its pieces are swapped alike.
  */
 template <unsigned ROWS, unsigned D>
 static __forceinline__ __device__ void panels_copy(uint16_t *tile, const uint16_t *from, uint64_t stride,
@@ -131,7 +131,7 @@ static __global__ void __launch_bounds__(THREADS, D == 64 ? 2 : 1) wgmma_forward
 
 /* ---- Backward. */
 
-/* Scores become minus infinity where the row and column do not see each other: key and query lie `ahead` apart. */
+/* Scores become minus infinity where the row and column do not see each other: key and query are `ahead` apart. */
 template <bool ROWS_ARE_KEYS>
 static __forceinline__ __device__ void hide(const struct aq_cuda_attention &args, int ahead,
                                             float (&scores)[TILE / 8][4])
@@ -236,7 +236,7 @@ static __global__ void __launch_bounds__(THREADS, 1) wgmma_backward_keys(struct 
     gradient_store<T, D>(args, own_head, 2, key, dv);
 }
 
-/* dq of the block's queries. The grid is that of forward. */
+/* dq of the block's queries. The grid is forward's. */
 template <typename T, unsigned D>
 static __global__ void __launch_bounds__(THREADS, D == 64 ? 2 : 1) wgmma_backward_queries(struct aq_cuda_attention args)
 {

@@ -2,15 +2,15 @@
  * cuda_columns.cu -- both sides of a convolution that is a matrix product (cuda_conv_product.c): pixels gathered in
  * rows before it (im2col), rows summed into pixels after it (col2im), and weights turned for the gradient of inputs.
  *
- * Bound by memory. Images lie pixel by pixel with their channels side by side, and so do the rows: a thread has some
- * channels of one pixel, 16 bytes of a row where alignment allows, and neighbouring threads have the next ones. It
+ * Bound by memory. Images are stored pixel by pixel with their channels side by side, and so do the rows: a thread has
+ * some channels of one pixel, 16 bytes of a row where alignment allows, and neighbouring threads have the next ones. It
  * works out its pixel once, and then visits the K K places. No sum is split between threads.
  */
 #include "cuda_common.cuh"
 
 constexpr unsigned COLUMN_THREADS = 256, TILE = 32, TILE_ROWS = 8;
 
-/* What a kernel needs of the shape, in 32 bits: divisions of 64 bits cost more than the copy. */
+/* The part of the shape that a kernel needs, in 32 bits: divisions of 64 bits cost more than the copy. */
 struct images {
     unsigned height, width, out_height, out_width, K, stride;
 };

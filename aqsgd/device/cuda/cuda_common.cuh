@@ -15,7 +15,7 @@
 
 constexpr unsigned AQ_ALL_LANES = 0xffffffffu;
 
-/* bf16 is uint16_t, as in device_math.h, and fp16 a type of its own; both to nearest, ties to even. */
+/* bf16 is uint16_t, as in device_math.h, and fp16 its own type; both to nearest, ties to even. */
 struct aq_half {
     uint16_t bits;
 };
@@ -120,8 +120,8 @@ static __forceinline__ __device__ uint64_t aq_place(const uint32_t *starts, uint
 }
 
 /*
- * W values as they lie in memory, 8 or 16 bytes. A kernel loads several of these and converts them later: a conversion
- * next to its load, in a branch, waits for the load before the next one is issued.
+ * W values as stored, 8 or 16 bytes. A kernel loads several of these and converts them later: a conversion next to its
+ * load, in a branch, waits for the load before the next one is issued.
  */
 template <typename T, int W>
 using aq_words = std::conditional_t<std::is_same_v<T, float>, float4, std::conditional_t<W == 8, uint4, uint2>>;
@@ -318,7 +318,7 @@ static inline unsigned aq_head_lanes(uint64_t pieces)
     return lanes;
 }
 
-/* Threads of a block for `heads` of so many lanes each, at most 256; *blocks: how many blocks have all heads. */
+/* Threads of a block for `heads` of `lanes` lanes each, at most 256; *blocks: how many blocks have all heads. */
 static inline unsigned aq_head_threads(unsigned heads, unsigned lanes, unsigned *blocks)
 {
     const unsigned warps = (heads * lanes + 31) / 32;

@@ -2,16 +2,16 @@
  * cuda_conv_product.c -- convolutions on a GPU as matrix products (cuda_matmul.c), in pieces whose rows fit the
  * stream's scratch memory. Kernels around them: cuda_columns.cu. Shapes that do not fit: cuda_conv.cu.
  *
- * Images lie pixel by pixel, so no operand and no result is transposed. With rows(x) the K K C values that an output
- * pixel reads, side by side:
+ * Images are stored pixel by pixel, so no operand and no result is transposed. With rows(x) the K K C values that an
+ * output pixel reads, side by side:
  *
  *     forward              y = rows(x) w                         pieces of output pixels
  *     gradient of weights  dw += rows(x)' dy                     pieces of output pixels, added one after another
  *     gradient of inputs   stride 1: dx = rows(dy) w'            w' has its places mirrored, and N before C
  *                          else: rows = dy w (transposed), summed into pixels; pieces of samples
  *
- * A convolution of 1 x 1 with stride 1 whose operands need no rounding is the product alone. How work is cut depends
- * on the shape and the size of the scratch only, so results do not depend on the GPU beyond what its products do.
+ * A convolution of 1 x 1 with stride 1 whose operands need no rounding is just the product. How work is cut depends on
+ * the shape and the size of the scratch only, so results do not depend on the GPU beyond what its products do.
  *
  * Part 0 of the scratch has rows, part 1 weights, part 2 gradients in 16 bits. cuda_matmul uses none of them here,
  * because operands have the type that the product reads.
@@ -48,7 +48,7 @@ static uint64_t conv_stride(uint64_t columns, enum aq_element type)
     return (columns + piece - 1) / piece * piece;
 }
 
-/* The product alone: no rows are gathered, and nothing is rounded. */
+/* Only the product: no rows are gathered, and nothing is rounded. */
 static bool is_direct(const struct aq_conv_shape *shape)
 {
     return shape->K == 1 && shape->stride == 1 && conv_type(shape) == AQ_F32;

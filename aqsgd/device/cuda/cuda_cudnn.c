@@ -121,7 +121,7 @@ static struct cudnn_plan *plan_of(struct cuda_cudnn *cudnn, const struct cudnn_k
 
 /* --- a call ----------------------------------------------------------------------------------------------------- */
 
-/* What the graph has no words for is for the house's kernels. */
+/* Can the graph express it? Otherwise our own kernels compute it. */
 static bool can(const struct aq_attention *args, bool backward)
 {
     const uintptr_t any =

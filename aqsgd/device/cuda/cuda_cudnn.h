@@ -1,12 +1,12 @@
 /*
- * cuda_cudnn.h -- attention by cuDNN, beside the house's own kernels: the same operation of device_math.h, to compare
- * with, and to take where it is the faster. Of cuda_math.c and device_cuda.c alone.
+ * cuda_cudnn.h -- attention by cuDNN, an alternative to our own kernels: the same operation of device_math.h, to
+ * compare with, and to take where it is the faster. Used only by cuda_math.c and device_cuda.c.
  *
  * Off unless AQ_GPU_ATTENTION=cudnn, as two implementations round differently: all stages and all restarts of a job
- * must have made one choice (a checkpoint says which: the device's `rounding`). cuDNN 9.21 or newer, found by its
- * header when aqpipe is built and by its library when it runs. What cuDNN cannot do as the house wants it (fp32,
- * dropout, parts of samples, gradients in fp32, or no algorithm that cuDNN itself calls deterministic) is computed
- * by the house's own kernels, and one line of the log says so for each shape.
+ * must have made one choice (a checkpoint has it: the device's `rounding`). cuDNN 9.21 or newer, found by its header
+ * when aqpipe is built and by its library when it runs. Our own kernels compute what cuDNN cannot do as required (fp32,
+ * dropout, parts of samples, gradients in fp32, or no algorithm that cuDNN itself calls deterministic), and the log has
+ * one line about it for each shape.
  *
  * Locking: none; calls of one device's `struct cuda_cudnn` come from one thread at a time, as those of its products.
  */
@@ -52,7 +52,7 @@ struct cudnn_key {
     uint32_t backward; /* 0 or 1 */
 };
 
-/* An algorithm for one shape; plan is NULL where cuDNN has none, and `why` says why. */
+/* An algorithm for one shape; plan is NULL where cuDNN has none, and `why` has the reason. */
 struct cudnn_plan {
     struct cudnn_key key;
     const struct cudnn_calls *calls;
@@ -66,8 +66,8 @@ struct cudnn_plan {
 
 /*
  * Makes the plan of key: the graph, the algorithms that cuDNN's heuristics name for it, the first of them that is
- * deterministic by its own notes, wants no more than workspace_max bytes and can be made. handle: of the GPU that will
- * run it; or NULL, with `target`, a descriptor of the GPU's properties: for tests without a GPU. Where there is none
+ * deterministic by its own notes, needs at most workspace_max bytes and can be made. handle: of the GPU that will run
+ * it; or NULL, with `target`, a descriptor of the GPU's properties: for tests without a GPU. Without such an algorithm
  * plan->plan is NULL. cudnn_plan_drop frees what was made, and empties the plan.
  */
 void cudnn_plan_make(const struct cudnn_calls *calls, const struct cudnn_key *key, cudnnHandle_t handle,
@@ -85,8 +85,8 @@ void cuda_cudnn_close(struct cuda_cudnn *cudnn); /* NULL is fine */
 size_t cuda_cudnn_version(const struct cuda_cudnn *cudnn);
 
 /*
- * Enqueues attention, or its backward, on the stream; *done is false where it is for the house's own kernels. lse is
- * what those write, to rounding: either may follow the other. AQ_CUDAERR: cuDNN refused to run its own plan.
+ * Enqueues attention, or its backward, on the stream; *done is false where it is left to our own kernels. lse is what
+ * those write, to rounding: either may follow the other. AQ_CUDAERR: cuDNN refused to run its own plan.
  */
 enum aq_status cuda_cudnn_attention(struct cuda_cudnn *cudnn, const struct aq_attention *args, bool backward,
                                     const struct aq_stream *stream, bool *done);

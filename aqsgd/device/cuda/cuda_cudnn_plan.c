@@ -1,8 +1,8 @@
 /*
- * cuda_cudnn_plan.c -- attention as cuDNN's graph: the descriptors of its tensors, of the mask on its scores, and
- * of the operation; then an algorithm for it. Names and meanings are those of NVIDIA's cudnn_graph.h: SDPA_FWD and
- * SDPA_BWD are O = softmax(mask(Q K^t scale)) V and its gradients, DIAGONAL_BAND_MASK keeps a score where `row >=
- * column` (causal) or, with a left bound, where `column + bound > row` (a window).
+ * cuda_cudnn_plan.c -- attention as cuDNN's graph: the descriptors of its tensors, of the mask on its scores, and of
+ * the operation; then an algorithm for it. Names and meanings are as in NVIDIA's cudnn_graph.h: SDPA_FWD and SDPA_BWD
+ * are O = softmax(mask(Q K^t scale)) V and its gradients, DIAGONAL_BAND_MASK keeps a score where `row >= column`
+ * (causal) or, with a left bound, where `column + bound > row` (a window).
  */
 #include <stdio.h>
 #include <string.h>
@@ -211,7 +211,7 @@ static int64_t configs_of(struct cudnn_plan *plan, cudnnBackendDescriptor_t grap
                  : 0;
 }
 
-/* As cuDNN's notes on the algorithm say. */
+/* According to cuDNN's notes on the algorithm. */
 static bool deterministic(struct cudnn_plan *plan, cudnnBackendDescriptor_t config)
 {
     cudnnBackendNumericalNote_t notes[CUDNN_NUMERICAL_NOTE_TYPE_COUNT];
@@ -224,7 +224,7 @@ static bool deterministic(struct cudnn_plan *plan, cudnnBackendDescriptor_t conf
     return plan->failed == CUDNN_STATUS_SUCCESS;
 }
 
-/* An algorithm that cannot be made is no failure of the plan: the next is tried; `why` keeps what it said. */
+/* An algorithm that cannot be made is no failure of the plan: the next is tried; `why` keeps its error. */
 static bool config_try(struct cudnn_plan *plan, cudnnBackendDescriptor_t config, cudnnHandle_t handle,
                        cudnnBackendDescriptor_t target, uint64_t workspace_max)
 {

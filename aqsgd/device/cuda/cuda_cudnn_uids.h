@@ -1,6 +1,6 @@
 /*
- * cuda_cudnn_uids.h -- the numbers by which a plan's tensors get their addresses when it runs. Of cuda_cudnn_plan.c and
- * cuda_cudnn.c alone.
+ * cuda_cudnn_uids.h -- the numbers by which a plan's tensors get their addresses when it runs. Used only by
+ * cuda_cudnn_plan.c and cuda_cudnn.c.
  */
 #ifndef AQ_CUDA_CUDNN_UIDS_H
 #define AQ_CUDA_CUDNN_UIDS_H

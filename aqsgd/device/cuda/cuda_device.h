@@ -13,16 +13,16 @@
 #include "cuda_kernels.h"
 #include "device_ops.h"
 
-#define CUDA_WANTED "device: cuda: " /* how a line begins that says why there is none */
+#define CUDA_WANTED "device: cuda: " /* the start of a line with the reason why there is no GPU */
 
 enum {
     CUDA_TEXT_BYTES = 512,
     CUDA_HOLDER_BYTES = 160, /* of a lock file: who took it */
-    CUDA_MAJOR_MIN = 8, /* compute capability: bf16 products and asynchronous copies to shared memory begin there */
+    CUDA_MAJOR_MIN = 8, /* compute capability: the first with bf16 products and asynchronous copies to shared memory */
     CUDA_GRAIN = 512,   /* pieces of device memory are a multiple of it long; they start at one of AQ_DEVICE_ALIGN */
     CUDA_PART_BYTES = AQ_CUDA_SCRATCH_BYTES, /* of a stream's scratch: the kernels', or the sums of a product ... */
-    CUDA_PARTS = 3,                 /* ... and its two operands, where it wants them in another type          */
-    CUDA_SUMS = 1024,               /* sums of squares between two waits: a stage of 1.5B has some 600 tensors */
+    CUDA_PARTS = 3,                 /* ... and its two operands, where it needs them in another type          */
+    CUDA_SUMS = 1024,               /* sums of squares between two waits: a stage of 1.5B has about 600         */
     CUDA_WORKSPACE_BYTES = 32 << 20 /* of each stream: cuBLASLt's, what NVIDIA names for Hopper               */
 };
 
@@ -37,10 +37,10 @@ struct cuda_probe {
 };
 
 /*
- * Look at GPU `index` without making a context on it. AQ_NOTFOUND: there is none: no driver, or one that shows no GPU.
- * AQ_NODEV: there is something, but not for us: a driver older than the toolkit, no GPU of that number, one that this
- * build has no machine code for, or one that no process may use. `why` (CUDA_TEXT_BYTES) is then the one line that says
- * which and what to do. Nothing is logged.
+ * Look at GPU `index` without making a context on it. AQ_NOTFOUND: no driver, or one that shows no GPU. AQ_NODEV: a GPU
+ * that cannot be used: a driver older than the toolkit, no GPU of that number, one that this build has no machine code
+ * for, or one that no process may use. `why` (CUDA_TEXT_BYTES) is then one line with the reason and the remedy. Nothing
+ * is logged.
  */
 enum aq_status cuda_probe(uint32_t index, struct cuda_probe *out, char *why);
 
@@ -48,17 +48,17 @@ enum aq_status cuda_probe(uint32_t index, struct cuda_probe *out, char *why);
  * Take the GPU for an owner, for as long as *fd is open: processes of one owner share it, another's get AQ_REFUSED and
  * why. A lock file of this user, which the kernel drops with the process. owner 0 takes nothing: *fd is -1.
  */
-/* Of the lock files: AQ_GPU_LOCKS alone, else /dev/shm, else /tmp; where a name is taken there, /tmp and /var/tmp. */
+/* Of the lock files: only AQ_GPU_LOCKS, else /dev/shm, else /tmp; where a name is taken there, /tmp and /var/tmp. */
 const char *cuda_locks_folder(void);
 enum aq_status cuda_take(const struct cuda_probe *probe, uint64_t owner, const char *name, int *fd, char *why);
 
 /*
  * The same with the file named. AQ_REFUSED (unlogged): another owner has it. AQ_IO: the file belongs to another user,
- * or others may write to it. name: of the owner, for the text of whoever is refused; may be NULL.
+ * or others may write to it. name: of the owner, for the text of a refused process; may be NULL.
  */
 enum aq_status cuda_take_file(const char *path, uint64_t owner, const char *name, int *fd);
 
-/* Who holds a lock file, for people: "NAME, process PID". `bytes` of at least 2 CUDA_HOLDER_BYTES. */
+/* The holder of a lock file, for people: "NAME, process PID". `bytes` of at least 2 CUDA_HOLDER_BYTES. */
 void cuda_holder_text(const char *path, char *out, size_t bytes);
 
 /* Does machine code or PTX of this list ("80-real,90-real,100") run on a GPU of that compute capability? */
@@ -88,7 +88,7 @@ struct cuda_device {
     uint64_t held; /* by cudaMalloc: the arena, and what is not cut from it */
     struct cuda_matmul *matmul;
     uint64_t conv_bytes;      /* rows of a convolution's piece: CUDA_PART_BYTES; tests lower it */
-    struct cuda_cudnn *cudnn; /* NULL: attention is the house's own */
+    struct cuda_cudnn *cudnn; /* NULL: attention is our own */
     char name[128];
 };
 
@@ -104,14 +104,14 @@ static inline struct cuda_device *cuda_device_of(struct aq_device *device)
  */
 cudaError_t cuda_use(const struct cuda_device *cuda);
 
-/* The stream that is meant; its GPU is the thread's from here on. What is enqueued next shows an error of cuda_use. */
+/* The stream that is meant; its GPU is the thread's from here on. The next enqueued work shows an error of cuda_use. */
 static inline struct aq_stream *cuda_stream_of(struct cuda_device *cuda, struct aq_stream *stream)
 {
     (void)cuda_use(cuda);
     return stream ? stream : cuda->own;
 }
 
-/* A CUDA call that failed: logs the call, where, and CUDA's own words; AQ_NOMEM for want of memory, else AQ_CUDAERR. */
+/* A CUDA call that failed: logs the call, where, and CUDA's text; AQ_NOMEM if memory is short, else AQ_CUDAERR. */
 enum aq_status cuda_failed(cudaError_t error, const char *call, const char *file, int line);
 
 /* After something was enqueued, where AQ_SYNC=1: wait for it. */

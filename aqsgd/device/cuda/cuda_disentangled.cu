@@ -1,9 +1,9 @@
 /*
  * cuda_disentangled.cu -- disentangled attention by fp32 multiply-adds, plainly: a block makes one row of scores, or
- * one column, and what follows from it.
+ * one column, and its results.
  *
- * Scores are made again wherever they are wanted: by queries (dq), by keys (dk, dv) and along diagonals, for a row of
- * the positions belongs to distances (dpositions). Nothing is added by two blocks, so that results do not depend on
+ * Scores are recomputed wherever they are needed: by queries (dq), by keys (dk, dv) and along diagonals, because a row
+ * of the positions belongs to distances (dpositions). Nothing is added by two blocks, so that results do not depend on
  * their order. Truth: cpu_disentangled.c.
  */
 #include "cuda_common.cuh"
@@ -11,9 +11,9 @@
 #include <math.h>
 
 constexpr unsigned THREADS = 128, WARPS = THREADS / 32;
-constexpr uint64_t T_MAX = 12u << 10; /* a row of scores lies in shared memory */
+constexpr uint64_t T_MAX = 12u << 10; /* a row of scores is in shared memory */
 
-/* A head of a sample, in elements of its own type. */
+/* A head of a sample, in elements of its type. */
 template <typename E> struct head {
     const E *q, *k, *v, *kr, *qr, *out, *dout;
     const int32_t *index;                     /* of distance 0 */

@@ -60,7 +60,7 @@ constexpr unsigned SCAN_LOADS = 4, ROWS_AT_ONCE = 8; /* loads of a thread that a
 template <int W> constexpr unsigned SCAN_ROWS = W *EMBED_THREADS *SCAN_LOADS;
 
 /*
- * Which of the rows `first` .. first + SCAN_ROWS - 1, of those from `begin` to `end` - 1, name the token: bit i of
+ * Which of the rows `first` .. first + SCAN_ROWS - 1, within [begin, end), name the token: bit i of
  * found[p] is row (p EMBED_THREADS + thread) W + i of them. first is a multiple of W, and end at most `rows`.
  */
 template <int W>

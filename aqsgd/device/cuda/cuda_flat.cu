@@ -1,5 +1,5 @@
 /*
- * cuda_flat.cu -- mathematics of one element at a time: what follows a matrix product, dropout, conversions, initial
+ * cuda_flat.cu -- mathematics of one element at a time: the epilogue of a matrix product, dropout, conversions, initial
  * values, optimizers, and sums of squares. Bound by memory: four elements a thread where alignment lets it.
  *
  * The optimizers and dropout give the CPU's bits (cpu_rows_plain.c): the same operations in the same order, none
@@ -11,7 +11,7 @@
 
 constexpr unsigned FLAT_THREADS = 256;
 
-/* ---- What follows a matrix product. */
+/* ---- The epilogue of a matrix product. */
 
 static __forceinline__ __device__ float gelu_tanh(float x)
 {
@@ -223,7 +223,7 @@ enum aq_status aq_cuda_convert(const void *x, enum aq_element x_type, uint64_t x
 
 /* ---- Initial values. */
 
-/* As far as another library's log and cos may lie from the host's together: 6 units of 2^-52, with some room. */
+/* The most that another library's log and cos may together differ from the host's: 6 units of 2^-52, with some room. */
 constexpr double NORMAL_DOUBT = 0x1p-46;
 
 /* The emulation's library is the host's, so it errs on purpose: the test must see what a GPU's may do. */
@@ -237,8 +237,8 @@ static __forceinline__ __device__ double normal_of(double radius, double angle)
 }
 
 /*
- * Box-Muller in double, as aq_rng_normal (aqsgd/base/rng.c). Where another log or cos could round to another float, one
- * value in some millions, its index goes into the list: how many, then they, in any order.
+ * Box-Muller in double, as aq_rng_normal (aqsgd/base/rng.c). If another log or cos could round to another float, one
+ * value in a few millions, its index goes into the list: their number, then the indices, in any order.
  */
 static __global__ void __launch_bounds__(FLAT_THREADS)
     fill_normal(struct aq_fill_normal args, unsigned long long *doubtful, unsigned long long room)
@@ -348,7 +348,7 @@ static __forceinline__ __device__ float nf4_scale(const struct aq_unpack_nf4 &ar
     return __fadd_rn(scale, args.map[AQ_NF4_MAP - 1]);
 }
 
-/* The table lies in shared memory: threads of a warp have different codes, which constant memory would serialize. */
+/* The table is in shared memory: threads of a warp have different codes, which constant memory would serialize. */
 template <typename Y, int W>
 static __global__ void __launch_bounds__(FLAT_THREADS) unpack_nf4(struct aq_unpack_nf4 args)
 {
@@ -400,8 +400,8 @@ static __forceinline__ __device__ double block_sum(double value)
 }
 
 /*
- * Spans travel in the kernel's parameters. A piece is a block's; it lies in one span. Whatever a span's alignment,
- * thread t adds elements 4 t to 4 t + 3 of each row of 4 * FLAT_THREADS, so that a sum's bits are its count's.
+ * Spans travel in the kernel's parameters. A piece is a block's, and within one span. For every alignment of a span,
+ * thread t adds elements 4 t to 4 t + 3 of each row of 4 * FLAT_THREADS, so that a sum's bits depend only on its count.
  */
 constexpr uint64_t SQUARES_PIECE = 64 * FLAT_THREADS;
 constexpr unsigned SQUARES_SPANS = 128;

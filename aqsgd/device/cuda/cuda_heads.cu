@@ -1,6 +1,7 @@
 /*
- * cuda_heads.cu -- what decoders have beside layer norm and GELU: root mean square norms, heads that are normalized and
- * turned, gated activations. Truth: cpu_rows_plain.c and cpu_heads.c; the RMS norm's backward is in cuda_rows.cu.
+ * cuda_heads.cu -- the mathematics of decoders, except layer norm and GELU: root mean square norms, normalization and
+ * rotary embedding of heads, gated activations. Truth: cpu_rows_plain.c and cpu_heads.c; the RMS norm's backward is in
+ * cuda_rows.cu.
  *
  * All of it is bound by memory. A warp takes a row of a norm or a head of a row.
  */

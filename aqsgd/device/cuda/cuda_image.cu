@@ -1,10 +1,10 @@
 /*
- * cuda_image.cu -- what networks of images add to the mathematics beside convolutions (cuda_conv.cu): ReLU, batch
- * and group normalization, means of rows, the class of a row.
+ * cuda_image.cu -- the mathematics of image networks, except convolutions (cuda_conv.cu): ReLU, batch and group
+ * normalization, means of rows, the class of a row.
  *
- * Bound by memory. Sums of columns go in two stages: groups of rows add up in float into partial rows in the scratch, a
- * thread a column, then the partial rows are added in double in the order of the groups. How rows are grouped depends
- * on the extents alone. Truth: cpu_image.c.
+ * Bound by memory. Sums of columns go in two stages: groups of rows are summed in float into partial rows in the
+ * scratch, a thread per column, then the partial rows are added in double in the order of the groups. The grouping
+ * depends only on the extents. Truth: cpu_image.c.
  */
 #include <math.h>
 
@@ -72,7 +72,7 @@ struct column_sums {
     const float *gamma, *beta, *add; /* backward behind a ReLU; beta NULL: no */
 };
 
-/* What a batch norm gave before its ReLU, as forward rounds it; h: (x - mean) rstd. */
+/* The result of a batch norm before its ReLU, as forward rounds it; h: (x - mean) rstd. */
 static __forceinline__ __device__ float unrectified(float h, float gamma, float beta, const float *add, uint64_t at)
 {
     const float z = __fadd_rn(__fmul_rn(h, gamma), beta);
@@ -243,7 +243,7 @@ static __global__ void __launch_bounds__(NORM_THREADS) batch_norm(struct aq_batc
     }
 }
 
-/* Rows of a group: about GROUPS groups, and so that their partial rows fit the scratch beside `beside` floats. */
+/* Rows of a group: about GROUPS groups, and so that their partial rows fit the scratch along with `beside` floats. */
 static uint64_t group_rows(uint64_t rows, uint64_t C, uint64_t beside)
 {
     uint64_t group = NORM_ROWS;
@@ -357,7 +357,7 @@ static dim3 column_grid(uint64_t rows, uint64_t C, uint64_t group)
                 static_cast<unsigned>((C + COLUMN_THREADS - 1) / COLUMN_THREADS));
 }
 
-/* ---- Group normalization: a warp a group of a sample, whose values lie T times C / groups side by side. */
+/* ---- Group normalization: a warp per group of a sample, whose values are T runs of C / groups adjacent ones. */
 
 static __forceinline__ __device__ uint64_t group_place(uint64_t T, uint64_t C, uint64_t groups, uint64_t which,
                                                        uint64_t element)
@@ -399,7 +399,7 @@ enum aq_status aq_cuda_group_norm(const struct aq_group_norm *args, void *, stru
     return AQ_LAUNCH(group_norm, grid, 32 * ROW_WARPS, 0, stream, *args);
 }
 
-/* What comes of dy behind the ReLU, and h. */
+/* dy behind the ReLU, and h. */
 static __forceinline__ __device__ float group_dy(const struct aq_group_norm_backward &args, uint64_t which, uint64_t at,
                                                  float *h)
 {
@@ -409,7 +409,7 @@ static __forceinline__ __device__ float group_dy(const struct aq_group_norm_back
     return args.relu && !(unrectified(*h, args.gamma[c], args.beta[c], args.add, at) > 0.0f) ? 0.0f : dy;
 }
 
-/* Of a chunk of samples C sums of dy, then C of dy h: a thread a column. */
+/* Of a chunk of samples C sums of dy, then C of dy h: a thread per column. */
 static __global__ void __launch_bounds__(COLUMN_THREADS)
     group_norm_sums(struct aq_group_norm_backward args, uint64_t chunk, float *partial)
 {
@@ -470,7 +470,7 @@ enum aq_status aq_cuda_group_norm_backward(const struct aq_group_norm_backward *
     return AQ_LAUNCH(group_norm_dx, aq_blocks(own.samples * own.groups, ROW_WARPS), 32 * ROW_WARPS, 0, stream, own);
 }
 
-/* ---- Means of rows: a thread a column of a sample. */
+/* ---- Means of rows: a thread per column of a sample. */
 
 static __global__ void __launch_bounds__(COLUMN_THREADS) row_mean(struct aq_row_mean args)
 {
@@ -501,7 +501,7 @@ enum aq_status aq_cuda_row_mean_backward(const struct aq_row_mean_backward *args
     return AQ_LAUNCH(row_mean_backward, aq_blocks(count, FLAT_THREADS), FLAT_THREADS, 0, stream, *args);
 }
 
-/* ---- Classes: a warp a row. */
+/* ---- Classes: a warp per row. */
 
 static __global__ void __launch_bounds__(32 * ROW_WARPS) argmax(struct aq_argmax args)
 {

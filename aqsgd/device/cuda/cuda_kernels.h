@@ -41,7 +41,7 @@ enum { AQ_CUDA_SCRATCH_BYTES = 32 << 20 };
     enum aq_status aq_cuda_##name(const struct type *args, void *scratch, struct CUstream_st *stream);
 #include "aqsgd/math.def"
 
-/* The house's own attention, as the rows above; cuda_math.c may take cuDNN's instead. */
+/* Our own attention, as the rows above; cuda_math.c may take cuDNN's instead. */
 enum aq_status aq_cuda_attention(const struct aq_attention *args, void *scratch, struct CUstream_st *stream);
 enum aq_status aq_cuda_attention_backward(const struct aq_attention *args, void *scratch, struct CUstream_st *stream);
 
@@ -54,8 +54,8 @@ enum aq_status aq_cuda_conv_backward(const struct aq_conv_backward *args, void *
 enum aq_status aq_cuda_conv_weights(const struct aq_conv_weights *args, void *scratch, struct CUstream_st *stream);
 
 /*
- * What output pixels `first` to first + rows - 1 of a convolution read, a row each (im2col): K K C values of x, zeroes
- * outside of the image, rounded to `type`. `stride` in elements; what lies between K K C and it is not written. All
+ * The inputs of output pixels `first` to first + rows - 1 of a convolution, a row each (im2col): K K C values of x,
+ * zeroes outside of the image, rounded to `type`. `stride` in elements; those between K K C and it are not written. All
  * pixels of the images, and the values of these rows, are less than 2^31.
  */
 struct aq_cuda_columns {
@@ -77,7 +77,7 @@ enum aq_status aq_cuda_weights_turn(const struct aq_conv_shape *shape, const flo
                                     uint64_t stride, struct CUstream_st *stream);
 
 /*
- * What follows a matrix product, where the product itself could not do it: c = after(sums + bias), with args' c,
+ * The epilogue of a matrix product, if the product itself could not do it: c = after(sums + bias), with args' c,
  * c_stride, c_type, other, bias, dropout and `after` (also AQ_AFTER_NONE: bias and conversion). sums is M x N of
  * `sums_type`, fp32 or c's; it may be c, element for element.
  */
@@ -85,8 +85,8 @@ enum aq_status aq_cuda_matmul_finish(const struct aq_matmul *args, const void *s
                                      uint64_t sums_stride, struct CUstream_st *stream);
 
 /*
- * As aq_device_fill_normal, but for values whose last bit is the library's: doubtful[0], which begins as 0, is how
- * many, and their elements follow, the first `room` of them. Nothing is in doubt where std is 0.
+ * As aq_device_fill_normal, except values whose last bit depends on the library: doubtful[0], which must be 0 before,
+ * is their number, and their elements follow, the first `room` of them. Nothing is in doubt where std is 0.
  */
 enum aq_status aq_cuda_fill_normal(const struct aq_fill_normal *args, uint64_t *doubtful, uint64_t room,
                                    struct CUstream_st *stream);

@@ -1,5 +1,5 @@
 /*
- * cuda_launch.cuh -- how this house writes and launches kernels: one source for nvcc and for the launch emulation.
+ * cuda_launch.cuh -- how our kernels are written and launched: one source for nvcc and for the launch emulation.
  *
  * Caveats first. A kernel file (.cu) includes this header and no header of CUDA; whatever kernels may use is listed in
  * tests/cuda_host/cuda_host.h, which takes CUDA's place where AQ_CUDA_HOST is defined (tests without a GPU). Rules that
@@ -63,7 +63,7 @@
     type *const name = reinterpret_cast<type *>(aq_shared_dynamic_)
 #endif
 
-/* Before a loop whose arrays must lie in registers. */
+/* Before a loop whose arrays must be in registers. */
 #ifdef AQ_CUDA_HOST
 #define AQ_UNROLL
 #else
@@ -71,7 +71,7 @@
 #endif
 
 /*
- * What a launch came to: AQ_OK, or AQ_CUDAERR, logged with the kernel's name, its grid and CUDA's text. With AQ_SYNC=1
+ * The result of a launch: AQ_OK, or AQ_CUDAERR, logged with the kernel's name, its grid and CUDA's text. With AQ_SYNC=1
  * in the environment the stream is waited for after each launch, so that the line names the guilty kernel.
  */
 enum aq_status aq_cuda_launched(const char *kernel, dim3 grid, dim3 block, size_t shared, cudaError_t error,

@@ -2,11 +2,11 @@
  * cuda_loss.cu -- the loss of rows of output, and its gradient: softmax with cross-entropy, and squared error.
  *
  * Cross-entropy gives a block one row. The first pass reads the row 16 bytes at a time, keeps in shared memory as much
- * of it as fits, and finds the largest value and the sum of exponentials. The second pass writes the gradient from what
- * shared memory holds, so that a row that fits is read once. The rest of a longer row is read again: with one block on
- * each processor these rests are a few MB, which the L2 cache holds.
+ * of it as fits, and finds the largest value and the sum of exponentials. The second pass writes the gradient from
+ * shared memory, so that a row that fits is read once. The rest of a longer row is read again: with one block on each
+ * processor these rests are a few MB, which the L2 cache holds.
  *
- * How many threads work on a row follows from the row's bytes alone, and a thread has the same values in the same order
+ * The number of threads on a row depends only on the row's bytes, and a thread has the same values in the same order
  * whether they come from shared memory or not. So the bits are the same on every GPU.
  *
  * Source of the running maximum: Milakov and Gimelshein 2018, "Online normalizer calculation for softmax".
@@ -19,7 +19,7 @@ constexpr unsigned LOSS_THREADS_WIDE = 1024, LOSS_THREADS = 512, LOSS_THREADS_FE
 constexpr uint64_t LOSS_PAIR_BYTES = 113 << 10, LOSS_STATIC_BYTES = 1 << 10;
 constexpr float LOG2E = 1.4426950408889634f;
 
-/* W neighbouring values as they lie in memory: 16 bytes, or one value where rows are not aligned. */
+/* W neighbouring values as stored: 16 bytes, or one value where rows are not aligned. */
 template <typename L, int W> struct loss_piece {
     using raw = std::conditional_t<W == 1, L, uint4>;
 };
@@ -79,7 +79,7 @@ template <typename L, int W, typename R> static __forceinline__ __device__ void 
     }
 }
 
-/* Values that are T's already, as they lie in memory. */
+/* Values that are T's already, as stored. */
 template <typename T, int W>
 static __forceinline__ __device__ typename loss_piece<T, W>::raw loss_pack(const float (&values)[W])
 {
@@ -170,9 +170,9 @@ static __forceinline__ __device__ void loss_first_pass(const L *row, uint64_t V,
 }
 
 /*
- * Its second pass: the gradient. That may lie on the logits, also as 16 bits in the first half of the bytes of a row of
- * fp32: then a piece of the row that is read again is read by all threads before any of its gradient, which lies at the
- * same elements or before them, is written.
+ * Its second pass: the gradient. It may overwrite the logits, also as 16 bits in the first half of the bytes of a row
+ * of fp32: then all threads read a piece of the row again before any of its gradient, which is at the same elements or
+ * before them, is written.
  */
 template <typename L, typename G, int W, unsigned THREADS, typename R>
 static __forceinline__ __device__ void loss_second_pass(const L *row, uint64_t V, uint64_t kept, const R *copies,
@@ -275,7 +275,7 @@ enum aq_status aq_cuda_cross_entropy(const struct aq_cross_entropy *args, void *
     return cross_entropy_typed<float, float>(args, stream);
 }
 
-/* A thread a row: its gradient may lie on its output. */
+/* A thread per row: its gradient may overwrite its output. */
 template <typename G> static __global__ void __launch_bounds__(LOSS_THREADS) squared_error(struct aq_squared_error args)
 {
     const uint64_t row = aq_thread_index();

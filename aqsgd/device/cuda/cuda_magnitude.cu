@@ -1,5 +1,5 @@
 /*
- * cuda_magnitude.cu -- rows with a length of their own (struct aq_magnitude): a block a row, which it reads twice. Of a
+ * cuda_magnitude.cu -- rows with a learnt length (struct aq_magnitude): a block per row, which it reads twice. Of a
  * turned w neighbouring blocks read neighbouring values.
  */
 #include "cuda_common.cuh"

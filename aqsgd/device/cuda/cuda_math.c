@@ -1,5 +1,5 @@
 /*
- * cuda_math.c -- device_math.h on a GPU, but for the matrix products: each row of math.def is its kernels' launcher
+ * cuda_math.c -- device_math.h on a GPU, except the matrix products: each row of math.def is its kernels' launcher
  * (cuda_kernels.h) with the stream's scratch memory. Initial values have a step on the host; attention may be cuDNN's.
  */
 #include <string.h>
@@ -57,7 +57,7 @@ enum aq_status cuda_squares(struct aq_device *device, const float *x, const stru
     return AQ_OK;
 }
 
-/* `count` values, whose elements stand in `doubtful` on the device, as the host's log and cos give them. */
+/* `count` values, whose elements are in `doubtful` on the device, as the host's log and cos give them. */
 static enum aq_status draw_again(const struct aq_fill_normal *args, const uint64_t *doubtful, uint64_t count,
                                  const struct aq_stream *stream)
 {

@@ -1,16 +1,16 @@
 /*
- * cuda_matmul.c -- matrix products on a GPU: cuBLASLt, one plan a shape (cuda_plan.h), and what follows the product in
- * the same pass where cuBLASLt can do that.
+ * cuda_matmul.c -- matrix products on a GPU: cuBLASLt, one plan per shape (cuda_plan.h), and the epilogue in the same
+ * pass where cuBLASLt can do that.
  *
  * cuBLASLt's matrices are stored by columns, ours by rows, so that it is asked for the transposed product: with X' the
  * same memory read by columns, C' = op(b)' op(a)', and its m is our N. Epilogues then run along our columns, as a bias
  * does.
  *
- * Tensor cores are fed 16 bytes at a time. Where the operands' rows begin so but an extent that runs along them does
- * not end so (GPT-2's vocabulary is odd), the product is made of parts: what is whole pieces, and the rest, a sliver.
+ * Tensor cores are fed 16 bytes at a time. If the operands' rows start at such a boundary but an extent along them does
+ * not end at one (GPT-2's vocabulary is odd), the product is made of parts: the whole pieces, and the rest, a sliver.
  *
- * Operands of another type than the product wants (never those of a model: stages round theirs once) are converted in
- * the stream's scratch memory.
+ * Operands of another type than the product's (never those of a model: stages round theirs once) are converted in the
+ * stream's scratch memory.
  */
 #include "cuda_plan.h"
 
@@ -19,7 +19,7 @@ enum {
     PART_MIN = 64 /* an extent below this is not worth two products */
 };
 
-/* An operand as the product wants it: itself, or a copy in part `part` of the scratch. rows x columns as stored. */
+/* An operand in the type of the product: itself, or a copy in part `part` of the scratch. rows x columns as stored. */
 static enum aq_status operand(const struct aq_stream *stream, uint32_t part, enum aq_element want, uint64_t rows,
                               uint64_t columns, const void **at, enum aq_element type, uint64_t *stride)
 {
@@ -102,13 +102,14 @@ static enum aq_status product_whole(struct cuda_device *cuda, const struct aq_ma
     return aq_cuda_matmul_finish(args, args->c, args->c_type, args->c_stride, stream->at);
 }
 
-/* The part of an extent that is whole pieces, where the rest is worth a product of its own; else all of it. */
+/* The part of an extent that is whole pieces, if the rest is worth its own product; else all of it. */
 static uint64_t part_of(uint64_t extent, uint64_t piece, bool matters)
 {
     return matters && extent >= PART_MIN ? extent - extent % piece : extent;
 }
 
-/* Values of a piece of 16 bytes; 0 where the product needs none: without tensor cores, or its rows begin anywhere. */
+/* Values of a piece of 16 bytes; 0 where the product needs none: without tensor cores, or with rows that start
+ * anywhere. */
 static uint64_t piece_of(const struct aq_matmul *args, enum aq_element want)
 {
     const uint64_t piece = PIECE_BYTES / aq_element_bytes(want);
@@ -120,8 +121,8 @@ static uint64_t piece_of(const struct aq_matmul *args, enum aq_element want)
 }
 
 /*
- * The product in parts: each extent along which one of the three matrices lies in memory is cut where its whole pieces
- * end. N is along c and perhaps b; K along a or b, or neither; M along a, where it is transposed.
+ * The product in parts: each extent along which one of the three matrices is contiguous is cut at the end of its whole
+ * pieces. N is along c and perhaps b; K along a or b, or neither; M along a, where it is transposed.
  */
 static enum aq_status product_parts(struct cuda_device *cuda, const struct aq_matmul *args, enum aq_element want,
                                     const struct aq_stream *stream)

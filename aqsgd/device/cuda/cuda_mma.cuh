@@ -1,5 +1,5 @@
 /*
- * cuda_mma.cuh -- a warp's matrix products and the loads that feed them, by the names of this house.
+ * cuda_mma.cuh -- a warp's matrix products and the loads that feed them, by our names.
  *
  * One product is 16 x 8 x 16: sums (16 x 8, fp32) += a (16 x 16) b (16 x 8), both bf16 or both fp16 (T: uint16_t or
  * aq_half). With g = lane / 4 and t = lane % 4, PTX (mma.m16n8k16, ldmatrix) lays them out so:
@@ -82,7 +82,7 @@ static __forceinline__ __device__ void aq_copy(uint16_t *shared, const uint16_t 
 #endif
 }
 
-/* Waits for all copies of this thread; of the other threads' a barrier tells. */
+/* Waits for all copies of this thread; for those of other threads a barrier is needed. */
 static __forceinline__ __device__ void aq_copies_wait()
 {
 #ifdef AQ_CUDA_HOST
@@ -104,9 +104,9 @@ static __forceinline__ __device__ void aq_fragment_of_sums(unsigned (&a)[4], con
 }
 
 /*
- * Where this lane's row lies for the loads of a tile whose rows are `stride` elements: of an a (rows, k), of two b side
- * by side whose columns are the tile's rows (b of the first 8 rows: words 0, 1; of the next 8: words 2, 3), and, for
- * aq_matrices_transposed, of two b whose k are the tile's rows (b of the first 8 columns: words 0, 1).
+ * The offset of this lane's row for the loads of a tile whose rows are `stride` elements: of an a (rows, k), of two b
+ * side by side whose columns are the tile's rows (b of the first 8 rows: words 0, 1; of the next 8: words 2, 3), and,
+ * for aq_matrices_transposed, of two b whose k are the tile's rows (b of the first 8 columns: words 0, 1).
  */
 static __forceinline__ __device__ unsigned aq_lane_a(unsigned stride)
 {

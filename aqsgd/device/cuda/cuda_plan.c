@@ -1,10 +1,10 @@
 /*
- * cuda_plan.c -- what cuBLASLt is asked for each kind of product, and which algorithm runs. See cuda_plan.h.
+ * cuda_plan.c -- the request to cuBLASLt for each kind of product, and which algorithm runs. See cuda_plan.h.
  *
  * A plan is made at the first product of its kind: descriptor, layouts, the first algorithms that cuBLASLt's heuristic
- * names with the fused ending; where it has none, the plain product, and aq_cuda_matmul_finish after it. In-place
- * reduction is not allowed: a sum must not depend on who comes first. The heuristic is told addresses of the alignment
- * in the key and of no more, so that it cannot prefer what an accident of placement allows.
+ * names with the fused epilogue; without such an algorithm the plain product, and aq_cuda_matmul_finish after it.
+ * In-place reduction is not allowed: a sum must not depend on who comes first. The heuristic gets only the alignment in
+ * the key, so that it cannot prefer an algorithm that an accident of placement allows.
  *
  * A bias must have the type of the result to be added by the product (cublasLt.h, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE).
  * GELU is fused where results have 16 bits: in fp32 cuBLASLt's is close to ours, and not exact.
@@ -93,7 +93,7 @@ static uint32_t align_of(const void *pointer)
     return align;
 }
 
-/* What a key says of a bias with a row for each of the product: of no type that an ending knows. */
+/* The key's type of a bias with a row for each row of the product: no type that an epilogue knows. */
 enum { BIAS_ROWS = 0xff };
 
 static cudaDataType_t type_of(uint8_t element)
@@ -189,7 +189,7 @@ static bool algorithms_find(struct cuda_matmul *matmul, struct cuda_plan *plan)
     return plan->found > 0;
 }
 
-/* The plain product, and its ending afterwards. False: it is plain already, or there is none. */
+/* The plain product, and its epilogue afterwards. False: it is plain already, or cuBLASLt has none. */
 static bool plan_unfuse(struct cuda_matmul *matmul, struct cuda_plan *plan)
 {
     const cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_DEFAULT;

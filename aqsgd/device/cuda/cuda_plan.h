@@ -1,9 +1,9 @@
 /*
- * cuda_plan.h -- plans of matrix products: for each kind of product what cuBLASLt is asked, and which of its algorithms
- * computes it. Of cuda_matmul.c and cuda_plan.c alone.
+ * cuda_plan.h -- plans of matrix products: for each kind of product the request to cuBLASLt, and which of its
+ * algorithms computes it. Used only by cuda_matmul.c and cuda_plan.c.
  *
- * A plan depends on its key and on nothing else: not on addresses beyond the alignment that tensor cores want, so that
- * a tensor has the same plan wherever a cut of the model puts it, and P stages have the bits of one.
+ * A plan depends only on its key: not on addresses beyond the alignment that tensor cores need, so that a tensor has
+ * the same plan wherever a cut of the model puts it, and P stages have the bits of one.
  */
 #ifndef AQ_CUDA_PLAN_H
 #define AQ_CUDA_PLAN_H
@@ -34,8 +34,8 @@ static_assert(sizeof(struct cuda_key) == 80, "no padding: keys are compared as b
 
 struct cuda_plan {
     struct cuda_key key;
-    bool made, fused; /* fused: ending or sums are the product's own; else kernels of ours come after it */
-    bool chosen;      /* what it ran with has been said */
+    bool made, fused; /* fused: epilogue or sums are the product's own; else our kernels follow it */
+    bool chosen;      /* its algorithm has been logged */
     cublasLtMatmulDesc_t product;
     cublasLtMatrixLayout_t first, second, result; /* of cuBLASLt: our b, our a, our c */
     uint32_t found, at;                           /* algorithms, and the one that is used */
@@ -59,7 +59,7 @@ struct cuda_matmul {
 enum aq_status cuda_plan_of(struct cuda_matmul *matmul, const struct aq_matmul *args, enum aq_element in_type,
                             const struct aq_stream *stream, struct cuda_plan **out);
 
-/* Where a product leaves the sums over k of an operand, which are then to be added: of part 1 of the scratch. */
+/* The sums over k of an operand that a product writes, which are then to be added: in part 1 of the scratch. */
 static inline float *cuda_plan_sums(const struct aq_stream *stream)
 {
     return (float *)cuda_part(stream, 1);

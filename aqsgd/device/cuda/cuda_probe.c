@@ -1,5 +1,5 @@
 /*
- * cuda_probe.c -- which GPU there is, and in one line why there is none that can be used.
+ * cuda_probe.c -- which GPU there is, or one line with the reason why none can be used.
  *
  * The program links CUDA's runtime statically, so that it starts on any machine; whether there is a driver shows here.
  */
@@ -68,7 +68,7 @@ static enum aq_status probe_driver(int *count, char *why)
 
 /*
  * Does a build for this list ("80-real,90-real,100") run there? Machine code does on its own major number from its own
- * minor number on; PTX, which comes along where the list does not say real, on all that is newer.
+ * minor number on; PTX, which is included where the list lacks "real", on all that is newer.
  */
 bool cuda_architecture_fits(const char *list, int major, int minor)
 {
@@ -132,8 +132,8 @@ enum { LOCK_PATH_BYTES = 256 };
 #define LOCK_WAIT_NS UINT64_C(1000000000)
 
 /*
- * The lock file of a GPU is one byte long for each owner there can be. Who wants it holds a shared lock on the byte of
- * its owner, and gets it where nobody holds any other; the looking is done under an exclusive lock of the file as such
+ * The lock file of a GPU is one byte long for each owner there can be. A process holds a shared lock on the byte of its
+ * owner, and gets it if no process holds another byte; the check is done under an exclusive lock of the file as such
  * (flock, which the others do not see), so that two cannot come at once. The kernel drops both with the process.
  */
 static enum aq_status take_locked(int fd, uint64_t byte, bool *taken)
@@ -149,8 +149,8 @@ static enum aq_status take_locked(int fd, uint64_t byte, bool *taken)
 }
 
 /*
- * The file, created if it does not exist. Not by O_CREAT alone: in a sticky folder (/tmp) the kernel refuses that for a
- * file of another user (fs.protected_regular), and then says no more than EACCES.
+ * The file, created if it does not exist. Not just by O_CREAT: in a sticky folder (/tmp) the kernel refuses that for a
+ * file of another user (fs.protected_regular), with just EACCES.
  */
 static int lock_file(const char *path)
 {
@@ -164,7 +164,7 @@ static int lock_file(const char *path)
     return -1;
 }
 
-/* Another user may create the file before us, in a folder that all may write to. Such a file says nothing. */
+/* Another user may create the file before us, in a folder that all may write to. Such a file is refused. */
 static enum aq_status lock_file_is_ours(const char *path, int file)
 {
     struct stat about = {0};
@@ -180,7 +180,7 @@ static enum aq_status lock_file_is_ours(const char *path, int file)
                    path, (unsigned)about.st_uid, (unsigned)about.st_mode & 0777u, (unsigned)geteuid());
 }
 
-/* "job NAME, process PID", for people, of whoever took it last. */
+/* "job NAME, process PID", for people, of the last holder. */
 static void holder_write(int file, const char *name)
 {
     char text[CUDA_HOLDER_BYTES];
@@ -256,7 +256,7 @@ const char *cuda_locks_folder(void)
 
 /*
  * The first folder in which the name is free or this user's. In a folder that all may write to, another user may have
- * taken it; then every process of this user goes on to the next.
+ * taken it; then every process of this user takes the next.
  */
 static enum aq_status take_somewhere(const struct cuda_probe *probe, uint64_t owner, const char *name, int *fd,
                                      char path[LOCK_PATH_BYTES])

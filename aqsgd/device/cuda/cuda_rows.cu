@@ -2,8 +2,8 @@
  * cuda_rows.cu -- mathematics of rows: layer norm and RMS norm, softmax with cross-entropy, sums of columns.
  *
  * A warp or a block takes a row. Sums over rows (gradients of biases and of layer norm) go in two stages: groups of
- * rows add up into partial rows in the scratch, then the partial rows are added in the order of the groups. How rows
- * are grouped depends on the extents alone. Truth: cpu_rows_plain.c and cpu_pieces.c.
+ * rows add up into partial rows in the scratch, then the partial rows are added in the order of the groups. The
+ * grouping depends only on the extents. Truth: cpu_rows_plain.c and cpu_pieces.c.
  *
  * All of it is bound by memory. Rows of usual widths (layer norm: up to 2048 columns forward, 4096 backward) are read
  * once and stay in registers until they are done with.
@@ -14,7 +14,7 @@
 
 constexpr unsigned ROW_WARPS = 8, ROW_THREADS = 32 * ROW_WARPS;
 
-/* ---- Layer norm: a warp a row. */
+/* ---- Layer norm: a warp per row. */
 
 struct layernorm_out {
     float *mean, *rstd;
@@ -241,7 +241,7 @@ enum aq_status aq_cuda_reduce(const float *partial, uint64_t groups, uint64_t co
                      stream, partial, groups, columns, count, to);
 }
 
-/* ---- Layer norm backward in one pass: a block a group of rows, a thread four columns of all of them. */
+/* ---- Layer norm backward in one pass: a block per group of rows, a thread four columns of all of them. */
 
 constexpr unsigned NORM_ROWS = 2, NORM_THREADS = 1024, NORM_WARPS = NORM_THREADS / 32;
 
@@ -261,9 +261,9 @@ static __forceinline__ __device__ float aq_rounded(float x, const aq_half *)
 }
 
 /*
- * With h = (x - mean) rstd and g = dy gamma:  dx += rstd (g - mean(g) - h mean(g h)). Y: of `rounded`, float where
- * there is none. A group's partial row: dgamma, dbeta and, where SUMS, the sums of what dx became. RMS: mean and
- * mean(g) are 0, and gamma is above `plus`.
+ * With h = (x - mean) rstd and g = dy gamma: dx += rstd (g - mean(g) - h mean(g h)). Y: of `rounded`, or float without
+ * it. A group's partial row: dgamma, dbeta and, where SUMS, the sums of the new dx. RMS: mean and mean(g) are 0, and
+ * `plus` is added to gamma.
  */
 template <typename Y, bool SUMS, bool RMS>
 static __global__ void __launch_bounds__(NORM_THREADS)

@@ -9,7 +9,7 @@
 
 constexpr unsigned AQ_CUDA_SUMS = 3;
 
-/* Where sums of up to three partial rows that lie side by side go, `columns` each; NULL: nowhere. */
+/* The destinations of the sums of up to three adjacent partial rows, `columns` each; NULL: none. */
 struct aq_cuda_sums {
     float *sums[AQ_CUDA_SUMS];
 };

@@ -1,19 +1,18 @@
 /*
- * cuda_table.c -- which of cuBLASLt's algorithms is the fastest for a kind of product: found by the clock, once, and
- * kept.
+ * cuda_table.c -- which of cuBLASLt's algorithms is the fastest for a kind of product: measured once, and kept.
  *
- * Off unless AQ_GPU_TABLE names a folder, for a reason: two algorithms of one product round differently, so that a
- * choice by the clock must be made once for all stages and all restarts of a job, or its bits are not reproducible. The
- * file makes it so on one machine; for several, and to have the bits of another run, copy it. It is of one GPU model
- * and one version of the library, which its name says: products-<GPU>-<processors>-<cuBLASLt>.
+ * Off unless AQ_GPU_TABLE names a folder: two algorithms of one product round differently, so that a measured choice
+ * must be made once for all stages and all restarts of a job, or its bits are not reproducible. The file makes it so on
+ * one machine; for several, and to have the bits of another run, copy it. It is of one GPU model and one version of the
+ * library, both in its name: products-<GPU>-<processors>-<cuBLASLt>.
  *
  *     line 1     "aqpipe products 1"
  *     each more  the key (struct cuda_key, 160 hexadecimal digits), 1 if fused else 0, the algorithm
  *                (cublasLtMatmulAlgo_t, 128 digits, opaque), microseconds of it, and of the heuristic's first
  *
- * A line without its end is one that a crash cut off. Lines that are none, and algorithms that cuBLASLt refuses, count
- * as not there. Processes that share a GPU take turns under flock, so that one's timing is not the other's load, and
- * who comes second reads what the first has found.
+ * A crash can cut off the end of the last line. Malformed lines, and algorithms that cuBLASLt refuses, are ignored.
+ * Processes that share a GPU take turns under flock, so that one's load does not disturb the other's timing, and the
+ * second reads the results of the first.
  */
 #include <ctype.h>
 #include <stdio.h>
@@ -27,12 +26,12 @@
 #include "cuda_plan.h"
 
 enum {
-    TABLE_BYTES_MAX = 1 << 20, /* some 3000 lines of 330 bytes: a model has some 40 kinds of products */
+    TABLE_BYTES_MAX = 1 << 20, /* about 3000 lines of 330 bytes: a model has about 40 kinds of products */
     KEY_DIGITS = 2 * sizeof(struct cuda_key),
     ALGORITHM_DIGITS = 2 * sizeof(cublasLtMatmulAlgo_t),
     LINE_BYTES = KEY_DIGITS + ALGORITHM_DIGITS + 64,
-    ROUNDS = 3, /* the best of so many ...                 */
-    RUNS = 8    /* ... times so many products, one warm-up */
+    ROUNDS = 3, /* the best of 3 ...                 */
+    RUNS = 8    /* ... times 8 products, one warm-up */
 };
 static const char TABLE_BEGIN[] = "aqpipe products 1\n";
 static const double TABLE_GAIN = 0.98; /* another than the first is worth it from 2 % on: less is the clock's */
@@ -56,7 +55,7 @@ enum aq_status cuda_table_path(const struct cuda_device *cuda, char **path)
 
 /* --- lines ------------------------------------------------------------------------------------------------------ */
 
-/* The bytes of so many digits at the start of a text; false: it has not so many. */
+/* The `count` bytes of the digits at the start of a text; false: too few digits. */
 static bool bytes_of(const char *digits, void *out, size_t count)
 {
     char text[ALGORITHM_DIGITS + 1];
@@ -70,7 +69,7 @@ static bool bytes_of(const char *digits, void *out, size_t count)
     return true;
 }
 
-/* What a line begins with that is this plan's. */
+/* The start of this plan's line. */
 static void line_begin(const struct cuda_plan *plan, char *line)
 {
     aq_hex(&plan->key, sizeof plan->key, line);
@@ -115,8 +114,8 @@ static enum aq_status table_add(int fd, const struct cuda_plan *plan, const char
 /* --- the clock -------------------------------------------------------------------------------------------------- */
 
 /*
- * Where the product may be written again and again: where it will be, or, where it is added to what is there, scratch:
- * all of it, or a part that has no operand.
+ * Memory that the product may be written to repeatedly: its destination; or, if it is added to it, scratch: all of it,
+ * or a part without an operand.
  */
 static bool timing_place(const struct aq_matmul *args, const struct aq_stream *stream, void **c)
 {
@@ -165,7 +164,7 @@ static bool time_all(struct cuda_matmul *matmul, struct cuda_plan *plan, const s
         good = cudaEventCreateWithFlags(&events[i], cudaEventDefault) == cudaSuccess;
     for (uint32_t i = 0; i < plan->found && good; i++) {
         if (!time_one(matmul, plan, i, args, c, stream, events, &us[i])) {
-            (void)cudaGetLastError(); /* it is not taken, unless it is the only one: the product says why */
+            (void)cudaGetLastError(); /* it is not taken, unless it is the only one: the product reports it */
             us[i] = 1e30;
         }
         if (us[i] < us[plan->at] * (plan->at == 0 ? TABLE_GAIN : 1.0)) plan->at = i;

@@ -1,6 +1,6 @@
 /*
- * cuda_text.cu -- what encoders of text add to the mathematics: the exact GELU, tanh, and rows beside their neighbours
- * for a convolution over tokens. Bound by memory. Truth: cpu_text.c.
+ * cuda_text.cu -- the mathematics of text encoders: the exact GELU, tanh, and rows next to their neighbours for a
+ * convolution over tokens. Bound by memory. Truth: cpu_text.c.
  */
 #include "cuda_common.cuh"
 

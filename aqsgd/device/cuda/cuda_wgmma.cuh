@@ -1,13 +1,13 @@
 /*
- * cuda_wgmma.cuh -- matrix products of a warpgroup (4 warps, 64 rows) on Hopper, whose operands lie in shared memory.
+ * cuda_wgmma.cuh -- matrix products of a warpgroup (4 warps, 64 rows) on Hopper, whose operands are in shared memory.
  *
  * One product is 64 x N x 16: sums (64 x N, fp32) += a (64 x 16) b (16 x N), both bf16 or both fp16. Warp w of the
- * warpgroup has rows 16 w to 16 w + 15 of a and of the sums. Its lanes hold them as in cuda_mma.cuh: sums[j] is
- * the tile of columns 8 j to 8 j + 7. So what two tiles of sums become (aq_fragment_of_sums) is an operand here too.
+ * warpgroup has rows 16 w to 16 w + 15 of a and of the sums. Its lanes hold them as in cuda_mma.cuh: sums[j] is the
+ * tile of columns 8 j to 8 j + 7. So two tiles of sums, converted (aq_fragment_of_sums), are an operand here too.
  *
  * A tile in shared memory is cut into panels of 64 columns. A row of a panel is 128 bytes, and its 16-byte pieces are
  * swapped by row, as the hardware expects it (128-byte swizzle; PTX ISA, "Asynchronous Warpgroup Level Matrix Shared
- * Memory Layout"): piece p of row r lies at p ^ (r % 8). Panels begin at a multiple of 1,024 bytes.
+ * Memory Layout"): piece p of row r is at p ^ (r % 8). Panels start at a multiple of 1,024 bytes.
  *
  * Products run asynchronously, in the order in which they were issued:
  *
@@ -21,7 +21,7 @@
  * barrier behind it. All four warps call each of these together. Under the launch emulation a product is done at once,
  * warp by warp.
  *
- * Needs sm_90a. Elsewhere the functions have no body that runs: aq_wgmma_here() tells the host.
+ * Needs sm_90a. Elsewhere the functions have no body that runs: the host asks aq_wgmma_here().
  */
 #ifndef AQ_CUDA_WGMMA_CUH
 #define AQ_CUDA_WGMMA_CUH
@@ -91,7 +91,7 @@ template <unsigned LEFT> static __forceinline__ __device__ void aq_wgmma_wait()
 #endif
 }
 
-/* What this thread wrote to shared memory is visible to products of whoever meets it at a barrier. */
+/* Makes this thread's writes to shared memory visible to the products of the threads that pass a barrier with it. */
 static __forceinline__ __device__ void aq_wgmma_shared()
 {
 #if !defined AQ_CUDA_HOST && AQ_WGMMA_CODE

@@ -1,9 +1,9 @@
 /*
  * device_cuda.c -- the CUDA backend's memory, streams and events.
  *
- * Streams do not wait for the default stream and nothing here waits for the whole device; what a caller needs in order
- * it says with events. Device memory is one allocation from the plan (aq_device_reserve), cut in the order of the
- * asking and given back as a whole; without a plan (benches, tests) every piece is its own.
+ * Streams do not wait for the default stream and nothing here waits for the whole device; a caller orders its work by
+ * events. Device memory is one allocation from the plan (aq_device_reserve), cut in the order of the asking and given
+ * back as a whole; without a plan (benches, tests) every piece is its own.
  */
 #include <assert.h>
 #include <stdio.h>
@@ -27,7 +27,7 @@ static_assert(CUDA_PARTS * CUDA_PART_BYTES + CUDA_GRAIN + CUDA_WORKSPACE_BYTES =
 /*
  * Queues by which work reaches a GPU, the most that CUDA has: it makes 8, and streams beyond them share one, so that
  * one whose kernel waits for another rank holds up another's. A stage has compute, send and receive, the device's own,
- * two of NCCL an edge and one a group: up to 9. Whoever sets the variable himself is not overruled.
+ * two of NCCL per edge and one per group: up to 9. A variable that the user has set is kept.
  */
 static const char CONNECTIONS[] = "32";
 
@@ -82,7 +82,7 @@ static enum aq_status cuda_memory(struct aq_device *device, struct aq_device_mem
     return AQ_OK;
 }
 
-/* what: who needs it and what to do; NULL: the device itself, or somebody beyond the plan. */
+/* what: its user and the remedy; NULL: the device itself, or a use outside the plan. */
 static enum aq_status no_memory(struct cuda_device *cuda, uint64_t bytes, const char *what)
 {
     struct aq_device_memory now = {0};
@@ -125,7 +125,7 @@ static void *arena_cut(struct cuda_device *cuda, uint64_t bytes)
     return piece;
 }
 
-/* True where the piece was the arena's. The arena begins anew when its last piece has come back. */
+/* True where the piece was the arena's. The arena starts again when its last piece has been returned. */
 static bool arena_return(struct cuda_device *cuda, const void *memory)
 {
     const uintptr_t at = (uintptr_t)memory, base = (uintptr_t)cuda->arena;
@@ -339,7 +339,7 @@ static enum aq_status cuda_event_elapsed(struct aq_device *device, struct aq_eve
     return AQ_OK;
 }
 
-/* Host memory is worked on by the calling thread alone: a GPU has no pool. */
+/* Work on host memory is done only by the calling thread: a GPU has no pool. */
 static void cuda_parallel(struct aq_device *device, uint32_t pieces, void (*run)(uint32_t piece, void *context),
                           void *context)
 {
@@ -373,7 +373,7 @@ static void cuda_close(struct aq_device *device)
 /* The context is made here: what a probe cannot see (exclusive mode) shows now. */
 static enum aq_status context_open(struct cuda_device *cuda)
 {
-    current = -1; /* asked anew: who had the device before may have closed it, and its memory may be gone since */
+    current = -1; /* asked again: the device may have been closed since, and its memory freed */
     const cudaError_t error = cuda_use(cuda);
     if (error == cudaSuccess) return AQ_OK;
     if (error == cudaErrorMemoryAllocation)
@@ -389,7 +389,7 @@ static enum aq_status context_open(struct cuda_device *cuda)
     return cuda_failed(error, "cudaSetDevice", __FILE__, __LINE__);
 }
 
-/* Another attention than the house's own, where the environment asks for it. */
+/* Another attention than our own, where the environment asks for it. */
 static enum aq_status cudnn_open(struct cuda_device *cuda)
 {
 #if AQ_WITH_CUDNN
@@ -420,7 +420,7 @@ static enum aq_status cuda_open(const struct aq_device_config *config, struct aq
     struct cuda_probe probe;
     char why[CUDA_TEXT_BYTES];
     int fd = -1;
-    (void)setenv("CUDA_DEVICE_MAX_CONNECTIONS", CONNECTIONS, 0); /* read when the driver begins: at the first probe */
+    (void)setenv("CUDA_DEVICE_MAX_CONNECTIONS", CONNECTIONS, 0); /* read when the driver starts: at the first probe */
     enum aq_status status = cuda_probe(config->index, &probe, why);
     if (status == AQ_OK) status = cuda_take(&probe, config->owner, aq_device_owner(), &fd, why);
     if (status == AQ_NOTFOUND && !wanted) {

@@ -2,12 +2,12 @@
  * cuda_grad.h -- the gradient codecs' kernels on a GPU: a whole range of a flat buffer in two launches.
  *
  * Caveats first.
- * - A range is cut in pieces of AQ_GRAD_PIECE from its start, as everybody who codes a large buffer cuts it
+ * - A range is cut in pieces of AQ_GRAD_PIECE from its start, as all coders of a large buffer cut it
  *   (grad_codec.h); the wire is the pieces' bytes one behind the other, aq_grad_codec_bytes_pieces long. Bytes, errors
  *   and sums have the bits of the CPU's plain table: a sum is a warp's 32 partial sums.
- * - lp wants norm 1 or infinity here: another power is the C library's, and no GPU's has its bits.
- * - Only enqueues. Where what lies is said by *tables* that the host makes once for each (codec, range) and copies to
- *   the device; they stay until the stream has passed.
+ * - lp requires norm 1 or infinity here: another power is the C library's, and no GPU's has its bits.
+ * - Only enqueues. The offsets are in *tables* that the host makes once for each (codec, range) and copies to the
+ *   device; they stay until the stream has passed.
  * - x, error, wire and sum are device memory, floats at multiples of 4; wire needs no alignment. x and error do not
  *   overlap.
  *
@@ -77,7 +77,7 @@ enum aq_status aq_cuda_grad_tables_bytes(const struct aq_grad_codec *codec, uint
 /* Makes them in host memory of that size, at a multiple of 8. */
 enum aq_status aq_cuda_grad_tables_fill(const struct aq_grad_codec *codec, uint64_t first, uint64_t count, void *memory,
                                         struct aq_cuda_grad_tables *out);
-/* The same tables where a copy of that memory lies. */
+/* The same tables for a copy of that memory. */
 void aq_cuda_grad_tables_at(struct aq_cuda_grad_tables *tables, void *memory);
 
 /* As aq_grad_encode, piece by piece. stream: a cudaStream_t. error NULL: none. AQ_CUDAERR: a launch failed. */

@@ -54,9 +54,9 @@ enum aq_status aq_grad_codec_config_check(const struct aq_grad_codec_config *con
     return kind->config_check(config);
 }
 
-/* What manifests call them. */
+/* Their names in manifests. */
 static const struct {
-    const char *prefix; /* the whole name, or what stands before the bits */
+    const char *prefix; /* the whole name, or the part before the bits */
     const char *kind;
     bool bits;
 } names[] = {
@@ -182,7 +182,7 @@ static enum aq_status copy_tensors(const struct aq_optimizer_tensor *tensors, ui
     return AQ_OK;
 }
 
-/* The text of the table that says the same: the caller's need not live on. Checked before. */
+/* The equal text of the table: the caller's need not live on. Checked before. */
 static const char *settled(const char *text)
 {
     static const char *const texts[] = {"tread", "rise", "signed", "l1", "l2"};

@@ -4,9 +4,8 @@
  *
  *     Q(x) = clamp(round(K x / (2 M)), +-K),   M = (mean |x|^p)^(1/p),   K = 2^(b-1) - 1,   decoded Q 2 M / K
  *
- * p = 1 is the paper's choice; p = infinity stands for the absmax grid Q_inf of section 2, without the factor 2.
- * Differs from it: rounds to nearest there too, as in equation 1, where the paper has stochastic rounding for Q_inf
- * alone.
+ * p = 1 is the paper's choice; p = infinity is the absmax grid Q_inf of section 2, without the factor 2. Differs from
+ * it: rounds to nearest there too, as in equation 1; the paper has stochastic rounding only for Q_inf.
  */
 #include <math.h>
 

@@ -13,7 +13,7 @@ static uint64_t least(uint64_t a, uint64_t b)
     return a < b ? a : b;
 }
 
-/* y = x + error in place of error; where there is none y is x. */
+/* y = x + error in place of error; without an error y is x. */
 static const float *add_error(const struct aq_grad_codec *codec, const float *x, float *error, uint64_t n)
 {
     if (!error) return x;

@@ -1,6 +1,6 @@
 /*
- * grad_codec_sign.c -- one bit a value and one scale a tensor: Seide et al. 2014; 1-bit Adam (Tang et al. 2021, section
- * 6.1) and 1-bit LAMB (Li et al. 2022, Algorithm 1: C[x] = ||x|| / ||Sign(x)|| Sign(x)).
+ * grad_codec_sign.c -- one bit per value and one scale per tensor: Seide et al. 2014; 1-bit Adam (Tang et al. 2021,
+ * section 6.1) and 1-bit LAMB (Li et al. 2022, Algorithm 1: C[x] = ||x|| / ||Sign(x)|| Sign(x)).
  *
  * That norm is the second one: s is the root mean square (scale "l2"). s = mean |x| ("l1") has the least squared error,
  * and never a larger one than x itself, whatever x looks like; the other has, where x is heavy-tailed.
@@ -31,7 +31,8 @@ static uint32_t sign_bits(const struct aq_grad_codec_config *config)
     return 1;
 }
 
-/* Bits at..at+n-1 of the stream from `bits`, n of them from a byte of its own; the rest of its last byte is kept. */
+/* Bits at..at+n-1 of the stream from `bits`, n of them from the start of a byte; the rest of the stream's last byte is
+ * kept. */
 static void splice(uint8_t *stream, uint64_t at, const uint8_t *bits, uint64_t n)
 {
     for (uint64_t i = 0; i < n; i++) {
@@ -41,7 +42,7 @@ static void splice(uint8_t *stream, uint64_t at, const uint8_t *bits, uint64_t n
 }
 
 /*
- * One bucket: the stretch up to the next whole byte of the stream, if it does not begin on one, then the rest; both
+ * One bucket: the stretch up to the next whole byte of the stream, if it does not start at one, then the rest; both
  * with one scale. The bytes of the stream are zero so far where they are not written whole.
  */
 static void encode_bucket(const struct aq_grad_codec *codec, uint8_t *stream, uint64_t at, uint64_t n, const float *x,

@@ -3,7 +3,7 @@
  * arXiv:2508.15706): TOP-k a chunk of 4096, 1 to 3 % of the values, 2 bits, error feedback.
  *
  * A chunk is `bucket` floats of one tensor's part of a range, or what is left of it: n floats, of which
- * k = ceil(density n) travel, those of the largest magnitude; of equal ones the first. Two scales a chunk: the mean
+ * k = ceil(density n) travel, those of the largest magnitude; of equal ones the first. Two scales per chunk: the mean
  * magnitude of those up to the middle between the least and the largest that travel, and of those beyond. Codes of a
  * chunk, k of them in order of their places, lowest bits first, chunks without gaps:
  *
@@ -12,14 +12,14 @@
  *     b           1: the second scale
  *     b + 1       1: negative
  *
- * What does not travel, and what two levels leave of the rest, is the error: no choice without error feedback, as it is
- * most of what was to be coded.
+ * The error is the values that do not travel, and the rounding of the rest to two levels: no choice without error
+ * feedback, as it is most of the input.
  *
  * Differs from SparseLoCo: its levels are the means of four bins of width 1.5 standard deviations over a tensor, ours
- * two by sign over a chunk: of the largest values there are none near 0. What it takes goes to everybody, whose mean
- * is the step; here the mean goes through the same codec once more, with an error of its own at its owner, as with
- * every codec (net/collective.h): bytes that do not grow with the ranks, for a mean whose smaller values come a round
- * later. Its error decays (0.95), ours does not: what is pending is exact.
+ * two by sign over a chunk, since the largest values are not near 0. Its values go to all ranks, whose mean is the
+ * step; here the mean goes through the same codec once more, with its own error at its owner, as with every codec
+ * (net/collective.h): bytes that do not grow with the ranks, for a mean whose smaller values come a round later. Its
+ * error decays (0.95), ours does not: the pending part is exact.
  */
 #include <math.h>
 
@@ -43,7 +43,7 @@ static enum aq_status topk_config_check(const struct aq_grad_codec_config *confi
     return aq_fail(AQ_INVAL, "grad", "density is %g, must be more than 0 and at most 1", (double)config->density);
 }
 
-/* Of a chunk of n floats: how many travel (what a fraction in fp32 is off by is none more), and bits of a place. */
+/* Of a chunk of n floats: how many travel (the rounding of a fraction in fp32 adds no value), and bits of a place. */
 static uint32_t sent_of(const struct aq_grad_codec_config *config, uint32_t n)
 {
     const uint32_t k = (uint32_t)ceil((double)config->density * n * (1 - 1e-6));

@@ -1,5 +1,5 @@
 /*
- * grad_codec_uniform.c -- b = 2..8 bits on a uniform grid, nearest, one absmax scale a bucket.
+ * grad_codec_uniform.c -- b = 2..8 bits on a uniform grid, nearest, one absmax scale per bucket.
  *
  * QuantizedAdam's setting is 4 bits (Wang et al. 2022, section 4.3), buckets of 512, the signed grid. Differs from its
  * published code: the default grid is symmetric. The signed one clips what is near +max and no -max, so that its error

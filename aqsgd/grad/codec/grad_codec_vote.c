@@ -1,9 +1,9 @@
 /*
- * grad_codec_vote.c -- one bit a value and no scale: the signs of Lion's update vectors, and of their sum.
+ * grad_codec_vote.c -- one bit per value and no scale: the signs of Lion's update vectors, and of their sum.
  *
- * A zero has no bit of its own. It is +1 at odd steps and -1 at even ones (Lion Cub, appendix B.1): with four workers a
+ * A zero has no bit. It is +1 at odd steps and -1 at even ones (Lion Cub, appendix B.1): with four workers a
  * third of all votes are ties, and a tie that always falls to one side drives the weights away. Votes are counted with
- * weight 1: sums of 1 / W are not exact where W is no power of two, and then a tie of 6, 10 or 12 voters is none.
+ * weight 1: sums of 1 / W are not exact where W is no power of two, and then a tie of 6, 10 or 12 voters is lost.
  */
 #include "cuda_grad.h"
 #include "grad_internal.h"

@@ -40,7 +40,7 @@ uint64_t aq_grad_coder_measure(const struct aq_grad_codec_config *config, uint64
 {
     const uint64_t pieces = count / AQ_GRAD_PIECE + 2 * AQ_SUM_RANKS_MAX;
     const uint64_t scale = sizeof(struct aq_cuda_grad_bucket) + 2 * sizeof(float);
-    /* A tensor's part of a piece has scales of its own, and so has the padding beside it. */
+    /* A tensor's part of a piece has its own scales, and so has the padding next to it. */
     const uint64_t scales = (config->bucket ? count / config->bucket : 0) + 2 * (pieces + tensors);
     return pieces * sizeof(struct aq_cuda_grad_piece) + (aq_grad_codec_config_lossy(config) ? scales * scale : 0);
 }

@@ -1,13 +1,13 @@
 /*
  * grad_internal.h -- the seam behind aq_grad_encode and aq_grad_decode: a kind of codec is a row of grad_codecs.def and
- * one file; what they share are the runs of a range and a small table of kernels.
+ * one file; they share the runs of a range and a small table of kernels.
  *
  * A range falls into *runs*: the parts of its tensors, and between them padding. A kind is asked for the scales of a
  * run and codes or decodes all runs in order.
  *
  * The kernels are the truth in plain C (grad_kernels_plain.c) and two vector tables; all give the same bits, sums
- * included: a sum is 32 partial sums, lane i % 32, folded in one order. What codecs of activations need too (spans,
- * quantizers, bit streams) is theirs: codec/codec_internal.h.
+ * included: a sum is 32 partial sums, lane i % 32, folded in one order. Parts that codecs of activations need too
+ * (spans, quantizers, bit streams) are in codec/codec_internal.h.
  *
  * Locking: as grad_codec.h.
  */
@@ -21,7 +21,7 @@ enum {
     AQ_GRAD_ROW = 512, /* floats that are worked on at a time by the quantizers: the first-level cache holds them */
 };
 
-/* What the vector of x + error is asked about while its signs become bits. */
+/* The sum over the vector x + error that is computed while its signs become bits. */
 enum aq_sign_sum { AQ_SIGN_NOTHING = 0, AQ_SIGN_ABS = 1, AQ_SIGN_SQUARE = 2 };
 
 struct aq_grad_kernels {
@@ -68,7 +68,7 @@ struct aq_grad_codec {
     const struct aq_codec_kernels *rows;
 };
 
-/* How far the runs of [first, first + count) stands. */
+/* The cursor of a loop over the runs of [first, first + count). */
 struct aq_grad_runs {
     const struct aq_grad_codec *codec;
     uint64_t first, end, at;
@@ -85,7 +85,7 @@ struct aq_grad_range {
     uint8_t *codes;
 };
 
-/* Settings that a kind has beside its bits. */
+/* Settings that a kind has in addition to its bits. */
 enum {
     AQ_GRAD_HAS_BUCKET = 1,
     AQ_GRAD_HAS_GRID = 2,
@@ -107,8 +107,8 @@ struct aq_grad_kind {
     enum aq_status (*config_check_device)(const struct aq_grad_codec_config *config);
     enum aq_codec_grid (*grid)(const struct aq_grad_codec_config *config); /* of kinds with levels, for kernels */
     uint32_t (*bits)(const struct aq_grad_codec_config *config);                   /* of one code */
-    uint64_t (*scales)(const struct aq_grad_codec_config *config, uint64_t count); /* of a run of so many values */
-    /* Of kinds that do not code each value: bytes of the codes of a range. NULL: as bits say. */
+    uint64_t (*scales)(const struct aq_grad_codec_config *config, uint64_t count); /* of a run of `count` values */
+    /* Of kinds that do not code each value: bytes of the codes of a range. NULL: by the bits. */
     uint64_t (*code_bytes)(const struct aq_grad_codec *codec, uint64_t first, uint64_t count);
     void (*encode)(const struct aq_grad_codec *codec, const struct aq_grad_range *range, const float *x, float *error);
     enum aq_status (*decode)(const struct aq_grad_codec *codec, const struct aq_grad_range *range, float weight,
@@ -117,7 +117,7 @@ struct aq_grad_kind {
 
 /* For kinds whose codes are made row by row: the runs, the bit stream, the rows. See grad_codec_rows.c. */
 struct aq_grad_scaling {
-    /* The scale of n values of y; it says what quantizer `quant` is. False: y is not finite. */
+    /* The scale of n values of y; it defines the quantizer `quant`. False: y is not finite. */
     bool (*choose)(const struct aq_grad_codec *codec, const float *y, uint64_t n, float *scale);
     bool (*quantizer)(const struct aq_grad_codec *codec, float scale, struct aq_quant *quant);
 };

@@ -1,5 +1,5 @@
 /*
- * grad_tables.c -- where the pieces and buckets of a range lie, for the kernels of cuda_grad_codec.cu.
+ * grad_tables.c -- the places of the pieces and buckets of a range, for the kernels of cuda_grad_codec.cu.
  */
 #include <math.h>
 
@@ -18,7 +18,7 @@ static bool has_scales(const struct aq_grad_codec *codec)
     return codec->kind->scales != aq_grad_scales_none;
 }
 
-/* The buckets of the piece at `at` of the range, whose bytes begin at wire_at. */
+/* The buckets of the piece at `at` of the range, whose bytes start at wire_at. */
 static void lay_piece(const struct aq_grad_codec *codec, uint64_t first, uint64_t at, uint64_t count, uint64_t wire_at,
                       struct tables *out)
 {
@@ -80,7 +80,7 @@ enum aq_status aq_cuda_grad_tables_bytes(const struct aq_grad_codec *codec, uint
     return AQ_OK;
 }
 
-/* What the kernels call the kind, and the grid that quantizes it. */
+/* The kernels' name of the kind, and the grid that quantizes it. */
 static void kind_of(const struct aq_grad_codec *codec, struct aq_cuda_grad_tables *out)
 {
     const struct aq_grad_codec_config *config = &codec->config;

@@ -1,10 +1,10 @@
 /*
  * cuda_grad_codec.cu -- gradient codecs on a GPU: see cuda_grad.h. The truth is grad_codec_*.c and grad_scalar.h.
  *
- * Encode is two launches where there are scales: a block a bucket makes y = x + error and its scale, adding up as the
+ * Encode is two launches where there are scales: a block per bucket makes y = x + error and its scale, adding up as the
  * CPU does (sign's magnitudes are added one after another, by a warp; lp's rows by as many warps); then a thread codes
  * eight floats, which are whole bytes of the wire whatever the bits, and leaves their error. Decode is one, eight
- * floats a thread. Which bucket a float belongs to is looked up in its piece's part of the tables.
+ * floats per thread. Which bucket a float belongs to is looked up in its piece's part of the tables.
  */
 #include "cuda_codec_math.cuh"
 
@@ -61,7 +61,7 @@ static __device__ inline bool wants_rows(const struct aq_cuda_grad_tables &table
 }
 
 /*
- * The sum of all rows' sums of magnitudes, in the order of rows; thread 0's is it. Each warp adds up rows of its own.
+ * The sum of all rows' sums of magnitudes, in the order of rows; thread 0's is it. Each warp adds up its own rows.
  */
 static __device__ inline double sum_of_rows(const float *y, uint64_t n, float *rows)
 {
@@ -148,7 +148,7 @@ __global__ void __launch_bounds__(GRAD_BLOCK)
 
 /* ---- eight floats ---- */
 
-/* Eight floats of a piece, and the bucket that the first of them lies in. */
+/* Eight floats of a piece, and the bucket of the first of them. */
 struct unit {
     const struct aq_cuda_grad_piece *piece;
     uint64_t offset; /* of the range */
@@ -167,7 +167,7 @@ static __device__ inline bool unit_of(const struct aq_cuda_grad_tables &tables, 
     out->count = out->piece->count - out->index < UNIT ? (uint32_t)(out->piece->count - out->index) : (uint32_t)UNIT;
     out->bucket = out->piece->first;
     for (uint32_t end = out->piece->last;
-         buckets && end - out->bucket > 1;) { /* the last that begins at offset or before */
+         buckets && end - out->bucket > 1;) { /* the last that starts at offset or before */
         const uint32_t middle = out->bucket + (end - out->bucket) / 2;
         if (tables.buckets[middle].offset <= offset)
             out->bucket = middle;
@@ -259,7 +259,7 @@ __global__ void __launch_bounds__(GRAD_BLOCK) grad_values(const __grid_constant_
 
 /* ---- decode ---- */
 
-/* What one float decodes to, weighted, for kinds with scales; false for a scale that no encoder writes. */
+/* The decoded value of one float, weighted, for kinds with scales; false for a scale that no encoder writes. */
 static __device__ inline bool scaled_value(const struct aq_cuda_grad_tables &tables, const struct unit &unit,
                                            uint32_t k, const uint8_t *wire, float weight, float *value)
 {
@@ -293,7 +293,7 @@ __global__ void __launch_bounds__(GRAD_BLOCK)
             continue;
         }
         if (!scaled_value(tables, unit, k, wire, weight, &value)) {
-            *corrupt = 1; /* whoever says so says the same */
+            *corrupt = 1; /* all threads that write it write the same */
             return;
         }
         sum[at] = add ? __fadd_rn(sum[at], value) : value;

@@ -2,7 +2,7 @@
  * cuda_grad_fused.cu -- an optimizer's fused kernels on a GPU: the arithmetic of optimizer_bodies.h, which is the
  * CPU's.
  *
- * A kernel with sums has a block of AQ_FUSED_LANES threads a piece, each with one of the piece's partial sums; one
+ * A kernel with sums has a block of AQ_FUSED_LANES threads per piece, each with one of the piece's partial sums; one
  * without has some blocks a piece, for nothing of it depends on its cut. Counts are of integers, and exact in any
  * order. This file is compiled without contraction.
  */

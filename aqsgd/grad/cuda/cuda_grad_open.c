@@ -2,7 +2,7 @@
  * cuda_grad_open.c -- the gradient codecs' kernels as the CUDA backend offers them: its streams and memory on the one
  * side, cuda_grad.h's launchers on the other.
  *
- * The tables of all spans lie in one piece of device memory; a word behind them says that something corrupt was met.
+ * The tables of all spans are in one piece of device memory; a word behind them is set if corrupt bytes were found.
  */
 #include <string.h>
 

@@ -1,6 +1,6 @@
 /*
  * cuda_grad_sum.cu -- sums over ranks on a GPU, added in the order of ranks as net/group/collective_reduce.c adds: a
- * thread a value, each operation rounded once.
+ * thread per value, each operation rounded once.
  */
 #include "cuda_launch.cuh"
 

@@ -44,7 +44,7 @@ AQ_BODY_WORD(LIONCUB_PACK)
     w.lanes[i] = word;
 }
 
-/* c = sign(S) of a word: what is no tie lies on one side of the middle. */
+/* c = sign(S) of a word: a tie is equal to the middle. */
 AQ_BODY_WORD(LIONCUB_UNPACK)
 {
     const uint64_t each = 64 / w.lane_bits, first = i * each;

@@ -23,7 +23,7 @@ AQ_BODY(ONEBIT_ADAM_FROZEN)
     element_onebit_adam(w, values, i);
 }
 
-/* Where nobody is asked: all of it, so that a piece stays in the cache. */
+/* All of it, if no reduction is needed, so that a piece stays in the cache. */
 AQ_BODY(ONEBIT_ADAM_ALONE)
 {
     element_momentum(w, i);

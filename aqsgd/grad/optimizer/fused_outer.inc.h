@@ -7,7 +7,8 @@ AQ_FUSED(OUTER_STEP, 0, 0, false)
 AQ_FUSED(OUTER_STEP_MOMENTUM, 0, 0, false)
 
 #ifdef AQ_BODY
-/* The pseudo-gradient, in the weights' place. What is not finite has not moved: it is nobody else's. */
+/* The pseudo-gradient, in the weights' place. A value that is not finite counts as not moved, so that it affects no
+ * other rank. */
 AQ_BODY(OUTER_MOVED)
 {
     const float moved = w.last[i] - w.p[i];

@@ -24,7 +24,7 @@ AQ_BODY(QADAM_FROZEN)
     element_qadam(w, values, i);
 }
 
-/* Where nobody is asked: all of it, so that a piece stays in the cache. */
+/* All of it, if no reduction is needed, so that a piece stays in the cache. */
 AQ_BODY(QADAM_ALONE)
 {
     element_momentum(w, i);

@@ -19,8 +19,8 @@ AQ_ELEMENT void element_variance(const struct aq_fused w, uint64_t i)
 }
 
 /*
- * A parameter whose frozen v is zero has no gradient (aq_optimizer_noise_drop). What compression leaves in its momentum
- * and in its errors belongs to its neighbours, and eps would magnify it. So both become zero.
+ * A parameter whose frozen v is zero has no gradient (aq_optimizer_noise_drop). The values that compression leaves in
+ * its momentum and errors belong to its neighbours, and a division by eps would magnify them. So both become zero.
  */
 AQ_ELEMENT void element_mask(const struct aq_fused w, uint64_t i)
 {

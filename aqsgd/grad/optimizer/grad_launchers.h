@@ -8,7 +8,7 @@
 #include "aqsgd/grad_device.h"
 #include "optimizer_fused.h"
 
-/* A backend's coder begins with it. */
+/* The first member of a backend's coder. */
 struct aq_grad_coder {
     struct aq_device *device;
     const struct aq_grad_codec *codec;

@@ -84,7 +84,7 @@ float aq_optimizer_absorbs_momentum(const struct aq_optimizer *optimizer, uint32
     return 1.0f;
 }
 
-/* A stretch of the first array at a time: it may lie where the host cannot reach it. */
+/* A stretch of the first array at a time, as it may be memory that the host cannot reach. */
 static enum aq_status absorb_tensor(struct aq_optimizer *optimizer, const struct aq_optimizer_tensor *tensor,
                                     float share, const float *pending, float *some)
 {

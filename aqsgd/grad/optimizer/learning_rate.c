@@ -1,7 +1,7 @@
 /*
  * learning_rate.c -- the learning rate of a step, as a pure function: any rank knows it after any restart.
  *
- * A decay is a function that says what is left of the peak, in [0, 1], and a row of the table below.
+ * A decay is a function that returns the remaining share of the peak, in [0, 1], and a row of the table below.
  */
 #include <math.h>
 

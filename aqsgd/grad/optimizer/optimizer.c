@@ -468,7 +468,7 @@ bool aq_optimizer_ends(struct aq_optimizer *optimizer, const struct aq_optimizer
 {
     struct aq_optimizer_call *call = &optimizer->call;
     AQ_ASSERT(call->updating && call->round == 0 && ending->gradients == call->update_gradients);
-    /* Where other versions of the parameters follow on the update, it is not the last that changes them. */
+    /* If other versions of the parameters follow the update, it is not the last change of them. */
     if (!optimizer->kind->ends || aq_optimizer_is_local(optimizer) || optimizer->weights) return false;
     call->ending = *ending;
     return true;

@@ -2,18 +2,17 @@
  * optimizer.h -- the seam behind aq_optimizer_*: a kind of optimizer is a row of optimizers.def, its file, and the
  * bodies of its kernels in fused_NAME.inc.h, a row of optimizer_fused.def.
  *
- * A kind says what memory it wants (place), whether it wants the mean of the gradients first (averages), and does one
- * update in rounds (update): round 0 begins, and each later one follows on what the round before has asked for. What is
- * common lies in optimizer.c (the table, memory, checks), optimizer_average.c (the mean of gradients, through codecs)
- * and optimizer_flat.c (fused kernels over the flat buffer, in pieces that belong to one tensor each:
- * optimizer_fused.h).
+ * A kind takes its memory (place), decides whether the mean of the gradients is made first (averages), and does one
+ * update in rounds (update): each round after round 0 follows the reduction that the round before has asked for. Common
+ * code is in optimizer.c (the table, memory, checks), optimizer_average.c (the mean of gradients, through codecs) and
+ * optimizer_flat.c (fused kernels over the flat buffer, in pieces that belong to one tensor each: optimizer_fused.h).
  *
- * Where memory is a device's. What kernels touch is device memory; what a kind itself reads and writes, a few floats a
- * tensor, is host memory, state too (aq_optimizer_take_few). Kernels are enqueued on the call's stream; one with sums
- * is waited for.
+ * If memory is a device's: kernels use device memory; the few floats per tensor that a kind itself reads and writes are
+ * in host memory, also state (aq_optimizer_take_few). Kernels are enqueued on the call's stream; one with sums is
+ * waited for.
  *
- * Determinism: what has to be equal on all ranks is computed elementwise, in plain C without contraction, or summed in
- * a fixed order, from values that are equal on all ranks.
+ * Determinism: values that must be equal on all ranks are computed elementwise, in plain C without contraction, or
+ * summed in a fixed order, from values that are equal on all ranks.
  *
  * Locking: as grad.h.
  */
@@ -36,7 +35,7 @@ struct aq_optimizer_array {
 
 /* Memory that no checkpoint sees. */
 struct aq_optimizer_scratch {
-    bool mapped; /* of the host alone; else the device's, of a kind */
+    bool mapped; /* only of the host; else the device's, of a kind */
     enum aq_memory_kind where;
     void *memory;
     size_t bytes;
@@ -110,7 +109,7 @@ struct aq_optimizer_kind {
     bool machines;    /* keeps no error of a codec that would belong to one replica: aq_optimizer_config_machines */
     bool unpublished; /* aq_optimizer_config_unpublished */
     bool ends;        /* update does what the call's `ending` asks for */
-    void (*config_default)(struct aq_optimizer_config *out); /* out is zero but for its kind */
+    void (*config_default)(struct aq_optimizer_config *out); /* out is zero except its kind */
     enum aq_status (*config_check)(const struct aq_optimizer_config *config);
     /* aq_optimizer_config_check_device; why is not NULL. NULL: it works on any device. */
     enum aq_status (*config_check_device)(const struct aq_optimizer_config *config, char *why);
@@ -124,13 +123,13 @@ struct aq_optimizer_kind {
     enum aq_status (*place)(struct aq_optimizer *optimizer);
     /* Kinds that do not always average: does this step? NULL: as averages_gradients. In fp32 where it is theirs. */
     bool (*averages)(const struct aq_optimizer *optimizer, uint64_t step);
-    /* Kinds whose decisions want a number of the whole model: aq_optimizer_gauges, aq_optimizer_gauge. NULL: none. */
+    /* Kinds whose decisions need a number of the whole model: aq_optimizer_gauges, aq_optimizer_gauge. NULL: none. */
     bool (*gauges)(const struct aq_optimizer *optimizer);
     enum aq_status (*gauge)(struct aq_optimizer *optimizer, double *sum);
     /* out is zero (AQ_REDUCE_NONE) at entry. */
     enum aq_status (*update)(struct aq_optimizer *optimizer, uint32_t round, struct aq_reduce *out);
-    /* What is due at this step whatever its gradient, in rounds as update's: the end of update, and all of a void step.
-     * NULL: nothing. */
+    /* The work of this step that does not depend on its gradient, in rounds as update's: the end of update, and all
+     * of a void step. NULL: nothing. */
     enum aq_status (*due)(struct aq_optimizer *optimizer, uint32_t round, struct aq_reduce *out);
     /* The share of a pending error in tensor t that its first state array takes up (aq_optimizer_absorb); NULL: none.
      */
@@ -148,7 +147,7 @@ enum aq_status aq_optimizer_check_adam(const struct aq_optimizer_config *config)
 
 /* ---- for place: NULL in *out while measuring ---- */
 
-/* The next state array, zero. count 0 takes nothing but a row. */
+/* The next state array, zero. count 0 takes only a row. */
 enum aq_status aq_optimizer_take(struct aq_optimizer *optimizer, const char *name, uint64_t count,
                                  enum aq_state_class belongs, float **out);
 /* The same of a few floats that the kind itself reads and writes: host memory everywhere. */
@@ -168,7 +167,7 @@ void aq_optimizer_ask(struct aq_optimizer *optimizer, float *x, struct aq_reduce
 /*
  * The same, with kernels over x before and after it (AQ_FUSED_NONE: none), without sums: along with the reduction where
  * it goes through a codec, so that they are done in the cache and while other pieces travel; else before it is asked
- * for, and in the next round, which begins with aq_optimizer_asked.
+ * for, and in the next round, which starts with aq_optimizer_asked.
  */
 enum aq_status aq_optimizer_ask_along(struct aq_optimizer *optimizer, float *x, const struct aq_fused *before,
                                       const struct aq_fused *after, struct aq_reduce *out);
@@ -185,25 +184,25 @@ enum aq_status aq_optimizer_average_round(struct aq_optimizer *optimizer, uint32
 bool aq_optimizer_is_local(const struct aq_optimizer *optimizer);
 enum aq_status aq_optimizer_outer_check(const struct aq_optimizer_config *config, bool averages_gradients);
 enum aq_status aq_optimizer_outer_place(struct aq_optimizer *optimizer);
-/* After the update of a step, whatever its gradient; nothing but where a round ends. */
+/* After the update of a step, whatever its gradient; does nothing unless a round ends. */
 enum aq_status aq_optimizer_outer_round(struct aq_optimizer *optimizer, uint32_t round, struct aq_reduce *out);
 
-/* ---- optimizer_versions.c: weights that are not the parameters; nothing is done but with `predict` ---- */
+/* ---- optimizer_versions.c: weights that are not the parameters; only with `predict` ---- */
 enum aq_status aq_optimizer_predict_place(struct aq_optimizer *optimizer);
-/* An update begins: the parameters are the weights. */
+/* At the start of an update: the parameters become the weights. */
 enum aq_status aq_optimizer_predict_leave(struct aq_optimizer *optimizer);
-/* It has ended: the weights are kept, the parameters lie ahead of them. */
+/* At its end: the weights are kept, the parameters are set ahead of them. */
 enum aq_status aq_optimizer_predict(struct aq_optimizer *optimizer);
 
 /* ---- optimizer_flat.c ---- */
 enum aq_status aq_optimizer_cut(struct aq_optimizer *optimizer); /* makes the pieces */
 /* A kernel over all pieces with what all have: the call's arrays and numbers, the two betas, epsilon, the errors. */
 struct aq_fused aq_optimizer_fused_of(const struct aq_optimizer *optimizer, enum aq_fused_kind kind);
-/* All of its pieces, which begin with the first; piece_sums are there afterwards where it has any. */
+/* All of its pieces, from the first; afterwards piece_sums are made, where it has any. */
 enum aq_status aq_optimizer_fused(struct aq_optimizer *optimizer, const struct aq_fused *kernel);
 /*
- * Number `which` of every tensor's values for the kernels to come, 1 to AQ_FUSED_VALUES - 1 (0 is its decay): of[t].
- * Where it changes any, it waits for kernels that may still read the last ones.
+ * Number `which` of every tensor's values for the kernels to come, 1 to AQ_FUSED_VALUES - 1 (0 is its decay): of[t]. If
+ * it changes any, it waits for kernels that may still read the last ones.
  */
 enum aq_status aq_optimizer_values(struct aq_optimizer *optimizer, uint32_t which, const float *of);
 /* run(optimizer, piece, index) for every piece, on the pool: host memory. */
@@ -231,15 +230,15 @@ static inline float aq_optimizer_decay(const struct aq_optimizer *optimizer, uin
 enum aq_status aq_optimizer_noise_place(struct aq_optimizer *optimizer);
 /*
  * Sets a frozen variance to zero where its root is below AQ_NOISE_SHARE of the root mean square of its tensor (the mean
- * is of v, over the whole tensor): kernels leave such parameters alone. Kinds call it in each step whose v is frozen,
+ * is of v, over the whole tensor): kernels do not update such parameters. Kinds call it in each step whose v is frozen,
  * before its kernels; it works in the first of them after open and after noise_again. v is the same on all ranks, and
  * the sums have a fixed order, so all ranks drop the same. Dropping twice changes nothing: the mean can only fall.
  * AQ_CUDAERR.
  *
  * Why: the true gradient of a key bias is zero (softmax does not change when all scores of a row rise alike), so its v
- * is the square of rounding errors. One bit a value gives such a parameter the momentum of its neighbours; divided by
- * the root of its own v that is up to 1e6 learning rates in each step. The papers have no rule; DeepSpeed has masks
- * that users write. Adam itself is not hurt, since its momentum is rounding noise, too.
+ * is the square of rounding errors. One bit per value gives such a parameter the momentum of its neighbours; divided by
+ * the root of the parameter's v that is up to 1e6 learning rates in each step. The papers have no rule; DeepSpeed has
+ * masks that users write. Adam itself is not hurt, since its momentum is rounding noise, too.
  */
 #define AQ_NOISE_SHARE 1e-6
 enum aq_status aq_optimizer_noise_drop(struct aq_optimizer *optimizer, float *v);
@@ -253,9 +252,10 @@ void aq_optimizer_step_write(float frozen[2], uint64_t step);
 /* A kernel of m and v, whose zeros are masked. */
 struct aq_fused aq_optimizer_fused_moments(const struct aq_optimizer *optimizer, enum aq_fused_kind kind, float *m,
                                            float *v);
-/* *sum += ||v||_1, the same on every rank; tensor by tensor from the last to the first, as aq_optimizer_gauge wants. */
+/* *sum += ||v||_1, the same on every rank; tensor by tensor from the last to the first, as aq_optimizer_gauge
+ * requires. */
 enum aq_status aq_optimizer_norm1(struct aq_optimizer *optimizer, float *v, double *sum);
-/* The whole model's number for this update: what aq_optimizer_gauged was told, else this optimizer's own. */
+/* The whole model's number for this update: that of aq_optimizer_gauged, else this optimizer's own. */
 enum aq_status aq_optimizer_gauge_taken(struct aq_optimizer *optimizer, double *out);
 
 #define AQ_OPTIMIZER(name) extern const struct aq_optimizer_kind aq_optimizer_##name;

@@ -2,14 +2,14 @@
  * optimizer_bodies.h -- the arithmetic of the fused kernels, one element at a time: the truth for the CPU and for a
  * GPU.
  *
- * Included by optimizer_fused.inc.h and by cuda_grad_fused.cu, which say what AQ_ELEMENT, element_fma (a b + c, rounded
- * once) and element_rounded (to fp16 where it is halves, else to bf16) are there. Every operation is rounded once: both
- * are compiled without contraction, and tests/cuda_ptx looks at what nvcc made of it. `kind` and `masks` are constants
- * where this is compiled; formulas and their sources stand at the kinds (optimizer_*.c).
+ * Included by optimizer_fused.inc.h and by cuda_grad_fused.cu, which define AQ_ELEMENT, element_fma (a b + c, rounded
+ * once) and element_rounded (to fp16 where it is halves, else to bf16). Every operation is rounded once: both are
+ * compiled without contraction, and tests/cuda_ptx checks the output of nvcc. `kind` and `masks` are constants where
+ * this is compiled; formulas and their sources are in the kinds' files (optimizer_*.c).
  *
  * In a body: w is the call, values are the tensor's, i is the element (or word), terms are as many as the kernel has
- * sums; masks: does the piece have anything to be masked? in: is it in the mask, as the at-th that is? g: what place
- * returned.
+ * sums; masks: does the piece have anything to be masked? in: is it in the mask, as the at-th that is? g: the return
+ * value of place.
  */
 #ifndef AQSGD_GRAD_OPTIMIZER_BODIES_H
 #define AQSGD_GRAD_OPTIMIZER_BODIES_H

@@ -1,7 +1,7 @@
 /*
- * optimizer_flat.c -- fused kernels over the flat buffer: on the CPU pool, or on a GPU. A piece belongs to one
- * tensor and its cut depends on the tensors alone, so that sums by piece, folded in order, do not depend on the number
- * of threads.
+ * optimizer_flat.c -- fused kernels over the flat buffer: on the CPU pool, or on a GPU. A piece belongs to one tensor
+ * and its cut depends only on the tensors, so that sums by piece, folded in order, do not depend on the number of
+ * threads.
  */
 #include <math.h>
 
@@ -157,7 +157,7 @@ static uint32_t piece_at(const struct aq_optimizer *optimizer, uint64_t at)
     return low;
 }
 
-/* Floats first..first + count - 1, but what lies between tensors; on this thread, or enqueued. */
+/* Floats first..first + count - 1, except those between tensors; on this thread, or enqueued. */
 static enum aq_status fused_range(struct aq_optimizer *optimizer, const struct aq_fused *whole, uint64_t first,
                                   uint64_t count)
 {

@@ -1,5 +1,5 @@
 /*
- * optimizer_fused.c -- which instruction set kernels run on in host memory, and where their arrays lie. The choice
+ * optimizer_fused.c -- the instruction set of kernels in host memory, and the places of their arrays. The choice
  * changes the speed and no bit.
  */
 #include "optimizer_fused.h"

@@ -6,7 +6,7 @@
  * is written once (fused_*.inc.h); optimizer_fused_*.c compile it for the CPU's instruction sets and cuda_grad_fused.cu
  * for a GPU, all without contraction, so that an update has the same bits everywhere.
  *
- * A piece is cut by its tensor alone. A sum over it is AQ_FUSED_LANES partial sums in double (float i of the piece is
+ * Pieces are cut only by their tensor. A sum over one is AQ_FUSED_LANES partial sums in double (float i of the piece is
  * in lane i % AQ_FUSED_LANES), folded by halves: the same on every device, with any number of threads.
  *
  * This header compiles as C and as CUDA C++.
@@ -44,7 +44,7 @@ enum aq_fused_kind {
     AQ_FUSED_KINDS
 };
 
-/* Where a tensor's factors lie (PowerSGD): P by rows, Q by columns. columns 0: it has none. */
+/* The place of a tensor's factors (PowerSGD): P by rows, Q by columns. columns 0: it has none. */
 struct aq_fused_matrix {
     uint64_t offset, columns, p_at, q_at;
 };
@@ -56,12 +56,12 @@ typedef void aq_fused_run(const struct aq_fused *kernel, uint32_t index);
 struct aq_fused {
     enum aq_fused_kind kind;
     aq_fused_run *const *runs; /* of the CPU: by kind */
-    /* The pieces [piece_first, piece_first + piece_count), as far as they lie in [begin, end) of the buffer. */
+    /* The pieces [piece_first, piece_first + piece_count), as far as they are in [begin, end) of the buffer. */
     uint32_t piece_first, piece_count;
     uint64_t begin, end;
     const struct aq_flat_piece *pieces; /* all there are */
     const float *values;                /* AQ_FUSED_VALUES of each tensor */
-    double *sums;                       /* AQ_FLAT_SUMS of each piece; of whole pieces alone */
+    double *sums;                       /* AQ_FLAT_SUMS of each piece; only of whole pieces */
     /* Arrays of the buffer. */
     const float *g;
     float *p, *m, *v, *last;
@@ -72,11 +72,11 @@ struct aq_fused {
     /* Numbers: c1 = 1 - b1, c2 = 1 - b2; k1 and k2 correct a bias. */
     float b1, c1, b2, c2, k1, k2, eps, lr, size;
     float scale; /* of gradients */
-    /* What is done behind an update: gradients are cleared, parameters rounded to fp16 (halves) or bf16. */
+    /* Work after an update: gradients are cleared, parameters rounded to fp16 (halves) or bf16. */
     float *cleared;
     uint16_t *rounded;
     bool halves;
-    /* slamb; c is staleness there. What is masked of a piece begins at sent_at of it in `sent` and `sent_g`. */
+    /* slamb; c is staleness there. The masked values of a piece start at its sent_at in `sent` and `sent_g`. */
     uint8_t *mask; /* AQ_FUSED_MASK_BYTES a piece, from its first float */
     const uint64_t *sent_at;
     float *sent, *sent_g; /* NULL: nothing is sent; no gradients are */
@@ -124,7 +124,7 @@ aq_fused_run *const *aq_fused_runs_best(void);
 void aq_fused_piece(const struct aq_fused *kernel, uint32_t index);
 /* Of all its pieces. */
 void aq_fused_pieces(const struct aq_fused *kernel);
-/* Each of its arrays is then where `to` says. */
+/* Replaces each of its arrays by the one that `to` returns. */
 void aq_fused_move(struct aq_fused *kernel, void *(*to)(const void *context, const void *pointer), const void *context);
 
 #endif

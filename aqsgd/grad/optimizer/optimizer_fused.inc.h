@@ -2,7 +2,7 @@
  * optimizer_fused.inc.h -- fused kernels on the CPU: the arithmetic of optimizer_bodies.h over a piece, once for each,
  * so that the compiler makes a loop of vectors of each.
  *
- * Each optimizer_fused_*.c is this file for one instruction set, and says what its table is called: AQ_FUSED_TABLE.
+ * Each optimizer_fused_*.c is this file for one instruction set, and defines the name of its table: AQ_FUSED_TABLE.
  */
 #include <string.h>
 
@@ -22,7 +22,7 @@ AQ_ELEMENT float element_fma(float a, float b, float c)
     return __builtin_fmaf(a, b, c);
 #else
     /*
-     * The product is exact in double. Where the sum is not, its last bit is set, so that making it a float rounds once
+     * The product is exact in double. If the sum is not, its last bit is set, so that making it a float rounds once
      * (Boldo and Melquiond, "Emulation of a FMA and correctly rounded sums", IEEE Trans. Computers 57, 2008).
      */
     const double product = (double)a * (double)b, sum = product + (double)c;
@@ -151,7 +151,7 @@ AQ_ELEMENT void run_mask(enum aq_fused_kind kind, const struct aq_fused *kernel,
     w.sums[(size_t)AQ_FLAT_SUMS * index] = (double)count;
 }
 
-/* A row at a time: what is masked of it has its places first, one after another. */
+/* A row at a time: its masked values have the first places, one after another. */
 AQ_ELEMENT void run_sparse(enum aq_fused_kind kind, uint32_t sums, const struct aq_fused *kernel, uint32_t index)
 {
     const struct aq_fused w = *kernel;

@@ -15,9 +15,9 @@
  * whose votes do not fit are refused.
  *
  * A bit has no zero, and rows of an embedding that no batch ever asks for (positions beyond the longest text) are
- * pushed to and fro by their votes. With mask_names the ranks tell each other first which rows of those tensors have an
- * update vector anywhere; the others move by their decay alone, as sign(0) has it (B.1: "identified in advance and the
- * updates masked"). Levels need no mask: they have a zero.
+ * pushed to and fro by their votes. With mask_names the ranks first exchange which rows of those tensors have an update
+ * vector anywhere; the others only decay, as sign(0) has it (B.1: "identified in advance and the updates masked").
+ * Levels need no mask: they have a zero.
  *
  * Section 5: every momentum_every steps the momenta of the tensors whose names have one of momentum_names are averaged
  * in fp32 (the paper: embedding and head every 10 steps with b2 = 0.95; none needed at 0.99).
@@ -204,13 +204,13 @@ static struct aq_fused kernel_of(const struct aq_optimizer *optimizer, enum aq_f
     kernel.lane_bits = optimizer->config.lane_bits;
     kernel.size = (float)own->levels;
     kernel.tie = optimizer->call.step % 2 == 1;
-    /* Twice the sum of votes, or the sum of Q + K: what is no tie lies on one side of this. */
+    /* Twice the sum of votes, or the sum of Q + K: a tie is equal to this. */
     kernel.times = own->levels ? 1 : 2;
     kernel.middle = own->levels ? own->levels * optimizer->group.size : optimizer->group.size;
     return kernel;
 }
 
-/* Over so many things that are of no tensor. */
+/* Over `count` things that are of no tensor. */
 static enum aq_status fused_things(struct aq_optimizer *optimizer, enum aq_fused_kind kind, uint64_t count)
 {
     struct aq_fused kernel = kernel_of(optimizer, kind);

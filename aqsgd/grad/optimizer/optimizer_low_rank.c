@@ -83,7 +83,7 @@ static enum aq_status fill_q(const struct aq_optimizer *optimizer, const struct 
     return status;
 }
 
-/* What is the device's alone: P for the host, and where factors lie. */
+/* Only for a device: P for the host, and the places of factors. */
 static enum aq_status place_isolated(struct aq_optimizer *optimizer, struct aq_low_rank *low)
 {
     const size_t bytes = optimizer->tensor_count * sizeof *low->factors;

@@ -8,16 +8,16 @@
  *
  * Tw: warmup_steps; or, with freeze_ratio > 0, the first step from there on where ||v(t - D)||_1 / ||v(t)||_1 >=
  * freeze_ratio, D = 1 / (1 - b2) (section 7's rule, 0.96; the smaller over the larger here, so that a norm that falls
- * counts as moving too). The norm is that of the whole model, over all stages (aq_optimizer_gauge), so that Tw is one
- * decision of the whole job: stages that froze by norms of their own would average different things in one step, and
- * replicas would clip by norms that differ. It is the norm before the step's update, which is what all stages know when
- * the step begins; a step that is skipped does not count. The norms of the last D updates are state.
+ * counts as moving too). The norm is over the whole model, all stages (aq_optimizer_gauge), so that Tw is one decision
+ * of the whole job: stages that froze by their own norms would average different things in one step, and replicas would
+ * clip by norms that differ. It is the norm before the step's update, which all stages know at the start of the step; a
+ * step that is skipped does not count. The norms of the last D updates are state.
  *
  * Differs from the paper and DeepSpeed: bias corrections as in Adam (bias_correction false leaves them out as DeepSpeed
- * does); after Tw that of v stays as it was at Tw, so that the step does not jump. eps stands beside the root as in
- * Adam. Decoupled weight decay. The first gradient counts. Parameters without a gradient are found and left alone, but
- * for their weight decay (DeepSpeed: a mask that the user writes): those whose sqrt(v) at Tw is below 1e-6 of the root
- * mean square of their tensor. aq_optimizer_noise_drop in optimizer.h has the reason.
+ * does); after Tw the correction of v stays as it was at Tw, so that the step does not jump. eps is added to the root
+ * as in Adam. Decoupled weight decay. The first gradient counts. Parameters without a gradient are found and only decay
+ * (DeepSpeed: a mask that the user writes): those whose sqrt(v) at Tw is below 1e-6 of the root mean square of their
+ * tensor. aq_optimizer_noise_drop in optimizer.h has the reason.
  */
 #include <math.h>
 
@@ -142,7 +142,7 @@ static enum aq_status warm(struct aq_optimizer *optimizer)
     return AQ_OK;
 }
 
-/* Where nobody is asked one kernel does all of it, so that a piece stays in the cache. */
+/* If no reduction is needed one kernel does all of it, so that a piece stays in the cache. */
 static enum aq_status onebit_adam_update(struct aq_optimizer *optimizer, uint32_t round, struct aq_reduce *out)
 {
     const struct onebit_adam *own = optimizer->own;

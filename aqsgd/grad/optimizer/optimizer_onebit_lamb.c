@@ -12,12 +12,12 @@
  *     line 20, 21  x -= lr r c_avg (m / (sqrt(v_Tw) + eps) + weight_decay x)
  *
  * Differs from the paper: where ||x|| or ||u|| of a tensor is 0, c is 1 and not clipped, as in the published code
- * (equation 1 would clip 0 to c_min: a bias that begins with zeros would hardly move); eps beside the root, and the
+ * (equation 1 would clip 0 to c_min: a bias that starts as zeros would hardly move); eps added to the root, and the
  * decay, which the algorithm does not have. form "sqrt" is DeepSpeed's: r = max((sqrt(v_Tw) + eps) / (sqrt(v) + eps)),
  * blended with 1 by ||u|| / ||u + decay||, clipped to [ratio_min, ratio_max] first and to the threshold then. No bias
  * corrections, as equation 1. Parameters whose sqrt(v_Tw) is below 1e-6 of the root mean square of their tensor have no
- * gradient: they are left alone, but for their weight decay, and have no part in r (aq_optimizer_noise_drop in
- * optimizer.h has the reason). Defaults: the paper's for BERT (c in [0.01, 0.3], r in [0.5, 4], threshold 0.1, b3 0.9).
+ * gradient: they only decay, and have no part in r (aq_optimizer_noise_drop in optimizer.h has the reason). Defaults:
+ * the paper's for BERT (c in [0.01, 0.3], r in [0.5, 4], threshold 0.1, b3 0.9).
  */
 #include <math.h>
 #include <string.h>
@@ -145,7 +145,7 @@ static enum aq_status warm_up(struct aq_optimizer *optimizer)
     return optimizer->call.step >= optimizer->config.warmup_steps ? freeze(optimizer) : AQ_OK;
 }
 
-/* The momentum's scale and what undoes it, for the kernels; one replica sends nothing that has to have one size. */
+/* The momentum's scale and its inverse, for the kernels; a single replica sends nothing, and needs no scale. */
 static enum aq_status set_scales(struct aq_optimizer *optimizer)
 {
     struct onebit_lamb *own = optimizer->own;

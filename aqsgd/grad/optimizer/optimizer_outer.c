@@ -1,6 +1,6 @@
 /*
- * optimizer_outer.c -- local steps: every rank goes H steps on its own with the optimizer (the inner one), then the
- * ranks average how far they have come, and an outer optimizer moves the weights that all began with.
+ * optimizer_outer.c -- local steps: every rank does H steps on its own with the optimizer (the inner one), then the
+ * ranks average their movements, and an outer optimizer moves the weights that all started with.
  *
  * DiLoCo: Douillard et al. 2023 (arXiv:2311.08105), Algorithm 1; in its terms, for the weights x of all ranks:
  *
@@ -9,18 +9,16 @@
  *     line 14       x = OuterOpt(x, d); SGD with Nesterov momentum as PyTorch has it, lr 0.7, momentum 0.9:
  *                   m = mu m + d,   x = x - lr (d + mu m)
  *
- * SparseLoCo (arXiv:2508.15706) sends d as the largest of its values a chunk, at 2 bits, with what is left kept in an
- * error on the rank: that is config.reduce "topk" with outer_momentum 0. What differs from it stands in
- * grad_codec_topk.c.
+ * SparseLoCo (arXiv:2508.15706) sends d as the largest values of each chunk, at 2 bits, and keeps the rest in an error
+ * on the rank: that is config.reduce "topk" with outer_momentum 0. grad_codec_topk.c has the differences.
  *
  * Two versions of the weights: the rank's own are the parameters, the outer ones the state array "local_steps"; the
- * kernel SWAP changes them over. d lies in the parameters while it travels. Inner state (moments) stays with its
- * rank: AQ_STATE_LOCAL. The outer step is elementwise, in fp32, of values that are equal on all ranks: so are the
- * weights.
+ * kernel SWAP changes them over. d is in the parameters while it travels. Inner state (moments) stays with its rank:
+ * AQ_STATE_LOCAL. The outer step is elementwise, in fp32, of values that are equal on all ranks: so are the weights.
  *
  * Differs from DiLoCo: a round ends at steps that are multiples of H, and at the last step of a run, however short that
- * round is, so that what is trained is in the model. A rank whose steps were void counts in the mean as one that has
- * not moved, and so does each weight that is not finite any more.
+ * round is, so that all training is in the model. A rank whose steps were void counts in the mean as one that has not
+ * moved, and so does each weight that is not finite any more.
  */
 #include "optimizer.h"
 
@@ -56,7 +54,7 @@ bool aq_optimizer_is_local(const struct aq_optimizer *optimizer)
 
 enum aq_status aq_optimizer_outer_place(struct aq_optimizer *optimizer)
 {
-    /* Whatever the size of the group: another one may go on from this state. */
+    /* For every size of the group: another one may continue from this state. */
     for (uint32_t i = 0; aq_optimizer_config_local(&optimizer->config) && i < optimizer->state_count; i++)
         optimizer->states[i].info.belongs = AQ_STATE_LOCAL;
     if (!aq_optimizer_is_local(optimizer)) return AQ_OK;

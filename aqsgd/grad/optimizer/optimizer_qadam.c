@@ -5,11 +5,11 @@
  *     later     m = reduced(b1 m + (1 - b1) own g), in 2 to 8 bits with errors kept on both sides; v is frozen
  *     always    p -= lr sqrt(1 - b2^t) / (1 - b1^t)  m / (sqrt(v) + eps);   p -= lr weight_decay p
  *
- * That is the published code's step, the bias corrections of both moments going on also where v is frozen. Defaults: 4
- * bits in buckets of 512 (the paper's setting; the code's is 8), AdamW's numbers. Differs: the grid is symmetric
- * (reduce.grid "signed" is the published one), errors are fp32 and saved. Parameters whose frozen sqrt(v) is below 1e-6
- * of the root mean square of their tensor are left alone, but for their weight decay: they have no gradient, and grids
- * without a zero (2 bits, sign) give them one (aq_optimizer_noise_drop in optimizer.h).
+ * That is the published code's step, in which the bias corrections of both moments continue also when v is frozen.
+ * Defaults: 4 bits in buckets of 512 (the paper's setting; the code's is 8), AdamW's numbers. Differs: the grid is
+ * symmetric (reduce.grid "signed" is the published one), errors are fp32 and saved. Parameters whose frozen sqrt(v) is
+ * below 1e-6 of the root mean square of their tensor only decay: they have no gradient, and grids without a zero (2
+ * bits, sign) give them one (aq_optimizer_noise_drop in optimizer.h).
  */
 #include <math.h>
 
@@ -59,7 +59,7 @@ static struct aq_fused kernel_of(const struct aq_optimizer *optimizer, enum aq_f
     return kernel;
 }
 
-/* Where nobody is asked one kernel does all of it, so that a piece stays in the cache. */
+/* If no reduction is needed one kernel does all of it, so that a piece stays in the cache. */
 static enum aq_status qadam_update(struct aq_optimizer *optimizer, uint32_t round, struct aq_reduce *out)
 {
     const bool frozen = optimizer->call.step > optimizer->config.warmup_steps;

@@ -15,28 +15,28 @@
  *     algorithm    phi_max = phi(|xM| |u| / |uM|), phi_min alike; the same over |u|      (lines 15 to 19)
  *     code         x -= lr phi_max c u + lr / sqrt(W) phi_min (1 - c) u      (the published code)
  *
- * Where a norm of a part is zero (the mask took nothing of a tensor, or x is all zeros) the ratio is 1, as in LAMB, but
- * clipped like any other: the theorem's assumption 5 wants phi bounded for every argument, and with a sparse mask an
+ * If the norm of a part is zero (the mask took nothing of a tensor, or x is all zeros), the ratio is 1, as in LAMB, but
+ * clipped like any other: the theorem's assumption 5 requires phi bounded for every argument, and with a sparse mask an
  * unclipped 1 is up to coefficient_min^-1 times the step of its neighbours. In form "code" phi_min is 0 there, and is
- * clipped from above alone.
+ * clipped only from above.
  *
- * Between two averages every rank has parameters of its own, and m, v, c are its own always. Tensors of fewer floats
- * than dense_below are sent whole. Gradients that a machine's ranks have averaged among themselves first (appendix E)
- * come in as they are: the group is then one of machines (reduce.machine_first). With W = 1 the mask is everything, and
- * this is LAMB.
+ * Between two averages every rank has its own parameters, and m, v, c are always its own. Tensors of fewer floats than
+ * dense_below are sent whole. Gradients that a machine's ranks have averaged among themselves first (appendix E) come
+ * in as they are: the group is then one of machines (reduce.machine_first). With W = 1 the mask is everything, and this
+ * is LAMB.
  *
- * Parameters without a gradient need no rule here, as those of 1-bit Adam do (aq_optimizer_noise_drop): what is sent of
- * a momentum is sent in fp32, so nothing of its neighbours gets into it, and v is not frozen.
+ * Parameters without a gradient need no rule here, as those of 1-bit Adam do (aq_optimizer_noise_drop): momenta are
+ * sent in fp32, so nothing of a parameter's neighbours gets into its momentum, and v is not frozen.
  *
- * Differs from the published code: the mask has a generator of its own and touches no other random number. Defaults:
- * the paper's (k 0.1, H 100, b3 0.95; phi in [0.01, 0.4] as for BERT).
+ * Differs from the published code: the mask has its own generator and touches no other random number. Defaults: the
+ * paper's (k 0.1, H 100, b3 0.95; phi in [0.01, 0.4] as for BERT).
  */
 #include <math.h>
 #include <string.h>
 
 #include "optimizer_lamb.h"
 
-/* What a tensor's values are. */
+/* Meaning of a tensor's values. */
 enum { PHI_MAX = 1, PHI_MIN = 2, OVER = 3, SHARE = 4 };
 
 struct slamb {
@@ -102,7 +102,7 @@ static bool is_dense(const struct aq_optimizer *optimizer, uint32_t tensor)
     return optimizer->group.size == 1 || optimizer->tensors[tensor].count < optimizer->config.dense_below;
 }
 
-/* What a mask can ask to be sent: its mean and ten standard deviations, and the dense tensors. */
+/* The most that a mask can send: its mean and ten standard deviations, and the dense tensors. */
 static uint64_t room_of(const struct aq_optimizer *optimizer)
 {
     uint64_t sparse = 0, dense = 0;
@@ -215,7 +215,7 @@ static float clip(float value, float least, float most)
     return value < least ? least : value > most ? most : value;
 }
 
-/* phi(sqrt(x2 / u2)); `otherwise` stands for the ratio where a norm is zero. */
+/* phi(sqrt(x2 / u2)); `otherwise` is the ratio if a norm is zero. */
 static float phi(double x2, double u2, float otherwise, float least, float most)
 {
     return clip(x2 > 0.0 && u2 > 0.0 ? (float)(sqrt(x2) / sqrt(u2)) : otherwise, least, most);
@@ -239,7 +239,7 @@ static enum aq_status scale_tensors(struct aq_optimizer *optimizer)
     return aq_optimizer_values(optimizer, OVER, own->over);
 }
 
-/* Line 21: also of a step that is void, for what is left out here is not made up before the next average, or never. */
+/* Line 21: also of a void step, because an average that is left out here is made up only by the next one, or never. */
 static enum aq_status slamb_due(struct aq_optimizer *optimizer, uint32_t round, struct aq_reduce *out)
 {
     const struct aq_optimizer_config *config = &optimizer->config;

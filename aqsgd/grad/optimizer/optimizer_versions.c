@@ -7,17 +7,18 @@
  *
  *     W_{k+1} = W_k - U(g_k),    g_k taken at the parameters P_{k-1}
  *
- * P_{k-1} = W_{k-1} is what PipeDream-2BW has (Narayanan et al. 2021). SpecTrain (Chen et al. 2018) and XPipe (Guan et
- * al. 2019) predict the W_k that the update will be of, along the optimizer's own direction: by what it would do with
- * the moments that it has. For Adam that is the step that it has just made, up to its learning rate and decay; so here
- * it is that step, for every kind of optimizer:
+ * PipeDream-2BW has P_{k-1} = W_{k-1} (Narayanan et al. 2021). SpecTrain (Chen et al. 2018) and XPipe (Guan et al.
+ * 2019) predict the W_k to which the update will apply, along the optimizer's own direction, with its present moments.
+ * For Adam that is the step that it has just made, up to its learning rate and decay; so here it is that step, for
+ * every kind of optimizer:
  *
  *     P_k = W_k + (W_k - W_{k-1}),    P_0 = W_0
  *
- * The parameters of the caller are P, the state array "predicted" is W while steps are made. An update begins with W in
- * the parameters' place and ends with the next P there. A void step moves no weights: then P_k = W_k. Where ranks that
- * were apart meet (local steps, slamb) the step is no direction: P_k = W_k, which all ranks share. In between what lies
- * ahead is each rank's own, and another W begins anew: a mean of predictions predicts nothing.
+ * The parameters of the caller are P, the state array "predicted" is W while steps are made. An update starts with W in
+ * the parameters' place and ends with the next P there. A void step moves no weights: then P_k = W_k. If ranks that
+ * were apart meet (local steps, slamb), the step is no direction: P_k = W_k, which all ranks share. In between the
+ * prediction is each rank's own, and a run with another number of ranks starts without one: a mean of predictions
+ * predicts nothing.
  */
 #include "optimizer.h"
 
@@ -78,7 +79,7 @@ enum aq_status aq_optimizer_versions_begin(struct aq_optimizer *optimizer, const
     return optimizer->weights ? copy(optimizer, optimizer->weights, parameters, stream) : AQ_OK;
 }
 
-/* first and second: one after the other takes the parameters' place; NULL: there is none. */
+/* first and second: one after the other takes the parameters' place; NULL: skipped. */
 static enum aq_status swap(struct aq_optimizer *optimizer, float *parameters, struct aq_stream *stream, float *first,
                            float *second)
 {

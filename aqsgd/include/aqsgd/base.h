@@ -1,9 +1,8 @@
 /*
- * base.h -- the vocabulary of the house: status, log, printable text, the processor, memory, rings, random numbers,
- * time, digests, threads, traces, places at a door.
+ * base.h -- the common vocabulary: status, log, printable text, the processor, memory, rings, random numbers, time,
+ * digests, threads, traces, places at a listener.
  *
- * Every other room may use it; it uses nothing but the C library and xxHash. Each part has its own header with its
- * manual.
+ * Every other module may use it; it uses only the C library and xxHash. Each part has its own header with its manual.
  */
 #ifndef AQSGD_BASE_H
 #define AQSGD_BASE_H

@@ -14,19 +14,19 @@
  *   directq  Q(x): quantizes the values themselves; stateless. Optional top-k first (papers/004 H.6, "bw8[0.2]").
  *   aqsgd    Q(a - m): quantizes the change since this sample's previous message m (papers/004 Algorithm 1, line 7);
  *            without a reference (a cold sample) a *keyframe* is coded instead.
- *   sign     the sign of each value and one scale a row.
- *   ec       entropy coded: one step a sample, at a rate; of the change, or of the values where nothing is kept.
+ *   sign     the sign of each value and one scale per row.
+ *   ec       entropy coded: one step per sample, at a rate; of the change, or of the values where nothing is kept.
  *   lowrank  the change (or the values) as a product of two thin matrices, entropy coded.
  *
  * On a device whose memory the host cannot reach (aq_device_info: host_memory), a and hat are device memory; bodies,
  * messages and results are the host's, pinned where copies are to be asynchronous.
  *
  * A message m is stored in the precision of config.store, aq_codec_message_bytes() long, in host or device memory, and
- * is opaque to everybody else: a cache keeps the bytes, a digest covers the bytes. x^ ("hat") is the fp32 matrix that
+ * is opaque to all other code: a cache keeps the bytes, a digest covers the bytes. x^ ("hat") is the fp32 matrix that
  * the receiver computes with: m + deq(q), not rounded to the stored precision; both ends store the same rounding of it.
  *
  * Non-finite values in the activation, or a value that the store cannot hold (beyond 65504 with fp16): the sample is
- * sent raw fp32, result.flags says AQ_CODED_RAW, and no m' is made: the sample becomes cold on both ends.
+ * sent raw fp32, result.flags has AQ_CODED_RAW, and no m' is made: the sample becomes cold on both ends.
  *
  * The byte layout is docs/FORMAT.md.
  *
@@ -61,7 +61,7 @@ enum aq_codec_kind {
 #include "aqsgd/codecs.def"
 };
 
-/* How a value is kept: raw bodies, keyframes, stored messages. Q8, Q4, Q2: symmetric codes with one scale a row (of
+/* How a value is kept: raw bodies, keyframes, stored messages. Q8, Q4, Q2: symmetric codes with one scale per row (of
  * messages also a channel: store_group). */
 enum aq_codec_precision {
     AQ_PRECISION_NONE = 0, /* of config.store: no messages are kept */
@@ -71,7 +71,7 @@ enum aq_codec_precision {
     AQ_PRECISION_Q8 = 4,
     AQ_PRECISION_Q4 = 5,
     AQ_PRECISION_Q2 = 6,
-    AQ_PRECISION_EC = 7 /* of config.keyframe: entropy coded, keyframe_rate bits a value */
+    AQ_PRECISION_EC = 7 /* of config.keyframe: entropy coded, keyframe_rate bits per value */
 };
 
 /* Which values share one scale. Rows are tokens (T of them), channels are columns (C of them). */
@@ -96,7 +96,7 @@ enum aq_codec_scale {
 /* How s is written. POW2: one byte, an exponent. */
 enum aq_codec_scale_format { AQ_SCALE_FP16 = 1, AQ_SCALE_BF16 = 2, AQ_SCALE_FP32 = 3, AQ_SCALE_POW2 = 4 };
 
-/* HALF_DITHER, of ec alone: STOCHASTIC where there is no message, else half of it (codec_ec.c). */
+/* HALF_DITHER, only of ec: STOCHASTIC where there is no message, else half of it (codec_ec.c). */
 enum aq_codec_rounding { AQ_ROUND_NEAREST = 1, AQ_ROUND_STOCHASTIC = 2, AQ_ROUND_HALF_DITHER = 3 };
 
 struct aq_codec_config {
@@ -112,41 +112,41 @@ struct aq_codec_config {
     enum aq_codec_rounding rounding;
     bool hadamard;                 /* rotate each tile by the orthonormal Sylvester-Hadamard matrix before quantizing */
     float top_k;                   /* DIRECTQ: keep this fraction of the values (largest magnitude); 0 or 1: all      */
-    float rate;                    /* EC: bits a value in the mean, 1 to 8; LOWRANK: a number of its factors         */
+    float rate;                    /* EC: mean bits per value, 1 to 8; LOWRANK: per number of its factors            */
     uint32_t rank;                 /* LOWRANK: directions at most, 1 to 64                                           */
     float error; /* EC, LOWRANK: |a - x^| of |a|, about; bits are what it takes. 0: rate decides                      */
     int32_t prescale_log2;         /* values are multiplied by 2^this before scale and grid, divided after decode     */
     enum aq_codec_precision store; /* AQSGD: how m is kept                                                            */
     enum aq_codec_group store_group;  /* store Q8, Q4 or Q2: which values share a scale: ROW or CHANNEL               */
     enum aq_codec_precision keyframe; /* AQSGD: how a cold sample is sent: FP32, FP16, BF16, Q8 or EC */
-    float keyframe_rate;              /* keyframe EC: bits a value in the mean, 1 to 8 */
+    float keyframe_rate;              /* keyframe EC: mean bits per value, 1 to 8 */
 };
 
-/* What is to be known of a kind by those who choose one. */
+/* The properties of a kind, to choose one by. */
 struct aq_codec_about {
     const char *name;  /* in manifests: "aqsgd"                                                       */
     const char *label; /* for people: "AQ-SGD"                                                        */
-    bool activations;  /* for them alone: a gradient has no message                                   */
+    bool activations;  /* only for them: a gradient has no message                                    */
     bool plain;        /* bodies are the values as they are, in config.raw                            */
-    bool stateless;    /* keeps no messages, whatever config.store says                               */
+    bool stateless;    /* keeps no messages, whatever config.store is                                 */
     bool grid;         /* bits, grid, group, tile, scale, rounding and hadamard are the user's        */
     bool sparse;       /* top_k is the user's                                                         */
     bool varies;       /* bodies have a bound, not a size: aq_codec_body_bytes is what to expect      */
     bool usual[2];     /* what is meant by keys that name none: of activations, of gradients          */
-    float unsaid[2];   /* what a job means that says nothing of codecs, at this rate; 0: not this one  */
+    float unsaid[2];   /* the default of jobs without codecs, at this rate; 0: not this one           */
     enum aq_codec_rounding unsaid_rounding; /* and so                                                     */
 };
 
-/* Every kind there is, in the order of codecs.def; false beyond the last. And one of them; NULL: there is none. */
+/* Every kind, in the order of codecs.def; false beyond the last. And one of them; NULL: no such kind. */
 bool aq_codec_kind_at(uint32_t number, enum aq_codec_kind *out);
 const struct aq_codec_about *aq_codec_about(enum aq_codec_kind kind);
 enum aq_codec_kind aq_codec_kind_usual(bool gradients);
 
-/* A job that says nothing of codecs: first visits are coded, too (docs/DECISIONS.md 0432). */
+/* The config of a job without codecs: first visits are coded, too (docs/DECISIONS.md 0432). */
 void aq_codec_config_unsaid(struct aq_codec_config *out, bool gradients);
 
-/* The recommended settings for a kind and bits: mid-rise, one fp16 scale a row (absmax, at 1 bit auto), nearest, store
- * and keyframe fp16; directq, which gradients go through, with a prescale of 2^16. */
+/* The recommended settings for a kind and bits: mid-rise, one fp16 scale per row (absmax, at 1 bit auto), nearest,
+ * store and keyframe fp16; directq, which gradients go through, with a prescale of 2^16. */
 void aq_codec_config_default(struct aq_codec_config *out, enum aq_codec_kind kind, uint32_t bits);
 
 /* Can a message, a keyframe or a plain body of that precision hold values up to `peak`? (fp16: below 65520.) */
@@ -156,10 +156,10 @@ bool aq_codec_precision_holds(enum aq_codec_precision precision, float peak);
 void aq_codec_config_plain(struct aq_codec_config *out);
 
 /*
- * The config by which a sample that never changes is coded: its keyframe is what this config makes of it, or of a codec
- * that keeps messages its keyframe (fp16 where that is EC, for nothing would refine it), and there is a message of it.
- * Values as they are keep their bits. False: there is none, for this config keeps no messages and what it makes depends
- * on more than the sample.
+ * The config by which a sample that never changes is coded: its keyframe is the output of this config, or the keyframe
+ * of a codec that keeps messages (fp16 if that is EC, because nothing would refine it), and there is a message of it.
+ * Uncoded values keep their bits. False: no such config, because this one keeps no messages and its output depends on
+ * more than the sample.
  */
 bool aq_codec_config_kept(const struct aq_codec_config *config, struct aq_codec_config *out);
 
@@ -186,17 +186,17 @@ enum aq_raw_reason {
     AQ_RAW_SCALE = 3       /* a scale does not fit config.scale_format, or a body its bound                 */
 };
 
-/* What encode reports besides the body. Valid when the stream has passed the call. */
+/* The report of encode, besides the body. Valid when the stream has passed the call. */
 struct aq_codec_result {
     uint32_t body_bytes; /* <= aq_codec_bound()                                                            */
     uint32_t flags;      /* enum aq_coded_flag                                                             */
     uint32_t raw_reason; /* enum aq_raw_reason                                                             */
     float raw_peak;      /* the largest |a| of a raw sample (infinite for a value that is no number); else 0 */
     /*
-     * Live measures of the sample: sums over its T*C values, in double. For a delta with one scale a row, not searched,
-     * not rotated, rounded to nearest (the default), in samples of 64 rows or more, they are estimated from the first
-     * eight rows and every eighth row after them, which then stands for eight; the sums
-     * may then be some per cent off.
+     * Live measures of the sample: sums over its T*C values, in double. For a delta with one scale per row, not
+     * searched, not rotated, rounded to nearest (the default), in samples of 64 rows or more, they are estimated from
+     * the first eight rows and every eighth row after them, which counts as eight; the sums may then be off by a few
+     * per cent.
      */
     double sum_a2;     /* |a|^2                                                                            */
     double sum_delta2; /* |a - m|^2; equals sum_a2 where there was no reference                            */
@@ -237,8 +237,8 @@ size_t aq_codec_message_bytes_of(const struct aq_codec *codec, uint32_t rows);
 
 /*
  * Messages whose rows move, those of images that are cropped: row `from` of the message `source` becomes row `to` of
- * `out`; source NULL: zeroes. Host memory, messages of all rows. AQ_INVAL of check, with the reason: of such a config,
- * rows have no bytes of their own.
+ * `out`; source NULL: zeroes. Host memory, messages of all rows. AQ_INVAL of check, with the reason: the messages of
+ * such a config cannot be split into rows.
  */
 enum aq_status aq_codec_rows_check(const struct aq_codec_config *config, uint32_t columns);
 void aq_codec_message_row(const struct aq_codec *codec, const void *source, uint32_t from, void *out, uint32_t to);
@@ -255,8 +255,8 @@ void aq_codec_message_row(const struct aq_codec *codec, const void *source, uint
  * hat     out, (T, C) fp32, what the receiver will compute with; NULL: not wanted. May alias a.
  *         With store fp32 x^ is m', and hat may be m_out: it is written once.
  * m_out   out, m'; may be m, but not overlap it otherwise; NULL: not wanted, or a stateless kind. When result.flags has
- *         AQ_CODED_RAW it holds rubbish, also where it is m: such a sample is cold on both ends, and who wants to keep
- *         the old m gives another place.
+ *         AQ_CODED_RAW it holds rubbish, also where it is m: such a sample is cold on both ends, and a caller
+ *         that needs the old m gives another place.
  * result  out.
  */
 enum aq_status aq_codec_encode(struct aq_codec *codec, const float *a, const void *m, const struct aq_rng_key *key,
@@ -276,8 +276,8 @@ enum aq_status aq_codec_decode(struct aq_codec *codec, const void *body, size_t 
                                const void *m, float *hat, void *m_out, struct aq_stream *stream);
 
 /*
- * The samples of a micro-batch at once: what a device with codec kernels of its own wants, so that a micro-batch is a
- * few launches. Everywhere else it is the functions above, sample by sample.
+ * The samples of a micro-batch at once: on a device with codec kernels a micro-batch is a few launches. Elsewhere these
+ * are the functions above, sample by sample.
  */
 struct aq_codec_sample {
     const float *a;               /* encode                                                              */
@@ -285,8 +285,8 @@ struct aq_codec_sample {
     const struct aq_rng_key *key; /* encode, stochastic rounding; host memory, read before the call ends */
     void *body;                   /* out of encode, aq_codec_bound long; into decode                     */
     uint32_t body_bytes, flags;   /* decode: of the frame                                                */
-    uint32_t rows;                /* of this sample, 1 to those of the codec: its body and message are those
-                                     of a matrix of so many rows, and nothing behind them is read or
+    uint32_t rows;                /* of this sample, 1 to those of the codec: its body and message are as
+                                     of a matrix of that many rows, and nothing behind it is read or
                                      written; 0: all                                                     */
     float *hat;                   /* as above, but with codec kernels it must not overlap a              */
     void *m_out;                  /* as above                                                            */
@@ -294,7 +294,7 @@ struct aq_codec_sample {
 
 /*
  * From now on batches are coded by the device's own kernels, if it has some; once, before the first batch. Takes
- * aq_codec_device_bytes of device memory. AQ_OK where there are no kernels too; aq_codec_on_device tells. AQ_NOMEM.
+ * aq_codec_device_bytes of device memory. AQ_OK where there are no kernels too; see aq_codec_on_device. AQ_NOMEM.
  */
 enum aq_status aq_codec_take_device(struct aq_codec *codec);
 
@@ -311,9 +311,9 @@ bool aq_codec_on_device(const struct aq_codec *codec);
  * aq_codec_encode_batch -- code `count` samples.
  *
  * Only enqueues where there are codec kernels (aq_codec_on_device); memory is as for aq_codec_encode, the array of
- * samples is read before the call ends. results: one a sample, pinned memory; valid when the stream has passed. Samples
- * fare one by one: one that had to be sent raw says so in its result. AQ_INVAL: as aq_codec_encode, or x^ overlaps a.
- * AQ_CUDAERR: a launch failed.
+ * samples is read before the call ends. results: one per sample, pinned memory; valid when the stream has passed.
+ * Samples are independent: the result of one that had to be sent raw has AQ_CODED_RAW. AQ_INVAL: as aq_codec_encode, or
+ * x^ overlaps a. AQ_CUDAERR: a launch failed.
  */
 enum aq_status aq_codec_encode_batch(struct aq_codec *codec, const struct aq_codec_sample *samples, uint32_t count,
                                      struct aq_codec_result *results, struct aq_stream *stream);

@@ -1,9 +1,9 @@
 /*
  * device.h -- the device seam: memory, streams, events and the mathematics that stages are made of.
  *
- * Caveats first. Whatever takes a stream may only *enqueue*: its operands must stay until the stream gets there, and
- * its results are there only after an event or aq_device_stream_sync. The CPU backend runs everything at once on the
- * calling thread and its pool, so its streams are always drained; code that relies on that breaks on a GPU.
+ * Caveats first. A function that takes a stream may only *enqueue*: its operands must stay until the stream gets there,
+ * and its results are there only after an event or aq_device_stream_sync. The CPU backend runs everything at once on
+ * the calling thread and its pool, so its streams are always drained; code that relies on that breaks on a GPU.
  *
  * A device is a const table of functions (struct aq_device_ops), one file per backend: device_cpu.c, device_cuda.c.
  * Tests bring one more, tests/isolated: the CPU as a device whose memory the host cannot reach and whose streams run as
@@ -11,7 +11,7 @@
  * same table.
  *
  * The CPU backend owns one thread pool, sized by the manifest. Work is cut into pieces whose size does not depend on
- * the number of threads and handed out dynamically, so that a descheduled thread holds nobody up; every output element
+ * the number of threads and handed out dynamically, so that a descheduled thread delays no other; every output element
  * is computed by one piece in a fixed order, so that results do not depend on the number of threads.
  *
  * Locking: a device may be used from one thread at a time for mathematics; aq_device_alloc/free from any thread.
@@ -43,8 +43,7 @@ struct aq_device_config {
 enum aq_memory_kind {
     AQ_MEMORY_DEVICE = 0, /* where the mathematics happens */
     AQ_MEMORY_PINNED = 1, /* host memory that the device copies from and to asynchronously */
-    AQ_MEMORY_SHARED =
-        2 /* the device's, which another process may map: an allocation of its own, beside aq_device_reserve,
+    AQ_MEMORY_SHARED = 2  /* the device's, which another process may map: its own allocation, outside aq_device_reserve,
                              in whole AQ_DEVICE_SHARED_GRAIN, so that nothing else is mapped with it */
 };
 
@@ -66,43 +65,44 @@ struct aq_device_info {
     bool host_memory;      /* device pointers may be dereferenced by the host     */
     bool bf16;             /* has a bf16 matrix product faster than fp32          */
     bool tf32;             /* has products that read the first 10 bits of an fp32 value's mantissa (AQ_TF32) */
-    bool rounds;           /* bf16 products want both operands in bf16 already: who has them in fp32 keeps a copy */
+    bool rounds;           /* bf16 products need both operands in bf16 already: a caller with fp32 keeps a copy */
 };
 
 /*
- * AQ_INVAL: unknown kind. AQ_NODEV: built without it, or no such device here; the line says which and what to do.
- * AQ_REFUSED: the GPU belongs to another owner. "auto" takes the CPU only where there is no GPU at all (none in the
- * build, no driver, none shown): one line of the log. A GPU that is there and cannot be had is an error there too.
+ * AQ_INVAL: unknown kind. AQ_NODEV: built without it, or no such device here; the logged line has the reason and the
+ * remedy. AQ_REFUSED: the GPU belongs to another owner. "auto" takes the CPU only where there is no GPU at all (none in
+ * the build, no driver, none shown): one line of the log. A GPU that is there and cannot be used is an error there too.
  */
 enum aq_status aq_device_open(const struct aq_device_config *config, struct aq_device **out);
 
 /*
- * Is a device of that kind (NULL: auto) a GPU? The answer is the kind's alone, the same on every machine: what is
- * agreed between machines (memory that is planned, checks, hashes) asks this, and provides for a GPU where it may be.
+ * Is a device of that kind (NULL: auto) a GPU? The answer depends only on the kind, the same on every machine: code
+ * whose results machines must agree on (planned memory, checks, hashes) asks this, and provides for a GPU where it may
+ * be.
  */
 enum aq_device_gpu { AQ_GPU_NO = 0, AQ_GPU_MAYBE = 1, AQ_GPU_YES = 2 };
 enum aq_device_gpu aq_device_gpu(const char *kind);
 
 /*
- * What aq_device_open would take on this machine, without opening it: "auto" is a GPU where there is one, also one that
- * cannot be had. For what holds of this machine alone: times that are predicted, memory that is here.
+ * The choice of aq_device_open on this machine, without opening it: "auto" is a GPU where there is one, also one that
+ * cannot be used. For answers about this machine only: predicted times, memory present.
  */
 bool aq_device_gpu_here(const char *kind, uint32_t index);
 
-/* Does this build have a device of that kind (NULL: auto)? AQ_NODEV, AQ_INVAL: no, as aq_device_open says it. */
+/* Does this build have a device of that kind (NULL: auto)? AQ_NODEV, AQ_INVAL: no, logged as by aq_device_open. */
 enum aq_status aq_device_built(const char *kind);
 void aq_device_close(struct aq_device *device); /* NULL is fine */
 void aq_device_info(const struct aq_device *device, struct aq_device_info *out);
 
 /*
- * One allocation for what a plan says: the device memory that is allocated from here on is cut from it, as long as it
- * lasts. what: who needs it, for the line of AQ_NOMEM (which says needed and free too); borrowed until return. Does
+ * One allocation for the bytes of a plan: device memory that is allocated from here on is cut from it, as long as it
+ * lasts. what: its user, for the line of AQ_NOMEM (which has needed and free bytes too); borrowed until return. Does
  * nothing on a CPU.
  */
 enum aq_status aq_device_reserve(struct aq_device *device, uint64_t bytes, const char *what);
 
 /*
- * What a device's own memory holds now. What is neither free nor held (all - free - held) is not this library's: the
+ * The use of a device's own memory now. Memory neither free nor held (all - free - held) is not this library's: the
  * context, the code and buffers of libraries (NCCL among them) and other processes; a plan cannot know it, so that it
  * is measured. Zeros where device memory is the host's. AQ_CUDAERR.
  */
@@ -117,18 +117,18 @@ enum aq_status aq_device_alloc(struct aq_device *device, enum aq_memory_kind kin
 void aq_device_free(struct aq_device *device, enum aq_memory_kind kind, void *memory, size_t bytes);
 
 /*
- * Pinned memory for rooms that know no devices (caches, links): what goes into their configs. Where device memory is
- * the host's that is plain memory.
+ * Pinned memory for modules that know no devices (caches, links), for their configs. If device memory is the host's,
+ * this is plain memory.
  */
 struct aq_pages aq_device_pages(struct aq_device *device);
 
 /* A stream runs what is enqueued on it in order; sync waits for all of it. Closing a stream waits too. AQ_NOMEM. */
 enum aq_status aq_device_stream_open(struct aq_device *device, struct aq_stream **out);
 
-/* The same for copies, events and codecs alone: it has no memory for mathematics. */
+/* The same only for copies, events and codecs: it has no memory for mathematics. */
 enum aq_status aq_device_stream_open_light(struct aq_device *device, struct aq_stream **out);
 
-/* Device memory that each stream for mathematics takes on a GPU: for a plan. The device has one of its own besides,
+/* Device memory that each stream for mathematics takes on a GPU: for a plan. In addition the device has its own one,
  * which it takes when it is opened, before anything is reserved. */
 uint64_t aq_device_stream_bytes(void);
 void aq_device_stream_close(struct aq_device *device, struct aq_stream *stream);
@@ -150,7 +150,7 @@ enum aq_status aq_device_event_query(struct aq_device *device, struct aq_event *
 
 /*
  * The same with a time. elapsed: nanoseconds between the passing of two such events, both recorded; 0 where the last
- * was not later. AQ_AGAIN: not passed yet. On a GPU good to about a microsecond as long as they lie some seconds apart.
+ * was not later. AQ_AGAIN: not passed yet. On a GPU good to about a microsecond if they are a few seconds apart.
  */
 enum aq_status aq_device_event_open_timed(struct aq_device *device, struct aq_event **out);
 enum aq_status aq_device_event_elapsed(struct aq_device *device, struct aq_event *first, struct aq_event *last,
@@ -162,9 +162,9 @@ enum aq_status aq_device_copy(struct aq_device *device, void *to, const void *fr
 enum aq_status aq_device_zero(struct aq_device *device, void *to, size_t bytes, struct aq_stream *stream);
 
 /*
- * The CPU pool, for whoever works on host memory (codecs). run(piece, context) is called once for each piece of
- * 0..pieces-1, on any of the pool's threads, the caller's among them; returns when all are done. Must not be nested.
- * On a device without host memory the pieces run on the calling thread.
+ * The CPU pool, for work on host memory (codecs). run(piece, context) is called once for each piece of 0..pieces-1, on
+ * any of the pool's threads, the caller's among them; returns when all are done. Must not be nested. On a device
+ * without host memory the pieces run on the calling thread.
  */
 void aq_device_parallel(struct aq_device *device, uint32_t pieces, void (*run)(uint32_t piece, void *context),
                         void *context);

@@ -2,11 +2,11 @@
  * device_math.h -- the mathematics that stages and optimizers are made of: a part of the device's table (device.h).
  *
  * Caveats first. Every function only enqueues on its stream (NULL: the device's own); operands are borrowed until the
- * stream has passed. Pointers are device memory unless a comment says host. Nothing here allocates: scratch memory of
+ * stream has passed. Pointers are device memory unless a comment states host. Nothing here allocates: scratch memory of
  * fixed size is taken when the device is opened (aq_device_scratch_bytes).
  *
- * Results do not depend on the number of threads: an element is computed by one piece of work, in one order, and the
- * pieces are cut by the operands' extents alone. On one machine a result is therefore the same bits every time.
+ * Results do not depend on the number of threads: an element is computed by one piece of work, in one order, and only
+ * the operands' extents decide how work is cut. On one machine a result is therefore the same bits every time.
  *
  * Every kernel has a plain C truth (device/cpu: cpu_rows_plain.c, cpu_gemm_plain.c). The best variant of the processor
  * is taken, or what AQ_CPU asks for (aqsgd/base/processor.h).
@@ -17,7 +17,7 @@
  * bf16 values are uint16_t, the upper half of a float, rounded to nearest even; fp16 values are uint16_t too, IEEE
  * binary16, rounded so, and infinite beyond 65504: an overflow is never hidden.
  *
- * Locking: as device.h says, one thread at a time.
+ * Locking: as in device.h, one thread at a time.
  */
 #ifndef AQSGD_DEVICE_MATH_H
 #define AQSGD_DEVICE_MATH_H
@@ -36,7 +36,7 @@ extern "C" {
 enum aq_element {
     AQ_F32 = 0,
     AQ_BF16 = 1,
-    AQ_TF32 = 2, /* of a product's compute alone: fp32 operands, of which a GPU may use the first 10 bits of mantissa */
+    AQ_TF32 = 2, /* only as a product's compute: fp32 operands, of which a GPU may use the first 10 bits of mantissa */
     AQ_F16 = 3
 };
 
@@ -47,14 +47,14 @@ static inline size_t aq_element_bytes(enum aq_element type)
 
 /*
  * Dropout: an element is kept with probability 1 - p and divided by that. Word `offset + element` of the stream of the
- * sample's key decides, so that a mask depends on the sample alone, not on the micro-batch or cut it came in.
+ * sample's key decides, so that a mask depends only on the sample, not on its micro-batch or cut.
  */
 struct aq_dropout {
     float probability;             /* 0: none; below 1                                                */
     const struct aq_rng_key *keys; /* one for each sample, device memory; NULL where probability is 0 */
 };
 
-/* What a matrix product does with its sums before they leave the registers' neighbourhood. */
+/* The epilogue of a matrix product, applied to its sums while they are in registers. */
 enum aq_matmul_after {
     AQ_AFTER_NONE = 0,
     AQ_AFTER_GELU = 1,          /* other = sum + bias (kept for backward), c = gelu(other)             */
@@ -65,18 +65,18 @@ enum aq_matmul_after {
 /*
  * c = after(op(a) op(b) + bias), or c += op(a) op(b). Row-major; strides in elements. op(a) is M x K: stored so, or as
  * K x M where a_transposed; op(b) is K x N likewise. compute AQ_BF16 or AQ_F16 rounds both operands to it; sums are in
- * fp32. `other` has c's shape and stride, and c's type (fp32 for AFTER_RESIDUAL). accumulate wants c in fp32, no bias
- * and AQ_AFTER_NONE. c overlaps nothing but, element for element, `other`.
+ * fp32. `other` has c's shape and stride, and c's type (fp32 for AFTER_RESIDUAL). accumulate requires c in fp32, no
+ * bias and AQ_AFTER_NONE. c may overlap only `other`, element for element.
  *
- * bias_stride: every row of c has a bias of its own, what is added before `after` (an adapter's share). A GPU's library
- * has no such ending: there it is a second pass.
+ * bias_stride: each row of c has its own bias, which is added before `after` (an adapter's share). A GPU's library has
+ * no such epilogue: there it is a second pass.
  *
  * bias_rounded: the bias once more, in c's 16 bits, or NULL. A GPU's library adds a bias to 16 bits in the product
  * itself only where it has their type; without it there is a second pass. The CPU adds the fp32 one.
  *
  * sums_a, sums_b: at most one. Sums over k, of a transposed a (sums_a[m] +=) or of a b that is not (sums_b[n] +=): the
- * gradient of a bias beside that of its weights. As aq_device_column_sum of the operand as it lies; a GPU's library
- * makes them while it reads the operand, where it can.
+ * gradient of a bias along with that of its weights. They equal aq_device_column_sum of the operand as stored; a GPU's
+ * library computes them while it reads the operand, where it can.
  */
 struct aq_matmul {
     uint64_t M, N, K;
@@ -111,9 +111,9 @@ struct aq_layernorm {
 };
 
 /*
- * dx += gradient (dx holds the residual's), dgamma += , dbeta += , each of the two where it is not NULL. What the
- * products of the next layer back want comes along, where it is asked for: rounded, dx in 16 bits, and sums[c] += the
- * sum over rows of `rounded` (of dx, where it is NULL), as aq_device_column_sum.
+ * dx += gradient (dx holds the residual's), dgamma += , dbeta += , each of the two where it is not NULL. It also writes
+ * what the next layer's backward products need, if asked for: rounded, dx in 16 bits, and sums[c] += the sum over rows
+ * of `rounded` (of dx, where it is NULL), as aq_device_column_sum.
  */
 struct aq_layernorm_backward {
     uint64_t rows, C;
@@ -158,8 +158,8 @@ struct aq_rmsnorm_backward {
  *
  *     y[i] = x[i] cos - x[i + R/2] sin     y[i + R/2] = x[i + R/2] cos + x[i] sin
  *
- * Values are copied. y may be x where nothing is normalized. If `gated` is true, D columns of a gate stand behind each
- * head of queries in a row of x. They are not read, and y does not have them; y is not x.
+ * Values are copied. y may be x where nothing is normalized. If `gated` is true, D columns of a gate follow each head
+ * of queries in a row of x. They are not read, and y does not have them; y is not x.
  */
 struct aq_rope {
     uint64_t samples, T, H, kv_heads, D, R;
@@ -192,7 +192,7 @@ struct aq_rope_backward {
     const uint32_t *starts;
 };
 
-/* What a gate does with its values: x / (1 + e^-x), GELU as AQ_AFTER_GELU has it, or as struct aq_gelu (below). */
+/* The function of a gate: x / (1 + e^-x), GELU as AQ_AFTER_GELU has it, or as struct aq_gelu (below). */
 enum aq_gate { AQ_GATE_SILU = 0, AQ_GATE_GELU = 1, AQ_GATE_GELU_EXACT = 2 };
 
 /* y = gate(g) u: a row of x is F columns g, then F columns u (Shazeer 2020). */
@@ -214,8 +214,8 @@ struct aq_gated_backward {
 };
 
 /*
- * Parts of a sample, in attention, rope and embedding: texts that stand behind each other in it and do not see each
- * other. `starts` has, for each of `samples` times T tokens, where in its sample the token's part begins: at most the
+ * Parts of a sample, in attention, rope and embedding: consecutive texts in it that do not see each other. `starts`
+ * has, for each of `samples` times T tokens, the place in its sample at which the token's part starts: at most the
  * token's own place, and the same for all tokens of a part. A query sees no key before its start, and a token's place
  * is counted from there. NULL: a sample is one part. Masks of dropout are drawn by place in the sample whatever its
  * parts.
@@ -227,12 +227,12 @@ static inline uint64_t aq_place_of(const uint32_t *starts, uint64_t row, uint64_
 
 /*
  * Attention of `samples` sequences of T tokens. It is causal, or `both`: every query sees the keys behind it, too, of
- * which the first lengths[s] of a sample are real; of rows of padding out, lse and all gradients are 0, whatever stands
- * there. A row of qkv is H heads of queries, kv_heads of keys and kv_heads of values, D columns each; out has H*D.
+ * which the first lengths[s] of a sample are real; of rows of padding out, lse and all gradients are 0, whatever qkv
+ * has there. A row of qkv is H heads of queries, kv_heads of keys and kv_heads of values, D columns each; out has H*D.
  * H / kv_heads queries in a row share a head of keys and values. lse is the log of the sum of exponentials of (sample,
- * head, token), kept for backward; no T x T matrix outlives a block of rows. Dropout on the weights: element
- * (h * T_mask + query) * T_mask + key. T_mask >= T keeps a mask when T is cut short. With a window a query sees only
- * the last `window` keys up to its own, itself among them (Beltagy et al. 2020); with `both` those less than `window`
+ * head, token), kept for backward; no T x T matrix outlives a block of rows. Dropout on the weights: element (h *
+ * T_mask + query) * T_mask + key. T_mask >= T keeps a mask when T is cut short. With a window a query sees only the
+ * last `window` keys up to its own, itself among them (Beltagy et al. 2020); with `both` those less than `window`
  * behind it, too. Scores are s = q . k times `scale`, or with a cap cap tanh(s / cap) (Gemma Team 2024). If the type
  * has 16 bits and dqkv_rounded is not NULL, backward gives dqkv in it; then dqkv is memory to work in.
  */
@@ -255,7 +255,7 @@ struct aq_attention {
 };
 
 /*
- * Causal attention of T tokens a sample behind `first` earlier ones whose keys and values are kept: forward alone,
+ * Causal attention of T tokens per sample behind `first` earlier ones whose keys and values are kept: only forward,
  * without dropout. A row of qkv is as aq_attention's, and there are rows of the T tokens only. cache has `rows` rows a
  * sample, of kv_heads heads of keys, then of values, D columns each: those of the T tokens are written to rows first ..
  * first + T - 1. Then token first + t sees those of tokens 0 .. first + t, or the last `window` of them. Sums are fp32
@@ -277,13 +277,13 @@ struct aq_attention_cached {
  *
  *     s[t][c] = bias[c] + sum over k of w[c][k] u[t + k - (K - 1)][c]        y[t][c] = act(s[t][c])
  *
- * The last tap is of the token itself. u is 0 before the token's part begins. act is SiLU, or the identity.
- * Without `gates`, u is x. With them a row of x is C columns b, then C columns g, then C columns x, and u = b x,
- * y = g act(s): the short convolution of LFM2 (Liquid AI 2025). y and dy have rows of C columns.
+ * The last tap is of the token itself. u is 0 before the start of the token's part. act is SiLU, or the identity.
+ * Without `gates`, u is x. With them a row of x is C columns b, then C columns g, then C columns x, and u = b x, y = g
+ * act(s): the short convolution of LFM2 (Liquid AI 2025). y and dy have rows of C columns.
  *
- * For generation, `cache` keeps u of earlier tokens: token p of a sample lies in row p % rows of its `rows` rows. The
+ * For generation, `cache` keeps u of earlier tokens: token p of a sample is in row p % rows of its `rows` rows. The
  * tokens of this call are first .. first + T - 1. The call reads the last K - 1 tokens before them, and then keeps its
- * own. `rows` is K - 1 at least. If it is all tokens, a later call may begin at any earlier token. No parts then.
+ * own. `rows` is K - 1 at least. If it is all tokens, a later call may start at any earlier token. No parts then.
  *
  * Backward reads x, w, bias, starts and dy. It writes dx, laid out as x, which is not x. dw += and dbias += where they
  * are not NULL.
@@ -321,7 +321,7 @@ struct aq_causal_conv {
  * state before token 0 is what `carried` has. If carried is not NULL, the state behind the last token is written to it.
  *
  * Tokens are computed in chunks: a part is cut into chunks of AQ_DELTA_CHUNK tokens, of which the last may have fewer.
- * Backward reads the state before each chunk that does not begin a part. `states` has them, for each sample
+ * Backward reads the state before each chunk, except the first of a part. `states` has them, for each sample
  * aq_delta_states(T) times H states: that of a chunk from token t on is number t / AQ_DELTA_CHUNK - 1. If states is
  * NULL, forward does not keep them. Backward has no `carried`. All sums are in fp32.
  *
@@ -353,8 +353,8 @@ struct aq_delta {
 };
 
 /*
- * y = x gate(g), of heads: a row, one of `rows`, has H heads of D columns. x and y lie one head after another. Head h
- * of row r of g begins at element r g_row + h g_head.
+ * y = x gate(g), of heads: a row, one of `rows`, has H heads of D columns. x and y have one head after another. Head h
+ * of row r of g starts at element r g_row + h g_head.
  */
 enum aq_gating_kind { AQ_GATING_SIGMOID = 0, AQ_GATING_SILU = 1 };
 struct aq_gating {
@@ -365,7 +365,7 @@ struct aq_gating {
     void *y;
 };
 
-/* dg lies as g does, and may be g. dx is written: of dx_type, the type or fp32; it may be dy where types are one. */
+/* dg has g's layout, and may be g. dx is written: of dx_type, the type or fp32; it may be dy where types are one. */
 struct aq_gating_backward {
     uint64_t rows, H, D, g_row, g_head;
     enum aq_gating_kind kind;
@@ -376,12 +376,12 @@ struct aq_gating_backward {
 
 /*
  * Disentangled attention (He et al. 2021, "DeBERTa") of `samples` sequences of T tokens, of which the first lengths[s]
- * are real; every query sees every real key. Beside q and k there are the positions: R rows of Q and K of all heads,
- * and index[query - key + T - 1] says which row is that distance's. It never falls as the distance rises.
+ * are real; every query sees every real key. In addition to q and k there are the positions: R rows of Q and K of all
+ * heads; index[query - key + T - 1] is the row of that distance. It never falls as the distance rises.
  *
  *     score = scale (q_i . k_j + q_i . K[index of i - j] + k_j . Q[index of i - j])
  *
- * Of rows of padding `out` and all gradients are 0, whatever stands in qkv there. lse, dropout and T_mask are as
+ * Of rows of padding `out` and all gradients are 0, whatever qkv has there. lse, dropout and T_mask are as
  * aq_attention's. dqkv and dpositions are written, in fp32; rows of positions that no distance has get 0.
  */
 struct aq_disentangled {
@@ -434,9 +434,8 @@ struct aq_tanh_backward {
 };
 
 /*
- * Rows of a sample beside their neighbours, so that a product is a convolution over tokens: y[t][c K + k] =
- * x[t + k - K / 2][c], 0 where that is no real row. K is odd. Backward: dx[t][c] += what y's gradient has of it, of
- * real rows.
+ * Rows of a sample next to their neighbours, so that a product is a convolution over tokens: y[t][c K + k] = x[t + k -
+ * K / 2][c], 0 where that is no real row. K is odd. Backward: dx[t][c] += what y's gradient has of it, of real rows.
  */
 struct aq_unfold {
     uint64_t samples, T, C, K;
@@ -491,7 +490,8 @@ struct aq_embedding_backward {
  * gradient[row][v] = scale * (softmax - one at the target), 0 where the target is -1; it may be logits itself, or an
  * array of 16 bits that starts at the same byte with twice the stride; columns V..stride-1 become 0. Logits of 16 bits
  * are widened first, and all else is in fp32: then the gradient has their type, and may be logits itself. cap: fp32
- * logits come from aq_device_cap with it, and the gradient is that of what went in there, times 1 - (logit / cap)^2.
+ * logits come from aq_device_cap with it, and the gradient is with respect to that function's input: it has the factor
+ * 1 - (logit / cap)^2.
  */
 struct aq_cross_entropy {
     uint64_t rows, V;
@@ -504,13 +504,14 @@ struct aq_cross_entropy {
     uint64_t gradient_stride;
     enum aq_element gradient_type;
     float scale;
-    float cap; /* 0: none; with fp32 logits alone */
+    float cap; /* 0: none; only with fp32 logits */
 };
 
 /*
- * Squared error of rows that say one number: losses[row] = (output - target)^2, 0 where the target is NaN: not counted.
- * With gradient != NULL also gradient[row][0] = scale * 2 (output - target), 0 where the target is NaN; columns
- * 1..gradient_stride-1 become 0. It may be outputs itself, or 16 bits from the same byte on with twice the stride.
+ * Squared error of rows that predict one number: losses[row] = (output - target)^2, 0 where the target is NaN: not
+ * counted. With gradient != NULL also gradient[row][0] = scale * 2 (output - target), 0 where the target is NaN;
+ * columns 1..gradient_stride-1 become 0. It may be outputs itself, or 16 bits from the same byte on with twice the
+ * stride.
  */
 struct aq_squared_error {
     uint64_t rows;
@@ -534,7 +535,7 @@ struct aq_column_sum {
 
 /*
  * y = dropout(x) of (samples, sample_elements), as y_type; with probability 0 a copy or conversion. x is fp32 unless
- * x_type says otherwise, and may be y where both types are one. add: y += that, in fp32.
+ * x_type is set, and may be y where both types are one. add: y += that, in fp32.
  */
 struct aq_dropout_apply {
     uint64_t samples, sample_elements;
@@ -589,7 +590,7 @@ struct aq_fill_normal {
     float std, value;
 };
 
-/* y = max(x, 0); what is not a number stays so. y may be x. */
+/* y = max(x, 0); NaN stays NaN. y may be x. */
 struct aq_relu {
     uint64_t count;
     const float *x;
@@ -609,10 +610,10 @@ struct aq_relu_backward {
  *
  *     z = (x - mean) rstd gamma + beta + add,   rstd = 1 / sqrt(variance + epsilon),   y = z, or max(z, 0) with relu
  *
- * training: mean and variance (of the population) are those of this call, are kept in mean and rstd for backward, and
- * move the running ones, where they are not NULL, as PyTorch's do: running += momentum (this call's - running), with
- * the variance of the sample, rows / (rows - 1) times the population's (rows 1: the population's, 0). Not training:
- * the running ones are taken, and nothing is written but y. y may be x only where no backward follows; y may be add.
+ * training: mean and variance (of the population) come from this call, are kept in mean and rstd for backward, and
+ * update the running ones, where they are not NULL, as in PyTorch: running += momentum (this call's - running), with
+ * the variance of the sample, rows / (rows - 1) times the population's (rows 1: the population's, 0). Not training: the
+ * running ones are taken, and only y is written. y may be x only where no backward follows; y may be add.
  */
 struct aq_batch_norm {
     uint64_t rows, C;
@@ -640,12 +641,12 @@ struct aq_batch_norm_backward {
 };
 
 /*
- * Group normalization of samples of T x C (Wu and He 2018): the C columns are `groups` groups of C / groups that lie
- * side by side, and mean and variance (of the population) are those of a group's values in a sample:
+ * Group normalization of samples of T x C (Wu and He 2018): the C columns are `groups` groups of C / groups adjacent
+ * columns, and mean and variance (of the population) are taken over a group's values in a sample:
  *
  *     z = (x - mean) rstd gamma + beta + add,   rstd = 1 / sqrt(variance + epsilon),   y = z, or max(z, 0) with relu
  *
- * In training and not the same. mean and rstd are kept for backward, or NULL. y may be x only where no backward
+ * Training and evaluation are the same. mean and rstd are kept for backward, or NULL. y may be x only where no backward
  * follows; y may be add.
  */
 struct aq_group_norm {
@@ -729,7 +730,7 @@ struct aq_argmax {
 };
 
 /*
- * Rows with a length of their own (Liu et al. 2024, DoRA, equation 5). V = w + d, which d becomes; n_j = |V_j|.
+ * Rows with a learnt length (Liu et al. 2024, DoRA, equation 5). V = w + d, which d becomes; n_j = |V_j|.
  *
  *     y_j = (m_j / n_j) V_j        a row of V that is all zeroes stays zeroes, whatever m_j
  *
@@ -747,7 +748,8 @@ struct aq_magnitude {
 };
 
 /*
- * Its gradients, n_j taken for a constant (ibid., section 4.3). g is that of y and becomes `scale` times that of V:
+ * Its gradients, n_j taken for a constant (ibid., section 4.3). g is the gradient of y and becomes `scale` times the
+ * gradient of V:
  *
  *     dm_j += g_j . V_j / n_j        g_j = (scale m_j / n_j) g_j
  */
@@ -762,7 +764,7 @@ struct aq_magnitude_backward {
     float scale;
 };
 
-/* x *= factor. What is not finite stays so. */
+/* x *= factor. Values that are not finite stay so. */
 struct aq_scale {
     float *x;
     uint64_t count;
@@ -777,15 +779,15 @@ struct aq_cap {
 };
 
 /*
- * The functions themselves, aq_device_NAME(device, args, stream): math.def has a row for each, and says what must hold
- * of its arguments. NAME is the struct's, with these exceptions: aq_device_dropout takes struct aq_dropout_apply,
+ * The functions themselves, aq_device_NAME(device, args, stream): math.def has a row for each, with the conditions on
+ * its arguments. NAME is the struct's, with these exceptions: aq_device_dropout takes struct aq_dropout_apply,
  * aq_device_attention_backward struct aq_attention.
  */
 #define AQ_MATH(name, type, ...)                                                                                       \
     enum aq_status aq_device_##name(struct aq_device *device, const struct type *args, struct aq_stream *stream);
 #include "aqsgd/math.def"
 
-/* Bytes of scratch that a device of so many threads takes when it is opened. */
+/* Bytes of scratch that the device takes when it is opened. */
 uint64_t aq_device_scratch_bytes(const struct aq_device *device);
 
 /* Elements `first` to first + count - 1 of an array. */
@@ -795,7 +797,7 @@ struct aq_range {
 
 /*
  * sums[i] (host, valid at return: waits for the stream, once) = sum of the squares of spans[i] of x, in double, in an
- * order that its count alone gives.
+ * order that depends only on its count.
  */
 enum aq_status aq_device_squares(struct aq_device *device, const float *x, const struct aq_range *spans, uint32_t count,
                                  double *sums, struct aq_stream *stream);

@@ -1,8 +1,8 @@
 /*
- * device_owner.h -- what this process is called to others who want its GPU.
+ * device_owner.h -- the name of this process for others that need its GPU.
  *
- * A GPU is for one owner at a time (struct aq_device_config's owner, a number). Whoever is refused is told the name
- * and the process that hold it.
+ * A GPU is for one owner at a time (struct aq_device_config's owner, a number). The error of a refused process has the
+ * name and the process id of the holder.
  *
  * Locking: set it before a device is opened, by the thread that opens it.
  */

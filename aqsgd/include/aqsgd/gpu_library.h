@@ -28,14 +28,14 @@ enum aq_gpu_library { AQ_GPU_CUBLASLT, AQ_GPU_NCCL, AQ_GPU_CUDNN, AQ_GPU_LIBRARI
 
 /*
  * Loads a library that has all `count` functions; their addresses go to `addresses`, which is written on success only.
- * AQ_NODEV: there is none. The text names what was tried and the remedy.
+ * AQ_NODEV: no such library. The text names what was tried and the remedy.
  */
 enum aq_status aq_gpu_library_open(enum aq_gpu_library which, const char *const *names, void **addresses,
                                    uint32_t count);
 
 /*
- * For people: "cuBLASLt 13.0.2 (/usr/local/cuda/lib64/libcublasLt.so.13)", or why there is none. `text` has `bytes`
- * bytes. False: there is none. It stays loaded.
+ * For people: "cuBLASLt 13.0.2 (/usr/local/cuda/lib64/libcublasLt.so.13)", or the reason why it cannot be loaded.
+ * `text` has `bytes` bytes. False: not loaded. A library stays loaded.
  */
 bool aq_gpu_library_look(enum aq_gpu_library which, char *text, size_t bytes);
 

@@ -1,8 +1,8 @@
 /*
- * grad.h -- optimizers over one flat buffer, alone or with W replicas that reduce together.
+ * grad.h -- optimizers over one flat buffer, for one process or W replicas that reduce together.
  *
- * An optimizer is a row of optimizers.def and one file. It opens no socket and calls nobody back: where it needs the
- * other replicas it asks for a reduction, and whoever drives it performs it (net/collective.h) and comes back:
+ * An optimizer is a row of optimizers.def and one file. It opens no socket and makes no callback: if it needs the other
+ * replicas it asks for a reduction, which its caller performs (net/collective.h) before it calls again:
  *
  *     aq_optimizer_average(opt, gradients, step, stream);                // kinds that average gradients; else no round
  *     while (aq_optimizer_round(opt, &reduce), reduce.kind != AQ_REDUCE_NONE) perform(&reduce);
@@ -11,19 +11,19 @@
  *     while (aq_optimizer_round(opt, &reduce), reduce.kind != AQ_REDUCE_NONE) perform(&reduce);
  *
  * Caveats first.
- * - average and begin only note their arguments: nothing is changed before the next round. A step may be dropped by
- *   calling neither. A gradient that is not finite must not be begun with (all replicas skip the step alike).
+ * - average and aq_optimizer_begin only note their arguments: nothing is changed before the next round. A step may be
+ *   dropped by calling neither. Begin no update with a gradient that is not finite (all replicas skip the step alike).
  * - With W = 1 no round asks for anything and nothing is quantized; aq_optimizer_step does it all.
  * - average leaves in `gradients` what all replicas agree on, bit for bit. Kinds that send momenta instead (qadam,
  *   onebit_adam, onebit_lamb after their warm-up, lioncub, slamb) leave `gradients` to each replica, and a norm taken
  *   of them differs among replicas: see aq_optimizer_averages.
- * - After begin's last round all replicas hold the same parameters bit for bit, on any processors, if they did so
- *   before; slamb only after steps that are multiples of sync_every. (PowerSGD's products are a device's: with them the
- *   processors must run the same variant of its kernels.)
+ * - After the last round of an update all replicas hold the same parameters bit for bit, on any processors, if they did
+ *   so before; slamb only after steps that are multiples of sync_every. (PowerSGD's products are a device's: with them
+ *   the processors must run the same variant of its kernels.)
  * - Every rank calls the same sequence with the same lr and step. grad_scale may differ where gradients do.
  *
- * State is named arrays of floats that a checkpoint saves as they are, each with a class that says how it belongs to
- * ranks; aq_grad_reshard makes the arrays of W' ranks from those of W. Nothing else needs saving.
+ * State is named arrays of floats that a checkpoint saves as they are, each with a class of ownership among ranks;
+ * aq_grad_reshard makes the arrays of W' ranks from those of W. Nothing else needs saving.
  *
  * Locking: one thread.
  */
@@ -66,8 +66,8 @@ struct aq_optimizer_config {
     uint64_t seed;           /* masks (slamb), the first factors (PowerSGD): equal on all ranks                      */
 
     /*
-     * Local steps (kinds that average gradients; W > 1): every rank goes so many steps on its own, then what the ranks
-     * have moved is averaged, as `reduce` says, and an outer step taken with it (optimizer_outer.c). 0: none.
+     * Local steps (kinds that average gradients; W > 1): every rank does this many steps on its own, then the ranks'
+     * movements are averaged, through `reduce`, for an outer step (optimizer_outer.c). 0: none.
      */
     uint32_t outer_every;
     float outer_lr, outer_momentum; /* 0 <= momentum < 1, Nesterov's */
@@ -96,7 +96,7 @@ struct aq_optimizer_config {
     uint32_t lane_bits;         /* 0: votes of 1 bit (reduce is "vote"); 2, 4, 8, 16: sums in lanes              */
     uint32_t momentum_every;    /* steps between two averages of the momentum of `momentum_names`; 0: never      */
     const char *momentum_names; /* tensors whose name has one of these, separated by commas; "*": all            */
-    const char *mask_names;     /* the same: rows that no replica has an update for move by their decay alone    */
+    const char *mask_names;     /* the same: rows without an update from any replica only decay                  */
 };
 void aq_optimizer_config_default(struct aq_optimizer_config *out, const char *kind);
 enum aq_status aq_optimizer_config_check(const struct aq_optimizer_config *config); /* AQ_INVAL names the field */
@@ -104,7 +104,7 @@ enum aq_status aq_optimizer_config_check(const struct aq_optimizer_config *confi
 bool aq_optimizer_config_averages(const struct aq_optimizer_config *config);
 /* NULL: `reduce` and low_rank fit the kind; else what the kind takes in their place, in a manifest's words. */
 const char *aq_optimizer_config_takes(const struct aq_optimizer_config *config);
-/* Does it send something else than so many parameters in the codec of `reduce`? Then *bytes of it, once. */
+/* Does it send something else than `parameters` values in the codec of `reduce`? Then *bytes of it, once. */
 bool aq_optimizer_config_sends(const struct aq_optimizer_config *config, uint64_t parameters, uint64_t *bytes);
 /* Does it go local steps, where there is more than one rank; if so, does an outer step end this one? */
 bool aq_optimizer_config_local(const struct aq_optimizer_config *config);
@@ -113,11 +113,11 @@ bool aq_optimizer_config_meets(const struct aq_optimizer_config *config, uint64_
 bool aq_optimizer_config_drifts(const struct aq_optimizer_config *config, uint64_t step);
 /* May the replicas of a machine average first, and be one rank? (reduce.machine_first) */
 bool aq_optimizer_config_machines(const struct aq_optimizer_config *config);
-/* Are its defaults those of everybody, and none that were published with it? Then a manifest's own hold. */
+/* Are its defaults the common ones, not ones published with it? Then a manifest's own hold. */
 bool aq_optimizer_config_unpublished(const struct aq_optimizer_config *config);
 /*
  * Does it work where memory is a device's? AQ_NODEV with the reason (unlogged, into `why`, where that is not NULL):
- * lioncub's lanes want norm 1 or infinity there.
+ * lioncub's lanes require norm 1 or infinity there.
  */
 enum { AQ_OPTIMIZER_WHY_BYTES = 256 };
 enum aq_status aq_optimizer_config_check_device(const struct aq_optimizer_config *config, char *why);
@@ -126,7 +126,7 @@ const char *aq_optimizer_kind_name(uint32_t index);
 
 struct aq_optimizer; /* opaque: config, tensors, state */
 
-/* parameters: floats of the flat buffer. The state is zero. group NULL: alone. AQ_NODEV: as check_device. */
+/* parameters: floats of the flat buffer. The state is zero. group NULL: one rank. AQ_NODEV: as check_device. */
 enum aq_status aq_optimizer_open(struct aq_device *device, const struct aq_optimizer_config *config,
                                  const struct aq_optimizer_tensor *tensors, uint32_t tensor_count, uint64_t parameters,
                                  struct aq_optimizer **out);
@@ -149,7 +149,8 @@ uint64_t aq_optimizer_measure(const struct aq_optimizer_config *config, const st
  */
 #define AQ_CHOICE_NONE UINT32_MAX
 enum aq_status aq_optimizer_choose(struct aq_optimizer *optimizer, uint32_t index);
-/* The number that the state holds, or AQ_CHOICE_NONE. AQ_CORRUPT: the state is none that choose writes. */
+/* The number that the state holds, or AQ_CHOICE_NONE. AQ_CORRUPT: the state has no number that aq_optimizer_choose
+ * writes. */
 enum aq_status aq_optimizer_chosen(struct aq_optimizer *optimizer, uint32_t *index);
 
 /* How an array of state belongs to the ranks of a group. */
@@ -157,7 +158,7 @@ enum aq_state_class {
     AQ_STATE_REPLICATED = 0,   /* the same on every rank, bit for bit: save one                                   */
     AQ_STATE_LOCAL = 1,        /* each rank's own; another W starts from the mean                                  */
     AQ_STATE_WORKER_ERROR = 2, /* each rank's own; another W keeps the mean                                        */
-    AQ_STATE_SERVER_ERROR = 3  /* of the rank's chunk (aq_grad_chunk): together one buffer, cut anew for another W */
+    AQ_STATE_SERVER_ERROR = 3  /* of the rank's chunk (aq_grad_chunk): together one buffer, cut again for another W */
 };
 
 /* The state, for checkpoints: arrays of floats, memory that aq_device_copy reaches, borrowed. */
@@ -181,7 +182,7 @@ void aq_optimizer_state_info(const struct aq_optimizer *optimizer, uint32_t inde
  *     local          the mean of all
  *     worker error   the mean of all, which is what the next mean over the group takes up; rank 0's holds what rounding
  *                    would lose of it
- *     server error   the buffer that the chunks are of, cut anew: not a bit is lost
+ *     server error   the buffer of the chunks, cut again: not a bit is lost
  *
  * AQ_INVAL: sizes of 0, a rank beyond its group. With size 1 errors have no place: see aq_grad_pending.
  */
@@ -189,16 +190,16 @@ enum aq_status aq_grad_reshard(enum aq_state_class belongs, uint64_t of, uint32_
                                uint32_t size, uint32_t rank, float *out);
 
 /*
- * The residuals of old_size ranks: out = mean of the worker errors + the server errors; either may be NULL.
- * One rank alone takes it over by aq_optimizer_absorb after its state is loaded: into the first moment, as a gradient
- * or momentum of that size would have come there. AQ_INVAL where a kind has nothing that takes it up.
+ * The residuals of old_size ranks: out = mean of the worker errors + the server errors; either may be NULL. A run with
+ * one rank takes it over by aq_optimizer_absorb after its state is loaded: it is added to the first moment, as a
+ * gradient or momentum of that size would be. AQ_INVAL where a kind has nothing that takes it up.
  */
 enum aq_status aq_grad_pending(uint64_t of, uint32_t old_size, const float *const *worker, const float *const *server,
                                float *out);
 enum aq_status aq_optimizer_absorb(struct aq_optimizer *optimizer, const float *pending);
 /*
- * With local steps the residuals are of weights' movements: one rank alone takes pending, times this, off its
- * parameters, as the next outer step would have done at once. 0: no local steps, aq_optimizer_absorb is for it.
+ * With local steps the residuals are of weights' movements: a run with one rank subtracts pending, times this, from its
+ * parameters, as the next outer step would have done. 0: no local steps, aq_optimizer_absorb is for it.
  */
 float aq_optimizer_config_pending(const struct aq_optimizer_config *config);
 
@@ -212,8 +213,8 @@ enum aq_reduce_kind {
 };
 
 /*
- * What is asked for. Everything is borrowed until the next call of round. x and errors: memory of the device, on which
- * what makes them may still be under way on the stream of average or begin.
+ * The request. Everything is borrowed until the next call of round. x and errors: memory of the device; the work that
+ * computes them may still be pending on the stream given to average or aq_optimizer_begin.
  */
 struct aq_reduce {
     enum aq_reduce_kind kind;
@@ -226,11 +227,11 @@ struct aq_reduce {
     void *lanes;         /* LANES: aq_lanes_bytes(count, lane_bits) bytes                                         */
     uint32_t lane_bits;
     /*
-     * COMPRESSED: what is done to x on the way, by whoever performs it, range by range: `before` makes x of the range
-     * (after which the optimizer does not look at that range of the gradients any more), `after` uses what it has
-     * become, and may change it and its errors. Ranges are apart and together all of x, on any thread of the
-     * optimizer's device; where memory is a device's they are enqueued, on the stream of average or begin. AQ_CUDAERR.
-     * NULL: nothing to do.
+     * COMPRESSED: callbacks that the performer of the reduction calls for each range of x: `before` makes x of the
+     * range (after which the optimizer does not look at that range of the gradients any more), `after` uses what it has
+     * become, and may change it and its errors. Ranges are disjoint and together all of x, on any thread of the
+     * optimizer's device; where memory is a device's they are enqueued, on the stream given to average or
+     * aq_optimizer_begin. AQ_CUDAERR. NULL: nothing to do.
      */
     enum aq_status (*before)(void *work, uint64_t first, uint64_t count);
     enum aq_status (*after)(void *work, uint64_t first, uint64_t count);
@@ -245,9 +246,9 @@ bool aq_optimizer_averages(const struct aq_optimizer *optimizer, uint64_t step);
 
 /*
  * A number of the whole model that the next update decides by (1-bit Adam: ||v||_1), where this optimizer has only a
- * part of the model. gauges: is one wanted now? The same on all parts. gauge: *sum += this part's share, tensor by
- * tensor from the last to the first, so that parts added from the last to the first have the bits of the whole.
- * gauged: the total, for the next update alone. Who does not say it decides by its own part. AQ_CUDAERR.
+ * part of the model. gauges: is one needed now? The same on all parts. gauge: *sum += this part's share, tensor by
+ * tensor from the last to the first, so that parts added from the last to the first have the bits of the whole. gauged:
+ * the total, only for the next update. Without it the update decides by its own part. AQ_CUDAERR.
  */
 bool aq_optimizer_gauges(const struct aq_optimizer *optimizer);
 enum aq_status aq_optimizer_gauge(struct aq_optimizer *optimizer, double *sum);
@@ -263,10 +264,10 @@ enum aq_status aq_optimizer_average(struct aq_optimizer *optimizer, float *gradi
 enum aq_status aq_optimizer_begin(struct aq_optimizer *optimizer, float *parameters, const float *gradients, float lr,
                                   float grad_scale, uint64_t step, struct aq_stream *stream);
 /*
- * What is done to every parameter behind its update, in the same pass: its gradient becomes 0, its copy in 16 bits is
- * made again. gradients: those that begin was given. rounded: NULL, or a copy of `type`, AQ_BF16 or AQ_F16. What
- * belongs to no tensor stays as it is. After begin, before the first round; false: not by this optimizer, nothing has
- * changed, and the caller does it after the rounds.
+ * Work on every parameter after its update, in the same pass: its gradient becomes 0, its copy in 16 bits is rounded
+ * again. gradients: those given to aq_optimizer_begin. rounded: NULL, or a copy of `type`, AQ_BF16 or AQ_F16. Values
+ * outside all tensors stay as they are. Call it after aq_optimizer_begin, before the first round; false: this optimizer
+ * does not do it, nothing has changed, and the caller does it after the rounds.
  */
 struct aq_optimizer_ending {
     float *gradients;
@@ -285,13 +286,13 @@ enum aq_status aq_optimizer_round(struct aq_optimizer *optimizer, struct aq_redu
 
 /*
  * Other versions of the parameters are state arrays. Local steps train a rank's own, and the outer ones are the same on
- * all ranks since the last outer step. With `predict` gradients are of the parameters, which lie as far ahead of the
- * weights as the last update went, and updates are of the weights. begin: all versions are these, before the first step
- * of a run. show: the parameters become what is to be looked at from outside, the weights (of local steps the outer
- * ones); AQ_PREDICT_STATE then has what lay ahead, AQ_OUTER_STATE the rank's own. hide: back, bit for bit. Where a
- * round of local steps ends its versions are the same. reshard: hide, of a state that is another count of ranks'
- * (aq_grad_reshard) and weights that all have; begin, where that state was each rank's own. Enqueued on the stream;
- * nothing is done where there is one version. AQ_CUDAERR.
+ * all ranks since the last outer step. With `predict` gradients are of the parameters, which are ahead of the weights
+ * by the last update, and updates are of the weights. versions_begin: all versions are these, before the first step of
+ * a run. show: the parameters become the weights (of local steps the outer ones), for evaluation and checkpoints;
+ * AQ_PREDICT_STATE then has the ones ahead, AQ_OUTER_STATE the rank's own. hide: back, bit for bit. The versions are
+ * the same at the end of a round of local steps. reshard: as hide, with the state of another number of ranks
+ * (aq_grad_reshard) and weights that all have; as versions_begin, where that state was each rank's own. Enqueued on the
+ * stream; nothing is done where there is one version. AQ_CUDAERR.
  */
 #define AQ_OUTER_STATE "local_steps"
 #define AQ_PREDICT_STATE "predicted"
@@ -302,7 +303,8 @@ enum aq_status aq_optimizer_hide(struct aq_optimizer *optimizer, float *paramete
 enum aq_status aq_optimizer_versions_reshard(struct aq_optimizer *optimizer, float *parameters,
                                              struct aq_stream *stream);
 
-/* begin and its rounds, where no rank is needed: AQ_INVAL with W > 1 where a round asks for something. */
+/* aq_optimizer_begin and its rounds, where no other rank is needed: AQ_INVAL with W > 1 where a round asks for
+ * something. */
 enum aq_status aq_optimizer_step(struct aq_optimizer *optimizer, float *parameters, const float *gradients, float lr,
                                  float grad_scale, uint64_t step, struct aq_stream *stream);
 

@@ -1,16 +1,17 @@
 /*
- * grad_choice.h -- `reduce.codec: auto`: in which codec what replicas average travels, by what their links carry, what
- * packing costs and what a step computes.
+ * grad_choice.h -- `reduce.codec: auto`: the codec of the replicas' averages, chosen by the rate of their links, the
+ * cost of packing and the computation of a step.
  *
- * Candidates, the most exact first: fp32, bf16, uniform of 8 and of 4 bits, sign (with error feedback alone). A
- * reduction in a candidate takes the longer of its time on the links and its packing, for the two overlap, and twice
- * the links' latency. Chosen is the most exact candidate that takes no longer than
+ * Candidates, the most exact first: fp32, bf16, uniform of 8 and of 4 bits, sign (only with error feedback). A
+ * reduction in a candidate takes the longer of its time on the links and its packing, because the two overlap, and
+ * twice the links' latency. Chosen is the most exact candidate that takes no longer than
  *
  *     max(AQ_CHOICE_SHARE x what a step computes, AQ_CHOICE_SLACK x what the fastest candidate takes)
  *
- * The first is what nobody notices; where even the coarsest is noticed, exactness may cost a quarter of its time.
+ * The first is too short to be noticed; if even the coarsest candidate takes longer, exactness may cost a quarter of
+ * its time.
  *
- * A choice is a candidate's number, which a checkpoint keeps (aq_optimizer_chosen): numbers are never given anew.
+ * A choice is a candidate's number, which a checkpoint keeps (aq_optimizer_chosen): numbers are never reused.
  *
  * Locking: pure functions.
  */
@@ -36,7 +37,8 @@ struct aq_grad_candidate {
     struct aq_grad_codec_config config;
 };
 
-/* Those of an optimizer whose codec is chosen; bucket, grid and scale are those of config->reduce. Answers how many. */
+/* Those of an optimizer whose codec is chosen; bucket, grid and scale come from config->reduce. Returns their
+ * number. */
 uint32_t aq_grad_candidates(const struct aq_optimizer_config *config,
                             struct aq_grad_candidate out[AQ_GRAD_CANDIDATES_MAX]);
 
@@ -46,9 +48,9 @@ struct aq_grad_cost {
     double pack_s;  /* encoding, adding up, decoding                                    */
 };
 
-/* Where reductions happen. */
+/* The conditions of reductions. */
 struct aq_grad_scene {
-    double rate;      /* bytes a second that leave a rank; 0: links take no time        */
+    double rate;      /* bytes per second that leave a rank; 0: links take no time      */
     double latency_s; /* of a message; a reduction waits for two                        */
     double compute_s; /* of a step; 0: not known                                        */
 };

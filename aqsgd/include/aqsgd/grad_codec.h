@@ -1,16 +1,15 @@
 /*
  * grad_codec.h -- gradient codecs: how a range of a flat buffer of floats becomes bytes and floats again.
  *
- * Caveats first. A codec is opened for one flat buffer and its tensors. What is coded is always a range [first, first +
- * count) of that buffer, in one call: the scales that the range needs are made of its values alone, one for each
- * (tensor, range) or, with `bucket`, for each so many values of that. Who codes a large buffer cuts it in pieces of
- * AQ_GRAD_PIECE floats. Encoder and decoder must cut alike: bytes of one cut mean nothing in another. Floats that
- * belong to no tensor (padding) enter no scale, keep their error, and decode as 0; with kinds that have no scale they
- * travel.
+ * Caveats first. A codec is opened for one flat buffer and its tensors. A call always codes a range [first, first +
+ * count) of that buffer: the scales of the range are made only of its values, one for each (tensor, range) or, with
+ * `bucket`, for each `bucket` values of that. A caller cuts a large buffer into pieces of AQ_GRAD_PIECE floats. Encoder
+ * and decoder must cut alike: bytes of one cut mean nothing in another. Floats that belong to no tensor (padding) enter
+ * no scale, keep their error, and decode as 0; with kinds that have no scale they travel.
  *
  * Decode is exact arithmetic: the same bits on any machine. Encode gives the same bytes in every variant too (AQ_CPU).
  * Values that are not finite give a scale that is not finite, which decode refuses (AQ_CORRUPT); vote, fp32, fp16 and
- * bf16 have no scale and pass them on (vote as a -1). Whoever reduces checks its gradients first.
+ * bf16 have no scale and pass them on (vote as a -1). The caller of a reduction checks its gradients first.
  *
  * Layout of a coded range: the scales in order, 4 bytes each (fp32, little endian); then the codes of all its values,
  * padding included (as zeros), without gaps, lowest bits first, the last byte filled with zeros.
@@ -20,13 +19,13 @@
  *     fp32, fp16, bf16   the value rounded to nearest even; fp16 clamps to +-65504
  *     sign               1 bit: +s for x >= 0, -s below; s = mean |x| ("l1") or root mean square ("l2": C[x] = ||x|| /
  *                        ||Sign(x)|| Sign(x) of 1-bit Adam and 1-bit LAMB)
- *     uniform            b = 2..8 bits, nearest, one scale a bucket: absmax. Grids: "tread" -K..K times s / K with K =
- *                        2^(b-1) - 1; "rise" (2i + 1) s / 2^b, no zero; "signed" -2^(b-1)..2^(b-1)-1 times
+ *     uniform            b = 2..8 bits, nearest, one scale per bucket: absmax. Grids: "tread" -K..K times s / K with
+ *                        K = 2^(b-1) - 1; "rise" (2i + 1) s / 2^b, no zero; "signed" -2^(b-1)..2^(b-1)-1 times
  *                        s / 2^(b-1), as the code of QuantizedAdam has it: biased, its top value is cut off
  *     lp                 b = 2..8 bits, Lion Cub's quantizer, equation 1: clamp(round(K x / (2 M)), +-K) with M = (mean
- *                        |x|^p)^(1/p); decodes as code times 2 M / K. norm: p; infinity stands for the absmax grid
- *     topk               of each chunk the largest values, at 2 bits and with their places: codes are of those alone,
- *                        and scales two a chunk (SparseLoCo; grad_codec_topk.c)
+ *                        |x|^p)^(1/p); decodes as code times 2 M / K. norm: p; infinity is the absmax grid
+ *     topk               of each chunk the largest values, at 2 bits and with their places: codes only of those,
+ *                        and two scales per chunk (SparseLoCo; grad_codec_topk.c)
  *     vote               1 bit without scale: +1 or -1; a zero is +1 at odd steps and -1 at even ones (Lion Cub, B.1)
  *
  * Usage:
@@ -56,7 +55,7 @@ extern "C" {
 /* Floats of a piece: 256 KiB, so that the second look at it finds it in the second-level cache. */
 enum { AQ_GRAD_PIECE = 65536 };
 
-/* One tensor of a flat buffer; tensors lie in order and without overlap. */
+/* One tensor of a flat buffer; tensors are in order and do not overlap. */
 struct aq_optimizer_tensor {
     uint64_t offset, count;
     bool decay;
@@ -88,9 +87,9 @@ bool aq_grad_codec_config_named(struct aq_grad_codec_config *out, const char *na
 void aq_grad_codec_config_take(struct aq_grad_codec_config *out, const struct aq_grad_codec_config *wished);
 /* AQ_NODEV, logged: a GPU has no kernels for the kind, or not with these settings. */
 enum aq_status aq_grad_codec_config_check_device(const struct aq_grad_codec_config *config);
-/* The same of the kind alone, and not logged. */
+/* The same only of the kind, and not logged. */
 bool aq_grad_codec_config_on_gpu(const struct aq_grad_codec_config *config);
-/* Does it say fp32, floats as they are, which need no codec? So does a config without a kind. */
+/* Is it fp32, floats as they are, which need no codec? So is a config without a kind. */
 bool aq_grad_codec_config_plain(const struct aq_grad_codec_config *config);
 /* Are sizes nothing to it (vote)? */
 bool aq_grad_codec_config_signs(const struct aq_grad_codec_config *config);
@@ -114,11 +113,11 @@ void aq_grad_codec_close(struct aq_grad_codec *codec); /* NULL is fine */
 const struct aq_grad_codec_config *aq_grad_codec_config_of(const struct aq_grad_codec *codec);
 
 /*
- * What each of `ranks` bodies is decoded with into the sum that is coded next: 1 / ranks, so that it is their mean; 1
- * for votes, of whose sum the sign alone counts, so that a tie is an exact zero for every number of ranks.
+ * The weight with which each of `ranks` bodies is decoded into the sum that is coded next: 1 / ranks, so that it is
+ * their mean; 1 for votes, of whose sum only the sign counts, so that a tie is an exact zero for every number of ranks.
  */
 float aq_grad_codec_weight(const struct aq_grad_codec *codec, uint32_t ranks);
-/* Exact bytes of the range [first, first + count), which must lie in the buffer. */
+/* Exact bytes of the range [first, first + count), which must be in the buffer. */
 size_t aq_grad_codec_bytes(const struct aq_grad_codec *codec, uint64_t first, uint64_t count);
 /* Exact bytes of the range cut in pieces of AQ_GRAD_PIECE from its start. */
 uint64_t aq_grad_codec_bytes_pieces(const struct aq_grad_codec *codec, uint64_t first, uint64_t count);
@@ -138,8 +137,8 @@ enum aq_status aq_grad_decode(const struct aq_grad_codec *codec, uint64_t first,
                               size_t bytes, float weight, bool add, float *sum);
 
 /*
- * Who owns what in a compressed allreduce of `count` floats over `size` ranks: rank `index` owns [*first, *first +
- * *chunk). All chunks but the last are equal and multiples of 64; the last ones may be short or empty.
+ * Ownership in a compressed allreduce of `count` floats over `size` ranks: rank `index` owns [*first, *first + *chunk).
+ * All chunks but the last are equal and multiples of 64; the last ones may be short or empty.
  */
 void aq_grad_chunk(uint64_t count, uint32_t size, uint32_t index, uint64_t *first, uint64_t *chunk);
 

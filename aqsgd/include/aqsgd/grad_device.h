@@ -1,13 +1,13 @@
 /*
- * grad_device.h -- what replicas on a device need to reduce there: gradient codecs over device memory, and sums in the
- * order of ranks.
+ * grad_device.h -- reductions of replicas on a device: gradient codecs over device memory, and sums in the order of
+ * ranks.
  *
  * Caveats first.
  * - Only enqueues; everything stays until the stream has passed. Bytes, errors and sums have the bits of aq_grad_encode
  *   and aq_grad_decode piece by piece (grad_codec.h), and of a sum ((x0 + x1) + x2) + ... on the CPU.
- * - A coder knows the ranges that it will be asked for: where their scales and codes lie is worked out once, and lies
- *   on the device (some 48 bytes for each scale).
- * - Bytes that no encoder writes are seen by aq_grad_coder_check alone, which waits for the stream.
+ * - A coder knows the ranges that it will be asked for: the places of their scales and codes are computed once, and
+ *   kept on the device (about 48 bytes for each scale).
+ * - Only aq_grad_coder_check, which waits for the stream, reports bytes that no encoder writes.
  *
  *     aq_grad_coder_open(device, codec, spans, span_count, &coder);
  *     aq_grad_coder_encode(coder, i, x + spans[i].first, error + spans[i].first, step, wire, stream);
@@ -34,14 +34,14 @@ struct aq_grad_span {
 
 struct aq_grad_coder; /* opaque */
 
-/* Has this device kernels for such codecs? AQ_NODEV with the reason; lp wants norm 1 or infinity on a GPU. */
+/* Has this device kernels for such codecs? AQ_NODEV with the reason; lp requires norm 1 or infinity on a GPU. */
 enum aq_status aq_grad_device_check(const struct aq_device *device, const struct aq_grad_codec_config *config);
 
 /* The codec is borrowed until close; the spans are copied. AQ_NODEV: as check. AQ_INVAL: a span outside the buffer. */
 enum aq_status aq_grad_coder_open(struct aq_device *device, const struct aq_grad_codec *codec,
                                   const struct aq_grad_span *spans, uint32_t span_count, struct aq_grad_coder **out);
 void aq_grad_coder_close(struct aq_grad_coder *coder); /* NULL is fine; the streams have passed */
-/* Device memory that a coder takes for a buffer of so many values, at most. */
+/* Device memory that a coder takes for a buffer of `count` values, at most. */
 uint64_t aq_grad_coder_measure(const struct aq_grad_codec_config *config, uint64_t count, uint32_t tensors);
 
 /* wire = C(x + error), error = what is lost; x, error: of span i. wire: aq_grad_codec_bytes_pieces. */

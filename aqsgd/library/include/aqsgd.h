@@ -3,10 +3,10 @@
  *
  * Caveats first.
  * - Decode is exact arithmetic: the same body and the same reference give the same bits on any machine and in any
- *   version with the same soname. Who sends must go on with `hat` and `m_out`, which encode wrote, wherever both ends
- *   must agree, and never with what it wanted to send.
+ *   version with the same soname. Wherever both ends must agree, the sender must continue with `hat` and
+ *   `m_out`, which encode wrote, and never with its original values.
  * - The library keeps no messages: a cache, and which m belongs to which sample, is the caller's. Both ends must hold
- *   the same bits of m; aqsgd_digest tells whether they do.
+ *   the same bits of m; aqsgd_digest is for comparing them.
  * - A codec object is used from one thread at a time; different objects are independent.
  * - Pointers are host memory, matrices are row-major fp32, numbers little-endian. NULL where it is not allowed, and
  *   sizes that cannot be, are answered AQSGD_INVAL. Bytes from a peer give AQSGD_OK or AQSGD_CORRUPT, never more.
@@ -58,17 +58,17 @@ enum aqsgd_status {
     AQSGD_CORRUPT = 9 /* bytes that no encoder writes                          */
 };
 
-/* Flags of a body; they travel beside it. */
+/* Flags of a body; they travel along with it. */
 enum aqsgd_flag {
     AQSGD_KEYFRAME = 1, /* coded without a reference                                                    */
-    AQSGD_RAW = 2       /* fp32 as it is, for it has values that are not finite or too large for a message: no m was
+    AQSGD_RAW = 2       /* fp32 as it is: some value is not finite or too large for a message, so that no m was
                            made, and the sample is new again on both ends                               */
 };
 
 /* Of the library that runs: 10000 * major + 100 * minor + patch. */
 AQSGD_API uint32_t aqsgd_version(void);
 
-/* What the last call of this thread that failed had to say, in one line; "" where none did. Until the next call. */
+/* The error of the last failed call of this thread, in one line; "" if none failed. Until the next call. */
 AQSGD_API const char *aqsgd_error(void);
 
 /* A 64-bit digest of any bytes, the same everywhere: of messages, to compare both ends. */
@@ -81,8 +81,8 @@ struct aqsgd_codec;
 /*
  * settings  "key=value" parted by blanks; the keys and values of a manifest's edges (docs/MANIFEST.md): codec (aqsgd,
  *           directq, raw, sign, ec, lowrank), bits, rate, precision, grid, group, tile, scale, scale_format, rounding,
- *           hadamard, top_k, prescale_log2, store, store_group, keyframe, error, rank, keyframe_rate. What is not
- *           named has the codec's default.
+ *           hadamard, top_k, prescale_log2, store, store_group, keyframe, error, rank, keyframe_rate. The others
+ *           have the codec's defaults.
  * rows, columns  of a sample: T tokens by C channels.
  * threads   that code a sample, the caller's among them; 0: every core.
  *
@@ -125,7 +125,7 @@ struct aqsgd_grad;
 /*
  * name     "fp32", "fp16", "bf16", "q8" to "q2" (uniform, a scale for 512 values), "sign", "vote", "lp8" to "lp2",
  *          "topk".
- * counts   floats of each of `tensors` tensors, which lie one behind the other in the flat buffer.
+ * counts floats of each of `tensors` tensors, which follow each other in the flat buffer.
  */
 AQSGD_API int aqsgd_grad_open(const char *name, const uint64_t *counts, uint32_t tensors, struct aqsgd_grad **out);
 AQSGD_API void aqsgd_grad_close(struct aqsgd_grad *grad); /* NULL is fine */

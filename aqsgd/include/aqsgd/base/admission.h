@@ -1,14 +1,14 @@
 /*
- * admission.h -- who gets a place at a door, and who gives way: one rule for all that listen.
+ * admission.h -- which connection gets a place at a listener, and which gives way: one rule for all listeners.
  *
- * A door has a fixed number of places. Peers that have proved nothing cost a stranger nothing, so that he can fill any
- * number of them; what he cannot have so easily is many addresses. So:
+ * A listener has a fixed number of places. Connections without a handshake cost a stranger nothing, so that he can open
+ * any number of them; many addresses are harder to get. So:
  *
  * - one source (an IPv4 address, or an IPv6 network of 64 bits) has at most half of the places;
- * - where there is no place (or the source has its half), somebody unproved of the most crowded source goes: the one
- *   that has waited longest, once that was AQ_ADMISSION_GRACE_NS, so that places held half open come free; before that
- *   the newcomer of the crowded source;
- * - who has proved itself never gives way.
+ * - without a place (or if the source has its half), an unproved connection of the most crowded source is closed: the
+ *   one that has waited longest, once that was AQ_ADMISSION_GRACE_NS, so that places held half open come free; before
+ *   that the new one of the crowded source;
+ * - a connection that has proved itself never gives way.
  *
  * A peer that is let in has the grace for its handshake, however many connections a second the others of its source
  * open; one of a source that is not crowded is let in at once.
@@ -51,8 +51,9 @@ struct aq_guest {
 uint64_t aq_source_of(const void *address, uint32_t address_bytes);
 
 /*
- * Where the newcomer from `source` goes: the index of a free place, or of an unproved guest that has to leave it.
- * AQ_ADMISSION_REFUSED: the newcomer is the one that goes. count: the door's places, at most AQ_ADMISSION_PLACES_MAX.
+ * The place of a new connection from `source`: the index of a free place, or of an unproved guest that has to leave it.
+ * AQ_ADMISSION_REFUSED: the new connection must be closed. count: the listener's places, at most
+ * AQ_ADMISSION_PLACES_MAX.
  */
 uint32_t aq_admit(const struct aq_guest *guests, uint32_t count, uint64_t source, uint64_t now_ns);
 

@@ -1,8 +1,7 @@
 /*
  * clock.h -- the one source of time: nanoseconds of a monotonic clock.
  *
- * Every wait of this house has an absolute deadline on this clock.
- * Locking: any thread.
+ * Every wait has an absolute deadline on this clock. Locking: any thread.
  */
 #ifndef AQSGD_BASE_CLOCK_H
 #define AQSGD_BASE_CLOCK_H

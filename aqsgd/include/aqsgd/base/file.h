@@ -1,23 +1,22 @@
 /*
- * file.h -- files in folders where others may write: opened, made, renamed and removed without following what they
- * planted there.
+ * file.h -- files in folders where others may write: opened, made, renamed and removed without following links that
+ * they planted there.
  *
- * A place is a folder and a name in it. The folder is one that somebody named on purpose (a run folder,
- * checkpoint.path): it may be a symbolic link. The name is one of ours ("logs/stage-0.log"): no part of it may be a
- * link, each part but the last must be a folder, the last a regular file. Without a folder (NULL) the name is a whole
- * path, and only its last part is ours.
+ * A place is a folder and a name in it. The folder was named on purpose (a run folder, checkpoint.path): it may be a
+ * symbolic link. The name is ours ("logs/stage-0.log"): no part of it may be a link, each part but the last must be a
+ * folder, the last a regular file. Without a folder (NULL) the name is a whole path, and only its last part is ours.
  *
- * Caveats. What is written in place (AQ_FILE_KEEP, AQ_FILE_APPEND) must have one name: through a hard link another
- * file would change. Files are made 0600 and folders 0700, less the umask: who wants to share them says so with chmod.
- * A FIFO or a device is refused and nothing hangs on it.
+ * Caveats. A file written in place (AQ_FILE_KEEP, AQ_FILE_APPEND) must have one name: through a hard link another file
+ * would change. Files are made 0600 and folders 0700, less the umask: use chmod to share them. A FIFO or a device is
+ * refused and nothing hangs on it.
  *
  *     int fd;
  *     AQ_TRY(aq_file_open(run, "run.json.new", AQ_FILE_ANEW, &fd));   write, fsync, close
  *     AQ_TRY(aq_file_rename(run, "run.json.new", "run.json"));
  *     AQ_TRY(aq_file_sync_folder(run, "run.json"));
  *
- * Every function: AQ_REFUSED names what stands in the way and the remedy; AQ_INVAL: the path is too long; AQ_NOSPC,
- * AQ_IO, AQ_NOTFOUND as the system says. Locking: pure functions over the file system, any thread.
+ * Every function: AQ_REFUSED names the obstacle and the remedy; AQ_INVAL: the path is too long; AQ_NOSPC, AQ_IO,
+ * AQ_NOTFOUND as the system reports. Locking: pure functions over the file system, any thread.
  */
 #ifndef AQSGD_BASE_FILE_H
 #define AQSGD_BASE_FILE_H
@@ -36,15 +35,15 @@ extern "C" {
 enum aq_file_how {
     AQ_FILE_READ,   /* there must be one                                                    */
     AQ_FILE_UPDATE, /* read and write in place; there must be one                           */
-    AQ_FILE_KEEP,   /* the same, made where there is none                                   */
-    AQ_FILE_APPEND, /* write behind its end, made where there is none                       */
+    AQ_FILE_KEEP,   /* the same, made if missing                                            */
+    AQ_FILE_APPEND, /* write behind its end, made if missing                                */
     AQ_FILE_ANEW    /* write a new one: what had the name before is unlinked, never opened  */
 };
 
-/* *fd is the caller's to close. AQ_NOTFOUND (not logged for READ and UPDATE): there is none, or no such folder. */
+/* *fd is the caller's to close. AQ_NOTFOUND (not logged for READ and UPDATE): no such file or folder. */
 enum aq_status aq_file_open(const char *folder, const char *name, enum aq_file_how how, int *fd);
 
-/* Both names are in the same folder; what had the name `to` is gone, a link itself and not what it points to. */
+/* Both names are in the same folder; a file named `to` is replaced; of a link the link itself, not its target. */
 enum aq_status aq_file_rename(const char *folder, const char *from, const char *to);
 
 /* One name less: of a file, a link, a FIFO, never a folder's. Missing is fine. */
@@ -74,12 +73,12 @@ enum aq_status aq_file_load(const char *folder, const char *name, size_t bytes_m
 
 /*
  * All bytes, through interruptions and short transfers, of a descriptor that blocks (a file, a pipe, a socket in a
- * child). False: errno says why. Whoever calls knows the name and logs.
+ * child). False: see errno. The caller knows the name and logs.
  */
 bool aq_write_all(int fd, const void *bytes, size_t count);
 bool aq_pwrite_all(int fd, const void *bytes, size_t count, uint64_t offset);
 
-/* How many bytes were read: fewer than count where the file ends; -1: errno says why. */
+/* How many bytes were read: fewer than count where the file ends; -1: see errno. */
 ssize_t aq_read_all(int fd, void *bytes, size_t count);
 ssize_t aq_pread_all(int fd, void *bytes, size_t count, uint64_t offset);
 

@@ -1,9 +1,9 @@
 /*
  * given_file.h -- a file whose path a user gave (a manifest, data, weights, a tokenizer): its links are followed, and
- * what is no regular file is refused before anything is read.
+ * anything but a regular file is refused before it is read.
  *
- * The one way in for such paths: open() would hang on a FIFO until somebody writes to it, and reading a device may
- * never end. Files whose names are ours, in folders where others may write, are file.h's.
+ * The one way in for such paths: open() would hang on a FIFO without a writer, and reading a device may never end.
+ * Files whose names are ours, in folders where others may write, are file.h's.
  *
  * Locking: pure functions over the file system, any thread.
  */
@@ -17,14 +17,14 @@ extern "C" {
 #endif
 
 /*
- * Opens for reading; *fd is the caller's to close. area: of the message. AQ_NOTFOUND: there is none. AQ_IO: it is a
+ * Opens for reading; *fd is the caller's to close. area: of the message. AQ_NOTFOUND: no such file. AQ_IO: it is a
  * FIFO, a device, a socket or a folder, or it cannot be opened. All are logged and name the file.
  */
 enum aq_status aq_given_open(const char *area, const char *path, int *fd);
 
 /*
- * AQ_INVAL (logged): a file of data has a hole, as a sparse file of a terabyte has that takes no disk: what is read of
- * one would be zeroes, and memory and time by its length. Where the file system knows no holes there are none.
+ * AQ_INVAL (logged): a file of data has a hole, like a sparse file of a terabyte that takes no disk: it would be read
+ * as zeroes, and take memory and time by its length. On file systems without holes every file is whole.
  */
 enum aq_status aq_given_whole(const char *area, const char *path, int fd);
 

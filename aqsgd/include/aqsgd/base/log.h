@@ -1,18 +1,18 @@
 /*
- * log.h -- one line an event: time, rank, how grave, area, text.
+ * log.h -- one line per event: time, rank, severity, area, text.
  *
  *     2026-11-22T22:27:15.123Z rank 1 warning worker: stage 1 has lost its cache ...     of a worker (UTC)
  *     2026-11-22T22:27:15.123Z info daemon: listening at ...                             of a daemon that listens
  *     aqpipe: error: plan: job.yaml:7: ...                                               of a command
  *
- * Errors and warnings always come. Info has levels by how often the line comes, not by mood: 1 is what the log of a run
- * that goes well says (start, first step, evaluations, checkpoints, end), 2 once an object, 3 once a step, 4 once a
- * micro-batch, 5 once a frame. AQ_LOG=net:4,edge:3 sets levels by area, AQ_LOG=2 for all; the default is 1. Lines go to
- * standard error, or where aq_log_sink says. No secrets, no bytes of the user's data.
- * What a line brings is made printable (printable.h): peers' texts may be put into it as they came.
+ * Errors and warnings always come. Info has levels by how often the line comes, not by mood: 1 is for the log of a run
+ * without trouble (start, first step, evaluations, checkpoints, end), 2 once per object, 3 once per step, 4 once per
+ * micro-batch, 5 once per frame. AQ_LOG=net:4,edge:3 sets levels by area, AQ_LOG=2 for all; the default is 1. Lines go
+ * to standard error, or to the sink of aq_log_sink. No secrets, no bytes of the user's data. Every line is made
+ * printable (printable.h): peers' texts may be put into it as they came.
  *
- * What a stranger can cause must not fill a disk: such lines go through a limit, which lets some of them out in a
- * while and counts the rest.
+ * Lines that a stranger can cause must not fill a disk: they go through a limit, which writes a few of them per window
+ * and counts the rest.
  *
  *     static struct aq_log_limit refusals;                       // zeroes: 8 lines in 10 s
  *     aq_log_limited(&refusals, "net", 1, "refused peer=%s: %s", name, why);
@@ -36,7 +36,7 @@ extern "C" {
 #endif
 
 enum { AQ_LOG_ERROR = 0, AQ_LOG_WARNING = -1 };  /* levels; above 0: info                          */
-enum { AQ_LOG_COMMAND = -1, AQ_LOG_DAEMON = -2 }; /* in place of a rank, for a process that is none */
+enum { AQ_LOG_COMMAND = -1, AQ_LOG_DAEMON = -2 }; /* in place of a rank, for a process without one */
 
 /* Reads AQ_LOG. rank is printed in every line. Call once, before threads. */
 void aq_log_init(int rank);
@@ -55,26 +55,26 @@ struct aq_log_limit {
     uint64_t window_ns; /* 0: 10 s                                              */
     uint32_t lines_max; /* of a window; 0: 8                                    */
     uint32_t lines;     /* that went out in this window                         */
-    uint64_t since_ns;  /* when this window began; 0: none has                  */
-    uint64_t held;      /* lines that did not go out and have not been told yet */
-    const char *area;   /* of the last line; what is told later stands under it */
+    uint64_t since_ns;  /* start of this window; 0: none yet                    */
+    uint64_t held;      /* lines that were not written and not reported yet     */
+    const char *area;   /* of the last line; the later report has it, too       */
     int level;
 };
 
-/* As aq_log, while the window has lines left; else the line is counted. The first line of the next window says how many
- * there were. area is kept: a text that stays. Was it written? */
+/* As aq_log, while the window has lines left; else the line is counted. The first line of the next window has their
+ * number. area is kept: a text that stays. Was it written? */
 bool aq_log_limited(struct aq_log_limit *limit, const char *area, int level, const char *format, ...)
     __attribute__((format(printf, 4, 5)));
 
-/* Say how many lines were held back, if any were and their window is over. For a loop's tick: after a flood nothing
- * else comes that could say it. */
+/* Log how many lines were held back, if any were and their window is over. For a loop's tick: after a flood no other
+ * line may come to report it. */
 void aq_log_limit_tell(struct aq_log_limit *limit);
 
 /* Lines of the calling thread go through this limit, those of aq_fail too, until NULL is set. It must live as long. */
 void aq_log_limit_thread(struct aq_log_limit *limit);
 
-/* Where lines go; NULL for standard error. line has no newline. Lines of all threads come one at a time, none after the
- * sink has been replaced; so sink needs no lock of its own. It must not log, nor wait. */
+/* Sends lines to `sink`; NULL: to standard error. line has no newline. Lines of all threads come one at a time, none
+ * after the sink has been replaced; so sink needs no lock. It must not log, nor wait. */
 void aq_log_sink(void (*sink)(int level, const char *line, void *context), void *context);
 
 #ifdef __cplusplus

@@ -11,8 +11,8 @@
  *     aq_map(a.used, &memory);
  *     a = (struct aq_arena){.base = memory, .bytes = a.used};    place(&a, &thing);
  *
- * Rooms that know no devices take what a device copies from and to (slots, frames) as their config says: struct
- * aq_pages.
+ * Modules that know no devices allocate memory that a device copies from and to (slots, frames) through their config:
+ * struct aq_pages.
  *
  * Locking: aq_alloc, aq_free, aq_map, aq_unmap from any thread; an arena belongs to one thread.
  */
@@ -44,7 +44,7 @@ enum aq_status aq_map(size_t bytes, void **out);
 enum aq_status aq_map_untouched(size_t bytes, void **out);
 void aq_unmap(void *memory, size_t bytes); /* of both; NULL is fine */
 
-/* Where large memory comes from. Zeroed: from aq_map. A device's pinned memory: aq_device_pages. */
+/* The source of large memory. Zeroed: from aq_map. A device's pinned memory: aq_device_pages. */
 struct aq_pages {
     enum aq_status (*take)(void *context, size_t bytes, void **out); /* zeroed, page-aligned; AQ_NOMEM (logged) */
     void (*give)(void *context, void *memory, size_t bytes);

@@ -1,10 +1,10 @@
 /*
  * printable.h -- text that others wrote, made fit for a terminal and a log.
  *
- * Whoever sends bytes may send escape sequences: ESC and C1 controls steer a terminal (also where C1 comes as UTF-8,
- * U+0080 to U+009F), bidi controls show a line in another order than it has, invisible characters hide in names.
- * Here printable UTF-8 stays as it is, and every byte of anything else becomes \xNN. aq_log and aq_fail do it to each
- * line by themselves; everything else that prints what came from a peer, a file or a certificate calls one of these.
+ * A sender of bytes may send escape sequences: ESC and C1 controls steer a terminal (also where C1 comes as UTF-8,
+ * U+0080 to U+009F), bidi controls show a line in another order than it has, invisible characters hide in names. Here
+ * printable UTF-8 stays as it is, and every byte of anything else becomes \xNN. aq_log and aq_fail do it to each line
+ * by themselves; all other code that prints text of a peer, a file or a certificate calls one of these.
  *
  *     char name[128];
  *     printf("job '%s'\n", aq_printable_text(job, name, sizeof name));
@@ -38,7 +38,7 @@ const char *aq_printable_text(const char *text, char *out, size_t bytes);
 
 /* Two small hexadecimal digits a byte into out, which has 2 * count + 1 bytes; answers out. */
 const char *aq_hex(const void *bytes, size_t count, char *out);
-/* Is text exactly so many small hexadecimal digits? */
+/* Is text exactly `digits` small hexadecimal digits? */
 bool aq_is_hex(const char *text, size_t digits);
 
 #ifdef __cplusplus

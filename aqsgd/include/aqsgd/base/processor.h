@@ -43,11 +43,11 @@ uint32_t aq_processor_has(void);
 
 /*
  * The set that is used: AQ_CPU's, or all. AQ_INVAL: AQ_CPU is no name of the table. AQ_NODEV: this processor does not
- * have it. The line lists the names that may be said. Programs ask first, and end there.
+ * have it. The line lists the possible names. Programs ask first, and end there.
  */
 enum aq_status aq_processor_choose(uint32_t *set);
 
-/* The same for whoever comes later and cannot fail: all, where AQ_CPU cannot be had. */
+/* The same for later callers that cannot fail: all, if AQ_CPU cannot be used. */
 uint32_t aq_processor_used(void);
 
 /* "plain base avx2 avx512 vbmi": the names of a set. */

@@ -1,12 +1,11 @@
 /*
  * ring.h -- a bounded queue of fixed tokens from one thread to one other, and the bell that wakes a sleeper.
  *
- * Threads of this house own their things outright and pass 64-bit tokens (an index, a pointer) over rings. A full ring
- * is back-pressure: push answers false and the caller keeps its token; nothing is dropped and nobody waits under a
- * lock.
+ * Each thread owns its data and passes 64-bit tokens (an index, a pointer) over rings. A full ring is back-pressure:
+ * push answers false and the caller keeps its token; nothing is dropped and no thread waits under a lock.
  *
- * A bell lets one thread sleep on several rings: whoever pushes rings it. The sleeper reads the count *before* it looks
- * at its rings, and waits for that count to change, so that no ring of the bell is ever missed:
+ * A bell lets one thread sleep on several rings: producers ring it after a push. The sleeper reads the count *before*
+ * it looks at its rings, and waits for that count to change, so that no ring of the bell is ever missed:
  *
  *     uint32_t seen = aq_bell_count(bell);
  *     if (nothing_ready()) aq_bell_wait(bell, seen, deadline_ns);
@@ -38,7 +37,7 @@ struct aq_bell; /* opaque */
 
 enum aq_status aq_bell_open(struct aq_bell **out); /* AQ_NOMEM */
 void aq_bell_close(struct aq_bell *bell);          /* NULL is fine */
-void aq_bell_ring(struct aq_bell *bell);           /* NULL is fine: nobody sleeps */
+void aq_bell_ring(struct aq_bell *bell);           /* NULL is fine: no sleeper */
 uint32_t aq_bell_count(const struct aq_bell *bell);
 /* Sleep until the count is not `seen`, or until the absolute time (aq_clock_ns): AQ_OK or AQ_TIMEOUT. Never spins. */
 enum aq_status aq_bell_wait(struct aq_bell *bell, uint32_t seen, uint64_t deadline_ns);

@@ -17,7 +17,7 @@
 extern "C" {
 #endif
 
-/* What a stream is for: two purposes never share numbers. For ever: a number is never reused. */
+/* The purpose of a stream: two purposes never share numbers. A number is never reused. */
 enum aq_rng_purpose {
     AQ_RNG_INIT = 1,    /* initial weights: a = tensor's digest of its name          */
     AQ_RNG_SHUFFLE = 2, /* the sampler's order: a = epoch                             */

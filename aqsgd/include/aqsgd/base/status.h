@@ -1,5 +1,5 @@
 /*
- * status.h -- what a function of this house answers, and how an error gets its one line.
+ * status.h -- the results of functions, and how an error gets its one line.
  *
  * Three classes of trouble, never mixed:
  *   our own bug            AQ_ASSERT, stays on in release builds;
@@ -29,14 +29,14 @@ enum aq_status {
     AQ_AGAIN = 4,     /* not now; ask again after the next event. Never logged                      */
     AQ_TIMEOUT = 5,   /* the deadline passed                                                        */
     AQ_CLOSED = 6,    /* the other side closed in good order                                        */
-    AQ_REFUSED = 7,   /* the other side, or the system, said no (port in use, no permission)        */
+    AQ_REFUSED = 7,   /* the other side, or the system, refused (port in use, no permission)        */
     AQ_PROTO = 8,     /* bytes from a peer that the protocol does not allow                         */
     AQ_CORRUPT = 9,   /* bytes from a disk or peer whose checksum or structure is wrong             */
     AQ_MISMATCH = 10, /* well-formed, but of another job, plan, version or shape                    */
     AQ_NODEV = 11,    /* the device, library or kernel feature is not on this machine               */
-    AQ_CUDAERR = 12,  /* CUDA said no (its text is in the log line)                                 */
-    AQ_NCCLERR = 13,  /* NCCL said no                                                               */
-    AQ_TLSERR = 14,   /* TLS said no                                                                */
+    AQ_CUDAERR = 12,  /* CUDA failed (its text is in the log line)                                  */
+    AQ_NCCLERR = 13,  /* NCCL failed                                                                */
+    AQ_TLSERR = 14,   /* TLS failed                                                                 */
     AQ_IO = 15,       /* a read or write failed                                                     */
     AQ_ABORTED = 16,  /* given up because another rank or the user asked for it                     */
     AQ_NOTFOUND = 17, /* there is no such key, file or name. Not logged where it is an answer       */
@@ -46,17 +46,17 @@ enum aq_status {
 /* The status in a word or two ("no space", "corrupt"). Never NULL, also for numbers that are no status. */
 const char *aq_status_text(enum aq_status status);
 
-/* The status that an errno of the last system call stands for (ENOSPC -> AQ_NOSPC, EADDRINUSE -> AQ_REFUSED, ...). */
+/* The status of an errno of the last system call (ENOSPC -> AQ_NOSPC, EADDRINUSE -> AQ_REFUSED, ...). */
 enum aq_status aq_status_errno(int error);
 
-/* What an errno says, and the remedy where strerror leaves it open (a file size limit, a quota). Returns `text`. */
+/* The text of an errno, and the remedy where strerror leaves it open (a file size limit, a quota). Returns `text`. */
 const char *aq_errno_text(int error, char *text, size_t bytes);
 
 /*
- * aq_fail -- say once, in one line, what went wrong and where; returns `status` so that `return aq_fail(...)` reads
+ * aq_fail -- report once, in one line, what went wrong and where; returns `status` so that `return aq_fail(...)` reads
  * well.
  *
- * area is the room ("net", "cache", ...), format a sentence with the numbers and, where there is one, the remedy. The
+ * area is the module ("net", "cache", ...), format a sentence with the numbers and, where there is one, the remedy. The
  * line goes to the log as an error, and the first one of the process is kept for aq_error_text(). AQ_AGAIN is never
  * logged.
  */
@@ -67,9 +67,9 @@ enum aq_status aq_fail(enum aq_status status, const char *area, const char *form
 enum aq_status aq_fail_errno(const char *area, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 /*
- * Between the two calls what aq_fail says on this thread is kept in `text` (of several lines the first; "" where there
- * is none), in place of the log, and is not the process' first error: for a caller who says it in a line of its own.
- * Holds may nest; each is released by its holder, the last one first.
+ * Between the two calls the line of aq_fail on this thread is kept in `text` (of several lines the first; "" without
+ * any) instead of the log, and is not the process' first error: for a caller that reports it in its own line. Holds may
+ * nest; each is released by its holder, the last one first.
  */
 enum { AQ_ERROR_BYTES = 1024 };
 struct aq_error_hold {
@@ -111,7 +111,7 @@ void aq_assert_failed(const char *condition, const char *file, int line) __attri
         if (status != AQ_OK) goto label;                                                                               \
     } while (0)
 
-/* A system call that answers -1 and errno: on failure say which call, where, and why, and return the errno's status. */
+/* A system call that answers -1 and errno: on failure log which call, where, and why, and return the errno's status. */
 #define AQ_SYS(call)                                                                                                   \
     do {                                                                                                               \
         if ((call) == -1) return aq_fail_errno("system", "%s:%d: %s", __FILE__, __LINE__, #call);                      \

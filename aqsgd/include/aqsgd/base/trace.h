@@ -1,11 +1,11 @@
 /*
  * trace.h -- what happened when: fixed records in a ring of memory, written as a Chrome/Perfetto trace at the end.
  *
- * A lane is "compute", "codec", "send", "recv", "cache"; what overlaps without lying within the other (two frames, two
- * reads) goes to rows of its own when it is written, for viewers take a row's spans for calls. Opening takes all the
- * memory there will be; a full trace drops the newest records and counts them. Times are aq_clock_ns.
+ * A lane is "compute", "codec", "send", "recv", "cache"; spans that overlap without nesting (two frames, two reads) get
+ * their own rows when they are written, because viewers take a row's spans for calls. Opening takes all the memory
+ * there will be; a full trace drops the newest records and counts them. Times are aq_clock_ns.
  *
- * Locking: aq_trace_add from any thread (one atomic add); open, write, close from one thread when nobody adds.
+ * Locking: aq_trace_add from any thread (one atomic add); open, write, close from one thread while no thread adds.
  */
 #ifndef AQSGD_BASE_TRACE_H
 #define AQSGD_BASE_TRACE_H
@@ -36,9 +36,9 @@ void aq_trace_add(struct aq_trace *trace, const char *lane, const char *name, ui
                   uint32_t step, uint32_t micro_batch);
 
 /*
- * Append the spans to file as Chrome trace events, one JSON object a line, each followed by a comma; the caller writes
- * "[" before the first, and an event of its own and "]" after the last, so that the traces of several ranks can be
- * joined. zero_ns is time zero: what ended before it is left out, and what began before it begins there. Sorts the
+ * Append the spans to file as Chrome trace events, one JSON object per line, each followed by a comma; the caller
+ * writes "[" before the first, and one more event and "]" after the last, so that the traces of several ranks can be
+ * joined. zero_ns is time zero: spans that end before it are left out, and those that include it start there. Sorts the
  * records, and may be called once. AQ_IO.
  */
 enum aq_status aq_trace_write(struct aq_trace *trace, int rank, uint64_t zero_ns, FILE *file);
