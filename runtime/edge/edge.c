@@ -216,10 +216,10 @@ static void frame_out(struct aq_edge *edge, uint64_t token)
 }
 
 /*
- * Most frames of this kind that may wait here, by the plan: a sender of activations has no more micro-batches in flight
- * than slots, and each is in flight until its gradient is back. So the frames that a stage takes out of the link's
- * slots while it waits for a lost message (edge_heal.c) are bounded, too. Evaluation is bounded only by credits, and
- * never taken out.
+ * Maximum of frames of this kind that may wait here, by the plan: a sender of activations has no more micro-batches in
+ * flight than slots, and each is in flight until its gradient is back. So the frames that a stage takes out of the
+ * link's slots while it waits for a lost message (edge_heal.c) are bounded, too. Evaluation is bounded only by credits,
+ * and never taken out.
  */
 static uint32_t queue_max(const struct aq_edge *edge, uint16_t kind)
 {

@@ -6,10 +6,10 @@
  * receiver needs m), and where it has not coded the sample since, from its cache; the receiver answers from its cache.
  *
  * A side that knows its cache to have lost messages asks ahead (aq_edge_refill), many at once: the link is filled, and
- * no sample waits for a round trip. Answers go to the cache, and no call waits for them. Only aq_edge_fetch waits, for
- * a message that is due and not here: then the bodies that were received and not decoded are moved out of the link's
- * slots into separate memory, so that the answer finds a credit. That memory is bounded by the micro-batches in flight
- * and is taken only there.
+ * no sample waits for a round trip. Answers go to the cache, and no call waits for them. Only aq_edge_fetch waits: its
+ * message is due and not here. Then the bodies that were received and not decoded are moved out of the link's slots
+ * into separate memory, so that the answer finds a credit. That memory is bounded by the micro-batches in flight and is
+ * taken only there.
  */
 #include <string.h>
 

@@ -31,7 +31,7 @@ struct aq_edge_queue {
 /* The references that the sender keeps for one micro-batch in flight. */
 struct aq_edge_held {
     uint32_t count;
-    struct aq_cache_entry *entries; /* B of them; of an edge that is still without bytes: the cache has these */
+    struct aq_cache_entry *entries; /* B of them; of a still edge without bytes: the cache has these */
     struct aq_cache_key *keys;
 };
 

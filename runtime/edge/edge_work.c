@@ -298,7 +298,7 @@ out:
     return status;
 }
 
-/* Length of sample i's body: that of every body, or, when the kernels are done, the actual one. */
+/* Length of sample i's body: the planned one, or, when the kernels are done, the actual one. */
 static uint32_t body_length(const struct aq_edge *edge, const struct aq_edge_work *work, uint32_t i)
 {
     if (work->references[i].held) return 0;

@@ -662,7 +662,7 @@ static enum aq_status snapshot(struct aq_worker *w)
     return w->final ? AQ_OK : aq_worker_hide(w);
 }
 
-/* With train.early_stop the launcher sends all ranks whether this evaluation was the last: all continue, or all end. */
+/* With train.early_stop the launcher decides for all ranks whether this evaluation was the last. */
 static enum aq_status judged(struct aq_worker *w)
 {
     const uint64_t end = aq_clock_after(seconds_ns(REDUCE_SECONDS) + w->outages_ns);

@@ -2,9 +2,9 @@
  * worker_answer.c -- a worker that trains nothing: its stage of a run's model, one step of a text after another
  * (docs/CONTROL.md section 10).
  *
- * The run's plan gives the layers, the links and the forward codecs; sizes belong to a text. The first stage gets the
- * tokens, and so does the last one, which draws the next: stages between see neither texts nor logits. Every message of
- * the launcher is checked before it is used.
+ * The run's plan gives the layers, the links and the forward codecs; sizes follow from the text. The first stage gets
+ * the tokens, and so does the last one, which draws the next: stages between see neither texts nor logits. Every
+ * message of the launcher is checked before it is used.
  */
 #include <inttypes.h>
 #include <stdio.h>

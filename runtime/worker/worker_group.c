@@ -18,7 +18,7 @@ enum { BOUNCE_BYTES = 1 << 20 }; /* weights are digested in pieces of this size,
 
 /*
  * Chooses what carries data of GPUs. The ranks collect all facts together, so that all choose alike. If the manifest
- * requires NCCL and it is not possible, all fail with the same reason.
+ * requires NCCL and it is not possible, all fail together.
  */
 static enum aq_status choose_transport(struct aq_worker *worker)
 {

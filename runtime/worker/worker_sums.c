@@ -321,7 +321,7 @@ static bool all_finite(const struct span vectors[VECTORS])
     return true;
 }
 
-/* Weight of this client's part of a step: its count of targets, as its mean was divided by. */
+/* Weight of this client's part of a step: the count of targets that its mean is over. */
 static uint64_t weight_of(const struct aq_worker *w)
 {
     struct aq_field fields[AQ_BATCH_FIELDS_MAX];
