@@ -65,7 +65,7 @@ static enum aq_status host_view(struct aq_device *device, const float *values, u
     return status == AQ_OK ? aq_device_stream_sync(device, NULL) : status;
 }
 
-/* What a file says: its tensors, and their values: of a snapshot, of the stage, or copied from a device. */
+/* Contents of a file: its tensors, and their values: of a snapshot, of the stage, or copied from a device. */
 struct table {
     struct aq_weights_tensor *tensors;
     struct aq_tensor_info *infos;
@@ -185,7 +185,7 @@ static void metadata_add(const char *list[METADATA_MAX], const char *key, const 
     list[at + 1] = value;
 }
 
-/* The first piece: the folder, the digest of everything, and the file beside its name. */
+/* The first piece: the folder, the digest of everything, and the file under a temporary name. */
 static enum aq_status file_begin(struct aq_checkpoint_file *file)
 {
     const struct aq_checkpoint *c = &file->checkpoint;
@@ -347,7 +347,7 @@ static enum aq_status format_check(const struct aq_weights *weights, const char 
                    path, text ? text : "missing");
 }
 
-/* What was read is this run's from now on, which has done so many steps. */
+/* Takes over the update count of the file's moments; this run has done `step` steps. */
 static void updates_take(const struct aq_checkpoint *c, uint64_t updates, uint64_t step)
 {
     if (c->updates_ahead) *c->updates_ahead = updates == AQ_UPDATES_UNKNOWN ? 0 : (int64_t)(updates - step);
@@ -412,7 +412,7 @@ static enum aq_status headers_check(const struct aq_checkpoint *c, const struct 
     return aq_checkpoint_frozen_check(c, weights, path);
 }
 
-/* Values that somebody else made: none may be NaN or infinite, or training would end with its first step. */
+/* Values of other runs must not be NaN or infinite, or training would end with its first step. */
 static enum aq_status check_finite(const char *path, const char *name, const float *values, uint64_t count)
 {
     for (uint64_t i = 0; i < count; i++)
@@ -554,7 +554,7 @@ static void stage_tensor(const struct aq_stage *stage, uint32_t index, struct aq
     index < saved ? aq_stage_saved(stage, index, out) : aq_stage_frozen(stage, index - saved, out);
 }
 
-/* Has the stage a tensor of that name, or one that may begin as it? */
+/* Has the stage a tensor of that name, or one that may start as a copy of it? */
 static bool stage_wants(void *context, const char *name)
 {
     const struct aq_stage *stage = context;

@@ -2,21 +2,21 @@
  * checkpoint.h -- one stage's part of a checkpoint: weights and optimizer state after a step, in one safetensors file.
  *
  * <checkpoint folder>/<step>/stage-<rank>.safetensors holds the stage's tensors under their names and
- * "optimizer.<name>", the flat state arrays, with "optimizer.loss_scale" where that moves (loss_scale.h),
- * "optimizer.guard" where the cut behind the stage has a guard (edge_guard.h), and for a stage of two versions
- * "optimizer.previous", the parameters before the last update, which the next step's gradients are taken at. Its
- * metadata names format, plan hash, job digest, step, stage, the digest of every tensor byte, on a GPU what its sums'
- * bits depend on and, where moments go from one run to another, how many updates they have had (docs/FORMAT.md). The
- * file is written aside, synced and renamed: it is whole or absent. The caches' part is a mark of the same number
- * (storage/cache.h); everything else that a run consists of (order, random keys, learning rate) follows from step and
- * seed.
+ * "optimizer.<name>", the flat state arrays. These include "optimizer.loss_scale" if it moves (loss_scale.h),
+ * "optimizer.guard" if the cut behind the stage has a guard (edge_guard.h), and for a stage of two versions
+ * "optimizer.previous", the parameters before the last update, at which the next step's gradients are taken. Its
+ * metadata has format, plan hash, job digest, step, stage, the digest of all tensor bytes, on a GPU the facts that
+ * decide its sums' bits and, if moments go from one run to another, their count of updates (docs/FORMAT.md). The file
+ * is written under a temporary name, synced and renamed: it is whole or absent. The caches' part is a mark of the same
+ * number (storage/cache.h); everything else that a run consists of (order, random keys, learning rate) follows from
+ * step and seed.
  *
  * A checkpoint is complete when the launcher has noted it (docs/CONTROL.md section 7).
  *
  * Training need not wait for the disk: a snapshot is taken between two steps, and the file is written from it piece by
  * piece on another thread (checkpoint_writer.h).
  *
- * Locking: the exec thread, but for aq_checkpoint_file_piece and _close: one thread at a time.
+ * Locking: the exec thread, except aq_checkpoint_file_piece and _close: one thread at a time.
  */
 #ifndef RUNTIME_CHECKPOINT_H
 #define RUNTIME_CHECKPOINT_H
@@ -74,10 +74,10 @@ enum aq_status aq_checkpoint_snapshot(const struct aq_checkpoint *checkpoint, fl
 enum aq_status aq_checkpoint_write_values(const struct aq_checkpoint *checkpoint, uint64_t step, const float *snapshot);
 
 /*
- * The file of step `step`, piece by piece. The values are those of the snapshot, or the stage's own (NULL): either must
- * not change before close, and stage and optimizer stay open until then. open touches no disk. piece: AQ_AGAIN while
- * there is more; AQ_OK: the file is on the disk under its name; others as aq_checkpoint_write. close before that gives
- * up, and what was there before still is.
+ * The file of step `step`, piece by piece. Values come from the snapshot, or the stage itself (NULL): neither may
+ * change before close, and stage and optimizer stay open until then. open touches no disk. piece: AQ_AGAIN while there
+ * is more; AQ_OK: the file is on the disk under its name; others as aq_checkpoint_write. close before that gives up,
+ * and leaves an earlier file as it was.
  */
 struct aq_checkpoint_file; /* opaque */
 enum aq_status aq_checkpoint_file_open(const struct aq_checkpoint *checkpoint, uint64_t step, const float *snapshot,
@@ -92,16 +92,17 @@ enum aq_status aq_checkpoint_read(const struct aq_checkpoint *checkpoint, uint64
 
 /*
  * Take over the weights, statistics and optimizer state of <from>/stage-<rank>.safetensors, which another run of the
- * same stages wrote at whatever step: split learning goes from client to client so. With own_statistics the file's are
- * looked at and left. It was made by others: each value is looked at. `step`: so many this run has done. Where the file
- * does not say how many updates its moments have had (an older version's), updates_ahead becomes 0. AQ_NOTFOUND,
- * AQ_CORRUPT (structure, digest, a value that is not finite), AQ_MISMATCH (another stage, or tensors of other sizes).
+ * same stages wrote at any step: split learning goes from client to client so. With own_statistics the file's
+ * statistics are checked and not used. Others made the file, so each value is checked. `step`: steps that this run has
+ * done. If the file lacks the count of updates of its moments (an older version's), updates_ahead becomes 0.
+ * AQ_NOTFOUND, AQ_CORRUPT (structure, digest, a value that is not finite), AQ_MISMATCH (another stage, or tensors of
+ * other sizes).
  */
 enum aq_status aq_checkpoint_adopt(const struct aq_checkpoint *checkpoint, const char *from, uint64_t step);
 
 /*
- * The updates that the moments of <from>/stage-<rank>.safetensors have had; AQ_UPDATES_UNKNOWN: the file does not say.
- * As aq_weights_open; AQ_CORRUPT: not a number of updates.
+ * The updates that the moments of <from>/stage-<rank>.safetensors have had; AQ_UPDATES_UNKNOWN: the file lacks it. As
+ * aq_weights_open; AQ_CORRUPT: not a number of updates.
  */
 #define AQ_UPDATES_UNKNOWN UINT64_MAX
 enum aq_status aq_checkpoint_updates(const char *from, uint32_t rank, uint64_t *updates);
@@ -110,13 +111,12 @@ enum aq_status aq_checkpoint_updates(const char *from, uint32_t rank, uint64_t *
 enum aq_status aq_checkpoint_path(const char *folder, uint64_t step, uint32_t rank, char *path);
 
 /*
- * checkpoint_frozen.c: what never changes of a stage is in no checkpoint, but in one file for the run,
- * <folder>/frozen-stage-<rank>.safetensors. All four: nothing is done where nothing is frozen.
+ * checkpoint_frozen.c: the frozen tensors of a stage are in no checkpoint, but in one file per run,
+ * <folder>/frozen-stage-<rank>.safetensors. All four do nothing if nothing is frozen.
  *
- * digest: of the values as they are in the stage, 0: none. It stands in each checkpoint, which is refused where it is
- * another. write: AQ_NOSPC, AQ_IO, AQ_REFUSED. read: into the stage; AQ_NOTFOUND, AQ_CORRUPT, AQ_MISMATCH: they may be
- * anything now, and the caller gives them the values as at the beginning of the run and writes the file again. open:
- * for whoever joins.
+ * digest: of the values as they are in the stage, 0: none. Each checkpoint has it, and is refused if it differs. write:
+ * AQ_NOSPC, AQ_IO, AQ_REFUSED. read: into the stage; AQ_NOTFOUND, AQ_CORRUPT, AQ_MISMATCH: their values are undefined
+ * now, and the caller sets them as at the start of the run and writes the file again. open: to join checkpoints.
  */
 enum aq_status aq_checkpoint_frozen_digest(const struct aq_checkpoint *checkpoint, uint64_t *digest);
 enum aq_status aq_checkpoint_frozen_write(const struct aq_checkpoint *checkpoint);
@@ -130,20 +130,20 @@ enum aq_status aq_checkpoint_frozen_check(const struct aq_checkpoint *checkpoint
 /* Open that file; no part of its name below `folder` may be a link. As aq_weights_open_in. */
 enum aq_status aq_checkpoint_open(const char *folder, uint64_t step, uint32_t rank, struct aq_weights **out);
 
-/* checkpoint_reshard.c: the replicas of the run that wrote this checkpoint, where it is this run but for their count;
- * 0: it is not, or not here. */
+/* checkpoint_reshard.c: the replicas of the run that wrote this checkpoint, if it differs from this run only in
+ * their count; 0: it does not, or is not here. */
 uint32_t aq_checkpoint_replicas(const struct aq_checkpoint *checkpoint, uint64_t step);
 
 /*
- * checkpoint_reshard.c: read what so many replicas wrote, for this run's. AQ_NOTFOUND: the file of one of them is not
- * here; AQ_CORRUPT; AQ_MISMATCH.
+ * checkpoint_reshard.c: read the state that `replicas` replicas wrote, for this run's. AQ_NOTFOUND: the file of one of
+ * them is not here; AQ_CORRUPT; AQ_MISMATCH.
  */
 enum aq_status aq_checkpoint_reshard(const struct aq_checkpoint *checkpoint, uint64_t step, uint32_t replicas);
 
 /*
- * Load weights by name from a file that somebody made (a model to start from). A head that is not in the file is the
- * embedding (tied). Adapters, and what is a task's own where the file has none, begin by `seed`. AQ_NOTFOUND names the
- * missing tensor, AQ_MISMATCH its shape.
+ * Load weights by name from a published file (a model to start from). A head that is not in the file is the embedding
+ * (tied). Adapters, and a task's own tensors that the file lacks, start from `seed`. AQ_NOTFOUND names the missing
+ * tensor, AQ_MISMATCH its shape.
  */
 enum aq_status aq_checkpoint_import(const struct aq_checkpoint *checkpoint, const char *path, uint64_t seed);
 
@@ -153,7 +153,7 @@ struct aq_join {
     uint64_t step;
     uint32_t stages;
     const struct aq_model_config *model;
-    bool tied;                         /* a tied head has no tensor of its own, wherever the model was cut    */
+    bool tied;                         /* a tied head has no own tensor, wherever the model was cut           */
     const struct aq_lora_config *lora; /* of the run                                                      */
     const char *adapter_folder;        /* adapters are written there too, as PEFT has them; NULL: nowhere */
     const char *base;                  /* what the model began as, for that folder; or NULL               */

@@ -2,8 +2,8 @@
  * checkpoint_adapters.c -- see checkpoint_adapters.h.
  *
  * PEFT's names: "base_model.model." before the published name of the tensor that is adapted, ".lora_A.weight",
- * ".lora_B.weight" or ".lora_magnitude_vector" in place of its ".weight"; shapes are ours. What trains beside adapters
- * stands there under "base_model.model." and its own name, and its module in modules_to_save.
+ * ".lora_B.weight" or ".lora_magnitude_vector" in place of its ".weight"; shapes are ours. Other trained tensors are
+ * there under "base_model.model." and their own names, and their modules in modules_to_save.
  */
 #include "checkpoint_adapters.h"
 
@@ -22,7 +22,7 @@ static const char WEIGHT[] = ".weight", BIAS[] = ".bias";
 
 struct pair {
     char of[AQ_TENSOR_NAME_MAX];
-    float *a, *b, *m, *factors; /* m NULL: rows have no lengths of their own */
+    float *a, *b, *m, *factors; /* m NULL: rows have no own lengths */
     struct aq_weights_low_rank plus;
     uint64_t lengths;    /* of m                              */
     bool fan_in_fan_out; /* the published matrix is (in, out) */
@@ -101,7 +101,7 @@ static enum aq_status file_read(struct aq_adapters *adapters, const struct aq_we
     return AQ_OK;
 }
 
-/* Which way round everything lies here, and where it is published. */
+/* Sets how each tensor is oriented here, and in the published model. */
 static enum aq_status orient(struct aq_adapters *adapters)
 {
     const uint32_t all = adapters->count + adapters->beside_count;
@@ -194,7 +194,7 @@ const struct aq_weights_low_rank *aq_adapters_of(const struct aq_adapters *adapt
 
 /* ---- PEFT's folder ---- */
 
-/* The published name of a tensor; in a model of texts and images the text model has a name of its own. */
+/* The published name of a tensor; in a model of texts and images the text model has its own name. */
 static void published_name(const struct aq_adapters *adapters, const char *tensor, char out[AQ_TENSOR_NAME_MAX])
 {
     static const char front[] = "model.";
@@ -205,7 +205,7 @@ static void published_name(const struct aq_adapters *adapters, const char *tenso
              inside ? name + sizeof front - 1 : name);
 }
 
-/* The published name of the module that a tensor is of: what stands before ".weight" or ".bias". */
+/* The published name of a tensor's module: the part before ".weight" or ".bias". */
 static void module_of(const struct aq_adapters *adapters, const char *tensor, char out[AQ_TENSOR_NAME_MAX])
 {
     static const char *const ends[] = {WEIGHT, BIAS};

@@ -19,19 +19,19 @@
 struct aq_adapters; /* opaque */
 
 /*
- * Those of the stages' files (borrowed until close), with what trains beside them. lora: of the run. AQ_CORRUPT: one
- * half of a pair, or one that does not fit the other. AQ_NOMEM.
+ * Adapters of the stages' files (borrowed until close), with the other trained tensors. lora: of the run. AQ_CORRUPT:
+ * one half of a pair, or one that does not fit the other. AQ_NOMEM.
  */
 enum aq_status aq_adapters_open(struct aq_weights *const *files, uint32_t stages, const struct aq_model_config *model,
                                 const struct aq_lora_config *lora, struct aq_adapters **out);
 void aq_adapters_close(struct aq_adapters *adapters); /* NULL is fine */
 
-/* What is added to a tensor of that name; NULL: nothing. Lent until close. */
+/* The product that is added to a tensor of that name; NULL: nothing. Lent until close. */
 const struct aq_weights_low_rank *aq_adapters_of(const struct aq_adapters *adapters, const char *tensor);
 
 /*
  * adapter_model.safetensors (F32) and adapter_config.json in a folder that is there, as PEFT 0.6 and later load them.
- * base: what the model began as, a path or a name; NULL: nothing that has one. Statuses of writing files.
+ * base: path or name of the model's first weights; NULL: they have none. Statuses of writing files.
  */
 enum aq_status aq_adapters_write(struct aq_adapters *adapters, const char *folder, const char *base);
 
@@ -42,7 +42,7 @@ enum aq_status aq_adapters_write(struct aq_adapters *adapters, const char *folde
 enum aq_status aq_adapters_import(const struct aq_checkpoint *checkpoint, const struct aq_model_config *model,
                                   const char *path);
 
-/* The same into a stage without adapters: W + s B A, and what trained beside them. */
+/* The same into a stage without adapters: W + s B A, and the other trained tensors. */
 enum aq_status aq_adapters_merge(const struct aq_checkpoint *checkpoint, const struct aq_model_config *model,
                                  const char *path);
 

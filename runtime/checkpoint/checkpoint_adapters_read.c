@@ -1,4 +1,4 @@
-/* checkpoint_adapters_read.c -- PEFT's adapters into a stage, beside its weights or added to them. */
+/* checkpoint_adapters_read.c -- PEFT's adapters into a stage, next to its weights or added to them. */
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -21,7 +21,7 @@ static void tensor_of(const struct reader *reader, uint32_t index, struct aq_ten
                   : aq_stage_frozen(reader->to->stage, index - saved, out);
 }
 
-/* A tensor of the folder, in fp32 memory of its own. */
+/* A tensor of the folder, in newly allocated fp32 memory. */
 static enum aq_status values_read(const struct reader *reader, uint32_t index, bool turned, float **out,
                                   struct aq_weights_info *info)
 {

@@ -1,15 +1,15 @@
 /*
- * checkpoint_frozen.c -- what never changes of a stage, written once for a run, beside its checkpoints.
+ * checkpoint_frozen.c -- the frozen tensors of a stage, written once per run, next to its checkpoints.
  *
  *     <folder>/frozen-stage-<rank>.safetensors    tensors in order of layers; metadata: format "aqpipe frozen 1", the
  *                                                 stage, and the digest of all values, chained in that order
  *
- * What is packed (train.frozen_store) comes last, as the values that it stands for; the digest is of what was packed.
+ * Packed tensors (train.frozen_store) come last, as the values that they represent; the digest covers the packed bytes.
  * Most stores pack these values again with the same bits. For those that may not (nf4), the bytes of each such tensor
  * follow at the end as NAME.packed, and the values must be what these bytes unpack to.
  *
  * Each checkpoint has that digest ("frozen"), so that the file of another run, or weights that have changed since, are
- * refused. The file can be made again from where the values came from; only then is that read.
+ * refused. The file can be made again from the source of the values; only then the source is read.
  */
 #include <inttypes.h>
 #include <math.h>
@@ -28,7 +28,7 @@ static void file_name(uint32_t rank, char name[NAME_BYTES])
     snprintf(name, NAME_BYTES, "frozen-stage-%u.safetensors", rank);
 }
 
-/* Where the frozen fp32 tensors of the stage lie on its device. */
+/* Device address of the frozen fp32 tensors of the stage. */
 static float *values_of(const struct aq_checkpoint *c)
 {
     return aq_stage_parameters(c->stage) + aq_stage_saved_floats(c->stage);
@@ -104,8 +104,8 @@ static enum aq_status fill_bytes(void *context, const struct aq_weights_tensor *
 }
 
 /*
- * What the file has: all frozen tensors, then the bytes of those that need them. values: where those in fp32 lie on the
- * host. How many; there is room for two per tensor.
+ * Fills the table of the file: all frozen tensors, then the bytes of those that need them. values: host address of
+ * those in fp32. Returns their count; there is room for two per tensor.
  */
 static uint32_t tensors_fill(const struct aq_checkpoint *c, const float *values, struct aq_weights_tensor *tensors,
                              struct filled *filled)

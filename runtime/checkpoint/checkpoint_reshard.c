@@ -1,10 +1,11 @@
 /*
- * checkpoint_reshard.c -- a stage goes on from the checkpoint of a run with another count of replicas.
+ * checkpoint_reshard.c -- a stage resumes from the checkpoint of a run with another count of replicas.
  *
- * The files of all replicas of the stage must be here. Weights, and state that replicas share, are those of replica 0;
- * what each had for itself is made anew so that the residuals of codecs are neither lost nor doubled (aq_grad_reshard).
- * One replica alone has no errors: the residuals go into its first moment (aq_optimizer_absorb), or where they are of
- * the weights (local steps) into these. It takes no outer steps either: outer momentum ends there.
+ * The files of all replicas of the stage must be here. Weights, and state that replicas share, come from replica 0; the
+ * state of each replica is computed again so that the residuals of codecs are neither lost nor doubled
+ * (aq_grad_reshard). A single replica has no residuals: those of the files go into its first moment
+ * (aq_optimizer_absorb), or if they are of the weights (local steps) into these. It takes no outer steps either: outer
+ * momentum ends there.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -62,7 +63,7 @@ uint32_t aq_checkpoint_replicas(const struct aq_checkpoint *c, uint64_t step)
     struct aq_weights *weights;
     if (aq_checkpoint_path(c->folder, step, c->rank % c->run.stages, path) != AQ_OK) return 0;
     if (access(path, R_OK) != 0 || aq_checkpoint_open(c->folder, step, c->rank % c->run.stages, &weights) != AQ_OK) {
-        aq_error_clear(); /* the reader of this rank's own file tells what is wrong */
+        aq_error_clear(); /* the reader of this rank's own file reports it */
         return 0;
     }
     snprintf(resume_hash, sizeof resume_hash, "%016" PRIx64, c->run.resume_hash);
@@ -100,7 +101,7 @@ static enum aq_status put(const struct aq_checkpoint *c, float *to, const float 
     return aq_device_stream_sync(c->device, NULL);
 }
 
-/* An array by name; AQ_NOTFOUND is not told: a run with another count of replicas may not have had it. */
+/* An array by name. AQ_NOTFOUND is not logged: a run with another count of replicas may not have had it. */
 static enum aq_status take(const struct aq_weights *weights, const char *name, uint64_t count, float *out)
 {
     uint32_t index;
@@ -161,7 +162,7 @@ static enum aq_status load_state(const struct aq_checkpoint *c, const struct fil
     const enum aq_status status = take_all(files, name, state.belongs, state.of, all, each);
     if (status == AQ_NOTFOUND && strcmp(state.name, AQ_PREDICT_STATE) == 0) /* it would be the weights, and is no 0 */
         return aq_fail(AQ_NOTFOUND, "checkpoint", "%s: no %s (train.prediction)", files->path, name);
-    if (status == AQ_NOTFOUND || state.count == 0) return AQ_OK; /* it begins with nothing, as in a run of this kind */
+    if (status == AQ_NOTFOUND || state.count == 0) return AQ_OK; /* it starts at zero, as in such a run */
     AQ_TRY(status);
     AQ_TRY(aq_grad_reshard(state.belongs, state.of, files->count, each, c->run.replicas, c->rank / c->run.stages,
                            staging));
@@ -197,8 +198,8 @@ static enum aq_status absorb(const struct aq_checkpoint *c, const struct files *
 }
 
 /*
- * Local steps (reduce.every): in the middle of a round replicas have moved apart by what only they know, and cannot
- * share it out. Where a round ends the weights that they have for themselves are those of the file's tensors.
+ * Local steps (reduce.every): in the middle of a round replicas differ by changes that only they know, and cannot share
+ * out. At a round's end their own weights equal the file's tensors.
  */
 static enum aq_status round_check(const struct aq_checkpoint *c, const struct files *files, const struct aq_weights *of,
                                   uint64_t step, float *own, float *staging)
@@ -244,7 +245,7 @@ static enum aq_status load_all(const struct aq_checkpoint *c, const struct files
     }
     if (c->guard_back) {
         const enum aq_status status = take(files->of[0], "optimizer.guard_back", AQ_EDGE_GUARD_STATE, c->guard_back);
-        if (status != AQ_NOTFOUND) AQ_TRY(status); /* of before there was one: it begins anew */
+        if (status != AQ_NOTFOUND) AQ_TRY(status); /* an older file without it: it restarts */
         AQ_TRY(aq_edge_guard_check(c->guard_back));
     }
     return absorb(c, files, all, staging);

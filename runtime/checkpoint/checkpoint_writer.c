@@ -41,7 +41,7 @@ static enum aq_status write_file(struct aq_checkpoint_writer *writer)
     return status;
 }
 
-/* Pinned, where a GPU copies to it beside the training; where so much cannot be pinned, plain memory does, slower. */
+/* Pinned, if a GPU copies to it during training; if that much cannot be pinned, plain memory serves, slower. */
 static enum aq_status snapshot_take(struct aq_checkpoint_writer *writer)
 {
     void *memory = NULL;

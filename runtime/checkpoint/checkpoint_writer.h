@@ -1,9 +1,9 @@
 /*
- * checkpoint_writer.h -- the thread that brings a stage's checkpoint to the disk while the stage goes on training.
+ * checkpoint_writer.h -- the thread that writes a stage's checkpoint to the disk while the stage trains.
  *
- * aq_checkpoint_writer_begin copies the state (one pass over memory: the only time that training stands still) and
- * wakes the thread, which makes the digest, writes, syncs and renames the file. One file at a time. A writer without a
- * snapshot (a job that keeps checkpoints only at its end) writes the stage's own values: whoever begins then waits.
+ * aq_checkpoint_writer_begin copies the state (one pass over memory: the only pause of training) and wakes the thread,
+ * which computes the digest, writes, syncs and renames the file. One file at a time. A writer without a snapshot (a job
+ * that keeps checkpoints only at its end) writes the stage's own values: its caller waits then.
  *
  *     AQ_TRY(aq_checkpoint_writer_begin(writer, step));
  *     ... train on; the bell rings ...

@@ -2,13 +2,13 @@
  * loss_scale.h -- the factor that keeps gradients within fp16's range (Micikevicius et al. 2018, section 3.2).
  *
  * The last stage multiplies the gradient of the loss by it, so that every gradient on its way through the pipeline has
- * it; after the last backward each stage divides its own gradients, in fp32, before anything else sees them. What is
- * reduced, clipped, measured and kept by optimizers and their codecs therefore knows nothing of it. Quantized backward
- * edges carry gradients that are scaled: their scales are a row's own.
+ * it; after the last backward each stage divides its own gradients, in fp32, before anything else sees them. So
+ * reduction, clipping, metrics, optimizers and their codecs use unscaled gradients. Quantized backward edges carry
+ * scaled gradients: they have one scale per row.
  *
- * By itself it begins at 2^16, halves whenever a step was void because a gradient was not finite, and doubles after so
- * many good steps. All ranks hear of the same void steps, so that all hold the same factor; a checkpoint keeps it. Only
- * fp16 wants one: elsewhere it is 1 and stays so.
+ * Its default starts at 2^16, halves whenever a step was void because a gradient was not finite, and doubles after a
+ * number of good steps. All ranks see the same void steps, so that all hold the same factor; a checkpoint keeps it.
+ * Only fp16 needs one: elsewhere it stays 1.
  *
  * Locking: none; the exec thread's.
  */
@@ -19,7 +19,7 @@
 
 #define AQ_LOSS_SCALE_FIRST 65536.0f
 #define AQ_LOSS_SCALE_MIN   1.0f
-#define AQ_LOSS_SCALE_MAX   16777216.0f /* 2^24: a gradient that is still lost below that is none */
+#define AQ_LOSS_SCALE_MAX   16777216.0f /* 2^24: gradients that underflow even then do not matter */
 
 enum {
     AQ_LOSS_SCALE_STATE = 2, /* floats of a checkpoint: the factor, and how many good steps it has seen   */
@@ -59,7 +59,7 @@ void aq_loss_scale_good(struct aq_loss_scale *scale);
 /* After a void step. True: the factor may have been the reason, and is halved; false: it cannot be less. */
 bool aq_loss_scale_halve(struct aq_loss_scale *scale);
 
-/* State that a file brought, of so many floats. AQ_CORRUPT: no factor that this can ever have been. */
+/* Checks state from a file, of `floats` floats. AQ_CORRUPT: the factor is impossible. */
 enum aq_status aq_loss_scale_check(const float *state, uint32_t floats);
 
 #endif

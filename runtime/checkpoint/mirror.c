@@ -72,7 +72,7 @@ static void job_give(struct aq_mirror *mirror, struct lane *lane, const struct j
 
 static enum aq_status lane_begin(struct aq_mirror *mirror, struct lane *lane, bool own, uint64_t step)
 {
-    /* A copy lies at the keeper: where the file is sent from when it is not one's own, and stored where it is not. */
+    /* Copies are at their keeper, which sends and stores them under a name with "mirror-". */
     const char *kind = own ? "" : "mirror-";
     const uint32_t rank = own ? mirror->config.shape.rank : lane->peer;
     AQ_ASSERT(!lane->active && lane->jobs_out == 0 && lane->file < 0);
@@ -108,14 +108,14 @@ static struct lane *lane_of(struct aq_mirror *mirror, uint32_t side, bool sends)
     return &mirror->lanes[2 * side + (sends ? 0 : 1)];
 }
 
-/* The sender's next moves: read ahead into free places, send what is read, say the end when all is taken. */
+/* The sender's next moves: read ahead into free places, send the pieces that are read, send END when all are taken. */
 static enum aq_status lane_send(struct aq_mirror *mirror, struct lane *lane, bool hurry)
 {
     const uint32_t piece_bytes = mirror->piece_bytes[(lane - mirror->lanes) / 2];
     while (lane->asked < lane->taken + AQ_MIRROR_WINDOW && lane->asked < lane->total) {
         const uint32_t place = lane->asked % AQ_MIRROR_WINDOW;
         if (lane->lent >> place & 1) break;
-        if (lane->asked > 0 && lane->total == UNKNOWN) break; /* reading the first piece tells the size */
+        if (lane->asked > 0 && lane->total == UNKNOWN) break; /* reading the first piece gives the size */
         const struct job job = {.kind = JOB_READ,
                                 .bytes = lane->places + (size_t)place * AQ_MIRROR_PIECE_BYTES_MAX,
                                 .offset = lane->asked * piece_bytes,
@@ -140,7 +140,7 @@ static enum aq_status lane_send(struct aq_mirror *mirror, struct lane *lane, boo
     return say(lane, OP_END, lane->digest);
 }
 
-/* What the thread has done for the sender: a piece is read. */
+/* Result of the thread for the sender: a piece is read. */
 static enum aq_status read_done(struct aq_mirror *mirror, struct lane *lane, const struct job *job)
 {
     const uint32_t piece_bytes = mirror->piece_bytes[(lane - mirror->lanes) / 2];
@@ -221,7 +221,7 @@ static uint64_t lane_due(const struct aq_mirror *mirror, const struct lane *lane
     return lane->kept < mirror->due_next ? mirror->due_next : 0;
 }
 
-/* A neighbour's copy begins: is it one that this stage keeps, and due? */
+/* A neighbour's copy starts: is it one that this stage keeps, and due? */
 static enum aq_status copy_begin(struct aq_mirror *mirror, struct lane *lane, const struct aq_frame *frame)
 {
     const uint64_t due = lane_due(mirror, lane);
@@ -240,7 +240,7 @@ static enum aq_status piece_in(struct aq_mirror *mirror, struct lane *lane, cons
     const uint32_t side = (uint32_t)(lane - mirror->lanes) / 2, piece_bytes = mirror->piece_bytes[side];
     if (!lane->active) AQ_TRY(copy_begin(mirror, lane, frame));
     const uint64_t file_bytes_max = mirror->config.shape.file_bytes_max[lane->own ? 1 : 2 * side];
-    /* Only the last piece is shorter: what comes behind it does not begin at a multiple. */
+    /* Only the last piece is shorter: a piece after it would not start at a multiple. */
     if (lane->ending || frame->body_bytes == 0 || frame->body_bytes > piece_bytes || frame->step != lane->step ||
         frame->argument != lane->next || lane->next % piece_bytes != 0 ||
         lane->next + frame->body_bytes > file_bytes_max || lane->jobs_out >= AQ_MIRROR_WINDOW)
@@ -251,7 +251,7 @@ static enum aq_status piece_in(struct aq_mirror *mirror, struct lane *lane, cons
     return AQ_OK;
 }
 
-/* The neighbour asks for the copy of its file: only of the step that all go on from, before training, once. */
+/* The neighbour asks for the copy of its file: only of the step from which all resume, before training, once. */
 static enum aq_status want_in(struct aq_mirror *mirror, struct lane *lane, const struct aq_frame *frame)
 {
     const struct aq_mirror_config *config = &mirror->config;

@@ -17,8 +17,8 @@
 #include "mirror_private.h"
 
 /*
- * What a copy of an earlier step left that was never whole: only the file that this room makes, and its folder where
- * nothing else is in it. Best effort: it is in nobody's way.
+ * Removes the partial copy of an earlier step: only the file that this module makes, and its folder if it is empty
+ * then. Best effort: leftovers are harmless.
  */
 static void remove_leftovers(const struct lane *lane)
 {
@@ -205,7 +205,7 @@ static enum aq_status write_piece(struct lane *lane, const struct job *job)
     return lane->own ? copy_in(lane, lane->file_own, job->body, job->count) : write_all(lane, job->body, job->count);
 }
 
-/* All of one's own file has come: is it what the launcher was told of? */
+/* All of one's own file has come: does it match the launcher's hash? */
 static enum aq_status own_check(const struct lane *lane, struct mirror_own *own)
 {
     if (!own->begun) AQ_TRY(write_own(lane, own, own->box, own->box_end)); /* shorter than any head */

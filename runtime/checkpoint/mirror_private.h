@@ -10,7 +10,7 @@ enum {
     LANES = 4,                 /* two edges, out and in                      */
     JOBS = 8,                  /* of a lane: a window, an opening, an ending */
     RING_SLOTS = LANES * JOBS, /* a power of two                             */
-    HEADER_BYTES = 64 << 10,   /* at most, of a file beside its values ...   */
+    HEADER_BYTES = 64 << 10,   /* at most, of a file without its values ...  */
     LAYER_BYTES = 16 << 10,    /* ... and of each layer: 64 tensors of 256   */
     PIECE_BYTES_MIN = 4096,    /* or what a body holds                       */
     NAME_BYTES = 80,
@@ -32,7 +32,7 @@ struct job {
     enum aq_status status;
 };
 
-/* Pieces are counted: piece i lies in place i % AQ_MIRROR_WINDOW of the sender's memory. */
+/* Pieces are counted: piece i is in place i % AQ_MIRROR_WINDOW of the sender's memory. */
 struct lane {
     struct aq_edge *edge; /* NULL: no neighbour there */
     uint32_t peer;
@@ -43,9 +43,9 @@ struct lane {
     char name[NAME_BYTES], partial[NAME_BYTES]; /* below it           */
     /* The thread's while a job is out. */
     int file;
-    uint64_t size, digest;       /* as they travel; the digest is that of the bytes so far */
-    struct mirror_own *file_own; /* of one's own files: what they are, and are sealed with */
-    uint64_t end_digest;         /* receiver: what END said; set before the job that compares */
+    uint64_t size, digest;       /* as they travel; the digest covers the bytes so far */
+    struct mirror_own *file_own; /* of one's own files: their identity, hash and seal */
+    uint64_t end_digest;         /* receiver: from END; set before the job that compares */
     /* Exec's. The sender's: */
     uint8_t *places;
     uint64_t total; /* pieces of the file; UNKNOWN until the first is read */

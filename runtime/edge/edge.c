@@ -109,7 +109,7 @@ out:
 void aq_edge_close(struct aq_edge *edge)
 {
     if (!edge) return;
-    /* What frees memory waits for all that runs on the device. */
+    /* Freeing memory waits for all work on the device. */
     if (aq_edge_carrying(edge)) aq_edges_abandon(edge, NULL);
     if (edge->held)
         for (uint32_t i = 0; i < edge->shape.slots; i++)
@@ -216,9 +216,10 @@ static void frame_out(struct aq_edge *edge, uint64_t token)
 }
 
 /*
- * Frames of this kind that may wait here, by the plan: a sender of activations has no more micro-batches in flight than
- * slots, and each is in flight until its gradient is back. So what a stage that waits for a lost message takes out of
- * the link's slots (edge_heal.c) is bounded, too. Evaluation is bounded by credits alone, and never taken out.
+ * Maximum of frames of this kind that may wait here, by the plan: a sender of activations has no more micro-batches in
+ * flight than slots, and each is in flight until its gradient is back. So the frames that a stage takes out of the
+ * link's slots while it waits for a lost message (edge_heal.c) are bounded, too. Evaluation is bounded only by credits,
+ * and never taken out.
  */
 static uint32_t queue_max(const struct aq_edge *edge, uint16_t kind)
 {
@@ -280,7 +281,7 @@ void aq_edge_queue_release(struct aq_edge *edge, struct aq_edge_queue *queue)
     }
 }
 
-/* One frame from the other side. What this side does not expect is the peer's fault. */
+/* One frame from the other side. An unexpected frame is the peer's fault. */
 static enum aq_status frame_in(struct aq_edge *edge, const struct aq_frame *frame)
 {
     const bool sender = edge->config.sender;
@@ -327,7 +328,7 @@ static enum aq_status link_ended(struct aq_edge *edge, const struct aq_link_even
 {
     const uint32_t peer = edge->config.sender ? edge->shape.edge + 1 : edge->shape.edge;
     edge->ended = event->status == AQ_OK ? AQ_CLOSED : event->status;
-    if (edge->ended == AQ_CLOSED) return AQ_OK; /* in good order: told when nothing is left to hand out */
+    if (edge->ended == AQ_CLOSED) return AQ_OK; /* in good order: reported when nothing is left to hand out */
     return aq_fail(edge->ended, "edge", "the link to stage %u ended: %s", peer, event->text ? event->text : "");
 }
 
@@ -360,7 +361,7 @@ enum aq_status aq_edge_pump(struct aq_edge *edge)
     AQ_TRY(aq_edge_carry_advance(edge));
     AQ_TRY(aq_edge_works_advance(edge));
     AQ_TRY(aq_edge_fetches_serve(edge));
-    /* What came before the goodbye is still to be had: the end counts when nothing is left. */
+    /* Frames that came before the end of the link are still handed out; then the end counts. */
     const bool left = edge->forwards.count || edge->backwards.count || edge->evals.count || edge->norm_count ||
                       vector_whole(&edge->shared) || vector_whole(&edge->summed) || vector_whole(&edge->tied) ||
                       aq_edge_decoding(edge);
@@ -653,7 +654,7 @@ enum aq_status aq_edge_drain(struct aq_edge *edge, uint64_t deadline_ns)
     for (;;) {
         const uint32_t seen = aq_bell_count(edge->config.bell);
         const enum aq_status status = aq_edge_pump(edge);
-        if (status == AQ_CLOSED) return AQ_OK; /* the other side has everything and has said goodbye */
+        if (status == AQ_CLOSED) return AQ_OK; /* the other side has everything and has ended the link */
         AQ_TRY(status);
         const bool busy = aq_edge_busy_since(edge) || aq_edge_carrying(edge);
         if (edge->sends_out == 0 && edge->asking.count == 0 && !edge->remaking && !busy) {

@@ -1,30 +1,31 @@
 /*
- * edge.h -- one edge of the pipeline as one of its two stages sees it: the only room where codec, cache and link meet.
+ * edge.h -- one edge of the pipeline as one of its two stages sees it: the only module where codec, cache and link
+ * meet.
  *
  * Edge e joins stage e (the *sender* of activations) and stage e+1 (their *receiver*). Activations of a micro-batch
  * travel forward through the forward codec against the message cache; gradients travel back through the stateless
  * backward codec.
  *
  * The invariant (DESIGN 3): for every sample the reference m on both ends is bit-identical. Each row of a FORWARD frame
- * names version and digest of the m it was coded against and of the m after. The receiver compares before it decodes
- * and after; an m that it does not hold (lost, stale, corrupted) it fetches from the sender, which keeps the m of every
- * micro-batch until its gradient has come back; a sender that lost its m asks the receiver. Only where both have lost
- * it is the sample coded afresh (a keyframe). A bad cache costs bytes, never a wrong activation.
+ * has version and digest of the m it was coded against and of the m after. The receiver compares before it decodes and
+ * after; it fetches an m that it does not hold (lost, stale, corrupted) from the sender, which keeps the m of every
+ * micro-batch until its gradient has come back; a sender that lost its m asks the receiver. Only if both have lost it,
+ * the sample is coded as a keyframe. A bad cache costs bytes, never a wrong activation.
  *
  * Caveats first.
  * - Sending and receiving are *issued*: where the device codes (a GPU), values are read or written when the stream gets
- *   there (values.h), and the frame leaves, or a bad one is told, in a later pump. While aq_edge_busy_since, pump again
- *   soon: no bell rings for a device. On a CPU everything has happened when a call returns.
+ *   there (values.h), and the frame leaves, or a bad one is reported, in a later pump. While aq_edge_busy_since, pump
+ *   again soon: a device notifies no event count. On a CPU everything has happened when a call returns.
  * - aq_edge_send_* and aq_edge_receive_* answer AQ_AGAIN while all send buffers, or the micro-batch before in that
  *   direction, are on their way: pump and try again. Nothing has happened then.
  * - Frames are handed out in the order of the program: a frame of another step or micro-batch than asked for is
  *   AQ_PROTO.
- * - Bodies may go from GPU to GPU (aq_edge_join). Nobody is told by a bell when they have come or gone either: while
- *   aq_edge_carrying, pump again soon. After a failure call aq_edges_abandon, of all edges, before memory of the device
- *   is freed: it would wait for an end that may never come.
+ * - Bodies may go from GPU to GPU (aq_edge_join). Their arrival notifies no event count either: while aq_edge_carrying,
+ *   pump again soon. After a failure call aq_edges_abandon, of all edges, before memory of the device is freed: freeing
+ *   would wait for an end that may never come.
  *
- * The layout of a body is docs/FORMAT.md, "Body of a micro-batch"; what goes where a GPU hands it to another,
- * docs/FRAME.md, "Bodies from GPU to GPU".
+ * docs/FORMAT.md, "Body of a micro-batch", has the layout of a body; docs/FRAME.md, "Bodies from GPU to GPU", has the
+ * protocol between GPUs.
  *
  * Locking: the exec thread of the worker.
  */
@@ -48,8 +49,8 @@
 struct aq_edge; /* opaque */
 
 /*
- * Frames without a body that a link has room for (send_frames) beside those of training and control: requests for lost
- * messages, and answers that there is none, until the other side has them.
+ * Frames without a body that a link has room for (send_frames) in addition to those of training and control: requests
+ * for lost messages, and negative answers, until the other side has them.
  */
 enum { AQ_EDGE_REQUESTS = 128 }; /* as many as half of the send buffers can be */
 
@@ -78,46 +79,46 @@ void aq_edge_close(struct aq_edge *edge); /* NULL is fine */
 enum aq_status aq_edge_join(struct aq_edge *edge, enum aq_transport_kind asked);
 
 /*
- * Between open and join: each codec codes and decodes one sample, so that its kernels are loaded. Where one is loaded
- * while kernels of NCCL wait for the neighbour, it may wait for them, and the neighbour for this stage. values: a
- * sample's at the cut, which become zeroes. Nothing where the host codes.
+ * Between open and join: each codec codes and decodes one sample, so that its kernels are loaded. Loading one while
+ * kernels of NCCL wait for the neighbour may wait for them, and the neighbour for this stage. values: a sample's at the
+ * cut, which become zeroes. It does nothing if the host codes.
  */
 enum aq_status aq_edge_warm(struct aq_edge *edge, float *values, struct aq_stream *stream);
 
-/* What NCCL does for these edges ends, for all at once. For the end of a run that has failed; NULL is fine. */
+/* Abort the work of NCCL for these edges, all at once, at the end of a failed run; NULL is fine. */
 void aq_edges_abandon(struct aq_edge *first, struct aq_edge *second);
 
 /* Bodies handed over, for each way: one is coded or decoded while another is on its way. */
 enum { AQ_EDGE_CARRY_SLOTS = 2 };
 
 /*
- * With shape.ladders: from the next frame on, on these rungs; each end says it of what it sends, and of the other way
- * what it likes: frames name theirs. AQ_PROTO: there are not so many.
+ * With shape.ladders: use these bit levels from the next frame on. Each end sets the level of the direction that it
+ * sends; the other value is not used, because frames carry theirs. AQ_PROTO: a level is out of range.
  */
 enum aq_status aq_edge_rungs(struct aq_edge *edge, uint32_t forward, uint32_t backward);
 
-/* Which samples a frame is about. */
+/* The samples of a frame. */
 struct aq_edge_batch {
     uint64_t step;
     uint32_t micro_batch;
     uint64_t base;              /* micro-batches before this step's, as slots are counted (program.h) */
     uint32_t samples;           /* 1..B                                   */
     const uint64_t *sample_ids; /* samples of them                        */
-    const uint32_t *lengths;    /* rows of each that are real, 1 to the shape's: they alone are coded, sent and
-                                   cached, and what is behind them is zeroes where it is received. A sample
-                                   always has as many. NULL: all */
+    const uint32_t *lengths;    /* rows of each that are real, 1 to the shape's: only they are coded, sent and
+                                   cached; the receiver sets the others to zero. The count of a sample never
+                                   changes. NULL: all */
     const uint16_t *variants;   /* which augmentation each is: it has its own m; NULL: 0, all of them */
     const struct aq_view *views; /* how each image is cropped, in pixels of it; NULL: none is             */
     uint16_t flags;             /* of the frame: enum aq_edge_flag        */
-    float rate;                 /* the step's learning rate, for a guard  */
+    float rate;                 /* the step's learning rate; a guard uses it */
 };
 enum aq_edge_flag {
     AQ_EDGE_REMADE = 1,    /* of a MESSAGE: made again, so that its digest may be another one */
     AQ_EDGE_LAST_STEP = 1, /* stop after this step: travels with the totals of NORM, from the first stage on */
     AQ_EDGE_MARK_STEP = 2, /* a checkpoint after this step: as LAST_STEP, where checkpoint.every is a time    */
-    AQ_EDGE_CARRIED = 2,   /* the edge's own: the frame has rows alone, what they are of goes from GPU to GPU */
-    AQ_EDGE_CHECKED = 8,   /* the edge's own: digests of what is to be decoded lie behind the rows (edge_check.h) */
-    AQ_EDGE_CODED = 4      /* of evaluation: the forward codec, and not raw; both ends ask for it */
+    AQ_EDGE_CARRIED = 2,   /* the edge's own: the frame has only rows, their bodies go from GPU to GPU */
+    AQ_EDGE_CHECKED = 8,   /* the edge's own: digests of the decoded values follow the rows (edge_check.h) */
+    AQ_EDGE_CODED = 4      /* of evaluation: the forward codec, and not raw; both ends set it */
 };
 enum { AQ_EDGE_RUNG_SHIFT = 8, AQ_EDGE_RUNG_MASK = 15 }; /* and bits 8 to 11, the edge's own: the rung of its ladder */
 
@@ -130,7 +131,7 @@ enum aq_status aq_edge_pump(struct aq_edge *edge);
 /* When the oldest was issued (aq_clock_ns) that the device has not done, or that has not been pumped since; 0: none. */
 uint64_t aq_edge_busy_since(const struct aq_edge *edge);
 
-/* What has not been brought from GPU to GPU, or not taken, yet: a bit for each way. */
+/* Ways with bodies that are still going from GPU to GPU, or are not taken yet: a bit for each. */
 enum { AQ_EDGE_CARRY_IN = 1, AQ_EDGE_CARRY_OUT = 2 };
 uint32_t aq_edge_carrying(const struct aq_edge *edge);
 
@@ -163,29 +164,29 @@ enum aq_status aq_edge_receive_forward(struct aq_edge *edge, const struct aq_edg
                                        const struct aq_values *x, struct aq_stream *stream);
 
 /*
- * An edge that is *still* (shape.still; edge_still.c): nothing upstream of the cut trains and nothing is random there,
- * so that a sample's activation is the same at each visit. Its first visit is coded as any; from then on its row says
- * that both ends hold the message (AQ_EDGE_HELD), and there is no body. Frames of gradients have no body at all: what
- * is given to aq_edge_send_backward is not read, and aq_edge_receive_backward writes nothing.
+ * A *still* edge (shape.still; edge_still.c): nothing upstream of the cut trains and nothing is random there, so that a
+ * sample's activation is the same at each visit. Its first visit is coded as any; from then on its row has the flag
+ * AQ_EDGE_HELD (both ends hold the message), and there is no body. Frames of gradients have no body at all:
+ * aq_edge_send_backward does not read its values, and aq_edge_receive_backward writes nothing.
  *
- * The sender's: does it hold all of these samples? Then nobody need compute them, and aq_edge_send_still sends their
+ * The sender's: does it hold all of these samples? Then no stage need compute them, and aq_edge_send_still sends their
  * rows. AQ_NOTFOUND: one was lost meanwhile, nothing has happened. AQ_AGAIN as aq_edge_send_forward.
  */
 bool aq_edge_settled(const struct aq_edge *edge, const struct aq_edge_batch *batch);
 enum aq_status aq_edge_send_still(struct aq_edge *edge, const struct aq_edge_batch *batch);
 
 /*
- * The receiver's, where its own stage does not want the values: takes the next FORWARD frame, if it is of samples that
- * both ends hold alone. AQ_NOTFOUND: it is not, and stays. If the values are wanted after all: aq_edge_recall, which
- * brings those of a batch from the cache, or from the sender.
+ * The receiver's, if its own stage does not need the values: takes the next FORWARD frame if both ends hold all of its
+ * samples. AQ_NOTFOUND: they do not, and the frame stays. If the values are needed after all, aq_edge_recall brings
+ * those of a batch from the cache, or from the sender.
  */
 enum aq_status aq_edge_receive_still(struct aq_edge *edge, const struct aq_edge_batch *batch);
 enum aq_status aq_edge_recall(struct aq_edge *edge, const struct aq_edge_batch *batch, const struct aq_values *x,
                               struct aq_stream *stream);
 
 /*
- * The sender's: does the receiver wait for the message of a sample (*id) that this side has lost, too? Then compute its
- * activation again, alone, and hand it over. aq_edge_remade: AQ_AGAIN as aq_edge_send_forward.
+ * The sender's: does the receiver wait for the message of a sample (*id) that this side has lost, too? Then compute the
+ * activation of only this sample again, and hand it over. aq_edge_remade: AQ_AGAIN as aq_edge_send_forward.
  */
 bool aq_edge_wanted(const struct aq_edge *edge, uint64_t *id);
 enum aq_status aq_edge_remade(struct aq_edge *edge, const struct aq_edge_batch *batch, const struct aq_values *a,
@@ -245,9 +246,9 @@ enum aq_status aq_edge_send_summed(struct aq_edge *edge, uint64_t step, bool non
 enum aq_status aq_edge_receive_summed(struct aq_edge *edge, uint64_t step, bool *none);
 
 /*
- * What the two sides of a tied table tell each other (stages/stage.h), up to shape.tied words of 4 bytes in memory of
- * the edge: the gradient of the copy behind the cut, towards the first stage, and values or rows back. Holding, sending
- * and receiving are as above: the memory is the caller's from hold or receive on, until a send has ended or release.
+ * Data that the two sides of a tied table exchange (stages/stage.h), up to shape.tied words of 4 bytes in memory of the
+ * edge: the gradient of the copy behind the cut, towards the first stage, and values or rows back. Holding, sending and
+ * receiving are as above: the memory is the caller's from hold or receive on, until a send has ended or release.
  */
 float *aq_edge_tied(const struct aq_edge *edge);
 enum aq_status aq_edge_hold_tied(struct aq_edge *edge);
@@ -257,7 +258,7 @@ enum aq_status aq_edge_receive_tied(struct aq_edge *edge, uint64_t step, uint64_
 
 /*
  * Frames of mirrored checkpoints (mirror.h), whose bodies are the caller's. piece: a number below 32 by which
- * aq_edge_mirror_sent tells that the body is the caller's again, or AQ_EDGE_MIRROR_NO_PIECE for a frame without one.
+ * aq_edge_mirror_sent returns the body to the caller, or AQ_EDGE_MIRROR_NO_PIECE for a frame without one.
  */
 #define AQ_EDGE_MIRROR_NO_PIECE UINT32_MAX
 enum aq_status aq_edge_send_mirror(struct aq_edge *edge, const struct aq_frame *frame, uint32_t piece);
@@ -295,7 +296,7 @@ struct aq_edge_measures {
     uint64_t cache_ns;   /* waited for the cache                                             */
     /* The sender's, over its samples (codec.h, struct aq_codec_result): */
     double sum_a2, sum_delta2, sum_error2, sum_a, values;
-    double warm_delta2, warm_error2; /* of its warm samples alone: c_Q of the theorem */
+    double warm_delta2, warm_error2; /* only of its warm samples: c_Q of the theorem */
     uint64_t afresh;                 /* whose message it forgot (edge_guard.h)        */
     double bits, bits_back;          /* of the codecs each way now                    */
     uint64_t wide;   /* of the samples: by the codec of what fp16 cannot hold                               */

@@ -1,15 +1,15 @@
 /*
- * edge_carry.c -- bodies from GPU to GPU: the frames of an edge stay on its link, what is in them goes by a pair
- * (net/pair.h), by CUDA IPC or over NCCL. Who chooses is edge_join.c.
+ * edge_carry.c -- bodies from GPU to GPU: the frames of an edge stay on its link, their bodies go by a pair
+ * (net/pair.h), by CUDA IPC or over NCCL. edge_join.c chooses.
  *
- * A FORWARD, BACKWARD or EVAL frame with the flag CARRIED has its rows alone for a body (docs/FRAME.md). The coded
- * bodies, as they would lie behind the rows, gaps and all, are one move of a pair, one pair a direction. Frames come in
- * order, each once, also over a link that heals; so the n-th frame that says so is of the n-th move.
+ * The body of a FORWARD, BACKWARD or EVAL frame with the flag CARRIED is only its rows (docs/FRAME.md). The coded
+ * bodies, with gaps as they would follow the rows, are one move of a pair, with one pair per direction. Frames come in
+ * order, each once, also over a link that heals; so the n-th frame with this flag belongs to the n-th move.
  *
  * Each way has AQ_EDGE_CARRY_SLOTS bodies of device memory at either end. A sender codes into the next, notes the move
- * when its stream has passed, then posts the frame. A receiver checks what a frame says against the plan before it
- * tells the pair of it, as soon as a slot is free; the frame is here when its bodies are. By IPC it then says how many
- * it has taken, in a frame of its own: until then the sender's slot is not written.
+ * when its stream has passed, then posts the frame. A receiver checks a frame against the plan before it starts the
+ * pair's move, as soon as a slot is free; the frame is here when its bodies are. With IPC it then sends the count of
+ * bodies that it has taken, in a separate frame: until then the sender's slot is not written.
  */
 #include <assert.h>
 #include <string.h>
@@ -53,7 +53,7 @@ enum aq_status aq_edge_carry_memory(struct aq_edge *edge)
     return AQ_OK;
 }
 
-/* Where the other end has died or given up, the link knows why, and says so soon; NCCL knows only that it is gone. */
+/* Waits briefly for the link's reason why the other end died or gave up; NCCL knows only that it is absent. */
 static enum aq_status first_cause(struct aq_edge *edge, const struct aq_edge_way *way)
 {
     const uint64_t until_ns = aq_clock_after(CAUSE_NS);
@@ -79,7 +79,7 @@ enum aq_status aq_edge_way_open(struct aq_edge *edge, struct aq_edge_way *way)
     for (;;) {
         const enum aq_status status = way_advance(edge, way);
         if (status != AQ_AGAIN) return status;
-        AQ_TRY(aq_edge_join_wait(edge, AQ_NEVER, "open a communicator")); /* the pair has a deadline of its own */
+        AQ_TRY(aq_edge_join_wait(edge, AQ_NEVER, "open a communicator")); /* the pair has its own deadline */
     }
 }
 

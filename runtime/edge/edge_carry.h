@@ -20,7 +20,7 @@ enum {
 
 enum { AQ_EDGE_CARRY_BODIES = 1024 }; /* frames in both queues, and one that is being decoded */
 
-struct aq_edge_landing { /* where the bodies begin, and the end of the last */
+struct aq_edge_landing { /* where the bodies start, and the end of the last */
     uint32_t rows, bytes;
 };
 
@@ -40,7 +40,7 @@ struct aq_edge_carry {
     struct aq_edge_landing landings[AQ_EDGE_CARRY_BODIES]; /* of number n: [n % AQ_EDGE_CARRY_BODIES] */
     uint64_t said_taken;                                   /* of them, to the other end                */
     bool unmapped_here, unmapped_said, unmapped_there;     /* at the end                               */
-    /* Joining: what both ends are and want, and what the other has told. */
+    /* Joining: properties and requests of both ends, and what the other has sent. */
     enum aq_transport_kind asked;
     struct aq_nccl_rank mine, theirs;
     bool told, answered, mapped_there;
@@ -48,10 +48,10 @@ struct aq_edge_carry {
     uint32_t piece_count;
 };
 
-/* edge_carry.c: memory for both ways, once. One way stands: AQ_OK, or why it never will. */
+/* edge_carry.c: memory for both ways, once. Opens one way: AQ_OK, or why it cannot be. */
 enum aq_status aq_edge_carry_memory(struct aq_edge *edge);
 enum aq_status aq_edge_way_open(struct aq_edge *edge, struct aq_edge_way *way);
-/* A frame that was said by an end that is joined: true where it was, and what came of it. */
+/* Handles a CONTROL frame of a joined end. False: it is not such a frame; else *status has the result. */
 bool aq_edge_carry_told(struct aq_edge *edge, const struct aq_frame *frame, enum aq_status *status);
 
 /* edge_join.c: one turn of a wait for the other end, whom it is to `what`. */

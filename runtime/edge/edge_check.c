@@ -12,7 +12,7 @@ static size_t sample_bytes_of(const struct aq_edge_shape *shape)
     return (size_t)shape->rows * shape->columns * sizeof(float);
 }
 
-/* What the host looks at, of both directions. */
+/* Values that the host compares, of both directions. */
 uint64_t aq_edge_check_host_bytes(const struct aq_edge_shape *shape)
 {
     return 2 * (uint64_t)aq_edge_checks_most(shape) * sample_bytes_of(shape);

@@ -1,15 +1,15 @@
 /*
  * edge_check.h -- what was decoded is what was sent: digests of decoded values (edges.check).
  *
- * The sender of a body knows what its receiver will compute with: the values x^ that encode writes next to the body.
- * A checked frame carries the digest of those values behind its rows. The receiver compares it with the digest of what
- * it has decoded. So a fault on either side that changes a value without breaking the body is found: a compiler that
- * writes another byte than the kernel meant, a kernel that differs between two devices, memory that flips a bit.
+ * The sender of a body knows what its receiver will compute with: the values x^ that encode writes next to the body. A
+ * checked frame carries the digest of those values behind its rows. The receiver compares it with the digest of what it
+ * has decoded. So it finds a fault on either side that changes a value without breaking the body: a wrong byte by the
+ * compiler, a kernel that differs between two devices, memory that flips a bit.
  *
  * The sender must not decode its own body for this: a body that was written wrong decodes alike at both ends.
  *
  * Forward and backward frames are checked; evaluation is not, and neither are edges where samples never change
- * (edge_still.c), whose messages have digests of their own.
+ * (edge_still.c), whose messages have their own digests.
  *
  * Locking: the exec thread.
  */
@@ -40,7 +40,7 @@ static inline uint32_t aq_edge_head_bytes(const struct aq_edge_shape *shape, uin
     return samples * AQ_EDGE_ROW_BYTES + aq_edge_checks_of(shape, flags, samples) * AQ_EDGE_CHECK_BYTES;
 }
 
-/* Where the digest of body i lies, in a frame of so many samples. */
+/* Offset of the digest of body i, in a frame of `samples` samples. */
 static inline size_t aq_edge_check_at(uint32_t samples, uint32_t i)
 {
     return (size_t)samples * AQ_EDGE_ROW_BYTES + (size_t)i * AQ_EDGE_CHECK_BYTES;
@@ -55,7 +55,7 @@ enum aq_status aq_edge_check_open(struct aq_device *device, const struct aq_edge
                                   bool on_device, struct aq_edge_check *out);
 void aq_edge_check_close(struct aq_device *device, struct aq_edge_check *check); /* zeroed is fine */
 
-/* Where encode writes the x^ of body i; NULL: there is no memory for checks. */
+/* Buffer to which encode writes the x^ of body i; NULL: there is no memory for checks. */
 float *aq_edge_check_hat(const struct aq_edge_check *check, uint32_t i);
 
 /* Enqueues: `rows_bytes` of these values, of body i, to where the host can read them. */
@@ -65,7 +65,7 @@ enum aq_status aq_edge_check_down(struct aq_device *device, const struct aq_edge
 /* Their digest, when the stream has passed. */
 uint64_t aq_edge_check_digest(const struct aq_edge_check *check, uint32_t i, const float *values, size_t bytes);
 
-/* AQ_CORRUPT, with a text that names the cut, the direction, the sample and the step, and says what to do. */
+/* AQ_CORRUPT, with a text that has the cut, the direction, the sample, the step and the remedy. */
 enum aq_status aq_edge_check_failed(const struct aq_edge_shape *shape, bool sender, const struct aq_edge_batch *batch,
                                     uint32_t i, const char *codec);
 

@@ -14,7 +14,7 @@ static const float GROWTH_LEAST = 1.05f; /* of the drift from epoch to epoch: le
 static const float BLAME_LEAST = 0.4f;   /* c_Q below which errors cannot be what grows: 1 / sqrt(1 - c_Q^2) */
 static const uint32_t rung_bits[AQ_EDGE_RUNGS] = {0, 1, 2, 4};
 
-/* The most that a manifest may say of this key of a codec. */
+/* The largest value of this key of a codec in a manifest. */
 static float most(const char *key)
 {
     const struct aq_key *found = aq_key_find(aq_keys_codec(), key);
@@ -53,7 +53,7 @@ void aq_edge_guard_init(struct aq_edge_guard *guard, uint32_t edge, uint32_t run
     *guard = (struct aq_edge_guard){.edge = edge, .rungs = rungs, .epoch_steps = epoch_steps};
 }
 
-/* One rung up, and everything is measured anew: what was seen was of fewer bits. */
+/* One rung up, and all measurements restart, because the old ones were of fewer bits. */
 static void raise(struct aq_edge_guard *guard, const char *why, float seen)
 {
     float *s = guard->state;

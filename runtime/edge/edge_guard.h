@@ -1,23 +1,23 @@
 /*
  * edge_guard.h -- the guard of a cut (edges.guard): more bits where its loop does not contract.
  *
- * AQ-SGD's theorem (Wang et al. 2022, Theorem 3.1) wants c_Q = |d - Q(d)| / |d| < sqrt(1/2), d = a - m. The sender
+ * AQ-SGD's theorem (Wang et al. 2022, Theorem 3.1) requires c_Q = |d - Q(d)| / |d| < sqrt(1/2), d = a - m. The sender
  * watches it over its warm samples, and raises the cut's bits, a rung of a ladder at a time, where
- * - the running mean of c_Q over some eight steps is above sqrt(1/2), or
+ * - the running mean of c_Q over about eight steps is above sqrt(1/2), or
  * - the drift |d| / |a|, a mean over an epoch, grew though the learning rate fell, and c_Q is above 0.4: errors pile
- *   up. With smaller ones the delta is the drift of the weights alone (it is at most 1 / sqrt(1 - c_Q^2) of it where
- *   errors are independent).
+ *   up. With smaller ones the delta is only the drift of the weights (at most 1 / sqrt(1 - c_Q^2) of it if errors are
+ *   independent).
  * It never lowers them: what did not contract once would not again. The rung travels in the flags of each frame
- * (docs/FRAME.md), so the receiver keeps nothing. Messages do not depend on it: both ends go on with theirs.
+ * (docs/FRAME.md), so the receiver keeps nothing. Messages do not depend on it: both ends keep theirs.
  *
  * A guard of gradients (struct's `gradients`) is the receiver's of activations: the running mean of |g - Q(g)| / |g|
  * above 1/2 raises the rung of the backward codec's ladder. There is no message, no drift and nothing to send afresh.
  *
- * A sample alone can run away, too: where its message after coding is farther from the activation than sqrt(1/2) of its
- * norm, that message is worth less than none. The sender forgets it, and so the next visit is a keyframe.
+ * A single sample can diverge, too: if its message after coding is farther from the activation than sqrt(1/2) of its
+ * norm, a keyframe is better. So the sender forgets the message, and the next visit is a keyframe.
  *
- * All that decides is in `state`, which checkpoints keep; what is measured of the step under way joins it when the next
- * one begins or aq_edge_guard_settle is called: the same in a run that was killed in between.
+ * All that decides is in `state`, which checkpoints keep. Measurements of the step under way join it when the next one
+ * starts or aq_edge_guard_settle is called, as in a run that was killed in between.
  *
  * Locking: the exec thread.
  */
@@ -32,23 +32,23 @@
 
 enum { AQ_EDGE_RUNGS = 4, AQ_EDGE_GUARD_STATE = 9 };
 
-/* What is in state, in this order; whole numbers below 2^24, ratios, and sums of ratios. */
+/* Words of state, in this order; whole numbers below 2^24, ratios, and sums of ratios. */
 enum aq_edge_guard_word {
-    AQ_GUARD_RUNG,         /* of the ladder: 0 is what the manifest says      */
+    AQ_GUARD_RUNG,         /* of the ladder: 0 is the manifest's codec        */
     AQ_GUARD_RATIO,        /* running mean of c_Q                             */
     AQ_GUARD_STEPS,        /* in that mean                                    */
     AQ_GUARD_EPOCH,        /* of the sums that follow                         */
     AQ_GUARD_DRIFT,        /* sum of |d| / |a| over its steps                 */
     AQ_GUARD_RATE,         /* sum of their learning rates                     */
     AQ_GUARD_DRIFT_STEPS,  /* how many                                        */
-    AQ_GUARD_DRIFT_BEFORE, /* means of the epoch before; 0: there is none     */
+    AQ_GUARD_DRIFT_BEFORE, /* means of the epoch before; 0: not measured      */
     AQ_GUARD_RATE_BEFORE
 };
 
 struct aq_edge_guard {
     float state[AQ_EDGE_GUARD_STATE];
     uint32_t edge, rungs, epoch_steps;
-    bool gradients; /* of the other direction: their error alone is judged, against half of their size */
+    bool gradients; /* of the other direction: only their error is judged, against half of their size */
     /* Of the step under way: sums over its warm samples. */
     uint64_t step;
     float rate;
@@ -57,18 +57,18 @@ struct aq_edge_guard {
 
 /*
  * The ladder of a cut's codec, either way: the config itself, and up to three with more bits (1, 2 and 4 of a grid;
- * 1/2, 1 and 2 of an entropy coder's rate; at most what a manifest may say). How many there are; 1: none is above it.
+ * 1/2, 1 and 2 of an entropy coder's rate; at most the key's maximum). Returns their count; 1: there is no higher one.
  * A guard goes up the forward one where messages are kept, edges.bits: auto (bits_auto.h) both.
  */
 uint32_t aq_edge_ladder(const struct aq_codec_config *config, struct aq_codec_config rungs[AQ_EDGE_RUNGS]);
 
-/* Bits a value of a rung, as a manifest has them. */
+/* Bits per value of a rung, as a manifest has them. */
 double aq_edge_rung_bits(const struct aq_codec_config *config);
 
-/* For a cut with so many rungs, in epochs of so many steps. */
+/* For a cut with `rungs` bit levels, in epochs of `epoch_steps` steps. */
 void aq_edge_guard_init(struct aq_edge_guard *guard, uint32_t edge, uint32_t rungs, uint32_t epoch_steps);
 
-/* A frame of this step, at this learning rate, is about to be coded: on this rung. */
+/* Returns the rung of a frame of this step, at this learning rate, that is about to be coded. */
 uint32_t aq_edge_guard_rung(struct aq_edge_guard *guard, uint64_t step, float rate);
 
 /* A warm sample of that step is coded. True: its message is to be forgotten. */

@@ -6,10 +6,10 @@
  * receiver needs m), and where it has not coded the sample since, from its cache; the receiver answers from its cache.
  *
  * A side that knows its cache to have lost messages asks ahead (aq_edge_refill), many at once: the link is filled, and
- * no sample waits for a round trip. What comes goes to the cache and nobody waits for it. Only a message that is due
- * and not here is waited for (aq_edge_fetch): then the bodies that were received and not decoded are moved out of the
- * link's slots into memory of its own, so that the answer finds a credit. That memory is bounded by the micro-batches
- * in flight and is taken only there.
+ * no sample waits for a round trip. Answers go to the cache, and no call waits for them. Only aq_edge_fetch waits: its
+ * message is due and not here. Then the bodies that were received and not decoded are moved out of the link's slots
+ * into separate memory, so that the answer finds a credit. That memory is bounded by the micro-batches in flight and is
+ * taken only there.
  */
 #include <string.h>
 
@@ -86,7 +86,7 @@ static enum aq_status answer(struct aq_edge *edge, const struct aq_edge_fetch *f
 {
     struct aq_cache_entry mine = {0};
     const struct aq_cache_entry *entry = edge->config.sender ? held_find(edge, fetch) : NULL;
-    const bool due = entry && !entry->bytes; /* its row is on its way, and said that both ends hold it */
+    const bool due = entry && !entry->bytes; /* its row is in transit, with the flag that both ends hold it */
     bool borrowed = false;
     if (!entry || due) {
         const enum aq_status status = answer_cached(edge, fetch, &mine);
@@ -245,7 +245,7 @@ static enum aq_status message_check(const struct aq_edge *edge, const struct aq_
     if (message->body_bytes != fetch->bytes)
         return aq_fail(AQ_PROTO, "edge", "edge %u: a message of %u bytes came, it has %u", edge->shape.edge,
                        message->body_bytes, fetch->bytes);
-    /* Version 0 is none, and the last number has no successor. */
+    /* Version 0 is no version, and the last number has no successor. */
     if (fetch->version ? came == fetch->version : came != 0 && came != UINT64_MAX) return AQ_OK;
     return aq_fail(AQ_PROTO, "edge",
                    "edge %u: asked for version %llu of the message of sample %llu (0: any), got %llu",

@@ -1,11 +1,11 @@
 /*
- * edge_join.c -- what carries bodies between the two ends of an edge, found out together over its link.
+ * edge_join.c -- both ends of an edge choose, over its link, what carries bodies between them.
  *
- * Where the manifest leaves it open, or asks for what GPUs have (aq_job_edge_transport), both ends tell each other who
- * they are, and know from the two what to try. CUDA IPC comes first, where both are on GPUs of one machine: each end
- * offers the memory that its bodies leave from, maps the other's, and says whether it could; both must. Next is NCCL,
- * where each has a GPU of its own: the end of stage e makes an id for each way, and both open their pairs. Else bodies
- * stay on the link.
+ * If the manifest leaves it open, or asks for a transport of GPUs (aq_job_edge_transport), both ends exchange their
+ * facts, which determine what to try. CUDA IPC comes first, if both are on GPUs of one machine: each end offers the
+ * memory that its bodies leave from, maps the other's, and reports whether it could; both must. Next is NCCL, if each
+ * has its own GPU: the end of stage e makes an id for each way, and both open their pairs. Else bodies stay on the
+ * link.
  */
 #include <assert.h>
 #include <stdio.h>
@@ -24,7 +24,7 @@ static uint32_t peer_stage(const struct aq_edge *edge)
 
 /* --- what is told ----------------------------------------------------------------------------------------------- */
 
-/* Both ends know it from what they have told each other. */
+/* Both ends compute it from the facts that they exchanged. */
 static bool tries_ipc(const struct aq_edge_carry *carry)
 {
     const bool wanted = carry->asked == AQ_TRANSPORT_AUTO || carry->asked == AQ_TRANSPORT_IPC;
@@ -132,7 +132,7 @@ static void name_of(const struct aq_edge *edge, bool forward, char *name)
 
 /* --- CUDA IPC --------------------------------------------------------------------------------------------------- */
 
-/* Opens the way; *good: it could. What hinders it is no error: there are others. */
+/* Opens the way; *good: it could. A failure is no error, because there are other ways. */
 static enum aq_status open_mapped(struct aq_edge *edge, bool sends, const struct aq_pair_offer *offer, bool *good)
 {
     struct aq_edge_carry *carry = edge->carry;

@@ -15,7 +15,7 @@
 /* After aq_edge_open and before anything else of this edge. The key is copied. */
 enum aq_status aq_edge_send_key(struct aq_edge *edge, const uint8_t key[AQ_CACHE_KEY_BYTES]);
 
-/* Waits for it; key is written on success alone. AQ_PROTO: something else came; AQ_TIMEOUT; why the link ended. */
+/* Waits for it; key is written only on success. AQ_PROTO: something else came; AQ_TIMEOUT; why the link ended. */
 enum aq_status aq_edge_take_key(struct aq_link *link, struct aq_bell *bell, uint64_t deadline_ns,
                                 uint8_t key[AQ_CACHE_KEY_BYTES]);
 

@@ -17,21 +17,21 @@ enum {
     AQ_EDGE_ASKS_MAX = 256,   /* messages asked for and not answered yet, each way                           */
     AQ_EDGE_NORMS_MAX = 4,    /* a step has at most two: the norm, and what an optimizer decides by          */
     AQ_EDGE_MIRRORS_MAX = 32, /* frames of mirrored checkpoints that wait for the worker: a window and its answers */
-    AQ_EDGE_MIRROR_SHARE = 8  /* a busy link sends one piece of a checkpoint after so many training frames   */
+    AQ_EDGE_MIRROR_SHARE = 8  /* a busy link sends one piece of a checkpoint after this many training frames */
 };
 
-/* Frames received and not yet decoded, in order. A spilled body lies in our memory, not in the link's (edge_heal.c). */
+/* Frames received and not yet decoded, in order. A spilled body is in our memory, not in the link's (edge_heal.c). */
 struct aq_edge_queue {
     struct aq_frame frames[AQ_EDGE_QUEUE_MAX];
     bool spilled[AQ_EDGE_QUEUE_MAX];
-    uint64_t carried[AQ_EDGE_QUEUE_MAX]; /* number of the bodies that NCCL carries; 0: they lie behind the rows */
+    uint64_t carried[AQ_EDGE_QUEUE_MAX]; /* number of the bodies that NCCL carries; 0: they follow the rows */
     uint32_t first, count;
 };
 
 /* The references that the sender keeps for one micro-batch in flight. */
 struct aq_edge_held {
     uint32_t count;
-    struct aq_cache_entry *entries; /* B of them; of an edge that is still without bytes: the cache has these */
+    struct aq_cache_entry *entries; /* B of them; of a still edge without bytes: the cache has these */
     struct aq_cache_key *keys;
 };
 
@@ -49,10 +49,10 @@ struct aq_edge_carry;   /* edge_carry.h: bodies from GPU to GPU                 
 
 /* A message that one side asks the other for. */
 struct aq_edge_fetch {
-    struct aq_cache_key key; /* of the side where this stands */
+    struct aq_cache_key key; /* as this side has it */
     uint64_t version;        /* 0: any                                              */
     uint32_t bytes;          /* that it has; of what is asked by the other side: 0  */
-    bool awaited;            /* of our own: aq_edge_fetch waits for it; else it goes to the cache */
+    bool awaited;            /* of our requests: aq_edge_fetch waits for it; else it goes to the cache */
 };
 
 /* In order: answers come as they were asked for. */
@@ -61,9 +61,9 @@ struct aq_edge_fetches {
     uint32_t first, count;
 };
 
-/* What a sample of a codec with messages is coded against, and where the message after goes. Zeroed: nothing yet. */
+/* The message that a sample is coded against, and where the message after goes. Zeroed: nothing yet. */
 struct aq_edge_reference {
-    bool held;    /* of an edge that is still: entry, without its bytes at the sender, is the activation */
+    bool held;    /* of a still edge: entry, without its bytes at the sender, is the activation */
     bool warm;    /* there is one: entry */
     bool fetched; /* entry's bytes are the other side's, in message; else the cache's */
     struct aq_cache_entry entry;
@@ -158,20 +158,21 @@ static inline uint8_t *aq_edge_body(struct aq_edge *edge, uint32_t index)
 enum aq_status aq_edge_post(struct aq_edge *edge, const struct aq_frame *frame, uint64_t body_index);
 
 /*
- * Post the coded micro-batch, of so many bytes, that lies in that send buffer: all of it, or with the flag
- * AQ_EDGE_CARRIED its rows alone.
+ * Post the coded micro-batch, of body_bytes bytes, in that send buffer: all of it, or with the flag AQ_EDGE_CARRIED
+ * only its rows.
  */
 enum aq_status aq_edge_post_batch(struct aq_edge *edge, enum aq_frame_kind kind, const struct aq_edge_batch *batch,
                                   uint32_t body_index, uint32_t body_bytes);
 
-/* Take in what the link has, and nothing else. */
+/* Handle only the link's events. */
 enum aq_status aq_edge_link_pump(struct aq_edge *edge);
 
 void aq_edge_received_release(struct aq_edge *edge, const struct aq_edge_received *got);
 
-/* Device memory of an end that edge_work.c takes of its own, and edge_carry.c; of the latter what can be mapped. */
+/* Device memory of an end that edge_work.c and edge_carry.c allocate; of the latter also the part that can be
+ * mapped. */
 uint64_t aq_edge_works_bytes(const struct aq_edge_shape *shape, const struct aq_edge_size *size);
-/* And of the host, for the windows of images that are cropped: one, or one a sample where the device codes. */
+/* And of the host, for the windows of images that are cropped: one, or one per sample if the device codes. */
 uint64_t aq_edge_crop_bytes(const struct aq_edge_shape *shape, const struct aq_edge_size *size);
 uint64_t aq_edge_carry_bytes(const struct aq_edge_size *size);
 uint64_t aq_edge_carry_shared_bytes(const struct aq_edge_size *size);
@@ -240,7 +241,7 @@ void aq_edge_still_sent(struct aq_edge *edge, const struct aq_edge_batch *batch,
 enum aq_status aq_edge_still_held(struct aq_edge *edge, const struct aq_edge_batch *batch, uint32_t i,
                                   const struct aq_edge_row *row, struct aq_edge_reference *out);
 
-/* Frames of gradients, which nobody upstream wants: no body. */
+/* Frames of gradients, which no stage upstream needs: no body. */
 enum aq_status aq_edge_still_back(struct aq_edge *edge, const struct aq_edge_batch *batch);
 
 /* --- edge_view.c -------------------------------------------------------------------------------------------------- */
@@ -292,7 +293,7 @@ enum aq_status aq_edge_encode_alone(struct aq_edge *edge, const struct aq_edge_b
 /* The device's memory of the first sample of a direction, where nothing is on its way. message NULL: it has none. */
 struct aq_edge_places {
     uint8_t *body, *message;
-    float *hat; /* of checks; NULL: there are none */
+    float *hat; /* of checks; NULL: no checks */
     struct aq_codec_result *result;
     uint32_t *corrupt;
 };
@@ -303,14 +304,14 @@ bool aq_edge_decoding(const struct aq_edge *edge);
 enum aq_status aq_edge_works_advance(struct aq_edge *edge);
 
 /*
- * edge_join.c: what the other end says in a CONTROL frame. edge_carry.c: the slot for the bodies of the next
- * micro-batch (NULL: the frame itself), or AQ_AGAIN. The bodies are coded: they go, before their frame.
+ * edge_join.c: a CONTROL frame of the other end. edge_carry.c: the slot for the bodies of the next micro-batch (NULL:
+ * the frame itself), or AQ_AGAIN. The bodies are coded: they go, before their frame.
  */
 enum aq_status aq_edge_join_told(struct aq_edge *edge, const struct aq_frame *frame);
 enum aq_status aq_edge_carry_slot(struct aq_edge *edge, uint8_t **bodies);
 /* head: bytes of rows and checks, which go in the frame. */
 void aq_edge_carry_out(struct aq_edge *edge, uint8_t *bodies, uint32_t head, uint32_t bytes);
-/* A frame has come: is it sound, and what number have its bodies? Are they here? Fills in where they lie. */
+/* A frame has come: is it sound, and what number have its bodies? Are they here? Sets their address. */
 enum aq_status aq_edge_carried_in(struct aq_edge *edge, const struct aq_frame *frame, uint64_t *number);
 bool aq_edge_carried_here(const struct aq_edge *edge, uint64_t number);
 enum aq_status aq_edge_carried_take(const struct aq_edge *edge, struct aq_edge_received *got);
@@ -340,7 +341,7 @@ enum aq_status aq_edge_fetches_serve(struct aq_edge *edge);
 /* An answer has come: for who waits for it, or for the cache. Takes its body. */
 enum aq_status aq_edge_fetch_answered(struct aq_edge *edge, const struct aq_frame *frame);
 /*
- * Ask the other side for a message of so many bytes and wait. AQ_OK: *message has it (release with
+ * Ask the other side for a message of `bytes` bytes and wait. AQ_OK: *message has it (release with
  * aq_edge_message_release); AQ_NOTFOUND: it has none. version 0: any.
  */
 enum aq_status aq_edge_fetch(struct aq_edge *edge, const struct aq_cache_key *key, uint64_t version, uint32_t bytes,

@@ -1,9 +1,9 @@
 /*
- * edge_reference.c -- which message a sample is coded against, and what the rows say of it: the rules of version and
+ * edge_reference.c -- which message a sample is coded against, and its fields in the rows: the rules of version and
  * digest, of both ends and any device.
  *
  * Both directions follow Algorithm 2 of AQ-SGD (Wang et al. 2022, appendix D): the sender codes a - m, both ends add
- * the decoded change to their own m. The rows carry what proves that the two m are one.
+ * the decoded change to their own m. The rows prove that the two m are equal.
  */
 #include <math.h>
 #include <string.h>
@@ -53,7 +53,7 @@ enum aq_status aq_edge_cache_get(struct aq_edge *edge, const struct aq_cache_key
     const uint64_t begin = aq_clock_ns();
     enum aq_status status = aq_cache_get(edge->config.cache, key, aq_clock_after(edge->config.silence_ns), entry);
     edge->measures.cache_ns += aq_clock_ns() - begin;
-    if (status == AQ_OK && bytes && entry->byte_count != bytes) { /* of a sample of another length: none of ours */
+    if (status == AQ_OK && bytes && entry->byte_count != bytes) { /* of a sample of another length: not ours */
         aq_cache_release(edge->config.cache, entry);
         status = AQ_CORRUPT;
     }
@@ -112,7 +112,7 @@ static enum aq_status reference_for_sending(struct aq_edge *edge, const struct a
     else
         AQ_TRY(status);
     if (!(out->entry.version & AQ_EDGE_WIDE_VERSION) || aq_edge_wide_of(edge, edge->forward)) return AQ_OK;
-    out->warm = !out->fetched; /* of a run that had a wide codec: nobody here reads it */
+    out->warm = !out->fetched; /* of a run that had a wide codec: no codec here reads it */
     aq_edge_reference_release(edge, out);
     return AQ_NOTFOUND;
 }
@@ -231,7 +231,7 @@ enum aq_status aq_edge_sent(struct aq_edge *edge, const struct aq_codec *codec, 
                             const struct aq_edge_batch *batch, uint32_t i, const struct aq_codec_result *result,
                             const uint8_t *body, struct aq_edge_reference *reference, struct aq_edge_row *row)
 {
-    const bool raw = result->flags & AQ_CODED_RAW; /* by the values: a codec that is plain fp32 does not say so */
+    const bool raw = result->flags & AQ_CODED_RAW; /* by the values: a codec that is plain fp32 does not set the flag */
     const uint64_t values = (uint64_t)aq_edge_rows(edge, batch, i) * edge->shape.columns;
     const double peak = raw && body ? raw_peak(body, values) : 0;
     *row = (struct aq_edge_row){.sample = batch->sample_ids[i],
@@ -299,7 +299,7 @@ enum aq_status aq_edge_received(struct aq_edge *edge, bool forward, const struct
     return AQ_OK;
 }
 
-/* What is wrong with a row that says both ends hold the message; NULL: nothing. */
+/* Fault of a row with the flag that both ends hold the message; NULL: it has no fault. */
 static const char *held_wrong(const struct aq_edge *edge, const struct aq_edge_row *row, bool remembered)
 {
     if (!edge->shape.still || !remembered) return "announces a held message, but activations change here";
@@ -310,7 +310,7 @@ static const char *held_wrong(const struct aq_edge *edge, const struct aq_edge_r
     return NULL;
 }
 
-/* What is wrong with a row that says, or whose versions say, that it is of the wide codec; NULL: nothing. */
+/* Fault of a row whose flags or versions name the wide codec; NULL: it has no fault. */
 static const char *wide_wrong(const struct aq_edge *edge, const struct aq_codec *codec, const struct aq_edge_row *row,
                               bool remembered)
 {

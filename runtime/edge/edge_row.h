@@ -1,10 +1,10 @@
 /*
- * edge_row.h -- the table at the head of a micro-batch's body: one row a sample (docs/FORMAT.md, "Body of a
+ * edge_row.h -- the table at the head of a micro-batch's body: one row per sample (docs/FORMAT.md, "Body of a
  * micro-batch").
  *
  * The body of a FORWARD, BACKWARD or EVAL frame is `samples` rows, then the samples' coded bodies in the same order,
- * each beginning at a multiple of 16 from the start of the body; the gaps are zero. Little-endian. In a frame with the
- * flag AQ_EDGE_CHECKED, digests of decoded values lie behind the rows, 8 bytes each (edge_check.h).
+ * each at a multiple of 16 from the start of the body; the gaps are zero. Little-endian. In a frame with the flag
+ * AQ_EDGE_CHECKED, digests of decoded values follow the rows, 8 bytes each (edge_check.h).
  *
  *     offset bytes
  *          0     8  sample id
@@ -57,7 +57,7 @@ void aq_edge_row_read(const uint8_t *bytes, struct aq_edge_row *row);
 void aq_edge_check_write(uint64_t digest, uint8_t *bytes);
 uint64_t aq_edge_check_read(const uint8_t *bytes);
 
-/* Where the first body begins behind a table of `samples` rows, and where the one after `at` begins. */
+/* Rounds an offset up to the start of a body. */
 static inline uint32_t aq_edge_body_align(uint32_t at)
 {
     return (at + AQ_EDGE_BODY_ALIGN - 1) / AQ_EDGE_BODY_ALIGN * AQ_EDGE_BODY_ALIGN;

@@ -1,8 +1,8 @@
 /*
- * edge_shape.h -- what an edge is told: the matrix that crosses its cut, how it is coded, and how much can be on its
- * way.
+ * edge_shape.h -- parameters of an edge: the matrix that crosses its cut, how it is coded, and how much can be in
+ * flight.
  *
- * Every cut has a shape of its own: the model says its rows and columns a sample, the manifest its codecs, the schedule
+ * Every cut has its own shape: the model gives its rows and columns per sample, the manifest its codecs, the schedule
  * its slots. Both ends have the same; the plan makes it, and edge, mirror and codec know no more of the job.
  *
  * Locking: plain data.
@@ -26,7 +26,7 @@ enum aq_edge_check_mode {
 struct aq_edge_shape {
     uint32_t edge;                       /* its number: edge e joins stage e and e + 1                             */
     uint32_t rows, columns;              /* of one sample at this cut, fp32; rows: at most                         */
-    uint32_t rows_mean;                  /* of the samples where they have lengths, for a plan's bytes; 0: rows    */
+    uint32_t rows_mean;                  /* of the samples if they have lengths, for a plan's bytes; 0: rows       */
     uint32_t micro_batch;                /* B: samples of a micro-batch, at most                                   */
     uint32_t batch;                      /* samples of a step, at most                                             */
     uint64_t messages;                   /* that there can be; 0: the codec keeps none                              */
@@ -36,7 +36,7 @@ struct aq_edge_shape {
     uint64_t seed;                       /* of stochastic rounding */
     uint64_t shared;                     /* floats of gradients that are summed along the pipeline, across this cut */
     uint64_t summed;                     /* and of those of a client's end that the server sums over clients; 0: not */
-    uint64_t tied;                       /* words that the sides of a tied table tell each other at once; 0: no such  */
+    uint64_t tied;                       /* words that the sides of a tied table exchange at once; 0: no such         */
     struct aq_codec_config forward, backward;
     bool guard;   /* more bits where the loop does not contract: edge_guard.h; still and stateless cuts have none */
     bool guard_back; /* the same of gradients whose error stays large; still cuts have none */
@@ -48,21 +48,21 @@ struct aq_edge_shape {
 };
 
 /*
- * What follows from it. Bytes of one sample's body unless said otherwise; of a sample of rows_mean rows but for bounds,
- * message_bytes and what is taken of memory.
+ * Sizes that follow from it. Bytes of one sample's body unless noted otherwise; of a sample of rows_mean rows, except
+ * bounds, message_bytes and memory.
  */
 struct aq_edge_size {
     uint64_t values_bytes; /* of one sample, as it is */
     uint64_t forward_warm_bytes, forward_cold_bytes, backward_bytes;
-    uint64_t forward_bound, backward_bound; /* what any body fits into                                           */
+    uint64_t forward_bound, backward_bound; /* any body fits into it                                             */
     uint64_t raw_bound;                     /* the same of evaluation                                            */
-    uint64_t kernel_bytes;                  /* that the kernels of its codecs want on a GPU, at either end       */
+    uint64_t kernel_bytes;                  /* that the kernels of its codecs need on a GPU, at either end       */
     uint64_t message_bytes;                 /* of a stored m, at most; 0: stateless                              */
     uint64_t message_bytes_mean;
     uint64_t body_bytes_max;                /* of a frame of one micro-batch, room for its sample table included */
     uint64_t still_bytes;                   /* of host_bytes: a body of zeroes, where a sample never changes     */
-    uint64_t buffer_bytes;                  /* of host_bytes: what lies in one piece, send buffers first         */
-    uint64_t host_bytes;                    /* RAM of an end, beside link and cache                              */
+    uint64_t buffer_bytes;                  /* of host_bytes: one contiguous piece, send buffers first           */
+    uint64_t host_bytes;                    /* RAM of an end, without link and cache                             */
     uint64_t device_bytes;                  /* device memory of an end on a GPU                                  */
     uint64_t carry_bytes;                   /* and for bodies that go from GPU to GPU                            */
     uint64_t shared_bytes;                  /* of them: what the other end's process may map                     */

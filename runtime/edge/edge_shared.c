@@ -13,14 +13,14 @@
 /* Flags of a frame: whose vector it is a piece of, and that there is no sum of it. */
 enum { FLAG_SUMMED = 1, FLAG_VOID = 2, FLAG_TIED = 4 };
 
-/* Floats of a frame, of so many left. */
+/* Floats of the next frame, if `left` are left. */
 static uint64_t piece_of(const struct aq_edge *edge, uint64_t left)
 {
     const uint64_t most = edge->size.body_bytes_max / sizeof(float);
     return left < most ? left : most;
 }
 
-/* `total` of them, which a frame tells where it is not the vector's own number. */
+/* Sends `total` of them; frames of the tied table carry this count. */
 static enum aq_status vector_send(struct aq_edge *edge, struct aq_edge_vector *vector, uint16_t flags, uint64_t step,
                                   const float *values, uint64_t total)
 {

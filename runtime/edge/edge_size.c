@@ -8,7 +8,7 @@ struct codec_bytes {
     uint64_t warm, cold, bound, message, message_mean, kernel;
 };
 
-/* A codec tells its sizes when it is open. */
+/* Opens a codec to get its sizes. */
 static enum aq_status codec_bytes_of(const struct aq_edge_shape *shape, const struct aq_codec_config *config,
                                      struct codec_bytes *out)
 {
@@ -39,7 +39,7 @@ static enum aq_status codec_add(const struct aq_edge_shape *shape, const struct 
     return AQ_OK;
 }
 
-/* What the higher rungs of a ladder, where it has them, and the wide codecs of all need beside the first one's. */
+/* Adds the needs of a ladder's higher rungs, if it has them, and of all wide codecs to those of the first one. */
 static enum aq_status codecs_add(const struct aq_edge_shape *shape, const struct aq_codec_config *config, bool ladder,
                                  bool wide, struct codec_bytes *all)
 {
@@ -52,7 +52,8 @@ static enum aq_status codecs_add(const struct aq_edge_shape *shape, const struct
     return AQ_OK;
 }
 
-/* For a row, the gap behind a body, and the digest of each; that of one body alone fits in the gap behind the rows. */
+/* For a row, the gap behind a body, and the digest of each; the digest of a single body fits in the gap behind the
+ * rows. */
 static uint64_t sample_room(const struct aq_edge_shape *shape)
 {
     const bool all = aq_edge_checks_most(shape) > 1;

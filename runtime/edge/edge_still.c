@@ -1,17 +1,17 @@
 /*
- * edge_still.c -- an edge upstream of which nothing moves: the second visit of a sample sends its row alone.
+ * edge_still.c -- an edge upstream of which nothing changes: the second visit of a sample sends only its row.
  *
- * What such a stage makes of a sample is the same at each visit, so that a - m is known without computing a: it is what
- * the first visit left. The rule is therefore: the message of the first visit *is* the activation. It is coded once, as
- * a keyframe, and never refined. Where keyframe and store are of one float format this is what values sent as they are
- * in that format would bring, bit for bit; the plan codes raw edges so (aq_codec_config_kept).
+ * The activation of a sample is the same at each visit, so that a - m is known without computing a: the first visit
+ * left it. The rule is therefore: the message of the first visit *is* the activation. It is coded once, as a keyframe,
+ * and never refined. If keyframe and store have one float format, the result equals the values sent raw in that format,
+ * bit for bit; the plan codes raw edges so (aq_codec_config_kept).
  *
- * Who holds what is said by the caches alone, as ever:
+ * Only the caches decide who holds what, as ever:
  *
  *     sender has m     its index says so, and the bytes are not read: a row with AQ_EDGE_HELD, version and digest
  *     sender lost it   asks the receiver; has that lost it, too, the stage computes, and a keyframe goes
- *     receiver has m   x is m; where its own stage does not want x either, not even its index is asked
- *     receiver lost it asks for that version; the sender reads its copy, or where that is gone its stage computes the
+ *     receiver has m   x is m; if its own stage does not need x either, not even its index is read
+ *     receiver lost it asks for that version; the sender reads its copy, or if that is lost its stage computes the
  *                      activation again (aq_edge_wanted, aq_edge_remade), and what it makes is the message from then on
  *
  * x is decoded from m by the codec's own decode, with a body of zeroes: scales of zero and codes whose change is -0, so

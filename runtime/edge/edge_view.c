@@ -1,14 +1,14 @@
 /*
- * edge_view.c -- messages of images that are cropped: one message a sample, of which a visit sees a window.
+ * edge_view.c -- messages of images that are cropped: one message per sample, of which a visit sees a window.
  *
- * A message is that of the whole image, flipped or not (a variant each): row y * side + x of it is pixel (y, x) at the
+ * A message covers the whole image, flipped or not (a variant each): row y * side + x of it is pixel (y, x) at the
  * cut's resolution. A visit whose crop is moved by (down, right) is coded against the window of it that is moved alike;
- * what lies beyond the image has a reference of zeroes. Afterwards the window's rows are put back, and those that this
- * crop did not see stay as they were (papers/004, appendix H.6). So a first visit leaves zeroes where it did not look.
+ * pixels beyond the image have a reference of zeroes. Afterwards the window's rows are put back, and those that this
+ * crop did not see stay as they were (papers/004, appendix H.6). So a first visit leaves zeroes outside its crop.
  *
- * Shifts are in whole pixels of the cut, the nearest: behind strided layers a crop by one pixel of the image is none,
- * or no whole one, and the reference is the nearest that there is. Both ends know the shift from (seed, epoch, sample)
- * alone, move the same bytes by it, and compare digests as ever.
+ * Shifts are in whole pixels of the cut, the nearest: behind strided layers a crop by one pixel of the image is less
+ * than one pixel of the cut, and the reference is the nearest one. Both ends compute the shift only from (seed, epoch,
+ * sample), move the same bytes by it, and compare digests as ever.
  *
  *     slot  m, or zeroes; after the visit m'                  crop  the window of m; after the visit that of m'
  *

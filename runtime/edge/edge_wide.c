@@ -3,12 +3,12 @@
  *
  * Messages, keyframes and scales are fp16 by default. A sample that does not fit is coded again, at once, by the *wide*
  * codec of its edge: the same with bf16 in place of fp16, which has the range of fp32 and as many bytes. It is then a
- * keyframe, its row says AQ_EDGE_WIDE, and its message and all later ones are bf16: bit 63 of their versions says so,
- * in rows, caches, checkpoints of them and requests for lost ones. A sample becomes narrow again only where its message
- * is lost at both ends. So the choice is each sample's own, follows from its values and versions alone, and needs no
- * agreement and no state; the other samples of the cut keep the precision of fp16.
+ * keyframe, its row has the flag AQ_EDGE_WIDE, and its message and all later ones are bf16: bit 63 of their versions
+ * marks this, in rows, caches, checkpoints of them and requests for lost ones. A sample becomes narrow again only if
+ * its message is lost at both ends. So the choice is each sample's own, follows only from its values and versions, and
+ * needs no agreement and no state; the other samples of the cut keep the precision of fp16.
  *
- * What does not fit even then (no finite numbers, or a precision that the manifest names) goes raw, as fp32.
+ * A sample that does not fit even then (no finite numbers, or a precision that the manifest names) goes raw, as fp32.
  */
 #include "edge_private.h"
 

@@ -1,11 +1,11 @@
 /*
  * edge_work.c -- a micro-batch's samples to a body and back.
  *
- * What is done to a sample (edge_reference.c) is the same everywhere; the order of it is written twice. Where the host
- * codes, a sample goes through reference, codec and cache before the next one starts, and all is done when the call
- * returns. Where the device has kernels for codecs, the micro-batch goes through each of these in a few launches, and
- * no thread waits: its *work* is issued (references, kernels and copies are enqueued, with an event after them). The
- * thread that pumps the edge completes it when the stream has passed the event.
+ * The steps for a sample (edge_reference.c) are the same everywhere; their order is written twice. If the host codes, a
+ * sample goes through reference, codec and cache before the next one starts, and all is done when the call returns. If
+ * the device has kernels for codecs, the micro-batch goes through each of these in a few launches, and no thread waits:
+ * its *work* is issued (references, kernels and copies are enqueued, with an event after them). The thread that pumps
+ * the edge completes it when the stream has passed the event.
  *
  * Each direction has one work. On a device it has memory there and on the host. Bodies go straight to their places in
  * the frame, because their lengths are known, except for samples whose values force them to be raw: where one was, all
@@ -82,7 +82,7 @@ static uint8_t *crop_at(const struct aq_edge_work *work, uint32_t i)
     return work->crops + i * work->crop_stride;
 }
 
-/* Where the host has sample i's reference, and the message after. */
+/* Host address of sample i's reference, and of the message after. */
 static const void *host_before(const struct aq_edge_work *work, uint32_t i)
 {
     const uint8_t *crop = crop_at(work, i);
@@ -107,7 +107,8 @@ static void crop_end(const struct aq_edge *edge, const struct aq_edge_work *work
     if (crop) aq_edge_view_end(edge, &work->views[i], crop, work->references[i].slot);
 }
 
-/* Where the codec reads sample i's reference (NULL: a keyframe) and writes the message after (NULL: none is kept). */
+/* Address from which the codec reads sample i's reference (NULL: a keyframe), and to which it writes the message after
+ * (NULL: it is not kept). */
 static const void *message_before(const struct aq_edge *edge, const struct aq_edge_work *work, uint32_t i)
 {
     if (!work->references[i].warm) return NULL;
@@ -121,8 +122,8 @@ static void *message_after(const struct aq_edge *edge, const struct aq_edge_work
 }
 
 /*
- * The reference of sample i to the device. A message that had to be fetched lies in a slot of the link, which others
- * need: it is given back as soon as it has been copied.
+ * The reference of sample i to the device. A fetched message occupies a slot of the link, which others need: the slot
+ * is released as soon as the message has been copied.
  */
 static enum aq_status reference_up(struct aq_edge *edge, struct aq_edge_work *work, uint32_t i)
 {
@@ -186,7 +187,7 @@ static enum aq_status encode_reference(struct aq_edge *edge, struct aq_edge_work
     return reference_up(edge, work, i);
 }
 
-/* What the codec of sample i is asked, whose values are at a. */
+/* Sets the codec's input for sample i, whose values are at a. */
 static void encode_sample(struct aq_edge *edge, struct aq_edge_work *work, uint32_t i, const float *a, uint8_t *body)
 {
     float *hat = i < work->checks ? aq_edge_check_hat(&work->check, i) : NULL;
@@ -297,7 +298,7 @@ out:
     return status;
 }
 
-/* What sample i's body is long: as every body is, or, when the kernels have told, as it came out. */
+/* Length of sample i's body: the planned one, or, when the kernels are done, the actual one. */
 static uint32_t body_length(const struct aq_edge *edge, const struct aq_edge_work *work, uint32_t i)
 {
     if (work->references[i].held) return 0;
@@ -393,8 +394,8 @@ enum aq_status aq_edge_encode_issue(struct aq_edge *edge, struct aq_codec *codec
 }
 
 /*
- * What fp16 could not hold lies raw in its body, the only place where its values still are: they are coded again, from
- * a copy. *again: there was such a sample, and the stream is to pass once more.
+ * Codes samples again that fp16 could not hold. Their values are only in their raw bodies, so it codes from a copy.
+ * *again: there was such a sample; run the stream once more.
  */
 static enum aq_status encode_wide(struct aq_edge *edge, struct aq_edge_work *work, bool *again)
 {
@@ -503,7 +504,7 @@ static enum aq_status decode_held(struct aq_edge *edge, struct aq_edge_work *wor
     return decode_body(edge, work, i, edge->still_body, bytes, 0, x);
 }
 
-/* Row i of the frame, checked, its reference, and where its body lies. */
+/* Reads and checks row i of the frame, its reference, and the address of its body. */
 static enum aq_status decode_ready(struct aq_edge *edge, struct aq_edge_work *work, uint32_t i,
                                    const struct aq_edge_received *got, float *x)
 {
@@ -518,7 +519,7 @@ static enum aq_status decode_ready(struct aq_edge *edge, struct aq_edge_work *wo
     return decode_body(edge, work, i, body, row->body_bytes, row->flags & ~(uint32_t)AQ_EDGE_WIDE, x);
 }
 
-/* What lies behind the rows of a sample that has fewer than the cut is zeroes. */
+/* Clears the rows that a sample has fewer than the cut. */
 static enum aq_status padding_clear(struct aq_edge *edge, const struct aq_edge_work *work, float *x)
 {
     const uint32_t rows = edge->shape.rows, columns = edge->shape.columns;
@@ -531,7 +532,8 @@ static enum aq_status padding_clear(struct aq_edge *edge, const struct aq_edge_w
     return AQ_OK;
 }
 
-/* What was decoded of sample i is what its sender says. x: the first sample's values; frame: its rows and checks. */
+/* Checks the decoded values of sample i against the sender's digest. x: the first sample's values; frame: its rows and
+ * checks. */
 static enum aq_status check_row(const struct aq_edge *edge, const struct aq_edge_work *work, uint32_t i, const float *x,
                                 const uint8_t *frame)
 {

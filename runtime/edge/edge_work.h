@@ -30,8 +30,8 @@ struct aq_edge_work {
     enum aq_frame_kind kind;
     bool forward, remembered;
     struct aq_stream *stream;
-    uint32_t body_bytes; /* encode: how long all is; decode: where the next body begins */
-    /* What the codec tells. */
+    uint32_t body_bytes; /* encode: length of all; decode: offset of the next body */
+    /* Output of the codec. */
     struct aq_codec_result *results;
     uint32_t *corrupt;
     struct aq_edge_check check; /* memory of checks */

@@ -113,7 +113,7 @@ static uint32_t codecs_all(const struct aq_edge_rungs *by, struct aq_codec **cod
     return count;
 }
 
-/* Where the device codes: a sample's values, to be coded again from there. */
+/* Device memory for a sample's values, to be coded again from there. */
 static enum aq_status spare_open(struct aq_edge *edge, struct aq_edge_work *work)
 {
     void *memory;

@@ -23,14 +23,14 @@
 
 struct aq_values {
     float *at;                       /* (B, T, C)                                                            */
-    struct aq_event *written, *read; /* NULL: nobody else is at them, and the caller waits for the one stream */
+    struct aq_event *written, *read; /* NULL: no other stream uses them, and the caller waits for the one stream */
 };
 
 /* at (bytes of device memory) and the events. AQ_NOMEM. Closing takes half-open ones. */
 enum aq_status aq_values_open(struct aq_device *device, uint64_t bytes, struct aq_values *out);
 void aq_values_close(struct aq_device *device, uint64_t bytes, struct aq_values *values);
 
-/* What stands before and behind the work that reads or writes them, on its stream. */
+/* Calls before and after the work that reads or writes them, on its stream. */
 enum aq_status aq_values_read_begin(struct aq_device *device, const struct aq_values *values, struct aq_stream *stream);
 enum aq_status aq_values_read_end(struct aq_device *device, const struct aq_values *values, struct aq_stream *stream);
 enum aq_status aq_values_write_begin(struct aq_device *device, const struct aq_values *values,

@@ -16,7 +16,7 @@ static bool limit(int what, uint64_t bytes)
     return bytes == 0 || setrlimit(what, &most) == 0;
 }
 
-/* Any of ours may have the number that another one gets: all move out of the way first. */
+/* Any of our descriptors may have the number that another one gets, so all move to high numbers first. */
 static bool descriptors(const struct aq_child *child)
 {
     int high[AQ_CHILD_FDS];

@@ -37,7 +37,7 @@ struct aq_child {
     struct aq_child_fd fds[AQ_CHILD_FDS];
     uint32_t fd_count;
     bool search;
-    bool session;       /* a session of its own: the terminal's Ctrl-C does not reach it */
+    bool session;       /* a new session: the terminal's Ctrl-C does not reach it */
     bool alone;         /* no descriptor above the highest of `fds` */
     int dies_by;        /* the signal that it gets when the calling thread ends; 0: none */
     uint64_t data_max;  /* bytes of memory (RLIMIT_DATA); 0: as the caller */

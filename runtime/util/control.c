@@ -186,7 +186,7 @@ static enum aq_status wait_ready(struct aq_control *control, short events, uint6
     }
 }
 
-/* The peer is not whom we expect, or speaks no TLS of ours: said once, here. */
+/* The peer is not the expected one, or its TLS does not fit: logged once, here. */
 static enum aq_status not_proved(struct aq_control *control)
 {
     return end(control, aq_fail(AQ_TLSERR, "control", "refused peer=%s: the peer %s", aq_tls_session_with(control->tls),
@@ -339,7 +339,7 @@ enum aq_status aq_control_send(struct aq_control *control, json_t *message)
     const int written = json_dump_callback(message, dump_piece, &dump, JSON_COMPACT | JSON_ENSURE_ASCII);
     json_decref(message);
     AQ_TRY(dump.status);
-    if (written != 0) /* half a line may stand in the buffer: nothing may follow it */
+    if (written != 0) /* the buffer may hold half a line: nothing may follow it */
         return end(control, aq_fail(AQ_INVAL, "control", "a control message could not be written out"));
     AQ_TRY(append(control, "\n", 1, dump.deadline_ns));
     const enum aq_status status = aq_control_push(control);
@@ -370,8 +370,8 @@ static enum aq_status make_room(struct aq_control *control)
 }
 
 /*
- * What a line would cost as values: each stands behind one of [ { , : or at the front. Strings are skipped over as JSON
- * has them; whatever is no JSON the parser refuses.
+ * Does a line have too many values? Each follows one of [ { , : or is at the front. Strings are skipped as JSON has
+ * them; the parser refuses all that is no JSON.
  */
 static bool too_many_values(const uint8_t *line, size_t count)
 {
@@ -475,8 +475,7 @@ static enum aq_status fill(struct aq_control *control)
 enum aq_status aq_control_receive(struct aq_control *control, uint64_t deadline_ns, json_t **out)
 {
     for (;;) {
-        /* A peer that is gone for sending may still have left lines to read: AQ_CLOSED is only final at the end of
-         * them. */
+        /* A peer that takes no more may still have left lines to read: AQ_CLOSED is only final at the end of them. */
         if (control->ended != AQ_OK && control->ended != AQ_CLOSED && control->ended != AQ_TIMEOUT)
             return control->ended;
         const enum aq_status line = take_line(control, out);

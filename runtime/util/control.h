@@ -39,10 +39,10 @@ enum {
     AQ_CONTROL_FD = 3,                   /* where a worker finds its channel                                    */
     AQ_CONTROL_LINE_BYTES_MAX = 3 << 20, /* a manifest (256 KiB), every byte of it escaped as \\u00xx, lengths (1 MiB),
                                             with room                                                          */
-    AQ_CONTROL_VALUES_MAX = 16384,       /* of a line: a step line has some 50, and jansson takes 100 bytes each */
+    AQ_CONTROL_VALUES_MAX = 16384,       /* of a line: a step line has about 50, and jansson takes 100 bytes each */
     AQ_CONTROL_DEPTH_MAX = 16,
     AQ_CONTROL_STRANGER_BYTES = 4096,
-    AQ_CONTROL_BUFFER_BYTES = 256 << 10 /* out: some hundred step lines, so that a busy peer delays nobody     */
+    AQ_CONTROL_BUFFER_BYTES = 256 << 10 /* out: about a hundred step lines, so a busy peer delays no caller    */
 };
 
 struct aq_control;     /* opaque */
@@ -52,9 +52,9 @@ struct aq_tls_session; /* net/tls.h */
  * caller's: AQ_NOMEM, AQ_INVAL (no socket there). */
 enum aq_status aq_control_open(int fd, struct aq_control **out);
 
-/* The same for a peer that nobody knows yet, or one of many: a few KiB, which grow when they must; sends never block
- * (aq_control_queue of AQ_CONTROL_STRANGER_BYTES), and lines have at most AQ_CONTROL_STRANGER_BYTES, until the caller
- * says more. */
+/* The same for a peer that is not authenticated yet, or one of many: a few KiB, which grow when they must; sends
+ * never block (aq_control_queue of AQ_CONTROL_STRANGER_BYTES), and lines have at most AQ_CONTROL_STRANGER_BYTES,
+ * until the caller raises the limits. */
 enum aq_status aq_control_open_stranger(int fd, struct aq_control **out);
 
 /* Sends nothing more; what is still in the buffer is dropped (aq_control_flush first). NULL is fine. */
@@ -64,7 +64,7 @@ void aq_control_close(struct aq_control *control);
  * peer that is not the one expected ends the channel with AQ_TLSERR, logged. */
 void aq_control_secure(struct aq_control *control, struct aq_tls_session *session);
 
-/* Is the peer's certificate still good? For channels on which little is said; cheap. AQ_TLSERR (logged): it has been
+/* Is the peer's certificate still good? For channels with little traffic; cheap. AQ_TLSERR (logged): it has been
  * revoked, and the channel takes no more. */
 enum aq_status aq_control_check(struct aq_control *control);
 
@@ -93,8 +93,8 @@ bool aq_control_certified(const struct aq_control *control);
 struct aq_tls_name;
 const struct aq_tls_name *aq_control_peer(const struct aq_control *control);
 
-/* Takes the reference, also on failure; NULL (a json_pack that failed) is AQ_NOMEM. AQ_CLOSED: the peer is gone (not
- * logged). AQ_TIMEOUT: it takes nothing. After a failure the channel takes no more. */
+/* Takes the reference, also on failure; NULL (a json_pack that failed) is AQ_NOMEM. AQ_CLOSED: the peer has closed
+ * (not logged). AQ_TIMEOUT: it takes nothing. After a failure the channel takes no more. */
 enum aq_status aq_control_send(struct aq_control *control, json_t *message);
 
 /* Give the socket what it takes now. AQ_OK: the buffer is empty; AQ_AGAIN: it is not; AQ_CLOSED. */

@@ -5,7 +5,7 @@
 #include <math.h>
 #include <string.h>
 
-/* What the message is, for the log line: its "op" or "event". */
+/* Name of the message in log lines: its "op" or "event". */
 static const char *kind(const json_t *message)
 {
     const char *text = json_string_value(json_object_get(message, "op"));

@@ -18,16 +18,17 @@ void aq_heldout_say(json_t *line, const struct aq_task *task, const struct aq_st
 /* The loss of the same samples through the forward codecs of all cuts, "loss_coded"; of no targets: nothing. */
 void aq_heldout_say_coded(json_t *line, const struct aq_stage_loss *loss);
 
-/* Adds what a line of a part says of it. */
+/* Adds that loss from the line of a part of the samples. */
 void aq_heldout_add_coded(struct aq_stage_loss *total, const json_t *line);
 
-/* Of lines of parts of the samples: adds what one says. Its values are not trusted: a count that is none is 0. */
+/* Adds the loss and counts from the line of a part of the samples. Its values are not trusted: a malformed count is
+ * 0. */
 void aq_heldout_add(struct aq_stage_loss *total, const json_t *line);
 
-/* The task whose metrics the line has; the first of tasks.def where it has none. */
+/* The task whose metrics the line has; without metrics the first one of tasks.def. */
 const struct aq_task *aq_heldout_task(const json_t *line);
 
-/* The first metric that the line has, of whatever task: its name and value, and whether more is better. False: none. */
+/* The first metric that the line has, of any task: its name and value, and whether more is better. False: no metric. */
 bool aq_heldout_metric(const json_t *line, const char **name, double *value, bool *higher);
 
 #endif

@@ -13,10 +13,10 @@
 
 #include "runtime_text.h"
 
-/* Adds the document to text. AQ_NOMEM: also where json is NULL, which is how jansson says so. */
+/* Adds the document to text. AQ_NOMEM: also if json is NULL, as jansson returns it then. */
 enum aq_status aq_json_text(const json_t *json, size_t flags, struct aq_text *text);
 
-/* The whole file anew (aq_file_replace): the document and a newline. Takes json, also on failure. */
+/* Replaces the whole file (aq_file_replace) by the document and a newline. Takes json, also on failure. */
 enum aq_status aq_json_replace(const char *path, json_t *json, size_t flags);
 
 #endif

@@ -1,5 +1,5 @@
 /*
- * nearest.h -- what somebody meant who mistyped a word: a command, an option, a key of a manifest.
+ * nearest.h -- the likely intention of a mistyped word: a command, an option, a key of a manifest.
  *
  *     struct aq_nearest nearest = {.word = "lanuch"};
  *     for (...) aq_nearest_try(&nearest, names[i]);

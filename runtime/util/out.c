@@ -48,7 +48,7 @@ bool aq_out(const char *format, ...)
     return good;
 }
 
-/* Bytes at the end that begin a character and do not end it. */
+/* Bytes at the end that are the start of an incomplete character. */
 static unsigned unfinished(const char *text, size_t count)
 {
     for (unsigned back = 1; back <= 3 && back <= count; back++) {

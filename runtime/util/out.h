@@ -1,6 +1,6 @@
 /*
  * out.h -- what commands print on standard output. Names, texts and figures that others wrote (a model folder, a
- * manifest, a daemon, a run) reach a terminal through here alone, so that none of them steers it.
+ * manifest, a daemon, a run) reach a terminal only through here, so that none of them steers it.
  *
  *     aq_out("%s: %u tensors\n", folder, count);     every argument may be anybody's
  *     aq_out_text(aq_text_of(&table));               the same of a finished text

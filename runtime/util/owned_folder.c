@@ -90,13 +90,13 @@ static bool is_log_name(const char *name)
     return begins_stage(name, &rest) && (strcmp(rest, ".log") == 0 || strcmp(rest, ".log.1") == 0);
 }
 
-/* What a daemon leaves in a run folder that no launcher has been in. */
+/* Is it a name that a daemon leaves in a run folder without a launcher? */
 static bool is_daemon_name(const char *name)
 {
     return strcmp(name, "logs") == 0 || strcmp(name, "cache") == 0 || strcmp(name, "checkpoint") == 0;
 }
 
-/* A disk's own root has lost+found; a claim that was killed has left its marker aside. Neither says whose it is. */
+/* A disk's own root has lost+found; a killed claim leaves the temporary file of its marker. Neither shows an owner. */
 static bool is_nobodys(const char *name)
 {
     return strcmp(name, "lost+found") == 0 || strcmp(name, AQ_OWNED_MARKER ".new") == 0;
@@ -126,7 +126,7 @@ static const char *list_next(DIR *list)
     return NULL;
 }
 
-/* A name of somebody else's in a line of ours. */
+/* A foreign name, with all but printable ASCII replaced for the log. */
 static const char *printable(const char *name, char out[NAME_BYTES])
 {
     size_t i = 0;
@@ -136,7 +136,7 @@ static const char *printable(const char *name, char out[NAME_BYTES])
     return out;
 }
 
-/* The first name that `ours` does not know ("" where there is none); *count gets how many names there are. */
+/* The first name that `ours` does not know ("": all are known); *count gets the number of names. */
 static enum aq_status first_foreign(const char *path, bool (*ours)(const char *name), char out[NAME_BYTES],
                                     uint64_t *count)
 {
@@ -202,12 +202,12 @@ static bool same_hex(const char *text, uint64_t value)
     return text && strcmp(text, have) == 0;
 }
 
-/* A checkpoint's file of this run: its metadata says so. */
+/* Is it a checkpoint's file of this run, by its metadata? */
 static bool checkpoint_is_ours(const char *folder, const char *name, const struct aq_owner *owner)
 {
     struct aq_weights *weights;
     if (aq_weights_open_in(folder, name, &weights) != AQ_OK) {
-        aq_error_clear(); /* what cannot be read is not ours: the log says so, and this run has not failed */
+        aq_error_clear(); /* an unreadable file is not ours: it is logged, and this run has not failed */
         return false;
     }
     const char *format = aq_weights_metadata(weights, "format");
@@ -218,17 +218,18 @@ static bool checkpoint_is_ours(const char *folder, const char *name, const struc
     return ours;
 }
 
-/* Where the folder is shared, another of this run may have removed it since it was listed. */
+/* In a shared folder another process of this run may have removed it since it was listed. */
 static bool is_gone(const char *folder, const char *name)
 {
     int fd;
     const enum aq_status status = aq_file_open(folder, name, AQ_FILE_READ, &fd);
     if (status == AQ_OK) close(fd);
-    aq_error_clear(); /* whoever opens it to read tells what it is */
+    aq_error_clear(); /* the call that opens it to read reports it */
     return status == AQ_NOTFOUND;
 }
 
-/* The sealed copy of a neighbour's checkpoint (seal.h) of this run: its head says so. It may go, but proves nothing. */
+/* Is it the sealed copy of a neighbour's checkpoint (seal.h) of this run, by its head? It may be removed, but proves
+ * nothing. */
 static bool copy_is_ours(const char *folder, const char *name, const struct aq_owner *owner)
 {
     uint8_t head[AQ_SEAL_HEAD_BYTES];
@@ -259,7 +260,7 @@ static void step_count(const char *path, const char *step, const struct aq_owner
     closedir(list);
 }
 
-/* The checkpoint to go on from is ours; or nothing is there but checkpoints of ours, be they half written. */
+/* True if the checkpoint to resume from is ours, or if only our checkpoints are there, even partial ones. */
 static bool steps_prove(const char *path, const struct aq_owner *owner)
 {
     char step[24];
@@ -306,7 +307,7 @@ static bool is_proved(const char *path, enum aq_owned_kind kind, const struct aq
         if (aq_run_mark_read(path, &mark) == AQ_OK)
             return mark.plan_hash == owner->plan_hash || (mark.resume_hash && mark.resume_hash == owner->resume_hash);
         return steps_prove(path, owner);
-    case AQ_OWNED_CACHE: /* each cache's own head says whose it is, and is read before anything is written */
+    case AQ_OWNED_CACHE: /* each cache's own head names its run, and is read before anything is written */
         return first_foreign(path, is_cache_name, other, &names) == AQ_OK && !*other;
     default:
         return false;
@@ -464,14 +465,14 @@ enum aq_status aq_owned_check(const char *path, enum aq_owned_kind kind, uint64_
 
 /* ---- removing what is ours ---- */
 
-/* *removed counts what went; what stays is said. */
+/* *removed counts the removed files; a file that stays is logged. */
 static enum aq_status step_remove(const char *folder, const struct aq_owner *owner, const char *step, uint64_t *removed)
 {
     char file[NAME_BYTES + 32], stays[NAME_BYTES] = "";
     DIR *list = NULL;
     const char *name;
     enum aq_status status = list_open(folder, step, &list);
-    if (status == AQ_NOTFOUND || status == AQ_REFUSED) return AQ_OK; /* a link or a file is nothing of ours */
+    if (status == AQ_NOTFOUND || status == AQ_REFUSED) return AQ_OK; /* a link or a file is not ours */
     AQ_TRY(status);
     while (status == AQ_OK && (name = list_next(list))) {
         const enum file_name what = checkpoint_name(name);
@@ -540,7 +541,7 @@ enum aq_status aq_owned_clear_caches(const char *cache, const struct aq_owner *o
     AQ_TRY(list_open(cache, "", &list));
     enum aq_status status = AQ_OK;
     while (status == AQ_OK && (name = list_next(list))) {
-        DIR *inner = NULL; /* a link or a file is nothing of ours */
+        DIR *inner = NULL; /* a link or a file is not ours */
         if (!is_cache_name(name) || list_open(cache, name, &inner) != AQ_OK) continue;
         closedir(inner);
         for (size_t i = 0; status == AQ_OK && i < sizeof names / sizeof *names; i++) {

@@ -35,7 +35,7 @@ static enum aq_status out_of_range(const char *key)
 static enum aq_status get_number(const json_t *line, const char *key, double most, double *out)
 {
     AQ_TRY(aq_control_get_number(line, key, out));
-    return *out >= 0 && *out <= most ? AQ_OK : out_of_range(key); /* not a number is none of them */
+    return *out >= 0 && *out <= most ? AQ_OK : out_of_range(key); /* not-a-number fails, too */
 }
 
 static enum aq_status get_bytes(const json_t *line, const char *key, uint64_t *out)
@@ -94,14 +94,14 @@ enum aq_status aq_probe_figures_read(const json_t *line, bool connected, struct 
     return AQ_OK;
 }
 
-/* From what `from` says it sent, and `to` that it received. */
+/* Compares the bytes that `from` reports as sent with those that `to` reports as received. */
 static const char *way_differs(const struct aq_probe_figures *from, const struct aq_probe_figures *to)
 {
     const double slack_s = 1 + 0.5 * from->sent_seconds;
     if (from->sent_bytes != to->received_bytes) return "one end reports other bytes received than were sent";
     if (fabs(from->sent_seconds - to->received_seconds) > slack_s)
         return "the two ends report times of the same load that contradict each other";
-    /* The second half alone cannot carry more than all of it did; its packets have heads of ours and of TLS. */
+    /* The second half cannot carry more than all of it did; its packets have our heads and those of TLS. */
     if (from->rate_mbps * 1e6 / 8 * to->received_seconds * 0.4 > (double)to->received_bytes)
         return "one end reports a rate that does not fit the bytes that arrived";
     return NULL;

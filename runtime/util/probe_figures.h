@@ -44,10 +44,10 @@ json_t *aq_probe_figures_line(const struct aq_probe_figures *figures, uint32_t p
 /* The fields of a `probed` line. AQ_PROTO (logged): one is missing, of another type or out of range. */
 enum aq_status aq_probe_figures_read(const json_t *line, bool connected, struct aq_probe_figures *out);
 
-/* Do the two ends tell of the same load? A sentence where they do not, NULL where they do. */
+/* Do the two ends report the same load? NULL: yes; else a sentence with the difference. */
 const char *aq_probe_figures_differ(const struct aq_probe_figures *a, const struct aq_probe_figures *b);
 
-/* Part of what was sent that was sent once more, at half and at full load; NaN where nothing is known. */
+/* Retransmitted share of the sent bytes, at half and at full load; NaN if unknown. */
 double aq_probe_loss(const struct aq_probe_figures *figures);
 double aq_probe_loss_full(const struct aq_probe_figures *figures);
 

@@ -23,7 +23,7 @@ static void signals_begin(void)
     (void)sigprocmask(SIG_SETMASK, &none, NULL);
 }
 
-/* A file of ours that gets the number of a closed standard stream would be written to by messages. */
+/* Messages would be written into a file that got the number of a closed standard stream. */
 static void descriptors_begin(void)
 {
     int fd;

@@ -119,7 +119,7 @@ enum aq_status aq_pulse_open(void)
     struct stat info;
     const int seals = fcntl(AQ_PULSE_FD, F_GET_SEALS);
     if (seals == -1 || !(seals & F_SEAL_SHRINK) || fstat(AQ_PULSE_FD, &info) != 0 || info.st_size != PAGE_BYTES)
-        return AQ_OK; /* started by somebody who does not look */
+        return AQ_OK; /* started by a program that does not read it */
     void *memory = mmap(NULL, PAGE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, AQ_PULSE_FD, 0);
     if (memory == MAP_FAILED) return aq_fail_errno("pulse", "the pulse's page");
     close(AQ_PULSE_FD);

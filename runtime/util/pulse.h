@@ -1,10 +1,10 @@
 /*
- * pulse.h -- a worker's pulse: a page of memory that its process beats into and its daemon looks at.
+ * pulse.h -- a worker's pulse: a page of memory in which its process counts and its daemon reads.
  *
  * The daemon makes the page before it starts a worker, which finds it at fd 4. A thread of the worker's counts beats
- * there, whatever exec computes; exec counts what it has done, and says what it does. No line, no lock, nothing that
- * could be full: the daemon reads the numbers when it likes and tells the launcher what they are. They are the worker's
- * word; the page cannot be made smaller or larger once it is there (seals), so that reading never faults.
+ * there, whatever exec computes; exec counts its work, and sets its phase. No line, no lock, nothing that could be
+ * full: the daemon reads the numbers at any time and sends them to the launcher. The worker can forge them; but it
+ * cannot make the page smaller or larger (seals), so that reading never faults.
  *
  * Locking: aq_pulse_work, aq_pulse_doing: any thread, no waiting. The rest: one thread.
  */
@@ -17,7 +17,7 @@
 
 enum { AQ_PULSE_FD = 4 };
 
-/* What a stage does at the moment: for the one line that says where a job is stuck. */
+/* The phase of a stage: for the one line that shows where a job is stuck. */
 enum aq_doing {
     AQ_DOING_START = 0,
     AQ_DOING_GO,
@@ -29,7 +29,7 @@ enum aq_doing {
     AQ_DOING_MARK,
     AQ_DOING_END,
     AQ_DOING_SUMS,   /* split.mode: global, at the server: it waits for other clients */
-    AQ_DOING_DEVICE, /* from here on: before the first step, in this order; a worker tells of each as it begins */
+    AQ_DOING_DEVICE, /* from here on: before the first step, in this order; a worker reports the start of each */
     AQ_DOING_DATA,
     AQ_DOING_WEIGHTS,
     AQ_DOING_CACHE,
@@ -38,7 +38,7 @@ enum aq_doing {
     AQ_DOINGS
 };
 
-/* "waits for its neighbours"; for a number that is none, "does something". */
+/* "waits for its neighbours"; for an unknown number, "does something". */
 const char *aq_doing_text(enum aq_doing doing);
 
 struct aq_pulse_page; /* opaque */
@@ -53,11 +53,12 @@ enum aq_status aq_pulse_make(uint64_t interval_ns, int *fd, struct aq_pulse_page
 void aq_pulse_free(struct aq_pulse_page *page); /* NULL is fine */
 void aq_pulse_read(const struct aq_pulse_page *page, struct aq_pulse_reading *out);
 
-/* The worker's: take the page at fd 4 and begin to beat. Without one everything here does nothing. AQ_NOMEM. */
+/* The worker's: take the page at fd 4 and start to beat. Without one everything here does nothing. AQ_NOMEM. */
 enum aq_status aq_pulse_open(void);
 void aq_pulse_close(void);
 
-/* Rings of this bell are work, too: what links and disks have brought. NULL: no more, before it is closed. */
+/* Notifications of this event count are work, too: the results of links and disks. NULL: no more, before it is
+ * closed. */
 void aq_pulse_bell(struct aq_bell *bell);
 
 void aq_pulse_work(void);

@@ -69,7 +69,7 @@ uint64_t aq_run_lines_at(const struct aq_run_lines *lines)
     return lines->at;
 }
 
-/* Room for more of the line that begins at `from`. */
+/* Makes room for more of the line at `from`. */
 static enum aq_status make_room(struct aq_run_lines *lines)
 {
     const size_t have = lines->to - lines->from;
@@ -119,7 +119,7 @@ enum aq_status aq_run_lines_next(struct aq_run_lines *lines, const char **text, 
         }
         if (lines->ended) return AQ_NOTFOUND;
         looked = have;
-        if (have >= AQ_RUN_LINE_BYTES_MAX || too_long) { /* nobody will want it: only its end is looked for */
+        if (have >= AQ_RUN_LINE_BYTES_MAX || too_long) { /* it is skipped: only its end is searched */
             too_long = true;
             lines->at += have;
             lines->from = lines->to = looked = 0;
@@ -138,7 +138,7 @@ static enum aq_status read_at(int fd, const char *path, char *bytes, size_t coun
     return (size_t)got == count ? AQ_OK : aq_fail(AQ_IO, "run", "%s became shorter while it was read", path);
 }
 
-/* The last newline before the byte `end`; *found gets the byte behind it, 0 where there is none. */
+/* The last newline before the byte `end`; *found gets the byte behind it, or 0 without a newline. */
 static enum aq_status newline_before(int fd, const char *path, uint64_t end, uint64_t *found)
 {
     char bytes[4096];
@@ -199,7 +199,7 @@ struct hole {
     uint64_t at;   /* where it ends */
 };
 
-/* *broken gets the first unreadable line, but for one that is the file's last. */
+/* *broken gets the first unreadable line, unless it is the file's last one. */
 static enum aq_status walk(struct aq_run_lines *lines, enum aq_status (*visit)(const json_t *line, void *context),
                            void *context, struct hole *broken)
 {

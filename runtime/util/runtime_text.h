@@ -1,13 +1,13 @@
 /*
  * runtime_text.h -- a text that grows: how the runtime writes tables, grids, YAML and JSON.
  *
- * A failed growth is remembered and told once, by aq_text_take: callers add without checking each call.
+ * aq_text_take reports a failed growth, once: callers add without checking each call.
  *
  *     struct aq_text text = {0};
  *     aq_text_add(&text, "%s: %u\n", name, count);
  *     AQ_TRY(aq_text_take(&text, &out));      // or aq_text_deinit(&text)
  *
- * Locking: one thread a text.
+ * Locking: one thread per text.
  */
 #ifndef RUNTIME_TEXT_H
 #define RUNTIME_TEXT_H
@@ -28,31 +28,31 @@ struct aq_text {
 void aq_text_add(struct aq_text *text, const char *format, ...) __attribute__((format(printf, 2, 3)));
 void aq_text_bytes(struct aq_text *text, const char *bytes, size_t count);
 
-/* A word as a shell wants it: as it is, or in single quotes. */
+/* A word for a shell: as it is, or in single quotes. */
 void aq_text_shell(struct aq_text *text, const char *word);
 
-/* What stands in it, "" where nothing does. Borrowed until the next call. */
+/* Its contents, "" if it is empty. Borrowed until the next call. */
 const char *aq_text_of(const struct aq_text *text);
 
-/* Gives the text (memory of aq_alloc, free with aq_free), or says AQ_NOMEM; text is empty again either way. */
+/* Gives the text (memory of aq_alloc, free with aq_free), or returns AQ_NOMEM; text is empty again either way. */
 enum aq_status aq_text_take(struct aq_text *text, char **out);
 void aq_text_deinit(struct aq_text *text);
 
-/* The columns that a line written to fd may have: $COLUMNS where it is a number above 0, else those of the terminal
- * that fd is. 0: no limit, for it is a file or a pipe, whose reader wraps by itself. */
+/* The columns that a line written to fd may have: $COLUMNS if it is a number above 0, else the width of fd's
+ * terminal. 0: no limit, because fd is a file or a pipe, whose reader wraps by itself. */
 unsigned aq_text_columns(int fd);
 
-/* Add `from`, its lines folded at blanks so that they have at most `columns` (0: as they are), with four blanks before
- * what goes on. A word that is longer stays whole. */
+/* Add `from`, its lines folded at blanks so that they have at most `columns` (0: as they are), with four blanks
+ * before a continued line. A longer word stays whole. */
 void aq_text_fold(struct aq_text *text, const char *from, unsigned columns);
 
-/* For people: so many decimals; "-" where the value is none (not finite). */
+/* For people: with `decimals` decimals; "-" if the value is not finite. */
 enum { AQ_TEXT_NUMBER = 24 };
 const char *aq_text_figure(double value, int decimals, char out[AQ_TEXT_NUMBER]);
 
 /* For people: "1.50 GiB", "36.9 kB" style numbers into a small buffer, which is returned. */
 const char *aq_text_size(uint64_t bytes, char out[AQ_TEXT_NUMBER]);
-const char *aq_text_hours(double seconds, char out[AQ_TEXT_NUMBER]); /* of a run; "-": there is none */
+const char *aq_text_hours(double seconds, char out[AQ_TEXT_NUMBER]); /* of a run; "-": unknown */
 const char *aq_text_seconds(double seconds, char out[AQ_TEXT_NUMBER]);
 
 #endif

@@ -11,9 +11,9 @@
  *         48    32  salt: random
  *         80        chunks, each with 16 bytes of tag behind it; the last is as long as what is left
  *
- * Each file has a key of its own, HKDF-SHA256 of the owner's key with the salt and bytes 0 to 47: no nonce is ever used
- * twice under one key, however many files there are. A chunk's nonce is its number (8 bytes), 1 for the last and else 0
- * (1 byte), and zeros (3 bytes); the head is authenticated with every chunk.
+ * Each file has its own key, HKDF-SHA256 of the owner's key with the salt and bytes 0 to 47: no nonce is ever used
+ * twice under one key, for any number of files. A chunk's nonce is its number (8 bytes), 1 for the last and else 0 (1
+ * byte), and zeros (3 bytes); the head is authenticated with every chunk.
  */
 #include "seal.h"
 

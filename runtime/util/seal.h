@@ -1,12 +1,12 @@
 /*
- * seal.h -- a checkpoint's file on a disk that is not its owner's: what tells whether it is still that file, and what
- * keeps others from reading it.
+ * seal.h -- a checkpoint's file on a disk that is not its owner's: a hash that detects changes, and a seal that keeps
+ * others from reading it.
  *
- * Two things that do not need each other. A *hash* (SHA-256) of the whole file, made while its bytes pass; whoever
- * keeps the 32 bytes knows the file again, wherever it has been. And a *seal*: the file in chunks, each encrypted and
- * authenticated (AES-256-GCM), under a key that its keeper does not have. A chunk's number, whether it is the last, and
- * what the file is of (plan, rank, step, length) are authenticated with it: chunks that were changed, left out, put in
- * another order or taken from another file are found, and a file of another step or stage is.
+ * Two independent things. A *hash* (SHA-256) of the whole file, made while its bytes pass; the holder of the 32 bytes
+ * recognizes the file, wherever it has been. And a *seal*: the file in chunks, each encrypted and authenticated
+ * (AES-256-GCM), under a key that its keeper does not have. A chunk's number, whether it is the last, and the file's
+ * identity (plan, rank, step, length) are authenticated with it. This detects chunks that were changed, left out, put
+ * in another order or taken from another file, and a file of another step or stage.
  *
  *     aq_seal_begin(seal, key, &about, head);                        // write head, then
  *     aq_seal_chunk(seal, plain, aq_seal_next(seal), box);           // write box, until aq_seal_next is 0
@@ -14,7 +14,7 @@
  *     aq_seal_open(seal, key, &about, head);                         // read head, then
  *     aq_seal_unchunk(seal, box, aq_seal_next(seal), plain);         // of as many bytes and AQ_SEAL_TAG_BYTES more
  *
- * The layout is docs/FORMAT.md, "Sealed copies".
+ * The layout is in docs/FORMAT.md, "Sealed copies".
  *
  * Locking: one object, one thread at a time.
  */
@@ -38,7 +38,7 @@ enum {
 
 struct aq_hash; /* opaque */
 
-/* AQ_NOMEM. begin: of a file; end: of all that was added since. */
+/* AQ_NOMEM. begin: starts a file; end: gives the hash of all bytes that were added since. */
 enum aq_status aq_hash_open(struct aq_hash **out);
 void aq_hash_close(struct aq_hash *hash); /* NULL is fine */
 void aq_hash_begin(struct aq_hash *hash);
@@ -64,17 +64,18 @@ void aq_seal_close(struct aq_seal *seal); /* NULL is fine; forgets the key */
 /* Bytes of a file once it is sealed. */
 uint64_t aq_seal_bytes(uint64_t file_bytes);
 
-/* Does a file begin so that it must be a sealed one? */
+/* Is this the head of a sealed file? */
 bool aq_seal_is(const uint8_t head[AQ_SEAL_HEAD_BYTES]);
 
-/* And does it say that it is of this run (nothing proves it: whoever removes such files may believe it)? */
+/* And does it name this run (without proof: good enough to remove such files)? */
 bool aq_seal_is_of(const uint8_t head[AQ_SEAL_HEAD_BYTES], uint64_t resume_hash);
 
-/* Seal a file: its head. AQ_IO: no random numbers are to be had. */
+/* Seal a file: its head. AQ_IO: there are no random numbers. */
 enum aq_status aq_seal_begin(struct aq_seal *seal, const uint8_t key[AQ_SEAL_KEY_BYTES],
                              const struct aq_seal_about *about, uint8_t head[AQ_SEAL_HEAD_BYTES]);
 
-/* Open one. AQ_CORRUPT: of another plan, step, rank or format, or longer than it may be; `about` says what is wanted.
+/* Open one. AQ_CORRUPT: of another plan, step, rank or format, or longer than it may be; `about` has the expected
+ * values.
  */
 enum aq_status aq_seal_open(struct aq_seal *seal, const uint8_t key[AQ_SEAL_KEY_BYTES],
                             const struct aq_seal_about *about, const uint8_t head[AQ_SEAL_HEAD_BYTES]);
@@ -95,7 +96,7 @@ enum aq_status aq_seal_unchunk(struct aq_seal *seal, const uint8_t *box, uint8_t
 enum aq_status aq_seal_key_make(const char *path);
 enum aq_status aq_seal_key_load(const char *path, uint8_t key[AQ_SEAL_KEY_BYTES]);
 
-/* Another key for what `about` says, by HKDF-SHA256: who has it cannot tell the first one. AQ_IO. */
+/* Derives another key for the purpose `about`, by HKDF-SHA256: it does not reveal the first one. AQ_IO. */
 enum aq_status aq_seal_key_derive(const uint8_t key[AQ_SEAL_KEY_BYTES], const char *about,
                                   uint8_t out[AQ_SEAL_KEY_BYTES]);
 

@@ -1,8 +1,8 @@
 /*
  * ssh_host.h -- "ssh://[USER@]HOST[:PORT]": a stage's host whose agent the launcher starts by ssh.
  *
- * The parts become arguments of ssh and words of messages: HOST is what net/endpoint.h takes as one, USER has letters,
- * digits, '.', '_' and '-', and neither begins with '-', which ssh would read as an option.
+ * The parts become arguments of ssh and words of messages: HOST is a host of net/endpoint.h, USER has letters, digits,
+ * '.', '_' and '-', and neither starts with '-', which ssh would read as an option.
  *
  * Locking: pure functions.
  */

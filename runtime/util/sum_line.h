@@ -1,15 +1,16 @@
 /*
  * sum_line.h -- messages between the server's stages and the split-server about sums of gradients
- * (docs/SPLIT-INTERNALS.md section 6), over one Unix socket on one machine, so numbers are as this machine has them.
+ * (docs/SPLIT-INTERNALS.md section 6), over one Unix socket on one machine, so numbers have this machine's byte order.
  *
- * A stage connects, says HELLO once, and then for each step in order PART, and hears SUM. A step's sum is over what the
- * clients of the round have said of it, value by value, in order of their names:
+ * A stage connects, sends HELLO once, and then for each step in order PART, and receives SUM. A step's sum is over the
+ * parts of the round's clients, value by value, in order of their names:
  *
  *     (float)((w1 g1 + w2 g2 + ...) / (w1 + w2 + ...))     in double, w the targets of a client's part
  *
- * so that of one client it is that client's, bit for bit, and of all the mean over the batch. A part that has no
- * targets, or values that are not finite (the stage says so), has no values and no weight. Where no part has any the
- * sum is void: it has no values, and the step changes nothing (as one with a gradient that is not finite).
+ * so that the sum of one client equals its values, bit for bit, and the sum of all is the mean over the batch. A part
+ * without targets, or with values that are not finite (the stage sets a flag), has no values and no weight. If no part
+ * has values the sum is void: it has no values, and the step changes nothing (as one with a gradient that is not
+ * finite).
  *
  * Locking: none; these are bytes.
  */
@@ -33,9 +34,9 @@ struct aq_sum_head {
     uint64_t magic;
     uint32_t what;
     uint32_t flags;
-    uint64_t step;   /* PART, SUM: from 0, over all rounds; HELLO: the first that is said something of           */
-    uint64_t weight; /* PART: targets of this client in the step; SUM: of all that are in it                     */
-    uint64_t values; /* floats that follow: none, or those of all stages in order (HELLO: so many will be); */
+    uint64_t step;   /* PART, SUM: from 0, over all rounds; HELLO: the first step with a PART                    */
+    uint64_t weight; /* PART: targets of this client in the step; SUM: of all clients in it                      */
+    uint64_t values; /* floats that follow: 0, or those of all stages in order (HELLO: of each later sum); */
 };
 
 /* Behind the head of HELLO: the client whose stage this is, ended by a zero. */

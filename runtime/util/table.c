@@ -39,7 +39,7 @@ void aq_table_size(struct aq_table *table, double bytes)
         aq_table_cell(table, "-");
 }
 
-/* Keys and one other column must fit beside each other. */
+/* Keys and one other column must fit in one line. */
 static unsigned width_of(const struct aq_table *table, uint32_t column, unsigned most)
 {
     return most > 0 && table->widths[column] > most ? most : table->widths[column];

@@ -1,8 +1,8 @@
 /*
- * xml_text.h -- text that others wrote (names of jobs, folders, causes), into HTML or SVG: the one way.
+ * xml_text.h -- the only way of text that others wrote (names of jobs, folders, causes) into HTML or SVG.
  *
- * What steers markup (& < > " ') becomes a reference, so that it is text in elements and in quoted attributes alike.
- * It is made printable first (aqsgd/base/printable.h): control characters, invisible ones and broken UTF-8 become \xNN.
+ * Characters of markup (& < > " ') become references, so that it is text in elements and in quoted attributes alike. It
+ * is made printable first (aqsgd/base/printable.h): control characters, invisible ones and broken UTF-8 become \xNN.
  *
  * Locking: pure functions.
  */

@@ -125,7 +125,8 @@ static bool grant_devices(int ruleset, uint64_t handled)
 
 /*
  * The folders of LD_LIBRARY_PATH, where a worker's libraries may lie (an unpacked archive, conda, a virtual
- * environment). Relative folders and "/" are left out: they would grant whatever the daemon was started beside.
+ * environment). Relative folders and "/" are left out: they would grant what happens to be in the daemon's working
+ * folder, or everything.
  */
 static bool grant_libraries(int ruleset)
 {

@@ -2,7 +2,7 @@
  * confine.h -- what a daemon and its workers may touch: who holds launcher.pem runs jobs, and gets no account with it.
  *
  * Of the daemon (and so of the workers it starts, which inherit it): no new privileges; with --allow-run and
- * --allow-data the kernel (Landlock) lets them write below the run folders alone, and read below both, beside what
+ * --allow-data the kernel (Landlock) lets them write only below the run folders, and read only below both and what
  * programs need (libraries, /proc, /sys, GPUs). Of a worker: no program can be started, nor anything of the machine's
  * set up be changed (a seccomp filter), and with --max-memory no more memory be had (RLIMIT_DATA).
  *

@@ -63,7 +63,7 @@ static double centre(double *d, uint32_t n, double *means)
     return squares / square(n);
 }
 
-/* What sample i moves away from sample j by: factor * (z_i - z_j). */
+/* Moves sample i away from sample j by factor * (z_i - z_j). */
 static void push(const float *z, uint64_t each, const uint64_t *counts, uint32_t i, uint32_t j, double factor,
                  float *gradient)
 {
@@ -86,7 +86,7 @@ double aq_cut_correlation(double *a, const float *z, uint32_t n, uint64_t each, 
     const double of_x = centre(a, n, means), of_z = centre(b, n, means);
     for (size_t k = 0; k < (size_t)n * n; k++)
         both += a[k] * b[k] / square(n);
-    /* V_xz is a mean of products of two such matrices: never below 0 but for rounding, or where one is all zeros. */
+    /* V_xz is a mean of products of two such matrices: it is below 0 only by rounding, and 0 if one is all zeros. */
     if (!(both > 0) || !(of_x > 0) || !(of_z > 0)) return 0;
     const double root = sqrt(of_x * of_z), dcor = sqrt(both / root);
     /* d dcor / d b_ij = (A_ij - V_xz / V_z B_ij) / (2 dcor n^2 sqrt(V_x V_z)); b_ij and b_ji are one distance. */

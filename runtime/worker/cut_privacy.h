@@ -3,14 +3,14 @@
  *
  *     v' = v * min(1, clip / |v|) + noise * clip * N(0, 1)          [v: all values of one sample at the cut]
  *
- * Caveats: a sample's norm is that of its whole matrix (rows times columns), for the sample is what is protected; a
- * clip of each token or pixel would leave a sample's sensitivity at sqrt(rows) times as much. The gradient that comes
- * back for clipped values is taken as that of the unclipped ones. Noise is from OpenSSL's RAND_bytes by Box-Muller,
- * never from the run's seed: who knows the seed (the server does) would take it away again. So a run with noise is not
- * repeatable. It is drawn in double and rounded to fp32 with the value: what that rounding tells is not reckoned with
- * (docs/PRIVACY.md).
+ * Caveats: a sample's norm is that of its whole matrix (rows times columns), because a sample is the unit of
+ * protection; a clip of each token or pixel would leave a sample's sensitivity at sqrt(rows) times as much. The
+ * gradient that comes back for clipped values is taken as that of the unclipped ones. Noise is from OpenSSL's
+ * RAND_bytes by Box-Muller, never from the run's seed: who knows the seed (the server does) would take it away again.
+ * So a run with noise is not repeatable. It is drawn in double and rounded to fp32 with the value: what that rounding
+ * reveals is not counted (docs/PRIVACY.md).
  *
- * Locking: pure but for the source of random bytes.
+ * Locking: pure, except the source of random bytes.
  */
 #ifndef RUNTIME_CUT_PRIVACY_H
 #define RUNTIME_CUT_PRIVACY_H
@@ -19,7 +19,7 @@
 
 #include "aqsgd/base.h"
 
-/* What was done to samples at a cut, over a run. */
+/* Counts of the samples at a cut, over a run. */
 struct aq_cut_privacy {
     uint64_t samples, clipped;
     double norm_max; /* of one before it was clipped */

@@ -1,8 +1,8 @@
 /*
  * probe_session.c -- see the header.
  *
- * The rate is what TCP has delivered in the second half of the time, for the first half is slow start's. Losses are
- * counted while half of that goes: a full queue's are the load's own. Both ends measure with their own clock,
+ * The rate is what TCP has delivered in the second half of the time, because slow start takes the first half. Losses
+ * are counted while half of that goes: a full queue's are the load's own. Both ends measure with their own clock,
  * differences only. A wait is as long as 20 round trips, so that an end that is 400 ms away, or moves there meanwhile,
  * is slow and not silent.
  */
@@ -41,7 +41,7 @@ void aq_probe_link_config(struct aq_link_config *config)
     config->receive_slots = RECEIVE_SLOTS;
     config->rate_mbps = 0;
     config->entropy = AQ_LINK_ENTROPY_OFF;
-    config->copies = AQ_LINK_COPIES_OFF; /* sums are delivered, and are nobody's bytes */
+    config->copies = AQ_LINK_COPIES_OFF; /* TCP would count its sums as delivered bytes */
     config->outage_ns_max = 0;
     config->heartbeat_ns = 0;
     config->silence_ns_max = 0;
@@ -85,7 +85,7 @@ static uint64_t patience(const struct session *s)
     return until_ns < s->end_ns ? until_ns : s->end_ns;
 }
 
-/* The frame that is due, and no other. `what` for people. Its body is given back: what is in it is nobody's. */
+/* The frame that is due, and no other. `what` for people. Its body is released unread. */
 static enum aq_status await(struct session *s, uint16_t flags, const char *what, struct aq_frame *out)
 {
     const enum aq_status status = next(s, out, patience(s));
@@ -208,8 +208,8 @@ static uint64_t since(uint64_t before, uint64_t after)
     return after > before ? after - before : 0;
 }
 
-/* What came at the other end meanwhile; what lies behind a gap there has come, too. Where TCP was not asked in so short
- * a time, of all of it. */
+/* Rate at which bytes came at the other end, also those behind a gap, in the second half. The whole time counts if
+ * it was too short to ask TCP twice. */
 static double rate_of(const struct load *load)
 {
     const uint64_t ns = since(load->half.path_asked_ns, load->last.path_asked_ns);
@@ -218,7 +218,8 @@ static double rate_of(const struct load *load)
     return (double)load->bytes * 8e3 / (double)(load->end_ns - load->begin_ns);
 }
 
-/* As much as goes, for the rate; then half of that, for losses: a full queue's are the load's own. */
+/* As much as goes, to measure the rate; then half of that, to count losses: in a full queue the load itself causes
+ * them. */
 static enum aq_status send_loads(struct session *s, uint64_t for_ns)
 {
     struct aq_probe_figures *f = s->figures;
@@ -285,7 +286,7 @@ static enum aq_status ask(struct session *s, enum aq_probe_phase *phase)
     return AQ_OK;
 }
 
-/* So many PINGs, of so many bytes each. */
+/* Answers `count` PINGs, of `bytes` bytes each. */
 static enum aq_status answer_trips(struct session *s, uint32_t count, uint32_t bytes)
 {
     struct aq_frame ping;
@@ -344,7 +345,7 @@ enum aq_status aq_probe_session(struct aq_link *link, struct aq_bell *bell, bool
     enum aq_status status = connected ? ask(&s, phase) : answer(&s, phase);
     if (status == AQ_OK) {
         status = aq_link_finish(link, patience(&s));
-        if (status == AQ_CLOSED) status = AQ_OK; /* the peer was first to say goodbye */
+        if (status == AQ_CLOSED) status = AQ_OK; /* the peer finished first */
     }
     if (status != AQ_OK) (void)aq_link_abort(link, status, aq_error_text(), aq_clock_after(second_ns));
     aq_link_halt(link); /* what was lent is ours again */

@@ -2,8 +2,8 @@
  * probe_session.h -- two ends of a link measure it together: round trips of small and large frames, then load one way
  * and the other (docs/CONTROL.md section 9 has the frames).
  *
- * Who connected asks, the other end answers; each has the same call. The peer is a stranger with a certificate: a frame
- * that is not due is AQ_PROTO, every wait has an end, and nothing of it is kept but counts.
+ * The end that connected asks, the other end answers; both make the same call. The peer is a stranger with a
+ * certificate: a frame that is not due is AQ_PROTO, every wait has an end, and nothing of it is kept but counts.
  *
  *     aq_probe_link_config(&config);           what the session needs of a link, on top of what the job has
  *     ... connect or accept ...
@@ -23,7 +23,7 @@
 void aq_probe_link_config(struct aq_link_config *config);
 
 /*
- * Blocks for 75 s at most. *phase: how far it came. AQ_OK: *out is full, and both ends have said goodbye. AQ_TIMEOUT:
+ * Blocks for 75 s at most. *phase: how far it came. AQ_OK: *out is full, and both ends have finished. AQ_TIMEOUT:
  * something that was due did not come. AQ_PROTO: the peer sent what was not due. AQ_NOMEM; or as the link ended.
  * Logged. The link must still be closed.
  */

@@ -28,8 +28,8 @@ struct aq_seen_record {
     uint64_t step, sample; /* its place in the client's data */
 };
 
-/* <run>/seen/<step>.bin, anew, of at most bytes_max bytes. step: that the stage begins with. AQ_IO, AQ_NOSPC, and what
- * aq_file_open says. */
+/* Creates or truncates <run>/seen/<step>.bin, of at most bytes_max bytes. step: the stage's first one. AQ_IO,
+ * AQ_NOSPC, and the errors of aq_file_open. */
 enum aq_status aq_seen_open(const char *run, uint64_t step, uint64_t bytes_max, struct aq_seen *seen);
 
 /* values: rows times columns floats in host memory. Nothing where nothing is written. AQ_IO, AQ_NOSPC: the disk. */

@@ -66,10 +66,10 @@ enum aq_status aq_worker_plan_open(struct aq_worker *w, const json_t *start)
     w->replica = w->rank / w->P;
     w->me = &w->plan->stages[w->position];
     const struct aq_job_link *link = &w->job->link;
-    /* What a neighbour waits for may itself wait for an outage of any other link. */
+    /* A neighbour may itself be waiting for the outage of another link. */
     w->outages_ns = (w->P - 1) * (link->outage_ns_max + (link->outage_ns_max ? link->silence_ns_max : 0));
     w->silence_ns = link->silence_ns_max ? link->silence_ns_max + w->outages_ns : UINT64_MAX;
-    /* A neighbour may be averaging its gradients meanwhile; whether it lives, the links' own heartbeats tell. */
+    /* A neighbour may be averaging its gradients meanwhile; the links' own heartbeats show whether it lives. */
     if ((w->W > 1 || aq_job_global(w->job)) && link->silence_ns_max) w->silence_ns += seconds_ns(REDUCE_SECONDS);
     /* With global sampling for others' clients, too, each of which the server waits for that long. */
     if (aq_job_global(w->job) && link->silence_ns_max) w->silence_ns += AQ_JOB_CLIENTS_MAX * w->job->split.wait_ns;
@@ -79,7 +79,7 @@ enum aq_status aq_worker_plan_open(struct aq_worker *w, const json_t *start)
     return AQ_OK;
 }
 
-/* A plan that wants more than the daemon allows (--max-memory) is refused before it allocates. */
+/* A plan that needs more memory than the daemon allows (--max-memory) is refused before it allocates. */
 static enum aq_status within_limit(const struct aq_worker *w)
 {
     struct rlimit limit;
@@ -109,7 +109,7 @@ static void add_consumers(const struct aq_plan_stage *me, struct aq_text *what)
     }
 }
 
-/* What a neighbour's process may map is allocated apart (edge_carry.c). */
+/* Memory that a neighbour's process may map is allocated separately (edge_carry.c). */
 static uint64_t shared_bytes(const struct aq_worker *w)
 {
     uint64_t bytes = 0;
@@ -137,8 +137,8 @@ static enum aq_status reserve(struct aq_worker *w)
     return status;
 }
 
-/* What a plan cannot know of a GPU: what is there beside what it holds. Said when it is open, and after its first step,
- * when kernels and libraries have come. */
+/* A plan cannot know what else uses the memory of its GPU. It is logged when the device is open, and after the first
+ * step, when kernels and libraries are loaded. */
 static enum aq_status tell_memory(const struct aq_worker *w, const char *when)
 {
     char all[AQ_TEXT_NUMBER], held[AQ_TEXT_NUMBER], beside[AQ_TEXT_NUMBER], left[AQ_TEXT_NUMBER];
@@ -156,9 +156,9 @@ static enum aq_status tell_memory(const struct aq_worker *w, const char *when)
 }
 
 /*
- * A kernel that is loaded when it is first called may wait for all that runs on its GPU. Where NCCL's wait there for
- * another rank, whose own first call may wait for ours, kernels are loaded when the process begins; those that
- * libraries load all the same, when the stage is warmed up (worker_warm.c).
+ * A kernel that is loaded when it is first called may wait for all that runs on its GPU. NCCL's kernels there may wait
+ * for another rank, whose own first call may wait for ours. So kernels are loaded when the process starts, and those
+ * that libraries load lazily, when the stage is warmed up (worker_warm.c).
  */
 static bool may_carry(const struct aq_worker *w)
 {
@@ -223,7 +223,7 @@ static enum aq_status open_optimizer(struct aq_worker *w)
     return AQ_OK;
 }
 
-/* Where each sample's parts are: together they are as long as it is. */
+/* Finds the first part of each sample: the lengths of its parts add up to its own. */
 static enum aq_status open_parts(struct aq_worker *w)
 {
     const struct aq_job_facts *facts = &w->plan->facts;
@@ -256,8 +256,8 @@ const uint32_t *aq_worker_starts(const struct aq_worker *w, bool heldout, uint64
 }
 
 /*
- * How long each sample is: a stage without data is told by the launcher, who has read it; the digest is in the plan, so
- * that both ends of an edge know the same.
+ * Lengths of all samples: a stage without data gets them from the launcher, which has read them. The digest is in the
+ * plan, so that both ends of an edge have the same.
  */
 static enum aq_status open_lengths(struct aq_worker *w, const json_t *start)
 {
@@ -278,7 +278,7 @@ static enum aq_status open_lengths(struct aq_worker *w, const json_t *start)
     return facts->parts ? open_parts(w) : AQ_OK;
 }
 
-/* The data that this stage reads has samples of the lengths that it was told. */
+/* Compares the lengths of the samples that this stage reads with those that the launcher sent. */
 static enum aq_status lengths_agree(const struct aq_worker *w, const struct aq_dataset *dataset, bool heldout)
 {
     const uint32_t *here = aq_dataset_lengths(dataset), *told = heldout ? w->heldout_lengths : w->train_lengths;
@@ -321,7 +321,7 @@ static enum aq_status open_dataset(const struct aq_worker *w, bool heldout, stru
                    config.paths[0], aq_dataset_digest(*out), want);
 }
 
-/* What is this worker's of each step's batch: a replica's, or with global sampling a client's. */
+/* Opens the sampler of this worker's part of each batch: a replica's, or with global sampling a client's. */
 static enum aq_status open_sampler(struct aq_worker *w)
 {
     const struct aq_job_facts *facts = &w->plan->facts;
@@ -390,7 +390,7 @@ static enum aq_status begin_weights(struct aq_worker *w)
     return adapter ? aq_adapters_import(&checkpoint, &w->plan->model, adapter) : AQ_OK;
 }
 
-/* What never changes: from the file of the run, or where that is lost from where it came from. */
+/* On resume, loads the frozen tensors from the file of the run, or if that is lost from their first source. */
 static enum aq_status load_frozen(struct aq_worker *w, uint64_t resume)
 {
     const struct aq_checkpoint checkpoint = aq_worker_checkpoint(w);
@@ -424,7 +424,7 @@ static void guards_init(struct aq_worker *w)
     w->guard_back.gradients = true;
 }
 
-/* A turn begins with what others have trained meanwhile: weights, statistics and optimizer, not one's own last ones. */
+/* A turn starts with the weights, statistics and optimizer that others have trained, not with one's own last ones. */
 static enum aq_status adopt(struct aq_worker *w, const char *folder)
 {
     struct aq_checkpoint checkpoint = aq_worker_checkpoint(w);
@@ -457,7 +457,7 @@ static enum aq_status load_weights(struct aq_worker *w, uint64_t resume)
                    "start with keyframes",
                    resume, replicas, w->W);
         w->checkpoints.read_ns = aq_clock_ns() - begin;
-        /* An older one may be whole. But a file of another run or step was put there by somebody: it is left alone. */
+        /* An older one may be whole. But a file of another run or step is not ours: it is not touched. */
         if (status == AQ_OK || status == AQ_NOMEM || status == AQ_MISMATCH) return status;
         w->checkpoints.lost = w->job->checkpoint.mirror; /* there may be a copy */
         if (!w->checkpoints.lost) w->checkpoints.unreadable = resume;
@@ -469,7 +469,7 @@ static enum aq_status load_weights(struct aq_worker *w, uint64_t resume)
 
 /*
  * The cache as it was at the mark, else an empty one: the messages that it lacks come from the neighbours as they are
- * needed, bit for bit (edge_heal.c). A cache of another job is refused and left alone.
+ * needed, bit for bit (edge_heal.c). A cache of another job is refused and not touched.
  */
 static enum aq_status open_or_rebuild(struct aq_worker *w, struct aq_cache_config *config)
 {
@@ -584,7 +584,7 @@ static enum aq_status open_all(struct aq_worker *w, const json_t *start)
     snprintf(w->checkpoints.hash, sizeof w->checkpoints.hash, "%s", hash);
     AQ_TRY(aq_control_get_hex(start, "id", &w->run_id));
     const uint64_t until = aq_control_u64_or(start, "until", 0);
-    if (until > 0 && until < aq_worker_steps_end(w)) w->last = until; /* of all ranks alike: nobody has to say so */
+    if (until > 0 && until < aq_worker_steps_end(w)) w->last = until; /* equal on all ranks, so it needs no vote */
     if (w->job->output.trace) AQ_TRY(aq_trace_open(AQ_PLAN_TRACE_RECORDS, &w->trace));
     AQ_TRY(aq_bell_open(&w->bell));
     aq_pulse_bell(w->bell);
@@ -662,7 +662,7 @@ static enum aq_status snapshot(struct aq_worker *w)
     return w->final ? AQ_OK : aq_worker_hide(w);
 }
 
-/* With train.early_stop all ranks hear whether this evaluation was the last: they go on, or end, alike. */
+/* With train.early_stop the launcher decides for all ranks whether this evaluation was the last. */
 static enum aq_status judged(struct aq_worker *w)
 {
     const uint64_t end = aq_clock_after(seconds_ns(REDUCE_SECONDS) + w->outages_ns);
@@ -683,7 +683,7 @@ static enum aq_status judged(struct aq_worker *w)
     return AQ_OK;
 }
 
-/* With edges.bits: auto all ranks hear at an epoch's beginning, and where they begin, on which rungs to send. */
+/* With edges.bits: auto the launcher sends all ranks the bit levels at their start and at the start of each epoch. */
 static enum aq_status rungs(struct aq_worker *w, bool first)
 {
     const uint64_t end = aq_clock_after(seconds_ns(REDUCE_SECONDS) + w->outages_ns);
@@ -732,7 +732,7 @@ static enum aq_status train(struct aq_worker *w)
     return aq_worker_snapshot_wait(w);
 }
 
-/* All links of this worker, 0 .. W + 1, for their end; some are NULL. */
+/* Link `number`, 0 .. W + 1, of this worker, to close them all; some are NULL. */
 static struct aq_link *link_number(const struct aq_worker *w, uint32_t number)
 {
     if (number < 2) return number == 0 ? w->pipeline.link_out : w->pipeline.link_in;
@@ -750,7 +750,7 @@ enum aq_status aq_worker_leave(struct aq_worker *w, uint64_t deadline)
     for (uint32_t i = 0; i < 2 + w->W; i++) {
         struct aq_link *link = link_number(w, i);
         const enum aq_status status = link ? aq_link_finish(link, deadline) : AQ_OK;
-        if (status != AQ_CLOSED) AQ_TRY(status); /* closed: the neighbour was first to say goodbye */
+        if (status != AQ_CLOSED) AQ_TRY(status); /* closed: the neighbour finished first */
     }
     return aq_control_flush(w->control, deadline);
 }
@@ -769,7 +769,7 @@ static void close_all(struct aq_worker *w, enum aq_status status)
         const uint64_t deadline = aq_clock_after(seconds_ns(2));
         for (uint32_t i = 0; i < 2 + w->W; i++)
             if (link_number(w, i)) (void)aq_link_abort(link_number(w, i), status, aq_error_text(), deadline);
-        /* What frees memory of the device waits for all that runs there. */
+        /* Freeing memory of the device waits for all work there. */
         aq_edges_abandon(w->pipeline.out, w->pipeline.in);
     }
     aq_worker_device_quiet(w);
@@ -815,7 +815,7 @@ static void close_all(struct aq_worker *w, enum aq_status status)
     aq_job_close(w->job);
 }
 
-/* Who left the choice of the device to the machine hears what came of it, and who did not say how far stages are. */
+/* Reports the chosen device if the manifest left it open, and the distance to the next stage if the plan has none. */
 static enum aq_status report_ready(const struct aq_worker *w)
 {
     struct aq_device_info info;
@@ -869,7 +869,7 @@ int aq_command_worker(int argc, char **argv)
         return 2;
     }
     aq_log_init(AQ_LOG_COMMAND);
-    /* Ctrl-C reaches the whole foreground group: stopping is the launcher's to say. */
+    /* Ctrl-C reaches the whole foreground group, but only the launcher stops a worker. */
     signal(SIGINT, SIG_IGN);
     signal(SIGHUP, SIG_IGN);
     signal(SIGPIPE, SIG_IGN);

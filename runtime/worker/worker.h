@@ -3,8 +3,7 @@
  *
  * Started by the daemon with the control channel at fd 3 (docs/CONTROL.md). It makes the plan again from the manifest
  * that the launcher sent, refuses where its hash differs, opens everything that the plan names, joins its neighbours,
- * and trains until the last step, a stop, or a failure. Whatever ends it, it says so in one line over the control
- * channel.
+ * and trains until the last step, a stop, or a failure. Its last line over the control channel reports how it ended.
  *
  * A device does what it is given on three streams (compute, send, receive) that wait for each other by events; nothing
  * waits for the device but NORM, STEP and evaluation (worker_device.c).
@@ -51,7 +50,7 @@ struct aq_worker_issue {
     uint64_t issued_ns;
 };
 
-/* What one step costs this stage, in nanoseconds. */
+/* Times and sums of one step of this stage, in nanoseconds. */
 struct aq_worker_times {
     uint64_t begin_ns;
     uint64_t compute_ns;   /* forward and backward: the device's    */
@@ -65,10 +64,10 @@ struct aq_worker_times {
     uint64_t loss_targets;
     double loss_sum;
     double gradient_norm;
-    double own_norm;  /* of the gradient of what this stage alone trains; below 0: it trains nothing */
+    double own_norm;  /* of the gradient of this stage's tensors; below 0: it has none */
     float loss_scale; /* the step's                     */
     bool skipped;     /* the gradient was not finite, on some replica */
-    bool squared;     /* worker->squares are those of the gradients as they are */
+    bool squared;     /* replicas.squares belong to the current gradients */
     bool cleared;     /* the gradients are zero again: that went along with a reduction */
 };
 
@@ -78,7 +77,7 @@ struct aq_worker_run {
     uint64_t step;
     uint32_t micro_batches;   /* of it: the program's, or with split.mode: global fewer                           */
     uint64_t base;            /* micro-batches before it, as slots are counted (program.h)                        */
-    uint32_t next[AQ_CHAINS]; /* instruction of each chain; the barrier's index when there is none left           */
+    uint32_t next[AQ_CHAINS]; /* instruction of each chain; the barrier's index at the chain's end                */
     uint32_t barrier;         /* first instruction that comes after everything before it                          */
     uint32_t forwards_done, backwards_done; /* issued: the compute stream has them in order                         */
     bool ended;         /* the device is done with both chains, and gradients have no loss scale any more   */
@@ -95,19 +94,19 @@ struct aq_worker_steps {
     bool sending;      /* a send had no buffer                                                              */
     uint64_t aside_ns; /* spent on `next` while `now` was averaged with the other replicas            */
     bool busy[AQ_JOB_MICRO_BATCHES_MAX * (1 + AQ_STALENESS_MAX)]; /* by slot */
-    /* Where the edge out is still (worker_still.c), by slot: its input was not decoded; its output was not computed. */
+    /* If the edge out is still (worker_still.c), by slot: the input was not decoded; the output was not computed. */
     bool unread[AQ_JOB_MICRO_BATCHES_MAX * (1 + AQ_STALENESS_MAX)];
     bool skipped[AQ_JOB_MICRO_BATCHES_MAX * (1 + AQ_STALENESS_MAX)];
 };
 
-/* What links have packed (link.entropy) up to the last line of metrics. */
+/* Bytes that links have packed (link.entropy) up to the last line of metrics. */
 struct aq_worker_packing {
     struct aq_link_bytes forward, backward, gradient;
     double forward_left, backward_left, gradient_left; /* of the bodies between the last two lines: packed / given */
     uint64_t ns;
 };
 
-/* What has come of bodies over the links to the previous and to the next stage, and for how long it was coming. */
+/* Bytes of bodies received over the links to the previous and to the next stage, and the time they took. */
 struct aq_worker_carried {
     uint64_t bytes[2], ns[2];
 };
@@ -125,7 +124,7 @@ struct aq_worker_choice {
     struct aq_grad_candidate candidates[AQ_GRAD_CANDIDATES_MAX];
     uint32_t count;   /* of them; 0: nothing is chosen                        */
     bool due;         /* measured, and to be made at the next REDUCE          */
-    bool measured;    /* made in this step: its line tells by what            */
+    bool measured;    /* made in this step: its line has the inputs           */
     const char *name; /* of what was chosen; NULL: nothing yet                */
     struct aq_reduce_links links;
     double value_s[AQ_GRAD_CANDIDATES_MAX]; /* of packing one value           */
@@ -137,10 +136,10 @@ struct aq_group; /* net/collective.h */
 /* reduce.machine_first (worker_machine.c). */
 struct aq_worker_machine {
     struct aq_group *local;   /* the replicas of this machine; NULL: no machine comes first */
-    struct aq_group *leaders; /* one replica of each machine; NULL: this is none, or there is one machine */
+    struct aq_group *leaders; /* one replica of each machine; NULL: not a leader, or only one machine */
 };
 
-/* What joins this stage to those before and behind it. */
+/* Edges, links and values between this stage and the stages before and behind it. */
 struct aq_worker_pipeline {
     struct aq_stream *send_stream, *receive_stream;
     /* At the cuts, of micro-batch i in [i % copies]. */
@@ -149,7 +148,7 @@ struct aq_worker_pipeline {
     /* Forwards and backwards that the device has not done, oldest first (worker_device.c). */
     struct aq_worker_issue issues[AQ_WORKER_ISSUES];
     uint32_t issue_first, issue_count;
-    struct aq_event *anchor; /* of the step's begin, which was at anchor_ns */
+    struct aq_event *anchor; /* start of the step, at anchor_ns */
     uint64_t anchor_ns;
     struct aq_link *link_in, *link_out;
     struct aq_edge *in, *out;
@@ -160,26 +159,26 @@ struct aq_worker_pipeline {
     } refills[2]; /* how far lost messages of the edges in and out were asked for ahead */
 };
 
-/* What joins this stage to its copies in the other pipelines; W > 1 (worker_group.c, _machine.c, _choose.c). */
+/* Connections of this stage to its copies in the other pipelines; W > 1 (worker_group.c, _machine.c, _choose.c). */
 struct aq_worker_replicas {
     struct aq_link **peers; /* [W], to the other replicas of this stage; NULL where W is 1 */
     struct aq_group *group; /* over them                                                   */
     void *bounce;           /* pinned: weights on their way to a digest; NULL where the host reaches them */
     double *squares;        /* |g|^2 of each tensor                                        */
-    bool unheard;           /* what the others say of this step has not been heard         */
+    bool unheard;           /* the votes of the others on this step are not received       */
     struct aq_worker_machine machine;
     struct aq_worker_choice choice;
-    bool resharded; /* from a checkpoint of another count of replicas: caches begin empty */
+    bool resharded; /* from a checkpoint of another count of replicas: caches start empty */
 };
 
 /* This stage's checkpoints (worker_snapshot.c). */
 struct aq_worker_checkpoints {
     struct aq_checkpoint_writer *writer;
-    struct aq_mirror *mirror;      /* NULL: the job wants no copies                                   */
+    struct aq_mirror *mirror;      /* NULL: the job keeps no copies                                   */
     char hash[AQ_HASH_TEXT_BYTES]; /* of this stage's file of resumed_at, as the launcher has it; "": it has none */
-    bool lost;                     /* this stage's file is gone or damaged: a copy is needed          */
+    bool lost;                     /* this stage's file is missing or damaged: it needs a copy        */
     bool adopted;                  /* weights and states are another run's (a turn of split learning)     */
-    int64_t updates_ahead;         /* the optimizer's moments have had so many more updates than this run has steps */
+    int64_t updates_ahead;         /* updates of the optimizer's moments minus steps of this run */
     bool waiting;                  /* for a checkpoint or a start: links have nothing else to carry   */
     uint64_t unreadable;           /* the step of a checkpoint that could not be read; 0: none        */
     enum aq_worker_snapshot state;
@@ -187,13 +186,13 @@ struct aq_worker_checkpoints {
     uint64_t chosen; /* checkpoint.every as a time: steps after which the next one is due; 0: not yet known */
     uint64_t begin_ns;
     uint64_t held_ns; /* in which checkpoints kept this stage from training, since the last report    */
-    uint64_t wait_ns; /* of it, for the checkpoint before                                             */
+    uint64_t wait_ns; /* part of it: for the previous checkpoint                                      */
     uint64_t read_ns; /* that reading the checkpoint took at the start                                */
 };
 
 /* split.mode: global (worker_sums.c). */
 struct aq_worker_sums {
-    uint64_t shift;      /* the plan's steps are so many more than own ones, modulo 2^64; 0 in all other jobs  */
+    uint64_t shift;      /* the plan's step minus the own step, modulo 2^64; 0 in all other jobs               */
     char *path;          /* the server's stage: of the socket where gradients are summed  */
     int fd;              /* connected to it; of no meaning without a path                 */
     float *copy;         /* pinned: this stage's gradients, where they lie on a GPU       */
@@ -207,8 +206,8 @@ struct aq_worker {
     const struct aq_plan_stage *me; /* the plan's, or where a model is asked: */
     struct aq_plan_stage mine;
     uint32_t rank;        /* of all workers: replica x P + position                */
-    uint32_t position, P; /* the stage in its pipeline, of so many                 */
-    uint32_t replica, W;  /* the copy of the pipeline, of so many                  */
+    uint32_t position, P; /* the stage in its pipeline, of P stages                */
+    uint32_t replica, W;  /* the copy of the pipeline, of W copies                 */
     char *run_folder, *checkpoint_folder;
     uint64_t frozen_digest; /* of what never changes; 0: nothing is frozen */
     bool frozen_due;        /* its file is to be written                   */
@@ -225,7 +224,7 @@ struct aq_worker {
     /* Data. */
     struct aq_dataset *train, *heldout; /* first and last stage only */
     struct aq_sampler *sampler;
-    struct aq_batch batch; /* room for B samples of what the data set names; a middle stage has ids alone */
+    struct aq_batch batch; /* room for B samples with all fields of the data set; a middle stage has only ids */
     uint64_t *sample_ids;  /* B */
     uint32_t *lengths;     /* B: tokens of these samples that are real */
     uint16_t *variants;    /* B: and which of its messages each has, and */
@@ -251,10 +250,10 @@ struct aq_worker {
     uint64_t go_ns;
     uint64_t silence_ns; /* longest wait for a neighbour */
     uint64_t outages_ns; /* all links, one after the other: how long outages may last */
-    bool stop_asked;     /* rank 0: the launcher wants an end             */
-    uint64_t last;       /* steps after which a stop ends the run: all ranks say so in the same step; 0: no stop */
+    bool stop_asked;     /* rank 0: the launcher asked for a stop         */
+    uint64_t last;       /* steps after which a stop ends the run: all ranks learn it in the same step; 0: no stop */
     struct {
-        uint64_t epochs; /* edges.bits: auto: up to the one that was told of last; 0: none yet */
+        uint64_t epochs; /* edges.bits: auto: up to the last one whose levels are known; 0: not yet */
         uint32_t forward, backward;
     } bits;
     uint64_t judged; /* step of the evaluation that the launcher has judged last */
@@ -269,7 +268,7 @@ struct aq_worker {
     struct aq_worker_times times;      /* of steps.now  */
     struct aq_worker_times times_next; /* of steps.next */
     struct {
-        bool ready;     /* what is to be sent lies in the edge: worker_tied.c             */
+        bool ready;     /* the edge has the words to send: worker_tied.c                  */
         bool decoded;   /* compressed: the head's gradient has been decoded in this step */
         bool previous;  /* values are those before the last update                       */
         uint64_t words; /* that lie in the edge                                          */
@@ -294,8 +293,8 @@ struct aq_worker {
 };
 
 /*
- * Everything from the start message to the end of the run; says "done" or "failed" over the control channel. The status
- * is that of the run; the text of a failure is aq_error_text().
+ * Runs everything from the start message to the end of the run and reports "done" or "failed" over the control channel.
+ * Returns the run's status; the text of a failure is aq_error_text().
  */
 enum aq_status aq_worker_run(struct aq_control *control);
 
@@ -323,7 +322,7 @@ void aq_worker_batch(struct aq_worker *worker, uint64_t step, uint32_t micro_bat
 
 /*
  * worker_step.c: run one whole step (worker->step is its number) up to and with the optimizer. With train.staleness the
- * next one may be under way when this returns (program.h), but for steps that something is done after
+ * next step may be under way when this returns (program.h), except before an evaluation, a checkpoint or the end
  * (aq_worker_looks).
  */
 enum aq_status aq_worker_step(struct aq_worker *worker);
@@ -331,13 +330,13 @@ enum aq_status aq_worker_step(struct aq_worker *worker);
 /* worker_step.c: of a group's wait: some of the next step's chains (aq_group_config.meanwhile). worker: the worker. */
 enum aq_status aq_worker_meanwhile(void *worker);
 
-/* A clock that stands still meanwhile: what the end of a step takes by itself. */
+/* A clock that leaves out the time of aq_worker_meanwhile: it measures the end of a step by itself. */
 static inline uint64_t aq_worker_own_ns(const struct aq_worker *worker)
 {
     return aq_clock_ns() - worker->steps.aside_ns;
 }
 
-/* worker_step.c: forwards, backwards and gradients from here on are those of this step, `now` or `next`. */
+/* worker_step.c: forwards, backwards and gradients belong to this step, `now` or `next`, from here on. */
 void aq_worker_use(struct aq_worker *worker, uint64_t step);
 
 /*
@@ -352,16 +351,16 @@ enum aq_status aq_worker_tied_follow(struct aq_worker *worker);
 enum aq_status aq_worker_tied_open(struct aq_worker *worker);
 void aq_worker_tied_close(struct aq_worker *worker);
 
-/* worker_ends.c: between a client's two ends; so many words lie in tied.host. AQ_CLOSED, AQ_PROTO, AQ_TIMEOUT. */
+/* worker_ends.c: between a client's two ends; `words` counts those in tied.host. AQ_CLOSED, AQ_PROTO, AQ_TIMEOUT. */
 enum aq_status aq_worker_ends_open(struct aq_worker *worker);
 void aq_worker_ends_close(struct aq_worker *worker);
 enum aq_status aq_worker_ends_send(struct aq_worker *worker, uint64_t words);
 enum aq_status aq_worker_ends_receive(struct aq_worker *worker, uint64_t *words);
 
-/* worker_step.c: somebody has said in this step that the run ends: after so many steps. */
+/* worker_step.c: a stop that is announced in this step ends the run after the returned count of steps. */
 uint64_t aq_worker_last_of(const struct aq_worker *worker, uint64_t step);
 
-/* worker.c: does an evaluation, a checkpoint or the end come after so many steps? Then nothing else is under way. */
+/* worker.c: is there an evaluation, a checkpoint or the end after `steps` steps? Then nothing else is under way. */
 bool aq_worker_looks(const struct aq_worker *worker, uint64_t steps);
 
 /* worker_device.c: streams, values at the cuts, events; the stage is open. Closing takes half-open ones. */
@@ -376,10 +375,10 @@ enum aq_status aq_worker_warm(struct aq_worker *worker);
 enum aq_status aq_worker_warm_reduction(struct aq_worker *worker);
 enum aq_status aq_worker_warm_edges(struct aq_worker *worker);
 
-/* worker_device.c: wait for all streams, whatever they say: before what they work on is closed. */
+/* worker_device.c: wait for all streams and ignore their errors, before their memory is freed. */
 void aq_worker_device_quiet(struct aq_worker *worker);
 
-/* worker_device.c: the step begins now; where streams are drained, times of this step count from here. */
+/* worker_device.c: the step starts now. If no work is issued, the times of this step count from here. */
 enum aq_status aq_worker_anchor(struct aq_worker *worker);
 
 /*
@@ -419,13 +418,13 @@ enum aq_status aq_worker_plan_open(struct aq_worker *worker, const json_t *start
 /* worker.c: what is done before the first step, in this order: for the pulse, the log, and whoever waits. */
 enum aq_status aq_worker_begins(const struct aq_worker *worker, enum aq_doing doing);
 
-/* worker.c: all links end in good order, by the deadline, and what was said has been sent. */
+/* worker.c: finish all links in good order, by the deadline, and flush the control channel. */
 enum aq_status aq_worker_drain(struct aq_worker *worker, uint64_t deadline);
 enum aq_status aq_worker_leave(struct aq_worker *worker, uint64_t deadline);
 
 /*
- * worker_seal.c: is this the stage whose cache is sealed, or the one that sends it the key? told: of the key, in the
- * start line. give: over the edge that was just opened. take: over the link, before the cache is opened.
+ * worker_seal.c: is this the stage whose cache is sealed, or the one that sends it the key? key_told: takes the key
+ * from the start line. give: over the edge that was just opened. take: over the link, before the cache is opened.
  */
 bool aq_worker_takes_key(const struct aq_worker *worker);
 bool aq_worker_gives_key(const struct aq_worker *worker);
@@ -435,8 +434,8 @@ enum aq_status aq_worker_key_take(struct aq_worker *worker);
 
 /* worker_links.c: who we are under TLS, the loop, and a link to each neighbour. */
 enum aq_status aq_worker_links_open(struct aq_worker *worker);
-/* Its parts: who we are, and the loop; one port for all neighbours that connect, each of which is told of; is this peer
- * one of them? */
+/* Its parts: our identity and the loop; one port for all neighbours that connect, reported to the launcher; is this
+ * peer one of them? */
 enum aq_status aq_worker_net_open(struct aq_worker *worker);
 enum aq_status aq_worker_listen(struct aq_worker *worker, struct aq_listener **listener);
 bool aq_worker_listens_for(const struct aq_worker *worker, uint32_t peer);
@@ -452,7 +451,7 @@ enum aq_status aq_worker_answer(struct aq_worker *worker, const json_t *start);
 /* worker_links.c: the round trip to the next stage, where it is far and the plan does not know of so much; else 0. */
 double aq_worker_distance_ms(const struct aq_worker *worker);
 
-/* worker_group.c: the group, over links that stand. With one replica nothing. */
+/* worker_group.c: open the group; its links are connected. With one replica nothing. */
 enum aq_status aq_worker_group_open(struct aq_worker *worker);
 
 /*
@@ -462,8 +461,8 @@ enum aq_status aq_worker_group_open(struct aq_worker *worker);
 enum aq_status aq_worker_reduce(struct aq_worker *worker);
 
 /*
- * worker_local.c: reduce.every. is_local: do replicas train steps on their own? is_apart: have they weights of their
- * own after worker->step steps? hears: can what is said in this step, that the run ends, reach all of them?
+ * worker_local.c: reduce.every. is_local: do replicas train steps on their own? is_apart: do their weights differ after
+ * worker->step steps? hears: can a vote of this step, to end the run, reach all of them?
  */
 bool aq_worker_is_local(const struct aq_worker *worker);
 bool aq_worker_is_apart(const struct aq_worker *worker);
@@ -474,7 +473,7 @@ bool aq_worker_hears(const struct aq_worker *worker, uint64_t step);
  */
 enum aq_status aq_worker_versions_open(struct aq_worker *worker);
 
-/* worker_local.c: REDUCE where replicas go local steps: nothing but in the last steps of a round. */
+/* worker_local.c: REDUCE with local steps: it does nothing except in the last steps of a round. */
 enum aq_status aq_worker_local_reduce(struct aq_worker *worker);
 
 /*
@@ -485,8 +484,8 @@ enum aq_status aq_worker_show(struct aq_worker *worker);
 enum aq_status aq_worker_hide(struct aq_worker *worker);
 
 /*
- * worker_sums.c: split.mode: global. told: where and from which step on, in the start line; AQ_PROTO: of too little, or
- * of steps that there are not. open: the server's stage connects, when edges stand. sums: REDUCE.
+ * worker_sums.c: split.mode: global. told: takes the socket and the first step from the start line; AQ_PROTO: keys are
+ * missing, or steps are out of range. open: the server's stage connects, when edges are open. sums: REDUCE.
  */
 enum aq_status aq_worker_sums_told(struct aq_worker *worker, const json_t *start);
 enum aq_status aq_worker_sums_open(struct aq_worker *worker);
@@ -545,7 +544,7 @@ enum aq_status aq_worker_hosted_back(struct aq_worker *worker, const struct aq_v
  * worker_privacy.c: split.privacy: what this stage, a client's, has made for the server is clipped and noised in place:
  * before it is handed on (aq_values_write_end). Of other stages, or without those keys, nothing. forward: of the
  * samples in worker->batch; run: the step's, whose activations in that slot are correlated, too; NULL: samples that no
- * step learns from. AQ_IO: it must not be sent. say: once, at the end, how much was clipped.
+ * step learns from. AQ_IO: it must not be sent. say: logs, once, at the end, how much was clipped.
  */
 enum aq_status aq_worker_private_forward(struct aq_worker *worker, const struct aq_worker_run *run, uint32_t slot,
                                          const struct aq_values *y);
@@ -581,18 +580,19 @@ struct aq_checkpoint aq_worker_checkpoint(struct aq_worker *worker);
 enum aq_status aq_worker_snapshot_open(struct aq_worker *worker);
 
 /*
- * worker_snapshot.c: begin a checkpoint of the state after worker->step steps: one point in time for weights, optimizer
- * and cache. Training goes on while it is written; one that is still under way is waited for first.
+ * worker_snapshot.c: start a checkpoint of the state after worker->step steps: one point in time for weights, optimizer
+ * and cache. Training continues while it is written. It first waits for an earlier one that is still under way.
  */
 enum aq_status aq_worker_snapshot_begin(struct aq_worker *worker);
 
-/* worker_snapshot.c: is a checkpoint due after so many steps, and after worker->step? */
+/* worker_snapshot.c: is a checkpoint due after `step` steps, and after worker->step? */
 bool aq_worker_mark_is_due(const struct aq_worker *worker, uint64_t step);
 bool aq_worker_snapshot_is_due(const struct aq_worker *worker);
 
 /*
- * worker_snapshot.c: checkpoint.every as a time. said: does this rank know, in this step, that a checkpoint comes after
- * aq_worker_last_of(step)? Then its numbers of the step say so. heard: another rank's do. AQ_PROTO: the job has none.
+ * worker_snapshot.c: checkpoint.every as a time. said: does this rank know, in this step, that a checkpoint follows
+ * aq_worker_last_of(step)? Then it votes for it with its numbers of the step. heard: another rank did. AQ_PROTO: the
+ * job has none.
  */
 bool aq_worker_mark_said(const struct aq_worker *worker, uint64_t step);
 enum aq_status aq_worker_mark_heard(struct aq_worker *worker, uint64_t step);
@@ -613,21 +613,20 @@ uint64_t aq_worker_snapshot_ns_max(const struct aq_plan *plan);
 /* worker_snapshot.c: wait until no checkpoint is under way. */
 enum aq_status aq_worker_snapshot_wait(struct aq_worker *worker);
 
-/* worker_snapshot.c: what the launcher has said meanwhile: a stop (rank 0 tells the others in band), a complete
- * mark. */
+/* worker_snapshot.c: take messages of the launcher: a stop (rank 0 passes it on in band), a complete checkpoint. */
 enum aq_status aq_worker_control_poll(struct aq_worker *worker);
 
 /*
  * worker_snapshot.c: rank 0, at the latest moment at which all ranks still hear of it within this step: has the
- * launcher asked for a stop? Then this step is the last one, and the launcher is told which one that is. Others:
- * nothing.
+ * launcher asked for a stop? Then aq_worker_last_of(step) becomes the last step, and this reports it to the launcher.
+ * Others: nothing.
  */
 enum aq_status aq_worker_stop_heard(struct aq_worker *worker);
 
 /* Pump both edges. */
 enum aq_status aq_worker_pump(struct aq_worker *worker);
 
-/* worker.c: where the parts of a sample begin, as row `row` of worker->starts; NULL: samples have none. */
+/* worker.c: first tokens of a sample's parts, as row `row` of worker->starts; NULL: samples have no parts. */
 const uint32_t *aq_worker_starts(const struct aq_worker *worker, bool heldout, uint64_t sample, uint32_t row);
 
 /*

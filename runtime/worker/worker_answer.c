@@ -2,9 +2,9 @@
  * worker_answer.c -- a worker that trains nothing: its stage of a run's model, one step of a text after another
  * (docs/CONTROL.md section 10).
  *
- * The run's plan gives the layers, the links and the forward codecs; sizes are those of a text. The first stage is told
- * the tokens, and so is the last one, which draws the next: neither texts nor logits are in the middle. Everything that
- * the launcher says is checked before it is used.
+ * The run's plan gives the layers, the links and the forward codecs; sizes follow from the text. The first stage gets
+ * the tokens, and so does the last one, which draws the next: stages between see neither texts nor logits. Every
+ * message of the launcher is checked before it is used.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -104,7 +104,7 @@ static enum aq_status cut(struct answer *a, uint32_t e, struct aq_edge_shape *sh
     link->body_bytes_max = (uint32_t)size.body_bytes_max;
     link->send_frames = shape->send_frames;
     link->receive_slots = shape->receive_slots;
-    /* Who asks otherwise, or another time, is no neighbour. */
+    /* A worker of another question, or of another time, is no neighbour. */
     char text[128];
     snprintf(text, sizeof text, "ask %016" PRIx64 " T=%u precision=%d keeps=%d coded=%d", a->w->run_id, a->T,
              (int)a->precision, a->keeps, a->coded);
@@ -112,7 +112,7 @@ static enum aq_status cut(struct answer *a, uint32_t e, struct aq_edge_shape *sh
     return AQ_OK;
 }
 
-/* What the daemon lets a worker have (--max-memory), before anything large is allocated. */
+/* Checks the daemon's limit (--max-memory) before anything large is allocated. */
 static enum aq_status within_limit(const struct answer *a)
 {
     const struct aq_plan_stage *me = a->w->me;
@@ -175,7 +175,7 @@ static enum aq_status open_stage(struct answer *a)
 static enum aq_status open_edges(struct answer *a)
 {
     struct aq_worker *w = a->w;
-    /* Whether a neighbour lives the links' own heartbeats tell; how long it computes is its prompt's affair. */
+    /* The links' own heartbeats show whether a neighbour lives; its time to compute depends on its prompt. */
     struct aq_edge_config config = {.device = w->device, .bell = w->bell, .silence_ns = w->silence_ns};
     AQ_TRY(aq_worker_begins(w, AQ_DOING_CONNECT));
     AQ_TRY(aq_worker_links_open(w));

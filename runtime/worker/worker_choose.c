@@ -1,16 +1,16 @@
 /*
  * worker_choose.c -- `reduce.codec: auto`: the replicas of a stage choose the codec of their reductions, once.
  *
- * Links and packing are measured before the run begins. The choice is made at the first REDUCE that averages, when it
+ * Links and packing are measured before the run starts. The choice is made at the first REDUCE that averages, when it
  * is known what a step computes; nothing has been reduced by then. It is state of the optimizer, so that a resumed run
  * has it from its checkpoint and measures nothing: what was measured once is not measured alike again. Each stage
- * chooses for itself, for its parameters and links are its own.
+ * chooses for itself, because it has its own parameters and links.
  */
 #include "net/collective.h"
 #include "reduce_measure.h"
 #include "worker.h"
 
-/* What ranks tell each other before they choose. */
+/* Measurements that ranks exchange before they choose. */
 struct said {
     struct aq_grad_scene scene;
     double value_s[AQ_GRAD_CANDIDATES_MAX];

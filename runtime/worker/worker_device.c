@@ -2,11 +2,11 @@
  * worker_device.c -- what exec gives its device and what comes back: streams, the values at the cuts, forwards and
  * backwards on their way.
  *
- * Forward and backward are *issued* on the compute stream, between two events with a time, and exec goes on: edges code
- * and decode on streams of their own meanwhile, each waiting for the others' events where values pass from one to the
- * other (values.h). What has come back is noticed by asking the events, whenever exec pumps; while anything is out exec
- * sleeps at most AQ_EDGE_POLL_NS at a time, for no bell rings for a device. Some few are out at once: enough that the
- * device always has the next one, and few enough that nothing is late in the order of the program.
+ * Forward and backward are *issued* on the compute stream, between two timed events, and exec continues: edges code and
+ * decode on their own streams meanwhile, each waiting for the others' events where values pass from one to the other
+ * (values.h). Each pump of exec polls the events. While work is issued, exec sleeps at most AQ_EDGE_POLL_NS at a time,
+ * because a device notifies no event count. Some few are out at once: enough that the device always has the next one,
+ * and few enough that nothing is late in the order of the program.
  *
  * On a CPU streams are drained at all times: what is issued has happened, and exec never polls.
  */
@@ -139,9 +139,9 @@ static uint64_t targets_of(const struct aq_worker *w, struct aq_sampler *sampler
 }
 
 /*
- * What a step's losses are divided by, on the last stage, which makes them: the targets of the whole step, over all
- * replicas, by their number, for what replicas average are means. So the mean is over the step's targets, however the
- * batch is cut. Where every sample has as many, each replica has an equal part.
+ * Divisor of a step's losses, on the last stage: the targets of the whole step, over all replicas, divided by the
+ * number of replicas, because replicas average means. So the mean is over the step's targets, however the batch is cut.
+ * If all samples have equally many targets, each replica has an equal part.
  */
 static double step_targets(struct aq_worker *w, uint64_t step)
 {

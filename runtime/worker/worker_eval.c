@@ -1,10 +1,10 @@
 /*
  * worker_eval.c -- the held-out loss: forward only, through all stages, edges raw fp32, dropout off.
  *
- * The figure is that of the model as trained, without the edges' compression: what any program finds that computes the
- * exported weights' loss in fp32 on the same text. After the last step there is a second pass, whose activations cross
+ * The figure describes the model as trained, without the edges' compression: any program that computes the exported
+ * weights' loss in fp32 on the same text finds it. After the last step there is a second pass, whose activations cross
  * each cut by its forward codec, as samples that were never seen: the loss that such a pipeline serves. Replicas take a
- * part of the samples each; the launcher adds up what their last stages say.
+ * part of the samples each; the launcher adds up the reports of their last stages.
  */
 #include <math.h>
 

@@ -11,14 +11,14 @@
 #include "pulse.h"
 #include "worker.h"
 
-/* Bits of what replicas tell each other at REDUCE. */
+/* Bits of a replica's vote at REDUCE. */
 enum { SAYS_LAST_STEP = 1, SAYS_NOT_FINITE = 2, SAYS_MARK_STEP = 4 };
 
-enum { BOUNCE_BYTES = 1 << 20 }; /* weights are digested so many at a time, on every device */
+enum { BOUNCE_BYTES = 1 << 20 }; /* weights are digested in pieces of this size, on every device */
 
 /*
- * Who carries what lies on GPUs. The ranks find out together what there is, so that all choose alike; where NCCL is
- * what the manifest asks for, they say together why it cannot be.
+ * Chooses what carries data of GPUs. The ranks collect all facts together, so that all choose alike. If the manifest
+ * requires NCCL and it is not possible, all fail together.
  */
 static enum aq_status choose_transport(struct aq_worker *worker)
 {
@@ -68,7 +68,7 @@ enum aq_status aq_worker_group_open(struct aq_worker *worker)
     if (!info.host_memory)
         AQ_TRY(aq_device_alloc(worker->device, AQ_MEMORY_PINNED, BOUNCE_BYTES, &worker->replicas.bounce));
     AQ_TRY(choose_transport(worker));
-    /* What is chosen under way is prepared for then (worker_choose.c). */
+    /* A codec that is chosen during the run is prepared then (worker_choose.c). */
     if (!worker->job->train.optimizer.reduce_automatic) AQ_TRY(aq_worker_group_prepare(worker));
     return aq_worker_machine_open(worker);
 }
@@ -81,8 +81,8 @@ void aq_worker_group_close(struct aq_worker *worker)
 }
 
 /*
- * The replica that the launcher told to stop has told its own pipeline; here the others hear of it, in the same step.
- * And one gradient that is not finite makes the step void for all: no error of a codec ever has a part of it.
+ * The replica that got the launcher's stop has passed it to its own pipeline; here the others get it, in the same step.
+ * And one gradient that is not finite makes the step void for all, so that no codec's residual ever has a part of it.
  */
 static enum aq_status say_of_the_step(struct aq_worker *worker)
 {
@@ -115,9 +115,9 @@ static enum aq_status hear_of_the_step(struct aq_worker *worker)
 }
 
 /*
- * Does what the replicas say of a step travel with the reduction of its gradients? Not where something is made of these
- * first that a void step must leave alone (a codec to choose, PowerSGD's error, a machine's mean), nor where nothing is
- * reduced before the norm.
+ * Is the vote of a step piggybacked on the reduction of its gradients? Not if something is computed from them first
+ * that a void step must not change (a codec to choose, PowerSGD's error, a machine's mean), nor if nothing is reduced
+ * before the norm.
  */
 static bool word_rides(const struct aq_worker *worker)
 {
@@ -125,14 +125,14 @@ static bool word_rides(const struct aq_worker *worker)
            worker->job->train.optimizer.low_rank == 0 && aq_optimizer_averages(worker->optimizer, worker->step + 1);
 }
 
-/* What is made of gradients goes along with its reduction; they are cleared as soon as it is made. */
+/* Work that is done together with a reduction of gradients; they are cleared as soon as it has used them. */
 struct along {
     const struct aq_worker *worker;
     const struct aq_reduce *asked;
     float *gradients;
 };
 
-/* On any thread of the pool; a device is told of it, and there is no pool. */
+/* Runs on any thread of the pool. On a device it is enqueued, without a pool. */
 static enum aq_status before_and_clear(void *work, uint64_t first, uint64_t count)
 {
     const struct along *along = work;
@@ -202,7 +202,7 @@ enum aq_status aq_worker_rounds(struct aq_worker *worker)
         worker->times.reduce_ns += aq_worker_own_ns(worker) - own;
         worker->times.reduce_bytes += after.sent_bytes - before.sent_bytes;
         aq_trace_add(worker->trace, "compute", "reduce", begin, end, (uint32_t)worker->step, 0);
-        if (first && worker->times.skipped) return AQ_OK; /* it was void: there is nothing to go on with */
+        if (first && worker->times.skipped) return AQ_OK; /* it was void: nothing is left to do */
         AQ_TRY(aq_optimizer_round(worker->optimizer, &asked));
     }
     return AQ_OK;

@@ -1,10 +1,10 @@
 /*
  * worker_hosted.c -- values at a cut where the host may read and change them, for split.privacy and split.capture.
  *
- * Where device memory is the host's they are looked at where they are. On a GPU they are copied to pinned memory behind
- * all that the compute stream has, and exec waits for that stream; what the host has changed is copied back on the same
- * stream, before the values are handed on (aq_values_write_end) or computed with. So plain C does the same everywhere,
- * with the same bits of the same values, and other streams see no more than before: their events stand behind the copy.
+ * If device memory is host memory, they are read in place. On a GPU they are copied to pinned memory behind all that
+ * the compute stream has, and exec waits for that stream; what the host has changed is copied back on the same stream,
+ * before the values are handed on (aq_values_write_end) or computed with. So plain C does the same everywhere, with the
+ * same bits of the same values, and other streams see no more than before: their events come after the copy.
  *
  * One buffer is enough: whoever gets it has waited for the compute stream, on which all earlier copies to and from it
  * were. That exec waits is the price: nothing is issued ahead of a stage that looks at its values.

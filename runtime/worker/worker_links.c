@@ -1,10 +1,10 @@
 /*
- * worker_links.c -- a worker joins its neighbours: the stages before and after it, and the replicas of its own.
+ * worker_links.c -- a worker joins its neighbours: the stages before and after it, and its replicas.
  *
- * A worker listens at one address for all who connect to it, and tells the launcher, which tells them. It then makes
- * its links in the order of the neighbours' ranks, whoever connects. That is an order of all links of the job (by the
- * lower rank, then by the higher), the same for everybody: of the links that are not made yet the first is the next of
- * both its ends, so that no circle of waits can be.
+ * A worker listens at one address for all neighbours that connect, and reports it to the launcher, which passes it on.
+ * It then makes its links in the order of the neighbours' ranks, whoever connects. That is an order of all links of the
+ * job (by the lower rank, then by the higher), the same for everybody: of the links that are not made yet the first is
+ * the next of both its ends, so that no circle of waits can be.
  */
 #include <stdio.h>
 #include <string.h>
@@ -15,14 +15,14 @@
 #include "worker.h"
 
 enum {
-    CONTROL_FRAMES = 8,  /* frames without a body beside the send buffers: norms, a request that is due */
+    CONTROL_FRAMES = 8,  /* frames without a body, in addition to the send buffers: norms, a request that is due */
     START_SECONDS = 600, /* other stages may be loading                                             */
     ADDRESS_BYTES = 256,
     FAR_MS = 5, /* a round trip from which on a plan had better know of it */
-    FARTHER = 2 /* and so many times what it knows                         */
+    FARTHER = 2 /* and this many times what it knows                       */
 };
 
-/* Where neighbours listen, as far as the launcher has told. */
+/* Addresses of neighbours, as far as the launcher has sent them. */
 struct addresses {
     char of[AQ_JOB_RANKS_MAX][ADDRESS_BYTES];
 };
@@ -50,7 +50,7 @@ bool aq_worker_listens_for(const struct aq_worker *w, uint32_t peer)
     return aq_job_linked(w->job, w->rank, peer) && aq_job_listener(w->job, w->rank, peer) == w->rank;
 }
 
-/* Under TLS the certificate must be one of those who may come: of one or two named, else of the rank that it says; in a
+/* Under TLS the peer's certificate must be an expected one: one or two named ones, else the one of its rank; in a
  * turn of split learning the client's. */
 static void add_expected(const struct aq_worker *w, struct aq_text *address)
 {

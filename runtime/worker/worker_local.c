@@ -3,14 +3,13 @@
  * version of the weights is looked at.
  *
  * Between two meetings nothing goes from one replica to another: no gradient, no norm, no word whether a step is void
- * or the last one. A replica clips by its own norm, leaves out its own void steps and moves its own loss scale. What
- * they agree on they agree on where a round ends: which weights all go on from (the optimizer's outer step, in STEP)
- * and whether the run ends there. So a stop is heard at a round's end alone, and a run ends with weights that all
- * share.
+ * or the last one. A replica clips by its own norm, leaves out its own void steps and moves its own loss scale. They
+ * agree at the end of a round: on the weights from which all continue (the optimizer's outer step, in STEP), and on
+ * whether the run ends there. So a stop takes effect only at a round's end, and a run ends with weights that all share.
  *
- * What is looked at from outside in the middle of a round, held-out loss and checkpoints, has the outer weights: those
- * of the last outer step, which all replicas share. A checkpoint keeps a replica's own beside them (AQ_OUTER_STATE).
- * With train.prediction it is the weights, and a checkpoint keeps beside them what is predicted (AQ_PREDICT_STATE).
+ * Held-out loss and checkpoints in the middle of a round use the outer weights: those of the last outer step, which all
+ * replicas share. A checkpoint keeps a replica's own weights, too (AQ_OUTER_STATE). With train.prediction they use the
+ * weights, and a checkpoint keeps the predicted ones, too (AQ_PREDICT_STATE).
  */
 #include "net/collective.h"
 #include "worker.h"
@@ -22,7 +21,7 @@ bool aq_worker_is_local(const struct aq_worker *worker)
     return worker->W > 1 && aq_optimizer_config_local(&worker->job->train.optimizer);
 }
 
-/* After so many steps all replicas have the same weights. */
+/* Do all replicas have the same weights after `steps` steps? */
 static bool meet_after(const struct aq_worker *worker, uint64_t steps)
 {
     return steps == worker->plan->steps || !aq_optimizer_config_drifts(&worker->job->train.optimizer, steps);
@@ -56,7 +55,7 @@ enum aq_status aq_worker_local_reduce(struct aq_worker *worker)
     return meet_after(worker, worker->step + 1) ? aq_worker_choose(worker) : AQ_OK;
 }
 
-/* Where a round ends its two versions are the same. */
+/* The two versions are the same at the end of a round. */
 static enum aq_status change(struct aq_worker *worker,
                              enum aq_status (*to)(struct aq_optimizer *optimizer, float *parameters,
                                                   struct aq_stream *stream),
@@ -80,7 +79,8 @@ enum aq_status aq_worker_hide(struct aq_worker *worker)
     return change(worker, aq_optimizer_hide, false);
 }
 
-/* What has been resharded is of a round's end; what was read, or taken over, is as checkpoints are. */
+/* Resharded weights come from the end of a round. Weights that were read or taken over have the version of
+ * checkpoints. */
 enum aq_status aq_worker_versions_open(struct aq_worker *worker)
 {
     if (worker->replicas.resharded) return change(worker, aq_optimizer_versions_reshard, true);

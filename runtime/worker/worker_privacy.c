@@ -2,10 +2,10 @@
  * worker_privacy.c -- split.privacy: what a client's worker does to values before they leave it (cut_privacy.h), and
  * split.capture: what the server's writes down of those that it got (seen.h).
  *
- * Done where they are made, between the stage's work and the end of their writing, so that edges, caches and codecs
- * only ever see what may be seen; a send that says AQ_AGAIN sends the same values again. Activations: those that the
- * first stage makes, also of held-out samples and of those that were lost and are made again. Gradients: those that the
- * last stage gives back. It is plain C, on a GPU's values, too (worker_hosted.c).
+ * This happens between the stage's work and the end of their writing, so that edges, caches and codecs only ever see
+ * what may be seen. A send that returned AQ_AGAIN sends the same values again. Activations: those that the first stage
+ * makes, also of held-out samples and of those that were lost and are made again. Gradients: those that the last stage
+ * gives back. It is plain C, on a GPU's values, too (worker_hosted.c).
  */
 #include "worker.h"
 

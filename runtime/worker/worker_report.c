@@ -1,4 +1,4 @@
-/* worker_report.c -- what a worker tells over the control channel: each step, its trace, and how it ended. */
+/* worker_report.c -- a worker's reports over the control channel: each step, its trace, and how it ended. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -46,7 +46,7 @@ static void add_outages(const struct aq_worker *worker, json_t *line)
     json_object_set_new(line, "outage_ns", json_integer((json_int_t)out.outage_ns));
 }
 
-/* What packing left of what has gone out since the last line; where nothing has, what it left then. */
+/* Ratio of packed to given bytes since the last line; if nothing was sent, the last ratio. */
 static double left_of(const struct aq_link_bytes *now, struct aq_link_bytes *before, double last)
 {
     const uint64_t body = now->body - before->body, packed = now->packed - before->packed;
@@ -60,7 +60,7 @@ static void add_bytes(struct aq_link_bytes *sum, const struct aq_link_bytes *byt
     sum->packed += bytes->packed;
 }
 
-/* What went by NCCL, as it is. */
+/* Adds the bytes that went by NCCL, unpacked. */
 static void add_carried(struct aq_link_bytes *sum, uint64_t bytes)
 {
     sum->body += bytes;
@@ -115,7 +115,7 @@ static void add_carried_here(struct aq_worker *worker, json_t *line)
     }
 }
 
-/* What checkpoints have cost since the last line: the copy, and the wait for one that was still being written. */
+/* Time for checkpoints since the last line: the copy, and the wait for one that was still being written. */
 static void add_marks(struct aq_worker *worker, json_t *line)
 {
     json_object_set_new(line, "mark_ns", json_integer((json_int_t)worker->checkpoints.held_ns));
@@ -123,7 +123,7 @@ static void add_marks(struct aq_worker *worker, json_t *line)
     worker->checkpoints.held_ns = worker->checkpoints.wait_ns = 0;
 }
 
-/* What replicas average in, where that was chosen; and by what, in the step that chose. */
+/* The codec of reductions, if it was chosen; and the measurements, in the step that chose. */
 static void add_choice(struct aq_worker *worker, json_t *line)
 {
     struct aq_worker_choice *choice = &worker->replicas.choice;
@@ -177,7 +177,7 @@ enum aq_status aq_worker_report_step(struct aq_worker *worker)
     return aq_control_send(worker->control, line);
 }
 
-/* The largest resident set of this process, from /proc/self/status; 0 where there is none. */
+/* The largest resident set of this process, from /proc/self/status; 0 if it cannot be read. */
 static uint64_t peak_memory(void)
 {
     FILE *file = fopen("/proc/self/status", "r");
@@ -249,7 +249,7 @@ void aq_worker_report_failed(const struct aq_worker *worker, enum aq_status stat
                              *text ? text : aq_status_text(status), "");
     if (worker->checkpoints.unreadable)
         json_object_set_new(line, "checkpoint", json_integer((json_int_t)worker->checkpoints.unreadable));
-    /* If the channel is gone too there is nobody left to tell; the exit status remains. */
+    /* If the channel is closed, too, only the exit status reports it. */
     if (aq_control_send(worker->control, line) == AQ_OK)
         (void)aq_control_flush(worker->control, aq_clock_after(2000000000u));
 }

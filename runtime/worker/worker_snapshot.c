@@ -1,14 +1,13 @@
 /*
- * worker_snapshot.c -- checkpoints beside the training: a snapshot between two steps, the disk meanwhile, one at a
- * time.
+ * worker_snapshot.c -- checkpoints during training: a snapshot between two steps, written meanwhile, one at a time.
  *
  * A checkpoint is one point in time: between two steps, when every message of the step before has been put and none of
- * the next, the weights are copied and the cache's mark is begun. Both become durable while training goes on; only then
- * does the launcher hear of it, and only when it has heard so from every stage is the checkpoint complete. The cache
- * keeps what its two newest marks refer to, so the next mark is not begun before the job has this one.
+ * the next, the weights are copied and the cache's mark is begun. Both become durable while training continues; only
+ * then does the stage report it, and only after the reports of all stages is the checkpoint complete. The cache keeps
+ * what its two newest marks refer to, so the next mark is not begun before the job has this one.
  *
- * While a stage waits for a checkpoint it goes on pumping its edges: a neighbour may need a message before it can come
- * to the same point.
+ * While a stage waits for a checkpoint it pumps its edges: a neighbour may need a message before it can come to the
+ * same point.
  */
 #include <string.h>
 
@@ -57,7 +56,7 @@ enum aq_status aq_worker_snapshot_open(struct aq_worker *w)
     return aq_checkpoint_writer_open(&checkpoint, every->count > 0 || every->ns > 0, w->bell, &w->checkpoints.writer);
 }
 
-/* The next thing the launcher says, until the deadline (0: now). AQ_AGAIN: nothing. */
+/* Handles the launcher's next message, until the deadline (0: now). AQ_AGAIN: nothing. */
 static enum aq_status control_take(struct aq_worker *w, uint64_t deadline_ns)
 {
     json_t *message;
@@ -155,10 +154,10 @@ bool aq_worker_snapshot_is_due(const struct aq_worker *w)
 }
 
 /*
- * The checkpoint that a neighbour may begin before this stage does: of the step that has just ended here, or of the one
+ * The checkpoint that a neighbour may start before this stage does: of the step that has just ended here, or of the one
  * under way, or with staleness the one after that, which may be done there before this stage has the totals of both.
- * That this is the last one, or one that a checkpoint was chosen for, the neighbour may have told in a NORM that came
- * just before, and is not taken up yet.
+ * The neighbour may have announced the last step, or the chosen one, in a NORM that came just before and is not handled
+ * yet.
  */
 static uint64_t mark_next(const struct aq_worker *w)
 {

@@ -6,7 +6,7 @@
  * Backwards and weight halves stay in order of micro-batches whatever happens, and with them every bit of the sums.
  * Instructions are issued: on a GPU the chains run ahead of the device by some of them (worker_device.c).
  *
- * With train.staleness the chains go on into the next step while this one's gradients, norm and update are under way:
+ * With train.staleness the chains run into the next step while this one's gradients, norm and update are under way:
  * whatever this step waits for, it runs what can run of the next (next_advance).
  */
 #include <math.h>
@@ -114,7 +114,7 @@ static bool ready(const struct aq_worker *worker, const struct aq_worker_run *ru
         return aq_edge_backward_here(worker->pipeline.out);
     case AQ_OP_BACKWARD:
         return run->forwards_done > instruction->micro_batch;
-    case AQ_OP_WEIGHTS: /* what a neighbour waits for goes first: on a GPU no queue of these stands before it */
+    case AQ_OP_WEIGHTS: /* what a neighbour waits for goes first: on a GPU it never queues behind these */
         return run->backwards_done > instruction->micro_batch && worker->pipeline.issue_count <= 1;
     default:
         return true;
@@ -172,7 +172,7 @@ static enum aq_status execute(struct aq_worker *worker, struct aq_worker_run *ru
     }
 }
 
-/* The next instruction of a chain. AQ_AGAIN: it cannot run now, or there is none left. */
+/* The next instruction of a chain. AQ_AGAIN: it cannot run now, or the chain has ended. */
 static enum aq_status chain_advance(struct aq_worker *worker, struct aq_worker_run *run, enum aq_chain chain)
 {
     uint32_t *at = &run->next[chain];
@@ -188,7 +188,7 @@ static enum aq_status chain_advance(struct aq_worker *worker, struct aq_worker_r
     return AQ_OK;
 }
 
-/* What the next step has to send goes before this step's computing: others wait for it. */
+/* Sends of the next step go before this step's computing: others wait for them. */
 static enum aq_status sends_advance(struct aq_worker *worker)
 {
     struct aq_worker_run *next = &worker->steps.next;
@@ -285,7 +285,7 @@ static enum aq_status wait(struct aq_worker *worker, uint32_t seen, bool sending
     worker->times.wait_ns += waited;
     worker->times.link_wait_ns += carried < waited ? carried : waited;
     if (in) worker->times.in_wait_ns += carried < waited ? carried : waited;
-    if (status == AQ_TIMEOUT && carrying) return AQ_OK; /* NCCL has a deadline of its own */
+    if (status == AQ_TIMEOUT && carrying) return AQ_OK; /* NCCL has its own deadline */
     if (status == AQ_TIMEOUT)
         return aq_fail(AQ_TIMEOUT, "worker", "step %llu: nothing came for %.0f s while waiting for %s",
                        (unsigned long long)worker->step, (double)worker->silence_ns * 1e-9, what);
@@ -397,7 +397,7 @@ static uint64_t shared_across(const struct aq_worker *worker, const struct aq_ed
 
 /*
  * Gradients of tensors that stages hold copies of (stage.h): from the last stage to the first each adds its own, and
- * the first keeps the sum, which alone the norm sees.
+ * the first keeps the sum. The norm counts only the sum.
  */
 static enum aq_status shared_up(struct aq_worker *worker, struct aq_worker_run *run, struct aq_worker_times *times)
 {
@@ -444,7 +444,7 @@ static enum aq_status add_squares(struct aq_worker *worker, const struct aq_work
     return AQ_OK;
 }
 
-/* What this stage added to the sum; where that is too small to be seen in it, alone. */
+/* Norm of what this stage added to the sum; computed by itself if it is too small to change the sum. */
 static enum aq_status own_norm(struct aq_worker *worker, struct aq_worker_times *times, double before, double after)
 {
     double own = after - before;
@@ -457,8 +457,9 @@ static enum aq_status own_norm(struct aq_worker *worker, struct aq_worker_times 
 
 /*
  * The global norm: partial sums of squares go from the last stage to the first, each adding its own tensors from last
- * to first, so that the sum has the bits of a single stage's; the total comes back. What the optimizer decides by over
- * the whole model goes along, and with the total whether the run ends. AQ_AGAIN: the stage behind has not said its own.
+ * to first, so that the sum has the bits of a single stage's; the total comes back. The optimizer's gauge over the
+ * whole model goes along, and the total carries the vote to end the run. AQ_AGAIN: the sum of the stage behind has not
+ * come.
  */
 static enum aq_status norm_up(struct aq_worker *worker, struct aq_worker_run *run, struct aq_worker_times *times)
 {
@@ -550,7 +551,7 @@ static enum aq_status skip(struct aq_worker *worker)
 {
     const struct aq_job_train *train = &worker->job->train;
     worker->times.skipped = true;
-    if (aq_job_global(worker->job)) { /* who has such gradients is told by the server's stage (worker_sums.c) */
+    if (aq_job_global(worker->job)) { /* the server's stage names the client with such gradients (worker_sums.c) */
         aq_log("worker", AQ_LOG_WARNING,
                "step %llu: no client has a part of it whose gradient is finite, the step is skipped",
                (unsigned long long)worker->step);
@@ -624,7 +625,7 @@ static enum aq_status optimize(struct aq_worker *worker)
     return AQ_OK;
 }
 
-/* This step's run, which may have begun in the step before, and the next one's, if it may begin. */
+/* Starts this step's run, unless the step before started it, and the next one's, if it may start. */
 static void runs_begin(struct aq_worker *worker)
 {
     struct aq_worker_steps *steps = &worker->steps;
@@ -679,5 +680,5 @@ enum aq_status aq_worker_step(struct aq_worker *worker)
             return aq_fail(AQ_INVAL, "worker", "instruction %s after the chains", aq_op_name(run->program->code[i].op));
         }
     }
-    return worker->plan->ranks == 1 ? aq_worker_stop_heard(worker) : AQ_OK; /* nobody else need know it earlier */
+    return worker->plan->ranks == 1 ? aq_worker_stop_heard(worker) : AQ_OK; /* no other rank needs it earlier */
 }

@@ -3,9 +3,9 @@
  * computes a sample once.
  *
  * A micro-batch of which both ends of the edge out hold all is sent as rows. Then this stage needs no input: the frame
- * that comes in is taken as it is when it has rows alone, too, and no cache is read. Whoever comes later with the need
- * of an input (a sample that the edge out turns out to have lost) gets it by aq_edge_recall, from this stage's cache or
- * from the stage before, which does the same.
+ * that comes in is taken as it is if it has only rows, too, and no cache is read. If an input is needed later (the edge
+ * out turns out to have lost a sample), aq_edge_recall brings it, from this stage's cache or from the stage before,
+ * which does the same.
  *
  * Gradients do not come here: the buffers for those of the cuts are free, and serve to compute a lost sample again
  * (aq_worker_still_advance).
@@ -35,7 +35,7 @@ enum aq_status aq_worker_still_receive(struct aq_worker *worker, const struct aq
                                    worker->pipeline.receive_stream);
 }
 
-/* Computed after all, if its input was left alone. */
+/* Computes the stage after all; first recalls the input if it was not read. */
 static enum aq_status compute(struct aq_worker *worker, const struct aq_worker_run *run,
                               const struct aq_edge_batch *batch, const struct aq_instruction *instruction)
 {

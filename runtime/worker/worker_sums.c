@@ -1,17 +1,17 @@
 /*
  * worker_sums.c -- split.mode: global: gradients summed over all clients, in REDUCE.
  *
- * Each client's turn is a run of its own, and all make every step together. What lies in a client's own data of a
- * step's batch is its part, of another size in each step and sometimes of none. When its chains are done each end sends
- * its gradients to the middle stage at the server (edge.h), which says those of all three stages to the split-server
- * (sum_line.h, the socket of the start line's `sums`) and hears the mean over all clients, weighted by targets. That
- * overwrites the gradients of all stages, so that NORM and STEP are the same at every client.
+ * Each client's turn is a separate run, and all make every step together. A client's part of a step's batch is the
+ * samples that are in its own data: their count changes from step to step and may be 0. When its chains are done each
+ * end sends its gradients to the middle stage at the server (edge.h), which sends those of all three stages to the
+ * split-server (sum_line.h, the socket of the start line's `sums`) and receives the mean over all clients, weighted by
+ * targets. That overwrites the gradients of all stages, so that NORM and STEP are the same at every client.
  *
- * Gradients pass through the host's memory: those of the ends lie in the edges', those of this stage where they are, or
- * on a GPU in a copy. While one waits for the others edges are pumped, so that a neighbour's end is seen.
+ * Gradients pass through the host's memory: those of the ends are in the edges' memory, those of this stage where they
+ * are, or on a GPU in a copy. While one waits for the others edges are pumped, so that a neighbour's end is seen.
  *
- * A step that nobody has a part in is void, as one whose gradient is not finite: the middle says NaN in NORM. Where the
- * own gradients are not finite but there is a sum, the step counts, and only many of them in a row end this run.
+ * A step in which no client has a part is void, as one whose gradient is not finite: the middle sends NaN in NORM. If
+ * the own gradients are not finite but there is a sum, the step counts, and only many of them in a row end this run.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -35,7 +35,7 @@ enum {
     PIECE_BYTES = 4 << 20 /* read or written between two looks at the edges     */
 };
 
-/* What goes over the socket, one thing behind the other; of it so many bytes have. */
+/* Scatter/gather list of a socket transfer, with a cursor. */
 struct span {
     void *bytes;
     uint64_t count;
@@ -49,7 +49,7 @@ struct talk {
 
 /* --- opening ---------------------------------------------------------------------------------------------------- */
 
-/* Is this the stage that says its clients' parts, and hears sums? */
+/* Is this the stage that sends its client's parts and receives sums? */
 static bool is_middle(const struct aq_worker *w)
 {
     return aq_job_global(w->job) && !aq_job_at_client(w->job, w->rank);
@@ -84,7 +84,7 @@ enum aq_status aq_worker_sums_told(struct aq_worker *w, const json_t *start)
     return is_middle(w) ? aq_alloc_text(path, &w->sums.path) : AQ_OK;
 }
 
-/* The vectors of a step, in order of stages; where there is none it has no values. */
+/* The vectors of a step, in order of stages; an absent one has no values. */
 static void vectors_of(const struct aq_worker *w, struct span out[VECTORS])
 {
     struct aq_edge *const edges[2] = {w->pipeline.in, w->pipeline.out};
@@ -140,7 +140,8 @@ static enum aq_status lost(void)
     return aq_fail(AQ_CLOSED, "worker", "the split-server has ended the connection of sums: see its log");
 }
 
-/* Bytes of the next thing, not so many that edges are left alone for long. AQ_AGAIN: the socket takes, or has, none. */
+/* Moves bytes of the next span, in pieces, so that edges are pumped often. AQ_AGAIN: the socket takes, or has, no
+ * bytes. */
 static enum aq_status move(int fd, struct talk *talk, bool write)
 {
     const struct span *span = &talk->spans[talk->at];
@@ -226,7 +227,7 @@ static enum aq_status copy(struct aq_worker *w, void *to, const void *from)
     return aq_device_stream_sync(w->device, w->stream);
 }
 
-/* What crosses the edges before and behind this stage, one of which may be absent. */
+/* Vectors that cross the edges before and behind this stage, one of which may be absent. */
 struct crossing {
     struct aq_edge *edges[2]; /* NULL: nothing (more) */
     bool none;                /* there is no sum      */
@@ -320,7 +321,7 @@ static bool all_finite(const struct span vectors[VECTORS])
     return true;
 }
 
-/* What a step's part of this client says of itself: how many targets it has, by the number that its mean was over. */
+/* Weight of this client's part of a step: the count of targets that its mean is over. */
 static uint64_t weight_of(const struct aq_worker *w)
 {
     struct aq_field fields[AQ_BATCH_FIELDS_MAX];
@@ -333,7 +334,7 @@ static uint64_t weight_of(const struct aq_worker *w)
     return (uint64_t)aq_sampler_size(w->sampler, w->step) * each;
 }
 
-/* Own gradients that are no numbers void nobody else's step; many in a row are the end of this run. */
+/* Own gradients that are not finite do not void the step of other clients; many in a row end this run. */
 static enum aq_status count_odd(struct aq_worker *w, bool odd)
 {
     const struct aq_job_train *train = &w->job->train;
@@ -344,7 +345,7 @@ static enum aq_status count_odd(struct aq_worker *w, bool odd)
                    train->skips_max, (double)train->lr);
 }
 
-/* What has been said of a step, and the sum that comes: its values, unless there is none. */
+/* Sends this step's part and receives the sum: its values, unless *none. */
 static enum aq_status say_and_hear(struct aq_worker *w, const struct span vectors[VECTORS], uint64_t weight, bool odd,
                                    bool *none)
 {

@@ -9,10 +9,10 @@
  * compressed. Both stages have the table as a parameter. When the chains are done, the last stage quantizes the head's
  * gradient with its residual, and both stages take what was decoded; then the first stage sends the rows of the
  * embedding's gradient, and both add them. So both update by the same bits. A gradient that is not finite is not
- * quantized: one word says so, and the step is void on all stages.
+ * quantized: one word marks it, and the step is void on all stages.
  *
- * Stages in between pass all on. What is on its way lies in the edges' memory. In split learning both ends are workers
- * of the client, and tell each other directly (worker_ends.c).
+ * Stages in between pass all on. The edges' memory holds what is in transit. In split learning both ends are workers of
+ * the client, and exchange it directly (worker_ends.c).
  */
 #include <math.h>
 #include <string.h>
@@ -62,7 +62,7 @@ static bool all_finite(const float *values, uint64_t count)
     return true;
 }
 
-/* The gradient becomes what the wire says. One word: that it is not finite. */
+/* Decodes the gradient from the wire. One word: it is not finite. */
 static enum aq_status decode(struct aq_worker *w, const void *wire, uint64_t words)
 {
     const uint64_t floats = aq_stage_tied_floats(w->stage);
@@ -163,7 +163,7 @@ static enum aq_status put_values(struct aq_worker *w, const void *wire, uint64_t
 
 /* --- along the pipeline ------------------------------------------------------------------------------------------ */
 
-/* What one end takes and the other puts; the stages between copy it from edge to edge. */
+/* One end takes the data and the other puts it; the stages between copy it from edge to edge. */
 struct passage {
     enum aq_status (*take)(struct aq_worker *w, void *wire, uint64_t *words);
     enum aq_status (*put)(struct aq_worker *w, const void *wire, uint64_t words);
@@ -245,7 +245,7 @@ enum aq_status aq_worker_tied_down(struct aq_worker *w, struct aq_worker_run *ru
 
 /* --- exact, outside of steps ------------------------------------------------------------------------------------- */
 
-/* A number to the stage before says that the values of before are not in the edge any more. */
+/* Signals the stage before, by a number, that the edge no longer has the previous values. */
 static enum aq_status ask_values(struct aq_worker *w)
 {
     return w->pipeline.in ? aq_edge_send_norm(w->pipeline.in, w->step, 0, 0) : AQ_OK;
@@ -288,7 +288,7 @@ enum aq_status aq_worker_tied_follow(struct aq_worker *w)
     return aq_worker_is_tied(w) && !is_compressed(w) ? values_follow(w) : AQ_OK;
 }
 
-/* A checkpoint has the previous parameters (train.staleness), and a copy is none. */
+/* A checkpoint has the previous parameters (train.staleness), but not those of a copy. */
 static enum aq_status previous_follow(struct aq_worker *w)
 {
     const bool began = w->step > 0 || w->checkpoints.adopted;
@@ -304,7 +304,7 @@ enum aq_status aq_worker_tied_open(struct aq_worker *w)
     struct aq_device_info info;
     AQ_TRY(aq_worker_ends_open(w));
     if (!aq_worker_is_tied(w)) return AQ_OK;
-    if (w->tied.local) AQ_TRY(values_follow(w)); /* a turn begins with weights of others */
+    if (w->tied.local) AQ_TRY(values_follow(w)); /* a turn starts with weights of others */
     if (is_compressed(w) && is_end(w)) {
         aq_device_info(w->device, &info);
         AQ_TRY(aq_plan_tied_traffic(w->plan, AQ_TIED_COMPRESSED, &w->tied.traffic));

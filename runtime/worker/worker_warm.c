@@ -2,11 +2,11 @@
  * worker_warm.c -- once through everything on a GPU, before a neighbour waits for it.
  *
  * Kernels of CUDA, cuBLASLt's above all, are loaded when they are first called; that may wait for all that runs on the
- * GPU. A kernel of NCCL there ends when the neighbour does its part, who may be loading one himself: both wait. So
- * the stage runs forward, backward and the norm once for each size of micro-batch before links open; codecs go after
- * the edges are open and before they are joined (aq_edge_warm); the replicas reduce a piece of the gradients, which are
- * zeroes, before that. What all of it changed is put back: gradients are cleared, statistics of norms restored. Nothing
- * of it is seen in a result.
+ * GPU. A kernel of NCCL there ends when the neighbour does its part, who may be loading one himself: both wait. So the
+ * stage runs forward, backward and the norm once for each size of micro-batch before links open; codecs go after the
+ * edges are open and before they are joined (aq_edge_warm); the replicas reduce a piece of the gradients, which are
+ * zeroes, before that. All changes are undone: gradients are cleared, statistics of norms restored. Nothing of it is
+ * seen in a result.
  *
  * On a CPU nothing is loaded late, and nothing is done.
  */
