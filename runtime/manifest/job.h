@@ -1,10 +1,10 @@
 /*
- * job.h -- the typed job: what a manifest says, every value checked, every default filled in.
+ * job.h -- the typed job: the values of a manifest, every value checked, every default filled in.
  *
- * A manifest is YAML text. Its keys stand in one table, keys.def: name, type, unit, range, default and help; the
- * reader, the checks, --help and docs/MANIFEST.md all come from it. Reading it opens no other file but
- * config.json of a folder in model.weights: counts of samples, the vocabulary of a tokenizer and the automatic cut
- * belong to the plan (plan.h).
+ * A manifest is YAML text. Its keys are in one table, keys.def: name, type, unit, range, default and help; the reader,
+ * the checks, --help and docs/MANIFEST.md all come from it. Reading a manifest opens only one other file, config.json
+ * of a folder in model.weights: counts of samples, the vocabulary of a tokenizer and the automatic cut belong to the
+ * plan (plan.h).
  *
  *     struct aq_job *job;
  *     AQ_TRY(aq_job_load("job.yaml", sets, set_count, &job));     // sets: "train.batch=16", ...
@@ -45,7 +45,7 @@ enum {
     AQ_JOB_ERRORS_MAX = 10           /* errors reported of one manifest                                        */
 };
 
-/* Ids are written into no file; the order is that of schedules.def. */
+/* Ids are written into no file; the order is the same as in schedules.def. */
 enum aq_schedule_kind {
     AQ_SCHEDULE_AUTO = 0, /* the plan's choice by distance (plan.h, aq_plan.schedule) */
     AQ_SCHEDULE_GPIPE = 1,
@@ -101,8 +101,8 @@ struct aq_job_data {
     uint32_t heldout_count;
     uint64_t train_samples_max;   /* 0: all                                                                */
     uint64_t heldout_samples_max; /* 0: all                                                                */
-    uint64_t skip;                /* leave out the first so many blocks of train                           */
-    enum aq_begin bos;            /* what a text or a prompt begins with                                   */
+    uint64_t skip;                /* blocks to leave out at the start of train                             */
+    enum aq_begin bos;            /* the tokens before a text or a prompt                                  */
     struct aq_job_columns {
         const char *text, *pair, *label; /* of tables: names, or numbers from 1 on; NULL: none            */
     } columns;
@@ -117,7 +117,7 @@ struct aq_job_data {
     struct aq_augment augment; /* of training images                                                       */
 };
 
-/* What a run does about a stage whose gradient stays 0. */
+/* The reaction to a stage whose gradient stays 0. */
 enum aq_idle_stage { AQ_IDLE_ERROR = 0, AQ_IDLE_WARN = 1, AQ_IDLE_IGNORE = 2 };
 
 struct aq_job_train {
@@ -125,7 +125,7 @@ struct aq_job_train {
     uint32_t batch;       /* samples of a step, of all replicas: a multiple of micro_batch x replicas      */
     uint32_t micro_batch; /* B                                                                             */
     uint32_t epochs;
-    uint64_t steps_max; /* stop after so many steps; 0: epochs decide                                      */
+    uint64_t steps_max; /* stop after this many steps; 0: epochs decide                                    */
     struct aq_optimizer_config optimizer;
     float lr;
     uint64_t warmup_steps;
@@ -146,14 +146,14 @@ struct aq_job_train {
     const char *freeze; /* names of what is not trained (stages/stage.h); NULL: all is                      */
     enum aq_frozen_store frozen_store; /* of frozen weights of linear layers                                */
     struct aq_lora_config lora;
-    const char *lora_weights; /* PEFT's folder that adapters begin as; NULL: new ones                       */
+    const char *lora_weights; /* PEFT's folder with the initial adapters; NULL: new ones                    */
     bool shuffle;
     struct aq_job_every evaluate_every;
     uint64_t time_ns_max; /* of a launch: then it stops with a checkpoint; 0: no limit */
     uint32_t early_stop; /* evaluations that are no better than the best, in a row: then the run ends; 0: never */
 };
 
-/* One worker: a stage of one replica. The replicas of a stage differ in where and how they run alone. */
+/* One worker: a stage of one replica. The replicas of a stage differ only in where and how they run. */
 struct aq_job_stage {
     uint32_t layer_first, layer_end; /* [first, end); both 0 with an automatic cut                         */
     float speed;                     /* of computing, against the machine that plans                       */
@@ -163,10 +163,10 @@ struct aq_job_stage {
     uint32_t device_index;
     uint32_t threads;    /* of its worker, at least 1; 0: see pipeline.threads                             */
     const char *address; /* host:port its worker listens on; NULL: link.host and port_first                */
-    bool dials;          /* its worker listens for nobody and connects to both neighbours                  */
+    bool dials;          /* its worker never listens and connects to both neighbours                       */
 };
 
-/* What carries bytes between GPUs: of reductions, and of an edge's bodies. */
+/* The transport of bytes between GPUs: of reductions, and of an edge's bodies. */
 enum aq_transport_kind {
     AQ_TRANSPORT_AUTO = 0,
     AQ_TRANSPORT_LINKS = 1,
@@ -192,14 +192,14 @@ struct aq_job_reduce {
 
 struct aq_job_pipeline {
     enum aq_schedule_kind schedule;
-    bool automatic;       /* the cut is the plan's: no stage says its layers                               */
+    bool automatic;       /* the plan chooses the cut: no stage sets its layers                            */
     bool listed;          /* stages are a list of entries, else a count                                    */
     enum aq_cut_kind cut; /* by what the plan cuts                                                         */
     uint32_t stage_count; /* P                                                                             */
     uint32_t replicas;    /* W: copies of the pipeline that average their gradients                        */
     const struct aq_job_stage *stages; /* P x W, by rank: rank = replica x P + stage                       */
     uint32_t in_flight; /* count, AQ_IN_FLIGHT_DEFAULT, _CLASSIC or _AUTO                                */
-    uint32_t threads;   /* of a stage's worker where the stage does not say; 0: the cores shared evenly  */
+    uint32_t threads;   /* default for a stage's worker; 0: the cores shared evenly                      */
 };
 
 /* Edge e joins stage e and e+1. Both ends agree, checked. */
@@ -216,14 +216,14 @@ struct aq_job_edge {
 
 struct aq_job_link {
     double rate_mbps; /* 10^6 bit/s each way; 0: as fast as it goes                                    */
-    float rtt_ms;     /* round trip, where an edge does not say its own; 0: near                         */
+    float rtt_ms;     /* round trip of an edge that does not set it; 0: near                             */
     float loss;       /* part of the packets that is lost, the same                                      */
     enum aq_link_entropy entropy;
     enum aq_link_copies copies;
     uint32_t streams;                 /* connections of each link; 0: chosen                                      */
     const char *congestion;           /* of sockets: the kernel's name, or "auto"                                 */
     enum aq_transport_kind transport; /* of bodies, between GPUs                                                  */
-    const char *host;       /* where workers listen that have no address of their own                        */
+    const char *host;       /* where workers listen that have no own address                                 */
     uint32_t port_first;    /* stage s listens on port_first + s; 0: the system chooses                      */
     uint32_t send_frames;   /* frames that may be on their way at once; 0: the plan's choice                 */
     uint32_t receive_slots; /* the same                                                                      */
@@ -237,18 +237,19 @@ struct aq_job_security {
     const char *keys; /* folder that aqpipe keys init made; NULL: none                                     */
 };
 
-/* Where weights come from at the beginning of a turn, and what is averaged at a round's end (docs/SPLIT.md). */
+/* The source of weights at the start of a turn, and the weights averaged at a round's end (docs/SPLIT.md). */
 enum aq_split_mode { AQ_SPLIT_RELAY = 0, AQ_SPLIT_FED1, AQ_SPLIT_FED2, AQ_SPLIT_GLOBAL };
 
-/* Whose the running statistics of batch norms are. */
+/* The owner of batch norms' running statistics. */
 enum aq_split_statistics { AQ_SPLIT_AVERAGED = 0, AQ_SPLIT_LOCAL, AQ_SPLIT_GROUP };
 
 /*
- * Who has the labels, and with them the last stage: a server's reads a data set of labels alone (stages/labels.h).
+ * The owner of the labels, and with them of the last stage. A last stage at the server reads a data set with only
+ * labels (stages/labels.h).
  */
 enum aq_split_labels { AQ_SPLIT_LABELS_CLIENT = 0, AQ_SPLIT_LABELS_SERVER };
 
-/* What leaves a client at the cuts (docs/PRIVACY.md); a noise is a multiple of its clip; 0: off. */
+/* Limits of the data that leaves a client at the cuts (docs/PRIVACY.md); a noise is a multiple of its clip; 0: off. */
 struct aq_job_privacy {
     float clip, noise;                   /* of activations at the first cut, a sample at a time            */
     float gradient_clip, gradient_noise; /* of gradients at the second one                                 */
@@ -316,9 +317,9 @@ struct aq_job_status {                                /* of the launcher alone *
 };
 
 /*
- * What a launcher already knows of the job's files, so that a worker need not read them again: part of the manifest
- * that aq_plan_manifest writes. samples 0: unknown; the plan opens the files itself. A worker that reads the data
- * (first and last stage) compares aq_dataset_digest with these.
+ * The launcher's knowledge of the job's files, so that a worker need not read them again: part of the manifest that
+ * aq_plan_manifest writes. samples 0: unknown; the plan opens the files itself. A worker that reads the data (first and
+ * last stage) compares aq_dataset_digest with these.
  */
 struct aq_job_facts {
     uint32_t vocabulary;
@@ -326,15 +327,15 @@ struct aq_job_facts {
     uint64_t heldout_samples, heldout_digest;
     uint64_t weights_digest; /* 0: no weights file */
     uint32_t labels;         /* that samples as a whole can have; 0: they have none               */
-    uint32_t places;         /* of a sample, with what its text begins with; 0: train.T           */
+    uint32_t places;         /* of a sample, with the tokens before its text; 0: train.T          */
     uint32_t ends[2];        /* tokens that ended answers, each and 1; 0: none                    */
     uint64_t lengths_digest; /* of how long samples are, training and then held-out; 0: all alike */
     uint32_t lengths_mean;   /* of the training samples, rounded up                               */
-    uint64_t parts;          /* of all samples; their lengths are in the digest; 0: there are none */
-    /* split.mode: global: the training samples of all clients, and how many of them lie before this one's; 0: those of
-     * the others are not known yet, and the plan is of this client's alone. */
+    uint64_t parts;          /* of all samples; their lengths are in the digest; 0: no parts */
+    /* split.mode: global: the training samples of all clients, and the count before this client's first; 0: not
+     * known yet, and the plan has only this client's samples. */
     uint64_t all_samples, first_sample;
-    /* What both were in this client's first round: its checkpoints are of that. began_samples 0: the same as now. */
+    /* Both values in this client's first round: its checkpoints belong to them. began_samples 0: the same as now. */
     uint64_t began_samples, began_first;
 };
 
@@ -384,8 +385,9 @@ void aq_job_close(struct aq_job *job); /* NULL is fine */
 enum aq_status aq_job_canonical(const struct aq_job *job, char **text);
 
 /*
- * Where a key was set: "job.yaml:12:7", "--set train.batch", or "default" ("the default of train.batch" reads well in a
- * sentence). For errors that are found later than the parse: aq_fail(status, "manifest", "%s: data.train: ...", place).
+ * The place that set a key: "job.yaml:12:7", "--set train.batch", or "default" ("the default of train.batch" reads well
+ * in a sentence). For errors that are found later than the parse: aq_fail(status, "manifest", "%s: data.train: ...",
+ * place).
  */
 void aq_job_place(const struct aq_job *job, const char *key, char *text, size_t bytes);
 
@@ -405,15 +407,15 @@ uint64_t aq_job_memory(const struct aq_job *job, uint32_t s);
 bool aq_job_same_host(const struct aq_job *job, uint32_t a, uint32_t b);
 
 /*
- * What carries the bodies between a rank and the next stage's of its replica, as far as it is known before workers
- * join: links, NCCL (asked for), or AQ_TRANSPORT_AUTO: NCCL if each turns out to have a GPU of its own on one machine.
+ * The transport of bodies between a rank and the next stage of its replica, as far as it is known before workers join:
+ * links, NCCL (set), or AQ_TRANSPORT_AUTO: NCCL if each turns out to have its own GPU on one machine.
  */
 enum aq_transport_kind aq_job_edge_transport(const struct aq_job *job, uint32_t rank);
 
 /* The machine of a replica, by the host of its first stage: numbers from 0 on, in the order of replicas. */
 uint32_t aq_job_machine(const struct aq_job *job, uint32_t replica);
 
-/* Who reduce with each other, of a stage: its replicas, or with reduce.machine_first its machines. */
+/* The members of a stage's reduction: its replicas, or with reduce.machine_first its machines. */
 uint32_t aq_job_reducers(const struct aq_job *job);
 
 /* Is this rank at a client, in a turn of split learning? */

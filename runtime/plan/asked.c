@@ -24,7 +24,7 @@ struct aq_stage_config aq_asked_config(const struct aq_model_config *model, enum
                                     .parts = size->parts};
 }
 
-/* Training begins what is a task's own anew where the file has none; here that would be answers of random weights. */
+/* Training initializes a task's head at random if the file has none; answers of a random head would be meaningless. */
 static enum aq_status check_trained(const struct aq_stage *stage, const struct aq_model_config *model, const char *path,
                                     const struct aq_adapter_folder *adapter)
 {

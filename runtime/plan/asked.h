@@ -1,15 +1,15 @@
 /*
  * asked.h -- a model that is asked instead of trained: how its stages are opened, and what crosses its cuts.
  *
- * Who computes a text or an evaluation does it by these, in one process (cli/local_model.c) or in a run's stages as
- * processes of their own (worker/worker_answer.c): so both compute the same bits.
+ * Generation and evaluation use these functions, in one process (cli/local_model.c) and in a run's stages, each its own
+ * process (worker/worker_answer.c): so both compute the same bits.
  *
  *     aq_model_use_task(&model, size.task, size.labels);
  *     struct aq_stage_config config = aq_asked_config(&model, precision, &size);      layers are the caller's
  *     AQ_TRY(aq_asked_stage_open(device, &config, "run", NULL, &stage));
  *     AQ_TRY(aq_asked_cut(plan, &config, e, &shape));                         for aq_cut_open, aq_edge_open
  *
- * Locking: pure functions but for the files that they read.
+ * Locking: pure functions except for the files that they read.
  */
 #ifndef RUNTIME_ASKED_H
 #define RUNTIME_ASKED_H
@@ -26,14 +26,14 @@ struct aq_asked_size {
     bool extends;     /* a token a step (aq_stage_config.extends)     */
 };
 
-/* For inference; its layers are the caller's to say. model: its task is used. Borrows the texts. */
+/* For inference; the caller sets the layers. model: its task is used. Borrows the texts. */
 struct aq_stage_config aq_asked_config(const struct aq_model_config *model, enum aq_stage_precision precision,
                                        const struct aq_asked_size *size);
 
 /*
  * The stage of config's layers with the weights in the folder `path`, and PEFT's adapters in `adapter` (NULL: none)
- * added to them. AQ_NOTFOUND: a tensor is missing; also one that training would begin anew (a classifier's head): what
- * it would give here means nothing. Others as aq_stage_open and aq_checkpoint_import.
+ * added to them. AQ_NOTFOUND: a tensor is missing; also one that training would initialize at random (a classifier's
+ * head), because its outputs would be meaningless. Others as aq_stage_open and aq_checkpoint_import.
  */
 enum aq_status aq_asked_stage_open(struct aq_device *device, const struct aq_stage_config *config, const char *path,
                                    const char *adapter, struct aq_stage **out);

@@ -3,8 +3,8 @@
  *
  * The file is `aqpipe/layers.json` in XDG_CACHE_HOME, or in ~/.cache: {"format": "aqpipe layers 1", "times": {KEY:
  * [seconds, ...]}}. A key is a text with all that a time depends on (device, threads, version, sizes, batch), for
- * people to read too. It is nobody's truth: one that is gone, broken or of another format is as an empty one, and may
- * be deleted at any time; of two processes that write it the later one's is kept.
+ * people to read too. It is only a cache: a missing, broken or foreign file counts as empty, and it may be deleted at
+ * any time; of two processes that write it, the later one wins.
  *
  * Locking: one thread.
  */
@@ -20,13 +20,13 @@ enum { AQ_LAYER_TIMES_KEPT = 2000, AQ_LAYER_TIMES_VALUES = 4 };
 
 struct aq_layer_times;
 
-/* AQ_NOMEM. A file that cannot be used is told in a line of the log, and begun anew. */
+/* AQ_NOMEM. A file that cannot be used gives a warning and counts as empty. */
 enum aq_status aq_layer_times_open(struct aq_layer_times **out);
 
-/* Writes the file where something was added and there is a folder for it; what fails is told and costs nothing else. */
+/* Writes the file if something was added and its folder exists; a failure only gives a warning. */
 void aq_layer_times_close(struct aq_layer_times *times);
 
-/* Where it is kept; "": neither XDG_CACHE_HOME nor HOME is set. */
+/* The file's path; "": neither XDG_CACHE_HOME nor HOME is set. */
 const char *aq_layer_times_path(const struct aq_layer_times *times);
 
 /* Exactly `count` values of finite, non-negative seconds, or false. */

@@ -69,7 +69,7 @@ static enum aq_status pixels_fill(const struct aq_job *job, bool keeps, struct a
                    out->edge, out->columns, why.text);
 }
 
-/* What crosses the cut behind a stage, and how. Slots and windows come later, with the program. */
+/* The shape of the edge behind a stage: values and codecs. Slots and windows come later, with the program. */
 static enum aq_status shape_fill(const struct aq_plan *plan, uint32_t e, uint32_t layer_end, struct aq_edge_shape *out)
 {
     const struct aq_job *job = plan->job;
@@ -125,7 +125,7 @@ enum aq_status aq_plan_edge_next(const struct aq_plan *plan, uint32_t known, uin
                                  struct aq_plan_edge *edge)
 {
     struct aq_edge_shape shape;
-    memset(&shape, 0, sizeof shape); /* its padding, too: what differs in that alone is measured for nothing */
+    memset(&shape, 0, sizeof shape); /* its padding, too: shapes that differ only in it would be measured twice */
     AQ_TRY(shape_fill(plan, e, layer_end, &shape));
     const bool alike = aq_plan_edge_loopback(plan->job, e) == aq_plan_edge_loopback(plan->job, known);
     edge->shape.edge = e;
@@ -147,7 +147,7 @@ static enum aq_status edge_windows(struct plan_open *open, uint32_t e, const str
     edge->shape.tied = tied.up_words > tied.down_words ? tied.up_words : tied.down_words;
     const uint32_t end = e == 0 ? 0 : e + 1; /* the client's: stage 1 is the server's */
     edge->shape.summed = aq_job_global(open->plan.job) ? open->stages[end].size.parameters : 0;
-    /* Pieces of mirrored checkpoints have receive slots of their own: they take no credit from training. */
+    /* Pieces of mirrored checkpoints have their own receive slots: they take no credit from training. */
     if (open->plan.job->checkpoint.mirror) edge->shape.receive_slots += AQ_MIRROR_WINDOW;
     return aq_edge_size_of(&edge->shape, &edge->size);
 }
@@ -183,7 +183,7 @@ static enum aq_status programs_fill(struct plan_open *open, uint32_t s, struct a
     return AQ_OK;
 }
 
-/* What the weight half of a backward reads must have stayed since the other half. */
+/* The weight half of a backward reads buffers that must be unchanged since the other half. */
 static enum aq_status split_check(const struct aq_job *job)
 {
     char place[PLACE_BYTES];
@@ -395,7 +395,7 @@ static uint64_t parts_bytes(const struct aq_job *job)
     return job->reduce.machine_first ? aq_group_measure(&local) + aq_group_measure(&leaders) : 0;
 }
 
-/* What replicas reduce with on a GPU; tensors beyond some dozens a layer share what this rounds up. */
+/* Buffers of the replicas' reduction on a GPU; the rounding covers a few dozen tensors per layer. */
 static uint64_t reduction_bytes(const struct plan_open *open, uint32_t s)
 {
     const struct aq_plan *plan = &open->plan;
@@ -467,7 +467,7 @@ static void memory_fill(struct plan_open *open, uint32_t s)
     if (job->split.privacy.distance_correlation > 0 && job->split.client && first)
         line(stage, "distance correlation", aq_plan_correlation_bytes(plan));
     line(stage, "program", AQ_PLAN_PROCESS_BYTES);
-    /* A checkpoint is written from a copy while training goes on; one at the end alone needs none. */
+    /* A checkpoint is written from a copy while training continues; a single one at the end needs no copy. */
     if (job->checkpoint.every.count > 0 || job->checkpoint.every.ns > 0)
         line(stage, "snapshot",
              (size->parameters * (1 + job->train.staleness) + size->buffers) * sizeof(float) +
@@ -513,8 +513,8 @@ static enum aq_status stages_fill(struct plan_open *open)
 }
 
 /*
- * Every rank's program against all others: the whole step, and the last of an epoch. What a client's part of a step is
- * run by is a beginning of the whole step's (program.h).
+ * Every rank's program against all others: the whole step, and the last of an epoch. A client's part of a step runs a
+ * prefix of the whole step's program (program.h).
  */
 static enum aq_status dry_run(const struct plan_open *open)
 {
@@ -545,7 +545,7 @@ static enum aq_status dry_run(const struct plan_open *open)
     return AQ_OK;
 }
 
-/* What the model gives of whole samples, where that is its task. */
+/* The model's outputs per sample, if its task is one of whole samples. */
 static enum aq_status labels_fill(struct aq_plan *plan)
 {
     const struct aq_job *job = plan->job;
@@ -563,7 +563,8 @@ static enum aq_status labels_fill(struct aq_plan *plan)
                    labels);
 }
 
-/* What is told of a sample's places, be it by a client of split learning: T, or T with what a text begins with. */
+/* The positions of a sample in the facts, also from a client of split learning: T, or T with the tokens before a
+ * text. */
 static enum aq_status places_check(const struct aq_plan *plan)
 {
     const uint32_t T = plan->job->train.T, places = aq_plan_places(plan);
@@ -608,7 +609,7 @@ static enum aq_status counts_fill(struct aq_plan *plan)
                        (unsigned long long)facts->train_samples, (unsigned long long)facts->first_sample,
                        (unsigned long long)facts->all_samples);
     plan->samples_dropped = plan->facts.train_samples - samples * W;
-    plan->facts.train_samples = samples * W; /* what the workers are told, too */
+    plan->facts.train_samples = samples * W; /* the workers get it, too */
     plan->batch = (uint32_t)batch;
     plan->steps_per_epoch = (drawn + batch - 1) / batch;
     plan->samples_last = (uint32_t)(drawn % batch ? drawn % batch : batch);
@@ -634,7 +635,7 @@ static enum aq_status arrays_take(struct plan_open *open)
     return AQ_OK;
 }
 
-/* Where the files themselves are at hand: the weights are this model's. */
+/* If the files are readable here, checks that the weights belong to this model. */
 static enum aq_status weights_match(const struct aq_plan *plan)
 {
     struct aq_weights *weights;
@@ -645,7 +646,7 @@ static enum aq_status weights_match(const struct aq_plan *plan)
     return status;
 }
 
-/* A stage of the manifest's layers that wants more than its worker may take. */
+/* Fails for a stage of the manifest's layers that needs more memory than its worker may take. */
 static enum aq_status limits_check(const struct aq_plan *plan)
 {
     for (uint32_t s = 0; s < plan->stage_count; s++) {
@@ -771,7 +772,7 @@ struct aq_plan_cut aq_plan_cut_of(const struct aq_plan *plan)
     return cut;
 }
 
-/* What the stage's cache keeps at most, of messages at the cuts that it has now. */
+/* The most bytes that the stage's cache keeps, of messages at its present cuts. */
 static uint64_t cache_memory(const struct plan_open *open, uint32_t s)
 {
     struct aq_cache_config cache = open->stages[s].cache;

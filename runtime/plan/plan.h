@@ -6,7 +6,7 @@
  * another hash (the handshake of a link does, too).
  *
  *     AQ_TRY(aq_job_load(path, sets, n, &job));
- *     AQ_TRY(aq_plan_open(job, &plan));            // reads tokenizer and texts where job->facts does not tell
+ *     AQ_TRY(aq_plan_open(job, &plan));            // reads tokenizer and texts if job->facts is empty
  *     const struct aq_plan_stage *me = &plan->stages[s];
  *     ... me->config for aq_stage_open, me->program to run, plan->edges[s] for the codecs, me->cache for aq_cache_open
  *     aq_plan_close(plan); aq_job_close(job);
@@ -41,8 +41,8 @@ enum {
     AQ_PLAN_TRACE_RECORDS = 1 << 17, /* of output.trace, on every stage                        */
     AQ_PLAN_TRACE_BYTES = 40,        /* of a record: two names, two times, step, micro-batch   */
     /*
-     * Code of the program and its libraries, stacks, and oneDNN's compiled kernels: what a worker's resident memory was
-     * seen to have beside its sum, alike on stages of 45 and of 98 MB (docs/DECISIONS.md).
+     * Code of the program and its libraries, stacks, and oneDNN's compiled kernels: a worker's resident memory less the
+     * planned sum, measured equal for stages of 45 and of 98 MB (docs/DECISIONS.md).
      */
     AQ_PLAN_PROCESS_BYTES = 32 << 20,
     /* Numbers of the edges between replicas, above all edges between stages: this + stage. */
@@ -63,7 +63,7 @@ struct aq_plan_stage {
     struct aq_stage_size size;
     struct aq_program program;      /* of a whole step: plan->micro_batches                                     */
     struct aq_program program_last; /* of the last, partial step of an epoch: plan->micro_batches_last          */
-    struct aq_cache_config cache;   /* ready but for path, mark, bell, trace, fresh; slots 0: no cache           */
+    struct aq_cache_config cache;   /* ready except path, mark, bell, trace, fresh; slots 0: no cache            */
     /* Edge, sizes, rate and hash are filled in, ranks as replica 0 has them. */
     struct aq_link_config link_in;    /* from stage s-1                                                             */
     struct aq_link_config link_out;   /* to stage s+1 (who of the two listens: aq_job_listener)                      */
@@ -79,7 +79,7 @@ struct aq_plan_stage {
 /* Frames with a body that may be on their way, each way: the least of what a link can carry in a round trip. */
 struct aq_plan_window {
     uint32_t send_frames;   /* that a sender keeps: until the other end has them, where links heal */
-    uint32_t receive_slots; /* credits: that the other end has not decoded, and told so            */
+    uint32_t receive_slots; /* credits: sent, and not yet acknowledged as decoded                  */
 };
 
 /* Edge e joins stage e and e+1. */
@@ -92,7 +92,7 @@ struct aq_plan_edge {
     struct aq_plan_window window; /* of training; shape's has those of mirrored checkpoints, too */
 };
 
-/* Who has which layers: stage s those from end[s - 1] (stage 0: from 0) up to, and without, end[s]. */
+/* The layers of each stage: stage s has [end[s - 1], end[s]), stage 0 has [0, end[0]). */
 struct aq_plan_cut {
     uint32_t end[AQ_JOB_STAGES_MAX];
 };
@@ -122,8 +122,8 @@ struct aq_plan {
     uint64_t parameters;  /* that are trained                                                           */
     uint64_t frozen;      /* that are not (train.freeze)                                                */
     uint64_t hash;        /* of everything that the ranks must agree on                                          */
-    uint64_t rank_hash;   /* the hash but for how far the run goes and when it looks and saves: its own checkpoints */
-    uint64_t resume_hash; /* the same but for the count of replicas, too: what a run can go on from */
+    uint64_t rank_hash;   /* the hash without length of the run, evaluations, saves: its own checkpoints */
+    uint64_t resume_hash; /* the same without the count of replicas: a run can resume from these */
     uint64_t job_digest;  /* identity of model, data, cut and codecs' stores: what a cache belongs to            */
 };
 
@@ -134,7 +134,7 @@ struct aq_plan {
  */
 enum aq_status aq_plan_facts(const struct aq_job *job, struct aq_job_facts *out, uint32_t **lengths);
 
-/* Places of a sample: train.T, and what its text begins with (data.bos). */
+/* Positions of a sample: train.T, and the tokens before its text (data.bos). */
 uint32_t aq_plan_places(const struct aq_plan *plan);
 /* The job's training or held-out samples, as aq_dataset_open takes them; paths and texts are the job's. */
 struct aq_dataset_config aq_plan_dataset(const struct aq_job *job, bool heldout);
@@ -142,7 +142,7 @@ struct aq_dataset_config aq_plan_dataset(const struct aq_job *job, bool heldout)
 /* How many lengths there are: of training samples, of held-out ones, of the parts of all of them in that order. */
 uint64_t aq_plan_lengths_count(const struct aq_job_facts *facts);
 
-/* The lengths of all samples as a worker is told them (lengths.h): memory of aq_alloc, NULL where there are none. */
+/* The lengths of all samples in the form that workers read (lengths.h): memory of aq_alloc; NULL without lengths. */
 enum aq_status aq_plan_lengths(const struct aq_plan *plan, char **text);
 
 /* AQ_INVAL: the job cannot be (names place, cause, remedy). As aq_plan_facts where it reads files. AQ_NOMEM. */
@@ -157,10 +157,10 @@ struct aq_plan_cut aq_plan_cut_of(const struct aq_plan *plan);
 enum aq_status aq_plan_stage_bytes(const struct aq_plan *plan, uint32_t s, uint32_t first, uint32_t end,
                                    uint64_t *bytes);
 
-/* What the room that mirrors checkpoints is told of a rank, of at least two stages. */
+/* A rank's input to the module that mirrors checkpoints. The plan has at least two stages. */
 void aq_plan_mirror_shape(const struct aq_plan *plan, uint32_t rank, struct aq_mirror_shape *out);
 
-/* What the room of checkpoints is told of the run. */
+/* The input of the checkpoint module for this run. */
 void aq_plan_checkpoint_run(const struct aq_plan *plan, struct aq_checkpoint_run *out);
 
 /* The learning rate of a step, which counts from 1. */
@@ -169,8 +169,8 @@ float aq_plan_learning_rate(const struct aq_plan *plan, uint64_t step);
 uint64_t aq_plan_hash(const struct aq_plan *plan);
 
 /*
- * What tells two plans apart, by the names of keys: "train.lr: 0.0002 there, 0.001 here; ...". resume: only what keeps
- * the one from going on from a checkpoint of the other. Nothing where they agree. AQ_NOMEM.
+ * The keys in which two plans differ: "train.lr: 0.0002 there, 0.001 here; ...". resume: only those that prevent one
+ * from resuming from a checkpoint of the other. Empty if they agree. AQ_NOMEM.
  */
 enum aq_status aq_plan_differences(const struct aq_plan *there, const struct aq_plan *here, bool resume,
                                    struct aq_text *out);
@@ -178,10 +178,11 @@ enum aq_status aq_plan_differences(const struct aq_plan *there, const struct aq_
 /* Bytes of the checkpoints that a rank of stage s keeps (checkpoint.keep), with its neighbour's copies. */
 uint64_t aq_plan_checkpoint_bytes(const struct aq_plan *plan, uint32_t s);
 
-/* Bytes of state, errors and scratch of the optimizer of so many parameters; tensors change next to nothing of it. */
+/* Bytes of the optimizer's state, residuals and scratch for a count of parameters; the shapes of tensors hardly
+ * matter. */
 uint64_t aq_plan_optimizer_bytes(const struct aq_plan *plan, uint64_t parameters);
 
-/* Of them, what local steps (reduce.every) want: the other version of the weights, outer momentum, errors of codecs. */
+/* The part of it for local steps (reduce.every): the other version of the weights, outer momentum, codec residuals. */
 uint64_t aq_plan_outer_bytes(const struct aq_plan *plan, uint64_t parameters);
 /*
  * Of the first stage, for split.privacy.distance_correlation (cut_correlation.h): a gradient a slot, the scratch of one
@@ -189,8 +190,8 @@ uint64_t aq_plan_outer_bytes(const struct aq_plan *plan, uint64_t parameters);
  */
 uint64_t aq_plan_correlation_bytes(const struct aq_plan *plan);
 /*
- * Of stage s, for a micro-batch's values at a cut that the host looks at (split.privacy, split.capture): pinned, and on
- * a GPU alone; elsewhere they are looked at where they are. 0: it looks at none.
+ * Pinned bytes of stage s for a micro-batch's values at a cut that the host reads (split.privacy, split.capture). Only
+ * a stage on a GPU needs the copy. 0: the host reads none.
  */
 uint64_t aq_plan_hosted_bytes(const struct aq_plan *plan, uint32_t s);
 
@@ -203,8 +204,8 @@ uint32_t aq_plan_reduce_every(const struct aq_plan *plan);
 uint64_t aq_plan_reductions(const struct aq_plan *plan);
 
 /*
- * What carries the bodies of an edge, and the reductions, in all replicas, as far as it is known before workers join;
- * AQ_TRANSPORT_AUTO: that is found out then.
+ * The transport of an edge's bodies, and of the reductions, in all replicas, as far as it is known before workers join;
+ * AQ_TRANSPORT_AUTO: known only after they join.
  */
 enum aq_transport_kind aq_plan_edge_transport(const struct aq_plan *plan, uint32_t edge);
 bool aq_plan_carries(const struct aq_plan *plan, uint32_t edge); /* is it sure that bodies go from GPU to GPU? */
@@ -214,7 +215,7 @@ enum aq_transport_kind aq_plan_reduce_transport(const struct aq_plan *plan);
 uint64_t aq_plan_coded_bytes(const struct aq_plan *plan, uint32_t s, const struct aq_grad_codec_config *codec);
 
 /*
- * Do the stages without a host (those of this machine) fit together into so much memory? AQ_NOMEM: says the sum, the
+ * Do the stages without a host (those of this machine) fit together into this memory? AQ_NOMEM: names the sum, the
  * largest part and the remedy. AQ_NODEV: as aq_plan_devices_built. For the launcher and `aqpipe plan`, before they
  * start anything.
  */
@@ -224,14 +225,14 @@ enum aq_status aq_plan_fits(const struct aq_plan *plan, uint64_t memory_bytes);
 enum aq_status aq_plan_devices_built(const struct aq_plan *plan);
 
 /*
- * Does this rank, what is on a GPU aside, fit into what its daemon lets a worker have? AQ_NOMEM: says both figures, the
- * largest part and the remedy. For the worker, before it allocates anything of the plan.
+ * Does this rank, what is on a GPU aside, fit into what its daemon lets a worker have? AQ_NOMEM: names both figures,
+ * the largest part and the remedy. For the worker, before it allocates anything of the plan.
  */
 enum aq_status aq_plan_rank_fits(const struct aq_plan *plan, uint32_t rank, uint64_t memory_bytes);
 
 /*
  * Do the caches of this machine's stages fit onto the disk of `folder` (which need not exist yet), counting what they
- * hold there already? AQ_NOSPC: not even one copy of each message does; says needed and free bytes. A second copy is
+ * hold there already? AQ_NOSPC: not even one copy of each message fits; names needed and free bytes. A second copy is
  * needed between two checkpoints: where only that does not fit, a line warns.
  */
 enum aq_status aq_plan_disk_fits(const struct aq_plan *plan, const char *folder);
@@ -245,9 +246,9 @@ enum aq_status aq_plan_manifest(const struct aq_plan *plan, char **text);
 /* Seconds of one thing on this job's machines: measured, or assumed. Arrays have stage_count entries. */
 struct aq_plan_layers;
 struct aq_plan_costs {
-    const struct aq_plan_layers *layers; /* of which a cut is judged; borrowed. NULL: nothing is said of cuts  */
+    const struct aq_plan_layers *layers; /* the basis to judge cuts; borrowed. NULL: cuts are not judged       */
     const char *origin; /* "measured", "given", "assumed 100 GFLOP/s a core": printed                           */
-    double forward_s[AQ_JOB_STAGES_MAX];      /* of one micro-batch, at the stage's threads, alone on its cores     */
+    double forward_s[AQ_JOB_STAGES_MAX];      /* of one micro-batch, at the stage's threads, with no other load     */
     double backward_s[AQ_JOB_STAGES_MAX];     /* where the schedule splits it: its input half                      */
     double weights_s[AQ_JOB_STAGES_MAX];      /* and its weight half; else 0                                       */
     double send_s[AQ_JOB_STAGES_MAX];         /* edge e: encode forward of one micro-batch, at stage e              */
@@ -256,14 +257,14 @@ struct aq_plan_costs {
     double receive_back_s[AQ_JOB_STAGES_MAX]; /* edge e: decode backward, at stage e                            */
     double step_s[AQ_JOB_STAGES_MAX];         /* the optimizer                                                      */
     double reduce_s[AQ_JOB_STAGES_MAX];       /* averaging with the other replicas: what their links take           */
-    double pack_s[AQ_JOB_STAGES_MAX];         /* and what computing it takes, beside them                           */
+    double pack_s[AQ_JOB_STAGES_MAX];         /* and computing it, in addition to them                              */
     bool reduce_in_step;                      /* the optimizer sends no gradients: its update meets the others      */
     double value_s[AQ_GRAD_CANDIDATES_MAX];   /* of a reduction's computing, one value: aq_plan_reduce_candidates   */
     uint32_t choice[AQ_JOB_STAGES_MAX];       /* what it is expected to choose (grad_choice.h), or AQ_CHOICE_NONE   */
     /*
-     * What links leave of the bytes of bodies that they send packed (link.entropy): 1, as they are. Of edge e forward
-     * and backward, of what replicas reduce in each candidate. packed: a sample of them was, or none goes packed; else
-     * times and bytes are those before packing.
+     * The share of a body's bytes that is left after packing (link.entropy); 1: not packed. Of edge e forward and
+     * backward, and of the replicas' reductions with each candidate. packed: the shares were measured on a sample, or
+     * no body is packed; else times and bytes are without packing.
      */
     double forward_share[AQ_JOB_STAGES_MAX], backward_share[AQ_JOB_STAGES_MAX], value_share[AQ_GRAD_CANDIDATES_MAX];
     bool packed;
@@ -279,18 +280,18 @@ struct aq_plan_costs {
 };
 
 /*
- * Fill costs by arithmetic: flops over `gflops` per core, codec bytes over 4 GB/s a core; says "assumed". Of cores:
- * nothing is assumed of a GPU, whose stages are 0 s (aq_plan_wants_gpu).
+ * Fill costs by arithmetic: flops over `gflops` per core, codec bytes over 4 GB/s per core; origin is "assumed". Of
+ * cores: nothing is assumed of a GPU, whose stages are 0 s (aq_plan_wants_gpu).
  */
 void aq_plan_costs_assumed(const struct aq_plan *plan, double gflops, uint32_t cores, struct aq_plan_costs *out);
 
-/* A backward of stage s takes so long: where this plan's schedule splits it, by the flops of its halves. */
+/* The time of a backward of stage s; if the schedule splits it, by the flops of its halves. */
 void aq_plan_costs_backward(const struct aq_plan *plan, uint32_t s, double seconds, struct aq_plan_costs *costs);
 
 /*
  * Fill costs by timing a few calls of each stage on this machine, all stages of a host open at once and in turns, as
  * they will run (plan_measure.c), and by packing what they coded. Seconds to a minute; takes the memory that the run
- * will take. AQ_NODEV: a stage is on a GPU, and here is none.
+ * will take. AQ_NODEV: a stage is on a GPU, and this machine has no GPU.
  */
 enum aq_status aq_plan_costs_measured(const struct aq_plan *plan, uint32_t cores, struct aq_plan_costs *out);
 
@@ -310,15 +311,15 @@ uint32_t aq_plan_reduce_candidates(const struct aq_plan *plan, struct aq_grad_ca
 void aq_plan_costs_reduce(const struct aq_plan *plan, struct aq_plan_costs *costs);
 
 /*
- * What each layer takes at each stage (its threads, its device), and what a cut before it does there. Seconds are those
- * of this machine: a stage's speed is not in them.
+ * The time of each layer at each stage (its threads, its device), and the time of a cut before the layer. Seconds of
+ * this machine: a stage's speed is not in them.
  */
 struct aq_plan_layer_cost {
     double forward_s, backward_s; /* of one micro-batch; both halves of backward                                 */
     double step_s;                /* its part of the optimizer's step                                            */
-    /* Where the stage begins with this layer, and where it ends before it: decoding and encoding of a micro-batch. */
+    /* Decoding and encoding of a micro-batch, if the stage starts with this layer, and if it ends before it. */
     double begins_s, ends_s;
-    /* Where it ends before it, of a micro-batch on the wire to the next stage and back. */
+    /* Of a micro-batch on the wire to the next stage and back, if the stage ends before this layer. */
     double forward_bytes, backward_bytes;
 };
 struct aq_plan_layers {
@@ -331,7 +332,8 @@ struct aq_plan_layers {
 };
 
 /* plan_layers.c: by flops and bytes, as aq_plan_costs_assumed has them, of one core a stage: a pure function of the
- * manifest. plan_layers_measure.c: measured on this machine. AQ_NODEV: a stage is on a GPU, and here is none. */
+ * manifest. plan_layers_measure.c: measured on this machine. AQ_NODEV: a stage is on a GPU, and this machine has no
+ * GPU. */
 enum aq_status aq_plan_layers_assumed(const struct aq_plan *plan, struct aq_plan_layers **out);
 enum aq_status aq_plan_layers_measured(const struct aq_plan *plan, uint32_t cores, struct aq_plan_layers **out);
 void aq_plan_layers_close(struct aq_plan_layers *layers); /* NULL is fine */
@@ -340,7 +342,7 @@ void aq_plan_layers_close(struct aq_plan_layers *layers); /* NULL is fine */
  * core: as aq_plan_costs_assumed computes stages. Bytes stay. */
 void aq_plan_layers_as(struct aq_plan_layers *layers, const struct aq_plan_costs *costs, double gflops);
 
-/* Are there stages for which a cut by even flops is none: speeds or limits of memory in an automatic cut? */
+/* Does an automatic cut have to respect speeds or memory limits, so that even flops are not enough? */
 bool aq_plan_cut_uneven(const struct aq_job *job);
 
 /* Of a step, by such a table: the busy time of each stage, and of the link behind it, the busier of its directions. */
@@ -354,7 +356,7 @@ enum aq_status aq_plan_cut_times(const struct aq_plan *plan, const struct aq_pla
 /*
  * The cut whose slowest stage or link is as fast as can be, with each stage within its worker's memory; of those, the
  * one with the least sum of squares of the stages' times, which shares out evenly what is left; of those, the one that
- * ends its stages first. AQ_INVAL: none fits the memory; says the stage that comes nearest. AQ_NOMEM.
+ * ends its stages first. AQ_INVAL: none fits the memory; names the stage that comes nearest. AQ_NOMEM.
  */
 enum aq_status aq_plan_balance(const struct aq_plan *plan, const struct aq_plan_layers *layers,
                                struct aq_plan_cut *out);
@@ -364,7 +366,7 @@ enum aq_status aq_plan_balance(const struct aq_plan *plan, const struct aq_plan_
 void aq_plan_cut_text(const struct aq_plan *plan, const struct aq_plan_cut *cut, struct aq_text *text);
 void aq_plan_layers_text(const struct aq_plan *plan, const struct aq_plan_layers *layers, struct aq_text *text);
 
-/* A plan's cut beside the best one, both by costs->layers. AQ_NOMEM. */
+/* A plan's cut compared with the best one, both by costs->layers. AQ_NOMEM. */
 struct aq_plan_judged {
     bool best;                           /* no cut is faster by a hundredth                       */
     struct aq_plan_cut cut;              /* the best one                                          */
@@ -401,9 +403,9 @@ struct aq_plan_slack {
 };
 enum aq_status aq_plan_slack(const struct aq_plan *plan, const struct aq_plan_costs *costs, struct aq_plan_slack *out);
 
-/* The same by rungs of the ladders that a run with edges.bits: auto has (edge_guard.h): of edge e forward 2e, backward
- * 2e + 1. Who asks is between two steps, so that no prediction is begun after AQ_PLAN_RUNGS_NS: hurried, what was found
- * by then, which is fewer bits and never a longer step. AQ_NOMEM. */
+/* The same by rungs of the ladders that a run with edges.bits: auto has (edge_guard.h): of edge e forward 2e,
+ * backward 2e + 1. The caller waits between two steps, so no prediction starts after AQ_PLAN_RUNGS_NS. hurried: the
+ * result found by then, which has fewer bits and never a longer step. AQ_NOMEM. */
 #define AQ_PLAN_RUNGS_NS UINT64_C(2000000000)
 struct aq_plan_rungs {
     double before_s, step_s; /* a step with none, and with these */
@@ -417,10 +419,10 @@ void aq_plan_slack_text(const struct aq_plan *plan, const struct aq_plan_slack *
 
 enum { AQ_PLAN_HELPS_MAX = 4, AQ_PLAN_HELP_BYTES = 48 };
 
-/* What distance costs a step, and what would help. */
+/* The cost of distance per step, and what would help. */
 struct aq_plan_distance {
-    double share;      /* of a step that is not there with all stages side by side: 0 to 1 */
-    double loss_share; /* of a step that is not there without lost packets            */
+    double share;      /* of a step that would be saved with all stages on one site: 0 to 1 */
+    double loss_share; /* of a step that would be saved without lost packets          */
     uint32_t help_count;
     struct {
         char change[AQ_PLAN_HELP_BYTES]; /* a key and its value: "train.batch 64" */
@@ -449,11 +451,11 @@ enum aq_status aq_plan_schedules(const struct aq_plan *plan, const struct aq_pla
 
 /* Of a whole run. "A machine": that of those which has most. */
 struct aq_plan_totals {
-    double seconds, compute_seconds; /* by the prediction, of all stages; 0: there is none       */
+    double seconds, compute_seconds; /* by the prediction, of all stages; 0: no prediction       */
     uint32_t machines;
     uint64_t sent_bytes;  /* that a machine's stages send, at most; bodies go packed      */
     uint64_t disk_bytes;  /* of a machine's caches and of the checkpoints that are kept   */
-    uint64_t cache_bytes; /* of the caches of all machines; 0: in memory, or there are none */
+    uint64_t cache_bytes; /* of the caches of all machines; 0: in memory, or no caches */
     uint64_t data_bytes;  /* of the files of data.train                                   */
 };
 
@@ -461,8 +463,8 @@ struct aq_plan_totals {
 void aq_plan_totals(const struct aq_plan *plan, const struct aq_plan_costs *costs,
                     const struct aq_plan_prediction *prediction, struct aq_plan_totals *out);
 
-/* For people, in so many columns (0: any number), and for programs (one JSON object). costs and prediction may be NULL:
- * then nothing is said about time. */
+/* For people, at most `columns` wide (0: any width), and for programs (one JSON object). costs and prediction may be
+ * NULL: then times are left out. */
 enum aq_status aq_plan_print(const struct aq_plan *plan, const struct aq_plan_costs *costs,
                              const struct aq_plan_prediction *prediction, unsigned columns, struct aq_text *text);
 enum aq_status aq_plan_print_json(const struct aq_plan *plan, const struct aq_plan_costs *costs,
@@ -476,10 +478,10 @@ int aq_command_help_keys(int argc, char **argv);
  * plan_tied.c: a tied head that a cut separates from the embedding's table. ties: is there one? could_tie: would there
  * be one with another model.tied? local: both ends are a client's (split learning), and nothing crosses a link. rows:
  * most rows of the table that a step of one replica names; 0: nothing is tied; with one stage, too. floats: of the
- * table. traffic: words of 4 bytes of a step, towards the embedding and back, at most, if model.tied were `how`.
- * bytes: of so many words on the wire of edge e. sent: by stage s in a step, at most. codec: of the head's gradient
- * where it is compressed; the caller closes it. host_bytes: of an end that needs host memory for it: a stage on a GPU,
- * or a client's.
+ * table. traffic: words of 4 bytes of a step, towards the embedding and back, at most, if model.tied were `how`. bytes:
+ * of that many words on the wire of edge e. sent: by stage s in a step, at most. codec: of the head's gradient where it
+ * is compressed; the caller closes it. host_bytes: of an end that needs host memory for it: a stage on a GPU, or a
+ * client's.
  */
 #define AQ_PLAN_TIED_CODEC "q4"
 struct aq_plan_tied {

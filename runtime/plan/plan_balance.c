@@ -5,8 +5,8 @@
  * and the coding at its cuts, over its speed. A link takes the bytes at its cut over its rate. The largest of all these
  * bounds a pipeline that is kept full: that is minimized, over all cuts, by dynamic programming (Bellman; stages in
  * order, for every count of layers that the first stages can have). Many cuts reach the least: a second pass takes of
- * them the one with the least sum of squares of the stages' times. What a stage takes is added up in one way
- * (stage_seconds), so that both passes, and whoever asks for the times of a cut, see the same bits.
+ * them the one with the least sum of squares of the stages' times. Only stage_seconds adds up a stage's time, so that
+ * both passes, and callers that ask for the times of a cut, see the same bits.
  */
 #include <float.h>
 #include <stdio.h>
@@ -20,7 +20,7 @@ struct balance {
     double *sums;           /* [s][l]: the first l layers at stage s, a step */
     const uint8_t *allowed; /* [s][k][l]: layers k to l fit stage s; NULL: all do */
     double *best;           /* [s][l]: of stages up to s with the first l layers */
-    uint32_t *from;         /* [s][l]: where stage s begins then                 */
+    uint32_t *from;         /* [s][l]: first layer of stage s then               */
     double bound;           /* second pass: of stages and links                  */
 };
 
@@ -60,7 +60,7 @@ static double stage_seconds(const struct balance *balance, uint32_t s, uint32_t 
     return seconds / aq_job_speed(balance->plan->job, s);
 }
 
-/* The link behind stage s. What goes from GPU to GPU has no rate here. */
+/* The link behind stage s. Bytes from GPU to GPU have no rate here. */
 static double link_seconds(const struct balance *balance, uint32_t s, uint32_t end)
 {
     const struct aq_plan *plan = balance->plan;
@@ -76,7 +76,7 @@ static bool is_allowed(const struct balance *balance, uint32_t s, uint32_t first
     return !balance->allowed || balance->allowed[at(balance, s, first) * (balance->L + 1) + end];
 }
 
-/* The cost of stage s and what lies before it: the largest, or within the bound the sum of squares; DBL_MAX: cannot be.
+/* The cost of stages up to s: the largest, or within the bound the sum of squares; DBL_MAX: impossible.
  */
 static double joined(const struct balance *balance, uint32_t s, uint32_t first, uint32_t end)
 {
@@ -115,7 +115,7 @@ static enum aq_status allowed_fill(const struct balance *balance, uint8_t *allow
         for (uint32_t first = 0; first < balance->L; first++) {
             uint64_t bytes = 0;
             for (uint32_t end = first + 1; end <= balance->L && (limit == 0 || bytes <= 2 * limit); end++) {
-                /* A stage begins and ends at a cut but for the first and the last one. */
+                /* Only the first stage starts at layer 0, and only the last one ends at layer L. */
                 if ((first == 0) != (s == 0) || (end == balance->L) != (s + 1 == balance->P)) continue;
                 if (limit) AQ_TRY(aq_plan_stage_bytes(balance->plan, s, first, end, &bytes));
                 allowed[at(balance, s, first) * (balance->L + 1) + end] = limit == 0 || bytes <= limit;

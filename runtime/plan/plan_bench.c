@@ -25,7 +25,7 @@ void aq_plan_bench_close(struct aq_plan_bench *bench)
     *bench = (struct aq_plan_bench){0};
 }
 
-/* Values of a cut (bytes 0: there is none), at random. */
+/* Random values of a cut (bytes 0: no cut). */
 static enum aq_status values_open(const struct aq_plan_bench *bench, uint64_t bytes, float **out)
 {
     void *host = NULL;

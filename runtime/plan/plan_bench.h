@@ -19,7 +19,7 @@ enum { AQ_PLAN_ROUNDS_MAX = 31 };
 struct aq_plan_bench {
     const struct aq_plan *plan;
     uint32_t rank, slots, rounds;
-    bool first, last, split; /* its layers begin the model; end it; its backward has halves */
+    bool first, last, split; /* has the model's first layer; its last; its backward has halves */
     struct aq_stage *stage;
     double forward_s[AQ_PLAN_ROUNDS_MAX], backward_s[AQ_PLAN_ROUNDS_MAX], weights_s[AQ_PLAN_ROUNDS_MAX];
     struct aq_device *device;
@@ -46,7 +46,7 @@ enum aq_status aq_plan_bench_weights(struct aq_plan_bench *bench, uint32_t slot)
 /* Each once, timed into the round's entries: the oldest backward of the slots, and a forward in its place. */
 enum aq_status aq_plan_bench_round(struct aq_plan_bench *bench, uint32_t round);
 
-/* What the end of a step takes here: the norm, the optimizer's step, gradients zeroed; the least of some repeats. */
+/* Times the end of a step: the norm, the optimizer's step, gradients zeroed; the least of several repeats. */
 enum aq_status aq_plan_bench_update(struct aq_plan_bench *bench, double *seconds_least);
 
 double aq_plan_bench_since(uint64_t begin_ns);               /* seconds */

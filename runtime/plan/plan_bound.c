@@ -28,7 +28,7 @@ static double stage_end(const struct aq_plan *plan, const struct aq_plan_costs *
     return costs->step_s[s] + (plan->replicas > 1 ? costs->pack_s[s] : 0);
 }
 
-/* What a stage works in a step: all of it on a CPU, its busiest stream on a GPU. */
+/* A stage's busy time in a step: of all streams together on a CPU, of its busiest stream on a GPU. */
 static double stage_busy(const struct aq_plan *plan, const struct aq_plan_costs *costs, uint32_t s)
 {
     const double end = stage_end(plan, costs, s);
@@ -47,7 +47,8 @@ static double stage_busy(const struct aq_plan *plan, const struct aq_plan_costs 
     return fmax(compute, fmax(send, receive));
 }
 
-/* Bytes that the store of stage s reads and writes in a step; what never changes is read alone, where it is wanted. */
+/* Bytes that the store of stage s reads and writes in a step; messages that never change are only read, and only where
+ * they are needed. */
 static double cache_traffic(const struct aq_plan *plan, uint32_t s)
 {
     const bool last = s + 1 == plan->stage_count, still = !last && plan->edges[s].shape.still;
@@ -59,7 +60,7 @@ static double cache_traffic(const struct aq_plan *plan, uint32_t s)
 }
 
 /*
- * A step begins and ends at the first stage: what lies behind links waits once for the round trips of them all, and a
+ * A step starts and ends at the first stage: stages behind links wait once for the round trips of them all, and a
  * link's last frame goes to the last stage and comes back.
  */
 static void bound_trips(const struct aq_plan *plan, const struct aq_plan_costs *costs, struct aq_plan_prediction *out)

@@ -1,9 +1,9 @@
 /*
- * plan_cut.c -- which layers a stage has: as the manifest says, or cut so that the dearest stage is as cheap as can be.
+ * plan_cut.c -- the layers of each stage: as the manifest sets them, or cut so that the dearest stage is the cheapest.
  *
  * The automatic cut minimizes the largest sum of flops (forward and backward) of one stage over all cuts into P parts,
- * by dynamic programming; of equal cuts the one that ends its stages first wins, so that every rank finds the same.
- * Where stages are not alike, or layers were measured, plan_balance.c cuts again.
+ * by dynamic programming; of equal cuts the one that ends its stages first wins, so that every rank finds the same. If
+ * stages differ, or layers were measured, plan_balance.c cuts again.
  */
 #include <float.h>
 
@@ -54,8 +54,8 @@ static enum aq_status layer_flops(const struct aq_job *job, const struct aq_mode
 }
 
 /*
- * best[p][l]: the largest stage when the first l layers are cut into p parts; from[p][l]: where the last part begins.
- * Row by row, P rows of layers + 1 entries.
+ * best[p][l]: the largest stage when the first l layers are cut into p parts; from[p][l]: the first layer of the last
+ * part. Row by row, P rows of layers + 1 entries.
  */
 static void balance(const double *sums, uint32_t layers, uint32_t P, double *best, uint32_t *from)
 {

@@ -2,16 +2,16 @@
  * plan_distance.c -- what follows from round trips (link.rtt_ms): the schedule, how many micro-batches are in flight,
  * how many frames a link may have on its way; what distance costs a step; and what a step takes by each schedule.
  *
- * Choices are made by the simulation of plan_predict.c with links alone: what stages compute is not in a manifest, and
- * whoever computes faster than assumed would stand still for want of micro-batches in flight. So a choice is a pure
- * function of the manifest. Candidates are the schedules that may be taken, each with its own count of micro-batches in
- * flight and with twice as many, and so on up to a step's. Of those that take at most FLIGHT_BYTES more than the first,
- * on every stage, the one with least memory among the fastest is taken.
+ * Choices are made by the simulation of plan_predict.c with only the links: computing times are not in a manifest, and
+ * stages faster than assumed would idle for lack of micro-batches in flight. So a choice is a pure function of the
+ * manifest. Candidates are the schedules that may be taken, each with its own count of micro-batches in flight and with
+ * twice as many, and so on up to a step's. Of those that take at most FLIGHT_BYTES more than the first, on every stage,
+ * the one with least memory among the fastest is taken.
  *
- * A window of frames bounds a link to window / round trip. One that holds all micro-batches in flight is none: that is
- * taken where it is cheap, else as many as a round trip holds at the link's rate. The same of messages that one end has
- * lost: as many are on their way from the other end as a round trip holds (each in a send buffer, of which they have
- * half: edge_heal.c), and the cache reads ahead so far and has the slots for what comes.
+ * A window of frames bounds a link to window / round trip. A window of all micro-batches in flight does not limit: it
+ * is taken if it is cheap, else as many frames as a round trip holds at the link's rate. The same of messages that one
+ * end has lost: as many are on their way from the other end as a round trip holds (each in a send buffer, of which they
+ * have half: edge_heal.c), and the cache reads ahead so far and has the slots for what comes.
  */
 #include <math.h>
 #include <stdio.h>
@@ -21,7 +21,7 @@
 
 enum {
     CANDIDATES_MAX = 2 * 16, /* two schedules; doublings up to SIMULATED_MOST are 8 */
-    SEND_LEAST = 8,          /* windows of links that nobody calls far: some frames of each direction in turn */
+    SEND_LEAST = 8,          /* windows of links without an rtt: a few frames of each direction in turn */
     RECEIVE_LEAST = 4,
     SEND_MOST = 256, /* as keys.def bounds them */
     RECEIVE_MOST = 252,
@@ -53,7 +53,7 @@ bool aq_plan_far(const struct aq_plan *plan)
 
 /* --- windows ---------------------------------------------------------------------------------------------------- */
 
-/* Frames of so many bytes that an edge's link carries in a round trip, and two more, that it never stands still. */
+/* Frames of this size that an edge's link carries in a round trip, plus two so that it never idles. */
 static double round_trip_frames(const struct aq_plan *plan, uint32_t e, double frame_bytes)
 {
     const double rate = plan->job->link.rate_mbps * 1e6 / 8, seconds = (double)plan->job->edges[e].rtt_ms * 1e-3;
@@ -211,7 +211,7 @@ static enum aq_status choose(const struct aq_plan *plan, uint32_t micro_batches,
     return AQ_OK;
 }
 
-/* automatic: of what the manifest says of windows nothing counts. */
+/* automatic: the manifest's windows are ignored. */
 static enum aq_status flight_of(const struct aq_plan *plan, uint32_t micro_batches, enum aq_schedule_kind kind,
                                 uint32_t in_flight, bool automatic, struct aq_schedule_request *out)
 {
@@ -223,7 +223,7 @@ static enum aq_status flight_of(const struct aq_plan *plan, uint32_t micro_batch
                           in_flight == AQ_IN_FLIGHT_AUTO ? AQ_IN_FLIGHT_DEFAULT : in_flight);
         return AQ_OK;
     }
-    const bool both = kind == AQ_SCHEDULE_AUTO && in_flight == AQ_IN_FLIGHT_AUTO; /* a count that is said is 1f1b's */
+    const bool both = kind == AQ_SCHEDULE_AUTO && in_flight == AQ_IN_FLIGHT_AUTO; /* a count that is set means 1f1b */
     for (uint32_t k = 0; k < (both ? 2 : 1); k++)
         count = candidates_add(plan, micro_batches, kinds[k], in_flight, candidates, count);
     if (count > 1) return choose(plan, micro_batches, automatic, candidates, count, out);
@@ -287,7 +287,7 @@ static void help_add(struct aq_plan_distance *out, double share, double step_s, 
         snprintf(out->helps[out->help_count++].change, AQ_PLAN_HELP_BYTES, "%s", key);
 }
 
-/* Where the manifest says otherwise: what is chosen by distance. */
+/* If the manifest sets something else: the choice by distance. */
 static enum aq_status help_automatic(const struct aq_plan *plan, const struct aq_plan_costs *costs, double step_s,
                                      struct aq_plan_distance *out)
 {
@@ -299,7 +299,7 @@ static enum aq_status help_automatic(const struct aq_plan *plan, const struct aq
     return AQ_OK;
 }
 
-/* The next step's forwards beside this one's end. */
+/* The next step's forwards during this one's end. */
 static enum aq_status help_staleness(const struct aq_plan *plan, const struct aq_plan_costs *costs, double step_s,
                                      struct aq_plan_distance *out)
 {

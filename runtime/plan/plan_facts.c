@@ -16,7 +16,7 @@
 
 enum { PLACE_BYTES = 512 };
 
-/* A file that is not there is told with the line of the manifest that names it. */
+/* The error for a missing file names the line of the manifest. */
 static enum aq_status readable(const struct aq_job *job, const char *key, const char *path)
 {
     if (access(path, R_OK) == 0) return AQ_OK;
@@ -28,7 +28,7 @@ static enum aq_status readable(const struct aq_job *job, const char *key, const 
     return error == ENOENT ? AQ_NOTFOUND : status;
 }
 
-/* What one of the two data sets tells. */
+/* The facts of one of the two data sets. */
 struct told {
     uint64_t samples, digest;
     uint32_t outputs, vocabulary, places;
@@ -81,7 +81,7 @@ static enum aq_status weights_facts(const struct aq_job *job, uint64_t *digest)
     return AQ_OK;
 }
 
-/* Of the model's weights and the adapters' together; without adapters the model's alone. */
+/* One digest of the model's weights and the adapters'; without adapters only of the model's. */
 static enum aq_status adapter_facts(const struct aq_job *job, uint64_t *digest)
 {
     struct aq_adapter_folder *folder;
@@ -135,7 +135,7 @@ uint64_t aq_plan_lengths_count(const struct aq_job_facts *facts)
     return facts->train_samples + facts->heldout_samples + facts->parts;
 }
 
-/* Samples [first, end) of those that have so many lengths in front of their parts are left out, with their parts. */
+/* Leaves out samples [first, end) and their parts; `lengths` has `samples` lengths, then those of the parts. */
 static void leave_out(struct aq_job_facts *facts, uint64_t first, uint64_t end, uint64_t samples, uint32_t *lengths)
 {
     uint32_t *parts = lengths + samples;
@@ -201,7 +201,7 @@ static enum aq_status lengths_join(const struct told *train, const struct told *
     return AQ_OK;
 }
 
-/* The labels of the held-out samples are those of the training samples, or fewer. */
+/* The held-out samples may have no label that the training samples lack. */
 static enum aq_status labels_check(const struct aq_job *job, const struct told *train, const struct told *heldout)
 {
     if (!heldout->samples || heldout->outputs <= train->outputs) return AQ_OK;

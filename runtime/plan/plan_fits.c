@@ -1,6 +1,6 @@
 /*
  * plan_fits.c -- do the stages of this machine fit into its memory, a rank into what its daemon allows, and caches onto
- * the disk? What a plan cannot know of itself.
+ * the disk? The plan cannot know these limits.
  */
 #include <stdio.h>
 #include <string.h>
@@ -67,7 +67,7 @@ enum aq_status aq_plan_fits(const struct aq_plan *plan, uint64_t memory_bytes)
         const struct aq_plan_stage *stage = &plan->stages[s];
         const struct aq_job_stage *place = &plan->job->pipeline.stages[r];
         if (place->host || aq_job_at_client(plan->job, r)) continue;
-        /* What is on a GPU is weighed when the stage opens it: the launcher may sit elsewhere. */
+        /* A stage on a GPU is checked when it opens its device, because the launcher may run on another machine. */
         const bool gpu = aq_device_gpu_here(place->device, place->device_index);
         sum += stage->memory_bytes - (gpu ? stage->device_bytes : 0);
         for (uint32_t i = 0; !gpu && i < stage->line_count; i++)
@@ -117,7 +117,7 @@ uint64_t aq_plan_checkpoint_bytes(const struct aq_plan *plan, uint32_t s)
            plan->stages[s].size.frozen * sizeof(float);
 }
 
-/* What the slab of a stage's cache takes on disk already: a run that goes on needs no second copy of it. */
+/* The present bytes of a stage's slab on disk: a run that resumes needs no second copy of it. */
 static uint64_t slab_held(const char *folder, uint32_t rank)
 {
     char path[PATH_BYTES];

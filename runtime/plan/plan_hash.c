@@ -1,11 +1,11 @@
 /*
- * plan_hash.c -- what all ranks must agree on, as one number; what a run can go on with, as two; and what a cache
- * belongs to, as another.
+ * plan_hash.c -- digests: one of the settings that all ranks must share, two that a run must keep to resume, and one
+ * that a cache belongs to.
  *
  * All are digests of a text, so that a difference can be looked at (AQ_LOG=plan:2 prints the texts, and
- * aq_plan_differences compares them). What cannot change a result is left out: where things lie, who runs them with how
- * many threads, how links and caches are buffered. How far the run goes and when it looks and saves changes nothing
- * that was done before, and in which order stages work changes no bit: a checkpoint serves a run that differs in this.
+ * aq_plan_differences compares them). Settings that cannot change a result are left out: paths, hosts, threads, buffers
+ * of links and caches. The length of the run, its evaluations and checkpoints change no earlier step, and the schedule
+ * changes no bit: a checkpoint serves a run that differs in these.
  */
 #include <stdio.h>
 #include <string.h>
@@ -13,7 +13,8 @@
 #include "keys.h"
 #include "plan_private.h"
 
-/* Of what: what the ranks of a run agree on; what the file of a rank serves; what a run can go on from at all. */
+/* The digest: of the plan, shared by all ranks; of a rank's checkpoint file; of any checkpoint that a run can resume
+ * from. */
 enum scope { OF_PLAN, OF_RANK, OF_RESUME };
 
 enum { DIFFERENCES_SHOWN = 12, IDENTITY_BYTES = 512 };
@@ -25,7 +26,7 @@ static const char *const indifferent[] = {"job.name",
                                           "data.cache",
                                           "data.train",
                                           "data.heldout",
-                                          "data.fields", /* the digest of the data says what they chose */
+                                          "data.fields", /* the digest of the data covers their choice */
                                           "data.skip_invalid",
                                           "data.quotes",
                                           "model.weights",
@@ -64,14 +65,13 @@ static const char *const indifferent[] = {"job.name",
                                           "status.",
                                           "facts."};
 
-/* Keys that change no step that was made: a run may go on with others. */
+/* Keys that change no past step: a run may resume with other values. */
 static const char *const extent[] = {"train.epochs",     "train.steps_max",   "train.evaluate_every",
                                      "checkpoint.every", "pipeline.schedule", "pipeline.in_flight",
                                      "train.early_stop", "checkpoint.best",   "split.rounds",
                                      "train.schedule",   "edges.check"};
 
-/* Keys that older runs did not know: where they say nothing, or their default, there is no line, and a hash is what it
- * was. */
+/* Keys that older versions did not have: unset or at their default they add no line, so that old hashes stay valid. */
 static const char *const silent[] = {
     "train.freeze",     "train.frozen_store", "train.staleness",       "train.prediction", "lora.rank",
     "lora.alpha",       "lora.targets",       "lora.rslora",           "lora.dora",        "lora.dropout",
@@ -134,7 +134,8 @@ static void add_cut(const struct aq_plan *plan, struct aq_text *text)
                     plan->stages[s].layer_end - 1);
 }
 
-/* Who averages first decides what is averaged then: hosts matter, if not where they are. */
+/* The machines' averages are rounded before they are averaged: the grouping by hosts matters, their addresses do
+ * not. */
 static void add_machines(const struct aq_job *job, struct aq_text *text)
 {
     for (uint32_t v = 0; job->reduce.machine_first && v < job->pipeline.replicas; v++)
@@ -157,7 +158,7 @@ static void add_facts(const struct aq_plan *plan, struct aq_text *text)
     if (facts->lengths_digest) aq_text_add(text, "lengths=digest %016llx\n", (unsigned long long)facts->lengths_digest);
 }
 
-/* Clients may come and go between rounds. A client's checkpoint serves its run as long as it goes on. */
+/* Clients may come and go between rounds. A client's checkpoint serves its run to the end. */
 static void add_global(const struct aq_plan *plan, enum scope scope, struct aq_text *text)
 {
     const struct aq_job_facts *facts = &plan->facts;
@@ -251,7 +252,8 @@ enum aq_status aq_plan_differences(const struct aq_plan *there, const struct aq_
 
 /* ---- digests ---- */
 
-/* What a message is a message of: the model and its beginning, the sample's tokens, the cut, and how it is kept. */
+/* Everything that a message depends on: the model and its initial weights, the sample's tokens, the cut, and the
+ * store's format. */
 static void job_text(const struct aq_plan *plan, struct aq_text *text)
 {
     const struct aq_job *job = plan->job;

@@ -11,7 +11,7 @@ static json_t *whole(uint64_t value)
     return json_integer((json_int_t)value);
 }
 
-/* What a stage is expected to choose, and bytes in that; null: unknown, or (no key) nothing is chosen. */
+/* A stage's expected choice, and its bytes; null: unknown, or (no key) there is no choice. */
 static void add_choice(const struct aq_plan *plan, const struct aq_plan_costs *costs, uint32_t s, json_t *stage)
 {
     struct aq_grad_candidate candidates[AQ_GRAD_CANDIDATES_MAX];
@@ -155,7 +155,7 @@ static json_t *time_json(const struct aq_plan *plan, const struct aq_plan_costs 
     return time;
 }
 
-/* Null: no head is tied to a table behind a cut, whatever model.tied says. */
+/* Null: no head is tied to a table behind a cut, whatever the value of model.tied. */
 static json_t *tied_json(const struct aq_plan *plan)
 {
     static const char *const names[] = {

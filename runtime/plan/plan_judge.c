@@ -1,8 +1,8 @@
 /*
- * plan_judge.c -- a plan's cut beside the best one that is known, and both in words.
+ * plan_judge.c -- a plan's cut compared with the best one that is known, and both in words.
  *
- * Steps are simulated from one table of layers for both cuts, so that they differ in the cut alone; what stages were
- * measured to take as a whole is not in them.
+ * Steps are simulated from one table of layers for both cuts, so that they differ only in the cut; times measured for
+ * whole stages are not used.
  */
 #include <stdio.h>
 #include <string.h>
@@ -37,7 +37,7 @@ void aq_plan_layers_text(const struct aq_plan *plan, const struct aq_plan_layers
     }
 }
 
-/* Costs of a plan by the table, on machines of its stages' speeds. What the table does not know stays. */
+/* Costs of a plan by the table, on machines of its stages' speeds. Costs that are not in the table stay. */
 static void costs_by_layers(const struct aq_plan *plan, const struct aq_plan_layers *layers,
                             struct aq_plan_costs *costs)
 {

@@ -6,7 +6,7 @@
 #include "aqsgd/grad.h"
 #include "plan_private.h"
 
-/* As plan_cost.c has it; a cut goes by ratios, and only a link's seconds stand beside it. */
+/* The same as in plan_cost.c; a cut depends on ratios, so that the value only matters against a link's seconds. */
 static const double flops_s = 100e9;
 
 /* Of the passes over a cut's values: as aq_plan_costs_assumed. */

@@ -1,10 +1,10 @@
 /*
  * plan_loss.c -- what lost packets cost, in the plan's simulation (docs/NETWORKS.md, "Lost packets").
  *
- * A packet that is lost is missed when those behind it arrive, and sent again: it comes a round trip late, and what
- * is behind it on its link waits for it, for TCP hands over in order. What is lost again comes another round trip late.
- * A frame of n packets is late by j round trips with the probability that the worst of its packets is lost j times:
- * that is drawn from a counter by (edge, direction, frame), so that a plan is the same everywhere.
+ * A packet that is lost is missed when those behind it arrive, and sent again: it comes a round trip late, and what is
+ * behind it on its link waits for it, for TCP hands over in order. If it is lost again, it comes another round trip
+ * later. A frame of n packets is late by j round trips with the probability that the worst of its packets is lost j
+ * times: that is drawn from a counter by (edge, direction, frame), so that a plan is the same everywhere.
  *
  * BBR keeps its rate. Reno's window halves at each loss: 1.22 / sqrt(loss) packets a round trip (Mathis et al.,
  * 1997); CUBIC's is that or 1.054 (round trip / loss)^3/4, the larger (RFC 8312, equation 6: C 0.4, beta 0.7). Each of
@@ -64,7 +64,7 @@ double aq_plan_lossy_rate(const struct aq_plan *plan, const struct aq_plan_costs
     return share * (rate > 0 ? fmin(rate, most) : most);
 }
 
-/* That a frame of so many packets waits, where each is lost with this probability. */
+/* Probability that a frame of `packets` packets waits, if each is lost with probability `lost`. */
 static double waits(double packets, double lost, double streams, double group)
 {
     if (!(group > 0)) return -expm1(packets * log1p(-lost));

@@ -3,12 +3,13 @@
  *
  * A stage is measured as it will run, not as fast as it can: every stage of a host is open at once, they take turns on
  * all its cores, and each goes round all its slots as its program does (a backward meets activations that were written
- * several micro-batches ago). A stage alone, over and over on the same memory, finds its weights and activations in the
- * processor's caches and looks a fifth faster than it ever is beside the others. What counts is the median: one turn in
- * which something else ran does not move it.
+ * several micro-batches ago). A single stage, over and over on the same memory, finds its weights and activations in
+ * the processor's caches and looks a fifth faster than it ever is next to the others. The median counts: one disturbed
+ * turn does not move it.
  *
- * What links leave of the bytes of bodies is that of bodies coded here, of a model with random weights and after some
- * updates: plan_measure_codec.c. Stages on a GPU are measured where there is one; elsewhere their line says so.
+ * The share of bytes left after packing is measured on bodies coded here, of a model with random weights and after a
+ * few updates: plan_measure_codec.c. Stages on a GPU are measured if this machine has one; else their line states that
+ * they were not.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -84,7 +85,7 @@ static struct aq_plan_coding coding_of(const struct aq_plan_bench *bench, const 
                                    .after = values};
 }
 
-/* What a link leaves of the bytes that one end coded. */
+/* The share of one end's coded bytes that is left after packing. */
 static enum aq_status share_of(const struct aq_plan_bench *bench, const struct aq_link_config *link, uint32_t peer,
                                const struct aq_plan_coding *coding, double *share)
 {
@@ -97,7 +98,7 @@ static enum aq_status share_of(const struct aq_plan_bench *bench, const struct a
 
 /*
  * The edge to the next stage: what is sent is an output of this stage; then, against the message of that, the output of
- * the same tokens after some updates. What is decoded here are gradients: any values do.
+ * the same tokens after some updates. This end decodes gradients: any values do.
  */
 static enum aq_status time_edge_out(struct aq_plan_bench *bench, const float *before, struct aq_plan_costs *out)
 {
@@ -154,7 +155,8 @@ out:
     return status;
 }
 
-/* What computing a reduction costs, and what links leave of its bytes: by the gradients that the first stage has now.
+/* The time to compute a reduction, and the share of its bytes left after packing: by the first stage's present
+ * gradients.
  */
 static enum aq_status time_packing(const struct aq_plan_bench *bench, struct aq_plan_costs *out)
 {

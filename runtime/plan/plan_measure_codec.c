@@ -14,8 +14,8 @@
 
 enum { REPEATS = 3, PIECES_MAX = 4, ALIGN = 256 };
 
-/* Of each sample, one behind the other: on the device where it codes, else the host's; and beside a device the host's
- * memory that edges copy to and from. */
+/* Memory of all samples, one after the other: on the device if it codes, else the host's; with a device also pinned
+ * host memory, which edges copy to and from. */
 struct places {
     struct aq_codec *codec;
     enum aq_memory_kind kind;
@@ -78,7 +78,7 @@ static void visit(const struct aq_plan_coding *coding, struct places *places, co
     }
 }
 
-/* Between the device and the host's memory beside it, as an edge's references, messages and bodies go. */
+/* Copies between the device and its pinned host memory, as an edge copies references, messages and bodies. */
 static enum aq_status copy(const struct aq_plan_coding *coding, const struct places *places, bool to_host, bool bodies,
                            bool messages)
 {

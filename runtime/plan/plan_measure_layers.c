@@ -4,9 +4,9 @@
  *
  * Layers of one kind and one size take the same: one of each is measured, at the job's batch and precision, with the
  * threads of each stage, and the coding of each shape at a cut. All kinds are open at once and take turns, each on some
- * slots, so that none finds its memory in the processor's caches for being alone. The least of the turns counts: what
- * else runs here makes turns longer, none shorter. What was measured is kept (layer_times.h): another plan of such
- * layers measures nothing, and cuts alike.
+ * slots, so that no kind keeps the processor's caches to itself. The least of the turns counts: other load makes turns
+ * longer, none shorter. The times are kept (layer_times.h): another plan of such layers measures nothing, and cuts
+ * alike.
  */
 #include <stdio.h>
 #include <string.h>

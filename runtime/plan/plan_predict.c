@@ -1,26 +1,26 @@
 /*
  * plan_predict.c -- how long a step takes: an event simulation of the very programs that the workers run.
  *
- * Caveats first. What nobody timed is not in it: digests, tables of rows, the copies of sockets, the coder of packed
- * bodies where it takes cores (it does delay frames). On a GPU kernels of one stage do not slow each other; stages that
- * share a GPU take turns by equal parts.
+ * Caveats first. Times that were never measured are not in it: digests, tables of rows, the copies of sockets, the
+ * coder of packed bodies where it takes cores (it does delay frames). On a GPU kernels of one stage do not slow each
+ * other; stages that share a GPU take turns by equal parts.
  *
  * On a CPU a stage is one thread of control that takes the first instruction in program order whose chain has reached
  * it (program.h), and works on it without a break. The stages of one host share its cores: when more threads work than
  * there are cores, each advances by cores / threads. On a GPU a stage has three streams (docs/DECISIONS.md 0058): one
- * computes, one codes what is sent, one decodes what came. An instruction begins when its stream is free and what it
- * reads is there, in the order of its chain; of the values at a cut there are as many copies as the plan says, so that
- * one is coded while the next is computed.
+ * computes, one codes what is sent, one decodes what came. An instruction starts when its stream is free and its
+ * operands are present, in the order of its chain; the plan sets the count of copies of a cut's values, so that one is
+ * coded while the next is computed.
  *
  * Every link is two resources, one each way, that carry frames one after another and hand each over half a round trip
  * after it has left. A frame needs a credit: that of a frame before is back half a round trip after it was decoded. A
  * send buffer is free half a round trip after its frame was there (links that heal keep it until then), else when it
- * has left. Replicas reduce over links of their own while they pack and unpack: the longer counts.
- * Optimizers that average gradients do so before the norm; the others in their update, piece by piece (0056). The
- * gradient of a tied table goes up when the chains are done. Its values come down after the update (plan_tied.c);
- * with model.tied: compressed, rows come down before the norm. Steps follow each other; the last of them is the answer,
- * for pipelines overlap at their ends (with lost packets, plan_loss.c, the mean of many). With train.staleness the
- * chains of a step begin when the update before the last is done, and the answer is the mean of the last two.
+ * has left. Replicas reduce over their own links while they pack and unpack: the longer counts. Optimizers that average
+ * gradients do so before the norm; the others in their update, piece by piece (0056). The gradient of a tied table goes
+ * up when the chains are done. Its values come down after the update (plan_tied.c); with model.tied: compressed, rows
+ * come down before the norm. Steps follow each other; the last of them is the answer, because steps overlap at their
+ * ends (with lost packets, plan_loss.c, the mean of many). With train.staleness the chains of a step start when the
+ * update before the last is done, and the answer is the mean of the last two.
  */
 #include <assert.h>
 #include <float.h>
@@ -73,9 +73,9 @@ struct line {
     uint32_t count, begun, done;
 };
 
-/* What a stage works on at a time: one of these on a CPU, three on a GPU. */
+/* Work in order, one item at a time: a stage has one stream on a CPU, three on a GPU. */
 struct stream {
-    double left; /* seconds of work left, alone on its cores or GPU, at the time `since`; < 0: none */
+    double left; /* seconds of work left, at full speed, at the time `since`; < 0: none */
     double since;
     double ends; /* at the stage's speed; while left > 0 */
     int line;    /* whose instruction; LINES: a reduction or the update        */
@@ -85,7 +85,7 @@ struct actor {
     const struct aq_program *program;
     struct line lines[LINES];
     struct stream streams[STREAMS];
-    double speed; /* of its own time that it advances a second: less than 1 where others share its cores or GPU */
+    double speed; /* seconds of work done per second: less than 1 if others share its cores or GPU */
     bool gpu;
     bool works;        /* a stream had work left when hosts were last counted */
     uint32_t copies;   /* of the values at a cut                                       */
@@ -116,7 +116,7 @@ struct simulation {
     struct actor *actors;
     struct pipe *forward, *backward;
     struct set stirred;                /* stages where something may happen now, or on the link behind */
-    struct set changed;                /* where something has happened since `here` was told           */
+    struct set changed;                /* where something has happened since `here` was set            */
     double here[AQ_JOB_STAGES_MAX];    /* the next moment at which something can happen there           */
     double working[AQ_JOB_STAGES_MAX]; /* threads at work on the cores of the host of stage s, or stages on its GPU */
     uint32_t host[AQ_JOB_STAGES_MAX];  /* the first stage that shares a stage's */
@@ -130,7 +130,7 @@ static void set_add(struct set *set, uint32_t s)
     set->words[s / 64] |= 1ull << s % 64;
 }
 
-/* The first member from `s` on; P: there is none. It is in the set no more. */
+/* Removes and returns the first member from `s` on; P: the set has no more. */
 static uint32_t set_take(struct set *set, uint32_t s, uint32_t P)
 {
     for (uint32_t w = s / 64; s < P; s = ++w * 64) {
@@ -166,8 +166,8 @@ static void place(struct aq_arena *arena, struct simulation *sim)
 }
 
 /*
- * Headers go as they are; they are few, and the share of a body is taken for that of the whole frame. What is sure to
- * go from GPU to GPU is neither paced nor packed.
+ * Headers go as they are; they are few, and the share of a body is taken for that of the whole frame. Bytes that are
+ * sure to go from GPU to GPU are neither paced nor packed.
  */
 static void pipe_open(const struct simulation *sim, uint32_t edge, struct pipe *pipe, uint64_t step_bytes, double share)
 {
@@ -308,8 +308,8 @@ static bool pipe_return(const struct simulation *sim, struct pipe *pipe)
     return credit || buffer;
 }
 
-/* What a tied table needs goes behind the frames that are queued now, and frames that come later wait for it. Returns
- * when it is at the other end. */
+/* A tied table's values queue behind the present frames, and later frames wait for them. Returns when they are at
+ * the other end. */
 static double pipe_tied(const struct simulation *sim, struct pipe *pipe)
 {
     const double free_at = pipe->done_at == DBL_MAX ? sim->now : pipe->done_at;
@@ -346,7 +346,7 @@ static double seconds_of(const struct simulation *sim, uint32_t s, enum aq_op op
     }
 }
 
-/* May the next instruction of line k begin, as far as its own chain goes? */
+/* Does its own chain allow the next instruction of line k to start? */
 static bool chain_allows(const struct actor *actor, uint32_t k)
 {
     if (k == WEIGHTS) return actor->lines[PARTS + COMPUTE].done > actor->lines[k].begun;
@@ -379,7 +379,7 @@ static uint64_t *holder_of(struct actor *actor, uint64_t number)
     return &actor->holder[number % actor->program->slots];
 }
 
-/* Where the line's next instruction stands in the programs of all steps. A next step's sends go first of all. */
+/* Position of the line's next instruction in the programs of all steps. A next step's sends go first of all. */
 static uint64_t place_of(const struct actor *actor, uint32_t k)
 {
     const struct line *line = &actor->lines[k];
@@ -387,7 +387,7 @@ static uint64_t place_of(const struct actor *actor, uint32_t k)
     return (uint64_t)(line->begun / line->count) * actor->program->count + line->at[line->begun % line->count];
 }
 
-/* May the line's next instruction begin, now: its step, and its operands? */
+/* May the line's next instruction start now: its step, and its operands? */
 static bool ready(const struct simulation *sim, uint32_t s, const struct line *line)
 {
     struct actor *actor = &sim->actors[s];
@@ -406,7 +406,7 @@ static bool ready(const struct simulation *sim, uint32_t s, const struct line *l
         return pipe_has_buffer(&sim->forward[s]);
     case AQ_OP_SEND_BWD:
         return pipe_has_buffer(&sim->backward[s - 1]);
-    case AQ_OP_BACKWARD: /* after the forward of its own micro-batch */
+    case AQ_OP_BACKWARD: /* after the forward of its micro-batch */
         return holds == 2 * number + 2;
     default:
         return true;
@@ -445,7 +445,7 @@ static bool actor_start(struct simulation *sim, uint32_t s)
     return true;
 }
 
-/* Work of a reduction or an update, beside what its links carry. */
+/* Work of a reduction or an update, in parallel with its links. */
 static void work_begin(const struct simulation *sim, struct actor *actor, double seconds, double carried_s)
 {
     stream_begin(sim, actor, LINES, seconds);
@@ -548,7 +548,7 @@ static double agreement_s(const struct simulation *sim)
     return rides ? 0 : sim->costs->group_latency_s / every;
 }
 
-/* What a tied table needs goes from stage to stage, towards the embedding or away from it. False: it is not here. */
+/* A tied table's values go from stage to stage, towards the embedding or away from it. False: they are not here yet. */
 static bool tied_up(struct simulation *sim, uint32_t s)
 {
     const uint32_t step = sim->actors[s].step;
@@ -632,7 +632,7 @@ static bool busy(const struct actor *actor)
     return false;
 }
 
-/* Stage t begins or ends to work: on the hosts that its replicas are on, and on their GPUs. */
+/* Stage t starts or stops working, on the hosts and GPUs of its replicas. */
 static void working_count(struct simulation *sim, uint32_t t, double sign)
 {
     for (uint32_t s = sim->near_first[t]; s < sim->near_end[t]; s++) {
@@ -676,7 +676,7 @@ static void speeds_fill(struct simulation *sim)
     }
 }
 
-/* What has happened at a stage, or on the link behind it, concerns its neighbours. */
+/* An event at a stage, or on the link behind it, may unblock its neighbours. */
 static void stir(struct simulation *sim, uint32_t s)
 {
     for (uint32_t t = s > 0 ? s - 1 : 0; t <= s + 1 && t < sim->P; t++)
@@ -747,7 +747,7 @@ static double least_of(const double *values, uint32_t count)
     return fmin(fmin(least[0], least[1]), fmin(least[2], least[3]));
 }
 
-/* Go there; only stages where something has happened are asked anew. False: nothing ever will. */
+/* Advances to the next event; only stages with an event since then are asked again. False: nothing ever will. */
 static bool advance(struct simulation *sim)
 {
     speeds_fill(sim);
@@ -788,7 +788,7 @@ static enum aq_status simulate(struct simulation *sim, double *step_s)
     return status;
 }
 
-/* Losses come by lot: so many steps that they are the mean of some thousand frames. */
+/* Losses are random: enough steps for a mean of a few thousand frames. */
 static uint32_t steps_of(const struct aq_plan *plan, const struct aq_plan_costs *costs, uint32_t M, uint32_t staleness)
 {
     const uint32_t steps = LOSSY_FRAMES / (M * plan->stage_count) + 2;

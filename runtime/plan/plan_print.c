@@ -132,7 +132,7 @@ static const char *edge_transport_text(enum aq_transport_kind transport)
            "own, else over links";
 }
 
-/* What the split-server itself takes, beside its stages. */
+/* The memory and disk of the split-server itself, in addition to its stages. */
 static void print_sums(const struct aq_plan *plan, struct aq_text *text)
 {
     char memory[AQ_TEXT_NUMBER], disk[AQ_TEXT_NUMBER];
@@ -238,7 +238,7 @@ static void print_round(const struct aq_plan *plan, struct aq_text *text)
                 round > 0 ? (double)each * config->outer_every / (double)round : 0, aq_text_size(each, b));
 }
 
-/* What goes between the replicas of a stage. */
+/* The traffic between the replicas of a stage. */
 static void print_groups(const struct aq_plan *plan, const struct aq_plan_costs *costs, struct aq_text *text)
 {
     const struct aq_optimizer_config *config = &plan->job->train.optimizer;
@@ -354,7 +354,7 @@ static enum aq_status print_schedules(const struct aq_plan *plan, const struct a
     return AQ_OK;
 }
 
-/* What the cut costs: the best one is named where it is another. */
+/* The cost of the cut; names the best one if it differs. */
 static enum aq_status print_cut(const struct aq_plan *plan, const struct aq_plan_costs *costs, struct aq_text *text)
 {
     const struct aq_job_pipeline *pipeline = &plan->job->pipeline;
@@ -409,7 +409,7 @@ static enum aq_status print_time(const struct aq_plan *plan, const struct aq_pla
     return AQ_OK;
 }
 
-/* What messages in fewer bits would take, but for their scales. */
+/* The bytes of messages in fewer bits, without their scales. */
 static void print_smaller(const struct aq_plan *plan, uint64_t cache_bytes, struct aq_text *text)
 {
     static const struct {

@@ -14,29 +14,29 @@ enum {
     AQ_WIRE_LOOPBACK_BYTES = 65483 /* the same on the loopback device                                         */
 };
 
-/* Bytes on the wire of a frame with a body of so many bytes. loopback: both ends are on this machine. */
+/* Bytes on the wire of a frame with a body of body_bytes. loopback: both ends are on this machine. */
 uint64_t aq_wire_bytes(uint64_t body_bytes, bool loopback);
 
-/* Do the ends of edge e share a machine's loopback device, as far as the manifest tells? */
+/* Do the ends of edge e share a machine's loopback device, by the manifest? */
 bool aq_plan_edge_loopback(const struct aq_job *job, uint32_t edge);
 
-/* plan_facts.c: is the file of initial weights gone, of which the job knows what it was? A run that goes on needs it no
- * more: its checkpoints have what became of it. */
+/* plan_facts.c: was the file of initial weights deleted, though the job has its digest? A run that resumes does not
+ * need it: its checkpoints have the trained weights. */
 bool aq_plan_weights_gone(const struct aq_job *job);
 
 /*
  * plan_facts.c: the lengths that aq_plan_facts found, of the training samples that the plan takes: facts and an array
- * without the others. AQ_INVAL: more than a worker can be told.
+ * without the others. AQ_INVAL: more than the manifest for workers can hold.
  */
 enum aq_status aq_plan_lengths_take(struct aq_plan *plan, uint64_t train_samples, uint32_t *lengths);
 
 /* plan_hash.c: fills hash and job_digest. AQ_NOMEM. */
 enum aq_status aq_plan_digests(struct aq_plan *plan);
 
-/* plan_cut.c: the cut as the manifest says or balanced by flops. */
+/* plan_cut.c: the cut as the manifest sets it, or balanced by flops. */
 enum aq_status aq_plan_cut(const struct aq_job *job, const struct aq_model_config *model, struct aq_plan_cut *out);
 
-/* plan_cut.c: flops of one layer alone, and its sizes: with slots 1, as this job trains it. */
+/* plan_cut.c: flops of a single layer, and its sizes: with slots 1, as this job trains it. */
 enum aq_status aq_plan_layer_size(const struct aq_job *job, const struct aq_model_config *model, uint32_t layer,
                                   struct aq_stage_size *out);
 
@@ -49,7 +49,8 @@ enum aq_status aq_plan_stage_measure(const struct aq_job *job, uint32_t s, struc
 /* plan.c: the shape, sizes and wire bytes of edge e with the cut behind layer layer_end - 1; no windows. */
 enum aq_status aq_plan_edge_at(const struct aq_plan *plan, uint32_t e, uint32_t layer_end, struct aq_plan_edge *edge);
 
-/* The same where *edge is that of edge `known` and a cut of the same shape, as most are in a row: without measuring. */
+/* The same with *edge filled for edge `known`: if this cut has the same shape, as most in a row do, without
+ * measuring. */
 enum aq_status aq_plan_edge_next(const struct aq_plan *plan, uint32_t known, uint32_t e, uint32_t layer_end,
                                  struct aq_plan_edge *edge);
 
@@ -68,23 +69,23 @@ void aq_plan_bound(const struct aq_plan *plan, const struct aq_plan_costs *costs
 /* plan_layers.c: "block" of "block 3". */
 void aq_plan_layer_kind(const struct aq_model_config *model, uint32_t layer, char *text, size_t bytes);
 
-/* plan_layers.c: a table of zeroes but for what crosses cuts; memory of aq_alloc. */
+/* plan_layers.c: a table of zeroes except the bytes that cross cuts; memory of aq_alloc. */
 enum aq_status aq_plan_layers_open(const struct aq_plan *plan, const char *origin, struct aq_plan_layers **out);
 
-/* plan_cost.c: what the parts of a step that stream memory take of so many bytes, assumed, on one core. */
+/* plan_cost.c: assumed seconds to stream this many bytes of memory, on one core. */
 double aq_plan_stream_s(double bytes);
 
 /* plan_cost.c: seconds of this machine become those of machines with the speeds that the manifest gives them. */
 void aq_plan_costs_speed(const struct aq_plan *plan, struct aq_plan_costs *costs);
 
-/* plan_cost.c: costs of a job on so many cores a host, all times zero, bodies as they are. */
+/* plan_cost.c: costs of a job with `cores` cores per host, all times zero, bodies not packed. */
 void aq_plan_costs_common(const struct aq_plan *plan, uint32_t cores, struct aq_plan_costs *out);
 
 /*
- * plan_measure_codec.c: the coding of one micro-batch, timed on a device: the least of some repeats, with the copies
+ * plan_measure_codec.c: the coding of one micro-batch, timed on a device: the least of several repeats, with the copies
  * between device and host that a GPU's edge makes. before, after: (B, rows, columns) of device memory; the first visit
  * is a keyframe of `before`, the later ones are `after` against what was kept. bodies: those of the second visit, one
- * behind the other, for the caller to free.
+ * after the other; the caller frees them.
  */
 struct aq_plan_coding {
     struct aq_device *device;
@@ -119,9 +120,9 @@ enum aq_status aq_plan_simulate(const struct aq_plan *plan, const struct aq_plan
                                 const struct aq_plan_scene *scene, double *step_s);
 
 /*
- * plan_distance.c: schedule, in_flight and windows, as the manifest says or, where it says auto, as distance wants
- * them. Pure arithmetic on the manifest, so that every rank comes to the same. Counts are filled in; stages have their
- * slot_bytes and copies, edges their bytes. AQ_NOMEM.
+ * plan_distance.c: schedule, in_flight and windows, as the manifest sets them; with auto, chosen by distance. Pure
+ * arithmetic on the manifest, so that every rank comes to the same. Counts are filled in; stages have their slot_bytes
+ * and copies, edges their bytes. AQ_NOMEM.
  */
 #define AQ_PLAN_RATE_ASSUMED 200.0 /* Mbit/s, of a link that is not paced */
 struct aq_plan_flight {

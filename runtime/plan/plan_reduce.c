@@ -12,8 +12,8 @@ static uint64_t both_ways(uint64_t bytes, uint64_t W)
     return 2 * (W - 1) * (bytes / W);
 }
 
-/* Of all values in a codec, in the pieces that they are coded in; 0: the codec cannot be (told when the job is
- * checked). */
+/* Of all values in a codec, in the pieces that they are coded in; 0: the codec is invalid (the check of the job
+ * fails). */
 static uint64_t coded_bytes(const struct aq_grad_codec_config *config, uint64_t parameters)
 {
     const struct aq_optimizer_tensor whole = {.count = parameters};
@@ -49,7 +49,7 @@ uint64_t aq_plan_reduce_bytes(const struct aq_plan *plan, uint32_t s)
     uint64_t bytes;
     if (W == 1) return 0;
     if (aq_optimizer_config_sends(config, count, &bytes)) return both_ways(bytes, W);
-    return both_ways(coded_bytes(&config->reduce, count), W); /* PowerSGD: of the steps before it begins */
+    return both_ways(coded_bytes(&config->reduce, count), W); /* PowerSGD: of the steps before it starts */
 }
 
 enum aq_transport_kind aq_plan_reduce_transport(const struct aq_plan *plan)
@@ -88,7 +88,7 @@ uint32_t aq_plan_reduce_candidates(const struct aq_plan *plan, struct aq_grad_ca
     return 1;
 }
 
-/* Each pair of replicas has a link of its own: so many times the rate leaves a rank. */
+/* Each pair of replicas has its own link: a rank sends at the rate of all its links. */
 static double rank_rate(const struct aq_plan *plan, const struct aq_plan_costs *costs)
 {
     return costs->rate_mbps * 1e6 / 8 * (aq_job_reducers(plan->job) - 1);

@@ -67,7 +67,7 @@ static bool more_bits(struct aq_codec_config *config)
     return about->varies && (double)config->rate <= aq_key_find(aq_keys_codec(), "rate")->max;
 }
 
-/* The next rung of direction w; false: there is none. */
+/* The next rung of direction w; false: w is at the top. */
 static bool next_rung(const struct other *other, uint32_t w, struct aq_codec_config *config)
 {
     const struct aq_job_edge *edge = &other->ladders[w / 2];

@@ -1,6 +1,6 @@
 /*
- * plan_tied.c -- a tied head that a cut separates from the embedding's table: what its sides tell each other, and where
- * model.tied cannot be done. See runtime/worker/worker_tied.c.
+ * plan_tied.c -- a tied head that a cut separates from the embedding's table: the traffic between the two, and the jobs
+ * where model.tied is impossible. See runtime/worker/worker_tied.c.
  */
 #include "keys.h"
 #include "plan_private.h"
@@ -97,7 +97,7 @@ uint64_t aq_plan_tied_sent(const struct aq_plan *plan, uint32_t s)
            (s + 1 < plan->stage_count ? aq_plan_tied_bytes(plan, s, traffic.down_words) : 0);
 }
 
-/* What has no bits that both sides would make alike. */
+/* The setting under which the two sides would not compute the same bits. */
 static const char *compressed_fault(const struct aq_plan *plan, const char **key)
 {
     const struct aq_job *job = plan->job;

@@ -1,5 +1,5 @@
 /*
- * plan_totals.c -- what a whole run comes to: hours, bytes that a machine sends, and what lies on its disk.
+ * plan_totals.c -- totals of a whole run: hours, bytes that a machine sends, and bytes on its disk.
  *
  * Bytes are those on the wire of all steps, without evaluations. The first epoch's steps (those of edges.warmup_epochs)
  * send samples whole.
@@ -24,7 +24,7 @@ bool aq_plan_edge_loopback(const struct aq_job *job, uint32_t edge)
            (address ? aq_security_inside(address) : aq_security_inside_host(job->link.host));
 }
 
-/* The machine of a rank: the first rank that shares its host stands for it. */
+/* The machine of a rank, as the first rank on the same host. */
 static uint32_t machine_of(const struct aq_plan *plan, uint32_t rank)
 {
     uint32_t first = 0;
@@ -33,7 +33,7 @@ static uint32_t machine_of(const struct aq_plan *plan, uint32_t rank)
     return first;
 }
 
-/* What a rank sends to its neighbours in the run, and to the other replicas. */
+/* Bytes that a rank sends in the run, to its neighbours and to the other replicas. */
 static uint64_t sent_by(const struct aq_plan *plan, const struct aq_plan_costs *costs, uint32_t rank)
 {
     const uint32_t s = rank % plan->stage_count;

@@ -4,7 +4,7 @@
  *
  * A schedule (a row of schedules.def, one file schedule_*.c) is a pure function of (P stages, M micro-batches, stage,
  * micro-batches in flight). aq_program_check runs the programs of all stages against each other, symbolically, with
- * bounded link credits, and refuses a set that would deadlock, send what nobody expects, use a slot twice, or miss a
+ * bounded link credits, and refuses a set that would deadlock, send an unexpected frame, use a slot twice, or miss a
  * micro-batch.
  *
  * How to run a program. Instructions belong to three chains:
@@ -28,19 +28,19 @@
  *     g_t = gradient at W_max(t-1,0), of its forwards and its backwards alike;     W_t+1 = U_t(W_t, g_t)
  *
  * That is a formula, and nothing in it is timing: steps 0 and 1 are both at W_0, a void step has W_t+1 = W_t, and the
- * loss scale of fp16 is as old as the weights: step t has the one of after step t-2's update. What it allows: chains of
- * step t+1 may begin as soon as STEP t-1 is done, beside the backwards, NORM and STEP of step t. Chains and slots go on
+ * loss scale of fp16 is as old as the weights: step t has the one of after step t-2's update. So chains of step t+1 may
+ * start as soon as STEP t-1 is done, in parallel with the backwards, NORM and STEP of step t. Chains and slots continue
  * from step to step: micro-batch i of a step uses slot (base + i) mod slots, base being the number of all micro-batches
- * before (0 without staleness, where every step begins with free slots), and slots may be up to 2M. Step t+2 waits for
+ * before (0 without staleness, where every step starts with free slots), and slots may be up to 2M. Step t+2 waits for
  * STEP t, so that two steps are under way at most, with two versions of the weights and two buffers of gradients. A
- * step that a checkpoint or an evaluation follows is run to its end before the next begins: they see W_t+1 and no
- * message of step t+1. What is evaluated and exported are the newest weights, W_t+1.
+ * step that a checkpoint or an evaluation follows is run to its end before the next starts: they see W_t+1 and no
+ * message of step t+1. Evaluation and export use the newest weights, W_t+1.
  *
  * A step with fewer micro-batches than the program, down to none (split.mode: global), is run by the same program
  * without the instructions of those that are not there. No instruction waits for one of a later micro-batch, on any
  * stage: so where the whole completes, each beginning of it does.
  *
- * What each instruction means for stage s of P, micro-batch i (0-based in the step), slot k:
+ * The instructions, for stage s of P, micro-batch i (0-based in the step), slot k:
  *   PREFETCH i   ask the caches for the messages of the samples of micro-batch i. i >= M: micro-batch i - M of the
  *                *next* step (skip it where there is none). The first step of a run has no predecessor: before it, the
  *                executor prefetches 0 .. window-1 itself (aq_program.window).
@@ -114,8 +114,8 @@ struct aq_program {
     uint32_t micro_batches; /* M                                                               */
     uint32_t slots;         /* micro-batches in flight: slots 0 .. slots-1 are used            */
     bool split;             /* backward has two halves                                         */
-    uint32_t window;        /* PREFETCH runs so many micro-batches ahead; 0: none emitted      */
-    uint32_t staleness;     /* 0 or 1: steps that may begin before the update of this one      */
+    uint32_t window;        /* PREFETCH runs this many micro-batches ahead; 0: none emitted    */
+    uint32_t staleness;     /* 0 or 1: steps that may start before the update of this one      */
 };
 
 struct aq_schedule_request {
@@ -123,7 +123,7 @@ struct aq_schedule_request {
     uint32_t stages;         /* P, 1 .. AQ_JOB_STAGES_MAX                                       */
     uint32_t micro_batches;  /* M, 1 .. AQ_JOB_MICRO_BATCHES_MAX                                */
     uint32_t in_flight;      /* a count, AQ_IN_FLIGHT_DEFAULT, AQ_IN_FLIGHT_CLASSIC (job.h)     */
-    uint32_t window;         /* PREFETCH so many micro-batches ahead; 0: none                   */
+    uint32_t window;         /* PREFETCH this many micro-batches ahead; 0: none                 */
     bool reduce;             /* emit REDUCE (several replicas)                                  */
     uint32_t staleness;      /* 0 .. AQ_STALENESS_MAX: micro-batches of the next step are in flight, too */
 };
@@ -150,7 +150,7 @@ uint32_t aq_schedule_bound(uint32_t micro_batches);
 enum aq_status aq_schedule_emit(const struct aq_schedule_request *request, uint32_t stage, struct aq_instruction *code,
                                 uint32_t capacity, struct aq_program *out);
 
-/* The next instruction of a chain from `at` on; `end` where there is none before it. */
+/* The next instruction of a chain in [at, end), or `end`. */
 uint32_t aq_program_next(const struct aq_program *program, enum aq_chain chain, uint32_t at, uint32_t end);
 
 /* The same of a step that has fewer micro-batches than the program. */

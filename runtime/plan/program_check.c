@@ -3,9 +3,9 @@
  * other by the executor's rule, tick by tick, with bounded links.
  *
  * The first pass proves each program sound: micro-batches go through their states in order, slots are free before they
- * are used, backwards come in order, the end of the step is whole. The second runs the chains of each stage as
- * program.h says. A forward, a backward or half of one takes a tick, everything else none; a frame can be received one
- * tick after it was sent. Where no stage moves in a whole tick, none ever will: a deadlock. The same run draws the
+ * are used, backwards come in order, the end of the step is whole. The second runs the chains of each stage by the
+ * rules of program.h. A forward, a backward or half of one takes a tick, everything else none; a frame can be received
+ * one tick after it was sent. If no stage moves in a whole tick, none ever will: a deadlock. The same run draws the
  * grid: at which tick each of these was. Several replicas run their copies side by side; a stage's copies wait for each
  * other at REDUCE. With staleness the second pass is of several steps, whose micro-batches are numbered on; the ends of
  * steps come in order, with both halves of NORM: executors wait for less.
@@ -18,7 +18,7 @@
 
 enum { WHY_BYTES = 256, GRID_COLUMNS_MAX = 160 };
 
-/* What a micro-batch has been through on one stage. */
+/* The last state that a micro-batch has reached on one stage. */
 enum passed { NOTHING, RECEIVED, FORWARDED, SENT, GRADIENT, BACKWARDED, HALVED, DONE };
 
 /* One direction of one edge: a queue of micro-batches with the tick each was sent. */
@@ -39,7 +39,7 @@ struct rank {
     uint32_t chain[AQ_CHAINS];      /* next instruction of each               */
     uint32_t chain_step[AQ_CHAINS]; /* of which step                          */
     uint32_t step;                  /* steps that are done                    */
-    uint32_t tail;                  /* where NORM, STEP and MARK begin        */
+    uint32_t tail;                  /* start of NORM, STEP and MARK           */
     uint32_t *holder;               /* of each slot: micro-batch + 1, 0: free */
     uint8_t *passed;                /* of each micro-batch: enum passed       */
     uint32_t *ticks[AQ_CHAINS];     /* of each micro-batch of all steps: when that chain computed, + 1; 0: not yet */
@@ -115,7 +115,7 @@ static enum aq_status run_open(struct run *run, const struct aq_program *program
 static bool lane_send(struct run *run, struct lane *lane, uint32_t micro_batch)
 {
     if (lane->tail - lane->head >= run->limits->credits + run->limits->send_frames) return false;
-    if (lane->tail > run->micro_batches * run->steps) return false; /* too many: told by the state before */
+    if (lane->tail > run->micro_batches * run->steps) return false; /* too many: reported by the state before */
     lane->micro_batch[lane->tail] = micro_batch;
     lane->tick[lane->tail++] = run->tick;
     return true;
@@ -165,7 +165,7 @@ static void states_of(const struct run *run, uint32_t r, enum aq_op op, enum pas
     }
 }
 
-/* Is the instruction allowed where its stage stands? Says why not. */
+/* Is the instruction allowed in its stage's state? Reports the reason if not. */
 static bool allowed(struct run *run, uint32_t r, const struct aq_instruction *in)
 {
     struct rank *rank = &run->ranks[r];
@@ -251,7 +251,7 @@ static void check_program(struct run *run, uint32_t r)
     if (rank->steps != 1 || rank->marks != 1) refuse(run, r, "ends with %u STEP and %u MARK", rank->steps, rank->marks);
 }
 
-/* As before the step, for the second pass. */
+/* Restores the state before the step; the second pass starts there. */
 static void rank_rewind(struct run *run, uint32_t r)
 {
     struct rank *rank = &run->ranks[r];
@@ -273,7 +273,7 @@ static bool frees(const struct rank *rank, bool first, enum aq_op op)
     return op == (rank->program->split ? AQ_OP_WEIGHTS : first ? AQ_OP_BACKWARD : AQ_OP_SEND_BWD);
 }
 
-/* The next instruction of a chain, which goes on into the next step as soon as that may begin; NULL: none now. */
+/* The next instruction of a chain, which continues into the next step as soon as that may start; NULL: none now. */
 static const struct aq_instruction *chain_at(const struct rank *rank, enum aq_chain chain)
 {
     const uint32_t newest = rank->step + rank->program->staleness;
@@ -327,7 +327,7 @@ static bool move_norm(struct run *run, uint32_t r)
     return true;
 }
 
-/* The copies of a stage wait for each other: nobody has the mean before the last has brought its part. */
+/* The copies of a stage wait for each other: none has the mean before the last has brought its part. */
 static bool move_together(struct run *run, uint32_t r, enum aq_op op)
 {
     const uint32_t meeting = 2 * run->ranks[r].step + (op == AQ_OP_REDUCE ? 1 : 2);
@@ -390,7 +390,7 @@ static void run_deadlock(struct run *run)
     }
 }
 
-/* Until all have ended, or one may not go on. Ends: every tick moves an instruction, or is the last. */
+/* Runs until all have ended, or none can move. Ends: every tick moves an instruction, or is the last. */
 static void run_all(struct run *run)
 {
     const uint32_t ranks = run->stages * run->replicas;

@@ -26,7 +26,7 @@ uint64_t aq_reduce_measure_bytes(uint64_t parameters, uint32_t W);
 enum aq_status aq_reduce_measure_packing(struct aq_device *device, const struct aq_grad_candidate *candidates,
                                          uint32_t count, uint64_t parameters, uint32_t W, double *value_s);
 
-/* What the links of a group carry while all its ranks send each other as much as they can; the same on every rank. */
+/* The rate of a group's links while all its ranks send each other as much as they can; the same on every rank. */
 struct aq_reduce_links {
     double rate;      /* bytes of bodies a second that leave a rank; of the slowest       */
     double latency_s; /* of a message of one byte to everybody                            */

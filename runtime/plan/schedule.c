@@ -153,7 +153,7 @@ enum aq_status aq_schedule_emit(const struct aq_schedule_request *request, uint3
     AQ_TRY(aq_alloc(entries * sizeof(struct aq_schedule_order), &memory));
     struct aq_schedule_order *order = memory;
     const uint32_t window = P == 1 ? 0 : request->window < M ? request->window : M;
-    struct aq_schedule_request step = *request; /* of one step: the next one is beside it, not in its order */
+    struct aq_schedule_request step = *request; /* of one step: the next one runs in parallel, outside its order */
     step.staleness = 0;
     ops->order(&step, stage, emitter.slots < M ? emitter.slots : M, order);
     for (uint32_t k = 0; k < entries; k++) {

@@ -1,6 +1,6 @@
 /*
- * schedule.h -- the schedule seam: a row says in which order a stage runs its forwards and backwards, and how many at
- * once.
+ * schedule.h -- the schedule seam: a row sets the order of a stage's forwards and backwards, and how many are in
+ * flight.
  *
  * A new schedule is one file schedule_<name>.c with the const struct schedule_<name>, and one line in schedules.def;
  * schedule.c adds receives, sends, prefetches and the end of the step, so that all schedules agree on those.

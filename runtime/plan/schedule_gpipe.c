@@ -1,7 +1,7 @@
 /*
  * schedule_gpipe.c -- all forwards, then all backwards (Huang et al. 2019).
  *
- * Differs from the paper: backwards run in order of micro-batches, not in reverse, for the order of accumulation is
+ * Differs from the paper: backwards run in order of micro-batches, not in reverse, because the order of accumulation is
  * part of the bits. With `in_flight` k below M the step is cut into rounds of k micro-batches, each flushed before the
  * next.
  */

@@ -3,13 +3,13 @@
  * fill waits (Qi et al. 2024, Zero Bubble Pipeline Parallelism, ZB-H1).
  *
  * Stage s runs as many forwards ahead as with 1f1b; every stage has the slots that 1f1b has on stage 0, so that the
- * largest stage takes no more of them. A weight half keeps its slot and stands in the program where that slot is wanted
- * again, or at the end: so whatever can go to a neighbour goes first, and the executor, which takes the earliest that
- * can run, comes to a weight half when nothing else can run or no slot is left. The last stages put most of theirs off
- * to the end, while the gradients of the last micro-batches make their way to stage 0.
+ * largest stage takes no more of them. A weight half keeps its slot and is in the program where that slot is needed
+ * again, or at the end: so frames for neighbours go first, and the executor, which takes the earliest that can run,
+ * comes to a weight half when nothing else can run or no slot is left. The last stages put most of theirs off to the
+ * end, while the gradients of the last micro-batches make their way to stage 0.
  *
  * Differs from the paper: its orders are fixed by measured times; here links decide when a stage waits, and the order
- * is that of what has come.
+ * follows the arrivals.
  */
 #include "schedule.h"
 
