@@ -1,13 +1,12 @@
 /*
- * best.h -- which evaluation of a run was the best by one of its figures, and how many have come since.
+ * best.h -- the best evaluation of a run by one of its figures, and the count of evaluations since.
  *
  *     struct aq_best best;
  *     AQ_TRY(aq_best_open("matthews", &best));
- *     AQ_TRY(aq_best_read(&best, "run/metrics.jsonl"));      what a run that goes on knew
+ *     AQ_TRY(aq_best_read(&best, "run/metrics.jsonl"));      what a resumed run knew
  *     if (aq_best_take(&best, line)) ...                      a new best
  *
- * It follows from the lines of the evaluations alone: a run that was cut short knows after its resumption what it would
- * have known.
+ * It depends only on the lines of the evaluations, so a resumed run has the same result as one without a break.
  *
  * Locking: plain data.
  */
@@ -21,7 +20,7 @@
 #include "aqsgd/base.h"
 
 struct aq_best {
-    const char *figure; /* "loss", or a metric of a task: borrowed; NULL: nobody asks */
+    const char *figure; /* "loss", or a metric of a task: borrowed; NULL: not used */
     bool higher;        /* is better                                                  */
     uint64_t step;      /* of the best; 0: none yet                                   */
     double value;

@@ -125,15 +125,15 @@ void aq_bits_step(struct aq_bits *bits, uint32_t rank, const json_t *line)
     }
 }
 
-/* Mbit/s of what came over that link of a rank; 0: nothing did, nobody has measured, or it is no link's rate. */
+/* Mbit/s received over that link of a rank; 0: no bytes, no measurement, or not limited by the link. */
 static double came_mbps(const struct measured *m, int link)
 {
     const double mbps = m->link[link].ns > 0 ? m->link[link].bytes * 8e3 / m->link[link].ns : 0;
     return mbps >= mbps_least && mbps <= mbps_most ? mbps : 0;
 }
 
-/* Where no rate is declared links have the one that they were seen to carry bodies at: an edge that of its slower
- * direction in its slowest replica, reductions that of the slowest edge. False: of one nothing is known. */
+/* Without a declared rate, links have the measured rate of bodies: an edge the rate of its slower direction in its
+ * slowest replica, reductions the rate of the slowest edge. False: a rate is unknown. */
 static bool links_measured(const struct aq_bits *bits, struct aq_plan_costs *costs)
 {
     const struct aq_plan *plan = bits->plan;
@@ -154,7 +154,7 @@ static bool links_measured(const struct aq_bits *bits, struct aq_plan_costs *cos
     return true;
 }
 
-/* Of a micro-batch at stage s, of the slowest replica; false: nobody has measured. */
+/* Of a micro-batch at stage s, of the slowest replica; false: not measured. */
 static bool stage_seconds(const struct aq_bits *bits, uint32_t s, double *compute, double *codec)
 {
     const struct aq_plan *plan = bits->plan;

@@ -86,7 +86,7 @@ static const struct aq_codec_config *codec_of(const struct aq_cut_judge *judge, 
     return backward ? &shape->backward : &shape->forward;
 }
 
-/* Which keys say fp16, where values do not fit into that. */
+/* The keys to change from fp16 to bf16, because values do not fit into fp16. */
 static void range_remedy(const struct aq_codec_config *codec, bool backward, char out[AQ_NOTICE_TEXT])
 {
     const struct aq_codec_about *about = aq_codec_about(codec->kind);
@@ -127,7 +127,7 @@ static void say_raw(const struct aq_cut_judge *judge, uint32_t cut, bool backwar
     }
 }
 
-/* Nothing is wrong; it is said because bf16 keeps fewer digits than fp16. */
+/* Not an error: a notice, because bf16 keeps fewer digits than fp16. */
 static void say_wide(const struct aq_cut_judge *judge, uint32_t cut, bool backward, struct aq_notice *out)
 {
     const struct aq_codec_config *codec = codec_of(judge, cut, backward);
@@ -209,8 +209,8 @@ static void judge_way(struct aq_cut_judge *judge, const json_t *line, uint32_t c
 }
 
 /*
- * What all cuts lost of the activations of warm samples, beside their size: independent errors, so the root of the sum
- * of squares. *cut: the one that lost most. NaN: no cut keeps messages, or none of the samples was seen before.
+ * The loss of all cuts on the activations of warm samples, relative to their size: independent errors, so the root of
+ * the sum of squares. *cut: the one that lost most. NaN: no cut keeps messages, or none of the samples was seen before.
  */
 static double lost_of(const struct aq_cut_judge *judge, const json_t *line, uint32_t *cut)
 {
@@ -226,7 +226,7 @@ static double lost_of(const struct aq_cut_judge *judge, const json_t *line, uint
     return sqrt(squares);
 }
 
-/* The first visits of a run that begins from scratch change much, and what they lose is soon made good. */
+/* Samples change much in the first visits of a run from scratch, and their loss is soon recovered. */
 static uint64_t lost_steps(const struct aq_cut_judge *judge)
 {
     const uint64_t steps = LOST_EPOCHS * judge->plan->steps_per_epoch;
@@ -267,7 +267,7 @@ static void judge_activations(struct aq_cut_judge *judge, const json_t *line, st
     say_lost(judge, cut, lost, notice_add(out, count, "activations", cut, false));
 }
 
-/* Counts the step; true: this stage has been idle for long, or has said so. One without tensors to train never is. */
+/* Counts the step; true: this stage's gradient has been 0 for IDLE_STEPS. A stage without tensors to train never is. */
 static bool is_idle(struct aq_cut_judge *judge, const json_t *line, uint32_t stage)
 {
     const double own = of_stage(judge, line, "stage_grad_norm", stage, true);
@@ -276,7 +276,7 @@ static bool is_idle(struct aq_cut_judge *judge, const json_t *line, uint32_t sta
     return judge->idle[stage] >= IDLE_STEPS;
 }
 
-/* What stops gradients is behind the last stage that is idle. */
+/* The cause, which stops gradients, is behind the last idle stage. */
 static void say_idle(const struct aq_cut_judge *judge, uint32_t first, uint32_t last, double loss,
                      struct aq_notice *out)
 {

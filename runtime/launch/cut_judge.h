@@ -1,16 +1,16 @@
 /*
- * cut_judge.h -- what a run loses without failing, found in the lines of its steps: gradients whose error is as large
- * as they are, samples that go as 32-bit floats, stages that train nothing.
+ * cut_judge.h -- silent losses of a run, found in the lines of its steps: gradients with an error as large as they are,
+ * samples sent as 32-bit floats, stages that train nothing.
  *
  * Findings, each at most once for a cut, direction and cause:
  * - raw: more than 1 % of the samples of a direction went raw fp32 because their values demanded it;
- * - wide: samples are coded in bf16, for they have values that fp16 cannot hold;
+ * - wide: samples are coded in bf16, because they have values that fp16 cannot hold;
  * - error: the error of a cut's gradients (gradient_error_ratio) was above 0.5 in 8 steps in a row;
- * - activations: over five epochs, and 16 steps in a row at least, what all cuts together lost of the activations of
+ * - activations: over five epochs, and at least 16 steps in a row, the loss of all cuts together on the activations of
  *   samples that were seen before was above 0.15 of their size (root of the sum of squares over the cuts). Samples
- *   change so much between visits that the codec's error of the change is felt; it is said of the cut that loses most;
- * - idle: in 20 steps in a row a stage's own gradient was 0 while the loss was not. What it means is train.idle_stage:
- *   the run ends, or it is said.
+ *   change so much between visits that the codec's error of the change matters; it names the cut that loses most;
+ * - idle: in 20 steps in a row a stage's own gradient was 0 while the loss was not. By train.idle_stage the run ends,
+ *   or a notice is printed.
  *
  * The launcher prints a finding on the run's output and writes it as a line `notice` of metrics.jsonl. From there it
  * comes to the report, `top` and the status page.
@@ -41,7 +41,7 @@ struct aq_cut_judge; /* opaque */
 enum aq_status aq_cut_judge_open(const struct aq_plan *plan, struct aq_cut_judge **out);
 void aq_cut_judge_close(struct aq_cut_judge *judge); /* NULL is fine */
 
-/* A run begins, or begins again: what was counted is forgotten, and what was said is not. */
+/* A run starts or restarts: counts are reset, notices already printed are not repeated. */
 void aq_cut_judge_begin(struct aq_cut_judge *judge);
 
 /* A step's line as it is in metrics.jsonl, of all ranks. How many findings are new, in `out`; judge NULL: none. */

@@ -1,4 +1,4 @@
-/* export.c -- a run's weights and what others want beside them. See the header. */
+/* export.c -- a run's weights with the files that other programs need. See the header. */
 #include "export.h"
 
 #include <stdio.h>
@@ -36,7 +36,7 @@ static bool has_config(const char *folder)
     return folder && aq_run_path(folder, "config.json", path) == AQ_OK && access(path, R_OK) == 0;
 }
 
-/* Where the small files of the model that the run began as are now; NULL: it began as none. */
+/* Present folder of the initial model's small files; NULL: the run started without a model. */
 static const char *began_as(const struct aq_export *export)
 {
     const char *weights = export->plan->job->model.weights;
@@ -61,7 +61,7 @@ static bool is_tied(const struct aq_plan *plan)
                                 plan->job->split.labels == AQ_SPLIT_LABELS_CLIENT);
 }
 
-/* Where answers ended in training, whoever generates ends, too. */
+/* Generation ends at the tokens that ended answers in training. */
 static enum aq_status write_ends(const struct aq_export *export, const char *from, void *to)
 {
     const struct aq_job_facts *facts = &export->plan->facts;
@@ -91,7 +91,7 @@ enum aq_status aq_export_description(const struct aq_export *export)
     void *to = (void *)(uintptr_t) export;
     struct aq_tokenizer *tokenizer;
     struct aq_publish_about about = {.tied = is_tied(plan), .end_of_text = -1, .type = export->type, .from = from};
-    /* The folder's own tokenizer, or one that the job chose. Where the folder is gone, both are the run's files. */
+    /* The folder's own tokenizer, or one that the job chose. If the folder was deleted, both are the run's files. */
     const bool carries =
         from && (same_place(data->tokenizer_path, plan->job->model.weights) || same_place(data->tokenizer_path, from));
     if (!carries) {
@@ -141,7 +141,7 @@ enum aq_status aq_export_weights(const struct aq_export *export)
 
 /* ---- GGUF ---- */
 
-/* Where it is still there; the run's end has written a copy of its files into the run's folder. */
+/* The folder if it still exists, else the run's, to which the run's end has copied its files. */
 static const char *still_there(const struct aq_export *export, const char *folder)
 {
     return folder && export->run && access(folder, F_OK) != 0 ? export->run : folder;

@@ -1,5 +1,5 @@
 /*
- * export.h -- what a run has trained, as a folder that other programs load: config.json, model.safetensors (or its
+ * export.h -- a run's trained model, as a folder that other programs load: config.json, model.safetensors (or its
  * shards and their index), generation_config.json and the tokenizer. The end of a run and `aqpipe export` both write it
  * so.
  *
@@ -8,11 +8,11 @@
  *     AQ_TRY(aq_export_description(&export));              // config.json and all that is small
  *     AQ_TRY(aq_export_weights(&export));
  *
- * Of a run with adapters (lora.rank) the weights are the sum of both, and a folder `adapter` beside them has the
- * adapters as PEFT loads them.
+ * Of a run with adapters (lora.rank) the weights are the sum of both, and the folder `adapter` inside has the adapters
+ * as PEFT loads them.
  *
- * Where the run began as a published folder (model.weights), that folder's files come along: from there, or where it is
- * gone from `run`, to which the run's end has written them.
+ * If the run started from a published folder (model.weights), that folder's files are included: from there, or if it
+ * was deleted, from `run`, to which the run's end has copied them.
  *
  * Values go from the checkpoint's files to the folder's piece by piece; none of them is held. Each file is whole or not
  * there (aq_file_replace, weights.h); the index comes behind its shards.
@@ -28,7 +28,7 @@
 #include "plan.h"
 #include "stages/gguf.h"
 
-#define AQ_EXPORT_FILE_BYTES UINT64_C(5000000000) /* of tensors in a file, unless told otherwise: as others do */
+#define AQ_EXPORT_FILE_BYTES UINT64_C(5000000000) /* of tensors in a file, by default, as in other programs */
 
 struct aq_export {
     const struct aq_plan *plan;

@@ -110,7 +110,8 @@ static void on_signals(struct launcher *launcher)
     }
 }
 
-/* A turn's worth of what a daemon has sent: one that never pauses holds up nobody else. True: there may be more. */
+/* Reads at most one turn's lines of a daemon, so that one that never pauses blocks no other. True: there may be
+ * more. */
 static bool read_host(struct launcher *launcher, struct host *host)
 {
     for (int i = 0; i < TURN_LINES && host->control; i++) {
@@ -211,7 +212,7 @@ static void conclude(struct launcher *launcher)
         result->outcome = launcher->stopped ? AQ_LAUNCH_STOPPED : AQ_LAUNCH_DONE;
 }
 
-/* What the run knew of its evaluations up to where it goes on from. */
+/* The run's best evaluation up to the checkpoint that it resumes from. */
 static enum aq_status best_open(struct launcher *launcher)
 {
     struct aq_best *best = &launcher->result->best;

@@ -21,16 +21,16 @@
 
 struct aq_tls; /* net/tls.h */
 
-/* What the plan has a worker say: what goes beyond it ends the run (launcher_bounds.c). */
+/* Bounds of a worker's lines, by the plan: a line beyond them ends the run (launcher_bounds.c). */
 struct aq_launch_bounds {
     uint64_t steps;          /* of the whole run                                   */
-    uint64_t shift;          /* evaluations are due by steps of all: so many more, modulo 2^64           */
-    uint64_t mark_every;     /* steps between checkpoints; 0: at the end alone     */
+    uint64_t shift;          /* evaluations are due by the plan's steps: own steps + shift, modulo 2^64  */
+    uint64_t mark_every;     /* steps between checkpoints; 0: only at the end      */
     bool mark_timed;         /* after a time: at any step that rank 0 chooses      */
-    uint64_t evaluate_every; /* steps between evaluations; 0: at the end alone     */
+    uint64_t evaluate_every; /* steps between evaluations; 0: only at the end      */
     bool evaluates;          /* there are held-out samples                         */
     uint32_t round_steps;    /* of which a run stops after the last one; 0 or 1: after each */
-    uint64_t trace_bytes;    /* that each rank's trace may have; 0: there is none  */
+    uint64_t trace_bytes;    /* that each rank's trace may have; 0: no trace       */
 };
 
 struct aq_launch {
@@ -43,12 +43,12 @@ struct aq_launch {
     const char *lengths; /* of the samples, for each worker (util/lengths.h); NULL: all are alike         */
     uint64_t plan_hash;
     uint64_t resume_hash;   /* plan.h                                                                   */
-    uint64_t resume;        /* the mark to go on from; 0: from the beginning                            */
+    uint64_t resume;        /* the checkpoint to resume from; 0: from the start                         */
     uint64_t until;         /* stop after this step, with a checkpoint; 0: at the end of the plan         */
     const char *sums;       /* absolute: where gradients are summed over clients (sum_line.h); NULL: nowhere */
-    uint64_t shift;         /* the plan's steps are so many more than the run's own, modulo 2^64              */
-    uint64_t updates;       /* and the optimizer's moments have had so many more updates than own steps       */
-    const char *adopt;      /* absolute: begin with the weights in this folder (checkpoint.h); NULL: none  */
+    uint64_t shift;         /* the plan's steps less the run's own, modulo 2^64                               */
+    uint64_t updates;       /* updates of the optimizer's moments less the run's own steps                    */
+    const char *adopt;      /* absolute: folder with the initial weights (checkpoint.h); NULL: none        */
     uint64_t resume_bytes;  /* of metrics.jsonl, at that mark; 0: not known                             */
     const char *run;        /* absolute                                                                 */
     const char *checkpoint; /* absolute                                                                 */
@@ -64,7 +64,7 @@ struct aq_launch {
     uint32_t early_stop;    /* evaluations no better than the best, in a row: then it ends; 0: never    */
     struct aq_launch_bounds bounds;
     uint64_t ready_ns_max; /* from the start to the last `ready`                                       */
-    uint64_t begin_ns;     /* when whoever wants this run began: what the time until it trains is counted from */
+    uint64_t begin_ns;     /* start of the command: the time until training counts from here */
     bool probe;            /* nothing is trained: no folders, workers that measure (launcher_probe.h)    */
     json_t *ask;           /* then: workers that answer instead (launcher_ask.h); borrowed; NULL: none   */
     uint32_t vocabulary;   /* then: of the model, what a token is below                                   */
@@ -72,9 +72,9 @@ struct aq_launch {
     const struct aq_token *token;
     struct aq_tls *tls;           /* to daemons that listen; NULL: in the clear */
     struct aq_watch_config watch; /* zeroes: nobody is watched */
-    struct aq_bits *bits;         /* edges.bits: auto (bits_auto.h), in epochs of so many steps; NULL: fixed */
+    struct aq_bits *bits;         /* edges.bits: auto (bits_auto.h), in epochs of epoch_steps; NULL: fixed */
     uint64_t epoch_steps;
-    struct aq_cut_judge *judge; /* what is lost without failing (cut_judge.h); NULL: nobody looks */
+    struct aq_cut_judge *judge; /* finds silent losses (cut_judge.h); NULL: not used */
     struct aq_metrics *metrics;
     struct aq_progress *progress;
     struct aq_board *board; /* NULL: nobody looks */
@@ -94,8 +94,8 @@ struct aq_launch_result {
     uint64_t go_ns;        /* since when all stages have run; 0: they never did                          */
     struct aq_best best;   /* of the run up to its end                                                  */
     uint64_t early_step;   /* after which it ended because no evaluation was better; 0: it did not      */
-    bool transient;        /* of a failure: it lies with a process, a link or a machine: a restart may help */
-    bool unreadable;       /* of a failure: a stage cannot read the checkpoint that it was to go on from    */
+    bool transient;        /* of a failure: caused by a process, a link or a machine: a restart may help */
+    bool unreadable;       /* of a failure: a stage cannot read the checkpoint to resume from               */
     json_t *stages;        /* array of the `done` lines (null where none came); the caller's reference */
 };
 

@@ -1,4 +1,4 @@
-/* launcher_ask.c -- start the stages, and say `forward` to all of them until a token comes. See the header. */
+/* launcher_ask.c -- start the stages, and send `forward` to all of them until a token comes. See the header. */
 #include "launcher_ask.h"
 
 #include "launcher_private.h"
@@ -13,7 +13,7 @@ struct aq_asking {
     struct aq_launch_result result;
 };
 
-/* The cause, which turns have waited for; for whoever goes on without one there is a fallback. */
+/* The error of the first cause, or a general one if no cause is known. */
 static enum aq_status why(struct aq_asking *asking)
 {
     const struct aq_launch_result *result = &asking->result;

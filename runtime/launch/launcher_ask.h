@@ -8,7 +8,7 @@
  *     AQ_TRY(aq_asking_next(asking, &step, &token));     for each token
  *     aq_asking_close(asking);
  *
- * Locking: one thread. Between calls nobody listens to the stages, and none of them minds.
+ * Locking: one thread. Between calls the launcher reads no lines, and stages tolerate that.
  */
 #ifndef RUNTIME_LAUNCHER_ASK_H
 #define RUNTIME_LAUNCHER_ASK_H
@@ -17,8 +17,8 @@
 
 struct aq_asking; /* opaque */
 
-/* The launch is copied, what it points to borrowed until close. Returns when all stages have read their weights and are
- * joined. Any status: the cause, in one line (told). */
+/* The launch is copied, what it points to borrowed until close. Returns when all stages have read their weights and
+ * are joined. Any status: the cause, in one line (reported). */
 enum aq_status aq_asking_open(const struct aq_launch *launch, struct aq_asking **out);
 
 struct aq_asking_step {
@@ -26,7 +26,7 @@ struct aq_asking_step {
     const int32_t *fresh;  /* of them, those that no step had yet: the last `count` ones                        */
     uint32_t count;
 };
-/* AQ_NOSPC: more fresh tokens than a line takes. Others: the cause (told); only close is left then. */
+/* AQ_NOSPC: more fresh tokens than a line takes. Others: the cause (reported); only close is left then. */
 enum aq_status aq_asking_next(struct aq_asking *asking, const struct aq_asking_step *step, int32_t *token);
 
 /* The stages end, in good order where nothing has failed. NULL is fine. */

@@ -1,16 +1,16 @@
-/* launcher_board.c -- what the launcher knows of its stages, for who looks from outside (board.h). */
+/* launcher_board.c -- the launcher's knowledge of its stages, as other programs read it (board.h). */
 #include "launcher_private.h"
 
 static const uint64_t board_ns = 200ULL * 1000 * 1000; /* between two tellings */
 
-/* Before the first step a worker tells what it begins; from then on its pulse says it, by its daemon. */
+/* Before the first step a worker reports its phase; afterwards its heartbeat has it, through the daemon. */
 static struct aq_board_rank rank_of(const struct launcher *launcher, uint32_t r)
 {
     const struct stage *stage = &launcher->stages[r];
     const struct aq_watch_stage *watched = &launcher->watch.stages[r];
     const uint64_t now = launcher->watch.clock.now_ns;
     const bool beaten = watched->beaten && launcher->gone;
-    /* Until its first beat (10 s) nobody knows: it trains. */
+    /* Until its first beat (10 s) it is assumed to train. */
     const enum aq_doing doing = beaten                        ? watched->doing
                                 : launcher->gone              ? AQ_DOING_COMPUTE
                                 : stage->state == STAGE_READY ? AQ_DOING_GO

@@ -1,11 +1,10 @@
 /*
- * launcher_bounds.c -- what a worker may say, and when: everything that the plan does not have ends the run.
+ * launcher_bounds.c -- the lines that a worker may send, and when: any line that the plan does not allow ends the run.
  *
- * A worker runs on another's machine and proved no more than that it holds a key. Its lines are written into
- * metrics.jsonl and trace.json and decide when a checkpoint is complete and a job is done: so each is looked at before
- * anything is done with it. The first that is out of place is the run's cause, with the rank and what was expected;
- * nothing of it, and nothing that the rank says from then on, is written. A daemon's own word (`exited`) is not a
- * worker's.
+ * A worker runs on another's machine and has only proved that it holds a key. Its lines are written into metrics.jsonl
+ * and trace.json and decide when a checkpoint is complete and a job is done: so each is checked before it is used. The
+ * first invalid line is the run's cause, with the rank and the expectation; neither it nor any later line of the rank
+ * is written. A daemon's own line (`exited`) is not a worker's.
  *
  * One row an event below: in which states it may come, and its check.
  */
@@ -20,7 +19,7 @@ enum {
     FIELD_NAME_MAX = 32,     /* longest: reduce_pack_seconds                                                 */
     FIELD_TEXT_MAX = 64,     /* longest: the name of a gradient codec                                        */
     ADDRESS_CHARS_MAX = 255, /* a name of 253 characters at most would not fit with its port: none does      */
-    RTT_MS_MAX = 3600000     /* a round trip of an hour: none stands so long                                */
+    RTT_MS_MAX = 3600000     /* an hour: no connection has such a round trip                                */
 };
 static const double exact_max = 9007199254740992.0; /* 2^53: a count in a double is exact below */
 
@@ -70,7 +69,7 @@ bool launcher_is_due(uint64_t every, uint64_t step, uint64_t steps)
     return step == steps || (every > 0 && step % every == 0);
 }
 
-/* The bit of `peer` in the word that this returns: `rank` has said that it listens for it. */
+/* Returns the word, and in *bit the bit, that is set once `rank` has reported that it listens for `peer`. */
 static uint64_t *listens_word(struct launcher *launcher, uint64_t rank, uint64_t peer, uint64_t *bit)
 {
     *bit = 1ull << peer % 64;
@@ -245,7 +244,7 @@ static const struct expected {
     {"token", RUNNING, check_token},
     {"done", RUNNING, check_done},
     {"failed", STARTING | RUNNING | ENDED, NULL},
-    {"exited", STARTING | RUNNING | ENDED, NULL}, /* the daemon's word: it lets no worker say so */
+    {"exited", STARTING | RUNNING | ENDED, NULL}, /* the daemon's line: it accepts none from a worker */
 };
 
 static int state_of(const struct launcher *launcher, const struct stage *stage)

@@ -28,7 +28,7 @@ static void to_all(struct launcher *launcher, const char *op, uint64_t step)
     }
 }
 
-/* The first step begins: how long did that take? */
+/* The first step starts: prints how long that took. */
 static void say_go(struct launcher *launcher)
 {
     const struct aq_launch *launch = launcher->launch;
@@ -61,8 +61,7 @@ void launcher_starting(struct launcher *launcher)
                       aq_doing_text(launcher->stages[last].doing), launcher->ready, launcher->ranks);
 }
 
-/* edges.bits: auto. Where every rank is about to begin an epoch each hears its rungs: of what it sends forward, of what
- * it sends back. */
+/* edges.bits: auto. When every rank is about to start an epoch, sends each its rungs: forward and backward. */
 static void say_bits(struct launcher *launcher)
 {
     const struct aq_launch *launch = launcher->launch;
@@ -111,14 +110,14 @@ static void on_ready(struct launcher *launcher, uint32_t rank, const json_t *mes
     launcher->result->go_ns = aq_clock_ns();
     aq_watch_go(&launcher->watch);
     to_all(launcher, "go", 0);
-    if (launcher->launch->ask) return; /* who asks has no metrics, and says himself what comes */
+    if (launcher->launch->ask) return; /* generation has no metrics, and its caller sets the phase */
     aq_metrics_go(launcher->launch->metrics);
     aq_progress_phase(launcher->launch->progress, "computes the first step");
     say_go(launcher);
     say_bits(launcher);
 }
 
-/* What comes behind this step, before the next one: the plan says it, so no worker need. */
+/* The phase between this step and the next one, by the plan, so that no worker needs to report it. */
 static void phase_after(struct launcher *launcher, uint64_t step)
 {
     const struct aq_launch_bounds *bounds = &launcher->launch->bounds;
@@ -130,7 +129,7 @@ static void phase_after(struct launcher *launcher, uint64_t step)
     aq_progress_phase(launcher->launch->progress, "%s", phase);
 }
 
-/* What the step's line shows to be lost: said, written, and where the job wants it so, the end. */
+/* Prints and writes the losses that the step's line shows; ends the run if the job requires it. */
 static enum aq_status judge_step(struct launcher *launcher, const json_t *joined)
 {
     const struct aq_launch *launch = launcher->launch;
@@ -162,8 +161,8 @@ static void on_step(struct launcher *launcher, uint32_t rank, json_t *message)
 }
 
 /*
- * Replicas have a part of the held-out samples each, and one may be steps ahead in telling it. When all have told the
- * next one the parts are added, in the order of replicas. A new reference, or NULL: not yet.
+ * Each replica evaluates a part of the held-out samples, and one may report steps ahead. When all have reported the
+ * next evaluation, the parts are added in the order of replicas. A new reference, or NULL: not yet.
  */
 static json_t *join_eval(struct launcher *launcher, uint32_t rank, json_t *message)
 {
@@ -190,7 +189,7 @@ static json_t *join_eval(struct launcher *launcher, uint32_t rank, json_t *messa
     return joined;
 }
 
-/* Where evaluations may end the run every rank waits for the word: all end after the same step, or none. */
+/* If evaluations may end the run, every rank waits for the launcher's line: all end after the same step, or none. */
 static void judge_eval(struct launcher *launcher, const json_t *line)
 {
     const struct aq_launch *launch = launcher->launch;
@@ -223,8 +222,8 @@ static void on_eval(struct launcher *launcher, uint32_t rank, json_t *message)
 }
 
 /*
- * The list of complete checkpoints with this one: those before it that the run has gone on from, the newest first, at
- * most `room`. A later one than the checkpoint that was gone on from could not be read, or is made anew.
+ * The list of complete checkpoints with this one and the earlier ones of this run, the newest first, at most `room`. A
+ * checkpoint later than the one resumed from could not be read, or will be written again.
  */
 static void kept_with(const struct aq_run_mark *old, uint64_t before, uint32_t room, struct aq_run_mark *mark)
 {
@@ -250,7 +249,7 @@ static void best_keep(struct launcher *launcher, const struct aq_run_mark *mark)
     if (before) forget(launcher, before);
 }
 
-/* Every rank has the checkpoint of this step: note it, tell them, and let go of the oldest that this run noted. */
+/* Every rank has the checkpoint of this step: commit it, notify them, and drop the oldest that this run committed. */
 static enum aq_status complete(struct launcher *launcher, uint64_t step)
 {
     const struct aq_launch *launch = launcher->launch;
@@ -335,7 +334,7 @@ static void on_done(struct launcher *launcher, uint32_t rank, json_t *message)
     if (aq_control_bool_or(message, "stopped", false)) launcher->stopped = true;
 }
 
-/* What a restart may mend, once the job has shown that it can run: a link's, neighbour's or disk's bad moment. */
+/* Failures that a restart may cure, once the job has run: a passing fault of a link, neighbour or disk. */
 static bool is_transient(const struct launcher *launcher, enum aq_status status)
 {
     const bool passing =

@@ -1,9 +1,9 @@
 /*
- * launcher_hashes.c -- the SHA-256 of every stage's checkpoint, kept where the stages are not: RUN/hashes.json, written
- * before checkpoint/complete names the step. A stage that has lost its file hears it at `start`, and takes no copy that
- * has another: whoever keeps the copy cannot forge it.
+ * launcher_hashes.c -- the SHA-256 of every stage's checkpoint, kept by the launcher: RUN/hashes.json, written before
+ * checkpoint/complete names the step. A stage that has lost its file gets the hash at `start`, and refuses a copy with
+ * another: the keeper of the copy cannot forge it.
  *
- *     {"24": ["8a2f...", ...], "30": [...]}      by step, then by rank; "" where a rank told none
+ *     {"24": ["8a2f...", ...], "30": [...]}      by step, then by rank; "" without a hash
  */
 #include <string.h>
 
@@ -13,7 +13,7 @@
 
 enum { BYTES_MAX = 1 << 20 };
 
-/* Of a run without copies there is none. A damaged file is as good as none: it is needed only where a disk is lost. */
+/* A run without copies has no file. A damaged file counts as missing, because it is needed only if a disk is lost. */
 enum aq_status launcher_hashes_load(struct launcher *launcher)
 {
     char path[AQ_RUN_PATH_BYTES], *text;

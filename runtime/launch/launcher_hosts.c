@@ -63,7 +63,7 @@ static enum aq_status take(struct launcher *launcher, struct host *host)
                   launch->cache, "resume", (json_int_t)launch->resume, "resumed", launch->resumed || launch->resume > 0,
                   "fresh", launch->fresh, "beat_seconds", (double)launcher->beat_ns * 1e-9, "silence_seconds",
                   (double)launch->watch.silence_ns * 1e-9 * AQ_WATCH_STARTS));
-    /* A daemon that is gone already may have said why; one that could never begin has not. */
+    /* A daemon that has already ended may have sent the cause; one that never started has not. */
     if (status == AQ_OK || status == AQ_CLOSED)
         status =
             aq_control_receive(host->control, aq_clock_after((agent ? AGENT_OPEN_S : OPEN_S) * second_ns), &message);
@@ -205,7 +205,7 @@ void host_lost(struct launcher *launcher, struct host *host, enum aq_status stat
     if (launcher_fail(launcher, CAUSE_OWN, status, "the %s of %s %s", host->said > 0 ? "agent" : "daemon",
                       host->address ? host->address : "this machine", how))
         launcher->result->transient = status != AQ_PROTO;
-    /* Its workers die with it; nobody will tell their end. */
+    /* Its workers die with it; no line will report their end. */
     for (uint32_t r = 0; r < launcher->ranks; r++) {
         struct stage *stage = &launcher->stages[r];
         if (&launcher->hosts[stage->host] != host || stage->state == STAGE_EXITED || stage->state == STAGE_NONE)
@@ -222,7 +222,7 @@ void host_send(struct launcher *launcher, struct host *host, json_t *message)
         return;
     }
     const enum aq_status status = aq_control_send(host->control, message);
-    /* A daemon that is gone may have said why: what it sent is still read by the loop, which then finds it lost. */
+    /* A daemon that has ended may have sent the cause: the loop still reads its lines, and then finds it lost. */
     if (status != AQ_OK && status != AQ_CLOSED) host_lost(launcher, host, status);
 }
 

@@ -21,8 +21,8 @@ struct host {
     const char *address;        /* NULL: the private daemon */
     struct aq_control *control; /* NULL: gone */
     pid_t pid;                  /* of a private daemon, or of ssh; 0: none, or reaped */
-    int said;                   /* what ssh says on standard error, a file in memory; 0: no ssh */
-    bool beats;                 /* it says that it lives               */
+    int said;                   /* ssh's standard error, a file in memory; 0: no ssh */
+    bool beats;                 /* it sends beats                      */
 };
 
 enum stage_state { STAGE_NONE = 0, STAGE_STARTED, STAGE_READY, STAGE_DONE, STAGE_EXITED };
@@ -31,20 +31,20 @@ struct stage {
     uint32_t host;
     enum stage_state state;
     uint64_t mark;                           /* newest step that this rank has a checkpoint of */
-    char hash[AQ_HASH_TEXT_BYTES];           /* of its file; "": it tells none, for there are no copies */
-    enum aq_doing doing;                     /* before the first step: what it told last          */
+    char hash[AQ_HASH_TEXT_BYTES];           /* of its file; "": none, because there are no copies */
+    enum aq_doing doing;                     /* before the first step: its last reported phase    */
     uint64_t step;                           /* newest that this rank has reported             */
     uint64_t evaluated;                      /* newest step that it has evaluated after    */
     uint64_t trace_bytes;                    /* that it has sent                         */
     int pid;                                 /* as its daemon tells                      */
-    uint64_t listens[AQ_JOB_RANKS_MAX / 64]; /* a bit for each rank that it has said so for */
-    bool stopping;                           /* said which step is the last one               */
-    bool distrusted;                         /* broke the protocol: nothing that it says counts any more */
+    uint64_t listens[AQ_JOB_RANKS_MAX / 64]; /* a bit for each rank that it listens for */
+    bool stopping;                           /* reported which step is the last one           */
+    bool distrusted;                         /* broke the protocol: its later lines are ignored */
     bool done;                               /* said `done`                                    */
-    bool failed;                             /* said `failed`: its exit is no cause of its own */
+    bool failed;                             /* sent `failed`: its exit is no further cause */
     char on[128];                            /* its device, as it named it at `ready`; "": it did not */
     json_t *report;                          /* its done line                                  */
-    json_t *evals; /* of the last stage of a replica: held-out losses that others have not told yet; or NULL */
+    json_t *evals; /* of the last stage of a replica: held-out losses that others have not reported yet; or NULL */
 };
 
 enum { RANK_NAME_BYTES = 48 };
@@ -60,14 +60,14 @@ struct launcher {
     bool private_silent;   /* the private daemon has not answered to the job */
     bool gone;             /* `go` was said                    */
     bool stopping;         /* a stop was asked for             */
-    bool stopped;          /* the ranks say that they stopped  */
+    bool stopped;          /* the ranks reported that they stopped */
     bool aborting;
-    bool noted; /* the run folder says that there was a checkpoint */
+    bool noted; /* the run folder has a record of a checkpoint */
     enum cause_class cause;
     uint64_t cause_deadline_ns; /* an echo waits so long for a better cause  */
     uint64_t end_deadline_ns;   /* of an abort                               */
     uint64_t ready_deadline_ns;
-    uint64_t last_step;  /* after which the ranks say that they stop; 0: the plan's */
+    uint64_t last_step;  /* after which the ranks stop, by their reports; 0: the plan's */
     double read_seconds; /* of the slowest stage's checkpoint */
     double rtt_ms;       /* the longest round trip of which the plan does not know; 0: none */
     uint64_t best_kept;  /* step of the best evaluation whose checkpoint is complete; 0: none */
@@ -75,13 +75,13 @@ struct launcher {
     json_t *hashes;      /* of complete checkpoints, by step; NULL: none */
     struct aq_watch watch;
     uint64_t beat_ns, beat_due_ns; /* ours to the daemons; 0: none */
-    uint64_t bits_epochs;          /* whose bits were said: up to this one, which was not; 0: none yet */
-    uint64_t board_due_ns;         /* when the board hears of the stages again */
+    uint64_t bits_epochs;          /* bits were sent for the epochs before this one; 0: none yet */
+    uint64_t board_due_ns;         /* when the board is updated again */
     FILE *trace;
     bool trace_failed;
     bool more; /* a daemon has sent more than a turn's worth */
     /* Of an asking (launcher_ask.c). */
-    bool token_due, ending; /* the next token was asked for and has not come; the end was said */
+    bool token_due, ending; /* the next token was requested and has not come; the end was sent */
     uint32_t token;         /* that came last                                                  */
 };
 
@@ -98,17 +98,17 @@ void hosts_send(struct launcher *launcher, json_t *message); /* to every daemon;
 
 /* launcher_ssh.c: of a host ssh://... -- start ssh with an agent behind it, whose control channel is host->control. */
 enum aq_status agent_start(struct host *host);
-/* It has not taken the job, with this status: say why, and end it. Never AQ_OK. */
+/* It has not taken the job, with this status: fails with the cause, and ends it. Never AQ_OK. */
 enum aq_status agent_why(struct host *host, enum aq_status status);
 /* AQ_MISMATCH: it is of another version. */
 enum aq_status agent_check(const struct host *host, const char *version);
 void agent_end(struct host *host);                                 /* kill and reap ssh, where it runs      */
-void agent_tail(const struct host *host, char *how, size_t bytes); /* append the last that ssh said         */
+void agent_tail(const struct host *host, char *how, size_t bytes); /* append the last line of ssh           */
 
-/* launcher_hashes.c: what RUN/hashes.json says; that of one file, or NULL. */
+/* launcher_hashes.c: reads RUN/hashes.json; returns the hash of one file, or NULL. */
 enum aq_status launcher_hashes_load(struct launcher *launcher);
 const char *launcher_hash(const struct launcher *launcher, uint64_t step, uint32_t rank);
-/* launcher_hashes.c: a rank tells its own ("": none). False: it is no hash. All have: write them, and `older`'s. */
+/* launcher_hashes.c: stores a rank's own ("": none); false: it is no hash. Writes those of all ranks, and `older`'s. */
 bool launcher_hash_told(struct launcher *launcher, uint32_t rank, const char *hash);
 enum aq_status launcher_hashes_note(struct launcher *launcher, uint64_t step, uint64_t older);
 
@@ -119,10 +119,11 @@ const char *rank_name(const struct launcher *launcher, uint32_t rank, char text[
 void launcher_event(struct launcher *launcher, struct host *host, json_t *message);
 void launcher_starting(struct launcher *launcher); /* say what is waited for */
 
-/* launcher_bounds.c: may the worker say this now? If not that is the run's cause, and the line is to be forgotten. */
+/* launcher_bounds.c: may the worker send this line now? If not, that is the run's cause, and the line must be
+ * dropped. */
 bool launcher_expects(struct launcher *launcher, uint32_t rank, const char *event, const json_t *message);
 
-/* launcher_bounds.c: does it come after this step, or after the last one? every 0: after that alone. */
+/* launcher_bounds.c: is it due after this step? After the last one always; every 0: only then. */
 bool launcher_is_due(uint64_t every, uint64_t step, uint64_t steps);
 
 /* ---- launcher_probe.c ---- */

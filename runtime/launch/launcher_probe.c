@@ -3,7 +3,7 @@
  * of its ends at once; where large packets seem to vanish, once more with small ones.
  *
  * Workers run on others' machines: a line that was not asked for, or is out of bounds, ends the probe with the rank's
- * name. A rank that fails for itself (its keys, its address) takes its own pairs with it alone.
+ * name. A rank that fails by itself (its keys, its address) only fails its own pairs.
  */
 #include "launcher_probe.h"
 
@@ -150,7 +150,7 @@ static void read_host(struct probe *probe, struct host *host)
 
 /* ---- waiting ---- */
 
-/* One turn of the loop. False: a daemon is lost, or somebody broke the protocol. */
+/* One turn of the loop. False: a daemon is lost, or a peer broke the protocol. */
 static bool turn(struct probe *probe)
 {
     struct launcher *launcher = &probe->launcher;
@@ -234,7 +234,7 @@ static bool ask_both(struct probe *probe, uint32_t segment)
     return probe->launcher.cause == CAUSE_NONE;
 }
 
-/* Why it was not measured: a rank that is gone, else who connects knows best. */
+/* The reason why it was not measured: a rank's failure, else the answer of the end that connects. */
 static void explain(const struct probe *probe, struct aq_probe_pair *pair)
 {
     const uint32_t ends[2] = {pair->from, pair->to};

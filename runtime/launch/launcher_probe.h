@@ -19,7 +19,7 @@
 enum aq_probe_outcome {
     AQ_PROBE_UNKNOWN = 0, /* not come to                                                          */
     AQ_PROBE_MEASURED,
-    AQ_PROBE_BLACK_HOLE, /* measured with small packets alone: large ones do not come through    */
+    AQ_PROBE_BLACK_HOLE, /* measured only with small packets: large ones do not arrive           */
     AQ_PROBE_FAILED
 };
 
@@ -33,12 +33,12 @@ struct aq_probe_pair {
     char text[2 * AQ_PROBE_TEXT_CHARS];   /* FAILED: why; BLACK_HOLE: what was seen with large ones   */
 };
 
-/* AQ_OK: every pair has been tried, and its outcome says what came of it. Else a daemon cannot be had, or broke the
- * protocol, and what was measured before stands: `cause` (of `bytes` bytes) is one line. */
+/* AQ_OK: every pair has been tried, and has its outcome. Else a daemon is not available, or broke the protocol;
+ * earlier measurements stay valid, and `cause` (of `bytes` bytes) is one line. */
 enum aq_status aq_probe_run(const struct aq_launch *launch, struct aq_probe_pair *pairs, uint32_t count, char *cause,
                             size_t bytes);
 
-/* What is between two ranks has changed while they were measured: the round trip after the load is another. */
+/* The path between two ranks changed while they were measured: the round trip after the load differs. */
 bool aq_probe_moved(const struct aq_probe_pair *pair);
 
 #endif

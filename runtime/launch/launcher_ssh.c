@@ -2,7 +2,8 @@
  * launcher_ssh.c -- agents: `ssh HOST aqpiped --stdio`, one a host, that end with this launcher.
  *
  * ssh's standard input and output are a socket pair, as a private daemon's is: the control channel is the same. Its
- * standard error goes to a file in memory of at most AGENT_SAID_BYTES, whose last line says why there is no agent.
+ * standard error goes to a file in memory of at most AGENT_SAID_BYTES, whose last line is the reason if there is no
+ * agent.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -22,7 +23,7 @@
 
 enum { AGENT_SAID_BYTES = 1 << 20, NO_SSH = 124, TAIL_BYTES = 512, END_TRIES = 100 };
 
-/* What runs there: found in that host's PATH, or as the user says. */
+/* The program to run there: found in that host's PATH, or set by the user. */
 static const char *program_there(void)
 {
     const char *named = getenv("AQPIPE_SSH_DAEMON");
@@ -78,7 +79,7 @@ enum aq_status agent_start(struct host *host)
     return status;
 }
 
-/* The last line that is not empty of what ssh, or the agent, said. */
+/* The last non-empty line of standard error, from ssh or the agent. */
 static void last_line(int said, char out[TAIL_BYTES])
 {
     out[0] = 0;

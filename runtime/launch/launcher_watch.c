@@ -1,4 +1,4 @@
-/* launcher_watch.c -- beats both ways, and what follows when somebody falls silent or nothing goes on (watch.h). */
+/* launcher_watch.c -- beats both ways, and the reaction to a silent peer or a stuck job (watch.h). */
 #include <signal.h>
 
 #include "launcher_private.h"

@@ -2,8 +2,8 @@
  * metrics.c -- joining the step lines of P ranks.
  *
  * A ring of `room` steps (a power of two, which grows up to AQ_METRICS_AHEAD), step n in place n modulo that; `next` is
- * the step that is written next. What every rank has in common (loss of the last rank, learning rate, ...) becomes one
- * value, everything else an array by stage.
+ * the step that is written next. Common values (loss of the last rank, learning rate, ...) become one value, all others
+ * an array by stage.
  */
 #include "metrics.h"
 
@@ -19,7 +19,7 @@
 #include "run_folder.h"
 #include "runtime_text.h"
 
-/* A checkpoint is complete before the next but one begins: two are under way at most. */
+/* A checkpoint is complete before the next but one starts: two are under way at most. */
 enum { ROOM_FIRST = 64, MARKS = 4 };
 
 struct aq_metrics {
@@ -161,8 +161,8 @@ static enum aq_status write_now(struct aq_metrics *metrics, json_t *line)
 
 /*
  * The last stage may evaluate before another stage's line of that step has come: the evaluation waits for it, so that
- * lines are in the order of steps, and what a checkpoint knows of the file has nothing of later ones. As many wait as a
- * rank may be ahead (AQ_METRICS_AHEAD), for there is one a step (launcher_bounds.c).
+ * lines are in the order of steps, and a checkpoint's size of the file has no later ones. At most AQ_METRICS_AHEAD
+ * wait, as many steps as a rank may be ahead, because there is one per step (launcher_bounds.c).
  */
 static bool is_early(const struct aq_metrics *metrics, const json_t *line)
 {
@@ -215,7 +215,7 @@ static void note_mark(struct aq_metrics *metrics)
     metrics->marks[place].bytes = metrics->bytes;
 }
 
-/* Values that belong to the step and not to a stage: the first stage that has one says it. */
+/* Values that belong to the step and not to a stage: the first stage that has one sets it. */
 static bool is_common(const char *key)
 {
     static const char *const common[] = {"event", "step",      "epoch",   "seconds", "loss",

@@ -1,6 +1,6 @@
 /*
- * metrics.h -- RUN/metrics.jsonl: the ranks' step lines joined into one line a step, in order, with what a run is
- * beside them.
+ * metrics.h -- RUN/metrics.jsonl: the ranks' step lines joined into one line per step, in order, with the run's other
+ * events.
  *
  * The lines of P ranks come in any order; a step is written when all P have it. The file is the only source of the
  * report.
@@ -19,8 +19,8 @@
 
 /*
  * How many steps one rank's lines may be ahead of another's. Ranks train in step, but their lines come by different
- * channels: while one is slow (a daemon out of reach for up to 30 s, a worker that the machine lets wait), the others'
- * go on coming. 30 s of steps of half a millisecond are 60,000.
+ * channels: while one is slow (a daemon out of reach for up to 30 s, a worker that gets no CPU), the others' keep
+ * coming. 30 s of steps of half a millisecond are 60,000.
  */
 enum { AQ_METRICS_AHEAD = 1 << 16 };
 
@@ -29,9 +29,9 @@ struct aq_metrics; /* opaque */
 struct aq_metrics_config {
     const char *path; /* appended to; NULL: written nowhere                          */
     uint32_t stages;
-    uint64_t step;          /* the last one done before: lines begin with step + 1          */
-    double seconds;         /* of the run before this start ("time" goes on from here)     */
-    uint64_t mark_every;    /* steps between two checkpoints; 0: none but at the end      */
+    uint64_t step;          /* the last one done before: lines start with step + 1          */
+    double seconds;         /* of the run before this start ("time" continues from here)   */
+    uint64_t mark_every;    /* steps between two checkpoints; 0: only at the end          */
     uint64_t index_every;   /* bytes between two entries of the index; 0: the default     */
     struct aq_board *board; /* gets every line, too; NULL: none */
 };
@@ -39,7 +39,7 @@ struct aq_metrics_config {
 enum aq_status aq_metrics_open(const struct aq_metrics_config *config, struct aq_metrics **out);
 void aq_metrics_close(struct aq_metrics *metrics); /* NULL is fine */
 
-/* Training begins now: "time" counts from here. */
+/* Training starts now: "time" counts from here. */
 void aq_metrics_go(struct aq_metrics *metrics);
 
 /* Seconds of training so far, over all starts. */
@@ -57,8 +57,8 @@ enum aq_status aq_metrics_step(struct aq_metrics *metrics, uint32_t rank, json_t
 enum aq_status aq_metrics_line(struct aq_metrics *metrics, json_t *line);
 
 /*
- * How many bytes the file has of the run up to this step, the newest one or one of the last that a checkpoint was due
- * at (mark_every): there the next step's line begins. 0: that is not known.
+ * Bytes of the file up to this step, which is the newest one or one of the last with a checkpoint due (mark_every): the
+ * next step's line starts there. 0: not known.
  */
 uint64_t aq_metrics_bytes_after(const struct aq_metrics *metrics, uint64_t step);
 

@@ -11,7 +11,7 @@
 #include "run_lines.h"
 
 struct entry {
-    uint64_t offset; /* of the metrics' bytes that it stands for     */
+    uint64_t offset; /* of the metrics' bytes that it covers         */
     uint64_t bytes;  /* of the last line of them, newline and all    */
     uint64_t digest; /* of that line                                 */
 };
@@ -130,7 +130,7 @@ static void write_entry(struct aq_metrics_index *index)
     json_decref(object);
     if (line) aq_text_add(&text, "%016llx %s\n", (unsigned long long)aq_digest(line, strlen(line)), line);
     (free)(line); /* jansson's own memory */
-    /* Half an entry has no digest of its own, and no newline: the next one would be lost with it. */
+    /* Half an entry has neither digest nor newline: the next one would be lost with it. */
     if (text.used == 0 || text.status != AQ_OK)
         give_up(index, "no memory");
     else if (!aq_write_all(index->fd, text.bytes, text.used))
@@ -148,7 +148,7 @@ void aq_metrics_index_add(struct aq_metrics_index *index, const json_t *line, co
         (struct entry){.offset = index->last.offset + count, .bytes = count, .digest = aq_digest(text, count)};
 }
 
-/* What the metrics have behind the newest entry. False: it cannot be read. */
+/* Reads the metrics after the newest entry. False: they cannot be read. */
 static bool read_rest(struct aq_metrics_index *index, const char *metrics_path)
 {
     struct aq_run_lines *lines;

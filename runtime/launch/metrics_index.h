@@ -1,13 +1,13 @@
 /*
  * metrics_index.h -- metrics.jsonl.index: the report's sums of the first bytes of metrics.jsonl, every few MiB.
  *
- * A file of 12 GiB takes minutes to read; with an entry only what stands behind it is. Nothing depends on the index: an
- * entry that does not fit the file (its digest, or that of the line before its byte) is passed over, and where there is
- * none the file is read from its beginning. So it is neither synced nor renamed, and what goes wrong with it is logged
- * at level 1 and ends nothing.
+ * A file of 12 GiB takes minutes to read; with an entry only the part after it is read. Nothing depends on the index:
+ * an entry that does not fit the file (its digest, or the digest of the line before its byte) is skipped, and without
+ * one the file is read from its start. So it is neither synced nor renamed, and its failures are only logged at level
+ * 1.
  *
  * One entry a line: 16 digits (digest of what follows), a space, and an object (docs/CONTROL.md section 7). An entry
- * stands for the bytes before a step's line: behind it there is at least one.
+ * covers the bytes before a step's line: at least one line follows.
  *
  * Locking: one thread; readers may look while the launcher writes.
  */
@@ -21,7 +21,7 @@
 
 enum { AQ_METRICS_INDEX_BYTES = 4 << 20 }; /* of metrics between two entries: 0.1 s of reading */
 
-/* The newest entry that fits; a fresh *sums and offset 0 where there is none. aq_report_sums_deinit in the end. */
+/* The newest entry that fits; without one, a fresh *sums and offset 0. aq_report_sums_deinit in the end. */
 void aq_metrics_index_load(const char *metrics_path, struct aq_report_sums *sums, uint64_t *offset);
 
 /* Entries of more than the first `bytes` go; 0: all, and the file with them. */
@@ -34,7 +34,7 @@ struct aq_metrics_index; /* opaque: the writer */
 struct aq_metrics_index *aq_metrics_index_open(const char *metrics_path, uint64_t every);
 void aq_metrics_index_close(struct aq_metrics_index *index); /* NULL is fine */
 
-/* This line (with its newline) stands now at the file's end, behind those before. NULL is fine. */
+/* This line (with its newline) was appended to the file. NULL is fine. */
 void aq_metrics_index_add(struct aq_metrics_index *index, const json_t *line, const char *text, size_t count);
 
 #endif

@@ -1,4 +1,4 @@
-/* progress.c -- see the header. Lines go to standard error; standard output is for --json alone. */
+/* progress.c -- see the header. Lines go to standard error; standard output is only for --json. */
 #include "progress.h"
 
 #include <math.h>
@@ -14,10 +14,10 @@
 #include "out.h"
 
 static const uint64_t live_ns = 150ULL * 1000 * 1000, plain_ns = 5000ULL * 1000 * 1000;
-static const uint64_t phase_ns_min = 2000ULL * 1000 * 1000; /* what is over sooner is not said between steps */
+static const uint64_t phase_ns_min = 2000ULL * 1000 * 1000; /* shorter phases are not shown between steps */
 enum { BAR_CELLS = 20, SAY_BYTES = 1400, FIELD_BYTES = AQ_PROGRESS_PHASE_BYTES + 40 };
 
-/* The fields of the line as they stand in it. */
+/* The fields of the line, in its order. */
 enum { BAR, PERCENT, STEP, PHASE, LOSS, HELDOUT, SEQUENCES, LINK_WAIT, LEFT, FIELDS };
 
 void aq_progress_begin(struct aq_progress *progress)
@@ -98,7 +98,7 @@ static bool shows(const struct aq_progress *progress)
     return !progress->off && (!progress->json || progress->terminal);
 }
 
-/* What is being done, and for how long; of the words at most so many. */
+/* The phase and its duration; at most words_max bytes of its text. */
 static void phase_fill(const struct aq_progress *p, uint64_t now_ns, size_t words_max, char field[FIELD_BYTES])
 {
     char text[32];
@@ -109,7 +109,7 @@ static void phase_fill(const struct aq_progress *p, uint64_t now_ns, size_t word
     snprintf(field, FIELD_BYTES, "%.*s %s", (int)words_max, p->phase, text);
 }
 
-/* The text of each field; "": there is nothing to say. */
+/* The text of each field; "": it is left out. */
 static void fields_fill(const struct aq_progress *p, uint64_t now_ns, char fields[FIELDS][FIELD_BYTES])
 {
     char text[32], cells[BAR_CELLS + 1];
@@ -159,7 +159,7 @@ static void show(struct aq_progress *progress, uint64_t now_ns)
     char line[AQ_PROGRESS_LINE_BYTES];
     const unsigned columns = aq_text_columns(STDERR_FILENO);
     progress->shown_ns = now_ns;
-    /* In the last column a terminal would begin another line. */
+    /* A character in the last column would start another line. */
     aq_progress_line(progress, now_ns, progress->terminal && columns > 1 ? columns - 1 : columns, line);
     if (!*line) return;
     fprintf(stderr, progress->terminal ? "\r%s\033[K" : "%s\n", line);

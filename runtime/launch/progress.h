@@ -1,6 +1,6 @@
 /*
- * progress.h -- what a person sees while a job runs: one live line on a terminal, a plain line every few seconds
- * elsewhere. It says how far the run is, and what is being done where that is no step: starting, evaluating, writing.
+ * progress.h -- the progress line of a job: one live line on a terminal, a plain line every few seconds elsewhere. It
+ * shows how far the run is, and the phase between steps: starting, evaluating, writing.
  *
  * The line fits into the terminal (aq_text_columns): where it is narrow the lesser fields go first, and never the step,
  * what is being done, and the time that is left.
@@ -31,7 +31,7 @@ struct aq_progress {
     uint64_t stages;
     uint64_t step;     /* the last one that is done; 0: none yet */
     uint64_t shown_ns; /* when a line was last shown             */
-    bool live;         /* a live line stands there, unfinished   */
+    bool live;         /* a live line is shown, unfinished       */
     double rate;       /* smoothed steps per second              */
     double loss;
     const char *metric;          /* of the last evaluation: the task's first */
@@ -47,7 +47,7 @@ void aq_progress_begin(struct aq_progress *progress);
 void aq_progress_step(struct aq_progress *progress, const json_t *joined);
 void aq_progress_eval(struct aq_progress *progress, const json_t *line);
 
-/* What is being done from now on, until the next step. The same text again: it goes on. */
+/* Sets the phase from now on, until the next step. The same text again continues the phase. */
 void aq_progress_phase(struct aq_progress *progress, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 /* Show the line again, if it is time to and something is being done for long enough. */
@@ -57,7 +57,7 @@ void aq_progress_tick(struct aq_progress *progress);
 void aq_progress_line(const struct aq_progress *progress, uint64_t now_ns, unsigned columns,
                       char out[AQ_PROGRESS_LINE_BYTES]);
 
-/* A sentence for the person, on a line of its own; "aqpipe: " stands before it. */
+/* A sentence for the user, on its own line, with the prefix "aqpipe: ". */
 void aq_progress_say(struct aq_progress *progress, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 /* A line of metrics for --json; nothing without it. */

@@ -1,4 +1,4 @@
-/* report.c -- what the report says, of what report_sums.c has added up; see the header for what is a mean over what. */
+/* report.c -- the report, from the sums of report_sums.c; the header defines the means. */
 #include "report.h"
 
 #include <limits.h>
@@ -69,7 +69,7 @@ static json_t *bytes_per_step(const struct aq_report_sums *g, const struct aq_re
                      (a->gradient_wire + (b ? b->gradient_wire : 0)) / ranks);
 }
 
-/* What packing left of all bytes that were counted above. */
+/* The share of all bytes counted above that packing left. */
 static json_t *packed(const struct aq_report_sums *g)
 {
     double bytes = 0, wires = 0;
@@ -117,7 +117,7 @@ static json_t *cuts(const struct aq_report_sums *g)
     return list;
 }
 
-/* What the launcher found to be lost, with what to change (cut_judge.h). */
+/* The launcher's notices of losses, with their remedies (cut_judge.h). */
 static json_t *notices(const struct aq_report_sums *g)
 {
     json_t *list = json_array();
@@ -130,13 +130,13 @@ static json_t *notices(const struct aq_report_sums *g)
     return list;
 }
 
-/* A sum of what others said, as a whole number: null where it is none that a double holds exactly. */
+/* A sum of reported values, as a whole number: null if a double does not hold it exactly. */
 static json_t *whole(double value)
 {
     return value >= 0 && value <= 9007199254740992.0 ? json_integer((json_int_t)value) : json_null();
 }
 
-/* What the stages said at their end. */
+/* The stages' reports at their end. */
 static void add_stages(const struct aq_report_sums *g, json_t *report)
 {
     const json_t *stages = json_object_get(g->end, "stages"), *planned = json_object_get(g->start, "memory_planned"),
@@ -165,8 +165,8 @@ static void add_stages(const struct aq_report_sums *g, json_t *report)
 }
 
 /*
- * What each machine sent and holds on disk: caches as they are at the end, and the checkpoints that are kept as the
- * plan says. Which ranks are on which machine the start line says (report_start.c); one of before does not: null.
+ * Bytes that each machine sent, and has on disk: caches at the end, and the checkpoints that are kept, by the plan. The
+ * start line has the machine of each rank (report_start.c); null if an older version wrote it.
  */
 static json_t *machines(const struct aq_report_sums *g)
 {
@@ -263,7 +263,7 @@ static enum aq_status walk(const char *folder, uint64_t offset, enum aq_status (
     return status;
 }
 
-/* What tells runs apart whose jobs have one name: the folder, as it was named and its own name alone. */
+/* The folder distinguishes runs whose jobs have one name: its path as given, and its last name. */
 static void add_folder(json_t *report, const char *folder)
 {
     char path[PATH_MAX];

@@ -1,8 +1,9 @@
 /*
- * report.h -- a run's figures, computed from its metrics.jsonl alone, and the table that compares several.
+ * report.h -- a run's figures, computed only from its metrics.jsonl, and the table that compares several.
  *
  * Means over the whole run are over its training steps: samples over the sum of the steps' seconds, without evaluation
- * and checkpoints. "Warm" is after the first epoch, when every sample has been seen; a run of one epoch has none.
+ * and checkpoints. "Warm" is after the first epoch, when every sample has been seen; a run of one epoch has no warm
+ * figures.
  *
  * Locking: one thread.
  */
@@ -17,21 +18,21 @@
 
 struct aq_plan; /* plan.h */
 
-/* report_start.c: what a start line has so that reports can tell runs apart and add up by machine: "optimizer",
+/* report_start.c: fields of a start line by which reports distinguish runs and add up by machine: "optimizer",
  * "reduce" (null: one replica), "machines" (of each rank) and "checkpoint_planned" (bytes of those kept, of each). */
 void aq_report_start(const struct aq_plan *plan, json_t *line);
 
-/* The report of one run folder, an object as it stands in report.json's "runs". AQ_NOTFOUND (logged): no metrics there.
+/* The report of one run folder, an object of report.json's "runs". AQ_NOTFOUND (logged): no metrics there.
  * AQ_CORRUPT: not ours. */
 enum aq_status aq_report_run(const char *folder, json_t **out);
 
 /* {"runs":[...]} written whole to path. Takes the reference of runs. */
 enum aq_status aq_report_write(json_t *runs, const char *path);
 
-/* One aligned table of the runs, in so many columns of text (0: any number). */
+/* One aligned table of the runs, at most `columns` wide (0: any width). */
 void aq_report_table(const json_t *runs, unsigned columns, struct aq_text *text);
 
-/* The run's curve for plotting: a head line and one line a step, tab-separated, "nan" where there is nothing. All of
+/* The run's curve for plotting: a head line and one line per step, tab-separated, "nan" for a missing value. All of
  * the metrics are read for it, a line at a time. AQ_IO, AQ_NOSPC: it cannot be written there. */
 enum aq_status aq_report_tsv(const char *folder, FILE *file);
 

@@ -1,4 +1,4 @@
-/* report_start.c -- what the start line of metrics.jsonl says of the plan, for reports; see report.h. */
+/* report_start.c -- facts of the plan in the start line of metrics.jsonl; reports read them; see report.h. */
 #include "control.h"
 #include "plan.h"
 #include "report.h"

@@ -1,4 +1,4 @@
-/* report_sums.c -- one pass over metrics.jsonl adds up what the report says. */
+/* report_sums.c -- one pass over metrics.jsonl adds up the report's sums. */
 #include "report_sums.h"
 
 #include <assert.h>
@@ -12,7 +12,7 @@ enum { NOTICES_MAX = 64 }; /* of a file that anybody may have written */
 enum { WORDS = sizeof(struct aq_report_numbers) / 8 };
 static_assert(sizeof(struct aq_report_numbers) % 8 == 0, "words of 64 bits alone");
 
-/* array[i] as a number, 0 where there is none. */
+/* array[i] as a number, 0 if it is missing. */
 static double item(const json_t *line, const char *key, size_t i)
 {
     const json_t *value = json_array_get(json_object_get(line, key), i);
@@ -39,7 +39,7 @@ static void add_loss(struct aq_report_numbers *g, double loss)
     g->last_epoch.count++;
 }
 
-/* Of rank r, which is stage s; gradients are told of by the stage behind the cut. */
+/* Of rank r, which is stage s; the stage behind the cut reports gradients. */
 static void add_gauges(struct aq_report_numbers *g, const json_t *line, size_t r, size_t s)
 {
     static const char *const keys[AQ_REPORT_GAUGES] = {AQ_REPORT_GAUGE_KEYS};
@@ -114,7 +114,7 @@ static void add_choice(struct aq_report_sums *sums, const json_t *line)
     if (codecs) replace(&sums->choice, codecs);
 }
 
-/* Of a run that begins again there may be two. */
+/* A restarted run may have two. */
 static bool same_notice(const json_t *a, const json_t *b)
 {
     static const char *const keys[] = {"cause", "cut", "stage", "way"};

@@ -25,7 +25,7 @@ struct aq_report_part { /* of the run: its first epoch, or what came later */
     double forward_wire, backward_wire, gradient_wire;                         /* packed: what links carried */
 };
 
-/* What the theorem of AQ-SGD is about, of each cut, in this order; keys of a step's line. */
+/* The quantities of AQ-SGD's theorem, per cut, in this order; keys of a step's line. */
 enum { AQ_REPORT_GAUGES = 4 };
 #define AQ_REPORT_GAUGE_KEYS "delta_ratio", "contraction", "gradient_error_ratio", "common_mode"
 
@@ -39,7 +39,7 @@ struct aq_report_curve { /* a mean over an epoch */
     uint64_t count;
 };
 
-/* Words of 64 bits alone, without padding: kept as they lie in memory. */
+/* Only words of 64 bits, without padding: stored as they are in memory. */
 struct aq_report_numbers {
     uint64_t stages, replicas;
     uint64_t step, restarts, skipped;
@@ -71,7 +71,7 @@ enum aq_status aq_report_sums_add(const json_t *line, void *sums);
 /* A line `notice` joins a list of them (made where it is NULL), unless the same of its cut or stage is there. */
 void aq_report_notice_add(json_t **list, const json_t *line);
 
-/* As a JSON object, and back. False: it is not one of ours; nothing has been taken. */
+/* As a JSON object, and back. False: it is malformed; *sums is unchanged. */
 json_t *aq_report_sums_json(const struct aq_report_sums *sums);
 bool aq_report_sums_take(struct aq_report_sums *sums, const json_t *from);
 

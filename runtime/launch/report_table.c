@@ -1,4 +1,4 @@
-/* report_table.c -- several runs as one table: first what tells them apart, then their figures; one run as a list. */
+/* report_table.c -- several runs as one table: first their differences, then their figures; one run as a list. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -49,7 +49,7 @@ static double at(const json_t *run, const char *outer, const char *inner)
     return aq_control_number_or(inner ? json_object_get(run, outer) : run, inner ? inner : outer, (double)NAN);
 }
 
-/* What the links carried; a report from before packing has one figure. */
+/* Bytes on the links; a report from before packing has one figure. */
 static double sent(const json_t *run, const char *packed, const char *plain)
 {
     const double bytes = at(run, "bytes_per_step", packed);
@@ -146,7 +146,7 @@ static void add_checkpoints(struct aq_text *text, const json_t *run, const char 
                     aq_text_hours(seconds, number));
 }
 
-/* What a run went through, where it went through something. */
+/* A run's restarts and other mishaps, if any. */
 static void add_mishaps(struct aq_text *text, const json_t *run, const char *name)
 {
     const uint64_t restarts = aq_control_u64_or(run, "restarts", 0);
@@ -196,7 +196,7 @@ static void add_contraction(struct aq_text *text, const json_t *run, const char 
     if (afresh > 0) aq_text_add(text, "%s: %.0f samples ran away and were sent afresh\n", name, afresh);
 }
 
-/* What was found to be lost, and what to change. */
+/* The notices of losses, and their remedies. */
 static void add_notices(struct aq_text *text, const json_t *run, const char *name)
 {
     const json_t *notice;
@@ -210,7 +210,7 @@ static void add_notices(struct aq_text *text, const json_t *run, const char *nam
     }
 }
 
-/* What stages chose to average in (reduce.codec: auto); replicas chose alike. */
+/* The codec that each stage chose (reduce.codec: auto); replicas choose the same. */
 static void add_choice(struct aq_text *text, const json_t *run, const char *name)
 {
     const json_t *codecs = json_object_get(run, "reduce_codec");

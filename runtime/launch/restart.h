@@ -1,10 +1,10 @@
 /*
- * restart.h -- when a launch that failed begins again by itself, and from which checkpoint.
+ * restart.h -- when a launch that failed restarts by itself, and from which checkpoint.
  *
- * A cause that lies with a process, a link or a machine (struct aq_launch_result, `transient`) is worth another try; so
- * is a checkpoint that a stage cannot read where the one before it is kept. Failures of the job itself are not: they
- * would come again. Restarts are bounded in a row, that is, without a new checkpoint or AQ_RESTART_CALM_S of running
- * between them.
+ * A failure of a process, a link or a machine (struct aq_launch_result, `transient`) is worth another try; so is a
+ * checkpoint that a stage cannot read, if the one before it is kept. Failures of the job itself are not: they would
+ * come again. Restarts are bounded in a row, that is, without a new checkpoint or AQ_RESTART_CALM_S of running between
+ * them.
  *
  * Locking: one thread.
  */
@@ -31,8 +31,8 @@ struct aq_restart {
 };
 
 /*
- * Is this failure worth a restart? Counts it. *step gets where to begin: the newest complete checkpoint or, where that
- * one cannot be read, the one before it, which is then noted in the folder `checkpoint` as the newest complete one.
+ * Is this failure worth a restart? Counts it. *step gets the start: the newest complete checkpoint or, if that one
+ * cannot be read, the one before it, which is then noted in the folder `checkpoint` as the newest complete one.
  */
 bool aq_restart_due(struct aq_restart *restart, const struct aq_launch_result *result, const char *checkpoint,
                     uint64_t *step);

@@ -1,4 +1,5 @@
-/* resume_check.c -- see the header. What cannot be read here is the workers' to judge: they heal it, or say why not. */
+/* resume_check.c -- see the header. Workers judge files that cannot be read here: they heal them, or fail with the
+ * cause. */
 #include "resume_check.h"
 
 #include <inttypes.h>
@@ -20,7 +21,7 @@ static bool marks_of(const char *path, struct aq_cache_info *info)
 {
     struct aq_cache_walk *walk;
     if (access(path, F_OK) != 0) return false;
-    aq_log_sink(no_line, NULL); /* the worker that opens it will say what is wrong with it */
+    aq_log_sink(no_line, NULL); /* the worker that opens it will report the fault */
     const enum aq_status status = aq_cache_walk_open(path, 0, false, &walk);
     aq_log_sink(NULL, NULL);
     aq_error_clear();

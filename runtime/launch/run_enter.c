@@ -16,7 +16,7 @@
 
 enum { LAST_LINES = 256 /* after a step's line there are few others */ };
 
-/* What run.json says; hash 0: there is none. */
+/* The content of run.json; hash 0: no file. */
 struct identity {
     uint64_t hash, resume_hash;
     char name[64];
@@ -67,7 +67,7 @@ struct found {
     bool done;     /* the run came to its end            */
 };
 
-/* Steps begin early in the file, and the end is its last line: no more of it is read. */
+/* Steps start early in the file, and the end is its last line: the rest is not read. */
 static enum aq_status find(const char *metrics, struct found *found)
 {
     struct aq_run_lines *lines;
@@ -85,10 +85,10 @@ static enum aq_status find(const char *metrics, struct found *found)
         json_decref(line);
     }
     aq_run_lines_close(lines);
-    /* The last line tells of an end; the last step's is not far before it. */
+    /* The last line is the end's, if the run ended; the last step's is not far before it. */
     for (int i = 0; i < LAST_LINES && status == AQ_OK; i++) {
         status = aq_run_line_before(metrics, begin, &last, &count, &begin);
-        if (status == AQ_CORRUPT && i > 0) status = AQ_NOTFOUND; /* a hole: the rewind says whether it matters */
+        if (status == AQ_CORRUPT && i > 0) status = AQ_NOTFOUND; /* a hole: the rewind checks whether it matters */
         if (status != AQ_OK) break;
         json_t *line = json_loadb(last, count, 0, NULL);
         const bool step = aq_control_is(line, "event", "step");
@@ -103,8 +103,8 @@ static enum aq_status find(const char *metrics, struct found *found)
 }
 
 /*
- * The run has been further than its folders tell: without this it would begin anew, and what another disk holds of it
- * would be overwritten.
+ * The run has been further than its folders show: without this check it would start again, and overwrite its files on
+ * another disk.
  */
 static enum aq_status refuse_gone(const struct aq_run_entry *entry, enum aq_owned_state state, uint64_t step)
 {
@@ -118,7 +118,7 @@ static enum aq_status refuse_gone(const struct aq_run_entry *entry, enum aq_owne
                    entry->plan->job->output.path, (unsigned long long)step, entry->checkpoint, what[state]);
 }
 
-/* A run that has not begun, as far as can be told: where its checkpoints lie, that must be certain. */
+/* A run without a checkpoint, as far as the folders show: if its checkpoints are elsewhere, it must not start again. */
 static enum aq_status begin_anew(const struct aq_run_entry *entry, enum aq_owned_state state, const struct found *found)
 {
     /* When the first checkpoint is due; 0: only at the end. */
@@ -165,7 +165,7 @@ static enum aq_status refuse_other(const struct aq_run_entry *entry, const struc
         aq_plan_close(plan);
         aq_job_close(job);
     }
-    if (differences.used == 0) /* its manifest is gone, or cannot be read */
+    if (differences.used == 0) /* its manifest was deleted, or cannot be read */
         aq_text_add(&differences, "its hash is %016llx, this job's is %016llx%s", (unsigned long long)there->hash,
                     (unsigned long long)aq_plan_hash(entry->plan),
                     planned ? ", and no key differs: another version of aqpipe made it" : "");
@@ -182,8 +182,8 @@ static enum aq_status refuse_other(const struct aq_run_entry *entry, const struc
 }
 
 /*
- * A run of another plan. One that made no step has nothing to lose; one of this job's name is thrown away where that is
- * asked for. Its checkpoints are told by its own hashes.
+ * A run of another plan. One that made no step has nothing to lose; one of this job's name is deleted with --fresh. Its
+ * checkpoints have its own hashes.
  */
 static enum aq_status enter_other(struct aq_run_entry *entry, const struct identity *there, uint64_t steps, bool marked)
 {
@@ -196,7 +196,7 @@ static enum aq_status enter_other(struct aq_run_entry *entry, const struct ident
     return AQ_OK;
 }
 
-/* ---- a run that goes on ---- */
+/* ---- a run that resumes ---- */
 
 /* Its own last step. */
 static uint64_t steps_end(const struct aq_run_entry *entry)
@@ -204,7 +204,7 @@ static uint64_t steps_end(const struct aq_run_entry *entry)
     return entry->plan->steps - entry->shift;
 }
 
-/* It goes on with another plan than it began with: further, or less far. What that does to what was decided by the end.
+/* The run resumes with a longer or shorter plan. Reports how that changes the values that depend on the end.
  */
 static enum aq_status extend(struct aq_run_entry *entry)
 {
@@ -218,7 +218,7 @@ static enum aq_status extend(struct aq_run_entry *entry)
                        "%s has made %llu steps already, and this plan ends at step %llu: raise train.epochs or "
                        "train.steps_max to continue",
                        here->job->output.path, (unsigned long long)at, (unsigned long long)steps_end(entry));
-    if (aq_job_global(here->job)) return AQ_OK; /* its server says what changes */
+    if (aq_job_global(here->job)) return AQ_OK; /* its server reports the changes */
     if (!plan_before(here->job->output.path, &job, &there)) return AQ_OK;
     char rates[sizeof entry->extended / 2];
     aq_resume_rates(there, here, at, rates, sizeof rates);
@@ -237,19 +237,19 @@ static enum aq_status extend(struct aq_run_entry *entry)
     return AQ_OK;
 }
 
-/* A run that train.early_stop has ended, as long as the manifest has it so. Without metrics nobody can tell. */
+/* A run that train.early_stop has ended, as long as the manifest has it so. False without metrics. */
 static bool ended_early(struct aq_run_entry *entry, const char *metrics)
 {
     const struct aq_job *job = entry->plan->job;
     if (job->train.early_stop == 0 || entry->resume_step == 0) return false;
     if (aq_best_open(aq_best_figure(job), &entry->best) != AQ_OK || aq_best_read(&entry->best, metrics) != AQ_OK) {
-        aq_error_clear(); /* who trains hears it again */
+        aq_error_clear(); /* training reports it again */
         return false;
     }
     return entry->best.since >= job->train.early_stop && entry->best.last == entry->resume_step;
 }
 
-/* A folder that holds something: may we, and where do we go on? */
+/* A folder with files: may this launch use it, and from which step does it resume? */
 static enum aq_status enter_used(struct aq_run_entry *entry, const struct identity *there)
 {
     const struct aq_plan *plan = entry->plan;
@@ -258,14 +258,14 @@ static enum aq_status enter_used(struct aq_run_entry *entry, const struct identi
     struct aq_run_mark mark;
     struct found found = {0};
     enum aq_owned_state state;
-    /* The same but for its extent or the count of replicas: its checkpoint serves. */
+    /* The same except its extent or the count of replicas: its checkpoint serves. */
     const bool same = there->hash == aq_plan_hash(plan),
                other = !same && !(entry->resume && there->resume_hash == plan->resume_hash);
     if (entry->fresh && !other) return AQ_OK;
     AQ_TRY(aq_run_path(run, "metrics.jsonl", metrics));
-    AQ_TRY(find(metrics, &found)); /* whether holes matter aq_run_rewind says */
+    AQ_TRY(find(metrics, &found)); /* aq_run_rewind checks whether holes matter */
     AQ_TRY(aq_owned_look(entry->checkpoint, AQ_OWNED_CHECKPOINT, &entry->owner, &state));
-    if (state == AQ_OWNED_OTHERS && !other) return AQ_OK; /* claiming it says whose it is */
+    if (state == AQ_OWNED_OTHERS && !other) return AQ_OK; /* claiming it reports the owner */
     const enum aq_status status = aq_run_mark_read(entry->checkpoint, &mark);
     const bool marked = status == AQ_OK;
     if (other) return enter_other(entry, there, found.step, status != AQ_NOTFOUND && state != AQ_OWNED_OTHERS);
@@ -281,7 +281,7 @@ static enum aq_status enter_used(struct aq_run_entry *entry, const struct identi
     entry->resume_step = marked ? mark.step : 0;
     entry->resume_bytes = marked ? mark.metrics : 0;
     if (!same) AQ_TRY(extend(entry));
-    /* Killed after its last checkpoint, a run still has to leave its model; one without metrics cannot tell. */
+    /* A run killed after its last checkpoint still has to write its model; without metrics it counts as finished. */
     const bool all = entry->resume_step >= steps_end(entry);
     entry->early = !all && ended_early(entry, metrics);
     entry->finished = (all || entry->early) && (found.done || !plan->job->output.metrics);
@@ -293,7 +293,7 @@ static enum aq_status enter_used(struct aq_run_entry *entry, const struct identi
 
 /* ---- the folders ---- */
 
-/* Where the caches of this machine's stages lie, all of them; NULL: none does. */
+/* The folder of the caches of this machine's stages; NULL: no caches on disk. */
 static enum aq_status find_caches(struct aq_run_entry *entry)
 {
     const struct aq_job *job = entry->plan->job;
@@ -353,7 +353,7 @@ enum aq_status aq_run_enter(struct aq_run_entry *entry)
     entry->marked = state == AQ_OWNED_OURS;
     AQ_TRY(aq_owned_claim_run(run, make, &entry->owner, NULL));
     AQ_TRY(aq_run_lock(run, &entry->lock));
-    /* Of two that began at once one has the lock, and the other's marker may stand. */
+    /* Of two launches at once one has the lock, and the marker may be the other's. */
     entry->owner.id = 0;
     AQ_TRY(aq_owned_claim_run(run, make, &entry->owner, &entry->checkpointed));
     AQ_TRY(read_identity(run, &there));

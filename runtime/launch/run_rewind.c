@@ -1,5 +1,5 @@
-/* run_rewind.c -- see the header. Lines are kept byte for byte; those that begin as the launcher writes a later step
- * are dropped without being parsed, for they are nearly all there is. */
+/* run_rewind.c -- see the header. Lines are kept byte for byte; those that start like a later step's line are
+ * dropped without being parsed, because they are nearly the whole file. */
 #include "run_rewind.h"
 
 #include <errno.h>
@@ -22,8 +22,8 @@ struct rewind {
     uint64_t step;
     double seconds;
     uint64_t number;     /* of the line, from where the reading began         */
-    uint64_t there;      /* which of them was that of the step; 0: not yet    */
-    uint64_t broken;     /* the first that cannot be read; 0: none            */
+    uint64_t there;      /* number of the step's line; 0: not found yet       */
+    uint64_t broken;     /* number of the first unreadable line; 0: none      */
     bool dropped;        /* something was                                     */
     FILE *file;          /* kept lines go there, or                           */
     struct aq_text kept; /* here                                            */
@@ -146,7 +146,7 @@ static enum aq_status forget_tail(const char *tail)
     return aq_run_sync_folder_of(tail); /* back from the dead it would cut what comes from now on */
 }
 
-/* Whoever was killed between the cut and its end is finished for. */
+/* Completes the cut of a launch that was killed in it. */
 static enum aq_status finish_cut(const char *path)
 {
     char tail[AQ_RUN_PATH_BYTES], *text, *end = NULL;
@@ -193,7 +193,7 @@ static enum aq_status not_of(const char *path, uint64_t step, uint64_t bytes, co
                    path, (unsigned long long)step, (unsigned long long)bytes, why);
 }
 
-/* The last line before the checkpoint's end that is no restart tells the time; it must not be of a later step. */
+/* The last line before the checkpoint's end, except restarts, has the time; it must not be of a later step. */
 static enum aq_status look_before(struct rewind *rewind, uint64_t bytes)
 {
     for (uint64_t end = bytes; end > 0;) {

@@ -17,8 +17,9 @@ const char *aq_alias_word(const char *word, bool *none);
 const char *aq_alias_key(const char *name);
 
 /*
- * Before the sections are read: nulls go, other names of keys and values become ours, what is called otherwise and is
- * not the same is told. What --set says wins over the file, whichever name either has. Errors go to the manifest's.
+ * Before the sections are read: nulls are dropped, other programs' names of keys and values become ours, and names
+ * without an exact equivalent are errors. A value of --set wins over the file, by any of the names. Errors go to the
+ * manifest's.
  */
 void aq_manifest_aliases(struct aq_manifest *manifest);
 

@@ -1,5 +1,5 @@
 /*
- * job.c -- what follows from a job's values, and the canonical manifest that says them all. See job.h.
+ * job.c -- values derived from a job, and the canonical manifest with all values. See job.h.
  */
 #include "job.h"
 

@@ -35,9 +35,9 @@ enum aq_key_kind {
     AQ_KEY_IN_FLIGHT, /* uint32_t, "auto", "default", "classic"                                   */
     AQ_KEY_SCALE,     /* float, "auto" is 0                                                        */
     AQ_KEY_FACTORS,   /* struct aq_factors: numbers with blanks or commas between them, "none": none */
-    AQ_KEY_MAP,       /* const char *, a JSON object of what stands there; none is NULL            */
+    AQ_KEY_MAP,       /* const char *, the map as a JSON object; none is NULL                      */
     /* Read by manifest.c itself: */
-    AQ_KEY_OF_MODEL, /* in keys.def alone: the models' own keys take its place */
+    AQ_KEY_OF_MODEL, /* only in keys.def: the models' own keys take its place */
     AQ_KEY_LAYERS,
     AQ_KEY_STAGES,
     AQ_KEY_CODEC,
@@ -52,7 +52,7 @@ struct aq_key_name {
 };
 
 struct aq_key {
-    const char *name; /* "train.batch"; of stage, edge and codec keys the last word alone */
+    const char *name; /* "train.batch"; of stage, edge and codec keys only the last word */
     enum aq_key_kind kind;
     size_t offset; /* in struct aq_job, aq_job_stage, aq_job_edge or aq_codec_config */
     const struct aq_key_name *names;
@@ -86,12 +86,12 @@ const struct aq_key *aq_key_find(struct aq_key_table table, const char *name); /
 /* Is it read and written by aq_key_read and aq_key_write (one scalar)? PATHS and what manifest.c reads are not. */
 bool aq_key_is_scalar(const struct aq_key *key);
 
-/* What a scalar can be, for messages: "a whole number, 1 to 8 (bits)". */
+/* The values that a scalar may have, as text of messages: "a whole number, 1 to 8 (bits)". */
 void aq_key_wants(const struct aq_key *key, char *text, size_t bytes);
 
 /*
  * Read a scalar into the struct at `base`. Texts are borrowed: they must outlive the job; PATH is left as it is
- * written. AQ_INVAL (not logged): ill-typed or out of range; aq_key_wants says what it should be.
+ * written. AQ_INVAL (not logged): ill-typed or out of range; aq_key_wants has the valid values.
  */
 enum aq_status aq_key_read(const struct aq_key *key, const char *text, bool quoted, void *base);
 

@@ -125,7 +125,7 @@ static bool in_section(const struct aq_key *key, const char *section)
     return strncmp(key->name, section, bytes) == 0 && key->name[bytes] == '.';
 }
 
-/* The tables of keys, and what stands before a name in each where people write it. */
+/* The tables of keys, and the prefix of each table's names as people write them. */
 static struct aq_key_table table_of(int i, const char **prefix)
 {
     static const char *const prefixes[] = {"", "pipeline.stages.N.", "edges.forward.", "edges.list.N."};

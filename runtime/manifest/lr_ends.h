@@ -1,8 +1,8 @@
 /*
- * lr_ends.h -- the learning rate of a run that went on beyond its end (aqpipe resume --schedule).
+ * lr_ends.h -- the learning rate of a run that was resumed beyond its end (aqpipe resume --schedule).
  *
- * The key train.schedule is a list of ends: "restart 24, continue 48" says what followed where the run was to end at
- * step 24, and then at step 48. An end is one of
+ * The key train.schedule is a list of ends: "restart 24, continue 48" is for a run that was to end at step 24, and then
+ * at step 48. An end is one of
  *
  *     extend     the schedule is stretched to the new end: nothing is changed but what a later resume does by default
  *     continue   the schedule runs to that end; beyond it the rate stays at that of the end's step (linear, cosine,
@@ -21,7 +21,7 @@
 
 #include "aqsgd/grad.h"
 
-/* The ends of a run: one for each resume that says --schedule. 32 times 29 bytes of text. */
+/* The ends of a run: one for each resume with --schedule. 32 times 29 bytes of text. */
 enum { AQ_LR_ENDS_MAX = 32, AQ_LR_ENDS_BYTES = 1024 };
 
 enum aq_lr_choice {
@@ -44,7 +44,7 @@ const char *aq_lr_choice_name(enum aq_lr_choice choice);
 /* False: there is no choice of that name. */
 bool aq_lr_choice_named(const char *name, enum aq_lr_choice *out);
 
-/* The key's text (NULL or "": no end). False: it is none, or has too many ends. */
+/* The key's text (NULL or "": no end). False: it is malformed, or has too many ends. */
 bool aq_lr_ends_read(const char *text, struct aq_lr_ends *out);
 /* The text that read reads. */
 void aq_lr_ends_write(const struct aq_lr_ends *ends, char out[AQ_LR_ENDS_BYTES]);

@@ -1,8 +1,8 @@
 /*
  * manifest.c -- YAML text to a typed job: tree, overrides, defaults, sections, then the checks. See job.h.
  *
- * Errors are told where they are found and counted; reading goes on as far as it makes sense, so that a user sees
- * several at once. AQ_NOMEM alone ends it at once.
+ * Errors are reported where they are found and counted; reading continues as far as it makes sense, so that a user sees
+ * several at once. Only AQ_NOMEM ends it at once.
  */
 #include "manifest.h"
 
@@ -59,7 +59,7 @@ void aq_manifest_unknown(struct aq_manifest *manifest, const struct aq_yaml_node
         aq_yaml_error(&manifest->errors, node, "%s: there is no such key; `aqpipe help keys` lists them all", path);
 }
 
-/* What the manifest says is relative to its folder, what was typed (--set) to where it was typed. NULL: a default. */
+/* Paths in the manifest are relative to its folder, paths of --set to the current folder. NULL: a default. */
 static enum aq_status absolute(struct aq_manifest *manifest, const struct aq_yaml_node *node, const char *path,
                                const char **out)
 {
@@ -151,7 +151,7 @@ _Static_assert(offsetof(struct aq_job_data, train_count) == offsetof(struct aq_j
 _Static_assert(offsetof(struct aq_job_data, heldout_count) == offsetof(struct aq_job_data, heldout) + sizeof(char *),
                "a list of paths and its count are neighbours");
 
-/* Do keys stand below this path, as split.privacy.clip below split.privacy? */
+/* Is this path a prefix of keys, as split.privacy is of split.privacy.clip? */
 static bool is_group(const char *path)
 {
     const struct aq_key_table keys = aq_keys_job();
@@ -355,7 +355,7 @@ static enum aq_status read_file(const char *path, char **text, size_t *bytes)
     ssize_t used;
     enum aq_status status;
     AQ_TRY_GOTO(aq_alloc(AQ_YAML_BYTES_MAX + 1, &memory), out);
-    used = aq_read_all(fd, memory, AQ_YAML_BYTES_MAX + 1); /* one byte more than allowed tells that it is too long */
+    used = aq_read_all(fd, memory, AQ_YAML_BYTES_MAX + 1); /* one byte more than allowed: it is too long */
     if (used < 0) {
         status = aq_fail_errno("manifest", "cannot read the manifest %s", path);
         goto out;

@@ -15,20 +15,20 @@ struct aq_manifest {
     struct aq_pool pool;
     struct aq_yaml_node *root;
     struct aq_yaml_errors errors;
-    bool of_folder;   /* what the manifest does not say of the model, config.json of model.weights does */
-    uint32_t unknown; /* errors that are keys nobody knows: they leave no value wrong, checks may follow */
+    bool of_folder;   /* config.json of model.weights fills the model's missing keys */
+    uint32_t unknown; /* errors that are unknown keys: they leave no value wrong, checks may follow */
     /* While reading: the job's arrays before they become const. */
     struct aq_job_stage *stages;
     struct aq_yaml_node **stage_nodes; /* of a list, NULL where the cut is automatic */
     struct aq_job_edge *edges;
 };
 
-/* An error at the node of a dotted key; where it was not given, at the manifest, and the text says it is the default.
+/* An error at the node of a dotted key; for a key that is not set, at the manifest, and the text names the default.
  */
 void aq_manifest_error(struct aq_manifest *manifest, const char *key, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 
-/* manifest_edges.c: fill manifest->edges from edges.* and the stages' views; unknown and ill-typed keys are told.
+/* manifest_edges.c: fill manifest->edges from edges.* and the stages' views; unknown and ill-typed keys are errors.
  * AQ_NOMEM. */
 enum aq_status aq_manifest_edges(struct aq_manifest *manifest);
 
@@ -44,9 +44,9 @@ void aq_manifest_reduce(struct aq_manifest *manifest);
 /* manifest_machines.c: does reduce.machine_first fit the optimizer and the hosts? */
 void aq_manifest_machines(struct aq_manifest *manifest);
 
-/* manifest_folder.c: after the sections, what config.json of a folder (model.weights) says of the model. */
+/* manifest_folder.c: after the sections, the model's values from config.json of a folder (model.weights). */
 void aq_manifest_folder(struct aq_manifest *manifest);
-/* manifest_adapter.c: behind that, what PEFT's folder (lora.weights) says of adapters. AQ_NOMEM. */
+/* manifest_adapter.c: after that, the adapters' values from PEFT's folder (lora.weights). AQ_NOMEM. */
 enum aq_status aq_manifest_adapter(struct aq_manifest *manifest);
 
 /* manifest_data.c: after them, the kind of the data where the manifest names none, from the first file. */
@@ -55,14 +55,15 @@ void aq_manifest_data(struct aq_manifest *manifest);
 /* manifest_check.c: what concerns more than one key. */
 void aq_manifest_check(struct aq_manifest *manifest);
 
-/* Read the scalar of node as key into base; ill-typed: told with the name `path`. PATH is made absolute. AQ_NOMEM. */
+/* Read the scalar of node as key into base; ill-typed: an error with the name `path`. PATH is made absolute.
+ * AQ_NOMEM. */
 enum aq_status aq_manifest_scalar(struct aq_manifest *manifest, const struct aq_key *key,
                                   const struct aq_yaml_node *node, const char *path, void *base);
 
 /* manifest_map.c: a section of keys that are not this program's, as JSON. AQ_NOMEM. */
 enum aq_status aq_manifest_map(struct aq_manifest *manifest, const struct aq_key *key, const struct aq_yaml_node *node);
 
-/* Nobody knows this key of the table: told by its full path, with the nearest that somebody knows. */
+/* Error for a key that the table does not have: names its full path and the nearest key. */
 void aq_manifest_unknown(struct aq_manifest *manifest, const struct aq_yaml_node *node, const char *path,
                          const char *name, struct aq_key_table table);
 

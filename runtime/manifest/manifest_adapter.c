@@ -1,8 +1,8 @@
 /*
- * manifest_adapter.c -- a folder of PEFT's as lora.weights: it says rank, scale and which layers are adapted, so that
- * the manifest need not; what the manifest says all the same must be the same.
+ * manifest_adapter.c -- a folder of PEFT's as lora.weights: it sets rank, scale and the adapted layers, so that the
+ * manifest need not; keys that the manifest sets too must agree.
  *
- * A job with facts says everything, and the folder is not asked (manifest_folder.c).
+ * A job with facts has all values, and the folder is not read (manifest_folder.c).
  */
 #include <string.h>
 
@@ -49,7 +49,7 @@ enum aq_status aq_manifest_adapter(struct aq_manifest *manifest)
     if (model.vocabulary == 0) model.vocabulary = VOCABULARY_ANY;
     aq_error_hold(&why);
     enum aq_status status = aq_model_config_check(&model);
-    if (status != AQ_OK) { /* told where the model is checked */
+    if (status != AQ_OK) { /* reported by the check of the model */
         aq_error_release(&why);
         return AQ_OK;
     }
@@ -61,7 +61,7 @@ enum aq_status aq_manifest_adapter(struct aq_manifest *manifest)
         aq_adapter_folder_close(folder);
     }
     aq_error_release(&why);
-    if (numbers.rank) take_numbers(manifest, &numbers); /* what it says is for the user: not held */
+    if (numbers.rank) take_numbers(manifest, &numbers); /* its errors are for the user: not held */
     if (status != AQ_OK)
         aq_manifest_error(manifest, "lora.weights", "%s", why.text);
     else if (given(manifest, "lora.targets"))

@@ -7,7 +7,7 @@
 enum { NAME_MAX_BYTES = 512 };
 
 struct alias {
-    const char *name, *key, *answer; /* key NULL: the answer is told */
+    const char *name, *key, *answer; /* key NULL: an error with the answer */
 };
 struct alias_value {
     const char *key, *value, *ours, *needs;

@@ -51,7 +51,7 @@ static void check_model(struct aq_manifest *manifest)
                           tokenizer->name);
 }
 
-/* What the model itself refuses; the vocabulary may not be known yet. False: its layers cannot be counted. */
+/* The model's own check; the vocabulary may not be known yet. False: its layers cannot be counted. */
 static bool check_kind(struct aq_manifest *manifest)
 {
     struct aq_model_config model = manifest->job.model.config;
@@ -128,7 +128,7 @@ static void check_train(struct aq_manifest *manifest)
 static bool marks_evaluations(const struct aq_job *job)
 {
     const struct aq_job_every *marks = &job->checkpoint.every, *looks = &job->train.evaluate_every;
-    if (looks->count == 0) return true; /* at the end alone, as a checkpoint is */
+    if (looks->count == 0) return true; /* only at the end, as a checkpoint is */
     return marks->count > 0 && marks->epochs == looks->epochs && looks->count % marks->count == 0;
 }
 
@@ -229,7 +229,7 @@ static void check_patterns(struct aq_manifest *manifest, const char *key, const 
         aq_manifest_error(manifest, key, "has more than %d patterns", AQ_FREEZE_PATTERNS_MAX);
 }
 
-/* Adapters whose rows have lengths of their own. */
+/* Adapters with a trained length per row (DoRA). */
 static void check_dora(struct aq_manifest *manifest)
 {
     const struct aq_job *job = &manifest->job;
@@ -247,7 +247,7 @@ static void check_dora(struct aq_manifest *manifest)
         }
 }
 
-/* What is trained: something is left, and what is adapted can be. The model is one that can be. */
+/* Something is left to train, adapters fit their layers, and the model can have adapters. */
 static void check_freeze(struct aq_manifest *manifest)
 {
     const struct aq_job_train *train = &manifest->job.train;
@@ -271,7 +271,7 @@ static void check_freeze(struct aq_manifest *manifest)
         aq_manifest_error(manifest, "train.freeze", "freezes the whole model: nothing is left to train");
 }
 
-/* The ranges must begin at 0, follow each other, and end with the last layer. */
+/* The ranges must start at 0, follow each other, and end with the last layer. */
 static void check_ranges(struct aq_manifest *manifest, uint32_t layers)
 {
     const struct aq_job *job = &manifest->job;
@@ -348,7 +348,7 @@ static void check_edges(struct aq_manifest *manifest)
         const uint32_t before = manifest->errors.count;
         check_codec(manifest, e, false, &job->edges[e].forward);
         check_codec(manifest, e, true, &job->edges[e].backward);
-        if (manifest->errors.count != before) return; /* the other edges mostly say the same */
+        if (manifest->errors.count != before) return; /* the other edges mostly have the same error */
     }
 }
 
@@ -502,8 +502,8 @@ static void check_precision(struct aq_manifest *manifest)
     }
 }
 
-/* What a GPU cannot do of what replicas and optimizers do, and a CPU of what NCCL does. 'auto' may yet be a GPU: its
- * worker sees. */
+/* Optimizers and reductions that a GPU does not support, and NCCL on a CPU. 'auto' may turn out to be a GPU: its
+ * worker checks. */
 static void check_devices(struct aq_manifest *manifest)
 {
     const struct aq_job *job = &manifest->job;
@@ -565,7 +565,7 @@ static bool host_name(const struct aq_job *job, uint32_t rank, char out[AQ_ENDPO
     return host && aq_endpoint_parse(host, &endpoint, &why) == AQ_OK && aq_endpoint_identity(&endpoint, out);
 }
 
-/* " --hosts A,B": the job's daemons, as `aqpipe keys` wants them; "" where it has none. */
+/* " --hosts A,B": the job's daemons, as `aqpipe keys` takes them; "" without daemons. */
 static void hosts_text(const struct aq_job *job, char out[HOSTS_BYTES])
 {
     char name[AQ_ENDPOINT_NAME_BYTES], earlier[AQ_ENDPOINT_NAME_BYTES];
@@ -580,7 +580,7 @@ static void hosts_text(const struct aq_job *job, char out[HOSTS_BYTES])
     }
 }
 
-/* What would leave this machine in the clear must be said to be wanted so. */
+/* Traffic that leaves this machine needs keys, or an explicit security.tls: off. */
 static void check_security(struct aq_manifest *manifest)
 {
     const struct aq_job *job = &manifest->job;
@@ -618,7 +618,7 @@ static void check_status(struct aq_manifest *manifest)
                           "needs status.certificate: only a page under TLS can ask for a client's");
 }
 
-/* What a link has to spare is given to whoever waits for the word at an epoch's end. */
+/* The launcher chooses bits at an epoch's end, so epochs must not overlap. */
 static void check_bits(struct aq_manifest *manifest)
 {
     const struct aq_job *job = &manifest->job;
@@ -750,7 +750,7 @@ static void check_split(struct aq_manifest *manifest)
                           "is missing: a split job is under mutual TLS always (aqpipe keys init, aqpipe keys enroll)");
 }
 
-/* One choice for a job, and one that says something of its model. */
+/* The choice applies only to split learning, and must fit the model. */
 static void check_statistics(struct aq_manifest *manifest)
 {
     static const char *const key = "split.statistics";

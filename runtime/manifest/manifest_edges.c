@@ -1,13 +1,13 @@
 /*
- * manifest_edges.c -- the codecs of every edge, from edges.forward and .backward, edges.list, and what a stage says
- * itself.
+ * manifest_edges.c -- the codecs of every edge, from edges.forward and .backward, edges.list, and a stage's own keys.
  *
- * A codec is made from layers of keys, the later wins: what all edges say, then this edge's entry, then an end's own
- * view. Kind and bits are looked up first, for the defaults depend on them. Both ends are made apart and compared.
+ * A codec is made from layers of keys, the later wins: the keys of all edges, then this edge's entry, then an end's own
+ * view. Kind and bits are looked up first, because the defaults depend on them. Both ends are made apart and compared.
  *
- * A job that says nothing of codecs, neither for all edges nor in a stage's view, has entropy coded ones, and an entry
- * of edges.list changes what it names of them. Once one is said, or bits are, what is left unsaid is as published: so
- * `edges.forward.codec: aqsgd` alone is the published setting, and jobs that said something mean what they meant.
+ * A job without codec keys, neither for all edges nor in a stage's view, has entropy-coded ones, and an entry of
+ * edges.list changes the keys that it names. If a codec or bits are set, the other keys default to the published
+ * values: so `edges.forward.codec: aqsgd` with no other key is the published setting, and older jobs keep their
+ * meaning.
  */
 #include <stdio.h>
 #include <string.h>
@@ -17,10 +17,10 @@
 enum { PATH_BYTES = 128, LAYERS_MAX = 3, TEXT_BYTES = 160, GRADIENT_PRESCALE_LOG2 = 16 };
 
 struct layers {
-    struct aq_yaml_node *nodes[LAYERS_MAX]; /* NULL: says nothing */
+    struct aq_yaml_node *nodes[LAYERS_MAX]; /* NULL: no keys */
     bool backward;
     bool said;             /* of codecs, somewhere in the job */
-    int32_t prescale_log2; /* where they say nothing of it */
+    int32_t prescale_log2; /* the default, if they do not set it */
 };
 
 /* Does any layer name this key? */
@@ -79,7 +79,7 @@ static void codec_apply(const struct layers *layers, const char *only, struct aq
         for (const struct aq_yaml_node *node = section->first; node; node = node->next) {
             const struct aq_key *key = aq_key_find(aq_keys_codec(), node->key);
             if (!key || node->kind != AQ_YAML_SCALAR || (only && strcmp(only, node->key) != 0)) continue;
-            (void)aq_key_read(key, node->text, node->quoted, config); /* what fails here was told by codec_validate */
+            (void)aq_key_read(key, node->text, node->quoted, config); /* codec_validate has reported failures */
         }
     }
 }
@@ -199,7 +199,7 @@ static enum aq_status validate_views(struct aq_manifest *manifest)
     return AQ_OK;
 }
 
-/* The keys of an entry that are no codec's; what fails here was told by validate_list. */
+/* The keys of an entry that are no codec's; validate_list has reported failures. */
 static void entry_apply(const struct aq_yaml_node *entry, struct aq_job_edge *edge)
 {
     for (const struct aq_yaml_node *node = entry ? entry->first : NULL; node; node = node->next) {
@@ -208,7 +208,7 @@ static void entry_apply(const struct aq_yaml_node *entry, struct aq_job_edge *ed
     }
 }
 
-/* Who names how values are written gets that. */
+/* A job that sets one of these keys gets exactly that. */
 static void bf16_resolve(const struct layers *layers, int *bf16)
 {
     static const char *const precisions[] = {"precision", "store", "keyframe", "scale_format"};
@@ -223,7 +223,7 @@ static bool says_keys(const struct aq_yaml_node *section)
     return section && section->kind == AQ_YAML_MAP && section->first;
 }
 
-/* Does the job say anything of codecs, but for what edges.list changes? */
+/* Does the job set a codec key outside of edges.list? */
 static bool is_said(const struct aq_manifest *manifest)
 {
     bool said = says_keys(aq_yaml_find(manifest->root, "edges.forward")) ||
@@ -233,7 +233,7 @@ static bool is_said(const struct aq_manifest *manifest)
     return said;
 }
 
-/* Sender and receiver are made apart from what each of them says; everything that stands on the wire must be the same.
+/* Sender and receiver are made apart from their own keys; everything that affects the wire must be equal.
  */
 static void edge_make(struct aq_manifest *manifest, uint32_t e)
 {

@@ -1,11 +1,11 @@
 /*
- * manifest_folder.c -- a published folder as model.weights: its config.json says the model's kind and every size, so
- * that the manifest need not; what the manifest says all the same must be the same. Its tokenizer is the job's where
- * the manifest names none.
+ * manifest_folder.c -- a published folder as model.weights: its config.json sets the model's kind and every size, so
+ * that the manifest need not; keys that the manifest sets too must agree. Its tokenizer is the job's if the manifest
+ * names none.
  *
- * A job with facts and every key of the model is one that a launcher has resolved: the folder is not asked. So a worker
- * plans without it, and a run resumes from its checkpoint where the folder is gone; its tokenizer is then that of the
- * run's own folder.
+ * A job with facts and every key of the model was resolved by a launcher: the folder is not read. So a worker plans
+ * without it, and a run resumes from its checkpoint even if the folder was deleted; its tokenizer is then the one in
+ * the run's folder.
  */
 #include <string.h>
 #include <unistd.h>
@@ -112,8 +112,8 @@ static void choose_tokenizer(struct aq_manifest *manifest)
 }
 
 /*
- * Is it what a launcher has resolved? That has facts and every key of the model. The server of split learning has a
- * client's facts beside the manifest as it was written, and reads the folder.
+ * Was it resolved by a launcher? Then it has facts and every key of the model. The server of split learning has a
+ * client's facts with the manifest as it was written, and reads the folder.
  */
 static bool resolved(const struct aq_manifest *manifest)
 {

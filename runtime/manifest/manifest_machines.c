@@ -17,7 +17,7 @@ static bool apart(const struct aq_job *job, uint32_t stage, uint32_t *a, uint32_
     return false;
 }
 
-/* The optimizers that it fits, for the message. */
+/* The optimizers that support it, as text of the message. */
 static const char *who_fits(char *text, size_t bytes)
 {
     text[0] = '\0';

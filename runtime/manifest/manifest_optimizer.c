@@ -17,7 +17,7 @@ void aq_manifest_optimizer_defaults(struct aq_manifest *manifest)
     bool known = false;
     for (uint32_t i = 0; aq_optimizer_kind_name(i); i++)
         known = known || strcmp(kind, aq_optimizer_kind_name(i)) == 0;
-    aq_optimizer_config_default(config, known ? kind : table.kind); /* an unknown kind is told by the key's reader */
+    aq_optimizer_config_default(config, known ? kind : table.kind); /* the key's reader has reported an unknown kind */
     if (config->epsilon <= 0) config->epsilon = table.epsilon;      /* of kinds that have none */
     if (!aq_optimizer_config_unpublished(config)) return;
     config->beta1 = table.beta1; /* the table's own defaults: what manifests without these keys have always meant */
@@ -38,13 +38,13 @@ static void codec_of(const char *name, const struct aq_optimizer_config *config,
         aq_grad_codec_config_default(out, "fp32");
 }
 
-/* Where to point: at the codec, or at the optimizer where none was given. */
+/* The key to name: the codec, or the optimizer if no codec is set. */
 static const char *fit_key(const struct aq_manifest *manifest)
 {
     return aq_yaml_find(manifest->root, "reduce.codec") ? "reduce.codec" : "train.optimizer";
 }
 
-/* What falls by steps must say how often; nothing falls to more than it begins with. */
+/* A decay by steps needs its interval; lr_min is at most lr. */
 static bool check_decay(struct aq_manifest *manifest)
 {
     struct aq_job_train *train = &manifest->job.train;
@@ -76,7 +76,7 @@ static bool check_fit(struct aq_manifest *manifest)
     return !takes;
 }
 
-/* Local steps average movements of weights: which optimizers' replicas may have weights of their own? */
+/* Local steps average movements of weights: which optimizers allow replicas with different weights? */
 static bool check_local(struct aq_manifest *manifest)
 {
     const struct aq_optimizer_config *config = &manifest->job.train.optimizer;

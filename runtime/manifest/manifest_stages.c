@@ -120,7 +120,7 @@ static enum aq_status read_entry(struct aq_manifest *manifest, uint32_t s, struc
     return AQ_OK;
 }
 
-/* Does any entry say its layers? An entry that is no map does not. */
+/* Does any entry set its layers? An entry that is no map does not. */
 static bool any_layers(const struct aq_yaml_node *list)
 {
     for (const struct aq_yaml_node *entry = list->first; entry; entry = entry->next)

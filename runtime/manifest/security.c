@@ -7,7 +7,7 @@
 #include "net/endpoint.h"
 #include "ssh_host.h"
 
-/* What is no address is outside: it must not switch anything off. */
+/* A text that is no address counts as outside: it must not switch anything off. */
 bool aq_security_inside(const char *address)
 {
     struct aq_endpoint endpoint;

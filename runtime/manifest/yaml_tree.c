@@ -231,7 +231,7 @@ enum aq_status aq_yaml_parse(struct aq_pool *pool, const char *text, size_t byte
     enum aq_status status = read_document(&reader, &root);
     yaml_parser_delete(&reader.parser);
     if (status != AQ_OK) return status;
-    *out = root; /* with doubled keys, too: the rest of it may hold more to tell */
+    *out = root; /* with doubled keys, too: the rest may have more errors */
     return errors->count == before ? AQ_OK : AQ_INVAL;
 }
 
@@ -286,7 +286,7 @@ enum aq_status aq_yaml_graft(struct aq_pool *pool, struct aq_yaml_node *root, co
         const size_t bytes = word_bytes(rest);
         const bool last = rest[bytes] == 0;
         if (node->kind ==
-            AQ_YAML_SCALAR) { /* a scalar gives way: pipeline.stages.0.threads over stages: 4 is told below */
+            AQ_YAML_SCALAR) { /* a scalar gives way: pipeline.stages.0.threads over stages: 4 fails later */
             aq_yaml_error(errors, value, "%s: %s is one value, not a list or section", path, node->key);
             return AQ_INVAL;
         }

@@ -1,8 +1,8 @@
 /*
- * yaml_tree.h -- YAML text as a small tree of nodes with places; the one room where libyaml is named.
+ * yaml_tree.h -- YAML text as a small tree of nodes with places; the only module that uses libyaml.
  *
  * Any bytes are safe: size, depth and count of nodes are bounded; anchors, aliases, tags and further documents are
- * refused, so that a short text can never stand for a long one. Keys are plain texts; a key given twice is an error.
+ * refused, so that a short text can never expand to a long one. Keys are plain texts; a key given twice is an error.
  *
  * Locking: one thread a tree.
  */
@@ -35,7 +35,7 @@ struct aq_yaml_node {
     struct aq_yaml_node *next;  /* sibling                                                        */
 };
 
-/* Where errors go: prints "source:line:column: text" by aq_fail, counts, and stops printing after limit. */
+/* Collects errors: prints "source:line:column: text" by aq_fail, counts, and stops printing after limit. */
 struct aq_yaml_errors {
     uint32_t count, limit;
 };
@@ -46,8 +46,8 @@ void aq_yaml_error(struct aq_yaml_errors *errors, const struct aq_yaml_node *nod
 void aq_yaml_place(const struct aq_yaml_node *node, char *text, size_t bytes);
 
 /*
- * The tree of text. An empty text is an empty map. fixed_place: every node says `source` alone (for --set). AQ_INVAL
- * (told through errors; *out is set where only keys were given twice), AQ_NOMEM.
+ * The tree of text. An empty text is an empty map. fixed_place: the place of every node is only `source` (--set).
+ * AQ_INVAL (reported through errors; *out is set if the only errors are doubled keys), AQ_NOMEM.
  */
 enum aq_status aq_yaml_parse(struct aq_pool *pool, const char *text, size_t bytes, const char *source, bool fixed_place,
                              struct aq_yaml_errors *errors, struct aq_yaml_node **out);
@@ -58,7 +58,7 @@ struct aq_yaml_node *aq_yaml_child(const struct aq_yaml_node *node, const char *
 /* By dotted path "edges.list.0.forward"; NULL. */
 struct aq_yaml_node *aq_yaml_find(struct aq_yaml_node *root, const char *path);
 
-/* Put value at the dotted path, in place of what stands there; maps on the way are made. AQ_INVAL: told. */
+/* Put value at the dotted path, in place of the present one; missing maps on the way are made. AQ_INVAL: reported. */
 enum aq_status aq_yaml_graft(struct aq_pool *pool, struct aq_yaml_node *root, const char *path,
                              struct aq_yaml_node *value, struct aq_yaml_errors *errors);
 
