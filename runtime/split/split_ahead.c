@@ -7,12 +7,12 @@
  *     splitfed1, splitfed2   the ends begin with the round's weights, which are here: they go at once
  *     relay                  they are what the turn before leaves: each piece goes on to the next client as it comes
  *
- * The next client is told of its turn as ever, takes its files, starts its daemon and says `ready`; that is all that it
- * does before its turn is due. No worker runs for it yet at either end, so that server and client take no more memory
- * than for one turn. What a relay passes on has not been looked at: where it is refused in the end (turn_check), or its
- * client goes, the next one is told that its turn is over before it began, and is offered it anew, of good weights.
- * split.json knows nothing of it: a turn has a beginning when it is due. Whoever goes, or fails, before that has lost
- * no try; once a round is as often as it is done.
+ * The next client gets the usual offer, takes its files, starts its daemon and sends `ready`; it does no more before
+ * its turn is due. No worker runs for it yet at either end, so that server and client take no more memory than for one
+ * turn. A relay passes files on before they are checked: if they are refused in the end (turn_check), or their client
+ * leaves, the next client's turn is over before it started, and it gets another offer, with good weights. split.json
+ * has nothing of it: a turn starts when it is due. A client that leaves, or fails, before that has lost no try; it gets
+ * at most one such offer per round.
  */
 #include <stdio.h>
 #include <string.h>
@@ -29,7 +29,7 @@ void ahead_ends(struct server *server, const struct site *site)
     struct site *next = server->ahead.site;
     if (!next || (site != next && site != server->ahead.source)) return;
     server->ahead = (struct ahead){0};
-    if (site == next) return; /* whoever ends it tells it why */
+    if (site == next) return; /* the caller sends it the reason */
     aq_split_out_close(&next->out);
     next->sends = false;
     next->deadline_ns = AQ_NEVER;
@@ -90,7 +90,7 @@ bool ahead_waits(const struct server *server, const struct site *site)
 
 /* ---- who is next ---- */
 
-/* Its turn is under way, and what the next one begins with is known, or comes. */
+/* Its turn is under way, and the next one's initial weights are known, or on their way. */
 static bool leaves_way(const struct server *server, const struct site *site)
 {
     if (!site->control || !site->offered) return false;

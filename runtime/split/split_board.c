@@ -1,8 +1,8 @@
 /*
- * split_board.c -- what a split-server shows: the status page of status.listen, and events with --json.
+ * split_board.c -- a split-server's output: the status page of status.listen, and events with --json.
  *
- * Both are made of the state that there is, once in each turn of the loop: what differs from what was told is an
- * event. So nothing that lets clients in or gives them turns knows of either. A client's loss, accuracy and bytes are
+ * Both come from the present state, once in each turn of the loop: a difference from the last report is an event. So
+ * the code that admits clients or gives them turns does not depend on either. A client's loss, accuracy and bytes are
  * read from its run after each of its turns.
  */
 #include <math.h>
@@ -20,7 +20,7 @@ struct shown {
     struct told {
         bool here;
         uint32_t turns, missed;
-        uint64_t until; /* of the turn that was told; 0: none */
+        uint64_t until; /* of the turn last reported; 0: none */
     } told[AQ_JOB_CLIENTS_MAX];
     struct aq_board_split now;
 };
@@ -32,7 +32,7 @@ static void event(const struct server *server, json_t *line)
     json_decref(line);
 }
 
-/* Who has a turn at this moment; NULL: nobody. */
+/* The client that has a turn at this moment, or NULL. */
 static const struct site *who_trains(const struct server *server)
 {
     for (uint32_t i = 0; i < server->site_count; i++)
@@ -40,7 +40,7 @@ static const struct site *who_trains(const struct server *server)
     return NULL;
 }
 
-/* Who is due in this round, has not joined again, and is waited for; NULL: nobody. */
+/* A client that is due in this round, has not joined again, and is waited for, or NULL. */
 static const struct site *who_is_away(const struct server *server)
 {
     for (uint32_t i = 0; i < server->site_count; i++) {
@@ -71,7 +71,7 @@ static void does_text(const struct server *server, const struct site *site, char
         snprintf(out, bytes, "waits for its turn");
 }
 
-/* What the server itself waits for; "": a client trains. */
+/* The reason why the server waits; "": a client trains. */
 static void waits_text(const struct server *server, char *out, size_t bytes)
 {
     const struct site *away = who_is_away(server);

@@ -48,7 +48,7 @@ struct client {
     const struct aq_split_client_config *config;
     struct aq_split_job job;
     char *manifest;
-    uint64_t join_hash; /* of the plan of this client alone, by which it joins */
+    uint64_t join_hash; /* of the plan of only this client, with which it joins */
     struct aq_tls *tls;
     int lock;
     struct aq_control *server; /* NULL: not connected */
@@ -58,7 +58,7 @@ struct client {
     struct aq_split_gate gate;
     char seal[AQ_SPLIT_KEY_TEXT_BYTES]; /* the key of the server's cache, with split.seal */
     uint64_t until;                     /* of the turn under way; 0: none                */
-    uint64_t told;                      /* its number, which its server wants back; 0: it has none */
+    uint64_t told;                      /* its number, which goes back to the server; 0: it has none */
     uint32_t awaited;                   /* files that are on their way here              */
     struct aq_split_in in;
     uint64_t in_at, in_of; /* of the file on its way here: bytes that have come, and all */
@@ -66,8 +66,8 @@ struct client {
     uint32_t outs;
     bool sends;
     uint64_t instance;   /* a random number of output.path: two machines with one bundle have two */
-    uint32_t labels_due; /* files of labels that the server wants yet */
-    uint64_t joined_ns;  /* when it was with the server at last, or began to look for it */
+    uint32_t labels_due; /* files of labels that the server still needs */
+    uint64_t joined_ns;  /* when it was last connected to the server, or started to look for it */
     bool stopping, over;
     enum aq_split_end end;
 };
@@ -133,7 +133,7 @@ static void allow(struct words *words, const char *path)
     words->of[words->count++] = folder;
 }
 
-/* What the daemon and its workers may read and write, as far as the kernel keeps them from the rest. */
+/* The paths that the daemon and its workers may read and write, if the kernel can confine them. */
 static void words_fill(const struct client *client, struct words *words)
 {
     const struct aq_job *job = client->job.job;
@@ -271,7 +271,7 @@ static enum aq_status on_over(struct client *client, const json_t *line)
     return AQ_OK;
 }
 
-/* Whom its stages may connect to, by its own manifest. A link.host of this machine alone (the default) is nobody. */
+/* The hosts that its stages may connect to, by its own manifest. A loopback link.host (the default) allows none. */
 static void gate_hosts(struct aq_split_gate *gate, const struct aq_job *job)
 {
     struct aq_endpoint host;
@@ -343,7 +343,7 @@ static enum aq_status on_together(struct client *client, const json_t *line)
     return AQ_OK;
 }
 
-/* All rounds are over. An older server does not say whether anything was trained. */
+/* All rounds are over. An older server does not send whether anything was trained. */
 static enum aq_status on_end(struct client *client, const json_t *line)
 {
     char text[AQ_SPLIT_TEXT_BYTES];
@@ -372,7 +372,7 @@ static void say_leave(struct client *client, const char *why)
     (void)aq_control_flush(client->server, aq_clock_after(second_ns));
 }
 
-/* The daemon has ended. How, is said at both ends; what it printed is in this client's output. */
+/* The daemon has ended. Both ends print how; its own output is in this client's output. */
 static enum aq_status daemon_gone(struct client *client)
 {
     char why[AQ_SPLIT_TEXT_BYTES];
@@ -619,13 +619,13 @@ static enum aq_status stay(struct client *client)
     return AQ_OK;
 }
 
-/* What another try may mend: the server is away, or begins again. */
+/* Failures that another try may cure: the server is away, or restarts. */
 static bool passes(enum aq_status status)
 {
     return status == AQ_CLOSED || status == AQ_TIMEOUT || status == AQ_IO;
 }
 
-/* From the dial to the connection's end. What went wrong is held: another try may mend it. */
+/* From the dial to the connection's end. An error is held: another try may cure it. */
 static enum aq_status follow_once(struct client *client, bool *absent, char why[AQ_SPLIT_TEXT_BYTES])
 {
     struct aq_error_hold hold;
@@ -670,7 +670,7 @@ static enum aq_status follow(struct client *client)
 
 /* ---- open and close ---- */
 
-/* The key of the server's cache of what is this client's: made once, and kept here alone. */
+/* The key of the server's cache of this client's messages: made once, and kept only here. */
 static enum aq_status key_open(struct client *client)
 {
     const struct aq_job *job = client->job.job;
@@ -683,7 +683,7 @@ static enum aq_status key_open(struct client *client)
     return AQ_OK;
 }
 
-/* A number of this folder, made once: the server tells a client that comes again from a second machine by it. */
+/* A number of this folder, made once: the server uses it to detect the same client on a second machine. */
 static enum aq_status instance_open(struct client *client)
 {
     char path[AQ_RUN_PATH_BYTES], text[40], *known;

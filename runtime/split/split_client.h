@@ -1,13 +1,13 @@
 /*
- * split_client.h -- a client of split learning: its data, its two stages, and a daemon of its own that runs them.
+ * split_client.h -- a client of split learning: its data, its two stages, and its own daemon that runs them.
  *
- * It dials the server and keeps at it. What the server may have it do is short: a turn of the very plan that both have
- * (its worker gets the manifest that was planned here, never the server's), in its own folder, with its own keys. Every
+ * It connects to the server and retries. The server may request only one thing: a turn of the plan that both have (its
+ * worker gets the manifest that was planned here, never the server's), in its own folder, with its own keys. Every
  * other line ends the connection (split_gate.c). Its daemon is confined to that folder, the data and the keys where the
  * kernel can (aqpiped --allow-run, --allow-data).
  *
- * The folder of a client (output.path): run/ (checkpoints and caches of its stages, logs), begin/ (what a turn began
- * with).
+ * The folder of a client (output.path): run/ (checkpoints and caches of its stages, logs), begin/ (a turn's initial
+ * weights).
  *
  * Locking: one thread, which blocks signals (aq_launch_signals) before it calls.
  */
@@ -33,8 +33,8 @@ struct aq_split_client_config {
 };
 
 /*
- * Until the server says that it is over, or a signal. AQ_REFUSED, AQ_MISMATCH: the server does not take it. AQ_ABORTED:
- * it is over, and no client has trained anything.
+ * Returns when the server ends the job, or at a signal. AQ_REFUSED, AQ_MISMATCH: the server does not take it.
+ * AQ_ABORTED: the job is over, and no client has trained anything.
  */
 enum aq_status aq_split_follow(const struct aq_split_client_config *config, enum aq_split_end *end);
 

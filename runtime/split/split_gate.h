@@ -12,13 +12,13 @@
 
 #include "aqsgd/base.h"
 
-/* What this client puts into the lines, whatever the server wrote there. */
+/* Values that this client puts into the lines, in place of the server's. */
 struct aq_split_gate {
     const char *run, *checkpoint, *cache; /* its folders, absolute                           */
     const char *manifest;                 /* its own, as it planned it                       */
-    const char *begin;                    /* the folder of the weights that this turn begins with; NULL: none */
-    const char *seal;                     /* the key of the server's cache, for the first stage; NULL: none   */
-    const char *hosts[3];                 /* that its stages may connect to: of its own manifest; NULL: none  */
+    const char *begin;                    /* the folder of this turn's initial weights; NULL: none */
+    const char *seal;                     /* the first stage's key of the server's cache; NULL: none          */
+    const char *hosts[3];                 /* allowed peers of its stages: of its own manifest; NULL: none     */
     uint32_t ends;                        /* stages that it has                              */
     uint64_t plan_hash;                   /* of it                                           */
 };

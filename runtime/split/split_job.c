@@ -103,7 +103,7 @@ static enum aq_status check_shared(const struct aq_split_job *made)
                    "pass the server unclipped; set model.tied: untied");
 }
 
-/* A gradient at the first cut that nobody takes buys nothing. */
+/* distance_correlation needs parameters in the first stage, which use its gradient. */
 static enum aq_status check_correlation(const struct aq_split_job *made)
 {
     if (!(made->job->split.privacy.distance_correlation > 0) || made->plan->stages[0].size.parameters > 0) return AQ_OK;

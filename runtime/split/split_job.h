@@ -1,6 +1,6 @@
 /*
- * split_job.h -- the job of one client's turns: the manifest that server and client both have, and what is that
- * client's.
+ * split_job.h -- the job of one client's turns: the manifest that server and client both have, and that client's own
+ * values.
  *
  * Both ends make it on their own, and their plans' hashes must be one. What the client alone knows (how many samples,
  * of
@@ -29,8 +29,8 @@ struct aq_split_asked {
     const char *run;                    /* output.path of it                                                */
     const char *data, *heldout;         /* of a client: its files; NULL: as the manifest has them           */
     const char *labels;                 /* of a server that has them: the folder of this client's; or NULL  */
-    const struct aq_job_facts *facts;   /* of a server: what the client told; NULL: the data is read        */
-    const struct aq_split_share *share; /* of a client of global sampling; NULL: not known yet               */
+    const struct aq_job_facts *facts;   /* of a server: the client's facts; NULL: the data is read          */
+    const struct aq_split_share *share; /* of a client with global sampling; NULL: not known yet             */
 };
 
 struct aq_split_job {

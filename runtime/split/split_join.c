@@ -1,18 +1,18 @@
 /*
- * split_join.c -- what a client's turns are planned with: what it says of its data, and, with global sampling, what
- * all clients together have.
+ * split_join.c -- the input of a client's plan: its own facts of its data, and, with global sampling, those of all
+ * clients together.
  *
- * A client joins with a plan of its own data alone. With global sampling a batch is drawn over the data of all, one
- * client's behind the other's in order of their names: once split.clients of them are here, it is settled who they are,
- * and each is told how many samples there are in all, and how many lie before its own. Both ends plan again with that.
+ * A client joins with a plan of only its own data. With global sampling a batch is drawn over the data of all clients,
+ * in order of their names: once split.clients of them are connected, the set is settled, and each gets the count of all
+ * samples, and the count before its own. Both ends plan again with that.
  *
- * No other client joins later. A round begins with those of them that are here: whoever is away takes its samples with
- * it, and brings them back at the beginning of a later round. So a round may have another number of steps than the one
+ * No other client joins later. A round starts with those of them that are connected: the samples of the others are left
+ * out, until they are back at the start of a later round. So a round may have another number of steps than the one
  * before. Steps of the plan are then counted as if all rounds had been as this one (learning rates, orders of samples
- * and evaluations follow), and each client's own steps go on (turn_shift is the difference, and may be negative).
+ * and evaluations follow), and each client's own steps continue (turn_shift is the difference, and may be negative).
  *
- * What a client says of its data counts while it is connected. The sizes of the network (tokens or classes, labels) are
- * the manifest's; where data decide them, the job has those on which split.clients connected clients agree, or those
+ * A client's facts of its data count while it is connected. The sizes of the network (tokens or classes, labels) are
+ * the manifest's; if data decide them, the job has the sizes on which split.clients connected clients agree, or those
  * that the server's owner gives (facts.vocabulary, facts.labels).
  */
 #include <inttypes.h>
@@ -21,7 +21,7 @@
 
 #include "split_private.h"
 
-/* As its plan has it. What it began with is said where it is something else. */
+/* Its share as in its plan. The share of its first round is added if it differs. */
 static struct aq_split_share share_of(const struct server *server, const struct site *site)
 {
     struct aq_split_share share = {.all = server->all_samples, .first = site->first};
@@ -95,7 +95,7 @@ static uint32_t agree_with(const struct server *server, const struct site *site)
     return count;
 }
 
-/* The first in order of names with whom enough agree; NULL: nobody. */
+/* The first client in order of names with whom enough agree, or NULL. */
 static struct site *agreed_with(const struct server *server)
 {
     for (struct site *site = state_after(server, NULL); site; site = state_after(server, site))
@@ -134,7 +134,8 @@ static void drop(struct server *server, struct site *site, const char *text)
     state_forget(server, site);
 }
 
-/* Who differs from this one; with global sampling who has left, too: his samples are in no batch. Its new place. */
+/* Drops clients that differ from this one; with global sampling also those that have left: their samples are in no
+ * batch. Returns its new place. */
 static struct site *drop_others(struct server *server, const struct site *agreed)
 {
     char name[sizeof agreed->name], text[AQ_SPLIT_TEXT_BYTES];
@@ -224,7 +225,7 @@ void join_tell(struct server *server, struct site *site)
 
 /* ---- with global sampling: whose samples batches are drawn over ---- */
 
-/* Those that are not out, one's samples behind the other's in order of names; each is told. */
+/* Assigns samples to those that are not out, in order of names; each gets its share. */
 static enum aq_status settle(struct server *server, const char *why)
 {
     uint64_t all = 0;
@@ -276,7 +277,7 @@ static bool some_come(struct server *server)
     return any;
 }
 
-/* Who is out now, and who is in again. False: nothing has changed. */
+/* Updates which clients are out, and which are in again. False: nothing has changed. */
 static bool changes(struct server *server, char why[AQ_SPLIT_TEXT_BYTES])
 {
     uint64_t lost = 0, won = 0;
@@ -342,7 +343,7 @@ bool join_claims(const struct server *server, const struct site *site, char why[
     return true;
 }
 
-/* The round begins again: with other clients it has other batches, so that none of its turns counts. */
+/* The round starts again: with other clients it has other batches, so that none of its turns counts. */
 static void begin_again(struct server *server)
 {
     for (uint32_t i = 0; i < server->site_count; i++) {

@@ -14,9 +14,9 @@
 enum { AQ_SPLIT_KEY_TEXT_BYTES = 65 }; /* 64 hexadecimal digits and a zero */
 
 /*
- * The key in `file`, which is made where there is none (*made), for `name` in the job whose authority's certificate is
- * in the folder `keys`. AQ_REFUSED, AQ_CORRUPT: the file is not one's own, others may read it, or it is no key; the
- * line names it. AQ_IO, AQ_NOMEM, AQ_INVAL.
+ * The key in `file`, which is made if it is missing (*made). It belongs to `name` in the job whose authority's
+ * certificate is in the folder `keys`. AQ_REFUSED, AQ_CORRUPT: the file belongs to another user, others may read it, or
+ * it is no key; the line names it. AQ_IO, AQ_NOMEM, AQ_INVAL.
  */
 enum aq_status aq_split_key(const char *file, const char *keys, const char *name, bool *made,
                             char out[AQ_SPLIT_KEY_TEXT_BYTES]);

@@ -93,7 +93,7 @@ static enum aq_status open_file(const char *path, struct aq_dataset **out)
     return aq_dataset_open(&config, out);
 }
 
-/* Its digest, where it holds labels of so many samples and of no other classes. */
+/* Its digest, if it holds labels of the plan's samples and only its classes. */
 static enum aq_status look_at(const struct aq_plan *plan, const char *path, uint32_t which, uint64_t *digest)
 {
     struct aq_dataset *labels;

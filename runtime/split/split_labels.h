@@ -14,15 +14,15 @@
 
 /* "train", "heldout". */
 const char *aq_split_labels_name(uint32_t which);
-/* Bytes of the file of so many samples. */
+/* Bytes of the file for this many samples. */
 uint64_t aq_split_labels_bytes(uint64_t samples);
 
 /* Of the data that this plan was made with, into <folder>/labels-<name>. Statuses of reading data and of writing. */
 enum aq_status aq_split_labels_write(const struct aq_plan *plan, uint32_t which, const char *folder);
 
 /*
- * Are the files <folder>/<name>.sent labels of this plan's samples, and those of before, where there are any? Then they
- * are <folder>/<name>. AQ_MISMATCH, AQ_CORRUPT: why, for the client, too.
+ * Are the files <folder>/<name>.sent labels of this plan's samples, and equal to earlier ones, if any? Then they become
+ * <folder>/<name>. AQ_MISMATCH, AQ_CORRUPT: `why` has the cause, also sent to the client.
  */
 enum aq_status aq_split_labels_take(const struct aq_plan *plan, const char *folder, char why[AQ_SPLIT_TEXT_BYTES]);
 

@@ -24,8 +24,8 @@ enum aq_status aq_split_part_open(const struct aq_plan *plan, uint32_t rank, con
 void aq_split_part_close(struct aq_split_part *part);
 
 /*
- * A stage's file in `from` without its running statistics: <to>/0/stage-<rank>.safetensors, where they are those of a
- * beginning. As aq_checkpoint_adopt and aq_checkpoint_write.
+ * A stage's file in `from` without its running statistics: <to>/0/stage-<rank>.safetensors, with the initial statistics
+ * instead. As aq_checkpoint_adopt and aq_checkpoint_write.
  */
 enum aq_status aq_split_part_without_statistics(const struct aq_plan *plan, uint32_t rank, const char *from,
                                                 const char *to);

@@ -19,7 +19,7 @@ struct aq_split_out {
     int fd; /* -1: none is open */
     uint32_t rank;
     uint64_t at, of;
-    const char *word; /* what the line says that it is */
+    const char *word; /* the kind that the line names */
 };
 
 /* AQ_NOTFOUND, AQ_IO. */
@@ -35,14 +35,15 @@ struct aq_split_in {
     char *buffer; /* AQ_SPLIT_PIECE_BYTES and a little */
 };
 enum aq_status aq_split_in_open(struct aq_split_in *in); /* takes the buffer */
-/* Append what the text stands for. *bytes: how many. AQ_PROTO: that is no base64, or too long. AQ_NOSPC, AQ_IO. */
+/* Append the decoded bytes of the text. *bytes: their count. AQ_PROTO: it is no base64, or too long. AQ_NOSPC,
+ * AQ_IO. */
 enum aq_status aq_split_in_piece(struct aq_split_in *in, const char *path, uint64_t offset, const char *data,
                                  uint64_t *bytes);
 /* All is there: synced, and under its name. */
 enum aq_status aq_split_in_done(struct aq_split_in *in, const char *path);
-void aq_split_in_close(struct aq_split_in *in); /* a file that was not done stays aside, to be begun anew */
+void aq_split_in_close(struct aq_split_in *in); /* an incomplete file stays aside, and is started again */
 
-/* A copy of a file of our own, synced, under its name. */
+/* A copy of one of our files, synced, under its name. */
 enum aq_status aq_split_copy(const char *from, const char *to);
 
 #endif

@@ -32,20 +32,20 @@ struct site {
     char name[AQ_TLS_HOST_BYTES];
     struct aq_split_join join; /* as it said at last                                    */
     struct aq_split_job job;   /* planned with that; zeroes: it has not joined yet, since the server began */
-    uint64_t begin, until;     /* steps of its own, of the turn under way; until 0: none  */
+    uint64_t begin, until;     /* its own steps, of the turn under way; until 0: none     */
     uint32_t round;            /* the last one that it is done with: trained, or missed   */
     uint32_t turns, missed, rested;
     uint32_t lates;   /* rounds in which it was waited for, or that ended before its turn  */
-    bool kept;        /* its turn of this round lies in round/NAME, to be averaged               */
+    bool kept;        /* its turn of this round is in round/NAME, to be averaged                 */
     uint64_t samples; /* that it trains on                                   */
     uint64_t mark;    /* the newest complete checkpoint of its own run                       */
     /* Global sampling (split_sums.c). */
-    uint64_t first;                  /* of all clients' samples, so many lie before its own      */
+    uint64_t first;                  /* index of its first sample among all clients' samples     */
     bool absent;                     /* this round's batches are drawn without its samples       */
     uint64_t began_all, began_first; /* all_samples and first in its first round; began_all 0: it had none  */
     uint64_t counted;                /* the last step that its part is in, plus one; 0: none     */
-    uint64_t sum_ns; /* when its stage said something of sums at last, or its turn was offered or began */
-    bool summing;    /* its stage has said a part, since it was started          */
+    uint64_t sum_ns; /* last line of its stage about sums, or offer or start of its turn */
+    bool summing;    /* its stage has sent a part since it was started           */
     /* Its connection. */
     struct aq_control *control; /* NULL: it is away */
     struct aq_split_session session;
@@ -63,7 +63,7 @@ struct site {
     uint32_t tries;                       /* that failed, or that its client left, since its last checkpoint */
     uint64_t tried_mark;                  /* which was at this step                          */
     bool late;                            /* it is waited for, or was, in this round          */
-    uint32_t ahead_round;                 /* the last one in which it was told ahead of its turn */
+    uint32_t ahead_round;                 /* the last one with an offer ahead of its turn */
     char why[AQ_SPLIT_TEXT_BYTES];        /* its turn's last failure                          */
     char missed_why[AQ_SPLIT_TEXT_BYTES]; /* why it missed its last turn; "": it missed none  */
 };
@@ -96,25 +96,25 @@ struct server {
     uint32_t drawn;               /* the last round of which it is decided who takes part   */
     uint64_t round_ns;            /* when it began, or this process                         */
     uint64_t round_before_ns;     /* what it had of time before this process                */
-    uint64_t round_kept_ns;       /* and in all, as split.json says                         */
+    uint64_t round_kept_ns;       /* and in all, as in split.json                           */
     int weights;                  /* the folder of the newest: 0, 1, or SPLIT_WEIGHTS_NONE  */
     char last[AQ_TLS_HOST_BYTES]; /* splitfed2: whose turn the middle of this round comes from; "": none yet */
     uint64_t all_samples;         /* global sampling: of those that are not out; 0: they are not known yet      */
     uint64_t steps_before;        /* global sampling: of all rounds before this one                             */
-    uint32_t vocabulary, labels;  /* of the network that weights are of; zeroes: there are none yet             */
-    struct sums *sums;            /* then: the stages that say their parts of steps; else NULL                  */
+    uint32_t vocabulary, labels;  /* of the network of the weights; zeroes: no weights yet                      */
+    struct sums *sums;            /* then: the stages that send parts of steps; else NULL                       */
     struct ahead ahead;
-    struct shown *shown; /* what the status page and --json were told; NULL: neither is asked for */
+    struct shown *shown; /* last state of the status page and --json; NULL: neither is used */
     bool stopping, over;
     uint64_t wipe_ns; /* when caches are looked at again */
     enum aq_split_end end;
     struct aq_log_limit strangers; /* what is said of them  */
     uint64_t refusals_ns;          /* since when lines of refusals are counted             */
     uint32_t refusals, unsaid;     /* since then; those that were not printed              */
-    bool disagree;                 /* it was said that those who are here do not agree */
+    bool disagree;                 /* it was printed that the connected clients do not agree */
 };
 
-/* split_state.c: RUN/split.json, and the folders beside it. */
+/* split_state.c: RUN/split.json, and the folders next to it. */
 enum aq_status state_load(struct server *server);
 enum aq_status state_save(struct server *server);
 /* "RUN/weights/0", "RUN/clients/NAME": AQ_INVAL: too long. */
@@ -133,8 +133,8 @@ enum aq_status state_commit(struct server *server, struct site *site);
 /*
  * split_weights.c. turn_check: the ends that a client sent, and the middle that was trained with it, each
  * stage-R.safetensors in its folder: of the stages of its plan, whole and finite, and have the moments of the ends had
- * the turn's updates? AQ_NOMEM; others: why, for the client, too. weights_begin: as at the beginning of a run, into
- * weights/0. weights_average: a stage of all turns that the round has kept, into weights/TO.
+ * the turn's updates? AQ_NOMEM; others: why, for the client, too. weights_begin: initial weights, into weights/0.
+ * weights_average: a stage of all turns that the round has kept, into weights/TO.
  */
 enum aq_status turn_check(const struct server *server, const struct site *site, const char *ends, const char *middle,
                           char why[AQ_SPLIT_TEXT_BYTES]);
@@ -144,8 +144,8 @@ enum aq_status weights_average(const struct server *server, const struct aq_plan
 /* split_round.c: whatever is due: the next round, the next turns. */
 void round_advance(struct server *server);
 /*
- * How the stages are: of a client that is here, or (again, to be closed in any case) from the manifest of a turn that
- * somebody had; NULL: nobody is here, nor was. AQ_NOTFOUND, AQ_INVAL: of our own file.
+ * A plan of the stages: of a connected client, or (again, which the caller always closes) from the manifest of an
+ * earlier turn; NULL: no client has connected yet. AQ_NOTFOUND, AQ_INVAL: of our own file.
  */
 enum aq_status round_plan(const struct server *server, struct aq_split_job *again, const struct aq_plan **plan);
 uint64_t round_elapsed_ns(const struct server *server);
@@ -155,15 +155,16 @@ enum aq_status round_middle(const struct server *server, char out[AQ_RUN_PATH_BY
 enum aq_status round_ends(const struct server *server, const struct site *site, char out[AQ_RUN_PATH_BYTES]);
 
 /*
- * split_wipe.c: split.cache_ttl: caches of clients that had no turn for so long are removed, or, all: of every client;
- * split.cache_max: and as many of those whose turns come last as are too many. A turn's is never. What cannot be
- * removed is said, and tried again in a minute. AQ_IO and its like, with all: one was not.
+ * split_wipe.c: split.cache_ttl: removes caches of clients without a turn for that time, or, all: of every client;
+ * split.cache_max: and excess caches, those with the latest next turn first. The cache of a turn under way is kept. A
+ * failed removal is logged, and tried again in a minute. AQ_IO and its like, with all: a removal failed.
  */
 enum aq_status caches_wipe(struct server *server, bool all);
 
 /*
- * split_sums.c: global sampling; in other modes nothing. serve: take parts of steps, answer sums, miss who is late.
- * polls: descriptors to wait for, SPLIT_SUMS_POLLS at most. path: where a turn's middle stage says its parts.
+ * split_sums.c: global sampling; in other modes nothing. serve: take parts of steps, answer sums, end turns that are
+ * late. polls: descriptors to wait for, SPLIT_SUMS_POLLS at most. path: the socket to which a turn's middle stage sends
+ * its parts.
  */
 enum aq_status sums_open(struct server *server);
 void sums_close(struct server *server);
@@ -173,8 +174,8 @@ uint32_t sums_polls(struct server *server, struct pollfd *fds);
 enum aq_status sums_path(const struct server *server, char out[AQ_RUN_PATH_BYTES]);
 
 /*
- * split_board.c: the status page (status.listen) and --json. tell: what has changed since the last time, in each turn
- * of the loop. end: how it ended. A page that cannot be opened ends the server before anybody waits for it.
+ * split_board.c: the status page (status.listen) and --json. tell: the changes since the last time, in each turn of the
+ * loop. end: the result. A page that cannot be opened ends the server before any client waits for it.
  */
 enum aq_status shown_open(struct server *server);
 void shown_tell(struct server *server);
@@ -195,14 +196,14 @@ enum aq_status model_leave(const struct server *server);
 uint64_t round_steps(const struct server *server);
 uint64_t turn_shift(const struct server *server, const struct site *site);
 /*
- * split_join.c. plan: a client's turns, with what it says of its data; together: and with what all clients have. Nobody
- * is another for it. take: they are its turns from now on; takes the job. other_network: its data make a network of
- * other sizes than the job has, or than the server's owner gave. too_many: with its samples all have more than can be
- * put in order (global sampling). agreed: split.clients are here whose data make one network, and none of them claims
- * more than split.share_max; whoever differs is refused then. settle: with global sampling, when they agree: who they
- * are. gathered: is this round's set of clients settled? Those that are away are waited for, split.wait long, and are
- * out of it then; those that are back are in. limits: at the server's start, those that claim more than its owner now
- * allows are out for good. claims: does this one? tell: it is told, where it is settled.
+ * split_join.c. plan: the plan of a client's turns, from its facts of its data; together: and from those of all
+ * clients. It has no side effect. take: they are its turns from now on; takes the job. other_network: its data make a
+ * network of other sizes than the job has, or than the server's owner gave. too_many: with its samples all have more
+ * than can be put in order (global sampling). agreed: split.clients are here whose data make one network, and none of
+ * them claims more than split.share_max; whoever differs is refused then. settle: with global sampling, when they
+ * agree: fixes the set of clients. gathered: is this round's set of clients settled? Clients that are away are waited
+ * for during split.wait, and are then out of it; those that are back are in. limits: at the server's start, those that
+ * claim more than its owner now allows are out for good. claims: does this one? tell: sends it the result, if settled.
  */
 enum aq_status join_plan(struct server *server, const struct site *site, const struct aq_split_join *join,
                          bool together, struct aq_split_job *out);
@@ -219,27 +220,27 @@ void join_tell(struct server *server, struct site *site);
 /* split_turn.c. */
 void turn_greet(struct server *server, struct site *site); /* it has joined: it waits, or owes its labels */
 void turn_due(struct server *server, struct site *site);   /* its turn has come: offer it, wait for it */
-/* It is nothing: the weights are those of before it. */
+/* Drops the turn: the weights from before it stay. */
 void turn_miss(struct server *server, struct site *site, const char *why);
-/* A line to its client; one that takes nothing is gone. Takes the reference. */
+/* A line to its client; a client that reads nothing is disconnected. Takes the reference. */
 bool turn_tell(struct server *server, struct site *site, json_t *line);
 void turn_line(struct server *server, struct site *site, const json_t *line); /* of a client */
 void turn_pump(struct server *server, struct site *site); /* files to the client, lines of its launcher, its end */
-/* Its connection ends: said once, with the reason; its turn waits for it. */
+/* Its connection ends: printed once, with the reason; its turn waits for it. */
 void turn_away(struct server *server, struct site *site, const char *why);
 /* As when it is due, before it is: its files go, and nothing else happens. */
 void turn_offer_ahead(struct server *server, struct site *site);
 void turn_halt(struct site *site); /* the launcher of its turn, at once; waits for its end */
-/* Our own disk, or memory: nothing of it counts, and nobody can go on. why NULL: it has been said. */
+/* A failure of our own disk or memory: the step is void, and the server ends. why NULL: already reported. */
 void server_fails(struct server *server, const char *why);
 void server_save(struct server *server); /* split.json, or the server fails */
 
 /*
- * split_ahead.c. ahead_advance: the first of those due (in order) that has no turn is told of it, where it may be.
- * ahead_ends: this site goes, fails or misses its turn: what it was told, or is the source of, is void.
- * ahead_committed: what it sent counts. ahead_ready: true: it was told ahead, and begins when its turn is due.
- * ahead_due: now; false: it was not told. ahead_out: open the next file for it, as far as it has come (AQ_AGAIN: it has
- * not; there is a source). ahead_waits: its next piece has not come.
+ * split_ahead.c. ahead_advance: offers the turn ahead to the first of those due (in order) that has none, if allowed.
+ * ahead_ends: this site leaves, fails or misses its turn: offers to it, or of its weights, are void. ahead_committed:
+ * the weights that it sent count. ahead_ready: true: it has an offer ahead, and starts when its turn is due. ahead_due:
+ * now; false: it has no such offer. ahead_out: open the next file for it, as far as it has come (AQ_AGAIN: it has not;
+ * there is a source). ahead_waits: its next piece has not come.
  */
 void ahead_advance(struct server *server, struct site *const *due, uint32_t count);
 bool ahead_is(const struct server *server, const struct site *site);

@@ -1,8 +1,8 @@
 /*
- * split_report.c -- what a split-server leaves: report.json and a table, and the model where that is wanted.
+ * split_report.c -- the results of a split-server: report.json and a table, and the model with split.collect.
  *
- * A client's figures are those of its own run, clients/NAME/metrics.jsonl: its accuracy is the one after its last turn,
- * on its own held-out samples; others have trained since.
+ * A client's figures come from its own run, clients/NAME/metrics.jsonl: its accuracy is the one after its last turn, on
+ * its own held-out samples; others have trained since.
  */
 #include <math.h>
 #include <stdio.h>
@@ -43,8 +43,8 @@ static json_t *client_line(const struct server *server, const struct site *site,
         aq_error_clear(); /* it has had no turn yet */
         return line;
     }
-    /* Of all its turns, a mean over the cuts times these: what stages say at their end is of the last one alone. With
-     * global sampling gradients cross, too: a mean over the stages. */
+    /* Of all its turns, a mean over the cuts times these: the stages' reports at their end cover only the last one.
+     * With global sampling gradients cross, too: a mean over the stages. */
     const json_t *step = json_object_get(run, "bytes_per_step");
     const double each = at(step, NULL, "forward_wire") + at(step, NULL, "backward_wire");
     const double stages = at(run, NULL, "stages"), gradients = at(step, NULL, "gradient_wire");
@@ -73,7 +73,7 @@ json_t *report_client(const struct server *server, const struct site *site)
     return client_line(server, site, &all);
 }
 
-/* What both ends agreed on for all that leaves a client: null: nothing is clipped. */
+/* The agreed limits of the data that leaves a client; null: nothing is clipped. */
 static json_t *privacy_line(const struct aq_job_privacy *privacy)
 {
     if (!(privacy->clip > 0) && !(privacy->gradient_clip > 0) && !(privacy->distance_correlation > 0))

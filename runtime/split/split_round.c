@@ -1,6 +1,6 @@
 /*
- * split_round.c -- rounds: who takes part, in which order, what each turn begins with, and what a round's end makes of
- * them (docs/SPLIT.md section 3).
+ * split_round.c -- rounds: their clients and order, the initial weights of each turn, and the merge at a round's end
+ * (docs/SPLIT.md section 3).
  *
  *     mode        ends begin with   the middle with            what a turn leaves; the round's end
  *     relay       weights/W         weights/W                  weights/W', which is W from then on
@@ -8,9 +8,9 @@
  *     splitfed2   weights/W         round/LAST, or weights/W   round/NAME; ends averaged, round/LAST's middle
  *     global      as splitfed1, all turns at once, in step with each other (split_sums.c)
  *
- * All of it is decided by split.json, which is written whole: a server that is killed at whatever moment goes on as if
- * it had not been. How long a round has been under way is written there now and then, too: its deadline counts the time
- * that a server ran, and not the night that it was away.
+ * All of it is decided by split.json, which is written whole: a server that is killed at any moment continues without a
+ * difference. The elapsed time of a round is written there now and then, too: its deadline counts only the time that a
+ * server ran.
  */
 #include <inttypes.h>
 #include <math.h>
@@ -83,7 +83,7 @@ static uint32_t due_of(struct server *server, struct site *due[AQ_JOB_CLIENTS_MA
     return count;
 }
 
-/* The round begins: the first of its order take part, as many as split.participation says, and the others rest. */
+/* The round starts: the first of its order take part, as many as split.participation sets, and the others rest. */
 static void round_draw(struct server *server)
 {
     struct site *due[AQ_JOB_CLIENTS_MAX];
@@ -141,7 +141,7 @@ static uint32_t kept(const struct server *server)
     return count;
 }
 
-/* What all turns of the round have made: the newest weights, in the other folder. */
+/* Merges all turns of the round: the newest weights, in the other folder. */
 static enum aq_status merge(const struct server *server, const struct aq_plan *plan)
 {
     const int to = server->weights == 0 ? 1 : 0;
@@ -158,7 +158,7 @@ static enum aq_status merge(const struct server *server, const struct aq_plan *p
     return AQ_OK;
 }
 
-/* What was averaged is not wanted any more. One that stays is written over by the client's next turn. */
+/* Removes a turn's files after the average. A file that stays is overwritten by the client's next turn. */
 static void forget(const struct server *server, const struct site *site)
 {
     char folder[AQ_RUN_PATH_BYTES], name[32];
@@ -212,7 +212,7 @@ static void round_end(struct server *server)
             server->sites[i].kept = false;
         }
     }
-    sums_forget(server); /* before that is said: a server that is killed here comes by again */
+    sums_forget(server); /* before that is written: a server that is killed here repeats it */
     round_next(server);
     for (uint32_t i = 0; i < server->site_count && !server->over; i++)
         if (was[i]) forget(server, &server->sites[i]);
@@ -232,7 +232,7 @@ static void too_late(struct server *server, struct site *const *due, uint32_t co
 
 /* ---- what is due ---- */
 
-/* Weights to begin with, for whoever has the first turn. */
+/* Initial weights of the first turn. */
 static void weights_first(struct server *server)
 {
     const struct aq_plan *plan = any_plan(server);
@@ -241,7 +241,7 @@ static void weights_first(struct server *server)
         server_fails(server, NULL);
         return;
     }
-    plan = any_plan(server); /* that one was of a client alone */
+    plan = any_plan(server); /* that one was of a single client */
     if (weights_begin(server, plan) != AQ_OK) {
         server_fails(server, NULL);
         return;
@@ -326,7 +326,7 @@ void round_advance(struct server *server)
         /* Those of splitfed1 need nothing of each other: each is waited for by itself. */
         const bool each = server->job->split.mode == AQ_SPLIT_FED1 || server->job->split.mode == AQ_SPLIT_GLOBAL;
         turns_advance(server, due, each ? count : 1);
-        /* With global sampling nobody comes next. */
+        /* Global sampling has no next turn. */
         if (!server->over && server->job->split.mode != AQ_SPLIT_GLOBAL) ahead_advance(server, due, count);
         return;
     }

@@ -188,8 +188,8 @@ static void why_not(struct server *server, const struct site *site, bool is_know
 }
 
 /*
- * Where this machine keeps things is not a client's to know: of each absolute path, written "/..." by aq_plan_manifest,
- * the last part stays. What plans are compared by are other keys.
+ * A client must not learn this machine's paths: of each absolute path, written "/..." by aq_plan_manifest, the last
+ * part stays. Plans are compared by other keys.
  */
 static void hide_paths(char *manifest)
 {
@@ -210,8 +210,8 @@ static void hide_paths(char *manifest)
 }
 
 /*
- * The plan that it joins with, of its own data, has to be the one that it has; its turns are planned with that, or with
- * what all have. False: it is refused.
+ * Its hash must match the plan that this server makes of its data; its turns are planned with that data, or with the
+ * data of all. False: it is refused.
  */
 static bool plans(struct server *server, struct newcomer *newcomer, struct site *site, const struct aq_split_join *join)
 {
@@ -252,7 +252,7 @@ static bool plans(struct server *server, struct newcomer *newcomer, struct site 
     return !text[0];
 }
 
-/* The first line of somebody whose certificate is a site's. */
+/* The first line of a peer, whose certificate must be a site's. */
 static void first_line(struct server *server, struct newcomer *newcomer, const json_t *line)
 {
     const struct aq_tls_name *peer = aq_control_peer(newcomer->control);
@@ -274,7 +274,7 @@ static void first_line(struct server *server, struct newcomer *newcomer, const j
     why_not(server, site, is_known, &session.join, why);
     if (why[0]) refuse(server, newcomer, peer->host, why, NULL);
     if (why[0] || !plans(server, newcomer, site, &session.join)) {
-        server->site_count = known; /* who never joined is waited for by nobody */
+        server->site_count = known; /* a client that never joined is not waited for */
         return;
     }
     const bool drawn = server->round > 0 && server->drawn == server->round && server->job->split.participation < 1;
@@ -388,7 +388,7 @@ static enum aq_status loop(struct server *server)
 
 /* ---- open and close ---- */
 
-/* What the owner gives beforehand stays: weights are of one network. */
+/* The owner's facts must not change between starts, because weights belong to one network. */
 static enum aq_status same_network(const struct server *server)
 {
     const struct aq_job_facts *given = &server->job->facts;
@@ -439,7 +439,7 @@ static enum aq_status nothing_trained(const struct server *server)
                    site ? " missed its last turn: " : " was due", site ? site->missed_why : "");
 }
 
-/* What it leaves when it is stopped, or all rounds are over. Weights that nobody trained are no model. */
+/* Writes the results when it is stopped, or all rounds are over. Untrained weights are no model. */
 static enum aq_status leave(struct server *server)
 {
     const bool done = server->end == AQ_SPLIT_DONE, trained = round_turns(server) > 0;

@@ -1,4 +1,4 @@
-/* split_session.c -- see the header: what a client may say, and when. */
+/* split_session.c -- see the header: the lines that a client may send, and when. */
 #include "split_session.h"
 
 #include <stdarg.h>
@@ -10,7 +10,7 @@
 #include "runtime_text.h"
 #include "stages/dataset.h"
 
-/* train.T's most, and what a text begins with. */
+/* The largest train.T, and the tokens before a text. */
 enum { PLACES_MAX = (1 << 20) + AQ_TOKENIZER_FRAME_MAX };
 
 void aq_split_session_init(struct aq_split_session *s, const char *name, uint64_t samples_max, uint32_t ends)
@@ -54,7 +54,7 @@ static bool number(const json_t *line, const char *key, uint64_t most, uint64_t 
     return true;
 }
 
-/* 16 hexadecimal digits. Not aq_control_get_hex: what a stranger says is no line of the log. */
+/* 16 hexadecimal digits. Not aq_control_get_hex: a stranger's line must not fill the log. */
 static bool hex(const json_t *line, const char *key, uint64_t *out)
 {
     const char *text = json_string_value(json_object_get(line, key));
@@ -94,7 +94,7 @@ static enum aq_status hear_join(struct aq_split_session *s, const json_t *line, 
     return AQ_OK;
 }
 
-/* What was on its way when something ended: it may be so much. */
+/* Lines that were on their way when a turn ended: a limited count. */
 static enum aq_status late(struct aq_split_session *s)
 {
     return ++s->lines > AQ_CONTROL_VALUES_MAX ? wrong(s, "sends too much after its turn") : AQ_OK;
@@ -114,7 +114,7 @@ static enum aq_status hear_ready(struct aq_split_session *s, const json_t *line,
     return late(s); /* that turn was over before it was ready */
 }
 
-/* A line of its daemon, or of one of its two workers. What is in it the launcher looks at (launcher_bounds.c). */
+/* A line of its daemon, or of one of its two workers. The launcher checks its content (launcher_bounds.c). */
 static enum aq_status hear_event(struct aq_split_session *s, const json_t *line, enum aq_split_act *act)
 {
     uint64_t rank;
@@ -151,7 +151,7 @@ static enum aq_status hear_ends(struct aq_split_session *s, const json_t *line, 
     return AQ_OK;
 }
 
-/* The labels of its samples: as many as it said that it has. */
+/* The labels of its samples: as many as it announced. */
 static enum aq_status hear_labels(struct aq_split_session *s, const json_t *line, enum aq_split_act *act)
 {
     uint64_t rank, offset, of;
@@ -207,7 +207,7 @@ static const struct rule {
     {"event", NULL, IN(TRAINING), hear_event},
 };
 
-/* Its daemon ends a moment after the turn did: what it said on the way is late, and no more. */
+/* Its daemon ends a moment after the turn did: its lines on the way are late, but no error. */
 static bool is_late(const struct aq_split_session *s, const json_t *line)
 {
     return (s->state == AQ_SPLIT_CLOSING || s->state == AQ_SPLIT_IDLE || s->state == AQ_SPLIT_OFFERED) &&

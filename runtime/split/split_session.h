@@ -2,12 +2,12 @@
  * split_session.h -- one client's conversation with the server of split learning, as the server sees it
  * (docs/SPLIT.md).
  *
- * What a client may say depends on where its conversation stands: one table of states and lines. A line that is out of
- * place, or a field that is missing, of another type or out of range, is AQ_PROTO with one sentence of why; the server
- * then ends the connection, and with it the client's turn, and nothing else. Nothing here touches a file, a socket or
+ * The state of the conversation decides which lines are valid: one table of states and lines. A line that is not valid,
+ * or a field that is missing, of another type or out of range, is AQ_PROTO with one sentence of why; the server then
+ * ends the connection, and with it the client's turn, and nothing else. Nothing here touches a file, a socket or
  * another client: it is a pure state machine, and fuzzed as one (tests/fuzz/fuzz_split.c).
  *
- * Bytes from outside never reach an assertion. What is kept of them is in this struct alone, whose size is fixed.
+ * Bytes from outside never reach an assertion. They are kept only in this struct, whose size is fixed.
  *
  * Locking: one thread.
  */
@@ -43,18 +43,18 @@ enum aq_split_state {
     AQ_SPLIT_STATES
 };
 
-/* What the server is to do about a line. */
+/* The server's action for a line. */
 enum aq_split_act {
     AQ_SPLIT_NOTHING = 0,
-    AQ_SPLIT_JOIN,    /* session->join is what it says of itself        */
-    AQ_SPLIT_READY,   /* begin the turn                                 */
+    AQ_SPLIT_JOIN,    /* session->join has its facts                    */
+    AQ_SPLIT_READY,   /* start the turn                                 */
     AQ_SPLIT_FORWARD, /* the line goes to the turn's launcher           */
     AQ_SPLIT_PIECE,   /* session->piece is the next part of a file      */
     AQ_SPLIT_LABEL,   /* the same, of a file of labels                  */
     AQ_SPLIT_LEAVE    /* it goes; session->why is its reason, printable */
 };
 
-/* What a client says of itself. Its name must be that of its certificate. */
+/* A client's facts of itself. Its name must equal its certificate's. */
 struct aq_split_join {
     char id[AQ_TLS_HOST_BYTES];
     uint64_t plan_hash;
@@ -74,8 +74,8 @@ struct aq_split_session {
     const char *name;                  /* of its certificate, borrowed */
     uint64_t samples_max;              /* that a client may have       */
     uint32_t ends;                     /* stages that it has           */
-    uint64_t bytes_max[AQ_SPLIT_ENDS]; /* of the files of its ends; of files of labels just so many */
-    uint64_t told;                     /* turns of which it was told, over this connection */
+    uint64_t bytes_max[AQ_SPLIT_ENDS]; /* of the files of its ends; the exact size for files of labels */
+    uint64_t told;                     /* turns offered to it over this connection */
     uint64_t lines;                    /* of this turn                 */
     uint32_t end;                      /* CLOSING, LABELS: the file under way */
     uint64_t at, of;                   /* and how far it is            */
@@ -89,10 +89,10 @@ void aq_split_session_init(struct aq_split_session *session, const char *name, u
 /* From here on it is in that state. */
 void aq_split_session_go(struct aq_split_session *session, enum aq_split_state state);
 
-/* One line of the client: what to do about it. AQ_PROTO (not logged): session->why says what is wrong with it. */
+/* One line of the client: what to do about it. AQ_PROTO (not logged): session->why has the fault. */
 enum aq_status aq_split_hear(struct aq_split_session *session, const json_t *line, enum aq_split_act *act);
 
-/* The piece was taken, and had so many bytes. AQ_PROTO: it should have had others. *whole: both files are there. */
+/* The piece was taken, and had this many bytes. AQ_PROTO: the size is wrong. *whole: both files are complete. */
 enum aq_status aq_split_took(struct aq_split_session *session, uint64_t bytes, bool *whole);
 
 /* The rank of a client's end in a turn's pipeline of three stages: 0 and 2. */

@@ -153,7 +153,7 @@ static bool is_settled(const struct server *server)
     return server->job->split.mode == AQ_SPLIT_GLOBAL && server->round > 0;
 }
 
-/* With global sampling: the parts of all lie side by side in order of names; else there are none. */
+/* With global sampling the parts of all clients are contiguous in order of names; else no client has a part. */
 static bool parts_whole(const struct server *server)
 {
     uint64_t all = 0;
@@ -181,7 +181,7 @@ static bool turns_whole(const struct server *server)
     return true;
 }
 
-/* Who knows no modes wrote of relay, and drew nothing. */
+/* A version without modes wrote a relay's state, without draws. */
 static enum aq_status read_all(struct server *server, const json_t *all)
 {
     const json_t *sites = json_object_get(all, "clients");
@@ -199,7 +199,7 @@ static enum aq_status read_all(struct server *server, const json_t *all)
     server->weights = (int)json_integer_value(weights);
     server->drawn = (uint32_t)aq_control_u64_or(all, "drawn", server->round);
     server->all_samples = aq_control_u64_or(all, "all_samples", 0);
-    server->vocabulary = (uint32_t)aq_control_u64_or(all, "vocabulary", 0); /* who knows it not: as nobody knew */
+    server->vocabulary = (uint32_t)aq_control_u64_or(all, "vocabulary", 0); /* absent in older versions: 0 */
     server->labels = (uint32_t)aq_control_u64_or(all, "labels", 0);
     snprintf(server->last, sizeof server->last, "%s", last);
     for (size_t i = 0; i < json_array_size(sites); i++)
@@ -268,7 +268,7 @@ enum aq_status state_load(struct server *server)
     return read ? AQ_OK : aq_fail(AQ_CORRUPT, AREA, "%s is damaged: put it back, or choose another output.path", path);
 }
 
-/* Where the middle of the turn goes, beside the ends. */
+/* Copies the middle stage of the turn next to its ends. */
 static enum aq_status keep_middle(const struct server *server, const struct site *site)
 {
     char from[AQ_RUN_PATH_BYTES], folder[AQ_RUN_PATH_BYTES], to[AQ_RUN_PATH_BYTES];

@@ -27,7 +27,7 @@ static void name_of(uint64_t step, const char *ending, char name[NAME_BYTES])
     snprintf(name, NAME_BYTES, "sum-%" PRIu64 "%s", step, ending);
 }
 
-/* Of a name of ours: its step. */
+/* The step of one of our file names. */
 static bool step_of(const char *name, uint64_t *step)
 {
     char *end, again[NAME_BYTES];

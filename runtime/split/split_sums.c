@@ -1,16 +1,16 @@
 /*
- * split_sums.c -- global sampling: the middle stages of all clients' turns, which say their parts of a step and hear
- * its sum (sum_line.h), at a Unix socket below output.path.
+ * split_sums.c -- global sampling: the middle stages of all clients' turns, which send their parts of a step and get
+ * its sum (sum_line.h), over a Unix socket below output.path.
  *
- * One part is read at a time, in order of the clients' names, for that is the order of the sum: who comes before its
- * turn waits in its socket. A part counts when all of it is here. Who has counted and comes again (its turn goes on
- * from a checkpoint) is read and forgotten: it made the same bits. A step is done when every client that the round
- * still waits for has counted; one whose turn is missed is not waited for any more.
+ * One part is read at a time, in order of the clients' names, because that is the order of the sum: an early part waits
+ * in its socket. A part counts when it is complete. A repeated part (its turn resumed from a checkpoint) is read and
+ * dropped: it has the same bits. A step is done when every client that the round still waits for has counted; one whose
+ * turn is missed is not waited for any more.
  *
- * Who says nothing for split.wait, while others wait for it, is late: its turn is missed. A step that it makes again
- * is something said. Before its first part and behind its last one files cross its link, and it evaluates: others wait
- * for that by control.stall_max longer, and by what the files take at 1 Mbit/s, for nobody else ends a turn that goes
- * on and on: who is there and done with a round waits for its end, too.
+ * A client that stays silent for split.wait, while others wait for it, is late: its turn is missed. A repeated step
+ * counts as a sign of life. Before its first part and after its last one, files cross its link, and it evaluates:
+ * others wait for that by control.stall_max longer, and by the files' time at 1 Mbit/s, because only this limit ends an
+ * endless turn: clients that are done with a round wait for its end, too.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -33,7 +33,7 @@ _Static_assert(SPLIT_SUMS_POLLS == PEERS_MAX + 1, "a descriptor each, and the on
 /* A stage at the other end. */
 struct peer {
     int fd;            /* -1: nobody */
-    struct site *site; /* NULL: it has not said whose it is                          */
+    struct site *site; /* NULL: it has not sent its name                             */
     struct aq_sum_head head;
     uint32_t head_bytes; /* of it, that are here, with the name behind HELLO's        */
     struct aq_sum_hello hello;
@@ -50,7 +50,7 @@ struct sums {
     uint32_t round;      /* of which `sum` is; 0: none yet */
     uint64_t first, end; /* its steps              */
     uint64_t values;
-    uint64_t said_ns; /* when a part of the open step was said first; 0: none was */
+    uint64_t said_ns; /* when the first part of the open step came; 0: none has */
     struct aq_split_sum *sum;
     char folder[AQ_RUN_PATH_BYTES];
     struct peer peers[PEERS_MAX];
@@ -107,7 +107,7 @@ static void accept_some(struct sums *sums)
     }
 }
 
-/* ---- whose turn it is to say its part ---- */
+/* ---- whose part is next ---- */
 
 /* A client that the round still waits for. */
 static bool is_due(const struct server *server, const struct site *site)
@@ -257,7 +257,7 @@ static enum aq_status read_peer(struct server *server, struct peer *peer)
 
 /* ---- the answers ---- */
 
-/* AQ_CLOSED: it is gone, or its turn is. */
+/* AQ_CLOSED: it has disconnected, or its turn has ended. */
 static enum aq_status answer(struct server *server, struct peer *peer)
 {
     struct sums *sums = server->sums;
@@ -286,7 +286,7 @@ static enum aq_status answer(struct server *server, struct peer *peer)
 
 /* ---- steps and rounds ---- */
 
-/* Where a client's newest checkpoint is, in the steps of all. */
+/* The step of a client's newest checkpoint, in the steps of all. */
 static uint64_t mark_of(const struct server *server, const struct site *site)
 {
     return turn_shift(server, site) + state_mark(server, site);
@@ -309,7 +309,7 @@ static void step_done(struct server *server)
     if (needed != UINT64_MAX) aq_split_sum_forget(sums->sum, needed);
 }
 
-/* What its labels or its ends take on a link of 1 Mbit/s. */
+/* The time of its labels or its ends on a link of 1 Mbit/s. */
 static uint64_t files_ns(const struct site *site)
 {
     uint64_t bytes = 0;
@@ -318,7 +318,7 @@ static uint64_t files_ns(const struct site *site)
     return bytes * 8000;
 }
 
-/* For so long others wait for one that says nothing; AQ_NEVER: it is no matter of sums. in_step: for a part of one. */
+/* How long others wait for a silent client; AQ_NEVER: another limit applies. in_step: for a part of a step. */
 static uint64_t patience_ns(struct server *server, const struct site *site, bool in_step)
 {
     const uint64_t wait_ns = server->job->split.wait_ns, stall_ns = server->job->control.stall_ns_max;
@@ -342,7 +342,7 @@ static bool some_wait(const struct server *server)
     return any;
 }
 
-/* Others wait for one that says nothing: for its part, or for its end. One at a time: each may take a moment. */
+/* Ends the turn of a silent client for whose part, or end, others wait. One at a time: each may take a moment. */
 static void look_for_late(struct server *server)
 {
     struct sums *sums = server->sums;
@@ -381,7 +381,7 @@ static uint64_t values_of(const struct aq_plan *plan)
     return values;
 }
 
-/* The sums of the round that is under way now. Where nobody is here that could say how large they are, later. */
+/* Opens the sums of the present round. Without a connected client their size is unknown: later. */
 static enum aq_status round_open(struct server *server)
 {
     struct sums *sums = server->sums;

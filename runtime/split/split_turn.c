@@ -1,10 +1,10 @@
 /*
  * split_turn.c -- turns: the offer, the launcher of a turn, and its close.
  *
- * Whose turn it is, is split_round.c's. A turn whose client goes is waited for, split.wait long, and goes on from the
- * newest checkpoint that both have; then it is missed, and the weights are those of before it. Nothing that a client
- * does reaches further than its own turn: what is taken of it is looked at first (split_session.c, launcher_bounds.c,
- * split_weights.c), and takes effect in one step (state_commit).
+ * split_round.c decides whose turn it is. If a turn's client disconnects, the server waits for split.wait, and the turn
+ * resumes from the newest checkpoint that both have; else it is missed, and the weights from before it stay. A client
+ * affects only its own turn: its lines and files are checked first (split_session.c, launcher_bounds.c,
+ * split_weights.c), and take effect in one step (state_commit).
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -87,7 +87,7 @@ void turn_away(struct server *server, struct site *site, const char *why)
     site->deadline_ns = AQ_NEVER;
 }
 
-/* Why a client left whose connection cannot be written any more: it may have said so before it closed it. */
+/* The reason why a client closed its connection: it may have sent one before it closed. */
 static const char *last_word(struct site *site, const char *otherwise)
 {
     json_t *line;
@@ -122,7 +122,7 @@ void server_fails(struct server *server, const char *why)
     server->end = AQ_SPLIT_FAILED;
 }
 
-/* A state that cannot be written is no state that one may go on from. */
+/* The server must not continue from a state that cannot be written. */
 void server_save(struct server *server)
 {
     if (state_save(server) != AQ_OK) server_fails(server, NULL);
@@ -210,7 +210,7 @@ static bool adopts(const struct site *site)
     return site->mark == site->begin;
 }
 
-/* The next of the two files that the client begins with. */
+/* The next of the two files that the client starts with. */
 static enum aq_status next_out(struct server *server, struct site *site)
 {
     char path[AQ_RUN_PATH_BYTES];
@@ -456,7 +456,7 @@ static void taken(struct server *server, struct site *site)
     turn_tell(server, site, json_pack("{s:s}", "event", "closed"));
 }
 
-/* A part of a file of its ends. AQ_PROTO: it is none; others: our own disk. */
+/* A part of a file of its ends. AQ_PROTO: it is invalid; others: our own disk. */
 static enum aq_status piece(struct server *server, struct site *site, bool *whole)
 {
     char path[AQ_RUN_PATH_BYTES];
@@ -509,7 +509,7 @@ void turn_greet(struct server *server, struct site *site)
     site->deadline_ns = labels ? answer_due(server) : AQ_NEVER;
 }
 
-/* What it sends is refused: said to it, and it is gone. */
+/* Refuses its line: sends it the reason, and disconnects it. */
 void turn_refuse(struct server *server, struct site *site, const char *text)
 {
     (void)aq_control_send(site->control, json_pack("{s:s, s:s}", "event", "refused", "text", text));

@@ -1,9 +1,9 @@
 /*
- * split_weights.c -- files of stages (split_part.h): looked at, made, and averaged.
+ * split_weights.c -- files of stages (split_part.h): checked, made, and averaged.
  *
- * Looked at is what a turn has trained, before another client is to begin with it: the ends that the client sent, and
- * the middle (a step whose gradient is no number is void, but the statistics of a batch norm have taken its
- * activations). What that does not find is what was trained honestly by form and badly by content.
+ * A turn's trained files are checked before another client starts with them: the ends that the client sent, and the
+ * middle (a step whose gradient is no number is void, but the statistics of a batch norm have taken its activations).
+ * The check cannot find values that are well-formed but badly trained.
  *
  * An average is over everything in a stage's file: weights, statistics and optimizer states, each value by itself,
  *
@@ -76,7 +76,7 @@ enum aq_status turn_check(const struct server *server, const struct site *site, 
 
 /* ---- making them ---- */
 
-/* What never changes is in no file of a turn: the model that is left at the end (split.collect) takes it from here. */
+/* Frozen tensors are in no file of a turn: the collected model (split.collect) takes them from here. */
 static enum aq_status keep_frozen(struct aq_split_part *part, const struct aq_job *job)
 {
     if (!job->split.collect || aq_stage_frozen_count(part->stage) == 0) return AQ_OK;
@@ -121,7 +121,8 @@ static const struct site *kept_after(const struct server *server, const struct s
     return next;
 }
 
-/* With global sampling all have the same weights, unless they compute differently: said, for then nothing is exact. */
+/* With global sampling all have the same weights, unless they compute differently: then it prints a warning, because
+ * the sums are not exact. */
 static void look_alike(const struct server *server, const struct aq_split_part *part, const struct site *site,
                        uint64_t *first)
 {
@@ -148,7 +149,7 @@ static enum aq_status sum_up(const struct server *server, struct aq_split_part *
         const double n = (double)site->samples;
         const bool first = samples == 0;
         AQ_TRY(state_path(server, from, "round/%s", site->name));
-        /* A file of an older version does not say: then they are the client's own steps. */
+        /* A file of an older version has no count: then it equals the client's own steps. */
         AQ_TRY(aq_checkpoint_adopt(&part->checkpoint, from, site->mark));
         counted += n * (double)(site->mark + (uint64_t)part->updates_ahead);
         look_alike(server, part, site, &digest);
@@ -172,7 +173,7 @@ enum aq_status weights_average(const struct server *server, const struct aq_plan
     enum aq_status status;
     AQ_TRY(state_path(server, folder, "weights"));
     AQ_TRY_GOTO(aq_split_part_open(plan, rank, folder, &part), out);
-    if (plan->job->split.collect && aq_stage_frozen_count(part.stage) > 0) { /* the file says of which they are */
+    if (plan->job->split.collect && aq_stage_frozen_count(part.stage) > 0) { /* the file names their digest */
         AQ_TRY_GOTO(aq_checkpoint_frozen_read(&part.checkpoint), out);
         AQ_TRY_GOTO(aq_checkpoint_frozen_digest(&part.checkpoint, &part.checkpoint.frozen_digest), out);
     }
@@ -180,7 +181,7 @@ enum aq_status weights_average(const struct server *server, const struct aq_plan
     AQ_TRY_GOTO(aq_map(count * sizeof(float), &one), out);
     AQ_TRY_GOTO(aq_map(count * sizeof(double), &sum), out);
     AQ_TRY_GOTO(sum_up(server, &part, count, one, sum, &updates), out);
-    part.updates_ahead = (int64_t)(updates - (uint64_t)to); /* the number of the folder stands for a step */
+    part.updates_ahead = (int64_t)(updates - (uint64_t)to); /* the number of the folder serves as the step */
     status = aq_checkpoint_write_values(&part.checkpoint, (uint64_t)to, one);
 out:
     aq_unmap(one, count * sizeof(float));

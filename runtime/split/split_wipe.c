@@ -2,9 +2,9 @@
  * split_wipe.c -- split.cache_ttl, split.cache_max: the server's caches of clients, copies of private features at rest,
  * neither outlive their use nor fill a disk.
  *
- * Age is that of files, so that a server that was away knows it, too. Where there are too many bytes, the cache whose
- * client has its next turn last goes first: the order of turns is known. A client whose cache is gone sends the
- * messages again from its own as they are wanted (edge_heal.c): that costs bytes, and no number changes.
+ * Age is the files' age, so that it counts across restarts of the server. If there are too many bytes, the cache with
+ * the latest next turn is deleted first: the order of turns is known. A client whose cache was deleted sends the
+ * messages again from its own as they are needed (edge_heal.c): that costs bytes, and no number changes.
  */
 #include <errno.h>
 #include <sys/stat.h>
