@@ -21,7 +21,7 @@ static const struct aq_command_line line;
 
 static int run_one(const struct aq_bench_options *options, const char *name)
 {
-    static bool told; /* the machine stands before all figures, once */
+    static bool told; /* the machine is printed once, before all figures */
     bool found = false;
     for (int i = 0; i < BENCHES; i++) {
         if (strcmp(name, "all") != 0 && strcmp(name, benches[i].name) != 0) continue;

@@ -1,10 +1,10 @@
 /*
- * bench.h -- what every `aqpipe bench` has in common. Each bench lives in bench_<room>.c.
+ * bench.h -- shared by all of `aqpipe bench`. Each bench is in bench_<module>.c.
  *
- * A bench prints figures and judges nothing; its first line says on what machine. With --json every case is one line:
- * {"case": "...", "value": ..., "unit": "..."}, the machine (whose value are its cores) as well. What a case does is
- * the bench's; which cases run, how often, what of the repeats counts and how the figure is printed are bench_case.c's:
- * aq_bench_case where the figure follows from the time of a run, aq_bench_emit for any other.
+ * A bench prints figures and judges nothing; its first line names the machine. With --json every case is one line:
+ * {"case": "...", "value": ..., "unit": "..."}, the machine (whose value are its cores) as well. The bench has the work
+ * of a case; bench_case.c has the choice of cases, the repeats, the figure from the repeats and its output:
+ * aq_bench_case if the figure follows from the time of a run, aq_bench_emit for any other.
  */
 #ifndef RUNTIME_BENCH_H
 #define RUNTIME_BENCH_H
@@ -17,7 +17,7 @@
 
 struct aq_bench_options {
     bool json;             /* one JSON object a line instead of a table                */
-    bool quick;            /* smaller and fewer repeats, for a look                    */
+    bool quick;            /* smaller and fewer repeats, as a quick check              */
     uint32_t threads;      /* of the CPU pool; 0: every core this process may use      */
     const char *device;    /* "cpu" or "cuda": of stage, device and allreduce          */
     uint32_t device_index; /* which GPU                                                */
@@ -38,11 +38,11 @@ void aq_bench_emit_by(const struct aq_bench_options *options, const char *name, 
 /* A child of this process has printed figures. */
 void aq_bench_emitted(void);
 
-/* --only: does every word of its text stand in this name (of cases that share work: their names' words)? Whoever has
- * made nothing for the case asks first. False where the benches are to end. */
+/* --only: does this name (of cases that share work: their names' words) contain every word of its text? Ask before
+ * any work for the case. False, too, if the benches must end. */
 bool aq_bench_wanted(const struct aq_bench_options *options, const char *name);
 
-/* What is run, and what its figure says of the seconds of a run. */
+/* A run, and the figure computed from its seconds. */
 struct aq_bench_case {
     enum aq_status (*run)(void *context);
     void *context;
@@ -59,18 +59,18 @@ struct aq_bench_case {
 enum aq_status aq_bench_case(const struct aq_bench_options *options, const struct aq_bench_case *one, double *seconds,
                              const char *name, ...) __attribute__((format(printf, 4, 5)));
 
-/* Whoever interrupts the benches, or closes what they print to, ends them before the next case, so that they clean up;
- * a second interrupt ends them at once. */
+/* An interrupt, or a closed output, ends the benches before the next case, so that they clean up; a second interrupt
+ * ends them at once. */
 void aq_bench_begin(void);
-/* How it came out: AQ_ABORTED for those, AQ_INVAL where --only has left nothing. */
+/* The result: AQ_ABORTED in these cases, AQ_INVAL if --only matched no case. */
 enum aq_status aq_bench_end(const struct aq_bench_options *options);
 
 /* Sorts the values; the one in the middle. */
 double aq_bench_middle(double *values, size_t count);
 
 /*
- * The median time that `run` takes the device, of so many repeats after two that do not count: between two events, and,
- * where memory is not the host's, of three runs after one another, so that the host's part is hidden but for its first.
+ * The median time of `run` on the device, of `repeats` repeats after two that do not count: between two events, and, if
+ * memory is not the host's, of three runs in a row, so that the host's part is hidden except the first.
  */
 enum aq_status aq_bench_median(struct aq_device *device, struct aq_stream *stream, uint32_t repeats,
                                enum aq_status (*run)(void *context), void *context, double *seconds);
@@ -82,10 +82,10 @@ enum aq_status aq_bench_stage_images(const struct aq_bench_options *options, str
 enum aq_status aq_bench_product(struct aq_device *device, enum aq_element type, enum aq_element compute, uint64_t M,
                                 uint64_t N, uint64_t K, double *rate);
 
-/* Sends on what has been printed; where nobody takes it the benches end. */
+/* Flushes the output; if it was closed, the benches end. */
 void aq_bench_flush(void);
 
-/* What stands before all figures: processor, cores, kernel, this version, and the libraries that are loaded. */
+/* The header of all figures: processor, cores, kernel, this version, and the libraries that are loaded. */
 void aq_bench_machine(const struct aq_bench_options *options);
 
 /* One core packs signs in its cache and in memory: the last cases of allreduce. */

@@ -1,17 +1,17 @@
 /*
  * bench_allreduce.c -- the mean of 124M floats over W ranks at a given rate: how far from the link's limit.
  *
- * Every rank is a process behind a shaped link of its own (bench_ranks.h). `allreduce CODEC W RATE time/limit` is the
- * measured time, from the first rank's begin to the last rank's end, over bytes / rate, where bytes are those of frame
+ * Every rank is a process behind its own shaped link (bench_ranks.h). `allreduce CODEC W RATE time/limit` is the
+ * measured time, from the first rank's start to the last rank's end, over bytes / rate, where bytes are the frame
  * bodies that leave one rank: 2 (W - 1) / W of the coded buffer. Headers of Ethernet, IP and TCP are not in the limit:
- * they alone make it 1.046. With codecs, error feedback is on at both sides, as optimizers have it.
+ * with only them the ratio is 1.046. With codecs, error feedback is on at both sides, as optimizers have it.
  *
  * With --device cuda every rank has its floats on the GPU, all on this one (`allreduce cuda CODEC W RATE`), and where
  * there are several GPUs, on one each, over NCCL: `allreduce nccl CODEC W` is the bytes that leave a rank over its
  * time.
  *
- * `pack sign` and `unpack sign` are one core's, in bytes of fp32 input, from and to pieces that lie in its cache;
- * `... dram` those of a buffer that does not, `... error` with the error buffer, in memory as well.
+ * `pack sign` and `unpack sign` are one core's, in bytes of fp32 input, from and to pieces in its cache; `... dram`
+ * those of a buffer that does not, `... error` with the error buffer, in memory as well.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -188,7 +188,7 @@ out:
     return status;
 }
 
-/* The better of the rounds, each from the first begin to the last end. */
+/* The better of the rounds, each from the first start to the last end. */
 static double seconds_of(const struct outcome *ranks, uint32_t size, uint32_t round_count)
 {
     double best = 0;
@@ -238,7 +238,7 @@ static enum aq_status bench_case(const struct aq_bench_options *options, const s
     const bool gpu = aq_device_gpu(options->device) == AQ_GPU_YES;
     const uint64_t parameters = parameters_of(options);
     const double whole_s = (double)parameters * codec->bits / 8 * 2 * (size - 1) / size / (rate_mbps * 1e6 / 8);
-    /* What would take more than 6 s is made smaller: what is measured is a ratio. */
+    /* Work of more than 6 s is made smaller: the figure is a ratio. */
     const double seconds_max = options->full ? 1e9 : options->quick ? 1 : 6;
     struct work work = {.codec = codec,
                         .count = parameters,
@@ -274,8 +274,8 @@ static enum aq_status nccl_case(const struct aq_bench_options *options, const st
     return AQ_OK;
 }
 
-/* GPUs from the first on, asked by a process of its own: this one is to fork, and no GPU outlives that. 0: its line has
- * been printed. */
+/* GPUs from the first on, counted by a child process: this one will fork, after which an open GPU is unusable. 0:
+ * its line has been printed. */
 static uint32_t gpus_here(const struct aq_bench_options *options)
 {
     int code = 0;

@@ -1,12 +1,12 @@
 /*
- * bench_cache.c -- the message cache on this machine's disk, beside fio on the same file.
+ * bench_cache.c -- the message cache on this machine's disk, compared with fio on the same file.
  *
- * Messages are those of one sample of GPT-2 XL's cut (1 x 1024 x 1600 fp32, 6.5 MB). Reads go through the public calls:
+ * A message is one sample at GPT-2 XL's cut (1 x 1024 x 1600 fp32, 6.5 MB). Reads go through the public calls:
  * prefetched in random order, got, digest checked, released; only bytes that came from the disk count. fio then reads
  * the cache's own slab at random with the same engine, block size and depth, past the page cache, with registered
  * buffers as the cache has them. The two take turns, because disks are noisy; figures are medians of the turns.
  *
- * `cache read cpu` is the processor time of reading alone: all of this process less the time in which digests were
+ * `cache read cpu` is the processor time of only reading: all of this process less the time in which digests were
  * checked, which `cache read cpu with digest` includes. `cache read sealed` is the same of a cache that is encrypted.
  */
 #include <fcntl.h>
@@ -28,7 +28,7 @@ extern char **environ;
 
 enum {
     MESSAGE_BYTES = 4 * 1024 * 1600,
-    MESSAGES = 192, /* 1.3 GB; twice that on disk, for the two marks */
+    MESSAGES = 192, /* 1.3 GB; twice that on disk, with the two marks */
     MESSAGES_QUICK = 64,
     SLOTS = 28,
     DEPTH = 16,
@@ -157,7 +157,7 @@ static enum aq_status read_turn(struct bench *bench, struct turn *turn)
     const double wall_s = (double)(aq_clock_ns() - begin_ns) * 1e-9;
     const double all_s = (double)(aq_clock_cpu_ns() - cpu_ns) * 1e-9;
     aq_cache_stats(bench->cache, &after);
-    /* The check runs on this thread; where somebody took the core meanwhile its wall time is more than its CPU time. */
+    /* The check runs on this thread; if another process took the core, its wall time is more than its CPU time. */
     const double own_s = thread_cpu_s() - thread_s, check_s = (double)(after.check_ns - before.check_ns) * 1e-9;
     turn->read = (double)(after.read_bytes - before.read_bytes) / wall_s;
     turn->cpu = (all_s - fmin(own_s, check_s)) / wall_s;

@@ -83,7 +83,7 @@ enum aq_status aq_bench_end(const struct aq_bench_options *options)
     return aq_fail(AQ_INVAL, "bench", "--only \"%s\": no case of these benches has these words", options->only);
 }
 
-/* The best of so many repeats, in seconds. */
+/* The best of `repeats` repeats, in seconds. */
 static enum aq_status best(uint32_t repeats, enum aq_status (*run)(void *context), void *context, double *seconds)
 {
     uint64_t least = UINT64_MAX;

@@ -1,14 +1,14 @@
 /*
- * bench_codec.c -- how fast one core codes one sample of 1 x 1024 x 1600 (GPT-2 XL at a cut), beside memcpy of its
- * fp32 to another place.
+ * bench_codec.c -- the speed of one core on one sample of 1 x 1024 x 1600 (GPT-2 XL at a cut), compared with memcpy of
+ * its fp32 to another buffer.
  *
  * `codec aqsgd4 encode l3`: the published form (papers/004, Algorithm 1), in both directions: m is kept in fp32 and
  * updated in place. encode is delta, scale, quantize, pack and update of m; decode is unpack, dequantize and update of
- * m, which then is the activation (hat is m_out is m): nothing else is written. Two activations take turns: with one
- * alone the change would fade from visit to visit, to denormal numbers, on which a processor takes many times as long.
+ * m, which then is the activation (hat is m_out is m): nothing else is written. Two activations take turns: with only
+ * one the change would fade from visit to visit, to denormal numbers, on which a processor takes many times as long.
  * `codec aqsgd4 encode fp16 l3`: the default config as an edge runs it: m is kept in fp16 and m' goes to another place
- * (a slot of the cache); encode makes no x^, decode writes x^ in fp32 beside m'.
- * Everything else is the default in both: one fp16 scale a row, mid-rise, nearest, live measures as codec.h says.
+ * (a slot of the cache); encode makes no x^, decode writes x^ in fp32 in addition to m'. Everything else is the default
+ * in both: one fp16 scale per row, mid-rise, nearest, live measures as in codec.h.
  *
  * "l3": one sample again and again. "dram": samples in turn from a working set far beyond any L3. The figure is the
  * best of the repeats: the machine's own, with the least of what else runs on it.
@@ -53,7 +53,7 @@ static void samples_close(struct samples *samples)
     aq_codec_close(samples->codec);
 }
 
-/* What a sample is made of: activations near 1, and a delta of a tenth of that between visits. */
+/* Fills samples: activations near 1, and a delta of a tenth of that between visits. */
 static void fill(struct samples *samples)
 {
     const struct aq_rng_key key = aq_rng_key(1, AQ_RNG_TEST, 1, 1);
@@ -63,7 +63,7 @@ static void fill(struct samples *samples)
         memcpy(samples->a + (size_t)s * VALUES, samples->a, VALUES * sizeof(float));
 }
 
-/* What is measured: its name in cases, kind and bits. */
+/* A measured codec: its name in cases, kind and bits. */
 struct coding {
     const char *name;
     enum aq_codec_kind kind;

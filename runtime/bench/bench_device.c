@@ -2,10 +2,9 @@
  * bench_device.c -- a device's copies and its largest product, which are the ceilings of all else; the codecs of whole
  * micro-batches on it; and the way of a message from the cache's disk into its memory.
  *
- * The micro-batch is that of GPT-2 1.5B: 32 samples of 1024 x 1600. A codec's figure is the bytes that it must move (a,
- * m, m' and the body once each) over its time, beside what a copy within the device's memory reaches (reads and writes
- * counted). Values are random, each array is larger than a GPU's cache, times are medians between events
- * (aq_bench_median).
+ * The micro-batch is GPT-2 1.5B's: 32 samples of 1024 x 1600. A codec's figure is the bytes that it must move (a, m, m'
+ * and the body once each) over its time, compared with a copy within the device's memory (reads and writes counted).
+ * Values are random, each array is larger than a GPU's cache, times are medians between events (aq_bench_median).
  */
 #include "bench.h"
 

@@ -1,6 +1,6 @@
 /*
- * bench_job.c -- whole jobs: the throughput of a pipeline against the bound of its plan, and what a cache on SSD and a
- * checkpoint every 50 steps cost.
+ * bench_job.c -- whole jobs: the throughput of a pipeline against the bound of its plan, and the cost of a cache on SSD
+ * and of a checkpoint every 50 steps.
  *
  * Jobs are run as a user runs them, by `aqpipe launch` as a child process, in a folder below the current one (a disk,
  * not a memory file system), which is removed afterwards. Figures are read from their metrics.jsonl. Only whole epochs
@@ -11,14 +11,14 @@
  *
  * `job NAME predicted/measured` is the step time that `aqpipe plan --measure` expects, over the measured one, of jobs
  * of several shapes: stages, rates, packing, replicas. Costs are measured before and after each run and the mean of
- * both predictions counts, for the machine may change meanwhile; of three rounds the median.
+ * both predictions counts, because the machine may change meanwhile; of three rounds the median.
  *
  * `job dp2pp4 compressed/uncompressed 100mbit` is AQ-SGD with QuantizedAdam (Wang et al. 2022, section 4.3): two
  * replicas of four stages, every link 100 Mbit/s; activations at 3 bits, their gradients at 6, the model's at 4,
  * against fp32 everywhere and as it is, in throughput. Few tokens a step and stages of 3.2 million parameters keep the
  * fp32 run bound by its links, as far as eight workers on this machine's cores let it. The gradients' wire shrinks 8
  * times by their bits (a scale for 4096 values: errors are fed back, and fewer scales leave links more to pack), and by
- * another half as links pack what they carry (link.entropy, off for fp32); `without entropy` is the codecs alone. The
+ * another half as links pack what they carry (link.entropy, off for fp32); `without entropy` is only the codecs. The
  * first epoch, which is not counted, is also the optimizer's warm-up. Steps are medians: eight workers share the cores
  * with whatever else the machine does. `loss` compares the mean training loss of the last epoch.
  */
@@ -67,7 +67,8 @@ static enum aq_status write_inputs(const char *folder)
     return aq_file_replace(NULL, path, 0600, manifest_text, sizeof manifest_text - 1);
 }
 
-/* In the child: only what is safe between fork and exec. Whoever kills the bench ends its run, with a checkpoint. */
+/* In the child: only what is safe between fork and exec. A signal that kills the bench ends its run, with a
+ * checkpoint. */
 static void become_launch(const char *self, int log, char *const *arguments, pid_t parent)
 {
     const int null = open("/dev/null", O_RDONLY | O_CLOEXEC);

@@ -26,14 +26,14 @@ struct aq_bench_job_figures {
     uint64_t losses; /* digest of every step's loss                                        */
 };
 
-/* The same; more of what its metrics say. */
+/* The same, with more of its metrics. */
 enum aq_status aq_bench_job_figures(const char *folder, const char *name, const char *const *sets,
                                     struct aq_bench_job_figures *out);
 
 /* The plan's bound and prediction with costs measured now, of the job with these changes of its keys. */
 enum aq_status aq_bench_job_plan(const char *folder, const char *const *sets, struct aq_plan_prediction *out);
 
-/* Run this very program with these arguments (argv, NULL at the end), quietly; AQ_ABORTED (logged): what it said. */
+/* Run this very program with these arguments (argv, NULL at the end), quietly; AQ_ABORTED: logs its output. */
 enum aq_status aq_bench_job_command(const char *folder, char *const *arguments);
 
 /* Median step seconds of two ways to run the job, by turns: a noisy neighbour meets both. */

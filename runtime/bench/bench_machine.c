@@ -1,4 +1,4 @@
-/* bench_machine.c -- the first line of every bench: on what it was measured. A figure without it says nothing. */
+/* bench_machine.c -- the first line of every bench: the machine. A figure without it has no meaning. */
 #include <jansson.h>
 #include <limits.h>
 #include <link.h>
@@ -9,7 +9,7 @@
 
 #include "bench.h"
 
-/* "AMD EPYC 9B14", as the kernel says it; where it does not, the architecture. */
+/* "AMD EPYC 9B14", from the kernel; without it, the architecture. */
 static void cpu_name(const struct utsname *system, char *out, size_t bytes)
 {
     char line[512];

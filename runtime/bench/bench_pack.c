@@ -27,7 +27,7 @@ struct pack {
 
 enum what { PACK, PACK_ERRORS, UNPACK };
 
-/* So many pieces one after another, of the first so many. */
+/* Packs or unpacks `runs` pieces in turn, out of the first `pieces`. */
 struct round {
     const struct pack *pack;
     enum what what;

@@ -1,6 +1,6 @@
 /*
  * bench_ranks.c -- see bench_ranks.h. Each child talks to its parent over a socket pair: "here I am", its port, its
- * result; the parent answers with what it is to go on with.
+ * result; the parent answers with its next input.
  */
 #include "bench_ranks.h"
 
@@ -25,8 +25,8 @@ extern char **environ;
 enum { RESULT_BYTES_MAX = 4096, ARGUMENTS_MAX = 16 };
 
 /*
- * What the shell does: iproute2 has the names of things. 128 KiB of bucket let whole segments of TSO pass; 50 ms may
- * wait. $1 rate in bit/s, then the processes of the ranks.
+ * Commands of the shell, with iproute2's names. 128 KiB of bucket let whole segments of TSO pass; 50 ms may wait. $1
+ * rate in bit/s, then the processes of the ranks.
  */
 static const char HUB_SCRIPT[] =
     "set -e; rate=$1; shift; n=0\n"
@@ -56,14 +56,14 @@ static enum aq_status put(int fd, const void *bytes, size_t count)
     return AQ_OK;
 }
 
-/* AQ_CLOSED: the other end is gone. */
+/* AQ_CLOSED: the other end has closed. */
 static enum aq_status get(int fd, void *bytes, size_t count)
 {
     const ssize_t got = aq_read_all(fd, bytes, count);
     return got == (ssize_t)count ? AQ_OK : got < 0 ? AQ_IO : AQ_CLOSED;
 }
 
-/* AQ_NODEV where the shell says no: `ip` or `tc` are missing, or the kernel does not permit it. */
+/* AQ_NODEV if the script fails: `ip` or `tc` are missing, or the kernel does not permit it. */
 static enum aq_status shell(const char *script, const char *const *arguments, int count)
 {
     char *words[ARGUMENTS_MAX + 5] = {"sh", "-c", (char *)(uintptr_t)script, "sh"};
@@ -101,7 +101,7 @@ static void link_config(const struct aq_bench_ranks *ranks, uint32_t rank, uint3
     if (!shaped) out->rate_mbps = ranks->rate_mbps / (ranks->size - 1);
 }
 
-/* Everybody listens and tells its port; then connects to the lower ranks and accepts the higher ones. */
+/* Every rank listens and reports its port; then connects to the lower ranks and accepts the higher ones. */
 static enum aq_status meet(const struct aq_bench_ranks *ranks, struct ends *ends, int fd, bool shaped)
 {
     const uint32_t me = ends->rank.rank;
@@ -156,7 +156,7 @@ static void rank_process(const struct aq_bench_ranks *ranks, uint32_t rank, int 
     if (shaped) status = (int)shell(RANK_SCRIPT, arguments, 2);
     if (put(fd, &status, sizeof status) != AQ_OK || get(fd, &go, 1) != AQ_OK) _exit(1);
     status = (int)rank_work(ranks, &ends, fd, shaped, result);
-    (void)put(fd, &status, sizeof status); /* where the parent is gone nobody waits for it */
+    (void)put(fd, &status, sizeof status); /* no reader is left if the parent has ended */
     (void)put(fd, result, ranks->result_bytes);
     aq_net_close(ends.net);
     _exit(0);
@@ -208,7 +208,7 @@ static void stop(struct child *child)
 {
     if (child->fd > 0) close(child->fd);
     if (child->process > 0) {
-        (void)kill(child->process, SIGKILL); /* it has said all it had to say */
+        (void)kill(child->process, SIGKILL); /* it has sent its result */
         while (waitpid(child->process, NULL, 0) < 0 && errno == EINTR)
             continue;
     }

@@ -1,10 +1,10 @@
 /*
- * bench_ranks.h -- W ranks as processes, each behind a link of its own, for benches of what goes between machines.
+ * bench_ranks.h -- W ranks as processes, each behind its own link: used by benches of traffic between machines.
  *
- * Where root permits it, each rank lives in a network namespace of its own, joined to the others by a bridge, with a
- * token bucket (tc tbf) at both ends of its cable: the kernel shapes what it sends and what it receives. Namespaces
- * have no names and die with their processes: nothing is left behind, even by a bench that was killed. Elsewhere the
- * ranks meet over loopback, and links pace themselves (link.rate_mbps, shared among a rank's links).
+ * With root rights, each rank is in its own network namespace, joined to the others by a bridge, with a token bucket
+ * (tc tbf) at both ends of its cable: the kernel shapes both directions. Namespaces have no names and die with their
+ * processes: even a killed bench leaves nothing. Otherwise the ranks meet over loopback, and links pace themselves
+ * (link.rate_mbps, shared among a rank's links).
  *
  * Call it while this process has no other thread and has opened no GPU: it forks.
  */
@@ -32,7 +32,8 @@ struct aq_bench_ranks {
     size_t result_bytes; /* at most 4096 */
 };
 
-/* results: size * result_bytes. *shaped: by the kernel. Where a rank fails its line has been printed: its status. */
+/* results: size * result_bytes. *shaped: by the kernel. If a rank fails, its line has been printed, and its status is
+ * returned. */
 enum aq_status aq_bench_ranks_run(const struct aq_bench_ranks *ranks, void *results, bool *shaped);
 
 #endif

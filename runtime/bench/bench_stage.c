@@ -1,25 +1,23 @@
 /*
- * bench_stage.c -- tokens a second of whole training steps of GPT-2 and others, and the matrix product that bounds
+ * bench_stage.c -- tokens per second of whole training steps of GPT-2 and others, and the matrix product that bounds
  * them.
  *
- * On a CPU GPT-2's 124M and, where --only asks for them (they want 4 and 11 GB), the shapes of SmolLM2-135M and
- * Qwen3-0.6B, whole and by adapters, and ResNets (bench_stage_images.c); on a GPU 124M, 350M, 774M and 1.5B in bf16
- * and fp32, some in fp16 and tf32, each with its model FLOP utilisation (MFU, one definition everywhere in this
- * house): the operations that the model asks for over the dense
- * rate that the maker names for this GPU and precision, where it is one of `rates`, and which the unit says; and beside
- * it, always, over what this machine's own largest product of that precision reached ("of product"). The loss of the
- * first step is told too: about ln(50257) = 10.8 for a model that knows nothing. A step's operations are three times
- * those of forward,
+ * On a CPU GPT-2's 124M and, if --only names them (they need 4 and 11 GB), the shapes of SmolLM2-135M and Qwen3-0.6B,
+ * whole and by adapters, and ResNets (bench_stage_images.c); on a GPU 124M, 350M, 774M and 1.5B in bf16 and fp32, some
+ * in fp16 and tf32, each with its model FLOP utilisation (MFU, one definition in the whole repository): the model's
+ * operations over the vendor's dense rate for this GPU and precision, if it is one of `rates`, named in the unit; and
+ * always over the rate of this machine's largest product of that precision ("of product"). The loss of the first step
+ * is printed, too: about ln(50257) = 10.8 for an untrained model. A step's operations are three times the forward's,
  *
  *     3 B T (L (24 C^2 + 2 T C) + 2 V C),
  *
- * of which 2 T C is attention over the half of T x T that is not masked; what backward makes again, and the optimizer,
- * count nothing.
+ * of which 2 T C is attention over the half of T x T that is not masked; recomputation in backward, and the optimizer,
+ * do not count.
  *
  * A step is forward, backward, norm of the gradients and clipping, AdamW, zeroed gradients; random tokens, one
- * micro-batch, one stage, tied head; fp16 with a loss scale that is divided out, as a worker does. The figure is that
- * of the median step. "lora16": only adapters of rank 16 on every linear layer of the blocks train; q8, nf4
- * and nf4_double: the store of the base below them (train.frozen_store).
+ * micro-batch, one stage, tied head; fp16 with a loss scale that is divided out, as a worker does. The figure is the
+ * median step's. "lora16": only adapters of rank 16 on every linear layer of the blocks train; q8, nf4 and nf4_double:
+ * the store of the base below them (train.frozen_store).
  */
 #include "bench.h"
 
@@ -411,7 +409,8 @@ static enum aq_status cpu_run(const struct aq_bench_options *options, struct aq_
     return options->only ? aq_bench_stage_images(options, device) : AQ_OK;
 }
 
-/* What fails says so and has no figure; what comes after it is measured all the same. The first failure is answered. */
+/* A case that fails prints its error and has no figure; later cases are measured all the same. Returns the first
+ * failure. */
 static enum aq_status gpu_run(const struct aq_bench_options *options, struct aq_device *device)
 {
     enum aq_status status = AQ_OK;

@@ -1,10 +1,10 @@
 /*
- * bench_stage_images.c -- images a second of whole training steps of ResNet-18 and ResNet-34 on small images, a part of
- * `aqpipe bench stage` where --only asks for it (a step takes seconds).
+ * bench_stage_images.c -- images per second of whole training steps of ResNet-18 and ResNet-34 on small images, a part
+ * of `aqpipe bench stage` if --only names it (a step takes seconds).
  *
  * A step is forward, backward, SGD with momentum, zeroed gradients; random images and labels, one micro-batch, one
- * stage. tf32 and bf16 are for GPUs only. The figure is that of the median step. Next to it stand the operations of a
- * step, 3 times those of forward, per second and thread.
+ * stage. tf32 and bf16 are for GPUs only. The figure is the median step's. Next to it are the operations of a step, 3
+ * times the forward's, per second and thread.
  */
 #include "bench.h"
 

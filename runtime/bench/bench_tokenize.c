@@ -1,10 +1,10 @@
 /*
- * bench_tokenize.c -- how fast a text becomes tokens: MB of text a second.
+ * bench_tokenize.c -- speed of the tokenizers: MB of text per second.
  *
  * Text and tokenizer are the caller's (--text FILE, --tokenizer FOLDER: any folder that data.tokenizer_path takes);
- * without them there is nothing to measure, which is said. "one core" is one call over the whole text; "all cores" is
- * the opening of a data set, as a stage does it: pieces over all cores, digests, samples; "kept" is the same where
- * data.cache has the tokens already. A figure is the best of the repeats.
+ * without them it prints that there is nothing to measure. "one core" is one call over the whole text; "all cores" is
+ * the opening of a data set, as a stage does it: pieces over all cores, digests, samples; "kept" is the same with the
+ * tokens already in data.cache. A figure is the best of the repeats.
  */
 #include "bench.h"
 
@@ -41,7 +41,7 @@ static enum aq_status open_run(void *context)
     return AQ_OK;
 }
 
-/* In a folder of its own, which is removed. */
+/* Runs in its own folder, which is removed. */
 static enum aq_status kept_run(const struct aq_bench_options *options, struct aq_bench_case one, struct tokens *self,
                                const char *kind)
 {

@@ -1,15 +1,15 @@
 /*
- * bench_trust.c -- what it costs that nobody is believed: a step with and without TLS, and the digests of a step. (What
- * TLS costs a core at 1 Gbit/s is in bench_link.c.)
+ * bench_trust.c -- the cost of not trusting peers: a step with and without TLS, and the digests of a step.
+ * (bench_link.c has the cost of TLS per core at 1 Gbit/s.)
  *
- * TLS: two stages that send uncompressed fp32 both ways at 100 Mbit/s, by turns with and without; the link is what
- * such a step waits for, and more bytes per step than any codec leaves.
+ * TLS: two stages that send uncompressed fp32 both ways at 100 Mbit/s, by turns with and without; such a step waits for
+ * the link, with more bytes per step than with any codec.
  *
  * Digests cannot be switched off, so their share is computed: the bytes that a stage between two others digests in a
  * step, at the rate that is measured here, against the step that is measured here. Of each sample these are, forward,
  * the body that comes and the one that goes, and for either edge m when it is read and m' when it is made; backward,
- * two bodies. And of one sample a step what checks of decoded values read (edges.check: first): what is decoded and
- * what is to be, both ways.
+ * two bodies. In addition the checks of decoded values (edges.check: first) read one sample per step: the decoded and
+ * the expected values, both ways.
  */
 #include <stdio.h>
 #include <time.h>

@@ -1,27 +1,27 @@
 /*
- * bench_wan.c -- whole jobs over a wide-area network (runtime/lab): what distance, losses and rates leave of a
- * pipeline.
+ * bench_wan.c -- whole jobs over a wide-area network (runtime/lab): a pipeline's speed with distance, losses and rates.
  *
  * Four ends, at each a daemon with its keys, as on four machines; jobs are launched from end 0. The job is GPT-2 of 2
- * blocks of 128 channels, T 256, 8 micro-batches of 2, forward 4 bits, backward 8, mutual TLS, a thread a stage (the
- * four share this machine's cores, with the lab), everything else as it is by default. It says how far its links are
- * (link.rtt_ms), where this version has that key, and no rate. Steps after the first epoch count, by their median.
+ * blocks of 128 channels, T 256, 8 micro-batches of 2, forward 4 bits, backward 8, mutual TLS, a thread per stage (the
+ * four share this machine's cores, with the lab), all other keys at their defaults. It sets the round trip of its links
+ * (link.rtt_ms), if this version has that key, and no rate. Steps after the first epoch count, by their median.
  *
  * `wan NETWORK measured/bound` is the bound's step time over the measured one. The bound: the busiest resource without
- * distance, plus 2 (P - 1) one-way trips, in which a step's pipeline fills and drains. The busiest resource is
- * plan.h's bound, from costs measured in this run on this machine without a network (before and after each job; the
- * least so far, for noise only adds): the stages' arithmetic over all cores, or the bytes of a link over 1448/1500 of
- * its rate, which is what TCP has. It has no TLS, no packing, no lab in it. It is a bound of stages that compute while
- * nobody's first micro-batch is on its way: stages that share cores can do some of it meanwhile, so that a little more
- * than 1 may come out where arithmetic binds.
+ * distance, plus 2 (P - 1) one-way trips, in which a step's pipeline fills and drains. The busiest resource is plan.h's
+ * bound, from costs measured in this run on this machine without a network (before and after each job; the least so
+ * far, because noise only adds): the stages' arithmetic over all cores, or the bytes of a link over 1448/1500 of its
+ * rate, which is TCP's share. It has no TLS, no packing, no lab in it. The bound assumes that no stage computes while
+ * the first micro-batch is on its way: stages that share cores can compute meanwhile, so that the ratio may exceed 1 a
+ * little if arithmetic binds.
  *
- * `wan NETWORK predicted/measured`: what `aqpipe plan --measure` expects where the manifest says the rate, too.
+ * `wan NETWORK predicted/measured`: the prediction of `aqpipe plan --measure` if the manifest sets the rate, too.
  *
- * `wan 100mbit rtt80 staleness1/rtt0`: sequences a second with train.staleness 1 at 80 ms, over those without at 0.2.
+ * `wan 100mbit rtt80 staleness1/rtt0`: sequences per second with train.staleness 1 at 80 ms, over the rate without it
+ * at 0.2 ms.
  *
  * `wan lost cache 1000 messages rtt80 time/bytes`: two stages around one block, 1000 samples, each with a message. An
- * epoch with both caches, and one before which the second stage's was lost: what it took longer, over the time of the
- * messages' bytes.
+ * epoch with both caches, and one after the loss of the second stage's: the extra time, over the time of the messages'
+ * bytes.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -103,7 +103,7 @@ struct wan {
 
 /* ---- the network and its daemons ---- */
 
-/* What machine has is asked once, before any job changes it. */
+/* The machine's default is read once, before any job changes it. */
 static const char *usual_congestion(void)
 {
     static char name[AQ_WAN_NAME_BYTES];
@@ -222,7 +222,7 @@ static uint32_t stages_of(const struct job *job)
     return count;
 }
 
-/* at: each stage at its end; else here, for a plan, which is to know of one host and its cores. */
+/* at: each stage at its end; else here, in a plan that must have one host and its cores. */
 static void add_stages(struct sets *sets, const struct job *job, bool at)
 {
     char text[SET_BYTES] = "";
@@ -265,7 +265,7 @@ static void add_distance(struct sets *sets, const struct network *network)
     if (network->loss > 0 && has_key("link.loss")) add_set(sets, "link.loss=%g", network->loss / 100);
 }
 
-/* What the plan says of the job: without distance (its bound), or with all that a manifest can say of the network. */
+/* The plan's prediction of the job: without distance (its bound), or with all keys of the network. */
 static enum aq_status plan_job(const struct wan *wan, const struct job *job, bool distance,
                                struct aq_plan_prediction *out)
 {
@@ -477,6 +477,6 @@ enum aq_status aq_bench_wan(const struct aq_bench_options *options)
     lab.context = (void *)(uintptr_t)options;
     lab.stats = !options->json;
     AQ_TRY(aq_wan_lab_run(&lab, &code));
-    aq_bench_emitted(); /* or it was told inside why not */
+    aq_bench_emitted(); /* or the reason was printed inside */
     return code == AQ_EXIT_DONE ? AQ_OK : AQ_ABORTED;
 }

@@ -6,9 +6,9 @@
 #include "runtime_text.h"
 
 /*
- * Those of a run (a JSON object, or NULL) and over them those that are asked for, as one JSON object into out; an empty
- * text where there are none. A value is what JSON has by that name (false, 12), and else a text. AQ_INVAL: one is no
- * NAME=VALUE. AQ_NOMEM. option: "--chat-variable", for messages.
+ * The variables of a run (a JSON object, or NULL), overridden by the command line's, as one JSON object into out; an
+ * empty text without any. A value is a JSON literal (false, 12), and else a text. AQ_INVAL: one is no NAME=VALUE.
+ * AQ_NOMEM. option: "--chat-variable", for messages.
  */
 enum aq_status aq_named_values(const char *option, const char *run, const struct aq_arguments *asked,
                                struct aq_text *out);

@@ -29,7 +29,7 @@ struct asked {
     int code;
 };
 
-/* What one edge's one side holds; the walk comes edge by edge, side by side. */
+/* Sums of one side of one edge; the walk comes edge by edge, side by side. */
 struct group {
     uint32_t edge;
     uint16_t side;

@@ -1,5 +1,5 @@
 /*
- * command_doctor.c -- `aqpipe doctor [JOB.yaml]`: what would go wrong, said before hours are spent on it.
+ * command_doctor.c -- `aqpipe doctor [JOB.yaml]`: finds faults of a job before hours are spent on it.
  */
 #include <jansson.h>
 #include <stdarg.h>
@@ -62,7 +62,7 @@ void doctor_failed(struct doctor *doctor, const char *check, const char *remedy)
     aq_error_clear();
 }
 
-/* What fails is a finding: it is said once, there. */
+/* A failure is a finding: it is printed once, there. */
 static void quiet(int level, const char *text, void *context)
 {
     (void)level, (void)text, (void)context;
@@ -84,7 +84,7 @@ int aq_command_doctor(int argc, char **argv)
         if (status == AQ_OK) status = aq_plan_open(job, &plan);
         if (status != AQ_OK) {
             aq_job_close(job);
-            return AQ_EXIT_USAGE; /* said, with its place and remedy */
+            return AQ_EXIT_USAGE; /* printed, with its place and remedy */
         }
     }
     aq_log_sink(quiet, NULL);

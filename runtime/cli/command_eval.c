@@ -1,6 +1,6 @@
 /*
  * command_eval.c -- `aqpipe eval MODEL --data FILE ...`: the held-out loss and the task's metrics of a model folder, in
- * this process. A run's folder says how it was trained: then its last evaluation comes out again, by the same code.
+ * this process. A run's folder has its data and settings: then its last evaluation comes out again, by the same code.
  */
 #include <inttypes.h>
 #include <math.h>
@@ -88,15 +88,15 @@ struct evaluation {
     struct aq_text fields;     /* data.fields          */
     char labels[LABELS_BYTES]; /* their names in the order of the head */
     uint32_t B, T;
-    uint32_t places; /* T, and what a text begins with */
+    uint32_t places; /* T, and the tokens before a text */
     struct aq_batch batch;
     uint64_t *ids;    /* B: of the batch's samples */
-    uint32_t *starts; /* (B, T): where parts of samples begin */
+    uint32_t *starts; /* (B, T): starts of the parts of samples */
     struct aq_stage_loss total;
     double seconds;
 };
 
-/* The kind of the first file, where neither a run nor --kind says it; it is printed. */
+/* The kind of the first file, if neither a run nor --kind sets it; it is printed. */
 static const char *recognise(const struct evaluation *e)
 {
     struct aq_dataset_config config = e->config;
@@ -108,7 +108,7 @@ static const char *recognise(const struct evaluation *e)
     return kind;
 }
 
-/* What to read: as the run does, changed by what is asked. */
+/* The data to read: the run's, changed by the options. */
 static enum aq_status choose_data(struct evaluation *e)
 {
     const struct asked *asked = e->asked;

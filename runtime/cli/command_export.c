@@ -78,7 +78,7 @@ static void show(void *context, uint64_t done, uint64_t total)
     fprintf(stderr, "\raqpipe: %d %% of %.1f MB", percent, (double)total * 1e-6);
 }
 
-/* The run's own manifest, which says everything, and its newest checkpoint. */
+/* The run's own manifest, which has all values, and its newest checkpoint. */
 static enum aq_status open_run(const char *run, const struct asked *asked, struct aq_job **job, struct aq_plan **plan,
                                char checkpoint[AQ_RUN_PATH_BYTES], uint64_t *step)
 {

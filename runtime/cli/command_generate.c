@@ -1,10 +1,10 @@
 /*
- * command_generate.c -- `aqpipe generate MODEL`: what a model goes on with, token by token, in this process or through
- * a run's stages as processes (through.h).
+ * command_generate.c -- `aqpipe generate MODEL`: the continuation of a prompt, token by token, in this process or
+ * through a run's stages as processes (through.h).
  *
- * The prompt is one forward; then each token is a forward of its own, behind what the layers keep of earlier ones (keys
- * and values). A model with a layer that keeps nothing computes the whole text for each token. Tokens are drawn where
- * the logits are; what they say, and where the text ends, is found out here.
+ * The prompt is one forward; then each token is one forward, after the cached keys and values of earlier ones. A model
+ * with a layer without a cache computes the whole text for each token. Tokens are drawn where the logits are; this file
+ * decodes them, and finds the end of the text.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -76,7 +76,7 @@ static const struct aq_command_line line = {
     "  aqpipe generate model --chat 'What is a delta?' --temperature 0.7 --top-p 0.9 --seed 1\n"
     "  echo -n 'Once upon a time' | aqpipe generate model --stop '.' --json\n"};
 
-/* Where a text is while it is written. */
+/* The state of a text while it is written. */
 struct writing {
     const struct asked *asked;
     struct aq_local *local;
@@ -85,8 +85,8 @@ struct writing {
     struct aq_model_marks marks;
     int32_t *tokens; /* T of them: the prompt, and what was generated */
     uint32_t prompt, count, T, made;
-    uint32_t computed; /* of `count`, where the layers keep what later tokens want of them; else 0 */
-    uint32_t told;     /* of `count`, to the stages                                              */
+    uint32_t computed; /* of `count`, if the layers cache keys and values; else 0 */
+    uint32_t told;     /* of `count`, sent to the stages                                         */
     bool keeps;
     int32_t *ids; /* `made` of them: what was generated, the end token with it */
     float *logits;
@@ -271,7 +271,7 @@ static enum aq_status compute(struct writing *w, int32_t *token)
     return aq_sampling_next(w->sampling, w->logits, token);
 }
 
-/* The same by the stages, which are told what they have not been told. */
+/* The same by the stages, which get the tokens that they have not got yet. */
 static enum aq_status ask(struct writing *w, int32_t *token)
 {
     const struct aq_asking_step step = {
@@ -363,7 +363,7 @@ static enum aq_status load(struct writing *w)
     return aq_local_load(w->local, &(struct aq_asked_size){.B = 1, .T = w->T, .writes = true, .extends = w->keeps});
 }
 
-/* What is not given is as generation_config.json has it; without --temperature a text is greedy all the same. */
+/* Options that are not set come from generation_config.json; without --temperature a text is greedy all the same. */
 static enum aq_status take_generation(const struct aq_local *local, struct asked *asked)
 {
     struct aq_model_generation of;

@@ -1,6 +1,6 @@
 /*
- * command_import.c -- `aqpipe import FOLDER`: what a published folder is, whether it can be trained here, and a
- * manifest to begin with. It writes nothing and holds no weights: headers are read, and with --values the values, piece
+ * command_import.c -- `aqpipe import FOLDER`: prints a published folder's model, whether it can be trained here, and a
+ * manifest to start with. It writes nothing and holds no weights: headers are read, and with --values the values, piece
  * by piece.
  */
 #include <limits.h>
@@ -266,7 +266,7 @@ static void print_json(const char *path, const struct look *look)
     aq_text_deinit(&text);
 }
 
-/* A manifest is sections of keys; what the folder says is not in it. */
+/* The manifest leaves out keys that the folder sets. */
 static void print_manifest(const char *path, const char *adapter, const struct look *look)
 {
     const struct aq_model_config *model = aq_model_folder_model(look->folder);

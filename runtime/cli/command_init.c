@@ -2,8 +2,8 @@
  * command_init.c -- `aqpipe init MODEL --data FILE`: from a model folder, a data file and hosts to a manifest, keys
  * and the next commands.
  *
- * Sizes, tokenizer, chat template and the kind of data are those of the folder and the file. Paths are absolute,
- * because other hosts have the same files at the same paths.
+ * Sizes, tokenizer, chat template and the kind of data come from the folder and the file. Paths are absolute, because
+ * other hosts have the same files at the same paths.
  */
 #include <errno.h>
 #include <limits.h>
@@ -62,7 +62,7 @@ static const struct aq_command_line line = {
     "  aqpipe init Qwen3-0.6B --data train.jsonl --lora 16\n"
     "  aqpipe init Qwen3-0.6B --data train.jsonl --lora 16 --hosts 203.0.113.10,203.0.113.20"};
 
-/* ---- what the files say ---- */
+/* ---- facts of the files ---- */
 
 static enum aq_status find_file(const char *option, const char *path, char out[PATH_MAX])
 {
@@ -308,7 +308,7 @@ static enum aq_status init(struct asked *asked)
     const enum aq_status status = write_keys(asked);
     if (status == AQ_OK)
         tell(asked);
-    else /* the second try would be told that job.yaml exists */
+    else /* else a second try would fail, because job.yaml exists */
         (void)aq_file_remove(asked->where, "job.yaml");
     return status;
 }

@@ -111,7 +111,7 @@ static int64_t until(const struct asked *asked)
     return (int64_t)time(NULL) + (int64_t)asked->days * day_s;
 }
 
-/* What a host is called in certificates: as an address of it would be read. */
+/* The name of a host in certificates: as an address of it would be read. */
 static enum aq_status host_name(const char *text, size_t bytes, char out[AQ_ENDPOINT_NAME_BYTES])
 {
     char host[AQ_ENDPOINT_HOST_BYTES];
@@ -175,7 +175,7 @@ static const struct aq_tls_list_entry *listed(const struct aq_tls_list *list, co
     return NULL;
 }
 
-/* What show prints: for people lines, for programs one object. */
+/* The output of show: lines for people, one object for programs. */
 struct shown {
     const char *folder;
     const struct aq_tls_list *list;
@@ -381,7 +381,7 @@ static enum aq_status copy(const struct asked *asked, const struct aq_tls_name *
     return copy_to(asked, name, asked->rest[0]);
 }
 
-/* Where there is one, a folder without it would take whom it revokes. */
+/* Copies the revocation list, if any: a folder without it would accept revoked certificates. */
 static enum aq_status copy_list(const struct asked *asked, const char *to)
 {
     char path[AQ_TLS_PATH_BYTES];

@@ -63,7 +63,7 @@ struct command {
     int guest;  /* the client's daemon, of a turn                 */
     const char *adopt, *sums;
     uint64_t until, shift, updates, steps;
-    uint32_t epochs;            /* that it goes on to; 0: as before               */
+    uint32_t epochs;            /* new total; 0: as before                        */
     enum aq_lr_choice schedule; /* of the learning rate beyond the old end */
     char manifest_path[AQ_RUN_PATH_BYTES], daemon[AQ_RUN_PATH_BYTES];
     struct aq_run_entry entry;
@@ -87,7 +87,7 @@ struct command {
 
 /* ---- the command line ---- */
 
-/* What launch and resume have in common. */
+/* Options of both launch and resume. */
 #define OPTIONS_OF_BOTH                                                                                                \
     AQ_ROW(LIST, struct command, sets, "set", "KEY=VALUE", "set a key of the manifest; may be given several times"),   \
         AQ_ROW_RANGE(U32, struct command, restart.max, "restarts", "N", 0, AQ_RESTARTS_MAX,                            \
@@ -235,7 +235,7 @@ static int parse(struct command *command, int argc, char **argv)
     return AQ_OPTIONS_READ;
 }
 
-/* --on ssh: what --hosts says comes behind all other settings, for it wants the job's counts. */
+/* --on ssh: the settings of --hosts come after all others, because they need the job's counts. */
 static enum aq_status place_agents(struct command *command, const char **sets, uint32_t count)
 {
     struct aq_text places = {0};
@@ -257,7 +257,7 @@ out:
     return status;
 }
 
-/* The manifest, with what was said by --set, and then by other options. */
+/* The manifest, with the settings of --set, and then of other options. */
 static enum aq_status load_job(struct command *command)
 {
     const char *sets[AQ_ARGUMENTS_MAX + SETS_OWN + 2 * AQ_JOB_STAGES_MAX];
@@ -281,7 +281,7 @@ static enum aq_status load_job(struct command *command)
     return is_ssh(command) ? place_agents(command, sets, count) : AQ_OK;
 }
 
-/* Daemons are told by JSON, which is UTF-8. */
+/* Names go to daemons in JSON, which is UTF-8. */
 static enum aq_status check_names(const struct command *command)
 {
     const char *const names[][2] = {{"the run folder (--run, output.path)", command->job->output.path},
@@ -295,7 +295,7 @@ static enum aq_status check_names(const struct command *command)
     return AQ_OK;
 }
 
-/* A run that goes on keeps its cut; another one's layers may be measured first. */
+/* A run that resumes keeps its cut; a new one's layers may be measured first. */
 static enum aq_status cut(struct command *command)
 {
     const struct aq_job *job = command->job;
@@ -536,7 +536,7 @@ static void run_once(struct command *command, struct aq_launch_result *result)
     aq_progress_end(&command->progress);
 }
 
-/* Back to the checkpoint of `step`: the metrics as they were after it, and one line that says so. */
+/* Back to the checkpoint of `step`: rewinds the metrics to it, and adds a line `restart`. */
 static enum aq_status roll_back(struct command *command, const struct aq_launch_result *result, uint64_t step)
 {
     char path[AQ_RUN_PATH_BYTES];
@@ -610,7 +610,8 @@ static enum aq_status leave_model(struct command *command, uint64_t mark, const 
     return aq_export_weights(&export);
 }
 
-/* That of the best evaluation, beside the newest. It may be elsewhere, or older than the wish to keep it. */
+/* The model of the best evaluation, next to the newest. Its checkpoint may be elsewhere, or from before checkpoint.best
+ * was set. */
 static enum aq_status leave_best(struct command *command, const struct aq_best *best)
 {
     char folder[AQ_RUN_PATH_BYTES];
@@ -651,7 +652,7 @@ static enum aq_status leave_models(struct command *command, const struct aq_laun
     return leave_best(command, &result->best);
 }
 
-/* The command that goes on with this run, from any folder: all but the token's file is in the run's. */
+/* The command that resumes this run, from any folder: everything except the token's file is in the run's. */
 static void say_resume(struct command *command, const char *before, uint64_t step, const char *behind)
 {
     struct aq_text text = {0};
@@ -694,7 +695,7 @@ static int conclude(struct command *command, struct aq_launch_result *result)
     static const char *const states[] = {
         [AQ_LAUNCH_DONE] = "done", [AQ_LAUNCH_FAILED] = "failed", [AQ_LAUNCH_STOPPED] = "stopped"};
     aq_board_phase(command->board, "writes the model and the report");
-    /* The model comes first: a run that says it is done has one, whenever this process is killed. */
+    /* The model comes first: a run that is marked done has one, even if this process is killed. */
     if (result->outcome == AQ_LAUNCH_DONE && result->mark > 0 && leave_models(command, result) != AQ_OK) {
         result->outcome = AQ_LAUNCH_FAILED;
         snprintf(result->cause, sizeof result->cause, "%s", aq_error_text());
@@ -744,7 +745,7 @@ static void say_finished(struct command *command)
                         step, (unsigned long long)command->plan->steps);
 }
 
-/* The job is looked at here, so that what is wrong with it is said before it waits in a queue. */
+/* The job is checked here, so that its faults are printed before it waits in a queue. */
 static int hand_over(struct command *command)
 {
     if (load_job(command) != AQ_OK) return AQ_EXIT_USAGE;
@@ -785,7 +786,7 @@ static int hand_over(struct command *command)
     return aq_slurm_submit(&slurm);
 }
 
-/* --dry-run: what `aqpipe plan` says about the same job. */
+/* --dry-run: the output of `aqpipe plan` for the same job. */
 static int dry_run(const struct command *command)
 {
     static char name[] = "plan", json[] = "--json", set[] = "--set";

@@ -68,7 +68,7 @@ static uint32_t cores_of(const struct options *options)
     return options->cores ? options->cores : aq_thread_cores();
 }
 
-/* Then stages take what was said, and layers say nothing. */
+/* Are the stages' times given? Then the times of layers are not used. */
 static bool told_all(const struct options *options)
 {
     return options->forward_ms >= 0 || options->backward_ms >= 0;
@@ -109,7 +109,7 @@ static enum aq_status add_told(const struct aq_probe_told *told, struct aq_text 
     return status == AQ_OK ? AQ_OK : aq_fail(status, "plan", "no memory for the plan as JSON");
 }
 
-/* What links have to spare, below the plan or in its object. */
+/* The spare capacity of links, below the plan or in its object. */
 static enum aq_status add_slack(const struct options *options, const struct aq_plan *plan,
                                 const struct aq_plan_costs *costs, struct aq_text *text)
 {
@@ -141,7 +141,7 @@ static enum aq_status add_slack(const struct options *options, const struct aq_p
     return status;
 }
 
-/* costs NULL: nothing is said about time. */
+/* costs NULL: times are left out. */
 static enum aq_status print_with(const struct options *options, const struct aq_plan *plan,
                                  const struct aq_plan_costs *costs)
 {
@@ -159,7 +159,7 @@ static enum aq_status print_with(const struct options *options, const struct aq_
     return status;
 }
 
-/* Nothing is assumed of a GPU: its time is measured, or given, or not told; where it cannot be measured, why. */
+/* Nothing is assumed of a GPU: its time is measured, or given, or left out; if it cannot be measured, prints why. */
 static enum aq_status print(const struct options *options, const struct aq_plan *plan)
 {
     struct aq_plan_costs costs;
@@ -198,7 +198,7 @@ static enum aq_status tell(const struct options *options, bool failed)
     return status;
 }
 
-/* Measure, tell, and plan again by it. */
+/* Measure, print, and plan again with the result. */
 static enum aq_status probe(struct options *options, struct aq_job *job, struct aq_plan **plan)
 {
     const enum aq_status status = aq_plan_probe(job, *plan, options->token_file, &options->told);
@@ -210,7 +210,7 @@ static enum aq_status probe(struct options *options, struct aq_job *job, struct 
     return aq_plan_open(job, plan);
 }
 
-/* Cut by measured layers, where the job wants it: said first. */
+/* Cut by measured layers, if the job sets it: prints that first. */
 static enum aq_status cut(const struct options *options, struct aq_plan **plan)
 {
     struct aq_text told = {0};

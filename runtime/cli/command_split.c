@@ -60,7 +60,7 @@ static const struct aq_command_line client_line = {
     "client's own.",
     client_options, statuses};
 
-/* What is wrong has been said where it was found. */
+/* The error was printed where it was found. */
 static int exit_code(enum aq_status status, enum aq_split_end end)
 {
     if (status == AQ_OK) return (int)end;

@@ -84,7 +84,7 @@ static const struct aq_command_line
     logs_line = {"aqpipe logs", of_stage, "Prints the end of a stage's log; of all stages without STAGE.", logs_options,
                  NULL};
 
-/* AQ_OPTIONS_READ: go on; else the exit status. */
+/* AQ_OPTIONS_READ: continue; else the exit status. */
 static int parse(struct asked *asked, const struct aq_command_line *line, int argc, char **argv)
 {
     struct aq_arguments rest;
@@ -191,7 +191,7 @@ static double number_of(const json_t *line, const char *key)
 struct latest {
     json_t *start, *go, *step, *eval, *end;
     json_t *notices; /* what was found to be lost: the report's list; NULL: nothing */
-    char *line;      /* the file's last one when it was read, and where it begins: the next look goes on there */
+    char *line;      /* the file's last one when it was read, and its start: the next read continues there */
     size_t line_count;
     uint64_t line_begin;
 };
@@ -230,7 +230,7 @@ static void latest_close(struct latest *latest)
     *latest = (struct latest){0};
 }
 
-/* The line that was the last one is where it was: nothing before it has changed (a run that begins again from a
+/* The line that was the last one is where it was: nothing before it has changed (a run that restarts from a
  * checkpoint cuts its file, and may have written as much again). */
 static bool read_before(const char *path, const struct latest *latest)
 {
@@ -246,7 +246,7 @@ static bool read_before(const char *path, const struct latest *latest)
     return same;
 }
 
-/* What need not be read, as the file's index has it; *offset: what has to be, from there on. */
+/* The sums from the file's index; *offset: the rest must be read from there on. */
 static void read_index(const char *path, struct latest *latest, uint64_t *offset)
 {
     struct aq_report_sums sums;
@@ -266,7 +266,7 @@ static bool is_step(const char *text, size_t count)
     return memmem(text, count < 24 ? count : 24, kind, sizeof kind - 1) != NULL;
 }
 
-/* What has come behind the line that was the last one. Of steps only the newest is taken apart, of maybe hundreds. */
+/* Reads the lines after the last one read. Of maybe hundreds of steps, only the newest is parsed. */
 static enum aq_status read_since(const char *path, struct latest *latest)
 {
     struct aq_run_lines *lines;
@@ -322,7 +322,7 @@ static const char *state_of(const char *folder, const struct latest *latest)
     return latest->end ? shown(latest->end, "state", "ended") : "interrupted";
 }
 
-/* One object: what status tells, and of `top` what it shows of each rank (takes the reference; NULL: nothing). */
+/* One object: the fields of `status`, and the ranks of `top` (takes the reference; NULL: none). */
 static void print_status(const struct asked *asked, const struct latest *latest, json_t *ranks)
 {
     const json_t *step = latest->step;
@@ -347,7 +347,7 @@ static void print_status(const struct asked *asked, const struct latest *latest,
     json_decref(all);
 }
 
-/* What is lost without failing, and what to change. */
+/* Notices of silent losses, with their remedies. */
 static void add_notices(const struct latest *latest, struct aq_text *text)
 {
     const json_t *notice;
@@ -464,7 +464,7 @@ static const char legend[] =
     "mean/rms: common mode of the activations\n"
     "host: \"-\" is this machine. device: as the stage named it. memory: as planned\n";
 
-/* Where a rank runs: host, device, and bytes of memory as planned (NaN: not known). */
+/* A rank's host, device, and planned bytes of memory (NaN: not known). */
 static double places(const struct latest *latest, size_t r, char host[PLACE_BYTES], char device[PLACE_BYTES])
 {
     const json_t *said = json_array_get(json_object_get(latest->go, "devices"), r);
@@ -558,7 +558,7 @@ static void show_top(const struct latest *latest, const char *state)
     aq_text_deinit(&text);
 }
 
-/* The table as an object: shares of the step's time from 0 to 1, null where there is none. */
+/* The table as an object: shares of the step's time from 0 to 1, null if unknown. */
 static json_t *top_ranks(const struct latest *latest)
 {
     const json_t *line = latest->step;
@@ -707,7 +707,7 @@ static void show_log(const struct asked *asked, uint32_t rank, const char *path,
     aq_text_deinit(&shown);
 }
 
-/* Where the last `lines` lines begin, or the last LOG_BYTES with 0 lines: always at the begin of a line. */
+/* Start of the last `lines` lines, or of the last LOG_BYTES with 0 lines: always the start of a line. */
 static size_t tail_begin(const char *text, size_t count, uint32_t lines)
 {
     size_t at = count;
@@ -758,7 +758,7 @@ static bool folder_log(const struct asked *asked, uint32_t rank, uint64_t *seen)
     return true;
 }
 
-/* What has come behind *seen. A log that became shorter was rotated: it is shown from its begin. */
+/* Prints the bytes after *seen. A log that became shorter was rotated: it is shown from its start. */
 static void follow_log(const struct asked *asked, uint32_t rank, uint64_t *seen, uint32_t *last)
 {
     char path[AQ_RUN_PATH_BYTES], *text;

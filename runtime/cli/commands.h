@@ -49,28 +49,28 @@ struct aq_command {
  * and AQ_MISMATCH are AQ_EXIT_USAGE. */
 int aq_exit_of(enum aq_status status);
 
-/* The exit status of a program that ends with `code`: what it printed may lie in the buffer yet, and a full disk behind
- * that is a failure (told). */
+/* The exit status of a program that ends with `code`: its output may still be in the buffer, and a full disk is then
+ * a failure (reported). */
 int aq_command_end(const char *program, int code);
 
 /* The command has printed its error as JSON: aq_command_end need not. */
 void aq_command_json_done(void);
 
-/* The program `name` in the folder of this one, into path (4096 bytes); NULL-safe answer false: there is none. */
+/* The program `name` in the folder of this one, into path (4096 bytes); false: it does not exist. */
 bool aq_program_beside(const char *name, char *path);
 
-/* The program of private daemons: AQPIPE_DAEMON, else the aqpiped beside this one. AQ_NOTFOUND (logged). */
+/* The program of private daemons: AQPIPE_DAEMON, else the aqpiped in this program's folder. AQ_NOTFOUND (logged). */
 enum aq_status aq_daemon_program(char *path);
 
-/* Who launches, for the daemons of a job that listen; *out NULL: none does, or the job is in the clear. As aq_tls_open.
+/* The launcher's keys for daemons that listen; *out NULL: no daemon listens, or the job has no TLS. As aq_tls_open.
  */
 struct aq_job;
 struct aq_tls;
 enum aq_status aq_launcher_keys(const struct aq_job *job, struct aq_tls **out);
 
-/* What `aqpipe keys init` and `keys bundle --host HOST --stages STAGE` do (net/tls.h); they print nothing. hosts: "A,B"
- * with daemons that get certificates, or NULL. AQ_INVAL: not the name of a host; AQ_REFUSED: the folder has an
- * authority; AQ_IO. */
+/* The same as `aqpipe keys init` and `keys bundle --host HOST --stages STAGE` (net/tls.h); they print nothing.
+ * hosts: "A,B" with daemons that get certificates, or NULL. AQ_INVAL: not the name of a host; AQ_REFUSED: the folder
+ * has an authority; AQ_IO. */
 enum aq_status aq_keys_make(const char *folder, const char *job, uint32_t stages, const char *hosts);
 enum aq_status aq_keys_give(const char *folder, const char *out, const char *host, uint32_t stage);
 

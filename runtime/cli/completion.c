@@ -269,7 +269,7 @@ static void fish_commands(FILE *to, const char *program, const struct aq_command
 
 /* ---- man: the options of the manual, in roff ---- */
 
-/* No line begins as a request, no backslash steers, and hyphens stay what is typed. */
+/* Escapes text for roff: no line starts as a request, no backslash is special, and hyphens stay as typed. */
 static void roff(FILE *to, const char *text)
 {
     if (*text == '.' || *text == '\'') fputs("\\&", to);

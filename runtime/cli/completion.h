@@ -1,5 +1,5 @@
 /*
- * completion.h -- what bash, zsh and fish complete, and the options of the manual: written from the tables of commands
+ * completion.h -- completion for bash, zsh and fish, and the options of the manual: written from the tables of commands
  * and options.
  *
  *     aqpipe help completion bash          the whole script, on standard output
@@ -7,10 +7,10 @@
  *     aqpipe launch --completion=bash      the part of one command; every command has this option, and no help shows it
  *     aqpipe help man                      the section OPTIONS of docs/man/aqpipe.1 (--completion=man: of one command)
  *
- * An option is completed because its row is in the table; no list is kept by hand. What an option's value is called
- * says what completes it: DIR a folder, FILE a file, KEY=VALUE a key of the manifest (keys.def).
+ * An option is completed because its row is in the table; no list is kept by hand. The name of an option's value
+ * decides its completion: DIR a folder, FILE a file, KEY=VALUE a key of the manifest (keys.def).
  *
- * Locking: pure but for the stream.
+ * Locking: pure except the stream.
  */
 #ifndef RUNTIME_COMPLETION_H
 #define RUNTIME_COMPLETION_H

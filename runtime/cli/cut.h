@@ -1,5 +1,5 @@
 /*
- * cut.h -- who has which layers, where the plan cuts by measured layers (pipeline.cut: measured), or a run goes on.
+ * cut.h -- the stages' layers, if the plan cuts by measured layers (pipeline.cut: measured), or a run resumes.
  *
  * Locking: one thread.
  */
@@ -9,19 +9,19 @@
 #include "plan.h"
 
 /*
- * Where the job wants it (its stages say no layers, pipeline.cut: measured), measures the kinds of layers, or takes
- * what is known of them, and *plan becomes that of the best cut. told: a line for people, empty where nothing was to be
- * done. AQ_NODEV: a stage is on a GPU, and here is none. AQ_INVAL, AQ_NOMEM: *plan is as it was.
+ * If the job sets it (stages without layers, pipeline.cut: measured), measures the kinds of layers, or takes their kept
+ * times, and *plan becomes the plan of the best cut. `told` gets a line for people, empty if there was nothing to do.
+ * AQ_NODEV: a stage is on a GPU, and this machine has no GPU. AQ_INVAL, AQ_NOMEM: *plan is as it was.
  */
 enum aq_status aq_cut_measured(struct aq_plan **plan, uint32_t cores, struct aq_text *told);
 
 /*
- * The run in this folder keeps its cut: where the job's stages say no layers, *plan becomes that of the run's manifest.
+ * The run in this folder keeps its cut: if the job's stages set no layers, *plan gets the cut of the run's manifest.
  * false: there is no such run, or it has another count of stages or layers.
  */
 bool aq_cut_of_run(struct aq_plan **plan, const char *run);
 
-/* Of a run that goes on with its cut, where pipeline.cut is `measured`: a line where it would be cut otherwise now. */
+/* For a run that resumes with its cut, if pipeline.cut is `measured`: a line if it would now be cut differently. */
 enum aq_status aq_cut_compare(const struct aq_plan *plan, uint32_t cores, struct aq_text *told);
 
 #endif

@@ -25,7 +25,7 @@ struct doctor {
 void doctor_found(struct doctor *doctor, enum doctor_state state, const char *check, const char *remedy,
                   const char *format, ...) __attribute__((format(printf, 5, 6)));
 
-/* What the last failure said (aq_error_text) is the finding. */
+/* The text of the last failure (aq_error_text) is the finding. */
 void doctor_failed(struct doctor *doctor, const char *check, const char *remedy);
 
 void doctor_machine(struct doctor *doctor);

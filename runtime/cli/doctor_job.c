@@ -2,7 +2,7 @@
  * doctor_job.c -- of a job, as far as this machine is in it: memory, disk, ports, certificates, daemons.
  *
  * Links are looked at from one end: can this stage's address be listened at, does the other machine's daemon answer,
- * how far is it. What a whole link carries no one end can measure.
+ * how far is it. A single end cannot measure the rate of a whole link.
  */
 #include <errno.h>
 #include <fcntl.h>

@@ -19,10 +19,10 @@
 #include "runtime_text.h"
 
 static const char sockets_memory[] = "/proc/sys/net/ipv4/tcp_rmem";
-/* What a link of 400 Mbit/s over 100 ms has on its way: below it the kernel's window is the bound. */
+/* Bytes in flight of a link of 400 Mbit/s over 100 ms: a smaller kernel window would limit it. */
 enum { WINDOW_BYTES = 5 << 20, FILES_LEAST = 1024, LOCKED_LEAST = 64 << 20 };
 
-/* The first line of a file of the kernel's; "" where there is none. */
+/* The first line of a file of the kernel's; "" without one. */
 static const char *line_of(const char *path, char out[512])
 {
     FILE *file = fopen(path, "re");

@@ -5,7 +5,7 @@
  *     struct aq_kept_errors errors = {0};
  *     aq_log_sink(aq_kept_errors_take, &errors);
  *     ...
- *     aq_kept_errors_show(&errors, cause);       // the sink is gone then
+ *     aq_kept_errors_show(&errors, cause);       // also removes the sink
  *
  * Locking: the log's, around aq_kept_errors_take.
  */

@@ -133,7 +133,7 @@ static enum aq_status bring_files(const struct there *there)
     return AQ_OK;
 }
 
-/* Who is at ssh://...: the target and the shell of rsync. */
+/* The target of ssh://..., and the shell of rsync. */
 static enum aq_status meet(const struct aq_job *job, uint32_t rank, struct there *there)
 {
     const char *why;
@@ -167,7 +167,7 @@ enum aq_status aq_bring(const struct aq_job *job, bool files, struct aq_progress
     return AQ_OK;
 }
 
-/* HOST:PATH into a folder here; a missing file is none of theirs. */
+/* HOST:PATH into a folder here; a missing file is no error. */
 static enum aq_status fetch(const struct there *there, const char *path, const char *folder)
 {
     struct aq_text from = {0}, to = {0};

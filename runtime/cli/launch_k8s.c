@@ -1,9 +1,9 @@
 /*
- * launch_k8s.c -- see the header. The names that everything else follows from, of a job called x:
+ * launch_k8s.c -- see the header. All names follow from these, for a job called x:
  *
  *     aq-x         the Service and the StatefulSet; pod of rank R: aq-x-R, its host: aq-x-R.aq-x
  *     aq-x-launch  the Job
- *     aq-x-keys    the Secret, which the user makes: the file says how
+ *     aq-x-keys    the Secret; the user makes it, as the file explains
  */
 #include "launch_k8s.h"
 
@@ -94,7 +94,7 @@ static enum aq_status check_claim(const char *claim)
     return aq_fail(AQ_INVAL, "launch", "--claim: '%.80s' is no name of Kubernetes': a-z, 0-9, '-' and '.'", claim);
 }
 
-/* What the launcher, and what a worker, opens. */
+/* The paths that the launcher and the workers open. */
 static enum aq_status check_paths(const struct aq_job *job, const char *manifest, const char *mount)
 {
     const struct aq_job_data *data = &job->data;
@@ -229,9 +229,9 @@ static void add_mounts(const struct names *names, bool cache, struct aq_text *ou
     if (cache) aq_text_add(out, "        - {name: cache, mountPath: /cache}\n");
 }
 
-/* What the largest stage wants: pods of a StatefulSet are alike. */
+/* Needs of the largest stage: pods of a StatefulSet are alike. */
 struct demand {
-    uint64_t memory_bytes, cache_bytes; /* cache 0: none on disk, or the manifest says where */
+    uint64_t memory_bytes, cache_bytes; /* cache 0: none on disk, or the manifest sets the path */
     uint32_t threads;
     bool gpu;
 };
@@ -311,7 +311,7 @@ static void add_set(struct aq_text *out, const char *setting, size_t bytes)
     aq_text_deinit(&one);
 }
 
-/* Exit 2 is final; one that was stopped, or whose node goes, begins again and goes on. */
+/* Exit 2 is final; a launcher that was stopped, or lost its node, restarts and resumes. */
 static enum aq_status add_launcher(const struct aq_k8s *k8s, const struct names *names, struct aq_text *out)
 {
     struct aq_text places = {0};

@@ -1,4 +1,4 @@
-/* launch_mpi.c -- see the header. What a rank does is a script, as Slurm's is; it is handed to bash, not to a file. */
+/* launch_mpi.c -- see the header. A rank's work is a script, as Slurm's is; it is passed to bash, not to a file. */
 #include "launch_mpi.h"
 
 #include <errno.h>
@@ -13,7 +13,7 @@
 
 enum { START_CHARS_MAX = 100 };
 
-/* Who starts ranks, and where it says so. Slurm's own variables are there under mpirun, too: they come last. */
+/* Programs that start ranks, and their variables. Slurm's own variables are set under mpirun, too: they come last. */
 static const struct starter {
     const char *rank, *size, *start, *step;
 } starters[] = {
@@ -36,7 +36,7 @@ static bool number_of(const char *name, uint32_t *out)
     return true;
 }
 
-/* The name of this start, a word that may stand in a path: the same for all of its ranks and for no other start. */
+/* The name of this start, a word that is valid in a path: the same for all of its ranks and for no other start. */
 static bool start_of(const struct starter *from, char out[2 * START_CHARS_MAX + 2])
 {
     const char *const parts[] = {getenv(from->start), from->step ? getenv(from->step) : NULL};
@@ -98,9 +98,9 @@ static const char meeting[] =
     "\"$work/port-$rank\") &\n"
     "daemon=$!\n";
 
-/* Signals are for rank 0 to answer, whether they come to it alone or, as under mpirun, to all processes of all ranks:
- * USR1 touches no daemon, and twice is once (launcher.c). Daemons live until rank 0 says that all is over, or has not
- * been seen for 120 s. */
+/* Rank 0 handles signals, which come only to it or, as under mpirun, to all processes of all ranks: daemons ignore
+ * USR1, and a second one has no effect (launcher.c). Daemons live until rank 0 ends the job, or has not been seen
+ * for 120 s. */
 static const char follows[] =
     "if ((rank > 0)); then\n"
     "    seen= unseen=0\n"
@@ -117,7 +117,7 @@ static const char follows[] =
     "fi\n"
     "for ((r = 0; r < ranks; r++)); do await \"$work/port-$r\" \"the daemon of rank $r does not listen\"; done\n";
 
-/* `wait` returns at a signal: the launcher's status is that of the wait after its end. */
+/* `wait` returns at a signal: only the wait after the launcher's end has its status. */
 static const char ends[] =
     "launcher=$!\n"
     "[ -z \"$signalled\" ] || kill -$signalled $launcher\n"

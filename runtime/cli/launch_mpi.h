@@ -1,10 +1,11 @@
 /*
- * launch_mpi.h -- `mpirun aqpipe launch JOB --on mpi`: this process is one rank of many that somebody else has started.
+ * launch_mpi.h -- `mpirun aqpipe launch JOB --on mpi`: this process is one of many ranks that an MPI launcher has
+ * started.
  *
  * Under mpirun (Open MPI, MPICH) or `srun --mpi=pmix` each rank finds in its environment which one it is, of how many,
- * and of which start (docs/CLUSTERS.md has the table). No MPI library is asked. Rank r runs the daemon of worker r;
- * rank 0 makes the job's keys and runs the launcher besides. They meet in RUN.mpi/START, on a file system that all
- * share, as the tasks of Slurm's batch script do (launch_slurm.h): addresses, ports, and the keys.
+ * and of which start (docs/CLUSTERS.md has the table). No MPI library is used. Rank r runs the daemon of worker r; rank
+ * 0 also makes the job's keys and runs the launcher. They meet in RUN.mpi/START, on a file system that all share, as
+ * the tasks of Slurm's batch script do (launch_slurm.h): addresses, ports, and the keys.
  *
  * Locking: one thread.
  */

@@ -1,4 +1,4 @@
-/* launch_slurm.c -- see the header. What the script does stands in it, so that whoever looks at a queue can read it. */
+/* launch_slurm.c -- see the header. The script has all its steps inline, so that a reader of the queue sees them. */
 #include "launch_slurm.h"
 
 #include <errno.h>
@@ -11,7 +11,7 @@
 #include "plan.h"
 #include "run_folder.h"
 
-/* An option of sbatch stands on a line of its own: nothing in it may end the line. */
+/* An option of sbatch has its own line: it must not contain a newline. */
 static enum aq_status check_wish(const char *wish)
 {
     for (const char *at = wish; *at; at++)
@@ -46,7 +46,7 @@ static void add_memory(const struct aq_slurm *slurm, uint32_t threads, struct aq
     aq_text_add(out, "#SBATCH --mem-per-cpu=%lluM\n", (unsigned long long)((most + beside) / mib / cores + 1));
 }
 
-/* What is asked of Slurm: a task a rank, with the cores and the GPU that its stage wants. */
+/* The request to Slurm: one task per rank, with its stage's cores and GPU. */
 static enum aq_status add_demands(const struct aq_slurm *slurm, struct aq_text *out)
 {
     const struct aq_job *job = slurm->job;
@@ -124,7 +124,7 @@ const char aq_slurm_places[] =
     "resume=(); [ -d \"$run\" ] && resume=(--resume)\n"
     "((listed)) || sets+=(--set \"pipeline.stages=[$entries]\")\n";
 
-/* `wait` returns at a signal: the launcher's status is that of the wait after its end. */
+/* `wait` returns at a signal: only the wait after the launcher's end has its status. */
 static const char follow[] =
     "launcher=$!\n"
     "((signalled)) && kill -TERM $launcher\n"

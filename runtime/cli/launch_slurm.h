@@ -1,11 +1,11 @@
 /*
  * launch_slurm.h -- `aqpipe launch --on slurm`: the job as a batch script of Slurm's, written from the manifest.
  *
- * One task a rank (stages x replicas). In the allocation the script makes the job's keys, starts a daemon in each task
- * (aqpiped at a port of the system's choice), and the launcher on the first node, which is told where they are. Slurm's
+ * One task per rank (stages x replicas). In the allocation the script makes the job's keys, starts a daemon in each
+ * task (aqpiped at a port of the system's choice), and the launcher on the first node, with their addresses. Slurm's
  * warning before a time limit (SIGUSR1) and its preemption (SIGTERM) make a checkpoint; the job is put back into the
- * queue, and goes on from there when it begins again. All of a run's paths must be on a file system that the nodes
- * share. docs/CLUSTERS.md.
+ * queue, and resumes from the checkpoint when it runs again. All of a run's paths must be on a file system that the
+ * nodes share. docs/CLUSTERS.md.
  *
  * Locking: one thread.
  */
@@ -31,10 +31,12 @@ struct aq_slurm {
 /* The script. AQ_INVAL: a wish that is no option of sbatch. */
 enum aq_status aq_slurm_script(const struct aq_slurm *slurm, struct aq_text *out);
 
-/* Lines of bash: of $stages, $ranks, $listed, $run and what lies in $work the arrays sets and resume (launch_mpi.c). */
+/* Lines of bash: they set the arrays sets and resume from $stages, $ranks, $listed, $run and the files in $work
+ * (launch_mpi.c). */
 extern const char aq_slurm_places[];
 
-/* Write it beside the run folder (RUN.sbatch) and become sbatch; answers an exit status where that fails, or prints. */
+/* Write it next to the run folder (RUN.sbatch) and exec sbatch; returns an exit status if that fails, or if it only
+ * prints. */
 int aq_slurm_submit(const struct aq_slurm *slurm);
 
 #endif

@@ -16,7 +16,7 @@
  * as ranks. local: a host that is an address of this machine needs no ssh: its stages run here. */
 enum aq_status aq_ssh_settings(const struct aq_job *job, const char *hosts, bool local, struct aq_text *out);
 
-/* AQ_INVAL: a stage whose host is none of ssh's. */
+/* AQ_INVAL: a stage's host is not ssh://... */
 enum aq_status aq_ssh_check(const struct aq_job *job);
 
 #endif

@@ -31,7 +31,7 @@ const char *aq_local_codec_read(const char *value, void *to)
     return NULL;
 }
 
-/* A run's folder says how it was trained; until the run has ended it is no model yet. */
+/* A run's folder has its manifest; until the run has ended it has no model. */
 static enum aq_status open_run(struct aq_local *local)
 {
     const char *path = local->asked.path;
@@ -45,7 +45,7 @@ static enum aq_status open_run(struct aq_local *local)
                    path, path);
 }
 
-/* Where the run was cut, by which codecs, and where its stages are. */
+/* The cuts of the run, their codecs, and the hosts of its stages. */
 static enum aq_status open_cuts(struct aq_local *local)
 {
     const char *path = local->asked.path, *option = local->asked.pipeline ? "--pipeline" : "--codec on";
@@ -172,7 +172,7 @@ enum aq_status aq_local_load(struct aq_local *local, const struct aq_asked_size 
     return load_values(local, size);
 }
 
-/* What is behind a sample's last row is zeroes where it is received. */
+/* The receiver has zeroes after a sample's last row. */
 static void padding_clear(const struct aq_cut_shape *shape, const struct aq_batch *batch, float *values)
 {
     const uint64_t each = (uint64_t)shape->rows * shape->columns;

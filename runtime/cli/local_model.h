@@ -9,8 +9,8 @@
  *     aq_local_close(local);
  *
  * The whole model is one stage for inference, in one process, without a codec: the weights as the folder has them. A
- * run's folder is one too once the run has ended, and says how it was trained (manifest.yaml). With the codec on it is
- * the run's stages, and what crosses its cuts goes through their forward codecs (runtime/edge/edge_cut.h).
+ * run's folder is one too once the run has ended, and has its manifest.yaml. With the codec on, the model is the run's
+ * stages, and the values at its cuts go through their forward codecs (runtime/edge/edge_cut.h).
  *
  * Locking: one thread.
  */
@@ -27,7 +27,7 @@
 #include "stages/model_folder.h"
 #include "stages/stage.h"
 
-/* What the commands' options have in common. */
+/* Options that the commands share. */
 struct aq_local_asked {
     const char *path;                       /* of the folder                                                */
     const char *tokenizer, *tokenizer_path; /* NULL: the folder's, else the run's                           */
@@ -61,8 +61,8 @@ struct aq_local {
     char hub[AQ_RUN_PATH_BYTES]; /* the folder of hf://ORG/NAME */
     struct aq_job *job;          /* of the run whose folder it is; NULL: it is no run's      */
     struct aq_model_folder *folder;
-    struct aq_model_config model;                /* as config.json says; after load as it is computed    */
-    const char *tokenizer_kind, *tokenizer_path; /* kind NULL: nobody says which                         */
+    struct aq_model_config model;                /* from config.json; after load as it is computed       */
+    const char *tokenizer_kind, *tokenizer_path; /* kind NULL: not set                                   */
     struct aq_plan *plan; /* with the codec, or its stages as processes: the run's; else NULL            */
     struct aq_device *device;
     /* After load: */
@@ -74,13 +74,14 @@ struct aq_local {
 };
 
 /*
- * asked is copied, its texts are borrowed until close. AQ_NOTFOUND: no folder, or a run that has not ended (the remedy
- * is told). As aq_model_folder_open and aq_job_load.
+ * asked is copied, its texts are borrowed until close. AQ_NOTFOUND: no folder, or a run that has not ended (names the
+ * remedy). As aq_model_folder_open and aq_job_load.
  */
 enum aq_status aq_local_open(const struct aq_local_asked *asked, struct aq_local **out);
 void aq_local_close(struct aq_local *local); /* NULL is fine */
 
-/* AQ_NOTFOUND: the folder has none and none is named (says how); AQ_MISMATCH: it has more tokens than the model. */
+/* AQ_NOTFOUND: the folder has none and no option names one (prints the remedy); AQ_MISMATCH: it has more tokens than
+ * the model. */
 enum aq_status aq_local_tokenizer(const struct aq_local *local, struct aq_tokenizer **out);
 
 /* Opens device and stages, and reads the weights: as aq_asked_stage_open. */

@@ -80,7 +80,7 @@ static const struct aq_command *find(const char *name)
     return NULL;
 }
 
-/* What aliases.def has for this word, or the word. */
+/* The entry of aliases.def for this word, or the word. */
 static char *meant(char *name)
 {
     for (int i = 0; i < ALIASES; i++)

@@ -32,7 +32,7 @@ static int share_keys(const char *keys)
     return setenv(AQ_SECURITY_WORKER_KEYS, path, 1);
 }
 
-/* Which host is this? Who was not told looks at --listen, and at what keys there are. */
+/* The name of this host: --host, else by --listen and the present keys. */
 static enum aq_status open_keys(struct aq_daemon_config *config, const char *keys, const char *host)
 {
     struct aq_endpoint endpoint;

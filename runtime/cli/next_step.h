@@ -13,7 +13,7 @@
  */
 void aq_next_step(const struct aq_job *job, struct aq_text *out);
 
-/* "done: run", and that sentence, for the person. */
+/* Prints "done: run" and that sentence. */
 void aq_next_step_say(struct aq_progress *progress, const struct aq_job *job);
 
 #endif

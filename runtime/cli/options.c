@@ -1,5 +1,5 @@
 /*
- * options.c -- see the header. argp reads and formats; what is wrong is said here, in one line, with the nearest name.
+ * options.c -- see the header. argp reads and formats; errors are printed here, in one line, with the nearest name.
  */
 #include "options.h"
 
@@ -200,7 +200,7 @@ static const struct aq_option *find(const struct aq_command_line *line, const ch
     return NULL;
 }
 
-/* argv[at] is what getopt stopped at: no option of ours, or one without its value. */
+/* getopt stopped at argv[at]: an unknown option, or one without its value. */
 static error_t explain(struct reading *reading, const struct argp_state *state)
 {
     int at = state->next - 1;

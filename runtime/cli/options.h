@@ -95,7 +95,7 @@ struct aq_command_line {
 
 /*
  * Read argv (its first is the command's name) into the struct at `to`; *arguments gets what is no option.
- * AQ_OPTIONS_READ: go on. Else the exit status: --help was printed, or what is wrong was said.
+ * AQ_OPTIONS_READ: continue. Else the exit status: --help or an error was printed.
  */
 int aq_options_read(const struct aq_command_line *line, int argc, char **argv, void *to,
                     struct aq_arguments *arguments);
@@ -110,10 +110,10 @@ const char *aq_descriptor_read(const char *value, void *to);
 /* Was --json given to the command line that was read last, be it a good one or not? */
 bool aq_options_json(void);
 
-/* What aq_options_wrong or aq_command_failed said last, or "". Borrowed until their next call. */
+/* The last text of aq_options_wrong or aq_command_failed, or "". Borrowed until their next call. */
 const char *aq_options_said(void);
 
-/* Say on standard error "aqpipe: ..." about what could not be done; answers AQ_EXIT_FAILED. */
+/* Print "aqpipe: ..." with the failure to standard error; returns AQ_EXIT_FAILED. */
 int aq_command_failed(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 /* Say on standard error what is wrong with a command line of that name ("aqpipe launch"); answers AQ_EXIT_USAGE. */

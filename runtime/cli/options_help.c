@@ -81,7 +81,7 @@ static bool shown(const struct aq_option *option, const struct aq_option *verb)
     return aq_option_is_of(option, verb ? verb->name : NULL);
 }
 
-/* Where explanations begin: behind the longest name that is not too long. */
+/* Column of explanations: after the longest name that is not too long. */
 static size_t column_of(const struct aq_command_line *line, const struct aq_option *verb)
 {
     size_t column = strlen("  -v, --verbose") + 2;

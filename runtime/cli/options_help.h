@@ -18,14 +18,14 @@ const struct aq_option *aq_options_verb(const struct aq_command_line *line, cons
 /* Is the option one of this sub-command? verb NULL: of all of them. */
 bool aq_option_is_of(const struct aq_option *option, const char *verb);
 
-/* What --help prints; verb: of this sub-command (a WORD row), or NULL: of the whole command. */
+/* The output of --help; verb: of this sub-command (a WORD row), or NULL: of the whole command. */
 void aq_options_help(const struct aq_command_line *line, const struct aq_option *verb, struct aq_text *out);
 
-/* What --usage prints: the same without explanations. */
+/* The output of --usage: the same without explanations. */
 void aq_options_usage(const struct aq_command_line *line, const struct aq_option *verb, struct aq_text *out);
 
 /* A paragraph, folded at blanks to AQ_HELP_COLUMNS: its first line continues one that has `used` columns, the others
- * begin with `indent` blanks. Newlines of `words` stay. */
+ * start with `indent` blanks. Newlines of `words` stay. */
 void aq_help_fold(struct aq_text *out, const char *words, size_t used, size_t indent);
 
 /* The names of aliases.def, for `aqpipe help aliases`. */

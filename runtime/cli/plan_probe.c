@@ -146,7 +146,7 @@ static double slower_way(const struct aq_probe_pair *pair)
     return fmin(pair->figures[0].rate_mbps, pair->figures[1].rate_mbps);
 }
 
-/* What a manifest would say: near peers are 0, others to a tenth of a millisecond. */
+/* The value for a manifest: near peers are 0, others to a tenth of a millisecond. */
 static float distance_of(const struct aq_probe_pair *pair)
 {
     return pair->trips->rtt_ms < near_ms ? 0.0F : (float)(round(pair->trips->rtt_ms * 10) / 10);
@@ -165,7 +165,7 @@ static double rate_of(const struct aq_probe_told *told)
     return isfinite(rate) ? fmax(round(rate * 10), 1) / 10 : told->rate_mbps; /* 0 would be no limit */
 }
 
-/* The more lossy way, with its load halved; what is hardly any is none. */
+/* The loss of the worse direction, with its load halved; a very small loss counts as 0. */
 static float loss_of(const struct aq_probe_pair *pair)
 {
     const double loss = fmax(aq_probe_loss(&pair->figures[0]), aq_probe_loss(&pair->figures[1]));
@@ -350,7 +350,7 @@ static uint32_t find(const struct aq_probe_told *told, uint32_t i, struct findin
     return count;
 }
 
-/* What to write into the manifest, of all that was measured. */
+/* The keys to write into the manifest, from all measurements. */
 static void print_manifest(const struct aq_probe_told *told, struct aq_text *text)
 {
     float longest[AQ_JOB_STAGES_MAX] = {0}, link = 0;

@@ -1,5 +1,5 @@
 /*
- * plan_probe.h -- `aqpipe plan --probe`: the job's network as its daemons measure it, told, and planned with.
+ * plan_probe.h -- `aqpipe plan --probe`: measures the job's network with its daemons, prints it, and plans with it.
  *
  * Locking: one thread.
  */
@@ -13,8 +13,8 @@
 
 struct aq_probe_told; /* opaque: what was measured */
 
-/* Blocks: half a minute a pair at most, where the network carries anything. AQ_OK: all pairs have been tried. Else no
- * daemon could be had, or one broke the protocol (logged); *out tells what was measured before. token_file: may be
+/* Blocks: at most half a minute per pair, if the network works at all. AQ_OK: all pairs have been tried. Else no
+ * daemon was available, or one broke the protocol (logged); *out has the earlier measurements. token_file: may be
  * NULL. */
 enum aq_status aq_plan_probe(struct aq_job *job, const struct aq_plan *plan, const char *token_file,
                              struct aq_probe_told **out);

@@ -18,14 +18,14 @@ struct aq_through_asked {
     const struct aq_local *local;
     const char *token_file; /* of daemons that listen; NULL: none */
     uint32_t T;
-    bool keeps; /* layers keep what later tokens want of earlier ones */
+    bool keeps; /* layers cache keys and values of earlier tokens */
     const struct aq_sampling_config *draws;
 };
 
 struct aq_through; /* opaque */
 
 /* All stages have read their weights when it returns. AQ_INVAL: a run with clients has no such pipeline. Others as
- * aq_asking_open. What is asked is borrowed until close. */
+ * aq_asking_open. *asked is borrowed until close. */
 enum aq_status aq_through_open(const struct aq_through_asked *asked, struct aq_through **out);
 void aq_through_close(struct aq_through *through); /* NULL is fine */
 

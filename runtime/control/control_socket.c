@@ -88,7 +88,7 @@ enum aq_status aq_control_keep_alive(int fd)
     return AQ_OK;
 }
 
-/* Connect fd until the deadline; errno tells on failure. */
+/* Connect fd until the deadline; sets errno on failure. */
 static bool connect_one(int fd, const struct addrinfo *to, uint64_t deadline_ns)
 {
     if (connect(fd, to->ai_addr, to->ai_addrlen) == 0) return true;
@@ -183,7 +183,7 @@ static enum aq_status greet(struct aq_control *control, const char *address, con
     status =
         aq_control_send(control, json_pack("{s:s, s:i, s:s, s:s, s:s}", "op", "hello", "protocol", AQ_CONTROL_PROTOCOL,
                                            "version", AQ_VERSION, "nonce", nonce, "proof", proof));
-    if (status != AQ_CLOSED) AQ_TRY(status); /* a daemon that has hung up may have said why; if not, that is said */
+    if (status != AQ_CLOSED) AQ_TRY(status); /* a daemon that closed may have sent the cause; else report it */
     AQ_TRY(expect(control, address, "welcome", deadline_ns, &message));
     status = aq_control_get_text(message, "proof", &got);
     if (status == AQ_OK && !aq_token_proves(wanted, got))

@@ -13,7 +13,7 @@
 
 enum { AQ_CONTROL_PROTOCOL = 1, AQ_ADDRESS_BYTES = 300 };
 
-/* A listening socket. `far` false: only a loopback address will do (AQ_REFUSED says why). *port gets the real one.
+/* A listening socket. `far` false: only a loopback address is allowed (AQ_REFUSED). *port gets the real one.
  * AQ_INVAL, AQ_NOTFOUND: no address. AQ_REFUSED: in use, or no permission. */
 enum aq_status aq_control_listen(const char *address, bool far, int *fd, uint16_t *port);
 
@@ -33,8 +33,8 @@ enum aq_status aq_control_meet(const char *address, const struct aq_token *token
 enum aq_status aq_control_greet(const char *address, const struct aq_token *token, uint64_t deadline_ns,
                                 struct aq_control **out);
 
-/* Let this process have so many descriptors, or as many as it may: most systems begin with 1024, and let a process ask
- * for more. What it starts has them, too. That it may not have all is found where one is missing. */
+/* Raise this process's limit of descriptors to `count`, or to its hard limit: most systems start with 1024, and
+ * allow more. Child processes inherit it. A limit that is too low is reported only where a descriptor is missing. */
 void aq_control_descriptors(uint64_t count);
 
 #endif

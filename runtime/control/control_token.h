@@ -5,7 +5,7 @@
  * The token never travels: each side sends HMAC-SHA-256 over both sides' nonces. It keeps strangers out; it does not
  * hide or protect what follows.
  *
- * Locking: pure functions but for the system's random numbers.
+ * Locking: pure functions except the system's random numbers.
  */
 #ifndef RUNTIME_CONTROL_TOKEN_H
 #define RUNTIME_CONTROL_TOKEN_H
@@ -18,7 +18,7 @@
 enum { AQ_TOKEN_BYTES_MIN = 16, AQ_TOKEN_BYTES_MAX = 4096, AQ_NONCE_CHARS = 32, AQ_PROOF_CHARS = 64 };
 
 struct aq_token {
-    size_t bytes; /* 0: none, for a daemon on loopback that asks for none */
+    size_t bytes; /* 0: none; a daemon on loopback may need none */
     unsigned char secret[AQ_TOKEN_BYTES_MAX];
 };
 

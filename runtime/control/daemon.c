@@ -1,7 +1,7 @@
 /*
  * daemon.c -- the loop of aqpiped: one poll over signals, listener, connections and workers. See daemon.h.
  *
- * The loop ends when it was told to and no worker is left; until then it goes on reaping.
+ * The loop ends after a request to end, when no worker is left; until then it continues to reap.
  */
 #include "daemon.h"
 
@@ -18,7 +18,7 @@
 
 enum { POLL_MAX = 2 + DAEMON_CONNECTIONS_MAX + 2 * DAEMON_WORKERS_MAX, TICK_MS = 500 };
 
-/* What a slot of the poll set is. */
+/* The kind of a slot of the poll set. */
 struct watch {
     enum { WATCH_SIGNAL, WATCH_LISTENER, WATCH_CONNECTION, WATCH_CHANNEL, WATCH_OUTPUT } kind;
     int index;
@@ -48,7 +48,7 @@ static void gather(struct daemon *daemon, struct poll_set *set)
     for (int i = 0; i < DAEMON_CONNECTIONS_MAX; i++) {
         const struct connection *connection = &daemon->connections[i];
         if (connection->state == CONNECTION_FREE) continue;
-        /* Who looks from outside is asked for more when it has read its answer: it cannot pile answers up here. */
+        /* An observer's next request is read when it has read its answer: answers cannot pile up here. */
         const bool waits = aq_control_pending(connection->control),
                    reads = !waits || connection == daemon->owner || connection->state == CONNECTION_GREETING;
         const short events = (short)((waits ? POLLOUT : 0) | (reads ? POLLIN : 0));
@@ -122,8 +122,8 @@ static void dispatch(struct daemon *daemon, const struct poll_set *set)
     }
 }
 
-/* Lines that lie in a buffer ring no poll: look once more at channels that back-pressure had stopped, and at no others,
- * for a look is a system call. */
+/* Poll does not report lines in a buffer: check channels that back-pressure had stopped, and only those, because a
+ * check is a system call. */
 static void resume(struct daemon *daemon)
 {
     for (int i = 0; i < DAEMON_WORKERS_MAX; i++) {
@@ -151,7 +151,7 @@ static enum aq_status loop(struct daemon *daemon)
         if (ready > 0)
             dispatch(daemon, &set);
         else
-            daemon->children_due = true; /* nothing goes on: time to look whether a signal was missed */
+            daemon->children_due = true; /* idle: time to check for a missed signal */
         resume(daemon);
         worker_reap(daemon);
         connection_expire(daemon, aq_clock_ns());

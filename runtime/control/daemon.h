@@ -2,7 +2,7 @@
  * daemon.h -- aqpiped: starts a job's workers on this machine, routes their messages, and never leaves one behind.
  *
  * One thread, one poll loop over: signals (signalfd), the listener, connections, and of each worker its channel and its
- * standard error. A worker is a process of its own, so that its crash never takes the daemon; it dies with the daemon
+ * standard error. A worker is its own process, so that its crash never ends the daemon; it dies with the daemon
  * (PR_SET_PDEATHSIG), and the daemon kills it when the job's connection ends. docs/CONTROL.md has the messages.
  *
  *     struct aq_daemon_config config = {.fd = 3, .worker = "/usr/bin/aqpipe"};

@@ -1,10 +1,9 @@
 /*
- * daemon_beat.c -- beats: to the job's owner that this daemon lives and which of its workers do; and whether the owner
- * does.
+ * daemon_beat.c -- beats: to the job's owner, of this daemon and its live workers; and the check that the owner lives.
  *
  * A worker's process beats into its page (pulse.h). Its beat is passed on only where the page has moved, so that a
- * process that is stopped is silent. An owner that is stopped is waited for, AQ_WATCH_STARTS times as long as the owner
- * itself waits for us; one whose machine is gone is found by TCP within 30 s (control_socket.c).
+ * process that is stopped is silent. A stopped owner is waited for AQ_WATCH_STARTS times as long as the owner waits for
+ * us; TCP finds a lost machine within 30 s (control_socket.c).
  */
 #include <math.h>
 
@@ -12,7 +11,7 @@
 
 static const double seconds_max = 1e7, beat_s_min = 0.01;
 
-/* From a message: seconds, 0 where the field is missing or is none. */
+/* Seconds from a message; 0 if the field is missing or invalid. */
 static uint64_t seconds_of(const json_t *message, const char *key, double least)
 {
     const double seconds = aq_control_number_or(message, key, 0);
@@ -63,7 +62,7 @@ void beat_advance(struct daemon *daemon, uint64_t now_ns)
         connection_close(daemon, daemon->owner);
         return;
     }
-    /* What fills the buffer tells as well that we live. */
+    /* The lines that fill the buffer also show that we live. */
     if (now_ns < daemon->beat_due_ns || aq_control_room(daemon->owner->control) < DAEMON_ROOM) return;
     daemon->beat_due_ns = now_ns + daemon->beat_ns;
     owner_send(daemon, json_pack("{s:s}", "event", "beat"));

@@ -1,5 +1,5 @@
 /*
- * daemon_connection.c -- who may say what to a daemon: the greeting, the job's owner, and those who look from outside.
+ * daemon_connection.c -- the lines that each peer may send to a daemon: the greeting, the job's owner, and observers.
  *
  * A connection proves itself once; then it may look (status, logs, stop) or open a job and own it. The owner's end is
  * the job's end: its workers are killed.
@@ -19,7 +19,7 @@
 
 static const uint64_t second_ns = 1000ULL * 1000 * 1000;
 enum { GREETING_S = 5, IDLE_S = 120, PATIENCE_S = 30, LOG_BYTES_ASKED_MAX = 256 << 10 };
-static const uint64_t deaf_ns = 100ULL * 1000 * 1000; /* descriptors are out: so long nobody is let in */
+static const uint64_t deaf_ns = 100ULL * 1000 * 1000; /* no descriptors are left: time without new connections */
 
 void connection_close(struct daemon *daemon, struct connection *connection)
 {
@@ -167,7 +167,7 @@ void connection_expire(struct daemon *daemon, uint64_t now_ns)
         struct connection *connection = &daemon->connections[i];
         if (connection->state == CONNECTION_FREE) continue;
         const bool owner = connection == daemon->owner;
-        /* The owner may sleep as long as it likes: its workers wait for it, and nobody else does. */
+        /* The owner may sleep as long as it likes: only its workers wait for it. */
         const bool stuck = aq_control_stuck_ns(connection->control, now_ns) > PATIENCE_S * second_ns;
         if (owner || (!stuck && now_ns < connection->deadline_ns)) continue;
         aq_log_limited(&daemon->strangers, "daemon", 2, "peer=%s %s, closed", connection->peer,
@@ -267,7 +267,7 @@ static enum aq_status open_job(struct daemon *daemon, struct connection *connect
         if (enter_folders(daemon, message) != AQ_OK) {
             snprintf(text, sizeof text, "%s", aq_error_text());
             aq_error_clear();
-            daemon->run[0] = 0; /* nobody's logs are shown from there */
+            daemon->run[0] = 0; /* no logs are shown from there */
             return refuse(daemon, connection, text);
         }
     }
@@ -286,14 +286,14 @@ static enum aq_status forget(struct daemon *daemon, const json_t *message)
     uint64_t step;
     if (daemon->probing) return aq_fail(AQ_PROTO, "daemon", "who measures the network has no checkpoints");
     AQ_TRY(aq_control_get_u64(message, "step", &step));
-    /* What fails is said in the log; an old checkpoint that stays harms nobody. */
+    /* A failure is logged; an old checkpoint that stays is harmless. */
     if (aq_owned_forget(daemon->checkpoint, &daemon->run_owner, step) != AQ_OK) aq_error_clear();
     return AQ_OK;
 }
 
 static enum aq_status start(struct daemon *daemon, json_t *message, uint32_t rank)
 {
-    /* Who has opened no folders starts no worker that would write into some. */
+    /* An owner without folders starts no worker that would write into them. */
     if (aq_control_bool_or(message, "probe", false) != daemon->probing)
         return aq_fail(AQ_PROTO, "daemon", "a worker that %s is not what was opened",
                        daemon->probing ? "trains" : "measures the network");
@@ -342,7 +342,7 @@ static enum aq_status tell_status(struct daemon *daemon, struct connection *conn
                            worker_status(daemon)));
 }
 
-/* What waits for those who look from outside, all of them together. */
+/* Bytes that wait for all observers together. */
 static size_t lookers_wait(const struct daemon *daemon)
 {
     size_t bytes = 0;
@@ -395,7 +395,7 @@ void connection_push(struct daemon *daemon, struct connection *connection)
     aq_log_limit_thread(connection == daemon->owner ? &daemon->owner_lines : &daemon->strangers); /* TLS may say why */
     const enum aq_status status = aq_control_push(connection->control);
     aq_log_limit_thread(NULL);
-    /* What the owner said before it went is still read. */
+    /* The owner's lines from before its close are still read. */
     if (status != AQ_OK && status != AQ_AGAIN && connection != daemon->owner) connection_close(daemon, connection);
 }
 
@@ -418,7 +418,7 @@ static enum aq_status serve_line(struct daemon *daemon, struct connection *conne
 void connection_serve(struct daemon *daemon, struct connection *connection)
 {
     while (connection->state != CONNECTION_FREE) {
-        /* Who looks from outside gets its next answer when it has read this one. */
+        /* An observer gets its next answer when it has read this one. */
         if (connection->state == CONNECTION_PROVED && connection != daemon->owner &&
             aq_control_pending(connection->control))
             return;

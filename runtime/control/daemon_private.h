@@ -1,5 +1,5 @@
-/* daemon_private.h -- what daemon.c (the loop), daemon_connection.c (who may say what) and daemon_worker.c (processes)
- * share. */
+/* daemon_private.h -- shared by daemon.c (the loop), daemon_connection.c (rights of peers) and daemon_worker.c
+ * (processes). */
 #ifndef RUNTIME_DAEMON_PRIVATE_H
 #define RUNTIME_DAEMON_PRIVATE_H
 
@@ -16,7 +16,7 @@
 #include "watch.h"
 
 enum {
-    DAEMON_CONNECTIONS_MAX = 512, /* some 4 KiB each until it has proved itself; half of them for one source */
+    DAEMON_CONNECTIONS_MAX = 512, /* about 4 KiB each until it has proved itself; half of them for one source */
     DAEMON_ACCEPTS_MAX = 64,      /* in a turn of the loop: others have a turn, too                          */
     DAEMON_WORKERS_MAX = AQ_JOB_RANKS_MAX,
     /* Of a worker: channel, output, log. Of a connection one. And some of our own. */
@@ -26,11 +26,11 @@ enum {
     DAEMON_ROOM = 64 << 10,              /* a worker is read only while the owner's buffer takes this much more  */
     DAEMON_LOOKER_BYTES_MAX = 32 << 10,  /* of a line of one that has no job: three paths and a name          */
     DAEMON_REPORT_BYTES_MAX = 512 << 10, /* of a line of a worker: 64 KiB of trace, escaped                   */
-    /* What may wait for a peer that has proved itself: a report, every byte of it written as \u00xx, or 256 KiB of a
-     * log likewise, behind a full buffer. For a worker: its start line behind one. */
+    /* Bytes that may wait for a proved peer: a report with every byte as \u00xx, or 256 KiB of a log likewise, after
+     * a full buffer. For a worker: its start line after one. */
     DAEMON_QUEUE_BYTES_MAX = AQ_CONTROL_BUFFER_BYTES + 6 * DAEMON_REPORT_BYTES_MAX,
     DAEMON_LOOKERS_BYTES_MAX = 8 << 20, /* of all that wait for answers; then there are no logs for a while */
-    DAEMON_STRANGER_LINES = 8,          /* of the log in 10 s about those who have no job    */
+    DAEMON_STRANGER_LINES = 8,          /* of the log in 10 s about peers without a job      */
     DAEMON_OWNER_LINES = 64             /* about the one that has it                         */
 };
 
@@ -54,7 +54,7 @@ struct worker {
     bool used;
     uint32_t rank;
     pid_t pid;   /* 0: reaped, or never started */
-    bool reaped; /* waitpid has had it; what it said last is still to be told */
+    bool reaped; /* waitpid has it; its last lines are still to be sent */
     int wait_status;
     bool killed;           /* by this daemon                                   */
     uint64_t memory_kills; /* of this cgroup when it was started               */
@@ -70,7 +70,7 @@ struct worker {
     uint64_t kill_ns;             /* without a channel, it may live until then */
     char line[DAEMON_TEXT_BYTES]; /* the line that is coming in      */
     size_t line_bytes;
-    char last[DAEMON_TEXT_BYTES]; /* the last whole line that said something */
+    char last[DAEMON_TEXT_BYTES]; /* the last whole line with a cause */
 };
 
 struct daemon {
@@ -80,7 +80,7 @@ struct daemon {
     bool ending;  /* SIGTERM without a job, or a second one */
     bool term_seen;
     bool children_due; /* a worker may have ended that was not asked after yet */
-    uint64_t deaf_ns;  /* descriptors are out: nobody is let in until then */
+    uint64_t deaf_ns;  /* no descriptors are left: no new connections until then */
     struct aq_log_limit strangers, owner_lines;
     struct connection connections[DAEMON_CONNECTIONS_MAX];
     struct connection *owner; /* whose job runs; NULL: none    */
@@ -88,7 +88,7 @@ struct daemon {
     char run[AQ_RUN_PATH_BYTES];
     char checkpoint[AQ_RUN_PATH_BYTES];
     struct aq_owner run_owner; /* whose these folders are; its job is the one above */
-    bool probing;              /* no job: its owner measures the network. Folders are those of the job before */
+    bool probing;              /* no job: its owner measures the network. Folders: of the job before */
     uint64_t job_since_ns;
     uint64_t beat_ns, beat_due_ns;     /* ours to the owner; 0: none                             */
     uint64_t owner_silence_ns;         /* for so long the owner is waited for; 0: for ever       */
@@ -105,8 +105,8 @@ void connection_push(struct daemon *daemon, struct connection *connection); /* w
 void connection_close(struct daemon *daemon, struct connection *connection);
 void connection_expire(struct daemon *daemon, uint64_t now_ns);
 void connection_check(struct daemon *daemon); /* ends those whose certificates have been revoked */
-/* Where a newcomer from `source` goes, by aq_admit: the place of a connection that has to leave it, or a free one.
- * NULL: it is not let in. */
+/* The place of a new connection from `source`, by aq_admit: one of a connection that must leave, or a free one.
+ * NULL: it is not admitted. */
 struct connection *connection_place(struct daemon *daemon, uint64_t source, uint64_t now_ns);
 /* To the owner, if there is one; takes the reference. A failure ends the connection. */
 void owner_send(struct daemon *daemon, json_t *message);

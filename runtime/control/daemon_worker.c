@@ -3,8 +3,8 @@
  * certain.
  *
  * The end of a worker has three signs that come in any order: its channel closes, its output closes, waitpid has it.
- * `exited` is told after waitpid and after everything readable was read, so that it is the last the launcher hears of
- * the rank.
+ * `exited` is sent after waitpid and after everything readable was read, so that it is the rank's last line to the
+ * launcher.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -43,7 +43,7 @@ void worker_kill(struct worker *worker)
     kill(worker->pid, SIGKILL);
 }
 
-/* How often the kernel has killed for want of memory in this process's cgroup, which its workers share; 0: unknown. */
+/* The kernel's count of out-of-memory kills in this process's cgroup, which its workers share; 0: unknown. */
 static uint64_t memory_kills(void)
 {
     char line[AQ_RUN_PATH_BYTES], path[AQ_RUN_PATH_BYTES] = "";
@@ -63,7 +63,7 @@ static uint64_t memory_kills(void)
     return count;
 }
 
-/* Why a worker was killed that nobody of ours has killed; "": there is nothing to say. */
+/* The likely cause if a worker was killed, but not by aqpipe; "": none. */
 static void say_why(const struct worker *worker, char *text, size_t bytes)
 {
     char held[AQ_TEXT_NUMBER], limit_text[96];
@@ -91,7 +91,7 @@ static void log_open(struct daemon *daemon, struct worker *worker, bool rename_f
     worker->log = -1;
     snprintf(name, sizeof name, "logs/stage-%u.log", worker->rank);
     snprintf(aside, sizeof aside, "logs/stage-%u.log.1", worker->rank);
-    if (daemon->probing) return; /* there is no run folder: its last line is told when it ends */
+    if (daemon->probing) return; /* there is no run folder: its last line is sent when it ends */
     enum aq_status status = aq_file_make_folder(daemon->run, "logs");
     if (status == AQ_OK && rename_first) (void)aq_file_rename(daemon->run, name, aside);
     if (status == AQ_OK) status = aq_file_open(daemon->run, name, AQ_FILE_APPEND, &worker->log);
@@ -121,8 +121,7 @@ static void log_write(struct daemon *daemon, struct worker *worker, const char *
     worker->log = -1;
 }
 
-/* Remember the last line that says something: it explains a crash better than its signal does. That all went well until
- * then does not. */
+/* Keeps the last line with a cause: it explains a crash better than the signal. Lines of normal progress do not. */
 static void log_scan(struct worker *worker, const char *bytes, size_t count)
 {
     for (size_t i = 0; i < count; i++) {
@@ -253,7 +252,7 @@ enum aq_status worker_start(struct daemon *daemon, uint32_t rank, json_t *messag
         return AQ_OK;
     }
     if (worker->pid > 0)
-        worker_kill(worker); /* reaped in the loop, which tells `exited` */
+        worker_kill(worker); /* reaped in the loop, which sends `exited` */
     else
         worker_free(worker);
     return status;
@@ -261,7 +260,7 @@ enum aq_status worker_start(struct daemon *daemon, uint32_t rank, json_t *messag
 
 /* ---- running and ending ---- */
 
-/* What a daemon says of its workers, none of them may say itself: the launcher could not tell. */
+/* A worker must not send a daemon's events: the launcher could not distinguish them. */
 static bool is_ours(const json_t *message)
 {
     static const char *const events[] = {"exited", "stop-asked", "opened", "refused"};
@@ -299,13 +298,13 @@ void worker_serve(struct daemon *daemon, struct worker *worker)
         }
         if (json_object_set_new(message, "rank", json_integer(worker->rank)) != 0) {
             json_decref(message);
-            message = NULL; /* owner_send says that memory is out */
+            message = NULL; /* owner_send reports that memory is out */
         }
         owner_send(daemon, message);
     }
 }
 
-/* It has ended. When everything that can still be read has been: tell the end and forget the worker. */
+/* It has ended: reads the rest, sends `exited` and frees the worker. */
 static void worker_finish(struct daemon *daemon, struct worker *worker)
 {
     worker_serve(daemon, worker);
@@ -328,7 +327,7 @@ static void worker_finish(struct daemon *daemon, struct worker *worker)
 void worker_reap(struct daemon *daemon)
 {
     const bool due = daemon->children_due;
-    daemon->children_due = false; /* before anybody is asked after: who ends meanwhile is told of anew */
+    daemon->children_due = false; /* before the loop: a worker that ends meanwhile sets it again */
     for (int i = 0; i < DAEMON_WORKERS_MAX; i++) {
         struct worker *worker = &daemon->workers[i];
         if (!worker->used || worker->pid <= 0) continue;
@@ -353,7 +352,7 @@ void worker_kill_all(struct daemon *daemon)
 
 /* ---- status ---- */
 
-/* Resident bytes and CPU time of a process, as /proc tells. */
+/* Resident bytes and CPU time of a process, from /proc. */
 static void measure(pid_t pid, uint64_t *rss_bytes, uint64_t *cpu_ns)
 {
     char path[64], text[1024];

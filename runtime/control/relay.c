@@ -1,4 +1,4 @@
-/* relay.c -- see the header. Both directions block, each in a thread of its own: none can hold the other up. */
+/* relay.c -- see the header. Both directions block, each in its own thread: neither can delay the other. */
 #include "relay.h"
 
 #include <errno.h>

@@ -67,7 +67,7 @@ void aq_watch_stage_begin(struct aq_watch *watch, uint32_t stage, uint32_t host)
         .watched = true, .host = host, .heard_ns = watch->clock.now_ns, .changed_ns = watch->clock.now_ns};
 }
 
-/* Something went on. A pause that has ended tells how slow this run may be. */
+/* Progress. The pause that ended shows how slow this run may be. */
 static void progress(struct aq_watch *watch)
 {
     const uint64_t pause = watch->clock.now_ns - watch->progress_ns;
@@ -114,7 +114,7 @@ static bool waits_for_others(enum aq_doing doing)
     return doing == AQ_DOING_NEIGHBOUR || doing == AQ_DOING_REDUCE || doing == AQ_DOING_GO;
 }
 
-/* Of a stuck job: who waits for nobody, and has done nothing for the longest time. */
+/* Of a stuck job: the stage that waits for no other and has been idle the longest. */
 static uint32_t guilty(const struct aq_watch *watch)
 {
     uint32_t found = 0;
@@ -160,7 +160,7 @@ struct aq_watch_finding aq_watch_look(const struct aq_watch *watch)
     for (uint32_t s = 0; silence && s < watch->stage_count; s++) {
         const struct aq_watch_stage *of = &watch->stages[s];
         if (!of->watched || !watch->hosts[of->host].watched) continue;
-        /* As far as its host has told: who does not hear of the host hears of nobody there. */
+        /* Up to its host's last line: a silent host hides all its stages. */
         const uint64_t told = watch->hosts[of->host].heard_ns;
         const uint64_t limit = of->beaten ? silence : AQ_WATCH_STARTS * silence;
         if (told > of->heard_ns && told - of->heard_ns > limit)

@@ -1,20 +1,18 @@
 /*
- * watch.h -- who of a job has fallen silent, and does anything still go on: deadlines as pure functions of what was
- * heard.
+ * watch.h -- has a peer fallen silent, and does the job still progress? Deadlines as pure functions of received lines.
  *
- * Two questions, two clocks.
- *  - Silent: every daemon says `beat` several times within silence_ns, and so does the process of every worker,
- * whatever it computes (pulse.h). Who does not is stopped, hangs in the kernel, or its machine is gone.
- *  - Stuck: all are alive, but no stage has done anything (a micro-batch, a piece of a file, a message from a
- * neighbour) for so long that no machine is so slow. The limit is the largest of stall_ns, AQ_WATCH_FACTOR times the
- * longest pause of this run that came to an end, and first_ns; to this come outages of links, and what a checkpoint may
- * take while a stage waits for one.
+ * Two questions, two clocks. - Silent: every daemon sends `beat` several times within silence_ns, and so does the
+ * process of every worker, even while it computes (pulse.h). A silent one is stopped, hangs in the kernel, or its
+ * machine is lost. - Stuck: all are alive, but no stage has progressed (a micro-batch, a piece of a file, a message
+ * from a neighbour) for longer than any slow machine would take. The limit is the largest of stall_ns, AQ_WATCH_FACTOR
+ * times the longest pause of this run that came to an end, and first_ns; plus outages of links, and the time of a
+ * checkpoint while a stage waits for one.
  *
- * Time is what the watcher itself has seen pass: between two looks at most a part of silence_ns counts. When the
- * machine slept, or the watcher was stopped, nobody has been silent for it.
+ * Time is the watcher's own: between two checks at most a part of silence_ns counts. If the machine slept, or the
+ * watcher was stopped, no peer counts as silent.
  *
  *     aq_watch_init(&watch, &config, aq_clock_ns());
- *     loop: everything that came is told (heard, beat, done), then aq_watch_tick, then aq_watch_look.
+ *     loop: report all received lines (heard, beat, done), then aq_watch_tick, then aq_watch_look.
  *
  * Locking: none; the caller's.
  */
@@ -29,8 +27,8 @@
 
 enum {
     AQ_WATCH_BEATS = 6,   /* within silence_ns: five may be late                                              */
-    AQ_WATCH_FACTOR = 10, /* a pause so many times as long as any before is none of a slow machine            */
-    AQ_WATCH_STARTS = 10, /* times silence_ns until a process that was started must have said its first beat;
+    AQ_WATCH_FACTOR = 10, /* a pause this many times any earlier one is no slow machine's                     */
+    AQ_WATCH_STARTS = 10, /* times silence_ns until a started process must have sent its first beat;
                              also how long a daemon waits for a launcher that is stopped                      */
 };
 
@@ -56,10 +54,10 @@ struct aq_watch_config {
 
 struct aq_plan; /* plan.h */
 
-/* watch_plan.c: the manifest's limits, and what the plan says of the slowest piece of work, outages and checkpoints. */
+/* watch_plan.c: the manifest's limits, and the plan's times of the slowest work, outages and checkpoints. */
 struct aq_watch_config aq_watch_of_plan(const struct aq_plan *plan);
 
-/* How often everybody beats. 0: never. */
+/* Interval of all beats. 0: never. */
 uint64_t aq_watch_interval(const struct aq_watch_config *config);
 
 struct aq_watch_host {
@@ -70,7 +68,7 @@ struct aq_watch_host {
 struct aq_watch_stage {
     bool watched, beaten;
     uint32_t host;
-    uint64_t heard_ns;   /* when its host told of it last                  */
+    uint64_t heard_ns;   /* when its host last reported it                 */
     uint64_t work;       /* of its last beat                               */
     uint64_t changed_ns; /* when work was another, or something else came  */
     uint64_t step;
@@ -82,7 +80,7 @@ struct aq_watch {
     struct aq_watch_clock clock;
     struct aq_watch_host hosts[AQ_JOB_RANKS_MAX];
     struct aq_watch_stage stages[AQ_JOB_RANKS_MAX];
-    uint32_t host_count, stage_count; /* one more than the highest number told */
+    uint32_t host_count, stage_count; /* one more than the highest number seen */
     bool running;
     uint64_t progress_ns; /* when anything went on last          */
     uint64_t longest_ns;  /* pause between two such moments      */
@@ -93,34 +91,34 @@ enum aq_watch_kind { AQ_WATCH_WELL = 0, AQ_WATCH_HOST_SILENT, AQ_WATCH_STAGE_SIL
 struct aq_watch_finding {
     enum aq_watch_kind kind;
     uint32_t
-        number; /* of the host or the stage: of a stuck job the stage that waits for nobody else, if there is one */
+        number; /* of the host or the stage: of a stuck job the stage that waits for no other, if any */
     uint64_t since_ns; /* for so long      */
     uint64_t limit_ns;
 };
 
 void aq_watch_init(struct aq_watch *watch, const struct aq_watch_config *config, uint64_t now_ns);
 
-/* So much time has passed since the last look, as far as it counts. After everything that came was told. */
+/* Advances the time since the last check, as far as it counts. Call it after all received lines. */
 void aq_watch_tick(struct aq_watch *watch, uint64_t now_ns);
 
-/* Something came from a host: it is watched from its first word on. */
+/* A line came from a host: it is watched from its first line on. */
 void aq_watch_host_heard(struct aq_watch *watch, uint32_t host);
 void aq_watch_host_gone(struct aq_watch *watch, uint32_t host);
 
 /* A worker was started there. */
 void aq_watch_stage_begin(struct aq_watch *watch, uint32_t stage, uint32_t host);
 
-/* A line of its own came: it lives, and something went on. */
+/* Its own line came: it lives, and progresses. */
 void aq_watch_stage_heard(struct aq_watch *watch, uint32_t stage);
 
-/* Its host tells that its process lives, and what it has done so far. */
+/* Its host reports that its process lives, and its work so far. */
 void aq_watch_stage_beat(struct aq_watch *watch, uint32_t stage, uint64_t work, uint64_t step, enum aq_doing doing);
 void aq_watch_stage_gone(struct aq_watch *watch, uint32_t stage);
 
-/* The first step begins: from now on something must go on. */
+/* The first step starts: from now on there must be progress. */
 void aq_watch_go(struct aq_watch *watch);
 
-/* What is wrong, the most certain first. */
+/* The first finding, in order of certainty. */
 struct aq_watch_finding aq_watch_look(const struct aq_watch *watch);
 
 #endif

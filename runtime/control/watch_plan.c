@@ -1,5 +1,5 @@
 /*
- * watch_plan.c -- what a plan says about how long things may take on the slowest machine and link that anybody uses.
+ * watch_plan.c -- time limits from the plan, with the slowest machines and links.
  *
  * A floor for the deadline of progress, not a forecast: nothing is known of the machines yet. One forward or backward
  * is counted at a thousandth of a core's usual rate (100 GFLOP/s), as it is on a machine that swaps; one message

@@ -1,11 +1,11 @@
 /*
- * wan_check.c -- see wan_check.h. Two ends, asymmetric lines. For each figure a receiver and a sender are started,
- * each at its end; the receiver tells what came over a pipe.
+ * wan_check.c -- see wan_check.h. Two ends, asymmetric lines. For each figure a receiver and a sender are started, each
+ * at its end; the receiver reports its counts over a pipe.
  *
  * Delay: the median age of small datagrams (both ends have one clock; a receiver that waits for a processor is not the
  * lab's). Rate: what arrives of a third more datagrams than fit, and of a TCP stream, whose packets come in runs and
- * are paced one by one; the second half of each counts. Loss: what is missing of 100,000 datagrams, of which 5 % are
- * to be; three standard deviations of that are 4 %.
+ * are paced one by one; the second half of each counts. Loss: the missing part of 100,000 datagrams, with 5 % set;
+ * three standard deviations of that are 4 %.
  */
 #include "wan_check.h"
 

@@ -7,8 +7,8 @@
 #define RUNTIME_WAN_CHECK_H
 
 /*
- * Build a lab, measure it, print a line a figure. The exit status: 0, every one is within 5 %; 1; 77, no lab here
- * (said).
+ * Build a lab, measure it, print a line per figure. The exit status: 0, every one is within 5 %; 1; 77, no lab is
+ * possible here (printed).
  */
 int aq_wan_check(void);
 

@@ -1,11 +1,10 @@
 /*
  * wan_lab.c -- see wan_lab.h. Three processes: the caller, which waits; the lab, first of a process namespace, which
  * moves packets; and the command, at end 0. The lab holds a descriptor of each end's namespace and a pipe for changes
- * under fixed numbers, so that whoever is in the lab finds them at /proc/1/fd. The caller's end tells itself by a
- * pipe.
+ * under fixed numbers, so that processes in the lab find them at /proc/1/fd. A pipe shows the end of the caller.
  *
- * The lab asks for SCHED_FIFO: a packet that waits for a processor that trains would be another network's. What it
- * takes of a processor is said by --stats.
+ * The lab asks for SCHED_FIFO: a packet that waits for a processor that trains would get a wrong delay. --stats prints
+ * the processor time of the lab.
  */
 #include "wan_lab.h"
 
@@ -159,7 +158,7 @@ static void take_rules(struct aq_wan_rules *to, uint32_t given, const struct aq_
     if (given & AQ_WAN_BLACKHOLE) to->blackhole_bytes = from->blackhole_bytes;
 }
 
-/* The lab visits the end: /proc/sys/net is that of the namespace one is in. */
+/* The lab enters the end, because /proc/sys/net shows the caller's namespace. */
 static enum aq_status set_congestion(uint32_t end, const char *name)
 {
     if (setns(FD_ENDS + (int)end, CLONE_NEWNET) != 0) return aq_fail_errno(AREA, "cannot enter end %u", end);
@@ -215,7 +214,7 @@ static enum aq_status add_change(struct lab *lab, const struct aq_wan_change *ch
     return AQ_OK;
 }
 
-/* One that somebody in the lab sent: what is wrong with it was said there, too, and ends nobody here. */
+/* A change from a process in the lab: its sender reported any fault, which ends nothing here. */
 static void hear_change(struct lab *lab, uint64_t now_ns)
 {
     struct aq_wan_change change;
@@ -271,8 +270,8 @@ static bool was_sent(int code)
 }
 
 /*
- * What was sent to the caller or to the lab alone goes on to the command. What both got, the lab by itself and from its
- * caller, went to their process group, and the command has it: that is told after a moment.
+ * A signal sent only to the caller or only to the lab is passed on to the command. A signal that both got went to their
+ * process group, so the command has it: that is known after a moment.
  */
 static void hear_request(struct lab *lab, const struct signalfd_siginfo *info)
 {
@@ -323,7 +322,7 @@ static enum aq_status loop(struct lab *lab)
         if (ppoll(fds, ends + 3, wake_ns == AQ_NEVER ? NULL : &wait, NULL) < 0 && errno != EINTR)
             return aq_fail_errno(AREA, "cannot wait for packets");
         now_ns = aq_clock_ns();
-        if (fds[ends + 2].revents) return AQ_ABORTED; /* nobody is there to be told */
+        if (fds[ends + 2].revents) return AQ_ABORTED; /* no caller is left */
         if (now_ns >= lab->killed_ns)
             return aq_fail(AQ_ABORTED, AREA, "the command still runs %d s after the signal: everything is ended",
                            GRACE_S);
@@ -406,7 +405,7 @@ static enum aq_status lab_process(struct lab *lab, const sigset_t *signals, cons
     return status;
 }
 
-/* Until the lab has ended; what is sent to this process meanwhile goes on to it. */
+/* Waits for the lab's end; passes on signals to this process. */
 static enum aq_status await_lab(pid_t process, const sigset_t *signals, int *code)
 {
     siginfo_t info;

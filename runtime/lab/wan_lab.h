@@ -49,29 +49,29 @@ struct aq_wan_lab {
     bool stats; /* lines and what they did, on standard error, at the end */
     uint32_t change_count;
     struct aq_wan_change changes[AQ_WAN_CHANGES_MAX]; /* in order of time */
-    int (*run)(void *context);                        /* in a process of its own at end 0: its exit status */
+    int (*run)(void *context);                        /* in its own process at end 0: its exit status */
     void *context;
 };
 
-/* What a lab wants and this process or machine lacks, with the remedy; NULL: nothing. */
+/* The requirement of a lab that this process or machine lacks, with the remedy; NULL: none. */
 const char *aq_wan_lab_cannot(void);
 
 /*
- * Build it, run, take it down; *code: what `run` answered, 128 + n where signal n ended it. A SIGINT or SIGTERM that
- * is sent to this process goes on to that one, which has ten seconds then. AQ_NODEV, AQ_REFUSED, AQ_IO: said why.
+ * Build it, run, take it down; *code: what `run` answered, 128 + n where signal n ended it. A SIGINT or SIGTERM to this
+ * process is passed on to that one, which then has ten seconds. AQ_NODEV, AQ_REFUSED, AQ_IO: the cause is logged.
  */
 enum aq_status aq_wan_lab_run(const struct aq_wan_lab *lab, int *code);
 
 /* Ends of the lab that this process is in; 0: it is in none. */
 uint32_t aq_wan_ends(void);
 
-/* This process, and what it starts, is at that end from here on. AQ_NOTFOUND: there is none (not logged). */
+/* Moves this process, and its later children, to that end. AQ_NOTFOUND: no such end (not logged). */
 enum aq_status aq_wan_enter(uint32_t end);
 
 /* Change the lines now, or at_ns from now. AQ_NOTFOUND: this process is in no lab (not logged). */
 enum aq_status aq_wan_tell(const struct aq_wan_change *change);
 
-/* NULL, or what is wrong with a change in a lab of so many ends. */
+/* NULL, or the fault of a change in a lab of `ends` ends. */
 const char *aq_wan_change_wrong(const struct aq_wan_change *change, uint32_t ends);
 
 #endif

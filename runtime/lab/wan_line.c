@@ -81,7 +81,7 @@ static enum aq_status parse(const uint8_t *bytes, size_t count, struct aq_wan_pa
     return AQ_OK;
 }
 
-/* Bytes of IP of a segment as it travels, with headers of its own. */
+/* Bytes of IP of a segment as it travels, with its own headers. */
 static uint32_t segment_bytes(const struct aq_wan_packet *packet, uint32_t at)
 {
     const uint32_t ip_bytes = packet->count - (uint32_t)sizeof(struct virtio_net_hdr);
@@ -92,7 +92,7 @@ static uint32_t segment_bytes(const struct aq_wan_packet *packet, uint32_t at)
 
 /* ---- what becomes of it ---- */
 
-/* What jitter adds to the delay at this time. */
+/* The delay that jitter adds at this time. */
 static double jitter_ns(const struct aq_wan_line *line, uint64_t now_ns)
 {
     if (line->rules.jitter_ms <= 0) return 0;
@@ -104,7 +104,7 @@ static double jitter_ns(const struct aq_wan_line *line, uint64_t now_ns)
     return most * (2 * (from + (to - from) * (at - whole)) - 1);
 }
 
-/* When a packet of so many bytes arrives; 0: it does not. */
+/* Arrival time of a packet of `bytes` bytes; 0: it is lost. */
 static uint64_t travel(struct aq_wan_line *line, uint64_t now_ns, uint32_t bytes)
 {
     const struct aq_wan_rules *rules = &line->rules;
@@ -160,7 +160,7 @@ enum aq_status aq_wan_line_offer(struct aq_wan_line *line, uint64_t now_ns, cons
 
 /* ---- what arrives ---- */
 
-/* A segment may go on so much early, with one that is due. */
+/* A segment may leave early by this much, with one that is due. */
 static uint64_t tick_ns(const struct aq_wan_line *line)
 {
     const double tick = line->rules.delay_ms * MS / TICK_PART;
@@ -200,8 +200,8 @@ static uint16_t folded(uint32_t sum)
 
 /*
  * The headers of the segments from..end of a run, as the sender's kernel would have made them: lengths, number and sum
- * of IP; sequence number of TCP, FIN and PSH at the last alone, CWR at the first, and the sum over addresses and
- * length that whoever completes the checksum begins with (VIRTIO_NET_HDR_F_NEEDS_CSUM).
+ * of IP; sequence number of TCP, FIN and PSH only at the last, CWR only at the first, and the sum over addresses and
+ * length, with which the checksum is completed (VIRTIO_NET_HDR_F_NEEDS_CSUM).
  */
 static void write_heads(const struct aq_wan_packet *packet, uint32_t from, uint32_t end, uint32_t body,
                         struct virtio_net_hdr *head, uint8_t *ip_and_tcp)

@@ -1,15 +1,15 @@
 /*
- * wan_line.h -- one line of the wide-area lab: what becomes of packets that go from one end to another.
+ * wan_line.h -- one line of the wide-area lab: delay, rate and loss of packets from one end to another.
  *
- * A line is a queue before a transmitter of so many Mbit/s, a wire that takes so long, and somebody who loses packets
- * at its end. A packet that finds more in the queue than it holds is dropped (tail drop); so is one that is bigger
- * than blackhole_bytes, silently. What is lost on the wire has taken its time of the transmitter before. Order is
- * kept, by jitter too: it is a delay that wanders, linear between random points, never steeper than a half.
+ * A line is a queue, a transmitter with a rate, a wire with a delay, and a loss of packets at its end. A packet that
+ * finds more in the queue than it holds is dropped (tail drop); so is one that is bigger than blackhole_bytes,
+ * silently. A packet that is lost on the wire has used the transmitter before. Order is kept, by jitter too: it is a
+ * delay that wanders, linear between random points, never steeper than a half.
  *
  * Segments. A kernel hands TCP over in runs of up to 64 kB (IFF_VNET_HDR with TSO), which a network would see as
- * packets of about the MTU. A line counts, paces, queues and loses those packets, one by one, and hands over what
- * arrives in runs again: neighbours that are due within the line's tick go on as one write. That is what makes the lab
- * cheap, and what a receiver's network card does with packets that come close together. Only IPv4 passes.
+ * packets of about the MTU. A line counts, paces, queues and loses those packets, one by one, and delivers arrived
+ * packets in runs again: neighbours that are due within the line's tick are one write. That makes the lab cheap, and a
+ * receiver's network card does the same with packets that come close together. Only IPv4 passes.
  *
  * Rates count IP packets, headers and all, without a frame around them: 1500 bytes bring 1448 of TCP (timestamps on).
  *
@@ -53,7 +53,7 @@ struct aq_wan_line {
 
 /* A line without limits. Numbers of losses and jitter are (seed, index)'s. */
 void aq_wan_line_init(struct aq_wan_line *line, uint64_t seed, uint32_t index);
-void aq_wan_line_deinit(struct aq_wan_line *line); /* what is under way is gone */
+void aq_wan_line_deinit(struct aq_wan_line *line); /* drops packets under way */
 
 /* The address that it goes to, host order; false: neither IPv4 nor whole. */
 bool aq_wan_target(const uint8_t *bytes, size_t count, uint32_t *address);

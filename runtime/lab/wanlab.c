@@ -1,6 +1,6 @@
 /*
- * wanlab.c -- `aqpipe wanlab` (tools/wanlab): the command line of the lab (wan_lab.h), its --check, and what is said
- * to one that runs.
+ * wanlab.c -- `aqpipe wanlab` (tools/wanlab): the command line of the lab (wan_lab.h), its --check, and changes of a
+ * running one.
  */
 #include <errno.h>
 #include <math.h>

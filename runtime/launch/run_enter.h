@@ -1,7 +1,7 @@
 /*
  * run_enter.h -- a launch enters its run folder: may it, where does it resume, and what is deleted first?
  *
- * The folder is locked, and its folders become the run's (owned_folder.h). What it holds decides the rest:
+ * The folder is locked, and its folders become the run's (owned_folder.h). Its content decides the rest:
  * - nothing that was trained: the launch starts, whatever was planned there before;
  * - a run of this plan: --resume continues it, --fresh deletes it, else the launch is refused;
  * - a run of another plan: --resume continues it if it differs only in its length, evaluations, checkpoints, or in the
@@ -47,7 +47,7 @@ struct aq_run_entry {
 
 /*
  * AQ_MISMATCH, AQ_REFUSED: not this launch in this folder; the line has the cause and the remedy. AQ_NOTFOUND:
- * --resume, and no such folder. AQ_CORRUPT, AQ_NOSPC, AQ_IO. Whatever it answers, aq_run_leave is due.
+ * --resume, and no such folder. AQ_CORRUPT, AQ_NOSPC, AQ_IO. The caller always calls aq_run_leave.
  */
 enum aq_status aq_run_enter(struct aq_run_entry *entry);
 

@@ -4,8 +4,8 @@
  * At 20 Mbit/s the two files of a ResNet-34's ends take 20 s; a relay has them twice between two turns, up from the
  * one client and down to the next. They need not wait for each other:
  *
- *     splitfed1, splitfed2   the ends begin with the round's weights, which are here: they go at once
- *     relay                  they are what the turn before leaves: each piece goes on to the next client as it comes
+ *     splitfed1, splitfed2   the ends start with the round's weights, which are here: they are sent at once
+ *     relay                  the ends of the turn before: each piece is passed on to the next client as it comes
  *
  * The next client gets the usual offer, takes its files, starts its daemon and sends `ready`; it does no more before
  * its turn is due. No worker runs for it yet at either end, so that server and client take no more memory than for one

@@ -18,7 +18,7 @@ struct aq_split_gate {
     const char *manifest;                 /* its own, as it planned it                       */
     const char *begin;                    /* the folder of this turn's initial weights; NULL: none */
     const char *seal;                     /* the first stage's key of the server's cache; NULL: none          */
-    const char *hosts[3];                 /* allowed peers of its stages: of its own manifest; NULL: none     */
+    const char *hosts[3];                 /* allowed peers of its stages, by its manifest; NULL: none         */
     uint32_t ends;                        /* stages that it has                              */
     uint64_t plan_hash;                   /* of it                                           */
 };

@@ -2,10 +2,8 @@
  * split_job.h -- the job of one client's turns: the manifest that server and client both have, and that client's own
  * values.
  *
- * Both ends make it on their own, and their plans' hashes must be one. What the client alone knows (how many samples,
- * of
- * which digest) it tells, and the server plans with that: it never sees the data. train.epochs is what all rounds
- * come to.
+ * Each end makes it, and their plans' hashes must be equal. The client sends the facts that only it has (count and
+ * digest of samples), and the server plans with them: it never sees the data. train.epochs is the total of all rounds.
  *
  * Locking: pure functions of files.
  */

@@ -38,7 +38,7 @@ struct site {
     uint32_t lates;   /* rounds in which it was waited for, or that ended before its turn  */
     bool kept;        /* its turn of this round is in round/NAME, to be averaged                 */
     uint64_t samples; /* that it trains on                                   */
-    uint64_t mark;    /* the newest complete checkpoint of its own run                       */
+    uint64_t mark;    /* the newest complete checkpoint of its run                           */
     /* Global sampling (split_sums.c). */
     uint64_t first;                  /* index of its first sample among all clients' samples     */
     bool absent;                     /* this round's batches are drawn without its samples       */
@@ -133,8 +133,8 @@ enum aq_status state_commit(struct server *server, struct site *site);
 /*
  * split_weights.c. turn_check: the ends that a client sent, and the middle that was trained with it, each
  * stage-R.safetensors in its folder: of the stages of its plan, whole and finite, and have the moments of the ends had
- * the turn's updates? AQ_NOMEM; others: why, for the client, too. weights_begin: initial weights, into weights/0.
- * weights_average: a stage of all turns that the round has kept, into weights/TO.
+ * the turn's updates? AQ_NOMEM; others: `why` has the cause, also sent to the client. weights_begin: initial weights,
+ * into weights/0. weights_average: a stage of all turns that the round has kept, into weights/TO.
  */
 enum aq_status turn_check(const struct server *server, const struct site *site, const char *ends, const char *middle,
                           char why[AQ_SPLIT_TEXT_BYTES]);
@@ -145,7 +145,7 @@ enum aq_status weights_average(const struct server *server, const struct aq_plan
 void round_advance(struct server *server);
 /*
  * A plan of the stages: of a connected client, or (again, which the caller always closes) from the manifest of an
- * earlier turn; NULL: no client has connected yet. AQ_NOTFOUND, AQ_INVAL: of our own file.
+ * earlier turn; NULL: no client has connected yet. AQ_NOTFOUND, AQ_INVAL: the manifest is missing or invalid.
  */
 enum aq_status round_plan(const struct server *server, struct aq_split_job *again, const struct aq_plan **plan);
 uint64_t round_elapsed_ns(const struct server *server);
@@ -174,8 +174,9 @@ uint32_t sums_polls(struct server *server, struct pollfd *fds);
 enum aq_status sums_path(const struct server *server, char out[AQ_RUN_PATH_BYTES]);
 
 /*
- * split_board.c: the status page (status.listen) and --json. tell: the changes since the last time, in each turn of the
- * loop. end: the result. A page that cannot be opened ends the server before any client waits for it.
+ * split_board.c: the status page (status.listen) and --json. Call shown_tell in each turn of the loop: it reports the
+ * changes since its last call. end: reports the result. A page that cannot be opened ends the server before any client
+ * waits for it.
  */
 enum aq_status shown_open(struct server *server);
 void shown_tell(struct server *server);
@@ -203,7 +204,8 @@ uint64_t turn_shift(const struct server *server, const struct site *site);
  * them claims more than split.share_max; whoever differs is refused then. settle: with global sampling, when they
  * agree: fixes the set of clients. gathered: is this round's set of clients settled? Clients that are away are waited
  * for during split.wait, and are then out of it; those that are back are in. limits: at the server's start, those that
- * claim more than its owner now allows are out for good. claims: does this one? tell: sends it the result, if settled.
+ * claim more than its owner now allows are out for good. claims: does this one? The last one sends it the result, if
+ * settled.
  */
 enum aq_status join_plan(struct server *server, const struct site *site, const struct aq_split_join *join,
                          bool together, struct aq_split_job *out);
@@ -231,7 +233,7 @@ void turn_away(struct server *server, struct site *site, const char *why);
 /* As when it is due, before it is: its files go, and nothing else happens. */
 void turn_offer_ahead(struct server *server, struct site *site);
 void turn_halt(struct site *site); /* the launcher of its turn, at once; waits for its end */
-/* A failure of our own disk or memory: the step is void, and the server ends. why NULL: already reported. */
+/* A failure of this machine's disk or memory: the step is void, and the server ends. why NULL: already reported. */
 void server_fails(struct server *server, const char *why);
 void server_save(struct server *server); /* split.json, or the server fails */
 

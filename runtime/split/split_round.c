@@ -2,7 +2,7 @@
  * split_round.c -- rounds: their clients and order, the initial weights of each turn, and the merge at a round's end
  * (docs/SPLIT.md section 3).
  *
- *     mode        ends begin with   the middle with            what a turn leaves; the round's end
+ *     mode        ends start with   the middle with            result of a turn; the round's end
  *     relay       weights/W         weights/W                  weights/W', which is W from then on
  *     splitfed1   weights/W         weights/W                  round/NAME; all three averaged: weights/W'
  *     splitfed2   weights/W         round/LAST, or weights/W   round/NAME; ends averaged, round/LAST's middle

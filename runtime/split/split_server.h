@@ -1,12 +1,11 @@
 /*
- * split_server.h -- the server of split learning: whose turn it is, and what goes from a turn to the next
+ * split_server.h -- the server of split learning: whose turn it is, and the weights between turns
  * (docs/SPLIT.md).
  *
- * A turn is a run of three stages by the launcher and workers of any job, in a process of its own (`aqpipe split-
- * turn`):
- * the middle stage here, the other two at the client, whose daemon is at the other end of the client's connection. The
- * server lets clients in, offers turns, carries lines between a turn's launcher and its client, and keeps the newest
- * weights: those of the middle stage, and those of the ends, which the next client begins with.
+ * A turn is a run of three stages by the launcher and workers of any job, in its own process (`aqpipe split-turn`): the
+ * middle stage here, the other two at the client, whose daemon is at the other end of the client's connection. The
+ * server admits clients, offers turns, carries lines between a turn's launcher and its client, and keeps the newest
+ * weights: those of the middle stage, and those of the ends, which the next client starts with.
  *
  * The folder of a server (output.path):
  *     split.json            round, and of each client how far it is; written whole, after each turn

@@ -30,7 +30,7 @@ static const struct {
                          {"backward_bytes", "backward_packed", "backward"},
                          {"gradient_bytes", "gradient_packed", "gradient"}};
 
-/* What helps where a stage does this before the first step; else nothing needs to be done. */
+/* Remedy for a stage that stays in this phase before the first step; else none is needed. */
 static const char *const remedies[AQ_DOINGS] = {
     [AQ_DOING_START] = "if it lasts: is the data on a slow disk? `aqpipe logs RUN` shows what the stage writes",
     [AQ_DOING_DEVICE] = "if it lasts: is the GPU taken by another program (nvidia-smi), or memory short?",
@@ -332,7 +332,7 @@ void aq_board_split(struct aq_board *board, const struct aq_board_split *now, en
     aq_mutex_unlock(board->mutex);
 }
 
-/* What helps, by the stage that is least far where a job starts. */
+/* The remedy, by the stage that is least far while a job starts. */
 static const char *remedy_of(const struct aq_board_view *view)
 {
     const char *remedy = state_remedies[view->state];

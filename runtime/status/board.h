@@ -1,15 +1,15 @@
 /*
- * board.h -- what a launch is doing at this moment, for whoever looks from outside: the status page, OpenMetrics, JSON.
+ * board.h -- the present state of a launch, for observers: the status page, OpenMetrics, JSON.
  *
- * The launcher tells the board what it tells its person and metrics.jsonl anyway: lines (aq_board_line), what is being
- * done (aq_board_phase), its stages (aq_board_ranks). Who looks takes a view, a copy of all of it, and renders that in
- * its own time: nothing that looks can hold up the launcher for longer than the copy of about 600 KiB.
+ * The launcher sends the board the same facts as its user and metrics.jsonl: lines (aq_board_line), the phase
+ * (aq_board_phase), its stages (aq_board_ranks). An observer takes a view, a copy of all of it, and renders that in its
+ * own time: it can delay the launcher only for the copy of about 600 KiB.
  *
- * A state that is not "running" always says what it waits for, since when, and what a person can do.
+ * A state that is not "running" always has its cause, its start, and a remedy.
  *
- * Caveat: texts are as they came (names of jobs, causes): whoever renders escapes (xml_text.h).
+ * Caveat: texts are as they came (names of jobs, causes): the renderer escapes (xml_text.h).
  *
- * Locking: any thread; a mutex inside, held for a copy. NULL as a board is fine everywhere: there is none.
+ * Locking: any thread; a mutex inside, held for a copy. NULL as a board is fine everywhere: no board.
  */
 #ifndef RUNTIME_BOARD_H
 #define RUNTIME_BOARD_H
@@ -69,7 +69,7 @@ struct aq_board_rank {
     double seconds;                                        /* of its last step; NaN: none yet                      */
     double parts[AQ_BOARD_PARTS], gauges[AQ_BOARD_GAUGES]; /* NaN: it has none       */
     double bytes[AQ_BOARD_WAYS], bytes_all[AQ_BOARD_WAYS]; /* that links carried: in the step, since the launch began */
-    double in_wait;  /* of AQ_BOARD_LINK_WAIT, for the link to the stage before; NaN: not known */
+    double in_wait;  /* of AQ_BOARD_LINK_WAIT, waiting for the stage before; NaN: not known */
     char host[64];   /* as the manifest has it; "": this machine                                */
     struct aq_board_past {
         float seconds, parts[AQ_BOARD_PARTS]; /* NaN: none */
@@ -87,11 +87,11 @@ struct aq_board_client {
     bool here, trains;
     uint32_t turns, missed, late;
     uint64_t step, samples;
-    double bytes, loss, accuracy; /* of all its turns; of its own held-out samples after its last one; NaN: none */
+    double bytes, loss, accuracy; /* of all its turns; of its held-out samples after its last one; NaN: none     */
 };
 struct aq_board_split {
     char job[256], mode[24];
-    uint32_t round, rounds; /* under way, 0: clients are gathering; of so many. rounds 0: no split-server */
+    uint32_t round, rounds; /* under way, 0: clients are gathering; total. rounds 0: no split-server */
     uint32_t clients;
     struct aq_board_client client[AQ_JOB_CLIENTS_MAX];
 };
@@ -100,7 +100,7 @@ struct aq_board_view {
     char job[256], codec[128], cause[1024];
     uint32_t stages, ranks; /* P; P x W. 0: not planned yet */
     enum aq_board_state state;
-    char waits[192]; /* what is being done, or waited for; "": nothing is said    */
+    char waits[192]; /* the phase, or what it waits for; "": none                 */
     double waits_s;  /* for so long                                               */
     char remedy[192];
     uint64_t step, steps, epoch, restarts, skipped, eval_step;
@@ -123,13 +123,13 @@ struct aq_board; /* opaque */
 enum aq_status aq_board_open(struct aq_board **out);
 void aq_board_close(struct aq_board *board);
 
-/* The curve anew, as the run in this folder has it (a run that goes on, or begins again from a checkpoint). */
+/* Reads the curve again from the run in this folder (a run that resumes, or restarts from a checkpoint). */
 void aq_board_run(struct aq_board *board, const char *folder);
 
 /* A line as it is written to metrics.jsonl. */
 void aq_board_line(struct aq_board *board, const json_t *line);
 
-/* What is being done from now on; "" or NULL: nothing in particular. */
+/* Sets the phase from now on; "" or NULL: none in particular. */
 void aq_board_phase(struct aq_board *board, const char *text);
 
 /* A stop was asked for. */

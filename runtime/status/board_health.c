@@ -5,8 +5,8 @@
 
 #include "board.h"
 
-enum { SILENT_S = 30 };                            /* a daemon tells of its workers every 10 s at most */
-static const double c_q_max = 0.70710678118654752; /* sqrt(1/2): AQ-SGD's theorem wants less (docs/GUIDE.md)    */
+enum { SILENT_S = 30 };                            /* a daemon reports its workers at least every 10 s */
+static const double c_q_max = 0.70710678118654752; /* sqrt(1/2): AQ-SGD's theorem needs less (docs/GUIDE.md)    */
 static const double link_wait_share_max = 0.5;
 
 struct list {

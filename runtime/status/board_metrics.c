@@ -1,8 +1,8 @@
 /*
- * board_metrics.c -- a view in the text format of OpenMetrics 1.0, for Prometheus and whatever reads it.
+ * board_metrics.c -- a view in the text format of OpenMetrics 1.0, for Prometheus and other readers of the format.
  *
- * Families come whole, one after the other; a figure that is none is left out; counters end with _total and begin at
- * the launch. Labels are job, replica, stage and what a family needs; values of labels are escaped as the format wants.
+ * Families come whole, one after the other; unknown figures are left out; counters end with _total and start at the
+ * launch. Labels are job, replica, stage and others of a family; values of labels are escaped as the format requires.
  */
 #include <math.h>
 #include <string.h>

@@ -1,7 +1,7 @@
 /*
- * board_page.c -- a view as a page for people: state, figures, what is not well, curves, stages' time, links.
+ * board_page.c -- a view as a page for people: state, figures, problems, curves, stages' time, links.
  *
- * The page works without scripts (it then loads itself anew); with its own small one it fetches what stands in <main>.
+ * The page works without scripts (it then reloads itself); with its own small one it fetches the content of <main>.
  * Every text that others wrote goes through aq_text_xml.
  */
 #include <math.h>
@@ -135,7 +135,7 @@ static double part_of(double link_wait, double cache_wait, double value, enum aq
 {
     if (!isfinite(value)) return 0;
     if (part != AQ_BOARD_WAIT) return value;
-    return value - fmax(link_wait, 0) - fmax(cache_wait, 0); /* those two have colours of their own */
+    return value - fmax(link_wait, 0) - fmax(cache_wait, 0); /* those two have their own colours */
 }
 
 /* Of a rank's step as a bar: what is not in it is other work (data, copies). */

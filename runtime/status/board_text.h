@@ -9,7 +9,7 @@
 #include "board.h"
 #include "runtime_text.h"
 
-/* What stands within <main> of the page. */
+/* The content of <main> of the page. */
 void aq_board_body(const struct aq_board_view *view, struct aq_text *out);
 /* The whole page around it; nothing in it comes from another place. */
 void aq_board_page(const struct aq_board_view *view, struct aq_text *out);

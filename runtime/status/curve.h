@@ -1,14 +1,14 @@
 /*
- * curve.h -- a run's curves in memory of a fixed size: what `aqpipe plot` and the status page draw.
+ * curve.h -- a run's curves in memory of a fixed size; `aqpipe plot` and the status page draw them.
  *
  * A curve has at most AQ_CURVE_POINTS points. While a run has no more steps than that, each step is a point; then two
- * neighbours become one (mean, smallest, largest), and a point stands for twice as many steps, and so on: a run of any
+ * neighbours become one (mean, smallest, largest), and a point covers twice as many steps, and so on: a run of any
  * length costs the same. Held-out losses are kept in the same way, by leaving out every second one.
  *
  *     aq_curve_read(folder, false, curve);     what metrics.jsonl has
  *     aq_curve_add(curve, line);               one more line of it, as it is written
  *
- * Locking: one thread a curve.
+ * Locking: one thread per curve.
  */
 #ifndef RUNTIME_CURVE_H
 #define RUNTIME_CURVE_H
@@ -19,7 +19,7 @@
 #include "aqsgd/base.h"
 
 enum {
-    AQ_CURVE_POINTS = 2048, /* some two for each column of a picture */
+    AQ_CURVE_POINTS = 2048, /* about two for each column of a picture */
     AQ_CURVE_EVALS = 512,
     AQ_CURVE_LARGE_BYTES = 64 << 20 /* of a larger file AQ_CURVE_POINTS steps are read, evenly spread */
 };
@@ -30,7 +30,7 @@ enum aq_curve_y { AQ_CURVE_LOSS, AQ_CURVE_CQ, AQ_CURVE_SPEED, AQ_CURVE_YS };   /
 struct aq_curve_point {
     double x[AQ_CURVE_XS]; /* of its last step */
     double mean[AQ_CURVE_YS], low[AQ_CURVE_YS], high[AQ_CURVE_YS];
-    uint64_t steps, seen[AQ_CURVE_YS]; /* that it stands for; of them, those that have the figure */
+    uint64_t steps, seen[AQ_CURVE_YS]; /* that it covers; of them, those that have the figure */
 };
 
 struct aq_curve_eval {
@@ -38,10 +38,10 @@ struct aq_curve_eval {
 };
 
 struct aq_curve {
-    char name[256], codec[128];    /* of the run's folder; of its start line, "" where there is none: as they came */
+    char name[256], codec[128];    /* of the run's folder; of its start line, "" without one: as they came */
     uint64_t steps;                /* added so far                */
     uint64_t each;                 /* steps of a point; 0: not begun */
-    uint64_t eval_each, eval_turn; /* of so many evaluations one is kept */
+    uint64_t eval_each, eval_turn; /* one of eval_each evaluations is kept */
     bool part;                     /* of a large file only AQ_CURVE_POINTS steps were read */
     double seconds, bytes;         /* of the newest line          */
     uint32_t count, evals;
@@ -49,7 +49,7 @@ struct aq_curve {
     struct aq_curve_eval heldout[AQ_CURVE_EVALS];
 };
 
-/* One line of metrics.jsonl; others than start, step and eval are passed over, and so are figures that are none. */
+/* One line of metrics.jsonl; others than start, step and eval are skipped, and so are missing figures. */
 void aq_curve_add(struct aq_curve *curve, const json_t *line);
 
 /*

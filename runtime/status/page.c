@@ -23,7 +23,7 @@
 
 enum { PEM_BYTES_MAX = 1 << 20, REQUEST_BYTES = 32 << 10, COOKIE_BYTES = AQ_TOKEN_BYTES_MAX + 128 };
 
-/* What is served, and how long it may be kept: documents of a view are made anew. */
+/* A served document, and how long it may be kept: documents of a view are made again. */
 struct document {
     const char *path, *type;
     void (*make)(const struct aq_board_view *view, struct aq_text *out); /* NULL: `text` */
@@ -52,7 +52,7 @@ struct made { /* a document, made at a time */
     uint64_t made_ns; /* 0: not yet */
 };
 
-struct healthy { /* what /health says, made as often as documents are */
+struct healthy { /* the answer of /health, made as often as documents are */
     uint64_t made_ns;
     unsigned status;
     char text[64];
@@ -106,7 +106,7 @@ static enum MHD_Result say(struct MHD_Connection *connection, unsigned status, c
     return answer(connection, status, "text/plain; charset=utf-8", text, strlen(text), more);
 }
 
-/* Is it to be made anew? The board is copied for that: no more often, whoever asks. */
+/* Must it be made again? The board is copied for that, so not more often, for any count of requests. */
 static bool is_stale(uint64_t made_ns, uint64_t now)
 {
     return made_ns == 0 || now - made_ns > AQ_PAGE_FRESH_MS * 1000000ULL;
@@ -166,7 +166,7 @@ static uint64_t source_of(const struct sockaddr *address)
     return 0;
 }
 
-/* The server's thread closes it when it finds that its peer is gone. */
+/* The server's thread closes it when it finds that its peer has left. */
 static void guest_leave(struct guest *guest)
 {
     (void)shutdown(guest->fd, SHUT_RDWR);
@@ -271,7 +271,7 @@ static bool names_this_machine(struct MHD_Connection *connection, const char *ve
     return (port || aq_endpoint_parse_host(host, &endpoint, &why) == AQ_OK) && aq_endpoint_loopback(&endpoint);
 }
 
-/* ?token=: a browser gets a cookie in its place, so that the token stands in no address that is shown or kept. */
+/* ?token=: a browser gets a cookie in its place, so that the token is in no address that is shown or kept. */
 static enum MHD_Result take_token(const struct aq_page *page, struct MHD_Connection *connection)
 {
     char cookie[COOKIE_BYTES];
@@ -318,7 +318,7 @@ static enum MHD_Result on_request(void *context, struct MHD_Connection *connecti
     return say(connection, MHD_HTTP_NOT_FOUND, "there is /, /status.json, /metrics and /health\n", NULL);
 }
 
-/* What the library has to say is about peers: to be heard with AQ_LOG=status:4 alone. */
+/* The library's lines are about peers: logged only with AQ_LOG=status:4. */
 static void log_line(void *context, const char *format, va_list arguments)
 {
     char text[512];
@@ -352,7 +352,7 @@ static enum aq_status load_pem(const char *key, const char *path, char **out)
     return status == AQ_NOTFOUND ? aq_fail(AQ_NOTFOUND, "status", "%s: there is no %s", key, path) : status;
 }
 
-/* As the keys of links: a private key that others can read is none. A link is followed (certbot makes some). */
+/* As for the keys of links: a private key that others can read is refused. A link is followed (certbot makes some). */
 static enum aq_status check_key(const char *path)
 {
     struct stat about;

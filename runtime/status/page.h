@@ -1,20 +1,20 @@
 /*
- * page.h -- the status page: a small web server beside a launch, by libmicrohttpd, the one file that names it.
+ * page.h -- the status page: a small web server in a launch, by libmicrohttpd, which only page.c uses.
  *
  *     /              the page for people          /status.json   the same for programs
  *     /metrics       OpenMetrics                  /health        200 while the job is well, else 503, with a reason
  *
  * Caveats first.
- * - It reads the board and nothing else, and answers GET and HEAD alone: nothing can be changed through it.
- * - TLS 1.3 alone, a private key that nobody else can read, and clients' certificates that are for clients.
- * - On an address that is not this machine's own it wants a token or a client's certificate (AQ_REFUSED without);
- *   without TLS whoever listens on the way reads the token. On this machine's own addresses a request must name such a
+ * - It reads only the board, and answers only GET and HEAD: nothing can be changed through it.
+ * - Only TLS 1.3, a private key that no other user can read, and clients' certificates that are for clients.
+ * - On an address that is not this machine's own it needs a token or a client's certificate (AQ_REFUSED without);
+ *   without TLS a listener on the way can read the token. On this machine's own addresses a request must name such a
  *   host, so that no other site's page can have a browser ask for it (DNS rebinding).
- * - Nobody keeps others out: of AQ_PAGE_CONNECTIONS places a source has half, and one that has shown no token or
+ * - No peer can keep others out: of AQ_PAGE_CONNECTIONS places a source has half, and one that has shown no token or
  *   certificate gives way (aqsgd/base/admission.h). A connection ends after AQ_PAGE_IDLE_S without a byte; one that has
  *   not made a whole request AQ_PAGE_REQUEST_S after it came ends as soon as another comes; a document is
- *   made AQ_PAGE_FRESH_MS apart and handed out until then. It has a thread of its own: a browser that hangs, or a
- *   flood, costs the launcher nothing but the processor.
+ *   made AQ_PAGE_FRESH_MS apart and handed out until then. It has its own thread: a browser that hangs, or a flood,
+ *   costs the launcher only processor time.
  *
  * Locking: open and close by one thread.
  */

@@ -155,7 +155,7 @@ static void grid(const struct frame *frame, struct aq_text *out)
                 (TOP + bottom) / 2, y_labels[plot->y]);
 }
 
-/* Single steps: a line, or the band of those that a point stands for. */
+/* Single steps: a line, or the band of the steps of a point. */
 static void thin(const struct frame *frame, const struct aq_curve *run, const char *colour, struct aq_text *out)
 {
     const enum aq_curve_y y = frame->plot->y;
@@ -198,7 +198,7 @@ static void thick(const struct frame *frame, const struct aq_curve *run, const c
                     run->evals > RINGS_MANY ? 2 : 5, colour);
 }
 
-/* What tells runs apart: their codecs where these differ, else their folders. */
+/* The names of runs: their codecs if these differ, else their folders. */
 static bool by_codec(const struct aq_curve *const *runs, uint32_t count)
 {
     for (uint32_t r = 0; r < count; r++) {

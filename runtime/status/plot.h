@@ -1,10 +1,9 @@
 /*
  * plot.h -- curves of runs as a picture: SVG text, made here, for files (`aqpipe plot`) and for the status page.
  *
- * Single steps are a thin line (or, where a point stands for several, the band between the smallest and the largest),
- * their mean over neighbours a thick one, held-out losses rings. Colours are those of Okabe and Ito, which colour-blind
- * readers tell apart; texts and lines take the colour of what is around them, so that a page may be dark. Every text is
- * escaped.
+ * Single steps are a thin line (or, if a point covers several, the band between the smallest and the largest), their
+ * mean over neighbours a thick one, held-out losses rings. Colours are Okabe and Ito's, which colour-blind readers can
+ * distinguish; texts and lines take the surrounding colour, so that a page may be dark. Every text is escaped.
  *
  * Locking: pure functions.
  */
@@ -24,7 +23,7 @@ struct aq_plot {
     const char *title; /* NULL: said by the axes */
     uint32_t smooth;   /* points of the mean; 0: a twentieth of the shortest curve */
     uint32_t width, height;
-    bool inside; /* within a page: no background, no head of a file of its own */
+    bool inside; /* within a page: no background, no file header */
 };
 
 /* Has the run such a figure yet? */
