@@ -610,8 +610,7 @@ static enum aq_status leave_model(struct command *command, uint64_t mark, const 
     return aq_export_weights(&export);
 }
 
-/* The model of the best evaluation, next to the newest. Its checkpoint may be elsewhere, or from before checkpoint.best
- * was set. */
+/* The model of the best evaluation, next to the newest. Its checkpoint may be on another machine, or deleted. */
 static enum aq_status leave_best(struct command *command, const struct aq_best *best)
 {
     char folder[AQ_RUN_PATH_BYTES];

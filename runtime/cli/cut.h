@@ -10,7 +10,7 @@
 
 /*
  * If the job sets it (stages without layers, pipeline.cut: measured), measures the kinds of layers, or takes their kept
- * times, and *plan becomes the plan of the best cut. `told` gets a line for people, empty if there was nothing to do.
+ * times, and *plan becomes the plan of the best cut. The text gets a line for people, empty if there was nothing to do.
  * AQ_NODEV: a stage is on a GPU, and this machine has no GPU. AQ_INVAL, AQ_NOMEM: *plan is as it was.
  */
 enum aq_status aq_cut_measured(struct aq_plan **plan, uint32_t cores, struct aq_text *told);

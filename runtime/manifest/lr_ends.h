@@ -6,8 +6,8 @@
  *
  *     extend     the schedule is stretched to the new end: nothing is changed but what a later resume does by default
  *     continue   the schedule runs to that end; beyond it the rate stays at that of the end's step (linear, cosine,
- *                polynomial). Constant, step and exponential know no end: their rates are those of extend
- *     restart    the schedule runs to that end; warm-up and decay begin again behind it
+ *                polynomial). Constant, step and exponential have no end: for them it equals extend
+ *     restart    the schedule runs to that end; warm-up and decay start again after it
  *
  * Steps rise. Everything here is pure.
  *
