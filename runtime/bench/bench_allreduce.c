@@ -10,8 +10,8 @@
  * there are several GPUs, on one each, over NCCL: `allreduce nccl CODEC W` is the bytes that leave a rank over its
  * time.
  *
- * `pack sign` and `unpack sign` are one core's, in bytes of fp32 input, from and to pieces in its cache; `... dram`
- * those of a buffer that does not, `... error` with the error buffer, in memory as well.
+ * `pack sign` and `unpack sign` are one core's, in bytes of fp32 input, from and to pieces in its cache; `... dram` of
+ * a larger buffer in memory, `... error` with the error buffer, in memory as well.
  */
 #include <errno.h>
 #include <stdio.h>

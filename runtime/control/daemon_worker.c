@@ -121,7 +121,7 @@ static void log_write(struct daemon *daemon, struct worker *worker, const char *
     worker->log = -1;
 }
 
-/* Keeps the last line with a cause: it explains a crash better than the signal. Lines of normal progress do not. */
+/* Keeps the last line that is not of level info: it explains a crash better than the signal. */
 static void log_scan(struct worker *worker, const char *bytes, size_t count)
 {
     for (size_t i = 0; i < count; i++) {

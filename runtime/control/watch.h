@@ -27,7 +27,7 @@
 
 enum {
     AQ_WATCH_BEATS = 6,   /* within silence_ns: five may be late                                              */
-    AQ_WATCH_FACTOR = 10, /* a pause this many times any earlier one is no slow machine's                     */
+    AQ_WATCH_FACTOR = 10, /* a pause this many times longer than any before is an error                       */
     AQ_WATCH_STARTS = 10, /* times silence_ns until a started process must have sent its first beat;
                              also how long a daemon waits for a launcher that is stopped                      */
 };

@@ -158,7 +158,7 @@ static void take_rules(struct aq_wan_rules *to, uint32_t given, const struct aq_
     if (given & AQ_WAN_BLACKHOLE) to->blackhole_bytes = from->blackhole_bytes;
 }
 
-/* The lab enters the end, because /proc/sys/net shows the caller's namespace. */
+/* The lab enters the end, because /proc/sys/net is per namespace. */
 static enum aq_status set_congestion(uint32_t end, const char *name)
 {
     if (setns(FD_ENDS + (int)end, CLONE_NEWNET) != 0) return aq_fail_errno(AREA, "cannot enter end %u", end);

@@ -5,9 +5,9 @@
  * the links; before each later one with what the stages were measured to compute and to code in the epoch before. The
  * rate of links is the manifest's, or if it sets none, the rate measured in the epoch before: bytes of bodies received,
  * over the time that they took (if a link waits for its sender, the figure is too low, which gives fewer bits and never
- * a longer step). Then the first epoch has the manifest's bits, and an epoch after one without measurements keeps its
- * bits. The launcher sends each worker its own rungs (docs/CONTROL.md, section 4), the same in all replicas, and
- * workers wait for them at an epoch's start; frames carry the rung, as a guard's do.
+ * a longer step). Then the first epoch has the manifest's bits, and an epoch after one without measurements has the
+ * same bits as that one. The launcher sends each worker its own rungs (docs/CONTROL.md, section 4), the same in all
+ * replicas, and workers wait for them at an epoch's start; frames carry the rung, as a guard's do.
  *
  * A second measurement differs from the first. So a decision is on disk, in RUN/bits.json, before it is sent, and a run
  * that resumes from a checkpoint decides the same:

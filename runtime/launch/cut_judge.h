@@ -9,8 +9,8 @@
  * - activations: over five epochs, and at least 16 steps in a row, the loss of all cuts together on the activations of
  *   samples that were seen before was above 0.15 of their size (root of the sum of squares over the cuts). Samples
  *   change so much between visits that the codec's error of the change matters; it names the cut that loses most;
- * - idle: for 20 consecutive steps a stage's own gradient was 0 while the loss was not. By train.idle_stage the run ends,
- *   or a notice is printed.
+ * - idle: for 20 consecutive steps a stage's own gradient was 0 while the loss was not. By train.idle_stage the run
+ *   ends, or a notice is printed.
  *
  * The launcher prints a finding on the run's output and writes it as a line `notice` of metrics.jsonl. From there it
  * comes to the report, `top` and the status page.

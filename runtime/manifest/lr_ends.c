@@ -75,7 +75,7 @@ bool aq_lr_ends_add(struct aq_lr_ends *ends, enum aq_lr_choice choice, uint64_t 
     while (now.count > 0 && now.of[now.count - 1].step >= step)
         now.count--;
     if (choice == AQ_LR_EXTEND && last_is(&now, AQ_LR_CONTINUE)) now.count--;
-    if (choice != AQ_LR_EXTEND && last_is(&now, AQ_LR_EXTEND)) now.count--; /* superseded: its step is past */
+    if (choice != AQ_LR_EXTEND && last_is(&now, AQ_LR_EXTEND)) now.count--; /* superseded by the new choice */
     const bool same = choice != AQ_LR_RESTART && last_is(&now, choice);
     if (choice != AQ_LR_UNSAID && !same) {
         if (now.count == AQ_LR_ENDS_MAX) return false;

@@ -395,7 +395,8 @@ static uint64_t parts_bytes(const struct aq_job *job)
     return job->reduce.machine_first ? aq_group_measure(&local) + aq_group_measure(&leaders) : 0;
 }
 
-/* Buffers of the replicas' reduction on a GPU; the rounding covers a few dozen tensors per layer. */
+/* Buffers of the replicas' reduction on a GPU, with LAYER_TENSORS_MAX tensors per layer; rounding up covers a few
+ * more. */
 static uint64_t reduction_bytes(const struct plan_open *open, uint32_t s)
 {
     const struct aq_plan *plan = &open->plan;

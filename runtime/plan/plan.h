@@ -405,7 +405,7 @@ enum aq_status aq_plan_slack(const struct aq_plan *plan, const struct aq_plan_co
 
 /* The same by rungs of the ladders that a run with edges.bits: auto has (edge_guard.h): of edge e forward 2e,
  * backward 2e + 1. The caller waits between two steps, so no prediction starts after AQ_PLAN_RUNGS_NS. hurried: the
- * result found by then, which has fewer bits and never a longer step. AQ_NOMEM. */
+ * time was up, and the result has fewer bits, but never a longer step. AQ_NOMEM. */
 #define AQ_PLAN_RUNGS_NS UINT64_C(2000000000)
 struct aq_plan_rungs {
     double before_s, step_s; /* a step with none, and with these */

@@ -134,8 +134,7 @@ static void add_cut(const struct aq_plan *plan, struct aq_text *text)
                     plan->stages[s].layer_end - 1);
 }
 
-/* The machines' averages are rounded before they are averaged: the grouping by hosts matters, their addresses do
- * not. */
+/* The grouping of replicas into machines decides the averages, so it matters; the machines' addresses do not. */
 static void add_machines(const struct aq_job *job, struct aq_text *text)
 {
     for (uint32_t v = 0; job->reduce.machine_first && v < job->pipeline.replicas; v++)

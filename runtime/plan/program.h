@@ -42,8 +42,8 @@
  *
  * The instructions, for stage s of P, micro-batch i (0-based in the step), slot k:
  *   PREFETCH i   ask the caches for the messages of the samples of micro-batch i. i >= M: micro-batch i - M of the
- *                *next* step (skip it if that does not exist). The first step of a run has no predecessor: before it, the
- *                executor prefetches 0 .. window-1 itself (aq_program.window).
+ *                *next* step (skip it if that does not exist). The first step of a run has no predecessor: before it,
+ *                the executor prefetches 0 .. window-1 itself (aq_program.window).
  *   RECV_FWD i   the frame FORWARD of micro-batch i from stage s-1, decoded into the input buffer of slot k; s > 0.
  *   FORWARD i    aq_stage_forward(slot k).
  *   SEND_FWD i   encode the output, send it to s+1; s < P-1.

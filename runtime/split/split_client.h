@@ -6,8 +6,8 @@
  * other line ends the connection (split_gate.c). Its daemon is confined to that folder, the data and the keys where the
  * kernel can (aqpiped --allow-run, --allow-data).
  *
- * The folder of a client (output.path): run/ (checkpoints and caches of its stages, logs), and a folder with a turn's
- * initial weights.
+ * The folder of a client (output.path): run/ (checkpoints and caches of its stages, logs), begin/ (a turn's initial
+ * weights).
  *
  * Locking: one thread, which blocks signals (aq_launch_signals) before it calls.
  */

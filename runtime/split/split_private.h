@@ -204,7 +204,7 @@ uint64_t turn_shift(const struct server *server, const struct site *site);
  * them claims more than split.share_max; whoever differs is refused then. settle: with global sampling, when they
  * agree: fixes the set of clients. gathered: is this round's set of clients settled? Clients that are away are waited
  * for during split.wait, and are then out of it; those that are back are in. limits: at the server's start, those that
- * claim more than its owner now allows are out for good. claims: does this one? The last one sends it the result, if
+ * claim more than its owner now allows are out for good. claims: does this one? join_tell: sends it the result, if
  * settled.
  */
 enum aq_status join_plan(struct server *server, const struct site *site, const struct aq_split_join *join,
