@@ -90,8 +90,7 @@ enum aq_watch_kind { AQ_WATCH_WELL = 0, AQ_WATCH_HOST_SILENT, AQ_WATCH_STAGE_SIL
 
 struct aq_watch_finding {
     enum aq_watch_kind kind;
-    uint32_t
-        number; /* of the host or the stage: of a stuck job the stage that waits for no other, if any */
+    uint32_t number;   /* of the host or the stage: of a stuck job the stage that waits for no other, if any */
     uint64_t since_ns; /* for so long      */
     uint64_t limit_ns;
 };

@@ -44,8 +44,8 @@ struct site {
     bool absent;                     /* this round's batches are drawn without its samples       */
     uint64_t began_all, began_first; /* all_samples and first in its first round; began_all 0: it had none  */
     uint64_t counted;                /* the last step that its part is in, plus one; 0: none     */
-    uint64_t sum_ns; /* last line of its stage about sums, or offer or start of its turn */
-    bool summing;    /* its stage has sent a part since it was started           */
+    uint64_t sum_ns;                 /* last line of its stage about sums, or offer or start of its turn */
+    bool summing;                    /* its stage has sent a part since it was started           */
     /* Its connection. */
     struct aq_control *control; /* NULL: it is away */
     struct aq_split_session session;
