@@ -9,8 +9,8 @@
  *     aq_adapter_folder_close(folder);
  *
  * Caveats first.
- * - Which layers are adapted is what adapter_model.safetensors has, whatever target_modules says: a list of names, or a
- *   pattern. With a list, a layer that it names and the file lacks is refused.
+ * - adapter_model.safetensors decides which layers are adapted, not target_modules (a list of names, or a pattern).
+ *   With a list, a layer that it names and the file lacks is refused.
  * - An option that would be computed otherwise than PEFT does is refused by its key: biases, adapters that change the
  *   model at their start (PiSSA, OLoRA, LoftQ), every peft_type but LORA, options that are not known and not off.
  * - rank_pattern, alpha_pattern and embeddings or heads of modules_to_save are read for a merge (eval, generate).
@@ -42,7 +42,7 @@ const struct aq_lora_config *aq_adapter_folder_lora(const struct aq_adapter_fold
 void aq_adapter_folder_lora_of(const struct aq_adapter_folder *folder, const struct aq_model_config *model,
                                const char *tensor, struct aq_lora_config *out);
 
-/* Can training continue these adapters? AQ_MISMATCH, told with the option's name: they can only be merged. */
+/* Can training continue these adapters? AQ_MISMATCH: they can only be merged; the text names the option. */
 enum aq_status aq_adapter_folder_trains(const struct aq_adapter_folder *folder, const struct aq_model_config *model);
 
 /* Its values; until close. */

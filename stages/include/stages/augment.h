@@ -57,7 +57,7 @@ void aq_view_apply(const struct aq_view *view, struct aq_batch *batch, uint32_t 
 /*
  * The shift of a view at a cut whose features have a side of `side` where the image has `pixels`: to the nearest whole
  * one, a half towards 0. aq_view_row: which row of a whole image's (side x side, columns) is row `row` of the window's;
- * false: it lies beyond the edge.
+ * false: it is beyond the edge.
  */
 struct aq_view aq_view_at(const struct aq_view *view, uint32_t side, uint32_t pixels);
 bool aq_view_row(const struct aq_view *view, uint32_t side, uint32_t row, uint32_t *whole);

@@ -6,9 +6,8 @@
  *                              .fields = {{"tokens", AQ_FIELD_I32, T, tokens}}};
  *     const int32_t *tokens = aq_batch_find(&batch, "tokens", AQ_FIELD_I32, T);
  *
- * A middle stage has the ids, the lengths and the parts alone: field_count is 0 there. All memory is the host's, and
- * borrowed.
- * Locking: none; plain values.
+ * A middle stage has only the ids, the lengths and the parts: field_count is 0 there. All memory is the host's, and
+ * borrowed. Locking: none; plain values.
  */
 #ifndef STAGES_BATCH_H
 #define STAGES_BATCH_H
@@ -37,15 +36,15 @@ struct aq_batch {
     const uint64_t *sample_ids; /* samples of them                                                       */
     const uint32_t *lengths;    /* tokens of each sample that are real, at its beginning; NULL: all are  */
     /*
-     * (samples, T): where in its sample the part begins that a token is of, ascending; parts do not see each other, and
-     * places are counted from a part's beginning. NULL: a sample is one part.
+     * (samples, T): first place, in the sample, of each token's part, ascending; parts do not see each other, and
+     * positions count from the start of a part. NULL: a sample is one part.
      */
     const uint32_t *starts;
     struct aq_field fields[AQ_BATCH_FIELDS_MAX];
     uint32_t field_count;
 };
 
-/* The values of the field, or NULL: there is none of that name, type and count. */
+/* The values of the field, or NULL: no field has that name, type and count. */
 void *aq_batch_find(const struct aq_batch *batch, const char *name, enum aq_field_type type, uint32_t count);
 
 #ifdef __cplusplus

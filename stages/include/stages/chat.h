@@ -1,25 +1,24 @@
 /*
  * chat.h -- a conversation as the text that a model was trained on: a folder's chat template, rendered here.
  *
- * A published model folder says in Jinja how messages become text: `chat_template` of tokenizer_config.json, or the
- * file chat_template.jinja. aq_chat_render gives the text that transformers' apply_chat_template gives, byte for byte,
- * or a status; docs/CHAT.md says which part of Jinja that is.
+ * A published model folder has a Jinja program that turns messages into text: `chat_template` of tokenizer_config.json,
+ * or the file chat_template.jinja. aq_chat_render gives the text that transformers' apply_chat_template gives, byte for
+ * byte, or a status; docs/CHAT.md lists the supported part of Jinja.
  *
  *     struct aq_chat_template *template;
  *     struct aq_chat_text text;
  *     AQ_TRY(aq_chat_open(folder, NULL, &template));
  *     struct aq_chat_config config = aq_chat_config_default();
- *     config.where = "train.jsonl:12";                        in front of what an error says
+ *     config.where = "train.jsonl:12";                        in front of the text of an error
  *     AQ_TRY(aq_chat_answers(template, line, bytes, &config, &text));
  *     ...  text.text[text.answers[i].begin .. end) is what the loss is of
  *     aq_chat_text_free(&text);
  *     aq_chat_close(template);
  *
- * Caveats first. A template is a program that somebody else wrote: it has neither files nor processes, its steps,
- * memory and output are bounded, and what it cannot do here ends with AQ_INVAL and the file, line and column of the
- * template. Some templates write today's date (strftime_now): config.now is that moment, in UTC, so that a data set is
- * the same after a restart; keep it with the run. The text has its special tokens in it (a tokenizer must not add them
- * again).
+ * Caveats first. A template is an untrusted program: it has neither files nor processes, its steps, memory and output
+ * are bounded, and an unsupported construct ends with AQ_INVAL and the file, line and column of the template. Some
+ * templates write today's date (strftime_now): config.now is that moment, in UTC, so that a data set is the same after
+ * a restart; keep it with the run. The text has its special tokens in it (a tokenizer must not add them again).
  *
  * A conversation is a JSON object {"messages": [{"role": ..., "content": ...}, ...]}, one line of a .jsonl file.
  * Its `tools` and `documents`, where there are, are given to the template, too.
@@ -54,8 +53,8 @@ enum {
  * additional_chat_templates/NAME.jinja); NULL: "default". chat_template.jinja goes before tokenizer_config.json. The
  * folder's special tokens (bos_token, eos_token, ...) become variables.
  *
- * AQ_NOTFOUND: the folder has none, or none of that name; says what it has. AQ_CORRUPT: no JSON, no template: file,
- * line and column. AQ_NOSPC: a file or a template beyond its limit.
+ * AQ_NOTFOUND: the folder has none, or none of that name; the text lists those it has. AQ_CORRUPT: no JSON, no
+ * template: file, line and column. AQ_NOSPC: a file or a template beyond its limit.
  */
 enum aq_status aq_chat_open(const char *folder, const char *name, struct aq_chat_template **out);
 
@@ -63,8 +62,8 @@ enum aq_status aq_chat_open(const char *folder, const char *name, struct aq_chat
 enum aq_status aq_chat_source(const char *folder, char **text, size_t *bytes);
 
 /*
- * A template from memory; `called` stands in front of line and column in errors. variables: a JSON object
- * ({"bos_token": "<s>"}) or NULL.
+ * A template from memory; errors print `called` before line and column. variables: a JSON object ({"bos_token": "<s>"})
+ * or NULL.
  */
 enum aq_status aq_chat_parse(const char *text, size_t bytes, const char *called, const char *variables,
                              struct aq_chat_template **out);
@@ -100,21 +99,21 @@ struct aq_chat_text {
 void aq_chat_text_free(struct aq_chat_text *text); /* all zeroes are fine */
 
 /*
- * The text of a conversation. AQ_CORRUPT: the line is no such JSON object. AQ_REFUSED: the template says no
- * (raise_exception; its text is told). AQ_INVAL: the template does what is not supported, or what fails in Jinja, too.
+ * The text of a conversation. AQ_CORRUPT: the line is no such JSON object. AQ_REFUSED: the template called
+ * raise_exception (with its text). AQ_INVAL: the template does what is not supported, or what fails in Jinja, too.
  * AQ_NOSPC: a limit.
  */
 enum aq_status aq_chat_render(const struct aq_chat_template *template_, const char *line, size_t bytes,
                               const struct aq_chat_config *config, struct aq_chat_text *out);
 
 /*
- * The same, and where the answers (role "assistant") are. A template that has {% generation %} says it. Else an answer
- * begins where the rendering of the messages before it, with the head of an answer, ends; and ends where the rendering
- * up to it ends, less the white space behind an end token (nobody generates that). Templates may write an earlier
- * answer shorter than the last one (without its thinking): the answer is then what of it is left.
+ * The same, and where the answers (role "assistant") are. A template's {% generation %} marks them. Else an answer
+ * starts at the end of the rendering of the messages before it, with the head of an answer; it ends at the end of the
+ * rendering up to it, less the white space behind an end token (a model does not generate it). Templates may write an
+ * earlier answer shorter than the last one (without its thinking): the answer is then what of it is left.
  *
- * AQ_MISMATCH: where an answer is cannot be told (the template changes what comes before); names the message.
- * AQ_INVAL also: the conversation has no answer.
+ * AQ_MISMATCH: an answer cannot be located (the template changes the text before it); names the message. AQ_INVAL also:
+ * the conversation has no answer.
  */
 enum aq_status aq_chat_answers(const struct aq_chat_template *template_, const char *line, size_t bytes,
                                const struct aq_chat_config *config, struct aq_chat_text *out);

@@ -7,11 +7,11 @@
  * A text data set is one or more UTF-8 files, tokenized and joined, cut into blocks of T+1 tokens that overlap by one:
  * block i has tokens [i*T, i*T+T) and targets one further. Of a file of records (.jsonl, .json, .csv, ...) the string
  * `text` of each is taken, an end-of-text token behind it (docs/DATA.md). Any file may be packed by gzip or zstd.
- * Sample id = block number; the last part that does not fill a block is dropped, and the count of dropped tokens is
- * told.
+ * Sample id = block number; the last part that does not fill a block is dropped, and the dropped tokens are counted
+ * (aq_dataset_dropped).
  *
- * Where a text begins with a token of its own (config.begin), each block does: it has T + 1 places, or T of them where
- * places_max allows no more, and the targets of the places in front are -1.
+ * If a text starts with a special token (config.begin), each block does: it has T + 1 places, or T if places_max allows
+ * no more, and the targets of the places in front are -1.
  *
  * The sampler's order is a pure function of (seed, epoch): every rank knows all of it ahead, after a restart too.
  *
@@ -33,21 +33,21 @@ extern "C" {
 
 struct aq_tokenizer; /* opaque */
 
-/* What is to be known of a kind of tokenizers (a row of tokenizers.def) before one is opened; NULL: there is none. */
+/* Properties of a kind of tokenizers (a row of tokenizers.def), known before one is opened; NULL: no such kind. */
 struct aq_tokenizer_about {
     const char *name;
-    const char *files;       /* "vocab.json and merges.txt": what the folder at its path has; NULL: it wants no path */
-    uint32_t tokens;         /* its vocabulary; 0: its files say                                                      */
+    const char *files;       /* "vocab.json and merges.txt": what the folder at its path has; NULL: it needs no path */
+    uint32_t tokens;         /* its vocabulary; 0: set by its files                                                   */
     bool normalizes;         /* decoding gives a text as the tokenizer has changed it, not the bytes that were given  */
-    const char *marks;       /* "merges.txt|vocab.bpe": one of them in a model's folder says that it reads that      */
+    const char *marks;       /* "merges.txt|vocab.bpe": with one of them, a model's folder is read by it             */
     const char *marks_alone; /* the same, where the folder has none of any kind's marks                         */
 };
 const struct aq_tokenizer_about *aq_tokenizer_about(const char *kind);
 
 /*
- * The kind that reads the tokenizer of a model's folder, by the files that are there (those of the later rows of
- * tokenizers.def say more: spm.model, then tokenizer.json, then merges.txt; tokenizer.model where nothing else is,
- * since it lacks the tokens that were added later). NULL: none. Whether it can be read, open says.
+ * The kind that reads the tokenizer of a model's folder, by the files that are there (later rows of tokenizers.def go
+ * first: spm.model, then tokenizer.json, then merges.txt; tokenizer.model only without these, since it lacks the tokens
+ * that were added later). NULL: none. Only aq_tokenizer_open reads the files.
  */
 const char *aq_tokenizer_of_folder(const char *folder);
 
@@ -56,15 +56,15 @@ enum aq_status aq_tokenizer_open(const char *kind, const char *path, struct aq_t
 void aq_tokenizer_close(struct aq_tokenizer *tokenizer); /* NULL is fine */
 uint32_t aq_tokenizer_vocabulary(const struct aq_tokenizer *tokenizer);
 
-/* The token that stands between texts ("<|endoftext|>" of gpt2), or -1 where the vocabulary has none. */
+/* The token that separates texts ("<|endoftext|>" of gpt2), or -1 if the vocabulary has none. */
 int32_t aq_tokenizer_end_of_text(const struct aq_tokenizer *tokenizer);
 
 /* Is it a token that its files mark as special, as "<|im_end|>", and no text? */
 bool aq_tokenizer_special(const struct aq_tokenizer *tokenizer, int32_t token);
 
 /*
- * What the tokenizer's own template puts around one text ("[CLS]" before, "[SEP]" after it) and between two: for tasks
- * that ask for it. aq_tokenizer_encode does not: a text of a language model stands in the middle of others. All counts
+ * The tokens that the tokenizer's own template puts around one text ("[CLS]" before, "[SEP]" after it) and between two:
+ * for tasks that need them. aq_tokenizer_encode does not add them: a language model's text continues others. All counts
  * are 0 where there is no template.
  */
 enum { AQ_TOKENIZER_FRAME_MAX = 8 };
@@ -75,28 +75,29 @@ struct aq_tokenizer_frame {
 };
 const struct aq_tokenizer_frame *aq_tokenizer_frame(const struct aq_tokenizer *tokenizer);
 
-/* Does a text begin with the token that marks a beginning (data.bos)? AUTO: what the frame puts before a text. */
+/* Does a text get the token that marks its start (data.bos)? AUTO: what the frame puts before a text. */
 enum aq_begin { AQ_BEGIN_NONE = 0, AQ_BEGIN_AUTO, AQ_BEGIN_ALWAYS };
 
 /*
- * The tokens that a text begins with, into out; *count of them, 0 where there are none. ALWAYS: those of the frame, or
- * else the folder's bos_token. AQ_INVAL: ALWAYS, and the tokenizer has neither.
+ * The tokens at the start of a text, into out; *count of them, maybe 0. ALWAYS: those of the frame, or else the
+ * folder's bos_token. AQ_INVAL: ALWAYS, and the tokenizer has neither.
  */
 enum aq_status aq_tokenizer_begins(const struct aq_tokenizer *tokenizer, enum aq_begin begin,
                                    int32_t out[AQ_TOKENIZER_FRAME_MAX], uint32_t *count);
 /*
- * Has a model with so many rows in its table (0: not known) all of these tokens? A tokenizer may have more, as the one
- * of Gemma 3's texts has a token of images. AQ_MISMATCH: says the token.
+ * Are all of these tokens below `rows`, the rows of a model's table (0: not known)? A tokenizer may have more, as the
+ * one of Gemma 3's texts has a token of images. AQ_MISMATCH: names the token.
  */
 enum aq_status aq_tokenizer_within(const struct aq_tokenizer *tokenizer, const int32_t *tokens, size_t count,
                                    uint32_t rows);
-/* Do the tokens of a text begin so already, as those of a rendered chat template do? false where count is 0. */
+/* Do the tokens of a text already start with `before`, as those of a rendered chat template do? false where count is
+ * 0. */
 bool aq_tokenizer_begun(const int32_t *before, uint32_t count, const int32_t *tokens, size_t token_count);
 
 /*
- * Tokens of `bytes` of text, into memory of aq_alloc (caller frees with aq_free). Any bytes are accepted, and
- * decoding gives them back: where text is no UTF-8, gpt2 takes each run of invalid bytes as a word of its own.
- * "<|endoftext|>" in a text is gpt2's one token of that name. A word beyond 1 MiB is merged in pieces of that length.
+ * Tokens of `bytes` of text, into memory of aq_alloc (caller frees with aq_free). Any bytes are accepted, and decoding
+ * gives them back: where text is not UTF-8, gpt2 takes each run of invalid bytes as one word. "<|endoftext|>" in a text
+ * is gpt2's one token of that name. A word beyond 1 MiB is merged in pieces of that length.
  */
 enum aq_status aq_tokenizer_encode(const struct aq_tokenizer *tokenizer, const char *text, size_t bytes,
                                    int32_t **tokens, size_t *count);
@@ -118,14 +119,14 @@ struct aq_dataset_config {
     uint32_t path_count;
     const struct aq_tokenizer *tokenizer; /* text: borrowed while open only; NULL: these are opened     */
     const char *tokenizer_kind, *tokenizer_path;
-    uint32_t T;           /* text: tokens of a sample, without those that it begins with                */
-    enum aq_begin begin;  /* text, instruct: what each sample, or prompt, begins with                   */
+    uint32_t T;           /* text: tokens of a sample, without those of begin                           */
+    enum aq_begin begin;  /* text, instruct: the start of each sample, or prompt                        */
     uint32_t tokens_max;  /* rows of the model's table, which a text's tokens must be below; 0: not known */
     uint32_t places_max;  /* text: a sample has no more places than these; 0: no bound                  */
-    uint64_t samples_max; /* take only the first so many samples; 0: all                                */
-    uint64_t skip;        /* leave out the first so many samples (their ids are not reused)             */
+    uint64_t samples_max; /* take only the first that many samples; 0: all                              */
+    uint64_t skip;        /* leave out the first that many samples (their ids are not reused)           */
     bool end_of_text;     /* text: put the tokenizer's end-of-text token behind every file              */
-    const char *cache;    /* text: a folder where tokens are kept, so that nobody makes them again; NULL: none */
+    const char *cache;    /* text: a folder where tokens are kept for later runs; NULL: none */
     uint32_t threads;     /* text: that tokenize; 0: as many as there are cores. The tokens are the same */
     const char *field;    /* of the task: what targets are read for; NULL: all that there are           */
     struct aq_dataset_columns {
@@ -134,36 +135,37 @@ struct aq_dataset_config {
     } columns;
     const char *chat;           /* instruct: folder with a chat template; NULL: that of the tokenizer              */
     const char *chat_variables; /* instruct: further variables of the template, a JSON object; or NULL */
-    bool whole;       /* instruct: each conversation is a sample of its own                              */
+    bool whole;       /* instruct: each conversation is one sample                                       */
     bool together;    /* instruct: conversations of one sample see those before them: samples have no parts */
     const char *names;     /* text, instruct: names of fields, a JSON object ({"prompt": "question"}); or NULL  */
     uint64_t skip_invalid; /* bad lines that are skipped and counted; more end it                              */
-    bool quotes;           /* tsv: fields of a file that is no .csv may stand in quotes, too                   */
+    bool quotes;           /* tsv: fields of a file that is no .csv may be quoted, too                         */
 };
 
 /*
- * The kind of the first file, by its name and first record, where nobody says it; into `why` what was found ("its first
- * line has messages"). Columns that are named, or a task that needs labels (config.field), make it a table. "text"
- * where nothing says otherwise, or the file cannot be read.
+ * The kind of the first file, by its name and first record, if the job sets none; into `why` the reason ("its first
+ * line has messages"). Named columns, or a task that needs labels (config.field), make it a table. "text" by default,
+ * or if the file cannot be read.
  */
 const char *aq_dataset_recognise(const struct aq_dataset_config *config, char *why, size_t bytes);
 
-/* Does data.fields name what there is? fields: a JSON object. AQ_INVAL says what is wrong. */
+/* Does data.fields name fields that exist? fields: a JSON object. AQ_INVAL names the problem. */
 enum aq_status aq_dataset_fields_check(const char *fields);
 
 /*
- * What a sample of such a data set has, values NULL; how many fields. T: tokens of a text's sample. 0: no such kind.
+ * The fields of a sample of such a data set, values NULL; returns their number. T: tokens of a text's sample. 0: no
+ * such kind.
  */
 uint32_t aq_dataset_fields(const char *kind, uint32_t T, struct aq_field fields[AQ_BATCH_FIELDS_MAX]);
-/* Memory that so many samples take while the data set is open. */
+/* Memory of that many samples while the data set is open. */
 uint64_t aq_dataset_bytes(const char *kind, uint32_t T, uint64_t samples);
 
 /* The kind whose lines are prompts with answers, or conversations. */
 const char *aq_dataset_of_answers(void);
 
 /*
- * AQ_NOTFOUND, AQ_IO, AQ_CORRUPT: names the file and what is wrong. AQ_INVAL: no such kind, or no whole sample (says
- * how much there is).
+ * AQ_NOTFOUND, AQ_IO, AQ_CORRUPT: names the file and what is wrong. AQ_INVAL: no such kind, or no whole sample (with
+ * the number of tokens).
  */
 enum aq_status aq_dataset_open(const struct aq_dataset_config *config, struct aq_dataset **out);
 void aq_dataset_close(struct aq_dataset *dataset); /* NULL is fine */
@@ -185,7 +187,7 @@ const uint32_t *aq_dataset_lengths(const struct aq_dataset *dataset);
  * for aq_dataset_count samples, and together as many as the samples are long; *count of them. NULL: samples have none.
  */
 const uint32_t *aq_dataset_parts(const struct aq_dataset *dataset, uint64_t *count);
-/* Of a sample with these parts, `starts` of its T tokens (stages/batch.h); what is padding stands alone. */
+/* `starts` of the T tokens of a sample with these parts (stages/batch.h); each padding token is its own part. */
 void aq_dataset_starts(const uint32_t *parts, uint64_t count, uint32_t T, uint32_t *starts);
 
 /* Special tokens that end answers, the most frequent first: at most AQ_DATASET_ENDS_MAX; *count may be 0. */
@@ -220,19 +222,19 @@ void aq_sampler_close(struct aq_sampler *sampler); /* NULL is fine */
 uint64_t aq_sampler_steps_per_epoch(const struct aq_sampler *sampler);
 
 /*
- * The part of one of `replicas` copies that train side by side: sample i is always replica i mod replicas's, every
- * epoch, so that a sample meets the same caches for ever; the order is shuffled within the part, and without a shuffle
- * step k of all replicas together has the samples of step k of a single one with their batches joined. batch: of this
- * replica alone. AQ_INVAL also: replicas do not divide count, or there is no such replica.
+ * The part of one of `replicas` data-parallel copies: sample i always belongs to replica i mod replicas, in every
+ * epoch, so that its caches stay on one replica. The order is shuffled within the part. Without a shuffle, step k of
+ * all replicas together has the samples of step k of a single one with their batches joined. batch: of one replica.
+ * AQ_INVAL also: replicas do not divide count, or there is no such replica.
  */
 enum aq_status aq_sampler_open_shard(uint64_t count, uint32_t batch, uint64_t seed, bool shuffle, uint32_t replica,
                                      uint32_t replicas, struct aq_sampler **out);
 
 /*
- * What lies in samples first .. first + count of the batches of aq_sampler_open(all, batch, seed, shuffle), in their
- * order: so that parts that lie side by side share each batch among them, be it one's own data or all of it. Indices
- * count from `first`; a step may have none, and they are not alike. Step s is the order's step s + shift (modulo
- * 2^64). AQ_INVAL also: there is no such part.
+ * The samples first .. first + count of the batches of aq_sampler_open(all, batch, seed, shuffle), in their order:
+ * adjacent parts share each batch among them, whether a rank holds only its own data or all of it. Indices count from
+ * `first`; a step may have none, and they are not alike. Step s is the order's step s + shift (modulo 2^64). AQ_INVAL
+ * also: there is no such part.
  */
 struct aq_sampler_part {
     uint64_t all, first, count;

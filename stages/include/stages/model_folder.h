@@ -15,16 +15,16 @@
  *
  * Caveats first.
  * - Opening reads config.json, and of the weights only the head and the embedding of a tied model that has both: where
- *   they differ the model is not tied (as transformers has it). It refuses what this program would compute otherwise
- *   than the file says, by file, key, what was found and what was expected. What it does not know and what changes no
- *   result (use_cache, task_specific_params) it passes over, and aq_publish carries over.
+ *   they differ the model is not tied (as transformers has it). A value that this program would compute in another way
+ *   is refused, with file, key, the value and the expected one. Keys that are not known and change no result
+ *   (use_cache, task_specific_params) are ignored; aq_publish copies them.
  * - An architecture that no model of models.def reads is refused by its name, with those that are read.
  * - A folder is named by the user: links in it are followed (downloads are often links into a cache). The names that
  *   its files give (shards of an index) stay inside it.
  * - Nothing in a folder is run. Pickles (pytorch_model.bin) are programs, and are refused with the line that makes
  *   safetensors of them.
  *
- * What a model reads of config.json is in its own file (read_config of stages/model/stage_model.h).
+ * Each model's own file reads its keys of config.json (read_config of stages/model/stage_model.h).
  *
  * Locking: a folder is read-only after open; any thread.
  */
@@ -48,8 +48,8 @@ bool aq_model_folder_is(const char *path);
 
 /*
  * A model by its name on the Hugging Face Hub: may a text be one ("Qwen/Qwen3-0.6B"), is it one with its scheme
- * ("hf://Qwen/Qwen3-0.6B"), and the folder in the cache of `hf download`, into out. AQ_NOTFOUND: it is not there; says
- * the command that gets it. AQ_INVAL: no such name.
+ * ("hf://Qwen/Qwen3-0.6B"), and the folder in the cache of `hf download`, into out. AQ_NOTFOUND: it is not there; the
+ * text has the command that downloads it. AQ_INVAL: no such name.
  */
 bool aq_model_hub_name(const char *text);
 bool aq_model_hub_is(const char *text);
@@ -57,7 +57,7 @@ enum aq_status aq_model_hub_path(const char *text, char *out, size_t bytes);
 
 /*
  * AQ_NOTFOUND: no folder, or no config.json in it. AQ_CORRUPT: config.json is no JSON object. AQ_MISMATCH: an
- * architecture that nobody here reads, or a value that is not computed. AQ_IO, AQ_NOMEM. All told with the file's name.
+ * architecture that no model here reads, or a value that is not computed. AQ_IO, AQ_NOMEM. All with the file's name.
  */
 enum aq_status aq_model_folder_open(const char *path, struct aq_model_folder **out);
 void aq_model_folder_close(struct aq_model_folder *folder); /* NULL is fine */
@@ -68,10 +68,11 @@ void aq_model_folder_close(struct aq_model_folder *folder); /* NULL is fine */
  */
 bool aq_model_folder_wraps(const char *path);
 
-/* The model: kind, and every size that config.json says, checked (aq_model_config_check). Until close. */
+/* The model: kind, and every size of config.json, checked (aq_model_config_check). Until close. */
 const struct aq_model_config *aq_model_folder_model(const struct aq_model_folder *folder);
 
-/* What config.json calls itself: "qwen3", "Qwen3ForCausalLM" (the type's first where it says none). Until close. */
+/* The names of type and architecture in config.json: "qwen3", "Qwen3ForCausalLM" (by default the type's first). Until
+ * close. */
 const char *aq_model_folder_type(const struct aq_model_folder *folder);
 const char *aq_model_folder_architecture(const struct aq_model_folder *folder);
 
@@ -79,21 +80,21 @@ const char *aq_model_folder_architecture(const struct aq_model_folder *folder);
 bool aq_model_folder_classifies(const struct aq_model_folder *folder);
 
 /*
- * The name that config.json gives a classifier's label (id2label), or NULL: it gives none to all labels, or names that
- * say nothing (LABEL_0). Until close.
+ * The name that config.json gives a classifier's label (id2label), or NULL: not all labels have one, or only default
+ * names (LABEL_0). Until close.
  */
 const char *aq_model_folder_label(const struct aq_model_folder *folder, uint32_t label);
 
 /*
- * The names of a job's labels ("negative, positive") in the order of the folder's head, into out: as they are where
- * the folder names none, or none of them. AQ_MISMATCH: some of them are labels of the head at other places, and not all
- * can be mapped; says both lists. AQ_NOSPC: out is too small.
+ * The names of a job's labels ("negative, positive") in the order of the folder's head, into out: as they are where the
+ * folder names none, or none of them. AQ_MISMATCH: some of them are labels of the head at other places, and not all can
+ * be mapped; prints both lists. AQ_NOSPC: out is too small.
  */
 enum aq_status aq_model_folder_order(const struct aq_model_folder *folder, const char *names, char *out, size_t bytes);
 
 enum { AQ_MODEL_ENDS_MAX = 16 };
 struct aq_model_marks {
-    int32_t begin; /* the token that an empty text begins with; -1: none is named                          */
+    int32_t begin; /* the token at the start of an empty text; -1: none is named                           */
     int32_t ends[AQ_MODEL_ENDS_MAX]; /* what ends a text that the model writes                              */
     uint32_t end_count;
 };
@@ -106,8 +107,7 @@ struct aq_model_marks {
 enum aq_status aq_model_folder_marks(const struct aq_model_folder *folder, struct aq_model_marks *out);
 
 /*
- * How those who publish the folder generate: generation_config.json. Values as transformers has them where the file
- * says nothing.
+ * How those who publish the folder generate: generation_config.json. By default, transformers' values.
  */
 enum { AQ_MODEL_OTHERS_BYTES = 256 };
 struct aq_model_generation {

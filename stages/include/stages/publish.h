@@ -1,6 +1,6 @@
 /*
- * publish.h -- a trained model as other programs load it: the published names of its tensors, and the files that stand
- * beside model.safetensors in a folder that `transformers` opens.
+ * publish.h -- a trained model as other programs load it: the published names of its tensors, and the files next to
+ * model.safetensors in a folder that `transformers` opens.
  *
  *     aq_publish_name(&model, "h.0.ln_1.bias", name, sizeof name);        "transformer.h.0.ln_1.bias"
  *     AQ_TRY(aq_publish_model(&model, &about, write, folder));            config.json
@@ -10,7 +10,7 @@
  * What a model was made from is carried over: the keys of its config.json that the model does not write itself, and the
  * files that belong to the folder as a whole, byte for byte.
  *
- * Locking: none; pure but for the files, which are read.
+ * Locking: none; pure functions, except that they read files.
  */
 #ifndef STAGES_PUBLISH_H
 #define STAGES_PUBLISH_H
@@ -27,7 +27,7 @@ extern "C" {
 
 struct aq_model_config;
 
-/* Writes one file of the folder; bytes are borrowed. What it returns ends the call that asked. */
+/* Writes one file of the folder; bytes are borrowed. Its status other than AQ_OK ends the caller's work. */
 typedef enum aq_status aq_publish_file(void *context, const char *name, const char *bytes, size_t count);
 
 /* The published name of a tensor, terminated, cut to `bytes`. */
@@ -37,12 +37,12 @@ void aq_publish_name(const struct aq_model_config *model, const char *tensor, ch
 enum aq_status aq_publish_turned(const struct aq_model_config *model, const char *const *names, uint32_t count,
                                  bool *turned);
 
-/* out_in[i]: does tensor names[i], which has an adapter, lie as (out, in)? else (in, out). AQ_NOMEM. */
+/* out_in[i]: is tensor names[i], which has an adapter, stored as (out, in)? else (in, out). AQ_NOMEM. */
 enum aq_status aq_publish_out_in(const struct aq_model_config *model, const char *const *names, uint32_t count,
                                  bool *out_in);
 
 struct aq_publish_about {
-    bool tied;           /* the head has no tensor of its own in the file                    */
+    bool tied;           /* the head has no separate tensor in the file                      */
     int32_t end_of_text; /* a token, or -1                                                   */
     const char *type;    /* of the weights: "F32", "BF16", "F16"                             */
     const char *from;    /* the folder that it began as, or NULL: its other keys come along  */
@@ -50,8 +50,8 @@ struct aq_publish_about {
 };
 
 /*
- * config.json. Where `from` says another beginning or end of text, that stays. AQ_INVAL: a model that nobody publishes
- * so, or no such type. AQ_NOMEM, what reading that of `from` answers, and what `file` returns.
+ * config.json. Tokens of start and end of text in `from` are kept. AQ_INVAL: a model without a published form, or no
+ * such type. AQ_NOMEM, what reading that of `from` answers, and what `file` returns.
  */
 enum aq_status aq_publish_model(const struct aq_model_config *model, const struct aq_publish_about *about,
                                 aq_publish_file *file, void *context);

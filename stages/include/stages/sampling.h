@@ -1,7 +1,7 @@
 /*
  * sampling.h -- from a row of logits to the next token, and from tokens' bytes to a text that may be shown.
  *
- * Two things that know nothing of models: aq_sampling chooses a token, aq_stopper lets a text out as it grows.
+ * Both parts are independent of models: aq_sampling chooses a token, aq_stopper lets a text out as it grows.
  *
  *     struct aq_sampling_config config = aq_sampling_config_default();       greedy
  *     config.temperature = 0.7, config.top_p = 0.9, config.seed = 1;
@@ -15,8 +15,8 @@
  *     } while (!shown.stopped && token is no end token);
  *     AQ_TRY(aq_stopper_end(stopper, &shown));
  *
- * What is drawn is a pure function of (seed, sequence, position, logits): the same after a restart, on any machine
- * whose exp() rounds alike, whatever ran beside it.
+ * A draw is a pure function of (seed, sequence, position, logits): the same after a restart, on any machine whose exp()
+ * rounds alike, whatever else runs.
  *
  * Locking: an object belongs to one thread.
  */
@@ -47,16 +47,16 @@ struct aq_sampling_config {
 };
 struct aq_sampling_config aq_sampling_config_default(void);
 
-/* AQ_INVAL: says which value is out of its range. */
+/* AQ_INVAL: a value is out of its range; the text names it. */
 enum aq_status aq_sampling_check(const struct aq_sampling_config *config);
 
 struct aq_sampling; /* opaque */
 
-/* Memory: 9 bytes a token of the vocabulary (1.4 MB of Qwen's 151,936). AQ_INVAL as above; or vocabulary 0. */
+/* Memory: 9 bytes per token of the vocabulary (1.4 MB of Qwen's 151,936). AQ_INVAL as above; or vocabulary 0. */
 enum aq_status aq_sampling_open(const struct aq_sampling_config *config, uint32_t vocabulary, struct aq_sampling **out);
 void aq_sampling_close(struct aq_sampling *sampling); /* NULL is fine */
 
-/* A sequence begins: nothing was there, position 0. Sequences of one seed draw apart from each other. */
+/* Starts a sequence: no tokens, position 0. Sequences of one seed draw independently. */
 void aq_sampling_begin(struct aq_sampling *sampling, uint64_t sequence);
 /* These tokens were there (a prompt). AQ_INVAL: one is out of the vocabulary. */
 enum aq_status aq_sampling_note(struct aq_sampling *sampling, const int32_t *tokens, size_t count);
@@ -68,7 +68,7 @@ enum aq_status aq_sampling_note(struct aq_sampling *sampling, const int32_t *tok
 enum aq_status aq_sampling_next(struct aq_sampling *sampling, const float *logits, int32_t *token);
 
 /*
- * What the next draw would be of: ids by falling probability, room for `vocabulary` of each. Greedy: one, of
+ * The candidates of the next draw: ids by falling probability, room for `vocabulary` of each. Greedy: one, of
  * probability 1. Statuses as above.
  */
 enum aq_status aq_sampling_candidates(struct aq_sampling *sampling, const float *logits, int32_t *ids,

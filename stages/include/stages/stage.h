@@ -7,20 +7,18 @@
  * - Gradients are *added* to the gradient buffer, in the order of the calls; aq_stage_zero_grads clears it. The sums
  *   over micro-batches are therefore the same bits in every schedule that runs the backwards in order of micro-batches,
  *   and the weight halves, where there are some, in that order too.
- * - A model cut anywhere gives the same bits as uncut: every tensor's initial values depend on (seed, its name) alone,
- *   every kernel's result on its operands alone (not on the number of threads). A head that is tied to the embedding
- *   needs whoever runs the pipeline where a cut separates the two: see aq_stage_tied_floats.
+ * - A model cut anywhere gives the same bits as uncut: every tensor's initial values depend only on (seed, its name),
+ *   every kernel's result only on its operands (not on the number of threads). A head that is tied to the embedding
+ *   needs the pipeline's help where a cut separates the two: see aq_stage_tied_floats.
  *
- * Dropout, where a model has it, lies inside the layers: what crosses a cut is the residual stream, and nothing is
- * dropped there. (The embedding's own dropout is part of layer 0.) It is off by default, and off in every evaluation:
- * with it on, a sample's activation changes from visit to visit by the masks too, which AQ-SGD's deltas then have to
- * carry.
+ * Dropout, where a model has it, is applied inside the layers: the residual stream crosses a cut without it. (The
+ * embedding's own dropout is part of layer 0.) It is off by default, and off in every evaluation: with it on, a
+ * sample's activation changes from visit to visit by the masks too, which AQ-SGD's deltas then have to carry.
  *
  * A model is a list of layers numbered 0 .. aq_model_layers()-1. For gpt2 with L blocks: layer 0 is the embedding, 1..L
  * are the blocks, L+1 is final norm, head and loss. The first layer takes tokens, the last needs targets.
  *
- * Tensors are of three kinds, and lie in one fp32 allocation in this order, each kind tensor after tensor in order of
- * layers:
+ * Tensors are of three kinds, in one fp32 allocation in this order, each kind sorted by layer:
  *
  *     parameters   trained: gradients lie in another buffer of the same layout, so that optimizers, reductions, norms
  *                  and compressors see one array that holds nothing else
@@ -28,23 +26,23 @@
  *     frozen       given at the beginning and never changed: no gradient, no optimizer state, no weight decay, and
  *                  saved once for a run (runtime/checkpoint)
  *
- * What is frozen is said by a list of names, `freeze` (aq_stage_config), patterns separated by commas:
+ * `freeze` (aq_stage_config) lists the frozen tensors by patterns, separated by commas:
  *
  *     embedding, blocks 0-5    layers by their names (aq_model_layer_name); of several a range, or all: blocks
  *     wte, h.0-5.attn, bias    tensors that have these parts of their names, between dots, one after another; a part
  *                              may be a range of numbers, and have * for anything
- *     !h.5.attn                train again what a pattern before this one froze: "*, !head" leaves the head alone
+ *     !h.5.attn                train again what a pattern before this one froze: "*, !head" trains only the head
  *
- * The last pattern that names a tensor decides. It is the tensors' names that decide, never the cut. Of a tied model
- * the head's own copy behind a cut is frozen where the embedding's table is, and has no name of its own here. Buffers
- * are not frozen: statistics move in forward, whatever trains.
+ * The last pattern that names a tensor decides. It is the tensors' names that decide, never the cut. The head's copy of
+ * a tied table, behind a cut, is frozen if the embedding's table is; a pattern cannot name it. Buffers are not frozen:
+ * statistics move in forward, whatever trains.
  *
  * Of a frozen tensor no gradient is computed. A layer's input gradient is computed where something before it trains, in
- * this stage or before: where nothing does, backward ends, and dx of a stage with layers before it is all zeroes. What
- * such layers keep of forward for backward they do not keep.
+ * this stage or before: where nothing does, backward ends, and dx of a stage with layers before it is all zeroes. Such
+ * layers keep nothing of forward for backward.
  *
  * A stage with a second version (config versions 2, train.staleness) has the parameters as they were before the last
- * update, too, and two buffers of gradients: aq_stage_use says which of each is meant from now on.
+ * update, too, and two buffers of gradients: aq_stage_use selects one of each.
  *
  * Locking: a stage is used from one thread.
  */
@@ -65,17 +63,17 @@
 extern "C" {
 #endif
 
-/* Of matrix products and of what lies between them; master weights are fp32 always. */
+/* Of matrix products and the values between them; master weights are always fp32. */
 enum aq_stage_precision {
     AQ_STAGE_FP32 = 1,
     AQ_STAGE_BF16 = 2,
     AQ_STAGE_TF32 = 3, /* fp32 values whose products read 10 bits of mantissa: GPUs alone (AQ_INVAL elsewhere) */
-    AQ_STAGE_FP16 = 4  /* wants a scaled loss: see aq_stage_input.loss_scale */
+    AQ_STAGE_FP16 = 4  /* needs a scaled loss: see aq_stage_input.loss_scale */
 };
 
 /*
- * How frozen weights of linear layers are kept (frozen_stores.def). Products read what is kept, so that a loss is that
- * of these values. All other frozen tensors (norms, biases, embeddings) are fp32.
+ * How frozen weights of linear layers are kept (frozen_stores.def). Products read the stored values, so the loss is
+ * computed with them. All other frozen tensors (norms, biases, embeddings) are fp32.
  */
 enum aq_frozen_store {
     AQ_FROZEN_FP32 = 0,
@@ -95,7 +93,7 @@ enum { AQ_TENSOR_DIMENSIONS_MAX = 4, AQ_TENSOR_NAME_MAX = 96 };
  */
 enum aq_tied { AQ_TIED_NO = 0, AQ_TIED_EXACT = 1, AQ_TIED_COMPRESSED = 2 };
 
-/* Numbers for the pairs of columns that turn; those behind count are 0. count 0: there are none. */
+/* One number per rotated pair of columns (RoPE); those behind count are 0. count 0: no numbers. */
 enum { AQ_FACTORS_MAX = 128 };
 struct aq_factors {
     uint32_t count;
@@ -128,7 +126,7 @@ struct aq_model_config {
     float rope_linear;     /* frequencies are divided by it in blocks without a window; 0 or 1: as they are  */
     float rope_local;      /* as rope_theta, of blocks with a window; 0: rope_theta                          */
     uint32_t window;       /* tokens that a query sees in blocks that have a window; 0: none has             */
-    uint32_t window_every; /* of so many blocks the last has none; 0: all have                               */
+    uint32_t window_every; /* the last of that many blocks has none; 0: all have                             */
     bool window_first;     /* the first has none, not the last                                               */
     uint32_t window_from;  /* blocks before this one have none                                               */
     uint32_t query_scale;  /* scores are divided by its root; 0: the head's channels                         */
@@ -157,7 +155,7 @@ struct aq_model_config {
     uint32_t own[AQ_MODEL_OWN_MAX]; /* of models that none of these serves                    */
 };
 
-/* A key of a manifest that a model has: where it lies and what it may be. */
+/* A manifest key of a model: its field in struct aq_model_config, its type and its range. */
 struct aq_model_key {
     const char *name; /* "model.blocks" */
     enum aq_model_key_kind { AQ_MODEL_U32, AQ_MODEL_F32, AQ_MODEL_BOOL, AQ_MODEL_TIED, AQ_MODEL_FACTORS } kind;
@@ -173,35 +171,35 @@ const char *aq_model_kind(uint32_t index);
 const struct aq_model_key *aq_model_keys(const char *kind, uint32_t *count);
 /* Bytes of a key's value in struct aq_model_config. */
 size_t aq_model_key_bytes(const struct aq_model_key *key);
-/* The key that says how many values a target can have: "model.vocabulary". */
+/* The key of the number of values that a target can have: "model.vocabulary". */
 const char *aq_model_outputs_key(const char *kind);
-/* Tokens of a sample where that is not the job's to say (1 for images); 0: it is. */
+/* Tokens of a sample if the kind fixes them (1 for images); 0: the job sets them. */
 uint32_t aq_model_tokens(const char *kind);
 /* "12 blocks, 12 heads, 768 channels, vocabulary 50257": for a plan's head. */
 void aq_model_describe(const struct aq_model_config *model, char *text, size_t bytes);
-/* All that says which model it is, kind first: part of a cache's identity. Never changes for a kind. */
+/* All that identifies the model, kind first: part of a cache's identity. Never changes for a kind. */
 void aq_model_identity(const struct aq_model_config *model, char *text, size_t bytes);
 /*
- * Problem `index` of a configuration whose values are each in range, with samples of T tokens: false, there is none.
- * The key that it is told of, and its text.
+ * Problem `index` of a configuration whose values are each in range, with samples of T tokens: the key to name and a
+ * text. False: there is no such problem.
  */
 bool aq_model_problem(const struct aq_model_config *model, uint32_t T, uint32_t index, const char **key, char *text,
                       size_t bytes);
 
 /*
- * Gives the model the last layer that the task (NULL: its own) wants: of a task of whole samples a classifier with so
- * many outputs (0: one), where the model reads tokens; else labels is 0.
+ * Gives the model the last layer that the task (NULL: its own) needs: if the task is one of whole samples and the model
+ * reads tokens, a classifier with `labels` outputs (0: one); else labels becomes 0.
  */
 void aq_model_use_task(struct aq_model_config *model, const char *task, uint32_t labels);
 
-/* The name of the task that a model of that kind learns unless told otherwise; NULL: an unknown kind. */
+/* The name of the default task of a model of that kind; NULL: an unknown kind. */
 const char *aq_model_task(const char *kind);
 
 /* As its keys' fallbacks are. An unknown kind gives zeroes. */
 void aq_model_config_default(struct aq_model_config *out, const char *kind);
 
 /*
- * Can such a model (checked, but for its vocabulary) learn such a task (NULL: its own) from samples with these fields?
+ * Can such a model (checked, except its vocabulary) learn such a task (NULL: its own) from samples with these fields?
  * False: the key to name and the reason.
  */
 bool aq_model_fits(const struct aq_model_config *model, uint32_t T, const char *task, const struct aq_field *fields,
@@ -219,14 +217,14 @@ bool aq_model_extends(const struct aq_model_config *model, const char **kind);
 /* "embedding", "block 3", "head": for plan and errors. */
 void aq_model_layer_name(const struct aq_model_config *model, uint32_t layer, char *text, size_t bytes);
 
-/* What crosses a cut, of one sample: a (rows, columns) matrix of fp32. */
+/* The values of one sample that cross a cut: a (rows, columns) matrix of fp32. */
 struct aq_cut_shape {
     uint32_t rows, columns;
 };
 
 /*
- * The shape at the cut behind layer layer_end - 1, of samples of `tokens` tokens: the model says it.
- * AQ_INVAL: an unknown kind, or no cut between two layers.
+ * The shape at the cut behind layer layer_end - 1, of samples of `tokens` tokens. AQ_INVAL: an unknown kind, or no cut
+ * between two layers.
  */
 enum aq_status aq_model_cut(const struct aq_model_config *model, uint32_t layer_end, uint32_t tokens,
                             struct aq_cut_shape *out);
@@ -239,7 +237,7 @@ struct aq_freeze_pattern {
     uint32_t tensors;              /* that it names; 0: the list is refused                               */
     uint32_t named;                /* of targets: with those that can have no adapter                     */
     char unknown[AQ_FREEZE_PART_MAX]; /* then: the first of its words that no name has; "": none           */
-    bool copy;                        /* then: it names a tied head alone, which is the embedding's table   */
+    bool copy;                        /* then: it names only a tied head, which is the embedding's table    */
 };
 
 /* Pattern `index` of a list, of a model that was checked, with samples of T tokens. False: the list has no more. */
@@ -254,20 +252,20 @@ void aq_model_freeze_words(const struct aq_model_config *model, uint32_t T, uint
  *
  *     y = x W + b + (alpha / rank) (x A) B
  *
- * with alpha / sqrt(rank) in place of alpha / rank where `rslora` says so (Kalajdzievski 2023). With `dropout` an
- * adapter reads D(x) in place of x; masks are drawn as the model's own are, one for each adapter.
+ * with alpha / sqrt(rank) in place of alpha / rank if `rslora` is set (Kalajdzievski 2023). With `dropout` an adapter
+ * reads D(x) in place of x; masks are drawn as the model's own are, one for each adapter.
  *
- * A is stored (rank, in), B (out, rank), as PEFT has them: `TENSOR.lora_A.weight` and `TENSOR.lora_B.weight`. A begins
- * with normal numbers of variance 1 / (3 in), which is that of PEFT's uniform ones, B with zeroes.
+ * A is stored (rank, in), B (out, rank), as PEFT has them: `TENSOR.lora_A.weight` and `TENSOR.lora_B.weight`. A starts
+ * with normal numbers of variance 1 / (3 in), the variance of PEFT's uniform ones; B with zeroes.
  *
- * Where there are adapters and `freeze` is NULL, nothing else trains but what begins untrained (a classification's
- * head). A list decides about the model's own tensors alone: the adapters train.
+ * With adapters and `freeze` NULL, only the adapters and what starts untrained (a classification's head) train. A list
+ * decides only about the model's own tensors: the adapters always train.
  *
  * With `dora` (Liu et al. 2024) each row of such a matrix, the weights of one output, has a length that trains, too:
  *
  *     y = x W' + b,    W'_j = m_j V_j / |V_j|,    V = W + (alpha / rank) (A B) as above
  *
- * m is stored as `TENSOR.lora_M.weight`, (out), and begins as the lengths of W's rows (aq_stage_magnitudes). Gradients
+ * m is stored as `TENSOR.lora_M.weight`, (out), and starts as the lengths of W's rows (aq_stage_magnitudes). Gradients
  * take |V_j| for a constant, as published and as PEFT has it. Adapters then have no dropout.
  */
 enum { AQ_LORA_RANK_MAX = 1024 };
@@ -280,15 +278,15 @@ struct aq_lora_config {
     const char *targets; /* which linear layers, by patterns as `freeze` has them; NULL: all that may have some */
 };
 
-/* What an adapter's share is multiplied by. */
+/* The factor of an adapter's share. */
 float aq_lora_scale(const struct aq_lora_config *lora);
 
-/* DoRA's rows: the weights of one output each, of a matrix that lies as (out, in), or as (in, out) where not out_in.
- * Adds the squares of values first, first + 1, ... of it to those of their outputs; a row in pieces has the sum of a
- * row in one. */
+/* DoRA's rows: the weights of one output each, of a matrix stored as (out, in), or as (in, out) if not out_in. Adds
+ * the squares of values first, first + 1, ... of it to those of their outputs; a row in pieces has the sum of a row
+ * in one. */
 void aq_lora_squares(const float *values, uint64_t first, uint64_t count, uint64_t in, uint64_t out, bool out_in,
                      double *squares);
-/* What a row of these squares is multiplied by for the length m; 0 of a row of zeros, which has no direction. */
+/* The factor that gives a row with this sum of squares the length m; 0 for a row of zeros, which has no direction. */
 float aq_lora_factor(double squares, float m);
 
 /* As aq_model_freeze_pattern, of a list of targets: tensors counts linear layers. */
@@ -331,10 +329,10 @@ struct aq_stage_config {
     bool recompute;                  /* keep only each block's input, run its forward again in backward */
     bool inference;                  /* no gradients: no gradient buffer, backward is refused           */
     bool split;                      /* aq_stage_weights has the other half of backward; not with recompute */
-    bool weights_16bit;              /* copies of the weights in 16 bits: counted for a device that wants them; of an
+    bool weights_16bit;              /* copies of the weights in 16 bits: counted for a device that needs them; of an
                                         inference's stage made on any device                         */
     bool extends;                    /* for generation: inputs may have tokens_before. Layers keep of each slot what
-                                        later tokens want of earlier ones (keys, values); inference alone */
+                                        later tokens need of earlier ones (keys, values); only for inference */
     bool lengths;                    /* samples may have fewer than T tokens: aq_batch.lengths           */
     bool parts;                      /* samples may have parts: aq_batch.starts                          */
     const char *freeze;              /* names of what is not trained, see above; NULL: none. Borrowed until open
@@ -343,10 +341,10 @@ struct aq_stage_config {
     struct aq_lora_config lora;      /* targets: borrowed until open returns                             */
     uint32_t logits_rows;            /* of logits that exist at a time; 0: as many as 256 MiB hold, on a GPU more where
                                         their gradient stays: half of its bytes, or all rows in 16 bits */
-    bool logits_16bit;               /* logits leave their product in the precision's 16 bits, and their gradient lies
+    bool logits_16bit;               /* logits leave their product in the precision's 16 bits, and their gradient is
                                         on them: on a GPU. aq_stage_open takes no notice on a CPU       */
     uint32_t tied_rows;              /* most rows of a tied table that the batches of one step name; 0: a head behind a
-                                        cut is a tensor of its own (aq_stage_tied_floats)               */
+                                        cut is a separate tensor (aq_stage_tied_floats)                 */
 };
 
 struct aq_stage_size {
@@ -391,11 +389,11 @@ struct aq_tensor_info {
     bool copy;       /* then: it has a gradient, and follows another stage's tensor, begins_as         */
     bool mirror;     /* a parameter that another stage has too and trains alike: no norm counts it here */
     bool frozen;     /* never changes: see above                                                       */
-    enum aq_frozen_store packed; /* not fp32: kept so, and offset is a name alone (aq_stage_put)       */
+    enum aq_frozen_store packed; /* not fp32: kept so, and offset is only a name (aq_stage_put)        */
     bool adapter;    /* of struct aq_lora_config: no file of the model has it                          */
     bool adapts_out_in; /* then: the tensor that it adapts is stored (out, in), else (in, out)         */
     uint64_t shared_first, shared_count; /* floats that stages hold copies of; see aq_stage_shared_floats */
-    bool fresh;      /* of the task, not of the network: where a file of weights lacks it, it begins as it would
+    bool fresh;      /* of the task, not of the network: where a file of weights lacks it, it starts as it would
                         without the file                                                               */
     bool turned;     /* a matrix (in, out) that published files have as nn.Linear does: (out, in)      */
     char begins_as[AQ_TENSOR_NAME_MAX]; /* the tensor whose initial numbers it takes: mostly its own name */
@@ -405,10 +403,10 @@ bool aq_tensor_adapts(const char *name, char *which, char of[AQ_TENSOR_NAME_MAX]
 /* Parameters, in order of layers: their values lie so in the flat buffer, and those of the buffers behind them. */
 uint32_t aq_stage_tensor_count(const struct aq_stage *stage);
 void aq_stage_tensor(const struct aq_stage *stage, uint32_t index, struct aq_tensor_info *out);
-/* What is saved: parameters and buffers, in order of layers, so that files do not show where a model was cut. */
+/* Saved tensors: parameters and buffers, in order of layers, so that files do not show where a model was cut. */
 uint32_t aq_stage_saved_count(const struct aq_stage *stage);
 void aq_stage_saved(const struct aq_stage *stage, uint32_t index, struct aq_tensor_info *out);
-/* What never changes, in order of layers, behind what is saved; first what is fp32, then what is packed. */
+/* Frozen tensors, in order of layers, behind the saved ones; first those in fp32, then the packed ones. */
 uint32_t aq_stage_frozen_count(const struct aq_stage *stage);
 void aq_stage_frozen(const struct aq_stage *stage, uint32_t index, struct aq_tensor_info *out);
 /* Floats of parameters; of parameters and buffers together; of frozen fp32 tensors, which lie behind those. */
@@ -426,8 +424,8 @@ enum aq_status aq_stage_put(struct aq_stage *stage, const struct aq_tensor_info 
 enum aq_status aq_stage_get(const struct aq_stage *stage, const struct aq_tensor_info *tensor, uint64_t first,
                             uint64_t count, float *values);
 /*
- * Adapters with `dora` begin: m becomes the lengths of the weights' rows as they are now. Part of aq_stage_init; for
- * whoever puts weights. AQ_NOMEM.
+ * Initializes adapters with `dora`: m becomes the lengths of the weights' rows as they are now. Part of aq_stage_init;
+ * call it again after weights were put. AQ_NOMEM.
  */
 enum aq_status aq_stage_magnitudes(struct aq_stage *stage);
 /*
@@ -446,13 +444,14 @@ const struct aq_model_config *aq_stage_model(const struct aq_stage *stage);
 const struct aq_task *aq_stage_task(const struct aq_stage *stage);
 float *aq_stage_parameters(struct aq_stage *stage); /* device memory, borrowed */
 float *aq_stage_gradients(struct aq_stage *stage);  /* those in use; device memory, borrowed; NULL: none trained */
-/* The newest parameters' copy in 16 bits, and its type; NULL: none is kept. Who writes both has changed both. */
+/* The newest parameters' copy in 16 bits, and its type; NULL: none is kept. A caller that writes both need not call
+ * aq_stage_parameters_changed. */
 uint16_t *aq_stage_rounded(struct aq_stage *stage, enum aq_element *type);
 
 /*
  * Which parameters and gradients are meant from now on, by forward, backward, and whatever reads or clears gradients.
  * previous: the parameters before the last aq_stage_keep; statistics have one version. A stage opens with the newest
- * and gradients 0. What is enqueued already keeps what it has.
+ * and gradients 0. Work that is already enqueued keeps its selection.
  */
 struct aq_stage_use {
     bool previous;
@@ -483,25 +482,25 @@ struct aq_stage_input {
     const float *x;               /* (samples, rows, columns) device fp32 from the stage before; NULL on the first */
     const struct aq_batch *batch; /* first stage: what the model reads; last: what its task compares with, else no
                                      loss (generation). Its ids are the keys of the dropout masks                  */
-    uint32_t tokens_used;         /* 0: all T. Generation: only the first so many positions are real               */
+    uint32_t tokens_used;         /* 0: all T. Generation: only the first that many positions are real             */
     /*
-     * Of a stage that extends, and one sample: so many of its tokens went through this slot before, and only those
-     * behind them, up to tokens_used, are computed: x and y have rows of these alone. The batch has all of them.
+     * For a stage that extends, with one sample: that many of its tokens went through this slot before. Only the tokens
+     * behind them, up to tokens_used, are computed: x and y have only their rows. The batch has all tokens.
      */
     uint32_t tokens_before;
     uint64_t seed, step;          /* keys of the dropout masks                                                     */
     bool evaluate;                /* no dropout; backward will not follow                                          */
     /*
-     * The gradient of a target's loss: 1 / (targets of the whole batch), times whatever keeps gradients within fp16's
-     * range: every gradient comes out with that factor, and is infinite or NaN where it was too much.
+     * The gradient of a target's loss: 1 / (targets of the whole batch), times a factor that keeps gradients within
+     * fp16's range: every gradient comes out with it, and is infinite or NaN if it was too large.
      */
     float loss_scale;
 };
 
 /*
- * y     out, (samples, rows, columns) device fp32 to the stage after; NULL on the last stage.
- * loss  out, host; waits for the stream. NULL: not wanted, or asked for by aq_stage_loss, which waits for nothing.
- * AQ_INVAL: slot, samples or a token out of range (says which).
+ * y out, (samples, rows, columns) device fp32 to the stage after; NULL on the last stage. loss out, host; waits for the
+ * stream. NULL: not wanted, or asked for by aq_stage_loss, which waits for nothing. AQ_INVAL: slot, samples or a token
+ * out of range (the text names it).
  */
 enum aq_status aq_stage_forward(struct aq_stage *stage, uint32_t slot, const struct aq_stage_input *input, float *y,
                                 struct aq_stage_loss *loss, struct aq_stream *stream);
@@ -521,8 +520,9 @@ enum aq_status aq_stage_backward(struct aq_stage *stage, uint32_t slot, const fl
 
 /*
  * The weight half of a split backward, any time after the other: adds the gradients that are products of what forward
- * and backward kept in the slot. What a layer makes in one pass with its input's gradient (norms, the biases that a
- * norm sums on its way) backward has added. AQ_INVAL: the stage is not split, or no backward of this slot went before.
+ * and backward kept in the slot. Backward itself adds the gradients that a layer computes in one pass with its input's
+ * (norms, the biases that a norm sums on its way). AQ_INVAL: the stage is not split, or no backward of this slot went
+ * before.
  */
 enum aq_status aq_stage_weights(struct aq_stage *stage, uint32_t slot, struct aq_stream *stream);
 
@@ -531,8 +531,8 @@ enum aq_status aq_stage_zero_grads(struct aq_stage *stage, struct aq_stream *str
 
 /*
  * A tensor that many layers read (a table of relative positions) belongs to the first one; where a model is cut, each
- * stage that reads it holds a copy under its name, and trains it alike: by the sum of all stages' gradients. Whoever
- * runs the pipeline brings them together, between the last backward and whatever reads gradients:
+ * stage that reads it holds a copy under its name, and trains it alike: by the sum of all stages' gradients. The
+ * pipeline sums them between the last backward and the first reader of the gradients:
  *
  *     from the last stage to the first: aq_stage_shared has the sum of the stages behind it (zeroes on the last), then
  *     aq_stage_shared_gather adds this stage's own, which become 0: the norm counts them once, on the first stage,
@@ -548,11 +548,11 @@ enum aq_status aq_stage_shared_gather(struct aq_stage *stage, struct aq_stream *
 enum aq_status aq_stage_shared_scatter(struct aq_stage *stage, struct aq_stream *stream); /* the same           */
 
 /*
- * A head tied to the embedding's table (config.tied_rows > 0). The table is a parameter of the first stage. Where a cut
+ * A head tied to the embedding's table (config.tied_rows > 0). The table is a parameter of the first stage. If a cut
  * separates the two and model.tied is exact, the last stage has a copy of it, a buffer that has a gradient: no
  * optimizer, reduction or norm knows it. The embedding's gradient is kept apart from the head's, as the rows that the
  * batches of the step name, and is added when the head's is complete. So the sum has the same bits with one stage and
- * with several. Whoever runs the pipeline does, in each step:
+ * with several. The pipeline does, in each step:
  *
  *     after the last backward   the last stage's aq_stage_tied_gradient goes to the first stage, which stores it in its
  *                               own; then aq_stage_tied_fold adds the embedding's rows there. One stage only folds.

@@ -1,5 +1,5 @@
 /*
- * task.h -- what a model learns: a loss over its last layer's output, and the figures that say how well it does.
+ * task.h -- what a model learns: a loss over its last layer's output, and the metrics of its quality.
  *
  *     const struct aq_task *task = aq_task_find("classification");
  *     aq_task_metric(task, 0, &name, &higher)            "accuracy", higher is better
@@ -22,7 +22,7 @@ extern "C" {
 
 enum { AQ_TASK_COUNTS = 8, AQ_TASK_METRICS_MAX = 4 };
 
-/* What a task adds up over samples, in order: those of parts of the samples, added up, are those of all. */
+/* A task's sums over samples, in order: the sums of parts of the samples add up to the sums of all. */
 struct aq_stage_loss {
     double sum;                    /* of the losses of all counted targets, in nats, not scaled */
     uint64_t targets;              /* how many were counted                                     */

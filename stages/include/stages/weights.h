@@ -1,15 +1,15 @@
 /*
  * weights.h -- named tensors in files: safetensors, read and written.
  *
- * The format is that of the safetensors project (8-byte little-endian header length, JSON header, tensor bytes);
- * readers of other projects open what is written here. Weights are one file, or a published folder (model_folder.h):
- * its model.safetensors, or the shards of its model.safetensors.index.json, which are one set of tensors here.
+ * The format is the safetensors project's (8-byte little-endian header length, JSON header, tensor bytes); its other
+ * readers open files written here. Weights are one file, or a published folder (model_folder.h): its model.safetensors,
+ * or the shards of its model.safetensors.index.json, which are one set of tensors here.
  *
  * Caveats first.
  * - Reading maps the files; lengths, offsets and overlaps are checked before use, so that any bytes give a status.
- *   Opening touches the headers alone, whatever the weights' size; what was read leaves the memory of the process.
- * - Names are as published. What a model with a head has in front of the names below it ("transformer.", "model.") may
- *   be there or not, on both sides of a search.
+ *   Opening reads only the headers, whatever the weights' size; pages that were read leave the memory of the process.
+ * - Names are as published. A search ignores the prefix that a model with a head puts before the names below it
+ *   ("transformer.", "model."), on both sides.
  * - Orientation is the file's: GPT-2's matrices are Conv1D's [in, out], most others nn.Linear's [out, in]
  *   (aq_tensor_info.turned).
  * - Pickles are refused, with the line that makes safetensors of them.
@@ -35,8 +35,8 @@ struct aq_model_config;
 /* path: a file, or a folder. AQ_NOTFOUND, AQ_IO, AQ_CORRUPT: names the file, the tensor and the cause. */
 enum aq_status aq_weights_open(const char *path, struct aq_weights **out);
 /*
- * The same of a folder where only some tensors are wanted (by their names without what stands in front): of several
- * shards those alone are opened that have one of them. wants NULL: all.
+ * The same if only some tensors are needed (by their names without the prefix): of several shards, only those that have
+ * one of them are opened. No predicate: all.
  */
 typedef bool aq_weights_wants(void *context, const char *name);
 enum aq_status aq_weights_open_wanted(const char *path, aq_weights_wants *wants, void *context,
@@ -58,7 +58,7 @@ struct aq_weights_info {
 /* One tensor, file after file, in the order of their bytes there. An index beyond the count is the caller's bug. */
 void aq_weights_info(const struct aq_weights *weights, uint32_t index, struct aq_weights_info *out);
 
-/* *index of the tensor of that name, or of that name but for what stands in front; AQ_NOTFOUND (not logged). */
+/* *index of the tensor of that name, or of that name with another prefix or none; AQ_NOTFOUND (not logged). */
 enum aq_status aq_weights_find(const struct aq_weights *weights, const char *name, uint32_t *index);
 
 /*
@@ -73,7 +73,7 @@ enum aq_status aq_weights_read(const struct aq_weights *weights, uint32_t index,
  */
 enum aq_status aq_weights_bytes(const struct aq_weights *weights, uint32_t index, uint8_t *out, uint64_t count);
 
-/* What becomes of a tensor, of the file or of the model. */
+/* The use of a tensor, of the file or of the model. */
 enum aq_weights_use {
     AQ_WEIGHTS_USED,      /* both have it                                           */
     AQ_WEIGHTS_SHARED,    /* the file has again what the model shares: a tied head  */
@@ -96,35 +96,35 @@ enum aq_status aq_weights_survey(const struct aq_weights *weights, const struct 
                                  aq_weights_tell *tell, void *context);
 
 /*
- * As aq_weights_find. A tied model's file may have its one table under the head's name alone: that is found, too.
+ * As aq_weights_find. A tied model's file may have its one table only under the head's name: that is found, too.
  */
 enum aq_status aq_weights_find_shared(const struct aq_weights *weights, const struct aq_model_config *model,
                                       const char *name, uint32_t *index);
 
 /*
- * Has a folder or file both the embedding of such a tied model and a head with other values? Then it is no tied model,
- * whatever config.json says; transformers takes the head that is there. false also where it cannot be read.
+ * Has a folder or file both the embedding of such a tied model and a head with other values? Then the model is not
+ * tied, even if config.json sets it; transformers takes the head that is there. false also if it cannot be read.
  */
 bool aq_weights_head_differs(const char *path, const struct aq_model_config *model);
 
 /*
- * Do they hold this model? Every tensor is there in its shape, but for a head that begins as the embedding, and what
- * begins untrained, which is said by name; what belongs to a larger model of the kind, or an own head of a tied model,
- * is refused. Other tensors are said by name to be of no use, masks are passed over. AQ_MISMATCH: the first problem,
+ * Do they hold this model? Every tensor must be there in its shape, except a head that starts as the embedding and
+ * tensors that start untrained, which are logged by name. Tensors of a larger model of the kind, or a separate head of
+ * a tied model, are refused. Other tensors are logged as unused; masks are passed over. AQ_MISMATCH: the first problem,
  * with its file. AQ_NOMEM.
  */
 enum aq_status aq_weights_match(const struct aq_weights *weights, const struct aq_model_config *model);
 
 /*
- * Are all values of a tensor that can be read finite? *finite, and where not the first that is none and its place. Read
+ * Are all values of a tensor that can be read finite? *finite, and if not, the first such value and its place. Read
  * piece by piece, and nothing of it kept in memory. Always AQ_OK.
  */
 enum aq_status aq_weights_finite(const struct aq_weights *weights, uint32_t index, bool *finite, uint64_t *place,
                                  float *value);
 
 /*
- * Are all values finite that this model reads of them? AQ_MISMATCH: the first that is none, with its file, tensor and
- * place. AQ_NOMEM.
+ * Are all values finite that this model reads of them? AQ_MISMATCH: the first that is not finite, with its file, tensor
+ * and place. AQ_NOMEM.
  */
 enum aq_status aq_weights_check_values(const struct aq_weights *weights, const struct aq_model_config *model);
 
@@ -137,14 +137,14 @@ uint64_t aq_weights_digest(const struct aq_weights *weights);
 /* The value of a key of the (first) file's "__metadata__", or NULL. Borrowed until close. */
 const char *aq_weights_metadata(const struct aq_weights *weights, const char *key);
 
-/* What an adapter adds to a matrix as it is written: scale B A, A (rank, in) and B (out, rank) on the host. One that
- * does not fit the matrix is AQ_INVAL. */
+/* An adapter's product, added to a matrix as it is written: scale B A, A (rank, in) and B (out, rank) on the host.
+ * One that does not fit the matrix is AQ_INVAL. */
 struct aq_weights_low_rank {
     const float *a, *b;
     uint64_t in, out;
     uint32_t rank;
     float scale;
-    bool out_in; /* the matrix lies as (out, in), else (in, out) */
+    bool out_in; /* the matrix is stored as (out, in), else (in, out) */
     /* Not NULL: row o of the sum, the weights of output o, gets the length m[o]; factors: room for `out` of them. */
     const float *m;
     float *factors;
@@ -170,18 +170,18 @@ struct aq_weights_tensor {
 };
 /*
  * Writes path, atomically: `path`.partial, fsync, rename, fsync of the folder. metadata: pairs key, value, NULL at the
- * end; or NULL. AQ_INVAL: a shape, a name or a type, or a value that is too large for F16. Any other status: the disk's
- * trouble, naming the file; the old file is as it was and the neighbour is gone.
+ * end; or NULL. AQ_INVAL: a shape, a name or a type, or a value that is too large for F16. Any other status: a disk
+ * error, with the file's name; the old file is unchanged and `path`.partial deleted.
  */
 enum aq_status aq_weights_write(const char *path, const struct aq_weights_tensor *tensors, uint32_t count,
                                 const char *const *metadata);
 
 /*
- * The same in pieces, for a thread that writes beside other work. folder, name (a place of aqsgd/base/file.h: folder
+ * The same in pieces, for a thread that writes between other work. folder, name (a place of aqsgd/base/file.h: folder
  * NULL: name is the path) and metadata are copied; the tensors and their values are lent until close.
  * aq_weights_writer_piece writes the next piece, of at most AQ_WEIGHTS_PIECE_BYTES and of one tensor: AQ_AGAIN while
- * there is more, AQ_OK when the file stands under its name, any other status as aq_weights_write. Close before that
- * gives up: the old file is as it was and the neighbour is gone. Locking: one thread at a time.
+ * there is more, AQ_OK when the file has its name, any other status as aq_weights_write. Close before that gives up:
+ * the old file is unchanged and the partial one deleted. Locking: one thread at a time.
  */
 struct aq_weights_writer; /* opaque */
 enum { AQ_WEIGHTS_PIECE_BYTES = 4 << 20 };
