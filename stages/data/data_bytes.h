@@ -33,7 +33,7 @@ struct data_bytes; /* opaque */
 
 /*
  * AQ_NOTFOUND, AQ_IO: as aq_given_open. AQ_INVAL: a sparse file. AQ_CORRUPT: a format that is not read here, or a Git
- * LFS pointer; says the remedy. AQ_NODEV: a packing that this build lacks. All name the file.
+ * LFS pointer; names the remedy. AQ_NODEV: a packing that this build lacks. All name the file.
  */
 enum aq_status data_bytes_open(const char *path, struct data_bytes **out);
 void data_bytes_close(struct data_bytes *bytes); /* NULL is fine */

@@ -1,9 +1,9 @@
 /*
- * data_faults.h -- the bad lines of a data set: all of them are told at once, and up to data.skip_invalid are skipped.
+ * data_faults.h -- the bad lines of a data set: all are reported at once, and up to data.skip_invalid are skipped.
  *
  *     struct data_faults faults = {.allowed = config->skip_invalid};
  *     ...  data_faults_note(&faults, path, line, why)           for each line that cannot be used
- *     ...  if (data_faults_over(&faults)) break;                reading on would tell nothing more
+ *     ...  if (data_faults_over(&faults)) break;                no line read now would be reported
  *     AQ_TRY(data_faults_end(&faults));
  *
  * Lines next to each other with the same cause are one entry. At most DATA_FAULTS_SHOWN entries are kept.
@@ -31,7 +31,7 @@ struct data_faults {
     } list[DATA_FAULTS_SHOWN];
 };
 
-/* Is it of this record alone, so that others may be read: not memory, a device or a file that cannot be read? */
+/* Does it concern only this record, so that others may be read: not memory, a device or a file that cannot be read? */
 bool data_fault_is(enum aq_status status);
 
 /* why: a text of aq_fail; "path:line: " in front of it is left out. */
@@ -39,7 +39,7 @@ void data_faults_note(struct data_faults *faults, const char *path, uint64_t lin
 /* Those of `more` behind the others. */
 void data_faults_join(struct data_faults *faults, const struct data_faults *more);
 bool data_faults_over(const struct data_faults *faults);
-/* AQ_OK: there are none, or as many as may be skipped, which is logged. AQ_CORRUPT: logs all entries. */
+/* AQ_OK: no bad lines, or no more than may be skipped, which is logged. AQ_CORRUPT: logs all entries. */
 enum aq_status data_faults_end(const struct data_faults *faults);
 
 #endif

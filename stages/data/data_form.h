@@ -24,7 +24,7 @@ struct data_reader {
 struct data_form_row {
     enum data_form form;
     const char *name, *endings;
-    bool (*is)(const uint8_t *head, size_t bytes); /* NULL: the ending alone says it */
+    bool (*is)(const uint8_t *head, size_t bytes); /* NULL: only the ending decides */
     enum aq_status (*next)(struct data_reader *reader, struct data_record *out, bool *ends);
 };
 

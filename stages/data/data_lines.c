@@ -1,4 +1,4 @@
-/* data_lines.c -- the forms "lines" and "array": JSON objects, each on a line of its own, or all in one array. */
+/* data_lines.c -- the forms "lines" and "array": JSON objects, one per line, or all in one array. */
 #include <string.h>
 
 #include "data_form.h"

@@ -1,5 +1,5 @@
 /*
- * data_recognise.c -- which kind of data set a file is, where nobody says it: by its form, and the members of its first
+ * data_recognise.c -- which kind of data set a file is, if the job sets none: by its form, and the members of its first
  * record. See stages/dataset.h.
  */
 #include <stdio.h>

@@ -15,7 +15,7 @@
  *
  *     form    endings                 a record is
  *     lines   .jsonl .ndjson .json    a line: a JSON object
- *     array   .json that begins with [   an element of the array: a JSON object
+ *     array   .json that starts with [   an element of the array: a JSON object
  *     csv     .csv                    a row, RFC 4180: commas, quotes, line feeds within quotes
  *     tsv     .tsv .tab               a row: tabs, no quotes unless asked for
  *     text    any other               (no records)
@@ -37,9 +37,9 @@ enum data_form { DATA_TEXT, DATA_LINES, DATA_ARRAY, DATA_CSV, DATA_TSV };
 
 enum { DATA_FIELDS_MAX = 256 };
 
-/* What a caller says of the files that it reads. */
+/* A caller's settings for the files that it reads. */
 struct data_how {
-    enum data_form fallback; /* of files whose ending says nothing                                 */
+    enum data_form fallback; /* of files with another ending                                       */
     bool quotes;             /* tsv: quotes are read as those of csv are                           */
     bool named;              /* csv, tsv: the first row has the names of the columns               */
 };
@@ -50,7 +50,7 @@ struct data_cell {
 };
 
 struct data_record {
-    uint64_t line;  /* that it begins at, from 1 on */
+    uint64_t line;  /* its first line, from 1 on */
     const char *at; /* its bytes, valid until the next one is read; NULL: the end */
     size_t bytes;
     const struct data_cell *cells; /* csv, tsv; else NULL */
@@ -69,15 +69,15 @@ void data_reader_close(struct data_reader *reader); /* NULL is fine */
 enum data_form data_reader_form(const struct data_reader *reader);
 
 /*
- * The next record that is not blank. AQ_CORRUPT: this record is wrong, says file, line and cause, and the next call
- * reads on behind it, unless *ends. AQ_INVAL, AQ_IO, AQ_NOMEM and AQ_CORRUPT with *ends: nothing more can be read.
+ * The next record that is not blank. AQ_CORRUPT: this record is wrong; names file, line and cause. The next call reads
+ * on behind it, unless *ends. AQ_INVAL, AQ_IO, AQ_NOMEM and AQ_CORRUPT with *ends: nothing more can be read.
  */
 enum aq_status data_reader_next(struct data_reader *reader, struct data_record *out, bool *ends);
 
 /* The cells of a table's first row, zero-terminated, where how.named; *count 0: it was not read yet. */
 const struct data_cell *data_reader_names(const struct data_reader *reader, uint32_t *count);
 
-/* Cells that begin and end with a quote and were taken as they are (tsv). */
+/* Cells that start and end with a quote and were taken as they are (tsv). */
 uint64_t data_reader_quoted(const struct data_reader *reader);
 
 /*
@@ -91,7 +91,7 @@ enum aq_status data_record_object(const struct data_reader *reader, const struct
 enum aq_status data_line_object(const char *path, uint64_t line, const char *at, size_t bytes, size_t flags,
                                 json_t **out);
 
-/* Does a text begin with a line that is a JSON object? */
+/* Does a text start with a line that is a JSON object? */
 bool data_looks_like_lines(const uint8_t *head, size_t bytes);
 
 #endif

@@ -47,7 +47,8 @@ struct data_roles {
     const char *names[DATA_ROLES]; /* of data.fields; NULL: those of the table */
 };
 
-/* fields: the JSON object of data.fields, or NULL. AQ_INVAL: it names no such role, or gives it no name; says which. */
+/* fields: the JSON object of data.fields, or NULL. AQ_INVAL: it has an unknown role, or one without a name; names
+ * it. */
 enum aq_status data_roles_open(const char *fields, struct data_roles *out);
 void data_roles_close(struct data_roles *roles);
 
@@ -65,7 +66,7 @@ void data_layout_missing(const struct data_roles *roles, const json_t *object, c
 /* The same of a text: 'has no "text" that is a string; ...'. */
 void data_text_missing(const struct data_roles *roles, const json_t *object, char *text, size_t bytes);
 
-/* What a message's role is called in chat templates: "user" of "human"; the same where it has no other name. */
+/* The name of a message's role in chat templates: "user" for "human"; by default the same. */
 const char *data_speaker(const char *role);
 
 #endif

@@ -1,9 +1,9 @@
 /*
  * data_table.c -- the forms "csv" (RFC 4180) and "tsv": rows of cells.
  *
- * A cell of a csv may stand in quotes: then commas, line feeds and doubled quotes within it are text. Rows end with a
- * line feed, or a carriage return and one. A tsv has tabs in place of commas, and its quotes are text, as GLUE's are,
- * unless how.quotes is set. Blank lines are passed over. All rows have as many cells as the first.
+ * A cell of a csv may be quoted: then commas, line feeds and doubled quotes within it are text. Rows end with a line
+ * feed, or a carriage return and one. A tsv has tabs in place of commas, and its quotes are text, as GLUE's are, unless
+ * how.quotes is set. Blank lines are passed over. All rows have as many cells as the first.
  */
 #include <string.h>
 
@@ -11,7 +11,7 @@
 
 #define AREA DATASET_AREA
 
-/* Where a row ends: its bytes without the line end, those with it, line feeds in it, and whether its quotes close. */
+/* A row's end: its bytes without the line end, those with it, line feeds in it, and whether its quotes close. */
 struct row {
     size_t bytes, all;
     uint64_t feeds;
@@ -20,7 +20,7 @@ struct row {
 
 static enum aq_status row_find(struct data_reader *reader, char between, bool quotes, struct row *out)
 {
-    bool quoted = false, begins = true, cell = false; /* begins: here a cell begins; cell: it is one in quotes */
+    bool quoted = false, begins = true, cell = false; /* begins: at a cell's start; cell: it is quoted */
     *out = (struct row){.closed = true};
     for (size_t i = 0;; i++) { /* ends: a row is bounded */
         if (reader->end - reader->at == i) AQ_TRY(data_reader_fill(reader, i + 1));

@@ -1,15 +1,16 @@
 /*
- * dataset_instruct.c -- instructions and their answers, of which the answers alone are learnt.
+ * dataset_instruct.c -- instructions and their answers; the loss counts only the answers.
  *
  * A file has records (data_record.h): {"prompt": ..., "response": ...}, {"messages": [...]}, or another layout
  * (instruct_line.h). The folder's chat template makes a text of messages (stages/chat.h). A prompt and its response are
  * tokenized one by one, as they are when a model answers; behind a response comes the tokenizer's end-of-text token (a
- * line feed where it has none), which is learnt. A template begins a conversation and ends its answers itself. A prompt
- * begins with what the tokenizer puts in front of a text (data.bos), once: not where it stands there already.
+ * line feed where it has none), which is learnt. A template itself writes the start of a conversation and the end of
+ * its answers. A prompt starts with the tokens that the tokenizer puts in front of a text (data.bos), unless it already
+ * has them.
  *
  * A conversation of n tokens takes n - 1 places: `tokens` are all but its last, `targets` all but its first, and -1
- * where that is of no answer. What does not fit T places is cut off at the end; one that has no answer left is left
- * out. Conversations are packed into samples of T places, each into the first of the newest PACKS_OPEN samples that has
+ * where that is of no answer. A longer conversation is cut at T places; if no answer is left, it is left out.
+ * Conversations are packed into samples of T places, each into the first of the newest PACKS_OPEN samples that has
  * room, in the order of the files: what a sample holds never changes. They are its parts (stages/batch.h); with
  * `together` they see those before them in their sample instead. Without packing each is a sample. Behind a sample's
  * last token is padding: samples have lengths.
@@ -54,7 +55,7 @@ struct instruct {
 struct reader {
     const struct aq_dataset_config *config;
     const struct aq_tokenizer *tokenizer;
-    struct aq_chat_template *template; /* opened by the first line that needs it; NULL: not, or there is none */
+    struct aq_chat_template *template; /* opened by the first line that needs it; NULL: not yet, or none      */
     bool looked;                       /* for it */
     bool unreadable;                   /* it is: no line is to blame, and none is skipped for it */
     struct data_roles roles;
@@ -62,7 +63,7 @@ struct reader {
     struct instruct *to;
     const char *path;
     uint64_t line, left_out, cut;
-    int32_t before[AQ_TOKENIZER_FRAME_MAX]; /* what a prompt begins with */
+    int32_t before[AQ_TOKENIZER_FRAME_MAX]; /* the start of a prompt */
     uint32_t ahead;
     struct end {
         int32_t token;
@@ -78,7 +79,7 @@ static uint32_t fields(uint32_t T, struct aq_field out[AQ_BATCH_FIELDS_MAX])
     return 2;
 }
 
-/* Room for `more` of so many bytes each. AQ_NOMEM; they stay as they were. */
+/* Room for `more` elements of this size. AQ_NOMEM; they stay as they were. */
 static enum aq_status rows_reserve(struct rows *rows, uint64_t more, size_t each)
 {
     void *memory;
@@ -138,7 +139,7 @@ static void note_end(struct reader *reader, const int32_t *answer, size_t count)
     }
 }
 
-/* A prompt that was rendered by a template has what it begins with already. */
+/* A prompt that a template rendered already has the tokens of its start. */
 static enum aq_status add_prompt(struct reader *reader, const char *text, size_t bytes)
 {
     int32_t *tokens;
@@ -234,7 +235,7 @@ static enum aq_status conversation_end(struct reader *reader, uint64_t start)
     return AQ_OK;
 }
 
-/* What is learnt of an object; where it fails, its tokens go again. */
+/* Adds an object's conversation; if it fails, its tokens are removed again. */
 static enum aq_status add_object(struct reader *reader, json_t *object)
 {
     struct instruct *to = reader->to;
@@ -251,7 +252,7 @@ static enum aq_status add_object(struct reader *reader, json_t *object)
     return status;
 }
 
-/* The next record; *at_end: there is none. A bad one is noted. */
+/* The next record, or *at_end. A bad one is noted. */
 static enum aq_status add_record(struct reader *reader, struct data_reader *file, bool *at_end)
 {
     struct aq_error_hold why;
@@ -495,7 +496,7 @@ static uint32_t targets_of(const void *state, uint64_t sample)
 
 static uint64_t bytes(uint32_t T, uint64_t samples)
 {
-    /* Where each conversation has a token. */
+    /* At most: one token per conversation. */
     return samples * (T + 1ull) * (sizeof(int32_t) + 1 + sizeof(uint64_t) + sizeof(uint32_t));
 }
 

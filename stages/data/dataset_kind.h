@@ -1,5 +1,5 @@
 /*
- * dataset_kind.h -- what a kind of data set must tell dataset.c; private to this folder.
+ * dataset_kind.h -- the interface of a kind of data set to dataset.c; private to this folder.
  *
  * A kind reads its files once, counts its samples and gives the values of one: dataset.c takes the part of them that
  * the configuration names, and owns their ids. A new kind is one file dataset_<name>.c and one line in datasets.def.
@@ -20,13 +20,13 @@
 struct dataset_facts {
     uint64_t samples, digest, dropped;
     uint32_t outputs;    /* how many values a target can have: tokens of the vocabulary, classes */
-    uint32_t vocabulary; /* and a token; 0: there are none                                       */
+    uint32_t vocabulary; /* and a token; 0: no tokens                                            */
     uint32_t places;         /* of a sample; 0: T of the configuration                         */
-    uint32_t targets;        /* of each sample that are counted; 0: all, or the kind says of each one */
+    uint32_t targets;        /* of each sample that are counted; 0: all, or by the kind's targets */
     int32_t ends[AQ_DATASET_ENDS_MAX]; /* special tokens that end answers, end_count of them */
     uint32_t end_count;
     const uint32_t *lengths; /* tokens of each sample that are real, as long as the state; NULL: all */
-    const uint32_t *parts;   /* and of each of its parts, in order of samples; NULL: there are none   */
+    const uint32_t *parts;   /* and of each of its parts, in order of samples; NULL: no parts         */
     const uint64_t *part_first; /* then, of each sample and the end: which part is its first         */
 };
 
@@ -49,7 +49,7 @@ struct aq_dataset_kind {
     void (*get)(const void *state, uint64_t sample, void *const values[AQ_BATCH_FIELDS_MAX]);
     /* How many targets of a sample are counted; NULL: all. */
     uint32_t (*targets)(const void *state, uint64_t sample);
-    /* Memory that so many samples take, at most. */
+    /* Most memory of that many samples. */
     uint64_t (*bytes)(uint32_t T, uint64_t samples);
 };
 

@@ -1,6 +1,6 @@
 /*
- * dataset_label_file.c -- labels alone, one a sample: what a server of split learning has of its clients' data where it
- * is to have them (docs/SPLIT.md, docs/FORMAT.md).
+ * dataset_label_file.c -- only labels, one per sample: the part of its clients' data that a server of split learning
+ * may have (docs/SPLIT.md, docs/FORMAT.md).
  *
  *     offset 0     16 bytes     "aqpipe labels 1\n"
  *     offset 16    4 bytes each a label, little-endian, 0 to 2^20 - 1; sample id = place

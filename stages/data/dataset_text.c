@@ -1,21 +1,20 @@
 /*
  * dataset_text.c -- text files as blocks of T tokens with stable ids: `tokens`, and the same one further, `targets`.
  *
- * Of a file of records (data_record.h: .jsonl, .json, .csv and their like) the string `text` of each is a text of its
- * own, and the tokenizer's end-of-text token (a line feed where it has none) stands behind it. Empty lines are passed
- * over. Packed files give the tokens, and the digest, of what they hold.
+ * In a file of records (data_record.h: .jsonl, .json, .csv and the like) the string `text` of each is one text,
+ * followed by the tokenizer's end-of-text token (a line feed if it has none). Empty lines are passed over. Packed files
+ * give the tokens, and the digest, of what they hold.
  *
- * Texts are mapped, tokenized on all cores and, where there is a cache folder, kept there for the next one who opens
- * the same texts with the same tokenizer: text_tokens.h. All tokens lie in one array; block i is
- * tokens[i*T .. i*T+T], the last of which is only a target, so that N tokens give (N-1)/T blocks. What the ids mean
- * depends on files, tokenizer and T alone.
+ * Texts are mapped, tokenized on all cores and, if there is a cache folder, kept there for the next run with the same
+ * texts and tokenizer: text_tokens.h. All tokens are in one array; block i is tokens[i*T .. i*T+T], the last of which
+ * is only a target, so that N tokens give (N-1)/T blocks. The meaning of an id depends only on files, tokenizer and T.
  *
- * Where a text begins with a token of its own (data.bos) each block does: what it begins with is put in front of its T
- * tokens, in places whose targets are -1. With places_max the block has so much fewer tokens of the text. The tokens in
- * the cache folder are those of the text alone.
+ * If the tokenizer starts texts with special tokens (data.bos), each block has them in front of its T tokens, in places
+ * whose targets are -1. With places_max the block has as many fewer tokens of the text. The cache folder has only the
+ * tokens of the text.
  *
- * Of texts that are long beside what samples_max wants the beginning alone is read, into memory (tokens_wanted): 100 GB
- * are not read for a thousand samples. Count and digest are then of the tokens that are wanted.
+ * If the texts are much longer than samples_max needs, only their start is read, into memory (tokens_wanted): 100 GB
+ * are not read for a thousand samples. Count and digest then cover the tokens that are used.
  */
 #include <string.h>
 #include <unistd.h>
@@ -34,7 +33,7 @@ enum { LOOK_BYTES = 64 << 10 };
 
 struct text {
     struct text_ids ids;
-    uint32_t T; /* tokens of the text in a block; `ahead` tokens stand in front of them */
+    uint32_t T; /* tokens of the text in a block; `ahead` tokens are put in front of them */
     uint32_t ahead;
     int32_t before[AQ_TOKENIZER_FRAME_MAX];
 };
@@ -47,8 +46,8 @@ static uint32_t fields(uint32_t T, struct aq_field out[AQ_BATCH_FIELDS_MAX])
 }
 
 /*
- * What a mapped file is: its form, and whether it is packed. A packed one's form follows from its name and, for a
- * .json, from what it unpacks to.
+ * The form of a mapped file, and whether it is packed. A packed one's form follows from its name and, if that is .json,
+ * from its unpacked start.
  */
 static enum aq_status form_of(const char *path, const struct text_map *map, enum data_form *form, bool *packed)
 {
@@ -66,7 +65,7 @@ static enum aq_status form_of(const char *path, const struct text_map *map, enum
     return AQ_OK;
 }
 
-/* Where tokens come from and how. */
+/* Source of the tokens and settings. */
 struct job {
     const struct aq_dataset_config *config;
     const struct aq_tokenizer *tokenizer;
@@ -149,7 +148,7 @@ static enum aq_status add_files(const struct aq_dataset_config *config, const st
     return status;
 }
 
-/* How many tokens are all that is wanted of texts so long; 0: they are read whole. Sizes of files alone say it. */
+/* The number of tokens that samples_max needs of long texts; 0: they are read whole. Only the sizes of files decide. */
 static enum aq_status tokens_wanted(const struct aq_dataset_config *config, uint32_t T, uint64_t *out)
 {
     uint64_t bytes = 0;
@@ -229,7 +228,7 @@ static enum aq_status tokens_keep(const struct aq_dataset_config *config, const 
     return AQ_OK;
 }
 
-/* From the cache, or made and put there. Where it cannot be written the run goes on without it. */
+/* From the cache, or made and put there. If it cannot be written, the run continues without it. */
 static enum aq_status tokens_by_cache(const struct aq_dataset_config *config, const struct aq_tokenizer *tokenizer,
                                       struct text_ids *out)
 {
@@ -252,7 +251,7 @@ static enum aq_status check_config(const struct aq_dataset_config *config, const
     return AQ_OK;
 }
 
-/* What a block begins with, and how many tokens of the text it has room for. */
+/* The tokens in front of a block, and how many tokens of the text it has room for. */
 static enum aq_status choose_block(const struct aq_dataset_config *config, const struct aq_tokenizer *tokenizer,
                                    struct text *text)
 {
@@ -274,7 +273,7 @@ static uint64_t digest_of(const struct text *text)
     return text->ahead ? aq_digest_seeded(text->before, text->ahead * sizeof(int32_t), digest) : digest;
 }
 
-/* Texts that are read to their ends: zeroes by the terabyte, which took no disk, are none. */
+/* Texts that are read whole must not be sparse files: terabytes of zeroes that take no disk. */
 static enum aq_status check_whole(const struct aq_dataset_config *config)
 {
     for (uint32_t i = 0; i < config->path_count; i++) {

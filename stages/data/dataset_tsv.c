@@ -2,18 +2,18 @@
  * dataset_tsv.c -- tables of texts with a label: rows of a TSV, as GLUE has them, of a CSV, or JSON objects
  * (data_record.h).
  *
- * A sample is a line: its text, or a pair of texts, cut to T tokens from the longer text's end, with what the
- * tokenizer's own template puts around them ([CLS] and [SEP]); where it has none, the end-of-text token stands between
- * two (a line feed where there is none either); `labels`, one number. Columns are named by the first line, or
- * (a file without names) numbered from 1 on, as `cut -f` numbers them. Where the task asks for `scores` the label is a
- * number with a point, as STS-B has them, and `labels` is -1; else `scores` is NaN. Lines that are not so are bad ones
- * (data_faults.h). The columns of JSON objects are their members: texts, or numbers.
+ * A sample is a line: its text, or a pair of texts, cut to T tokens from the longer text's end, with the tokens of the
+ * tokenizer's own template around them ([CLS] and [SEP]); without a template, the end-of-text token (or else a line
+ * feed) separates two; `labels`, one number. Columns are named by the first line, or (a file without names) numbered
+ * from 1 on, as `cut -f` numbers them. If the task asks for `scores`, the label is a decimal number, as in STS-B, and
+ * `labels` is -1; else `scores` is NaN. Other lines are bad ones (data_faults.h). The columns of JSON objects are their
+ * members: texts, or numbers.
  *
  * `types` are the types of tokens that the template gives the second text of a pair and what is behind it; all others
  * are 0.
  *
- * Samples have lengths: what stands behind a sample's tokens is the end-of-text token again, and is never looked at.
- * What the ids mean depends on files, columns, tokenizer and T alone.
+ * Samples have lengths: behind a sample's tokens is padding by the end-of-text token, which is never read. The meaning
+ * of an id depends only on files, columns, tokenizer and T.
  */
 #include <assert.h>
 #include <math.h>
@@ -51,7 +51,7 @@ struct tsv {
     int32_t padding;
 };
 
-/* One of the columns that are wanted, in the file in hand. */
+/* One of the columns that are used, in the current file. */
 struct column {
     const char *key, *name; /* name NULL: not wanted */
     uint32_t index;         /* from 0 on             */
@@ -59,7 +59,7 @@ struct column {
 
 enum { TEXT, PAIR, LABEL, COLUMNS };
 
-/* What a file is read with. */
+/* State of reading a file. */
 struct reader {
     const struct aq_dataset_config *config;
     const struct aq_tokenizer *tokenizer;
@@ -84,7 +84,7 @@ static uint32_t fields(uint32_t T, struct aq_field out[AQ_BATCH_FIELDS_MAX])
     return 4;
 }
 
-/* A number of digits alone, 0 where it is none. */
+/* A number of 1 to 6 digits; 0: another text. */
 static uint32_t number_of(const char *text)
 {
     const size_t digits = strspn(text, "0123456789");
@@ -129,7 +129,7 @@ static enum aq_status column_missing(const struct reader *reader, const struct c
                                                            : "");
 }
 
-/* Where the wanted columns are, by the names of the first row or by their numbers. */
+/* Finds the columns, by the names of the first row or by their numbers. */
 static enum aq_status columns_find(struct reader *reader, const struct data_cell *names, uint32_t width)
 {
     for (int i = 0; i < COLUMNS; i++) {
@@ -191,7 +191,7 @@ static int32_t label_named(const char *names, const struct data_cell *field)
     return -1;
 }
 
-/* Names of labels: none is empty, none stands there twice. */
+/* Names of labels: none is empty, none occurs twice. */
 static enum aq_status labels_check(const char *names)
 {
     int32_t number = 0;
@@ -276,7 +276,7 @@ static enum aq_status grow(struct tsv *tsv)
     return AQ_OK;
 }
 
-/* What stands around and between texts. */
+/* The tokens around and between texts. */
 static enum aq_status frame_of(struct reader *reader)
 {
     const struct aq_tokenizer_frame *frame = aq_tokenizer_frame(reader->tokenizer);
@@ -298,7 +298,7 @@ static enum aq_status frame_of(struct reader *reader)
     return AQ_OK;
 }
 
-/* Tokens that stand around and between texts: of each sample as many. */
+/* Number of tokens around and between texts, the same for each sample. */
 static size_t frame_count(const struct reader *reader)
 {
     const struct aq_tokenizer_frame *frame = &reader->frame;
@@ -396,7 +396,7 @@ static enum aq_status add_record(struct reader *reader, struct data_reader *file
     return add_row(reader);
 }
 
-/* The next record; *at_end: there is none. A bad one is noted. */
+/* The next record, or *at_end. A bad one is noted. */
 static enum aq_status next_record(struct reader *reader, struct data_reader *file, bool *at_end)
 {
     struct aq_error_hold why;

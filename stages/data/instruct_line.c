@@ -66,7 +66,7 @@ static enum aq_status text_add(json_t *to, const char *role, const char *text, s
     return json_array_append_new(to, message) == 0 ? AQ_OK : no_memory(place);
 }
 
-/* The object with these messages in place of its own (tools and documents stay); takes `messages`. */
+/* The object with its messages replaced by these (tools and documents stay); takes `messages`. */
 static enum aq_status line_make(json_t *object, json_t *messages, const char *place, struct instruct_line *out)
 {
     json_t *line = json_copy(object);
@@ -78,7 +78,7 @@ static enum aq_status line_make(json_t *object, json_t *messages, const char *pl
     return AQ_OK;
 }
 
-/* A system's text of its own stands in front, unless the messages begin with one. */
+/* A separate system text goes in front, unless the messages start with one. */
 static enum aq_status system_add(const struct data_roles *roles, const json_t *object, const json_t *list, json_t *to,
                                  const char *place)
 {

@@ -14,7 +14,7 @@
 
 struct instruct_line {
     json_t *messages; /* an object with "messages"; NULL: prompt and response are texts */
-    uint32_t earlier; /* of its answers, the first so many are not learnt */
+    uint32_t earlier; /* the first that many of its answers are not learnt */
     const char *prompt, *response;
     size_t prompt_bytes, response_bytes;
     char *text; /* of aq_alloc, that prompt points into; or NULL */
@@ -22,7 +22,7 @@ struct instruct_line {
 
 /*
  * object is borrowed, and must outlive `out`. chats: there is a chat template. place: "file:line". AQ_CORRUPT: it has
- * no layout, or a part is of another type; says the remedy.
+ * no layout, or a part is of another type; names the remedy.
  */
 enum aq_status instruct_line_of(const struct data_roles *roles, json_t *object, const char *place, bool chats,
                                 struct instruct_line *out);

@@ -4,8 +4,8 @@
  * Nothing is carried from one epoch to the next, so that any rank knows any epoch's order at any time. Steps are
  * numbered over all epochs; a step never crosses an epoch's end.
  *
- * Of a part (aq_sampler_open_part) the order of all samples is made, and what lies in the part is kept, with the place
- * where each step begins in it.
+ * For a part (aq_sampler_open_part) the order of all samples is made, and the samples of the part are kept, with the
+ * place of each step's first one.
  */
 #include "stages/dataset.h"
 
@@ -13,10 +13,10 @@ struct aq_sampler {
     uint64_t count, seed, steps; /* samples and steps of an epoch, of this replica or of all parts */
     uint32_t batch, replica, replicas;
     bool shuffle;
-    /* The orders of two epochs that follow each other: epoch e lies in order[e & 1]. */
+    /* The orders of two consecutive epochs: epoch e is in order[e & 1]. */
     uint32_t *order[2];
     uint64_t epoch[2]; /* of each order; UINT64_MAX: not made yet */
-    /* Of a part: an order is of its samples alone, and step k of the epoch has those from begin[][k] up to the next. */
+    /* Of a part: an order has only its samples, and step k of the epoch has those from begin[][k] up to the next. */
     uint32_t *begin[2]; /* steps + 1; NULL: this is no part */
     uint32_t *all;      /* the order of all, while an epoch's part is made */
     uint64_t first, own, shift;
@@ -133,7 +133,7 @@ static void shuffled(const struct aq_sampler *sampler, uint64_t epoch, uint32_t 
     }
 }
 
-/* The order of all, and of it what lies in the part, as indices within it. */
+/* Makes the order of all, and keeps the samples of the part, as indices within it. */
 static void make_part(struct aq_sampler *sampler, uint64_t epoch, unsigned slot)
 {
     uint32_t *order = sampler->order[slot], *begin = sampler->begin[slot], met = 0;
@@ -148,7 +148,7 @@ static void make_part(struct aq_sampler *sampler, uint64_t epoch, unsigned slot)
     begin[sampler->steps] = met;
 }
 
-/* Where the order of an epoch lies. */
+/* The slot of an epoch's order, which is made if it is missing. */
 static unsigned slot_of(struct aq_sampler *sampler, uint64_t epoch)
 {
     const unsigned slot = epoch & 1;

@@ -37,7 +37,7 @@ void text_ids_close(struct text_ids *ids)
     *ids = (struct text_ids){.at = NULL};
 }
 
-/* What is wrong with a mapped file, or NULL. */
+/* The problem of a mapped file, or NULL. */
 static const char *problem_of(const struct text_ids *ids, uint64_t key)
 {
     struct head head;
@@ -61,7 +61,7 @@ enum aq_status text_cache_get(const char *folder, uint64_t key, struct text_ids 
     name_of(key, name);
     const enum aq_status status = aq_file_open(folder, name, AQ_FILE_READ, &file);
     if (status != AQ_OK) {
-        aq_error_clear(); /* it is made anew; whether that can be is said then */
+        aq_error_clear(); /* it is made again, which reports any lasting problem */
         return AQ_NOTFOUND;
     }
     struct text_ids ids = {.at = NULL};
@@ -101,7 +101,8 @@ static enum aq_status check_ours(const char *folder, const char *name)
                    name);
 }
 
-/* Who writes has a file of its own aside. A process' number does not tell two containers apart: the time does, too. */
+/* Each writer has its own temporary file. Processes of two containers may have one number: the time distinguishes
+ * them. */
 static void aside_of(uint64_t key, struct text_sink *sink)
 {
     const uint64_t who[3] = {(uint64_t)getpid(), (uint64_t)(uintptr_t)sink, aq_clock_ns()};

@@ -176,7 +176,7 @@ static void run_piece(void *context)
     piece->status = piece->how->lines ? add_lines(piece) : add_text(piece, (const char *)piece->text, piece->bytes);
 }
 
-/* What a piece has, behind the others. */
+/* Adds the tokens and faults of a piece. */
 static enum aq_status piece_take(struct piece *piece, const struct text_how *how, struct text_sink *sink)
 {
     if (piece->faults) data_faults_join(how->faults, piece->faults);
@@ -250,7 +250,7 @@ static bool same_tokens(const struct aq_tokenizer *tokenizer, const uint8_t *tex
 }
 
 /*
- * The end of the piece that begins at `at`: behind a line, about PIECE_BYTES on; or the end of the text. 0: more of the
+ * The end of the piece that starts at `at`: behind a line, about PIECE_BYTES on; or the end of the text. 0: more of the
  * text must be known.
  */
 static size_t piece_end(const struct text_how *how, const struct text_source *text, size_t at)
@@ -293,7 +293,7 @@ static void say(struct progress *progress, const char *path, size_t done, size_t
            1e-6 * (double)bytes, 1e3 * (double)done / (double)(now - progress->began_ns));
 }
 
-/* So many pieces side by side, each on a thread but the first, which is the caller's. */
+/* Runs `count` pieces in parallel, each on a thread except the first, which the caller runs. */
 static void run_pieces(struct piece *pieces, uint32_t count)
 {
     struct aq_thread *threads[THREADS_MAX] = {NULL};
@@ -367,7 +367,7 @@ static size_t wider(size_t room)
     return room < TEXT_WINDOW_MAX ? TEXT_WINDOW_MAX : TEXT_WINDOW_MAX + 1;
 }
 
-/* Pieces at the beginning of the source, at most `most`, and their bytes together; *line goes on. */
+/* Pieces at the start of the source, at most `most`, and their bytes together; advances *line. */
 static uint32_t cut_pieces(const struct text_how *how, const struct text_source *source, uint32_t most,
                            struct piece *pieces, uint64_t *line, size_t *bytes)
 {

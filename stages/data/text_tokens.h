@@ -4,9 +4,9 @@
  *     text files, mapped --text_tokens.c--> pieces of some MiB, a thread each --> tokens in order --> memory, or
  *     packed ones, a window at a time                            <cache folder>/<key>.tokens --text_cache.c--> mapped
  *
- * A piece ends behind a line, where the tokens of what stands on both sides are, for 4 KiB each way, those of both
- * joined: so pieces give the tokens of the whole text, for tokenizers that allow such cuts; others get one piece. Where
- * the cuts are follows from the text and the tokenizer alone: any number of threads gives the same tokens.
+ * A piece ends behind a line, where tokenizing the 4 KiB on each side separately gives the same tokens as both joined:
+ * so pieces give the tokens of the whole text, for tokenizers that allow such cuts; others get one piece. The cuts
+ * depend only on the text and the tokenizer: any number of threads gives the same tokens.
  *
  * A file of tokens (format "aqpipe tokens 1"; numbers little-endian):
  *
@@ -20,9 +20,9 @@
  *           48   16         0
  *           64    4 each    tokens
  *
- * It is made beside its name and renamed when it is whole and on disk; whoever reads it checks length and both digests.
- * What is damaged is made again; a file of that name that does not begin with AQTOKENS is not ours and stays as it is.
- * Nothing else in the folder is looked at.
+ * It is written under a temporary name and renamed when it is whole and on disk; a reader checks length and both
+ * digests. A damaged file is made again; a file of that name that does not start with AQTOKENS is another program's and
+ * stays. Nothing else in the folder is read.
  *
  * Caveat: texts and tokens are mapped, not loaded, so that 100 GB of them need no memory. A file that is cut short
  * while it is mapped ends the process (SIGBUS): do not write to it during a run.
@@ -47,12 +47,12 @@ struct text_map {
 enum aq_status text_map_open(const char *path, struct text_map *out);
 void text_map_close(struct text_map *map);
 
-/* Where tokens go: into memory that grows, or behind the head of a file. */
+/* The target of tokens: memory that grows, or a file, behind its head. */
 struct text_sink {
     struct aq_token_list list;
     int file; /* -1: into memory */
     uint64_t count;
-    uint64_t limit; /* reading ends behind so many tokens, or some pieces later; 0: at the end of the text */
+    uint64_t limit; /* reading ends behind this many tokens, or some pieces later; 0: at the end of the text */
     bool unwritten; /* the file does not take them: the texts are not to blame */
     char aside[64]; /* its name in the cache folder, until it is whole         */
 };
@@ -104,7 +104,7 @@ struct text_ids {
 };
 void text_ids_close(struct text_ids *ids);
 
-/* AQ_NOTFOUND (not logged): there is none, or a damaged one, which is said as a warning. */
+/* AQ_NOTFOUND (not logged): no file, or a damaged one, with a logged warning. */
 enum aq_status text_cache_get(const char *folder, uint64_t key, struct text_ids *out);
 /* A file to write tokens to, behind its head. AQ_REFUSED: a file of that name is not ours. AQ_IO, AQ_NOSPC. */
 enum aq_status text_cache_begin(const char *folder, uint64_t key, struct text_sink *out);

@@ -19,9 +19,9 @@
  *     bpe_encode.c      all of it, and the cache of words
  *     bpe_say.c         the other way: the text of each token, through the decoders
  *
- * What the published `tokenizers` package gives for a text of valid UTF-8 is given here, id for id. It takes no other
- * text; here each unbroken run of bytes that are no UTF-8 (RFC 3629) is a word of its own, and the valid text before
- * and behind it is cut as if it stood alone.
+ * For valid UTF-8 the ids equal those of the published `tokenizers` package, which takes no other text. Here each
+ * unbroken run of bytes that are not UTF-8 (RFC 3629) is one word, and the valid texts before and behind it are cut
+ * independently.
  *
  * Locking: as tokenizer.h.
  */
@@ -97,20 +97,20 @@ struct aq_bpe_merge {
 #define AQ_BPE_EMPTY UINT64_MAX /* the pair of a free slot: no token has that number */
 #define AQ_BPE_NONE  UINT32_MAX /* no token                                          */
 
-/* A text per token; start NULL: there is none. */
+/* A text per token; start NULL: no table. */
 struct aq_bpe_said {
     uint32_t *start; /* count + 1 */
     uint8_t *bytes;
 };
 void aq_bpe_said_close(struct aq_bpe_said *said);
 
-/* Up to so many of this character at the start and at the end of a text. */
+/* At most this many of the character are cut off at the start and at the end of a text. */
 struct aq_bpe_cut {
     char character[5]; /* UTF-8 */
     uint32_t start, end;
 };
 
-/* What stays of a text: bytes *start..*end - 1. */
+/* The part of a text that stays: bytes *start..*end - 1. */
 void aq_bpe_cut_text(const struct aq_bpe_cut *cut, const char *text, size_t bytes, size_t *start, size_t *end);
 
 struct aq_bpe_vocabulary {
@@ -120,15 +120,15 @@ struct aq_bpe_vocabulary {
     struct aq_bpe_said said;       /* what tokens are as text, where that is not their bytes           */
     struct aq_bpe_said said_first; /* the same of a text's first token, where that differs             */
     struct aq_bpe_cut cut;         /* what is cut off a text of many tokens                            */
-    uint32_t *names;               /* tokens by their bytes: token + 1, 0 is free; added tokens alone are not in */
+    uint32_t *names;               /* tokens by their bytes: token + 1, 0 is free; without those that are only added */
     uint64_t name_slots;           /* a power of two                                                            */
     struct aq_bpe_merge *merges;   /* open addressing, at most half full                                */
     uint64_t merge_slots;          /* a power of two                                                    */
     uint32_t merge_count;
-    bool characters;          /* words begin as characters, not as bytes; then:                       */
+    bool characters;          /* words are split into characters, not bytes; then:                    */
     bool fallback;            /* a character that is no token becomes its bytes' tokens               */
     bool fuse_unknown;        /* unknown characters in a row are one unknown token                    */
-    uint32_t unknown;         /* the token of a character that is none; AQ_BPE_NONE: it is left out   */
+    uint32_t unknown;         /* the token of a character without one; AQ_BPE_NONE: it is left out    */
     uint32_t byte_token[256]; /* the token of every single byte; characters: "<0x0A>", or AQ_BPE_NONE */
 };
 
@@ -148,7 +148,7 @@ enum aq_status aq_bpe_vocabulary_open(const char *place, json_t *vocab, bool cha
                                       const struct aq_bpe_added *added, uint32_t added_count,
                                       struct aq_bpe_vocabulary *out);
 void aq_bpe_vocabulary_close(struct aq_bpe_vocabulary *vocabulary);
-/* Every single byte must be a token of its own: true of byte-level vocabularies. AQ_CORRUPT. */
+/* Every single byte must be a token: true of byte-level vocabularies. AQ_CORRUPT. */
 enum aq_status aq_bpe_vocabulary_bytes(const char *place, struct aq_bpe_vocabulary *vocabulary);
 /* One decoder: appends to `out` what it makes of a token's text. first: the token is the first one of a text. */
 typedef enum aq_status aq_bpe_say(void *context, const uint8_t *text, uint32_t bytes, bool first,
@@ -191,12 +191,12 @@ static inline const struct aq_bpe_merge *aq_bpe_merge_find(const struct aq_bpe_v
 
 /* ---- merging ---- */
 
-/* A longer word is merged in pieces of so many bytes: 32 bytes of scratch a byte make that 32 MiB. */
+/* A longer word is merged in pieces of this length: with 32 bytes of scratch per byte, 32 MiB. */
 enum { AQ_BPE_WORD_BYTES_MAX = 1 << 20 };
 
 struct aq_bpe_node;
 struct aq_bpe_path;
-/* What the model of words writes on; it grows to the longest word and is one call's own. */
+/* Scratch memory of the word model; it grows to the longest word and belongs to one call. */
 struct aq_bpe_scratch {
     struct aq_bpe_node *nodes; /* of merges */
     uint64_t *heap;
@@ -218,7 +218,7 @@ enum aq_status aq_bpe_unigram_word(const struct aq_bpe *bpe, struct aq_bpe_scrat
                                    struct aq_token_list *list);
 enum aq_status aq_bpe_wordpiece_word(const struct aq_bpe *bpe, struct aq_bpe_budget *budget, const uint8_t *word,
                                      size_t bytes, struct aq_token_list *list);
-/* The tokens of `vocab` as a trie, for a model that is not of merges. AQ_INVAL, AQ_NOMEM: as aq_piece_trie_open. */
+/* The tokens of `vocab` as a trie: models without merges need it. AQ_INVAL, AQ_NOMEM: as aq_piece_trie_open. */
 enum aq_status aq_bpe_pieces_open(struct aq_bpe *bpe);
 void aq_bpe_pieces_close(struct aq_bpe_pieces *pieces); /* zeroes are fine */
 
@@ -246,7 +246,7 @@ void aq_bpe_pattern_close(struct aq_bpe_pattern *pattern); /* NULL is fine */
 enum aq_status aq_bpe_matcher_open(struct aq_bpe_matcher **out);
 void aq_bpe_matcher_close(struct aq_bpe_matcher *matcher); /* NULL is fine */
 struct aq_bpe_budget *aq_bpe_matcher_budget(struct aq_bpe_matcher *matcher);
-/* An empty text with the budget's bound, for what step `step` makes of a piece: the matcher has one for each step. */
+/* An empty text with the budget's bound: the output of step `step` for a piece; the matcher has one per step. */
 struct aq_bpe_text *aq_bpe_matcher_text(struct aq_bpe_matcher *matcher, uint32_t step, const char *place);
 /*
  * The first match in valid UTF-8 at or behind `from`; it may be empty. AQ_NOTFOUND (not logged): none. AQ_INVAL: the
@@ -263,10 +263,10 @@ enum aq_status aq_bpe_unwrite(const uint8_t *writing, size_t count, struct aq_bp
 
 enum aq_bpe_behaviour { AQ_BPE_ISOLATED, AQ_BPE_REMOVED, AQ_BPE_WITH_PREVIOUS, AQ_BPE_WITH_NEXT, AQ_BPE_CONTIGUOUS };
 
-/* What a step makes of a piece, where it has no pattern to cut it by. */
+/* The change that a step without a pattern makes to a piece. */
 enum aq_bpe_making {
     AQ_BPE_SPACE_BEFORE, /* a space before what has none (add_prefix_space)                                   */
-    AQ_BPE_METASPACE,    /* spaces become the replacement, which also stands before a text                    */
+    AQ_BPE_METASPACE,    /* spaces become the replacement, which is also put before a text                    */
     AQ_BPE_WRITE         /* bytes become the characters that byte-level files write them as: of what is behind it */
 };
 enum aq_bpe_scheme { AQ_BPE_ALWAYS, AQ_BPE_FIRST, AQ_BPE_NEVER };
@@ -275,7 +275,7 @@ enum aq_bpe_scheme { AQ_BPE_ALWAYS, AQ_BPE_FIRST, AQ_BPE_NEVER };
 struct aq_bpe_step {
     struct aq_bpe_pattern *pattern;
     enum aq_bpe_behaviour behaviour;
-    bool invert; /* what matches is what stands between */
+    bool invert; /* matches and the text between them swap roles */
     enum aq_bpe_making makes;
     enum aq_bpe_scheme scheme; /* METASPACE: before every piece, before the first of the text, before none */
     char space[5];             /* METASPACE: the replacement, UTF-8                                       */
@@ -310,7 +310,7 @@ struct aq_bpe_normal {
 
 struct aq_bpe_finder; /* added tokens, as they are looked for: bpe_added.c */
 
-/* What makes tokens of a word. */
+/* The model that turns a word into tokens. */
 enum aq_bpe_model {
     AQ_BPE_MERGES,    /* byte-pair encoding: bpe_merge.c                                      */
     AQ_BPE_UNIGRAM,   /* the pieces with the largest sum of scores: bpe_unigram.c             */
@@ -318,12 +318,12 @@ enum aq_bpe_model {
     AQ_BPE_WORDS      /* the word is a token, or unknown                                       */
 };
 
-/* What Unigram and WordPiece know of their pieces. */
+/* Data of Unigram and WordPiece about their pieces. */
 struct aq_bpe_pieces {
     struct aq_piece_trie *trie;
     double *scores;          /* UNIGRAM: of each token                                             */
     double unknown_score;    /* UNIGRAM: of a character that is no piece                            */
-    uint32_t continuing;     /* WORDPIECE: where in the trie a piece within a word begins; or NONE  */
+    uint32_t continuing;     /* WORDPIECE: trie node where a piece within a word starts; or NONE    */
     uint32_t characters_max; /* WORDPIECE: a longer word is unknown                                */
 };
 
@@ -338,7 +338,7 @@ struct aq_bpe {
     uint32_t step_count;
     struct aq_unicode_forms *forms; /* where a normalizer is a form */
     bool writes;                    /* a step is AQ_BPE_WRITE: words are as files write them */
-    bool whole_words;               /* a word that is a token is that token, whatever the merges say */
+    bool whole_words;               /* a word that is a token is that token, without merges */
 };
 void aq_bpe_close(struct aq_bpe *bpe); /* what there is; zeroes are fine */
 
@@ -378,7 +378,7 @@ enum aq_status aq_bpe_finder_open(const struct aq_bpe *bpe, const struct aq_bpe_
                                   bool normalized, struct aq_bpe_finder **out);
 void aq_bpe_finder_close(struct aq_bpe_finder *finder); /* NULL is fine */
 
-/* Where an added token stands, with the spaces that it takes. */
+/* The place of an added token, with the spaces that it takes. */
 struct aq_bpe_place {
     size_t start, end; /* as published tokenizers have it, end may be before the spaces that an earlier one took */
     size_t spaces;     /* the end of spaces that were looked at */
@@ -393,9 +393,9 @@ bool aq_bpe_finder_next(const struct aq_bpe_finder *finder, const uint8_t *text,
 
 /* ---- characters ---- */
 
-/* Bytes of the UTF-8 character at text, or 0 where there is none. bytes > 0. */
+/* Bytes of the UTF-8 character at text; 0: not UTF-8. bytes > 0. */
 size_t aq_bpe_character(const uint8_t *text, size_t bytes);
-/* The end of the run of valid characters (or of bytes that are none) that starts at `at`. */
+/* The end of the run of valid characters (or of invalid bytes) that starts at `at`. */
 size_t aq_bpe_run_end(const uint8_t *text, size_t bytes, size_t at, bool valid);
 
 #endif

@@ -1,9 +1,9 @@
 /*
  * bpe_added.c -- tokens that are found in the text itself: leftmost, then longest.
  *
- * A place is looked at closer only where its first two bytes begin a token; then the lengths that tokens with this
- * first byte have are tried, the longest first, by a table of their contents. So thousands of tokens that begin alike
- * ("<unused7>") cost no more than their lengths.
+ * A place is a candidate only if its first two bytes start a token; then the lengths of the tokens with this first byte
+ * are tried, the longest first, by a hash table of their contents. So thousands of tokens with the same prefix
+ * ("<unused7>") cost no more than their distinct lengths.
  */
 #include "bpe.h"
 
@@ -11,7 +11,7 @@
 
 #include "unicode_forms.h"
 
-/* The sum of the different lengths behind one first byte: a digest of so many bytes takes about 3 us. */
+/* The sum of the different lengths behind one first byte: a digest of that many bytes takes about 3 us. */
 enum { LENGTHS_SUM_MAX = 1 << 15 };
 
 struct entry {
@@ -21,8 +21,8 @@ struct entry {
 
 struct aq_bpe_finder {
     uint8_t pairs[65536 / 8]; /* first byte + 256 * second of tokens of two bytes or more              */
-    bool single[256];         /* a token of this byte alone                                            */
-    uint32_t lengths_at[257]; /* of tokens that begin with a byte: lengths[lengths_at[b] .. [b + 1])   */
+    bool single[256];         /* a token of only this byte                                             */
+    uint32_t lengths_at[257]; /* of tokens by first byte: lengths[lengths_at[b] .. [b + 1])            */
     uint32_t *lengths;        /* longest first                                                         */
     struct entry *entries;
     uint32_t count;
@@ -161,7 +161,7 @@ void aq_bpe_finder_close(struct aq_bpe_finder *finder)
     aq_free(finder);
 }
 
-/* The longest token that stands at text[at], or NULL. */
+/* The longest token at text[at], or NULL. */
 static const struct entry *longest(const struct aq_bpe_finder *f, const uint8_t *text, size_t bytes, size_t at)
 {
     const unsigned byte = text[at];
@@ -188,7 +188,7 @@ static const struct entry *next_entry(const struct aq_bpe_finder *f, const uint8
     return NULL;
 }
 
-/* Where the character before `at` begins; bytes that are no UTF-8 count one by one. */
+/* The start of the character before `at`; invalid bytes count one by one. */
 static size_t before(const uint8_t *text, size_t at)
 {
     for (size_t back = 1; back <= 4 && back <= at; back++)

@@ -2,7 +2,7 @@
  * bpe_encode.c -- a text to tokens: added tokens, valid runs, normalizers, words, merges; most words out of a cache.
  *
  * The cache is of one call. An entry holds a word of up to 32 bytes and its tokens, up to 7 of them, in one cache line,
- * so that a word seen again costs a hash, one line and a copy. Other words are merged anew.
+ * so that a word seen again costs a hash, one line and a copy. Other words are merged again.
  */
 #include "bpe.h"
 
@@ -162,7 +162,7 @@ static enum aq_status encode_word(struct aq_bpe_call *call, const uint8_t *word,
 
 typedef enum aq_status encode_part(struct aq_bpe_call *call, const uint8_t *text, size_t bytes);
 
-/* Part after part, with the added tokens that stand between them. */
+/* All parts in order, with the added tokens between them. */
 static enum aq_status between(struct aq_bpe_call *call, const struct aq_bpe_finder *finder, const uint8_t *text,
                               size_t bytes, encode_part *part)
 {
@@ -197,7 +197,7 @@ static enum aq_status normalized(struct aq_bpe_call *call, const uint8_t *text, 
     return status;
 }
 
-/* Runs of valid text, and of bytes that are none: those are words as they are. */
+/* Runs of valid text and of invalid bytes; each of the latter is one word. */
 static enum aq_status runs(struct aq_bpe_call *call, const uint8_t *text, size_t bytes)
 {
     const bool first = aq_bpe_matcher_budget(call->matcher)->first;

@@ -1,11 +1,11 @@
 /*
  * bpe_merge.c -- the merges of one word, lowest rank first, leftmost first among equals.
  *
- * A short word is an array of symbols: the lowest pair is looked for, merged, and its two neighbours are looked up
- * anew. A long one is a list of nodes, and a heap holds (rank, node) of every pair of neighbours that may merge; the
- * lowest is taken, the right node joins the left one, and the two pairs around it are looked up anew. Entries whose
- * pair is gone are not searched for: a node remembers the rank of the pair it starts, and an entry of another rank is
- * stale. A word of n symbols takes O(n log n), however long it is.
+ * A short word is an array of symbols: the lowest pair is found and merged, and its two new neighbour pairs are looked
+ * up. A long one is a list of nodes, and a heap holds (rank, node) of every pair of neighbours that may merge; the
+ * lowest is taken, the right node joins the left one, and the two new pairs around it are looked up. Stale entries stay
+ * on the heap: a node stores the rank of the pair it starts, and an entry of another rank is stale. A word of n symbols
+ * takes O(n log n), however long it is.
  */
 #include "bpe.h"
 
@@ -18,7 +18,7 @@ enum { FEW = 24 };
 
 struct aq_bpe_node {
     uint32_t token;
-    uint32_t rank; /* of the merge with the next node; NONE: they do not merge, or this node is gone */
+    uint32_t rank; /* of the merge with the next node; NONE: they do not merge, or this node was removed */
     uint32_t previous, next;
 };
 

@@ -1,5 +1,5 @@
 /*
- * bpe_normal.c -- normalizers: a text through one after another. What none of them changes is not copied.
+ * bpe_normal.c -- normalizers: a text through one after another. An unchanged text is not copied.
  */
 #include "bpe.h"
 

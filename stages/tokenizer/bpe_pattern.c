@@ -8,8 +8,8 @@
  *     \w \W    letters, marks, decimal digits, connectors, and what else is alphabetic
  *     \h \H    hexadecimal digits
  *
- * Whatever else the two do not read alike is refused with its place: \b, \K, \G, \R, \X, \N, \p{^..}, && and brackets
- * in a class, options but (?i), callouts, recursion. ^ and $ stand at every line.
+ * Other constructs that the two read differently are refused with their place: \b, \K, \G, \R, \X, \N, \p{^..}, && and
+ * brackets in a class, options but (?i), callouts, recursion. ^ and $ match at every line.
  */
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>
@@ -22,7 +22,7 @@ const char aq_bpe_pattern_gpt2[] = "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+|
 
 enum { REGEX_BYTES_MAX = 1 << 16, STACK_BYTES_MIN = 32 << 10, STACK_BYTES_MAX = 32 << 20, SHOWN_BYTES = 80 };
 
-/* Behind a place that took too many steps, one call of PCRE2 tries 1, 2, 4 .. places, and from so many on all again. */
+/* Behind a place that took too many steps, one call of PCRE2 tries 1, 2, 4 .. places; beyond this number, all again. */
 enum { PLACES_MAX = 1 << 16 };
 
 struct aq_bpe_pattern {
@@ -31,7 +31,7 @@ struct aq_bpe_pattern {
     pcre2_code *code;    /* tries all places that are left                             */
     pcre2_code *limited; /* the same, within the matcher's offset limit (slower)   */
     bool compiled_to_machine_code;
-    char *place, *shown; /* for messages: where it stands, and its beginning */
+    char *place, *shown; /* for messages: where it is, and its first part */
 };
 
 void aq_bpe_library(char version[AQ_BPE_LIBRARY_BYTES])
@@ -70,7 +70,7 @@ static enum aq_status add(struct writer *w, const char *text)
     return aq_bpe_text_add(&w->out, text, strlen(text));
 }
 
-/* As a class of its own, or within one. */
+/* As a new class, or within one. */
 static enum aq_status add_set(struct writer *w, const char *set, bool negated)
 {
     if (negated && w->in_class) return refuse(w, "a negated set in a class");
@@ -123,7 +123,7 @@ static enum aq_status escape(struct writer *w)
     return status;
 }
 
-/* What stands in front of an opening bracket's group: (?: (?= (?! (?<= (?<! (?> (?i: (?-i: (?i) */
+/* The start of a group: (?: (?= (?! (?<= (?<! (?> (?i: (?-i: (?i) */
 static enum aq_status group(struct writer *w)
 {
     static const char *const plain[] = {"(?:", "(?=", "(?!", "(?<=", "(?<!", "(?>", "(?i:", "(?-i:", "(?i)"};
@@ -156,7 +156,7 @@ static enum aq_status class_character(struct writer *w, char c, size_t opened)
 
 static enum aq_status translate(struct writer *w)
 {
-    size_t opened = 0; /* where a class's first member may stand */
+    size_t opened = 0; /* place of a class's first member */
     while (w->at < w->bytes) {
         const char c = w->regex[w->at];
         if (c == 0) return refuse(w, "a zero");
@@ -203,7 +203,7 @@ static enum aq_status compile(const char *place, const struct aq_bpe_text *regex
         return aq_fail(AQ_CORRUPT, AQ_BPE_AREA, "%s: is no regular expression: %s (behind \"%.*s\")", place,
                        (const char *)text, offset > 200 ? 200 : (int)offset, (const char *)regex->at);
     }
-    /* Where the system forbids writing machine code, PCRE2 interprets: slower, and the same words. */
+    /* If the system forbids executable memory, PCRE2 interprets: slower, with the same words. */
     pattern->compiled_to_machine_code = pcre2_jit_compile(pattern->code, PCRE2_JIT_COMPLETE) == 0 &&
                                         pcre2_jit_compile(pattern->limited, PCRE2_JIT_COMPLETE) == 0;
     return AQ_OK;
@@ -253,7 +253,7 @@ enum aq_status aq_bpe_matcher_open(struct aq_bpe_matcher **out)
     void *memory;
     AQ_TRY(aq_alloc(sizeof(struct aq_bpe_matcher), &memory));
     struct aq_bpe_matcher *matcher = memory;
-    matcher->match = pcre2_match_data_create(1, NULL); /* where the whole match stands is all that is asked */
+    matcher->match = pcre2_match_data_create(1, NULL); /* one pair of offsets: only the whole match is needed */
     matcher->context = pcre2_match_context_create(NULL);
     matcher->stack = pcre2_jit_stack_create(STACK_BYTES_MIN, STACK_BYTES_MAX, NULL);
     if (!matcher->match || !matcher->context || !matcher->stack) {
@@ -293,7 +293,7 @@ struct aq_bpe_budget *aq_bpe_matcher_budget(struct aq_bpe_matcher *matcher)
     return &matcher->budget;
 }
 
-/* Of a text that is looked for as it is: the time is that of reading, so that no budget is asked. */
+/* Finds a literal text: linear in the text, so it takes nothing from the budget. */
 static enum aq_status find_literal(const struct aq_bpe_pattern *pattern, const uint8_t *text, size_t bytes, size_t from,
                                    size_t *start, size_t *end)
 {
@@ -309,7 +309,7 @@ static enum aq_status find_literal(const struct aq_bpe_pattern *pattern, const u
     return AQ_NOTFOUND;
 }
 
-/* One call of PCRE2: matches that begin at from..last, at most `steps` at each place. PCRE2's result. */
+/* One call of PCRE2: matches that start at from..last, at most `steps` at each place. PCRE2's result. */
 static int match_within(const struct aq_bpe_pattern *pattern, struct aq_bpe_matcher *matcher, const uint8_t *text,
                         size_t bytes, size_t from, size_t last, uint64_t steps)
 {
@@ -332,9 +332,9 @@ static enum aq_status refuse_match(const struct aq_bpe_pattern *pattern, size_t 
 }
 
 /*
- * PCRE2 counts steps for each place where a match may begin, and does not say how many a match took. So most matches
- * have a small limit that costs no budget. Where it does not suffice, that one place is tried with limits that double,
- * and each try is taken from the budget.
+ * PCRE2 counts steps for each place where a match may start, and does not report how many a match took. So most matches
+ * have a small limit that costs no budget. If it does not suffice, that one place is tried with limits that double, and
+ * each try is taken from the budget.
  */
 enum aq_status aq_bpe_match(const struct aq_bpe_pattern *pattern, struct aq_bpe_matcher *matcher, const uint8_t *text,
                             size_t bytes, size_t from, size_t *start, size_t *end)

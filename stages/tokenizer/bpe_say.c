@@ -23,7 +23,7 @@ const uint8_t *aq_bpe_vocabulary_text(const struct aq_bpe_vocabulary *v, uint32_
     return (said->start ? said->bytes : v->bytes) + start[token];
 }
 
-/* A table anew, of what `say` makes of the one there is. */
+/* A new table: the decoder's output for each text of the present one. */
 static enum aq_status say_all(const struct aq_bpe_vocabulary *v, const char *place, bool first, aq_bpe_say *say,
                               void *context, struct aq_bpe_said *out)
 {

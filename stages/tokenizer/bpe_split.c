@@ -2,7 +2,7 @@
  * bpe_split.c -- the pre-tokenizer: a text through one step after another, each of which cuts the pieces of the one
  * before it; what is left of the last step are the words.
  *
- * A step sees its piece alone: a pattern looks neither behind its beginning nor beyond its end.
+ * A step sees only its piece: a pattern looks neither before its start nor beyond its end.
  */
 #include "bpe.h"
 
@@ -68,7 +68,7 @@ static enum aq_status give(const struct cut *cut, size_t start, size_t end)
     return aq_bpe_split(cut->bpe, cut->next, cut->matcher, cut->text + start, end - start, cut->word, cut->call);
 }
 
-/* A span of the text, a match or what stands between two; the behaviour says with which piece it goes. */
+/* Adds a span of the text, a match or the text between two; the behaviour sets the piece that it joins. */
 static enum aq_status take(struct cut *cut, size_t start, size_t end, bool match)
 {
     const enum aq_bpe_behaviour behaviour = cut->step->behaviour;
@@ -89,7 +89,7 @@ static enum aq_status take(struct cut *cut, size_t start, size_t end, bool match
     return AQ_OK;
 }
 
-/* All matches and what stands between them. An empty match parts the text; right behind another match it is none. */
+/* Cuts at all matches. An empty match splits the text, except right behind another match. */
 static enum aq_status cut_by_pattern(struct cut *cut, size_t bytes)
 {
     size_t from = 0, last = 0, start, end;
@@ -123,7 +123,7 @@ static enum aq_status with_space(const struct aq_bpe *bpe, uint32_t step, struct
     return aq_bpe_split(bpe, step + 1, matcher, spaced->at, spaced->count, word, call);
 }
 
-/* Spaces as the replacement, which also stands in front where the scheme says so and the text has none. */
+/* Replaces spaces, and puts the replacement in front if the scheme asks for it and the text has none. */
 static enum aq_status metaspace(const struct aq_bpe_step *step, bool first, const uint8_t *text, size_t bytes,
                                 struct aq_bpe_text *out)
 {

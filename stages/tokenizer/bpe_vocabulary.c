@@ -1,13 +1,13 @@
 /*
  * bpe_vocabulary.c -- the tokens and merges of a byte-pair encoding, checked and turned into tables.
  *
- * A byte-level vocabulary writes bytes as printable characters, so that its file is valid text: a byte that Latin-1
- * prints stands for itself, the other 68 (controls, space, soft hyphen) are the characters U+0100, U+0101, ... in
- * order. "Ġ" is a space.
+ * A byte-level vocabulary writes bytes as printable characters, so that its file is valid text: a byte that is
+ * printable in Latin-1 is written as itself, the other 68 (controls, space, soft hyphen) as the characters U+0100,
+ * U+0101, ... in order. "Ġ" is a space.
  *
  * Invariants: the ids are exactly 0..count-1; no two tokens that merges can reach are alike (JSON keys differ, and the
- * writing is one to one); each merge joins two tokens to a third. A name with a character that stands for no byte
- * ("<｜end｜>") is reached by no merge: it keeps its text as its bytes, and has no place in the table of names.
+ * writing is one to one); each merge joins two tokens to a third. A name with a character that encodes no byte
+ * ("<｜end｜>") is reached by no merge: it keeps its text as its bytes, and is not in the table of names.
  */
 #include "bpe.h"
 
@@ -29,7 +29,7 @@ static void byte_characters(int16_t out[324])
     AQ_ASSERT(next == 324);
 }
 
-/* The bytes that `count` bytes of a file's writing stand for; out has room for as many. False: a foreign character. */
+/* Decodes `count` bytes of a file's byte-level writing; out has room for as many. False: a foreign character. */
 static bool bytes_of_writing(const int16_t of_character[324], const char *writing, size_t count, uint8_t *out,
                              size_t *bytes)
 {
@@ -110,7 +110,7 @@ static void name_put(struct aq_bpe_vocabulary *v, uint32_t token)
 /* Ids without a token that a vocabulary may have: published ones have some hundreds. */
 enum { HOLES_MAX = 1 << 20 };
 
-/* What a token is called in the file. */
+/* A token's name in the file. */
 struct name {
     const char *text; /* borrowed from the JSON */
     uint32_t bytes;
@@ -299,7 +299,7 @@ enum aq_status aq_bpe_merges_add(const char *place, const char *left, size_t lef
     uint64_t slot = aq_bpe_slot(pair, v->merge_slots);
     while (v->merges[slot].pair != AQ_BPE_EMPTY && v->merges[slot].pair != pair)
         slot = (slot + 1) & (v->merge_slots - 1);
-    /* Of a merge that stands there twice the later place counts, as in `tokenizers`. */
+    /* Of duplicate merges the later one counts, as in `tokenizers`. */
     v->merges[slot] = (struct aq_bpe_merge){.pair = pair, .rank = v->merge_count++, .token = joined};
     return AQ_OK;
 }

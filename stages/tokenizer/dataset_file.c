@@ -38,7 +38,7 @@ static enum aq_status read_open(const char *area, const char *path, int file, ui
     return AQ_OK;
 }
 
-/* Does a text begin so, in whatever case, behind white space? */
+/* Does a text start with `word`, in any case, behind white space? */
 static bool begins(const uint8_t *bytes, size_t count, const char *word)
 {
     size_t at = 0, i = 0;

@@ -13,7 +13,7 @@ enum aq_status huggingface_load(const char *path, json_t **out);
 
 /*
  * `normalizer` and `pre_tokenizer` of the file become the engine's. *bytes: words are sequences of bytes (ByteLevel).
- * AQ_INVAL: there is what is not supported; type and place are said. AQ_CORRUPT: it lacks what its type must have.
+ * AQ_INVAL: a part is not supported; names type and place. AQ_CORRUPT: it lacks what its type must have.
  */
 enum aq_status huggingface_steps(const char *path, json_t *root, struct aq_bpe *bpe, bool *bytes);
 
@@ -31,7 +31,7 @@ enum aq_status huggingface_decoder(const char *path, json_t *decoder, struct aq_
 
 /*
  * `post_processor`: what it puts around a text and between two; nothing for what puts nothing. AQ_INVAL also: a
- * template that no frame can say (a pair in another order, other tokens around a pair than around one text).
+ * template that no frame can express (a pair in another order, other tokens around a pair than around one text).
  */
 enum aq_status huggingface_frame(const char *path, json_t *post_processor, uint32_t vocabulary,
                                  struct aq_tokenizer_frame *frame);
@@ -47,7 +47,8 @@ enum aq_status huggingface_types(const char *place, json_t *value, const char *l
 
 enum { HUGGINGFACE_PLACE_BYTES = 4096 + 256 };
 
-/* What UnicodeScripts leaves out at the beginning of a piece; the runs of one script (terminated, appended to out). */
+/* The pattern that UnicodeScripts leaves out at the start of a piece; the runs of one script (terminated, appended to
+ * out). */
 extern const char huggingface_script_any[];
 enum aq_status huggingface_script_runs(struct aq_bpe_text *out);
 

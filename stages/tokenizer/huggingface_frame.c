@@ -29,7 +29,7 @@ static enum aq_status add(const char *place, json_t *id, const struct huggingfac
     return AQ_OK;
 }
 
-/* A template as what stands before $A, between $A and $B, and at the end. */
+/* A template's tokens before $A, between $A and $B, and at the end. */
 static enum aq_status read_template(const char *place, json_t *pieces, json_t *specials, bool pair,
                                     const struct huggingface_reader *reader, struct aq_tokenizer_frame *out)
 {
@@ -108,7 +108,7 @@ static enum aq_status read_roberta(const char *place, json_t *one, struct huggin
     return read_cls_sep(place, one, 2, reader);
 }
 
-/* Offsets into the text, which nobody asks for here. */
+/* It only changes offsets into the text, which are not used here. */
 static enum aq_status read_byte_level(const char *place, json_t *one, struct huggingface_reader *reader)
 {
     (void)place, (void)one, (void)reader;

@@ -265,7 +265,7 @@ enum aq_status huggingface_model(const char *path, json_t *model, bool bytes, co
                                  uint32_t added_count, struct aq_bpe *bpe)
 {
     char place[MODEL_PLACE_BYTES];
-    const struct model_type *type = types; /* that begin has found: it may have changed what tells it */
+    const struct model_type *type = types; /* found by begin, which may have changed the keys */
     while (type->model != bpe->model)
         type++;
     snprintf(place, sizeof place, "%s: model.vocab", path);

@@ -2,8 +2,8 @@
  * huggingface_scripts.c -- UnicodeScripts of tokenizer.json: a text is cut where its script changes.
  *
  * Hiragana, Katakana and U+30FC count as Han. Spaces, and characters without a script, go with what is before them; at
- * the beginning of a piece they are left out, as in the package. The scripts are those of Unicode 14, the common ones
- * first: PCRE2 knows characters by script, and tries one after another.
+ * the beginning of a piece they are left out, as in the package. The list has the scripts of Unicode 14, the common
+ * ones first, since PCRE2 tries one after another.
  */
 #include <stdio.h>
 #include <string.h>

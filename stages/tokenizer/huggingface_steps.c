@@ -142,7 +142,7 @@ static enum aq_status read_precompiled(const char *place, json_t *one, struct hu
     return aq_charsmap_open(inner, json_string_value(map), &normal->charsmap);
 }
 
-/* clean_text, handle_chinese_chars, strip_accents (null: as lowercase), lowercase: each is a step of its own. */
+/* clean_text, handle_chinese_chars, strip_accents (null: as lowercase), lowercase: each is one step. */
 static enum aq_status read_bert_normalizer(const char *place, json_t *one, struct huggingface_reader *reader)
 {
     const json_t *given = json_object_get(one, "strip_accents");

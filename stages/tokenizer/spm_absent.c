@@ -1,4 +1,4 @@
-/* spm_absent.c -- spm.h where there is no library: opening says so, and nothing else is ever called. */
+/* spm_absent.c -- spm.h without the library: opening fails with that reason, so nothing else is ever called. */
 #include "spm.h"
 
 #if !AQ_SENTENCEPIECE

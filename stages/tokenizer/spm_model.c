@@ -38,7 +38,7 @@ static bool varint(struct cursor *c, uint64_t *out)
     return false;
 }
 
-/* The next field; false where what is there is none. */
+/* The next field; false: no valid field. */
 static bool next_field(struct cursor *c, struct field *out)
 {
     uint64_t tag, count = 0;

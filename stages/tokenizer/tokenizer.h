@@ -30,12 +30,12 @@ struct aq_tokenizer_kind {
      * last. published_class: who reads them elsewhere. NULL: nothing is published.
      */
     enum aq_status (*published)(const char *path, uint32_t index, char *from, size_t bytes, const char **name);
-    const char *published_class; /* NULL: its own tokenizer_config.json says so, if anything does */
+    const char *published_class; /* NULL: only its own tokenizer_config.json may name it */
     /* The bytes of one token in range: *bytes and their count. */
     const uint8_t *(*token)(const struct aq_tokenizer *tokenizer, uint32_t token, uint32_t *bytes);
     /* The same of the first token of a text, where that may differ ("he" and not " he"); NULL: it does not. */
     const uint8_t *(*first)(const struct aq_tokenizer *tokenizer, uint32_t token, uint32_t *bytes);
-    /* What stays of a text of tokens from its first one on: bytes *start..*end - 1. NULL: all of it. */
+    /* The part that stays of a text from its first token on: bytes *start..*end - 1. NULL: all of it. */
     void (*cut)(const struct aq_tokenizer *tokenizer, const char *text, size_t bytes, size_t *start, size_t *end);
 };
 

@@ -2,8 +2,8 @@
  * tokenizer_gpt2.c -- GPT-2's byte-level BPE from the files that were published first: vocab.json (encoder.json) and
  * merges.txt (vocab.bpe).
  *
- * "<|endoftext|>" in a text is the one token of that name, where the vocabulary has it: what stands before it and
- * behind it is cut into words apart.
+ * "<|endoftext|>" in a text is the one token of that name, if the vocabulary has it: the texts before and behind it are
+ * cut into words independently.
  */
 #include <stdio.h>
 #include <string.h>

@@ -1,8 +1,8 @@
 /*
  * tokenizer_sentencepiece.c -- SentencePiece models (spm.model, tokenizer.model, ...), by their own library.
  *
- * The library knows nothing of special tokens in a text. As published tokenizers have it, a control symbol that stands
- * in the text ("[SEP]") is that token, the unknown one ("[UNK]") too, and what stands between is a text of its own.
+ * The library does not recognize special tokens in a text. As in published tokenizers, a control symbol in the text
+ * ("[SEP]") is that token, the unknown one ("[UNK]") too, and the text between them is tokenized independently.
  * DeBERTa's models lack [MASK]: it is the token behind the last piece, as `transformers` gives it.
  *
  * A model normalizes (form NFKC, spaces run together), so that decoding gives the text as the model has seen it.
@@ -101,8 +101,8 @@ static void frame_by(struct aq_tokenizer_frame *frame, const struct aq_bpe_added
 }
 
 /*
- * Llama's and Gemma's models begin a text with <s> or <bos>, where tokenizer_config.json has add_bos_token: true. What
- * DeBERTa's put around a text is in the frame already.
+ * Llama's and Gemma's models put <s> or <bos> before a text if tokenizer_config.json has add_bos_token: true. The frame
+ * already has the tokens that DeBERTa's put around a text.
  */
 static enum aq_status find_begin(const char *folder, const struct aq_bpe_added *specials, uint32_t count,
                                  struct aq_tokenizer *tokenizer)
