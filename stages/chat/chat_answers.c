@@ -1,17 +1,17 @@
 /*
  * chat_answers.c -- a conversation's text, and which bytes of it are answers.
  *
- * Where the template has no {% generation %}, four renderings say where answer i is:
+ * Without {% generation %} in the template, four renderings locate answer i:
  *
  *     full    all messages
  *     head    messages before i, with the head of an answer (add_generation_prompt)
  *     bare    messages before i, without it: needed only where head is no beginning of full
  *     whole   messages up to i
  *
- * The answer begins where head ends (or, where full writes no such head, where the two part behind bare). It ends
- * where whole ends. Templates that leave the thinking out of earlier answers write less in full than in whole: then the
- * answer is the longest end of whole's answer that stands in full at its begin, all that follows the content with it.
- * An eos_token that a template puts behind the last message alone is no part of an earlier answer.
+ * The answer starts at the end of head (or, if full has no such head, at the first difference behind bare) and ends at
+ * the end of whole. Templates that leave the thinking out of earlier answers write less in full than in whole: then the
+ * answer is the longest suffix of whole's answer, with all that follows the content, that full has at the answer's
+ * start. An eos_token that a template puts only behind the last message is no part of an earlier answer.
  *
  * All renderings of a conversation share one bound of steps.
  */
@@ -146,8 +146,8 @@ static bool is_space(char c)
 }
 
 /*
- * Runs text past a pattern (Knuth, Morris, Pratt: linear, whatever both are). *last: the end of the last whole match, 0
- * where there is none; *open: how much of the pattern stands at the text's very end.
+ * Runs text past a pattern (Knuth, Morris, Pratt: linear, whatever both are). *last: the end of the last whole match,
+ * or 0; *open: the length of the longest prefix of the pattern that ends the text.
  */
 static enum aq_status match(const char *pattern, size_t length, const char *text, size_t bytes, size_t *last,
                             size_t *open)
@@ -177,7 +177,7 @@ static enum aq_status match(const char *pattern, size_t length, const char *text
     return AQ_OK;
 }
 
-/* How many bytes of an answer stand behind this text, less the white space around the text. 0: it is not in there. */
+/* How many bytes of an answer follow this text, less the white space around the text. 0: it is not in there. */
 static enum aq_status behind(const char *text, size_t length, const char *answer, size_t bytes, size_t *out)
 {
     size_t last, open;
@@ -191,8 +191,8 @@ static enum aq_status behind(const char *text, size_t length, const char *answer
 }
 
 /*
- * How many bytes of an answer stand behind the message's content: what ends it. Templates that take the thinking out of
- * a content leave what follows it. 0: the content is empty, or does not stand there as it is.
+ * How many bytes of an answer follow the message's content: its end. Templates that take the thinking out of a content
+ * leave the text behind it. 0: the content is empty, or the answer does not contain it unchanged.
  */
 static enum aq_status tail_of(const json_t *message, const char *answer, size_t bytes, size_t *tail)
 {
@@ -212,7 +212,7 @@ static enum aq_status tail_of(const json_t *message, const char *answer, size_t 
     return behind(at, length, answer, bytes, tail);
 }
 
-/* begin: where the answer begins in full. */
+/* Finds the answer's start in full. */
 static enum aq_status answer_begin(struct conversation *c, size_t message, const struct aq_chat_text *full,
                                    size_t *begin)
 {
@@ -232,7 +232,7 @@ out:
     return status;
 }
 
-/* The answer in full, which begins at `begin`. */
+/* Finds the answer's range in full, from its start. */
 static enum aq_status answer_range(struct conversation *c, size_t message, const struct aq_chat_text *full,
                                    size_t begin, struct aq_chat_range *out)
 {
@@ -263,7 +263,7 @@ static enum aq_status answer_range(struct conversation *c, size_t message, const
         }
         end = begin + left;
     }
-    /* Nobody generates the white space behind an end token; where white space is all that ends an answer it stays. */
+    /* A model does not generate the white space behind an end token; if only white space ends an answer, it stays. */
     last = end;
     while (last > end - tail && is_space(full->text[last - 1]))
         last--;

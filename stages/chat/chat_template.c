@@ -49,7 +49,7 @@ static enum aq_status path_of(const char *folder, const char *name, char path[PA
     return AQ_OK;
 }
 
-/* The file in memory of aq_alloc; *text NULL where there is none. */
+/* The file in memory of aq_alloc; *text NULL: no such file. */
 static enum aq_status load(const char *folder, const char *name, size_t most, char path[PATH_BYTES_MAX], char **text,
                            size_t *bytes)
 {
@@ -101,7 +101,7 @@ static enum aq_status make(const char *text, size_t bytes, const char *called, j
     return AQ_OK;
 }
 
-/* The names of a list of templates, for the one who asked for another. */
+/* Fails with the names of a list of templates that lacks `name`. */
 static enum aq_status fail_name(const char *path, const json_t *list, const char *name)
 {
     char names[256] = "";

@@ -1,9 +1,9 @@
 /*
  * chat_tokens.c -- from bytes of a conversation's text that are answers to tokens that are.
  *
- * Mostly the tokens' bytes, one behind the other, are the text: then a token's place is known. Where they are not (the
- * tokenizer normalises, or drops blanks beside a special token) the text up to an answer's begin and end is tokenized
- * by itself: as far as both lists of tokens agree they are of the same bytes, and the first that differs has bytes of
+ * Mostly the tokens' bytes, one behind the other, are the text: then a token's place is known. Otherwise (the tokenizer
+ * normalises, or drops blanks next to a special token) the text up to an answer's start and end is tokenized
+ * separately: as long as both lists of tokens agree they are of the same bytes, and the first that differs has bytes of
  * both sides.
  */
 #include <string.h>
@@ -70,8 +70,8 @@ static enum aq_status alike_from(const struct aq_tokenizer *tokenizer, const cha
 
 /*
  * How many tokens the text's first bytes have alike with all of it; *whole: all that these bytes have by themselves.
- * The text is tokenized from the last known place on; where not even the first token is alike then (the tokenizer puts
- * something before a text), from its begin.
+ * The text is tokenized from the last known place on; if even the first token differs then (the tokenizer puts
+ * something before a text), from its start.
  */
 static enum aq_status alike(const struct aq_tokenizer *tokenizer, const char *text, size_t bytes,
                             const struct aq_chat_tokens *all, struct known *known, size_t *count, bool *whole)

@@ -5,14 +5,14 @@
  *     source --jinja_lexer.c--> tokens --jinja_parser.c--> nodes --jinja_run.c--> bytes
  *                                          jinja_value.c, jinja_text.c, jinja_filter.c, jinja_method.c
  *
- * The environment is transformers': trim_blocks and lstrip_blocks, no autoescape, loop controls, {% generation %},
- * the functions raise_exception, strftime_now, namespace, dict and range. What Jinja does is done alike; what is not
- * done here fails with the place in the template, never in silence.
+ * The environment is transformers': trim_blocks and lstrip_blocks, no autoescape, loop controls, {% generation %}, the
+ * functions raise_exception, strftime_now, namespace, dict and range. Supported constructs behave as in Jinja; others
+ * fail with the place in the template, never silently.
  *
- * A program is an array of nodes that name each other by index (0: none); all its texts lie in two buffers, the
+ * A program is an array of nodes that name each other by index (0: none); all its texts are in two buffers, the
  * normalised source and the strings without their escapes. A run takes memory from a heap that is given back as a
- * whole; values never change once they are made, but for a namespace's members and what an iterator has left.
- * Everything is bounded: nodes, nesting, steps, heap, output.
+ * whole; values never change once they are made, except a namespace's members and an iterator's position. Everything is
+ * bounded: nodes, nesting, steps, heap, output.
  *
  * Locking: a program is read-only after jinja_compile; a run belongs to one thread.
  */
@@ -31,8 +31,8 @@
 enum {
     JINJA_NODES_MAX = 1 << 18,
     JINJA_NAMES_MAX = 1024,       /* identifiers that are variables or keywords                             */
-    JINJA_NESTING_MAX = 100,      /* of blocks and brackets: some 12 C frames each while parsing            */
-    JINJA_DEPTH_MAX = 600,        /* of evaluation: some 300 bytes of stack each                            */
+    JINJA_NESTING_MAX = 100,      /* of blocks and brackets: about 12 C frames each while parsing           */
+    JINJA_DEPTH_MAX = 600,        /* of evaluation: about 300 bytes of stack each                           */
     JINJA_VALUE_NESTING_MAX = 64, /* of lists in lists                                                 */
     JINJA_ARGS_MAX = 32,
     JINJA_RANGE_MAX = 100000 /* as Jinja's sandbox */
@@ -55,7 +55,7 @@ enum jinja_kind {
     JINJA_METHOD
 };
 
-/* What a JINJA_LIST is in Python. An iterator has a truth but no length, and gives each item once. */
+/* The Python type of a JINJA_LIST. An iterator has a truth but no length, and gives each item once. */
 enum jinja_form { JINJA_FORM_LIST, JINJA_FORM_TUPLE, JINJA_FORM_VIEW, JINJA_FORM_ITERATOR };
 
 struct jinja_value {
@@ -274,11 +274,11 @@ struct jinja_run {
     char *heap_at, *heap_end;
     size_t heap_bytes;
     uintptr_t text_end; /* of the text that jinja_join made last: it can grow there */
-    char *out;          /* the output; what a macro or block captures lies behind it for a while */
+    char *out;          /* the output; behind it, for a while, the text that a macro or block captures */
     size_t out_bytes, out_capacity;
     uint32_t captures; /* under way */
     struct jinja_scope *scope, *top;
-    struct jinja_value block_text; /* what the filters of a block begin with */
+    struct jinja_value block_text; /* input of a block's filters */
     uint32_t at;                   /* of the node that is worked on: where an error is */
     uint32_t depth, loop_depth;
     uint32_t loop_name, caller_name; /* of program->names; JINJA_NAMES_MAX: not in it */
@@ -338,7 +338,7 @@ enum aq_status jinja_filter(struct jinja_run *run, const char *name, uint32_t na
                             const struct jinja_args *args, struct jinja_value *out);
 enum aq_status jinja_test(struct jinja_run *run, const char *name, uint32_t name_bytes, struct jinja_value in,
                           const struct jinja_args *args, bool *out);
-/* The number of a string's, list's or dict's method. False: there is none of that name. AQ_INVAL: not supported. */
+/* The number of a string's, list's or dict's method. False: no such method. AQ_INVAL: not supported. */
 enum aq_status jinja_method_find(struct jinja_run *run, struct jinja_value self, const char *name, uint32_t bytes,
                                  bool *found, uint32_t *number);
 enum aq_status jinja_method_call(struct jinja_run *run, const struct jinja_method *method,
@@ -362,7 +362,7 @@ struct jinja_value jinja_undefined(const char *name, uint32_t bytes);
 struct jinja_value jinja_borrow(const char *text, size_t bytes); /* a string of memory that stays */
 enum aq_status jinja_string(struct jinja_run *run, const char *text, size_t bytes, struct jinja_value *out);
 enum aq_status jinja_join(struct jinja_run *run, struct jinja_value left, struct jinja_value right,
-                          struct jinja_value *out); /* two strings as one; escapes beside markup */
+                          struct jinja_value *out); /* two strings as one; escapes the one that is not markup */
 enum aq_status jinja_list(struct jinja_run *run, enum jinja_form form, uint32_t capacity, struct jinja_value *out);
 enum aq_status jinja_list_add(struct jinja_run *run, struct jinja_list *list, struct jinja_value value);
 enum aq_status jinja_dict(struct jinja_run *run, enum jinja_kind kind, struct jinja_value *out);
@@ -400,7 +400,7 @@ enum aq_status jinja_to_json(struct jinja_run *run, struct jinja_value value, co
 uint32_t jinja_decode(const char *at, uint32_t *length); /* the character at `at` */
 uint32_t jinja_encode(uint32_t character, char out[4]);  /* its bytes */
 int64_t jinja_characters(struct jinja_value string);
-uint32_t jinja_offset(struct jinja_value string, int64_t index); /* of character `index`; bytes where there is none */
+uint32_t jinja_offset(struct jinja_value string, int64_t index); /* of character `index`; bytes: beyond the end */
 bool jinja_is_space(uint32_t character);
 bool jinja_is_printable(uint32_t character);
 struct jinja_value jinja_strip(struct jinja_value string, struct jinja_value characters, bool left, bool right);

@@ -371,7 +371,7 @@ static enum aq_status attribute_of(struct jinja_run *run, struct jinja_value ite
     return AQ_OK;
 }
 
-/* What items are sorted or told apart by: an attribute, small letters where case does not count. */
+/* The key by which items are sorted or compared: an attribute, in lower case if case does not count. */
 static enum aq_status sort_key(struct jinja_run *run, struct jinja_value item, struct jinja_value attribute,
                                bool case_sensitive, struct jinja_value *out)
 {

@@ -113,7 +113,7 @@ static enum aq_status put_repr_string(struct writer *w, struct jinja_value strin
 
 static enum aq_status put_value(struct writer *w, struct jinja_value value);
 
-/* A new line of the pretty form, or what stands between two items. */
+/* A new line of the pretty form, or the separator of two items. */
 static enum aq_status between(struct writer *w, bool first, bool last)
 {
     const struct jinja_json_style *style = w->json;

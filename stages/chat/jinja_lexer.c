@@ -1,11 +1,11 @@
 /*
- * jinja_lexer.c -- a template's source as tokens: texts between tags, and what stands in tags.
+ * jinja_lexer.c -- a template's source as tokens: texts between tags, and the contents of tags.
  *
- * White space is what trim_blocks and lstrip_blocks say: a newline right behind a block's or comment's end goes, and so
- * do blanks between the beginning of a line and such a tag; "-" beside a bracket takes all white space on its side, "+"
- * none. As in Jinja a line also begins behind a tag that has just taken its newline.
+ * White space follows trim_blocks and lstrip_blocks: a newline right behind a block's or comment's end is removed, and
+ * so are blanks between the start of a line and such a tag; "-" next to a bracket removes all white space on its side,
+ * "+" none. As in Jinja, a line also starts behind a tag that has just removed its newline.
  *
- * Texts are pieces of the source; strings without their escapes lie in program->strings, each behind the one before, so
+ * Texts are pieces of the source; strings without their escapes are in program->strings, each behind the one before, so
  * that neighbours ("a" "b") are one text.
  */
 #include "jinja.h"
@@ -108,7 +108,7 @@ static enum aq_status skip_comment(struct lexer *l, uint32_t begin)
     return fail(l, begin - 2, "this comment has no end (#})");
 }
 
-/* Behind "{%" and its sign: goes behind "raw %}" and says so, or stays. */
+/* Behind "{%" and its sign: skips "raw %}" and returns true, or stays. */
 static bool raw_begins(struct lexer *l)
 {
     const uint32_t from = l->at;
@@ -122,7 +122,7 @@ static bool raw_begins(struct lexer *l)
     return false;
 }
 
-/* The text up to {% endraw %}, as it stands. */
+/* The text up to {% endraw %}, unchanged. */
 static enum aq_status raw(struct lexer *l, uint32_t tag)
 {
     const uint32_t begin = l->at;
@@ -205,7 +205,7 @@ static enum aq_status number(struct lexer *l)
     return AQ_OK;
 }
 
-/* An escape of so many digits behind a backslash and a letter. False: they are not there, or no character. */
+/* An escape: that many digits behind a backslash and a letter. False: they are not there, or no character. */
 static bool escape_digits(struct lexer *l, uint32_t count, unsigned base, uint32_t *character)
 {
     uint32_t value = 0, done = 0;

@@ -2,7 +2,7 @@
  * jinja_method.c -- methods of str, list and dict, and the environment's functions.
  *
  * A name that Python's type has and this table has not is refused where it is read, so that it is not taken for an
- * undefined attribute. What would change a list or dict is refused as in Jinja's immutable sandbox.
+ * undefined attribute. Methods that change a list or dict are refused as in Jinja's immutable sandbox.
  */
 #include "jinja.h"
 
@@ -65,7 +65,7 @@ static enum aq_status s_rstrip(struct jinja_run *run, struct jinja_value self, c
     return strip(run, self, args, false, true, out);
 }
 
-/* The next run of white space from `at` on: where it begins and ends. */
+/* The next run of white space from `at` on: its start and end. */
 static bool next_space(struct jinja_value text, uint32_t at, uint32_t *begin, uint32_t *end)
 {
     uint32_t length;

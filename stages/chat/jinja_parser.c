@@ -13,7 +13,7 @@ struct parser {
     struct jinja_program *program;
     const struct jinja_token *token; /* the one that is looked at; the last one is JINJA_T_END */
     uint32_t nesting;
-    uint32_t loops, bodies; /* what the statement stands in: break wants a loop in the same body */
+    uint32_t loops, bodies; /* around the statement: break needs a loop in the same body */
 };
 
 /* Appends a node to a list. */
@@ -221,7 +221,7 @@ static bool tuple_ends(const struct parser *p, const char *end)
            (end && word(p, end));
 }
 
-/* Expressions with commas between; one without a comma is itself. conditions: "a if b" may stand in it. */
+/* Expressions with commas between; one without a comma is itself. conditions: "a if b" is allowed. */
 static enum aq_status tuple(struct parser *p, bool simple, bool conditions, bool parentheses, const char *end,
                             uint32_t *out)
 {
@@ -377,7 +377,7 @@ static enum aq_status postfix(struct parser *p, uint32_t *node)
     }
 }
 
-/* "name" or "name(arguments)" of a filter or test; dotted names there are none of. */
+/* "name" or "name(arguments)" of a filter or test; without dotted names. */
 static enum aq_status named(struct parser *p, enum jinja_node_kind kind, uint32_t *node)
 {
     const struct jinja_token *t = p->token;
@@ -449,7 +449,7 @@ static enum aq_status unary(struct parser *p, bool with_filters, uint32_t *out)
 
 static enum aq_status binary(struct parser *p, int level, uint32_t *out);
 
-/* ~ stands between + - and * /; its operands are one node's list. */
+/* ~ binds tighter than + - and less than * /; its operands are one node's list. */
 static enum aq_status concat(struct parser *p, uint32_t *out)
 {
     struct list list = {0};
@@ -695,7 +695,7 @@ static enum aq_status parameters(struct parser *p, uint32_t *out)
     return AQ_OK;
 }
 
-/* What is a function's body in Jinja: break does not reach out of it. */
+/* A body that is a function in Jinja: break does not leave it. */
 static enum aq_status body(struct parser *p, const char *end, uint32_t *out)
 {
     const char *const ends[] = {end, NULL};
@@ -829,7 +829,7 @@ static bool one_of(const struct parser *p, const char *const *ends)
     return false;
 }
 
-/* Up to a block that begins with one of these words, which is then looked at; NULL: up to the end. */
+/* Statements up to a block whose first word is one of these, which is the next token then; NULL: up to the end. */
 static enum aq_status statements(struct parser *p, const char *const *ends, uint32_t *out)
 {
     struct list list = {0};

@@ -5,7 +5,7 @@
  * looked up from the inside out, and set in the innermost. A loop's scope is emptied for each item. A macro sees the
  * scope that it was made in.
  *
- * There is one output. What is captured (macros, set blocks) is written behind it and cut off again.
+ * There is one output. Captured text (macros, set blocks) is written behind it and cut off again.
  */
 #include "jinja.h"
 
@@ -125,7 +125,7 @@ static enum aq_status assign(struct jinja_run *run, struct jinja_scope *scope, u
     return jinja_fail(run, AQ_INVAL, "%u names for %u items", (unsigned)i, (unsigned)list->count);
 }
 
-/* Statements in a scope of their own. */
+/* Runs statements in this scope. */
 static enum aq_status exec_in(struct jinja_run *run, struct jinja_scope *scope, uint32_t first)
 {
     struct jinja_scope *outer = run->scope;
@@ -142,7 +142,7 @@ static enum aq_status exec_inner(struct jinja_run *run, uint32_t first)
     return exec_in(run, scope, first);
 }
 
-/* The text of statements, in a scope of their own. */
+/* The text of statements, run in a new scope. */
 static enum aq_status capture(struct jinja_run *run, uint32_t first, struct jinja_value *out)
 {
     const size_t mark = run->out_bytes;
@@ -243,7 +243,7 @@ enum aq_status jinja_loop_attribute(struct jinja_run *run, struct jinja_loop *lo
         *out = jinja_bool(loop->index == 0);
         return AQ_OK;
     case DEPTH:
-    case DEPTH0: /* of recursion, which there is none of */
+    case DEPTH0: /* of recursion, which is not supported */
         *out = jinja_int(which == DEPTH);
         return AQ_OK;
     case LAST:
@@ -555,7 +555,7 @@ enum aq_status jinja_run_set(struct jinja_run *run, const char *name, struct jin
 
 enum aq_status jinja_run_all(struct jinja_run *run)
 {
-    /* A template's own names stand in a scope of their own, as a set in a loop must not reach what it was given. */
+    /* A template's own names get a separate scope, because a set in a loop must not change its variables. */
     AQ_TRY(scope_open(run, run->top, &run->scope));
     return exec_list(run, run->program->body);
 }

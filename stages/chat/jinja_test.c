@@ -1,5 +1,5 @@
 /*
- * jinja_test.c -- what stands behind "is", by name.
+ * jinja_test.c -- the tests behind "is", by name.
  */
 #include "jinja.h"
 

@@ -1,8 +1,8 @@
 /*
  * jinja_text.c -- what Python's str does, over valid UTF-8: characters, white space, case, search.
  *
- * Case is Unicode's simple mapping (utf8proc). Where Python's is another (one character becomes several, or depends on
- * its neighbours) the text is refused, but for the sharp s, so that no text silently differs.
+ * Case is Unicode's simple mapping (utf8proc). If Python's differs (one character becomes several, or depends on its
+ * neighbours) the text is refused, except for the sharp s, so that no text silently differs.
  */
 #include "jinja.h"
 

@@ -90,7 +90,7 @@ enum aq_status jinja_string(struct jinja_run *run, const char *text, size_t byte
     return AQ_OK;
 }
 
-/* Bytes from a text's end to where the next piece of the heap begins. */
+/* Bytes from a text's end to the next piece of the heap. */
 static size_t padding(const char *end)
 {
     return (8 - ((uintptr_t)end & 7)) & 7;
@@ -107,7 +107,7 @@ enum aq_status jinja_join(struct jinja_run *run, struct jinja_value left, struct
     char *const end = (char *)run->text_end;
     if (left.bytes && left.text + left.bytes == end && end + padding(end) == run->heap_at &&
         (size_t)(run->heap_end - end) >= right.bytes + (size_t)8) {
-        /* Nothing was made since: the text grows where it lies. */
+        /* Nothing was allocated since: the text grows in place. */
         if (right.bytes > padding(end)) AQ_TRY(jinja_heap(run, right.bytes - padding(end), &memory));
         if (right.bytes) memcpy(end, right.text, right.bytes);
         *out = jinja_borrow(left.text, bytes);
@@ -419,7 +419,7 @@ enum aq_status jinja_order(struct jinja_run *run, struct jinja_value a, struct j
     return AQ_OK;
 }
 
-/* What it is that has no value, for the one who reads it at night. */
+/* Fails with the name of the undefined value. */
 static enum aq_status fail_undefined(const struct jinja_run *run, struct jinja_value v)
 {
     return jinja_fail(run, AQ_INVAL, "'%.*s' is undefined", v.bytes < 80 ? (int)v.bytes : 80, v.text);
@@ -464,7 +464,7 @@ enum aq_status jinja_iterate(struct jinja_run *run, struct jinja_value value, st
             *out = value.list;
             return AQ_OK;
         }
-        /* What is left of it, once. */
+        /* An iterator gives its remaining items once. */
         AQ_TRY(jinja_list(run, JINJA_FORM_LIST, value.list->count - value.list->taken, &made));
         for (; value.list->taken < value.list->count; value.list->taken++)
             made.list->items[made.list->count++] = value.list->items[value.list->taken];

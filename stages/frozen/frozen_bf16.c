@@ -1,4 +1,4 @@
-/* frozen_bf16.c -- frozen weights rounded to bf16, to nearest: 2 bytes a value. See frozen_store.h. */
+/* frozen_bf16.c -- frozen weights rounded to bf16, to nearest: 2 bytes per value. See frozen_store.h. */
 #include <string.h>
 
 #include "frozen_store.h"

@@ -12,10 +12,10 @@
  * Parts have the bits that bitsandbytes 0.50 makes on a CPU (quantize_4bit, blocksize 64, compress_statistics), for
  * which this file follows it operation by operation: a whole block is multiplied by the reciprocal of its scale, the
  * last, shorter one is divided by it; bytes come from a table of 65536 places; the mean is PyTorch's, added by levels
- * in 8 lanes. PyTorch adds more than 32768 scales in an order that depends on its threads: here it is that of one.
- * docs/DECISIONS.md 0780. tests/golden/nf4.txt has what bitsandbytes made.
+ * in 8 lanes. PyTorch adds more than 32768 scales in an order that depends on its threads: here it is the order of one
+ * thread. docs/DECISIONS.md 0780. tests/golden/nf4.txt has what bitsandbytes made.
  *
- * What it unpacks to is not always packed to the same bytes again: offsets move, and scales below 1e-38 shrink.
+ * Unpacked values are not always packed to the same bytes again: offsets move, and scales below 1e-38 shrink.
  */
 #include <assert.h>
 #include <math.h>

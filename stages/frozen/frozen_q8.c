@@ -4,9 +4,9 @@
  *     part 0    a byte per value, signed
  *     part 1    a float for each AQ_STAGE_GROUP values that follow each other
  *
- * A scale is max |x| / 127, rounded up to 16 bits of mantissa, so that code * scale is exact in fp32, and so that what
- * was kept is kept again with the same bits: the largest value of a group is then 127 scale, whose scale is that one.
- * A group of nothing but zeroes has scale 0. Codes are rounded to nearest, ties to even.
+ * A scale is max |x| / 127, rounded up to 16 bits of mantissa, so that code * scale is exact in fp32, and so that
+ * unpacked values are packed to the same bits again: the largest value of a group is then 127 scale, which gives the
+ * same scale. A group of only zeroes has scale 0. Codes are rounded to nearest, ties to even.
  */
 #include <assert.h>
 #include <math.h>

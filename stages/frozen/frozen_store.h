@@ -4,8 +4,8 @@
  * A store is a const table in frozen_<name>.c and a row of stages/frozen_stores.def. Nothing outside names it: a
  * stage's memory, products, checkpoints, plans and the manifest's key follow from the table.
  *
- * A tensor is kept as up to FROZEN_PARTS parts: codes, scales, and so on. Part after part lies in a stage's memory,
- * each filled with zeroes up to a multiple of AQ_ALIGN, so that the bytes of equal values are equal everywhere.
+ * A tensor is kept as up to FROZEN_PARTS parts: codes, scales, and so on. The parts follow each other in a stage's
+ * memory, each filled with zeroes up to a multiple of AQ_ALIGN, so that the bytes of equal values are equal everywhere.
  *
  * Locking: pure functions, any thread; `apply` as its device.
  */
@@ -28,7 +28,7 @@ struct frozen_store {
     struct frozen_part parts[FROZEN_PARTS];
     /* Its one part is bf16 values. Tensors follow each other without gaps, and a product can read them as they are. */
     bool bf16;
-    /* What it unpacks to is packed again to the same bytes. If not, files have the bytes next to the values. */
+    /* Unpacked values are packed to the same bytes again. If not, files have the bytes next to the values. */
     bool repeats;
     const char *type; /* of the values in files: "F32", "BF16" */
     /*
@@ -40,7 +40,7 @@ struct frozen_store {
      * of part p: byte first / values * bytes of it.
      */
     void (*unpack)(const uint8_t *const parts[FROZEN_PARTS], uint64_t first, uint64_t count, float *values);
-    /* A whole tensor to y, as `type`, on a device where the parts lie. Same bits as `unpack`, then rounded. */
+    /* A whole tensor to y, as `type`, on the device that has the parts. Same bits as `unpack`, then rounded. */
     enum aq_status (*apply)(struct aq_device *device, const uint8_t *const parts[FROZEN_PARTS], uint64_t count, void *y,
                             enum aq_element type, struct aq_stream *stream);
 };

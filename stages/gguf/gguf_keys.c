@@ -1,4 +1,4 @@
-/* gguf_keys.c -- pairs of key and value as they stand in a GGUF file, little endian: docs/GGUF.md. */
+/* gguf_keys.c -- pairs of key and value as a GGUF file has them, little endian: docs/GGUF.md. */
 #include <assert.h>
 #include <stdio.h>
 #include <string.h>

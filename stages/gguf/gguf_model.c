@@ -2,7 +2,7 @@
  * gguf_model.c -- the families that llama.cpp knows: a row of a table each, with the architecture's name and what it
  * can do. Keys and names of tensors follow from the row, the configuration and the form of its blocks (decoder.h).
  *
- * An architecture of llama.cpp is a program of its own: what it does not compute is refused here. One exception: an
+ * Each architecture of llama.cpp has its own code: a model that it does not compute is refused here. One exception: an
  * architecture without windows is exact for texts that fit into the window, so that context_length ends there.
  */
 #include <math.h>

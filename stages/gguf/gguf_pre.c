@@ -2,11 +2,11 @@
  * gguf_pre.c -- the pre-tokenizer of a tokenizer.json by the name that llama.cpp has for it.
  *
  * llama.cpp has the regular expressions in its program, and a file names one of them. The table has the expressions as
- * published files have them, one after another with a line break behind each; ByteLevel's own is GPT-2's. What is not
- * in the table is refused with its expressions: a wrong name would cut texts elsewhere than in training.
+ * published files have them, one after another with a line break behind each; ByteLevel's own is GPT-2's. Other
+ * pre-tokenizers are refused with their expressions: a wrong name would cut texts at other places than in training.
  *
  * A BPE of characters has no such name. There llama.cpp makes U+2581 of every space, and puts one before a text if
- * add_space_prefix says so; the normalizers and pre-tokenizers of Llama 2 and of Gemma do the same.
+ * add_space_prefix is set; the normalizers and pre-tokenizers of Llama 2 and of Gemma do the same.
  */
 #include <string.h>
 
@@ -42,7 +42,7 @@ static const struct {
 
 enum { PRES = sizeof pres / sizeof pres[0], DEPTH_MAX = 4 };
 
-/* What the steps of a file do. */
+/* The result of reading a file's steps. */
 struct steps {
     const char *path;
     struct aq_bpe_text patterns; /* of a byte-level BPE, with a line break behind each */

@@ -31,7 +31,7 @@ struct gguf_keys {
     uint8_t *at;
     size_t count, capacity;
     uint64_t pairs;
-    const char *arch; /* in front of a key that begins with a dot */
+    const char *arch; /* in front of a key whose first character is a dot */
     enum aq_status status;
 };
 void gguf_keys_free(struct gguf_keys *keys);
@@ -46,7 +46,7 @@ void gguf_array(struct gguf_keys *keys, const char *key, enum gguf_kind kind, ui
 
 /* ---- Families. */
 
-/* What an architecture makes of windows. */
+/* An architecture's support of windows. */
 enum gguf_windows {
     GGUF_WINDOWS_CAP, /* it has none, and is exact for a context as long as the window */
     GGUF_WINDOWS_SOME,
@@ -59,17 +59,17 @@ struct gguf_family {
     bool turns_pairs;        /* rotates neighbours, not halves: rows of q and k change their order */
     bool in_out;             /* matrices of blocks are published as (in, out)     */
     enum gguf_windows windows;
-    bool local; /* blocks with a window have a theta of their own    */
+    bool local; /* blocks with a window have their own theta         */
     bool biases_out, biases_mlp;
     uint32_t rope_every; /* the only one that it has */
     bool multiplied;     /* Granite's four multipliers */
 };
 
-/* AQ_INVAL: no architecture of llama.cpp computes this model; names what stands in the way. */
+/* AQ_INVAL: no architecture of llama.cpp computes this model; names the obstacle. */
 enum aq_status gguf_family_find(const struct aq_model_config *model, const struct gguf_family **out);
 void gguf_family_keys(const struct gguf_family *family, const struct aq_model_config *model, struct gguf_keys *keys);
 
-/* What becomes of a tensor: its name, and what its values need. */
+/* A tensor's name in the file, and the changes of its values. */
 struct gguf_place {
     char name[GGUF_NAME_BYTES];
     uint32_t heads; /* rows of each change their order; 0: they stay */
@@ -88,7 +88,7 @@ uint32_t gguf_rope_factors(const struct aq_model_config *model, float *out, uint
 /* Pre-tokenizer and normalizer of a tokenizer.json: as llama.cpp has them. */
 struct gguf_pre {
     const char *name;  /* tokenizer.ggml.pre, of a byte-level BPE; NULL: a BPE of characters */
-    bool space_before; /* of characters: a text begins with a space                          */
+    bool space_before; /* of characters: a text starts with a space                          */
 };
 /* AQ_INVAL: llama.cpp has none that does the same. */
 enum aq_status gguf_pre_find(const char *path, const json_t *root, struct gguf_pre *out);

@@ -314,7 +314,7 @@ static void put_tokens(const struct words *words, struct gguf_keys *keys)
         gguf_text(keys, merge, strlen(merge));
 }
 
-/* Which tokens begin and end a text; what ends an answer and no text is llama.cpp's end of a turn. */
+/* The tokens that start and end a text; a token that ends only answers is llama.cpp's end of a turn. */
 static void put_marks(const struct aq_gguf_about *about, const struct aq_tokenizer *tokenizer,
                       const struct words *words, struct gguf_keys *keys)
 {

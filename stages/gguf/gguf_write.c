@@ -159,7 +159,7 @@ static uint64_t row_of(uint64_t row, uint64_t head_rows)
     return head * head_rows + place % 2 * (head_rows / 2) + place / 2;
 }
 
-/* Rows first, first + 1, ... of the file; a vector with an order of its own has a row per value. */
+/* Rows first, first + 1, ... of the file; a vector whose values are reordered has a row per value. */
 static enum aq_status rows_read(const struct entry *entry, uint64_t first, uint64_t rows, float *out)
 {
     const struct aq_weights_tensor *source = &entry->source;

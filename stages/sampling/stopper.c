@@ -1,11 +1,11 @@
 /*
  * stopper.c -- lets a text out as its tokens come, as far as it is certain.
  *
- *     held:  [ certain: goes out now | may begin a stop word, or is half a character: stays ]
+ *     held:  [ certain: goes out now | may start a stop word, or is half a character: stays ]
  *
- * Stop words are looked for in bytes, over the borders of tokens: the one that is whole first ends the text, so that
- * what is shown is the same however the text is cut into tokens. What is held is shorter than the longest word and one
- * character, so that a search from its beginning is cheap.
+ * Stop words are searched in bytes, across the borders of tokens: the one that is complete first ends the text, so that
+ * the shown text does not depend on its tokens. The held text is shorter than the longest word and one character, so
+ * that a search from its start is cheap.
  */
 #include <string.h>
 
@@ -58,7 +58,7 @@ void aq_stopper_close(struct aq_stopper *s)
     aq_free(s);
 }
 
-/* Room for so many bytes, what is there kept. */
+/* Room for `bytes` bytes; keeps the first `used`. */
 static enum aq_status reserve(char **at, size_t used, size_t *room, size_t bytes)
 {
     void *memory;
@@ -72,7 +72,7 @@ static enum aq_status reserve(char **at, size_t used, size_t *room, size_t bytes
     return AQ_OK;
 }
 
-/* Where the stop word begins that ends first, of several the longest; held_bytes: there is none. */
+/* The start of the stop word that ends first, of several the longest; held_bytes: none. */
 static size_t first_word(const struct aq_stopper *s)
 {
     size_t first = s->held_bytes, end = SIZE_MAX;
@@ -88,7 +88,7 @@ static size_t first_word(const struct aq_stopper *s)
     return first;
 }
 
-/* Where the longest end of what is held begins that a stop word may begin with; held_bytes: there is none. */
+/* The start of the longest suffix of the held text that is a prefix of a stop word; held_bytes: none. */
 static size_t maybe_word(const struct aq_stopper *s)
 {
     size_t first = s->held_bytes;
@@ -103,8 +103,8 @@ static size_t maybe_word(const struct aq_stopper *s)
 }
 
 /*
- * The character at `at`: its bytes in *length where it is whole (true); else how many bytes can begin one, at least 1,
- * and *open: more bytes could make it whole.
+ * The character at `at`: its bytes in *length if it is whole (true); else how many bytes are a valid prefix of one, at
+ * least 1, and *open: more bytes could complete it.
  */
 static bool character(const uint8_t *at, size_t bytes, size_t *length, bool *open)
 {

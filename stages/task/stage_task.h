@@ -1,5 +1,5 @@
 /*
- * stage_task.h -- what a task must tell the last layer of a model; private to stages/.
+ * stage_task.h -- the interface of a task to the last layer of a model; private to stages/.
  *
  * The loss is asked for rows of the output, some at a time where they are many, so that logits need not exist at once.
  */
@@ -14,7 +14,7 @@ struct stage_counted {
     uint64_t rows;
     const float *losses;
     const int32_t *targets;
-    const int32_t *guesses; /* the column of each row's largest output; NULL where the task wants none */
+    const int32_t *guesses; /* the column of each row's largest output; NULL: the task needs none */
     const float *numbers;   /* of a task of numbers, instead of targets: NaN is not counted             */
     const float *said;      /* and the output of each row, instead of guesses                           */
 };

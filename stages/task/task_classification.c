@@ -1,7 +1,7 @@
 /*
  * task_classification.c -- cross-entropy over classes; accuracy is the part of the samples whose class has the largest
- * output, of equal ones the first. Where there are two classes, of which 1 is the one that is looked for, Matthews'
- * correlation and F1, too (as scikit-learn has them: 0 where their denominator is).
+ * output, of equal ones the first. Two classes, with 1 as the positive one, also have Matthews' correlation and F1 (as
+ * in scikit-learn: 0 if their denominator is 0).
  */
 #include <math.h>
 

@@ -1,16 +1,16 @@
 /*
- * task_regression.c -- squared error of one number a sample, as transformers has it with num_labels 1 (problem_type
- * regression); Pearson's correlation of what is said with what was wanted, 0 where one of the two has no spread.
+ * task_regression.c -- squared error of one number per sample, as in transformers with num_labels 1 (problem_type
+ * regression); Pearson's correlation of outputs and targets, 0 if one of the two has no spread.
  *
- * What is counted are sums, in double: those of parts of the samples, added up, are those of all, so that both figures
- * are of all samples at once, whatever batches and replicas had them. Values of single precision and their products are
- * exact in double; sums round as sums in double do.
+ * The counts are sums, in double: sums of parts of the samples add up to the sums of all, so that both metrics cover
+ * all samples at once, whatever the batches and replicas. Values of single precision and their products are exact in
+ * double; sums round as sums in double do.
  */
 #include <math.h>
 
 #include "stage_task.h"
 
-/* Of the counts: sums of what is said and what is wanted, of their squares and products. */
+/* Of the counts: sums of outputs and targets, of their squares and products. */
 enum { SAID, WANTED, SAID_SQUARED, WANTED_SQUARED, PRODUCT };
 
 /* A variance of less than so much of the mean square is rounding, not spread. */

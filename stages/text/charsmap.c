@@ -18,7 +18,7 @@ static uint32_t charsmap_word(const uint8_t *bytes)
     return bytes[0] | (uint32_t)bytes[1] << 8 | (uint32_t)bytes[2] << 16 | (uint32_t)bytes[3] << 24;
 }
 
-/* Where the children of unit i are: one of them is base ^ its label, the leaf is base itself. */
+/* The base of unit i's children: the child of a label is base ^ label, the leaf is base itself. */
 static size_t children_of(size_t i, uint32_t unit)
 {
     return i ^ ((size_t)(unit >> 10) << ((unit & (1u << 9)) >> 6));
@@ -119,7 +119,7 @@ void aq_charsmap_close(struct aq_charsmap *map)
     aq_free(map);
 }
 
-/* The label is compared with its sign bit: a leaf's value is nobody's child. The checks of open bound each index. */
+/* The comparison includes the sign bit: no leaf's value passes as a child. The checks of open bound each index. */
 const uint8_t *aq_charsmap_find(const struct aq_charsmap *map, const uint8_t *bytes, size_t count, size_t *length)
 {
     size_t at = children_of(0, charsmap_word(map->units));

@@ -5,7 +5,7 @@
  * its leaves point to, each with a zero at its end. A unit of the array has, from the lowest bit on: 8 bits of label,
  * a bit "a leaf is below", a bit "the offset is in blocks of 256", 22 bits of offset; of a leaf 31 bits are its value.
  *
- * Caveat: as the package `tokenizers` has it, the *shortest* entry that begins at a place counts, and not the longest.
+ * Caveat: as in the package `tokenizers`, the *shortest* entry at a place counts, not the longest.
  *
  * Locking: a table does not change after open; any thread.
  */
@@ -30,7 +30,7 @@ struct aq_charsmap;
 enum aq_status aq_charsmap_open(const char *place, const char *base64, struct aq_charsmap **out);
 void aq_charsmap_close(struct aq_charsmap *map); /* NULL is fine */
 
-/* What the first bytes of these become (borrowed from the table, *length bytes); NULL: no entry begins there. */
+/* The replacement for the first of these bytes (borrowed from the table, *length bytes); NULL: no entry matches. */
 const uint8_t *aq_charsmap_find(const struct aq_charsmap *map, const uint8_t *bytes, size_t count, size_t *length);
 /* Does this ASCII character stay as it is? */
 bool aq_charsmap_stays(const struct aq_charsmap *map, uint8_t ascii);

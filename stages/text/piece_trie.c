@@ -17,7 +17,7 @@ struct block {
     uint16_t free, failures;
 };
 
-/* Pieces first..last-1 begin alike up to `depth`: that is node `at`. */
+/* Pieces first..last-1 share their first `depth` bytes: node `at`. */
 struct range {
     uint32_t first, last, depth, at;
 };
@@ -88,7 +88,7 @@ static enum aq_status add_block(struct builder *b)
     return AQ_OK;
 }
 
-/* The first free unit of a block at or behind `from`, 256 where there is none. */
+/* The first free unit of a block at or behind `from`; 256: none. */
 static unsigned free_unit(const struct block *block, unsigned from)
 {
     for (unsigned i = from; i < BLOCK; i = (i / 64 + 1) * 64) {
@@ -98,7 +98,7 @@ static unsigned free_unit(const struct block *block, unsigned from)
     return BLOCK;
 }
 
-/* A base in this block at which the units of all labels are free; false: there is none. */
+/* A base in this block at which the units of all labels are free; false: no such base. */
 static bool base_in(const struct builder *b, uint32_t block, const uint8_t *labels, unsigned count, uint32_t *base)
 {
     for (unsigned i = free_unit(&b->blocks[block], 0); i < BLOCK; i = free_unit(&b->blocks[block], i + 1)) {

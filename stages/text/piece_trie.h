@@ -1,8 +1,8 @@
 /*
- * piece_trie.h -- the pieces of a vocabulary as a trie of bytes: which of them begin at a place of a text.
+ * piece_trie.h -- the pieces of a vocabulary as a trie of bytes: finds those at a place of a text.
  *
  * A double array: the child of a node for a byte is one lookup. Nodes are numbers; 0 is the root, and also the answer
- * "no such child", because the root is nobody's child.
+ * "no such child", because the root is never a child.
  *
  *     for (uint32_t at = 0, i = 0; i < bytes && (at = aq_piece_trie_next(trie, at, text[i])) != 0; i++)
  *         if (trie->units[at].token != AQ_PIECE_NONE) found(i + 1, trie->units[at].token);

@@ -7,7 +7,7 @@
 enum { CHARACTERS = 0x110000, DECOMPOSED_MAX = 32 };
 
 struct aq_unicode_forms {
-    uint8_t stays[CHARACTERS / 8]; /* in form C, whatever stands beside it */
+    uint8_t stays[CHARACTERS / 8]; /* in form C, whatever its neighbours */
 };
 
 const char *aq_unicode_library(void)

@@ -2,7 +2,7 @@
  * unicode_forms.h -- Unicode's normalization forms, lower case, classes of characters and grapheme clusters, by
  * utf8proc; its one place.
  *
- * Most text is in form C already: a table of the characters that stay as they are, whatever stands beside them, lets it
+ * Most text is in form C already: a table of the characters that stay as they are, whatever their neighbours, lets it
  * pass without a copy.
  *
  * Locking: a table does not change after open; any thread.
@@ -26,8 +26,8 @@ enum aq_status aq_unicode_forms_open(struct aq_unicode_forms **out); /* AQ_NOMEM
 void aq_unicode_forms_close(struct aq_unicode_forms *forms);         /* NULL is fine */
 
 /*
- * The first segment of valid UTF-8 at or behind `from` that may change in this form: what stands before it stays, what
- * stands behind it is a matter of its own. False: all of it stays.
+ * The first segment of valid UTF-8 at or behind `from` that may change in this form: the text before it stays; the text
+ * behind it does not affect it. False: all of it stays.
  */
 bool aq_unicode_segment(const struct aq_unicode_forms *forms, enum aq_unicode_form form, const uint8_t *text,
                         size_t bytes, size_t from, size_t *start, size_t *end);
@@ -46,7 +46,7 @@ size_t aq_unicode_lower(uint32_t character, uint8_t out[8]);
 /* Is it of a word (a letter, a mark, a digit, a connector)? A space (White_Space)? */
 bool aq_unicode_is_word(uint32_t character);
 bool aq_unicode_is_space(uint32_t character);
-/* Is it a control, format or private-use character? A mark that takes no place of its own (Mn)? */
+/* Is it a control, format or private-use character? A non-spacing mark (Mn)? */
 bool aq_unicode_is_control(uint32_t character);
 bool aq_unicode_is_nonspacing_mark(uint32_t character);
 

@@ -521,7 +521,7 @@ out:
     return status;
 }
 
-/* Is a tensor of the file, without its prefixes, one of the model that no task begins untrained? */
+/* Is a tensor of the file, without its prefixes, one of the network itself, not of the task? */
 static bool is_saved(const struct match *match, const char *bare)
 {
     char head[AQ_TENSOR_NAME_MAX] = "";

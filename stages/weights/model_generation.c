@@ -7,7 +7,7 @@
 #include "config_json.h"
 #include "model_folder_private.h"
 
-/* Keys that change which token comes, their neutral values, and that nobody here computes. */
+/* Keys that change the next token and are not computed here, with their neutral values. */
 static const struct other {
     const char *name;
     double neutral;

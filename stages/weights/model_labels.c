@@ -28,7 +28,7 @@ const char *aq_model_folder_label(const struct aq_model_folder *folder, uint32_t
     return found;
 }
 
-/* The next of names with commas between: its bytes, and where the one behind it begins. NULL: there is none. */
+/* The next name of a list with commas: its bytes, and the start of the one behind it. NULL: the end. */
 static const char *name_next(const char **at, size_t *bytes)
 {
     const char *name = *at + strspn(*at, " \t");

@@ -9,15 +9,15 @@
 #include <jansson.h>
 
 /*
- * The text model's keys as a config.json of its own: model_type, and what the wrapper has of tied tables, are there.
- * The caller's; NULL: the object is no wrapper that is read, or there is no memory.
+ * The text model's keys as a separate config.json, with model_type and the wrapper's keys of tied tables. The caller's;
+ * NULL: the object is no wrapper that is read, or there is no memory.
  */
 json_t *model_wrapper_text(const json_t *config);
 
 /* The keys of a text model, `own`, into those of a wrapper. */
 void model_wrapper_merge(json_t *wrapper, const json_t *own);
 
-/* What stands in front of a text model's tensor in such a folder: "language_model.model."; "" where nothing does. */
+/* The prefix of a text model's tensor in such a folder: "language_model.model."; "": none. */
 const char *model_wrapper_front(const char *name);
 
 #endif

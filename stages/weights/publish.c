@@ -110,7 +110,7 @@ static json_t *shortest(const json_t *value)
     return json_real(strtod(text, NULL));
 }
 
-/* The model's own keys over those of where it began; how tokens begin and end is the tokenizer's that is carried. */
+/* Puts the model's keys over those of its folder; bos and eos stay, because the folder's tokenizer is carried over. */
 static void merge_config(json_t *carried, const json_t *own, const char *type)
 {
     static const char *const stay[] = {"bos_token_id", "eos_token_id"};
@@ -142,8 +142,8 @@ static bool names_all(const json_t *names, size_t labels)
 }
 
 /*
- * The names of a classifier's labels: those that the job gives, or those that came with the folder, over the LABEL_0 of
- * its own. A shorter list names the first ones.
+ * The names of a classifier's labels: those that the job gives, or those that came with the folder, in place of the
+ * model's LABEL_0. A shorter list names the first ones.
  */
 static enum aq_status name_labels(const json_t *carried, const char *given, json_t *own)
 {
@@ -225,7 +225,7 @@ enum aq_status aq_publish_model(const struct aq_model_config *model, const struc
     }
     if (status == AQ_OK) {
         json_t *text = model_wrapper_text(config);
-        if (text && model->labels) { /* a classifier is a text model of its own */
+        if (text && model->labels) { /* a classifier is written without the wrapper */
             json_decref(config);
             config = text;
             text = NULL;

@@ -18,7 +18,7 @@
 enum { AQ_WEIGHTS_DIMENSIONS_MAX = 8 };
 /* The bound of the safetensors project itself: a header of 100 MB. */
 #define AQ_WEIGHTS_HEADER_BYTES_MAX UINT64_C(100000000)
-/* As JSON a tensor takes some 1.2 KB of memory, and a number in a list 32 bytes: 160 and 130 MB at most. */
+/* As JSON a tensor takes about 1.2 KB of memory, and a number in a list 32 bytes: 160 and 130 MB at most. */
 #define AQ_WEIGHTS_TENSORS_MAX      UINT64_C(131072)
 #define AQ_WEIGHTS_ITEMS_MAX        (32 * AQ_WEIGHTS_TENSORS_MAX)
 
@@ -37,7 +37,7 @@ struct aq_weights_type {
 /* The type of that name, or NULL. */
 const struct aq_weights_type *aq_weights_type_find(const char *name);
 
-/* weights_values.c: can tensor `index` be read as fp32, and has it so many values? */
+/* weights_values.c: can tensor `index` be read as fp32, and has it `count` values? */
 bool aq_weights_readable(const struct aq_weights *weights, uint32_t index, uint64_t count);
 /* weights_values.c: `count` values of a tensor that can, from `first` on. */
 void aq_weights_floats(const struct aq_weights *weights, uint32_t index, uint64_t first, uint64_t count, float *out);
@@ -46,9 +46,9 @@ void aq_weights_floats(const struct aq_weights *weights, uint32_t index, uint64_
 void aq_weights_forget(const struct aq_weights *weights, uint32_t index);
 
 /*
- * weights_source.c: the values of a tensor that is to be written, as fp32. begin is called once before the others; it
- * needs room for some floats. floats: `count` values from `first` on, as the tensor lies. rows: of a matrix, as it is
- * written, `turned` or not. What `fill` answers; begin also AQ_NOMEM.
+ * weights_source.c: the values of a tensor that is to be written, as fp32. aq_weights_source_begin goes first; it needs
+ * room for some floats. floats: `count` values from `first` on, in the source's orientation. rows: of a matrix, as it
+ * is written, `turned` or not. The status of `fill`; the first also AQ_NOMEM.
  */
 enum aq_status aq_weights_source_begin(const struct aq_weights_tensor *tensor, float *room, uint64_t floats);
 enum aq_status aq_weights_source_floats(const struct aq_weights_tensor *tensor, uint64_t first, uint64_t count,

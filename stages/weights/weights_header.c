@@ -1,6 +1,5 @@
 /*
- * weights_header.c -- one safetensors file: maps it and checks everything that is said in its header before it is
- * believed.
+ * weights_header.c -- one safetensors file: maps it and checks the whole header before any of it is used.
  *
  * Invariants after open, as the format demands: the tensors' bytes follow each other without overlap or hole and fill
  * the file to its end; a tensor's length is its shape times its type; no name comes twice. The file is mapped
@@ -168,7 +167,7 @@ static enum aq_status check_pickle(const struct aq_weights_file *w)
     return aq_weights_pickle(w->path);
 }
 
-/* What a header becomes in memory is bounded by what is in it, before it is read: 20 times its bytes, else. */
+/* Bounds the number of items before a header is parsed: its memory would be 20 times its bytes. */
 static enum aq_status check_counts(const struct aq_weights_file *w, const char *text, uint64_t length)
 {
     uint64_t objects = 0, items = 0;

@@ -16,7 +16,7 @@
 
 enum { ALIASES_MAX = 8, SHAPE_BYTES = 96, NAMES_MAX = 6, NAMES_BYTES = NAMES_MAX * 84 };
 
-/* Equal but for numbers: "h.2.ln_1.bias" is of the kind of "h.0.ln_1.bias". */
+/* Equal except for numbers: "h.2.ln_1.bias" is of the kind of "h.0.ln_1.bias". */
 static bool same_kind(const char *a, const char *b)
 {
     for (; *a && *b; a++, b++) {
@@ -45,7 +45,7 @@ static void shape_text(const uint64_t *shape, uint32_t dimensions, char text[SHA
 static void judge(struct aq_weights_found *found, enum aq_weights_use use, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 
-/* What is wrong with it, told with its file's name. */
+/* Sets the judgement and the text of its problem. */
 static void judge(struct aq_weights_found *found, enum aq_weights_use use, const char *format, ...)
 {
     va_list arguments;
@@ -148,7 +148,7 @@ bool aq_weights_head_differs(const char *path, const struct aq_model_config *mod
     return differs;
 }
 
-/* A shared tensor may stand in the file again: then it must be the same, or it would be lost. */
+/* A shared tensor may be in the file twice: then both must be equal, or one would be lost. */
 static void judge_alias(struct aq_weights_found *found, const struct aq_weights *weights,
                         const struct aq_weights_entry *entry, const struct stage_alias *alias)
 {
@@ -169,7 +169,7 @@ struct survey {
     uint32_t alias_count;
 };
 
-/* What the file has beside the model's tensors. */
+/* Judges the tensors that only the file has. */
 static void judge_other(const struct survey *survey, struct aq_weights_found *found,
                         const struct aq_weights_entry *entry)
 {
@@ -199,7 +199,7 @@ static void survey_tensors(const struct survey *survey, aq_weights_tell *tell, v
         const struct aq_tensor_info *tensor = &survey->tensors[t].info;
         struct aq_weights_found found = {.use = AQ_WEIGHTS_USED, .name = tensor->name, .file = weights->path};
         uint32_t index;
-        /* An untied head may begin as the embedding. */
+        /* An untied head may start as the embedding. */
         const bool other = strcmp(tensor->name, tensor->begins_as) != 0;
         if (aq_weights_find_shared(weights, survey->config, tensor->name, &index) == AQ_OK) {
             found.file = weights->entries[index]->file->path;

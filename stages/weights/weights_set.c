@@ -1,14 +1,12 @@
 /*
- * weights_set.c -- the weights of a published folder: one file, or several with an index that says which tensor is in
- * which.
+ * weights_set.c -- the weights of a published folder: one file, or several with an index of tensors and files.
  *
  *     model.safetensors                   all of it, or
  *     model.safetensors.index.json        {"metadata": {"total_size": bytes}, "weight_map": {"name": "shard", ...}}
  *
- * An index is believed where its shards agree: a name that it places in a shard is in no other one. What it names and
- * no shard has, and a total_size that is another, is told in a line. Shards are names in the folder, never paths. A
- * stage that wants some tensors alone opens their shards alone; what is checked over all shards is checked by whoever
- * opens them all.
+ * The shards must agree with the index: a name that it places in a shard is in no other one. Names that no shard has,
+ * and a wrong total_size, give a log line. Shards are names in the folder, never paths. A stage that needs some tensors
+ * opens only their shards; checks over all shards run only if all are opened.
  */
 #include <dirent.h>
 #include <stdio.h>
@@ -29,7 +27,7 @@
 
 enum { PATH_BYTES = 4096, INDEX_BYTES_MAX = 64 << 20, SHARDS_MAX = 4096, SHARD_NAME_MAX = 200 };
 
-/* A quote would end the text that the path stands in: such a path is not put into the line. */
+/* A quote would end the quoted path in the command: such a path is left out of the line. */
 enum aq_status aq_weights_pickle(const char *path)
 {
     const char *slash = strrchr(path, '/');
@@ -175,7 +173,7 @@ static const char *name_of(const struct aq_weights_file *file)
     return strrchr(file->path, '/') + 1;
 }
 
-/* What a shard has is what the index places there. */
+/* A shard must have only tensors that the index places there. */
 static enum aq_status check_shard(const struct index *index, const struct aq_weights_file *file, uint64_t *bytes)
 {
     for (uint32_t i = 0; i < file->count; i++) {
@@ -196,8 +194,8 @@ static bool file_has(const struct aq_weights_file *file, const char *name)
 }
 
 /*
- * Names that the index places in an open shard, and that are not there, are told in one line: whether the model needs
- * one is found out where it is read. `open`: shards by their names, and their numbers.
+ * Logs, in one line, the names that the index places in an open shard that lacks them: reading fails later if the model
+ * needs one. `open`: shards by their names, and their numbers.
  */
 static void tell_ghosts(const struct index *index, const struct aq_weights *weights, const json_t *open)
 {

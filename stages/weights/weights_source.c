@@ -9,7 +9,7 @@
 
 enum { STRIP_FLOATS = 256 };
 
-/* Adds values first, first + 1, ... of scale B A, as the matrix lies. */
+/* Adds values first, first + 1, ... of scale B A, in the matrix's orientation. */
 static void plus_floats(const struct aq_weights_low_rank *plus, uint64_t first, uint64_t count, float *out)
 {
     const uint64_t width = plus->out_in ? plus->in : plus->out;
@@ -29,7 +29,7 @@ static uint64_t output_of(const struct aq_weights_low_rank *plus, uint64_t at)
     return plus->out_in ? at / plus->in : at % plus->out;
 }
 
-/* Values first, first + 1, ... of the tensor as it lies, as fp32; of a matrix with lengths before these. */
+/* Values first, first + 1, ... of the source tensor, as fp32; of a matrix with lengths (m) before scaling. */
 static enum aq_status sum_floats(const struct aq_weights_tensor *tensor, uint64_t first, uint64_t count, float *out)
 {
     if (tensor->values)

@@ -4,8 +4,7 @@
  * The bytes go to PATH.partial, which takes PATH's name when the disk has them; then the folder is synced, so that
  * the name survives a power cut too. A failure leaves PATH as it was and removes the neighbour. One writer a path.
  *
- * The writer goes piece by piece, at the pace of whoever calls it: a thread beside the training can be told to give up
- * between two of them.
+ * The caller writes piece by piece, so that a background thread can be stopped between two of them.
  */
 #include <math.h>
 #include <string.h>
@@ -18,7 +17,7 @@
 
 enum { PATH_BYTES_MAX = 4096, PIECE_FLOATS = AQ_WEIGHTS_PIECE_BYTES / sizeof(float) };
 
-/* What a tensor is in the file. */
+/* A tensor's type, shape and size in the file. */
 struct written {
     const struct aq_weights_type *type;
     uint64_t shape[AQ_WEIGHTS_DIMENSIONS_MAX];
