@@ -47,8 +47,7 @@ struct data_roles {
     const char *names[DATA_ROLES]; /* of data.fields; NULL: those of the table */
 };
 
-/* fields: the JSON object of data.fields, or NULL. AQ_INVAL: it has an unknown role, or one without a name; names
- * it. */
+/* fields: the JSON object of data.fields, or NULL. AQ_INVAL: an unknown role, or one without a name; names it. */
 enum aq_status data_roles_open(const char *fields, struct data_roles *out);
 void data_roles_close(struct data_roles *roles);
 

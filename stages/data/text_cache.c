@@ -101,8 +101,7 @@ static enum aq_status check_ours(const char *folder, const char *name)
                    name);
 }
 
-/* Each writer has its own temporary file. Processes of two containers may have one number: the time distinguishes
- * them. */
+/* Each writer has its own temporary file: the time separates processes of two containers with one number. */
 static void aside_of(uint64_t key, struct text_sink *sink)
 {
     const uint64_t who[3] = {(uint64_t)getpid(), (uint64_t)(uintptr_t)sink, aq_clock_ns()};

@@ -47,8 +47,10 @@ enum aq_status huggingface_types(const char *place, json_t *value, const char *l
 
 enum { HUGGINGFACE_PLACE_BYTES = 4096 + 256 };
 
-/* The pattern that UnicodeScripts leaves out at the start of a piece; the runs of one script (terminated, appended to
- * out). */
+/*
+ * The pattern that UnicodeScripts leaves out at the start of a piece; the runs of one script (terminated, appended to
+ * out).
+ */
 extern const char huggingface_script_any[];
 enum aq_status huggingface_script_runs(struct aq_bpe_text *out);
 

@@ -90,8 +90,9 @@ enum aq_status aq_tokenizer_begins(const struct aq_tokenizer *tokenizer, enum aq
  */
 enum aq_status aq_tokenizer_within(const struct aq_tokenizer *tokenizer, const int32_t *tokens, size_t count,
                                    uint32_t rows);
-/* Do the tokens of a text already start with `before`, as those of a rendered chat template do? false where count is
- * 0. */
+/*
+ * Do the tokens of a text already start with `before`, as those of a rendered chat template do? false where count is 0.
+ */
 bool aq_tokenizer_begun(const int32_t *before, uint32_t count, const int32_t *tokens, size_t token_count);
 
 /*

@@ -71,8 +71,10 @@ bool aq_model_folder_wraps(const char *path);
 /* The model: kind, and every size of config.json, checked (aq_model_config_check). Until close. */
 const struct aq_model_config *aq_model_folder_model(const struct aq_model_folder *folder);
 
-/* The names of type and architecture in config.json: "qwen3", "Qwen3ForCausalLM" (by default the type's first). Until
- * close. */
+/*
+ * The names of type and architecture in config.json: "qwen3", "Qwen3ForCausalLM" (by default the type's first). Until
+ * close.
+ */
 const char *aq_model_folder_type(const struct aq_model_folder *folder);
 const char *aq_model_folder_architecture(const struct aq_model_folder *folder);
 

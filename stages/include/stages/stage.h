@@ -281,9 +281,10 @@ struct aq_lora_config {
 /* The factor of an adapter's share. */
 float aq_lora_scale(const struct aq_lora_config *lora);
 
-/* DoRA's rows: the weights of one output each, of a matrix stored as (out, in), or as (in, out) if not out_in. Adds
- * the squares of values first, first + 1, ... of it to those of their outputs; a row in pieces has the sum of a row
- * in one. */
+/*
+ * DoRA's rows: the weights of one output each, of a matrix stored as (out, in), or as (in, out) if not out_in. Adds the
+ * squares of values first, first + 1, ... of it to those of their outputs; a row in pieces has the sum of a row in one.
+ */
 void aq_lora_squares(const float *values, uint64_t first, uint64_t count, uint64_t in, uint64_t out, bool out_in,
                      double *squares);
 /* The factor that gives a row with this sum of squares the length m; 0 for a row of zeros, which has no direction. */
@@ -444,8 +445,10 @@ const struct aq_model_config *aq_stage_model(const struct aq_stage *stage);
 const struct aq_task *aq_stage_task(const struct aq_stage *stage);
 float *aq_stage_parameters(struct aq_stage *stage); /* device memory, borrowed */
 float *aq_stage_gradients(struct aq_stage *stage);  /* those in use; device memory, borrowed; NULL: none trained */
-/* The newest parameters' copy in 16 bits, and its type; NULL: none is kept. A caller that writes both need not call
- * aq_stage_parameters_changed. */
+/*
+ * The newest parameters' copy in 16 bits, and its type; NULL: none is kept. A caller that writes both need not call
+ * aq_stage_parameters_changed.
+ */
 uint16_t *aq_stage_rounded(struct aq_stage *stage, enum aq_element *type);
 
 /*

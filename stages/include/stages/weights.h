@@ -137,8 +137,10 @@ uint64_t aq_weights_digest(const struct aq_weights *weights);
 /* The value of a key of the (first) file's "__metadata__", or NULL. Borrowed until close. */
 const char *aq_weights_metadata(const struct aq_weights *weights, const char *key);
 
-/* An adapter's product, added to a matrix as it is written: scale B A, A (rank, in) and B (out, rank) on the host.
- * One that does not fit the matrix is AQ_INVAL. */
+/*
+ * An adapter's product, added to a matrix as it is written: scale B A, A (rank, in) and B (out, rank) on the host. One
+ * that does not fit the matrix is AQ_INVAL.
+ */
 struct aq_weights_low_rank {
     const float *a, *b;
     uint64_t in, out;
