@@ -501,9 +501,9 @@ struct aq_stage_input {
 };
 
 /*
- * y out, (samples, rows, columns) device fp32 to the stage after; NULL on the last stage. loss out, host; waits for the
- * stream. NULL: not wanted, or asked for by aq_stage_loss, which waits for nothing. AQ_INVAL: slot, samples or a token
- * out of range (the text names it).
+ * y     out, (samples, rows, columns) device fp32 to the stage after; NULL on the last stage.
+ * loss  out, host; waits for the stream. NULL: not wanted, or asked for by aq_stage_loss, which waits for nothing.
+ * AQ_INVAL: slot, samples or a token out of range (the text names it).
  */
 enum aq_status aq_stage_forward(struct aq_stage *stage, uint32_t slot, const struct aq_stage_input *input, float *y,
                                 struct aq_stage_loss *loss, struct aq_stream *stream);
