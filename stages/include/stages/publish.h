@@ -27,7 +27,7 @@ extern "C" {
 
 struct aq_model_config;
 
-/* Writes one file of the folder; bytes are borrowed. Its status other than AQ_OK ends the caller's work. */
+/* Writes one file of the folder; bytes are borrowed. A status other than AQ_OK ends the call that writes. */
 typedef enum aq_status aq_publish_file(void *context, const char *name, const char *bytes, size_t count);
 
 /* The published name of a tensor, terminated, cut to `bytes`. */
