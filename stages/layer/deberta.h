@@ -19,7 +19,7 @@
 enum deberta_own {
     DEBERTA_INNER = 3, /* width of a block's MLP, 0: 4 C                                  */
     DEBERTA_BUCKETS,   /* position_buckets; 0: none                                       */
-    DEBERTA_KERNEL = 6, /* tokens that v2's convolution beside the first block sees; 0: none */
+    DEBERTA_KERNEL = 6, /* tokens that v2's convolution in the first block sees; 0: none     */
     DEBERTA_EMBEDDING, /* width of the embedding, projected where it is not C; 0: C       */
 };
 

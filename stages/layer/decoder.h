@@ -3,7 +3,7 @@
  *
  * A family of models is a constant form (struct decoder_form): which norms, which activation, how weights lie, and what
  * tensors are called. Sizes, and whether a configuration has biases of q, k, v or norms of heads, come from the
- * configuration. From both follows the shape of a block (struct decoder_shape), made anew wherever it is needed.
+ * configuration. Both give the shape of a block (struct decoder_shape), computed again wherever it is needed.
  *
  *     GPT-2            layer norms, a table of positions, GELU, biases, weights (in, out)
  *     Llama and kin    RMS norms, heads that turn, a gate, no biases or those of q, k, v; weights (out, in)
@@ -13,13 +13,13 @@
  *     LFM2             the same, but most blocks have a short convolution in the place of attention
  *     Granite          Llama with four multipliers: of embedding, scores, branches and logits
  *     Qwen3.5          Qwen3 whose attention has a gate, in one block of several; the others have the gated delta rule
- *                      (decoder_delta.c); weights of norms less 1, but for the norm behind the rule
+ *                      (decoder_delta.c); weights of norms less 1, except the norm behind the rule
  *     Phi-3 and 4      Llama with q, k, v in one tensor and gate, up in another, of whose heads a part may turn
  *     BERT, RoBERTa    layer norms of the sums that branches make, biases, the exact GELU, attention of both sides,
  *                      tables of positions and of token types
  *     EuroBERT         Llama's blocks with attention of both sides
  *     ModernBERT       layer norms without bias, heads that turn, q, k, v and gate, up in one tensor each, attention of
- *                      both sides: an encoder, whose rows of padding are nobody's
+ *                      both sides: an encoder, whose rows of padding are not read
  */
 #ifndef DECODER_H
 #define DECODER_H
@@ -71,10 +71,10 @@ struct decoder_form {
     bool out_in;                         /* weights lie as nn.Linear's                                     */
     bool turns;                          /* heads turn (model.rope_*), else a table of positions           */
     bool gated;                          /* gate(x Wg) (x Wu), else GELU(x W)                              */
-    enum aq_gate gate;                   /* of a gate; if there is none, AQ_GATE_GELU_EXACT says which GELU */
+    enum aq_gate gate;                   /* of a gate; without one, AQ_GATE_GELU_EXACT selects the exact GELU */
     bool sums;                           /* layer norms of what it adds to with what a branch gives        */
     bool posts;                          /* RMS norms of what the branches give; there is no dropout then  */
-    float plus;                          /* RMS norms multiply by plus + weight, which begins as 1 - plus  */
+    float plus;                          /* RMS norms multiply by plus + weight, which starts as 1 - plus  */
     bool scaled;                         /* the embedding, by the root of its columns                      */
     bool qkv_one_tensor;                 /* q, k and v                                                     */
     bool biased;                         /* all products have biases; else the configuration decides       */
@@ -138,7 +138,10 @@ struct decoder_shape {
 /* decoder_shape.c: of a block. */
 void decoder_shape(const struct layer *layer, const struct aq_model_config *model, struct decoder_shape *out);
 
-/* decoder_shape.c: sizes of a configuration: D where heads do not say it; heads of keys; columns that turn. */
+/*
+ * decoder_shape.c: sizes of a configuration: columns of a head (0: derived from C and H); heads of keys; columns with
+ * rotary embedding.
+ */
 uint32_t decoder_head_dim(const struct aq_model_config *model);
 uint32_t decoder_kv_heads(const struct aq_model_config *model);
 uint32_t decoder_turning(const struct aq_model_config *model);
@@ -185,7 +188,7 @@ struct decoder_norm {
     uint32_t gamma, beta;
     float *mean, *rstd;
 };
-/* The tensors of the last layer. RMS norms have no bias: its number is nobody's. */
+/* The tensors of the last layer. RMS norms have no bias: its number is skipped. */
 enum { DECODER_FINAL_NORM, DECODER_FINAL_NORM_BIAS, DECODER_HEAD };
 void decoder_final_norm(const struct layer *layer, struct layer_list *list);
 struct decoder_norm decoder_final_norm_of(float *mean, float *rstd);

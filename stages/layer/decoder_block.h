@@ -6,7 +6,7 @@
 
 #include "decoder.h"
 
-/* What backward wants from forward, besides the block's input. */
+/* Values of forward that backward needs, besides the block's input. */
 struct decoder_slot {
     void *norm1, *qkv, *attention, *norm2, *before, *after; /* the stage's type; before and after the activation */
     void *heads;                                            /* heads_normed: qkv as the product gave it          */
@@ -41,7 +41,7 @@ static inline struct linear_rows decoder_rows(const void *at)
     return (struct linear_rows){at, 0};
 }
 
-/* ---- decoder_delta.c: in a block with the delta rule, what stands in the place of attention. */
+/* ---- decoder_delta.c: the replacement of attention in a block with the delta rule. */
 
 /* Memory in addition to that of attention: LAYER_KEPT, LAYER_SLOT, LAYER_WORK. rows: of all samples. */
 void decoder_delta_kept(const struct decoder_shape *shape, const struct aq_stage_config *config, struct aq_arena *arena,

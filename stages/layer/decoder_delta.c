@@ -5,8 +5,8 @@
  *     heads = n Wqkv        qkv = silu(convolution of heads along the tokens)        gates = n Wb, n Wa        z = n Wz
  *     s = delta rule(qkv, gates)        opened = norm of each head of s, times silu(z)        branch = opened Wo
  *
- * The convolution and the rule begin with zeroes at each part of a sample. For generation the slot keeps what the
- * convolution reads of the last tokens, and the states behind the last token: the next forward begins there.
+ * The convolution and the rule start with zeroes at each part of a sample. For generation the slot keeps the
+ * convolution's inputs of the last tokens, and the states behind the last token: the next forward resumes there.
  *
  * Backward writes gradients over what it has read: those of z and of the gates stay in the slot, that of heads is in
  * work->dheads, which the block's backward may change with the slot's memory.

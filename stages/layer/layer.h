@@ -1,31 +1,33 @@
 /*
- * layer.h -- what a layer must tell stage.c; private to stages/.
+ * layer.h -- the interface of a layer to stage.c; private to stages/.
  *
  * A model is a list of layers. A layer takes a (rows, columns) activation of each sample and gives another; the first
- * reads the batch, the last makes the loss. It names its tensors, says where its memory lies, and knows its forward and
- * its backward. stage.c owns everything else: parameters and gradients, slots, recomputation, dropout's keys, the
+ * reads the batch, the last makes the loss. It names its tensors, places its memory, and computes its forward and its
+ * backward. stage.c owns everything else: parameters and gradients, slots, recomputation, dropout's keys, the
  * gradient's way from layer to layer.
  *
  * Memory, by what it is for (enum layer_memory). A layer's place() takes the same from the arena whether it measures
- * (the arena has no base) or places. KEPT   what backward reads of forward, beside the layer's input; with
- * recomputation, and for inference, all layers of a stage share one set in the workspace, and backward makes it again
+ * (the arena has no base) or places.
+ *
+ *     KEPT   what backward reads of forward, without the layer's input; with recomputation, and for inference, all
+ *            layers of a stage share one set in the workspace, and backward makes it again
  *     SLOT   what a micro-batch in flight has always
  *     HOST   the same in pinned memory, which the stream copies from and to
  *     WORK   scratch of one call; all layers share it
  *     STAGE  of the layer as long as the stage lives
  *
  * A layer whose backward turns the gradient of its output into that of its input in the same memory is `in_place`: a
- * residual stream. What such a layer wants first of that gradient (rounded to the products' type, and summed over rows
- * for a bias) the layer above may make in the same pass: its *ending* (struct layer_ending).
+ * residual stream. The layer above may compute, in the same pass, the first values that such a layer needs of that
+ * gradient (rounded to the products' type, and summed over rows for a bias): its *ending* (struct layer_ending).
  *
- * Where the stage splits backward (run.split), a layer's backward leaves the gradients of its products' weights to its
- * weights(), which comes later and finds in the slot what it multiplies: their inputs, which forward kept, and the
- * gradients of their outputs, which backward keeps then. A tensor that two layers share is added to by the same half in
- * both. A layer without weights() does all in backward.
+ * If the stage splits backward (run.split), a layer's backward leaves the gradients of its products' weights to its
+ * weights(). This runs later and reads both operands from the slot: the inputs, which forward kept, and the gradients
+ * of the outputs, which backward keeps then. A tensor that two layers share is added to by the same half in both. A
+ * layer without weights() does all in backward.
  *
- * Where the stage is for generation (config.extends), a forward may bring only the tokens behind those of the forward
- * before it (run->first): a layer that `extends` gives what a forward of all of them would, and keeps in its slot what
- * later tokens want of earlier ones. A layer of which a token's row depends on later tokens cannot.
+ * In a stage for generation (config.extends), a forward may bring only the tokens behind those of the forward before it
+ * (run->first): a layer that `extends` gives the result of a forward of all of them, and keeps in its slot what later
+ * tokens need of earlier ones. A layer of which a token's row depends on later tokens cannot.
  *
  * A new kind is one file layer_<name>.c and one line in layers.def.
  */
@@ -60,7 +62,7 @@ struct layer {
     struct aq_cut_shape in, out;     /* of one sample of T tokens; in 0 x 0: it reads the batch */
     uint32_t groups;                 /* of its norms, where they are group norms; 0: they are batch norms       */
     bool onward; /* extends, but only behind the last token that it has computed: it cannot go back         */
-    /* Of a layer of a stage (stage_layers.c), what training wants of it: */
+    /* Of a layer of a stage (stage_layers.c), for training: */
     uint64_t trained; /* bit k: its tensor k, in the order that it named them, has a gradient              */
     bool passes;      /* something before it trains: so has its input                                      */
     bool turned;      /* a classifier whose matrix published files have as nn.Linear does: (out, in)        */
@@ -70,8 +72,8 @@ struct layer {
 };
 
 /*
- * Backward goes through a layer's tensors from the last that it named to the first: does anything before tensor k want
- * a gradient? k 0: the input. An adapter stands where its tensor does, though it is numbered behind all of them.
+ * Backward goes through a layer's tensors from the last that it named to the first: does anything before tensor k need
+ * a gradient? k 0: the input. An adapter has its tensor's place in this order, though its number is behind all of them.
  */
 static inline bool layer_goes_on(const struct layer *layer, uint32_t k)
 {
@@ -84,7 +86,7 @@ static inline bool layer_learns(const struct layer *layer)
     return layer->passes || layer->trained != 0;
 }
 
-/* A tensor as a layer names it, and what it begins with: normal numbers of a deviation, or (0) a constant. */
+/* A tensor as a layer names it, and its initial values: normal numbers of a deviation, or (0) a constant. */
 struct layer_tensor {
     struct aq_tensor_info info;
     float std, value;
@@ -92,11 +94,11 @@ struct layer_tensor {
 
 struct layer_list; /* stage.c's */
 
-/* Names the layer's next tensor; rows 0: a vector. std and value: what it begins with. Weight decay is of matrices. */
+/* Names the layer's next tensor; rows 0: a vector. std and value: its initial values. Weight decay is of matrices. */
 void layer_list_add(struct layer_list *list, const char *name, uint64_t rows, uint64_t columns, float std, float value);
 /* The same of a matrix that published files have the other way round, as nn.Linear has it: (out, in). */
 void layer_list_add_linear(struct layer_list *list, const char *name, uint64_t in, uint64_t out, float std);
-/* The same of one that begins with another tensor's numbers, and may be read as that one where a file lacks it. */
+/* The same of one that starts with another tensor's numbers, and may be read as that one if a file lacks it. */
 void layer_list_add_as(struct layer_list *list, const char *name, const char *begins_as, uint64_t rows,
                        uint64_t columns, float std, float value);
 /* The same of a tensor of three dimensions. */
@@ -115,7 +117,7 @@ void layer_list_copy(struct layer_list *list, const char *name, const char *of, 
 void layer_list_buffer(struct layer_list *list, const char *name, uint64_t columns, float value);
 /*
  * The layer's next tensor is one of the first layer's, of the full name `of`. A file may have it again, as `name`: then
- * it must be the same, or the hint says what to do. NULL: no file has it twice.
+ * it must be the same, or the error prints the hint. NULL: no file has it twice.
  */
 void layer_list_alias(struct layer_list *list, const char *name, const char *of, const char *hint);
 
@@ -146,14 +148,14 @@ struct layer_run {
     bool split;                    /* backward leaves the weights of products to weights()                       */
     bool made;                     /* backward: the layer above has made this one's ending                       */
     const struct aq_rng_key *keys; /* dropout: (site, B), device                                                 */
-    const struct aq_rng_key *adapter_keys; /* of adapters' masks: (adapter, 2, B), device; NULL: there are none  */
+    const struct aq_rng_key *adapter_keys; /* of adapters' masks: (adapter, 2, B), device; NULL: no masks        */
     const uint32_t *lengths;       /* tokens of each sample that are real, device; NULL: all                     */
     const uint32_t *host_lengths;  /* the same on the host; NULL: all                                            */
-    const uint32_t *starts;        /* (samples, tokens): where each token's part begins, device; NULL: one part  */
+    const uint32_t *starts;        /* (samples, tokens): start of each token's part, device; NULL: one part      */
     struct aq_stream *stream;
 };
 
-/* What a layer wants of the gradient of its output before all else. */
+/* The values that a layer needs first of its output's gradient. */
 struct layer_ending {
     float *sums;       /* += its sums over rows, or NULL            */
     uint16_t *rounded; /* the gradient in 16 bits, or NULL          */
@@ -172,7 +174,7 @@ struct layer_kind {
     bool makes_ending;                /* of the layer below, in its backward                                        */
     bool extends;                     /* see below: forward knows run->first                                        */
     bool parts;                       /* forward and backward know run->starts, or tokens do not meet in it         */
-    uint32_t fresh;                   /* bit k: its tensor k begins untrained, and trains beside adapters           */
+    uint32_t fresh;                   /* bit k: its tensor k starts untrained, and trains with adapters             */
     uint32_t sites;                   /* dropout masks                                                              */
     uint32_t state_bytes, slot_bytes; /* of its structs on the host; at most LAYER_STRUCT_MAX                    */
     void (*tensors)(const struct layer *layer, const struct aq_stage_config *config, struct layer_list *list);
@@ -196,7 +198,7 @@ struct layer_kind {
      */
     enum aq_status (*backward)(const struct layer_run *run, const float *x, const float *dy, float *dx,
                                const struct layer_ending *below);
-    /* What a split backward left: += . NULL: nothing. */
+    /* The weight half of a split backward: += . NULL: nothing. */
     enum aq_status (*weights)(const struct layer_run *run, const float *x);
     void (*ending)(const struct layer_run *run, struct layer_ending *out);
     /* Last: adds what the stream has passed to *out; the output of one row of sample 0. */
@@ -209,7 +211,7 @@ struct layer_kind {
 #include "layers.def"
 #undef AQ_LAYER
 
-/* What lies between a stage's products, and what the products do with it. */
+/* The type of values between a stage's products, and the type in which products compute. */
 static inline enum aq_element stage_type(enum aq_stage_precision precision)
 {
     return precision == AQ_STAGE_BF16 ? AQ_BF16 : precision == AQ_STAGE_FP16 ? AQ_F16 : AQ_F32;
@@ -238,7 +240,7 @@ enum aq_status layer_unpack(const struct layer_run *run, const struct layer_pack
                             enum aq_element type);
 /*
  * stage_tied.c: the row of the tied table's gradient that a token has in this step, named now if need be; UINT32_MAX:
- * more tokens than config->tied_rows. And where the rows lie: gradients of tokens go there by row. NULL: into g.
+ * more tokens than config->tied_rows. And the memory of the rows: gradients of tokens go there by row. NULL: into g.
  */
 uint32_t layer_tied_row(struct aq_stage *stage, int32_t token);
 float *layer_tied_rows(const struct aq_stage *stage);
@@ -255,7 +257,7 @@ struct layer_adapter_memory {
     void *own; /* and W', or the gradient of V                                   */
 };
 struct layer_adapter_memory layer_adapter_memory(const struct aq_stage *stage);
-/* What a last layer of one row a sample is compared with, and what comes of it; a part of its slot. */
+/* Targets and results of a last layer with one row per sample; a part of its slot. */
 struct layer_verdict {
     float *losses;
     int32_t *targets, *guesses; /* of a task of numbers floats lie there, in host memory as well */

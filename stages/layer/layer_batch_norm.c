@@ -1,7 +1,7 @@
 /*
  * layer_batch_norm.c -- batch normalization of columns over the rows of a micro-batch (Ioffe and Szegedy 2015), with
- * running statistics as PyTorch keeps them: buffers, which a checkpoint has and nobody trains. In training the
- * statistics are those of the micro-batch; evaluation takes the running ones.
+ * running statistics as PyTorch keeps them: buffers, which a checkpoint has and which do not train. Training takes the
+ * statistics of the micro-batch; evaluation takes the running ones.
  */
 #include "layer.h"
 

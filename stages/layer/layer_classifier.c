@@ -1,6 +1,6 @@
 /*
- * layer_classifier.c -- all values of a sample times a matrix, one output a class, and the task's loss: the last layer
- * of a network that says one thing of a sample.
+ * layer_classifier.c -- all values of a sample times a matrix, one output per class, and the task's loss: the last
+ * layer of a network with one result per sample.
  */
 #include "layer.h"
 

@@ -5,16 +5,16 @@
  *     a = disentangled(q, k, v, pq, pk)                      h = LN1(x + D(a Wo + bo))
  *     u = h Wi + bi   g = gelu(u)                            y = LN2(h + D(g Wd + bd))
  *
- * and in v2's first block beside all that a convolution over tokens: y' = LN3(y + gelu(D(conv(x)))).
+ * and in v2's first block also a convolution over tokens: y' = LN3(y + gelu(D(conv(x)))).
  *
- * Queries and keys of positions are made with the weights of those of the content (share_att_key). Padding is attended
- * by nobody and seen by no convolution; what stands in its rows is of no consequence, and its gradients are 0.
+ * Queries and keys of positions are made with the weights of those of the content (share_att_key). No token attends to
+ * padding, and no convolution reads it; its rows may have any values, and its gradients are 0.
  *
- * The table and its norm are the first layer's tensors. A tied model has them once, and copies in stages that have not
- * the first layer; an untied one has them in each block.
+ * The table and its norm are the first layer's tensors. A tied model has them once, and copies in stages without the
+ * first layer; an untied one has them in each block.
  *
- * Backward goes back and forth between two arrays: a layer norm's gradient is written to the other one, a product's is
- * added where it stands. It ends where nothing further down wants a gradient: tensors are named in forward's order.
+ * Backward alternates between two arrays: a layer norm's gradient is written to the other one, a product's is added in
+ * place. It ends where nothing further down needs a gradient: tensors are named in forward's order.
  */
 #include "deberta.h"
 
@@ -49,7 +49,7 @@ enum {
 
 enum { SITE_POSITIONS, SITE_ATTENTION, SITE_PROJECTION, SITE_MLP, SITE_KERNEL, SITES };
 
-/* What backward wants from forward, besides the block's input. typed: the stage's type. */
+/* Values of forward that backward needs, besides the block's input. typed: the stage's type. */
 struct block_slot {
     void *x;                 /* typed; NULL: the input itself */
     void *qkv, *attention;   /* typed                         */
@@ -121,8 +121,8 @@ static bool has_kernel(const struct layer *layer, const struct aq_stage_config *
 }
 
 /*
- * An untied model has them in each block. A tied one has the first layer's, or, in a stage without that, copies: of the
- * stage's first block, for all.
+ * An untied model has them in each block. A tied one has the first layer's. A stage without that layer has copies,
+ * which belong to its first block.
  */
 static void shared_tensors(const struct layer *layer, const struct aq_stage_config *config, struct layer_list *list)
 {
@@ -219,7 +219,7 @@ static struct linear kernel_of(const struct layer *layer, const struct aq_stage_
     return linear_of(C * config->model.own[DEBERTA_KERNEL], C, true, KERNEL, KERNEL_BIAS);
 }
 
-/* The convolution has none: others make adapters for linear layers alone. */
+/* The convolution has none: PEFT adapts only linear layers. */
 static uint32_t linears(const struct layer *layer, const struct aq_stage_config *config, struct linear *out)
 {
     out[0] = heads_of(layer, 3);
@@ -511,7 +511,7 @@ static enum aq_status forward(const struct layer_run *run, const float *x, float
     AQ_TRY(deberta_norm(run, rows, kept->middle, NORM1, middle, AQ_F32, kept->mean1, kept->rstd1));
     AQ_TRY(deberta_operand(run, N, middle, kept->norm1, &rounded));
     AQ_TRY(mlp_forward(run, middle));
-    /* Made again for a backward, what follows is wanted for its means alone. */
+    /* In a forward for a backward, only the means of the rest are needed. */
     float *end = kernel || !y ? work->rows : y;
     AQ_TRY(deberta_norm(run, rows, kept->end, NORM2, end, AQ_F32, kept->mean2, kept->rstd2));
     return kernel ? kernel_forward(run, x, y ? y : work->rows) : AQ_OK;
@@ -629,7 +629,7 @@ static enum aq_status positions_backward(const struct layer_run *run)
                          kept->table_rstd, dtable);
 }
 
-/* gradient: of the sum before LN1, then that of the input but for what a convolution adds. */
+/* gradient: of the sum before LN1, then that of the input without the convolution's share. */
 static enum aq_status attention_backward(const struct layer_run *run, const float *x, float *gradient)
 {
     const struct block_slot *kept = run->slot;

@@ -196,7 +196,7 @@ static enum aq_status forward(const struct layer_run *run, const float *x, float
         AQ_TRY(linear_forward(run, &projection, rows, from, &to));
     }
     const struct embedding_state *work = run->state;
-    float *normed = y ? y : work->dx; /* made again for a backward, which wants mean and rstd */
+    float *normed = y ? y : work->dx; /* made again for a backward, which needs mean and rstd */
     AQ_TRY(deberta_norm(run, rows, slot->x, numbers.norm, normed, AQ_F32, slot->mean, slot->rstd));
     const struct aq_dropout_apply drop = {
         .samples = run->samples, .sample_elements = run->tokens * C, .x = y, .y = y, .dropout = layer_dropout(run, 0)};

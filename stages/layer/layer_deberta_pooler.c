@@ -1,5 +1,5 @@
 /*
- * layer_deberta_pooler.c -- what a sample's first token says of all of it: y = D(gelu(x_0 W + b)), before a classifier.
+ * layer_deberta_pooler.c -- a sample's summary from its first token: y = D(gelu(x_0 W + b)), before a classifier.
  */
 #include "deberta.h"
 

@@ -5,28 +5,28 @@
  *     n1 = norm(x)     qkv = n1 Wqkv (+ b)    a = attention(turn(qkv))    x' = x + D(a Wo (+ b))
  *     n2 = norm(x')    u = n2 Wu (+ b)        g = act(u)                  x'' = x' + D(g Wd (+ b))
  *
- * act is one of both GELUs, or a gate: u is then twice as wide as g. What there is of all this follows from the form
- * and the configuration (decoder.h). A block may have a gated convolution over the last tokens in the place of
- * attention, with (b, g, x) in the place of qkv (Liquid AI 2025): a = g conv(b x). With norms behind the branches
- * (Gemma 2024), p the product:
+ * act is one of both GELUs, or a gate: u is then twice as wide as g. The form and the configuration (decoder.h) decide
+ * which of these exist. A block may have a gated convolution over the last tokens in the place of attention, with (b,
+ * g, x) in the place of qkv (Liquid AI 2025): a = g conv(b x). With norms behind the branches (Gemma 2024), p the
+ * product:
  *
  *     p1 = a Wo        x' = x + norm(p1)          p2 = g Wd        x'' = x' + norm(p2)
  *
  * In the place of attention some forms have the gated delta rule (decoder_delta.c); heads of queries may have gates,
- * which what attention gives is multiplied by.
+ * which multiply the output of attention.
  *
  * With norms of the sums (Devlin et al. 2019) the branches read x and x' themselves:
  *
  *     x' = norm(x + D(a Wo + b))                  x'' = norm(x' + D(g Wd + b))
  *
  * Backward works on the gradient of the residual stream in place: each branch adds its share, the MLP first, then
- * attention. A branch begins with that gradient rounded to the products' type and its sum over rows (its bias'
+ * attention. A branch starts with that gradient rounded to the products' type and its sum over rows (its bias'
  * gradient): without dropout the norm above makes both in its own pass, which is this block's second norm for attention
- * and the layer above for the MLP (layer.h: ending). Everything is added in one fixed order. It ends where nothing
- * further down wants a gradient (layer_goes_on): the tensors are named in the order of forward.
+ * and the layer above for the MLP (layer.h: ending). Everything is added in one fixed order. Backward ends where
+ * nothing further down needs a gradient (layer_goes_on): the tensors are named in the order of forward.
  *
  * Split, backward keeps the gradients of its products' outputs in the slot: those of both branches in memory that the
- * slot has for them, du and dqkv in the place of u and qkv, which nobody reads any more. These two change places with
+ * slot has for them, du and dqkv in the place of u and qkv, which are not read any more. These two change places with
  * memory of the layer that backward has just written: no copy, and one set more a layer, not one a slot. A gate's
  * gradient is made in the place of u at once.
  */
@@ -41,7 +41,7 @@ struct decoder_gradients {
     const void *mlp, *u, *projection, *qkv;
 };
 
-/* What each tensor of a block begins with. */
+/* The initial values of each tensor of a block. */
 static void tensors(const struct layer *layer, const struct aq_stage_config *config, struct layer_list *list)
 {
     const float std = config->model.init_std, residual = std / sqrtf(2.0f * (float)config->model.blocks);
@@ -242,7 +242,7 @@ static struct aq_attention attention_of(const struct layer_run *run, const struc
                                  .dropout = layer_dropout(run, SITE_ATTENTION)};
 }
 
-/* The first tokens meet each other alone; later ones meet what these have left in the cache, too. */
+/* The first tokens attend only to each other; later ones also to the cache of earlier tokens. */
 static enum aq_status attend(const struct layer_run *run, const struct decoder_shape *shape)
 {
     const struct decoder_slot *kept = run->slot;
@@ -300,7 +300,7 @@ static float *tensor_of(float *const *of, const struct decoder_shape *shape, enu
 
 /* ---- Forward. */
 
-/* What a branch reads: the norm of x, or x itself if the form has no such norm, as products read it. */
+/* The input of a branch: the norm of x, or x itself if the form has no such norm, as products read it. */
 static enum aq_status branch_input(const struct layer_run *run, const struct decoder_shape *shape,
                                    const struct decoder_norm *norm, const float *x, void *y)
 {
@@ -471,7 +471,7 @@ static enum aq_status conv_forward(const struct layer_run *run, const struct dec
     return aq_device_causal_conv(run->device, &conv, run->stream);
 }
 
-/* What tokens have of each other, from kept->norm1: attention or the delta rule, with their gates. */
+/* Mixes tokens, from kept->norm1: attention or the delta rule, with their gates. */
 static enum aq_status mix(const struct layer_run *run, const struct decoder_shape *shape)
 {
     if (shape->has_delta) return decoder_delta_forward(run, shape);
@@ -497,7 +497,7 @@ static enum aq_status forward(const struct layer_run *run, const float *x, float
 
 /* ---- Backward. */
 
-/* Where that gradient of a branch lies which its weights are multiplied by: in the slot, where that comes later. */
+/* Memory of a branch's output gradient, an operand of its weights' gradients: in the slot if backward is split. */
 static void *branch_memory(const struct layer_run *run, uint32_t site)
 {
     const struct decoder_slot *kept = run->slot;

@@ -8,9 +8,9 @@
  *
  * A batch may have the field "types", one for each token; without it all are of type 0.
  *
- * There is nothing below it: its backward is its tables' gradients alone, and split all of it is the weight half. Where
- * a head shares the table, tokens' gradients go to rows of their own, which are added when the head's gradient is
- * complete (stage_tied.c).
+ * It has no layer below: its backward makes only its tables' gradients, all in the weight half if backward is split. If
+ * a head shares the table, tokens' gradients go to separate rows, which are added when the head's gradient is complete
+ * (stage_tied.c).
  */
 #include "decoder.h"
 
@@ -101,7 +101,7 @@ static enum aq_status check(const struct layer *layer, const struct aq_stage_con
     return layer_check_field(batch, "types", T, tokens_used, 0, decoder_types(layer->form, &config->model));
 }
 
-/* Where a backward of these tokens will add their gradients. */
+/* Finds the rows to which a backward of these tokens will add their gradients. */
 static enum aq_status take_places(const struct layer_run *run)
 {
     const struct embedding_slot *slot = run->slot;

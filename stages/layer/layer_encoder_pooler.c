@@ -1,5 +1,5 @@
 /*
- * layer_encoder_pooler.c -- what an encoder with a norm behind its blocks gives for a whole sample, before a classifier
+ * layer_encoder_pooler.c -- a sample's summary by an encoder with a norm behind its blocks, before a classifier
  * (ModernBERT's prediction head, Warner et al. 2024; EuroBERT), with D as dropout and norms without bias:
  *
  *     p = norm(x_0), or the mean of norm(x_t) over the sample's real tokens (model.pool_mean)
@@ -7,7 +7,7 @@
  *     y = D(gelu(p W + b))                 EuroBERT
  *     y = D(mean of gelu(norm(x_t) W + b)) EuroBERT with model.pool_late
  *
- * Of the first token alone its row is taken out first, so that everything is of as many rows as there are samples.
+ * If only the first token counts, its row is taken out first, so that everything has one row per sample.
  */
 #include "decoder.h"
 
@@ -232,7 +232,7 @@ static enum aq_status forward(const struct layer_run *run, const float *x, float
     const struct linear_to to = {.c = kept->inner, .type = type};
     const struct linear_rows operand = {kept->rounded ? kept->rounded : kept->pooled, 0};
     const struct aq_gelu gelu = {.count = count, .type = type, .x = kept->inner, .other = work->a, .y = kept->gated};
-    float *out = y ? y : work->b; /* made again for a backward, which wants mean and rstd */
+    float *out = y ? y : work->b; /* made again for a backward, which needs mean and rstd */
     AQ_TRY(pool(run, x));
     if (kept->rounded) AQ_TRY(copy(run, kept->pooled, kept->rounded, type));
     AQ_TRY(linear_forward(run, &dense, dense_rows(run), operand, &to));

@@ -5,14 +5,15 @@
  * The gradient of the last chunk made is used where backward follows at once; else backward makes the logits again from
  * the final norm. Of several chunks all gradients are kept, in the products' type: the logits' product, a tenth of a
  * small model's work, is then not made twice, and the head's weights get theirs in one. With recomputation memory
- * counts more than that. Where backward is split the weights wait for that gradient: each slot has its own, from its
- * forward to its weight half, and no logits are made twice.
+ * counts more than that. If backward is split, the weight half needs that gradient later: each slot has its own, from
+ * its forward to its weight half, and no logits are made twice.
  *
- * Logits are fp32, or on a GPU, where the configuration has logits_16bit, of the products' type. Those lie where their
- * gradient will: cross-entropy writes it over them, and where the gradient of all rows stays, all rows are one chunk.
+ * Logits are fp32, or on a GPU, where the configuration has logits_16bit, of the products' type. The latter share
+ * memory with their gradient: cross-entropy writes it over them, and if the gradient of all rows stays, all rows are
+ * one chunk.
  *
- * The weights of a tied model are the embedding's table, or where a cut separates the two a copy of it that follows the
- * table (config.tied_rows). Else they are a tensor of their own that begins with the same values.
+ * The weights of a tied model are the embedding's table, or if a cut separates the two a copy of it that follows the
+ * table (config.tied_rows). Else they are a separate tensor that starts with the same values.
  */
 #include "decoder.h"
 
@@ -34,7 +35,7 @@ struct head_state {
     void *logits;         /* a chunk of rows, then their gradient; where that stays elsewhere and logits of 16 bits
                              with it, the room of one fp32 row for output()                           */
     void *dlogits;        /* the gradient of all rows, type, or NULL                                  */
-    uint32_t logits_slot; /* 1 + the slot whose gradient of logits lies here; 0: none                 */
+    uint32_t logits_slot; /* 1 + the slot whose gradient of logits is here; 0: none                   */
 };
 
 struct chunks {
@@ -82,7 +83,7 @@ static uint64_t logits_bytes(const struct aq_stage_config *config, const struct 
     return elsewhere || chunk < row ? row : chunk;
 }
 
-/* Does anything want the gradient of what the product reads? */
+/* Is the gradient of the product's input needed? */
 static bool norm_learns(const struct layer *layer)
 {
     return layer_goes_on(layer, DECODER_HEAD);
@@ -178,7 +179,7 @@ static void *dlogits_kept(const struct layer_run *run)
     return slot->dlogits ? slot->dlogits : state->dlogits;
 }
 
-/* Where not all are kept, a gradient starts where its logits do. */
+/* Unless all are kept, a gradient shares the start of its logits. */
 static void *dlogits_of(const struct layer_run *run, uint64_t first, uint64_t *stride)
 {
     const struct head_state *state = run->state;
@@ -297,9 +298,9 @@ static enum aq_status head_chunk_backward(const struct layer_run *run, uint64_t 
 }
 
 /*
- * The gradient of the logits still lies here where this slot's forward was the last to use it; else the logits are made
- * again from the final norm. Keeping them for every slot would cost more memory than all else together: only a split
- * backward does.
+ * The gradient of the logits is still here if this slot's forward was the last to use the memory; else the logits are
+ * made again from the final norm. Keeping them for every slot would cost more memory than all else together: only a
+ * split backward does.
  */
 static enum aq_status backward(const struct layer_run *run, const float *x, const float *dy, float *dx,
                                const struct layer_ending *below)

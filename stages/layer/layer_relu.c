@@ -1,4 +1,4 @@
-/* layer_relu.c -- max(x, 0). Where the input is above 0 so is the output: backward reads the input, which is kept. */
+/* layer_relu.c -- max(x, 0). The output is above 0 if the input is: backward reads the input, which is kept. */
 #include "layer.h"
 
 static enum aq_status forward(const struct layer_run *run, const float *x, float *y)

@@ -1,6 +1,6 @@
 /*
  * layer_residual.c -- a basic block of a residual network (He et al. 2016, figure 2 and section 3.3): two convolutions
- * of 3 x 3 beside a shortcut, which is the input itself or, where the block halves the image, a convolution of 1 x 1.
+ * of 3 x 3, and a shortcut: the input itself or, if the block halves the image, a convolution of 1 x 1.
  *
  *     h = ReLU(norm1(conv1(x)))     y = ReLU(norm2(conv2(h)) + shortcut)     shortcut = x, or norm(conv(x))
  *
@@ -17,7 +17,7 @@ struct residual_slot {
 
 struct residual_state {
     float *dc, *dz, *dh; /* work: (rows out, columns) each             */
-    float *dx;           /* with a shortcut of its own: (rows, columns) in */
+    float *dx;           /* with a shortcut's convolution: (rows, columns) in */
 };
 
 static bool turns(const struct layer *layer)

@@ -1,10 +1,9 @@
 /*
  * layer_sequence_head.c -- final norm and a matrix without bias over the last real token of each sample, and the task's
- * loss: the last layer of a decoder that says one thing of a whole sequence (Hugging Face's
- * ...ForSequenceClassification).
+ * loss: the last layer of a decoder with one result per sequence (Hugging Face's ...ForSequenceClassification).
  *
- * The last token alone has seen all others. Its row is taken out of each sample first, so that norm and product are of
- * as many rows as there are samples; the gradient of all other rows is zero.
+ * Only the last token has seen all others. Its row is taken out of each sample first, so that norm and product have one
+ * row per sample; the gradient of all other rows is zero.
  */
 #include "decoder.h"
 
@@ -71,7 +70,7 @@ static enum aq_status take(const struct layer_run *run, const struct aq_batch *b
     return layer_verdict_take(run, batch, &slot->verdict);
 }
 
-/* Where the last real row of sample i begins. */
+/* Offset of the last real row of sample i. */
 static uint64_t last_of(const struct layer_run *run, uint32_t i)
 {
     const uint32_t tokens = run->host_lengths ? run->host_lengths[i] : run->tokens;
@@ -136,7 +135,7 @@ static enum aq_status backward(const struct layer_run *run, const float *x, cons
     return AQ_OK;
 }
 
-/* Of sample 0, whatever the row: there is one thing to be said of it. */
+/* Sample 0's only output, whatever the row. */
 static enum aq_status output(const struct layer_run *run, uint32_t row, float *values)
 {
     const struct sequence_slot *slot = run->slot;

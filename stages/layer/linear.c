@@ -10,8 +10,8 @@ uint64_t linear_out(const struct linear *linear)
 }
 
 /*
- * Does tensor b lie behind the `count` values of tensor a, and train like it? So its copies and gradients do. What is
- * unpacked before it is read is unpacked side by side.
+ * Does tensor b lie behind the `count` values of tensor a, and train like it? So its copies and gradients do. Tensors
+ * that are unpacked before they are read are unpacked next to each other.
  */
 static bool follows(const struct layer_run *run, uint32_t a, uint32_t b, uint64_t count)
 {
@@ -25,7 +25,7 @@ static bool follows(const struct layer_run *run, uint32_t a, uint32_t b, uint64_
     return run->w[b] == run->w[a] + count && (trained >> a & 1) == (trained >> b & 1);
 }
 
-/* From the part behind `before` on (NULL: the first), as many as lie together; false: there is none. */
+/* The next span: as many parts behind this one as are contiguous; false: no more parts. */
 static bool span_next(const struct layer_run *run, const struct linear *linear, struct linear_span *span)
 {
     const uint32_t first = span->first + span->count;

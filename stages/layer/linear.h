@@ -1,14 +1,14 @@
 /*
  * linear.h -- y = x W (+ b) as layers do it; private to stages/.
  *
- * Every product of a layer with weights of its own goes through these functions: forward, the gradient of x, the
- * gradients of W and b. Low-rank adapters (struct aq_lora_config, linear_adapter.c) are therefore wrapped around these,
- * once for all layers: forward adds s (x A) B before what comes after the product, the input's gradient s (dy B) A.
+ * Every product of a layer with its weights goes through these functions: forward, the gradient of x, the gradients of
+ * W and b. Low-rank adapters (struct aq_lora_config, linear_adapter.c) are therefore wrapped around these, once for all
+ * layers: forward adds s (x A) B before what comes after the product, the input's gradient s (dy B) A.
  *
  * W is one tensor of the layer, or several that read the same x and whose outputs lie side by side in y (q, k and v;
- * gate and up): its parts. Parts that lie one after another in memory are one product. Where something lies between
- * them (train.freeze moves what is frozen) they are multiplied one by one: y and the gradients of W have the same bits,
- * dx is summed part by part. Which of both follows from the tensors' names alone, never from the cut.
+ * gate and up): its parts. Parts that lie one after another in memory are one product. If other tensors are between
+ * them (train.freeze moves frozen ones) they are multiplied one by one: y and the gradients of W have the same bits, dx
+ * is summed part by part. Only the tensors' names decide which, never the cut.
  *
  * Weights are stored (in, out), as GPT-2 has them, or (out, in), as nn.Linear has them (out_in). Several parts are
  * out_in.
@@ -27,7 +27,7 @@ struct linear_part {
 
 struct linear {
     uint64_t in;   /* columns of x                                                                   */
-    uint64_t rows; /* 0: those of the samples; else so many at most, which are of no sample: their masks are the
+    uint64_t rows; /* 0: those of the samples; else at most that many, which are of no sample: their masks are the
                       first sample's                                                                 */
     bool out_in;
     uint32_t count;
@@ -40,7 +40,7 @@ struct linear_rows {
     uint64_t stride;
 };
 
-/* Where a product goes, and what it does on the way (struct aq_matmul). stride 0: as above. */
+/* A product's output and its epilogue (struct aq_matmul). stride 0: as above. */
 struct linear_to {
     void *c;
     enum aq_element type;
@@ -64,7 +64,7 @@ uint64_t linear_out(const struct linear *linear);
 enum aq_status linear_forward(const struct layer_run *run, const struct linear *linear, uint64_t rows,
                               struct linear_rows x, const struct linear_to *y);
 
-/* Does anything before these weights want the gradient of x? */
+/* Does anything before these weights need the gradient of x? */
 static inline bool linear_goes_on(const struct layer *layer, const struct linear *linear)
 {
     return layer_goes_on(layer, linear->parts[0].weight);
@@ -82,7 +82,7 @@ enum aq_status linear_weight_gradient(const struct layer_run *run, const struct 
 enum aq_status linear_gradients(const struct layer_run *run, const struct linear *linear, uint64_t rows,
                                 struct linear_rows x, struct linear_rows dy);
 
-/* Adds what forward and backward of so many rows do. */
+/* Adds the operations of forward and backward of that many rows. */
 void linear_flops(const struct layer *layer, const struct linear *linear, double rows, struct layer_flops *out);
 
 /* The same of its adapters. */
@@ -101,7 +101,7 @@ struct linear_weights {
 /* Parts first .. first + count - 1, which are one product. */
 struct linear_span {
     uint32_t first, count;
-    uint64_t column, out; /* of y: where they begin, how many */
+    uint64_t column, out; /* of y: the first, how many */
     uint32_t weight, bias;
 };
 
@@ -111,7 +111,7 @@ static inline bool linear_adapted(const struct layer *layer, const struct linear
     return layer->adapted >> part->weight & 1;
 }
 
-/* Is the part's matrix made anew for each product, its rows of lengths of their own (aq_lora_config.dora)? */
+/* Is the part's matrix made again for each product, with trained lengths of rows (aq_lora_config.dora)? */
 static inline bool linear_magnified(const struct layer_run *run, const struct linear_part *part)
 {
     return run->config->lora.dora && linear_adapted(run->layer, part);
@@ -126,12 +126,12 @@ enum aq_status linear_magnitude_gradients(const struct layer_run *run, const str
                                           const struct linear_part *part, const struct linear_weights *w, uint64_t rows,
                                           struct linear_rows x, struct linear_rows dy);
 
-/* Where the parts of a span are adapted: what their adapters add to y, with the bias, is what the product adds. */
+/* If the parts of a span are adapted: the product adds the output of their adapters, with the bias, to y. */
 enum aq_status linear_adapter_forward(const struct layer_run *run, const struct linear *linear,
                                       const struct linear_span *span, uint64_t rows, struct linear_rows x,
                                       struct aq_matmul *product);
 
-/* Where any part is adapted: what the adapters of all add to dx is added first, or is what the first product adds. */
+/* If any part is adapted: the share of all adapters in dx is added first, or by the first product. */
 enum aq_status linear_adapter_input_gradient(const struct layer_run *run, const struct linear *linear, uint64_t rows,
                                              struct linear_rows dy, struct aq_matmul *product);
 

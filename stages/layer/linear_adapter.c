@@ -7,7 +7,7 @@
  * Forward and the input's gradient make their share first, fp32, and hand it to the product of the base weights as a
  * bias that has a row for each row (struct aq_matmul), so that it is added before what comes after the product. x A^T
  * is made again for the weights' gradients: it costs rank / out of the product, and a slot keeps nothing for it. So is
- * D(x): each adapter has a mask of its own, and draws it again.
+ * D(x): each adapter has its own mask, and draws it again.
  */
 #include "linear.h"
 
@@ -151,7 +151,7 @@ enum aq_status linear_adapter_forward(const struct layer_run *run, const struct 
     return AQ_OK;
 }
 
-/* What `low` (s dy B) adds to the gradient of a part's input: to c, or written to it where it is the first. */
+/* Adds the share of `low` (s dy B) in the gradient of a part's input to c; the first one is written. */
 static enum aq_status raise_x(const struct layer_run *run, const struct linear *linear, const struct linear_part *part,
                               uint64_t rows, bool first, struct aq_matmul to)
 {
@@ -219,8 +219,8 @@ enum aq_status linear_adapter_weight_gradient(const struct layer_run *run, const
 }
 
 /*
- * (x A) B; in backward the gradients of A and B, with x A and dy B once more, and where it goes on (dy B) A. With
- * magnitudes A B wherever the matrix is wanted, and in backward the gradient of the matrix.
+ * (x A) B; in backward the gradients of A and B, with x A and dy B once more, and (dy B) A if the gradient passes on.
+ * With magnitudes A B wherever the matrix is wanted, and in backward the gradient of the matrix.
  */
 void linear_adapter_flops(const struct layer *layer, const struct linear *linear, double rows,
                           const struct aq_lora_config *lora, struct layer_flops *out)

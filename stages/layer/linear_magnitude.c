@@ -1,13 +1,13 @@
 /*
- * linear_magnitude.c -- adapters whose rows have lengths of their own (Liu et al. 2024, DoRA), wrapped around linear.c.
- * A is (rank, in), B (out, rank), s = alpha / rank:
+ * linear_magnitude.c -- adapters whose rows have trained lengths (Liu et al. 2024, DoRA), wrapped around linear.c. A is
+ * (rank, in), B (out, rank), s = alpha / rank:
  *
  *     V = W + s B A        W'_j = m_j V_j / |V_j|        y = x W'^T + b        dx = dy W'
  *     G = dy^T x           dm_j += G_j . V_j / |V_j|     G'_j = (s m_j / |V_j|) G_j      dB += G' A^T      dA += B^T G'
  *
  * W' is made again for every product, in memory that all products of a stage share: it costs rank / rows of the
- * product, and nothing is kept. G is a product more in backward, as where the matrix itself trains; it is in fp32,
- * whatever the products' type, and so are those of A and B.
+ * product, and nothing is kept. G is one more product in backward, as if the matrix itself trained; it is in fp32,
+ * whatever the products' type, and so are the gradients of A and B.
  */
 #include "linear.h"
 

@@ -1,15 +1,15 @@
 /*
  * config_json.h -- a published config.json while a model reads it; private to stages/.
  *
- * A model's read_config (stage_model.h) asks for its keys by name. Whatever is not as it must be ends the reading with
- * one line: file, key, what was found, what was expected.
+ * A model's read_config (stage_model.h) asks for its keys by name. A wrong key or value ends the reading with one line:
+ * file, key, the value and the expected one.
  *
  *     AQ_TRY(config_json_u32(config, "n_embd", 1, 65536, &out->channels));
  *     AQ_TRY(config_json_one_of(config, "activation_function", "gelu_new", "gelu_new|gelu_pytorch_tanh", NULL));
  *     AQ_TRY(config_json_only(config, "scale_attn_by_inverse_layer_idx", false));
  *
  * A key whose value is null is a key that is not there, as with those who write such files. Every call: AQ_MISMATCH,
- * told with that line; *out is written on success alone.
+ * with that line; *out is written only on success.
  */
 #ifndef CONFIG_JSON_H
 #define CONFIG_JSON_H
@@ -50,10 +50,10 @@ enum aq_status config_json_text_or(const struct config_json *config, const char 
 enum aq_status config_json_one_of(const struct config_json *config, const char *key, const char *fallback,
                                   const char *words, uint32_t *index);
 
-/* A switch that a model computes one way alone: missing, or `wanted`. */
+/* A switch with only one supported value: missing, or `wanted`. */
 enum aq_status config_json_only(const struct config_json *config, const char *key, bool wanted);
 
-/* A number that a model computes with alone: missing, or `wanted` (to six digits). */
+/* A number with only one supported value: missing, or `wanted` (to six digits). */
 enum aq_status config_json_only_number(const struct config_json *config, const char *key, double wanted);
 
 /* The object of that key, into *out; out->object NULL: the key is missing. `within` is "key.": out borrows it. */
@@ -61,8 +61,8 @@ enum aq_status config_json_object(const struct config_json *config, const char *
                                   struct config_json *out);
 
 /*
- * The other way: what all that say something of texts have in common. labels: 0, or of a classifier; end_of_text: a
- * token, or -1. It stands behind a sample, too: there a classifier looks for the last real token.
+ * For writing: the keys that all models of texts share. labels: 0, or of a classifier; end_of_text: a token, or -1. It
+ * is also the padding behind a sample, before which a classifier finds the last real token.
  */
 void config_json_put_ends(json_t *config, uint32_t labels, int32_t end_of_text);
 

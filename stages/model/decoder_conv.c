@@ -1,6 +1,6 @@
 /*
  * decoder_conv.c -- which blocks of a config.json have convolutions (LFM2), and the width of their MLPs; and the way
- * back. The precedence is that of transformers 5: layer_types, else full_attn_idxs, else all blocks have attention.
+ * back. The precedence is as in transformers 5: layer_types, else full_attn_idxs, else all blocks have attention.
  */
 #include <jansson.h>
 #include <math.h>
@@ -28,7 +28,7 @@ static enum aq_status read_types(const struct config_json *config, struct aq_mod
     return config_json_refuse(config, "layer_types", "full_attention or conv for each of %u blocks", out->blocks);
 }
 
-/* Blocks that there are not say nothing. */
+/* Indices of blocks that do not exist are ignored. */
 static enum aq_status read_indices(const struct config_json *config, struct aq_model_config *out)
 {
     const json_t *list = json_object_get(config->object, "full_attn_idxs");
@@ -42,7 +42,7 @@ static enum aq_status read_indices(const struct config_json *config, struct aq_m
     return known ? AQ_OK : config_json_refuse(config, "full_attn_idxs", "a list of numbers of blocks");
 }
 
-/* An MLP of two thirds of the width, times a factor, rounded up: unless the file says that its width is final. */
+/* An MLP of two thirds of the width, times a factor, rounded up, unless the file marks its width as final. */
 static enum aq_status read_width(const struct config_json *config, struct aq_model_config *out)
 {
     const bool plain = json_is_null(json_object_get(config->object, "block_ffn_dim_multiplier"));

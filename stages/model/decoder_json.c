@@ -102,7 +102,7 @@ enum aq_status decoder_read_number(const struct config_json *config, const char 
     return AQ_OK;
 }
 
-/* Does the list say of each block what the rule does? */
+/* Does the list agree with the rule for each block? */
 static bool types_agree(const json_t *types, const struct aq_model_config *model)
 {
     for (uint32_t block = 0; block < model->blocks; block++) {

@@ -2,8 +2,8 @@
  * decoder_json.h -- what the decoders with turning heads have in common of their keys, of a published config.json and
  * of the way back; private to stages/.
  *
- * Windows. transformers says of each block whether it slides (`layer_types`), or it follows from a number. Here it is a
- * rule, of three numbers (decoder_slides): what it cannot say is refused.
+ * Windows. transformers lists which blocks slide (`layer_types`), or derives it from a number. Here it is a rule of
+ * three numbers (decoder_slides): other patterns are refused.
  */
 #ifndef DECODER_JSON_H
 #define DECODER_JSON_H
@@ -12,10 +12,10 @@
 
 /* A value that config_check finds out of its range: AQ_INVAL. */
 enum aq_status decoder_range(const char *field, double value, double least, double most);
-/* Those of the fields that all have, but for heads' sizes that do not fit each other (decoder_wrong). */
+/* Those of the common fields, except heads' sizes that do not fit each other (decoder_wrong). */
 enum aq_status decoder_ranges(const struct aq_model_config *model);
 
-/* What is wrong between keys, each in its range: the key and its text; false: nothing, or not so much. */
+/* Problem `index` between keys that are each in range: the key and its text; false: no such problem. */
 bool decoder_wrong(const struct aq_model_config *model, uint32_t index, const char **key, char *text, size_t bytes);
 /* The same, and samples of T tokens behind it: stage_model.problem. */
 bool decoder_problem(const struct aq_model_config *model, uint32_t T, uint32_t index, const char **key, char *text,
@@ -26,8 +26,8 @@ enum aq_status decoder_read_number(const struct config_json *config, const char 
                                    double fallback, float *out);
 
 /*
- * Which blocks of out->blocks slide, into the three numbers. layer_types says it; without it, all from block `from` on,
- * but for the last of every `every` (0: of none). window 0: none may.
+ * Which blocks of out->blocks slide, into the three numbers: by layer_types, or else all from block `from` on, except
+ * the last of every `every` (0: without exception). window 0: none may.
  */
 enum aq_status decoder_read_windows(const struct config_json *config, uint32_t window, uint32_t every, uint32_t from,
                                     struct aq_model_config *out);

@@ -1,7 +1,7 @@
 /*
  * decoder_rope.c -- rotary embeddings of a config.json, in the order of transformers 5, and the way back.
  *
- * `rope_scaling`, if it has any key, goes before `rope_parameters`; theta may also stand at the top level. "type" is an
+ * `rope_scaling`, if it has any key, goes before `rope_parameters`; theta may also be at the top level. "type" is an
  * older word for "rope_type". A family with two thetas has an object of each sort of blocks in `rope_parameters`.
  */
 #include <jansson.h>

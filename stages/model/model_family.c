@@ -53,7 +53,7 @@ void decoder_family_default(const struct stage_model *of, struct aq_model_config
     out->labels = 2;
 }
 
-/* What no config.json of the family can say: refused before training, not at the export. */
+/* Refuses a model that no config.json of the family can express, before training instead of at the export. */
 static enum aq_status check_published(const struct aq_model_config *model)
 {
     const struct family_type *types = decoder_family_of(model)->types;
@@ -182,7 +182,7 @@ void decoder_layer(const struct decoder_form *form, const struct aq_model_config
     }
 }
 
-/* What an encoder has behind its blocks. */
+/* The layers behind an encoder's blocks. */
 static void encoder_end(const struct decoder_family *of, const struct aq_model_config *model, uint32_t T, bool last,
                         struct layer *out)
 {
@@ -268,7 +268,7 @@ static enum aq_status read_biases(const struct config_json *config, const struct
     return AQ_OK;
 }
 
-/* Of every so many blocks the last has no window: a number, or as a text "LLLG". */
+/* The last of that many blocks has no window: a number, or as a text "LLLG". */
 static enum aq_status read_pattern(const struct config_json *config, const struct family_type *type, uint32_t *every)
 {
     const json_t *value = json_object_get(config->object, "sliding_window_pattern");
@@ -283,7 +283,7 @@ static enum aq_status read_pattern(const struct config_json *config, const struc
     return AQ_OK;
 }
 
-/* Which blocks have no rotary embedding, as a list of 0 and 1 or a number: the last of every so many. */
+/* Which blocks have no rotary embedding, as a list of 0 and 1 or a number n: the last of every n. */
 static enum aq_status read_rope_every(const struct config_json *config, struct aq_model_config *out)
 {
     const json_t *list = json_object_get(config->object, "no_rope_layers");

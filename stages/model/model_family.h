@@ -61,7 +61,7 @@ struct family_type {
     enum family_switch attention_bias, mlp_bias;
     enum family_windows windows;
     uint32_t window, window_every; /* defaults                                                            */
-    bool null_window;              /* sliding_window: null is none, and a pattern may be a text           */
+    bool null_window;              /* sliding_window: null means none, and a pattern may be a text        */
     uint32_t ropes;                /* FAMILY_LLAMA3 | ...                                                 */
     uint32_t original;             /* default of original_max_position_embeddings, which is at the top level     */
     double theta, theta_local;     /* defaults; theta_local 0: all blocks have one theta                  */
@@ -86,7 +86,7 @@ struct decoder_family {
     bool qk_norm;                    /* heads of queries and keys have norms in all models */
     const struct layer_kind *pooler; /* an encoder's; NULL: a decoder                  */
     const char *classifier;          /* then: in front of the names of the classifier's tensors */
-    const char *const *heads;        /* then: names that begin so have no `base` in front; ended by NULL */
+    const char *const *heads;        /* then: names with these prefixes have no `base` in front; ended by NULL */
     const char *wrapper, *wrapping;  /* model_type and class of models of texts and images around it, or NULL */
     bool wrapper_untied;             /* its default of tie_word_embeddings             */
     uint32_t rope_every, conv_taps;  /* defaults; conv_taps: some blocks have convolutions */
@@ -110,7 +110,7 @@ enum aq_status decoder_family_read(const struct config_json *config, struct aq_m
 enum aq_status decoder_family_publish(const struct aq_model_config *model, bool tied, int32_t end_of_text, char *json,
                                       size_t *count);
 bool decoder_family_ignores(const char *name);
-/* Does the name begin with one of the list, ended by NULL? */
+/* Does the name start with one of the list, ended by NULL? */
 bool decoder_family_begins(const char *name, const char *const *begins);
 void decoder_family_name(const struct stage_model *of, const char *tensor, char *out, size_t bytes);
 
@@ -286,7 +286,7 @@ void family_publish_conv(const struct aq_model_config *model, json_t *config);
 /* The classes of transformers that have one name in front. */
 #define FAMILY_CLASSES(name) .architecture = name "ForCausalLM", .classifier = name "ForSequenceClassification"
 
-/* The rows of published folders of a family whose classes begin with `name`. */
+/* The rows of published folders of a family whose classes start with `name`. */
 #define FAMILY_PUBLISHED(type, name)                                                                                   \
     {type, name "ForCausalLM"}, {type, name "Model"},                                                                  \
     {                                                                                                                  \
@@ -324,7 +324,7 @@ void family_publish_conv(const struct aq_model_config *model, json_t *config);
                                                    .ignores = decoder_family_ignores,                                  \
                                                    .publish_config = decoder_family_publish}
 
-/* The same of an encoder; `unread`: its function that says which tensors of a file have no use here. */
+/* The same of an encoder; `unread`: its function that finds the tensors of a file that have no use here. */
 #define ENCODER_MODEL(name, known, of, front, unread)                                                                  \
     extern const struct stage_model stage_model_##name;                                                                \
     const struct stage_model stage_model_##name = {.kind = #name,                                                      \
@@ -404,7 +404,7 @@ void family_publish_conv(const struct aq_model_config *model, json_t *config);
               [POST2_BIAS] = "output.LayerNorm.bias"}
 
 /*
- * What RoBERTa has and BERT does not: a key; its type; its row; the rows of published folders. ROBERTA_TYPE reads the
+ * RoBERTa's differences from BERT: a key; its type; its row; the rows of published folders. ROBERTA_TYPE reads the
  * arrays config_keys and dropouts.
  */
 #define ROBERTA_KEYS                                                                                                   \

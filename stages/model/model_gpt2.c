@@ -2,8 +2,8 @@
  * model_gpt2.c -- GPT-2 as a row of models.def: configuration and list of layers, with names as Hugging Face has them.
  *
  * Layer 0 is the embedding, 1..L the blocks, L+1 final norm, head and loss. The head of a tied model is the embedding's
- * table. Where a cut separates the two it is a copy, lm_head.weight, that follows the table; untied it is a tensor of
- * its own that starts with the same values.
+ * table. If a cut separates the two it is a copy, lm_head.weight, that follows the table; untied it is a separate
+ * tensor that starts with the same values.
  */
 #include <jansson.h>
 #include <stdio.h>
@@ -152,7 +152,7 @@ static enum aq_status read_config(const struct config_json *config, struct aq_mo
     return config_json_only(config, "add_cross_attention", false);
 }
 
-/* Buffers that published files have beside their parameters: attention's masks. */
+/* Buffers that published files have in addition to parameters: attention's masks. */
 static bool ignores(const char *name)
 {
     static const char *const ends[] = {".attn.bias", ".attn.masked_bias"};

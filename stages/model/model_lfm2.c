@@ -1,6 +1,6 @@
 /*
  * model_lfm2.c -- LFM2 (Liquid AI 2025) as a row of data: Llama with norms of heads, whose blocks without attention
- * have a gated convolution over the last few tokens. Norms and products have names of their own.
+ * have a gated convolution over the last few tokens. Norms and products have other names.
  */
 #include "model_family.h"
 

@@ -1,8 +1,8 @@
 /*
  * model_modernbert.c -- ModernBERT with a classification head (Warner et al. 2024) as a row of models.def: an encoder
- * of the decoders' blocks. Attention sees both sides; the first of every so many blocks sees all tokens, the others
- * those near by, each with frequencies of its own; a gate of the exact GELU; layer norms without bias, none before the
- * first block's attention; nothing has a bias but the classifier. Names of tensors are those of Hugging Face's
+ * of the decoders' blocks. Attention sees both sides. The first of every few blocks sees all tokens, the others those
+ * near by, and both kinds have their own frequencies. The gate is the exact GELU. Layer norms have no bias, and the
+ * first block has none before attention; only the classifier has a bias. Tensors have the names of Hugging Face's
  * ModernBertForSequenceClassification, without "model." in front.
  *
  * Layer 0 is the embedding, 1..L the blocks, then the pooler (final norm and prediction head) and the classifier.
@@ -156,7 +156,7 @@ static enum aq_status read_sizes(const struct config_json *config, struct aq_mod
     return AQ_OK;
 }
 
-/* `rope_parameters` with an object for each sort of blocks (transformers 5), or a theta of each beside each other. */
+/* `rope_parameters` with an object for each sort of blocks (transformers 5), or one key of theta for each sort. */
 static enum aq_status read_rope(const struct config_json *config, struct aq_model_config *out)
 {
     struct config_json rope, full, sliding;
@@ -176,7 +176,7 @@ static enum aq_status read_rope(const struct config_json *config, struct aq_mode
     return decoder_read_number(&sliding, "rope_theta", 1, 1e12, (double)out->rope_local, &out->rope_local);
 }
 
-/* Where a key is missing, what transformers takes then. */
+/* A missing key has transformers' default. */
 static enum aq_status read_config(const struct config_json *config, struct aq_model_config *out)
 {
     static const char *const biases[] = {"norm_bias", "attention_bias", "mlp_bias", "classifier_bias"};
@@ -235,7 +235,7 @@ static void publish_labels(const struct aq_model_config *model, json_t *config)
     if (model->labels == 1) json_object_set_new(config, "problem_type", json_string("regression"));
 }
 
-enum { PAD_TOKEN = 50283 }; /* transformers' own, where the file says none: a row of the embedding */
+enum { PAD_TOKEN = 50283 }; /* transformers' default: a row of the embedding */
 
 static enum aq_status publish_config(const struct aq_model_config *model, bool tied, int32_t end_of_text, char *json,
                                      size_t *count)

@@ -1,7 +1,7 @@
 /*
  * model_qwen3_5.c -- Qwen3.5, dense and of texts (Qwen Team 2026), as a row of data. The last of every few blocks has
  * attention with a gate for each head of queries, whose heads have norms and turn in part; the others have the gated
- * delta rule (decoder_delta.c). Norms keep their weights less 1, but for the norm behind the rule.
+ * delta rule (decoder_delta.c). Norms keep their weights less 1, except the norm behind the rule.
  */
 #include "model_family.h"
 

@@ -1,6 +1,6 @@
 /*
  * model_roberta.c -- RoBERTa (Liu et al. 2019) as a row of models.def, as RobertaForSequenceClassification has it:
- * BERT's blocks, positions from pad_token_id + 1 on, and a head of its own in place of BERT's pooler.
+ * BERT's blocks, positions from pad_token_id + 1 on, and its own head in place of BERT's pooler.
  */
 #include "model_family.h"
 

@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-/* No published text begins so; in JSON text it is "\u0001NaN". */
+/* No published text starts so; in JSON text it is "\u0001NaN". */
 #define MARK       "\x01"
 #define MARK_WRITE "\"\\u0001"
 
@@ -34,7 +34,7 @@ static size_t digits_at(const char *text, size_t bytes)
     return digits;
 }
 
-/* Are so many digits a whole number beyond 64 bits? */
+/* Are these digits a whole number beyond 64 bits? */
 static bool is_long(const char *text, size_t bytes, size_t digits)
 {
     static const char most[] = "9223372036854775807";
@@ -55,7 +55,7 @@ static size_t words_count(const char *text, size_t bytes)
     return count;
 }
 
-/* With every word outside of quotes as a text that says it, and long whole numbers as floats. *count: the bytes. */
+/* Replaces every word outside of quotes by a text with it, and long whole numbers by floats. *count: the bytes. */
 static void words_mark(const char *text, size_t bytes, char *out, size_t *count)
 {
     bool quoted = false;

@@ -2,8 +2,8 @@
  * python_json.h -- JSON as Python's `json` writes it: with the words NaN, Infinity and -Infinity, which are no JSON,
  * and with whole numbers of any length.
  *
- * Such a word becomes a text that says it (python_json_word), so that a key that nobody reads may have one, and a key
- * that is read finds no number there. A whole number beyond 64 bits becomes a float.
+ * Such a word becomes a text with it (python_json_word), so that a key that is not read may have one, and a key that is
+ * read finds no number there. A whole number beyond 64 bits becomes a float.
  */
 #ifndef PYTHON_JSON_H
 #define PYTHON_JSON_H
@@ -20,7 +20,7 @@
  */
 json_t *python_json_load(const char *text, size_t bytes, size_t flags, json_error_t *error);
 
-/* "Infinity", where the value stands for such a word; else NULL. */
+/* "Infinity", if the value is such a text; else NULL. */
 const char *python_json_word(const json_t *value);
 
 /* A text that json_dumpb made, with the words as Python writes them; in place, *bytes becomes less. */

@@ -43,7 +43,7 @@ static bool pattern_next(const char **at, struct pattern *out)
     }
 }
 
-/* What stands before the separator, taken off *rest; false: nothing is left. */
+/* Takes the text before the separator off *rest; false: nothing is left. */
 static bool split(struct span *rest, char separator, struct span *out)
 {
     if (!rest->at) return false;
@@ -132,7 +132,7 @@ static bool names_layer(struct span pattern, const char *name)
     return !pattern.at || (rest.at && part_matches(pattern, rest));
 }
 
-/* Do the pattern's parts stand in the name, one after another? As published, or as it is. */
+/* Does the name have the pattern's parts, one after another? As published, or as it is. */
 static bool names_tensor(struct span pattern, const char *name)
 {
     const size_t published = sizeof PUBLISHED - 1;
@@ -171,7 +171,7 @@ static void copy(struct span span, char *text, size_t bytes)
     snprintf(text, bytes, "%.*s", (int)(span.bytes < bytes ? span.bytes : bytes), span.at);
 }
 
-/* Does any name of the model have that word? A number or a range is nobody's word. */
+/* Does any name of the model have that word? A number or a range is no word. */
 static bool known(const struct aq_model_config *model, uint32_t T, struct span word)
 {
     char words[STAGE_WORDS_BYTES];

@@ -1,6 +1,6 @@
 /*
- * stage_layers.c -- the layers of a stage: which tensors they have, and where everything lies. Measured and placed by
- * the same code.
+ * stage_layers.c -- the layers of a stage: their tensors, and the places of everything in memory. Measured and placed
+ * by the same code.
  *
  * The workspace holds, from its beginning: the gradient's way from layer to layer (none, one or two arrays, as layers
  * work in place or not), the gradient in 16 bits, what layers have for themselves (STAGE), one scratch for all (WORK),
@@ -51,7 +51,7 @@ struct layer_list {
     uint32_t alias_count, alias_most;
 };
 
-/* Is a tensor of the layer frozen? of: the first layer's that it begins as, or NULL; a tied one goes with that. */
+/* Is a tensor of the layer frozen? of: the first layer's that it starts as, or NULL; a tied one follows it. */
 static bool is_frozen(const struct layer_list *list, uint32_t number, const char *name, const char *of)
 {
     const struct aq_stage_config *config = list->config;
@@ -223,7 +223,7 @@ bool aq_tensor_adapts(const char *name, char *which, char of[AQ_TENSOR_NAME_MAX]
     return true;
 }
 
-/* A matrix of an adapter: `TENSOR.lora_A.weight` of a tensor TENSOR.weight. rows 0: m, which is none. */
+/* A matrix of an adapter: `TENSOR.lora_A.weight` of a tensor TENSOR.weight. rows 0: m, which is a vector. */
 static void list_adapter(struct layer_list *list, const char *of, bool out_in, char which, uint64_t rows,
                          uint64_t columns, float std)
 {
@@ -442,9 +442,9 @@ static bool shares(const struct layout *layout, uint32_t l)
 }
 
 /*
- * Backward, from the last layer to the first: where each layer's input gradient goes. What reaches the caller without
- * leaving its memory goes there at once; otherwise two arrays take turns. The first stage has no caller to give it to.
- * A layer that passes nothing on needs such memory only if it works in place.
+ * Backward, from the last layer to the first: where each layer's input gradient goes. A gradient that layers in place
+ * only pass on to the caller is written to the caller's memory at once; otherwise two arrays alternate. The first stage
+ * has no caller to give it to. A layer that passes nothing on needs such memory only if it works in place.
  */
 static void flow_choose(struct layout *layout)
 {
@@ -478,7 +478,7 @@ static uint64_t linear_rows_most(const struct layer *layer, const struct aq_stag
     return linear->rows ? linear->rows : (uint64_t)config->B * layer->in.rows;
 }
 
-/* What the widest of a layer's adapted products wants (linear_adapter.c). */
+/* Memory of the widest of a layer's adapted products (linear_adapter.c). */
 static void adapters_measure(struct layout *layout, const struct layer *layer)
 {
     struct linear linears[LAYER_LINEARS_MAX];
@@ -528,7 +528,7 @@ static void keys_count(struct layout *layout, struct stage_layer *layer)
         layout->keys += 2;
 }
 
-/* Has the stage the tied table, or a copy of so many floats? */
+/* Has the stage the tied table, or a copy of `copied` floats? */
 static void tied_measure(struct layout *layout, uint64_t copied)
 {
     const struct aq_stage_config *config = layout->config;
@@ -588,7 +588,7 @@ static void layer_place(const struct layout *layout, uint32_t l, enum layer_memo
     if (layer->kind->place) layer->kind->place(layer, layout->config, what, arena, to ? to : nowhere);
 }
 
-/* Memory that layers share: each begins where the arena stands. slot NULL: of the stage. */
+/* Memory that layers share: each starts at the arena's present end. slot NULL: of the stage. */
 static void layers_share(const struct layout *layout, enum layer_memory what, struct aq_arena *arena,
                          const struct stage_slot *slot)
 {

@@ -1,4 +1,4 @@
-/* stage_magnitude.c -- adapters whose rows have lengths of their own begin as the matrices that they adapt. */
+/* stage_magnitude.c -- adapters whose rows have trained lengths start as the matrices that they adapt. */
 #include <math.h>
 #include <string.h>
 

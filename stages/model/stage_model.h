@@ -1,5 +1,5 @@
 /*
- * stage_model.h -- what a model must tell stage.c; private to stages/.
+ * stage_model.h -- the interface of a model to stage.c; private to stages/.
  *
  * A model is a const table: its configuration, and the list of layers that follows from it (layer/layer.h). A new model
  * is a file model_<name>.c and one line in models.def, and a new kind of layer where none serves.
@@ -15,7 +15,7 @@
 
 static_assert(sizeof((struct layer_packed *)0)->parts / sizeof(uint8_t *) == FROZEN_PARTS, "a place for each part");
 
-/* What a published config.json says that a model can read: its model_type, and one of its architectures. */
+/* Identifies a published config.json that a model can read: its model_type, and one of its architectures. */
 struct stage_published {
     const char *type, *architecture; /* "gpt2", "GPT2LMHeadModel" */
 };
@@ -27,12 +27,12 @@ struct decoder_family; /* model_family.h */
 struct stage_model {
     const char *kind;
     const struct decoder_family *family; /* of a decoder that is a row of data; NULL: the functions have it all */
-    const char *task;  /* what it learns unless told otherwise            */
+    const char *task;  /* its default                                     */
     const char *input; /* the field of a batch that its first layer reads */
     bool sequences;    /* has a classifier of whole samples, too: labels  */
     const struct aq_model_key *keys;
     uint32_t key_count;
-    uint32_t tokens; /* of a sample, where the model says it; 0: the job does */
+    uint32_t tokens; /* of a sample, if the model fixes them; 0: the job does */
     void (*describe)(const struct aq_model_config *model, char *text, size_t bytes);
     void (*identity)(const struct aq_model_config *model, char *text, size_t bytes);
     bool (*problem)(const struct aq_model_config *model, uint32_t T, uint32_t index, const char **key, char *text,
@@ -40,24 +40,24 @@ struct stage_model {
     void (*config_default)(struct aq_model_config *out); /* NULL: the family has it */
     enum aq_status (*config_check)(const struct aq_model_config *model);
     uint32_t (*layers)(const struct aq_model_config *model);
-    /* Layer `index` of samples of T tokens; *out is zero but for its number. */
+    /* Layer `index` of samples of T tokens; *out is zero except its number. */
     void (*layer)(const struct aq_model_config *model, uint32_t T, uint32_t index, struct layer *out);
     /*
-     * What it reads of published folders (stages/model_folder.h), ended by a row of NULLs; NULL: nothing. The first
+     * The published folders that it reads (stages/model_folder.h), ended by a row of NULLs; NULL: none. The first
      * architecture of a type is the one of a config.json that names none.
      */
     const struct stage_published *published;
-    /* What its tensors' names have in front in files of a model with a head, and not in those without: "model.". */
+    /* The prefix of its tensors' names in files of a model with a head, and not in those without: "model.". */
     const char *base;
     /*
-     * *out holds the kind's defaults: set what config.json says of sizes and arithmetic, and refuse what is not
-     * computed (config_json.h). What is the job's choice (dropout) stays as it is. The caller checks the result with
-     * config_check. NULL where `published` is.
+     * *out holds the kind's defaults: set sizes and arithmetic from config.json, and refuse what is not computed
+     * (config_json.h). The job's choices (dropout) stay. The caller checks the result with config_check. NULL where
+     * `published` is.
      */
     enum aq_status (*read_config)(const struct config_json *config, struct aq_model_config *out);
     /* Is a tensor of a published file (its name without `base`) no parameter and of no use? NULL: none is. */
     bool (*ignores)(const char *name);
-    /* Why a tensor of a file that the model does not have says that the file is of another model; NULL: it does not. */
+    /* Why a tensor that only the file has proves that the file is of another model; NULL: it does not. */
     const char *(*refuses)(const struct aq_model_config *model, const char *name);
     /*
      * As stages/publish.h; json has room for PUBLISHED_CONFIG_BYTES, *count are used. publish_name NULL: the names of
@@ -172,12 +172,12 @@ struct aq_stage {
     struct stage_tied tied;
     struct aq_range *spans;        /* where each parameter tensor lies */
     double *squares;               /* of each tensor's gradient, between the device's sums and theirs */
-    float *parameters, *previous;    /* flat; previous: trained ones alone, or NULL */
+    float *parameters, *previous;    /* flat; previous: only trained ones, or NULL */
     float *gradients[STAGE_VERSIONS]; /* flat; NULL for inference, and where nothing is trained   */
     uint8_t *packed;                   /* frozen weights in fewer bits (stage_packed.c), or NULL              */
     struct layer_packed *packed_of;    /* then: of each layer, on the host                                    */
-    uint16_t *rounded[STAGE_VERSIONS]; /* in 16 bits where the device wants them so; [0]: and what is frozen */
-    bool one_type;                     /* products of the device want both operands in one type               */
+    uint16_t *rounded[STAGE_VERSIONS]; /* in 16 bits if the device needs them; [0]: and what is frozen */
+    bool one_type;                     /* products of the device need both operands in one type               */
     uint32_t version, gradient;        /* in use                                                              */
     void *slots_memory;            /* config.slots times size.slot_bytes */
     void *workspace;
@@ -193,11 +193,11 @@ struct aq_stage {
     void *structs;            /* the host structs of layers and slots */
 };
 
-/* stage_packed.c: what it begins with, as aq_stage_init_tensor of one that is not packed, but for the rounding. */
+/* stage_packed.c: its initial values: those of aq_stage_init_tensor for one that is not packed, rounded. */
 enum aq_status stage_packed_init(struct aq_stage *stage, const struct layer_tensor *tensor, uint64_t seed);
 /*
- * Where tensor `index` of the stage's list lies in the memory of what is packed, or all of it ends (the list's length):
- * bytes from the beginning, and so for each of its parts. Of a tensor that is packed.
+ * The place of packed tensor `index` of the stage's list in the memory of packed ones, or the end of it all (the list's
+ * length): bytes from the start, also for each of its parts.
  */
 uint64_t stage_packed_place(const struct layer_tensor *tensors, uint32_t count, enum aq_frozen_store store,
                             uint32_t index, uint64_t parts[FROZEN_PARTS]);

@@ -17,7 +17,7 @@ static uint64_t line_up(uint64_t bytes)
     return (bytes + AQ_ALIGN - 1) / AQ_ALIGN * AQ_ALIGN;
 }
 
-/* Where the parts of a tensor lie, from its beginning on; where it ends. */
+/* Offsets of a tensor's parts from its start; returns its end. */
 static uint64_t tensor_parts(const struct frozen_store *store, uint64_t count, uint64_t parts[FROZEN_PARTS])
 {
     uint64_t at = 0;
@@ -44,7 +44,7 @@ uint64_t stage_packed_place(const struct layer_tensor *tensors, uint32_t count, 
     return at;
 }
 
-/* Where the parts of a tensor of the stage lie: its offset is of no other. The bytes of it all. */
+/* The parts of a tensor of the stage, found by its offset, which is unique. Returns the bytes of it all. */
 static uint64_t place_of(const struct aq_stage *stage, const struct aq_tensor_info *tensor,
                          uint8_t *parts[FROZEN_PARTS])
 {
@@ -66,7 +66,7 @@ static bool on_host(const struct aq_stage *stage)
     return info.host_memory;
 }
 
-/* A whole tensor. Where the device's memory is the host's, it is packed in its place. */
+/* A whole tensor. If the device's memory is the host's, it is packed in its place. */
 static enum aq_status packed_put(struct aq_stage *stage, const struct aq_tensor_info *tensor, const float *values)
 {
     const struct frozen_store *store = frozen_store_of(tensor->packed);

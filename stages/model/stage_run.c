@@ -24,7 +24,7 @@ const void *layer_operand(const struct layer_run *run, const float *weights, enu
     return stage->rounded[0] + (at < trained ? at : at - (stage->size.buffers - stage->size.copied));
 }
 
-/* The CPU reads any type while it packs panels; a GPU's library wants both operands of one. */
+/* The CPU reads any type while it packs panels; a GPU's library needs both operands in one. */
 bool layer_reads_bf16(const struct layer_run *run)
 {
     return !run->stage->one_type || stage_type(run->config->precision) == AQ_BF16;
@@ -104,7 +104,7 @@ static enum aq_status lengths_check(const struct aq_stage_config *config, const 
     return AQ_OK;
 }
 
-/* Parts begin at their own first tokens, one behind the other. */
+/* Each part's tokens must have its first token as start, and parts must be in order. */
 static enum aq_status starts_check(const struct aq_stage_config *config, const struct aq_stage_input *input)
 {
     const struct aq_batch *batch = input->batch;
@@ -201,7 +201,7 @@ static enum aq_status keys_make(const struct aq_stage *stage, struct stage_slot 
     return aq_device_copy(stage->device, slot->keys, slot->host_keys, (size_t)row * B * sizeof *slot->keys, stream);
 }
 
-/* What the host knows of this micro-batch, to the device. The slot's last copies must have been made by then. */
+/* Copies the micro-batch's inputs to the device. The slot's last copies must have been made by then. */
 static enum aq_status input_take(struct aq_stage *stage, uint32_t index, const struct aq_stage_input *input,
                                  struct aq_stream *stream)
 {
@@ -294,8 +294,8 @@ enum aq_status aq_stage_loss(struct aq_stage *stage, uint32_t slot, struct aq_st
 /* --- backward --------------------------------------------------------------------------------------------------- */
 
 /*
- * One layer: *gradient is that of its output (NULL: it makes the loss), then that of its input. made: the layer above
- * has made its ending; then whether it has made that of the layer below.
+ * One layer: *gradient: of its output (NULL: it makes the loss), then of its input. made: the layer above has made its
+ * ending; then whether it has made the ending of the layer below.
  */
 static enum aq_status backward_layer(struct aq_stage *stage, uint32_t index, uint32_t l, float *caller,
                                      const float **gradient, bool *made, struct aq_stream *stream)
