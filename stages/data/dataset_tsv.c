@@ -41,7 +41,7 @@ static_assert(sizeof(union label) == 4, "labels are digested and copied");
 struct tsv {
     struct aq_token_list tokens; /* of all samples, one behind the other */
     uint64_t *starts;            /* of each sample in tokens, and the end */
-    uint32_t *lengths, *seconds; /* seconds: the token of each sample that begins its second text */
+    uint32_t *lengths, *seconds; /* seconds: the first token of each sample's second text */
     int32_t second_type, last_type;
     uint32_t last_count; /* tokens behind a pair */
     union label *labels;

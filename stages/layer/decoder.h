@@ -138,10 +138,7 @@ struct decoder_shape {
 /* decoder_shape.c: of a block. */
 void decoder_shape(const struct layer *layer, const struct aq_model_config *model, struct decoder_shape *out);
 
-/*
- * decoder_shape.c: sizes of a configuration: columns of a head (0: derived from C and H); heads of keys; columns with
- * rotary embedding.
- */
+/* decoder_shape.c: sizes of a configuration: columns of a head; heads of keys; columns with rotary embedding. */
 uint32_t decoder_head_dim(const struct aq_model_config *model);
 uint32_t decoder_kv_heads(const struct aq_model_config *model);
 uint32_t decoder_turning(const struct aq_model_config *model);

@@ -176,7 +176,7 @@ struct aq_stage {
     float *gradients[STAGE_VERSIONS]; /* flat; NULL for inference, and where nothing is trained   */
     uint8_t *packed;                   /* frozen weights in fewer bits (stage_packed.c), or NULL              */
     struct layer_packed *packed_of;    /* then: of each layer, on the host                                    */
-    uint16_t *rounded[STAGE_VERSIONS]; /* in 16 bits if the device needs them; [0]: and what is frozen */
+    uint16_t *rounded[STAGE_VERSIONS]; /* in 16 bits if the device needs them; [0]: and what is frozen       */
     bool one_type;                     /* products of the device need both operands in one type               */
     uint32_t version, gradient;        /* in use                                                              */
     void *slots_memory;            /* config.slots times size.slot_bytes */

@@ -16,8 +16,8 @@
 enum aq_status aq_file_read(const char *area, const char *path, uint64_t bytes_max, uint8_t **out, size_t *bytes);
 
 /*
- * Is it the wanted file, not a stand-in? AQ_CORRUPT: a Git LFS pointer or a web page; the text has the command that
- * downloads the file. For files that are neither text nor XML themselves.
+ * Is it the file itself? AQ_CORRUPT: a Git LFS pointer or a web page; the text has the command that downloads the file.
+ * For files that are neither text nor XML themselves.
  */
 enum aq_status aq_file_check(const char *area, const char *path, const uint8_t *bytes, size_t count);
 
