@@ -555,7 +555,7 @@ enum aq_status jinja_run_set(struct jinja_run *run, const char *name, struct jin
 
 enum aq_status jinja_run_all(struct jinja_run *run)
 {
-    /* A template's own names get a separate scope, because a set in a loop must not change its variables. */
+    /* A template's own names get a separate scope: a set in a loop must not change the variables that it was given. */
     AQ_TRY(scope_open(run, run->top, &run->scope));
     return exec_list(run, run->program->body);
 }
