@@ -98,8 +98,9 @@ static void conversations_of(struct aq_dataset_config *config, uint8_t how)
 static void rows_of(struct aq_dataset_config *config, uint8_t how)
 {
     struct aq_dataset *dataset;
-    int32_t tokens[TOKENS_MAX], label;
+    int32_t tokens[TOKENS_MAX], label, types[TOKENS_MAX];
     float score;
+    void *const values[AQ_BATCH_FIELDS_MAX] = {tokens, &label, &score, types};
     config->kind = "tsv";
     config->field = how & 8 ? "scores" : NULL;
     config->columns = (struct aq_dataset_columns){
@@ -114,7 +115,7 @@ static void rows_of(struct aq_dataset_config *config, uint8_t how)
     for (uint64_t i = 0; i < aq_dataset_count(dataset); i++) {
         const uint32_t length = aq_dataset_lengths(dataset)[i];
         AQ_ASSERT(length >= 1 && length <= config->T);
-        AQ_ASSERT(aq_dataset_get(dataset, i, (void *const[AQ_BATCH_FIELDS_MAX]){tokens, &label, &score}) == AQ_OK);
+        AQ_ASSERT(aq_dataset_get(dataset, i, values) == AQ_OK);
         const bool labelled = label >= 0 && (uint32_t)label < aq_dataset_outputs(dataset);
         AQ_ASSERT(config->field ? label == -1 && isfinite(score) : labelled);
         for (uint32_t t = 0; t < config->T; t++)

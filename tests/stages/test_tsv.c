@@ -33,13 +33,15 @@ static enum aq_status open_with(const char *text, const struct aq_dataset_column
 /* Sample `index` is these bytes and no more, with this label. */
 static void expect(const struct aq_dataset *data, uint64_t index, const char *text, int32_t label)
 {
-    int32_t tokens[T], labels[1];
+    int32_t tokens[T], labels[1], types[T];
     float scores[1];
-    void *const values[AQ_BATCH_FIELDS_MAX] = {tokens, labels, scores};
+    void *const values[AQ_BATCH_FIELDS_MAX] = {tokens, labels, scores, types};
     assert_int_equal(aq_dataset_get(data, index, values), AQ_OK);
     assert_int_equal(aq_dataset_lengths(data)[index], strlen(text));
     for (size_t t = 0; t < T; t++)
         assert_int_equal(tokens[t], t < strlen(text) ? (unsigned char)text[t] : 0);
+    for (size_t t = 0; t < T; t++)
+        assert_int_equal(types[t], 0); /* these tokenizers have no template with types */
     assert_int_equal(labels[0], label);
 }
 
@@ -131,9 +133,9 @@ static void test_scores_are_read_where_they_are_asked_for(void **state)
                                        .field = "scores",
                                        .columns = {.text = "1", .label = "2"}};
     struct aq_dataset *data, *other;
-    int32_t tokens[T], label;
+    int32_t tokens[T], label, types[T];
     float score;
-    void *const values[AQ_BATCH_FIELDS_MAX] = {tokens, &label, &score};
+    void *const values[AQ_BATCH_FIELDS_MAX] = {tokens, &label, &score, types};
     data_write_text(folder, "table.tsv", "a\t3.8\nb\t-0.250\nc\t5e2\n");
     assert_int_equal(aq_dataset_open(&config, &data), AQ_OK);
     assert_int_equal(aq_dataset_outputs(data), 1);
@@ -292,13 +294,14 @@ static void test_glue_opens_as_published(void **state)
                                        .T = 128,
                                        .columns = {.text = "4", .label = "2"}};
     struct aq_dataset *data;
-    int32_t tokens[128], label;
+    int32_t tokens[128], label, types[128];
     float score;
+    void *const values[AQ_BATCH_FIELDS_MAX] = {tokens, &label, &score, types};
     uint64_t right = 0;
     assert_int_equal(aq_dataset_open(&config, &data), AQ_OK);
     assert_int_equal(aq_dataset_count(data), 8551);
     for (uint64_t i = 0; i < 8551; i++) {
-        assert_int_equal(aq_dataset_get(data, i, (void *const[AQ_BATCH_FIELDS_MAX]){tokens, &label, &score}), AQ_OK);
+        assert_int_equal(aq_dataset_get(data, i, values), AQ_OK);
         right += (uint64_t)label;
     }
     assert_int_equal(right, 6023);
@@ -308,7 +311,7 @@ static void test_glue_opens_as_published(void **state)
         .text = "question", .pair = "sentence", .label = "label", .names = "entailment, not_entailment"};
     assert_int_equal(aq_dataset_open(&config, &data), AQ_OK);
     assert_int_equal(aq_dataset_count(data), 9999);
-    assert_int_equal(aq_dataset_get(data, 0, (void *const[AQ_BATCH_FIELDS_MAX]){tokens, &label, &score}), AQ_OK);
+    assert_int_equal(aq_dataset_get(data, 0, values), AQ_OK);
     assert_int_equal(label, 1);
     uint32_t ends = 0;
     for (uint32_t t = 0; t < aq_dataset_lengths(data)[0]; t++)
