@@ -249,8 +249,8 @@ struct aq_ec_look {
 AQ_EC_FUNCTION struct aq_ec_look aq_ec_look_of(const uint32_t *below, const uint32_t *energy, double *moments,
                                                uint32_t stride, bool again)
 {
-    const struct aq_ec_look look = {below, energy, moments, again ? AQ_EC_REACH_SAFE : AQ_EC_REACH,
-                                    again ? 0 : AQ_EC_FAR / stride, false};
+    const uint32_t reach = again ? AQ_EC_REACH_SAFE : AQ_EC_REACH;
+    const struct aq_ec_look look = {below, energy, moments, reach, again ? 0 : AQ_EC_FAR / stride, false};
     return look;
 }
 

@@ -74,7 +74,8 @@ static __forceinline__ __device__ struct chunk chunk_before(const struct aq_delt
 static __forceinline__ __device__ float *kept_state(const struct aq_delta &args, const struct chunk &c, uint64_t head)
 {
     if (!args.states || c.first == c.part) return nullptr;
-    const uint64_t number = c.sample * aq_delta_states(args.T) + c.first / TOKENS - 1;
+    const uint64_t states = (args.T - 1) / TOKENS; /* aq_delta_states, which is the host's */
+    const uint64_t number = c.sample * states + c.first / TOKENS - 1;
     return args.states + (number * args.H + head) * c.Dk * c.Dv;
 }
 
@@ -532,8 +533,8 @@ static enum aq_status sizes_check(const struct aq_delta *args, unsigned *blocks,
 enum aq_status aq_cuda_delta(const struct aq_delta *args, void *scratch, struct CUstream_st *stream)
 {
     float *at = static_cast<float *>(scratch);
-    unsigned blocks;
-    uint64_t floats;
+    unsigned blocks = 0;
+    uint64_t floats = 0;
     AQ_TRY(sizes_check(args, &blocks, &floats));
     if (args->type == AQ_BF16) return AQ_LAUNCH(delta<uint16_t>, blocks, THREADS, 0, stream, *args, at, floats);
     if (args->type == AQ_F16) return AQ_LAUNCH(delta<aq_half>, blocks, THREADS, 0, stream, *args, at, floats);
@@ -543,8 +544,8 @@ enum aq_status aq_cuda_delta(const struct aq_delta *args, void *scratch, struct 
 enum aq_status aq_cuda_delta_backward(const struct aq_delta *args, void *scratch, struct CUstream_st *stream)
 {
     float *at = static_cast<float *>(scratch);
-    unsigned blocks;
-    uint64_t floats;
+    unsigned blocks = 0;
+    uint64_t floats = 0;
     AQ_TRY(sizes_check(args, &blocks, &floats));
     if (args->type == AQ_BF16)
         return AQ_LAUNCH(delta_backward<uint16_t>, blocks, THREADS, 0, stream, *args, at, floats);
