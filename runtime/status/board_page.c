@@ -116,7 +116,7 @@ static void health(const struct aq_board_view *view, struct aq_text *out)
         aq_text_xml(out, findings[i].remedy);
         aq_text_add(out, "</small></li>");
     }
-    aq_text_add(out, "%s</ul></section>\n", count ? "" : "<li class=\"well\">nothing is amiss</li>");
+    aq_text_add(out, "%s</ul></section>\n", count ? "" : "<li class=\"well\">no problem found</li>");
 }
 
 static void curve(const struct aq_board_view *view, enum aq_curve_y y, const char *title, struct aq_text *out)
@@ -234,7 +234,7 @@ static void map_link(const struct aq_board_view *view, uint32_t r, struct aq_tex
     if (share >= 0.005)
         aq_text_add(out, "<small>stage %u waits for it %.0f %%</small>", (r + second) % P, share * 100);
     else if (isfinite(share))
-        aq_text_add(out, "<small>nobody waits for it</small>");
+        aq_text_add(out, "<small>no stage waits for it</small>");
     aq_text_add(out, "</div>");
 }
 
