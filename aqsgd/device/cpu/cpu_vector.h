@@ -355,6 +355,22 @@ static inline void v_store_as(void *x, enum aq_element type, uint64_t i, vf a, u
         v_store((float *)x + i, a, left);
 }
 
+/* x = n ln 2 + r. Returns (e^r - 1) / r. */
+static inline vf v_exp_reduced(vf x, vf *n, vf *r)
+{
+    *n = v_round(v_mul(x, v_set(1.44269504088896341f)));
+    vf rest = v_fnma(*n, v_set(0.693359375f), x);
+    rest = v_fnma(*n, v_set(-2.12194440e-4f), rest);
+    vf p = v_set(1.0f / 5040.0f);
+    p = v_fma(p, rest, v_set(1.0f / 720.0f));
+    p = v_fma(p, rest, v_set(1.0f / 120.0f));
+    p = v_fma(p, rest, v_set(1.0f / 24.0f));
+    p = v_fma(p, rest, v_set(1.0f / 6.0f));
+    p = v_fma(p, rest, v_set(0.5f));
+    *r = rest;
+    return v_fma(p, rest, v_set(1.0f));
+}
+
 /*
  * e^x: x = n ln2 + r, |r| <= ln2/2, e^r by its Taylor polynomial to r^7 (error below 1e-8), times 2^n. About one unit
  * in the last place; below -87.3 the result is 0, above 88.7 it stays there.
@@ -363,18 +379,9 @@ static inline vf v_exp(vf x)
 {
     x = v_min(v_set(88.7f), x); /* in this order a NaN stays */
     x = v_max(v_set(-104.0f), x);
-    const vf n = v_round(v_mul(x, v_set(1.44269504088896341f)));
-    vf r = v_fnma(n, v_set(0.693359375f), x);
-    r = v_fnma(n, v_set(-2.12194440e-4f), r);
-    vf p = v_set(1.0f / 5040.0f);
-    p = v_fma(p, r, v_set(1.0f / 720.0f));
-    p = v_fma(p, r, v_set(1.0f / 120.0f));
-    p = v_fma(p, r, v_set(1.0f / 24.0f));
-    p = v_fma(p, r, v_set(1.0f / 6.0f));
-    p = v_fma(p, r, v_set(0.5f));
-    p = v_fma(p, r, v_set(1.0f));
-    p = v_fma(p, r, v_set(1.0f));
-    return v_scale2(p, n);
+    vf n, r;
+    const vf p = v_exp_reduced(x, &n, &r);
+    return v_scale2(v_fma(p, r, v_set(1.0f)), n);
 }
 
 /*
@@ -387,16 +394,8 @@ static inline vf v_tanh(vf x)
     x = v_min(v_set(20.0f), x); /* in this order a NaN stays */
     x = v_max(v_set(-20.0f), x);
     x = v_add(x, x);
-    const vf n = v_round(v_mul(x, v_set(1.44269504088896341f)));
-    vf r = v_fnma(n, v_set(0.693359375f), x);
-    r = v_fnma(n, v_set(-2.12194440e-4f), r);
-    vf p = v_set(1.0f / 5040.0f);
-    p = v_fma(p, r, v_set(1.0f / 720.0f));
-    p = v_fma(p, r, v_set(1.0f / 120.0f));
-    p = v_fma(p, r, v_set(1.0f / 24.0f));
-    p = v_fma(p, r, v_set(1.0f / 6.0f));
-    p = v_fma(p, r, v_set(0.5f));
-    p = v_fma(p, r, one);
+    vf n, r;
+    const vf p = v_exp_reduced(x, &n, &r);
     const vf two = v_scale2(one, n), e = v_fma(v_mul(p, r), two, v_sub(two, one));
     return v_div(e, v_add(e, v_set(2.0f)));
 }
