@@ -13,7 +13,7 @@
  * which this file follows it operation by operation: a whole block is multiplied by the reciprocal of its scale, the
  * last, shorter one is divided by it; bytes come from a table of 65536 places; the mean is PyTorch's, added by levels
  * in 8 lanes. PyTorch adds more than 32768 scales in an order that depends on its threads: here it is the order of one
- * thread. docs/DECISIONS.md 0780. tests/golden/nf4.txt has what bitsandbytes made.
+ * thread. docs/DECISIONS.md 0780. tests/golden/nf4.safetensors has what bitsandbytes made.
  *
  * Unpacked values are not always packed to the same bytes again: offsets move, and scales below 1e-38 shrink.
  */

@@ -60,8 +60,9 @@ static bool to_q8(float *values, uint64_t count)
         float most = 0;
         for (int i = 0; i < Q8_VALUES; i++)
             most = fabsf(x[i]) > most || isnan(x[i]) ? fabsf(x[i]) : most;
-        const float d = most / 127.0f, inverse = d > 0.0f ? 1.0f / d : 0.0f;
+        const float d = most / 127.0f;
         block.d = aq_half_from_float(d);
+        const float inverse = isfinite(1.0f / d) ? 1.0f / d : 0.0f; /* else d is 0 as fp16, and so is each value */
         fits = fits && (block.d & 0x7c00) != 0x7c00;
         for (int i = 0; fits && i < Q8_VALUES; i++)
             block.q[i] = (int8_t)roundf(x[i] * inverse);

@@ -92,6 +92,9 @@ static bool visit_beside(const char *own, gpu_visit *visit, void *context)
         if (!slash) return false;
         *slash = 0;
     }
+    /* Elsewhere the folder around a package may be any user's, as /tmp is. */
+    const char *name = strrchr(path, '/');
+    if (!name || (strcmp(name, "/site-packages") != 0 && strcmp(name, "/dist-packages") != 0)) return false;
     snprintf(nvidia, sizeof nvidia, "%s/nvidia", path);
     return access(nvidia, F_OK) == 0 && visit_packages(nvidia, own, visit, context);
 }
