@@ -600,10 +600,12 @@ static void on_end(int signal_number)
     (void)raise(signal_number);
 }
 
-/* Keys come at once and are not shown, until this process ends or gets a signal. False: it is no terminal. */
+/* Keys come at once and are not shown, until this process ends or gets a signal. False: it has no terminal. */
 static bool terminal_keys(void)
 {
     static const int ends[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT};
+    const pid_t front = tcgetpgrp(STDIN_FILENO); /* -1: no job control there */
+    if (front > 0 && front != getpgrp()) return false; /* in the background it would be stopped */
     if (tcgetattr(STDIN_FILENO, &terminal_before) != 0) return false;
     struct termios keys = terminal_before;
     keys.c_lflag &= ~(tcflag_t)(ICANON | ECHO);

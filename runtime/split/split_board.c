@@ -202,12 +202,14 @@ void shown_end(struct server *server, enum aq_status status)
 {
     static const char *const states[] = {
         [AQ_SPLIT_DONE] = "done", [AQ_SPLIT_FAILED] = "failed", [AQ_SPLIT_STOPPED] = "stopped"};
+    char cause[AQ_SPLIT_TEXT_BYTES];
     if (!server->shown) return;
+    snprintf(cause, sizeof cause, "%s", aq_error_text()); /* reports of clients may clear it */
     shown_tell(server);
     const enum aq_split_end end = status == AQ_OK ? server->end : AQ_SPLIT_FAILED;
     json_t *line = json_pack("{s:s, s:s, s:I, s:I}", "event", "end", "state", states[end], "rounds",
                              (json_int_t)server->shown->now.rounds, "turns", (json_int_t)round_turns(server));
-    if (end == AQ_SPLIT_FAILED) json_object_set_new(line, "cause", json_string(aq_error_text()));
+    if (end == AQ_SPLIT_FAILED) json_object_set_new(line, "cause", json_string(cause));
     event(server, line);
 }
 

@@ -76,6 +76,7 @@ enum aq_status decoder_family_check(const struct aq_model_config *model)
 {
     AQ_TRY(decoder_range("rope_local", (double)model->rope_local, 0, 1e12));
     AQ_TRY(decoder_range("rope_partial", (double)model->rope_partial, 0, 1));
+    AQ_TRY(decoder_range("rope_attention", (double)model->rope_attention, 0, 1e6));
     AQ_TRY(decoder_range("rope_factor", (double)model->rope_factor, 1, 1024));
     AQ_TRY(decoder_range("rope_yarn", (double)model->rope_yarn, 0, 1024));
     AQ_TRY(decoder_range("rope_every", model->rope_every, 0, 1024));
@@ -91,6 +92,10 @@ enum aq_status decoder_family_check(const struct aq_model_config *model)
     if (model->out_bias && !model->qkv_bias)
         return aq_fail(AQ_INVAL, "stage", "model.out_bias without model.qkv_bias: no published model has it so");
     AQ_TRY(decoder_ranges(model));
+    const uint32_t dim = decoder_head_dim(model), turning = (uint32_t)((float)dim * model->rope_partial);
+    if (model->rope_partial < 1.0f && turning % 2)
+        return aq_fail(AQ_INVAL, "stage", "model.rope_partial: %u of %u columns turn, and an odd one has no partner",
+                       turning, dim);
     AQ_TRY(check_published(model));
     if (decoder_family_of(model)->form.delta) AQ_TRY(family_delta_check(model));
     if (model->conv_taps) {
