@@ -1,6 +1,7 @@
 aq_test(test_base LIBS aqsgd LABELS quick threads)
 aq_virtual_clock(test_base)
 aq_test(test_file LIBS aqsgd LABELS quick)
+aq_test(test_control_group LIBS aqsgd LABELS quick)
 aq_test(test_processor LIBS aqsgd LABELS quick)
 target_include_directories(test_processor PRIVATE ${aqsgd_ROOMS})
 # The floor for a processor that has none of our vectors.

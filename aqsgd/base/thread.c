@@ -6,6 +6,7 @@
 #include <signal.h>
 #include <string.h>
 
+#include "aqsgd/base/control_group.h"
 #include "aqsgd/base/memory.h"
 
 struct aq_thread {
@@ -95,5 +96,6 @@ uint32_t aq_thread_cores(void)
     CPU_ZERO(&set);
     if (sched_getaffinity(0, sizeof set, &set) != 0) return 1;
     const int count = CPU_COUNT(&set);
-    return count < 1 ? 1 : (uint32_t)count;
+    const uint32_t allowed = aq_control_group("").cores, cores = count < 1 ? 1 : (uint32_t)count;
+    return cores < allowed ? cores : allowed;
 }

@@ -204,6 +204,27 @@ bool aq_endpoint_identity(const struct aq_endpoint *endpoint, char out[AQ_ENDPOI
     return true;
 }
 
+/* Is every address loopback, although the name does not say so? */
+static bool only_loopback(const struct addrinfo *list)
+{
+    for (const struct addrinfo *at = list; at; at = at->ai_next)
+        if (!aq_endpoint_loopback_address(at->ai_addr)) return false;
+    return list != NULL;
+}
+
+static enum aq_status refuse_to_listen(const struct aq_endpoint *endpoint)
+{
+    char own[AQ_ENDPOINT_HOST_BYTES];
+    struct aq_error_hold hold;
+    aq_error_hold(&hold);
+    const bool known = aq_endpoint_own(NULL, own) == AQ_OK;
+    aq_error_release(&hold);
+    return aq_fail(AQ_REFUSED, "net",
+                   "'%s' is a loopback address on this machine, where no other machine reaches it: write an address of "
+                   "this machine (%s), or mend /etc/hosts",
+                   endpoint->host, known ? own : "see `ip address`");
+}
+
 enum aq_status aq_endpoint_resolve(const struct aq_endpoint *endpoint, bool passive, struct addrinfo **out)
 {
     const struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_NUMERICSERV | (passive ? AI_PASSIVE : 0)};
@@ -218,6 +239,10 @@ enum aq_status aq_endpoint_resolve(const struct aq_endpoint *endpoint, bool pass
         freeaddrinfo(list);
         return aq_fail(AQ_REFUSED, "net", "'%s' is not loopback on this machine: mend /etc/hosts, or write 127.0.0.1",
                        endpoint->host);
+    }
+    if (passive && !aq_endpoint_loopback(endpoint) && only_loopback(list)) {
+        freeaddrinfo(list);
+        return refuse_to_listen(endpoint);
     }
     *out = list;
     return AQ_OK;

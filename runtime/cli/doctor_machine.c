@@ -11,6 +11,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "aqsgd/base/control_group.h"
 #include "aqsgd/base.h"
 #include "aqsgd/device.h"
 #include "aqsgd/gpu_library.h"
@@ -64,9 +65,12 @@ static void memory_look(struct doctor *doctor)
 
 static void cores_look(struct doctor *doctor)
 {
-    char instructions[64];
+    char instructions[64], allowed[64] = "";
+    const uint32_t cores = aq_thread_cores();
     aq_processor_text(aq_processor_used(), instructions);
-    doctor_found(doctor, DOCTOR_WELL, "cores", NULL, "%u for this process, instructions %s", aq_thread_cores(),
+    if (aq_control_group("").cores == cores)
+        snprintf(allowed, sizeof allowed, " (its control group allows %u)", cores);
+    doctor_found(doctor, DOCTOR_WELL, "cores", NULL, "%u for this process%s, instructions %s", cores, allowed,
                  instructions);
 }
 

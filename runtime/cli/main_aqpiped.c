@@ -47,7 +47,7 @@ static enum aq_status open_keys(struct aq_daemon_config *config, const char *key
 
 struct asked {
     struct aq_daemon_config config;
-    const char *token_file, *keys, *host;
+    const char *token_file, *keys, *host, *own_address;
     bool version, stdio;
 };
 
@@ -115,6 +115,8 @@ static const struct aq_option options[] = {
         FLAG, struct asked, stdio, "stdio", NULL,
         "serve the launcher at the other end of standard input and output and end with it (what `aqpipe launch` runs "
         "by ssh)"),
+    AQ_ROW(TEXT, struct asked, own_address, "own-address", "HOST",
+           "print the address of this machine on the route to HOST ('*': as most others see it), and end"),
     AQ_ROW(FLAG, struct asked, version, "version", NULL, "which version this is"),
     {0}};
 
@@ -128,6 +130,14 @@ static const struct aq_command_line line = {
     "holds the token runs jobs as the user of this daemon. Make one with:\n"
     "  (umask 077; head -c 32 /dev/urandom | base64 > token)"};
 
+static int print_own_address(const char *peer)
+{
+    char own[AQ_ENDPOINT_HOST_BYTES];
+    if (aq_endpoint_own(strcmp(peer, "*") == 0 ? NULL : peer, own) != AQ_OK) return 1;
+    puts(own);
+    return 0;
+}
+
 static int run(int argc, char **argv)
 {
     static struct asked asked = {.config.fd = -1};
@@ -139,6 +149,7 @@ static int run(int argc, char **argv)
         return 0;
     }
     if (rest.count > 0) return aq_options_wrong(line.name, "'%s' is too much: it takes options only", rest.of[0]);
+    if (asked.own_address) return print_own_address(asked.own_address);
     if ((asked.config.fd >= 0) + (asked.config.listen != NULL) + asked.stdio != 1)
         return aq_options_wrong(line.name, "one of --listen HOST:PORT, --fd N and --stdio");
     aq_log_init(asked.config.listen ? AQ_LOG_DAEMON : AQ_LOG_COMMAND);

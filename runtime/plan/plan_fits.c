@@ -8,31 +8,16 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
+#include "aqsgd/base/control_group.h"
 #include "plan.h"
 
 enum { PLACE_BYTES = 512, PATH_BYTES = 4096, BLOCK_BYTES = 4096 };
-
-/* A control group's limit, a decimal number or "max"; UINT64_MAX: none. Both layouts of the file system are looked at.
- */
-static uint64_t group_limit(void)
-{
-    static const char *const paths[] = {"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"};
-    uint64_t least = UINT64_MAX;
-    for (size_t i = 0; i < sizeof paths / sizeof *paths; i++) {
-        FILE *file = fopen(paths[i], "re");
-        unsigned long long limit;
-        if (!file) continue;
-        if (fscanf(file, "%llu", &limit) == 1 && limit < least) least = limit;
-        fclose(file);
-    }
-    return least;
-}
 
 uint64_t aq_plan_memory_here(void)
 {
     const long pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGESIZE);
     const uint64_t machine = pages > 0 && page > 0 ? (uint64_t)pages * (uint64_t)page : UINT64_MAX;
-    const uint64_t group = group_limit();
+    const uint64_t group = aq_control_group("").memory_bytes;
     return group < machine ? group : machine;
 }
 

@@ -2,11 +2,16 @@
  * test_endpoint.c -- spellings of addresses: what each is to every reader of the house, and that sockets agree.
  */
 #include <arpa/inet.h>
+#include <dlfcn.h>
 #include <netdb.h>
+#include <sched.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -218,12 +223,96 @@ static void test_links_refuse_what_is_no_address(void **state)
     capture_end();
 }
 
+/* A name that is loopback on this machine alone, as Debian writes a machine's own name into /etc/hosts: this
+ * getaddrinfo takes the C library's place in the program, and knows one name more. */
+int getaddrinfo(const char *restrict name, const char *restrict service, const struct addrinfo *restrict hints,
+                struct addrinfo **restrict out)
+{
+    int (*real)(const char *, const char *, const struct addrinfo *, struct addrinfo **);
+    *(void **)&real = dlsym(RTLD_NEXT, "getaddrinfo");
+    return real(name && strcmp(name, "own-name.test") == 0 ? "127.0.1.1" : name, service, hints, out);
+}
+
+static void test_nobody_listens_at_a_name_that_others_cannot_reach(void **state)
+{
+    (void)state;
+    struct aq_endpoint endpoint;
+    struct addrinfo *list;
+    const char *why;
+    assert_int_equal(aq_endpoint_parse("own-name.test:7000", &endpoint, &why), AQ_OK);
+    capture_begin();
+    assert_int_equal(aq_endpoint_resolve(&endpoint, true, &list), AQ_REFUSED);
+    assert_true(captured_has("'own-name.test' is a loopback address on this machine"));
+    assert_int_equal(aq_endpoint_resolve(&endpoint, false, &list), AQ_OK); /* its listener may be at all addresses */
+    freeaddrinfo(list);
+    assert_int_equal(aq_endpoint_parse("127.0.1.1:7000", &endpoint, &why), AQ_OK); /* who writes it means it */
+    assert_int_equal(aq_endpoint_resolve(&endpoint, true, &list), AQ_OK);
+    freeaddrinfo(list);
+    capture_end();
+}
+
+static void test_own_address_is_that_of_the_route(void **state)
+{
+    (void)state;
+    char own[AQ_ENDPOINT_HOST_BYTES];
+    assert_int_equal(aq_endpoint_own("127.0.0.1", own), AQ_OK);
+    assert_string_equal(own, "127.0.0.1");
+    capture_begin();
+    assert_int_equal(aq_endpoint_own("127.1", own), AQ_INVAL);
+    if (aq_endpoint_own(NULL, own) == AQ_OK) assert_memory_not_equal(own, "127.", 4);
+    capture_end();
+}
+
+/* Who is not root is root in a user namespace. */
+static bool own_network(void)
+{
+    const unsigned user = geteuid();
+    if (unshare(CLONE_NEWNET | (user ? CLONE_NEWUSER : 0)) != 0) return false;
+    FILE *map = user ? fopen("/proc/self/uid_map", "w") : NULL;
+    if (map) fprintf(map, "0 %u 1\n", user);
+    return !user || (map && fclose(map) == 0);
+}
+
+/* In a network of its own: first a bridge, as Docker makes one, then a card, without and with routes. */
+static void test_own_address_is_no_bridge(void **state)
+{
+    (void)state;
+    enum { SKIPPED = 77, NONE = 1, BRIDGE = 2, ROUTE = 3, FAR = 4 };
+    static const char bridge[] = "ip link add docker0 type bridge && ip addr add 172.17.0.1/16 dev docker0 && "
+                                 "ip link set docker0 up",
+                      card[] = "ip link add card type veth peer name other && ip addr add 10.8.0.7/24 dev card && "
+                               "ip link set card up && ip link set other up",
+                      far[] = "ip route add default via 10.8.0.1 dev card && ip addr add 10.9.0.7/24 dev other";
+    const pid_t child = fork();
+    if (child == 0) {
+        char own[AQ_ENDPOINT_HOST_BYTES];
+        if (!own_network() || system(bridge) != 0) _exit(SKIPPED);
+        if (aq_endpoint_own(NULL, own) != AQ_NOTFOUND) _exit(NONE);
+        if (system(card) != 0) _exit(SKIPPED);
+        if (aq_endpoint_own(NULL, own) != AQ_OK || strcmp(own, "10.8.0.7") != 0) _exit(BRIDGE);
+        if (system(far) != 0) _exit(SKIPPED);
+        if (aq_endpoint_own(NULL, own) != AQ_OK || strcmp(own, "10.8.0.7") != 0) _exit(ROUTE);
+        if (aq_endpoint_own("10.9.0.1", own) != AQ_OK || strcmp(own, "10.9.0.7") != 0) _exit(FAR);
+        _exit(0);
+    }
+    int status;
+    assert_true(child != -1 && waitpid(child, &status, 0) == child && WIFEXITED(status));
+    if (WEXITSTATUS(status) == SKIPPED) {
+        print_message("skipped: this system makes no network namespace, or has no bridges\n");
+        skip();
+    }
+    assert_int_equal(WEXITSTATUS(status), 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_parse_each_spelling_is_one_thing), cmocka_unit_test(test_loopback_is_what_sockets_get),
         cmocka_unit_test(test_text_parses_to_the_same),          cmocka_unit_test(test_parse_host_takes_bare_ipv6),
         cmocka_unit_test(test_links_refuse_what_is_no_address),
+        cmocka_unit_test(test_nobody_listens_at_a_name_that_others_cannot_reach),
+        cmocka_unit_test(test_own_address_is_that_of_the_route),
+        cmocka_unit_test(test_own_address_is_no_bridge),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -59,9 +59,17 @@ bool aq_endpoint_loopback_address(const struct sockaddr *address); /* of AF_INET
  * address in its shortest form and without a scope. False: it is too long for a certificate, or no name of one. */
 bool aq_endpoint_identity(const struct aq_endpoint *endpoint, char out[AQ_ENDPOINT_NAME_BYTES]);
 
-/* getaddrinfo; whoever calls frees *out. AQ_NOTFOUND: no such name; AQ_REFUSED: localhost is not loopback here. Both
- * are logged. */
+/* getaddrinfo; whoever calls frees *out. AQ_NOTFOUND: no such name. AQ_REFUSED: localhost is not loopback here, or a
+ * name to listen at (`passive`) is loopback on this machine alone: Debian's /etc/hosts gives a machine's own name
+ * 127.0.1.1, where no other machine reaches it. All are logged. */
 enum aq_status aq_endpoint_resolve(const struct aq_endpoint *endpoint, bool passive, struct addrinfo **out);
+
+/*
+ * This machine's address as `peer` (a host without a port) sees it when no address is translated between them: where
+ * the route to it leaves. NULL: as most others see it, that of the default route, else that of the first interface that
+ * is neither loopback nor a bridge of containers. Without a scope. AQ_INVAL, AQ_NOTFOUND: logged.
+ */
+enum aq_status aq_endpoint_own(const char *peer, char out[AQ_ENDPOINT_HOST_BYTES]);
 
 #ifdef __cplusplus
 }

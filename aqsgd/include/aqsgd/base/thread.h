@@ -29,7 +29,8 @@ struct aq_mutex *aq_mutex_log(void);                 /* the log's: there before 
 void aq_mutex_lock(struct aq_mutex *mutex);
 void aq_mutex_unlock(struct aq_mutex *mutex);
 
-/* Cores that this process may run on (sched_getaffinity), at least 1. */
+/* Cores that this process may use: those that it may run on (sched_getaffinity), or fewer where its control group
+ * allows less processor time (control_group.h). At least 1. */
 uint32_t aq_thread_cores(void);
 
 #ifdef __cplusplus
