@@ -446,7 +446,7 @@ bool aq_disk_registered(const struct aq_disk *disk)
 }
 
 /* Registered buffers spare the kernel the pinning of 1600 pages for each message: a tenth of the CPU time
- * (docs/DECISIONS.md). */
+ * (docs/DECISIONS.md 0003). */
 static enum aq_status buffers_register(struct aq_disk *disk)
 {
     void *memory = NULL;

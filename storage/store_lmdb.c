@@ -10,7 +10,7 @@
  * Invariants. An entry has at most one slot, and that slot names the entry. A slot whose message was replaced or
  * dropped names no entry, and becomes FREE when the storage thread and the callers have let go of it. A cell is never
  * written again while a kept mark may need it, nor while an older write to it is under way. Why LMDB holds no message:
- * docs/DECISIONS.md.
+ * docs/DECISIONS.md 0003.
  */
 #include "store_lmdb.h"
 

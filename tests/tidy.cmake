@@ -12,3 +12,9 @@ set_tests_properties(test_troubleshooting PROPERTIES LABELS quick)
 # Each promise of docs/RELIABILITY.md and SECURITY.md names a test, and the tests that they name exist.
 add_test(NAME test_promises COMMAND ${AQ_PYTHON} -B ${CMAKE_CURRENT_SOURCE_DIR}/test_promises)
 set_tests_properties(test_promises PROPERTIES LABELS quick)
+# Entries of docs/decisions/ have one form, and references to their numbers find them.
+add_test(NAME test_decisions COMMAND ${AQ_PYTHON} -B ${CMAKE_CURRENT_SOURCE_DIR}/test_decisions)
+set_tests_properties(test_decisions PROPERTIES LABELS quick)
+# Rows of docs/RESULTS.md have machine, commit and command, and what others quote of it is there.
+add_test(NAME test_results COMMAND ${AQ_PYTHON} -B ${CMAKE_CURRENT_SOURCE_DIR}/test_results)
+set_tests_properties(test_results PROPERTIES LABELS quick)

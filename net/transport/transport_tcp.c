@@ -2,8 +2,8 @@
  * transport_tcp.c -- streams over TCP: sockets that the loop may drive directly.
  *
  * Sockets stay blocking and every call here passes MSG_DONTWAIT: io_uring arms its own poll on a blocking socket, but
- * gives up with EAGAIN on one with O_NONBLOCK. Pacing is the kernel's (SO_MAX_PACING_RATE; docs/DECISIONS.md "Pacing by
- * the kernel"):
+ * gives up with EAGAIN on one with O_NONBLOCK. Pacing is the kernel's (SO_MAX_PACING_RATE; docs/DECISIONS.md
+ * 0010):
  * - TCP_MAXSEG 1448 before the connection stands, because the kernel lets the first ten segments go unpaced, and
  *   loopback's are of 64 KB; where only the listener paces, the link's small writes (link_send.c) keep those ten small;
  * - TCP_NOTSENT_LOWAT of 10 ms, so that what waits in the kernel is bounded and back-pressure reaches the link: poll()

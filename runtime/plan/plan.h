@@ -42,7 +42,7 @@ enum {
     AQ_PLAN_TRACE_BYTES = 40,        /* of a record: two names, two times, step, micro-batch   */
     /*
      * Code of the program and its libraries, stacks, and oneDNN's compiled kernels: a worker's resident memory less the
-     * planned sum, measured equal for stages of 45 and of 98 MB (docs/DECISIONS.md).
+     * planned sum, measured equal for stages of 45 and of 98 MB (docs/DECISIONS.md 0009).
      */
     AQ_PLAN_PROCESS_BYTES = 32 << 20,
     /* Numbers of the edges between replicas, above all edges between stages: this + stage. */

@@ -11,7 +11,7 @@
  * whole job has mark k, and expect up to three copies of a message on disk.
  *
  * Members: "lmdb" (LMDB index, message bytes in cells of one slab file, read and written by io_uring with O_DIRECT
- * where the file system takes it; see docs/FORMAT.md and docs/DECISIONS.md for the layout and why) and "memory"
+ * where the file system takes it; see docs/FORMAT.md and docs/DECISIONS.md 0003 for the layout and why) and "memory"
  * (everything in RAM; a mark is granted at once and holds nothing: a job with a memory cache starts cold after a
  * restart, and logs that).
  *
