@@ -11,7 +11,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "bits_auto.h"
@@ -460,7 +459,8 @@ static enum aq_status open_metrics(struct command *command)
         .step = command->entry.resume_step,
         .seconds = command->entry.seconds,
         .board = command->board,
-        .mark_every = aq_job_every_steps(&command->job->checkpoint.every, command->plan->steps_per_epoch)};
+        .mark_every = aq_job_every_steps(&command->job->checkpoint.every, command->plan->steps_per_epoch),
+        .mark_timed = command->job->checkpoint.every.ns > 0};
     AQ_TRY(aq_metrics_open(&config, &command->metrics));
     return write_line(command, start_line(command));
 }

@@ -159,6 +159,7 @@ static bool check_mark(struct launcher *launcher, uint32_t rank, const json_t *m
     const struct aq_launch *launch = launcher->launch;
     const struct stage *stage = &launcher->stages[rank];
     const uint64_t step = aq_control_u64_or(message, "step", 0), complete = launcher->result->mark;
+    char who[RANK_NAME_BYTES];
     if (stage->mark > complete)
         return refuse(launcher, rank, "has a checkpoint of step %llu while that of step %llu is not complete",
                       (unsigned long long)step, (unsigned long long)stage->mark);
@@ -169,6 +170,12 @@ static bool check_mark(struct launcher *launcher, uint32_t rank, const json_t *m
     if (!launcher->stopping && step != launch->until && !launch->bounds.mark_timed &&
         !launcher_is_due(launch->bounds.mark_every, step, launch->bounds.steps))
         return refuse(launcher, rank, "has a checkpoint of step %llu, at which none is due", (unsigned long long)step);
+    /* A rank starts no checkpoint before the last one is complete: those under way are of one step. */
+    for (uint32_t r = 0; r < launcher->ranks; r++)
+        if (launcher->stages[r].mark > complete && launcher->stages[r].mark != step)
+            return refuse(launcher, rank, "has a checkpoint of step %llu while %s has one of step %llu",
+                          (unsigned long long)step, rank_name(launcher, r, who),
+                          (unsigned long long)launcher->stages[r].mark);
     return true;
 }
 

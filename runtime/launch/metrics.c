@@ -36,6 +36,8 @@ struct aq_metrics {
     struct {
         uint64_t step, bytes; /* of the file when the step was done, before the next one's line */
     } marks[MARKS];           /* the newest steps that a checkpoint is due at, in turn          */
+    uint64_t first;           /* the step of the first end that is known                        */
+    uint64_t *ends;           /* [AQ_METRICS_AHEAD] bytes after a step, at its remainder; NULL: no timed checkpoints */
     json_t *joined;
     json_t *held; /* evaluations after steps whose own lines are not whole yet; NULL: none were */
     uint64_t room;
@@ -77,9 +79,14 @@ enum aq_status aq_metrics_open(const struct aq_metrics_config *config, struct aq
     metrics->next = config->step + 1;
     metrics->seconds_before = config->seconds;
     metrics->mark_every = config->mark_every;
+    metrics->first = config->step;
     metrics->board = config->board;
     metrics->fd = -1;
-    const enum aq_status roomy = make_room(metrics, ROOM_FIRST);
+    enum aq_status roomy = make_room(metrics, ROOM_FIRST);
+    if (roomy == AQ_OK && config->mark_timed) {
+        roomy = aq_alloc(AQ_METRICS_AHEAD * sizeof *metrics->ends, &memory);
+        if (roomy == AQ_OK) metrics->ends = memory;
+    }
     if (roomy != AQ_OK) {
         aq_metrics_close(metrics);
         return roomy;
@@ -111,6 +118,7 @@ void aq_metrics_close(struct aq_metrics *metrics)
     for (uint64_t i = 0; i < metrics->room * metrics->stages; i++)
         json_decref(metrics->lines[i]);
     aq_free(metrics->lines);
+    aq_free(metrics->ends);
     json_decref(metrics->joined);
     json_decref(metrics->held);
     aq_text_deinit(&metrics->text);
@@ -202,13 +210,15 @@ uint64_t aq_metrics_bytes_after(const struct aq_metrics *metrics, uint64_t step)
     if (step + 1 == metrics->next) return metrics->bytes;
     for (int i = 0; i < MARKS; i++)
         if (metrics->marks[i].step == step) return metrics->marks[i].bytes;
-    return 0;
+    if (!metrics->ends || step < metrics->first || step >= metrics->next) return 0;
+    return metrics->next - 1 - step <= AQ_METRICS_AHEAD ? metrics->ends[step % AQ_METRICS_AHEAD] : 0;
 }
 
 /* The line of the next step is about to be written: what is there now is all of the one before. */
 static void note_mark(struct aq_metrics *metrics)
 {
     const uint64_t step = metrics->next - 1;
+    if (metrics->ends) metrics->ends[step % AQ_METRICS_AHEAD] = metrics->bytes;
     if (metrics->mark_every == 0 || step == 0 || step % metrics->mark_every != 0) return;
     const size_t place = step / metrics->mark_every % MARKS;
     metrics->marks[place].step = step;

@@ -31,7 +31,8 @@ struct aq_metrics_config {
     uint32_t stages;
     uint64_t step;          /* the last one done before: lines start with step + 1          */
     double seconds;         /* of the run before this start ("time" continues from here)   */
-    uint64_t mark_every;    /* steps between two checkpoints; 0: only at the end          */
+    uint64_t mark_every;    /* steps between two checkpoints; 0: at no fixed step         */
+    bool mark_timed;        /* a checkpoint may come at any step                          */
     uint64_t index_every;   /* bytes between two entries of the index; 0: the default     */
     struct aq_board *board; /* gets every line, too; NULL: none */
 };
@@ -57,8 +58,8 @@ enum aq_status aq_metrics_step(struct aq_metrics *metrics, uint32_t rank, json_t
 enum aq_status aq_metrics_line(struct aq_metrics *metrics, json_t *line);
 
 /*
- * Bytes of the file up to this step, which is the newest one or one of the last with a checkpoint due (mark_every): the
- * next step's line starts there. 0: not known.
+ * Bytes of the file up to this step: the next step's line starts there. The step is the newest one, one of the last
+ * with a checkpoint due (mark_every), or one of the last AQ_METRICS_AHEAD (mark_timed). 0: not known.
  */
 uint64_t aq_metrics_bytes_after(const struct aq_metrics *metrics, uint64_t step);
 

@@ -63,8 +63,9 @@ static enum aq_status write_identity(const struct aq_run_entry *entry)
 }
 
 struct found {
-    uint64_t step; /* the last that was trained; 0: none */
-    bool done;     /* the run came to its end            */
+    uint64_t step;  /* the last that was trained; 0: none */
+    double seconds; /* of training, up to that step       */
+    bool done;      /* the run came to its end            */
 };
 
 /* Steps start early in the file, and the end is its last line: the rest is not read. */
@@ -94,6 +95,7 @@ static enum aq_status find(const char *metrics, struct found *found)
         const bool step = aq_control_is(line, "event", "step");
         if (i == 0) found->done = aq_control_is(line, "event", "end") && aq_control_is(line, "state", "done");
         if (step) found->step = aq_control_u64_or(line, "step", 1);
+        if (step) found->seconds = aq_control_number_or(line, "time", 0);
         json_decref(line);
         aq_free(last);
         if (step) break;
@@ -118,13 +120,20 @@ static enum aq_status refuse_gone(const struct aq_run_entry *entry, enum aq_owne
                    entry->plan->job->output.path, (unsigned long long)step, entry->checkpoint, what[state]);
 }
 
+/* Must this run have had a checkpoint by now? The one at its end is always written. */
+static bool was_due(const struct aq_plan *plan, const struct found *found)
+{
+    const struct aq_job_every *every = &plan->job->checkpoint.every;
+    const uint64_t steps = aq_job_every_steps(every, plan->steps_per_epoch);
+    if (found->done) return true;
+    return every->ns > 0 ? found->seconds * 1e9 >= (double)every->ns : steps > 0 && found->step >= steps;
+}
+
 /* A run without a checkpoint, as far as the folders show: if its checkpoints are elsewhere, it must not start again. */
 static enum aq_status begin_anew(const struct aq_run_entry *entry, enum aq_owned_state state, const struct found *found)
 {
-    /* When the first checkpoint is due; 0: only at the end. */
-    const uint64_t due = aq_job_every_steps(&entry->plan->job->checkpoint.every, entry->plan->steps_per_epoch);
     const bool there = state == AQ_OWNED_OURS || state == AQ_OWNED_OLD;
-    if (entry->checkpointed || (found->step > 0 && !there && (entry->marked || (due > 0 && found->step >= due))))
+    if (entry->checkpointed || (found->step > 0 && !there && (entry->marked || was_due(entry->plan, found))))
         return refuse_gone(entry, state, found->step);
     return AQ_OK;
 }

@@ -20,7 +20,7 @@ struct shown {
     struct told {
         bool here;
         uint32_t turns, missed;
-        uint64_t until; /* of the turn last reported; 0: none */
+        pid_t pid; /* of the launcher whose turn was reported last; 0: none runs */
     } told[AQ_JOB_CLIENTS_MAX];
     struct aq_board_split now;
 };
@@ -125,12 +125,12 @@ static void tell_site(struct server *server, uint32_t i)
     if (here != told->here)
         event(server, json_pack("{s:s, s:s, s:I, s:I}", "event", here ? "joined" : "away", "client", site->name,
                                 "samples", (json_int_t)site->samples, "round", (json_int_t)server->round));
-    if (site->pid != 0 && site->until != told->until) {
-        event(server, json_pack("{s:s, s:s, s:I, s:I, s:I}", "event", "turn", "client", site->name, "round",
-                                (json_int_t)server->round, "begin", (json_int_t)site->begin, "until",
-                                (json_int_t)site->until));
-        told->until = site->until;
-    }
+    /* A turn that is tried again has a launcher of its own, and begins at its newest checkpoint. */
+    if (site->pid != 0 && site->pid != told->pid)
+        event(server,
+              json_pack("{s:s, s:s, s:I, s:I, s:I}", "event", "turn", "client", site->name, "round",
+                        (json_int_t)server->round, "begin", (json_int_t)site->mark, "until", (json_int_t)site->until));
+    told->pid = site->pid;
     if (site->turns > told->turns)
         event(server, json_pack("{s:s, s:s, s:I, s:I, s:o, s:o, s:o}", "event", "trained", "client", site->name,
                                 "turns", (json_int_t)site->turns, "step", (json_int_t)site->mark, "sent_bytes",
@@ -204,7 +204,11 @@ void shown_end(struct server *server, enum aq_status status)
         [AQ_SPLIT_DONE] = "done", [AQ_SPLIT_FAILED] = "failed", [AQ_SPLIT_STOPPED] = "stopped"};
     char cause[AQ_SPLIT_TEXT_BYTES];
     if (!server->shown) return;
-    snprintf(cause, sizeof cause, "%s", aq_error_text()); /* reports of clients may clear it */
+    /* Now: reports of clients may clear the error. */
+    if (server->cause[0])
+        snprintf(cause, sizeof cause, "%s", server->cause);
+    else
+        aq_printable_text(aq_error_text(), cause, sizeof cause);
     shown_tell(server);
     const enum aq_split_end end = status == AQ_OK ? server->end : AQ_SPLIT_FAILED;
     json_t *line = json_pack("{s:s, s:s, s:I, s:I}", "event", "end", "state", states[end], "rounds",

@@ -108,6 +108,7 @@ struct server {
     bool stopping, over;
     uint64_t wipe_ns; /* when caches are looked at again */
     enum aq_split_end end;
+    char cause[AQ_SPLIT_TEXT_BYTES]; /* of AQ_SPLIT_FAILED, from server_fails */
     struct aq_log_limit strangers; /* what is said of them  */
     uint64_t refusals_ns;          /* since when lines of refusals are counted             */
     uint32_t refusals, unsaid;     /* since then; those that were not printed              */

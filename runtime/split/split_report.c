@@ -19,7 +19,8 @@ enum { FIGURE_DECIMALS = 4 };
 
 /* Sums over the clients. */
 struct all {
-    double bytes, targets, right, loss;
+    double bytes, targets, loss;
+    double judged, right; /* targets of clients that have an accuracy */
 };
 
 /* report[outer][inner], or NaN. */
@@ -55,6 +56,9 @@ static json_t *client_line(const struct server *server, const struct site *site,
     if (targets > 0 && isfinite(loss)) {
         all->targets += targets;
         all->loss += targets * loss;
+    }
+    if (targets > 0 && isfinite(accuracy)) {
+        all->judged += targets;
         all->right += targets * accuracy;
     }
     json_object_set_new(line, "seconds", aq_control_number(at(run, NULL, "seconds")));
@@ -102,14 +106,13 @@ static json_t *make(const struct server *server)
         json_array_append_new(clients, client_line(server, &server->sites[i], &all));
     const uint32_t rounds = server->job->split.rounds;
     const uint32_t had = server->round == 0 ? 0 : server->round - 1;
-    const bool any = all.targets > 0;
     return json_pack("{s:s, s:s, s:o, s:s, s:I, s:I, s:I, s:f, s:o, s:o, s:o, s:o}", "job", server->job->name, "mode",
                      state_mode(server), "statistics", statistics_line(server), "labels",
                      server->job->split.labels == AQ_SPLIT_LABELS_SERVER ? "server" : "client", "rounds",
                      (json_int_t)(had < rounds ? had : rounds), "rounds_planned", (json_int_t)rounds, "epochs_a_turn",
                      (json_int_t)server->job->split.epochs, "sent_bytes", all.bytes, "loss",
-                     aq_control_number(any ? all.loss / all.targets : NAN), "accuracy",
-                     aq_control_number(any ? all.right / all.targets : NAN), "privacy",
+                     aq_control_number(all.targets > 0 ? all.loss / all.targets : NAN), "accuracy",
+                     aq_control_number(all.judged > 0 ? all.right / all.judged : NAN), "privacy",
                      privacy_line(&server->job->split.privacy), "clients", clients);
 }
 

@@ -118,6 +118,7 @@ bool turn_tell(struct server *server, struct site *site, json_t *line)
 void server_fails(struct server *server, const char *why)
 {
     if (why) server_say(server, "%s", why);
+    if (!server->over) aq_printable_text(why ? why : aq_error_text(), server->cause, sizeof server->cause);
     server->over = true;
     server->end = AQ_SPLIT_FAILED;
 }

@@ -360,21 +360,31 @@ static void clients(const struct aq_board_split *split, struct aq_text *out)
     aq_text_add(out, "</table></div></section>\n");
 }
 
+/* The mean of those that have a figure; of how many, where some have none. */
+static void client_mean(struct aq_text *out, const char *name, int digits, double sum, uint32_t known, uint32_t clients)
+{
+    if (known == 0 || known == clients)
+        figure(out, name, digits, known ? sum / known : (double)NAN);
+    else
+        aq_text_add(out, "<div><dt>%s</dt><dd>%.*g (%u of %u clients)</dd></div>", name, digits, sum / known, known,
+                    clients);
+}
+
 static void split_body(const struct aq_board_view *view, struct aq_text *out)
 {
     const struct aq_board_split *split = &view->split;
     char sent[AQ_TEXT_NUMBER];
     double bytes = 0, right = 0, loss = 0, turns = 0;
-    uint32_t here = 0, known = 0;
+    uint32_t here = 0, losses = 0, accuracies = 0;
     for (uint32_t i = 0; i < split->clients; i++) {
         const struct aq_board_client *client = &split->client[i];
         here += client->here;
         turns += client->turns;
         if (isfinite(client->bytes)) bytes += client->bytes;
-        if (!isfinite(client->loss)) continue;
-        known++;
-        loss += client->loss;
-        right += client->accuracy;
+        losses += isfinite(client->loss);
+        accuracies += isfinite(client->accuracy);
+        if (isfinite(client->loss)) loss += client->loss;
+        if (isfinite(client->accuracy)) right += client->accuracy;
     }
     const uint32_t had = split->round > 0 ? split->round - 1 : 0;
     head_of(view, (double)had / split->rounds, out);
@@ -383,8 +393,8 @@ static void split_body(const struct aq_board_view *view, struct aq_text *out)
     aq_text_add(out, "<div><dt>clients here</dt><dd>%u / %u</dd></div>", here, split->clients);
     figure(out, "turns trained", 6, turns);
     aq_text_add(out, "<div><dt>sent</dt><dd>%s</dd></div>", aq_text_size((uint64_t)bytes, sent));
-    figure(out, "held-out loss, mean", 5, known ? loss / known : (double)NAN);
-    figure(out, "accuracy, mean", 4, known ? right / known : (double)NAN);
+    client_mean(out, "held-out loss, mean", 5, loss, losses, split->clients);
+    client_mean(out, "accuracy, mean", 4, right, accuracies, split->clients);
     duration(out, "up", view->up_s);
     aq_text_add(out, "</dl>\n");
     clients(split, out);
@@ -419,8 +429,12 @@ void aq_board_page(const struct aq_board_view *view, struct aq_text *out)
                 " &ndash; aqpipe</title><link rel=\"stylesheet\" href=\"page.css\">"
                 "<noscript><meta http-equiv=\"refresh\" content=\"5\"></noscript>"
                 "<script src=\"page.js\" defer></script></head><body>\n"
-                "<p id=\"gone\">The launcher has not answered since <span></span>: it has ended, or cannot be reached. "
-                "<code>aqpipe status RUN</code> on its machine shows which.</p>\n<main>\n");
+                "<p id=\"gone\">%s</p>\n<main>\n",
+                view->split.rounds > 0
+                    ? "The split-server has not answered since <span></span>: it has ended, or cannot be reached. Its "
+                      "output on its machine shows which; the same <code>aqpipe split-server</code> continues it."
+                    : "The launcher has not answered since <span></span>: it has ended, or cannot be reached. "
+                      "<code>aqpipe status RUN</code> on its machine shows which.");
     aq_board_body(view, out);
     aq_text_add(out, "</main>\n<footer>aqpipe " AQ_VERSION " &middot; <a href=\"status.json\">status.json</a> &middot; "
                      "<a href=\"metrics\">metrics</a></footer></body></html>\n");

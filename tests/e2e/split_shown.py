@@ -53,7 +53,7 @@ def scenario_split_shown():
     first = Client(server, "a", "--json", stops=(1,))
     said = until(port, "one is here", lambda said: said["split"]["clients"])
     check(said["split"]["clients"][0]["name"] == "a" and "1 of 2" in said["waits_for"], said)
-    second = Client(server, "b", stops=(1,))  # whoever trains first is held
+    second = Client(server, "b", "--json", stops=(1,))  # whoever trains first is held
     said = until(port, "one trains, one waits", lambda said: sorted(each["trains"] for each in said["split"]["clients"]) == [False, True])
     at_work, waits = sorted(said["split"]["clients"], key=lambda each: not each["trains"])
     check(said["split"]["round"] == 1 and said["state"] == "running" and waits["does"] == f"waits for {at_work['name']}", said)
@@ -61,24 +61,44 @@ def scenario_split_shown():
     check(status == 200 and "<h2>Clients</h2>" in page and waits["does"] in page and "round</dt><dd>1 / 2" in page, page)
     samples = openmetrics.read(get(port, "/metrics")[1])
     check(samples[("aqpipe_split_clients_here", (("job", said["job"]),))] == 2, "OpenMetrics")
-    (first if at_work["name"] == "a" else second).release()  # the other one is held in its first turn
+    other = second if at_work["name"] == "a" else first  # it is held in its first turn
+    (first if at_work["name"] == "a" else second).kill()  # its turn is tried again
+    first = Client(server, at_work["name"], "--json")
     said = until(port, "one has had a turn", lambda said: any(each["turns"] for each in said["split"]["clients"]))
     told = next(each for each in said["split"]["clients"] if each["turns"])
     kept, browser = os.environ.get("AQ_SCREENSHOTS"), page_seen.browser()
     for name, size in page_seen.SIZES.items() if kept and browser else ():
         page_seen.screenshot(browser, f"http://127.0.0.1:{port}/", size, name == "phone", pathlib.Path(kept) / f"split-{name}.png")
-    first.release()
-    second.release()
+    other.release()
     check(0 <= told["accuracy"] <= 1 and told["loss"] > 0 and told["sent_bytes"] > 0, told)
-    for client in (first, second):
+    for client in (first, other):
         client.end()
     server.end()
     events = lines(ROOT / "server.jsonl")
     kinds = [line["event"] for line in events]
     check(kinds[0] == "start" and kinds[-1] == "end" and events[-1]["state"] == "done" and events[-1]["turns"] == 4, events)
-    check(kinds.count("trained") == 4 and kinds.count("turn") == 4 and kinds.count("joined") == 2, events)
+    check(kinds.count("trained") == 4 and kinds.count("joined") == 3 and kinds.count("away") >= 1, events)
+    turns = [line for line in events if line["event"] == "turn"]
+    again = [line for line in turns if line["client"] == at_work["name"] and line["round"] == 1]
+    check(len(turns) == 5 and len(again) == 2 and again[0] == again[1], events)
     check([line["round"] for line in events if line["event"] == "round"] == [0, 1, 2], events)
     check(all(0 <= line["accuracy"] <= 1 for line in events if line["event"] == "trained"), events)
     mine = [json.loads(line) for line in first.out.splitlines()]
     check([line["event"] for line in mine] == ["joined", "turn", "turn", "end"] and mine[1]["round"] == 1, mine)
+    causes()
     no_workers("split_shown")
+
+
+def causes():
+    """A server whose disk fails ends with that cause, in the last event as on its terminal."""
+    served = {"split.labels": "server", "pipeline.stages": "[{layers: 0-1, dials: true}, {layers: 2-13}]"}
+    for name, changes, blocked in (("state", {}, "split.json.new"), ("labels", served, "labels/a/train.sent")):
+        with (ROOT / f"{name}.jsonl").open("w") as out:
+            server = Server(split(name, rounds=1, epochs=1, **CODED, **changes), "--json", out=out)
+        (ROOT / name / blocked / "full").mkdir(parents=True)  # a folder in the place of a file
+        client = Client(server, "a")
+        server.end(1)
+        client.kill()
+        end = lines(ROOT / f"{name}.jsonl")[-1]
+        check(end["event"] == "end" and end["state"] == "failed" and blocked in end["cause"], f"{end}: {server.text()}")
+        check(end["cause"] in server.text(), f"{end}: {server.text()}")

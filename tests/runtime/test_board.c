@@ -225,6 +225,35 @@ static void test_texts_are_escaped(void **state)
     aq_text_deinit(&metrics);
 }
 
+/* A split-server's page names the split-server, and its means are of the clients that have a figure. */
+static void test_page_of_a_split_server(void **state)
+{
+    (void)state;
+    struct aq_text page = {0};
+    struct aq_board_split now = {.job = "both", .mode = "fed", .round = 1, .rounds = 2, .clients = 3};
+    for (uint32_t i = 0; i < now.clients; i++) {
+        struct aq_board_client *client = &now.client[i];
+        *client =
+            (struct aq_board_client){.bytes = NAN, .loss = 2.0 + i, .accuracy = i == 1 ? (double)NAN : 0.5 + 0.125 * i};
+        snprintf(client->name, sizeof client->name, "c%u", i);
+    }
+    aq_board_split(board, &now, AQ_BOARD_RUNNING, "");
+    aq_board_look(board, view);
+    aq_board_page(view, &page);
+    assert_non_null(strstr(aq_text_of(&page), "<dt>held-out loss, mean</dt><dd>3</dd>"));
+    assert_non_null(strstr(aq_text_of(&page), "<dt>accuracy, mean</dt><dd>0.625 (2 of 3 clients)</dd>"));
+    assert_non_null(strstr(aq_text_of(&page), "<p id=\"gone\">The split-server has not answered since <span></span>"));
+    assert_null(strstr(aq_text_of(&page), "launcher"));
+    aq_text_deinit(&page);
+    for (uint32_t i = 0; i < now.clients; i++)
+        now.client[i].accuracy = NAN;
+    aq_board_split(board, &now, AQ_BOARD_RUNNING, "");
+    aq_board_look(board, view);
+    aq_board_page(view, &page);
+    assert_non_null(strstr(aq_text_of(&page), "<dt>accuracy, mean</dt><dd>&ndash;</dd>"));
+    aq_text_deinit(&page);
+}
+
 static void test_no_board_is_fine(void **state)
 {
     (void)state;
@@ -279,6 +308,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_findings_have_remedies, setup, teardown),
         cmocka_unit_test_setup_teardown(test_findings_are_bounded, setup, teardown),
         cmocka_unit_test_setup_teardown(test_texts_are_escaped, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_page_of_a_split_server, setup, teardown),
         cmocka_unit_test(test_no_board_is_fine),
         cmocka_unit_test(test_curve_keeps_extremes),
     };

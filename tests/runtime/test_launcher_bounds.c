@@ -408,6 +408,36 @@ static void test_timed_checkpoint_comes_at_any_step(void **state)
                    size_of(metrics_path));
 }
 
+/* With checkpoint.every as a time the launcher does not know the step; it knows what no honest stage reports. */
+static void test_lie_about_a_timed_checkpoint_is_refused(void **state)
+{
+    static const struct {
+        const char *line, *why;
+    } lies[] = {{"{\"event\":\"mark\",\"step\":6}", "has a checkpoint of step 6, having trained 5"},
+                {"{\"event\":\"mark\",\"step\":1e9}", "has a checkpoint of step 0, having trained 5"},
+                {"{\"event\":\"mark\",\"step\":-5}", "has a checkpoint of step 0, having trained 5"},
+                {"{\"event\":\"mark\",\"step\":3}", "step 3 while replica 0 stage 0 has one of step 5"}};
+    for (size_t i = 0; i < sizeof lies / sizeof *lies; i++) {
+        if (i > 0) assert_int_equal(setup(state), 0);
+        launch.bounds.mark_every = 0;
+        launch.bounds.mark_timed = true;
+        begin();
+        for (uint64_t step = 1; step <= 5; step++) {
+            for (uint32_t r = 0; r < RANKS; r++) {
+                say_step(r, step, "step");
+                if (step == 3 && r % P == P - 1) say_step(r, step, "eval");
+            }
+        }
+        say_step(0, 5, "mark");
+        assert_string_equal(result.cause, "");
+        const off_t bytes = size_of(metrics_path);
+        say(4, lies[i].line);
+        assert_refused("replica 1 stage 1", lies[i].why, 4, bytes);
+        assert_int_equal(result.mark, 0);
+        if (i + 1 < sizeof lies / sizeof *lies) assert_int_equal(teardown(state), 0);
+    }
+}
+
 static void test_stop_lets_another_step_be_the_last(void **state)
 {
     (void)state;
@@ -511,6 +541,7 @@ int main(void)
         TEST(test_parts_of_a_start_come_in_order),
         TEST(test_what_follows_a_step_is_said),
         TEST(test_timed_checkpoint_comes_at_any_step),
+        TEST(test_lie_about_a_timed_checkpoint_is_refused),
         TEST(test_stop_lets_another_step_be_the_last),
         TEST(test_an_asking_takes_what_it_asked_for),
         TEST(test_an_asking_wants_workers_that_answer),

@@ -297,6 +297,37 @@ static void test_metrics_know_where_a_step_ended(void **state)
     assert_int_equal(size_of(path), at_200); /* the evaluation after step 200 included */
 }
 
+/* A checkpoint after a time may come at any step: the ends of the last 65,536 steps are known. */
+static void test_metrics_know_where_any_step_ended_if_timed(void **state)
+{
+    (void)state;
+    enum { MARKED = 50, LAST = MARKED + AQ_METRICS_AHEAD };
+    struct aq_metrics *metrics;
+    const json_t *joined;
+    const struct aq_metrics_config config = {.path = path, .stages = 1, .step = 40, .mark_timed = true};
+    uint64_t at[3] = {0};
+    double seconds;
+    put_at(path, "{\"event\":\"start\"}\n");
+    assert_int_equal(aq_metrics_open(&config, &metrics), AQ_OK);
+    assert_int_equal(aq_metrics_bytes_after(metrics, 39), 0); /* before this start */
+    assert_int_equal(aq_metrics_bytes_after(metrics, 40), size_of(path));
+    for (uint64_t step = 41; step <= LAST + 1; step++) {
+        json_t *line = json_pack("{s:I}", "step", (json_int_t)step);
+        assert_int_equal(aq_metrics_step(metrics, 0, line, &joined), AQ_OK);
+        if (step >= MARKED && step < MARKED + 3) at[step - MARKED] = (uint64_t)size_of(path);
+        if (step == MARKED + 2) {
+            assert_int_equal(aq_metrics_bytes_after(metrics, MARKED + 1), at[1]);
+            assert_int_equal(aq_metrics_bytes_after(metrics, MARKED + 3), 0); /* not made yet */
+        }
+        if (step == LAST) assert_int_equal(aq_metrics_bytes_after(metrics, MARKED), at[0]);
+    }
+    assert_int_equal(aq_metrics_bytes_after(metrics, MARKED), 0); /* another step's has its place */
+    assert_int_equal(aq_metrics_bytes_after(metrics, MARKED + 1), at[1]);
+    aq_metrics_close(metrics);
+    assert_int_equal(aq_run_rewind(path, MARKED + 1, at[1], &seconds), AQ_OK);
+    assert_int_equal(size_of(path), at[1]);
+}
+
 /* ---- the index ---- */
 
 static void test_report_with_the_index_is_the_report_without(void **state)
@@ -477,6 +508,7 @@ int main(int argc, char **argv)
         TEST(test_file_that_is_not_the_checkpoints_is_refused_and_left),
         TEST(test_cut_that_was_killed_is_finished),
         TEST(test_metrics_know_where_a_step_ended),
+        TEST(test_metrics_know_where_any_step_ended_if_timed),
         TEST(test_report_with_the_index_is_the_report_without),
         TEST(test_index_that_does_not_fit_is_passed_over),
         TEST(test_reading_takes_memory_for_a_line),

@@ -197,6 +197,45 @@ static void test_resume_goes_further(void **state)
                                      "so that the learning rate was 2e-05 at step 10 and is 0.0001 at the next"));
 }
 
+static void remove_at(const char *name)
+{
+    char path[256];
+    snprintf(path, sizeof path, "%s/%s", root, name);
+    if (there(name)) assert_int_equal(remove_tree(path), 0);
+}
+
+#define STEP(step, time) "{\"event\":\"step\",\"step\":" #step ",\"time\":" #time "}\n"
+#define END              "{\"event\":\"end\",\"state\":\"done\"}\n"
+
+/* A run that was trained so long has had a checkpoint: if its folder is gone, the run must not start from nothing. */
+static void test_run_whose_checkpoints_are_gone_does_not_begin_again(void **state)
+{
+    (void)state;
+    static const char *const timed[] = {"checkpoint.every=30min", NULL}, *const at_end[] = {"checkpoint.every=0", NULL},
+                             *const counted[] = {"checkpoint.every=2 steps", NULL};
+    static const struct {
+        const char *const *sets;
+        const char *metrics;
+        bool refused;
+    } cases[] = {
+        {timed, STEP(5, 1799), false},   {timed, STEP(5, 1800), true},    {timed, STEP(10, 9) END, true},
+        {at_end, STEP(9, 99999), false}, {at_end, STEP(10, 9) END, true}, {counted, STEP(1, 99999), false},
+        {counted, STEP(2, 1), true},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        remove_at("run");
+        assert_int_equal(enter(LAUNCH, cases[i].sets, NULL, NULL), AQ_OK);
+        put("run/metrics.jsonl", cases[i].metrics);
+        remove_at("run/checkpoint");
+        remove_at("run/cache");
+        remove_at("run/" AQ_OWNED_MARKER); /* as a version left the folder that had no markers */
+        const enum aq_status status = enter(RESUME, cases[i].sets, NULL, NULL);
+        if (status != (cases[i].refused ? AQ_REFUSED : AQ_OK)) fail_msg("case %zu: %s", i, aq_error_text());
+        if (cases[i].refused) assert_non_null(strstr(aq_error_text(), "is its disk mounted?"));
+        if (cases[i].refused) assert_int_equal(enter(FRESH, cases[i].sets, NULL, NULL), AQ_OK);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -204,6 +243,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_refusal_names_the_keys_that_differ, setup, teardown),
         cmocka_unit_test_setup_teardown(test_fresh_throws_away_a_run_of_this_name_alone, setup, teardown),
         cmocka_unit_test_setup_teardown(test_resume_goes_further, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_run_whose_checkpoints_are_gone_does_not_begin_again, setup, teardown),
     };
     return cmocka_run_group_tests_name("run enter", tests, NULL, NULL);
 }
