@@ -418,7 +418,7 @@ static int enroll(const struct asked *asked)
 {
     struct aq_tls_name site = {.role = AQ_TLS_SITE};
     if (asked->rest_count) return aq_options_wrong(line.name, "one folder, please, and --site NAME");
-    if (!asked->site) return aq_options_wrong(line.name, "enroll wants --site NAME");
+    if (!asked->site) return aq_options_wrong(line.name, "enroll needs --site NAME");
     if (aq_tls_make_site(asked->folder, asked->site, since(), until(asked)) != AQ_OK) return AQ_EXIT_FAILED;
     if (!asked->out) return show(asked, asked->folder);
     memcpy(site.host, asked->site, strlen(asked->site)); /* a good name: it is short */

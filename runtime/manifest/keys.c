@@ -34,6 +34,7 @@ static const struct aq_key_name tokenizer_names[] = {
     {NULL, 0}};
 static const struct aq_key_name dataset_names[] = {
 #define AQ_DATASET(name) {#name, 0},
+#define AQ_DATASET_INTERNAL(name) {#name, AQ_KEY_NAME_INTERNAL},
 #include "stages/datasets.def"
 #undef AQ_DATASET
     {NULL, 0}};

@@ -46,6 +46,9 @@ enum aq_key_kind {
     AQ_KEY_EDGES
 };
 
+/* The value of a name that programs write for each other: it is read, but help and errors do not offer it. */
+enum { AQ_KEY_NAME_INTERNAL = -1 };
+
 struct aq_key_name {
     const char *name; /* NULL: end of the list */
     int value;

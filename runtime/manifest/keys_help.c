@@ -44,8 +44,10 @@ static void type_of(const struct aq_key *key, char *text, size_t bytes)
     }
     size_t used = 0;
     text[0] = 0;
-    for (const struct aq_key_name *name = key->names; name->name && used < bytes; name++)
+    for (const struct aq_key_name *name = key->names; name->name && used < bytes; name++) {
+        if (name->value == AQ_KEY_NAME_INTERNAL) continue;
         used += (size_t)snprintf(text + used, bytes - used, "%s%s", used ? ", " : "", name->name);
+    }
 }
 
 /* A limit in the unit a person writes it in. */

@@ -287,7 +287,9 @@ enum aq_status aq_yaml_graft(struct aq_pool *pool, struct aq_yaml_node *root, co
         const bool last = rest[bytes] == 0;
         if (node->kind ==
             AQ_YAML_SCALAR) { /* a scalar gives way: pipeline.stages.0.threads over stages: 4 fails later */
-            aq_yaml_error(errors, value, "%s: %s is one value, not a list or section", path, node->key);
+            aq_yaml_error(errors, value,
+                          "%s: %s is one value, not a list or section: write all of it as a list or section first",
+                          path, node->key);
             return AQ_INVAL;
         }
         struct aq_yaml_node *child = aq_yaml_child(node, rest, bytes);

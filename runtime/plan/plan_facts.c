@@ -16,6 +16,15 @@
 
 enum { PLACE_BYTES = 512 };
 
+/* A path as a shell, or a hub of models, would understand it: the remedy, or NULL. */
+static const char *other_path(const char *key, const char *path)
+{
+    if (strpbrk(path, "~$*?")) return "~, $ and * have no meaning here: write the path in full";
+    if (strcmp(key, "model.weights") == 0 && !strstr(path, ".safetensors"))
+        return "if it is a model's name, write hf://NAME, or get it by `hf download NAME --local-dir FOLDER`";
+    return NULL;
+}
+
 /* The error for a missing file names the line of the manifest. */
 static enum aq_status readable(const struct aq_job *job, const char *key, const char *path)
 {
@@ -23,6 +32,8 @@ static enum aq_status readable(const struct aq_job *job, const char *key, const 
     const int error = errno;
     char place[PLACE_BYTES];
     aq_job_place(job, key, place, sizeof place);
+    const char *remedy = error == ENOENT ? other_path(key, path) : NULL;
+    if (remedy) return aq_fail(AQ_NOTFOUND, "manifest", "%s: %s: there is no %s; %s", place, key, path, remedy);
     errno = error;
     const enum aq_status status = aq_fail_errno("manifest", "%s: %s: cannot read %s", place, key, path);
     return error == ENOENT ? AQ_NOTFOUND : status;

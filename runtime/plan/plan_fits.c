@@ -111,8 +111,11 @@ static uint64_t slab_held(const char *folder, uint32_t rank)
     return stat(path, &about) == 0 ? (uint64_t)about.st_blocks * 512 : 0;
 }
 
-/* Free bytes of the file system that the folder is, or will be, on: of the nearest part of its path that is there. */
-static bool disk_free(const char *folder, uint64_t *bytes)
+/*
+ * Free bytes of the file system that the folder is, or will be, on: of the nearest part of its path that is there.
+ * No file can be made there: *writable is false (a virtual or read-only file system, or another user's folder).
+ */
+static bool disk_free(const char *folder, uint64_t *bytes, bool *writable)
 {
     char path[PATH_BYTES];
     struct statvfs system_of;
@@ -123,6 +126,7 @@ static bool disk_free(const char *folder, uint64_t *bytes)
         slash[slash == path ? 1 : 0] = 0;
     }
     *bytes = (uint64_t)system_of.f_bavail * system_of.f_frsize;
+    *writable = system_of.f_blocks > 0 && !(system_of.f_flag & ST_RDONLY) && access(path, W_OK) == 0;
     return true;
 }
 
@@ -136,12 +140,18 @@ enum aq_status aq_plan_disk_fits(const struct aq_plan *plan, const char *folder)
         least += cache->samples_max * cell;
         held += slab_held(folder, r);
     }
-    if (least == 0 || !disk_free(folder, &free_bytes)) return AQ_OK;
+    bool writable;
+    if (least == 0 || !disk_free(folder, &free_bytes, &writable)) return AQ_OK;
     char place[PLACE_BYTES], needs[AQ_TEXT_NUMBER], more[AQ_TEXT_NUMBER], has[AQ_TEXT_NUMBER];
     aq_job_place(plan->job, "cache.path", place, sizeof place);
     aq_text_size(least, needs);
     aq_text_size(2 * least, more);
     aq_text_size(free_bytes + held, has);
+    if (!writable)
+        return aq_fail(AQ_IO, "plan",
+                       "%s: cache.path: no file can be made in %s (its file system is virtual or read-only, or the "
+                       "folder is another user's): name another folder",
+                       place, folder);
     if (least > free_bytes + held)
         return aq_fail(AQ_NOSPC, "plan",
                        "%s: cache.path: the messages of this machine's stages need %s in %s (%s between two "

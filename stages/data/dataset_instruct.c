@@ -414,6 +414,9 @@ static enum aq_status read_all(struct reader *reader, struct dataset_facts *fact
     to->T = reader->config->T;
     to->padding = aq_tokenizer_end_of_text(reader->tokenizer);
     AQ_TRY(add_files(reader));
+    if (to->starts.count == 0 && reader->left_out == 0)
+        return aq_fail(AQ_INVAL, AREA, "%s%s: there is no record to learn from: is the file empty?",
+                       reader->config->paths[0], reader->config->path_count > 1 ? " and others" : "");
     if (to->starts.count == 0)
         return aq_fail(AQ_INVAL, AREA, "%s%s: no line has an answer within T=%u tokens (%llu have none)",
                        reader->config->paths[0], reader->config->path_count > 1 ? " and others" : "", to->T,

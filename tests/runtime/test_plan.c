@@ -802,20 +802,24 @@ static void test_disk_fits_counts_caches_of_this_machine(void **state)
                                        "train.epochs=1",
                                        "model={blocks: 6, channels: 8192, heads: 4, context: 1024}",
                                        "train.T=1024",
-                                       "cache.path=/aq-test-none/caches",
+                                       "cache.path=/dev/shm/aq-test-none/caches",
                                        NULL};
     static const char *const in_memory[] = {"cache.kind=memory", NULL};
     struct aq_job *job;
     struct aq_plan *plan = plan_kit_plan(manifest, NULL, &job);
     assert_int_equal(aq_plan_disk_fits(plan, plan_kit_folder), AQ_OK);
-    assert_int_equal(aq_plan_disk_fits(plan, "/aq-test-none/is/made/later"), AQ_OK);
+    assert_int_equal(aq_plan_disk_fits(plan, "/dev/shm/aq-test-none/is/made/later"), AQ_OK);
     plan_kit_done(plan, job);
     plan = plan_kit_plan(manifest, vast, &job);
     capture_begin();
     assert_int_equal(aq_plan_disk_fits(plan, job->cache.path), AQ_NOSPC);
     capture_end();
     assert_true(captured_has("cache.path: the messages of this machine's stages need "));
-    assert_true(captured_has(" in /aq-test-none/caches ("));
+    assert_true(captured_has(" in /dev/shm/aq-test-none/caches ("));
+    capture_begin();
+    assert_int_equal(aq_plan_disk_fits(plan, "/proc/none"), AQ_IO);
+    capture_end();
+    assert_true(captured_has("cache.path: no file can be made in /proc/none ("));
     plan_kit_done(plan, job);
     plan = plan_kit_plan(manifest, in_memory, &job);
     assert_int_equal(aq_plan_disk_fits(plan, "/proc/none"), AQ_OK);

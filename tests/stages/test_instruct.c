@@ -182,7 +182,7 @@ static void test_broken_lines_are_told_with_their_number(void **state)
         {"\n{\"prompt\": \"a\"\n", "lines.jsonl:2: no JSON"},
         {"[1]\n", "lines.jsonl:1: is no JSON object"},
         {"{\"messages\": []}\n", "lines.jsonl:1: \"messages\" need a chat template"},
-        {"", "no line has an answer"},
+        {"", "there is no record to learn from: is the file empty?"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         struct aq_dataset *data;

@@ -24,8 +24,8 @@ struct aq_control_group {
 
 /*
  * The smallest limits of this process's group and of those above it. `root` is the folder that has proc/self/cgroup and
- * sys/fs/cgroup: "" for this machine, another one in tests. A file that is missing, cannot be read or holds no number is
- * no limit. Locking: any thread.
+ * sys/fs/cgroup: "" for this machine, another one in tests. A file that is missing, cannot be read or holds no number
+ * is no limit. Locking: any thread.
  */
 struct aq_control_group aq_control_group(const char *root);
 
