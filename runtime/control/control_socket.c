@@ -126,7 +126,9 @@ enum aq_status aq_control_connect(const char *address, uint64_t deadline_ns, int
         errno = error;
     }
     enum aq_status status = AQ_OK;
-    if (made == -1) status = aq_fail_errno("control", "cannot reach the daemon at %s", address);
+    if (made == -1)
+        status =
+            aq_fail_errno("control", "cannot reach the daemon at %s (start aqpiped there, or open its port)", address);
     freeaddrinfo(list);
     AQ_TRY(status);
     status = aq_control_keep_alive(made);

@@ -130,7 +130,8 @@ enum aq_status aq_split_job_open(const struct aq_split_asked *asked, struct aq_s
         status = load(asked, epochs, &made.job);
         if (status == AQ_OK) status = aq_plan_open(made.job, &made.plan);
         if (status == AQ_OK && made.plan->facts.lengths_digest)
-            status = aq_fail(AQ_INVAL, AREA, "samples of several lengths cannot be split yet: let data.pack be true");
+            status = aq_fail(AQ_INVAL, AREA,
+                             "samples of several lengths cannot be split yet: split learning takes text and images");
         if (status == AQ_OK) status = check_shared(&made);
         if (status == AQ_OK) status = check_correlation(&made);
     }
