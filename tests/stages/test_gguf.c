@@ -187,6 +187,27 @@ static void test_what_llama_cpp_does_not_compute_is_refused(void **state)
     assert_int_equal(open_as(&model, "f16", &gguf), AQ_INVAL);
 }
 
+/* Without memory at any point there is a status, and nothing is left. */
+static void test_opening_without_memory_leaves_nothing(void **state)
+{
+    struct aq_model_config model;
+    struct aq_gguf *gguf;
+    enum aq_status status = AQ_NOMEM;
+    uint64_t n = 0;
+    (void)state;
+    config(&model);
+    const uint64_t before = aq_memory_used();
+    while (status != AQ_OK) {
+        aq_memory_fail_at(++n);
+        status = open_as(&model, "f16", &gguf);
+        aq_memory_fail_at(0);
+        if (status == AQ_OK) aq_gguf_close(gguf);
+        assert_true(status == AQ_OK || status == AQ_NOMEM);
+        assert_int_equal(aq_memory_used(), before);
+    }
+    assert_true(n > 5);
+}
+
 int main(void)
 {
     static const struct CMUnitTest tests[] = {
@@ -194,6 +215,7 @@ int main(void)
         cmocka_unit_test(test_q8_rounds_halves_away_from_zero),
         cmocka_unit_test(test_q8_of_tiny_values_is_zero),
         cmocka_unit_test(test_values_that_do_not_fit_leave_no_file),
+        cmocka_unit_test(test_opening_without_memory_leaves_nothing),
         cmocka_unit_test(test_what_llama_cpp_does_not_compute_is_refused),
     };
     data_be_quiet();
