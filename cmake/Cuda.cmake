@@ -66,7 +66,7 @@ endif()
 
 # CUDA's libraries are loaded at run time (aqsgd/gpu_library.h): the build needs their headers, which are the toolkit's, the
 # system's, or of a package that somebody names. Where the build machine has the libraries is one of the places where
-# programs look (AQ_GPU_FOLDERS, empty in packages for other machines).
+# programs look (AQ_GPU_FOLDERS; tools/package.d/gather.py packs no build with a folder outside /usr and /opt).
 find_path(AQ_cublasLt_INCLUDE cublasLt.h HINTS ${CUDAToolkit_INCLUDE_DIRS})
 find_library(AQ_cublasLt_LIBRARY NAMES cublasLt libcublasLt.so.${CUDAToolkit_VERSION_MAJOR} HINTS ${CUDAToolkit_LIBRARY_DIR})
 mark_as_advanced(AQ_cublasLt_INCLUDE AQ_cublasLt_LIBRARY)

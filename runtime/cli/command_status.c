@@ -464,17 +464,29 @@ static const char legend[] =
     "mean/rms: common mode of the activations\n"
     "host: \"-\" is this machine. device: as the stage named it. memory: as planned\n";
 
-/* A rank's host, device, and planned bytes of memory (NaN: not known). */
-static double places(const struct latest *latest, size_t r, char host[PLACE_BYTES], char device[PLACE_BYTES])
+/* A rank's host (NULL: this machine) and device (NULL: not known), and its planned bytes of memory (NaN: not known). */
+static double places(const struct latest *latest, size_t r, const char **host, const char **device)
 {
     const json_t *said = json_array_get(json_object_get(latest->go, "devices"), r);
     const json_t *asked = json_array_get(json_object_get(latest->start, "devices"), r);
-    const char *of = json_string_value(json_array_get(json_object_get(latest->start, "hosts"), r));
-    const char *on = json_is_string(said) ? json_string_value(said) : json_string_value(asked);
-    (void)aq_printable_text(of ? of : "-", host, PLACE_BYTES);
-    (void)aq_printable_text(on ? on : "-", device, PLACE_BYTES);
-    device[strcspn(device, ",")] = 0; /* threads and instructions of a CPU */
+    *host = json_string_value(json_array_get(json_object_get(latest->start, "hosts"), r));
+    *device = json_is_string(said) ? json_string_value(said) : json_string_value(asked);
     return plain(latest->start, "memory_planned", r);
+}
+
+/* Of a device's text: threads and instructions of a CPU follow the comma. */
+static size_t device_chars(const char *device)
+{
+    return strcspn(device, ",");
+}
+
+/* A cell of the table: what does not fit ends in "...". */
+static void place_cell(struct aq_table *table, const char *text, size_t chars)
+{
+    char shown[PLACE_BYTES];
+    const bool fits = aq_printable(text, chars, false, shown, sizeof shown) == chars;
+    if (!fits) (void)aq_printable(text, chars, false, shown, sizeof shown - 3);
+    aq_table_cell(table, "%s%s", shown, fits ? "" : "...");
 }
 
 static const struct {
@@ -516,7 +528,7 @@ static void top_table(const struct latest *latest, struct aq_text *text)
     aq_table_cell(&table, "memory");
     for (size_t r = 0; r < ranks; r++) {
         const struct carried sent = carried(line, r);
-        char host[PLACE_BYTES], device[PLACE_BYTES];
+        const char *host, *device;
         if (replicas) aq_table_cell(&table, "%zu", r / P);
         aq_table_cell(&table, "%zu", P > 0 ? r % P : r);
         for (int i = 0; i < SHARES; i++)
@@ -526,9 +538,9 @@ static void top_table(const struct latest *latest, struct aq_text *text)
         aq_table_figure(&table, sent.left * 100, 0, " %");
         for (int i = 0; i < MEASURES; i++)
             aq_table_figure(&table, plain(line, measures[i].key, r), 4, "");
-        const double memory = places(latest, r, host, device);
-        aq_table_cell(&table, "%s", host);
-        aq_table_cell(&table, "%s", device);
+        const double memory = places(latest, r, &host, &device);
+        place_cell(&table, host ? host : "-", strlen(host ? host : "-"));
+        place_cell(&table, device ? device : "-", device ? device_chars(device) : 1);
         aq_table_size(&table, memory);
     }
     aq_table_print(&table, aq_text_columns(STDOUT_FILENO), text);
@@ -576,42 +588,65 @@ static json_t *top_ranks(const struct latest *latest)
         json_object_set_new(rank, "packed", aq_control_number(sent.left));
         for (int i = 0; i < MEASURES; i++)
             json_object_set_new(rank, measures[i].name, aq_control_number(plain(line, measures[i].key, r)));
-        char host[PLACE_BYTES], device[PLACE_BYTES];
-        const double memory = places(latest, r, host, device);
-        json_object_set_new(rank, "host", strcmp(host, "-") == 0 ? json_null() : json_string(host));
-        json_object_set_new(rank, "device", json_string(device));
+        const char *host, *device;
+        const double memory = places(latest, r, &host, &device);
+        json_object_set_new(rank, "host", host ? json_string(host) : json_null());
+        json_object_set_new(rank, "device", device ? json_stringn(device, device_chars(device)) : json_string("-"));
         json_object_set_new(rank, "memory_planned", aq_control_number(memory));
         json_array_append_new(list, rank);
     }
     return list;
 }
 
-static struct termios terminal_before;
+/* The terminal of `aqpipe top`; handlers of signals change it, so nothing else does while they may come. */
+static struct termios terminal_before, terminal_raw;
+static volatile sig_atomic_t terminal_is_raw;
+
+/* In the background, reading the terminal or changing it would stop this process. -1: no job control there. */
+static bool terminal_is_ours(void)
+{
+    const pid_t front = tcgetpgrp(STDIN_FILENO);
+    return front <= 0 || front == getpgrp();
+}
 
 static void terminal_back(void)
 {
-    (void)tcsetattr(STDIN_FILENO, TCSANOW, &terminal_before);
+    if (terminal_is_raw && terminal_is_ours()) (void)tcsetattr(STDIN_FILENO, TCSANOW, &terminal_before);
+    terminal_is_raw = 0;
 }
 
-static void on_end(int signal_number)
+static void terminal_again(void)
+{
+    if (terminal_is_ours()) terminal_is_raw = tcsetattr(STDIN_FILENO, TCSANOW, &terminal_raw) == 0;
+}
+
+/* Ends or stops this process by the signal's own action, once the handler has returned. */
+static void on_leave(int signal_number)
 {
     terminal_back();
     (void)signal(signal_number, SIG_DFL);
     (void)raise(signal_number);
 }
 
-/* Keys come at once and are not shown, until this process ends or gets a signal. False: it has no terminal. */
+static void on_continue(int signal_number)
+{
+    (void)signal_number;
+    if (signal(SIGTSTP, on_leave) == SIG_IGN) (void)signal(SIGTSTP, SIG_IGN);
+    terminal_again();
+}
+
+/* Keys come at once and are not shown, until this process ends, stops or is in the background. False: no terminal. */
 static bool terminal_keys(void)
 {
-    static const int ends[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT};
-    const pid_t front = tcgetpgrp(STDIN_FILENO); /* -1: no job control there */
-    if (front > 0 && front != getpgrp()) return false; /* in the background it would be stopped */
+    static const int leaves[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGTSTP};
     if (tcgetattr(STDIN_FILENO, &terminal_before) != 0) return false;
-    struct termios keys = terminal_before;
-    keys.c_lflag &= ~(tcflag_t)(ICANON | ECHO);
-    for (size_t i = 0; i < sizeof ends / sizeof *ends; i++)
-        if (signal(ends[i], on_end) == SIG_ERR) return false;
-    return tcsetattr(STDIN_FILENO, TCSANOW, &keys) == 0;
+    terminal_raw = terminal_before;
+    terminal_raw.c_lflag &= ~(tcflag_t)(ICANON | ECHO);
+    for (size_t i = 0; i < sizeof leaves / sizeof *leaves; i++)
+        if (signal(leaves[i], SIG_IGN) != SIG_IGN && signal(leaves[i], on_leave) == SIG_ERR) return false;
+    if (signal(SIGCONT, on_continue) == SIG_ERR) return false;
+    terminal_again();
+    return true;
 }
 
 int aq_command_top(int argc, char **argv)
@@ -623,7 +658,7 @@ int aq_command_top(int argc, char **argv)
     if (asked.daemon) return daemon_status(&asked);
     const bool terminal = isatty(STDOUT_FILENO) == 1 && !asked.once;
     struct latest latest = {0};
-    const bool keys = terminal && terminal_keys();
+    const bool keys = terminal && !asked.json && terminal_keys();
     for (;;) {
         const enum aq_status status = read_latest(asked.folder, &latest);
         if (status != AQ_OK && keys) terminal_back();
@@ -636,9 +671,9 @@ int aq_command_top(int argc, char **argv)
             show_top(&latest, state);
         else
             aq_out("%s: %s, no step yet\n", asked.folder, state);
-        if (keys && !asked.json) aq_out("\n%s", explained ? legend : "? explains the columns; q ends\n");
+        if (terminal_is_raw) aq_out("\n%s", explained ? legend : "? explains the columns; q ends\n");
         fflush(stdout);
-        struct pollfd input = {.fd = STDIN_FILENO, .events = POLLIN};
+        struct pollfd input = {.fd = terminal_is_raw ? STDIN_FILENO : -1, .events = POLLIN};
         char key = 0;
         if (aq_run_holder(asked.folder) == 0 || !terminal) break;
         if (poll(&input, 1, (int)(asked.seconds * 1000)) > 0 && (read(STDIN_FILENO, &key, 1) <= 0 || key == 'q')) break;

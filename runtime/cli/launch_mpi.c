@@ -9,6 +9,7 @@
 
 #include "commands.h"
 #include "launch_slurm.h"
+#include "process_begin.h"
 #include "run_folder.h"
 
 enum { START_CHARS_MAX = 100 };
@@ -94,13 +95,13 @@ static const char meeting[] =
     "    put \"$work/keys-made\" yes\n"
     "fi\n"
     "await \"$work/keys-made\" \"rank 0 has made no keys\"\n"
-    "(trap '' USR1; exec \"$aqpiped\" --listen \"$at:0\" --host \"$at\" --keys \"$work/keys\" --port-file "
-    "\"$work/port-$rank\") &\n"
+    "(trap '' USR1; " AQ_PROCESS_PARENT "=$$ exec \"$aqpiped\" --listen \"$at:0\" --host \"$at\" --keys \"$work/keys\" "
+    "--port-file \"$work/port-$rank\") &\n"
     "daemon=$!\n";
 
 /* Rank 0 handles signals, which come only to it or, as under mpirun, to all processes of all ranks: daemons ignore
  * USR1, and a second one has no effect (launcher.c). Daemons live until rank 0 ends the job, or has not been seen
- * for 120 s. */
+ * for 120 s, or their rank's script is killed: AQ_PROCESS_PARENT ties them, and the launcher, to it. */
 static const char follows[] =
     "if ((rank > 0)); then\n"
     "    seen= unseen=0\n"
@@ -154,7 +155,7 @@ static enum aq_status script_of(const struct aq_mpi *mpi, uint32_t rank, const c
     }
     aq_text_add(out, "rank=%u ranks=%u stages=%u listed=%d\n%s%s%s", rank, aq_job_ranks(job), job->pipeline.stage_count,
                 job->pipeline.listed, meeting, follows, aq_slurm_places);
-    aq_text_add(out, "\"$aqpipe\" launch ");
+    aq_text_add(out, AQ_PROCESS_PARENT "=$$ \"$aqpipe\" launch ");
     aq_text_shell(out, manifest);
     aq_text_add(out, " --run \"$run\" \"${resume[@]}\" --no-progress --restarts %u", mpi->restarts);
     for (uint32_t i = 0; i < mpi->sets->count; i++) {

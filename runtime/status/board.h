@@ -60,6 +60,8 @@ const char *aq_board_way_name(enum aq_board_way way);       /* "forward"     */
 /* Steps that a timeline shows. */
 enum { AQ_BOARD_STEPS = 24 };
 
+enum { AQ_BOARD_HOST_BYTES = 328 }; /* NAME@HOST:PORT of 63, 253 and 5 characters */
+
 struct aq_board_rank {
     bool lives; /* its process has been started and has not ended */
     int pid;
@@ -70,7 +72,7 @@ struct aq_board_rank {
     double parts[AQ_BOARD_PARTS], gauges[AQ_BOARD_GAUGES]; /* NaN: it has none       */
     double bytes[AQ_BOARD_WAYS], bytes_all[AQ_BOARD_WAYS]; /* that links carried: in the step, since the launch began */
     double in_wait;  /* of AQ_BOARD_LINK_WAIT, waiting for the stage before; NaN: not known */
-    char host[64];   /* as the manifest has it; "": this machine                                */
+    char host[AQ_BOARD_HOST_BYTES]; /* as the manifest has it; "": this machine */
     struct aq_board_past {
         float seconds, parts[AQ_BOARD_PARTS]; /* NaN: none */
     } past[AQ_BOARD_STEPS];                   /* of step s in place s modulo AQ_BOARD_STEPS */

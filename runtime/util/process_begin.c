@@ -3,6 +3,10 @@
 
 #include <fcntl.h>
 #include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -45,10 +49,26 @@ static enum aq_status stack_begin(void)
                    (unsigned long long)limit.rlim_cur >> 10, STACK_BYTES_MIN >> 10, STACK_BYTES >> 10);
 }
 
+/* The parent is compared after prctl: one that died before was not noticed. */
+static enum aq_status parent_begin(void)
+{
+    const char *asked = getenv(AQ_PROCESS_PARENT);
+    char parent[32];
+    if (!asked) return AQ_OK;
+    if (prctl(PR_SET_PDEATHSIG, SIGTERM) != 0)
+        return aq_fail_errno("process", "cannot be tied to the process that started this one");
+    (void)snprintf(parent, sizeof parent, "%ld", (long)getppid());
+    if (strcmp(parent, asked) != 0)
+        return aq_fail(AQ_ABORTED, "process", "process %.20s, which started this one, has ended", asked);
+    (void)unsetenv(AQ_PROCESS_PARENT); /* the processes that this one starts have another parent */
+    return AQ_OK;
+}
+
 enum aq_status aq_process_begin(void)
 {
     signals_begin();
     descriptors_begin();
     (void)umask(umask(077) | 022);
+    AQ_TRY(parent_begin());
     return stack_begin();
 }

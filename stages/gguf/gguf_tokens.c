@@ -118,6 +118,7 @@ static void take_added(struct words *words, const json_t *list, const json_t *vo
     json_array_foreach(list, i, one)
     {
         const char *text = json_string_value(json_object_get(one, "content"));
+        if (!text) continue; /* the file has changed since it was checked */
         const bool special = json_is_true(json_object_get(one, "special"));
         const bool spaces = strstr(text, "\xE2\x96\x81") && json_object_get(vocab, text); /* never so in a text */
         if (special || !spaces)
@@ -268,16 +269,20 @@ static enum aq_status from_bytes(const struct aq_gguf_about *about, struct words
 {
     struct aq_bpe_text text = {.count = 0};
     char writing[8];
+    enum aq_status status = AQ_OK;
     (void)about;
     words->root = json_object();
-    for (uint32_t byte = 0; byte < 256; byte++) {
+    for (uint32_t byte = 0; byte < 256 && status == AQ_OK; byte++) {
         const uint8_t one = (uint8_t)byte;
         text.count = 0;
-        AQ_TRY(aq_bpe_write(&one, 1, &text));
+        status = aq_bpe_write(&one, 1, &text);
+        if (status != AQ_OK) break;
         snprintf(writing, sizeof writing, "%.*s", (int)text.count, (const char *)text.at);
-        json_object_set_new(words->root, writing, json_integer((json_int_t)byte));
+        if (json_object_set_new(words->root, writing, json_integer((json_int_t)byte)) != 0)
+            status = aq_fail(AQ_NOMEM, GGUF_AREA, "no memory for the tokens of bytes");
     }
     aq_bpe_text_free(&text);
+    AQ_TRY(status);
     take_vocabulary(words, words->root);
     words->pre.name = "gpt-2";
     return AQ_OK;

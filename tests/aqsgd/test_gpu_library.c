@@ -95,6 +95,48 @@ static void test_folders_are_searched_in_order(void **state)
                         "/usr/local/cuda-13/lib64|/opt/cuda/lib64|");
 }
 
+/* A name with characters that mean something in a pattern: the folder itself is searched, and no other. */
+static void test_environment_with_a_pattern_in_its_name(void **state)
+{
+    struct visits visits = {""};
+    char venv[300], conda[300];
+    (void)state;
+    make("a[b]*/lib/python3.11/site-packages/nvidia/nccl/lib/x", "");
+    make("ab-other/lib/python3.11/site-packages/nvidia/nccl/lib/x", "");
+    snprintf(venv, sizeof venv, "%s/a[b]*", folder);
+    snprintf(conda, sizeof conda, "%s/*", folder);
+    environment(NULL, venv, conda);
+    assert_false(gpu_folders_visit(AQ_GPU_NCCL, visit_note, &visits));
+    assert_non_null(strstr(visits.text, "|/a[b]*/lib/python3.11/site-packages/nvidia/nccl/lib|"));
+    assert_null(strstr(visits.text, "ab-other"));
+    assert_null(strstr(visits.text, "/venv/"));
+}
+
+/* Only a Python installation's neighbours are searched: the folder around a program elsewhere may be any user's. */
+static void test_folders_beside_the_program(void **state)
+{
+    static const char *const places[] = {"lib/python3.11/site-packages", "lib/python3/dist-packages", "tmp",
+                                         "site-packages-of-others"};
+    (void)state;
+    for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
+        struct visits visits = {""};
+        char path[200], program[600], wanted[300];
+        snprintf(path, sizeof path, "%s/nvidia/cu13/lib/x", places[i]);
+        make(path, "");
+        snprintf(path, sizeof path, "%s/nvidia/nccl/lib/x", places[i]);
+        make(path, "");
+        snprintf(program, sizeof program, "%s/%s/aqpipe/bin/aqpipe", folder, places[i]);
+        snprintf(wanted, sizeof wanted, "/%s/nvidia/cu13/lib|/%s/nvidia/nccl/lib|", places[i], places[i]);
+        assert_false(gpu_beside_visit(program, AQ_GPU_NCCL, visit_note, &visits));
+        assert_string_equal(visits.text, i < 2 ? wanted : "");
+    }
+    struct visits visits = {""};
+    assert_false(gpu_beside_visit("/aqpipe", AQ_GPU_NCCL, visit_note, &visits));
+    assert_false(
+        gpu_beside_visit("/site-packages/aqpipe/bin/aqpipe", AQ_GPU_NCCL, visit_note, &visits)); /* no nvidia */
+    assert_string_equal(visits.text, "");
+}
+
 static bool visit_stop(void *context, const char *path)
 {
     ++*(int *)context;
@@ -211,6 +253,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_folders_are_searched_in_order),
+        cmocka_unit_test(test_environment_with_a_pattern_in_its_name),
+        cmocka_unit_test(test_folders_beside_the_program),
         cmocka_unit_test(test_search_stops_where_it_is_told),
         cmocka_unit_test(test_functions_before_loading_fail),
         cmocka_unit_test(test_first_whole_library_is_taken),

@@ -86,6 +86,16 @@ def scenario_mpi():
     codes = [process.returncode for process in processes]
     check(codes == [1, 0, -signal.SIGKILL, 0], f"killed: exit codes {codes}")
     no_workers("killed")
+
+    # All ranks are killed at once, and nothing else: daemons, workers and launcher end with them.
+    processes, hold = begin_held("all-killed", "pmix", 600)
+    for process in processes:
+        process.kill()
+    for process in processes:
+        process.communicate(timeout=jobs.PATIENCE)  # until the last process that holds its standard error has ended
+    no_workers("all-killed")
+    hold.release()
+    shutil.rmtree(ROOT / "all-killed.mpi")
     mpirun()
 
 

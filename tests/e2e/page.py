@@ -146,9 +146,92 @@ def watched(page):
         top.kill()
         os.close(ours)
         os.close(theirs)
+    jobs_of_a_shell()
     ranks = json.loads(aqpipe("top", ROOT / "page", "--once", "--json").stdout)["ranks"]
     check([rank["host"] for rank in ranks] == [None, None] and all(rank["memory_planned"] > 0 for rank in ranks), ranks)
     check(all(rank["device"].startswith("cpu: ") or rank["device"] in ("cpu", "auto") for rank in ranks), ranks)
+    long, folder = ".".join(["gpu-node"] * 27) + ":7000", ROOT / "long"
+    folder.mkdir()
+    start = {**metrics("page", "start")[0], "hosts": [long, None], "devices": ["cuda:0 " + "N" * 90 + ", more", None]}
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in (start, metrics("page", "step")[0])))
+    ranks = json.loads(aqpipe("top", folder, "--once", "--json").stdout)["ranks"]
+    check(ranks[0]["host"] == long and ranks[0]["device"] == "cuda:0 " + "N" * 90, ranks)
+    check(f" {long[:24]}... " in aqpipe("top", folder, "--once").stdout, "the table")
+
+
+# What a shell does, in a terminal of its own: `top` in the foreground, Ctrl-Z, bg, fg, q; `top &`; `top --json`. After each it prints
+# a word, whether the terminal shows keys, and `top`'s state in /proc.
+SHELL = '''
+import os, signal, subprocess, sys, termios, time
+signal.signal(signal.SIGTTOU, signal.SIG_IGN)
+def begin(front, *more):
+    def own():
+        os.setpgid(0, 0)
+        if front: os.tcsetpgrp(0, os.getpgrp())
+        signal.signal(signal.SIGTTOU, signal.SIG_DFL)
+    return subprocess.Popen([*sys.argv[1:], *more], stderr=subprocess.DEVNULL, preexec_fn=own)
+def await_all(top, what, echo, state):
+    deadline = time.time() + 60
+    while True:
+        has = (bool(termios.tcgetattr(0)[3] & termios.ECHO), open(f"/proc/{top.pid}/stat").read().rsplit(")", 1)[1].split()[0])
+        if has[0] == echo and has[1] in state: break
+        if time.time() > deadline: sys.exit(f"<{what}: echo {has[0]}, state {has[1]}>")
+        time.sleep(0.01)
+    print(f"<{what}>", flush=True)
+top = begin(True)
+await_all(top, "front", False, "SR")
+os.kill(top.pid, signal.SIGTSTP)
+await_all(top, "stopped", True, "T")
+os.tcsetpgrp(0, os.getpgrp())
+os.kill(top.pid, signal.SIGCONT)
+await_all(top, "back", True, "SR")
+os.tcsetpgrp(0, top.pid)
+os.kill(top.pid, signal.SIGCONT)
+await_all(top, "front again", False, "SR")
+print("<q>", flush=True)
+code = top.wait(60)
+os.tcsetpgrp(0, os.getpgrp())
+print(f"<ended {code} {bool(termios.tcgetattr(0)[3] & termios.ECHO)}>", flush=True)
+top = begin(False)
+print("<keys>", flush=True)
+time.sleep(0.5)
+await_all(top, "background", True, "SR")
+top.terminate()
+top.wait(60)
+top = begin(True, "--json")
+print("<keys>", flush=True)
+time.sleep(0.5)
+await_all(top, "json", True, "SR")
+top.terminate()
+top.wait(60)
+print("<done>", flush=True)
+'''
+
+
+def jobs_of_a_shell():
+    """Ctrl-Z gives the terminal back and fg takes it again; neither `top &` nor `top --json` reads keys or changes the terminal."""
+    pid, ours = pty.fork()
+    if pid == 0:
+        os.execv(sys.executable, [sys.executable, "-c", SHELL, str(jobs.BIN / "aqpipe"), "top", str(ROOT / "page"), "--seconds", "100ms"])
+    shown, deadline, answered = "", time.time() + jobs.PATIENCE, 0
+    try:
+        while "<done>" not in shown:
+            check(time.time() < deadline, f"top under a shell: {re.findall('<[a-z].*?>', shown)}")
+            if select.select([ours], [], [], 0.2)[0]:
+                try:
+                    shown += os.read(ours, 65536).decode(errors="replace")
+                except OSError:  # it has ended
+                    break
+            asked = shown.count("<q>") + shown.count("<keys>")
+            if asked > answered:
+                os.write(ours, b"q" if asked == 1 else b"q\n")
+                answered = asked
+        said = [word for word in re.findall("<[a-z].*?>", shown) if word != "<script>"]  # of the job's name
+        check(said == ["<front>", "<stopped>", "<back>", "<front again>", "<q>", "<ended 0 True>", "<keys>", "<background>", "<keys>", "<json>", "<done>"], said)
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        os.close(ours)
 
 
 def floods(page):

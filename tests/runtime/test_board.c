@@ -225,6 +225,23 @@ static void test_texts_are_escaped(void **state)
     aq_text_deinit(&metrics);
 }
 
+/* status.json has a host's whole name, of up to 253 characters, with its port and its certificate's name. */
+static void test_long_names_of_hosts_stay_whole(void **state)
+{
+    (void)state;
+    char host[AQ_BOARD_HOST_BYTES], start[2 * sizeof host];
+    struct aq_text json = {0};
+    memset(host, 'h', sizeof host - 1);
+    host[sizeof host - 1] = 0;
+    snprintf(start, sizeof start, "{\"event\":\"start\",\"name\":\"x\",\"stages\":2,\"hosts\":[\"%s\",null]}", host);
+    line(start);
+    aq_board_look(board, view);
+    assert_string_equal(view->rank[0].host, host);
+    aq_board_json(view, &json);
+    assert_non_null(strstr(aq_text_of(&json), host));
+    aq_text_deinit(&json);
+}
+
 /* A split-server's page names the split-server, and its means are of the clients that have a figure. */
 static void test_page_of_a_split_server(void **state)
 {
@@ -308,6 +325,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_findings_have_remedies, setup, teardown),
         cmocka_unit_test_setup_teardown(test_findings_are_bounded, setup, teardown),
         cmocka_unit_test_setup_teardown(test_texts_are_escaped, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_long_names_of_hosts_stay_whole, setup, teardown),
         cmocka_unit_test_setup_teardown(test_page_of_a_split_server, setup, teardown),
         cmocka_unit_test(test_no_board_is_fine),
         cmocka_unit_test(test_curve_keeps_extremes),

@@ -21,6 +21,7 @@
 #include "owned_folder.h"
 #include "remove_tree.h"
 #include "run_folder.h"
+#include "worker.h"
 
 enum { P = 3, W = 2, RANKS = P * W };
 
@@ -438,6 +439,29 @@ static void test_lie_about_a_timed_checkpoint_is_refused(void **state)
     }
 }
 
+/* A neighbour asks for a checkpoint with its step's norm: refused if the job has no timed ones, and once if it has. */
+static void test_stage_hears_of_a_checkpoint_if_they_are_timed(void **state)
+{
+    static struct aq_job job;
+    static struct aq_plan plan;
+    static struct aq_worker worker;
+    (void)state;
+    plan.steps = 12;
+    worker = (struct aq_worker){.job = &job, .plan = &plan};
+    job.checkpoint.every = (struct aq_job_every){.count = 4};
+    assert_int_equal(aq_worker_mark_heard(&worker, 5), AQ_PROTO);
+    assert_non_null(strstr(aq_error_text(), "step 5: another rank asks for a checkpoint; checkpoint.every is no time"));
+    assert_int_equal(worker.checkpoints.chosen, 0);
+    job.checkpoint.every = (struct aq_job_every){.ns = 1};
+    assert_int_equal(aq_worker_mark_heard(&worker, 5), AQ_OK);
+    assert_int_equal(worker.checkpoints.chosen, 6);
+    assert_int_equal(aq_worker_mark_heard(&worker, 6), AQ_OK); /* the one before is still to be taken */
+    assert_int_equal(worker.checkpoints.chosen, 6);
+    worker.checkpoints.chosen = 0;
+    assert_int_equal(aq_worker_mark_heard(&worker, UINT32_MAX), AQ_OK);
+    assert_int_equal(worker.checkpoints.chosen, 12); /* at the end there is one in any case */
+}
+
 static void test_stop_lets_another_step_be_the_last(void **state)
 {
     (void)state;
@@ -542,6 +566,7 @@ int main(void)
         TEST(test_what_follows_a_step_is_said),
         TEST(test_timed_checkpoint_comes_at_any_step),
         TEST(test_lie_about_a_timed_checkpoint_is_refused),
+        TEST(test_stage_hears_of_a_checkpoint_if_they_are_timed),
         TEST(test_stop_lets_another_step_be_the_last),
         TEST(test_an_asking_takes_what_it_asked_for),
         TEST(test_an_asking_wants_workers_that_answer),

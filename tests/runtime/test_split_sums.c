@@ -497,6 +497,33 @@ static void test_a_turn_that_does_not_end_is_late(void **state)
     all_close(fds);
 }
 
+/*
+ * A round that starts while no client is here is missed by whoever was out before: its samples are in no batch of the
+ * round, so a turn that it gets when it comes back alone would be of nothing. Clients that are in stay in.
+ */
+static void test_client_that_is_out_misses_a_round_without_clients(void **state)
+{
+    (void)state;
+    for (uint32_t i = 0; i < CLIENTS; i++) {
+        turn_halt(&server->sites[i]);
+        server->sites[i].until = 0;
+        server->sites[i].round = 1;
+    }
+    server->round = 2;
+    server->sites[MIA].absent = true;
+    assert_false(join_gathered(server)); /* the others are waited for */
+    assert_int_equal(server->sites[MIA].round, 1);
+    test_ns += server->job->split.wait_ns + MS;
+    assert_true(join_gathered(server));
+    assert_int_equal(server->sites[MIA].round, 2);
+    assert_int_equal(server->sites[MIA].missed, 1);
+    assert_true(server->sites[MIA].absent);
+    for (uint32_t i = ZOE; i <= ANN; i++) {
+        assert_int_equal(server->sites[i].round, 1);
+        assert_false(server->sites[i].absent);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -510,6 +537,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_stages_that_take_long_to_start_are_late_later, begin, end),
         cmocka_unit_test_setup_teardown(test_a_turn_that_stands_still_alone_is_late, begin, end),
         cmocka_unit_test_setup_teardown(test_a_turn_that_does_not_end_is_late, begin, end),
+        cmocka_unit_test_setup_teardown(test_client_that_is_out_misses_a_round_without_clients, begin, end),
     };
     virtual_clock(time_of, NULL);
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -2,6 +2,7 @@
  * test_gguf.c -- a GGUF file to the byte: header, keys, places of tensors, and Q8_0 blocks with their rounding; and
  * that nothing is left of a file that cannot be written.
  */
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -126,6 +127,34 @@ static void test_q8_rounds_halves_away_from_zero(void **state)
     assert_int_equal(d, 0);
 }
 
+/*
+ * A block whose d is 0 as fp16 has codes 0. Below a magnitude of 3.7e-37, 1 / d is infinite, and the codes were what
+ * the processor makes of an infinity.
+ */
+static void test_q8_of_tiny_values_is_zero(void **state)
+{
+    static const float most[] = {1e-6f, 3.8e-37f, 3.7e-37f, 3.6e-37f, 1e-38f, 1e-42f, 1.4e-45f, 0};
+    const size_t blocks = sizeof most / sizeof *most;
+    (void)state;
+    assert_true(blocks <= V);
+    memset(table, 0, sizeof table);
+    for (size_t b = 0; b < blocks; b++)
+        for (int i = 0; i < 32; i++)
+            table[32 * b + (size_t)i] = (i % 2 ? -1.0f : 1.0f) * most[b] / (float)(1 + i / 8);
+    const size_t count = write_table("q8_0", AQ_OK), data = count - 34 * V;
+    for (size_t b = 0; b < blocks; b++) {
+        uint16_t d;
+        memcpy(&d, bytes + data + 34 * b, sizeof d);
+        assert_int_equal(d, aq_half_from_float(most[b] / 127.0f));
+        for (size_t i = 0; i < 32; i++) {
+            const float x = table[32 * b + i],
+                        value = aq_half_to_float(d) * (float)(int8_t)bytes[data + 34 * b + 2 + i];
+            assert_true(fabsf(value - x) <= 1e-6f); /* half of fp16's least d, times 127 */
+            if (b > 2) assert_int_equal(bytes[data + 34 * b + 2 + i], 0);
+        }
+    }
+}
+
 static void test_values_that_do_not_fit_leave_no_file(void **state)
 {
     static const char *const names[] = {"model.gguf", "model.gguf.partial"};
@@ -158,12 +187,35 @@ static void test_what_llama_cpp_does_not_compute_is_refused(void **state)
     assert_int_equal(open_as(&model, "f16", &gguf), AQ_INVAL);
 }
 
+/* Without memory at any point there is a status, and nothing is left. */
+static void test_opening_without_memory_leaves_nothing(void **state)
+{
+    struct aq_model_config model;
+    struct aq_gguf *gguf;
+    enum aq_status status = AQ_NOMEM;
+    uint64_t n = 0;
+    (void)state;
+    config(&model);
+    const uint64_t before = aq_memory_used();
+    while (status != AQ_OK) {
+        aq_memory_fail_at(++n);
+        status = open_as(&model, "f16", &gguf);
+        aq_memory_fail_at(0);
+        if (status == AQ_OK) aq_gguf_close(gguf);
+        assert_true(status == AQ_OK || status == AQ_NOMEM);
+        assert_int_equal(aq_memory_used(), before);
+    }
+    assert_true(n > 5);
+}
+
 int main(void)
 {
     static const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_header_and_places_are_those_of_the_format),
         cmocka_unit_test(test_q8_rounds_halves_away_from_zero),
+        cmocka_unit_test(test_q8_of_tiny_values_is_zero),
         cmocka_unit_test(test_values_that_do_not_fit_leave_no_file),
+        cmocka_unit_test(test_opening_without_memory_leaves_nothing),
         cmocka_unit_test(test_what_llama_cpp_does_not_compute_is_refused),
     };
     data_be_quiet();

@@ -208,6 +208,19 @@ static void test_model_folder_precedence_is_that_of_transformers(void **state)
     }
 }
 
+/* Of the columns of a head an even number turns; and the factor of cosines and sines is finite. */
+static void test_model_folder_rotary_that_cannot_be_computed_is_refused(void **state)
+{
+    (void)state;
+    write_decoder(PHI3, ", \"partial_rotary_factor\": 0.375");
+    expect_refused(AQ_MISMATCH, "model.rope_partial: 3 of 8 columns turn, and an odd one has no partner");
+    write_decoder(LLAMA, ", \"aqpipe_partial_rotary_factor\": 0.9");
+    expect_refused(AQ_MISMATCH, "model.rope_partial: 7 of 8 columns turn");
+    /* With one position the factor is a quotient by log 1. */
+    write_decoder(PHI3, ", \"original_max_position_embeddings\": 1" SCALING(LONG("longrope", "[1, 1, 1, 2]")));
+    expect_refused(AQ_MISMATCH, "model.rope_attention is inf: 0 to 1e+06");
+}
+
 /* A cap that is missing is the type's own, and null is none. */
 static void test_model_folder_caps_may_be_missing_or_null(void **state)
 {
@@ -370,6 +383,7 @@ int main(void)
         cmocka_unit_test(test_model_folder_unknown_architecture_is_named_with_those_that_are_known),
         cmocka_unit_test(test_model_folder_wrong_values_are_told_by_key_found_and_expected),
         cmocka_unit_test(test_model_folder_precedence_is_that_of_transformers),
+        cmocka_unit_test(test_model_folder_rotary_that_cannot_be_computed_is_refused),
         cmocka_unit_test(test_model_folder_caps_may_be_missing_or_null),
         cmocka_unit_test(test_model_folder_context_is_that_of_the_type),
         cmocka_unit_test(test_model_folder_convolutions_are_those_of_transformers),

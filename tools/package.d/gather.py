@@ -6,7 +6,9 @@ Two forms, for two kinds of machine:
 
 The second form has real programs in bin/, with the run path $ORIGIN/../lib/aqpipe (runtime/CMakeLists.txt), so that they load the
 GPU's driver and CUDA's libraries of the machine."""
+import contextlib
 import hashlib
+import os
 import pathlib
 import platform
 import re
@@ -21,6 +23,9 @@ START = """#!/bin/sh
 here=$(dirname "$(readlink -f "$0")")
 exec "$here/{loader}" --inhibit-cache --library-path "$here" --argv0 "$0" "$here/programs/{program}" "$@"
 """
+# What other programs print is parsed here: it must not depend on a language.
+ENVIRONMENT = {**os.environ, "LC_ALL": "C"}
+SYSTEM = ("/usr/", "/opt/")
 # glibc loads these by name at run time, for host names. No program lists them.
 NAMED = ("libnss_dns.so.2", "libnss_files.so.2")
 LEFT = ("lib/cmake", "lib/pkgconfig", "lib/systemd", "include")
@@ -28,7 +33,7 @@ C_LIBRARY = re.compile(r"(libc|libm|libdl|librt|libpthread|libresolv|libutil|lib
 
 
 def run(*command):
-    done = subprocess.run([str(word) for word in command], capture_output=True, text=True, check=False)
+    done = subprocess.run([str(word) for word in command], capture_output=True, text=True, check=False, env=ENVIRONMENT)
     if done.returncode != 0:
         sys.exit(f"{pathlib.Path(sys.argv[0]).name}: {' '.join(map(str, command))}\n{done.stdout[-1000:]}{done.stderr[-2000:]}")
     return done.stdout
@@ -51,6 +56,26 @@ def cuda(build):
     return "cuda" + re.search(r'CMAKE_CUDA_COMPILER_VERSION "(\d+)', compiler).group(1)
 
 
+def for_others(build):
+    """Fails if the programs search folders of a user of this machine for CUDA's libraries: on another machine anybody may own that path."""
+    value = re.search(r"^AQ_GPU_FOLDERS:\w+=(.*)$", (build / "CMakeCache.txt").read_text(), re.M)
+    own = [folder for folder in (value.group(1).split(":") if value else ()) if folder and not folder.startswith(SYSTEM)]
+    if own:
+        fail(f"{build}: its programs search {', '.join(own)} for CUDA's libraries, which is a folder of this machine. For a package build without it: "
+             f"cmake {build} -DAQ_GPU_FOLDERS= && cmake --build {build}")
+
+
+@contextlib.contextmanager
+def written(path):
+    """Lends a name beside `path`. What was written there becomes `path` at the end, and is removed if anything fails."""
+    beside = path.with_name(f"{path.name}.partial")
+    try:
+        yield beside
+        os.replace(beside, path)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
 def libraries(program):
     """Name to path of all that the loader would load, and the loader."""
     told, loader = {}, None
@@ -69,7 +94,7 @@ def libraries(program):
 def copy_licences(paths, folder):
     """Copies the copyright file of the Debian package of each library. Packages know a file as /lib/... or as /usr/lib/..."""
     names = {path: {place for each in (path, path.resolve()) for place in (str(each), str(each).removeprefix("/usr"))} for path in paths}
-    told = subprocess.run(["dpkg", "-S", *sorted(set().union(*names.values()))], capture_output=True, text=True, check=False).stdout
+    told = subprocess.run(["dpkg", "-S", *sorted(set().union(*names.values()))], capture_output=True, text=True, check=False, env=ENVIRONMENT).stdout
     packages = {line.rsplit(": ", 1)[1]: re.split("[:,]", line)[0] for line in told.splitlines() if ": /" in line}
     folder.mkdir(parents=True)
     for path, places in names.items():
@@ -89,6 +114,7 @@ def copy_libraries(wanted, here, top):
 
 def installed(build, top):
     """What `cmake --install` installs, without what a relocatable folder cannot have: the unit (it names /usr), libaqsgd."""
+    for_others(build)
     run("cmake", "--install", build, "--prefix", top, "--strip")
     for name in LEFT:
         shutil.rmtree(top / name, ignore_errors=True)
@@ -154,4 +180,5 @@ def checksum(path):
     sums = path.parent / "SHA256SUMS"
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     lines = [line for line in sums.read_text().splitlines() if line.split()[1:] != [path.name]] if sums.exists() else []
-    sums.write_text("\n".join(sorted([*lines, f"{digest}  {path.name}"], key=lambda line: line.split()[1])) + "\n")
+    with written(sums) as beside:
+        beside.write_text("\n".join(sorted([*lines, f"{digest}  {path.name}"], key=lambda line: line.split()[1])) + "\n")

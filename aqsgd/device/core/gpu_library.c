@@ -31,7 +31,7 @@
 #define CUBLAS_PACKAGE "nvidia-cublas-cu" CUDA
 #endif
 
-enum { PATH_MAX_BYTES = 4096, TRIED_BYTES = 512, PATTERN_BYTES = PATH_MAX_BYTES + 128 };
+enum { PATH_MAX_BYTES = 4096, TRIED_BYTES = 512, PATTERN_BYTES = 2 * PATH_MAX_BYTES + 128 };
 
 static const struct {
     const char *name, *file, *folder, *package, *version;
@@ -70,23 +70,34 @@ static bool visit_pattern(const char *pattern, gpu_visit *visit, void *context)
     return stop;
 }
 
+/* The pattern that only this path fits. False: the path is too long. */
+static bool pattern_of(const char *path, char out[2 * PATH_MAX_BYTES])
+{
+    size_t used = 0;
+    if (strlen(path) >= PATH_MAX_BYTES) return false;
+    for (const char *at = path; *at; at++) {
+        if (strchr("*?[]\\", *at)) out[used++] = '\\';
+        out[used++] = *at;
+    }
+    out[used] = 0;
+    return true;
+}
+
 /* PyPI's packages below a folder "nvidia" (a pattern): of this CUDA version, then the library's own. */
 static bool visit_packages(const char *nvidia, const char *own, gpu_visit *visit, void *context)
 {
     char pattern[PATTERN_BYTES];
-    snprintf(pattern, sizeof pattern, "%.4000s/cu" CUDA "/lib", nvidia);
+    snprintf(pattern, sizeof pattern, "%.8240s/cu" CUDA "/lib", nvidia);
     if (visit_pattern(pattern, visit, context)) return true;
-    snprintf(pattern, sizeof pattern, "%.4000s/%.40s/lib", nvidia, own);
+    snprintf(pattern, sizeof pattern, "%.8240s/%.40s/lib", nvidia, own);
     return visit_pattern(pattern, visit, context);
 }
 
 /* As in site-packages: aqpipe/bin/aqpipe, nvidia. */
-static bool visit_beside(const char *own, gpu_visit *visit, void *context)
+bool gpu_beside_visit(const char *program, enum aq_gpu_library which, gpu_visit *visit, void *context)
 {
-    char path[PATH_MAX_BYTES], nvidia[PATTERN_BYTES];
-    const ssize_t bytes = readlink("/proc/self/exe", path, sizeof path - 1);
-    if (bytes <= 0) return false;
-    path[bytes] = 0;
+    char path[PATH_MAX_BYTES], pattern[2 * PATH_MAX_BYTES], nvidia[PATTERN_BYTES];
+    if (snprintf(path, sizeof path, "%s", program) >= (int)sizeof path) return false;
     for (int up = 0; up < 3; up++) { /* the program, bin, aqpipe */
         char *slash = strrchr(path, '/');
         if (!slash) return false;
@@ -96,18 +107,29 @@ static bool visit_beside(const char *own, gpu_visit *visit, void *context)
     const char *name = strrchr(path, '/');
     if (!name || (strcmp(name, "/site-packages") != 0 && strcmp(name, "/dist-packages") != 0)) return false;
     snprintf(nvidia, sizeof nvidia, "%s/nvidia", path);
-    return access(nvidia, F_OK) == 0 && visit_packages(nvidia, own, visit, context);
+    if (access(nvidia, F_OK) != 0 || !pattern_of(path, pattern)) return false;
+    snprintf(nvidia, sizeof nvidia, "%s/nvidia", pattern);
+    return visit_packages(nvidia, rows[which].folder, visit, context);
+}
+
+static bool visit_beside(enum aq_gpu_library which, gpu_visit *visit, void *context)
+{
+    char path[PATH_MAX_BYTES];
+    const ssize_t bytes = readlink("/proc/self/exe", path, sizeof path - 1);
+    if (bytes <= 0) return false;
+    path[bytes] = 0;
+    return gpu_beside_visit(path, which, visit, context);
 }
 
 static bool visit_environments(const char *own, gpu_visit *visit, void *context)
 {
     const char *const prefixes[] = {getenv("VIRTUAL_ENV"), getenv("CONDA_PREFIX")};
-    char pattern[PATTERN_BYTES];
+    char prefix[2 * PATH_MAX_BYTES], pattern[PATTERN_BYTES];
     for (size_t i = 0; i < sizeof prefixes / sizeof *prefixes; i++) {
-        if (!prefixes[i] || prefixes[i][0] != '/') continue;
-        snprintf(pattern, sizeof pattern, "%.4000s/lib/python3*/site-packages/nvidia", prefixes[i]);
+        if (!prefixes[i] || prefixes[i][0] != '/' || !pattern_of(prefixes[i], prefix)) continue;
+        snprintf(pattern, sizeof pattern, "%s/lib/python3*/site-packages/nvidia", prefix);
         if (visit_packages(pattern, own, visit, context)) return true;
-        snprintf(pattern, sizeof pattern, "%.4000s/lib", prefixes[i]);
+        snprintf(pattern, sizeof pattern, "%s/lib", prefixes[i]);
         if (i == 1 && visit(context, pattern)) return true;
     }
     return false;
@@ -117,7 +139,7 @@ bool gpu_folders_visit(enum aq_gpu_library which, gpu_visit *visit, void *contex
 {
     static const char toolkits[] = "/usr/local/cuda/lib64:/usr/local/cuda-" CUDA "/lib64:/opt/cuda/lib64";
     const char *own = rows[which].folder;
-    return visit_list(getenv("AQ_CUDA_LIBRARIES"), visit, context) || visit_beside(own, visit, context) ||
+    return visit_list(getenv("AQ_CUDA_LIBRARIES"), visit, context) || visit_beside(which, visit, context) ||
            visit(context, NULL) || visit_environments(own, visit, context) || visit_list(toolkits, visit, context) ||
            visit_list(AQ_GPU_FOLDERS, visit, context);
 }

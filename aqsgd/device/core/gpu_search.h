@@ -12,4 +12,10 @@ typedef bool gpu_visit(void *context, const char *folder);
 /* Visits the folders in the order of gpu_library.h. True: a visit returned stop. */
 bool gpu_folders_visit(enum aq_gpu_library which, gpu_visit *visit, void *context);
 
+/*
+ * The folders beside a program, given by its path: those of PyPI's packages in the same site-packages or dist-packages.
+ * None of a program elsewhere, because any user may own the folder around it. True: a visit returned stop.
+ */
+bool gpu_beside_visit(const char *program, enum aq_gpu_library which, gpu_visit *visit, void *context);
+
 #endif
