@@ -108,16 +108,17 @@ if(TARGET aqpipe)
   set_tests_properties(test_correlation_torch PROPERTIES LABELS "quick" TIMEOUT 900 SKIP_RETURN_CODE 77)
   # Beside PyPI's gguf and llama.cpp, in the same environment: a few families and tokenizers, then all of them in parts.
   set(gguf_readers ${parity_python} -B ${CMAKE_CURRENT_SOURCE_DIR}/test_gguf_readers $<TARGET_FILE_DIR:aqpipe>)
-  add_test(NAME test_gguf_readers COMMAND ${gguf_readers} llama adapters gemma3 "tokenizer qwen2" "tokenizer default" refusals)
+  add_test(NAME test_gguf_readers COMMAND ${gguf_readers} llama adapters gemma3 lfm2 "tokenizer qwen2" "tokenizer default" refusals)
   set(gguf_part 0)
-  foreach(families "gpt2 biases yarn" "linear mistral qwen2" "qwen3 olmo2 olmo3" "smollm3 granite exaone4")
+  foreach(families "gpt2 biases yarn" "linear mistral qwen2" "qwen3 olmo2 olmo3" "smollm3 granite exaone4" "phi3 phi3-long gemma2 qwen3.5")
     math(EXPR gguf_part "${gguf_part} + 1")
     separate_arguments(families)
     add_test(NAME test_gguf_families_${gguf_part} COMMAND ${gguf_readers} ${families})
     set_tests_properties(test_gguf_families_${gguf_part} PROPERTIES LABELS e2e TIMEOUT 900 SKIP_RETURN_CODE 77)
   endforeach()
   add_test(NAME test_gguf_tokenizers
-    COMMAND ${gguf_readers} "tokenizer gpt-2" "tokenizer smollm" "tokenizer llama-bpe" "tokenizer dbrx" "tokenizer default gemma" "older files" answers)
+    COMMAND ${gguf_readers} "tokenizer gpt-2" "tokenizer smollm" "tokenizer llama-bpe" "tokenizer dbrx" "tokenizer default gemma"
+      "tokenizer default strips" "older files" answers)
   set_tests_properties(test_gguf_readers PROPERTIES LABELS "e2e;quick" TIMEOUT 900 SKIP_RETURN_CODE 77)
   set_tests_properties(test_gguf_tokenizers PROPERTIES LABELS e2e TIMEOUT 900 SKIP_RETURN_CODE 77)
   # Beside transformers, where tools/parity has made its environment.

@@ -47,15 +47,16 @@ static enum aq_status put_chat(const char *folder, struct gguf_keys *keys)
 static enum aq_status put_keys(const struct aq_gguf_about *about, uint32_t type, struct aq_gguf *gguf)
 {
     struct gguf_keys *keys = &gguf->keys;
+    bool strips = false;
     keys->arch = gguf->family->arch;
     gguf_string(keys, "general.architecture", keys->arch, strlen(keys->arch));
     gguf_string(keys, "general.type", "model", strlen("model"));
-    gguf_string(keys, "general.name", about->name, strlen(about->name));
     gguf_u32(keys, "general.file_type", types[type].number);
     gguf_u32(keys, "general.quantization_version", 2);
     gguf_u32(keys, "general.alignment", GGUF_ALIGNMENT);
     gguf_family_keys(gguf->family, about->model, keys);
-    AQ_TRY(gguf_tokens(about, keys));
+    AQ_TRY(gguf_tokens(about, keys, &strips));
+    gguf_name(about->name, strips, keys);
     AQ_TRY(put_chat(about->chat, keys));
     return keys->status;
 }

@@ -63,25 +63,51 @@ struct gguf_family {
     bool biases_out, biases_mlp;
     uint32_t rope_every; /* the only one that it has */
     bool multiplied;     /* Granite's four multipliers */
+    bool factors;        /* it reads rope_freqs.weight: factors that divide frequencies (Llama 3) */
+    bool partial;        /* a part of a head may turn */
+    bool square;         /* heads have model.channels channels together */
+    bool capped;         /* soft caps of scores and logits, always */
+    bool tied;           /* the head is the embedding, always */
+    const char *norm;    /* the last norm's name; NULL: "output_norm.weight" */
+    const char *norm2;   /* the same before a block's MLP; NULL: "ffn_norm.weight" */
+    uint32_t scores_of;  /* with that many blocks, scores are divided by the root of channels / heads */
 };
 
 /* AQ_INVAL: no architecture of llama.cpp computes this model; names the obstacle. */
 enum aq_status gguf_family_find(const struct aq_model_config *model, const struct gguf_family **out);
 void gguf_family_keys(const struct gguf_family *family, const struct aq_model_config *model, struct gguf_keys *keys);
 
+/*
+ * Rows (or columns) that change their order. From `first` on they are sets of `groups` groups of `items` items of
+ * `rows` rows; in the file each set has `items` times one item of each group. groups 0: all stay.
+ */
+struct gguf_order {
+    uint64_t first;
+    uint32_t groups, items, rows;
+};
+
+/* general.name, which chooses how llama.cpp reads some tokenizers: `strips` as gguf_tokens has it. */
+void gguf_name(const char *name, bool strips, struct gguf_keys *keys);
+
 /* A tensor's name in the file, and the changes of its values. */
 struct gguf_place {
     char name[GGUF_NAME_BYTES];
-    uint32_t heads; /* rows of each change their order; 0: they stay */
-    float plus;     /* added to every value                          */
-    bool turn;      /* against the published orientation             */
-    bool plain;     /* F32, whatever the type of the others          */
+    struct gguf_order order, columns;
+    float plus; /* added to every value                          */
+    bool turn;  /* against the published orientation             */
+    bool plain; /* F32, whatever the type of the others          */
+    bool decay; /* x is written as -exp(x) */
 };
 /* AQ_INVAL: the table has no name for it. */
 enum aq_status gguf_place(const struct gguf_family *family, const struct aq_model_config *model, const char *tensor,
                           struct gguf_place *out);
-/* Factors that divide frequencies (Llama 3): `most` floats of room; how many, 0: none. */
-uint32_t gguf_rope_factors(const struct aq_model_config *model, float *out, uint32_t most);
+/*
+ * The tensors that follow from the configuration: factors that divide frequencies (Llama 3, LongRoPE). Tensor `index`
+ * of at most GGUF_FACTOR_LISTS: its name, and its values to `most` floats; how many, 0: there is no such tensor.
+ */
+enum { GGUF_FACTOR_LISTS = 2 };
+uint32_t gguf_rope_factors(const struct gguf_family *family, const struct aq_model_config *model, uint32_t index,
+                           const char **name, float *out, uint32_t most);
 
 /* ---- Tokenizers. */
 
@@ -93,7 +119,8 @@ struct gguf_pre {
 /* AQ_INVAL: llama.cpp has none that does the same. */
 enum aq_status gguf_pre_find(const char *path, const json_t *root, struct gguf_pre *out);
 
-enum aq_status gguf_tokens(const struct aq_gguf_about *about, struct gguf_keys *keys);
+/* strips: added tokens take the spaces behind them as Phi-3's do (gguf_name). */
+enum aq_status gguf_tokens(const struct aq_gguf_about *about, struct gguf_keys *keys, bool *strips);
 
 /* ---- The file. */
 

@@ -46,6 +46,7 @@ struct words {
     struct gguf_pre pre;
     struct aq_bpe_text merges; /* "a b" with a zero behind each */
     uint32_t merge_count;
+    bool strips;
 };
 
 static enum aq_status words_room(struct words *words, uint32_t count)
@@ -124,6 +125,26 @@ static void take_added(struct words *words, const json_t *list, const json_t *vo
         if (special || !spaces)
             take(words, text, json_integer_value(json_object_get(one, "id")), special ? TOKEN_CONTROL : TOKEN_USER);
     }
+}
+
+/* Do added tokens take the spaces behind them as Phi-3's do? All special ones, except three that must be there. */
+static bool strips_of(const json_t *list)
+{
+    static const char *const others[] = {"<unk>", "<s>", "<|endoftext|>"};
+    uint32_t seen = 0, ends = 0;
+    size_t i;
+    json_t *one;
+    json_array_foreach(list, i, one)
+    {
+        const char *text = json_string_value(json_object_get(one, "content"));
+        bool other = false;
+        for (size_t k = 0; k < sizeof others / sizeof others[0]; k++)
+            other = other || strcmp(text, others[k]) == 0;
+        if (json_is_true(json_object_get(one, "rstrip")) == other) return false;
+        seen += other;
+        ends += strcmp(text, "</s>") == 0;
+    }
+    return seen == sizeof others / sizeof others[0] && ends == 1;
 }
 
 /* The token of a merge's result. text: "a b". */
@@ -224,6 +245,7 @@ static enum aq_status from_huggingface(const struct aq_gguf_about *about, struct
     AQ_TRY(gguf_pre_find(words->path, words->root, &words->pre));
     take_vocabulary(words, vocab);
     take_added(words, json_object_get(words->root, "added_tokens"), vocab);
+    words->strips = strips_of(json_object_get(words->root, "added_tokens"));
     AQ_TRY(take_merges(words, json_object_get(model, "merges")));
     return words->pre.name ? AQ_OK : take_scores(words, model);
 }
@@ -352,7 +374,7 @@ static void put_words(const struct aq_gguf_about *about, const struct aq_tokeniz
     put_marks(about, tokenizer, words, keys);
 }
 
-enum aq_status gguf_tokens(const struct aq_gguf_about *about, struct gguf_keys *keys)
+enum aq_status gguf_tokens(const struct aq_gguf_about *about, struct gguf_keys *keys, bool *strips)
 {
     const size_t count = sizeof readers / sizeof readers[0];
     struct aq_tokenizer *tokenizer;
@@ -374,6 +396,7 @@ enum aq_status gguf_tokens(const struct aq_gguf_about *about, struct gguf_keys *
         status = words_room(words, about->model->vocabulary);
         if (status == AQ_OK) status = readers[reader].read(about, words);
         if (status == AQ_OK) put_words(about, tokenizer, words, keys);
+        *strips = words->strips;
         words_free(words);
         aq_free(words);
     }

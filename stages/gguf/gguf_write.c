@@ -1,7 +1,7 @@
 /*
  * gguf_write.c -- the file: header, list of tensors, values. docs/GGUF.md has the bytes.
  *
- * Values come from weights_source.c by rows, change their order where an architecture rotates neighbours, and are
+ * Values come from weights_source.c by rows, change their order where an architecture has another one, and are
  * written as F32 (vectors, tables of positions), F16, or Q8_0 blocks of 32 values. A matrix whose rows are no multiple
  * of 32 values is F16 in a Q8_0 file, as llama.cpp's conversion has it.
  */
@@ -40,9 +40,9 @@ struct file {
     bool partial_there;
     struct entry *entries;
     uint32_t count;
-    float *floats; /* a piece */
-    uint64_t floats_max;
-    float factors[FACTORS_MAX];
+    float *floats, *row; /* a piece; a row whose columns change their order */
+    uint64_t floats_max, columns_max;
+    float factors[GGUF_FACTOR_LISTS][FACTORS_MAX];
     uint64_t done, total; /* bytes of values */
     void (*progress)(void *context, uint64_t done, uint64_t total);
     void *context;
@@ -113,35 +113,57 @@ static void entry_place(struct file *file, struct entry *entry)
     entry->bytes = bytes_of(entry->type, entry->rows * entry->columns);
     entry->offset = file->count ? aligned(entry[-1].offset + entry[-1].bytes) : 0;
     if (file->floats_max < entry->columns) file->floats_max = entry->columns;
+    if (file->columns_max < entry->columns) file->columns_max = entry->columns;
     file->total += entry->bytes;
     file->count++;
+}
+
+/* The tensors that no run has. */
+static void factors_place(struct file *file)
+{
+    const struct aq_gguf *gguf = file->gguf;
+    for (uint32_t i = 0; i < GGUF_FACTOR_LISTS; i++) {
+        struct entry *entry = &file->entries[file->count];
+        const char *name = NULL;
+        const uint32_t count =
+            gguf_rope_factors(gguf->family, &gguf->model, i, &name, file->factors[i], FACTORS_MAX);
+        if (count == 0) continue;
+        *entry = (struct entry){.source = {.dimensions = 1, .shape = {count}, .values = file->factors[i]}};
+        snprintf(entry->place.name, sizeof entry->place.name, "%s", name);
+        entry_place(file, entry);
+    }
+}
+
+/* The taps of a convolution of single channels, (C, 1, taps), are a matrix there. */
+static void squeeze(struct aq_weights_tensor *source)
+{
+    if (source->dimensions != 3 || source->shape[1] != 1) return;
+    source->shape[1] = source->shape[2];
+    source->dimensions = 2;
 }
 
 static enum aq_status entries_make(struct file *file, const struct aq_weights_tensor *tensors, uint32_t count)
 {
     const struct aq_gguf *gguf = file->gguf;
-    const uint32_t factors = gguf->family->in_out ? 0 : gguf_rope_factors(&gguf->model, file->factors, FACTORS_MAX);
     void *memory;
-    AQ_TRY(aq_alloc((count + 1) * sizeof(struct entry), &memory));
+    AQ_TRY(aq_alloc((count + GGUF_FACTOR_LISTS) * sizeof(struct entry), &memory));
     file->entries = memory;
     file->floats_max = PIECE_FLOATS;
-    if (factors) {
-        struct entry *entry = file->entries;
-        *entry = (struct entry){.place = {.name = "rope_freqs.weight"},
-                                .source = {.dimensions = 1, .shape = {factors}, .values = file->factors}};
-        entry_place(file, entry);
-    }
+    factors_place(file);
     for (uint32_t i = 0; i < count; i++) {
         struct entry *entry = &file->entries[file->count];
         entry->source = tensors[i];
+        squeeze(&entry->source);
         AQ_TRY(gguf_place(gguf->family, &gguf->model, tensors[i].name, &entry->place));
-        if (tensors[i].dimensions == 0 || tensors[i].dimensions > 2)
+        if (entry->source.dimensions == 0 || entry->source.dimensions > 2)
             return aq_fail(AQ_INVAL, GGUF_AREA, "tensor %s has %u dimensions", tensors[i].name, tensors[i].dimensions);
-        if (entry->place.turn && tensors[i].dimensions == 2) entry->source.turned = !entry->source.turned;
+        if (entry->place.turn && entry->source.dimensions == 2) entry->source.turned = !entry->source.turned;
         entry_place(file, entry);
     }
     AQ_TRY(aq_alloc(file->floats_max * sizeof(float), &memory));
     file->floats = memory;
+    AQ_TRY(aq_alloc(file->columns_max * sizeof(float), &memory));
+    file->row = memory;
     return AQ_OK;
 }
 
@@ -153,30 +175,43 @@ static enum aq_status write_all(struct file *file, const void *bytes, size_t cou
     return aq_fail_errno(GGUF_AREA, "%s/%s: cannot be written", file->folder, file->partial);
 }
 
-/* Row `row` of the file: neighbours rotate there, halves of a head here. */
-static uint64_t row_of(uint64_t row, uint64_t head_rows)
+/* The row (or column) of the tensor that is at `at` in the file. */
+static uint64_t source_of(const struct gguf_order *order, uint64_t at)
 {
-    const uint64_t head = row / head_rows, place = row % head_rows;
-    return head * head_rows + place % 2 * (head_rows / 2) + place / 2;
+    if (order->groups == 0 || at < order->first) return at;
+    const uint64_t set = (uint64_t)order->groups * order->items * order->rows, place = (at - order->first) % set;
+    const uint64_t item = place / order->rows / order->groups, group = place / order->rows % order->groups;
+    return at - place + (group * order->items + item) * order->rows + place % order->rows;
+}
+
+static void columns_reorder(const struct gguf_order *order, float *row, uint64_t columns, float *room)
+{
+    memcpy(room, row, columns * sizeof *row);
+    for (uint64_t c = 0; c < columns; c++)
+        row[c] = room[source_of(order, c)];
 }
 
 /* Rows first, first + 1, ... of the file; a vector whose values are reordered has a row per value. */
-static enum aq_status rows_read(const struct entry *entry, uint64_t first, uint64_t rows, float *out)
+static enum aq_status rows_read(const struct file *file, const struct entry *entry, uint64_t first, uint64_t rows,
+                                float *out)
 {
     const struct aq_weights_tensor *source = &entry->source;
-    const bool matrix = source->dimensions == 2;
-    const uint64_t all = matrix ? entry->rows : entry->columns, columns = matrix ? entry->columns : 1;
-    const uint64_t head_rows = entry->place.heads ? all / entry->place.heads : 0;
-    if (!matrix && !head_rows) AQ_TRY(aq_weights_source_floats(source, 0, entry->columns, out));
-    if (matrix && !head_rows) AQ_TRY(aq_weights_source_rows(source, first, rows, out));
-    for (uint64_t r = 0; head_rows && r < (matrix ? rows : all); r++) {
-        const uint64_t from = row_of(first + r, head_rows);
+    const struct gguf_place *place = &entry->place;
+    const bool matrix = source->dimensions == 2, reorders = place->order.groups != 0;
+    const uint64_t columns = matrix ? entry->columns : 1, all = rows * entry->columns;
+    if (!matrix && !reorders) AQ_TRY(aq_weights_source_floats(source, 0, entry->columns, out));
+    if (matrix && !reorders) AQ_TRY(aq_weights_source_rows(source, first, rows, out));
+    for (uint64_t r = 0; reorders && r < (matrix ? rows : entry->columns); r++) {
+        const uint64_t from = source_of(&place->order, first + r);
         AQ_TRY(matrix ? aq_weights_source_rows(source, from, 1, out + r * columns)
                       : aq_weights_source_floats(source, from, 1, out + r));
     }
-    const float plus = entry->place.plus;
-    for (uint64_t i = 0; plus != 0.0f && i < rows * entry->columns; i++)
-        out[i] += plus;
+    for (uint64_t r = 0; place->columns.groups && r < rows; r++)
+        columns_reorder(&place->columns, out + r * columns, columns, file->row);
+    for (uint64_t i = 0; place->decay && i < all; i++)
+        out[i] = (float)-exp((double)out[i]);
+    for (uint64_t i = 0; place->plus != 0.0f && i < all; i++)
+        out[i] += place->plus;
     return AQ_OK;
 }
 
@@ -188,7 +223,7 @@ static enum aq_status entry_write(struct file *file, const struct entry *entry)
     for (uint64_t row = 0, rows; row < entry->rows; row += rows) {
         rows = entry->rows - row < most ? entry->rows - row : most;
         const uint64_t values = rows * entry->columns;
-        AQ_TRY(rows_read(entry, row, rows, file->floats));
+        AQ_TRY(rows_read(file, entry, row, rows, file->floats));
         const bool fits = entry->type == GGUF_TYPE_Q8_0  ? to_q8(file->floats, values)
                           : entry->type == GGUF_TYPE_F16 ? to_f16(file->floats, values)
                                                          : true;
@@ -272,6 +307,7 @@ enum aq_status aq_gguf_write(const struct aq_gguf *gguf, const char *folder, con
     if (file->partial_there) (void)aq_file_remove(folder, file->partial);
     aq_free(file->entries);
     aq_free(file->floats);
+    aq_free(file->row);
     aq_free(file);
     return status;
 }

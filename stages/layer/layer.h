@@ -222,6 +222,9 @@ static inline enum aq_element stage_compute(enum aq_stage_precision precision)
     return precision == AQ_STAGE_TF32 ? AQ_TF32 : stage_type(precision);
 }
 
+/* layer_common.c: copies the first row of each sample of x to `first`; back: `first` to those rows of x. */
+enum aq_status layer_first_rows(const struct layer_run *run, float *x, float *first, bool back);
+
 /* layer_common.c: the dropout of one of a layer's sites. */
 struct aq_dropout layer_dropout(const struct layer_run *run, uint32_t site);
 

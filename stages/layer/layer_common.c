@@ -11,6 +11,16 @@ struct aq_dropout layer_dropout(const struct layer_run *run, uint32_t site)
                                .keys = run->keys + (uint64_t)site * run->config->B};
 }
 
+enum aq_status layer_first_rows(const struct layer_run *run, float *x, float *first, bool back)
+{
+    const uint64_t C = run->layer->in.columns;
+    for (uint64_t i = 0; i < run->samples; i++) {
+        float *row = x + i * run->tokens * C, *one = first + i * C;
+        AQ_TRY(aq_device_copy(run->device, back ? row : one, back ? one : row, C * sizeof *x, run->stream));
+    }
+    return AQ_OK;
+}
+
 enum aq_status layer_column_sum(const struct layer_run *run, const void *x, uint64_t rows, uint64_t columns,
                                 float *sums)
 {

@@ -63,17 +63,6 @@ static struct aq_dropout_apply drop_of(const struct layer_run *run, const float 
                                      .dropout = layer_dropout(run, 0)};
 }
 
-/* Of each sample the first row of x (back: is that row of x). */
-static enum aq_status first_rows(const struct layer_run *run, float *x, float *first, bool back)
-{
-    const uint64_t C = run->layer->in.columns, stride = run->tokens * C;
-    for (uint64_t i = 0; i < run->samples; i++) {
-        float *row = x + i * stride, *one = first + i * C;
-        AQ_TRY(aq_device_copy(run->device, back ? row : one, back ? one : row, C * sizeof *x, run->stream));
-    }
-    return AQ_OK;
-}
-
 static enum aq_status forward(const struct layer_run *run, const float *x, float *y)
 {
     const struct pooler_slot *kept = run->slot;
@@ -83,7 +72,7 @@ static enum aq_status forward(const struct layer_run *run, const float *x, float
     const uint64_t count = run->samples * run->layer->in.columns;
     const struct linear_to to = {.c = kept->inner, .type = type};
     struct linear_rows operand = {0};
-    AQ_TRY(first_rows(run, (float *)(uintptr_t)x, kept->first, false)); /* read only */
+    AQ_TRY(layer_first_rows(run, (float *)(uintptr_t)x, kept->first, false)); /* read only */
     AQ_TRY(deberta_operand(run, count, kept->first, kept->rounded, &operand.at));
     AQ_TRY(linear_forward(run, &dense, run->samples, operand, &to));
     if (!y) return AQ_OK;
@@ -115,7 +104,7 @@ static enum aq_status backward(const struct layer_run *run, const float *x, cons
     if (!dx) return AQ_OK;
     AQ_TRY(linear_input_gradient(run, &dense, run->samples, of, &to));
     AQ_TRY(aq_device_zero(run->device, dx, run->rows_in * run->layer->in.columns * sizeof *dx, run->stream));
-    return first_rows(run, dx, work->gated, true);
+    return layer_first_rows(run, dx, work->gated, true);
 }
 
 const struct layer_kind layer_deberta_pooler = {.name = "deberta_pooler",

@@ -167,17 +167,6 @@ static enum aq_status drop(const struct layer_run *run, const float *x, float *y
     return aq_device_dropout(run->device, &args, run->stream);
 }
 
-/* Of each sample the first row of x (back: is that row of x). */
-static enum aq_status first_rows(const struct layer_run *run, float *x, float *first, bool back)
-{
-    const uint64_t C = run->layer->in.columns;
-    for (uint64_t i = 0; i < run->samples; i++) {
-        float *row = x + i * run->tokens * C, *one = first + i * C;
-        AQ_TRY(aq_device_copy(run->device, back ? row : one, back ? one : row, C * sizeof *x, run->stream));
-    }
-    return AQ_OK;
-}
-
 static uint64_t length_of(const struct layer_run *run, uint64_t sample)
 {
     return run->host_lengths ? run->host_lengths[sample] : run->tokens;
@@ -215,7 +204,7 @@ static enum aq_status pool(const struct layer_run *run, const float *x)
     const struct pooler_state *work = run->state;
     if (run->config->model.pool_late) return final_norm(run, run->rows_in, x, kept->pooled);
     if (!run->config->model.pool_mean) {
-        AQ_TRY(first_rows(run, (float *)(uintptr_t)x, kept->first, false)); /* read only */
+        AQ_TRY(layer_first_rows(run, (float *)(uintptr_t)x, kept->first, false)); /* read only */
         return final_norm(run, run->samples, kept->first, kept->pooled);
     }
     AQ_TRY(final_norm(run, run->rows_in, x, work->normed));
@@ -259,7 +248,7 @@ static enum aq_status pool_gradient(const struct layer_run *run, const float *x,
         AQ_TRY(final_norm_gradient(run, run->samples, work->a, kept->first, work->b));
         if (!dx) return AQ_OK;
         AQ_TRY(aq_device_zero(run->device, dx, all * sizeof *dx, run->stream));
-        return first_rows(run, dx, work->b, true);
+        return layer_first_rows(run, dx, work->b, true);
     }
     AQ_TRY(means_gradient(run, work->a, work->normed));
     return final_norm_gradient(run, run->rows_in, work->normed, x, dx ? dx : work->unwanted);

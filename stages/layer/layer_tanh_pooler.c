@@ -73,17 +73,6 @@ static enum aq_status drop(const struct layer_run *run, uint32_t site, bool drop
     return aq_device_dropout(run->device, &args, run->stream);
 }
 
-/* Of each sample the first row of x (back: is that row of x). */
-static enum aq_status first_rows(const struct layer_run *run, float *x, float *first, bool back)
-{
-    const uint64_t C = run->layer->in.columns;
-    for (uint64_t i = 0; i < run->samples; i++) {
-        float *row = x + i * run->tokens * C, *one = first + i * C;
-        AQ_TRY(aq_device_copy(run->device, back ? row : one, back ? one : row, C * sizeof *x, run->stream));
-    }
-    return AQ_OK;
-}
-
 static enum aq_status forward(const struct layer_run *run, const float *x, float *y)
 {
     const struct pooler_slot *kept = run->slot;
@@ -93,7 +82,7 @@ static enum aq_status forward(const struct layer_run *run, const float *x, float
     const struct linear_rows operand = {kept->rounded ? kept->rounded : kept->first, 0};
     const struct linear_to to = {.c = kept->y, .type = AQ_F32};
     const struct aq_tanh bend = {.count = count, .x = kept->y, .y = kept->y};
-    AQ_TRY(first_rows(run, (float *)(uintptr_t)x, kept->first, false)); /* read only */
+    AQ_TRY(layer_first_rows(run, (float *)(uintptr_t)x, kept->first, false)); /* read only */
     if (run->dropped && run->layer->form->drops_first)
         AQ_TRY(drop(run, SITE_INPUT, true, kept->first, kept->first, AQ_F32));
     if (kept->rounded) AQ_TRY(drop(run, SITE_INPUT, false, kept->first, kept->rounded, type));
@@ -125,7 +114,7 @@ static enum aq_status backward(const struct layer_run *run, const float *x, cons
     if (run->dropped && run->layer->form->drops_first)
         AQ_TRY(drop(run, SITE_INPUT, true, work->dfirst, work->dfirst, AQ_F32));
     AQ_TRY(aq_device_zero(run->device, dx, run->rows_in * C * sizeof *dx, run->stream));
-    return first_rows(run, dx, work->dfirst, true);
+    return layer_first_rows(run, dx, work->dfirst, true);
 }
 
 const struct layer_kind layer_tanh_pooler = {.name = "tanh_pooler",

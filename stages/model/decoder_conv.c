@@ -4,7 +4,6 @@
  */
 #include <jansson.h>
 #include <math.h>
-#include <string.h>
 
 #include "model_family.h"
 
@@ -16,16 +15,11 @@ static void attention_set(struct aq_model_config *out, uint32_t block)
 
 static enum aq_status read_types(const struct config_json *config, struct aq_model_config *out)
 {
-    const json_t *types = json_object_get(config->object, "layer_types");
-    bool known = json_is_array(types) && json_array_size(types) == out->blocks;
-    for (uint32_t block = 0; known && block < out->blocks; block++) {
-        const char *type = json_string_value(json_array_get(types, block));
-        const bool attention = type && strcmp(type, "full_attention") == 0;
-        if (attention) attention_set(out, block);
-        known = attention || (type && strcmp(type, "conv") == 0);
-    }
-    if (known) return AQ_OK;
-    return config_json_refuse(config, "layer_types", "full_attention or conv for each of %u blocks", out->blocks);
+    const json_t *types = NULL;
+    AQ_TRY(decoder_read_types(config, "full_attention", "conv", out->blocks, &types));
+    for (uint32_t block = 0; block < out->blocks; block++)
+        if (decoder_type_is(types, block, "full_attention")) attention_set(out, block);
+    return AQ_OK;
 }
 
 /* Indices of blocks that do not exist are ignored. */

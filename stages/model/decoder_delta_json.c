@@ -3,7 +3,6 @@
  * `full_attention_interval`; the way back; and sizes that are not computed.
  */
 #include <jansson.h>
-#include <string.h>
 
 #include "model_family.h"
 
@@ -33,26 +32,19 @@ enum aq_status family_delta_check(const struct aq_model_config *model)
 
 static bool delta_agrees(const struct aq_model_config *model, const json_t *types)
 {
-    for (uint32_t block = 0; block < model->blocks; block++) {
-        const bool linear = strcmp(json_string_value(json_array_get(types, block)), LINEAR) == 0;
-        if (linear != decoder_is_delta(&decoder_family_of(model)->form, model, block)) return false;
-    }
+    const struct decoder_form *form = &decoder_family_of(model)->form;
+    for (uint32_t block = 0; block < model->blocks; block++)
+        if (decoder_type_is(types, block, LINEAR) != decoder_is_delta(form, model, block)) return false;
     return true;
 }
 
 enum aq_status family_read_delta(const struct config_json *config, struct aq_model_config *out)
 {
-    const json_t *types = json_object_get(config->object, "layer_types");
+    const json_t *types = NULL;
     uint32_t *every = &out->own[DELTA_OWN_EVERY];
     AQ_TRY(config_json_u32_or(config, "full_attention_interval", 1, 1024, 4, every));
     if (!config_json_has(config, "layer_types")) return AQ_OK;
-    bool known = json_is_array(types) && json_array_size(types) == out->blocks;
-    for (uint32_t block = 0; known && block < out->blocks; block++) {
-        const char *type = json_string_value(json_array_get(types, block));
-        known = type && (strcmp(type, LINEAR) == 0 || strcmp(type, FULL) == 0);
-    }
-    if (!known)
-        return config_json_refuse(config, "layer_types", LINEAR " or " FULL " for each of %u blocks", out->blocks);
+    AQ_TRY(decoder_read_types(config, FULL, LINEAR, out->blocks, &types));
     for (*every = 0; *every <= out->blocks; ++*every)
         if (delta_agrees(out, types)) return AQ_OK;
     return config_json_refuse(config, "layer_types", FULL " for the last of every n-th block and " LINEAR

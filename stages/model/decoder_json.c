@@ -102,26 +102,30 @@ enum aq_status decoder_read_number(const struct config_json *config, const char 
     return AQ_OK;
 }
 
+bool decoder_type_is(const json_t *types, uint32_t block, const char *word)
+{
+    const char *type = json_string_value(json_array_get(types, block));
+    return type && strcmp(type, word) == 0;
+}
+
+enum aq_status decoder_read_types(const struct config_json *config, const char *full, const char *other,
+                                  uint32_t blocks, const json_t **out)
+{
+    const json_t *types = json_object_get(config->object, "layer_types");
+    bool known = json_is_array(types) && json_array_size(types) == blocks;
+    for (uint32_t block = 0; known && block < blocks; block++)
+        known = decoder_type_is(types, block, full) || decoder_type_is(types, block, other);
+    if (!known) return config_json_refuse(config, "layer_types", "%s or %s for each of %u blocks", full, other, blocks);
+    *out = types;
+    return AQ_OK;
+}
+
 /* Does the list agree with the rule for each block? */
 static bool types_agree(const json_t *types, const struct aq_model_config *model)
 {
-    for (uint32_t block = 0; block < model->blocks; block++) {
-        const bool slides = strcmp(json_string_value(json_array_get(types, block)), "sliding_attention") == 0;
-        if (slides != decoder_slides(model, block)) return false;
-    }
+    for (uint32_t block = 0; block < model->blocks; block++)
+        if (decoder_type_is(types, block, "sliding_attention") != decoder_slides(model, block)) return false;
     return true;
-}
-
-static enum aq_status types_check(const struct config_json *config, const json_t *types, uint32_t blocks)
-{
-    bool known = json_is_array(types) && json_array_size(types) == blocks;
-    for (uint32_t block = 0; known && block < blocks; block++) {
-        const char *type = json_string_value(json_array_get(types, block));
-        known = type && (strcmp(type, "sliding_attention") == 0 || strcmp(type, "full_attention") == 0);
-    }
-    if (known) return AQ_OK;
-    return config_json_refuse(config, "layer_types", "full_attention or sliding_attention for each of %u blocks",
-                              blocks);
 }
 
 enum aq_status decoder_read_windows(const struct config_json *config, uint32_t window, uint32_t every, uint32_t from,
@@ -131,8 +135,8 @@ enum aq_status decoder_read_windows(const struct config_json *config, uint32_t w
     out->window_every = window ? every : 0;
     out->window_from = window ? from : 0;
     if (!config_json_has(config, "layer_types")) return AQ_OK;
-    const json_t *types = json_object_get(config->object, "layer_types");
-    AQ_TRY(types_check(config, types, out->blocks));
+    const json_t *types = NULL;
+    AQ_TRY(decoder_read_types(config, "full_attention", "sliding_attention", out->blocks, &types));
     if (types_agree(types, out)) return AQ_OK;
     if (!window)
         return config_json_refuse(config, "layer_types", "only full_attention is possible here: there is no window");
@@ -140,7 +144,7 @@ enum aq_status decoder_read_windows(const struct config_json *config, uint32_t w
     if (types_agree(types, out)) return AQ_OK; /* none slides */
     for (out->window = window; out->window_every <= out->blocks; out->window_every++)
         if (types_agree(types, out)) return AQ_OK;
-    while (strcmp(json_string_value(json_array_get(types, out->window_from)), "full_attention") == 0)
+    while (decoder_type_is(types, out->window_from, "full_attention"))
         out->window_from++; /* some block slides */
     for (out->window_every = 0; out->window_every <= out->blocks; out->window_every++)
         if (types_agree(types, out)) return AQ_OK;

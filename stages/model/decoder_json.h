@@ -32,6 +32,15 @@ enum aq_status decoder_read_number(const struct config_json *config, const char 
 enum aq_status decoder_read_windows(const struct config_json *config, uint32_t window, uint32_t every, uint32_t from,
                                     struct aq_model_config *out);
 
+/*
+ * layer_types of a config.json: `blocks` words that are each `full` or `other`. *out is the list, borrowed from config.
+ * AQ_MISMATCH: another list, or none.
+ */
+enum aq_status decoder_read_types(const struct config_json *config, const char *full, const char *other,
+                                  uint32_t blocks, const json_t **out);
+/* Has the block of that list the word? */
+bool decoder_type_is(const json_t *types, uint32_t block, const char *word);
+
 /* The shortest number that reads as that float. */
 json_t *decoder_number(float value);
 /* layer_types, of all blocks. */

@@ -82,7 +82,10 @@ static enum aq_status read_factors(const struct config_json *rope, const char *k
                                    struct aq_factors *out)
 {
     const json_t *list = json_object_get(rope->object, key);
-    bool good = json_array_size(list) == pairs && pairs <= AQ_FACTORS_MAX;
+    bool good = json_array_size(list) == pairs;
+    if (pairs > AQ_FACTORS_MAX)
+        return config_json_refuse(rope, key, "at most %d numbers: %u pairs of columns turn (head_dim, " PARTIAL ")",
+                                  AQ_FACTORS_MAX, pairs);
     *out = (struct aq_factors){.count = pairs};
     for (uint32_t i = 0; good && i < pairs; i++) {
         const json_t *factor = json_array_get(list, i);

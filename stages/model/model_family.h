@@ -354,9 +354,6 @@ void family_publish_conv(const struct aq_model_config *model, json_t *config);
      "on embedding, attention, residuals and pooler; never at a cut"},                                                 \
         {"model.init_std", AQ_MODEL_F32, DECODER_FIELD(init_std), "", 0, 1, "0.02", "of the normal initial weights"}
 
-/* models share it */
-#define TYPES_HELP "token types; 0: deberta none, bert 2, roberta and xlm_roberta 1"
-
 #define BERT_KEYS                                                                                                      \
     {"model.blocks", AQ_MODEL_U32, DECODER_FIELD(blocks), "blocks", 1, 1024, "12", "transformer blocks, L"},           \
         {"model.heads", AQ_MODEL_U32, DECODER_FIELD(heads), "heads", 1, 1024, "12", "heads of queries, H"},            \
@@ -366,7 +363,7 @@ void family_publish_conv(const struct aq_model_config *model, json_t *config);
          "V; 0: the tokenizer's"},                                                                                     \
         {"model.context", AQ_MODEL_U32, DECODER_FIELD(context), "tokens", 1, 1048576, "1024",                          \
          "tokens that the model was made for; at least train.T"},                                                      \
-        {"model.types", AQ_MODEL_U32, DECODER_FIELD(types), "types", 0, 65536, "0", TYPES_HELP},     \
+        {"model.types", AQ_MODEL_U32, DECODER_FIELD(types), "types", 0, 65536, "0", MODEL_TYPES_HELP},                 \
         {"model.norm_eps", AQ_MODEL_F32, DECODER_FIELD(norm_eps), "", 0, 1, "0.00001", "epsilon of the norms"},        \
         ENCODER_KEYS_TRAINING
 

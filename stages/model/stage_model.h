@@ -129,6 +129,9 @@ struct stage_slot {
     bool halved;    /* a weight half may follow: split */
 };
 
+/* The help of a key that several kinds of models have. */
+#define MODEL_TYPES_HELP "token types; 0: deberta none, bert 2, roberta and xlm_roberta 1"
+
 /* The buffer of what a tied head's gradient has lost so far, which no published file has. */
 #define STAGE_RESIDUAL "optimizer.tied_residual"
 

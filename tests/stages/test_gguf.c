@@ -41,17 +41,14 @@ static enum aq_status open_as(const struct aq_model_config *model, const char *t
     return aq_gguf_open(&about, gguf);
 }
 
-/* Writes one table as the model's embedding; what the file has. */
-static size_t write_table(const char *type, enum aq_status wanted)
+/* Writes one tensor of the model; what the file has. */
+static size_t write_tensor(const struct aq_model_config *model, const char *type,
+                           const struct aq_weights_tensor *tensor, enum aq_status wanted)
 {
-    const struct aq_weights_tensor tensor = {
-        .name = "embed_tokens.weight", .dimensions = 2, .shape = {V, C}, .values = table};
-    struct aq_model_config model;
     struct aq_gguf *gguf;
     char path[DATA_PATH_BYTES];
-    config(&model);
-    assert_int_equal(open_as(&model, type, &gguf), AQ_OK);
-    assert_int_equal(aq_gguf_write(gguf, place, "model.gguf", &tensor, 1, NULL, NULL), wanted);
+    assert_int_equal(open_as(model, type, &gguf), AQ_OK);
+    assert_int_equal(aq_gguf_write(gguf, place, "model.gguf", tensor, 1, NULL, NULL), wanted);
     aq_gguf_close(gguf);
     FILE *file = fopen(data_path(place, "model.gguf", path), "rb");
     if (!file) return 0;
@@ -59,6 +56,16 @@ static size_t write_table(const char *type, enum aq_status wanted)
     fclose(file);
     assert_int_equal(unlink(path), 0);
     return count;
+}
+
+/* The same of one table as the embedding. */
+static size_t write_table(const char *type, enum aq_status wanted)
+{
+    const struct aq_weights_tensor tensor = {
+        .name = "embed_tokens.weight", .dimensions = 2, .shape = {V, C}, .values = table};
+    struct aq_model_config model;
+    config(&model);
+    return write_tensor(&model, type, &tensor, wanted);
 }
 
 static uint64_t u64_at(size_t at)
@@ -169,6 +176,100 @@ static void test_values_that_do_not_fit_leave_no_file(void **state)
         assert_int_not_equal(access(data_path(place, names[i], path), F_OK), 0);
 }
 
+enum { KEYS = 2, EACH = 3, DIM = 2, INNER = KEYS * EACH * DIM, TAPS = 4 };
+
+/* Row or column `at` of the heads of values, of `rows` each: the first of each head of keys, then the second of each. */
+static uint32_t tiled(uint32_t at, uint32_t rows)
+{
+    const uint32_t head = at / rows, item = head / KEYS, group = head % KEYS;
+    return (group * EACH + item) * rows + at % rows;
+}
+
+static float half_at(size_t data, size_t index)
+{
+    uint16_t half;
+    memcpy(&half, bytes + data + 2 * index, sizeof half);
+    return aq_half_to_float(half);
+}
+
+/* Rows of z, columns of the product behind, a value per head that becomes its decay, taps behind those of keys. */
+static void test_heads_of_values_of_the_delta_rule_are_tiled(void **state)
+{
+    const struct aq_weights_tensor out = {.name = "layers.0.linear_attn.out_proj.weight", .shape = {C, INNER}};
+    const struct aq_weights_tensor z = {.name = "layers.0.linear_attn.in_proj_z.weight", .shape = {INNER, C}};
+    const struct aq_weights_tensor rates = {.name = "layers.0.linear_attn.A_log", .shape = {KEYS * EACH}};
+    const struct aq_weights_tensor taps = {.name = "layers.0.linear_attn.conv1d.weight",
+                                           .shape = {2 * KEYS * DIM + INNER, 1, TAPS}};
+    const struct aq_weights_tensor *const all[] = {&out, &z, &rates, &taps};
+    static const uint32_t dimensions[] = {2, 2, 1, 3};
+    struct aq_model_config model;
+    (void)state;
+    aq_model_config_default(&model, "qwen3_5");
+    model.blocks = 4;
+    model.heads = model.kv_heads = 2;
+    model.channels = C;
+    model.vocabulary = V;
+    model.own[1] = KEYS, model.own[2] = KEYS * EACH, model.own[3] = model.own[4] = DIM, model.own[5] = TAPS;
+    for (int i = 0; i < V * C; i++)
+        table[i] = (float)(i % 512) / 16.0f;
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
+        struct aq_weights_tensor tensor = *all[i];
+        tensor.dimensions = dimensions[i];
+        tensor.values = table;
+        const size_t count = write_tensor(&model, "f16", &tensor, AQ_OK);
+        float values[(2 * KEYS * DIM + INNER) * TAPS];
+        if (i >= 2) memcpy(values, bytes + count - (i == 2 ? 32 : sizeof values), i == 2 ? 32 : sizeof values);
+        for (uint32_t r = 0; r < INNER; r++) {
+            if (i == 0) assert_true(half_at(count - 2 * C * INNER, r) == table[tiled(r, DIM)]);
+            if (i == 1) assert_true(half_at(count - 2 * C * INNER, r * C) == table[tiled(r, DIM) * C]);
+            if (i == 2 && r < KEYS * EACH) assert_true(values[r] == (float)-exp((double)table[tiled(r, 1)]));
+            const uint32_t behind = 2 * KEYS * DIM;
+            if (i == 3) assert_true(values[(behind + r) * TAPS + 1] == table[(behind + tiled(r, DIM)) * TAPS + 1]);
+        }
+        if (i == 3) assert_memory_equal(values, table, 2 * KEYS * DIM * TAPS * sizeof(float));
+    }
+}
+
+/* Sizes that fit an architecture of llama.cpp, and one change that does not. */
+static void test_values_that_an_architecture_lacks_are_refused(void **state)
+{
+    enum change { NOTHING, FACTORS, ROOT, CAP, HEADS, VALUES, ONE_TAP, PURE, BLOCKS };
+    static const struct {
+        const char *kind;
+        enum change change;
+        enum aq_status wanted;
+    } cases[] = {{"llama", FACTORS, AQ_OK},      {"granite", FACTORS, AQ_OK},     {"exaone4", FACTORS, AQ_OK},
+                 {"olmo2", FACTORS, AQ_INVAL},   {"smollm3", FACTORS, AQ_INVAL},  {"lfm2", FACTORS, AQ_INVAL},
+                 {"gemma2", NOTHING, AQ_OK},     {"gemma2", ROOT, AQ_INVAL},      {"gemma2", CAP, AQ_INVAL},
+                 {"gemma2", BLOCKS, AQ_INVAL},   {"phi3", NOTHING, AQ_OK},        {"phi3", HEADS, AQ_INVAL},
+                 {"lfm2", NOTHING, AQ_OK},       {"lfm2", HEADS, AQ_INVAL},       {"lfm2", ONE_TAP, AQ_INVAL},
+                 {"lfm2", PURE, AQ_INVAL},       {"qwen3_5", NOTHING, AQ_OK},     {"qwen3_5", VALUES, AQ_INVAL},
+                 {"qwen3_5", PURE, AQ_INVAL}};
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        const enum change change = cases[i].change;
+        struct aq_model_config model;
+        struct aq_gguf *gguf = NULL;
+        aq_model_config_default(&model, cases[i].kind);
+        model.blocks = change == BLOCKS ? 46 : 4;
+        model.heads = 2;
+        model.channels = C;
+        model.vocabulary = V;
+        model.head_dim = change == HEADS ? 8 : change == BLOCKS ? 32 : 16;
+        model.kv_heads = 2;
+        model.query_scale = change == ROOT ? 8 : model.head_dim;
+        model.score_cap = strcmp(cases[i].kind, "gemma2") != 0 || change == CAP ? 0.0f : 50.0f;
+        model.logit_cap = strcmp(cases[i].kind, "gemma2") == 0 ? 30.0f : 0.0f;
+        if (model.logit_cap > 0.0f) model.window = 8;
+        if (change == FACTORS) model.rope_factor = 2.0f;
+        if (change == ONE_TAP) model.conv_taps = 1;
+        if (change == VALUES) model.own[4] = 64; /* delta_value_dim */
+        if (change == PURE) model.own[0] = 1, model.attention_blocks = UINT32_MAX;
+        if (open_as(&model, "f16", &gguf) != cases[i].wanted) fail_msg("%s, change %d", cases[i].kind, (int)change);
+        aq_gguf_close(gguf);
+    }
+}
+
 static void test_what_llama_cpp_does_not_compute_is_refused(void **state)
 {
     struct aq_model_config model;
@@ -217,6 +318,8 @@ int main(void)
         cmocka_unit_test(test_values_that_do_not_fit_leave_no_file),
         cmocka_unit_test(test_opening_without_memory_leaves_nothing),
         cmocka_unit_test(test_what_llama_cpp_does_not_compute_is_refused),
+        cmocka_unit_test(test_heads_of_values_of_the_delta_rule_are_tiled),
+        cmocka_unit_test(test_values_that_an_architecture_lacks_are_refused),
     };
     data_be_quiet();
     data_folder_open(place);
