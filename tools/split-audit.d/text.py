@@ -82,15 +82,16 @@ def decoder(known, tokens, asked):
     own, wanted = (known - centre) / scale, (tokens[:, None] == names[None]).astype(np.float64)
     mean, cut, best = wanted.mean(0), 3 * len(known) // 4, None
 
-    def fit(rows, targets, ridge):
-        gram = rows.T @ rows
-        return np.linalg.solve(gram + ridge * max(np.trace(gram) / len(gram), 1e-30) * np.eye(len(gram)), rows.T @ (targets - mean))
+    def fits(rows, targets):
+        gram, products = rows.T @ rows, rows.T @ (targets - mean)
+        return lambda ridge: np.linalg.solve(gram + ridge * max(np.trace(gram) / len(gram), 1e-30) * np.eye(len(gram)), products)
+    fit = fits(own[:cut], wanted[:cut])
     for power in range(-5, 2):
-        guess = names[(own[cut:] @ fit(own[:cut], wanted[:cut], 10.0 ** power) + mean).argmax(1)]
+        guess = names[(own[cut:] @ fit(10.0 ** power) + mean).argmax(1)]
         right = (guess == tokens[cut:]).mean()
         if best is None or right > best[0]:
             best = right, 10.0 ** power
-    return names[((asked - centre) / scale @ fit(own, wanted, best[1]) + mean).argmax(1)]
+    return names[((asked - centre) / scale @ fits(own, wanted)(best[1]) + mean).argmax(1)]
 
 
 def matrices(seen, kind, samples):
