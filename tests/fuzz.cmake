@@ -114,6 +114,23 @@ aq_fuzz(sums RUNS 4000 LIBS aq_runtime aq_net INCLUDES ${aq_runtime_ROOMS}
 if(AQ_WITH_MICROHTTPD)
   aq_fuzz(page RUNS 1500 LIBS aq_runtime INCLUDES ${aq_runtime_ROOMS})
 endif()
+# The server of split learning with several clients: what it reaches is in memory (fuzz/clients_world.c).
+set(wrapped
+  accept4 aq_child_start aq_control_certified aq_control_check aq_control_close aq_control_fd aq_control_flush
+  aq_control_keep_alive aq_control_limit aq_control_listen aq_control_open aq_control_open_stranger aq_control_peer
+  aq_control_pending aq_control_push aq_control_queue aq_control_receive aq_control_secure aq_control_send
+  aq_control_waiting aq_file_load aq_file_open aq_file_remove aq_file_replace aq_job_close aq_job_load aq_json_replace
+  aq_owned_claim_run aq_plan_hash aq_plan_manifest aq_plan_open aq_progress_say aq_run_lock aq_run_make_folder
+  aq_run_mark_read aq_split_copy aq_split_in_close aq_split_in_done aq_split_in_open aq_split_in_piece
+  aq_split_job_close aq_split_job_open aq_split_labels_take aq_split_out_line aq_split_out_open
+  aq_split_part_bytes_max aq_tls_close aq_tls_open aq_tls_session_open caches_wipe close kill model_leave poll read
+  report_leave shown_close shown_end shown_open shown_tell socketpair sums_close sums_forget sums_open sums_path
+  sums_polls sums_serve turn_check waitpid weights_average weights_begin)
+list(TRANSFORM wrapped PREPEND "-Wl,--wrap=")
+aq_fuzz(clients RUNS 4000 LIBS aq_runtime aq_net aq_dep::jansson INCLUDES ${aq_runtime_ROOMS} ${aq_net_ROOMS}
+  LINK ${wrapped})
+target_sources(fuzz_clients PRIVATE fuzz/clients_world.c)
+aq_virtual_clock(fuzz_clients)
 aq_fuzz(import RUNS 800 LIBS aq_runtime aq_stages INCLUDES ${aq_runtime_ROOMS}
   LINK -Wl,--wrap=aq_out_text,--wrap=aq_out_raw)
 if(NOT AQ_FUZZ)

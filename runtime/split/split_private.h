@@ -106,6 +106,7 @@ struct server {
     struct ahead ahead;
     struct shown *shown; /* last state of the status page and --json; NULL: neither is used */
     bool stopping, over;
+    bool ended;       /* all rounds are over, and their results are written */
     uint64_t wipe_ns; /* when caches are looked at again */
     enum aq_split_end end;
     char cause[AQ_SPLIT_TEXT_BYTES]; /* of AQ_SPLIT_FAILED, from server_fails */

@@ -63,8 +63,10 @@ uint64_t round_place(const struct server *server, const struct site *site, uint3
     return aq_digest_seeded(site->name, strlen(site->name), aq_digest(numbers, sizeof numbers));
 }
 
+/* A turn that has begun is the first: a client that joins during the round may precede its client in the order. */
 static bool before(const struct server *server, const struct site *a, const struct site *b)
 {
+    if ((a->until > 0) != (b->until > 0)) return a->until > 0;
     return round_place(server, a, server->round) < round_place(server, b, server->round);
 }
 
@@ -303,12 +305,25 @@ static void rounds_over(struct server *server)
     }
 }
 
+/* A server that was killed after the last round: does a client not know yet that it is over? Waits for split.wait. */
+static bool some_unaware(const struct server *server)
+{
+    bool any = false;
+    for (uint32_t i = 0; i < server->site_count; i++)
+        any |= server->sites[i].control == NULL;
+    return any && aq_clock_ns() - server->round_ns < server->job->split.wait_ns;
+}
+
 void round_advance(struct server *server)
 {
     struct site *due[AQ_JOB_CLIENTS_MAX];
     if (server->over || server->stopping) return;
     if (server->weights == SPLIT_WEIGHTS_NONE) {
         if (server->round > 0 || join_agreed(server)) weights_first(server);
+        return;
+    }
+    if (server->round > server->job->split.rounds) {
+        if (!some_unaware(server)) rounds_over(server);
         return;
     }
     if (server->drawn < server->round && !join_gathered(server)) return;

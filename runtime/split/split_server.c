@@ -302,7 +302,8 @@ static void serve_newcomer(struct server *server, struct newcomer *newcomer)
 
 static void serve_site(struct server *server, struct site *site)
 {
-    for (int i = 0; i < LINES && site->control; i++) {
+    /* Nothing more is read after a failure of this server's disk: the session does not expect the next lines. */
+    for (int i = 0; i < LINES && site->control && !server->over; i++) {
         json_t *line;
         if (aq_control_check(site->control) != AQ_OK) {
             turn_away(server, site, "its certificate is no longer good");
@@ -367,10 +368,10 @@ static enum aq_status loop(struct server *server)
         accept_all(server);
         for (int i = 0; i < SPLIT_NEWCOMERS_MAX; i++)
             if (server->newcomers[i].control) serve_newcomer(server, &server->newcomers[i]);
-        for (uint32_t i = 0; i < server->site_count; i++) {
+        for (uint32_t i = 0; i < server->site_count && !server->over; i++) {
             struct site *site = &server->sites[i];
-            if (site->control) serve_site(server, site);
-            turn_pump(server, site);
+            serve_site(server, site);
+            if (!server->over) turn_pump(server, site);
         }
         sums_serve(server);
         aq_log_limit_tell(&server->strangers);
@@ -409,9 +410,12 @@ static enum aq_status enter(struct server *server)
     AQ_TRY(aq_run_lock(run, &server->lock));
     AQ_TRY(state_load(server));
     server->round_ns = aq_clock_ns();
-    if (server->round > server->job->split.rounds)
+    if (server->round > server->job->split.rounds && server->ended)
         return aq_fail(AQ_REFUSED, AREA, "%s has had its %u rounds: more of split.rounds goes further", run,
                        server->job->split.rounds);
+    server->ended = false;
+    if (server->round > server->job->split.rounds)
+        server_say(server, "all rounds are over: clients are told, and the results are written");
     return same_network(server);
 }
 
@@ -446,6 +450,8 @@ static enum aq_status leave(struct server *server)
     AQ_TRY(report_leave(server));
     if (done && trained) AQ_TRY(model_leave(server));
     if (done) AQ_TRY(caches_wipe(server, true));
+    server->ended = done;
+    if (done) AQ_TRY(state_save(server));
     return done && !trained ? nothing_trained(server) : AQ_OK;
 }
 

@@ -98,12 +98,12 @@ enum aq_status state_save(struct server *server)
     for (uint32_t i = 0; i < server->site_count; i++)
         json_array_append_new(sites, site_line(&server->sites[i]));
     json_t *all = json_pack(
-        "{s:s, s:i, s:s, s:I, s:I, s:f, s:i, s:s, s:I, s:I, s:I, s:I, s:I, s:o}", "job", server->job->name, "format", 1,
-        "mode", state_mode(server), "round", (json_int_t)server->round, "drawn", (json_int_t)server->drawn,
+        "{s:s, s:i, s:s, s:I, s:I, s:f, s:i, s:s, s:I, s:I, s:I, s:I, s:I, s:b, s:o}", "job", server->job->name,
+        "format", 1, "mode", state_mode(server), "round", (json_int_t)server->round, "drawn", (json_int_t)server->drawn,
         "round_seconds", (double)elapsed_ns * 1e-9, "weights", server->weights, "last", server->last, "all_samples",
         (json_int_t)server->all_samples, "vocabulary", (json_int_t)server->vocabulary, "labels",
         (json_int_t)server->labels, "round_steps", (json_int_t)(server->all_samples ? round_steps(server) : 0),
-        "steps_before", (json_int_t)server->steps_before, "clients", sites);
+        "steps_before", (json_int_t)server->steps_before, "ended", server->ended, "clients", sites);
     enum aq_status status = state_path(server, path, "split.json");
     if (status != AQ_OK) {
         json_decref(all);
@@ -201,6 +201,7 @@ static enum aq_status read_all(struct server *server, const json_t *all)
     server->all_samples = aq_control_u64_or(all, "all_samples", 0);
     server->vocabulary = (uint32_t)aq_control_u64_or(all, "vocabulary", 0); /* absent in older versions: 0 */
     server->labels = (uint32_t)aq_control_u64_or(all, "labels", 0);
+    server->ended = aq_control_bool_or(all, "ended", true); /* absent in older versions */
     snprintf(server->last, sizeof server->last, "%s", last);
     for (size_t i = 0; i < json_array_size(sites); i++)
         AQ_TRY(read_site(server, json_array_get(sites, i)));

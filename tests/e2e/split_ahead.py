@@ -1,9 +1,12 @@
-"""Split learning's next turn, made ready while the one before is under way: files that go on as they come, and what becomes of them."""
+"""Split learning's next turn, made ready while the one before is under way: files passed on as they come, and what becomes of them; clients that join late."""
+import json
 import threading
+import time
 
 import jobs
-from jobs import check, no_workers
-from split import CODED, Client, Server, begin, of_client, records, report, split, whole
+from jobs import aqpipe, check, no_workers
+from kit import ROOT
+from split import CODED, Client, Server, begin, of_client, records, report, split, stopped, whole
 from split_hostile import Between, weights_none
 
 # The last stage's file has several pieces of 1 MiB.
@@ -130,3 +133,38 @@ def scenario_split_ahead():
         check(all((line["turns"], line["missed"]) == (1, 0) for line in said.values()), f"{mode}: {said}")
     check("error:" not in server.text(), server.text())
     no_workers("split_ahead")
+
+
+def scenario_split_joins():
+    """A relay's client that joins during a round waits for the turn that is under way; a server that was killed behind the last round still writes its results, and tells its clients."""
+    begin(*NAMES)
+    records("c", 45, 9)
+    order = trained(whole(split("ordered", rounds=1, epochs=1, clients=3, **KEYS), *NAMES))
+    server = Server(split("joins", rounds=1, epochs=1, clients=1, **KEYS, **{"split.collect": "true"}))
+    clients = {order[-1]: Client(server, order[-1], stops=(2,))}
+    stopped(server, clients[order[-1]], 2)
+    for name in order[:-1]:  # both precede it in the round's order
+        clients[name] = Client(server, name)
+        server.await_text(f"{name} (127.0.0.1")
+    server.await_text("has joined", 3)
+    time.sleep(1)
+    check(trained(server) == [order[-1]], f"two turns of a relay at once: {server.text()}")
+    clients[order[-1]].release()
+    for client in clients.values():
+        client.end()
+    server.end()
+    check(trained(server) == [order[-1], *order[:-1]], server.text())
+
+    folder, model = ROOT / "joins", (ROOT / "joins/model.safetensors").read_bytes()
+    said = aqpipe("split-server", server.path)
+    check(said.returncode == 1 and "has had its 1 rounds" in said.stderr, said.stderr)
+    state = json.loads((folder / "split.json").read_text())
+    check(state["ended"] is True, f"{state}")
+    (folder / "split.json").write_text(json.dumps({**state, "ended": False}))
+    (folder / "model.safetensors").unlink()
+    server = Server(server.path, "--set", "split.wait=2s")
+    Client(server, order[0]).end()
+    server.end()
+    check("all rounds are over: clients are told" in server.text(), server.text())
+    check((folder / "model.safetensors").read_bytes() == model, "another model")
+    no_workers("split_joins")
