@@ -67,8 +67,9 @@ def events(folder):
         assert unmasked(head) == crc32c(data[at:at + 8]) and unmasked(tail) == crc32c(body), f"a sum is wrong at byte {at}"
         event = dict(fields(body))
         what = event[3].decode() if 3 in event else "start" if 7 in event else {
-            dict(fields(value))[1].decode(): dict(fields(value))[2] for _, value in fields(event[5])}
-        out.append((event[1], event.get(2, 0), what))
+            dict(fields(value))[1].decode(): dict(fields(value)).get(2, dict(fields(value)).get(8)) for _, value in fields(event[5])}
+        if "config" not in what:
+            out.append((event[1], event.get(2, 0), what))
         at += 16 + count
     return out
 
@@ -139,8 +140,10 @@ class Recorder:
     def __init__(self, name): self.name = name
     def __getattr__(self, what): return Recorder(f"{self.name}.{what}")
     def __setitem__(self, key, value): self(key, value)
+    def __str__(self): return self.name
+    def startswith(self, _): return True
     def __call__(self, *a, **k):
-        print(json.dumps([self.name, a, k])); return Recorder("run")
+        print(json.dumps([self.name, a, k], default=str)); return Recorder("run")
 def __getattr__(what):
     if what.startswith("__"): raise AttributeError(what)
     return Recorder(what)
@@ -154,13 +157,15 @@ def others(top):
         (path / f"{name}.py").write_text(RECORDER)
     said = [json.loads(line) for line in follow(run, "--mlflow", "--experiment", "e", path=path).stdout.splitlines()]
     assert said[0][:2] == ["set_experiment", ["e"]] and said[1] == ["start_run", [], {"run_name": "job <x>"}], said[:2]
-    assert said[2][1][0]["codec"] == "fw4" and said[3][0] == "log_metrics" and said[3][2] == {"step": 1}, said[2:4]
-    assert said[-1] == ["end_run", ["FINISHED"], {}] and sum(word[0] == "log_metrics" for word in said) == 6
+    assert said[2][0] == "log_params" and said[2][1][0]["codec"] == "fw4", said[2]
+    metrics = [word[1] for word in said if word[0] == "entities.Metric"]
+    assert [(name, step) for name, _, _, step in metrics if name == "loss/train"] == [("loss/train", n) for n in range(1, 7)], metrics
+    assert "log_batch" in said[-2][0] and said[-1] == ["end_run", ["FINISHED"], {}], said[-2:]
     said = [json.loads(line) for line in follow(run, "--wandb", "--name", "n", path=path).stdout.splitlines()]
     assert said[0][0] == "init" and said[0][2]["name"] == "n" and said[2][0] == "run.log" and said[2][1][0]["step"] == 1, said[:3]
     (path / "mlflow.py").write_text("def start_run(**_): raise RuntimeError('no server\\nand more')\n")
     done = follow(run, "--mlflow", path=path, code=1)
-    assert done.stderr == "tools/follow: Mlflow: no server\n", done
+    assert done.stderr == "tools/follow: mlflow: no server\n", done
     assert said[-1] == ["run.finish", [], {"exit_code": 0}], said[-1]
 
 

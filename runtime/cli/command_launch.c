@@ -81,6 +81,8 @@ struct command {
     struct aq_cut_judge *judge;
     struct aq_board *board; /* NULL: no page */
     struct aq_page *page;
+    struct aq_trackers trackers;
+    char follow[AQ_RUN_PATH_BYTES]; /* their program */
     struct aq_kept_errors errors;
 };
 
@@ -359,40 +361,6 @@ static enum aq_status fits(struct command *command)
 
 /* ---- the run ---- */
 
-/* Bits of a value: "4", "2.5"; or the error that it is coded to: " error 0.05". */
-static void rate_text(const struct aq_codec_config *config, char out[24])
-{
-    const bool varies = aq_codec_about(config->kind)->varies;
-    if (varies && config->error > 0.0f)
-        snprintf(out, 24, " error %.3g", (double)config->error);
-    else
-        snprintf(out, 24, "%.3g", varies ? (double)config->rate : (double)config->bits);
-}
-
-/* "AQ-SGD fw4 bw8", "entropy coded fw2 bw3.5", "fp32": what people compare. */
-static void codec_name(const struct aq_plan *plan, char *out, size_t bytes)
-{
-    static const char *const raw[] = {"?", "fp32", "fp16", "bf16"};
-    if (plan->stage_count < 2) {
-        snprintf(out, bytes, "none");
-        return;
-    }
-    const struct aq_codec_config *forward = &plan->edges[0].shape.forward, *backward = &plan->edges[0].shape.backward;
-    char back[32], rate[24];
-    rate_text(backward, rate);
-    if (aq_codec_about(backward->kind)->plain)
-        snprintf(back, sizeof back, "bw %s", raw[backward->raw < 4 ? backward->raw : 0]);
-    else
-        snprintf(back, sizeof back, "bw%s", rate);
-    rate_text(forward, rate);
-    if (aq_codec_about(forward->kind)->plain && aq_codec_about(backward->kind)->plain && forward->raw == backward->raw)
-        snprintf(out, bytes, "%s", raw[forward->raw < 4 ? forward->raw : 0]);
-    else if (aq_codec_about(forward->kind)->plain)
-        snprintf(out, bytes, "fw %s %s", raw[forward->raw < 4 ? forward->raw : 0], back);
-    else
-        snprintf(out, bytes, "%s fw%s %s", aq_codec_about(forward->kind)->label, rate, back);
-}
-
 static json_t *start_line(const struct command *command)
 {
     const struct aq_plan *plan = command->plan;
@@ -407,7 +375,7 @@ static json_t *start_line(const struct command *command)
     }
     for (uint32_t r = 0; r < plan->ranks; r++)
         json_array_append_new(memory, json_integer((json_int_t)plan->stages[r % plan->stage_count].memory_bytes));
-    codec_name(plan, name, sizeof name);
+    aq_report_codec(plan, name, sizeof name);
     json_t *line =
         json_pack("{s:s, s:s, s:s, s:o, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:f, s:I, s:o, s:o}", "event", "start",
                   "name", command->job->name, "codec", name, "plan_hash", aq_control_hex(aq_plan_hash(plan)), "version",
@@ -530,6 +498,7 @@ static void run_once(struct command *command, struct aq_launch_result *result)
                                      .metrics = command->metrics,
                                      .progress = &command->progress,
                                      .board = command->board,
+                                     .trackers = &command->trackers,
                                      .signals = command->signals};
     aq_cut_judge_begin(command->judge);
     aq_launch_run(&launch, result);
@@ -689,6 +658,20 @@ static void say_end(struct command *command, const struct aq_launch_result *resu
                         result->best.value, (unsigned long long)result->best.step, command->job->output.path);
 }
 
+/* status: of what was written at the end. The exit status of the command. */
+static int tell_end(struct command *command, const struct aq_launch_result *result, enum aq_status status)
+{
+    const bool failed = result->outcome == AQ_LAUNCH_FAILED;
+    aq_kept_errors_show(&command->errors, failed ? result->cause : "");
+    if (failed) {
+        aq_progress_say(&command->progress, "%s", result->cause);
+        if (result->mark > 0) say_resume(command, "the checkpoint of step", result->mark, " is kept");
+    }
+    if (failed || status != AQ_OK) return AQ_EXIT_FAILED;
+    say_end(command, result);
+    return result->outcome == AQ_LAUNCH_STOPPED ? AQ_EXIT_STOPPED : AQ_EXIT_DONE;
+}
+
 static int conclude(struct command *command, struct aq_launch_result *result)
 {
     static const char *const states[] = {
@@ -701,8 +684,7 @@ static int conclude(struct command *command, struct aq_launch_result *result)
     }
     json_t *end = json_pack("{s:s, s:s, s:O, s:I}", "event", "end", "state", states[result->outcome], "stages",
                             result->stages ? result->stages : json_null(), "mark", (json_int_t)result->mark);
-    const bool failed = result->outcome == AQ_LAUNCH_FAILED;
-    if (failed) json_object_set_new(end, "cause", json_string(result->cause));
+    if (result->outcome == AQ_LAUNCH_FAILED) json_object_set_new(end, "cause", json_string(result->cause));
     if (result->best.step)
         json_object_set_new(end, "best",
                             json_pack("{s:I, s:s, s:o}", "step", (json_int_t)result->best.step, "figure",
@@ -710,22 +692,16 @@ static int conclude(struct command *command, struct aq_launch_result *result)
     enum aq_status status = write_line(command, end);
     if (status == AQ_OK) status = aq_metrics_sync(command->metrics);
     if (status == AQ_OK) status = leave_report(command);
-    aq_kept_errors_show(&command->errors, failed ? result->cause : "");
-    if (failed) {
-        aq_progress_say(&command->progress, "%s", result->cause);
-        if (result->mark > 0) say_resume(command, "the checkpoint of step", result->mark, " is kept");
-        return AQ_EXIT_FAILED;
-    }
-    if (status != AQ_OK) return AQ_EXIT_FAILED;
-    say_end(command, result);
-    if (!command->job->output.metrics && result->outcome == AQ_LAUNCH_DONE) {
+    const int code = tell_end(command, result, status);
+    aq_trackers_end(&command->trackers, &command->progress, command->signals);
+    if (code == AQ_EXIT_DONE && !command->job->output.metrics) {
         char path[AQ_RUN_PATH_BYTES];
         if (aq_run_path(command->job->output.path, "metrics.jsonl", path) == AQ_OK) {
             (void)aq_file_remove(NULL, path);
             aq_metrics_index_cut(path, 0);
         }
     }
-    return result->outcome == AQ_LAUNCH_STOPPED ? AQ_EXIT_STOPPED : AQ_EXIT_DONE;
+    return code;
 }
 
 static void say_finished(struct command *command)
@@ -804,6 +780,14 @@ static int dry_run(const struct command *command)
     return aq_command_plan(argc, argv);
 }
 
+/* output.report_to: not of a turn, whose folder is one of many. */
+static void start_trackers(struct command *command)
+{
+    struct aq_trackers_config config;
+    aq_follow_config(command->job, command->follow, &config);
+    if (command->guest <= 0) aq_trackers_start(&command->trackers, &config, &command->progress);
+}
+
 static int launch(struct command *command)
 {
     struct aq_launch_result result = {0};
@@ -838,6 +822,7 @@ static int launch(struct command *command)
                                                    : "there is no checkpoint yet: starts at step %llu",
                         (unsigned long long)command->entry.resume_step);
     if (*command->entry.extended) aq_progress_say(&command->progress, "%s", command->entry.extended);
+    start_trackers(command);
     aq_log_sink(aq_kept_errors_take, &command->errors);
     if (command->entry.early)
         result = (struct aq_launch_result){.outcome = AQ_LAUNCH_DONE,

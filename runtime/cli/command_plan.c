@@ -16,6 +16,8 @@
 #include "out.h"
 #include "plan.h"
 #include "plan_probe.h"
+#include "run_folder.h"
+#include "trackers.h"
 
 /* Of one core, where nothing was measured: an AVX-512 server core at half of its peak in fp32. Printed with the result.
  */
@@ -221,6 +223,17 @@ static enum aq_status cut(const struct options *options, struct aq_plan **plan)
     return status;
 }
 
+/* What output.report_to lacks on this machine: a job runs without it, so it is told and changes no status. */
+static void trackers_tell(const struct aq_job *job)
+{
+    struct aq_trackers_config config;
+    char program[AQ_RUN_PATH_BYTES], text[1024];
+    aq_follow_config(job, program, &config);
+    if (!config.wanted || aq_trackers_check(&config, text, sizeof text) != AQ_NOTFOUND) return;
+    for (char *rest = text, *told; (told = strsep(&rest, "\n")) != NULL;)
+        if (*told) aq_log("plan", 1, "output.report_to: %s", told);
+}
+
 int aq_command_plan(int argc, char **argv)
 {
     struct options options = {
@@ -238,6 +251,7 @@ int aq_command_plan(int argc, char **argv)
     if (status == AQ_OK) status = cut(&options, &plan);
     if (status == AQ_OK) status = print(&options, plan);
     if (status == AQ_OK) status = aq_plan_fits(plan, aq_plan_memory_here());
+    if (planned) trackers_tell(job);
     if (status == AQ_OK && options.told && !aq_probe_told_well(options.told)) status = AQ_IO; /* told in the table */
     aq_probe_told_close(options.told);
     aq_plan_close(plan);

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <jansson.h>
@@ -18,6 +19,7 @@
 #include "run_folder.h"
 #include "security.h"
 #include "ssh_host.h"
+#include "trackers.h"
 
 bool aq_program_beside(const char *name, char *path)
 {
@@ -36,6 +38,32 @@ enum aq_status aq_daemon_program(char *path)
     if (named && aq_absolute(named, path) && access(path, X_OK) == 0) return AQ_OK;
     if (!named && aq_program_beside("aqpiped", path)) return AQ_OK;
     return aq_fail(AQ_NOTFOUND, "launch", "there is no program %s", named ? named : "aqpiped beside aqpipe");
+}
+
+/* Is the file of the owner of this program, or root's? Another user's must not run in this one's name. */
+static bool is_trusted(const char *path)
+{
+    struct stat own, file;
+    return stat("/proc/self/exe", &own) == 0 && stat(path, &file) == 0 && S_ISREG(file.st_mode) &&
+           (file.st_uid == own.st_uid || file.st_uid == 0);
+}
+
+void aq_follow_config(const struct aq_job *job, char *program, struct aq_trackers_config *out)
+{
+    /* Of a package; of one with a C library of its own (lib/aqpipe); of a build in its source tree. */
+    static const char *const places[] = {"../share/aqpipe/tools/follow", "../../share/aqpipe/tools/follow",
+                                         "../../../tools/follow"};
+    const char *named = getenv("AQPIPE_FOLLOW"), *python = getenv("AQPIPE_PYTHON");
+    char wrong[8], near[AQ_RUN_PATH_BYTES];
+    *out = (struct aq_trackers_config){.python = python && *python ? python : "python3", .run = job->output.path};
+    (void)aq_trackers_read(job->output.report_to, &out->wanted, wrong, sizeof wrong); /* checked with the manifest */
+    if (named && *named) {
+        if (aq_absolute(named, program) && access(program, R_OK) == 0) out->program = program;
+        return;
+    }
+    for (size_t i = 0; i < sizeof places / sizeof *places && !out->program; i++)
+        if (aq_program_beside(places[i], near) && realpath(near, program) && is_trusted(program))
+            out->program = program;
 }
 
 enum aq_status aq_launcher_keys(const struct aq_job *job, struct aq_tls **out)

@@ -62,6 +62,13 @@ bool aq_program_beside(const char *name, char *path);
 /* The program of private daemons: AQPIPE_DAEMON, else the aqpiped in this program's folder. AQ_NOTFOUND (logged). */
 enum aq_status aq_daemon_program(char *path);
 
+/* What a job's output.report_to asks for (trackers.h). The program is AQPIPE_FOLLOW, else tools/follow where this
+ * program is installed or was built, if it belongs to this program's owner or to root. The interpreter is
+ * AQPIPE_PYTHON, else python3. program: 4096 bytes that the config borrows. */
+struct aq_trackers_config;
+struct aq_job;
+void aq_follow_config(const struct aq_job *job, char *program, struct aq_trackers_config *out);
+
 /* The launcher's keys for daemons that listen; *out NULL: no daemon listens, or the job has no TLS. As aq_tls_open.
  */
 struct aq_job;

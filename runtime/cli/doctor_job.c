@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "aqsgd/base.h"
+#include "commands.h"
 #include "control_socket.h"
 #include "doctor.h"
 #include "job.h"
@@ -23,6 +24,7 @@
 #include "runtime_text.h"
 #include "security.h"
 #include "ssh_host.h"
+#include "trackers.h"
 
 enum { PATH_BYTES = 4096, TRIAL_PIECES = 64, PIECE_BYTES = 1 << 20, MEETS = 5, MEET_S = 5 };
 enum { SOON_S = 30 * 86400 };
@@ -266,6 +268,31 @@ static void daemons_look(struct doctor *doctor, const struct aq_job *job)
     aq_tls_close(tls);
 }
 
+/* ---- output.report_to ---- */
+
+/* Each tracker whose package is missing. A job runs without it, so that is doubtful, not bad. */
+static void trackers_look(struct doctor *doctor, const struct aq_job *job)
+{
+    static const char check[] = "trackers";
+    struct aq_trackers_config config;
+    char program[PATH_BYTES], text[1024];
+    aq_follow_config(job, program, &config);
+    if (!config.wanted) return;
+    const enum aq_status status = aq_trackers_check(&config, text, sizeof text);
+    if (status == AQ_OK)
+        doctor_found(doctor, DOCTOR_WELL, check, NULL, "output.report_to: %s can run", job->output.report_to);
+    else if (status != AQ_NOTFOUND)
+        doctor_failed(doctor, check, "AQPIPE_PYTHON names another Python 3");
+    for (char *rest = text, *told; status == AQ_NOTFOUND && (told = strsep(&rest, "\n")) != NULL;) {
+        static const char before[] = "installed: "; /* "wandb: its package is not installed: python3 -m pip ..." */
+        char *remedy = strstr(told, before);
+        if (remedy) remedy[sizeof before - 3] = 0;
+        if (*told)
+            doctor_found(doctor, DOCTOR_DOUBTFUL, check, remedy ? remedy + sizeof before - 1 : NULL,
+                         "output.report_to: %s", told);
+    }
+}
+
 void doctor_job(struct doctor *doctor, const struct aq_job *job, const struct aq_plan *plan)
 {
     memory_look(doctor, plan);
@@ -274,4 +301,5 @@ void doctor_job(struct doctor *doctor, const struct aq_job *job, const struct aq
         if (!job->pipeline.stages[rank].host && aq_job_listens(job, rank)) port_look(doctor, job, rank);
     certificates_look(doctor, job);
     daemons_look(doctor, job);
+    trackers_look(doctor, job);
 }

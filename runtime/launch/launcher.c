@@ -181,6 +181,7 @@ bool launcher_turn(struct launcher *launcher)
     watch_look(launcher);
     launcher_starting(launcher);
     launcher_board(launcher);
+    aq_trackers_turn(launcher->launch->trackers, launcher->launch->progress);
     aq_progress_tick(launcher->launch->progress);
     return true;
 }

@@ -17,6 +17,7 @@
 #include "control_token.h"
 #include "metrics.h"
 #include "progress.h"
+#include "trackers.h"
 #include "watch.h"
 
 struct aq_tls; /* net/tls.h */
@@ -78,6 +79,7 @@ struct aq_launch {
     struct aq_metrics *metrics;
     struct aq_progress *progress;
     struct aq_board *board; /* NULL: nobody looks */
+    struct aq_trackers *trackers; /* NULL: none */
     int signals;            /* signalfd; -1: none */
 };
 

@@ -18,6 +18,9 @@
 
 struct aq_plan; /* plan.h */
 
+/* "AQ-SGD fw4 bw8", "entropy coded fw2 bw3.5", "fp32": the codec of the first cut, as people compare it. */
+void aq_report_codec(const struct aq_plan *plan, char *out, size_t bytes);
+
 /* report_start.c: fields of a start line by which reports distinguish runs and add up by machine: "optimizer",
  * "reduce" (null: one replica), "machines" (of each rank) and "checkpoint_planned" (bytes of those kept, of each). */
 void aq_report_start(const struct aq_plan *plan, json_t *line);

@@ -1,7 +1,42 @@
 /* report_start.c -- facts of the plan in the start line of metrics.jsonl; reports read them; see report.h. */
+#include <stdio.h>
+
 #include "control.h"
 #include "plan.h"
 #include "report.h"
+
+/* Bits of a value: "4", "2.5"; or the error that it is coded to: " error 0.05". */
+static void rate_text(const struct aq_codec_config *config, char out[24])
+{
+    const bool varies = aq_codec_about(config->kind)->varies;
+    if (varies && config->error > 0.0f)
+        snprintf(out, 24, " error %.3g", (double)config->error);
+    else
+        snprintf(out, 24, "%.3g", varies ? (double)config->rate : (double)config->bits);
+}
+
+void aq_report_codec(const struct aq_plan *plan, char *out, size_t bytes)
+{
+    static const char *const raw[] = {"?", "fp32", "fp16", "bf16"};
+    if (plan->stage_count < 2) {
+        snprintf(out, bytes, "none");
+        return;
+    }
+    const struct aq_codec_config *forward = &plan->edges[0].shape.forward, *backward = &plan->edges[0].shape.backward;
+    char back[32], rate[24];
+    rate_text(backward, rate);
+    if (aq_codec_about(backward->kind)->plain)
+        snprintf(back, sizeof back, "bw %s", raw[backward->raw < 4 ? backward->raw : 0]);
+    else
+        snprintf(back, sizeof back, "bw%s", rate);
+    rate_text(forward, rate);
+    if (aq_codec_about(forward->kind)->plain && aq_codec_about(backward->kind)->plain && forward->raw == backward->raw)
+        snprintf(out, bytes, "%s", raw[forward->raw < 4 ? forward->raw : 0]);
+    else if (aq_codec_about(forward->kind)->plain)
+        snprintf(out, bytes, "fw %s %s", raw[forward->raw < 4 ? forward->raw : 0], back);
+    else
+        snprintf(out, bytes, "%s fw%s %s", aq_codec_about(forward->kind)->label, rate, back);
+}
 
 /* Machines by number, in the order of the ranks that are first on them. */
 static json_t *machines(const struct aq_plan *plan)

@@ -313,3 +313,25 @@ uint64_t aq_job_every_steps(const struct aq_job_every *every, uint64_t steps_per
 {
     return every->epochs ? every->count * steps_per_epoch : every->count;
 }
+
+enum aq_status aq_trackers_read(const char *text, uint32_t *wanted, char *wrong, size_t bytes)
+{
+    static const char *const names[] = {
+        [AQ_TRACKER_TENSORBOARD] = "tensorboard", [AQ_TRACKER_WANDB] = "wandb", [AQ_TRACKER_MLFLOW] = "mlflow"};
+    static const char between[] = ", \t";
+    *wanted = 0;
+    if (!text || strcmp(text, "none") == 0) return AQ_OK;
+    for (text += strspn(text, between); *text; text += strspn(text, between)) {
+        const size_t length = strcspn(text, between);
+        uint32_t i = 0;
+        while (i < AQ_TRACKERS && (strlen(names[i]) != length || strncmp(names[i], text, length) != 0))
+            i++;
+        if (i == AQ_TRACKERS) {
+            snprintf(wrong, bytes, "%.*s", (int)(length < bytes ? length : bytes - 1), text);
+            return AQ_INVAL;
+        }
+        *wanted |= 1U << i;
+        text += length;
+    }
+    return AQ_OK;
+}

@@ -308,7 +308,10 @@ struct aq_job_output {
     bool metrics;     /* metrics.jsonl: one line a step                                                    */
     bool trace;       /* trace.json                                                                        */
     bool report;      /* report.json                                                                       */
+    const char *report_to; /* trackers, as written (aq_trackers_read); NULL: none                             */
 };
+
+enum aq_tracker { AQ_TRACKER_TENSORBOARD, AQ_TRACKER_WANDB, AQ_TRACKER_MLFLOW, AQ_TRACKERS };
 
 struct aq_job_status {                                /* of the launcher alone */
     const char *listen;                               /* host:port of the page; NULL: none     */
@@ -363,6 +366,10 @@ struct aq_job {
     struct aq_job_status status;
     struct aq_job_facts facts;
 };
+
+/* Names of trackers with commas or blanks between them, as a bit for each enum aq_tracker; "none" and NULL: 0.
+ * AQ_INVAL (not logged): another word, whose first `bytes` go to `wrong`. */
+enum aq_status aq_trackers_read(const char *text, uint32_t *wanted, char *wrong, size_t bytes);
 
 /*
  * Read the manifest at path, override it with sets ("key=value", dotted keys, the value is YAML: "data.train=[a, b]",

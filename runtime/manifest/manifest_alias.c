@@ -46,11 +46,17 @@ const char *aq_alias_word(const char *word, bool *none)
     return word;
 }
 
+static const char *last_word(const char *name)
+{
+    const char *dot = strrchr(name, '.');
+    return dot ? dot + 1 : name;
+}
+
 const char *aq_alias_key(const char *name)
 {
-    const char *dot = strrchr(name, '.'), *last = dot ? dot + 1 : name;
+    const char *last = last_word(name);
     for (size_t i = 0; i < COUNT(aliases); i++)
-        if (aliases[i].key && strcmp(strrchr(aliases[i].name, '.') + 1, last) == 0) return aliases[i].key;
+        if (aliases[i].key && strcmp(last_word(aliases[i].name), last) == 0) return aliases[i].key;
     return NULL;
 }
 

@@ -618,6 +618,19 @@ static void check_status(struct aq_manifest *manifest)
                           "needs status.certificate: only a page under TLS can ask for a client's");
 }
 
+static void check_trackers(struct aq_manifest *manifest)
+{
+    const struct aq_job *job = &manifest->job;
+    uint32_t wanted;
+    char wrong[48];
+    if (aq_trackers_read(job->output.report_to, &wanted, wrong, sizeof wrong) != AQ_OK)
+        aq_manifest_error(manifest, "output.report_to", "'%s' is not one of tensorboard, wandb, mlflow", wrong);
+    else if (wanted && job->split.clients)
+        aq_manifest_error(manifest, "output.report_to",
+                          "a job of split learning has a run folder for each client, and none for a tracker; call "
+                          "tools/follow with a client's folder");
+}
+
 /* The launcher chooses bits at an epoch's end, so epochs must not overlap. */
 static void check_bits(struct aq_manifest *manifest)
 {
@@ -792,6 +805,7 @@ void aq_manifest_check(struct aq_manifest *manifest)
     check_mirror(manifest);
     check_security(manifest);
     check_status(manifest);
+    check_trackers(manifest);
     check_bits(manifest);
     check_split(manifest);
     check_privacy(manifest);

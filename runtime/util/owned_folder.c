@@ -553,21 +553,31 @@ enum aq_status aq_owned_clear_caches(const char *cache, const struct aq_owner *o
     return status;
 }
 
-static enum aq_status logs_remove(const char *run)
+/* "events.out.tfevents.1700000000.host.77.aqpipe": of tools/follow. Other programs' event files end otherwise. */
+static bool is_event_name(const char *name)
 {
-    char file[NAME_BYTES + 8];
+    static const char begin[] = "events.out.tfevents.", end[] = ".aqpipe";
+    const size_t count = strlen(name);
+    return count > sizeof begin + sizeof end && strncmp(name, begin, sizeof begin - 1) == 0 &&
+           strcmp(name + count - (sizeof end - 1), end) == 0;
+}
+
+/* Removes the files in run/folder whose names are ours, and the folder if it is empty then. */
+static enum aq_status named_remove(const char *run, const char *folder, bool (*is_ours)(const char *))
+{
+    char file[2 * NAME_BYTES + 8];
     DIR *list = NULL;
     const char *name;
-    enum aq_status status = list_open(run, "logs", &list);
+    enum aq_status status = list_open(run, folder, &list);
     if (status == AQ_NOTFOUND) return AQ_OK;
     AQ_TRY(status);
     while (status == AQ_OK && (name = list_next(list))) {
-        snprintf(file, sizeof file, "logs/%s", name);
-        if (is_log_name(name)) status = aq_file_remove(run, file);
+        snprintf(file, sizeof file, "%s/%s", folder, name);
+        if (is_ours(name)) status = aq_file_remove(run, file);
     }
     closedir(list);
     AQ_TRY(status);
-    return remove_empty(run, "logs");
+    return remove_empty(run, folder);
 }
 
 /* "model-00001-of-00002.safetensors", or the neighbour that it is written as. */
@@ -635,12 +645,13 @@ enum aq_status aq_owned_clear_run(const char *run, const struct aq_owner *owner)
     static const char *const names[] = {"metrics.jsonl.index", "metrics.jsonl.tail", "metrics.jsonl.tail.new",
                                         "hashes.json",         "hashes.json.new",    "metrics.jsonl",
                                         "metrics.jsonl.new",   "report.json",        "report.json.new",
-                                        "trace.json"};
+                                        "trace.json",          "report_to.json",    "report_to.json.new"};
     AQ_TRY(aq_owned_check(run, AQ_OWNED_RUN, owner->id));
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         AQ_TRY(aq_file_remove(run, names[i]));
     AQ_TRY(models_remove(run));
-    return logs_remove(run);
+    AQ_TRY(named_remove(run, "tensorboard", is_event_name));
+    return named_remove(run, "logs", is_log_name);
 }
 
 /* ---- scratch folders ---- */

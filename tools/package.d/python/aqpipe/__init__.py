@@ -11,6 +11,7 @@ FOLDER = os.path.dirname(os.path.realpath(__file__))
 def start(program, arguments):
     """This process becomes the program. Does not return; OSError: it cannot be started."""
     path = os.path.join(FOLDER, "bin", program)
+    os.environ.setdefault("AQPIPE_PYTHON", sys.executable or "python3")  # output.report_to: the packages next to this one
     os.execv(path, [path, *arguments])
 
 
