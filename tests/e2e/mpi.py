@@ -18,12 +18,12 @@ STARTERS = {"openmpi": {"OMPI_COMM_WORLD_RANK": "{r}", "OMPI_COMM_WORLD_SIZE": "
 OURS = ("OMPI_", "PMIX_", "PMI_", "SLURM_")
 
 
-def begin(path, variables, ranks=RANKS, start=0, hold=None):
-    """One process a rank, each of a session of its own, as on hosts of their own."""
+def begin(path, variables, ranks=RANKS, start=0, hold=None, address="127.0.0.1"):
+    """One process a rank, each of a session of its own, as on hosts of their own; without an address each finds its own."""
     own = {key: value for key, value in os.environ.items() if not key.startswith(OURS)}
     return [subprocess.Popen([BIN / "aqpipe", "launch", path, "--on", "mpi", "--restarts", "0"], stdin=subprocess.DEVNULL,
                              stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True,
-                             env={**own, **(hold.environment() if hold else {}), "AQPIPE_MPI_ADDRESS": "127.0.0.1",
+                             env={**own, **(hold.environment() if hold else {}), "AQPIPE_MPI_ADDRESS": address,
                                   **{key: value.format(r=r, n=ranks, s=start) for key, value in variables.items()}})
             for r in range(ranks)]
 
@@ -55,7 +55,7 @@ def scenario_mpi():
     """Losses and model of the plain launch, by each starter; stopped by a signal and gone on with; what is wrong is refused, and nobody is left."""
     launch(manifest("plain", **KEYS))
     for number, (starter, variables) in enumerate(STARTERS.items()):
-        end(starter, begin(manifest(starter, **KEYS), variables, start=100 + number), 0)
+        end(starter, begin(manifest(starter, **KEYS), variables, start=100 + number, address="" if starter == "srun" else "127.0.0.1"), 0)
         same(starter)
 
     # As mpirun passes it on, to all processes of all ranks; and once more, which changes nothing.
