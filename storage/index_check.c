@@ -279,7 +279,7 @@ static enum aq_status meta_check(const struct check *check, uint64_t number, str
     memcpy(&head, page, sizeof(head));
     memcpy(out, page + HEADER_BYTES, sizeof(*out));
     if (head.number != number || head.flags != PAGE_META || out->magic != LMDB_MAGIC || out->version != 1) {
-        return bad(check, number, "it is no meta page of LMDB 0.9");
+        return bad(check, number, "it is not a meta page of LMDB 0.9");
     }
     if (out->trees[0].pad != PAGE_BYTES || (out->trees[0].flags & ~ENV_NOSUBDIR) != DB_INTEGERKEY ||
         out->trees[1].flags != 0 || out->last_page < 1 || out->address != 0) {

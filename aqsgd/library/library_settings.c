@@ -110,10 +110,10 @@ static enum aq_status word_read(const char *word, bool defaults, struct aq_codec
         if (strncmp(settings[s].key, word, bytes) != 0 || settings[s].key[bytes]) continue;
         if (defaults && settings[s].names != kinds && strcmp(settings[s].key, "bits") != 0) return AQ_OK;
         if (value_read(&settings[s], equals + 1, config)) return AQ_OK;
-        return aq_fail(AQ_INVAL, "codec", "%s: '%.40s' is no value that it has", settings[s].key, equals + 1);
+        return aq_fail(AQ_INVAL, "codec", "%s: '%.40s' is not one of its values", settings[s].key, equals + 1);
     }
-    return aq_fail(AQ_INVAL, "codec", "'%.60s' is no setting: key=value parted by blanks, as in codec=aqsgd bits=4",
-                   word);
+    return aq_fail(AQ_INVAL, "codec",
+                   "'%.60s' is not a setting: write key=value, separated by blanks, as in codec=aqsgd bits=4", word);
 }
 
 static enum aq_status words_read(const char *text, bool defaults, struct aq_codec_config *config)

@@ -79,8 +79,9 @@ enum aq_status aq_group_init(struct aq_group *group, const struct aq_group_ops *
     struct aq_device_info info = {.host_memory = true};
     group->ops = ops;
     if (config->size == 0 || config->size > AQ_GROUP_SIZE_MAX || config->rank >= config->size)
-        return aq_fail(AQ_INVAL, AREA, "rank %u of a group of %u: wanted 1 to %d ranks, and one of them", config->rank,
-                       config->size, AQ_GROUP_SIZE_MAX);
+        return aq_fail(AQ_INVAL, AREA,
+                       "rank %u of a group of %u: a group has 1 to %d ranks, and each is below their number",
+                       config->rank, config->size, AQ_GROUP_SIZE_MAX);
     if (config->piece_bytes < AQ_GROUP_MESSAGE_BYTES_MIN || config->piece_bytes % AQ_ALIGN != 0)
         return aq_fail(AQ_INVAL, AREA, "piece_bytes %u: must be at least %d and a multiple of %d", config->piece_bytes,
                        AQ_GROUP_MESSAGE_BYTES_MIN, AQ_ALIGN);

@@ -213,7 +213,7 @@ enum aq_status aq_group_open_links(const struct aq_group_config *config, struct 
         links->peers[rank].link = config->links[rank];
     }
     if (config->size > 1 && !config->bell)
-        status = aq_fail(AQ_INVAL, AREA, "a group of links needs the event that they signal (bell)");
+        status = aq_fail(AQ_INVAL, AREA, "a group of links needs an event to signal");
 out:
     if (status != AQ_OK)
         links_close(&links->group);

@@ -66,7 +66,7 @@ enum aq_status aq_group_open_part(struct aq_group *whole, const uint32_t *ranks,
         if (ranks[i] == whole->rank) own = i;
     }
     if (own == count || whole->whole)
-        return aq_fail(AQ_INVAL, "group", "a part is of a whole group, and of ranks with this one among them");
+        return aq_fail(AQ_INVAL, "group", "a part needs a whole group, and ranks that include this one");
     if (whole->isolated || whole->wires_isolated || whole->ops->meet)
         return aq_fail(AQ_NODEV, "group", "a part of a group of GPUs cannot be: its ranks average in host memory");
     AQ_TRY(aq_alloc(sizeof(struct part), &memory));

@@ -78,7 +78,7 @@ static enum aq_status half_read(struct aq_adapters *adapters, const struct aq_we
     float **to = which == 'A' ? &pair->a : &pair->b;
     const uint32_t low = which == 'A' ? 0 : 1;
     if (*to || info->dimensions != 2 || info->shape[low] != adapters->lora.rank)
-        return aq_fail(AQ_CORRUPT, "checkpoint", "%s is no half of an adapter of rank %u", info->name,
+        return aq_fail(AQ_CORRUPT, "checkpoint", "%s is not a matrix of an adapter of rank %u", info->name,
                        adapters->lora.rank);
     AQ_TRY(aq_alloc(info->count * sizeof(float), &memory));
     *to = memory;

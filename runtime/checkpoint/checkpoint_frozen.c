@@ -221,7 +221,7 @@ static enum aq_status take_all(const struct aq_checkpoint *c, const struct aq_we
     char text[20];
     uint64_t have;
     if (!format || strcmp(format, FORMAT) != 0 || !digest)
-        return aq_fail(AQ_CORRUPT, "checkpoint", "%s/%s: is not what a run writes of its frozen tensors", c->folder,
+        return aq_fail(AQ_CORRUPT, "checkpoint", "%s/%s: is not a run's file of frozen tensors", c->folder,
                        name);
     for (uint32_t i = 0; i < aq_stage_frozen_count(c->stage); i++) {
         struct aq_tensor_info info;

@@ -187,7 +187,7 @@ static enum aq_status copy_in(const struct lane *lane, struct mirror_own *own, c
         const uint32_t next = own->begun ? aq_seal_next(own->seal) : 0,
                        whole = own->begun ? next + AQ_SEAL_TAG_BYTES : AQ_SEAL_HEAD_BYTES;
         if (own->begun && next == 0)
-            return aq_fail(AQ_CORRUPT, "mirror", "the copy of step %" PRIu64 " at stage %u has bytes behind its end",
+            return aq_fail(AQ_CORRUPT, "mirror", "the copy of step %" PRIu64 " at stage %u has bytes after its end",
                            lane->step, lane->peer);
         const uint32_t room = whole - own->box_end, some = count < room ? count : room;
         memcpy(own->box + own->box_end, bytes, some);

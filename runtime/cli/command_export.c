@@ -85,7 +85,7 @@ static enum aq_status open_run(const char *run, const struct asked *asked, struc
     char path[AQ_RUN_PATH_BYTES];
     struct aq_run_mark mark;
     AQ_TRY(aq_run_path(run, "manifest.yaml", path));
-    if (access(path, R_OK) != 0) return aq_fail_errno("export", "%s is no run folder: %s", run, path);
+    if (access(path, R_OK) != 0) return aq_fail_errno("export", "%s is not a run folder: %s", run, path);
     AQ_TRY(aq_job_load(path, NULL, 0, job));
     AQ_TRY(aq_plan_open(*job, plan));
     if ((*job)->checkpoint.path)
@@ -96,7 +96,7 @@ static enum aq_status open_run(const char *run, const struct asked *asked, struc
     if (*step) return AQ_OK;
     const enum aq_status status = aq_run_mark_read(checkpoint, &mark);
     if (status == AQ_NOTFOUND)
-        return aq_fail(AQ_NOTFOUND, "export", "%s has no whole checkpoint yet (%s/complete)", run, checkpoint);
+        return aq_fail(AQ_NOTFOUND, "export", "%s has no complete checkpoint yet (%s/complete)", run, checkpoint);
     *step = mark.step;
     return status;
 }

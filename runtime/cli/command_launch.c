@@ -231,7 +231,7 @@ static int parse(struct command *command, int argc, char **argv)
     if (command->go_on && access(command->manifest_path, F_OK) != 0)
         return aq_options_wrong(line->name,
                                 errno == ENOTDIR ? "%s is a file: `aqpipe launch %s --resume` takes a manifest"
-                                                 : "%s is no run folder: there is no %s",
+                                                 : "%s is not a run folder: there is no %s",
                                 command->run, errno == ENOTDIR ? command->run : command->manifest_path);
     return AQ_OPTIONS_READ;
 }

@@ -125,7 +125,7 @@ int aq_command_plot(int argc, char **argv)
     if (code != AQ_OPTIONS_READ) return code;
     if (folders.count == 0) return aq_options_wrong(line.name, "which run folder?");
     if (folders.count > AQ_PLOT_RUNS_MAX)
-        return aq_options_wrong(line.name, "%u runs are more than the %d colours there are", folders.count,
+        return aq_options_wrong(line.name, "%u runs: at most %d fit into one picture, a colour for each", folders.count,
                                 AQ_PLOT_RUNS_MAX);
     if (asked.json && !asked.output) return aq_options_wrong(line.name, "--json needs -o FILE for the picture");
     const enum aq_status status = draw(&asked, &folders, runs, &file);

@@ -311,7 +311,8 @@ static enum aq_status read_latest(const char *folder, struct latest *latest)
     latest->line = some ? line : NULL;
     latest->line_count = count;
     latest->line_begin = begin;
-    if (status == AQ_NOTFOUND) return aq_fail(status, "status", "%s is no run folder: it has no metrics.jsonl", folder);
+    if (status == AQ_NOTFOUND)
+        return aq_fail(status, "status", "%s is not a run folder: it has no metrics.jsonl", folder);
     if (status != AQ_OK) latest_close(latest);
     return status;
 }

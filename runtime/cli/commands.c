@@ -37,7 +37,7 @@ enum aq_status aq_daemon_program(char *path)
     const char *named = getenv("AQPIPE_DAEMON");
     if (named && aq_absolute(named, path) && access(path, X_OK) == 0) return AQ_OK;
     if (!named && aq_program_beside("aqpiped", path)) return AQ_OK;
-    return aq_fail(AQ_NOTFOUND, "launch", "there is no program %s", named ? named : "aqpiped beside aqpipe");
+    return aq_fail(AQ_NOTFOUND, "launch", "there is no program %s", named ? named : "aqpiped next to aqpipe");
 }
 
 /* Is the file of the owner of this program, or root's? Another user's must not run in this one's name. */

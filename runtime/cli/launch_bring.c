@@ -111,7 +111,7 @@ static enum aq_status bring_path(const struct there *there, const char *path)
         *slash = 0;
         slash = strrchr(folder, '/');
     }
-    if (!slash) return aq_fail(AQ_INVAL, "launch", "'%.200s' is no absolute path", path);
+    if (!slash) return aq_fail(AQ_INVAL, "launch", "'%.200s' is not an absolute path", path);
     char source[AQ_RUN_PATH_BYTES];
     snprintf(source, sizeof source, "%s", folder);
     *slash = 0;

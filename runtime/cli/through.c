@@ -56,7 +56,7 @@ static enum aq_status start(struct aq_through *through, const struct aq_through_
     AQ_TRY(aq_launcher_keys(local->job, &through->tls));
     AQ_TRY(aq_plan_manifest(plan, &through->manifest));
     through->ask = ask_of(through, asked);
-    if (!through->ask) return aq_fail(AQ_NOMEM, "generate", "no memory for what is asked");
+    if (!through->ask) return aq_fail(AQ_NOMEM, "generate", "not enough memory for this request");
     for (uint32_t s = 0; s < plan->stage_count; s++) /* the first replica's */
         through->hosts[s] = local->job->pipeline.stages[s].host;
     const struct aq_launch launch = {.name = local->job->name,

@@ -158,7 +158,7 @@ static enum aq_status expect(struct aq_control *control, const char *address, co
         return AQ_OK;
     }
     const enum aq_status refused = aq_fail(AQ_REFUSED, "control", "the daemon at %s refuses: %.200s", address,
-                                           aq_control_text_or(message, "text", "it is no aqpiped"));
+                                           aq_control_text_or(message, "text", "it is not an aqpiped"));
     json_decref(message);
     return refused;
 }

@@ -62,7 +62,7 @@ enum aq_status aq_cut_pass(struct aq_cut *cut, const struct aq_edge_batch *batch
         sample.hat = values + i * each;
         AQ_TRY(aq_codec_decode_batch(codec, &sample, 1, &corrupt, NULL));
         if (corrupt)
-            return aq_fail(AQ_CORRUPT, "edge", "edge %u: the codec does not read what it wrote", cut->shape.edge);
+            return aq_fail(AQ_CORRUPT, "edge", "edge %u: the codec cannot read its own body", cut->shape.edge);
     }
     return AQ_OK;
 }

@@ -19,7 +19,7 @@ void aq_cut_close(struct aq_cut *cut); /* NULL is fine */
 
 /*
  * To a body and back: values, (samples, rows, columns) fp32 of the host, are replaced by what is decoded; of a sample
- * with a length that many rows, and what is behind them stays. AQ_CORRUPT: the codec does not read what it wrote.
+ * with a length that many rows, and what is behind them stays. AQ_CORRUPT: the codec cannot read its own body.
  */
 enum aq_status aq_cut_pass(struct aq_cut *cut, const struct aq_edge_batch *batch, float *values);
 

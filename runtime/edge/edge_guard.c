@@ -132,5 +132,5 @@ enum aq_status aq_edge_guard_check(const float state[AQ_EDGE_GUARD_STATE])
     for (size_t i = 0; well && i < sizeof whole / sizeof *whole; i++)
         well = whole[i] <= (float)COUNT_MAX && whole[i] == floorf(whole[i]);
     if (well && state[AQ_GUARD_RUNG] < AQ_EDGE_RUNGS && state[AQ_GUARD_STEPS] <= MEAN_STEPS) return AQ_OK;
-    return aq_fail(AQ_CORRUPT, "edge", "the state of a cut's guard is not one that a run can have had");
+    return aq_fail(AQ_CORRUPT, "edge", "the state of a cut's guard is not possible in any run");
 }

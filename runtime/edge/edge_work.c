@@ -498,7 +498,7 @@ static enum aq_status decode_held(struct aq_edge *edge, struct aq_edge_work *wor
 {
     work->wide[i] = work->references[i].entry.version & AQ_EDGE_WIDE_VERSION;
     if (work->wide[i] && !aq_edge_wide_of(edge, work->codec))
-        return aq_fail(AQ_CORRUPT, "edge", "edge %u sample %llu: the held message is not one of its codec",
+        return aq_fail(AQ_CORRUPT, "edge", "edge %u sample %llu: the stored message is not one of its codec",
                        edge->shape.edge, (unsigned long long)work->sample_ids[i]);
     const uint32_t bytes = (uint32_t)aq_codec_body_bytes_of(codec_at(edge, work, i), work->lengths[i], false);
     return decode_body(edge, work, i, edge->still_body, bytes, 0, x);
@@ -549,7 +549,7 @@ static enum aq_status decode_row(struct aq_edge *edge, struct aq_edge_work *work
                                  const uint8_t *frame)
 {
     if (work->corrupt[i])
-        return aq_fail(AQ_CORRUPT, "edge", "edge %u sample %llu: its body of %u bytes is no body of its codec",
+        return aq_fail(AQ_CORRUPT, "edge", "edge %u sample %llu: its body of %u bytes is not a body of its codec",
                        edge->shape.edge, (unsigned long long)work->rows[i].sample, work->rows[i].body_bytes);
     if (i < work->checks) AQ_TRY(check_row(edge, work, i, x, frame));
     crop_end(edge, work, i);
@@ -594,7 +594,7 @@ static enum aq_status recall(struct aq_edge *edge, struct aq_edge_work *work, co
         AQ_TRY(aq_codec_decode_batch(codec_at(edge, work, i), &work->samples[i], 1, &work->corrupt[i], work->stream));
         AQ_TRY(aq_device_stream_sync(device, work->stream));
         if (work->corrupt[i])
-            return aq_fail(AQ_CORRUPT, "edge", "edge %u sample %llu: the held message is not one of its codec",
+            return aq_fail(AQ_CORRUPT, "edge", "edge %u sample %llu: the stored message is not one of its codec",
                            edge->shape.edge, (unsigned long long)work->sample_ids[i]);
         aq_edge_reference_close(edge, &work->references[i]);
     }

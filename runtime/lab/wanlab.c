@@ -241,7 +241,7 @@ static int run_set(int argc, char **argv)
     (void)begin_change(&asked, 0, AQ_WAN_ALL, AQ_WAN_ALL);
     const int code = aq_options_read(&set_line, argc, argv, &asked, &none);
     if (code != AQ_OPTIONS_READ) return code;
-    if (none.count > 0) return aq_options_wrong(set_line.name, "'%.80s' is no setting", none.of[0]);
+    if (none.count > 0) return aq_options_wrong(set_line.name, "'%.80s' is not a setting", none.of[0]);
     if (aq_wan_ends() == 0) return no_lab();
     for (uint32_t i = 0; i < asked.lab.change_count; i++) {
         const struct aq_wan_change *change = &asked.lab.changes[i];

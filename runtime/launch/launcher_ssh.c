@@ -116,7 +116,7 @@ enum aq_status agent_why(struct host *host, enum aq_status status)
         snprintf(line, sizeof line, "%s", aq_error_text());
         aq_error_clear(); /* this one says it, too */
         return aq_fail(status, "launch",
-                       "what comes from %s is no agent's: the shell's start-up files there must print nothing (%s)",
+                       "the output of %s is not an agent's: the shell's start-up files there must print nothing (%s)",
                        host->address, line);
     }
     const bool over = ended(host, &how);

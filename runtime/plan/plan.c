@@ -57,8 +57,8 @@ static enum aq_status pixels_fill(const struct aq_job *job, bool keeps, struct a
     aq_job_place(job, "data.augment.crop", place, sizeof place);
     if (aq_edge_side(out) == 0)
         return aq_fail(AQ_INVAL, "manifest",
-                       "%s: data.augment.crop: what crosses cut %u has %u rows, which are no image that a crop could "
-                       "move; name a codec without messages there, or no crop",
+                       "%s: data.augment.crop: what crosses cut %u has %u rows, which are not an image that can be "
+                       "cropped; name a codec without messages there, or no crop",
                        place, out->edge, out->rows);
     struct aq_error_hold why;
     aq_error_hold(&why);

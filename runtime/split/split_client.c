@@ -321,13 +321,13 @@ static enum aq_status on_together(struct client *client, const json_t *line)
     AQ_TRY(aq_control_get_u64(line, "samples", &samples));
     AQ_TRY(aq_control_get_u64(line, "first", &first));
     if (!aq_job_global(client->job.job) || client->daemon || client->until)
-        return aq_fail(AQ_PROTO, AREA, "the server sends numbers of all clients, which are not due");
+        return aq_fail(AQ_PROTO, AREA, "the server sends counts of all clients when none are due");
     const uint64_t others = client->job.job->split.samples_max * (AQ_JOB_CLIENTS_MAX - 1);
     if (samples > UINT32_MAX || samples > facts->train_samples + others || first >= samples ||
         facts->train_samples > samples - first)
         return aq_fail(AQ_PROTO, AREA,
                        "the server counts %" PRIu64 " samples of all clients, %" PRIu64
-                       " of them before this one's %" PRIu64 ": that is none, or more than can be put in order",
+                       " of them before this one's %" PRIu64 ": that is zero, or more than can be put in order",
                        samples, first, facts->train_samples);
     const struct aq_split_share share = {.all = samples,
                                          .first = first,

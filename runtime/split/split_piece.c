@@ -26,7 +26,7 @@ enum aq_status aq_split_out_open(struct aq_split_out *out, const char *path, con
     AQ_TRY(aq_file_open(NULL, path, AQ_FILE_READ, &fd));
     if (fstat(fd, &about) != 0 || about.st_size <= 0) {
         close(fd);
-        return aq_fail(AQ_IO, AREA, "%s cannot be sent: it is empty or gone", path);
+        return aq_fail(AQ_IO, AREA, "%s cannot be sent: it is empty or missing", path);
     }
     out->fd = fd;
     out->of = (uint64_t)about.st_size;

@@ -128,7 +128,7 @@ static enum aq_status read_site(struct server *server, const json_t *line)
     AQ_TRY(aq_control_get_u64(line, "begin", &begin));
     AQ_TRY(aq_control_get_u64(line, "until", &until));
     struct site *site = state_site(server, name);
-    if (!site) return aq_fail(AQ_PROTO, AREA, "'%.63s' is no client", name);
+    if (!site) return aq_fail(AQ_PROTO, AREA, "'%.63s' is not a client", name);
     site->round = round;
     site->turns = turns;
     site->missed = missed;

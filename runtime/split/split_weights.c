@@ -46,7 +46,7 @@ static enum aq_status check_updates(const struct server *server, const struct si
     const uint64_t due = began + (site->until - site->begin);
     if (began == AQ_UPDATES_UNKNOWN || updates == due) return AQ_OK;
     return aq_fail(AQ_CORRUPT, "split",
-                   "stage-%u.safetensors: its moments have had %llu updates, and those of this turn have had %llu",
+                   "stage-%u.safetensors: its optimizer state counts %llu updates, and this turn's counts %llu",
                    rank, (unsigned long long)updates, (unsigned long long)due);
 }
 

@@ -489,8 +489,9 @@ static enum aq_status step_remove(const char *folder, const struct aq_owner *own
     closedir(list);
     AQ_TRY(status);
     if (*stays)
-        aq_log(AREA, 0, "%s/%s keeps '%s', which is no checkpoint of this run: remove it by hand if it is not wanted",
-               folder, step, stays);
+        aq_log(AREA, 0,
+               "%s/%s keeps '%s', which is not a checkpoint of this run: remove it by hand if it is not wanted", folder,
+               step, stays);
     return AQ_OK;
 }
 

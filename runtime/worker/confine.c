@@ -44,7 +44,7 @@ enum aq_status aq_confine_allow(struct aq_confine_list *list, const char *folder
         return aq_fail(AQ_NOSPC, "daemon", "at most %d folders can be allowed", AQ_CONFINE_FOLDERS_MAX);
     if (!realpath(folder, path)) return aq_fail_errno("daemon", "the allowed folder %s", folder);
     if (stat(path, &info) != 0 || !S_ISDIR(info.st_mode))
-        return aq_fail(AQ_INVAL, "daemon", "%s is to be allowed, and is no folder", folder);
+        return aq_fail(AQ_INVAL, "daemon", "%s is to be allowed, but is not a folder", folder);
     memcpy(list->folders[list->count++], path, sizeof path);
     return AQ_OK;
 }

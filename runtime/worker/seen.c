@@ -31,7 +31,7 @@ static void put(unsigned char *at, uint64_t value, int bytes)
 static enum aq_status write_to(struct aq_seen *seen, const void *bytes, size_t count)
 {
     if (aq_write_all(seen->fd, bytes, count)) return AQ_OK;
-    return aq_fail_errno("worker", "split.capture: cannot write what was seen");
+    return aq_fail_errno("worker", "split.capture: cannot write the captured values");
 }
 
 enum aq_status aq_seen_open(const char *run, uint64_t step, uint64_t bytes_max, struct aq_seen *seen)

@@ -242,7 +242,7 @@ static enum aq_status open_parts(struct aq_worker *w)
         }
     }
     w->part_first[samples] = (uint32_t)part;
-    if (part != facts->parts) return aq_fail(AQ_PROTO, "worker", "parts are left behind the last sample");
+    if (part != facts->parts) return aq_fail(AQ_PROTO, "worker", "parts remain after the last sample");
     return AQ_OK;
 }
 
@@ -696,7 +696,7 @@ static enum aq_status rungs(struct aq_worker *w, bool first)
         if (w->bits.epochs == epochs) break;
         if (aq_clock_ns() > end)
             return aq_fail(AQ_TIMEOUT, "worker",
-                           "step %" PRIu64 ": the launcher did not send what links have room for in time", w->step);
+                           "step %" PRIu64 ": the launcher did not send the bits of this epoch in time", w->step);
         (void)aq_bell_wait(w->bell, seen, aq_clock_after(SERVE_NS / 10));
     }
     if (w->pipeline.out) AQ_TRY(aq_edge_rungs(w->pipeline.out, w->bits.forward, 0));

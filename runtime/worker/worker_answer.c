@@ -70,8 +70,9 @@ static enum aq_status read_ask(const json_t *start, struct answer *a)
     a->coded = aq_control_bool_or(ask, "coded", false);
     const bool known = precision == AQ_STAGE_FP32 || precision == AQ_STAGE_BF16 || precision == AQ_STAGE_FP16;
     if (!known || a->T == 0 || a->T > TOKENS_MAX || a->threads > THREADS_MAX || a->path[0] != '/')
-        return aq_fail(AQ_PROTO, "worker", "asked for what no stage computes: %u tokens, precision %u, %u threads",
-                       a->T, precision, a->threads);
+        return aq_fail(AQ_PROTO, "worker",
+                       "asked for a computation that no stage has: %u tokens, precision %u, %u threads", a->T,
+                       precision, a->threads);
     return read_draws(ask, &a->draws);
 }
 
@@ -90,7 +91,7 @@ static enum aq_status open_model(struct answer *a, const json_t *start, struct a
     aq_model_use_task(out, NULL, out->labels);
     AQ_TRY(aq_model_config_check(out));
     if (a->keeps && !aq_model_extends(out, &kind))
-        return aq_fail(AQ_PROTO, "worker", "asked to keep what a layer of kind %s does not keep", kind);
+        return aq_fail(AQ_PROTO, "worker", "asked to keep a cache, which a layer of kind %s does not have", kind);
     return AQ_OK;
 }
 
@@ -199,7 +200,8 @@ static enum aq_status open_all(struct answer *a, const json_t *start)
     aq_log_init((int)w->rank);
     AQ_TRY(aq_control_get_hex(start, "id", &w->run_id));
     AQ_TRY(read_ask(start, a));
-    if (w->replica > 0) return aq_fail(AQ_PROTO, "worker", "rank %u is asked, which is no stage's first one", w->rank);
+    if (w->replica > 0)
+        return aq_fail(AQ_PROTO, "worker", "rank %u is asked, which is not a stage's first replica", w->rank);
     w->W = 1; /* one pipeline answers */
     w->silence_ns = UINT64_MAX;
     a->first = w->position == 0;

@@ -236,10 +236,10 @@ static enum aq_status escape(struct lexer *l, char out[4], uint32_t *count)
     } else if (c == 'x' || c == 'u' || c == 'U') {
         l->at++;
         if (!escape_digits(l, c == 'x' ? 2 : c == 'u' ? 4 : 8, 16, &character))
-            return fail(l, at, "this escape is no character");
+            return fail(l, at, "this escape is not a character");
         *count = jinja_encode(character, out);
     } else if (c >= '0' && c <= '7') {
-        if (!escape_digits(l, 3, 8, &character)) return fail(l, at, "this escape is no character");
+        if (!escape_digits(l, 3, 8, &character)) return fail(l, at, "this escape is not a character");
         *count = jinja_encode(character, out);
     } else if (c == 'N') {
         return fail(l, at, "characters by their name (\\N) are not supported: write \\u and their number");

@@ -197,7 +197,7 @@ static enum aq_status config_check(const struct aq_stage_config *config)
     if (!aq_task_find(config->task))
         return aq_fail(AQ_INVAL, "stage", "there is no task %s", config->task ? config->task : "");
     if (config->split && config->recompute)
-        return aq_fail(AQ_INVAL, "stage", "a split backward keeps what recompute does not: one of the two");
+        return aq_fail(AQ_INVAL, "stage", "a split backward keeps values that recompute drops: use one of them");
     if (config->versions > STAGE_VERSIONS || (config->versions > 1 && config->inference))
         return aq_fail(AQ_INVAL, "stage", "%u versions of the parameters: 1, or 2 where they are trained",
                        config->versions);
@@ -222,7 +222,7 @@ static enum aq_status config_check(const struct aq_stage_config *config)
     if (config->lora.dora && config->lora.dropout > 0.0f)
         return aq_fail(AQ_INVAL, "stage", "adapters with magnitudes (dora) have no dropout");
     if (config->frozen_store != AQ_FROZEN_FP32 && !frozen_store_of(config->frozen_store))
-        return aq_fail(AQ_INVAL, "stage", "frozen weights are kept as %d, which is no row of frozen_stores.def",
+        return aq_fail(AQ_INVAL, "stage", "frozen weights are kept as %d, which is not a row of frozen_stores.def",
                        (int)config->frozen_store);
     if (config->precision < AQ_STAGE_FP32 || config->precision > AQ_STAGE_FP16)
         return aq_fail(AQ_INVAL, "stage", "precision %d: fp32, tf32, bf16 or fp16", (int)config->precision);

@@ -97,7 +97,7 @@ enum aq_status stage_layers_fill(struct aq_stage *stage)
 static enum aq_status lengths_check(const struct aq_stage_config *config, const struct aq_batch *batch)
 {
     if (batch->lengths && !config->lengths)
-        return aq_fail(AQ_INVAL, "stage", "samples with lengths: the stage was opened for whole ones");
+        return aq_fail(AQ_INVAL, "stage", "samples with lengths, but the stage was opened for whole samples");
     for (uint32_t i = 0; batch->lengths && i < batch->samples; i++)
         if (batch->lengths[i] == 0 || batch->lengths[i] > config->T)
             return aq_fail(AQ_INVAL, "stage", "sample %u has %u tokens: 1 to %u", i, batch->lengths[i], config->T);

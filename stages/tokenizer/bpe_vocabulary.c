@@ -76,7 +76,7 @@ enum aq_status aq_bpe_unwrite(const uint8_t *writing, size_t count, struct aq_bp
     AQ_TRY(aq_alloc(count + 1, &memory));
     enum aq_status status = bytes_of_writing(of_character, (const char *)writing, count, memory, &bytes)
                                 ? aq_bpe_text_add(out, memory, bytes)
-                                : aq_fail(AQ_CORRUPT, AQ_BPE_AREA, "a piece behind ByteLevel is no writing of bytes");
+                                : aq_fail(AQ_CORRUPT, AQ_BPE_AREA, "a piece after ByteLevel does not encode bytes");
     aq_free(memory);
     return status;
 }
@@ -292,8 +292,8 @@ enum aq_status aq_bpe_merges_add(const char *place, const char *left, size_t lef
     const uint32_t joined = known ? aq_bpe_vocabulary_find(v, both, a_bytes + b_bytes) : AQ_BPE_NONE;
     if (both != few) aq_free(both);
     if (joined == AQ_BPE_NONE)
-        return aq_fail(AQ_CORRUPT, AQ_BPE_AREA, "%s:%llu: merges what is no token (\"%.*s\" and \"%.*s\")", place,
-                       (unsigned long long)number, left_bytes > 64 ? 64 : (int)left_bytes, left,
+        return aq_fail(AQ_CORRUPT, AQ_BPE_AREA, "%s:%llu: merges a text that is not a token (\"%.*s\" and \"%.*s\")",
+                       place, (unsigned long long)number, left_bytes > 64 ? 64 : (int)left_bytes, left,
                        right_bytes > 64 ? 64 : (int)right_bytes, right);
     const uint64_t pair = (uint64_t)a << 32 | b;
     uint64_t slot = aq_bpe_slot(pair, v->merge_slots);

@@ -98,7 +98,7 @@ static enum aq_status take_piece(const char *path, json_t *entry, size_t i, json
     const json_t *name = json_array_get(entry, 0), *value = json_array_get(entry, 1);
     if (json_array_size(entry) != 2 || !json_is_string(name) || json_string_length(name) == 0)
         return aq_fail(AQ_CORRUPT, AQ_BPE_AREA,
-                       "%s: model.vocab[%zu] is no piece and its score, [\"the\", -3.5]. Save the tokenizer again",
+                       "%s: model.vocab[%zu] is not a piece and its score, [\"the\", -3.5]. Save the tokenizer again",
                        path, i);
     if (!json_is_number(value) || !isfinite(json_number_value(value)))
         return aq_fail(

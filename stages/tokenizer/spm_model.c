@@ -112,9 +112,9 @@ enum aq_status aq_spm_check(const char *path, const uint8_t *bytes, size_t count
         const size_t at = (size_t)(c.at - bytes);
         const char *problem = NULL, *what = "piece";
         if (!next_field(&c, &field))
-            return aq_fail(AQ_CORRUPT, AREA, "%s: is no SentencePiece model: no field at byte %zu", path, at);
+            return aq_fail(AQ_CORRUPT, AREA, "%s: is not a SentencePiece model: no field at byte %zu", path, at);
         if ((field.number <= 5) != (field.type == 2 && field.number <= 5))
-            return aq_fail(AQ_CORRUPT, AREA, "%s: is no SentencePiece model: field %u at byte %zu has another type",
+            return aq_fail(AQ_CORRUPT, AREA, "%s: is not a SentencePiece model: field %u at byte %zu has another type",
                            path, (unsigned)field.number, at);
         if (field.number == 1) {
             problem = piece_problem(&field);
@@ -129,6 +129,6 @@ enum aq_status aq_spm_check(const char *path, const uint8_t *bytes, size_t count
             return aq_fail(AQ_CORRUPT, AREA, "%s: the %s at byte %zu (after %u pieces) is damaged: %s", path, what, at,
                            (unsigned)pieces, problem);
     }
-    if (pieces == 0) return aq_fail(AQ_CORRUPT, AREA, "%s: is no SentencePiece model: it has no pieces", path);
+    if (pieces == 0) return aq_fail(AQ_CORRUPT, AREA, "%s: is not a SentencePiece model: it has no pieces", path);
     return AQ_OK;
 }

@@ -209,7 +209,7 @@ enum aq_status aq_publish_model(const struct aq_model_config *model, const struc
     json_t *own = NULL, *config = NULL;
     void *json;
     if (!ops) return aq_fail(AQ_INVAL, AREA, "there is no model of kind %s", model->kind ? model->kind : "");
-    if (!type) return aq_fail(AQ_INVAL, AREA, "weights of type %s are not published", about->type);
+    if (!type) return aq_fail(AQ_INVAL, AREA, "weights of type %s cannot be written", about->type);
     AQ_TRY(aq_alloc(PUBLISHED_CONFIG_BYTES, &json));
     enum aq_status status = ops->publish_config(model, about->tied, about->end_of_text, json, &count);
     if (status == AQ_OK) own = json_loadb(json, count, 0, NULL);

@@ -190,11 +190,12 @@ static enum aq_status take_header(struct aq_weights_file *w)
     AQ_TRY(check_pickle(w));
     AQ_TRY(aq_file_check(AREA, w->path, w->file, w->file_bytes));
     if (w->file_bytes < 10) /* the length, and "{}" */
-        return aq_fail(AQ_CORRUPT, AREA, "%s: is no safetensors file, it has %zu bytes", w->path, w->file_bytes);
+        return aq_fail(AQ_CORRUPT, AREA, "%s: is not a safetensors file, it has %zu bytes", w->path, w->file_bytes);
     memcpy(&length, w->file, sizeof length);
     if (length > AQ_WEIGHTS_HEADER_BYTES_MAX || length > w->file_bytes - sizeof length || length < 2)
-        return aq_fail(AQ_CORRUPT, AREA, "%s: is no safetensors file or cut short: header of %llu bytes, file of %zu",
-                       w->path, (unsigned long long)length, w->file_bytes);
+        return aq_fail(AQ_CORRUPT, AREA,
+                       "%s: is not a safetensors file or cut short: header of %llu bytes, file of %zu", w->path,
+                       (unsigned long long)length, w->file_bytes);
     const char *text = (const char *)w->file + sizeof length;
     json_error_t error;
     if (text[0] != '{') return aq_fail(AQ_CORRUPT, AREA, "%s: the header does not start with {", w->path);

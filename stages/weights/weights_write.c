@@ -65,8 +65,8 @@ static enum aq_status describe(const char *path, const struct aq_weights_tensor 
     json_t *entry = json_pack("{s:s, s:o, s:[I, I]}", "dtype", written.type->name, "shape", shape, "data_offsets",
                               (json_int_t)*offset, (json_int_t)end);
     if (!entry || json_object_set_new(header, tensor->name, entry) != 0)
-        return aq_fail(AQ_INVAL, AREA, "%s: tensor \"%.128s\": the name is no UTF-8, or memory is out", path,
-                       tensor->name);
+        return aq_fail(AQ_INVAL, AREA, "%s: tensor \"%.128s\": the name is not UTF-8, or there is not enough memory",
+                       path, tensor->name);
     *offset = end;
     return AQ_OK;
 }

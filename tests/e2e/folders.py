@@ -101,7 +101,7 @@ def commands(table):
     done = aqpipe("export", run, out)
     check(done.returncode == 0 and tensors(out / "model.safetensors") == tensors(run / "model.safetensors") and
           (out / "config.json").read_bytes() == (run / "config.json").read_bytes(), f"export: {done}")
-    for words, code, arguments in (("is not empty", 1, (run, out)), ("is no run folder", 2, (ROOT / "a-shards", ROOT / "none")),
+    for words, code, arguments in (("is not empty", 1, (run, out)), ("is not a run folder", 2, (ROOT / "a-shards", ROOT / "none")),
                                    ("stage 0's file of step 999", 2, (run, ROOT / "none", "--step", "999"))):
         done = aqpipe("export", *arguments)
         check(done.returncode == code and words in done.stderr and not (ROOT / "none").exists(), f"export {arguments}: {done}")

@@ -649,7 +649,7 @@ def scenario_late():
           in done.stderr, f"not told by its keys: {done.returncode} {done.stderr}")
     launch(path, "--fresh")
     for command, at, words in (("launch", ROOT / "late", "`aqpipe resume "), ("resume", path, "`aqpipe launch "),
-                               ("resume", ROOT, "is no run folder: there is no ")):
+                               ("resume", ROOT, "is not a run folder: there is no ")):
         done = aqpipe(command, at)
         check(done.returncode == 2 and words in done.stderr, f"{command} {at}: {done.returncode} {done.stderr}")
     no_workers("late")

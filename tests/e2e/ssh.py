@@ -85,7 +85,7 @@ def wrong():
     refused(r"aqpiped at ssh://older is of another version, without --stdio .*install aqpipe", 1, *hosts(good, "older"))
     refused(r"aqpiped at ssh://other is version 0\.0\.1, this aqpipe", 1, *hosts("other", good))
     refused(r"aqpiped at ssh://broken ended with code 1: error while loading shared libraries", 1, *hosts("broken", good))
-    refused(r"what comes from ssh://chatty is no agent's: .*must print nothing .*Welcome", 1, *hosts("chatty", good))
+    refused(r"the output of ssh://chatty is not an agent's: .*must print nothing .*Welcome", 1, *hosts("chatty", good))
     count = len(asked())
     refused(r"stages\.0\.host: 'ssh://-oProxyCommand=x' is no host", 2, *hosts("-oProxyCommand=x", good))
     refused(r"--hosts names 3 hosts, and the job has 2 workers \(2 stages x 1 replicas\)", 2, "--on", "ssh", "--hosts", "a,b,c")

@@ -268,7 +268,7 @@ static void test_refusals_name_type_and_place(void **state)
         {"{\"model\": {\"type\": \"BPE\", \"vocab\": {\"a\": 0}, \"merges\": [\"a\"]}}", "model.merges:1: is not two",
          AQ_CORRUPT},
         {"{\"model\": {\"type\": \"BPE\", \"vocab\": {\"a\": 0}, \"merges\": [\"a a\"]}}",
-         "model.merges:1: merges what is no token", AQ_CORRUPT},
+         "model.merges:1: merges a text that is not a token", AQ_CORRUPT},
         {"{\"model\": {\"type\": \"BPE\", \"vocab\": {\"a\": 0, \"b\": 9000000}, \"merges\": []}}",
          "\"b\" has no id in 0..1", AQ_CORRUPT},
     };

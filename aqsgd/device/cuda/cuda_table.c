@@ -184,7 +184,7 @@ static enum aq_status table_turn(struct cuda_matmul *matmul, struct cuda_plan *p
     if (flock(fd, LOCK_EX) == -1) return aq_fail_errno("device", "%s", matmul->table);
     enum aq_status status = aq_file_load(NULL, matmul->table, TABLE_BYTES_MAX, &text, NULL);
     if (status == AQ_OK && text[0] && strncmp(text, TABLE_BEGIN, strlen(TABLE_BEGIN)) != 0)
-        status = aq_fail(AQ_CORRUPT, "device", "%s is no table of products: remove it", matmul->table);
+        status = aq_fail(AQ_CORRUPT, "device", "%s is not a table of products: remove it", matmul->table);
     if (status == AQ_OK && !table_find(matmul, plan, text) && time_all(matmul, plan, args, stream, us))
         status = table_add(fd, plan, text, us);
     aq_free(text);

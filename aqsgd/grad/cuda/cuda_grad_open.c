@@ -108,7 +108,7 @@ static enum aq_status coder_check(struct aq_grad_coder *base, struct aq_stream *
     AQ_TRY(aq_device_zero(base->device, coder->corrupt, sizeof *coder->corrupt, stream));
     AQ_TRY(aq_device_stream_sync(base->device, stream));
     if (!*coder->seen) return AQ_OK;
-    return aq_fail(AQ_CORRUPT, "grad", "%s: a scale that no encoder writes: gradients that are not finite?",
+    return aq_fail(AQ_CORRUPT, "grad", "%s: an impossible scale: are the gradients finite?",
                    aq_grad_codec_config_of(base->codec)->kind);
 }
 

@@ -37,8 +37,8 @@ enum aq_status aq_optimizer_outer_check(const struct aq_optimizer_config *config
     if (!aq_optimizer_config_local(config)) return AQ_OK;
     if (!averages_gradients)
         return aq_fail(AQ_INVAL, "optimizer",
-                       "outer_every: %s averages what it makes of gradients (momenta, votes) among ranks of the same "
-                       "weights, and local steps have none",
+                       "outer_every: %s averages momenta or votes among ranks of equal weights, and with local steps "
+                       "weights differ",
                        config->kind);
     if (config->low_rank > 0)
         return aq_fail(AQ_INVAL, "optimizer",
