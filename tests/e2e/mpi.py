@@ -92,8 +92,12 @@ def scenario_mpi():
     for process in processes:
         process.kill()
     for process in processes:
-        process.communicate(timeout=jobs.PATIENCE)  # until the last process that holds its standard error has ended
-    no_workers("all-killed")
+        process.wait()
+    try:
+        no_workers("all-killed")
+    finally:  # a test that fails leaves none of them either
+        for pid, *_ in jobs.ours():
+            subprocess.run(["kill", "-9", pid], stderr=subprocess.DEVNULL, check=False)  # it may have ended meanwhile
     hold.release()
     shutil.rmtree(ROOT / "all-killed.mpi")
     mpirun()
