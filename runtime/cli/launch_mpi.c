@@ -63,10 +63,9 @@ static enum aq_status find_self(uint32_t *rank, uint32_t *size, char start[2 * S
                    "start it as `mpirun -np N aqpipe launch JOB --on mpi`, or by srun");
 }
 
-/* Addresses first, then keys for them, then daemons; each waits for what the other makes. The address is the one of
- * the default route (a lookup: 192.0.2.1 is of no host), else the first of an interface that is no bridge of
- * containers, which all hosts have with the same address. It is written where none was (set -C): the meeting folder of
- * a start that runs is left as it is, whoever comes with the same name. */
+/* Addresses first, then keys for them, then daemons; each waits for what the other makes. The address is the one that
+ * most others see (aq_endpoint_own), not that of a bridge of containers, which all hosts have. It is written where none
+ * was (set -C): the meeting folder of a start that runs is left as it is, whoever comes with the same name. */
 static const char meeting[] =
     "set -u\n"
     "umask 077\n"
@@ -83,11 +82,8 @@ static const char meeting[] =
     "    fail \"$2 after 120 s\"; }\n"
     "put() { echo \"$2\" > \"$1.new\" && mv \"$1.new\" \"$1\" || fail \"cannot write $1\"; }\n"
     "at=${AQPIPE_MPI_ADDRESS:-}\n"
-    "[ -n \"$at\" ] || at=$(ip -4 route get 192.0.2.1 2>/dev/null | sed -n 's/.* src \\([0-9.]*\\).*/\\1/p')\n"
-    "[ -n \"$at\" ] || at=$(ip -o -4 addr show up scope global 2>/dev/null | awk '$2 !~ "
-    "/^(docker|br-|virbr|veth|cni|flannel|cali|podman|lxc)/ {sub(\"/.*\", \"\", $4); print $4; exit}')\n"
-    "[ -n \"$at\" ] || at=$(hostname -I | cut -d' ' -f1)\n"
-    "(set -C; echo \"${at:-127.0.0.1}\" > \"$work/address-$rank\") 2>/dev/null || {\n"
+    "[ -n \"$at\" ] || at=$(\"$aqpiped\" --own-address '*' 2>/dev/null || echo 127.0.0.1)\n"
+    "(set -C; echo \"$at\" > \"$work/address-$rank\") 2>/dev/null || {\n"
     "    [ -s \"$work/address-$rank\" ] || fail \"cannot write $work/address-$rank\"\n"
     "    echo \"aqpipe on mpi, rank $rank: $work is of another start: choose another name if that one runs, "
     "or remove the folder if it was killed\" >&2; exit 1; }\n"
