@@ -40,9 +40,13 @@ static bool by_route(const struct sockaddr *peer, socklen_t peer_bytes, char out
     return known;
 }
 
-/* Networks of containers and virtual machines hang on a bridge of this machine: others do not reach them. */
+/* Networks of containers and virtual machines hang on a bridge of this machine: others do not reach them. Their own
+ * ends, and interfaces that another namespace lent, are no bridges and are known by their names. */
 static bool is_bridge(const char *interface)
 {
+    static const char *const names[] = {"docker", "br-", "virbr", "veth", "cni", "flannel", "cali", "podman", "lxc"};
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
+        if (strncmp(interface, names[i], strlen(names[i])) == 0) return true;
     struct ethtool_drvinfo driver = {.cmd = ETHTOOL_GDRVINFO};
     struct ifreq request = {.ifr_data = (void *)&driver};
     const int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
