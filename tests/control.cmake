@@ -85,6 +85,8 @@ add_test(NAME test_plot COMMAND ${AQ_PYTHON} -B ${CMAKE_CURRENT_SOURCE_DIR}/test
 set_tests_properties(test_plot PROPERTIES LABELS quick)
 add_test(NAME test_follow COMMAND ${AQ_PYTHON} -B ${CMAKE_CURRENT_SOURCE_DIR}/test_follow.py)
 set_tests_properties(test_follow PROPERTIES LABELS quick TIMEOUT 900)
+add_test(NAME test_versus COMMAND ${AQ_PYTHON} -B ${CMAKE_CURRENT_SOURCE_DIR}/test_versus.py)
+set_tests_properties(test_versus PROPERTIES LABELS quick TIMEOUT 900)
 add_test(NAME test_demo COMMAND ${AQ_PYTHON} -B ${CMAKE_CURRENT_SOURCE_DIR}/test_demo.py)
 set_tests_properties(test_demo PROPERTIES LABELS quick)
 add_test(NAME test_split_data COMMAND ${AQ_PYTHON} -B ${CMAKE_CURRENT_SOURCE_DIR}/test_split_data)
