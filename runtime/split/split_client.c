@@ -17,6 +17,7 @@
 #include <unistd.h>
 
 #include "child.h"
+#include "confine.h"
 #include "control.h"
 #include "control_socket.h"
 #include "net/endpoint.h"
@@ -143,6 +144,10 @@ static void words_fill(const struct client *client, struct words *words)
     words->count = words->folder_count = 0;
     for (size_t i = 0; i < sizeof begins / sizeof *begins; i++)
         words->of[words->count++] = WORD(begins[i]);
+    if (!aq_confine_able()) { /* without --allow-run it is not confined */
+        words->of[words->count = 3] = NULL;
+        return;
+    }
     for (size_t i = 0; i < sizeof others / sizeof *others; i++)
         allow(words, others[i]);
     for (uint32_t i = 0; i < job->data.train_count; i++)
@@ -737,6 +742,8 @@ enum aq_status aq_split_follow(const struct aq_split_client_config *config, enum
     client->lock = client->in.fd = client->out.fd = -1;
     client->end = AQ_SPLIT_FAILED;
     enum aq_status status = open_all(client);
+    if (status == AQ_OK && !aq_confine_able())
+        say(client, "this kernel has no Landlock: the daemon and its workers can reach all files of this user");
     if (status == AQ_OK) status = follow(client);
     *end = client->end;
     leave(client);

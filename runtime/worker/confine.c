@@ -83,6 +83,11 @@ static int landlock_version(void)
     return (int)syscall(SYS_landlock_create_ruleset, NULL, 0, LANDLOCK_CREATE_RULESET_VERSION);
 }
 
+bool aq_confine_able(void)
+{
+    return landlock_version() >= 1;
+}
+
 static uint64_t rights_of_version(int version)
 {
     const int bits = version >= 5 ? 16 : version >= 3 ? 15 : version == 2 ? 14 : 13;

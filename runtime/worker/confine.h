@@ -38,6 +38,9 @@ enum aq_status aq_confine_allow(struct aq_confine_list *list, const char *folder
 /* Does this absolute path, of which the end may not exist yet, lie in one of the folders, symlinks followed? */
 bool aq_confine_below(const struct aq_confine_list *list, const char *path);
 
+/* Has this kernel Landlock, so that folders can be given? */
+bool aq_confine_able(void);
+
 /* For the rest of this process and of those it starts. `worker`: its program; keys: may be NULL. AQ_NODEV: folders are
  * given, and this kernel has no Landlock. */
 enum aq_status aq_confine_enter(const struct aq_confine *confine, const char *worker, const char *keys);

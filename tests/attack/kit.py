@@ -76,14 +76,19 @@ def main(room):
     parser.add_argument("--bin", default="build/test/bin", help="where aqpipe and aqpiped are")
     parser.add_argument("--long", action="store_true", help="the long form; CI runs the short one")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--only", default="", help="attacks whose name begins so")
+    parser.add_argument("--only", default="", help="the attack of this name, or those whose name begins so")
+    parser.add_argument("--list", action="store_true", help="print the names of the attacks")
     parser.add_argument("--keep", action="store_true", help="leave the folder")
     options = parser.parse_args()
+    names = [name for name, *_ in ATTACKS]
+    if options.list:
+        print("\n".join(names))
+        sys.exit(0)
     again = f"tests/attack/{room}.py --seed {options.seed}" + (" --long" if options.long else "")
     root = jobs.begin(options.bin, f"attack-{room}", again, disk=room == "daemon")  # a confined worker may write to /dev/shm
     run = Run(options.seed)
     for name, function, short, long in ATTACKS:
-        if not name.startswith(options.only):
+        if name != options.only if options.only in names else not name.startswith(options.only):
             continue
         run.name, before = name, dict(run.count)
         try:

@@ -7,6 +7,7 @@
 #include <arpa/inet.h>
 #include <fcntl.h>
 #include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -19,6 +20,10 @@
 #include <unistd.h>
 
 #include "calls.h"
+
+#ifndef SOL_TLS
+#define SOL_TLS 282
+#endif
 
 enum type { TYPE_UNKNOWN, TYPE_FILE, TYPE_PIPE, TYPE_OWN }; /* OWN: nobody beyond this process is at its other end */
 static uint8_t types[SIM_FDS];
@@ -371,6 +376,8 @@ EXPORTED int getpeername(int fd, __SOCKADDR_ARG address, socklen_t *restrict byt
 EXPORTED int setsockopt(int fd, int level, int name, const void *value, socklen_t bytes)
 {
     REAL(setsockopt);
+    const bool tls = level == SOL_TLS || (level == IPPROTO_TCP && name == TCP_ULP); /* the kernel's: it is not here */
+    if (sim_mine(fd) && tls) return (int)sim_result(-ENOPROTOOPT);
     return sim_mine(fd) ? 0 : real(fd, level, name, value, bytes);
 }
 

@@ -29,6 +29,33 @@ long sim_kernel(long number, long a, long b, long c, long d, long e, long f)
 
 /* ---- the beginning ---- */
 
+/* OpenSSL's randomness is the world's, too: its own mixes in the processor's clock. */
+static int crypto_bytes(unsigned char *bytes, int count)
+{
+    return getrandom(bytes, (size_t)count, 0) == count;
+}
+
+static int crypto_status(void)
+{
+    return 1;
+}
+
+/* As RAND_METHOD of openssl/rand.h. A program without OpenSSL has no such function. */
+static void take_crypto(void)
+{
+    static const struct {
+        int (*seed)(const void *bytes, int count);
+        int (*bytes)(unsigned char *bytes, int count);
+        void (*cleanup)(void);
+        int (*add)(const void *bytes, int count, double entropy);
+        int (*pseudorandom)(unsigned char *bytes, int count);
+        int (*status)(void);
+    } method = {.bytes = crypto_bytes, .pseudorandom = crypto_bytes, .status = crypto_status};
+    int (*set)(const void *method);
+    *(void **)&set = dlsym(RTLD_DEFAULT, "RAND_set_rand_method");
+    if (set && set(&method) != 1) abort();
+}
+
 __attribute__((constructor)) static void begin(void)
 {
     const char *path = getenv("AQ_SIM");
@@ -47,6 +74,7 @@ __attribute__((constructor)) static void begin(void)
     for (int i = 1; i < world->task_end; i++)
         if (world->task[i].process == process && world->task[i].state != SIM_DEAD) sim_me = i;
     sim = world;
+    take_crypto();
     if (!world->task[sim_me].begun) sim_await_turn(); /* after exec the turn is still ours */
 }
 
@@ -167,6 +195,8 @@ EXPORTED long syscall(long number, ...)
         a[i] = va_arg(arguments, long);
     va_end(arguments);
     const int op = (int)a[1] & FUTEX_CMD_MASK;
+    /* A process that may open only its own folders could not reach the world behind exec. */
+    if (sim_here() && number == SYS_landlock_create_ruleset) return sim_result(-ENOSYS);
     if (!sim_here() || number != SYS_futex || (op != FUTEX_WAIT && op != FUTEX_WAKE))
         return sim_kernel(number, a[0], a[1], a[2], a[3], a[4], a[5]);
     if (op == FUTEX_WAIT) return futex_wait((uint32_t *)a[0], (uint32_t)a[2], (const struct timespec *)a[3]);
