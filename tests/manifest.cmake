@@ -1,5 +1,5 @@
 # The room of the manifest: keys, reader, schedules, programs.
-foreach(name test_manifest test_schedule conform_schedule test_lr_ends)
+foreach(name test_manifest test_keys test_schedule conform_schedule test_lr_ends)
   set(labels quick)
   if(name MATCHES "^conform")
     list(APPEND labels conform)
