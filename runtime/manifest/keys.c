@@ -138,26 +138,34 @@ static const struct aq_key_name entropy_names[] = {
     {"auto", AQ_LINK_ENTROPY_AUTO}, {"off", AQ_LINK_ENTROPY_OFF}, {"zstd", AQ_LINK_ENTROPY_ZSTD}, {NULL, 0}};
 static const struct aq_key_name cache_names[] = {{"lmdb", 0}, {"memory", 1}, {NULL, 0}};
 
+/* Words of keys.def. */
+#define RULES(...) (const struct aq_key_rule[]){__VA_ARGS__, {.other = NULL}}
+/* clang-format off */
 static const struct aq_key job_keys[] = {
-#define AQ_KEY(name, kind, member, names, unit, min, max, fallback, help)                                              \
-    {name, AQ_KEY_##kind, offsetof(struct aq_job, member), names, unit, min, max, fallback, help, false},
+#define AQ_KEY(name, kind, member, names, unit, min, max, fallback, scope, since, needs, conflicts, help) \
+    {name, AQ_KEY_##kind, offsetof(struct aq_job, member), names, unit, min, max, fallback, AQ_SCOPE_##scope, \
+     AQ_SINCE_##since, needs, conflicts, help, false},
 #include "keys.def"
 };
 static const struct aq_key stage_keys[] = {
-#define AQ_STAGE_KEY(name, kind, member, names, unit, min, max, fallback, help)                                        \
-    {name, AQ_KEY_##kind, offsetof(struct aq_job_stage, member), names, unit, min, max, fallback, help, false},
+#define AQ_STAGE_KEY(name, kind, member, names, unit, min, max, fallback, scope, since, needs, conflicts, help) \
+    {name, AQ_KEY_##kind, offsetof(struct aq_job_stage, member), names, unit, min, max, fallback, AQ_SCOPE_##scope, \
+     AQ_SINCE_##since, needs, conflicts, help, false},
 #include "keys.def"
 };
 static const struct aq_key codec_keys[] = {
-#define AQ_CODEC_KEY(name, kind, member, names, unit, min, max, fallback, help)                                        \
-    {name, AQ_KEY_##kind, offsetof(struct aq_codec_config, member), names, unit, min, max, fallback, help, false},
+#define AQ_CODEC_KEY(name, kind, member, names, unit, min, max, fallback, scope, since, needs, conflicts, help) \
+    {name, AQ_KEY_##kind, offsetof(struct aq_codec_config, member), names, unit, min, max, fallback, AQ_SCOPE_##scope, \
+     AQ_SINCE_##since, needs, conflicts, help, false},
 #include "keys.def"
 };
 static const struct aq_key edge_keys[] = {
-#define AQ_EDGE_KEY(name, kind, member, names, unit, min, max, fallback, help)                                         \
-    {name, AQ_KEY_##kind, offsetof(struct aq_job_edge, member), names, unit, min, max, fallback, help, false},
+#define AQ_EDGE_KEY(name, kind, member, names, unit, min, max, fallback, scope, since, needs, conflicts, help) \
+    {name, AQ_KEY_##kind, offsetof(struct aq_job_edge, member), names, unit, min, max, fallback, AQ_SCOPE_##scope, \
+     AQ_SINCE_##since, needs, conflicts, help, false},
 #include "keys.def"
 };
+/* clang-format on */
 static const struct aq_key_section sections[] = {
 #define AQ_SECTION(name, help) {name, help},
 #include "keys.def"
@@ -171,10 +179,25 @@ static const struct aq_key_section sections[] = {
 
 enum { MODEL_KEYS_MAX = 128 };
 
+static const char of_models[] = "model."; /* the row of keys.def whose place the models' own keys take */
+
 /* keys.def with the models' own keys in their place: made once, by whoever asks first. */
 static struct aq_key all_keys[sizeof job_keys / sizeof *job_keys + MODEL_KEYS_MAX];
 static uint32_t all_count;
 static once_flag all_once = ONCE_FLAG_INIT;
+
+/* The columns of a model's key: a row of its own, or that of all. */
+static const struct aq_key *model_columns(const char *name)
+{
+    const struct aq_key *all = NULL;
+    for (size_t i = 0; i < sizeof job_keys / sizeof *job_keys; i++) {
+        if (job_keys[i].kind != AQ_KEY_OF_MODEL) continue;
+        if (strcmp(job_keys[i].name, name) == 0) return &job_keys[i];
+        if (strcmp(job_keys[i].name, of_models) == 0) all = &job_keys[i];
+    }
+    AQ_ASSERT(all);
+    return all;
+}
 
 static void add_model_key(const struct aq_model_key *from)
 {
@@ -188,6 +211,7 @@ static void add_model_key(const struct aq_model_key *from)
         return;
     }
     AQ_ASSERT(all_count < sizeof all_keys / sizeof *all_keys);
+    const struct aq_key *columns = model_columns(from->name);
     all_keys[all_count++] = (struct aq_key){.name = from->name,
                                             .kind = kinds[from->kind],
                                             .offset = offset,
@@ -196,6 +220,10 @@ static void add_model_key(const struct aq_model_key *from)
                                             .min = from->min,
                                             .max = from->max,
                                             .fallback = from->fallback,
+                                            .scope = columns->scope,
+                                            .since = columns->since,
+                                            .needs = columns->needs,
+                                            .conflicts = columns->conflicts,
                                             .help = from->help,
                                             .of_model = true};
 }
@@ -207,6 +235,7 @@ static void all_make(void)
             all_keys[all_count++] = job_keys[i];
             continue;
         }
+        if (strcmp(job_keys[i].name, of_models) != 0) continue;
         const char *kind;
         for (uint32_t m = 0; (kind = aq_model_kind(m)) != NULL; m++) {
             uint32_t count;

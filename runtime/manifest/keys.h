@@ -54,6 +54,27 @@ struct aq_key_name {
     int value;
 };
 
+/* Which digests of a plan read a key (keys.def): each also reads what those of a larger scope read. */
+enum aq_key_scope { AQ_SCOPE_NONE, AQ_SCOPE_PLAN, AQ_SCOPE_RANK, AQ_SCOPE_RESUME };
+
+/* The version that brought a key (keys.def); keys_help.c has their names. */
+enum aq_key_since { AQ_SINCE_FIRST, AQ_SINCE_V0_1 };
+
+/*
+ * A key that needs, or excludes, another one. Where the key has one of the values `when`, and `where` holds:
+ * needs: at least one of the keys `other` has one of `values`; conflicts: none of them has.
+ *
+ * Lists are words with blanks between. A value is a word as the manifest has it; "none": no text; "time": a time in
+ * place of a count. NULL in place of values: any but the default.
+ */
+struct aq_key_rule {
+    const char *when;
+    const char *other; /* names of keys; NULL: end of the rules */
+    const char *values;
+    const char *where; /* a key that must be set, too, or "!" and one that must not be; NULL: the rule always holds */
+    const char *text;  /* the error at the key: the cause, and the remedy */
+};
+
 struct aq_key {
     const char *name; /* "train.batch"; of stage, edge and codec keys only the last word */
     enum aq_key_kind kind;
@@ -62,6 +83,9 @@ struct aq_key {
     const char *unit;
     double min, max; /* base unit; max 0: no limit */
     const char *fallback;
+    enum aq_key_scope scope;
+    enum aq_key_since since;
+    const struct aq_key_rule *needs, *conflicts; /* NULL: none */
     const char *help;
     bool of_model; /* one of those that models bring: see aq_key_applies */
 };

@@ -103,6 +103,51 @@ void aq_key_wants(const struct aq_key *key, char *text, size_t bytes)
              type, ranged ? ", " : "", range, *key->unit && !every ? " " : "", every ? "" : key->unit, hint);
 }
 
+/* The version in which a key appeared. */
+static const char *since_text(const struct aq_key *key)
+{
+    static const char *const versions[] = {[AQ_SINCE_FIRST] = "0.1", [AQ_SINCE_V0_1] = "0.1"};
+    return versions[key->since];
+}
+
+/* Words with blanks between, with another separator. */
+static void add_words(struct aq_text *text, const char *words, const char *separator)
+{
+    for (size_t bytes; *words; words += bytes + (words[bytes] == ' ')) {
+        bytes = strcspn(words, " ");
+        aq_text_bytes(text, words, bytes);
+        if (words[bytes]) aq_text_add(text, "%s", separator);
+    }
+}
+
+/* "; auto excludes train.staleness" */
+static void add_rules(struct aq_text *text, const struct aq_key_rule *rule, const char *verb, const char *separator)
+{
+    for (; rule && rule->other; rule++) {
+        if (text->used) aq_text_add(text, "; ");
+        if (rule->when) add_words(text, rule->when, " or ");
+        aq_text_add(text, "%s%s ", rule->when ? " " : "", verb);
+        add_words(text, rule->other, separator);
+        if (rule->values) aq_text_add(text, ": ");
+        if (rule->values) add_words(text, rule->values, " or ");
+        if (rule->where && rule->where[0] == '!')
+            aq_text_add(text, " without %s", rule->where + 1);
+        else if (rule->where)
+            aq_text_add(text, " with %s", rule->where);
+    }
+}
+
+/* What the key means, and in brackets what it needs and excludes: the columns of keys.def. */
+static void add_meaning(struct aq_text *text, const struct aq_key *key)
+{
+    struct aq_text rules = {0};
+    add_rules(&rules, key->needs, "needs", " or ");
+    add_rules(&rules, key->conflicts, "excludes", ", ");
+    aq_text_add(text, rules.used ? "%s [%s]" : "%s", key->help, aq_text_of(&rules));
+    if (text->status == AQ_OK) text->status = rules.status;
+    aq_text_deinit(&rules);
+}
+
 /* "  prefix.name   what it can be; default X", and below it what it means, both folded. */
 static void help_line(struct aq_text *text, const char *prefix, const struct aq_key *key)
 {
@@ -112,9 +157,11 @@ static void help_line(struct aq_text *text, const char *prefix, const struct aq_
     const int used = (int)(strlen(prefix) + strlen(key->name));
     aq_text_add(&line, "  %s%s%*s%s", prefix, key->name, used < NAME_COLUMNS ? NAME_COLUMNS - used : 1, "", wants);
     if (*key->fallback) aq_text_add(&line, "; default %s", key->fallback);
+    aq_text_add(&line, "; since %s", since_text(key));
     aq_text_fold(text, aq_text_of(&line), HELP_COLUMNS);
     aq_text_deinit(&line);
-    aq_text_add(&line, "    %s", key->help);
+    aq_text_add(&line, "    ");
+    add_meaning(&line, key);
     aq_text_add(text, "\n");
     aq_text_fold(text, aq_text_of(&line), HELP_COLUMNS);
     aq_text_add(text, "\n");
@@ -249,19 +296,23 @@ static void cell(struct aq_text *text, const char *words)
 static void page_row(struct aq_text *text, const struct aq_key *key)
 {
     char type[128], range[80];
+    struct aq_text meaning = {0};
     type_of(key, type, sizeof type);
     (void)range_of(key, range, sizeof range);
     aq_text_add(text, "| `%s` | ", key->name);
     cell(text, type);
-    aq_text_add(text, " | %s | %s | %s%s%s | ", key->unit, range, *key->fallback ? "`" : "", key->fallback,
-                *key->fallback ? "`" : "");
-    cell(text, key->help);
+    aq_text_add(text, " | %s | %s | %s%s%s | %s | ", key->unit, range, *key->fallback ? "`" : "", key->fallback,
+                *key->fallback ? "`" : "", since_text(key));
+    add_meaning(&meaning, key);
+    cell(text, aq_text_of(&meaning));
     aq_text_add(text, " |\n");
+    if (text->status == AQ_OK) text->status = meaning.status;
+    aq_text_deinit(&meaning);
 }
 
 static void page_head(struct aq_text *text)
 {
-    aq_text_add(text, "\n| key | type | unit | range | default | meaning |\n|---|---|---|---|---|---|\n");
+    aq_text_add(text, "\n| key | type | unit | range | default | since | meaning |\n|---|---|---|---|---|---|---|\n");
 }
 
 static void page_table(struct aq_text *text, const char *title, struct aq_key_table table)

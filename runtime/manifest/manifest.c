@@ -321,7 +321,7 @@ static enum aq_status read_job(struct aq_manifest *manifest, const char *text, s
     AQ_TRY(aq_manifest_edges(manifest));
     manifest->job.pipeline.stages = manifest->stages;
     manifest->job.edges = manifest->edges;
-    if (manifest->errors.count == manifest->unknown) aq_manifest_check(manifest);
+    if (manifest->errors.count == manifest->unknown) AQ_TRY(aq_manifest_check(manifest));
     const uint32_t count = manifest->errors.count;
     if (count > AQ_JOB_ERRORS_MAX)
         (void)aq_fail(AQ_INVAL, "manifest", "%s: %u more errors are not shown", manifest->job.source,

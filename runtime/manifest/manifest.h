@@ -41,6 +41,9 @@ void aq_manifest_optimizer_defaults(struct aq_manifest *manifest);
 /* manifest_optimizer.c: after them, what replicas average in: reduce.* resolved into train.optimizer, and its fit. */
 void aq_manifest_reduce(struct aq_manifest *manifest);
 
+/* manifest_optimizer.c, a check: train.schedule, which it reads, and the bounds of the learning rate. */
+void aq_manifest_rates(struct aq_manifest *manifest);
+
 /* manifest_machines.c: does reduce.machine_first fit the optimizer and the hosts? */
 void aq_manifest_machines(struct aq_manifest *manifest);
 
@@ -52,8 +55,11 @@ enum aq_status aq_manifest_adapter(struct aq_manifest *manifest);
 /* manifest_data.c: after them, the kind of the data where the manifest names none, from the first file. */
 void aq_manifest_data(struct aq_manifest *manifest);
 
-/* manifest_check.c: what concerns more than one key. */
-void aq_manifest_check(struct aq_manifest *manifest);
+/* manifest_rules.c: what keys.def says of keys that need or exclude each other. AQ_NOMEM. */
+enum aq_status aq_manifest_rules(struct aq_manifest *manifest);
+
+/* manifest_check.c: what concerns more than one key. AQ_NOMEM. */
+enum aq_status aq_manifest_check(struct aq_manifest *manifest);
 
 /* Read the scalar of node as key into base; ill-typed: an error with the name `path`. PATH is made absolute.
  * AQ_NOMEM. */

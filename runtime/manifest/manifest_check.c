@@ -137,21 +137,10 @@ static void check_best(struct aq_manifest *manifest)
     const struct aq_job *job = &manifest->job;
     const char *key = job->checkpoint.best ? "checkpoint.best" : "train.early_stop";
     if (!job->checkpoint.best && !job->train.early_stop) return;
-    if (job->data.heldout_count == 0)
-        aq_manifest_error(manifest, key, "needs held-out samples: name a file in data.heldout");
-    if (!job->output.metrics)
-        aq_manifest_error(manifest, key, "needs output.metrics: a resumed run reads the best figure there");
     if (!marks_evaluations(job))
         aq_manifest_error(manifest, key,
                           "needs a checkpoint at every evaluation: make train.evaluate_every a multiple of "
                           "checkpoint.every, both in steps or both in epochs");
-}
-
-/* A client's first stage would decide how often the server writes. */
-static void check_timed(struct aq_manifest *manifest)
-{
-    if (manifest->job.checkpoint.every.ns > 0 && manifest->job.split.clients > 0)
-        aq_manifest_error(manifest, "checkpoint.every", "a time does not go with split.clients: set steps or epochs");
 }
 
 /* "layer 3" or "layers 3-5". */
@@ -233,12 +222,7 @@ static void check_patterns(struct aq_manifest *manifest, const char *key, const 
 static void check_dora(struct aq_manifest *manifest)
 {
     const struct aq_job *job = &manifest->job;
-    if (!job->train.lora.dora) return;
-    if (job->train.lora.rank == 0)
-        aq_manifest_error(manifest, "lora.dora", "but lora.rank is 0: there are no adapters");
-    else if (job->train.lora.dropout > 0.0f)
-        aq_manifest_error(manifest, "lora.dropout", "does not go with lora.dora: write lora.dropout: 0");
-    for (uint32_t r = 0; r < aq_job_ranks(job); r++)
+    for (uint32_t r = 0; job->train.lora.dora && r < aq_job_ranks(job); r++)
         if (aq_device_gpu(job->pipeline.stages[r].device) != AQ_GPU_NO) {
             aq_manifest_error(manifest, "lora.dora",
                               "is computed only on CPUs: stage %u has device %s; set device: cpu",
@@ -261,11 +245,6 @@ static void check_freeze(struct aq_manifest *manifest)
     if (adapts) check_patterns(manifest, "lora.targets", &model, train->lora.targets, aq_model_lora_pattern);
     if (adapts && aq_model_lora_pattern(&model, train->T, "*", 0, &any) && any.tensors == 0)
         aq_manifest_error(manifest, "lora.rank", "%s has no layers that adapters are made for", model.kind);
-    else if (!adapts && train->lora.targets)
-        aq_manifest_error(manifest, "lora.targets",
-                          "names layers for adapters, but lora.rank is 0: there are no adapters");
-    else if (train->frozen_store != AQ_FROZEN_FP32 && !adapts && !train->freeze)
-        aq_manifest_error(manifest, "train.frozen_store", "nothing is frozen: give lora.rank or train.freeze");
     else if (manifest->errors.count == errors &&
              !aq_model_trains(&model, train->T, train->freeze, &train->lora, aq_model_layers(&model)))
         aq_manifest_error(manifest, "train.freeze", "freezes the whole model: nothing is left to train");
@@ -475,9 +454,6 @@ static void check_logits(struct aq_manifest *manifest)
     const struct aq_job *job = &manifest->job;
     const uint32_t P = job->pipeline.stage_count;
     if (job->model.logits != AQ_LOGITS_16BIT) return;
-    if (job->model.precision != AQ_STAGE_BF16 && job->model.precision != AQ_STAGE_FP16)
-        aq_manifest_error(manifest, "model.logits",
-                          "16bit follows model.precision, which has 32 bits: set fp32, or precision: bf16 or fp16");
     for (uint32_t r = P - 1; r < aq_job_ranks(job); r += P) {
         if (aq_device_gpu(job->pipeline.stages[r].device) != AQ_GPU_NO) continue;
         aq_manifest_error(manifest, "model.logits",
@@ -490,8 +466,6 @@ static void check_logits(struct aq_manifest *manifest)
 static void check_precision(struct aq_manifest *manifest)
 {
     const struct aq_job *job = &manifest->job;
-    if (job->train.loss_scale > 0.0f && job->model.precision != AQ_STAGE_FP16)
-        aq_manifest_error(manifest, "train.loss_scale", "applies only to fp16 (model.precision); leave it out");
     if (job->model.precision != AQ_STAGE_TF32) return;
     for (uint32_t r = 0; r < aq_job_ranks(job); r++) {
         if (aq_device_gpu(job->pipeline.stages[r].device) != AQ_GPU_NO) continue;
@@ -550,14 +524,6 @@ static void check_devices(struct aq_manifest *manifest)
     }
 }
 
-static void check_mirror(struct aq_manifest *manifest)
-{
-    if (manifest->job.checkpoint.mirror && manifest->job.pipeline.stage_count < 2)
-        aq_manifest_error(manifest, "checkpoint.mirror", "one stage has no neighbour to keep a copy");
-    if (manifest->job.checkpoint.mirror_key && !manifest->job.checkpoint.mirror)
-        aq_manifest_error(manifest, "checkpoint.mirror_key", "there are no copies to encrypt: set mirror: true");
-}
-
 static bool host_name(const struct aq_job *job, uint32_t rank, char out[AQ_ENDPOINT_NAME_BYTES])
 {
     struct aq_endpoint endpoint;
@@ -600,68 +566,12 @@ static void check_security(struct aq_manifest *manifest)
                           aq_job_ranks(job), hosts);
 }
 
-static void check_status(struct aq_manifest *manifest)
-{
-    const struct aq_job_status *status = &manifest->job.status;
-    const char *const said = status->token_file         ? "status.token_file"
-                             : status->certificate      ? "status.certificate"
-                             : status->key              ? "status.key"
-                             : status->client_authority ? "status.client_authority"
-                                                        : NULL;
-    if (said && !status->listen) aq_manifest_error(manifest, said, "needs status.listen, the page's host:port");
-    if (!status->certificate != !status->key)
-        aq_manifest_error(manifest, status->key ? "status.key" : "status.certificate",
-                          "needs %s, too: a certificate and its private key are two files",
-                          status->key ? "status.certificate" : "status.key");
-    if (status->client_authority && !status->certificate)
-        aq_manifest_error(manifest, "status.client_authority",
-                          "needs status.certificate: only a page under TLS can ask for a client's");
-}
-
 static void check_trackers(struct aq_manifest *manifest)
 {
-    const struct aq_job *job = &manifest->job;
     uint32_t wanted;
     char wrong[48];
-    if (aq_trackers_read(job->output.report_to, &wanted, wrong, sizeof wrong) != AQ_OK)
+    if (aq_trackers_read(manifest->job.output.report_to, &wanted, wrong, sizeof wrong) != AQ_OK)
         aq_manifest_error(manifest, "output.report_to", "'%s' is not one of tensorboard, wandb, mlflow", wrong);
-    else if (wanted && job->split.clients)
-        aq_manifest_error(manifest, "output.report_to",
-                          "a job of split learning has a run folder for each client, and none for a tracker; call "
-                          "tools/follow with a client's folder");
-}
-
-/* The launcher chooses bits at an epoch's end, so epochs must not overlap. */
-static void check_bits(struct aq_manifest *manifest)
-{
-    const struct aq_job *job = &manifest->job;
-    if (!job->bits_auto) return;
-    if (job->train.staleness)
-        aq_manifest_error(manifest, "edges.bits", "auto does not go with train.staleness: epochs overlap there");
-}
-
-/* Noise without a bound protects nothing. */
-static void check_privacy(struct aq_manifest *manifest)
-{
-    const struct aq_job *job = &manifest->job;
-    const struct aq_job_privacy *privacy = &job->split.privacy;
-    if (privacy->noise > 0 && !(privacy->clip > 0))
-        aq_manifest_error(manifest, "split.privacy.noise", "needs split.privacy.clip, of which it is a multiple");
-    if (privacy->gradient_noise > 0 && !(privacy->gradient_clip > 0))
-        aq_manifest_error(manifest, "split.privacy.gradient_noise",
-                          "needs split.privacy.gradient_clip, of which it is a multiple");
-    if (job->split.capture > 0 && (job->split.clients == 0 || job->pipeline.stage_count != 3))
-        aq_manifest_error(manifest, "split.capture", "is of split learning, and of a server's stage between two");
-    const bool correlates = privacy->distance_correlation > 0;
-    if (correlates && job->train.micro_batch < 2)
-        aq_manifest_error(manifest, "split.privacy.distance_correlation",
-                          "compares the samples of a micro-batch: set train.micro_batch: 2, better 8, or more");
-    if (!(privacy->clip > 0) && !(privacy->gradient_clip > 0) && !correlates) return;
-    const char *const said = privacy->clip > 0            ? "split.privacy.clip"
-                             : privacy->gradient_clip > 0 ? "split.privacy.gradient_clip"
-                                                          : "split.privacy.distance_correlation";
-    if (job->split.clients == 0)
-        aq_manifest_error(manifest, said, "applies only to split learning: set split.clients, too");
 }
 
 /* With labels at the server they must be what a sample has, and no part of its input: one class. */
@@ -677,9 +587,6 @@ static void check_labels(struct aq_manifest *manifest)
         aq_manifest_error(manifest, "split.labels",
                           "server needs samples with one label each (data.kind: cifar10): other targets would be "
                           "the inputs themselves");
-    if (job->split.privacy.gradient_clip > 0)
-        aq_manifest_error(manifest, "split.privacy.gradient_clip",
-                          "applies to the client's second cut, and with split.labels: server there is no second cut");
 }
 
 /* With global sampling all clients train at once, and the gradients of their ends pass the server in each step. */
@@ -687,29 +594,15 @@ static void check_global(struct aq_manifest *manifest)
 {
     static const char *const key = "split.mode";
     const struct aq_job *job = &manifest->job;
-    if (job->split.participation < 1)
-        aq_manifest_error(manifest, key, "global has all clients in each round: write split.participation: 1");
-    if (job->split.round_deadline_ns > 0)
-        aq_manifest_error(manifest, key,
-                          "global does not go with split.round_deadline: all train in step, and split.wait is how long "
-                          "they wait for one");
     if (job->link.port_first || job->pipeline.stages[1].address)
         aq_manifest_error(
             manifest, key,
             "global allows no link.port_first and no address of stage 1: each turn listens on its own port");
-    if (job->split.privacy.clip > 0 || job->split.privacy.gradient_clip > 0)
-        aq_manifest_error(manifest, key,
-                          "global does not go with split.privacy.clip and .gradient_clip: the gradients of a client's "
-                          "ends pass the server in each step, unclipped");
     if (aq_dataset_kind_masks(job->data.kind))
         aq_manifest_error(manifest, key,
                           "global needs samples whose targets all count: data.kind: %s masks some, and the server, "
                           "which weighs what clients send, cannot know how many",
                           job->data.kind);
-    if (job->train.staleness)
-        aq_manifest_error(manifest, key, "global does not go with train.staleness: a step ends with its sum");
-    if (job->train.optimizer.outer_every > 1)
-        aq_manifest_error(manifest, key, "global does not go with reduce.every: gradients are averaged in each step");
 }
 
 /* A turn is a pipeline of three stages, whose ends are one client's and dial; with labels at the server of two. */
@@ -719,12 +612,7 @@ static void check_split(struct aq_manifest *manifest)
     const struct aq_job_stage *stages = job->pipeline.stages;
     const bool labels = job->split.labels == AQ_SPLIT_LABELS_SERVER;
     const uint32_t wanted = labels ? 2 : 3;
-    if (job->split.clients == 0) {
-        if (job->split.client)
-            aq_manifest_error(manifest, "split.client", "applies only to a split job: set split.clients, too");
-        if (labels) aq_manifest_error(manifest, "split.labels", "applies only to a split job: set split.clients, too");
-        return;
-    }
+    if (job->split.clients == 0) return;
     if (labels) check_labels(manifest);
     if (job->pipeline.stage_count != wanted || job->pipeline.replicas != 1) {
         aq_manifest_error(manifest, "split.clients",
@@ -740,57 +628,37 @@ static void check_split(struct aq_manifest *manifest)
                           labels ? "" : " and 2");
     for (uint32_t s = 0; s < wanted; s++)
         if (stages[s].host) aq_manifest_error(manifest, "split.clients", "allows no host in pipeline.stages.%u", s);
-    if (job->checkpoint.mirror || job->checkpoint.path || job->cache.path)
-        aq_manifest_error(manifest, "split.clients",
-                          "allows no checkpoint.mirror, checkpoint.path or cache.path: each client has its own below "
-                          "output.path");
-    if (job->train.early_stop || job->train.time_ns_max || job->guard || job->bits_auto ||
-        job->model.precision == AQ_STAGE_FP16)
-        aq_manifest_error(
-            manifest, "split.clients",
-            "does not go with train.early_stop, train.time_max, edges.guard, edges.bits: auto and fp16 yet");
-    if (job->split.parallel > 1 && job->split.mode != AQ_SPLIT_FED1)
-        aq_manifest_error(manifest, "split.parallel",
-                          "needs split.mode: splitfed1: in the other modes a turn starts from the one before");
     if (job->split.parallel > 1 && (job->link.port_first || stages[1].address))
         aq_manifest_error(manifest, "split.parallel",
                           "allows no link.port_first and no address of stage 1: each turn listens on its own port");
     if (job->split.mode == AQ_SPLIT_GLOBAL) check_global(manifest);
     if (job->split.client && !aq_tls_host_good(job->split.client))
         aq_manifest_error(manifest, "split.client", "is no name of a site: 1 to 63 of a-z 0-9 . _ - :");
-    if (!job->security.keys)
-        aq_manifest_error(manifest, "security.keys",
-                          "is missing: a split job is under mutual TLS always (aqpipe keys init, aqpipe keys enroll)");
 }
 
-/* The choice applies only to split learning, and must fit the model. */
+/* The statistics of batch norms must fit the model. */
 static void check_statistics(struct aq_manifest *manifest)
 {
     static const char *const key = "split.statistics";
     const struct aq_job *job = &manifest->job;
-    if (job->split.statistics == AQ_SPLIT_AVERAGED) return;
+    if (job->split.statistics == AQ_SPLIT_AVERAGED || job->split.clients == 0) return;
     const bool keeps = aq_model_keeps_statistics(&job->model.config, job->train.T);
-    if (job->split.clients == 0)
-        aq_manifest_error(manifest, key, "applies only to split learning: set split.clients, too");
-    else if (job->split.statistics == AQ_SPLIT_GROUP && keeps)
+    if (job->split.statistics == AQ_SPLIT_GROUP && keeps)
         aq_manifest_error(manifest, key,
                           "group needs a model without batch norms: a resnet with model.norm_groups (32 as published)");
     else if (job->split.statistics == AQ_SPLIT_LOCAL && !keeps)
         aq_manifest_error(manifest, key, "local needs a model with batch norms: this one keeps no statistics");
-    else if (job->split.statistics == AQ_SPLIT_LOCAL && job->split.collect)
-        aq_manifest_error(manifest, "split.collect",
-                          "does not go with split.statistics: local: a model of all clients has no statistics then");
 }
 
-void aq_manifest_check(struct aq_manifest *manifest)
+enum aq_status aq_manifest_check(struct aq_manifest *manifest)
 {
     aq_manifest_machines(manifest);
     check_model(manifest);
     const bool model = manifest->errors.count > 0 || check_kind(manifest);
     check_data(manifest);
     check_train(manifest);
+    aq_manifest_rates(manifest);
     check_best(manifest);
-    check_timed(manifest);
     if (model) check_cut(manifest);
     if (model && manifest->errors.count == 0) check_freeze(manifest);
     check_edges(manifest);
@@ -802,12 +670,9 @@ void aq_manifest_check(struct aq_manifest *manifest)
     check_precision(manifest);
     check_logits(manifest);
     check_devices(manifest);
-    check_mirror(manifest);
     check_security(manifest);
-    check_status(manifest);
     check_trackers(manifest);
-    check_bits(manifest);
     check_split(manifest);
-    check_privacy(manifest);
     if (model && manifest->errors.count == 0) check_statistics(manifest);
+    return aq_manifest_rules(manifest);
 }

@@ -44,26 +44,6 @@ static const char *fit_key(const struct aq_manifest *manifest)
     return aq_yaml_find(manifest->root, "reduce.codec") ? "reduce.codec" : "train.optimizer";
 }
 
-/* A decay by steps needs its interval; lr_min is at most lr. */
-static bool check_decay(struct aq_manifest *manifest)
-{
-    struct aq_job_train *train = &manifest->job.train;
-    if (!aq_lr_ends_read(train->schedule, &train->lr_ends))
-        aq_manifest_error(
-            manifest, "train.schedule",
-            "is no list of at most %d ends, each extend, continue or restart and a step, in rising order: "
-            "'restart 24, continue 48'",
-            AQ_LR_ENDS_MAX);
-    if (aq_lr_decay_paces(train->decay) && train->decay_every.count == 0) {
-        aq_manifest_error(manifest, "train.decay", "this decay needs train.decay_every: '20 epochs', '520 steps'");
-        return false;
-    }
-    if (train->lr_min <= train->lr) return true;
-    aq_manifest_error(manifest, "train.lr_min", "%g is more than train.lr, %g", (double)train->lr_min,
-                      (double)train->lr);
-    return false;
-}
-
 /* Does the optimizer take this codec? Says which it takes. */
 static bool check_fit(struct aq_manifest *manifest)
 {
@@ -104,6 +84,20 @@ static bool check_local(struct aq_manifest *manifest)
     return false;
 }
 
+void aq_manifest_rates(struct aq_manifest *manifest)
+{
+    struct aq_job_train *train = &manifest->job.train;
+    if (!aq_lr_ends_read(train->schedule, &train->lr_ends))
+        aq_manifest_error(
+            manifest, "train.schedule",
+            "is no list of at most %d ends, each extend, continue or restart and a step, in rising order: "
+            "'restart 24, continue 48'",
+            AQ_LR_ENDS_MAX);
+    if (train->lr_min > train->lr)
+        aq_manifest_error(manifest, "train.lr_min", "%g is more than train.lr, %g", (double)train->lr_min,
+                          (double)train->lr);
+}
+
 void aq_manifest_reduce(struct aq_manifest *manifest)
 {
     struct aq_optimizer_config *config = &manifest->job.train.optimizer;
@@ -127,7 +121,7 @@ void aq_manifest_reduce(struct aq_manifest *manifest)
     config->outer_lr = reduce->outer_lr;
     config->outer_momentum = reduce->outer_momentum;
     config->predict = manifest->job.train.staleness > 0 && manifest->job.train.prediction;
-    if (!check_fit(manifest) || !check_decay(manifest) || !check_local(manifest)) return;
+    if (!check_fit(manifest) || !check_local(manifest)) return;
     if (reduce->bucket % 64) {
         aq_manifest_error(manifest, "reduce.bucket", "%u is not a multiple of 64", reduce->bucket);
         return;

@@ -2,6 +2,8 @@
  * plan_hash.c -- digests: one of the settings that all ranks must share, two that a run must keep to resume, and one
  * that a cache belongs to.
  *
+ * keys.def has the scope of each key: which of the digests read it.
+ *
  * All are digests of a text, so that a difference can be looked at (AQ_LOG=plan:2 prints the texts, and
  * aq_plan_differences compares them). Settings that cannot change a result are left out: paths, hosts, threads, buffers
  * of links and caches. The length of the run, its evaluations and checkpoints change no earlier step, and the schedule
@@ -13,91 +15,7 @@
 #include "keys.h"
 #include "plan_private.h"
 
-/* The digest: of the plan, shared by all ranks; of a rank's checkpoint file; of any checkpoint that a run can resume
- * from. */
-enum scope { OF_PLAN, OF_RANK, OF_RESUME };
-
 enum { DIFFERENCES_SHOWN = 12, IDENTITY_BYTES = 512 };
-
-/* Keys, or sections with their dot, that change no result. */
-static const char *const indifferent[] = {"job.name",
-                                          "data.tokenizer_path",
-                                          "data.chat_template",
-                                          "data.cache",
-                                          "data.train",
-                                          "data.heldout",
-                                          "data.fields", /* the digest of the data covers their choice */
-                                          "data.skip_invalid",
-                                          "data.quotes",
-                                          "model.weights",
-                                          "lora.weights",
-                                          "model.vocabulary",
-                                          "train.skips_max",
-                                          "train.idle_stage",
-                                          "train.time_max",
-                                          "train.frozen_prefix", /* by the edges that are still */
-                                          "reduce.transport",
-                                          "pipeline.threads",
-                                          "pipeline.stages",
-                                          "pipeline.cut",
-                                          "link.",
-                                          "security.",
-                                          "split.clients",
-                                          "split.server",
-                                          "split.samples_max",
-                                          "split.share_max",
-                                          "split.wait",
-                                          "split.mode",
-                                          "split.parallel",
-                                          "split.participation",
-                                          "split.round_deadline",
-                                          "split.collect",
-                                          "split.cache_ttl",
-                                          "split.cache_max",
-                                          "split.seal", /* what two ends must agree on is in plan_text */
-                                          "control.",
-                                          "cache.",
-                                          "checkpoint.path",
-                                          "checkpoint.keep",
-                                          "checkpoint.mirror",
-                                          "checkpoint.mirror_key",
-                                          "output.",
-                                          "status.",
-                                          "facts."};
-
-/* Keys that change no past step: a run may resume with other values. */
-static const char *const extent[] = {"train.epochs",     "train.steps_max",   "train.evaluate_every",
-                                     "checkpoint.every", "pipeline.schedule", "pipeline.in_flight",
-                                     "train.early_stop", "checkpoint.best",   "split.rounds",
-                                     "train.schedule",   "edges.check"};
-
-/* Keys that older versions did not have: unset or at their default they add no line, so that old hashes stay valid. */
-static const char *const silent[] = {
-    "train.freeze",     "train.frozen_store", "train.staleness",       "train.prediction", "lora.rank",
-    "lora.alpha",       "lora.targets",       "lora.rslora",           "lora.dora",        "lora.dropout",
-    "reduce.every",     "reduce.outer_lr",    "reduce.outer_momentum", "reduce.density",   "model.labels",
-    "data.text_column", "data.pair_column",   "data.label_column",     "data.labels",      "data.pack",
-    "data.pack_mask",   "train.early_stop",   "checkpoint.best",       "edges.guard",      "edges.bits",
-    "split.client",     "split.rounds",       "split.epochs",          "split.privacy.",   "split.capture",
-    "split.statistics", "split.labels",       "data.augment.",         "train.schedule",   "edges.check",
-    "model.logits",     "data.bos",           "data.chat_variables",
-};
-
-static bool names(const char *const *list, size_t count, const char *name)
-{
-    for (size_t i = 0; i < count; i++) {
-        const size_t bytes = strlen(list[i]);
-        const bool section = list[i][bytes - 1] == '.';
-        if (strncmp(name, list[i], section ? bytes : bytes + 1) == 0) return true;
-    }
-    return false;
-}
-
-static bool matters(const char *name, enum scope scope)
-{
-    if (names(indifferent, sizeof indifferent / sizeof *indifferent, name)) return false;
-    return scope == OF_PLAN || !names(extent, sizeof extent / sizeof *extent, name);
-}
 
 static const char *tied_word(const char *value)
 {
@@ -110,19 +28,20 @@ static void add_key(const struct aq_key *key, const void *base, const char *pref
     if (!aq_key_is_scalar(key)) return;
     const bool tied = strcmp(key->name, "model.tied") == 0; /* exact and untied have the names of older runs */
     const bool said = aq_key_write(key, base, &value) && strcmp(aq_text_of(&value), key->fallback) != 0;
-    if (said || !names(silent, sizeof silent / sizeof *silent, key->name))
+    if (said || key->since == AQ_SINCE_FIRST)
         aq_text_add(text, "%s%s=%s\n", prefix, key->name, tied ? tied_word(aq_text_of(&value)) : aq_text_of(&value));
     if (text->status == AQ_OK) text->status = value.status;
     aq_text_deinit(&value);
 }
 
-static void add_codec(const struct aq_codec_config *codec, uint32_t edge, const char *direction, struct aq_text *text)
+static void add_codec(const struct aq_codec_config *codec, uint32_t edge, const char *direction,
+                      enum aq_key_scope scope, struct aq_text *text)
 {
     const struct aq_key_table keys = aq_keys_codec();
     char prefix[48];
     snprintf(prefix, sizeof prefix, "edges.list.%u.%s.", edge, direction);
     for (uint32_t i = 0; i < keys.count; i++)
-        add_key(&keys.keys[i], codec, prefix, text);
+        if (keys.keys[i].scope >= scope) add_key(&keys.keys[i], codec, prefix, text);
 }
 
 static void add_cut(const struct aq_plan *plan, struct aq_text *text)
@@ -158,39 +77,42 @@ static void add_facts(const struct aq_plan *plan, struct aq_text *text)
 }
 
 /* Clients may come and go between rounds. A client's checkpoint serves its run to the end. */
-static void add_global(const struct aq_plan *plan, enum scope scope, struct aq_text *text)
+static void add_global(const struct aq_plan *plan, enum aq_key_scope scope, struct aq_text *text)
 {
     const struct aq_job_facts *facts = &plan->facts;
-    const bool began = scope != OF_PLAN && facts->began_samples > 0;
+    const bool began = scope != AQ_SCOPE_PLAN && facts->began_samples > 0;
     aq_text_add(text, "split.mode=global, of %llu samples from %llu on\n",
                 (unsigned long long)(began ? facts->began_samples : facts->all_samples),
                 (unsigned long long)(began ? facts->began_first : facts->first_sample));
 }
 
-/* A line a setting: its name, "=", its value. */
-static void plan_text(const struct aq_plan *plan, enum scope scope, struct aq_text *text)
+/* A line per setting: its name, "=", its value. */
+static void plan_text(const struct aq_plan *plan, enum aq_key_scope scope, struct aq_text *text)
 {
     const struct aq_key_table keys = aq_keys_job();
     struct aq_job job = *plan->job; /* the values alone are read */
-    if (scope == OF_RESUME) job.pipeline.replicas = 1;
     job.pipeline.schedule = plan->schedule;
     job.pipeline.in_flight = plan->in_flight;
-    for (uint32_t i = 0; i < keys.count; i++)
-        if (matters(keys.keys[i].name, scope) && aq_key_applies(&keys.keys[i], plan->model.kind))
-            add_key(&keys.keys[i], &job, "", text);
+    for (uint32_t i = 0; i < keys.count; i++) {
+        const struct aq_key *key = &keys.keys[i];
+        const bool any = key->scope == AQ_SCOPE_RANK && scope == AQ_SCOPE_RESUME; /* its line has the default then */
+        if ((key->scope < scope && !any) || !aq_key_applies(key, plan->model.kind)) continue;
+        if (any && aq_key_read(key, key->fallback, false, &job) != AQ_OK) text->status = AQ_INVAL;
+        add_key(key, &job, "", text);
+    }
     add_cut(plan, text);
     add_facts(plan, text);
-    if (scope != OF_RESUME) add_machines(plan->job, text);
-    for (uint32_t s = 0; s < plan->stage_count && scope == OF_PLAN; s++)
+    if (scope != AQ_SCOPE_RESUME) add_machines(plan->job, text);
+    for (uint32_t s = 0; s < plan->stage_count && scope == AQ_SCOPE_PLAN; s++)
         aq_text_add(text, "slots of stage %u=%u\n", s, plan->stages[s].config.slots);
-    if (scope == OF_PLAN && aq_job_sealed(plan->job)) aq_text_add(text, "split.seal=true\n");
+    if (scope == AQ_SCOPE_PLAN && aq_job_sealed(plan->job)) aq_text_add(text, "split.seal=true\n");
     if (aq_job_global(plan->job)) add_global(plan, scope, text);
     if (aq_plan_ties(plan)) aq_text_add(text, "head is the embedding's table=true\n");
     for (uint32_t e = 0; e + 1 < plan->stage_count; e++) {
-        add_codec(&plan->edges[e].shape.forward, e, "forward", text);
-        add_codec(&plan->edges[e].shape.backward, e, "backward", text);
+        add_codec(&plan->edges[e].shape.forward, e, "forward", scope, text);
+        add_codec(&plan->edges[e].shape.backward, e, "backward", scope, text);
         if (plan->edges[e].shape.still) aq_text_add(text, "edges.list.%u.still=true\n", e);
-        const bool all = scope == OF_PLAN; /* both ends agree; a checkpoint serves a run that differs in this */
+        const bool all = scope == AQ_SCOPE_PLAN; /* both ends agree; a checkpoint serves a run that differs in this */
         if (all && plan->edges[e].shape.wide) aq_text_add(text, "edges.list.%u.forward_bf16=on\n", e);
         if (all && plan->edges[e].shape.wide_back) aq_text_add(text, "edges.list.%u.backward_bf16=on\n", e);
         aq_text_add(text, "bytes of a body on edge %u=%llu\n", e,
@@ -235,8 +157,8 @@ enum aq_status aq_plan_differences(const struct aq_plan *there, const struct aq_
                                    struct aq_text *out)
 {
     struct aq_text was = {0}, is = {0};
-    plan_text(there, resume ? OF_RESUME : OF_PLAN, &was);
-    plan_text(here, resume ? OF_RESUME : OF_PLAN, &is);
+    plan_text(there, resume ? AQ_SCOPE_RESUME : AQ_SCOPE_PLAN, &was);
+    plan_text(here, resume ? AQ_SCOPE_RESUME : AQ_SCOPE_PLAN, &is);
     const enum aq_status status = was.status != AQ_OK ? was.status : is.status;
     uint32_t found = 0;
     for (int derived = 0; status == AQ_OK && derived < 2 && found == 0; derived++) {
@@ -291,13 +213,13 @@ static void log_text(const char *name, const char *text)
     }
 }
 
-static enum aq_status digest_of(const struct aq_plan *plan, enum scope scope, uint64_t *out)
+static enum aq_status digest_of(const struct aq_plan *plan, enum aq_key_scope scope, uint64_t *out)
 {
     struct aq_text text = {0};
     aq_text_add(&text, "plan 2\n");
     plan_text(plan, scope, &text);
     *out = aq_digest(aq_text_of(&text), text.used);
-    if (scope == OF_PLAN) log_text("hash", aq_text_of(&text));
+    if (scope == AQ_SCOPE_PLAN) log_text("hash", aq_text_of(&text));
     const enum aq_status status = text.status;
     aq_text_deinit(&text);
     return status;
@@ -306,9 +228,9 @@ static enum aq_status digest_of(const struct aq_plan *plan, enum scope scope, ui
 enum aq_status aq_plan_digests(struct aq_plan *plan)
 {
     struct aq_text text = {0};
-    AQ_TRY(digest_of(plan, OF_RESUME, &plan->resume_hash));
-    AQ_TRY(digest_of(plan, OF_RANK, &plan->rank_hash));
-    AQ_TRY(digest_of(plan, OF_PLAN, &plan->hash));
+    AQ_TRY(digest_of(plan, AQ_SCOPE_RESUME, &plan->resume_hash));
+    AQ_TRY(digest_of(plan, AQ_SCOPE_RANK, &plan->rank_hash));
+    AQ_TRY(digest_of(plan, AQ_SCOPE_PLAN, &plan->hash));
     job_text(plan, &text);
     plan->job_digest = aq_digest(aq_text_of(&text), text.used);
     log_text("job digest", aq_text_of(&text));

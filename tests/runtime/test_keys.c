@@ -149,8 +149,99 @@ static void test_keys_give_the_hashes_and_errors_that_they_gave(void **state)
     if (other) fail_msg("%d of %d rows of tests/golden/keys.txt have another result", other, rows);
 }
 
+/* Every word of a list, with blanks between. */
+static void each_word(const char *list, void (*visit)(const char *word, const void *about), const void *about)
+{
+    char word[128];
+    for (; list && *list; list += strcspn(list, " "), list += *list == ' ') {
+        snprintf(word, sizeof word, "%.*s", (int)strcspn(list, " "), list);
+        visit(word, about);
+    }
+}
+
+static void word_is_key(const char *word, const void *about)
+{
+    if (!aq_key_find(aq_keys_job(), word))
+        fail_msg("a rule of %s names %s, which is no key", (const char *)about, word);
+}
+
+static void word_is_value(const char *word, const void *about)
+{
+    const struct aq_key *key = about;
+    struct aq_job scratch;
+    const bool special = (key->kind == AQ_KEY_OFTEN && strcmp(word, "time") == 0) ||
+                         ((key->kind == AQ_KEY_TEXT || key->kind == AQ_KEY_PATH) && strcmp(word, "none") == 0);
+    if (!special && aq_key_read(key, word, false, &scratch) != AQ_OK)
+        fail_msg("a rule has %s, which %s cannot be", word, key->name);
+}
+
+static void rules_are_sound(const struct aq_key *key, const struct aq_key_rule *rule)
+{
+    const struct aq_key_table keys = aq_keys_job();
+    for (; rule && rule->other; rule++) {
+        assert_true(rule->text && *rule->text);
+        each_word(rule->other, word_is_key, key->name);
+        each_word(rule->when, word_is_value, key);
+        if (rule->values) each_word(rule->values, word_is_value, aq_key_find(keys, rule->other));
+        if (rule->where) word_is_key(rule->where + (rule->where[0] == '!'), key->name);
+    }
+}
+
+static void test_keys_rules_name_keys_and_values_that_are(void **state)
+{
+    (void)state;
+    const struct aq_key_table keys = aq_keys_job();
+    for (uint32_t i = 0; i < keys.count; i++) {
+        rules_are_sound(&keys.keys[i], keys.keys[i].needs);
+        rules_are_sound(&keys.keys[i], keys.keys[i].conflicts);
+    }
+}
+
+/* A rule holds of a value in a file, too: its error is at the line. */
+static void test_keys_rules_report_line_and_column(void **state)
+{
+    (void)state;
+    static const char text[] = "data: {train: a.txt}\n"
+                               "train:\n"
+                               "  loss_scale: 64\n";
+    struct aq_job *job = NULL;
+    capture_begin();
+    assert_int_equal(aq_job_parse(text, sizeof text - 1, "job.yaml", "/folder", NULL, 0, &job), AQ_INVAL);
+    capture_end();
+    assert_true(captured_has("job.yaml:3:3: train.loss_scale: applies only to fp16"));
+}
+
+static void test_help_prints_since_needs_and_conflicts(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *key, *words;
+    } cases[] = {{"status.key", "[needs status.listen; needs status.certificate]"},
+                 {"model.logits", "[16bit needs model.precision: bf16 or fp16]"},
+                 {"train.frozen_store", "[needs lora.rank or train.freeze]"},
+                 {"lora.dropout", "[excludes lora.dora with lora.rank]"},
+                 {"train.early_stop", "needs output.metrics: true without checkpoint.best]"},
+                 {"split.rounds", "default 1; since 0.1"}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char *help, flat[4096];
+        size_t used = 0;
+        assert_int_equal(aq_keys_help(cases[i].key, &help), AQ_OK);
+        for (const char *at = help; *at && used + 1 < sizeof flat; at++) /* lines are folded */
+            if (*at != '\n' && (*at != ' ' || (used > 0 && flat[used - 1] != ' ')))
+                flat[used++] = *at;
+            else if (used > 0 && flat[used - 1] != ' ')
+                flat[used++] = ' ';
+        flat[used] = 0;
+        if (!strstr(flat, cases[i].words)) fail_msg("help of %s lacks '%s': %s", cases[i].key, cases[i].words, flat);
+        aq_free(help);
+    }
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_keys_give_the_hashes_and_errors_that_they_gave)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_keys_give_the_hashes_and_errors_that_they_gave),
+                                       cmocka_unit_test(test_keys_rules_name_keys_and_values_that_are),
+                                       cmocka_unit_test(test_keys_rules_report_line_and_column),
+                                       cmocka_unit_test(test_help_prints_since_needs_and_conflicts)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
