@@ -17,10 +17,6 @@ enum { NUMBER_BYTES = 48 };
 
 static const double often_ns_max = 31536e12; /* a year, as train.time_max */
 
-static const struct aq_key_name precision_names[] = {
-    {"fp32", AQ_STAGE_FP32}, {"tf32", AQ_STAGE_TF32}, {"bf16", AQ_STAGE_BF16}, {"fp16", AQ_STAGE_FP16}, {NULL, 0}};
-static const struct aq_key_name logits_names[] = {
-    {"auto", AQ_LOGITS_AUTO}, {"fp32", AQ_LOGITS_FP32}, {"16bit", AQ_LOGITS_16BIT}, {NULL, 0}};
 static const struct aq_key_name frozen_names[] = {
     {"fp32", AQ_FROZEN_FP32},
 #define AQ_FROZEN_STORE(name, NAME, number) {#name, number},
@@ -47,8 +43,6 @@ static const struct aq_key_name optimizer_names[] = {
 #define AQ_OPTIMIZER(name) {#name, 0},
 #include "aqsgd/optimizers.def"
     {NULL, 0}};
-static const struct aq_key_name form_names[] = {{"paper", 0},     {"sqrt", 1}, {"appendix", 2},
-                                                {"algorithm", 3}, {"code", 4}, {NULL, 0}};
 #define BITS(prefix, bits)                                                                                             \
     {                                                                                                                  \
 #prefix #bits, 0                                                                                               \
@@ -60,85 +54,23 @@ static const struct aq_key_name reduce_names[] = {
         BITS(prefix, 2),
 #include "aqsgd/grad_codecs.def"
     {"powersgd", 0}, {"auto", 0}, {NULL, 0}};
-static const struct aq_key_name reduce_grid_names[] = {{"tread", 0}, {"rise", 1}, {"signed", 2}, {NULL, 0}};
-static const struct aq_key_name reduce_scale_names[] = {{"l1", 0}, {"l2", 1}, {NULL, 0}};
-static const struct aq_key_name transport_names[] = {
-    {"auto", AQ_TRANSPORT_AUTO}, {"links", AQ_TRANSPORT_LINKS}, {"nccl", AQ_TRANSPORT_NCCL}, {NULL, 0}};
-static const struct aq_key_name edge_transport_names[] = {{"auto", AQ_TRANSPORT_AUTO},
-                                                          {"links", AQ_TRANSPORT_LINKS},
-                                                          {"nccl", AQ_TRANSPORT_NCCL},
-                                                          {"ipc", AQ_TRANSPORT_IPC},
-                                                          {NULL, 0}};
 static const struct aq_key_name tied_names[] = {
     {"exact", AQ_TIED_EXACT}, {"compressed", AQ_TIED_COMPRESSED}, {"untied", AQ_TIED_NO}, {NULL, 0}};
 static const struct aq_key_name bos_names[] = {
     {"auto", AQ_BEGIN_AUTO}, {"true", AQ_BEGIN_ALWAYS}, {"false", AQ_BEGIN_NONE}, {NULL, 0}};
-static const struct aq_key_name decay_names[] = {{"constant", AQ_DECAY_CONSTANT},
-                                                 {"linear", AQ_DECAY_LINEAR},
-                                                 {"cosine", AQ_DECAY_COSINE},
-                                                 {"polynomial", AQ_DECAY_POLYNOMIAL},
-                                                 {"step", AQ_DECAY_STEP},
-                                                 {"exponential", AQ_DECAY_EXPONENTIAL},
-                                                 {NULL, 0}};
 static const struct aq_key_name schedule_names[] = {{"auto", AQ_SCHEDULE_AUTO},
 #define AQ_SCHEDULE(name, id, text) {text, id},
 #include "schedules.def"
                                                     {NULL, 0}};
-static const struct aq_key_name cut_names[] = {{"flops", AQ_CUT_FLOPS}, {"measured", AQ_CUT_MEASURED}, {NULL, 0}};
-static const struct aq_key_name device_names[] = {{"cpu", 0}, {"cuda", 1}, {"auto", 2}, {NULL, 0}};
 static const struct aq_key_name codec_names[] = {
 #define AQ_CODEC(NAME, name, id) {#name, id},
 #include "aqsgd/codecs.def"
     {NULL, 0}};
-static const struct aq_key_name raw_names[] = {
-    {"fp32", AQ_PRECISION_FP32}, {"fp16", AQ_PRECISION_FP16}, {"bf16", AQ_PRECISION_BF16}, {NULL, 0}};
-static const struct aq_key_name grid_names[] = {
-    {"midrise", AQ_GRID_MIDRISE}, {"midtread", AQ_GRID_MIDTREAD}, {"signed", AQ_GRID_SIGNED}, {NULL, 0}};
-static const struct aq_key_name group_names[] = {
-    {"tensor", AQ_PER_TENSOR}, {"row", AQ_PER_ROW}, {"channel", AQ_PER_CHANNEL}, {"tile", AQ_PER_TILE}, {NULL, 0}};
-static const struct aq_key_name scale_names[] = {{"absmax", AQ_SCALE_ABSMAX},
-                                                 {"rms", AQ_SCALE_RMS},
-                                                 {"search", AQ_SCALE_SEARCH},
-                                                 {"auto", AQ_SCALE_AUTO},
-                                                 {NULL, 0}};
-static const struct aq_key_name scale_format_names[] = {
-    {"fp16", AQ_SCALE_FP16}, {"bf16", AQ_SCALE_BF16}, {"fp32", AQ_SCALE_FP32}, {"pow2", AQ_SCALE_POW2}, {NULL, 0}};
-static const struct aq_key_name rounding_names[] = {
-    {"nearest", AQ_ROUND_NEAREST}, {"stochastic", AQ_ROUND_STOCHASTIC},
-    {"half_dither", AQ_ROUND_HALF_DITHER}, {NULL, 0}};
-static const struct aq_key_name store_names[] = {
-    {"fp32", AQ_PRECISION_FP32}, {"fp16", AQ_PRECISION_FP16}, {"bf16", AQ_PRECISION_BF16}, {"q8", AQ_PRECISION_Q8},
-    {"q4", AQ_PRECISION_Q4},     {"q2", AQ_PRECISION_Q2},     {"none", AQ_PRECISION_NONE}, {NULL, 0}};
-static const struct aq_key_name store_group_names[] = {{"row", AQ_PER_ROW}, {"channel", AQ_PER_CHANNEL}, {NULL, 0}};
-static const struct aq_key_name keyframe_names[] = {{"fp32", AQ_PRECISION_FP32}, {"fp16", AQ_PRECISION_FP16},
-                                                    {"bf16", AQ_PRECISION_BF16}, {"q8", AQ_PRECISION_Q8},
-                                                    {"ec", AQ_PRECISION_EC},     {NULL, 0}};
-static const struct aq_key_name idle_names[] = {
-    {"error", AQ_IDLE_ERROR}, {"warn", AQ_IDLE_WARN}, {"ignore", AQ_IDLE_IGNORE}, {NULL, 0}};
 static const struct aq_key_name bf16_names[] = {
     {"auto", AQ_BF16_AUTO}, {"on", AQ_BF16_ON}, {"off", AQ_BF16_OFF}, {NULL, 0}};
-static const struct aq_key_name check_names[] = {{"none", 0}, {"first", 1}, {"all", 2}, {NULL, 0}};
-static const struct aq_key_name bits_names[] = {{"fixed", 0}, {"auto", 1}, {NULL, 0}};
-static const struct aq_key_name split_mode_names[] = {{"relay", AQ_SPLIT_RELAY},
-                                                      {"splitfed1", AQ_SPLIT_FED1},
-                                                      {"splitfed2", AQ_SPLIT_FED2},
-                                                      {"global", AQ_SPLIT_GLOBAL},
-                                                      {NULL, 0}};
-static const struct aq_key_name split_labels_names[] = {
-    {"client", AQ_SPLIT_LABELS_CLIENT}, {"server", AQ_SPLIT_LABELS_SERVER}, {NULL, 0}};
-static const struct aq_key_name split_statistics_names[] = {{"averaged", AQ_SPLIT_AVERAGED},
-                                                            {"local", AQ_SPLIT_LOCAL},
-                                                            {"group", AQ_SPLIT_GROUP},
-                                                            {NULL, 0}};
-static const struct aq_key_name tls_names[] = {{"auto", 0}, {"on", 1}, {"off", 2}, {NULL, 0}};
-static const struct aq_key_name copies_names[] = {
-    {"auto", AQ_LINK_COPIES_AUTO}, {"off", AQ_LINK_COPIES_OFF}, {"on", AQ_LINK_COPIES_ON}, {NULL, 0}};
-
-static const struct aq_key_name entropy_names[] = {
-    {"auto", AQ_LINK_ENTROPY_AUTO}, {"off", AQ_LINK_ENTROPY_OFF}, {"zstd", AQ_LINK_ENTROPY_ZSTD}, {NULL, 0}};
-static const struct aq_key_name cache_names[] = {{"lmdb", 0}, {"memory", 1}, {NULL, 0}};
 
 /* Words of keys.def. */
+#define NAMES(...) (const struct aq_key_name[]){__VA_ARGS__, {NULL, 0}}
 #define RULES(...) (const struct aq_key_rule[]){__VA_ARGS__, {.other = NULL}}
 /* clang-format off */
 static const struct aq_key job_keys[] = {

@@ -141,6 +141,16 @@ static void entry_number(struct aq_manifest *manifest, const struct aq_yaml_node
                       bytes ? node->text : "", edges - 1);
 }
 
+static void tell_entry_keys(struct aq_manifest *manifest, const struct aq_yaml_node *node, const char *path)
+{
+    const struct aq_key_table keys = aq_keys_edge();
+    char names[TEXT_BYTES];
+    int used = snprintf(names, sizeof names, "edge, forward, backward");
+    for (uint32_t i = 0; i < keys.count && used < TEXT_BYTES; i++)
+        used += snprintf(names + used, (size_t)(TEXT_BYTES - used), ", %s", keys.keys[i].name);
+    aq_yaml_error(&manifest->errors, node, "%s: there is no such key; an entry has %s", path, names);
+}
+
 static enum aq_status validate_list(struct aq_manifest *manifest)
 {
     const struct aq_yaml_node *list = aq_yaml_find(manifest->root, "edges.list");
@@ -167,10 +177,7 @@ static enum aq_status validate_list(struct aq_manifest *manifest)
             else if (key)
                 AQ_TRY(aq_manifest_scalar(manifest, key, node, path, &scratch));
             else if (strcmp(node->key, "edge") != 0)
-                aq_yaml_error(&manifest->errors, node,
-                              "%s: there is no such key; an entry has edge, forward, backward, rtt_ms, loss, "
-                              "forward_bf16, backward_bf16",
-                              path);
+                tell_entry_keys(manifest, node, path);
         }
     }
     return AQ_OK;
