@@ -655,6 +655,13 @@ bool aq_key_write(const struct aq_key *key, const void *base, struct aq_text *ou
     }
 }
 
+bool aq_word_listed(const char *list, const char *word, size_t bytes)
+{
+    for (const char *at = list; *at; at += strcspn(at, " "), at += *at == ' ')
+        if (strcspn(at, " ") == bytes && strncmp(at, word, bytes) == 0) return true;
+    return false;
+}
+
 /* --- names near each other -------------------------------------------------------------------------------------- */
 
 const char *aq_key_nearest(struct aq_key_table table, const char *name)

@@ -129,6 +129,9 @@ bool aq_key_write(const struct aq_key *key, const void *base, struct aq_text *ou
 /* A YAML scalar in double quotes, with escapes where needed. */
 void aq_key_quote(const char *text, struct aq_text *out);
 
+/* Is a word of so many bytes in a list of words with blanks between (struct aq_key_rule)? */
+bool aq_word_listed(const char *list, const char *word, size_t bytes);
+
 /* The key whose name is nearest to `name` and near enough to be meant, or NULL. */
 const char *aq_key_nearest(struct aq_key_table table, const char *name);
 

@@ -137,12 +137,28 @@ static void add_rules(struct aq_text *text, const struct aq_key_rule *rule, cons
     }
 }
 
+/* "; excluded by edges.bits: auto": the conflicts of other keys with this one. */
+static void add_excluders(struct aq_text *text, const char *name)
+{
+    const struct aq_key_table keys = aq_keys_job();
+    for (uint32_t i = 0; i < keys.count; i++)
+        for (const struct aq_key_rule *rule = keys.keys[i].conflicts; rule && rule->other; rule++) {
+            if (!aq_word_listed(rule->other, name, strlen(name))) continue;
+            if (text->used) aq_text_add(text, "; ");
+            if (rule->values) add_words(text, rule->values, " or ");
+            aq_text_add(text, "%sexcluded by %s", rule->values ? " " : "", keys.keys[i].name);
+            if (rule->when) aq_text_add(text, ": ");
+            if (rule->when) add_words(text, rule->when, " or ");
+        }
+}
+
 /* What the key means, and in brackets what it needs and excludes: the columns of keys.def. */
 static void add_meaning(struct aq_text *text, const struct aq_key *key)
 {
     struct aq_text rules = {0};
     add_rules(&rules, key->needs, "needs", " or ");
     add_rules(&rules, key->conflicts, "excludes", ", ");
+    add_excluders(&rules, key->name);
     aq_text_add(text, rules.used ? "%s [%s]" : "%s", key->help, aq_text_of(&rules));
     if (text->status == AQ_OK) text->status = rules.status;
     aq_text_deinit(&rules);

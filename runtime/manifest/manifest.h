@@ -41,9 +41,6 @@ void aq_manifest_optimizer_defaults(struct aq_manifest *manifest);
 /* manifest_optimizer.c: after them, what replicas average in: reduce.* resolved into train.optimizer, and its fit. */
 void aq_manifest_reduce(struct aq_manifest *manifest);
 
-/* manifest_optimizer.c, a check: train.schedule, which it reads, and the bounds of the learning rate. */
-void aq_manifest_rates(struct aq_manifest *manifest);
-
 /* manifest_machines.c: does reduce.machine_first fit the optimizer and the hosts? */
 void aq_manifest_machines(struct aq_manifest *manifest);
 
@@ -58,7 +55,11 @@ void aq_manifest_data(struct aq_manifest *manifest);
 /* manifest_rules.c: what keys.def says of keys that need or exclude each other. AQ_NOMEM. */
 enum aq_status aq_manifest_rules(struct aq_manifest *manifest);
 
-/* manifest_check.c: what concerns more than one key. AQ_NOMEM. */
+/* The checks of manifest_checks.def; their faults are errors of the manifest. Rates also reads train.schedule. */
+#define AQ_CHECK(name, when) void aq_manifest_check_##name(struct aq_manifest *manifest);
+#include "manifest_checks.def"
+
+/* manifest_check.c: all of them, then the rules. AQ_NOMEM. */
 enum aq_status aq_manifest_check(struct aq_manifest *manifest);
 
 /* Read the scalar of node as key into base; ill-typed: an error with the name `path`. PATH is made absolute.

@@ -2,14 +2,18 @@
  * manifest_adapter.c -- a folder of PEFT's as lora.weights: it sets rank, scale and the adapted layers, so that the
  * manifest need not; keys that the manifest sets too must agree.
  *
+ * Also the patterns of train.freeze and lora.targets: each names something, and something is left to train.
+ *
  * A job with facts has all values, and the folder is not read (manifest_folder.c).
  */
+#include <stdio.h>
 #include <string.h>
 
 #include "manifest.h"
+#include "nearest.h"
 #include "stages/adapter_folder.h"
 
-enum { TARGETS_BYTES = 8 << 10, VOCABULARY_ANY = 256 };
+enum { TARGETS_BYTES = 8 << 10, VOCABULARY_ANY = 256, WORDS_BYTES = 2048 };
 
 static bool given(const struct aq_manifest *manifest, const char *key)
 {
@@ -70,4 +74,100 @@ enum aq_status aq_manifest_adapter(struct aq_manifest *manifest)
     else if (*targets)
         return aq_pool_text(&manifest->pool, targets, strlen(targets), &job->train.lora.targets);
     return AQ_OK;
+}
+
+/* The word of the model's layers and tensors that is nearest to one that none has; "" where none is near. */
+static void nearest_word(const struct aq_model_config *model, uint32_t T, const char *unknown, char *out, size_t bytes)
+{
+    char words[WORDS_BYTES];
+    uint32_t least = UINT32_MAX;
+    *out = 0;
+    for (uint32_t l = 0; *unknown && l < aq_model_layers(model); l++) {
+        aq_model_freeze_words(model, T, l, words, sizeof words);
+        for (char *word = words, *end; *word; word = end) {
+            struct aq_nearest nearest = {.word = unknown};
+            end = word + strcspn(word, " ");
+            if (*end) *end++ = 0;
+            aq_nearest_try(&nearest, word);
+            if (!aq_nearest_of(&nearest) || nearest.distance >= least) continue;
+            least = nearest.distance;
+            snprintf(out, bytes, "%.*s", (int)bytes - 1, word);
+        }
+    }
+}
+
+/* A pattern of train.freeze, or of lora.targets, that names nothing. */
+static void pattern_error(struct aq_manifest *manifest, const char *key, const struct aq_model_config *model,
+                          const struct aq_freeze_pattern *pattern)
+{
+    char near[AQ_FREEZE_PART_MAX], layer[AQ_FREEZE_PART_MAX];
+    if (pattern->copy) {
+        aq_manifest_error(manifest, key,
+                          "'%s' is the embedding's table here (model.tied): name that one, or set model.tied: untied",
+                          pattern->text);
+        return;
+    }
+    if (pattern->tensors == 0 && pattern->named) {
+        aq_manifest_error(manifest, key, "'%s' names no layer that can have adapters, but %u other tensors",
+                          pattern->text, pattern->named);
+        return;
+    }
+    nearest_word(model, manifest->job.train.T, pattern->unknown, near, sizeof near);
+    aq_model_layer_name(model, 1, layer, sizeof layer);
+    if (*near)
+        aq_manifest_error(manifest, key, "'%s' names nothing of the model: it has no '%s'; did you mean '%s'?",
+                          pattern->text, pattern->unknown, near);
+    else
+        aq_manifest_error(manifest, key,
+                          "'%s' names nothing of the model: a layer is named as aqpipe plan shows it ('%s'), a tensor "
+                          "by parts of its name that follow each other",
+                          pattern->text, layer);
+}
+
+typedef bool pattern_reader(const struct aq_model_config *model, uint32_t T, const char *list, uint32_t index,
+                            struct aq_freeze_pattern *out);
+
+/* Every pattern of a list (NULL: none) names something. */
+static void check_patterns(struct aq_manifest *manifest, const char *key, const struct aq_model_config *model,
+                           const char *list, pattern_reader *read)
+{
+    const uint32_t T = manifest->job.train.T;
+    struct aq_freeze_pattern pattern;
+    uint32_t i = 0;
+    if (!list) return;
+    for (; i < AQ_FREEZE_PATTERNS_MAX && read(model, T, list, i, &pattern); i++)
+        if (pattern.tensors == 0) pattern_error(manifest, key, model, &pattern);
+    if (i == AQ_FREEZE_PATTERNS_MAX && read(model, T, list, i, &pattern))
+        aq_manifest_error(manifest, key, "has more than %d patterns", AQ_FREEZE_PATTERNS_MAX);
+}
+
+/* Adapters with a trained length per row (DoRA). */
+void aq_manifest_check_dora(struct aq_manifest *manifest)
+{
+    const struct aq_job *job = &manifest->job;
+    for (uint32_t r = 0; job->train.lora.dora && r < aq_job_ranks(job); r++)
+        if (aq_device_gpu(job->pipeline.stages[r].device) != AQ_GPU_NO) {
+            aq_manifest_error(manifest, "lora.dora",
+                              "is computed only on CPUs: stage %u has device %s; set device: cpu",
+                              r % job->pipeline.stage_count, job->pipeline.stages[r].device);
+            return;
+        }
+}
+
+/* Something is left to train, adapters fit their layers, and the model can have adapters. */
+void aq_manifest_check_freeze(struct aq_manifest *manifest)
+{
+    const struct aq_job_train *train = &manifest->job.train;
+    const bool adapts = train->lora.rank > 0;
+    struct aq_model_config model = manifest->job.model.config;
+    struct aq_freeze_pattern any;
+    const uint32_t errors = manifest->errors.count;
+    if (model.vocabulary == 0) model.vocabulary = VOCABULARY_ANY; /* what matters here are names */
+    check_patterns(manifest, "train.freeze", &model, train->freeze, aq_model_freeze_pattern);
+    if (adapts) check_patterns(manifest, "lora.targets", &model, train->lora.targets, aq_model_lora_pattern);
+    if (adapts && aq_model_lora_pattern(&model, train->T, "*", 0, &any) && any.tensors == 0)
+        aq_manifest_error(manifest, "lora.rank", "%s has no layers that adapters are made for", model.kind);
+    else if (manifest->errors.count == errors &&
+             !aq_model_trains(&model, train->T, train->freeze, &train->lora, aq_model_layers(&model)))
+        aq_manifest_error(manifest, "train.freeze", "freezes the whole model: nothing is left to train");
 }

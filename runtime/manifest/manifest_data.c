@@ -1,5 +1,6 @@
 /*
- * manifest_data.c -- data.kind where the manifest names none: recognised from data.train's first file, and printed.
+ * manifest_data.c -- data.kind where the manifest names none: recognised from data.train's first file, and printed; and
+ * the checks of the data.
  *
  * A job that a launcher has resolved names it, so that a stage without the data, and a resume, have the same.
  */
@@ -17,13 +18,13 @@ void aq_manifest_data(struct aq_manifest *manifest)
 {
     const struct aq_job *job = &manifest->job;
     const char *task = job->model.task ? job->model.task : aq_model_task(job->model.config.kind);
-    const struct aq_dataset_config config = {.paths = job->data.train,
-                                             .path_count = job->data.train_count,
-                                             .field = task ? aq_task_field(aq_task_find(task)) : NULL,
-                                             .columns = {.text = job->data.columns.text,
-                                                         .label = job->data.columns.label},
-                                             .names = job->data.fields,
-                                             .quotes = job->data.quotes};
+    const struct aq_dataset_config config = {
+        .paths = job->data.train,
+        .path_count = job->data.train_count,
+        .field = task ? aq_task_field(aq_task_find(task)) : NULL,
+        .columns = {.text = job->data.columns.text, .label = job->data.columns.label},
+        .names = job->data.fields,
+        .quotes = job->data.quotes};
     struct aq_error_hold hold;
     char why[WHY_BYTES];
     if (job->data.fields) {
@@ -39,4 +40,30 @@ void aq_manifest_data(struct aq_manifest *manifest)
     if (aq_yaml_find(manifest->root, "data.kind") || job->data.train_count == 0) return;
     manifest->job.data.kind = aq_dataset_recognise(&config, why, sizeof why);
     if (why[0]) aq_log("manifest", 1, "data.kind: %s, because %s", job->data.kind, why);
+}
+
+void aq_manifest_check_data(struct aq_manifest *manifest)
+{
+    const struct aq_job *job = &manifest->job;
+    const struct aq_yaml_node file = {.source = job->source};
+    if (job->data.train_count == 0)
+        aq_yaml_error(&manifest->errors, &file, "data.train: is missing; name a file to train on");
+    const struct aq_tokenizer_about *tokenizer = aq_tokenizer_about(job->data.tokenizer);
+    if (tokenizer->files && !job->data.tokenizer_path)
+        aq_manifest_error(manifest, "data.tokenizer", "%s needs data.tokenizer_path: a folder with %s", tokenizer->name,
+                          tokenizer->files);
+}
+
+/* Crops and flips are of images, and a crop leaves something of them. */
+void aq_manifest_check_augment(struct aq_manifest *manifest)
+{
+    const struct aq_job *job = &manifest->job;
+    const char *const key = job->data.augment.crop ? "data.augment.crop" : "data.augment.flip";
+    struct aq_field fields[AQ_BATCH_FIELDS_MAX];
+    if (!aq_augment_any(&job->data.augment)) return;
+    const uint32_t side = aq_augment_side(fields, aq_dataset_fields(job->data.kind, job->train.T, fields));
+    if (side == 0)
+        aq_manifest_error(manifest, key, "is of images: data.kind is %s", job->data.kind);
+    else if (job->data.augment.crop >= side)
+        aq_manifest_error(manifest, key, "%u leaves nothing of images of %u x %u", job->data.augment.crop, side, side);
 }

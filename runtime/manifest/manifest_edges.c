@@ -14,7 +14,7 @@
 
 #include "manifest.h"
 
-enum { PATH_BYTES = 128, LAYERS_MAX = 3, TEXT_BYTES = 160, GRADIENT_PRESCALE_LOG2 = 16 };
+enum { PATH_BYTES = 128, KEY_BYTES = 96, LAYERS_MAX = 3, TEXT_BYTES = 160, GRADIENT_PRESCALE_LOG2 = 16 };
 
 struct layers {
     struct aq_yaml_node *nodes[LAYERS_MAX]; /* NULL: no keys */
@@ -292,4 +292,48 @@ enum aq_status aq_manifest_edges(struct aq_manifest *manifest)
     for (uint32_t e = 0; e < edges; e++)
         edge_make(manifest, e);
     return AQ_OK;
+}
+
+static void codec_error(struct aq_manifest *manifest, uint32_t edge, bool backward, const char *key, const char *why)
+{
+    char path[KEY_BYTES];
+    snprintf(path, sizeof path, "edges.%s.%s", backward ? "backward" : "forward", key);
+    const char *side = backward ? "backward" : "forward";
+    if (aq_yaml_find(manifest->root, path))
+        aq_manifest_error(manifest, path, "edge %u: %s", edge, why);
+    else
+        aq_manifest_error(manifest, "edges", "edge %u %s %s: %s", edge, side, key, why);
+}
+
+/* The fields of a codec against each other; aq_codec_config_check has the last word when the codec is opened. */
+static void check_codec(struct aq_manifest *manifest, uint32_t edge, bool backward,
+                        const struct aq_codec_config *config)
+{
+    const struct aq_codec_about *about = aq_codec_about(config->kind);
+    if (backward && !about->stateless && config->store != AQ_PRECISION_NONE)
+        codec_error(manifest, edge, backward, "store", "gradients have no messages to keep: write none");
+    if (!about->grid) return;
+    if (config->grid == AQ_GRID_MIDTREAD && config->bits < 2)
+        codec_error(manifest, edge, backward, "grid", "midtread needs at least 2 bits");
+    if (config->tile != 32 && config->tile != 64 && config->tile != 128 &&
+        (config->hadamard || config->group == AQ_PER_TILE))
+        codec_error(manifest, edge, backward, "tile", "must be 32, 64 or 128");
+    if (!about->sparse && config->top_k > 0 && config->top_k < 1) {
+        char why[KEY_BYTES] = "";
+        enum aq_codec_kind kind;
+        for (uint32_t i = 0; aq_codec_kind_at(i, &kind); i++)
+            if (aq_codec_about(kind)->sparse) snprintf(why, sizeof why, "is for %s only", aq_codec_about(kind)->name);
+        codec_error(manifest, edge, backward, "top_k", why);
+    }
+}
+
+void aq_manifest_check_codecs(struct aq_manifest *manifest)
+{
+    const struct aq_job *job = &manifest->job;
+    for (uint32_t e = 0; e + 1 < job->pipeline.stage_count; e++) {
+        const uint32_t before = manifest->errors.count;
+        check_codec(manifest, e, false, &job->edges[e].forward);
+        check_codec(manifest, e, true, &job->edges[e].backward);
+        if (manifest->errors.count != before) return; /* the other edges mostly have the same error */
+    }
 }

@@ -84,7 +84,7 @@ static bool check_local(struct aq_manifest *manifest)
     return false;
 }
 
-void aq_manifest_rates(struct aq_manifest *manifest)
+void aq_manifest_check_rates(struct aq_manifest *manifest)
 {
     struct aq_job_train *train = &manifest->job.train;
     if (!aq_lr_ends_read(train->schedule, &train->lr_ends))

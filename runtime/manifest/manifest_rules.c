@@ -49,23 +49,15 @@ static bool is_default(struct rules *rules, const struct aq_key *key, const char
     return strcmp(value, aq_text_of(&rules->fallback)) == 0;
 }
 
-/* Is a word in a list of words with blanks between? */
-static bool listed(const char *list, const char *word, size_t bytes)
-{
-    for (const char *at = list; *at; at += strcspn(at, " "), at += *at == ' ')
-        if (strcspn(at, " ") == bytes && strncmp(at, word, bytes) == 0) return true;
-    return false;
-}
-
 /* Has the key one of these values? NULL: any but its default. */
 static bool has(struct rules *rules, const struct aq_key *key, const char *values)
 {
     const struct aq_job *job = &rules->manifest->job;
     const struct aq_job_every *often = (const void *)((const char *)job + key->offset);
-    if (values && key->kind == AQ_KEY_OFTEN && often->ns > 0) return listed(values, "time", strlen("time"));
+    if (values && key->kind == AQ_KEY_OFTEN && often->ns > 0) return aq_word_listed(values, "time", strlen("time"));
     value_text(key, job, &rules->value);
     const char *text = aq_text_of(&rules->value);
-    return values ? listed(values, text, strlen(text)) : !is_default(rules, key, text);
+    return values ? aq_word_listed(values, text, strlen(text)) : !is_default(rules, key, text);
 }
 
 /* Has at least one of the keys in a list one of the values? */
@@ -73,7 +65,7 @@ static bool any_has(struct rules *rules, const char *names, const char *values)
 {
     const struct aq_key_table keys = aq_keys_job();
     for (uint32_t i = 0; i < keys.count; i++)
-        if (listed(names, keys.keys[i].name, strlen(keys.keys[i].name)) && has(rules, &keys.keys[i], values))
+        if (aq_word_listed(names, keys.keys[i].name, strlen(keys.keys[i].name)) && has(rules, &keys.keys[i], values))
             return true;
     return false;
 }

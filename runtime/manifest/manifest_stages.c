@@ -2,14 +2,16 @@
  * manifest_stages.c -- pipeline.stages: a count, or a list of entries that must partition the layers. See manifest.h.
  *
  * Every entry makes one struct for each replica (rank = replica x P + stage); a key whose value is a list gives each
- * replica its own.
+ * replica its own. Below: the checks of the cut, and of who listens where.
  */
 #include <stdio.h>
 #include <string.h>
 
 #include "manifest.h"
+#include "net/endpoint.h"
+#include "ssh_host.h"
 
-enum { PATH_BYTES = 128 };
+enum { PATH_BYTES = 128, KEY_BYTES = 96, LAYERS_BYTES = 48 };
 
 static enum aq_status stages_take(struct aq_manifest *manifest, uint32_t count)
 {
@@ -163,4 +165,157 @@ enum aq_status aq_manifest_stages(struct aq_manifest *manifest)
     AQ_TRY(stages_take(manifest, count));
     manifest->job.pipeline.automatic = true;
     return AQ_OK;
+}
+
+/* "layer 3" or "layers 3-5". */
+static const char *layers_text(uint32_t first, uint32_t end, char text[LAYERS_BYTES])
+{
+    if (end - first == 1)
+        snprintf(text, LAYERS_BYTES, "layer %u", first);
+    else
+        snprintf(text, LAYERS_BYTES, "layers %u-%u", first, end - 1);
+    return text;
+}
+
+/* The ranges must start at 0, follow each other, and end with the last layer. */
+static void check_ranges(struct aq_manifest *manifest, uint32_t layers)
+{
+    const struct aq_job *job = &manifest->job;
+    uint32_t end = 0;
+    for (uint32_t s = 0; s < job->pipeline.stage_count; s++) {
+        const struct aq_job_stage *stage = &job->pipeline.stages[s];
+        char key[KEY_BYTES], range[LAYERS_BYTES];
+        snprintf(key, sizeof key, "pipeline.stages.%u.layers", s);
+        if (stage->layer_first > end)
+            aq_manifest_error(manifest, key, "a gap: starts at layer %u, but no stage has %s", stage->layer_first,
+                              layers_text(end, stage->layer_first, range));
+        else if (stage->layer_first < end)
+            aq_manifest_error(manifest, key, "an overlap: %s belong%s to an earlier stage; start at layer %u",
+                              layers_text(stage->layer_first, stage->layer_end < end ? stage->layer_end : end, range),
+                              end - stage->layer_first == 1 ? "s" : "", end);
+        if (stage->layer_end > layers)
+            aq_manifest_error(manifest, key, "ends at layer %u, but %u is the model's last", stage->layer_end - 1,
+                              layers - 1);
+        if (stage->layer_end > end) end = stage->layer_end;
+        if (s + 1 == job->pipeline.stage_count && end < layers)
+            aq_manifest_error(manifest, key, "a gap: the last stage ends at layer %u, but no stage has %s", end - 1,
+                              layers_text(end, layers, range));
+    }
+}
+
+void aq_manifest_check_cut(struct aq_manifest *manifest)
+{
+    const struct aq_job *job = &manifest->job;
+    const uint32_t layers = aq_model_layers(&job->model.config), stages = job->pipeline.stage_count;
+    if (stages > layers)
+        aq_manifest_error(manifest, "pipeline.stages", "%u stages, but this %s has only %u layers", stages,
+                          job->model.config.kind, layers);
+    else if (!job->pipeline.automatic)
+        check_ranges(manifest, layers);
+}
+
+/* One address of a stage (NULL: it has none), read as those will read it who use it. */
+static void check_endpoint(struct aq_manifest *manifest, uint32_t stage, const char *name, const char *text,
+                           bool dialled)
+{
+    struct aq_endpoint endpoint;
+    char key[KEY_BYTES];
+    const char *why;
+    if (!text) return;
+    snprintf(key, sizeof key, "pipeline.stages.%u.%s", stage, name);
+    if (aq_endpoint_parse(text, &endpoint, &why) != AQ_OK)
+        aq_manifest_error(manifest, key, "'%.80s' is no address: %s", text, why);
+    else if (dialled && endpoint.port == 0)
+        aq_manifest_error(manifest, key, "'%.80s': port 0 cannot be reached", text);
+    else if (!dialled && endpoint.name[0])
+        aq_manifest_error(manifest, key, "'%.80s': a name before '@' is of daemons (host)", text);
+}
+
+/* Of a host that the launcher starts an agent on. */
+static void check_agent(struct aq_manifest *manifest, uint32_t stage, const char *text)
+{
+    struct aq_ssh_host agent;
+    char key[KEY_BYTES];
+    const char *why;
+    snprintf(key, sizeof key, "pipeline.stages.%u.host", stage);
+    if (aq_ssh_parse(text, &agent, &why) != AQ_OK)
+        aq_manifest_error(manifest, key, "'%.80s' is no host: %s", text, why);
+}
+
+void aq_manifest_check_endpoints(struct aq_manifest *manifest)
+{
+    const struct aq_job *job = &manifest->job;
+    struct aq_endpoint endpoint;
+    const char *why;
+    for (uint32_t r = 0; r < aq_job_ranks(job) && manifest->errors.count == 0; r++) {
+        const struct aq_job_stage *stage = &job->pipeline.stages[r];
+        if (aq_ssh_is(stage->host))
+            check_agent(manifest, r % job->pipeline.stage_count, stage->host);
+        else
+            check_endpoint(manifest, r % job->pipeline.stage_count, "host", stage->host, true);
+        check_endpoint(manifest, r % job->pipeline.stage_count, "address", stage->address, false);
+    }
+    const char *host = job->link.host ? job->link.host : "";
+    if (aq_endpoint_parse_host(host, &endpoint, &why) != AQ_OK)
+        aq_manifest_error(manifest, "link.host", "'%.80s' is no host: %s", host, why);
+}
+
+/* Port 0 is another port for each. */
+static bool same_address(const char *a, const char *b)
+{
+    struct aq_endpoint endpoint;
+    const char *why;
+    if (!a || !b || strcmp(a, b) != 0) return false;
+    return aq_endpoint_parse(a, &endpoint, &why) != AQ_OK || endpoint.port != 0;
+}
+
+void aq_manifest_check_addresses(struct aq_manifest *manifest)
+{
+    const struct aq_job *job = &manifest->job;
+    const uint32_t ranks = aq_job_ranks(job), P = job->pipeline.stage_count;
+    if (job->link.port_first && job->link.port_first + ranks - 1 > 65535)
+        aq_manifest_error(manifest, "link.port_first", "%u %s need ports up to %u; 65535 is the last", ranks,
+                          ranks > P ? "workers" : "stages", job->link.port_first + ranks - 1);
+    for (uint32_t r = 0; r < ranks; r++)
+        for (uint32_t other = 0; other < r; other++) {
+            const char *a = job->pipeline.stages[r].address, *b = job->pipeline.stages[other].address;
+            char key[KEY_BYTES];
+            if (!same_address(a, b)) continue;
+            snprintf(key, sizeof key, "pipeline.stages.%u.address", r % P);
+            if (r % P == other % P)
+                aq_manifest_error(manifest, key, "%s is the address of replicas %u and %u; write a list of %u", a,
+                                  other / P, r / P, job->pipeline.replicas);
+            else
+                aq_manifest_error(manifest, key, "%s is the address of stage %u already", a, other % P);
+            return; /* replicas mostly repeat it */
+        }
+}
+
+/* On every edge one of the two must listen. */
+void aq_manifest_check_dials(struct aq_manifest *manifest)
+{
+    const struct aq_job *job = &manifest->job;
+    const uint32_t P = job->pipeline.stage_count;
+    for (uint32_t r = 0; r < aq_job_ranks(job); r++) {
+        const struct aq_job_stage *stage = &job->pipeline.stages[r];
+        char key[KEY_BYTES];
+        snprintf(key, sizeof key, "pipeline.stages.%u.dials", r % P);
+        for (uint32_t other = 0; other < r && stage->dials; other++) {
+            if (!job->pipeline.stages[other].dials || !aq_job_linked(job, r, other)) continue;
+            if (other / P == r / P)
+                aq_manifest_error(manifest, key,
+                                  "stage %u dials too, and of two neighbours one must listen: put a stage that can be "
+                                  "reached between them",
+                                  other % P);
+            else
+                aq_manifest_error(manifest, key,
+                                  "replicas %u and %u both dial, but one of two replicas of a stage must listen",
+                                  other / P, r / P);
+            return; /* replicas mostly repeat it */
+        }
+        if (!stage->dials || !stage->address) continue;
+        snprintf(key, sizeof key, "pipeline.stages.%u.address", r % P);
+        aq_manifest_error(manifest, key, "stage %u dials: it listens nowhere", r % P);
+        return;
+    }
 }

@@ -1,0 +1,84 @@
+/*
+ * manifest_split.c -- split learning: does the pipeline fit the turns of clients, and the data and the model the mode?
+ */
+#include <string.h>
+
+#include "manifest.h"
+#include "net/tls.h"
+#include "stages/dataset.h"
+
+/* With labels at the server they must be what a sample has, and no part of its input: one class. */
+static void check_labels(struct aq_manifest *manifest)
+{
+    const struct aq_job *job = &manifest->job;
+    struct aq_field fields[AQ_BATCH_FIELDS_MAX];
+    const uint32_t count = aq_dataset_fields(job->data.kind, job->train.T, fields);
+    bool has = false;
+    for (uint32_t i = 0; i < count; i++)
+        has |= strcmp(fields[i].name, "labels") == 0 && fields[i].type == AQ_FIELD_I32 && fields[i].count == 1;
+    if (!has)
+        aq_manifest_error(manifest, "split.labels",
+                          "server needs samples with one label each (data.kind: cifar10): other targets would be "
+                          "the inputs themselves");
+}
+
+/* With global sampling all clients train at once, and the gradients of their ends pass the server in each step. */
+static void check_global(struct aq_manifest *manifest)
+{
+    static const char *const key = "split.mode";
+    const struct aq_job *job = &manifest->job;
+    if (job->link.port_first || job->pipeline.stages[1].address)
+        aq_manifest_error(
+            manifest, key,
+            "global allows no link.port_first and no address of stage 1: each turn listens on its own port");
+    if (aq_dataset_kind_masks(job->data.kind))
+        aq_manifest_error(manifest, key,
+                          "global needs samples whose targets all count: data.kind: %s masks some, and the server, "
+                          "which weighs what clients send, cannot know how many",
+                          job->data.kind);
+}
+
+/* A turn is a pipeline of three stages, whose ends are one client's and dial; with labels at the server of two. */
+void aq_manifest_check_split(struct aq_manifest *manifest)
+{
+    const struct aq_job *job = &manifest->job;
+    const struct aq_job_stage *stages = job->pipeline.stages;
+    const bool labels = job->split.labels == AQ_SPLIT_LABELS_SERVER;
+    const uint32_t wanted = labels ? 2 : 3;
+    if (job->split.clients == 0) return;
+    if (labels) check_labels(manifest);
+    if (job->pipeline.stage_count != wanted || job->pipeline.replicas != 1) {
+        aq_manifest_error(manifest, "split.clients",
+                          "needs pipeline.stages: %s and no replicas; here are %u stages and %u replicas",
+                          labels ? "2 (a client's first and the server's, which has the labels)"
+                                 : "3 (a client's first, the server's, the client's last)",
+                          job->pipeline.stage_count, job->pipeline.replicas);
+        return;
+    }
+    if (!stages[0].dials || stages[1].dials || (!labels && !stages[2].dials))
+        aq_manifest_error(manifest, "split.clients",
+                          "needs `dials: true` in pipeline.stages 0%s, and not in 1: clients dial, the server listens",
+                          labels ? "" : " and 2");
+    for (uint32_t s = 0; s < wanted; s++)
+        if (stages[s].host) aq_manifest_error(manifest, "split.clients", "allows no host in pipeline.stages.%u", s);
+    if (job->split.parallel > 1 && (job->link.port_first || stages[1].address))
+        aq_manifest_error(manifest, "split.parallel",
+                          "allows no link.port_first and no address of stage 1: each turn listens on its own port");
+    if (job->split.mode == AQ_SPLIT_GLOBAL) check_global(manifest);
+    if (job->split.client && !aq_tls_host_good(job->split.client))
+        aq_manifest_error(manifest, "split.client", "is no name of a site: 1 to 63 of a-z 0-9 . _ - :");
+}
+
+/* The statistics of batch norms must fit the model. */
+void aq_manifest_check_statistics(struct aq_manifest *manifest)
+{
+    static const char *const key = "split.statistics";
+    const struct aq_job *job = &manifest->job;
+    if (job->split.statistics == AQ_SPLIT_AVERAGED || job->split.clients == 0) return;
+    const bool keeps = aq_model_keeps_statistics(&job->model.config, job->train.T);
+    if (job->split.statistics == AQ_SPLIT_GROUP && keeps)
+        aq_manifest_error(manifest, key,
+                          "group needs a model without batch norms: a resnet with model.norm_groups (32 as published)");
+    else if (job->split.statistics == AQ_SPLIT_LOCAL && !keeps)
+        aq_manifest_error(manifest, key, "local needs a model with batch norms: this one keeps no statistics");
+}
