@@ -7,7 +7,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "loss_scale.h"
 #include "stages/publish.h"
 #include "stages/weights.h"
 
@@ -17,18 +16,7 @@ enum { PATH_BYTES = 4096, NAME_BYTES = 64, STATES_MAX = 16, METADATA_MAX = 2 * 1
 static const char FORMAT[] = "aqpipe checkpoint 1", FORMAT_UPDATES[] = "aqpipe checkpoint 2";
 static const uint64_t updates_max = 1ull << 53;
 
-static const char LOSS_SCALE[] = "optimizer.loss_scale", PREVIOUS[] = "optimizer.previous";
-static const char *const guards[2] = {"optimizer.guard", "optimizer.guard_back"};
-
-static float *guard_of(const struct aq_checkpoint *c, int i)
-{
-    return i == 0 ? c->guard : c->guard_back;
-}
-
-uint32_t aq_checkpoint_scale_floats(const struct aq_checkpoint *c)
-{
-    return !c->loss_scale ? 0 : c->stale ? AQ_LOSS_SCALE_STALE : AQ_LOSS_SCALE_STATE;
-}
+static const char PREVIOUS[] = "optimizer.previous";
 
 enum aq_status aq_checkpoint_path(const char *folder, uint64_t step, uint32_t rank, char *path)
 {
@@ -103,7 +91,7 @@ static enum aq_status table_open(const struct aq_checkpoint *c, const float *sna
     *table = (struct table){.count = aq_stage_saved_count(c->stage)};
     table->states = c->optimizer ? aq_optimizer_state_count(c->optimizer) : 0;
     AQ_ASSERT(table->states < STATES_MAX);
-    const uint32_t all = table->count + table->states + 3;
+    const uint32_t all = table->count + table->states + c->state_count + 1;
     AQ_TRY(aq_alloc(all * (sizeof *table->tensors + sizeof *table->infos), &table->memory));
     table->tensors = table->memory;
     table->infos = (struct aq_tensor_info *)(table->tensors + all);
@@ -138,21 +126,14 @@ static enum aq_status table_open(const struct aq_checkpoint *c, const float *sna
     }
     AQ_TRY(previous_add(c, snapshot ? snapshot + at : NULL, table, &written));
     if (aq_stage_previous(c->stage)) at += aq_stage_parameter_count(c->stage);
-    if (c->loss_scale)
+    for (uint32_t i = 0; i < c->state_count; i++) {
+        const struct aq_checkpoint_state *state = &c->states[i];
         table->tensors[table->count + written++] =
-            (struct aq_weights_tensor){.name = LOSS_SCALE,
+            (struct aq_weights_tensor){.name = state->name,
                                        .dimensions = 1,
-                                       .shape = {aq_checkpoint_scale_floats(c)},
-                                       .values = snapshot ? snapshot + at : c->loss_scale};
-    at += aq_checkpoint_scale_floats(c);
-    for (int i = 0; i < 2; i++) {
-        if (!guard_of(c, i)) continue;
-        table->tensors[table->count + written++] =
-            (struct aq_weights_tensor){.name = guards[i],
-                                       .dimensions = 1,
-                                       .shape = {AQ_EDGE_GUARD_STATE},
-                                       .values = snapshot ? snapshot + at : guard_of(c, i)};
-        at += AQ_EDGE_GUARD_STATE;
+                                       .shape = {state->count},
+                                       .values = snapshot ? snapshot + at : state->values};
+        at += state->count;
     }
     table->states = written;
     return AQ_OK;
@@ -283,8 +264,9 @@ uint64_t aq_checkpoint_floats(const struct aq_checkpoint *c)
         floats += state.count;
     }
     if (aq_stage_previous(c->stage)) floats += aq_stage_parameter_count(c->stage);
-    const uint64_t guarded = (c->guard ? AQ_EDGE_GUARD_STATE : 0) + (c->guard_back ? AQ_EDGE_GUARD_STATE : 0);
-    return floats + aq_checkpoint_scale_floats(c) + guarded;
+    for (uint32_t i = 0; i < c->state_count; i++)
+        floats += c->states[i].count;
+    return floats;
 }
 
 enum aq_status aq_checkpoint_snapshot(const struct aq_checkpoint *c, float *snapshot)
@@ -302,12 +284,9 @@ enum aq_status aq_checkpoint_snapshot(const struct aq_checkpoint *c, float *snap
     const uint64_t count = previous ? aq_stage_parameter_count(c->stage) : 0;
     if (previous) AQ_TRY(aq_device_copy(c->device, snapshot + at, previous, count * sizeof(float), NULL));
     at += count;
-    if (c->loss_scale) memcpy(snapshot + at, c->loss_scale, aq_checkpoint_scale_floats(c) * sizeof *snapshot);
-    at += aq_checkpoint_scale_floats(c);
-    for (int i = 0; i < 2; i++) {
-        if (!guard_of(c, i)) continue;
-        memcpy(snapshot + at, guard_of(c, i), AQ_EDGE_GUARD_STATE * sizeof *snapshot);
-        at += AQ_EDGE_GUARD_STATE;
+    for (uint32_t i = 0; i < c->state_count; i++) {
+        memcpy(snapshot + at, c->states[i].values, c->states[i].count * sizeof *snapshot);
+        at += c->states[i].count;
     }
     return aq_device_stream_sync(c->device, NULL);
 }
@@ -467,15 +446,12 @@ static enum aq_status load_all(const struct aq_checkpoint *c, const struct aq_we
     if (aq_stage_previous(c->stage))
         AQ_TRY(tensor_load(c, weights, path, PREVIOUS, aq_stage_previous(c->stage), aq_stage_parameter_count(c->stage),
                            staging, &digest, others));
-    const uint32_t scale = aq_checkpoint_scale_floats(c);
-    if (scale) AQ_TRY(tensor_load(c, weights, path, LOSS_SCALE, c->loss_scale, scale, staging, &digest, others));
-    if (scale) AQ_TRY(aq_loss_scale_check(c->loss_scale, scale));
-    for (int i = 0; i < 2; i++) {
+    for (uint32_t i = 0; i < c->state_count; i++) {
+        const struct aq_checkpoint_state *state = &c->states[i];
         uint32_t index;
-        float *const guard = guard_of(c, i);
-        if (!guard || (i == 1 && aq_weights_find(weights, guards[i], &index) != AQ_OK)) continue;
-        AQ_TRY(tensor_load(c, weights, path, guards[i], guard, AQ_EDGE_GUARD_STATE, staging, &digest, others));
-        AQ_TRY(aq_edge_guard_check(guard));
+        if (state->optional && aq_weights_find(weights, state->name, &index) != AQ_OK) continue;
+        AQ_TRY(tensor_load(c, weights, path, state->name, state->values, state->count, staging, &digest, others));
+        AQ_TRY(state->check(state->values, state->count));
     }
     snprintf(text, sizeof text, "%016" PRIx64, digest);
     const char *have = aq_weights_metadata(weights, "digest");

@@ -2,7 +2,7 @@
  * checkpoint.h -- one stage's part of a checkpoint: weights and optimizer state after a step, in one safetensors file.
  *
  * <checkpoint folder>/<step>/stage-<rank>.safetensors holds the stage's tensors under their names and
- * "optimizer.<name>", the flat state arrays. These include "optimizer.loss_scale" if it moves (loss_scale.h),
+ * "optimizer.<name>", the flat state arrays. These include the states of the worker's parts (worker_parts.def),
  * "optimizer.guard" if the cut behind the stage has a guard (edge_guard.h), and for a stage of two versions
  * "optimizer.previous", the parameters before the last update, at which the next step's gradients are taken. Its
  * metadata has format, plan hash, job digest, step, stage, the digest of all tensor bytes, on a GPU the facts that
@@ -27,7 +27,6 @@
 #include "aqsgd/base.h"
 #include "aqsgd/device.h"
 #include "aqsgd/grad.h"
-#include "edge_guard.h"
 #include "stages/stage.h"
 #include "stages/weights.h"
 
@@ -39,6 +38,17 @@ struct aq_checkpoint_run {
     uint32_t stages, replicas; /* a rank is replica x stages + stage           */
 };
 
+enum { AQ_CHECKPOINT_STATES_MAX = 8 };
+
+/* A few floats that a part of the worker keeps over a restart, and that are the same on every replica of the stage. */
+struct aq_checkpoint_state {
+    const char *name; /* of its tensor: "optimizer.loss_scale" */
+    float *values;    /* borrowed as long as the checkpoint    */
+    uint32_t count;
+    bool optional; /* an older file may lack it: the values stay as they are */
+    enum aq_status (*check)(const float *values, uint32_t count); /* of what a file brought; AQ_CORRUPT */
+};
+
 struct aq_checkpoint {
     const char *folder; /* of all checkpoints */
     struct aq_checkpoint_run run;
@@ -46,10 +56,8 @@ struct aq_checkpoint {
     struct aq_device *device;
     struct aq_stage *stage;
     struct aq_optimizer *optimizer; /* NULL: weights only */
-    float *loss_scale;              /* aq_checkpoint_scale_floats of host memory; NULL: it does not move */
-    bool stale;                     /* train.staleness: the next step's loss scale is kept, too            */
-    float *guard;           /* AQ_EDGE_GUARD_STATE of host memory: the cut's behind this stage; NULL: it has no guard */
-    float *guard_back;      /* the same, of gradients at the cut before this stage; an older file has none    */
+    struct aq_checkpoint_state states[AQ_CHECKPOINT_STATES_MAX]; /* of host memory, in the order of the file */
+    uint32_t state_count;
     uint64_t frozen_digest; /* of the stage's frozen tensors; 0: it has none                     */
     /*
      * Split learning hands the optimizer's moments from client to client: the updates that they have had, less the
@@ -59,9 +67,6 @@ struct aq_checkpoint {
     bool own_statistics; /* adopt leaves the stage's buffers as they are (split.statistics: local) */
     float pending;       /* aq_optimizer_config_pending: what residuals move the weights by   */
 };
-
-/* Floats of the loss scale's state in a checkpoint; 0: it does not move. */
-uint32_t aq_checkpoint_scale_floats(const struct aq_checkpoint *checkpoint);
 
 /* Write the state after `step` steps. AQ_NOSPC, AQ_IO, AQ_REFUSED: names the file; what was there before still is. */
 enum aq_status aq_checkpoint_write(const struct aq_checkpoint *checkpoint, uint64_t step);

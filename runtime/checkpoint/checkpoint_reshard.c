@@ -14,7 +14,7 @@
 #include <unistd.h>
 
 #include "checkpoint.h"
-#include "loss_scale.h"
+#include "job.h"
 #include "stages/weights.h"
 
 enum { NAME_BYTES = 64 };
@@ -230,23 +230,13 @@ static enum aq_status load_all(const struct aq_checkpoint *c, const struct files
     AQ_TRY(load_weights(c, files, staging));
     for (uint32_t i = 0; i < aq_optimizer_state_count(c->optimizer); i++)
         AQ_TRY(load_state(c, files, i, all, staging));
-    if (c->loss_scale) {
-        const uint32_t floats = aq_checkpoint_scale_floats(c);
-        const enum aq_status status = take(files->of[0], "optimizer.loss_scale", floats, c->loss_scale);
-        if (status == AQ_NOTFOUND) return aq_fail(AQ_NOTFOUND, "checkpoint", "%s: no loss scale", files->path);
+    for (uint32_t i = 0; i < c->state_count; i++) {
+        const struct aq_checkpoint_state *state = &c->states[i];
+        const enum aq_status status = take(files->of[0], state->name, state->count, state->values);
+        if (status == AQ_NOTFOUND && state->optional) continue;
+        if (status == AQ_NOTFOUND) return aq_fail(AQ_NOTFOUND, "checkpoint", "%s: no %s", files->path, state->name);
         AQ_TRY(status);
-        AQ_TRY(aq_loss_scale_check(c->loss_scale, floats));
-    }
-    if (c->guard) {
-        const enum aq_status status = take(files->of[0], "optimizer.guard", AQ_EDGE_GUARD_STATE, c->guard);
-        if (status == AQ_NOTFOUND) return aq_fail(AQ_NOTFOUND, "checkpoint", "%s: no optimizer.guard", files->path);
-        AQ_TRY(status);
-        AQ_TRY(aq_edge_guard_check(c->guard));
-    }
-    if (c->guard_back) {
-        const enum aq_status status = take(files->of[0], "optimizer.guard_back", AQ_EDGE_GUARD_STATE, c->guard_back);
-        if (status != AQ_NOTFOUND) AQ_TRY(status); /* an older file without it: it restarts */
-        AQ_TRY(aq_edge_guard_check(c->guard_back));
+        AQ_TRY(state->check(state->values, state->count));
     }
     return absorb(c, files, all, staging);
 }

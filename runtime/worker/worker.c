@@ -439,7 +439,7 @@ static enum aq_status adopt(struct aq_worker *w, const char *folder)
 
 static enum aq_status load_weights(struct aq_worker *w, uint64_t resume)
 {
-    w->loss_scale = aq_loss_scale_of(w->job); /* a checkpoint may know better */
+    AQ_TRY(aq_worker_parts_open(&w->worker_parts, w->plan, w->rank)); /* a checkpoint may change their states */
     guards_init(w);
     w->step = w->resumed_at = resume;
     if (!resume) AQ_TRY(begin_weights(w));
@@ -789,6 +789,7 @@ static void close_all(struct aq_worker *w, enum aq_status status)
     aq_net_close(w->net);
     aq_tls_close(w->tls);
     aq_checkpoint_writer_close(w->checkpoints.writer); /* before the stage, whose values it may be writing */
+    aq_worker_parts_close(&w->worker_parts);
     aq_cache_close(w->pipeline.cache);
     aq_sampler_close(w->sampler);
     for (uint32_t r = 0; w->targets.samplers && r < w->W; r++)

@@ -27,7 +27,6 @@
 #include "control.h"
 #include "cut_privacy.h"
 #include "edge.h"
-#include "loss_scale.h"
 #include "mirror.h"
 #include "net/link.h"
 #include "plan.h"
@@ -40,6 +39,7 @@
 #include "stages/stage.h"
 #include "storage/cache.h"
 #include "values.h"
+#include "worker_parts.h"
 
 /* A forward, a backward or the weight half of one that the device has been given. */
 enum { AQ_WORKER_ISSUES = 4 };
@@ -65,7 +65,7 @@ struct aq_worker_times {
     double loss_sum;
     double gradient_norm;
     double own_norm;  /* of the gradient of this stage's tensors; below 0: it has none */
-    float loss_scale; /* the step's                     */
+    float loss_factor; /* of the gradient of the loss, divided out after the last backward: the parts' */
     bool skipped;     /* the gradient was not finite, on some replica */
     bool squared;     /* replicas.squares belong to the current gradients */
     bool cleared;     /* the gradients are zero again: that went along with a reduction */
@@ -260,7 +260,7 @@ struct aq_worker {
     bool early;      /* and that it found to be the last: none was better        */
     bool final;      /* the last step is done: its checkpoint is the last */
     bool stopped;
-    struct aq_loss_scale loss_scale;
+    struct aq_worker_parts worker_parts;
     struct aq_edge_guard guard;      /* of the cut behind this stage, where its shape has one */
     struct aq_edge_guard guard_back; /* of gradients at the cut before it, where its shape has one */
     uint32_t skipped_in_row;
@@ -557,7 +557,7 @@ enum aq_status aq_worker_private_backward(struct aq_worker *worker, const struct
 enum aq_status aq_worker_correlation_open(struct aq_worker *worker);
 void aq_worker_correlation_close(struct aq_worker *worker);
 void aq_worker_correlate(struct aq_worker *worker, uint64_t step, uint32_t slot, const float *y);
-enum aq_status aq_worker_correlate_back(struct aq_worker *worker, uint32_t slot, uint32_t samples, double loss_scale,
+enum aq_status aq_worker_correlate_back(struct aq_worker *worker, uint32_t slot, uint32_t samples, double factor,
                                         const struct aq_values *dy);
 void aq_worker_private_say(const struct aq_worker *worker);
 

@@ -55,7 +55,7 @@ void aq_worker_correlate(struct aq_worker *w, uint64_t step, uint32_t slot, cons
     w->correlation.count++;
 }
 
-enum aq_status aq_worker_correlate_back(struct aq_worker *w, uint32_t slot, uint32_t samples, double loss_scale,
+enum aq_status aq_worker_correlate_back(struct aq_worker *w, uint32_t slot, uint32_t samples, double factor,
                                         const struct aq_values *dy)
 {
     const struct aq_edge_shape *shape = &w->plan->edges[0].shape;
@@ -64,6 +64,6 @@ enum aq_status aq_worker_correlate_back(struct aq_worker *w, uint32_t slot, uint
     float *at;
     AQ_TRY(aq_worker_hosted(w, dy, count, &at));
     for (uint64_t i = 0; i < count; i++)
-        at[i] = (float)(at[i] + loss_scale * gradient[i]);
+        at[i] = (float)(at[i] + factor * gradient[i]);
     return aq_worker_hosted_back(w, dy, count);
 }

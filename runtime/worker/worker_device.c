@@ -187,7 +187,7 @@ enum aq_status aq_worker_forward(struct aq_worker *w, const struct aq_worker_run
                                          .batch = &w->batch,
                                          .seed = w->job->train.seed,
                                          .step = aq_worker_global(w, run->step),
-                                         .loss_scale = (float)((double)times_of(w, run->step)->loss_scale / targets)};
+                                         .loss_scale = (float)((double)times_of(w, run->step)->loss_factor / targets)};
     if (!first) AQ_TRY(aq_values_read_begin(w->device, &w->pipeline.x[copy], w->stream));
     if (!first) AQ_TRY(aq_worker_seen(w, AQ_SEEN_ACTIVATION, &batch, &w->pipeline.x[copy]));
     if (!last) AQ_TRY(aq_values_write_begin(w->device, &w->pipeline.y[copy], w->stream));
@@ -213,7 +213,7 @@ enum aq_status aq_worker_backward(struct aq_worker *w, const struct aq_worker_ru
     if (!last) AQ_TRY(aq_worker_seen_back(w, run, instruction->micro_batch, &w->pipeline.dy[copy]));
     if (w->correlation.scratch) {
         aq_worker_batch(w, run->step, instruction->micro_batch, &batch);
-        AQ_TRY(aq_worker_correlate_back(w, instruction->slot, batch.samples, times_of(w, run->step)->loss_scale,
+        AQ_TRY(aq_worker_correlate_back(w, instruction->slot, batch.samples, times_of(w, run->step)->loss_factor,
                                         &w->pipeline.dy[copy]));
     }
     if (!first) AQ_TRY(aq_values_write_begin(w->device, &w->pipeline.dx[copy], w->stream));

@@ -158,8 +158,7 @@ enum aq_status aq_worker_report_step(struct aq_worker *worker)
     if (worker->pipeline.in) json_object_set_new(line, "in_wait_ns", json_integer((json_int_t)t->in_wait_ns));
     json_object_set_new(line, "backward_raws", json_integer((json_int_t)in.raws_back));
     if (t->own_norm >= 0) json_object_set_new(line, "stage_grad_norm", aq_control_number(t->own_norm));
-    if (worker->job->model.precision == AQ_STAGE_FP16)
-        json_object_set_new(line, "loss_scale", aq_control_number((double)t->loss_scale));
+    aq_worker_parts_report(&worker->worker_parts, line);
     add_outages(worker, line);
     add_packing(worker, line);
     add_carried_here(worker, line);

@@ -29,23 +29,39 @@ struct aq_edge_guard *aq_worker_guard_back(struct aq_worker *w)
     return w->position > 0 && w->plan->edges[w->position - 1].shape.guard_back ? &w->guard_back : NULL;
 }
 
+static enum aq_status guard_check(const float *values, uint32_t count)
+{
+    AQ_ASSERT(count == AQ_EDGE_GUARD_STATE);
+    return aq_edge_guard_check(values);
+}
+
+/* NULL: the cut has no guard. */
+static void guard_state(struct aq_checkpoint *checkpoint, const char *name, struct aq_edge_guard *guard, bool optional)
+{
+    if (!guard) return;
+    AQ_ASSERT(checkpoint->state_count < AQ_CHECKPOINT_STATES_MAX);
+    checkpoint->states[checkpoint->state_count++] = (struct aq_checkpoint_state){
+        .name = name, .values = guard->state, .count = AQ_EDGE_GUARD_STATE, .optional = optional, .check = guard_check};
+}
+
 struct aq_checkpoint aq_worker_checkpoint(struct aq_worker *w)
 {
     struct aq_checkpoint_run run;
     aq_plan_checkpoint_run(w->plan, &run);
-    return (struct aq_checkpoint){.folder = w->checkpoint_folder,
-                                  .run = run,
-                                  .rank = w->rank,
-                                  .device = w->device,
-                                  .stage = w->stage,
-                                  .optimizer = w->optimizer,
-                                  .stale = w->job->train.staleness > 0,
-                                  .loss_scale = aq_loss_scale_moves(&w->loss_scale) ? w->loss_scale.state : NULL,
-                                  .guard = aq_worker_guard(w) ? w->guard.state : NULL,
-                                  .guard_back = aq_worker_guard_back(w) ? w->guard_back.state : NULL,
-                                  .frozen_digest = w->frozen_digest,
-                                  .updates_ahead = aq_job_counts_updates(w->job) ? &w->checkpoints.updates_ahead : NULL,
-                                  .pending = aq_optimizer_config_pending(&w->job->train.optimizer)};
+    struct aq_checkpoint checkpoint = {.folder = w->checkpoint_folder,
+                                       .run = run,
+                                       .rank = w->rank,
+                                       .device = w->device,
+                                       .stage = w->stage,
+                                       .optimizer = w->optimizer,
+                                       .frozen_digest = w->frozen_digest,
+                                       .updates_ahead =
+                                           aq_job_counts_updates(w->job) ? &w->checkpoints.updates_ahead : NULL,
+                                       .pending = aq_optimizer_config_pending(&w->job->train.optimizer)};
+    aq_worker_parts_state(&w->worker_parts, checkpoint.states, &checkpoint.state_count);
+    guard_state(&checkpoint, "optimizer.guard", aq_worker_guard(w), false);
+    guard_state(&checkpoint, "optimizer.guard_back", aq_worker_guard_back(w), true); /* an older file has none */
+    return checkpoint;
 }
 
 enum aq_status aq_worker_snapshot_open(struct aq_worker *w)

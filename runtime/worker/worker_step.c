@@ -320,15 +320,15 @@ static enum aq_status refills(struct aq_worker *worker)
     return AQ_OK;
 }
 
-/* From here on gradients are as without fp16: what is reduced, clipped, measured and kept knows of no scale. */
+/* Divides by the factor of the loss: what is reduced, clipped, measured and kept has none. */
 static enum aq_status unscale(struct aq_worker *worker, const struct aq_worker_run *run, struct aq_worker_times *times)
 {
-    if (times->loss_scale == 1.0f) return AQ_OK;
+    if (times->loss_factor == 1.0f) return AQ_OK;
     const uint64_t begin = aq_clock_ns();
     aq_worker_use(worker, run->step);
     const struct aq_scale scale = {.x = aq_stage_gradients(worker->stage),
                                    .count = aq_stage_parameter_count(worker->stage),
-                                   .factor = 1.0f / times->loss_scale};
+                                   .factor = 1.0f / times->loss_factor};
     AQ_TRY(aq_device_scale(worker->device, &scale, worker->stream));
     AQ_TRY(aq_stage_tied_scale(worker->stage, scale.factor, worker->stream));
     times->optimizer_ns += aq_clock_ns() - begin;
@@ -546,7 +546,7 @@ static enum aq_status norm(struct aq_worker *worker)
     return norm_half(worker, shared_down, "shared gradients");
 }
 
-/* A void step: the search for a loss scale has some, but many in a row with the least one are the end of a run. */
+/* A void step: a part may change its cause (the loss scale), but many in a row without a change end the run. */
 static enum aq_status skip(struct aq_worker *worker)
 {
     const struct aq_job_train *train = &worker->job->train;
@@ -557,23 +557,14 @@ static enum aq_status skip(struct aq_worker *worker)
                (unsigned long long)worker->step);
         return AQ_OK;
     }
-    if (aq_loss_scale_halve(&worker->loss_scale)) {
-        aq_log("worker", AQ_LOG_WARNING,
-               "step %llu: the gradient is not finite, the step is skipped; the loss scale is %g now",
-               (unsigned long long)worker->step, (double)aq_loss_scale_now(&worker->loss_scale));
-        return AQ_OK;
-    }
-    aq_log("worker", AQ_LOG_WARNING, "step %llu: the gradient is not finite, the step is skipped",
-           (unsigned long long)worker->step);
-    if (++worker->skipped_in_row < train->skips_max) return AQ_OK;
-    if (train->loss_scale > 1.0f)
-        return aq_fail(AQ_INVAL, "worker",
-                       "%u steps in a row without a finite gradient (train.skips_max): lower train.loss_scale (%g) or "
-                       "train.lr (%g)",
-                       train->skips_max, (double)train->loss_scale, (double)train->lr);
+    struct aq_part_args args = {0};
+    aq_worker_parts_on(&worker->worker_parts, AQ_PART_STEP_VOID, &args);
+    aq_log("worker", AQ_LOG_WARNING, "step %llu: the gradient is not finite, the step is skipped%s",
+           (unsigned long long)worker->step, args.note);
+    if (args.mended || ++worker->skipped_in_row < train->skips_max) return AQ_OK;
     return aq_fail(AQ_INVAL, "worker",
-                   "%u steps in a row without a finite gradient (train.skips_max): lower train.lr (%g)",
-                   train->skips_max, (double)train->lr);
+                   "%u steps in a row without a finite gradient (train.skips_max): lower %strain.lr (%g)",
+                   train->skips_max, args.remedy, (double)train->lr);
 }
 
 /* An update, with what follows on it: where the optimizer can, its kernels clear gradients and round weights, too. */
@@ -614,7 +605,8 @@ static enum aq_status optimize(struct aq_worker *worker)
             scale = (float)((double)train->clip / gradient_norm);
         AQ_TRY(update(worker, scale));
         worker->skipped_in_row = 0;
-        aq_loss_scale_good(&worker->loss_scale);
+        struct aq_part_args args = {0};
+        aq_worker_parts_on(&worker->worker_parts, AQ_PART_STEP_GOOD, &args);
     }
     aq_worker_use(worker, worker->step);
     if (!worker->times.cleared) AQ_TRY(aq_stage_zero_grads(worker->stage, worker->stream));
@@ -641,9 +633,10 @@ static void runs_begin(struct aq_worker *worker)
     steps->next = (struct aq_worker_run){0};
     steps->kept = false;
     worker->times.begin_ns = begin;
-    worker->times.loss_scale = stale ? aq_loss_scale_take(&worker->loss_scale) : aq_loss_scale_now(&worker->loss_scale);
-    worker->times_next =
-        (struct aq_worker_times){.loss_scale = aq_loss_scale_now(&worker->loss_scale), .own_norm = -1};
+    struct aq_part_args args = {.stale = stale};
+    aq_worker_parts_on(&worker->worker_parts, AQ_PART_STEP_BEGIN, &args);
+    worker->times.loss_factor = args.factor;
+    worker->times_next = (struct aq_worker_times){.loss_factor = args.factor_next, .own_norm = -1};
     if (!stale || aq_worker_looks(worker, step + 1)) return;
     run_begin(worker, step + 1, steps->now.base + steps->now.micro_batches, &steps->next);
 }

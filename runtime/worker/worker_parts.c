@@ -1,0 +1,50 @@
+/* worker_parts.c -- asks each part of a worker: see the header. */
+#include "worker_parts.h"
+
+#define AQ_PART(name) extern const struct aq_part_ops aq_part_##name;
+#include "worker_parts.def"
+
+static const struct aq_part_ops *const all[] = {
+#define AQ_PART(name) &aq_part_##name,
+#include "worker_parts.def"
+};
+
+enum aq_status aq_worker_parts_open(struct aq_worker_parts *parts, const struct aq_plan *plan, uint32_t rank)
+{
+    for (uint32_t i = 0; i < AQ_PARTS; i++) {
+        if (!all[i]->wanted(plan, rank)) continue;
+        AQ_TRY(aq_alloc(all[i]->bytes, &parts->self[i]));
+        all[i]->open(parts->self[i], plan, rank);
+    }
+    return AQ_OK;
+}
+
+void aq_worker_parts_close(struct aq_worker_parts *parts)
+{
+    for (uint32_t i = 0; i < AQ_PARTS; i++) {
+        aq_free(parts->self[i]);
+        parts->self[i] = NULL;
+    }
+}
+
+void aq_worker_parts_on(struct aq_worker_parts *parts, enum aq_part_moment moment, struct aq_part_args *args)
+{
+    args->factor = args->factor_next = 1.0f;
+    args->mended = false;
+    args->note[0] = args->remedy[0] = '\0';
+    for (uint32_t i = 0; i < AQ_PARTS; i++)
+        if (parts->self[i]) all[i]->on(parts->self[i], moment, args);
+}
+
+void aq_worker_parts_state(struct aq_worker_parts *parts, struct aq_checkpoint_state *states, uint32_t *count)
+{
+    for (uint32_t i = 0; i < AQ_PARTS; i++)
+        if (parts->self[i]) all[i]->state(parts->self[i], states, count);
+    AQ_ASSERT(*count <= AQ_CHECKPOINT_STATES_MAX);
+}
+
+void aq_worker_parts_report(const struct aq_worker_parts *parts, json_t *line)
+{
+    for (uint32_t i = 0; i < AQ_PARTS; i++)
+        if (parts->self[i]) all[i]->report(parts->self[i], line);
+}
