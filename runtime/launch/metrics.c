@@ -18,6 +18,7 @@
 #include "metrics_index.h"
 #include "run_folder.h"
 #include "runtime_text.h"
+#include "step_figures.h"
 
 /* A checkpoint is complete before the next but one starts: two are under way at most. */
 enum { ROOM_FIRST = 64, MARKS = 4 };
@@ -228,10 +229,12 @@ static void note_mark(struct aq_metrics *metrics)
 /* Values that belong to the step and not to a stage: the first stage that has one sets it. */
 static bool is_common(const char *key)
 {
-    static const char *const common[] = {"event", "step",      "epoch",   "seconds", "loss",
-                                         "lr",    "grad_norm", "samples", "skipped", "loss_scale"};
+    static const char *const common[] = {"event", "step", "epoch",     "seconds", "loss",
+                                         "lr",    "grad_norm", "samples", "skipped"};
     for (size_t i = 0; i < sizeof common / sizeof *common; i++)
         if (strcmp(key, common[i]) == 0) return true;
+    for (int i = 0; i < AQ_STEP_FIGURES; i++)
+        if (strcmp(key, aq_step_figure(i)->name) == 0) return true;
     return false;
 }
 

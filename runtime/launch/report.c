@@ -212,7 +212,9 @@ static json_t *make(const struct aq_report_sums *g)
     json_object_set_new(report, "reduce_codec", g->choice ? json_incref(g->choice) : json_null());
     json_object_set_new(report, "steps", json_integer((json_int_t)g->n.step));
     json_object_set_new(report, "steps_skipped", json_integer((json_int_t)g->n.skipped));
-    if (g->n.loss_scale > 0) json_object_set_new(report, "loss_scale", aq_control_number(g->n.loss_scale));
+    for (int i = 0; i < AQ_STEP_FIGURES; i++)
+        if (g->n.figures[i] > 0)
+            json_object_set_new(report, aq_step_figure(i)->name, aq_control_number(g->n.figures[i]));
     json_object_set_new(report, "epochs",
                         g->n.epoch_first < 0 ? json_integer(0)
                                              : whole((double)g->n.epoch_last - (double)g->n.epoch_first + 1));

@@ -74,7 +74,8 @@ static void add_step(struct aq_report_numbers *g, const json_t *line)
     part->samples += aq_control_number_or(line, "samples", 0);
     part->seconds += seconds;
     g->skipped += aq_control_bool_or(line, "skipped", false);
-    g->loss_scale = aq_control_number_or(line, "loss_scale", g->loss_scale);
+    for (int i = 0; i < AQ_STEP_FIGURES; i++)
+        g->figures[i] = aq_control_number_or(line, aq_step_figure(i)->name, g->figures[i]);
     for (size_t r = 0; r < ranks && r < AQ_JOB_RANKS_MAX && g->stages > 0; r++) {
         const size_t s = r % g->stages;
         part->forward[s] += item(line, "forward_bytes", r);

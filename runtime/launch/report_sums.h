@@ -16,6 +16,7 @@
 #include "aqsgd/base.h"
 #include "job.h"
 #include "runtime_text.h"
+#include "step_figures.h"
 
 struct aq_report_part { /* of the run: its first epoch, or what came later */
     uint64_t steps;
@@ -43,7 +44,8 @@ struct aq_report_curve { /* a mean over an epoch */
 struct aq_report_numbers {
     uint64_t stages, replicas;
     uint64_t step, restarts, skipped;
-    double fetched, loss_scale;      /* of the last step; 0: not fp16 */
+    double fetched;
+    double figures[AQ_STEP_FIGURES]; /* of the last step; 0: the job has none */
     int64_t epoch_first, epoch_last; /* -1: none yet */
     struct aq_report_part cold, warm;
     double sent[AQ_JOB_RANKS_MAX]; /* bodies that each rank sent, as links carried them */

@@ -7,6 +7,7 @@
 #include "cut_judge.h"
 #include "heldout.h"
 #include "report.h"
+#include "step_figures.h"
 #include "table.h"
 
 enum { COLUMNS = 22, WORDS = 5, NAME_BYTES = 31, ROWS_MAX = 256 };
@@ -147,16 +148,24 @@ static void add_checkpoints(struct aq_text *text, const json_t *run, const char 
 }
 
 /* A run's restarts and other mishaps, if any. */
+static void add_figure(struct aq_text *text, const char *name, const struct aq_step_figure *figure, double value)
+{
+    if (!figure->note || !(value > 0)) return;
+    aq_text_add(text, "%s: ", name);
+    aq_text_add(text, figure->note, value);
+    aq_text_add(text, "\n");
+}
+
 static void add_mishaps(struct aq_text *text, const json_t *run, const char *name)
 {
     const uint64_t restarts = aq_control_u64_or(run, "restarts", 0);
     const uint64_t skipped = aq_control_u64_or(run, "steps_skipped", 0);
     const double fetched = at(run, "fetched", NULL);
-    const double loss_scale = at(run, "loss_scale", NULL);
     if (skipped > 0)
         aq_text_add(text, "%s: %llu steps were skipped, their gradients were not finite\n", name,
                     (unsigned long long)skipped);
-    if (loss_scale > 0) aq_text_add(text, "%s: fp16, the loss scale was %g at the end\n", name, loss_scale);
+    for (int i = 0; i < AQ_STEP_FIGURES; i++)
+        add_figure(text, name, aq_step_figure(i), at(run, aq_step_figure(i)->name, NULL));
     if (restarts == 0 && !(fetched > 0)) return;
     aq_text_add(text, "%s: begun again %llu times by itself, %.0f lost messages fetched from the other side\n", name,
                 (unsigned long long)restarts, isfinite(fetched) ? fetched : 0);

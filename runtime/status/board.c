@@ -121,7 +121,9 @@ enum aq_status aq_board_open(struct aq_board **out)
     }
     struct aq_board_view *view = &board->view;
     view->loss = view->lr = view->grad_norm = view->seconds = view->speed = view->time = view->heldout =
-        view->loss_scale = view->left_s = (double)NAN;
+        view->left_s = (double)NAN;
+    for (int i = 0; i < AQ_STEP_FIGURES; i++)
+        view->figures[i] = (double)NAN;
     for (uint32_t r = 0; r < AQ_JOB_RANKS_MAX; r++)
         forget_steps(&view->rank[r]);
     board->begin_ns = board->waits_ns = aq_clock_ns();
@@ -202,7 +204,8 @@ static void on_step(struct aq_board *board, const json_t *line)
     view->loss = aq_control_number_or(line, "loss", (double)NAN);
     view->lr = aq_control_number_or(line, "lr", (double)NAN);
     view->grad_norm = aq_control_number_or(line, "grad_norm", (double)NAN);
-    view->loss_scale = aq_control_number_or(line, "loss_scale", (double)NAN);
+    for (int i = 0; i < AQ_STEP_FIGURES; i++)
+        view->figures[i] = aq_control_number_or(line, aq_step_figure(i)->name, (double)NAN);
     view->seconds = aq_control_number_or(line, "seconds", (double)NAN);
     view->speed = aq_control_number_or(line, "sequences_per_second", (double)NAN);
     view->time = aq_control_number_or(line, "time", (double)NAN);

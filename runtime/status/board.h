@@ -21,6 +21,7 @@
 #include "curve.h"
 #include "job.h"
 #include "pulse.h"
+#include "step_figures.h"
 
 enum aq_board_state {
     AQ_BOARD_STARTING,
@@ -107,7 +108,8 @@ struct aq_board_view {
     char remedy[192];
     uint64_t step, steps, epoch, restarts, skipped, eval_step;
     uint64_t mark; /* newest step that every rank has a checkpoint of, of this launch; 0: none */
-    double loss, lr, grad_norm, seconds, speed, time, heldout, loss_scale; /* NaN: none   */
+    double loss, lr, grad_norm, seconds, speed, time, heldout; /* NaN: none */
+    double figures[AQ_STEP_FIGURES]; /* of the last step, the same; step_figures.def */
     double left_s, up_s; /* until the end, by the mean of the last steps; since the launch began */
     uint32_t notices; /* what was found to be lost (cut_judge.h) */
     struct aq_board_notice notice[AQ_BOARD_NOTICES_MAX];

@@ -79,18 +79,21 @@ void aq_board_json(const struct aq_board_view *view, struct aq_text *out)
     const struct {
         const char *name;
         double value;
-    } figures[] = {{"loss", view->loss},
-                   {"heldout_loss", view->heldout},
-                   {"lr", view->lr},
-                   {"grad_norm", view->grad_norm},
-                   {"loss_scale", view->loss_scale},
-                   {"step_seconds", view->seconds},
+    } training[] = {{"loss", view->loss},
+                    {"heldout_loss", view->heldout},
+                    {"lr", view->lr},
+                    {"grad_norm", view->grad_norm}},
+      figures[] = {{"step_seconds", view->seconds},
                    {"sequences_per_second", view->speed},
                    {"seconds", view->time},
                    {"left_seconds", view->left_s},
                    {"up_seconds", view->up_s},
                    {"sent_bytes", aq_board_sent(view)},
                    {"stage_hours", aq_board_stage_hours(view)}};
+    for (size_t i = 0; i < sizeof training / sizeof *training; i++)
+        json_object_set_new(all, training[i].name, aq_control_number(training[i].value));
+    for (int i = 0; i < AQ_STEP_FIGURES; i++)
+        json_object_set_new(all, aq_step_figure(i)->name, aq_control_number(view->figures[i]));
     for (size_t i = 0; i < sizeof figures / sizeof *figures; i++)
         json_object_set_new(all, figures[i].name, aq_control_number(figures[i].value));
     json_object_set_new(all, "findings", found);
