@@ -211,7 +211,7 @@ static enum aq_status step_run(void *context)
         .fields = {{"tokens", AQ_FIELD_I32, self->T, self->tokens}, {"targets", AQ_FIELD_I32, self->T, self->targets}},
         .field_count = 2};
     const struct aq_stage_input input = {
-        .batch = &batch, .step = step, .loss_scale = self->loss_scale / (float)(self->B * self->T)};
+        .batch = &batch, .step = step, .loss_factor = self->loss_scale / (float)(self->B * self->T)};
     struct aq_stage_loss loss = {0};
     AQ_TRY(aq_stage_forward(self->stage, 0, &input, NULL, &loss, NULL));
     AQ_TRY(aq_stage_backward(self->stage, 0, NULL, NULL, NULL));

@@ -50,7 +50,7 @@ static enum aq_status step_run(void *context)
         .sample_ids = self->ids,
         .fields = {{"images", AQ_FIELD_F32, PIXELS, self->images}, {"labels", AQ_FIELD_I32, 1, self->labels}},
         .field_count = 2};
-    const struct aq_stage_input input = {.batch = &batch, .step = ++self->steps, .loss_scale = 1.0f / (float)self->B};
+    const struct aq_stage_input input = {.batch = &batch, .step = ++self->steps, .loss_factor = 1.0f / (float)self->B};
     struct aq_stage_loss loss = {0};
     AQ_TRY(aq_stage_forward(self->stage, 0, &input, NULL, &loss, NULL));
     AQ_TRY(aq_stage_backward(self->stage, 0, NULL, NULL, NULL));

@@ -42,7 +42,7 @@ enum { AQ_CHECKPOINT_STATES_MAX = 8 };
 
 /* A few floats that a part of the worker keeps over a restart, and that are the same on every replica of the stage. */
 struct aq_checkpoint_state {
-    const char *name; /* of its tensor: "optimizer.loss_scale" */
+    const char *name; /* of its tensor: "optimizer.guard" */
     float *values;    /* borrowed as long as the checkpoint    */
     uint32_t count;
     bool optional; /* an older file may lack it: the values stay as they are */

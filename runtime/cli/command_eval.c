@@ -246,7 +246,7 @@ static enum aq_status measure(struct evaluation *e)
     const uint32_t *lengths = aq_dataset_lengths(e->dataset), *parts;
     uint64_t part_count, part = 0;
     const bool shown = !e->asked->quiet && !e->asked->json && isatty(STDERR_FILENO);
-    const struct aq_stage_input input = {.batch = &e->batch, .evaluate = true, .loss_scale = 1};
+    const struct aq_stage_input input = {.batch = &e->batch, .evaluate = true, .loss_factor = 1};
     parts = aq_dataset_parts(e->dataset, &part_count);
     if (parts) e->batch.starts = e->starts;
     for (uint64_t first = 0; first < all; first += e->B) {

@@ -118,7 +118,7 @@ enum aq_status aq_plan_bench_forward(struct aq_plan_bench *bench, uint32_t slot)
 {
     const bool first = bench->first, last = bench->last;
     const struct aq_stage_input input = {
-        .x = first ? NULL : bench->x, .batch = &bench->batch, .seed = bench->plan->job->train.seed, .loss_scale = 1};
+        .x = first ? NULL : bench->x, .batch = &bench->batch, .seed = bench->plan->job->train.seed, .loss_factor = 1};
     struct aq_stage_loss loss;
     AQ_TRY(aq_stage_forward(bench->stage, slot, &input, last ? NULL : bench->y, last ? &loss : NULL, bench->stream));
     return aq_device_stream_sync(bench->device, bench->stream);

@@ -187,7 +187,7 @@ enum aq_status aq_worker_forward(struct aq_worker *w, const struct aq_worker_run
                                          .batch = &w->batch,
                                          .seed = w->job->train.seed,
                                          .step = aq_worker_global(w, run->step),
-                                         .loss_scale = (float)((double)times_of(w, run->step)->loss_factor / targets)};
+                                         .loss_factor = (float)((double)times_of(w, run->step)->loss_factor / targets)};
     if (!first) AQ_TRY(aq_values_read_begin(w->device, &w->pipeline.x[copy], w->stream));
     if (!first) AQ_TRY(aq_worker_seen(w, AQ_SEEN_ACTIVATION, &batch, &w->pipeline.x[copy]));
     if (!last) AQ_TRY(aq_values_write_begin(w->device, &w->pipeline.y[copy], w->stream));

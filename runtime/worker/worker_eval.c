@@ -83,7 +83,7 @@ static enum aq_status evaluate_batch(struct aq_worker *worker, uint32_t micro_ba
                                          .seed = worker->job->train.seed,
                                          .step = worker->step,
                                          .evaluate = true,
-                                         .loss_scale = 1};
+                                         .loss_factor = 1};
     struct aq_stage_loss loss = {0};
     aq_stage_use(worker->stage, &(struct aq_stage_use){.previous = false});
     if (!is_first) AQ_TRY(aq_values_read_begin(worker->device, x, worker->stream));

@@ -42,7 +42,7 @@ static enum aq_status pass(struct aq_worker *w, uint32_t samples)
 {
     const bool first = w->position == 0, last = w->position + 1 == w->P;
     struct aq_stage_input input = {
-        .x = first ? NULL : w->pipeline.x[0].at, .batch = &w->batch, .seed = w->job->train.seed, .loss_scale = 1};
+        .x = first ? NULL : w->pipeline.x[0].at, .batch = &w->batch, .seed = w->job->train.seed, .loss_factor = 1};
     float *const y = last ? NULL : w->pipeline.y[0].at;
     double sum = 0;
     AQ_TRY(batch_fill(w, samples));

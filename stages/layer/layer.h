@@ -140,7 +140,7 @@ struct layer_run {
     uint32_t samples, tokens; /* of this micro-batch                                                             */
     uint32_t first;           /* where the layer extends: earlier tokens, of which it kept what it needs; else 0 */
     uint64_t rows_in, rows_out;
-    float loss_scale;
+    float loss_factor;
     bool train;                    /* a backward follows                                                         */
     bool compares;                 /* the batch has what the task compares with: a loss is wanted                */
     bool again;                    /* forward for a backward: the statistics have been taken, y may be NULL      */

@@ -110,7 +110,7 @@ enum aq_status layer_verdict_make(const struct layer_run *run, float *outputs, v
                                           .gradient = gradient,
                                           .gradient_stride = columns,
                                           .gradient_type = type,
-                                          .scale = run->loss_scale};
+                                          .scale = run->loss_factor};
     if (run->task->numbers)
         AQ_TRY(aq_device_copy(run->device, verdict->host_guesses, outputs, bytes, run->stream));
     if (run->task->wants_guesses) AQ_TRY(aq_device_argmax(run->device, &guess, run->stream));

@@ -232,7 +232,7 @@ static enum aq_status head_chunk(const struct layer_run *run, uint64_t first, ui
                                           .gradient = gradient ? dlogits : NULL,
                                           .gradient_stride = stride,
                                           .gradient_type = stage_type(run->config->precision),
-                                          .scale = run->loss_scale / divisor_of(run->config),
+                                          .scale = run->loss_factor / divisor_of(run->config),
                                           .cap = run->config->model.logit_cap};
     return run->task->loss(run->device, &loss, run->stream);
 }

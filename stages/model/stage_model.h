@@ -121,7 +121,7 @@ struct stage_slot {
     struct aq_event *copied;             /* what the host has written for this slot               */
     uint32_t samples, tokens;            /* tokens: of a sample, that the last forward computed   */
     uint32_t first;                      /* behind so many                                        */
-    float loss_scale;
+    float loss_factor;
     bool train, dropped, compares, shorter; /* shorter: samples have lengths */
     bool parted;                            /* samples have parts            */
     bool adapters_dropped;                  /* what adapters read is         */

@@ -70,7 +70,7 @@ static struct layer_run run_of(struct aq_stage *stage, uint32_t index, uint32_t 
                               .first = slot->first,
                               .rows_in = samples * of->in.rows * slot->tokens / T,
                               .rows_out = samples * of->out.rows * slot->tokens / T,
-                              .loss_scale = slot->loss_scale,
+                              .loss_factor = slot->loss_factor,
                               .train = slot->train,
                               .compares = slot->compares,
                               .dropped = slot->dropped,
@@ -268,7 +268,7 @@ enum aq_status aq_stage_forward(struct aq_stage *stage, uint32_t index, const st
     slot->tokens = slot->samples == 1 && input->tokens_used ? input->tokens_used : config->T;
     slot->first = input->tokens_before;
     slot->tokens -= slot->first;
-    slot->loss_scale = input->loss_scale;
+    slot->loss_factor = input->loss_factor;
     slot->train = train;
     slot->dropped = config->model.dropout > 0.0f && train;
     slot->adapters_dropped = config->lora.dropout > 0.0f && train;

@@ -75,7 +75,7 @@ static void step(struct aq_device *device, struct aq_stage *stage, struct aq_opt
         ids[i] = number * SAMPLES + i;
     const struct aq_batch batch = help_batch(tokens, targets, ids, SAMPLES, TOKENS);
     const struct aq_stage_input input = {
-        .batch = &batch, .seed = 3, .step = number, .loss_scale = scale / (SAMPLES * TOKENS)};
+        .batch = &batch, .seed = 3, .step = number, .loss_factor = scale / (SAMPLES * TOKENS)};
     struct aq_stage_loss loss = {0};
     double norm2 = 0;
     assert_int_equal(aq_stage_forward(stage, 0, &input, NULL, &loss, NULL), AQ_OK);

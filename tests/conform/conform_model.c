@@ -176,7 +176,7 @@ static void pipeline_close(struct pipeline *p)
 static double forward(struct pipeline *p, uint32_t micro, bool evaluate)
 {
     struct aq_stage_input input = {
-        .batch = &p->batches[micro], .seed = 3, .step = 11, .evaluate = evaluate, .loss_scale = 0.25f};
+        .batch = &p->batches[micro], .seed = 3, .step = 11, .evaluate = evaluate, .loss_factor = 0.25f};
     struct aq_stage_loss loss = {0};
     if (p->count == 2) {
         assert_int_equal(aq_stage_forward(p->stages[0], micro, &input, p->activation, NULL, NULL), AQ_OK);
@@ -522,7 +522,7 @@ static void differences(const struct run *run)
         memcpy(before, x, info.count * sizeof(float));
         help_normal(d, info.count, 50 + i, 1.0f);
         for (uint64_t n = 0; n < info.count; n++) {
-            slope += (double)g[n] * d[n] / 0.25; /* loss_scale */
+            slope += (double)g[n] * d[n] / 0.25; /* loss_factor */
             size += (double)g[n] * g[n] / 0.0625;
         }
         if (is_idle(info.name)) {
@@ -649,7 +649,7 @@ static void test_lengths_are_checked(void **state)
         for (int i = 0; i < (p.config.lengths ? 2 : 3); i++) { /* and of whole samples, none */
             struct aq_stage_loss loss;
             struct aq_batch batch = p.batches[0];
-            const struct aq_stage_input input = {.batch = &batch, .loss_scale = 1};
+            const struct aq_stage_input input = {.batch = &batch, .loss_factor = 1};
             batch.lengths = bad[i];
             assert_int_equal(aq_stage_forward(p.stages[0], 0, &input, NULL, &loss, NULL), AQ_INVAL);
         }

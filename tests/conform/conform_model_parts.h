@@ -98,7 +98,7 @@ static void test_parts_are_checked(void **state)
     (void)state;
     const struct run run = {.kind = &kinds[0], .threads = 1, .parts = true};
     struct pipeline p = pipeline_open(&run);
-    struct aq_stage_input input = {.batch = &p.batches[0], .evaluate = true, .loss_scale = 1};
+    struct aq_stage_input input = {.batch = &p.batches[0], .evaluate = true, .loss_factor = 1};
     uint32_t starts[B * T] = {0};
     p.batches[0].starts = starts;
     for (uint32_t wrong = 1; wrong < 5; wrong += 2) { /* of a later token; of one that begins no part */

@@ -220,7 +220,7 @@ static void stage_step(struct aq_device *device, enum aq_stage_precision precisi
     assert_int_equal(aq_stage_open(device, &config, &stage), AQ_OK);
     assert_int_equal(aq_stage_init(stage, 1), AQ_OK);
     const struct aq_batch batch = help_batch(tokens, tokens, NULL, B, T);
-    const struct aq_stage_input input = {.batch = &batch, .loss_scale = 1.0f};
+    const struct aq_stage_input input = {.batch = &batch, .loss_factor = 1.0f};
     struct aq_stage_loss loss = {0};
     assert_int_equal(aq_stage_forward(stage, 0, &input, NULL, &loss, NULL), AQ_OK);
     assert_int_equal(aq_stage_backward(stage, 0, NULL, NULL, NULL), AQ_OK);
@@ -248,7 +248,7 @@ static struct learned learn(struct aq_device *device, enum aq_stage_precision pr
     assert_int_equal(aq_stage_open(device, &config, &stage), AQ_OK);
     assert_int_equal(aq_stage_init(stage, 1), AQ_OK);
     const struct aq_batch batch = help_batch(tokens, tokens, NULL, B, T);
-    const struct aq_stage_input input = {.batch = &batch, .loss_scale = 1.0f};
+    const struct aq_stage_input input = {.batch = &batch, .loss_factor = 1.0f};
     struct aq_stage_loss loss = {0};
     assert_int_equal(aq_stage_zero_grads(stage, NULL), AQ_OK);
     assert_int_equal(aq_stage_forward(stage, 0, &input, NULL, &loss, NULL), AQ_OK);

@@ -169,7 +169,7 @@ static enum aq_status stages_open(struct run *run, const struct aq_weights *weig
 static enum aq_status forward(struct run *run, const struct aq_batch *batch, bool evaluate, uint32_t used, float scale,
                               struct aq_stage_loss *loss)
 {
-    struct aq_stage_input input = {.batch = batch, .evaluate = evaluate, .tokens_used = used, .loss_scale = scale};
+    struct aq_stage_input input = {.batch = batch, .evaluate = evaluate, .tokens_used = used, .loss_factor = scale};
     for (uint32_t s = 0; s < run->count; s++) {
         const bool last = s + 1 == run->count;
         AQ_TRY(aq_stage_forward(run->stages[s], 0, &input, last ? NULL : run->between[s], last ? loss : NULL, NULL));

@@ -12,7 +12,7 @@ struct run {
     bool recompute, forwards_first;
     float dropout;
     enum aq_stage_precision precision;
-    float loss_scale; /* 0: 0.01 */
+    float loss_factor; /* 0: 0.01 */
     bool logits_16bit;
 };
 
@@ -43,7 +43,7 @@ struct pipeline {
     uint32_t count;
     int32_t *tokens, *targets;
     float *activation, *gradient;
-    float loss_scale;
+    float loss_factor;
 };
 
 static void forward(struct pipeline *p, uint32_t micro, double *loss_out)
@@ -52,7 +52,7 @@ static void forward(struct pipeline *p, uint32_t micro, double *loss_out)
     const uint32_t samples = micro == 1 ? B - 1 : B; /* a partial one among them */
     const struct aq_batch batch =
         help_batch(p->tokens + micro * B * T, p->targets + micro * B * T, ids + (size_t)micro * B, samples, T);
-    struct aq_stage_input input = {.batch = &batch, .seed = 3, .step = 11, .loss_scale = p->loss_scale};
+    struct aq_stage_input input = {.batch = &batch, .seed = 3, .step = 11, .loss_factor = p->loss_factor};
     struct aq_stage_loss loss = {0};
     if (p->count == 2) {
         assert_int_equal(aq_stage_forward(p->stages[0], micro, &input, p->activation, NULL, NULL), AQ_OK);
@@ -73,7 +73,7 @@ static void backward(struct pipeline *p, uint32_t micro)
 static struct result run_once(const struct run *run)
 {
     struct aq_device *device = help_device(run->threads);
-    struct pipeline p = {.count = run->cut ? 2 : 1, .loss_scale = run->loss_scale > 0 ? run->loss_scale : 0.01f};
+    struct pipeline p = {.count = run->cut ? 2 : 1, .loss_factor = run->loss_factor > 0 ? run->loss_factor : 0.01f};
     const uint32_t bounds[3] = {0, run->cut ? run->cut : LAYERS, LAYERS};
     struct result result = {0};
     for (uint32_t i = 0; i < p.count; i++) {
@@ -285,7 +285,7 @@ static void test_gradient_matches_finite_differences(void **state)
         help_tokens(targets, B * T, 42, V);
         const uint64_t ids[B] = {0, 1, 2};
         const struct aq_batch batch = help_batch(tokens, targets, ids, B, T);
-        const struct aq_stage_input input = {.batch = &batch, .seed = 1, .step = 1, .loss_scale = 1.0f};
+        const struct aq_stage_input input = {.batch = &batch, .seed = 1, .step = 1, .loss_factor = 1.0f};
         struct aq_stage_loss loss, up, down;
         assert_int_equal(aq_stage_forward(stage, 0, &input, NULL, &loss, NULL), AQ_OK);
         assert_int_equal(aq_stage_backward(stage, 0, NULL, NULL, NULL), AQ_OK);
@@ -323,17 +323,17 @@ static void test_fp16_keeps_gradients_that_are_scaled(void **state)
 {
     (void)state;
     const float small = 1e-6f, scale = 65536.0f;
-    struct run run = {.threads = 2, .precision = AQ_STAGE_FP32, .loss_scale = small};
+    struct run run = {.threads = 2, .precision = AQ_STAGE_FP32, .loss_factor = small};
     const struct result truth = run_once(&run);
     run.precision = AQ_STAGE_FP16;
     const struct result lost = run_once(&run);
-    run.loss_scale = small * scale;
+    run.loss_factor = small * scale;
     const struct result scaled = run_once(&run);
     for (uint64_t i = 0; i < scaled.count; i++) scaled.gradients[i] /= scale;
     const double near = help_distance(scaled.gradients, truth.gradients, truth.count);
     const double far = help_distance(lost.gradients, truth.gradients, truth.count);
     if (!(near < 3e-3 && far > 0.1)) fail_msg("gradients are off by %g with a scale, by %g without", near, far);
-    run.loss_scale = 1e7f;
+    run.loss_factor = 1e7f;
     const struct result over = run_once(&run);
     assert_false(isfinite(over.sum2));
     for (int m = 0; m < MICRO; m++) assert_true(fabs(over.loss[m] / truth.loss[m] - 1.0) < 1e-3);
@@ -391,7 +391,7 @@ static void test_versions_are_apart(void **state)
             const struct run run = {.threads = 1, .precision = precisions[i], .recompute = recompute};
             const struct result want = run_once(&run);
             struct aq_device *device = help_device(1);
-            struct pipeline p = {.count = 1, .loss_scale = 0.01f};
+            struct pipeline p = {.count = 1, .loss_factor = 0.01f};
             struct aq_stage_config config = config_of(&run, 0, LAYERS);
             double loss, newest;
             config.versions = 2;
@@ -594,7 +594,7 @@ static void test_bad_input_gives_a_status(void **state)
     assert_int_equal(aq_stage_open(device, &config, &stage), AQ_OK);
     int32_t tokens[2 * T] = {0}, targets[2 * T] = {0};
     struct aq_batch batch = help_batch(tokens, targets, NULL, 2, T);
-    struct aq_stage_input input = {.batch = &batch, .loss_scale = 1.0f};
+    struct aq_stage_input input = {.batch = &batch, .loss_factor = 1.0f};
     assert_int_equal(aq_stage_backward(stage, 0, NULL, NULL, NULL), AQ_INVAL); /* no forward went before */
     assert_int_equal(aq_stage_forward(stage, 1, &input, NULL, NULL, NULL), AQ_INVAL);
     batch.samples = 3;

@@ -128,7 +128,7 @@ static void case_run(const struct aq_stage_config *config, uint32_t samples, dou
     assert_int_equal(python(folder), 0);
 
     const struct aq_batch of = help_batch(batch.tokens, batch.targets, batch.ids, samples, config->T);
-    const struct aq_stage_input input = {.x = first ? NULL : batch.x, .batch = &of, .loss_scale = scale};
+    const struct aq_stage_input input = {.x = first ? NULL : batch.x, .batch = &of, .loss_factor = scale};
     struct aq_stage_loss loss = {0};
     assert_int_equal(aq_stage_forward(stage, 0, &input, last ? NULL : batch.y, last ? &loss : NULL, NULL), AQ_OK);
     assert_int_equal(aq_stage_backward(stage, 0, last ? NULL : batch.dy, first ? NULL : batch.dx, NULL), AQ_OK);

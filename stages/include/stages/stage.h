@@ -68,7 +68,7 @@ enum aq_stage_precision {
     AQ_STAGE_FP32 = 1,
     AQ_STAGE_BF16 = 2,
     AQ_STAGE_TF32 = 3, /* fp32 values whose products read 10 bits of mantissa: GPUs alone (AQ_INVAL elsewhere) */
-    AQ_STAGE_FP16 = 4  /* needs a scaled loss: see aq_stage_input.loss_scale */
+    AQ_STAGE_FP16 = 4  /* needs a scaled loss: see aq_stage_input.loss_factor */
 };
 
 /*
@@ -497,7 +497,7 @@ struct aq_stage_input {
      * The gradient of a target's loss: 1 / (targets of the whole batch), times a factor that keeps gradients within
      * fp16's range: every gradient comes out with it, and is infinite or NaN if it was too large.
      */
-    float loss_scale;
+    float loss_factor;
 };
 
 /*
