@@ -35,8 +35,8 @@
 enum {
     HONEST = 2, /* a and b, at the connections 0 and 1 */
     LINES_MAX = 64,
-    RUNS_MAX = 16,   /* of the server */
-    POLLS_MAX = 4000 /* after the input: far more than all waits together */
+    RUNS_MAX = LINES_MAX + 2, /* of the server: each line may end one */
+    POLLS_MAX = 4000          /* after the input: far more than all waits together */
 };
 
 static const uint64_t ms_ns = 1000 * 1000;
