@@ -142,6 +142,8 @@ static void test_a_job_of_another_user_is_named(void **state)
     snprintf(path, sizeof path, "%s/aqpipe-gpu-%u-test-uuid.lock", folder, SOMEBODY);
     assert_int_equal(cuda_take_file(path, 7, "runs/theirs", &fd), AQ_OK);
     assert_false(cuda_other_user(folder, "test-uuid", &user)); /* the name is another's, and the file is not */
+    assert_int_equal(chown(path, SOMEBODY + 1, SOMEBODY + 1), 0); /* nor is it of whom the name says */
+    assert_false(cuda_other_user(folder, "test-uuid", &user));
     assert_int_equal(chown(path, SOMEBODY, SOMEBODY), 0);
     assert_true(cuda_other_user(folder, "test-uuid", &user));
     assert_int_equal(user, SOMEBODY);
