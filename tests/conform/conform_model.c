@@ -560,6 +560,7 @@ static void test_gradients_match_finite_differences(void **state)
 }
 
 #include "conform_model_adapters.h"
+#include "conform_model_published.h"
 #include "conform_model_parts.h"
 #include "conform_model_rope.h"
 
@@ -869,6 +870,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_gradients_of_adapters_match_finite_differences),
         cmocka_unit_test(test_adapters_equal_a_merged_model),
         cmocka_unit_test(test_saved_modules_train_whole),
+        cmocka_unit_test(test_positions_fit_what_is_published),
         cmocka_unit_test(test_frozen_weights_in_fewer_bits_are_the_same_in_every_cut),
         cmocka_unit_test(test_frozen_weights_in_fewer_bits_compute_as_their_values),
         cmocka_unit_test(test_parts_are_the_same_in_every_cut),
