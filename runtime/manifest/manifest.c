@@ -329,6 +329,7 @@ static enum aq_status read_job(struct aq_manifest *manifest, const char *text, s
     if (facts->train_samples && !facts->places && !aq_yaml_find(manifest->root, "data.bos"))
         manifest->job.data.bos = AQ_BEGIN_NONE; /* planned by a version that put nothing in front */
     AQ_TRY(aq_manifest_adapter(manifest));
+    aq_manifest_untie(manifest);
     const uint32_t tokens = aq_model_tokens(manifest->job.model.config.kind);
     if (tokens && aq_yaml_find(manifest->root, "train.T") && manifest->job.train.T != tokens)
         aq_manifest_error(manifest, "train.T", "a sample of %s has no tokens to count; leave it out",

@@ -164,8 +164,7 @@ static const char *layers_text(uint32_t first, uint32_t end, char text[LAYERS_BY
     return text;
 }
 
-/* The word of the model's layers and tensors that is nearest to one that none has; "" where none is near. */
-static void nearest_word(const struct aq_model_config *model, uint32_t T, const char *unknown, char *out, size_t bytes)
+void aq_manifest_nearest(const struct aq_model_config *model, uint32_t T, const char *unknown, char *out, size_t bytes)
 {
     char words[WORDS_BYTES];
     uint32_t least = UINT32_MAX;
@@ -200,7 +199,7 @@ static void pattern_error(struct aq_manifest *manifest, const char *key, const s
                           pattern->text, pattern->named);
         return;
     }
-    nearest_word(model, manifest->job.train.T, pattern->unknown, near, sizeof near);
+    aq_manifest_nearest(model, manifest->job.train.T, pattern->unknown, near, sizeof near);
     aq_model_layer_name(model, 1, layer, sizeof layer);
     if (*near)
         aq_manifest_error(manifest, key, "'%s' names nothing of the model: it has no '%s'; did you mean '%s'?",
@@ -229,24 +228,6 @@ static void check_patterns(struct aq_manifest *manifest, const char *key, const 
         aq_manifest_error(manifest, key, "has more than %d patterns", AQ_FREEZE_PATTERNS_MAX);
 }
 
-/* Adapters with a trained length per row (DoRA). */
-static void check_dora(struct aq_manifest *manifest)
-{
-    const struct aq_job *job = &manifest->job;
-    if (!job->train.lora.dora) return;
-    if (job->train.lora.rank == 0)
-        aq_manifest_error(manifest, "lora.dora", "but lora.rank is 0: there are no adapters");
-    else if (job->train.lora.dropout > 0.0f)
-        aq_manifest_error(manifest, "lora.dropout", "does not go with lora.dora: write lora.dropout: 0");
-    for (uint32_t r = 0; r < aq_job_ranks(job); r++)
-        if (aq_device_gpu(job->pipeline.stages[r].device) != AQ_GPU_NO) {
-            aq_manifest_error(manifest, "lora.dora",
-                              "is computed only on CPUs: stage %u has device %s; set device: cpu",
-                              r % job->pipeline.stage_count, job->pipeline.stages[r].device);
-            return;
-        }
-}
-
 /* Something is left to train, adapters fit their layers, and the model can have adapters. */
 static void check_freeze(struct aq_manifest *manifest)
 {
@@ -257,7 +238,7 @@ static void check_freeze(struct aq_manifest *manifest)
     const uint32_t errors = manifest->errors.count;
     if (model.vocabulary == 0) model.vocabulary = VOCABULARY_ANY; /* what matters here are names */
     check_patterns(manifest, "train.freeze", &model, train->freeze, aq_model_freeze_pattern);
-    check_dora(manifest);
+    aq_manifest_lora(manifest, &model);
     if (adapts) check_patterns(manifest, "lora.targets", &model, train->lora.targets, aq_model_lora_pattern);
     if (adapts && aq_model_lora_pattern(&model, train->T, "*", 0, &any) && any.tensors == 0)
         aq_manifest_error(manifest, "lora.rank", "%s has no layers that adapters are made for", model.kind);

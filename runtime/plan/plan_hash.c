@@ -80,7 +80,8 @@ static const char *const silent[] = {
     "data.pack_mask",   "train.early_stop",   "checkpoint.best",       "edges.guard",      "edges.bits",
     "split.client",     "split.rounds",       "split.epochs",          "split.privacy.",   "split.capture",
     "split.statistics", "split.labels",       "data.augment.",         "train.schedule",   "edges.check",
-    "model.logits",     "data.bos",           "data.chat_variables",
+    "model.logits",     "data.bos",           "data.chat_variables",   "lora.rank_pattern", "lora.alpha_pattern",
+    "lora.modules_to_save",
 };
 
 static bool names(const char *const *list, size_t count, const char *name)
