@@ -126,7 +126,7 @@ static enum aq_status open_mode(const char *folder, const char *name, enum aq_fi
     const bool may_miss = how == AQ_FILE_READ || how == AQ_FILE_UPDATE;
     enum aq_status status = place_open(folder, name, &place);
     if (status == AQ_NOTFOUND && !may_miss)
-        return aq_fail(AQ_NOTFOUND, AREA, "cannot make %s: its folder is not there", place.text);
+        return aq_fail(AQ_NOTFOUND, AREA, "cannot make %s: its folder does not exist", place.text);
     AQ_TRY(status);
     if (how == AQ_FILE_ANEW && unlinkat(place.parent, place.base, 0) != 0 && errno != ENOENT) {
         status = errno == EISDIR || errno == EPERM ? aq_fail(AQ_REFUSED, AREA, "%s is a folder: remove it", place.text)
@@ -240,7 +240,7 @@ enum aq_status aq_file_make_folder(const char *folder, const char *name)
         part[i] = 0;
         enum aq_status status = place_open(folder, part, &place);
         if (status == AQ_NOTFOUND)
-            return aq_fail(AQ_NOTFOUND, AREA, "cannot make the folder %s: the one around it is not there", place.text);
+            return aq_fail(AQ_NOTFOUND, AREA, "cannot make the folder %s: its parent does not exist", place.text);
         AQ_TRY(status);
         int fd = -1;
         if (mkdirat(place.parent, place.base, 0700) == 0)

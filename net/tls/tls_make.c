@@ -139,7 +139,9 @@ enum aq_status aq_tls_make_authority(const char *folder, const char *job, int64_
     if (mkdir(folder, 0700) != 0 && errno != EEXIST) return aq_fail_errno(AREA, "cannot make the folder %s", folder);
     AQ_TRY(aq_tls_folder_check(folder));
     if (exists(folder, "authority.pem") || exists(folder, "authority-key.pem"))
-        return aq_fail(AQ_REFUSED, AREA, "%s has an authority already: choose another folder, or remove this one",
+        return aq_fail(AQ_REFUSED, AREA,
+                       "%s has an authority already: `aqpipe keys renew` and `keys add-host` make more of its "
+                       "certificates; a new authority needs another folder",
                        folder);
     EVP_PKEY *key = EVP_EC_gen("P-256");
     if (!key) return failed("a private key");

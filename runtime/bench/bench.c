@@ -22,14 +22,25 @@ static const struct aq_command_line line;
 static int run_one(const struct aq_bench_options *options, const char *name)
 {
     static bool told; /* the machine is printed once, before all figures */
-    bool found = false;
     for (int i = 0; i < BENCHES; i++) {
         if (strcmp(name, "all") != 0 && strcmp(name, benches[i].name) != 0) continue;
         if (!told) aq_bench_machine(options);
-        found = told = true;
+        told = true;
         if (benches[i].run(options) != AQ_OK) return AQ_EXIT_FAILED;
     }
-    if (found) return AQ_EXIT_DONE;
+    return AQ_EXIT_DONE;
+}
+
+static bool is_bench(const char *name)
+{
+    int i = 0;
+    while (i < BENCHES && strcmp(name, benches[i].name) != 0)
+        i++;
+    return i < BENCHES || strcmp(name, "all") == 0;
+}
+
+static int unknown(const char *name)
+{
     struct aq_nearest nearest = {.word = name};
     for (int i = 0; i < BENCHES; i++)
         aq_nearest_try(&nearest, benches[i].name);
@@ -98,6 +109,8 @@ int aq_command_bench(int argc, char **argv)
     if (code != AQ_OPTIONS_READ) return code;
     if (names.count == 0) return aq_options_wrong(line.name, "which one?");
     code = AQ_EXIT_DONE;
+    for (uint32_t i = 0; i < names.count; i++)
+        if (!is_bench(names.of[i])) return unknown(names.of[i]);
     char instructions[64];
     aq_processor_text(aq_processor_used(), instructions);
     fprintf(stderr, "aqpipe bench: instructions %s\n", instructions);

@@ -25,6 +25,7 @@ struct pair {
     float *a, *b, *m, *factors; /* m NULL: rows have no own lengths */
     struct aq_weights_low_rank plus;
     uint64_t lengths;    /* of m                              */
+    float alpha;
     bool fan_in_fan_out; /* the published matrix is (in, out) */
 };
 
@@ -43,6 +44,8 @@ struct aq_adapters {
     struct beside *beside;
     uint32_t count, beside_count;
     bool wrapped; /* the model is the text model of one of texts and images */
+    bool tied;    /* the embedding's table trains, and is the head, too     */
+    char head[AQ_TENSOR_NAME_MAX];
 };
 
 static struct pair *pair_find(const struct aq_adapters *adapters, const char *of)
@@ -77,9 +80,10 @@ static enum aq_status half_read(struct aq_adapters *adapters, const struct aq_we
     if (which == 'M') return lengths_read(pair, file, index, info);
     float **to = which == 'A' ? &pair->a : &pair->b;
     const uint32_t low = which == 'A' ? 0 : 1;
-    if (*to || info->dimensions != 2 || info->shape[low] != adapters->lora.rank)
-        return aq_fail(AQ_CORRUPT, "checkpoint", "%s is not a matrix of an adapter of rank %u", info->name,
-                       adapters->lora.rank);
+    struct aq_lora_config its;
+    aq_lora_of(&adapters->lora, adapters->model, of, &its);
+    if (*to || info->dimensions != 2 || info->shape[low] != its.rank)
+        return aq_fail(AQ_CORRUPT, "checkpoint", "%s is not a matrix of an adapter of rank %u", info->name, its.rank);
     AQ_TRY(aq_alloc(info->count * sizeof(float), &memory));
     *to = memory;
     *(which == 'A' ? &pair->plus.in : &pair->plus.out) = info->shape[1 - low];
@@ -134,16 +138,41 @@ static enum aq_status pairs_check(struct aq_adapters *adapters)
 {
     for (uint32_t i = 0; i < adapters->count; i++) {
         struct pair *pair = &adapters->pairs[i];
+        struct aq_lora_config its;
         if (!pair->a || !pair->b || !pair->m != !adapters->lora.dora || (pair->m && pair->lengths != pair->plus.out))
             return aq_fail(AQ_CORRUPT, "checkpoint", "the adapter of %s is not whole", pair->of);
         pair->plus.a = pair->a;
         pair->plus.b = pair->b;
         pair->plus.m = pair->m;
         pair->plus.factors = pair->factors;
-        pair->plus.rank = adapters->lora.rank;
-        pair->plus.scale = aq_lora_scale(&adapters->lora);
+        aq_lora_of(&adapters->lora, adapters->model, pair->of, &its);
+        pair->plus.rank = its.rank;
+        pair->plus.scale = aq_lora_scale(&its);
+        pair->alpha = its.alpha;
     }
     return AQ_OK;
+}
+
+static const struct beside *beside_find(const struct aq_adapters *adapters, const char *name)
+{
+    for (uint32_t i = 0; i < adapters->beside_count; i++)
+        if (strcmp(adapters->beside[i].info.name, name) == 0) return &adapters->beside[i];
+    return NULL;
+}
+
+/* The table that is the head, too, is there by both names, as PEFT has it. */
+static void find_tied(struct aq_adapters *adapters)
+{
+    char table[AQ_TENSOR_NAME_MAX] = "";
+    aq_model_tied_head(adapters->model, adapters->head);
+    if (!adapters->head[0] || adapters->model->tied == AQ_TIED_NO) return;
+    (void)aq_model_ties(adapters->model, adapters->model->context, NULL, NULL, table);
+    const struct beside *from = beside_find(adapters, table);
+    adapters->tied = from != NULL;
+    if (!from || beside_find(adapters, adapters->head)) return; /* behind a cut the head has a copy */
+    struct beside *again = &adapters->beside[adapters->beside_count++];
+    *again = *from;
+    again->info.name = adapters->head;
 }
 
 enum aq_status aq_adapters_open(struct aq_weights *const *files, uint32_t stages, const struct aq_model_config *model,
@@ -166,6 +195,7 @@ enum aq_status aq_adapters_open(struct aq_weights *const *files, uint32_t stages
         AQ_TRY_GOTO(file_read(adapters, files[s]), out);
     AQ_TRY_GOTO(pairs_check(adapters), out);
     AQ_TRY_GOTO(orient(adapters), out);
+    find_tied(adapters);
     *out = adapters;
     return AQ_OK;
 out:
@@ -293,12 +323,16 @@ static double shortest(float value)
 
 static enum aq_status write_config(const struct aq_adapters *adapters, const char *folder, const char *base)
 {
-    json_t *targets = json_array(), *saved = json_array();
+    json_t *targets = json_array(), *saved = json_array(), *ranks = json_object(), *alphas = json_object();
     char module[AQ_TENSOR_NAME_MAX];
     struct aq_text text = {0};
     for (uint32_t i = 0; i < adapters->count; i++) {
-        module_of(adapters, adapters->pairs[i].of, module);
+        const struct pair *pair = &adapters->pairs[i];
+        module_of(adapters, pair->of, module);
         json_array_append_new(targets, json_string(module));
+        if (pair->plus.rank != adapters->lora.rank)
+            json_object_set_new(ranks, module, json_integer((json_int_t)pair->plus.rank));
+        if (pair->alpha != adapters->lora.alpha) json_object_set_new(alphas, module, json_real(shortest(pair->alpha)));
     }
     for (uint32_t i = 0; i < adapters->beside_count; i++) {
         module_of(adapters, adapters->beside[i].info.name, module);
@@ -309,12 +343,14 @@ static enum aq_status write_config(const struct aq_adapters *adapters, const cha
         saved = json_null();
     }
     json_t *config = json_pack(
-        "{s:s, s:i, s:f, s:f, s:b, s:b, s:s, s:b, s:b, s:b, s:o, s:o, s:o, s:o}", "peft_type", "LORA", "r",
+        "{s:s, s:i, s:f, s:f, s:b, s:b, s:s, s:b, s:b, s:b, s:o, s:o, s:o, s:o, s:o, s:o}", "peft_type", "LORA", "r",
         (int)adapters->lora.rank, "lora_alpha", shortest(adapters->lora.alpha), "lora_dropout",
         shortest(adapters->lora.dropout), "use_rslora", adapters->lora.rslora, "use_dora", adapters->lora.dora, "bias",
         "none", "fan_in_fan_out", adapters->count > 0 && adapters->pairs[0].fan_in_fan_out, "inference_mode", 1,
         "init_lora_weights", 1, "target_modules", targets, "modules_to_save", saved, "base_model_name_or_path",
-        base ? json_string(base) : json_null(), "task_type", json_null());
+        base ? json_string(base) : json_null(), "task_type", json_null(), "rank_pattern", ranks, "alpha_pattern",
+        alphas);
+    if (adapters->tied) json_object_set_new(config, "ensure_weight_tying", json_true());
     enum aq_status status = aq_json_text(config, JSON_INDENT(2) | JSON_SORT_KEYS, &text);
     json_decref(config);
     if (status == AQ_OK)

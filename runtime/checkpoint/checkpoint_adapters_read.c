@@ -113,7 +113,7 @@ static enum aq_status product_merge(const struct reader *reader, const struct aq
     enum aq_status status;
     if (!half_name(info->name, 'A', name, sizeof name)) return AQ_OK;
     if (aq_adapter_folder_find(reader->folder, reader->model, name, &index) != AQ_OK) return AQ_OK;
-    aq_adapter_folder_lora_of(reader->folder, reader->model, info->name, &lora);
+    aq_lora_of(aq_adapter_folder_lora(reader->folder), reader->model, info->name, &lora);
     AQ_TRY_GOTO(values_read(reader, index, false, &a, &of_a), out);
     (void)half_name(info->name, 'B', name, sizeof name);
     AQ_TRY_GOTO(aq_adapter_folder_find(reader->folder, reader->model, name, &index), out);

@@ -139,8 +139,10 @@ static enum aq_status look_at_adapter(const char *path, struct look *look)
         aq_weights_info(weights, i, &info);
         look->adapted += aq_tensor_adapts(info.name, &which, of) && which == 'A';
     }
-    const struct aq_model_config *model = aq_model_folder_model(look->folder);
-    const enum aq_status status = aq_adapter_folder_match(folder, model, false, targets, sizeof targets);
+    struct aq_model_config model = *aq_model_folder_model(look->folder);
+    if (!aq_adapter_folder_ties(folder, &model)) model.tied = AQ_TIED_NO;
+    look->lora.targets = look->lora.ranks = look->lora.alphas = look->lora.saved = NULL; /* the folder's */
+    const enum aq_status status = aq_adapter_folder_match(folder, &model, false, targets, sizeof targets);
     if (status == AQ_MISMATCH && !look->problem[0])
         snprintf(look->problem, sizeof look->problem, "%.1000s", aq_error_text());
     aq_adapter_folder_close(folder);

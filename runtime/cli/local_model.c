@@ -158,6 +158,7 @@ enum aq_status aq_local_load(struct aq_local *local, const struct aq_asked_size 
     const struct aq_device_config device = {.kind = "cpu", .threads = local->asked.threads};
     aq_model_use_task(&local->model, size->task, size->labels);
     AQ_TRY(aq_model_config_check(&local->model));
+    AQ_TRY(aq_asked_untie(local->asked.adapter, &local->model));
     struct aq_stage_config config = aq_asked_config(&local->model, local->asked.precision, size);
     AQ_TRY(aq_device_open(&device, &local->device));
     local->stage_count = local->plan ? local->plan->stage_count : 1;

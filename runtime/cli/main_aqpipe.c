@@ -116,8 +116,8 @@ static int help_aliases(void)
 static int help_about(int topics, char **topic)
 {
     char *name = topics > 0 ? meant(topic[0]) : NULL;
-    static char option[] = "--help";
-    if (!name) {
+    static char option[] = "--help", keys[] = "keys";
+    if (!name || strcmp(name, option) == 0) {
         help(stdout);
         return AQ_EXIT_DONE;
     }
@@ -128,6 +128,7 @@ static int help_about(int topics, char **topic)
         return aq_completion_program(stdout, topics > 1 ? topic[1] : "", "aqpipe", commands, COMMANDS);
     char *arguments[] = {name, topics > 1 ? topic[1] : option, option, NULL};
     const struct aq_command *command = find(name);
+    if (strchr(name, '.')) return aq_command_help_keys(2, (char *[]){keys, name, NULL}); /* a key of a manifest */
     return command && command->help ? command->run(topics > 1 ? 3 : 2, arguments) : unknown(name);
 }
 

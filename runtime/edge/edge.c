@@ -465,7 +465,7 @@ static enum aq_status rung_take(const struct aq_edge *edge, const struct aq_fram
     const uint32_t count = *codec == edge->raw ? 1 : by->count;
     if (rung == 0) return AQ_OK;
     if (rung >= count)
-        return aq_fail(AQ_PROTO, "edge", "edge %u: step %llu micro-batch %u is coded on rung %u, there are %u",
+        return aq_fail(AQ_PROTO, "edge", "edge %u: step %llu micro-batch %u has bit level %u of %u",
                        edge->shape.edge, (unsigned long long)frame->step, frame->micro_batch, rung, count);
     *codec = by->codecs[rung];
     return AQ_OK;

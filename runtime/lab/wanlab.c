@@ -14,37 +14,19 @@
 #include "wan_check.h"
 #include "wan_lab.h"
 
-static const char about[] = "A wide-area network on one machine: N ends, each a network namespace, and between every "
-                            "two of them a link with a rate, a "
-                            "delay, losses and a bounded queue. COMMAND runs at end 0; what it starts at other ends "
-                            "meets it over those links. When COMMAND "
-                            "ends, everything that runs in the lab ends, and nothing is left behind. Root, "
-                            "/dev/net/tun; neither netem nor iproute2.";
+static const char about[] =
+    "A wide-area network on one machine: N ends, each a network namespace, and between every two of them a link with a "
+    "rate, a delay, losses and a bounded queue. COMMAND runs at end 0. Nothing is left behind. Root, /dev/net/tun.";
 
 static const char more[] =
-    "End I has the address 10.79.0.(I+1) on its device wan0, and its own loopback. A link is two lines, one each way: "
-    "packets wait in "
-    "a queue, are sent at the rate, take half the round trip, and may be lost at the end. VALUES with a slash set the "
-    "two "
-    "directions: --rate 100/20 is 100 from lower to higher ends and 20 back; after --end, out of it and into it. "
-    "--rtt 60/20 is 60 ms "
-    "one way and 20 back.\n"
-    "\n"
-    "Settings apply to all links; after --link A-B or --end A only to those; after --at S from that second on:\n"
+    "End I has the address 10.79.0.(I+1) on its device wan0. Two values with a slash set the two directions of a link. "
+    "Settings apply to all links; after --link A-B or --end A only to those; after --at S from that second on "
+    "(docs/NETWORKS.md):\n"
     "  tools/wanlab 4 --rate 100 --rtt 80 --loss 0.1 -- bash        a shell at end 0\n"
-    "  tools/wanlab 4 --rate 100 --rtt 20 --at 10 --end 3 --rtt 400 --at 30 --rtt 20 -- ./train\n"
-    "  tools/wanlab 2 --rate 100 --at 5 --link 0-1 --loss 100/0 -- ./test     silence, one way\n"
-    "In the lab (AQPIPE_WANLAB is set to N):\n"
-    "  tools/wanlab exec 2 COMMAND...         run it at end 2\n"
-    "  tools/wanlab set --link 1-2 --rtt 400  change the lab from now on; takes the settings below\n"
-    "tools/wanlab --check measures rate, delay and loss of a lab against what was asked: 5 percent.\n"
-    "\n"
-    "Losses come from --seed and the number of the packet on its line; TCP's packets count one by one, as the network "
-    "would see them "
-    "(of --mtu), though the kernel hands them over in runs. A packet may come up to 1/80 of the one-way delay early "
-    "(0.05 to 0.5 ms), with one before it. "
-    "--stats prints how much of a core the lab took, and how late it was.\n"
-    "Exit status: COMMAND's; 1 the lab could not be made; 2 wrong usage; --check: 77 if the machine cannot have labs.";
+    "  tools/wanlab 2 --rate 100/20 --at 5 --link 0-1 --loss 100/0 -- ./test     silence, one way\n"
+    "  tools/wanlab exec 2 COMMAND...         in the lab: run it at end 2\n"
+    "  tools/wanlab set --link 1-2 --rtt 400  in the lab: change it from now on\n"
+    "Exit status: COMMAND's; 1 no lab could be made; 2 wrong usage; --check: 77 if this machine cannot have labs.";
 
 struct asked {
     struct aq_wan_lab lab;

@@ -8,6 +8,7 @@
 
 #include <errno.h>
 #include <limits.h>
+#include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -85,6 +86,18 @@ static enum aq_status absolute(struct aq_manifest *manifest, const struct aq_yam
     return aq_pool_text(&manifest->pool, joined, (size_t)bytes, out);
 }
 
+/* Is it a number of the key's kind, and only outside of its range? */
+static bool is_number(const struct aq_key *key, const char *text)
+{
+    const bool whole = key->kind == AQ_KEY_U32 || key->kind == AQ_KEY_U64 || key->kind == AQ_KEY_I32;
+    const char *digits = text + (*text == '-' || *text == '+');
+    char *end;
+    if (whole) return *digits && strspn(digits, "0123456789") == strlen(digits);
+    if (key->kind != AQ_KEY_F32 || !strpbrk(text, "0123456789")) return false;
+    const double value = strtod(text, &end);
+    return *end == 0 && isfinite(value) && text[strspn(text, "+-.0123456789eE")] == 0;
+}
+
 enum aq_status aq_manifest_scalar(struct aq_manifest *manifest, const struct aq_key *key,
                                   const struct aq_yaml_node *node, const char *path, void *base)
 {
@@ -97,6 +110,11 @@ enum aq_status aq_manifest_scalar(struct aq_manifest *manifest, const struct aq_
     }
     if (!*node->text && !node->quoted) {
         aq_yaml_error(&manifest->errors, node, "%s: has no value; must be %s", path, wants);
+        return AQ_OK;
+    }
+    if (aq_key_read(key, node->text, node->quoted, base) != AQ_OK && !node->quoted &&
+        is_number(key, node->text)) {
+        aq_yaml_error(&manifest->errors, node, "%s: '%.64s' is out of range: must be %s", path, node->text, wants);
         return AQ_OK;
     }
     if (aq_key_read(key, node->text, node->quoted, base) != AQ_OK) {
@@ -311,6 +329,7 @@ static enum aq_status read_job(struct aq_manifest *manifest, const char *text, s
     if (facts->train_samples && !facts->places && !aq_yaml_find(manifest->root, "data.bos"))
         manifest->job.data.bos = AQ_BEGIN_NONE; /* planned by a version that put nothing in front */
     AQ_TRY(aq_manifest_adapter(manifest));
+    aq_manifest_untie(manifest);
     const uint32_t tokens = aq_model_tokens(manifest->job.model.config.kind);
     if (tokens && aq_yaml_find(manifest->root, "train.T") && manifest->job.train.T != tokens)
         aq_manifest_error(manifest, "train.T", "a sample of %s has no tokens to count; leave it out",
@@ -405,8 +424,11 @@ void aq_job_close(struct aq_job *job)
 
 void aq_job_place(const struct aq_job *job, const char *key, char *text, size_t bytes)
 {
+    static const char set[] = "--set ";
     const struct aq_yaml_node *node = aq_yaml_find(manifest_of(job)->root, key);
-    if (node)
+    if (node && strncmp(node->source, set, sizeof set - 1) == 0 && strcmp(node->source + sizeof set - 1, key) == 0)
+        snprintf(text, bytes, "--set"); /* the key follows in each message */
+    else if (node)
         aq_yaml_place(node, text, bytes);
     else
         snprintf(text, bytes, "%s", job->source);

@@ -52,6 +52,14 @@ enum aq_status aq_manifest_adapter(struct aq_manifest *manifest);
 /* manifest_data.c: after them, the kind of the data where the manifest names none, from the first file. */
 void aq_manifest_data(struct aq_manifest *manifest);
 
+/* manifest_lora.c: after both, model.tied where an embedding or a head trains whole. */
+void aq_manifest_untie(struct aq_manifest *manifest);
+/* manifest_lora.c: what concerns the names in the keys of adapters. The model is checked. */
+void aq_manifest_lora(struct aq_manifest *manifest, const struct aq_model_config *model);
+
+/* manifest_adapter.c: the word of the model's layers and tensors that is nearest to one that none has; "": none is. */
+void aq_manifest_nearest(const struct aq_model_config *model, uint32_t T, const char *unknown, char *out, size_t bytes);
+
 /* manifest_rules.c: what keys.def says of keys that need or exclude each other. AQ_NOMEM. */
 enum aq_status aq_manifest_rules(struct aq_manifest *manifest);
 

@@ -41,43 +41,82 @@ static void take_numbers(struct aq_manifest *manifest, const struct aq_lora_conf
     if (!given(manifest, "lora.dropout")) here->dropout = there->dropout; /* a choice of training */
 }
 
+/* Its texts become the job's. They name what they name in PEFT; a manifest cannot change them. */
+static enum aq_status take_texts(struct aq_manifest *manifest, const struct aq_lora_config *there)
+{
+    struct aq_lora_config *here = &manifest->job.train.lora;
+    const struct {
+        const char *key, *from, **to;
+    } texts[] = {{"lora.rank_pattern", there->ranks, &here->ranks},
+                 {"lora.alpha_pattern", there->alphas, &here->alphas},
+                 {"lora.modules_to_save", there->saved, &here->saved}};
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
+        if (given(manifest, texts[i].key))
+            aq_manifest_error(manifest, texts[i].key,
+                              "adapter_config.json (lora.weights) decides that; leave the key out");
+        else if (texts[i].from)
+            AQ_TRY(aq_pool_text(&manifest->pool, texts[i].from, strlen(texts[i].from), texts[i].to));
+    }
+    return AQ_OK;
+}
+
+/* The model is untied where the folder holds the embedding and the head apart. */
+static void untie(struct aq_manifest *manifest)
+{
+    if (given(manifest, "model.tied"))
+        aq_manifest_error(manifest, "model.tied",
+                          "but adapter_config.json (lora.weights) trains the embedding or the head apart "
+                          "(modules_to_save without ensure_weight_tying); set model.tied: untied");
+    else
+        aq_log("manifest", 1, "model.tied: untied, because lora.weights trains the embedding or the head apart");
+    manifest->job.model.config.tied = AQ_TIED_NO;
+}
+
+/* Opens the folder and compares it with the model. *folder: also where it failed; or NULL. *apart: as of untie. */
+static enum aq_status compare(const char *path, struct aq_model_config *model, struct aq_adapter_folder **folder,
+                              bool *apart, char *targets)
+{
+    AQ_TRY(aq_adapter_folder_open(path, folder));
+    *apart = !aq_adapter_folder_ties(*folder, model);
+    if (*apart) model->tied = AQ_TIED_NO;
+    AQ_TRY(aq_adapter_folder_trains(*folder, model));
+    return aq_adapter_folder_match(*folder, model, false, targets, TARGETS_BYTES);
+}
+
 enum aq_status aq_manifest_adapter(struct aq_manifest *manifest)
 {
     struct aq_job *job = &manifest->job;
-    struct aq_adapter_folder *folder;
-    struct aq_lora_config numbers = {.rank = 0};
+    struct aq_adapter_folder *folder = NULL;
     struct aq_error_hold why;
     char targets[TARGETS_BYTES];
+    bool apart = false;
     if (!job->train.lora_weights || job->facts.train_samples || manifest->errors.count) return AQ_OK;
     struct aq_model_config model = job->model.config;
     if (model.vocabulary == 0) model.vocabulary = VOCABULARY_ANY;
+    aq_model_use_task(&model, job->model.task, model.labels);
     aq_error_hold(&why);
     enum aq_status status = aq_model_config_check(&model);
     if (status != AQ_OK) { /* reported by the check of the model */
         aq_error_release(&why);
         return AQ_OK;
     }
-    status = aq_adapter_folder_open(job->train.lora_weights, &folder);
-    if (status == AQ_OK) {
-        numbers = *aq_adapter_folder_lora(folder);
-        status = aq_adapter_folder_trains(folder, &model);
-        if (status == AQ_OK) status = aq_adapter_folder_match(folder, &model, false, targets, sizeof targets);
-        aq_adapter_folder_close(folder);
-    }
+    status = compare(job->train.lora_weights, &model, &folder, &apart, targets);
     aq_error_release(&why);
-    if (numbers.rank) take_numbers(manifest, &numbers); /* its errors are for the user: not held */
-    if (status != AQ_OK)
-        aq_manifest_error(manifest, "lora.weights", "%s", why.text);
-    else if (given(manifest, "lora.targets"))
+    if (apart) untie(manifest);
+    if (status != AQ_OK) aq_manifest_error(manifest, "lora.weights", "%s", why.text);
+    if (!folder) return AQ_OK;
+    take_numbers(manifest, aq_adapter_folder_lora(folder));
+    enum aq_status kept = take_texts(manifest, aq_adapter_folder_lora(folder));
+    aq_adapter_folder_close(folder);
+    if (status == AQ_OK && given(manifest, "lora.targets"))
         aq_manifest_error(manifest, "lora.targets",
                           "lora.weights decides which layers have adapters; leave the key out");
-    else if (*targets)
-        return aq_pool_text(&manifest->pool, targets, strlen(targets), &job->train.lora.targets);
-    return AQ_OK;
+    else if (kept == AQ_OK && status == AQ_OK && *targets)
+        kept = aq_pool_text(&manifest->pool, targets, strlen(targets), &job->train.lora.targets);
+    return kept;
 }
 
-/* The word of the model's layers and tensors that is nearest to one that none has; "" where none is near. */
-static void nearest_word(const struct aq_model_config *model, uint32_t T, const char *unknown, char *out, size_t bytes)
+void aq_manifest_nearest(const struct aq_model_config *model, uint32_t T, const char *unknown, char *out, size_t bytes)
 {
     char words[WORDS_BYTES];
     uint32_t least = UINT32_MAX;
@@ -112,7 +151,7 @@ static void pattern_error(struct aq_manifest *manifest, const char *key, const s
                           pattern->text, pattern->named);
         return;
     }
-    nearest_word(model, manifest->job.train.T, pattern->unknown, near, sizeof near);
+    aq_manifest_nearest(model, manifest->job.train.T, pattern->unknown, near, sizeof near);
     aq_model_layer_name(model, 1, layer, sizeof layer);
     if (*near)
         aq_manifest_error(manifest, key, "'%s' names nothing of the model: it has no '%s'; did you mean '%s'?",
@@ -164,6 +203,7 @@ void aq_manifest_check_freeze(struct aq_manifest *manifest)
     const uint32_t errors = manifest->errors.count;
     if (model.vocabulary == 0) model.vocabulary = VOCABULARY_ANY; /* what matters here are names */
     check_patterns(manifest, "train.freeze", &model, train->freeze, aq_model_freeze_pattern);
+    aq_manifest_lora(manifest, &model);
     if (adapts) check_patterns(manifest, "lora.targets", &model, train->lora.targets, aq_model_lora_pattern);
     if (adapts && aq_model_lora_pattern(&model, train->T, "*", 0, &any) && any.tensors == 0)
         aq_manifest_error(manifest, "lora.rank", "%s has no layers that adapters are made for", model.kind);

@@ -19,6 +19,9 @@ void aq_yaml_place(const struct aq_yaml_node *node, char *text, size_t bytes)
         snprintf(text, bytes, "%s", node->source);
 }
 
+/* Before the key, as the source of a value of the command line. */
+static const char set_source[] = "--set ";
+
 void aq_yaml_error(struct aq_yaml_errors *errors, const struct aq_yaml_node *node, const char *format, ...)
 {
     errors->count++;
@@ -29,6 +32,10 @@ void aq_yaml_error(struct aq_yaml_errors *errors, const struct aq_yaml_node *nod
     vsnprintf(text, sizeof text, format, arguments);
     va_end(arguments);
     aq_yaml_place(node, place, sizeof place);
+    /* "--set train.lr: train.lr: ..." names the key once. */
+    const char *key = strncmp(place, set_source, sizeof set_source - 1) == 0 ? place + sizeof set_source - 1 : NULL;
+    const size_t bytes = key ? strlen(key) : 0;
+    if (key && strncmp(text, key, bytes) == 0 && text[bytes] == ':') place[sizeof set_source - 2] = 0;
     (void)aq_fail(AQ_INVAL, "manifest", "%s: %s", place, text);
 }
 
@@ -65,8 +72,14 @@ static enum aq_status next_event(struct reader *reader, yaml_event_t *event)
     if (parser->error == YAML_MEMORY_ERROR) return aq_fail(AQ_NOMEM, "manifest", "no memory to read the manifest");
     const struct aq_yaml_node at =
         mark_of(reader, parser->error == YAML_READER_ERROR ? parser->mark : parser->problem_mark);
-    aq_yaml_error(reader->errors, &at, "not YAML: %s%s%s", parser->context ? parser->context : "",
-                  parser->context ? ", " : "", parser->problem ? parser->problem : "unreadable");
+    const char *context = parser->context ? parser->context : "";
+    const char *problem = parser->problem ? parser->problem : "unreadable";
+    const char *remedy = "";
+    if (strstr(context, "alias") || strstr(context, "anchor"))
+        remedy = "; put a text that begins with * or & in quotes";
+    else if (strstr(problem, "cannot start any token"))
+        remedy = "; indent with spaces, not with tabs, and put a text that begins with @, ` or % in quotes";
+    aq_yaml_error(reader->errors, &at, "not YAML: %s%s%s%s", context, *context ? ", " : "", problem, remedy);
     return AQ_INVAL;
 }
 

@@ -59,6 +59,16 @@ static enum aq_status check(const struct aq_stage *stage, const struct aq_model_
     return status;
 }
 
+enum aq_status aq_asked_untie(const char *adapter, struct aq_model_config *model)
+{
+    struct aq_adapter_folder *folder;
+    if (!adapter || model->tied == AQ_TIED_NO) return AQ_OK;
+    AQ_TRY(aq_adapter_folder_open(adapter, &folder));
+    if (!aq_adapter_folder_ties(folder, model)) model->tied = AQ_TIED_NO;
+    aq_adapter_folder_close(folder);
+    return AQ_OK;
+}
+
 enum aq_status aq_asked_stage_open(struct aq_device *device, const struct aq_stage_config *config, const char *path,
                                    const char *adapter, struct aq_stage **out)
 {

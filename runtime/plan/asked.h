@@ -30,6 +30,9 @@ struct aq_asked_size {
 struct aq_stage_config aq_asked_config(const struct aq_model_config *model, enum aq_stage_precision precision,
                                        const struct aq_asked_size *size);
 
+/* Adapters (NULL: none) that hold the embedding and the head apart need a model that is not tied: sets model->tied. */
+enum aq_status aq_asked_untie(const char *adapter, struct aq_model_config *model);
+
 /*
  * The stage of config's layers with the weights in the folder `path`, and PEFT's adapters in `adapter` (NULL: none)
  * added to them. AQ_NOTFOUND: a tensor is missing; also one that training would initialize at random (a classifier's

@@ -107,6 +107,7 @@ enum aq_status aq_plan_edge_at(const struct aq_plan *plan, uint32_t e, uint32_t 
 {
     const bool loopback = aq_plan_edge_loopback(plan->job, e);
     AQ_TRY(shape_fill(plan, e, layer_end, &edge->shape));
+    AQ_TRY(aq_plan_codecs_possible(plan->job, &edge->shape));
     AQ_TRY(aq_edge_size_of(&edge->shape, &edge->size));
     edge->step_forward_warm = step_bytes(plan, &edge->shape, edge->size.forward_warm_bytes, loopback);
     edge->step_forward_cold = step_bytes(plan, &edge->shape, edge->size.forward_cold_bytes, loopback);

@@ -39,6 +39,17 @@ static enum aq_status readable(const struct aq_job *job, const char *key, const 
     return error == ENOENT ? AQ_NOTFOUND : status;
 }
 
+/* A data set's path that is no file, which is there. */
+static enum aq_status is_file(const struct aq_job *job, const char *key, const char *path)
+{
+    struct stat about;
+    char place[PLACE_BYTES];
+    if (stat(path, &about) != 0 || S_ISREG(about.st_mode)) return AQ_OK;
+    aq_job_place(job, key, place, sizeof place);
+    return aq_fail(AQ_INVAL, "manifest", "%s: %s: %s is %s, not a file; name a file, or a list of files", place, key,
+                   path, S_ISDIR(about.st_mode) ? "a folder" : "a device, pipe or socket");
+}
+
 /* The facts of one of the two data sets. */
 struct told {
     uint64_t samples, digest;
@@ -63,8 +74,11 @@ static enum aq_status lengths_copy(const struct aq_dataset *dataset, struct told
 static enum aq_status dataset_facts(const struct aq_job *job, bool heldout, struct told *out)
 {
     const struct aq_dataset_config config = aq_plan_dataset(job, heldout);
-    for (uint32_t i = 0; i < config.path_count; i++)
-        AQ_TRY(readable(job, heldout ? "data.heldout" : "data.train", config.paths[i]));
+    for (uint32_t i = 0; i < config.path_count; i++) {
+        const char *key = heldout ? "data.heldout" : "data.train";
+        AQ_TRY(readable(job, key, config.paths[i]));
+        AQ_TRY(is_file(job, key, config.paths[i]));
+    }
     struct aq_dataset *dataset;
     AQ_TRY(aq_dataset_open(&config, &dataset));
     *out = (struct told){.samples = aq_dataset_count(dataset),

@@ -9,7 +9,7 @@
 #include <unistd.h>
 
 #include "aqsgd/base/control_group.h"
-#include "plan.h"
+#include "plan_private.h"
 
 enum { PLACE_BYTES = 512, PATH_BYTES = 4096, BLOCK_BYTES = 4096 };
 
@@ -38,6 +38,37 @@ enum aq_status aq_plan_devices_built(const struct aq_plan *plan)
             "%s: pipeline.stages: stage %u: device: %s is not in this build of aqpipe; use device: cpu, install "
             "a build with CUDA, or name the host that has one",
             place, r % plan->stage_count, stage->device);
+    }
+    return AQ_OK;
+}
+
+/* why: "bits with ec is not possible: ...". Its first word is the key, which may have its own place in the manifest. */
+static enum aq_status codec_refused(const struct aq_job *job, uint32_t edge, const char *direction, const char *why)
+{
+    char key[64], whole[64], place[PLACE_BYTES], at[PLACE_BYTES];
+    snprintf(key, sizeof key, "edges.%s", direction);
+    snprintf(whole, sizeof whole, "edges.%s.%.*s", direction, (int)strcspn(why, " "), why);
+    aq_job_place(job, key, place, sizeof place);
+    aq_job_place(job, whole, at, sizeof at);
+    const bool named = strcmp(at, job->source) != 0;
+    if (!named && strcmp(place, job->source) == 0) { /* neither key is given for all edges */
+        snprintf(key, sizeof key, "edges.list");
+        aq_job_place(job, key, place, sizeof place);
+        return aq_fail(AQ_INVAL, "manifest", "%s: %s: edge %u, %s: %s", place, key, edge, direction, why);
+    }
+    return aq_fail(AQ_INVAL, "manifest", "%s: %s: %s (edge %u)", named ? at : place, named ? whole : key, why, edge);
+}
+
+enum aq_status aq_plan_codecs_possible(const struct aq_job *job, const struct aq_edge_shape *shape)
+{
+    const struct aq_codec_config *const both[] = {&shape->forward, &shape->backward};
+    static const char *const directions[] = {"forward", "backward"};
+    for (uint32_t i = 0; i < 2; i++) {
+        struct aq_error_hold hold;
+        aq_error_hold(&hold);
+        const enum aq_status status = aq_codec_config_check(both[i], shape->rows, shape->columns);
+        aq_error_release(&hold);
+        if (status != AQ_OK) return codec_refused(job, shape->edge, directions[i], hold.text);
     }
     return AQ_OK;
 }
@@ -143,15 +174,15 @@ enum aq_status aq_plan_disk_fits(const struct aq_plan *plan, const char *folder)
     bool writable;
     if (least == 0 || !disk_free(folder, &free_bytes, &writable)) return AQ_OK;
     char place[PLACE_BYTES], needs[AQ_TEXT_NUMBER], more[AQ_TEXT_NUMBER], has[AQ_TEXT_NUMBER];
-    aq_job_place(plan->job, "cache.path", place, sizeof place);
+    aq_job_place(plan->job, plan->job->cache.path ? "cache.path" : "output.path", place, sizeof place);
     aq_text_size(least, needs);
     aq_text_size(2 * least, more);
     aq_text_size(free_bytes + held, has);
     if (!writable)
         return aq_fail(AQ_IO, "plan",
-                       "%s: cache.path: no file can be made in %s (its file system is virtual or read-only, or the "
+                       "%s: %s: no file can be made in %s (its file system is virtual or read-only, or the "
                        "folder is another user's): name another folder",
-                       place, folder);
+                       place, plan->job->cache.path ? "cache.path" : "output.path (--run)", folder);
     if (least > free_bytes + held)
         return aq_fail(AQ_NOSPC, "plan",
                        "%s: cache.path: the messages of this machine's stages need %s in %s (%s between two "

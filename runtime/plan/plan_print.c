@@ -26,9 +26,16 @@ static void print_head(const struct aq_plan *plan, struct aq_text *text)
         aq_text_add(text, ", %llu trained, %llu frozen", (unsigned long long)plan->parameters,
                     (unsigned long long)plan->frozen);
     if (job->train.freeze) aq_text_add(text, " (train.freeze: %s)", job->train.freeze);
-    if (job->train.lora.rank)
-        aq_text_add(text, ", adapters of rank %u, alpha %g%s", job->train.lora.rank, (double)job->train.lora.alpha,
+    if (job->train.lora.rank) {
+        uint32_t least = job->train.lora.rank, most = least;
+        if (job->train.lora.ranks) (void)aq_lora_ranks(&job->train.lora, model, job->train.T, &least, &most);
+        aq_text_add(text, ", adapters of rank %u", least);
+        if (most > least) aq_text_add(text, " to %u", most);
+        aq_text_add(text, ", alpha %g%s", (double)job->train.lora.alpha,
                     job->train.lora.rslora ? " / sqrt(rank)" : "");
+    }
+    if (job->train.lora.alphas) aq_text_add(text, ", other alphas for some");
+    if (job->train.lora.saved) aq_text_add(text, ", whole modules (%s)", job->train.lora.saved);
     if (job->train.lora.rank && job->train.lora.dora) aq_text_add(text, ", lengths of rows (DoRA)");
     if (job->train.lora.rank && job->train.lora.dropout > 0.0f)
         aq_text_add(text, ", dropout %g", (double)job->train.lora.dropout);

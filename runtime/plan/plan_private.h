@@ -20,6 +20,9 @@ uint64_t aq_wire_bytes(uint64_t body_bytes, bool loopback);
 /* Do the ends of edge e share a machine's loopback device, by the manifest? */
 bool aq_plan_edge_loopback(const struct aq_job *job, uint32_t edge);
 
+/* plan_fits.c: can the codecs of this edge be? AQ_INVAL names the key and its place. */
+enum aq_status aq_plan_codecs_possible(const struct aq_job *job, const struct aq_edge_shape *shape);
+
 /* plan_facts.c: was the file of initial weights deleted, though the job has its digest? A run that resumes does not
  * need it: its checkpoints have the trained weights. */
 bool aq_plan_weights_gone(const struct aq_job *job);

@@ -38,5 +38,6 @@ void aq_nearest_try(struct aq_nearest *nearest, const char *name)
 
 const char *aq_nearest_of(const struct aq_nearest *nearest)
 {
-    return nearest->best && nearest->distance <= strlen(nearest->word) / 3 + 1 ? nearest->best : NULL;
+    const size_t count = strlen(nearest->word);
+    return nearest->best && nearest->distance <= count / 3 + (count > 3) ? nearest->best : NULL;
 }

@@ -133,8 +133,10 @@ static enum aq_status size_stage(struct answer *a, const struct aq_model_config 
 {
     struct aq_worker *w = a->w;
     const struct aq_asked_size size = {.B = 1, .T = a->T, .writes = true, .extends = a->keeps};
+    struct aq_model_config untied = *model;
+    AQ_TRY(aq_asked_untie(a->adapter, &untied));
     w->mine = *w->me;
-    w->mine.config = aq_asked_config(model, a->precision, &size);
+    w->mine.config = aq_asked_config(&untied, a->precision, &size);
     w->mine.config.layer_first = w->me->layer_first;
     w->mine.config.layer_end = w->me->layer_end;
     w->mine.boundary_copies = 1;

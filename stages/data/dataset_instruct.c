@@ -418,7 +418,7 @@ static enum aq_status read_all(struct reader *reader, struct dataset_facts *fact
         return aq_fail(AQ_INVAL, AREA, "%s%s: there is no record to learn from: is the file empty?",
                        reader->config->paths[0], reader->config->path_count > 1 ? " and others" : "");
     if (to->starts.count == 0)
-        return aq_fail(AQ_INVAL, AREA, "%s%s: no line has an answer within T=%u tokens (%llu have none)",
+        return aq_fail(AQ_INVAL, AREA, "%s%s: no line has an answer within T=%u tokens (%llu have none); raise train.T",
                        reader->config->paths[0], reader->config->path_count > 1 ? " and others" : "", to->T,
                        (unsigned long long)reader->left_out);
     AQ_TRY(samples_make(to, !reader->config->whole));

@@ -300,6 +300,9 @@ static enum aq_status read_files(const struct aq_dataset_config *config, const s
     AQ_TRY(aq_tokenizer_within(tokenizer, all.at, all.count, config->tokens_max));
     AQ_TRY(aq_tokenizer_within(tokenizer, text->before, text->ahead, config->tokens_max));
     const uint64_t blocks = all.count ? (all.count - 1) / T : 0;
+    if (all.count == 0)
+        return aq_fail(AQ_INVAL, AREA, "%s%s: there is no text to learn from: is the file empty?", config->paths[0],
+                       config->path_count > 1 ? " and others" : "");
     if (blocks <= config->skip)
         return aq_fail(AQ_INVAL, AREA,
                        "%s%s: %llu tokens make %llu blocks of T=%u (each takes T+1), %llu left out: none remains",

@@ -69,6 +69,8 @@ struct layer {
     uint64_t adapted; /* bit k: its tensor k has an adapter, which trains                                  */
     uint8_t adapters[LAYER_TENSORS_MAX]; /* then: the number of the adapter's A; its B is the next, m behind it */
     uint32_t adapter_first;              /* the number of the first A                                      */
+    uint16_t ranks[LAYER_TENSORS_MAX];   /* of tensor k's adapter                                          */
+    float scales[LAYER_TENSORS_MAX];     /* the factor of its share (aq_lora_scale)                        */
 };
 
 /*

@@ -111,6 +111,17 @@ static inline bool linear_adapted(const struct layer *layer, const struct linear
     return layer->adapted >> part->weight & 1;
 }
 
+/* Of its adapter: the rank, and the factor of its share. */
+static inline uint32_t linear_rank(const struct layer *layer, const struct linear_part *part)
+{
+    return layer->ranks[part->weight];
+}
+
+static inline float linear_scale(const struct layer *layer, const struct linear_part *part)
+{
+    return layer->scales[part->weight];
+}
+
 /* Is the part's matrix made again for each product, with trained lengths of rows (aq_lora_config.dora)? */
 static inline bool linear_magnified(const struct layer_run *run, const struct linear_part *part)
 {

@@ -1,6 +1,7 @@
 /*
  * linear_adapter.c -- low-rank adapters of a layer's products (Hu et al. 2021, LoRA, section 4.1), wrapped around
- * linear.c. A is (rank, in), B (out, rank), s = alpha / rank, D dropout of lora.dropout:
+ * linear.c. A is (rank, in), B (out, rank), s = alpha / rank, D dropout of lora.dropout. Rank and s are the layer's, by
+ * tensor (struct layer):
  *
  *     y += s (D(x) A^T) B^T        dx += s D'((dy B) A)        dA += s (dy B)^T D(x)        dB += s dy^T (D(x) A^T)
  *
@@ -24,9 +25,9 @@ static struct factor rows_of(const struct layer_run *run, struct linear_rows row
     return (struct factor){rows.at, stage_type(run->config->precision), rows.stride, transposed};
 }
 
-static struct factor low_of(const struct layer_run *run, bool transposed)
+static struct factor low_of(const struct layer_run *run, uint32_t rank, bool transposed)
 {
-    return (struct factor){layer_adapter_memory(run->stage).low, AQ_F32, run->config->lora.rank, transposed};
+    return (struct factor){layer_adapter_memory(run->stage).low, AQ_F32, rank, transposed};
 }
 
 /* A tensor of the layer, as products read it. */
@@ -57,15 +58,14 @@ static enum aq_status product(const struct layer_run *run, uint64_t M, uint64_t 
     return aq_device_matmul(run->device, &to, run->stream);
 }
 
-/* low = s times rows (stride, K columns) op(factor), (rows, rank). */
-static enum aq_status lower(const struct layer_run *run, uint64_t rows, uint64_t K, struct linear_rows x,
-                            struct factor by)
+/* low = s times rows (stride, K columns) op(factor), (rows, rank of the part's adapter). */
+static enum aq_status lower(const struct layer_run *run, const struct linear_part *part, uint64_t rows, uint64_t K,
+                            struct linear_rows x, struct factor by)
 {
-    const struct aq_lora_config *lora = &run->config->lora;
+    const uint32_t rank = linear_rank(run->layer, part);
     float *low = layer_adapter_memory(run->stage).low;
-    AQ_TRY(product(run, rows, lora->rank, K, rows_of(run, x, false), by,
-                   (struct aq_matmul){.c = low, .c_stride = lora->rank}));
-    const struct aq_scale scale = {.x = low, .count = rows * lora->rank, .factor = aq_lora_scale(lora)};
+    AQ_TRY(product(run, rows, rank, K, rows_of(run, x, false), by, (struct aq_matmul){.c = low, .c_stride = rank}));
+    const struct aq_scale scale = {.x = low, .count = rows * rank, .factor = linear_scale(run->layer, part)};
     return scale.factor == 1.0f ? AQ_OK : aq_device_scale(run->device, &scale, run->stream);
 }
 
@@ -113,7 +113,7 @@ static enum aq_status drop(const struct layer_run *run, const struct linear *lin
 static enum aq_status lower_x(const struct layer_run *run, const struct linear *linear, const struct linear_part *part,
                               uint64_t rows, struct linear_rows x)
 {
-    return lower(run, rows, linear->in, x, tensor_of(run, a_of(run, part), linear->in, true));
+    return lower(run, part, rows, linear->in, x, tensor_of(run, a_of(run, part), linear->in, true));
 }
 
 /* low = s dy B, dy from that column on */
@@ -122,7 +122,8 @@ static enum aq_status lower_dy(const struct layer_run *run, const struct linear_
 {
     const size_t bytes = aq_element_bytes(stage_type(run->config->precision));
     const struct linear_rows of = {(const uint8_t *)dy.at + column * bytes, dy.stride};
-    return lower(run, rows, part->out, of, tensor_of(run, a_of(run, part) + 1, run->config->lora.rank, false));
+    const uint32_t rank = linear_rank(run->layer, part);
+    return lower(run, part, rows, part->out, of, tensor_of(run, a_of(run, part) + 1, rank, false));
 }
 
 enum aq_status linear_adapter_forward(const struct layer_run *run, const struct linear *linear,
@@ -130,16 +131,17 @@ enum aq_status linear_adapter_forward(const struct layer_run *run, const struct 
                                       struct aq_matmul *with)
 {
     float *sum = layer_adapter_memory(run->stage).sum;
-    const uint32_t rank = run->config->lora.rank;
     if (!linear_adapted(run->layer, &linear->parts[span->first]) || run->config->lora.dora) return AQ_OK;
     if (x.stride == 0) x.stride = linear->in;
     uint64_t column = 0;
     for (uint32_t i = span->first; i < span->first + span->count; i++) {
         const struct linear_part *part = &linear->parts[i];
+        const uint32_t rank = linear_rank(run->layer, part);
         struct linear_rows read = x;
         AQ_TRY(drop(run, linear, part, rows, &read));
         AQ_TRY(lower_x(run, linear, part, rows, read));
-        AQ_TRY(product(run, rows, part->out, rank, low_of(run, false), tensor_of(run, a_of(run, part) + 1, rank, true),
+        AQ_TRY(product(run, rows, part->out, rank, low_of(run, rank, false),
+                       tensor_of(run, a_of(run, part) + 1, rank, true),
                        (struct aq_matmul){.c = sum + column,
                                           .c_stride = span->out,
                                           .bias = part->bias == LAYER_NO_TENSOR ? NULL : run->w[part->bias]}));
@@ -155,7 +157,8 @@ enum aq_status linear_adapter_forward(const struct layer_run *run, const struct 
 static enum aq_status raise_x(const struct layer_run *run, const struct linear *linear, const struct linear_part *part,
                               uint64_t rows, bool first, struct aq_matmul to)
 {
-    const uint32_t rank = run->config->lora.rank;
+    const uint32_t rank = linear_rank(run->layer, part);
+    const struct factor low = low_of(run, rank, false);
     const struct factor a = tensor_of(run, a_of(run, part), linear->in, false);
     const uint64_t of = mask_rows(run, linear, rows);
     float *masked = layer_adapter_memory(run->stage).dropped;
@@ -166,9 +169,9 @@ static enum aq_status raise_x(const struct layer_run *run, const struct linear *
                                           .dropout = mask_of(run, linear, part),
                                           .add = !first};
     to.accumulate = !first;
-    if (!run->adapter_keys) return product(run, rows, linear->in, rank, low_of(run, false), a, to);
+    if (!run->adapter_keys) return product(run, rows, linear->in, rank, low, a, to);
     AQ_ASSERT(to.c_stride == linear->in);
-    AQ_TRY(product(run, rows, linear->in, rank, low_of(run, false), a,
+    AQ_TRY(product(run, rows, linear->in, rank, low, a,
                    (struct aq_matmul){.c = masked, .c_stride = linear->in}));
     return aq_device_dropout(run->device, &args, run->stream);
 }
@@ -199,20 +202,20 @@ enum aq_status linear_adapter_weight_gradient(const struct layer_run *run, const
                                               struct linear_rows x, struct linear_rows dy)
 {
     const size_t bytes = aq_element_bytes(stage_type(run->config->precision));
-    const uint32_t rank = run->config->lora.rank;
     uint64_t column = 0;
     for (uint32_t i = 0; i < linear->count; column += linear->parts[i++].out) {
         const struct linear_part *part = &linear->parts[i];
+        const uint32_t rank = linear_rank(run->layer, part);
         if (!linear_adapted(run->layer, part) || run->config->lora.dora) continue;
         const struct linear_rows of = {(const uint8_t *)dy.at + column * bytes, dy.stride};
         const uint32_t a = a_of(run, part);
         struct linear_rows read = x;
         AQ_TRY(drop(run, linear, part, rows, &read));
         AQ_TRY(lower_x(run, linear, part, rows, read));
-        AQ_TRY(product(run, part->out, rank, rows, rows_of(run, of, true), low_of(run, false),
+        AQ_TRY(product(run, part->out, rank, rows, rows_of(run, of, true), low_of(run, rank, false),
                        (struct aq_matmul){.c = run->g[a + 1], .c_stride = rank, .accumulate = true}));
         AQ_TRY(lower_dy(run, part, rows, dy, column));
-        AQ_TRY(product(run, rank, linear->in, rows, low_of(run, true), rows_of(run, read, false),
+        AQ_TRY(product(run, rank, linear->in, rows, low_of(run, rank, true), rows_of(run, read, false),
                        (struct aq_matmul){.c = run->g[a], .c_stride = linear->in, .accumulate = true}));
     }
     return AQ_OK;
@@ -228,8 +231,9 @@ void linear_adapter_flops(const struct layer *layer, const struct linear *linear
     const bool on = linear_goes_on(layer, linear);
     for (uint32_t i = 0; i < linear->count; i++) {
         if (!linear_adapted(layer, &linear->parts[i])) continue;
-        const double low = 2.0 * rows * lora->rank * (double)(linear->in + linear->parts[i].out);
-        const double whole = 2.0 * (double)linear->in * (double)linear->parts[i].out, made = whole * lora->rank;
+        const double rank = linear_rank(layer, &linear->parts[i]);
+        const double low = 2.0 * rows * rank * (double)(linear->in + linear->parts[i].out);
+        const double whole = 2.0 * (double)linear->in * (double)linear->parts[i].out, made = whole * rank;
         const double weights = lora->dora ? rows * whole + 3 * made : 2 * low;
         out->forward += lora->dora ? made : low;
         out->backward += weights + (on ? (lora->dora ? made : low) : 0);

@@ -19,14 +19,13 @@ static uint32_t a_of(const struct layer_run *run, const struct linear_part *part
 /* v = s B A, (out, in) */
 static enum aq_status delta(const struct layer_run *run, const struct linear *linear, const struct linear_part *part)
 {
-    const struct aq_lora_config *lora = &run->config->lora;
-    const uint32_t a = a_of(run, part);
+    const uint32_t a = a_of(run, part), rank = linear_rank(run->layer, part);
     float *v = layer_adapter_memory(run->stage).v;
     const struct aq_matmul product = {.M = part->out,
                                       .N = linear->in,
-                                      .K = lora->rank,
+                                      .K = rank,
                                       .a = run->w[a + 1],
-                                      .a_stride = lora->rank,
+                                      .a_stride = rank,
                                       .b = run->w[a],
                                       .b_stride = linear->in,
                                       .compute = AQ_F32,
@@ -34,7 +33,7 @@ static enum aq_status delta(const struct layer_run *run, const struct linear *li
                                       .c_stride = linear->in,
                                       .c_type = AQ_F32};
     AQ_TRY(aq_device_matmul(run->device, &product, run->stream));
-    const struct aq_scale scale = {.x = v, .count = part->out * linear->in, .factor = aq_lora_scale(lora)};
+    const struct aq_scale scale = {.x = v, .count = part->out * linear->in, .factor = linear_scale(run->layer, part)};
     return scale.factor == 1.0f ? AQ_OK : aq_device_scale(run->device, &scale, run->stream);
 }
 
@@ -72,7 +71,7 @@ enum aq_status linear_magnitude_gradients(const struct layer_run *run, const str
 {
     const struct layer_adapter_memory memory = layer_adapter_memory(run->stage);
     const enum aq_element type = stage_type(run->config->precision);
-    const uint32_t a = a_of(run, part), rank = run->config->lora.rank;
+    const uint32_t a = a_of(run, part), rank = linear_rank(run->layer, part);
     const uint64_t in = linear->in, out = part->out;
     const struct aq_matmul whole = {.M = out,
                                     .N = in,
@@ -97,7 +96,7 @@ enum aq_status linear_magnitude_gradients(const struct layer_run *run, const str
                                                .m = run->w[a + 2],
                                                .g = memory.own,
                                                .dm = run->g[a + 2],
-                                               .scale = aq_lora_scale(&run->config->lora)};
+                                               .scale = linear_scale(run->layer, part)};
     AQ_TRY(delta(run, linear, part));
     AQ_TRY(aq_device_matmul(run->device, &whole, run->stream));
     AQ_TRY(aq_device_magnitude_backward(run->device, &args, run->stream));

@@ -53,6 +53,27 @@ void decoder_family_default(const struct stage_model *of, struct aq_model_config
     out->labels = 2;
 }
 
+enum { PLACES_MAX = 1048576 }; /* rows of a position table, as read_encoder's families read them */
+
+/* Positions that begin behind the padding token: config.json has that token and the rows of the whole table. */
+static enum aq_status check_places(const struct aq_model_config *model)
+{
+    const struct decoder_family *family = decoder_family_of(model);
+    const uint32_t first = decoder_position_first(&family->form, model);
+    if (!family->types->places_behind_pad) return AQ_OK;
+    if (first > model->vocabulary)
+        return aq_fail(AQ_INVAL, "stage",
+                       "model.position_first is %u: config.json has it as pad_token_id + 1, a token of the vocabulary; "
+                       "at most %u",
+                       first, model->vocabulary);
+    if ((uint64_t)model->context + first > PLACES_MAX)
+        return aq_fail(AQ_INVAL, "stage",
+                       "model.context is %u: a published %s has at most %d positions, with model.position_first; "
+                       "at most %u",
+                       model->context, model->kind, PLACES_MAX, PLACES_MAX - first);
+    return AQ_OK;
+}
+
 /* Refuses a model that no config.json of the family can express, before training instead of at the export. */
 static enum aq_status check_published(const struct aq_model_config *model)
 {
@@ -69,7 +90,7 @@ static enum aq_status check_published(const struct aq_model_config *model)
     if (model->rope_yarn > 1.0f && (model->rope_factor > 1.0f || model->rope_linear > 1.0f))
         return aq_fail(AQ_INVAL, "stage",
                        "model.rope_yarn with model.rope_factor or model.rope_linear: set one of them");
-    return AQ_OK;
+    return check_places(model);
 }
 
 enum aq_status decoder_family_check(const struct aq_model_config *model)
@@ -363,7 +384,8 @@ static enum aq_status read_encoder(const struct config_json *config, const struc
     out->pool_late = type->pooling && pooling == 0;
     out->pool_mean = type->pooling && pooling == 2;
     if (!type->places_behind_pad) return AQ_OK;
-    AQ_TRY(config_json_u32_or(config, "pad_token_id", 0, 1048575, type->pad, &out->position_first));
+    const uint32_t last = out->vocabulary ? out->vocabulary - 1 : 0;
+    AQ_TRY(config_json_u32_or(config, "pad_token_id", 0, last, type->pad, &out->position_first));
     out->position_first++;
     if (out->context > out->position_first) {
         out->context -= out->position_first;

@@ -37,7 +37,9 @@ struct layer_list {
     uint32_t buffers;      /* of all layers: statistics               */
     char own[LAYER_TENSORS_MAX][AQ_TENSOR_NAME_MAX]; /* their names, without the layer's prefix */
     uint64_t adapted;      /* bit k: its tensor k has an adapter      */
-    uint8_t adapters[LAYER_TENSORS_MAX]; /* then: its A               */
+    uint8_t adapters[LAYER_TENSORS_MAX]; /* then: its A,              */
+    uint16_t ranks[LAYER_TENSORS_MAX];   /* its rank,                 */
+    float scales[LAYER_TENSORS_MAX];     /* the factor of its share   */
     uint32_t adapter_first;              /* the first A               */
     bool adapting;                       /* what is named now is one  */
     enum tensor_kind kind; /* this pass takes those                   */
@@ -57,6 +59,8 @@ static bool is_frozen(const struct layer_list *list, uint32_t number, const char
     const struct aq_stage_config *config = list->config;
     struct layer first;
     if (list->adapting) return false;
+    const char *own = of && (config->model.tied || !name) ? of : name;
+    if (config->lora.saved && aq_lora_saves(&config->lora, &config->model, own)) return false;
     if (!config->freeze) return config->lora.rank > 0 && !(list->layer->kind->fresh >> number & 1);
     if (!of || !config->model.tied) return stage_named(config->freeze, list->layer->name, name);
     stage_layer(&config->model, config->T, 0, &first);
@@ -244,6 +248,7 @@ static void list_adapter(struct layer_list *list, const char *of, bool out_in, c
 static void list_adapters(struct layer_list *list)
 {
     const struct aq_lora_config *lora = &list->config->lora;
+    struct aq_lora_config its;
     struct linear linears[LAYER_LINEARS_MAX];
     const uint32_t count = lora->rank ? linears_of(list->layer, list->config, linears) : 0;
     list->adapting = true;
@@ -256,11 +261,15 @@ static void list_adapters(struct layer_list *list)
             memcpy(of, list->own[part->weight], sizeof of);
             snprintf(name, sizeof name, "%s%s", list->layer->prefix, of);
             if (lora->targets && !stage_named(lora->targets, list->layer->name, name)) continue;
+            if (lora->saved && aq_lora_saves(lora, &list->config->model, name)) continue;
+            aq_lora_of(lora, &list->config->model, name, &its);
             list->adapted |= UINT64_C(1) << part->weight;
+            list->ranks[part->weight] = (uint16_t)its.rank;
+            list->scales[part->weight] = aq_lora_scale(&its);
             list->adapters[part->weight] = (uint8_t)list->named;
             const float std = 1.0f / sqrtf(3.0f * (float)linears[i].in);
-            list_adapter(list, of, linears[i].out_in, 'A', lora->rank, linears[i].in, std);
-            list_adapter(list, of, linears[i].out_in, 'B', part->out, lora->rank, 0);
+            list_adapter(list, of, linears[i].out_in, 'A', its.rank, linears[i].in, std);
+            list_adapter(list, of, linears[i].out_in, 'B', part->out, its.rank, 0);
             if (lora->dora) list_adapter(list, of, linears[i].out_in, 'M', 0, part->out, 0);
         }
     list->adapting = false;
@@ -403,11 +412,6 @@ bool aq_model_keeps_statistics(const struct aq_model_config *model, uint32_t T)
     return false;
 }
 
-float aq_lora_scale(const struct aq_lora_config *lora)
-{
-    return lora->alpha / (lora->rslora ? sqrtf((float)lora->rank) : (float)lora->rank);
-}
-
 /* --- memory ----------------------------------------------------------------------------------------------------- */
 
 /* The layers of a stage and what must be known of them to place their memory. */
@@ -489,12 +493,14 @@ static void adapters_measure(struct layout *layout, const struct layer *layer)
         const uint64_t out = linear_out(&linears[i]), wide = linears[i].in > out ? linears[i].in : out;
         const uint64_t dropped = rows * linears[i].in * sizeof(float);
         if (rows * wide > layout->sum_floats) layout->sum_floats = rows * wide;
-        if (rows * config->lora.rank > layout->low_floats) layout->low_floats = rows * config->lora.rank;
         if (config->lora.dropout > 0.0f && dropped > layout->dropped_bytes)
             layout->dropped_bytes = dropped;
-        for (uint32_t j = 0; config->lora.dora && j < linears[i].count; j++) {
-            const uint64_t floats = linears[i].in * linears[i].parts[j].out;
-            if (linear_adapted(layer, &linears[i].parts[j]) && floats > layout->own_floats) layout->own_floats = floats;
+        for (uint32_t j = 0; j < linears[i].count; j++) {
+            const struct linear_part *part = &linears[i].parts[j];
+            const uint64_t floats = linears[i].in * part->out, low = rows * linear_rank(layer, part);
+            if (!linear_adapted(layer, part)) continue;
+            if (low > layout->low_floats) layout->low_floats = low;
+            if (config->lora.dora && floats > layout->own_floats) layout->own_floats = floats;
         }
     }
 }
@@ -559,6 +565,8 @@ static void layout_make(struct layout *layout)
         to->layer.trained = list.trained;
         to->layer.adapted = list.adapted;
         memcpy(to->layer.adapters, list.adapters, sizeof list.adapters);
+        memcpy(to->layer.ranks, list.ranks, sizeof list.ranks);
+        memcpy(to->layer.scales, list.scales, sizeof list.scales);
         to->layer.adapter_first = list.adapter_first;
         to->layer.passes = trains || (all && i > 0);
         adapters_measure(layout, &to->layer);
@@ -857,7 +865,9 @@ enum aq_status stage_layers_open(struct aq_stage *stage)
     if (layout.shared) stage->shared = shared;
     if (layout.rows.rows) stage_tied_host(&layout.rows, &host, &stage->tied);
     const enum aq_status status = stage_tied_open(stage);
-    stage->config.freeze = stage->config.lora.targets = NULL; /* the caller's texts may go */
+    /* The caller's texts may go. */
+    stage->config.freeze = stage->config.lora.targets = stage->config.lora.saved = NULL;
+    stage->config.lora.ranks = stage->config.lora.alphas = NULL;
     return status;
 }
 

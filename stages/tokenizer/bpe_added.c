@@ -233,6 +233,7 @@ bool aq_bpe_finder_next(const struct aq_bpe_finder *finder, const uint8_t *text,
         if (entry->strip_right)
             while (end < bytes && is_space(text, bytes, end))
                 end += aq_bpe_character(text + end, bytes - end);
+        if (start >= end) continue; /* spaces alone, all of them taken: the package drops this empty place */
         const size_t spaces = entry->strip_right ? end : out->spaces;
         *out = (struct aq_bpe_place){.start = start, .end = end, .spaces = spaces, .token = entry->token};
         return true;

@@ -5,7 +5,8 @@
  * else by the same letters:
  *
  *     \s \S    Unicode's White_Space; PCRE2's own \s takes U+180E as well
- *     \w \W    letters, marks, decimal digits, connectors, and what else is alphabetic
+ *     \w \W    letters, marks, decimal digits, connectors, and what else is alphabetic; outside a class also the six
+ *              numbers of Latin-1 (superscripts and fractions), as Oniguruma has it
  *     \h \H    hexadecimal digits
  *
  * Other constructs that the two read differently are refused with their place: \b, \K, \G, \R, \X, \N, \p{^..}, && and
@@ -19,6 +20,8 @@
 #include "bpe.h"
 
 const char aq_bpe_pattern_gpt2[] = "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+";
+
+#define WORD "\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}"
 
 enum { REGEX_BYTES_MAX = 1 << 16, STACK_BYTES_MIN = 32 << 10, STACK_BYTES_MAX = 32 << 20, SHOWN_BYTES = 80 };
 
@@ -104,7 +107,7 @@ static enum aq_status escape(struct writer *w)
     else if (c == 'S')
         status = w->in_class ? add(w, "\\P{White_Space}") : add(w, "[^\\t-\\r\\x{85}\\p{Z}]");
     else if (c == 'w' || c == 'W')
-        status = add_set(w, "\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}", c == 'W');
+        status = add_set(w, w->in_class ? WORD : WORD "\\x{B2}\\x{B3}\\x{B9}\\x{BC}-\\x{BE}", c == 'W');
     else if (c == 'h' || c == 'H')
         status = add_set(w, "0-9A-Fa-f", c == 'H');
     else if (c == 0 || strchr("bBKGRXNkgcCMuQEoOyY0123456789", c))

@@ -22,7 +22,7 @@ enum { PATH_BYTES = 4096 };
 enum { KIND_COUNT = sizeof kinds / sizeof kinds[0] };
 
 /* CODE_VERSION: one more whenever a tokenizer gives other tokens than before, so that kept ones are made again. */
-enum { CODE_VERSION = 2, FILE_BYTES_MAX = 256 << 20 };
+enum { CODE_VERSION = 3, FILE_BYTES_MAX = 256 << 20 };
 
 enum aq_status aq_token_list_reserve(struct aq_token_list *list, size_t more)
 {

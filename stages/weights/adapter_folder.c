@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "dataset_file.h"
+#include "model_wrapper.h"
 #include "python_json.h"
 #include "stage_model.h"
 #include "stages/publish.h"
@@ -15,6 +16,7 @@
 #define AREA "adapter"
 
 enum { PATH_BYTES = 4096, CONFIG_BYTES_MAX = 4 << 20, FILE_NAME_BYTES = AQ_TENSOR_NAME_MAX + 48, LABELS_ANY = 2,
+       PROBLEM_BYTES = 320,
        WEIGHT_BYTES = sizeof ".weight" - 1 };
 
 static const char FRONT[] = "base_model.model.";
@@ -25,6 +27,7 @@ struct aq_adapter_folder {
     struct config_json json; /* the same, to be asked */
     struct aq_weights *weights;
     struct aq_lora_config lora;
+    char *ranks, *alphas, *saved; /* its texts */
 };
 
 /* null, false, or empty: not asked for. */
@@ -65,24 +68,57 @@ static enum aq_status check_known(const struct aq_adapter_folder *folder)
     return AQ_OK;
 }
 
-/* Ranks or alphas of single modules: numbers up to `most`, under names that are no regular expressions. */
-static enum aq_status check_pattern(const struct aq_adapter_folder *folder, const char *option, double most)
+/* Names as this model has them: without what a wrapper has in front. */
+static const char *unwrapped(const char *name)
 {
-    const json_t *patterns = json_object_get(folder->config, option);
+    return name + strlen(model_wrapper_front(name));
+}
+
+/* Ranks or alphas of single modules, as aq_lora_config has them. An empty object is none. */
+static enum aq_status read_pattern(const struct aq_adapter_folder *folder, const char *option, double most, bool whole,
+                                   char **text, const char **out)
+{
+    json_t *patterns = json_object_get(folder->config, option), *value;
+    char problem[PROBLEM_BYTES] = "an object of numbers";
+    void *memory = NULL;
     const char *key;
-    json_t *value;
     if (is_off(patterns)) return AQ_OK;
-    if (!json_is_object(patterns)) return config_json_refuse(&folder->json, option, "an object of numbers");
-    json_object_foreach((json_t *)(uintptr_t)patterns, key, value)
+    if (!json_is_object(patterns)) return config_json_refuse(&folder->json, option, "%s", problem);
+    json_t *own = json_object();
+    json_object_foreach(patterns, key, value) json_object_set(own, unwrapped(key), value);
+    const size_t bytes = json_dumpb(own, NULL, 0, JSON_COMPACT | JSON_ENSURE_ASCII);
+    enum aq_status status = aq_alloc(bytes + 1, &memory);
+    *text = memory;
+    if (status == AQ_OK) json_dumpb(own, *text, bytes, JSON_COMPACT | JSON_ENSURE_ASCII);
+    json_decref(own);
+    AQ_TRY(status);
+    if (!aq_lora_numbers(*text, most, whole, problem, sizeof problem))
+        return config_json_refuse(&folder->json, option, "%s", problem);
+    *out = *text;
+    return AQ_OK;
+}
+
+/* modules_to_save, as aq_lora_config has it. */
+static enum aq_status read_saved(struct aq_adapter_folder *folder)
+{
+    static const char option[] = "modules_to_save";
+    const json_t *list = json_object_get(folder->config, option), *entry;
+    size_t i, bytes = 1, used = 0;
+    void *memory;
+    if (is_off(list)) return AQ_OK;
+    if (!json_is_array(list)) return config_json_refuse(&folder->json, option, "a list of modules");
+    json_array_foreach(list, i, entry)
     {
-        const double number = json_number_value(value);
-        const bool fits = json_is_number(value) && number > 0 && number <= most;
-        const bool whole = fits && (number == (double)(uint32_t)number || strcmp(option, "rank_pattern") != 0);
-        if (strpbrk(key, "*+?()[]{}|\\"))
-            return config_json_refuse(&folder->json, option, "names of modules, and \"%.64s\" is an expression", key);
-        if (!whole)
-            return config_json_refuse(&folder->json, option, "numbers above 0, at most %g", most);
+        const char *name = json_string_value(entry);
+        if (!name || !*name || strlen(name) >= AQ_FREEZE_PART_MAX || strpbrk(name, ", \t\""))
+            return config_json_refuse(&folder->json, option, "a list of names of less than %d bytes",
+                                      AQ_FREEZE_PART_MAX);
+        bytes += strlen(name) + 2;
     }
+    AQ_TRY(aq_alloc(bytes, &memory));
+    folder->lora.saved = folder->saved = memory;
+    json_array_foreach(list, i, entry) used += (size_t)snprintf(folder->saved + used, bytes - used, "%s%s",
+                                                                i ? ", " : "", unwrapped(json_string_value(entry)));
     return AQ_OK;
 }
 
@@ -149,8 +185,10 @@ static enum aq_status read_config(struct aq_adapter_folder *folder)
         return aq_fail(AQ_CORRUPT, AREA, "%s: is no JSON object", folder->config_path);
     folder->json = (struct config_json){folder->config_path, "", folder->config};
     AQ_TRY(check_kind(folder));
-    AQ_TRY(check_pattern(folder, "rank_pattern", AQ_LORA_RANK_MAX));
-    AQ_TRY(check_pattern(folder, "alpha_pattern", 1e6));
+    struct aq_lora_config *lora = &folder->lora;
+    AQ_TRY(read_pattern(folder, "rank_pattern", AQ_LORA_RANK_MAX, true, &folder->ranks, &lora->ranks));
+    AQ_TRY(read_pattern(folder, "alpha_pattern", AQ_LORA_ALPHA_MAX, false, &folder->alphas, &lora->alphas));
+    AQ_TRY(read_saved(folder));
     return read_numbers(folder);
 }
 
@@ -195,6 +233,9 @@ void aq_adapter_folder_close(struct aq_adapter_folder *folder)
     if (!folder) return;
     aq_weights_close(folder->weights);
     json_decref(folder->config);
+    aq_free(folder->ranks);
+    aq_free(folder->alphas);
+    aq_free(folder->saved);
     aq_free(folder);
 }
 
@@ -255,35 +296,6 @@ static bool module_ends(const char *module, const char *name, size_t count)
     return count == all || module[all - count - 1] == '.';
 }
 
-/* The number of the first pattern that names the module; NULL: none does. As PEFT finds it. */
-static const json_t *pattern_of(const json_t *patterns, const char *module)
-{
-    const char *key;
-    json_t *value;
-    if (is_off(patterns)) return NULL;
-    json_object_foreach((json_t *)(uintptr_t)patterns, key, value)
-    {
-        const bool whole = key[0] == '^';
-        size_t count = strlen(key + whole);
-        if (count && key[whole + count - 1] == '$') count--;
-        if (whole && count != strlen(module)) continue;
-        if (module_ends(module, key + whole, count)) return value;
-    }
-    return NULL;
-}
-
-void aq_adapter_folder_lora_of(const struct aq_adapter_folder *folder, const struct aq_model_config *model,
-                               const char *tensor, struct aq_lora_config *out)
-{
-    char module[AQ_TENSOR_NAME_MAX];
-    *out = folder->lora;
-    module_of(model, tensor, module);
-    const json_t *rank = pattern_of(json_object_get(folder->config, "rank_pattern"), module);
-    const json_t *alpha = pattern_of(json_object_get(folder->config, "alpha_pattern"), module);
-    if (rank) out->rank = (uint32_t)json_number_value(rank);
-    if (alpha) out->alpha = (float)json_number_value(alpha);
-}
-
 /* ---- is it this model's? ---- */
 
 struct match {
@@ -324,14 +336,12 @@ static enum aq_status shape_check(const struct match *match, const struct aq_ten
 {
     struct aq_weights_info have;
     struct aq_lora_config lora = match->folder->lora;
-    char which = 0, of[AQ_TENSOR_NAME_MAX];
+    char which, of[AQ_TENSOR_NAME_MAX];
     aq_weights_info(match->folder->weights, index, &have);
-    if (aq_tensor_adapts(want->name, &which, of)) aq_adapter_folder_lora_of(match->folder, match->model, of, &lora);
+    if (aq_tensor_adapts(want->name, &which, of)) aq_lora_of(&match->folder->lora, match->model, of, &lora);
     bool same = have.dimensions == want->dimensions;
-    for (uint32_t d = 0; same && d < want->dimensions; d++) {
-        const bool rank = (which == 'A' && d == 0) || (which == 'B' && d == 1);
-        same = have.shape[d] == (rank ? lora.rank : want->shape[want->turned ? want->dimensions - 1 - d : d]);
-    }
+    for (uint32_t d = 0; same && d < want->dimensions; d++)
+        same = have.shape[d] == want->shape[want->turned ? want->dimensions - 1 - d : d];
     if (same || (want->fresh && !match->labels_known)) return AQ_OK;
     return aq_fail(AQ_MISMATCH, AREA,
                    "%s: %s is (%llu, %llu), this model with r %u needs (%llu, %llu): the adapter was made for %s",
@@ -348,13 +358,23 @@ static const char *missing_of(char which, bool before)
     return which == 'B' && before ? "lora_B" : "lora_A";
 }
 
+/* A tensor of a module of modules_to_save is there. */
+static enum aq_status saved_check(const struct match *match, const struct aq_tensor_info *info)
+{
+    uint32_t index;
+    if (info->buffer || !aq_lora_saves(&match->folder->lora, match->model, info->name)) return AQ_OK;
+    if (aq_adapter_folder_find(match->folder, match->model, info->name, &index) == AQ_OK) return AQ_OK;
+    return aq_fail(AQ_MISMATCH, AREA, "%s: has no %s, and modules_to_save of adapter_config.json names its module",
+                   match->folder->weights_path, info->name);
+}
+
 /* One tensor of the model; the half before it is there (or not). */
 static enum aq_status tensor_match(const struct match *match, uint32_t t, bool before)
 {
     const struct aq_tensor_info *info = &match->tensors[t].info;
     char which = 0, of[AQ_TENSOR_NAME_MAX] = "";
     uint32_t index;
-    if (!info->adapter && !info->fresh) return AQ_OK;
+    if (!info->adapter && !info->fresh) return saved_check(match, info);
     (void)aq_tensor_adapts(info->name, &which, of);
     if (aq_adapter_folder_find(match->folder, match->model, info->name, &index) == AQ_OK) {
         match->used[index] = match->there[t] = true;
@@ -404,7 +424,7 @@ static enum aq_status saved_match(const struct match *match, uint32_t index, boo
         *known = true;
         return shape_check(match, own, index);
     }
-    aq_model_tied_head(match->model, head);
+    if (match->model->tied != AQ_TIED_NO) aq_model_tied_head(match->model, head);
     if (!bare || !*head || strcmp(bare, head) != 0) return AQ_OK;
     *known = true;
     (void)aq_model_ties(match->model, match->model->context, NULL, NULL, table);
@@ -496,6 +516,22 @@ static enum aq_status targets_write(const struct match *match, char *targets, si
     return AQ_OK;
 }
 
+/* Has the file a tensor of the model's last layer, which a classifier would lack: the head of a language model? */
+static enum aq_status has_head(const struct match *match, struct aq_stage_config whole, bool *has)
+{
+    struct layer_tensor *tensors;
+    uint32_t count, index;
+    *has = false;
+    whole.model.labels = 0;
+    whole.lora = (struct aq_lora_config){.rank = 0};
+    AQ_TRY(stage_tensors(&whole, &tensors, &count, NULL));
+    for (uint32_t t = 0; t < count && !*has; t++)
+        *has = tensors[t].info.layer + 1 == whole.layer_end && !tensors[t].info.fresh && match->model->labels == 0 &&
+               aq_adapter_folder_find(match->folder, match->model, tensors[t].info.name, &index) == AQ_OK;
+    aq_free(tensors);
+    return AQ_OK;
+}
+
 enum aq_status aq_adapter_folder_match(const struct aq_adapter_folder *folder, const struct aq_model_config *model,
                                        bool labels_known, char *targets, size_t bytes)
 {
@@ -505,10 +541,12 @@ enum aq_status aq_adapter_folder_match(const struct aq_adapter_folder *folder, c
                                     .B = 1,
                                     .T = model->context,
                                     .slots = 1,
-                                    .lora = {.rank = folder->lora.rank, .alpha = 1, .dora = folder->lora.dora}};
+                                    .lora = folder->lora};
     void *memory = NULL;
     enum aq_status status;
-    if (!labels_known) whole.model.labels = LABELS_ANY;
+    bool head = labels_known;
+    if (!labels_known) AQ_TRY(has_head(&match, whole, &head));
+    if (!head) whole.model.labels = LABELS_ANY;
     AQ_TRY(stage_tensors(&whole, &match.tensors, &match.count, NULL));
     AQ_TRY_GOTO(aq_alloc(match.count + aq_weights_count(folder->weights) + 1, &memory), out);
     match.there = memory;
@@ -521,42 +559,55 @@ out:
     return status;
 }
 
-/* Is a tensor of the file, without its prefixes, one of the network itself, not of the task? */
-static bool is_saved(const struct match *match, const char *bare)
+/* Is a tensor of the file, without its prefixes, one of the network itself, not of the task? *trains: it is named. */
+static bool is_whole(const struct match *match, const char *bare, bool *trains)
 {
-    char head[AQ_TENSOR_NAME_MAX] = "";
-    aq_model_tied_head(match->model, head);
-    if (*head && strcmp(bare, head) == 0) return true;
+    const struct aq_lora_config *lora = &match->folder->lora;
+    char head[AQ_TENSOR_NAME_MAX] = "", table[AQ_TENSOR_NAME_MAX] = "";
+    *trains = false;
+    if (match->model->tied != AQ_TIED_NO) aq_model_tied_head(match->model, head);
+    if (*head && strcmp(bare, head) == 0) {
+        (void)aq_model_ties(match->model, match->model->context, NULL, NULL, table);
+        *trains = aq_lora_saves(lora, match->model, table) || aq_lora_saves(lora, match->model, head);
+        return true;
+    }
     for (uint32_t t = 0; t < match->count; t++) {
         const struct aq_tensor_info *own = &match->tensors[t].info;
-        if (!own->adapter && !own->fresh && strcmp(own->name, bare) == 0) return true;
+        if (own->adapter || own->fresh || strcmp(own->name, bare) != 0) continue;
+        *trains = aq_lora_saves(lora, match->model, own->name);
+        return true;
     }
     return false;
 }
 
 enum aq_status aq_adapter_folder_trains(const struct aq_adapter_folder *folder, const struct aq_model_config *model)
 {
-    static const char *const patterns[] = {"rank_pattern", "alpha_pattern"};
     struct match match = {.folder = folder, .model = model};
     const struct aq_stage_config whole = {
         .model = *model, .layer_end = aq_model_layers(model), .B = 1, .T = model->context, .slots = 1};
     enum aq_status status = AQ_OK;
-    for (size_t i = 0; i < sizeof patterns / sizeof *patterns; i++)
-        if (!is_off(json_object_get(folder->config, patterns[i])))
-            return config_json_refuse(&folder->json, patterns[i],
-                                      "none: eval and generate take it, training does not continue it; merge it first "
-                                      "(PEFT's merge_and_unload)");
+    bool trains;
     AQ_TRY(stage_tensors(&whole, &match.tensors, &match.count, NULL));
     for (uint32_t i = 0; status == AQ_OK && i < aq_weights_count(folder->weights); i++) {
         struct aq_weights_info info;
         aq_weights_info(folder->weights, i, &info);
         const char *bare = bare_of(info.name);
-        if (bare && is_saved(&match, bare))
+        if (bare && is_whole(&match, bare, &trains) && !trains)
             status = config_json_refuse(&folder->json, "modules_to_save",
-                                        "no %.64s: eval and generate take it, training does not continue it; merge it "
-                                        "first (PEFT's merge_and_unload)",
+                                        "the module of %.64s, which the weights have: training would leave it out; "
+                                        "merge the adapter first (PEFT's merge_and_unload)",
                                         bare);
     }
     aq_free(match.tensors);
     return status;
+}
+
+bool aq_adapter_folder_ties(const struct aq_adapter_folder *folder, const struct aq_model_config *model)
+{
+    char head[AQ_TENSOR_NAME_MAX] = "", table[AQ_TENSOR_NAME_MAX] = "";
+    const bool ensured = json_is_true(json_object_get(folder->config, "ensure_weight_tying"));
+    if (model->tied == AQ_TIED_NO || ensured || !folder->lora.saved) return true;
+    aq_model_tied_head(model, head);
+    if (!*head || !aq_model_ties(model, model->context, NULL, NULL, table)) return true;
+    return !aq_lora_saves(&folder->lora, model, head) && !aq_lora_saves(&folder->lora, model, table);
 }

@@ -1,7 +1,8 @@
 /*
  * model_hub.c -- a model by its name on the Hugging Face Hub (hf://ORG/NAME): where `hf download` has put it.
  *
- *     HF_HUB_CACHE, or HF_HOME/hub, or XDG_CACHE_HOME/huggingface/hub, or ~/.cache/huggingface/hub
+ *     HF_HUB_CACHE (or its older name HUGGINGFACE_HUB_CACHE), or HF_HOME/hub, or XDG_CACHE_HOME/huggingface/hub,
+ *     or ~/.cache/huggingface/hub
  *         models--ORG--NAME/refs/main            a commit
  *         models--ORG--NAME/snapshots/COMMIT/    the folder
  *
@@ -48,6 +49,7 @@ static bool cache_folder(char *out, size_t bytes)
     static const struct {
         const char *variable, *behind;
     } places[] = {{"HF_HUB_CACHE", ""},
+                  {"HUGGINGFACE_HUB_CACHE", ""},
                   {"HF_HOME", "/hub"},
                   {"XDG_CACHE_HOME", "/huggingface/hub"},
                   {"HOME", "/.cache/huggingface/hub"}};

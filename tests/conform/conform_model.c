@@ -46,7 +46,7 @@ struct run {
     const char *cpu;    /* AQ_CPU, or NULL */
     const char *freeze; /* NULL: nothing   */
     uint32_t rank;      /* of adapters     */
-    const char *targets;
+    const char *targets, *ranks, *alphas, *saved;
     float lora_dropout;
     bool rslora, dora;
     enum aq_frozen_store store;
@@ -131,6 +131,9 @@ static struct pipeline pipeline_open(const struct run *run)
     p.config.lora = (struct aq_lora_config){.rank = run->rank,
                                             .alpha = 1.5f,
                                             .targets = run->targets,
+                                            .ranks = run->ranks,
+                                            .alphas = run->alphas,
+                                            .saved = run->saved,
                                             .rslora = run->rslora,
                                             .dora = run->dora,
                                             .dropout = run->lora_dropout};
@@ -557,6 +560,7 @@ static void test_gradients_match_finite_differences(void **state)
 }
 
 #include "conform_model_adapters.h"
+#include "conform_model_published.h"
 #include "conform_model_parts.h"
 #include "conform_model_rope.h"
 
@@ -865,6 +869,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_new_adapters_change_nothing),
         cmocka_unit_test(test_gradients_of_adapters_match_finite_differences),
         cmocka_unit_test(test_adapters_equal_a_merged_model),
+        cmocka_unit_test(test_saved_modules_train_whole),
+        cmocka_unit_test(test_positions_fit_what_is_published),
         cmocka_unit_test(test_frozen_weights_in_fewer_bits_are_the_same_in_every_cut),
         cmocka_unit_test(test_frozen_weights_in_fewer_bits_compute_as_their_values),
         cmocka_unit_test(test_parts_are_the_same_in_every_cut),

@@ -4,6 +4,13 @@
 #ifndef CONFORM_MODEL_ADAPTERS_H
 #define CONFORM_MODEL_ADAPTERS_H
 
+/* Other ranks and alphas for the first product of an attention, by any family's name of it; of block 0 a third one. */
+#define SOME(inside, number)                                                                                           \
+    "\"" inside "q_proj\":" number ",\"" inside "query_proj\":" number ",\"" inside "query\":" number                  \
+    ",\"" inside "c_attn\":" number ",\"" inside "Wqkv\":" number ",\"" inside "qkv_proj\":" number
+static const char OTHER_RANKS[] = "{" SOME("", "5") "}";
+static const char OTHER_ALPHAS[] = "{" SOME("0.self_attn.", "4") "," SOME("", "15") "}";
+
 /* Is any layer of that kind of models one that may have adapters? Both ways of saying so agree. */
 static bool adapts(const struct kind *kind)
 {
@@ -39,6 +46,8 @@ static void test_adapters_are_the_same_in_every_cut(void **state)
             run.lora_dropout = i % 2 ? 0.25f : 0.0f;
             run.dora = i % 2 == 0 && i != 4;
             run.dropout = i / 3 == 1 ? 0.125f : 0.0f;
+            run.ranks = i % 3 ? OTHER_RANKS : NULL;
+            run.alphas = i % 4 ? OTHER_ALPHAS : NULL;
             struct result whole = run_once(&run);
             const uint32_t layers = config_of(&kinds[k]).layer_end;
             for (run.cut = 1; run.cut < layers; run.cut++) {
@@ -103,11 +112,39 @@ static void test_gradients_of_adapters_match_finite_differences(void **state)
     }
 }
 
+/* Modules that are named train beside the adapters and have none; nothing else of the model does. */
+static void test_saved_modules_train_whole(void **state)
+{
+    (void)state;
+    static const char saved[] = "down_proj, output.dense, c_proj, Wo, ffn.w2, norm, LayerNorm, ln_1, mlp";
+    for (int k = 0; k < KINDS; k++) {
+        if (!adapts(&kinds[k])) continue;
+        const struct run run = {.kind = &kinds[k], .threads = 2, .rank = 2, .saved = saved};
+        struct pipeline p = pipeline_open(&run);
+        uint32_t whole = 0, adapters = 0;
+        for (uint32_t i = 0; i < aq_stage_tensor_count(p.stages[0]); i++) {
+            struct aq_tensor_info info;
+            char which, of[AQ_TENSOR_NAME_MAX];
+            aq_stage_tensor(p.stages[0], i, &info);
+            const bool adapter = aq_tensor_adapts(info.name, &which, of);
+            const bool named = aq_lora_saves(&p.config.lora, &p.config.model, adapter ? of : info.name);
+            if (named == adapter && !info.fresh) fail_msg("%s: %s trains", kinds[k].name, info.name);
+            adapter ? adapters++ : whole++;
+        }
+        for (uint32_t i = 0; i < aq_stage_frozen_count(p.stages[0]); i++) {
+            struct aq_tensor_info info;
+            aq_stage_frozen(p.stages[0], i, &info);
+            if (aq_lora_saves(&p.config.lora, &p.config.model, info.name)) fail_msg("%s is frozen", info.name);
+        }
+        if (!whole || !adapters) fail_msg("%s: %u modules, %u adapters", kinds[k].name, whole, adapters);
+        pipeline_close(&p);
+        differences(&run);
+    }
+}
+
 /* With adapters that are larger: base and adapters are a matrix, W + (alpha / rank) B A, whichever way round W lies. */
 static void merge(struct pipeline *into, const struct pipeline *of)
 {
-    const float scale = aq_lora_scale(&of->config.lora);
-    const uint32_t rank = of->config.lora.rank;
     for (uint32_t i = 0; i < aq_stage_tensor_count(of->stages[0]); i++) {
         struct aq_tensor_info a, b, w;
         uint32_t t = 0;
@@ -120,6 +157,11 @@ static void merge(struct pipeline *into, const struct pipeline *of)
         assert_true(which[0] == 'A' && which[1] == 'B' && !aq_tensor_adapts(adapted, which, again + 0));
         assert_true(aq_tensor_adapts(b.name, &which[1], again));
         assert_string_equal(adapted, again);
+        struct aq_lora_config its;
+        aq_lora_of(&of->config.lora, &of->config.model, adapted, &its);
+        const float scale = aq_lora_scale(&its);
+        const uint32_t rank = its.rank;
+        assert_true(a.shape[0] == rank && b.shape[1] == rank);
         do
             aq_stage_tensor(into->stages[0], t++, &w);
         while (strcmp(w.name, adapted) != 0);
@@ -162,6 +204,8 @@ static void test_adapters_equal_a_merged_model(void **state)
         run.rank = 3;
         run.rslora = k % 2;
         run.dora = i % 2;
+        run.ranks = k % 3 ? OTHER_RANKS : NULL;
+        run.alphas = OTHER_ALPHAS;
         struct pipeline adapted = pipeline_open(&run);
         const double before = forward(&merged, 0, true);
         merge(&merged, &adapted);

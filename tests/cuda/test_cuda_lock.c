@@ -129,6 +129,34 @@ static void test_a_name_taken_by_another_user_keeps_nobody_off(void **state)
     if (strcmp(path, next) != 0) assert_int_equal(unlink(next), 0);
 }
 
+/* A job of another user on one GPU is named. A file that somebody made in another user's name counts for nothing. */
+static void test_a_job_of_another_user_is_named(void **state)
+{
+    (void)state;
+    enum { SOMEBODY = 12345 };
+    char folder[] = "/tmp/aqpipe-gpu-XXXXXX", path[96];
+    uid_t user = 0;
+    int fd = -1;
+    if (geteuid() != 0 || access("/proc/locks", R_OK) != 0) skip(); /* only root can leave a file of somebody else's */
+    assert_non_null(mkdtemp(folder));
+    snprintf(path, sizeof path, "%s/aqpipe-gpu-%u-test-uuid.lock", folder, SOMEBODY);
+    assert_int_equal(cuda_take_file(path, 7, "runs/theirs", &fd), AQ_OK);
+    assert_false(cuda_other_user(folder, "test-uuid", &user)); /* the name is another's, and the file is not */
+    assert_int_equal(chown(path, SOMEBODY + 1, SOMEBODY + 1), 0); /* nor is it of whom the name says */
+    assert_false(cuda_other_user(folder, "test-uuid", &user));
+    assert_int_equal(chown(path, SOMEBODY, SOMEBODY), 0);
+    assert_true(cuda_other_user(folder, "test-uuid", &user));
+    assert_int_equal(user, SOMEBODY);
+    assert_false(cuda_other_user(folder, "other-uuid", &user));
+    assert_int_equal(chmod(path, 0666), 0); /* anybody could hold it */
+    assert_false(cuda_other_user(folder, "test-uuid", &user));
+    assert_int_equal(chmod(path, 0600), 0);
+    close(fd); /* its job has ended */
+    assert_false(cuda_other_user(folder, "test-uuid", &user));
+    assert_int_equal(unlink(path), 0);
+    assert_int_equal(rmdir(folder), 0);
+}
+
 /* A process that is killed leaves the file, and no lock: the next job has the GPU at once. */
 static void test_a_killed_process_holds_no_gpu(void **state)
 {
@@ -169,6 +197,7 @@ int main(void)
         cmocka_unit_test(test_a_lock_file_of_another_user_is_refused),
         cmocka_unit_test(test_a_lock_that_is_held_is_waited_for_a_while),
         cmocka_unit_test(test_a_name_taken_by_another_user_keeps_nobody_off),
+        cmocka_unit_test(test_a_job_of_another_user_is_named),
         cmocka_unit_test(test_a_killed_process_holds_no_gpu),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -17,11 +17,12 @@ def scenario_lora():
     """3 stages x 2 replicas with AQ-SGD, clipping, dropout and the defaults' codec: adapters alone are saved each time, and killed or not
     it is the same run."""
     keys = {**KEYS, "pipeline.stages": 3, "pipeline.replicas": 2, "data.train_samples_max": 24, "train.clip": 0.5,
-            "checkpoint.every": "3 steps", "train.epochs": 8, "train.weight_decay": 0.1, "lora.dropout": 0.2}
+            "checkpoint.every": "3 steps", "train.epochs": 8, "train.weight_decay": 0.1, "lora.dropout": 0.2,
+            "lora.rank_pattern": "{c_fc: 2, h.0.attn.c_attn: 5}", "lora.alpha_pattern": "{c_fc: 3}", "lora.modules_to_save": "[ln_f]"}
     launch(manifest("whole", **keys))
     for rank in range(6):
         saved = [name for name in arrays("whole", rank) if not name.startswith("optimizer.")]
-        check(all(".lora_" in name for name in saved), f"rank {rank} saves {sorted(saved)}")
+        check(all(".lora_" in name or name.startswith("ln_f.") for name in saved), f"rank {rank} saves {sorted(saved)}")
         if rank < 3:
             once = tensors(ROOT / "whole" / "checkpoint" / f"frozen-stage-{rank}.safetensors")
             check(once and not any(".lora_" in name for name in once), f"rank {rank} saves once {sorted(once)}")
@@ -32,16 +33,18 @@ def scenario_lora():
         launch(path, "--resume")
         check(losses(name) == losses("whole"), f"{name}: losses differ:\n{losses(name)}\n{losses('whole')}")
         check(weights(name) == weights("whole"), f"{name}: model.safetensors differs")
-    for changed, words in (({"lora.rank": 4}, "lora.rank: 3 there, 4 here"), ({"lora.rank": None}, "lora.rank: 3 there, none here"),
+    for changed, words in (({"lora.rank": 4}, "lora.rank: 3 there, 4 here"), ({**dict.fromkeys((key for key in keys if key.startswith("lora."))), "lora.dropout": 0}, "lora.rank: 3 there, none here"),
                            ({"lora.alpha": 7}, "lora.alpha: 6 there, 7 here"),
-                           ({"lora.targets": "c_attn"}, 'lora.targets: none there, "c_attn" here')):
+                           ({"lora.targets": "'c_attn, c_fc'"}, 'lora.targets: none there, "c_attn, c_fc" here'),
+                           ({"lora.rank_pattern": "{c_fc: 4}"}, "lora.rank_pattern:"), ({"lora.modules_to_save": None}, "lora.modules_to_save:")):
         refused(f"changed {changed}", manifest("whole", **{**keys, "train.epochs": 9, **changed}), words, 2, "--resume")
 
 
 def scenario_lora_cut():
     """Without compression three stages are one, in halves too, with adapters of some layers or of all, and heads beside them."""
     for tag, changed in (("all", {}), ("some", {"lora.targets": "'blocks 1-2, !c_proj'"}),
-                         ("beside", {"train.freeze": "'*, !head, !ln_1'", "model.tied": "false"}),
+                         ("beside", {"train.freeze": "'*, !head, !ln_1'", "model.tied": "false", "lora.rank_pattern": "{c_proj: 1, h.1.mlp.c_fc: 7}"}),
+                         ("saved", {"lora.modules_to_save": "wte, ln_f", "model.tied": "exact", "lora.alpha_pattern": "{h.0.attn.c_attn: 1.5}"}),
                          ("bf16", {"model.precision": "bf16", "lora.dropout": 0.25, "lora.rslora": "true"}), ("stale", {"train.staleness": 1}), ("dora", {"lora.dora": "true", "lora.targets": "'blocks 0-2'"})):
         keys = {**KEYS, **raw(), **raw("backward"), "train.epochs": 2, "train.clip": 0.5, **changed}
         launch(manifest(f"{tag}-1", **{**keys, "pipeline.stages": 1}))
@@ -86,7 +89,9 @@ def goes_on(keys, sizes):
     done = aqpipe("import", ROOT / "wide", "--adapter", folder)
     check(done.returncode == 1 and "the adapter was made for" in done.stdout, done.stdout + done.stderr)
     for changed, words in (({"use_dora": "lora.dora" not in keys}, "lora_magnitude_vector"), ({"peft_type": "IA3"}, "peft_type"), ({"bias": "all"}, "bias"),
-                           ({"r": 2}, "with r 2 needs"), ({"r": 5000}, "r: found 5000, expected 1 to 1024"), ({"lora_alpha": 0}, "lora_alpha"), ({"rank_pattern": {"a": 1}}, "rank_pattern")):
+                           ({"r": 2}, "with r 2 needs"), ({"r": 5000}, "r: found 5000, expected 1 to 1024"), ({"lora_alpha": 0}, "lora_alpha"), ({"rank_pattern": {"c_attn": 0}}, "rank_pattern: .*whole numbers above 0"),
+                           ({"rank_pattern": {"c_attn": 2}}, "with r 2 needs"), ({"alpha_pattern": {"a.*": 1}}, "alpha_pattern: .*an expression"),
+                           ({"modules_to_save": ["ln_f"]}, "has no ln_f.weight, and modules_to_save"), ({"modules_to_save": "ln_f"}, "modules_to_save: .*a list of modules")):
         other = ROOT / "other"
         shutil.rmtree(other, ignore_errors=True)
         shutil.copytree(folder, other)
@@ -94,7 +99,7 @@ def goes_on(keys, sizes):
         (other / "adapter_config.json").write_text(json.dumps({**config, **changed}))
         refused(f"{changed}", manifest("none", **{**more, "lora.weights": str(other)}), words, 2)
         check(not (ROOT / "none" / "checkpoint").exists(), f"{changed}: something was written")
-    for changed in ({"lora.rank": 4}, {"lora.targets": "c_attn"}, {"lora.alpha": 7}):
+    for changed in ({"lora.rank": 4}, {"lora.targets": "c_attn"}, {"lora.alpha": 7}, {"lora.rank_pattern": "{c_attn: 2}"}, {"lora.modules_to_save": "wte"}):
         refused(f"{changed}", manifest("none", **{**more, **changed}), next(iter(changed)), 2)
 
 

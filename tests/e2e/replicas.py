@@ -368,7 +368,7 @@ def scenario_replicas_bad_input():
     check(losses("rest-22") == losses("rest-23"), "a sample that is left out was trained on")
     refused("batch", path, r"train\.batch: 8 is not a multiple of train\.micro_batch \(2\) times pipeline\.replicas \(3\)",
             2, "--set", "pipeline.replicas=3")
-    refused("none", path, r"pipeline\.replicas: '0' is not a whole number", 2, "--set", "pipeline.replicas=0")
+    refused("none", path, r"pipeline\.replicas: '0' is out of range: must be a whole number", 2, "--set", "pipeline.replicas=0")
     for codec, optimizer, words in (("vote", "adamw", "any codec but vote"), ("q4", "slamb", "fp32, of few values"),
                                     ("powersgd", "qadam", "q8..q2"), ("sign", "lioncub", "vote")):
         refused(f"{codec} of {optimizer}", path, rf"reduce\.codec: {codec} does not fit train\.optimizer {optimizer}.*{words}", 2,

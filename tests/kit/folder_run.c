@@ -288,6 +288,7 @@ static enum aq_status adapter_open(struct run *run)
     snprintf(path, sizeof path, "%s/adapter", run->at);
     AQ_TRY(aq_adapter_folder_open(path, &run->adapter));
     run->config.lora = *aq_adapter_folder_lora(run->adapter);
+    if (!aq_adapter_folder_ties(run->adapter, &run->config.model)) run->config.model.tied = AQ_TIED_NO;
     AQ_TRY(aq_adapter_folder_match(run->adapter, &run->config.model, true, run->targets, sizeof run->targets));
     if (run->targets[0]) run->config.lora.targets = run->targets;
     return AQ_OK;

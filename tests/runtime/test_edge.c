@@ -554,11 +554,15 @@ static void mixed_on(const char *device)
     backward = before;
 }
 
-/* Every codec, what was lost, and what was spoilt, on that kind of device, against the CPU. */
-static void edge_on(const char *device, bool over_nccl)
+enum { THIRDS = 3 }; /* of the codecs: parts of this test that run at once (PARTS) */
+
+/* Every codec of one third, or of all (THIRDS), what was lost, and what was spoilt,
+ * on that kind of device, against the CPU. */
+static void edge_on(const char *device, bool over_nccl, size_t third)
 {
     static struct result here, there;
     for (size_t i = 0; i < sizeof codecs / sizeof codecs[0]; i++) {
+        if (third < THIRDS && i % THIRDS != third) continue;
         if (over_nccl && i % 10 != 3) continue; /* what carries a body knows no codec */
         for (int which = 0; which < 13; which++) {
             if (which == 4 && i % 4 != 3) continue; /* epochs that go uncompressed know no bits */
@@ -608,7 +612,7 @@ static void test_edge_over_nccl_has_the_bits_of_the_cpu(void **state)
     (void)state;
     const char *only = getenv("AQ_DEVICES");
     if (!only || strcmp(only, "cuda") != 0 || !edge_over_nccl()) skip();
-    edge_on("cuda", true);
+    edge_on("cuda", true, THIRDS);
 }
 
 /* What a frame says of bodies that NCCL carries is checked before NCCL hears of it. */
@@ -701,9 +705,9 @@ static void test_edge_carries_a_digest_a_step(void **state)
     assert_memory_equal(result[2].receiver.decoded, result[0].receiver.decoded, sizeof result[0].receiver.decoded);
 }
 
-static void test_edge_on_other_devices_has_the_bits_of_the_cpu(void **state)
+/* Runs these cases with a device of each other kind that there is. */
+static void on_other_devices(void (*cases_on)(const char *device))
 {
-    (void)state;
     const char *only = getenv("AQ_DEVICES"), *gpu = getenv("AQ_GPU");
     static const char *const kinds[] = {"isolated", "cuda"};
     uint32_t seen = 0;
@@ -718,15 +722,68 @@ static void test_edge_on_other_devices_has_the_bits_of_the_cpu(void **state)
             continue;
         }
         assert_int_equal(status, AQ_OK);
-        edge_on(kinds[k], false);
-        mixed_on(kinds[k]);
-        rungs_on(kinds[k]);
-        afresh_on(kinds[k]);
-        faults_on(kinds[k]);
-        huge_on(kinds[k]);
+        cases_on(kinds[k]);
         seen++;
     }
     if (seen == 0) skip();
+}
+
+static void first_third_on(const char *device)
+{
+    edge_on(device, false, 0);
+}
+
+static void second_third_on(const char *device)
+{
+    edge_on(device, false, 1);
+}
+
+static void last_third_on(const char *device)
+{
+    edge_on(device, false, 2);
+}
+
+static void ways_on(const char *device)
+{
+    mixed_on(device);
+    rungs_on(device);
+    afresh_on(device);
+}
+
+static void troubles_on(const char *device)
+{
+    faults_on(device);
+    huge_on(device);
+}
+
+static void test_edge_on_other_devices_has_the_bits_of_the_cpu(void **state)
+{
+    (void)state;
+    on_other_devices(first_third_on);
+}
+
+static void test_edge_on_other_devices_has_the_bits_of_the_cpu_second_third(void **state)
+{
+    (void)state;
+    on_other_devices(second_third_on);
+}
+
+static void test_edge_on_other_devices_has_the_bits_of_the_cpu_last_third(void **state)
+{
+    (void)state;
+    on_other_devices(last_third_on);
+}
+
+static void test_edge_on_other_devices_mixes_codecs_and_levels(void **state)
+{
+    (void)state;
+    on_other_devices(ways_on);
+}
+
+static void test_edge_on_other_devices_finds_faults(void **state)
+{
+    (void)state;
+    on_other_devices(troubles_on);
 }
 
 /* An argument is a pattern of the tests to run. */
@@ -753,6 +810,10 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_edge_finds_what_was_decoded_wrong),
         cmocka_unit_test(test_edge_carries_a_digest_a_step),
         cmocka_unit_test(test_edge_on_other_devices_has_the_bits_of_the_cpu),
+        cmocka_unit_test(test_edge_on_other_devices_has_the_bits_of_the_cpu_second_third),
+        cmocka_unit_test(test_edge_on_other_devices_has_the_bits_of_the_cpu_last_third),
+        cmocka_unit_test(test_edge_on_other_devices_mixes_codecs_and_levels),
+        cmocka_unit_test(test_edge_on_other_devices_finds_faults),
         cmocka_unit_test(test_edge_over_nccl_has_the_bits_of_the_cpu),
         cmocka_unit_test(test_edge_refuses_what_no_edge_says_of_nccl),
     };

@@ -127,7 +127,7 @@ static void test_manifest_sets_win(void **state)
     assert_int_equal(job->pipeline.in_flight, AQ_IN_FLIGHT_CLASSIC);
     char place[64];
     aq_job_place(job, "train.batch", place, sizeof place);
-    assert_string_equal(place, "--set train.batch");
+    assert_string_equal(place, "--set");
     aq_job_place(job, "train.T", place, sizeof place);
     assert_string_equal(place, "job.yaml:11:3");
     aq_job_close(job);
@@ -173,13 +173,13 @@ struct bad {
 static const struct bad bads[] = {
     {NULL,
      {"train.batch=33"},
-     "--set train.batch: train.batch: 33 is not a multiple of train.micro_batch (4); 36 would be"},
+     "--set: train.batch: 33 is not a multiple of train.micro_batch (4); 36 would be"},
     {NULL, {"train.decay=step"}, "train.decay: this decay needs train.decay_every: '20 epochs', '520 steps'"},
     {NULL, {"split.privacy.klip=3"}, "split.privacy.klip: there is no such key; did you mean split.privacy.clip?"},
     {NULL, {"split.privacy=3"}, "split.privacy: must be a section of keys"},
     {NULL, {"split.privacy.noise=3"}, "split.privacy.noise: needs split.privacy.clip"},
-    {NULL, {"split.privacy.clip=1e-50"}, "split.privacy.clip: '1e-50' is not a number"},
-    {NULL, {"split.privacy.clip=-1"}, "split.privacy.clip: '-1' is not a number"},
+    {NULL, {"split.privacy.clip=1e-50"}, "split.privacy.clip: '1e-50' is out of range: must be a number"},
+    {NULL, {"split.privacy.clip=-1"}, "split.privacy.clip: '-1' is out of range: must be a number"},
     {NULL, {"train.lr_min=1"}, "train.lr_min: 1 is more than train.lr"},
     {NULL, {"train.batsh=3"}, "train.batsh: there is no such key; did you mean train.batch?"},
     {NULL, {"model.batch=3"}, "did you mean train.batch?"},
@@ -188,11 +188,11 @@ static const struct bad bads[] = {
     {NULL, {"link.rtt_ms=20m/s"}, "'20m/s' is not a number, 0 to 60000 ms, as in 20ms, 0.1s"},
     {NULL, {"train.dropout_ms=1ms"}, "there is no such key"},
     {NULL, {"train.lr=1ms"}, "'1ms' is not a number"},
-    {NULL, {"train.batch=eight"}, "'eight' is not a whole number, 1 to 1048576 samples"},
-    {NULL, {"train.batch=0"}, "'0' is not a whole number"},
-    {NULL, {"train.batch=-4"}, "'-4' is not"},
-    {NULL, {"train.batch=4294967297"}, "is not a whole number"},
-    {NULL, {"train.seed=18446744073709551616"}, "is not a whole number"},
+    {NULL, {"train.batch=eight"}, "--set: train.batch: 'eight' is not a whole number, 1 to 1048576 samples"},
+    {NULL, {"train.batch=0"}, "'0' is out of range: must be a whole number"},
+    {NULL, {"train.batch=-4"}, "'-4' is out of range"},
+    {NULL, {"train.batch=4294967297"}, "is out of range"},
+    {NULL, {"train.seed=18446744073709551616"}, "is out of range"},
     {NULL, {"train.batch=1e1"}, "is not a whole number"},
     {NULL, {"train.batch=0x10"}, "is not a whole number"},
     {NULL, {"train.lr=nan"}, "is not a number"},
@@ -238,7 +238,7 @@ static const struct bad bads[] = {
      "lora.targets: names layers for adapters, but lora.rank is 0: there are no adapters"},
     {NULL, {"lora.rank=4", "lora.targets=ln_1"}, "lora.targets: 'ln_1' names no layer that can have adapters"},
     {NULL, {"lora.rank=4", "lora.targets='c_atn'"}, "it has no 'c_atn'; did you mean 'c_attn'?"},
-    {NULL, {"lora.rank=2000"}, "lora.rank: '2000' is not a whole number, 0 to 1024"},
+    {NULL, {"lora.rank=2000"}, "lora.rank: '2000' is out of range: must be a whole number, 0 to 1024"},
     {NULL, {"lora.rank=4", "lora.alpha=0"}, "lora.alpha"},
     {NULL, {"train.freeze='*'"}, "train.freeze: freezes the whole model: nothing is left to train"},
     {NULL, {"train.freeze=[wte, [wpe]]"}, "train.freeze: is a list, but must be"},
@@ -256,7 +256,7 @@ static const struct bad bads[] = {
     {NULL, {"pipeline.stages.0.thread=1"}, "did you mean threads?"},
     {NULL, {"pipeline.stages.7.threads=1"}, "the list has no entry 7"},
     {NULL, {"pipeline.stages=[{host: x}, {layers: 0-7}]", "edges.list=[]"}, "layers is missing"},
-    {NULL, {"link.loss=0.5"}, "link.loss: '0.5' is not a number"},
+    {NULL, {"link.loss=0.5"}, "link.loss: '0.5' is out of range: must be a number"},
     {NULL, {"model.precision=tf32"}, "model.precision: tf32 needs GPUs, and stage 0 is on the CPU"},
     {NULL, {"model.logits=16bit"}, "model.logits: 16bit follows model.precision, which has 32"},
     {NULL, {"model.logits=16bit", "model.precision=bf16"}, "model.logits: 16bit needs a GPU, and the last stage is on"},
@@ -264,7 +264,7 @@ static const struct bad bads[] = {
     {NULL, {"train.loss_scale=8"}, "train.loss_scale: applies only to fp16 (model.precision)"},
     {NULL, {"train.loss_scale=0.5"}, "train.loss_scale: '0.5' is not a number or word, 1 to 1048576 factor, or 'auto'"},
     {NULL, {"model.precision=fp8"}, "model.precision: 'fp8' is not one of"},
-    {NULL, {"edges.forward.bits=9"}, "edges.forward.bits: '9' is not a whole number, 1 to 8 bits"},
+    {NULL, {"edges.forward.bits=9"}, "edges.forward.bits: '9' is out of range: must be a whole number, 1 to 8 bits"},
     {NULL, {"edges.forward.bit=2"}, "edges.forward.bit: there is no such key; did you mean bits?"},
     {NULL, {"edges.backward.codec=aqsgd"}, "aqsgd is for activations"},
     {NULL, {"edges.backward.codec=sign", "edges.backward.store=fp16"}, "gradients have no messages to keep"},
@@ -280,7 +280,7 @@ static const struct bad bads[] = {
     {NULL, {"edges.forward.top_k=0.5"}, "is for directq only"},
     {NULL,
      {"pipeline.stages.1.dials=true", "pipeline.stages.2.dials=true"},
-     "--set pipeline.stages.2.dials: pipeline.stages.2.dials: stage 1 dials too, and of two neighbours one must "
+     "--set: pipeline.stages.2.dials: stage 1 dials too, and of two neighbours one must "
      "listen"},
     {NULL,
      {"pipeline.stages.1.dials=true", "pipeline.stages.1.address=h:1"},
@@ -292,7 +292,7 @@ static const struct bad bads[] = {
     {NULL,
      {"pipeline.replicas=3"},
      "train.batch: 16 is not a multiple of train.micro_batch (4) times pipeline.replicas (3); 24 would be"},
-    {NULL, {"pipeline.replicas=0"}, "'0' is not a whole number, 1 to 64 replicas"},
+    {NULL, {"pipeline.replicas=0"}, "'0' is out of range: must be a whole number, 1 to 64 replicas"},
     {NULL, {"pipeline.replicas=2", "pipeline.stages.1.threads=[1, 2, 3]"}, "3 values for 2 replicas"},
     {NULL, {"pipeline.stages.1.threads=[1, 2]"}, "is a list, but must be"},
     {NULL, {"pipeline.replicas=2", "pipeline.stages.1.dials=true"}, "replicas 0 and 1 both dial"},
@@ -319,7 +319,7 @@ static const struct bad bads[] = {
     {"a: 1\n---\nb: 2\n", {0}, "a second document"},
     {"a: \"x\\0y\"\n", {0}, "zero byte"},
     {"a: [[[[[[[[[[[[[[[[[[[[1]]]]]]]]]]]]]]]]]]]]\n", {0}, "nested too deep"},
-    {"a: \xff\xfe\n", {0}, "not YAML"},
+    {"a: \xff\xfe\n", {0}, "not YAML"}, {"a:\n\tb: 1\n", {0}, "indent with spaces, not with tabs"},
 };
 
 static void test_manifest_bad_is_refused_with_its_place(void **state)
@@ -826,7 +826,7 @@ static void test_manifest_that_contradicts_a_folder_is_refused(void **state)
     static const struct {
         const char *set, *says;
     } cases[] = {
-        {"model.blocks=4", "--set model.blocks: model.blocks: 4, but "},
+        {"model.blocks=4", "--set: model.blocks: 4, but "},
         {"model.blocks=4", "/config.json (model.weights) has 3; leave the key out"},
         {"model.vocabulary=301", "model.vocabulary: 301, but "},
         {"model.kind=pyramid", "model.kind: pyramid, but "},

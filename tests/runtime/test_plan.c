@@ -334,7 +334,7 @@ static void test_plan_manifest_gives_the_same_hash_without_the_data(void **state
     capture_begin();
     assert_int_equal(aq_plan_open(gone, &second), AQ_NOTFOUND);
     capture_end();
-    assert_true(captured_has("--set data.train: data.train: cannot read"));
+    assert_true(captured_has("--set: data.train: cannot read"));
     assert_true(captured_has("gone.txt"));
     aq_job_close(gone);
 }
@@ -344,11 +344,14 @@ static void test_plan_refuses_what_cannot_be(void **state)
     (void)state;
     static const struct {
         const char *set, *words;
-    } cases[] = {{"cache.slots=3", "--set cache.slots: cache.slots: 3, but stage"},
-                 {"cache.bytes_max=1MB", "--set cache.bytes_max: cache.bytes_max:"},
+    } cases[] = {{"cache.slots=3", "--set: cache.slots: 3, but stage"},
+                 {"cache.bytes_max=1MB", "--set: cache.bytes_max:"},
                  {"data.train=missing.txt", "cannot read"},
                  {"model.weights=missing.safetensors", "model.weights: cannot read"},
                  {"train.T=5000", "train.T"},
+                 {"data.train=/dev/null", "--set: data.train: /dev/null is a device, pipe or socket, not a file"},
+                 {"data.heldout=/tmp", "--set: data.heldout: /tmp is a folder, not a file"},
+                 {"edges.forward={codec: ec, bits: 4}", "--set edges.forward: edges.forward.bits: bits with ec is not"},
                  {"data.skip=100000", ""}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         const char *const sets[] = {cases[i].set, NULL};

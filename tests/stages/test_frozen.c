@@ -182,10 +182,39 @@ static void test_stores_have_their_numbers_and_names(void **state)
     assert_string_equal(aq_frozen_store_type(AQ_FROZEN_NF4), "F32");
 }
 
+/*
+ * The offset of double quantization is PyTorch's mean of the scales, added in its order. The scales of golden/ are of
+ * fp16, whose sums are exact in any order; these have 24 bits. Made by torch 2.15.0, torch.set_num_threads(1):
+ *     torch.from_numpy((((i * 2654435761 + 12345) % 2**32) >> 8).astype(float32) / 2**24).mean(), i = arange(count)
+ */
+static void test_mean_of_scales_is_that_of_torch(void **state)
+{
+    static const struct {
+        uint32_t scales;
+        float mean;
+    } means[] = {{9, 0x1.e37856p-2f},    {100, 0x1.f88278p-2f},  {261, 0x1.fd9f44p-2f},
+                 {1000, 0x1.fffa90p-2f}, {5000, 0x1.fff3a0p-2f}, {30000, 0x1.fffcb6p-2f}};
+    (void)state;
+    for (size_t m = 0; m < sizeof means / sizeof means[0]; m++) {
+        const uint64_t count = (uint64_t)AQ_STAGE_GROUP * means[m].scales;
+        float *values = help_alloc(count * sizeof *values);
+        memset(values, 0, count * sizeof *values);
+        for (uint32_t i = 0; i < means[m].scales; i++)
+            values[(uint64_t)AQ_STAGE_GROUP * i] = (float)((i * 2654435761u + 12345u) >> 8) / (1 << 24);
+        struct kept kept = kept_of(&frozen_store_nf4_double, values, count);
+        const float mean = ((const float *)(const void *)kept.parts[3])[AQ_NF4_MAP - 1];
+        if (mean != means[m].mean)
+            fail_msg("the mean of %u scales is %a, not %a", means[m].scales, (double)mean, (double)means[m].mean);
+        kept_free(&kept);
+        aq_free(values);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_nf4_has_the_bits_of_bitsandbytes),
+        cmocka_unit_test(test_mean_of_scales_is_that_of_torch),
         cmocka_unit_test(test_stores_keep_tensors_of_any_size),
         cmocka_unit_test(test_stores_have_their_numbers_and_names),
     };

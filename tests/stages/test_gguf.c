@@ -178,8 +178,7 @@ static void test_values_that_do_not_fit_leave_no_file(void **state)
 
 enum { KEYS = 2, EACH = 3, DIM = 2, INNER = KEYS * EACH * DIM, TAPS = 4 };
 
-/* Row or column `at` of the heads of values, of `rows` each: the first of each head of keys, then the second of each.
- */
+/* Row or column `at` of the heads of values, of `rows` each: the first of each head of keys, then the second ones. */
 static uint32_t tiled(uint32_t at, uint32_t rows)
 {
     const uint32_t head = at / rows, item = head / KEYS, group = head % KEYS;

@@ -100,6 +100,10 @@ static void test_added_tokens(void **state)
         "," ADD("264", "ZZ", ", \"normalized\": true")
         "], \"normalizer\": {\"type\": \"Lowercase\"}, " STEPS(BYTE_LEVEL);
     expect_json(head, "he hello x <a> y <b>  z<ab>ZzZ", "he| |hello| |x|<a>| |y| |<b>|z|<ab>|ZZ|z");
+    /* A token of spaces alone, which all belong to the one before it, is none. */
+    expect_json("\"added_tokens\": [" ADD("261", "<b>", ", \"rstrip\": true") "," ADD(
+                    "262", "\\n", ", \"lstrip\": true") "], " STEPS(BYTE_LEVEL),
+                "<b>\nx", "<b>|x");
 }
 
 static void test_whole_words_before_merges(void **state)

@@ -158,7 +158,7 @@ def pipeline(row, schedule, bf16):
 
 def encode(x, bits):
     """Uniform levels over each row's largest magnitude, which goes as fp16: (bytes, decoded)."""
-    scale = x.abs().amax(-1, keepdim=True).half().clamp(min=6e-8)
+    scale = x.abs().amax(-1, keepdim=True).clamp(min=6e-8).half()
     levels = 1 << bits
     codes = (x / scale.float() * (levels / 2) + levels / 2).floor_().clamp_(0, levels - 1).to(torch.uint8)
     packed = codes if bits == 8 else codes[..., 0::2] | codes[..., 1::2] << 4

@@ -58,6 +58,12 @@ enum aq_status cuda_take(const struct cuda_probe *probe, uint64_t owner, const c
  */
 enum aq_status cuda_take_file(const char *path, uint64_t owner, const char *name, int *fd);
 
+/*
+ * Has another user a job on the GPU of this uuid, by the lock files in the folder? Such a file counts only if its owner
+ * is the user in its name, so that nobody can speak for another. False also where /proc/locks cannot be read.
+ */
+bool cuda_other_user(const char *folder, const char *uuid, uid_t *user);
+
 /* The holder of a lock file, for people: "NAME, process PID". `bytes` of at least 2 CUDA_HOLDER_BYTES. */
 void cuda_holder_text(const char *path, char *out, size_t bytes);
 

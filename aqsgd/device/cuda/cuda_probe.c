@@ -3,6 +3,7 @@
  *
  * The program links CUDA's runtime statically, so that it starts on any machine; whether there is a driver shows here.
  */
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -12,6 +13,7 @@
 #include <string.h>
 #include <sys/file.h>
 #include <sys/stat.h>
+#include <sys/sysmacros.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -277,12 +279,67 @@ static enum aq_status take_somewhere(const struct cuda_probe *probe, uint64_t ow
     return status;
 }
 
+/* Does a process hold a lock of the kernel's on this file? `locks`: /proc/locks, which every user may read. */
+static bool is_locked(const char *locks, const struct stat *about)
+{
+    char name[64];
+    const int bytes = snprintf(name, sizeof name, " %02x:%02x:%llu ", major(about->st_dev), minor(about->st_dev),
+                               (unsigned long long)about->st_ino);
+    return bytes > 0 && bytes < (int)sizeof name && strstr(locks, name) != NULL;
+}
+
+/* "aqpipe-gpu-USER-UUID.lock" of a file that belongs to that other user, who alone can open it, and so lock it. */
+static bool is_others(int folder, const char *file, const char *uuid, struct stat *about)
+{
+    static const char begin[] = "aqpipe-gpu-";
+    char end[96], *rest;
+    if (strncmp(file, begin, sizeof begin - 1) != 0) return false;
+    snprintf(end, sizeof end, "-%.80s.lock", uuid);
+    const unsigned long user = strtoul(file + sizeof begin - 1, &rest, 10);
+    return strcmp(rest, end) == 0 && fstatat(folder, file, about, AT_SYMLINK_NOFOLLOW) == 0 &&
+           S_ISREG(about->st_mode) && about->st_uid == user && about->st_uid != geteuid() &&
+           (about->st_mode & 077) == 0;
+}
+
+bool cuda_other_user(const char *folder, const char *uuid, uid_t *user)
+{
+    enum { LOCKS_BYTES = 256 << 10 };
+    struct stat about;
+    void *locks = NULL;
+    bool found = false;
+    DIR *files = opendir(folder);
+    const int fd = open("/proc/locks", O_RDONLY | O_CLOEXEC);
+    ssize_t got = -1;
+    if (files && fd >= 0 && aq_alloc(LOCKS_BYTES, &locks) == AQ_OK) got = aq_read_all(fd, locks, LOCKS_BYTES - 1);
+    if (got > 0) ((char *)locks)[got] = 0;
+    for (const struct dirent *file; got > 0 && !found && (file = readdir(files));) {
+        found = is_others(dirfd(files), file->d_name, uuid, &about) && is_locked(locks, &about);
+        if (found) *user = about.st_uid;
+    }
+    aq_free(locks);
+    if (fd >= 0) close(fd);
+    if (files) closedir(files);
+    return found;
+}
+
+/* It is said, and no more: a lock that another user could hold against this one would keep this one off for ever. */
+static void look_for_others(const struct cuda_probe *probe)
+{
+    uid_t user;
+    if (!cuda_other_user(cuda_locks_folder(), probe->uuid, &user)) return;
+    aq_log("device", AQ_LOG_WARNING,
+           "GPU %d (%s) is also in use by a job of user %u: both share its time and memory; agree with that user, or "
+           "take another GPU",
+           probe->index, probe->name, (unsigned)user);
+}
+
 enum aq_status cuda_take(const struct cuda_probe *probe, uint64_t owner, const char *name, int *fd, char *why)
 {
     char path[LOCK_PATH_BYTES], holder[2 * CUDA_HOLDER_BYTES];
     *fd = -1;
     if (owner == 0) return AQ_OK;
     const enum aq_status status = take_somewhere(probe, owner, name, fd, path);
+    if (status == AQ_OK) look_for_others(probe);
     if (status == AQ_REFUSED) {
         cuda_holder_text(path, holder, sizeof holder);
         snprintf(why, CUDA_TEXT_BYTES,

@@ -13,8 +13,10 @@
  *   With a list, a layer that it names and the file lacks is refused.
  * - An option that would be computed otherwise than PEFT does is refused by its key: biases, adapters that change the
  *   model at their start (PiSSA, OLoRA, LoftQ), every peft_type but LORA, options that are not known and not off.
- * - rank_pattern, alpha_pattern and embeddings or heads of modules_to_save are read for a merge (eval, generate).
- *   Training does not continue them (aq_adapter_folder_trains).
+ * - rank_pattern, alpha_pattern and modules_to_save become ranks, alphas and saved of aq_lora_config. A name that names
+ *   nothing is ignored, as PEFT does; one that is an expression is refused.
+ * - In PEFT a saved embedding or head of a tied model is a tensor of its own unless ensure_weight_tying is true. So the
+ *   model must not be tied then (aq_adapter_folder_ties).
  * - Names may have a wrapper's infix ("language_model."), or the base model's prefix, or neither.
  *
  * Locking: read-only after open; any thread.
@@ -35,14 +37,13 @@ struct aq_adapter_folder; /* opaque */
 enum aq_status aq_adapter_folder_open(const char *path, struct aq_adapter_folder **out);
 void aq_adapter_folder_close(struct aq_adapter_folder *folder); /* NULL is fine */
 
-/* Until close. targets is NULL. */
+/* Until close, with its texts. targets is NULL. */
 const struct aq_lora_config *aq_adapter_folder_lora(const struct aq_adapter_folder *folder);
 
-/* The same of one matrix, by the model's name of it: rank_pattern and alpha_pattern may name it. */
-void aq_adapter_folder_lora_of(const struct aq_adapter_folder *folder, const struct aq_model_config *model,
-                               const char *tensor, struct aq_lora_config *out);
+/* May the model be tied with these adapters? True for a model that is not. */
+bool aq_adapter_folder_ties(const struct aq_adapter_folder *folder, const struct aq_model_config *model);
 
-/* Can training continue these adapters? AQ_MISMATCH: they can only be merged; the text names the option. */
+/* Can training continue them? AQ_MISMATCH: the weights have a tensor of the model that modules_to_save lacks. */
 enum aq_status aq_adapter_folder_trains(const struct aq_adapter_folder *folder, const struct aq_model_config *model);
 
 /* Its values; until close. */

@@ -267,8 +267,15 @@ void aq_model_freeze_words(const struct aq_model_config *model, uint32_t T, uint
  *
  * m is stored as `TENSOR.lora_M.weight`, (out), and starts as the lengths of W's rows (aq_stage_magnitudes). Gradients
  * take |V_j| for a constant, as published and as PEFT has it. Adapters then have no dropout.
+ *
+ * `ranks` and `alphas` give single modules another rank or alpha (PEFT's rank_pattern and alpha_pattern). They are JSON
+ * objects of numbers, as {"v_proj":2,"layers.0.self_attn.q_proj":6}. A name is a module's published name, or its end
+ * behind a dot; "^" and "$" at its ends may anchor it. The first name that matches counts.
+ *
+ * `saved` lists modules of the model itself that train beside the adapters (PEFT's modules_to_save), with commas. A
+ * name is the end of the published name of a module, or of one that contains it. They have no adapters.
  */
-enum { AQ_LORA_RANK_MAX = 1024 };
+enum { AQ_LORA_RANK_MAX = 1024, AQ_LORA_ALPHA_MAX = 1000000 };
 struct aq_lora_config {
     uint32_t rank;       /* 0: no adapters                                                                  */
     float alpha;         /* positive                                                                        */
@@ -276,10 +283,38 @@ struct aq_lora_config {
     bool dora;           /* rows of the adapted matrices have lengths that train                            */
     float dropout;       /* of what each adapter reads, in training: 0 to below 1                           */
     const char *targets; /* which linear layers, by patterns as `freeze` has them; NULL: all that may have some */
+    const char *ranks, *alphas; /* of single modules, see above; NULL: none                                 */
+    const char *saved;          /* modules that train whole, see above; NULL: none                          */
 };
 
 /* The factor of an adapter's share. */
 float aq_lora_scale(const struct aq_lora_config *lora);
+
+/* *out: the same with the rank and alpha of one matrix's adapter, by the model's name of the matrix. */
+void aq_lora_of(const struct aq_lora_config *lora, const struct aq_model_config *model, const char *tensor,
+                struct aq_lora_config *out);
+
+/* Is a tensor of the model in a module of `saved`? */
+bool aq_lora_saves(const struct aq_lora_config *lora, const struct aq_model_config *model, const char *tensor);
+
+/* The least and the largest rank of the adapters of a checked model with samples of T tokens. AQ_NOMEM. */
+enum aq_status aq_lora_ranks(const struct aq_lora_config *lora, const struct aq_model_config *model, uint32_t T,
+                             uint32_t *least, uint32_t *most);
+
+/* Can `ranks` (or, not whole, `alphas`) be this text? Numbers above 0, at most `most`. False: text has the problem. */
+bool aq_lora_numbers(const char *json, double most, bool whole, char *text, size_t bytes);
+
+/* A name of ranks, alphas or saved, and what of the model it names. */
+struct aq_lora_name {
+    char text[AQ_FREEZE_PART_MAX];
+    uint32_t adapters; /* of ranks and alphas: those of adapters                     */
+    uint32_t tensors;  /* all others                                                 */
+    bool copy;         /* of saved: a tied head, which is the embedding's table      */
+};
+
+/* Name `index` of one of these texts (borrowed), for a checked model. AQ_NOTFOUND (not logged): no more. AQ_NOMEM. */
+enum aq_status aq_lora_name(const struct aq_lora_config *lora, const struct aq_model_config *model, uint32_t T,
+                            const char *of, uint32_t index, struct aq_lora_name *out);
 
 /*
  * DoRA's rows: the weights of one output each, of a matrix stored as (out, in), or as (in, out) if not out_in. Adds the
@@ -339,7 +374,7 @@ struct aq_stage_config {
     const char *freeze;              /* names of what is not trained, see above; NULL: none. Borrowed until open
                                         returns                                                         */
     enum aq_frozen_store frozen_store; /* of frozen weights of linear layers                           */
-    struct aq_lora_config lora;      /* targets: borrowed until open returns                             */
+    struct aq_lora_config lora;      /* its texts: borrowed until open returns                           */
     uint32_t logits_rows;            /* of logits that exist at a time; 0: as many as 256 MiB hold, on a GPU more where
                                         their gradient stays: half of its bytes, or all rows in 16 bits */
     bool logits_16bit;               /* logits leave their product in the precision's 16 bits, and their gradient is
