@@ -295,7 +295,7 @@ static void test_own_address_is_no_bridge(void **state)
         if (aq_endpoint_own("10.9.0.1", own) != AQ_OK || strcmp(own, "10.9.0.7") != 0) _exit(FAR);
         _exit(0);
     }
-    int status;
+    int status = 0;
     assert_true(child != -1 && waitpid(child, &status, 0) == child && WIFEXITED(status));
     if (WEXITSTATUS(status) == SKIPPED) {
         print_message("skipped: this system makes no network namespace, or has no bridges\n");
