@@ -212,6 +212,16 @@ static bool only_loopback(const struct addrinfo *list)
     return list != NULL;
 }
 
+/* Names that say loopback besides localhost: those of Debian's /etc/hosts, and RFC 6761's. */
+static bool names_loopback(const char *host)
+{
+    static const char end[] = ".localhost";
+    const size_t bytes = strlen(host);
+    return strcasecmp(host, "ip6-localhost") == 0 || strcasecmp(host, "ip6-loopback") == 0 ||
+           strncasecmp(host, "localhost.", 10) == 0 ||
+           (bytes >= sizeof end && strcasecmp(host + bytes - (sizeof end - 1), end) == 0);
+}
+
 static enum aq_status refuse_to_listen(const struct aq_endpoint *endpoint)
 {
     char own[AQ_ENDPOINT_HOST_BYTES];
@@ -221,7 +231,7 @@ static enum aq_status refuse_to_listen(const struct aq_endpoint *endpoint)
     aq_error_release(&hold);
     return aq_fail(AQ_REFUSED, "net",
                    "'%s' is a loopback address on this machine, where no other machine reaches it: write an address of "
-                   "this machine (%s), or mend /etc/hosts",
+                   "this machine (%s), or mend /etc/hosts; 127.0.0.1 is for this machine alone",
                    endpoint->host, known ? own : "see `ip address`");
 }
 
@@ -240,7 +250,7 @@ enum aq_status aq_endpoint_resolve(const struct aq_endpoint *endpoint, bool pass
         return aq_fail(AQ_REFUSED, "net", "'%s' is not loopback on this machine: mend /etc/hosts, or write 127.0.0.1",
                        endpoint->host);
     }
-    if (passive && !aq_endpoint_loopback(endpoint) && only_loopback(list)) {
+    if (passive && !aq_endpoint_loopback(endpoint) && !names_loopback(endpoint->host) && only_loopback(list)) {
         freeaddrinfo(list);
         return refuse_to_listen(endpoint);
     }

@@ -40,13 +40,19 @@ static bool by_route(const struct sockaddr *peer, socklen_t peer_bytes, char out
     return known;
 }
 
-/* Networks of containers and virtual machines hang on a bridge of this machine: others do not reach them. Their own
- * ends, and interfaces that another namespace lent, are no bridges and are known by their names. */
-static bool is_bridge(const char *interface)
+/* Networks of containers and virtual machines hang on a bridge of this machine: others do not reach them. They and
+ * their ends are known by their names. */
+static bool of_containers(const char *interface)
 {
     static const char *const names[] = {"docker", "br-", "virbr", "veth", "cni", "flannel", "cali", "podman", "lxc"};
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
         if (strncmp(interface, names[i], strlen(names[i])) == 0) return true;
+    return false;
+}
+
+/* A bridge of another name may be one of containers, too, or have the machine's card and its only address. */
+static bool is_bridge(const char *interface)
+{
     struct ethtool_drvinfo driver = {.cmd = ETHTOOL_GDRVINFO};
     struct ifreq request = {.ifr_data = (void *)&driver};
     const int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
@@ -64,16 +70,21 @@ static bool outside(const struct ifaddrs *at)
     if (at->ifa_addr->sa_family == AF_INET6 &&
         IN6_IS_ADDR_LINKLOCAL(&((const struct sockaddr_in6 *)(const void *)at->ifa_addr)->sin6_addr))
         return false;
-    return !is_bridge(at->ifa_name);
+    return !of_containers(at->ifa_name);
 }
 
-/* The first that is neither loopback nor a bridge; IPv4 before IPv6. */
+static int worth(const struct ifaddrs *at)
+{
+    return 1 + 2 * !is_bridge(at->ifa_name) + (at->ifa_addr->sa_family == AF_INET);
+}
+
+/* The first of the best: an interface that is no bridge before a bridge, IPv4 before IPv6. */
 static bool by_interface(char out[AQ_ENDPOINT_HOST_BYTES])
 {
     struct ifaddrs *all, *best = NULL;
     if (getifaddrs(&all) != 0) return false;
-    for (struct ifaddrs *at = all; at && !(best && best->ifa_addr->sa_family == AF_INET); at = at->ifa_next)
-        if (outside(at) && (!best || at->ifa_addr->sa_family == AF_INET)) best = at;
+    for (struct ifaddrs *at = all; at; at = at->ifa_next)
+        if (outside(at) && (!best || worth(at) > worth(best))) best = at;
     const bool known = best && text_of(best->ifa_addr, out);
     freeifaddrs(all);
     return known;

@@ -229,7 +229,13 @@ static void trackers_tell(const struct aq_job *job)
     struct aq_trackers_config config;
     char program[AQ_RUN_PATH_BYTES], text[1024];
     aq_follow_config(job, program, &config);
-    if (!config.wanted || aq_trackers_check(&config, text, sizeof text) != AQ_NOTFOUND) return;
+    if (!config.wanted) return;
+    struct aq_error_hold why;
+    aq_error_hold(&why);
+    const enum aq_status status = aq_trackers_check(&config, text, sizeof text);
+    aq_error_release(&why);
+    if (status != AQ_OK && status != AQ_NOTFOUND) snprintf(text, sizeof text, "%s", why.text);
+    if (status == AQ_OK) return;
     for (char *rest = text, *told; (told = strsep(&rest, "\n")) != NULL;)
         if (*told) aq_log("plan", 1, "output.report_to: %s", told);
 }

@@ -106,6 +106,9 @@ static const struct aq_option options[] = {
                 "(Landlock) keeps daemon and workers from all else but programs and devices"),
     AQ_ROW_READ(folder_read, struct asked, config.confine.data, "allow-data", "DIR",
                 "data, weights and tokenizers may be read below DIR; may be given again"),
+    AQ_ROW(FLAG, struct asked, config.confine.unenforced, "without-landlock", NULL,
+           "for a kernel without Landlock: jobs that name other folders are refused, but nothing keeps a process of a "
+           "job from them"),
     AQ_ROW_READ(aq_size_read, struct asked, config.confine.memory_bytes_max, "max-memory", "BYTES",
                 "of each worker (RLIMIT_DATA); also 512M, 16G. A plan that needs more is refused"),
     AQ_ROW(TEXT, struct asked, config.port_file, "port-file", "FILE", "write the port there once listening"),

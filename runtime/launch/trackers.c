@@ -6,7 +6,9 @@
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/signalfd.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -25,7 +27,10 @@ static const char area[] = "output.report_to";
 static const char *without(const struct aq_trackers_config *config)
 {
     if (config->program) return NULL;
-    return "tools/follow is not where this aqpipe is installed (share/aqpipe/tools): name it with AQPIPE_FOLLOW";
+    const char *named = getenv("AQPIPE_FOLLOW");
+    return named && *named ? "AQPIPE_FOLLOW names no file that can be read"
+                           : "tools/follow is not where this aqpipe is installed (share/aqpipe/tools), or has another "
+                             "owner than aqpipe: name it with AQPIPE_FOLLOW";
 }
 
 /* PYTHON PROGRAM [RUN] --mlflow ...; board: the folder of --tensorboard. Returns the count. */
@@ -155,14 +160,24 @@ static void say_rest(const struct aq_trackers *trackers, struct aq_progress *pro
     aq_text_deinit(&text);
 }
 
-/* Until it has ended, `until`, or a signal: true. */
+/* Has a signal come that means "now"? A scheduler's warning (SIGUSR1) may come twice and never means that. */
+static bool told_to_end(int signals)
+{
+    struct signalfd_siginfo info;
+    bool told = false;
+    while (signals >= 0 && read(signals, &info, sizeof info) == (ssize_t)sizeof info)
+        if (info.ssi_signo != SIGUSR1) told = true;
+    return told;
+}
+
+/* Until it has ended, `until`, or such a signal: true. */
 static bool await(struct aq_trackers *trackers, struct aq_progress *progress, uint64_t until, int signals)
 {
     while (trackers->pid && aq_clock_ns() < until) {
         struct pollfd fds[2] = {{.fd = trackers->notes, .events = POLLIN}, {.fd = signals, .events = POLLIN}};
         (void)poll(fds, 2, TICK_MS);
         aq_trackers_turn(trackers, progress);
-        if (signals >= 0 && fds[1].revents) return true;
+        if (told_to_end(signals)) return true;
         if (fds[0].revents & POLLHUP) (void)poll(NULL, 0, 1); /* its end of the pipe is closed: it is about to end */
     }
     return false;
@@ -213,17 +228,20 @@ enum aq_status aq_trackers_check(const struct aq_trackers_config *config, char *
     arguments[count] = NULL;
     AQ_TRY(start(arguments, STDOUT_FILENO, SIGKILL, &trackers.pid, &fd.fd));
     const uint64_t until = aq_clock_after(AQ_TRACKERS_CHECK_S * second_ns);
-    while (got != 0 && aq_clock_ns() < until) {
+    while (got != 0 && used < bytes - 1 && aq_clock_ns() < until) {
         (void)poll(&fd, 1, TICK_MS);
         got = read(fd.fd, text + used, bytes - 1 - used);
         if (got > 0) used += (size_t)got;
     }
     text[used] = 0;
     close(fd.fd);
-    if (got != 0) (void)kill(trackers.pid, SIGKILL);
-    while (waitpid(trackers.pid, &trackers.how, 0) == -1 && errno == EINTR)
+    pid_t ended; /* a program may close its output long before it ends */
+    while ((ended = waitpid(trackers.pid, &trackers.how, WNOHANG)) == 0 && aq_clock_ns() < until)
+        (void)poll(NULL, 0, 1);
+    if (ended == 0) (void)kill(trackers.pid, SIGKILL);
+    while (ended == 0 && waitpid(trackers.pid, &trackers.how, 0) == -1 && errno == EINTR)
         continue;
-    if (got != 0) return aq_fail(AQ_TIMEOUT, "launch", "%s: %s does not answer", area, config->python);
+    if (ended == 0) return aq_fail(AQ_TIMEOUT, "launch", "%s: %s does not answer", area, config->python);
     if (!WIFEXITED(trackers.how)) return aq_fail(AQ_IO, "launch", "%s: %s crashes", area, config->python);
     if (WEXITSTATUS(trackers.how) == NO_PYTHON)
         snprintf(text, bytes, "there is no %s: install Python 3, or name one with AQPIPE_PYTHON", config->python);

@@ -90,7 +90,8 @@ static enum aq_status absolute(struct aq_manifest *manifest, const struct aq_yam
 static bool is_number(const struct aq_key *key, const char *text)
 {
     const bool whole = key->kind == AQ_KEY_U32 || key->kind == AQ_KEY_U64 || key->kind == AQ_KEY_I32;
-    const char *digits = text + (*text == '-' || *text == '+');
+    const bool sign = *text == '-' || (*text == '+' && key->kind == AQ_KEY_I32);
+    const char *digits = text + sign;
     char *end;
     if (whole) return *digits && strspn(digits, "0123456789") == strlen(digits);
     if (key->kind != AQ_KEY_F32 || !strpbrk(text, "0123456789")) return false;

@@ -174,7 +174,8 @@ enum aq_status aq_plan_disk_fits(const struct aq_plan *plan, const char *folder)
     bool writable;
     if (least == 0 || !disk_free(folder, &free_bytes, &writable)) return AQ_OK;
     char place[PLACE_BYTES], needs[AQ_TEXT_NUMBER], more[AQ_TEXT_NUMBER], has[AQ_TEXT_NUMBER];
-    aq_job_place(plan->job, plan->job->cache.path ? "cache.path" : "output.path", place, sizeof place);
+    const char *key = plan->job->cache.path ? "cache.path" : "output.path";
+    aq_job_place(plan->job, key, place, sizeof place);
     aq_text_size(least, needs);
     aq_text_size(2 * least, more);
     aq_text_size(free_bytes + held, has);
@@ -185,10 +186,10 @@ enum aq_status aq_plan_disk_fits(const struct aq_plan *plan, const char *folder)
                        place, plan->job->cache.path ? "cache.path" : "output.path (--run)", folder);
     if (least > free_bytes + held)
         return aq_fail(AQ_NOSPC, "plan",
-                       "%s: cache.path: the messages of this machine's stages need %s in %s (%s between two "
+                       "%s: %s: the messages of this machine's stages need %s in %s (%s between two "
                        "checkpoints), %s is free there: name another disk, store them in fewer bits "
                        "(edges.forward.store), or train on fewer samples",
-                       place, needs, folder, more, has);
+                       place, key, needs, folder, more, has);
     if (2 * least > free_bytes + held)
         aq_log("plan", AQ_LOG_WARNING,
                "%s: the messages need %s, and up to %s while a checkpoint is kept; %s is free: the run may stop on a "

@@ -134,7 +134,8 @@ static void allow(struct words *words, const char *path)
     words->of[words->count++] = folder;
 }
 
-/* The paths that the daemon and its workers may read and write, if the kernel can confine them. */
+/* The paths that the daemon and its workers may read and write; where the kernel cannot confine them the daemon still
+ * refuses jobs that name others. */
 static void words_fill(const struct client *client, struct words *words)
 {
     const struct aq_job *job = client->job.job;
@@ -144,10 +145,7 @@ static void words_fill(const struct client *client, struct words *words)
     words->count = words->folder_count = 0;
     for (size_t i = 0; i < sizeof begins / sizeof *begins; i++)
         words->of[words->count++] = WORD(begins[i]);
-    if (!aq_confine_able()) { /* without --allow-run it is not confined */
-        words->of[words->count = 3] = NULL;
-        return;
-    }
+    if (!aq_confine_able()) words->of[words->count++] = WORD("--without-landlock");
     for (size_t i = 0; i < sizeof others / sizeof *others; i++)
         allow(words, others[i]);
     for (uint32_t i = 0; i < job->data.train_count; i++)

@@ -29,6 +29,7 @@ struct aq_confine_list {
 struct aq_confine {
     struct aq_confine_list run, data; /* both empty: anywhere       */
     uint64_t memory_bytes_max;        /* of a worker; 0: as it likes */
+    bool unenforced;                  /* paths of jobs are checked, and the kernel is not asked */
     bool gpus;                        /* NVIDIA GPUs are here: CUDA must write /proc/self/task/N/comm */
 };
 

@@ -39,8 +39,10 @@ void aq_worker_parts_on(struct aq_worker_parts *parts, enum aq_part_moment momen
 void aq_worker_parts_state(struct aq_worker_parts *parts, struct aq_checkpoint_state *states, uint32_t *count)
 {
     for (uint32_t i = 0; i < AQ_PARTS; i++)
-        if (parts->self[i]) all[i]->state(parts->self[i], states, count);
-    AQ_ASSERT(*count <= AQ_CHECKPOINT_STATES_MAX);
+        if (parts->self[i]) {
+            AQ_ASSERT(*count < AQ_CHECKPOINT_STATES_MAX); /* a part has one at most */
+            all[i]->state(parts->self[i], states, count);
+        }
 }
 
 void aq_worker_parts_report(const struct aq_worker_parts *parts, json_t *line)

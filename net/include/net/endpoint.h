@@ -67,7 +67,8 @@ enum aq_status aq_endpoint_resolve(const struct aq_endpoint *endpoint, bool pass
 /*
  * This machine's address as `peer` (a host without a port) sees it when no address is translated between them: where
  * the route to it leaves. NULL: as most others see it, that of the default route, else that of the first interface that
- * is neither loopback nor a bridge of containers. Without a scope. AQ_INVAL, AQ_NOTFOUND: logged.
+ * is neither loopback nor of containers (a bridge of another name comes last). Without a scope. AQ_INVAL, AQ_NOTFOUND:
+ * logged.
  */
 enum aq_status aq_endpoint_own(const char *peer, char out[AQ_ENDPOINT_HOST_BYTES]);
 
