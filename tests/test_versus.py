@@ -57,7 +57,7 @@ def main():
         assert "do not begin alike" in versus(out, code=1).stderr
         (out / "form.json").write_text(json.dumps({"blocks": 1}))
         assert "another form's results" in versus(out, code=1).stderr
-        assert "there is no row" not in versus(out, "--only", "aqpipe", code=1).stderr
+        assert "another form's results" in versus(out, "--only", "aqpipe", code=1).stderr
         assert "no row 'petals'" in versus(out, "--only", "petals", code=2).stderr
         (top / "mine").mkdir()
         (top / "mine/thesis.txt").touch()
@@ -85,5 +85,6 @@ main()
 try:
     import torch  # noqa: F401
 except ImportError:
+    print("the codec of the row AQ-SGD in PyTorch is not tested: this Python has no PyTorch")
     sys.exit(0)
 codec()

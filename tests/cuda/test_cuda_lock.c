@@ -111,7 +111,10 @@ static void test_a_name_taken_by_another_user_keeps_nobody_off(void **state)
     struct cuda_probe probe = {.index = 0, .name = "test", .uuid = ""};
     char path[128], next[128], why[CUDA_TEXT_BYTES] = "";
     int first = -1, second = -1;
-    if (geteuid() != 0) skip(); /* only root can leave a file of somebody else's */
+    if (geteuid() != 0) { /* only root can leave a file of somebody else's */
+        print_message("skipped: needs root\n");
+        skip();
+    }
     unsetenv("AQ_GPU_LOCKS");
     snprintf(probe.uuid, sizeof probe.uuid, "test-%ld", (long)getpid());
     snprintf(path, sizeof path, "%s/aqpipe-gpu-0-%s.lock", cuda_locks_folder(), probe.uuid);
@@ -137,7 +140,10 @@ static void test_a_job_of_another_user_is_named(void **state)
     char folder[] = "/tmp/aqpipe-gpu-XXXXXX", path[96];
     uid_t user = 0;
     int fd = -1;
-    if (geteuid() != 0 || access("/proc/locks", R_OK) != 0) skip(); /* only root can leave a file of somebody else's */
+    if (geteuid() != 0 || access("/proc/locks", R_OK) != 0) { /* only root can leave a file of somebody else's */
+        print_message("skipped: needs root and /proc/locks\n");
+        skip();
+    }
     assert_non_null(mkdtemp(folder));
     snprintf(path, sizeof path, "%s/aqpipe-gpu-%u-test-uuid.lock", folder, SOMEBODY);
     assert_int_equal(cuda_take_file(path, 7, "runs/theirs", &fd), AQ_OK);

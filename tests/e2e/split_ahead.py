@@ -162,8 +162,9 @@ def scenario_split_joins():
     check(state["ended"] is True, f"{state}")
     (folder / "split.json").write_text(json.dumps({**state, "ended": False}))
     (folder / "model.safetensors").unlink()
-    server = Server(server.path, "--set", "split.wait=2s")
-    Client(server, order[0]).end()
+    server = Server(server.path)
+    for client in [Client(server, name) for name in order]:
+        client.end()
     server.end()
     check("all rounds are over: clients are told" in server.text(), server.text())
     check((folder / "model.safetensors").read_bytes() == model, "another model")
