@@ -47,7 +47,7 @@ struct aq_disk {
     int wake_fd;
     struct aq_thread *thread;
     struct aq_ring *asked, *done;
-    struct aq_bell *bell;
+    struct aq_eventcount *eventcount;
     _Atomic uint32_t asleep;
     struct request *requests;
     uint32_t *boxes; /* buffers behind the slots that are free */
@@ -92,8 +92,8 @@ static uint32_t queue_pop(struct aq_disk *disk, struct queue *queue)
 static void event_push(struct aq_disk *disk, uint32_t slot)
 {
     AQ_ASSERT(aq_ring_push(disk->done, slot)); /* the ring holds every slot and a mark */
-    aq_bell_ring(disk->bell);
-    aq_bell_ring(disk->config.bell);
+    aq_eventcount_notify(disk->eventcount);
+    aq_eventcount_notify(disk->config.eventcount);
 }
 
 static uint8_t *buffer_bytes(const struct aq_disk *disk, uint32_t buffer)
@@ -435,9 +435,9 @@ bool aq_disk_poll(struct aq_disk *disk, struct aq_disk_event *out)
 
 enum aq_status aq_disk_wait(struct aq_disk *disk, uint64_t deadline_ns)
 {
-    const uint32_t seen = aq_bell_count(disk->bell);
+    const uint32_t seen = aq_eventcount_read(disk->eventcount);
     if (aq_ring_count(disk->done) > 0) return AQ_OK;
-    return aq_bell_wait(disk->bell, seen, deadline_ns);
+    return aq_eventcount_wait(disk->eventcount, seen, deadline_ns);
 }
 
 bool aq_disk_registered(const struct aq_disk *disk)
@@ -506,7 +506,7 @@ enum aq_status aq_disk_open(const struct aq_disk_config *config, struct aq_disk 
     }
     AQ_TRY_GOTO(aq_ring_open(tokens, &disk->asked), out);
     AQ_TRY_GOTO(aq_ring_open(tokens, &disk->done), out);
-    AQ_TRY_GOTO(aq_bell_open(&disk->bell), out);
+    AQ_TRY_GOTO(aq_eventcount_open(&disk->eventcount), out);
     AQ_TRY_GOTO(ring_make(disk), out);
     AQ_TRY_GOTO(aq_thread_open("aq-cache", disk_run, disk, &disk->thread), out);
     *out = disk;
@@ -527,7 +527,7 @@ void aq_disk_close(struct aq_disk *disk)
     if (disk->wake_fd != -1) close(disk->wake_fd);
     aq_ring_close(disk->asked);
     aq_ring_close(disk->done);
-    aq_bell_close(disk->bell);
+    aq_eventcount_close(disk->eventcount);
     aq_free(disk->requests);
     aq_free(disk->boxes);
     aq_free(disk);

@@ -7,7 +7,7 @@
  * continue until the commit.
  *
  * If the kernel has no io_uring (old, or forbidden as in many containers), the thread reads and writes one at a time.
- * Locking: all calls from the exec thread; events come over a ring, and both bells are rung.
+ * Locking: all calls from the exec thread; events come over a ring, and both event counts are notified.
  */
 #ifndef STORAGE_DISK_H
 #define STORAGE_DISK_H
@@ -24,7 +24,7 @@ struct aq_disk_config {
     uint32_t slots;
     uint32_t depth;
     struct aq_index *index; /* the storage thread's while it runs */
-    struct aq_bell *bell;   /* the caller's; may be NULL          */
+    struct aq_eventcount *eventcount; /* the caller's; may be NULL          */
     struct aq_trace *trace; /* may be NULL                        */
     const char *path;       /* of the slab, for error lines       */
     struct aq_vault *vault; /* seals messages on their way to the disk, and opens them on their way back; NULL: none */

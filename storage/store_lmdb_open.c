@@ -322,7 +322,7 @@ enum aq_status lmdb_store_open(const struct aq_cache_config *config, struct aq_c
                                         .slots = config->slots,
                                         .depth = config->depth,
                                         .index = store->index,
-                                        .bell = config->bell,
+                                        .eventcount = config->eventcount,
                                         .trace = config->trace,
                                         .path = store->folder.slab_path,
                                         .vault = store->vault};

@@ -88,14 +88,14 @@ aq_fuzz(link RUNS 3000 LIBS aq_net INCLUDES ${aq_net_ROOMS})
 aq_virtual_clock(fuzz_link)
 aq_fuzz(stripes RUNS 20000 LIBS aq_net INCLUDES ${aq_net_ROOMS})
 aq_fuzz(group RUNS 2000 LIBS aq_net INCLUDES ${aq_net_ROOMS}
-  LINK -Wl,--wrap=aq_link_poll,--wrap=aq_link_send,--wrap=aq_link_release,--wrap=aq_bell_wait)
+  LINK -Wl,--wrap=aq_link_poll,--wrap=aq_link_send,--wrap=aq_link_release,--wrap=aq_eventcount_wait)
 aq_fuzz(edge RUNS 3000 LIBS aq_runtime aq_net aq_storage INCLUDES ${aq_runtime_ROOMS}
   LINK -Wl,--wrap=aq_link_poll,--wrap=aq_link_send,--wrap=aq_link_release)
 aq_fuzz(mirror RUNS 1500 LIBS aq_runtime aq_net aq_storage INCLUDES ${aq_runtime_ROOMS}
   LINK -Wl,--wrap=aq_link_poll,--wrap=aq_link_send,--wrap=aq_link_release,--wrap=aq_ring_push)
 aq_fuzz(probe RUNS 4000 LIBS aq_runtime aq_net aq_dep::jansson INCLUDES ${aq_runtime_ROOMS}
   LINK -Wl,--wrap=aq_link_poll,--wrap=aq_link_send,--wrap=aq_link_release,--wrap=aq_link_finish,--wrap=aq_link_abort,--wrap=aq_link_halt
-  -Wl,--wrap=aq_link_stats,--wrap=aq_bell_wait,--wrap=aq_bell_count)
+  -Wl,--wrap=aq_link_stats,--wrap=aq_eventcount_wait,--wrap=aq_eventcount_read)
 aq_virtual_clock(fuzz_probe)
 aq_fuzz(cache RUNS 300 LIBS aq_storage CORPUS golden/cache-1/index.mdb)
 aq_fuzz(weights RUNS 10000 LIBS aq_stages

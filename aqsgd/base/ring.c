@@ -1,9 +1,9 @@
 /*
- * ring.c -- the single-producer single-consumer ring and the bell.
+ * ring.c -- the single-producer single-consumer ring and the event count.
  *
- * Only the consumer writes head, only the producer tail; each has its own cache line. A bell is a 32-bit count that
- * sleepers wait on by futex: ringing adds one and wakes; waiting re-checks the count in the kernel, so a ring between
- * "look" and "sleep" is never lost.
+ * Only the consumer writes head, only the producer tail; each has its own cache line. An event count is a 32-bit count
+ * that sleepers wait on by futex: notify adds one and wakes; waiting re-checks the count in the kernel, so a
+ * notification between "look" and "sleep" is never lost.
  */
 #include "aqsgd/base/ring.h"
 
@@ -71,40 +71,40 @@ uint32_t aq_ring_count(const struct aq_ring *ring)
     return tail - atomic_load_explicit(&ring->head, memory_order_acquire);
 }
 
-struct aq_bell {
+struct aq_eventcount {
     atomic_uint count;    /* release in ring, acquire in count                           */
     atomic_uint sleepers; /* seq_cst with count: a ringer that sees 0 has been seen by the sleeper's re-check */
 };
 
-enum aq_status aq_bell_open(struct aq_bell **out)
+enum aq_status aq_eventcount_open(struct aq_eventcount **out)
 {
     void *memory;
-    AQ_TRY(aq_alloc(sizeof(struct aq_bell), &memory));
+    AQ_TRY(aq_alloc(sizeof(struct aq_eventcount), &memory));
     *out = memory;
     return AQ_OK;
 }
 
-void aq_bell_close(struct aq_bell *bell)
+void aq_eventcount_close(struct aq_eventcount *eventcount)
 {
-    aq_free(bell);
+    aq_free(eventcount);
 }
 
-void aq_bell_ring(struct aq_bell *bell)
+void aq_eventcount_notify(struct aq_eventcount *eventcount)
 {
-    if (!bell) return;
-    atomic_fetch_add_explicit(&bell->count, 1, memory_order_seq_cst);
-    if (atomic_load_explicit(&bell->sleepers, memory_order_seq_cst) == 0) return;
-    syscall(SYS_futex, &bell->count, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
+    if (!eventcount) return;
+    atomic_fetch_add_explicit(&eventcount->count, 1, memory_order_seq_cst);
+    if (atomic_load_explicit(&eventcount->sleepers, memory_order_seq_cst) == 0) return;
+    syscall(SYS_futex, &eventcount->count, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
 }
 
-uint32_t aq_bell_count(const struct aq_bell *bell)
+uint32_t aq_eventcount_read(const struct aq_eventcount *eventcount)
 {
-    return atomic_load_explicit(&bell->count, memory_order_acquire);
+    return atomic_load_explicit(&eventcount->count, memory_order_acquire);
 }
 
-enum aq_status aq_bell_wait(struct aq_bell *bell, uint32_t seen, uint64_t deadline_ns)
+enum aq_status aq_eventcount_wait(struct aq_eventcount *eventcount, uint32_t seen, uint64_t deadline_ns)
 {
-    while (atomic_load_explicit(&bell->count, memory_order_acquire) == seen) {
+    while (atomic_load_explicit(&eventcount->count, memory_order_acquire) == seen) {
         struct timespec left, *timeout = NULL;
         if (deadline_ns != AQ_NEVER) {
             const uint64_t now = aq_clock_ns();
@@ -113,9 +113,9 @@ enum aq_status aq_bell_wait(struct aq_bell *bell, uint32_t seen, uint64_t deadli
             left.tv_nsec = (long)((deadline_ns - now) % 1000000000u);
             timeout = &left;
         }
-        atomic_fetch_add_explicit(&bell->sleepers, 1, memory_order_seq_cst);
-        syscall(SYS_futex, &bell->count, FUTEX_WAIT_PRIVATE, seen, timeout, NULL, 0);
-        atomic_fetch_sub_explicit(&bell->sleepers, 1, memory_order_seq_cst);
+        atomic_fetch_add_explicit(&eventcount->sleepers, 1, memory_order_seq_cst);
+        syscall(SYS_futex, &eventcount->count, FUTEX_WAIT_PRIVATE, seen, timeout, NULL, 0);
+        atomic_fetch_sub_explicit(&eventcount->sleepers, 1, memory_order_seq_cst);
     }
     return AQ_OK;
 }

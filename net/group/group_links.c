@@ -22,7 +22,7 @@ struct peer {
 
 struct links {
     struct aq_group group;
-    struct aq_bell *bell;
+    struct aq_eventcount *eventcount;
     struct peer *peers;
     enum aq_status (*meanwhile)(void *context);
     void *context;
@@ -79,7 +79,7 @@ static enum aq_status sleep_on(struct links *links, uint32_t seen, uint32_t rank
     const enum aq_status done = links->meanwhile ? links->meanwhile(links->context) : AQ_AGAIN;
     if (done != AQ_AGAIN) return done;
     const uint64_t begin_ns = aq_clock_ns();
-    const enum aq_status status = aq_bell_wait(links->bell, seen, deadline_ns);
+    const enum aq_status status = aq_eventcount_wait(links->eventcount, seen, deadline_ns);
     aq_group_count_wait(&links->group, begin_ns);
     return status == AQ_OK ? AQ_OK : aq_group_silent(&links->group, rank);
 }
@@ -96,7 +96,7 @@ static enum aq_status links_post(struct aq_group *group, uint32_t to, const stru
                                    .body_bytes = chunk->bytes,
                                    .body = body};
     for (;;) {
-        const uint32_t seen = aq_bell_count(links->bell);
+        const uint32_t seen = aq_eventcount_read(links->eventcount);
         const enum aq_status status = aq_link_send(links->peers[to].link, &frame, 0);
         if (status == AQ_CLOSED)
             return aq_fail(AQ_CLOSED, AREA, "rank %u left in good order, and collective %llu needs it: another plan?",
@@ -114,7 +114,7 @@ static enum aq_status links_settle(struct aq_group *group, uint32_t to, uint64_t
     const uint64_t deadline_ns = aq_clock_after(group->silence_ns);
     for (;;) {
         if (links->peers[to].sent >= count) return AQ_OK;
-        const uint32_t seen = aq_bell_count(links->bell);
+        const uint32_t seen = aq_eventcount_read(links->eventcount);
         AQ_TRY(pump(links));
         if (links->peers[to].sent < count) AQ_TRY(sleep_on(links, seen, to, deadline_ns));
     }
@@ -126,7 +126,7 @@ static enum aq_status links_take(struct aq_group *group, uint32_t from, struct a
     struct peer *peer = &links->peers[from];
     const uint64_t deadline_ns = aq_clock_after(group->silence_ns);
     while (peer->head == peer->tail) {
-        const uint32_t seen = aq_bell_count(links->bell);
+        const uint32_t seen = aq_eventcount_read(links->eventcount);
         AQ_TRY(pump(links));
         if (peer->head == peer->tail) AQ_TRY(sleep_on(links, seen, from, deadline_ns));
     }
@@ -204,7 +204,7 @@ enum aq_status aq_group_open_links(const struct aq_group_config *config, struct 
     AQ_TRY_GOTO(aq_group_init(&links->group, &LINKS_OPS, false, config), out);
     AQ_TRY_GOTO(aq_alloc(config->size * sizeof *links->peers, &memory), out);
     links->peers = memory;
-    links->bell = config->bell;
+    links->eventcount = config->eventcount;
     links->meanwhile = config->meanwhile;
     links->context = config->context;
     for (uint32_t rank = 0; rank < config->size; rank++) {
@@ -212,7 +212,7 @@ enum aq_status aq_group_open_links(const struct aq_group_config *config, struct 
         AQ_TRY_GOTO(check_link(config, rank), out);
         links->peers[rank].link = config->links[rank];
     }
-    if (config->size > 1 && !config->bell)
+    if (config->size > 1 && !config->eventcount)
         status = aq_fail(AQ_INVAL, AREA, "a group of links needs an event to signal");
 out:
     if (status != AQ_OK)

@@ -200,14 +200,14 @@ enum aq_status aq_link_listen(struct aq_net *net, const char *address, struct aq
     AQ_TRY(aq_alloc(sizeof(struct aq_listener), &memory));
     struct aq_listener *listener = memory;
     listener->wake_fd = -1;
-    enum aq_status status = aq_door_open(address, net->config.tls, &listener->door);
+    enum aq_status status = aq_acceptor_open(address, net->config.tls, &listener->acceptor);
     if (status == AQ_OK) {
         listener->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
         if (listener->wake_fd == -1 ||
             getrandom(listener->secret, sizeof listener->secret, 0) != (ssize_t)sizeof listener->secret) {
             status = aq_fail_errno(AREA, "listen at '%s': eventfd or random numbers", address);
             if (listener->wake_fd != -1) close(listener->wake_fd);
-            aq_door_close(&listener->door);
+            aq_acceptor_close(&listener->acceptor);
         }
     }
     if (status != AQ_OK) {
@@ -218,7 +218,7 @@ enum aq_status aq_link_listen(struct aq_net *net, const char *address, struct aq
     listener->next = net->listeners;
     net->listeners = listener;
     net->open_count++;
-    if (port) *port = listener->door.port;
+    if (port) *port = listener->acceptor.port;
     *out = listener;
     return AQ_OK;
 }
@@ -238,7 +238,7 @@ static void listener_end(struct aq_listener *listener)
     close(listener->wake_fd);
     for (uint32_t i = 0; i < AQ_HANDSHAKES; i++)
         aq_handshake_drop(&listener->hands[i]);
-    aq_door_close(&listener->door);
+    aq_acceptor_close(&listener->acceptor);
     struct aq_listener **at = &listener->net->listeners;
     while (*at != listener)
         at = &(*at)->next;
@@ -260,8 +260,8 @@ static enum aq_guest_state guest_state(const struct aq_handshake *h)
     return h->hello_read || aq_byte_stream_proved(h->stream) ? AQ_GUEST_PROVED : AQ_GUEST_UNPROVED;
 }
 
-/* A place for the newcomer. NULL: it has none. */
-static struct aq_handshake *take_place(struct aq_listener *listener, const struct aq_byte_stream *newcomer)
+/* A place for the pending connection. NULL: it has none. */
+static struct aq_handshake *take_place(struct aq_listener *listener, const struct aq_byte_stream *pending)
 {
     struct aq_guest guests[AQ_HANDSHAKES];
     for (uint32_t i = 0; i < AQ_HANDSHAKES; i++) {
@@ -269,7 +269,7 @@ static struct aq_handshake *take_place(struct aq_listener *listener, const struc
         guests[i] = (struct aq_guest){.since_ns = h->since_ns, .state = guest_state(h)};
         if (h->stage != STAGE_NONE) guests[i].source = aq_byte_stream_source(h->stream);
     }
-    const uint32_t at = aq_admit(guests, AQ_HANDSHAKES, aq_byte_stream_source(newcomer), aq_clock_ns());
+    const uint32_t at = aq_admit(guests, AQ_HANDSHAKES, aq_byte_stream_source(pending), aq_clock_ns());
     if (at == AQ_ADMISSION_REFUSED) return NULL;
     struct aq_handshake *h = &listener->hands[at];
     if (h->stage == STAGE_NONE) return h;
@@ -285,7 +285,7 @@ enum aq_status aq_listener_let_in(struct aq_listener *listener, uint64_t *again_
     *again_ns = 0;
     aq_log_limit_tell(&listener->refusals);
     for (uint32_t i = 0; i < AQ_HANDSHAKES; i++) {
-        const enum aq_status status = aq_door_accept(&listener->door, &stream);
+        const enum aq_status status = aq_acceptor_accept(&listener->acceptor, &stream);
         if (status == AQ_AGAIN) return AQ_OK;
         if (status != AQ_OK) { /* no descriptors left, or no memory: both may come back */
             *again_ns = aq_clock_after(AQ_BACK_OFF_NS_MAX);
@@ -445,7 +445,7 @@ void aq_listener_sleep(struct aq_listener *listener, uint64_t again_ns, uint64_t
     uint32_t hands[AQ_HANDSHAKES + OWN];
     uint64_t wakes_ns[AQ_HANDSHAKES + OWN], wake_ns = deadline_ns;
     nfds_t count = OWN;
-    fds[DOOR] = (struct pollfd){.fd = again_ns == 0 ? listener->door.fd : -1, .events = POLLIN};
+    fds[DOOR] = (struct pollfd){.fd = again_ns == 0 ? listener->acceptor.fd : -1, .events = POLLIN};
     fds[WAKE] = (struct pollfd){.fd = listener->wake_fd, .events = POLLIN};
     if (again_ns > 0 && again_ns < wake_ns) wake_ns = again_ns;
     for (uint32_t i = 0; i < AQ_HANDSHAKES; i++) {
@@ -506,7 +506,7 @@ enum aq_status aq_link_accept(struct aq_listener *listener, const struct aq_link
             for (uint32_t i = 0; i < AQ_HANDSHAKES; i++)
                 if (listener->hands[i].stage > STAGE_READING) aq_handshake_drop(&listener->hands[i]);
             return aq_fail(AQ_TIMEOUT, AREA, "no valid peer connected to '%s' in time (%s, edge %d is expected)",
-                           listener->door.address.whole, number_text("rank", "any", config->peer_rank, rank),
+                           listener->acceptor.address.whole, number_text("rank", "any", config->peer_rank, rank),
                            (int)config->edge);
         }
         aq_listener_sleep(listener, again_ns, deadline_ns);
@@ -537,7 +537,7 @@ void aq_listener_close(struct aq_listener *listener)
     AQ_ASSERT(!listener->given_up);
     listener->given_up = true;
     /* An error has been reported already: the links work, but do not heal. */
-    (void)aq_porter_start(listener);
+    (void)aq_acceptor_thread_start(listener);
 }
 
 void aq_listener_link_gone(struct aq_listener *listener)

@@ -34,7 +34,7 @@ struct aq_handshake {
     enum aq_stage_of_hand stage;
     struct aq_byte_stream *stream;
     uint64_t deadline_ns;
-    uint64_t since_ns; /* when it came to the door                         */
+    uint64_t since_ns; /* when it came to the acceptor                         */
     bool writing_now;  /* which direction to wait for                      */
     bool ready;        /* may continue: something has happened since its last turn */
     uint8_t out[AQ_HELLO_FRAME_BYTES];
@@ -54,7 +54,7 @@ struct aq_handshake {
 struct aq_listener {
     struct aq_net *net;
     struct aq_listener *next;
-    struct aq_door door;
+    struct aq_acceptor acceptor;
     struct aq_handshake hands[AQ_HANDSHAKES];
     struct aq_log_limit refusals; /* a stranger must not fill the log            */
     uint64_t secret[2];           /* numbers of sessions and bundles are made of it      */
@@ -95,7 +95,7 @@ bool aq_handshake_due(const struct aq_handshake *h, uint64_t now_ns);
 enum aq_status aq_handshake_failed(struct aq_handshake *h, enum aq_status status);
 
 /* One try to connect. AQ_REFUSED, AQ_CLOSED, AQ_IO, AQ_TIMEOUT: another may do better. With hello->session the HELLO
- * resumes. wake_fd: gives up with AQ_CLOSED when it rings (it stays rung); -1: none. */
+ * resumes. wake_fd: gives up with AQ_CLOSED when it is written to (and stays readable); -1: none. */
 enum aq_status aq_handshake_try(struct aq_net *net, struct aq_handshake *h, const char *address, uint32_t attempt,
                                 const struct aq_link_config *config, const struct aq_hello *hello, int wake_fd,
                                 uint64_t deadline_ns);

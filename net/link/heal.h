@@ -1,8 +1,8 @@
 /*
  * heal.h -- how a link gets its next stream: a mailbox between the net loop and the healer's thread.
  *
- * The loop owns the link, the healer owns doors, dialling and handshakes (they may block: names, TLS). There are two
- * healers: the dialler, one thread for each link that was made by connecting, and the porter, one thread for each
+ * The loop owns the link, the healer owns acceptors, dialling and handshakes (they may block: names, TLS). There are
+ * two healers: the dialler, one thread for each link that was made by connecting, and the porter, one thread for each
  * listener that its caller has closed while links made through it live. `phase` names the mailbox's owner:
  *
  *     STANDING  the loop's: the link has a stream                 -> PARKED by the loop, ASKED by the porter
@@ -75,9 +75,9 @@ enum aq_status aq_dialler_start(struct aq_heal *heal);
 void aq_dialler_close(struct aq_heal *heal);
 
 /* healer.c, the caller's thread: the porter of a listener. Returns when the thread has ended. */
-enum aq_status aq_porter_start(struct aq_listener *listener);
+enum aq_status aq_acceptor_thread_start(struct aq_listener *listener);
 /* The work of the thread between two sleeps: it accepts pending connections and continues all handshakes. */
-void aq_porter_turn(struct aq_listener *listener, uint64_t *again_ns);
+void aq_acceptor_thread_turn(struct aq_listener *listener, uint64_t *again_ns);
 
 /* handshake.c: a link that was made through this listener has ended. */
 void aq_listener_link_gone(struct aq_listener *listener);

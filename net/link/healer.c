@@ -27,8 +27,8 @@ void aq_heal_wake(int wake_fd)
 /* Before phases and `stop` are looked at, so that no ring is missed. */
 static void hear(int wake_fd)
 {
-    uint64_t rung;
-    if (read(wake_fd, &rung, sizeof rung) == -1 && errno != EAGAIN)
+    uint64_t level;
+    if (read(wake_fd, &level, sizeof level) == -1 && errno != EAGAIN)
         aq_log(AREA, 0, "the wake-up of a healer cannot be read: %s", strerror(errno));
 }
 
@@ -243,7 +243,7 @@ static void one_hand(struct aq_listener *listener, struct aq_handshake *h, uint6
     aq_handshake_refuse(h, &heal->config, status);
 }
 
-void aq_porter_turn(struct aq_listener *listener, uint64_t *again_ns)
+void aq_acceptor_thread_turn(struct aq_listener *listener, uint64_t *again_ns)
 {
     (void)aq_listener_let_in(listener, again_ns); /* tried again, but not at once */
     for (uint32_t i = 0; i < AQ_HANDSHAKES; i++) {
@@ -261,12 +261,12 @@ static void porter_run(void *context)
         hear(listener->wake_fd);
         if (atomic_load_explicit(&listener->stop, memory_order_acquire)) return; /* pairs with listener_end */
         uint64_t again_ns;
-        aq_porter_turn(listener, &again_ns);
+        aq_acceptor_thread_turn(listener, &again_ns);
         aq_listener_sleep(listener, again_ns, AQ_NEVER);
     }
 }
 
-enum aq_status aq_porter_start(struct aq_listener *listener)
+enum aq_status aq_acceptor_thread_start(struct aq_listener *listener)
 {
     return aq_thread_open("aq-porter", porter_run, listener, &listener->thread);
 }

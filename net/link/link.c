@@ -302,12 +302,12 @@ static enum aq_status drain(struct aq_link *link, uint64_t deadline_ns)
 {
     struct aq_link_event event;
     while (!link->closed_told) {
-        const uint32_t seen = aq_bell_count(link->net->call_bell);
+        const uint32_t seen = aq_eventcount_read(link->net->call_eventcount);
         if (aq_link_poll(link, &event) == AQ_OK) {
             if (event.kind == AQ_LINK_RECEIVED && event.frame.body) aq_link_release(link, event.frame.body);
             continue;
         }
-        AQ_TRY(aq_bell_wait(link->net->call_bell, seen, deadline_ns));
+        AQ_TRY(aq_eventcount_wait(link->net->call_eventcount, seen, deadline_ns));
     }
     return AQ_OK;
 }

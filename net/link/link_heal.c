@@ -110,7 +110,7 @@ static void resume(struct aq_link *link, uint64_t now_ns)
     link->received_ns = link->sent_ns = now_ns;
     link->more = true;
     atomic_store_explicit(&heal->phase, HEAL_STANDING, memory_order_release); /* pairs with aq_heal_phase in healer.c */
-    aq_heal_wake(heal->wake_fd); /* the peer may be at the door once more */
+    aq_heal_wake(heal->wake_fd); /* the peer may be at the acceptor once more */
     check_position(link, position, slots);
     if (link->state != LINK_OPEN) return;
     link->written_sequence = link->sequence;

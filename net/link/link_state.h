@@ -165,7 +165,7 @@ struct aq_net {
     struct aq_net_config config;
     struct aq_thread *thread;
     struct aq_ring *commands;   /* links to add; with the lowest bit set: to detach */
-    struct aq_bell *call_bell;  /* wakes a caller that waits inside a call of ours  */
+    struct aq_eventcount *call_eventcount; /* wakes a caller that waits inside a call of ours  */
     struct aq_entropy *entropy; /* made with the first link that packs; then the loop's */
     int wake_fd;
     atomic_bool wake_pending; /* exchanged by both, as `starved` */

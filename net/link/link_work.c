@@ -10,8 +10,8 @@ void aq_link_tell(struct aq_link *link, uint64_t token)
 {
     const bool pushed = aq_ring_push(link->to_caller, token);
     AQ_ASSERT(pushed); /* the ring holds one token for every entry and record, and CLOSED */
-    aq_bell_ring(link->net->config.bell);
-    aq_bell_ring(link->net->call_bell);
+    aq_eventcount_notify(link->net->config.eventcount);
+    aq_eventcount_notify(link->net->call_eventcount);
 }
 
 /* From now on nothing that comes in counts; what is on its way out, and an ABORT where one is wanted, has until

@@ -53,7 +53,7 @@ static void sweep(struct aq_net *net)
         struct aq_link *link = net->work[i];
         if (link->leave && link->state == LINK_ENDED) {
             atomic_store_explicit(&link->detached, true, memory_order_release); /* pairs with aq_net_detach */
-            aq_bell_ring(net->call_bell);
+            aq_eventcount_notify(net->call_eventcount);
         } else
             net->work[kept++] = link;
     }
@@ -75,8 +75,8 @@ static void turn(struct aq_net *net)
             aq_link_done(done[i]->owner, done[i]);
             continue;
         }
-        uint64_t rung;
-        if (read(net->wake_fd, &rung, sizeof rung) == -1 && errno != EAGAIN)
+        uint64_t level;
+        if (read(net->wake_fd, &level, sizeof level) == -1 && errno != EAGAIN)
             aq_log("net", 0, "the wake-up of the net loop cannot be read: %s", strerror(errno));
         /* Whoever pushes after this exchange writes to the event again; what was pushed before is seen next turn. */
         atomic_exchange_explicit(&net->wake_pending, false, memory_order_acq_rel);
@@ -89,7 +89,7 @@ static void run(void *context)
     struct aq_net *net = context;
     const enum aq_status status = open_engine(net);
     atomic_store_explicit(&net->started, (int)status, memory_order_release); /* pairs with aq_net_open */
-    aq_bell_ring(net->call_bell);
+    aq_eventcount_notify(net->call_eventcount);
     if (status != AQ_OK) return;
     net->wake_op = (struct aq_io){.kind = AQ_IO_POLL, .fd = net->wake_fd, .events = POLLIN, .owner = net};
     net->engine_ops->submit(net->engine, &net->wake_op);
@@ -121,9 +121,9 @@ void aq_net_detach(struct aq_net *net, struct aq_link *link)
     AQ_ASSERT(pushed);
     aq_net_wake(net);
     for (;;) {
-        const uint32_t seen = aq_bell_count(net->call_bell);
+        const uint32_t seen = aq_eventcount_read(net->call_eventcount);
         if (atomic_load_explicit(&link->detached, memory_order_acquire)) return; /* pairs with sweep */
-        const enum aq_status status = aq_bell_wait(net->call_bell, seen, deadline_ns);
+        const enum aq_status status = aq_eventcount_wait(net->call_eventcount, seen, deadline_ns);
         AQ_ASSERT(status == AQ_OK);
     }
 }
@@ -135,17 +135,17 @@ static enum aq_status start(struct aq_net *net)
     while (slots < 4 * net->config.links_max)
         slots *= 2;
     AQ_TRY(aq_ring_open(slots, &net->commands));
-    AQ_TRY(aq_bell_open(&net->call_bell));
+    AQ_TRY(aq_eventcount_open(&net->call_eventcount));
     AQ_TRY(aq_alloc(net->config.links_max * sizeof *net->work, &work));
     net->work = work;
     net->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (net->wake_fd == -1) return aq_fail_errno("net", "eventfd for the net loop");
     AQ_TRY(aq_thread_open("aq-net", run, net, &net->thread));
     for (;;) {
-        const uint32_t seen = aq_bell_count(net->call_bell);
+        const uint32_t seen = aq_eventcount_read(net->call_eventcount);
         const int started = atomic_load_explicit(&net->started, memory_order_acquire); /* pairs with run */
         if (started >= 0) return (enum aq_status)started;
-        const enum aq_status status = aq_bell_wait(net->call_bell, seen, aq_clock_after(AQ_DETACH_NS));
+        const enum aq_status status = aq_eventcount_wait(net->call_eventcount, seen, aq_clock_after(AQ_DETACH_NS));
         AQ_ASSERT(status == AQ_OK);
     }
 }
@@ -183,7 +183,7 @@ void aq_net_close(struct aq_net *net)
     if (net->wake_fd != -1) close(net->wake_fd);
     aq_entropy_close(net->entropy);
     aq_free(net->work);
-    aq_bell_close(net->call_bell);
+    aq_eventcount_close(net->call_eventcount);
     aq_ring_close(net->commands);
     aq_free(net);
 }

@@ -18,7 +18,7 @@ struct pair_nccl {
 };
 static_assert((int)AQ_PAIR_MOVES < (int)AQ_NCCL_BATCHES, "there is room for every move");
 
-static const char *doing(const struct pair_nccl *nccl)
+static const char *operation(const struct pair_nccl *nccl)
 {
     return nccl->channel.stands ? "moving a body" : "opening a communicator";
 }
@@ -34,7 +34,7 @@ static enum aq_status nccl_advance(struct pair_nccl *nccl)
 {
     struct aq_nccl_channel *channel = &nccl->channel;
     for (;;) {
-        const enum aq_status status = aq_nccl_channel_poll(channel, doing(nccl));
+        const enum aq_status status = aq_nccl_channel_poll(channel, operation(nccl));
         if (status == AQ_AGAIN && channel->stands) return AQ_OK;
         if (status != AQ_OK || channel->told == nccl->pair.noted) return status;
         const struct aq_nccl_move *move = &nccl->moves[(channel->told + 1) % AQ_PAIR_MOVES];
@@ -54,7 +54,7 @@ static enum aq_status nccl_poll(struct aq_pair *pair)
 static enum aq_status nccl_failed(const struct aq_pair *pair)
 {
     const struct pair_nccl *nccl = (const struct pair_nccl *)pair;
-    return aq_nccl_channel_failed(&nccl->channel, doing(nccl));
+    return aq_nccl_channel_failed(&nccl->channel, operation(nccl));
 }
 
 static void nccl_close(struct aq_pair *pair)

@@ -2,8 +2,8 @@
  * tls_make.c -- making a job's authority and the certificates that it signs: EC P-256, X.509 version 3.
  *
  * A certificate holds what tls_name.c reads: one URI, and what its holder may be in TLS: a stage both client and
- * server, a launcher a client (the door of a split-server shows it as a server's), a daemon a server, a site a client.
- * Files are written aside and renamed, private ones with mode 600 from their first byte on.
+ * server, a launcher a client (the acceptor of a split-server shows it as a server's), a daemon a server, a site a
+ * client. Files are written aside and renamed, private ones with mode 600 from their first byte on.
  */
 #include <errno.h>
 #include <fcntl.h>

@@ -121,29 +121,29 @@ static enum aq_status wrap(const struct aq_address *address, struct aq_tls *tls,
     return AQ_OK;
 }
 
-enum aq_status aq_door_open(const char *address, struct aq_tls *tls, struct aq_door *out)
+enum aq_status aq_acceptor_open(const char *address, struct aq_tls *tls, struct aq_acceptor *out)
 {
-    struct aq_door door = {.fd = -1, .tls = tls};
-    AQ_TRY(aq_address_parse(address, &door.address));
-    AQ_TRY(find_transport(&door.address, &door.transport));
-    if (strstr(door.address.filter, "tls") && !tls)
+    struct aq_acceptor acceptor = {.fd = -1, .tls = tls};
+    AQ_TRY(aq_address_parse(address, &acceptor.address));
+    AQ_TRY(find_transport(&acceptor.address, &acceptor.transport));
+    if (strstr(acceptor.address.filter, "tls") && !tls)
         return aq_fail(AQ_INVAL, "net", "address '%s': tls+ needs keys (security.keys; aqpipe keys init makes them)",
                        address);
-    AQ_TRY(door.transport->listen(&door));
-    *out = door;
+    AQ_TRY(acceptor.transport->listen(&acceptor));
+    *out = acceptor;
     return AQ_OK;
 }
 
-enum aq_status aq_door_accept(struct aq_door *door, struct aq_byte_stream **out)
+enum aq_status aq_acceptor_accept(struct aq_acceptor *acceptor, struct aq_byte_stream **out)
 {
     struct aq_byte_stream *stream;
-    AQ_TRY(door->transport->accept(door, &stream));
-    return wrap(&door->address, door->tls, true, stream, out);
+    AQ_TRY(acceptor->transport->accept(acceptor, &stream));
+    return wrap(&acceptor->address, acceptor->tls, true, stream, out);
 }
 
-void aq_door_close(struct aq_door *door)
+void aq_acceptor_close(struct aq_acceptor *acceptor)
 {
-    door->transport->shut(door);
+    acceptor->transport->shut(acceptor);
 }
 
 enum aq_status aq_byte_stream_connect(const char *address, struct aq_tls *tls, uint32_t attempt, bool paced,

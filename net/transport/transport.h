@@ -98,8 +98,8 @@ struct aq_byte_stream_ops {
     void (*close)(struct aq_byte_stream *stream);
 };
 
-/* A door: where streams come in. */
-struct aq_door {
+/* An acceptor: where streams come in. */
+struct aq_acceptor {
     const struct aq_transport *transport;
     struct aq_address address;
     struct aq_tls *tls; /* of tls+: who we are; the caller's. NULL: nobody */
@@ -110,10 +110,10 @@ struct aq_door {
 
 struct aq_transport {
     const char *scheme;
-    /* Fills door (transport and address are set). AQ_REFUSED: in use; AQ_INVAL. Logged. */
-    enum aq_status (*listen)(struct aq_door *door);
-    enum aq_status (*accept)(struct aq_door *door, struct aq_byte_stream **out); /* AQ_AGAIN; else logged */
-    void (*shut)(struct aq_door *door);
+    /* Fills acceptor (transport and address are set). AQ_REFUSED: in use; AQ_INVAL. Logged. */
+    enum aq_status (*listen)(struct aq_acceptor *acceptor);
+    enum aq_status (*accept)(struct aq_acceptor *acceptor, struct aq_byte_stream **out); /* AQ_AGAIN; else logged */
+    void (*shut)(struct aq_acceptor *acceptor);
     /* Start; ops->connected answers when it is open. attempt numbers the tries (a name may have several addresses);
      * paced: ops->pace will be called, so that its options are set before the connection opens. AQ_REFUSED: no
      * listener. AQ_INVAL, AQ_NOTFOUND (no such name): logged. */
@@ -122,9 +122,9 @@ struct aq_transport {
 };
 
 /* Through the table transports.def, with the filter that the address asks for on top. */
-enum aq_status aq_door_open(const char *address, struct aq_tls *tls, struct aq_door *out);
-enum aq_status aq_door_accept(struct aq_door *door, struct aq_byte_stream **out);
-void aq_door_close(struct aq_door *door);
+enum aq_status aq_acceptor_open(const char *address, struct aq_tls *tls, struct aq_acceptor *out);
+enum aq_status aq_acceptor_accept(struct aq_acceptor *acceptor, struct aq_byte_stream **out);
+void aq_acceptor_close(struct aq_acceptor *acceptor);
 enum aq_status aq_byte_stream_connect(const char *address, struct aq_tls *tls, uint32_t attempt, bool paced,
                                       struct aq_byte_stream **out);
 void aq_byte_stream_close(struct aq_byte_stream *stream); /* NULL is fine */

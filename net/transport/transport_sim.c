@@ -55,21 +55,21 @@ struct sim_stream {
     struct sim_pair *pair;
     struct sim_pipe *in, *out;
     uint64_t read_wake_ns, write_wake_ns;
-    struct sim_stream *waiting; /* the next at the door */
+    struct sim_stream *waiting; /* the next at the acceptor */
 };
 
-struct sim_door {
+struct sim_acceptor {
     char name[128];
     struct sim_stream *first, *last;
     uint32_t count;
     int fd;
     double rate_mbps, latency_ms;
-    struct sim_door *next;
+    struct sim_acceptor *next;
 };
 
 static const struct aq_byte_stream_ops SIM_OPS;
 static _Atomic(struct aq_mutex *) table_mutex; /* opened by whoever comes first: release there, acquire everywhere */
-static struct sim_door *table;                 /* under table_mutex */
+static struct sim_acceptor *table;             /* under table_mutex */
 
 static enum aq_status lock_table(void)
 {
@@ -101,7 +101,7 @@ static void signal_fd(int fd)
 static void clear_fd(int fd)
 {
     uint64_t count;
-    if (read(fd, &count, sizeof count) == -1) return; /* it was not rung */
+    if (read(fd, &count, sizeof count) == -1) return; /* it was not notified */
 }
 
 static void free_pair(struct sim_pair *pair)
@@ -164,26 +164,26 @@ static enum aq_status open_end(struct sim_pair *pair, int side, const char *name
     return AQ_OK;
 }
 
-static enum aq_status sim_listen(struct aq_door *door)
+static enum aq_status sim_listen(struct aq_acceptor *acceptor)
 {
     void *memory;
     double rate_mbps, latency_ms;
-    AQ_TRY(aq_address_number(&door->address, "rate_mbps", 0, &rate_mbps));
-    AQ_TRY(aq_address_number(&door->address, "latency_ms", 0, &latency_ms));
-    AQ_TRY(aq_alloc(sizeof(struct sim_door), &memory));
-    struct sim_door *mine = memory;
-    memcpy(mine->name, door->address.host, sizeof mine->name);
+    AQ_TRY(aq_address_number(&acceptor->address, "rate_mbps", 0, &rate_mbps));
+    AQ_TRY(aq_address_number(&acceptor->address, "latency_ms", 0, &latency_ms));
+    AQ_TRY(aq_alloc(sizeof(struct sim_acceptor), &memory));
+    struct sim_acceptor *mine = memory;
+    memcpy(mine->name, acceptor->address.host, sizeof mine->name);
     mine->rate_mbps = rate_mbps;
     mine->latency_ms = latency_ms;
     mine->fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     enum aq_status status =
-        mine->fd == -1 ? aq_fail_errno("net", "eventfd for '%s'", door->address.whole) : lock_table();
+        mine->fd == -1 ? aq_fail_errno("net", "eventfd for '%s'", acceptor->address.whole) : lock_table();
     if (status == AQ_OK) {
-        for (const struct sim_door *at = table; at; at = at->next)
+        for (const struct sim_acceptor *at = table; at; at = at->next)
             if (strcmp(at->name, mine->name) == 0)
                 status =
                     aq_fail(AQ_REFUSED, "net", "cannot listen at '%s': another listener of this process does already",
-                            door->address.whole);
+                            acceptor->address.whole);
         if (status == AQ_OK) {
             mine->next = table;
             table = mine;
@@ -195,14 +195,14 @@ static enum aq_status sim_listen(struct aq_door *door)
         aq_free(mine);
         return status;
     }
-    door->state = mine;
-    door->fd = mine->fd;
+    acceptor->state = mine;
+    acceptor->fd = mine->fd;
     return AQ_OK;
 }
 
-static enum aq_status sim_accept(struct aq_door *door, struct aq_byte_stream **out)
+static enum aq_status sim_accept(struct aq_acceptor *acceptor, struct aq_byte_stream **out)
 {
-    struct sim_door *mine = door->state;
+    struct sim_acceptor *mine = acceptor->state;
     AQ_TRY(lock_table());
     struct sim_stream *sim = mine->first;
     if (sim) {
@@ -216,14 +216,14 @@ static enum aq_status sim_accept(struct aq_door *door, struct aq_byte_stream **o
     return AQ_OK;
 }
 
-static void sim_shut_door(struct aq_door *door)
+static void sim_close_acceptor(struct aq_acceptor *acceptor)
 {
-    struct sim_door *mine = door->state;
+    struct sim_acceptor *mine = acceptor->state;
     struct aq_byte_stream *stream;
-    while (sim_accept(door, &stream) == AQ_OK)
+    while (sim_accept(acceptor, &stream) == AQ_OK)
         aq_byte_stream_close(stream);
     if (lock_table() != AQ_OK) return;
-    struct sim_door **at = &table;
+    struct sim_acceptor **at = &table;
     while (*at != mine)
         at = &(*at)->next;
     *at = mine->next;
@@ -237,8 +237,8 @@ static void sim_shut_door(struct aq_door *door)
     aq_free(mine);
 }
 
-/* Under the table's lock: both ends of a new pair, the other one waiting at the door. */
-static enum aq_status knock(struct sim_door *at, const struct aq_address *address, struct aq_byte_stream **out)
+/* Under the table's lock: both ends of a new pair, the other one waiting at the acceptor. */
+static enum aq_status knock(struct sim_acceptor *at, const struct aq_address *address, struct aq_byte_stream **out)
 {
     double rate_mbps, latency_ms;
     struct sim_pair *pair;
@@ -274,7 +274,7 @@ static enum aq_status sim_connect(const struct aq_address *address, uint32_t att
     (void)attempt;
     (void)paced;
     AQ_TRY(lock_table());
-    for (struct sim_door *at = table; at; at = at->next)
+    for (struct sim_acceptor *at = table; at; at = at->next)
         if (strcmp(at->name, address->host) == 0) status = knock(at, address, out);
     unlock_table();
     return status;
@@ -477,4 +477,4 @@ static const struct aq_byte_stream_ops SIM_OPS = {
 };
 
 const struct aq_transport aq_transport_sim = {
-    .scheme = "sim", .listen = sim_listen, .accept = sim_accept, .shut = sim_shut_door, .connect = sim_connect};
+    .scheme = "sim", .listen = sim_listen, .accept = sim_accept, .shut = sim_close_acceptor, .connect = sim_connect};

@@ -100,17 +100,17 @@ static enum aq_status wrap_socket(int fd, const struct sockaddr *peer, socklen_t
     return AQ_OK;
 }
 
-static enum aq_status tcp_listen(struct aq_door *door)
+static enum aq_status tcp_listen(struct aq_acceptor *acceptor)
 {
     struct addrinfo *info = NULL;
     struct sockaddr_storage bound;
     socklen_t bytes = sizeof bound;
     const int on = 1;
     enum aq_status status = AQ_OK;
-    AQ_TRY(aq_endpoint_resolve(&door->address.place, true, &info));
+    AQ_TRY(aq_endpoint_resolve(&acceptor->address.place, true, &info));
     const int fd = socket(info->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (fd == -1) {
-        status = aq_fail_errno("net", "listen at '%s': socket", door->address.whole);
+        status = aq_fail_errno("net", "listen at '%s': socket", acceptor->address.whole);
         goto out;
     }
     /* Lets a restarted worker have its port back at once; two listeners at one port are still refused. */
@@ -118,38 +118,38 @@ static enum aq_status tcp_listen(struct aq_door *door)
     if (bind(fd, info->ai_addr, info->ai_addrlen) == -1 || listen(fd, BACKLOG) == -1 ||
         getsockname(fd, (struct sockaddr *)&bound, &bytes) == -1) {
         const bool busy = errno == EADDRINUSE;
-        status = aq_fail_errno("net", "cannot listen at '%s'%s", door->address.whole,
+        status = aq_fail_errno("net", "cannot listen at '%s'%s", acceptor->address.whole,
                                busy ? " (another process has this port; choose another, or port 0)" : "");
         close(fd);
         goto out;
     }
-    door->fd = fd;
-    door->port = ntohs(bound.ss_family == AF_INET6 ? ((struct sockaddr_in6 *)&bound)->sin6_port
-                                                   : ((struct sockaddr_in *)&bound)->sin_port);
+    acceptor->fd = fd;
+    acceptor->port = ntohs(bound.ss_family == AF_INET6 ? ((struct sockaddr_in6 *)&bound)->sin6_port
+                                                       : ((struct sockaddr_in *)&bound)->sin_port);
 out:
     freeaddrinfo(info);
     return status;
 }
 
-static enum aq_status tcp_accept(struct aq_door *door, struct aq_byte_stream **out)
+static enum aq_status tcp_accept(struct aq_acceptor *acceptor, struct aq_byte_stream **out)
 {
     struct sockaddr_storage peer;
     socklen_t bytes = sizeof peer;
-    const int fd = accept4(door->fd, (struct sockaddr *)&peer, &bytes, SOCK_CLOEXEC);
+    const int fd = accept4(acceptor->fd, (struct sockaddr *)&peer, &bytes, SOCK_CLOEXEC);
     if (fd == -1) {
         /* A connection that was reset before we took it is not our trouble. */
         if (errno == EAGAIN || errno == EINTR || errno == ECONNABORTED) return AQ_AGAIN;
-        return aq_fail_errno("net", "accept at '%s'", door->address.whole);
+        return aq_fail_errno("net", "accept at '%s'", acceptor->address.whole);
     }
     const enum aq_status status = wrap_socket(fd, (struct sockaddr *)&peer, bytes, out);
     if (status != AQ_OK) close(fd);
     return status;
 }
 
-static void tcp_door_shut(struct aq_door *door)
+static void tcp_acceptor_close(struct aq_acceptor *acceptor)
 {
-    close(door->fd);
-    door->fd = -1;
+    close(acceptor->fd);
+    acceptor->fd = -1;
 }
 
 static enum aq_status tcp_connect(const struct aq_address *address, uint32_t attempt, bool paced,
@@ -344,4 +344,4 @@ static const struct aq_byte_stream_ops TCP_OPS = {
 };
 
 const struct aq_transport aq_transport_tcp = {
-    .scheme = "tcp", .listen = tcp_listen, .accept = tcp_accept, .shut = tcp_door_shut, .connect = tcp_connect};
+    .scheme = "tcp", .listen = tcp_listen, .accept = tcp_accept, .shut = tcp_acceptor_close, .connect = tcp_connect};

@@ -168,7 +168,7 @@ static enum aq_status rank_run(struct aq_bench_rank *rank, void *context, void *
     const struct aq_group_config config = {.rank = rank->rank,
                                            .size = rank->size,
                                            .links = rank->links,
-                                           .bell = rank->bell,
+                                           .eventcount = rank->eventcount,
                                            .device = memory.device,
                                            .silence_ns = UINT64_C(60000000000),
                                            .piece_bytes = rank->piece_bytes,

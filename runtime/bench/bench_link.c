@@ -26,7 +26,7 @@ enum { WINDOW = 4, EDGE = 0 };
 #define SECONDS(s) aq_clock_after((uint64_t)((s)*1e9))
 
 struct ends {
-    struct aq_bell *bell;
+    struct aq_eventcount *eventcount;
     struct aq_tls *const *tls; /* of both ends; NULL: in the clear */
     struct aq_net *net[2];
     struct aq_link *link[2]; /* 1 sends, 0 receives */
@@ -73,11 +73,11 @@ static enum aq_status open_ends(struct ends *ends, const struct setting *setting
     const uint32_t body_bytes = setting->body_bytes;
     struct aq_tls *const *tls = setting->tls;
     *ends = (struct ends){.tls = tls, .bodies_bytes = (size_t)body_bytes * WINDOW};
-    AQ_TRY(aq_bell_open(&ends->bell));
+    AQ_TRY(aq_eventcount_open(&ends->eventcount));
     AQ_TRY(aq_map(ends->bodies_bytes, &ends->bodies));
     if (setting->bodies) memcpy(ends->bodies, setting->bodies, ends->bodies_bytes);
     for (uint32_t i = 0; i < 2; i++) {
-        const struct aq_net_config net = {.bell = ends->bell, .links_max = 2, .tls = tls ? tls[i] : NULL};
+        const struct aq_net_config net = {.eventcount = ends->eventcount, .links_max = 2, .tls = tls ? tls[i] : NULL};
         AQ_TRY(aq_net_open(&net, &ends->net[i]));
         aq_link_config_default(&ends->config[i]);
         ends->config[i].rank = i;
@@ -111,7 +111,7 @@ static void close_ends(struct ends *ends)
     for (int i = 0; i < 2; i++)
         aq_net_close(ends->net[i]);
     aq_unmap(ends->bodies, ends->bodies_bytes);
-    aq_bell_close(ends->bell);
+    aq_eventcount_close(ends->eventcount);
 }
 
 struct flow {
@@ -127,7 +127,7 @@ static enum aq_status flow_on(struct ends *ends, uint32_t body_bytes, double sec
     struct aq_link_event event;
     *out = (struct flow){0};
     for (;;) {
-        const uint32_t seen = aq_bell_count(ends->bell);
+        const uint32_t seen = aq_eventcount_read(ends->eventcount);
         while (aq_link_poll(ends->link[0], &event) == AQ_OK) {
             if (event.kind == AQ_LINK_CLOSED) return event.status;
             if (event.kind != AQ_LINK_RECEIVED) continue;
@@ -152,7 +152,7 @@ static enum aq_status flow_on(struct ends *ends, uint32_t body_bytes, double sec
                                            .body = (uint8_t *)ends->bodies + (n % WINDOW) * body_bytes};
             AQ_TRY(aq_link_send(ends->link[1], &frame, n));
         }
-        AQ_TRY(aq_bell_wait(ends->bell, seen, deadline_ns));
+        AQ_TRY(aq_eventcount_wait(ends->eventcount, seen, deadline_ns));
     }
     out->cpu_ns = aq_clock_cpu_ns() - cpu_ns;
     return AQ_OK;
@@ -203,9 +203,9 @@ static enum aq_status next_event(struct ends *ends, int side, struct aq_link_eve
 {
     const uint64_t deadline_ns = SECONDS(10);
     for (;;) {
-        const uint32_t seen = aq_bell_count(ends->bell);
+        const uint32_t seen = aq_eventcount_read(ends->eventcount);
         if (aq_link_poll(ends->link[side], out) == AQ_OK) break;
-        AQ_TRY(aq_bell_wait(ends->bell, seen, deadline_ns));
+        AQ_TRY(aq_eventcount_wait(ends->eventcount, seen, deadline_ns));
     }
     if (out->kind == AQ_LINK_RECEIVED && out->frame.body) aq_link_release(ends->link[side], out->frame.body);
     return out->kind == AQ_LINK_CLOSED ? out->status : AQ_OK;
@@ -272,12 +272,12 @@ static enum aq_status time_against(struct ends *ends, double *ms)
     const uint64_t begin = aq_clock_ns();
     AQ_TRY(aq_link_send(ends->link[0], &small, 0));
     while (event.kind != AQ_LINK_SENT) {
-        const uint32_t seen = aq_bell_count(ends->bell);
+        const uint32_t seen = aq_eventcount_read(ends->eventcount);
         while (aq_link_poll(ends->link[1], &event) == AQ_OK)
             if (event.kind == AQ_LINK_SENT) AQ_TRY(send_large(ends, 0));
         event = (struct aq_link_event){0};
         const enum aq_status status = aq_link_poll(ends->link[0], &event);
-        if (status == AQ_AGAIN) AQ_TRY(aq_bell_wait(ends->bell, seen, SECONDS(10)));
+        if (status == AQ_AGAIN) AQ_TRY(aq_eventcount_wait(ends->eventcount, seen, SECONDS(10)));
         if (event.kind == AQ_LINK_RECEIVED && event.frame.body) aq_link_release(ends->link[0], event.frame.body);
         if (event.kind == AQ_LINK_CLOSED) return event.status;
     }

@@ -105,7 +105,7 @@ static void link_config(const struct aq_bench_ranks *ranks, uint32_t rank, uint3
 static enum aq_status meet(const struct aq_bench_ranks *ranks, struct ends *ends, int fd, bool shaped)
 {
     const uint32_t me = ends->rank.rank;
-    const struct aq_net_config net = {.bell = ends->rank.bell, .links_max = AQ_BENCH_RANKS_MAX + 1};
+    const struct aq_net_config net = {.eventcount = ends->rank.eventcount, .links_max = AQ_BENCH_RANKS_MAX + 1};
     struct aq_link_config config;
     struct aq_link *link;
     char address[64];
@@ -134,7 +134,7 @@ static enum aq_status meet(const struct aq_bench_ranks *ranks, struct ends *ends
 static enum aq_status rank_work(const struct aq_bench_ranks *ranks, struct ends *ends, int fd, bool shaped,
                                 void *result)
 {
-    AQ_TRY(aq_bell_open(&ends->rank.bell));
+    AQ_TRY(aq_eventcount_open(&ends->rank.eventcount));
     AQ_TRY(meet(ranks, ends, fd, shaped));
     AQ_TRY(ranks->run(&ends->rank, ranks->context, result));
     for (uint32_t peer = 0; peer < ranks->size; peer++)

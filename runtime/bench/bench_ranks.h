@@ -17,7 +17,7 @@ enum { AQ_BENCH_RANKS_MAX = 8 };
 
 struct aq_bench_rank { /* what a rank finds when it starts */
     uint32_t rank, size;
-    struct aq_bell *bell;
+    struct aq_eventcount *eventcount;
     struct aq_link *links[AQ_BENCH_RANKS_MAX]; /* of aq_group_link_config(piece_bytes) */
     uint32_t piece_bytes;
 };

@@ -519,7 +519,7 @@ static enum aq_status tensor_import(const struct aq_checkpoint *c, const struct 
     if (aq_weights_find(weights, name, &index) != AQ_OK) name = info->begins_as;
     if (aq_weights_find_shared(weights, aq_stage_model(c->stage), name, &index) != AQ_OK)
         return aq_fail(AQ_NOTFOUND, "checkpoint", "%s: no tensor %s", path, name);
-    AQ_TRY(aq_weights_read(weights, index, info->turned, staging, info->count));
+    AQ_TRY(aq_weights_read(weights, index, info->transposed, staging, info->count));
     AQ_TRY(check_finite(path, name, staging, info->count));
     return aq_stage_put(c->stage, info, 0, info->count, staging);
 }

@@ -34,7 +34,7 @@ struct beside {
     const struct aq_weights *from;
     uint32_t index;
     struct aq_weights_info info;
-    bool turned;
+    bool transposed;
 };
 
 struct aq_adapters {
@@ -114,18 +114,18 @@ static enum aq_status orient(struct aq_adapters *adapters)
     AQ_TRY_GOTO(aq_alloc((all + 1) * sizeof(const char *), &names_memory), out);
     AQ_TRY_GOTO(aq_alloc(2 * (size_t)all + 2, &flags_memory), out);
     const char **names = names_memory;
-    bool *turned = flags_memory, *out_in = turned + all + 1;
+    bool *transposed = flags_memory, *out_in = transposed + all + 1;
     for (uint32_t i = 0; i < all; i++)
         names[i] = i < adapters->count ? adapters->pairs[i].of : adapters->beside[i - adapters->count].info.name;
-    AQ_TRY_GOTO(aq_publish_turned(adapters->model, names, all, turned), out);
+    AQ_TRY_GOTO(aq_publish_transposed(adapters->model, names, all, transposed), out);
     AQ_TRY_GOTO(aq_publish_out_in(adapters->model, names, adapters->count, out_in), out);
     for (uint32_t i = 0; i < all; i++) {
         if (i >= adapters->count) {
-            adapters->beside[i - adapters->count].turned = turned[i];
+            adapters->beside[i - adapters->count].transposed = transposed[i];
             continue;
         }
         adapters->pairs[i].plus.out_in = out_in[i];
-        adapters->pairs[i].fan_in_fan_out = !out_in[i] && !turned[i];
+        adapters->pairs[i].fan_in_fan_out = !out_in[i] && !transposed[i];
     }
     status = AQ_OK;
 out:
@@ -289,7 +289,7 @@ static enum aq_status write_tensors(const struct aq_adapters *adapters, const ch
         memcpy(tensors[i].shape, beside->info.shape, sizeof beside->info.shape);
         tensors[i].from = beside->from;
         tensors[i].index = beside->index;
-        tensors[i].turned = beside->turned;
+        tensors[i].transposed = beside->transposed;
     }
     struct aq_weights_writer *writer;
     AQ_TRY_GOTO(aq_weights_writer_open(folder, "adapter_model.safetensors", tensors, all, metadata, &writer), out);

@@ -22,7 +22,7 @@ static void tensor_of(const struct reader *reader, uint32_t index, struct aq_ten
 }
 
 /* A tensor of the folder, in newly allocated fp32 memory. */
-static enum aq_status values_read(const struct reader *reader, uint32_t index, bool turned, float **out,
+static enum aq_status values_read(const struct reader *reader, uint32_t index, bool transposed, float **out,
                                   struct aq_weights_info *info)
 {
     const struct aq_weights *weights = aq_adapter_folder_weights(reader->folder);
@@ -30,7 +30,7 @@ static enum aq_status values_read(const struct reader *reader, uint32_t index, b
     aq_weights_info(weights, index, info);
     AQ_TRY(aq_alloc(info->count * sizeof(float), &memory));
     float *values = memory;
-    enum aq_status status = aq_weights_read(weights, index, turned, values, info->count);
+    enum aq_status status = aq_weights_read(weights, index, transposed, values, info->count);
     for (uint64_t i = 0; status == AQ_OK && i < info->count; i++)
         if (!isfinite(values[i]))
             status = aq_fail(AQ_CORRUPT, "adapter", "%s: %s: value %" PRIu64 " of %" PRIu64 " is %s", info->file,
@@ -49,7 +49,7 @@ static enum aq_status whole_read(const struct reader *reader, const struct aq_te
     struct aq_weights_info have;
     uint32_t index;
     if (aq_adapter_folder_find(reader->folder, reader->model, info->name, &index) != AQ_OK) return AQ_OK;
-    AQ_TRY(values_read(reader, index, info->turned, &values, &have));
+    AQ_TRY(values_read(reader, index, info->transposed, &values, &have));
     enum aq_status status = AQ_OK;
     if (have.count != info->count)
         status = aq_fail(AQ_MISMATCH, "adapter", "%s: %s has %" PRIu64 " values, the model %" PRIu64, have.file,

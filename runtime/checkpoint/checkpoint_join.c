@@ -25,7 +25,7 @@ struct join {
     struct aq_weights_tensor *tensors;
     const char **own;                  /* their names in the stages         */
     char (*names)[AQ_TENSOR_NAME_MAX]; /* as published                      */
-    bool *turned;
+    bool *transposed;
     uint32_t count;
     struct aq_weights *wrapper; /* of a model of texts and images: what it began as; else NULL */
     uint64_t total, done; /* bytes      */
@@ -169,16 +169,16 @@ static enum aq_status join_open(struct join *join)
     AQ_TRY(aq_alloc((join->count + 1) * sizeof *join->own, &memory));
     join->own = memory;
     AQ_TRY(aq_alloc(join->count + 1, &memory));
-    join->turned = memory;
+    join->transposed = memory;
     const uint32_t room = join->count + 1 + (join->wrapper ? aq_weights_count(join->wrapper) : 0);
     AQ_TRY(aq_alloc(room * sizeof *join->tensors, &memory));
     join->tensors = memory;
     join_files(join);
-    AQ_TRY(aq_publish_turned(asked->model, join->own, join->count, join->turned));
+    AQ_TRY(aq_publish_transposed(asked->model, join->own, join->count, join->transposed));
     if (asked->lora->rank)
         AQ_TRY(aq_adapters_open(join->files, asked->stages, asked->model, asked->lora, &join->adapters));
     for (uint32_t i = 0; i < join->count; i++) {
-        join->tensors[i].turned = join->turned[i];
+        join->tensors[i].transposed = join->transposed[i];
         join->tensors[i].plus = aq_adapters_of(join->adapters, join->own[i]);
     }
     return join_wrapped(join, room);
@@ -289,6 +289,6 @@ enum aq_status aq_checkpoint_join(const struct aq_join *asked)
     aq_free(join.tensors);
     aq_free(join.names);
     aq_free(join.own);
-    aq_free(join.turned);
+    aq_free(join.transposed);
     return status;
 }

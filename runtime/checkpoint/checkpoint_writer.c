@@ -6,7 +6,7 @@
 
 #include <stdatomic.h>
 
-#include "pulse.h"
+#include "heartbeat.h"
 
 enum { RING_SLOTS = 2 };
 
@@ -15,8 +15,8 @@ struct aq_checkpoint_writer {
     float *snapshot;       /* NULL: the stage's own values are written    */
     struct aq_pages pages; /* where it is: pinned, where a GPU copies into it */
     uint64_t snapshot_bytes;
-    struct aq_bell *caller; /* rung when a file is done */
-    struct aq_bell *bell;   /* the thread sleeps on it  */
+    struct aq_eventcount *caller;     /* notified when a file is done */
+    struct aq_eventcount *eventcount; /* the thread sleeps on it  */
     struct aq_ring *asked, *told;
     struct aq_thread *thread;
     atomic_bool stop; /* release in close, acquire in the thread */
@@ -36,7 +36,7 @@ static enum aq_status write_file(struct aq_checkpoint_writer *writer)
     while (status == AQ_AGAIN) {
         if (stopped(writer)) return AQ_ABORTED;
         status = aq_checkpoint_file_piece(writer->file);
-        aq_pulse_work();
+        aq_heartbeat_work();
     }
     return status;
 }
@@ -62,32 +62,32 @@ static void run(void *context)
 {
     struct aq_checkpoint_writer *writer = context;
     for (;;) {
-        const uint32_t seen = aq_bell_count(writer->bell);
+        const uint32_t seen = aq_eventcount_read(writer->eventcount);
         uint64_t token;
         if (stopped(writer)) return;
         if (!aq_ring_pop(writer->asked, &token)) {
-            (void)aq_bell_wait(writer->bell, seen, AQ_NEVER);
+            (void)aq_eventcount_wait(writer->eventcount, seen, AQ_NEVER);
             continue;
         }
         writer->status = write_file(writer);
         aq_checkpoint_file_close(writer->file);
         writer->file = NULL;
         AQ_ASSERT(aq_ring_push(writer->told, token)); /* one token is out at most */
-        aq_bell_ring(writer->caller);
+        aq_eventcount_notify(writer->caller);
     }
 }
 
-enum aq_status aq_checkpoint_writer_open(const struct aq_checkpoint *checkpoint, bool snapshot, struct aq_bell *bell,
-                                         struct aq_checkpoint_writer **out)
+enum aq_status aq_checkpoint_writer_open(const struct aq_checkpoint *checkpoint, bool snapshot,
+                                         struct aq_eventcount *eventcount, struct aq_checkpoint_writer **out)
 {
     void *memory = NULL;
     AQ_TRY(aq_alloc(sizeof(struct aq_checkpoint_writer), &memory));
     struct aq_checkpoint_writer *writer = memory;
     writer->checkpoint = *checkpoint;
-    writer->caller = bell;
+    writer->caller = eventcount;
     enum aq_status status;
     if (snapshot) AQ_TRY_GOTO(snapshot_take(writer), out);
-    AQ_TRY_GOTO(aq_bell_open(&writer->bell), out);
+    AQ_TRY_GOTO(aq_eventcount_open(&writer->eventcount), out);
     AQ_TRY_GOTO(aq_ring_open(RING_SLOTS, &writer->asked), out);
     AQ_TRY_GOTO(aq_ring_open(RING_SLOTS, &writer->told), out);
     AQ_TRY_GOTO(aq_thread_open("aq-checkpoint", run, writer, &writer->thread), out);
@@ -102,12 +102,12 @@ void aq_checkpoint_writer_close(struct aq_checkpoint_writer *writer)
 {
     if (!writer) return;
     atomic_store_explicit(&writer->stop, true, memory_order_release);
-    aq_bell_ring(writer->bell);
+    aq_eventcount_notify(writer->eventcount);
     aq_thread_close(writer->thread);
     aq_checkpoint_file_close(writer->file); /* asked for, and not taken up */
     aq_ring_close(writer->asked);
     aq_ring_close(writer->told);
-    aq_bell_close(writer->bell);
+    aq_eventcount_close(writer->eventcount);
     aq_pages_give(&writer->pages, writer->snapshot, writer->snapshot_bytes);
     aq_free(writer);
 }
@@ -119,7 +119,7 @@ enum aq_status aq_checkpoint_writer_begin(struct aq_checkpoint_writer *writer, u
     AQ_TRY(aq_checkpoint_file_open(&writer->checkpoint, step, writer->snapshot, &writer->file));
     writer->busy = true;
     AQ_ASSERT(aq_ring_push(writer->asked, step)); /* one token is out at most */
-    aq_bell_ring(writer->bell);
+    aq_eventcount_notify(writer->eventcount);
     return AQ_OK;
 }
 

@@ -6,7 +6,7 @@
  * that keeps checkpoints only at its end) writes the stage's own values: its caller waits then.
  *
  *     AQ_TRY(aq_checkpoint_writer_begin(writer, step));
- *     ... train on; the bell rings ...
+ *     ... train on; the event count is notified ...
  *     status = aq_checkpoint_writer_done(writer);      // AQ_AGAIN: not yet
  *
  * Locking: all calls from one thread (exec).
@@ -22,9 +22,9 @@
 
 struct aq_checkpoint_writer; /* opaque */
 
-/* snapshot: take the memory for one. The bell is rung when a file is done. AQ_NOMEM. */
-enum aq_status aq_checkpoint_writer_open(const struct aq_checkpoint *checkpoint, bool snapshot, struct aq_bell *bell,
-                                         struct aq_checkpoint_writer **out);
+/* snapshot: take the memory for one. The event count is notified when a file is done. AQ_NOMEM. */
+enum aq_status aq_checkpoint_writer_open(const struct aq_checkpoint *checkpoint, bool snapshot,
+                                         struct aq_eventcount *eventcount, struct aq_checkpoint_writer **out);
 
 /* Gives up what is being written: the file is whole or absent. NULL is fine. */
 void aq_checkpoint_writer_close(struct aq_checkpoint_writer *writer);

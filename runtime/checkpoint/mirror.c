@@ -30,7 +30,7 @@ struct aq_mirror {
     enum aq_status done; /* of the last send or fetch of one's own file */
     struct mirror_own *own;
     struct aq_ring *asked, *told;
-    struct aq_bell *bell; /* the thread sleeps on it */
+    struct aq_eventcount *eventcount; /* the thread sleeps on it */
     struct aq_thread *thread;
     atomic_bool stop; /* release in close, acquire in the thread */
     uint64_t memory_bytes;
@@ -43,18 +43,18 @@ static void run(void *context)
 {
     struct aq_mirror *mirror = context;
     for (;;) {
-        const uint32_t seen = aq_bell_count(mirror->bell);
+        const uint32_t seen = aq_eventcount_read(mirror->eventcount);
         uint64_t token;
         if (atomic_load_explicit(&mirror->stop, memory_order_acquire)) return;
         if (!aq_ring_pop(mirror->asked, &token)) {
-            (void)aq_bell_wait(mirror->bell, seen, AQ_NEVER);
+            (void)aq_eventcount_wait(mirror->eventcount, seen, AQ_NEVER);
             continue;
         }
         struct lane *lane = &mirror->lanes[token / JOBS];
         struct job *job = &lane->jobs[token % JOBS];
         job->status = mirror_job(lane, job);
         AQ_ASSERT(aq_ring_push(mirror->told, token)); /* the ring holds every job */
-        aq_bell_ring(mirror->config.bell);
+        aq_eventcount_notify(mirror->config.eventcount);
     }
 }
 
@@ -67,7 +67,7 @@ static void job_give(struct aq_mirror *mirror, struct lane *lane, const struct j
     lane->jobs[number] = *job;
     lane->jobs_out++;
     AQ_ASSERT(aq_ring_push(mirror->asked, (uint64_t)(lane - mirror->lanes) * JOBS + number));
-    aq_bell_ring(mirror->bell);
+    aq_eventcount_notify(mirror->eventcount);
 }
 
 static enum aq_status lane_begin(struct aq_mirror *mirror, struct lane *lane, bool own, uint64_t step)
@@ -405,7 +405,7 @@ enum aq_status aq_mirror_open(const struct aq_mirror_config *config, struct aq_m
         lane_of(mirror, side, true)->places = places;
         places += AQ_MIRROR_WINDOW * AQ_MIRROR_PIECE_BYTES_MAX;
     }
-    AQ_TRY_GOTO(aq_bell_open(&mirror->bell), out);
+    AQ_TRY_GOTO(aq_eventcount_open(&mirror->eventcount), out);
     AQ_TRY_GOTO(aq_ring_open(RING_SLOTS, &mirror->asked), out);
     AQ_TRY_GOTO(aq_ring_open(RING_SLOTS, &mirror->told), out);
     AQ_TRY_GOTO(aq_thread_open("aq-mirror", run, mirror, &mirror->thread), out);
@@ -420,7 +420,7 @@ void aq_mirror_close(struct aq_mirror *mirror)
 {
     if (!mirror) return;
     atomic_store_explicit(&mirror->stop, true, memory_order_release);
-    aq_bell_ring(mirror->bell);
+    aq_eventcount_notify(mirror->eventcount);
     aq_thread_close(mirror->thread);
     for (uint32_t i = 0; i < LANES; i++) {
         struct lane *lane = &mirror->lanes[i];
@@ -429,7 +429,7 @@ void aq_mirror_close(struct aq_mirror *mirror)
     }
     aq_ring_close(mirror->asked);
     aq_ring_close(mirror->told);
-    aq_bell_close(mirror->bell);
+    aq_eventcount_close(mirror->eventcount);
     mirror_own_close(mirror->own);
     aq_unmap(mirror->memory, mirror->memory_bytes);
     aq_free(mirror);

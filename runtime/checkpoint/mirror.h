@@ -53,7 +53,7 @@ struct aq_mirror_config {
     struct aq_mirror_shape shape;
     const char *folder;       /* of all checkpoints; borrowed, as all pointers here */
     struct aq_edge *in, *out; /* NULL: no neighbour there */
-    struct aq_bell *bell;     /* rung when the disk is done */
+    struct aq_eventcount *eventcount; /* notified when the disk is done */
     uint64_t resumed;         /* the step from which all stages resume, and may fetch copies; 0: no such step */
     const uint8_t *key; /* AQ_SEAL_KEY_BYTES (seal.h): copies are sealed with it; NULL: they go in the clear. Copied */
     const char *hash;   /* of this stage's file of `resumed`, as the launcher has kept it; NULL: it has none */

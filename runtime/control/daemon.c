@@ -43,7 +43,7 @@ static void gather(struct daemon *daemon, struct poll_set *set)
 {
     set->count = 0;
     add(set, daemon->signals, POLLIN, WATCH_SIGNAL, 0);
-    if (daemon->listener != -1 && aq_clock_ns() >= daemon->deaf_ns)
+    if (daemon->listener != -1 && aq_clock_ns() >= daemon->accept_paused_until_ns)
         add(set, daemon->listener, POLLIN, WATCH_LISTENER, 0);
     for (int i = 0; i < DAEMON_CONNECTIONS_MAX; i++) {
         const struct connection *connection = &daemon->connections[i];

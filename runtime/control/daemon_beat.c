@@ -1,7 +1,7 @@
 /*
  * daemon_beat.c -- beats: to the job's owner, of this daemon and its live workers; and the check that the owner lives.
  *
- * A worker's process beats into its page (pulse.h). Its beat is passed on only where the page has moved, so that a
+ * A worker's process beats into its page (heartbeat.h). Its beat is passed on only where the page has moved, so that a
  * process that is stopped is silent. A stopped owner is waited for AQ_WATCH_STARTS times as long as the owner waits for
  * us; TCP finds a lost machine within 30 s (control_socket.c).
  */
@@ -41,14 +41,14 @@ int beat_tick_ms(const struct daemon *daemon, int most)
 
 static void worker_beat(struct daemon *daemon, struct worker *worker)
 {
-    struct aq_pulse_reading reading;
-    if (!worker->used || worker->pid <= 0 || !worker->pulse) return;
-    aq_pulse_read(worker->pulse, &reading);
+    struct aq_heartbeat_reading reading;
+    if (!worker->used || worker->pid <= 0 || !worker->heartbeat) return;
+    aq_heartbeat_read(worker->heartbeat, &reading);
     if (reading.beats == worker->beats_told) return;
     worker->beats_told = reading.beats;
     owner_send(daemon, json_pack("{s:s, s:I, s:I, s:I, s:I, s:i}", "event", "beat", "rank", (json_int_t)worker->rank,
                                  "pid", (json_int_t)worker->pid, "work", (json_int_t)reading.work, "step",
-                                 (json_int_t)reading.step, "doing", (int)reading.doing));
+                                 (json_int_t)reading.step, "doing", (int)reading.phase));
 }
 
 void beat_advance(struct daemon *daemon, uint64_t now_ns)

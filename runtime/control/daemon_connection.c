@@ -19,7 +19,8 @@
 
 static const uint64_t second_ns = 1000ULL * 1000 * 1000;
 enum { GREETING_S = 5, IDLE_S = 120, PATIENCE_S = 30, LOG_BYTES_ASKED_MAX = 256 << 10 };
-static const uint64_t deaf_ns = 100ULL * 1000 * 1000; /* no descriptors are left: time without new connections */
+static const uint64_t accept_paused_until_ns =
+    100ULL * 1000 * 1000; /* no descriptors are left: time without new connections */
 
 void connection_close(struct daemon *daemon, struct connection *connection)
 {
@@ -115,20 +116,20 @@ static enum aq_status secure(struct daemon *daemon, struct connection *connectio
 /* One newcomer is let in, or closed. */
 static void let_in(struct daemon *daemon, int fd, const struct sockaddr_storage *address)
 {
-    struct connection newcomer = {
+    struct connection pending = {
         .state = CONNECTION_GREETING, .since_ns = aq_clock_ns(), .deadline_ns = aq_clock_after(GREETING_S * second_ns)};
-    peer_known(&newcomer, address);
-    struct connection *connection = connection_place(daemon, newcomer.source, newcomer.since_ns);
-    if (!connection || aq_control_open_stranger(fd, &newcomer.control) != AQ_OK) {
+    peer_known(&pending, address);
+    struct connection *connection = connection_place(daemon, pending.source, pending.since_ns);
+    if (!connection || aq_control_open_stranger(fd, &pending.control) != AQ_OK) {
         close(fd);
-        if (!connection) aq_log("daemon", 1, "peer=%s refused: no place for it now", newcomer.peer);
+        if (!connection) aq_log("daemon", 1, "peer=%s refused: no place for it now", pending.peer);
         return;
     }
     if (connection->state != CONNECTION_FREE) {
         aq_log("daemon", 1, "peer=%s refused: it has proved nothing and gives its place to others", connection->peer);
         connection_close(daemon, connection);
     }
-    *connection = newcomer;
+    *connection = pending;
     if (secure(daemon, connection) != AQ_OK || greet(connection) != AQ_OK) connection_close(daemon, connection);
 }
 
@@ -145,7 +146,7 @@ void connection_accept(struct daemon *daemon)
         }
         if (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS) {
             (void)aq_fail_errno("daemon", "no connection can be accepted for now (ulimit -n)");
-            daemon->deaf_ns = aq_clock_after(deaf_ns);
+            daemon->accept_paused_until_ns = aq_clock_after(accept_paused_until_ns);
         }
         if (errno != EINTR && errno != ECONNABORTED) break; /* EAGAIN: that was all */
     }

@@ -9,9 +9,9 @@
 #include "control.h"
 #include "control_socket.h"
 #include "daemon.h"
+#include "heartbeat.h"
 #include "job.h"
 #include "owned_folder.h"
-#include "pulse.h"
 #include "run_folder.h"
 #include "watch.h"
 
@@ -59,8 +59,8 @@ struct worker {
     bool killed;           /* by this daemon                                   */
     uint64_t memory_kills; /* of this cgroup when it was started               */
     uint64_t peak_bytes;   /* that it ever held, when it is reaped             */
-    struct aq_pulse_page *pulse;
-    uint64_t beats_told;        /* of its pulse                  */
+    struct aq_heartbeat_page *heartbeat;
+    uint64_t beats_told;        /* of its heartbeat                  */
     struct aq_control *control; /* NULL: closed                  */
     bool held;                  /* back-pressure has stopped its lines: there may be some that ring no poll */
     int output;                 /* its stdout and stderr; -1: closed */
@@ -80,7 +80,7 @@ struct daemon {
     bool ending;  /* SIGTERM without a job, or a second one */
     bool term_seen;
     bool children_due; /* a worker may have ended that was not asked after yet */
-    uint64_t deaf_ns;  /* no descriptors are left: no new connections until then */
+    uint64_t accept_paused_until_ns; /* no descriptors are left: no new connections until then */
     struct aq_log_limit strangers, owner_lines;
     struct connection connections[DAEMON_CONNECTIONS_MAX];
     struct connection *owner; /* whose job runs; NULL: none    */

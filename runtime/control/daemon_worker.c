@@ -175,15 +175,15 @@ static enum aq_status close_failed(int fd, enum aq_status status)
 
 static enum aq_status spawn(struct daemon *daemon, struct worker *worker)
 {
-    int channel[2], output[2], pulse, rules;
-    AQ_TRY(aq_pulse_make(daemon->beat_ns, &pulse, &worker->pulse));
+    int channel[2], output[2], heartbeat, rules;
+    AQ_TRY(aq_heartbeat_make(daemon->beat_ns, &heartbeat, &worker->heartbeat));
     if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, channel) != 0)
-        return close_failed(pulse, aq_fail_errno("daemon", "no channel for stage %u", worker->rank));
+        return close_failed(heartbeat, aq_fail_errno("daemon", "no channel for stage %u", worker->rank));
     if (pipe2(output, O_CLOEXEC) != 0) {
         const enum aq_status failed = aq_fail_errno("daemon", "no pipe for stage %u", worker->rank);
         close(channel[0]);
         close(channel[1]);
-        return close_failed(pulse, failed);
+        return close_failed(heartbeat, failed);
     }
     /* Some KiB a worker, not its lines' most: hundreds are copied by each fork. Its start widens the bounds. */
     enum aq_status status = aq_control_open_stranger(channel[0], &worker->control);
@@ -195,25 +195,24 @@ static enum aq_status spawn(struct daemon *daemon, struct worker *worker)
         char what[32];
         snprintf(what, sizeof what, "a process for stage %u", worker->rank);
         const char *const arguments[] = {daemon->config->worker, "worker", NULL};
-        const struct aq_child child = {
-            .program = daemon->config->worker,
-            .arguments = arguments,
-            .fds = {{AQ_CHILD_NULL, 0},
-                    {output[1], 1},
-                    {output[1], 2},
-                    {channel[1], AQ_CONTROL_FD},
-                    {pulse, AQ_PULSE_FD}},
-            .fd_count = 5,
-            .alone = true,
-            .dies_by = SIGKILL,
-            .data_max = daemon->config->confine.memory_bytes_max,
-            .last = confine,
-            .context = &rules,
-            .failed_line = "aqpiped: cannot run the worker program\n"};
+        const struct aq_child child = {.program = daemon->config->worker,
+                                       .arguments = arguments,
+                                       .fds = {{AQ_CHILD_NULL, 0},
+                                               {output[1], 1},
+                                               {output[1], 2},
+                                               {channel[1], AQ_CONTROL_FD},
+                                               {heartbeat, AQ_HEARTBEAT_FD}},
+                                       .fd_count = 5,
+                                       .alone = true,
+                                       .dies_by = SIGKILL,
+                                       .data_max = daemon->config->confine.memory_bytes_max,
+                                       .last = confine,
+                                       .context = &rules,
+                                       .failed_line = "aqpiped: cannot run the worker program\n"};
         status = aq_child_start(&child, what, &worker->pid);
         if (rules != -1) close(rules);
     }
-    close(pulse);
+    close(heartbeat);
     close(channel[1]);
     close(output[1]);
     if (status == AQ_OK && fcntl(output[0], F_SETFL, O_NONBLOCK) != 0)
@@ -225,7 +224,7 @@ static enum aq_status spawn(struct daemon *daemon, struct worker *worker)
 static void worker_free(struct worker *worker)
 {
     aq_control_close(worker->control);
-    aq_pulse_free(worker->pulse);
+    aq_heartbeat_free(worker->heartbeat);
     if (worker->output != -1) close(worker->output);
     if (worker->log != -1) close(worker->log);
     *worker = (struct worker){.output = -1, .log = -1};

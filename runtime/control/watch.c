@@ -82,16 +82,16 @@ void aq_watch_stage_heard(struct aq_watch *watch, uint32_t stage)
     progress(watch);
 }
 
-void aq_watch_stage_beat(struct aq_watch *watch, uint32_t stage, uint64_t work, uint64_t step, enum aq_doing doing)
+void aq_watch_stage_beat(struct aq_watch *watch, uint32_t stage, uint64_t work, uint64_t step, enum aq_phase phase)
 {
     struct aq_watch_stage *of = &watch->stages[stage];
-    const bool sums = watch->config.server > 0 && stage == watch->config.server && doing == AQ_DOING_SUMS;
+    const bool sums = watch->config.server > 0 && stage == watch->config.server && phase == AQ_PHASE_SUMS;
     const bool went_on = !of->beaten || of->work != work || of->step != step || sums;
     of->heard_ns = watch->clock.now_ns;
     of->beaten = true;
     of->work = work;
     of->step = step;
-    of->doing = doing;
+    of->phase = phase;
     if (!went_on) return;
     of->changed_ns = watch->clock.now_ns;
     progress(watch);
@@ -109,9 +109,9 @@ void aq_watch_go(struct aq_watch *watch)
     watch->running = true;
 }
 
-static bool waits_for_others(enum aq_doing doing)
+static bool waits_for_others(enum aq_phase phase)
 {
-    return doing == AQ_DOING_NEIGHBOUR || doing == AQ_DOING_REDUCE || doing == AQ_DOING_GO;
+    return phase == AQ_PHASE_NEIGHBOUR || phase == AQ_PHASE_REDUCE || phase == AQ_PHASE_GO;
 }
 
 /* Of a stuck job: the stage that waits for no other and has been idle the longest. */
@@ -122,7 +122,7 @@ static uint32_t guilty(const struct aq_watch *watch)
     for (uint32_t s = 0; s < watch->stage_count; s++) {
         const struct aq_watch_stage *of = &watch->stages[s];
         if (!of->watched) continue;
-        const bool mine = !waits_for_others(of->doing);
+        const bool mine = !waits_for_others(of->phase);
         const bool longer = any && mine == own && of->changed_ns < watch->stages[found].changed_ns;
         if (any && !longer && !(mine && !own)) continue;
         found = s;
@@ -135,7 +135,7 @@ static uint32_t guilty(const struct aq_watch *watch)
 static bool is_marking(const struct aq_watch *watch)
 {
     for (uint32_t s = 0; s < watch->stage_count; s++)
-        if (watch->stages[s].watched && watch->stages[s].doing == AQ_DOING_MARK) return true;
+        if (watch->stages[s].watched && watch->stages[s].phase == AQ_PHASE_MARK) return true;
     return false;
 }
 

@@ -2,7 +2,7 @@
  * watch.h -- has a peer fallen silent, and does the job still progress? Deadlines as pure functions of received lines.
  *
  * Two questions, two clocks. - Silent: every daemon sends `beat` several times within silence_ns, and so does the
- * process of every worker, even while it computes (pulse.h). A silent one is stopped, hangs in the kernel, or its
+ * process of every worker, even while it computes (heartbeat.h). A silent one is stopped, hangs in the kernel, or its
  * machine is lost. - Stuck: all are alive, but no stage has progressed (a micro-batch, a piece of a file, a message
  * from a neighbour) for longer than any slow machine would take. The limit is the largest of stall_ns, AQ_WATCH_FACTOR
  * times the longest pause of this run that came to an end, and first_ns; plus outages of links, and the time of a
@@ -22,8 +22,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "heartbeat.h"
 #include "job.h"
-#include "pulse.h"
 
 enum {
     AQ_WATCH_BEATS = 6,   /* within silence_ns: five may be late                                              */
@@ -49,7 +49,7 @@ struct aq_watch_config {
     uint64_t first_ns;   /* that one piece of work may take, by the plan     */
     uint64_t outage_ns;  /* for which links may be down, one after the other */
     uint64_t mark_ns;    /* that a checkpoint may take                       */
-    uint32_t server;     /* the stage that may wait for other clients (AQ_DOING_SUMS): nothing is stuck then; 0: none */
+    uint32_t server;     /* the stage that may wait for other clients (AQ_PHASE_SUMS): nothing is stuck then; 0: none */
 };
 
 struct aq_plan; /* plan.h */
@@ -72,7 +72,7 @@ struct aq_watch_stage {
     uint64_t work;       /* of its last beat                               */
     uint64_t changed_ns; /* when work was another, or something else came  */
     uint64_t step;
-    enum aq_doing doing;
+    enum aq_phase phase;
 };
 
 struct aq_watch {
@@ -111,7 +111,7 @@ void aq_watch_stage_begin(struct aq_watch *watch, uint32_t stage, uint32_t host)
 void aq_watch_stage_heard(struct aq_watch *watch, uint32_t stage);
 
 /* Its host reports that its process lives, and its work so far. */
-void aq_watch_stage_beat(struct aq_watch *watch, uint32_t stage, uint64_t work, uint64_t step, enum aq_doing doing);
+void aq_watch_stage_beat(struct aq_watch *watch, uint32_t stage, uint64_t work, uint64_t step, enum aq_phase phase);
 void aq_watch_stage_gone(struct aq_watch *watch, uint32_t stage);
 
 /* The first step starts: from now on there must be progress. */

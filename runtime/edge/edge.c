@@ -10,16 +10,16 @@
 
 #include "edge_private.h"
 
-static enum aq_status open_ladder(struct aq_edge *edge, const struct aq_codec_config *config, bool whole, bool wide,
-                                  struct aq_edge_rungs *out)
+static enum aq_status open_levels(struct aq_edge *edge, const struct aq_codec_config *config, bool whole, bool wide,
+                                  struct aq_edge_levels *out)
 {
-    struct aq_codec_config rungs[AQ_EDGE_RUNGS] = {*config};
-    out->count = whole ? aq_edge_ladder(config, rungs) : 1;
+    struct aq_codec_config levels[AQ_EDGE_LEVELS] = {*config};
+    out->count = whole ? aq_edge_level_list(config, levels) : 1;
     const uint32_t rows = edge->shape.rows, columns = edge->shape.columns;
     for (uint32_t i = 0; i < out->count; i++) {
         struct aq_codec_config more;
-        AQ_TRY(aq_codec_open(edge->config.device, &rungs[i], rows, columns, &out->codecs[i]));
-        if (wide && aq_edge_wide(&rungs[i], &more))
+        AQ_TRY(aq_codec_open(edge->config.device, &levels[i], rows, columns, &out->codecs[i]));
+        if (wide && aq_edge_wide(&levels[i], &more))
             AQ_TRY(aq_codec_open(edge->config.device, &more, rows, columns, &out->wide[i]));
     }
     return AQ_OK;
@@ -30,9 +30,8 @@ static enum aq_status open_codecs(struct aq_edge *edge)
     const struct aq_edge_shape *shape = &edge->shape;
     struct aq_codec_config raw;
     aq_codec_config_plain(&raw);
-    AQ_TRY(open_ladder(edge, &shape->forward, shape->guard || shape->ladders, shape->wide,
-                       &edge->forwards_by));
-    AQ_TRY(open_ladder(edge, &shape->backward, shape->guard_back || shape->ladders, shape->wide_back,
+    AQ_TRY(open_levels(edge, &shape->forward, shape->guard || shape->level_lists, shape->wide, &edge->forwards_by));
+    AQ_TRY(open_levels(edge, &shape->backward, shape->guard_back || shape->level_lists, shape->wide_back,
                        &edge->backwards_by));
     edge->forward = edge->forwards_by.codecs[0];
     edge->backward = edge->backwards_by.codecs[0];
@@ -94,8 +93,8 @@ enum aq_status aq_edge_open(const struct aq_edge_config *config, struct aq_edge 
     edge->summed = (struct aq_edge_vector){
         .values = behind + shape->shared, .count = shape->summed, .total = shape->summed};
     edge->tied = (struct aq_edge_vector){.values = edge->summed.values + shape->summed, .count = shape->tied};
-    edge->still_body = (uint8_t *)(edge->tied.values + shape->tied);
-    if (edge->size.still_bytes) memset(edge->still_body, 0, edge->size.still_bytes);
+    edge->cached_body = (uint8_t *)(edge->tied.values + shape->tied);
+    if (edge->size.cached_bytes) memset(edge->cached_body, 0, edge->size.cached_bytes);
     for (uint32_t i = 0; i < edge->body_count; i++)
         edge->free_bodies[i] = i;
     edge->free_count = edge->body_count;
@@ -119,7 +118,7 @@ void aq_edge_close(struct aq_edge *edge)
     aq_edge_queue_release(edge, &edge->evals);
     aq_edge_works_close(edge);
     aq_edge_carry_close(edge);
-    for (uint32_t i = 0; i < AQ_EDGE_RUNGS; i++) {
+    for (uint32_t i = 0; i < AQ_EDGE_LEVELS; i++) {
         aq_codec_close(edge->forwards_by.codecs[i]);
         aq_codec_close(edge->backwards_by.codecs[i]);
         aq_codec_close(edge->forwards_by.wide[i]);
@@ -435,7 +434,7 @@ static enum aq_status received_check(const struct aq_edge *edge, const struct aq
 }
 
 /* The frame before any other, which is of these samples, if none of its rows has a body. */
-enum aq_status aq_edge_receive_still(struct aq_edge *edge, const struct aq_edge_batch *batch)
+enum aq_status aq_edge_receive_cached(struct aq_edge *edge, const struct aq_edge_batch *batch)
 {
     struct aq_edge_queue *queue = &edge->forwards;
     const struct aq_frame *frame = &queue->frames[queue->first];
@@ -457,24 +456,24 @@ enum aq_status aq_edge_receive_still(struct aq_edge *edge, const struct aq_edge_
     return AQ_OK;
 }
 
-/* The codec of the rung that the frame names. */
-static enum aq_status rung_take(const struct aq_edge *edge, const struct aq_frame *frame, struct aq_codec **codec)
+/* The codec of the level that the frame names. */
+static enum aq_status level_take(const struct aq_edge *edge, const struct aq_frame *frame, struct aq_codec **codec)
 {
-    const uint32_t rung = frame->flags >> AQ_EDGE_RUNG_SHIFT & AQ_EDGE_RUNG_MASK;
-    const struct aq_edge_rungs *by = *codec == edge->backward ? &edge->backwards_by : &edge->forwards_by;
+    const uint32_t level = frame->flags >> AQ_EDGE_LEVEL_SHIFT & AQ_EDGE_LEVEL_MASK;
+    const struct aq_edge_levels *by = *codec == edge->backward ? &edge->backwards_by : &edge->forwards_by;
     const uint32_t count = *codec == edge->raw ? 1 : by->count;
-    if (rung == 0) return AQ_OK;
-    if (rung >= count)
-        return aq_fail(AQ_PROTO, "edge", "edge %u: step %llu micro-batch %u has bit level %u of %u",
-                       edge->shape.edge, (unsigned long long)frame->step, frame->micro_batch, rung, count);
-    *codec = by->codecs[rung];
+    if (level == 0) return AQ_OK;
+    if (level >= count)
+        return aq_fail(AQ_PROTO, "edge", "edge %u: step %llu micro-batch %u has bit level %u of %u", edge->shape.edge,
+                       (unsigned long long)frame->step, frame->micro_batch, level, count);
+    *codec = by->codecs[level];
     return AQ_OK;
 }
 
-enum aq_status aq_edge_rungs(struct aq_edge *edge, uint32_t forward, uint32_t backward)
+enum aq_status aq_edge_levels(struct aq_edge *edge, uint32_t forward, uint32_t backward)
 {
     if (forward >= edge->forwards_by.count || backward >= edge->backwards_by.count)
-        return aq_fail(AQ_PROTO, "edge", "edge %u: rungs %u and %u are asked for, there are %u and %u",
+        return aq_fail(AQ_PROTO, "edge", "edge %u: bit levels %u and %u are asked for, there are %u and %u",
                        edge->shape.edge, forward, backward, edge->forwards_by.count, edge->backwards_by.count);
     edge->forwards_by.now = forward;
     edge->backwards_by.now = backward;
@@ -482,10 +481,10 @@ enum aq_status aq_edge_rungs(struct aq_edge *edge, uint32_t forward, uint32_t ba
 }
 
 /* The one that holds for what this end sends: of what the guard has come to and what was asked for the higher. */
-static uint32_t rung_sent(const struct aq_edge *edge, const struct aq_edge_rungs *by)
+static uint32_t level_sent(const struct aq_edge *edge, const struct aq_edge_levels *by)
 {
     const bool ours = edge->config.guard && edge->config.sender == (by == &edge->forwards_by);
-    const uint32_t guarded = ours ? (uint32_t)edge->config.guard->state[AQ_GUARD_RUNG] : 0;
+    const uint32_t guarded = ours ? (uint32_t)edge->config.guard->state[AQ_GUARD_LEVEL] : 0;
     return guarded > by->now ? guarded : by->now;
 }
 
@@ -496,7 +495,7 @@ static enum aq_status receive_batch(struct aq_edge *edge, struct aq_edge_queue *
     if (aq_edge_decoding(edge)) return AQ_AGAIN;
     struct aq_edge_received got = queue_take(queue);
     enum aq_status status = received_check(edge, &got.frame, batch);
-    if (status == AQ_OK) status = rung_take(edge, &got.frame, &codec);
+    if (status == AQ_OK) status = level_take(edge, &got.frame, &codec);
     if (status == AQ_OK) status = aq_edge_carried_take(edge, &got);
     if (status == AQ_OK) return aq_edge_decode_issue(edge, codec, batch, &got, values, stream);
     aq_edge_received_release(edge, &got);
@@ -528,11 +527,11 @@ enum aq_status aq_edge_send_forward(struct aq_edge *edge, const struct aq_edge_b
     AQ_ASSERT(edge->config.sender);
     struct aq_edge_batch at = *batch;
     if (aq_edge_encoding(edge)) return AQ_AGAIN; /* its samples belong to what the guard has seen */
-    if (edge->config.guard) (void)aq_edge_guard_rung(edge->config.guard, batch->step, batch->rate);
-    const uint32_t rung = rung_sent(edge, &edge->forwards_by);
-    AQ_ASSERT(rung < edge->forwards_by.count);
-    at.flags |= (uint16_t)(rung << AQ_EDGE_RUNG_SHIFT);
-    return send_batch(edge, AQ_FRAME_FORWARD, codec_now(edge, edge->forwards_by.codecs[rung], batch), &at, a, stream);
+    if (edge->config.guard) (void)aq_edge_guard_level(edge->config.guard, batch->step, batch->rate);
+    const uint32_t level = level_sent(edge, &edge->forwards_by);
+    AQ_ASSERT(level < edge->forwards_by.count);
+    at.flags |= (uint16_t)(level << AQ_EDGE_LEVEL_SHIFT);
+    return send_batch(edge, AQ_FRAME_FORWARD, codec_now(edge, edge->forwards_by.codecs[level], batch), &at, a, stream);
 }
 
 bool aq_edge_forward_here(const struct aq_edge *edge, uint16_t *flags)
@@ -552,14 +551,14 @@ enum aq_status aq_edge_send_backward(struct aq_edge *edge, const struct aq_edge_
                                      struct aq_stream *stream)
 {
     AQ_ASSERT(!edge->config.sender);
-    if (edge->shape.still) return aq_edge_still_back(edge, batch);
+    if (edge->shape.still) return aq_edge_cached_back(edge, batch);
     if (aq_edge_encoding(edge)) return AQ_AGAIN; /* its samples belong to what the guard has seen */
-    if (edge->config.guard) (void)aq_edge_guard_rung(edge->config.guard, batch->step, batch->rate);
-    const uint32_t rung = rung_sent(edge, &edge->backwards_by);
-    AQ_ASSERT(rung < edge->backwards_by.count);
-    struct aq_codec *const codec = codec_now(edge, edge->backwards_by.codecs[rung], batch);
+    if (edge->config.guard) (void)aq_edge_guard_level(edge->config.guard, batch->step, batch->rate);
+    const uint32_t level = level_sent(edge, &edge->backwards_by);
+    AQ_ASSERT(level < edge->backwards_by.count);
+    struct aq_codec *const codec = codec_now(edge, edge->backwards_by.codecs[level], batch);
     struct aq_edge_batch at = *batch;
-    if (codec != edge->raw) at.flags |= (uint16_t)(rung << AQ_EDGE_RUNG_SHIFT);
+    if (codec != edge->raw) at.flags |= (uint16_t)(level << AQ_EDGE_LEVEL_SHIFT);
     return send_batch(edge, AQ_FRAME_BACKWARD, codec, &at, g, stream);
 }
 
@@ -594,9 +593,9 @@ enum aq_status aq_edge_send_eval(struct aq_edge *edge, const struct aq_edge_batc
     struct aq_edge_batch at = *batch;
     struct aq_codec *codec = codec_of_eval(edge, batch);
     if (codec == edge->forward) {
-        const uint32_t rung = rung_sent(edge, &edge->forwards_by);
-        codec = edge->forwards_by.codecs[rung];
-        at.flags |= (uint16_t)(rung << AQ_EDGE_RUNG_SHIFT);
+        const uint32_t level = level_sent(edge, &edge->forwards_by);
+        codec = edge->forwards_by.codecs[level];
+        at.flags |= (uint16_t)(level << AQ_EDGE_LEVEL_SHIFT);
     }
     return send_batch(edge, AQ_FRAME_EVAL, codec, &at, a, stream);
 }
@@ -644,7 +643,7 @@ uint16_t aq_edge_norm_told(const struct aq_edge *edge, uint64_t step)
 
 enum aq_status aq_edge_wait(struct aq_edge *edge, uint32_t seen, uint64_t deadline_ns)
 {
-    const enum aq_status waited = aq_bell_wait(edge->config.bell, seen, deadline_ns);
+    const enum aq_status waited = aq_eventcount_wait(edge->config.eventcount, seen, deadline_ns);
     AQ_TRY(aq_edge_pump(edge));
     return waited;
 }
@@ -652,17 +651,18 @@ enum aq_status aq_edge_wait(struct aq_edge *edge, uint32_t seen, uint64_t deadli
 enum aq_status aq_edge_drain(struct aq_edge *edge, uint64_t deadline_ns)
 {
     for (;;) {
-        const uint32_t seen = aq_bell_count(edge->config.bell);
+        const uint32_t seen = aq_eventcount_read(edge->config.eventcount);
         const enum aq_status status = aq_edge_pump(edge);
         if (status == AQ_CLOSED) return AQ_OK; /* the other side has everything and has ended the link */
         AQ_TRY(status);
         const bool busy = aq_edge_busy_since(edge) || aq_edge_carrying(edge);
         if (edge->sends_out == 0 && edge->asking.count == 0 && !edge->remaking && !busy) {
-            const enum aq_status farewell = aq_edge_carry_farewell(edge);
+            const enum aq_status farewell = aq_edge_carry_shutdown(edge);
             if (farewell != AQ_AGAIN) return farewell;
         }
         const uint64_t soon = busy ? aq_clock_after(AQ_EDGE_POLL_NS) : deadline_ns;
-        const enum aq_status waited = aq_bell_wait(edge->config.bell, seen, soon < deadline_ns ? soon : deadline_ns);
+        const enum aq_status waited =
+            aq_eventcount_wait(edge->config.eventcount, seen, soon < deadline_ns ? soon : deadline_ns);
         if (waited != AQ_TIMEOUT || soon >= deadline_ns) AQ_TRY(waited);
     }
 }
@@ -670,8 +670,8 @@ enum aq_status aq_edge_drain(struct aq_edge *edge, uint64_t deadline_ns)
 void aq_edge_measures(struct aq_edge *edge, struct aq_edge_measures *out)
 {
     *out = edge->measures;
-    out->bits = aq_edge_rung_bits(aq_codec_config_of(edge->forwards_by.codecs[rung_sent(edge, &edge->forwards_by)]));
-    const uint32_t back = rung_sent(edge, &edge->backwards_by);
-    out->bits_back = aq_edge_rung_bits(aq_codec_config_of(edge->backwards_by.codecs[back]));
+    out->bits = aq_edge_level_bits(aq_codec_config_of(edge->forwards_by.codecs[level_sent(edge, &edge->forwards_by)]));
+    const uint32_t back = level_sent(edge, &edge->backwards_by);
+    out->bits_back = aq_edge_level_bits(aq_codec_config_of(edge->backwards_by.codecs[back]));
     memset(&edge->measures, 0, sizeof edge->measures);
 }

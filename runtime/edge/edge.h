@@ -60,7 +60,7 @@ struct aq_edge_config {
     bool sender;                       /* this is stage `edge`; false: stage edge + 1      */
     struct aq_link *link;              /* borrowed; closed by whoever opened it            */
     struct aq_cache *cache;            /* borrowed; NULL: the forward codec is stateless   */
-    struct aq_bell *bell;              /* rung by link and cache                           */
+    struct aq_eventcount *eventcount;  /* notified by link and cache                       */
     struct aq_trace *trace;            /* may be NULL                                      */
     uint64_t silence_ns;               /* longest wait for the other side                  */
     bool mirror;     /* frames of kind MIRROR are let in                 */
@@ -92,10 +92,10 @@ void aq_edges_abandon(struct aq_edge *first, struct aq_edge *second);
 enum { AQ_EDGE_CARRY_SLOTS = 2 };
 
 /*
- * With shape.ladders: use these bit levels from the next frame on. Each end sets the level of the direction that it
+ * With shape.level_lists: use these bit levels from the next frame on. Each end sets the level of the direction that it
  * sends; the other value is not used, because frames carry theirs. AQ_PROTO: a level is out of range.
  */
-enum aq_status aq_edge_rungs(struct aq_edge *edge, uint32_t forward, uint32_t backward);
+enum aq_status aq_edge_levels(struct aq_edge *edge, uint32_t forward, uint32_t backward);
 
 /* The samples of a frame. */
 struct aq_edge_batch {
@@ -120,7 +120,7 @@ enum aq_edge_flag {
     AQ_EDGE_CHECKED = 8,   /* the edge's own: digests of the decoded values follow the rows (edge_check.h) */
     AQ_EDGE_CODED = 4      /* of evaluation: the forward codec, and not raw; both ends set it */
 };
-enum { AQ_EDGE_RUNG_SHIFT = 8, AQ_EDGE_RUNG_MASK = 15 }; /* and bits 8 to 11, the edge's own: the rung of its ladder */
+enum { AQ_EDGE_LEVEL_SHIFT = 8, AQ_EDGE_LEVEL_MASK = 15 }; /* and bits 8 to 11, the edge's own: the bit level */
 
 /*
  * Take in everything the link has; serve what the other side asks for; end what the device has done meanwhile. AQ_OK,
@@ -164,33 +164,33 @@ enum aq_status aq_edge_receive_forward(struct aq_edge *edge, const struct aq_edg
                                        const struct aq_values *x, struct aq_stream *stream);
 
 /*
- * A *still* edge (shape.still; edge_still.c): nothing upstream of the cut trains and nothing is random there, so that a
- * sample's activation is the same at each visit. Its first visit is coded as any; from then on its row has the flag
+ * A *still* edge (shape.still; edge_cached.c): nothing upstream of the cut trains and nothing is random there, so that
+ * a sample's activation is the same at each visit. Its first visit is coded as any; from then on its row has the flag
  * AQ_EDGE_HELD (both ends hold the message), and there is no body. Frames of gradients have no body at all:
  * aq_edge_send_backward does not read its values, and aq_edge_receive_backward writes nothing.
  *
- * The sender's: does it hold all of these samples? Then no stage need compute them, and aq_edge_send_still sends their
+ * The sender's: does it hold all of these samples? Then no stage need compute them, and aq_edge_send_cached sends their
  * rows. AQ_NOTFOUND: one was lost meanwhile, nothing has happened. AQ_AGAIN as aq_edge_send_forward.
  */
-bool aq_edge_settled(const struct aq_edge *edge, const struct aq_edge_batch *batch);
-enum aq_status aq_edge_send_still(struct aq_edge *edge, const struct aq_edge_batch *batch);
+bool aq_edge_is_cached(const struct aq_edge *edge, const struct aq_edge_batch *batch);
+enum aq_status aq_edge_send_cached(struct aq_edge *edge, const struct aq_edge_batch *batch);
 
 /*
  * The receiver's, if its own stage does not need the values: takes the next FORWARD frame if both ends hold all of its
- * samples. AQ_NOTFOUND: they do not, and the frame stays. If the values are needed after all, aq_edge_recall brings
+ * samples. AQ_NOTFOUND: they do not, and the frame stays. If the values are needed after all, aq_edge_reload brings
  * those of a batch from the cache, or from the sender.
  */
-enum aq_status aq_edge_receive_still(struct aq_edge *edge, const struct aq_edge_batch *batch);
-enum aq_status aq_edge_recall(struct aq_edge *edge, const struct aq_edge_batch *batch, const struct aq_values *x,
+enum aq_status aq_edge_receive_cached(struct aq_edge *edge, const struct aq_edge_batch *batch);
+enum aq_status aq_edge_reload(struct aq_edge *edge, const struct aq_edge_batch *batch, const struct aq_values *x,
                               struct aq_stream *stream);
 
 /*
  * The sender's: does the receiver wait for the message of a sample (*id) that this side has lost, too? Then compute the
- * activation of only this sample again, and hand it over. aq_edge_remade: AQ_AGAIN as aq_edge_send_forward.
+ * activation of only this sample again, and hand it over. aq_edge_recompute_done: AQ_AGAIN as aq_edge_send_forward.
  */
-bool aq_edge_wanted(const struct aq_edge *edge, uint64_t *id);
-enum aq_status aq_edge_remade(struct aq_edge *edge, const struct aq_edge_batch *batch, const struct aq_values *a,
-                              struct aq_stream *stream);
+bool aq_edge_recompute_pending(const struct aq_edge *edge, uint64_t *id);
+enum aq_status aq_edge_recompute_done(struct aq_edge *edge, const struct aq_edge_batch *batch,
+                                      const struct aq_values *a, struct aq_stream *stream);
 
 /* Gradients: the receiver sends, the sender receives. */
 enum aq_status aq_edge_send_backward(struct aq_edge *edge, const struct aq_edge_batch *batch, const struct aq_values *g,
@@ -280,7 +280,7 @@ enum aq_status aq_edge_wait(struct aq_edge *edge, uint32_t seen, uint64_t deadli
  */
 enum aq_status aq_edge_drain(struct aq_edge *edge, uint64_t deadline_ns);
 
-/* How long to sleep at most while a device is busy: no bell rings for it. */
+/* How long to sleep at most while a device is busy: no event count is notified for it. */
 #define AQ_EDGE_POLL_NS (50ull * 1000)
 
 /* Sums since the last call of aq_edge_measures, which zeroes them. */

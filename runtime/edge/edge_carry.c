@@ -58,10 +58,10 @@ static enum aq_status first_cause(struct aq_edge *edge, const struct aq_edge_way
 {
     const uint64_t until_ns = aq_clock_after(CAUSE_NS);
     while (aq_clock_ns() < until_ns) {
-        const uint32_t seen = aq_bell_count(edge->config.bell);
+        const uint32_t seen = aq_eventcount_read(edge->config.eventcount);
         AQ_TRY(aq_edge_link_pump(edge));
         if (edge->ended == AQ_CLOSED) break;
-        const enum aq_status status = aq_bell_wait(edge->config.bell, seen, until_ns);
+        const enum aq_status status = aq_eventcount_wait(edge->config.eventcount, seen, until_ns);
         if (status != AQ_TIMEOUT) AQ_TRY(status);
     }
     return aq_pair_failed(way->pair);
@@ -275,7 +275,7 @@ bool aq_edge_carry_told(struct aq_edge *edge, const struct aq_frame *frame, enum
     return carry->unmapped_there;
 }
 
-enum aq_status aq_edge_carry_farewell(struct aq_edge *edge)
+enum aq_status aq_edge_carry_shutdown(struct aq_edge *edge)
 {
     struct aq_edge_carry *carry = edge->carry;
     if (!carry || !carry->ipc) return AQ_OK;

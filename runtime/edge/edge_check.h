@@ -9,7 +9,7 @@
  * The sender must not decode its own body for this: a body that was written wrong decodes alike at both ends.
  *
  * Forward and backward frames are checked; evaluation is not, and neither are edges where samples never change
- * (edge_still.c), whose messages have their own digests.
+ * (edge_cached.c), whose messages have their own digests.
  *
  * Locking: the exec thread.
  */

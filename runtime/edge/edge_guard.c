@@ -12,7 +12,7 @@ static const float LIMIT = 0.70710678f;  /* sqrt(1/2) */
 static const float LIMIT_BACK = 0.5f;    /* of gradients */
 static const float GROWTH_LEAST = 1.05f; /* of the drift from epoch to epoch: less is noise */
 static const float BLAME_LEAST = 0.4f;   /* c_Q below which errors cannot be what grows: 1 / sqrt(1 - c_Q^2) */
-static const uint32_t rung_bits[AQ_EDGE_RUNGS] = {0, 1, 2, 4};
+static const uint32_t level_bits[AQ_EDGE_LEVELS] = {0, 1, 2, 4};
 
 /* The largest value of this key of a codec in a manifest. */
 static float most(const char *key)
@@ -22,48 +22,48 @@ static float most(const char *key)
     return (float)found->max;
 }
 
-uint32_t aq_edge_ladder(const struct aq_codec_config *config, struct aq_codec_config rungs[AQ_EDGE_RUNGS])
+uint32_t aq_edge_level_list(const struct aq_codec_config *config, struct aq_codec_config levels[AQ_EDGE_LEVELS])
 {
     const struct aq_codec_about *about = aq_codec_about(config->kind);
     const float bits_most = most("bits"), rate_most = most("rate");
     uint32_t count = 1;
-    rungs[0] = *config;
+    levels[0] = *config;
     if (!(about->grid || about->varies)) return 1;
     if (config->error > 0) return 1; /* the rate decides nothing */
-    for (uint32_t i = 1; i < AQ_EDGE_RUNGS; i++) {
+    for (uint32_t i = 1; i < AQ_EDGE_LEVELS; i++) {
         struct aq_codec_config more = *config;
         if (about->grid)
-            more.bits = (uint32_t)fminf((float)(more.bits + rung_bits[i]), bits_most);
+            more.bits = (uint32_t)fminf((float)(more.bits + level_bits[i]), bits_most);
         else
-            more.rate = fminf(more.rate + (float)rung_bits[i] / 2, rate_most);
-        if (aq_edge_rung_bits(&more) <= aq_edge_rung_bits(&rungs[count - 1])) break;
-        rungs[count++] = more;
+            more.rate = fminf(more.rate + (float)level_bits[i] / 2, rate_most);
+        if (aq_edge_level_bits(&more) <= aq_edge_level_bits(&levels[count - 1])) break;
+        levels[count++] = more;
     }
     return count;
 }
 
-double aq_edge_rung_bits(const struct aq_codec_config *config)
+double aq_edge_level_bits(const struct aq_codec_config *config)
 {
     return aq_codec_about(config->kind)->varies ? (double)config->rate : (double)config->bits;
 }
 
-void aq_edge_guard_init(struct aq_edge_guard *guard, uint32_t edge, uint32_t rungs, uint32_t epoch_steps)
+void aq_edge_guard_init(struct aq_edge_guard *guard, uint32_t edge, uint32_t levels, uint32_t epoch_steps)
 {
-    AQ_ASSERT(rungs >= 1 && rungs <= AQ_EDGE_RUNGS && epoch_steps >= 1);
-    *guard = (struct aq_edge_guard){.edge = edge, .rungs = rungs, .epoch_steps = epoch_steps};
+    AQ_ASSERT(levels >= 1 && levels <= AQ_EDGE_LEVELS && epoch_steps >= 1);
+    *guard = (struct aq_edge_guard){.edge = edge, .levels = levels, .epoch_steps = epoch_steps};
 }
 
-/* One rung up, and all measurements restart, because the old ones were of fewer bits. */
+/* One level up, and all measurements restart, because the old ones were of fewer bits. */
 static void raise(struct aq_edge_guard *guard, const char *why, float seen)
 {
     float *s = guard->state;
     const float epoch = s[AQ_GUARD_EPOCH];
-    const bool can = s[AQ_GUARD_RUNG] + 1.0f < (float)guard->rungs;
-    const float rung = can ? s[AQ_GUARD_RUNG] + 1.0f : s[AQ_GUARD_RUNG];
+    const bool can = s[AQ_GUARD_LEVEL] + 1.0f < (float)guard->levels;
+    const float level = can ? s[AQ_GUARD_LEVEL] + 1.0f : s[AQ_GUARD_LEVEL];
     aq_log("edge", 1, "edge %u step %llu: %s (%.3f): %s", guard->edge, (unsigned long long)guard->step, why,
            (double)seen, can ? "more bits from here on" : "and there are no more bits to give");
     memset(s, 0, sizeof guard->state);
-    s[AQ_GUARD_RUNG] = rung;
+    s[AQ_GUARD_LEVEL] = level;
     s[AQ_GUARD_EPOCH] = epoch;
 }
 
@@ -105,12 +105,12 @@ void aq_edge_guard_settle(struct aq_edge_guard *guard)
           s[AQ_GUARD_RATIO]);
 }
 
-uint32_t aq_edge_guard_rung(struct aq_edge_guard *guard, uint64_t step, float rate)
+uint32_t aq_edge_guard_level(struct aq_edge_guard *guard, uint64_t step, float rate)
 {
     if (step != guard->step) aq_edge_guard_settle(guard);
     guard->step = step;
     guard->rate = rate;
-    return (uint32_t)guard->state[AQ_GUARD_RUNG];
+    return (uint32_t)guard->state[AQ_GUARD_LEVEL];
 }
 
 bool aq_edge_guard_add(struct aq_edge_guard *guard, const struct aq_codec_result *result)
@@ -127,10 +127,10 @@ enum aq_status aq_edge_guard_check(const float state[AQ_EDGE_GUARD_STATE])
     bool well = true;
     for (int i = 0; i < AQ_EDGE_GUARD_STATE; i++)
         well = well && isfinite(state[i]) && state[i] >= 0;
-    const float whole[] = {state[AQ_GUARD_RUNG], state[AQ_GUARD_STEPS], state[AQ_GUARD_EPOCH],
+    const float whole[] = {state[AQ_GUARD_LEVEL], state[AQ_GUARD_STEPS], state[AQ_GUARD_EPOCH],
                            state[AQ_GUARD_DRIFT_STEPS]};
     for (size_t i = 0; well && i < sizeof whole / sizeof *whole; i++)
         well = whole[i] <= (float)COUNT_MAX && whole[i] == floorf(whole[i]);
-    if (well && state[AQ_GUARD_RUNG] < AQ_EDGE_RUNGS && state[AQ_GUARD_STEPS] <= MEAN_STEPS) return AQ_OK;
+    if (well && state[AQ_GUARD_LEVEL] < AQ_EDGE_LEVELS && state[AQ_GUARD_STEPS] <= MEAN_STEPS) return AQ_OK;
     return aq_fail(AQ_CORRUPT, "edge", "the state of a cut's guard is not possible in any run");
 }

@@ -2,16 +2,16 @@
  * edge_guard.h -- the guard of a cut (edges.guard): more bits where its loop does not contract.
  *
  * AQ-SGD's theorem (Wang et al. 2022, Theorem 3.1) requires c_Q = |d - Q(d)| / |d| < sqrt(1/2), d = a - m. The sender
- * watches it over its warm samples, and raises the cut's bits, a rung of a ladder at a time, where
+ * watches it over its warm samples, and raises the cut's bits, a level at a time, where
  * - the running mean of c_Q over about eight steps is above sqrt(1/2), or
  * - the drift |d| / |a|, a mean over an epoch, grew though the learning rate fell, and c_Q is above 0.4: errors pile
  *   up. With smaller ones the delta is only the drift of the weights (at most 1 / sqrt(1 - c_Q^2) of it if errors are
  *   independent).
- * It never lowers them: what did not contract once would not again. The rung travels in the flags of each frame
+ * It never lowers them: what did not contract once would not again. The level travels in the flags of each frame
  * (docs/FRAME.md), so the receiver keeps nothing. Messages do not depend on it: both ends keep theirs.
  *
  * A guard of gradients (struct's `gradients`) is the receiver's of activations: the running mean of |g - Q(g)| / |g|
- * above 1/2 raises the rung of the backward codec's ladder. There is no message, no drift and nothing to send afresh.
+ * above 1/2 raises the backward codec's level. There is no message, no drift and nothing to send again.
  *
  * A single sample can diverge, too: if its message after coding is farther from the activation than sqrt(1/2) of its
  * norm, a keyframe is better. So the sender forgets the message, and the next visit is a keyframe.
@@ -30,11 +30,11 @@
 #include "aqsgd/base.h"
 #include "aqsgd/codec.h"
 
-enum { AQ_EDGE_RUNGS = 4, AQ_EDGE_GUARD_STATE = 9 };
+enum { AQ_EDGE_LEVELS = 4, AQ_EDGE_GUARD_STATE = 9 };
 
 /* Words of state, in this order; whole numbers below 2^24, ratios, and sums of ratios. */
 enum aq_edge_guard_word {
-    AQ_GUARD_RUNG,         /* of the ladder: 0 is the manifest's codec        */
+    AQ_GUARD_LEVEL,        /* 0 is the manifest's codec        */
     AQ_GUARD_RATIO,        /* running mean of c_Q                             */
     AQ_GUARD_STEPS,        /* in that mean                                    */
     AQ_GUARD_EPOCH,        /* of the sums that follow                         */
@@ -47,7 +47,7 @@ enum aq_edge_guard_word {
 
 struct aq_edge_guard {
     float state[AQ_EDGE_GUARD_STATE];
-    uint32_t edge, rungs, epoch_steps;
+    uint32_t edge, levels, epoch_steps;
     bool gradients; /* of the other direction: only their error is judged, against half of their size */
     /* Of the step under way: sums over its warm samples. */
     uint64_t step;
@@ -56,20 +56,20 @@ struct aq_edge_guard {
 };
 
 /*
- * The ladder of a cut's codec, either way: the config itself, and up to three with more bits (1, 2 and 4 of a grid;
- * 1/2, 1 and 2 of an entropy coder's rate; at most the key's maximum). Returns their count; 1: there is no higher one.
- * A guard goes up the forward one where messages are kept, edges.bits: auto (bits_auto.h) both.
+ * The bit levels of a cut's codec, either way: the config itself, and up to three with more bits (1, 2 and 4 of a
+ * grid; * 1/2, 1 and 2 of an entropy coder's rate; at most the key's maximum). Returns their count; 1: there is no
+ * higher one. A guard goes up the forward one where messages are kept, edges.bits: auto (bits_auto.h) both.
  */
-uint32_t aq_edge_ladder(const struct aq_codec_config *config, struct aq_codec_config rungs[AQ_EDGE_RUNGS]);
+uint32_t aq_edge_level_list(const struct aq_codec_config *config, struct aq_codec_config levels[AQ_EDGE_LEVELS]);
 
-/* Bits per value of a rung, as a manifest has them. */
-double aq_edge_rung_bits(const struct aq_codec_config *config);
+/* Bits per value of a level, as a manifest has them. */
+double aq_edge_level_bits(const struct aq_codec_config *config);
 
-/* For a cut with `rungs` bit levels, in epochs of `epoch_steps` steps. */
-void aq_edge_guard_init(struct aq_edge_guard *guard, uint32_t edge, uint32_t rungs, uint32_t epoch_steps);
+/* For a cut with `levels` bit levels, in epochs of `epoch_steps` steps. */
+void aq_edge_guard_init(struct aq_edge_guard *guard, uint32_t edge, uint32_t levels, uint32_t epoch_steps);
 
-/* Returns the rung of a frame of this step, at this learning rate, that is about to be coded. */
-uint32_t aq_edge_guard_rung(struct aq_edge_guard *guard, uint64_t step, float rate);
+/* Returns the level of a frame of this step, at this learning rate, that is about to be coded. */
+uint32_t aq_edge_guard_level(struct aq_edge_guard *guard, uint64_t step, float rate);
 
 /* A warm sample of that step is coded. True: its message is to be forgotten. */
 bool aq_edge_guard_add(struct aq_edge_guard *guard, const struct aq_codec_result *result);

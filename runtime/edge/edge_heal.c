@@ -314,7 +314,7 @@ static enum aq_status answer_wait(struct aq_edge *edge, uint64_t sample)
     uint64_t deadline = aq_clock_after(edge->config.silence_ns);
     uint32_t before = edge->asking.count;
     for (;;) {
-        const uint32_t seen = aq_bell_count(edge->config.bell);
+        const uint32_t seen = aq_eventcount_read(edge->config.eventcount);
         AQ_TRY(aq_edge_pump(edge));
         if (edge->arrived) return AQ_OK;
         if (edge->asking.count != before) deadline = aq_clock_after(edge->config.silence_ns);
@@ -322,7 +322,8 @@ static enum aq_status answer_wait(struct aq_edge *edge, uint64_t sample)
         AQ_TRY(spill(edge, &edge->forwards));
         AQ_TRY(spill(edge, &edge->backwards));
         const uint64_t soon = aq_edge_carrying(edge) ? aq_clock_after(AQ_EDGE_POLL_NS) : deadline;
-        const enum aq_status status = aq_bell_wait(edge->config.bell, seen, soon < deadline ? soon : deadline);
+        const enum aq_status status =
+            aq_eventcount_wait(edge->config.eventcount, seen, soon < deadline ? soon : deadline);
         if (status == AQ_TIMEOUT && soon < deadline) continue;
         if (status == AQ_TIMEOUT)
             return aq_fail(AQ_TIMEOUT, "edge", "edge %u: no answer for the lost message of sample %llu",

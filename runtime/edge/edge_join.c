@@ -69,12 +69,12 @@ enum aq_status aq_edge_join_told(struct aq_edge *edge, const struct aq_frame *fr
 
 enum aq_status aq_edge_join_wait(struct aq_edge *edge, uint64_t deadline_ns, const char *what)
 {
-    const uint32_t seen = aq_bell_count(edge->config.bell);
+    const uint32_t seen = aq_eventcount_read(edge->config.eventcount);
     AQ_TRY(aq_edge_pump(edge));
     if (aq_clock_ns() >= deadline_ns)
         return aq_fail(AQ_TIMEOUT, "edge", "edge %u: waited %llu s for stage %u to %s", edge->shape.edge,
                        JOIN_NS / 1000000000, peer_stage(edge), what);
-    const enum aq_status status = aq_bell_wait(edge->config.bell, seen, aq_clock_after(AQ_EDGE_POLL_NS));
+    const enum aq_status status = aq_eventcount_wait(edge->config.eventcount, seen, aq_clock_after(AQ_EDGE_POLL_NS));
     return status == AQ_TIMEOUT ? AQ_OK : status;
 }
 

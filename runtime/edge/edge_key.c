@@ -35,17 +35,18 @@ static enum aq_status part(struct aq_link *link, const struct aq_frame *frame, u
 }
 
 /* All parts, one behind the other. */
-static enum aq_status parts_take(struct aq_link *link, struct aq_bell *bell, uint64_t deadline_ns, uint8_t *parts)
+static enum aq_status parts_take(struct aq_link *link, struct aq_eventcount *eventcount, uint64_t deadline_ns,
+                                 uint8_t *parts)
 {
     for (uint32_t here = 0; here < PARTS;) {
         struct aq_link_event event;
-        const uint32_t seen = aq_bell_count(bell);
+        const uint32_t seen = aq_eventcount_read(eventcount);
         const enum aq_status status = aq_link_poll(link, &event);
         if (status == AQ_AGAIN) {
             if (aq_clock_ns() >= deadline_ns)
                 return aq_fail(AQ_TIMEOUT, "edge", "stage %u does not send the key of its cache (split.seal)",
                                aq_link_peer_rank(link));
-            (void)aq_bell_wait(bell, seen, deadline_ns);
+            (void)aq_eventcount_wait(eventcount, seen, deadline_ns);
             continue;
         }
         AQ_TRY(status);
@@ -60,11 +61,11 @@ static enum aq_status parts_take(struct aq_link *link, struct aq_bell *bell, uin
     return AQ_OK;
 }
 
-enum aq_status aq_edge_take_key(struct aq_link *link, struct aq_bell *bell, uint64_t deadline_ns,
+enum aq_status aq_edge_take_key(struct aq_link *link, struct aq_eventcount *eventcount, uint64_t deadline_ns,
                                 uint8_t key[AQ_CACHE_KEY_BYTES])
 {
     uint8_t parts[AQ_CACHE_KEY_BYTES];
-    const enum aq_status status = parts_take(link, bell, deadline_ns, parts);
+    const enum aq_status status = parts_take(link, eventcount, deadline_ns, parts);
     if (status == AQ_OK) memcpy(key, parts, sizeof parts);
     explicit_bzero(parts, sizeof parts); /* also of a key that came by half */
     return status;

@@ -16,7 +16,7 @@
 enum aq_status aq_edge_send_key(struct aq_edge *edge, const uint8_t key[AQ_CACHE_KEY_BYTES]);
 
 /* Waits for it; key is written only on success. AQ_PROTO: something else came; AQ_TIMEOUT; why the link ended. */
-enum aq_status aq_edge_take_key(struct aq_link *link, struct aq_bell *bell, uint64_t deadline_ns,
+enum aq_status aq_edge_take_key(struct aq_link *link, struct aq_eventcount *eventcount, uint64_t deadline_ns,
                                 uint8_t key[AQ_CACHE_KEY_BYTES]);
 
 #endif

@@ -1,6 +1,6 @@
 /*
  * edge_private.h -- the inside of an edge, shared by edge.c (frames), edge_work.c (micro-batches), edge_reference.c
- * (which message a sample is coded against), edge_heal.c (lost messages), edge_still.c (samples that never
+ * (which message a sample is coded against), edge_heal.c (lost messages), edge_cached.c (samples that never
  * change), edge_view.c (images that are cropped), edge_shared.c (gradients), edge_check.c (digests of decoded values)
  * and edge_carry.c (bodies from GPU to GPU).
  */
@@ -72,10 +72,10 @@ struct aq_edge_reference {
 };
 
 /* The codecs of one way. */
-struct aq_edge_rungs {
-    struct aq_codec *codecs[AQ_EDGE_RUNGS];
-    struct aq_codec *wide[AQ_EDGE_RUNGS]; /* of each: what codes samples that fp16 cannot hold; NULL: nothing does */
-    uint32_t count, now; /* now: as aq_edge_rungs was told */
+struct aq_edge_levels {
+    struct aq_codec *codecs[AQ_EDGE_LEVELS];
+    struct aq_codec *wide[AQ_EDGE_LEVELS]; /* of each: what codes samples that fp16 cannot hold; NULL: nothing does */
+    uint32_t count, now;                   /* now: as aq_edge_levels was told */
 };
 
 /* Gradients that cross whole, once a step each way (edge_shared.c). */
@@ -93,8 +93,8 @@ struct aq_edge {
     struct aq_edge_shape shape;
     struct aq_edge_size size;
     uint64_t values; /* from one sample to the next: rows x columns */
-    struct aq_codec *forward, *backward, *raw; /* the lowest rungs of both ways */
-    struct aq_edge_rungs forwards_by, backwards_by;
+    struct aq_codec *forward, *backward, *raw; /* the lowest levels of both ways */
+    struct aq_edge_levels forwards_by, backwards_by;
     struct aq_edge_works *works;
     uint64_t checked;                /* step, and one, of the last frame sent that carries a check: edge_check.h */
     bool on_device;                  /* the device codes; else this thread does */
@@ -122,9 +122,9 @@ struct aq_edge {
     bool answering[AQ_EDGE_BODIES_MAX]; /* which send buffers carry answers                                */
     uint32_t answers_out;           /* how many of them                                                    */
     uint32_t requests_out;          /* of sends_out: frames of AQ_EDGE_REQUESTS                            */
-    struct aq_edge_fetch remake;    /* the other side waits for it, and it is lost here too: edge_still.c  */
+    struct aq_edge_fetch remake;    /* the other side waits for it, and it is lost here too: edge_cached.c  */
     bool remaking;                  /* there is one                                                        */
-    uint8_t *still_body;            /* of zeroes, behind those: the change of what does not change      */
+    uint8_t *cached_body;           /* of zeroes, behind those: the change of what does not change      */
     /* Mirrored checkpoints. */
     struct aq_frame mirrors[AQ_EDGE_MIRRORS_MAX];
     uint32_t mirror_first, mirror_count;
@@ -226,23 +226,23 @@ enum aq_status aq_edge_row_check(const struct aq_edge *edge, const struct aq_edg
                                  const struct aq_codec *codec, const struct aq_edge_row *row, uint32_t at,
                                  uint32_t body_bytes, bool remembered);
 
-/* --- edge_still.c ------------------------------------------------------------------------------------------------- */
+/* --- edge_cached.c ------------------------------------------------------------------------------------------------ */
 
 /*
  * The sender's: is sample i held by both ends (out->held), or must it be coded (a slot is taken)? Then its row, as
  * aq_edge_sent; its key is kept until the gradient's frame is back.
  */
-enum aq_status aq_edge_still_reference(struct aq_edge *edge, const struct aq_edge_batch *batch, uint32_t i,
-                                       struct aq_edge_reference *out);
-void aq_edge_still_sent(struct aq_edge *edge, const struct aq_edge_batch *batch, uint32_t i,
-                        const struct aq_edge_reference *reference, struct aq_edge_row *row);
+enum aq_status aq_edge_cached_reference(struct aq_edge *edge, const struct aq_edge_batch *batch, uint32_t i,
+                                        struct aq_edge_reference *out);
+void aq_edge_cached_sent(struct aq_edge *edge, const struct aq_edge_batch *batch, uint32_t i,
+                         const struct aq_edge_reference *reference, struct aq_edge_row *row);
 
 /* The receiver's: the message that a row with AQ_EDGE_HELD names, its own or the sender's; row NULL: any. */
-enum aq_status aq_edge_still_held(struct aq_edge *edge, const struct aq_edge_batch *batch, uint32_t i,
-                                  const struct aq_edge_row *row, struct aq_edge_reference *out);
+enum aq_status aq_edge_cached_held(struct aq_edge *edge, const struct aq_edge_batch *batch, uint32_t i,
+                                   const struct aq_edge_row *row, struct aq_edge_reference *out);
 
 /* Frames of gradients, which no stage upstream needs: no body. */
-enum aq_status aq_edge_still_back(struct aq_edge *edge, const struct aq_edge_batch *batch);
+enum aq_status aq_edge_cached_back(struct aq_edge *edge, const struct aq_edge_batch *batch);
 
 /* --- edge_view.c -------------------------------------------------------------------------------------------------- */
 
@@ -318,7 +318,7 @@ enum aq_status aq_edge_carried_take(const struct aq_edge *edge, struct aq_edge_r
 void aq_edge_carried_release(struct aq_edge *edge, uint64_t number);
 enum aq_status aq_edge_carry_advance(struct aq_edge *edge);
 /* All has been sent and taken: the other end's memory is unmapped, and ours there. AQ_AGAIN: not yet, pump. */
-enum aq_status aq_edge_carry_farewell(struct aq_edge *edge);
+enum aq_status aq_edge_carry_shutdown(struct aq_edge *edge);
 void aq_edge_carry_close(struct aq_edge *edge);
 
 /* Of a micro-batch in flight, modulo the slots: whatever steps are under way. */

@@ -149,7 +149,7 @@ enum aq_status aq_edge_reference_send(struct aq_edge *edge, const struct aq_edge
                                       struct aq_edge_reference *out)
 {
     if (edge->shape.still) {
-        AQ_TRY(aq_edge_still_reference(edge, batch, i, out));
+        AQ_TRY(aq_edge_cached_reference(edge, batch, i, out));
         return out->held ? AQ_OK : cache_slot(edge, &out->slot);
     }
     const enum aq_status status = reference_for_sending(edge, batch, i, out);
@@ -162,7 +162,7 @@ enum aq_status aq_edge_reference_receive(struct aq_edge *edge, const struct aq_e
                                          const struct aq_edge_row *row, struct aq_edge_reference *out)
 {
     if (row->flags & AQ_CODED_RAW) return AQ_OK;
-    if (row->flags & AQ_EDGE_HELD) return aq_edge_still_held(edge, batch, i, row, out);
+    if (row->flags & AQ_EDGE_HELD) return aq_edge_cached_held(edge, batch, i, row, out);
     if (!(row->flags & AQ_CODED_KEYFRAME)) {
         AQ_TRY(reference_for_receiving(edge, row, aq_edge_message_bytes(edge, batch, i), out));
         out->warm = true;

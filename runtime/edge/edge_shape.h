@@ -41,8 +41,8 @@ struct aq_edge_shape {
     bool guard;   /* more bits where the loop does not contract: edge_guard.h; still and stateless cuts have none */
     bool guard_back; /* the same of gradients whose error stays large; still cuts have none */
     bool wide, wide_back; /* a sample that fp16 cannot hold goes by aq_edge_wide of its codec, either way */
-    bool ladders; /* edges.bits: auto: each way goes by a rung of its ladder (aq_edge_rungs); still cuts have none */
-    bool still;   /* a sample's activation never changes: edge_still.c */
+    bool level_lists;     /* edges.bits: auto: each way has bit levels (aq_edge_levels); still cuts have none */
+    bool still;           /* a sample's activation never changes: edge_cached.c */
     enum aq_edge_check_mode check; /* still cuts have none */
     uint32_t pixels; /* the side of images that are cropped: messages move with the crops (edge_view.c); 0: none are */
 };
@@ -60,7 +60,7 @@ struct aq_edge_size {
     uint64_t message_bytes;                 /* of a stored m, at most; 0: stateless                              */
     uint64_t message_bytes_mean;
     uint64_t body_bytes_max;                /* of a frame of one micro-batch, room for its sample table included */
-    uint64_t still_bytes;                   /* of host_bytes: a body of zeroes, where a sample never changes     */
+    uint64_t cached_bytes;                  /* of host_bytes: a body of zeroes, where a sample never changes     */
     uint64_t buffer_bytes;                  /* of host_bytes: one contiguous piece, send buffers first           */
     uint64_t host_bytes;                    /* RAM of an end, without link and cache                             */
     uint64_t device_bytes;                  /* device memory of an end on a GPU                                  */

@@ -39,15 +39,15 @@ static enum aq_status codec_add(const struct aq_edge_shape *shape, const struct 
     return AQ_OK;
 }
 
-/* Adds the needs of a ladder's higher rungs, if it has them, and of all wide codecs to those of the first one. */
-static enum aq_status codecs_add(const struct aq_edge_shape *shape, const struct aq_codec_config *config, bool ladder,
-                                 bool wide, struct codec_bytes *all)
+/* Adds the needs of the higher bit levels, if there are any, and of all wide codecs to those of the first one. */
+static enum aq_status codecs_add(const struct aq_edge_shape *shape, const struct aq_codec_config *config,
+                                 bool level_list, bool wide, struct codec_bytes *all)
 {
-    struct aq_codec_config rungs[AQ_EDGE_RUNGS] = {*config}, more;
-    const uint32_t count = ladder ? aq_edge_ladder(config, rungs) : 1;
+    struct aq_codec_config levels[AQ_EDGE_LEVELS] = {*config}, more;
+    const uint32_t count = level_list ? aq_edge_level_list(config, levels) : 1;
     for (uint32_t i = 0; i < count; i++) {
-        if (i > 0) AQ_TRY(codec_add(shape, &rungs[i], all));
-        if (wide && aq_edge_wide(&rungs[i], &more)) AQ_TRY(codec_add(shape, &more, all));
+        if (i > 0) AQ_TRY(codec_add(shape, &levels[i], all));
+        if (wide && aq_edge_wide(&levels[i], &more)) AQ_TRY(codec_add(shape, &more, all));
     }
     return AQ_OK;
 }
@@ -74,9 +74,9 @@ enum aq_status aq_edge_size_of(const struct aq_edge_shape *shape, struct aq_edge
     struct codec_bytes forward, backward, evaluation;
     aq_codec_config_plain(&raw);
     AQ_TRY(codec_bytes_of(shape, &shape->forward, &forward));
-    AQ_TRY(codecs_add(shape, &shape->forward, shape->guard || shape->ladders, shape->wide, &forward));
+    AQ_TRY(codecs_add(shape, &shape->forward, shape->guard || shape->level_lists, shape->wide, &forward));
     AQ_TRY(codec_bytes_of(shape, &shape->backward, &backward));
-    AQ_TRY(codecs_add(shape, &shape->backward, shape->guard_back || shape->ladders, shape->wide_back, &backward));
+    AQ_TRY(codecs_add(shape, &shape->backward, shape->guard_back || shape->level_lists, shape->wide_back, &backward));
     AQ_TRY(codec_bytes_of(shape, &raw, &evaluation));
     const bool kernels = forward.kernel && backward.kernel && evaluation.kernel;
     const uint64_t bound = largest(largest(evaluation.bound, forward.bound), largest(backward.bound, forward.message));
@@ -93,7 +93,7 @@ enum aq_status aq_edge_size_of(const struct aq_edge_shape *shape, struct aq_edge
                                 .message_bytes_mean = forward.message_mean,
                                 .body_bytes_max = shape->micro_batch * (sample_room(shape) + bound)};
     if (shape->still) {
-        size.still_bytes = (forward.bound + AQ_EDGE_BODY_ALIGN - 1) / AQ_EDGE_BODY_ALIGN * AQ_EDGE_BODY_ALIGN;
+        size.cached_bytes = (forward.bound + AQ_EDGE_BODY_ALIGN - 1) / AQ_EDGE_BODY_ALIGN * AQ_EDGE_BODY_ALIGN;
         size.forward_warm_bytes = size.backward_bytes = 0;
     }
     if (size.body_bytes_max > UINT32_MAX / 2)
@@ -102,7 +102,7 @@ enum aq_status aq_edge_size_of(const struct aq_edge_shape *shape, struct aq_edge
                        "train.micro_batch or train.T",
                        shape->edge, shape->micro_batch, (unsigned long long)size.body_bytes_max);
     size.buffer_bytes = shape->send_frames * size.body_bytes_max +
-                        (shape->shared + shape->summed + shape->tied) * sizeof(float) + size.still_bytes;
+                        (shape->shared + shape->summed + shape->tied) * sizeof(float) + size.cached_bytes;
     size.host_bytes = size.buffer_bytes + aq_edge_crop_bytes(shape, &size) + aq_edge_check_host_bytes(shape);
     const uint64_t spare_bytes = shape->wide || shape->wide_back ? size.raw_bound : 0; /* edge_work.c */
     const uint64_t work_bytes = aq_edge_works_bytes(shape, &size) + aq_edge_check_device_bytes(shape) + spare_bytes;

@@ -2,7 +2,7 @@
  * edge_warm.c -- the codecs of an edge, once, before its two ends are joined.
  *
  * A GPU loads a kernel when it is first called, and may wait for all that runs there until it has (aq_edge_warm
- * explains the deadlock). Each codec, also those of a guard's higher rungs, codes one sample and decodes it: as one
+ * explains the deadlock). Each codec, also those of a guard's higher levels, codes one sample and decodes it: as one
  * that was never seen and, where it has messages, against the message that this has made. All of it is in memory that
  * the first micro-batch overwrites; nothing is sent, and no cache changes.
  */

@@ -30,7 +30,7 @@ bool aq_edge_wide(const struct aq_codec_config *config, struct aq_codec_config *
 
 struct aq_codec *aq_edge_wide_of(const struct aq_edge *edge, const struct aq_codec *codec)
 {
-    for (uint32_t i = 0; i < AQ_EDGE_RUNGS; i++) {
+    for (uint32_t i = 0; i < AQ_EDGE_LEVELS; i++) {
         if (edge->forwards_by.codecs[i] == codec) return edge->forwards_by.wide[i];
         if (edge->backwards_by.codecs[i] == codec) return edge->backwards_by.wide[i];
     }

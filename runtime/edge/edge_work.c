@@ -236,7 +236,7 @@ static enum aq_status encode_row(struct aq_edge *edge, struct aq_edge_work *work
     struct aq_edge_reference *reference = work->remembered ? &work->references[i] : NULL;
     crop_end(edge, work, i);
     if (reference && reference->held)
-        aq_edge_still_sent(edge, &work->batch, i, reference, &work->rows[i]);
+        aq_edge_cached_sent(edge, &work->batch, i, reference, &work->rows[i]);
     else
         AQ_TRY(aq_edge_sent(edge, work->codec, work->forward, work->wide[i], &work->batch, i,
                             &work->results[work->place[i]], body, reference, &work->rows[i]));
@@ -501,7 +501,7 @@ static enum aq_status decode_held(struct aq_edge *edge, struct aq_edge_work *wor
         return aq_fail(AQ_CORRUPT, "edge", "edge %u sample %llu: the stored message is not one of its codec",
                        edge->shape.edge, (unsigned long long)work->sample_ids[i]);
     const uint32_t bytes = (uint32_t)aq_codec_body_bytes_of(codec_at(edge, work, i), work->lengths[i], false);
-    return decode_body(edge, work, i, edge->still_body, bytes, 0, x);
+    return decode_body(edge, work, i, edge->cached_body, bytes, 0, x);
 }
 
 /* Reads and checks row i of the frame, its reference, and the address of its body. */
@@ -589,7 +589,7 @@ static enum aq_status recall(struct aq_edge *edge, struct aq_edge_work *work, co
     AQ_TRY(aq_values_write_begin(device, values, work->stream));
     AQ_TRY(padding_clear(edge, work, values->at));
     for (uint32_t i = 0; i < work->batch.samples; i++) {
-        AQ_TRY(aq_edge_still_held(edge, &work->batch, i, NULL, &work->references[i]));
+        AQ_TRY(aq_edge_cached_held(edge, &work->batch, i, NULL, &work->references[i]));
         AQ_TRY(decode_held(edge, work, i, values->at));
         AQ_TRY(aq_codec_decode_batch(codec_at(edge, work, i), &work->samples[i], 1, &work->corrupt[i], work->stream));
         AQ_TRY(aq_device_stream_sync(device, work->stream));
@@ -601,7 +601,7 @@ static enum aq_status recall(struct aq_edge *edge, struct aq_edge_work *work, co
     return aq_values_write_end(device, values, work->stream);
 }
 
-enum aq_status aq_edge_recall(struct aq_edge *edge, const struct aq_edge_batch *batch, const struct aq_values *x,
+enum aq_status aq_edge_reload(struct aq_edge *edge, const struct aq_edge_batch *batch, const struct aq_values *x,
                               struct aq_stream *stream)
 {
     struct aq_edge_work *work = &edge->works->decode;

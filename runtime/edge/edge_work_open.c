@@ -104,7 +104,7 @@ static enum aq_status work_open_device(struct aq_edge *edge, struct aq_edge_work
 }
 
 /* Appends a way's codecs to those that are there; how many there are then. */
-static uint32_t codecs_all(const struct aq_edge_rungs *by, struct aq_codec **codecs, uint32_t count)
+static uint32_t codecs_all(const struct aq_edge_levels *by, struct aq_codec **codecs, uint32_t count)
 {
     for (uint32_t i = 0; i < by->count; i++) {
         codecs[count++] = by->codecs[i];
@@ -126,7 +126,7 @@ static enum aq_status spare_open(struct aq_edge *edge, struct aq_edge_work *work
 
 enum aq_status aq_edge_works_open(struct aq_edge *edge)
 {
-    struct aq_codec *codecs[1 + 4 * AQ_EDGE_RUNGS] = {edge->raw};
+    struct aq_codec *codecs[1 + 4 * AQ_EDGE_LEVELS] = {edge->raw};
     const uint32_t count = codecs_all(&edge->backwards_by, codecs, codecs_all(&edge->forwards_by, codecs, 1));
     void *memory;
     AQ_TRY(aq_alloc(sizeof(struct aq_edge_works), &memory));

@@ -35,30 +35,30 @@ static uint32_t ways_of(const struct aq_plan *plan)
     return 2 * (plan->stage_count - 1);
 }
 
-/* Rungs that direction w may have. */
-static uint32_t rungs_of(const struct aq_plan *plan, uint32_t w)
+/* Levels that direction w may have. */
+static uint32_t levels_of(const struct aq_plan *plan, uint32_t w)
 {
     const struct aq_edge_shape *shape = &plan->edges[w / 2].shape;
-    struct aq_codec_config ladder[AQ_EDGE_RUNGS];
-    return shape->ladders ? aq_edge_ladder(w % 2 == 0 ? &shape->forward : &shape->backward, ladder) : 1;
+    struct aq_codec_config level_list[AQ_EDGE_LEVELS];
+    return shape->level_lists ? aq_edge_level_list(w % 2 == 0 ? &shape->forward : &shape->backward, level_list) : 1;
 }
 
-static bool rungs_read(const struct aq_plan *plan, const json_t *list, uint32_t *rungs)
+static bool levels_read(const struct aq_plan *plan, const json_t *list, uint32_t *levels)
 {
     const uint32_t ways = ways_of(plan);
     bool good = json_is_array(list) && json_array_size(list) == ways;
     for (uint32_t w = 0; good && w < ways; w++) {
-        const json_t *rung = json_array_get(list, w);
-        good = json_is_integer(rung) && json_integer_value(rung) >= 0 &&
-               json_integer_value(rung) < (json_int_t)rungs_of(plan, w);
-        if (good) rungs[w] = (uint32_t)json_integer_value(rung);
+        const json_t *level = json_array_get(list, w);
+        good = json_is_integer(level) && json_integer_value(level) >= 0 &&
+               json_integer_value(level) < (json_int_t)levels_of(plan, w);
+        if (good) levels[w] = (uint32_t)json_integer_value(level);
     }
     return good;
 }
 
 static enum aq_status load(struct aq_bits *bits)
 {
-    uint32_t rungs[2 * AQ_JOB_STAGES_MAX];
+    uint32_t levels[2 * AQ_JOB_STAGES_MAX];
     char *text;
     size_t count;
     const char *epoch;
@@ -69,7 +69,7 @@ static enum aq_status load(struct aq_bits *bits)
     json_t *found = json_loadb(text, count, JSON_REJECT_DUPLICATES, NULL);
     aq_free(text);
     bool good = json_is_object(found);
-    if (good) json_object_foreach(found, epoch, list) good = good && rungs_read(bits->plan, list, rungs);
+    if (good) json_object_foreach(found, epoch, list) good = good && levels_read(bits->plan, list, levels);
     if (!good) {
         json_decref(found);
         return aq_fail(AQ_CORRUPT, "launch",
@@ -191,47 +191,47 @@ static void costs_of(const struct aq_bits *bits, uint64_t epoch, struct aq_plan_
     }
 }
 
-static enum aq_status note(struct aq_bits *bits, const char *name, const struct aq_plan_rungs *rungs)
+static enum aq_status note(struct aq_bits *bits, const char *name, const struct aq_plan_levels *levels)
 {
     json_t *list = json_array();
     for (uint32_t w = 0; w < ways_of(bits->plan); w++)
-        json_array_append_new(list, json_integer((json_int_t)rungs->of[w]));
+        json_array_append_new(list, json_integer((json_int_t)levels->of[w]));
     if (json_object_set_new(bits->decided, name, list) != 0) return aq_fail(AQ_NOMEM, "launch", "%s", bits->path);
     return aq_json_replace(bits->path, json_incref(bits->decided), JSON_COMPACT);
 }
 
 /* Those of the epoch before; of the first one the manifest's bits. */
-static void last_rungs(const struct aq_bits *bits, uint64_t epoch, struct aq_plan_rungs *out)
+static void last_levels(const struct aq_bits *bits, uint64_t epoch, struct aq_plan_levels *out)
 {
     char name[EPOCH_CHARS];
-    *out = (struct aq_plan_rungs){0};
+    *out = (struct aq_plan_levels){0};
     snprintf(name, sizeof name, "%llu", (unsigned long long)epoch - 1);
-    if (epoch == 0 || !rungs_read(bits->plan, json_object_get(bits->decided, name), out->of))
+    if (epoch == 0 || !levels_read(bits->plan, json_object_get(bits->decided, name), out->of))
         memset(out->of, 0, sizeof out->of);
 }
 
 enum aq_status aq_bits_decide(struct aq_bits *bits, uint64_t epoch, uint32_t out[2 * AQ_JOB_STAGES_MAX])
 {
     struct aq_plan_costs costs;
-    struct aq_plan_rungs rungs;
+    struct aq_plan_levels levels;
     char name[EPOCH_CHARS];
     snprintf(name, sizeof name, "%llu", (unsigned long long)epoch);
     const json_t *before = json_object_get(bits->decided, name);
-    if (!before || !rungs_read(bits->plan, before, rungs.of)) {
+    if (!before || !levels_read(bits->plan, before, levels.of)) {
         costs_of(bits, epoch, &costs);
         if (links_measured(bits, &costs)) {
-            AQ_TRY(aq_plan_rungs(bits->plan, &costs, &rungs));
+            AQ_TRY(aq_plan_levels(bits->plan, &costs, &levels));
             aq_log("launch", 1, "epoch %s: a step takes %.4g s, and %.4g s with the bits that links have room for%s",
-                   name, rungs.before_s, rungs.step_s,
-                   rungs.hurried ? ", as far as could be found out in two seconds" : "");
+                   name, levels.before_s, levels.step_s,
+                   levels.hurried ? ", as far as could be found out in two seconds" : "");
         } else {
-            last_rungs(bits, epoch, &rungs);
+            last_levels(bits, epoch, &levels);
             aq_log("launch", 1, "epoch %s: no measurement of what links carry: bits stay", name);
         }
-        AQ_TRY(note(bits, name, &rungs));
+        AQ_TRY(note(bits, name, &levels));
     }
     for (uint32_t w = 0; w < ways_of(bits->plan); w++)
-        out[w] = rungs.of[w];
+        out[w] = levels.of[w];
     memset(bits->ranks, 0, sizeof bits->ranks);
     return AQ_OK;
 }

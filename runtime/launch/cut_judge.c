@@ -144,7 +144,7 @@ static void say_wide(const struct aq_cut_judge *judge, uint32_t cut, bool backwa
                                 : "store: fp32");
 }
 
-/* A guard gets its time: it has three more rungs, and looks at each for as long. */
+/* A guard gets its time: it has three more levels, and looks at each for as long. */
 static uint32_t error_steps(const struct aq_cut_judge *judge)
 {
     return judge->plan->job->guard ? 4 * ERROR_STEPS : ERROR_STEPS;
@@ -242,15 +242,15 @@ static void say_lost(const struct aq_cut_judge *judge, uint32_t cut, double lost
         "epochs, and the loss can end higher than without compression",
         (unsigned long long)lost_steps(judge), 100 * lost, cut);
     const struct aq_codec_about *about = aq_codec_about(codec->kind);
-    struct aq_codec_config rungs[AQ_EDGE_RUNGS];
-    const uint32_t count = aq_edge_ladder(codec, rungs);
+    struct aq_codec_config levels[AQ_EDGE_LEVELS];
+    const uint32_t count = aq_edge_level_list(codec, levels);
     const char *key = about->varies ? "rate" : "bits";
     if (about->varies && codec->error > 0)
         snprintf(out->remedy, sizeof out->remedy, "edges.forward: a smaller error than %g, or a lower train.lr",
                  (double)codec->error);
     else if (count > 1) /* one bit more, where there is so much */
         snprintf(out->remedy, sizeof out->remedy, "edges.forward: %s: %g in place of %g, or a lower train.lr", key,
-                 aq_edge_rung_bits(&rungs[about->varies && count > 2 ? 2 : 1]), aq_edge_rung_bits(codec));
+                 aq_edge_level_bits(&levels[about->varies && count > 2 ? 2 : 1]), aq_edge_level_bits(codec));
     else
         snprintf(out->remedy, sizeof out->remedy,
                  "edges.forward: a codec with less error than %s, as {codec: ec, rate: 3.5}, or a lower train.lr",

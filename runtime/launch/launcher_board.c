@@ -11,14 +11,14 @@ static struct aq_board_rank rank_of(const struct launcher *launcher, uint32_t r)
     const uint64_t now = launcher->watch.clock.now_ns;
     const bool beaten = watched->beaten && launcher->gone;
     /* Until its first beat (10 s) it is assumed to train. */
-    const enum aq_doing doing = beaten                        ? watched->doing
-                                : launcher->gone              ? AQ_DOING_COMPUTE
-                                : stage->state == STAGE_READY ? AQ_DOING_GO
-                                                              : stage->doing;
+    const enum aq_phase phase = beaten                        ? watched->phase
+                                : launcher->gone              ? AQ_PHASE_COMPUTE
+                                : stage->state == STAGE_READY ? AQ_PHASE_GO
+                                                              : stage->phase;
     return (struct aq_board_rank){.lives = stage->state != STAGE_NONE && stage->state != STAGE_EXITED,
                                   .pid = stage->pid,
-                                  .doing = doing,
-                                  .doing_s = (double)(now - watched->changed_ns) * 1e-9,
+                                  .phase = phase,
+                                  .phase_s = (double)(now - watched->changed_ns) * 1e-9,
                                   .silent_s = watched->watched ? (double)(now - watched->heard_ns) * 1e-9 : 0,
                                   .step = stage->step,
                                   .mark = stage->mark};

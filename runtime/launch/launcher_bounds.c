@@ -95,13 +95,13 @@ static bool check_listening(struct launcher *launcher, uint32_t rank, const json
     return true;
 }
 
-static bool check_doing(struct launcher *launcher, uint32_t rank, const json_t *message)
+static bool check_phase(struct launcher *launcher, uint32_t rank, const json_t *message)
 {
     struct stage *stage = &launcher->stages[rank];
-    const uint64_t doing = aq_control_u64_or(message, "doing", 0);
-    if (doing < AQ_DOING_DEVICE || doing >= AQ_DOINGS || doing <= stage->doing)
-        return refuse(launcher, rank, "starts part %llu of its start, which is not due now", (unsigned long long)doing);
-    stage->doing = (enum aq_doing)doing;
+    const uint64_t phase = aq_control_u64_or(message, "doing", 0);
+    if (phase < AQ_PHASE_DEVICE || phase >= AQ_PHASES || phase <= stage->phase)
+        return refuse(launcher, rank, "starts part %llu of its start, which is not due now", (unsigned long long)phase);
+    stage->phase = (enum aq_phase)phase;
     return true;
 }
 
@@ -241,7 +241,7 @@ static const struct expected {
     bool (*check)(struct launcher *launcher, uint32_t rank, const json_t *message); /* NULL: nothing more */
 } expected[] = {
     {"listening", STARTING, check_listening},
-    {"doing", STARTING, check_doing},
+    {"doing", STARTING, check_phase},
     {"ready", STARTING, check_ready},
     {"step", RUNNING, check_step},
     {"eval", RUNNING, check_eval},

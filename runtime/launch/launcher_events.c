@@ -54,20 +54,20 @@ void launcher_starting(struct launcher *launcher)
     if (launcher->gone) return;
     for (uint32_t r = 0; r < launcher->ranks; r++)
         if (launcher->stages[r].state == STAGE_STARTED &&
-            (last == launcher->ranks || launcher->stages[r].doing < launcher->stages[last].doing))
+            (last == launcher->ranks || launcher->stages[r].phase < launcher->stages[last].phase))
             last = r;
     if (last == launcher->ranks) return;
     aq_progress_phase(launcher->launch->progress, "%s %s (%u of %u ready)", rank_name(launcher, last, who),
-                      aq_doing_text(launcher->stages[last].doing), launcher->ready, launcher->ranks);
+                      aq_phase_text(launcher->stages[last].phase), launcher->ready, launcher->ranks);
 }
 
-/* edges.bits: auto. When every rank is about to start an epoch, sends each its rungs: forward and backward. */
+/* edges.bits: auto. When every rank is about to start an epoch, sends each its levels: forward and backward. */
 static void say_bits(struct launcher *launcher)
 {
     const struct aq_launch *launch = launcher->launch;
     const uint32_t P = launch->stages;
     uint64_t done = launch->bounds.steps;
-    uint32_t rungs[2 * AQ_JOB_STAGES_MAX];
+    uint32_t levels[2 * AQ_JOB_STAGES_MAX];
     if (!launch->bits || launcher->aborting) return;
     for (uint32_t r = 0; r < launcher->ranks; r++) {
         const uint64_t step = launcher->stages[r].step > launch->resume ? launcher->stages[r].step : launch->resume;
@@ -76,14 +76,14 @@ static void say_bits(struct launcher *launcher)
     const uint64_t epoch = done / launch->epoch_steps;
     if (done == launch->bounds.steps || epoch < launcher->bits_epochs) return;
     launcher->bits_epochs = epoch + 1;
-    const enum aq_status status = aq_bits_decide(launch->bits, epoch, rungs);
+    const enum aq_status status = aq_bits_decide(launch->bits, epoch, levels);
     if (status != AQ_OK) {
         launcher_fail(launcher, CAUSE_OWN, status, "%s", aq_error_text());
         return;
     }
     for (uint32_t r = 0; r < launcher->ranks; r++) {
         const uint32_t s = r % P;
-        const uint32_t forward = s + 1 < P ? rungs[2 * s] : 0, backward = s > 0 ? rungs[2 * s - 1] : 0;
+        const uint32_t forward = s + 1 < P ? levels[2 * s] : 0, backward = s > 0 ? levels[2 * s - 1] : 0;
         stage_send(launcher, r,
                    json_pack("{s:s, s:I, s:I, s:i, s:i}", "op", "bits", "rank", (json_int_t)r, "epoch",
                              (json_int_t)epoch, "forward", (int)forward, "backward", (int)backward));

@@ -8,9 +8,9 @@
 
 #include "control.h"
 #include "control_socket.h"
+#include "heartbeat.h"
 #include "launcher.h"
 #include "launcher_probe.h"
-#include "pulse.h"
 #include "run_folder.h"
 #include "seal.h"
 
@@ -32,7 +32,7 @@ struct stage {
     enum stage_state state;
     uint64_t mark;                           /* newest step that this rank has a checkpoint of */
     char hash[AQ_HASH_TEXT_BYTES];           /* of its file; "": none, because there are no copies */
-    enum aq_doing doing;                     /* before the first step: its last reported phase    */
+    enum aq_phase phase;                     /* before the first step: its last reported phase    */
     uint64_t step;                           /* newest that this rank has reported             */
     uint64_t evaluated;                      /* newest step that it has evaluated after    */
     uint64_t trace_bytes;                    /* that it has sent                         */

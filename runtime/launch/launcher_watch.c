@@ -25,12 +25,12 @@ void watch_heard(struct launcher *launcher, const struct host *host)
 void watch_beat(struct launcher *launcher, uint32_t rank, const json_t *message)
 {
     struct stage *stage = &launcher->stages[rank];
-    const uint64_t doing = aq_control_u64_or(message, "doing", 0);
+    const uint64_t phase = aq_control_u64_or(message, "doing", 0);
     if (stage->state == STAGE_NONE || stage->state == STAGE_EXITED) return;
     stage->pid = (int)aq_control_u64_or(message, "pid", 0);
     aq_watch_stage_beat(&launcher->watch, rank, aq_control_u64_or(message, "work", 0),
                         aq_control_u64_or(message, "step", 0),
-                        doing < AQ_DOINGS ? (enum aq_doing)doing : AQ_DOING_START);
+                        phase < AQ_PHASES ? (enum aq_phase)phase : AQ_PHASE_START);
 }
 
 static const char *host_name(const struct host *host)
@@ -75,7 +75,7 @@ static void job_is_stuck(struct launcher *launcher, const struct aq_watch_findin
             "%llu it %s since %.1f s",
             (double)finding->since_ns * 1e-9, (double)finding->limit_ns * 1e-9,
             rank_name(launcher, finding->number, who), launcher->stages[finding->number].pid,
-            (unsigned long long)of->step, aq_doing_text(of->doing),
+            (unsigned long long)of->step, aq_phase_text(of->phase),
             (double)(launcher->watch.clock.now_ns - of->changed_ns) * 1e-9))
         launcher->result->transient = true;
 }

@@ -43,7 +43,7 @@ enum aq_status aq_asked_stage_open(struct aq_device *device, const struct aq_sta
 
 /*
  * Cut e of the run's plan for samples of such a stage: its shape and codecs, without what training adds (messages, a
- * guard's ladder, samples that both ends hold). The windows are for an edge between two processes.
+ * guard's levels, samples that both ends hold). The windows are for an edge between two processes.
  */
 enum aq_status aq_asked_cut(const struct aq_plan *plan, const struct aq_stage_config *config, uint32_t e,
                             struct aq_edge_shape *out);

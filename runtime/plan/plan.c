@@ -90,13 +90,13 @@ static enum aq_status shape_fill(const struct aq_plan *plan, uint32_t e, uint32_
     struct aq_codec_config kept;
     out->still = train->frozen_prefix && !aq_augment_any(&job->data.augment) &&
                  aq_codec_config_kept(&out->forward, &kept) &&
-                 aq_model_still(&plan->model, aq_plan_places(plan), train->freeze, &train->lora, layer_end);
+                 aq_model_frozen(&plan->model, aq_plan_places(plan), train->freeze, &train->lora, layer_end);
     if (out->still) out->forward = kept;
-    struct aq_codec_config rungs[AQ_EDGE_RUNGS];
+    struct aq_codec_config levels[AQ_EDGE_LEVELS];
     const bool keeps = !aq_codec_about(out->forward.kind)->stateless && out->forward.store != AQ_PRECISION_NONE;
-    out->guard = job->guard && !out->still && keeps && aq_edge_ladder(&out->forward, rungs) > 1;
-    out->guard_back = job->guard && !out->still && aq_edge_ladder(&out->backward, rungs) > 1;
-    out->ladders = job->bits_auto && !out->still;
+    out->guard = job->guard && !out->still && keeps && aq_edge_level_list(&out->forward, levels) > 1;
+    out->guard_back = job->guard && !out->still && aq_edge_level_list(&out->backward, levels) > 1;
+    out->level_lists = job->bits_auto && !out->still;
     out->wide = job->edges[e].forward_bf16 == AQ_BF16_ON && aq_edge_wide(&out->forward, &kept);
     out->wide_back = job->edges[e].backward_bf16 == AQ_BF16_ON && aq_edge_wide(&out->backward, &kept);
     out->check = out->still ? AQ_CHECK_NONE : (enum aq_edge_check_mode)job->check;

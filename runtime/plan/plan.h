@@ -63,7 +63,7 @@ struct aq_plan_stage {
     struct aq_stage_size size;
     struct aq_program program;      /* of a whole step: plan->micro_batches                                     */
     struct aq_program program_last; /* of the last, partial step of an epoch: plan->micro_batches_last          */
-    struct aq_cache_config cache;   /* ready except path, mark, bell, trace, fresh; slots 0: no cache            */
+    struct aq_cache_config cache; /* ready except path, mark, eventcount, trace, fresh; slots 0: no cache            */
     /* Edge, sizes, rate and hash are filled in, ranks as replica 0 has them. */
     struct aq_link_config link_in;    /* from stage s-1                                                             */
     struct aq_link_config link_out;   /* to stage s+1 (who of the two listens: aq_job_listener)                      */
@@ -403,16 +403,17 @@ struct aq_plan_slack {
 };
 enum aq_status aq_plan_slack(const struct aq_plan *plan, const struct aq_plan_costs *costs, struct aq_plan_slack *out);
 
-/* The same by rungs of the ladders that a run with edges.bits: auto has (edge_guard.h): of edge e forward 2e,
- * backward 2e + 1. The caller waits between two steps, so no prediction starts after AQ_PLAN_RUNGS_NS. hurried: the
+/* The same by levels of the lists of levels that a run with edges.bits: auto has (edge_guard.h): of edge e forward 2e,
+ * backward 2e + 1. The caller waits between two steps, so no prediction starts after AQ_PLAN_LEVELS_NS. hurried: the
  * time was up, and the result has fewer bits, but never a longer step. AQ_NOMEM. */
-#define AQ_PLAN_RUNGS_NS UINT64_C(2000000000)
-struct aq_plan_rungs {
+#define AQ_PLAN_LEVELS_NS UINT64_C(2000000000)
+struct aq_plan_levels {
     double before_s, step_s; /* a step with none, and with these */
     uint32_t of[2 * AQ_JOB_STAGES_MAX];
     bool hurried;
 };
-enum aq_status aq_plan_rungs(const struct aq_plan *plan, const struct aq_plan_costs *costs, struct aq_plan_rungs *out);
+enum aq_status aq_plan_levels(const struct aq_plan *plan, const struct aq_plan_costs *costs,
+                              struct aq_plan_levels *out);
 
 /* "edges.list=[{edge: 0, forward: {bits: 6}}]", as --set takes it: those that have more. */
 void aq_plan_slack_text(const struct aq_plan *plan, const struct aq_plan_slack *slack, struct aq_text *text);

@@ -86,7 +86,7 @@ void aq_plan_costs_speed(const struct aq_plan *plan, struct aq_plan_costs *costs
     }
 }
 
-void aq_plan_costs_still(const struct aq_plan *plan, const struct aq_plan_costs *costs, struct aq_plan_costs *out)
+void aq_plan_costs_cached(const struct aq_plan *plan, const struct aq_plan_costs *costs, struct aq_plan_costs *out)
 {
     *out = *costs;
     for (uint32_t s = 0; s + 1 < plan->stage_count; s++) {

@@ -34,8 +34,8 @@ enum {
 
 #define FLIGHT_BYTES (UINT64_C(1) << 30)  /* of slots, a stage, that are taken without being asked for */
 #define WINDOW_BYTES (UINT64_C(64) << 20) /* of buffers, a window, that are taken so                   */
-#define AS_FAST      1.02                 /* steps whose times differ by less are alike                 */
-#define HARDLY       0.02                 /* a share of a step that needs no help                       */
+#define TOLERANCE    1.02                 /* steps whose times differ by less are alike                 */
+#define NEGLIGIBLE   0.02                 /* a share of a step that needs no help                       */
 
 struct candidate {
     enum aq_schedule_kind kind;
@@ -205,7 +205,7 @@ static enum aq_status choose(const struct aq_plan *plan, uint32_t micro_batches,
     }
     const struct candidate *chosen = NULL;
     for (uint32_t i = 0; i < count; i++)
-        if (candidates[i].seconds <= least * AS_FAST && (!chosen || candidates[i].bytes < chosen->bytes))
+        if (candidates[i].seconds <= least * TOLERANCE && (!chosen || candidates[i].bytes < chosen->bytes))
             chosen = &candidates[i];
     *out = request_of(plan, micro_batches, chosen->kind, chosen->in_flight);
     return AQ_OK;
@@ -295,7 +295,7 @@ static enum aq_status help_automatic(const struct aq_plan *plan, const struct aq
     double seconds, share;
     AQ_TRY(flight_of(plan, plan->micro_batches, AQ_SCHEDULE_AUTO, AQ_IN_FLIGHT_AUTO, true, &request));
     AQ_TRY(share_of(plan, costs, &request, true, &seconds, &share));
-    if (seconds * AS_FAST < step_s) help_add(out, share, seconds, "auto in pipeline and link", 0);
+    if (seconds * TOLERANCE < step_s) help_add(out, share, seconds, "auto in pipeline and link", 0);
     return AQ_OK;
 }
 
@@ -313,7 +313,7 @@ static enum aq_status help_staleness(const struct aq_plan *plan, const struct aq
     stale.job = &job;
     AQ_TRY(flight_of(&stale, plan->micro_batches, pipeline->schedule, pipeline->in_flight, false, &request));
     AQ_TRY(share_of(&stale, costs, &request, false, &seconds, &share));
-    if (seconds * AS_FAST < step_s) help_add(out, share, seconds, "train.staleness", 1);
+    if (seconds * TOLERANCE < step_s) help_add(out, share, seconds, "train.staleness", 1);
     return AQ_OK;
 }
 
@@ -344,7 +344,7 @@ enum aq_status aq_plan_distance(const struct aq_plan *plan, const struct aq_plan
     double step_s;
     AQ_TRY(share_of(plan, costs, &request, false, &step_s, &out->share));
     AQ_TRY(loss_share_of(plan, costs, &request, &out->loss_share));
-    if (out->share < HARDLY) return AQ_OK;
+    if (out->share < NEGLIGIBLE) return AQ_OK;
     AQ_TRY(help_automatic(plan, costs, step_s, out));
     AQ_TRY(help_staleness(plan, costs, step_s, out));
     return help_batch(plan, costs, out);

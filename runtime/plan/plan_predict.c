@@ -115,13 +115,13 @@ struct simulation {
     uint32_t over; /* stages that have done all steps */
     struct actor *actors;
     struct pipe *forward, *backward;
-    struct set stirred;                /* stages where something may happen now, or on the link behind */
+    struct set dirty;                  /* stages where something may happen now, or on the link behind */
     struct set changed;                /* where something has happened since `here` was set            */
     double here[AQ_JOB_STAGES_MAX];    /* the next moment at which something can happen there           */
     double working[AQ_JOB_STAGES_MAX]; /* threads at work on the cores of the host of stage s, or stages on its GPU */
     uint32_t host[AQ_JOB_STAGES_MAX];  /* the first stage that shares a stage's */
     /* Of all replicas, workers of stage t on the host of stage s, and on its GPU. */
-    uint32_t near_first[AQ_JOB_STAGES_MAX], near_end[AQ_JOB_STAGES_MAX]; /* of stage t: no others share with it */
+    uint32_t colocated_first[AQ_JOB_STAGES_MAX], near_end[AQ_JOB_STAGES_MAX]; /* of stage t: no others share with it */
     uint16_t beside[AQ_JOB_STAGES_MAX][AQ_JOB_STAGES_MAX], sharing[AQ_JOB_STAGES_MAX][AQ_JOB_STAGES_MAX];
 };
 
@@ -230,7 +230,7 @@ static enum aq_status simulation_open(struct simulation *sim, void **memory)
     place(&arena, sim);
     for (uint32_t s = 0; s < sim->P; s++) {
         actor_open(sim, s);
-        set_add(&sim->stirred, s);
+        set_add(&sim->dirty, s);
         set_add(&sim->changed, s);
         sim->actors[s].speed = 1;
         while (!aq_job_same_host(sim->plan->job, sim->host[s], s))
@@ -241,7 +241,7 @@ static enum aq_status simulation_open(struct simulation *sim, void **memory)
         }
         for (uint32_t t = 0; t < sim->P; t++) {
             if (!sim->beside[s][t]) continue;
-            if (sim->near_end[t] == 0) sim->near_first[t] = s;
+            if (sim->near_end[t] == 0) sim->colocated_first[t] = s;
             sim->near_end[t] = s + 1;
         }
         sim->forward[s].done_at = sim->backward[s].done_at = DBL_MAX;
@@ -635,7 +635,7 @@ static bool busy(const struct actor *actor)
 /* Stage t starts or stops working, on the hosts and GPUs of its replicas. */
 static void working_count(struct simulation *sim, uint32_t t, double sign)
 {
-    for (uint32_t s = sim->near_first[t]; s < sim->near_end[t]; s++) {
+    for (uint32_t s = sim->colocated_first[t]; s < sim->near_end[t]; s++) {
         const uint16_t beside = sim->actors[t].gpu ? sim->sharing[s][t] : sim->beside[s][t];
         if (!beside || sim->actors[s].gpu != sim->actors[t].gpu) continue;
         sim->working[s] += sign * (sim->actors[t].gpu ? 1 : (double)sim->costs->threads[t]) * beside;
@@ -680,14 +680,14 @@ static void speeds_fill(struct simulation *sim)
 static void stir(struct simulation *sim, uint32_t s)
 {
     for (uint32_t t = s > 0 ? s - 1 : 0; t <= s + 1 && t < sim->P; t++)
-        set_add(&sim->stirred, t);
+        set_add(&sim->dirty, t);
 }
 
 static void settle(struct simulation *sim)
 {
     for (bool moved = true; moved;) { /* ends: every move is one of finitely many instructions and frames */
         moved = false;
-        for (uint32_t s = 0; (s = set_take(&sim->stirred, s, sim->P)) < sim->P; s++) {
+        for (uint32_t s = 0; (s = set_take(&sim->dirty, s, sim->P)) < sim->P; s++) {
             set_add(&sim->changed, s);
             bool here = actor_finish(sim, s);
             while (actor_end(sim, s))
@@ -816,7 +816,7 @@ enum aq_status aq_plan_simulate(const struct aq_plan *plan, const struct aq_plan
                                 const struct aq_plan_scene *scene, double *step_s)
 {
     struct aq_plan_costs seen;
-    aq_plan_costs_still(plan, costs, &seen);
+    aq_plan_costs_cached(plan, costs, &seen);
     struct simulation sim = simulation_of(plan, &seen, scene);
     void *memory = NULL;
     AQ_TRY(simulation_open(&sim, &memory));
@@ -841,7 +841,7 @@ enum aq_status aq_plan_predict(const struct aq_plan *plan, const struct aq_plan_
         scene.windows[s] = plan->edges[s].window;
     }
     struct aq_plan_costs seen;
-    aq_plan_costs_still(plan, costs, &seen);
+    aq_plan_costs_cached(plan, costs, &seen);
     struct simulation sim = simulation_of(plan, &seen, &scene);
     AQ_TRY(simulation_open(&sim, &memory));
     const enum aq_status status = simulate(&sim, &prediction.step_s);

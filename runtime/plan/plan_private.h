@@ -145,7 +145,7 @@ double aq_plan_lost_s(const struct aq_plan *plan, const struct aq_plan_costs *co
                       double frame_bytes, uint64_t number);
 
 /* plan_cost.c: the same, of samples that edges which are still have seen before (costs->cold: have not). */
-void aq_plan_costs_still(const struct aq_plan *plan, const struct aq_plan_costs *costs, struct aq_plan_costs *out);
+void aq_plan_costs_cached(const struct aq_plan *plan, const struct aq_plan_costs *costs, struct aq_plan_costs *out);
 
 /* plan_cost.c: does stage s compute on a GPU; on the same one as rank r? */
 bool aq_plan_on_gpu(const struct aq_plan *plan, uint32_t s);

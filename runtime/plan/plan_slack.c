@@ -5,7 +5,7 @@
  * more bits for nothing, and more bits are less error. The directions of all cuts are given bits in rounds, one (or
  * half a bit of an entropy coder) at a time, as long as the simulated step stays as long as it was. Bits end where a
  * manifest's do, and so does an entropy coder's rate. Coding is taken to last as long as before: its time follows the
- * values, not their bits. aq_plan_rungs goes by the ladders of edge_guard.h instead, which a run can change.
+ * values, not their bits. aq_plan_levels goes by the lists of levels of edge_guard.h instead, which a run can change.
  */
 #include <string.h>
 
@@ -21,8 +21,8 @@ struct other {
     struct aq_job_edge job_edges[AQ_JOB_STAGES_MAX];
     struct aq_plan_edge edges[AQ_JOB_STAGES_MAX];
     struct aq_plan plan;
-    const struct aq_job_edge *ladders; /* whose codecs are the lowest rungs; NULL: a bit at a time */
-    uint32_t rungs[2 * AQ_JOB_STAGES_MAX];
+    const struct aq_job_edge *level_lists; /* whose codecs are the lowest levels; NULL: a bit at a time */
+    uint32_t levels[2 * AQ_JOB_STAGES_MAX];
     uint64_t until_ns; /* 0: as long as it takes */
     bool hurried;      /* it took longer */
 };
@@ -37,10 +37,10 @@ static void other_init(const struct aq_plan *plan, struct other *other)
     other->plan = *plan;
     other->plan.job = &other->job;
     other->plan.edges = other->edges;
-    other->ladders = NULL;
+    other->level_lists = NULL;
     other->until_ns = 0;
     other->hurried = false;
-    memset(other->rungs, 0, sizeof other->rungs);
+    memset(other->levels, 0, sizeof other->levels);
 }
 
 /* Edge e's bytes, by the codecs that it has now; slots and windows stay. */
@@ -67,13 +67,14 @@ static bool more_bits(struct aq_codec_config *config)
     return about->varies && (double)config->rate <= aq_key_find(aq_keys_codec(), "rate")->max;
 }
 
-/* The next rung of direction w; false: w is at the top. */
-static bool next_rung(const struct other *other, uint32_t w, struct aq_codec_config *config)
+/* The next level of direction w; false: w is at the top. */
+static bool next_level(const struct other *other, uint32_t w, struct aq_codec_config *config)
 {
-    const struct aq_job_edge *edge = &other->ladders[w / 2];
-    struct aq_codec_config ladder[AQ_EDGE_RUNGS];
-    if (other->rungs[w] + 1 >= aq_edge_ladder(w % 2 == 0 ? &edge->forward : &edge->backward, ladder)) return false;
-    *config = ladder[other->rungs[w] + 1];
+    const struct aq_job_edge *edge = &other->level_lists[w / 2];
+    struct aq_codec_config level_list[AQ_EDGE_LEVELS];
+    if (other->levels[w] + 1 >= aq_edge_level_list(w % 2 == 0 ? &edge->forward : &edge->backward, level_list))
+        return false;
+    *config = level_list[other->levels[w] + 1];
     return true;
 }
 
@@ -103,8 +104,8 @@ static enum aq_status raise(struct other *other, const struct aq_plan_costs *cos
     struct aq_plan_prediction prediction;
     for (uint32_t i = group.first; i < group.first + group.count; i++) {
         const uint32_t w = round->ways[i];
-        if (other->ladders)
-            (void)next_rung(other, w, config_of(other, w));
+        if (other->level_lists)
+            (void)next_level(other, w, config_of(other, w));
         else
             (void)more_bits(config_of(other, w));
         AQ_TRY(edge_again(other, w / 2));
@@ -115,7 +116,7 @@ static enum aq_status raise(struct other *other, const struct aq_plan_costs *cos
     for (uint32_t i = group.first; i < group.first + group.count; i++) {
         const uint32_t w = round->ways[i];
         if (*good) {
-            other->rungs[w]++;
+            other->levels[w]++;
             continue;
         }
         *config_of(other, w) = round->before[w];
@@ -133,7 +134,7 @@ static void round_begin(struct other *other, struct round *round)
         struct aq_codec_config config = *config_of(other, w);
         round->before[w] = config;
         if (round->refused[w] || other->edges[w / 2].shape.still) continue;
-        if (other->ladders ? next_rung(other, w, &config) : more_bits(&config)) round->ways[round->count++] = w;
+        if (other->level_lists ? next_level(other, w, &config) : more_bits(&config)) round->ways[round->count++] = w;
     }
 }
 
@@ -189,15 +190,15 @@ enum aq_status aq_plan_slack(const struct aq_plan *plan, const struct aq_plan_co
         const struct aq_job_edge *was = &plan->job->edges[e], *is = &other->job_edges[e];
         out->forward[e] = is->forward;
         out->backward[e] = is->backward;
-        out->raised += aq_edge_rung_bits(&was->forward) < aq_edge_rung_bits(&is->forward);
-        out->raised += aq_edge_rung_bits(&was->backward) < aq_edge_rung_bits(&is->backward);
+        out->raised += aq_edge_level_bits(&was->forward) < aq_edge_level_bits(&is->forward);
+        out->raised += aq_edge_level_bits(&was->backward) < aq_edge_level_bits(&is->backward);
     }
 out:
     aq_free(other);
     return status;
 }
 
-enum aq_status aq_plan_rungs(const struct aq_plan *plan, const struct aq_plan_costs *costs, struct aq_plan_rungs *out)
+enum aq_status aq_plan_levels(const struct aq_plan *plan, const struct aq_plan_costs *costs, struct aq_plan_levels *out)
 {
     struct aq_plan_prediction prediction;
     struct aq_plan_slack slack;
@@ -206,12 +207,12 @@ enum aq_status aq_plan_rungs(const struct aq_plan *plan, const struct aq_plan_co
     AQ_TRY(aq_alloc(sizeof(struct other), &memory));
     struct other *other = memory;
     other_init(plan, other);
-    other->ladders = plan->job->edges;
-    other->until_ns = aq_clock_after(AQ_PLAN_RUNGS_NS);
+    other->level_lists = plan->job->edges;
+    other->until_ns = aq_clock_after(AQ_PLAN_LEVELS_NS);
     slack = (struct aq_plan_slack){.before_s = prediction.step_s, .step_s = prediction.step_s};
     const enum aq_status status = raise_all(other, costs, &slack);
     if (status == AQ_OK) {
-        memcpy(out->of, other->rungs, sizeof out->of);
+        memcpy(out->of, other->levels, sizeof out->of);
         out->before_s = slack.before_s;
         out->step_s = slack.step_s;
         out->hurried = other->hurried;
@@ -224,9 +225,9 @@ enum aq_status aq_plan_rungs(const struct aq_plan *plan, const struct aq_plan_co
 static void add_direction(const struct aq_codec_config *was, const struct aq_codec_config *is, const char *direction,
                           struct aq_text *text)
 {
-    if (aq_edge_rung_bits(was) == aq_edge_rung_bits(is)) return;
+    if (aq_edge_level_bits(was) == aq_edge_level_bits(is)) return;
     aq_text_add(text, ", %s: {%s: %.3g}", direction, aq_codec_about(is->kind)->varies ? "rate" : "bits",
-                aq_edge_rung_bits(is));
+                aq_edge_level_bits(is));
 }
 
 void aq_plan_slack_text(const struct aq_plan *plan, const struct aq_plan_slack *slack, struct aq_text *text)
@@ -235,8 +236,9 @@ void aq_plan_slack_text(const struct aq_plan *plan, const struct aq_plan_slack *
     aq_text_add(text, "edges.list=[");
     for (uint32_t e = 0; e + 1 < plan->stage_count; e++) {
         const struct aq_job_edge *was = &plan->job->edges[e];
-        if (plan->edges[e].shape.still || (aq_edge_rung_bits(&was->forward) == aq_edge_rung_bits(&slack->forward[e]) &&
-                                           aq_edge_rung_bits(&was->backward) == aq_edge_rung_bits(&slack->backward[e])))
+        if (plan->edges[e].shape.still ||
+            (aq_edge_level_bits(&was->forward) == aq_edge_level_bits(&slack->forward[e]) &&
+             aq_edge_level_bits(&was->backward) == aq_edge_level_bits(&slack->backward[e])))
             continue;
         aq_text_add(text, "%s{edge: %u", first ? "" : ", ", e);
         add_direction(&was->forward, &slack->forward[e], "forward", text);

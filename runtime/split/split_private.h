@@ -71,7 +71,7 @@ struct site {
 struct sums;  /* split_sums.c */
 struct shown; /* split_board.c */
 
-struct newcomer {
+struct pending {
     struct aq_control *control; /* NULL: the place is free */
     uint64_t source, since_ns;
     char peer[64];
@@ -89,7 +89,7 @@ struct server {
     struct aq_job *job;
     struct aq_tls *tls;
     int listener, lock;
-    struct newcomer newcomers[SPLIT_NEWCOMERS_MAX];
+    struct pending pendings[SPLIT_NEWCOMERS_MAX];
     struct site sites[AQ_JOB_CLIENTS_MAX];
     uint32_t site_count;
     uint32_t round;               /* under way, from 1 on; 0: clients are gathering; above split.rounds: the end */

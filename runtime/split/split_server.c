@@ -30,10 +30,10 @@ enum {
 
 /* ---- the door ---- */
 
-static void newcomer_close(struct newcomer *newcomer)
+static void pending_close(struct pending *pending)
 {
-    aq_control_close(newcomer->control);
-    newcomer->control = NULL;
+    aq_control_close(pending->control);
+    pending->control = NULL;
 }
 
 static uint64_t source_of(const struct sockaddr_storage *address, char peer[64])
@@ -52,11 +52,11 @@ static uint64_t source_of(const struct sockaddr_storage *address, char peer[64])
     return aq_source_of(&in->sin6_addr, sizeof in->sin6_addr);
 }
 
-static struct newcomer *place_for(struct server *server, const struct newcomer *who)
+static struct pending *place_for(struct server *server, const struct pending *who)
 {
     struct aq_guest guests[SPLIT_NEWCOMERS_MAX];
     for (int i = 0; i < SPLIT_NEWCOMERS_MAX; i++) {
-        const struct newcomer *each = &server->newcomers[i];
+        const struct pending *each = &server->pendings[i];
         const bool certified = each->control && aq_control_certified(each->control);
         guests[i] = (struct aq_guest){.source = each->source,
                                       .since_ns = each->since_ns,
@@ -66,17 +66,17 @@ static struct newcomer *place_for(struct server *server, const struct newcomer *
     }
     const uint32_t index = aq_admit(guests, SPLIT_NEWCOMERS_MAX, who->source, who->since_ns);
     if (index == AQ_ADMISSION_REFUSED) return NULL;
-    newcomer_close(&server->newcomers[index]);
-    return &server->newcomers[index];
+    pending_close(&server->pendings[index]);
+    return &server->pendings[index];
 }
 
-static enum aq_status secure(struct server *server, struct newcomer *newcomer)
+static enum aq_status secure(struct server *server, struct pending *pending)
 {
     const struct aq_tls_name any = {.role = AQ_TLS_SITE};
     struct aq_tls_session *session;
-    AQ_TRY(aq_control_keep_alive(aq_control_fd(newcomer->control)));
-    AQ_TRY(aq_tls_session_open(server->tls, aq_control_fd(newcomer->control), true, &any, newcomer->peer, &session));
-    aq_control_secure(newcomer->control, session);
+    AQ_TRY(aq_control_keep_alive(aq_control_fd(pending->control)));
+    AQ_TRY(aq_tls_session_open(server->tls, aq_control_fd(pending->control), true, &any, pending->peer, &session));
+    aq_control_secure(pending->control, session);
     return AQ_OK;
 }
 
@@ -85,17 +85,17 @@ static void accept_all(struct server *server)
     for (int i = 0; i < ACCEPTS; i++) {
         struct sockaddr_storage address = {0};
         socklen_t bytes = sizeof address;
-        struct newcomer who = {.since_ns = aq_clock_ns()};
+        struct pending who = {.since_ns = aq_clock_ns()};
         const int fd = accept4(server->listener, (struct sockaddr *)&address, &bytes, SOCK_CLOEXEC | SOCK_NONBLOCK);
         if (fd == -1) return;
         who.source = source_of(&address, who.peer);
-        struct newcomer *place = place_for(server, &who);
+        struct pending *place = place_for(server, &who);
         if (!place || aq_control_open_stranger(fd, &who.control) != AQ_OK) {
             close(fd);
             continue;
         }
         *place = who;
-        if (secure(server, place) != AQ_OK) newcomer_close(place);
+        if (secure(server, place) != AQ_OK) pending_close(place);
     }
 }
 
@@ -128,24 +128,24 @@ static bool say_refusal(struct server *server)
     return false;
 }
 
-static void refuse(struct server *server, struct newcomer *newcomer, const char *name, const char *text,
+static void refuse(struct server *server, struct pending *pending, const char *name, const char *text,
                    const char *manifest)
 {
     char clean[AQ_SPLIT_TEXT_BYTES];
     aq_printable_text(text, clean, sizeof clean);
-    if (say_refusal(server)) server_say(server, "%s (%s) is refused: it %s", name, newcomer->peer, clean);
+    if (say_refusal(server)) server_say(server, "%s (%s) is refused: it %s", name, pending->peer, clean);
     json_t *line = json_pack("{s:s, s:s, s:s*}", "event", "refused", "text", clean, "manifest", manifest);
-    (void)aq_control_send(newcomer->control, line);
-    (void)aq_control_flush(newcomer->control, aq_clock_after(second_ns));
-    newcomer_close(newcomer);
+    (void)aq_control_send(pending->control, line);
+    (void)aq_control_flush(pending->control, aq_clock_after(second_ns));
+    pending_close(pending);
 }
 
-static void welcome(struct server *server, struct newcomer *newcomer, struct site *site)
+static void welcome(struct server *server, struct pending *pending, struct site *site)
 {
     if (site->control) turn_away(server, site, "it came again by another connection");
-    site->control = newcomer->control;
-    newcomer->control = NULL;
-    memcpy(site->peer, newcomer->peer, sizeof site->peer);
+    site->control = pending->control;
+    pending->control = NULL;
+    memcpy(site->peer, pending->peer, sizeof site->peer);
     aq_control_limit(site->control, AQ_CONTROL_LINE_BYTES_MAX);
     aq_control_queue(site->control, SPLIT_QUEUE_BYTES);
     aq_split_session_init(&site->session, site->name, server->job->split.samples_max,
@@ -213,7 +213,7 @@ static void hide_paths(char *manifest)
  * Its hash must match the plan that this server makes of its data; its turns are planned with that data, or with the
  * data of all. False: it is refused.
  */
-static bool plans(struct server *server, struct newcomer *newcomer, struct site *site, const struct aq_split_join *join)
+static bool plans(struct server *server, struct pending *pending, struct site *site, const struct aq_split_join *join)
 {
     struct aq_split_job job;
     struct aq_error_hold hold;
@@ -244,7 +244,7 @@ static bool plans(struct server *server, struct newcomer *newcomer, struct site 
         snprintf(text, sizeof text, "has what this server cannot plan; the server's log has the reason");
     }
     if (text[0])
-        refuse(server, newcomer, site->name, text, manifest);
+        refuse(server, pending, site->name, text, manifest);
     else
         join_take(site, join, &job);
     if (status == AQ_OK && text[0]) aq_split_job_close(&job);
@@ -253,27 +253,27 @@ static bool plans(struct server *server, struct newcomer *newcomer, struct site 
 }
 
 /* The first line of a peer, whose certificate must be a site's. */
-static void first_line(struct server *server, struct newcomer *newcomer, const json_t *line)
+static void first_line(struct server *server, struct pending *pending, const json_t *line)
 {
-    const struct aq_tls_name *peer = aq_control_peer(newcomer->control);
+    const struct aq_tls_name *peer = aq_control_peer(pending->control);
     struct aq_split_session session;
     enum aq_split_act act;
     char why[AQ_SPLIT_TEXT_BYTES];
     if (!peer || peer->role != AQ_TLS_SITE) {
-        newcomer_close(newcomer);
+        pending_close(pending);
         return;
     }
     aq_split_session_init(&session, peer->host, server->job->split.samples_max, AQ_SPLIT_ENDS);
     if (aq_split_hear(&session, line, &act) != AQ_OK || act != AQ_SPLIT_JOIN) {
-        refuse(server, newcomer, peer->host, session.why[0] ? session.why : "leaves before it has joined", NULL);
+        refuse(server, pending, peer->host, session.why[0] ? session.why : "leaves before it has joined", NULL);
         return;
     }
     const uint32_t known = server->site_count;
     struct site *site = state_site(server, session.join.id);
     const bool is_known = server->site_count == known;
     why_not(server, site, is_known, &session.join, why);
-    if (why[0]) refuse(server, newcomer, peer->host, why, NULL);
-    if (why[0] || !plans(server, newcomer, site, &session.join)) {
+    if (why[0]) refuse(server, pending, peer->host, why, NULL);
+    if (why[0] || !plans(server, pending, site, &session.join)) {
         server->site_count = known; /* a client that never joined is not waited for */
         return;
     }
@@ -282,21 +282,21 @@ static void first_line(struct server *server, struct newcomer *newcomer, const j
         site->round = server->round;
         site->rested++;
     }
-    welcome(server, newcomer, site);
+    welcome(server, pending, site);
 }
 
-static void serve_newcomer(struct server *server, struct newcomer *newcomer)
+static void serve_pending(struct server *server, struct pending *pending)
 {
     json_t *line;
     aq_log_limit_thread(&server->strangers); /* TLS may say why */
-    (void)aq_control_push(newcomer->control);
-    const enum aq_status status = aq_control_receive(newcomer->control, 0, &line);
+    (void)aq_control_push(pending->control);
+    const enum aq_status status = aq_control_receive(pending->control, 0, &line);
     aq_log_limit_thread(NULL);
     if (status == AQ_OK) {
-        first_line(server, newcomer, line);
+        first_line(server, pending, line);
         json_decref(line);
-    } else if (status != AQ_AGAIN || aq_clock_ns() > newcomer->since_ns + SPLIT_NEWCOMER_S * second_ns) {
-        newcomer_close(newcomer);
+    } else if (status != AQ_AGAIN || aq_clock_ns() > pending->since_ns + SPLIT_NEWCOMER_S * second_ns) {
+        pending_close(pending);
     }
 }
 
@@ -343,7 +343,7 @@ static enum aq_status wait_some(struct server *server)
     fds[count++] = (struct pollfd){.fd = server->config->signals, .events = POLLIN};
     fds[count++] = (struct pollfd){.fd = server->listener, .events = POLLIN};
     for (int i = 0; i < SPLIT_NEWCOMERS_MAX; i++) {
-        const struct aq_control *control = server->newcomers[i].control;
+        const struct aq_control *control = server->pendings[i].control;
         if (control) fds[count++] = (struct pollfd){.fd = aq_control_fd(control), .events = wants(control)};
     }
     bool busy = false;
@@ -367,7 +367,7 @@ static enum aq_status loop(struct server *server)
         on_signals(server);
         accept_all(server);
         for (int i = 0; i < SPLIT_NEWCOMERS_MAX; i++)
-            if (server->newcomers[i].control) serve_newcomer(server, &server->newcomers[i]);
+            if (server->pendings[i].control) serve_pending(server, &server->pendings[i]);
         for (uint32_t i = 0; i < server->site_count && !server->over; i++) {
             struct site *site = &server->sites[i];
             serve_site(server, site);
@@ -458,7 +458,7 @@ static enum aq_status leave(struct server *server)
 static void close_all(struct server *server)
 {
     for (int i = 0; i < SPLIT_NEWCOMERS_MAX; i++)
-        newcomer_close(&server->newcomers[i]);
+        pending_close(&server->pendings[i]);
     for (uint32_t i = 0; i < server->site_count; i++) {
         struct site *site = &server->sites[i];
         turn_halt(site);

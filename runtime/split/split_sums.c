@@ -365,10 +365,10 @@ static void look_for_late(struct server *server)
         site->lates += !site->late;
         site->late = true;
         turn_miss(server, site, why);
-        const uint64_t deaf_ns = aq_clock_ns() - now; /* in which nobody was heard */
-        sums->said_ns += sums->said_ns ? deaf_ns : 0;
+        const uint64_t accept_paused_until_ns = aq_clock_ns() - now; /* in which nobody was heard */
+        sums->said_ns += sums->said_ns ? accept_paused_until_ns : 0;
         for (uint32_t j = 0; j < server->site_count; j++)
-            server->sites[j].sum_ns += server->sites[j].sum_ns ? deaf_ns : 0;
+            server->sites[j].sum_ns += server->sites[j].sum_ns ? accept_paused_until_ns : 0;
         return;
     }
 }

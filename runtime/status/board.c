@@ -31,14 +31,14 @@ static const struct {
                          {"gradient_bytes", "gradient_packed", "gradient"}};
 
 /* Remedy for a stage that stays in this phase before the first step; else none is needed. */
-static const char *const remedies[AQ_DOINGS] = {
-    [AQ_DOING_START] = "if it lasts: is the data on a slow disk? `aqpipe logs RUN` shows what the stage writes",
-    [AQ_DOING_DEVICE] = "if it lasts: is the GPU taken by another program (nvidia-smi), or memory short?",
-    [AQ_DOING_DATA] = "a large text takes a while once; data.cache keeps its tokens",
-    [AQ_DOING_WEIGHTS] = "if it lasts: are the weights or checkpoints on a slow or distant disk?",
-    [AQ_DOING_CACHE] = "if it lasts: is the disk of cache.path slow? `aqpipe doctor JOB` measures it",
-    [AQ_DOING_CONNECT] = "if it lasts: do firewalls let the stages' ports through? `aqpipe doctor JOB` tries them",
-    [AQ_DOING_MEASURE] = "some seconds for each link"};
+static const char *const remedies[AQ_PHASES] = {
+    [AQ_PHASE_START] = "if it lasts: is the data on a slow disk? `aqpipe logs RUN` shows what the stage writes",
+    [AQ_PHASE_DEVICE] = "if it lasts: is the GPU taken by another program (nvidia-smi), or memory short?",
+    [AQ_PHASE_DATA] = "a large text takes a while once; data.cache keeps its tokens",
+    [AQ_PHASE_WEIGHTS] = "if it lasts: are the weights or checkpoints on a slow or distant disk?",
+    [AQ_PHASE_CACHE] = "if it lasts: is the disk of cache.path slow? `aqpipe doctor JOB` measures it",
+    [AQ_PHASE_CONNECT] = "if it lasts: do firewalls let the stages' ports through? `aqpipe doctor JOB` tries them",
+    [AQ_PHASE_MEASURE] = "some seconds for each link"};
 static const char *const state_remedies[AQ_BOARD_STATES] = {
     [AQ_BOARD_STARTING] = "if it lasts: does aqpiped run on every host (aqpipe status --daemon HOST:PORT)?",
     [AQ_BOARD_RUNNING] = "",
@@ -313,8 +313,8 @@ void aq_board_ranks(struct aq_board *board, const struct aq_board_rank *ranks, u
         struct aq_board_rank *to = &board->view.rank[r];
         to->lives = ranks[r].lives;
         to->pid = ranks[r].pid;
-        to->doing = ranks[r].doing;
-        to->doing_s = ranks[r].doing_s;
+        to->phase = ranks[r].phase;
+        to->phase_s = ranks[r].phase_s;
         to->silent_s = ranks[r].silent_s;
         to->step = ranks[r].step;
         to->mark = ranks[r].mark;
@@ -341,11 +341,11 @@ static const char *remedy_of(const struct aq_board_view *view)
     const char *remedy = state_remedies[view->state];
     if (view->split.rounds > 0) return *view->waits ? "start `aqpipe split-client` where a client is away" : "";
     if (view->state != AQ_BOARD_STARTING && view->state != AQ_BOARD_RESTARTING) return remedy;
-    enum aq_doing least = AQ_DOINGS;
+    enum aq_phase least = AQ_PHASES;
     for (uint32_t r = 0; r < view->ranks; r++)
-        if (view->rank[r].lives && view->rank[r].doing != AQ_DOING_GO && view->rank[r].doing < least)
-            least = view->rank[r].doing;
-    return least < AQ_DOINGS && remedies[least] ? remedies[least] : remedy;
+        if (view->rank[r].lives && view->rank[r].phase != AQ_PHASE_GO && view->rank[r].phase < least)
+            least = view->rank[r].phase;
+    return least < AQ_PHASES && remedies[least] ? remedies[least] : remedy;
 }
 
 void aq_board_look(struct aq_board *board, struct aq_board_view *view)

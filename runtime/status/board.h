@@ -19,8 +19,8 @@
 #include <stdint.h>
 
 #include "curve.h"
+#include "heartbeat.h"
 #include "job.h"
-#include "pulse.h"
 #include "step_figures.h"
 
 enum aq_board_state {
@@ -66,8 +66,8 @@ enum { AQ_BOARD_HOST_BYTES = 328 }; /* NAME@HOST:PORT of 63, 253 and 5 character
 struct aq_board_rank {
     bool lives; /* its process has been started and has not ended */
     int pid;
-    enum aq_doing doing;
-    double doing_s, silent_s;                              /* for so long; since its daemon's last word of it */
+    enum aq_phase phase;
+    double phase_s, silent_s;                              /* for so long; since its daemon's last word of it */
     uint64_t step, mark;                                   /* newest that it has reported, and has a checkpoint of */
     double seconds;                                        /* of its last step; NaN: none yet                      */
     double parts[AQ_BOARD_PARTS], gauges[AQ_BOARD_GAUGES]; /* NaN: it has none       */
@@ -139,7 +139,7 @@ void aq_board_phase(struct aq_board *board, const char *text);
 /* A stop was asked for. */
 void aq_board_stopping(struct aq_board *board);
 
-/* Every rank's `lives`, `pid`, `doing`, `doing_s`, `silent_s`, `step` and `mark`; the rest of it is left. */
+/* Every rank's `lives`, `pid`, `doing`, `phase_s`, `silent_s`, `step` and `mark`; the rest of it is left. */
 void aq_board_ranks(struct aq_board *board, const struct aq_board_rank *ranks, uint32_t count);
 
 /* A split-server's rounds and clients, and what it waits for ("": it trains). */

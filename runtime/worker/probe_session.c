@@ -27,7 +27,7 @@ static const char *const AREA = "probe";
 
 struct session {
     struct aq_link *link;
-    struct aq_bell *bell;
+    struct aq_eventcount *eventcount;
     uint64_t end_ns, rtt_ns; /* rtt_ns: the longest seen so far */
     uint32_t on_their_way;   /* frames without SENT             */
     uint8_t *load;
@@ -55,7 +55,7 @@ static enum aq_status next(struct session *s, struct aq_frame *out, uint64_t unt
 {
     struct aq_link_event event;
     for (;;) {
-        const uint32_t seen = aq_bell_count(s->bell);
+        const uint32_t seen = aq_eventcount_read(s->eventcount);
         const enum aq_status status = aq_link_poll(s->link, &event);
         if (status == AQ_OK && event.kind == AQ_LINK_SENT) {
             s->on_their_way--;
@@ -73,7 +73,7 @@ static enum aq_status next(struct session *s, struct aq_frame *out, uint64_t unt
         } else {
             if (status != AQ_AGAIN) return status;
             if (aq_clock_ns() >= until_ns) return AQ_AGAIN;
-            (void)aq_bell_wait(s->bell, seen, until_ns);
+            (void)aq_eventcount_wait(s->eventcount, seen, until_ns);
         }
     }
 }
@@ -325,14 +325,14 @@ static void describe(const struct session *s)
     memcpy(s->figures->congestion, stats.congestion, sizeof stats.congestion);
 }
 
-enum aq_status aq_probe_session(struct aq_link *link, struct aq_bell *bell, bool connected,
+enum aq_status aq_probe_session(struct aq_link *link, struct aq_eventcount *eventcount, bool connected,
                                 struct aq_probe_figures *out, enum aq_probe_phase *phase)
 {
     void *memory;
     struct aq_probe_figures figures = {.connected = connected};
     AQ_TRY(aq_alloc(LOAD_BYTES, &memory));
     struct session s = {.link = link,
-                        .bell = bell,
+                        .eventcount = eventcount,
                         .end_ns = aq_clock_after(AQ_PROBE_SESSION_S * second_ns),
                         .load = memory,
                         .figures = &figures};

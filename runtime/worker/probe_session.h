@@ -7,7 +7,7 @@
  *
  *     aq_probe_link_config(&config);           what the session needs of a link, on top of what the job has
  *     ... connect or accept ...
- *     status = aq_probe_session(link, bell, connected, &figures, &phase);
+ *     status = aq_probe_session(link, eventcount, connected, &figures, &phase);
  *
  * Locking: the thread that polls the link, which polls no other meanwhile.
  */
@@ -27,7 +27,7 @@ void aq_probe_link_config(struct aq_link_config *config);
  * something that was due did not come. AQ_PROTO: the peer sent what was not due. AQ_NOMEM; or as the link ended.
  * Logged. The link must still be closed.
  */
-enum aq_status aq_probe_session(struct aq_link *link, struct aq_bell *bell, bool connected,
+enum aq_status aq_probe_session(struct aq_link *link, struct aq_eventcount *eventcount, bool connected,
                                 struct aq_probe_figures *out, enum aq_probe_phase *phase);
 
 #endif

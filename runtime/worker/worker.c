@@ -16,11 +16,11 @@
 
 #include "aqsgd/device_owner.h"
 #include "checkpoint.h"
+#include "heartbeat.h"
 #include "lengths.h"
 #include "net/collective.h"
 #include "net/tls.h"
 #include "owned_folder.h"
-#include "pulse.h"
 #include "run_folder.h"
 #include "stages/labels.h"
 
@@ -415,12 +415,12 @@ static enum aq_status keep_frozen(struct aq_worker *w)
 
 static void guards_init(struct aq_worker *w)
 {
-    struct aq_codec_config rungs[AQ_EDGE_RUNGS];
+    struct aq_codec_config levels[AQ_EDGE_LEVELS];
     const uint32_t epoch_steps = (uint32_t)w->plan->steps_per_epoch, out = w->position, in = w->position - 1;
     if (aq_worker_guard(w))
-        aq_edge_guard_init(&w->guard, out, aq_edge_ladder(&w->plan->edges[out].shape.forward, rungs), epoch_steps);
+        aq_edge_guard_init(&w->guard, out, aq_edge_level_list(&w->plan->edges[out].shape.forward, levels), epoch_steps);
     if (!aq_worker_guard_back(w)) return;
-    aq_edge_guard_init(&w->guard_back, in, aq_edge_ladder(&w->plan->edges[in].shape.backward, rungs), epoch_steps);
+    aq_edge_guard_init(&w->guard_back, in, aq_edge_level_list(&w->plan->edges[in].shape.backward, levels), epoch_steps);
     w->guard_back.gradients = true;
 }
 
@@ -499,7 +499,7 @@ static enum aq_status open_cache(struct aq_worker *w)
     const int bytes = snprintf(path, sizeof path, "%s/stage-%u", parent, w->rank);
     if (bytes >= (int)sizeof path) return aq_fail(AQ_INVAL, "worker", "cache.path is too long");
     config.path = path;
-    config.bell = w->bell;
+    config.eventcount = w->eventcount;
     config.trace = w->trace;
     config.pages = aq_device_pages(w->device);
     config.job_digest = w->plan->job_digest;
@@ -534,7 +534,7 @@ enum aq_status aq_worker_await(struct aq_worker *w, const char *op, uint64_t dea
 static enum aq_status open_edges(struct aq_worker *w)
 {
     struct aq_edge_config config = {.device = w->device,
-                                    .bell = w->bell,
+                                    .eventcount = w->eventcount,
                                     .trace = w->trace,
                                     .silence_ns = w->silence_ns,
                                     .mirror = w->job->checkpoint.mirror};
@@ -562,11 +562,11 @@ static enum aq_status open_edges(struct aq_worker *w)
     return w->pipeline.out ? aq_edge_join(w->pipeline.out, aq_job_edge_transport(w->job, w->rank)) : AQ_OK;
 }
 
-enum aq_status aq_worker_begins(const struct aq_worker *w, enum aq_doing doing)
+enum aq_status aq_worker_set_phase(const struct aq_worker *w, enum aq_phase phase)
 {
-    aq_pulse_doing(doing);
-    aq_log("worker", 2, "%s", aq_doing_text(doing));
-    return aq_control_send(w->control, json_pack("{s:s, s:i}", "event", "doing", "doing", (int)doing));
+    aq_heartbeat_phase(phase);
+    aq_log("worker", 2, "%s", aq_phase_text(phase));
+    return aq_control_send(w->control, json_pack("{s:s, s:i}", "event", "doing", "doing", (int)phase));
 }
 
 static enum aq_status open_all(struct aq_worker *w, const json_t *start)
@@ -586,23 +586,23 @@ static enum aq_status open_all(struct aq_worker *w, const json_t *start)
     const uint64_t until = aq_control_u64_or(start, "until", 0);
     if (until > 0 && until < aq_worker_steps_end(w)) w->last = until; /* equal on all ranks, so it needs no vote */
     if (w->job->output.trace) AQ_TRY(aq_trace_open(AQ_PLAN_TRACE_RECORDS, &w->trace));
-    AQ_TRY(aq_bell_open(&w->bell));
-    aq_pulse_bell(w->bell);
-    AQ_TRY(aq_worker_begins(w, AQ_DOING_DEVICE));
+    AQ_TRY(aq_eventcount_open(&w->eventcount));
+    aq_heartbeat_eventcount(w->eventcount);
+    AQ_TRY(aq_worker_set_phase(w, AQ_PHASE_DEVICE));
     AQ_TRY(open_stage(w));
     AQ_TRY(open_optimizer(w));
-    AQ_TRY(aq_worker_begins(w, AQ_DOING_DATA));
+    AQ_TRY(aq_worker_set_phase(w, AQ_PHASE_DATA));
     AQ_TRY(open_lengths(w, start));
     AQ_TRY(open_data(w));
-    AQ_TRY(aq_worker_begins(w, AQ_DOING_WEIGHTS));
+    AQ_TRY(aq_worker_set_phase(w, AQ_PHASE_WEIGHTS));
     AQ_TRY(load_weights(w, aq_control_u64_or(start, "resume", 0)));
     const char *from = aq_control_text_or(start, "adopt", NULL);
     if (from) AQ_TRY(adopt(w, from));
     AQ_TRY(aq_worker_snapshot_open(w));
     AQ_TRY(aq_worker_warm(w));
-    AQ_TRY(aq_worker_begins(w, AQ_DOING_CACHE));
+    AQ_TRY(aq_worker_set_phase(w, AQ_PHASE_CACHE));
     if (!aq_worker_takes_key(w)) AQ_TRY(open_cache(w));
-    AQ_TRY(aq_worker_begins(w, AQ_DOING_CONNECT));
+    AQ_TRY(aq_worker_set_phase(w, AQ_PHASE_CONNECT));
     AQ_TRY(aq_worker_links_open(w));
     AQ_TRY(aq_worker_group_open(w));
     AQ_TRY(aq_worker_warm_reduction(w));
@@ -620,7 +620,7 @@ static enum aq_status open_all(struct aq_worker *w, const json_t *start)
     AQ_TRY(keep_frozen(w));
     AQ_TRY(aq_worker_seen_open(w));
     AQ_TRY(aq_worker_correlation_open(w));
-    AQ_TRY(aq_worker_begins(w, AQ_DOING_MEASURE));
+    AQ_TRY(aq_worker_set_phase(w, AQ_PHASE_MEASURE));
     return aq_worker_choose_open(w);
 }
 
@@ -639,7 +639,7 @@ static bool evaluation_is_due(const struct aq_worker *w, uint64_t step)
     return due(&w->job->train.evaluate_every, aq_worker_global(w, step), w->plan->steps_per_epoch);
 }
 
-bool aq_worker_looks(const struct aq_worker *w, uint64_t steps)
+bool aq_worker_is_sync_point(const struct aq_worker *w, uint64_t steps)
 {
     const bool end = steps == aq_worker_steps_end(w) || steps == w->last;
     const bool evaluates = w->plan->facts.heldout_samples > 0 && evaluation_is_due(w, steps);
@@ -648,18 +648,18 @@ bool aq_worker_looks(const struct aq_worker *w, uint64_t steps)
 
 static enum aq_status evaluate(struct aq_worker *w)
 {
-    AQ_TRY(aq_worker_show(w));
+    AQ_TRY(aq_worker_swap_in(w));
     AQ_TRY(aq_worker_evaluate(w));
-    return aq_worker_hide(w);
+    return aq_worker_swap_out(w);
 }
 
 /* At a run's end the weights stay in their place: what is written may be they, and no copy. */
 static enum aq_status snapshot(struct aq_worker *w)
 {
-    AQ_TRY(aq_worker_show(w));
+    AQ_TRY(aq_worker_swap_in(w));
     AQ_TRY(aq_worker_agree(w));
     AQ_TRY(aq_worker_snapshot_begin(w));
-    return w->final ? AQ_OK : aq_worker_hide(w);
+    return w->final ? AQ_OK : aq_worker_swap_out(w);
 }
 
 /* With train.early_stop the launcher decides for all ranks whether this evaluation was the last. */
@@ -667,40 +667,40 @@ static enum aq_status judged(struct aq_worker *w)
 {
     const uint64_t end = aq_clock_after(seconds_ns(REDUCE_SECONDS) + w->outages_ns);
     if (!w->job->train.early_stop || w->final || w->plan->facts.heldout_samples == 0) return AQ_OK;
-    aq_pulse_doing(AQ_DOING_EVALUATE);
+    aq_heartbeat_phase(AQ_PHASE_EVALUATE);
     while (w->judged != w->step) {
-        const uint32_t seen = aq_bell_count(w->bell);
+        const uint32_t seen = aq_eventcount_read(w->eventcount);
         AQ_TRY(aq_worker_serve(w));
         AQ_TRY(aq_worker_control_poll(w));
         if (w->judged == w->step) break;
         if (aq_clock_ns() > end)
             return aq_fail(AQ_TIMEOUT, "worker",
                            "step %" PRIu64 ": the launcher did not send the evaluation's result in time", w->step);
-        (void)aq_bell_wait(w->bell, seen, aq_clock_after(SERVE_NS / 10));
+        (void)aq_eventcount_wait(w->eventcount, seen, aq_clock_after(SERVE_NS / 10));
     }
-    aq_pulse_doing(AQ_DOING_COMPUTE);
+    aq_heartbeat_phase(AQ_PHASE_COMPUTE);
     w->final = w->early;
     return AQ_OK;
 }
 
 /* With edges.bits: auto the launcher sends all ranks the bit levels at their start and at the start of each epoch. */
-static enum aq_status rungs(struct aq_worker *w, bool first)
+static enum aq_status levels(struct aq_worker *w, bool first)
 {
     const uint64_t end = aq_clock_after(seconds_ns(REDUCE_SECONDS) + w->outages_ns);
     const uint64_t epochs = 1 + w->step / w->plan->steps_per_epoch;
     if (!w->job->bits_auto || w->P == 1 || (!first && w->step % w->plan->steps_per_epoch != 0)) return AQ_OK;
     while (w->bits.epochs != epochs) {
-        const uint32_t seen = aq_bell_count(w->bell);
+        const uint32_t seen = aq_eventcount_read(w->eventcount);
         AQ_TRY(aq_worker_serve(w));
         AQ_TRY(aq_worker_control_poll(w));
         if (w->bits.epochs == epochs) break;
         if (aq_clock_ns() > end)
             return aq_fail(AQ_TIMEOUT, "worker",
                            "step %" PRIu64 ": the launcher did not send the bits of this epoch in time", w->step);
-        (void)aq_bell_wait(w->bell, seen, aq_clock_after(SERVE_NS / 10));
+        (void)aq_eventcount_wait(w->eventcount, seen, aq_clock_after(SERVE_NS / 10));
     }
-    if (w->pipeline.out) AQ_TRY(aq_edge_rungs(w->pipeline.out, w->bits.forward, 0));
-    if (w->pipeline.in) AQ_TRY(aq_edge_rungs(w->pipeline.in, 0, w->bits.backward));
+    if (w->pipeline.out) AQ_TRY(aq_edge_levels(w->pipeline.out, w->bits.forward, 0));
+    if (w->pipeline.in) AQ_TRY(aq_edge_levels(w->pipeline.in, 0, w->bits.backward));
     return AQ_OK;
 }
 
@@ -710,8 +710,8 @@ static enum aq_status train(struct aq_worker *w)
     AQ_TRY(aq_worker_prefetch_first(w));
     while (w->step < aq_worker_steps_end(w)) {
         AQ_TRY(aq_worker_control_poll(w));
-        aq_pulse_step(w->step + 1);
-        AQ_TRY(rungs(w, w->step == first_step));
+        aq_heartbeat_step(w->step + 1);
+        AQ_TRY(levels(w, w->step == first_step));
         AQ_TRY(aq_worker_step(w));
         if (w->step == first_step) AQ_TRY(tell_memory(w, "after its first step"));
         if (w->step == first_step)
@@ -772,7 +772,7 @@ static void close_all(struct aq_worker *w, enum aq_status status)
         /* Freeing memory of the device waits for all work there. */
         aq_edges_abandon(w->pipeline.out, w->pipeline.in);
     }
-    aq_worker_device_quiet(w);
+    aq_worker_device_synchronize(w);
     /* A peer that does not read keeps an ABORT from going out, and bodies of groups and edges on their way. */
     for (uint32_t i = 0; i < 2 + w->W; i++)
         aq_link_halt(link_number(w, i));
@@ -807,8 +807,8 @@ static void close_all(struct aq_worker *w, enum aq_status status)
     aq_seen_close(&w->seen);
     aq_worker_correlation_close(w);
     aq_trace_close(w->trace);
-    aq_pulse_bell(NULL);
-    aq_bell_close(w->bell);
+    aq_heartbeat_eventcount(NULL);
+    aq_eventcount_close(w->eventcount);
     aq_free(w->host_memory);
     aq_free(w->run_folder);
     aq_free(w->checkpoint_folder);
@@ -842,16 +842,16 @@ enum aq_status aq_worker_run(struct aq_control *control)
     json_decref(message);
     if (status != AQ_OK || probe) goto out;
     AQ_TRY_GOTO(report_ready(&w), out);
-    aq_pulse_doing(AQ_DOING_GO);
+    aq_heartbeat_phase(AQ_PHASE_GO);
     AQ_TRY_GOTO(aq_worker_await(&w, "go", aq_clock_after(seconds_ns(START_SECONDS)), &message), out);
     json_decref(message);
     w.go_ns = aq_clock_ns();
-    aq_pulse_doing(AQ_DOING_COMPUTE);
+    aq_heartbeat_phase(AQ_PHASE_COMPUTE);
     w.checkpoints.waiting = false;
     aq_log("worker", 1, "trains: steps %" PRIu64 " to %" PRIu64, w.step + 1, aq_worker_steps_end(&w));
     if (w.checkpoints.mirror) aq_mirror_train(w.checkpoints.mirror);
     AQ_TRY_GOTO(train(&w), out);
-    aq_pulse_doing(AQ_DOING_END);
+    aq_heartbeat_phase(AQ_PHASE_END);
     status = finish(&w);
     aq_worker_private_say(&w);
     if (status == AQ_OK)
@@ -881,9 +881,9 @@ int aq_command_worker(int argc, char **argv)
         return 2;
     }
     if (!aq_confine_worker()) aq_log("worker", 2, "no seccomp filter here: nothing keeps this worker from exec");
-    status = aq_pulse_open();
+    status = aq_heartbeat_open();
     if (status == AQ_OK) status = aq_worker_run(control);
-    aq_pulse_close();
+    aq_heartbeat_close();
     aq_control_close(control);
     return status == AQ_OK ? 0 : 1;
 }

@@ -27,11 +27,11 @@
 #include "control.h"
 #include "cut_privacy.h"
 #include "edge.h"
+#include "heartbeat.h"
 #include "mirror.h"
 #include "net/link.h"
 #include "plan.h"
 #include "program.h"
-#include "pulse.h"
 #include "reduce_measure.h"
 #include "seal.h"
 #include "seen.h"
@@ -92,9 +92,9 @@ struct aq_worker_steps {
     struct aq_worker_run now, next;
     bool kept;         /* the weights of `next` are the previous ones by now: the update of `now` has begun */
     bool sending;      /* a send had no buffer                                                              */
-    uint64_t aside_ns; /* spent on `next` while `now` was averaged with the other replicas            */
+    uint64_t overlap_ns; /* spent on `next` while `now` was averaged with the other replicas            */
     bool busy[AQ_JOB_MICRO_BATCHES_MAX * (1 + AQ_STALENESS_MAX)]; /* by slot */
-    /* If the edge out is still (worker_still.c), by slot: the input was not decoded; the output was not computed. */
+    /* If the edge out is still (worker_cached.c), by slot: the input was not decoded; the output was not computed. */
     bool unread[AQ_JOB_MICRO_BATCHES_MAX * (1 + AQ_STALENESS_MAX)];
     bool skipped[AQ_JOB_MICRO_BATCHES_MAX * (1 + AQ_STALENESS_MAX)];
 };
@@ -113,10 +113,10 @@ struct aq_worker_carried {
 
 /* How far a checkpoint is. */
 enum aq_worker_snapshot {
-    AQ_MARK_NONE = 0,  /* none under way: the launcher has noted the last one as complete      */
-    AQ_MARK_WRITING,   /* weights and cache are on their way to the disk                       */
-    AQ_MARK_MIRRORING, /* they are there; the copy is on its way to the neighbour                */
-    AQ_MARK_SAID       /* this stage's part is durable, and the launcher knows: others may not be */
+    AQ_MARK_NONE = 0,   /* none under way: the launcher has noted the last one as complete      */
+    AQ_MARK_WRITING,    /* weights and cache are on their way to the disk                       */
+    AQ_MARK_MIRRORING,  /* they are there; the copy is on its way to the neighbour                */
+    AQ_CHECKPOINT_ACKED /* this stage's part is durable, and the launcher knows: others may not be */
 };
 
 /* reduce.codec: auto (worker_choose.c). */
@@ -165,7 +165,7 @@ struct aq_worker_replicas {
     struct aq_group *group; /* over them                                                   */
     void *bounce;           /* pinned: weights on their way to a digest; NULL where the host reaches them */
     double *squares;        /* |g|^2 of each tensor                                        */
-    bool unheard;           /* the votes of the others on this step are not received       */
+    bool vote_pending;      /* the votes of the others on this step are not received       */
     struct aq_worker_machine machine;
     struct aq_worker_choice choice;
     bool resharded; /* from a checkpoint of another count of replicas: caches start empty */
@@ -196,7 +196,7 @@ struct aq_worker_sums {
     char *path;          /* the server's stage: of the socket where gradients are summed  */
     int fd;              /* connected to it; of no meaning without a path                 */
     float *copy;         /* pinned: this stage's gradients, where they lie on a GPU       */
-    uint32_t odd_in_row; /* steps in which this client's gradients were not finite        */
+    uint32_t consecutive_nonfinite; /* steps in which this client's gradients were not finite        */
 };
 
 struct aq_worker {
@@ -240,7 +240,7 @@ struct aq_worker {
     } targets;
     void *host_memory, *lengths_memory;
     /* What links stand on. */
-    struct aq_bell *bell;
+    struct aq_eventcount *eventcount;
     struct aq_trace *trace;
     struct aq_tls *tls; /* NULL: links are not under TLS */
     struct aq_net *net;
@@ -323,7 +323,7 @@ void aq_worker_batch(struct aq_worker *worker, uint64_t step, uint32_t micro_bat
 /*
  * worker_step.c: run one whole step (worker->step is its number) up to and with the optimizer. With train.staleness the
  * next step may be under way when this returns (program.h), except before an evaluation, a checkpoint or the end
- * (aq_worker_looks).
+ * (aq_worker_is_sync_point).
  */
 enum aq_status aq_worker_step(struct aq_worker *worker);
 
@@ -333,7 +333,7 @@ enum aq_status aq_worker_meanwhile(void *worker);
 /* A clock that leaves out the time of aq_worker_meanwhile: it measures the end of a step by itself. */
 static inline uint64_t aq_worker_own_ns(const struct aq_worker *worker)
 {
-    return aq_clock_ns() - worker->steps.aside_ns;
+    return aq_clock_ns() - worker->steps.overlap_ns;
 }
 
 /* worker_step.c: forwards, backwards and gradients belong to this step, `now` or `next`, from here on. */
@@ -361,7 +361,7 @@ enum aq_status aq_worker_ends_receive(struct aq_worker *worker, uint64_t *words)
 uint64_t aq_worker_last_of(const struct aq_worker *worker, uint64_t step);
 
 /* worker.c: is there an evaluation, a checkpoint or the end after `steps` steps? Then nothing else is under way. */
-bool aq_worker_looks(const struct aq_worker *worker, uint64_t steps);
+bool aq_worker_is_sync_point(const struct aq_worker *worker, uint64_t steps);
 
 /* worker_device.c: streams, values at the cuts, events; the stage is open. Closing takes half-open ones. */
 enum aq_status aq_worker_device_open(struct aq_worker *worker);
@@ -376,7 +376,7 @@ enum aq_status aq_worker_warm_reduction(struct aq_worker *worker);
 enum aq_status aq_worker_warm_edges(struct aq_worker *worker);
 
 /* worker_device.c: wait for all streams and ignore their errors, before their memory is freed. */
-void aq_worker_device_quiet(struct aq_worker *worker);
+void aq_worker_device_synchronize(struct aq_worker *worker);
 
 /* worker_device.c: the step starts now. If no work is issued, the times of this step count from here. */
 enum aq_status aq_worker_anchor(struct aq_worker *worker);
@@ -399,8 +399,8 @@ uint64_t aq_worker_busy_since(const struct aq_worker *worker);
 /* worker_device.c: what NCCL has on its way for the edges (aq_edge_carrying, of both). */
 uint32_t aq_worker_carrying(const struct aq_worker *worker);
 
-/* worker_device.c: sleep on the bell, but not for long, while one of the two is. AQ_TIMEOUT: the device hangs. */
-enum aq_status aq_worker_doze(struct aq_worker *worker, uint32_t seen);
+/* worker_device.c: sleep on the event count, briefly, while one of the two is. AQ_TIMEOUT: the device hangs. */
+enum aq_status aq_worker_poll_wait(struct aq_worker *worker, uint32_t seen);
 
 /* worker_device.c: pump until nothing is out. */
 enum aq_status aq_worker_settle(struct aq_worker *worker);
@@ -415,8 +415,8 @@ enum aq_status aq_worker_await(struct aq_worker *worker, const char *op, uint64_
  * otherwise. */
 enum aq_status aq_worker_plan_open(struct aq_worker *worker, const json_t *start);
 
-/* worker.c: what is done before the first step, in this order: for the pulse, the log, and whoever waits. */
-enum aq_status aq_worker_begins(const struct aq_worker *worker, enum aq_doing doing);
+/* worker.c: what is done before the first step, in this order: for the heartbeat, the log, and whoever waits. */
+enum aq_status aq_worker_set_phase(const struct aq_worker *worker, enum aq_phase phase);
 
 /* worker.c: finish all links in good order, by the deadline, and flush the control channel. */
 enum aq_status aq_worker_drain(struct aq_worker *worker, uint64_t deadline);
@@ -480,8 +480,8 @@ enum aq_status aq_worker_local_reduce(struct aq_worker *worker);
  * worker_local.c: the stage has the weights that a look from outside is for, an evaluation's or a checkpoint's (with
  * local steps the outer ones, with train.prediction the weights themselves); and again those that it trains with.
  */
-enum aq_status aq_worker_show(struct aq_worker *worker);
-enum aq_status aq_worker_hide(struct aq_worker *worker);
+enum aq_status aq_worker_swap_in(struct aq_worker *worker);
+enum aq_status aq_worker_swap_out(struct aq_worker *worker);
 
 /*
  * worker_sums.c: split.mode: global. told: takes the socket and the first step from the start line; AQ_PROTO: keys are
@@ -518,7 +518,7 @@ void aq_worker_group_close(struct aq_worker *worker);
 enum aq_status aq_worker_rounds(struct aq_worker *worker);
 
 /*
- * worker_group.c: have all replicas of this stage the same weights (aq_worker_show), bit for bit? AQ_MISMATCH names
+ * worker_group.c: have all replicas of this stage the same weights (aq_worker_swap_in), bit for bit? AQ_MISMATCH names
  * those that differ.
  */
 enum aq_status aq_worker_agree(struct aq_worker *worker);
@@ -630,18 +630,19 @@ enum aq_status aq_worker_pump(struct aq_worker *worker);
 const uint32_t *aq_worker_starts(const struct aq_worker *worker, bool heldout, uint64_t sample, uint32_t row);
 
 /*
- * worker_still.c: is the edge out still (edge.h)? Then this stage trains nothing: RECV_FWD, FORWARD and SEND_FWD there,
- * which do nothing for micro-batches of which both ends hold all, and have no backward. AQ_AGAIN as the edge's calls.
+ * worker_cached.c: is the edge out still (edge.h)? Then this stage trains nothing: RECV_FWD, FORWARD and SEND_FWD
+ * there, which do nothing for micro-batches of which both ends hold all, and have no backward. AQ_AGAIN as the edge's
+ * calls.
  */
-bool aq_worker_is_still(const struct aq_worker *worker);
-enum aq_status aq_worker_still_receive(struct aq_worker *worker, const struct aq_edge_batch *batch, uint16_t slot);
-enum aq_status aq_worker_still_forward(struct aq_worker *worker, const struct aq_worker_run *run,
-                                       const struct aq_edge_batch *batch, const struct aq_instruction *instruction);
-enum aq_status aq_worker_still_send(struct aq_worker *worker, const struct aq_worker_run *run,
-                                    const struct aq_edge_batch *batch, const struct aq_instruction *instruction);
+bool aq_worker_is_cached(const struct aq_worker *worker);
+enum aq_status aq_worker_cached_receive(struct aq_worker *worker, const struct aq_edge_batch *batch, uint16_t slot);
+enum aq_status aq_worker_cached_forward(struct aq_worker *worker, const struct aq_worker_run *run,
+                                        const struct aq_edge_batch *batch, const struct aq_instruction *instruction);
+enum aq_status aq_worker_cached_send(struct aq_worker *worker, const struct aq_worker_run *run,
+                                     const struct aq_edge_batch *batch, const struct aq_instruction *instruction);
 
-/* worker_still.c: an activation that the next stage waits for, and that this one has lost, too: part of every pump. */
-enum aq_status aq_worker_still_advance(struct aq_worker *worker);
+/* worker_cached.c: an activation that the next stage waits for, and that this one has lost, too: part of every pump. */
+enum aq_status aq_worker_cached_advance(struct aq_worker *worker);
 
 /* worker_report.c: lines over the control channel. */
 enum aq_status aq_worker_report_step(struct aq_worker *worker);

@@ -168,10 +168,10 @@ static enum aq_status open_stage(struct answer *a)
     struct aq_worker *w = a->w;
     const struct aq_device_config device = {
         .kind = "cpu", .threads = a->threads ? a->threads : aq_job_threads(w->job, w->rank, aq_thread_cores())};
-    AQ_TRY(aq_worker_begins(w, AQ_DOING_DEVICE));
+    AQ_TRY(aq_worker_set_phase(w, AQ_PHASE_DEVICE));
     AQ_TRY(aq_device_open(&device, &w->device));
     AQ_TRY(aq_worker_device_open(w));
-    AQ_TRY(aq_worker_begins(w, AQ_DOING_WEIGHTS));
+    AQ_TRY(aq_worker_set_phase(w, AQ_PHASE_WEIGHTS));
     return aq_asked_stage_open(w->device, &w->me->config, a->path, a->adapter, &w->stage);
 }
 
@@ -179,8 +179,8 @@ static enum aq_status open_edges(struct answer *a)
 {
     struct aq_worker *w = a->w;
     /* The links' own heartbeats show whether a neighbour lives; its time to compute depends on its prompt. */
-    struct aq_edge_config config = {.device = w->device, .bell = w->bell, .silence_ns = w->silence_ns};
-    AQ_TRY(aq_worker_begins(w, AQ_DOING_CONNECT));
+    struct aq_edge_config config = {.device = w->device, .eventcount = w->eventcount, .silence_ns = w->silence_ns};
+    AQ_TRY(aq_worker_set_phase(w, AQ_PHASE_CONNECT));
     AQ_TRY(aq_worker_links_open(w));
     if (!a->first) {
         config.shape = &a->in;
@@ -210,8 +210,8 @@ static enum aq_status open_all(struct answer *a, const json_t *start)
     a->last = w->position + 1 == w->P;
     AQ_TRY(open_model(a, start, &model));
     AQ_TRY(size_stage(a, &model));
-    AQ_TRY(aq_bell_open(&w->bell));
-    aq_pulse_bell(w->bell);
+    AQ_TRY(aq_eventcount_open(&w->eventcount));
+    aq_heartbeat_eventcount(w->eventcount);
     AQ_TRY(open_text(a));
     AQ_TRY(open_stage(a));
     return open_edges(a);
@@ -268,11 +268,11 @@ static enum aq_status step(struct answer *a, uint32_t before, uint32_t used, con
         AQ_TRY(aq_control_get_text(message, "tokens", &text));
         AQ_TRY(take_tokens(a, text, used));
     }
-    aq_pulse_doing(AQ_DOING_COMPUTE);
+    aq_heartbeat_phase(AQ_PHASE_COMPUTE);
     AQ_TRY(compute(a, before, used));
     a->used = used;
-    aq_pulse_work();
-    aq_pulse_doing(AQ_DOING_GO);
+    aq_heartbeat_work();
+    aq_heartbeat_phase(AQ_PHASE_GO);
     if (!a->last) return AQ_OK;
     AQ_TRY(aq_stage_logits(w->stage, 0, used - 1, a->logits, w->stream));
     AQ_TRY(aq_sampling_next(a->sampling, a->logits, &token));
@@ -300,13 +300,13 @@ static enum aq_status answer_all(struct answer *a)
     bool end = false;
     AQ_TRY(aq_control_send(
         w->control, json_pack("{s:s, s:I}", "event", "ready", "answers", (json_int_t)w->me->config.model.vocabulary)));
-    aq_pulse_doing(AQ_DOING_GO);
+    aq_heartbeat_phase(AQ_PHASE_GO);
     AQ_TRY(aq_worker_await(w, "go", after_s(IDLE_S), &go));
     json_decref(go);
     while (!end)
         AQ_TRY(serve(a, &end));
     const uint64_t deadline = after_s(END_S);
-    aq_pulse_doing(AQ_DOING_END);
+    aq_heartbeat_phase(AQ_PHASE_END);
     AQ_TRY(aq_worker_drain(w, deadline));
     AQ_TRY(aq_control_send(w->control, json_pack("{s:s}", "event", "done")));
     return aq_worker_leave(w, deadline);

@@ -53,7 +53,7 @@ enum aq_status aq_worker_device_open(struct aq_worker *w)
     return values_open(w);
 }
 
-void aq_worker_device_quiet(struct aq_worker *w)
+void aq_worker_device_synchronize(struct aq_worker *w)
 {
     struct aq_stream *const streams[] = {w->stream, w->pipeline.send_stream, w->pipeline.receive_stream};
     for (int i = 0; i < 3; i++)
@@ -291,9 +291,9 @@ uint32_t aq_worker_carrying(const struct aq_worker *w)
            (w->pipeline.out ? aq_edge_carrying(w->pipeline.out) : 0);
 }
 
-enum aq_status aq_worker_doze(struct aq_worker *w, uint32_t seen)
+enum aq_status aq_worker_poll_wait(struct aq_worker *w, uint32_t seen)
 {
-    const enum aq_status status = aq_bell_wait(w->bell, seen, aq_clock_after(AQ_EDGE_POLL_NS));
+    const enum aq_status status = aq_eventcount_wait(w->eventcount, seen, aq_clock_after(AQ_EDGE_POLL_NS));
     const uint64_t since = aq_worker_busy_since(w);
     if (since && aq_clock_ns() > since + DEVICE_NS_MAX)
         return aq_fail(AQ_TIMEOUT, "worker", "step %llu: the device has not come back for %llu s",
@@ -304,9 +304,9 @@ enum aq_status aq_worker_doze(struct aq_worker *w, uint32_t seen)
 enum aq_status aq_worker_settle(struct aq_worker *w)
 {
     for (;;) {
-        const uint32_t seen = aq_bell_count(w->bell);
+        const uint32_t seen = aq_eventcount_read(w->eventcount);
         AQ_TRY(aq_worker_pump(w));
         if (!aq_worker_busy_since(w) && !aq_worker_carrying(w)) return AQ_OK;
-        AQ_TRY(aq_worker_doze(w, seen));
+        AQ_TRY(aq_worker_poll_wait(w, seen));
     }
 }

@@ -8,16 +8,16 @@
  */
 #include <math.h>
 
+#include "heartbeat.h"
 #include "heldout.h"
-#include "pulse.h"
 #include "worker.h"
 
 static enum aq_status wait_for(struct aq_worker *worker, uint32_t seen)
 {
-    if (aq_worker_busy_since(worker) || aq_worker_carrying(worker)) return aq_worker_doze(worker, seen);
-    aq_pulse_doing(AQ_DOING_NEIGHBOUR);
-    const enum aq_status status = aq_bell_wait(worker->bell, seen, aq_clock_after(worker->silence_ns));
-    aq_pulse_doing(AQ_DOING_EVALUATE);
+    if (aq_worker_busy_since(worker) || aq_worker_carrying(worker)) return aq_worker_poll_wait(worker, seen);
+    aq_heartbeat_phase(AQ_PHASE_NEIGHBOUR);
+    const enum aq_status status = aq_eventcount_wait(worker->eventcount, seen, aq_clock_after(worker->silence_ns));
+    aq_heartbeat_phase(AQ_PHASE_EVALUATE);
     if (status == AQ_TIMEOUT) return aq_fail(AQ_TIMEOUT, "worker", "evaluation: nothing came from the neighbours");
     return status;
 }
@@ -31,7 +31,7 @@ static const struct aq_values *values_of(const struct aq_worker *worker, const s
 enum aq_status aq_worker_receive_eval(struct aq_worker *worker, const struct aq_edge_batch *batch)
 {
     for (;;) {
-        const uint32_t seen = aq_bell_count(worker->bell);
+        const uint32_t seen = aq_eventcount_read(worker->eventcount);
         AQ_TRY(aq_worker_pump(worker));
         const enum aq_status status =
             aq_edge_eval_here(worker->pipeline.in)
@@ -46,7 +46,7 @@ enum aq_status aq_worker_receive_eval(struct aq_worker *worker, const struct aq_
 enum aq_status aq_worker_send_eval(struct aq_worker *worker, const struct aq_edge_batch *batch)
 {
     for (;;) {
-        const uint32_t seen = aq_bell_count(worker->bell);
+        const uint32_t seen = aq_eventcount_read(worker->eventcount);
         AQ_TRY(aq_worker_pump(worker));
         const enum aq_status status = aq_edge_send_eval(
             worker->pipeline.out, batch, values_of(worker, worker->pipeline.y, batch), worker->pipeline.send_stream);
@@ -107,7 +107,7 @@ static enum aq_status pass(struct aq_worker *worker, uint16_t flags, struct aq_s
     for (uint64_t first = from; first < end; first += B, micro_batch++) {
         const uint32_t samples = end - first < B ? (uint32_t)(end - first) : B;
         AQ_TRY(evaluate_batch(worker, micro_batch, first, samples, flags, total));
-        aq_pulse_work();
+        aq_heartbeat_work();
     }
     return aq_worker_settle(worker);
 }
@@ -128,10 +128,10 @@ enum aq_status aq_worker_evaluate(struct aq_worker *worker)
     struct aq_stage_loss total = {0}, coded = {0};
     const uint64_t begin = aq_clock_ns();
     if (worker->plan->facts.heldout_samples == 0) return AQ_OK;
-    aq_pulse_doing(AQ_DOING_EVALUATE);
+    aq_heartbeat_phase(AQ_PHASE_EVALUATE);
     AQ_TRY(pass(worker, 0, &total));
     if (passes_coded(worker)) AQ_TRY(pass(worker, AQ_EDGE_CODED, &coded));
-    aq_pulse_doing(AQ_DOING_COMPUTE);
+    aq_heartbeat_phase(AQ_PHASE_COMPUTE);
     aq_trace_add(worker->trace, "compute", "evaluate", begin, aq_clock_ns(), (uint32_t)worker->step, 0);
     const double seconds = (double)(aq_clock_ns() - begin) * 1e-9;
     if (worker->position + 1 != worker->P) {

@@ -7,8 +7,8 @@
 #include <math.h>
 #include <string.h>
 
+#include "heartbeat.h"
 #include "net/collective.h"
-#include "pulse.h"
 #include "worker.h"
 
 /* Bits of a replica's vote at REDUCE. */
@@ -55,7 +55,7 @@ enum aq_status aq_worker_group_open(struct aq_worker *worker)
     const struct aq_group_config config = {.rank = worker->replica,
                                            .size = worker->W,
                                            .links = worker->replicas.peers,
-                                           .bell = worker->bell,
+                                           .eventcount = worker->eventcount,
                                            .device = worker->device,
                                            .stream = worker->stream,
                                            .silence_ns = worker->silence_ns,
@@ -84,7 +84,7 @@ void aq_worker_group_close(struct aq_worker *worker)
  * The replica that got the launcher's stop has passed it to its own pipeline; here the others get it, in the same step.
  * And one gradient that is not finite makes the step void for all, so that no codec's residual ever has a part of it.
  */
-static enum aq_status say_of_the_step(struct aq_worker *worker)
+static enum aq_status vote_send(struct aq_worker *worker)
 {
     uint64_t mine = worker->last ? SAYS_LAST_STEP : 0;
     double sum = 0;
@@ -96,18 +96,18 @@ static enum aq_status say_of_the_step(struct aq_worker *worker)
     for (uint32_t i = 0; i < aq_stage_tensor_count(worker->stage); i++)
         sum += worker->replicas.squares[i];
     if (!isfinite(sum)) mine |= SAYS_NOT_FINITE;
-    worker->replicas.unheard = true;
+    worker->replicas.vote_pending = true;
     return aq_group_say(worker->replicas.group, mine, SAYS_NOT_FINITE);
 }
 
-static enum aq_status hear_of_the_step(struct aq_worker *worker)
+static enum aq_status vote_receive(struct aq_worker *worker)
 {
     uint64_t any;
-    if (!worker->replicas.unheard) return AQ_OK;
+    if (!worker->replicas.vote_pending) return AQ_OK;
     const uint64_t begin = aq_clock_ns();
     AQ_TRY(aq_group_hear(worker->replicas.group, &any));
     aq_trace_add(worker->trace, "compute", "agree", begin, aq_clock_ns(), (uint32_t)worker->step, 0);
-    worker->replicas.unheard = false;
+    worker->replicas.vote_pending = false;
     if ((any & SAYS_LAST_STEP) && !worker->last) worker->last = aq_worker_last_of(worker, worker->step);
     if (any & SAYS_MARK_STEP) AQ_TRY(aq_worker_mark_heard(worker, worker->step));
     if (any & SAYS_NOT_FINITE) worker->times.skipped = true;
@@ -119,7 +119,7 @@ static enum aq_status hear_of_the_step(struct aq_worker *worker)
  * that a void step must not change (a codec to choose, PowerSGD's error, a machine's mean), nor if nothing is reduced
  * before the norm.
  */
-static bool word_rides(const struct aq_worker *worker)
+static bool vote_is_piggybacked(const struct aq_worker *worker)
 {
     return !worker->replicas.choice.due && !worker->replicas.machine.local &&
            worker->job->train.optimizer.low_rank == 0 && aq_optimizer_averages(worker->optimizer, worker->step + 1);
@@ -192,11 +192,11 @@ enum aq_status aq_worker_rounds(struct aq_worker *worker)
         const uint64_t begin = aq_clock_ns(), own = aq_worker_own_ns(worker);
         aq_worker_use(worker, worker->step);
         if (group) aq_group_stats(group, &before);
-        aq_pulse_doing(AQ_DOING_REDUCE);
+        aq_heartbeat_phase(AQ_PHASE_REDUCE);
         AQ_TRY(perform(worker, &asked));
-        aq_pulse_doing(AQ_DOING_UPDATE);
-        const bool first = worker->replicas.unheard;
-        AQ_TRY(hear_of_the_step(worker));
+        aq_heartbeat_phase(AQ_PHASE_UPDATE);
+        const bool first = worker->replicas.vote_pending;
+        AQ_TRY(vote_receive(worker));
         if (group) aq_group_stats(group, &after);
         const uint64_t end = aq_clock_ns();
         worker->times.reduce_ns += aq_worker_own_ns(worker) - own;
@@ -213,8 +213,8 @@ enum aq_status aq_worker_reduce(struct aq_worker *worker)
     const uint64_t begin = aq_worker_own_ns(worker);
     if (aq_job_global(worker->job)) return aq_worker_sums(worker);
     if (aq_worker_is_local(worker)) return aq_worker_local_reduce(worker);
-    AQ_TRY(say_of_the_step(worker));
-    if (!word_rides(worker)) AQ_TRY(hear_of_the_step(worker));
+    AQ_TRY(vote_send(worker));
+    if (!vote_is_piggybacked(worker)) AQ_TRY(vote_receive(worker));
     worker->times.reduce_ns += aq_worker_own_ns(worker) - begin;
     worker->times.squared = !aq_optimizer_averages(worker->optimizer, worker->step + 1);
     if (worker->times.skipped) return AQ_OK;
@@ -225,7 +225,7 @@ enum aq_status aq_worker_reduce(struct aq_worker *worker)
     AQ_TRY(
         aq_optimizer_average(worker->optimizer, aq_stage_gradients(worker->stage), worker->step + 1, worker->stream));
     AQ_TRY(aq_worker_rounds(worker));
-    return hear_of_the_step(worker); /* a stage that trains nothing has reduced nothing */
+    return vote_receive(worker); /* a stage that trains nothing has reduced nothing */
 }
 
 /* Piece by piece, so that it is the same from the memory of a GPU as from the host's. */

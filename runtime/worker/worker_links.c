@@ -166,7 +166,8 @@ enum aq_status aq_worker_net_open(struct aq_worker *w)
         AQ_TRY(aq_job_at_client(w->job, w->rank)
                    ? aq_tls_open_site(aq_security_folder(w->job), w->job->split.client, &w->tls)
                    : aq_tls_open(aq_security_folder(w->job), AQ_TLS_STAGE, w->rank, &w->tls));
-    const struct aq_net_config net = {.bell = w->bell, .trace = w->trace, .links_max = 4 + w->W, .tls = w->tls};
+    const struct aq_net_config net = {
+        .eventcount = w->eventcount, .trace = w->trace, .links_max = 4 + w->W, .tls = w->tls};
     return aq_net_open(&net, &w->net);
 }
 

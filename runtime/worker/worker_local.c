@@ -69,12 +69,12 @@ static enum aq_status change(struct aq_worker *worker,
     return aq_worker_tied_follow(worker);
 }
 
-enum aq_status aq_worker_show(struct aq_worker *worker)
+enum aq_status aq_worker_swap_in(struct aq_worker *worker)
 {
     return change(worker, aq_optimizer_show, false);
 }
 
-enum aq_status aq_worker_hide(struct aq_worker *worker)
+enum aq_status aq_worker_swap_out(struct aq_worker *worker)
 {
     return change(worker, aq_optimizer_hide, false);
 }
@@ -84,7 +84,7 @@ enum aq_status aq_worker_hide(struct aq_worker *worker)
 enum aq_status aq_worker_versions_open(struct aq_worker *worker)
 {
     if (worker->replicas.resharded) return change(worker, aq_optimizer_versions_reshard, true);
-    if (worker->step > 0 || worker->checkpoints.adopted) return aq_worker_hide(worker);
+    if (worker->step > 0 || worker->checkpoints.adopted) return aq_worker_swap_out(worker);
     AQ_TRY(aq_optimizer_versions_begin(worker->optimizer, aq_stage_parameters(worker->stage), worker->stream));
     return aq_device_stream_sync(worker->device, worker->stream);
 }

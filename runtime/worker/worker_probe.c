@@ -80,7 +80,7 @@ static enum aq_status measure(struct aq_worker *w, struct aq_listener *listener,
     aq_error_clear();
     enum aq_status status = open_link(w, listener, &asked, &link);
     if (status == AQ_OK)
-        status = aq_probe_session(link, w->bell, !aq_worker_listens_for(w, asked.peer), &figures, &phase);
+        status = aq_probe_session(link, w->eventcount, !aq_worker_listens_for(w, asked.peer), &figures, &phase);
     aq_link_close(link);
     if (status == AQ_OK) return aq_control_send(w->control, aq_probe_figures_line(&figures, asked.peer));
     char text[AQ_PROBE_TEXT_CHARS + 1];
@@ -97,7 +97,7 @@ enum aq_status aq_worker_probe(struct aq_worker *w, const json_t *start)
     enum aq_status status;
     AQ_TRY(aq_worker_plan_open(w, start));
     aq_log_init((int)w->rank);
-    AQ_TRY(aq_bell_open(&w->bell));
+    AQ_TRY(aq_eventcount_open(&w->eventcount));
     AQ_TRY(aq_worker_net_open(w));
     if (aq_job_listens(w->job, w->rank)) AQ_TRY_GOTO(aq_worker_listen(w, &listener), out);
     AQ_TRY_GOTO(aq_control_send(w->control, json_pack("{s:s}", "event", "ready")), out);

@@ -48,5 +48,6 @@ enum aq_status aq_worker_key_give(struct aq_worker *w)
 
 enum aq_status aq_worker_key_take(struct aq_worker *w)
 {
-    return aq_edge_take_key(w->pipeline.link_in, w->bell, aq_clock_after(KEY_SECONDS * 1000000000ull), w->cache_key);
+    return aq_edge_take_key(w->pipeline.link_in, w->eventcount, aq_clock_after(KEY_SECONDS * 1000000000ull),
+                            w->cache_key);
 }

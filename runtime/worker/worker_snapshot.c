@@ -11,13 +11,13 @@
  */
 #include <string.h>
 
+#include "heartbeat.h"
 #include "owned_folder.h"
-#include "pulse.h"
 #include "worker.h"
 
 #define WAIT_NS_MAX      (600ull * 1000 * 1000 * 1000) /* for the slowest stage's disk */
 #define COPY_BYTES_S_MIN (1u << 17)                    /* a link of 1 Mbit/s */
-#define LOOK_NS          (20ull * 1000 * 1000)         /* edges and control channel have no common bell */
+#define LOOK_NS          (20ull * 1000 * 1000)         /* edges and control channel have no common event count */
 
 struct aq_edge_guard *aq_worker_guard(struct aq_worker *w)
 {
@@ -69,7 +69,8 @@ enum aq_status aq_worker_snapshot_open(struct aq_worker *w)
     const struct aq_checkpoint checkpoint = aq_worker_checkpoint(w);
     /* A job that keeps checkpoints only at its end has nothing to do while they are written: it needs no copy. */
     const struct aq_job_every *every = &w->job->checkpoint.every;
-    return aq_checkpoint_writer_open(&checkpoint, every->count > 0 || every->ns > 0, w->bell, &w->checkpoints.writer);
+    return aq_checkpoint_writer_open(&checkpoint, every->count > 0 || every->ns > 0, w->eventcount,
+                                     &w->checkpoints.writer);
 }
 
 /* Handles the launcher's next message, until the deadline (0: now). AQ_AGAIN: nothing. */
@@ -81,7 +82,7 @@ static enum aq_status control_take(struct aq_worker *w, uint64_t deadline_ns)
     if (status == AQ_CLOSED) return aq_fail(AQ_CLOSED, "worker", "the launcher has ended");
     AQ_TRY(status);
     if (aq_control_is(message, "op", "stop") && w->rank == 0) w->stop_asked = true;
-    if (aq_control_is(message, "op", "marked") && w->checkpoints.state == AQ_MARK_SAID &&
+    if (aq_control_is(message, "op", "marked") && w->checkpoints.state == AQ_CHECKPOINT_ACKED &&
         aq_control_u64_or(message, "step", 0) == w->checkpoints.step)
         w->checkpoints.state = AQ_MARK_NONE;
     if (aq_control_is(message, "op", "evaluated")) {
@@ -148,7 +149,7 @@ enum aq_status aq_worker_stop_heard(struct aq_worker *w)
 
 static enum aq_status say_mark(struct aq_worker *w)
 {
-    w->checkpoints.state = AQ_MARK_SAID;
+    w->checkpoints.state = AQ_CHECKPOINT_ACKED;
     aq_log("worker", 1, "step %llu: its checkpoint is on disk after %.2f s", (unsigned long long)w->checkpoints.step,
            (double)(aq_clock_ns() - w->checkpoints.begin_ns) * 1e-9);
     json_t *line = json_pack("{s:s, s:I}", "event", "mark", "step", (json_int_t)w->checkpoints.step);
@@ -233,7 +234,7 @@ static enum aq_status mark_late(const struct aq_worker *w)
 {
     static const char *const reasons[] = {[AQ_MARK_WRITING] = "this stage's disk takes too long",
                                           [AQ_MARK_MIRRORING] = "the copy at the neighbour takes too long",
-                                          [AQ_MARK_SAID] = "another stage's part is missing"};
+                                          [AQ_CHECKPOINT_ACKED] = "another stage's part is missing"};
     return aq_fail(AQ_TIMEOUT, "worker", "the checkpoint of step %llu does not become complete: %s",
                    (unsigned long long)w->checkpoints.step, reasons[w->checkpoints.state]);
 }
@@ -249,16 +250,17 @@ static enum aq_status mark_wait(struct aq_worker *w)
 {
     const uint64_t end = aq_clock_after(aq_worker_snapshot_ns_max(w->plan));
     while (w->checkpoints.state != AQ_MARK_NONE) {
-        const uint32_t seen = aq_bell_count(w->bell);
+        const uint32_t seen = aq_eventcount_read(w->eventcount);
         AQ_TRY(aq_worker_serve(w));
-        if (w->checkpoints.state == AQ_MARK_SAID && !w->checkpoints.mirror) {
+        if (w->checkpoints.state == AQ_CHECKPOINT_ACKED && !w->checkpoints.mirror) {
             const enum aq_status status = control_take(w, aq_clock_after(LOOK_NS));
             if (status != AQ_AGAIN) AQ_TRY(status);
-        } else { /* the disk, or a neighbour's copy, rings the bell */
+        } else { /* the disk, or a neighbour's copy, notifies the event count */
             AQ_TRY(aq_worker_control_poll(w));
             if (w->checkpoints.state == AQ_MARK_NONE) break;
-            (void)aq_bell_wait(w->bell, seen,
-                               aq_clock_after(w->checkpoints.state == AQ_MARK_SAID ? LOOK_NS / 10 : LOOK_NS));
+            (void)aq_eventcount_wait(
+                w->eventcount, seen,
+                aq_clock_after(w->checkpoints.state == AQ_CHECKPOINT_ACKED ? LOOK_NS / 10 : LOOK_NS));
         }
         if (w->checkpoints.state != AQ_MARK_NONE && aq_clock_ns() > end) return mark_late(w);
     }
@@ -268,9 +270,9 @@ static enum aq_status mark_wait(struct aq_worker *w)
 enum aq_status aq_worker_snapshot_wait(struct aq_worker *w)
 {
     w->checkpoints.waiting = true;
-    aq_pulse_doing(AQ_DOING_MARK);
+    aq_heartbeat_phase(AQ_PHASE_MARK);
     const enum aq_status status = mark_wait(w);
-    aq_pulse_doing(AQ_DOING_COMPUTE);
+    aq_heartbeat_phase(AQ_PHASE_COMPUTE);
     w->checkpoints.waiting = false;
     return status;
 }
@@ -292,10 +294,10 @@ static enum aq_status fetch_copy(struct aq_worker *w)
             (unsigned long long)w->step, w->rank);
     AQ_TRY(aq_mirror_fetch(w->checkpoints.mirror, w->step));
     while ((status = aq_mirror_done(w->checkpoints.mirror)) == AQ_AGAIN) {
-        const uint32_t seen = aq_bell_count(w->bell);
+        const uint32_t seen = aq_eventcount_read(w->eventcount);
         AQ_TRY(aq_worker_serve(w));
         if (aq_mirror_done(w->checkpoints.mirror) == AQ_AGAIN)
-            (void)aq_bell_wait(w->bell, seen, aq_clock_after(LOOK_NS));
+            (void)aq_eventcount_wait(w->eventcount, seen, aq_clock_after(LOOK_NS));
         if (aq_clock_ns() > end)
             return aq_fail(AQ_TIMEOUT, "worker", "stage %u does not send the copy of this stage's checkpoint", keeper);
     }
@@ -316,7 +318,7 @@ static enum aq_status open_mirror(struct aq_worker *w)
     struct aq_mirror_config config = {.folder = w->checkpoint_folder,
                                       .in = w->pipeline.in,
                                       .out = w->pipeline.out,
-                                      .bell = w->bell,
+                                      .eventcount = w->eventcount,
                                       .resumed = w->resumed_at,
                                       .key = path ? key : NULL,
                                       .hash = w->checkpoints.hash[0] ? w->checkpoints.hash : NULL};

@@ -13,7 +13,7 @@
 #include <string.h>
 
 #include "aqsgd/device_math.h"
-#include "pulse.h"
+#include "heartbeat.h"
 #include "worker.h"
 
 static uint32_t micro_batches(const struct aq_worker *worker, uint64_t step)
@@ -85,8 +85,8 @@ static enum aq_status prefetch(struct aq_worker *worker, uint64_t step, uint32_t
         if (++step >= end) return AQ_OK;
     struct aq_edge_batch batch;
     aq_worker_batch(worker, step, micro_batch, &batch);
-    const bool still = aq_worker_is_still(worker);
-    if (still && aq_edge_settled(worker->pipeline.out, &batch)) return AQ_OK; /* nothing is read */
+    const bool still = aq_worker_is_cached(worker);
+    if (still && aq_edge_is_cached(worker->pipeline.out, &batch)) return AQ_OK; /* nothing is read */
     if (worker->pipeline.in) AQ_TRY(aq_edge_prefetch(worker->pipeline.in, &batch));
     if (worker->pipeline.out && !still) AQ_TRY(aq_edge_prefetch(worker->pipeline.out, &batch));
     return AQ_OK;
@@ -131,22 +131,22 @@ static enum aq_status execute(struct aq_worker *worker, struct aq_worker_run *ru
     aq_worker_batch(worker, run->step, instruction->micro_batch, &batch);
     batch.base = run->base;
     const uint32_t copy = (uint32_t)((run->base + instruction->micro_batch) % worker->pipeline.copies);
-    const bool still = aq_worker_is_still(worker);
+    const bool still = aq_worker_is_cached(worker);
     switch (instruction->op) {
     case AQ_OP_RECV_FWD:
-        AQ_TRY(still ? aq_worker_still_receive(worker, &batch, instruction->slot)
+        AQ_TRY(still ? aq_worker_cached_receive(worker, &batch, instruction->slot)
                      : aq_edge_receive_forward(worker->pipeline.in, &batch, &worker->pipeline.x[copy],
                                                worker->pipeline.receive_stream));
         *busy = true;
         return AQ_OK;
     case AQ_OP_FORWARD:
-        AQ_TRY(still ? aq_worker_still_forward(worker, run, &batch, instruction)
+        AQ_TRY(still ? aq_worker_cached_forward(worker, run, &batch, instruction)
                      : aq_worker_forward(worker, run, instruction));
         *busy = true;
         run->forwards_done++;
         return AQ_OK;
     case AQ_OP_SEND_FWD:
-        if (still) return aq_worker_still_send(worker, run, &batch, instruction);
+        if (still) return aq_worker_cached_send(worker, run, &batch, instruction);
         return aq_edge_send_forward(worker->pipeline.out, &batch, &worker->pipeline.y[copy],
                                     worker->pipeline.send_stream);
     case AQ_OP_RECV_BWD:
@@ -183,7 +183,7 @@ static enum aq_status chain_advance(struct aq_worker *worker, struct aq_worker_r
     const enum aq_status status = execute(worker, run, &instruction);
     if (status == AQ_AGAIN) worker->steps.sending = true;
     AQ_TRY(status);
-    aq_pulse_work();
+    aq_heartbeat_work();
     *at = aq_program_next_of(run->program, chain, *at + 1, run->barrier, run->micro_batches);
     return AQ_OK;
 }
@@ -240,7 +240,7 @@ enum aq_status aq_worker_pump(struct aq_worker *worker)
         AQ_TRY(status);
     }
     AQ_TRY(aq_worker_issues_advance(worker));
-    AQ_TRY(aq_worker_still_advance(worker));
+    AQ_TRY(aq_worker_cached_advance(worker));
     return aq_worker_snapshot_advance(worker);
 }
 
@@ -269,15 +269,15 @@ static uint64_t carried_ns(const struct aq_worker *worker, const struct aq_link_
 static enum aq_status wait(struct aq_worker *worker, uint32_t seen, bool sending, const char *what)
 {
     struct aq_link_stats before[2] = {{0}, {0}};
-    if (aq_worker_busy_since(worker)) return aq_worker_doze(worker, seen);
+    if (aq_worker_busy_since(worker)) return aq_worker_poll_wait(worker, seen);
     const uint32_t carrying = aq_worker_carrying(worker);
     const uint64_t begin = aq_clock_ns();
     if (worker->pipeline.link_in) aq_link_stats(worker->pipeline.link_in, &before[0]);
     if (worker->pipeline.link_out) aq_link_stats(worker->pipeline.link_out, &before[1]);
-    aq_pulse_doing(AQ_DOING_NEIGHBOUR);
+    aq_heartbeat_phase(AQ_PHASE_NEIGHBOUR);
     const enum aq_status status =
-        aq_bell_wait(worker->bell, seen, aq_clock_after(carrying ? AQ_EDGE_POLL_NS : worker->silence_ns));
-    aq_pulse_doing(AQ_DOING_COMPUTE);
+        aq_eventcount_wait(worker->eventcount, seen, aq_clock_after(carrying ? AQ_EDGE_POLL_NS : worker->silence_ns));
+    aq_heartbeat_phase(AQ_PHASE_COMPUTE);
     const uint64_t waited = aq_clock_ns() - begin;
     const bool by_nccl = carrying & AQ_EDGE_CARRY_IN || (sending && carrying);
     bool in = carrying & AQ_EDGE_CARRY_IN;
@@ -315,7 +315,7 @@ static enum aq_status refill(struct aq_worker *worker, struct aq_edge *edge, str
 static enum aq_status refills(struct aq_worker *worker)
 {
     struct aq_edge *const edges[] = {worker->pipeline.in, worker->pipeline.out};
-    for (uint32_t i = aq_worker_is_still(worker); i < 2; i++) /* what comes in is hardly ever read there */
+    for (uint32_t i = aq_worker_is_cached(worker); i < 2; i++) /* what comes in is hardly ever read there */
         if (edges[i] && aq_edge_refills(edges[i])) AQ_TRY(refill(worker, edges[i], &worker->pipeline.refills[i]));
     return AQ_OK;
 }
@@ -350,7 +350,7 @@ static enum aq_status chains_end(struct aq_worker *worker, struct aq_worker_run 
 static enum aq_status run_chains(struct aq_worker *worker)
 {
     while (!chains_done(&worker->steps.now)) {
-        const uint32_t seen = aq_bell_count(worker->bell);
+        const uint32_t seen = aq_eventcount_read(worker->eventcount);
         AQ_TRY(aq_worker_pump(worker));
         AQ_TRY(refills(worker));
         const enum aq_status status = chains_advance(worker);
@@ -510,12 +510,12 @@ enum aq_status aq_worker_meanwhile(void *context)
 {
     struct aq_worker *worker = context;
     const uint64_t begin = aq_clock_ns();
-    const uint32_t seen = aq_bell_count(worker->bell);
+    const uint32_t seen = aq_eventcount_read(worker->eventcount);
     if (!worker->steps.next.program) return AQ_AGAIN;
     AQ_TRY(aq_worker_pump(worker));
     enum aq_status status = chains_advance(worker);
-    if (status == AQ_AGAIN && aq_worker_busy_since(worker)) status = aq_worker_doze(worker, seen);
-    worker->steps.aside_ns += aq_clock_ns() - begin;
+    if (status == AQ_AGAIN && aq_worker_busy_since(worker)) status = aq_worker_poll_wait(worker, seen);
+    worker->steps.overlap_ns += aq_clock_ns() - begin;
     return status;
 }
 
@@ -526,7 +526,7 @@ static enum aq_status norm_half(struct aq_worker *worker,
                                 const char *what)
 {
     for (;;) {
-        const uint32_t seen = aq_bell_count(worker->bell);
+        const uint32_t seen = aq_eventcount_read(worker->eventcount);
         AQ_TRY(aq_worker_pump(worker));
         enum aq_status status = half(worker, &worker->steps.now, &worker->times);
         if (status != AQ_AGAIN) return status;
@@ -637,7 +637,7 @@ static void runs_begin(struct aq_worker *worker)
     aq_worker_parts_on(&worker->worker_parts, AQ_PART_STEP_BEGIN, &args);
     worker->times.loss_factor = args.factor;
     worker->times_next = (struct aq_worker_times){.loss_factor = args.factor_next, .own_norm = -1};
-    if (!stale || aq_worker_looks(worker, step + 1)) return;
+    if (!stale || aq_worker_is_sync_point(worker, step + 1)) return;
     run_begin(worker, step + 1, steps->now.base + steps->now.micro_batches, &steps->next);
 }
 
@@ -652,19 +652,19 @@ enum aq_status aq_worker_step(struct aq_worker *worker)
         switch (run->program->code[i].op) {
         case AQ_OP_REDUCE:
             if (worker->W > 1 && aq_worker_hears(worker, run->step)) AQ_TRY(aq_worker_stop_heard(worker));
-            aq_pulse_doing(AQ_DOING_REDUCE);
+            aq_heartbeat_phase(AQ_PHASE_REDUCE);
             aq_worker_use(worker, run->step);
             AQ_TRY(aq_worker_reduce(worker));
-            aq_pulse_doing(AQ_DOING_COMPUTE);
+            aq_heartbeat_phase(AQ_PHASE_COMPUTE);
             break;
         case AQ_OP_NORM:
             AQ_TRY(norm(worker));
             break;
         case AQ_OP_STEP:
-            aq_pulse_doing(AQ_DOING_UPDATE);
+            aq_heartbeat_phase(AQ_PHASE_UPDATE);
             AQ_TRY(optimize(worker));
             AQ_TRY(norm_half(worker, aq_worker_tied_down, "the tied table"));
-            aq_pulse_doing(AQ_DOING_COMPUTE);
+            aq_heartbeat_phase(AQ_PHASE_COMPUTE);
             break;
         case AQ_OP_MARK:
         case AQ_OP_PREFETCH:

@@ -24,7 +24,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#include "pulse.h"
+#include "heartbeat.h"
 #include "sum_line.h"
 #include "worker.h"
 
@@ -266,11 +266,11 @@ static enum aq_status cross_some(const struct aq_worker *w, struct crossing *cro
 static enum aq_status cross(struct aq_worker *w, struct crossing *crossing, bool sends)
 {
     for (;;) {
-        const uint32_t seen = aq_bell_count(w->bell);
+        const uint32_t seen = aq_eventcount_read(w->eventcount);
         AQ_TRY(aq_worker_pump(w));
         enum aq_status status = cross_some(w, crossing, sends);
         if (status != AQ_AGAIN) return status;
-        status = aq_bell_wait(w->bell, seen, aq_clock_after(w->silence_ns));
+        status = aq_eventcount_wait(w->eventcount, seen, aq_clock_after(w->silence_ns));
         if (status == AQ_TIMEOUT)
             return aq_fail(AQ_TIMEOUT, "worker", "step %" PRIu64 ": nothing came for %.0f s while waiting for %s",
                            w->step, (double)w->silence_ns * 1e-9,
@@ -338,16 +338,16 @@ static uint64_t weight_of(const struct aq_worker *w)
 static enum aq_status count_odd(struct aq_worker *w, bool odd)
 {
     const struct aq_job_train *train = &w->job->train;
-    if (!odd) w->sums.odd_in_row = 0;
-    if (!odd || ++w->sums.odd_in_row < train->skips_max) return AQ_OK;
+    if (!odd) w->sums.consecutive_nonfinite = 0;
+    if (!odd || ++w->sums.consecutive_nonfinite < train->skips_max) return AQ_OK;
     return aq_fail(AQ_INVAL, "worker",
                    "%u steps in a row without a finite gradient of this client (train.skips_max): lower train.lr (%g)",
                    train->skips_max, (double)train->lr);
 }
 
 /* Sends this step's part and receives the sum: its values, unless *none. */
-static enum aq_status say_and_hear(struct aq_worker *w, const struct span vectors[VECTORS], uint64_t weight, bool odd,
-                                   bool *none)
+static enum aq_status exchange(struct aq_worker *w, const struct span vectors[VECTORS], uint64_t weight, bool odd,
+                               bool *none)
 {
     const uint64_t step = aq_worker_global(w, w->step), values = values_of(vectors);
     struct aq_sum_head head = {.magic = AQ_SUM_MAGIC,
@@ -360,9 +360,9 @@ static enum aq_status say_and_hear(struct aq_worker *w, const struct span vector
     talk.count = weight ? 1 + VECTORS : 1;
     AQ_TRY(carry(w, &talk, true));
     talk.count = 1;
-    aq_pulse_doing(AQ_DOING_SUMS);
+    aq_heartbeat_phase(AQ_PHASE_SUMS);
     AQ_TRY(carry(w, &talk, false));
-    aq_pulse_doing(AQ_DOING_REDUCE);
+    aq_heartbeat_phase(AQ_PHASE_REDUCE);
     *none = head.flags == AQ_SUM_VOID;
     if (head.magic != AQ_SUM_MAGIC || head.what != AQ_SUM_SUM || head.step != step || (head.flags && !*none) ||
         (head.weight == 0) != *none || head.values != (*none ? 0 : values))
@@ -383,7 +383,7 @@ static enum aq_status middle_sums(struct aq_worker *w, bool has_part)
     if (values_of(vectors) == 0) return AQ_OK;
     AQ_TRY(gather(w, has_part));
     const bool odd = has_part && !all_finite(vectors);
-    AQ_TRY(say_and_hear(w, vectors, has_part && !odd ? weight_of(w) : 0, odd, &none));
+    AQ_TRY(exchange(w, vectors, has_part && !odd ? weight_of(w) : 0, odd, &none));
     if (!none && w->sums.copy) AQ_TRY(copy(w, aq_stage_gradients(w->stage), w->sums.copy));
     struct crossing out = crossing_of(w, none);
     AQ_TRY(cross(w, &out, true));

@@ -271,11 +271,11 @@ static enum aq_status follow_some(struct aq_worker *w, uint32_t *part)
 static enum aq_status values_follow(struct aq_worker *w)
 {
     for (uint32_t part = 0;;) {
-        const uint32_t seen = aq_bell_count(w->bell);
+        const uint32_t seen = aq_eventcount_read(w->eventcount);
         AQ_TRY(aq_worker_pump(w));
         enum aq_status status = follow_some(w, &part);
         if (status != AQ_AGAIN) return status;
-        status = aq_bell_wait(w->bell, seen, aq_clock_after(w->silence_ns));
+        status = aq_eventcount_wait(w->eventcount, seen, aq_clock_after(w->silence_ns));
         if (status == AQ_TIMEOUT)
             return aq_fail(AQ_TIMEOUT, "worker", "step %llu: nothing came for %.0f s while waiting for the tied table",
                            (unsigned long long)w->step, (double)w->silence_ns * 1e-9);

@@ -81,7 +81,7 @@ static enum aq_status check_windows(const struct gguf_family *family, const stru
 
 static enum aq_status check_rope(const struct gguf_family *family, const struct aq_model_config *model)
 {
-    if (decoder_turning(model) != decoder_head_dim(model) && !family->partial)
+    if (decoder_rotary(model) != decoder_head_dim(model) && !family->partial)
         return refuse(model, "model.rope_partial is not 1");
     if (model->rope_factor > 1.0f && !family->factors)
         return refuse(model, "model.rope_factor is above 1, and llama.cpp reads no factors of frequencies for it");
@@ -153,7 +153,7 @@ enum aq_status gguf_family_find(const struct aq_model_config *model, const struc
 static void rope_keys(const struct aq_model_config *model, struct gguf_keys *keys)
 {
     const bool yarn = model->rope_yarn > 1.0f, linear = model->rope_linear > 1.0f;
-    gguf_u32(keys, ".rope.dimension_count", decoder_turning(model));
+    gguf_u32(keys, ".rope.dimension_count", decoder_rotary(model));
     gguf_f32(keys, ".rope.freq_base", model->rope_theta);
     if (linear) {
         gguf_string(keys, ".rope.scaling.type", "linear", strlen("linear"));
@@ -180,7 +180,7 @@ static void long_keys(const struct aq_model_config *model, struct gguf_keys *key
 /* Positions of texts: each of three axes has every third pair of columns, and all have the same position. */
 static void section_keys(const struct aq_model_config *model, struct gguf_keys *keys)
 {
-    const uint32_t pairs = decoder_turning(model) / 2;
+    const uint32_t pairs = decoder_rotary(model) / 2;
     const int32_t sections[] = {(int32_t)(pairs + 2) / 3, (int32_t)(pairs + 1) / 3, (int32_t)pairs / 3, 0};
     gguf_array(keys, ".rope.dimension_sections", GGUF_I32, 4);
     gguf_bytes(keys, sections, sizeof sections);
@@ -412,7 +412,7 @@ enum aq_status gguf_place(const struct gguf_family *family, const struct aq_mode
 static uint32_t llama3_factors(const struct aq_model_config *model, float *out, uint32_t most)
 {
     const double pi = 3.14159265358979323846;
-    const uint32_t R = decoder_turning(model), pairs = R / 2;
+    const uint32_t R = decoder_rotary(model), pairs = R / 2;
     if (!(model->rope_factor > 1.0f) || pairs > most) return 0;
     const double factor = (double)model->rope_factor, low = (double)model->rope_low, high = (double)model->rope_high;
     const double original = model->rope_original;

@@ -105,8 +105,8 @@ static void entry_place(struct file *file, struct entry *entry)
 {
     const struct aq_weights_tensor *source = &entry->source;
     const bool matrix = source->dimensions == 2;
-    entry->rows = matrix ? source->shape[source->turned ? 1 : 0] : 1;
-    entry->columns = source->shape[matrix && !source->turned ? 1 : 0];
+    entry->rows = matrix ? source->shape[source->transposed ? 1 : 0] : 1;
+    entry->columns = source->shape[matrix && !source->transposed ? 1 : 0];
     entry->type = !matrix || entry->place.plain                       ? GGUF_TYPE_F32
                   : file->gguf->q8 && entry->columns % Q8_VALUES == 0 ? GGUF_TYPE_Q8_0
                                                                       : GGUF_TYPE_F16;
@@ -157,7 +157,7 @@ static enum aq_status entries_make(struct file *file, const struct aq_weights_te
         AQ_TRY(gguf_place(gguf->family, &gguf->model, tensors[i].name, &entry->place));
         if (entry->source.dimensions == 0 || entry->source.dimensions > 2)
             return aq_fail(AQ_INVAL, GGUF_AREA, "tensor %s has %u dimensions", tensors[i].name, tensors[i].dimensions);
-        if (entry->place.turn && entry->source.dimensions == 2) entry->source.turned = !entry->source.turned;
+        if (entry->place.turn && entry->source.dimensions == 2) entry->source.transposed = !entry->source.transposed;
         entry_place(file, entry);
     }
     AQ_TRY(aq_alloc(file->floats_max * sizeof(float), &memory));

@@ -141,7 +141,7 @@ void decoder_shape(const struct layer *layer, const struct aq_model_config *mode
 /* decoder_shape.c: sizes of a configuration: columns of a head; heads of keys; columns with rotary embedding. */
 uint32_t decoder_head_dim(const struct aq_model_config *model);
 uint32_t decoder_kv_heads(const struct aq_model_config *model);
-uint32_t decoder_turning(const struct aq_model_config *model);
+uint32_t decoder_rotary(const struct aq_model_config *model);
 
 /* decoder_shape.c: has a block the delta rule? */
 bool decoder_is_delta(const struct decoder_form *form, const struct aq_model_config *model, uint32_t block);

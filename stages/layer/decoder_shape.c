@@ -13,7 +13,7 @@ uint32_t decoder_kv_heads(const struct aq_model_config *model)
     return model->kv_heads ? model->kv_heads : model->heads;
 }
 
-uint32_t decoder_turning(const struct aq_model_config *model)
+uint32_t decoder_rotary(const struct aq_model_config *model)
 {
     return (uint32_t)((float)decoder_head_dim(model) * model->rope_partial) / 2 * 2;
 }
@@ -108,7 +108,7 @@ static uint32_t turning(const struct decoder_form *form, const struct aq_model_c
 {
     const bool plain = model->rope_every && (block + 1) % model->rope_every == 0;
     const bool whole = form->window_turns && model->window && !decoder_slides(model, block);
-    return form->turns && !plain && !whole ? decoder_turning(model) : 0;
+    return form->turns && !plain && !whole ? decoder_rotary(model) : 0;
 }
 
 /* A convolution in the place of heads. */
@@ -221,7 +221,7 @@ static float frequency(const struct aq_model_config *model, bool local, const st
 
 void decoder_angles(const struct aq_model_config *model, bool local, uint32_t T, float *table)
 {
-    const uint32_t R = decoder_turning(model), half = R / 2;
+    const uint32_t R = decoder_rotary(model), half = R / 2;
     const bool scaled = !local && (model->rope_yarn > 1.0f || model->rope_short.count);
     const float scale = scaled ? model->rope_attention : 1.0f;
     const struct aq_factors *factors = T > model->rope_original ? &model->rope_long : &model->rope_short;

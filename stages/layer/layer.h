@@ -65,7 +65,7 @@ struct layer {
     /* Of a layer of a stage (stage_layers.c), for training: */
     uint64_t trained; /* bit k: its tensor k, in the order that it named them, has a gradient              */
     bool passes;      /* something before it trains: so has its input                                      */
-    bool turned;      /* a classifier whose matrix published files have as nn.Linear does: (out, in)        */
+    bool transposed;  /* a classifier whose matrix published files have as nn.Linear does: (out, in)        */
     uint64_t adapted; /* bit k: its tensor k has an adapter, which trains                                  */
     uint8_t adapters[LAYER_TENSORS_MAX]; /* then: the number of the adapter's A; its B is the next, m behind it */
     uint32_t adapter_first;              /* the number of the first A                                      */

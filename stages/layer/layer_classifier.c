@@ -22,7 +22,7 @@ static void tensors(const struct layer *layer, const struct aq_stage_config *con
 {
     const float std = sqrtf(1.0f / (float)values_of(layer));
     (void)config;
-    if (layer->turned)
+    if (layer->transposed)
         layer_list_add_linear(list, "weight", values_of(layer), layer->out.columns, std);
     else
         layer_list_add(list, "weight", values_of(layer), layer->out.columns, std, 0);

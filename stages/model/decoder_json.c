@@ -30,7 +30,7 @@ bool decoder_wrong(const struct aq_model_config *model, uint32_t index, const ch
         snprintf(text, bytes, "%u channels a head: columns turn in pairs, so it is even", D);
         return true;
     }
-    const uint32_t pairs = decoder_turning(model) / 2, counts[] = {model->rope_short.count, model->rope_long.count};
+    const uint32_t pairs = decoder_rotary(model) / 2, counts[] = {model->rope_short.count, model->rope_long.count};
     for (uint32_t i = 0; i < 2; i++)
         if ((counts[i] || counts[1 - i]) && counts[i] != pairs && found++ == index) {
             *key = i ? "model.rope_long" : "model.rope_short";

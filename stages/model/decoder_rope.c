@@ -102,8 +102,8 @@ static enum aq_status read_longrope(const struct config_json *config, const stru
 {
     double factor, attention;
     AQ_TRY(read_original(config, rope, type, out));
-    AQ_TRY(read_factors(rope, "short_factor", decoder_turning(out) / 2, &out->rope_short));
-    AQ_TRY(read_factors(rope, "long_factor", decoder_turning(out) / 2, &out->rope_long));
+    AQ_TRY(read_factors(rope, "short_factor", decoder_rotary(out) / 2, &out->rope_short));
+    AQ_TRY(read_factors(rope, "long_factor", decoder_rotary(out) / 2, &out->rope_long));
     AQ_TRY(config_json_number_or(rope, "factor", 1e-6, 1e6, (double)out->context / out->rope_original, &factor));
     const double follows = factor <= 1 ? 1.0 : sqrt(1.0 + log(factor) / log(out->rope_original));
     AQ_TRY(config_json_number_or(rope, "attention_factor", 0, 1024, follows, &attention));

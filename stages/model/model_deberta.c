@@ -148,7 +148,7 @@ static void layer(const struct aq_model_config *model, uint32_t T, uint32_t inde
         snprintf(out->prefix, sizeof out->prefix, "pooler.dense.");
     } else {
         out->kind = &layer_classifier;
-        out->turned = true;
+        out->transposed = true;
         out->in = pooled;
         out->out = (struct aq_cut_shape){.rows = 1, .columns = model->labels};
         snprintf(out->name, sizeof out->name, "classifier");

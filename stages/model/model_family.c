@@ -215,7 +215,7 @@ static void encoder_end(const struct decoder_family *of, const struct aq_model_c
     const struct aq_cut_shape pooled = {.rows = 1, .columns = model->channels};
     out->kind = last ? &layer_classifier : of->pooler;
     out->form = &of->form;
-    out->turned = last;
+    out->transposed = last;
     out->in = last ? pooled : (struct aq_cut_shape){.rows = T, .columns = model->channels};
     out->out = pooled;
     if (last) out->out.columns = model->labels;

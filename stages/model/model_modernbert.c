@@ -129,7 +129,7 @@ static void layer(const struct aq_model_config *model, uint32_t T, uint32_t inde
         snprintf(out->name, sizeof out->name, "pooler");
     } else {
         out->kind = &layer_classifier;
-        out->turned = true;
+        out->transposed = true;
         out->out.columns = model->labels;
         snprintf(out->name, sizeof out->name, "classifier");
         snprintf(out->prefix, sizeof out->prefix, "classifier.");

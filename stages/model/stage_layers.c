@@ -141,7 +141,7 @@ void layer_list_add(struct layer_list *list, const char *name, uint64_t rows, ui
 void layer_list_add_linear(struct layer_list *list, const char *name, uint64_t in, uint64_t out, float std)
 {
     const struct aq_tensor_info info = {
-        .dimensions = 2, .shape = {in, out}, .count = in * out, .decay = true, .turned = true};
+        .dimensions = 2, .shape = {in, out}, .count = in * out, .decay = true, .transposed = true};
     list_take(list, (struct layer_tensor){.info = info, .std = std}, name, NULL);
 }
 
@@ -384,8 +384,8 @@ bool aq_model_trains(const struct aq_model_config *model, uint32_t T, const char
     return false;
 }
 
-bool aq_model_still(const struct aq_model_config *model, uint32_t T, const char *freeze,
-                    const struct aq_lora_config *lora, uint32_t layer_end)
+bool aq_model_frozen(const struct aq_model_config *model, uint32_t T, const char *freeze,
+                     const struct aq_lora_config *lora, uint32_t layer_end)
 {
     if (aq_model_trains(model, T, freeze, lora, layer_end)) return false;
     for (uint32_t l = 0; l < layer_end; l++) {

@@ -341,7 +341,7 @@ static enum aq_status shape_check(const struct match *match, const struct aq_ten
     if (aq_tensor_adapts(want->name, &which, of)) aq_lora_of(&match->folder->lora, match->model, of, &lora);
     bool same = have.dimensions == want->dimensions;
     for (uint32_t d = 0; same && d < want->dimensions; d++)
-        same = have.shape[d] == want->shape[want->turned ? want->dimensions - 1 - d : d];
+        same = have.shape[d] == want->shape[want->transposed ? want->dimensions - 1 - d : d];
     if (same || (want->fresh && !match->labels_known)) return AQ_OK;
     return aq_fail(AQ_MISMATCH, AREA,
                    "%s: %s is (%llu, %llu), this model with r %u needs (%llu, %llu): the adapter was made for %s",

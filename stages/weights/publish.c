@@ -28,8 +28,8 @@ void aq_publish_name(const struct aq_model_config *model, const char *tensor, ch
         decoder_family_name(ops, tensor, out, bytes);
 }
 
-enum aq_status aq_publish_turned(const struct aq_model_config *model, const char *const *names, uint32_t count,
-                                 bool *turned)
+enum aq_status aq_publish_transposed(const struct aq_model_config *model, const char *const *names, uint32_t count,
+                                     bool *transposed)
 {
     const struct aq_stage_config whole = {
         .model = *model, .layer_end = aq_model_layers(model), .B = 1, .T = model->context, .slots = 1};
@@ -40,7 +40,7 @@ enum aq_status aq_publish_turned(const struct aq_model_config *model, const char
         uint32_t t = 0;
         while (t < all && strcmp(tensors[t].info.name, names[i]) != 0)
             t++;
-        turned[i] = t < all && tensors[t].info.turned;
+        transposed[i] = t < all && tensors[t].info.transposed;
     }
     aq_free(tensors);
     return AQ_OK;

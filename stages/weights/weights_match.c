@@ -63,7 +63,7 @@ static void judge_shape(struct aq_weights_found *found, const struct aq_weights_
     bool same = entry->dimensions == tensor->dimensions;
     uint64_t shape[AQ_TENSOR_DIMENSIONS_MAX]; /* as published */
     for (uint32_t i = 0; i < tensor->dimensions; i++)
-        shape[i] = tensor->shape[tensor->turned ? tensor->dimensions - 1 - i : i];
+        shape[i] = tensor->shape[tensor->transposed ? tensor->dimensions - 1 - i : i];
     for (uint32_t i = 0; same && i < tensor->dimensions; i++)
         same = entry->shape[i] == shape[i];
     if (!entry->type->to_float)
@@ -76,9 +76,9 @@ static void judge_shape(struct aq_weights_found *found, const struct aq_weights_
     shape_text(shape, tensor->dimensions, here);
     judge(found, AQ_WEIGHTS_WRONG, "%s is %s, the model needs %s%s%s", entry->name, there, here,
           round ? ": its matrices are the other way round " : "",
-          !round           ? ""
-          : tensor->turned ? "(Conv1D's [in, out], not nn.Linear's)"
-                           : "(nn.Linear's [out, in], not Conv1D's)");
+          !round               ? ""
+          : tensor->transposed ? "(Conv1D's [in, out], not nn.Linear's)"
+                               : "(nn.Linear's [out, in], not Conv1D's)");
 }
 
 /* Piece by piece, so that neither is in memory as a whole. */

@@ -75,8 +75,8 @@ enum aq_status aq_weights_source_begin(const struct aq_weights_tensor *tensor, f
 
 enum aq_status aq_weights_source_rows(const struct aq_weights_tensor *tensor, uint64_t row, uint64_t rows, float *out)
 {
-    const uint64_t width = tensor->shape[tensor->turned ? 0 : 1]; /* of what is written */
-    if (!tensor->turned) return aq_weights_source_floats(tensor, row * width, rows * width, out);
+    const uint64_t width = tensor->shape[tensor->transposed ? 0 : 1]; /* of what is written */
+    if (!tensor->transposed) return aq_weights_source_floats(tensor, row * width, rows * width, out);
     const uint64_t height = tensor->shape[1];
     float strip[STRIP_FLOATS];
     for (uint64_t r = 0; r < rows; r += STRIP_FLOATS) {

@@ -28,18 +28,18 @@ struct written {
 static bool written_as(const struct aq_weights_tensor *tensor, struct written *out)
 {
     *out = (struct written){.type = aq_weights_type_find(tensor->type ? tensor->type : "F32"), .count = 1};
-    if (tensor->dimensions > AQ_WEIGHTS_DIMENSIONS_MAX || (tensor->turned && tensor->dimensions != 2)) return false;
+    if (tensor->dimensions > AQ_WEIGHTS_DIMENSIONS_MAX || (tensor->transposed && tensor->dimensions != 2)) return false;
     const struct aq_weights_low_rank *plus = tensor->plus;
     if (plus && (tensor->dimensions != 2 || tensor->shape[0] != (plus->out_in ? plus->out : plus->in) ||
                  tensor->shape[1] != (plus->out_in ? plus->in : plus->out)))
         return false;
     for (uint32_t i = 0; i < tensor->dimensions; i++) {
-        out->shape[i] = tensor->shape[tensor->turned ? 1 - i : i];
+        out->shape[i] = tensor->shape[tensor->transposed ? 1 - i : i];
         if (out->shape[i] > INT64_MAX || __builtin_mul_overflow(out->count, out->shape[i], &out->count)) return false;
     }
-    if (!out->type || (tensor->fill && tensor->turned)) return false;
+    if (!out->type || (tensor->fill && tensor->transposed)) return false;
     if (tensor->fill_bytes) {
-        const bool other = tensor->values || tensor->from || tensor->fill || tensor->turned || tensor->plus;
+        const bool other = tensor->values || tensor->from || tensor->fill || tensor->transposed || tensor->plus;
         out->bytes = out->count;
         return !other && strcmp(out->type->name, "U8") == 0;
     }
@@ -137,10 +137,10 @@ static enum aq_status floats_take(struct aq_weights_writer *writer)
     for (uint32_t i = 0; i < writer->count; i++) {
         const struct aq_weights_tensor *tensor = &writer->tensors[i];
         const bool same = tensor->values && (!tensor->type || strcmp(tensor->type, "F32") == 0);
-        const bool plain = same && !tensor->turned && !tensor->plus;
+        const bool plain = same && !tensor->transposed && !tensor->plus;
         if (plain) continue;
         if (most < PIECE_FLOATS) most = PIECE_FLOATS;
-        if (tensor->turned && most < tensor->shape[0]) most = tensor->shape[0]; /* at least one row */
+        if (tensor->transposed && most < tensor->shape[0]) most = tensor->shape[0]; /* at least one row */
     }
     writer->floats_most = most;
     void *memory = NULL;
@@ -201,7 +201,7 @@ static enum aq_status piece_write(struct aq_weights_writer *writer, const struct
         AQ_TRY(tensor->fill_bytes(tensor->context, tensor, writer->done, count, bytes));
         return write_all(writer->path, writer->file, bytes, count);
     }
-    if (!tensor->turned) AQ_TRY(aq_weights_source_floats(tensor, writer->done, count, writer->floats));
+    if (!tensor->transposed) AQ_TRY(aq_weights_source_floats(tensor, writer->done, count, writer->floats));
     if (!written->type->from_float(writer->floats, count))
         return aq_fail(AQ_INVAL, AREA, "%s: tensor \"%.128s\" has a value that is too large for %s", writer->path,
                        tensor->name, written->type->name);
@@ -234,7 +234,7 @@ enum aq_status aq_weights_writer_piece(struct aq_weights_writer *writer)
     (void)written_as(tensor, &written); /* it was, when the header was made */
     if (writer->done == 0) AQ_TRY(aq_weights_source_begin(tensor, writer->floats, writer->floats_most));
     uint64_t count = written.count - writer->done;
-    if (tensor->turned && count > 0)
+    if (tensor->transposed && count > 0)
         AQ_TRY(next_rows(writer, tensor, &written, &count));
     else if (count > PIECE_FLOATS)
         count = PIECE_FLOATS;

@@ -1,5 +1,5 @@
 /*
- * test_base.c -- the vocabulary: statuses, memory, rings and bells, Philox, digests, 16-bit floats, traces,
+ * test_base.c -- the vocabulary: statuses, memory, rings and event counts, Philox, digests, 16-bit floats, traces,
  * places at a door.
  */
 #include <math.h>
@@ -108,7 +108,7 @@ static void test_arena_measures_what_it_places(void **state)
 enum { TOKENS = 200000 };
 struct passing {
     struct aq_ring *ring;
-    struct aq_bell *filled, *emptied;
+    struct aq_eventcount *filled, *emptied;
 };
 
 static void producer(void *context)
@@ -116,11 +116,11 @@ static void producer(void *context)
     struct passing *p = context;
     for (uint64_t i = 0; i < TOKENS; i++) {
         for (;;) {
-            const uint32_t seen = aq_bell_count(p->emptied);
+            const uint32_t seen = aq_eventcount_read(p->emptied);
             if (aq_ring_push(p->ring, i)) break;
-            aq_bell_wait(p->emptied, seen, AQ_NEVER);
+            aq_eventcount_wait(p->emptied, seen, AQ_NEVER);
         }
-        aq_bell_ring(p->filled);
+        aq_eventcount_notify(p->filled);
     }
 }
 
@@ -130,27 +130,27 @@ static void test_ring_passes_every_token_in_order(void **state)
     struct passing p;
     struct aq_thread *thread;
     assert_int_equal(aq_ring_open(8, &p.ring), AQ_OK);
-    assert_int_equal(aq_bell_open(&p.filled), AQ_OK);
-    assert_int_equal(aq_bell_open(&p.emptied), AQ_OK);
+    assert_int_equal(aq_eventcount_open(&p.filled), AQ_OK);
+    assert_int_equal(aq_eventcount_open(&p.emptied), AQ_OK);
     assert_int_equal(aq_thread_open("producer", producer, &p, &thread), AQ_OK);
     for (uint64_t i = 0; i < TOKENS; i++) {
         uint64_t token;
         for (;;) {
-            const uint32_t seen = aq_bell_count(p.filled);
+            const uint32_t seen = aq_eventcount_read(p.filled);
             if (aq_ring_pop(p.ring, &token)) break;
-            assert_int_equal(aq_bell_wait(p.filled, seen, aq_clock_after(120000000000u)), AQ_OK);
+            assert_int_equal(aq_eventcount_wait(p.filled, seen, aq_clock_after(120000000000u)), AQ_OK);
         }
-        aq_bell_ring(p.emptied);
+        aq_eventcount_notify(p.emptied);
         assert_int_equal(token, i);
     }
     aq_thread_close(thread);
     assert_int_equal(aq_ring_count(p.ring), 0);
     const uint64_t soon = aq_clock_after(2000000);
-    assert_int_equal(aq_bell_wait(p.filled, aq_bell_count(p.filled), soon), AQ_TIMEOUT);
+    assert_int_equal(aq_eventcount_wait(p.filled, aq_eventcount_read(p.filled), soon), AQ_TIMEOUT);
     assert_true(aq_clock_ns() >= soon);
     aq_ring_close(p.ring);
-    aq_bell_close(p.filled);
-    aq_bell_close(p.emptied);
+    aq_eventcount_close(p.filled);
+    aq_eventcount_close(p.emptied);
 }
 
 /* Known answers of Philox4x32-10: Random123's kat_vectors. */

@@ -212,7 +212,7 @@ static void test_every_rate_and_error_of_ec(void **state)
         }
 }
 
-/* A body of zeroes is no change, to the bit: what an edge decodes of a sample that never changes (edge_still.c). */
+/* A body of zeroes is no change, to the bit: what an edge decodes of a sample that never changes (edge_cached.c). */
 static void no_change(const struct aq_codec_config *config, uint32_t rows, uint32_t columns)
 {
     struct end end;

@@ -204,10 +204,10 @@ static enum aq_status odd_one(struct kit_rank *rank, enum odd odd, float *x)
     case ODD_LEAVES:
         return AQ_OK;
     default: {
-        struct aq_bell *bell; /* until the others have lost patience */
-        AQ_TRY(aq_bell_open(&bell));
-        (void)aq_bell_wait(bell, aq_bell_count(bell), KIT_SECONDS(2));
-        aq_bell_close(bell);
+        struct aq_eventcount *eventcount; /* until the others have lost patience */
+        AQ_TRY(aq_eventcount_open(&eventcount));
+        (void)aq_eventcount_wait(eventcount, aq_eventcount_read(eventcount), KIT_SECONDS(2));
+        aq_eventcount_close(eventcount);
         return AQ_TIMEOUT;
     }
     }
@@ -383,7 +383,7 @@ static enum aq_status run_open_wrong(struct kit_rank *rank)
     struct aq_group_config config = {.rank = rank->rank,
                                      .size = 2,
                                      .links = rank->links,
-                                     .bell = rank->bell,
+                                     .eventcount = rank->eventcount,
                                      .silence_ns = 1000000000,
                                      .piece_bytes = KIT_PIECE_BYTES};
     config.size = 0;

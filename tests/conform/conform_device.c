@@ -166,7 +166,7 @@ static void both_as(const char *what, struct array *arrays, uint32_t count,
 {
     static const uint64_t seeds[] = {0, 0, 11, 12}; /* the truth's is nobody's */
     char text[200];
-    const bool known = truth_recall(what, arrays, count);
+    const bool known = truth_reload(what, arrays, count);
     for (int round = known ? 1 : 0; round <= (gpu ? times : 1); round++) {
         struct aq_device *where = round ? device : truth;
         for (uint32_t i = 0; i < count; i++)

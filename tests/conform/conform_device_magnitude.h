@@ -10,7 +10,7 @@ static enum aq_status magnitude_call(struct aq_device *where, struct array *arra
                                       .C = x->D,
                                       .w = arrays[0].at,
                                       .w_type = arrays[0].type,
-                                      .w_turned = x->H,
+                                      .w_transposed = x->H,
                                       .d = arrays[1].at,
                                       .m = arrays[2].at,
                                       .y = arrays[3].at,
@@ -25,7 +25,7 @@ static enum aq_status magnitude_backward_call(struct aq_device *where, struct ar
                                                .C = x->D,
                                                .w = arrays[0].at,
                                                .w_type = arrays[0].type,
-                                               .w_turned = x->H,
+                                               .w_transposed = x->H,
                                                .d = arrays[1].at,
                                                .m = arrays[2].at,
                                                .g = arrays[3].at,
@@ -68,7 +68,7 @@ static void test_magnitude_is_its_definition(void **state)
               *on_m = on(device, m, sizeof m);
         float *on_y = on(device, NULL, sizeof y), *on_g = on(device, g, sizeof g), *on_dm = on(device, dm, sizeof dm);
         const struct aq_magnitude args = {
-            .rows = 3, .C = 2, .w = on_w, .w_turned = turn, .d = on_d, .m = on_m, .y = on_y};
+            .rows = 3, .C = 2, .w = on_w, .w_transposed = turn, .d = on_d, .m = on_m, .y = on_y};
         assert_int_equal(aq_device_magnitude(device, &args, NULL), AQ_OK);
         off(device, on_d, v, sizeof v);
         off(device, on_y, y, sizeof y);
@@ -80,7 +80,7 @@ static void test_magnitude_is_its_definition(void **state)
         const struct aq_magnitude_backward backward = {.rows = 3,
                                                        .C = 2,
                                                        .w = on_w,
-                                                       .w_turned = turn,
+                                                       .w_transposed = turn,
                                                        .d = on_d,
                                                        .m = on_m,
                                                        .g = on_g,

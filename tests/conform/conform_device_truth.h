@@ -52,7 +52,7 @@ static void truth_forget(void)
 }
 
 /* Sets results[0] of every array, which stay ours, and says true where the next call is the one that was kept. */
-static bool truth_recall(const char *what, struct array *arrays, uint32_t count)
+static bool truth_reload(const char *what, struct array *arrays, uint32_t count)
 {
     if (truths.next >= truths.count) return false;
     const struct truth_answer *answer = &truths.answers[truths.next];

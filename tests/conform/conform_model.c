@@ -718,7 +718,7 @@ static void test_weights_come_back_by_their_names(void **state)
             aq_stage_saved(from.stages[0], i, &infos[i]);
             tensors[i] = (struct aq_weights_tensor){.name = infos[i].name,
                                                     .dimensions = infos[i].dimensions,
-                                                    .turned = infos[i].turned, /* as published */
+                                                    .transposed = infos[i].transposed, /* as published */
                                                     .values = aq_stage_parameters(from.stages[0]) + infos[i].offset};
             memcpy(tensors[i].shape, infos[i].shape, sizeof infos[i].shape);
         }
@@ -736,7 +736,7 @@ static void test_weights_come_back_by_their_names(void **state)
                 float *values = aq_stage_parameters(to.stages[s]) + info.offset;
                 assert_int_equal(aq_weights_find(weights, info.name, &index), AQ_OK);
                 memset(values, 0, info.count * sizeof *values);
-                assert_int_equal(aq_weights_read(weights, index, info.turned, values, info.count), AQ_OK);
+                assert_int_equal(aq_weights_read(weights, index, info.transposed, values, info.count), AQ_OK);
             }
         assert_true(forward(&to, 1, true) == forward(&from, 1, true));
         aq_weights_close(weights);

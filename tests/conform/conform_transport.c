@@ -184,10 +184,10 @@ static void stall(const struct scheme *scheme)
     uint32_t seen;
     const uint64_t enough_ns = PAIR_SECONDS(0.05); /* time in which one frame more would come, were it sent */
     do {
-        seen = aq_bell_count(pair.bell);
+        seen = aq_eventcount_read(pair.eventcount);
         while (aq_link_poll(pair.link[1], &event) == AQ_OK)
             assert_int_equal(event.kind, AQ_LINK_SENT);
-    } while (aq_bell_wait(pair.bell, seen, enough_ns) == AQ_OK);
+    } while (aq_eventcount_wait(pair.eventcount, seen, enough_ns) == AQ_OK);
     assert_int_equal(aq_link_poll(pair.link[0], &event), AQ_AGAIN);
     for (uint32_t n = 0; n < FRAMES; n++) {
         const uint32_t slots = pair.config[0].receive_slots;

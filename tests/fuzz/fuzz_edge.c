@@ -49,7 +49,7 @@ static const char *const codecs[CODECS] = {"codec: aqsgd, bits: 4", "codec: aqsg
                                            "codec: directq, bits: 4", "codec: raw"};
 static struct aq_plan *plans[CODECS];
 static struct aq_device *device;
-static struct aq_bell *bell;
+static struct aq_eventcount *eventcount;
 
 /* --- the link --- */
 
@@ -102,7 +102,7 @@ static void start(void)
     if (device) return;
     const struct aq_device_config config = {.kind = "cpu", .threads = 1};
     AQ_ASSERT(aq_device_open(&config, &device) == AQ_OK);
-    AQ_ASSERT(aq_bell_open(&bell) == AQ_OK);
+    AQ_ASSERT(aq_eventcount_open(&eventcount) == AQ_OK);
     for (int i = 0; i < CODECS; i++) {
         char text[1024];
         struct aq_job *job; /* the plan borrows it; both live as long as the process */
@@ -275,7 +275,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
                                           .shape = &shape,
                                           .sender = sender,
                                           .cache = cache,
-                                          .bell = bell,
+                                          .eventcount = eventcount,
                                           .silence_ns = 0}; /* nobody answers later than at once */
     AQ_ASSERT(aq_edge_open(&config, &edge) == AQ_OK);
     if (sender) {

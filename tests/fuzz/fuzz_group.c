@@ -34,7 +34,7 @@ struct end { /* a rank's end of a link */
 static struct way ways[RANKS][RANKS];
 static struct end ends[RANKS][RANKS];
 static struct aq_mutex *mutex;
-static struct aq_bell *bells[RANKS];
+static struct aq_eventcount *eventcounts[RANKS];
 static bool recording = true;
 static struct aq_grad_codec *codec;
 static bool agreeing; /* the last of the program */
@@ -67,8 +67,8 @@ static void find(const struct aq_link *link, uint32_t *me, uint32_t *peer)
 enum aq_status __wrap_aq_link_send(struct aq_link *link, const struct aq_frame *frame, uint64_t token);
 enum aq_status __wrap_aq_link_poll(struct aq_link *link, struct aq_link_event *out);
 void __wrap_aq_link_release(struct aq_link *link, const void *body);
-enum aq_status __wrap_aq_bell_wait(struct aq_bell *bell, uint32_t seen, uint64_t deadline_ns);
-enum aq_status __real_aq_bell_wait(struct aq_bell *bell, uint32_t seen, uint64_t deadline_ns);
+enum aq_status __wrap_aq_eventcount_wait(struct aq_eventcount *eventcount, uint32_t seen, uint64_t deadline_ns);
+enum aq_status __real_aq_eventcount_wait(struct aq_eventcount *eventcount, uint32_t seen, uint64_t deadline_ns);
 
 enum aq_status __wrap_aq_link_send(struct aq_link *link, const struct aq_frame *frame, uint64_t token)
 {
@@ -86,7 +86,7 @@ enum aq_status __wrap_aq_link_send(struct aq_link *link, const struct aq_frame *
     way->said[way->count] = (struct said){.frame = *frame, .bytes = copy};
     way->said[way->count++].frame.body = copy;
     aq_mutex_unlock(mutex);
-    aq_bell_ring(bells[peer]);
+    aq_eventcount_notify(eventcounts[peer]);
     return AQ_OK;
 }
 
@@ -235,9 +235,9 @@ void __wrap_aq_link_release(struct aq_link *link, const void *body)
 }
 
 /* Nobody rings: it is either there, late, or never comes. */
-enum aq_status __wrap_aq_bell_wait(struct aq_bell *bell, uint32_t seen, uint64_t deadline_ns)
+enum aq_status __wrap_aq_eventcount_wait(struct aq_eventcount *eventcount, uint32_t seen, uint64_t deadline_ns)
 {
-    if (recording) return __real_aq_bell_wait(bell, seen, deadline_ns);
+    if (recording) return __real_aq_eventcount_wait(eventcount, seen, deadline_ns);
     for (uint32_t peer = 1; peer < RANKS; peer++)
         if (!play.ended[peer] && play.late < 64 && ways[peer][0].read < ways[peer][0].count && room(peer) &&
             play.rest.count > 0)
@@ -289,7 +289,7 @@ static enum aq_status open_group(uint32_t rank, struct aq_group **out)
     const struct aq_group_config config = {.rank = rank,
                                            .size = RANKS,
                                            .links = links,
-                                           .bell = bells[rank],
+                                           .eventcount = eventcounts[rank],
                                            .silence_ns = UINT64_C(60000000000),
                                            .piece_bytes = PIECE_BYTES};
     return aq_group_open_links(&config, out);
@@ -318,7 +318,7 @@ static void record(void)
     AQ_ASSERT(aq_grad_codec_open(&config, &tensor, 1, VALUES, &codec) == AQ_OK);
     AQ_ASSERT(aq_mutex_open(&mutex) == AQ_OK);
     for (uint32_t rank = 0; rank < RANKS; rank++) {
-        AQ_ASSERT(aq_bell_open(&bells[rank]) == AQ_OK);
+        AQ_ASSERT(aq_eventcount_open(&eventcounts[rank]) == AQ_OK);
         for (uint32_t peer = 0; peer < RANKS; peer++) {
             struct aq_link *link = &ends[rank][peer].link;
             aq_group_link_config(PIECE_BYTES, &link->config);

@@ -53,7 +53,7 @@ static struct world {
     struct aq_listener *listener;
     struct aq_link *link;
     struct aq_link_config config;
-    struct wire *at_door[WIRES];
+    struct wire *at_acceptor[WIRES];
     uint32_t waiting, wire_count;
     struct wire *wire; /* the latest */
     struct said said[SAID_MAX];
@@ -250,23 +250,23 @@ static const struct aq_byte_stream_ops WIRE_OPS = {.connected = wire_connected,
                                                    .shut = wire_shut,
                                                    .close = wire_close};
 
-static enum aq_status door_accept(struct aq_door *door, struct aq_byte_stream **out)
+static enum aq_status acceptor_accept(struct aq_acceptor *acceptor, struct aq_byte_stream **out)
 {
-    (void)door;
+    (void)acceptor;
     if (w.waiting == 0) return AQ_AGAIN;
-    *out = &w.at_door[0]->stream;
-    memmove(w.at_door, w.at_door + 1, --w.waiting * sizeof w.at_door[0]);
+    *out = &w.at_acceptor[0]->stream;
+    memmove(w.at_acceptor, w.at_acceptor + 1, --w.waiting * sizeof w.at_acceptor[0]);
     return AQ_OK;
 }
 
-static void door_shut(struct aq_door *door)
+static void acceptor_close(struct aq_acceptor *acceptor)
 {
     struct aq_byte_stream *stream;
-    while (door_accept(door, &stream) == AQ_OK)
+    while (acceptor_accept(acceptor, &stream) == AQ_OK)
         aq_byte_stream_close(stream);
 }
 
-static const struct aq_transport FUZZ_DOOR = {.scheme = "fuzz", .accept = door_accept, .shut = door_shut};
+static const struct aq_transport FUZZ_DOOR = {.scheme = "fuzz", .accept = acceptor_accept, .shut = acceptor_close};
 
 /* ---- what the peer says ---- */
 
@@ -488,7 +488,7 @@ static void greet(struct fuzz_piece *rest, bool right)
         .kind = AQ_FRAME_HELLO, .from = hello.rank, .edge = hello.edge, .plan_hash = hello.plan_hash};
     aq_header_encode(&h, bytes);
     if (what % 16 != 9) put(wire, bytes, sizeof bytes);
-    w.at_door[w.waiting++] = wire;
+    w.at_acceptor[w.waiting++] = wire;
     w.wire = wire;
 }
 
@@ -548,7 +548,7 @@ static void turn(void)
         if (w.link && w.link->state != LINK_ENDED) aq_link_work(w.link, w.ns, &next_ns);
         for (uint32_t n = 0; n < AQ_HANDSHAKES && n < WIRES; n++)
             w.listener->hands[n].ready = true;
-        if (w.link && w.link->heal) aq_porter_turn(w.listener, &again_ns);
+        if (w.link && w.link->heal) aq_acceptor_thread_turn(w.listener, &again_ns);
         if (w.wire) adopt(w.wire);
         if (next_ns > w.ns && i > 1) break;
     }
@@ -624,7 +624,7 @@ static const struct aq_net *bare_net(void)
     virtual_clock(virtual_ns, NULL);
     net.config.links_max = 4;
     net.wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    AQ_ASSERT(aq_ring_open(16, &net.commands) == AQ_OK && aq_bell_open(&net.call_bell) == AQ_OK);
+    AQ_ASSERT(aq_ring_open(16, &net.commands) == AQ_OK && aq_eventcount_open(&net.call_eventcount) == AQ_OK);
     return &net;
 }
 
@@ -638,7 +638,7 @@ static void set_up(uint8_t mode)
     AQ_ASSERT(aq_alloc(sizeof *w.listener, &memory) == AQ_OK);
     w.listener = memory;
     w.listener->net = &w.net;
-    w.listener->door = (struct aq_door){.transport = &FUZZ_DOOR, .fd = -1};
+    w.listener->acceptor = (struct aq_acceptor){.transport = &FUZZ_DOOR, .fd = -1};
     w.listener->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     w.net.listeners = w.listener;
     w.net.open_count = 1;

@@ -38,7 +38,7 @@ static const uint64_t steps[STEPS] = {6, 12, 18};
 
 static struct aq_plan *plan;
 static struct aq_device *device;
-static struct aq_bell *bell;
+static struct aq_eventcount *eventcount;
 
 /* --- the link, and the rings of the thread --- */
 
@@ -135,7 +135,7 @@ static void start(void)
     const struct aq_device_config config = {.kind = "cpu", .threads = 1};
     if (device) return;
     AQ_ASSERT(aq_device_open(&config, &device) == AQ_OK);
-    AQ_ASSERT(aq_bell_open(&bell) == AQ_OK);
+    AQ_ASSERT(aq_eventcount_open(&eventcount) == AQ_OK);
     AQ_ASSERT(aq_job_parse(manifest, sizeof manifest - 1, "fuzz.yaml", "/", NULL, 0, &job) == AQ_OK);
     AQ_ASSERT(aq_plan_open(job, &plan) == AQ_OK);
     fuzz_quiet();
@@ -155,9 +155,9 @@ static enum aq_status settle(struct state *state)
 {
     do {
         while (atomic_load_explicit(&pushes, memory_order_acquire) % 2 == 1) {
-            const uint32_t seen = aq_bell_count(bell);
+            const uint32_t seen = aq_eventcount_read(eventcount);
             if (atomic_load_explicit(&pushes, memory_order_acquire) % 2 == 1)
-                (void)aq_bell_wait(bell, seen, aq_clock_after(1000000));
+                (void)aq_eventcount_wait(eventcount, seen, aq_clock_after(1000000));
         }
         AQ_TRY(aq_edge_pump(state->edge));
         AQ_TRY(aq_mirror_pump(state->mirror, true));
@@ -241,13 +241,16 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         name_of(name, steps[i], i ? "" : "mirror-", i ? stage : 1 - stage);
         fuzz_write(name, own, sizeof own);
     }
-    const struct aq_edge_config edge = {
-        .device = device, .shape = &plan->edges[0].shape, .sender = stage == 0, .bell = bell, .mirror = true};
+    const struct aq_edge_config edge = {.device = device,
+                                        .shape = &plan->edges[0].shape,
+                                        .sender = stage == 0,
+                                        .eventcount = eventcount,
+                                        .mirror = true};
     AQ_ASSERT(aq_edge_open(&edge, &state.edge) == AQ_OK);
     struct aq_mirror_config config = {.folder = fuzz_folder(),
                                       .in = stage == 1 ? state.edge : NULL,
                                       .out = stage == 0 ? state.edge : NULL,
-                                      .bell = bell,
+                                      .eventcount = eventcount,
                                       .resumed = which / 2 % 2 ? 6 : 0,
                                       .key = which / 8 % 2 ? key : NULL,
                                       .hash = hash};

@@ -147,8 +147,8 @@ enum aq_status __wrap_aq_link_finish(struct aq_link *link, uint64_t deadline_ns)
 enum aq_status __wrap_aq_link_abort(struct aq_link *link, enum aq_status cause, const char *text, uint64_t deadline_ns);
 void __wrap_aq_link_halt(struct aq_link *link);
 void __wrap_aq_link_stats(const struct aq_link *link, struct aq_link_stats *out);
-enum aq_status __wrap_aq_bell_wait(struct aq_bell *bell, uint32_t seen, uint64_t deadline_ns);
-uint32_t __wrap_aq_bell_count(struct aq_bell *bell);
+enum aq_status __wrap_aq_eventcount_wait(struct aq_eventcount *eventcount, uint32_t seen, uint64_t deadline_ns);
+uint32_t __wrap_aq_eventcount_read(struct aq_eventcount *eventcount);
 
 enum aq_status __wrap_aq_link_send(struct aq_link *link, const struct aq_frame *frame, uint64_t token)
 {
@@ -217,17 +217,17 @@ void __wrap_aq_link_stats(const struct aq_link *link, struct aq_link_stats *out)
                                   .congestion = "bbr"};
 }
 
-enum aq_status __wrap_aq_bell_wait(struct aq_bell *bell, uint32_t seen, uint64_t deadline_ns)
+enum aq_status __wrap_aq_eventcount_wait(struct aq_eventcount *eventcount, uint32_t seen, uint64_t deadline_ns)
 {
-    (void)bell, (void)seen;
+    (void)eventcount, (void)seen;
     AQ_ASSERT(deadline_ns < AQ_NEVER); /* no wait without an end */
     if (deadline_ns > play.now_ns) play.now_ns = deadline_ns;
     return AQ_TIMEOUT;
 }
 
-uint32_t __wrap_aq_bell_count(struct aq_bell *bell)
+uint32_t __wrap_aq_eventcount_read(struct aq_eventcount *eventcount)
 {
-    (void)bell;
+    (void)eventcount;
     return 0;
 }
 

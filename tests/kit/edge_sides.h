@@ -59,14 +59,14 @@ struct side {
     float back_scale; /* gradients are so many times the activations */
     bool leap;        /* those of sample 3 are twenty times as large in the first epoch */
     uint32_t guarded; /* ends that have a guard: 1 the sender, 2 the receiver */
-    uint32_t told;    /* edges.bits: auto: which rung both ways are told; 0: it is fixed */
+    uint32_t told;    /* edges.bits: auto: which level both ways are told; 0: it is fixed */
     struct aq_edge_guard guard;
     enum odd odd; /* the sender's: what is wrong with a frame */
     struct aq_device *device;
     struct aq_stream *compute, *send, *receive;
     struct aq_values values, back; /* activations, gradients */
     float host[2][B * N];          /* of both: copies may be made after the call that asks for them */
-    struct aq_bell *bell;
+    struct aq_eventcount *eventcount;
     struct aq_net *net;
     struct aq_link *link;
     struct aq_cache *cache;
@@ -85,8 +85,8 @@ static enum aq_status side_open(struct side *s)
 {
     const uint64_t deadline = aq_clock_after(120000000000u);
     const struct aq_plan_stage *stage = &s->plan->stages[s->sender ? 0 : 1];
-    AQ_TRY(aq_bell_open(&s->bell));
-    const struct aq_net_config net = {.bell = s->bell, .links_max = 2};
+    AQ_TRY(aq_eventcount_open(&s->eventcount));
+    const struct aq_net_config net = {.eventcount = s->eventcount, .links_max = 2};
     AQ_TRY(aq_net_open(&net, &s->net));
     struct aq_link_config link = s->sender ? stage->link_out : stage->link_in;
     link.send_frames += 8;
@@ -103,7 +103,7 @@ static enum aq_status side_open(struct side *s)
     }
     if (stage->cache.slots) {
         struct aq_cache_config cache = stage->cache;
-        cache.bell = s->bell;
+        cache.eventcount = s->eventcount;
         cache.job_digest = s->plan->job_digest;
         cache.job_name = "test";
         if (s->cropped) cache.samples_max *= 2;
@@ -125,23 +125,23 @@ static enum aq_status side_open(struct side *s)
     struct aq_edge_shape shape = s->plan->edges[0].shape;
     if (s->rows) shape.rows = s->rows, shape.columns = N / s->rows;
     if (s->cropped) shape.pixels = s->unmoved ? 0 : PIXELS, shape.messages *= 2;
-    struct aq_codec_config rungs[AQ_EDGE_RUNGS];
-    const uint32_t rung_count = aq_edge_ladder(&shape.forward, rungs);
-    const float rung = s->guard.state[AQ_GUARD_RUNG];
+    struct aq_codec_config levels[AQ_EDGE_LEVELS];
+    const uint32_t level_count = aq_edge_level_list(&shape.forward, levels);
+    const float level = s->guard.state[AQ_GUARD_LEVEL];
     shape.guard = s->guarded & (s->sender ? 1u : 2u);
-    shape.ladders = s->told > 0;
-    aq_edge_guard_init(&s->guard, 0, rung_count, EPOCHS);
-    s->guard.state[AQ_GUARD_RUNG] = rung;
+    shape.level_lists = s->told > 0;
+    aq_edge_guard_init(&s->guard, 0, level_count, EPOCHS);
+    s->guard.state[AQ_GUARD_LEVEL] = level;
     const struct aq_edge_config edge = {.device = s->device,
                                         .guard = shape.guard && s->sender ? &s->guard : NULL,
                                         .shape = &shape,
                                         .sender = s->sender,
                                         .link = s->link,
                                         .cache = s->plan->edges[0].size.message_bytes ? s->cache : NULL,
-                                        .bell = s->bell,
+                                        .eventcount = s->eventcount,
                                         .silence_ns = 120000000000u};
     AQ_TRY(aq_edge_open(&edge, &s->edge));
-    if (s->told) AQ_TRY(aq_edge_rungs(s->edge, s->told, s->told));
+    if (s->told) AQ_TRY(aq_edge_levels(s->edge, s->told, s->told));
     AQ_TRY(aq_edge_warm(s->edge, s->values.at, s->compute)); /* nothing that comes later may tell */
     return aq_edge_join(s->edge, s->nccl ? AQ_TRANSPORT_NCCL : AQ_TRANSPORT_LINKS);
 }
@@ -194,14 +194,14 @@ static enum aq_status remake(struct side *s);
 static enum aq_status wait_for(struct side *s, bool (*here)(const struct aq_edge *edge))
 {
     for (;;) {
-        const uint32_t seen = aq_bell_count(s->bell);
+        const uint32_t seen = aq_eventcount_read(s->eventcount);
         const enum aq_status pumped = aq_edge_pump(s->edge); /* AQ_CLOSED: the other side is done already */
         AQ_TRY(remake(s));
         if (here(s->edge)) return AQ_OK;
         AQ_TRY(pumped);
         const bool busy = aq_edge_busy_since(s->edge) > 0 || aq_edge_carrying(s->edge);
         const enum aq_status status =
-            aq_bell_wait(s->bell, seen, aq_clock_after(busy ? AQ_EDGE_POLL_NS : 120000000000u));
+            aq_eventcount_wait(s->eventcount, seen, aq_clock_after(busy ? AQ_EDGE_POLL_NS : 120000000000u));
         if (!busy || status != AQ_TIMEOUT) AQ_TRY(status);
     }
 }
@@ -283,27 +283,27 @@ static enum aq_status padding_check(const struct side *s, const uint64_t *ids, c
 static enum aq_status remake(struct side *s)
 {
     uint64_t id;
-    if (!aq_edge_wanted(s->edge, &id) || !idle(s->edge)) return AQ_OK;
+    if (!aq_edge_recompute_pending(s->edge, &id) || !idle(s->edge)) return AQ_OK;
     const struct aq_edge_batch batch = {.samples = 1, .sample_ids = &id, .lengths = s->shorter ? &lengths[id] : NULL};
     activation(id, 0, s->means, s->host[0]);
     for (int v = 0; s->huge && (id == 1 || id == 5) && v < N; v++)
         s->host[0][v] *= 1e5f;
     AQ_TRY(values_set(s, &s->values, s->host[0]));
-    return aq_edge_remade(s->edge, &batch, &s->values, s->send);
+    return aq_edge_recompute_done(s->edge, &batch, &s->values, s->send);
 }
 
 /* Of an edge that is still: rows alone where they may be, each second time; and values that are asked for later. */
 static enum aq_status send_forward(struct side *s, const struct aq_edge_batch *batch)
 {
-    const bool settled = batch->step % 2 && aq_edge_settled(s->edge, batch);
-    return settled ? aq_edge_send_still(s->edge, batch) : aq_edge_send_forward(s->edge, batch, &s->values, s->send);
+    const bool settled = batch->step % 2 && aq_edge_is_cached(s->edge, batch);
+    return settled ? aq_edge_send_cached(s->edge, batch) : aq_edge_send_forward(s->edge, batch, &s->values, s->send);
 }
 
 static enum aq_status receive_forward(struct side *s, const struct aq_edge_batch *batch)
 {
     if (s->plan->edges[0].shape.still && batch->step == 3) {
-        const enum aq_status status = aq_edge_receive_still(s->edge, batch);
-        if (status == AQ_OK) return aq_edge_recall(s->edge, batch, &s->values, s->receive);
+        const enum aq_status status = aq_edge_receive_cached(s->edge, batch);
+        if (status == AQ_OK) return aq_edge_reload(s->edge, batch, &s->values, s->receive);
         if (status != AQ_NOTFOUND) return status;
     }
     return aq_edge_receive_forward(s->edge, batch, &s->values, s->receive);
@@ -393,11 +393,11 @@ static enum aq_status be_odd(struct side *s)
     if (s->sender) AQ_TRY(aq_link_send(s->link, &frame, AQ_EDGE_MIRROR_NO_PIECE));
     for (;;) {
         struct aq_link_event event;
-        const uint32_t seen = aq_bell_count(s->bell);
+        const uint32_t seen = aq_eventcount_read(s->eventcount);
         while (s->sender && aq_link_poll(s->link, &event) == AQ_OK)
             if (event.kind == AQ_LINK_CLOSED) return AQ_OK;
         if (!s->sender) AQ_TRY(aq_edge_pump(s->edge));
-        AQ_TRY(aq_bell_wait(s->bell, seen, aq_clock_after(120000000000u)));
+        AQ_TRY(aq_eventcount_wait(s->eventcount, seen, aq_clock_after(120000000000u)));
     }
 }
 
@@ -447,7 +447,7 @@ static void side_run(void *context)
         aq_device_stream_close(s->device, s->receive);
     }
     aq_device_close(s->device);
-    aq_bell_close(s->bell);
+    aq_eventcount_close(s->eventcount);
 }
 
 struct result {
@@ -458,9 +458,9 @@ static const char *kind = "cpu";
 static bool spoil, nccl, shorter, steady, leap, cropped, unmoved, huge;
 static float back_scale = 1e-5f; /* gradients of activations */
 static uint32_t guarded;        /* ends */
-static uint32_t told;           /* rung of both ways */
+static uint32_t told;           /* level of both ways */
 static float means;             /* how far apart channels' means lie */
-static float rung;              /* where the sender begins */
+static float level;             /* where the sender begins */
 static const char *freeze = ""; /* more of train */
 static const char *backward = "codec: directq, bits: 8";
 static const char *check = "all"; /* edges.check */
@@ -480,10 +480,23 @@ static void sides_open(const char *codec, enum loss lose, enum odd odd, struct s
     const int bytes = snprintf(text, sizeof text, manifest, freeze, check, warmup, codec, backward);
     assert_int_equal(aq_job_parse(text, (size_t)bytes, "test.yaml", "/", NULL, 0, &out->job), AQ_OK);
     assert_int_equal(aq_plan_open(out->job, &out->plan), AQ_OK);
-    out->side = (struct side){.plan = out->plan, .lose = lose, .odd = odd, .kind = kind, .nccl = nccl, .rows = rows,
-                              .shorter = shorter, .steady = steady, .leap = leap, .guarded = guarded, .told = told,
-                              .cropped = cropped, .unmoved = unmoved, .means = means, .huge = huge,
-                              .back_scale = back_scale, .guard.state[AQ_GUARD_RUNG] = rung};
+    out->side = (struct side){.plan = out->plan,
+                              .lose = lose,
+                              .odd = odd,
+                              .kind = kind,
+                              .nccl = nccl,
+                              .rows = rows,
+                              .shorter = shorter,
+                              .steady = steady,
+                              .leap = leap,
+                              .guarded = guarded,
+                              .told = told,
+                              .cropped = cropped,
+                              .unmoved = unmoved,
+                              .means = means,
+                              .huge = huge,
+                              .back_scale = back_scale,
+                              .guard.state[AQ_GUARD_LEVEL] = level};
 }
 
 static void sides_close(struct sides *sides)

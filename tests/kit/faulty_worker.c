@@ -69,12 +69,12 @@ enum aq_status __real_aq_worker_forward(struct aq_worker *worker, const struct a
                                         const struct aq_instruction *instruction);
 enum aq_status __wrap_aq_worker_forward(struct aq_worker *worker, const struct aq_worker_run *run,
                                         const struct aq_instruction *instruction);
-enum aq_status __real_aq_worker_still_forward(struct aq_worker *worker, const struct aq_worker_run *run,
-                                              const struct aq_edge_batch *batch,
-                                              const struct aq_instruction *instruction);
-enum aq_status __wrap_aq_worker_still_forward(struct aq_worker *worker, const struct aq_worker_run *run,
-                                              const struct aq_edge_batch *batch,
-                                              const struct aq_instruction *instruction);
+enum aq_status __real_aq_worker_cached_forward(struct aq_worker *worker, const struct aq_worker_run *run,
+                                               const struct aq_edge_batch *batch,
+                                               const struct aq_instruction *instruction);
+enum aq_status __wrap_aq_worker_cached_forward(struct aq_worker *worker, const struct aq_worker_run *run,
+                                               const struct aq_edge_batch *batch,
+                                               const struct aq_instruction *instruction);
 enum aq_status __real_aq_worker_backward(struct aq_worker *worker, const struct aq_worker_run *run,
                                          const struct aq_instruction *instruction);
 enum aq_status __wrap_aq_worker_backward(struct aq_worker *worker, const struct aq_worker_run *run,
@@ -128,11 +128,11 @@ static enum aq_status hold_serving(struct aq_worker *worker, uint64_t step, cons
     static struct hold hold;
     enum aq_status status;
     while ((status = hold_look(&hold, worker->rank, step, phase)) == AQ_AGAIN) {
-        const uint32_t seen = aq_bell_count(worker->bell);
+        const uint32_t seen = aq_eventcount_read(worker->eventcount);
         AQ_TRY(aq_worker_serve(worker));
         AQ_TRY(aq_worker_control_poll(worker));
         if (worker->stop_asked) return AQ_OK;
-        (void)aq_bell_wait(worker->bell, seen, aq_clock_after(HOLD_LOOK_NS));
+        (void)aq_eventcount_wait(worker->eventcount, seen, aq_clock_after(HOLD_LOOK_NS));
     }
     return status;
 }
@@ -146,7 +146,7 @@ static enum aq_status hold_within(struct aq_worker *worker, const struct aq_work
     const enum aq_status status = hold_look(&hold, worker->rank, run->step + 1, phase);
     if (status != AQ_AGAIN) return status;
     nap();
-    aq_bell_ring(worker->bell);
+    aq_eventcount_notify(worker->eventcount);
     return AQ_AGAIN;
 }
 
@@ -164,12 +164,12 @@ enum aq_status __wrap_aq_worker_forward(struct aq_worker *worker, const struct a
     return __real_aq_worker_forward(worker, run, instruction);
 }
 
-enum aq_status __wrap_aq_worker_still_forward(struct aq_worker *worker, const struct aq_worker_run *run,
-                                              const struct aq_edge_batch *batch,
-                                              const struct aq_instruction *instruction)
+enum aq_status __wrap_aq_worker_cached_forward(struct aq_worker *worker, const struct aq_worker_run *run,
+                                               const struct aq_edge_batch *batch,
+                                               const struct aq_instruction *instruction)
 {
     AQ_TRY(hold_within(worker, run, instruction, "forward"));
-    return __real_aq_worker_still_forward(worker, run, batch, instruction);
+    return __real_aq_worker_cached_forward(worker, run, batch, instruction);
 }
 
 enum aq_status __wrap_aq_worker_backward(struct aq_worker *worker, const struct aq_worker_run *run,

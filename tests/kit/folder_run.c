@@ -132,13 +132,13 @@ static enum aq_status tensor_read(struct run *run, struct aq_stage *stage, const
 {
     uint32_t index;
     if (run->adapter && aq_adapter_folder_find(run->adapter, &run->config.model, info->name, &index) == AQ_OK)
-        return aq_weights_read(aq_adapter_folder_weights(run->adapter), index, info->turned,
+        return aq_weights_read(aq_adapter_folder_weights(run->adapter), index, info->transposed,
                                aq_stage_parameters(stage) + info->offset, info->count);
     const char *name = info->name;
     if (aq_weights_find(weights, name, &index) != AQ_OK) name = info->begins_as;
     if (aq_weights_find(weights, name, &index) != AQ_OK)
         return aq_fail(AQ_NOTFOUND, "folder_run", "there is no tensor %s", info->name);
-    return aq_weights_read(weights, index, info->turned, aq_stage_parameters(stage) + info->offset, info->count);
+    return aq_weights_read(weights, index, info->transposed, aq_stage_parameters(stage) + info->offset, info->count);
 }
 
 static enum aq_status stages_open(struct run *run, const struct aq_weights *weights)
@@ -215,7 +215,7 @@ static enum aq_status gradients_write(struct run *run)
             char name[2 * AQ_TENSOR_NAME_MAX], file[2 * AQ_TENSOR_NAME_MAX + 16];
             aq_stage_tensor(run->stages[s], i, &info);
             aq_publish_name(&run->config.model, info.name, name, sizeof name);
-            snprintf(file, sizeof file, "%s.%s.f32", name, info.turned ? "turned" : "grad");
+            snprintf(file, sizeof file, "%s.%s.f32", name, info.transposed ? "turned" : "grad");
             AQ_TRY(
                 file_of(run, file, "wb", aq_stage_gradients(run->stages[s]) + info.offset, info.count * sizeof(float)));
         }
@@ -249,7 +249,7 @@ static enum aq_status export_write(struct run *run)
         aq_publish_name(&run->config.model, info.name, names[i], sizeof names[i]);
         tensors[i] = (struct aq_weights_tensor){.name = names[i],
                                                 .dimensions = info.dimensions,
-                                                .turned = info.turned,
+                                                .transposed = info.transposed,
                                                 .values = aq_stage_parameters(run->stages[0]) + info.offset};
         memcpy(tensors[i].shape, info.shape, sizeof info.shape);
     }

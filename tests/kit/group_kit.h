@@ -25,7 +25,7 @@ struct kit;
 struct kit_rank {
     struct kit *kit;
     uint32_t rank;
-    struct aq_bell *bell;
+    struct aq_eventcount *eventcount;
     struct aq_net *net;
     struct aq_listener *listener;
     struct aq_link *links[KIT_RANKS_MAX];
@@ -98,7 +98,7 @@ static inline enum aq_status kit_open(struct kit_rank *rank)
     const struct aq_group_config config = {.rank = rank->rank,
                                            .size = kit->size,
                                            .links = rank->links,
-                                           .bell = rank->bell,
+                                           .eventcount = rank->eventcount,
                                            .device = rank->device,
                                            .silence_ns = (uint64_t)((kit->silence_s > 0 ? kit->silence_s : 60) * 1e9),
                                            .piece_bytes = kit->piece_bytes ? kit->piece_bytes : KIT_PIECE_BYTES,
@@ -148,8 +148,9 @@ static inline void kit_run(struct kit *kit)
     for (uint32_t i = 0; i < kit->size; i++) {
         struct kit_rank *rank = &kit->ranks[i];
         *rank = (struct kit_rank){.kit = kit, .rank = i, .tls = kit->tls ? kit->tls[i] : NULL};
-        assert_int_equal(aq_bell_open(&rank->bell), AQ_OK);
-        const struct aq_net_config config = {.bell = rank->bell, .links_max = KIT_RANKS_MAX + 1, .tls = rank->tls};
+        assert_int_equal(aq_eventcount_open(&rank->eventcount), AQ_OK);
+        const struct aq_net_config config = {
+            .eventcount = rank->eventcount, .links_max = KIT_RANKS_MAX + 1, .tls = rank->tls};
         assert_int_equal(aq_net_open(&config, &rank->net), AQ_OK);
         kit_listen(rank);
     }
@@ -158,7 +159,7 @@ static inline void kit_run(struct kit *kit)
     for (uint32_t i = 0; i < kit->size; i++)
         aq_thread_close(kit->ranks[i].thread);
     for (uint32_t i = 0; i < kit->size; i++)
-        aq_bell_close(kit->ranks[i].bell);
+        aq_eventcount_close(kit->ranks[i].eventcount);
 }
 
 /* The same, and all must have succeeded. */

@@ -23,7 +23,7 @@ enum { PAIR_ADDRESS_BYTES = 256, PAIR_PATIENCE = 120 };
 #define PAIR_SECONDS(s) aq_clock_after((uint64_t)((s)*1e9))
 
 struct link_pair {
-    struct aq_bell *bell;
+    struct aq_eventcount *eventcount;
     struct aq_net *net[2]; /* 0 listens, 1 connects */
     struct aq_link *link[2];
     struct aq_link_config config[2];
@@ -53,9 +53,9 @@ static inline void pair_config(struct link_pair *pair)
 static inline void pair_nets(struct link_pair *pair)
 {
     aq_error_clear(); /* no other thread runs yet: aq_error_text() is about this pair */
-    assert_int_equal(aq_bell_open(&pair->bell), AQ_OK);
+    assert_int_equal(aq_eventcount_open(&pair->eventcount), AQ_OK);
     for (int i = 0; i < 2; i++) {
-        const struct aq_net_config config = {.bell = pair->bell, .links_max = 8, .tls = pair->tls[i]};
+        const struct aq_net_config config = {.eventcount = pair->eventcount, .links_max = 8, .tls = pair->tls[i]};
         assert_int_equal(aq_net_open(&config, &pair->net[i]), AQ_OK);
     }
 }
@@ -118,7 +118,7 @@ static inline void pair_close(struct link_pair *pair)
 {
     for (int i = 0; i < 2; i++)
         aq_net_close(pair->net[i]);
-    aq_bell_close(pair->bell);
+    aq_eventcount_close(pair->eventcount);
 }
 
 /* The next event of that link; fails the test after `seconds`. */
@@ -127,9 +127,9 @@ static inline struct aq_link_event pair_event(struct link_pair *pair, int side, 
     struct aq_link_event event;
     const uint64_t deadline_ns = PAIR_SECONDS(seconds);
     for (;;) {
-        const uint32_t seen = aq_bell_count(pair->bell);
+        const uint32_t seen = aq_eventcount_read(pair->eventcount);
         if (aq_link_poll(pair->link[side], &event) == AQ_OK) return event;
-        assert_int_equal(aq_bell_wait(pair->bell, seen, deadline_ns), AQ_OK);
+        assert_int_equal(aq_eventcount_wait(pair->eventcount, seen, deadline_ns), AQ_OK);
     }
 }
 
@@ -232,14 +232,14 @@ static inline void pair_exchange(struct link_pair *pair, uint32_t frames, double
         flows[i].bodies = memory;
     }
     for (;;) {
-        const uint32_t seen = aq_bell_count(pair->bell);
+        const uint32_t seen = aq_eventcount_read(pair->eventcount);
         bool done = true;
         for (int i = 0; i < 2; i++) {
             pair_flow_step(pair, &flows[i], i, frames);
             done &= flows[i].returned == frames && flows[i].received == frames;
         }
         if (done) break;
-        assert_int_equal(aq_bell_wait(pair->bell, seen, deadline_ns), AQ_OK);
+        assert_int_equal(aq_eventcount_wait(pair->eventcount, seen, deadline_ns), AQ_OK);
     }
     for (int i = 0; i < 2; i++)
         aq_free(flows[i].bodies);

@@ -76,7 +76,7 @@ static inline void kit_open(struct kit *kit)
     pair_open(&kit->pair, "sim", "");
     if (kit->plan->edges[0].size.message_bytes) {
         struct aq_cache_config cache = stages[kit->stage].cache;
-        cache.bell = kit->pair.bell;
+        cache.eventcount = kit->pair.eventcount;
         cache.job_name = "test";
         assert_int_equal(aq_cache_open(&cache, &kit->cache), AQ_OK);
     }
@@ -89,7 +89,7 @@ static inline void kit_open(struct kit *kit)
                                         .sender = kit->stage == 0,
                                         .link = kit->pair.link[0],
                                         .cache = kit->cache,
-                                        .bell = kit->pair.bell,
+                                        .eventcount = kit->pair.eventcount,
                                         .silence_ns = kit_silence_ns ? kit_silence_ns : PAIR_PATIENCE * 1000000000ull,
                                         .mirror = true};
     assert_int_equal(aq_edge_open(&edge, &kit->edge), AQ_OK);
@@ -104,9 +104,9 @@ static inline void kit_hang_up(struct kit *kit)
     aq_link_close(kit->pair.link[1]);
     kit->pair.link[1] = NULL;
     while (kit->edge->ended == AQ_OK && event.kind != AQ_LINK_CLOSED) {
-        const uint32_t seen = aq_bell_count(kit->pair.bell);
+        const uint32_t seen = aq_eventcount_read(kit->pair.eventcount);
         if (aq_link_poll(kit->pair.link[0], &event) == AQ_AGAIN)
-            assert_int_equal(aq_bell_wait(kit->pair.bell, seen, PAIR_SECONDS(PAIR_PATIENCE)), AQ_OK);
+            assert_int_equal(aq_eventcount_wait(kit->pair.eventcount, seen, PAIR_SECONDS(PAIR_PATIENCE)), AQ_OK);
         else if (event.kind == AQ_LINK_RECEIVED && event.frame.body)
             aq_link_release(kit->pair.link[0], event.frame.body);
     }
@@ -129,14 +129,14 @@ static inline void kit_say(struct kit *kit, const struct aq_frame *frame)
 {
     struct aq_link_event event;
     for (;;) {
-        const uint32_t seen = aq_bell_count(kit->pair.bell);
+        const uint32_t seen = aq_eventcount_read(kit->pair.eventcount);
         const enum aq_status status = aq_link_send(kit->pair.link[1], frame, 0);
         if (status != AQ_AGAIN) return; /* a link that has ended takes no more, which is as good */
         while (aq_link_poll(kit->pair.link[1], &event) == AQ_OK)
             if (event.kind == AQ_LINK_RECEIVED && event.frame.body)
                 aq_link_release(kit->pair.link[1], event.frame.body);
         if (aq_link_send(kit->pair.link[1], frame, 0) != AQ_AGAIN) return;
-        assert_int_equal(aq_bell_wait(kit->pair.bell, seen, PAIR_SECONDS(PAIR_PATIENCE)), AQ_OK);
+        assert_int_equal(aq_eventcount_wait(kit->pair.eventcount, seen, PAIR_SECONDS(PAIR_PATIENCE)), AQ_OK);
     }
 }
 
@@ -152,7 +152,7 @@ static inline enum aq_status kit_hear(struct kit *kit, struct aq_frame *frame)
 {
     struct aq_link_event event;
     for (;;) {
-        const uint32_t seen = aq_bell_count(kit->pair.bell);
+        const uint32_t seen = aq_eventcount_read(kit->pair.eventcount);
         AQ_TRY(kit_turn(kit));
         while (aq_link_poll(kit->pair.link[1], &event) == AQ_OK) {
             assert_int_not_equal(event.kind, AQ_LINK_CLOSED);
@@ -160,7 +160,7 @@ static inline enum aq_status kit_hear(struct kit *kit, struct aq_frame *frame)
             *frame = event.frame;
             return AQ_OK;
         }
-        assert_int_equal(aq_bell_wait(kit->pair.bell, seen, PAIR_SECONDS(PAIR_PATIENCE)), AQ_OK);
+        assert_int_equal(aq_eventcount_wait(kit->pair.eventcount, seen, PAIR_SECONDS(PAIR_PATIENCE)), AQ_OK);
     }
 }
 
@@ -184,11 +184,11 @@ static inline void kit_refuses(struct kit *kit, enum aq_status want, const char 
 {
     enum aq_status status = AQ_OK;
     for (;;) {
-        const uint32_t seen = aq_bell_count(kit->pair.bell);
+        const uint32_t seen = aq_eventcount_read(kit->pair.eventcount);
         status = kit_turn(kit);
         if (status != AQ_OK) break;
         assert_false(kit_took(kit));
-        assert_int_equal(aq_bell_wait(kit->pair.bell, seen, PAIR_SECONDS(PAIR_PATIENCE)), AQ_OK);
+        assert_int_equal(aq_eventcount_wait(kit->pair.eventcount, seen, PAIR_SECONDS(PAIR_PATIENCE)), AQ_OK);
     }
     const char *text = aq_error_text();
     if (status != want || (one && !strstr(text, one)) || (other && !strstr(text, other)))

@@ -9,7 +9,7 @@
  *     abort   die by SIGABRT after a last line
  *     fail    say `failed` (corrupt), end with 1
  *     echo    say `failed` (closed), end with 1
- *     hang    stop reading and reporting, but live: its pulse goes on
+ *     hang    stop reading and reporting, but live: its heartbeat goes on
  *     behind  begin this step only when rank 0 has begun its last one
  *     garble  write bytes that are no JSON
  *     mute    never become ready (step 0)
@@ -33,7 +33,7 @@
 #include <unistd.h>
 
 #include "control.h"
-#include "pulse.h"
+#include "heartbeat.h"
 #include "stages/weights.h"
 
 struct page {
@@ -182,7 +182,7 @@ static void train(const json_t *start)
     const char *folder = aq_control_text_or(start, "checkpoint", "");
     bool stopped = false;
     for (uint64_t step = aq_control_u64_or(start, "resume", 0) + 1; step <= steps && !stopped; step++) {
-        aq_pulse_step(step);
+        aq_heartbeat_step(step);
         keep_together(step);
         misbehave(step);
         wait_ms((long)ms);
@@ -229,7 +229,7 @@ static bool join(void)
 int main(void)
 {
     aq_log_init(-1);
-    if (aq_control_open(AQ_CONTROL_FD, &control) != AQ_OK || aq_pulse_open() != AQ_OK) return 9;
+    if (aq_control_open(AQ_CONTROL_FD, &control) != AQ_OK || aq_heartbeat_open() != AQ_OK) return 9;
     json_t *start = hear("start");
     manifest = aq_control_text_or(start, "manifest", "");
     rank = (uint32_t)aq_control_u64_or(start, "rank", 0);
@@ -243,10 +243,10 @@ int main(void)
             wait_ms(1000);
     say(json_pack("{s:s}", "event", "ready"));
     json_decref(hear("go"));
-    aq_pulse_doing(AQ_DOING_COMPUTE);
+    aq_heartbeat_phase(AQ_PHASE_COMPUTE);
     train(start);
     json_decref(start);
-    aq_pulse_close();
+    aq_heartbeat_close();
     aq_control_close(control);
     return 0;
 }

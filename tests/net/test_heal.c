@@ -35,7 +35,7 @@ struct proxy_pair { /* two sockets, and what is between them in either direction
 };
 
 struct proxy {
-    int door;
+    int acceptor;
     uint16_t port, to;
     struct proxy_pair pairs[PROXY_PAIRS];
     uint64_t cut_every; /* cut after some such many bytes; 0: not by itself */
@@ -71,7 +71,7 @@ static void proxy_next_cut(struct proxy *proxy)
 
 static void proxy_accept(struct proxy *proxy)
 {
-    const int fd = accept4(proxy->door, NULL, NULL, SOCK_CLOEXEC);
+    const int fd = accept4(proxy->acceptor, NULL, NULL, SOCK_CLOEXEC);
     if (fd == -1) return;
     struct proxy_pair *pair = NULL;
     for (int i = 0; i < PROXY_PAIRS; i++)
@@ -117,7 +117,7 @@ static bool proxy_move(struct proxy *proxy, struct proxy_pair *pair, int from)
 
 static void proxy_turn(struct proxy *proxy)
 {
-    struct pollfd fds[1 + 2 * PROXY_PAIRS] = {{.fd = proxy->door, .events = POLLIN}};
+    struct pollfd fds[1 + 2 * PROXY_PAIRS] = {{.fd = proxy->acceptor, .events = POLLIN}};
     for (int i = 0; i < 2 * PROXY_PAIRS; i++) {
         const struct proxy_pair *pair = &proxy->pairs[i / 2];
         const int side = i % 2;
@@ -152,7 +152,7 @@ static void proxy_run(void *context)
         proxy_turn(proxy);
     for (int i = 0; i < PROXY_PAIRS; i++)
         proxy_drop(&proxy->pairs[i]);
-    close(proxy->door);
+    close(proxy->acceptor);
 }
 
 /* Between the pair's listener and its connector, whose address becomes that of the proxy. */
@@ -164,10 +164,10 @@ static struct proxy *proxy_open(struct link_pair *pair, uint64_t cut_every)
     assert_int_equal(aq_alloc(sizeof(struct proxy), &memory), AQ_OK);
     struct proxy *proxy = memory;
     proxy->to = (uint16_t)strtoul(strrchr(pair->address, ':') + 1, NULL, 10);
-    proxy->door = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    assert_int_equal(bind(proxy->door, (struct sockaddr *)&at, sizeof at), 0);
-    assert_int_equal(listen(proxy->door, 16), 0);
-    assert_int_equal(getsockname(proxy->door, (struct sockaddr *)&at, &bytes), 0);
+    proxy->acceptor = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    assert_int_equal(bind(proxy->acceptor, (struct sockaddr *)&at, sizeof at), 0);
+    assert_int_equal(listen(proxy->acceptor, 16), 0);
+    assert_int_equal(getsockname(proxy->acceptor, (struct sockaddr *)&at, &bytes), 0);
     proxy->port = ntohs(at.sin_port);
     for (int i = 0; i < PROXY_PAIRS; i++)
         proxy->pairs[i].fd[0] = proxy->pairs[i].fd[1] = -1;
@@ -190,14 +190,14 @@ static void order(struct proxy *proxy, enum proxy_order what)
     atomic_store_explicit(&proxy->order, what, memory_order_relaxed);
 }
 
-/* Events ring the bell: wait the whole time all the same. */
+/* Events notify the event count: wait the whole time all the same. */
 static void pass_time(const struct link_pair *pair, double seconds)
 {
     const uint64_t until = PAIR_SECONDS(seconds);
     uint32_t seen;
     do
-        seen = aq_bell_count(pair->bell);
-    while (aq_bell_wait(pair->bell, seen, until) == AQ_OK);
+        seen = aq_eventcount_read(pair->eventcount);
+    while (aq_eventcount_wait(pair->eventcount, seen, until) == AQ_OK);
 }
 
 /* The connections that stand, or one of them, become holes; later ones pass. */
@@ -237,7 +237,7 @@ static void listen_closely(struct link_pair *pair)
         pair->config[i].silence_ns_max = 400000000;
 }
 
-/* Meet, and close the listener: from there on its porter has the door. */
+/* Meet, and close the listener: from there on its porter has the acceptor. */
 static void meet(struct link_pair *pair)
 {
     pair_meet(pair, PAIR_PATIENCE);

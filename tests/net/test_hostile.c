@@ -58,9 +58,9 @@ static void wait_for_word(struct link_pair *pair, const struct raw *raw)
     struct aq_link_event event;
     uint8_t byte;
     while (recv(raw->fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) == -1 && errno == EAGAIN) {
-        const uint32_t seen = aq_bell_count(pair->bell);
+        const uint32_t seen = aq_eventcount_read(pair->eventcount);
         if (aq_link_poll(pair->link[0], &event) == AQ_OK) assert_int_equal(event.kind, AQ_LINK_SENT);
-        (void)aq_bell_wait(pair->bell, seen, PAIR_SECONDS(0.002));
+        (void)aq_eventcount_wait(pair->eventcount, seen, PAIR_SECONDS(0.002));
         assert_true(aq_clock_ns() < deadline_ns);
     }
 }
@@ -107,8 +107,8 @@ static void settle_tokens(struct link_pair *pair)
 {
     const uint64_t deadline_ns = PAIR_SECONDS(PAIR_PATIENCE);
     while (aq_ring_count(pair->link[0]->to_loop) > 0) {
-        const uint32_t seen = aq_bell_count(pair->bell);
-        (void)aq_bell_wait(pair->bell, seen, PAIR_SECONDS(0.001));
+        const uint32_t seen = aq_eventcount_read(pair->eventcount);
+        (void)aq_eventcount_wait(pair->eventcount, seen, PAIR_SECONDS(0.001));
         assert_true(aq_clock_ns() < deadline_ns);
     }
 }
@@ -387,7 +387,7 @@ static void test_resume_twice_counts_from_the_last(void **state)
 
 /* ---- HELLO ---- */
 
-/* Refused at a living link's door, for these words. */
+/* Refused at a living link's acceptor, for these words. */
 static void refused_hello(struct link_pair *pair, struct raw raw, enum aq_status status, const char *words)
 {
     struct aq_hello answer;
@@ -451,7 +451,7 @@ static void test_accept_unknown_session_makes_no_link(void **state)
         raw_greet(&liar, pair.address, true);
         assert_int_equal(aq_link_accept(pair.listener, &pair.config[0], PAIR_SECONDS(0.05), &pair.link[0]), AQ_TIMEOUT);
         struct raw raw = raw_peer(&pair);
-        accept_raw(&pair, &raw, &answer); /* the liar is still at the door */
+        accept_raw(&pair, &raw, &answer); /* the liar is still at the acceptor */
         assert_true(answer.session != liar.hello.session || other);
         assert_int_equal(answer.resume_sequence, 0);
         raw_send(&raw, (struct aq_header){.kind = AQ_FRAME_CONTROL, .step = 2}, NULL);
@@ -514,7 +514,7 @@ static void test_hello_that_is_none_is_refused(void **state)
     close_raw(&pair, &raw);
 }
 
-/* ---- many at one door ---- */
+/* ---- many at one acceptor ---- */
 
 /* Their confirmations are all missing at once, which no longer ends the process: 17 did. */
 static void blip(uint32_t count)
@@ -526,7 +526,7 @@ static void blip(uint32_t count)
     struct aq_net *net;
     listening(&pair, true);
     aq_listener_close(pair.listener);
-    const struct aq_net_config config = {.bell = pair.bell, .links_max = count + 1};
+    const struct aq_net_config config = {.eventcount = pair.eventcount, .links_max = count + 1};
     aq_net_close(pair.net[0]);
     assert_int_equal(aq_net_open(&config, &net), AQ_OK);
     pair.net[0] = net;
@@ -635,7 +635,7 @@ static void test_accept_kept_peer_does_not_give_way(void **state)
     close_raw(&pair, &raw);
 }
 
-/* The same for a link that was cut: its peer finds the door. */
+/* The same for a link that was cut: its peer finds the acceptor. */
 static void test_heal_among_strangers(void **state)
 {
     struct link_pair pair = {0};

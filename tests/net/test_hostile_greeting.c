@@ -221,7 +221,7 @@ static void test_peer_that_comes_again_ends_its_earlier_try(void **state)
 
 /* ---- a listener that misbehaves ---- */
 
-static int door_open(char address[PAIR_ADDRESS_BYTES])
+static int acceptor_open(char address[PAIR_ADDRESS_BYTES])
 {
     struct sockaddr_in here = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     socklen_t bytes = sizeof here;
@@ -235,7 +235,7 @@ static int door_open(char address[PAIR_ADDRESS_BYTES])
 }
 
 /* The next connector, its HELLO in *asked; answered with this session and position. */
-static struct raw answer_with(const struct link_pair *pair, int door, uint64_t session, uint64_t position,
+static struct raw answer_with(const struct link_pair *pair, int acceptor, uint64_t session, uint64_t position,
                               struct aq_hello *asked)
 {
     const struct timeval patience = {.tv_sec = PAIR_PATIENCE};
@@ -244,7 +244,7 @@ static struct raw answer_with(const struct link_pair *pair, int door, uint64_t s
     struct raw raw = raw_peer(pair);
     raw.hello.rank = 0;
     raw.hello.peer_rank = 1;
-    raw.fd = accept(door, NULL, NULL);
+    raw.fd = accept(acceptor, NULL, NULL);
     assert_int_not_equal(raw.fd, -1);
     assert_int_equal(setsockopt(raw.fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience), 0);
     assert_true(raw_read(&raw, &header, body));
@@ -272,9 +272,9 @@ static void test_answer_with_another_session_is_not_taken(void **state)
         pair.config[i].outage_ns_max = PAIR_PATIENCE * UINT64_C(1000000000);
     }
     pair_nets(&pair);
-    const int door = door_open(pair.address);
+    const int acceptor = acceptor_open(pair.address);
     assert_int_equal(aq_thread_open("connector", pair_connect_run, &pair, &thread), AQ_OK);
-    struct raw raw = answer_with(&pair, door, 77, 0, &asked);
+    struct raw raw = answer_with(&pair, acceptor, 77, 0, &asked);
     assert_int_equal(asked.session, 0);
     assert_true(raw_read(&raw, &header, NULL)); /* its confirmation */
     aq_thread_close(thread);
@@ -282,18 +282,18 @@ static void test_answer_with_another_session_is_not_taken(void **state)
     close(raw.fd);
     static const uint64_t wrong[][2] = {{78, 1}, {0, 0}, {77, 0}};
     for (int i = 0; i < 3; i++) {
-        raw = answer_with(&pair, door, wrong[i][0], wrong[i][1], &asked);
+        raw = answer_with(&pair, acceptor, wrong[i][0], wrong[i][1], &asked);
         assert_int_equal(asked.session, 77);
         assert_false(raw_read(&raw, &header, NULL)); /* it hangs up */
         close(raw.fd);
     }
-    raw = answer_with(&pair, door, 77, 1, &asked);
+    raw = answer_with(&pair, acceptor, 77, 1, &asked);
     assert_true(raw_read(&raw, &header, NULL));
     assert_int_equal(header.kind, AQ_FRAME_HELLO);
     raw_send(&raw, (struct aq_header){.kind = AQ_FRAME_CONTROL, .step = 3}, NULL);
     assert_int_equal(pair_event_of(&pair, 1, AQ_LINK_RECEIVED, PAIR_PATIENCE).frame.step, 3);
     close(raw.fd);
-    close(door);
+    close(acceptor);
     pair_close(&pair);
 }
 

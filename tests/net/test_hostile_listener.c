@@ -109,7 +109,7 @@ static void assert_said(const char *words)
 
 /* ---- the listener ---- */
 
-static int door_open(char address[PAIR_ADDRESS_BYTES])
+static int acceptor_open(char address[PAIR_ADDRESS_BYTES])
 {
     struct sockaddr_in here = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     const struct timeval patience = {.tv_sec = PAIR_PATIENCE};
@@ -132,13 +132,13 @@ static struct raw raw_listener(const struct link_pair *pair)
     return raw;
 }
 
-/* The next connector at the door, and its HELLO. */
-static void let_in(struct raw *raw, int door, struct aq_hello *asked)
+/* The next connector at the acceptor, and its HELLO. */
+static void let_in(struct raw *raw, int acceptor, struct aq_hello *asked)
 {
     const struct timeval patience = {.tv_sec = PAIR_PATIENCE};
     uint8_t hello[AQ_FRAME_HELLO_BYTES];
     struct aq_header header;
-    raw->fd = accept(door, NULL, NULL);
+    raw->fd = accept(acceptor, NULL, NULL);
     assert_int_not_equal(raw->fd, -1);
     assert_int_equal(setsockopt(raw->fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience), 0);
     assert_true(raw_read(raw, &header, hello));
@@ -223,18 +223,18 @@ static int dialling(struct link_pair *pair, double outage_seconds)
     }
     pair_nets(pair);
     lines_begin();
-    return door_open(pair->address);
+    return acceptor_open(pair->address);
 }
 
 /* A link to the raw listener: session 77 where it heals. */
-static struct raw connected(struct link_pair *pair, int door)
+static struct raw connected(struct link_pair *pair, int acceptor)
 {
     struct aq_thread *thread;
     struct aq_hello asked;
     struct aq_header header;
     struct raw raw = raw_listener(pair);
     assert_int_equal(aq_thread_open("connector", pair_connect_run, pair, &thread), AQ_OK);
-    let_in(&raw, door, &asked);
+    let_in(&raw, acceptor, &asked);
     assert_true(asked.session == 0 && asked.resume_sequence == 0);
     raw.hello.session = raw.hello.features & AQ_FEATURE_HEAL ? SESSION : 0;
     answer(&raw, NONE);
@@ -246,11 +246,11 @@ static struct raw connected(struct link_pair *pair, int door)
 }
 
 /* It dials again, is answered as it should be, and the link stands. */
-static void heal(struct link_pair *pair, struct raw *raw, int door, uint64_t step)
+static void heal(struct link_pair *pair, struct raw *raw, int acceptor, uint64_t step)
 {
     struct aq_hello asked;
     struct aq_header header;
-    let_in(raw, door, &asked);
+    let_in(raw, acceptor, &asked);
     assert_int_equal(asked.session, SESSION);
     assert_int_equal(asked.resume_sequence, raw->sequence + 1);
     answer(raw, NONE);
@@ -279,15 +279,15 @@ static void lie_to_connector(enum lie lie, enum aq_status status, const char *wo
     struct link_pair pair;
     struct aq_thread *thread;
     struct aq_hello asked;
-    const int door = dialling(&pair, PAIR_PATIENCE);
+    const int acceptor = dialling(&pair, PAIR_PATIENCE);
     struct raw raw = raw_listener(&pair);
     raw.hello.session = SESSION;
     if (status == AQ_TIMEOUT) pair.connect_seconds = 0.1; /* it would come again */
     assert_int_equal(aq_thread_open("connector", pair_connect_run, &pair, &thread), AQ_OK);
-    let_in(&raw, door, &asked);
+    let_in(&raw, acceptor, &asked);
     answer(&raw, lie);
     const enum aq_status told = farewell(&raw);
-    close(door);
+    close(acceptor);
     aq_thread_close(thread);
     assert_int_equal(pair.connected, status);
     if (!strstr(aq_error_text(), words)) fail_msg("lie %d: it is said: %s", lie, aq_error_text());
@@ -319,17 +319,17 @@ static void test_answer_with_what_was_not_asked_makes_no_link(void **state)
         struct link_pair pair;
         struct aq_thread *thread;
         struct aq_hello asked;
-        const int door = dialling(&pair, CASES_OF[i].outage_seconds);
+        const int acceptor = dialling(&pair, CASES_OF[i].outage_seconds);
         struct raw raw = raw_listener(&pair);
         assert_int_equal(aq_thread_open("connector", pair_connect_run, &pair, &thread), AQ_OK);
-        let_in(&raw, door, &asked);
+        let_in(&raw, acceptor, &asked);
         raw.hello.features |= AQ_FEATURE_HEAL;
         raw.hello.session = CASES_OF[i].session;
         raw.hello.resume_sequence = CASES_OF[i].position;
         answer(&raw, NONE);
         assert_int_equal(farewell(&raw), AQ_PROTO);
         aq_thread_close(thread);
-        close(door);
+        close(acceptor);
         assert_int_equal(pair.connected, AQ_PROTO);
         assert_non_null(strstr(aq_error_text(), "answers with session 000000000000004d frame "));
         pair_close(&pair);
@@ -347,12 +347,12 @@ static void test_answer_with_odd_limits_is_kept_to(void **state)
         struct aq_thread *thread;
         struct aq_hello asked;
         struct aq_header header;
-        const int door = dialling(&pair, 0);
+        const int acceptor = dialling(&pair, 0);
         struct raw raw = raw_listener(&pair);
         raw.hello.body_bytes_max = limits[i][0];
         raw.hello.receive_slots = limits[i][1];
         assert_int_equal(aq_thread_open("connector", pair_connect_run, &pair, &thread), AQ_OK);
-        let_in(&raw, door, &asked);
+        let_in(&raw, acceptor, &asked);
         answer(&raw, NONE);
         assert_true(raw_read(&raw, &header, NULL));
         aq_thread_close(thread);
@@ -365,7 +365,7 @@ static void test_answer_with_odd_limits_is_kept_to(void **state)
         raw.received = 0;
         if (takes) assert_true(raw_read(&raw, &header, NULL) && header.body_bytes == 1000);
         close(raw.fd);
-        close(door);
+        close(acceptor);
         pair_close(&pair);
     }
 }
@@ -379,15 +379,15 @@ static void test_heal_answer_of_another_ends_the_link(void **state)
         if (!CASES[i].ends) continue;
         struct link_pair pair;
         struct aq_hello asked;
-        const int door = dialling(&pair, PAIR_PATIENCE);
-        struct raw raw = connected(&pair, door);
+        const int acceptor = dialling(&pair, PAIR_PATIENCE);
+        struct raw raw = connected(&pair, acceptor);
         close(raw.fd);
-        let_in(&raw, door, &asked);
+        let_in(&raw, acceptor, &asked);
         raw.hello.resume_sequence = 1;
         answer(&raw, CASES[i].lie);
         expect_closed(&pair, AQ_MISMATCH, CASES[i].words);
         close(raw.fd);
-        close(door);
+        close(acceptor);
         pair_close(&pair);
     }
 }
@@ -398,22 +398,22 @@ static void test_heal_answer_that_is_none_is_dialled_again(void **state)
     struct link_pair pair;
     struct aq_hello asked;
     (void)state;
-    const int door = dialling(&pair, PAIR_PATIENCE);
-    struct raw raw = connected(&pair, door);
+    const int acceptor = dialling(&pair, PAIR_PATIENCE);
+    struct raw raw = connected(&pair, acceptor);
     raw.hello.resume_sequence = 1;
     for (size_t i = 0; i < CASE_COUNT; i++) {
         if (CASES[i].ends) continue;
         lines_begin();
         close(raw.fd);
-        let_in(&raw, door, &asked);
+        let_in(&raw, acceptor, &asked);
         assert_int_equal(asked.session, SESSION);
         answer(&raw, CASES[i].lie);
         assert_int_equal(farewell(&raw), AQ_OK); /* nothing but a hang-up */
-        heal(&pair, &raw, door, i);
+        heal(&pair, &raw, acceptor, i);
         assert_said(CASES[i].words);
     }
     close(raw.fd);
-    close(door);
+    close(acceptor);
     pair_close(&pair);
 }
 
@@ -425,8 +425,8 @@ static void resume_at(uint64_t position, uint32_t slots, bool fits)
     struct aq_header header;
     uint8_t why[RAW_BODY_MAX];
     char words[96];
-    const int door = dialling(&pair, PAIR_PATIENCE);
-    struct raw raw = connected(&pair, door);
+    const int acceptor = dialling(&pair, PAIR_PATIENCE);
+    struct raw raw = connected(&pair, acceptor);
     for (uint64_t n = 1; n <= 3; n++) {
         const struct aq_frame frame = {.kind = AQ_FRAME_CONTROL, .step = n};
         assert_int_equal(aq_link_send(pair.link[1], &frame, n), AQ_OK);
@@ -439,13 +439,13 @@ static void resume_at(uint64_t position, uint32_t slots, bool fits)
     raw.hello.receive_slots = slots;
     if (fits) {
         raw.received = position - 1;
-        heal(&pair, &raw, door, 9);
+        heal(&pair, &raw, acceptor, 9);
         for (uint64_t n = position; n <= 3; n++) {
             assert_true(raw_read(&raw, &header, NULL));
             assert_true(header.sequence == n && header.step == n);
         }
     } else {
-        let_in(&raw, door, &asked);
+        let_in(&raw, acceptor, &asked);
         answer(&raw, NONE);
         assert_true(raw_read(&raw, &header, NULL)); /* it confirms, and then it looks */
         assert_true(raw_read(&raw, &header, why));
@@ -459,7 +459,7 @@ static void resume_at(uint64_t position, uint32_t slots, bool fits)
         expect_closed(&pair, AQ_PROTO, words);
     }
     close(raw.fd);
-    close(door);
+    close(acceptor);
     pair_close(&pair);
 }
 
@@ -484,13 +484,13 @@ static void test_heal_bye_is_said_again_until_it_is_heard(void **state)
         struct link_pair pair;
         struct aq_hello asked;
         struct aq_header header;
-        const int door = dialling(&pair, PAIR_PATIENCE);
-        struct raw raw = connected(&pair, door);
+        const int acceptor = dialling(&pair, PAIR_PATIENCE);
+        struct raw raw = connected(&pair, acceptor);
         raw_send(&raw, (struct aq_header){.kind = AQ_FRAME_BYE}, NULL);
         assert_true(raw_read(&raw, &header, NULL));
         assert_true(header.kind == AQ_FRAME_BYE && header.sequence == 1);
         close(raw.fd);
-        let_in(&raw, door, &asked);
+        let_in(&raw, acceptor, &asked);
         assert_int_equal(asked.resume_sequence, 2);
         raw.hello.resume_sequence = heard ? 2 : 1;
         answer(&raw, NONE);
@@ -504,7 +504,7 @@ static void test_heal_bye_is_said_again_until_it_is_heard(void **state)
         assert_int_equal(pair_event(&pair, 1, PAIR_PATIENCE).status, AQ_CLOSED);
         assert_false(raw_read(&raw, &header, NULL));
         close(raw.fd);
-        close(door);
+        close(acceptor);
         pair_close(&pair);
     }
 }
@@ -517,13 +517,13 @@ static void test_heal_does_not_change_the_limits(void **state)
     struct link_pair pair;
     struct aq_header header;
     (void)state;
-    const int door = dialling(&pair, PAIR_PATIENCE);
-    struct raw raw = connected(&pair, door);
+    const int acceptor = dialling(&pair, PAIR_PATIENCE);
+    struct raw raw = connected(&pair, acceptor);
     for (uint64_t i = 0; i < sizeof limits / sizeof *limits; i++) {
         close(raw.fd);
         raw.hello.body_bytes_max = limits[i];
         raw.hello.resume_sequence = raw.received + 1;
-        heal(&pair, &raw, door, i);
+        heal(&pair, &raw, acceptor, i);
         struct aq_frame frame = {.kind = AQ_FRAME_CONTROL, .step = i, .body = body, .body_bytes = 70001};
         assert_int_equal(aq_link_send(pair.link[1], &frame, i), AQ_INVAL);
         frame.body_bytes = 1000;
@@ -536,7 +536,7 @@ static void test_heal_does_not_change_the_limits(void **state)
         assert_int_equal(pair_event_of(&pair, 1, AQ_LINK_SENT, PAIR_PATIENCE).token, i);
     }
     close(raw.fd);
-    close(door);
+    close(acceptor);
     pair_close(&pair);
 }
 
@@ -545,23 +545,23 @@ static void test_heal_silent_listener_ends_with_the_outage(void **state)
 {
     struct link_pair pair;
     (void)state;
-    const int door = dialling(&pair, 0.3);
-    struct raw raw = connected(&pair, door);
-    close(raw.fd); /* who dials now is in the door's backlog, connected and unheard */
+    const int acceptor = dialling(&pair, 0.3);
+    struct raw raw = connected(&pair, acceptor);
+    close(raw.fd); /* who dials now is in the acceptor's backlog, connected and unheard */
     expect_closed(&pair, AQ_TIMEOUT, "longer than the 0.3 s of outage_max");
-    close(door);
+    close(acceptor);
     pair_close(&pair);
 }
 
 struct slammer { /* accepts, and hangs up */
-    int door;
+    int acceptor;
     atomic_uint slams; /* relaxed: a count */
 };
 
 static void slam(void *context)
 {
     struct slammer *slammer = context;
-    for (int fd; (fd = accept(slammer->door, NULL, NULL)) != -1; close(fd))
+    for (int fd; (fd = accept(slammer->acceptor, NULL, NULL)) != -1; close(fd))
         atomic_fetch_add_explicit(&slammer->slams, 1, memory_order_relaxed);
 }
 
@@ -570,16 +570,16 @@ static void test_heal_listener_that_slams_the_door_is_not_hammered(void **state)
 {
     struct link_pair pair;
     struct aq_thread *thread;
-    struct slammer slammer = {.door = dialling(&pair, 0.4)};
+    struct slammer slammer = {.acceptor = dialling(&pair, 0.4)};
     (void)state;
-    struct raw raw = connected(&pair, slammer.door);
+    struct raw raw = connected(&pair, slammer.acceptor);
     assert_int_equal(aq_thread_open("slammer", slam, &slammer, &thread), AQ_OK);
     close(raw.fd);
     expect_closed(&pair, AQ_TIMEOUT, "longer than the 0.4 s of outage_max");
     pair_close(&pair); /* the dialler is gone */
-    shutdown(slammer.door, SHUT_RDWR);
+    shutdown(slammer.acceptor, SHUT_RDWR);
     aq_thread_close(thread);
-    close(slammer.door);
+    close(slammer.acceptor);
     /* After 0, 10, 30, 70, 150 and 310 ms, and some more where the machine is slow to end the link. */
     assert_in_range(atomic_load_explicit(&slammer.slams, memory_order_relaxed), 1, 12);
 }
@@ -589,18 +589,18 @@ static void test_heal_after_many_slams(void **state)
 {
     struct link_pair pair;
     (void)state;
-    const int door = dialling(&pair, PAIR_PATIENCE);
-    struct raw raw = connected(&pair, door);
+    const int acceptor = dialling(&pair, PAIR_PATIENCE);
+    struct raw raw = connected(&pair, acceptor);
     raw.hello.resume_sequence = 1;
     close(raw.fd);
     for (int i = 0; i < 5; i++) {
-        const int fd = accept(door, NULL, NULL);
+        const int fd = accept(acceptor, NULL, NULL);
         assert_int_not_equal(fd, -1);
         close(fd);
     }
-    heal(&pair, &raw, door, 4);
+    heal(&pair, &raw, acceptor, 4);
     close(raw.fd);
-    close(door);
+    close(acceptor);
     pair_close(&pair);
 }
 

@@ -115,8 +115,8 @@ static void test_accept_other_order_keeps_the_early_peer(void **state)
 static void late_listen_run(void *context)
 {
     struct link_pair *pair = context;
-    const uint32_t seen = aq_bell_count(pair->bell);
-    (void)aq_bell_wait(pair->bell, seen, PAIR_SECONDS(0.15)); /* the connector is refused meanwhile */
+    const uint32_t seen = aq_eventcount_read(pair->eventcount);
+    (void)aq_eventcount_wait(pair->eventcount, seen, PAIR_SECONDS(0.15)); /* the connector is refused meanwhile */
     if (aq_link_listen(pair->net[0], pair->address, &pair->listener, NULL) != AQ_OK) return;
     pair->accepted = aq_link_accept(pair->listener, &pair->config[0], PAIR_SECONDS(PAIR_PATIENCE), &pair->link[0]);
 }
@@ -346,11 +346,11 @@ static void child_sends(uint16_t port)
     for (uint32_t n = 0; pair.connected == AQ_OK; n++) {
         const struct aq_frame frame = {.kind = AQ_FRAME_FORWARD, .step = n, .body_bytes = sizeof body, .body = body};
         struct aq_link_event event;
-        const uint32_t seen = aq_bell_count(pair.bell);
+        const uint32_t seen = aq_eventcount_read(pair.eventcount);
         while (aq_link_poll(pair.link[1], &event) == AQ_OK)
             if (event.kind == AQ_LINK_CLOSED) _exit(1);
         if (aq_link_send(pair.link[1], &frame, n) == AQ_AGAIN)
-            (void)aq_bell_wait(pair.bell, seen, PAIR_SECONDS(PAIR_PATIENCE));
+            (void)aq_eventcount_wait(pair.eventcount, seen, PAIR_SECONDS(PAIR_PATIENCE));
     }
     _exit(2);
 }
@@ -467,7 +467,7 @@ static void test_empty_frames_caller_sleeps_nothing_is_lost(void **state)
         pair_open(&pair, SCHEMES[i], "");
         const uint64_t deadline_ns = PAIR_SECONDS(PAIR_PATIENCE);
         while (received < FRAMES) {
-            const uint32_t seen = aq_bell_count(pair.bell);
+            const uint32_t seen = aq_eventcount_read(pair.eventcount);
             while (aq_link_poll(pair.link[1], &event) == AQ_OK)
                 assert_int_equal(event.kind, AQ_LINK_SENT);
             const struct aq_frame frame = {.kind = AQ_FRAME_CONTROL, .step = sent};
@@ -478,8 +478,8 @@ static void test_empty_frames_caller_sleeps_nothing_is_lost(void **state)
             /* Polls only when the sender is stuck, and then a few. */
             for (int k = 0; k < 10 && aq_link_poll(pair.link[0], &event) == AQ_OK; k++)
                 assert_int_equal(event.frame.step, received++);
-            if (received < FRAMES && aq_bell_count(pair.bell) == seen)
-                (void)aq_bell_wait(pair.bell, seen, aq_clock_after(20000000));
+            if (received < FRAMES && aq_eventcount_read(pair.eventcount) == seen)
+                (void)aq_eventcount_wait(pair.eventcount, seen, aq_clock_after(20000000));
             assert_true(aq_clock_ns() < deadline_ns);
         }
         pair_close(&pair);
@@ -514,7 +514,7 @@ static void test_small_frames_beside_large_ones_get_their_turn(void **state)
     const uint64_t deadline_ns = PAIR_SECONDS(PAIR_PATIENCE);
     assert_int_equal(aq_link_send(side.link[1], &small, 0), AQ_OK);
     while (rounds < ROUNDS) {
-        const uint32_t seen = aq_bell_count(pair.bell);
+        const uint32_t seen = aq_eventcount_read(pair.eventcount);
         while (aq_link_poll(pair.link[0], &event) == AQ_OK) {
             assert_int_equal(event.kind, AQ_LINK_RECEIVED);
             aq_link_release(pair.link[0], event.frame.body);
@@ -531,7 +531,7 @@ static void test_small_frames_beside_large_ones_get_their_turn(void **state)
                 rounds += end == 1;
                 assert_int_equal(aq_link_send(side.link[end], &small, 0), AQ_OK);
             }
-        (void)aq_bell_wait(pair.bell, seen, deadline_ns);
+        (void)aq_eventcount_wait(pair.eventcount, seen, deadline_ns);
         assert_true(aq_clock_ns() < deadline_ns);
     }
     /* Both flow at once. Were the large flow served first, it would never let a small frame through. */
@@ -551,8 +551,8 @@ static bool lives_by_heartbeats(void)
         pair.config[i].silence_ns_max = 400000000;
     }
     pair_open(&pair, "sim", "latency_ms=4");
-    const uint32_t seen = aq_bell_count(pair.bell);
-    (void)aq_bell_wait(pair.bell, seen, PAIR_SECONDS(0.8));
+    const uint32_t seen = aq_eventcount_read(pair.eventcount);
+    (void)aq_eventcount_wait(pair.eventcount, seen, PAIR_SECONDS(0.8));
     struct aq_link_event event;
     const bool alive = aq_link_poll(pair.link[0], &event) == AQ_AGAIN;
     aq_link_stats(pair.link[0], &stats);
@@ -592,7 +592,8 @@ static void test_path_of_small_packets_is_counted(void **state)
             aq_link_stats(pair.link[side], &stats);
         while (stats.path_bytes < sizeof body && aq_clock_ns() < deadline_ns &&
                aq_link_send(pair.link[side], &(struct aq_frame){.kind = AQ_FRAME_CONTROL}, 0) != AQ_INVAL &&
-               aq_bell_wait(pair.bell, aq_bell_count(pair.bell), aq_clock_after(1000000)) != AQ_INVAL);
+               aq_eventcount_wait(pair.eventcount, aq_eventcount_read(pair.eventcount), aq_clock_after(1000000)) !=
+                   AQ_INVAL);
         assert_true(stats.segment_bytes > 900 && stats.segment_bytes <= 1000);
         assert_true(stats.path_bytes >= sizeof body && stats.delivered_bytes > 0 && stats.path_asked_ns > 0);
         assert_true(stats.delivered_bytes <= stats.path_bytes);

@@ -154,18 +154,18 @@ static void test_paced_socket_holds_little(void **state)
 /* An unpaced socket knows what its network carries as soon as something has been acknowledged. */
 static void test_unpaced_socket_measures_the_network(void **state)
 {
-    struct aq_door door;
+    struct aq_acceptor acceptor;
     struct aq_byte_stream *ends[2];
     char address[64];
     uint8_t sink[4096];
     const uint64_t deadline_ns = PAIR_SECONDS(PAIR_PATIENCE);
     (void)state;
-    assert_int_equal(aq_door_open("tcp://127.0.0.1:0", NULL, &door), AQ_OK);
-    snprintf(address, sizeof address, "tcp://127.0.0.1:%u", door.port);
+    assert_int_equal(aq_acceptor_open("tcp://127.0.0.1:0", NULL, &acceptor), AQ_OK);
+    snprintf(address, sizeof address, "tcp://127.0.0.1:%u", acceptor.port);
     assert_int_equal(aq_byte_stream_connect(address, NULL, 0, false, &ends[0]), AQ_OK);
     while (ends[0]->ops->connected(ends[0]) == AQ_AGAIN)
         assert_true(aq_clock_ns() < deadline_ns);
-    while (aq_door_accept(&door, &ends[1]) == AQ_AGAIN)
+    while (aq_acceptor_accept(&acceptor, &ends[1]) == AQ_AGAIN)
         assert_true(aq_clock_ns() < deadline_ns);
     assert_true(aq_byte_stream_local(ends[0]));
     while (ends[0]->ops->measure(ends[0]) == 0) {
@@ -181,7 +181,7 @@ static void test_unpaced_socket_measures_the_network(void **state)
     assert_true(ends[0]->ops->measure(ends[0]) == 0); /* its rate is what was asked for */
     for (int i = 0; i < 2; i++)
         aq_byte_stream_close(ends[i]);
-    aq_door_close(&door);
+    aq_acceptor_close(&acceptor);
 }
 
 /* ---- the reader alone ---- */

@@ -12,33 +12,33 @@
 #include "stripes.h"
 
 /* A pair of byte streams over loopback, without a link. */
-static void streams_open(struct aq_door *door, struct aq_byte_stream *ends[2])
+static void streams_open(struct aq_acceptor *acceptor, struct aq_byte_stream *ends[2])
 {
     char address[64];
-    assert_int_equal(aq_door_open("tcp://127.0.0.1:0", NULL, door), AQ_OK);
-    snprintf(address, sizeof address, "tcp://127.0.0.1:%u", door->port);
+    assert_int_equal(aq_acceptor_open("tcp://127.0.0.1:0", NULL, acceptor), AQ_OK);
+    snprintf(address, sizeof address, "tcp://127.0.0.1:%u", acceptor->port);
     assert_int_equal(aq_byte_stream_connect(address, NULL, 0, false, &ends[1]), AQ_OK);
     while (ends[1]->ops->connected(ends[1]) == AQ_AGAIN)
         ;
-    while (aq_door_accept(door, &ends[0]) == AQ_AGAIN)
+    while (aq_acceptor_accept(acceptor, &ends[0]) == AQ_AGAIN)
         ;
 }
 
-static void streams_close(struct aq_door *door, struct aq_byte_stream *ends[2])
+static void streams_close(struct aq_acceptor *acceptor, struct aq_byte_stream *ends[2])
 {
     aq_byte_stream_close(ends[0]);
     aq_byte_stream_close(ends[1]);
-    aq_door_close(door);
+    aq_acceptor_close(acceptor);
 }
 
 static void test_congestion_of_a_name_is_the_sockets(void **state)
 {
-    struct aq_door door;
+    struct aq_acceptor acceptor;
     struct aq_byte_stream *ends[2];
     struct aq_path path;
     atomic_bool told = false;
     (void)state;
-    streams_open(&door, ends);
+    streams_open(&acceptor, ends);
     for (int i = 0; i < 2; i++) {
         aq_congestion_choose(ends[i], "reno", &told);
         ends[i]->ops->path(ends[i], &path);
@@ -56,7 +56,7 @@ static void test_congestion_of_a_name_is_the_sockets(void **state)
     assert_false(told);
     aq_congestion_choose(ends[0], "nosuch", &told);
     assert_true(told);
-    streams_close(&door, ends);
+    streams_close(&acceptor, ends);
 }
 
 /* Of every connection of a link, at both ends: at the listener the others come after the first was answered. */

@@ -68,10 +68,10 @@ static void steps(struct aq_bits *bits, double seconds)
 
 static uint32_t sum_of(struct aq_bits *bits, uint64_t epoch)
 {
-    uint32_t rungs[2 * AQ_JOB_STAGES_MAX], sum = 0;
-    assert_int_equal(aq_bits_decide(bits, epoch, rungs), AQ_OK);
+    uint32_t levels[2 * AQ_JOB_STAGES_MAX], sum = 0;
+    assert_int_equal(aq_bits_decide(bits, epoch, levels), AQ_OK);
     for (int w = 0; w < WAYS; w++)
-        sum += rungs[w];
+        sum += levels[w];
     return sum;
 }
 

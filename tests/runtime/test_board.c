@@ -55,8 +55,8 @@ static const char STEP[] =
 static void test_states_say_what_they_wait_for(void **state)
 {
     (void)state;
-    struct aq_board_rank ranks[2] = {{.lives = true, .doing = AQ_DOING_WEIGHTS},
-                                     {.lives = true, .doing = AQ_DOING_CONNECT}};
+    struct aq_board_rank ranks[2] = {{.lives = true, .phase = AQ_PHASE_WEIGHTS},
+                                     {.lives = true, .phase = AQ_PHASE_CONNECT}};
     line(START);
     aq_board_look(board, view);
     assert_int_equal(view->state, AQ_BOARD_STARTING);

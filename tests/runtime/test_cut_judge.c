@@ -103,7 +103,7 @@ static void test_judge_finds_gradients_that_are_lost(void **state)
     const char *const lost = "\"gradient_error_ratio\":[null,0.1,0.6,null,0.1,0.2]";
     const char *const well = "\"gradient_error_ratio\":[null,0.1,0.4,null,0.1,0.2]";
     for (int guard = 0; guard < 2; guard++) {
-        const int due = guard ? 32 : 8; /* a guard has three more rungs */
+        const int due = guard ? 32 : 8; /* a guard has three more levels */
         begin(guard ? guarded : as_is);
         for (int i = 0; i < 40; i++)
             assert_int_equal(step(i % 8 == 7 ? well : lost, out), 0);

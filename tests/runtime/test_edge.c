@@ -103,9 +103,9 @@ static void test_edge_holds_the_invariant_over_every_codec(void **state)
     }
 }
 
-/* On each rung of a ladder the bits are those of an edge that began with so many: one that a guard has come to, and one
- * that is told (edges.bits: auto), which is the gradients', too. */
-static void rungs_on(const char *device)
+/* On each level the bits are those of an edge that began with so many: one that a guard has come to, and one that is
+ * told (edges.bits: auto), which is the gradients', too. */
+static void levels_on(const char *device)
 {
     static struct result plain, raised;
     static const char *const more[][2] = {{"codec: aqsgd, bits: 2", "codec: aqsgd, bits: 3"},
@@ -123,11 +123,11 @@ static void rungs_on(const char *device)
         backward = i % 2 ? "codec: directq, bits: 2" : back[2];
         told = i % 2 ? high : 0;
         guarded = i % 2 ? 0 : 3;
-        rung = (float)(i % 2 ? 0 : high);
+        level = (float)(i % 2 ? 0 : high);
         kind = device;
         run(codec[0], i ? NOTHING : RECEIVER, &raised);
         guarded = told = 0;
-        rung = 0;
+        level = 0;
         kind = "cpu";
         backward = "codec: directq, bits: 8";
         assert_memory_equal(raised.receiver.decoded, plain.receiver.decoded, sizeof plain.receiver.decoded);
@@ -137,18 +137,18 @@ static void rungs_on(const char *device)
     }
 }
 
-static void test_edge_rung_has_the_bits_of_as_many_bits(void **state)
+static void test_edge_level_has_the_bits_of_as_many_bits(void **state)
 {
     (void)state;
     static struct result alone;
-    rungs_on("cpu");
-    rungs_on("isolated");
+    levels_on("cpu");
+    levels_on("isolated");
     guarded = 1; /* the receiver's manifest says nothing of a guard */
-    rung = 1;
+    level = 1;
     aq_error_clear();
     run_sides("codec: aqsgd, bits: 2", NOTHING, WELL, &alone);
     guarded = 0;
-    rung = 0;
+    level = 0;
     assert_int_equal(alone.receiver.status, AQ_PROTO);
     assert_int_not_equal(alone.sender.status, AQ_OK);
     told = 4; /* there are four, from 0 */
@@ -390,7 +390,7 @@ static void test_edge_sends_raw_what_no_store_holds(void **state)
         if (v % SAMPLES != 2) assert_int_equal(spoilt.receiver.decoded[v], whole.receiver.decoded[v]);
 }
 
-static void run_still(const char *codec, enum loss lose, struct result *result)
+static void run_cached(const char *codec, enum loss lose, struct result *result)
 {
     steady = true;
     freeze = ", freeze: '*, !head'";
@@ -434,7 +434,7 @@ static void huge_on(const char *device)
     for (enum loss lose = NOTHING; lose <= BOTH; lose++) { /* and where a sample never changes */
         steady = true;
         run("codec: aqsgd, bits: 4", lose, &result);
-        run_still("codec: aqsgd, bits: 4", lose, &lost);
+        run_cached("codec: aqsgd, bits: 4", lose, &lost);
         assert_int_equal(lost.sender.measures.raws + lost.receiver.measures.raws, 0);
         assert_int_equal(lost.sender.measures.held, (EPOCHS - 1) * SAMPLES);
         for (int s = 0; s < SAMPLES; s++)
@@ -488,7 +488,7 @@ static void test_edge_sends_once_what_never_changes(void **state)
             const enum loss lose = shorter ? NOTHING : (enum loss)which;
             steady = true;
             run(plain[i], NOTHING, &each);
-            run_still(plain[i], lose, &once);
+            run_cached(plain[i], lose, &once);
             shorter = false;
             assert_memory_equal(once.receiver.decoded, each.receiver.decoded, sizeof each.receiver.decoded);
             assert_int_equal(once.receiver.measures.sent_bytes, 0);
@@ -508,7 +508,7 @@ static void test_edge_never_refines_what_never_changes(void **state)
     (void)state;
     static struct result once;
     for (size_t i = 0; i < sizeof codecs / sizeof codecs[0]; i++) {
-        run_still(codecs[i], BOTH, &once);
+        run_cached(codecs[i], BOTH, &once);
         const bool still = strstr(codecs[i], "directq") == NULL;
         for (int s = 0; s < SAMPLES; s++)
             assert_int_equal(once.sender.versions[s], still ? 1 : 0);
@@ -746,7 +746,7 @@ static void last_third_on(const char *device)
 static void ways_on(const char *device)
 {
     mixed_on(device);
-    rungs_on(device);
+    levels_on(device);
     afresh_on(device);
 }
 
@@ -794,7 +794,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_edge_takes_every_codec_of_the_table),
         cmocka_unit_test(test_edge_holds_the_invariant_over_every_codec),
-        cmocka_unit_test(test_edge_rung_has_the_bits_of_as_many_bits),
+        cmocka_unit_test(test_edge_level_has_the_bits_of_as_many_bits),
         cmocka_unit_test(test_edge_sends_afresh_what_ran_away),
         cmocka_unit_test(test_edge_codes_the_shape_of_its_own_cut),
         cmocka_unit_test(test_edge_moves_messages_with_crops),

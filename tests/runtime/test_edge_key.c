@@ -39,7 +39,7 @@ static void test_key_comes_whole(void **state)
     pair_open(&pair, "sim", "");
     say(&pair, part(0));
     say(&pair, part(1));
-    assert_int_equal(aq_edge_take_key(pair.link[0], pair.bell, PAIR_SECONDS(PAIR_PATIENCE), key), AQ_OK);
+    assert_int_equal(aq_edge_take_key(pair.link[0], pair.eventcount, PAIR_SECONDS(PAIR_PATIENCE), key), AQ_OK);
     for (uint8_t i = 0; i < AQ_CACHE_KEY_BYTES; i++)
         assert_int_equal(key[i], i);
     pair_close(&pair);
@@ -65,7 +65,8 @@ static void test_anything_else_is_refused(void **state)
             pair_open(&pair, "sim", "");
             if (after) say(&pair, part(0));
             say(&pair, wrong[i]);
-            assert_int_equal(aq_edge_take_key(pair.link[0], pair.bell, PAIR_SECONDS(PAIR_PATIENCE), key), AQ_PROTO);
+            assert_int_equal(aq_edge_take_key(pair.link[0], pair.eventcount, PAIR_SECONDS(PAIR_PATIENCE), key),
+                             AQ_PROTO);
             assert_non_null(strstr(aq_error_text(), "of the key of its cache is due"));
             assert_memory_equal(key, untouched, sizeof key);
             pair_close(&pair);
@@ -88,7 +89,8 @@ static void test_half_a_key_is_none(void **state)
             aq_link_close(pair.link[1]);
             pair.link[1] = NULL;
         }
-        const enum aq_status status = aq_edge_take_key(pair.link[0], pair.bell, PAIR_SECONDS(goes ? 120 : 0.2), key);
+        const enum aq_status status =
+            aq_edge_take_key(pair.link[0], pair.eventcount, PAIR_SECONDS(goes ? 120 : 0.2), key);
         assert_int_not_equal(status, AQ_OK);
         if (!goes) assert_int_equal(status, AQ_TIMEOUT);
         assert_memory_equal(key, untouched, sizeof key);

@@ -1,6 +1,6 @@
 /*
  * test_guard.c -- the guard of a cut: when it raises bits and when not, that it decides the same whether or not it was
- * written and read in between, that its ladder ends where codecs do, and that it refuses state that is none.
+ * written and read in between, that its levels end where codecs do, and that it refuses state that is none.
  */
 #include <math.h>
 #include <setjmp.h>
@@ -16,10 +16,10 @@ enum { EPOCH = 10 };
 
 /* One step of two samples with that drift and that c_Q; how many were forgotten. */
 static uint32_t step(struct aq_edge_guard *guard, uint64_t number, float rate, double drift, double ratio,
-                     uint32_t *rung)
+                     uint32_t *level)
 {
     uint32_t forgotten = 0;
-    *rung = aq_edge_guard_rung(guard, number, rate);
+    *level = aq_edge_guard_level(guard, number, rate);
     for (int i = 0; i < 2; i++) {
         const double a2 = 100 + i, delta2 = drift * drift * a2;
         const struct aq_codec_result result = {
@@ -33,56 +33,56 @@ static void test_guard_contracts_stays(void **state)
 {
     (void)state;
     struct aq_edge_guard guard;
-    uint32_t rung = 9;
+    uint32_t level = 9;
     aq_edge_guard_init(&guard, 0, 4, EPOCH);
     for (uint64_t s = 0; s < 5 * EPOCH; s++)
-        assert_int_equal(step(&guard, s, 1e-4f, 0.2 / (1 + (double)(s / EPOCH)), 0.69, &rung), 0);
-    assert_int_equal(rung, 0);
+        assert_int_equal(step(&guard, s, 1e-4f, 0.2 / (1 + (double)(s / EPOCH)), 0.69, &level), 0);
+    assert_int_equal(level, 0);
 }
 
 static void test_guard_above_limit_raises_to_the_end(void **state)
 {
     (void)state;
     struct aq_edge_guard guard;
-    uint32_t rung, seen[4] = {0};
+    uint32_t level, seen[4] = {0};
     aq_edge_guard_init(&guard, 0, 3, EPOCH);
     for (uint64_t s = 0; s < 40; s++) {
-        step(&guard, s, 1e-4f, 0.2, 0.72, &rung);
-        seen[rung]++;
+        step(&guard, s, 1e-4f, 0.2, 0.72, &level);
+        seen[level]++;
     }
-    assert_int_equal(seen[0], 8); /* eight steps of each, and no rung beyond the last */
+    assert_int_equal(seen[0], 8); /* eight steps of each, and no level beyond the last */
     assert_int_equal(seen[1], 8);
     assert_int_equal(seen[2], 24);
 }
 
 /* The learning rate of an epoch, and the drift that grows: raised where the rate falls, and only there. */
-static uint32_t rung_after(float first, float later, double grows, double ratio)
+static uint32_t level_after(float first, float later, double grows, double ratio)
 {
     struct aq_edge_guard guard;
-    uint32_t rung = 9;
+    uint32_t level = 9;
     aq_edge_guard_init(&guard, 0, 4, EPOCH);
     for (uint64_t s = 0; s < 3 * EPOCH + 1; s++)
-        step(&guard, s, s < EPOCH ? first : later, s < EPOCH ? 0.1 : 0.1 * grows, ratio, &rung);
-    return rung;
+        step(&guard, s, s < EPOCH ? first : later, s < EPOCH ? 0.1 : 0.1 * grows, ratio, &level);
+    return level;
 }
 
 static void test_guard_drift_grows_raises(void **state)
 {
     (void)state;
-    assert_int_equal(rung_after(2e-4f, 1e-4f, 1.3, 0.5), 1);
-    assert_int_equal(rung_after(2e-4f, 1e-4f, 1.3, 0.3), 0); /* errors are too small to be the cause */
-    assert_int_equal(rung_after(2e-4f, 1e-4f, 1.02, 0.5), 0);
-    assert_int_equal(rung_after(1e-4f, 2e-4f, 1.3, 0.5), 0);
+    assert_int_equal(level_after(2e-4f, 1e-4f, 1.3, 0.5), 1);
+    assert_int_equal(level_after(2e-4f, 1e-4f, 1.3, 0.3), 0); /* errors are too small to be the cause */
+    assert_int_equal(level_after(2e-4f, 1e-4f, 1.02, 0.5), 0);
+    assert_int_equal(level_after(1e-4f, 2e-4f, 1.3, 0.5), 0);
 }
 
 static void test_guard_runaway_sample_forgotten(void **state)
 {
     (void)state;
     struct aq_edge_guard guard;
-    uint32_t rung;
+    uint32_t level;
     aq_edge_guard_init(&guard, 0, 4, EPOCH);
-    assert_int_equal(step(&guard, 0, 1e-4f, 1.0, 0.70, &rung), 0);
-    assert_int_equal(step(&guard, 1, 1e-4f, 1.0, 0.72, &rung), 2);
+    assert_int_equal(step(&guard, 0, 1e-4f, 1.0, 0.70, &level), 0);
+    assert_int_equal(step(&guard, 1, 1e-4f, 1.0, 0.72, &level), 2);
     const struct aq_codec_result raw = {.flags = AQ_CODED_RAW, .sum_a2 = 1, .sum_error2 = 9};
     assert_false(aq_edge_guard_add(&guard, &raw)); /* it has no message */
 }
@@ -112,7 +112,7 @@ static void test_guard_written_and_read_decides_alike(void **state)
         aq_edge_guard_settle(&whole);
         aq_edge_guard_settle(&parts);
         assert_memory_equal(whole.state, parts.state, sizeof whole.state);
-        assert_true(whole.state[AQ_GUARD_RUNG] > 0);
+        assert_true(whole.state[AQ_GUARD_LEVEL] > 0);
     }
 }
 
@@ -123,7 +123,7 @@ static void test_guard_not_finite_is_no_measure(void **state)
     aq_edge_guard_init(&guard, 0, 4, EPOCH);
     for (uint64_t s = 0; s < 20; s++) {
         const struct aq_codec_result result = {.sum_a2 = 1, .sum_delta2 = (double)INFINITY, .sum_error2 = (double)NAN};
-        assert_int_equal(aq_edge_guard_rung(&guard, s, 1e-4f), 0);
+        assert_int_equal(aq_edge_guard_level(&guard, s, 1e-4f), 0);
         (void)aq_edge_guard_add(&guard, &result);
     }
     aq_edge_guard_settle(&guard);
@@ -136,7 +136,7 @@ static void test_guard_state_that_is_none_refused(void **state)
     static const struct {
         int at;
         float value;
-    } wrong[] = {{AQ_GUARD_RUNG, 4},  {AQ_GUARD_RUNG, 0.5f},      {AQ_GUARD_RUNG, -1},         {AQ_GUARD_RATIO, NAN},
+    } wrong[] = {{AQ_GUARD_LEVEL, 4}, {AQ_GUARD_LEVEL, 0.5f},     {AQ_GUARD_LEVEL, -1},        {AQ_GUARD_RATIO, NAN},
                  {AQ_GUARD_STEPS, 9}, {AQ_GUARD_EPOCH, INFINITY}, {AQ_GUARD_DRIFT_STEPS, 1e9f}};
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
         float words[AQ_EDGE_GUARD_STATE] = {0};
@@ -146,38 +146,38 @@ static void test_guard_state_that_is_none_refused(void **state)
     }
 }
 
-static uint32_t rungs_of(enum aq_codec_kind kind, uint32_t bits, double out[AQ_EDGE_RUNGS])
+static uint32_t levels_of(enum aq_codec_kind kind, uint32_t bits, double out[AQ_EDGE_LEVELS])
 {
-    struct aq_codec_config config, rungs[AQ_EDGE_RUNGS];
+    struct aq_codec_config config, levels[AQ_EDGE_LEVELS];
     aq_codec_config_default(&config, kind, bits);
-    const uint32_t count = aq_edge_ladder(&config, rungs);
+    const uint32_t count = aq_edge_level_list(&config, levels);
     for (uint32_t i = 0; i < count; i++)
-        out[i] = aq_edge_rung_bits(&rungs[i]);
+        out[i] = aq_edge_level_bits(&levels[i]);
     return count;
 }
 
 static void test_ladder_ends_where_the_codec_does(void **state)
 {
     (void)state;
-    double bits[AQ_EDGE_RUNGS];
-    assert_int_equal(rungs_of(AQ_CODEC_AQSGD, 2, bits), 4);
+    double bits[AQ_EDGE_LEVELS];
+    assert_int_equal(levels_of(AQ_CODEC_AQSGD, 2, bits), 4);
     assert_true(bits[0] == 2 && bits[1] == 3 && bits[2] == 4 && bits[3] == 6);
-    assert_int_equal(rungs_of(AQ_CODEC_AQSGD, 5, bits), 4);
+    assert_int_equal(levels_of(AQ_CODEC_AQSGD, 5, bits), 4);
     assert_true(bits[1] == 6 && bits[2] == 7 && bits[3] == 8);
-    assert_int_equal(rungs_of(AQ_CODEC_AQSGD, 7, bits), 2);
-    assert_int_equal(rungs_of(AQ_CODEC_AQSGD, 8, bits), 1);
-    assert_int_equal(rungs_of(AQ_CODEC_DIRECTQ, 2, bits), 4); /* of gradients */
-    assert_int_equal(rungs_of(AQ_CODEC_RAW, 2, bits), 1);
-    assert_int_equal(rungs_of(AQ_CODEC_EC, 2, bits), 4);
+    assert_int_equal(levels_of(AQ_CODEC_AQSGD, 7, bits), 2);
+    assert_int_equal(levels_of(AQ_CODEC_AQSGD, 8, bits), 1);
+    assert_int_equal(levels_of(AQ_CODEC_DIRECTQ, 2, bits), 4); /* of gradients */
+    assert_int_equal(levels_of(AQ_CODEC_RAW, 2, bits), 1);
+    assert_int_equal(levels_of(AQ_CODEC_EC, 2, bits), 4);
     assert_true(bits[0] == 2 && bits[1] == 2.5 && bits[2] == 3 && bits[3] == 4);
 
-    struct aq_codec_config config, rungs[AQ_EDGE_RUNGS];
+    struct aq_codec_config config, levels[AQ_EDGE_LEVELS];
     aq_codec_config_default(&config, AQ_CODEC_EC, 2);
     config.rate = 7.25f;
-    assert_int_equal(aq_edge_ladder(&config, rungs), 3);
-    assert_true(rungs[1].rate == 7.75f && rungs[2].rate == 8);
+    assert_int_equal(aq_edge_level_list(&config, levels), 3);
+    assert_true(levels[1].rate == 7.75f && levels[2].rate == 8);
     config.error = 0.05f;
-    assert_int_equal(aq_edge_ladder(&config, rungs), 1);
+    assert_int_equal(aq_edge_level_list(&config, levels), 1);
 }
 
 int main(void)

@@ -33,7 +33,7 @@ static const char manifest[] = "model: {blocks: 2, heads: 2, channels: 20, conte
 struct side {
     bool sender;
     struct aq_device *device;
-    struct aq_bell *bell;
+    struct aq_eventcount *eventcount;
     struct aq_net *net;
     struct aq_link *link;
     struct aq_cache *cache;
@@ -78,7 +78,7 @@ static void cache_open(struct side *s, bool lost)
 {
     struct aq_cache_config cache = plan->stages[s->sender ? 0 : 1].cache;
     cache.kind = "memory";
-    cache.bell = s->bell;
+    cache.eventcount = s->eventcount;
     cache.job_digest = plan->job_digest;
     cache.job_name = "test";
     cache.lost = lost;
@@ -95,7 +95,7 @@ static void edge_open(struct side *s)
                                         .sender = s->sender,
                                         .link = s->link,
                                         .cache = s->cache,
-                                        .bell = s->bell,
+                                        .eventcount = s->eventcount,
                                         .silence_ns = UINT64_C(5000000000)};
     assert_int_equal(aq_edge_open(&edge, &s->edge), AQ_OK);
 }
@@ -113,8 +113,8 @@ static int open_with(const char *const *sets, uint32_t set_count)
     for (int i = 0; i < 2; i++) {
         const struct aq_net_config net = {.links_max = 2};
         struct aq_net_config own = net;
-        assert_int_equal(aq_bell_open(&sides[i]->bell), AQ_OK);
-        own.bell = sides[i]->bell;
+        assert_int_equal(aq_eventcount_open(&sides[i]->eventcount), AQ_OK);
+        own.eventcount = sides[i]->eventcount;
         assert_int_equal(aq_net_open(&own, &sides[i]->net), AQ_OK);
     }
     assert_int_equal(aq_thread_open("connector", connector, &sender, &thread), AQ_OK);
@@ -151,7 +151,7 @@ static int close_sides(void **state)
         aq_net_close(sides[i]->net);
         aq_cache_close(sides[i]->cache);
         aq_device_close(sides[i]->device);
-        aq_bell_close(sides[i]->bell);
+        aq_eventcount_close(sides[i]->eventcount);
     }
     aq_plan_close(plan);
     aq_job_close(job);
@@ -322,14 +322,14 @@ static void other_side(void *context)
     (void)context;
     while (!atomic_load_explicit(&over, memory_order_acquire)) {
         struct aq_link_event event;
-        const uint32_t seen = aq_bell_count(sender.bell);
+        const uint32_t seen = aq_eventcount_read(sender.eventcount);
         if (answer == AS_AN_EDGE) {
             (void)aq_edge_pump(sender.edge);
         } else {
             while (aq_link_poll(sender.link, &event) == AQ_OK)
                 if (event.kind == AQ_LINK_RECEIVED && event.frame.kind == AQ_FRAME_FETCH) answer_fetch(&event.frame);
         }
-        (void)aq_bell_wait(sender.bell, seen, aq_clock_after(UINT64_C(10000000)));
+        (void)aq_eventcount_wait(sender.eventcount, seen, aq_clock_after(UINT64_C(10000000)));
     }
 }
 
@@ -337,9 +337,9 @@ static void receiving_side(void *context)
 {
     (void)context;
     while (!atomic_load_explicit(&over, memory_order_acquire)) {
-        const uint32_t seen = aq_bell_count(receiver.bell);
+        const uint32_t seen = aq_eventcount_read(receiver.eventcount);
         (void)aq_edge_pump(receiver.edge);
-        (void)aq_bell_wait(receiver.bell, seen, aq_clock_after(UINT64_C(10000000)));
+        (void)aq_eventcount_wait(receiver.eventcount, seen, aq_clock_after(UINT64_C(10000000)));
     }
 }
 
@@ -355,7 +355,7 @@ static struct aq_thread *other_side_open(enum answer with)
 static void other_side_close(struct aq_thread *thread)
 {
     atomic_store_explicit(&over, true, memory_order_release);
-    aq_bell_ring(sender.bell);
+    aq_eventcount_notify(sender.eventcount);
     aq_thread_close(thread);
 }
 
@@ -523,7 +523,7 @@ static void test_sender_asks_for_what_a_lost_cache_had(void **state)
     assert_int_equal(aq_thread_open("receiver", receiving_side, NULL, &thread), AQ_OK);
     const struct aq_edge_row second = code(1);
     atomic_store_explicit(&over, true, memory_order_release);
-    aq_bell_ring(receiver.bell);
+    aq_eventcount_notify(receiver.eventcount);
     aq_thread_close(thread);
     assert_int_equal(second.flags, 0);
     assert_int_equal(second.version_before, 1);
@@ -543,10 +543,10 @@ static void lose(struct side *s)
 static void settle(const struct side *asks)
 {
     while (asks->edge->asking.count > 0) {
-        const uint32_t seen = aq_bell_count(asks->bell);
+        const uint32_t seen = aq_eventcount_read(asks->eventcount);
         assert_int_equal(aq_edge_pump(sender.edge), AQ_OK);
         assert_int_equal(aq_edge_pump(receiver.edge), AQ_OK);
-        (void)aq_bell_wait(asks->bell, seen, aq_clock_after(UINT64_C(1000000)));
+        (void)aq_eventcount_wait(asks->eventcount, seen, aq_clock_after(UINT64_C(1000000)));
     }
 }
 
@@ -609,7 +609,7 @@ static void test_a_message_asked_for_is_waited_for(void **state)
     assert_int_equal(aq_thread_open("receiver", receiving_side, NULL, &thread), AQ_OK);
     const struct aq_edge_row second = code(1);
     atomic_store_explicit(&over, true, memory_order_release);
-    aq_bell_ring(receiver.bell);
+    aq_eventcount_notify(receiver.eventcount);
     aq_thread_close(thread);
     assert_int_equal(second.version_before, 1);
     assert_int_equal(sender.edge->measures.fetched, 1);

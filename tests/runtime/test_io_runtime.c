@@ -195,18 +195,18 @@ static void checkpoint_old(void)
 static enum aq_status checkpoint_new(void)
 {
     struct aq_checkpoint_writer *writer;
-    struct aq_bell *bell;
+    struct aq_eventcount *eventcount;
     checkpoint.folder = root;
     assert_int_equal(aq_stage_init(checkpoint.stage, 2), AQ_OK);
-    assert_int_equal(aq_bell_open(&bell), AQ_OK);
-    assert_int_equal(aq_checkpoint_writer_open(&checkpoint, true, bell, &writer), AQ_OK);
+    assert_int_equal(aq_eventcount_open(&eventcount), AQ_OK);
+    assert_int_equal(aq_checkpoint_writer_open(&checkpoint, true, eventcount, &writer), AQ_OK);
     enum aq_status status = aq_checkpoint_writer_begin(writer, 6);
     while (status == AQ_OK && (status = aq_checkpoint_writer_done(writer)) == AQ_AGAIN) {
         status = AQ_OK;
         usleep(20);
     }
     aq_checkpoint_writer_close(writer);
-    aq_bell_close(bell);
+    aq_eventcount_close(eventcount);
     return status;
 }
 

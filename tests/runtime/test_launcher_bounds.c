@@ -362,13 +362,13 @@ static void test_daemon_that_speaks_for_another_is_named(void **state)
 static void test_parts_of_a_start_come_in_order(void **state)
 {
     (void)state;
-    for (int doing = AQ_DOING_DEVICE; doing < AQ_DOINGS; doing++) {
+    for (int phase = AQ_PHASE_DEVICE; phase < AQ_PHASES; phase++) {
         char line[64];
-        snprintf(line, sizeof line, "{\"event\":\"doing\",\"doing\":%d}", doing);
+        snprintf(line, sizeof line, "{\"event\":\"doing\",\"doing\":%d}", phase);
         say(1, line);
     }
     assert_string_equal(result.cause, "");
-    assert_int_equal(launcher.stages[1].doing, AQ_DOING_MEASURE);
+    assert_int_equal(launcher.stages[1].phase, AQ_PHASE_MEASURE);
     launcher_starting(&launcher);
     assert_string_equal(progress.phase, "replica 0 stage 0 reads its plan (0 of 6 ready)");
     say(1, "{\"event\":\"doing\",\"doing\":9}");

@@ -22,7 +22,7 @@ static void open_mirror(struct kit *kit, uint64_t resumed)
     struct aq_mirror_config config = {.folder = kit->folder,
                                       .in = kit->stage == 1 ? kit->edge : NULL,
                                       .out = kit->stage == 0 ? kit->edge : NULL,
-                                      .bell = kit->pair.bell,
+                                      .eventcount = kit->pair.eventcount,
                                       .resumed = resumed,
                                       .key = sealing ? key : NULL,
                                       .hash = hash};

@@ -126,10 +126,10 @@ static bool settled(const struct kit *kit)
 static enum aq_status arrive(struct kit *kit)
 {
     while (!aq_edge_forward_here(kit->edge, NULL)) {
-        const uint32_t seen = aq_bell_count(kit->pair.bell);
+        const uint32_t seen = aq_eventcount_read(kit->pair.eventcount);
         AQ_TRY(aq_edge_pump(kit->edge));
         if (aq_edge_forward_here(kit->edge, NULL)) break;
-        assert_int_equal(aq_bell_wait(kit->pair.bell, seen, PAIR_SECONDS(PAIR_PATIENCE)), AQ_OK);
+        assert_int_equal(aq_eventcount_wait(kit->pair.eventcount, seen, PAIR_SECONDS(PAIR_PATIENCE)), AQ_OK);
     }
     return AQ_OK;
 }
@@ -488,10 +488,10 @@ static void test_a_receiver_answers_behind_what_came_before_the_question(void **
             if (!issued) kit_say(&kit, &fetch);
             assert_int_equal(arrive(&kit), AQ_OK);
             while (!issued && kit.edge->asked.count + kit.edge->measures.served == 0) { /* it is here, too */
-                const uint32_t seen = aq_bell_count(kit.pair.bell);
+                const uint32_t seen = aq_eventcount_read(kit.pair.eventcount);
                 assert_int_equal(aq_edge_pump(kit.edge), AQ_OK);
                 if (kit.edge->asked.count + kit.edge->measures.served == 0)
-                    assert_int_equal(aq_bell_wait(kit.pair.bell, seen, PAIR_SECONDS(PAIR_PATIENCE)), AQ_OK);
+                    assert_int_equal(aq_eventcount_wait(kit.pair.eventcount, seen, PAIR_SECONDS(PAIR_PATIENCE)), AQ_OK);
             }
             assert_int_equal(aq_edge_receive_forward(kit.edge, &batch, &peer.values, peer.stream), AQ_OK);
             if (issued && kit.edge->on_device) { /* asked while the device is at it */
@@ -504,7 +504,7 @@ static void test_a_receiver_answers_behind_what_came_before_the_question(void **
             } else if (issued) {
                 kit_say(&kit, &fetch);
             }
-            while (!settled(&kit)) /* no device rings a bell */
+            while (!settled(&kit)) /* no device notifies an event count */
                 assert_int_equal(aq_edge_pump(kit.edge), AQ_OK);
             do
                 assert_int_equal(kit_hear(&kit, &got), AQ_OK);
@@ -632,9 +632,10 @@ static void test_a_burst_of_requests_is_refused(void **state)
         status = aq_edge_pump(kit.edge);
     }
     while (status == AQ_OK) {
-        const uint32_t seen = aq_bell_count(kit.pair.bell);
+        const uint32_t seen = aq_eventcount_read(kit.pair.eventcount);
         status = aq_edge_pump(kit.edge);
-        if (status == AQ_OK) assert_int_equal(aq_bell_wait(kit.pair.bell, seen, PAIR_SECONDS(PAIR_PATIENCE)), AQ_OK);
+        if (status == AQ_OK)
+            assert_int_equal(aq_eventcount_wait(kit.pair.eventcount, seen, PAIR_SECONDS(PAIR_PATIENCE)), AQ_OK);
     }
     expect(status, AQ_PROTO, "more than may wait", "burst");
     assert_int_equal(kit.edge->asked.count, AQ_EDGE_ASKS_MAX);
@@ -701,9 +702,10 @@ static void test_gradients_that_no_stage_sends_are_refused(void **state)
         frame.kind = AQ_FRAME_BACKWARD;
         kit_say(&kit, &frame);
         while (!aq_edge_backward_here(kit.edge)) {
-            const uint32_t seen = aq_bell_count(kit.pair.bell);
+            const uint32_t seen = aq_eventcount_read(kit.pair.eventcount);
             assert_int_equal(aq_edge_pump(kit.edge), AQ_OK);
-            if (!aq_edge_backward_here(kit.edge)) aq_bell_wait(kit.pair.bell, seen, PAIR_SECONDS(PAIR_PATIENCE));
+            if (!aq_edge_backward_here(kit.edge))
+                aq_eventcount_wait(kit.pair.eventcount, seen, PAIR_SECONDS(PAIR_PATIENCE));
         }
         const enum aq_status status = aq_edge_receive_backward(kit.edge, &batch, &peer.values, peer.stream);
         if (how == 0) assert_int_equal(status, AQ_OK);

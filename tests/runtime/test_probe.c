@@ -127,21 +127,21 @@ static void test_figures_of_two_ends_that_differ_are_told(void **state)
 
 struct party {
     struct link_pair *pair;
-    struct aq_bell *bell;
+    struct aq_eventcount *eventcount;
     struct aq_probe_figures figures;
     enum aq_probe_phase phase;
     enum aq_status status;
     const struct aq_frame *says; /* of a liar: in answer to the first frame; kind 0 ends it */
 };
 
-/* Each end has a net, a bell and a thread of its own, as in two processes. */
-static void meet(struct link_pair *pair, struct aq_bell *bells[2], const char *query)
+/* Each end has a net, an event count and a thread of its own, as in two processes. */
+static void meet(struct link_pair *pair, struct aq_eventcount *eventcounts[2], const char *query)
 {
     pair_config(pair);
     aq_error_clear();
     for (int i = 0; i < 2; i++) {
-        assert_int_equal(aq_bell_open(&bells[i]), AQ_OK);
-        const struct aq_net_config config = {.bell = bells[i], .links_max = 4};
+        assert_int_equal(aq_eventcount_open(&eventcounts[i]), AQ_OK);
+        const struct aq_net_config config = {.eventcount = eventcounts[i], .links_max = 4};
         assert_int_equal(aq_net_open(&config, &pair->net[i]), AQ_OK);
         aq_probe_link_config(&pair->config[i]);
     }
@@ -151,30 +151,30 @@ static void meet(struct link_pair *pair, struct aq_bell *bells[2], const char *q
     assert_int_equal(pair->connected, AQ_OK);
 }
 
-static void part(struct link_pair *pair, struct aq_bell *bells[2])
+static void part(struct link_pair *pair, struct aq_eventcount *eventcounts[2])
 {
     for (int i = 0; i < 2; i++) {
         aq_net_close(pair->net[i]);
-        aq_bell_close(bells[i]);
+        aq_eventcount_close(eventcounts[i]);
     }
 }
 
 static void answer(void *context)
 {
     struct party *party = context;
-    party->status = aq_probe_session(party->pair->link[0], party->bell, false, &party->figures, &party->phase);
+    party->status = aq_probe_session(party->pair->link[0], party->eventcount, false, &party->figures, &party->phase);
 }
 
 static void test_session_of_honest_ends_agrees(void **state)
 {
     struct link_pair pair = {0};
-    struct aq_bell *bells[2];
+    struct aq_eventcount *eventcounts[2];
     struct aq_thread *thread;
     (void)state;
-    meet(&pair, bells, "latency_ms=3");
-    struct party far = {.pair = &pair, .bell = bells[0]}, near = {0};
+    meet(&pair, eventcounts, "latency_ms=3");
+    struct party far = {.pair = &pair, .eventcount = eventcounts[0]}, near = {0};
     assert_int_equal(aq_thread_open("answers", answer, &far, &thread), AQ_OK);
-    near.status = aq_probe_session(pair.link[1], bells[1], true, &near.figures, &near.phase);
+    near.status = aq_probe_session(pair.link[1], eventcounts[1], true, &near.figures, &near.phase);
     aq_thread_close(thread);
     if (near.status != AQ_OK || far.status != AQ_OK) fail_msg("%s", aq_error_text());
     assert_int_equal(near.phase, AQ_PROBE_LOAD);
@@ -182,7 +182,7 @@ static void test_session_of_honest_ends_agrees(void **state)
     assert_true(near.figures.rtt_min_ms >= 6 && near.figures.rtt_ms >= near.figures.rtt_min_ms);
     assert_true(near.figures.rtt_after_ms >= 6 && near.figures.rate_mbps > 0 && far.figures.rate_mbps > 0);
     assert_null(aq_probe_figures_differ(&near.figures, &far.figures));
-    part(&pair, bells);
+    part(&pair, eventcounts);
 }
 
 /* Says its lines after the first frame that comes, and then nothing. */
@@ -194,7 +194,7 @@ static void lie(void *context)
     struct aq_link_event event;
     bool begun = side == 1; /* who connected speaks first */
     for (;;) {
-        const uint32_t seen = aq_bell_count(party->bell);
+        const uint32_t seen = aq_eventcount_read(party->eventcount);
         const enum aq_status status = aq_link_poll(pair->link[side], &event);
         if (status == AQ_OK && event.kind == AQ_LINK_CLOSED) return;
         if (status == AQ_OK && event.kind == AQ_LINK_RECEIVED) {
@@ -203,7 +203,7 @@ static void lie(void *context)
         }
         for (; begun && party->says->kind; party->says++)
             if (aq_link_send(pair->link[side], party->says, 0) != AQ_OK) return;
-        if (status == AQ_AGAIN) (void)aq_bell_wait(party->bell, seen, aq_clock_after(100000000));
+        if (status == AQ_AGAIN) (void)aq_eventcount_wait(party->eventcount, seen, aq_clock_after(100000000));
     }
 }
 
@@ -220,18 +220,18 @@ static uint8_t body[8192];
 static enum aq_status against(const struct aq_frame *says, int liar)
 {
     struct link_pair pair = {0};
-    struct aq_bell *bells[2];
+    struct aq_eventcount *eventcounts[2];
     struct aq_thread *thread;
     struct aq_probe_figures figures;
     enum aq_probe_phase phase;
-    meet(&pair, bells, "");
-    struct party party = {.pair = &pair, .bell = bells[liar], .says = says, .status = liar ? AQ_IO : AQ_OK};
+    meet(&pair, eventcounts, "");
+    struct party party = {.pair = &pair, .eventcount = eventcounts[liar], .says = says, .status = liar ? AQ_IO : AQ_OK};
     assert_int_equal(aq_thread_open("lies", lie, &party, &thread), AQ_OK);
-    const enum aq_status status = aq_probe_session(pair.link[!liar], bells[!liar], !liar, &figures, &phase);
+    const enum aq_status status = aq_probe_session(pair.link[!liar], eventcounts[!liar], !liar, &figures, &phase);
     aq_link_close(pair.link[!liar]);
     aq_thread_close(thread);
     aq_link_close(pair.link[liar]);
-    part(&pair, bells);
+    part(&pair, eventcounts);
     return status;
 }
 

@@ -104,8 +104,8 @@ static void test_slack_gives_bits_where_links_have_room(void **state)
     assert_true(last > 6);
 }
 
-/* By rungs: none where links are the step, the highest where they idle, and with them taken the step is as told. */
-static void test_rungs_are_what_links_have_room_for(void **state)
+/* By levels: none where links are the step, the highest where they idle, and with them taken the step is as told. */
+static void test_levels_are_what_links_have_room_for(void **state)
 {
     (void)state;
     static const char *const rates[] = {"link.rate_mbps=10", "link.rate_mbps=60", "link.rate_mbps=1000"};
@@ -114,7 +114,7 @@ static void test_rungs_are_what_links_have_room_for(void **state)
         const char *sets[] = {rates[i], "edges.bits=auto", "edges.forward={codec: aqsgd, bits: 2}",
                               "edges.backward={codec: directq, bits: 4}", NULL};
         struct aq_plan_costs costs;
-        struct aq_plan_rungs rungs;
+        struct aq_plan_levels levels;
         struct aq_job *job;
         struct aq_plan *plan = plan_of(sets, &job);
         aq_plan_costs_assumed(plan, 1e6, 4, &costs);
@@ -122,11 +122,11 @@ static void test_rungs_are_what_links_have_room_for(void **state)
             costs.forward_s[s] = i == 0 ? 1e-5 : 4e-3;
             aq_plan_costs_backward(plan, s, 2 * costs.forward_s[s], &costs);
         }
-        assert_int_equal(aq_plan_rungs(plan, &costs, &rungs), AQ_OK);
-        assert_true(rungs.before_s == predict(plan, &costs).step_s && rungs.step_s <= 1.01 * rungs.before_s);
+        assert_int_equal(aq_plan_levels(plan, &costs, &levels), AQ_OK);
+        assert_true(levels.before_s == predict(plan, &costs).step_s && levels.step_s <= 1.01 * levels.before_s);
         for (uint32_t w = 0; w < 6; w++) {
-            assert_true(rungs.of[w] < 4 && plan->edges[w / 2].shape.ladders);
-            sums[i] += rungs.of[w];
+            assert_true(levels.of[w] < 4 && plan->edges[w / 2].shape.level_lists);
+            sums[i] += levels.of[w];
         }
         aq_plan_close(plan);
         aq_job_close(job);
@@ -157,17 +157,17 @@ static void epoch_say(struct aq_bits *bits, json_int_t slow)
     step_say(bits, 3, quick, 0);
 }
 
-static void rungs_are(struct aq_bits *bits, uint64_t epoch, uint32_t slow_edge, uint32_t others)
+static void levels_are(struct aq_bits *bits, uint64_t epoch, uint32_t slow_edge, uint32_t others)
 {
-    uint32_t rungs[2 * AQ_JOB_STAGES_MAX];
-    assert_int_equal(aq_bits_decide(bits, epoch, rungs), AQ_OK);
+    uint32_t levels[2 * AQ_JOB_STAGES_MAX];
+    assert_int_equal(aq_bits_decide(bits, epoch, levels), AQ_OK);
     for (uint32_t w = 0; w < 6; w++)
-        assert_int_equal(rungs[w], w / 2 == 1 ? slow_edge : others);
+        assert_int_equal(levels[w], w / 2 == 1 ? slow_edge : others);
 }
 
 /* No rate is declared: the first epoch has the manifest's bits, later ones go by what each link was seen to carry, and
  * what was decided stays so for who goes on. */
-static void test_rungs_go_by_what_links_were_seen_to_carry(void **state)
+static void test_levels_go_by_what_links_were_seen_to_carry(void **state)
 {
     (void)state;
     const char *sets[] = {"edges.bits=auto", "edges.forward={codec: aqsgd, bits: 2}",
@@ -178,20 +178,20 @@ static void test_rungs_go_by_what_links_were_seen_to_carry(void **state)
     struct aq_plan *plan = plan_of(sets, &job);
     assert_non_null(mkdtemp(run));
     assert_int_equal(aq_bits_open(plan, run, false, &bits), AQ_OK);
-    rungs_are(bits, 0, 0, 0);
-    rungs_are(bits, 1, 0, 0); /* nobody has measured */
+    levels_are(bits, 0, 0, 0);
+    levels_are(bits, 1, 0, 0); /* nobody has measured */
     epoch_say(bits, 25000);
-    rungs_are(bits, 2, 0, 3);
-    rungs_are(bits, 3, 0, 3); /* nobody has, again */
+    levels_are(bits, 2, 0, 3);
+    levels_are(bits, 3, 0, 3); /* nobody has, again */
     epoch_say(bits, 0);       /* nothing came over one direction */
-    rungs_are(bits, 4, 0, 3);
+    levels_are(bits, 4, 0, 3);
     epoch_say(bits, 125000000);
-    rungs_are(bits, 5, 3, 3);
+    levels_are(bits, 5, 3, 3);
     aq_bits_close(bits);
     assert_int_equal(aq_bits_open(plan, run, true, &bits), AQ_OK);
     epoch_say(bits, 125000000);
-    rungs_are(bits, 2, 0, 3);
-    rungs_are(bits, 0, 0, 0);
+    levels_are(bits, 2, 0, 3);
+    levels_are(bits, 0, 0, 0);
     aq_bits_close(bits);
     snprintf(path, sizeof path, "%s/bits.json", run);
     assert_int_equal(unlink(path), 0);
@@ -202,8 +202,8 @@ static void test_rungs_go_by_what_links_were_seen_to_carry(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_rungs_go_by_what_links_were_seen_to_carry),
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_levels_go_by_what_links_were_seen_to_carry),
                                        cmocka_unit_test(test_slack_gives_bits_where_links_have_room),
-                                       cmocka_unit_test(test_rungs_are_what_links_have_room_for)};
+                                       cmocka_unit_test(test_levels_are_what_links_have_room_for)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -180,7 +180,7 @@ static int worker_open(void **state)
     AQ_TRY(aq_job_parse(manifest, strlen(manifest), "test.yaml", "/", NULL, 0, &w.job));
     AQ_TRY(aq_plan_open(w.job, &w.plan));
     w.me = &w.plan->stages[1];
-    AQ_TRY(aq_bell_open(&w.bell));
+    AQ_TRY(aq_eventcount_open(&w.eventcount));
     AQ_TRY(aq_device_open(&device, &w.device));
     AQ_TRY(aq_device_stream_open(w.device, &w.stream));
     AQ_TRY(aq_stage_open(w.device, &w.me->config, &w.stage));
@@ -200,7 +200,7 @@ static int worker_close(void **state)
     aq_stage_close(w.stage);
     aq_device_stream_close(w.device, w.stream);
     aq_device_close(w.device);
-    aq_bell_close(w.bell);
+    aq_eventcount_close(w.eventcount);
     aq_plan_close(w.plan);
     aq_job_close(w.job);
     return 0;
@@ -350,7 +350,7 @@ static void test_gradients_that_are_no_numbers_are_left_out(void **state)
     }
     assert_non_null(strstr(aq_error_text(), "3 steps in a row without a finite gradient of this client"));
     server_end();
-    w.sums.odd_in_row = 0;
+    w.sums.consecutive_nonfinite = 0;
 }
 
 static void test_a_step_that_nobody_has_a_part_in_is_void(void **state)
@@ -362,7 +362,7 @@ static void test_a_step_that_nobody_has_a_part_in_is_void(void **state)
     assert_int_equal(aq_worker_sums(&w), AQ_OK);
     assert_true(w.times.skipped);
     assert_true(aq_stage_gradients(w.stage)[0] == 0.25f);
-    assert_int_equal(w.sums.odd_in_row, 0);
+    assert_int_equal(w.sums.consecutive_nonfinite, 0);
     server_end();
 }
 

@@ -19,7 +19,7 @@ struct world {
     struct aq_watch watch;
     uint64_t now_ns;
     uint64_t work[3];
-    enum aq_doing doing[3];
+    enum aq_phase phase[3];
     bool host_stopped[2], stage_stopped[3];
 };
 
@@ -50,7 +50,7 @@ static void hear(struct world *world)
         if (!world->host_stopped[h]) aq_watch_host_heard(&world->watch, h);
     for (uint32_t s = 0; s < STAGES; s++)
         if (!world->host_stopped[host_of(s)] && !world->stage_stopped[s])
-            aq_watch_stage_beat(&world->watch, s, world->work[s], 1, world->doing[s]);
+            aq_watch_stage_beat(&world->watch, s, world->work[s], 1, world->phase[s]);
 }
 
 /* So many seconds with a look every 200 ms and beats every 10 s. The first finding ends it. */
@@ -118,8 +118,8 @@ static void test_stuck_job_is_found_and_names_who_waits_for_nobody(void **state)
     aq_watch_go(&world.watch);
     for (int i = 0; i < 50; i++)
         work_after(&world, 2, (uint32_t)i % STAGES);
-    world.doing[0] = world.doing[2] = AQ_DOING_NEIGHBOUR;
-    world.doing[1] = AQ_DOING_COMPUTE;
+    world.phase[0] = world.phase[2] = AQ_PHASE_NEIGHBOUR;
+    world.phase[1] = AQ_PHASE_COMPUTE;
     assert_int_equal(pass(&world, 595).kind, AQ_WATCH_WELL);
     const struct aq_watch_finding found = pass(&world, 20);
     assert_int_equal(found.kind, AQ_WATCH_STUCK);
@@ -134,7 +134,7 @@ static void test_stuck_job_whose_stages_all_wait_names_the_longest(void **state)
     begin(&world, &usual);
     aq_watch_go(&world.watch);
     for (uint32_t s = 0; s < STAGES; s++)
-        world.doing[s] = AQ_DOING_NEIGHBOUR;
+        world.phase[s] = AQ_PHASE_NEIGHBOUR;
     work_after(&world, 30, 2);
     work_after(&world, 30, 1);
     work_after(&world, 30, 0);
@@ -176,7 +176,7 @@ static void test_long_evaluation_works_on(void **state)
     struct world world;
     begin(&world, &usual);
     aq_watch_go(&world.watch);
-    world.doing[0] = world.doing[1] = world.doing[2] = AQ_DOING_EVALUATE;
+    world.phase[0] = world.phase[1] = world.phase[2] = AQ_PHASE_EVALUATE;
     for (int batch = 0; batch < 200; batch++) /* hours without a step */
         work_after(&world, 120, 2);
 }
@@ -202,7 +202,7 @@ static void test_long_checkpoint_has_its_own_time(void **state)
     begin(&world, &usual);
     aq_watch_go(&world.watch);
     work_after(&world, 1, 0);
-    world.doing[2] = AQ_DOING_MARK;
+    world.phase[2] = AQ_PHASE_MARK;
     assert_int_equal(pass(&world, 1190).kind, AQ_WATCH_WELL);
     assert_int_equal(pass(&world, 30).kind, AQ_WATCH_STUCK);
 }
@@ -300,8 +300,8 @@ static void test_healthy_runs_are_left_alone(void **state)
         double longest = 60;
         for (uint64_t i = 0; i < 60; i++) {
             const double pause = longest * (0.05 + 8.5 * (double)aq_rng_below(&key, 3 * i, 1000) / 1000);
-            world.doing[aq_rng_below(&key, 3 * i + 1, STAGES)] =
-                (enum aq_doing)aq_rng_below(&key, 3 * i + 2, AQ_DOINGS);
+            world.phase[aq_rng_below(&key, 3 * i + 1, STAGES)] =
+                (enum aq_phase)aq_rng_below(&key, 3 * i + 2, AQ_PHASES);
             work_after(&world, pause < 3000 ? pause : 3000, (uint32_t)(i % STAGES));
             if (pause > longest) longest = pause < 3000 ? pause : 3000;
         }
@@ -318,11 +318,11 @@ static void test_who_waits_for_other_clients_is_not_stuck(void **state)
         config.server = server;
         begin(&world, &config);
         aq_watch_go(&world.watch);
-        world.doing[0] = world.doing[2] = AQ_DOING_REDUCE;
-        world.doing[1] = AQ_DOING_SUMS;
+        world.phase[0] = world.phase[2] = AQ_PHASE_REDUCE;
+        world.phase[1] = AQ_PHASE_SUMS;
         assert_int_equal(pass(&world, 5000).kind, server ? AQ_WATCH_WELL : AQ_WATCH_STUCK);
-        world.doing[0] = world.doing[2] = AQ_DOING_SUMS; /* a client says so */
-        world.doing[1] = AQ_DOING_REDUCE;
+        world.phase[0] = world.phase[2] = AQ_PHASE_SUMS; /* a client says so */
+        world.phase[1] = AQ_PHASE_REDUCE;
         assert_int_equal(pass(&world, 5000).kind, AQ_WATCH_STUCK);
     }
 }

@@ -124,7 +124,7 @@ static void hear_sending(struct kit *kit, uint64_t step, struct aq_frame *frame)
 {
     struct aq_link_event event;
     for (;;) {
-        const uint32_t seen = aq_bell_count(kit->pair.bell);
+        const uint32_t seen = aq_eventcount_read(kit->pair.eventcount);
         assert_int_equal(aq_edge_pump(kit->edge), AQ_OK);
         const enum aq_status status = kit->edge->summed.held ? aq_edge_send_summed(kit->edge, step, false) : AQ_OK;
         assert_true(status == AQ_OK || status == AQ_AGAIN);
@@ -134,7 +134,7 @@ static void hear_sending(struct kit *kit, uint64_t step, struct aq_frame *frame)
             *frame = event.frame;
             return;
         }
-        assert_int_equal(aq_bell_wait(kit->pair.bell, seen, PAIR_SECONDS(PAIR_PATIENCE)), AQ_OK);
+        assert_int_equal(aq_eventcount_wait(kit->pair.eventcount, seen, PAIR_SECONDS(PAIR_PATIENCE)), AQ_OK);
     }
 }
 
@@ -257,10 +257,10 @@ static void test_half_of_the_gradients_and_a_goodbye_are_an_end(void **state)
         assert_int_equal(aq_link_finish(kit.pair.link[1], PAIR_SECONDS(PAIR_PATIENCE)), AQ_OK);
         enum aq_status status = AQ_OK;
         while (!whole && status == AQ_OK) {
-            const uint32_t seen = aq_bell_count(kit.pair.bell);
+            const uint32_t seen = aq_eventcount_read(kit.pair.eventcount);
             status = aq_edge_pump(kit.edge);
             if (status == AQ_OK)
-                assert_int_equal(aq_bell_wait(kit.pair.bell, seen, PAIR_SECONDS(PAIR_PATIENCE)), AQ_OK);
+                assert_int_equal(aq_eventcount_wait(kit.pair.eventcount, seen, PAIR_SECONDS(PAIR_PATIENCE)), AQ_OK);
         }
         assert_int_equal(status, whole ? AQ_OK : AQ_CLOSED);
         if (whole) assert_int_equal(aq_edge_receive_summed(kit.edge, 5, &none), AQ_OK);

@@ -329,12 +329,12 @@ static void wait_for(int fd, short events)
 EXPORTED int accept4(int fd, __SOCKADDR_ARG address, socklen_t *bytes, int flags)
 {
     REAL(accept4);
-    struct sim_sock *door = sim_mine(fd);
+    struct sim_sock *acceptor = sim_mine(fd);
     int conn;
-    if (!door) return real(fd, address, bytes, flags);
-    if (door->kind != SIM_SOCK_DOOR) return (int)sim_result(-EINVAL);
-    while (sim_accept(door, &conn) != 0) {
-        if (!waits(door, 0)) return (int)sim_result(-EAGAIN);
+    if (!acceptor) return real(fd, address, bytes, flags);
+    if (acceptor->kind != SIM_SOCK_DOOR) return (int)sim_result(-EINVAL);
+    while (sim_accept(acceptor, &conn) != 0) {
+        if (!waits(acceptor, 0)) return (int)sim_result(-EAGAIN);
         wait_for(fd, POLLIN);
     }
     const int made = new_sock(SIM_SOCK_STREAM, flags, placeholder());

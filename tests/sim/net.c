@@ -148,7 +148,7 @@ void sim_pair(int out[2])
     sim->sock[out[0]].refs = sim->sock[out[1]].refs = 0;
 }
 
-static struct sim_sock *door_at(int host, uint16_t port)
+static struct sim_sock *acceptor_at(int host, uint16_t port)
 {
     for (int i = 0; i < SIM_SOCKS; i++) {
         struct sim_sock *sock = &sim->sock[i];
@@ -159,9 +159,9 @@ static struct sim_sock *door_at(int host, uint16_t port)
 
 int sim_listen(struct sim_sock *sock, int host, uint16_t port)
 {
-    while (port == 0 || (port == sim->port_next && door_at(host, port)))
+    while (port == 0 || (port == sim->port_next && acceptor_at(host, port)))
         port = sim->port_next++;
-    if (door_at(host, port)) return EADDRINUSE;
+    if (acceptor_at(host, port)) return EADDRINUSE;
     sock->kind = SIM_SOCK_DOOR;
     sock->host = host;
     sock->port = port;
@@ -170,13 +170,13 @@ int sim_listen(struct sim_sock *sock, int host, uint16_t port)
 
 int sim_connect(struct sim_sock *sock, int from, int to, uint16_t port)
 {
-    struct sim_sock *door = door_at(to, port);
+    struct sim_sock *acceptor = acceptor_at(to, port);
     const struct sim_line *there = &sim->line[from][to], *back = &sim->line[to][from];
     const int number = conn_make(from, to, sim->port_next++, port);
     struct sim_conn *conn = &sim->conn[number];
     sim->connects++;
     conn->up_ns = sim->now_ns + there->latency_ns + back->latency_ns;
-    conn->refused = !door || door->waiting == SIM_BACKLOG;
+    conn->refused = !acceptor || acceptor->waiting == SIM_BACKLOG;
     sock->kind = SIM_SOCK_STREAM;
     sock->conn = number;
     sock->side = 0;
@@ -185,29 +185,30 @@ int sim_connect(struct sim_sock *sock, int from, int to, uint16_t port)
         conn->open[1] = false;
         return 0;
     }
-    door->backlog[door->waiting].conn = number;
-    door->backlog[door->waiting++].at_ns = sim->now_ns + there->latency_ns;
-    sim_wake_set(door->readers);
+    acceptor->backlog[acceptor->waiting].conn = number;
+    acceptor->backlog[acceptor->waiting++].at_ns = sim->now_ns + there->latency_ns;
+    sim_wake_set(acceptor->readers);
     return 0;
 }
 
 /* When the oldest connection of a door is there. */
-static uint64_t door_at_ns(const struct sim_sock *door)
+static uint64_t acceptor_at_ns(const struct sim_sock *acceptor)
 {
     uint64_t first = SIM_NEVER;
-    for (uint32_t i = 0; i < door->waiting; i++) {
-        const uint64_t at = seen_at(&sim->conn[door->backlog[i].conn], 1, door->backlog[i].at_ns);
+    for (uint32_t i = 0; i < acceptor->waiting; i++) {
+        const uint64_t at = seen_at(&sim->conn[acceptor->backlog[i].conn], 1, acceptor->backlog[i].at_ns);
         if (at < first) first = at;
     }
     return first;
 }
 
-int sim_accept(struct sim_sock *door, int *conn)
+int sim_accept(struct sim_sock *acceptor, int *conn)
 {
-    for (uint32_t i = 0; i < door->waiting; i++) {
-        if (seen_at(&sim->conn[door->backlog[i].conn], 1, door->backlog[i].at_ns) > sim->now_ns) continue;
-        *conn = door->backlog[i].conn;
-        memmove(&door->backlog[i], &door->backlog[i + 1], (--door->waiting - i) * sizeof door->backlog[0]);
+    for (uint32_t i = 0; i < acceptor->waiting; i++) {
+        if (seen_at(&sim->conn[acceptor->backlog[i].conn], 1, acceptor->backlog[i].at_ns) > sim->now_ns) continue;
+        *conn = acceptor->backlog[i].conn;
+        memmove(&acceptor->backlog[i], &acceptor->backlog[i + 1],
+                (--acceptor->waiting - i) * sizeof acceptor->backlog[0]);
         return 0;
     }
     return EAGAIN;
@@ -255,7 +256,7 @@ short sim_ready(const struct sim_sock *sock, short events, uint64_t *next_ns)
 {
     if (sock->kind == SIM_SOCK_STREAM) return stream_ready(&sim->conn[sock->conn], sock->side, events, next_ns);
     if (sock->kind == SIM_SOCK_NEW) return POLLHUP;
-    const uint64_t at = door_at_ns(sock);
+    const uint64_t at = acceptor_at_ns(sock);
     note(at, next_ns);
     return at <= sim->now_ns ? (short)(events & POLLIN) : 0;
 }

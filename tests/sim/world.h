@@ -202,7 +202,7 @@ void sim_process_drop(int process, bool silent); /* all its descriptors, at its 
 void sim_pair(int out[2]);
 int sim_listen(struct sim_sock *sock, int host, uint16_t port);
 int sim_connect(struct sim_sock *sock, int from, int to, uint16_t port);
-int sim_accept(struct sim_sock *door, int *conn);
+int sim_accept(struct sim_sock *acceptor, int *conn);
 short sim_ready(const struct sim_sock *sock, short events, uint64_t *next_ns);
 void sim_watch(struct sim_sock *sock, short events, int task, bool on);
 ssize_t sim_send(struct sim_sock *sock, const uint8_t *bytes, size_t count);

@@ -505,7 +505,7 @@ static void test_write_turned_from_a_file_and_rounded(void **state)
     (void)state;
     for (int i = 0; i < ROWS * COLUMNS; i++) values[i] = 1.0f + (float)i / 1024.0f;
     const struct aq_weights_tensor tensors[] = {
-        {.name = "a", .dimensions = 2, .shape = {ROWS, COLUMNS}, .values = values, .turned = true},
+        {.name = "a", .dimensions = 2, .shape = {ROWS, COLUMNS}, .values = values, .transposed = true},
         {.name = "b", .dimensions = 2, .shape = {ROWS, COLUMNS}, .values = values, .type = "BF16"}};
     assert_int_equal(aq_weights_write(data_path(folder, "a.safetensors", path), tensors, 2, NULL), AQ_OK);
     assert_int_equal(aq_weights_open(path, &w), AQ_OK);
@@ -520,7 +520,7 @@ static void test_write_turned_from_a_file_and_rounded(void **state)
     for (int i = 0; i < ROWS * COLUMNS; i++)
         assert_true(back[i] == aq_bfloat_to_float(aq_bfloat_from_float(values[i])));
     const struct aq_weights_tensor copies[] = {
-        {.name = "a", .dimensions = 2, .shape = {COLUMNS, ROWS}, .from = w, .index = 0, .turned = true},
+        {.name = "a", .dimensions = 2, .shape = {COLUMNS, ROWS}, .from = w, .index = 0, .transposed = true},
         {.name = "b", .dimensions = 2, .shape = {ROWS, COLUMNS}, .from = w, .index = 1, .type = "F16"}};
     assert_int_equal(aq_weights_write(data_path(folder, "b.safetensors", second), copies, 2, NULL), AQ_OK);
     assert_int_equal(aq_weights_open(second, &copy), AQ_OK);
@@ -540,7 +540,7 @@ static void test_write_refuses_what_cannot_be_written(void **state)
         {.name = "a", .dimensions = 1, .shape = {2}, .values = large, .type = "F16"},
         {.name = "a", .dimensions = 1, .shape = {2}, .values = large, .type = "F64"},
         {.name = "a", .dimensions = 1, .shape = {2}, .values = large, .type = "nothing"},
-        {.name = "a", .dimensions = 1, .shape = {2}, .values = large, .turned = true}};
+        {.name = "a", .dimensions = 1, .shape = {2}, .values = large, .transposed = true}};
     struct aq_weights *w;
     (void)state;
     data_path(folder, "never.safetensors", path);

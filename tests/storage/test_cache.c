@@ -478,22 +478,22 @@ static void test_golden_format_1_is_read(void **state)
     }
 }
 
-static void test_bell_is_rung(void **state)
+static void test_eventcount_is_notified(void **state)
 {
     (void)state;
     struct aq_cache_config config;
     struct aq_cache *cache;
-    struct aq_bell *bell;
+    struct aq_eventcount *eventcount;
     make_marked(3);
-    assert_int_equal(aq_bell_open(&bell), AQ_OK);
+    assert_int_equal(aq_eventcount_open(&eventcount), AQ_OK);
     kit_config(folder, path, &config);
     config.mark = 1;
-    config.bell = bell;
+    config.eventcount = eventcount;
     assert_int_equal(aq_cache_open(&config, &cache), AQ_OK);
-    const uint32_t seen = aq_bell_count(bell);
+    const uint32_t seen = aq_eventcount_read(eventcount);
     const struct aq_cache_key key = kit_key(2);
     assert_int_equal(aq_cache_prefetch(cache, &key), AQ_OK);
-    assert_int_equal(aq_bell_wait(bell, seen, kit_deadline()), AQ_OK);
+    assert_int_equal(aq_eventcount_wait(eventcount, seen, kit_deadline()), AQ_OK);
     struct aq_cache_entry entry;
     struct aq_cache_stats stats;
     assert_int_equal(aq_cache_get(cache, &key, 0, &entry), AQ_OK); /* no wait is needed */
@@ -501,7 +501,7 @@ static void test_bell_is_rung(void **state)
     aq_cache_stats(cache, &stats);
     assert_int_equal(stats.prefetched, 1);
     aq_cache_close(cache);
-    aq_bell_close(bell);
+    aq_eventcount_close(eventcount);
 }
 
 static void test_get_deadline_timeout(void **state)
@@ -561,7 +561,7 @@ int main(void)
         TEST(test_walk_tells_all),
         TEST(test_compact_cuts_and_keeps_both_marks),
         TEST(test_golden_format_1_is_read),
-        TEST(test_bell_is_rung),
+        TEST(test_eventcount_is_notified),
         TEST(test_get_deadline_timeout),
         TEST(test_prefetch_window_full_again_get_still_works),
     };

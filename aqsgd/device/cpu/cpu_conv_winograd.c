@@ -60,7 +60,7 @@ struct images {
     const struct aq_conv_shape *shape;
     const float *x, *w;
     float *y;
-    bool turned;        /* backward: x is dy, y is dx */
+    bool transposed;    /* backward: x is dy, y is dx */
     uint64_t C, N;      /* of x, of y                 */
     uint64_t each, all; /* patches, of a piece        */
 };
@@ -69,7 +69,8 @@ static void filter_piece(uint64_t block, uint32_t worker, void *context)
 {
     (void)worker;
     const struct images *self = context;
-    self->cpu->winograd->filter(self->w, self->shape->C, self->shape->N, block, self->turned, cpu_shared(self->cpu));
+    self->cpu->winograd->filter(self->w, self->shape->C, self->shape->N, block, self->transposed,
+                                cpu_shared(self->cpu));
 }
 
 static void images_piece(uint64_t piece, uint32_t worker, void *context)
@@ -131,7 +132,7 @@ bool cpu_conv_backward_winograd(struct cpu_device *cpu, const struct aq_conv_bac
                           .x = args->dy,
                           .w = args->w,
                           .y = args->dx,
-                          .turned = true,
+                          .transposed = true,
                           .C = shape->N,
                           .N = shape->C};
     return images_run(&self);

@@ -12,7 +12,7 @@ struct magnitude {
     uint64_t rows, C;
     const void *w;
     enum aq_element w_type;
-    bool w_turned;
+    bool w_transposed;
     float *d;
     const float *m;
     const struct aq_magnitude *forward; /* or NULL: */
@@ -37,10 +37,10 @@ static double dot(const float *a, const float *b, uint64_t C)
 static void add(const struct magnitude *own, uint64_t first, uint64_t end)
 {
     const uint64_t C = own->C;
-    for (uint64_t r = first; !own->w_turned && r < end; r++)
+    for (uint64_t r = first; !own->w_transposed && r < end; r++)
         for (uint64_t c = 0; c < C; c++)
             own->d[r * C + c] += cpu_load(own->w, own->w_type, r * C + c);
-    for (uint64_t c = 0; own->w_turned && c < C; c++)
+    for (uint64_t c = 0; own->w_transposed && c < C; c++)
         for (uint64_t r = first; r < end; r++)
             own->d[r * C + c] += cpu_load(own->w, own->w_type, c * own->rows + r);
 }
@@ -72,7 +72,7 @@ enum aq_status cpu_magnitude(struct aq_device *device, const struct aq_magnitude
                             .C = args->C,
                             .w = args->w,
                             .w_type = args->w_type,
-                            .w_turned = args->w_turned,
+                            .w_transposed = args->w_transposed,
                             .d = args->d,
                             .m = args->m,
                             .forward = args};
@@ -88,7 +88,7 @@ enum aq_status cpu_magnitude_backward(struct aq_device *device, const struct aq_
                             .C = args->C,
                             .w = args->w,
                             .w_type = args->w_type,
-                            .w_turned = args->w_turned,
+                            .w_transposed = args->w_transposed,
                             .d = args->d,
                             .m = args->m,
                             .backward = args};

@@ -7,7 +7,7 @@
  * right job.
  *
  * A thread out of work looks at the ticket for a few microseconds (the next phase of a product follows that fast; a
- * wake by the kernel costs more than that), then sleeps on a bell.
+ * wake by the kernel costs more than that), then sleeps on an event count.
  */
 #include "cpu_pool.h"
 
@@ -36,8 +36,8 @@ struct cpu_pool {
     atomic_bool stop; /* release in close, acquire in worker_main                                           */
     cpu_pool_piece *run;
     void *context;
-    struct aq_bell *work; /* rung when the ticket or stop changes */
-    struct aq_bell *done; /* rung when left gets 0                */
+    struct aq_eventcount *work; /* notified when the ticket or stop changes */
+    struct aq_eventcount *done; /* notified when left gets 0                */
     struct worker workers[THREADS_MAX];
 };
 
@@ -69,7 +69,7 @@ static void work(struct cpu_pool *pool, uint32_t index)
     while (claim(pool, &piece)) {
         pool->run(piece, index, pool->context);
         if (atomic_fetch_sub_explicit(&pool->left, 1, memory_order_acq_rel) == 1) /* pairs with the caller's acquire */
-            aq_bell_ring(pool->done);
+            aq_eventcount_notify(pool->done);
     }
 }
 
@@ -84,11 +84,11 @@ static void worker_main(void *context)
     struct worker *worker = context;
     struct cpu_pool *pool = worker->pool;
     while (!atomic_load_explicit(&pool->stop, memory_order_acquire)) { /* pairs with close's release */
-        const uint32_t seen = aq_bell_count(pool->work);
+        const uint32_t seen = aq_eventcount_read(pool->work);
         work(pool, worker->index);
         for (int i = 0; i < LOOKS && !has_work(pool); i++) pause_a_moment();
         if (has_work(pool) || atomic_load_explicit(&pool->stop, memory_order_acquire)) continue;
-        aq_bell_wait(pool->work, seen, aq_clock_after(SLEEP_NS));
+        aq_eventcount_wait(pool->work, seen, aq_clock_after(SLEEP_NS));
     }
 }
 
@@ -102,8 +102,8 @@ enum aq_status cpu_pool_open(uint32_t threads, struct cpu_pool **out)
     struct cpu_pool *pool = memory;
     enum aq_status status = AQ_OK;
     pool->threads = 1;
-    AQ_TRY_GOTO(aq_bell_open(&pool->work), out);
-    AQ_TRY_GOTO(aq_bell_open(&pool->done), out);
+    AQ_TRY_GOTO(aq_eventcount_open(&pool->work), out);
+    AQ_TRY_GOTO(aq_eventcount_open(&pool->done), out);
     for (uint32_t i = 1; i < threads; i++) {
         pool->workers[i] = (struct worker){.pool = pool, .index = i};
         AQ_TRY_GOTO(aq_thread_open("aq-pool", worker_main, &pool->workers[i], &pool->workers[i].thread), out);
@@ -120,10 +120,10 @@ void cpu_pool_close(struct cpu_pool *pool)
 {
     if (!pool) return;
     atomic_store_explicit(&pool->stop, true, memory_order_release); /* pairs with worker_main's acquire */
-    aq_bell_ring(pool->work);
+    aq_eventcount_notify(pool->work);
     for (uint32_t i = 1; i < pool->threads; i++) aq_thread_close(pool->workers[i].thread);
-    aq_bell_close(pool->work);
-    aq_bell_close(pool->done);
+    aq_eventcount_close(pool->work);
+    aq_eventcount_close(pool->done);
     aq_free(pool);
 }
 
@@ -137,13 +137,13 @@ static void run_round(struct cpu_pool *pool, uint64_t pieces)
     const uint64_t generation = (atomic_load_explicit(&pool->ticket, memory_order_relaxed) >> (2 * INDEX_BITS)) + 1;
     atomic_store_explicit(&pool->left, pieces, memory_order_relaxed); /* published by the ticket below */
     atomic_store_explicit(&pool->ticket, generation << (2 * INDEX_BITS) | pieces << INDEX_BITS, memory_order_release);
-    aq_bell_ring(pool->work);
+    aq_eventcount_notify(pool->work);
     work(pool, 0);
     for (int i = 0; i < LOOKS && atomic_load_explicit(&pool->left, memory_order_acquire); i++) pause_a_moment();
     for (;;) {
-        const uint32_t seen = aq_bell_count(pool->done);
+        const uint32_t seen = aq_eventcount_read(pool->done);
         if (atomic_load_explicit(&pool->left, memory_order_acquire) == 0) break; /* pairs with work's release */
-        aq_bell_wait(pool->done, seen, aq_clock_after(SLEEP_NS));
+        aq_eventcount_wait(pool->done, seen, aq_clock_after(SLEEP_NS));
     }
 }
 

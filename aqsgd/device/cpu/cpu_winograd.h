@@ -43,7 +43,7 @@ struct cpu_winograd {
     void (*gradient)(const struct cpu_patches *at, const float *dy, float *planes);
     void (*output)(const struct cpu_patches *at, const float *planes, float *y);
     /* G w G' of a block of w's C inputs. turned: as the backward of x needs them, w's outputs being its inputs. */
-    void (*filter)(const float *w, uint64_t C, uint64_t N, uint64_t block, bool turned, float *planes);
+    void (*filter)(const float *w, uint64_t C, uint64_t N, uint64_t block, bool transposed, float *planes);
     /* dw += G' sums G for one of w's C inputs: a row of N values of each of the planes. */
     void (*filter_gradient)(const float *sums, uint64_t plane, uint64_t C, uint64_t N, float *dw);
     /*

@@ -191,7 +191,7 @@ static void output(const struct cpu_patches *at, const float *planes, float *y)
 /* --- weights ------------------------------------------------------------------------------------------------------ */
 
 /* 9 taps of LANES filters. A filter that is turned by half a circle has the same places, in another order. */
-ALWAYS void filter_places(const vf g[TAPS * TAPS], bool turned, uint64_t plane, float *to)
+ALWAYS void filter_places(const vf g[TAPS * TAPS], bool transposed, uint64_t plane, float *to)
 {
     static const uint64_t turn[SIDE] = {3, 1, 2, 0};
     vf e[TAPS][SIDE], f[SIDE];
@@ -200,11 +200,11 @@ ALWAYS void filter_places(const vf g[TAPS * TAPS], bool turned, uint64_t plane, 
     {
         filter_line(e[0][i], e[1][i], e[2][i], f);
         _Pragma("GCC unroll 4") for (uint64_t j = 0; j < SIDE; j++)
-            put(to + (turned ? turn[i] * SIDE + turn[j] : i * SIDE + j) * plane, f[j]);
+            put(to + (transposed ? turn[i] * SIDE + turn[j] : i * SIDE + j) * plane, f[j]);
     }
 }
 
-static void filter(const float *w, uint64_t C, uint64_t N, uint64_t block, bool turned, float *planes)
+static void filter(const float *w, uint64_t C, uint64_t N, uint64_t block, bool transposed, float *planes)
 {
     enum { ALL = TAPS * TAPS };
     vf rows[ALL][LANES], g[ALL];
@@ -212,14 +212,14 @@ static void filter(const float *w, uint64_t C, uint64_t N, uint64_t block, bool 
         for (uint64_t tap = 0; tap < ALL; tap++) {
             const float *from = w + (tap * C + block * LANES) * N + n;
             _Pragma("GCC unroll 16") for (uint64_t i = 0; i < LANES; i++) rows[tap][i] = get(from + i * N);
-            if (turned) v_transpose(rows[tap]);
+            if (transposed) v_transpose(rows[tap]);
         }
         /* [block of outputs][input][lane]; turned: inputs are the N, outputs the C */
-        float *to = planes + (turned ? (block * N + n) * LANES : n * C + block * LANES * LANES);
+        float *to = planes + (transposed ? (block * N + n) * LANES : n * C + block * LANES * LANES);
         for (uint64_t i = 0; i < LANES; i++) {
             for (uint64_t tap = 0; tap < ALL; tap++)
                 g[tap] = rows[tap][i];
-            filter_places(g, turned, C * N, to + i * LANES);
+            filter_places(g, transposed, C * N, to + i * LANES);
         }
     }
 }

@@ -195,12 +195,12 @@ enum aq_status cuda_conv_backward(struct aq_device *device, const struct aq_conv
         return aq_cuda_conv_backward(args, cuda_part(stream, 0), stream->at);
     if (is_direct(shape)) return product_back(cuda, args, shape->samples, stream);
     if (shape->stride > 1) return product_back(cuda, args, most, stream);
-    const uint64_t turned = conv_stride(shape->C, type);
+    const uint64_t transposed = conv_stride(shape->C, type);
     struct aq_conv_shape back = *shape;
     back.C = shape->N;
     back.N = shape->C;
-    AQ_TRY(aq_cuda_weights_turn(shape, args->w, cuda_part(stream, CONV_WEIGHTS_PART), type, turned, stream->at));
-    return rows_product(cuda, &back, args->dy, cuda_part(stream, CONV_WEIGHTS_PART), turned, args->dx, stream);
+    AQ_TRY(aq_cuda_weights_turn(shape, args->w, cuda_part(stream, CONV_WEIGHTS_PART), type, transposed, stream->at));
+    return rows_product(cuda, &back, args->dy, cuda_part(stream, CONV_WEIGHTS_PART), transposed, args->dx, stream);
 }
 
 enum aq_status cuda_conv_weights(struct aq_device *device, const struct aq_conv_weights *args, struct aq_stream *stream)

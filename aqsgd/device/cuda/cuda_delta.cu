@@ -103,7 +103,7 @@ static __forceinline__ __device__ struct view plain(const float *at, uint64_t co
     return view;
 }
 
-static __forceinline__ __device__ struct view turned(const float *at, uint64_t columns)
+static __forceinline__ __device__ struct view transposed(const float *at, uint64_t columns)
 {
     const struct view view = {at, 1, columns};
     return view;
@@ -241,8 +241,8 @@ static __device__ void load_head(const struct aq_delta &args, const struct chunk
 static __device__ void pairs_make(const struct chunk &c, const struct room &room, struct tokens *tokens)
 {
     const uint64_t n = c.n, j = threadIdx.x;
-    product(n, n, c.Dk, plain(room.k, c.Dk), turned(room.k, c.Dk), room.kk, false);
-    product(n, n, c.Dk, plain(room.q, c.Dk), turned(room.k, c.Dk), room.M, false);
+    product(n, n, c.Dk, plain(room.k, c.Dk), transposed(room.k, c.Dk), room.kk, false);
+    product(n, n, c.Dk, plain(room.q, c.Dk), transposed(room.k, c.Dk), room.M, false);
     if (j < n) {
         float D = 0.0f;
         for (uint64_t i = 0; i < n; i++) {
@@ -283,7 +283,7 @@ static __device__ void rule_forward(const struct chunk &c, const struct room &ro
     product(c.n, c.Dv, c.n, plain(room.M, c.n), plain(room.U, c.Dv), room.out, true);
     scaled(c.n, c.Dk, room.k, F, 1.0f, room.part);
     scaled(c.Dk, c.Dv, room.S, nullptr, tokens->E[c.n - 1], room.S);
-    product(c.Dk, c.Dv, c.n, turned(room.part, c.Dk), plain(room.U, c.Dv), room.S, true);
+    product(c.Dk, c.Dv, c.n, transposed(room.part, c.Dk), plain(room.U, c.Dv), room.S, true);
 }
 
 /* dR in the place of dU. A thread has columns. */
@@ -344,23 +344,23 @@ static __device__ void log_add(const struct chunk &c, const float *x, const floa
 static __device__ void states_back(const struct chunk &c, const struct room &room, struct tokens *tokens, float *dS)
 {
     const uint64_t n = c.n, Dk = c.Dk, Dv = c.Dv;
-    product(n, Dk, Dv, plain(room.out, Dv), turned(room.S, Dv), room.part, false);
+    product(n, Dk, Dv, plain(room.out, Dv), transposed(room.S, Dv), room.part, false);
     log_add(c, room.q, room.part, 1.0, false, tokens);
     added(n * Dk, room.part, room.dq, true);
-    product(n, Dk, Dv, plain(room.P, Dv), turned(room.S, Dv), room.part, false);
+    product(n, Dk, Dv, plain(room.P, Dv), transposed(room.S, Dv), room.part, false);
     log_add(c, room.k, room.part, -1.0, false, tokens);
     scaled(n, Dk, room.part, nullptr, -1.0f, room.part);
     added(n * Dk, room.part, room.dk, true);
-    product(n, Dk, Dv, plain(room.U, Dv), turned(dS, Dv), room.part, false);
+    product(n, Dk, Dv, plain(room.U, Dv), transposed(dS, Dv), room.part, false);
     scaled(n, Dk, room.part, room.D + (n - 1) * n, 1.0f, room.part);
     log_add(c, room.k, room.part, -1.0, true, tokens);
     added(n * Dk, room.part, room.dk, true);
     const float held = tokens->E[n - 1] * block_dot(room.S, dS, Dk * Dv, tokens);
     if (threadIdx.x == 0) tokens->log[n - 1] += static_cast<double>(held);
     scaled(Dk, Dv, dS, nullptr, tokens->E[n - 1], dS);
-    product(Dk, Dv, n, turned(room.q, Dk), plain(room.out, Dv), dS, true);
+    product(Dk, Dv, n, transposed(room.q, Dk), plain(room.out, Dv), dS, true);
     scaled(n, Dv, room.P, nullptr, -1.0f, room.P);
-    product(Dk, Dv, n, turned(room.k, Dk), plain(room.P, Dv), dS, true);
+    product(Dk, Dv, n, transposed(room.k, Dk), plain(room.P, Dv), dS, true);
 }
 
 static __device__ void rule_backward(const struct chunk &c, const struct room &room, struct tokens *tokens, float *dS)
@@ -369,19 +369,19 @@ static __device__ void rule_backward(const struct chunk &c, const struct room &r
     pairs_make(c, room, tokens);
     solve(c, room, tokens);
     scaled(n, Dk, room.k, room.D + (n - 1) * n, 1.0f, room.part);
-    product(n, Dv, n, turned(room.M, n), plain(room.out, Dv), room.dR, false);
+    product(n, Dv, n, transposed(room.M, n), plain(room.out, Dv), room.dR, false);
     product(n, Dv, Dk, plain(room.part, Dk), plain(dS, Dv), room.dR, true);
     solve_back(c, room);
-    product(n, n, Dv, plain(room.out, Dv), turned(room.U, Dv), room.dM, false);
-    product(n, n, Dv, plain(room.dR, Dv), turned(room.U, Dv), room.dL, false);
+    product(n, n, Dv, plain(room.out, Dv), transposed(room.U, Dv), room.dM, false);
+    product(n, n, Dv, plain(room.dR, Dv), transposed(room.U, Dv), room.dL, false);
     pairs_back(c, room, tokens);
     scaled(n, Dv, room.dR, tokens->beta, 1.0f, room.v);
     scaled(n, Dv, room.v, tokens->E, 1.0f, room.P);
     scaled(n, Dv, room.out, tokens->E, 1.0f, room.out);
     product(n, Dk, n, plain(room.dM, n), plain(room.k, Dk), room.dq, true);
-    product(n, Dk, n, turned(room.dM, n), plain(room.q, Dk), room.dk, true);
+    product(n, Dk, n, transposed(room.dM, n), plain(room.q, Dk), room.dk, true);
     product(n, Dk, n, plain(room.dL, n), plain(room.k, Dk), room.dk, true);
-    product(n, Dk, n, turned(room.dL, n), plain(room.k, Dk), room.dk, true);
+    product(n, Dk, n, transposed(room.dL, n), plain(room.k, Dk), room.dk, true);
     states_back(c, room, tokens, dS);
     if (threadIdx.x == 0) {
         double behind = 0.0;

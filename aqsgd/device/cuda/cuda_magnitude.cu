@@ -27,7 +27,7 @@ template <typename W, typename Args> static __forceinline__ __device__ float len
     float *v = args.d + row * args.C;
     double sum = 0;
     for (uint64_t c = threadIdx.x; c < args.C; c += THREADS) {
-        v[c] = __fadd_rn(v[c], aq_load(args.w_turned ? w + c * args.rows + row : w + row * args.C + c));
+        v[c] = __fadd_rn(v[c], aq_load(args.w_transposed ? w + c * args.rows + row : w + row * args.C + c));
         sum += static_cast<double>(v[c]) * static_cast<double>(v[c]);
     }
     return static_cast<float>(sqrt(block_sum(sum)));

@@ -740,7 +740,7 @@ struct aq_magnitude {
     uint64_t rows, C;
     const void *w;
     enum aq_element w_type;
-    bool w_turned;
+    bool w_transposed;
     float *d;
     const float *m;
     void *y; /* (rows, C) */
@@ -757,7 +757,7 @@ struct aq_magnitude_backward {
     uint64_t rows, C;
     const void *w;
     enum aq_element w_type;
-    bool w_turned;
+    bool w_transposed;
     float *d; /* becomes V, as above */
     const float *m;
     float *g, *dm; /* (rows, C); rows */

@@ -62,7 +62,7 @@ struct aq_group_config {
     uint32_t rank, size;
     struct aq_link *const *links; /* [size] by rank, own NULL; the pointers are copied, the links borrowed until close;
                                          their own ranks need not be the group's, but come in the same order */
-    struct aq_bell *bell;         /* the one that the links' net rings */
+    struct aq_eventcount *eventcount; /* the one that the links' net rings */
     struct aq_device *device;     /* whose pool packs and sums. NULL: the calling thread alone. One with memory of its
                                      own (a GPU): what is reduced lies there, and is reduced there */
     struct aq_stream *stream;     /* of such a device: what is reduced is ready, and gets ready, in its order. NULL: the

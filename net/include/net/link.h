@@ -3,7 +3,7 @@
  *
  * Caveats first.
  * - A net object owns one thread (the net loop: fds, io_uring) that does all input and output. Nothing here calls back:
- *   the caller polls at its own pace and sleeps on the bell it gave.
+ *   the caller polls at its own pace and sleeps on the event count it gave.
  * - aq_link_send *lends* the body until the AQ_LINK_SENT event with its token comes: when the system has taken it, or,
  *   for a link that heals, when the peer has acknowledged it.
  * - A received body is memory of the link's receive pool: give it back (aq_link_release), or the peer runs out of
@@ -55,7 +55,7 @@ struct aq_link;     /* opaque                            */
 struct aq_listener; /* opaque                            */
 
 struct aq_net_config {
-    struct aq_bell *bell;   /* rung at every event; may be NULL */
+    struct aq_eventcount *eventcount; /* notified at every event; may be NULL */
     struct aq_trace *trace; /* lanes "send" and "recv"; may be NULL */
     uint32_t links_max;     /* links and listeners together     */
     struct aq_tls *tls;     /* who we are in "tls+" addresses (net/tls.h); the caller's. NULL: there are none */

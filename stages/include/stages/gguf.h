@@ -61,7 +61,7 @@ void aq_gguf_close(struct aq_gguf *gguf); /* NULL is fine */
 
 /*
  * folder/name, from the model's tensors under the names that they have in a stage. `turned` is as published folders
- * have it (aq_publish_turned); adapters are added. progress: bytes of values; or NULL. AQ_INVAL: a tensor that the
+ * have it (aq_publish_transposed); adapters are added. progress: bytes of values; or NULL. AQ_INVAL: a tensor that the
  * table does not know, or a value that does not fit the type. Statuses of reading the tensors and of writing files;
  * then there is no file of that name, or the old one.
  */

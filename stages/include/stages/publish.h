@@ -34,8 +34,8 @@ typedef enum aq_status aq_publish_file(void *context, const char *name, const ch
 void aq_publish_name(const struct aq_model_config *model, const char *tensor, char *out, size_t bytes);
 
 /* turned[i]: do published files have tensor names[i] the other way round (aq_tensor_info.turned)? AQ_NOMEM. */
-enum aq_status aq_publish_turned(const struct aq_model_config *model, const char *const *names, uint32_t count,
-                                 bool *turned);
+enum aq_status aq_publish_transposed(const struct aq_model_config *model, const char *const *names, uint32_t count,
+                                     bool *transposed);
 
 /* out_in[i]: is tensor names[i], which has an adapter, stored as (out, in)? else (in, out). AQ_NOMEM. */
 enum aq_status aq_publish_out_in(const struct aq_model_config *model, const char *const *names, uint32_t count,

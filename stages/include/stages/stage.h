@@ -347,8 +347,8 @@ bool aq_model_trains(const struct aq_model_config *model, uint32_t T, const char
  * Is what the layers before layer_end make of a sample the same at its every visit? Nothing trains there, no mask is
  * drawn (dropout), and nothing is made from whatever samples come together (statistics of a batch).
  */
-bool aq_model_still(const struct aq_model_config *model, uint32_t T, const char *freeze,
-                    const struct aq_lora_config *lora, uint32_t layer_end);
+bool aq_model_frozen(const struct aq_model_config *model, uint32_t T, const char *freeze,
+                     const struct aq_lora_config *lora, uint32_t layer_end);
 
 /* Has any layer of it buffers: running statistics of a batch norm? */
 bool aq_model_keeps_statistics(const struct aq_model_config *model, uint32_t T);
@@ -431,7 +431,7 @@ struct aq_tensor_info {
     uint64_t shared_first, shared_count; /* floats that stages hold copies of; see aq_stage_shared_floats */
     bool fresh;      /* of the task, not of the network: where a file of weights lacks it, it starts as it would
                         without the file                                                               */
-    bool turned;     /* a matrix (in, out) that published files have as nn.Linear does: (out, in)      */
+    bool transposed; /* a matrix (in, out) that published files have as nn.Linear does: (out, in)      */
     char begins_as[AQ_TENSOR_NAME_MAX]; /* the tensor whose initial numbers it takes: mostly its own name */
 };
 /* Is it the name of an adapter's tensor? Then *which is 'A' or 'B', and `of` the name of the tensor that it adapts. */

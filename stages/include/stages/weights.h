@@ -163,7 +163,7 @@ struct aq_weights_tensor {
     enum aq_status (*fill)(void *context, const struct aq_weights_tensor *tensor, uint64_t first, uint64_t count,
                            float *values);
     void *context;
-    bool turned;                   /* a matrix that is written the other way round                     */
+    bool transposed;                        /* a matrix that is written the other way round                     */
     const struct aq_weights_low_rank *plus; /* added to it, lent until the writer is closed; or NULL   */
     const char *type;              /* "F32", "BF16" or "F16"; NULL: "F32"                              */
     /* type "U8", with no other source: `count` bytes from `first` on, from whoever has them. */

@@ -64,7 +64,7 @@ struct aq_cache_config {
     bool lost;                /* a cache that starts empty replaces one that was lost            */
     bool sealed;              /* "lmdb": what is on disk is encrypted (AES-256-GCM)              */
     const uint8_t *key;       /* of AQ_CACHE_KEY_BYTES, where it is sealed; borrowed until open returns */
-    struct aq_bell *bell;     /* rung when a read or write has come back; may be NULL            */
+    struct aq_eventcount *eventcount; /* notified when a read or write is complete; may be NULL           */
     struct aq_trace *trace;   /* lane "cache"; may be NULL                                       */
     struct aq_pages pages;    /* where the slots come from; zeroed: plain memory                 */
 };

@@ -1,16 +1,16 @@
 /*
- * ring.h -- a bounded queue of fixed tokens from one thread to one other, and the bell that wakes a sleeper.
+ * ring.h -- a bounded queue of fixed tokens from one thread to one other, and the event count that wakes a sleeper.
  *
  * Each thread owns its data and passes 64-bit tokens (an index, a pointer) over rings. A full ring is back-pressure:
  * push answers false and the caller keeps its token; nothing is dropped and no thread waits under a lock.
  *
- * A bell lets one thread sleep on several rings: producers ring it after a push. The sleeper reads the count *before*
- * it looks at its rings, and waits for that count to change, so that no ring of the bell is ever missed:
+ * An event count lets one thread sleep on several rings: producers notify it after a push. The sleeper reads the count
+ * *before* it looks at its rings, and waits for that count to change, so that no notification is ever missed:
  *
- *     uint32_t seen = aq_bell_count(bell);
- *     if (nothing_ready()) aq_bell_wait(bell, seen, deadline_ns);
+ *     uint32_t seen = aq_eventcount_read(eventcount);
+ *     if (nothing_ready()) aq_eventcount_wait(eventcount, seen, deadline_ns);
  *
- * Locking: push from one thread, pop from one thread; a bell from any.
+ * Locking: push from one thread, pop from one thread; an event count from any.
  */
 #ifndef AQSGD_BASE_RING_H
 #define AQSGD_BASE_RING_H
@@ -33,14 +33,14 @@ bool aq_ring_push(struct aq_ring *ring, uint64_t token);
 bool aq_ring_pop(struct aq_ring *ring, uint64_t *token);
 uint32_t aq_ring_count(const struct aq_ring *ring); /* a snapshot */
 
-struct aq_bell; /* opaque */
+struct aq_eventcount; /* opaque */
 
-enum aq_status aq_bell_open(struct aq_bell **out); /* AQ_NOMEM */
-void aq_bell_close(struct aq_bell *bell);          /* NULL is fine */
-void aq_bell_ring(struct aq_bell *bell);           /* NULL is fine: no sleeper */
-uint32_t aq_bell_count(const struct aq_bell *bell);
+enum aq_status aq_eventcount_open(struct aq_eventcount **out); /* AQ_NOMEM */
+void aq_eventcount_close(struct aq_eventcount *eventcount);    /* NULL is fine */
+void aq_eventcount_notify(struct aq_eventcount *eventcount);   /* NULL is fine: no sleeper */
+uint32_t aq_eventcount_read(const struct aq_eventcount *eventcount);
 /* Sleep until the count is not `seen`, or until the absolute time (aq_clock_ns): AQ_OK or AQ_TIMEOUT. Never spins. */
-enum aq_status aq_bell_wait(struct aq_bell *bell, uint32_t seen, uint64_t deadline_ns);
+enum aq_status aq_eventcount_wait(struct aq_eventcount *eventcount, uint32_t seen, uint64_t deadline_ns);
 
 #ifdef __cplusplus
 }

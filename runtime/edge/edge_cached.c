@@ -1,5 +1,5 @@
 /*
- * edge_still.c -- an edge upstream of which nothing changes: the second visit of a sample sends only its row.
+ * edge_cached.c -- an edge upstream of which nothing changes: the second visit of a sample sends only its row.
  *
  * The activation of a sample is the same at each visit, so that a - m is known without computing a: the first visit
  * left it. The rule is therefore: the message of the first visit *is* the activation. It is coded once, as a keyframe,
@@ -12,7 +12,8 @@
  *     sender lost it   asks the receiver; has that lost it, too, the stage computes, and a keyframe goes
  *     receiver has m   x is m; if its own stage does not need x either, not even its index is read
  *     receiver lost it asks for that version; the sender reads its copy, or if that is lost its stage computes the
- *                      activation again (aq_edge_wanted, aq_edge_remade), and what it makes is the message from then on
+ *                      activation again (aq_edge_recompute_pending, aq_edge_recompute_done); the result is the message
+ *                      from then on
  *
  * x is decoded from m by the codec's own decode, with a body of zeroes: scales of zero and codes whose change is -0, so
  * that m + change has the bits of m.
@@ -30,7 +31,7 @@ static enum aq_status peek(const struct aq_edge *edge, const struct aq_edge_batc
     return out->byte_count == aq_edge_message_bytes(edge, batch, i) ? AQ_OK : AQ_NOTFOUND;
 }
 
-bool aq_edge_settled(const struct aq_edge *edge, const struct aq_edge_batch *batch)
+bool aq_edge_is_cached(const struct aq_edge *edge, const struct aq_edge_batch *batch)
 {
     struct aq_cache_entry entry;
     for (uint32_t i = 0; edge->shape.still && i < batch->samples; i++)
@@ -64,8 +65,8 @@ static enum aq_status fetch(struct aq_edge *edge, const struct aq_edge_batch *ba
 
 /* --- the sender -------------------------------------------------------------------------------------------------- */
 
-enum aq_status aq_edge_still_reference(struct aq_edge *edge, const struct aq_edge_batch *batch, uint32_t i,
-                                       struct aq_edge_reference *out)
+enum aq_status aq_edge_cached_reference(struct aq_edge *edge, const struct aq_edge_batch *batch, uint32_t i,
+                                        struct aq_edge_reference *out)
 {
     struct aq_frame message;
     enum aq_status status = peek(edge, batch, i, &out->entry);
@@ -82,8 +83,8 @@ enum aq_status aq_edge_still_reference(struct aq_edge *edge, const struct aq_edg
     return status;
 }
 
-void aq_edge_still_sent(struct aq_edge *edge, const struct aq_edge_batch *batch, uint32_t i,
-                        const struct aq_edge_reference *reference, struct aq_edge_row *row)
+void aq_edge_cached_sent(struct aq_edge *edge, const struct aq_edge_batch *batch, uint32_t i,
+                         const struct aq_edge_reference *reference, struct aq_edge_row *row)
 {
     struct aq_cache_entry entry = reference->entry;
     const struct aq_cache_key key = aq_edge_key_of(edge, batch, i);
@@ -101,24 +102,24 @@ void aq_edge_still_sent(struct aq_edge *edge, const struct aq_edge_batch *batch,
     edge->measures.held++;
 }
 
-enum aq_status aq_edge_send_still(struct aq_edge *edge, const struct aq_edge_batch *batch)
+enum aq_status aq_edge_send_cached(struct aq_edge *edge, const struct aq_edge_batch *batch)
 {
     uint32_t index;
     AQ_ASSERT(edge->config.sender && edge->shape.still);
     if (aq_edge_encoding(edge)) return AQ_AGAIN; /* frames go in order */
-    if (!aq_edge_settled(edge, batch)) return AQ_NOTFOUND;
+    if (!aq_edge_is_cached(edge, batch)) return AQ_NOTFOUND;
     AQ_TRY(aq_edge_body_take(edge, &index));
     for (uint32_t i = 0; i < batch->samples; i++) {
         struct aq_edge_reference reference = {.held = true};
         struct aq_edge_row row;
         (void)peek(edge, batch, i, &reference.entry);
-        aq_edge_still_sent(edge, batch, i, &reference, &row);
+        aq_edge_cached_sent(edge, batch, i, &reference, &row);
         aq_edge_row_write(&row, aq_edge_body(edge, index) + (size_t)i * AQ_EDGE_ROW_BYTES);
     }
     return aq_edge_post_batch(edge, AQ_FRAME_FORWARD, batch, index, batch->samples * AQ_EDGE_ROW_BYTES);
 }
 
-bool aq_edge_wanted(const struct aq_edge *edge, uint64_t *id)
+bool aq_edge_recompute_pending(const struct aq_edge *edge, uint64_t *id)
 {
     *id = edge->remake.key.sample;
     return edge->remaking;
@@ -141,8 +142,8 @@ static enum aq_status make_again(struct aq_edge *edge, const struct aq_edge_batc
     return AQ_OK;
 }
 
-enum aq_status aq_edge_remade(struct aq_edge *edge, const struct aq_edge_batch *batch, const struct aq_values *a,
-                              struct aq_stream *stream)
+enum aq_status aq_edge_recompute_done(struct aq_edge *edge, const struct aq_edge_batch *batch,
+                                      const struct aq_values *a, struct aq_stream *stream)
 {
     const struct aq_edge_fetch *asked = &edge->remake;
     uint64_t version = asked->version ? asked->version : 1;
@@ -183,8 +184,8 @@ enum aq_status aq_edge_remade(struct aq_edge *edge, const struct aq_edge_batch *
 
 /* --- the receiver ------------------------------------------------------------------------------------------------ */
 
-enum aq_status aq_edge_still_held(struct aq_edge *edge, const struct aq_edge_batch *batch, uint32_t i,
-                                  const struct aq_edge_row *row, struct aq_edge_reference *out)
+enum aq_status aq_edge_cached_held(struct aq_edge *edge, const struct aq_edge_batch *batch, uint32_t i,
+                                   const struct aq_edge_row *row, struct aq_edge_reference *out)
 {
     const struct aq_cache_key key = aq_edge_key_of(edge, batch, i);
     const unsigned long long sample = key.sample;
@@ -210,7 +211,7 @@ enum aq_status aq_edge_still_held(struct aq_edge *edge, const struct aq_edge_bat
                    edge->shape.edge, sample);
 }
 
-enum aq_status aq_edge_still_back(struct aq_edge *edge, const struct aq_edge_batch *batch)
+enum aq_status aq_edge_cached_back(struct aq_edge *edge, const struct aq_edge_batch *batch)
 {
     uint32_t index;
     AQ_TRY(aq_edge_body_take(edge, &index)); /* as many are on their way as of others */
