@@ -8,8 +8,8 @@ set(AQ_INSTALL_FISH "${CMAKE_INSTALL_DATADIR}/fish/vendor_completions.d" CACHE S
 option(AQ_COMPLETION "Write the shells' completion with the programs that were built (OFF: cross builds)" ON)
 mark_as_advanced(AQ_INSTALL_UNITS AQ_INSTALL_BASH AQ_INSTALL_ZSH AQ_INSTALL_FISH)
 
-install(TARGETS aqpipe aqpiped RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
-install(CODE "foreach(program aqpipe aqpiped) # the run path is for packages that bring libraries (runtime/CMakeLists.txt)
+install(TARGETS aqpipe aqpiped aqpipe-bench RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+install(CODE "foreach(program aqpipe aqpiped aqpipe-bench) # the run path is for packages that bring libraries (CMakeLists.txt)
   file(RPATH_REMOVE FILE \"\$ENV{DESTDIR}\${CMAKE_INSTALL_PREFIX}/${CMAKE_INSTALL_BINDIR}/\${program}\")
 endforeach()")
 install(FILES docs/man/aqpipe.1 docs/man/aqpiped.1 DESTINATION ${CMAKE_INSTALL_MANDIR}/man1)
@@ -47,7 +47,7 @@ if(AQ_COMPLETION AND NOT CMAKE_CROSSCOMPILING)
       add_custom_command(OUTPUT ${script}
         COMMAND ${CMAKE_COMMAND} -E make_directory ${CMAKE_BINARY_DIR}/completion/${shell}
         COMMAND $<TARGET_FILE:${program}> ${asked} > ${script}
-        DEPENDS ${program} VERBATIM)
+        DEPENDS ${program} aqpipe-bench VERBATIM) # which prints its part
       list(APPEND scripts ${script})
     endforeach()
   endforeach()

@@ -89,12 +89,17 @@ target_link_libraries(test_neighbour_edge_cuda PRIVATE aq_runtime)
 target_include_directories(test_neighbour_edge_cuda PRIVATE ${aq_runtime_ROOMS})
 
 # The programs with that backend, for whole jobs: a GPU stage next to a CPU stage, their caches one.
-foreach(program aqpipe aqpiped aqpipe_faulty)
+foreach(program aqpipe aqpiped aqpipe_faulty aqpipe-bench)
   string(REPLACE _faulty "" main ${program})
-  add_executable(${program}_cuda_host ${PROJECT_SOURCE_DIR}/runtime/cli/main_${main}.c $<TARGET_OBJECTS:aq_cuda_on_host>
-    $<TARGET_OBJECTS:aq_nccl_on_host>)
-  target_include_directories(${program}_cuda_host PRIVATE ${aq_runtime_ROOMS})
-  target_link_libraries(${program}_cuda_host PRIVATE $<$<STREQUAL:${main},aqpipe>:aq_bench> aq_runtime aq_cuda_host aqsgd aq_flags Threads::Threads m)
+  set(source ${PROJECT_SOURCE_DIR}/runtime/cli/main_${main}.c)
+  set(library)
+  if(program STREQUAL aqpipe-bench)
+    set(source ${PROJECT_SOURCE_DIR}/tools/bench/main_bench.c)
+    set(library aq_bench)
+  endif()
+  add_executable(${program}_cuda_host ${source} $<TARGET_OBJECTS:aq_cuda_on_host> $<TARGET_OBJECTS:aq_nccl_on_host>)
+  target_include_directories(${program}_cuda_host PRIVATE ${aq_bench_ROOMS} ${aq_runtime_ROOMS})
+  target_link_libraries(${program}_cuda_host PRIVATE ${library} aq_runtime aq_cuda_host aqsgd aq_flags Threads::Threads m)
   set_target_properties(${program}_cuda_host PROPERTIES OUTPUT_NAME ${program} LINKER_LANGUAGE CXX
     RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bin/cuda_host)
 endforeach()

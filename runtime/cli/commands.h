@@ -31,7 +31,6 @@ int aq_command_stop(int argc, char **argv);
 int aq_command_logs(int argc, char **argv);
 int aq_command_keys(int argc, char **argv);
 int aq_command_bench(int argc, char **argv);
-int aq_command_wanlab(int argc, char **argv);
 int aq_command_cache(int argc, char **argv);
 int aq_command_doctor(int argc, char **argv);
 int aq_command_split_server(int argc, char **argv);

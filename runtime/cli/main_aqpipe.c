@@ -36,7 +36,6 @@ static const struct aq_command commands[] = {
     {"bench", "measure this machine: stages, codecs, cache, links, whole jobs", aq_command_bench},
     {"worker", NULL, aq_command_worker},
     {"split-turn", NULL, aq_command_split_turn}, /* split-server's */
-    {"wanlab", NULL, aq_command_wanlab},         /* tools/wanlab */
 };
 enum { COMMANDS = sizeof commands / sizeof *commands };
 

@@ -62,6 +62,13 @@ static int say_wrong(const char *name, const char *format, va_list arguments)
     return AQ_EXIT_USAGE;
 }
 
+void aq_options_json_find(int argc, char **argv)
+{
+    json_asked = false;
+    for (int i = 1; i < argc && strcmp(argv[i], "--") != 0; i++)
+        json_asked |= strcmp(argv[i], "--json") == 0;
+}
+
 bool aq_options_json(void)
 {
     return json_asked;
@@ -337,9 +344,7 @@ int aq_options_read(const struct aq_command_line *line, int argc, char **argv, v
     const struct argp argp = {.options = rows, .parser = parse};
     struct reading reading = {.line = line, .arguments = arguments, .to = to};
     *arguments = (struct aq_arguments){0};
-    json_asked = false;
-    for (int i = 1; i < argc && strcmp(argv[i], "--") != 0; i++)
-        json_asked |= strcmp(argv[i], "--json") == 0;
+    aq_options_json_find(argc, argv);
     error_t error = argp_parse(&argp, argc, argv, ARGP_NO_ERRS | ARGP_NO_EXIT | ARGP_NO_HELP, NULL, &reading);
     if (reading.helped || reading.used) return show_help(&reading, argc, argv);
     if (reading.completion) return aq_completion_line(stdout, reading.completion, line);

@@ -110,6 +110,9 @@ const char *aq_descriptor_read(const char *value, void *to);
 /* Was --json given to the command line that was read last, be it a good one or not? */
 bool aq_options_json(void);
 
+/* Looks for --json in a command line that this program does not read. aq_options_read does so itself. */
+void aq_options_json_find(int argc, char **argv);
+
 /* The last text of aq_options_wrong or aq_command_failed, or "". Borrowed until their next call. */
 const char *aq_options_said(void);
 

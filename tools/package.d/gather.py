@@ -4,7 +4,7 @@ Two forms, for two kinds of machine:
     with_c_library(build, top)   everything, the C library and its loader too: any Linux of that processor, but no CUDA
     on_system(build, top)        all but the C library, which is the system's: glibc of glibc_floor(top) or later
 
-The second form has real programs in bin/, with the run path $ORIGIN/../lib/aqpipe (runtime/CMakeLists.txt), so that they load the
+The second form has real programs in bin/, with the run path $ORIGIN/../lib/aqpipe (CMakeLists.txt), so that they load the
 GPU's driver and CUDA's libraries of the machine."""
 import contextlib
 import hashlib
@@ -17,7 +17,7 @@ import subprocess
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
-PROGRAMS = ("aqpipe", "aqpiped")
+PROGRAMS = ("aqpipe", "aqpiped", "aqpipe-bench")
 RUN_PATH = "$ORIGIN/../lib/aqpipe"
 START = """#!/bin/sh
 here=$(dirname "$(readlink -f "$0")")

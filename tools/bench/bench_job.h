@@ -3,8 +3,8 @@
  *
  * Locking: one thread.
  */
-#ifndef RUNTIME_BENCH_JOB_H
-#define RUNTIME_BENCH_JOB_H
+#ifndef TOOLS_BENCH_JOB_H
+#define TOOLS_BENCH_JOB_H
 
 #include "bench.h"
 #include "plan.h"

@@ -34,6 +34,7 @@
 #include <unistd.h>
 
 #include "bench_job.h"
+#include "commands.h"
 #include "owned_folder.h"
 #include "plan.h"
 #include "run_folder.h"
@@ -69,27 +70,26 @@ static enum aq_status write_inputs(const char *folder)
 
 /* In the child: only what is safe between fork and exec. A signal that kills the bench ends its run, with a
  * checkpoint. */
-static void become_launch(const char *self, int log, char *const *arguments, pid_t parent)
+static void become_launch(const char *program, int log, char *const *arguments, pid_t parent)
 {
     const int null = open("/dev/null", O_RDONLY | O_CLOEXEC);
     if (prctl(PR_SET_PDEATHSIG, SIGTERM) != 0 || getppid() != parent) _exit(125);
     if (null == -1 || dup2(null, 0) == -1 || dup2(log, 1) == -1 || dup2(log, 2) == -1) _exit(125);
-    execv(self, arguments);
+    execv(program, arguments);
     _exit(126);
 }
 
 enum aq_status aq_bench_job_command(const char *folder, char *const *arguments)
 {
-    char self[PATH_BYTES], log[PATH_BYTES];
-    const ssize_t bytes = readlink("/proc/self/exe", self, sizeof self - 1);
-    if (bytes < 0) return aq_fail_errno("bench", "cannot find this program");
-    self[bytes] = 0;
+    char program[AQ_RUN_PATH_BYTES], log[PATH_BYTES];
+    if (!aq_program_beside("aqpipe", program))
+        return aq_fail(AQ_NOTFOUND, "bench", "there is no program aqpipe next to aqpipe-bench: install both");
     AQ_TRY(aq_run_path(folder, "launch.log", log));
     int out;
     AQ_TRY(aq_file_open(NULL, log, AQ_FILE_ANEW, &out));
     const pid_t parent = getpid(), child = fork();
-    if (child == 0) become_launch(self, out, arguments, parent);
-    const enum aq_status status = child == -1 ? aq_fail_errno("bench", "cannot start %s", self) : AQ_OK;
+    if (child == 0) become_launch(program, out, arguments, parent);
+    const enum aq_status status = child == -1 ? aq_fail_errno("bench", "cannot start %s", program) : AQ_OK;
     close(out);
     AQ_TRY(status);
     int code;

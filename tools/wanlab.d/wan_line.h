@@ -15,8 +15,8 @@
  *
  * Locking: none; one thread. Time is given: nothing here reads a clock.
  */
-#ifndef RUNTIME_WAN_LINE_H
-#define RUNTIME_WAN_LINE_H
+#ifndef TOOLS_WAN_LINE_H
+#define TOOLS_WAN_LINE_H
 
 #include <linux/virtio_net.h>
 #include <stdbool.h>

@@ -8,8 +8,8 @@
  *
  * Call it while this process has no other thread and has opened no GPU: it forks.
  */
-#ifndef RUNTIME_BENCH_RANKS_H
-#define RUNTIME_BENCH_RANKS_H
+#ifndef TOOLS_BENCH_RANKS_H
+#define TOOLS_BENCH_RANKS_H
 
 #include "net/collective.h"
 

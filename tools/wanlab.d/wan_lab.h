@@ -14,8 +14,8 @@
  *
  * Locking: aq_wan_lab_run from a process without other threads (it forks); the others from any process in the lab.
  */
-#ifndef RUNTIME_WAN_LAB_H
-#define RUNTIME_WAN_LAB_H
+#ifndef TOOLS_WAN_LAB_H
+#define TOOLS_WAN_LAB_H
 
 #include "wan_line.h"
 

@@ -1,6 +1,6 @@
 /*
- * wanlab.c -- `aqpipe wanlab` (tools/wanlab): the command line of the lab (wan_lab.h), its --check, and changes of a
- * running one.
+ * main_wanlab.c -- the program aqpipe-wanlab, which tools/wanlab starts: the command line of the lab (wan_lab.h), its
+ * --check, and changes of a running one.
  */
 #include <errno.h>
 #include <math.h>
@@ -11,6 +11,7 @@
 
 #include "commands.h"
 #include "options.h"
+#include "process_begin.h"
 #include "wan_check.h"
 #include "wan_lab.h"
 
@@ -260,7 +261,7 @@ static int run_lab(struct asked *asked, const struct aq_arguments *arguments)
     return aq_wan_lab_run(&asked->lab, &code) == AQ_OK ? code : AQ_EXIT_FAILED;
 }
 
-int aq_command_wanlab(int argc, char **argv)
+static int run(int argc, char **argv)
 {
     static struct asked asked = {.lab = {.mtu = 1500, .seed = 1}};
     struct aq_arguments arguments;
@@ -271,4 +272,11 @@ int aq_command_wanlab(int argc, char **argv)
     if (code != AQ_OPTIONS_READ) return code;
     if (asked.check && arguments.count > 0) return aq_options_wrong(line.name, "--check takes no other option");
     return asked.check ? aq_wan_check() : run_lab(&asked, &arguments);
+}
+
+int main(int argc, char **argv)
+{
+    aq_log_init(AQ_LOG_COMMAND);
+    if (aq_process_begin() != AQ_OK) return AQ_EXIT_USAGE;
+    return aq_command_end("wanlab", run(argc, argv));
 }

@@ -3,8 +3,8 @@
  *
  * Locking: from a process without other threads.
  */
-#ifndef RUNTIME_WAN_CHECK_H
-#define RUNTIME_WAN_CHECK_H
+#ifndef TOOLS_WAN_CHECK_H
+#define TOOLS_WAN_CHECK_H
 
 /*
  * Build a lab, measure it, print a line per figure. The exit status: 0, every one is within 5 %; 1; 77, no lab is

@@ -6,8 +6,8 @@
  * of a case; bench_case.c has the choice of cases, the repeats, the figure from the repeats and its output:
  * aq_bench_case if the figure follows from the time of a run, aq_bench_emit for any other.
  */
-#ifndef RUNTIME_BENCH_H
-#define RUNTIME_BENCH_H
+#ifndef TOOLS_BENCH_H
+#define TOOLS_BENCH_H
 
 #include <stdbool.h>
 #include <stdint.h>

@@ -1,4 +1,10 @@
-/* bench.c -- `aqpipe bench`: its command line, and which benches run. */
+/*
+ * main_bench.c -- the program aqpipe-bench, which `aqpipe bench` starts (runtime/cli/command_bench.c): its command
+ * line, and which benches run.
+ *
+ * It is in the folder of aqpipe and aqpiped, because the benches of whole jobs start both. It prints its name as
+ * "aqpipe bench", because that is what its user called.
+ */
 #include "bench.h"
 
 #include <stdlib.h>
@@ -7,6 +13,7 @@
 #include "commands.h"
 #include "nearest.h"
 #include "options.h"
+#include "process_begin.h"
 
 static const struct {
     const char *name, *help;
@@ -101,7 +108,7 @@ static const struct aq_command_line line = {"aqpipe bench", "NAME...",
                                             "shows the options of one.",
                                             options, NULL};
 
-int aq_command_bench(int argc, char **argv)
+static int run(int argc, char **argv)
 {
     struct aq_bench_options bench = {.device = "cpu"};
     struct aq_arguments names;
@@ -118,4 +125,12 @@ int aq_command_bench(int argc, char **argv)
     for (uint32_t i = 0; i < names.count && code == AQ_EXIT_DONE; i++)
         code = run_one(&bench, names.of[i]);
     return aq_bench_end(&bench) == AQ_OK ? code : AQ_EXIT_FAILED;
+}
+
+int main(int argc, char **argv)
+{
+    uint32_t instructions;
+    aq_log_init(AQ_LOG_COMMAND);
+    if (aq_process_begin() != AQ_OK || aq_processor_choose(&instructions) != AQ_OK) return AQ_EXIT_USAGE;
+    return aq_command_end("aqpipe", run(argc, argv));
 }
