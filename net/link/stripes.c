@@ -12,6 +12,7 @@
 #include <sys/epoll.h>
 #include <unistd.h>
 
+#include "congestion.h"
 #include "net_limits.h"
 
 static const char *const AREA = "net";
@@ -69,6 +70,7 @@ struct stripes {
     uint64_t pace_wake_ns;                         /* when the pace lets more go; AQ_NEVER: it does                 */
     uint64_t look_ns, lossy_until_ns, again_bytes; /* AQ_LINK_COPIES_AUTO: when losses are looked for next; sums go
                                                       until then; what had been sent again             */
+    uint64_t full_until_ns;                        /* until then losses count as those of a full queue              */
     bool lone;                                     /* then: without sums all goes over the first part  */
     struct group group;
     uint32_t group_most;      /* stripes of a group */
@@ -594,8 +596,9 @@ static bool sums_now(struct stripes *s, uint64_t now_ns)
         steady = steady && path.steady;
     }
     s->lone = s->config.spare && steady && window_bytes < AQ_SPARE_WINDOW_BYTES;
-    const bool full = steady && queue_ns > round_trip_ns / 2 && queue_ns > AQ_QUEUE_FULL_NS;
-    if (again_bytes > s->again_bytes && !full) s->lossy_until_ns = now_ns + AQ_COPIES_KEEP_NS;
+    const struct aq_path all = {.steady = steady, .round_trip_ns = round_trip_ns, .queue_ns = queue_ns};
+    if (aq_path_full(&all)) s->full_until_ns = now_ns + round_trip_ns + AQ_QUEUE_KEEP_NS;
+    if (again_bytes > s->again_bytes && now_ns >= s->full_until_ns) s->lossy_until_ns = now_ns + AQ_COPIES_KEEP_NS;
     s->again_bytes = again_bytes;
     s->look_ns = now_ns + AQ_COPIES_LOOK_NS;
     return now_ns < s->lossy_until_ns;
@@ -610,6 +613,12 @@ static void join_group(struct group *group, const struct stripes *s, const struc
     group->lengths ^= bytes;
     group->used |= 1u << (part - s->parts);
     group->count++;
+}
+
+static void forget_group(struct group *group)
+{
+    memset(group->sum, 0, group->bytes);
+    group->count = group->used = group->bytes = group->lengths = 0;
 }
 
 /* The sum goes over a connection that has none of the group's stripes; where all of those are stalled, no sum is
@@ -632,8 +641,7 @@ static enum aq_status end_group(struct stripes *s, uint64_t now_ns)
         count_pace(s, part->out_end, now_ns);
         s->out_at = (uint32_t)(part - s->parts + 1) % s->count;
     }
-    memset(group->sum, 0, group->bytes);
-    group->count = group->used = group->bytes = group->lengths = 0;
+    forget_group(group);
     return part ? flush(s, part) : AQ_OK;
 }
 
@@ -645,13 +653,20 @@ static size_t bytes_of(const struct iovec *iov, int count)
     return bytes;
 }
 
-/* The part of the next stripe; a group ends where all that have room have one of it. NULL: none has room. */
+/*
+ * The part of the next stripe; a group ends where all that have room have one of it. NULL: none has room. A busy link
+ * has room on one connection at a time: a sum for each stripe or two would take up to as many bytes again, so that such
+ * a short group gets none.
+ */
 static enum aq_status choose_part(struct stripes *s, uint64_t now_ns, struct part **out)
 {
     if (s->group.count == 0) s->group.on = sums_now(s, now_ns);
     *out = next_with_room(s, now_ns);
     if (*out || s->group.count == 0) return AQ_OK;
-    AQ_TRY(end_group(s, now_ns));
+    if (2 * s->group.count > s->group_most)
+        AQ_TRY(end_group(s, now_ns));
+    else
+        forget_group(&s->group);
     s->group.on = sums_now(s, now_ns);
     *out = next_with_room(s, now_ns);
     return AQ_OK;

@@ -70,3 +70,24 @@ void aq_congestion_choose(struct aq_byte_stream *stream, const char *name, atomi
     aq_log(AREA, 1, "link to %s: lost packets will slow it, because congestion control %s is not available: %s",
            stream->name, automatic ? BBR : name, what);
 }
+
+bool aq_path_full(const struct aq_path *path)
+{
+    return path->steady && path->queue_ns > path->round_trip_ns / 2 && path->queue_ns > AQ_QUEUE_FULL_NS;
+}
+
+bool aq_rate_limit_update(struct aq_rate_limit *limit, const struct aq_path *path, uint64_t again_bytes,
+                          double bottleneck, uint64_t now_ns)
+{
+    const double before = limit->bytes_per_s;
+    const bool dropped = again_bytes > limit->again_bytes && aq_path_full(path);
+    limit->again_bytes = again_bytes;
+    if (dropped && bottleneck > 0) {
+        limit->bytes_per_s = bottleneck > AQ_RATE_LIMIT_MIN ? bottleneck : AQ_RATE_LIMIT_MIN;
+        limit->since_ns = now_ns;
+    } else if (before > 0 && now_ns >= limit->since_ns + AQ_RATE_LIMIT_NS) {
+        limit->bytes_per_s = before > AQ_RATE_LIMIT_OFF * bottleneck ? 0 : before * AQ_RATE_LIMIT_GROWTH;
+        limit->since_ns = now_ns;
+    }
+    return limit->bytes_per_s != before;
+}

@@ -20,4 +20,21 @@ enum aq_status aq_congestion_check(const char *name);
 /* For an open stream. told: set once the line is printed that names what would allow BBR to `auto`. */
 void aq_congestion_choose(struct aq_byte_stream *stream, const char *name, atomic_bool *told);
 
+/* Does a queue on the way hold so many packets that a loss now is one of a full queue? */
+bool aq_path_full(const struct aq_path *path);
+
+/*
+ * A limit on the rate of a connection whose congestion control overflows a queue on the way. It starts at the estimate
+ * of the bottleneck when packets are lost while the queue is full. It grows by 5 % per second without such losses, and
+ * ends at three times the estimate, which is more than BBR's startup sends.
+ */
+struct aq_rate_limit {
+    double bytes_per_s; /* 0: none */
+    uint64_t again_bytes, since_ns;
+};
+
+/* again_bytes: sent again so far; bottleneck: bytes per second, 0: unknown. Returns whether the limit changed. */
+bool aq_rate_limit_update(struct aq_rate_limit *limit, const struct aq_path *path, uint64_t again_bytes,
+                          double bottleneck, uint64_t now_ns);
+
 #endif

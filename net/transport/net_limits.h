@@ -57,10 +57,18 @@ static inline uint32_t aq_packed_bytes_max(uint32_t body_bytes_max)
 /* Bytes of stripes that came before which one read drops, and leaves the loop to others. */
 #define AQ_STRIPES_DROP_BYTES (1u << 20)
 /* Sums of stripes, where they are chosen: how often losses are asked for, and how long one is remembered. */
-#define AQ_COPIES_LOOK_NS UINT64_C(250000000)
+#define AQ_COPIES_LOOK_NS UINT64_C(50000000)
 #define AQ_COPIES_KEEP_NS UINT64_C(60000000000)
 /* A loss is a queue's that was full, not the way's, where packets wait for more than half a round trip, and so long. */
 #define AQ_QUEUE_FULL_NS UINT64_C(10000000)
+/* TCP finds such a loss a round trip later or more, when the queue may be short again. */
+#define AQ_QUEUE_KEEP_NS UINT64_C(250000000)
+/* The limit on a rate that overflows a queue (struct aq_rate_limit): at least 1 Mbit/s, in bytes per second; how often
+ * it grows, and by how much; and where it ends, in estimates of the bottleneck (BBR's startup sends 2.9 times that). */
+#define AQ_RATE_LIMIT_MIN    125e3
+#define AQ_RATE_LIMIT_NS     UINT64_C(1000000000)
+#define AQ_RATE_LIMIT_GROWTH 1.05
+#define AQ_RATE_LIMIT_OFF    3
 /* BBR uses windows twice the size of the path; such a path has room for the least that five connections keep. */
 #define AQ_SPARE_WINDOW_BYTES (UINT64_C(512) * 1448)
 /* A peer has 10 s for its HELLO; 1 s less where it is kept for another accept: so it still hears the reason. */

@@ -10,9 +10,13 @@
  *   lets more in when half of that has gone, and a busy machine has the other half to come back in time. Only poll()
  *   goes by it: a write is also taken as long as it fits the last buffer of 64 KB (105 ms at 5 Mbit/s), so that a paced
  *   stream polls before it writes.
+ *
+ * A stream that is not paced gets a limit on its pacing rate under BBR, once a full queue on the way drops its packets
+ * (limit_rate below; docs/DECISIONS.md 0920).
  */
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/inet_diag.h>
 #include <linux/tcp.h> /* the C library's own knows no delivery rate */
 #include <netdb.h>
 #include <netinet/in.h>
@@ -22,6 +26,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "congestion.h"
 #include "transport.h"
 
 enum {
@@ -41,6 +46,7 @@ struct tcp_stream {
     int fd;
     bool connecting, paced;
     int queue_bytes; /* TCP_NOTSENT_LOWAT */
+    struct aq_rate_limit limit;
     /* As the kernel reported it; "": not asked since it was set. Nobody else can change it of this connection. */
     char congestion[sizeof((struct aq_path *)0)->congestion];
 };
@@ -266,6 +272,32 @@ static enum aq_status tcp_pace(struct aq_byte_stream *stream, double rate_mbps)
     return AQ_OK;
 }
 
+/* BBR's estimate of the bottleneck, in bytes per second: the largest rate of ten round trips. 0: unknown. */
+static double bbr_bytes_per_s(int fd)
+{
+    union tcp_cc_info cc = {0};
+    socklen_t bytes = sizeof cc;
+    if (getsockopt(fd, IPPROTO_TCP, TCP_CC_INFO, &cc, &bytes) == -1 || bytes < sizeof cc.bbr) return 0;
+    return (double)((uint64_t)cc.bbr.bbr_bw_hi << 32 | cc.bbr.bbr_bw_lo);
+}
+
+/*
+ * A pipeline's bursts are short, so that BBR takes the sender for the limit and stays in its startup: it paces at 2.9
+ * times the rate of the way, and each burst overflows the queue. Its estimate of the rate is right, though.
+ */
+static void limit_rate(struct tcp_stream *tcp, const struct tcp_info *info)
+{
+    struct aq_path path;
+    TCP_OPS.path(&tcp->stream, &path);
+    const bool asks = tcp->limit.bytes_per_s > 0 || info->tcpi_bytes_retrans > tcp->limit.again_bytes;
+    if (!path.steady || !asks) return;
+    if (!aq_rate_limit_update(&tcp->limit, &path, info->tcpi_bytes_retrans, bbr_bytes_per_s(tcp->fd), aq_clock_ns()))
+        return;
+    const uint64_t rate = tcp->limit.bytes_per_s > 0 ? (uint64_t)tcp->limit.bytes_per_s : UINT64_MAX;
+    if (setsockopt(tcp->fd, SOL_SOCKET, SO_MAX_PACING_RATE, &rate, sizeof rate) == -1)
+        aq_log("net", 1, "peer=%s SO_MAX_PACING_RATE refused: %s", tcp->stream.name, strerror(errno));
+}
+
 /* The kernel's: of the last flight that the sender was not short of bytes for, or of a quicker one. */
 static double tcp_measure(struct aq_byte_stream *stream)
 {
@@ -275,6 +307,7 @@ static double tcp_measure(struct aq_byte_stream *stream)
     if (tcp->paced || getsockopt(tcp->fd, IPPROTO_TCP, TCP_INFO, &info, &bytes) == -1) return 0;
     const double bytes_per_s = (double)info.tcpi_delivery_rate; /* 0 where the kernel is older than 4.9 */
     if (bytes_per_s == 0) return 0;
+    limit_rate(tcp, &info);
     const double ahead = bytes_per_s * PACED_QUEUE_NS * 1e-9;
     const int queue = ahead < QUEUE_BYTES_MIN ? QUEUE_BYTES_MIN : ahead > QUEUE_BYTES ? QUEUE_BYTES : (int)ahead;
     const int apart = queue > tcp->queue_bytes ? queue - tcp->queue_bytes : tcp->queue_bytes - queue;

@@ -10,6 +10,7 @@
 #include <linux/sockios.h>
 #include <sys/ioctl.h>
 
+#include "congestion.h"
 #include "link_state.h"
 #include "net_limits.h"
 
@@ -335,9 +336,35 @@ static void test_reader_cut_body_abort_alone_may_follow(void **state)
     }
 }
 
+/* A full queue drops packets: the rate is limited to the bottleneck's, grows again, and is not limited for ever. */
+static void test_rate_that_overflows_a_queue_is_limited(void **state)
+{
+    const struct aq_path full = {.steady = true, .round_trip_ns = 80000000, .queue_ns = 41000000},
+                         calm = {.steady = true, .round_trip_ns = 80000000, .queue_ns = 20000000};
+    struct aq_rate_limit limit = {0};
+    uint64_t now_ns = 1000000000;
+    (void)state;
+    assert_false(aq_rate_limit_update(&limit, &calm, 1448, 1e7, now_ns)); /* of the way */
+    assert_false(aq_rate_limit_update(&limit, &full, 1448, 1e7, now_ns)); /* nothing was lost */
+    assert_false(aq_rate_limit_update(&limit, &full, 2896, 0, now_ns));   /* nothing is known */
+    assert_true(aq_rate_limit_update(&limit, &full, 4344, 1e7, now_ns));
+    assert_true(limit.bytes_per_s == 1e7);
+    assert_false(aq_rate_limit_update(&limit, &calm, 4344, 1e7, now_ns + AQ_RATE_LIMIT_NS - 1));
+    assert_true(aq_rate_limit_update(&limit, &calm, 4344, 1e7, now_ns + AQ_RATE_LIMIT_NS));
+    assert_true(limit.bytes_per_s == 1e7 * AQ_RATE_LIMIT_GROWTH);
+    assert_true(aq_rate_limit_update(&limit, &full, 5792, 1, now_ns)); /* a wrong estimate does not stop a link */
+    assert_true(limit.bytes_per_s == AQ_RATE_LIMIT_MIN);
+    for (int i = 0; limit.bytes_per_s > 0; i++) {
+        assert_in_range(i, 0, 200);
+        now_ns += 2 * AQ_RATE_LIMIT_NS;
+        (void)aq_rate_limit_update(&limit, &calm, 5792, 2 * AQ_RATE_LIMIT_MIN, now_ns);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_rate_that_overflows_a_queue_is_limited),
         cmocka_unit_test(test_acknowledgement_passes_a_large_body),
         cmocka_unit_test(test_credit_passes_a_large_body),
         cmocka_unit_test(test_abort_cuts_a_large_body),

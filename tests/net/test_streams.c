@@ -4,6 +4,8 @@
  */
 #include "raw_peer.h"
 
+#include <time.h>
+
 #include "congestion.h"
 #include "handshake.h"
 #include "lanes.h"
@@ -424,6 +426,43 @@ static void test_sums_are_not_for_losses_of_a_full_queue(void **state)
     copies = AQ_LINK_COPIES_OFF;
 }
 
+/* TCP finds a loss when the queue that dropped the packet may be short again. */
+static void test_sums_are_not_for_losses_soon_after_a_full_queue(void **state)
+{
+    struct aq_byte_stream *stripes[2];
+    (void)state;
+    copies = AQ_LINK_COPIES_AUTO;
+    stripes_open(stripes);
+    for (int n = 0; n < LANES; n++) /* an hour: the test may be slow */
+        ends[0][n].path = (struct aq_path){.round_trip_ns = 3600000000000, .steady = true};
+    ends[0][1].path.queue_ns = 3600000000000;
+    ends[0][1].path.sent_bytes = 1;
+    say_all(stripes[0], 0, SAID / 4);
+    ends[0][1].path.queue_ns = 0;
+    ends[0][1].path.again_bytes = 1448;
+    (void)nanosleep(&(struct timespec){0, AQ_COPIES_LOOK_NS + 1000000}, NULL);
+    say_all(stripes[0], SAID / 4, SAID / 2);
+    assert_true(carried() < SAID / 2 + 64 * AQ_STRIPE_HEAD_BYTES);
+    stripes_close(stripes);
+    copies = AQ_LINK_COPIES_OFF;
+}
+
+/* A busy link has room on one connection at a time. A sum of each single stripe would be as many bytes again. */
+static void test_sums_are_not_for_single_stripes_of_a_busy_link(void **state)
+{
+    struct aq_byte_stream *stripes[2];
+    size_t from = 0;
+    (void)state;
+    copies = AQ_LINK_COPIES_ON;
+    stripes_open(stripes);
+    for (int i = 0; from < SAID / 2; from = say(stripes[0], from, SAID), i++)
+        for (int n = 0; n < LANES; n++)
+            ends[0][n].room = n == i % LANES ? AQ_STRIPE_HEAD_BYTES + AQ_STRIPE_BYTES : 0;
+    assert_true(carried() < from + 64 * AQ_STRIPE_HEAD_BYTES);
+    stripes_close(stripes);
+    copies = AQ_LINK_COPIES_OFF;
+}
+
 /* Connections that are there for sums alone: one carries all of a small way, until a packet is lost. */
 static void test_spare_connections_carry_nothing_without_sums(void **state)
 {
@@ -838,6 +877,8 @@ int main(void)
         cmocka_unit_test(test_stripes_of_a_group_go_apart_whatever_their_windows),
         cmocka_unit_test(test_stripes_pass_one_that_stands_still),
         cmocka_unit_test(test_sums_are_not_for_losses_of_a_full_queue),
+        cmocka_unit_test(test_sums_are_not_for_losses_soon_after_a_full_queue),
+        cmocka_unit_test(test_sums_are_not_for_single_stripes_of_a_busy_link),
         cmocka_unit_test(test_spare_connections_carry_nothing_without_sums),
         cmocka_unit_test(test_stripes_keep_a_pace_together),
         cmocka_unit_test(test_stripes_lost_connection_loses_the_stream),
