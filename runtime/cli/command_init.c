@@ -24,6 +24,7 @@
 #include "ssh_host.h"
 #include "stages/dataset.h"
 #include "stages/model_folder.h"
+#include "stages/weights.h"
 
 enum { T_MAX = 512, STAGES_DEFAULT = 2, CONTROL_PORT = 7070, LINK_PORT = 7100, HOST_BYTES = 300 };
 
@@ -80,11 +81,19 @@ static enum aq_status find_model(struct asked *asked, uint32_t *T)
         AQ_TRY(aq_model_hub_path(path, hub, sizeof hub));
         path = hub;
     }
+    struct aq_weights *weights;
+    AQ_TRY(aq_weights_open(path, &weights)); /* whole, and not the pointers of Git LFS? */
+    aq_weights_close(weights);
     AQ_TRY(aq_model_folder_open(path, &folder));
     const uint32_t context = aq_model_folder_model(folder)->context;
     *T = context && context < T_MAX ? context : T_MAX;
     aq_model_folder_close(folder);
     return find_file("", path, asked->weights);
+}
+
+static bool is_text_kind(const char *kind)
+{
+    return strcmp(kind, "text") == 0 || strcmp(kind, aq_dataset_of_answers()) == 0;
 }
 
 /* Texts, or prompts with answers: as a job would recognise its data (data.kind). */
@@ -93,11 +102,12 @@ static enum aq_status find_kind(struct asked *asked)
     const char *paths[] = {asked->train}, *dot = strrchr(asked->train, '.');
     const struct aq_dataset_config config = {.paths = paths, .path_count = 1, .field = "targets"};
     char why[512];
+    if (!asked->kind || is_text_kind(asked->kind)) AQ_TRY(aq_dataset_text_check(asked->train));
     if (asked->kind) return AQ_OK;
     asked->kind = aq_dataset_recognise(&config, why, sizeof why);
     if (!why[0] && dot && strcmp(dot, ".jsonl") == 0)
-        return aq_fail(AQ_INVAL, "init", "--data %.300s:1: is no JSON object: name its --kind", asked->train);
-    if (strcmp(asked->kind, "text") == 0 || strcmp(asked->kind, aq_dataset_of_answers()) == 0) return AQ_OK;
+        return aq_fail(AQ_INVAL, "init", "--data %.300s:1: is not a JSON object; name its --kind", asked->train);
+    if (is_text_kind(asked->kind)) return AQ_OK;
     return aq_fail(AQ_INVAL, "init", "--data %.300s: a job on data of kind %s names more keys: docs/TASKS.md",
                    asked->train, asked->kind);
 }

@@ -21,7 +21,9 @@
 #define AREA   "folder"
 #define FORMAT "aqpipe folder 1"
 
-enum { NAME_BYTES = 300, MARKER_BYTES_MAX = 4096, DEPTH_MAX = 8 };
+#define WANDB_ID_LETTERS "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-"
+
+enum { NAME_BYTES = 300, MARKER_BYTES_MAX = 4096, DEPTH_MAX = 8, WANDB_ID_BYTES = 65 };
 
 static const char *const kinds[] = {[AQ_OWNED_RUN] = "run",
                                     [AQ_OWNED_CHECKPOINT] = "checkpoints",
@@ -641,29 +643,6 @@ static enum aq_status models_remove(const char *run)
     return published_remove(run);
 }
 
-enum aq_status aq_owned_clear_run(const char *run, const struct aq_owner *owner)
-{
-    static const char *const names[] = {"metrics.jsonl.index", "metrics.jsonl.tail", "metrics.jsonl.tail.new",
-                                        "hashes.json",         "hashes.json.new",    "metrics.jsonl",
-                                        "metrics.jsonl.new",   "report.json",        "report.json.new",
-                                        "trace.json",          "report_to.json",    "report_to.json.new"};
-    AQ_TRY(aq_owned_check(run, AQ_OWNED_RUN, owner->id));
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
-        AQ_TRY(aq_file_remove(run, names[i]));
-    AQ_TRY(models_remove(run));
-    AQ_TRY(named_remove(run, "tensorboard", is_event_name));
-    return named_remove(run, "logs", is_log_name);
-}
-
-/* ---- scratch folders ---- */
-
-enum aq_status aq_owned_scratch_make(char *path)
-{
-    const struct aq_owner owner = {.job = "scratch", .id = (uint64_t)getpid()};
-    if (!mkdtemp(path)) return aq_fail_errno(AREA, "cannot make the folder %s", path);
-    return marker_write(path, AQ_OWNED_SCRATCH, &owner, false);
-}
-
 static enum aq_status remove_below(int parent, const char *name, const char *path, int depth)
 {
     if (unlinkat(parent, name, 0) == 0 || errno == ENOENT) return AQ_OK;
@@ -685,6 +664,87 @@ static enum aq_status remove_below(int parent, const char *name, const char *pat
     if (unlinkat(parent, name, AT_REMOVEDIR) != 0 && errno != ENOENT)
         return aq_fail_errno(AREA, "cannot remove %s (in %s)", name, path);
     return AQ_OK;
+}
+
+/* ---- what W&B leaves in a run folder ---- */
+
+/* The id of the run at W&B, by what tools/follow noted in report_to.json; "": none. It becomes part of names. */
+static void wandb_id_read(const char *run, char id[WANDB_ID_BYTES])
+{
+    char *text;
+    size_t count;
+    id[0] = 0;
+    if (aq_file_load(run, "report_to.json", 1 << 20, &text, &count) != AQ_OK) return;
+    json_t *json = json_loadb(text, count, 0, NULL);
+    aq_free(text);
+    const char *found = json_string_value(json_object_get(json_object_get(json, "wandb"), "id"));
+    if (found && strlen(found) < WANDB_ID_BYTES && strspn(found, WANDB_ID_LETTERS) == strlen(found))
+        memcpy(id, found, strlen(found) + 1);
+    json_decref(json);
+}
+
+/* Is it the folder of this run, "offline-run-20261128_111540-ID", or a path that starts with it? */
+static bool is_wandb_name(const char *name, const char *id)
+{
+    const size_t bytes = strlen(id);
+    if (strncmp(name, "offline-", 8) == 0) name += 8;
+    if (strncmp(name, "run-", 4) != 0) return false;
+    name += 4;
+    if (strspn(name, "0123456789_") != 15 || name[15] != '-' || strncmp(name + 16, id, bytes) != 0) return false;
+    return name[16 + bytes] == 0 || name[16 + bytes] == '/';
+}
+
+/* Does this link lead into such a folder, as latest-run and debug.log do? */
+static bool is_wandb_link(int folder, const char *name, const char *id)
+{
+    char to[NAME_BYTES];
+    const ssize_t bytes = readlinkat(folder, name, to, sizeof to - 1);
+    if (bytes < 0) return false;
+    to[bytes] = 0;
+    return is_wandb_name(to, id);
+}
+
+/* Other runs at W&B that were kept in the same folder stay. */
+static enum aq_status wandb_remove(const char *run)
+{
+    char id[WANDB_ID_BYTES];
+    DIR *list = NULL;
+    const char *name;
+    wandb_id_read(run, id);
+    if (!id[0]) return AQ_OK;
+    enum aq_status status = list_open(run, "wandb", &list);
+    if (status == AQ_NOTFOUND) return AQ_OK;
+    AQ_TRY(status);
+    while (status == AQ_OK && (name = list_next(list)))
+        if (is_wandb_name(name, id) || is_wandb_link(dirfd(list), name, id))
+            status = remove_below(dirfd(list), name, run, 1);
+    closedir(list);
+    AQ_TRY(status);
+    return remove_empty(run, "wandb");
+}
+
+enum aq_status aq_owned_clear_run(const char *run, const struct aq_owner *owner)
+{
+    static const char *const names[] = {"metrics.jsonl.index", "metrics.jsonl.tail", "metrics.jsonl.tail.new",
+                                        "hashes.json",         "hashes.json.new",    "metrics.jsonl",
+                                        "metrics.jsonl.new",   "report.json",        "report.json.new",
+                                        "trace.json",          "report_to.json",    "report_to.json.new"};
+    AQ_TRY(aq_owned_check(run, AQ_OWNED_RUN, owner->id));
+    AQ_TRY(wandb_remove(run)); /* before report_to.json, which has its id */
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        AQ_TRY(aq_file_remove(run, names[i]));
+    AQ_TRY(models_remove(run));
+    AQ_TRY(named_remove(run, "tensorboard", is_event_name));
+    return named_remove(run, "logs", is_log_name);
+}
+
+/* ---- scratch folders ---- */
+
+enum aq_status aq_owned_scratch_make(char *path)
+{
+    const struct aq_owner owner = {.job = "scratch", .id = (uint64_t)getpid()};
+    if (!mkdtemp(path)) return aq_fail_errno(AREA, "cannot make the folder %s", path);
+    return marker_write(path, AQ_OWNED_SCRATCH, &owner, false);
 }
 
 enum aq_status aq_owned_scratch_remove(const char *path, const char *name)

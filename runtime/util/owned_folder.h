@@ -92,7 +92,8 @@ enum aq_status aq_owned_clear_checkpoints(const char *checkpoint, const struct a
 /* Remove the contents of this run's caches (--fresh): index and slab of each stage. The caches' locks stay. */
 enum aq_status aq_owned_clear_caches(const char *cache, const struct aq_owner *owner);
 
-/* Remove what a run leaves in its folder: metrics, report, model, trace, logs (--fresh). */
+/* Remove what a run leaves in its folder (--fresh): metrics, report, model, trace, logs, and the files of TensorBoard
+ * and W&B (output.report_to); those of W&B by the id in report_to.json. */
 enum aq_status aq_owned_clear_run(const char *run, const struct aq_owner *owner);
 
 /* Makes a scratch folder: `path` ends in XXXXXX and gets its name. */

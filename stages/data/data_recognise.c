@@ -6,6 +6,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include "data_bytes.h"
 #include "data_record.h"
 #include "data_roles.h"
 
@@ -95,4 +96,12 @@ const char *aq_dataset_recognise(const struct aq_dataset_config *config, char *w
     aq_error_release(&hold);
     if (found.what) snprintf(why, bytes, "%.*s has %s", NAME_BYTES, config->paths[0], found.what);
     return found.kind;
+}
+
+enum aq_status aq_dataset_text_check(const char *path)
+{
+    struct data_bytes *bytes;
+    AQ_TRY(data_bytes_open(path, &bytes));
+    data_bytes_close(bytes);
+    return AQ_OK;
 }

@@ -61,6 +61,12 @@ def scenario_init():
     check("No such file" in made("five", model, "--data", ROOT / "none", code=2), "data that is not there")
     check("name two or more" in made("five", model, "--data", text, "--hosts", "a", code=2), "one host")
     check("is no host" in made("five", model, "--data", text, "--hosts", "a,-oX", code=2), "an option of ssh")
+    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 988097824\n"
+    cloned = chats.base("cloned", chat_template=chats.CHATML)
+    (cloned / "model.safetensors").write_text(pointer)
+    check("cloned/model.safetensors: is a Git LFS pointer, not the file itself: run `git lfs pull`" in made("five", cloned, "--data", text, code=1), "LFS")
+    (ROOT / "lfs.jsonl").write_text(pointer)
+    check("lfs.jsonl: is a Git LFS pointer" in made("five", model, "--data", ROOT / "lfs.jsonl", code=1), "data of LFS")
     text.write_text("no JSON\n")
-    check("text.jsonl:1: is no JSON object: name its --kind" in made("five", model, "--data", text, code=2), "no JSON")
+    check("text.jsonl:1: is not a JSON object; name its --kind" in made("five", model, "--data", text, code=2), "no JSON")
     check(not (ROOT / "five/job.yaml").exists(), "a refused job left a manifest")

@@ -386,6 +386,38 @@ static void test_a_run_is_cleared_of_its_own_names(void **state)
     assert_true(there("victim/stage-0.log"));
 }
 
+/* W&B keeps a folder per run, and links into the newest. The id in report_to.json tells which are this run's. */
+static void test_a_run_is_cleared_of_what_wandb_was_sent(void **state)
+{
+    static const char *const folders[] = {"run/wandb", "run/wandb/offline-run-20261128_111540-a1b2",
+                                          "run/wandb/offline-run-20261128_111540-a1b2/files",
+                                          "run/wandb/run-20261128_121540-a1b2", "run/wandb/run-20261128_121540-a1b2x"};
+    (void)state;
+    struct aq_owner owner = {.job = "demo"};
+    assert_int_equal(aq_owned_claim_run(in("run"), AQ_OWNED_MAKE_ALL, &owner, NULL), AQ_OK);
+    for (size_t i = 0; i < sizeof folders / sizeof *folders; i++)
+        assert_int_equal(mkdir(in(folders[i]), 0700), 0);
+    put("run/wandb/offline-run-20261128_111540-a1b2/files/config.yaml", "");
+    put("run/wandb/run-20261128_121540-a1b2x/output.log", "theirs");
+    assert_int_equal(symlink("run-20261128_121540-a1b2", in("run/wandb/latest-run")), 0);
+    assert_int_equal(symlink("run-20261128_121540-a1b2x/output.log", in("run/wandb/debug.log")), 0);
+    assert_int_equal(aq_owned_clear_run(in("run"), &owner), AQ_OK);
+    assert_true(there("run/wandb/offline-run-20261128_111540-a1b2")); /* no id: nothing shows that it is ours */
+    put("run/report_to.json", "{\"wandb\": {\"id\": \"../run\"}}");
+    assert_int_equal(aq_owned_clear_run(in("run"), &owner), AQ_OK);
+    put("run/report_to.json", "{\"wandb\": {\"id\": \"a1b2\", \"project\": \"aqpipe\"}}");
+    assert_int_equal(aq_owned_clear_run(in("run"), &owner), AQ_OK);
+    assert_false(there("run/wandb/offline-run-20261128_111540-a1b2") || there("run/wandb/run-20261128_121540-a1b2"));
+    assert_false(there("run/wandb/latest-run") || there("run/report_to.json"));
+    assert_true(there("run/wandb/run-20261128_121540-a1b2x/output.log") && there("run/wandb/debug.log"));
+    assert_int_equal(remove_tree(in("run/wandb/run-20261128_121540-a1b2x")), 0);
+    assert_int_equal(remove(in("run/wandb/debug.log")), 0);
+    assert_int_equal(mkdir(in("run/wandb/run-20261128_121540-a1b2"), 0700), 0);
+    put("run/report_to.json", "{\"wandb\": {\"id\": \"a1b2\"}}");
+    assert_int_equal(aq_owned_clear_run(in("run"), &owner), AQ_OK);
+    assert_false(there("run/wandb")); /* empty */
+}
+
 static void test_scratch_folders_alone_are_removed_whole(void **state)
 {
     (void)state;
@@ -423,6 +455,7 @@ int main(void)
         TEST(test_two_forget_the_same_steps),
         TEST(test_sealed_copies_of_our_run_are_forgotten),
         TEST(test_a_run_is_cleared_of_its_own_names),
+        TEST(test_a_run_is_cleared_of_what_wandb_was_sent),
         TEST(test_scratch_folders_alone_are_removed_whole),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

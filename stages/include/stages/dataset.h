@@ -150,6 +150,13 @@ struct aq_dataset_config {
  */
 const char *aq_dataset_recognise(const struct aq_dataset_config *config, char *why, size_t bytes);
 
+/*
+ * Can this file be read as text, JSONL or a table, by its first bytes? AQ_NOTFOUND, AQ_IO: it cannot be opened.
+ * AQ_CORRUPT: a format that is not read here, or a Git LFS pointer. AQ_NODEV: a packing that this build lacks. All are
+ * logged and name the file, the last two also the remedy.
+ */
+enum aq_status aq_dataset_text_check(const char *path);
+
 /* Does data.fields name fields that exist? fields: a JSON object. AQ_INVAL names the problem. */
 enum aq_status aq_dataset_fields_check(const char *fields);
 
