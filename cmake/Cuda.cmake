@@ -56,7 +56,7 @@ list(JOIN CMAKE_CUDA_ARCHITECTURES "," AQ_CUDA_ARCHITECTURES)
 # Hopper's warpgroup products (cuda_wgmma.cuh) exist only in machine code of its own feature set.
 string(REGEX REPLACE "(^|;)90($|-|;)" "\\190a\\2" CMAKE_CUDA_ARCHITECTURES "${CMAKE_CUDA_ARCHITECTURES}")
 
-# Kernels: the house's warnings, and contraction off everywhere, as for C: decode must give the CPU's bits, and a kernel that
+# Kernels: the repository's warnings, and contraction off everywhere, as for C: decode must give the CPU's bits, and a kernel that
 # wants a fused multiply-add says so (fmaf).
 target_compile_options(aq_flags INTERFACE
   "$<$<COMPILE_LANGUAGE:CUDA>:--fmad=false;-Xcudafe=--display_error_number;-Xcompiler=-Wall,-Wextra,-fvisibility=hidden,-fno-math-errno>")
@@ -100,7 +100,7 @@ if(NOT AQ_CUDNN STREQUAL "OFF")
     message(FATAL_ERROR "AQ_CUDNN is ON and cuDNN 9.21 or newer is not here (found: ${version}): pip install nvidia-cudnn-cu13, and "
       "-DAQ_cudnn_INCLUDE=.../nvidia/cudnn/include -DAQ_cudnn_LIBRARY=.../nvidia/cudnn/lib/libcudnn.so.9")
   else()
-    message(STATUS "no cuDNN 9.21 here: attention is the house's own alone")
+    message(STATUS "no cuDNN 9.21 here: only the attention of aqpipe")
   endif()
 endif()
 

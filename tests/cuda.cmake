@@ -1,4 +1,4 @@
-# Kernels without a GPU: every .cu of the house as C++ under the launch emulation (cuda_host/cuda_host.h), against the CPU.
+# Kernels without a GPU: every .cu of the repository as C++ under the launch emulation (cuda_host/cuda_host.h), against the CPU.
 #
 # aq_cuda_host is the emulation and all kernels; a test that links it calls the launchers on plain memory. It needs a C++
 # compiler and nothing of CUDA.
@@ -55,15 +55,15 @@ function(aq_cuda_host_sources)
   set_source_files_properties(${ARGN} PROPERTIES LANGUAGE CXX COMPILE_OPTIONS "-x;c++;${watched}" COMPILE_DEFINITIONS AQ_CUDA_HOST)
 endfunction()
 
-file(GLOB CUDA_KERNELS CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/aqsgd/device/cuda/cuda_*.cu ${PROJECT_SOURCE_DIR}/aqsgd/codec/cuda/cuda_*.cu
-  ${PROJECT_SOURCE_DIR}/aqsgd/grad/cuda/cuda_*.cu)
+file(GLOB CUDA_KERNELS CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/aqsgd/device/cuda/cuda_*.cu
+  ${PROJECT_SOURCE_DIR}/aqsgd/device/cuda/*/cuda_*.cu ${PROJECT_SOURCE_DIR}/aqsgd/codec/cuda/cuda_*.cu ${PROJECT_SOURCE_DIR}/aqsgd/grad/cuda/cuda_*.cu)
 aq_cuda_host_sources(${CUDA_KERNELS})
 set(emulation cuda_host/cuda_host.cpp cuda_host/cuda_host_mma.cpp cuda_host/cuda_host_switch.cpp
   cuda_host/cuda_host_watch.cpp)
 add_library(aq_cuda_host STATIC ${emulation} ${CUDA_KERNELS})
 target_compile_options(aq_cuda_host PRIVATE -O2) # also where the rest is -O1, for sanitizers
-target_include_directories(aq_cuda_host PUBLIC ${CMAKE_CURRENT_SOURCE_DIR}/cuda_host ${aqsgd_ROOMS}
-  PRIVATE ${aqsgd_ROOMS})
+target_include_directories(aq_cuda_host PUBLIC ${CMAKE_CURRENT_SOURCE_DIR}/cuda_host ${aqsgd_MODULES}
+  PRIVATE ${aqsgd_MODULES})
 target_link_libraries(aq_cuda_host PUBLIC aqsgd PRIVATE aq_flags_cuda_host)
 
 # aq_cuda_test(NAME ...): aq_test with the emulation, in the program test_cuda.
@@ -73,7 +73,7 @@ function(aq_cuda_test name)
     set(program)
   endif()
   aq_test(${name} ${program} LIBS aq_cuda_host aqsgd ${ARGN})
-  target_include_directories(${name} PRIVATE ${aqsgd_ROOMS})
+  target_include_directories(${name} PRIVATE ${aqsgd_MODULES})
   set_target_properties(${name} PROPERTIES LINKER_LANGUAGE CXX)
 endfunction()
 

@@ -6,15 +6,15 @@ endif()
 add_library(aq_cuda_on_host OBJECT cuda_host/runtime/device_on_host.c cuda_host/runtime/cuda_runtime_host.c
   cuda_host/runtime/cuda_streams_host.c cuda_host/runtime/cuda_memory_host.c cuda_host/runtime/cuda_ipc_host.c
   cuda_host/runtime/cudnn_host.c)
-target_include_directories(aq_cuda_on_host PUBLIC cuda_host/runtime cuda_host ${aqsgd_ROOMS})
-target_include_directories(aq_cuda_on_host PRIVATE ${aqsgd_ROOMS})
+target_include_directories(aq_cuda_on_host PUBLIC cuda_host/runtime cuda_host ${aqsgd_MODULES})
+target_include_directories(aq_cuda_on_host PRIVATE ${aqsgd_MODULES})
 target_link_libraries(aq_cuda_on_host PRIVATE aqsgd aq_flags)
 function(aq_cuda_on_host_test name)
   aq_cuda_test(${name} ${ARGN})
   aq_test_objects(${name} aq_cuda_on_host)
   target_link_libraries(${name} PRIVATE aq_stages)
   aq_isolated(${name})
-  target_include_directories(${name} PRIVATE cuda_host/runtime ${aqsgd_ROOMS})
+  target_include_directories(${name} PRIVATE cuda_host/runtime ${aqsgd_MODULES})
 endfunction()
 
 # What is over NCCL (the group, pairs), over an NCCL of tests.
@@ -22,12 +22,12 @@ add_library(aq_nccl_on_host OBJECT cuda_host/runtime/nccl_channel_on_host.c cuda
   cuda_host/runtime/group_nccl_on_host.c
   cuda_host/runtime/pair_on_host.c cuda_host/runtime/pair_nccl_on_host.c cuda_host/runtime/pair_ipc_on_host.c
   cuda_host/runtime/nccl_host.c)
-target_include_directories(aq_nccl_on_host PRIVATE cuda_host/runtime ${aq_net_ROOMS})
+target_include_directories(aq_nccl_on_host PRIVATE cuda_host/runtime ${aq_net_MODULES})
 target_link_libraries(aq_nccl_on_host PRIVATE aq_net aq_flags)
 aq_cuda_on_host_test(conform_collective_device LIBS collective_cases LABELS conform quick TIMEOUT 900 PARTS 2
   PROCESSORS 2) # some of its cases wait on the real clock
 aq_test_objects(conform_collective_device aq_nccl_on_host)
-target_include_directories(conform_collective_device PRIVATE ${aq_net_ROOMS})
+target_include_directories(conform_collective_device PRIVATE ${aq_net_MODULES})
 target_link_libraries(conform_collective_device PRIVATE aq_net)
 
 # Optimizers over such groups.
@@ -73,20 +73,20 @@ aq_cuda_on_host_test(test_edge_cuda ALONE SOURCES runtime/test_edge.c LABELS qui
 aq_test_objects(test_edge_cuda aq_nccl_on_host)
 target_link_libraries(test_edge_cuda PRIVATE aq_runtime)
 target_link_options(test_edge_cuda PRIVATE -Wl,--wrap=aq_codec_decode_batch)
-target_include_directories(test_edge_cuda PRIVATE ${aq_runtime_ROOMS})
+target_include_directories(test_edge_cuda PRIVATE ${aq_runtime_MODULES})
 
 # Every codec between two processes, a GPU each; device memory holds anything where zeroes are promised.
 aq_cuda_on_host_test(test_edge_processes_cuda SOURCES runtime/test_edge_processes.c LABELS quick TIMEOUT 900
   ENVIRONMENT AQ_GPU=required CUDA_HOST_GPUS=2 CUDA_HOST_FRESH=poison)
 aq_test_objects(test_edge_processes_cuda aq_nccl_on_host)
 target_link_libraries(test_edge_processes_cuda PRIVATE aq_runtime)
-target_include_directories(test_edge_processes_cuda PRIVATE ${aq_runtime_ROOMS})
+target_include_directories(test_edge_processes_cuda PRIVATE ${aq_runtime_MODULES})
 
 aq_cuda_on_host_test(test_neighbour_edge_cuda SOURCES runtime/test_neighbour_edge.c LABELS quick TIMEOUT 900
   ENVIRONMENT AQ_DEVICES=cuda AQ_NEIGHBOUR_SEEDS=6)
 aq_test_objects(test_neighbour_edge_cuda aq_nccl_on_host)
 target_link_libraries(test_neighbour_edge_cuda PRIVATE aq_runtime)
-target_include_directories(test_neighbour_edge_cuda PRIVATE ${aq_runtime_ROOMS})
+target_include_directories(test_neighbour_edge_cuda PRIVATE ${aq_runtime_MODULES})
 
 # The programs with that backend, for whole jobs: a GPU stage next to a CPU stage, their caches one.
 foreach(program aqpipe aqpiped aqpipe_faulty aqpipe-bench)
@@ -98,7 +98,7 @@ foreach(program aqpipe aqpiped aqpipe_faulty aqpipe-bench)
     set(library aq_bench)
   endif()
   add_executable(${program}_cuda_host ${source} $<TARGET_OBJECTS:aq_cuda_on_host> $<TARGET_OBJECTS:aq_nccl_on_host>)
-  target_include_directories(${program}_cuda_host PRIVATE ${aq_bench_ROOMS} ${aq_runtime_ROOMS})
+  target_include_directories(${program}_cuda_host PRIVATE ${aq_bench_MODULES} ${aq_runtime_MODULES})
   target_link_libraries(${program}_cuda_host PRIVATE ${library} aq_runtime aq_cuda_host aqsgd aq_flags Threads::Threads m)
   set_target_properties(${program}_cuda_host PROPERTIES OUTPUT_NAME ${program} LINKER_LANGUAGE CXX
     RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bin/cuda_host)

@@ -5,7 +5,7 @@ if(TARGET aqpipe)
     string(REPLACE _faulty "" main ${program})
     add_executable(${program}_isolated ${PROJECT_SOURCE_DIR}/runtime/cli/main_${main}.c isolated/isolated_cpu.c)
     aq_isolated(${program}_isolated)
-    target_include_directories(${program}_isolated PRIVATE ${aq_runtime_ROOMS})
+    target_include_directories(${program}_isolated PRIVATE ${aq_runtime_MODULES})
     target_link_libraries(${program}_isolated PRIVATE aq_runtime aqsgd aq_flags Threads::Threads m)
     set_target_properties(${program}_isolated PROPERTIES OUTPUT_NAME ${program}
       RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bin/isolated)
@@ -14,11 +14,11 @@ if(TARGET aqpipe)
   # The program that workers of tests run where links are to break and checkpoints to be slow.
   add_executable(aqpipe_faulty ${PROJECT_SOURCE_DIR}/runtime/cli/main_aqpipe.c)
   aq_faulty(aqpipe_faulty)
-  target_include_directories(aqpipe_faulty PRIVATE ${aq_runtime_ROOMS})
+  target_include_directories(aqpipe_faulty PRIVATE ${aq_runtime_MODULES})
   target_link_libraries(aqpipe_faulty PRIVATE aq_runtime aq_flags)
   # And the one whose stages take as long as they are told: tools/scale --check.
   add_executable(aqpipe_timed ${PROJECT_SOURCE_DIR}/runtime/cli/main_aqpipe.c kit/timed_worker.c)
-  target_include_directories(aqpipe_timed PRIVATE ${aq_runtime_ROOMS})
+  target_include_directories(aqpipe_timed PRIVATE ${aq_runtime_MODULES})
   target_link_libraries(aqpipe_timed PRIVATE aq_runtime aq_flags)
   target_link_options(aqpipe_timed PRIVATE -Wl,--wrap=aq_stage_forward,--wrap=aq_stage_backward)
   foreach(library power_loss clock_jump) # for LD_PRELOAD

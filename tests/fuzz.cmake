@@ -73,27 +73,27 @@ else()
   target_include_directories(fuzz_driver PRIVATE ${AQ_TEST_KIT})
   target_link_libraries(fuzz_driver PRIVATE aqsgd aq_flags)
 endif()
-aq_fuzz(manifest RUNS 20000 LIBS aq_runtime INCLUDES ${aq_runtime_ROOMS})
-aq_fuzz(frame RUNS 100000 LIBS aq_net INCLUDES ${aq_net_ROOMS})
+aq_fuzz(manifest RUNS 20000 LIBS aq_runtime INCLUDES ${aq_runtime_MODULES})
+aq_fuzz(frame RUNS 100000 LIBS aq_net INCLUDES ${aq_net_MODULES})
 aq_fuzz(codec RUNS 20000)
 aq_fuzz(grad RUNS 20000)
-aq_fuzz(control RUNS 8000 LIBS aq_runtime aq_dep::jansson INCLUDES ${aq_runtime_ROOMS})
-aq_fuzz(split RUNS 20000 LIBS aq_runtime aq_net aq_dep::jansson INCLUDES ${aq_runtime_ROOMS})
-aq_fuzz(lengths RUNS 20000 LIBS aq_runtime INCLUDES ${aq_runtime_ROOMS})
-aq_fuzz(run RUNS 3000 LIBS aq_runtime aq_dep::jansson INCLUDES ${aq_runtime_ROOMS})
+aq_fuzz(control RUNS 8000 LIBS aq_runtime aq_dep::jansson INCLUDES ${aq_runtime_MODULES})
+aq_fuzz(split RUNS 20000 LIBS aq_runtime aq_net aq_dep::jansson INCLUDES ${aq_runtime_MODULES})
+aq_fuzz(lengths RUNS 20000 LIBS aq_runtime INCLUDES ${aq_runtime_MODULES})
+aq_fuzz(run RUNS 3000 LIBS aq_runtime aq_dep::jansson INCLUDES ${aq_runtime_MODULES})
 aq_fuzz(keys RUNS 1500 LIBS aq_runtime aq_net aq_dep::ssl aq_dep::crypto
-  INCLUDES ${aq_runtime_ROOMS} ${aq_net_ROOMS})
-aq_fuzz(handshake RUNS 1500 LIBS aq_net aq_dep::ssl aq_dep::crypto INCLUDES ${aq_net_ROOMS})
-aq_fuzz(link RUNS 3000 LIBS aq_net INCLUDES ${aq_net_ROOMS})
+  INCLUDES ${aq_runtime_MODULES} ${aq_net_MODULES})
+aq_fuzz(handshake RUNS 1500 LIBS aq_net aq_dep::ssl aq_dep::crypto INCLUDES ${aq_net_MODULES})
+aq_fuzz(link RUNS 3000 LIBS aq_net INCLUDES ${aq_net_MODULES})
 aq_virtual_clock(fuzz_link)
-aq_fuzz(stripes RUNS 20000 LIBS aq_net INCLUDES ${aq_net_ROOMS})
-aq_fuzz(group RUNS 2000 LIBS aq_net INCLUDES ${aq_net_ROOMS}
+aq_fuzz(stripes RUNS 20000 LIBS aq_net INCLUDES ${aq_net_MODULES})
+aq_fuzz(group RUNS 2000 LIBS aq_net INCLUDES ${aq_net_MODULES}
   LINK -Wl,--wrap=aq_link_poll,--wrap=aq_link_send,--wrap=aq_link_release,--wrap=aq_eventcount_wait)
-aq_fuzz(edge RUNS 3000 LIBS aq_runtime aq_net aq_storage INCLUDES ${aq_runtime_ROOMS}
+aq_fuzz(edge RUNS 3000 LIBS aq_runtime aq_net aq_storage INCLUDES ${aq_runtime_MODULES}
   LINK -Wl,--wrap=aq_link_poll,--wrap=aq_link_send,--wrap=aq_link_release)
-aq_fuzz(mirror RUNS 1500 LIBS aq_runtime aq_net aq_storage INCLUDES ${aq_runtime_ROOMS}
+aq_fuzz(mirror RUNS 1500 LIBS aq_runtime aq_net aq_storage INCLUDES ${aq_runtime_MODULES}
   LINK -Wl,--wrap=aq_link_poll,--wrap=aq_link_send,--wrap=aq_link_release,--wrap=aq_ring_push)
-aq_fuzz(probe RUNS 4000 LIBS aq_runtime aq_net aq_dep::jansson INCLUDES ${aq_runtime_ROOMS}
+aq_fuzz(probe RUNS 4000 LIBS aq_runtime aq_net aq_dep::jansson INCLUDES ${aq_runtime_MODULES}
   LINK -Wl,--wrap=aq_link_poll,--wrap=aq_link_send,--wrap=aq_link_release,--wrap=aq_link_finish,--wrap=aq_link_abort,--wrap=aq_link_halt
   -Wl,--wrap=aq_link_stats,--wrap=aq_eventcount_wait,--wrap=aq_eventcount_read)
 aq_virtual_clock(fuzz_probe)
@@ -101,18 +101,18 @@ aq_fuzz(cache RUNS 300 LIBS aq_storage CORPUS golden/cache-1/index.mdb)
 aq_fuzz(weights RUNS 10000 LIBS aq_stages
   CORPUS golden/weights_types.safetensors golden/weights_written.safetensors)
 aq_fuzz(folder RUNS 5000 LIBS aq_stages)
-aq_fuzz(checkpoint RUNS 3000 LIBS aq_runtime aq_stages INCLUDES ${aq_runtime_ROOMS})
+aq_fuzz(checkpoint RUNS 3000 LIBS aq_runtime aq_stages INCLUDES ${aq_runtime_MODULES})
 aq_fuzz(tokenizer RUNS 1500 LIBS aq_stages data_files)
 aq_fuzz(huggingface RUNS 3000 LIBS aq_stages data_files)
 aq_fuzz(spm RUNS 3000 LIBS aq_stages)
 aq_fuzz(dataset RUNS 10000 LIBS aq_stages data_files)
-aq_fuzz(records RUNS 6000 LIBS aq_stages aq_dep::jansson INCLUDES ${aq_stages_ROOMS})
+aq_fuzz(records RUNS 6000 LIBS aq_stages aq_dep::jansson INCLUDES ${aq_stages_MODULES})
 aq_fuzz(chat RUNS 20000 LIBS aq_stages)
 aq_fuzz(stopper RUNS 50000 LIBS aq_stages aq_dep::jansson)
-aq_fuzz(sums RUNS 4000 LIBS aq_runtime aq_net INCLUDES ${aq_runtime_ROOMS}
+aq_fuzz(sums RUNS 4000 LIBS aq_runtime aq_net INCLUDES ${aq_runtime_MODULES}
   LINK -Wl,--wrap=turn_miss,--wrap=server_fails,--wrap=state_mark,--wrap=aq_progress_say)
 if(AQ_WITH_MICROHTTPD)
-  aq_fuzz(page RUNS 1500 LIBS aq_runtime INCLUDES ${aq_runtime_ROOMS})
+  aq_fuzz(page RUNS 1500 LIBS aq_runtime INCLUDES ${aq_runtime_MODULES})
 endif()
 # The server of split learning with several clients: what it reaches is in memory (fuzz/clients_world.c).
 set(wrapped
@@ -127,11 +127,11 @@ set(wrapped
   report_leave shown_close shown_end shown_open shown_tell socketpair sums_close sums_forget sums_open sums_path
   sums_polls sums_serve turn_check waitpid weights_average weights_begin)
 list(TRANSFORM wrapped PREPEND "-Wl,--wrap=")
-aq_fuzz(clients RUNS 4000 LIBS aq_runtime aq_net aq_dep::jansson INCLUDES ${aq_runtime_ROOMS} ${aq_net_ROOMS}
+aq_fuzz(clients RUNS 4000 LIBS aq_runtime aq_net aq_dep::jansson INCLUDES ${aq_runtime_MODULES} ${aq_net_MODULES}
   LINK ${wrapped})
 target_sources(fuzz_clients PRIVATE fuzz/clients_world.c)
 aq_virtual_clock(fuzz_clients)
-aq_fuzz(import RUNS 800 LIBS aq_runtime aq_stages INCLUDES ${aq_runtime_ROOMS}
+aq_fuzz(import RUNS 800 LIBS aq_runtime aq_stages INCLUDES ${aq_runtime_MODULES}
   LINK -Wl,--wrap=aq_out_text,--wrap=aq_out_raw)
 if(NOT AQ_FUZZ)
   aq_fuzz_program()

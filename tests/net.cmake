@@ -1,7 +1,7 @@
-# The net room: frames, links, transports; tools/wanlab.
+# The net module: frames, links, transports; tools/wanlab.
 function(aq_net_test name)
   aq_test(${name} LIBS aq_net ${ARGN})
-  target_include_directories(${name} PRIVATE ${aq_net_ROOMS})
+  target_include_directories(${name} PRIVATE ${aq_net_MODULES})
 endfunction()
 
 aq_net_test(test_frame LABELS quick)
@@ -22,11 +22,11 @@ aq_net_test(conform_collective LIBS collective_cases LABELS quick conform PARTS 
 if(AQ_CUDA AND AQ_NCCL)
   aq_net_test(conform_collective_gpu PROGRAM test_gpu LIBS collective_cases LABELS gpu)
   aq_net_test(conform_grad_gpu PROGRAM test_gpu SOURCES conform/conform_grad_device.c LABELS gpu TIMEOUT 300)
-  target_include_directories(conform_grad_gpu PRIVATE ${aqsgd_ROOMS})
+  target_include_directories(conform_grad_gpu PRIVATE ${aqsgd_MODULES})
   aq_isolated(conform_grad_gpu)
 endif()
 aq_test(test_wan_line LIBS aq_wanlab aqsgd LABELS quick)
-target_include_directories(test_wan_line PRIVATE ${aq_wanlab_ROOMS})
+target_include_directories(test_wan_line PRIVATE ${aq_wanlab_MODULES})
 add_test(NAME test_wanlab COMMAND ${AQ_PYTHON} -B ${CMAKE_CURRENT_SOURCE_DIR}/test_wanlab $<TARGET_FILE_DIR:aqpipe>)
 set_tests_properties(test_wanlab PROPERTIES SKIP_RETURN_CODE 77 LABELS quick TIMEOUT 900 RUN_SERIAL TRUE)
 

@@ -279,7 +279,7 @@ enum aq_status decoder_delta_input(const struct layer_run *run, const struct dec
     return linear_input_gradient(run, &delta->z, run->rows_in, decoder_rows(kept->z), &more);
 }
 
-/* The rule in chunks of n tokens (aqsgd/device/cpu/cpu_delta_chunked.c), and the convolution. */
+/* The rule in chunks of n tokens (aqsgd/device/cpu/sequence/cpu_delta_chunked.c), and the convolution. */
 void decoder_delta_flops(const struct layer *layer, const struct decoder_shape *shape, double rows,
                          struct layer_flops *out)
 {

@@ -4,7 +4,7 @@
  *
  * The truth is the CPU backend with AQ_CPU=plain. Distances are Euclidean, relative to the truth: 3e-6 for results in
  * fp32 (a few units of 2^-24, sums in another order), 6e-3 for results rounded to bf16 (one unit of 2^-8), 8e-4 for
- * fp16 (2^-11). What is EXACT has the truth's bits on a GPU (device/cuda_kernels.h). A GPU makes every call three times
+ * fp16 (2^-11). What is EXACT has the truth's bits on a GPU (cuda_kernels.h). A GPU makes every call three times
  * and must give the same bits: under the launch emulation in three orders of blocks and threads. A new backend needs
  * one line in devices.def; its results are copied to the host with aq_device_copy, so it need not share memory.
  */

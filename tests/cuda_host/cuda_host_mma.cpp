@@ -1,5 +1,5 @@
 /*
- * cuda_host_mma.cpp -- the warp's matrix products and loads, as PTX lays them out (aqsgd/device/cuda/cuda_mma.cuh).
+ * cuda_host_mma.cpp -- the warp's matrix products and loads, as PTX lays them out (cuda_mma.cuh).
  *
  * Products of bf16 or fp16 are exact in fp32; their 16 are added in double and rounded once, since the hardware's order
  * is not said. Kernels that agree with the truth here do so within that.
