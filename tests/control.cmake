@@ -40,6 +40,7 @@ target_include_directories(test_run_enter PRIVATE ${aq_runtime_MODULES})
 
 aq_test(test_launcher_bounds LIBS aq_runtime aq_dep::jansson LABELS quick)
 target_include_directories(test_launcher_bounds PRIVATE ${aq_runtime_MODULES})
+target_compile_definitions(test_launcher_bounds PRIVATE AQ_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
 aq_test(test_bits_auto LIBS aq_runtime aq_dep::jansson LABELS computes quick)
 target_include_directories(test_bits_auto PRIVATE ${aq_runtime_MODULES})
 

@@ -5,6 +5,7 @@
 #include "aqsgd/base.h"
 #include "commands.h"
 #include "completion.h"
+#include "message.h"
 #include "nearest.h"
 #include "options.h"
 #include "options_help.h"
@@ -111,6 +112,16 @@ static int help_aliases(void)
     return whole ? AQ_EXIT_DONE : AQ_EXIT_FAILED;
 }
 
+/* docs/MESSAGES.md. */
+static int help_messages(void)
+{
+    char *text;
+    if (aq_message_page(&text) != AQ_OK) return AQ_EXIT_FAILED;
+    const bool whole = aq_out_text(text);
+    aq_free(text);
+    return whole ? AQ_EXIT_DONE : AQ_EXIT_FAILED;
+}
+
 /* `aqpipe help COMMAND [WORD]` is `aqpipe COMMAND [WORD] --help`; `aqpipe help keys` is about manifests. */
 static int help_about(int topics, char **topic)
 {
@@ -122,6 +133,7 @@ static int help_about(int topics, char **topic)
     }
     if (strcmp(name, "keys") == 0) return aq_command_help_keys(topics, topic);
     if (strcmp(name, "aliases") == 0) return help_aliases();
+    if (strcmp(name, "messages") == 0) return help_messages();
     if (strcmp(name, "man") == 0) return aq_completion_program(stdout, "man", "aqpipe", commands, COMMANDS);
     if (strcmp(name, "completion") == 0)
         return aq_completion_program(stdout, topics > 1 ? topic[1] : "", "aqpipe", commands, COMMANDS);

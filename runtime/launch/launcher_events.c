@@ -2,6 +2,8 @@
 #include <errno.h>
 #include <math.h>
 #include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -11,12 +13,12 @@
 #include "launcher_private.h"
 #include "owned_folder.h"
 
-static void on_listening(struct launcher *launcher, uint32_t rank, const json_t *message)
+static void on_listening(struct launcher *launcher, uint32_t rank, const struct aq_message *message)
 {
-    const uint64_t peer = aq_control_u64_or(message, "peer", rank + 1);
+    const uint64_t peer = launcher_peer(rank, message);
     stage_send(launcher, (uint32_t)peer,
                json_pack("{s:s, s:I, s:s, s:I}", "op", "connect", "rank", (json_int_t)peer, "address",
-                         aq_control_text_or(message, "address", ""), "from", (json_int_t)rank));
+                         message->listening.address, "from", (json_int_t)rank));
 }
 
 static void to_all(struct launcher *launcher, const char *op, uint64_t step)
@@ -36,10 +38,10 @@ static void say_go(struct launcher *launcher)
     json_t *devices = json_array();
     for (uint32_t r = 0; r < launcher->ranks; r++)
         json_array_append_new(devices, *launcher->stages[r].on ? json_string(launcher->stages[r].on) : json_null());
-    const enum aq_status status = aq_metrics_line(
-        launch->metrics,
-        json_pack("{s:s, s:I, s:f, s:f, s:o}", "event", "go", "step", (json_int_t)launch->resume, "start_seconds",
-                  seconds, "checkpoint_seconds", launcher->read_seconds, "devices", devices));
+    const enum aq_status status =
+        aq_metrics_line(launch->metrics, json_pack("{s:s, s:I, s:f, s:f, s:o}", "event", "go", "step",
+                                                   (json_int_t)launch->resume, "start_seconds", seconds,
+                                                   "checkpoint_seconds", launcher->read_seconds, "devices", devices));
     if (status != AQ_OK) launcher_fail(launcher, CAUSE_OWN, status, "%s", aq_error_text());
     if (launch->resume > 0)
         aq_progress_say(launch->progress, "trains again after %.2f s, %.2f s of them for reading the checkpoint",
@@ -90,16 +92,16 @@ static void say_bits(struct launcher *launcher)
     }
 }
 
-static void on_ready(struct launcher *launcher, uint32_t rank, const json_t *message)
+static void on_ready(struct launcher *launcher, uint32_t rank, const struct aq_message *message)
 {
     launcher->stages[rank].state = STAGE_READY;
-    const double seconds = aq_control_number_or(message, "checkpoint_seconds", 0);
+    const double seconds = message->ready.checkpoint_seconds;
     if (seconds > launcher->read_seconds) launcher->read_seconds = seconds;
-    const char *device = aq_control_text_or(message, "device", NULL), *on = aq_control_text_or(message, "on", "");
-    (void)aq_printable_text(on, launcher->stages[rank].on, sizeof launcher->stages[rank].on);
+    const char *device = message->ready.device, *on = message->ready.on;
+    (void)aq_printable_text(on ? on : "", launcher->stages[rank].on, sizeof launcher->stages[rank].on);
     if (device)
         aq_progress_say(launcher->launch->progress, "rank %u, whose device is auto, is on %.200s", rank, device);
-    launcher->rtt_ms = fmax(launcher->rtt_ms, aq_control_number_or(message, "rtt_ms", 0));
+    launcher->rtt_ms = fmax(launcher->rtt_ms, message->ready.rtt_ms);
     if (++launcher->ready < launcher->ranks || launcher->aborting) return;
     if (launcher->rtt_ms > 0)
         aq_progress_say(launcher->launch->progress,
@@ -145,12 +147,12 @@ static enum aq_status judge_step(struct launcher *launcher, const json_t *joined
     return AQ_OK;
 }
 
-static void on_step(struct launcher *launcher, uint32_t rank, json_t *message)
+static void on_step(struct launcher *launcher, uint32_t rank, const struct aq_message *message)
 {
     const json_t *joined;
-    if (launcher->launch->bits) aq_bits_step(launcher->launch->bits, rank, message);
+    if (launcher->launch->bits) aq_bits_step(launcher->launch->bits, rank, message->line);
     say_bits(launcher);
-    enum aq_status status = aq_metrics_step(launcher->launch->metrics, rank, json_incref(message), &joined);
+    enum aq_status status = aq_metrics_step(launcher->launch->metrics, rank, json_incref(message->line), &joined);
     while (status == AQ_OK && joined) {
         aq_progress_step(launcher->launch->progress, joined);
         phase_after(launcher, aq_control_u64_or(joined, "step", 0));
@@ -209,9 +211,9 @@ static void judge_eval(struct launcher *launcher, const json_t *line)
                              "stop", stop));
 }
 
-static void on_eval(struct launcher *launcher, uint32_t rank, json_t *message)
+static void on_eval(struct launcher *launcher, uint32_t rank, const struct aq_message *message)
 {
-    json_t *joined = join_eval(launcher, rank, message);
+    json_t *joined = join_eval(launcher, rank, message->line);
     if (!joined) return;
     const enum aq_status status = aq_metrics_line(launcher->launch->metrics, json_incref(joined));
     aq_progress_eval(launcher->launch->progress, joined);
@@ -282,10 +284,10 @@ static enum aq_status complete(struct launcher *launcher, uint64_t step)
     return AQ_OK;
 }
 
-static void on_mark(struct launcher *launcher, uint32_t rank, const json_t *message)
+static void on_mark(struct launcher *launcher, uint32_t rank, const struct aq_message *message)
 {
-    const uint64_t step = aq_control_u64_or(message, "step", 0);
-    if (!launcher_hash_told(launcher, rank, aq_control_text_or(message, "sha256", ""))) {
+    const uint64_t step = message->mark.step;
+    if (!launcher_hash_told(launcher, rank, message->mark.sha256 ? message->mark.sha256 : "")) {
         launcher_fail(launcher, CAUSE_OWN, AQ_PROTO, "rank %u marks step %llu with no SHA-256", rank,
                       (unsigned long long)step);
         return;
@@ -297,10 +299,11 @@ static void on_mark(struct launcher *launcher, uint32_t rank, const json_t *mess
     if (status != AQ_OK) launcher_fail(launcher, CAUSE_OWN, status, "%s", aq_error_text());
 }
 
-static void on_trace(struct launcher *launcher, const json_t *message)
+static void on_trace(struct launcher *launcher, uint32_t rank, const struct aq_message *message)
 {
-    const char *text = aq_control_text_or(message, "text", "");
-    if (!launcher->launch->trace || launcher->trace_failed) return;
+    const char *text = message->trace.text;
+    (void)rank;
+    if (!text || !launcher->launch->trace || launcher->trace_failed) return;
     if (!launcher->trace) {
         int fd = -1;
         const enum aq_status status = aq_file_open(NULL, launcher->launch->trace, AQ_FILE_ANEW, &fd);
@@ -313,25 +316,27 @@ static void on_trace(struct launcher *launcher, const json_t *message)
     if (launcher->trace_failed) (void)aq_fail_errno("launch", "cannot write %s", launcher->launch->trace);
 }
 
-static void on_stopping(struct launcher *launcher, const json_t *message)
+static void on_stopping(struct launcher *launcher, uint32_t rank, const struct aq_message *message)
 {
-    launcher->last_step = aq_control_u64_or(message, "step", 0);
+    (void)rank;
+    launcher->last_step = message->stopping.step;
     aq_progress_say(launcher->launch->progress, "step %llu is the last one", (unsigned long long)launcher->last_step);
 }
 
-static void on_token(struct launcher *launcher, const json_t *message)
+static void on_token(struct launcher *launcher, uint32_t rank, const struct aq_message *message)
 {
-    launcher->token = (uint32_t)aq_control_u64_or(message, "token", 0);
+    (void)rank;
+    launcher->token = (uint32_t)message->token.token;
     launcher->token_due = false;
 }
 
-static void on_done(struct launcher *launcher, uint32_t rank, json_t *message)
+static void on_done(struct launcher *launcher, uint32_t rank, const struct aq_message *message)
 {
     struct stage *stage = &launcher->stages[rank];
     stage->done = true;
     stage->state = STAGE_DONE;
-    stage->report = json_incref(message);
-    if (aq_control_bool_or(message, "stopped", false)) launcher->stopped = true;
+    stage->report = json_incref(message->line);
+    if (message->done.stopped) launcher->stopped = true;
 }
 
 /* Failures that a restart may cure, once the job has run: a passing fault of a link, neighbour or disk. */
@@ -342,11 +347,11 @@ static bool is_transient(const struct launcher *launcher, enum aq_status status)
     return passing && (launcher->gone || launcher->launch->again);
 }
 
-static void on_failed(struct launcher *launcher, uint32_t rank, const json_t *message)
+static void on_failed(struct launcher *launcher, uint32_t rank, const struct aq_message *message)
 {
     static const enum aq_status echoes[] = {AQ_CLOSED, AQ_ABORTED, AQ_TIMEOUT};
-    const char *name = aq_control_text_or(message, "status", "");
-    const char *text = aq_control_text_or(message, "text", "it gives no reason");
+    const char *name = message->failed.status ? message->failed.status : "";
+    const char *text = message->failed.text ? message->failed.text : "it gives no reason";
     enum cause_class cause = CAUSE_OWN;
     enum aq_status status = AQ_IO;
     for (size_t i = 0; i < sizeof echoes / sizeof *echoes; i++)
@@ -356,22 +361,21 @@ static void on_failed(struct launcher *launcher, uint32_t rank, const json_t *me
     launcher->stages[rank].failed = true;
     char who[RANK_NAME_BYTES];
     if (!launcher_fail(launcher, cause, status, "%s failed: %.800s", rank_name(launcher, rank, who), text)) return;
-    launcher->result->unreadable = aq_control_u64_or(message, "checkpoint", 0) > 0;
+    launcher->result->unreadable = message->failed.checkpoint > 0;
     launcher->result->transient = launcher->result->unreadable || is_transient(launcher, status);
 }
 
-static void on_exited(struct launcher *launcher, uint32_t rank, const json_t *message)
+static void on_exited(struct launcher *launcher, uint32_t rank, const struct aq_message_exited *exited)
 {
     struct stage *stage = &launcher->stages[rank];
     if (stage->state == STAGE_EXITED || stage->state == STAGE_NONE) return;
     stage->state = STAGE_EXITED;
     launcher->ended++;
     aq_watch_stage_gone(&launcher->watch, rank);
-    const uint64_t sig = aq_control_u64_or(message, "signal", 0), code = aq_control_u64_or(message, "code", 0);
-    const int pid = (int)aq_control_u64_or(message, "pid", 0);
-    const char *last = aq_control_text_or(message, "last", "");
+    const uint64_t sig = exited->signal, code = exited->code;
+    const int pid = (int)exited->pid;
+    const char *last = exited->last ? exited->last : "", *why = exited->why ? exited->why : "";
     if (stage->failed || (stage->done && sig == 0 && code == 0)) return;
-    const char *why = aq_control_text_or(message, "why", "");
     const char *gap = *last ? "; its last line: " : "";
     char who[RANK_NAME_BYTES];
     bool noted;
@@ -388,55 +392,70 @@ static void on_exited(struct launcher *launcher, uint32_t rank, const json_t *me
     if (noted) launcher->result->transient = sig > 0 || launcher->gone || launcher->launch->again;
 }
 
-void launcher_event(struct launcher *launcher, struct host *host, json_t *message)
+/* The check has noted the phase. */
+static void on_phase(struct launcher *launcher, uint32_t rank, const struct aq_message *message)
 {
-    const char *event = aq_control_text_or(message, "event", "");
-    uint32_t rank;
-    watch_heard(launcher, host);
-    if (strcmp(event, "beat") == 0 && !json_object_get(message, "rank")) return; /* the daemon's own */
-    if (strcmp(event, "stop-asked") == 0) {
+    (void)rank;
+    (void)message;
+    launcher_starting(launcher);
+}
+
+static void (*const handlers[AQ_MESSAGES])(struct launcher *, uint32_t rank, const struct aq_message *) = {
+    [AQ_MESSAGE_listening] = on_listening, [AQ_MESSAGE_phase] = on_phase,   [AQ_MESSAGE_ready] = on_ready,
+    [AQ_MESSAGE_step] = on_step,           [AQ_MESSAGE_eval] = on_eval,     [AQ_MESSAGE_mark] = on_mark,
+    [AQ_MESSAGE_stopping] = on_stopping,   [AQ_MESSAGE_trace] = on_trace,   [AQ_MESSAGE_token] = on_token,
+    [AQ_MESSAGE_done] = on_done,           [AQ_MESSAGE_failed] = on_failed,
+};
+
+static void daemon_wrong(struct launcher *launcher, struct host *host, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+
+static void daemon_wrong(struct launcher *launcher, struct host *host, const char *format, ...)
+{
+    char text[AQ_MESSAGE_WRONG_BYTES];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(text, sizeof text, format, arguments);
+    va_end(arguments);
+    launcher_fail(launcher, CAUSE_OWN, AQ_PROTO, "the daemon of %s breaks the protocol: %s",
+                  host->address ? host->address : "this machine", text);
+    host_lost(launcher, host, AQ_PROTO);
+}
+
+/* A line of the daemon itself. False: it is not one. */
+static bool daemon_event(struct launcher *launcher, struct host *host, json_t *line, struct aq_message *message)
+{
+    const enum aq_message_id id = aq_message_find(line, AQ_END_DAEMON, AQ_END_LAUNCHER);
+    struct aq_message_wrong wrong;
+    if (id != AQ_MESSAGE_beat && id != AQ_MESSAGE_exited && id != AQ_MESSAGE_stop_asked) return false;
+    if (!aq_message_read(id, line, NULL, message, &wrong))
+        daemon_wrong(launcher, host, "it %s", wrong.text);
+    else if (id == AQ_MESSAGE_exited)
+        on_exited(launcher, (uint32_t)message->exited.rank, &message->exited);
+    else if (id == AQ_MESSAGE_beat)
+        watch_beat(launcher, message);
+    else {
         char who[128];
-        snprintf(who, sizeof who, "%s", aq_control_text_or(message, "by", "a daemon"));
+        snprintf(who, sizeof who, "%s", message->stop_asked.by ? message->stop_asked.by : "a daemon");
         launcher_stop(launcher, who);
+    }
+    return true;
+}
+
+void launcher_event(struct launcher *launcher, struct host *host, json_t *line)
+{
+    const char *event = aq_control_text_or(line, "event", "");
+    struct aq_message message;
+    uint32_t rank = 0;
+    watch_heard(launcher, host);
+    if (strcmp(event, "beat") == 0 && !json_object_get(line, "rank")) return; /* the daemon's own */
+    if (strcmp(event, "stop-asked") != 0 &&
+        (aq_control_get_u32(line, "rank", &rank) != AQ_OK || rank >= launcher->ranks ||
+         &launcher->hosts[launcher->stages[rank].host] != host)) {
+        daemon_wrong(launcher, host, "its line '%.32s' is of no rank that it runs", event);
         return;
     }
-    if (aq_control_get_u32(message, "rank", &rank) != AQ_OK || rank >= launcher->ranks ||
-        &launcher->hosts[launcher->stages[rank].host] != host) {
-        launcher_fail(launcher, CAUSE_OWN, AQ_PROTO,
-                      "the daemon of %s breaks the protocol: its line '%.32s' is of no rank "
-                      "that it runs",
-                      host->address ? host->address : "this machine", event);
-        host_lost(launcher, host, AQ_PROTO);
-        return;
-    }
-    if (strcmp(event, "beat") == 0) {
-        watch_beat(launcher, rank, message);
-        return;
-    }
-    if (!launcher_expects(launcher, rank, event, message)) return;
+    if (daemon_event(launcher, host, line, &message) || !launcher_expects(launcher, rank, line, &message)) return;
     aq_watch_stage_heard(&launcher->watch, rank);
-    if (strcmp(event, "listening") == 0)
-        on_listening(launcher, rank, message);
-    else if (strcmp(event, "doing") == 0)
-        launcher_starting(launcher); /* the check has noted it */
-    else if (strcmp(event, "ready") == 0)
-        on_ready(launcher, rank, message);
-    else if (strcmp(event, "step") == 0)
-        on_step(launcher, rank, message);
-    else if (strcmp(event, "eval") == 0)
-        on_eval(launcher, rank, message);
-    else if (strcmp(event, "mark") == 0)
-        on_mark(launcher, rank, message);
-    else if (strcmp(event, "trace") == 0)
-        on_trace(launcher, message);
-    else if (strcmp(event, "stopping") == 0)
-        on_stopping(launcher, message);
-    else if (strcmp(event, "token") == 0)
-        on_token(launcher, message);
-    else if (strcmp(event, "done") == 0)
-        on_done(launcher, rank, message);
-    else if (strcmp(event, "failed") == 0)
-        on_failed(launcher, rank, message);
-    else if (strcmp(event, "exited") == 0)
-        on_exited(launcher, rank, message);
+    if (handlers[message.id]) handlers[message.id](launcher, rank, &message);
 }

@@ -11,6 +11,7 @@
 #include "heartbeat.h"
 #include "launcher.h"
 #include "launcher_probe.h"
+#include "message.h"
 #include "run_folder.h"
 #include "seal.h"
 
@@ -119,9 +120,12 @@ const char *rank_name(const struct launcher *launcher, uint32_t rank, char text[
 void launcher_event(struct launcher *launcher, struct host *host, json_t *message);
 void launcher_starting(struct launcher *launcher); /* say what is waited for */
 
-/* launcher_bounds.c: may the worker send this line now? If not, that is the run's cause, and the line must be
- * dropped. */
-bool launcher_expects(struct launcher *launcher, uint32_t rank, const char *event, const json_t *message);
+/* launcher_bounds.c: may the worker send this line now? Then *out has its fields. If not, that is the run's cause, and
+ * the line must be dropped. */
+bool launcher_expects(struct launcher *launcher, uint32_t rank, json_t *line, struct aq_message *out);
+
+/* launcher_bounds.c: the rank for which this rank listens. */
+uint64_t launcher_peer(uint32_t rank, const struct aq_message *listening);
 
 /* launcher_bounds.c: is it due after this step? After the last one always; every 0: only then. */
 bool launcher_is_due(uint64_t every, uint64_t step, uint64_t steps);
@@ -162,7 +166,7 @@ void probe_give_up(struct probe *probe);
 void watch_open(struct launcher *launcher);
 void watch_send(struct launcher *launcher);                           /* our own beat, where it is due          */
 void watch_heard(struct launcher *launcher, const struct host *host); /* something came from it                 */
-void watch_beat(struct launcher *launcher, uint32_t rank, const json_t *message);
+void watch_beat(struct launcher *launcher, const struct aq_message *message);
 void watch_look(struct launcher *launcher); /* when all that came was read: who is silent, is the job stuck? */
 
 /* launcher_board.c: what stages are doing, now and then, where there is a board */

@@ -22,15 +22,14 @@ void watch_heard(struct launcher *launcher, const struct host *host)
     if (host->beats) aq_watch_host_heard(&launcher->watch, (uint32_t)(host - launcher->hosts));
 }
 
-void watch_beat(struct launcher *launcher, uint32_t rank, const json_t *message)
+void watch_beat(struct launcher *launcher, const struct aq_message *message)
 {
-    struct stage *stage = &launcher->stages[rank];
-    const uint64_t phase = aq_control_u64_or(message, "doing", 0);
+    const struct aq_message_beat *beat = &message->beat;
+    struct stage *stage = &launcher->stages[beat->rank];
     if (stage->state == STAGE_NONE || stage->state == STAGE_EXITED) return;
-    stage->pid = (int)aq_control_u64_or(message, "pid", 0);
-    aq_watch_stage_beat(&launcher->watch, rank, aq_control_u64_or(message, "work", 0),
-                        aq_control_u64_or(message, "step", 0),
-                        phase < AQ_PHASES ? (enum aq_phase)phase : AQ_PHASE_START);
+    stage->pid = (int)beat->pid;
+    aq_watch_stage_beat(&launcher->watch, (uint32_t)beat->rank, beat->work, beat->step,
+                        beat->phase < AQ_PHASES ? (enum aq_phase)beat->phase : AQ_PHASE_START);
 }
 
 static const char *host_name(const struct host *host)

@@ -18,6 +18,7 @@
 #include <cmocka.h>
 
 #include "launcher_private.h"
+#include "message_table.h"
 #include "owned_folder.h"
 #include "remove_tree.h"
 #include "run_folder.h"
@@ -210,20 +211,23 @@ static void test_lines_out_of_place_are_refused(void **state)
         {0, 0, "{\"event\":\"listening\",\"address\":\"a:1\",\"peer\":2}", "stage 0", "no link"},
         {0, 0, "{\"event\":\"listening\",\"address\":\"a:1\",\"peer\":4}", "stage 0", "no link"},
         {5, 0, "{\"event\":\"listening\",\"address\":\"a:1\"}", "replica 1 stage 2", "rank 6"},
-        {0, 0, "{\"event\":\"listening\",\"peer\":1}", "stage 0", "listens at no address"},
-        {0, 0, "{\"event\":\"listening\",\"address\":\"a\\u001b[2J:1\",\"peer\":1}", "stage 0", "no address"},
-        {0, 0, "{\"event\":\"listening\",\"address\":\"\\n\",\"peer\":1}", "stage 0", "no address"},
-        {0, 0, "{\"event\":\"ready\",\"rtt_ms\":-1}", "stage 0", "is ready at no distance"},
-        {0, 0, "{\"event\":\"ready\",\"rtt_ms\":1e300}", "stage 0", "is ready at no distance"},
+        {0, 0, "{\"event\":\"listening\",\"peer\":1}", "stage 0",
+         "sends 'listening' without 'address', a printable word"},
+        {0, 0, "{\"event\":\"listening\",\"address\":\"a\\u001b[2J:1\",\"peer\":1}", "stage 0",
+         "whose 'address' is not"},
+        {0, 0, "{\"event\":\"listening\",\"address\":\"\\n\",\"peer\":1}", "stage 0", "whose 'address' is not"},
+        {0, 0, "{\"event\":\"ready\",\"rtt_ms\":-1}", "stage 0", "whose 'rtt_ms' is not a number from 0 to 3600000"},
+        {0, 0, "{\"event\":\"ready\",\"rtt_ms\":1e300}", "stage 0", "whose 'rtt_ms' is not a number from 0 to 3600000"},
         {0, 0, "{\"event\":\"dance\"}", "stage 0", "sent 'dance', which is not a worker's event"},
         {0, 0, "{\"event\":\"\"}", "stage 0", "not a worker's event"},
         {0, 0, "{\"op\":\"abort\"}", "stage 0", "not a worker's event"},
         /* steps */
         {4, 5, "{\"event\":\"step\",\"step\":5}", "replica 1 stage 1", "reports step 5 while step 6 is due"},
         {4, 5, "{\"event\":\"step\",\"step\":7}", "replica 1 stage 1", "reports step 7 while step 6 is due"},
-        {4, 5, "{\"event\":\"step\"}", "replica 1 stage 1", "reports step 0 while step 6 is due"},
-        {4, 5, "{\"event\":\"step\",\"step\":-6}", "replica 1 stage 1", "step 6 is due"},
-        {4, 5, "{\"event\":\"step\",\"step\":\"6\"}", "replica 1 stage 1", "step 6 is due"},
+        {4, 5, "{\"event\":\"step\"}", "replica 1 stage 1",
+         "sends 'step' without 'step', a whole number of at least 1"},
+        {4, 5, "{\"event\":\"step\",\"step\":-6}", "replica 1 stage 1", "whose 'step' is not a whole number"},
+        {4, 5, "{\"event\":\"step\",\"step\":\"6\"}", "replica 1 stage 1", "whose 'step' is not a whole number"},
         {4, 12, "{\"event\":\"step\",\"step\":13}", "replica 1 stage 1", "step 13, and step 12 was the last one"},
         {4, 12, "{\"event\":\"step\",\"step\":29}", "replica 1 stage 1", "step 29, and step 12 was the last one"},
         {4, 5, "{\"event\":\"step\",\"step\":6,\"epoch\":9223372036854775807}", "stage 1", "an epoch without steps"},
@@ -242,15 +246,17 @@ static void test_lines_out_of_place_are_refused(void **state)
         {5, 3, "{\"event\":\"eval\",\"step\":3}", "replica 1 stage 2", "no evaluation is due"}, /* it did */
         {5, 5, "{\"event\":\"eval\",\"step\":6}", "replica 1 stage 2", "no evaluation is due"},
         {5, 5, "{\"event\":\"eval\",\"step\":3}", "replica 1 stage 2", "no evaluation is due"},
-        {5, 5, "{\"event\":\"eval\"}", "replica 1 stage 2", "no evaluation is due"},
+        {5, 5, "{\"event\":\"eval\"}", "replica 1 stage 2", "sends 'eval' without 'step'"},
         /* checkpoints */
         {3, 5, "{\"event\":\"mark\",\"step\":5}", "replica 1 stage 0", "step 5, at which none is due"},
         {3, 5, "{\"event\":\"mark\",\"step\":4}", "replica 1 stage 0", "that of step 4 is complete"},
         {3, 5, "{\"event\":\"mark\",\"step\":8}", "replica 1 stage 0", "having trained 5"},
-        {3, 5, "{\"event\":\"mark\"}", "replica 1 stage 0", "having trained 5"},
+        {3, 5, "{\"event\":\"mark\"}", "replica 1 stage 0", "sends 'mark' without 'step'"},
         /* traces */
-        {3, 5, "{\"event\":\"trace\",\"text\":\"\\u001b]0;x\"}", "replica 1 stage 0", "a trace that is no text"},
-        {3, 5, "{\"event\":\"trace\",\"text\":\"\\u00e9\"}", "replica 1 stage 0", "a trace that is no text"},
+        {3, 5, "{\"event\":\"trace\",\"text\":\"\\u001b]0;x\"}", "replica 1 stage 0",
+         "whose 'text' is not printable lines"},
+        {3, 5, "{\"event\":\"trace\",\"text\":\"\\u00e9\"}", "replica 1 stage 0",
+         "whose 'text' is not printable lines"},
         {3, 5,
          "{\"event\":\"trace\",\"text\":\"01234567890123456789012345678901234567890123456789012345678901234567890123456"
          "789012345678901234567890123456789\"}",
@@ -372,7 +378,7 @@ static void test_parts_of_a_start_come_in_order(void **state)
     launcher_starting(&launcher);
     assert_string_equal(progress.phase, "replica 0 stage 0 reads its plan (0 of 6 ready)");
     say(1, "{\"event\":\"doing\",\"doing\":9}");
-    assert_refused("replica 0 stage 1", "starts part 9 of its start, which is not due now", 1, 0);
+    assert_refused("replica 0 stage 1", "whose 'doing' is not a whole number from 10 to 15", 1, 0);
     for (int r = 0; r < RANKS; r++)
         say((uint32_t)r, "{\"event\":\"ready\"}");
 }
@@ -415,8 +421,8 @@ static void test_lie_about_a_timed_checkpoint_is_refused(void **state)
     static const struct {
         const char *line, *why;
     } lies[] = {{"{\"event\":\"mark\",\"step\":6}", "has a checkpoint of step 6, having trained 5"},
-                {"{\"event\":\"mark\",\"step\":1e9}", "has a checkpoint of step 0, having trained 5"},
-                {"{\"event\":\"mark\",\"step\":-5}", "has a checkpoint of step 0, having trained 5"},
+                {"{\"event\":\"mark\",\"step\":1e9}", "whose 'step' is not a whole number"},
+                {"{\"event\":\"mark\",\"step\":-5}", "whose 'step' is not a whole number"},
                 {"{\"event\":\"mark\",\"step\":3}", "step 3 while replica 0 stage 0 has one of step 5"}};
     for (size_t i = 0; i < sizeof lies / sizeof *lies; i++) {
         if (i > 0) assert_int_equal(setup(state), 0);
@@ -507,13 +513,13 @@ static void test_an_asking_takes_what_it_asked_for(void **state)
     } wrong[] = {
         {2, false, "{\"event\":\"token\",\"token\":7}", "stage 2", "and was not asked to"},
         {1, true, "{\"event\":\"token\",\"token\":7}", "stage 1", "and was not asked to"},
-        {2, true, "{\"event\":\"token\",\"token\":50}", "stage 2", "the model does not have"},
-        {2, true, "{\"event\":\"token\",\"token\":-1}", "stage 2", "the model does not have"},
-        {2, true, "{\"event\":\"token\"}", "stage 2", "the model does not have"},
+        {2, true, "{\"event\":\"token\",\"token\":50}", "stage 2", "whose 'token' is not a whole number from 0 to 49"},
+        {2, true, "{\"event\":\"token\",\"token\":-1}", "stage 2", "whose 'token' is not a whole number"},
+        {2, true, "{\"event\":\"token\"}", "stage 2", "sends 'token' without 'token'"},
         {0, true, "{\"event\":\"done\"}", "stage 0", "before it was asked to end"},
         {0, true, "{\"event\":\"step\",\"step\":1}", "stage 0", "reports step 1"},
-        {2, true, "{\"event\":\"eval\",\"step\":0}", "stage 2", "which the plan does not have it do"},
-        {0, true, "{\"event\":\"mark\",\"step\":0}", "stage 0", "has a checkpoint"},
+        {2, true, "{\"event\":\"eval\",\"step\":1}", "stage 2", "which the plan does not have it do"},
+        {0, true, "{\"event\":\"mark\",\"step\":1}", "stage 0", "has a checkpoint"},
         {0, true, "{\"event\":\"stopping\",\"step\":1}", "stage 0", "was not asked"},
         {0, true, "{\"event\":\"trace\",\"text\":\"x\"}", "stage 0", "more than the 0 bytes"},
     };
@@ -553,6 +559,94 @@ static void test_an_asking_wants_workers_that_answer(void **state)
     json_decref(launch.ask);
 }
 
+/* docs/MESSAGES.md is made anew by this test where AQ_GOLDEN is set. */
+static void test_docs_messages_is_up_to_date(void **state)
+{
+    (void)state;
+    enum { PAGE_BYTES = 1 << 18 };
+    static char page[PAGE_BYTES];
+    char *want;
+    assert_int_equal(aq_message_page(&want), AQ_OK);
+    FILE *file = fopen(AQ_SOURCE_DIR "/docs/MESSAGES.md", getenv("AQ_GOLDEN") ? "w+" : "r");
+    if (file && getenv("AQ_GOLDEN")) {
+        fputs(want, file);
+        rewind(file);
+    }
+    if (!file) fail_msg("docs/MESSAGES.md is not there: aqpipe help messages > docs/MESSAGES.md");
+    page[fread(page, 1, PAGE_BYTES - 1, file)] = 0;
+    fclose(file);
+    if (strcmp(page, want) != 0) fail_msg("docs/MESSAGES.md is old: aqpipe help messages > docs/MESSAGES.md");
+    aq_free(want);
+}
+
+/* A line with every field of the row, each at its least. */
+static json_t *valid_line(const struct aq_message_row *row)
+{
+    char text[256];
+    json_t *line = json_pack("{s:s}", row->key, row->word);
+    for (uint32_t i = 0; i < row->count; i++) {
+        const struct aq_message_field *field = &row->fields[i];
+        memset(text, 'a', sizeof text);
+        text[(int)field->min] = 0;
+        json_object_set_new(line, field->name,
+                            field->kind <= AQ_KIND_I64      ? json_integer((json_int_t)field->min)
+                            : field->kind == AQ_KIND_NUMBER ? json_real(field->min)
+                            : field->kind == AQ_KIND_BOOL   ? json_true()
+                            : field->kind == AQ_KIND_HEX    ? json_string("0123456789abcdef")
+                            : field->kind == AQ_KIND_OBJECT ? json_object()
+                                                            : json_string(text));
+    }
+    return line;
+}
+
+static bool reads(int id, json_t *line, const struct aq_message_limits *limits)
+{
+    struct aq_message message;
+    struct aq_message_wrong wrong;
+    return aq_message_read((enum aq_message_id)id, line, limits, &message, &wrong);
+}
+
+/* Each field of the table: without it, null, of another type, and out of its bounds. */
+static void test_every_field_has_its_type_and_bounds(void **state)
+{
+    (void)state;
+    const struct aq_message_limits limits = {.most = {[AQ_LIMIT_VOCABULARY] = 49}};
+    for (int id = 0; id < AQ_MESSAGES; id++) {
+        const struct aq_message_row *row = aq_message_row((enum aq_message_id)id);
+        json_t *whole = valid_line(row);
+        struct aq_message message;
+        struct aq_message_wrong wrong;
+        if (!aq_message_read((enum aq_message_id)id, whole, &limits, &message, &wrong))
+            fail_msg("a line '%s' with all its fields is refused: %s", row->word, wrong.text);
+        for (uint32_t i = 0; i < row->count; i++) {
+            const struct aq_message_field *field = &row->fields[i];
+            json_t *kept = json_incref(json_object_get(whole, field->name));
+            const double past = field->limit ? 50 : field->max + 1;
+            assert_true(message.there >> i & 1);
+            json_object_del(whole, field->name);
+            assert_int_equal(reads(id, whole, &limits), !field->needed);
+            json_object_set_new(whole, field->name, json_null());
+            assert_int_equal(reads(id, whole, &limits), !field->needed);
+            json_object_set_new(whole, field->name, json_array());
+            assert_false(reads(id, whole, &limits));
+            json_object_set_new(whole, field->name, field->kind == AQ_KIND_BOOL ? json_integer(1) : json_true());
+            assert_false(reads(id, whole, &limits));
+            if (field->kind == AQ_KIND_U64) {
+                json_object_set_new(whole, field->name, json_integer(-1));
+                assert_false(reads(id, whole, &limits));
+            }
+            if ((field->max > 0 || field->limit) && field->kind <= AQ_KIND_NUMBER) {
+                json_object_set_new(whole, field->name,
+                                    field->kind == AQ_KIND_NUMBER ? json_real(past * 1.01)
+                                                                  : json_integer((json_int_t)past));
+                assert_false(reads(id, whole, &limits));
+            }
+            json_object_set_new(whole, field->name, kept);
+        }
+        json_decref(whole);
+    }
+}
+
 int main(void)
 {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
@@ -570,6 +664,8 @@ int main(void)
         TEST(test_stop_lets_another_step_be_the_last),
         TEST(test_an_asking_takes_what_it_asked_for),
         TEST(test_an_asking_wants_workers_that_answer),
+        cmocka_unit_test(test_docs_messages_is_up_to_date),
+        cmocka_unit_test(test_every_field_has_its_type_and_bounds),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
