@@ -32,8 +32,7 @@ struct plan_open {
 /* --- edges ------------------------------------------------------------------------------------------------------ */
 
 /* The wire bytes of a step: whole micro-batches of B, the frames of one direction of one edge. */
-static uint64_t step_bytes(const struct aq_plan *plan, const struct aq_edge_shape *shape, uint64_t coded,
-                           bool loopback)
+static uint64_t step_bytes(const struct aq_plan *plan, const struct aq_edge_shape *shape, uint64_t coded, bool loopback)
 {
     const uint32_t B = plan->job->train.micro_batch, checks = aq_edge_checks_most(shape);
     const uint32_t checks_later = shape->check == AQ_CHECK_ALL ? checks : 0;
@@ -352,22 +351,13 @@ uint64_t aq_plan_optimizer_bytes(const struct aq_plan *plan, uint64_t parameters
     return aq_optimizer_measure(&plan->job->train.optimizer, &whole, 1, parameters, &group);
 }
 
-uint64_t aq_plan_correlation_bytes(const struct aq_plan *plan)
+uint64_t aq_plan_cut_bytes(const struct aq_plan *plan, uint32_t s)
 {
-    const uint64_t n = plan->job->train.micro_batch;
-    return plan->stages[0].size.y_bytes * plan->stages[0].config.slots + n * (3 * n + 2) * sizeof(double);
-}
-
-uint64_t aq_plan_hosted_bytes(const struct aq_plan *plan, uint32_t s)
-{
-    const struct aq_job *job = plan->job;
-    const struct aq_job_privacy *privacy = &job->split.privacy;
-    const struct aq_stage_size *size = &plan->stages[s].size;
-    if (!job->split.client) return 0;
-    if (!aq_job_at_client(job, s))
-        return job->split.capture == 0 ? 0 : size->x_bytes > size->y_bytes ? size->x_bytes : size->y_bytes;
-    if (s > 0) return privacy->gradient_clip > 0 ? size->x_bytes : 0;
-    return privacy->clip > 0 || privacy->distance_correlation > 0 ? size->y_bytes : 0;
+    struct aq_plan_part part;
+    uint64_t most = 0;
+    for (uint32_t i = 0; aq_plan_part(plan, s, i, &part); i++)
+        if (part.cut_bytes > most) most = part.cut_bytes;
+    return most;
 }
 
 uint64_t aq_plan_outer_bytes(const struct aq_plan *plan, uint64_t parameters)
@@ -445,7 +435,7 @@ static void memory_fill(struct plan_open *open, uint32_t s)
         line(stage, "device scratch", 2 * aq_device_stream_bytes()); /* the stage's stream's, the device's own one's */
     }
     stage->device_bytes = stage->memory_bytes;
-    line(stage, "pinned", size->host_bytes + (stage->config.weights_16bit ? aq_plan_hosted_bytes(plan, s) : 0));
+    line(stage, "pinned", size->host_bytes + (stage->config.weights_16bit ? aq_plan_cut_bytes(plan, s) : 0));
     if ((stage->config.weights_16bit || aq_plan_tied_local(plan)) && (first || last))
         line(stage, "tied table", aq_plan_tied_host_bytes(plan));
     line(stage, "edge buffers",
@@ -466,8 +456,9 @@ static void memory_fill(struct plan_open *open, uint32_t s)
     line(stage, "order of samples", order_bytes(plan));
     if (aq_job_global(job) && s == 1 && stage->config.weights_16bit)
         line(stage, "sums", size->parameters * sizeof(float)); /* of gradients: a copy that the host reaches */
-    if (job->split.privacy.distance_correlation > 0 && job->split.client && first)
-        line(stage, "distance correlation", aq_plan_correlation_bytes(plan));
+    struct aq_plan_part part;
+    for (uint32_t i = 0; aq_plan_part(plan, s, i, &part); i++)
+        line(stage, part.name, part.bytes);
     line(stage, "program", AQ_PLAN_PROCESS_BYTES);
     /* A checkpoint is written from a copy while training continues; a single one at the end needs no copy. */
     if (job->checkpoint.every.count > 0 || job->checkpoint.every.ns > 0)
@@ -605,8 +596,8 @@ static enum aq_status counts_fill(struct aq_plan *plan)
     if (facts->all_samples > UINT32_MAX)
         return aq_fail(AQ_INVAL, "plan", "all clients have %llu samples: batches are drawn over %u at most",
                        (unsigned long long)facts->all_samples, UINT32_MAX);
-    if (facts->all_samples && (facts->first_sample >= facts->all_samples ||
-                               facts->train_samples > facts->all_samples - facts->first_sample))
+    if (facts->all_samples &&
+        (facts->first_sample >= facts->all_samples || facts->train_samples > facts->all_samples - facts->first_sample))
         return aq_fail(AQ_INVAL, "plan", "%llu samples from %llu on are not among %llu of all clients",
                        (unsigned long long)facts->train_samples, (unsigned long long)facts->first_sample,
                        (unsigned long long)facts->all_samples);

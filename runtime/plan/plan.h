@@ -184,16 +184,17 @@ uint64_t aq_plan_optimizer_bytes(const struct aq_plan *plan, uint64_t parameters
 
 /* The part of it for local steps (reduce.every): the other version of the weights, outer momentum, codec residuals. */
 uint64_t aq_plan_outer_bytes(const struct aq_plan *plan, uint64_t parameters);
-/*
- * Of the first stage, for split.privacy.distance_correlation (cut_correlation.h): a gradient a slot, the scratch of one
- * micro-batch's, and its counts.
- */
-uint64_t aq_plan_correlation_bytes(const struct aq_plan *plan);
-/*
- * Pinned bytes of stage s for a micro-batch's values at a cut that the host reads (split.privacy, split.capture). Only
- * a stage on a GPU needs the copy. 0: the host reads none.
- */
-uint64_t aq_plan_hosted_bytes(const struct aq_plan *plan, uint32_t s);
+
+/* What part i of the worker takes on stage s; all zeros if the job does not need it there. False: there is no part i.
+ * Each part states its own (worker_parts.c). */
+struct aq_plan_part {
+    const char *name;   /* of its line in the sum; NULL: none                              */
+    uint64_t bytes;     /* of that line                                                    */
+    uint64_t cut_bytes; /* of a micro-batch's values at a cut that it reads on the host  */
+};
+bool aq_plan_part(const struct aq_plan *plan, uint32_t s, uint32_t i, struct aq_plan_part *out);
+/* The most cut_bytes that a part asks for. A stage on a GPU has a pinned copy of that size. */
+uint64_t aq_plan_cut_bytes(const struct aq_plan *plan, uint32_t s);
 
 /* Bytes that a worker of stage s sends to the other replicas in a reduction (and gets from them), of bodies, after any
  * warm-up: in a step, or with local steps in a round. */

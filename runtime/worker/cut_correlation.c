@@ -4,6 +4,10 @@
 #include <math.h>
 #include <string.h>
 
+#include "edge.h"
+#include "stages/stage.h"
+#include "worker_parts.h"
+
 static double square(double x)
 {
     return x * x;
@@ -100,3 +104,126 @@ double aq_cut_correlation(double *a, const float *z, uint32_t n, uint64_t each, 
     }
     return dcor;
 }
+
+/* ---- the part of a worker: split.privacy.distance_correlation, of a client's first stage ---- */
+
+/*
+ * The step's penalty is alpha times the mean over its samples of their micro-batch's correlation. Inputs are those that
+ * the data set gives (pixels, tokens), activations those of the stage before clip, noise and codec. Padding counts
+ * nowhere. The gradient is computed behind the forward, where both are at hand. It waits in memory of the slot for the
+ * gradient that comes back, because weights and activations may change in between.
+ */
+struct part {
+    const struct aq_plan *plan;
+    double *scratch;  /* aq_map, all of it; NULL: not open */
+    float *gradients; /* one a slot */
+    double sum;       /* of the micro-batches so far, of that many */
+    uint64_t count;
+};
+
+static bool part_wanted(const struct aq_plan *plan, uint32_t rank)
+{
+    return rank == 0 && aq_job_at_client(plan->job, rank) && plan->job->split.privacy.distance_correlation > 0;
+}
+
+/* A gradient a slot, the scratch of one micro-batch's, and its counts. */
+static uint64_t part_bytes(const struct aq_plan *plan)
+{
+    const uint64_t n = plan->job->train.micro_batch;
+    return plan->stages[0].size.y_bytes * plan->stages[0].config.slots + n * (3 * n + 2) * sizeof(double);
+}
+
+static void part_memory(const struct aq_plan *plan, uint32_t s, struct aq_plan_part *out)
+{
+    (void)s;
+    *out = (struct aq_plan_part){
+        .name = "distance correlation", .bytes = part_bytes(plan), .cut_bytes = plan->stages[0].size.y_bytes};
+}
+
+static enum aq_status part_open(void *self, const struct aq_plan *plan, uint32_t rank)
+{
+    struct part *part = self;
+    const uint64_t n = plan->job->train.micro_batch;
+    void *memory;
+    (void)rank;
+    part->plan = plan;
+    AQ_TRY(aq_map(part_bytes(plan), &memory));
+    part->scratch = memory;
+    part->gradients = (float *)(part->scratch + n * (3 * n + 2));
+    return AQ_OK;
+}
+
+static void part_close(void *self)
+{
+    struct part *part = self;
+    if (part->scratch) aq_unmap(part->scratch, part_bytes(part->plan));
+}
+
+static float *gradient_of(const struct part *part, uint32_t slot)
+{
+    return part->gradients + part->plan->stages[0].size.y_bytes / sizeof(float) * slot;
+}
+
+static enum aq_status correlate(struct part *part, const struct aq_part_cut *cut)
+{
+    const struct aq_edge_shape *shape = &cut->edge->shape;
+    const struct aq_batch *batch = cut->inputs;
+    const struct aq_field *input = &batch->fields[0];
+    const uint32_t n = batch->samples;
+    const uint64_t most = part->plan->job->train.micro_batch, each = (uint64_t)shape->rows * shape->columns;
+    double *const inputs = part->scratch, *const scratch = inputs + most * most;
+    uint64_t *const counts = (uint64_t *)(scratch + most * (2 * most + 1));
+    float *y;
+    AQ_TRY(aq_cut_host_read(cut->host, cut->values, n * each, &y));
+    for (uint32_t i = 0; i < n; i++)
+        counts[i] = (uint64_t)(batch->lengths ? batch->lengths[i] : shape->rows) * shape->columns;
+    if (input->type == AQ_FIELD_I32)
+        aq_cut_distances_text(input->values, n, input->count, batch->lengths, inputs);
+    else
+        aq_cut_distances(input->values, n, input->count, NULL, inputs);
+    const double weight = (double)part->plan->job->split.privacy.distance_correlation * n / cut->step_samples;
+    part->sum += aq_cut_correlation(inputs, y, n, each, counts, weight, scratch, gradient_of(part, cut->slot));
+    part->count++;
+    return AQ_OK;
+}
+
+static enum aq_status correlate_back(const struct part *part, const struct aq_part_cut *cut)
+{
+    const uint64_t count = (uint64_t)cut->batch->samples * cut->edge->shape.rows * cut->edge->shape.columns;
+    const double factor = cut->loss_factor;
+    const float *gradient = gradient_of(part, cut->slot);
+    float *at;
+    AQ_TRY(aq_cut_host_read(cut->host, cut->values, count, &at));
+    for (uint64_t i = 0; i < count; i++)
+        at[i] = (float)(at[i] + factor * gradient[i]);
+    return aq_cut_host_write(cut->host, cut->values, count);
+}
+
+static enum aq_status part_on(void *self, enum aq_part_moment moment, struct aq_part_args *args)
+{
+    struct part *part = self;
+    switch (moment) {
+    case AQ_PART_CUT_OUTPUT:
+        return args->cut->trains ? correlate(part, args->cut) : AQ_OK;
+    case AQ_PART_CUT_GRADIENT:
+        return correlate_back(part, args->cut);
+    case AQ_PART_RUN_END:
+        if (part->count > 0)
+            aq_log("worker", 1,
+                   "split.privacy: distance correlation of inputs and activations, mean of %llu micro-batches: %.4f",
+                   (unsigned long long)part->count, part->sum / (double)part->count);
+        return AQ_OK;
+    default:
+        return AQ_OK;
+    }
+}
+
+extern const struct aq_part_ops aq_part_correlation;
+const struct aq_part_ops aq_part_correlation = {.name = "correlation",
+                                                .bytes = sizeof(struct part),
+                                                .uses_cuts = true,
+                                                .wanted = part_wanted,
+                                                .memory = part_memory,
+                                                .open = part_open,
+                                                .on = part_on,
+                                                .close = part_close};

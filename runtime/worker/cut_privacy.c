@@ -4,6 +4,9 @@
 #include <math.h>
 #include <openssl/rand.h>
 
+#include "edge.h"
+#include "worker_parts.h"
+
 enum { DRAWN = 512 }; /* random words at a time: 4 KiB of stack */
 
 /* Each product's rounding, and the conversion's, could lift a clipped norm above its bound: by 2^-23 of it at most. */
@@ -65,3 +68,93 @@ enum aq_status aq_cut_privacy(float *values, uint32_t samples, uint64_t each, do
         clip_sample(values + s * each, each, clip, seen);
     return noise > 0 ? add_noise(values, samples * each, noise * clip) : AQ_OK;
 }
+
+/* ---- the part of a worker: split.privacy, of a client's stages ---- */
+
+/*
+ * Activations: those that the first stage makes, also of held-out samples, and of lost ones that are computed again.
+ * Gradients: those that the last stage gives back.
+ */
+struct part {
+    const struct aq_job_privacy *asked;
+    struct aq_cut_privacy activations, gradients; /* counts */
+};
+
+static bool clips_activations(const struct aq_plan *plan, uint32_t rank)
+{
+    return rank == 0 && plan->job->split.privacy.clip > 0;
+}
+
+static bool clips_gradients(const struct aq_plan *plan, uint32_t rank)
+{
+    return rank + 1 == plan->stage_count && plan->job->split.privacy.gradient_clip > 0;
+}
+
+static bool part_wanted(const struct aq_plan *plan, uint32_t rank)
+{
+    return aq_job_at_client(plan->job, rank) && (clips_activations(plan, rank) || clips_gradients(plan, rank));
+}
+
+static void part_memory(const struct aq_plan *plan, uint32_t s, struct aq_plan_part *out)
+{
+    out->cut_bytes = s == 0 ? plan->stages[s].size.y_bytes : plan->stages[s].size.x_bytes;
+}
+
+static enum aq_status part_open(void *self, const struct aq_plan *plan, uint32_t rank)
+{
+    struct part *part = self;
+    (void)rank;
+    part->asked = &plan->job->split.privacy;
+    return AQ_OK;
+}
+
+static enum aq_status clip_cut(const struct aq_part_cut *cut, double clip, double noise, struct aq_cut_privacy *seen)
+{
+    const uint32_t samples = cut->batch->samples;
+    const uint64_t each = (uint64_t)cut->edge->shape.rows * cut->edge->shape.columns;
+    float *at;
+    AQ_TRY(aq_cut_host_read(cut->host, cut->values, samples * each, &at));
+    AQ_TRY(aq_cut_privacy(at, samples, each, clip, noise, seen));
+    return aq_cut_host_write(cut->host, cut->values, samples * each);
+}
+
+static void log_counts(const struct aq_cut_privacy *seen, const char *what, const char *unit)
+{
+    if (seen->samples > 0)
+        aq_log("worker", 1, "split.privacy: of %llu %s that left, %llu were clipped; the largest norm was %.4g%s",
+               (unsigned long long)seen->samples, what, (unsigned long long)seen->clipped, seen->norm_max, unit);
+}
+
+static enum aq_status part_on(void *self, enum aq_part_moment moment, struct aq_part_args *args)
+{
+    struct part *part = self;
+    const struct aq_job_privacy *asked = part->asked;
+    switch (moment) {
+    case AQ_PART_CUT_OUTPUT:
+        if (!(asked->clip > 0)) return AQ_OK;
+        return clip_cut(args->cut, asked->clip, asked->noise, &part->activations);
+    case AQ_PART_CUT_GRADIENT_BACK:
+        if (!(asked->gradient_clip > 0)) return AQ_OK;
+        /*
+         * A gradient at a cut is of the step's mean loss, each sample's loss divided by their number. So is the bound,
+         * which is of the gradient of a sample's own loss, however large a batch is.
+         */
+        return clip_cut(args->cut, (double)asked->gradient_clip / args->cut->step_samples, asked->gradient_noise,
+                        &part->gradients);
+    case AQ_PART_RUN_END:
+        log_counts(&part->activations, "activations", "");
+        log_counts(&part->gradients, "gradients", ", of a step's mean loss");
+        return AQ_OK;
+    default:
+        return AQ_OK;
+    }
+}
+
+extern const struct aq_part_ops aq_part_privacy;
+const struct aq_part_ops aq_part_privacy = {.name = "privacy",
+                                            .bytes = sizeof(struct part),
+                                            .uses_cuts = true,
+                                            .wanted = part_wanted,
+                                            .memory = part_memory,
+                                            .open = part_open,
+                                            .on = part_on};

@@ -63,16 +63,17 @@ static bool part_wanted(const struct aq_plan *plan, uint32_t rank)
     return plan->job->model.precision == AQ_STAGE_FP16;
 }
 
-static void part_open(void *self, const struct aq_plan *plan, uint32_t rank)
+static enum aq_status part_open(void *self, const struct aq_plan *plan, uint32_t rank)
 {
     struct part *part = self;
     (void)rank;
     *part = (struct part){.scale = aq_loss_scale_of(plan->job),
                           .fixed = plan->job->train.loss_scale,
                           .stale = plan->job->train.staleness > 0};
+    return AQ_OK;
 }
 
-static void part_on(void *self, enum aq_part_moment moment, struct aq_part_args *args)
+static enum aq_status part_on(void *self, enum aq_part_moment moment, struct aq_part_args *args)
 {
     struct part *part = self;
     switch (moment) {
@@ -80,10 +81,10 @@ static void part_on(void *self, enum aq_part_moment moment, struct aq_part_args 
         part->used = args->stale ? aq_loss_scale_take(&part->scale) : aq_loss_scale_now(&part->scale);
         args->factor *= part->used;
         args->factor_next *= aq_loss_scale_now(&part->scale);
-        return;
+        return AQ_OK;
     case AQ_PART_STEP_GOOD:
         aq_loss_scale_good(&part->scale);
-        return;
+        return AQ_OK;
     case AQ_PART_STEP_VOID:
         if (aq_loss_scale_halve(&part->scale)) {
             args->mended = true;
@@ -92,6 +93,9 @@ static void part_on(void *self, enum aq_part_moment moment, struct aq_part_args 
         } else if (part->fixed > 1.0f) {
             snprintf(args->remedy, sizeof args->remedy, "train.loss_scale (%g) or ", (double)part->fixed);
         }
+        return AQ_OK;
+    default:
+        return AQ_OK;
     }
 }
 

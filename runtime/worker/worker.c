@@ -326,10 +326,8 @@ static enum aq_status open_sampler(struct aq_worker *w)
 {
     const struct aq_job_facts *facts = &w->plan->facts;
     const struct aq_job_train *train = &w->job->train;
-    const struct aq_sampler_part part = {.all = facts->all_samples,
-                                         .first = facts->first_sample,
-                                         .count = facts->train_samples,
-                                         .shift = w->sums.shift};
+    const struct aq_sampler_part part = {
+        .all = facts->all_samples, .first = facts->first_sample, .count = facts->train_samples, .shift = w->sums.shift};
     if (aq_job_global(w->job))
         return aq_sampler_open_part(&part, w->plan->batch, train->seed, train->shuffle, &w->sampler);
     return aq_sampler_open_shard(facts->train_samples, w->plan->batch, train->seed, train->shuffle, w->replica, w->W,
@@ -618,8 +616,8 @@ static enum aq_status open_all(struct aq_worker *w, const json_t *start)
     AQ_TRY(aq_worker_tied_open(w));
     AQ_TRY(aq_worker_versions_open(w));
     AQ_TRY(keep_frozen(w));
-    AQ_TRY(aq_worker_seen_open(w));
-    AQ_TRY(aq_worker_correlation_open(w));
+    struct aq_part_args args = {.run_folder = w->run_folder, .step = w->step};
+    AQ_TRY(aq_worker_parts_on(&w->worker_parts, AQ_PART_RUN_BEGIN, &args));
     AQ_TRY(aq_worker_set_phase(w, AQ_PHASE_MEASURE));
     return aq_worker_choose_open(w);
 }
@@ -804,8 +802,6 @@ static void close_all(struct aq_worker *w, enum aq_status status)
     aq_stage_close(w->stage);
     if (w->device) aq_worker_device_close(w);
     aq_device_close(w->device);
-    aq_seen_close(&w->seen);
-    aq_worker_correlation_close(w);
     aq_trace_close(w->trace);
     aq_heartbeat_eventcount(NULL);
     aq_eventcount_close(w->eventcount);
@@ -833,7 +829,8 @@ static enum aq_status report_ready(const struct aq_worker *w)
 
 enum aq_status aq_worker_run(struct aq_control *control)
 {
-    struct aq_worker w = {.control = control, .seen = {.fd = -1}};
+    struct aq_worker w = {.control = control};
+    struct aq_part_args args = {0};
     json_t *message = NULL;
     enum aq_status status;
     AQ_TRY_GOTO(aq_worker_await(&w, "start", aq_clock_after(seconds_ns(START_SECONDS)), &message), out);
@@ -853,7 +850,8 @@ enum aq_status aq_worker_run(struct aq_control *control)
     AQ_TRY_GOTO(train(&w), out);
     aq_heartbeat_phase(AQ_PHASE_END);
     status = finish(&w);
-    aq_worker_private_say(&w);
+    const enum aq_status parts = aq_worker_parts_on(&w.worker_parts, AQ_PART_RUN_END, &args);
+    if (status == AQ_OK) status = parts;
     if (status == AQ_OK)
         aq_log("worker", 1, "%s after step %" PRIu64 ", %.1f s of training", w.stopped ? "stopped" : "done", w.step,
                (double)(aq_clock_ns() - w.go_ns) * 1e-9);

@@ -25,7 +25,6 @@
 #include "aqsgd/grad_choice.h"
 #include "checkpoint_writer.h"
 #include "control.h"
-#include "cut_privacy.h"
 #include "edge.h"
 #include "heartbeat.h"
 #include "mirror.h"
@@ -34,7 +33,6 @@
 #include "program.h"
 #include "reduce_measure.h"
 #include "seal.h"
-#include "seen.h"
 #include "stages/dataset.h"
 #include "stages/stage.h"
 #include "storage/cache.h"
@@ -64,11 +62,11 @@ struct aq_worker_times {
     uint64_t loss_targets;
     double loss_sum;
     double gradient_norm;
-    double own_norm;  /* of the gradient of this stage's tensors; below 0: it has none */
+    double own_norm;   /* of the gradient of this stage's tensors; below 0: it has none */
     float loss_factor; /* of the gradient of the loss, divided out after the last backward: the parts' */
-    bool skipped;     /* the gradient was not finite, on some replica */
-    bool squared;     /* replicas.squares belong to the current gradients */
-    bool cleared;     /* the gradients are zero again: that went along with a reduction */
+    bool skipped;      /* the gradient was not finite, on some replica */
+    bool squared;      /* replicas.squares belong to the current gradients */
+    bool cleared;      /* the gradients are zero again: that went along with a reduction */
 };
 
 /* A step that is under way: its program and how far it is (worker_step.c). */
@@ -90,8 +88,8 @@ struct aq_worker_run {
 /* The steps under way: that of worker->step, and with train.staleness the next one. */
 struct aq_worker_steps {
     struct aq_worker_run now, next;
-    bool kept;         /* the weights of `next` are the previous ones by now: the update of `now` has begun */
-    bool sending;      /* a send had no buffer                                                              */
+    bool kept;           /* the weights of `next` are the previous ones by now: the update of `now` has begun */
+    bool sending;        /* a send had no buffer                                                              */
     uint64_t overlap_ns; /* spent on `next` while `now` was averaged with the other replicas            */
     bool busy[AQ_JOB_MICRO_BATCHES_MAX * (1 + AQ_STALENESS_MAX)]; /* by slot */
     /* If the edge out is still (worker_cached.c), by slot: the input was not decoded; the output was not computed. */
@@ -192,10 +190,10 @@ struct aq_worker_checkpoints {
 
 /* split.mode: global (worker_sums.c). */
 struct aq_worker_sums {
-    uint64_t shift;      /* the plan's step minus the own step, modulo 2^64; 0 in all other jobs               */
-    char *path;          /* the server's stage: of the socket where gradients are summed  */
-    int fd;              /* connected to it; of no meaning without a path                 */
-    float *copy;         /* pinned: this stage's gradients, where they lie on a GPU       */
+    uint64_t shift; /* the plan's step minus the own step, modulo 2^64; 0 in all other jobs               */
+    char *path;     /* the server's stage: of the socket where gradients are summed  */
+    int fd;         /* connected to it; of no meaning without a path                 */
+    float *copy;    /* pinned: this stage's gradients, where they lie on a GPU       */
     uint32_t consecutive_nonfinite; /* steps in which this client's gradients were not finite        */
 };
 
@@ -280,15 +278,6 @@ struct aq_worker {
     } tied;
     struct aq_worker_packing packing;
     struct aq_worker_carried carried;
-    struct aq_cut_privacy privacy[2]; /* split.privacy: of activations, of gradients */
-    struct {
-        double *scratch;  /* memory of aq_plan_correlation_bytes; NULL: no split.privacy.distance_correlation */
-        float *gradients; /* one a slot */
-        double sum;       /* of the micro-batches so far, of that many */
-        uint64_t count;
-    } correlation;
-    struct aq_seen seen; /* split.capture */
-    float *hosted;       /* pinned, of aq_plan_hosted_bytes; NULL: the host reads values where they are */
     uint8_t cache_key[AQ_CACHE_KEY_BYTES]; /* split.seal: on its way to the cache that it opens */
 };
 
@@ -531,42 +520,11 @@ enum aq_status aq_worker_receive_eval(struct aq_worker *worker, const struct aq_
 enum aq_status aq_worker_send_eval(struct aq_worker *worker, const struct aq_edge_batch *batch);
 
 /*
- * worker_hosted.c: a cut's values, `count` floats of them, as the host may read and change them: out, until the next
- * call. Waits for the compute stream, behind whose works they are written. back: what was changed there goes to where
- * the values are, on the compute stream. Does nothing where device memory is the host's. AQ_CUDAERR; open: AQ_NOMEM.
+ * worker_device.c: shows the parts values at a cut, at one of AQ_PART_CUT_*. slot: the stage's. trains: a step learns
+ * from the batch. Does nothing where there is no such cut. Errors: the parts'; then the values must not be sent.
  */
-enum aq_status aq_worker_hosted_open(struct aq_worker *worker);
-void aq_worker_hosted_close(struct aq_worker *worker);
-enum aq_status aq_worker_hosted(struct aq_worker *worker, const struct aq_values *values, uint64_t count, float **out);
-enum aq_status aq_worker_hosted_back(struct aq_worker *worker, const struct aq_values *values, uint64_t count);
-
-/*
- * worker_privacy.c: split.privacy: what this stage, a client's, has made for the server is clipped and noised in place:
- * before it is handed on (aq_values_write_end). Of other stages, or without those keys, nothing. forward: of the
- * samples in worker->batch; run: the step's, whose activations in that slot are correlated, too; NULL: samples that no
- * step learns from. AQ_IO: it must not be sent. say: logs, once, at the end, how much was clipped.
- */
-enum aq_status aq_worker_private_forward(struct aq_worker *worker, const struct aq_worker_run *run, uint32_t slot,
-                                         const struct aq_values *y);
-enum aq_status aq_worker_private_backward(struct aq_worker *worker, const struct aq_worker_run *run,
-                                          uint32_t micro_batch, const struct aq_values *dx);
-/*
- * split.privacy.distance_correlation, of the client's first stage: memory for it; behind a forward the gradient of a
- * micro-batch that is in worker->batch, which waits in its slot; before the backward it is added to what came back.
- */
-enum aq_status aq_worker_correlation_open(struct aq_worker *worker);
-void aq_worker_correlation_close(struct aq_worker *worker);
-void aq_worker_correlate(struct aq_worker *worker, uint64_t step, uint32_t slot, const float *y);
-enum aq_status aq_worker_correlate_back(struct aq_worker *worker, uint32_t slot, uint32_t samples, double factor,
-                                        const struct aq_values *dy);
-void aq_worker_private_say(const struct aq_worker *worker);
-
-/* worker_privacy.c: split.capture: this stage, a server's, writes down what it got, while it reads it. */
-enum aq_status aq_worker_seen_open(struct aq_worker *worker);
-enum aq_status aq_worker_seen(struct aq_worker *worker, enum aq_seen_kind kind, const struct aq_edge_batch *batch,
-                              const struct aq_values *values);
-enum aq_status aq_worker_seen_back(struct aq_worker *worker, const struct aq_worker_run *run, uint32_t micro_batch,
-                                   const struct aq_values *dy);
+enum aq_status aq_worker_cut(struct aq_worker *worker, enum aq_part_moment moment, const struct aq_edge_batch *batch,
+                             uint32_t slot, bool trains, const struct aq_values *values);
 
 /* worker_snapshot.c: the guard of the cut behind this stage; NULL: it has none. */
 struct aq_edge_guard *aq_worker_guard(struct aq_worker *worker);

@@ -88,7 +88,7 @@ static enum aq_status forward_alone(struct aq_worker *worker, const struct aq_ed
     if (!first) AQ_TRY(aq_values_read_begin(worker->device, x, worker->stream));
     AQ_TRY(aq_values_write_begin(worker->device, y, worker->stream));
     AQ_TRY(aq_stage_forward(worker->stage, 0, &input, y->at, NULL, worker->stream));
-    AQ_TRY(aq_worker_private_forward(worker, NULL, 0, y));
+    AQ_TRY(aq_worker_cut(worker, AQ_PART_CUT_OUTPUT, batch, 0, false, y));
     if (!first) AQ_TRY(aq_values_read_end(worker->device, x, worker->stream));
     return aq_values_write_end(worker->device, y, worker->stream);
 }

@@ -49,7 +49,7 @@ enum aq_status aq_worker_device_open(struct aq_worker *w)
         AQ_TRY(aq_device_event_open_timed(w->device, &w->pipeline.issues[i].ended));
     }
     AQ_TRY(aq_device_event_open_timed(w->device, &w->pipeline.anchor));
-    AQ_TRY(aq_worker_hosted_open(w));
+    AQ_TRY(aq_cut_host_open(w->device, w->stream, aq_plan_cut_bytes(w->plan, w->position), &w->worker_parts.host));
     return values_open(w);
 }
 
@@ -63,7 +63,7 @@ void aq_worker_device_synchronize(struct aq_worker *w)
 void aq_worker_device_close(struct aq_worker *w)
 {
     struct aq_values *const all[] = {w->pipeline.x, w->pipeline.dx, w->pipeline.y, w->pipeline.dy};
-    aq_worker_hosted_close(w);
+    aq_cut_host_close(&w->worker_parts.host);
     for (int i = 0; i < 4; i++)
         for (uint32_t k = 0; k < AQ_PLAN_COPIES_MAX; k++)
             aq_values_close(w->device, cut_bytes(w, i), &all[i][k]);
@@ -162,6 +162,24 @@ static double step_targets(struct aq_worker *w, uint64_t step)
     return w->targets.all;
 }
 
+enum aq_status aq_worker_cut(struct aq_worker *w, enum aq_part_moment moment, const struct aq_edge_batch *batch,
+                             uint32_t slot, bool trains, const struct aq_values *values)
+{
+    const bool before = moment == AQ_PART_CUT_INPUT || moment == AQ_PART_CUT_GRADIENT_BACK;
+    if (!w->worker_parts.use_cuts || (before ? w->position == 0 : w->position + 1 == w->P)) return AQ_OK;
+    const struct aq_part_cut cut = {.edge = &w->plan->edges[before ? w->position - 1 : w->position],
+                                    .batch = batch,
+                                    .inputs = &w->batch,
+                                    .values = values,
+                                    .host = &w->worker_parts.host,
+                                    .slot = slot,
+                                    .trains = trains,
+                                    .step_samples = trains ? aq_sampler_size(w->sampler, batch->step) : 0,
+                                    .loss_factor = trains ? times_of(w, batch->step)->loss_factor : 1};
+    struct aq_part_args args = {.cut = &cut};
+    return aq_worker_parts_on(&w->worker_parts, moment, &args);
+}
+
 enum aq_status aq_worker_forward(struct aq_worker *w, const struct aq_worker_run *run,
                                  const struct aq_instruction *instruction)
 {
@@ -189,12 +207,12 @@ enum aq_status aq_worker_forward(struct aq_worker *w, const struct aq_worker_run
                                          .step = aq_worker_global(w, run->step),
                                          .loss_factor = (float)((double)times_of(w, run->step)->loss_factor / targets)};
     if (!first) AQ_TRY(aq_values_read_begin(w->device, &w->pipeline.x[copy], w->stream));
-    if (!first) AQ_TRY(aq_worker_seen(w, AQ_SEEN_ACTIVATION, &batch, &w->pipeline.x[copy]));
+    AQ_TRY(aq_worker_cut(w, AQ_PART_CUT_INPUT, &batch, instruction->slot, true, &w->pipeline.x[copy]));
     if (!last) AQ_TRY(aq_values_write_begin(w->device, &w->pipeline.y[copy], w->stream));
     AQ_TRY(aq_device_event_record(w->device, issue->begun, w->stream));
     AQ_TRY(
         aq_stage_forward(w->stage, instruction->slot, &input, last ? NULL : w->pipeline.y[copy].at, NULL, w->stream));
-    AQ_TRY(aq_worker_private_forward(w, run, instruction->slot, &w->pipeline.y[copy]));
+    AQ_TRY(aq_worker_cut(w, AQ_PART_CUT_OUTPUT, &batch, instruction->slot, true, &w->pipeline.y[copy]));
     if (!first) AQ_TRY(aq_values_read_end(w->device, &w->pipeline.x[copy], w->stream));
     if (!last) AQ_TRY(aq_values_write_end(w->device, &w->pipeline.y[copy], w->stream));
     return issue_end(w, issue);
@@ -210,17 +228,13 @@ enum aq_status aq_worker_backward(struct aq_worker *w, const struct aq_worker_ru
     AQ_TRY(issue_begin(w, run, instruction, &issue));
     aq_worker_use(w, run->step);
     if (!last) AQ_TRY(aq_values_read_begin(w->device, &w->pipeline.dy[copy], w->stream));
-    if (!last) AQ_TRY(aq_worker_seen_back(w, run, instruction->micro_batch, &w->pipeline.dy[copy]));
-    if (w->correlation.scratch) {
-        aq_worker_batch(w, run->step, instruction->micro_batch, &batch);
-        AQ_TRY(aq_worker_correlate_back(w, instruction->slot, batch.samples, times_of(w, run->step)->loss_factor,
-                                        &w->pipeline.dy[copy]));
-    }
+    if (w->worker_parts.use_cuts) aq_worker_batch(w, run->step, instruction->micro_batch, &batch);
+    AQ_TRY(aq_worker_cut(w, AQ_PART_CUT_GRADIENT, &batch, instruction->slot, true, &w->pipeline.dy[copy]));
     if (!first) AQ_TRY(aq_values_write_begin(w->device, &w->pipeline.dx[copy], w->stream));
     AQ_TRY(aq_device_event_record(w->device, issue->begun, w->stream));
     AQ_TRY(aq_stage_backward(w->stage, instruction->slot, last ? NULL : w->pipeline.dy[copy].at,
                              first ? NULL : w->pipeline.dx[copy].at, w->stream));
-    AQ_TRY(aq_worker_private_backward(w, run, instruction->micro_batch, &w->pipeline.dx[copy]));
+    AQ_TRY(aq_worker_cut(w, AQ_PART_CUT_GRADIENT_BACK, &batch, instruction->slot, true, &w->pipeline.dx[copy]));
     if (!last) AQ_TRY(aq_values_read_end(w->device, &w->pipeline.dy[copy], w->stream));
     if (!first) AQ_TRY(aq_values_write_end(w->device, &w->pipeline.dx[copy], w->stream));
     return issue_end(w, issue);
@@ -248,8 +262,7 @@ static enum aq_status issue_done(struct aq_worker *w, const struct aq_worker_iss
     AQ_TRY(aq_device_event_elapsed(w->device, issue->begun, issue->ended, &took));
     times->compute_ns += took;
     const uint64_t begin = w->pipeline.anchor_ns + before;
-    aq_trace_add(w->trace, "compute", name, begin, begin + took, (uint32_t)issue->step,
-                 issue->instruction.micro_batch);
+    aq_trace_add(w->trace, "compute", name, begin, begin + took, (uint32_t)issue->step, issue->instruction.micro_batch);
     if (op != AQ_OP_FORWARD || w->position + 1 < w->P) return AQ_OK;
     struct aq_stage_loss loss;
     AQ_TRY(aq_stage_loss(w->stage, issue->instruction.slot, &loss));

@@ -87,10 +87,10 @@ static enum aq_status evaluate_batch(struct aq_worker *worker, uint32_t micro_ba
     struct aq_stage_loss loss = {0};
     aq_stage_use(worker->stage, &(struct aq_stage_use){.previous = false});
     if (!is_first) AQ_TRY(aq_values_read_begin(worker->device, x, worker->stream));
-    if (!is_first && flags == 0) AQ_TRY(aq_worker_seen(worker, AQ_SEEN_HELDOUT, &batch, x));
+    AQ_TRY(aq_worker_cut(worker, AQ_PART_CUT_INPUT, &batch, 0, false, x));
     if (!is_last) AQ_TRY(aq_values_write_begin(worker->device, y, worker->stream));
     AQ_TRY(aq_stage_forward(worker->stage, 0, &input, is_last ? NULL : y->at, is_last ? &loss : NULL, worker->stream));
-    AQ_TRY(aq_worker_private_forward(worker, NULL, 0, y));
+    AQ_TRY(aq_worker_cut(worker, AQ_PART_CUT_OUTPUT, &batch, 0, false, y));
     if (!is_first) AQ_TRY(aq_values_read_end(worker->device, x, worker->stream));
     if (!is_last) AQ_TRY(aq_values_write_end(worker->device, y, worker->stream));
     aq_task_add(total, &loss);

@@ -9,12 +9,21 @@ static const struct aq_part_ops *const all[] = {
 #include "worker_parts.def"
 };
 
+bool aq_plan_part(const struct aq_plan *plan, uint32_t s, uint32_t i, struct aq_plan_part *out)
+{
+    *out = (struct aq_plan_part){0};
+    if (i == AQ_PARTS) return false;
+    if (all[i]->memory && all[i]->wanted(plan, s)) all[i]->memory(plan, s, out);
+    return true;
+}
+
 enum aq_status aq_worker_parts_open(struct aq_worker_parts *parts, const struct aq_plan *plan, uint32_t rank)
 {
     for (uint32_t i = 0; i < AQ_PARTS; i++) {
         if (!all[i]->wanted(plan, rank)) continue;
         AQ_TRY(aq_alloc(all[i]->bytes, &parts->self[i]));
-        all[i]->open(parts->self[i], plan, rank);
+        parts->use_cuts = parts->use_cuts || all[i]->uses_cuts;
+        AQ_TRY(all[i]->open(parts->self[i], plan, rank));
     }
     return AQ_OK;
 }
@@ -22,24 +31,26 @@ enum aq_status aq_worker_parts_open(struct aq_worker_parts *parts, const struct 
 void aq_worker_parts_close(struct aq_worker_parts *parts)
 {
     for (uint32_t i = 0; i < AQ_PARTS; i++) {
+        if (parts->self[i] && all[i]->close) all[i]->close(parts->self[i]);
         aq_free(parts->self[i]);
         parts->self[i] = NULL;
     }
 }
 
-void aq_worker_parts_on(struct aq_worker_parts *parts, enum aq_part_moment moment, struct aq_part_args *args)
+enum aq_status aq_worker_parts_on(struct aq_worker_parts *parts, enum aq_part_moment moment, struct aq_part_args *args)
 {
     args->factor = args->factor_next = 1.0f;
     args->mended = false;
     args->note[0] = args->remedy[0] = '\0';
     for (uint32_t i = 0; i < AQ_PARTS; i++)
-        if (parts->self[i]) all[i]->on(parts->self[i], moment, args);
+        if (parts->self[i]) AQ_TRY(all[i]->on(parts->self[i], moment, args));
+    return AQ_OK;
 }
 
 void aq_worker_parts_state(struct aq_worker_parts *parts, struct aq_checkpoint_state *states, uint32_t *count)
 {
     for (uint32_t i = 0; i < AQ_PARTS; i++)
-        if (parts->self[i]) {
+        if (parts->self[i] && all[i]->state) {
             AQ_ASSERT(*count < AQ_CHECKPOINT_STATES_MAX); /* a part has one at most */
             all[i]->state(parts->self[i], states, count);
         }
@@ -48,5 +59,5 @@ void aq_worker_parts_state(struct aq_worker_parts *parts, struct aq_checkpoint_s
 void aq_worker_parts_report(const struct aq_worker_parts *parts, json_t *line)
 {
     for (uint32_t i = 0; i < AQ_PARTS; i++)
-        if (parts->self[i]) all[i]->report(parts->self[i], line);
+        if (parts->self[i] && all[i]->report) all[i]->report(parts->self[i], line);
 }

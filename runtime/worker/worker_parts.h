@@ -1,9 +1,11 @@
 /*
  * worker_parts.h -- what a feature of the worker is asked, and when: one table of functions per part.
  *
- * The worker asks all parts that the job wants, in the order of worker_parts.def. A part keeps its values in memory of
+ * The worker asks all parts that the job needs, in the order of worker_parts.def. A part keeps its values in memory of
  * its own, which the worker takes once, and which no other file sees. What a part decides goes back in the arguments of
- * a moment.
+ * a moment. A part that reads or changes values at a cut does so at the four moments AQ_PART_CUT_*: between the stage's
+ * work and the end of its writing. So edges, caches and codecs only see what the parts leave. A send that returned
+ * AQ_AGAIN sends the same values again.
  *
  * Locking: none; the exec thread's.
  */
@@ -17,37 +19,70 @@
 
 #include "aqsgd/base.h"
 #include "checkpoint.h"
+#include "cut_host.h"
 #include "plan.h"
 
+struct aq_batch;      /* stages/stage.h */
+struct aq_edge_batch; /* edge.h */
+
 enum aq_part_moment {
-    AQ_PART_STEP_BEGIN, /* before the first forward of a step that has not begun: sets the factors          */
-    AQ_PART_STEP_GOOD,  /* the step's gradient was finite, and the optimizer has taken it                  */
-    AQ_PART_STEP_VOID   /* it was not finite on some rank, and all skip the step: sets `mended` or the texts */
+    AQ_PART_RUN_BEGIN,         /* all is open; the first step is args->step                                   */
+    AQ_PART_STEP_BEGIN,        /* before the first forward of a step that has not begun: sets the factors     */
+    AQ_PART_CUT_INPUT,         /* args->cut: activations from the stage before, before the forward reads them */
+    AQ_PART_CUT_OUTPUT,        /* activations that this stage's forward made, before they are sent            */
+    AQ_PART_CUT_GRADIENT,      /* gradients from the stage behind, before the backward reads them             */
+    AQ_PART_CUT_GRADIENT_BACK, /* gradients that this stage's backward made, before they are sent             */
+    AQ_PART_STEP_GOOD,         /* the step's gradient was finite, and the optimizer has taken it              */
+    AQ_PART_STEP_VOID,         /* it was not finite on some rank, and all skip the step: sets `mended` or the texts   */
+    AQ_PART_RUN_END            /* training is over, well or not: what a part logs of a run                            */
+};
+
+/* A micro-batch at a cut. */
+struct aq_part_cut {
+    const struct aq_plan_edge *edge;   /* the cut                                                          */
+    const struct aq_edge_batch *batch; /* samples, numbers, step                                           */
+    const struct aq_batch *inputs;     /* at AQ_PART_CUT_OUTPUT: what the stage computed from, as the data */
+                                       /* set gives it; of no meaning at other moments                     */
+    const struct aq_values *values;    /* read and changed by `host` only                                  */
+    struct aq_cut_host *host;
+    uint32_t slot;         /* of the stage, from this forward to its backward                              */
+    bool trains;           /* a step learns from it; else held-out, or computed again for a lost message   */
+    uint32_t step_samples; /* of the whole step, if it trains                                              */
+    float loss_factor;     /* of the step's gradients, divided out after its last backward; if it trains   */
 };
 
 enum { AQ_PART_TEXT = 96 };
 
 /* Of one moment. Each part changes what concerns it; the values before the first part are the defaults. */
 struct aq_part_args {
-    bool stale;                /* in: the next step begins before this one's update                      */
-    float factor;              /* of this step's gradient of the loss: times it; default 1               */
-    float factor_next;         /* of the step after it, if it begins before this one ends; default 1     */
-    bool mended;               /* the part has changed what may have made the gradient infinite           */
-    char note[AQ_PART_TEXT];   /* behind the warning of a void step: "; the loss scale is 32768 now"     */
-    char remedy[AQ_PART_TEXT]; /* what a user could change besides train.lr: "train.loss_scale (64) or " */
+    const char *run_folder;        /* in, RUN_BEGIN                                                          */
+    uint64_t step;                 /* in, RUN_BEGIN: steps done                                              */
+    bool stale;                    /* in, STEP_BEGIN: the next step begins before this one's update          */
+    const struct aq_part_cut *cut; /* in, CUT_*                                                              */
+    float factor;                  /* of this step's gradient of the loss: times it; default 1               */
+    float factor_next;             /* of the step after it, if it begins before this one ends; default 1     */
+    bool mended;                   /* the part has changed what may have made the gradient infinite           */
+    char note[AQ_PART_TEXT];       /* behind the warning of a void step: "; the loss scale is 32768 now"     */
+    char remedy[AQ_PART_TEXT];     /* what a user could change besides train.lr: "train.loss_scale (64) or " */
 };
 
+/* All but name, bytes, wanted, open and on may be NULL. */
 struct aq_part_ops {
     const char *name;
-    size_t bytes; /* of its own memory, zeroed before open                                              */
+    size_t bytes;   /* of its own memory, zeroed before open                                   */
+    bool uses_cuts; /* it is asked at AQ_PART_CUT_*; if no part is, they cost nothing */
     /* From the plan only, so that all ranks agree. */
     bool (*wanted)(const struct aq_plan *plan, uint32_t rank);
-    void (*open)(void *self, const struct aq_plan *plan, uint32_t rank);
-    void (*on)(void *self, enum aq_part_moment moment, struct aq_part_args *args);
-    /* The floats that a checkpoint keeps of it: adds none or more to states[*count]. */
+    /* Of stage s, which wants it: its line in the plan, and the pinned bytes that it asks aq_cut_host for. */
+    void (*memory)(const struct aq_plan *plan, uint32_t s, struct aq_plan_part *out);
+    /* A failed open is closed as a good one is. */
+    enum aq_status (*open)(void *self, const struct aq_plan *plan, uint32_t rank);
+    enum aq_status (*on)(void *self, enum aq_part_moment moment, struct aq_part_args *args);
+    /* The floats that a checkpoint keeps of it: adds one or none to states[*count]. */
     void (*state)(void *self, struct aq_checkpoint_state *states, uint32_t *count);
     /* Its figures in the line of a step. */
     void (*report)(const void *self, json_t *line);
+    void (*close)(void *self);
 };
 
 enum {
@@ -57,15 +92,17 @@ enum {
 };
 
 struct aq_worker_parts {
-    void *self[AQ_PARTS]; /* memory of each part; NULL: the job does not want it */
+    void *self[AQ_PARTS]; /* memory of each part; NULL: the job does not need it */
+    bool use_cuts;        /* some part does */
+    struct aq_cut_host host;
 };
 
-/* Opens the wanted ones. AQ_NOMEM. close takes parts that were not opened. */
+/* Opens the wanted ones, but not `host`. AQ_NOMEM, and what a part's open returns. close takes unopened ones. */
 enum aq_status aq_worker_parts_open(struct aq_worker_parts *parts, const struct aq_plan *plan, uint32_t rank);
 void aq_worker_parts_close(struct aq_worker_parts *parts);
 
-/* Sets the defaults of args, but for what goes in, and asks all parts. */
-void aq_worker_parts_on(struct aq_worker_parts *parts, enum aq_part_moment moment, struct aq_part_args *args);
+/* Sets the defaults of args, but for what goes in, and asks all parts. The first failure ends it. */
+enum aq_status aq_worker_parts_on(struct aq_worker_parts *parts, enum aq_part_moment moment, struct aq_part_args *args);
 void aq_worker_parts_state(struct aq_worker_parts *parts, struct aq_checkpoint_state *states, uint32_t *count);
 void aq_worker_parts_report(const struct aq_worker_parts *parts, json_t *line);
 

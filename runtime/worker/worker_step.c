@@ -558,7 +558,7 @@ static enum aq_status skip(struct aq_worker *worker)
         return AQ_OK;
     }
     struct aq_part_args args = {0};
-    aq_worker_parts_on(&worker->worker_parts, AQ_PART_STEP_VOID, &args);
+    AQ_TRY(aq_worker_parts_on(&worker->worker_parts, AQ_PART_STEP_VOID, &args));
     aq_log("worker", AQ_LOG_WARNING, "step %llu: the gradient is not finite, the step is skipped%s",
            (unsigned long long)worker->step, args.note);
     if (args.mended || ++worker->skipped_in_row < train->skips_max) return AQ_OK;
@@ -606,7 +606,7 @@ static enum aq_status optimize(struct aq_worker *worker)
         AQ_TRY(update(worker, scale));
         worker->skipped_in_row = 0;
         struct aq_part_args args = {0};
-        aq_worker_parts_on(&worker->worker_parts, AQ_PART_STEP_GOOD, &args);
+        AQ_TRY(aq_worker_parts_on(&worker->worker_parts, AQ_PART_STEP_GOOD, &args));
     }
     aq_worker_use(worker, worker->step);
     if (!worker->times.cleared) AQ_TRY(aq_stage_zero_grads(worker->stage, worker->stream));
@@ -618,7 +618,7 @@ static enum aq_status optimize(struct aq_worker *worker)
 }
 
 /* Starts this step's run, unless the step before started it, and the next one's, if it may start. */
-static void runs_begin(struct aq_worker *worker)
+static enum aq_status runs_begin(struct aq_worker *worker)
 {
     struct aq_worker_steps *steps = &worker->steps;
     const uint64_t step = worker->step, begin = aq_clock_ns();
@@ -634,16 +634,17 @@ static void runs_begin(struct aq_worker *worker)
     steps->kept = false;
     worker->times.begin_ns = begin;
     struct aq_part_args args = {.stale = stale};
-    aq_worker_parts_on(&worker->worker_parts, AQ_PART_STEP_BEGIN, &args);
+    AQ_TRY(aq_worker_parts_on(&worker->worker_parts, AQ_PART_STEP_BEGIN, &args));
     worker->times.loss_factor = args.factor;
     worker->times_next = (struct aq_worker_times){.loss_factor = args.factor_next, .own_norm = -1};
-    if (!stale || aq_worker_is_sync_point(worker, step + 1)) return;
+    if (!stale || aq_worker_is_sync_point(worker, step + 1)) return AQ_OK;
     run_begin(worker, step + 1, steps->now.base + steps->now.micro_batches, &steps->next);
+    return AQ_OK;
 }
 
 enum aq_status aq_worker_step(struct aq_worker *worker)
 {
-    runs_begin(worker);
+    AQ_TRY(runs_begin(worker));
     AQ_TRY(aq_worker_anchor(worker));
     AQ_TRY(run_chains(worker));
     AQ_TRY(norm_half(worker, aq_worker_tied_up, "the gradient of the tied table"));
