@@ -120,6 +120,7 @@ static struct aq_schedule_request request_of(const struct aq_plan *plan, uint32_
                                         .stages = plan->stage_count,
                                         .micro_batches = micro_batches,
                                         .in_flight = in_flight,
+                                        .reduce = plan->replicas > 1 || aq_job_global(plan->job),
                                         .staleness = plan->job->train.staleness};
 }
 

@@ -1,16 +1,16 @@
 /*
- * plan_predict.c -- how long a step takes: an event simulation of the very programs that the workers run.
+ * plan_predict.c -- how long a step takes: an event simulation of the programs that the workers run, by the same
+ * interpreter (program_run.h), with a policy that keeps a clock.
  *
  * Caveats first. Times that were never measured are not in it: digests, tables of rows, the copies of sockets, the
  * coder of packed bodies where it takes cores (it does delay frames). On a GPU kernels of one stage do not slow each
  * other; stages that share a GPU take turns by equal parts.
  *
- * On a CPU a stage is one thread of control that takes the first instruction in program order whose chain has reached
- * it (program.h), and works on it without a break. The stages of one host share its cores: when more threads work than
- * there are cores, each advances by cores / threads. On a GPU a stage has three streams (docs/DECISIONS.md 0058): one
- * computes, one codes what is sent, one decodes what came. An instruction starts when its stream is free and its
- * operands are present, in the order of its chain; the plan sets the count of copies of a cut's values, so that one is
- * coded while the next is computed.
+ * On a CPU a stage is one thread of control that works on one instruction without a break. The stages of one host share
+ * its cores: when more threads work than there are cores, each advances by cores / threads. On a GPU a stage has three
+ * streams (docs/DECISIONS.md 0058): one computes, one codes what is sent, one decodes what came. An instruction starts
+ * when its stream is free and its operands are present, in order of its kind; the plan sets the count of copies of a
+ * cut's values, so that one is coded while the next is computed.
  *
  * Every link is two resources, one each way, that carry frames one after another and hand each over half a round trip
  * after it has left. A frame needs a credit: that of a frame before is back half a round trip after it was decoded. A
@@ -22,12 +22,12 @@
  * ends (with lost packets, plan_loss.c, the mean of many). With train.staleness the chains of a step start when the
  * update before the last is done, and the answer is the mean of the last two.
  */
-#include <assert.h>
 #include <float.h>
 #include <math.h>
 #include <string.h>
 
 #include "plan_private.h"
+#include "program_run.h"
 
 enum {
     STEPS = 3,
@@ -35,14 +35,12 @@ enum {
     STEPS_MAX = 66,
     LOSSY_FRAMES = 4096,
     LOSSY_LEAST = 16,
-    NOBODY = -1,
-    LINES = 7,
-    STREAMS = 3
+    STREAMS = 3,
+    END_OF_STEP = AQ_PROGRAM_LANES /* a stream's work that is no lane's: a reduction or the update */
 };
 
-/* The instructions of a line: those of one kind, of the forward chain, of the backward chain, weight halves. */
-enum part { RECEIVE = 0, COMPUTE = 1, SEND = 2, PARTS = 3 };
-enum { WEIGHTS = AQ_OP_WEIGHTS - AQ_OP_RECV_FWD };
+/* A stage's streams; on a CPU all work is in one. */
+enum { RECEIVE = 0, COMPUTE = 1, SEND = 2 };
 
 /*
  * One direction of one edge. Frames are numbered over all steps: queued >= begun >= arrived >= taken >= credited, and
@@ -66,30 +64,21 @@ struct pipe {
     double *returns; /* by frame: when its credit is back                */
 };
 
-/* The instructions of one kind (enum aq_op less AQ_OP_RECV_FWD), in the order of their chain; begun and done over all
- * steps, of `count` each. */
-struct line {
-    uint32_t *at; /* in the program */
-    uint32_t count, begun, done;
-};
-
 /* Work in order, one item at a time: a stage has one stream on a CPU, three on a GPU. */
 struct stream {
     double left; /* seconds of work left, at full speed, at the time `since`; < 0: none */
     double since;
     double ends; /* at the stage's speed; while left > 0 */
-    int line;    /* whose instruction; LINES: a reduction or the update        */
+    uint32_t lane; /* whose instruction, or END_OF_STEP */
 };
 
 struct actor {
     const struct aq_program *program;
-    struct line lines[LINES];
+    struct aq_program_run run;
     struct stream streams[STREAMS];
     double speed; /* seconds of work done per second: less than 1 if others share its cores or GPU */
     bool gpu;
     bool works;        /* a stream had work left when hosts were last counted */
-    uint32_t copies;   /* of the values at a cut                                       */
-    uint64_t *holder;  /* of each slot: step * M + micro-batch + 1 that holds it       */
     uint32_t step;     /* of the simulation's: updates that are done                   */
     uint32_t partials; /* NORM: steps whose partial sum has been sent                 */
     enum { CHAINS, TIED_UP, TIED_ROWS, REDUCE_DUE, REDUCE, NORM_UP, NORM_DOWN, UPDATE, UPDATING, TIED_DOWN } phase;
@@ -149,15 +138,10 @@ static void place(struct aq_arena *arena, struct simulation *sim)
     sim->forward = aq_arena_take(arena, P * sizeof *sim->forward);
     sim->backward = aq_arena_take(arena, P * sizeof *sim->backward);
     for (uint32_t s = 0; s < P; s++) {
-        uint32_t *at = aq_arena_take(arena, LINES * (size_t)M * sizeof *at);
         double *times[4];
         for (int k = 0; k < 4; k++)
             times[k] = aq_arena_take(arena, sim->steps * (size_t)M * sizeof(double));
-        uint64_t *holder = aq_arena_take(arena, sim->scene->programs[s].slots * sizeof *holder);
         if (!arena->base) continue;
-        for (uint32_t k = 0; k < LINES; k++)
-            sim->actors[s].lines[k].at = at + (size_t)k * M;
-        sim->actors[s].holder = holder;
         sim->forward[s].arrives = times[0];
         sim->forward[s].returns = times[1];
         sim->backward[s].arrives = times[2];
@@ -191,23 +175,26 @@ static void pipe_open(const struct simulation *sim, uint32_t edge, struct pipe *
     pipe->held = sim->plan->job->link.outage_ns_max ? pipe->back : -pipe->delay;
 }
 
+/* One step more may run, unless all have begun. begun: how many have. */
+static void actor_add(const struct simulation *sim, struct actor *actor, uint32_t begun)
+{
+    if (begun < sim->steps) aq_program_run_add(&actor->run, actor->program, sim->M);
+}
+
 static void actor_open(const struct simulation *sim, uint32_t s)
 {
     struct actor *actor = &sim->actors[s];
     actor->program = &sim->scene->programs[s];
     actor->gpu = aq_plan_on_gpu(sim->plan, s);
-    actor->copies = sim->plan->stages[s].boundary_copies;
+    aq_program_run_init(&actor->run, actor->program, actor->gpu ? AQ_LANES_KINDS : AQ_LANES_TIMED,
+                        sim->plan->stages[s].boundary_copies);
+    for (uint32_t step = 0; step <= sim->staleness; step++)
+        actor_add(sim, actor, step);
     actor->reduced_at = DBL_MAX;
     for (uint32_t step = 0; step < STEPS_MAX; step++)
         actor->partial_at[step] = actor->total_at[step] = actor->tied_up_at[step] = actor->tied_down_at[step] = DBL_MAX;
     for (int i = 0; i < STREAMS; i++)
         actor->streams[i].left = -1;
-    for (uint32_t i = 0; i < actor->program->count; i++) {
-        const uint8_t op = actor->program->code[i].op;
-        if (op < AQ_OP_RECV_FWD || op > AQ_OP_WEIGHTS) continue;
-        struct line *line = &actor->lines[op - AQ_OP_RECV_FWD];
-        line->at[line->count++] = i;
-    }
 }
 
 static void tied_fill(struct simulation *sim)
@@ -222,7 +209,6 @@ static enum aq_status simulation_open(struct simulation *sim, void **memory)
 {
     const struct aq_plan_costs *costs = sim->costs;
     struct aq_arena arena = {0};
-    static_assert(AQ_OP_WEIGHTS - AQ_OP_RECV_FWD + 1 == LINES, "a line each");
     place(&arena, sim);
     tied_fill(sim);
     AQ_TRY(aq_alloc(arena.used, memory));
@@ -346,58 +332,25 @@ static double seconds_of(const struct simulation *sim, uint32_t s, enum aq_op op
     }
 }
 
-/* Does its own chain allow the next instruction of line k to start? */
-static bool chain_allows(const struct actor *actor, uint32_t k)
+static struct stream *stream_of(struct actor *actor, enum aq_op op)
 {
-    if (k == WEIGHTS) return actor->lines[PARTS + COMPUTE].done > actor->lines[k].begun;
-    const struct line *chain = &actor->lines[k / PARTS * PARTS], *line = &actor->lines[k];
-    const bool receives = chain[RECEIVE].count > 0, sends = chain[SEND].count > 0;
-    const uint32_t i = line->begun;
-    const enum part part = k % PARTS;
-    const bool opens = part == (receives ? RECEIVE : COMPUTE);
-    /* On a CPU a chain is done with one micro-batch before it takes the next. */
-    if (!actor->gpu && opens && chain[sends ? SEND : COMPUTE].done < i) return false;
-    if (part == RECEIVE) return chain[COMPUTE].done + actor->copies > i;
-    if (part == SEND) return chain[COMPUTE].done > i;
-    return (!receives || chain[RECEIVE].done > i) && (!sends || chain[SEND].done + actor->copies > i);
+    static const uint8_t streams[] = {[AQ_OP_RECV_FWD] = RECEIVE, [AQ_OP_FORWARD] = COMPUTE,  [AQ_OP_SEND_FWD] = SEND,
+                                      [AQ_OP_RECV_BWD] = RECEIVE, [AQ_OP_BACKWARD] = COMPUTE, [AQ_OP_SEND_BWD] = SEND,
+                                      [AQ_OP_WEIGHTS] = COMPUTE};
+    return &actor->streams[actor->gpu ? streams[op] : COMPUTE];
 }
 
-static const struct aq_instruction *instruction_of(const struct actor *actor, const struct line *line, uint32_t number)
+static void stream_begin(const struct simulation *sim, const struct actor *actor, struct stream *stream, uint32_t lane,
+                         double seconds)
 {
-    return &actor->program->code[line->at[number % line->count]];
+    *stream = (struct stream){
+        .left = seconds, .since = sim->now, .ends = sim->now + seconds / actor->speed, .lane = lane};
 }
 
-/* Of the micro-batch, over all steps, of a line's instruction of this number. */
-static uint64_t number_of(const struct actor *actor, const struct line *line, uint32_t number)
+/* Has what it needs of the links come? */
+static bool link_allows(const struct simulation *sim, uint32_t s, enum aq_op op)
 {
-    return (uint64_t)(number / line->count) * actor->program->micro_batches +
-           instruction_of(actor, line, number)->micro_batch;
-}
-
-static uint64_t *holder_of(struct actor *actor, uint64_t number)
-{
-    return &actor->holder[number % actor->program->slots];
-}
-
-/* Position of the line's next instruction in the programs of all steps. A next step's sends go first of all. */
-static uint64_t place_of(const struct actor *actor, uint32_t k)
-{
-    const struct line *line = &actor->lines[k];
-    if (k % PARTS == SEND && line->begun / line->count > actor->step) return 0;
-    return (uint64_t)(line->begun / line->count) * actor->program->count + line->at[line->begun % line->count];
-}
-
-/* May the line's next instruction start now: its step, and its operands? */
-static bool ready(const struct simulation *sim, uint32_t s, const struct line *line)
-{
-    struct actor *actor = &sim->actors[s];
-    const struct aq_instruction *in = instruction_of(actor, line, line->begun);
-    const uint64_t number = number_of(actor, line, line->begun), holds = *holder_of(actor, number);
-    const bool opens = in->op == AQ_OP_RECV_FWD || (in->op == AQ_OP_FORWARD && s == 0);
-    const uint32_t step = line->begun / line->count;
-    if (step > actor->step + sim->staleness || step == sim->steps) return false;
-    if (opens && holds) return false;
-    switch (in->op) {
+    switch (op) {
     case AQ_OP_RECV_FWD:
         return pipe_arrival(&sim->forward[s - 1]) <= sim->now;
     case AQ_OP_RECV_BWD:
@@ -406,85 +359,82 @@ static bool ready(const struct simulation *sim, uint32_t s, const struct line *l
         return pipe_has_buffer(&sim->forward[s]);
     case AQ_OP_SEND_BWD:
         return pipe_has_buffer(&sim->backward[s - 1]);
-    case AQ_OP_BACKWARD: /* after the forward of its micro-batch */
-        return holds == 2 * number + 2;
     default:
         return true;
     }
 }
 
-static struct stream *stream_of(struct actor *actor, uint32_t k)
+/* Whose instruction the policy is asked about. */
+struct asked {
+    struct simulation *sim;
+    uint32_t s;
+};
+
+/* The policy that keeps a clock: an instruction takes its seconds of its stream. */
+static enum aq_status clock_begin(void *self, const struct aq_program_item *item)
 {
-    return &actor->streams[actor->gpu && k < WEIGHTS ? k % PARTS : COMPUTE];
+    const struct asked *asked = self;
+    struct actor *actor = &asked->sim->actors[asked->s];
+    struct stream *stream = stream_of(actor, item->op);
+    if (stream->left >= 0 || !link_allows(asked->sim, asked->s, item->op)) return AQ_AGAIN;
+    stream_begin(asked->sim, actor, stream, item->lane, seconds_of(asked->sim, asked->s, item->op));
+    return AQ_OK;
 }
 
-/* Work on the next instruction of line k; LINES: on a reduction or the update. */
-static void stream_begin(const struct simulation *sim, struct actor *actor, uint32_t k, double seconds)
-{
-    *stream_of(actor, k) =
-        (struct stream){.left = seconds, .since = sim->now, .ends = sim->now + seconds / actor->speed, .line = (int)k};
-}
-
-/* Begin one instruction, the earliest in the program of those that can. */
+/* Begin one instruction, if one can. */
 static bool actor_start(struct simulation *sim, uint32_t s)
 {
     struct actor *actor = &sim->actors[s];
-    int best = NOBODY;
-    for (uint32_t k = 0; k < LINES; k++) {
-        const struct line *line = &actor->lines[k];
-        if (line->count == 0 || stream_of(actor, k)->left >= 0 || !chain_allows(actor, k)) continue;
-        if (!ready(sim, s, line)) continue;
-        if (best == NOBODY || place_of(actor, k) < place_of(actor, (uint32_t)best)) best = (int)k;
-    }
-    if (best == NOBODY) return false;
-    struct line *line = &actor->lines[best];
-    const struct aq_instruction *in = instruction_of(actor, line, line->begun);
-    const uint64_t number = number_of(actor, line, line->begun++);
-    if (in->op == AQ_OP_RECV_FWD || (in->op == AQ_OP_FORWARD && s == 0)) *holder_of(actor, number) = 2 * number + 1;
-    stream_begin(sim, actor, (uint32_t)best, seconds_of(sim, s, in->op));
-    return true;
+    struct asked asked = {.sim = sim, .s = s};
+    const struct aq_program_policy policy = {.begin = clock_begin, .self = &asked};
+    uint32_t lane;
+    if (!actor->gpu && actor->streams[COMPUTE].left >= 0) return false;
+    return aq_program_run_begin(&actor->run, &policy, &lane) == AQ_OK;
 }
 
 /* Work of a reduction or an update, in parallel with its links. */
 static void work_begin(const struct simulation *sim, struct actor *actor, double seconds, double carried_s)
 {
-    stream_begin(sim, actor, LINES, seconds);
+    stream_begin(sim, actor, &actor->streams[COMPUTE], END_OF_STEP, seconds);
     actor->reduced_at = sim->now + carried_s;
 }
 
-/* Are the chains of a step done? */
-static bool chains_are_done(const struct actor *actor, uint32_t step)
+/*
+ * The phase of the next instruction of the end of a step; CHAINS: the step is over. Sums over the clients (split.mode:
+ * global) take no time here.
+ */
+static int phase_next(const struct simulation *sim, struct actor *actor)
 {
-    for (uint32_t i = 0; i < LINES; i++)
-        if (actor->lines[i].done < actor->lines[i].count * (step + 1)) return false;
-    return true;
+    const struct aq_instruction *due;
+    for (; (due = aq_program_run_due(&actor->run)) != NULL; (void)aq_program_run_pass(&actor->run)) {
+        if (due->op == AQ_OP_REDUCE && sim->plan->replicas > 1) return REDUCE_DUE;
+        if (due->op == AQ_OP_NORM) return NORM_UP;
+        if (due->op == AQ_OP_STEP) return UPDATE;
+    }
+    return CHAINS;
 }
 
-/* The phase that follows once each side of a tied table has the whole gradient. */
-static int after_tied(const struct simulation *sim)
+/* The instruction of the end of a step that is due has been done. */
+static int phase_passed(const struct simulation *sim, struct actor *actor)
 {
-    return sim->plan->replicas > 1 ? REDUCE_DUE : NORM_UP;
+    (void)aq_program_run_pass(&actor->run);
+    return phase_next(sim, actor);
 }
 
 static void chains_look(const struct simulation *sim, uint32_t s)
 {
     struct actor *actor = &sim->actors[s];
-    if (actor->phase != CHAINS || actor->step == sim->steps || !chains_are_done(actor, actor->step)) return;
-    actor->phase = sim->tied != AQ_TIED_NO ? TIED_UP : after_tied(sim);
+    if (actor->phase != CHAINS || !aq_program_run_past(&actor->run, 0)) return;
+    actor->phase = sim->tied != AQ_TIED_NO ? TIED_UP : phase_next(sim, actor);
 }
 
-static void instruction_done(struct simulation *sim, uint32_t s, uint32_t k)
+static void instruction_done(struct simulation *sim, uint32_t s, uint32_t lane)
 {
-    struct actor *actor = &sim->actors[s];
-    struct line *line = &actor->lines[k];
-    const struct aq_instruction *in = instruction_of(actor, line, line->done);
-    uint64_t *holder = holder_of(actor, number_of(actor, line, line->done++));
-    if (in->op == AQ_OP_RECV_FWD) pipe_take(sim, &sim->forward[s - 1]);
-    if (in->op == AQ_OP_RECV_BWD) pipe_take(sim, &sim->backward[s]);
-    if (in->op == AQ_OP_SEND_FWD) sim->forward[s].queued++;
-    if (in->op == AQ_OP_SEND_BWD) sim->backward[s - 1].queued++;
-    if (in->op == AQ_OP_FORWARD) ++*holder; /* even: forwarded */
-    if (in->op == (actor->program->split ? AQ_OP_WEIGHTS : s == 0 ? AQ_OP_BACKWARD : AQ_OP_SEND_BWD)) *holder = 0;
+    const enum aq_op op = aq_program_run_end(&sim->actors[s].run, lane);
+    if (op == AQ_OP_RECV_FWD) pipe_take(sim, &sim->forward[s - 1]);
+    if (op == AQ_OP_RECV_BWD) pipe_take(sim, &sim->backward[s]);
+    if (op == AQ_OP_SEND_FWD) sim->forward[s].queued++;
+    if (op == AQ_OP_SEND_BWD) sim->backward[s - 1].queued++;
     chains_look(sim, s);
 }
 
@@ -496,7 +446,7 @@ static bool actor_finish(struct simulation *sim, uint32_t s)
         if (actor->streams[i].left != 0) continue;
         actor->streams[i].left = -1;
         any = true;
-        if (actor->streams[i].line < LINES) instruction_done(sim, s, (uint32_t)actor->streams[i].line);
+        if (actor->streams[i].lane < AQ_PROGRAM_LANES) instruction_done(sim, s, actor->streams[i].lane);
     }
     return any;
 }
@@ -515,6 +465,8 @@ static void update_done(struct simulation *sim, uint32_t s)
     actor->ended[actor->step++] = sim->now;
     sim->over += actor->step == sim->steps;
     actor->phase = CHAINS;
+    aq_program_run_next(&actor->run);
+    actor_add(sim, actor, actor->step + sim->staleness);
     chains_look(sim, s);
 }
 
@@ -535,7 +487,7 @@ static bool partial_early(struct simulation *sim, uint32_t s)
     const uint32_t next = actor->step + 1;
     if (!sim->staleness || sim->plan->replicas > 1 || sim->tied != AQ_TIED_NO) return false;
     if (next == sim->steps || actor->partials > next) return false;
-    return chains_are_done(actor, next) && partial_send(sim, s, next);
+    return aq_program_run_past(&actor->run, 1) && partial_send(sim, s, next);
 }
 
 /* The trip by which replicas agree on a step, where it does not ride on their reduction (worker_group.c). */
@@ -576,11 +528,11 @@ static bool actor_end(struct simulation *sim, uint32_t s)
     switch (actor->phase) {
     case TIED_UP:
         if (!tied_up(sim, s)) return false;
-        actor->phase = sim->tied == AQ_TIED_COMPRESSED ? TIED_ROWS : after_tied(sim);
+        actor->phase = sim->tied == AQ_TIED_COMPRESSED ? TIED_ROWS : phase_next(sim, actor);
         return true;
     case TIED_ROWS:
         if (!tied_down(sim, s)) return false;
-        actor->phase = after_tied(sim);
+        actor->phase = phase_next(sim, actor);
         return true;
     case REDUCE_DUE:
         if (actor->streams[COMPUTE].left >= 0) return false;
@@ -590,7 +542,7 @@ static bool actor_end(struct simulation *sim, uint32_t s)
         return true;
     case REDUCE:
         if (!work_done(sim, actor)) return false;
-        actor->phase = NORM_UP;
+        actor->phase = phase_passed(sim, actor);
         return true;
     case NORM_UP:
         if (actor->partials <= actor->step && !partial_send(sim, s, actor->step)) return false;
@@ -599,7 +551,7 @@ static bool actor_end(struct simulation *sim, uint32_t s)
     case NORM_DOWN:
         if (s > 0 && actor->total_at[actor->step] > sim->now) return partial_early(sim, s);
         if (s + 1 < sim->P) sim->actors[s + 1].total_at[actor->step] = sim->now + costs->latency_s[s];
-        actor->phase = UPDATE;
+        actor->phase = phase_passed(sim, actor);
         return true;
     case UPDATE:
         if (actor->streams[COMPUTE].left >= 0) return false;
@@ -616,6 +568,7 @@ static bool actor_end(struct simulation *sim, uint32_t s)
         return true;
     case TIED_DOWN:
         if (sim->tied == AQ_TIED_EXACT && !tied_down(sim, s)) return false;
+        (void)phase_passed(sim, actor); /* MARK takes no time */
         update_done(sim, s);
         return true;
     default:

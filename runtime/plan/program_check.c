@@ -3,14 +3,14 @@
  * other by the executor's rule, tick by tick, with bounded links.
  *
  * The first pass proves each program sound: micro-batches go through their states in order, slots are free before they
- * are used, backwards come in order, the end of the step is whole. The second runs the chains of each stage by the
- * rules of program.h. A forward, a backward or half of one takes a tick, everything else none; a frame can be received
- * one tick after it was sent. If no stage moves in a whole tick, none ever will: a deadlock. The same run draws the
- * grid: at which tick each of these was. Several replicas run their copies side by side; a stage's copies wait for each
- * other at REDUCE. With staleness the second pass is of several steps, whose micro-batches are numbered on; the ends of
- * steps come in order, with both halves of NORM: executors wait for less.
+ * are used, each kind of instruction comes in order of micro-batches, the end of the step is whole. The second runs all
+ * stages by the rules of program_run.h, with a policy that counts ticks. A forward, a backward or half of one takes a
+ * tick, everything else none; a frame can be received one tick after it was sent. If no stage moves in a whole tick,
+ * none ever will: a deadlock. The same run draws the grid: at which tick each of these was. Several replicas run their
+ * copies side by side; a stage's copies wait for each other at REDUCE. With staleness the second pass has several
+ * steps. The ends of steps come in order, with both halves of NORM: executors wait for less.
  */
-#include "program.h"
+#include "program_run.h"
 
 #include <stdarg.h>
 #include <stdio.h>
@@ -21,9 +21,9 @@ enum { WHY_BYTES = 256, GRID_COLUMNS_MAX = 160 };
 /* The last state that a micro-batch has reached on one stage. */
 enum passed { NOTHING, RECEIVED, FORWARDED, SENT, GRADIENT, BACKWARDED, HALVED, DONE };
 
-/* One direction of one edge: a queue of micro-batches with the tick each was sent. */
-struct lane {
-    uint32_t *micro_batch, *tick; /* of micro_batches + 1 entries */
+/* One direction of one edge: a queue of frames, in order of micro-batches, with the tick each was sent. */
+struct link {
+    uint32_t *tick; /* of all micro-batches */
     uint32_t head, tail;
 };
 
@@ -35,16 +35,14 @@ static uint32_t steps_of(const struct aq_program *program)
 
 struct rank {
     const struct aq_program *program;
-    uint32_t at;                    /* next instruction; of the tail, or the bad one */
-    uint32_t chain[AQ_CHAINS];      /* next instruction of each               */
-    uint32_t chain_step[AQ_CHAINS]; /* of which step                          */
-    uint32_t step;                  /* steps that are done                    */
-    uint32_t tail;                  /* start of NORM, STEP and MARK           */
-    uint32_t *holder;               /* of each slot: micro-batch + 1, 0: free */
-    uint8_t *passed;                /* of each micro-batch: enum passed       */
+    struct aq_program_run run;      /* of the second pass                              */
+    uint32_t at;                    /* first pass: the next instruction; then: the bad one */
+    uint32_t step;                  /* steps that are done                             */
+    uint32_t *holder;               /* first pass, of each slot: micro-batch + 1, 0: free */
+    uint8_t *passed;                /* the same, of each micro-batch: enum passed      */
+    uint32_t done[AQ_OP_COUNT];     /* the same, by kind: the next must have this number */
     uint32_t *ticks[AQ_CHAINS];     /* of each micro-batch of all steps: when that chain computed, + 1; 0: not yet */
-    uint32_t backwards, halves;     /* done: the next must have this number   */
-    uint32_t busy_tick;             /* tick + 1 of its last compute           */
+    uint32_t busy_tick;             /* tick + 1 of its last compute                    */
     bool partial, total, norm_sent; /* NORM: has arrived, has arrived, own partial sum passed on */
     uint32_t reduces, norms, steps, marks;
     uint32_t met; /* REDUCE and STEP that it has come to */
@@ -52,7 +50,7 @@ struct rank {
 
 struct run {
     struct rank *ranks;              /* by rank: replica x stages + stage */
-    struct lane *forward, *backward; /* of the edge behind each rank */
+    struct link *forward, *backward; /* of the edge behind each rank */
     const struct aq_program_limits *limits;
     uint32_t stages, replicas, micro_batches, steps, tick;
     bool moved;          /* in this tick, some rank */
@@ -77,23 +75,21 @@ static void place(struct aq_arena *arena, struct run *run, const struct aq_progr
     const uint32_t P = run->stages, count = P * run->replicas, M = run->micro_batches;
     const size_t all = (size_t)M * run->steps;
     struct rank *ranks = aq_arena_take(arena, count * sizeof *ranks);
-    struct lane *forward = aq_arena_take(arena, count * sizeof *forward);
-    struct lane *backward = aq_arena_take(arena, count * sizeof *backward);
+    struct link *forward = aq_arena_take(arena, count * sizeof *forward);
+    struct link *backward = aq_arena_take(arena, count * sizeof *backward);
     for (uint32_t r = 0; r < count; r++) {
         struct rank rank = {.program = &programs[r % P]};
         rank.holder = aq_arena_take(arena, (size_t)programs[r % P].slots * sizeof(uint32_t));
         rank.passed = aq_arena_take(arena, M);
         for (int chain = 0; chain < AQ_CHAINS; chain++)
             rank.ticks[chain] = aq_arena_take(arena, all * sizeof(uint32_t));
-        struct lane lanes[2] = {{0}};
-        for (int k = 0; k < 2; k++) {
-            lanes[k].micro_batch = aq_arena_take(arena, (all + 1) * sizeof(uint32_t));
-            lanes[k].tick = aq_arena_take(arena, (all + 1) * sizeof(uint32_t));
-        }
+        struct link links[2] = {{0}};
+        for (int k = 0; k < 2; k++)
+            links[k].tick = aq_arena_take(arena, all * sizeof(uint32_t));
         if (!arena->base) continue;
         ranks[r] = rank;
-        forward[r] = lanes[0];
-        backward[r] = lanes[1];
+        forward[r] = links[0];
+        backward[r] = links[1];
     }
     run->ranks = ranks;
     run->forward = forward;
@@ -110,30 +106,7 @@ static enum aq_status run_open(struct run *run, const struct aq_program *program
     return AQ_OK;
 }
 
-/* --- one instruction -------------------------------------------------------------------------------------------- */
-
-static bool lane_send(struct run *run, struct lane *lane, uint32_t micro_batch)
-{
-    if (lane->tail - lane->head >= run->limits->credits + run->limits->send_frames) return false;
-    if (lane->tail > run->micro_batches * run->steps) return false; /* too many: reported by the state before */
-    lane->micro_batch[lane->tail] = micro_batch;
-    lane->tick[lane->tail++] = run->tick;
-    return true;
-}
-
-static bool lane_receive(struct run *run, uint32_t r, struct lane *lane, uint32_t micro_batch)
-{
-    if (lane->head == lane->tail || lane->tick[lane->head] >= run->tick) return false;
-    if (lane->micro_batch[lane->head] != micro_batch) {
-        const enum aq_chain chain = lane == &run->backward[r] ? AQ_CHAIN_BACKWARD : AQ_CHAIN_FORWARD;
-        run->ranks[r].at = run->ranks[r].chain[chain]; /* the receive that is wrong */
-        refuse(run, r, "expects micro-batch %u, but %u comes first on the link", micro_batch % run->micro_batches,
-               lane->micro_batch[lane->head] % run->micro_batches);
-        return false;
-    }
-    lane->head++;
-    return true;
-}
+/* --- first pass: each program by itself ------------------------------------------------------------------------- */
 
 /* Which state an instruction needs, and leaves, on this stage; the ends of the pipeline have shorter chains. */
 static void states_of(const struct run *run, uint32_t r, enum aq_op op, enum passed *before, enum passed *after)
@@ -168,6 +141,10 @@ static void states_of(const struct run *run, uint32_t r, enum aq_op op, enum pas
 /* Is the instruction allowed in its stage's state? Reports the reason if not. */
 static bool allowed(struct run *run, uint32_t r, const struct aq_instruction *in)
 {
+    static const char *const kinds[AQ_OP_COUNT] = {
+        [AQ_OP_RECV_FWD] = "receives", [AQ_OP_FORWARD] = "forwards",   [AQ_OP_SEND_FWD] = "sends",
+        [AQ_OP_RECV_BWD] = "receives", [AQ_OP_BACKWARD] = "backwards", [AQ_OP_SEND_BWD] = "sends",
+        [AQ_OP_WEIGHTS] = "weight halves"};
     struct rank *rank = &run->ranks[r];
     const bool first = r % run->stages == 0, last = (r + 1) % run->stages == 0;
     enum passed before, after;
@@ -186,10 +163,8 @@ static bool allowed(struct run *run, uint32_t r, const struct aq_instruction *in
         refuse(run, r, "slot %u still holds micro-batch %u", in->slot, rank->holder[in->slot] - 1);
     else if (before != NOTHING && rank->holder[in->slot] != in->micro_batch + 1)
         refuse(run, r, "slot %u does not hold this micro-batch", in->slot);
-    else if (in->op == AQ_OP_BACKWARD && in->micro_batch != rank->backwards)
-        refuse(run, r, "backwards must come in order, micro-batch %u is next", rank->backwards);
-    else if (in->op == AQ_OP_WEIGHTS && in->micro_batch != rank->halves)
-        refuse(run, r, "weight halves must come in order, micro-batch %u is next", rank->halves);
+    else if (in->micro_batch != rank->done[in->op])
+        refuse(run, r, "%s must come in order, micro-batch %u is next", kinds[in->op], rank->done[in->op]);
     return !run->why[0];
 }
 
@@ -201,20 +176,17 @@ static void pass_on(struct run *run, uint32_t r, const struct aq_instruction *in
     states_of(run, r, in->op, &before, &after);
     rank->holder[in->slot] = after == DONE ? 0 : in->micro_batch + 1;
     rank->passed[in->micro_batch] = (uint8_t)after;
-    rank->backwards += in->op == AQ_OP_BACKWARD;
-    rank->halves += in->op == AQ_OP_WEIGHTS;
+    rank->done[in->op]++;
 }
-
-/* --- first pass: each program by itself ------------------------------------------------------------------------- */
 
 static void check_tail(struct run *run, uint32_t r, const struct aq_instruction *in)
 {
     struct rank *rank = &run->ranks[r];
     if (in->op < AQ_OP_NORM || in->op > AQ_OP_MARK)
         refuse(run, r, "there is no such instruction (%u)", in->op);
-    else if (rank->backwards != run->micro_batches)
+    else if (rank->done[AQ_OP_BACKWARD] != run->micro_batches)
         refuse(run, r, "comes before all backwards are done");
-    else if (rank->program->split && rank->halves != run->micro_batches)
+    else if (rank->program->split && rank->done[AQ_OP_WEIGHTS] != run->micro_batches)
         refuse(run, r, "comes before all weight halves are done");
     else if (in->op == AQ_OP_REDUCE && rank->norms > 0)
         refuse(run, r, "comes after NORM, which is to be that of the mean");
@@ -233,7 +205,6 @@ static void check_tail(struct run *run, uint32_t r, const struct aq_instruction 
 static void check_program(struct run *run, uint32_t r)
 {
     struct rank *rank = &run->ranks[r];
-    rank->tail = UINT32_MAX;
     for (rank->at = 0; rank->at < rank->program->count; rank->at++) {
         const struct aq_instruction *in = &rank->program->code[rank->at];
         if (in->op == AQ_OP_PREFETCH) {
@@ -241,7 +212,6 @@ static void check_program(struct run *run, uint32_t r)
         } else if (aq_op_chain(in->op) != AQ_CHAINS) {
             if (allowed(run, r, in)) pass_on(run, r, in);
         } else {
-            if (rank->tail == UINT32_MAX) rank->tail = rank->at;
             check_tail(run, r, in);
         }
         if (run->why[0]) return;
@@ -251,65 +221,51 @@ static void check_program(struct run *run, uint32_t r)
     if (rank->steps != 1 || rank->marks != 1) refuse(run, r, "ends with %u STEP and %u MARK", rank->steps, rank->marks);
 }
 
-/* Restores the state before the step; the second pass starts there. */
-static void rank_rewind(struct run *run, uint32_t r)
-{
-    struct rank *rank = &run->ranks[r];
-    rank->at = rank->tail;
-    rank->backwards = rank->halves = 0;
-    memset(rank->passed, NOTHING, run->micro_batches);
-}
-
 /* --- second pass: all against each other ------------------------------------------------------------------------ */
 
-static bool computed(const struct rank *rank, enum aq_chain chain, uint32_t micro_batch)
+static bool link_send(const struct run *run, struct link *link)
 {
-    return rank->ticks[chain][micro_batch] != 0;
-}
-
-/* The instruction after which a slot is free. */
-static bool frees(const struct rank *rank, bool first, enum aq_op op)
-{
-    return op == (rank->program->split ? AQ_OP_WEIGHTS : first ? AQ_OP_BACKWARD : AQ_OP_SEND_BWD);
-}
-
-/* The next instruction of a chain, which continues into the next step as soon as that may start; NULL: none now. */
-static const struct aq_instruction *chain_at(const struct rank *rank, enum aq_chain chain)
-{
-    const uint32_t newest = rank->step + rank->program->staleness;
-    if (rank->chain[chain] == rank->tail || rank->chain_step[chain] > newest) return NULL;
-    return &rank->program->code[rank->chain[chain]];
-}
-
-static void chain_pass(const struct run *run, struct rank *rank, enum aq_chain chain)
-{
-    rank->chain[chain] = aq_program_next(rank->program, chain, rank->chain[chain] + 1, rank->tail);
-    if (rank->chain[chain] < rank->tail || rank->chain_step[chain] + 1 == run->steps) return;
-    rank->chain_step[chain]++;
-    rank->chain[chain] = aq_program_next(rank->program, chain, 0, rank->tail);
-}
-
-static bool move_chain(struct run *run, uint32_t r, enum aq_chain chain, const struct aq_instruction *in)
-{
-    struct rank *rank = &run->ranks[r];
-    const uint32_t i = rank->chain_step[chain] * run->micro_batches + in->micro_batch;
-    uint32_t *holder = &rank->holder[i % rank->program->slots];
-    const bool first = r % run->stages == 0;
-    const bool compute = in->op == AQ_OP_FORWARD || in->op == AQ_OP_BACKWARD || in->op == AQ_OP_WEIGHTS;
-    const bool opens = in->op == AQ_OP_RECV_FWD || (in->op == AQ_OP_FORWARD && first);
-    if (in->op == AQ_OP_PREFETCH) return true;
-    if (compute && rank->busy_tick == run->tick + 1) return false; /* one compute a tick */
-    if (opens && *holder) return false;
-    if (in->op == AQ_OP_BACKWARD && !computed(rank, AQ_CHAIN_FORWARD, i)) return false;
-    if (in->op == AQ_OP_WEIGHTS && !computed(rank, AQ_CHAIN_BACKWARD, i)) return false;
-    if (in->op == AQ_OP_RECV_FWD && !lane_receive(run, r, &run->forward[r - 1], i)) return false;
-    if (in->op == AQ_OP_RECV_BWD && !lane_receive(run, r, &run->backward[r], i)) return false;
-    if (in->op == AQ_OP_SEND_FWD && !lane_send(run, &run->forward[r], i)) return false;
-    if (in->op == AQ_OP_SEND_BWD && !lane_send(run, &run->backward[r - 1], i)) return false;
-    if (compute) rank->busy_tick = rank->ticks[aq_op_chain(in->op)][i] = run->tick + 1;
-    if (opens) *holder = i + 1;
-    if (frees(rank, first, in->op)) *holder = 0;
+    if (link->tail - link->head >= run->limits->credits + run->limits->send_frames) return false;
+    link->tick[link->tail++] = run->tick;
     return true;
+}
+
+static bool link_receive(const struct run *run, struct link *link)
+{
+    if (link->head == link->tail || link->tick[link->head] >= run->tick) return false;
+    link->head++;
+    return true;
+}
+
+/* Whose instruction the policy is asked about. */
+struct mover {
+    struct run *run;
+    uint32_t r;
+};
+
+/* The policy that counts: one compute per tick, and bounded links. */
+static enum aq_status count(void *self, const struct aq_program_item *item)
+{
+    const struct mover *mover = self;
+    struct run *run = mover->run;
+    const uint32_t r = mover->r;
+    struct rank *rank = &run->ranks[r];
+    switch (item->op) {
+    case AQ_OP_RECV_FWD:
+        return link_receive(run, &run->forward[r - 1]) ? AQ_OK : AQ_AGAIN;
+    case AQ_OP_RECV_BWD:
+        return link_receive(run, &run->backward[r]) ? AQ_OK : AQ_AGAIN;
+    case AQ_OP_SEND_FWD:
+        return link_send(run, &run->forward[r]) ? AQ_OK : AQ_AGAIN;
+    case AQ_OP_SEND_BWD:
+        return link_send(run, &run->backward[r - 1]) ? AQ_OK : AQ_AGAIN;
+    case AQ_OP_PREFETCH:
+        return AQ_OK;
+    default: /* FORWARD, BACKWARD, WEIGHTS */
+        if (rank->busy_tick == run->tick + 1) return AQ_AGAIN;
+        rank->busy_tick = rank->ticks[aq_op_chain(item->op)][item->number] = run->tick + 1;
+        return AQ_OK;
+    }
 }
 
 /* Partial sums go from the last stage to the first, the total comes back. */
@@ -342,38 +298,36 @@ static bool rank_ended(const struct run *run, const struct rank *rank)
     return rank->step == run->steps;
 }
 
-/* An instruction of the end of the step that is due, whose chains are both done. */
+/* One step more may run, unless all have begun. begun: how many have. */
+static void rank_add(const struct run *run, struct rank *rank, uint32_t begun)
+{
+    if (begun < run->steps) aq_program_run_add(&rank->run, rank->program, run->micro_batches);
+}
+
+/* An instruction of the end of the step that is due. */
 static bool move_tail(struct run *run, uint32_t r)
 {
     struct rank *rank = &run->ranks[r];
-    for (int chain = 0; chain < AQ_CHAINS; chain++)
-        if (rank->chain_step[chain] == rank->step && rank->chain[chain] < rank->tail) return false;
-    if (rank_ended(run, rank)) return false;
-    const uint8_t op = rank->program->code[rank->at].op;
-    if ((op == AQ_OP_REDUCE || op == AQ_OP_STEP) && !move_together(run, r, op)) return false;
-    if (op == AQ_OP_NORM && !move_norm(run, r)) return false;
-    if (++rank->at < rank->program->count) return true;
+    const struct aq_instruction *due = aq_program_run_due(&rank->run);
+    if (!due) return false;
+    if ((due->op == AQ_OP_REDUCE || due->op == AQ_OP_STEP) && !move_together(run, r, due->op)) return false;
+    if (due->op == AQ_OP_NORM && !move_norm(run, r)) return false;
+    if (aq_program_run_pass(&rank->run)) return true;
     rank->partial = rank->total = rank->norm_sent = false;
-    if (++rank->step < run->steps) rank->at = rank->tail;
+    aq_program_run_next(&rank->run);
+    rank_add(run, rank, ++rank->step + rank->program->staleness);
     return true;
 }
 
-/* One instruction: of the chains the earlier one first, then of the tail. */
+/* One instruction: of the chains, then of the end of the step. */
 static bool move(struct run *run, uint32_t r)
 {
-    struct rank *rank = &run->ranks[r];
-    uint32_t next[AQ_CHAINS];
-    enum aq_chain turns[AQ_CHAINS];
-    for (int chain = 0; chain < AQ_CHAINS; chain++)
-        next[chain] = rank->chain_step[chain] * rank->program->count + rank->chain[chain];
-    aq_program_turns(next, turns);
-    for (int k = 0; k < AQ_CHAINS; k++) {
-        const struct aq_instruction *in = chain_at(rank, turns[k]);
-        if (!in || !move_chain(run, r, turns[k], in)) continue;
-        chain_pass(run, rank, turns[k]);
-        return true;
-    }
-    return move_tail(run, r);
+    struct mover mover = {.run = run, .r = r};
+    const struct aq_program_policy policy = {.begin = count, .self = &mover};
+    uint32_t lane;
+    if (aq_program_run_begin(&run->ranks[r].run, &policy, &lane) != AQ_OK) return move_tail(run, r);
+    (void)aq_program_run_end(&run->ranks[r].run, lane);
+    return true;
 }
 
 /* Nobody moves: mark the first stage that has not ended, at what it waits for. */
@@ -382,9 +336,7 @@ static void run_deadlock(struct run *run)
     for (uint32_t r = 0; r < run->stages * run->replicas; r++) {
         struct rank *rank = &run->ranks[r];
         if (rank_ended(run, rank)) continue;
-        enum aq_chain turns[AQ_CHAINS];
-        aq_program_turns(rank->chain, turns);
-        if (rank->chain[turns[0]] < rank->tail) rank->at = rank->chain[turns[0]];
+        rank->at = aq_program_run_at(&rank->run);
         refuse(run, r, "waits for ever: a deadlock, no stage can continue");
         return;
     }
@@ -398,19 +350,19 @@ static void run_all(struct run *run)
         check_program(run, r);
     if (run->why[0]) return;
     for (uint32_t r = 0; r < ranks; r++) {
-        rank_rewind(run, r);
-        for (int chain = 0; chain < AQ_CHAINS; chain++)
-            run->ranks[r].chain[chain] = aq_program_next(run->ranks[r].program, chain, 0, run->ranks[r].tail);
+        struct rank *rank = &run->ranks[r];
+        aq_program_run_init(&rank->run, rank->program, AQ_LANES_CHAINS, 0);
+        for (uint32_t step = 0; step <= rank->program->staleness; step++)
+            rank_add(run, rank, step);
     }
     for (run->tick = 0; !run->why[0]; run->tick++) {
         bool ended = true;
         run->moved = false;
-        for (uint32_t r = 0; r < ranks && !run->why[0]; r++) {
-            while (!run->why[0] && move(run, r))
+        for (uint32_t r = 0; r < ranks; r++) {
+            while (move(run, r))
                 run->moved = true;
             ended = ended && rank_ended(run, &run->ranks[r]);
         }
-        if (run->why[0]) return;
         if (ended) return; /* each chain sent and received every micro-batch once: nothing is left on a link */
         if (!run->moved) run_deadlock(run);
     }

@@ -10,7 +10,7 @@
 
 #include <cmocka.h>
 
-#include "program.h"
+#include "program_run.h"
 
 enum { P_MAX = 8, M_MAX = 16, CODE_MAX = 8 * M_MAX + 4 };
 
@@ -82,31 +82,36 @@ static void test_schedule_every_size_runs_dry_in_replicas(void **state)
             }
 }
 
-/* A beginning of a program, as a step runs it that has fewer micro-batches (aq_program_next_of), to `part`. */
+static enum aq_status at_once(void *self, const struct aq_program_item *item)
+{
+    (void)self;
+    (void)item;
+    return AQ_OK;
+}
+
+/* A beginning of a program, as the interpreter runs a step that has fewer micro-batches, to `part`. */
 static void cut(const struct aq_program *whole, uint32_t micro_batches, struct aq_instruction *part,
                 struct aq_program *out)
 {
-    uint32_t barrier = 0, next[AQ_CHAINS];
-    while (aq_op_chain(whole->code[barrier].op) != AQ_CHAINS)
-        barrier++;
+    static const struct aq_program_policy policy = {.begin = at_once};
+    const struct aq_instruction *due;
+    struct aq_program_run run;
+    uint32_t lane;
     *out = *whole;
     out->code = part;
     out->count = 0;
     out->micro_batches = micro_batches;
     out->window = 0;
     out->slots = whole->slots < micro_batches ? whole->slots : micro_batches;
-    for (int c = 0; c < AQ_CHAINS; c++)
-        next[c] = aq_program_next_of(whole, c, 0, barrier, micro_batches);
-    for (uint32_t at = 0; at < whole->count; at++) {
-        for (int c = 0; c < AQ_CHAINS && at < barrier; c++) {
-            if (next[c] != at) continue;
-            if (whole->code[at].op != AQ_OP_PREFETCH) part[out->count++] = whole->code[at]; /* they wait for nothing */
-            next[c] = aq_program_next_of(whole, c, at + 1, barrier, micro_batches);
-        }
-        if (at >= barrier) part[out->count++] = whole->code[at];
+    aq_program_run_init(&run, whole, AQ_LANES_TIMED, 0);
+    aq_program_run_add(&run, whole, micro_batches);
+    while (aq_program_run_begin(&run, &policy, &lane) == AQ_OK) {
+        part[out->count++] = whole->code[run.lanes[lane].at];
+        (void)aq_program_run_end(&run, lane);
     }
-    for (int c = 0; c < AQ_CHAINS; c++)
-        assert_int_equal(next[c], barrier);
+    assert_true(aq_program_run_past(&run, 0));
+    for (; (due = aq_program_run_due(&run)) != NULL; (void)aq_program_run_pass(&run))
+        part[out->count++] = *due;
 }
 
 /* Each beginning of a program runs dry where all of it does, and has all that its micro-batches need. */
@@ -138,6 +143,160 @@ static void test_schedule_every_beginning_runs_dry(void **state)
                     }
                 }
             }
+}
+
+/* --- the interpreter by itself ---------------------------------------------------------------------------------- */
+
+enum { STEPS = 3, COPIES = 2 };
+
+/* What a run has begun and ended of all steps, written down without its rules. */
+struct record {
+    const struct aq_program *program;
+    uint32_t seed;
+    uint32_t begun[AQ_OP_COUNT], ended[AQ_OP_COUNT];
+    uint32_t holder[2 * M_MAX]; /* of each slot: micro-batch + 1; 0: free */
+    struct aq_program_item under_way[AQ_PROGRAM_LANES];
+};
+
+static uint32_t lot(struct record *record, uint32_t below)
+{
+    record->seed = record->seed * 1664525u + 1013904223u;
+    return (record->seed >> 16) % below;
+}
+
+/* Refuses by lot. What it begins must be in order, in a slot of its own, with its operands. */
+static enum aq_status by_lot(void *self, const struct aq_program_item *item)
+{
+    struct record *record = self;
+    const uint32_t i = (uint32_t)item->number;
+    const bool first = record->program->stage == 0, last = record->program->stage + 1 == record->program->stages;
+    if (lot(record, 3) == 0) return AQ_AGAIN;
+    if (item->op == AQ_OP_RECV_BWD && record->ended[AQ_OP_SEND_FWD] <= i) return AQ_AGAIN; /* nobody can have sent it */
+    assert_int_equal(record->begun[item->op], i);
+    assert_int_equal(item->slot, i % record->program->slots);
+    if (item->op == AQ_OP_RECV_FWD || (item->op == AQ_OP_FORWARD && first)) {
+        assert_int_equal(record->holder[item->slot], 0);
+        record->holder[item->slot] = i + 1;
+    }
+    /* What SEND_BWD sends is at the cut: with a split backward the slot may be free already. */
+    if (item->op != AQ_OP_SEND_BWD || !record->program->split) assert_int_equal(record->holder[item->slot], i + 1);
+    if (item->op == AQ_OP_FORWARD && !first) assert_true(record->ended[AQ_OP_RECV_FWD] > i);
+    if (item->op == AQ_OP_FORWARD && !last) assert_true(record->ended[AQ_OP_SEND_FWD] + COPIES > i);
+    if (item->op == AQ_OP_SEND_FWD) assert_true(record->ended[AQ_OP_FORWARD] > i);
+    if (item->op == AQ_OP_BACKWARD) assert_true(record->ended[AQ_OP_FORWARD] > i);
+    if (item->op == AQ_OP_BACKWARD && !last) assert_true(record->ended[AQ_OP_RECV_BWD] > i);
+    if (item->op == AQ_OP_SEND_BWD || item->op == AQ_OP_WEIGHTS) assert_true(record->ended[AQ_OP_BACKWARD] > i);
+    record->begun[item->op]++;
+    record->under_way[item->lane] = *item;
+    return AQ_OK;
+}
+
+static void end_one(struct aq_program_run *run, struct record *record, uint32_t lane)
+{
+    const struct aq_program_item *item = &record->under_way[lane];
+    const bool split = record->program->split, first = record->program->stage == 0;
+    assert_int_equal(aq_program_run_end(run, lane), item->op);
+    record->ended[item->op]++;
+    if (item->op == (split ? AQ_OP_WEIGHTS : first ? AQ_OP_BACKWARD : AQ_OP_SEND_BWD)) record->holder[item->slot] = 0;
+}
+
+/* All steps of one stage, whose instructions begin and end by lot. */
+static void run_by_lot(const struct aq_program *program, enum aq_lanes lanes, uint32_t seed)
+{
+    struct record record = {.program = program, .seed = seed};
+    const struct aq_program_policy policy = {.begin = by_lot, .self = &record};
+    struct aq_program_run run;
+    uint32_t added = 0, over = 0, lane;
+    aq_program_run_init(&run, program, lanes, COPIES);
+    for (; added <= program->staleness; added++)
+        aq_program_run_add(&run, program, program->micro_batches);
+    for (uint32_t turn = 0; over < STEPS; turn++) {
+        assert_true(turn < 100000); /* by lot, but it ends */
+        (void)aq_program_run_begin(&run, &policy, &lane);
+        for (lane = 0; lane < run.lane_count; lane++)
+            if (run.lanes[lane].busy && lot(&record, 2)) end_one(&run, &record, lane);
+        if (!aq_program_run_due(&run)) continue;
+        assert_true(record.ended[AQ_OP_BACKWARD] >= (program->staleness ? over + 1 : 1) * program->micro_batches);
+        while (aq_program_run_pass(&run))
+            ;
+        aq_program_run_next(&run);
+        over++;
+        if (program->staleness == 0) { /* every such step starts with free slots, and counts from 0 */
+            const uint32_t next = record.seed;
+            for (uint32_t slot = 0; slot < program->slots; slot++)
+                assert_int_equal(record.holder[slot], 0);
+            record = (struct record){.program = program, .seed = next};
+        }
+        if (added++ < STEPS) aq_program_run_add(&run, program, program->micro_batches);
+    }
+}
+
+/* In whatever order the world lets instructions begin and end: none begins early, and all steps come to their end. */
+static void test_run_begins_nothing_early_by_lot(void **state)
+{
+    (void)state;
+    for (int k = 0; k < KINDS; k++)
+        for (uint32_t P = 1; P <= 4; P++)
+            for (uint32_t M = 1; M <= 7; M++)
+                for (uint32_t f = 0; f < 12; f++) {
+                    const uint32_t flights[] = {AQ_IN_FLIGHT_DEFAULT, AQ_IN_FLIGHT_CLASSIC, 1, M};
+                    const struct aq_schedule_request request = {.kind = kinds[k],
+                                                                .stages = P,
+                                                                .micro_batches = M,
+                                                                .in_flight = flights[f % 4],
+                                                                .reduce = f % 2 == 0,
+                                                                .staleness = f / 4 % 2};
+                    emit_all(&request);
+                    for (uint32_t s = 0; s < P; s++) {
+                        run_by_lot(&programs[s], AQ_LANES_TIMED, f);
+                        run_by_lot(&programs[s], AQ_LANES_KINDS, f);
+                    }
+                }
+}
+
+/* Writes down who is asked, and begins nothing. */
+static enum aq_status ask(void *self, const struct aq_program_item *item)
+{
+    struct record *record = self;
+    record->under_way[record->begun[0]++] = *item;
+    return AQ_AGAIN;
+}
+
+/* The forward chain, up to the next step's send. */
+static enum aq_status before_next_send(void *self, const struct aq_program_item *item)
+{
+    (void)self;
+    return item->lane == AQ_CHAIN_FORWARD && !(item->op == AQ_OP_SEND_FWD && item->step == 1) ? AQ_OK : AQ_AGAIN;
+}
+
+/* A send of the next step is asked first, because another stage waits for it; then the earliest in the program. */
+static void test_run_asks_in_turn(void **state)
+{
+    static const struct aq_program_policy forwards = {.begin = before_next_send};
+    const struct aq_schedule_request request = {
+        .kind = AQ_SCHEDULE_GPIPE, .stages = 3, .micro_batches = 1, .in_flight = 2, .staleness = 1};
+    static struct record record;
+    const struct aq_program_policy policy = {.begin = ask, .self = &record};
+    struct aq_program_run run;
+    uint32_t lane;
+    (void)state;
+    emit_all(&request);
+    aq_program_run_init(&run, &programs[1], AQ_LANES_CHAINS, 0);
+    aq_program_run_add(&run, &programs[1], 1);
+    aq_program_run_add(&run, &programs[1], 1);
+    assert_int_equal(aq_program_run_begin(&run, &policy, &lane), AQ_AGAIN);
+    assert_int_equal(record.begun[0], 2); /* RECV_FWD, RECV_BWD */
+    assert_int_equal(record.under_way[0].op, AQ_OP_RECV_FWD);
+    assert_int_equal(record.under_way[1].op, AQ_OP_RECV_BWD);
+    while (aq_program_run_begin(&run, &forwards, &lane) == AQ_OK)
+        (void)aq_program_run_end(&run, lane);
+    record = (struct record){0};
+    assert_int_equal(aq_program_run_begin(&run, &policy, &lane), AQ_AGAIN);
+    assert_int_equal(record.begun[0], 2);
+    assert_int_equal(record.under_way[0].op, AQ_OP_SEND_FWD);
+    assert_int_equal(record.under_way[0].step, 1);
+    assert_int_equal(record.under_way[1].op, AQ_OP_RECV_BWD);
+    assert_int_equal(record.under_way[1].step, 0);
 }
 
 static void test_schedule_slots_never_grow_and_bound_the_program(void **state)
@@ -217,6 +376,8 @@ int main(void)
         cmocka_unit_test(test_schedule_every_size_runs_dry),
         cmocka_unit_test(test_schedule_every_size_runs_dry_in_replicas),
         cmocka_unit_test(test_schedule_every_beginning_runs_dry),
+        cmocka_unit_test(test_run_begins_nothing_early_by_lot),
+        cmocka_unit_test(test_run_asks_in_turn),
         cmocka_unit_test(test_schedule_slots_never_grow_and_bound_the_program),
         cmocka_unit_test(test_schedule_every_size_runs_dry_with_staleness),
         cmocka_unit_test(test_schedule_names_are_found),

@@ -179,9 +179,8 @@ static void test_check_refuses_what_is_out_of_turn(void **state)
     swap(2, find(2, AQ_OP_RECV_FWD, 0), find(2, AQ_OP_FORWARD, 0));
     refused("comes out of turn");
     fresh(AQ_SCHEDULE_1F1B); /* stage 0 wants its first gradient before it sent what the last stage needs for it */
-    const uint32_t at = find(0, AQ_OP_SEND_FWD, 0), to = find(0, AQ_OP_RECV_BWD, 0);
-    for (uint32_t i = at; i < to; i++)
-        swap(0, i, i + 1);
+    for (uint32_t i = find(0, AQ_OP_RECV_BWD, 0); i > find(0, AQ_OP_SEND_FWD, 0); i--)
+        swap(0, i, i - 1);
     refused("comes out of turn");
     fresh(AQ_SCHEDULE_1F1B);
     code[0][1] = code[0][0]; /* a forward twice */
@@ -234,7 +233,16 @@ static void test_check_refuses_wrong_order(void **state)
     fresh(AQ_SCHEDULE_GPIPE);
     for (uint32_t i = 0; i < 3; i++)
         swap(1, find(1, AQ_OP_RECV_FWD, 2) + i, find(1, AQ_OP_RECV_FWD, 3) + i);
-    refused("comes first on the link");
+    refused("receives must come in order, micro-batch 2 is next");
+    fresh(AQ_SCHEDULE_GPIPE);
+    for (uint32_t i = 0; i < 2; i++)
+        swap(0, find(0, AQ_OP_FORWARD, 4) + i, find(0, AQ_OP_FORWARD, 5) + i);
+    refused("forwards must come in order, micro-batch 4 is next");
+    fresh(AQ_SCHEDULE_GPIPE);
+    swap(1, find(1, AQ_OP_FORWARD, 1), find(1, AQ_OP_SEND_FWD, 0));
+    swap(1, find(1, AQ_OP_RECV_FWD, 1), find(1, AQ_OP_FORWARD, 1));
+    swap(1, find(1, AQ_OP_SEND_FWD, 0), find(1, AQ_OP_SEND_FWD, 1));
+    refused("sends must come in order, micro-batch 0 is next");
 }
 
 static void test_check_refuses_weight_halves_out_of_turn(void **state)
