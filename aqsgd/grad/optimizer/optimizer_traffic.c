@@ -3,8 +3,8 @@
  * steps, and of what is sent now and then.
  *
  * Each kind states what differs from the common case (struct aq_optimizer_kind, traffic): all parameters in the codec
- * of `reduce`, in each step. tests/aqsgd/test_optimizer_rules.c compares these numbers with the reductions that are asked
- * for.
+ * of `reduce`, in each step. tests/aqsgd/test_optimizer_rules.c compares these numbers with the reductions that are
+ * asked for.
  */
 #include "optimizer.h"
 #include "optimizer_low_rank.h"
