@@ -53,6 +53,8 @@ if(TARGET aqpipe)
   set_tests_properties(e2e_k8s PROPERTIES LABELS "e2e;quick" TIMEOUT 900 SKIP_RETURN_CODE 77)
   add_test(NAME e2e_compatibility COMMAND ${AQ_PYTHON} ${CMAKE_CURRENT_SOURCE_DIR}/e2e/run $<TARGET_FILE_DIR:aqpipe> compatibility)
   set_tests_properties(e2e_compatibility PROPERTIES LABELS "e2e;quick" TIMEOUT 900 PROCESSORS 2)
+  add_test(NAME e2e_replicas_planned COMMAND ${AQ_PYTHON} ${CMAKE_CURRENT_SOURCE_DIR}/e2e/run $<TARGET_FILE_DIR:aqpipe> replicas_planned)
+  set_tests_properties(e2e_replicas_planned PROPERTIES LABELS "e2e;quick" TIMEOUT 900 PROCESSORS 2)
   add_test(NAME e2e_families COMMAND ${AQ_PYTHON} ${CMAKE_CURRENT_SOURCE_DIR}/e2e/run $<TARGET_FILE_DIR:aqpipe> families)
   set_tests_properties(e2e_families PROPERTIES LABELS "e2e;quick" TIMEOUT 1200 PROCESSORS 2)
   add_test(NAME golden_runs COMMAND ${AQ_PYTHON} ${CMAKE_CURRENT_SOURCE_DIR}/golden_runs --build $<TARGET_FILE_DIR:aqpipe>

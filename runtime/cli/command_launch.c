@@ -354,6 +354,9 @@ static enum aq_status fits(struct command *command)
     char caches[AQ_RUN_PATH_BYTES];
     AQ_TRY(values_fit(command));
     AQ_TRY(aq_plan_fits(command->plan, aq_plan_memory_here()));
+    struct aq_text why = {0};
+    if (aq_plan_never_compresses(command->plan, &why)) aq_log("plan", AQ_LOG_WARNING, "%s", aq_text_of(&why));
+    aq_text_deinit(&why);
     if (command->job->cache.path) return aq_plan_disk_fits(command->plan, command->job->cache.path);
     AQ_TRY(aq_run_path(command->job->output.path, "cache", caches));
     return aq_plan_disk_fits(command->plan, caches);

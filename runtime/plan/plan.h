@@ -61,6 +61,7 @@ struct aq_plan_stage {
     char name_first[AQ_PLAN_NAME_MAX], name_last[AQ_PLAN_NAME_MAX]; /* "embedding", "block 2"                    */
     struct aq_stage_config config; /* ready for aq_stage_open: slots, B, T, precision, recompute               */
     struct aq_stage_size size;
+    struct aq_optimizer_traffic traffic; /* with the other replicas; zero if there are none                     */
     struct aq_program program;      /* of a whole step: plan->micro_batches                                     */
     struct aq_program program_last; /* of the last, partial step of an epoch: plan->micro_batches_last          */
     struct aq_cache_config cache; /* ready except path, mark, eventcount, trace, fresh; slots 0: no cache            */
@@ -197,8 +198,14 @@ bool aq_plan_part(const struct aq_plan *plan, uint32_t s, uint32_t i, struct aq_
 uint64_t aq_plan_cut_bytes(const struct aq_plan *plan, uint32_t s);
 
 /* Bytes that a worker of stage s sends to the other replicas in a reduction (and gets from them), of bodies, after any
- * warm-up: in a step, or with local steps in a round. */
+ * warm-up: in a step, or with local steps in a round. What is sent every so many steps counts with its share. */
 uint64_t aq_plan_reduce_bytes(const struct aq_plan *plan, uint32_t s);
+/* The same in a step of the optimizer's warm-up; the steps of it that this run has (0: it has no warm-up). */
+uint64_t aq_plan_warmup_bytes(const struct aq_plan *plan, uint32_t s);
+uint64_t aq_plan_warmup_steps(const struct aq_plan *plan);
+/* Is every step of the run one of the optimizer's warm-up? Then adds the reason and the remedy to text, unless it is
+ * NULL. */
+bool aq_plan_never_compresses(const struct aq_plan *plan, struct aq_text *text);
 
 /* Steps from one such reduction to the next (reduce.every; 1 where replicas are one), and how many a run has. */
 uint32_t aq_plan_reduce_every(const struct aq_plan *plan);
@@ -310,6 +317,10 @@ uint32_t aq_plan_reduce_candidates(const struct aq_plan *plan, struct aq_grad_ca
  * stage will choose by them. For whoever has filled or changed costs.
  */
 void aq_plan_costs_reduce(const struct aq_plan *plan, struct aq_plan_costs *costs);
+
+/* Bytes that a worker of stage s sends to the other replicas in a run, of bodies; if the codec is to be chosen, in the
+ * one that costs expect. costs may be NULL. */
+uint64_t aq_plan_run_bytes(const struct aq_plan *plan, const struct aq_plan_costs *costs, uint32_t s);
 
 /*
  * The time of each layer at each stage (its threads, its device), and the time of a cut before the layer. Seconds of
@@ -454,16 +465,18 @@ enum aq_status aq_plan_schedules(const struct aq_plan *plan, const struct aq_pla
 /* Of a whole run. "A machine": that of those which has most. */
 struct aq_plan_totals {
     double seconds, compute_seconds; /* by the prediction, of all stages; 0: no prediction       */
+    double warmup_step_s; /* a step of the optimizer's warm-up; of a job without one, any step   */
     uint32_t machines;
     uint64_t sent_bytes;  /* that a machine's stages send, at most; bodies go packed      */
+    uint64_t gradient_bytes; /* of them, to other replicas: of all stages and replicas, bodies   */
     uint64_t disk_bytes;  /* of a machine's caches and of the checkpoints that are kept   */
     uint64_t cache_bytes; /* of the caches of all machines; 0: in memory, or no caches */
     uint64_t data_bytes;  /* of the files of data.train                                   */
 };
 
-/* costs and prediction may be NULL. */
-void aq_plan_totals(const struct aq_plan *plan, const struct aq_plan_costs *costs,
-                    const struct aq_plan_prediction *prediction, struct aq_plan_totals *out);
+/* costs and prediction may be NULL, and are NULL together. AQ_NOMEM. */
+enum aq_status aq_plan_totals(const struct aq_plan *plan, const struct aq_plan_costs *costs,
+                              const struct aq_plan_prediction *prediction, struct aq_plan_totals *out);
 
 /* For people, at most `columns` wide (0: any width), and for programs (one JSON object). costs and prediction may be
  * NULL: then times are left out. */

@@ -38,7 +38,8 @@ enum aq_status aq_plan_stage_measure(const struct aq_job *job, uint32_t s, struc
 {
     struct aq_stage_config config = stage->config;
     if (aq_device_gpu(job->pipeline.stages[s].device) == AQ_GPU_MAYBE) config.logits_16bit = false;
-    return aq_stage_measure(&config, &stage->size);
+    AQ_TRY(aq_stage_measure(&config, &stage->size));
+    return aq_plan_traffic(job, stage);
 }
 
 static enum aq_status layer_flops(const struct aq_job *job, const struct aq_model_config *model, uint32_t layers,

@@ -174,21 +174,38 @@ static json_t *tied_json(const struct aq_plan *plan)
     return json_pack("{s:s, s:o}", "choice", names[plan->model.tied], "step_bytes", bytes);
 }
 
-static json_t *totals_json(const struct aq_plan *plan, const struct aq_plan_costs *costs,
-                           const struct aq_plan_prediction *prediction)
+static json_t *totals_json(const struct aq_plan_totals *totals, bool timed)
 {
-    struct aq_plan_totals totals;
-    aq_plan_totals(plan, costs, prediction, &totals);
-    return json_pack("{s:i, s:o, s:o, s:o, s:o, s:o, s:o}", "machines", (int)totals.machines, "sent_bytes",
-                     whole(totals.sent_bytes), "disk_bytes", whole(totals.disk_bytes), "cache_bytes",
-                     whole(totals.cache_bytes), "data_bytes", whole(totals.data_bytes), "seconds",
-                     prediction ? aq_control_number(totals.seconds) : json_null(), "compute_seconds",
-                     prediction ? aq_control_number(totals.compute_seconds) : json_null());
+    return json_pack("{s:i, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "machines", (int)totals->machines, "sent_bytes",
+                     whole(totals->sent_bytes), "gradient_bytes", whole(totals->gradient_bytes), "disk_bytes",
+                     whole(totals->disk_bytes), "cache_bytes", whole(totals->cache_bytes), "data_bytes",
+                     whole(totals->data_bytes), "seconds", timed ? aq_control_number(totals->seconds) : json_null(),
+                     "compute_seconds", timed ? aq_control_number(totals->compute_seconds) : json_null());
+}
+
+/* The optimizer's fp32 steps; null: it has none here. compresses: does the run have others? */
+static json_t *warmup_json(const struct aq_plan *plan, const struct aq_plan_totals *totals, bool timed)
+{
+    const uint64_t warm = aq_plan_warmup_steps(plan);
+    json_t *bytes = json_array();
+    if (warm == 0) {
+        json_decref(bytes);
+        return json_null();
+    }
+    for (uint32_t s = 0; s < plan->stage_count; s++)
+        json_array_append_new(bytes, whole(aq_plan_warmup_bytes(plan, s)));
+    return json_pack("{s:o, s:b, s:b, s:o, s:o}", "steps", whole(warm), "at_least",
+                     (int)plan->stages[0].traffic.warmup_least, "compresses", (int)(warm < plan->steps),
+                     "step_bytes_gradient", bytes, "step_s",
+                     timed ? aq_control_number(totals->warmup_step_s) : json_null());
 }
 
 enum aq_status aq_plan_print_json(const struct aq_plan *plan, const struct aq_plan_costs *costs,
                                   const struct aq_plan_prediction *prediction, struct aq_text *text)
 {
+    const bool timed = costs && prediction;
+    struct aq_plan_totals totals;
+    AQ_TRY(aq_plan_totals(plan, costs, prediction, &totals));
     json_t *stages = json_array(), *edges = json_array();
     for (uint32_t s = 0; s < plan->stage_count; s++)
         json_array_append_new(stages, stage_json(plan, costs, s));
@@ -202,11 +219,12 @@ enum aq_status aq_plan_print_json(const struct aq_plan *plan, const struct aq_pl
                             "steps_per_epoch", whole(plan->steps_per_epoch), "steps", whole(plan->steps), "replicas",
                             (int)plan->replicas, "reduce_transport", transport_name(aq_plan_reduce_transport(plan)),
                             "micro_batches", (int)plan->micro_batches, "schedule", aq_schedule_name(plan->schedule),
-                            "stages", stages, "edges", edges, "totals", totals_json(plan, costs, prediction), "time",
-                            costs && prediction ? time_json(plan, costs, prediction) : json_null());
+                            "stages", stages, "edges", edges, "totals", totals_json(&totals, timed), "time",
+                            timed ? time_json(plan, costs, prediction) : json_null());
     json_object_set_new(out, "parameters_frozen", whole(plan->frozen));
     json_object_set_new(out, "tied", tied_json(plan));
     json_object_set_new(out, "cache_window", json_integer((json_int_t)plan->ahead));
+    json_object_set_new(out, "warmup", warmup_json(plan, &totals, timed));
     json_object_set_new(out, "reduce_every", whole(aq_plan_reduce_every(plan)));
     json_object_set_new(out, "checkpoint_steps",
                         whole(aq_job_every_steps(&plan->job->checkpoint.every, plan->steps_per_epoch)));

@@ -245,6 +245,23 @@ static void print_round(const struct aq_plan *plan, struct aq_text *text)
                 round > 0 ? (double)each * config->outer_every / (double)round : 0, aq_text_size(each, b));
 }
 
+/* The optimizer's first steps, in which replicas average fp32 gradients; and whether the run has any others. */
+static void print_warmup(const struct aq_plan *plan, struct aq_text *text)
+{
+    const uint64_t warm = aq_plan_warmup_steps(plan);
+    char a[AQ_TEXT_NUMBER];
+    if (warm == 0) return;
+    if (warm < plan->steps)
+        aq_text_add(text, "warm-up: %s %llu of %llu steps send fp32 gradients, up to %s per step\n",
+                    plan->stages[0].traffic.warmup_least ? "at least the first" : "the first",
+                    (unsigned long long)warm, (unsigned long long)plan->steps,
+                    aq_text_size(aq_plan_warmup_most(plan), a));
+    if (warm < plan->steps) return;
+    aq_text_add(text, "warning: ");
+    (void)aq_plan_never_compresses(plan, text);
+    aq_text_add(text, "\n");
+}
+
 /* The traffic between the replicas of a stage. */
 static void print_groups(const struct aq_plan *plan, const struct aq_plan_costs *costs, struct aq_text *text)
 {
@@ -263,6 +280,7 @@ static void print_groups(const struct aq_plan *plan, const struct aq_plan_costs 
                         (unsigned long long)aq_plan_coded_bytes(plan, s, &candidates[c].config), candidates[c].name,
                         costs && costs->choice[s] == c ? " (expected)" : "", c + 1 < count ? "" : "\n");
     }
+    print_warmup(plan, text);
     if (every > 1) print_round(plan, text);
     aq_text_add(text, "%s\n", reduce_transport_text(aq_plan_reduce_transport(plan)));
     if (config->reduce_automatic)
@@ -477,7 +495,7 @@ static enum aq_status print_all(const struct aq_plan *plan, const struct aq_plan
                                 const struct aq_plan_prediction *prediction, unsigned columns, struct aq_text *text)
 {
     struct aq_plan_totals totals;
-    aq_plan_totals(plan, costs, prediction, &totals);
+    AQ_TRY(aq_plan_totals(plan, costs, prediction, &totals));
     print_head(plan, text);
     print_stages(plan, columns, text);
     print_memory(plan, columns, text);

@@ -46,7 +46,17 @@ enum aq_status aq_plan_layer_size(const struct aq_job *job, const struct aq_mode
 /* plan_cut.c: may stage s make logits of 16 bits (model.logits)? It does where its device is a GPU. */
 bool aq_plan_logits_16bit(const struct aq_job *job, uint32_t s);
 
-/* plan_cut.c: stage->size by its config. On a device that may be a CPU, logits count as fp32, which are more. */
+/* plan_reduce.c: stage->traffic by its config. Of a job without replicas it stays zero. AQ_NOMEM. */
+enum aq_status aq_plan_traffic(const struct aq_job *job, struct aq_plan_stage *stage);
+
+/* plan_reduce.c: aq_plan_warmup_bytes of the stage that has most. */
+uint64_t aq_plan_warmup_most(const struct aq_plan *plan);
+
+/* plan_reduce.c: costs of a step of the optimizer's warm-up, which sends fp32 gradients (traffic.warmup_steps). */
+void aq_plan_costs_warmup(const struct aq_plan *plan, const struct aq_plan_costs *costs, struct aq_plan_costs *out);
+
+/* plan_cut.c: stage->size and stage->traffic by its config. On a device that may be a CPU, logits count as fp32, which
+ * are more. */
 enum aq_status aq_plan_stage_measure(const struct aq_job *job, uint32_t s, struct aq_plan_stage *stage);
 
 /* plan.c: the shape, sizes and wire bytes of edge e with the cut behind layer layer_end - 1; no windows. */

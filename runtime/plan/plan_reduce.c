@@ -42,14 +42,86 @@ uint64_t aq_plan_reductions(const struct aq_plan *plan)
     return plan->replicas > 1 ? (plan->steps + every - 1) / every : 0;
 }
 
+enum aq_status aq_plan_traffic(const struct aq_job *job, struct aq_plan_stage *stage)
+{
+    const uint32_t W = aq_job_reducers(job);
+    struct aq_tensor_info *infos;
+    uint32_t count;
+    void *memory;
+    if (W == 1) return AQ_OK;
+    AQ_TRY(aq_stage_list(&stage->config, &infos, &count));
+    enum aq_status status = aq_alloc((count + (size_t)1) * sizeof(struct aq_optimizer_tensor), &memory);
+    struct aq_optimizer_tensor *tensors = memory;
+    for (uint32_t i = 0; status == AQ_OK && i < count; i++)
+        tensors[i] = (struct aq_optimizer_tensor){.offset = infos[i].offset,
+                                                  .count = infos[i].count,
+                                                  .decay = infos[i].decay,
+                                                  .rows = infos[i].dimensions == 2 ? infos[i].shape[0] : 0,
+                                                  .name = infos[i].name};
+    if (status == AQ_OK)
+        status = aq_optimizer_config_traffic(&job->train.optimizer, tensors, count, stage->size.parameters, W,
+                                             &stage->traffic);
+    if (status == AQ_OK) aq_free(tensors);
+    aq_free(infos);
+    return status;
+}
+
 uint64_t aq_plan_reduce_bytes(const struct aq_plan *plan, uint32_t s)
 {
+    const struct aq_optimizer_traffic *traffic = &plan->stages[s].traffic;
+    const uint64_t now_and_then = traffic->every ? traffic->every_bytes / traffic->every : 0;
+    return both_ways(traffic->step_bytes + now_and_then, aq_job_reducers(plan->job));
+}
+
+uint64_t aq_plan_warmup_bytes(const struct aq_plan *plan, uint32_t s)
+{
+    return both_ways(plan->stages[s].traffic.warmup_bytes, aq_job_reducers(plan->job));
+}
+
+uint64_t aq_plan_warmup_steps(const struct aq_plan *plan)
+{
+    const uint64_t steps = plan->stages[0].traffic.warmup_steps;
+    return steps < plan->steps ? steps : plan->steps;
+}
+
+uint64_t aq_plan_warmup_most(const struct aq_plan *plan)
+{
+    uint64_t most = 0;
+    for (uint32_t s = 0; s < plan->stage_count; s++)
+        most = aq_plan_warmup_bytes(plan, s) > most ? aq_plan_warmup_bytes(plan, s) : most;
+    return most;
+}
+
+bool aq_plan_never_compresses(const struct aq_plan *plan, struct aq_text *text)
+{
     const struct aq_optimizer_config *config = &plan->job->train.optimizer;
-    const uint64_t W = aq_job_reducers(plan->job), count = plan->stages[s].size.parameters;
-    uint64_t bytes;
-    if (W == 1) return 0;
-    if (aq_optimizer_config_sends(config, count, &bytes)) return both_ways(bytes, W);
-    return both_ways(coded_bytes(&config->reduce, count), W); /* PowerSGD: of the steps before it starts */
+    const struct aq_optimizer_traffic *traffic = &plan->stages[0].traffic;
+    const char *remedy = "fewer optimizer.warmup_steps";
+    char size[AQ_TEXT_NUMBER];
+    if (plan->steps == 0 || aq_plan_warmup_steps(plan) < plan->steps) return false;
+    if (!text) return true;
+    if (traffic->warmup_least) remedy = "optimizer.freeze_ratio: 0 with optimizer.warmup_steps, or a lower train.beta2";
+    if (config->low_rank) remedy = "a lower reduce.start_step";
+    aq_text_add(text, "%s never compresses in this job. Its warm-up takes %s%llu steps, and the job has %llu: ",
+                config->low_rank ? "PowerSGD" : config->kind, traffic->warmup_least ? "at least " : "",
+                (unsigned long long)traffic->warmup_steps, (unsigned long long)plan->steps);
+    aq_text_add(text, "all send fp32 gradients, up to %s per step. Remedy: %s",
+                aq_text_size(aq_plan_warmup_most(plan), size), remedy);
+    return true;
+}
+
+uint64_t aq_plan_run_bytes(const struct aq_plan *plan, const struct aq_plan_costs *costs, uint32_t s)
+{
+    struct aq_grad_candidate candidates[AQ_GRAD_CANDIDATES_MAX];
+    const struct aq_optimizer_config *config = &plan->job->train.optimizer;
+    const uint32_t choice = costs ? costs->choice[s] : AQ_CHOICE_NONE;
+    const uint64_t times = aq_plan_reductions(plan);
+    if (times == 0) return 0;
+    if (config->reduce_automatic && choice != AQ_CHOICE_NONE) {
+        (void)aq_grad_candidates(config, candidates);
+        return times * aq_plan_coded_bytes(plan, s, &candidates[choice].config);
+    }
+    return both_ways(aq_optimizer_traffic_bytes(&plan->stages[s].traffic, times), aq_job_reducers(plan->job));
 }
 
 enum aq_transport_kind aq_plan_reduce_transport(const struct aq_plan *plan)
@@ -80,8 +152,7 @@ bool aq_plan_carries(const struct aq_plan *plan, uint32_t edge)
 uint32_t aq_plan_reduce_candidates(const struct aq_plan *plan, struct aq_grad_candidate out[AQ_GRAD_CANDIDATES_MAX])
 {
     const struct aq_optimizer_config *config = &plan->job->train.optimizer;
-    uint64_t bytes;
-    if (plan->replicas == 1 || aq_optimizer_config_sends(config, 0, &bytes)) return 0;
+    if (plan->replicas == 1 || !aq_optimizer_config_codes(config)) return 0;
     if (config->reduce_automatic) return aq_grad_candidates(config, out);
     out[0] = (struct aq_grad_candidate){.config = config->reduce};
     if (!out[0].config.kind) out[0].config.kind = "fp32";
@@ -131,5 +202,16 @@ void aq_plan_costs_reduce(const struct aq_plan *plan, struct aq_plan_costs *cost
         if (bytes > 0 && costs->rate_mbps > 0) costs->reduce_s[s] = bytes / rank_rate(plan, costs);
         costs->reduce_s[s] /= every; /* a step's share of what is taken once a round */
         costs->pack_s[s] /= every;
+    }
+}
+
+void aq_plan_costs_warmup(const struct aq_plan *plan, const struct aq_plan_costs *costs, struct aq_plan_costs *out)
+{
+    *out = *costs;
+    out->reduce_in_step = false; /* the mean of gradients is made before the update */
+    for (uint32_t s = 0; s < plan->stage_count; s++) {
+        const double bytes = (double)aq_plan_warmup_bytes(plan, s);
+        out->pack_s[s] = 0;
+        out->reduce_s[s] = bytes > 0 && costs->rate_mbps > 0 ? bytes / rank_rate(plan, costs) : 0;
     }
 }

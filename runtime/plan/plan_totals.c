@@ -33,6 +33,19 @@ static uint32_t machine_of(const struct aq_plan *plan, uint32_t rank)
     return first;
 }
 
+/* Of the replicas of a machine, the first sends for all (reduce.machine_first). */
+static uint64_t replica_bytes(const struct aq_plan *plan, const struct aq_plan_costs *costs, uint32_t rank)
+{
+    const uint32_t replica = rank / plan->stage_count;
+    uint32_t first = 0;
+    if (plan->job->reduce.machine_first) {
+        while (aq_job_machine(plan->job, first) != aq_job_machine(plan->job, replica))
+            first++;
+        if (first < replica) return 0;
+    }
+    return aq_plan_run_bytes(plan, costs, rank % plan->stage_count);
+}
+
 /* Bytes that a rank sends in the run, to its neighbours and to the other replicas. */
 static uint64_t sent_by(const struct aq_plan *plan, const struct aq_plan_costs *costs, uint32_t rank)
 {
@@ -46,13 +59,23 @@ static uint64_t sent_by(const struct aq_plan *plan, const struct aq_plan_costs *
     for (uint32_t e = s > 0 ? s - 1 : 0; e <= s && e + 1 < plan->stage_count; e++) /* split.mode: global */
         bytes += plan->steps * plan->edges[e].shape.summed * sizeof(float);
     bytes += plan->steps * aq_plan_tied_sent(plan, s);
-    if (plan->replicas == 1) return bytes;
-    struct aq_grad_candidate candidates[AQ_GRAD_CANDIDATES_MAX];
-    (void)aq_grad_candidates(&plan->job->train.optimizer, candidates);
-    const uint32_t choice = costs ? costs->choice[s] : AQ_CHOICE_NONE;
-    const bool chosen = plan->job->train.optimizer.reduce_automatic && choice != AQ_CHOICE_NONE;
-    return bytes + aq_plan_reductions(plan) * (chosen ? aq_plan_coded_bytes(plan, s, &candidates[choice].config)
-                                         : aq_plan_reduce_bytes(plan, s));
+    return bytes + replica_bytes(plan, costs, rank);
+}
+
+/* The steps of the optimizer's warm-up send more, and take as long as that takes. AQ_NOMEM. */
+static enum aq_status run_seconds(const struct aq_plan *plan, const struct aq_plan_costs *costs,
+                                  const struct aq_plan_prediction *prediction, struct aq_plan_totals *out)
+{
+    struct aq_plan_costs slow;
+    struct aq_plan_prediction warmup = *prediction;
+    const uint64_t warm = plan->replicas > 1 ? aq_plan_warmup_steps(plan) : 0;
+    if (warm > 0) {
+        aq_plan_costs_warmup(plan, costs, &slow);
+        AQ_TRY(aq_plan_predict(plan, &slow, &warmup));
+    }
+    out->warmup_step_s = warmup.step_s;
+    out->seconds = warmup.step_s * (double)warm + prediction->step_s * (double)(plan->steps - warm);
+    return AQ_OK;
 }
 
 static uint64_t data_bytes(const struct aq_job *job)
@@ -64,8 +87,8 @@ static uint64_t data_bytes(const struct aq_job *job)
     return bytes;
 }
 
-void aq_plan_totals(const struct aq_plan *plan, const struct aq_plan_costs *costs,
-                    const struct aq_plan_prediction *prediction, struct aq_plan_totals *out)
+enum aq_status aq_plan_totals(const struct aq_plan *plan, const struct aq_plan_costs *costs,
+                              const struct aq_plan_prediction *prediction, struct aq_plan_totals *out)
 {
     uint64_t sent[AQ_JOB_RANKS_MAX] = {0}, disk[AQ_JOB_RANKS_MAX] = {0};
     *out = (struct aq_plan_totals){.data_bytes = data_bytes(plan->job)};
@@ -77,12 +100,14 @@ void aq_plan_totals(const struct aq_plan *plan, const struct aq_plan_costs *cost
         out->cache_bytes += cache;
         out->machines += machine == r;
         sent[machine] += sent_by(plan, costs, r);
+        out->gradient_bytes += replica_bytes(plan, costs, r);
         disk[machine] += cache + aq_plan_checkpoint_bytes(plan, r % plan->stage_count);
         if (sent[machine] > out->sent_bytes) out->sent_bytes = sent[machine];
         if (disk[machine] > out->disk_bytes) out->disk_bytes = disk[machine];
     }
-    if (!prediction) return;
-    out->seconds = prediction->step_s * (double)plan->steps;
+    if (!prediction) return AQ_OK;
+    AQ_TRY(run_seconds(plan, costs, prediction, out));
     for (uint32_t s = 0; s < plan->stage_count; s++)
         out->compute_seconds += prediction->compute_s[s] * (double)plan->steps * plan->replicas;
+    return AQ_OK;
 }

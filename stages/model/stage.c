@@ -293,6 +293,27 @@ enum aq_status aq_stage_measure(const struct aq_stage_config *config, struct aq_
     return AQ_OK;
 }
 
+enum aq_status aq_stage_list(const struct aq_stage_config *config, struct aq_tensor_info **out, uint32_t *count)
+{
+    const struct aq_stage_config mine = config_of(config);
+    AQ_TRY(config_check(&mine));
+    struct layer_tensor *tensors;
+    uint32_t all, trained = 0;
+    void *memory;
+    AQ_TRY(stage_tensors(&mine, &tensors, &all, NULL));
+    const enum aq_status status = aq_alloc((all + 1) * sizeof **out, &memory);
+    struct aq_tensor_info *infos = memory;
+    for (uint32_t i = 0; status == AQ_OK && i < all; i++) {
+        if (tensors[i].info.buffer || tensors[i].info.frozen) continue;
+        infos[trained++] = tensors[i].info;
+    }
+    aq_free(tensors);
+    AQ_TRY(status);
+    *out = infos;
+    *count = trained;
+    return AQ_OK;
+}
+
 static enum aq_status buffers_open(struct aq_stage *stage)
 {
     const struct aq_stage_size *size = &stage->size;

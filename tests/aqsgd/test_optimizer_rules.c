@@ -272,6 +272,80 @@ static void test_onebit_lamb_coefficient_of_a_tensor_of_zeros_is_one(void **stat
     ranks_close(&ranks);
 }
 
+struct sender {
+    const char *kind, *codec;
+    uint64_t warmup_steps, low_rank_start, dense_below;
+    uint32_t low_rank, lane_bits, W;
+    float freeze_ratio;
+    bool sync_gradient;
+    const char *names; /* momentum_names and mask_names */
+};
+
+static struct aq_optimizer_config sender_config(const struct sender *of, uint64_t steps)
+{
+    struct aq_optimizer_config config;
+    aq_optimizer_config_default(&config, of->kind);
+    if (of->codec) assert_true(aq_grad_codec_config_named(&config.reduce, of->codec));
+    if (of->warmup_steps) config.warmup_steps = of->warmup_steps;
+    config.beta2 = strcmp(of->kind, "onebit_adam") == 0 ? 0.9f : config.beta2;
+    config.freeze_ratio = of->freeze_ratio;
+    config.low_rank = of->low_rank;
+    config.low_rank_start = of->low_rank_start;
+    config.lane_bits = of->lane_bits;
+    config.dense_below = of->dense_below;
+    config.sync_gradient = of->sync_gradient;
+    config.sync_every = 7;
+    config.momentum_every = of->names ? 7 : 0;
+    config.momentum_names = config.mask_names = of->names;
+    config.total_steps = steps;
+    return config;
+}
+
+/* What every optimizer sends in a run is what its traffic states, by bytes; masks (slamb) within 2 %. */
+static void test_traffic_is_what_a_run_sends(void **state)
+{
+    (void)state;
+    enum { STEPS = 40 };
+    static const struct sender senders[] = {
+        {.kind = "adamw", .W = 2},
+        {.kind = "adamw", .codec = "q4", .W = 3},
+        {.kind = "adamw", .low_rank = 2, .low_rank_start = 5, .W = 2},
+        {.kind = "sgd", .codec = "bf16", .W = 2},
+        {.kind = "lamb", .codec = "sign", .W = 2},
+        {.kind = "lion", .codec = "fp16", .W = 2},
+        {.kind = "qadam", .warmup_steps = 9, .W = 2},
+        {.kind = "onebit_adam", .warmup_steps = 9, .W = 2},
+        {.kind = "onebit_adam", .warmup_steps = 3, .freeze_ratio = 0.01f, .W = 2}, /* at the earliest */
+        {.kind = "onebit_adam", .warmup_steps = 90, .W = 2},                       /* never */
+        {.kind = "onebit_lamb", .warmup_steps = 9, .W = 3},
+        {.kind = "lioncub", .names = "head,wte", .W = 2},
+        {.kind = "lioncub", .codec = "lp5", .lane_bits = 8, .names = "head,wte", .W = 2},
+        {.kind = "lioncub", .codec = "lp4", .lane_bits = 4, .names = "head,wte", .W = 8}, /* votes: rows are masked */
+        {.kind = "slamb", .W = 2},
+        {.kind = "slamb", .dense_below = 80, .sync_gradient = true, .W = 2},
+    };
+    for (size_t i = 0; i < sizeof senders / sizeof *senders; i++) {
+        const struct sender *of = &senders[i];
+        const struct aq_optimizer_config config = sender_config(of, STEPS);
+        struct aq_optimizer_traffic traffic;
+        uint64_t sent = 0;
+        ranks_open(&ranks, &config, of->W);
+        for (uint64_t step = 1; step <= STEPS; step++) {
+            ranks_gradients(&ranks, 31, step);
+            ranks_step(&ranks, 0.001f, 1.0f, step);
+            sent += ranks.sent;
+        }
+        ranks_close(&ranks);
+        assert_int_equal(aq_optimizer_config_traffic(&config, rank_tensors, RANK_TENSORS, N, of->W, &traffic), AQ_OK);
+        const uint64_t planned = aq_optimizer_traffic_bytes(&traffic, STEPS);
+        const double slack = strcmp(of->kind, "slamb") == 0 ? 0.02 * (double)sent : 0;
+        if (fabs((double)planned - (double)sent) > slack)
+            fail_msg("%zu, %s: %llu bytes were sent, %llu planned", i, of->kind, (unsigned long long)sent,
+                     (unsigned long long)planned);
+        assert_true(traffic.coded == (of->lane_bits == 0 && strcmp(of->kind, "slamb") != 0));
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -282,6 +356,7 @@ int main(void)
         cmocka_unit_test(test_errors_of_workers_and_servers_telescope),
         cmocka_unit_test(test_lioncub_rows_that_no_replica_uses_move_by_their_decay_alone),
         cmocka_unit_test(test_onebit_lamb_coefficient_of_a_tensor_of_zeros_is_one),
+        cmocka_unit_test(test_traffic_is_what_a_run_sends),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

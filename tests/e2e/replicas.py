@@ -136,6 +136,24 @@ def scenario_replicas_optimizers():
     no_workers("replicas_optimizers")
 
 
+def scenario_replicas_planned():
+    """Every optimizer: the plan's bytes between replicas are those of the run, within 2 %; one that never compresses is named."""
+    base = {**REPLICAS, "train.epochs": 4, "checkpoint.every": 0}
+    more = {"lioncub-momenta": {**OPTIMIZERS["lioncub"], "optimizer.momentum_every": 5, "optimizer.momentum_names": "wte,head",
+                                "optimizer.mask_names": "wte"},
+            "slamb-dense": {**OPTIMIZERS["slamb"], "optimizer.sync_every": 5, "optimizer.dense_below": 600, "optimizer.sync_gradient": "true"},
+            "adamw-local": {"reduce.every": 5, "reduce.codec": "q4"}, "never": {"train.optimizer": "onebit_adam"}}
+    for name, keys in {**OPTIMIZERS, **more}.items():
+        path = manifest(name, **{**base, **keys})
+        errors = launch(path).stderr
+        sent = sum(sum(line["gradient_bytes"]) for line in metrics(name))
+        planned = json.loads(aqpipe("plan", path, "--json").stdout)
+        check(0.98 < planned["totals"]["gradient_bytes"] / sent < 1.02, f"{name}: replicas sent {sent} bytes, the plan has {planned['totals']}")
+        check(("onebit_adam never compresses in this job" in errors) == (name == "never"), f"{name}: {errors}")
+    check(planned["warmup"]["steps"] == planned["steps"] and not planned["warmup"]["compresses"], f"the plan says {planned['warmup']}")
+    no_workers("replicas_planned")
+
+
 def scenario_replicas_defaults():
     """Every optimizer with its own defaults, three stages, two and six replicas, clipping, an epoch's partial last batch."""
     os.environ["AQ_LOG"] = "optimizer:2"

@@ -446,11 +446,11 @@ static void test_a_plan_tells_what_sums_cost(void **state)
         assert_int_equal(plan->edges[e].shape.summed, plan->stages[2 * e].size.parameters);
     }
     assert_non_null(strstr(aq_text_of(&text), "of memory of the split-server, and"));
-    aq_plan_totals(plan, NULL, NULL, &with);
+    assert_int_equal(aq_plan_totals(plan, NULL, NULL, &with), AQ_OK);
     job->split.mode = AQ_SPLIT_FED1;
     struct aq_plan *other;
     assert_int_equal(aq_plan_open(job, &other), AQ_OK);
-    aq_plan_totals(other, NULL, NULL, &without);
+    assert_int_equal(aq_plan_totals(other, NULL, NULL, &without), AQ_OK);
     const uint64_t ends = plan->stages[0].size.parameters + plan->stages[2].size.parameters;
     assert_int_equal(with.sent_bytes, without.sent_bytes + 2 * plan->steps * ends * sizeof(float));
     aq_plan_close(other);

@@ -26,6 +26,11 @@ static const struct aq_optimizer_kind *find_kind(const char *name)
     return NULL;
 }
 
+const struct aq_optimizer_kind *aq_optimizer_kind_of(const struct aq_optimizer_config *config)
+{
+    return find_kind(config->kind);
+}
+
 const char *aq_optimizer_kind_name(uint32_t index)
 {
     return index < KIND_COUNT ? kinds[index]->name : NULL;
@@ -280,10 +285,10 @@ const char *aq_optimizer_config_takes(const struct aq_optimizer_config *config)
     return signs || config->low_rank > 0 ? "fp32, fp16, bf16, q8..q2, lp8..lp2 or sign" : NULL;
 }
 
-bool aq_optimizer_config_sends(const struct aq_optimizer_config *config, uint64_t parameters, uint64_t *bytes)
+bool aq_optimizer_config_codes(const struct aq_optimizer_config *config)
 {
     const struct aq_optimizer_kind *kind = find_kind(config->kind);
-    return kind->sends && kind->sends(config, parameters, bytes);
+    return !kind->codes || kind->codes(config);
 }
 
 bool aq_optimizer_config_drifts(const struct aq_optimizer_config *config, uint64_t step)

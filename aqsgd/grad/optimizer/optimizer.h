@@ -102,6 +102,14 @@ struct aq_optimizer {
     struct aq_optimizer_call call;
 };
 
+/* What an optimizer of this configuration is opened with, in a group of W. */
+struct aq_optimizer_sent {
+    const struct aq_optimizer_config *config;
+    const struct aq_optimizer_tensor *tensors;
+    uint32_t tensor_count, W;
+    uint64_t parameters;
+};
+
 struct aq_optimizer_kind {
     const char *name;
     /* config.reduce is for the mean of the gradients (optimizer_average.c); else the kind's own affair. */
@@ -115,8 +123,10 @@ struct aq_optimizer_kind {
     enum aq_status (*config_check_device)(const struct aq_optimizer_config *config, char *why);
     /* aq_optimizer_config_takes. NULL: any codec; but gradients need sizes, and momenta are of no low rank. */
     const char *(*takes)(const struct aq_optimizer_config *config);
-    /* aq_optimizer_config_sends. NULL: it does not. */
-    bool (*sends)(const struct aq_optimizer_config *config, uint64_t parameters, uint64_t *bytes);
+    /* aq_optimizer_config_codes. NULL: it does. */
+    bool (*codes)(const struct aq_optimizer_config *config);
+    /* Changes what differs from all parameters in the codec of `reduce` in each step. NULL: nothing does. */
+    void (*traffic)(const struct aq_optimizer_sent *sent, struct aq_optimizer_traffic *out);
     /* aq_optimizer_config_drifts. NULL: never. */
     bool (*drifts)(const struct aq_optimizer_config *config, uint64_t step);
     /* Takes arrays and scratch. Called twice, first to measure: every pointer is NULL then. */
@@ -135,6 +145,12 @@ struct aq_optimizer_kind {
      */
     float (*absorbs)(const struct aq_optimizer *optimizer, uint32_t t);
 };
+
+/* The row of config->kind; NULL: there is none. */
+const struct aq_optimizer_kind *aq_optimizer_kind_of(const struct aq_optimizer_config *config);
+
+/* traffic of kinds that send fp32 gradients for warmup_steps, and then what `reduce` codes. */
+void aq_optimizer_traffic_warmup(const struct aq_optimizer_sent *sent, struct aq_optimizer_traffic *out);
 
 /* absorbs of kinds that average gradients with an exponential mean, and of those that send their momentum. */
 float aq_optimizer_absorbs_gradient(const struct aq_optimizer *optimizer, uint32_t t);

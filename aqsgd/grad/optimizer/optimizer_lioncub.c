@@ -72,10 +72,9 @@ static const char *lioncub_takes(const struct aq_optimizer_config *config)
     return lanes ? "lp2..lp8, because its lanes are numbers" : "vote (or lp2..lp8 with optimizer.lane_bits)";
 }
 
-static bool lioncub_sends(const struct aq_optimizer_config *config, uint64_t parameters, uint64_t *bytes)
+static bool lioncub_codes(const struct aq_optimizer_config *config)
 {
-    *bytes = parameters * config->lane_bits / 8;
-    return config->lane_bits > 0;
+    return config->lane_bits == 0;
 }
 
 static bool name_matches(const char *name, const char *patterns)
@@ -109,14 +108,19 @@ static enum aq_status place_synced(struct aq_optimizer *optimizer, struct lioncu
     return AQ_OK;
 }
 
-/* The rows that can be masked; a tensor that is no matrix is one row. */
+/* The rows of a tensor that can be masked; one that is no matrix is one row. */
+static uint64_t rows_of(const struct aq_optimizer_config *config, const struct aq_optimizer_tensor *tensor)
+{
+    if (!name_matches(tensor->name, config->mask_names)) return 0;
+    return tensor->rows > 1 ? tensor->rows : 1;
+}
+
 static uint32_t list_rows(const struct aq_optimizer *optimizer, struct aq_flat_piece *out)
 {
     uint32_t count = 0;
     for (uint32_t t = 0; t < optimizer->tensor_count; t++) {
         const struct aq_optimizer_tensor *tensor = &optimizer->tensors[t];
-        const uint64_t rows = tensor->rows > 1 ? tensor->rows : 1, columns = tensor->count / rows;
-        if (!name_matches(tensor->name, optimizer->config.mask_names)) continue;
+        const uint64_t rows = rows_of(&optimizer->config, tensor), columns = rows ? tensor->count / rows : 0;
         for (uint64_t r = 0; r < rows; r++, count++)
             if (out)
                 out[count] = (struct aq_flat_piece){
@@ -145,16 +149,37 @@ static enum aq_status place_rows(struct aq_optimizer *optimizer, struct lioncub 
 }
 
 /* K: what the lanes hold of W ranks, and the quantizer's bits allow. */
+static uint32_t levels_of(const struct aq_optimizer_config *config, uint32_t W)
+{
+    const uint32_t most = (1u << config->lane_bits) - 1, wanted = (1u << (config->reduce.bits - 1)) - 1;
+    const uint32_t fit = most / (2 * W);
+    return fit < wanted ? fit : wanted;
+}
+
 static enum aq_status fit_levels(const struct aq_optimizer *optimizer, uint32_t *levels)
 {
-    const uint32_t bits = optimizer->config.lane_bits, W = optimizer->group.size;
-    const uint32_t most = (1u << bits) - 1, wanted = (1u << (optimizer->config.reduce.bits - 1)) - 1;
+    const uint32_t bits = optimizer->config.lane_bits, W = optimizer->group.size, most = (1u << bits) - 1;
     if (W > most)
         return aq_fail(AQ_INVAL, "optimizer", "lane_bits %u hold sums up to %u: the votes of %u replicas do not fit",
                        (unsigned)bits, (unsigned)most, (unsigned)W);
-    const uint32_t fit = most / (2 * W);
-    *levels = fit < wanted ? fit : wanted;
+    *levels = levels_of(&optimizer->config, W);
     return AQ_OK;
+}
+
+/* Rows that are masked add a float each; momenta that are averaged are in fp32. */
+static void lioncub_traffic(const struct aq_optimizer_sent *sent, struct aq_optimizer_traffic *out)
+{
+    const struct aq_optimizer_config *config = sent->config;
+    const bool lanes = config->lane_bits > 0, levels = lanes && levels_of(config, sent->W) > 0;
+    uint64_t rows = 0, synced = 0;
+    for (uint32_t t = 0; t < sent->tensor_count; t++) {
+        rows += levels ? 0 : rows_of(config, &sent->tensors[t]);
+        synced += name_matches(sent->tensors[t].name, config->momentum_names) ? sent->tensors[t].count : 0;
+    }
+    if (lanes) out->step_bytes = aq_lanes_bytes(sent->parameters, config->lane_bits);
+    out->step_bytes += rows * sizeof(float);
+    out->every = synced > 0 ? config->momentum_every : 0;
+    out->every_bytes = synced * sizeof(float);
 }
 
 static enum aq_status place_lanes(struct aq_optimizer *optimizer, struct lioncub *own)
@@ -364,7 +389,8 @@ const struct aq_optimizer_kind aq_optimizer_lioncub = {
     .config_check = lioncub_config_check,
     .config_check_device = lioncub_config_check_device,
     .takes = lioncub_takes,
-    .sends = lioncub_sends,
+    .codes = lioncub_codes,
+    .traffic = lioncub_traffic,
     .place = lioncub_place,
     .update = lioncub_update,
     .due = lioncub_due,

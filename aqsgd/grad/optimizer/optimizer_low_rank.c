@@ -65,6 +65,19 @@ static void lay_out(const struct aq_optimizer *optimizer, struct aq_low_rank *lo
     low->sent_floats += low->p_floats;
 }
 
+void aq_low_rank_traffic(const struct aq_optimizer_sent *sent, struct aq_optimizer_traffic *out)
+{
+    const uint64_t r = sent->config->low_rank;
+    uint64_t floats = 0;
+    for (uint32_t t = 0; t < sent->tensor_count; t++) {
+        const struct aq_optimizer_tensor *tensor = &sent->tensors[t];
+        const bool factors = compresses(tensor, sent->config->low_rank);
+        floats += factors ? r * (tensor->rows + tensor->count / tensor->rows) : tensor->count;
+    }
+    out->warmup_steps = sent->config->low_rank_start;
+    out->step_bytes = floats * sizeof(float);
+}
+
 /* The first Q: normal, the same on every rank and after every restart. */
 static enum aq_status fill_q(const struct aq_optimizer *optimizer, const struct aq_low_rank *low)
 {

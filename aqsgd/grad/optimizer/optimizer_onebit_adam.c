@@ -62,6 +62,15 @@ static enum aq_status onebit_adam_config_check(const struct aq_optimizer_config 
     return AQ_OK;
 }
 
+/* The norm is known before an update, and is compared with the one of `interval` updates earlier: see settled. */
+static void onebit_adam_traffic(const struct aq_optimizer_sent *sent, struct aq_optimizer_traffic *out)
+{
+    const struct aq_optimizer_config *config = sent->config;
+    const uint64_t earliest = config->freeze_ratio > 0.0f ? interval_of(config) + 2 : 0;
+    out->warmup_least = config->freeze_ratio > 0.0f;
+    out->warmup_steps = config->warmup_steps > earliest ? config->warmup_steps : earliest;
+}
+
 static enum aq_status onebit_adam_place(struct aq_optimizer *optimizer)
 {
     float *m, *v, *frozen, *history = NULL;
@@ -162,6 +171,7 @@ const struct aq_optimizer_kind aq_optimizer_onebit_adam = {
     .name = "onebit_adam",
     .config_default = onebit_adam_config_default,
     .config_check = onebit_adam_config_check,
+    .traffic = onebit_adam_traffic,
     .place = onebit_adam_place,
     .averages = onebit_adam_averages,
     .gauges = onebit_adam_gauges,

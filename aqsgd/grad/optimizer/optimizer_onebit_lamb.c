@@ -223,6 +223,7 @@ const struct aq_optimizer_kind aq_optimizer_onebit_lamb = {
     .name = "onebit_lamb",
     .config_default = onebit_lamb_config_default,
     .config_check = onebit_lamb_config_check,
+    .traffic = aq_optimizer_traffic_warmup,
     .place = onebit_lamb_place,
     .averages = onebit_lamb_averages,
     .update = onebit_lamb_update,

@@ -79,6 +79,7 @@ const struct aq_optimizer_kind aq_optimizer_qadam = {
     .name = "qadam",
     .config_default = qadam_config_default,
     .config_check = qadam_config_check,
+    .traffic = aq_optimizer_traffic_warmup,
     .place = qadam_place,
     .averages = qadam_averages,
     .update = qadam_update,

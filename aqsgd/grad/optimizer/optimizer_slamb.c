@@ -86,10 +86,24 @@ static const char *slamb_takes(const struct aq_optimizer_config *config)
     return aq_grad_codec_config_plain(&config->reduce) && config->low_rank == 0 ? NULL : "fp32, of few values";
 }
 
-static bool slamb_sends(const struct aq_optimizer_config *config, uint64_t parameters, uint64_t *bytes)
+static bool slamb_codes(const struct aq_optimizer_config *config)
 {
-    *bytes = (uint64_t)(config->density * (double)parameters) * sizeof(float);
-    return true;
+    (void)config;
+    return false;
+}
+
+/* The mean of what masks take. */
+static void slamb_traffic(const struct aq_optimizer_sent *sent, struct aq_optimizer_traffic *out)
+{
+    const struct aq_optimizer_config *config = sent->config;
+    uint64_t sparse = 0, dense = 0;
+    for (uint32_t t = 0; t < sent->tensor_count; t++)
+        *(sent->tensors[t].count < config->dense_below ? &dense : &sparse) += sent->tensors[t].count;
+    const uint64_t values = dense + (uint64_t)((double)config->density * (double)sparse);
+    out->step_bytes = values * sizeof(float) * (config->sync_gradient ? 2 : 1);
+    out->every = config->sync_every;
+    out->every_bytes = sent->parameters * sizeof(float);
+    out->last = true;
 }
 
 static bool slamb_drifts(const struct aq_optimizer_config *config, uint64_t step)
@@ -274,7 +288,8 @@ const struct aq_optimizer_kind aq_optimizer_slamb = {
     .config_default = slamb_config_default,
     .config_check = slamb_config_check,
     .takes = slamb_takes,
-    .sends = slamb_sends,
+    .codes = slamb_codes,
+    .traffic = slamb_traffic,
     .drifts = slamb_drifts,
     .place = slamb_place,
     .update = slamb_update,

@@ -104,8 +104,29 @@ enum aq_status aq_optimizer_config_check(const struct aq_optimizer_config *confi
 bool aq_optimizer_config_averages(const struct aq_optimizer_config *config);
 /* NULL: `reduce` and low_rank fit the kind; else what the kind takes in their place, in a manifest's words. */
 const char *aq_optimizer_config_takes(const struct aq_optimizer_config *config);
-/* Does it send something else than `parameters` values in the codec of `reduce`? Then *bytes of it, once. */
-bool aq_optimizer_config_sends(const struct aq_optimizer_config *config, uint64_t parameters, uint64_t *bytes);
+/*
+ * What a rank gives to the reductions of its group in a run, in bytes as they are coded. A reduction sends each of
+ * these bytes 2 (W - 1) / W times. With local steps the bytes are those of a round, not of a step.
+ *
+ *     bytes of n steps = warm * warmup_bytes + (n - warm) * step_bytes + k * every_bytes
+ *     warm = min(n, warmup_steps),  k = n / every  (+ 1 with `last`, if `every` does not divide n)
+ */
+struct aq_optimizer_traffic {
+    uint64_t warmup_steps; /* first steps, before anything is compressed                                         */
+    bool warmup_least;     /* the optimizer ends them by what it sees: there are at least so many                */
+    bool last;             /* every_bytes are also sent in the last step                                         */
+    bool coded;            /* step_bytes are of all parameters, in the codec of `reduce`                         */
+    uint64_t warmup_bytes, step_bytes; /* per step                                                               */
+    uint64_t every, every_bytes;       /* in addition, in each step that `every` divides; 0: in none             */
+};
+/* tensors as aq_optimizer_open_group takes them. AQ_INVAL: `reduce` is invalid. AQ_NOMEM. */
+enum aq_status aq_optimizer_config_traffic(const struct aq_optimizer_config *config,
+                                           const struct aq_optimizer_tensor *tensors, uint32_t tensor_count,
+                                           uint64_t parameters, uint32_t W, struct aq_optimizer_traffic *out);
+/* The bytes of the formula above, of a run of so many steps. */
+uint64_t aq_optimizer_traffic_bytes(const struct aq_optimizer_traffic *traffic, uint64_t steps);
+/* Does a codec carry what it sends after any warm-up? No: sums in lanes, and a momentum's masked part. */
+bool aq_optimizer_config_codes(const struct aq_optimizer_config *config);
 /* Does it go local steps, where there is more than one rank; if so, does an outer step end this one? */
 bool aq_optimizer_config_local(const struct aq_optimizer_config *config);
 bool aq_optimizer_config_meets(const struct aq_optimizer_config *config, uint64_t step);

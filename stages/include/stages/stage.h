@@ -439,6 +439,9 @@ bool aq_tensor_adapts(const char *name, char *which, char of[AQ_TENSOR_NAME_MAX]
 /* Parameters, in order of layers: their values lie so in the flat buffer, and those of the buffers behind them. */
 uint32_t aq_stage_tensor_count(const struct aq_stage *stage);
 void aq_stage_tensor(const struct aq_stage *stage, uint32_t index, struct aq_tensor_info *out);
+/* The same of a stage that is not open: *out is an array of *count, which the caller frees (aq_free). AQ_INVAL,
+ * AQ_NOMEM. */
+enum aq_status aq_stage_list(const struct aq_stage_config *config, struct aq_tensor_info **out, uint32_t *count);
 /* Saved tensors: parameters and buffers, in order of layers, so that files do not show where a model was cut. */
 uint32_t aq_stage_saved_count(const struct aq_stage *stage);
 void aq_stage_saved(const struct aq_stage *stage, uint32_t index, struct aq_tensor_info *out);
