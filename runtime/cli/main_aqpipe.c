@@ -45,7 +45,7 @@ static const struct {
 } aliases[] = {
 #define AQ_COMMAND_ALIAS(name, command) {name, command},
 #define AQ_OPTION_ALIAS(name, letter, option)
-#include "aliases.def"
+#include "command_aliases.def"
 };
 enum { ALIASES = sizeof aliases / sizeof *aliases };
 
@@ -80,7 +80,7 @@ static const struct aq_command *find(const char *name)
     return NULL;
 }
 
-/* The entry of aliases.def for this word, or the word. */
+/* The entry of command_aliases.def for this word, or the word. */
 static char *meant(char *name)
 {
     for (int i = 0; i < ALIASES; i++)

@@ -229,7 +229,7 @@ static void test_times_and_sizes_have_units(void **state)
     }
 }
 
-/* Names of aliases.def are read as the options that they stand for. */
+/* Names of command_aliases.def are read as the options that they stand for. */
 static void test_aliases_are_the_options_they_stand_for(void **state)
 {
     (void)state;

@@ -3,8 +3,8 @@
  *
  * The table is what is read and what --help shows: an option is added by its row. Every command gets --help, --usage
  * and --verbose, options before and behind its arguments, --name VALUE and --name=VALUE, names cut short where that is
- * clear, and the familiar names of aliases.def. An unknown option is refused with the nearest one that exists. WORD
- * rows with a usage are sub-commands: `aqpipe keys init --help` shows the options of `init` only.
+ * clear, and the familiar names of command_aliases.def. An unknown option is refused with the nearest one that exists.
+ * WORD rows with a usage are sub-commands: `aqpipe keys init --help` shows the options of `init` only.
  *
  *     static const struct aq_option options[] = {
  *         AQ_ROW(FLAG, struct asked, json, "json", NULL, "one JSON object"),

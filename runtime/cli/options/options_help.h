@@ -28,7 +28,7 @@ void aq_options_usage(const struct aq_command_line *line, const struct aq_option
  * start with `indent` blanks. Newlines of `words` stay. */
 void aq_help_fold(struct aq_text *out, const char *words, size_t used, size_t indent);
 
-/* The names of aliases.def, for `aqpipe help aliases`. */
+/* The names of command_aliases.def, for `aqpipe help aliases`. */
 void aq_options_aliases(struct aq_text *out);
 
 #endif

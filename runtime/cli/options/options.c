@@ -36,7 +36,7 @@ static const struct {
 } aliases[] = {
 #define AQ_COMMAND_ALIAS(name, command)
 #define AQ_OPTION_ALIAS(name, letter, option) {name, option, letter},
-#include "aliases.def"
+#include "command_aliases.def"
 };
 enum { ALIASES = sizeof aliases / sizeof *aliases };
 

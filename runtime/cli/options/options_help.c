@@ -150,7 +150,7 @@ void aq_options_aliases(struct aq_text *out)
     static const char *const commands[][2] = {
 #define AQ_COMMAND_ALIAS(name, command) {name, command},
 #define AQ_OPTION_ALIAS(name, letter, option)
-#include "aliases.def"
+#include "command_aliases.def"
     };
     static const struct {
         const char *name, *option;
@@ -158,7 +158,7 @@ void aq_options_aliases(struct aq_text *out)
     } options[] = {
 #define AQ_COMMAND_ALIAS(name, command)
 #define AQ_OPTION_ALIAS(name, letter, option) {name, option, letter},
-#include "aliases.def"
+#include "command_aliases.def"
     };
     aq_text_add(out, "Names that other programs have work here, too.\n\n");
     for (size_t i = 0; i < sizeof commands / sizeof *commands; i++)
