@@ -15,8 +15,10 @@ enum { NEEDED = 1, MAY = 0, KEPT = 1, PASSED = 0, ANY_STATE = 0 };
 #define IN(state) (1u << AQ_STATE_##state)
 
 /* clang-format off */
-#define AQ_MESSAGE(id, key, word, from, to, states, keeping, help) static const struct aq_message_field fields_##id[] = {
-#define AQ_FIELD(id, name, kind, need, min, max, limit, help) AQ_FIELD_AS(id, name, #name, kind, need, min, max, limit, help)
+#define AQ_MESSAGE(id, key, word, from, to, states, keeping, help) \
+    static const struct aq_message_field fields_##id[] = {
+#define AQ_FIELD(id, name, kind, need, min, max, limit, help) \
+    AQ_FIELD_AS(id, name, #name, kind, need, min, max, limit, help)
 #define AQ_FIELD_AS(id, name, key, kind, need, min, max, limit, help) \
     {key, AQ_KIND_##kind, need, min, max, AQ_LIMIT_##limit, offsetof(struct aq_message, id.name), help},
 #define AQ_END(id) {0}}; static_assert(AQ_FIELDS_##id <= 64, "a bit of `there` for each field");

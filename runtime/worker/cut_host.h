@@ -2,7 +2,7 @@
  * cut_host.h -- values at a cut where the host may read and change them, for the parts of a worker.
  *
  * If device memory is host memory, they are read in place. On a GPU they are copied to pinned memory behind all that
- * the compute stream has, and exec waits for that stream. A changed copy goes back on the same stream, before the values
+ * the compute stream has, and exec waits for that stream. A changed copy goes back on the same stream, before values
  * are sent (aq_values_write_end) or computed with. So plain C gives the same bits everywhere. Other streams see no more
  * than before, because their events come after the copy.
  *
