@@ -10,12 +10,13 @@
 #include "control.h"
 #include "heartbeat.h"
 #include "message_table.h"
+#include "stages/dataset.h"
 
-enum { NEEDED = 1, MAY = 0, KEPT = 1, PASSED = 0, ANY_STATE = 0 };
+enum { NEEDED = 1, MAY = 0, KEPT = AQ_USE_KEPT, GUEST = AQ_USE_GUEST, PLAIN = 0, ANY_STATE = 0 };
 #define IN(state) (1u << AQ_STATE_##state)
 
 /* clang-format off */
-#define AQ_MESSAGE(id, key, word, from, to, states, keeping, help) \
+#define AQ_MESSAGE(id, key, word, from, to, states, use, help) \
     static const struct aq_message_field fields_##id[] = {
 #define AQ_FIELD(id, name, kind, need, min, max, limit, help) \
     AQ_FIELD_AS(id, name, #name, kind, need, min, max, limit, help)
@@ -28,8 +29,8 @@ enum { NEEDED = 1, MAY = 0, KEPT = 1, PASSED = 0, ANY_STATE = 0 };
 #define EVENT "event"
 #define OP    "op"
 static const struct aq_message_row rows[AQ_MESSAGES] = {
-#define AQ_MESSAGE(id, key, word, from, to, states, keeping, help)                                                     \
-    [AQ_MESSAGE_##id] = {key, word, AQ_END_##from, AQ_END_##to, states, keeping, help, fields_##id, AQ_FIELDS_##id},
+#define AQ_MESSAGE(id, key, word, from, to, states, use, help)                                                         \
+    [AQ_MESSAGE_##id] = {key, word, AQ_END_##from, AQ_END_##to, states, use, help, fields_##id, AQ_FIELDS_##id},
 #include "messages.def"
 };
 
@@ -67,6 +68,11 @@ const char *aq_message_word(enum aq_message_id id)
 bool aq_message_allowed(enum aq_message_id id, enum aq_message_state state)
 {
     return rows[id].states == 0 || rows[id].states & 1u << state;
+}
+
+bool aq_message_guest(enum aq_message_id id)
+{
+    return (rows[id].use & AQ_USE_GUEST) != 0;
 }
 
 enum aq_message_id aq_message_find(const json_t *line, enum aq_message_end from, enum aq_message_end to)
@@ -191,8 +197,9 @@ void aq_message_due(const struct aq_message_field *field, const struct aq_messag
     const bool text_kind = field->kind >= AQ_KIND_TEXT && field->kind <= AQ_KIND_LINES;
     const double most = most_of(field, limits);
     char range[96] = "";
+    const char *name = limit_texts[field->limit];
     if (field->limit != AQ_LIMIT_NONE && !limits)
-        snprintf(range, sizeof range, " from %.15g to %s", field->min, limit_texts[field->limit]);
+        snprintf(range, sizeof range, " from %.15g to %s", field->min, name);
     else if (isfinite(most) && field->min == most)
         snprintf(range, sizeof range, " of %.15g", most);
     else if (isfinite(most) && text_kind)
@@ -201,10 +208,12 @@ void aq_message_due(const struct aq_message_field *field, const struct aq_messag
         snprintf(range, sizeof range, " from %.15g to %.15g", field->min, most);
     else if (field->min != 0 || field->kind == AQ_KIND_U64)
         snprintf(range, sizeof range, " of at least %.15g", field->min);
-    snprintf(text, bytes, "%s%s%s", kinds[field->kind], range, text_kind && range[0] ? " characters" : "");
+    const bool named = limits && field->limit != AQ_LIMIT_NONE;
+    snprintf(text, bytes, "%s%s%s%s%s%s", kinds[field->kind], range, text_kind && range[0] ? " characters" : "",
+             named ? " (" : "", named ? name : "", named ? ")" : "");
 }
 
-bool aq_message_read(enum aq_message_id id, json_t *line, const struct aq_message_limits *limits,
+bool aq_message_read(enum aq_message_id id, const json_t *line, const struct aq_message_limits *limits,
                      struct aq_message *out, struct aq_message_wrong *wrong)
 {
     const struct aq_message_row *row = aq_message_row(id);
@@ -212,8 +221,8 @@ bool aq_message_read(enum aq_message_id id, json_t *line, const struct aq_messag
     char due[160];
     memset(out, 0, sizeof *out);
     out->id = id;
-    out->line = line;
-    if (row->kept && !check_kept(row, line, wrong)) return false;
+    out->line = (json_t *)(uintptr_t)line;
+    if ((row->use & AQ_USE_KEPT) && !check_kept(row, out->line, wrong)) return false;
     for (uint32_t i = 0; i < row->count; i++) {
         const struct aq_message_field *field = &row->fields[i];
         const json_t *value = json_object_get(line, field->name);

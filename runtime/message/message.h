@@ -31,7 +31,7 @@ enum {
 };
 
 /* Who sends or receives. */
-enum aq_message_end { AQ_END_LAUNCHER = 0, AQ_END_DAEMON, AQ_END_WORKER, AQ_ENDS };
+enum aq_message_end { AQ_END_LAUNCHER = 0, AQ_END_DAEMON, AQ_END_WORKER, AQ_END_CLIENT, AQ_END_SERVER, AQ_ENDS };
 
 enum aq_message_state {
 #define AQ_STATE(name, text) AQ_STATE_##name,
@@ -52,14 +52,14 @@ struct aq_message_limits {
 };
 
 enum aq_message_id {
-#define AQ_MESSAGE(id, key, word, from, to, states, keeping, help) AQ_MESSAGE_##id,
+#define AQ_MESSAGE(id, key, word, from, to, states, use, help) AQ_MESSAGE_##id,
 #include "messages.def"
     AQ_MESSAGES
 };
 
 /* clang-format off */
 /* The bit of `there` that is set if the line has the field. */
-#define AQ_MESSAGE(id, key, word, from, to, states, keeping, help) enum {
+#define AQ_MESSAGE(id, key, word, from, to, states, use, help) enum {
 #define AQ_FIELD(id, name, kind, need, min, max, limit, help) AQ_FIELD_##id##_##name,
 #define AQ_END(id) AQ_FIELDS_##id };
 #include "messages.def"
@@ -75,7 +75,7 @@ enum aq_message_id {
 #define AQ_KIND_HEX_TYPE uint64_t
 #define AQ_KIND_OBJECT_TYPE const json_t *
 
-#define AQ_MESSAGE(id, key, word, from, to, states, keeping, help) struct aq_message_##id { uint64_t there;
+#define AQ_MESSAGE(id, key, word, from, to, states, use, help) struct aq_message_##id { uint64_t there;
 #define AQ_FIELD(id, name, kind, need, min, max, limit, help) AQ_KIND_##kind##_TYPE name;
 #define AQ_END(id) };
 #include "messages.def"
@@ -83,10 +83,10 @@ enum aq_message_id {
 
 struct aq_message {
     enum aq_message_id id;
-    json_t *line; /* borrowed */
+    json_t *line; /* borrowed; not to be changed */
     union {
         uint64_t there; /* every struct begins with it */
-#define AQ_MESSAGE(id, key, word, from, to, states, keeping, help) struct aq_message_##id id;
+#define AQ_MESSAGE(id, key, word, from, to, states, use, help) struct aq_message_##id id;
 #include "messages.def"
     };
 };
@@ -103,6 +103,8 @@ enum aq_message_id aq_message_find(const json_t *line, enum aq_message_end from,
 
 /* May it be sent in this state? */
 bool aq_message_allowed(enum aq_message_id id, enum aq_message_state state);
+/* May a launcher of split learning send it to a client's daemon? */
+bool aq_message_guest(enum aq_message_id id);
 /* "trains" */
 const char *aq_message_state_text(enum aq_message_state state);
 const char *aq_message_word(enum aq_message_id id);
@@ -111,7 +113,7 @@ const char *aq_message_word(enum aq_message_id id);
  * The line's fields. False: one is missing, of another type or out of its bounds, or a line that is kept has too much;
  * *wrong (not NULL) has the words, and *out is not to be used. limits NULL: no field of the message has one.
  */
-bool aq_message_read(enum aq_message_id id, json_t *line, const struct aq_message_limits *limits,
+bool aq_message_read(enum aq_message_id id, const json_t *line, const struct aq_message_limits *limits,
                      struct aq_message *out, struct aq_message_wrong *wrong);
 
 /* docs/MESSAGES.md. Memory of aq_alloc, which the caller frees. AQ_NOMEM. */

@@ -9,16 +9,16 @@ static const char *const ends[AQ_ENDS] = {
     [AQ_END_LAUNCHER] = "launcher",
     [AQ_END_DAEMON] = "daemon",
     [AQ_END_WORKER] = "worker",
+    [AQ_END_CLIENT] = "client of split learning",
+    [AQ_END_SERVER] = "server of split learning",
 };
 
 /* In the order of the page. */
 static const struct way {
     enum aq_message_end from, to;
 } ways[] = {
-    {AQ_END_LAUNCHER, AQ_END_DAEMON},
-    {AQ_END_DAEMON, AQ_END_LAUNCHER},
-    {AQ_END_LAUNCHER, AQ_END_WORKER},
-    {AQ_END_WORKER, AQ_END_LAUNCHER},
+    {AQ_END_LAUNCHER, AQ_END_DAEMON}, {AQ_END_DAEMON, AQ_END_LAUNCHER}, {AQ_END_LAUNCHER, AQ_END_WORKER},
+    {AQ_END_WORKER, AQ_END_LAUNCHER}, {AQ_END_CLIENT, AQ_END_SERVER},   {AQ_END_SERVER, AQ_END_CLIENT},
 };
 
 /* A cell of a table: "|" would end it. */
@@ -56,11 +56,12 @@ static void add_message(struct aq_text *text, const struct aq_message_row *row)
 {
     aq_text_add(text, "\n### `\"%s\":\"%s\"`\n\n%s.", row->key, row->word, row->help);
     add_states(text, row);
-    if (row->kept)
+    if (row->use & AQ_USE_KEPT)
         aq_text_add(text,
                     "\n\nThe line is kept: it has at most %d fields, each a number, true, false, null or a text of at "
                     "most %d characters.",
                     AQ_MESSAGE_KEPT_FIELDS, AQ_MESSAGE_NAME_CHARS);
+    if (row->use & AQ_USE_GUEST) aq_text_add(text, "\n\nIn split learning it also goes to a client's daemon.");
     aq_text_add(text, "\n");
     if (row->count == 0) return;
     aq_text_add(text, "\n| field | what it is | needed | meaning |\n|---|---|---|---|\n");

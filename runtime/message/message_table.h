@@ -32,11 +32,13 @@ struct aq_message_field {
     const char *help;
 };
 
+enum { AQ_USE_KEPT = 1, AQ_USE_GUEST = 2 };
+
 struct aq_message_row {
     const char *key, *word;
     enum aq_message_end from, to;
     unsigned states; /* a bit for each aq_message_state; 0: any */
-    bool kept;
+    unsigned use;    /* AQ_USE_... */
     const char *help;
     const struct aq_message_field *fields;
     uint32_t count;

@@ -20,6 +20,7 @@
 #include "confine.h"
 #include "control.h"
 #include "control_socket.h"
+#include "message.h"
 #include "net/endpoint.h"
 #include "net/tls.h"
 #include "run_folder.h"
@@ -198,23 +199,20 @@ static enum aq_status ready(struct client *client)
     return aq_control_send(client->server, line);
 }
 
-static enum aq_status on_turn(struct client *client, const json_t *line)
+static enum aq_status on_turn(struct client *client, const struct aq_message *message)
 {
-    uint64_t round, of, begin, mark;
+    const struct aq_message_turn *turn = &message->turn;
+    const uint64_t round = turn->round, of = turn->of, begin = turn->begin, mark = turn->mark;
     no_turn(client);
-    AQ_TRY(aq_control_get_u64(line, "round", &round));
-    AQ_TRY(aq_control_get_u64(line, "of", &of));
-    AQ_TRY(aq_control_get_u64(line, "begin", &begin));
-    AQ_TRY(aq_control_get_u64(line, "mark", &mark));
-    AQ_TRY(aq_control_get_u64(line, "until", &client->until));
-    client->told = aq_control_u64_or(line, "told", 0);
+    client->until = turn->until;
+    client->told = turn->told;
     /* With global sampling rounds may have had other numbers of steps, so own ones have no end. */
     const struct aq_job *job = client->job.job;
     const uint64_t most =
         aq_job_global(job) ? begin + job->split.epochs * client->job.plan->steps_per_epoch : client->job.plan->steps;
     if (client->until == 0 || client->until > most || mark > client->until || begin > mark)
         return aq_fail(AQ_PROTO, AREA, "the server offers a turn of steps that there are not");
-    const bool adopt = aq_control_bool_or(line, "adopt", false);
+    const bool adopt = turn->adopt;
     client->gate.begin = adopt ? client->begin : NULL;
     if (mark == client->until) return AQ_OK; /* all is trained: it will ask for the ends */
     say(client, "round %" PRIu64 " of %" PRIu64 ": trains steps %" PRIu64 " to %" PRIu64, round, of, mark + 1,
@@ -225,15 +223,12 @@ static enum aq_status on_turn(struct client *client, const json_t *line)
     return adopt ? AQ_OK : ready(client);
 }
 
-static enum aq_status on_ends(struct client *client, const json_t *line)
+static enum aq_status on_ends(struct client *client, const struct aq_message *message)
 {
     char path[AQ_RUN_PATH_BYTES], name[48];
-    uint64_t offset, of, bytes;
-    const char *data;
+    const uint64_t offset = message->weights.offset, of = message->weights.of;
+    uint64_t bytes;
     if (client->awaited == 0) return aq_fail(AQ_PROTO, AREA, "the server sends weights that are not due");
-    AQ_TRY(aq_control_get_u64(line, "offset", &offset));
-    AQ_TRY(aq_control_get_u64(line, "of", &of));
-    AQ_TRY(aq_control_get_text(line, "data", &data));
     const uint64_t most = aq_split_part_bytes_max(client->job.plan, aq_split_rank(client->gate.ends - client->awaited));
     if (of == 0 || of > most || offset != client->in_at || (offset > 0 && of != client->in_of) || offset >= of)
         return aq_fail(AQ_PROTO, AREA,
@@ -243,7 +238,7 @@ static enum aq_status on_ends(struct client *client, const json_t *line)
     snprintf(name, sizeof name, "stage-%u.safetensors", aq_split_rank(client->gate.ends - client->awaited));
     AQ_TRY(aq_run_path(client->begin, name, path));
     if (!client->in.buffer) AQ_TRY(aq_split_in_open(&client->in));
-    AQ_TRY(aq_split_in_piece(&client->in, path, offset, data, &bytes));
+    AQ_TRY(aq_split_in_piece(&client->in, path, offset, message->weights.data, &bytes));
     if (bytes > of - offset)
         return aq_fail(AQ_PROTO, AREA, "the server sends more of a file of weights than its %" PRIu64 " bytes", of);
     client->in_at = offset + bytes;
@@ -255,20 +250,20 @@ static enum aq_status on_ends(struct client *client, const json_t *line)
 }
 
 /* The turn is over: well, and the ends are asked for, or not. */
-static enum aq_status on_over(struct client *client, const json_t *line)
+static enum aq_status on_over(struct client *client, const struct aq_message *message)
 {
+    const struct aq_message_over *over = &message->over;
     char text[AQ_SPLIT_TEXT_BYTES];
     const uint64_t until = client->until;
     daemon_end(client);
-    if (!aq_control_bool_or(line, "done", false)) {
+    if (!over->done) {
         say(client, "the turn is over: %s",
-            aq_printable_text(aq_control_text_or(line, "text", "no reason is given"), text, sizeof text));
+            aq_printable_text(over->text ? over->text : "no reason is given", text, sizeof text));
         event(client, json_pack("{s:s, s:s}", "event", "missed", "cause", text));
         no_turn(client);
         return AQ_OK;
     }
-    if (until == 0 || aq_control_u64_or(line, "step", 0) != until)
-        return aq_fail(AQ_PROTO, AREA, "the server closes a turn that is not open");
+    if (until == 0 || over->step != until) return aq_fail(AQ_PROTO, AREA, "the server closes a turn that is not open");
     client->outs = 0;
     client->sends = true;
     return AQ_OK;
@@ -316,13 +311,12 @@ static enum aq_status job_open(struct client *client, const struct aq_split_shar
 }
 
 /* Global sampling: what all clients together have, which is planned with from now on. */
-static enum aq_status on_together(struct client *client, const json_t *line)
+static enum aq_status on_together(struct client *client, const struct aq_message *message)
 {
+    const struct aq_message_together *together = &message->together;
     const struct aq_job_facts *facts = &client->job.plan->facts;
     char text[AQ_SPLIT_TEXT_BYTES];
-    uint64_t samples, first;
-    AQ_TRY(aq_control_get_u64(line, "samples", &samples));
-    AQ_TRY(aq_control_get_u64(line, "first", &first));
+    const uint64_t samples = together->samples, first = together->first;
     if (!aq_job_global(client->job.job) || client->daemon || client->until)
         return aq_fail(AQ_PROTO, AREA, "the server sends counts of all clients when none are due");
     const uint64_t others = client->job.job->split.samples_max * (AQ_JOB_CLIENTS_MAX - 1);
@@ -332,39 +326,37 @@ static enum aq_status on_together(struct client *client, const json_t *line)
                        "the server counts %" PRIu64 " samples of all clients, %" PRIu64
                        " of them before this one's %" PRIu64 ": that is zero, or more than can be put in order",
                        samples, first, facts->train_samples);
-    const struct aq_split_share share = {.all = samples,
-                                         .first = first,
-                                         .began_all = aq_control_u64_or(line, "began_samples", 0),
-                                         .began_first = aq_control_u64_or(line, "began_first", 0)};
+    const struct aq_split_share share = {
+        .all = samples, .first = first, .began_all = together->began_samples, .began_first = together->began_first};
     if (facts->all_samples == samples && facts->first_sample == first && facts->began_samples == share.began_all &&
         facts->began_first == share.began_first)
         return AQ_OK;
     AQ_TRY(job_open(client, &share));
-    const char *why = aq_printable_text(aq_control_text_or(line, "text", ""), text, sizeof text);
+    const char *why = aq_printable_text(together->text ? together->text : "", text, sizeof text);
     say(client, "batches are drawn over %" PRIu64 " samples of all clients, %" PRIu64 " of them here%s%s", samples,
         client->job.plan->facts.train_samples, why[0] ? ": " : "", why);
     return AQ_OK;
 }
 
 /* All rounds are over. An older server does not send whether anything was trained. */
-static enum aq_status on_end(struct client *client, const json_t *line)
+static enum aq_status on_end(struct client *client, const struct aq_message *message)
 {
     char text[AQ_SPLIT_TEXT_BYTES];
-    const bool trained = aq_control_bool_or(line, "trained", true);
-    aq_printable_text(aq_control_text_or(line, "text", ""), text, sizeof text);
+    const bool trained = message->all_over.trained || !AQ_MESSAGE_HAS(message, all_over, trained);
+    const uint64_t turns = AQ_MESSAGE_HAS(message, all_over, turns) ? message->all_over.turns : 1;
+    aq_printable_text(message->all_over.text ? message->all_over.text : "", text, sizeof text);
     client->over = true;
     if (!trained)
         return aq_fail(AQ_ABORTED, AREA,
                        "all rounds are over, and nothing was trained: no client ended a turn. %s missed its last turn: "
                        "%s",
                        client->config->id, text[0] ? text : "no reason is known");
-    if (aq_control_u64_or(line, "turns", 1) == 0 && text[0])
+    if (turns == 0 && text[0])
         say(client, "all rounds are over; nothing of %s was trained, it missed its last turn: %s", client->config->id,
             text);
     else
         say(client, "all rounds are over");
-    event(client, json_pack("{s:s, s:s, s:I}", "event", "end", "state", "done", "turns",
-                            (json_int_t)aq_control_u64_or(line, "turns", 1)));
+    event(client, json_pack("{s:s, s:s, s:I}", "event", "end", "state", "done", "turns", (json_int_t)turns));
     return AQ_OK;
 }
 
@@ -396,30 +388,45 @@ static enum aq_status daemon_gone(struct client *client)
     return aq_fail(AQ_CLOSED, AREA, "%s", why);
 }
 
+static enum aq_status on_closed(struct client *client, const struct aq_message *message)
+{
+    (void)message;
+    no_turn(client);
+    return AQ_OK;
+}
+
+static enum aq_status on_refused(struct client *client, const struct aq_message *message)
+{
+    char text[AQ_SPLIT_TEXT_BYTES];
+    const char *why = message->turned_away.text ? message->turned_away.text : "no reason is given";
+    (void)client;
+    return aq_fail(AQ_REFUSED, AREA, "the server ends it: %s", aq_printable_text(why, text, sizeof text));
+}
+
+static enum aq_status (*const handlers[AQ_MESSAGES])(struct client *, const struct aq_message *) = {
+    [AQ_MESSAGE_together] = on_together,   [AQ_MESSAGE_turn] = on_turn,     [AQ_MESSAGE_weights] = on_ends,
+    [AQ_MESSAGE_over] = on_over,           [AQ_MESSAGE_closed] = on_closed, [AQ_MESSAGE_all_over] = on_end,
+    [AQ_MESSAGE_turned_away] = on_refused,
+};
+
 static enum aq_status from_server(struct client *client, json_t *line)
 {
     const char *event = aq_control_text_or(line, "event", NULL);
+    char text[AQ_SPLIT_TEXT_BYTES];
+    struct aq_message message;
+    struct aq_message_wrong wrong;
     if (!event) {
         if (!client->daemon) return AQ_OK; /* it has ended, and the server did not know yet */
         AQ_TRY(aq_split_pass(&client->gate, line));
         const enum aq_status status = aq_control_send(client->daemon, json_incref(line));
         return status == AQ_OK || status == AQ_TIMEOUT ? status : daemon_gone(client); /* not the server is gone */
     }
-    if (strcmp(event, "together") == 0) return on_together(client, line);
-    if (strcmp(event, "turn") == 0) return on_turn(client, line);
-    if (strcmp(event, "ends") == 0) return on_ends(client, line);
-    if (strcmp(event, "over") == 0) return on_over(client, line);
-    if (strcmp(event, "closed") == 0) {
-        no_turn(client);
-        return AQ_OK;
-    }
-    if (strcmp(event, "end") == 0) return on_end(client, line);
-    char text[AQ_SPLIT_TEXT_BYTES];
-    if (strcmp(event, "refused") == 0)
-        return aq_fail(AQ_REFUSED, AREA, "the server ends it: %s",
-                       aq_printable_text(aq_control_text_or(line, "text", "no reason is given"), text, sizeof text));
-    return aq_fail(AQ_PROTO, AREA, "the server sends '%.32s', which is unknown",
-                   aq_printable_text(event, text, sizeof text));
+    const enum aq_message_id id = aq_message_find(line, AQ_END_SERVER, AQ_END_CLIENT);
+    if (id == AQ_MESSAGES || !handlers[id])
+        return aq_fail(AQ_PROTO, AREA, "the server sends '%.32s', which is unknown",
+                       aq_printable_text(event, text, sizeof text));
+    if (!aq_message_read(id, line, NULL, &message, &wrong)) return aq_fail(AQ_PROTO, AREA, "the server %s", wrong.text);
+    return handlers[id](client, &message);
 }
 
 /* The file of an end that it has trained. Its own statistics stay here: what is sent is a copy without them. */

@@ -1,4 +1,4 @@
-/* split_gate.c -- see the header. */
+/* split_gate.c -- see the header. messages.def has which lines there are; here is what they may have in them. */
 #include "split_gate.h"
 
 #include <stdio.h>
@@ -6,6 +6,7 @@
 #include <strings.h>
 
 #include "control.h"
+#include "message.h"
 #include "net/endpoint.h"
 #include "runtime_text.h"
 #include "split_session.h"
@@ -20,12 +21,9 @@ static void put(json_t *line, const char *key, const char *value)
         json_object_del(line, key);
 }
 
-static enum aq_status its_plan(const struct aq_split_gate *gate, const json_t *line)
+static enum aq_status its_plan(const struct aq_split_gate *gate, uint64_t hash, bool more)
 {
-    uint64_t hash;
-    AQ_TRY(aq_control_get_hex(line, "plan_hash", &hash));
-    if (aq_control_bool_or(line, "probe", false) || aq_control_bool_or(line, "fresh", false))
-        return aq_fail(AQ_PROTO, AREA, "the server asks for more than a turn");
+    if (more) return aq_fail(AQ_PROTO, AREA, "the server asks for more than a turn");
     return hash == gate->plan_hash ? AQ_OK : aq_fail(AQ_PROTO, AREA, "the server starts a turn of another plan");
 }
 
@@ -39,12 +37,11 @@ static enum aq_status its_rank(const struct aq_split_gate *gate, const json_t *l
 }
 
 /* A stage of a client connects to the server that its own manifest names. Elsewhere might be inside its network. */
-static enum aq_status its_address(const struct aq_split_gate *gate, const json_t *line)
+static enum aq_status its_address(const struct aq_split_gate *gate, const char *address)
 {
     struct aq_endpoint asked, host;
-    const char *address, *why, *query;
+    const char *why, *query;
     char text[AQ_ENDPOINT_TEXT_BYTES];
-    AQ_TRY(aq_control_get_text(line, "address", &address));
     query = strchr(address, '?');
     if (snprintf(text, sizeof text, "%.*s", query ? (int)(query - address) : (int)strlen(address), address) >=
             (int)sizeof text ||
@@ -68,29 +65,30 @@ static enum aq_status its_address(const struct aq_split_gate *gate, const json_t
 
 enum aq_status aq_split_pass(const struct aq_split_gate *gate, json_t *line)
 {
-    static const char *const plain[] = {"abort", "beat", "forget"};
-    static const char *const of_rank[] = {"connect", "go", "marked", "stop", "evaluated"};
-    const char *op = aq_control_text_or(line, "op", "");
-    for (size_t i = 0; i < sizeof plain / sizeof *plain; i++)
-        if (strcmp(op, plain[i]) == 0) return AQ_OK;
-    for (size_t i = 0; i < sizeof of_rank / sizeof *of_rank; i++)
-        if (strcmp(op, of_rank[i]) == 0) {
-            AQ_TRY(its_rank(gate, line));
-            return i == 0 ? its_address(gate, line) : AQ_OK;
-        }
-    const bool open = strcmp(op, "open") == 0;
-    if (!open && strcmp(op, "start") != 0)
-        return aq_fail(AQ_PROTO, AREA, "the server sends '%.32s', which is not part of a turn", op);
-    AQ_TRY(its_plan(gate, line));
+    struct aq_message message;
+    struct aq_message_wrong wrong;
+    enum aq_message_id id = aq_message_find(line, AQ_END_LAUNCHER, AQ_END_WORKER);
+    const bool to_worker = id < AQ_MESSAGES;
+    if (!to_worker) id = aq_message_find(line, AQ_END_LAUNCHER, AQ_END_DAEMON);
+    if (id == AQ_MESSAGES || !aq_message_guest(id))
+        return aq_fail(AQ_PROTO, AREA, "the server sends '%.32s', which is not part of a turn",
+                       aq_control_text_or(line, "op", ""));
+    if (!aq_message_read(id, line, NULL, &message, &wrong)) return aq_fail(AQ_PROTO, AREA, "the server %s", wrong.text);
+    if (to_worker) AQ_TRY(its_rank(gate, line));
+    if (id == AQ_MESSAGE_connect) return its_address(gate, message.connect.address);
+    if (id != AQ_MESSAGE_open && id != AQ_MESSAGE_start) return AQ_OK;
+    const bool open = id == AQ_MESSAGE_open;
+    AQ_TRY(open ? its_plan(gate, message.open.plan_hash, message.open.probe || message.open.fresh)
+                : its_plan(gate, message.start.plan_hash,
+                           message.start.probe || aq_control_bool_or(line, "fresh", false)));
     put(line, "run", gate->run);
     put(line, "checkpoint", gate->checkpoint);
     if (open) {
-        put(line, "cache", json_is_string(json_object_get(line, "cache")) ? gate->cache : NULL);
+        put(line, "cache", message.open.cache ? gate->cache : NULL);
         return AQ_OK;
     }
-    AQ_TRY(its_rank(gate, line));
     put(line, "manifest", gate->manifest);
     put(line, "adopt", gate->begin);
-    put(line, "seal", aq_control_u64_or(line, "rank", UINT64_MAX) == aq_split_rank(0) ? gate->seal : NULL);
+    put(line, "seal", message.start.rank == aq_split_rank(0) ? gate->seal : NULL);
     return AQ_OK;
 }

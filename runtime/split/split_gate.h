@@ -1,6 +1,6 @@
 /*
- * split_gate.h -- what of the server's lines reaches a client's daemon: the ten of CONTROL.md that a turn needs, and in
- * them nothing that names a path, a manifest or another's stage.
+ * split_gate.h -- what of the server's lines reaches a client's daemon: the messages that a turn needs (GUEST in
+ * messages.def), and in them nothing that names a path, a manifest or another's stage.
  *
  * Locking: pure functions.
  */

@@ -2,8 +2,8 @@
  * split_session.h -- one client's conversation with the server of split learning, as the server sees it
  * (docs/SPLIT.md).
  *
- * The state of the conversation decides which lines are valid: one table of states and lines. A line that is not valid,
- * or a field that is missing, of another type or out of range, is AQ_PROTO with one sentence of why; the server then
+ * The state of the conversation decides which lines are valid (messages.def). A line that is not valid, or a field that
+ * is missing, of another type or out of range, is AQ_PROTO with one sentence of why; the server then
  * ends the connection, and with it the client's turn, and nothing else. Nothing here touches a file, a socket or
  * another client: it is a pure state machine, and fuzzed as one (tests/fuzz/fuzz_split.c).
  *

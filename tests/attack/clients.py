@@ -113,7 +113,7 @@ def claims(run, rng, count):
         liar = split.Client(server, "c", *facts(train_samples=samples, vocabulary=10))
         if samples > 2_000_000:
             said = liar.end(1)
-            if "has no count of samples from 1 to 2000000 (split.samples_max)" not in said:
+            if "samples' is not a whole number from " not in said or "to 2000000 (split.samples_max)" not in said:
                 run.wrong(f"a claim of {samples}: {said}")
         else:
             server.await_text("c (127.0.0.1")

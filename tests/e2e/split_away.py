@@ -78,7 +78,7 @@ def scenario_split_global_owner():
     keys = {**PLAIN, **GLOBAL, "split.wait": "20s", "checkpoint.every": "2 steps"}
     whole(split("alone", rounds=2, epochs=1, clients=2, **keys), "a", "b")
     wanted = {name: [line["loss"] for line in of_client("alone", name) if "loss" in line] for name in "ab"}
-    for limit, why in (("split.samples_max=200", "has no count of samples from 1 to 200 (split.samples_max)"),
+    for limit, why in (("split.samples_max=200", "whose 'train_samples' is not a whole number from 1 to 200 (split.samples_max)"),
                        ("split.share_max=0.7", "has 300 of the 405 samples of all clients, more than split.share_max: 0.70")):
         name = limit[6:11]
         server = Server(split(name, rounds=2, epochs=1, clients=3, **keys))

@@ -161,7 +161,7 @@ def scenario_split_hostile():
         print(server.text(), json.dumps(said, indent=1))
     both = {"flood": "sends too much after its turn", "repeat": "reports step 1 while step 2 is due", "mute": "owes an answer for too long",
             "liar": "speaks for a stage that is not its own", "none": "stage-0.safetensors: optimizer.velocity: value 95 of 96 is NaN",
-            "long": "sends no part of the file of stage 0", "nan": "without a finite gradient", "inf": "without a finite gradient"}
+            "long": "sends 'ends' whose 'of' is not a whole number from 1 to", "nan": "without a finite gradient", "inf": "without a finite gradient"}
     for name, why in both.items():
         check(lines[name]["turns"] == 0 and lines[name]["missed"] == 2, f"{name}: {lines[name]}: {server.text()}")
         own = [line for line in server.text().splitlines() if re.search(rf"\b{name}\b", line) and why in line]

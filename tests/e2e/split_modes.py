@@ -452,7 +452,7 @@ def scenario_split_labels():
     check(not (ROOT / "lies/labels/c/train").exists(), "half of what was refused is kept")
     lies(lambda line, send: label(line, 10), "a label of a training sample is 10: the job has classes 0 to 9")
     lies(lambda line, send: label(line, 1 << 31), "has label 2147483648")
-    lies(lambda line, send: {**line, "of": line["of"] + 4}, "sends labels that are not those of its training samples: 196 bytes are due")
+    lies(lambda line, send: {**line, "of": line["of"] + 4}, "sends 'labels' whose 'of' is not a whole number from 0 to 196")
     lies(lambda line, send: {**line, "rank": line["rank"] + 1}, "sends labels that are not those of its")
     lies(lambda line, send: {**line, "data": line["data"][:-8]}, "bytes of a file where 196 are due")
     lies(lambda line, send: {**line, "data": base64.b64encode(bytes(line["of"])).decode()}, "no file of labels")

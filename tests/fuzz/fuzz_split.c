@@ -101,8 +101,14 @@ static bool is(const json_t *line, const char *key, const char *want)
 
 static void pass(json_t *line)
 {
+    static const char *const turn[] = {"open", "start",  "connect", "go",        "marked",
+                                       "stop", "forget", "beat",    "evaluated", "abort"}; /* all that a turn needs */
+    bool known = false;
     uint64_t hash;
     if (aq_split_pass(&gate, line) != AQ_OK) return;
+    for (size_t i = 0; i < sizeof turn / sizeof *turn; i++)
+        known |= is(line, "op", turn[i]);
+    AQ_ASSERT(known);
     const bool open = is(line, "op", "open"), start = is(line, "op", "start");
     if (!open && !start) return;
     AQ_ASSERT(is(line, "run", gate.run) && is(line, "checkpoint", gate.checkpoint));

@@ -610,7 +610,8 @@ static bool reads(int id, json_t *line, const struct aq_message_limits *limits)
 static void test_every_field_has_its_type_and_bounds(void **state)
 {
     (void)state;
-    const struct aq_message_limits limits = {.most = {[AQ_LIMIT_VOCABULARY] = 49}};
+    const struct aq_message_limits limits = {
+        .most = {[AQ_LIMIT_VOCABULARY] = 49, [AQ_LIMIT_SAMPLES] = 1000, [AQ_LIMIT_FILE] = 500, [AQ_LIMIT_TOLD] = 3}};
     for (int id = 0; id < AQ_MESSAGES; id++) {
         const struct aq_message_row *row = aq_message_row((enum aq_message_id)id);
         json_t *whole = valid_line(row);
@@ -621,7 +622,7 @@ static void test_every_field_has_its_type_and_bounds(void **state)
         for (uint32_t i = 0; i < row->count; i++) {
             const struct aq_message_field *field = &row->fields[i];
             json_t *kept = json_incref(json_object_get(whole, field->name));
-            const double past = field->limit ? 50 : field->max + 1;
+            const double past = field->limit ? (double)limits.most[field->limit] + 1 : field->max + 1;
             assert_true(message.there >> i & 1);
             json_object_del(whole, field->name);
             assert_int_equal(reads(id, whole, &limits), !field->needed);
