@@ -104,11 +104,6 @@ struct aq_worker_packing {
     uint64_t ns;
 };
 
-/* Bytes of bodies received over the links to the previous and to the next stage, and the time they took. */
-struct aq_worker_carried {
-    uint64_t bytes[2], ns[2];
-};
-
 /* How far a checkpoint is. */
 enum aq_worker_snapshot {
     AQ_MARK_NONE = 0,   /* none under way: the launcher has noted the last one as complete      */
@@ -250,17 +245,9 @@ struct aq_worker {
     uint64_t outages_ns; /* all links, one after the other: how long outages may last */
     bool stop_asked;     /* rank 0: the launcher asked for a stop         */
     uint64_t last;       /* steps after which a stop ends the run: all ranks learn it in the same step; 0: no stop */
-    struct {
-        uint64_t epochs; /* edges.bits: auto: up to the last one whose levels are known; 0: not yet */
-        uint32_t forward, backward;
-    } bits;
-    uint64_t judged; /* step of the evaluation that the launcher has judged last */
-    bool early;      /* and that it found to be the last: none was better        */
-    bool final;      /* the last step is done: its checkpoint is the last */
+    bool final;          /* the last step is done: its checkpoint is the last */
     bool stopped;
     struct aq_worker_parts worker_parts;
-    struct aq_edge_guard guard;      /* of the cut behind this stage, where its shape has one */
-    struct aq_edge_guard guard_back; /* of gradients at the cut before it, where its shape has one */
     uint32_t skipped_in_row;
     struct aq_worker_steps steps;
     struct aq_worker_times times;      /* of steps.now  */
@@ -277,7 +264,6 @@ struct aq_worker {
         float *host;                 /* NULL: the stage's memory is the host's */
     } tied;
     struct aq_worker_packing packing;
-    struct aq_worker_carried carried;
     uint8_t cache_key[AQ_CACHE_KEY_BYTES]; /* split.seal: on its way to the cache that it opens */
 };
 
@@ -525,11 +511,6 @@ enum aq_status aq_worker_send_eval(struct aq_worker *worker, const struct aq_edg
  */
 enum aq_status aq_worker_cut(struct aq_worker *worker, enum aq_part_moment moment, const struct aq_edge_batch *batch,
                              uint32_t slot, bool trains, const struct aq_values *values);
-
-/* worker_snapshot.c: the guard of the cut behind this stage; NULL: it has none. */
-struct aq_edge_guard *aq_worker_guard(struct aq_worker *worker);
-/* And that of the gradients at the cut before it. */
-struct aq_edge_guard *aq_worker_guard_back(struct aq_worker *worker);
 
 /* worker_snapshot.c: this stage's checkpoints. Borrows from the worker. */
 struct aq_checkpoint aq_worker_checkpoint(struct aq_worker *worker);
