@@ -411,17 +411,6 @@ static enum aq_status keep_frozen(struct aq_worker *w)
     return aq_checkpoint_frozen_write(&checkpoint);
 }
 
-static void guards_init(struct aq_worker *w)
-{
-    struct aq_codec_config levels[AQ_EDGE_LEVELS];
-    const uint32_t epoch_steps = (uint32_t)w->plan->steps_per_epoch, out = w->position, in = w->position - 1;
-    if (aq_worker_guard(w))
-        aq_edge_guard_init(&w->guard, out, aq_edge_level_list(&w->plan->edges[out].shape.forward, levels), epoch_steps);
-    if (!aq_worker_guard_back(w)) return;
-    aq_edge_guard_init(&w->guard_back, in, aq_edge_level_list(&w->plan->edges[in].shape.backward, levels), epoch_steps);
-    w->guard_back.gradients = true;
-}
-
 /* A turn starts with the weights, statistics and optimizer that others have trained, not with one's own last ones. */
 static enum aq_status adopt(struct aq_worker *w, const char *folder)
 {
@@ -438,7 +427,6 @@ static enum aq_status adopt(struct aq_worker *w, const char *folder)
 static enum aq_status load_weights(struct aq_worker *w, uint64_t resume)
 {
     AQ_TRY(aq_worker_parts_open(&w->worker_parts, w->plan, w->rank)); /* a checkpoint may change their states */
-    guards_init(w);
     w->step = w->resumed_at = resume;
     if (!resume) AQ_TRY(begin_weights(w));
     AQ_TRY(load_frozen(w, resume));
@@ -536,11 +524,13 @@ static enum aq_status open_edges(struct aq_worker *w)
                                     .trace = w->trace,
                                     .silence_ns = w->silence_ns,
                                     .mirror = w->job->checkpoint.mirror};
+    struct aq_part_args args = {0};
     if (w->position > 0) {
         const struct aq_plan_edge *edge = &w->plan->edges[w->position - 1];
         config.shape = &edge->shape;
         config.sender = false;
-        config.guard = aq_worker_guard_back(w);
+        AQ_TRY(aq_worker_parts_on(&w->worker_parts, AQ_PART_EDGE_OPEN, &args));
+        config.guard = args.guard;
         config.link = w->pipeline.link_in;
         config.cache = edge->size.message_bytes ? w->pipeline.cache : NULL;
         AQ_TRY(aq_edge_open(&config, &w->pipeline.in));
@@ -550,7 +540,9 @@ static enum aq_status open_edges(struct aq_worker *w)
         config.shape = &edge->shape;
         config.sender = true;
         config.link = w->pipeline.link_out;
-        config.guard = aq_worker_guard(w);
+        args.sends = true;
+        AQ_TRY(aq_worker_parts_on(&w->worker_parts, AQ_PART_EDGE_OPEN, &args));
+        config.guard = args.guard;
         config.cache = edge->size.message_bytes ? w->pipeline.cache : NULL;
         AQ_TRY(aq_edge_open(&config, &w->pipeline.out));
         if (aq_worker_gives_key(w)) AQ_TRY(aq_worker_key_give(w));
@@ -660,45 +652,33 @@ static enum aq_status snapshot(struct aq_worker *w)
     return w->final ? AQ_OK : aq_worker_swap_out(w);
 }
 
-/* With train.early_stop the launcher decides for all ranks whether this evaluation was the last. */
-static enum aq_status judged(struct aq_worker *w)
+/* Asks the parts, until none of them awaits a message of the launcher. */
+static enum aq_status parts_await(struct aq_worker *w, enum aq_part_moment moment, struct aq_part_args *args)
 {
     const uint64_t end = aq_clock_after(seconds_ns(REDUCE_SECONDS) + w->outages_ns);
-    if (!w->job->train.early_stop || w->final || w->plan->facts.heldout_samples == 0) return AQ_OK;
-    aq_heartbeat_phase(AQ_PHASE_EVALUATE);
-    while (w->judged != w->step) {
+    enum aq_status status;
+    while ((status = aq_worker_parts_on(&w->worker_parts, moment, args)) == AQ_AGAIN) {
         const uint32_t seen = aq_eventcount_read(w->eventcount);
         AQ_TRY(aq_worker_serve(w));
         AQ_TRY(aq_worker_control_poll(w));
-        if (w->judged == w->step) break;
+        status = aq_worker_parts_on(&w->worker_parts, moment, args);
+        if (status != AQ_AGAIN) break;
         if (aq_clock_ns() > end)
-            return aq_fail(AQ_TIMEOUT, "worker",
-                           "step %" PRIu64 ": the launcher did not send the evaluation's result in time", w->step);
+            return aq_fail(AQ_TIMEOUT, "worker", "step %" PRIu64 ": the launcher did not send %s in time", w->step,
+                           args->awaits);
         (void)aq_eventcount_wait(w->eventcount, seen, aq_clock_after(SERVE_NS / 10));
     }
-    aq_heartbeat_phase(AQ_PHASE_COMPUTE);
-    w->final = w->early;
-    return AQ_OK;
+    return status;
 }
 
-/* With edges.bits: auto the launcher sends all ranks the bit levels at their start and at the start of each epoch. */
-static enum aq_status levels(struct aq_worker *w, bool first)
+static enum aq_status evaluated(struct aq_worker *w)
 {
-    const uint64_t end = aq_clock_after(seconds_ns(REDUCE_SECONDS) + w->outages_ns);
-    const uint64_t epochs = 1 + w->step / w->plan->steps_per_epoch;
-    if (!w->job->bits_auto || w->P == 1 || (!first && w->step % w->plan->steps_per_epoch != 0)) return AQ_OK;
-    while (w->bits.epochs != epochs) {
-        const uint32_t seen = aq_eventcount_read(w->eventcount);
-        AQ_TRY(aq_worker_serve(w));
-        AQ_TRY(aq_worker_control_poll(w));
-        if (w->bits.epochs == epochs) break;
-        if (aq_clock_ns() > end)
-            return aq_fail(AQ_TIMEOUT, "worker",
-                           "step %" PRIu64 ": the launcher did not send the bits of this epoch in time", w->step);
-        (void)aq_eventcount_wait(w->eventcount, seen, aq_clock_after(SERVE_NS / 10));
-    }
-    if (w->pipeline.out) AQ_TRY(aq_edge_levels(w->pipeline.out, w->bits.forward, 0));
-    if (w->pipeline.in) AQ_TRY(aq_edge_levels(w->pipeline.in, 0, w->bits.backward));
+    struct aq_part_args args = {.step = w->step};
+    if (w->final) return AQ_OK;
+    aq_heartbeat_phase(AQ_PHASE_EVALUATE);
+    AQ_TRY(parts_await(w, AQ_PART_EVALUATED_AWAIT, &args));
+    aq_heartbeat_phase(AQ_PHASE_COMPUTE);
+    w->final = args.ends;
     return AQ_OK;
 }
 
@@ -709,7 +689,9 @@ static enum aq_status train(struct aq_worker *w)
     while (w->step < aq_worker_steps_end(w)) {
         AQ_TRY(aq_worker_control_poll(w));
         aq_heartbeat_step(w->step + 1);
-        AQ_TRY(levels(w, w->step == first_step));
+        struct aq_part_args args = {
+            .step = w->step, .first = w->step == first_step, .edge_in = w->pipeline.in, .edge_out = w->pipeline.out};
+        AQ_TRY(parts_await(w, AQ_PART_STEP_AWAIT, &args));
         AQ_TRY(aq_worker_step(w));
         if (w->step == first_step) AQ_TRY(tell_memory(w, "after its first step"));
         if (w->step == first_step)
@@ -722,7 +704,7 @@ static enum aq_status train(struct aq_worker *w)
         w->stopped = w->final && !end;
         if (evaluation_is_due(w, w->step) || end) {
             AQ_TRY(evaluate(w));
-            AQ_TRY(judged(w));
+            AQ_TRY(evaluated(w));
         }
         if (aq_worker_snapshot_is_due(w)) AQ_TRY(snapshot(w));
         if (w->final) break;

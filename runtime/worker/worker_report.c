@@ -12,22 +12,14 @@ static double ratio(double part, double whole)
 }
 
 /* The live measures of the edges that this stage sends over: activations on, gradients back. */
-static void add_measures(const struct aq_worker *worker, json_t *line, const struct aq_edge_measures *m,
-                         const struct aq_edge_measures *in)
+static void add_measures(json_t *line, const struct aq_edge_measures *m, const struct aq_edge_measures *in)
 {
     if (in->gradient2 > 0)
         json_object_set_new(line, "gradient_error_ratio", aq_control_number(ratio(in->gradient_error2, in->gradient2)));
-    if (in->raw_peak_back > 0)
-        json_object_set_new(line, "backward_raw_peak", aq_control_number(in->raw_peak_back));
+    if (in->raw_peak_back > 0) json_object_set_new(line, "backward_raw_peak", aq_control_number(in->raw_peak_back));
     if (in->wide_back > 0) json_object_set_new(line, "backward_wide", json_integer((json_int_t)in->wide_back));
     if (m->wide > 0) json_object_set_new(line, "wide", json_integer((json_int_t)m->wide));
     if (m->raw_peak > 0) json_object_set_new(line, "raw_peak", aq_control_number(m->raw_peak));
-    const bool guard = worker->job->guard, changes = worker->job->bits_auto != 0;
-    if ((guard || changes) && worker->pipeline.out)
-        json_object_set_new(line, "forward_bits", aq_control_number(m->bits));
-    if ((guard || changes) && worker->pipeline.in)
-        json_object_set_new(line, "backward_bits", aq_control_number(in->bits_back));
-    if (guard && worker->pipeline.out) json_object_set_new(line, "afresh", json_integer((json_int_t)m->afresh));
     if (m->warm_delta2 > 0)
         json_object_set_new(line, "contraction", aq_control_number(ratio(m->warm_error2, m->warm_delta2)));
     if (m->values <= 0) return;
@@ -95,26 +87,6 @@ static void add_packing(struct aq_worker *worker, json_t *line)
     p->ns = ns;
 }
 
-/* edges.bits: auto without a declared rate: what came over each link since the last line, and how long it took. */
-static void add_carried_here(struct aq_worker *worker, json_t *line)
-{
-    static const char *const keys[2][2] = {{"in_link_bytes", "in_link_ns"}, {"out_link_bytes", "out_link_ns"}};
-    struct aq_link *const links[2] = {worker->pipeline.link_in, worker->pipeline.link_out};
-    struct aq_worker_carried *before = &worker->carried;
-    if (!worker->job->bits_auto || worker->job->link.rate_mbps > 0) return;
-    for (int i = 0; i < 2; i++) {
-        struct aq_link_stats now;
-        if (!links[i]) continue;
-        aq_link_stats(links[i], &now);
-        json_object_set_new(line, keys[i][0], json_integer((json_int_t)(now.received_packed_bytes - before->bytes[i])));
-        json_object_set_new(line, keys[i][1],
-                            json_integer(now.receive_ns > before->ns[i] ? (json_int_t)(now.receive_ns - before->ns[i])
-                                                                        : 0));
-        before->bytes[i] = now.received_packed_bytes;
-        before->ns[i] = now.receive_ns;
-    }
-}
-
 /* Time for checkpoints since the last line: the copy, and the wait for one that was still being written. */
 static void add_marks(struct aq_worker *worker, json_t *line)
 {
@@ -145,8 +117,8 @@ enum aq_status aq_worker_report_step(struct aq_worker *worker)
     const double lr = (double)aq_plan_learning_rate(worker->plan, aq_worker_global(worker, done));
     json_t *line = json_pack(
         "{s:s, s:I, s:I, s:f, s:f, s:o, s:i, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:b}", "event", "step",
-        "step", (json_int_t)done, "epoch", (json_int_t)epoch, "seconds",
-        (double)(now - t->begin_ns) * 1e-9, "lr", lr, "grad_norm", aq_control_number(t->gradient_norm), "samples",
+        "step", (json_int_t)done, "epoch", (json_int_t)epoch, "seconds", (double)(now - t->begin_ns) * 1e-9, "lr", lr,
+        "grad_norm", aq_control_number(t->gradient_norm), "samples",
         (int)(aq_sampler_size(worker->sampler, worker->step) * worker->W), "compute_ns", (json_int_t)t->compute_ns,
         "codec_ns", (json_int_t)(in.codec_ns + out.codec_ns - in.cache_ns - out.cache_ns), "link_wait_ns",
         (json_int_t)t->link_wait_ns, "cache_wait_ns", (json_int_t)(in.cache_ns + out.cache_ns), "optimizer_ns",
@@ -158,10 +130,11 @@ enum aq_status aq_worker_report_step(struct aq_worker *worker)
     if (worker->pipeline.in) json_object_set_new(line, "in_wait_ns", json_integer((json_int_t)t->in_wait_ns));
     json_object_set_new(line, "backward_raws", json_integer((json_int_t)in.raws_back));
     if (t->own_norm >= 0) json_object_set_new(line, "stage_grad_norm", aq_control_number(t->own_norm));
-    aq_worker_parts_report(&worker->worker_parts, line);
+    const struct aq_part_step from = {
+        .in = &in, .out = &out, .links = {worker->pipeline.link_in, worker->pipeline.link_out}};
+    aq_worker_parts_report(&worker->worker_parts, &from, line);
     add_outages(worker, line);
     add_packing(worker, line);
-    add_carried_here(worker, line);
     add_marks(worker, line);
     if (worker->W > 1 || aq_job_global(worker->job)) {
         json_object_set_new(line, "reduce_ns", json_integer((json_int_t)t->reduce_ns));
@@ -172,7 +145,7 @@ enum aq_status aq_worker_report_step(struct aq_worker *worker)
         json_object_set_new(line, "tied_bytes", json_integer((json_int_t)t->tied_bytes));
     if (worker->position + 1 == worker->P && t->loss_targets > 0)
         json_object_set_new(line, "loss", aq_control_number(t->loss_sum / (double)t->loss_targets));
-    add_measures(worker, line, &out, &in);
+    add_measures(line, &out, &in);
     return aq_control_send(worker->control, line);
 }
 

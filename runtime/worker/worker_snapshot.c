@@ -19,31 +19,6 @@
 #define COPY_BYTES_S_MIN (1u << 17)                    /* a link of 1 Mbit/s */
 #define LOOK_NS          (20ull * 1000 * 1000)         /* edges and control channel have no common event count */
 
-struct aq_edge_guard *aq_worker_guard(struct aq_worker *w)
-{
-    return w->position + 1 < w->P && w->plan->edges[w->position].shape.guard ? &w->guard : NULL;
-}
-
-struct aq_edge_guard *aq_worker_guard_back(struct aq_worker *w)
-{
-    return w->position > 0 && w->plan->edges[w->position - 1].shape.guard_back ? &w->guard_back : NULL;
-}
-
-static enum aq_status guard_check(const float *values, uint32_t count)
-{
-    AQ_ASSERT(count == AQ_EDGE_GUARD_STATE);
-    return aq_edge_guard_check(values);
-}
-
-/* NULL: the cut has no guard. */
-static void guard_state(struct aq_checkpoint *checkpoint, const char *name, struct aq_edge_guard *guard, bool optional)
-{
-    if (!guard) return;
-    AQ_ASSERT(checkpoint->state_count < AQ_CHECKPOINT_STATES_MAX);
-    checkpoint->states[checkpoint->state_count++] = (struct aq_checkpoint_state){
-        .name = name, .values = guard->state, .count = AQ_EDGE_GUARD_STATE, .optional = optional, .check = guard_check};
-}
-
 struct aq_checkpoint aq_worker_checkpoint(struct aq_worker *w)
 {
     struct aq_checkpoint_run run;
@@ -59,8 +34,6 @@ struct aq_checkpoint aq_worker_checkpoint(struct aq_worker *w)
                                            aq_job_counts_updates(w->job) ? &w->checkpoints.updates_ahead : NULL,
                                        .pending = aq_optimizer_config_pending(&w->job->train.optimizer)};
     aq_worker_parts_state(&w->worker_parts, checkpoint.states, &checkpoint.state_count);
-    guard_state(&checkpoint, "optimizer.guard", aq_worker_guard(w), false);
-    guard_state(&checkpoint, "optimizer.guard_back", aq_worker_guard_back(w), true); /* an older file has none */
     return checkpoint;
 }
 
@@ -85,17 +58,10 @@ static enum aq_status control_take(struct aq_worker *w, uint64_t deadline_ns)
     if (aq_control_is(message, "op", "marked") && w->checkpoints.state == AQ_CHECKPOINT_ACKED &&
         aq_control_u64_or(message, "step", 0) == w->checkpoints.step)
         w->checkpoints.state = AQ_MARK_NONE;
-    if (aq_control_is(message, "op", "evaluated")) {
-        w->judged = aq_control_u64_or(message, "step", 0);
-        w->early = aq_control_bool_or(message, "stop", false);
-    }
-    if (aq_control_is(message, "op", "bits")) {
-        w->bits.epochs = 1 + aq_control_u64_or(message, "epoch", 0);
-        w->bits.forward = (uint32_t)aq_control_u64_or(message, "forward", UINT32_MAX);
-        w->bits.backward = (uint32_t)aq_control_u64_or(message, "backward", UINT32_MAX);
-    }
+    struct aq_part_args args = {.message = message};
+    const enum aq_status taken = aq_worker_parts_on(&w->worker_parts, AQ_PART_MESSAGE, &args);
     json_decref(message);
-    return AQ_OK;
+    return taken;
 }
 
 enum aq_status aq_worker_control_poll(struct aq_worker *w)
@@ -360,8 +326,8 @@ enum aq_status aq_worker_snapshot_begin(struct aq_worker *w)
     /* A disk that has gone since must not get a checkpoint where it was mounted. */
     AQ_TRY(aq_owned_check(w->checkpoint_folder, AQ_OWNED_CHECKPOINT, w->run_id));
     if (w->pipeline.cache) AQ_TRY(aq_cache_mark_begin(w->pipeline.cache, w->step));
-    if (aq_worker_guard(w)) aq_edge_guard_settle(&w->guard);
-    if (aq_worker_guard_back(w)) aq_edge_guard_settle(&w->guard_back);
+    struct aq_part_args args = {0};
+    AQ_TRY(aq_worker_parts_on(&w->worker_parts, AQ_PART_SNAPSHOT, &args));
     AQ_TRY(aq_checkpoint_writer_begin(w->checkpoints.writer, w->step));
     w->checkpoints.step = w->step;
     if (w->checkpoints.chosen <= w->step) w->checkpoints.chosen = 0;

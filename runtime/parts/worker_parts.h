@@ -22,11 +22,18 @@
 #include "cut_host.h"
 #include "plan.h"
 
-struct aq_batch;      /* stages/stage.h */
-struct aq_edge_batch; /* edge.h */
+struct aq_batch; /* stages/stage.h */
+struct aq_edge;  /* edge.h */
+struct aq_edge_batch;
+struct aq_edge_guard;
+struct aq_edge_measures;
+struct aq_link; /* net/link.h */
 
 enum aq_part_moment {
-    AQ_PART_RUN_BEGIN,         /* all is open; the first step is args->step                                   */
+    AQ_PART_EDGE_OPEN,         /* an edge is about to open: sets `guard`                                      */
+    AQ_PART_RUN_BEGIN,         /* all is open; steps done: args->step                                         */
+    AQ_PART_MESSAGE,           /* the launcher has sent args->message, at any time                            */
+    AQ_PART_STEP_AWAIT,        /* step args->step may begin; AQ_AGAIN: not before the launcher sends `awaits` */
     AQ_PART_STEP_BEGIN,        /* before the first forward of a step that has not begun: sets the factors     */
     AQ_PART_CUT_INPUT,         /* args->cut: activations from the stage before, before the forward reads them */
     AQ_PART_CUT_OUTPUT,        /* activations that this stage's forward made, before they are sent            */
@@ -34,7 +41,9 @@ enum aq_part_moment {
     AQ_PART_CUT_GRADIENT_BACK, /* gradients that this stage's backward made, before they are sent             */
     AQ_PART_STEP_GOOD,         /* the step's gradient was finite, and the optimizer has taken it              */
     AQ_PART_STEP_VOID,         /* it was not finite on some rank, and all skip the step: sets `mended` or the texts   */
-    AQ_PART_RUN_END            /* training is over, well or not: what a part logs of a run                            */
+    AQ_PART_EVALUATED_AWAIT,   /* after an evaluation, args->step steps done: sets `ends`; AQ_AGAIN as before   */
+    AQ_PART_SNAPSHOT,          /* before a checkpoint copies the states                                         */
+    AQ_PART_RUN_END            /* training is over, well or not: what a part logs of a run                      */
 };
 
 /* A micro-batch at a cut. */
@@ -55,15 +64,29 @@ enum { AQ_PART_TEXT = 96 };
 
 /* Of one moment. Each part changes what concerns it; the values before the first part are the defaults. */
 struct aq_part_args {
-    const char *run_folder;        /* in, RUN_BEGIN                                                          */
-    uint64_t step;                 /* in, RUN_BEGIN: steps done                                              */
+    const char *run_folder;  /* in, RUN_BEGIN                                                          */
+    uint64_t step;           /* in, RUN_BEGIN, *_AWAIT: steps done                                     */
+    bool first;              /* in, STEP_AWAIT: no step came before it in this process                 */
+    struct aq_edge *edge_in; /* in, STEP_AWAIT; NULL: there is none                                    */
+    struct aq_edge *edge_out;
+    bool sends;                    /* in, EDGE_OPEN: this stage sends activations over it                    */
+    const json_t *message;         /* in, MESSAGE                                                            */
     bool stale;                    /* in, STEP_BEGIN: the next step begins before this one's update          */
     const struct aq_part_cut *cut; /* in, CUT_*                                                              */
+    struct aq_edge_guard *guard;   /* of what this end sends over the edge; the part's; default NULL          */
+    const char *awaits;            /* what the launcher is to send: "the bits of this epoch"                 */
+    bool ends;                     /* the run ends after this evaluation; default false                      */
     float factor;                  /* of this step's gradient of the loss: times it; default 1               */
     float factor_next;             /* of the step after it, if it begins before this one ends; default 1     */
     bool mended;                   /* the part has changed what may have made the gradient infinite           */
     char note[AQ_PART_TEXT];       /* behind the warning of a void step: "; the loss scale is 32768 now"     */
     char remedy[AQ_PART_TEXT];     /* what a user could change besides train.lr: "train.loss_scale (64) or " */
+};
+
+/* What the line of a step is made from. */
+struct aq_part_step {
+    const struct aq_edge_measures *in, *out; /* zeros where there is no such edge */
+    struct aq_link *links[2];                /* in, out; NULL: there is none      */
 };
 
 /* All but name, bytes, wanted, open and on may be NULL. */
@@ -78,10 +101,10 @@ struct aq_part_ops {
     /* A failed open is closed as a good one is. */
     enum aq_status (*open)(void *self, const struct aq_plan *plan, uint32_t rank);
     enum aq_status (*on)(void *self, enum aq_part_moment moment, struct aq_part_args *args);
-    /* The floats that a checkpoint keeps of it: adds one or none to states[*count]. */
+    /* The floats that a checkpoint keeps of it: adds as many as it has to states[*count]. */
     void (*state)(void *self, struct aq_checkpoint_state *states, uint32_t *count);
     /* Its figures in the line of a step. */
-    void (*report)(const void *self, json_t *line);
+    void (*report)(void *self, const struct aq_part_step *step, json_t *line);
     void (*close)(void *self);
 };
 
@@ -104,6 +127,6 @@ void aq_worker_parts_close(struct aq_worker_parts *parts);
 /* Sets the defaults of args, but for what goes in, and asks all parts. The first failure ends it. */
 enum aq_status aq_worker_parts_on(struct aq_worker_parts *parts, enum aq_part_moment moment, struct aq_part_args *args);
 void aq_worker_parts_state(struct aq_worker_parts *parts, struct aq_checkpoint_state *states, uint32_t *count);
-void aq_worker_parts_report(const struct aq_worker_parts *parts, json_t *line);
+void aq_worker_parts_report(struct aq_worker_parts *parts, const struct aq_part_step *step, json_t *line);
 
 #endif

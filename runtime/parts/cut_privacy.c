@@ -108,14 +108,25 @@ static enum aq_status part_open(void *self, const struct aq_plan *plan, uint32_t
     return AQ_OK;
 }
 
+/* Only a sample's real rows: padding is not sent, so its values must not count in a norm. */
+static enum aq_status clip_samples(float *values, const struct aq_edge_shape *shape, const struct aq_edge_batch *batch,
+                                   double clip, double noise, struct aq_cut_privacy *seen)
+{
+    const uint64_t each = (uint64_t)shape->rows * shape->columns;
+    if (!batch->lengths) return aq_cut_privacy(values, batch->samples, each, clip, noise, seen);
+    for (uint32_t i = 0; i < batch->samples; i++)
+        AQ_TRY(aq_cut_privacy(values + i * each, 1, (uint64_t)batch->lengths[i] * shape->columns, clip, noise, seen));
+    return AQ_OK;
+}
+
 static enum aq_status clip_cut(const struct aq_part_cut *cut, double clip, double noise, struct aq_cut_privacy *seen)
 {
-    const uint32_t samples = cut->batch->samples;
-    const uint64_t each = (uint64_t)cut->edge->shape.rows * cut->edge->shape.columns;
+    const struct aq_edge_shape *shape = &cut->edge->shape;
+    const uint64_t count = (uint64_t)cut->batch->samples * shape->rows * shape->columns;
     float *at;
-    AQ_TRY(aq_cut_host_read(cut->host, cut->values, samples * each, &at));
-    AQ_TRY(aq_cut_privacy(at, samples, each, clip, noise, seen));
-    return aq_cut_host_write(cut->host, cut->values, samples * each);
+    AQ_TRY(aq_cut_host_read(cut->host, cut->values, count, &at));
+    AQ_TRY(clip_samples(at, shape, cut->batch, clip, noise, seen));
+    return aq_cut_host_write(cut->host, cut->values, count);
 }
 
 static void log_counts(const struct aq_cut_privacy *seen, const char *what, const char *unit)

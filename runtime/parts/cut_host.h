@@ -2,9 +2,9 @@
  * cut_host.h -- values at a cut where the host may read and change them, for the parts of a worker.
  *
  * If device memory is host memory, they are read in place. On a GPU they are copied to pinned memory behind all that
- * the compute stream has, and exec waits for that stream. A changed copy goes back on the same stream, before values
- * are sent (aq_values_write_end) or computed with. So plain C gives the same bits everywhere. Other streams see no more
- * than before, because their events come after the copy.
+ * the compute stream has, and exec waits for that stream. A changed copy goes back on the same stream, before the
+ * values are sent (aq_values_write_end) or computed with. So plain C gives the same bits everywhere. Other streams see
+ * no more than before, because their events come after the copy.
  *
  * One buffer is enough: its user has waited for the compute stream, on which all earlier copies to and from it were.
  * The wait is the price: a stage that reads its values on the host issues nothing ahead.

@@ -40,7 +40,9 @@ void aq_worker_parts_close(struct aq_worker_parts *parts)
 enum aq_status aq_worker_parts_on(struct aq_worker_parts *parts, enum aq_part_moment moment, struct aq_part_args *args)
 {
     args->factor = args->factor_next = 1.0f;
-    args->mended = false;
+    args->mended = args->ends = false;
+    args->guard = NULL;
+    args->awaits = NULL;
     args->note[0] = args->remedy[0] = '\0';
     for (uint32_t i = 0; i < AQ_PARTS; i++)
         if (parts->self[i]) AQ_TRY(all[i]->on(parts->self[i], moment, args));
@@ -51,13 +53,13 @@ void aq_worker_parts_state(struct aq_worker_parts *parts, struct aq_checkpoint_s
 {
     for (uint32_t i = 0; i < AQ_PARTS; i++)
         if (parts->self[i] && all[i]->state) {
-            AQ_ASSERT(*count < AQ_CHECKPOINT_STATES_MAX); /* a part has one at most */
             all[i]->state(parts->self[i], states, count);
+            AQ_ASSERT(*count <= AQ_CHECKPOINT_STATES_MAX); /* loss_scale one, cut_bits two */
         }
 }
 
-void aq_worker_parts_report(const struct aq_worker_parts *parts, json_t *line)
+void aq_worker_parts_report(struct aq_worker_parts *parts, const struct aq_part_step *step, json_t *line)
 {
     for (uint32_t i = 0; i < AQ_PARTS; i++)
-        if (parts->self[i] && all[i]->report) all[i]->report(parts->self[i], line);
+        if (parts->self[i] && all[i]->report) all[i]->report(parts->self[i], step, line);
 }

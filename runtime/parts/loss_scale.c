@@ -109,9 +109,10 @@ static void part_state(void *self, struct aq_checkpoint_state *states, uint32_t 
                                                       .check = aq_loss_scale_check};
 }
 
-static void part_report(const void *self, json_t *line)
+static void part_report(void *self, const struct aq_part_step *step, json_t *line)
 {
     const struct part *part = self;
+    (void)step;
     json_object_set_new(line, "loss_scale", aq_control_number((double)part->used));
 }
 
