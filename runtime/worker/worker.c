@@ -685,6 +685,7 @@ static enum aq_status evaluated(struct aq_worker *w)
 static enum aq_status train(struct aq_worker *w)
 {
     const uint64_t first_step = w->step;
+    aq_program_run_init(&w->steps.program, &w->me->program, AQ_LANES_CHAINS, 0);
     AQ_TRY(aq_worker_prefetch_first(w));
     while (w->step < aq_worker_steps_end(w)) {
         AQ_TRY(aq_worker_control_poll(w));
