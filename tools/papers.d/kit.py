@@ -1,12 +1,15 @@
 """What tools/papers and its parts share: rows, and runs of aqpipe."""
 import json
+import math
 import subprocess
 import sys
 
 
-def say(table, row, published, ours, unit, how, differs, trace=None):
-    print(json.dumps({"table": table, "row": row, "published": published, "ours": float(f"{ours:.5g}"), "unit": unit,
-                      "ratio": round(ours / published, 3) if published else None, "how": how, "differs": differs, "trace": trace}), flush=True)
+def say(table, row, published, ours, unit, how, differs, trace=None, settings=None):
+    """`settings`: the keys of the run that the row is about, dotted. `ours` null: the run has diverged."""
+    print(json.dumps({"table": table, "row": row, "published": published, "ours": float(f"{ours:.5g}") if math.isfinite(ours) else None, "unit": unit,
+                      "ratio": round(ours / published, 3) if published else None, "how": how, "differs": differs,
+                      "settings": settings, "trace": trace}), flush=True)
 
 
 def run(build, *arguments):

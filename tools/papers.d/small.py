@@ -18,7 +18,7 @@ SEQUENCE, BATCH = 32, 16
 def text(path, seed):
     """Words of which each has four that may follow: a small model can learn them, and another seed is another text."""
     draw = random.Random(seed)
-    follows = {word: draw.sample(WORDS, 4) for word in set(WORDS)}
+    follows = {word: draw.sample(WORDS, 4) for word in sorted(set(WORDS))}  # a set has another order in each process
     word, out = WORDS[0], []
     for _ in range(12000):
         word = draw.choice(follows.get(word, WORDS))
@@ -26,12 +26,21 @@ def text(path, seed):
     path.write_text(" ".join(out) + "\n", encoding="utf-8")
 
 
-def keys(folder, count, **more):
+MODEL = {"model.kind": "gpt2", "model.blocks": 2, "model.heads": 2, "model.channels": 64, "model.context": SEQUENCE, "model.tied": False}
+SCALE = "0.1M parameters and one seed: no conclusion is drawn from it"
+
+
+def keys(folder, count, epochs=10, **more):
     """Of a job of `count` steps from the pretrained model: ten epochs of its samples, as the papers fine-tune."""
-    samples = BATCH * max(1, count // 10)
+    samples = BATCH * max(1, count // epochs)
     return {"model.weights": str(folder / "base"), "data.tokenizer": "bytes", "data.train": str(folder / "second.txt"), "data.train_samples_max": samples,
             "train.T": SEQUENCE, "train.batch": BATCH, "train.micro_batch": 2, "train.epochs": math.ceil(count * BATCH / samples), "train.steps_max": count, "train.lr": 1e-3, "train.decay": "constant",
             "checkpoint.every": 0, "cache.kind": "memory", **{name.replace("__", "."): value for name, value in more.items()}}
+
+
+def shown(settings):
+    """Those keys of a run that a figure is about."""
+    return {key: value for key, value in settings.items() if key.split(".")[0] in ("edges", "optimizer", "reduce", "pipeline", "model", "train") and key != "model.weights"}
 
 
 def base(build, folder, short):
@@ -41,8 +50,7 @@ def base(build, folder, short):
     for name, seed in (("first", 1), ("second", 2)):
         text(folder / f"{name}.txt", seed)
     kit.launch(build, folder, "base", {
-        "model.kind": "gpt2", "model.blocks": 2, "model.heads": 2, "model.channels": 64, "model.context": SEQUENCE, "model.tied": False, "data.tokenizer": "bytes",
-        "data.train": str(folder / "first.txt"), "train.T": SEQUENCE, "train.batch": BATCH, "train.micro_batch": BATCH, "train.epochs": 1, "train.steps_max": 60 if short else 300,
+        **MODEL, "data.tokenizer": "bytes", "data.train": str(folder / "first.txt"), "train.T": SEQUENCE, "train.batch": BATCH, "train.micro_batch": BATCH, "train.epochs": 1, "train.steps_max": 60 if short else 300,
         "train.lr": 3e-3, "checkpoint.every": 0, "pipeline.stages": 1})
 
 
@@ -61,34 +69,67 @@ def floats(path, name):
 
 
 def last_loss(run_folder):
-    """Mean of the last tenth of the steps' losses: an epoch."""
-    losses = [step["loss"] for step in kit.steps(run_folder)]
+    """Mean of the last tenth of the steps' losses: an epoch. NaN: the run has diverged. FP16 skips the steps whose gradients overflow its scale."""
+    losses = [math.nan if step["loss"] is None else step["loss"] for step in kit.steps(run_folder) if not step.get("skipped")]
     last = losses[-max(1, len(losses) // 10):]
     return sum(last) / len(last)
+
+
+PLAIN, HALF = {"codec": "raw", "precision": "fp32"}, {"codec": "raw", "precision": "fp16"}
+
+
+def coded(codec, forward, backward, **more):
+    """Edges of a codec with so many bits forward, DirectQ with so many backward."""
+    return {"codec": codec, "bits": forward, **more}, {"codec": "directq", "bits": backward}
+
+
+def edges(forward, backward):
+    return {f"edges.forward.{key}": value for key, value in forward.items()} | {f"edges.backward.{key}": value for key, value in backward.items()}
 
 
 def convergence(build, folder, short):
     base(build, folder, short)
     count = 16 if short else 160
-    plain = {"codec": "raw", "precision": "fp32"}
-    half = {"codec": "raw", "precision": "fp16"}
+    differs = f"DeBERTa-1.5B and GPT2-1.5B there, and curves without numbers; {SCALE}"
+    scale = f"run here: GPT-2 of 2 blocks of 64 channels, steps of {BATCH} sequences of {SEQUENCE}; mean loss of the last tenth of the steps"
 
-    def loss(name, forward, backward, **more):
-        shown = {f"edges.forward.{key}": value for key, value in forward.items()} | {f"edges.backward.{key}": value for key, value in backward.items()}
-        return last_loss(kit.launch(build, folder, name, {**keys(folder, count), "pipeline.stages": 4, **shown, **more}))
-    dense = loss("fp32", plain, plain)
-    how = f"run here: GPT-2 of 2 blocks of 64 channels in 4 stages, {count} steps of {BATCH} sequences of {SEQUENCE}; mean loss of the last epoch of ten, against {dense:.4f} of FP32"
-    differs = "a pretrained model of 0.1M parameters for DeBERTa-1.5B and GPT2-1.5B, one seed; the figure has curves and no numbers: FP32 and AQ-SGD lie on one another, DirectQ of few bits above or divergent"
+    def loss(name, settings):
+        return last_loss(kit.launch(build, folder, name, settings))
+
+    def row(table, name, settings, against, of):
+        value = loss(name.replace(" ", "-").replace(",", "").replace(".", "-"), settings)
+        kit.say(table, name, None, 100 * (value / against - 1), f"% above {of}", f"{scale} of {settings['train.steps_max']}, against {against:.4f} of {of}", differs, settings=shown(settings))
+
+    def job(pair, steps=count, **more):
+        return {**keys(folder, steps), "pipeline.stages": 4, **edges(*pair), **more}
+    dense = loss("fp32", job((PLAIN, PLAIN)))
     for forward, backward in ((2, 4), (3, 6), (4, 8)):
         for name, codec in (("DirectQ", "directq"), ("AQ-SGD", "aqsgd")):
-            gap = loss(f"{codec}-{forward}", {"codec": codec, "bits": forward}, {"codec": "directq", "bits": backward})
-            kit.say("AQ-SGD figures 3 and 9, convergence", f"{name} fw{forward} bw{backward}", None, 100 * (gap / dense - 1), "% above FP32", how, differs)
-    kit.say("AQ-SGD figure 8, FP32 and FP16", "FP16", None, 100 * (loss("fp16", half, half) / dense - 1), "% above FP32", how, f"{differs}; FP16 is of what crosses cuts, computing is FP32 here")
+            row("AQ-SGD figures 3 and 9, convergence", f"{name} fw{forward} bw{backward}", job(coded(codec, forward, backward)), dense, "FP32")
+    for name, codec in (("DirectQ", "directq"), ("AQ-SGD", "aqsgd")):
+        row("AQ-SGD figure 9, K = 2", f"{name} fw2 bw4, 2 stages", job(coded(codec, 2, 4), **{"pipeline.stages": 2}), dense, "FP32")
+    for bits in (8, 4, 2):
+        row("AQ-SGD figure 9, previous messages", f"AQ-SGD fw2 bw4, messages in {bits} bits", job(coded("aqsgd", 2, 4, store=f"q{bits}")), dense, "FP32")
+    half = {"model.precision": "fp16"}
+    rounded = loss("fp16", job((HALF, HALF), **half))
+    row("AQ-SGD figure 8, FP16", "FP16 training, uncompressed", job((HALF, HALF), **half), dense, "FP32")
+    for name, codec in (("DirectQ", "directq"), ("AQ-SGD", "aqsgd")):
+        row("AQ-SGD figure 8, FP16", f"FP16 training, {name} fw3 bw6", job(coded(codec, 3, 6), **half), rounded, "uncompressed FP16")
     whole = {"pipeline.stages": 2, "pipeline.replicas": 2}
-    pair = loss("figure-5-fp32", plain, plain, **whole, **{"reduce.codec": "fp32"})  # replicas see samples in an order of their own
-    kit.say("AQ-SGD figure 5, with compressed gradients", "AQ-SGD fw3 bw6, gradients in 4 bits, 2 stages x 2 replicas", None,
-            100 * (loss("figure-5", {"codec": "aqsgd", "bits": 3}, {"codec": "directq", "bits": 6}, **whole, **{"reduce.codec": "q4"}) / pair - 1), "% above FP32",
-            how.replace(f"{dense:.4f} of FP32", f"{pair:.4f} of FP32 in 2 stages x 2 replicas"), f"{differs}; the paper has QuantizedAdam, here AdamW over `reduce.codec: q4`")
+    steps = 160  # also of a short run: a variance of one step is none, and a warm-up is an epoch
+    epoch = steps // 10
+    both = {**whole, "train.optimizer": "qadam", "optimizer.warmup_steps": epoch, "reduce.codec": "q4", "edges.warmup_epochs": 1}
+    pair = loss("figure-5-fp32", job((PLAIN, PLAIN), steps, **whole, **{"reduce.codec": "fp32"}))  # replicas see samples in an order of their own
+    for name, codec in (("DirectQ", "directq"), ("AQ-SGD", "aqsgd")):
+        row("AQ-SGD figure 5, QuantizedAdam in 4 bits", f"{name} fw3 bw6, 2 stages x 2 replicas", job(coded(codec, 3, 6), steps, **both), pair, "AdamW and FP32, 2 stages x 2 replicas")
+
+    def scratch(pair):
+        settings = {**job(pair), **keys(folder, count, 20), **MODEL, "train.lr": 3e-3}
+        del settings["model.weights"]
+        return settings
+    begun = loss("scratch-fp32", scratch((PLAIN, PLAIN)))
+    for name, codec in (("DirectQ", "directq"), ("AQ-SGD", "aqsgd")):
+        row("AQ-SGD figure 7, from scratch", f"{name} fw3 bw6, 20 epochs", scratch(coded(codec, 3, 6)), begun, "FP32 from scratch")
 
 
 def moved(build, folder, name, more):
@@ -105,30 +146,44 @@ def votes(build, folder, short):
     """The first step from a pretrained model: momenta are zero, so that Lion's update is the sign of the mean gradient, and a vote the sign of one's own."""
     base(build, folder, short)
     published = {(1, 1): (29.15, 32.08), (1, -1): (2.26, 4.34), (1, 0): (18.59, 13.54), (-1, 1): (2.26, 4.34), (-1, -1): (29.14, 32.13), (-1, 0): (18.59, 13.56)}
-    for place, replicas in enumerate((4,) if short else (4, 8)):
+    for place, replicas in enumerate((4, 8)):
+        # The sums of 8 votes in lanes of 4 bits show a tie. In fewer bits or of fewer workers there is one bit, whose ties count as +1 in odd steps.
+        lanes = {"optimizer.lane_bits": 4, "reduce.codec": "lp4"} if replicas == 8 else {"optimizer.lane_bits": 0}
         more = {"pipeline.replicas": replicas, "train.micro_batch": BATCH // replicas}
         whole = moved(build, folder, f"lion-{replicas}", {**more, "train.optimizer": "lion", "reduce.codec": "fp32"})
-        vote = moved(build, folder, f"votes-{replicas}", {**more, "train.optimizer": "lioncub", "optimizer.lane_bits": 0})
+        vote = moved(build, folder, f"votes-{replicas}", {**more, "train.optimizer": "lioncub", **lanes})
         moves = [(a, b) for a, b in zip(whole, vote) if a != 0]  # rows of bytes that nobody has seen have no gradient
-        for of, figures in published.items():
-            kit.say("Lion Cub table 3", f"{replicas} workers, Lion {of[0]:+d}, vote {of[1]:+d}", figures[place], 100 * moves.count(of) / len(moves), "% of updates",
+        for (lion, says), figures in published.items():
+            figure, voted = figures[place], f"vote {says:+d}" if says else "a tie"
+            if replicas == 4:
+                if says == 0:
+                    continue
+                if says == 1:
+                    figure, voted = figure + published[lion, 0][place], "vote +1 or a tie"
+            kit.say("Lion Cub table 3", f"{replicas} workers, Lion {lion:+d}, {voted}", round(figure, 2), 100 * moves.count((lion, says)) / len(moves), "% of updates",
                     f"run here: the first step of {BATCH} sequences from the pretrained small model, values that Lion moves; signs of what weights moved by",
-                    "the 3000th step of GPT 730M there. A bit has no zero: where votes tie, ours goes one way, theirs is 0")
+                    f"the 3000th step of GPT 730M there, with momenta, which are zero in a first step; {SCALE}", settings={**more, **lanes})
 
 
 def momentum(build, folder, short):
     base(build, folder, short)
     count = 12 if short else 120
 
-    def loss(name, more):
-        return last_loss(kit.launch(build, folder, name, {**keys(folder, count), "train.lr": 3e-4, "pipeline.stages": 1, "pipeline.replicas": 4, "train.micro_batch": 4, **more}))
-    for beta2 in (0.9, 0.99):
-        dense = loss(f"lion-{beta2}", {"train.optimizer": "lion", "train.beta2": beta2, "reduce.codec": "fp32"})
-        how = f"run here: 4 replicas, {count} steps, mean loss of the last epoch of ten, against {dense:.4f} of Lion in fp32"
-        for name, more in (("votes, momenta never averaged", {"optimizer.lane_bits": 0}), ("votes, all momenta every 10 steps", {"optimizer.lane_bits": 0, "optimizer.momentum_every": 10, "optimizer.momentum_names": "*"}),
-                           ("L1, 4 bits, momenta never averaged", {"optimizer.lane_bits": 4, "reduce.codec": "lp4"})):
-            kit.say("Lion Cub figure 5", f"beta2 {beta2}, {name}", None, 100 * (loss(f"cub-{beta2}-{name[:5]}-{len(name)}".replace(" ", "").replace(",", ""), {"train.optimizer": "lioncub", "train.beta2": beta2, **more}) / dense - 1),
-                    "% above Lion in fp32", how, "GPT 730M there, and curves without numbers: with a small beta2 votes alone stay behind, averaged momenta or L1 do not")
+    workers = 8
+
+    def job(more):
+        return {**keys(folder, count), "train.lr": 3e-4, "pipeline.stages": 1, "pipeline.replicas": workers, "train.micro_batch": BATCH // workers, **more}
+    votes_of, every = {"optimizer.lane_bits": 0}, {"optimizer.momentum_every": 10}
+    rows = {"votes, momenta never averaged": votes_of, "votes, all momenta every 10 steps": {**votes_of, **every, "optimizer.momentum_names": "*"},
+            "votes, momenta of the first and last layers every 10 steps": {**votes_of, **every, "optimizer.momentum_names": "wte,wpe,lm_head"},
+            "L1 to [-15, 15], momenta never averaged": {"optimizer.lane_bits": 8, "reduce.codec": "lp5"}}
+    for beta2 in (0.95, 0.99):
+        dense = last_loss(kit.launch(build, folder, f"lion-{beta2}", job({"train.optimizer": "lion", "train.beta2": beta2, "reduce.codec": "fp32"})))
+        for place, (name, more) in enumerate(rows.items()):
+            settings = job({"train.optimizer": "lioncub", "train.beta2": beta2, **more})
+            kit.say("Lion Cub figure 5", f"beta2 {beta2}, {name}", None, 100 * (last_loss(kit.launch(build, folder, f"cub-{beta2}-{place}", settings)) / dense - 1),
+                    "% above Lion in fp32", f"run here: {workers} replicas, {count} steps, mean loss of the last tenth of the steps, against {dense:.4f} of Lion in fp32",
+                    f"GPT 730M there, and curves without numbers: with a small beta2 votes alone stay behind, averaged momenta or L1 do not; {SCALE}", settings=shown(settings))
     zeros(build, folder, count)
 
 
@@ -148,28 +203,50 @@ def zeros(build, folder, count):
                 "the figure has losses of GPT 730M: the naive one diverges, the one whose zeros alternate between 1 and -1 does not; ours is the latter, and can mask")
 
 
+def trace_of(build, folder, name, count, more, quantities):
+    """By tensor and quantity of a checkpoint: its values by step. r c is the product of the states ratio and coefficient."""
+    every = max(2, count // 20)
+    settings = {**keys(folder, count), "pipeline.stages": 1, "pipeline.replicas": 2, "train.micro_batch": 4, "checkpoint.every": f"{every} steps",
+                "checkpoint.keep": 1000, "cache.kind": "lmdb", **more}
+    here = kit.launch(build, folder, name, settings)
+    files = sorted((int(path.parent.name), path) for path in here.glob("checkpoint/*/stage-0.safetensors"))
+    tensors = sorted(((key, value) for key, value in floats(files[0][1], None).items() if not key.startswith("optimizer.")), key=lambda of: of[1]["data_offsets"])
+    out = {}
+    for tensor in ("h.0.ln_1.weight", "h.0.attn.c_attn.weight", "h.0.mlp.c_fc.weight"):
+        place = [key for key, _ in tensors].index(tensor)
+        first = sum(value["data_offsets"][1] - value["data_offsets"][0] for _, value in tensors[:place]) // 4
+        last = first + (tensors[place][1]["data_offsets"][1] - tensors[place][1]["data_offsets"][0]) // 4
+        for quantity in quantities:
+            values = []
+            for step, path in files:
+                if quantity == "v":
+                    value = norm(floats(path, "optimizer.v")[first:last])
+                else:
+                    value = math.prod(floats(path, f"optimizer.{part}")[place] for part in quantity.split(" "))
+                values.append([step, round(value, 9)])
+            out[tensor, quantity] = values
+    return out, shown(settings)
+
+
 def traces(build, folder, short):
-    """Of 1-bit LAMB and 1-bit Adam: what their checkpoints hold, step by step."""
+    """Of LAMB, 1-bit LAMB and 1-bit Adam: what their checkpoints hold, step by step."""
     base(build, folder, short)
     warmup, count = (4, 12) if short else (40, 160)
-    every = max(2, count // 20)
-    for kind, quantities in (("onebit_lamb", ("coefficient", "ratio", "v")), ("onebit_adam", ("v",))):
-        more = {"optimizer.freeze_ratio": 0} if kind == "onebit_adam" else {}
-        here = kit.launch(build, folder, f"trace-{kind}", {**keys(folder, count), "pipeline.stages": 1, "pipeline.replicas": 2, "train.micro_batch": 4, "train.optimizer": kind,
-                                                           "optimizer.warmup_steps": warmup, "checkpoint.every": f"{every} steps", "checkpoint.keep": 1000, "cache.kind": "lmdb", **more})
-        files = sorted((int(path.parent.name), path) for path in here.glob("checkpoint/*/stage-0.safetensors"))
-        tensors = sorted(((key, value) for key, value in floats(files[0][1], None).items() if not key.startswith("optimizer.")), key=lambda of: of[1]["data_offsets"])
-        for name in ("h.0.ln_1.weight", "h.0.attn.c_attn.weight", "h.0.mlp.c_fc.weight"):
-            place = [key for key, _ in tensors].index(name)
-            first = sum(value["data_offsets"][1] - value["data_offsets"][0] for _, value in tensors[:place]) // 4
-            last = first + (tensors[place][1]["data_offsets"][1] - tensors[place][1]["data_offsets"][0]) // 4
-            for quantity in quantities:
-                trace = [[step, norm(floats(path, "optimizer.v")[first:last]) if quantity == "v" else floats(path, f"optimizer.{quantity}")[place]] for step, path in files]
-                shown = {"coefficient": ("1-bit LAMB figures 1 and 4, c (its mean by beta3)", "curves between 0.01 and 0.3, which move most in warm-up, and in each layer otherwise"),
-                         "ratio": ("1-bit LAMB figure 6, r", "curves around 1 within 0.5 and 4: 1 in warm-up, moving behind it"),
-                         "v": (f"{'1-bit LAMB figure 5' if kind == 'onebit_lamb' else '1-bit Adam'}, norm of the variance", "curves of BERT-Large: they fall, and settle before the warm-up ends")}[quantity]
-                kit.say(shown[0], name, None, trace[-1][1], "value at the last step", f"run here: 2 replicas, {count} steps, warm-up {warmup}; `trace`: [step, value] by checkpoint",
-                        f"BERT-Large, 5993 steps, published as {shown[1]}", [[step, round(value, 9)] for step, value in trace])
+    # 1-bit LAMB in its warm-up is LAMB, and with beta3 0 the mean of c that it keeps is c.
+    runs = {"lamb": ({"train.optimizer": "onebit_lamb", "optimizer.warmup_steps": count, "optimizer.beta3": 0}, {
+                "coefficient": ("1-bit LAMB figures 1 and 4, c of LAMB", "curves between 0.01 and 0.3 that rise to a plateau")}),
+            "onebit_lamb": ({"train.optimizer": "onebit_lamb", "optimizer.warmup_steps": warmup}, {
+                "ratio coefficient": ("1-bit LAMB, r times the mean of c", "no curve: it takes the place of c behind the warm-up (line 20)"),
+                "ratio": ("1-bit LAMB figure 6, r", "curves around 1 within 0.5 and 4: 1 in warm-up, moving behind it"),
+                "v": ("1-bit LAMB figure 5, norm of the variance", "curves that fall, and settle before the warm-up ends")}),
+            "onebit_adam": ({"train.optimizer": "onebit_adam", "optimizer.warmup_steps": warmup, "optimizer.freeze_ratio": 0}, {
+                "v": ("1-bit Adam, norm of the variance", "curves that settle; behind the warm-up ours stands still because it is frozen")})}
+    for kind, (more, quantities) in runs.items():
+        found, settings = trace_of(build, folder, f"trace-{kind}", count, more, quantities)
+        for (tensor, quantity), trace in found.items():
+            table, published = quantities[quantity]
+            kit.say(table, tensor, None, trace[-1][1], "value at the last step", f"run here: 2 replicas, {count} steps, warm-up {more['optimizer.warmup_steps']}; `trace`: [step, value] by checkpoint",
+                    f"BERT-Large, 5993 steps, published as {published}; {SCALE}", trace, settings)
 
 
 def norm(values):
