@@ -47,7 +47,7 @@ static enum aq_status config_check(const struct aq_cache_config *config)
 {
     const struct aq_store *store = store_find(config->kind);
     if (store == NULL) {
-        return aq_fail(AQ_INVAL, "cache", "there is no cache of kind \"%s\": lmdb or memory",
+        return aq_fail(AQ_INVAL, "cache", "the kind of cache \"%s\" is unknown: use lmdb or memory",
                        config->kind == NULL ? "" : config->kind);
     }
     if (config->value_bytes_max == 0 || config->value_bytes_max > AQ_STORE_VALUE_BYTES_MAX) {
@@ -152,7 +152,7 @@ enum aq_status aq_cache_mark_begin(struct aq_cache *cache, uint64_t mark)
 {
     if (mark <= cache->mark || cache->mark_running) {
         return aq_fail(AQ_INVAL, "cache", "mark %" PRIu64 " while mark %" PRIu64 " %s", mark, cache->mark,
-                       cache->mark_running ? "is being made" : "is there: marks rise");
+                       cache->mark_running ? "is being made" : "exists: a new mark must be higher");
     }
     AQ_TRY(cache->store->mark_begin(cache, mark));
     cache->mark_before = cache->mark;

@@ -53,13 +53,14 @@ static enum aq_status lock_refused(const struct aq_folder *folder)
 {
     char path[64], name[64] = "";
     const long holder = lock_holder(folder->lock_fd);
-    if (holder <= 0) return aq_fail(AQ_REFUSED, "cache", "%s is in use by another process: end it first", folder->path);
+    if (holder <= 0)
+        return aq_fail(AQ_REFUSED, "cache", "%s is in use by another process: end that process first", folder->path);
     snprintf(path, sizeof(path), "/proc/%ld/comm", holder);
     FILE *comm = fopen(path, "re");
     if (comm != NULL && fgets(name, sizeof(name), comm) != NULL) name[strcspn(name, "\n")] = 0;
     if (comm != NULL) fclose(comm);
-    return aq_fail(AQ_REFUSED, "cache", "%s is in use by another process (%s, pid %ld): end it first", folder->path,
-                   name[0] != 0 ? name : "unknown", holder);
+    return aq_fail(AQ_REFUSED, "cache", "%s is in use by another process (%s, pid %ld): end that process first",
+                   folder->path, name[0] != 0 ? name : "unknown", holder);
 }
 
 static enum aq_status lock_take(struct aq_folder *folder, bool make)
@@ -221,7 +222,7 @@ static enum aq_status slab_fd_open(struct aq_folder *folder, bool direct, enum a
 static void direct_say(const struct aq_folder *folder, bool direct)
 {
     if (direct && !folder->direct) {
-        aq_log("cache", 1, "the file system of %s does not take O_DIRECT: messages go through the page cache",
+        aq_log("cache", 1, "the file system of %s does not support O_DIRECT: messages go through the page cache",
                folder->slab_path);
     }
 }
@@ -236,7 +237,8 @@ enum aq_status aq_folder_slab_open(struct aq_folder *folder, bool direct, bool w
     const ssize_t got = block_read(folder->slab_fd, bytes);
     if (got == -1) return aq_fail_errno("cache", "read %s", folder->slab_path);
     if (got == 0) return AQ_NOTFOUND;
-    if (got < AQ_FOLDER_HEAD_BYTES) return aq_fail(AQ_CORRUPT, "cache", "%s ends in its head", folder->slab_path);
+    if (got < AQ_FOLDER_HEAD_BYTES)
+        return aq_fail(AQ_CORRUPT, "cache", "%s is cut short: it ends within its header", folder->slab_path);
     memcpy(&head, bytes, sizeof(head));
     if (memcmp(&head, zero, sizeof(head)) == 0) return AQ_NOTFOUND; /* room was made, the head not yet written */
     AQ_TRY(aq_record_head_check(&head, AQ_RECORD_SLAB, folder->slab_path));

@@ -78,7 +78,7 @@ static enum aq_status page_read(const struct check *check, uint64_t number, uint
 {
     const ssize_t got = pread(check->fd, out, PAGE_BYTES, (off_t)(number * PAGE_BYTES));
     if (got == -1) return aq_fail_errno("cache", "%s: read of page %" PRIu64, check->path, number);
-    return got == PAGE_BYTES ? AQ_OK : bad(check, number, "the file ends in it");
+    return got == PAGE_BYTES ? AQ_OK : bad(check, number, "the file ends within it");
 }
 
 /* Marks a page as used; false if it is not a page of the file, or used already. */
@@ -132,7 +132,8 @@ static enum aq_status free_list_check(struct check *check, uint64_t page, const 
     for (uint64_t i = 0; i < count; ++i) {
         uint64_t number;
         memcpy(&number, bytes + 8 + 8 * i, 8);
-        if (number >= before || !page_claim(check, number)) return bad(check, page, "a free page is none");
+        if (number >= before || !page_claim(check, number))
+            return bad(check, page, "a page of the free list is used twice, or outside the file");
         before = number;
     }
     return AQ_OK;
@@ -155,7 +156,7 @@ static enum aq_status overflow_check(struct check *check, uint64_t page, uint64_
         AQ_TRY_GOTO(page_read(check, first + i, bytes + i * PAGE_BYTES), out);
     memcpy(&head, bytes, sizeof(head));
     if (head.number != first || head.flags != PAGE_OVERFLOW || (head.lower | (uint32_t)head.upper << 16) != count) {
-        status = bad(check, first, "it is no page of a long value");
+        status = bad(check, first, "it is not a page of a long value");
         goto out;
     }
     check->found.overflow_pages += count;

@@ -53,7 +53,7 @@ void aq_record_head_seal(struct aq_record_head *head)
 enum aq_status aq_record_head_check(const struct aq_record_head *head, uint32_t kind, const char *place)
 {
     if (memcmp(head->magic, magic, sizeof(magic)) != 0) {
-        return aq_fail(AQ_CORRUPT, "cache", "%s is no cache file: its first bytes are not AQCACHE", place);
+        return aq_fail(AQ_CORRUPT, "cache", "%s is not a cache file: its first bytes are not AQCACHE", place);
     }
     if (head->format != AQ_RECORD_FORMAT && head->format != AQ_RECORD_FORMAT_SEALED) {
         return aq_fail(AQ_MISMATCH, "cache", "%s has cache format %" PRIu32 ", this program reads %d and %d", place,

@@ -178,7 +178,7 @@ def bad(top):
     refused("name the folder of a run", top / "nowhere", "--tensorboard", top / "x")
     refused("whereto?", run, code=2)
     run.mkdir()
-    for text, words in (('{"event":"start"}\nnonsense\n', "metrics.jsonl:2"), ("[1]\n", "no JSON object"), ("\udcff\n", "metrics.jsonl:1")):
+    for text, words in (('{"event":"start"}\nnonsense\n', "metrics.jsonl:2"), ("[1]\n", "not a JSON object"), ("\udcff\n", "metrics.jsonl:1")):
         (run / "metrics.jsonl").write_bytes(text.encode(errors="surrogateescape"))
         refused(words, run, "--tensorboard", top / "x", "--once")
     write(run, [START, {"event": "step", "step": "x"}, {"event": "step", "step": 1, "loss": None, "contraction": 3}, {"event": "step", "step": 2, "loss": 1e300}])

@@ -24,7 +24,7 @@ struct place {
     char parts[PATH_MAX]; /* the name, cut at its slashes       */
 };
 
-static const char *const remedy = "it is not followed here: remove it, or name the folder itself";
+static const char *const remedy = "links are not followed here: remove it, or name the folder itself";
 
 /* Why can `name` not be opened as a folder? */
 static enum aq_status folder_refused(int parent, const char *name, const char *text)
@@ -95,7 +95,7 @@ static enum aq_status open_failed(const struct place *place)
     const int error = errno;
     if (error == ELOOP) return aq_fail(AQ_REFUSED, AREA, "%s is a symbolic link; %s", place->text, remedy);
     if (error == ENXIO || error == EISDIR)
-        return aq_fail(AQ_REFUSED, AREA, "%s is no regular file: remove it", place->text);
+        return aq_fail(AQ_REFUSED, AREA, "%s is not a regular file: remove it", place->text);
     return aq_fail_errno(AREA, "cannot open %s", place->text);
 }
 
@@ -104,7 +104,7 @@ static enum aq_status check_open(int fd, const struct place *place, bool in_plac
 {
     struct stat info;
     if (fstat(fd, &info) != 0) return aq_fail_errno(AREA, "%s", place->text);
-    if (!S_ISREG(info.st_mode)) return aq_fail(AQ_REFUSED, AREA, "%s is no regular file: remove it", place->text);
+    if (!S_ISREG(info.st_mode)) return aq_fail(AQ_REFUSED, AREA, "%s is not a regular file: remove it", place->text);
     if (in_place && info.st_nlink > 1)
         return aq_fail(AQ_REFUSED, AREA,
                        "%s has %llu names (hard links): writing it would change the file under all of them; copy it",
@@ -129,8 +129,9 @@ static enum aq_status open_mode(const char *folder, const char *name, enum aq_fi
         return aq_fail(AQ_NOTFOUND, AREA, "cannot make %s: its folder does not exist", place.text);
     AQ_TRY(status);
     if (how == AQ_FILE_ANEW && unlinkat(place.parent, place.base, 0) != 0 && errno != ENOENT) {
-        status = errno == EISDIR || errno == EPERM ? aq_fail(AQ_REFUSED, AREA, "%s is a folder: remove it", place.text)
-                                                   : aq_fail_errno(AREA, "cannot replace %s", place.text);
+        status = errno == EISDIR || errno == EPERM
+                     ? aq_fail(AQ_REFUSED, AREA, "%s is a folder, not a file: remove it", place.text)
+                     : aq_fail_errno(AREA, "cannot replace %s", place.text);
         close(place.parent);
         return status;
     }
@@ -177,7 +178,7 @@ static enum aq_status remove_name(const char *folder, const char *name, int flag
     if (flags && (error == ENOTEMPTY || error == EEXIST || error == ENOTDIR))
         status = AQ_REFUSED;
     else if (error == EISDIR)
-        status = aq_fail(AQ_REFUSED, AREA, "%s is a folder: remove it", place.text);
+        status = aq_fail(AQ_REFUSED, AREA, "%s is a folder, not a file: remove it", place.text);
     else if (error && error != ENOENT)
         status = aq_fail_errno(AREA, "cannot remove %s", place.text);
     close(place.parent);
@@ -232,7 +233,8 @@ enum aq_status aq_file_make_folder(const char *folder, const char *name)
 {
     char part[PATH_MAX];
     const size_t length = strlen(name);
-    if (length == 0 || length >= sizeof part) return aq_fail(AQ_INVAL, AREA, "'%.80s' is no folder's name", name);
+    if (length == 0 || length >= sizeof part)
+        return aq_fail(AQ_INVAL, AREA, "'%.80s' is not a valid folder name", name);
     for (size_t i = 1; i <= length; i++) {
         if (name[i] != '/' && name[i] != 0) continue;
         struct place place;

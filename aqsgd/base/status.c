@@ -129,8 +129,8 @@ const char *aq_errno_text(int error, char *text, size_t bytes)
 {
     char reason[128];
     const char *why = strerror_r(error, reason, sizeof reason), *remedy = "";
-    if (error == EFBIG) remedy = ": a limit of file sizes (ulimit -f, or the file system's): raise it";
-    if (error == EDQUOT) remedy = ": free some of it, or have it raised";
+    if (error == EFBIG) remedy = ": the file exceeds a size limit (ulimit -f, or the file system's): raise the limit";
+    if (error == EDQUOT) remedy = ": free disk space, or have the quota raised";
     snprintf(text, bytes, "%s%s", why, remedy);
     return text;
 }

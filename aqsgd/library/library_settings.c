@@ -134,7 +134,7 @@ enum aq_status aq_library_settings(const char *text, struct aq_codec_config *out
 {
     struct aq_codec_config first = {.kind = aq_codec_kind_usual(false), .bits = 4};
     AQ_TRY(words_read(text, true, &first));
-    if (first.bits < 1 || first.bits > 8) return aq_fail(AQ_INVAL, "codec", "bits: %u; 1 to 8 can be", first.bits);
+    if (first.bits < 1 || first.bits > 8) return aq_fail(AQ_INVAL, "codec", "bits is %u, must be 1 to 8", first.bits);
     aq_codec_config_default(out, first.kind, first.bits);
     return words_read(text, false, out);
 }

@@ -307,7 +307,7 @@ static enum aq_status sum_reduce(struct aq_exchange *exchange, uint64_t m, uint6
     aq_group_parallel(exchange->group, pieces, sum->top ? sum_lanes : sum_floats, &task);
     exchange->result = sum->values + first * sum->value_bytes;
     if (atomic_load_explicit(&sum->ran_over, memory_order_relaxed))
-        return aq_fail(AQ_INVAL, AREA, "a sum of %u ranks runs over its lane: fewer levels, or wider lanes",
+        return aq_fail(AQ_INVAL, AREA, "a sum of %u ranks overflows its lane: use fewer levels or wider lanes",
                        exchange->group->size);
     return AQ_OK;
 }
@@ -390,7 +390,7 @@ uint64_t aq_lane_words(uint64_t count, uint32_t lane_bits)
 enum aq_status aq_allreduce_lanes(struct aq_group *group, uint64_t *lanes, uint64_t count, uint32_t lane_bits)
 {
     if (lane_bits == 0 || (lane_bits > 8 && lane_bits != 16))
-        return aq_fail(AQ_INVAL, AREA, "lanes of %u bits: wanted 1 to 8, or 16", lane_bits);
+        return aq_fail(AQ_INVAL, AREA, "lanes of %u bits are not possible: use 1 to 8, or 16", lane_bits);
     struct sum sum = {.values = (uint8_t *)lanes, .value_bytes = sizeof *lanes};
     for (uint32_t bit = lane_bits - 1; bit < 64; bit += lane_bits)
         sum.top |= UINT64_C(1) << bit;

@@ -49,8 +49,8 @@ static enum aq_status handle(struct links *links, uint32_t rank, const struct aq
     }
     if (frame->body) aq_link_release(peer->link, frame->body);
     return aq_fail(AQ_PROTO, AREA,
-                   "rank %u sent a %s frame of %u bytes over a link of the group: only CHUNK goes there", rank,
-                   aq_frame_kind_text(frame->kind), frame->body_bytes);
+                   "rank %u sent a %s frame of %u bytes over a link of the group, where only CHUNK frames are allowed",
+                   rank, aq_frame_kind_text(frame->kind), frame->body_bytes);
 }
 
 /* Everything that has happened on all links. */
@@ -74,8 +74,9 @@ enum aq_status aq_group_links_watch(struct aq_group *group)
 static enum aq_status sleep_on(struct links *links, uint32_t seen, uint32_t rank, uint64_t deadline_ns)
 {
     if (links->peers[rank].left)
-        return aq_fail(AQ_CLOSED, AREA, "rank %u left in good order in the middle of collective %llu: another plan?",
-                       rank, (unsigned long long)links->group.number);
+        return aq_fail(AQ_CLOSED, AREA,
+                       "rank %u ended normally in the middle of collective %llu: does it run another plan?", rank,
+                       (unsigned long long)links->group.number);
     const enum aq_status done = links->meanwhile ? links->meanwhile(links->context) : AQ_AGAIN;
     if (done != AQ_AGAIN) return done;
     const uint64_t begin_ns = aq_clock_ns();
@@ -99,8 +100,9 @@ static enum aq_status links_post(struct aq_group *group, uint32_t to, const stru
         const uint32_t seen = aq_eventcount_read(links->eventcount);
         const enum aq_status status = aq_link_send(links->peers[to].link, &frame, 0);
         if (status == AQ_CLOSED)
-            return aq_fail(AQ_CLOSED, AREA, "rank %u left in good order, and collective %llu needs it: another plan?",
-                           to, (unsigned long long)group->number);
+            return aq_fail(AQ_CLOSED, AREA,
+                           "rank %u ended normally, but collective %llu needs it: does it run another plan?", to,
+                           (unsigned long long)group->number);
         if (status != AQ_AGAIN) return status;
         const uint64_t sent = links->peers[to].sent;
         AQ_TRY(pump(links));

@@ -68,7 +68,8 @@ enum aq_status aq_group_open_part(struct aq_group *whole, const uint32_t *ranks,
     if (own == count || whole->whole)
         return aq_fail(AQ_INVAL, "group", "a part needs a whole group, and ranks that include this one");
     if (whole->isolated || whole->wires_isolated || whole->ops->meet)
-        return aq_fail(AQ_NODEV, "group", "a part of a group of GPUs cannot be: its ranks average in host memory");
+        return aq_fail(AQ_NODEV, "group",
+                       "a group of GPUs cannot be split into parts, because a part averages in host memory");
     AQ_TRY(aq_alloc(sizeof(struct part), &memory));
     struct part *part = memory;
     const struct aq_group_config config = {.rank = own,

@@ -346,12 +346,13 @@ enum aq_status aq_hello_decode(const uint8_t bytes[AQ_FRAME_HELLO_BYTES], struct
     }
     if (several && (hello.streams == 0 || hello.streams > AQ_LINK_STREAMS_MAX || hello.stream >= hello.streams ||
                     (hello.stream > 0 && hello.bundle == 0))) {
-        snprintf(text, AQ_TEXT_BYTES, "sent a HELLO of stream %u of %u; there are %d at most, each of a bundle",
-                 hello.stream, hello.streams, AQ_LINK_STREAMS_MAX);
+        snprintf(text, AQ_TEXT_BYTES,
+                 "sent a HELLO of stream %u of %u; at most %d streams are allowed, each in a bundle", hello.stream,
+                 hello.streams, AQ_LINK_STREAMS_MAX);
         return AQ_PROTO;
     }
     if ((hello.session != 0 && !(hello.features & AQ_FEATURE_HEAL)) || (hello.resume_sequence != 0 && !hello.session)) {
-        snprintf(text, AQ_TEXT_BYTES, "sent a HELLO that resumes a link which does not heal");
+        snprintf(text, AQ_TEXT_BYTES, "sent a HELLO that resumes a link that cannot be healed");
         return AQ_PROTO;
     }
     *out = hello;

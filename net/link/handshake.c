@@ -93,7 +93,7 @@ enum aq_status aq_handshake_read(struct aq_handshake *h, bool with_body)
     const bool abort = h->header.kind == AQ_FRAME_ABORT && body_bytes <= AQ_HANDSHAKE_IN_BYTES - AQ_FRAME_HEADER_BYTES;
     if (!abort && (h->header.kind != AQ_FRAME_HELLO || body_bytes != (with_body ? AQ_FRAME_HELLO_BYTES : 0) ||
                    h->header.sequence != 0)) {
-        snprintf(h->text, sizeof h->text, "sent a %s of %u bytes where a HELLO was due",
+        snprintf(h->text, sizeof h->text, "sent a %s of %u bytes where a HELLO was expected",
                  aq_frame_kind_text(h->header.kind), body_bytes);
         return AQ_PROTO;
     }
@@ -149,17 +149,18 @@ enum aq_status aq_handshake_match(struct aq_handshake *h, const struct aq_link_c
         return AQ_MISMATCH;
     }
     if (p->peer_rank != UINT32_MAX && p->peer_rank != config->rank) {
-        snprintf(h->text, sizeof h->text, "(rank %u) looks for rank %u there, this is rank %u here: wrong address",
-                 p->rank, p->peer_rank, config->rank);
+        snprintf(h->text, sizeof h->text,
+                 "(rank %u) expects rank %u at this address, but this is rank %u: correct the address", p->rank,
+                 p->peer_rank, config->rank);
         return AQ_MISMATCH;
     }
     if (config->peer_rank != UINT32_MAX && p->rank != config->peer_rank) {
-        snprintf(h->text, sizeof h->text, "is rank %u there, %s is expected here", p->rank,
+        snprintf(h->text, sizeof h->text, "is rank %u, but %s is expected", p->rank,
                  number_text("rank", "any", config->peer_rank, here));
         return AQ_AGAIN;
     }
     if (p->edge != config->edge) {
-        snprintf(h->text, sizeof h->text, "(rank %u) connects %s there, %s is expected here", p->rank,
+        snprintf(h->text, sizeof h->text, "(rank %u) connects %s, but %s is expected", p->rank,
                  number_text("edge", "no", p->edge, there), number_text("edge", "no", config->edge, here));
         return AQ_AGAIN;
     }
@@ -205,7 +206,8 @@ enum aq_status aq_link_listen(struct aq_net *net, const char *address, struct aq
         listener->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
         if (listener->wake_fd == -1 ||
             getrandom(listener->secret, sizeof listener->secret, 0) != (ssize_t)sizeof listener->secret) {
-            status = aq_fail_errno(AREA, "listen at '%s': eventfd or random numbers", address);
+            status =
+                aq_fail_errno(AREA, "cannot listen at '%s': the system gave no eventfd or no random numbers", address);
             if (listener->wake_fd != -1) close(listener->wake_fd);
             aq_acceptor_close(&listener->acceptor);
         }
@@ -355,8 +357,8 @@ static enum aq_status match_session(const struct aq_listener *listener, struct a
     if (config->outage_ns_max > 0 && h->hello.session == session_of(listener, config, h->hello.rank) &&
         h->hello.resume_sequence == 1)
         return AQ_OK;
-    snprintf(h->text, sizeof h->text, "(rank %u) resumes session %016llx there, which is not to be made here",
-             h->hello.rank, (unsigned long long)h->hello.session);
+    snprintf(h->text, sizeof h->text, "(rank %u) resumes session %016llx, which this end does not have", h->hello.rank,
+             (unsigned long long)h->hello.session);
     return AQ_AGAIN;
 }
 
@@ -505,7 +507,7 @@ enum aq_status aq_link_accept(struct aq_listener *listener, const struct aq_link
             char rank[32];
             for (uint32_t i = 0; i < AQ_HANDSHAKES; i++)
                 if (listener->hands[i].stage > STAGE_READING) aq_handshake_drop(&listener->hands[i]);
-            return aq_fail(AQ_TIMEOUT, AREA, "no valid peer connected to '%s' in time (%s, edge %d is expected)",
+            return aq_fail(AQ_TIMEOUT, AREA, "no valid peer connected to '%s' in time; expected was %s, edge %d",
                            listener->acceptor.address.whole, number_text("rank", "any", config->peer_rank, rank),
                            (int)config->edge);
         }

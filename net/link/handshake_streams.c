@@ -131,7 +131,7 @@ static enum aq_status dial_all(struct aq_net *net, struct aq_handshake *h, struc
         if (status != AQ_AGAIN) return status;
         const uint64_t now = aq_clock_ns();
         if (now >= h->deadline_ns) {
-            snprintf(h->text, sizeof h->text, "does not take all of %u streams", hello.streams);
+            snprintf(h->text, sizeof h->text, "does not accept all of %u streams", hello.streams);
             return AQ_TIMEOUT;
         }
         const uint64_t ns = wake_ns > now ? wake_ns - now : 0;
@@ -188,14 +188,14 @@ enum aq_status aq_streams_join(struct aq_listener *listener, struct aq_handshake
     if (!f || p->stream >= first->streams || p->streams != first->streams || p->job_digest != f->job_digest ||
         p->plan_hash != f->plan_hash || p->rank != f->rank || p->edge != f->edge ||
         !aq_byte_stream_proves(h->stream, p->rank)) {
-        snprintf(h->text, sizeof h->text, "(rank %u, edge %d) brings stream %u of a link that is not being made here",
+        snprintf(h->text, sizeof h->text, "(rank %u, edge %d) opens stream %u of a link that this end is not opening",
                  p->rank, (int)p->edge, p->stream);
         return AQ_MISMATCH;
     }
     if (h->joined) return AQ_AGAIN;
     for (uint32_t i = 0; i < AQ_HANDSHAKES; i++)
         if (joined(&listener->hands[i], first) && listener->hands[i].hello.stream == p->stream) {
-            snprintf(h->text, sizeof h->text, "(rank %u) brings stream %u a second time", p->rank, p->stream);
+            snprintf(h->text, sizeof h->text, "(rank %u) opens stream %u a second time", p->rank, p->stream);
             return AQ_MISMATCH;
         }
     h->joined = true;

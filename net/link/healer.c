@@ -159,9 +159,8 @@ static enum aq_status find(struct aq_listener *listener, struct aq_handshake *h,
         return status == AQ_OK ? AQ_OK : AQ_MISMATCH;
     }
     if (h->hello.session == 0)
-        snprintf(h->text, sizeof h->text,
-                 "(rank %u, edge %d) asks for a new link; all links of this end have been made", h->hello.rank,
-                 (int)h->hello.edge);
+        snprintf(h->text, sizeof h->text, "(rank %u, edge %d) asks for a new link, but this end has all its links",
+                 h->hello.rank, (int)h->hello.edge);
     else
         snprintf(
             h->text, sizeof h->text,
@@ -197,11 +196,12 @@ static enum aq_status advance(struct aq_listener *listener, struct aq_handshake 
         if (aq_heal_turn(heal, HEAL_STANDING, HEAL_ASKED)) aq_net_wake(heal->net);
         const int phase = aq_heal_phase(heal);
         if (phase == HEAL_OVER && heal->outlasted) { /* its own outage is as old: it ends by that, not by our word */
-            snprintf(h->text, sizeof h->text, "(rank %u) resumes a link whose outage was too long here", h->hello.rank);
+            snprintf(h->text, sizeof h->text, "(rank %u) resumes a link that this end gave up after a long outage",
+                     h->hello.rank);
             return AQ_TIMEOUT;
         }
         if (phase == HEAL_OVER) {
-            snprintf(h->text, sizeof h->text, "(rank %u) resumes a link that has ended here", h->hello.rank);
+            snprintf(h->text, sizeof h->text, "(rank %u) resumes a link that this end has closed", h->hello.rank);
             return AQ_MISMATCH;
         }
         if (phase != HEAL_PARKED) return AQ_AGAIN; /* the loop rings when it is */

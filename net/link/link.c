@@ -34,9 +34,10 @@ enum aq_status aq_link_config_check(const struct aq_link_config *config)
     if (!(config->rate_mbps >= 0) || config->rate_mbps > 1e6)
         return aq_fail(AQ_INVAL, AREA, "rate_mbps %g: must be 0 (no pacing) to 1000000", config->rate_mbps);
     if (config->rate_mbps > 0 && config->rate_mbps < 0.01)
-        return aq_fail(AQ_INVAL, AREA, "rate_mbps %g: the kernel paces from 0.01 on", config->rate_mbps);
+        return aq_fail(AQ_INVAL, AREA, "rate_mbps %g: the kernel cannot pace below 0.01", config->rate_mbps);
     if (config->streams > AQ_LINK_STREAMS_MAX)
-        return aq_fail(AQ_INVAL, AREA, "streams %u: at most %d, 0: chosen", config->streams, AQ_LINK_STREAMS_MAX);
+        return aq_fail(AQ_INVAL, AREA, "streams %u: must be at most %d; 0 lets the link choose", config->streams,
+                       AQ_LINK_STREAMS_MAX);
     if (config->body_bytes_max > AQ_LINK_BODY_BYTES_MAX)
         return aq_fail(AQ_INVAL, AREA, "body_bytes_max %u: at most %d", config->body_bytes_max, AQ_LINK_BODY_BYTES_MAX);
     return aq_congestion_check(config->congestion);
@@ -235,7 +236,7 @@ enum aq_status aq_link_send(struct aq_link *link, const struct aq_frame *frame, 
 {
     const uint32_t theirs = link->peer.body_bytes_max, mine = link->config.body_bytes_max;
     if (frame->kind < AQ_FRAME_KIND_RUNTIME || frame->kind > AQ_FRAME_KIND_LAST)
-        return aq_fail(AQ_INVAL, AREA, "link to %s: frame kind %u is not the runtime's (16 to 31)", link->name,
+        return aq_fail(AQ_INVAL, AREA, "link to %s: frame kind %u is not one of the runtime (16 to 31)", link->name,
                        frame->kind);
     if (frame->body_bytes > mine || frame->body_bytes > theirs)
         return aq_fail(AQ_INVAL, AREA, "link to %s: a %s of %u bytes; body_bytes_max is %u here and %u there",
@@ -317,7 +318,7 @@ enum aq_status aq_link_finish(struct aq_link *link, uint64_t deadline_ns)
     push(link, token_of(TOKEN_FINISH, 0));
     aq_net_wake(link->net);
     if (drain(link, deadline_ns) != AQ_OK)
-        return aq_fail(AQ_TIMEOUT, AREA, "link to %s: no BYE of the peer before the deadline", link->name);
+        return aq_fail(AQ_TIMEOUT, AREA, "link to %s: the peer sent no BYE before the deadline", link->name);
     const enum aq_status status = ended(link);
     return status == AQ_CLOSED ? AQ_OK : status;
 }

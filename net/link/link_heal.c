@@ -130,11 +130,9 @@ static void resume(struct aq_link *link, uint64_t now_ns)
 static void give_up(struct aq_link *link, uint64_t now_ns)
 {
     char text[AQ_TEXT_BYTES];
-    snprintf(
-        text, sizeof text,
-        "the outage has lasted %.1f s, longer than the %.1f s of outage_max: the connection was lost and could not "
-        "be made again",
-        (double)(now_ns - link->lost_ns) * 1e-9, (double)link->config.outage_ns_max * 1e-9);
+    snprintf(text, sizeof text,
+             "the connection was lost and could not be restored for %.1f s, longer than outage_max (%.1f s)",
+             (double)(now_ns - link->lost_ns) * 1e-9, (double)link->config.outage_ns_max * 1e-9);
     link->heal->outlasted = true;
     link->state = LINK_OPEN; /* from where aq_link_fail knows how to end it */
     aq_link_fail(link, AQ_TIMEOUT, text);
@@ -143,8 +141,8 @@ static void give_up(struct aq_link *link, uint64_t now_ns)
 void aq_link_heal_work(struct aq_link *link, uint64_t now_ns, uint64_t *next_ns)
 {
     const int phase = aq_heal_phase(link->heal);
-    if (link->state == LINK_OPEN && phase == HEAL_ASKED && !aq_link_park(link, "the peer came again"))
-        aq_link_fail(link, AQ_IO, "the peer came again after its BYE");
+    if (link->state == LINK_OPEN && phase == HEAL_ASKED && !aq_link_park(link, "the peer reconnected"))
+        aq_link_fail(link, AQ_IO, "the peer reconnected after its BYE");
     if (link->state == LINK_PARKING) settle(link);
     if (link->state != LINK_PARKED) return;
     if (phase == HEAL_GIVEN)

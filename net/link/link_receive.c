@@ -86,7 +86,7 @@ static void handle(struct aq_link *link, const struct aq_reader_frame *in)
         break;
     default:
         if (link->bye_received)
-            broken(link, AQ_PROTO, "a frame came after the BYE");
+            broken(link, AQ_PROTO, "a frame arrived after the BYE");
         else
             deliver(link, in);
     }

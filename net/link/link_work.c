@@ -55,7 +55,7 @@ void aq_link_lost(struct aq_link *link, enum aq_status status)
     if (aq_link_park(link, status == AQ_CLOSED ? "the connection was ended without a BYE" : "the connection broke"))
         return;
     if (status == AQ_CLOSED)
-        aq_link_fail(link, AQ_IO, "the peer hung up without a BYE (was its process ended?)");
+        aq_link_fail(link, AQ_IO, "the peer closed the connection without a BYE (was its process killed?)");
     else
         aq_link_fail(link, AQ_IO, "the connection broke");
 }
@@ -109,7 +109,7 @@ static void timers(struct aq_link *link, uint64_t now_ns, uint64_t *next_ns)
     if (c->silence_ns_max > 0 && !deaf) {
         if (now_ns >= link->received_ns + c->silence_ns_max) {
             char text[AQ_TEXT_BYTES];
-            snprintf(text, sizeof text, "nothing heard for %.1f s: the connection or the peer is dead",
+            snprintf(text, sizeof text, "nothing arrived for %.1f s: the connection is broken, or the peer hangs",
                      (double)(now_ns - link->received_ns) * 1e-9);
             if (!aq_link_park(link, text)) aq_link_fail(link, AQ_TIMEOUT, text);
             return;

@@ -19,7 +19,7 @@ static enum aq_status open_engine(struct aq_net *net)
     const char *forced = getenv("AQ_NET_ENGINE");
     const uint32_t ops = 2 * net->config.links_max + 1;
     if (forced && strcmp(forced, "uring") != 0 && strcmp(forced, "poll") != 0)
-        return aq_fail(AQ_INVAL, "net", "AQ_NET_ENGINE=%s: wanted uring or poll", forced);
+        return aq_fail(AQ_INVAL, "net", "AQ_NET_ENGINE=%s is unknown: use uring or poll", forced);
     if (!forced || strcmp(forced, "uring") == 0) {
         const enum aq_status status = aq_engine_uring.open(ops, &net->engine);
         net->engine_ops = &aq_engine_uring;

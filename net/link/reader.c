@@ -132,12 +132,12 @@ static enum aq_status check_order(struct aq_reader *reader, const struct aq_head
 {
     const uint64_t due = reader->sequence + 1 + reader->cut;
     if (h->sequence != due) {
-        snprintf(reader->text, sizeof reader->text, "sent frame %llu where %llu was due",
+        snprintf(reader->text, sizeof reader->text, "sent frame %llu where %llu was expected",
                  (unsigned long long)h->sequence, (unsigned long long)due);
         return AQ_PROTO;
     }
     if (reader->cut && h->kind != AQ_FRAME_ABORT) {
-        snprintf(reader->text, sizeof reader->text, "sent a %s behind a body that it had cut; an ABORT was due",
+        snprintf(reader->text, sizeof reader->text, "sent a %s behind a body that it had cut; an ABORT was expected",
                  aq_frame_kind_text(h->kind));
         return AQ_PROTO;
     }

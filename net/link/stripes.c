@@ -205,7 +205,7 @@ static enum aq_status read_head(struct stripes *s, struct part *part)
         return AQ_PROTO;
     }
     if (stripe->number >= s->in_number || (s->in && stripe->bytes > 0)) return AQ_OK;
-    snprintf(s->text, sizeof s->text, "sent stripe %llu again; %llu is due", (unsigned long long)stripe->number,
+    snprintf(s->text, sizeof s->text, "sent stripe %llu again; %llu is expected", (unsigned long long)stripe->number,
              (unsigned long long)s->in_number);
     return AQ_PROTO;
 }

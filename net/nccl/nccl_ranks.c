@@ -73,7 +73,7 @@ enum aq_status aq_nccl_refuse(const struct aq_nccl_rank *all, uint32_t count, co
                            "%s %u has no NCCL: it was built without, or has no libnccl.so.2 (aqpipe doctor)", noun,
                            first + rank);
         if (!all[rank].gpu)
-            return aq_fail(AQ_NODEV, SAYS, "%s %u is on no GPU, and NCCL needs one for each", noun, first + rank);
+            return aq_fail(AQ_NODEV, SAYS, "%s %u has no GPU, and NCCL needs one for each", noun, first + rank);
         if (all[rank].built != all[0].built)
             return aq_fail(AQ_MISMATCH, SAYS, "%s %u has NCCL %u, %s %u has %u: install the same version", noun,
                            first + rank, all[rank].built, noun, first, all[0].built);

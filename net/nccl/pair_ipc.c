@@ -148,7 +148,7 @@ static enum aq_status map_offer(struct pair_ipc *ipc, const struct aq_pair_offer
     memcpy(&handle, offer->bytes + HANDLE_AT, sizeof handle);
     if (bytes == 0) return aq_fail(AQ_NODEV, SAYS, "%s: the other end offers no memory", ipc->who);
     if (bytes < ipc->bytes)
-        return aq_fail(AQ_NODEV, SAYS, "%s: the other end offers %llu bytes, %zu are wanted", ipc->who,
+        return aq_fail(AQ_NODEV, SAYS, "%s: the other end offers %llu bytes, but %zu are needed", ipc->who,
                        (unsigned long long)bytes, ipc->bytes);
     const cudaError_t error = cudaIpcOpenMemHandle(&theirs, handle, cudaIpcMemLazyEnablePeerAccess);
     if (error != cudaSuccess) {

@@ -39,7 +39,7 @@ enum aq_status aq_tls_folder_check(const char *folder)
     struct stat info;
     if (stat(folder, &info) != 0)
         return aq_fail_errno(AREA, "there is no folder of keys %s (aqpipe keys init makes one)", folder);
-    if (!S_ISDIR(info.st_mode)) return aq_fail(AQ_INVAL, AREA, "%s is no folder", folder);
+    if (!S_ISDIR(info.st_mode)) return aq_fail(AQ_INVAL, AREA, "%s is not a folder", folder);
     AQ_TRY(owner_check(folder, &info));
     if (info.st_mode & 022)
         return aq_fail(AQ_REFUSED, AREA, "%s may be written by others (mode %03o): chmod 700 %s", folder,
@@ -49,7 +49,7 @@ enum aq_status aq_tls_folder_check(const char *folder)
 
 static enum aq_status mode_check(const char *path, const struct stat *info, bool secret)
 {
-    if (!S_ISREG(info->st_mode)) return aq_fail(AQ_INVAL, AREA, "%s is no regular file", path);
+    if (!S_ISREG(info->st_mode)) return aq_fail(AQ_INVAL, AREA, "%s is not a regular file", path);
     AQ_TRY(owner_check(path, info));
     if (secret && (info->st_mode & 077))
         return aq_fail(AQ_REFUSED, AREA,
@@ -112,7 +112,7 @@ static enum aq_status read_file(const char *path, char *bytes, int *count, bool 
         status = aq_fail_errno(AREA, "cannot read %s", path);
     close(fd);
     AQ_TRY(status);
-    if (got > AQ_TLS_PEM_BYTES_MAX) return aq_fail(AQ_CORRUPT, AREA, "%s is no file of keys: it is too long", path);
+    if (got > AQ_TLS_PEM_BYTES_MAX) return aq_fail(AQ_CORRUPT, AREA, "%s is not a file of keys: it is too long", path);
     bytes[got] = 0;
     *secret = strlen(bytes) != (size_t)got || strstr(bytes, "PRIVATE KEY") != NULL;
     *count = (int)got;
@@ -139,16 +139,16 @@ static enum aq_status parse(const char *path, const char *bytes, int count, X509
     first = certificate ? PEM_read_bio_X509(memory, NULL, no_pass_phrase, NULL) : NULL;
     if (certificate && !first)
         status = aq_fail(AQ_CORRUPT, AREA,
-                         "%s holds no whole certificate in PEM form (%s): copy it again, or make a "
-                         "new one with aqpipe keys init --renew",
+                         "%s holds no complete certificate in PEM form (%s): copy it again, or make a new one with "
+                         "aqpipe keys init --renew",
                          path, aq_tls_reason());
     if (status == AQ_OK && key) {
         (void)BIO_reset(memory);
         *key = PEM_read_bio_PrivateKey(memory, NULL, no_pass_phrase, NULL);
         if (!*key)
             status = aq_fail(AQ_CORRUPT, AREA,
-                             "%s holds no whole private key in PEM form (%s): copy it again, or make "
-                             "a new one with aqpipe keys init --renew",
+                             "%s holds no complete private key in PEM form (%s): copy it again, or make a new one with "
+                             "aqpipe keys init --renew",
                              path, aq_tls_reason());
     }
     BIO_free(memory);
@@ -399,7 +399,7 @@ enum aq_status aq_tls_open_daemon(const char *folder, const char *host, const ch
     AQ_TRY(aq_tls_folder_check(folder));
     AQ_TRY(aq_tls_hosts(folder, &hosts));
     AQ_TRY(aq_tls_path(folder, "daemon.pem", old));
-    if (host && !aq_tls_host_good(host)) return aq_fail(AQ_INVAL, AREA, "'%.80s' is no name of a host", host);
+    if (host && !aq_tls_host_good(host)) return aq_fail(AQ_INVAL, AREA, "'%.80s' is not a host name", host);
     if (!host && has(&hosts, listen)) host = listen;
     if (!host && hosts.count == 1) host = hosts.of[0];
     if (!host && hosts.count > 1)
@@ -420,7 +420,7 @@ enum aq_status aq_tls_open_site(const char *folder, const char *site, struct aq_
 {
     struct aq_tls_name want = {.role = AQ_TLS_SITE};
     if (!aq_tls_host_good(site))
-        return aq_fail(AQ_INVAL, AREA, "'%.80s' is no name of a site: 1 to 63 of a-z 0-9 . _ - :", site);
+        return aq_fail(AQ_INVAL, AREA, "'%.80s' is not a site name: use 1 to 63 of a-z 0-9 . _ - :", site);
     memcpy(want.host, site, strlen(site) + 1);
     return open_name(folder, &want, out);
 }

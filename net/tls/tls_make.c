@@ -134,14 +134,14 @@ enum aq_status aq_tls_make_authority(const char *folder, const char *job, int64_
     const int64_t span[2] = {from, until};
     X509 *certificate = NULL;
     if (!aq_tls_job_good(job))
-        return aq_fail(AQ_INVAL, AREA, "'%.80s' is no name for certificates: 1 to 64 of A-Z a-z 0-9 . _ -", job);
+        return aq_fail(AQ_INVAL, AREA, "'%.80s' is not a name for certificates: use 1 to 64 of A-Z a-z 0-9 . _ -", job);
     snprintf(name.job, sizeof name.job, "%s", job);
     if (mkdir(folder, 0700) != 0 && errno != EEXIST) return aq_fail_errno(AREA, "cannot make the folder %s", folder);
     AQ_TRY(aq_tls_folder_check(folder));
     if (exists(folder, "authority.pem") || exists(folder, "authority-key.pem"))
         return aq_fail(AQ_REFUSED, AREA,
-                       "%s has an authority already: `aqpipe keys renew` and `keys add-host` make more of its "
-                       "certificates; a new authority needs another folder",
+                       "%s has an authority already: `aqpipe keys init --renew` and `aqpipe keys add-host` make more "
+                       "of its certificates; a new authority needs another folder",
                        folder);
     EVP_PKEY *key = EVP_EC_gen("P-256");
     if (!key) return failed("a private key");
@@ -163,9 +163,11 @@ enum aq_status aq_tls_authority(const char *folder, struct aq_tls_name *name, X5
     enum aq_status status = aq_tls_path(folder, "authority.pem", path);
     if (status == AQ_OK) status = aq_tls_load(path, &authority, NULL);
     if (status == AQ_OK && (!aq_tls_name_of(authority, name) || name->role != AQ_TLS_AUTHORITY))
-        status = aq_fail(AQ_CORRUPT, AREA, "%s is no authority of a job", path);
+        status = aq_fail(AQ_CORRUPT, AREA, "%s is not the authority of a job", path);
     if (status == AQ_OK && X509_check_private_key(authority, *key) != 1)
-        status = aq_fail(AQ_TLSERR, AREA, "%s: the authority-key.pem next to it is another authority's", path);
+        status =
+            aq_fail(AQ_TLSERR, AREA,
+                    "%s: the authority-key.pem next to it belongs to another authority: put the right one there", path);
     if (status == AQ_OK) {
         *certificate = authority;
         return AQ_OK;
@@ -211,7 +213,8 @@ static enum aq_status make_named(const char *folder, enum aq_tls_role role, cons
 {
     struct aq_tls_name name = {.role = role};
     if (!aq_tls_host_good(host))
-        return aq_fail(AQ_INVAL, AREA, "'%.80s' is no name of a %s for certificates: 1 to 63 of a-z 0-9 . _ - :", host,
+        return aq_fail(AQ_INVAL, AREA,
+                       "'%.80s' is not a %s name for certificates: use 1 to 63 of a-z 0-9 . _ - :", host,
                        role == AQ_TLS_SITE ? "site" : "host");
     memcpy(name.host, host, strlen(host));
     return make(folder, &name, span);

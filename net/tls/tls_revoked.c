@@ -76,7 +76,7 @@ static const char *read_quietly(const char *path, char *bytes, size_t most, size
     if (fd == -1) return "it cannot be opened";
     const char *wrong = NULL;
     if (fstat(fd, info) != 0 || !S_ISREG(info->st_mode))
-        wrong = "it is no regular file";
+        wrong = "it is not a regular file";
     else if (info->st_uid != geteuid() && info->st_uid != 0)
         wrong = "it belongs to another user";
     else if (info->st_mode & 022)

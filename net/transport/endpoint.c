@@ -56,7 +56,7 @@ static enum aq_status check_name(const char *host, const char **why)
         return inet_pton(AF_INET, host, &four) == 1
                    ? AQ_OK
                    : wrong(why, "an IPv4 address is four decimal numbers from 0 to 255, as in 127.0.0.1");
-    if (host[0] == '.' || strstr(host, "..")) return wrong(why, "a name has no empty part");
+    if (host[0] == '.' || strstr(host, "..")) return wrong(why, "a part of the name is empty");
     return AQ_OK;
 }
 
@@ -81,7 +81,7 @@ static enum aq_status check_six(const char *host, const char **why)
     if (!scope) return AQ_OK;
     if (!IN6_IS_ADDR_LINKLOCAL(&six)) return wrong(why, "only link-local addresses (fe80::) have a %scope");
     if (!all_of(scope, LETTERS DIGITS "-_.") || strlen(scope) >= IF_NAMESIZE)
-        return wrong(why, "the scope behind % is no name of an interface");
+        return wrong(why, "the scope after % is not the name of an interface");
     return AQ_OK;
 }
 
@@ -93,7 +93,7 @@ static enum aq_status take_host(const char *text, size_t bytes, struct aq_endpoi
         text++;
         bytes -= 2;
     }
-    if (bytes == 0) return wrong(why, "there is no host");
+    if (bytes == 0) return wrong(why, "the host is missing");
     if (bytes >= sizeof e->host) return wrong(why, "the host is too long");
     memcpy(e->host, text, bytes);
     e->host[bytes] = 0;
@@ -122,7 +122,7 @@ enum aq_status aq_endpoint_parse(const char *text, struct aq_endpoint *out, cons
 {
     struct aq_endpoint e = {0};
     if (strncmp(text, "tcp://", 6) == 0) text += 6;
-    if (strstr(text, "://")) return wrong(why, "only tcp:// goes there");
+    if (strstr(text, "://")) return wrong(why, "only tcp:// is possible here");
     const char *const at = strchr(text, '@');
     if (at) {
         if (at == text || (size_t)(at - text) >= sizeof e.name)
@@ -133,7 +133,7 @@ enum aq_status aq_endpoint_parse(const char *text, struct aq_endpoint *out, cons
         text = at + 1;
     }
     const char *const colon = strrchr(text, ':'), *const bracket = strrchr(text, ']');
-    if (!colon || (bracket && bracket > colon)) return wrong(why, "there is no port");
+    if (!colon || (bracket && bracket > colon)) return wrong(why, "the port is missing");
     AQ_TRY(take_port(colon + 1, &e, why));
     AQ_TRY(take_host(text, (size_t)(colon - text), &e, why));
     *out = e;
@@ -230,8 +230,8 @@ static enum aq_status refuse_to_listen(const struct aq_endpoint *endpoint)
     const bool known = aq_endpoint_own(NULL, own) == AQ_OK;
     aq_error_release(&hold);
     return aq_fail(AQ_REFUSED, "net",
-                   "'%s' is a loopback address on this machine, where no other machine reaches it: write an address of "
-                   "this machine (%s), or mend /etc/hosts; 127.0.0.1 is for this machine alone",
+                   "'%s' is a loopback address on this machine, which other machines cannot reach: write another "
+                   "address of this machine (%s), or correct /etc/hosts; 127.0.0.1 serves only this machine",
                    endpoint->host, known ? own : "see `ip address`");
 }
 
@@ -247,7 +247,8 @@ enum aq_status aq_endpoint_resolve(const struct aq_endpoint *endpoint, bool pass
     for (const struct addrinfo *at = list; at && aq_endpoint_loopback(endpoint); at = at->ai_next) {
         if (aq_endpoint_loopback_address(at->ai_addr)) continue;
         freeaddrinfo(list);
-        return aq_fail(AQ_REFUSED, "net", "'%s' is not loopback on this machine: mend /etc/hosts, or write 127.0.0.1",
+        return aq_fail(AQ_REFUSED, "net",
+                       "'%s' is not a loopback address on this machine: correct /etc/hosts, or write 127.0.0.1",
                        endpoint->host);
     }
     if (passive && !aq_endpoint_loopback(endpoint) && !names_loopback(endpoint->host) && only_loopback(list)) {

@@ -101,7 +101,8 @@ enum aq_status aq_endpoint_own(const char *peer, char out[AQ_ENDPOINT_HOST_BYTES
     bool known = false;
     if (!peer) {
         if (by_route((const struct sockaddr *)&anywhere, sizeof anywhere, out) || by_interface(out)) return AQ_OK;
-        return aq_fail(AQ_NOTFOUND, "net", "this machine has no address that others reach: only loopback and bridges");
+        return aq_fail(AQ_NOTFOUND, "net",
+                       "this machine has no address that other machines can reach, only loopback and bridges");
     }
     const enum aq_status status = aq_endpoint_parse_host(peer, &endpoint, &why);
     if (status != AQ_OK) return aq_fail(status, "net", "'%.80s' is no address: %s", peer, why);

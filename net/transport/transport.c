@@ -16,7 +16,7 @@ static const struct aq_transport *const TRANSPORTS[] = {
 
 static enum aq_status malformed(const char *text, const char *why)
 {
-    return aq_fail(AQ_INVAL, "net", "address '%s': %s; wanted [tls+]tcp://host:port or sim://name", text, why);
+    return aq_fail(AQ_INVAL, "net", "address '%s': %s; write [tls+]tcp://host:port or sim://name", text, why);
 }
 
 /* Copy [from, to) into a field; false where it does not fit. */

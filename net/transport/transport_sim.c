@@ -95,7 +95,7 @@ static void unlock_table(void)
 static void signal_fd(int fd)
 {
     const uint64_t one = 1;
-    if (write(fd, &one, sizeof one) == -1) aq_log("net", 0, "an event of sim:// cannot be rung");
+    if (write(fd, &one, sizeof one) == -1) aq_log("net", 0, "an event of sim:// cannot be signaled");
 }
 
 static void clear_fd(int fd)
@@ -181,9 +181,9 @@ static enum aq_status sim_listen(struct aq_acceptor *acceptor)
     if (status == AQ_OK) {
         for (const struct sim_acceptor *at = table; at; at = at->next)
             if (strcmp(at->name, mine->name) == 0)
-                status =
-                    aq_fail(AQ_REFUSED, "net", "cannot listen at '%s': another listener of this process does already",
-                            acceptor->address.whole);
+                status = aq_fail(AQ_REFUSED, "net",
+                                 "cannot listen at '%s': another listener of this process has this address",
+                                 acceptor->address.whole);
         if (status == AQ_OK) {
             mine->next = table;
             table = mine;

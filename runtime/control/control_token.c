@@ -16,7 +16,7 @@
 /* May this open file hold a secret? */
 static enum aq_status check_file(const char *path, const struct stat *info)
 {
-    if (!S_ISREG(info->st_mode)) return aq_fail(AQ_INVAL, "token", "%s is no regular file", path);
+    if (!S_ISREG(info->st_mode)) return aq_fail(AQ_INVAL, "token", "%s is not a regular file", path);
     if (info->st_uid != geteuid() && info->st_uid != 0)
         return aq_fail(AQ_REFUSED, "token", "%s belongs to another user: a token must be your own file", path);
     if (info->st_mode & 077)

@@ -207,7 +207,7 @@ static enum aq_status look_before(struct rewind *rewind, uint64_t bytes)
         aq_free(text);
         if (!json_is_object(line)) {
             json_decref(line);
-            return not_of(rewind->path, rewind->step, bytes, "the line before is no JSON object");
+            return not_of(rewind->path, rewind->step, bytes, "the line before is not a JSON object");
         }
         const bool later = aq_control_u64_or(line, "step", 0) > rewind->step;
         const bool restart = aq_control_is(line, "event", "restart");
@@ -258,8 +258,8 @@ static enum aq_status rewind_whole(struct rewind *rewind)
     /* Up to the checkpoint's step it was synced; a loss of power may have left holes in what came after. */
     if (status == AQ_OK && rewind->broken && rewind->step > 0 &&
         (rewind->there == 0 || rewind->there >= rewind->broken))
-        status =
-            aq_fail(AQ_CORRUPT, "run", "%s:%llu is no JSON object", rewind->path, (unsigned long long)rewind->broken);
+        status = aq_fail(AQ_CORRUPT, "run", "%s:%llu is not a JSON object", rewind->path,
+                         (unsigned long long)rewind->broken);
     else if (rewind->broken)
         say_dropped(rewind);
     if (status == AQ_OK && (fflush(rewind->file) != 0 || fsync(fileno(rewind->file)) != 0))

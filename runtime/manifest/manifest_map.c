@@ -60,7 +60,7 @@ enum aq_status aq_manifest_map(struct aq_manifest *manifest, const struct aq_key
     }
     json_t *map = map_of(node);
     if (!map) {
-        aq_yaml_error(&manifest->errors, node, "%s: has a text that is no UTF-8", key->name);
+        aq_yaml_error(&manifest->errors, node, "%s: has a text that is not UTF-8", key->name);
         return AQ_OK;
     }
     enum aq_status status = aq_json_text(map, JSON_COMPACT, &text);

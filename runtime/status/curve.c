@@ -152,7 +152,7 @@ static enum aq_status probe(const char *path, uint64_t offset, struct aq_curve *
         found = aq_control_is(line, "event", "step");
         if (offset == 0 || (found && aq_run_lines_at(lines) > *seen)) aq_curve_add(curve, line);
         if (!json_is_object(line))
-            status = aq_fail(AQ_CORRUPT, "run", "%s: the line that ends at byte %llu is no JSON object", path,
+            status = aq_fail(AQ_CORRUPT, "run", "%s: the line that ends at byte %llu is not a JSON object", path,
                              (unsigned long long)aq_run_lines_at(lines));
         json_decref(line);
     }

@@ -357,7 +357,7 @@ static enum aq_status check_key(const char *path)
 {
     struct stat about;
     if (!path || stat(path, &about) != 0) return AQ_OK; /* load_pem says what is wrong */
-    if (!S_ISREG(about.st_mode)) return aq_fail(AQ_INVAL, "status", "status.key: %s is no regular file", path);
+    if (!S_ISREG(about.st_mode)) return aq_fail(AQ_INVAL, "status", "status.key: %s is not a regular file", path);
     if ((about.st_uid == geteuid() || about.st_uid == 0) && (about.st_mode & 077) == 0) return AQ_OK;
     return aq_fail(AQ_INVAL, "status",
                    "status.key: %s is a private key of user %u with mode %03o: it must be yours and readable only by "

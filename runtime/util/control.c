@@ -418,7 +418,7 @@ static enum aq_status parse(struct aq_control *control, size_t count, json_t **o
                                     error.text, error.position));
     if (!json_is_object(message)) {
         json_decref(message);
-        return end(control, aq_fail(AQ_PROTO, "control", "a line of the control channel is no JSON object"));
+        return end(control, aq_fail(AQ_PROTO, "control", "a line of the control channel is not a JSON object"));
     }
     *out = message;
     return AQ_OK;

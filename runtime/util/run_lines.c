@@ -233,8 +233,8 @@ enum aq_status aq_run_lines_from(const char *path, uint64_t offset,
     AQ_TRY(status);
     if (hole.line == 0) return AQ_OK;
     if (offset == 0)
-        return aq_fail(AQ_CORRUPT, "run", "%s:%llu is no JSON object", path, (unsigned long long)hole.line);
-    return aq_fail(AQ_CORRUPT, "run", "%s: the line that ends at byte %llu is no JSON object", path,
+        return aq_fail(AQ_CORRUPT, "run", "%s:%llu is not a JSON object", path, (unsigned long long)hole.line);
+    return aq_fail(AQ_CORRUPT, "run", "%s: the line that ends at byte %llu is not a JSON object", path,
                    (unsigned long long)hole.at);
 }
 

@@ -30,7 +30,7 @@ static enum aq_status read_object(const char *called, const char *text, size_t b
     if (!object) return aq_fail(AQ_CORRUPT, JINJA_AREA, "%s:%d:%d: %s", called, error.line, error.column, error.text);
     if (!json_is_object(object)) {
         json_decref(object);
-        return aq_fail(AQ_CORRUPT, JINJA_AREA, "%s: is no JSON object", called);
+        return aq_fail(AQ_CORRUPT, JINJA_AREA, "%s: is not a JSON object", called);
     }
     *out = object;
     return AQ_OK;

@@ -129,7 +129,7 @@ static enum aq_status f_indent(struct jinja_run *run, struct jinja_value in, con
     const struct jinja_value newline = jinja_borrow("\n", 1);
     AQ_TRY(jinja_bind(run, args, "indent", "width first blank", 0, of));
     AQ_TRY(jinja_text(run, in, &text));
-    if (text.form) return jinja_fail(run, AQ_INVAL, "indent behind \"safe\" is not supported");
+    if (text.form) return jinja_fail(run, AQ_INVAL, "indent after \"safe\" is not supported");
     if (of[0].kind == JINJA_STRING)
         width = of[0];
     else if (of[0].kind == JINJA_INT)
@@ -215,7 +215,7 @@ static enum aq_status f_int(struct jinja_run *run, struct jinja_value in, const 
     if (given(of[1]) && (of[1].kind != JINJA_INT || of[1].integer != 10))
         return jinja_fail(run, AQ_INVAL, "int: only base 10 is supported");
     *out = given(of[0]) ? of[0] : jinja_int(0);
-    if (in.kind == JINJA_UNDEFINED) return jinja_fail(run, AQ_INVAL, "int of what is undefined");
+    if (in.kind == JINJA_UNDEFINED) return jinja_fail(run, AQ_INVAL, "int of an undefined value");
     if (in.kind == JINJA_INT || in.kind == JINJA_BOOL) {
         *out = jinja_int(in.integer);
         return AQ_OK;
@@ -241,7 +241,7 @@ static enum aq_status f_float(struct jinja_run *run, struct jinja_value in, cons
     struct jinja_value of[1];
     double real;
     AQ_TRY(jinja_bind(run, args, "float", "default", 0, of));
-    if (in.kind == JINJA_UNDEFINED) return jinja_fail(run, AQ_INVAL, "float of what is undefined");
+    if (in.kind == JINJA_UNDEFINED) return jinja_fail(run, AQ_INVAL, "float of an undefined value");
     *out = given(of[0]) ? of[0] : (struct jinja_value){.kind = JINJA_FLOAT};
     if (to_real(in, &real)) *out = (struct jinja_value){.kind = JINJA_FLOAT, .real = real};
     return AQ_OK;

@@ -131,7 +131,7 @@ static enum aq_status put_key(struct writer *w, struct jinja_value key)
 {
     if (!w->json || key.kind == JINJA_STRING) return put_value(w, key);
     if (key.kind < JINJA_NONE || key.kind > JINJA_FLOAT)
-        return jinja_fail(w->run, AQ_INVAL, "a %s can be no key of JSON", jinja_kind_text(key));
+        return jinja_fail(w->run, AQ_INVAL, "a %s cannot be a key in JSON", jinja_kind_text(key));
     AQ_TRY(put(w, "\"", 1));
     AQ_TRY(put_value(w, key));
     return put(w, "\"", 1);
@@ -199,7 +199,7 @@ static enum aq_status put_value(struct writer *w, struct jinja_value value)
         return put_real(w, value.real);
     case JINJA_STRING:
         if (!w->json && value.form)
-            return jinja_fail(w->run, AQ_INVAL, "what \"safe\" or \"escape\" gave has no text within a list here");
+            return jinja_fail(w->run, AQ_INVAL, "a result of \"safe\" or \"escape\" within a list is not supported");
         return w->json ? put_json_string(w, value) : put_repr_string(w, value);
     case JINJA_LIST:
     case JINJA_DICT:
@@ -210,7 +210,7 @@ static enum aq_status put_value(struct writer *w, struct jinja_value value)
         return status;
     case JINJA_UNDEFINED:
         if (!w->json) return put_text(w, "Undefined");
-        return jinja_fail(w->run, AQ_INVAL, "'%.*s' is undefined: it has no JSON",
+        return jinja_fail(w->run, AQ_INVAL, "'%.*s' is undefined and cannot be written as JSON",
                           value.bytes < 80 ? (int)value.bytes : 80, value.text);
     default:
         return jinja_fail(w->run, AQ_INVAL, "a %s has no %s", jinja_kind_text(value), w->json ? "JSON" : "text");

@@ -105,7 +105,7 @@ static enum aq_status skip_comment(struct lexer *l, uint32_t begin)
         const char c = l->source[l->at];
         if ((c == '#' || c == '-' || c == '+') && skip_end(l, "#}", true, true)) return AQ_OK;
     }
-    return fail(l, begin - 2, "this comment has no end (#})");
+    return fail(l, begin - 2, "this comment is not closed (#})");
 }
 
 /* Behind "{%" and its sign: skips "raw %}" and returns true, or stays. */
@@ -190,7 +190,7 @@ static enum aq_status number(struct lexer *l)
         text[count++] = l->source[i];
     }
     text[count] = 0;
-    if (count == 0) return fail(l, at, "this is no number");
+    if (count == 0) return fail(l, at, "this is not a number");
     AQ_TRY(add(l, real ? JINJA_T_FLOAT : JINJA_T_INT, at, NULL, end - at));
     errno = 0;
     if (real) {
@@ -269,7 +269,7 @@ static enum aq_status string(struct lexer *l)
         memcpy(strings + used, written, count);
         used += count;
     }
-    if (l->at == l->end) return fail(l, begin, "this string has no end");
+    if (l->at == l->end) return fail(l, begin, "this string is not closed");
     l->at++;
     l->program->string_bytes = used;
     return add(l, JINJA_T_STRING, begin, strings + from, used - from);
@@ -298,11 +298,11 @@ static enum aq_status operator_(struct lexer *l)
         if (!here(l, l->at, operators[i].text)) continue;
         const char c = operators[i].text[0];
         if (strchr("([{", c)) {
-            if (l->bracket_count == BRACKETS_MAX) return fail(l, l->at, "too many brackets in one another");
+            if (l->bracket_count == BRACKETS_MAX) return fail(l, l->at, "brackets are nested too deep");
             l->brackets[l->bracket_count++] = c == '(' ? ')' : c == '[' ? ']' : '}';
         } else if (strchr(")]}", c)) {
             if (l->bracket_count == 0 || l->brackets[--l->bracket_count] != c)
-                return fail(l, l->at, "a closing bracket that nothing opened");
+                return fail(l, l->at, "a closing bracket without an opening one");
         }
         const uint32_t at = l->at;
         l->at += (uint32_t)strlen(operators[i].text);

@@ -41,7 +41,7 @@ static enum aq_status strip(struct jinja_run *run, struct jinja_value self, cons
     struct jinja_value of[1];
     AQ_TRY(jinja_bind(run, args, "strip", "chars", 0, of));
     if (of[0].kind > JINJA_NONE) AQ_TRY(want_text(run, of[0], "strip"));
-    if (of[0].kind == JINJA_UNDEFINED) return jinja_fail(run, AQ_INVAL, "strip of what is undefined");
+    if (of[0].kind == JINJA_UNDEFINED) return jinja_fail(run, AQ_INVAL, "strip of an undefined value");
     AQ_TRY(jinja_charge(run, (uint64_t)self.bytes * (of[0].bytes + 1)));
     *out = jinja_strip(self, of[0], left, right);
     return AQ_OK;
@@ -533,7 +533,7 @@ enum aq_status jinja_method_call(struct jinja_run *run, const struct jinja_metho
                                  const struct jinja_args *args, struct jinja_value *out)
 {
     if (method->self.kind == JINJA_STRING && method->self.form)
-        return jinja_fail(run, AQ_INVAL, "methods of what \"safe\" or \"escape\" gave are not supported");
+        return jinja_fail(run, AQ_INVAL, "methods of a result of \"safe\" or \"escape\" are not supported");
     AQ_TRY(jinja_charge(run, 0));
     return methods[method->number].method(run, method->self, args, out);
 }

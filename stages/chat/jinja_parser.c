@@ -782,7 +782,7 @@ static enum aq_status parse_print(struct parser *p, uint32_t place, uint32_t *ou
 static enum aq_status parse_jump(struct parser *p, uint32_t place, uint32_t *out)
 {
     const bool leaves = token_is(p->token - 1, "break");
-    if (p->loops == 0) return fail_at(p, place, AQ_CORRUPT, "is in no loop");
+    if (p->loops == 0) return fail_at(p, place, AQ_CORRUPT, "is outside a loop");
     AQ_TRY(make(p, leaves ? JINJA_N_BREAK : JINJA_N_CONTINUE, place, out));
     return block_end(p);
 }
@@ -817,9 +817,9 @@ static enum aq_status statement(struct parser *p, uint32_t *out)
     for (size_t i = 0; i < sizeof known / sizeof *known; i++)
         if (token_is(t, known[i]))
             return jinja_program_fail(p->program, NULL, t->at, AQ_INVAL, "the tag \"%s\" is not supported", known[i]);
-    return jinja_program_fail(
-        p->program, NULL, t->at, AQ_CORRUPT, "unknown tag \"%.*s\"%s", t->bytes < 40 ? (int)t->bytes : 40, t->text,
-        t->bytes > 3 && memcmp(t->text, "end", 3) == 0 ? ": nothing that it could end is open" : "");
+    return jinja_program_fail(p->program, NULL, t->at, AQ_CORRUPT, "unknown tag \"%.*s\"%s",
+                              t->bytes < 40 ? (int)t->bytes : 40, t->text,
+                              t->bytes > 3 && memcmp(t->text, "end", 3) == 0 ? ": no open tag matches it" : "");
 }
 
 static bool one_of(const struct parser *p, const char *const *ends)

@@ -62,7 +62,7 @@ enum aq_status jinja_compile(const char *text, size_t bytes, const char *called,
         return aq_fail(AQ_NOSPC, JINJA_AREA, "%s: a template has at most %d bytes, this one %zu", called,
                        (int)AQ_CHAT_TEMPLATE_BYTES_MAX, bytes);
     json_t *checked = json_stringn(text, bytes); /* NULL: no UTF-8, or no memory */
-    if (!checked) return aq_fail(AQ_CORRUPT, JINJA_AREA, "%s: the template is no UTF-8", called);
+    if (!checked) return aq_fail(AQ_CORRUPT, JINJA_AREA, "%s: the template is not UTF-8", called);
     json_decref(checked);
     AQ_TRY(aq_alloc(sizeof(struct jinja_program), &memory));
     struct jinja_program *program = memory;

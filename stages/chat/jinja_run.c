@@ -343,7 +343,7 @@ static enum aq_status loop_call(struct jinja_run *run, const struct jinja_method
     struct jinja_value seen;
     bool same = false;
     if (args->named || (method->number == 0 && args->count == 0))
-        return jinja_fail(run, AQ_INVAL, "loop.%s does not take that", method->number ? "changed" : "cycle");
+        return jinja_fail(run, AQ_INVAL, "loop.%s cannot be used like this", method->number ? "changed" : "cycle");
     if (method->number == 0) {
         *out = args->values[loop->index % args->count];
         return AQ_OK;

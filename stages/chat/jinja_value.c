@@ -183,7 +183,7 @@ enum aq_status jinja_dict_find(struct jinja_run *run, const struct jinja_dict *d
 {
     *out = NULL;
     if (key.kind == JINJA_DICT || (key.kind == JINJA_LIST && key.form == JINJA_FORM_LIST))
-        return jinja_fail(run, AQ_INVAL, "a %s can be no key", jinja_kind_text(key));
+        return jinja_fail(run, AQ_INVAL, "a %s cannot be a key", jinja_kind_text(key));
     AQ_TRY(jinja_charge(run, 8 * (uint64_t)dict->count));
     for (uint32_t i = 0; i < dict->count; i++) {
         bool same;
@@ -405,7 +405,7 @@ enum aq_status jinja_order(struct jinja_run *run, struct jinja_value a, struct j
         return AQ_OK;
     }
     if (a.kind != JINJA_LIST || b.kind != JINJA_LIST || a.form != b.form || a.form > JINJA_FORM_TUPLE)
-        return jinja_fail(run, AQ_INVAL, "a %s and a %s have no order", jinja_kind_text(a), jinja_kind_text(b));
+        return jinja_fail(run, AQ_INVAL, "a %s and a %s cannot be compared", jinja_kind_text(a), jinja_kind_text(b));
     AQ_TRY(deeper(run));
     *out = a.list->count < b.list->count ? -1 : a.list->count > b.list->count;
     for (uint32_t i = 0; i < a.list->count && i < b.list->count; i++) {
@@ -482,7 +482,7 @@ enum aq_status jinja_iterate(struct jinja_run *run, struct jinja_value value, st
         }
         break;
     default:
-        return jinja_fail(run, AQ_INVAL, "a %s has no items to go through", jinja_kind_text(value));
+        return jinja_fail(run, AQ_INVAL, "a %s cannot be iterated over", jinja_kind_text(value));
     }
     *out = made.list;
     return AQ_OK;
@@ -504,7 +504,7 @@ enum aq_status jinja_length(struct jinja_run *run, struct jinja_value value, int
     case JINJA_LIST:
         *out = value.list->count;
         if (value.form != JINJA_FORM_ITERATOR) return AQ_OK;
-        return jinja_fail(run, AQ_INVAL, "what a filter gives has no length before \"| list\"");
+        return jinja_fail(run, AQ_INVAL, "the result of a filter has no length: put \"| list\" before it");
     default:
         return jinja_fail(run, AQ_INVAL, "a %s has no length", jinja_kind_text(value));
     }

@@ -45,7 +45,7 @@ struct data_packing {
 
 static enum aq_status damaged(const struct data_bytes *bytes, const char *why)
 {
-    return aq_fail(AQ_CORRUPT, AREA, "%s: is no whole %s file: %s; copy or download it again", bytes->path,
+    return aq_fail(AQ_CORRUPT, AREA, "%s: is not a complete %s file: %s; copy or download it again", bytes->path,
                    bytes->packing->name, why);
 }
 
@@ -75,7 +75,7 @@ static enum aq_status gzip_between(struct data_bytes *bytes)
     if (bytes->in[bytes->at] == 0x1f) return inflateReset(bytes->state) == Z_OK ? AQ_OK : damaged(bytes, "zlib");
     while (bytes->at < bytes->count && bytes->in[bytes->at] == 0)
         bytes->at++;
-    return bytes->at == bytes->count ? AQ_OK : damaged(bytes, "other bytes stand behind its end");
+    return bytes->at == bytes->count ? AQ_OK : damaged(bytes, "other bytes follow its end");
 }
 
 static enum aq_status gzip_read(struct data_bytes *bytes, uint8_t *to, size_t room, size_t *got)

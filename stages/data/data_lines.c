@@ -120,7 +120,7 @@ enum aq_status data_array_next(struct data_reader *reader, struct data_record *o
         take(reader, 1);
         AQ_TRY(peek(reader, &c));
         reader->at = reader->end;
-        if (c) return array_fail(reader, "something stands behind the array's ]", ends);
+        if (c) return array_fail(reader, "text follows the array's closing ]", ends);
         out->at = NULL;
         return AQ_OK;
     }

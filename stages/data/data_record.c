@@ -180,8 +180,7 @@ enum aq_status data_line_object(const char *path, uint64_t line, const char *at,
     const size_t name = data_name_bytes(path);
     const bool split = data_name_ends(path, name, ".json") && !object;
     const enum aq_status status =
-        object ? aq_fail(AQ_CORRUPT, AREA, "%s:%llu: is no JSON object%s", path,
-                         (unsigned long long)line,
+        object ? aq_fail(AQ_CORRUPT, AREA, "%s:%llu: is not a JSON object%s", path, (unsigned long long)line,
                          json_is_array(object) ? "; a file that is one array is read by the ending .json" : "")
                : aq_fail(AQ_CORRUPT, AREA, "%s:%llu: no JSON: %s%s", path, (unsigned long long)line, error.text,
                          split ? "; a .json is one array, or an object a line (jq -c '.[]' makes lines)" : "");
@@ -196,12 +195,12 @@ static enum aq_status cells_object(const struct data_reader *reader, const struc
         json_t *text = json_stringn(record->cells[i].at, record->cells[i].bytes);
         if (!text) {
             json_decref(object);
-            return aq_fail(AQ_CORRUPT, AREA, "%s:%llu: field %u is no UTF-8", reader->path,
+            return aq_fail(AQ_CORRUPT, AREA, "%s:%llu: field %u is not UTF-8", reader->path,
                            (unsigned long long)record->line, i + 1);
         }
         if (json_object_set_new(object, reader->names[i].at, text) == 0) continue;
         json_decref(object);
-        return aq_fail(AQ_CORRUPT, AREA, "%s:1: the name of column %u is no UTF-8", reader->path, i + 1);
+        return aq_fail(AQ_CORRUPT, AREA, "%s:1: the name of column %u is not UTF-8", reader->path, i + 1);
     }
     if (!object) return aq_fail(AQ_NOMEM, AREA, "%s: no memory for a row", reader->path);
     *out = object;

@@ -57,8 +57,8 @@ static enum aq_status name_take(struct data_roles *roles, const char *role, cons
         return aq_fail(AQ_INVAL, AREA, "data.fields: %s must be the name of a field, a text", role);
     }
     return aq_fail(AQ_INVAL, AREA,
-                   "data.fields: there is no '%.64s'; it gives the names of text, prompt, response, instruction, "
-                   "input, output, messages, role, content and system",
+                   "data.fields: '%.64s' is unknown; it can name text, prompt, response, instruction, input, output, "
+                   "messages, role, content and system",
                    role);
 }
 
@@ -145,7 +145,7 @@ void data_text_missing(const struct data_roles *roles, const json_t *object, cha
 {
     snprintf(text, bytes, "has no \"%s\" that is a string", data_role_name(roles, DATA_ROLE_TEXT));
     if (data_layout_of(roles, object) != DATA_LAYOUTS)
-        snprintf(text + strlen(text), bytes - strlen(text), ", but answers to learn: set data.kind: instruct");
+        snprintf(text + strlen(text), bytes - strlen(text), ", but it has answers: set data.kind: instruct");
     else
         names_add(object, "{text: body}", text, bytes);
 }

@@ -69,7 +69,7 @@ static enum aq_status cell_quoted(const struct data_reader *reader, char *from, 
     }
     if (at == end) return row_fail(reader, "a quote is opened and not closed");
     if (at + 1 < end && at[1] != between)
-        return row_fail(reader, "something stands behind a field's closing quote; within quotes a quote is doubled");
+        return row_fail(reader, "text follows a field's closing quote; write a quote within quotes twice");
     *out = (struct data_cell){.at = from, .bytes = (size_t)(to - from)};
     *next = at + 1;
     return AQ_OK;
@@ -79,7 +79,7 @@ static enum aq_status row_split(struct data_reader *reader, char *at, const char
                                 uint32_t *count)
 {
     *count = 0;
-    if (memchr(at, 0, (size_t)(end - at))) return row_fail(reader, "has a zero byte: no text");
+    if (memchr(at, 0, (size_t)(end - at))) return row_fail(reader, "has a zero byte, so it is not text");
     for (bool more = true; more; (*count)++) {
         struct data_cell *cell = &reader->cells[*count];
         char *next = memchr(at, between, (size_t)(end - at));

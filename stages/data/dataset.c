@@ -57,17 +57,17 @@ enum aq_status aq_dataset_open(const struct aq_dataset_config *config, struct aq
     const struct aq_dataset_kind *kind = kind_find(config->kind);
     void *memory;
     enum aq_status status;
-    if (!kind) return aq_fail(AQ_INVAL, DATASET_AREA, "there is no data set of kind %s", config->kind);
-    if (config->path_count == 0) return aq_fail(AQ_INVAL, DATASET_AREA, "no file is named");
+    if (!kind) return aq_fail(AQ_INVAL, DATASET_AREA, "the kind of data %s is unknown", config->kind);
+    if (config->path_count == 0) return aq_fail(AQ_INVAL, DATASET_AREA, "no file is given");
     AQ_TRY(aq_alloc(sizeof(struct aq_dataset), &memory));
     struct aq_dataset *dataset = memory;
     *dataset = (struct aq_dataset){.kind = kind, .skip = config->skip, .T = config->T};
     AQ_TRY_GOTO(kind->open(config, &dataset->state, &dataset->facts), out);
     const uint64_t samples = dataset->facts.samples;
     if (samples <= config->skip) {
-        status = aq_fail(AQ_INVAL, DATASET_AREA, "%s%s: %llu %ss, %llu left out: none remains", config->paths[0],
-                         config->path_count > 1 ? " and others" : "", (unsigned long long)samples, kind->what,
-                         (unsigned long long)config->skip);
+        status = aq_fail(AQ_INVAL, DATASET_AREA, "%s%s: none of its %llu %ss remains after %llu are left out",
+                         config->paths[0], config->path_count > 1 ? " and others" : "", (unsigned long long)samples,
+                         kind->what, (unsigned long long)config->skip);
         goto out;
     }
     dataset->count = samples - config->skip;

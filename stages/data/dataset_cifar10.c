@@ -32,12 +32,13 @@ static enum aq_status records_check(const char *path, const uint8_t *records, si
 {
     if (bytes == 0 || bytes % RECORD_BYTES)
         return aq_fail(AQ_CORRUPT, DATASET_AREA,
-                       "%s: %zu bytes are no whole number of CIFAR-10 records of %d: the file is cut short, or another",
+                       "%s: its %zu bytes are not a multiple of %d, the size of a CIFAR-10 record: the file is cut "
+                       "short, or not CIFAR-10",
                        path, bytes, RECORD_BYTES);
     for (size_t at = 0; at < bytes; at += RECORD_BYTES)
         if (records[at] >= CLASSES)
-            return aq_fail(AQ_CORRUPT, DATASET_AREA, "%s: record %zu has label %u: 0 to %d; the file is damaged", path,
-                           at / RECORD_BYTES, records[at], CLASSES - 1);
+            return aq_fail(AQ_CORRUPT, DATASET_AREA, "%s: record %zu has label %u, not 0 to %d; the file is damaged",
+                           path, at / RECORD_BYTES, records[at], CLASSES - 1);
     return AQ_OK;
 }
 

@@ -209,7 +209,7 @@ static enum aq_status add_messages(struct reader *reader, const struct instruct_
         if (learnt) note_end(reader, got.tokens + at, end - at);
     }
     if (status == AQ_OK && line->earlier > 0 && answers <= line->earlier)
-        status = refuse(reader, "its template does not keep the prompt's answers apart from the completion's");
+        status = refuse(reader, "its template does not separate answers in the prompt from the completion");
     aq_chat_tokens_free(&got);
     return status;
 }

@@ -45,13 +45,12 @@ static enum aq_status labels_open(const struct aq_dataset_config *config, void *
     struct labels *labels = *state = memory;
     AQ_TRY(aq_file_read(DATASET_AREA, config->paths[0], FILE_BYTES_MAX, &labels->file, &bytes));
     if (bytes < HEAD_BYTES || memcmp(labels->file, head, HEAD_BYTES) != 0 || (bytes - HEAD_BYTES) % LABEL_BYTES)
-        return aq_fail(AQ_CORRUPT, DATASET_AREA, "%s: no file of labels: the file is cut short, or another",
-                       config->paths[0]);
+        return aq_fail(AQ_CORRUPT, DATASET_AREA, "%s: is not a file of labels, or is cut short", config->paths[0]);
     labels->count = (bytes - HEAD_BYTES) / LABEL_BYTES;
     for (uint64_t i = 0; i < labels->count; i++) {
         const uint32_t label = label_of(labels, i);
         if (label >= CLASSES_MAX)
-            return aq_fail(AQ_CORRUPT, DATASET_AREA, "%s: sample %llu has label %u: 0 to %d; the file is damaged",
+            return aq_fail(AQ_CORRUPT, DATASET_AREA, "%s: sample %llu has label %u, not 0 to %d; the file is damaged",
                            config->paths[0], (unsigned long long)i, label, CLASSES_MAX - 1);
         if (label > most) most = label;
     }

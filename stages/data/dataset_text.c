@@ -94,8 +94,8 @@ static enum aq_status add_pieces(const struct text_how *how, const char *path, c
         text_source_mapped(path, map, &source);
     if (!how->lines && data_looks_like_lines(source.at, source.bytes < LOOK_BYTES ? source.bytes : LOOK_BYTES))
         aq_log(AREA, AQ_LOG_WARNING,
-               "%s: its lines are JSON objects, and are trained as they stand, with braces and quotes; a file of that "
-               "kind is read by the ending .jsonl",
+               "%s: its lines are JSON objects and are trained as plain text, with braces and quotes; rename it to "
+               ".jsonl to train only the texts in them",
                path);
     const enum aq_status status = text_tokens(how, &source, sink);
     text_source_close(&source);
@@ -238,7 +238,7 @@ static enum aq_status tokens_by_cache(const struct aq_dataset_config *config, co
     if (text_cache_get(config->cache, key, out) == AQ_OK) return AQ_OK;
     AQ_TRY(tokens_keep(config, tokenizer, key, out, &kept));
     if (kept) return AQ_OK;
-    aq_log(AREA, AQ_LOG_WARNING, "cannot keep tokens in %s (data.cache): this process makes its own", config->cache);
+    aq_log(AREA, AQ_LOG_WARNING, "cannot store tokens in %s (data.cache): this process tokenizes again", config->cache);
     aq_error_clear();
     return tokens_in_memory(config, tokenizer, 0, out);
 }

@@ -102,10 +102,10 @@ static enum aq_status columns_of(struct reader *reader)
         struct column *column = &reader->columns[i];
         if (!column->name && i == PAIR) continue;
         if (!column->name)
-            return aq_fail(AQ_INVAL, AREA,
-                           "%s is missing: which column of %s is it? A name of its first line, or a "
-                           "number from 1 on",
-                           column->key, reader->config->paths[0]);
+            return aq_fail(
+                AQ_INVAL, AREA,
+                "%s is missing: name the column of %s by its title in the first line, or by its number from 1",
+                column->key, reader->config->paths[0]);
         const uint32_t number = number_of(column->name);
         numbered = numbered || number;
         reader->named = reader->named || !number;
@@ -223,12 +223,12 @@ static enum aq_status score_of(const struct reader *reader, const struct data_ce
 {
     char text[SCORE_BYTES];
     char *end = text;
-    if (field->bytes == 0 || field->bytes >= sizeof text) return label_refuse(reader, field, "no number");
+    if (field->bytes == 0 || field->bytes >= sizeof text) return label_refuse(reader, field, "not a number");
     memcpy(text, field->at, field->bytes);
     text[field->bytes] = 0;
     const float value = strtof(text, &end);
     if (*end || strspn(text, "+-.0123456789eE") != field->bytes || !isfinite(value))
-        return label_refuse(reader, field, "no number");
+        return label_refuse(reader, field, "not a number");
     *out = value;
     return AQ_OK;
 }
@@ -241,14 +241,14 @@ static enum aq_status label_of(const struct reader *reader, union label *out)
     if (reader->tsv->scored) return score_of(reader, field, &out->score);
     if (names) {
         out->number = label_named(names, field);
-        return out->number >= 0 ? AQ_OK : label_refuse(reader, field, "none of data.labels");
+        return out->number >= 0 ? AQ_OK : label_refuse(reader, field, "not in data.labels");
     }
     for (size_t i = 0; i < field->bytes && number < LABELS_MAX; i++) {
         if (field->at[i] < '0' || field->at[i] > '9')
-            return label_refuse(reader, field, "no number from 0 on; name the labels in data.labels");
+            return label_refuse(reader, field, "not a number from 0; name the labels in data.labels");
         number = number * 10 + (field->at[i] - '0');
     }
-    if (field->bytes == 0 || number >= LABELS_MAX) return label_refuse(reader, field, "no number from 0 to 1048575");
+    if (field->bytes == 0 || number >= LABELS_MAX) return label_refuse(reader, field, "not a number from 0 to 1048575");
     out->number = (int32_t)number;
     return AQ_OK;
 }
@@ -367,7 +367,7 @@ static enum aq_status add_row(struct reader *reader)
     tsv->starts[tsv->samples] = tsv->tokens.count;
     AQ_TRY(tokens_add(reader, &tsv->lengths[tsv->samples]));
     if (tsv->lengths[tsv->samples] == 0)
-        return aq_fail(AQ_CORRUPT, AREA, "%s:%llu: the tokenizer makes no token of its text", reader->path,
+        return aq_fail(AQ_CORRUPT, AREA, "%s:%llu: the tokenizer makes no token from its text", reader->path,
                        (unsigned long long)reader->line);
     tsv->labels[tsv->samples++] = label;
     tsv->starts[tsv->samples] = tsv->tokens.count;
@@ -383,7 +383,7 @@ static enum aq_status add_record(struct reader *reader, struct data_reader *file
     uint32_t width;
     const struct data_cell *names = data_reader_names(file, &width);
     if (!record->cells && !reader->named)
-        return aq_fail(AQ_CORRUPT, AREA, "%s:%llu: the columns of JSON objects have names, no numbers (%s)",
+        return aq_fail(AQ_CORRUPT, AREA, "%s:%llu: the columns of JSON objects have names, not numbers (%s)",
                        reader->path, (unsigned long long)reader->line, reader->columns[TEXT].key);
     if (record->cells && !reader->found)
         AQ_TRY(columns_find(reader, reader->named ? names : record->cells, reader->named ? width : record->cell_count));
@@ -434,7 +434,7 @@ static enum aq_status add_file(struct reader *reader)
         status = next_record(reader, file, &at_end);
     if (status == AQ_OK && data_reader_quoted(file) > 0)
         aq_log(AREA, AQ_LOG_WARNING,
-               "%s: %llu fields begin and end with a quote, which is taken for text; data.quotes: true reads quotes",
+               "%s: %llu fields are in quotes, and the quotes are kept as text; data.quotes: true removes them",
                reader->path, (unsigned long long)data_reader_quoted(file));
     data_reader_close(file);
     return status;

@@ -42,7 +42,7 @@ static const char *problem_of(const struct text_ids *ids, uint64_t key)
 {
     struct head head;
     memcpy(&head, ids->mapped, sizeof head);
-    if (memcmp(head.magic, magic, sizeof magic) != 0) return "is no file of tokens";
+    if (memcmp(head.magic, magic, sizeof magic) != 0) return "is not a file of tokens";
     if (head.digest != aq_digest(&head, offsetof(struct head, digest))) return "has a damaged header";
     if (head.version != VERSION || head.key != key) return "is of another version or text";
     if (head.count != (ids->mapped_bytes - HEAD_BYTES) / sizeof(int32_t) ||

@@ -64,7 +64,7 @@ static enum aq_status check(const struct layer *layer, const struct aq_stage_con
     (void)config;
     (void)tokens_used;
     if (aq_batch_find(batch, "images", AQ_FIELD_F32, count)) return AQ_OK;
-    return aq_fail(AQ_INVAL, "stage", "the batch has no images of %u values a sample", count);
+    return aq_fail(AQ_INVAL, "stage", "the batch has no images of %u values per sample", count);
 }
 
 static enum aq_status take(const struct layer_run *run, const struct aq_batch *batch, uint32_t used)

@@ -31,7 +31,7 @@ static enum aq_status check(const struct layer *layer, const struct aq_stage_con
     (void)config;
     (void)tokens_used;
     if (aq_batch_find(batch, "images", AQ_FIELD_F32, count)) return AQ_OK;
-    return aq_fail(AQ_INVAL, "stage", "the batch has no images of %u values a sample", count);
+    return aq_fail(AQ_INVAL, "stage", "the batch has no images of %u values per sample", count);
 }
 
 /* Every other bit, from the lowest on. */

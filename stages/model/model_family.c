@@ -365,7 +365,7 @@ static enum aq_status read_off(const struct config_json *config, const struct fa
         AQ_TRY(config_json_only(config, type->off[i], false));
     for (uint32_t i = 0; type->refused && type->refused[i]; i++)
         if (config_json_has(config, type->refused[i]))
-            return config_json_refuse(config, type->refused[i], "null: it is not computed");
+            return config_json_refuse(config, type->refused[i], "null (the option is not supported)");
     return AQ_OK;
 }
 

@@ -85,7 +85,7 @@ static bool base64_read(const char *text, size_t length, uint8_t *out, size_t *c
 enum aq_status aq_charsmap_open(const char *place, const char *base64, struct aq_charsmap **out)
 {
     const size_t length = strlen(base64);
-    const char *problem = "it is no base64";
+    const char *problem = "it is not base64";
     enum aq_status status;
     size_t count = 0;
     void *memory;

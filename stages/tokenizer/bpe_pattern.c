@@ -203,7 +203,7 @@ static enum aq_status compile(const char *place, const struct aq_bpe_text *regex
         PCRE2_UCHAR text[160];
         if (error == PCRE2_ERROR_HEAP_FAILED) return aq_fail(AQ_NOMEM, AQ_BPE_AREA, "no memory for PCRE2");
         pcre2_get_error_message(error, text, sizeof text);
-        return aq_fail(AQ_CORRUPT, AQ_BPE_AREA, "%s: is no regular expression: %s (behind \"%.*s\")", place,
+        return aq_fail(AQ_CORRUPT, AQ_BPE_AREA, "%s: is not a regular expression: %s (after \"%.*s\")", place,
                        (const char *)text, offset > 200 ? 200 : (int)offset, (const char *)regex->at);
     }
     /* If the system forbids executable memory, PCRE2 interprets: slower, with the same words. */
@@ -220,7 +220,7 @@ enum aq_status aq_bpe_pattern_open(const char *place, const char *regex, size_t 
     void *memory = NULL;
     enum aq_status status;
     if (bytes == 0 || bytes > REGEX_BYTES_MAX)
-        return aq_fail(AQ_CORRUPT, AQ_BPE_AREA, "%s: the pattern has %zu bytes, 1 to %d may be", place, bytes,
+        return aq_fail(AQ_CORRUPT, AQ_BPE_AREA, "%s: the pattern has %zu bytes, must have 1 to %d", place, bytes,
                        (int)REGEX_BYTES_MAX);
     if (!literal) AQ_TRY_GOTO(translate(&w), out);
     AQ_TRY_GOTO(aq_alloc(sizeof(struct aq_bpe_pattern), &memory), out);

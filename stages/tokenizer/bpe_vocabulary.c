@@ -127,7 +127,7 @@ static enum aq_status take_name(const char *place, const char *text, size_t byte
         return aq_fail(AQ_CORRUPT, AQ_BPE_AREA, "%s: tokens \"%.64s\" and \"%.64s\" have the same id %lld", place,
                        names[id].text, text, (long long)id);
     if (bytes == 0 || bytes > AQ_BPE_TOKEN_BYTES_MAX)
-        return aq_fail(AQ_CORRUPT, AQ_BPE_AREA, "%s: the token of id %lld has %zu bytes, 1 to %d may be", place,
+        return aq_fail(AQ_CORRUPT, AQ_BPE_AREA, "%s: the token of id %lld has %zu bytes, must have 1 to %d", place,
                        (long long)id, bytes, (int)AQ_BPE_TOKEN_BYTES_MAX);
     names[id] = (struct name){.text = text, .bytes = (uint32_t)bytes, .added = added};
     return AQ_OK;
@@ -191,7 +191,7 @@ enum aq_status aq_bpe_vocabulary_open(const char *place, json_t *vocab, bool cha
     struct aq_bpe_vocabulary v = {.characters = characters, .unknown = AQ_BPE_NONE};
     size_t count = json_object_size(vocab), bytes = 0;
     if (!json_is_object(vocab) || count < 1 || count > AQ_BPE_TOKENS_MAX - added_count)
-        return aq_fail(AQ_CORRUPT, AQ_BPE_AREA, "%s: is no JSON object of 1 to %d tokens", place,
+        return aq_fail(AQ_CORRUPT, AQ_BPE_AREA, "%s: is not a JSON object of 1 to %d tokens", place,
                        (int)AQ_BPE_TOKENS_MAX);
     for (uint32_t i = 0; i < added_count; i++)
         count += !json_object_get(vocab, added[i].content);

@@ -33,7 +33,7 @@ static enum aq_status read_added(const char *path, json_t *root, struct aq_bpe_a
     vocab = json_object_get(json_object_get(root, "model"), "vocab");
     if (!list || json_is_null(list)) return AQ_OK;
     if (!json_is_array(list) || json_array_size(list) > AQ_BPE_TOKENS_MAX)
-        return aq_fail(AQ_CORRUPT, AQ_BPE_AREA, "%s: added_tokens is no list", path);
+        return aq_fail(AQ_CORRUPT, AQ_BPE_AREA, "%s: added_tokens is not a list", path);
     AQ_TRY(aq_alloc(json_array_size(list) * sizeof(struct aq_bpe_added), &memory));
     struct aq_bpe_added *added = *out = memory;
     json_array_foreach(list, i, one)
@@ -115,7 +115,7 @@ enum aq_status huggingface_load(const char *path, json_t **out)
     if (!root) return aq_fail(AQ_CORRUPT, AQ_BPE_AREA, "%s:%d:%d: %s", path, error.line, error.column, error.text);
     if (!json_is_object(root)) {
         json_decref(root);
-        return aq_fail(AQ_CORRUPT, AQ_BPE_AREA, "%s: is no JSON object", path);
+        return aq_fail(AQ_CORRUPT, AQ_BPE_AREA, "%s: is not a JSON object", path);
     }
     *out = root;
     return AQ_OK;

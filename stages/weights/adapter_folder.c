@@ -63,7 +63,7 @@ static enum aq_status check_known(const struct aq_adapter_folder *folder)
         while (known[i] && strcmp(known[i], key) != 0)
             i++;
         if (!known[i] && !is_off(value))
-            return config_json_refuse(&folder->json, key, "no such option: it is not known here");
+            return config_json_refuse(&folder->json, key, "none (the option is unknown here)");
     }
     return AQ_OK;
 }
@@ -136,13 +136,13 @@ static enum aq_status check_kind(const struct aq_adapter_folder *folder)
     if (!one_of(json_object_get(config, "peft_type"), kinds))
         return config_json_refuse(json, "peft_type", "LORA");
     if (bias && !one_of(bias, none))
-        return config_json_refuse(json, "bias", "\"none\": adapters have no biases here");
+        return config_json_refuse(json, "bias", "\"none\" (adapters with biases are not supported)");
     for (size_t i = 0; i < sizeof off / sizeof *off; i++)
         if (!is_off(json_object_get(config, off[i])))
-            return config_json_refuse(json, off[i], "none: it is not computed here");
+            return config_json_refuse(json, off[i], "none (the option is not supported)");
     AQ_TRY(check_known(folder));
     if (begin && !json_is_boolean(begin) && !json_is_null(begin) && !one_of(begin, begins))
-        return config_json_refuse(json, "init_lora_weights", "true: this one changes the model itself");
+        return config_json_refuse(json, "init_lora_weights", "true (this value changes the model itself)");
     return AQ_OK;
 }
 
@@ -182,7 +182,7 @@ static enum aq_status read_config(struct aq_adapter_folder *folder)
     if (!folder->config)
         return aq_fail(AQ_CORRUPT, AREA, "%s:%d:%d: %s", folder->config_path, error.line, error.column, error.text);
     if (!json_is_object(folder->config))
-        return aq_fail(AQ_CORRUPT, AREA, "%s: is no JSON object", folder->config_path);
+        return aq_fail(AQ_CORRUPT, AREA, "%s: is not a JSON object", folder->config_path);
     folder->json = (struct config_json){folder->config_path, "", folder->config};
     AQ_TRY(check_kind(folder));
     struct aq_lora_config *lora = &folder->lora;
@@ -452,7 +452,7 @@ static enum aq_status all_match(const struct match *match)
         AQ_TRY(saved_match(match, i, &known));
         if (known) continue;
         return aq_fail(AQ_MISMATCH, AREA,
-                       "%s: %s is of nothing in this model that may be adapted: the adapter was made for %s",
+                       "%s: %s belongs to nothing in this model that can have an adapter: the adapter was made for %s",
                        match->folder->weights_path, info.name, base_of(match->folder));
     }
     if (any) return AQ_OK;

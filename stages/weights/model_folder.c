@@ -84,7 +84,7 @@ static enum aq_status read_model(struct aq_model_folder *folder)
     if (!model) return unknown(folder, type, architecture);
     if (config_json_has(&outer, "quantization_config"))
         return config_json_refuse(&outer, "quantization_config",
-                                  "no such key: take the weights as they were before they were quantized");
+                                  "no such key (use the weights from before they were quantized)");
     folder->type = row->type;
     folder->architecture = row->architecture;
     aq_model_config_default(&folder->model, model->kind);
@@ -110,7 +110,7 @@ static enum aq_status read_object(const char *file, json_t **out)
     *out = python_json_load((const char *)bytes, count, JSON_REJECT_DUPLICATES, &error);
     aq_free(bytes);
     if (!*out) return aq_fail(AQ_CORRUPT, AREA, "%s:%d:%d: %s", file, error.line, error.column, error.text);
-    return json_is_object(*out) ? AQ_OK : aq_fail(AQ_CORRUPT, AREA, "%s: is no JSON object", file);
+    return json_is_object(*out) ? AQ_OK : aq_fail(AQ_CORRUPT, AREA, "%s: is not a JSON object", file);
 }
 
 static enum aq_status read_config_file(const char *path, struct aq_model_folder *folder)

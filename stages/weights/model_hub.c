@@ -89,7 +89,8 @@ enum aq_status aq_model_hub_path(const char *text, char *out, size_t bytes)
     const char *name = text + strlen(SCHEME);
     char cache[PATH_BYTES] = "no HOME is set", folder[PATH_BYTES], commit[COMMIT_BYTES + 1];
     if (!aq_model_hub_is(text) || !aq_model_hub_name(name))
-        return aq_fail(AQ_INVAL, AREA, "%.128s: is no name of a model: hf://ORG/NAME, as hf://Qwen/Qwen3-0.6B", text);
+        return aq_fail(AQ_INVAL, AREA,
+                       "%.128s: is not the name of a model: write hf://ORG/NAME, as in hf://Qwen/Qwen3-0.6B", text);
     const size_t owner = part(name);
     bool found = cache_folder(cache, sizeof cache);
     int length =

@@ -94,7 +94,7 @@ static enum aq_status read_config(const char *folder, const char *name, json_t *
     if (json_is_object(*out)) return AQ_OK;
     json_decref(*out);
     *out = NULL;
-    return aq_fail(AQ_CORRUPT, AREA, "%s: is no JSON object", path);
+    return aq_fail(AQ_CORRUPT, AREA, "%s: is not a JSON object", path);
 }
 
 /* A number that a model has as a float: as short as it was written, 0.02 and not 0.0199999995529652. */
@@ -161,7 +161,7 @@ static enum aq_status name_labels(const json_t *carried, const char *given, json
             bytes--;
         snprintf(number, sizeof number, "%zu", i);
         if (json_object_set_new(names, number, json_stringn(at, bytes)) != 0)
-            return aq_fail(AQ_INVAL, AREA, "data.labels: name %zu is no UTF-8", i + 1);
+            return aq_fail(AQ_INVAL, AREA, "data.labels: name %zu is not UTF-8", i + 1);
         at = next;
     }
     json_t *numbers = json_object();

@@ -30,16 +30,17 @@ static enum aq_status take_shape(const char *path, const json_t *shape, struct a
 {
     size_t dimensions = json_array_size(shape); /* 0 also where it is no array */
     if (!json_is_array(shape) || dimensions > AQ_WEIGHTS_DIMENSIONS_MAX)
-        return aq_fail(AQ_CORRUPT, AREA, "%s: tensor \"%.128s\": \"shape\" is no list of at most %d numbers", path,
+        return aq_fail(AQ_CORRUPT, AREA, "%s: tensor \"%.128s\": \"shape\" is not a list of at most %d numbers", path,
                        entry->name, (int)AQ_WEIGHTS_DIMENSIONS_MAX);
     entry->dimensions = (uint32_t)dimensions;
     entry->count = 1;
     for (size_t i = 0; i < dimensions; i++) {
         if (!take_number(json_array_get(shape, i), &entry->shape[i]))
-            return aq_fail(AQ_CORRUPT, AREA, "%s: tensor \"%.128s\": extent %zu of its shape is no number", path,
+            return aq_fail(AQ_CORRUPT, AREA, "%s: tensor \"%.128s\": extent %zu of its shape is not a number", path,
                            entry->name, i);
         if (__builtin_mul_overflow(entry->count, entry->shape[i], &entry->count))
-            return aq_fail(AQ_CORRUPT, AREA, "%s: tensor \"%.128s\": its shape runs over 64 bits", path, entry->name);
+            return aq_fail(AQ_CORRUPT, AREA, "%s: tensor \"%.128s\": the size of its shape exceeds 64 bits", path,
+                           entry->name);
     }
     return AQ_OK;
 }
@@ -102,11 +103,12 @@ static enum aq_status check_metadata(const struct aq_weights_file *w, json_t *me
 {
     const char *key;
     json_t *value;
-    if (!json_is_object(metadata)) return aq_fail(AQ_CORRUPT, AREA, "%s: \"__metadata__\" is no object", w->path);
+    if (!json_is_object(metadata)) return aq_fail(AQ_CORRUPT, AREA, "%s: \"__metadata__\" is not an object", w->path);
     json_object_foreach(metadata, key, value)
     {
         if (!json_is_string(value))
-            return aq_fail(AQ_CORRUPT, AREA, "%s: \"__metadata__\": the value of \"%.128s\" is no text", w->path, key);
+            return aq_fail(AQ_CORRUPT, AREA, "%s: \"__metadata__\": the value of \"%.128s\" is not a text", w->path,
+                           key);
     }
     return AQ_OK;
 }
@@ -204,7 +206,7 @@ static enum aq_status take_header(struct aq_weights_file *w)
     if (!w->header)
         return aq_fail(AQ_CORRUPT, AREA, "%s: header, line %d column %d: %s", w->path, error.line, error.column,
                        error.text);
-    if (!json_is_object(w->header)) return aq_fail(AQ_CORRUPT, AREA, "%s: the header is no object", w->path);
+    if (!json_is_object(w->header)) return aq_fail(AQ_CORRUPT, AREA, "%s: the header is not an object", w->path);
     if (json_object_size(w->header) > UINT32_MAX)
         return aq_fail(AQ_CORRUPT, AREA, "%s: more tensors than can be counted", w->path);
     AQ_TRY(aq_weights_names_renew(w->path, w->header));

@@ -75,7 +75,7 @@ static void judge_shape(struct aq_weights_found *found, const struct aq_weights_
     shape_text(entry->shape, entry->dimensions, there);
     shape_text(shape, tensor->dimensions, here);
     judge(found, AQ_WEIGHTS_WRONG, "%s is %s, the model needs %s%s%s", entry->name, there, here,
-          round ? ": its matrices are the other way round " : "",
+          round ? ": its matrices are transposed " : "",
           !round               ? ""
           : tensor->transposed ? "(Conv1D's [in, out], not nn.Linear's)"
                                : "(nn.Linear's [out, in], not Conv1D's)");
@@ -189,7 +189,7 @@ static void judge_other(const struct survey *survey, struct aq_weights_found *fo
     found->use = AQ_WEIGHTS_UNUSED;
     const char *other = survey->model->refuses ? survey->model->refuses(survey->config, name) : NULL;
     if (other) judge(found, AQ_WEIGHTS_WRONG, "it has %s: %s", name, other);
-    if (kin) judge(found, AQ_WEIGHTS_WRONG, "it has %s, which the model has not: is model.blocks right?", name);
+    if (kin) judge(found, AQ_WEIGHTS_WRONG, "it has %s, which the model does not have: is model.blocks right?", name);
 }
 
 static void survey_tensors(const struct survey *survey, aq_weights_tell *tell, void *context)
@@ -211,7 +211,7 @@ static void survey_tensors(const struct survey *survey, aq_weights_tell *tell, v
         else if (tensor->fresh)
             found.use = AQ_WEIGHTS_UNTRAINED;
         else
-            judge(&found, AQ_WEIGHTS_MISSING, "there is no %s, which the model has", tensor->name);
+            judge(&found, AQ_WEIGHTS_MISSING, "%s is missing, which the model needs", tensor->name);
         tell(context, &found);
     }
     for (uint32_t i = 0; i < weights->count; i++) {

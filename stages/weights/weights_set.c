@@ -113,15 +113,15 @@ static enum aq_status index_read(const char *folder, struct index *index)
         return aq_fail(AQ_CORRUPT, AREA, "%s:%d:%d: %s", index->path, error.line, error.column, error.text);
     index->map = json_object_get(index->json, "weight_map");
     if (!json_is_object(index->map))
-        return aq_fail(AQ_CORRUPT, AREA, "%s: \"weight_map\" is no object of names and files", index->path);
+        return aq_fail(AQ_CORRUPT, AREA, "%s: \"weight_map\" does not map names to files", index->path);
     AQ_TRY(aq_weights_names_renew(index->path, index->map));
     json_object_foreach(index->map, name, shard)
     {
         if (!shard_name(json_string_value(shard)))
-            return aq_fail(AQ_CORRUPT, AREA,
-                           "%s: \"%.128s\" is to be in \"%.128s\", which is no name of a .safetensors file in the "
-                           "folder",
-                           index->path, name, json_is_string(shard) ? json_string_value(shard) : "");
+            return aq_fail(
+                AQ_CORRUPT, AREA,
+                "%s: \"%.128s\" should be in \"%.128s\", which is not the name of a .safetensors file in the folder",
+                index->path, name, json_is_string(shard) ? json_string_value(shard) : "");
     }
     return AQ_OK;
 }
@@ -138,8 +138,8 @@ static enum aq_status index_shards(const struct index *index, aq_weights_wants *
             return aq_fail(AQ_NOMEM, AREA, "%s: no memory for its shards", index->path);
     }
     if (json_object_size(shards) > SHARDS_MAX)
-        return aq_fail(AQ_CORRUPT, AREA, "%s: names %zu files, %d are the most", index->path, json_object_size(shards),
-                       SHARDS_MAX);
+        return aq_fail(AQ_CORRUPT, AREA, "%s: names %zu files; at most %d are read", index->path,
+                       json_object_size(shards), SHARDS_MAX);
     return AQ_OK;
 }
 

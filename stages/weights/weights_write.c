@@ -82,7 +82,7 @@ static enum aq_status make_header(const char *path, const struct aq_weights_tens
         pairs = json_object();
         for (; metadata[0]; metadata += 2) {
             if (json_object_set_new(pairs, metadata[0], json_string(metadata[1])) != 0)
-                status = aq_fail(AQ_INVAL, AREA, "%s: metadata \"%.128s\" is no UTF-8", path, metadata[0]);
+                status = aq_fail(AQ_INVAL, AREA, "%s: metadata \"%.128s\" is not UTF-8", path, metadata[0]);
         }
         json_object_set_new(header, "__metadata__", pairs);
     }

@@ -428,7 +428,7 @@ def attack_names(run, rng, count):
             done = subprocess.run([str(jobs.BIN / "aqpipe"), "launch", at, *arguments], stdin=subprocess.DEVNULL,
                                   capture_output=True, timeout=PATIENCE, cwd=cwd)
         except subprocess.TimeoutExpired:
-            run.hung(f"{what} is no UTF-8")
+            run.hung(f"{what} is not UTF-8")
             continue
         said = done.stderr.decode(errors="replace").strip()
         if done.returncode == 0:
@@ -436,7 +436,7 @@ def attack_names(run, rng, count):
         elif done.returncode in (1, 2) and "UTF-8" in said and len(said.splitlines()) == 1:
             run.refused()
         else:
-            run.wrong(f"{what} is no UTF-8: exit {done.returncode}: {said[-300:]}")
+            run.wrong(f"{what} is not UTF-8: exit {done.returncode}: {said[-300:]}")
 
 
 @kit.attack("remote", 1, 3)

@@ -281,7 +281,7 @@ static void test_allreduce_rank_aborts_all_others_end(void **state)
 static void test_allreduce_rank_left_all_others_end(void **state)
 {
     (void)state;
-    expect_odd(ODD_LEAVES, AQ_CLOSED, "left in good order", 0);
+    expect_odd(ODD_LEAVES, AQ_CLOSED, "ended normally", 0);
 }
 
 static void test_allreduce_silent_rank_times_out(void **state)
@@ -304,7 +304,7 @@ static void test_lanes_that_run_over_are_refused(void **state)
     kit_run(&kit);
     assert_int_equal(kit.ranks[1].status, AQ_INVAL); /* the owner of the second half */
     assert_int_not_equal(kit.ranks[0].status, AQ_OK);
-    assert_non_null(strstr(aq_error_text(), "runs over its lane"));
+    assert_non_null(strstr(aq_error_text(), "overflows its lane"));
 }
 
 /* A gradient that nobody checked: its scale is no number, and no rank gets a result. */

@@ -201,7 +201,7 @@ static void test_a_rank_without_a_gpu_the_same_line_on_all(void **state)
     kit_run(&kit);
     for (uint32_t i = 0; i < kit.size; i++)
         assert_int_equal(kit.ranks[i].status, AQ_NODEV);
-    assert_non_null(strstr(aq_error_text(), "rank 2 is on no GPU"));
+    assert_non_null(strstr(aq_error_text(), "rank 2 has no GPU"));
     nothing_left();
 }
 
@@ -339,7 +339,7 @@ static void test_a_rank_that_is_silent_in_nccl_times_out(void **state)
     expect_odd(ODD_LOST, AQ_TIMEOUT, "for NCCL, in collective 2", SILENCE_S);
 }
 
-/* Who left in good order was through: the others' wait is for NCCL alone. */
+/* Who ended normally was through: the others' wait is for NCCL alone. */
 static void test_a_rank_that_left_in_good_order_is_no_error(void **state)
 {
     (void)state;

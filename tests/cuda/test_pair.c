@@ -304,7 +304,7 @@ static void test_what_ranks_tell_decides(void **state)
     all[0].gpu = 0;
     aq_nccl_judge(all, 2, &facts);
     assert_true(!facts.built && facts.gpus == 1 && facts.rank == 0);
-    refuses(all, AQ_NODEV, "stage 3 is on no GPU, and NCCL needs one for each");
+    refuses(all, AQ_NODEV, "stage 3 has no GPU, and NCCL needs one for each");
     all[0].built = 0;
     refuses(all, AQ_NODEV, "stage 3 has no NCCL");
 }

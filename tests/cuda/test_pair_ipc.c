@@ -246,7 +246,7 @@ static void test_what_cannot_be_mapped_is_said_and_is_no_error_of_cuda(void **st
 {
     (void)state;
     expect(OFFERS_NOTHING, AQ_NODEV, AQ_NODEV, "the way in: the other end offers no memory");
-    expect(OFFERS_LESS, AQ_NODEV, AQ_NODEV, "the way in: the other end offers 16383 bytes, 16384 are wanted");
+    expect(OFFERS_LESS, AQ_NODEV, AQ_NODEV, "the way in: the other end offers 16383 bytes, but 16384 are needed");
 }
 
 static void test_an_end_that_takes_nothing_times_out(void **state)

@@ -181,7 +181,7 @@ def bad_folders(config, table):
           keys={"model.blocks": 3})
     wrong("shape", r"wpe\.weight is 32 x 32, the model needs 48 x 32", changes={"n_positions": 48})
     wrong("vocabulary", r"bad\.yaml:\d+:\d+: model\.vocabulary \(of its config\.json\): 200 is less than the 256 tokens of the tokenizer bytes", changes={"vocab_size": 200})
-    wrong("more layers than weights", r"there is no h\.4\.ln_1\.weight", changes={"n_layer": 5})
+    wrong("more layers than weights", r"h\.4\.ln_1\.weight is missing", changes={"n_layer": 5})
     wrong("fewer", r"transformer\.h\.3\.|has h\.3\.", changes={"n_layer": 3})
     wrong("no config", r"config\.json: there is no such file", folder=damaged(lambda at: (at / "config.json").unlink()))
     wrong("missing shard", r"model-00002-of-00002\.safetensors: there is no such file",
@@ -189,7 +189,7 @@ def bad_folders(config, table):
     wrong("truncated shard", r"model-00001-of-00002\.safetensors: .*cut short",
           folder=damaged(lambda at: (at / "model-00001-of-00002.safetensors").write_bytes(
               (at / "model-00001-of-00002.safetensors").read_bytes()[:-4])))
-    wrong("climbing shard", r"which is no name of a \.safetensors file in the folder",
+    wrong("climbing shard", r"which is not the name of a \.safetensors file in the folder",
           folder=damaged(lambda at: (at / "model.safetensors.index.json").write_text(
               json.dumps({"weight_map": {"transformer.wte.weight": "../base/model.safetensors"}}))))
 

@@ -237,7 +237,7 @@ def scenario_long_outage():
         path = manifest(name, **keys)
         code, errors = run(path, *arguments)
         check(code == 1, f"{name}: exit code {code}\n{errors}")
-        check(re.search(r"stage \d failed: .*outage has lasted .* longer than the 1\.0 s of outage_max", errors),
+        check(re.search(r"stage \d failed: .*could not be restored for .* longer than outage_max \(1\.0 s\)", errors),
               f"{name}: not said:\n{errors}")
         check(metrics(name, "end")[-1]["state"] == "failed", f"{name}: {metrics(name, 'end')}")
         mark = json.loads((ROOT / name / "checkpoint" / "complete").read_text())["step"]

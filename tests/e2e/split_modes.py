@@ -455,7 +455,7 @@ def scenario_split_labels():
     lies(lambda line, send: {**line, "of": line["of"] + 4}, "sends 'labels' whose 'of' is not a whole number from 0 to 196")
     lies(lambda line, send: {**line, "rank": line["rank"] + 1}, "sends labels that are not those of its")
     lies(lambda line, send: {**line, "data": line["data"][:-8]}, "bytes of a file where 196 are due")
-    lies(lambda line, send: {**line, "data": base64.b64encode(bytes(line["of"])).decode()}, "no file of labels")
+    lies(lambda line, send: {**line, "data": base64.b64encode(bytes(line["of"])).decode()}, "is not a file of labels")
     first = (ROOT / "c.bin").read_bytes()[0]
     lies(lambda line, send: send("server", line) or send("server", {**line, "offset": 0}) or None if line["rank"] else line, "sends 'labels' while it waits for its turn")
     lies(lambda line, send: label(line, (first + 1) % 10), "it comes with other labels than it began with")

@@ -125,8 +125,8 @@ def scenario_tables_bad_input():
             ("held", {"data.heldout": str(ROOT / "broken.tsv")}, r"broken.tsv:8: 1 fields"),
             ("column", {"data.text_column": "word"}, r"train.tsv:1: data.text_column: there is no column word"),
             ("none", {"data.label_column": None}, r"data.label_column is missing"),
-            ("label", {"data.labels": "'short, wide'"}, r'train.tsv:\d+: the label "long" is none of data.labels'),
-            ("number", {"data.labels": None}, r"is no number from 0 on; name the labels in data.labels"),
+            ("label", {"data.labels": "'short, wide'"}, r'train.tsv:\d+: the label "long" is not in data.labels'),
+            ("number", {"data.labels": None}, r"is not a number from 0; name the labels in data.labels"),
             ("few", {"model.labels": 1}, r"model.labels: 1, but the data has 2"),
             ("task", {"model.task": None}, r"have no targets, which the task language_model compares with"),
             ("text", {"data.kind": "text"}, r"have no labels, which the task classification compares with")):

@@ -5,7 +5,7 @@
  * Byte 0: T; byte 1: samples left out; byte 2: the most that are taken; byte 3: end-of-text tokens (1), lines of JSON
  * (2), records (4), zeros behind them up to a whole one (8), tables (16) with names of columns (32), of labels (64),
  * pairs (128) and labels that are numbers (8), or (16 and 2) conversations, each a sample of its own (32); then the
- * files, with ff between them (which is no UTF-8 and stands for nothing in a text).
+ * files, with ff between them (which is not UTF-8 and stands for nothing in a text).
  */
 #include <math.h>
 #include <stdio.h>

@@ -2,7 +2,7 @@
  * fuzz_run.c -- any bytes as the files of a run folder: metrics.jsonl, run.json, its marker and checkpoint/complete, as
  * resume and report read them. What rewind leaves behind must be read without a complaint.
  *
- * Pieces with ff between them (which is no UTF-8): metrics, mark, run.json, and what may be beside the metrics, index
+ * Pieces with ff between them (which is not UTF-8): metrics, mark, run.json, and what may be beside the metrics, index
  * and tail.
  */
 #include <string.h>

@@ -120,9 +120,9 @@ static void test_sequence_gap_or_repetition_is_proto(void **state)
     static const struct {
         uint64_t sequence;
         const char *words;
-    } CASES[] = {{1, "sent frame 1 where 2 was due"},
-                 {3, "sent frame 3 where 2 was due"},
-                 {UINT64_MAX, "sent frame 18446744073709551615 where 2 was due"}};
+    } CASES[] = {{1, "sent frame 1 where 2 was expected"},
+                 {3, "sent frame 3 where 2 was expected"},
+                 {UINT64_MAX, "sent frame 18446744073709551615 where 2 was expected"}};
     (void)state;
     for (size_t i = 0; i < sizeof CASES / sizeof *CASES; i++) {
         struct link_pair pair;
@@ -417,7 +417,7 @@ static void test_resume_of_anothers_session_is_refused_by_name(void **state)
     refused_hello(&pair, other, AQ_MISMATCH, "(rank 2) resumes the link of rank 1");
     other.hello.rank = 1;
     other.hello.edge = 4;
-    refused_hello(&pair, other, AQ_MISMATCH, "connects edge 4 there, edge 3 is expected");
+    refused_hello(&pair, other, AQ_MISMATCH, "connects edge 4, but edge 3 is expected");
     other.hello.edge = 3;
     other.hello.session ^= 1;
     refused_hello(&pair, other, AQ_MISMATCH, "which this end does not have");
@@ -490,11 +490,11 @@ static void test_hello_that_is_none_is_refused(void **state)
     static const struct {
         struct aq_header header;
         const char *words;
-    } CASES[] = {{{.kind = AQ_FRAME_HELLO, .body_bytes = 95}, "a HELLO of 95 bytes where a HELLO was due"},
-                 {{.kind = AQ_FRAME_HELLO, .body_bytes = 97}, "a HELLO of 97 bytes where a HELLO was due"},
-                 {{.kind = AQ_FRAME_HELLO}, "a HELLO of 0 bytes where a HELLO was due"},
-                 {{.kind = AQ_FRAME_HELLO, .body_bytes = 96, .sequence = 1}, "where a HELLO was due"},
-                 {{.kind = AQ_FRAME_FORWARD, .body_bytes = 96}, "a FORWARD of 96 bytes where a HELLO was due"}};
+    } CASES[] = {{{.kind = AQ_FRAME_HELLO, .body_bytes = 95}, "a HELLO of 95 bytes where a HELLO was expected"},
+                 {{.kind = AQ_FRAME_HELLO, .body_bytes = 97}, "a HELLO of 97 bytes where a HELLO was expected"},
+                 {{.kind = AQ_FRAME_HELLO}, "a HELLO of 0 bytes where a HELLO was expected"},
+                 {{.kind = AQ_FRAME_HELLO, .body_bytes = 96, .sequence = 1}, "where a HELLO was expected"},
+                 {{.kind = AQ_FRAME_FORWARD, .body_bytes = 96}, "a FORWARD of 96 bytes where a HELLO was expected"}};
     enum { COUNT = sizeof CASES / sizeof *CASES };
     struct raw raws[COUNT];
     for (size_t i = 0; i < COUNT; i++) {

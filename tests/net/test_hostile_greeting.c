@@ -84,8 +84,8 @@ static void test_who_looks_for_another_rank_is_at_the_wrong_address(void **state
     raw_greet(&lower, pair.address, true);
     raw_greet(&higher, pair.address, true);
     accept_raw(&pair, &raw, &answer);
-    refused(&lower, AQ_MISMATCH, "looks for rank 4 there, this is rank 5 here");
-    refused(&higher, AQ_MISMATCH, "looks for rank 6 there, this is rank 5 here");
+    refused(&lower, AQ_MISMATCH, "expects rank 4 at this address, but this is rank 5");
+    refused(&higher, AQ_MISMATCH, "expects rank 6 at this address, but this is rank 5");
     close(raw.fd);
     pair_close(&pair);
 }
@@ -131,10 +131,10 @@ static void test_frame_behind_a_bye_reaches_nobody_and_is_proto(void **state)
     static const struct {
         struct aq_header header;
         const char *words;
-    } CASES[] = {{{.kind = AQ_FRAME_CONTROL}, "a frame came after the BYE"},
-                 {{.kind = AQ_FRAME_CONTROL, .body_bytes = 1}, "a frame came after the BYE"},
+    } CASES[] = {{{.kind = AQ_FRAME_CONTROL}, "a frame arrived after the BYE"},
+                 {{.kind = AQ_FRAME_CONTROL, .body_bytes = 1}, "a frame arrived after the BYE"},
                  {{.kind = AQ_FRAME_BYE}, "a second BYE came"},
-                 {{.kind = AQ_FRAME_CREDIT, .sequence = 9}, "sent frame 9 where 2 was due"}};
+                 {{.kind = AQ_FRAME_CREDIT, .sequence = 9}, "sent frame 9 where 2 was expected"}};
     struct link_pair pair;
     struct aq_hello answer;
     struct aq_header header;

@@ -44,9 +44,10 @@ static const struct {
     bool ends; /* a link that heals, as AQ_MISMATCH */
     const char *words;
 } CASES[] = {
-    {OTHER_RANK, AQ_MISMATCH, true, "is rank 5 there, rank 0 is expected here"},
-    {OTHER_PEER_RANK, AQ_MISMATCH, true, "(rank 0) looks for rank 7 there, this is rank 1 here: wrong address"},
-    {OTHER_EDGE, AQ_MISMATCH, true, "(rank 0) connects edge 4 there, edge 3 is expected here"},
+    {OTHER_RANK, AQ_MISMATCH, true, "is rank 5, but rank 0 is expected"},
+    {OTHER_PEER_RANK, AQ_MISMATCH, true,
+     "(rank 0) expects rank 7 at this address, but this is rank 1: correct the address"},
+    {OTHER_EDGE, AQ_MISMATCH, true, "(rank 0) connects edge 4, but edge 3 is expected"},
     {OTHER_JOB, AQ_MISMATCH, true,
      "is of another job: 1122334455667789 there (rank 0), 1122334455667788 here (rank 1)"},
     {OTHER_PLAN, AQ_MISMATCH, true, "has another plan: 99aabbccddeeff01 there (rank 0)"},
@@ -55,10 +56,10 @@ static const struct {
     {NO_SESSION, AQ_OK, false, "answers with session 0000000000000000 frame 0 where session 000000000000004d"},
     {NO_POSITION, AQ_OK, false, "answers with session 000000000000004d frame 0 where session 000000000000004d"},
     {HEADER_DIFFERS, AQ_PROTO, false, "sent a HELLO whose header and body differ"},
-    {SHORT, AQ_PROTO, false, "sent a HELLO of 95 bytes where a HELLO was due"},
-    {LONG, AQ_PROTO, false, "sent a HELLO of 97 bytes where a HELLO was due"},
-    {NUMBERED, AQ_PROTO, false, "sent a HELLO of 96 bytes where a HELLO was due"},
-    {OTHER_KIND, AQ_PROTO, false, "sent a FORWARD of 96 bytes where a HELLO was due"},
+    {SHORT, AQ_PROTO, false, "sent a HELLO of 95 bytes where a HELLO was expected"},
+    {LONG, AQ_PROTO, false, "sent a HELLO of 97 bytes where a HELLO was expected"},
+    {NUMBERED, AQ_PROTO, false, "sent a HELLO of 96 bytes where a HELLO was expected"},
+    {OTHER_KIND, AQ_PROTO, false, "sent a FORWARD of 96 bytes where a HELLO was expected"},
     {BROKEN, AQ_CORRUPT, false, "a HELLO arrived broken"},
     {RESERVED, AQ_PROTO, false, "features that version 1 does not have"},
     {FEATURES, AQ_PROTO, false, "features that version 1 does not have"},
@@ -548,7 +549,7 @@ static void test_heal_silent_listener_ends_with_the_outage(void **state)
     const int acceptor = dialling(&pair, 0.3);
     struct raw raw = connected(&pair, acceptor);
     close(raw.fd); /* who dials now is in the acceptor's backlog, connected and unheard */
-    expect_closed(&pair, AQ_TIMEOUT, "longer than the 0.3 s of outage_max");
+    expect_closed(&pair, AQ_TIMEOUT, "longer than outage_max (0.3 s)");
     close(acceptor);
     pair_close(&pair);
 }
@@ -575,7 +576,7 @@ static void test_heal_listener_that_slams_the_door_is_not_hammered(void **state)
     struct raw raw = connected(&pair, slammer.acceptor);
     assert_int_equal(aq_thread_open("slammer", slam, &slammer, &thread), AQ_OK);
     close(raw.fd);
-    expect_closed(&pair, AQ_TIMEOUT, "longer than the 0.4 s of outage_max");
+    expect_closed(&pair, AQ_TIMEOUT, "longer than outage_max (0.4 s)");
     pair_close(&pair); /* the dialler is gone */
     shutdown(slammer.acceptor, SHUT_RDWR);
     aq_thread_close(thread);

@@ -99,7 +99,7 @@ static void test_number_that_is_not_the_next_is_proto(void **state)
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
         struct aq_header header = good(bench, AQ_FRAME_CREDIT, 0);
         header.sequence = (uint64_t)(1 + wrong[i]);
-        refused(bench, header, AQ_PROTO, "where 2 was due");
+        refused(bench, header, AQ_PROTO, "where 2 was expected");
         aq_reader_cut(&bench->reader);
     }
     assert_int_equal(feed(bench, good(bench, AQ_FRAME_CREDIT, 0)), AQ_OK);

@@ -293,8 +293,8 @@ static void test_stream_cut_is_io(void **state)
 static void test_half_open_connection_is_timeout(void **state)
 {
     (void)state;
-    broken("fault+tcp", "stall_after=9000", AQ_TIMEOUT, "nothing heard for ");
-    broken("fault+sim", "stall_after=9000", AQ_TIMEOUT, "nothing heard for ");
+    broken("fault+tcp", "stall_after=9000", AQ_TIMEOUT, "nothing arrived for ");
+    broken("fault+sim", "stall_after=9000", AQ_TIMEOUT, "nothing arrived for ");
 }
 
 /* Random loss and flips, many seeds: whatever happens, no wrong byte is ever handed out, and both ends end or go on. */

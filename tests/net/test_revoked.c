@@ -331,7 +331,7 @@ static void test_list_that_is_no_good_lets_nobody_in(void **state)
     assert_int_equal(unlink(path), 0);
     assert_int_equal(mkdir(path, 0700), 0);
     captured.count = 0;
-    assert_refused(&lasting, "it is no regular file");
+    assert_refused(&lasting, "it is not a regular file");
     assert_int_equal(rmdir(path), 0);
     write_list(lasting.folder, lasting.folder, NULL, ++number, now + 86400);
     assert_meets(&lasting);

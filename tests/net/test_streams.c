@@ -560,7 +560,7 @@ static void test_stripes_against_the_rules_are_refused_by_name(void **state)
     forge(0, 0, AQ_STRIPE_BYTES_MAX, BUNDLE);
     forge(1, 1, 5, BUNDLE);
     forge(2, 1, 5, BUNDLE);
-    refuses(stripes, AQ_PROTO, "sent stripe 1 again; 2 is due");
+    refuses(stripes, AQ_PROTO, "sent stripe 1 again; 2 is expected");
     stripes_open(stripes);
     for (int n = 0; n < LANES; n++)
         forge(n, 1 + (uint64_t)n, 5, BUNDLE);
@@ -593,7 +593,7 @@ static void test_sums_against_the_rules_are_refused_by_name(void **state)
     assert_int_equal(hear(stripes[1], &at), AQ_AGAIN);
     assert_int_equal(at, 15);
     forge(2, 1, 0, BUNDLE); /* an end before what has come */
-    refuses(stripes, AQ_PROTO, "sent stripe 1 again; 2 is due");
+    refuses(stripes, AQ_PROTO, "sent stripe 1 again; 2 is expected");
     stripes_open(stripes);
     forge(0, 0, 10, BUNDLE);
     ends[1][0].end -= 4;

@@ -129,7 +129,7 @@ static void test_names_that_mean_something_else_are_told(void **state)
     refused("model: {kind: qwen3}\ndata: {train: a.txt}\n", NULL,
             "model.kind: qwen3 is read as llama here, by its published folder: set model.weights to it");
     refused("train: {lr: fast}\ndata: {train: a.txt}\n", NULL, "'fast'");
-    refused("data: {train: a.txt, fields: {question: prompt}}\n", NULL, "data.fields: there is no 'question'");
+    refused("data: {train: a.txt, fields: {question: prompt}}\n", NULL, "data.fields: 'question' is unknown");
 }
 
 /* checkpoint.every may be a time; the canonical text gives it back. */

@@ -113,7 +113,7 @@ static void test_stat_json_is_an_object_with_the_figures(void **state)
 {
     (void)state;
     assert_int_equal(command_on("stat --json", cache_path), 0);
-    const char *object = strchr(output, '{'); /* a line before it says that the disk does not take O_DIRECT: tmpfs */
+    const char *object = strchr(output, '{'); /* a line before it says that the disk does not support O_DIRECT: tmpfs */
     assert_non_null(object);
     json_t *line = json_loads(object, 0, NULL);
     assert_non_null(line);
@@ -205,7 +205,7 @@ static void test_a_cache_in_use_is_refused_by_name(void **state)
     struct aq_cache *cache;
     char holder[64];
     open_cache(20, &cache);
-    snprintf(holder, sizeof holder, "pid %ld): end it first", (long)getpid());
+    snprintf(holder, sizeof holder, "pid %ld): end that process first", (long)getpid());
     static const char *const verbs[] = {"stat", "verify", "compact", "wipe"};
     for (int i = 0; i < 4; i++) {
         assert_int_equal(command_on(verbs[i], run), 1);

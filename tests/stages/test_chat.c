@@ -208,11 +208,11 @@ static void test_mistakes_name_line_and_column(void **state)
     expect_refused("{{ 'a'.zfill(8) }}", two_turns, AQ_INVAL, "str.zfill is not supported");
     expect_refused("{{ raise_exception('roles!') }}", two_turns, AQ_REFUSED, "refuses this conversation: roles!");
     expect_refused("{{ 1 + }}", two_turns, AQ_CORRUPT, "t:1:8: expected an expression");
-    expect_refused("\xFF", two_turns, AQ_CORRUPT, "t: the template is no UTF-8");
+    expect_refused("\xFF", two_turns, AQ_CORRUPT, "t: the template is not UTF-8");
     expect_refused("x", "{\"messages\": 1}", AQ_CORRUPT, "train.jsonl:3: has no list \"messages\"");
     expect_refused("x", "{\"messages\": [{\"content\": \"a\"}]}", AQ_CORRUPT, "messages[0] has no \"role\"");
     expect_refused("x", "{\"messages\": [", AQ_CORRUPT, "train.jsonl:3:1:");
-    expect_refused("x", "[]", AQ_CORRUPT, "is no JSON object");
+    expect_refused("x", "[]", AQ_CORRUPT, "is not a JSON object");
     expect_refused("{{ tools[0] }}",
                    "{\"messages\": [{\"role\": \"user\", \"content\": \"\"}], \"tools\": [1, 9999999999999999999]}",
                    AQ_CORRUPT, "too big integer");
@@ -234,7 +234,7 @@ static void test_limits_end_what_does_not_end(void **state)
         two_turns, AQ_NOSPC, "JINJA_VALUE_NESTING_MAX");
     memset(deep, '(', 2000);
     memcpy(deep, "{{ ", 3);
-    expect_refused(deep, two_turns, AQ_CORRUPT, "too many brackets");
+    expect_refused(deep, two_turns, AQ_CORRUPT, "brackets are nested too deep");
     memset(deep, 0, sizeof deep);
     strcpy(deep, "{{ ");
     for (int i = 0; i < 500; i++)

@@ -203,10 +203,10 @@ static void test_packed_files_that_are_damaged_are_refused(void **state)
     const size_t count = fread(bytes, 1, sizeof bytes, file);
     fclose(file);
     data_write(folder, "cut.jsonl.zst", bytes, count - 5);
-    refused("cut.jsonl.zst", &how, "cut.jsonl.zst: is no whole zstd file: it ends in the middle");
+    refused("cut.jsonl.zst", &how, "cut.jsonl.zst: is not a complete zstd file: it ends in the middle");
     memcpy(bytes + count, "more", 4);
     data_write(folder, "behind.jsonl.zst", bytes, count + 4);
-    refused("behind.jsonl.zst", &how, "behind.jsonl.zst: is no whole zstd file");
+    refused("behind.jsonl.zst", &how, "behind.jsonl.zst: is not a complete zstd file");
     char *zeroes = calloc(1, ZEROES);
     write_zstd("bomb.jsonl.zst", zeroes, ZEROES);
     refused("bomb.jsonl.zst", &how, "bomb.jsonl.zst: "); /* one line of 80 MiB, or its ratio */
@@ -222,17 +222,17 @@ static void test_packed_files_that_are_damaged_are_refused(void **state)
     const size_t packed = fread(bytes, 1, sizeof bytes, file);
     fclose(file);
     data_write(folder, "cut.jsonl.gz", bytes, packed - 3);
-    refused("cut.jsonl.gz", &how, "cut.jsonl.gz: is no whole gzip file: it ends in the middle");
+    refused("cut.jsonl.gz", &how, "cut.jsonl.gz: is not a complete gzip file: it ends in the middle");
     bytes[packed - 6] ^= 1;
     data_write(folder, "flip.jsonl.gz", bytes, packed);
-    refused("flip.jsonl.gz", &how, "flip.jsonl.gz: is no whole gzip file: incorrect data check");
+    refused("flip.jsonl.gz", &how, "flip.jsonl.gz: is not a complete gzip file: incorrect data check");
     bytes[packed - 6] ^= 1;
     memset(bytes + packed, 0, 64);
     data_write(folder, "tape.jsonl.gz", bytes, packed + 64);
     assert_int_equal(digest_of("tape.jsonl.gz", &how), digest_of("a.jsonl.gz", &how));
     bytes[packed + 20] = 'x';
     data_write(folder, "junk.jsonl.gz", bytes, packed + 64);
-    refused("junk.jsonl.gz", &how, "other bytes stand behind its end");
+    refused("junk.jsonl.gz", &how, "other bytes follow its end");
 #endif
     free(zeroes);
 }
@@ -366,7 +366,7 @@ static void test_other_names_are_given_by_fields(void **state)
             "left.jsonl:1: has no \"prompt\", and no \"messages\"; its fields are \"question\", "
             "\"answer\"; name yours");
     refused("left.jsonl", &text, "left.jsonl:1: has no \"text\" that is a string; its fields are \"question\"");
-    refused("f.jsonl", &text, "but answers to learn: set data.kind: instruct");
+    refused("f.jsonl", &text, "but it has answers: set data.kind: instruct");
     refused("f.jsonl", &named, "has no \"question\", and no \"messages\"");
     assert_int_equal(aq_dataset_fields_check("{\"question\": \"prompt\"}"), AQ_INVAL);
     assert_int_equal(aq_dataset_fields_check("{\"prompt\": 3}"), AQ_INVAL);
@@ -462,7 +462,7 @@ static void test_a_name_of_a_column_that_is_no_utf8_is_refused(void **state)
     (void)state;
     const struct aq_dataset_config how = {.kind = "instruct", .T = 16, .whole = true};
     data_write_text(folder, "n.csv", "prompt,r\xE9ponse\nq,a\n");
-    refused("n.csv", &how, "n.csv:1: the name of column 2 is no UTF-8");
+    refused("n.csv", &how, "n.csv:1: the name of column 2 is not UTF-8");
 }
 
 static void test_bad_lines_of_texts_and_tables_are_told_together(void **state)
@@ -479,7 +479,7 @@ static void test_bad_lines_of_texts_and_tables_are_told_together(void **state)
     data_write_text(folder, "good.jsonl", "{\"text\": \"abc\"}\n{\"text\": \"def\"}\n");
     assert_int_equal(digest, digest_of("good.jsonl", &text));
     data_write_text(folder, "t.csv", "s,l\na,1\n\"b\nb\",x\nc,0,0\nd,2\n");
-    refused("t.csv", &table, "t.csv:3: the label \"x\" is no number");
+    refused("t.csv", &table, "t.csv:3: the label \"x\" is not a number");
     assert_non_null(strstr(last_log, "t.csv:5: 3 fields between commas, the lines before have 2"));
     table.skip_invalid = 2;
     assert_int_equal(open_file("t.csv", &table, &data), AQ_OK);
@@ -587,9 +587,9 @@ static void test_quotes_of_a_tsv_are_text_unless_asked_for(void **state)
                     "{\"sentence\": \"plain\", \"label\": 0}\n"
                     "{\"sentence\": \"a, b\", \"label\": \"1\"}\n");
     const uint64_t raw = digest_of("q.tsv", &how);
-    assert_non_null(strstr(last_log, "q.tsv: 2 fields begin and end with a quote"));
+    assert_non_null(strstr(last_log, "q.tsv: 2 fields are in quotes"));
     const uint64_t csv = digest_of("q.csv", &how);
-    assert_null(strstr(last_log, "begin and end"));
+    assert_null(strstr(last_log, "are in quotes"));
     how.quotes = true;
     assert_int_equal(digest_of("q.tsv", &how), csv);
     assert_int_equal(digest_of("q.jsonl", &how), csv);

@@ -206,7 +206,7 @@ static void test_bad_input_names_the_file(void **state)
     expect_fails(&config, AQ_INVAL, "make 0 blocks");
     config.T = 4;
     config.path_count = 0;
-    expect_fails(&config, AQ_INVAL, "no file is named");
+    expect_fails(&config, AQ_INVAL, "no file is given");
     config.path_count = 2;
     paths[1] = data_path(folder, "missing", missing);
     expect_fails(&config, AQ_NOTFOUND, missing);

@@ -226,11 +226,11 @@ static void test_refusals_name_type_and_place(void **state)
     } cases[] = {
         {"\"normalizer\": {\"type\": \"Capitals\"}", "", "tokenizer.json: normalizer is Capitals", AQ_INVAL},
         {STEPS(BYTE_LEVEL ", {\"type\": \"Clauses\"}"), "", "pre_tokenizer.pretokenizers[1] is Clauses", AQ_INVAL},
-        {STEPS("{\"type\": \"Metaspace\", \"replacement\": \"__\"}"), "", "replacement is no single character",
+        {STEPS("{\"type\": \"Metaspace\", \"replacement\": \"__\"}"), "", "replacement is not a single character",
          AQ_CORRUPT},
         {STEPS("{\"type\": \"Metaspace\", \"prepend_scheme\": \"last\"}"), "",
          "prepend_scheme is not always, first or never", AQ_CORRUPT},
-        {STEPS(SPLIT("\"Regex\": \"(a\"", "Isolated")), "", "[0]: is no regular expression", AQ_CORRUPT},
+        {STEPS(SPLIT("\"Regex\": \"(a\"", "Isolated")), "", "[0]: is not a regular expression", AQ_CORRUPT},
         {STEPS(SPLIT("\"Regex\": \"[a&&b]\"", "Isolated")), "", "&& in a class at byte 2", AQ_INVAL},
         {STEPS(SPLIT("\"Regex\": \"a\\\\b\"", "Isolated")), "", "such an escape at byte 1", AQ_INVAL},
         {STEPS(SPLIT("\"Regex\": \"(?<x>a)\"", "Isolated")), "", "such a group at byte 0", AQ_INVAL},
@@ -243,7 +243,7 @@ static void test_refusals_name_type_and_place(void **state)
         {STEPS(BYTE_LEVEL), "\"dropout\": 0.1, ", "model.dropout", AQ_INVAL},
         {STEPS(BYTE_LEVEL), "\"end_of_word_suffix\": \"</w>\", ", "model.end_of_word_suffix", AQ_INVAL},
         {STEPS(BYTE_LEVEL), "\"type\": \"BPE\", ", "tokenizer.json:2:", AQ_CORRUPT}, /* a member twice */
-        {"\"added_tokens\": 1, " STEPS(BYTE_LEVEL), "", "added_tokens is no list", AQ_CORRUPT},
+        {"\"added_tokens\": 1, " STEPS(BYTE_LEVEL), "", "added_tokens is not a list", AQ_CORRUPT},
         {"\"added_tokens\": [{\"id\": 1}], " STEPS(BYTE_LEVEL), "", "added_tokens[0] has no content", AQ_CORRUPT},
         {"\"added_tokens\": [" ADD("7", "hello", "") "]," STEPS(BYTE_LEVEL), "",
          "added_tokens[0] \"hello\" has the id 7", AQ_CORRUPT},
@@ -264,10 +264,10 @@ static void test_refusals_name_type_and_place(void **state)
         enum aq_status status;
     } files[] = {
         {"", "tokenizer.json:1:", AQ_CORRUPT},
-        {"[]", "is no JSON object", AQ_CORRUPT},
+        {"[]", "is not a JSON object", AQ_CORRUPT},
         {"{}", "has no model", AQ_CORRUPT},
-        {"{\"model\": {\"type\": \"Unigram\"}}", "model.vocab is no list", AQ_CORRUPT},
-        {"{\"model\": {\"type\": \"BPE\"}}", "model.vocab: is no JSON object", AQ_CORRUPT},
+        {"{\"model\": {\"type\": \"Unigram\"}}", "model.vocab is not a list", AQ_CORRUPT},
+        {"{\"model\": {\"type\": \"BPE\"}}", "model.vocab: is not a JSON object", AQ_CORRUPT},
         {"{\"model\": {\"type\": \"BPE\", \"vocab\": {\"a\": 0}}}", "model.merges is no list", AQ_CORRUPT},
         {"{\"model\": {\"type\": \"BPE\", \"vocab\": {\"a\": 0}, \"merges\": [\"a\"]}}", "model.merges:1: is not two",
          AQ_CORRUPT},

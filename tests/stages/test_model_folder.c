@@ -369,7 +369,7 @@ static void test_model_folder_without_a_config_is_refused(void **state)
     assert_false(aq_model_folder_is(path));
     data_folder_close(empty);
     data_write_text(place, "config.json", "[1, 2]");
-    expect_refused(AQ_CORRUPT, "is no JSON object");
+    expect_refused(AQ_CORRUPT, "is not a JSON object");
     data_write_text(place, "config.json", "{\"model_type\": ");
     expect_refused(AQ_CORRUPT, "config.json:1:");
     data_write_text(place, "config.json", "{\"n_layer\": 3}");

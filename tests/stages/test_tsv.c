@@ -113,14 +113,14 @@ static void test_scores_are_read_where_they_are_asked_for(void **state)
         const char *text, *wanted;
         const char *names;
     } broken[] = {
-        {"a\t1.5\nb\thigh\n", "table.tsv:2: the label \"high\" is no number", NULL},
-        {"a\t\n", "table.tsv:1: the label \"\" is no number", NULL},
-        {"a\tnan\n", "the label \"nan\" is no number", NULL},
-        {"a\tinf\n", "the label \"inf\" is no number", NULL},
-        {"a\t1e99\n", "the label \"1e99\" is no number", NULL},
-        {"a\t0x1p3\n", "the label \"0x1p3\" is no number", NULL},
-        {"a\t 1\n", "the label \" 1\" is no number", NULL},
-        {"a\t1,5\n", "the label \"1,5\" is no number", NULL},
+        {"a\t1.5\nb\thigh\n", "table.tsv:2: the label \"high\" is not a number", NULL},
+        {"a\t\n", "table.tsv:1: the label \"\" is not a number", NULL},
+        {"a\tnan\n", "the label \"nan\" is not a number", NULL},
+        {"a\tinf\n", "the label \"inf\" is not a number", NULL},
+        {"a\t1e99\n", "the label \"1e99\" is not a number", NULL},
+        {"a\t0x1p3\n", "the label \"0x1p3\" is not a number", NULL},
+        {"a\t 1\n", "the label \" 1\" is not a number", NULL},
+        {"a\t1,5\n", "the label \"1,5\" is not a number", NULL},
         {"a\tyes\n", "data.labels: this task predicts a number", "no, yes"},
     };
     static const float wanted[] = {3.8f, -0.25f, 500.0f};
@@ -166,13 +166,13 @@ static void test_broken_rows_are_told_with_their_line(void **state)
     } cases[] = {
         {"a\t0\nb\n", "table.tsv:2: 1 fields between tabs, the lines before have 2", {.text = "1", .label = "2"}},
         {"a\t0\nb\t1\t2\n", "table.tsv:2: 3 fields between tabs", {.text = "1", .label = "2"}},
-        {"a\t0\nb\t-1\n", "table.tsv:2: the label \"-1\" is no number from 0 on", {.text = "1", .label = "2"}},
-        {"a\t0\nb\t\n", "table.tsv:2: the label \"\" is no number", {.text = "1", .label = "2"}},
+        {"a\t0\nb\t-1\n", "table.tsv:2: the label \"-1\" is not a number from 0", {.text = "1", .label = "2"}},
+        {"a\t0\nb\t\n", "table.tsv:2: the label \"\" is not a number", {.text = "1", .label = "2"}},
         {"a\t99999999999999999999\n",
-         "table.tsv:1: the label \"99999999999999999999\" is no number from 0 to 1048575",
+         "table.tsv:1: the label \"99999999999999999999\" is not a number from 0 to 1048575",
          {.text = "1", .label = "2"}},
-        {"a\tmaybe\n", "the label \"maybe\" is none of data.labels", {.text = "1", .label = "2", .names = "yes, no"}},
-        {"a\tye\n", "the label \"ye\" is none of data.labels", {.text = "1", .label = "2", .names = "yes, no"}},
+        {"a\tmaybe\n", "the label \"maybe\" is not in data.labels", {.text = "1", .label = "2", .names = "yes, no"}},
+        {"a\tye\n", "the label \"ye\" is not in data.labels", {.text = "1", .label = "2", .names = "yes, no"}},
         {"a\tyes\n", "data.labels: name 2 is empty", {.text = "1", .label = "2", .names = "yes, , no"}},
         {"a\tyes\n", "data.labels: name 2 is empty", {.text = "1", .label = "2", .names = "yes,"}},
         {"a\tyes\n", "data.labels: name 1 is empty", {.text = "1", .label = "2", .names = ",yes"}},

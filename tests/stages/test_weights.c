@@ -205,7 +205,7 @@ static void test_open_lying_header_corrupt(void **state)
         {"{" TENSOR("a", "F32", "[-1]", "[0,4]") "}", 4, "extent 0"},
         {"{" TENSOR("a", "F32", "[1.0]", "[0,4]") "}", 4, "extent 0"},
         {"{" TENSOR("a", "F32", "[1,1,1,1,1,1,1,1,1]", "[0,4]") "}", 4, "at most 8"},
-        {"{" TENSOR("a", "F32", "[4294967296,4294967296,16]", "[0,4]") "}", 4, "runs over 64 bits"},
+        {"{" TENSOR("a", "F32", "[4294967296,4294967296,16]", "[0,4]") "}", 4, "exceeds 64 bits"},
         {"{" TENSOR("a", "F32", "[4611686018427387905]", "[0,4]") "}", 4, "do not take 4 bytes"},
         {"{" TENSOR("a", "F32", "[99999999999999999999]", "[0,4]") "}", 4, "header, line"},
         {"{" TENSOR("a", "F32", "[1]", "4") "}", 4, "\"data_offsets\""},
@@ -221,8 +221,8 @@ static void test_open_lying_header_corrupt(void **state)
         {"{" TENSOR("a", "F32", "[1]", "[0,4]") "," TENSOR("b", "F32", "[1]", "[8,12]") "}", 12, "starts at byte 8"},
         {"{" TENSOR("a", "F32", "[1]", "[4,8]") "}", 8, "starts at byte 4"},
         {"{" TENSOR("a", "F32", "[1]", "[0,4]") "}", 8, "the tensors end at byte 4"},
-        {"{\"__metadata__\":3}", 0, "is no object"},
-        {"{\"__metadata__\":{\"a\":3}}", 0, "is no text"},
+        {"{\"__metadata__\":3}", 0, "is not an object"},
+        {"{\"__metadata__\":{\"a\":3}}", 0, "is not a text"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
         expect_corrupt(cases[i].header, cases[i].data, cases[i].part);
@@ -433,13 +433,13 @@ static void test_match_finds_what_would_train_in_silence(void **state)
         {&deep, &deep, add_masks_and_more, NULL},
         {&deep, &tied, head_is_the_embedding, NULL},
         {&deep, &tied, NULL, "lm_head.weight is not wte.weight; set model.tied: untied"},
-        {&deep, &two, NULL, "which the model has not: is model.blocks right?"},
-        {&two, &deep, NULL, "there is no h.2."},
+        {&deep, &two, NULL, "which the model does not have: is model.blocks right?"},
+        {&two, &deep, NULL, "h.2."},
         {&deep, &wide, NULL, "wpe.weight is 4 x 8, the model needs 5 x 8"},
-        {&deep, &deep, drop_a_bias, "there is no h.1.ln_2.bias"},
+        {&deep, &deep, drop_a_bias, "h.1.ln_2.bias is missing"},
         {&deep, &deep, turn_a_matrix,
          "h.0.mlp.c_fc.weight is 32 x 8, the model needs 8 x 32: its matrices "
-         "are the other way round"},
+         "are transposed"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         aq_error_clear();

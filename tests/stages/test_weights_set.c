@@ -135,14 +135,15 @@ static void test_set_that_lies_is_refused(void **state)
          "\"transformer.a\": \"" ONE "\", \"transformer.b\": \"" ONE "\", \"lm_head.c\": \"" TWO
          "\", \"transformer.d\": \"" ONE "\"",
          TWO ": has \"transformer.a\", which by"},
-        {"", "\"transformer.a\": \"../evil.safetensors\"", "is to be in \"../evil.safetensors\", which is no name"},
-        {"", "\"transformer.a\": \"/etc/evil.safetensors\"", "is no name"},
-        {"", "\"transformer.a\": \"sub/evil.safetensors\"", "is no name"},
-        {"", "\"transformer.a\": \"..\"", "is no name"},
-        {"", "\"transformer.a\": \".safetensors\"", "is no name"},
-        {"", "\"transformer.a\": \"pytorch_model-00001-of-00002.bin\"", "is no name"},
-        {"", "\"transformer.a\": 3", "is no name"},
-        {"", "\"transformer.a\": \"\\u001bx.safetensors\"", "is no name"},
+        {"", "\"transformer.a\": \"../evil.safetensors\"",
+         "should be in \"../evil.safetensors\", which is not the name"},
+        {"", "\"transformer.a\": \"/etc/evil.safetensors\"", "is not the name of"},
+        {"", "\"transformer.a\": \"sub/evil.safetensors\"", "is not the name of"},
+        {"", "\"transformer.a\": \"..\"", "is not the name of"},
+        {"", "\"transformer.a\": \".safetensors\"", "is not the name of"},
+        {"", "\"transformer.a\": \"pytorch_model-00001-of-00002.bin\"", "is not the name of"},
+        {"", "\"transformer.a\": 3", "is not the name of"},
+        {"", "\"transformer.a\": \"\\u001bx.safetensors\"", "is not the name of"},
     };
     (void)state;
     write_shards();
@@ -151,11 +152,11 @@ static void test_set_that_lies_is_refused(void **state)
         expect_refused(AQ_CORRUPT, cases[i].says);
     }
     data_write_text(place, "model.safetensors.index.json", "{\"weight_map\": 3}");
-    expect_refused(AQ_CORRUPT, "\"weight_map\" is no object");
+    expect_refused(AQ_CORRUPT, "\"weight_map\" does not map");
     data_write_text(place, "model.safetensors.index.json", "{\"weight_map\"");
     expect_refused(AQ_CORRUPT, "index.json:1:");
     data_write_text(place, "model.safetensors.index.json", "[]");
-    expect_refused(AQ_CORRUPT, "\"weight_map\" is no object");
+    expect_refused(AQ_CORRUPT, "\"weight_map\" does not map");
     write_index("", "\"transformer.a\": \"model-00003-of-00002.safetensors\"");
     expect_refused(AQ_NOTFOUND, "model-00003-of-00002.safetensors: there is no such file, which");
 }

@@ -103,7 +103,7 @@ static void child_memory_file_system(void)
     kit_folder("/dev/shm", own);
     memcpy(folder, own, sizeof(own));
     work_through();
-    const bool said = kit_log_has("does not take O_DIRECT");
+    const bool said = kit_log_has("does not support O_DIRECT");
     kit_remove(own);
     CHECK(said);
 }

@@ -7,7 +7,8 @@
  */
 #include "codec_member.h"
 
-static const char *const BEYOND = "a value, or the reference it is added to, is beyond what can be stored";
+static const char *const BEYOND =
+    "a value, or the reference that it is added to, is outside the range that can be stored";
 
 static enum aq_status corrupt(const char *what)
 {
@@ -213,9 +214,9 @@ enum aq_status aq_codec_decode_rows(struct aq_codec_decoder *job, aq_codec_scale
 enum aq_status aq_quantizer_decode(struct aq_codec_decoder *job)
 {
     const struct aq_codec_layout *layout = &job->codec->layout;
-    if (!check_scales(job->codec, job->body)) return corrupt("a scale is negative, infinite or no number");
+    if (!check_scales(job->codec, job->body)) return corrupt("a scale is negative, infinite or not a number");
     if (layout->positions_bytes == 0) return aq_codec_decode_rows(job, row_quants);
-    if (!aq_position_check(layout, job->body + layout->positions_at)) return corrupt("the positions are none");
+    if (!aq_position_check(layout, job->body + layout->positions_at)) return corrupt("the positions are not valid");
     if (job->hat != NULL) decode_sparse(job);
     return AQ_OK;
 }
@@ -237,9 +238,9 @@ static enum aq_status decode_values(struct aq_codec *codec, const void *body, si
         .codec = codec, .body = body, .body_bytes = body_bytes, .hat = hat};
     if (keeps) job.m = m, job.m_out = m_out;
     if (flags != 0 && flags != AQ_CODED_RAW && !(keeps && flags == AQ_CODED_KEYFRAME))
-        return corrupt("flags that this codec never sets");
+        return corrupt("it has flags that this codec never sets");
     if (flags == AQ_CODED_RAW) {
-        if (body_bytes != 4 * layout->values) return corrupt("a raw body of another length");
+        if (body_bytes != 4 * layout->values) return corrupt("a raw body has the wrong length");
         if (hat != NULL) memcpy(hat, body, body_bytes);
         return AQ_OK;
     }
@@ -247,7 +248,7 @@ static enum aq_status decode_values(struct aq_codec *codec, const void *body, si
     const bool keyframe = flags == AQ_CODED_KEYFRAME;
     const bool varies = aq_codec_varies(codec, keyframe);
     if (!varies && body_bytes != aq_codec_body_bytes(codec, keyframe))
-        return corrupt("another length than its kind has");
+        return corrupt("its length is wrong for its kind");
     if (keyframe) job.m = NULL;
     if (keyframe && varies) return aq_ec_decode(&job);
     if (keyframe || codec->member->decode == NULL) return run_pieces(&job, plain_piece);

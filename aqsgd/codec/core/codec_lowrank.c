@@ -47,7 +47,7 @@ static enum aq_status check(const struct aq_codec_config *config)
     if (config->bits != 1) return aq_codec_refuse("bits with lowrank", "its bits need not be whole: write rate");
     if (config->rank < 1 || config->rank > RANK_MAX) return aq_codec_refuse("rank with lowrank", "1 to 64");
     if (!(config->rate >= AQ_EC_RATE_MIN && config->rate <= AQ_EC_RATE_MAX))
-        return aq_codec_refuse("rate with lowrank", "1 to 8 bits a number of its factors");
+        return aq_codec_refuse("rate with lowrank", "1 to 8 bits per number of its factors");
     if (!(config->error >= 0.0f && config->error < 1.0f))
         return aq_codec_refuse("error with lowrank", "0 to less than 1, of the values' own magnitude; 0: rate decides");
     if (config->rounding != AQ_ROUND_NEAREST) return aq_codec_refuse("rounding", "lowrank rounds to nearest");
@@ -515,22 +515,22 @@ static enum aq_status decode(struct aq_codec_decoder *job)
     const struct places at = places_of(codec);
     float gains[RANK_MAX] = {0};
     uint32_t rank;
-    if (job->body_bytes < HEAD_BYTES) return corrupt("shorter than its head");
+    if (job->body_bytes < HEAD_BYTES) return corrupt("it is shorter than its header");
     memcpy(&rank, job->body, HEAD_BYTES);
     if (rank > most_of(codec->config.rank, codec->rows, codec->columns))
-        return corrupt("more directions than its edge has");
+        return corrupt("it has more directions than its edge");
     const size_t from = HEAD_BYTES + sizeof *gains * rank;
     if (job->body_bytes < from || (rank == 0 && job->body_bytes != from))
-        return corrupt("its length is not its rank's");
+        return corrupt("its length does not fit its rank");
     memcpy(gains, job->body + HEAD_BYTES, sizeof *gains * rank);
     for (uint32_t i = 0; i < rank; i++)
-        if (!(gains[i] > 0.0f && gains[i] < INFINITY)) return corrupt("a gain is negative, infinite or no number");
+        if (!(gains[i] > 0.0f && gains[i] < INFINITY)) return corrupt("a gain is negative, infinite or not a number");
     if (rank > 0) {
         factors_use(codec, rank);
         AQ_TRY(aq_codec_decode_here(codec->inner, job->body + from, job->body_bytes - from, 0, NULL, at.w_hat, NULL));
     }
     const struct product product = {codec, &at, gains, rank, job->m, job->hat, job->m_out, NULL, job->failed};
-    return product_run(&product) ? AQ_OK : corrupt("a value beyond what can be stored");
+    return product_run(&product) ? AQ_OK : corrupt("a value is outside the range that can be stored");
 }
 
 const struct aq_codec_member aq_codec_lowrank = {.about = {.name = "lowrank", .label = "low rank", .varies = true},

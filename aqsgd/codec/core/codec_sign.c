@@ -25,7 +25,7 @@ static enum aq_status check(const struct aq_codec_config *config)
 {
     if (config->bits != 1) return aq_codec_refuse("bits", "sign has 1");
     if (config->grid != AQ_GRID_MIDRISE) return aq_codec_refuse("grid", "sign has two levels");
-    if (config->group != AQ_PER_ROW) return aq_codec_refuse("group", "sign has one scale a row");
+    if (config->group != AQ_PER_ROW) return aq_codec_refuse("group", "sign has one scale per row");
     if (config->scale_format != AQ_SCALE_FP16) return aq_codec_refuse("scale_format", "sign has fp16");
     if (config->rounding != AQ_ROUND_NEAREST) return aq_codec_refuse("rounding", "sign rounds to nearest");
     if (config->hadamard) return aq_codec_refuse("hadamard", "sign does not rotate");
@@ -96,7 +96,7 @@ static enum aq_status decode(struct aq_codec_decoder *job)
     struct aq_quant unused;
     for (uint32_t row = 0; row < job->codec->rows; row++)
         if (!scale_read(job->codec, job->body + (size_t)row * SCALE_BYTES, &unused))
-            return aq_fail(AQ_CORRUPT, "codec", "a body is corrupt: a scale is negative, infinite or no number");
+            return aq_fail(AQ_CORRUPT, "codec", "a body is corrupt: a scale is negative, infinite or not a number");
     return aq_codec_decode_rows(job, scale_take);
 }
 

@@ -42,7 +42,7 @@ enum aq_status aq_device_open(const struct aq_device_config *config, struct aq_d
         const struct aq_device_config cpu = {.kind = "cpu", .threads = config->threads};
         const enum aq_status status = gpu ? gpu->open(config, out) : AQ_NOTFOUND;
         if (status != AQ_NOTFOUND) return status;
-        if (!gpu) aq_log("device", 1, "device: auto: the CPU, for this build has no CUDA");
+        if (!gpu) aq_log("device", 1, "device: auto: uses the CPU, because this build has no CUDA");
         return aq_device_open(&cpu, out);
     }
     AQ_TRY(aq_device_built(kind));

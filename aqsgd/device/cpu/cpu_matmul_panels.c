@@ -204,7 +204,7 @@ enum aq_status cpu_matmul_panels(const struct cpu_product *product, const struct
         const uint64_t units = panel_up(units_of(&plan, args->K), 16);
         lanes_most = panel_least(SHARED_UNITS / units / PACK_LANES * PACK_LANES, COMMON_LANES);
         if (lanes_most == 0 || plan.own_lanes * units > OWN_UNITS)
-            return aq_fail(AQ_INVAL, "device", "a product over %llu values into 16 bits: at most about %d",
+            return aq_fail(AQ_INVAL, "device", "a product over %llu values into 16 bits exceeds the limit of about %d",
                            (unsigned long long)args->K, OWN_UNITS / PANEL_COLUMNS);
     }
     struct cpu_pool *pool = product->cpu->pool;

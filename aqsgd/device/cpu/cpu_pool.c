@@ -96,7 +96,7 @@ enum aq_status cpu_pool_open(uint32_t threads, struct cpu_pool **out)
 {
     if (threads == 0) threads = aq_thread_cores();
     if (threads > THREADS_MAX)
-        return aq_fail(AQ_INVAL, "device", "device.threads: %u is more than %d", threads, THREADS_MAX);
+        return aq_fail(AQ_INVAL, "device", "device.threads is %u; at most %d are possible", threads, THREADS_MAX);
     void *memory = NULL;
     AQ_TRY(aq_alloc(sizeof(struct cpu_pool), &memory));
     struct cpu_pool *pool = memory;

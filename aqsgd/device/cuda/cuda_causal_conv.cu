@@ -222,7 +222,7 @@ enum aq_status aq_cuda_causal_conv_backward(const struct aq_causal_conv *args, v
 {
     float *sums = static_cast<float *>(scratch);
     if ((args->K + 1) * args->C * sizeof(float) > AQ_CUDA_SCRATCH_BYTES)
-        return aq_fail(AQ_INVAL, "device", "a convolution of %llu columns, %llu taps: at most %d sums",
+        return aq_fail(AQ_INVAL, "device", "a convolution of %llu columns and %llu taps exceeds the limit of %d sums",
                        (unsigned long long)args->C, (unsigned long long)args->K,
                        AQ_CUDA_SCRATCH_BYTES / static_cast<int>(sizeof(float)));
     if (args->type == AQ_BF16) return conv_backward_typed<uint16_t>(args, sums, stream);

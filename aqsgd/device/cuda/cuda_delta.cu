@@ -520,8 +520,8 @@ static enum aq_status sizes_check(const struct aq_delta *args, unsigned *blocks,
     const uint64_t group = args->H / args->K, states = group * args->Dk * args->Dv, pieces = args->samples * args->K;
     if (args->Dk > AQ_DELTA_HEAD_MAX || args->Dv > AQ_DELTA_HEAD_MAX || states > AQ_DELTA_GROUP_MAX)
         return aq_fail(AQ_INVAL, "device",
-                       "a delta rule of heads of %llu and %llu channels, %llu of values for each of keys: at most %d "
-                       "channels, and %d values of states together",
+                       "a delta rule with heads of %llu and %llu channels, %llu value heads per key head, exceeds the "
+                       "limits of %d channels and %d state values",
                        static_cast<unsigned long long>(args->Dk), static_cast<unsigned long long>(args->Dv),
                        static_cast<unsigned long long>(group), AQ_DELTA_HEAD_MAX, AQ_DELTA_GROUP_MAX);
     *floats = room_floats(args);

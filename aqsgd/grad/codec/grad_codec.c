@@ -197,7 +197,8 @@ enum aq_status aq_grad_codec_open(const struct aq_grad_codec_config *config, con
 {
     AQ_TRY(aq_grad_codec_config_check(config));
     if (parameters > SIZE_MAX / 8)
-        return aq_fail(AQ_INVAL, AREA, "%llu parameters do not fit memory", (unsigned long long)parameters);
+        return aq_fail(AQ_INVAL, AREA, "there is not enough memory for %llu parameters",
+                       (unsigned long long)parameters);
     void *memory;
     AQ_TRY(aq_alloc(sizeof(struct aq_grad_codec), &memory));
     struct aq_grad_codec *codec = memory;
@@ -310,7 +311,7 @@ uint64_t aq_grad_codec_bytes_pieces(const struct aq_grad_codec *codec, uint64_t 
 static enum aq_status check_range(const struct aq_grad_codec *codec, uint64_t first, uint64_t count)
 {
     if (first <= codec->parameters && count <= codec->parameters - first) return AQ_OK;
-    return aq_fail(AQ_INVAL, AREA, "floats %llu + %llu are not all of a buffer of %llu", (unsigned long long)first,
+    return aq_fail(AQ_INVAL, AREA, "floats %llu + %llu exceed a buffer of %llu", (unsigned long long)first,
                    (unsigned long long)count, (unsigned long long)codec->parameters);
 }
 
@@ -333,7 +334,7 @@ enum aq_status aq_grad_decode(const struct aq_grad_codec *codec, uint64_t first,
     AQ_TRY(check_range(codec, first, count));
     const uint64_t scales = scale_bytes(codec, first, count), codes = code_bytes(codec, first, count);
     if (bytes != scales + codes)
-        return aq_fail(AQ_CORRUPT, AREA, "floats %llu + %llu came in %zu bytes; %s makes %llu of them",
+        return aq_fail(AQ_CORRUPT, AREA, "floats %llu + %llu arrived in %zu bytes; %s encodes them in %llu",
                        (unsigned long long)first, (unsigned long long)count, bytes, codec->kind->name,
                        (unsigned long long)(scales + codes));
     /* Decoding only reads; the range has one form for both directions. */

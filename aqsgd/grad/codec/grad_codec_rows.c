@@ -95,7 +95,7 @@ enum aq_status aq_grad_rows_decode(const struct aq_grad_codec *codec, const stru
             if (at % bucket == 0) {
                 const float scale = aq_grad_get_scale(&scale_at);
                 if (!aq_grad_scale_valid(scale) || !scaling->quantizer(codec, scale, &quant))
-                    return aq_fail(AQ_CORRUPT, "grad", "the scale of float %llu is %g",
+                    return aq_fail(AQ_CORRUPT, "grad", "the scale of float %llu is %g, which is not valid",
                                    (unsigned long long)(range->first + run.offset + at), (double)scale);
             }
             row = least(least(run.count - at, bucket - at % bucket), AQ_GRAD_ROW);

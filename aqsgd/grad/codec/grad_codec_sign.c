@@ -117,7 +117,7 @@ static enum aq_status sign_decode(const struct aq_grad_codec *codec, const struc
             const uint64_t n = run.count - at < bucket ? run.count - at : bucket;
             const float s = aq_grad_get_scale(&scale_at);
             if (!aq_grad_scale_valid(s))
-                return aq_fail(AQ_CORRUPT, "grad", "the scale of float %llu is %g",
+                return aq_fail(AQ_CORRUPT, "grad", "the scale of float %llu is %g, which is not valid",
                                (unsigned long long)(range->first + run.offset + at), (double)s);
             decode_bucket(codec, range->codes, run.offset + at, n, weight * s, add, to + at);
         }

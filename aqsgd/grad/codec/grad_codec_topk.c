@@ -221,14 +221,15 @@ static enum aq_status decode_chunk(const struct aq_grad_codec *codec, uint32_t n
     for (int l = 0; l < LEVELS; l++) {
         levels[l] = aq_grad_get_scale(scale_at);
         if (!aq_grad_scale_valid(levels[l]))
-            return aq_fail(AQ_CORRUPT, "grad", "a scale of the largest values is %g", (double)levels[l]);
+            return aq_fail(AQ_CORRUPT, "grad", "a scale of the largest values is %g, which is not valid",
+                           (double)levels[l]);
     }
     for (uint32_t i = 0, next = 0; i < k; i++) {
         const uint32_t code = bits_get(codes, bits + 2), place = code & ((1u << bits) - 1);
         const float level = levels[code >> bits & 1];
         if (place < next || place >= n)
-            return aq_fail(AQ_CORRUPT, "grad", "place %u of a chunk of %u comes where %u or more is due", place, n,
-                           next);
+            return aq_fail(AQ_CORRUPT, "grad", "position %u of a chunk of %u arrived where %u or more was expected",
+                           place, n, next);
         sum[place] += weight * (code >> (bits + 1) ? -level : level);
         next = place + 1;
     }

@@ -25,7 +25,7 @@ enum aq_status aq_grad_coder_open(struct aq_device *device, const struct aq_grad
     AQ_TRY(aq_grad_device_check(device, &codec->config));
     for (uint32_t i = 0; i < span_count; i++)
         if (spans[i].first > codec->parameters || spans[i].count > codec->parameters - spans[i].first)
-            return aq_fail(AQ_INVAL, "grad", "floats %llu + %llu are not all of a buffer of %llu",
+            return aq_fail(AQ_INVAL, "grad", "floats %llu + %llu exceed a buffer of %llu",
                            (unsigned long long)spans[i].first, (unsigned long long)spans[i].count,
                            (unsigned long long)codec->parameters);
     return device->ops->grad->open(device, codec, spans, span_count, out);

@@ -64,8 +64,8 @@ static void lay_out(const struct aq_grad_codec *codec, uint64_t first, uint64_t 
 static enum aq_status check(const struct aq_grad_codec *codec, uint64_t first, uint64_t count)
 {
     if (first > codec->parameters || count > codec->parameters - first)
-        return aq_fail(AQ_INVAL, "grad", "floats %llu + %llu are not all of a buffer of %llu",
-                       (unsigned long long)first, (unsigned long long)count, (unsigned long long)codec->parameters);
+        return aq_fail(AQ_INVAL, "grad", "floats %llu + %llu exceed a buffer of %llu", (unsigned long long)first,
+                       (unsigned long long)count, (unsigned long long)codec->parameters);
     return aq_grad_codec_config_check_device(&codec->config);
 }
 

@@ -63,7 +63,8 @@ enum aq_status aq_optimizer_choose(struct aq_optimizer *optimizer, uint32_t inde
     const float number = (float)(index + 1);
     if (!optimizer->choice) return aq_fail(AQ_INVAL, "optimizer", "its codec is not one to be chosen");
     if (index >= count)
-        return aq_fail(AQ_INVAL, "optimizer", "codec %u was chosen, there are %u", (unsigned)index, (unsigned)count);
+        return aq_fail(AQ_INVAL, "optimizer", "codec %u was chosen, but there are only %u", (unsigned)index,
+                       (unsigned)count);
     struct aq_grad_codec *codec = NULL;
     if (!aq_grad_codec_config_plain(&candidates[index].config))
         AQ_TRY(aq_grad_codec_open(&candidates[index].config, optimizer->tensors, optimizer->tensor_count,

@@ -79,9 +79,11 @@ enum aq_status aq_optimizer_config_check(const struct aq_optimizer_config *confi
     const struct aq_grad_codec_config reduce = reduce_of(config);
     AQ_TRY(aq_grad_codec_config_check(&reduce));
     if (config->low_rank > 0 && !kind->averages_gradients)
-        return aq_fail(AQ_INVAL, AREA, "low_rank: %s sends no gradients that could be of low rank", kind->name);
+        return aq_fail(AQ_INVAL, AREA,
+                       "low_rank: %s sends no gradients, and only gradients can be compressed to a low rank",
+                       kind->name);
     if (config->low_rank > 0 && !aq_grad_codec_config_plain(&reduce))
-        return aq_fail(AQ_INVAL, AREA, "low_rank goes with reduce fp32, not with %s", reduce.kind);
+        return aq_fail(AQ_INVAL, AREA, "low_rank needs reduce fp32, not %s", reduce.kind);
     if (kind->averages_gradients && aq_grad_codec_config_signs(&reduce))
         return aq_fail(AQ_INVAL, AREA, "reduce: %s needs gradients with a size; vote sends only signs", kind->name);
     AQ_TRY(aq_optimizer_outer_check(config, kind->averages_gradients));
@@ -101,8 +103,8 @@ static enum aq_status copy_tensors(const struct aq_optimizer_tensor *tensors, ui
                            (unsigned long long)tensor->offset, (unsigned long long)tensor->count,
                            (unsigned long long)end, (unsigned long long)optimizer->parameters);
         if (tensor->rows > 1 && tensor->count % tensor->rows != 0)
-            return aq_fail(AQ_INVAL, AREA, "tensor %u has %llu floats, which are not %llu rows", (unsigned)i,
-                           (unsigned long long)tensor->count, (unsigned long long)tensor->rows);
+            return aq_fail(AQ_INVAL, AREA, "tensor %u has %llu floats, which is not a multiple of its %llu rows",
+                           (unsigned)i, (unsigned long long)tensor->count, (unsigned long long)tensor->rows);
         if (tensor->count == 0) continue;
         struct aq_optimizer_tensor *copy = &optimizer->tensors[optimizer->tensor_count++];
         *copy = *tensor;
@@ -238,7 +240,8 @@ static enum aq_status optimizer_make(struct aq_device *device, const struct aq_o
 {
     AQ_TRY(aq_optimizer_config_check(config));
     if (parameters > SIZE_MAX / 8)
-        return aq_fail(AQ_INVAL, AREA, "%llu parameters do not fit memory", (unsigned long long)parameters);
+        return aq_fail(AQ_INVAL, AREA, "there is not enough memory for %llu parameters",
+                       (unsigned long long)parameters);
     if (group->size == 0 || group->rank >= group->size)
         return aq_fail(AQ_INVAL, AREA, "rank %u of %u replicas", (unsigned)group->rank, (unsigned)group->size);
     struct aq_device_info info = {.host_memory = true};
@@ -527,7 +530,7 @@ enum aq_status aq_optimizer_step(struct aq_optimizer *optimizer, float *paramete
 {
     struct aq_reduce reduce;
     if (optimizer->group.size > 1)
-        return aq_fail(AQ_INVAL, AREA, "rank %u of %u cannot step alone", (unsigned)optimizer->group.rank,
+        return aq_fail(AQ_INVAL, AREA, "rank %u of %u cannot step without the others", (unsigned)optimizer->group.rank,
                        (unsigned)optimizer->group.size);
     AQ_TRY(aq_optimizer_begin(optimizer, parameters, gradients, lr, grad_scale, step, stream));
     AQ_TRY(aq_optimizer_round(optimizer, &reduce));

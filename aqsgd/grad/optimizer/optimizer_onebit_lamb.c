@@ -57,9 +57,10 @@ static enum aq_status onebit_lamb_config_check(const struct aq_optimizer_config 
     AQ_TRY(aq_optimizer_check_range("ratio_max", config->ratio_max, 1.0f, INFINITY));
     AQ_TRY(aq_optimizer_check_range("ratio_threshold", config->ratio_threshold, 0.0f, 1.0f));
     if (config->warmup_steps == 0)
-        return aq_fail(AQ_INVAL, "optimizer", "warmup_steps is 0: onebit_lamb needs steps that make a variance");
+        return aq_fail(AQ_INVAL, "optimizer",
+                       "warmup_steps is 0, but onebit_lamb needs warm-up steps to estimate its variance");
     if (config->freeze_ratio != 0.0f || config->bias_correction)
-        return aq_fail(AQ_INVAL, "optimizer", "onebit_lamb knows neither freeze_ratio nor bias_correction");
+        return aq_fail(AQ_INVAL, "optimizer", "onebit_lamb has neither freeze_ratio nor bias_correction");
     if (config->form && (strcmp(config->form, "paper") == 0 || strcmp(config->form, "sqrt") == 0)) return AQ_OK;
     return aq_fail(AQ_INVAL, "optimizer", "form is \"%s\", must be paper or sqrt",
                    config->form ? config->form : "(none)");

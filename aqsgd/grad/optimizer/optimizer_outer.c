@@ -37,12 +37,13 @@ enum aq_status aq_optimizer_outer_check(const struct aq_optimizer_config *config
     if (!aq_optimizer_config_local(config)) return AQ_OK;
     if (!averages_gradients)
         return aq_fail(AQ_INVAL, "optimizer",
-                       "outer_every: %s averages momenta or votes among ranks of equal weights, and with local steps "
-                       "weights differ",
+                       "outer_every: %s averages momenta or votes, which needs equal weights on all ranks; local steps "
+                       "make them differ",
                        config->kind);
     if (config->low_rank > 0)
         return aq_fail(AQ_INVAL, "optimizer",
-                       "outer_every: low_rank takes its factors from one mean to the next, of gradients a step apart");
+                       "outer_every: low_rank reuses the factors of the step before, and with local steps that step "
+                       "has no mean gradient");
     AQ_TRY(aq_optimizer_check_range("outer_lr", config->outer_lr, 1e-6f, 1e6f));
     return aq_optimizer_check_range("outer_momentum", config->outer_momentum, 0.0f, 1.0f);
 }

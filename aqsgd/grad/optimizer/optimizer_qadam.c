@@ -30,7 +30,8 @@ static void qadam_config_default(struct aq_optimizer_config *out)
 static enum aq_status qadam_config_check(const struct aq_optimizer_config *config)
 {
     if (config->warmup_steps == 0)
-        return aq_fail(AQ_INVAL, "optimizer", "warmup_steps is 0: qadam needs steps that make a variance");
+        return aq_fail(AQ_INVAL, "optimizer",
+                       "warmup_steps is 0, but qadam needs warm-up steps to estimate its variance");
     return aq_optimizer_check_adam(config);
 }
 

@@ -70,9 +70,10 @@ static enum aq_status slamb_config_check(const struct aq_optimizer_config *confi
     AQ_TRY(aq_optimizer_check_range("beta3", config->beta3, 0.0f, 1.0f));
     AQ_TRY(aq_optimizer_check_range("density", config->density, 1e-6f, 1.0000001f));
     if (config->sync_every == 0)
-        return aq_fail(AQ_INVAL, "optimizer", "sync_every is 0: the replicas' parameters would never meet");
+        return aq_fail(AQ_INVAL, "optimizer", "sync_every is 0, so the replicas' parameters would never be averaged");
     if (!aq_grad_codec_config_plain(&config->reduce))
-        return aq_fail(AQ_INVAL, "optimizer", "slamb sends fp32 values of a few parameters; reduce %s does not fit it",
+        return aq_fail(AQ_INVAL, "optimizer",
+                       "slamb sends fp32 values of a few parameters, so reduce %s is not possible",
                        config->reduce.kind);
     if (config->form && (strcmp(config->form, "appendix") == 0 || strcmp(config->form, "algorithm") == 0 ||
                          strcmp(config->form, "code") == 0))

@@ -290,7 +290,7 @@ static enum aq_status check_names(const struct command *command)
                                     {"the folder of caches (cache.path)", command->job->cache.path}};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         json_t *text = names[i][1] ? json_string(names[i][1]) : json_null();
-        if (!text) return aq_fail(AQ_INVAL, "launch", "the name of %s is no UTF-8: choose another one", names[i][0]);
+        if (!text) return aq_fail(AQ_INVAL, "launch", "the name of %s is not UTF-8: choose another one", names[i][0]);
         json_decref(text);
     }
     return AQ_OK;

@@ -24,7 +24,7 @@ enum aq_status aq_named_values(const char *option, const char *run, const struct
             status =
                 aq_fail(AQ_INVAL, "chat", "%s %.64s is not NAME=VALUE", option, one);
         else if (json_object_setn_new(all, one, (size_t)(equals - one), value_of(equals + 1)) != 0)
-            status = aq_fail(AQ_INVAL, "chat", "%s %.64s is no UTF-8", option, one);
+            status = aq_fail(AQ_INVAL, "chat", "%s %.64s is not UTF-8", option, one);
     }
     if (status == AQ_OK) status = aq_json_text(all, JSON_COMPACT, out);
     json_decref(all);

@@ -135,7 +135,7 @@ static enum aq_status chat_text(const struct aq_local *local, const struct asked
     struct aq_text conversation = {0};
     enum aq_status status;
     json_t *object = json_pack("{s:[{s:s, s:s}]}", "messages", "role", "user", "content", message);
-    if (!object) return aq_fail(AQ_INVAL, "generate", "--chat is no UTF-8 text");
+    if (!object) return aq_fail(AQ_INVAL, "generate", "--chat is not UTF-8 text");
     config.add_generation_prompt = true;
     config.where = "--chat";
     AQ_TRY_GOTO(aq_json_text(object, JSON_COMPACT, &conversation), out);

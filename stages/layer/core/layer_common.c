@@ -38,13 +38,13 @@ enum aq_status layer_check_field(const struct aq_batch *batch, const char *name,
                                  int32_t least, uint32_t bound)
 {
     const int32_t *values = aq_batch_find(batch, name, AQ_FIELD_I32, count);
-    if (!values) return aq_fail(AQ_INVAL, "stage", "the batch has no %s of %u values a sample", name, count);
+    if (!values) return aq_fail(AQ_INVAL, "stage", "the batch has no %s of %u values per sample", name, count);
     for (uint32_t sample = 0; sample < batch->samples; sample++)
         for (uint32_t i = 0; i < used; i++) {
             const int32_t value = values[(uint64_t)sample * count + i];
             if (value < least || value >= (int64_t)bound)
-                return aq_fail(AQ_INVAL, "stage", "%s: %d at %u of sample %u: the model has %u", name, value, i, sample,
-                               bound);
+                return aq_fail(AQ_INVAL, "stage", "%s: value %d at position %u of sample %u is outside the model's %u",
+                               name, value, i, sample, bound);
         }
     return AQ_OK;
 }
@@ -70,10 +70,11 @@ static enum aq_status check_numbers(const struct aq_batch *batch, const char *na
 {
     const float *values = aq_batch_find(batch, name, AQ_FIELD_F32, 1);
     if (!values || outputs != 1)
-        return aq_fail(AQ_INVAL, "stage", "%s: one number a sample and one output are wanted: %s, %u outputs", name,
+        return aq_fail(AQ_INVAL, "stage", "%s: needs one number per sample and one output: %s, %u outputs", name,
                        values ? "there are" : "the batch has none", outputs);
     for (uint32_t sample = 0; sample < batch->samples; sample++)
-        if (isinf(values[sample])) return aq_fail(AQ_INVAL, "stage", "%s: that of sample %u is infinite", name, sample);
+        if (isinf(values[sample]))
+            return aq_fail(AQ_INVAL, "stage", "%s: the number of sample %u is infinite", name, sample);
     return AQ_OK;
 }
 

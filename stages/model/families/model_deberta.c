@@ -176,7 +176,7 @@ static enum aq_status read_position_terms(const struct config_json *config)
         by_key = by_key || (term && strcmp(term, "p2c") == 0);
     }
     if (by_query && by_key && !other) return AQ_OK;
-    return config_json_refuse(config, "pos_att_type", "\"p2c|c2p\": nothing else is computed");
+    return config_json_refuse(config, "pos_att_type", "\"p2c|c2p\" (nothing else is supported)");
 }
 
 static enum aq_status read_sizes(const struct config_json *config, struct aq_model_config *out)
@@ -213,11 +213,11 @@ static enum aq_status read_config(const struct config_json *config, struct aq_mo
     AQ_TRY(read_sizes(config, out));
     AQ_TRY(read_position_terms(config));
     if (!json_is_true(json_object_get(config->object, "relative_attention")))
-        return config_json_refuse(config, "relative_attention", "true: nothing else is computed");
+        return config_json_refuse(config, "relative_attention", "true (nothing else is supported)");
     if (!json_is_true(json_object_get(config->object, "share_att_key")))
-        return config_json_refuse(config, "share_att_key", "true: nothing else is computed");
+        return config_json_refuse(config, "share_att_key", "true (nothing else is supported)");
     if (!json_is_false(json_object_get(config->object, "position_biased_input")))
-        return config_json_refuse(config, "position_biased_input", "false: nothing else is computed");
+        return config_json_refuse(config, "position_biased_input", "false (nothing else is supported)");
     AQ_TRY(config_json_one_of(config, "norm_rel_ebd", "none", "layer_norm", NULL));
     AQ_TRY(config_json_one_of(config, "hidden_act", "gelu", "gelu", NULL));
     AQ_TRY(config_json_one_of(config, "pooler_hidden_act", "gelu", "gelu", NULL));

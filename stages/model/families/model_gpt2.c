@@ -143,7 +143,7 @@ static enum aq_status read_config(const struct config_json *config, struct aq_mo
     out->init_std = (float)std;
     AQ_TRY(config_json_u32_or(config, "n_inner", 1, UINT32_MAX, 4 * out->channels, &inner));
     if (inner != 4 * out->channels)
-        return config_json_refuse(config, "n_inner", "null or %u, 4 n_embd: nothing else is computed",
+        return config_json_refuse(config, "n_inner", "null or %u, 4 n_embd (nothing else is supported)",
                                   4 * out->channels);
     AQ_TRY(config_json_one_of(config, "activation_function", "gelu_new", "gelu_new|gelu_pytorch_tanh", NULL));
     AQ_TRY(config_json_only_number(config, "layer_norm_epsilon", 1e-5));

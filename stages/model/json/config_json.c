@@ -128,7 +128,7 @@ enum aq_status config_json_only(const struct config_json *config, const char *ke
 {
     const json_t *value = value_of(config, key);
     if (!value || (json_is_boolean(value) && json_is_true(value) == wanted)) return AQ_OK;
-    return config_json_refuse(config, key, "%s: nothing else is computed", wanted ? "true" : "false");
+    return config_json_refuse(config, key, "%s (nothing else is supported)", wanted ? "true" : "false");
 }
 
 enum aq_status config_json_only_number(const struct config_json *config, const char *key, double wanted)
@@ -136,7 +136,7 @@ enum aq_status config_json_only_number(const struct config_json *config, const c
     const json_t *value = value_of(config, key);
     if (!value || (json_is_number(value) && fabs(json_number_value(value) - wanted) <= 1e-6 * fabs(wanted)))
         return AQ_OK;
-    return config_json_refuse(config, key, "%g: nothing else is computed", wanted);
+    return config_json_refuse(config, key, "%g (nothing else is supported)", wanted);
 }
 
 enum aq_status config_json_object(const struct config_json *config, const char *key, const char *within,

@@ -57,7 +57,7 @@ static enum aq_status read_replace(const char *place, json_t *one, struct huggin
     struct replacing self = {.bpe.normal_count = 1};
     struct aq_bpe_normal *normal = &self.bpe.normals[0];
     enum aq_status status;
-    if (!json_is_string(content)) return aq_fail(AQ_CORRUPT, AQ_BPE_AREA, "%s.content is no string", place);
+    if (!json_is_string(content)) return aq_fail(AQ_CORRUPT, AQ_BPE_AREA, "%s.content is not a string", place);
     normal->kind = AQ_BPE_REPLACE;
     normal->bytes = json_string_length(content);
     AQ_TRY_GOTO(aq_alloc_text(json_string_value(content), &normal->content), out);

@@ -101,11 +101,10 @@ static enum aq_status take_piece(const char *path, json_t *entry, size_t i, json
                        "%s: model.vocab[%zu] is not a piece and its score, [\"the\", -3.5]. Save the tokenizer again",
                        path, i);
     if (!json_is_number(value) || !isfinite(json_number_value(value)))
-        return aq_fail(
-            AQ_CORRUPT, AQ_BPE_AREA,
-            "%s: model.vocab[%zu]: the score of the piece \"%.64s\" is no finite number. Set it, or save the "
-            "tokenizer again",
-            path, i, json_string_value(name));
+        return aq_fail(AQ_CORRUPT, AQ_BPE_AREA,
+                       "%s: model.vocab[%zu]: the score of the piece \"%.64s\" is not a finite number. Set it, or save "
+                       "the tokenizer again",
+                       path, i, json_string_value(name));
     const json_t *known = json_object_get(names, json_string_value(name));
     if (known)
         return aq_fail(AQ_CORRUPT, AQ_BPE_AREA,
@@ -127,8 +126,8 @@ static enum aq_status begin_unigram(const char *path, json_t *model, struct aq_b
     enum aq_status status = AQ_OK;
     if (!json_is_array(list) || json_array_size(list) == 0 || json_array_size(list) > AQ_BPE_TOKENS_MAX)
         return aq_fail(AQ_CORRUPT, AQ_BPE_AREA,
-                       "%s: model.vocab is no list of 1 to %d pieces with their scores. Save the tokenizer again", path,
-                       (int)AQ_BPE_TOKENS_MAX);
+                       "%s: model.vocab is not a list of 1 to %d pieces with their scores. Save the tokenizer again",
+                       path, (int)AQ_BPE_TOKENS_MAX);
     if (json_is_number(json_object_get(model, "alpha")) || json_is_number(json_object_get(model, "nbest_size")))
         return aq_fail(
             AQ_INVAL, AQ_BPE_AREA,
@@ -156,7 +155,7 @@ static enum aq_status finish_unigram(const char *path, json_t *model, struct aq_
     if (unknown && !json_is_null(unknown)) {
         if (!json_is_integer(unknown) || json_integer_value(unknown) < 0 || json_integer_value(unknown) >= pieces)
             return aq_fail(AQ_CORRUPT, AQ_BPE_AREA,
-                           "%s: model.unk_id is none of the %lld pieces of model.vocab. Set it to the place of the "
+                           "%s: model.unk_id is not one of the %lld pieces of model.vocab. Set it to the place of the "
                            "unknown token in that list, from 0 on",
                            path, (long long)pieces);
         v->unknown = (uint32_t)json_integer_value(unknown);
@@ -200,8 +199,8 @@ static enum aq_status finish_wordpiece(const char *path, json_t *model, struct a
     AQ_TRY(finish_words(path, model, bpe));
     if (!prefix || (most && (!json_is_integer(most) || json_integer_value(most) < 0)))
         return aq_fail(AQ_CORRUPT, AQ_BPE_AREA, "%s: model.%s. Save the tokenizer again", path,
-                       prefix ? "max_input_chars_per_word is no number of characters"
-                              : "continuing_subword_prefix is no string");
+                       prefix ? "max_input_chars_per_word is not a number of characters"
+                              : "continuing_subword_prefix is not a string");
     const json_int_t characters = most ? json_integer_value(most) : 100;
     pieces->characters_max = characters < UINT32_MAX ? (uint32_t)characters : UINT32_MAX;
     AQ_TRY(aq_bpe_pieces_open(bpe));

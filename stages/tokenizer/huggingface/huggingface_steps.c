@@ -138,7 +138,7 @@ static enum aq_status read_precompiled(const char *place, json_t *one, struct hu
     AQ_TRY(add_normal(place, AQ_BPE_CHARSMAP, reader, &normal));
     snprintf(inner, sizeof inner, "%s.precompiled_charsmap", place);
     if (!json_is_string(map))
-        return aq_fail(AQ_CORRUPT, AQ_BPE_AREA, "%s is no string. Save the tokenizer again", inner);
+        return aq_fail(AQ_CORRUPT, AQ_BPE_AREA, "%s is not a string. Save the tokenizer again", inner);
     return aq_charsmap_open(inner, json_string_value(map), &normal->charsmap);
 }
 
@@ -227,8 +227,8 @@ static enum aq_status read_behaviour(const char *place, json_t *one, struct aq_b
     while (i < sizeof names / sizeof names[0] && (!behaviour || strcmp(names[i], behaviour) != 0))
         i++;
     if (i == sizeof names / sizeof names[0])
-        return aq_fail(AQ_CORRUPT, AQ_BPE_AREA, "%s.behavior is %.40s, which is none", place,
-                       behaviour ? behaviour : "not said");
+        return aq_fail(AQ_CORRUPT, AQ_BPE_AREA, "%s.behavior is unknown: %.40s", place,
+                       behaviour ? behaviour : "not set");
     step->behaviour = (enum aq_bpe_behaviour)i;
     return AQ_OK;
 }
@@ -306,7 +306,7 @@ static enum aq_status read_metaspace(const char *place, json_t *one, struct hugg
     struct aq_bpe_step *step = NULL;
     AQ_TRY(add_step(place, reader, &step));
     if (bytes == 0 || aq_bpe_character((const uint8_t *)space, bytes) != bytes)
-        return aq_fail(AQ_CORRUPT, AQ_BPE_AREA, "%s.replacement is no single character", place);
+        return aq_fail(AQ_CORRUPT, AQ_BPE_AREA, "%s.replacement is not a single character", place);
     step->makes = AQ_BPE_METASPACE;
     memcpy(step->space, space, bytes + 1);
     AQ_TRY(huggingface_scheme(place, one, &step->scheme));
@@ -340,7 +340,7 @@ static enum aq_status read_delimiter(const char *place, json_t *one, struct hugg
     struct aq_bpe_step *step = NULL;
     AQ_TRY(add_step(place, reader, &step));
     if (bytes == 0 || aq_bpe_character((const uint8_t *)delimiter, bytes) != bytes)
-        return aq_fail(AQ_CORRUPT, AQ_BPE_AREA, "%s.delimiter is no single character. Set it to one", place);
+        return aq_fail(AQ_CORRUPT, AQ_BPE_AREA, "%s.delimiter is not a single character. Set it to one", place);
     step->behaviour = AQ_BPE_REMOVED;
     return aq_bpe_pattern_open(place, delimiter, bytes, true, &step->pattern);
 }

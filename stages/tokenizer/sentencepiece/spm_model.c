@@ -85,7 +85,7 @@ static const char *piece_problem(const struct field *piece)
         if (field.number != 2 || field.type != 5) continue;
         const uint32_t bits = word(field.bytes);
         memcpy(&score, &bits, sizeof score);
-        if (!isfinite(score)) return "has a score that is no number";
+        if (!isfinite(score)) return "has a score that is not a number";
     }
     return named ? NULL : "has no text";
 }

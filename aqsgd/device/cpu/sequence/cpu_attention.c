@@ -60,10 +60,10 @@ static enum aq_status attention_init(struct attention *self, struct aq_device *d
     const uint64_t keys = narrow ? seen + BLOCK_ROWS : args->T;
     uint64_t rows = CPU_ATTENTION_FLOATS / row_stride(keys);
     if (rows == 0)
-        return aq_fail(AQ_INVAL, "device", "attention over %llu tokens: at most %d", (unsigned long long)keys,
-                       CPU_ATTENTION_FLOATS);
+        return aq_fail(AQ_INVAL, "device", "attention over %llu tokens exceeds the limit of %d",
+                       (unsigned long long)keys, CPU_ATTENTION_FLOATS);
     if (args->D > CPU_ATTENTION_FLOATS / BLOCK_ROWS)
-        return aq_fail(AQ_INVAL, "device", "attention with %llu channels a head: at most %d",
+        return aq_fail(AQ_INVAL, "device", "attention with %llu channels per head exceeds the limit of %d",
                        (unsigned long long)args->D, CPU_ATTENTION_FLOATS / BLOCK_ROWS);
     if (rows > BLOCK_ROWS) rows = BLOCK_ROWS;
     *self = (struct attention){.cpu = cpu_device_of(device),

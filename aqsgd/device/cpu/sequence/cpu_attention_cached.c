@@ -66,7 +66,8 @@ enum aq_status cpu_attention_cached(struct aq_device *device, const struct aq_at
     struct cached self = {.cpu = cpu_device_of(device), .args = args, .scale = scale_of(args)};
     (void)stream;
     if (args->D > D_MAX || args->first + args->T > CPU_ATTENTION_FLOATS)
-        return aq_fail(AQ_INVAL, "device", "attention over %llu kept tokens, %llu channels a head: at most %d, %d",
+        return aq_fail(AQ_INVAL, "device",
+                       "attention over %llu cached tokens with %llu channels per head exceeds the limits of %d and %d",
                        (unsigned long long)(args->first + args->T), (unsigned long long)args->D, CPU_ATTENTION_FLOATS,
                        D_MAX);
     keep(args);

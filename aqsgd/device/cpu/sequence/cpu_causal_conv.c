@@ -221,7 +221,7 @@ enum aq_status cpu_causal_conv_backward(struct aq_device *device, const struct a
     struct cpu_device *cpu = cpu_device_of(device);
     const uint64_t rows = args->samples * args->T, C = args->C, width = (args->K + 1) * C;
     if (width * sizeof(float) > CPU_SHARED_BYTES)
-        return aq_fail(AQ_INVAL, "device", "a convolution of %llu columns, %llu taps: at most %d sums",
+        return aq_fail(AQ_INVAL, "device", "a convolution of %llu columns and %llu taps exceeds the limit of %d sums",
                        (unsigned long long)C, (unsigned long long)args->K, CPU_SHARED_BYTES / (int)sizeof(float));
     struct conv self = {.cpu = cpu, .args = args, .group = cpu_group_rows(rows, width)};
     const uint64_t groups = pieces_of(rows, self.group);

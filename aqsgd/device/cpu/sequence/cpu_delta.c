@@ -188,8 +188,8 @@ static enum aq_status delta_init(struct delta *self, struct aq_device *device, c
     self->way = self->cpu->gemm == &cpu_gemm_plain ? &cpu_delta_plain : &cpu_delta_chunked;
     if (args->Dk <= AQ_DELTA_HEAD_MAX && args->Dv <= AQ_DELTA_HEAD_MAX && states <= AQ_DELTA_GROUP_MAX) return AQ_OK;
     return aq_fail(AQ_INVAL, "device",
-                   "a delta rule of heads of %llu and %llu channels, %llu of values for each of keys: at most %d "
-                   "channels, and %d values of states together",
+                   "a delta rule with heads of %llu and %llu channels, %llu value heads per key head, exceeds the "
+                   "limits of %d channels and %d state values",
                    (unsigned long long)args->Dk, (unsigned long long)args->Dv, (unsigned long long)group,
                    AQ_DELTA_HEAD_MAX, AQ_DELTA_GROUP_MAX);
 }

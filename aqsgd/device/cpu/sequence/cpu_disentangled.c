@@ -60,10 +60,10 @@ static enum aq_status disentangled_init(struct disentangled *self, struct aq_dev
 {
     uint64_t rows = CPU_ATTENTION_FLOATS / row_stride(args->T);
     if (rows == 0)
-        return aq_fail(AQ_INVAL, "device", "attention over %llu tokens: at most %d", (unsigned long long)args->T,
-                       CPU_ATTENTION_FLOATS);
+        return aq_fail(AQ_INVAL, "device", "attention over %llu tokens exceeds the limit of %d",
+                       (unsigned long long)args->T, CPU_ATTENTION_FLOATS);
     if (args->D > CPU_ATTENTION_FLOATS / BLOCK_ROWS)
-        return aq_fail(AQ_INVAL, "device", "attention with %llu channels a head: at most %d",
+        return aq_fail(AQ_INVAL, "device", "attention with %llu channels per head exceeds the limit of %d",
                        (unsigned long long)args->D, CPU_ATTENTION_FLOATS / BLOCK_ROWS);
     if (rows > BLOCK_ROWS) rows = BLOCK_ROWS;
     /* Rarely, where buckets are nearly as many as distances, rows are between those of neighbours: smaller tiles. */

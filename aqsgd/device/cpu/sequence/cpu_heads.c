@@ -75,7 +75,8 @@ enum aq_status cpu_rmsnorm_backward(struct aq_device *device, const struct aq_rm
 static enum aq_status head_check(uint64_t D, const float *gamma)
 {
     if (!gamma || D <= HEAD_MAX) return AQ_OK;
-    return aq_fail(AQ_INVAL, "device", "a norm of heads of %llu channels: at most %d", (unsigned long long)D, HEAD_MAX);
+    return aq_fail(AQ_INVAL, "device", "a norm over heads of %llu channels exceeds the limit of %d",
+                   (unsigned long long)D, HEAD_MAX);
 }
 
 struct rope {

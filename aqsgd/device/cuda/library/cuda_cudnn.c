@@ -54,7 +54,7 @@ static enum aq_status handle_open(struct cuda_cudnn *cudnn)
 {
     const size_t version = cudnn->calls.cudnnGetVersion();
     if (version < CUDNN_VERSION_MIN)
-        return aq_fail(AQ_NODEV, "device", "AQ_GPU_ATTENTION=cudnn: cuDNN %zu is here, %d is the oldest that will do",
+        return aq_fail(AQ_NODEV, "device", "AQ_GPU_ATTENTION=cudnn: cuDNN %zu is installed, but %d or later is needed",
                        version, CUDNN_VERSION_MIN);
     const cudnnStatus_t status = cudnn->calls.cudnnCreate(&cudnn->handle);
     if (status == CUDNN_STATUS_SUCCESS) return AQ_OK;
@@ -69,7 +69,7 @@ enum aq_status cuda_cudnn_open(struct cuda_cudnn **out)
     *out = NULL;
     if (!way || !*way || strcmp(way, "own") == 0) return AQ_OK;
     if (strcmp(way, "cudnn") != 0)
-        return aq_fail(AQ_INVAL, "device", "AQ_GPU_ATTENTION is \"%.40s\": own or cudnn", way);
+        return aq_fail(AQ_INVAL, "device", "AQ_GPU_ATTENTION is \"%.40s\"; it must be own or cudnn", way);
     AQ_TRY(aq_alloc(sizeof(struct cuda_cudnn), &memory));
     struct cuda_cudnn *cudnn = memory;
     enum aq_status status = library_open(cudnn);

@@ -201,8 +201,9 @@ void cuda_table_choose(struct cuda_matmul *matmul, struct cuda_plan *plan, const
         close(fd); /* and its lock */
     }
     if (status == AQ_OK) return;
-    aq_log("device", AQ_LOG_WARNING, "AQ_GPU_TABLE: %s cannot be used (%s): products take the heuristic's algorithms",
-           matmul->table, aq_status_text(status));
+    aq_log("device", AQ_LOG_WARNING,
+           "AQ_GPU_TABLE: %s cannot be used (%s): the heuristic chooses the algorithms of products", matmul->table,
+           aq_status_text(status));
     aq_free(matmul->table);
     matmul->table = NULL;
 }

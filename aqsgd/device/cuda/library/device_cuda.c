@@ -424,7 +424,7 @@ static enum aq_status cuda_open(const struct aq_device_config *config, struct aq
     enum aq_status status = cuda_probe(config->index, &probe, why);
     if (status == AQ_OK) status = cuda_take(&probe, config->owner, aq_device_owner(), &fd, why);
     if (status == AQ_NOTFOUND && !wanted) {
-        aq_log("device", 1, "device: auto: the CPU, for %s", why + strlen(CUDA_WANTED));
+        aq_log("device", 1, "device: auto: uses the CPU: %s", why + strlen(CUDA_WANTED));
         return status;
     }
     if (status != AQ_OK) return aq_fail(status == AQ_NOTFOUND ? AQ_NODEV : status, "device", "%s", why);
