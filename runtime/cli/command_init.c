@@ -122,7 +122,7 @@ static enum aq_status find_hosts(struct asked *asked)
             return aq_fail(AQ_INVAL, "init", "--hosts: at most %d", AQ_JOB_STAGES_MAX);
         snprintf(text, sizeof text, "%.*s", (int)(bytes < sizeof text ? bytes : sizeof text - 1), at);
         if (bytes >= sizeof text || aq_ssh_parse(text, &asked->host[asked->host_count++], &why) != AQ_OK)
-            return aq_fail(AQ_INVAL, "init", "--hosts: '%.80s' is no host: %s", text, why);
+            return aq_fail(AQ_INVAL, "init", "--hosts: '%.80s' is not a host: %s", text, why);
         at = comma ? comma + 1 : NULL;
     }
     if (asked->hosts && asked->host_count < 2)

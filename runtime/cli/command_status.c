@@ -98,7 +98,7 @@ static int parse(struct asked *asked, const struct aq_command_line *line, int ar
         char *end;
         const char *stage = rest.of[used++];
         const unsigned long rank = strtoul(stage, &end, 10);
-        if (*end || end == stage || rank > 9999) return aq_options_wrong(line->name, "'%s' is no stage", stage);
+        if (*end || end == stage || rank > 9999) return aq_options_wrong(line->name, "'%s' is not a stage", stage);
         asked->rank = (uint32_t)rank;
         asked->has_rank = true;
     }

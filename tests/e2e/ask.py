@@ -126,9 +126,9 @@ def generate_refusals(run, model):
     wrong(r"has no tokenizer that is read here", 2, "generate", model, "--prompt", "x")
     wrong(r"has no chat_template", 2, "generate", run, "--chat", "hello")
     wrong(r"there is no option '--promt'", 2, "generate", run, "--promt", "x")
-    wrong(r"--prompt or --chat, not both", 2, "generate", run, "--prompt", "x", "--chat", "y")
+    wrong(r"use --prompt or --chat, not both", 2, "generate", run, "--prompt", "x", "--chat", "y")
     wrong(r"pass --temperature, too", 2, "generate", run, "--prompt", "x", "--top-k", 4)
-    wrong(r"--top-p: '2' is no number", 2, "generate", run, "--prompt", "x", "--temperature", 2, "--top-p", 2)
+    wrong(r"--top-p: '2' is not a number", 2, "generate", run, "--prompt", "x", "--temperature", 2, "--top-p", 2)
     wrong(r"which model folder", 2, "generate", "--prompt", "x")
     (model / "generation_config.json").write_text('{"eos_token_id": "</s>"}')
     wrong(r'generation_config\.json: eos_token_id: found "</s>", expected a token', 2, "generate", model, "--prompt", "x",

@@ -60,7 +60,7 @@ def scenario_init():
     check("exists: remove it" in made("one", model, "--data", talk, code=2), "a manifest was replaced")
     check("No such file" in made("five", model, "--data", ROOT / "none", code=2), "data that is not there")
     check("name two or more" in made("five", model, "--data", text, "--hosts", "a", code=2), "one host")
-    check("is no host" in made("five", model, "--data", text, "--hosts", "a,-oX", code=2), "an option of ssh")
+    check("is not a host" in made("five", model, "--data", text, "--hosts", "a,-oX", code=2), "an option of ssh")
     pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 988097824\n"
     cloned = chats.base("cloned", chat_template=chats.CHATML)
     (cloned / "model.safetensors").write_text(pointer)

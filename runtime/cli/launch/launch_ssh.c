@@ -26,7 +26,8 @@ static enum aq_status read_hosts(const struct aq_job *job, const char *hosts, st
             text[bytes] = 0;
         }
         if (bytes >= sizeof text || aq_ssh_parse(text, &of[count % AQ_JOB_RANKS_MAX], &why) != AQ_OK)
-            return aq_fail(AQ_INVAL, "launch", "--hosts: '%.*s' is no host: %s", bytes < 80 ? (int)bytes : 80, at, why);
+            return aq_fail(AQ_INVAL, "launch", "--hosts: '%.*s' is not a host: %s", bytes < 80 ? (int)bytes : 80, at,
+                           why);
         at = comma ? comma + 1 : NULL;
     }
     if (count == ranks) return AQ_OK;

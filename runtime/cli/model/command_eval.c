@@ -39,7 +39,7 @@ static const char *begin_read(const char *value, void *to)
             *(int *)to = i;
             return NULL;
         }
-    return "auto, true or false is needed";
+    return "must be auto, true or false";
 }
 
 static const struct aq_option options[] = {
@@ -168,7 +168,7 @@ static bool fits(const struct evaluation *e, const char *task, char *text, size_
     if (!aq_model_fits(&model, e->T, task, fields, count, &key, text, bytes)) return false;
     const struct aq_task *of = aq_task_find(task ? task : aq_model_task(model.kind));
     if (e->local->model.labels == 1 && !aq_task_numbers(of)) { /* as transformers takes one label */
-        snprintf(text, bytes, "its one output is a number, no class");
+        snprintf(text, bytes, "its one output is a number, not a class");
         return false;
     }
     if (model.labels || !aq_model_folder_classifies(e->local->folder)) return true;
