@@ -333,7 +333,7 @@ enum aq_status aq_keys_give(const char *folder, const char *out, const char *hos
 static int init(const struct asked *asked)
 {
     uint32_t stages;
-    if (asked->rest_count) return aq_options_wrong(line.name, "one folder, please");
+    if (asked->rest_count) return aq_options_wrong(line.name, "one folder of keys is needed");
     if (!asked->job == !asked->renew)
         return aq_options_wrong(line.name, "init needs --job NAME, or --renew for a folder that has an authority");
     if (!asked->stages) return aq_options_wrong(line.name, "init wants --stages N");
@@ -462,7 +462,7 @@ static int revoke_these(const struct asked *asked)
 
 static int show_folder(const struct asked *asked)
 {
-    return asked->rest_count ? aq_options_wrong(line.name, "one folder, please") : show(asked, asked->folder);
+    return asked->rest_count ? aq_options_wrong(line.name, "one folder of keys is needed") : show(asked, asked->folder);
 }
 
 static int mirror(const struct asked *asked)
@@ -491,7 +491,8 @@ int aq_command_keys(int argc, char **argv)
         aq_nearest_try(&nearest, commands[i].name);
         if (strcmp(rest.of[0], commands[i].name) != 0) continue;
         if (rest.count == 1)
-            return aq_options_wrong(line.name, commands[i].run == mirror ? "which file?" : "which folder?");
+            return aq_options_wrong(line.name, commands[i].run == mirror ? "mirror needs the name of one file to make"
+                                                                             : "the folder of keys is missing");
         asked.folder = rest.of[1];
         asked.rest = &rest.of[2];
         asked.rest_count = rest.count - 2;

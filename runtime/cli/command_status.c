@@ -841,7 +841,9 @@ int aq_command_logs(int argc, char **argv)
         return AQ_EXIT_DONE;
     }
     if (logs > 0) return AQ_EXIT_DONE;
-    if (asked.has_rank)
+    if (access(asked.folder, F_OK) != 0)
+        (void)aq_command_failed("%s: there is no such folder", asked.folder);
+    else if (asked.has_rank)
         (void)aq_command_failed("there is no log of stage %u in %s/logs on this machine", asked.rank, asked.folder);
     else
         (void)aq_command_failed("there is no log in %s/logs", asked.folder);

@@ -154,7 +154,7 @@ static int run(int argc, char **argv)
         return aq_options_wrong(line.name, "'%s' is not an option, and aqpiped takes only options", rest.of[0]);
     if (asked.own_address) return print_own_address(asked.own_address);
     if ((asked.config.fd >= 0) + (asked.config.listen != NULL) + asked.stdio != 1)
-        return aq_options_wrong(line.name, "one of --listen HOST:PORT, --fd N and --stdio");
+        return aq_options_wrong(line.name, "name one of --listen HOST:PORT, --fd N and --stdio");
     aq_log_init(asked.config.listen ? AQ_LOG_DAEMON : AQ_LOG_COMMAND);
     return serve(&asked);
 }

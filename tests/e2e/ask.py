@@ -74,7 +74,8 @@ def scenario_eval():
     wrong(r"has no score\.weight: it was not trained for this task", 2, "eval", ROOT / "model", *columns, "--kind", "tsv")
     wrong(r"is a GPT2ForSequenceClassification, and this task is of every token", 2, "eval", ROOT / "classifier", *own)
     wrong(r"there is no option '--dat.*did you mean|there is no option", 2, "eval", ROOT / "run", "--dta", "x")
-    wrong(r"which model folder", 2, "eval")
+    wrong(r"eval needs one model folder", 2, "eval")
+    wrong(r"needs one model folder", 2, "init", "--data", ROOT / "x")
     shutil.copytree(ROOT / "run", ROOT / "going")
     (ROOT / "going" / "config.json").unlink()
     wrong(r"has no model yet: a run writes one at its end; `aqpipe export ", 2, "eval", ROOT / "going")
@@ -129,7 +130,7 @@ def generate_refusals(run, model):
     wrong(r"use --prompt or --chat, not both", 2, "generate", run, "--prompt", "x", "--chat", "y")
     wrong(r"pass --temperature, too", 2, "generate", run, "--prompt", "x", "--top-k", 4)
     wrong(r"--top-p: '2' is not a number", 2, "generate", run, "--prompt", "x", "--temperature", 2, "--top-p", 2)
-    wrong(r"which model folder", 2, "generate", "--prompt", "x")
+    wrong(r"generate needs one model folder", 2, "generate", "--prompt", "x")
     (model / "generation_config.json").write_text('{"eos_token_id": "</s>"}')
     wrong(r'generation_config\.json: eos_token_id: found "</s>", expected a token', 2, "generate", model, "--prompt", "x",
           "--tokenizer", "bytes")

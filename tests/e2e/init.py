@@ -67,6 +67,7 @@ def scenario_init():
     check("cloned/model.safetensors: is a Git LFS pointer, not the file itself: run `git lfs pull`" in made("five", cloned, "--data", text, code=1), "LFS")
     (ROOT / "lfs.jsonl").write_text(pointer)
     check("lfs.jsonl: is a Git LFS pointer" in made("five", model, "--data", ROOT / "lfs.jsonl", code=1), "data of LFS")
+    check("none: there is no such folder" in made("five", ROOT / "none", "--data", text, code=2), "no model")
     text.write_text("no JSON\n")
     check("text.jsonl:1: is not a JSON object; name its --kind" in made("five", model, "--data", text, code=2), "no JSON")
     check(not (ROOT / "five/job.yaml").exists(), "a refused job left a manifest")

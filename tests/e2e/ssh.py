@@ -88,7 +88,7 @@ def wrong():
     refused(r"the output of ssh://chatty is not an agent's: .*must print nothing .*Welcome", 1, *hosts("chatty", good))
     count = len(asked())
     refused(r"stages\.0\.host: 'ssh://-oProxyCommand=x' is not a host", 2, *hosts("-oProxyCommand=x", good))
-    refused(r"--hosts names 3 hosts, and the job has 2 workers \(2 stages x 1 replicas\)", 2, "--on", "ssh", "--hosts", "a,b,c")
+    refused(r"3 hosts are given \(--host, --hosts\), but the job has 2 workers \(2 stages x 1 replicas\)", 2, "--on", "ssh", "--hosts", "a,b,c")
     refused(r"--hosts: '-oX' is not a host", 2, "--on", "ssh", "--hosts", "a,-oX")
     refused(r"--on ssh: stage 0 has no host: .*--hosts A,B", 2, "--on", "ssh")
     refused(r"security\.keys.*is missing", 2, "--on", "ssh", "--hosts", "node1.example,node2.example")

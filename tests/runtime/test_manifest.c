@@ -302,7 +302,7 @@ static const struct bad bads[] = {
      "is the address of replicas 0 and 1; write a list"},
     {NULL,
      {"pipeline.replicas=64", "train.batch=256", "pipeline.stages=17"},
-     "64 replicas of 17 stages are 1088 workers; at most 1024 can be"},
+     "64 replicas of 17 stages are 1088 workers; at most 1024 are possible"},
     {NULL, {"a.b.c.d.e.f.g.h.i.j.k.l.m.n.o.p.q.r=1"}, "too many dots"},
     {"train: {batch: 8}\n", {0}, "job.yaml: data.train: is missing"},
     {"", {0}, "data.train: is missing"},

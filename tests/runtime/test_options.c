@@ -129,7 +129,7 @@ static void test_what_is_wrong_is_said_with_what_was_meant(void **state)
         {"--count -3", "--count: '-3' is not a whole number from 2 to 9"},
         {"--count 3x", "--count: '3x' is not a whole number"},
         {"--count 99999999999999999999", "is not a whole number"},
-        {"--mark 0", "--mark: '0' is not a whole number, 1 or more"},
+        {"--mark 0", "--mark: '0' is not a whole number of 1 or more"},
         {"--rate nan", "--rate: 'nan' is not a number from 0.5 to 2"},
         {"--rate 3", "is not a number from 0.5 to 2"},
         {"--even 3", "--even: '3': an even number is wanted"},

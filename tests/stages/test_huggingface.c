@@ -234,7 +234,7 @@ static void test_refusals_name_type_and_place(void **state)
         {STEPS(SPLIT("\"Regex\": \"[a&&b]\"", "Isolated")), "", "&& in a class at byte 2", AQ_INVAL},
         {STEPS(SPLIT("\"Regex\": \"a\\\\b\"", "Isolated")), "", "such an escape at byte 1", AQ_INVAL},
         {STEPS(SPLIT("\"Regex\": \"(?<x>a)\"", "Isolated")), "", "such a group at byte 0", AQ_INVAL},
-        {STEPS(SPLIT("\"Regex\": \"a\"", "Sideways")), "", "[0].behavior is Sideways", AQ_CORRUPT},
+        {STEPS(SPLIT("\"Regex\": \"a\"", "Sideways")), "", "[0].behavior is unknown: Sideways", AQ_CORRUPT},
         {STEPS(SPLIT("\"Regexp\": \"a\"", "Isolated")), "", "[0].pattern has neither", AQ_CORRUPT},
         {STEPS("{}"), "", "[0] has no type", AQ_CORRUPT},
         {"\"pre_tokenizer\": {\"type\": \"Sequence\"}", "", "pre_tokenizer.pretokenizers is not a list", AQ_CORRUPT},

@@ -195,7 +195,7 @@ static int parse(struct command *command, int argc, char **argv)
     const int code = aq_options_read(line, argc, argv, command, &rest);
     if (code != AQ_OPTIONS_READ) return code;
     if (rest.count != 1)
-        return aq_options_wrong(line->name, "%s %s, please", rest.count ? "one" : "a",
+        return aq_options_wrong(line->name, "%s needs one %s", command->go_on ? "resume" : "launch",
                                 command->go_on ? "run folder" : "manifest");
     if (command->entry.resume && command->entry.fresh)
         return aq_options_wrong(line->name, "use --resume or --fresh, not both");

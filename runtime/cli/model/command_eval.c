@@ -330,7 +330,7 @@ int aq_command_eval(int argc, char **argv)
     struct aq_arguments rest;
     const int code = aq_options_read(&line, argc, argv, &asked, &rest);
     if (code != AQ_OPTIONS_READ) return code;
-    if (rest.count != 1) return aq_options_wrong(line.name, "which model folder?");
+    if (rest.count != 1) return aq_options_wrong(line.name, "eval needs one model folder");
     asked.model.path = rest.of[0];
     return aq_exit_of(run_eval(&asked));
 }
