@@ -119,7 +119,7 @@ enum aq_status aq_folder_open(const char *path, bool make, struct aq_folder *out
         goto out;
     }
     if (!S_ISDIR(stat_of.st_mode)) {
-        status = aq_fail(AQ_INVAL, "cache", "%s is no folder", path);
+        status = aq_fail(AQ_INVAL, "cache", "%s is not a folder", path);
         goto out;
     }
     AQ_TRY_GOTO(lock_take(&folder, make), out);

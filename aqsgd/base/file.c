@@ -35,7 +35,7 @@ static enum aq_status folder_refused(int parent, const char *name, const char *t
     if ((error == ENOTDIR || error == ELOOP) && fstatat(parent, name, &info, AT_SYMLINK_NOFOLLOW) == 0) {
         if (S_ISLNK(info.st_mode))
             return aq_fail(AQ_REFUSED, AREA, "%s: '%s' is a symbolic link; %s", text, name, remedy);
-        return aq_fail(AQ_REFUSED, AREA, "%s: '%s' is no folder", text, name);
+        return aq_fail(AQ_REFUSED, AREA, "%s: '%s' is not a folder", text, name);
     }
     errno = error;
     return aq_fail_errno(AREA, "cannot open the folder of %s", text);

@@ -105,7 +105,7 @@ enum aq_status aq_endpoint_own(const char *peer, char out[AQ_ENDPOINT_HOST_BYTES
                        "this machine has no address that other machines can reach, only loopback and bridges");
     }
     const enum aq_status status = aq_endpoint_parse_host(peer, &endpoint, &why);
-    if (status != AQ_OK) return aq_fail(status, "net", "'%.80s' is no address: %s", peer, why);
+    if (status != AQ_OK) return aq_fail(status, "net", "'%.80s' is not an address: %s", peer, why);
     endpoint.port = DISCARD_PORT;
     AQ_TRY(aq_endpoint_resolve(&endpoint, false, &list));
     for (const struct addrinfo *at = list; at && !known; at = at->ai_next)

@@ -308,7 +308,8 @@ static enum aq_status metadata_check(const struct aq_weights *weights, const cha
 {
     const char *have = aq_weights_metadata(weights, key);
     if (!have)
-        return aq_fail(AQ_CORRUPT, "checkpoint", "%s: no %s in its metadata: not a checkpoint of aqpipe", path, key);
+        return aq_fail(AQ_CORRUPT, "checkpoint", "%s: is not a checkpoint of aqpipe: its metadata has no %s", path,
+                       key);
     if (strcmp(have, want) == 0) return AQ_OK;
     return aq_fail(AQ_MISMATCH, "checkpoint", "%s: %s is %s, this run has %s", path, key, have, want);
 }
@@ -322,7 +323,7 @@ static enum aq_status format_check(const struct aq_weights *weights, const char 
     if (!format || strcmp(format, FORMAT_UPDATES) != 0) return metadata_check(weights, path, "format", FORMAT);
     if (text && text[0] >= '0' && text[0] <= '9') *updates = strtoull(text, &end, 10);
     if (end && !*end && *updates <= updates_max) return AQ_OK;
-    return aq_fail(AQ_CORRUPT, "checkpoint", "%s: its metadata's `updates` is '%.32s', which is no count of updates",
+    return aq_fail(AQ_CORRUPT, "checkpoint", "%s: its metadata's `updates` is '%.32s', which is not a count of updates",
                    path, text ? text : "missing");
 }
 
@@ -356,7 +357,7 @@ enum aq_status aq_checkpoint_frozen_check(const struct aq_checkpoint *c, const s
     if (strcmp(have ? have : "0000000000000000", text) == 0) return AQ_OK;
     return aq_fail(AQ_MISMATCH, "checkpoint",
                    "%s: the frozen tensors that it was made with have digest %s, those here %s: put back "
-                   "frozen-stage-%u.safetensors or the file of model.weights that the run began with",
+                   "frozen-stage-%u.safetensors or the file of model.weights that the run started from",
                    path, have ? have : "none", text, c->rank);
 }
 
@@ -457,7 +458,7 @@ static enum aq_status load_all(const struct aq_checkpoint *c, const struct aq_we
     const char *have = aq_weights_metadata(weights, "digest");
     if (have && strcmp(have, text) == 0) return AQ_OK;
     return aq_fail(AQ_CORRUPT, "checkpoint",
-                   "%s: its bytes have digest %s, it was written with %s: the file is damaged", path, text,
+                   "%s: its bytes have digest %s, but it was written with %s: the file is damaged", path, text,
                    have ? have : "none");
 }
 

@@ -60,7 +60,7 @@ static enum aq_status lengths_read(struct pair *pair, const struct aq_weights *f
 {
     void *memory;
     if (pair->m || info->dimensions != 1 || info->count == 0)
-        return aq_fail(AQ_CORRUPT, "checkpoint", "%s are no lengths of an adapter", info->name);
+        return aq_fail(AQ_CORRUPT, "checkpoint", "%s are not lengths of an adapter", info->name);
     AQ_TRY(aq_alloc(2 * info->count * sizeof(float), &memory));
     pair->m = memory;
     pair->factors = pair->m + info->count;

@@ -235,8 +235,8 @@ static enum aq_status take_all(const struct aq_checkpoint *c, const struct aq_we
     AQ_TRY(digest_of(c, values, &have));
     snprintf(text, sizeof text, "%016" PRIx64, have);
     if (strcmp(text, digest) == 0) return AQ_OK;
-    return aq_fail(AQ_CORRUPT, "checkpoint", "%s/%s: its bytes have digest %s, it was written with %s", c->folder, name,
-                   text, digest);
+    return aq_fail(AQ_CORRUPT, "checkpoint", "%s/%s: is damaged: its bytes have digest %s, but it was written with %s",
+                   c->folder, name, text, digest);
 }
 
 enum aq_status aq_checkpoint_frozen_read(const struct aq_checkpoint *c)

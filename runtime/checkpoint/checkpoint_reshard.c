@@ -91,7 +91,7 @@ static enum aq_status file_check(const struct aq_weights *weights, const char *p
     snprintf(text, sizeof text, "%016" PRIx64, digest);
     if (strcmp(fact(weights, "digest"), text) == 0) return AQ_OK;
     return aq_fail(AQ_CORRUPT, "checkpoint",
-                   "%s: its bytes have digest %s, it was written with %s: the file is damaged", path, text,
+                   "%s: its bytes have digest %s, but it was written with %s: the file is damaged", path, text,
                    fact(weights, "digest"));
 }
 

@@ -49,7 +49,7 @@ static enum aq_status snapshot_take(struct aq_checkpoint_writer *writer)
     writer->pages = aq_device_pages(writer->checkpoint.device);
     enum aq_status status = aq_pages_take(&writer->pages, writer->snapshot_bytes, &memory);
     if (status == AQ_NOMEM && writer->pages.take) {
-        aq_log("checkpoint", AQ_LOG_WARNING, "the snapshot's %.2f GiB are not pinned: copies to it take longer",
+        aq_log("checkpoint", AQ_LOG_WARNING, "the snapshot's %.2f GiB could not be pinned: copies to it take longer",
                (double)writer->snapshot_bytes / 0x1p30);
         writer->pages = (struct aq_pages){0};
         status = aq_pages_take(&writer->pages, writer->snapshot_bytes, &memory);

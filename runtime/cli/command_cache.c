@@ -270,7 +270,7 @@ static void path_do(struct asked *asked, const char *path)
     }
     if (every(asked, path) > 0) return;
     if (aq_run_path(path, "cache", inner) == AQ_OK && every(asked, inner) > 0) return;
-    (void)aq_fail(AQ_NOTFOUND, "cache", "%s: there is no cache, nor in cache/ below it", path);
+    (void)aq_fail(AQ_NOTFOUND, "cache", "%s: there is no cache here or in cache/ below it", path);
     if (asked->code == AQ_EXIT_DONE) asked->code = AQ_EXIT_USAGE;
 }
 
@@ -313,13 +313,13 @@ int aq_command_cache(int argc, char **argv)
     struct aq_arguments rest;
     const int code = aq_options_read(&line, argc, argv, &asked, &rest);
     if (code != AQ_OPTIONS_READ) return code;
-    if (rest.count == 0) return aq_options_wrong(line.name, "stat, verify, compact or wipe?");
+    if (rest.count == 0) return aq_options_wrong(line.name, "name one of stat, verify, compact and wipe");
     asked.verb = rest.of[0];
     asked.verify = strcmp(asked.verb, "verify") == 0;
     const bool changes = strcmp(asked.verb, "compact") == 0 || strcmp(asked.verb, "wipe") == 0;
     if (!asked.verify && !changes && strcmp(asked.verb, "stat") != 0)
         return aq_options_wrong(line.name, "'%s' is not one of stat, verify, compact and wipe", asked.verb);
-    if (rest.count == 1) return aq_options_wrong(line.name, "no path: a cache, or a run folder");
+    if (rest.count == 1) return aq_options_wrong(line.name, "no path is given: name a cache, or a run folder");
     for (uint32_t i = 1; i < rest.count; i++)
         path_do(&asked, rest.of[i]);
     if (fflush(stdout) != 0) return AQ_EXIT_FAILED;

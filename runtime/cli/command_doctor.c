@@ -76,7 +76,8 @@ int aq_command_doctor(int argc, char **argv)
     struct aq_plan *plan = NULL;
     const int code = aq_options_read(&line, argc, argv, &options, &rest);
     if (code != AQ_OPTIONS_READ) return code;
-    if (rest.count > 1) return aq_options_wrong(line.name, "'%s' is too much: one manifest", rest.of[1]);
+    if (rest.count > 1)
+        return aq_options_wrong(line.name, "'%s' is one argument too many: doctor takes one manifest", rest.of[1]);
     if (options.sets.count && rest.count == 0) return aq_options_wrong(line.name, "--set needs a manifest");
     struct doctor doctor = {.json = options.json, .token_file = options.token_file};
     if (rest.count) {

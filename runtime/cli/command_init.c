@@ -82,12 +82,12 @@ static enum aq_status find_model(struct asked *asked, uint32_t *T)
         path = hub;
     }
     struct aq_weights *weights;
-    AQ_TRY(aq_weights_open(path, &weights)); /* whole, and not the pointers of Git LFS? */
-    aq_weights_close(weights);
     AQ_TRY(aq_model_folder_open(path, &folder));
     const uint32_t context = aq_model_folder_model(folder)->context;
     *T = context && context < T_MAX ? context : T_MAX;
     aq_model_folder_close(folder);
+    AQ_TRY(aq_weights_open(path, &weights)); /* whole, and not the pointers of Git LFS? */
+    aq_weights_close(weights);
     return find_file("", path, asked->weights);
 }
 
@@ -122,7 +122,7 @@ static enum aq_status find_hosts(struct asked *asked)
             return aq_fail(AQ_INVAL, "init", "--hosts: at most %d", AQ_JOB_STAGES_MAX);
         snprintf(text, sizeof text, "%.*s", (int)(bytes < sizeof text ? bytes : sizeof text - 1), at);
         if (bytes >= sizeof text || aq_ssh_parse(text, &asked->host[asked->host_count++], &why) != AQ_OK)
-            return aq_fail(AQ_INVAL, "init", "--hosts: '%.80s' is no host: %s", text, why);
+            return aq_fail(AQ_INVAL, "init", "--hosts: '%.80s' is not a host: %s", text, why);
         at = comma ? comma + 1 : NULL;
     }
     if (asked->hosts && asked->host_count < 2)
@@ -329,7 +329,7 @@ int aq_command_init(int argc, char **argv)
     struct aq_arguments rest;
     const int code = aq_options_read(&line, argc, argv, &asked, &rest);
     if (code != AQ_OPTIONS_READ) return code;
-    if (rest.count != 1) return aq_options_wrong(line.name, "which model folder?");
+    if (rest.count != 1) return aq_options_wrong(line.name, "init needs one model folder");
     if (!asked.data) return aq_options_wrong(line.name, "--data FILE is missing");
     if (asked.daemons && !asked.hosts) return aq_options_wrong(line.name, "--daemons needs --hosts A,B");
     asked.model = rest.of[0];

@@ -123,7 +123,7 @@ static enum aq_status host_name(const char *text, size_t bytes, char out[AQ_ENDP
         if (aq_endpoint_parse_host(host, &endpoint, &why) == AQ_OK && aq_endpoint_identity(&endpoint, out))
             return AQ_OK;
     }
-    return aq_fail(AQ_INVAL, "keys", "'%.*s' is no host: %s", bytes < 80 ? (int)bytes : 80, text, why);
+    return aq_fail(AQ_INVAL, "keys", "'%.*s' is not a host: %s", bytes < 80 ? (int)bytes : 80, text, why);
 }
 
 static enum aq_status make_host(const struct asked *asked, const char *text, size_t bytes)
@@ -333,7 +333,7 @@ enum aq_status aq_keys_give(const char *folder, const char *out, const char *hos
 static int init(const struct asked *asked)
 {
     uint32_t stages;
-    if (asked->rest_count) return aq_options_wrong(line.name, "one folder, please");
+    if (asked->rest_count) return aq_options_wrong(line.name, "one folder of keys is needed");
     if (!asked->job == !asked->renew)
         return aq_options_wrong(line.name, "init needs --job NAME, or --renew for a folder that has an authority");
     if (!asked->stages) return aq_options_wrong(line.name, "init wants --stages N");
@@ -417,7 +417,7 @@ static int bundle(const struct asked *asked)
 static int enroll(const struct asked *asked)
 {
     struct aq_tls_name site = {.role = AQ_TLS_SITE};
-    if (asked->rest_count) return aq_options_wrong(line.name, "one folder, please, and --site NAME");
+    if (asked->rest_count) return aq_options_wrong(line.name, "enroll needs one folder, and --site NAME");
     if (!asked->site) return aq_options_wrong(line.name, "enroll needs --site NAME");
     if (aq_tls_make_site(asked->folder, asked->site, since(), until(asked)) != AQ_OK) return AQ_EXIT_FAILED;
     if (!asked->out) return show(asked, asked->folder);
@@ -462,7 +462,7 @@ static int revoke_these(const struct asked *asked)
 
 static int show_folder(const struct asked *asked)
 {
-    return asked->rest_count ? aq_options_wrong(line.name, "one folder, please") : show(asked, asked->folder);
+    return asked->rest_count ? aq_options_wrong(line.name, "one folder of keys is needed") : show(asked, asked->folder);
 }
 
 static int mirror(const struct asked *asked)
@@ -484,13 +484,15 @@ int aq_command_keys(int argc, char **argv)
     struct aq_arguments rest;
     const int code = aq_options_read(&line, argc, argv, &asked, &rest);
     if (code != AQ_OPTIONS_READ) return code;
-    if (rest.count == 0) return aq_options_wrong(line.name, "init, add-host, enroll, bundle, revoke, show or mirror?");
+    if (rest.count == 0)
+        return aq_options_wrong(line.name, "name one of init, add-host, enroll, bundle, revoke, show and mirror");
     struct aq_nearest nearest = {.word = rest.of[0]};
     for (size_t i = 0; i < sizeof commands / sizeof *commands; i++) {
         aq_nearest_try(&nearest, commands[i].name);
         if (strcmp(rest.of[0], commands[i].name) != 0) continue;
         if (rest.count == 1)
-            return aq_options_wrong(line.name, commands[i].run == mirror ? "which file?" : "which folder?");
+            return aq_options_wrong(line.name, commands[i].run == mirror ? "mirror needs the name of one file to make"
+                                                                             : "the folder of keys is missing");
         asked.folder = rest.of[1];
         asked.rest = &rest.of[2];
         asked.rest_count = rest.count - 2;

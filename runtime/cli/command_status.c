@@ -98,7 +98,7 @@ static int parse(struct asked *asked, const struct aq_command_line *line, int ar
         char *end;
         const char *stage = rest.of[used++];
         const unsigned long rank = strtoul(stage, &end, 10);
-        if (*end || end == stage || rank > 9999) return aq_options_wrong(line->name, "'%s' is no stage", stage);
+        if (*end || end == stage || rank > 9999) return aq_options_wrong(line->name, "'%s' is not a stage", stage);
         asked->rank = (uint32_t)rank;
         asked->has_rank = true;
     }
@@ -841,7 +841,9 @@ int aq_command_logs(int argc, char **argv)
         return AQ_EXIT_DONE;
     }
     if (logs > 0) return AQ_EXIT_DONE;
-    if (asked.has_rank)
+    if (access(asked.folder, F_OK) != 0)
+        (void)aq_command_failed("%s: there is no such folder", asked.folder);
+    else if (asked.has_rank)
         (void)aq_command_failed("there is no log of stage %u in %s/logs on this machine", asked.rank, asked.folder);
     else
         (void)aq_command_failed("there is no log in %s/logs", asked.folder);

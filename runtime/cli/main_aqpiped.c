@@ -41,7 +41,7 @@ static enum aq_status open_keys(struct aq_daemon_config *config, const char *key
     if (config->listen && aq_endpoint_parse(config->listen, &endpoint, &why) == AQ_OK)
         (void)aq_endpoint_identity(&endpoint, listen);
     if (host && (aq_endpoint_parse_host(host, &endpoint, &why) != AQ_OK || !aq_endpoint_identity(&endpoint, name)))
-        return aq_fail(AQ_INVAL, "keys", "--host '%.80s' is no name of a host for certificates", host);
+        return aq_fail(AQ_INVAL, "keys", "--host '%.80s' is not a host name for certificates", host);
     return aq_tls_open_daemon(keys, host ? name : NULL, listen, &config->tls);
 }
 
@@ -86,8 +86,7 @@ static const char *descriptor_read(const char *text, void *to)
     char *end;
     const long number = strtol(text, &end, 10);
     *(int *)to = (int)number;
-    return *text && !*end && number >= 3 && number <= INT_MAX ? NULL
-                                                              : "the number of a descriptor is wanted, at least 3";
+    return *text && !*end && number >= 3 && number <= INT_MAX ? NULL : "must be the number of a descriptor, at least 3";
 }
 
 static const struct aq_option options[] = {
@@ -151,10 +150,11 @@ static int run(int argc, char **argv)
         puts("aqpiped " AQ_VERSION);
         return 0;
     }
-    if (rest.count > 0) return aq_options_wrong(line.name, "'%s' is too much: it takes options only", rest.of[0]);
+    if (rest.count > 0)
+        return aq_options_wrong(line.name, "'%s' is not an option, and aqpiped takes only options", rest.of[0]);
     if (asked.own_address) return print_own_address(asked.own_address);
     if ((asked.config.fd >= 0) + (asked.config.listen != NULL) + asked.stdio != 1)
-        return aq_options_wrong(line.name, "one of --listen HOST:PORT, --fd N and --stdio");
+        return aq_options_wrong(line.name, "name one of --listen HOST:PORT, --fd N and --stdio");
     aq_log_init(asked.config.listen ? AQ_LOG_DAEMON : AQ_LOG_COMMAND);
     return serve(&asked);
 }

@@ -24,9 +24,10 @@ static enum aq_status resolve(const char *address, bool passive, struct addrinfo
     struct aq_endpoint endpoint;
     const char *why;
     if (aq_endpoint_parse(address, &endpoint, &why) != AQ_OK)
-        return aq_fail(AQ_INVAL, "control", "'%.80s' is no address: %s (write host:port or [v6]:port)", address, why);
+        return aq_fail(AQ_INVAL, "control", "'%.80s' is not an address: %s (write host:port or [v6]:port)", address,
+                       why);
     if (passive && endpoint.name[0])
-        return aq_fail(AQ_INVAL, "control", "'%.80s': a name before '@' is for who connects", address);
+        return aq_fail(AQ_INVAL, "control", "'%.80s': an address to listen at has no name before '@'", address);
     if (!passive && endpoint.port == 0)
         return aq_fail(AQ_INVAL, "control", "'%.80s': port 0 cannot be reached", address);
     return aq_endpoint_resolve(&endpoint, passive, out);
@@ -146,7 +147,8 @@ static enum aq_status expect(struct aq_control *control, const char *address, co
 {
     json_t *message;
     const enum aq_status status = aq_control_receive(control, deadline_ns, &message);
-    if (status == AQ_TIMEOUT) return aq_fail(status, "control", "%s answers nothing: is an aqpiped there?", address);
+    if (status == AQ_TIMEOUT)
+        return aq_fail(status, "control", "%s does not answer: does an aqpiped run there?", address);
     if (status == AQ_CLOSED)
         return aq_fail(status, "control",
                        "%s closed the connection in the greeting (an aqpiped with --keys needs security.keys in the "
@@ -189,7 +191,7 @@ static enum aq_status greet(struct aq_control *control, const char *address, con
     AQ_TRY(expect(control, address, "welcome", deadline_ns, &message));
     status = aq_control_get_text(message, "proof", &got);
     if (status == AQ_OK && !aq_token_proves(wanted, got))
-        status = aq_fail(AQ_REFUSED, "control", "the daemon at %s does not hold our token", address);
+        status = aq_fail(AQ_REFUSED, "control", "the daemon at %s does not have our token", address);
     json_decref(message);
     return status;
 }
@@ -253,5 +255,5 @@ void aq_control_descriptors(uint64_t count)
     if (getrlimit(RLIMIT_NOFILE, &files) != 0 || files.rlim_cur >= count) return;
     files.rlim_cur = files.rlim_max < count ? files.rlim_max : count;
     if (setrlimit(RLIMIT_NOFILE, &files) != 0)
-        aq_log("control", AQ_LOG_WARNING, "no more than the usual descriptors: errno %d", errno);
+        aq_log("control", AQ_LOG_WARNING, "the limit of descriptors cannot be raised: errno %d", errno);
 }

@@ -122,11 +122,12 @@ static void let_in(struct daemon *daemon, int fd, const struct sockaddr_storage 
     struct connection *connection = connection_place(daemon, pending.source, pending.since_ns);
     if (!connection || aq_control_open_stranger(fd, &pending.control) != AQ_OK) {
         close(fd);
-        if (!connection) aq_log("daemon", 1, "peer=%s refused: no place for it now", pending.peer);
+        if (!connection) aq_log("daemon", 1, "peer=%s refused: too many connections", pending.peer);
         return;
     }
     if (connection->state != CONNECTION_FREE) {
-        aq_log("daemon", 1, "peer=%s refused: it has proved nothing and gives its place to others", connection->peer);
+        aq_log("daemon", 1, "peer=%s refused: it has not proved who it is, and makes room for others",
+               connection->peer);
         connection_close(daemon, connection);
     }
     *connection = pending;
@@ -198,7 +199,7 @@ static enum aq_status prove(struct daemon *daemon, struct connection *connection
     if (!aq_control_is(message, "op", "hello") || strlen(nonce) != AQ_NONCE_CHARS ||
         aq_token_proof(token, "client", connection->nonce, nonce, proof) != AQ_OK ||
         !aq_token_proves(proof, aq_control_text_or(message, "proof", ""))) {
-        aq_log("daemon", 1, "peer=%s refused: it does not hold the token", connection->peer);
+        aq_log("daemon", 1, "peer=%s refused: it does not have the token", connection->peer);
         (void)refuse(daemon, connection, "the token is not this daemon's (--token-file)");
         return AQ_REFUSED;
     }
@@ -285,7 +286,7 @@ static enum aq_status open_job(struct daemon *daemon, struct connection *connect
 static enum aq_status forget(struct daemon *daemon, const json_t *message)
 {
     uint64_t step;
-    if (daemon->probing) return aq_fail(AQ_PROTO, "daemon", "who measures the network has no checkpoints");
+    if (daemon->probing) return aq_fail(AQ_PROTO, "daemon", "a measurement of the network has no checkpoints");
     AQ_TRY(aq_control_get_u64(message, "step", &step));
     /* A failure is logged; an old checkpoint that stays is harmless. */
     if (aq_owned_forget(daemon->checkpoint, &daemon->run_owner, step) != AQ_OK) aq_error_clear();
@@ -324,7 +325,7 @@ static enum aq_status from_owner(struct daemon *daemon, json_t *message)
     struct worker *worker = worker_find(daemon, rank);
     if (!worker || !worker->control) return AQ_OK; /* it has ended; `exited` is on its way */
     if (aq_control_send(worker->control, json_incref(message)) != AQ_OK && worker->pid > 0 && !worker->reaped) {
-        aq_log("daemon", 1, "stage %u takes no message: killed", rank);
+        aq_log("daemon", 1, "stage %u does not read its messages, so it was killed", rank);
         worker_kill(worker);
     }
     return AQ_OK;
@@ -361,7 +362,7 @@ static enum aq_status tell_log(struct daemon *daemon, struct connection *connect
     AQ_TRY(aq_control_get_u32(message, "rank", &rank));
     if (bytes > LOG_BYTES_ASKED_MAX) bytes = LOG_BYTES_ASKED_MAX;
     if (lookers_wait(daemon) > DAEMON_LOOKERS_BYTES_MAX)
-        return refuse(daemon, connection, "others have asked for logs and do not read them: try again");
+        return refuse(daemon, connection, "other clients have asked for logs and do not read them: try again later");
     if (daemon->run[0] == 0) return refuse(daemon, connection, "it has had no job yet");
     snprintf(name, sizeof name, "logs/stage-%u.log", rank);
     char *text;

@@ -178,9 +178,9 @@ static enum aq_status spawn(struct daemon *daemon, struct worker *worker)
     int channel[2], output[2], heartbeat, rules;
     AQ_TRY(aq_heartbeat_make(daemon->beat_ns, &heartbeat, &worker->heartbeat));
     if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, channel) != 0)
-        return close_failed(heartbeat, aq_fail_errno("daemon", "no channel for stage %u", worker->rank));
+        return close_failed(heartbeat, aq_fail_errno("daemon", "cannot open a channel to stage %u", worker->rank));
     if (pipe2(output, O_CLOEXEC) != 0) {
-        const enum aq_status failed = aq_fail_errno("daemon", "no pipe for stage %u", worker->rank);
+        const enum aq_status failed = aq_fail_errno("daemon", "cannot open a pipe to stage %u", worker->rank);
         close(channel[0]);
         close(channel[1]);
         return close_failed(heartbeat, failed);
@@ -216,7 +216,7 @@ static enum aq_status spawn(struct daemon *daemon, struct worker *worker)
     close(channel[1]);
     close(output[1]);
     if (status == AQ_OK && fcntl(output[0], F_SETFL, O_NONBLOCK) != 0)
-        status = aq_fail_errno("daemon", "no output of stage %u", worker->rank);
+        status = aq_fail_errno("daemon", "cannot open the output of stage %u", worker->rank);
     worker->output = output[0];
     return status;
 }
@@ -287,7 +287,7 @@ void worker_serve(struct daemon *daemon, struct worker *worker)
             return;
         }
         if (is_ours(message)) {
-            snprintf(worker->last, sizeof worker->last, "it spoke for its daemon");
+            snprintf(worker->last, sizeof worker->last, "it sent a message that only its daemon may send");
             if (worker->pid > 0) worker_kill(worker);
             json_decref(message);
             aq_control_close(worker->control);

@@ -35,7 +35,7 @@ enum aq_status aq_relay_split(int *channel, pid_t *daemon)
 {
     int pair[2];
     if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) != 0)
-        return aq_fail_errno("daemon", "no channel for standard input and output");
+        return aq_fail_errno("daemon", "cannot open a channel on standard input and output");
     const pid_t pid = fork();
     const int null = pid == 0 ? open("/dev/null", O_RDWR | O_CLOEXEC) : -1;
     if (pid == -1 || (pid == 0 && (null == -1 || dup2(null, 0) == -1 || dup2(null, 1) == -1))) {

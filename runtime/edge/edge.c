@@ -423,7 +423,8 @@ static enum aq_status received_check(const struct aq_edge *edge, const struct aq
                        edge->shape.edge, (unsigned long long)frame->step, frame->micro_batch,
                        frame->flags & AQ_EDGE_CODED ? "" : "not ");
     if (frame->flags & AQ_EDGE_CHECKED && (aq_edge_checks_most(&edge->shape) == 0 || frame->kind == AQ_FRAME_EVAL))
-        return aq_fail(AQ_PROTO, "edge", "edge %u: step %llu micro-batch %u carries digests that the plan has not",
+        return aq_fail(AQ_PROTO, "edge",
+                       "edge %u: step %llu micro-batch %u carries digests, which the plan does not have",
                        edge->shape.edge, (unsigned long long)frame->step, frame->micro_batch);
     const bool bare = edge->shape.still && frame->kind == AQ_FRAME_BACKWARD;
     if (bare && frame->body_bytes == 0) return AQ_OK;

@@ -137,7 +137,7 @@ static enum aq_status make_again(struct aq_edge *edge, const struct aq_edge_batc
         AQ_TRY(aq_edge_encode_alone(edge, batch, a, true, body, message, &flags, stream));
     }
     if (flags & AQ_CODED_RAW)
-        return aq_fail(AQ_CORRUPT, "edge", "edge %u sample %llu: its message is lost, and made again it has none",
+        return aq_fail(AQ_CORRUPT, "edge", "edge %u sample %llu: its message is lost, and computing it again made none",
                        edge->shape.edge, (unsigned long long)batch->sample_ids[0]);
     return AQ_OK;
 }

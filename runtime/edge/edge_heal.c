@@ -174,7 +174,7 @@ enum aq_status aq_edge_fetch_asked(struct aq_edge *edge, const struct aq_frame *
     if (!edge->config.cache)
         wrong = "while its codec keeps no messages";
     else if (frame->micro_batch > UINT16_MAX)
-        wrong = "of a variant that there cannot be";
+        wrong = "of a variant that cannot exist";
     else if (edge->asked.count == AQ_EDGE_ASKS_MAX)
         wrong = "before earlier ones were answered, more than may wait";
     else if (edge->asks_left == 0)
@@ -239,7 +239,7 @@ static enum aq_status message_check(const struct aq_edge *edge, const struct aq_
 {
     const unsigned long long sample = fetch->key.sample, came = message->step;
     if (message->argument != sample || message->micro_batch != fetch->key.variant)
-        return aq_fail(AQ_PROTO, "edge", "edge %u: asked for the message of sample %llu, got that of %llu",
+        return aq_fail(AQ_PROTO, "edge", "edge %u: asked for the message of sample %llu, got the one of %llu",
                        edge->shape.edge, sample, (unsigned long long)message->argument);
     if (!message->body) return AQ_OK;
     if (message->body_bytes != fetch->bytes)

@@ -27,7 +27,7 @@ static enum aq_status part(struct aq_link *link, const struct aq_frame *frame, u
     if (frame->body) aq_link_release(link, frame->body);
     if (!good)
         return aq_fail(AQ_PROTO, "edge",
-                       "stage %u sent a frame (kind %u, %u bytes) where part %u of the key of its cache is due",
+                       "stage %u sent a frame (kind %u, %u bytes) where part %u of the key of its cache is expected",
                        aq_link_peer_rank(link), frame->kind, frame->body_bytes, number);
     memcpy(at, &frame->step, sizeof frame->step);
     memcpy(at + sizeof frame->step, &frame->argument, sizeof frame->argument);

@@ -85,7 +85,7 @@ static enum aq_status vector_here(const struct aq_edge *edge, const struct aq_ed
 {
     if (vector->here == 0 || vector->here < vector->total) return AQ_AGAIN;
     if (vector->step == step) return AQ_OK;
-    return aq_fail(AQ_PROTO, "edge", "edge %u: %s gradients of step %llu came in step %llu", edge->shape.edge,
+    return aq_fail(AQ_PROTO, "edge", "edge %u: %s gradients of step %llu arrived in step %llu", edge->shape.edge,
                    vector == &edge->summed ? "summed"
                    : vector == &edge->tied ? "tied"
                                            : "shared",
@@ -114,7 +114,7 @@ float *aq_edge_summed(const struct aq_edge *edge)
 static enum aq_status vector_hold(const struct aq_edge *edge, struct aq_edge_vector *vector)
 {
     if (!vector->held && vector->here > 0)
-        return aq_fail(AQ_PROTO, "edge", "edge %u: gradients of step %llu came before they were due", edge->shape.edge,
+        return aq_fail(AQ_PROTO, "edge", "edge %u: gradients of step %llu arrived too early", edge->shape.edge,
                        (unsigned long long)vector->step);
     vector->held = true;
     return AQ_OK;

@@ -288,8 +288,8 @@ static void on_mark(struct launcher *launcher, uint32_t rank, const struct aq_me
 {
     const uint64_t step = message->mark.step;
     if (!launcher_hash_told(launcher, rank, message->mark.sha256 ? message->mark.sha256 : "")) {
-        launcher_fail(launcher, CAUSE_OWN, AQ_PROTO, "rank %u marks step %llu with no SHA-256", rank,
-                      (unsigned long long)step);
+        launcher_fail(launcher, CAUSE_OWN, AQ_PROTO, "rank %u reports a checkpoint of step %llu without a SHA-256",
+                      rank, (unsigned long long)step);
         return;
     }
     launcher->stages[rank].mark = step;

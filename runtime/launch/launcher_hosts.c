@@ -21,7 +21,7 @@ static enum aq_status start_private(struct launcher *launcher, struct host *host
 {
     int channel[2];
     if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, channel) != 0)
-        return aq_fail_errno("launch", "no channel for the daemon");
+        return aq_fail_errno("launch", "cannot open a channel to the daemon");
     enum aq_status status = aq_control_open(channel[0], &host->control);
     if (status != AQ_OK) {
         close(channel[0]);
@@ -69,14 +69,14 @@ static enum aq_status take(struct launcher *launcher, struct host *host)
             aq_control_receive(host->control, aq_clock_after((agent ? AGENT_OPEN_S : OPEN_S) * second_ns), &message);
     if (agent && status != AQ_OK) return agent_why(host, status);
     if (status == AQ_TIMEOUT || status == AQ_CLOSED)
-        return aq_fail(status, "launch", "the daemon of %s does not take the job (%s)", name,
+        return aq_fail(status, "launch", "the daemon of %s does not accept the job (%s)", name,
                        host->address ? aq_status_text(status) : launch->daemon);
     AQ_TRY(status);
     const bool opened = aq_control_is(message, "event", "opened");
     host->beats = launcher->beat_ns > 0 && aq_control_bool_or(message, "beats", false);
     watch_heard(launcher, host);
     if (!opened)
-        (void)aq_fail(AQ_REFUSED, "launch", "the daemon of %s does not take the job: %.300s", name,
+        (void)aq_fail(AQ_REFUSED, "launch", "the daemon of %s does not accept the job: %.300s", name,
                       aq_control_text_or(message, "text", "it gives no reason"));
     status = opened ? AQ_OK : AQ_REFUSED;
     if (opened && agent) status = agent_check(host, aq_control_text_or(message, "version", "unknown"));

@@ -37,7 +37,7 @@ enum aq_status agent_start(struct host *host)
     char port[8], target[AQ_SSH_USER_BYTES + AQ_ENDPOINT_HOST_BYTES + 1];
     int channel[2];
     if (aq_ssh_parse(host->address, &to, &why) != AQ_OK)
-        return aq_fail(AQ_INVAL, "launch", "'%.80s' is no host: %s", host->address, why);
+        return aq_fail(AQ_INVAL, "launch", "'%.80s' is not a host: %s", host->address, why);
     snprintf(port, sizeof port, "%u", to.port);
     snprintf(target, sizeof target, "%s%s%s", to.user, to.user[0] ? "@" : "", to.host.host);
     struct aq_text command = {0};
@@ -56,7 +56,7 @@ enum aq_status agent_start(struct host *host)
     const int said = memfd_create("aq-ssh", MFD_CLOEXEC);
     if (status == AQ_OK && (said == -1 || fcntl(said, F_SETFL, O_APPEND) != 0 ||
                             socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, channel) != 0))
-        status = aq_fail_errno("launch", "no channel for ssh");
+        status = aq_fail_errno("launch", "cannot open a channel to ssh");
     if (status == AQ_OK && (status = aq_control_open(channel[0], &host->control)) != AQ_OK) {
         close(channel[0]);
         close(channel[1]);

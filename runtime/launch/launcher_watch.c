@@ -68,14 +68,13 @@ static void job_is_stuck(struct launcher *launcher, const struct aq_watch_findin
 {
     const struct aq_watch_stage *of = &launcher->watch.stages[finding->number];
     char who[RANK_NAME_BYTES];
-    if (launcher_fail(
-            launcher, CAUSE_OWN, AQ_TIMEOUT,
-            "nothing has gone on for %.1f s (limit %.1f s, control.stall_max): %s (pid %d) lives, but in step "
-            "%llu it %s since %.1f s",
-            (double)finding->since_ns * 1e-9, (double)finding->limit_ns * 1e-9,
-            rank_name(launcher, finding->number, who), launcher->stages[finding->number].pid,
-            (unsigned long long)of->step, aq_phase_text(of->phase),
-            (double)(launcher->watch.clock.now_ns - of->changed_ns) * 1e-9))
+    if (launcher_fail(launcher, CAUSE_OWN, AQ_TIMEOUT,
+                      "no stage has made progress for %.1f s (limit %.1f s, control.stall_max): %s (pid %d) is alive, "
+                      "but in step %llu it %s for %.1f s",
+                      (double)finding->since_ns * 1e-9, (double)finding->limit_ns * 1e-9,
+                      rank_name(launcher, finding->number, who), launcher->stages[finding->number].pid,
+                      (unsigned long long)of->step, aq_phase_text(of->phase),
+                      (double)(launcher->watch.clock.now_ns - of->changed_ns) * 1e-9))
         launcher->result->transient = true;
 }
 

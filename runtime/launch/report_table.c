@@ -167,7 +167,7 @@ static void add_mishaps(struct aq_text *text, const json_t *run, const char *nam
     for (int i = 0; i < AQ_STEP_FIGURES; i++)
         add_figure(text, name, aq_step_figure(i), at(run, aq_step_figure(i)->name, NULL));
     if (restarts == 0 && !(fetched > 0)) return;
-    aq_text_add(text, "%s: begun again %llu times by itself, %.0f lost messages fetched from the other side\n", name,
+    aq_text_add(text, "%s: restarted %llu times by itself; %.0f lost messages were fetched from the other side\n", name,
                 (unsigned long long)restarts, isfinite(fetched) ? fetched : 0);
 }
 
@@ -199,10 +199,10 @@ static void add_contraction(struct aq_text *text, const json_t *run, const char 
                         "%s: cut %zu does not contract, c_Q is %.3f (the theorem needs less than 0.707): give it "
                         "more bits, or edges.guard: true\n",
                         name, e, c_q);
-        if (isfinite(bits)) aq_text_add(text, "%s: cut %zu has come to %.3g bits forward\n", name, e, bits);
+        if (isfinite(bits)) aq_text_add(text, "%s: cut %zu now sends %.3g bits forward\n", name, e, bits);
     }
     if (seen) aq_text_add(text, "%s: in the last epoch c_Q was at most %.3f, drift %.4f\n", name, ratio, drift);
-    if (afresh > 0) aq_text_add(text, "%s: %.0f samples ran away and were sent afresh\n", name, afresh);
+    if (afresh > 0) aq_text_add(text, "%s: %.0f samples diverged and were sent whole again\n", name, afresh);
 }
 
 /* The notices of losses, and their remedies. */

@@ -185,7 +185,7 @@ static enum aq_status refuse_other(const struct aq_run_entry *entry, const struc
                 "%s holds the run '%s' of another plan: %s. %s; for this job, choose another folder with --run%s", run,
                 there->name, aq_text_of(&differences),
                 serves ? "--resume continues it with these values" : "To continue it, undo that",
-                same_name ? ", or throw the run away with --fresh" : "");
+                same_name ? ", or delete that run with --fresh" : "");
     aq_text_deinit(&differences);
     return status;
 }
@@ -281,7 +281,7 @@ static enum aq_status enter_used(struct aq_run_entry *entry, const struct identi
     if (status != AQ_NOTFOUND) AQ_TRY(status);
     if (!entry->resume && (marked || found.step || entry->checkpointed))
         return aq_fail(AQ_REFUSED, "launch",
-                       "%s holds this very job already (%s): --resume continues it, --fresh throws it away", run,
+                       "%s already holds this job (%s): --resume continues it, --fresh deletes it", run,
                        marked ? "with a checkpoint" : "without a checkpoint");
     if (!marked) AQ_TRY(begin_anew(entry, state, &found));
     if (marked && mark.plan_hash != there->hash && mark.resume_hash != plan->resume_hash)
@@ -368,8 +368,8 @@ enum aq_status aq_run_enter(struct aq_run_entry *entry)
     AQ_TRY(read_identity(run, &there));
     if (there.hash == 0 && entry->checkpointed && !entry->fresh)
         return aq_fail(AQ_REFUSED, "launch",
-                       "%s had checkpoints and has lost its run.json, so that their plan is unknown: "
-                       "put it back, or start again with --fresh",
+                       "%s had checkpoints and has lost its run.json, so their plan is unknown: put it back, or start "
+                       "again with --fresh",
                        run);
     if (there.hash) AQ_TRY(enter_used(entry, &there));
     if (entry->finished) return AQ_OK;

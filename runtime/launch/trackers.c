@@ -98,7 +98,7 @@ void aq_trackers_start(struct aq_trackers *trackers, const struct aq_trackers_co
         why = aq_error_text();
     }
     trackers->pid = 0;
-    aq_progress_say(progress, "%s: %s; the job goes on without it", area, why);
+    aq_progress_say(progress, "%s: %s; the job continues without it", area, why);
     aq_error_clear();
 }
 

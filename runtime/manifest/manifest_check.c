@@ -85,7 +85,7 @@ void aq_manifest_check_batch(struct aq_manifest *manifest)
                           train->batch, train->micro_batch, W,
                           (unsigned long long)((train->batch / share + 1) * share));
     else if (train->batch / share > AQ_JOB_MICRO_BATCHES_MAX)
-        aq_manifest_error(manifest, "train.micro_batch", "makes %llu micro-batches of a batch; at most %u can be",
+        aq_manifest_error(manifest, "train.micro_batch", "makes %llu micro-batches of a batch; at most %u are possible",
                           (unsigned long long)(train->batch / share), AQ_JOB_MICRO_BATCHES_MAX);
 }
 
@@ -113,10 +113,10 @@ void aq_manifest_check_congestion(struct aq_manifest *manifest)
     const char *name = manifest->job.link.congestion;
     const size_t letters = name ? strspn(name, "abcdefghijklmnopqrstuvwxyz0123456789_-") : 0;
     if (name && (name[letters] != '\0' || letters >= AQ_LINK_CONGESTION_BYTES))
-        aq_manifest_error(
-            manifest, "link.congestion",
-            "'%.80s' is no name of the kernel's: auto, or one of sysctl net.ipv4.tcp_available_congestion_control",
-            name);
+        aq_manifest_error(manifest, "link.congestion",
+                          "'%.80s' is not a congestion control of this kernel: write auto, or one of sysctl "
+                          "net.ipv4.tcp_available_congestion_control",
+                          name);
 }
 
 static bool host_name(const struct aq_job *job, uint32_t rank, char out[AQ_ENDPOINT_NAME_BYTES])

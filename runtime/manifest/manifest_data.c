@@ -63,7 +63,7 @@ void aq_manifest_check_augment(struct aq_manifest *manifest)
     if (!aq_augment_any(&job->data.augment)) return;
     const uint32_t side = aq_augment_side(fields, aq_dataset_fields(job->data.kind, job->train.T, fields));
     if (side == 0)
-        aq_manifest_error(manifest, key, "is of images: data.kind is %s", job->data.kind);
+        aq_manifest_error(manifest, key, "needs images, but data.kind is %s", job->data.kind);
     else if (job->data.augment.crop >= side)
         aq_manifest_error(manifest, key, "%u leaves nothing of images of %u x %u", job->data.augment.crop, side, side);
 }

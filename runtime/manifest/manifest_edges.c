@@ -274,8 +274,8 @@ static void edge_make(struct aq_manifest *manifest, uint32_t e)
     aq_codec_config_text(&receiver, expects, sizeof expects);
     aq_yaml_place(send ? send : manifest->stage_nodes[e], place, sizeof place);
     aq_yaml_error(&manifest->errors, receive ? receive : send,
-                  "edge %u: its ends are at odds: stage %u sends '%s' (%s), stage %u expects '%s'; make both the same",
-                  e, e, says, place, e + 1, expects);
+                  "edge %u: its ends differ: stage %u sends '%s' (%s), stage %u expects '%s'; make both the same", e, e,
+                  says, place, e + 1, expects);
 }
 
 enum aq_status aq_manifest_edges(struct aq_manifest *manifest)
@@ -311,7 +311,7 @@ static void check_codec(struct aq_manifest *manifest, uint32_t edge, bool backwa
 {
     const struct aq_codec_about *about = aq_codec_about(config->kind);
     if (backward && !about->stateless && config->store != AQ_PRECISION_NONE)
-        codec_error(manifest, edge, backward, "store", "gradients have no messages to keep: write none");
+        codec_error(manifest, edge, backward, "store", "gradients keep no messages: write none");
     if (!about->grid) return;
     if (config->grid == AQ_GRID_MIDTREAD && config->bits < 2)
         codec_error(manifest, edge, backward, "grid", "midtread needs at least 2 bits");

@@ -88,11 +88,10 @@ void aq_manifest_check_rates(struct aq_manifest *manifest)
 {
     struct aq_job_train *train = &manifest->job.train;
     if (!aq_lr_ends_read(train->schedule, &train->lr_ends))
-        aq_manifest_error(
-            manifest, "train.schedule",
-            "is no list of at most %d ends, each extend, continue or restart and a step, in rising order: "
-            "'restart 24, continue 48'",
-            AQ_LR_ENDS_MAX);
+        aq_manifest_error(manifest, "train.schedule",
+                          "is not a list of at most %d ends, each extend, continue or restart and a step, in rising "
+                          "order: 'restart 24, continue 48'",
+                          AQ_LR_ENDS_MAX);
     if (train->lr_min > train->lr)
         aq_manifest_error(manifest, "train.lr_min", "%g is more than train.lr, %g", (double)train->lr_min,
                           (double)train->lr);
@@ -130,5 +129,5 @@ void aq_manifest_reduce(struct aq_manifest *manifest)
     aq_error_hold(&why);
     const enum aq_status status = aq_optimizer_config_check(config);
     aq_error_release(&why);
-    if (status != AQ_OK) aq_manifest_error(manifest, "train.optimizer", "there can be no such optimizer: %s", why.text);
+    if (status != AQ_OK) aq_manifest_error(manifest, "train.optimizer", "this optimizer is not possible: %s", why.text);
 }

@@ -66,7 +66,7 @@ void aq_manifest_check_split(struct aq_manifest *manifest)
                           "allows no link.port_first and no address of stage 1: each turn listens on its own port");
     if (job->split.mode == AQ_SPLIT_GLOBAL) check_global(manifest);
     if (job->split.client && !aq_tls_host_good(job->split.client))
-        aq_manifest_error(manifest, "split.client", "is no name of a site: 1 to 63 of a-z 0-9 . _ - :");
+        aq_manifest_error(manifest, "split.client", "is not a site name: use 1 to 63 of a-z 0-9 . _ - :");
 }
 
 /* The statistics of batch norms must fit the model. */

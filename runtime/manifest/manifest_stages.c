@@ -18,8 +18,9 @@ static enum aq_status stages_take(struct aq_manifest *manifest, uint32_t count)
     void *memory = NULL;
     const uint32_t W = manifest->job.pipeline.replicas;
     if ((uint64_t)count * W > AQ_JOB_RANKS_MAX) {
-        aq_manifest_error(manifest, "pipeline.replicas", "%u replicas of %u stages are %llu workers; at most %u can be",
-                          W, count, (unsigned long long)count * W, AQ_JOB_RANKS_MAX);
+        aq_manifest_error(manifest, "pipeline.replicas",
+                          "%u replicas of %u stages are %llu workers; at most %u are possible", W, count,
+                          (unsigned long long)count * W, AQ_JOB_RANKS_MAX);
         manifest->job.pipeline.replicas = 1;
     }
     const uint32_t ranks = count * manifest->job.pipeline.replicas;
@@ -136,7 +137,8 @@ static enum aq_status read_list(struct aq_manifest *manifest, struct aq_yaml_nod
     for (const struct aq_yaml_node *entry = list->first; entry; entry = entry->next)
         count++;
     if (count == 0 || count > AQ_JOB_STAGES_MAX) {
-        aq_yaml_error(&manifest->errors, list, "pipeline.stages: %u entries; 1 to %u can be", count, AQ_JOB_STAGES_MAX);
+        aq_yaml_error(&manifest->errors, list, "pipeline.stages: %u entries; 1 to %u are possible", count,
+                      AQ_JOB_STAGES_MAX);
         count = 1;
     }
     AQ_TRY(stages_take(manifest, count));
@@ -224,7 +226,7 @@ static void check_endpoint(struct aq_manifest *manifest, uint32_t stage, const c
     if (!text) return;
     snprintf(key, sizeof key, "pipeline.stages.%u.%s", stage, name);
     if (aq_endpoint_parse(text, &endpoint, &why) != AQ_OK)
-        aq_manifest_error(manifest, key, "'%.80s' is no address: %s", text, why);
+        aq_manifest_error(manifest, key, "'%.80s' is not an address: %s", text, why);
     else if (dialled && endpoint.port == 0)
         aq_manifest_error(manifest, key, "'%.80s': port 0 cannot be reached", text);
     else if (!dialled && endpoint.name[0])
@@ -239,7 +241,7 @@ static void check_agent(struct aq_manifest *manifest, uint32_t stage, const char
     const char *why;
     snprintf(key, sizeof key, "pipeline.stages.%u.host", stage);
     if (aq_ssh_parse(text, &agent, &why) != AQ_OK)
-        aq_manifest_error(manifest, key, "'%.80s' is no host: %s", text, why);
+        aq_manifest_error(manifest, key, "'%.80s' is not a host: %s", text, why);
 }
 
 void aq_manifest_check_endpoints(struct aq_manifest *manifest)
@@ -257,7 +259,7 @@ void aq_manifest_check_endpoints(struct aq_manifest *manifest)
     }
     const char *host = job->link.host ? job->link.host : "";
     if (aq_endpoint_parse_host(host, &endpoint, &why) != AQ_OK)
-        aq_manifest_error(manifest, "link.host", "'%.80s' is no host: %s", host, why);
+        aq_manifest_error(manifest, "link.host", "'%.80s' is not a host: %s", host, why);
 }
 
 /* Port 0 is another port for each. */

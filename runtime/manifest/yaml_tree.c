@@ -100,8 +100,10 @@ static enum aq_status read_scalar(struct reader *reader, const yaml_event_t *eve
 {
     const char *text = (const char *)event->data.scalar.value;
     const size_t bytes = event->data.scalar.length;
-    if (event->data.scalar.anchor) return refuse(reader, event->start_mark, "anchors (&name) are not read here");
-    if (event->data.scalar.tag) return refuse(reader, event->start_mark, "tags (!name) are not read here");
+    if (event->data.scalar.anchor)
+        return refuse(reader, event->start_mark, "anchors (&name) are not supported: write the value out");
+    if (event->data.scalar.tag)
+        return refuse(reader, event->start_mark, "tags (!name) are not supported: leave the tag out");
     if (memchr(text, 0, bytes)) return refuse(reader, event->start_mark, "a text holds a zero byte");
     AQ_TRY(node_open(reader, AQ_YAML_SCALAR, event, out));
     (*out)->quoted = event->data.scalar.style != YAML_PLAIN_SCALAR_STYLE;
@@ -180,17 +182,21 @@ static enum aq_status read_node(struct reader *reader, const yaml_event_t *event
     case YAML_SCALAR_EVENT:
         return read_scalar(reader, event, out);
     case YAML_MAPPING_START_EVENT:
-        if (event->data.mapping_start.anchor) return refuse(reader, event->start_mark, "anchors are not read here");
-        if (event->data.mapping_start.tag) return refuse(reader, event->start_mark, "tags are not read here");
+        if (event->data.mapping_start.anchor)
+            return refuse(reader, event->start_mark, "anchors are not supported: write the value out");
+        if (event->data.mapping_start.tag)
+            return refuse(reader, event->start_mark, "tags are not supported: leave the tag out");
         AQ_TRY(node_open(reader, AQ_YAML_MAP, event, out));
         return read_map(reader, *out, depth + 1);
     case YAML_SEQUENCE_START_EVENT:
-        if (event->data.sequence_start.anchor) return refuse(reader, event->start_mark, "anchors are not read here");
-        if (event->data.sequence_start.tag) return refuse(reader, event->start_mark, "tags are not read here");
+        if (event->data.sequence_start.anchor)
+            return refuse(reader, event->start_mark, "anchors are not supported: write the value out");
+        if (event->data.sequence_start.tag)
+            return refuse(reader, event->start_mark, "tags are not supported: leave the tag out");
         AQ_TRY(node_open(reader, AQ_YAML_LIST, event, out));
         return read_list(reader, *out, depth + 1);
     case YAML_ALIAS_EVENT:
-        return refuse(reader, event->start_mark, "aliases (*name) are not read here; write the value out");
+        return refuse(reader, event->start_mark, "aliases (*name) are not supported: write the value out");
     default:
         return refuse(reader, event->start_mark, "a value is missing");
     }

@@ -181,8 +181,8 @@ enum aq_status aq_plan_disk_fits(const struct aq_plan *plan, const char *folder)
     aq_text_size(free_bytes + held, has);
     if (!writable)
         return aq_fail(AQ_IO, "plan",
-                       "%s: %s: no file can be made in %s (its file system is virtual or read-only, or the "
-                       "folder is another user's): name another folder",
+                       "%s: %s: no file can be created in %s (its file system is virtual or read-only, or the folder "
+                       "belongs to another user): name another folder",
                        place, plan->job->cache.path ? "cache.path" : "output.path (--run)", folder);
     if (least > free_bytes + held)
         return aq_fail(AQ_NOSPC, "plan",

@@ -108,7 +108,7 @@ static bool may_begin(const struct server *server, const struct site *site)
 void ahead_advance(struct server *server, struct site *const *due, uint32_t count)
 {
     struct site *site = server->ahead.site;
-    if (site && aq_clock_ns() > site->deadline_ns) turn_away(server, site, "it owes an answer for too long");
+    if (site && aq_clock_ns() > site->deadline_ns) turn_away(server, site, "it has not answered for too long");
     if (server->over || server->ahead.site) return;
     uint32_t first = 0;
     while (first < count && due[first]->offered && leaves_way(server, due[first]))

@@ -162,7 +162,7 @@ static enum aq_status daemon_begin(struct client *client)
     static struct words words;
     words_fill(client, &words);
     if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, channel) != 0)
-        return aq_fail_errno(AREA, "no channel for the daemon");
+        return aq_fail_errno(AREA, "cannot open a channel to the daemon");
     enum aq_status status = aq_control_open(channel[0], &client->daemon);
     if (status != AQ_OK) {
         close(channel[0]);
@@ -211,7 +211,7 @@ static enum aq_status on_turn(struct client *client, const struct aq_message *me
     const uint64_t most =
         aq_job_global(job) ? begin + job->split.epochs * client->job.plan->steps_per_epoch : client->job.plan->steps;
     if (client->until == 0 || client->until > most || mark > client->until || begin > mark)
-        return aq_fail(AQ_PROTO, AREA, "the server offers a turn of steps that there are not");
+        return aq_fail(AQ_PROTO, AREA, "the server offers a turn of steps that the job does not have");
     const bool adopt = turn->adopt;
     client->gate.begin = adopt ? client->begin : NULL;
     if (mark == client->until) return AQ_OK; /* all is trained: it will ask for the ends */
@@ -228,7 +228,7 @@ static enum aq_status on_ends(struct client *client, const struct aq_message *me
     char path[AQ_RUN_PATH_BYTES], name[48];
     const uint64_t offset = message->weights.offset, of = message->weights.of;
     uint64_t bytes;
-    if (client->awaited == 0) return aq_fail(AQ_PROTO, AREA, "the server sends weights that are not due");
+    if (client->awaited == 0) return aq_fail(AQ_PROTO, AREA, "the server sends weights that are not expected");
     const uint64_t most = aq_split_part_bytes_max(client->job.plan, aq_split_rank(client->gate.ends - client->awaited));
     if (of == 0 || of > most || offset != client->in_at || (offset > 0 && of != client->in_of) || offset >= of)
         return aq_fail(AQ_PROTO, AREA,
@@ -318,7 +318,7 @@ static enum aq_status on_together(struct client *client, const struct aq_message
     char text[AQ_SPLIT_TEXT_BYTES];
     const uint64_t samples = together->samples, first = together->first;
     if (!aq_job_global(client->job.job) || client->daemon || client->until)
-        return aq_fail(AQ_PROTO, AREA, "the server sends counts of all clients when none are due");
+        return aq_fail(AQ_PROTO, AREA, "the server sends counts of all clients when none are expected");
     const uint64_t others = client->job.job->split.samples_max * (AQ_JOB_CLIENTS_MAX - 1);
     if (samples > UINT32_MAX || samples > facts->train_samples + others || first >= samples ||
         facts->train_samples > samples - first)
@@ -508,7 +508,7 @@ static void say_differences(struct client *client, const char *manifest)
     if (aq_job_parse(manifest, strlen(manifest), "the server's manifest", client->run, NULL, 0, &job) != AQ_OK) return;
     if (aq_plan_open(job, &plan) == AQ_OK && aq_plan_differences(plan, client->job.plan, false, &text) == AQ_OK &&
         text.used > 0)
-        say(client, "the server's plan is another (there: the server): %s", aq_text_of(&text));
+        say(client, "the server has another plan (there: the server): %s", aq_text_of(&text));
     aq_text_deinit(&text);
     aq_plan_close(plan);
     aq_job_close(job);
@@ -689,7 +689,7 @@ static enum aq_status key_open(struct client *client)
     if (!aq_job_sealed(job)) return AQ_OK;
     AQ_TRY(aq_run_path(job->output.path, "seal.key", path));
     AQ_TRY(aq_split_key(path, job->security.keys, client->config->id, &made, client->seal));
-    if (made) say(client, "made seal.key in output.path: without it the server's cache is a lost one");
+    if (made) say(client, "created seal.key in output.path; keep it: the server's cache cannot be read without it");
     return AQ_OK;
 }
 

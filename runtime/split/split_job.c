@@ -69,7 +69,7 @@ static enum aq_status texts_status(const struct sets *sets)
 static enum aq_status load(const struct aq_split_asked *asked, uint64_t epochs, struct aq_job **out)
 {
     struct sets sets = {.count = asked->set_count};
-    if (asked->set_count + SETS_OWN > SETS_MAX) return aq_fail(AQ_INVAL, AREA, "that are too many --set");
+    if (asked->set_count + SETS_OWN > SETS_MAX) return aq_fail(AQ_INVAL, AREA, "there are too many --set");
     memcpy(sets.of, asked->sets, asked->set_count * sizeof *asked->sets);
     if (asked->run) add_text(&sets, "output.path", asked->run);
     if (asked->client) {

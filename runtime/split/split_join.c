@@ -377,7 +377,7 @@ enum aq_status join_limits(struct server *server)
     }
     if (all == 0)
         return aq_fail(AQ_REFUSED, "split",
-                       "no client is left that split.samples_max and split.share_max allow: raise them, or begin with "
+                       "no client is left that split.samples_max and split.share_max allow: raise them, or start with "
                        "another output.path");
     server->all_samples = all;
     if (server->drawn == server->round) begin_again(server);

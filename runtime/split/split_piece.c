@@ -98,7 +98,7 @@ enum aq_status aq_split_in_piece(struct aq_split_in *in, const char *path, uint6
     char part[AQ_RUN_PATH_BYTES];
     const long got = decode(data, in->buffer);
     if (got <= 0)
-        return aq_fail(AQ_PROTO, AREA, "a piece of a file is no base64 of at most %d bytes", AQ_SPLIT_PIECE_BYTES);
+        return aq_fail(AQ_PROTO, AREA, "a piece of a file is not base64 of at most %d bytes", AQ_SPLIT_PIECE_BYTES);
     if (offset == 0) {
         aq_split_in_close(&(struct aq_split_in){.fd = in->fd});
         in->fd = -1;

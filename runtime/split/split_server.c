@@ -306,7 +306,7 @@ static void serve_site(struct server *server, struct site *site)
     for (int i = 0; i < LINES && site->control && !server->over; i++) {
         json_t *line;
         if (aq_control_check(site->control) != AQ_OK) {
-            turn_away(server, site, "its certificate is no longer good");
+            turn_away(server, site, "its certificate is no longer valid");
             return;
         }
         const enum aq_status status = aq_control_receive(site->control, 0, &line);

@@ -153,8 +153,8 @@ static enum aq_status hear_hello(struct server *server, struct peer *peer)
     peer->hello.name[AQ_SUM_NAME_BYTES - 1] = 0;
     for (uint32_t i = 0; i < server->site_count; i++)
         if (strcmp(server->sites[i].name, peer->hello.name) == 0) site = &server->sites[i];
-    if (!site || site->pid == 0 || !is_due(server, site)) return wrong(peer, "is of no turn");
-    if (peer->head.values != sums->values) return wrong(peer, "is of another network");
+    if (!site || site->pid == 0 || !is_due(server, site)) return wrong(peer, "belongs to no turn");
+    if (peer->head.values != sums->values) return wrong(peer, "belongs to another network");
     for (int i = 0; i < PEERS_MAX; i++)
         if (sums->peers[i].site == site) peer_close(&sums->peers[i]); /* of the stage before this one */
     peer->site = site;
@@ -174,9 +174,9 @@ static enum aq_status hear_head(struct server *server, struct peer *peer)
     const uint64_t open = aq_split_sum_step(sums->sum);
     const bool none = head->weight == 0;
     if (head->step < sums->first || head->step >= sums->end || head->step > open)
-        return wrong(peer, "is of no step that is open");
+        return wrong(peer, "belongs to no open step");
     if (head->weight > UINT32_MAX || head->values != (none ? 0 : sums->values))
-        return wrong(peer, "has not its values");
+        return wrong(peer, "does not have the step's values");
     peer->said = true;
     peer->again = head->step < open || has_counted(server, peer->site);
     peer->values_bytes = 0;
@@ -195,7 +195,7 @@ static void count(struct server *server, struct peer *peer)
         aq_split_sum_add(sums->sum, peer->head.weight);
         site->counted = aq_split_sum_step(sums->sum) + 1;
         if (peer->head.flags & AQ_SUM_NOT_FINITE)
-            server_say(server, "step %" PRIu64 ": the gradients of %s are no numbers: the step is without them",
+            server_say(server, "step %" PRIu64 ": the gradients of %s are not finite: the step is without them",
                        peer->head.step + 1, site->name);
     }
     peer->said = false;

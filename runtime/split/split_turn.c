@@ -348,7 +348,7 @@ static enum aq_status spawn(struct server *server, struct site *site, const stru
     AQ_TRY(aq_file_open(NULL, paths->log, AQ_FILE_APPEND, &log));
     if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, channel) != 0) {
         close(log);
-        return aq_fail_errno(AREA, "no channel for a turn");
+        return aq_fail_errno(AREA, "cannot open a channel for a turn");
     }
     enum aq_status status = aq_control_open(channel[0], &site->launch);
     if (status == AQ_OK) {
@@ -388,7 +388,7 @@ static void last_line(const struct server *server, const struct site *site, char
 {
     char path[AQ_RUN_PATH_BYTES], tail[AQ_SPLIT_TEXT_BYTES];
     int fd;
-    snprintf(out, AQ_SPLIT_TEXT_BYTES, "its launcher ended without a word");
+    snprintf(out, AQ_SPLIT_TEXT_BYTES, "its launcher ended without a result");
     if (state_path(server, path, "logs/%s.log", site->name) != AQ_OK ||
         aq_file_open(NULL, path, AQ_FILE_READ, &fd) != AQ_OK)
         return;
@@ -636,5 +636,5 @@ void turn_due(struct server *server, struct site *site)
         offer(server, site);
         return;
     }
-    if (now > site->deadline_ns) turn_away(server, site, "it owes an answer for too long");
+    if (now > site->deadline_ns) turn_away(server, site, "it has not answered for too long");
 }

@@ -56,11 +56,11 @@ uint32_t aq_board_findings(const struct aq_board_view *view, struct aq_board_fin
     struct list list = {.of = out};
     if (view->state == AQ_BOARD_FAILED) add(&list, true, view->remedy, "the job failed: %.200s", view->cause);
     if (view->step > 0 && view->state == AQ_BOARD_RUNNING && !isfinite(view->loss) && isfinite(view->seconds))
-        add(&list, true, "a smaller train.lr, or train.clip", "the loss of step %llu is no number",
+        add(&list, true, "a smaller train.lr, or train.clip", "the loss of step %llu is not a number",
             (unsigned long long)view->step);
     if (view->restarts > 0)
         add(&list, false, "`aqpipe logs RUN` shows the stages' last words",
-            "begun again %llu times; the last cause: %.180s", (unsigned long long)view->restarts, view->cause);
+            "restarted %llu times; the last cause: %.180s", (unsigned long long)view->restarts, view->cause);
     if (view->skipped > 0)
         add(&list, false, "a few are usual while the loss scale is searched; many: a smaller train.lr",
             "%llu steps were skipped, because their gradients were not finite", (unsigned long long)view->skipped);

@@ -136,7 +136,7 @@ void aq_board_metrics(const struct aq_board_view *view, struct aq_text *out)
     gauge(&page, "training_seconds", view->time, "of the run, over all its starts");
     gauge(&page, "left_seconds", view->left_s, "until the last step, by the mean of the last ones");
     counter(&page, "restarts", (double)view->restarts, "from the last checkpoint, in this launch");
-    counter(&page, "skipped_steps", (double)view->skipped, "whose gradients were no numbers");
+    counter(&page, "skipped_steps", (double)view->skipped, "whose gradients were not finite");
     gauge(&page, "findings_bad", bad, "number of problems; the page and status.json describe them");
     gauge(&page, "findings_doubtful", found - bad, "what is doubtful");
     if (view->ranks > 0) of_ranks(&page);

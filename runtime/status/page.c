@@ -306,7 +306,7 @@ static enum MHD_Result on_request(void *context, struct MHD_Connection *connecti
         }
         if (!has_certificate(page, connection) && !(page->token_bytes && has_token(page, connection)))
             return say(connection, MHD_HTTP_UNAUTHORIZED,
-                       "a token is wanted: Authorization: Bearer TOKEN, or once ?token=TOKEN (status.token_file)\n",
+                       "a token is needed: Authorization: Bearer TOKEN, or once ?token=TOKEN (status.token_file)\n",
                        wants);
         guest_asks(connection, true);
     } else if (!names_this_machine(connection, version)) {
@@ -370,7 +370,7 @@ static enum aq_status check(const struct aq_page_config *config, struct aq_page 
     struct aq_endpoint endpoint;
     const char *why;
     if (aq_endpoint_parse(config->listen, &endpoint, &why) != AQ_OK)
-        return aq_fail(AQ_INVAL, "status", "status.listen: '%s' is no address: %s", config->listen, why);
+        return aq_fail(AQ_INVAL, "status", "status.listen: '%s' is not an address: %s", config->listen, why);
     page->own = aq_endpoint_loopback(&endpoint);
     page->tls = config->certificate != NULL;
     page->clients = config->client_authority != NULL;
@@ -450,7 +450,7 @@ enum aq_status aq_page_open(const struct aq_page_config *config, struct aq_board
     }
     if (!page->own && !page->tls)
         aq_log("status", AQ_LOG_WARNING,
-               "%s is in the clear: who listens on the way reads the token (status.certificate)", page->url);
+               "%s is not encrypted, so anyone on the way can read the token: set status.certificate", page->url);
     *out = page;
     return AQ_OK;
 }

@@ -39,7 +39,7 @@ struct aq_control {
 static enum aq_status open_sized(int fd, size_t in_bytes, size_t out_bytes, struct aq_control **out)
 {
     const int flags = fcntl(fd, F_GETFL);
-    if (flags == -1) return aq_fail_errno("control", "descriptor %d is no control channel", fd);
+    if (flags == -1) return aq_fail_errno("control", "descriptor %d is not a control channel", fd);
     void *memory, *buffer = NULL, *in = NULL;
     enum aq_status status;
     AQ_TRY(aq_alloc(sizeof(struct aq_control), &memory));
@@ -414,7 +414,7 @@ static enum aq_status parse(struct aq_control *control, size_t count, json_t **o
         shrink(&control->in, &control->in_bytes, control->in_bytes_first);
     }
     if (!message)
-        return end(control, aq_fail(AQ_PROTO, "control", "a line of the control channel is no JSON: %s (byte %d)",
+        return end(control, aq_fail(AQ_PROTO, "control", "a line of the control channel is not JSON: %s (byte %d)",
                                     error.text, error.position));
     if (!json_is_object(message)) {
         json_decref(message);

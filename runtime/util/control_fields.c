@@ -15,7 +15,8 @@ static const char *kind(const json_t *message)
 
 static enum aq_status bad(const json_t *message, const char *key, const char *wanted)
 {
-    return aq_fail(AQ_PROTO, "control", "message '%.40s': field '%s' is missing or no %s", kind(message), key, wanted);
+    return aq_fail(AQ_PROTO, "control", "message '%.40s': field '%s' is missing or not a %s", kind(message), key,
+                   wanted);
 }
 
 enum aq_status aq_control_get_text(const json_t *message, const char *key, const char **out)

@@ -55,7 +55,7 @@ enum aq_status aq_lengths_read(const char *text, uint64_t count, uint32_t most, 
     const unsigned width = width_of(most);
     uint64_t bits = 0;
     unsigned held = 0;
-    if (strlen(text) != aq_lengths_characters(count, most)) return refuse("not as many as there are samples");
+    if (strlen(text) != aq_lengths_characters(count, most)) return refuse("there are not as many as samples");
     for (uint64_t i = 0; i < count; i++) {
         for (; held < width; held += CHARACTER_BITS) {
             const char *at = strchr(characters, *text++);
@@ -68,5 +68,5 @@ enum aq_status aq_lengths_read(const char *text, uint64_t count, uint32_t most, 
         bits >>= width;
         held -= width;
     }
-    return bits ? refuse("something is behind the last") : AQ_OK;
+    return bits ? refuse("characters follow the last one") : AQ_OK;
 }

@@ -361,8 +361,8 @@ static enum aq_status refuse(const char *path, enum aq_owned_kind kind, const st
         [AQ_OWNED_RUN] = "--run", [AQ_OWNED_CHECKPOINT] = "checkpoint.path", [AQ_OWNED_CACHE] = "cache.path"};
     if (!look->marked)
         return aq_fail(AQ_REFUSED, AREA,
-                       "%s holds files that no run of this job wrote (as '%s'): name an empty folder, or one that is "
-                       "not there yet, by %s",
+                       "%s holds files that no run of this job wrote (such as '%s'): name an empty folder, or one that "
+                       "does not exist yet, by %s",
                        path, look->foreign, keys[kind]);
     if (strcmp(look->marker.kind, kinds[kind]) != 0)
         return aq_fail(AQ_REFUSED, AREA,

@@ -34,7 +34,8 @@ enum aq_status aq_run_make_folder(const char *path)
 {
     char part[AQ_RUN_PATH_BYTES];
     const size_t length = strlen(path);
-    if (length == 0 || length >= sizeof part) return aq_fail(AQ_INVAL, "run", "'%.80s' is no folder's path", path);
+    if (length == 0 || length >= sizeof part)
+        return aq_fail(AQ_INVAL, "run", "'%.80s' is not the path of a folder", path);
     for (size_t i = 1; i <= length; i++) {
         if (path[i] != '/' && path[i] != 0) continue;
         memcpy(part, path, i);
@@ -47,7 +48,7 @@ enum aq_status aq_run_make_folder(const char *path)
     }
     struct stat info;
     if (stat(path, &info) != 0) return aq_fail_errno("run", "%s", path);
-    if (!S_ISDIR(info.st_mode)) return aq_fail(AQ_INVAL, "run", "%s is no folder", path);
+    if (!S_ISDIR(info.st_mode)) return aq_fail(AQ_INVAL, "run", "%s is not a folder", path);
     return AQ_OK;
 }
 

@@ -223,10 +223,11 @@ enum aq_status aq_seal_open(struct aq_seal *seal, const uint8_t key[AQ_SEAL_KEY_
     const uint64_t resume_hash = take(head + 16, 8), step = take(head + 24, 8), bytes = take(head + 32, 8);
     const uint32_t rank = (uint32_t)take(head + 40, 4), chunk = (uint32_t)take(head + 44, 4);
     if (!aq_seal_is(head) || resume_hash != about->resume_hash || step != about->step || rank != about->rank)
-        return aq_fail(AQ_CORRUPT, AREA,
-                       "the copy is of stage %u, step %llu, plan %016llx; wanted is stage %u, step %llu, plan %016llx",
-                       rank, (unsigned long long)step, (unsigned long long)resume_hash, about->rank,
-                       (unsigned long long)about->step, (unsigned long long)about->resume_hash);
+        return aq_fail(
+            AQ_CORRUPT, AREA,
+            "the copy is of stage %u, step %llu, plan %016llx; expected is stage %u, step %llu, plan %016llx", rank,
+            (unsigned long long)step, (unsigned long long)resume_hash, about->rank, (unsigned long long)about->step,
+            (unsigned long long)about->resume_hash);
     if (bytes == 0 || bytes > about->file_bytes || chunk != AQ_SEAL_CHUNK_BYTES)
         return aq_fail(AQ_CORRUPT, AREA, "the copy is of %llu bytes in chunks of %u; at most %llu in chunks of %d",
                        (unsigned long long)bytes, chunk, (unsigned long long)about->file_bytes, AQ_SEAL_CHUNK_BYTES);
@@ -309,7 +310,7 @@ enum aq_status aq_seal_key_make(const char *path)
 {
     const int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
     if (fd == -1 && errno == EEXIST)
-        return aq_fail(AQ_REFUSED, "keys", "%s is there already: what it has sealed needs it; name another file", path);
+        return aq_fail(AQ_REFUSED, "keys", "%s exists, and what it has sealed needs it: name another file", path);
     if (fd == -1) return aq_fail_errno("keys", "cannot make %s", path);
     enum aq_status status = key_write(fd, path);
     if (close(fd) != 0 && status == AQ_OK) status = aq_fail_errno("keys", "cannot close %s", path);

@@ -63,7 +63,7 @@ static enum aq_status next(struct session *s, struct aq_frame *out, uint64_t unt
         } else if (status == AQ_OK && event.kind == AQ_LINK_RECEIVED) {
             if (!out) {
                 if (event.frame.body_bytes) aq_link_release(s->link, event.frame.body);
-                return aq_fail(AQ_PROTO, AREA, "the peer sent a frame while it was to listen");
+                return aq_fail(AQ_PROTO, AREA, "the peer sent a frame while it should listen");
             }
             *out = event.frame;
             return AQ_OK;
@@ -93,7 +93,7 @@ static enum aq_status await(struct session *s, uint16_t flags, const char *what,
     AQ_TRY(status);
     if (out->body_bytes) aq_link_release(s->link, out->body);
     if (out->kind != AQ_FRAME_PROBE || (flags && out->flags != flags) || out->step != 0)
-        return aq_fail(AQ_PROTO, AREA, "the peer sent frame %u, flags %u, where %s was due", out->kind, out->flags,
+        return aq_fail(AQ_PROTO, AREA, "the peer sent frame %u, flags %u, where %s was expected", out->kind, out->flags,
                        what);
     return AQ_OK;
 }

@@ -858,7 +858,8 @@ int aq_command_worker(int argc, char **argv)
     struct aq_control *control;
     enum aq_status status = aq_control_open(AQ_CONTROL_FD, &control);
     if (status != AQ_OK) {
-        aq_log("worker", 0, "no control channel at fd %d: this command is for aqpiped", AQ_CONTROL_FD);
+        aq_log("worker", 0, "there is no control channel at descriptor %d: only aqpiped starts this command",
+               AQ_CONTROL_FD);
         return 2;
     }
     if (!aq_confine_worker()) aq_log("worker", 2, "no seccomp filter here: nothing keeps this worker from exec");

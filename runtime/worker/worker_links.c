@@ -79,7 +79,7 @@ enum aq_status aq_worker_listen(struct aq_worker *w, struct aq_listener **listen
     enum aq_status status = place->address ? aq_endpoint_parse(place->address, &endpoint, &why)
                                            : aq_endpoint_parse_host(link->host, &endpoint, &why);
     if (status != AQ_OK)
-        return aq_fail(status, "worker", "'%.80s' is no address: %s", place->address ? place->address : link->host,
+        return aq_fail(status, "worker", "'%.80s' is not an address: %s", place->address ? place->address : link->host,
                        why);
     if (!place->address && link->port_first) endpoint.port = (uint16_t)(link->port_first + w->rank);
     aq_text_add(&address, "%s%s", w->tls ? "tls+tcp://" : "tcp://",

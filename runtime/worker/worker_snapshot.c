@@ -95,7 +95,8 @@ bool aq_worker_mark_said(const struct aq_worker *w, uint64_t step)
 enum aq_status aq_worker_mark_heard(struct aq_worker *w, uint64_t step)
 {
     if (w->job->checkpoint.every.ns == 0)
-        return aq_fail(AQ_PROTO, "worker", "step %llu: another rank asks for a checkpoint; checkpoint.every is no time",
+        return aq_fail(AQ_PROTO, "worker",
+                       "step %llu: another rank asks for a checkpoint; checkpoint.every is not a time",
                        (unsigned long long)step);
     if (!w->checkpoints.chosen) w->checkpoints.chosen = aq_worker_last_of(w, step);
     return AQ_OK;

@@ -187,7 +187,7 @@ enum aq_status aq_worker_pump(struct aq_worker *worker)
     for (uint32_t i = 0; i < 2; i++) {
         const enum aq_status status = edges[i] ? aq_edge_pump(edges[i]) : AQ_OK;
         if (status == AQ_CLOSED)
-            return aq_fail(AQ_CLOSED, "worker", "stage %u left in good order before the run was done",
+            return aq_fail(AQ_CLOSED, "worker", "stage %u ended normally before the run was done",
                            worker->position + (i ? 1 : -1u));
         AQ_TRY(status);
     }

@@ -70,7 +70,7 @@ static enum aq_status decode(struct aq_worker *w, const void *wire, uint64_t wor
     const uint8_t *at = wire;
     const bool whole = words == w->tied.traffic.up_words;
     if (!whole && words > 1)
-        return aq_fail(AQ_PROTO, "worker", "%llu words of a tied table's gradient came, %llu were due",
+        return aq_fail(AQ_PROTO, "worker", "%llu words of a tied table's gradient arrived, but %llu were expected",
                        (unsigned long long)words, (unsigned long long)w->tied.traffic.up_words);
     for (uint64_t first = 0, count; whole && first < floats; first += count) {
         count = floats - first < AQ_GRAD_PIECE ? floats - first : AQ_GRAD_PIECE;

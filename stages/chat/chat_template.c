@@ -168,7 +168,7 @@ static enum aq_status source_find(const char *folder, const char *name, json_t *
     if (name && strcmp(name, "default") != 0) {
         if (strchr(name, '/') ||
             snprintf(file, sizeof file, "additional_chat_templates/%s.jinja", name) >= (int)sizeof file)
-            return aq_fail(AQ_INVAL, JINJA_AREA, "\"%.64s\" is no name of a chat template", name);
+            return aq_fail(AQ_INVAL, JINJA_AREA, "\"%.64s\" is not the name of a chat template", name);
     }
     AQ_TRY(load(folder, file, AQ_CHAT_TEMPLATE_BYTES_MAX, path, &out->text, &out->bytes));
     snprintf(out->called, sizeof out->called, "%s", path);

@@ -143,10 +143,12 @@ static void names_add(const json_t *object, const char *example, char *text, siz
 
 void data_text_missing(const struct data_roles *roles, const json_t *object, char *text, size_t bytes)
 {
-    snprintf(text, bytes, "has no \"%s\" that is a string", data_role_name(roles, DATA_ROLE_TEXT));
+    const char *name = data_role_name(roles, DATA_ROLE_TEXT);
+    const bool other = json_object_get(object, name) != NULL; /* of another type: no other name would help */
+    snprintf(text, bytes, other ? "has a \"%s\" that is not a string" : "has no \"%s\" that is a string", name);
     if (data_layout_of(roles, object) != DATA_LAYOUTS)
         snprintf(text + strlen(text), bytes - strlen(text), ", but it has answers: set data.kind: instruct");
-    else
+    else if (!other)
         names_add(object, "{text: body}", text, bytes);
 }
 

@@ -304,10 +304,12 @@ static enum aq_status read_files(const struct aq_dataset_config *config, const s
         return aq_fail(AQ_INVAL, AREA, "%s%s: there is no text to learn from: is the file empty?", config->paths[0],
                        config->path_count > 1 ? " and others" : "");
     if (blocks <= config->skip)
-        return aq_fail(AQ_INVAL, AREA,
-                       "%s%s: %llu tokens make %llu blocks of T=%u (each takes T+1), %llu left out: none remains",
-                       config->paths[0], config->path_count > 1 ? " and others" : "", (unsigned long long)all.count,
-                       (unsigned long long)blocks, (unsigned)T, (unsigned long long)config->skip);
+        return aq_fail(
+            AQ_INVAL, AREA,
+            "%s%s: %llu tokens make %llu blocks of T=%u (each takes T+1), and %llu are left out, so no sample "
+            "remains: name more text, or lower train.T",
+            config->paths[0], config->path_count > 1 ? " and others" : "", (unsigned long long)all.count,
+            (unsigned long long)blocks, (unsigned)T, (unsigned long long)config->skip);
     *facts = (struct dataset_facts){.samples = blocks,
                                     .digest = digest_of(text),
                                     .dropped = all.count - 1 - blocks * T,

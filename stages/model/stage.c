@@ -107,7 +107,9 @@ bool aq_model_fits(const struct aq_model_config *model, uint32_t T, const char *
     if (!field_find(fields, count, ops->input))
         snprintf(text, bytes, "its samples have no %s, which model.kind %s reads", ops->input, ops->kind);
     else if (!target)
-        snprintf(text, bytes, "its samples have no %s, which the task %s compares with", of->field, of->name);
+        snprintf(text, bytes,
+                 "its samples have no %s, which the task %s compares with: choose another model.task or data.kind",
+                 of->field, of->name);
     else if (target->count != last.out.rows)
         snprintf(text, bytes, "its samples have %u %s each, but %s gives %u rows", target->count, of->field, ops->kind,
                  last.out.rows);

@@ -84,11 +84,11 @@ static enum aq_status find_path(const struct aq_bpe *bpe, struct aq_bpe_budget *
         }
         if (single) continue;
         if (bpe->vocabulary.unknown == AQ_BPE_NONE)
-            return aq_fail(AQ_INVAL, AQ_BPE_AREA,
-                           "model: the text has a character that is no piece of model.vocab, at byte %zu of a word of "
-                           "%zu bytes, and model.unk_id names no unknown token. Add the character to model.vocab, or "
-                           "set model.unk_id",
-                           start, bytes);
+            return aq_fail(
+                AQ_INVAL, AQ_BPE_AREA,
+                "model: the text has a character that is not a piece of model.vocab, at byte %zu of a word of %zu "
+                "bytes, and model.unk_id names no unknown token. Add the character to model.vocab, or set model.unk_id",
+                start, bytes);
         offer_path(path, start, start + length, bpe->pieces.unknown_score + path[start].score, bpe->vocabulary.unknown);
     }
     return AQ_OK;

@@ -195,9 +195,11 @@ static enum aq_status take_header(struct aq_weights_file *w)
         return aq_fail(AQ_CORRUPT, AREA, "%s: is not a safetensors file, it has %zu bytes", w->path, w->file_bytes);
     memcpy(&length, w->file, sizeof length);
     if (length > AQ_WEIGHTS_HEADER_BYTES_MAX || length > w->file_bytes - sizeof length || length < 2)
-        return aq_fail(AQ_CORRUPT, AREA,
-                       "%s: is not a safetensors file or cut short: header of %llu bytes, file of %zu", w->path,
-                       (unsigned long long)length, w->file_bytes);
+        return aq_fail(
+            AQ_CORRUPT, AREA,
+            "%s: is not a safetensors file or cut short: it gives its header %llu bytes, and has %zu; name a model "
+            "folder or a .safetensors file, or download it again",
+            w->path, (unsigned long long)length, w->file_bytes);
     const char *text = (const char *)w->file + sizeof length;
     json_error_t error;
     if (text[0] != '{') return aq_fail(AQ_CORRUPT, AREA, "%s: the header does not start with {", w->path);

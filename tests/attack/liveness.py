@@ -125,7 +125,7 @@ def stop_one(run, name, victim, moment):
         return
     restarts = lines_of(name).count('"event":"restart"')
     same = process.returncode == 0 and losses(name) == losses("stop-none") and weights(name) == weights("stop-none")
-    noticed = "has been silent for" in errors or "does not take the job" in errors
+    noticed = "has been silent for" in errors or "does not accept the job" in errors
     if not same or (victim == "launcher") == (restarts > 0) or (restarts > 0 and not noticed):
         run.wrong(f"{victim} stopped at {moment}: {process.returncode}, {restarts} restarts in {time.time() - began:.1f} s, "
                   f"{errors[-600:]}")

@@ -47,7 +47,7 @@ def scenario_images():
     check(refused.returncode != 0 and "pyramid has no such key" in refused.stderr, refused.stderr)
 
     for key, value, wanted in (("train.T", 8, "has no tokens to count"), ("model.classes", 5, "targets have 10 values"),
-                               ("model.side", 24, "no power of two"), ("data.kind", "text", "have no images"),
+                               ("model.side", 24, "not a power of two"), ("data.kind", "text", "have no images"),
                                ("model.task", "language_model", "have no targets")):
         refused = aqpipe("plan", str(job("refused", **{key: value})))
         check(refused.returncode != 0 and wanted in refused.stderr, f"{key}: {value}: {refused.stderr}")

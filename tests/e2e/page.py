@@ -275,7 +275,7 @@ def restarts(page):
     before = page.status()["checkpoint"]
     end(descendant(page.process.pid, "worker"))
     said = page.until("a restart", lambda said: said["restarts"] == 1 and said["state"] == "running" and said["step"] > before)
-    check("killed" in said["cause"] and any("begun again" in finding["text"] for finding in said["findings"]), said)
+    check("killed" in said["cause"] and any("restarted" in finding["text"] for finding in said["findings"]), said)
     samples = openmetrics.read(page.get("/metrics")[2])
     check(samples[("aqpipe_restarts_total", (("job", said["job"]),))] == 1, "the counter")
 
@@ -288,7 +288,7 @@ def refusals(page):
 
     refused("the port is taken", **{"status.listen": f"127.0.0.1:{page.url.port}"})
     refused("set status.token_file", **{"status.listen": "0.0.0.0:0"})
-    refused("is no address", **{"status.listen": "here"})
+    refused("is not an address", **{"status.listen": "here"})
     (ROOT / "token").write_text('sixteen "characters" and more\n')
     (ROOT / "token").chmod(0o600)
     refused("a browser takes no token", **{"status.token_file": ROOT / "token"})

@@ -625,7 +625,7 @@ def scenario_extend_schedule():
     said = goes_on("further-on", "--epochs", 4, "--schedule", "extend")
     expect_rates("further-on", first_linear(6) + [course("linear", 6, 6)] * 4 + [course("linear", 12, s) for s in (11, 12)], "held, then stretched")
     for arguments, text in ((("--schedule", "restart"), "--schedule needs --epochs or --steps"),
-                            (("--epochs", 5, "--schedule", "begin"), "extend, continue or restart is wanted")):
+                            (("--epochs", 5, "--schedule", "begin"), "must be extend, continue or restart")):
         check(text in goes_on("further-on", *arguments, want=2), f"{arguments} are taken")
     done = aqpipe("launch", path, "--resume", "--no-progress", "--set", "train.epochs=5", "--set", "train.schedule=restart")
     check(done.returncode == 2 and "train.schedule" in done.stderr and "restart 24, continue 48" in done.stderr, done.stderr)

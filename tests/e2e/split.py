@@ -327,7 +327,7 @@ def scenario_split_refused():
     server.end()
     clients["a"].release()
     said = clients["a"].end(1)
-    check("its certificate is no longer good" in server.text() or "revoked" in server.text(), server.text())
+    check("its certificate is no longer valid" in server.text() or "revoked" in server.text(), server.text())
     lines = {line["name"]: line for line in report("doors")["clients"]}
     check(lines["b"]["turns"] == 3 and lines["a"]["turns"] < 3, f"{lines}: {said}")
     no_workers("split_refused")

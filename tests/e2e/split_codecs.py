@@ -119,7 +119,7 @@ def scenario_split_crops():
         bad = aqpipe("plan", job("bad", **{**keys, "pipeline.stages": STAGES.replace(", dials: true", ""), **changes}))
         check(bad.returncode == 2 and said in bad.stderr and "data.augment.crop" in bad.stderr, f"{bad.returncode}: {bad.stderr}")
     bad = aqpipe("plan", manifest("text", **VIEWS))
-    check(bad.returncode == 2 and "is of images" in bad.stderr, f"{bad.returncode}: {bad.stderr}")
+    check(bad.returncode == 2 and "needs images" in bad.stderr, f"{bad.returncode}: {bad.stderr}")
     no_workers("split_crops")
 
 

@@ -158,7 +158,7 @@ def scenario_split_global_nan():
     good.end()
     bad.end()
     server.end()
-    check("the gradients of b are no numbers: the step is without them" in server.text(), server.text())
+    check("the gradients of b are not finite: the step is without them" in server.text(), server.text())
     lines = {line["name"]: line for line in report("nan")["clients"]}
     check((lines["a"]["turns"], lines["b"]["turns"]) == (1, 1), f"{lines}: {server.text()}")
     check(not any(line["skipped"] for line in of_client("nan", "a")), "a lost a step")

@@ -159,7 +159,7 @@ def scenario_split_hostile():
     lines = {line["name"]: line for line in report("war")["clients"]}
     if os.environ.get("AQ_SHOW"):
         print(server.text(), json.dumps(said, indent=1))
-    both = {"flood": "sends too much after its turn", "repeat": "reports step 1 while step 2 is due", "mute": "owes an answer for too long",
+    both = {"flood": "sends too much after its turn", "repeat": "reports step 1 while step 2 is due", "mute": "has not answered for too long",
             "liar": "speaks for a stage that is not its own", "none": "stage-0.safetensors: optimizer.velocity: value 95 of 96 is NaN",
             "long": "sends 'ends' whose 'of' is not a whole number from 1 to", "nan": "without a finite gradient", "inf": "without a finite gradient"}
     for name, why in both.items():

@@ -120,7 +120,7 @@ def nothing():
     """Neither Python nor the program: a line, and the job is done."""
     job = manifest("none", **{"report_to": "tensorboard"})
     for values, words in (({"AQPIPE_PYTHON": "/nowhere/python3"}, "there is no /nowhere/python3: install Python 3"),
-                          ({"AQPIPE_FOLLOW": "/nowhere/follow"}, "AQPIPE_FOLLOW names no file that can be read; the job goes on without it")):
+                          ({"AQPIPE_FOLLOW": "/nowhere/follow"}, "AQPIPE_FOLLOW names no file that can be read; the job continues without it")):
         with environment(**values):
             done = aqpipe("launch", job, "--fresh")
         check(done.returncode == 0 and words in done.stderr, done.stderr)

@@ -67,7 +67,7 @@ static void test_anything_else_is_refused(void **state)
             say(&pair, wrong[i]);
             assert_int_equal(aq_edge_take_key(pair.link[0], pair.eventcount, PAIR_SECONDS(PAIR_PATIENCE), key),
                              AQ_PROTO);
-            assert_non_null(strstr(aq_error_text(), "of the key of its cache is due"));
+            assert_non_null(strstr(aq_error_text(), "of the key of its cache is expected"));
             assert_memory_equal(key, untouched, sizeof key);
             pair_close(&pair);
         }

@@ -390,7 +390,7 @@ static void test_message_that_is_not_the_one_is_refused(void **state)
         enum answer answer;
         enum aq_status status;
         const char *text;
-    } answers[] = {{OTHER_SAMPLE, AQ_PROTO, "asked for the message of sample 4, got that of 3"},
+    } answers[] = {{OTHER_SAMPLE, AQ_PROTO, "asked for the message of sample 4, got the one of 3"},
                    {TOO_SHORT, AQ_PROTO, "a message of"},
                    {TOO_LONG, AQ_PROTO, "a message of"},
                    {OTHER_BYTES, AQ_CORRUPT, "is not the one it was coded against"},

@@ -456,7 +456,8 @@ static void test_stage_hears_of_a_checkpoint_if_they_are_timed(void **state)
     worker = (struct aq_worker){.job = &job, .plan = &plan};
     job.checkpoint.every = (struct aq_job_every){.count = 4};
     assert_int_equal(aq_worker_mark_heard(&worker, 5), AQ_PROTO);
-    assert_non_null(strstr(aq_error_text(), "step 5: another rank asks for a checkpoint; checkpoint.every is no time"));
+    assert_non_null(
+        strstr(aq_error_text(), "step 5: another rank asks for a checkpoint; checkpoint.every is not a time"));
     assert_int_equal(worker.checkpoints.chosen, 0);
     job.checkpoint.every = (struct aq_job_every){.ns = 1};
     assert_int_equal(aq_worker_mark_heard(&worker, 5), AQ_OK);

@@ -397,7 +397,7 @@ static void test_a_reference_that_is_not_held_is_asked_for_and_compared(void **s
     static const char *const texts[ANSWERS] = {[GONE] = "the sender no longer has message version",
                                                [OTHERS] = "is not the one it was coded against",
                                                [OTHER_VERSION] = "asked for version",
-                                               [OTHER_SAMPLE] = "asked for the message of sample 1, got that of 2",
+                                               [OTHER_SAMPLE] = "asked for the message of sample 1, got the one of 2",
                                                [SHORT] = "bytes came, it has",
                                                [LONG] = "bytes came, it has"};
     (void)state;

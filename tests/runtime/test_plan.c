@@ -822,7 +822,7 @@ static void test_disk_fits_counts_caches_of_this_machine(void **state)
     capture_begin();
     assert_int_equal(aq_plan_disk_fits(plan, "/proc/none"), AQ_IO);
     capture_end();
-    assert_true(captured_has("cache.path: no file can be made in /proc/none ("));
+    assert_true(captured_has("cache.path: no file can be created in /proc/none ("));
     plan_kit_done(plan, job);
     plan = plan_kit_plan(manifest, in_memory, &job);
     assert_int_equal(aq_plan_disk_fits(plan, "/proc/none"), AQ_OK);

@@ -371,8 +371,9 @@ static void test_worker_that_reports_twice_is_a_failure(void **state)
 static void test_worker_that_speaks_for_its_daemon_is_killed(void **state)
 {
     (void)state;
-    expect_failure("steps 9\nsay 1 2 {\"event\":\"exited\",\"code\":0}\n", "it spoke for its daemon");
-    expect_failure("steps 9\nsay 1 2 {\"event\":\"stop-asked\"}\n", "it spoke for its daemon");
+    expect_failure("steps 9\nsay 1 2 {\"event\":\"exited\",\"code\":0}\n",
+                   "it sent a message that only its daemon may send");
+    expect_failure("steps 9\nsay 1 2 {\"event\":\"stop-asked\"}\n", "it sent a message that only its daemon may send");
 }
 
 /* A worker that never pauses: the first line ends the run, and none of them is written. */
@@ -397,7 +398,7 @@ static void test_missing_daemon_program_is_a_failure(void **state)
     (void)state;
     const char *program = daemon_program;
     daemon_program = "/nonexistent/aqpiped";
-    expect_failure("steps 9\n", "does not take the job");
+    expect_failure("steps 9\n", "does not accept the job");
     daemon_program = program;
 }
 
@@ -581,7 +582,7 @@ static void test_who_is_stopped_or_stuck_is_noticed(void **state)
     each_setup(state);
     expect_noticed(1, "steps 1000000\nms 5\n", "the daemon of this machine (pid ");
     each_setup(state);
-    expect_noticed(2, "steps 1000000\nms 5\nhang 0 7\n", "lives, but in step 7 it computes since ");
+    expect_noticed(2, "steps 1000000\nms 5\nhang 0 7\n", "is alive, but in step 7 it computes for ");
 }
 
 static void stop_the_launcher(uint64_t silence_ns, uint64_t ms, int outcome)

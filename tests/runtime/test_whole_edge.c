@@ -232,7 +232,7 @@ static void test_summed_gradients_out_of_order_or_turn_are_refused(void **state)
         say_summed(&kit, values, FLOATS, 5);
         pump_until(&kit, FLOATS);
         assert_int_equal(early ? aq_edge_hold_summed(kit.edge) : aq_edge_receive_summed(kit.edge, 6, &none), AQ_PROTO);
-        const char *text = early ? "before they were due" : "summed gradients of step 5 came in step 6";
+        const char *text = early ? "arrived too early" : "summed gradients of step 5 arrived in step 6";
         assert_non_null(strstr(aq_error_text(), text));
         teardown(&kit);
     }

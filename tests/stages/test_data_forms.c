@@ -367,6 +367,8 @@ static void test_other_names_are_given_by_fields(void **state)
             "\"answer\"; name yours");
     refused("left.jsonl", &text, "left.jsonl:1: has no \"text\" that is a string; its fields are \"question\"");
     refused("f.jsonl", &text, "but it has answers: set data.kind: instruct");
+    data_write_text(folder, "typed.jsonl", "{\"text\": 3}");
+    refused("typed.jsonl", &text, "typed.jsonl:1: has a \"text\" that is not a string (correct it, or skip it");
     refused("f.jsonl", &named, "has no \"question\", and no \"messages\"");
     assert_int_equal(aq_dataset_fields_check("{\"question\": \"prompt\"}"), AQ_INVAL);
     assert_int_equal(aq_dataset_fields_check("{\"prompt\": 3}"), AQ_INVAL);
@@ -472,7 +474,7 @@ static void test_bad_lines_of_texts_and_tables_are_told_together(void **state)
     struct aq_dataset_config table = {.kind = "tsv", .T = 8, .columns = {.text = "s", .label = "l"}};
     struct aq_dataset *data;
     data_write_text(folder, "t.jsonl", "{\"text\": \"abc\"}\n{\"text\": 7}\n{\"text\"\n{\"text\": \"def\"}\n");
-    refused("t.jsonl", &text, "t.jsonl:2: has no \"text\" that is a string");
+    refused("t.jsonl", &text, "t.jsonl:2: has a \"text\" that is not a string");
     assert_non_null(strstr(last_log, "t.jsonl:3: no JSON"));
     text.skip_invalid = 2;
     const uint64_t digest = digest_of("t.jsonl", &text);

@@ -103,7 +103,7 @@ static void test_unigram_without_unknown_token_refuses_the_text(void **state)
     expect_ids(t, "aa", "0 0", "aa");
     aq_error_clear();
     assert_int_equal(aq_tokenizer_encode(t, "aab", 3, &tokens, &count), AQ_INVAL);
-    assert_non_null(strstr(aq_error_text(), "no piece of model.vocab, at byte 2"));
+    assert_non_null(strstr(aq_error_text(), "not a piece of model.vocab, at byte 2"));
     assert_non_null(strstr(aq_error_text(), "set model.unk_id"));
     aq_tokenizer_close(t);
 }

@@ -71,7 +71,7 @@ static void defaults(struct aq_codec_config *config)
 
 static enum aq_status check(const struct aq_codec_config *config)
 {
-    if (config->bits != 1) return aq_codec_refuse("bits with ec", "its bits need not be whole: write rate");
+    if (config->bits != 1) return aq_codec_refuse("bits with ec", "write rate in place of bits; it need not be whole");
     if (!(config->rate >= AQ_EC_RATE_MIN && config->rate <= AQ_EC_RATE_MAX))
         return aq_codec_refuse("rate with ec", "1 to 8 bits a value");
     if (!(config->error >= 0.0f && config->error < 1.0f))

@@ -44,7 +44,8 @@ static void defaults(struct aq_codec_config *config)
 
 static enum aq_status check(const struct aq_codec_config *config)
 {
-    if (config->bits != 1) return aq_codec_refuse("bits with lowrank", "its bits need not be whole: write rate");
+    if (config->bits != 1)
+        return aq_codec_refuse("bits with lowrank", "write rate in place of bits; it need not be whole");
     if (config->rank < 1 || config->rank > RANK_MAX) return aq_codec_refuse("rank with lowrank", "1 to 64");
     if (!(config->rate >= AQ_EC_RATE_MIN && config->rate <= AQ_EC_RATE_MAX))
         return aq_codec_refuse("rate with lowrank", "1 to 8 bits per number of its factors");

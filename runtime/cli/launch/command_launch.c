@@ -195,10 +195,10 @@ static int parse(struct command *command, int argc, char **argv)
     const int code = aq_options_read(line, argc, argv, command, &rest);
     if (code != AQ_OPTIONS_READ) return code;
     if (rest.count != 1)
-        return aq_options_wrong(line->name, "%s %s, please", rest.count ? "one" : "a",
+        return aq_options_wrong(line->name, "%s needs one %s", command->go_on ? "resume" : "launch",
                                 command->go_on ? "run folder" : "manifest");
     if (command->entry.resume && command->entry.fresh)
-        return aq_options_wrong(line->name, "--resume or --fresh, not both");
+        return aq_options_wrong(line->name, "use --resume or --fresh, not both");
     const bool shorthand = command->hosts && !command->on; /* --host A,B alone */
     command->bring = command->copy || shorthand;
     if (shorthand) command->on = "ssh";
@@ -322,7 +322,7 @@ static enum aq_status prepare(struct command *command)
     AQ_TRY(aq_launcher_keys(command->job, &command->tls));
     AQ_TRY(aq_daemon_program(command->daemon));
     if ((int64_t)command->shift > 0 && command->shift >= command->plan->steps)
-        return aq_fail(AQ_INVAL, "launch", "--shift: the job has fewer steps than that");
+        return aq_fail(AQ_INVAL, "launch", "--shift: the job has fewer steps");
     if (command->turn != (command->job->split.clients > 0))
         return aq_fail(AQ_INVAL, "launch", "a job of split learning is trained by aqpipe split-server");
     if (command->job->checkpoint.path)

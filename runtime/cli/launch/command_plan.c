@@ -249,7 +249,7 @@ int aq_command_plan(int argc, char **argv)
     struct aq_arguments rest;
     const int code = aq_options_read(&line, argc, argv, &options, &rest);
     if (code != AQ_OPTIONS_READ) return code;
-    if (rest.count != 1) return aq_options_wrong(line.name, "%s manifest, please", rest.count ? "one" : "a");
+    if (rest.count != 1) return aq_options_wrong(line.name, "plan needs one manifest");
     enum aq_status status = aq_job_load(rest.of[0], options.sets.of, options.sets.count, &job);
     if (status == AQ_OK) status = aq_plan_open(job, &plan);
     const bool planned = status == AQ_OK;

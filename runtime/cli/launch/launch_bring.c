@@ -139,7 +139,7 @@ static enum aq_status meet(const struct aq_job *job, uint32_t rank, struct there
     const char *why;
     *there = (struct there){.job = job, .address = job->pipeline.stages[rank].host};
     if (aq_ssh_parse(there->address, &there->ssh, &why) != AQ_OK)
-        return aq_fail(AQ_INVAL, "launch", "'%.80s' is no host: %s", there->address, why);
+        return aq_fail(AQ_INVAL, "launch", "'%.80s' is not a host: %s", there->address, why);
     const bool v6 = there->ssh.host.v6;
     snprintf(there->target, sizeof there->target, "%s%s%s%s%s", there->ssh.user, there->ssh.user[0] ? "@" : "",
              v6 ? "[" : "", there->ssh.host.host, v6 ? "]" : "");

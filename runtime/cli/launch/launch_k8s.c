@@ -82,7 +82,7 @@ static enum aq_status check_word(const char *option, const char *text)
     if (!text) return aq_fail(AQ_INVAL, "launch", "--on k8s needs %s", option);
     for (const char *at = text; *at; at++)
         if ((unsigned char)*at <= ' ' || *at == '"' || *at == '\\' || (unsigned char)*at > '~') text = "";
-    return text[0] ? AQ_OK : aq_fail(AQ_INVAL, "launch", "%s is a word without blanks and quotes", option);
+    return text[0] ? AQ_OK : aq_fail(AQ_INVAL, "launch", "%s: must be a word without blanks and quotes", option);
 }
 
 static enum aq_status check_claim(const char *claim)
@@ -91,7 +91,8 @@ static enum aq_status check_claim(const char *claim)
     const size_t bytes = strlen(claim);
     const bool name = claim[strspn(claim, "abcdefghijklmnopqrstuvwxyz0123456789-.")] == 0 && bytes <= 253;
     if (name && isalnum(claim[0]) && isalnum(claim[bytes - 1])) return AQ_OK;
-    return aq_fail(AQ_INVAL, "launch", "--claim: '%.80s' is no name of Kubernetes': a-z, 0-9, '-' and '.'", claim);
+    return aq_fail(AQ_INVAL, "launch", "--claim: '%.80s' is not a name in Kubernetes: use a-z, 0-9, '-' and '.'",
+                   claim);
 }
 
 /* The paths that the launcher and the workers open. */
@@ -131,14 +132,14 @@ static enum aq_status check(const struct aq_k8s *k8s, struct names *names)
         return aq_fail(AQ_INVAL, "launch", "the manifest's path, or that of --mount, is too long");
     char *slash = strrchr(names->mount, '/'); /* an absolute path has one */
     if (!k8s->mount || slash[1] == 0) *slash = 0;
-    if (!names->mount[0]) return aq_fail(AQ_INVAL, "launch", "--mount: a folder below / is wanted");
+    if (!names->mount[0]) return aq_fail(AQ_INVAL, "launch", "--mount: must be a folder below /");
     for (uint32_t r = 0; r < aq_job_ranks(job); r++)
         if (job->pipeline.stages[r].host || job->pipeline.stages[r].address)
             return aq_fail(AQ_INVAL, "launch",
-                           "pipeline.stages: with --on k8s pods are named by it: no host, no address");
+                           "pipeline.stages: --on k8s names the pods, so leave out host and address");
     for (uint32_t i = 0; i < k8s->sets->count; i++)
         for (const char *at = k8s->sets->of[i]; *at; at++)
-            if ((unsigned char)*at < ' ') return aq_fail(AQ_INVAL, "launch", "--set: no control characters, please");
+            if ((unsigned char)*at < ' ') return aq_fail(AQ_INVAL, "launch", "--set: must not have control characters");
     return check_paths(job, names->manifest, names->mount);
 }
 

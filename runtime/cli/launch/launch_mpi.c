@@ -154,7 +154,8 @@ static enum aq_status script_of(const struct aq_mpi *mpi, uint32_t rank, const c
     const struct aq_job *job = mpi->job;
     const char *const words[][2] = {
         {"aqpipe", aqpipe}, {"aqpiped", aqpiped}, {"run", job->output.path}, {"name", job->name}, {"start", start}};
-    if (!aq_program_beside("aqpipe", aqpipe)) return aq_fail(AQ_NOTFOUND, "launch", "this program is not there");
+    if (!aq_program_beside("aqpipe", aqpipe))
+        return aq_fail(AQ_NOTFOUND, "launch", "the file of this program is missing");
     AQ_TRY(aq_daemon_program(aqpiped));
     if (!aq_absolute(mpi->manifest, manifest)) return aq_fail(AQ_INVAL, "launch", "the manifest's path is too long");
     for (size_t i = 0; i < sizeof words / sizeof *words; i++) {

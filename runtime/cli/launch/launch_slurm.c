@@ -16,10 +16,10 @@ static enum aq_status check_wish(const char *wish)
 {
     for (const char *at = wish; *at; at++)
         if ((unsigned char)*at < ' ')
-            return aq_fail(AQ_INVAL, "launch", "--slurm: a line, without a control character");
+            return aq_fail(AQ_INVAL, "launch", "--slurm: must be one line without control characters");
     if (wish[0] != '-')
-        return aq_fail(AQ_INVAL, "launch", "--slurm: '%.80s' is no option of sbatch, as in --slurm=--partition=gpu",
-                       wish);
+        return aq_fail(AQ_INVAL, "launch",
+                       "--slurm: '%.80s' is not an option of sbatch: write it as in --slurm=--partition=gpu", wish);
     return AQ_OK;
 }
 
@@ -145,7 +145,8 @@ enum aq_status aq_slurm_script(const struct aq_slurm *slurm, struct aq_text *out
 {
     static char aqpipe[AQ_RUN_PATH_BYTES], aqpiped[AQ_RUN_PATH_BYTES], manifest[AQ_RUN_PATH_BYTES];
     const struct aq_job *job = slurm->job;
-    if (!aq_program_beside("aqpipe", aqpipe)) return aq_fail(AQ_NOTFOUND, "launch", "this program is not there");
+    if (!aq_program_beside("aqpipe", aqpipe))
+        return aq_fail(AQ_NOTFOUND, "launch", "the file of this program is missing");
     AQ_TRY(aq_daemon_program(aqpiped));
     if (!aq_absolute(slurm->manifest, manifest)) return aq_fail(AQ_INVAL, "launch", "the manifest's path is too long");
     aq_text_add(out, "#!/bin/bash\n");

@@ -26,13 +26,14 @@ static enum aq_status read_hosts(const struct aq_job *job, const char *hosts, st
             text[bytes] = 0;
         }
         if (bytes >= sizeof text || aq_ssh_parse(text, &of[count % AQ_JOB_RANKS_MAX], &why) != AQ_OK)
-            return aq_fail(AQ_INVAL, "launch", "--hosts: '%.*s' is no host: %s", bytes < 80 ? (int)bytes : 80, at, why);
+            return aq_fail(AQ_INVAL, "launch", "--hosts: '%.*s' is not a host: %s", bytes < 80 ? (int)bytes : 80, at,
+                           why);
         at = comma ? comma + 1 : NULL;
     }
     if (count == ranks) return AQ_OK;
     return aq_fail(AQ_INVAL, "launch",
-                   "--hosts names %u hosts, and the job has %u workers (%u stages x %u replicas): "
-                   "name one for each; a host may come again",
+                   "%u hosts are given (--host, --hosts), but the job has %u workers (%u stages x %u replicas): "
+                   "name one for each worker; a host may come again",
                    count, ranks, job->pipeline.stage_count, job->pipeline.replicas);
 }
 

@@ -39,7 +39,7 @@ static const char *begin_read(const char *value, void *to)
             *(int *)to = i;
             return NULL;
         }
-    return "auto, true or false is needed";
+    return "must be auto, true or false";
 }
 
 static const struct aq_option options[] = {
@@ -168,7 +168,7 @@ static bool fits(const struct evaluation *e, const char *task, char *text, size_
     if (!aq_model_fits(&model, e->T, task, fields, count, &key, text, bytes)) return false;
     const struct aq_task *of = aq_task_find(task ? task : aq_model_task(model.kind));
     if (e->local->model.labels == 1 && !aq_task_numbers(of)) { /* as transformers takes one label */
-        snprintf(text, bytes, "its one output is a number, no class");
+        snprintf(text, bytes, "its one output is a number, not a class");
         return false;
     }
     if (model.labels || !aq_model_folder_classifies(e->local->folder)) return true;
@@ -330,7 +330,7 @@ int aq_command_eval(int argc, char **argv)
     struct aq_arguments rest;
     const int code = aq_options_read(&line, argc, argv, &asked, &rest);
     if (code != AQ_OPTIONS_READ) return code;
-    if (rest.count != 1) return aq_options_wrong(line.name, "which model folder?");
+    if (rest.count != 1) return aq_options_wrong(line.name, "eval needs one model folder");
     asked.model.path = rest.of[0];
     return aq_exit_of(run_eval(&asked));
 }

@@ -162,7 +162,7 @@ int aq_command_export(int argc, char **argv)
     const int code = aq_options_read(&line, argc, argv, &asked, &rest);
     size_t type = 0;
     if (code != AQ_OPTIONS_READ) return code;
-    if (rest.count != 2) return aq_options_wrong(line.name, "which run folder, and which new folder?");
+    if (rest.count != 2) return aq_options_wrong(line.name, "export needs a run folder and the name of a new folder");
     if (asked.gguf && asked.dtype) return aq_options_wrong(line.name, "--gguf has the type of the weights: no --dtype");
     if (asked.gguf && !aq_gguf_type_is(asked.gguf))
         return aq_options_wrong(line.name, "--gguf is f16 or q8_0, not '%s'", asked.gguf);

@@ -413,8 +413,8 @@ int aq_command_generate(int argc, char **argv)
     struct aq_arguments rest;
     const int code = aq_options_read(&line, argc, argv, &asked, &rest);
     if (code != AQ_OPTIONS_READ) return code;
-    if (rest.count != 1) return aq_options_wrong(line.name, "which model folder?");
-    if (asked.prompt && asked.chat) return aq_options_wrong(line.name, "--prompt or --chat, not both");
+    if (rest.count != 1) return aq_options_wrong(line.name, "generate needs one model folder");
+    if (asked.prompt && asked.chat) return aq_options_wrong(line.name, "use --prompt or --chat, not both");
     const bool limits = (asked.top_k && asked.top_k != AS_FOLDER) || (asked.top_p > 0 && asked.top_p < 1);
     if (asked.temperature <= 0 && limits)
         return aq_options_wrong(line.name, "--top-k and --top-p apply only to sampling: pass --temperature, too");

@@ -310,7 +310,7 @@ int aq_command_import(int argc, char **argv)
     struct look look = {.tokenizer = NULL};
     const int code = aq_options_read(&line, argc, argv, &asked, &rest);
     if (code != AQ_OPTIONS_READ) return code;
-    if (rest.count != 1) return aq_options_wrong(line.name, "which folder?");
+    if (rest.count != 1) return aq_options_wrong(line.name, "import needs one model folder");
     char hub[AQ_RUN_PATH_BYTES];
     if (aq_model_hub_is(rest.of[0])) {
         if (aq_model_hub_path(rest.of[0], hub, sizeof hub) != AQ_OK) return AQ_EXIT_USAGE;

@@ -20,13 +20,13 @@ const char *aq_local_precision_read(const char *value, void *to)
         *(enum aq_stage_precision *)to = words[i].precision;
         return NULL;
     }
-    return "fp32, bf16 or fp16 is wanted";
+    return "must be fp32, bf16 or fp16";
 }
 
 const char *aq_local_codec_read(const char *value, void *to)
 {
     const bool on = strcmp(value, "on") == 0;
-    if (!on && strcmp(value, "off") != 0) return "on or off is wanted";
+    if (!on && strcmp(value, "off") != 0) return "must be on or off";
     *(bool *)to = on;
     return NULL;
 }

@@ -99,7 +99,7 @@ enum aq_status aq_run_set(const char *run, char out[AQ_RUN_SET_BYTES])
 
 const char *aq_option_schedule(const char *text, void *to)
 {
-    return aq_lr_choice_named(text, to) ? NULL : "extend, continue or restart is wanted";
+    return aq_lr_choice_named(text, to) ? NULL : "must be extend, continue or restart";
 }
 
 int aq_exit_of(enum aq_status status)

@@ -167,8 +167,8 @@ static error_t take(struct reading *reading, const struct aq_option *option, con
     case AQ_OPTION_U64:
         if (!whole(text, option->min, option->max, &count))
             return wrong(reading,
-                         option->max > MAX_TOLD ? "--%s: '%.80s' is no whole number, %.0f or more"
-                                                : "--%s: '%.80s' is no whole number from %.0f to %.0f",
+                         option->max > MAX_TOLD ? "--%s: '%.80s' is not a whole number of %.0f or more"
+                                                : "--%s: '%.80s' is not a whole number from %.0f to %.0f",
                          option->name, text, option->min, option->max);
         if (option->kind == AQ_OPTION_U64)
             *(uint64_t *)(void *)to = count;
@@ -178,13 +178,13 @@ static error_t take(struct reading *reading, const struct aq_option *option, con
     case AQ_OPTION_NUMBER:
         if (!number(text, option->min, option->max, (double *)(void *)to))
             return wrong(reading,
-                         option->max > MAX_TOLD ? "--%s: '%.80s' is no number, %g or more"
-                                                : "--%s: '%.80s' is no number from %g to %g",
+                         option->max > MAX_TOLD ? "--%s: '%.80s' is not a number of %g or more"
+                                                : "--%s: '%.80s' is not a number from %g to %g",
                          option->name, text, option->min, option->max);
         return 0;
     case AQ_OPTION_TIME:
         if (!seconds(text, option->min, option->max, (double *)(void *)to))
-            return wrong(reading, "--%s: '%.80s' is no time from %g s to %g s, as in 90, 500ms, 10min, 2h",
+            return wrong(reading, "--%s: '%.80s' is not a time from %g s to %g s, as in 90, 500ms, 10min, 2h",
                          option->name, text, option->min, option->max);
         return 0;
     case AQ_OPTION_LIST:
@@ -368,7 +368,7 @@ const char *aq_size_read(const char *text, void *to)
         factor *= thousands ? 1000 : 1024;
     if (errno != 0 || end == text || text[0] == '-' || value == 0 || value > UINT64_MAX / factor ||
         (*rest && !thousands && strcmp(rest, unit ? "iB" : "B") != 0))
-        return "bytes are needed, as in 5000000000, 512MiB, 16G, 5GB";
+        return "must be bytes, as in 5000000000, 512MiB, 16G, 5GB";
     *(uint64_t *)to = value * factor;
     return NULL;
 }
@@ -380,7 +380,7 @@ const char *aq_steps_read(const char *text, void *to)
     errno = 0;
     const long long number = strtoll(text, &end, 10);
     *(uint64_t *)to = (uint64_t)number;
-    return errno == 0 && *text && !*end && number <= most && number >= -most ? NULL : "a number of steps is wanted";
+    return errno == 0 && *text && !*end && number <= most && number >= -most ? NULL : "must be a number of steps";
 }
 
 const char *aq_descriptor_read(const char *text, void *to)
@@ -388,5 +388,5 @@ const char *aq_descriptor_read(const char *text, void *to)
     char *end;
     const long number = strtol(text, &end, 10);
     *(int *)to = (int)number;
-    return *text && !*end && number >= 3 && number <= INT_MAX ? NULL : "the number of a descriptor is wanted";
+    return *text && !*end && number >= 3 && number <= INT_MAX ? NULL : "must be the number of a descriptor";
 }

@@ -94,7 +94,7 @@ enum aq_status aq_sampler_open_part(const struct aq_sampler_part *part, uint32_t
 {
     struct aq_sampler *sampler;
     if (part->count == 0 || part->first >= part->all || part->count > part->all - part->first)
-        return aq_fail(AQ_INVAL, "sampler", "%llu samples from %llu on are no part of %llu",
+        return aq_fail(AQ_INVAL, "sampler", "%llu samples from %llu on are not part of %llu",
                        (unsigned long long)part->count, (unsigned long long)part->first, (unsigned long long)part->all);
     AQ_TRY(aq_sampler_open(part->all, batch, seed, false, &sampler));
     sampler->shuffle = shuffle;

@@ -39,7 +39,7 @@ static bool problem(const struct aq_model_config *model, uint32_t T, uint32_t in
     if (index > 0 || (side >= 2 && (side & (side - 1)) == 0 && levels >= 1 && levels <= 8 && side >> levels))
         return false;
     *key = "model.side";
-    snprintf(text, bytes, "%u pixels are no power of two, or less than model.levels, %u, need", side, levels);
+    snprintf(text, bytes, "%u pixels are not a power of two, or less than model.levels, %u, need", side, levels);
     return true;
 }
 

@@ -36,7 +36,7 @@ static enum aq_status read_template(const char *place, json_t *pieces, json_t *s
     static const char *const texts[] = {"A", "B"};
     size_t i, k, seen = 0;
     json_t *piece, *id;
-    if (!json_is_array(pieces)) return aq_fail(AQ_CORRUPT, AQ_BPE_AREA, "%s is no list", place);
+    if (!json_is_array(pieces)) return aq_fail(AQ_CORRUPT, AQ_BPE_AREA, "%s is not a list", place);
     json_array_foreach(pieces, i, piece)
     {
         const char *text = json_string_value(json_object_get(json_object_get(piece, "Sequence"), "id"));

@@ -35,7 +35,7 @@ static enum aq_status read_merges(const char *path, json_t *list, struct aq_bpe_
     size_t i;
     json_t *one;
     snprintf(place, sizeof place, "%s: model.merges", path);
-    if (!json_is_array(list)) return aq_fail(AQ_CORRUPT, AQ_BPE_AREA, "%s is no list", place);
+    if (!json_is_array(list)) return aq_fail(AQ_CORRUPT, AQ_BPE_AREA, "%s is not a list", place);
     AQ_TRY(aq_bpe_merges_open(v, json_array_size(list)));
     json_array_foreach(list, i, one)
     {

@@ -24,7 +24,7 @@ enum aq_status huggingface_types(const char *place, json_t *value, const char *l
     if (strcmp(name, "Sequence") == 0 && depth < DEPTH_MAX) {
         json_t *all = json_object_get(value, list), *one;
         size_t i;
-        if (!json_is_array(all)) return aq_fail(AQ_CORRUPT, AQ_BPE_AREA, "%s.%s is no list", place, list);
+        if (!json_is_array(all)) return aq_fail(AQ_CORRUPT, AQ_BPE_AREA, "%s.%s is not a list", place, list);
         json_array_foreach(all, i, one)
         {
             char inner[HUGGINGFACE_PLACE_BYTES];
@@ -91,7 +91,7 @@ static enum aq_status read_lowercase(const char *place, json_t *one, struct hugg
 static enum aq_status take_content(const char *place, json_t *one, const char *name, struct aq_bpe_normal *normal)
 {
     const json_t *content = json_object_get(one, name);
-    if (!json_is_string(content)) return aq_fail(AQ_CORRUPT, AQ_BPE_AREA, "%s.%s is no string", place, name);
+    if (!json_is_string(content)) return aq_fail(AQ_CORRUPT, AQ_BPE_AREA, "%s.%s is not a string", place, name);
     normal->bytes = json_string_length(content);
     return aq_alloc_text(json_string_value(content), &normal->content);
 }
