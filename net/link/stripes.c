@@ -581,7 +581,7 @@ static bool sums_now(struct stripes *s, uint64_t now_ns)
 {
     if (s->config.copies != AQ_LINK_COPIES_AUTO) return s->config.copies == AQ_LINK_COPIES_ON;
     if (now_ns < s->look_ns) return now_ns < s->lossy_until_ns;
-    uint64_t again_bytes = 0, queue_ns = 0, round_trip_ns = UINT64_MAX, window_bytes = 0;
+    uint64_t again_bytes = 0, queue_ns = 0, round_trip_ns = UINT64_MAX;
     bool steady = true;
     for (uint32_t i = 0; i < s->count; i++) {
         struct part *part = &s->parts[i];
@@ -592,10 +592,9 @@ static bool sums_now(struct stripes *s, uint64_t now_ns)
         if (path.round_trip_ns < round_trip_ns) round_trip_ns = path.round_trip_ns;
         part->sent_bytes = path.sent_bytes;
         again_bytes += path.again_bytes;
-        window_bytes += path.window_bytes;
         steady = steady && path.steady;
     }
-    s->lone = s->config.spare && steady && window_bytes < AQ_SPARE_WINDOW_BYTES;
+    s->lone = s->config.spare && steady;
     const struct aq_path all = {.steady = steady, .round_trip_ns = round_trip_ns, .queue_ns = queue_ns};
     if (aq_path_full(&all)) s->full_until_ns = now_ns + round_trip_ns + AQ_QUEUE_KEEP_NS;
     if (again_bytes > s->again_bytes && now_ns >= s->full_until_ns) s->lossy_until_ns = now_ns + AQ_COPIES_KEEP_NS;

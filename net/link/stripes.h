@@ -15,9 +15,9 @@
  * connections are all stalled is left out.
  *
  * Chosen (AQ_LINK_COPIES_AUTO), sums go for a minute after each loss of the way. A loss where packets wait in a queue
- * was a full queue, and sums would fill it further. Connections that exist only for sums (`spare`) have nothing to
- * carry while there are no sums and the path is small: BBR fills it with one, and keeps at least four packets of each
- * under way, which short queues of slow ways do not hold five times (docs/DECISIONS.md 0490).
+ * was a full queue, and sums would fill it further. Connections that exist only for sums (`spare`) carry nothing while
+ * there are no sums. BBR paces each connection by the rate that it has seen, and bursts over five connections show each
+ * of them a fifth (docs/DECISIONS.md 0490, 0921).
  *
  * Bytes that write has taken may still be here (stream.unsent): the next write sends them, also an empty one. Nothing
  * from the peer but heads is looked at: a head that is broken, a number that came before (without sums), a gap between

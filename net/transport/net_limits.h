@@ -69,8 +69,6 @@ static inline uint32_t aq_packed_bytes_max(uint32_t body_bytes_max)
 #define AQ_RATE_LIMIT_NS     UINT64_C(1000000000)
 #define AQ_RATE_LIMIT_GROWTH 1.05
 #define AQ_RATE_LIMIT_OFF    3
-/* BBR uses windows twice the size of the path; such a path has room for the least that five connections keep. */
-#define AQ_SPARE_WINDOW_BYTES (UINT64_C(512) * 1448)
 /* A peer has 10 s for its HELLO; 1 s less where it is kept for another accept: so it still hears the reason. */
 #define AQ_HANDSHAKE_NS        UINT64_C(10000000000)
 #define AQ_HANDSHAKE_SOONER_NS UINT64_C(1000000000)

@@ -473,14 +473,14 @@ static void test_spare_connections_carry_nothing_without_sums(void **state)
     copies = AQ_LINK_COPIES_AUTO;
     spare = true;
     for (int i = 0; i < 8; i++) {
-        const bool lossy = i % 2, steady = i / 2 % 2, wide = i / 4;
+        const bool lossy = i % 2, steady = i / 2 % 2, wide = i / 4; /* wide: it makes no difference */
         stripes_open(stripes);
         for (int n = 0; n < LANES; n++)
             ends[0][n].path.steady = n > 0 || steady;
         ends[0][0].path.window_bytes = wide ? 600 * 1448 : 0;
         ends[0][1].path.again_bytes = lossy ? 1448 : 0;
         say_all(stripes[0], 0, SAID / 2);
-        assert_int_equal(ends[1][2].end == 0, !lossy && steady && !wide);
+        assert_int_equal(ends[1][2].end == 0, !lossy && steady);
         at = 0;
         assert_int_equal(hear(stripes[1], &at), AQ_AGAIN);
         assert_int_equal(at, SAID / 2);
