@@ -17,10 +17,10 @@ if(TARGET aqpipe)
   target_include_directories(aqpipe_faulty PRIVATE ${aq_runtime_MODULES})
   target_link_libraries(aqpipe_faulty PRIVATE aq_runtime aq_flags)
   # And the one whose stages take as long as they are told: tools/scale --check.
-  add_executable(aqpipe_timed ${PROJECT_SOURCE_DIR}/runtime/cli/main_aqpipe.c kit/timed_worker.c)
+  add_executable(aqpipe_timed ${PROJECT_SOURCE_DIR}/runtime/cli/main_aqpipe.c ${PROJECT_SOURCE_DIR}/tools/bench/timed_worker.c)
   target_include_directories(aqpipe_timed PRIVATE ${aq_runtime_MODULES})
   target_link_libraries(aqpipe_timed PRIVATE aq_runtime aq_flags)
-  target_link_options(aqpipe_timed PRIVATE -Wl,--wrap=aq_stage_forward,--wrap=aq_stage_backward)
+  target_link_options(aqpipe_timed PRIVATE -Wl,--wrap=aq_stage_forward,--wrap=aq_stage_backward,--wrap=aq_stage_loss)
   foreach(library power_loss clock_jump) # for LD_PRELOAD
     add_library(${library} MODULE kit/${library}.c)
     target_link_libraries(${library} PRIVATE aq_flags ${CMAKE_DL_LIBS})

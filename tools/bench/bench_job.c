@@ -250,7 +250,9 @@ static enum aq_status bench_replicas(const struct aq_bench_options *options, con
     return AQ_OK;
 }
 
-enum aq_status aq_bench_job_plan(const char *folder, const char *const *sets, struct aq_plan_prediction *out)
+/* gflops 0: costs are measured. */
+static enum aq_status plan_with(const char *folder, const char *const *sets, double gflops, uint32_t cores,
+                                struct aq_plan_costs *costs, struct aq_plan_prediction *out)
 {
     uint32_t count = 0;
     while (sets[count])
@@ -258,17 +260,31 @@ enum aq_status aq_bench_job_plan(const char *folder, const char *const *sets, st
     char manifest[PATH_BYTES];
     struct aq_job *job = NULL;
     struct aq_plan *plan = NULL;
-    struct aq_plan_costs costs;
     enum aq_status status;
     AQ_TRY_GOTO(aq_run_path(folder, "job.yaml", manifest), out);
     AQ_TRY_GOTO(aq_job_load(manifest, sets, count, &job), out);
     AQ_TRY_GOTO(aq_plan_open(job, &plan), out);
-    AQ_TRY_GOTO(aq_plan_costs_measured(plan, aq_thread_cores(), &costs), out);
-    AQ_TRY_GOTO(aq_plan_predict(plan, &costs, out), out);
+    if (gflops > 0)
+        aq_plan_costs_assumed(plan, gflops, cores, costs);
+    else
+        AQ_TRY_GOTO(aq_plan_costs_measured(plan, cores, costs), out);
+    AQ_TRY_GOTO(aq_plan_predict(plan, costs, out), out);
 out:
     aq_plan_close(plan);
     aq_job_close(job);
     return status;
+}
+
+enum aq_status aq_bench_job_plan(const char *folder, const char *const *sets, struct aq_plan_prediction *out)
+{
+    struct aq_plan_costs costs;
+    return plan_with(folder, sets, 0, aq_thread_cores(), &costs, out);
+}
+
+enum aq_status aq_bench_job_assumed(const char *folder, const char *const *sets, double gflops, uint32_t cores,
+                                    struct aq_plan_costs *costs, struct aq_plan_prediction *out)
+{
+    return plan_with(folder, sets, gflops, cores, costs, out);
 }
 
 /* Costs are measured before and after the run, and the lower bound counts: noise only adds. */

@@ -33,6 +33,10 @@ enum aq_status aq_bench_job_figures(const char *folder, const char *name, const 
 /* The plan's bound and prediction with costs measured now, of the job with these changes of its keys. */
 enum aq_status aq_bench_job_plan(const char *folder, const char *const *sets, struct aq_plan_prediction *out);
 
+/* The same with costs by arithmetic at so many GFLOP/s per core, on `cores` cores (aq_plan_costs_assumed): *costs. */
+enum aq_status aq_bench_job_assumed(const char *folder, const char *const *sets, double gflops, uint32_t cores,
+                                    struct aq_plan_costs *costs, struct aq_plan_prediction *out);
+
 /* Run this very program with these arguments (argv, NULL at the end), quietly; AQ_ABORTED: logs its output. */
 enum aq_status aq_bench_job_command(const char *folder, char *const *arguments);
 

@@ -17,7 +17,14 @@
  * `wan NETWORK predicted/measured`: the prediction of `aqpipe plan --measure` if the manifest sets the rate, too.
  *
  * `wan 100mbit rtt80 staleness1/rtt0`: sequences per second with train.staleness 1 at 80 ms, over the rate without it
- * at 0.2 ms.
+ * at 0.2 ms. Two steps overlap there and end one soon after the other, so that both rates are of means.
+ *
+ * `wan NETWORK timed ...` are the same jobs in network mode: a stage computes nothing, and waits in each pass as long
+ * as the plan counts for it at TIMED_GFLOPS (timed_worker.c). So stages need no core each. All that a step takes longer
+ * than its bound is the cost of the network: frames, codecs, TLS, packets and the lab. That bound is the longest way
+ * through the pipeline: all of a stage's passes, or all of a link's frames, behind what the first micro-batch needs to
+ * get there, and what the last one needs to come back. Bodies are not packed (link.entropy), because noise does not
+ * shrink as activations do.
  *
  * `wan lost cache 1000 messages rtt80 time/bytes`: two stages around one block, 1000 samples, each with a message. An
  * epoch with both caches, and one after the loss of the second stage's: the extra time, over the time of the messages'
@@ -48,11 +55,13 @@ enum {
     SETS = 32,
     SET_BYTES = 512,
     BATCH = 16,
+    MICRO_BATCHES = 8,
     DAEMON_S = 20,
     LOST_MESSAGES = 1000,
     MESSAGE_BYTES = 256 * 128 * 2
 };
 static const double TCP_SHARE = 1448.0 / 1500;
+static const double TIMED_GFLOPS = 100; /* of a stage's core: what `aqpipe plan` assumes */
 
 struct network {
     double rate_mbps, rtt_ms, loss; /* loss: percent */
@@ -89,16 +98,19 @@ static const struct job jobs[] = {
 };
 enum { JOBS = sizeof jobs / sizeof jobs[0], JOBS_QUICK = 1 };
 static const char STALE_CASE[] = "wan 100mbit rtt80 staleness1/rtt0",
+                  STALE_TIMED_CASE[] = "wan 100mbit rtt80 timed staleness1/rtt0",
                   LOST_CASE[] = "wan lost cache 1000 messages rtt80 time/bytes";
 
 struct wan {
     const struct aq_bench_options *options;
     char folder[AQ_BENCH_PATH_BYTES], keys[AQ_BENCH_PATH_BYTES];
     pid_t daemons[ENDS];
-    double near_s; /* of a step; 0: not measured */
+    double near_s; /* of a step, the mean; 0: not measured */
     uint64_t near_losses;
-    double least, most; /* predicted/measured */
-    double compute_s;   /* the least arithmetic of a step of four stages that was measured so far */
+    double least, most;         /* predicted/measured */
+    double compute_s;           /* the least arithmetic of a step of four stages that was measured so far */
+    bool timed;                 /* network mode */
+    struct aq_plan_costs costs; /* then: what the stages of the present job wait for */
 };
 
 /* ---- the network and its daemons ---- */
@@ -144,6 +156,23 @@ static enum aq_status make_keys(const char *keys)
     return AQ_OK;
 }
 
+static bool tell_number(const char *name, double value)
+{
+    char text[32];
+    snprintf(text, sizeof text, "%.6f", value);
+    return setenv(name, text, 1) == 0;
+}
+
+/* In the child: its worker is this program, whose stage waits. */
+static bool tell_times(const struct wan *wan, uint32_t stage)
+{
+    char worker[AQ_RUN_PATH_BYTES];
+    const double backward_s = wan->costs.backward_s[stage] + wan->costs.weights_s[stage];
+    return aq_program_beside("aqpipe-bench", worker) && setenv("AQPIPE_WORKER", worker, 1) == 0 &&
+           tell_number("TIMED_FORWARD_MS", wan->costs.forward_s[stage] * 1e3) &&
+           tell_number("TIMED_BACKWARD_MS", backward_s * 1e3) && tell_number("TIMED_SAMPLE_FLOATS", MESSAGE_BYTES / 2);
+}
+
 /* In the child. */
 static void become_daemon(const struct wan *wan, uint32_t end, const char *port_file, int log)
 {
@@ -155,6 +184,7 @@ static void become_daemon(const struct wan *wan, uint32_t end, const char *port_
     const int null = open("/dev/null", O_RDONLY | O_CLOEXEC);
     (void)signal(SIGPIPE, SIG_DFL);
     if (!aq_program_beside("aqpiped", program) || aq_wan_enter(end) != AQ_OK) _exit(125);
+    if (wan->timed && !tell_times(wan, end)) _exit(125);
     if (null < 0 || dup2(null, 0) < 0 || dup2(log, 1) < 0 || dup2(log, 2) < 0) _exit(125);
     execv(program, (char *const *)(uintptr_t)arguments);
     _exit(126);
@@ -190,7 +220,19 @@ static void stop_daemons(struct wan *wan)
         (void)kill(wan->daemons[end], SIGTERM);
         while (waitpid(wan->daemons[end], NULL, 0) < 0 && errno == EINTR)
             continue;
+        wan->daemons[end] = 0;
     }
+}
+
+static enum aq_status start_daemons(struct wan *wan)
+{
+    char name[32];
+    for (uint32_t end = 0; end < ENDS; end++) {
+        snprintf(name, sizeof name, "port-%u", end);
+        AQ_TRY(aq_file_remove(wan->folder, name));
+        AQ_TRY(start_daemon(wan, end));
+    }
+    return AQ_OK;
 }
 
 /* ---- jobs ---- */
@@ -255,6 +297,8 @@ static void make_sets(const struct wan *wan, const struct job *job, bool at, str
     add_set(sets, "data.train_samples_max=%d", wan->options->quick ? 32 : 64);
     add_set(sets, "train.epochs=%d", wan->options->quick ? 3 : 5);
     add_set(sets, "link.rate_mbps=0");
+    if (wan->timed) add_set(sets, "link.entropy=off");
+    if (wan->timed) add_set(sets, "train.idle_stage=warn"); /* it trains nothing */
     if (at) add_set(sets, "security.keys=%s", wan->keys);
     if (job->more) add_set(sets, "%s", job->more); /* the last word counts */
 }
@@ -295,13 +339,80 @@ static const char *case_of(const struct job *job, const char *what)
 
 static bool wanted(const struct wan *wan, const struct job *job)
 {
-    static const char *const cases[] = {"measured/bound", "sequences/s", "step bound", "predicted/measured",
-                                        "same losses"};
+    static const char *const cases[] = {"measured/bound",     "sequences/s",      "step bound",
+                                        "predicted/measured", "same losses",      "timed measured/bound",
+                                        "timed sequences/s",  "timed step bound", "timed predicted/measured"};
+    const size_t timed = 5, count = sizeof cases / sizeof cases[0];
     bool any = false;
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
+    for (size_t i = wan->timed ? timed : 0; i < (wan->timed ? count : timed); i++)
         any = any || aq_bench_wanted(wan->options, case_of(job, cases[i]));
     return any;
 }
+
+/* ---- network mode ---- */
+
+/*
+ * A step of stages that compute side by side. Stage s has its passes behind the first micro-batch's way down to it, and
+ * before a gradient's way up; a link has its frames behind that way and before the last micro-batch's way to the end
+ * and back.
+ */
+static double network_bound(const struct job *job, const struct aq_plan_costs *costs,
+                            const struct aq_plan_prediction *plan)
+{
+    const double trip_s = job->network.rtt_ms * 1e-3;
+    double before_s = 0, frame_s = 0, most_s = 0;
+    for (uint32_t s = 0; s < stages_of(job); s++) {
+        const double passes_s = costs->forward_s[s] + costs->backward_s[s] + costs->weights_s[s];
+        most_s = fmax(most_s, before_s + MICRO_BATCHES * passes_s);
+        before_s += passes_s;
+        if (s + 1 == stages_of(job)) break;
+        before_s += (plan->forward_s[s] + plan->backward_s[s]) / MICRO_BATCHES + trip_s;
+        frame_s = fmax(frame_s, fmax(plan->forward_s[s], plan->backward_s[s]) / MICRO_BATCHES);
+    }
+    return fmax(most_s, before_s + (MICRO_BATCHES - 1) * frame_s);
+}
+
+/* plans[0]: without distance and losses, for the bound; plans[1]: with all that the manifest can have. */
+static enum aq_status plan_timed(struct wan *wan, const struct job *job, struct aq_plan_prediction plans[2])
+{
+    static struct sets sets;
+    for (int i = 0; i < 2; i++) {
+        make_sets(wan, job, false, &sets);
+        add_set(&sets, "link.rate_mbps=%g", job->network.rate_mbps * TCP_SHARE);
+        if (i == 1) add_distance(&sets, &job->network);
+        if (i == 1 && job->network.congestion) add_set(&sets, "link.congestion=%s", job->network.congestion);
+        AQ_TRY(aq_bench_job_assumed(wan->folder, sets.of, TIMED_GFLOPS, ENDS, &wan->costs, &plans[i]));
+    }
+    return AQ_OK;
+}
+
+/* A run whose stages wait for what the plan counts: new daemons, which give their workers those times. */
+static enum aq_status run_timed(struct wan *wan, const struct job *job, struct aq_plan_prediction plans[2],
+                                struct aq_bench_job_figures *out)
+{
+    stop_daemons(wan);
+    AQ_TRY(plan_timed(wan, job, plans));
+    AQ_TRY(start_daemons(wan));
+    return run_job(wan, job, out);
+}
+
+static enum aq_status bench_timed(struct wan *wan, const struct job *job)
+{
+    struct aq_plan_prediction plans[2];
+    struct aq_bench_job_figures figures;
+    AQ_TRY(run_timed(wan, job, plans, &figures));
+    const double bound_s = network_bound(job, &wan->costs, &plans[0]), ratio = plans[1].step_s / figures.median_s;
+    aq_bench_emit(wan->options, case_of(job, "timed sequences/s"), BATCH / figures.median_s, "1/s");
+    aq_bench_emit(wan->options, case_of(job, "timed step bound"), bound_s * 1e3, "ms");
+    aq_bench_emit(wan->options, case_of(job, "timed measured/bound"), bound_s / figures.median_s, "ratio");
+    aq_bench_emit(wan->options, case_of(job, "timed predicted/measured"), ratio, "ratio");
+    wan->least = fmin(wan->least, ratio);
+    wan->most = fmax(wan->most, ratio);
+    if (job == &near) wan->near_s = figures.mean_s;
+    return AQ_OK;
+}
+
+/* ---- all arithmetic ---- */
 
 /* Arithmetic is the same for all jobs with a bound, and noise only adds to it; bytes are counted. */
 static void emit_bound(struct wan *wan, const struct job *job, const struct aq_plan_prediction plans[2], double step_s)
@@ -337,7 +448,7 @@ static enum aq_status bench_one(struct wan *wan, const struct job *job)
         wan->most = fmax(wan->most, ratio);
     }
     if (job == &near) {
-        wan->near_s = figures.median_s;
+        wan->near_s = figures.mean_s;
         wan->near_losses = figures.losses;
     } else if (wan->near_s > 0 && stages_of(job) == ENDS) {
         aq_bench_emit(wan->options, case_of(job, "same losses"), figures.losses == wan->near_losses, "1: bit for bit");
@@ -348,15 +459,18 @@ static enum aq_status bench_one(struct wan *wan, const struct job *job)
 static enum aq_status bench_stale(struct wan *wan)
 {
     const struct job stale = {"", {100, 80, 0, NULL}, FOUR, "train.staleness=1", false, false};
+    const char *const name = wan->timed ? STALE_TIMED_CASE : STALE_CASE;
     struct aq_bench_job_figures figures;
-    if (!aq_bench_wanted(wan->options, STALE_CASE)) return AQ_OK;
+    struct aq_plan_prediction plans[2];
+    if (!aq_bench_wanted(wan->options, name)) return AQ_OK;
     if (!has_key("train.staleness")) {
-        fprintf(stderr, "%s: left out: this version has no key train.staleness\n", STALE_CASE);
+        fprintf(stderr, "%s: left out: this version has no key train.staleness\n", name);
         return AQ_OK;
     }
-    AQ_TRY(run_job(wan, &stale, &figures));
-    aq_bench_emit(wan->options, "wan 100mbit rtt80 staleness1 sequences/s", BATCH / figures.median_s, "1/s");
-    aq_bench_emit(wan->options, STALE_CASE, wan->near_s / figures.median_s, "ratio");
+    AQ_TRY(wan->timed ? run_timed(wan, &stale, plans, &figures) : run_job(wan, &stale, &figures));
+    if (!wan->timed)
+        aq_bench_emit(wan->options, "wan 100mbit rtt80 staleness1 sequences/s", BATCH / figures.mean_s, "1/s");
+    aq_bench_emit(wan->options, name, wan->near_s / figures.mean_s, "ratio");
     return AQ_OK;
 }
 
@@ -433,30 +547,42 @@ static enum aq_status bench_lost(struct wan *wan)
 
 /* ---- all of it ---- */
 
-static enum aq_status bench_all(struct wan *wan)
+static enum aq_status bench_jobs(struct wan *wan, bool timed)
 {
     const uint32_t count = wan->options->quick ? JOBS_QUICK : JOBS;
-    bool compared = wanted(wan, &near) || aq_bench_wanted(wan->options, STALE_CASE);
-    for (uint32_t end = 0; end < ENDS; end++)
-        AQ_TRY(start_daemon(wan, end));
+    const char *const words = timed ? "timed predicted/measured" : "predicted/measured";
+    char name[64];
+    wan->timed = timed;
+    wan->near_s = wan->most = 0;
+    wan->least = INFINITY;
+    bool compared = wanted(wan, &near) || aq_bench_wanted(wan->options, timed ? STALE_TIMED_CASE : STALE_CASE);
     for (uint32_t i = 0; i < count; i++)
-        compared = compared || aq_bench_wanted(wan->options, case_of(&jobs[i], "same losses"));
-    if (compared) AQ_TRY(bench_one(wan, &near));
+        compared = compared || (!timed && aq_bench_wanted(wan->options, case_of(&jobs[i], "same losses")));
+    if (compared) AQ_TRY(timed ? bench_timed(wan, &near) : bench_one(wan, &near));
     AQ_TRY(bench_stale(wan));
     for (uint32_t i = 0; i < count; i++)
-        if (wanted(wan, &jobs[i])) AQ_TRY(bench_one(wan, &jobs[i]));
-    if (wan->most > 0) {
-        aq_bench_emit(wan->options, "wan predicted/measured least", wan->least, "ratio");
-        aq_bench_emit(wan->options, "wan predicted/measured most", wan->most, "ratio");
-    }
-    return bench_lost(wan);
+        if (wanted(wan, &jobs[i])) AQ_TRY(timed ? bench_timed(wan, &jobs[i]) : bench_one(wan, &jobs[i]));
+    if (wan->most == 0) return AQ_OK;
+    snprintf(name, sizeof name, "wan %s least", words);
+    aq_bench_emit(wan->options, name, wan->least, "ratio");
+    snprintf(name, sizeof name, "wan %s most", words);
+    aq_bench_emit(wan->options, name, wan->most, "ratio");
+    return AQ_OK;
+}
+
+static enum aq_status bench_all(struct wan *wan)
+{
+    AQ_TRY(start_daemons(wan));
+    AQ_TRY(bench_jobs(wan, false));
+    AQ_TRY(bench_lost(wan));
+    return bench_jobs(wan, true);
 }
 
 /* At end 0 of the lab. */
 static int run_inside(void *context)
 {
     static struct wan wan;
-    wan = (struct wan){.options = context, .least = INFINITY, .compute_s = INFINITY};
+    wan = (struct wan){.options = context, .compute_s = INFINITY};
     (void)usual_congestion();
     enum aq_status status = aq_bench_job_begin(wan.folder);
     if (status == AQ_OK) {

@@ -3,7 +3,8 @@
  * line, and which benches run.
  *
  * It is in the folder of aqpipe and aqpiped, because the benches of whole jobs start both. It prints its name as
- * "aqpipe bench", because that is what its user called.
+ * "aqpipe bench", because that is what its user called. `aqpipe-bench worker` is the worker of daemons that
+ * bench_wan.c starts (timed_worker.c).
  */
 #include "bench.h"
 
@@ -14,6 +15,7 @@
 #include "nearest.h"
 #include "options.h"
 #include "process_begin.h"
+#include "worker.h"
 
 static const struct {
     const char *name, *help;
@@ -112,6 +114,7 @@ static int run(int argc, char **argv)
 {
     struct aq_bench_options bench = {.device = "cpu"};
     struct aq_arguments names;
+    if (argc > 1 && strcmp(argv[1], "worker") == 0) return aq_command_worker(argc - 1, argv + 1);
     int code = aq_options_read(&line, argc, argv, &bench, &names);
     if (code != AQ_OPTIONS_READ) return code;
     if (names.count == 0) return aq_options_wrong(line.name, "which one?");

@@ -1,6 +1,6 @@
 """tools/scale --check: the plan's event simulation against jobs that run, up to 8 workers, each at an end of its own of the lab (tools/wanlab).
 
-A machine of two cores has no 8 stages that compute at once. So a stage here takes the time that the plan reckons for it (tests/kit/timed_worker.c: it computes a small
+A machine of two cores has no 8 stages that compute at once. So a stage here takes the time that the plan reckons for it (tools/bench/timed_worker.c: it computes a small
 model in truth, and sleeps until that time is over); codecs, updates, links, TLS, packets and the order of everything are real. What is compared is thus all that a simulation
 of a schedule over links can get wrong, and not what a core computes in a second. The plan is given 1448/1500 of
 the links' rate: it counts heads of packets, but neither acknowledgements nor TLS records nor what is sent again (docs/DECISIONS.md 0491).
