@@ -42,6 +42,7 @@ enum aq_status aq_worker_parts_on(struct aq_worker_parts *parts, enum aq_part_mo
     args->factor = args->factor_next = 1.0f;
     args->mended = args->ends = false;
     args->guard = NULL;
+    args->key = NULL;
     args->awaits = NULL;
     args->note[0] = args->remedy[0] = '\0';
     for (uint32_t i = 0; i < AQ_PARTS; i++)

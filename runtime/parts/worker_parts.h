@@ -30,7 +30,10 @@ struct aq_edge_measures;
 struct aq_link; /* net/link.h */
 
 enum aq_part_moment {
+    AQ_PART_START,             /* args->message: the launcher's start line; nothing is open                   */
+    AQ_PART_CACHE_OPEN,        /* sets `key`; AQ_AGAIN: not before the links are open                         */
     AQ_PART_EDGE_OPEN,         /* an edge is about to open: sets `guard`                                      */
+    AQ_PART_EDGE_OPENED,       /* that edge is open; no peer has joined it                                    */
     AQ_PART_RUN_BEGIN,         /* all is open; steps done: args->step                                         */
     AQ_PART_MESSAGE,           /* the launcher has sent args->message, at any time                            */
     AQ_PART_STEP_AWAIT,        /* step args->step may begin; AQ_AGAIN: not before the launcher sends `awaits` */
@@ -67,12 +70,15 @@ struct aq_part_args {
     const char *run_folder;  /* in, RUN_BEGIN                                                          */
     uint64_t step;           /* in, RUN_BEGIN, *_AWAIT: steps done                                     */
     bool first;              /* in, STEP_AWAIT: no step came before it in this process                 */
-    struct aq_edge *edge_in; /* in, STEP_AWAIT; NULL: there is none                                    */
+    struct aq_edge *edge_in; /* in, STEP_AWAIT, EDGE_OPENED; NULL: no                                  */
     struct aq_edge *edge_out;
     bool sends;                    /* in, EDGE_OPEN: this stage sends activations over it                    */
-    const json_t *message;         /* in, MESSAGE                                                            */
+    struct aq_link *link_in;       /* in, CACHE_OPEN; NULL: no links are open                                */
+    struct aq_eventcount *events;  /* in, CACHE_OPEN: to wait for frames of links                            */
+    const json_t *message;         /* in, START, MESSAGE                                                            */
     bool stale;                    /* in, STEP_BEGIN: the next step begins before this one's update          */
     const struct aq_part_cut *cut; /* in, CUT_*                                                              */
+    const uint8_t *key;            /* of AQ_CACHE_KEY_BYTES, of a sealed cache; the part's; default NULL     */
     struct aq_edge_guard *guard;   /* of what this end sends over the edge; the part's; default NULL          */
     const char *awaits;            /* what the launcher is to send: "the bits of this epoch"                 */
     bool ends;                     /* the run ends after this evaluation; default false                      */

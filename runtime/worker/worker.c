@@ -426,7 +426,6 @@ static enum aq_status adopt(struct aq_worker *w, const char *folder)
 
 static enum aq_status load_weights(struct aq_worker *w, uint64_t resume)
 {
-    AQ_TRY(aq_worker_parts_open(&w->worker_parts, w->plan, w->rank)); /* a checkpoint may change their states */
     w->step = w->resumed_at = resume;
     if (!resume) AQ_TRY(begin_weights(w));
     AQ_TRY(load_frozen(w, resume));
@@ -472,11 +471,14 @@ static enum aq_status open_or_rebuild(struct aq_worker *w, struct aq_cache_confi
     return aq_cache_open(config, &w->pipeline.cache);
 }
 
-static enum aq_status open_cache(struct aq_worker *w)
+/* AQ_AGAIN: a part needs the links first (linked). */
+static enum aq_status open_cache(struct aq_worker *w, bool linked)
 {
     struct aq_cache_config config = w->me->cache;
+    struct aq_part_args args = {.link_in = linked ? w->pipeline.link_in : NULL, .events = w->eventcount};
+    AQ_TRY(aq_worker_parts_on(&w->worker_parts, AQ_PART_CACHE_OPEN, &args));
     if (config.slots == 0) return AQ_OK;
-    config.key = config.sealed ? w->cache_key : NULL;
+    config.key = config.sealed ? args.key : NULL;
     char path[PATH_BYTES], parent[PATH_BYTES];
     if (w->job->cache.path)
         snprintf(parent, sizeof parent, "%s", w->job->cache.path);
@@ -534,6 +536,7 @@ static enum aq_status open_edges(struct aq_worker *w)
         config.link = w->pipeline.link_in;
         config.cache = edge->size.message_bytes ? w->pipeline.cache : NULL;
         AQ_TRY(aq_edge_open(&config, &w->pipeline.in));
+        AQ_TRY(aq_worker_parts_on(&w->worker_parts, AQ_PART_EDGE_OPENED, &args));
     }
     if (w->position + 1 < w->P) {
         const struct aq_plan_edge *edge = &w->plan->edges[w->position];
@@ -545,7 +548,8 @@ static enum aq_status open_edges(struct aq_worker *w)
         config.guard = args.guard;
         config.cache = edge->size.message_bytes ? w->pipeline.cache : NULL;
         AQ_TRY(aq_edge_open(&config, &w->pipeline.out));
-        if (aq_worker_gives_key(w)) AQ_TRY(aq_worker_key_give(w));
+        args.edge_out = w->pipeline.out;
+        AQ_TRY(aq_worker_parts_on(&w->worker_parts, AQ_PART_EDGE_OPENED, &args));
     }
     AQ_TRY(aq_worker_warm_edges(w));
     if (w->pipeline.in) AQ_TRY(aq_edge_join(w->pipeline.in, aq_job_edge_transport(w->job, w->rank - 1)));
@@ -565,7 +569,9 @@ static enum aq_status open_all(struct aq_worker *w, const json_t *start)
     AQ_TRY(aq_worker_plan_open(w, start));
     aq_log_init((int)w->rank);
     AQ_TRY(within_limit(w));
-    AQ_TRY(aq_worker_key_told(w, start));
+    struct aq_part_args args = {.message = start};
+    AQ_TRY(aq_worker_parts_open(&w->worker_parts, w->plan, w->rank)); /* a checkpoint may change their states */
+    AQ_TRY(aq_worker_parts_on(&w->worker_parts, AQ_PART_START, &args));
     AQ_TRY(aq_worker_sums_told(w, start));
     AQ_TRY(aq_control_get_text(start, "checkpoint", &folder));
     AQ_TRY(aq_alloc_text(folder, &w->checkpoint_folder));
@@ -591,24 +597,20 @@ static enum aq_status open_all(struct aq_worker *w, const json_t *start)
     AQ_TRY(aq_worker_snapshot_open(w));
     AQ_TRY(aq_worker_warm(w));
     AQ_TRY(aq_worker_set_phase(w, AQ_PHASE_CACHE));
-    if (!aq_worker_takes_key(w)) AQ_TRY(open_cache(w));
+    const enum aq_status cache = open_cache(w, false);
+    if (cache != AQ_AGAIN) AQ_TRY(cache);
     AQ_TRY(aq_worker_set_phase(w, AQ_PHASE_CONNECT));
     AQ_TRY(aq_worker_links_open(w));
     AQ_TRY(aq_worker_group_open(w));
     AQ_TRY(aq_worker_warm_reduction(w));
-    if (aq_worker_takes_key(w)) {
-        AQ_TRY(aq_worker_key_take(w));
-        const enum aq_status status = open_cache(w);
-        explicit_bzero(w->cache_key, sizeof w->cache_key);
-        AQ_TRY(status);
-    }
+    if (cache == AQ_AGAIN) AQ_TRY(open_cache(w, true));
     AQ_TRY(open_edges(w));
     AQ_TRY(aq_worker_sums_open(w));
     AQ_TRY(aq_worker_mirror_open(w));
     AQ_TRY(aq_worker_tied_open(w));
     AQ_TRY(aq_worker_versions_open(w));
     AQ_TRY(keep_frozen(w));
-    struct aq_part_args args = {.run_folder = w->run_folder, .step = w->step};
+    args = (struct aq_part_args){.run_folder = w->run_folder, .step = w->step};
     AQ_TRY(aq_worker_parts_on(&w->worker_parts, AQ_PART_RUN_BEGIN, &args));
     AQ_TRY(aq_worker_set_phase(w, AQ_PHASE_MEASURE));
     return aq_worker_choose_open(w);

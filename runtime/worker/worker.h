@@ -26,7 +26,6 @@
 #include "plan.h"
 #include "stages/dataset.h"
 #include "stages/stage.h"
-#include "storage/cache.h"
 #include "values.h"
 #include "worker_parts.h"
 #include "worker_replicas.h"
@@ -121,7 +120,6 @@ struct aq_worker {
     struct aq_worker_times times_next; /* of steps.next */
     struct aq_worker_tied tied;
     struct aq_worker_packing packing;
-    uint8_t cache_key[AQ_CACHE_KEY_BYTES]; /* split.seal: on its way to the cache that it opens */
 };
 
 /*
@@ -171,16 +169,6 @@ enum aq_status aq_worker_set_phase(const struct aq_worker *worker, enum aq_phase
 /* worker.c: finish all links in good order, by the deadline, and flush the control channel. */
 enum aq_status aq_worker_drain(struct aq_worker *worker, uint64_t deadline);
 enum aq_status aq_worker_leave(struct aq_worker *worker, uint64_t deadline);
-
-/*
- * worker_seal.c: is this the stage whose cache is sealed, or the one that sends it the key? key_told: takes the key
- * from the start line. give: over the edge that was just opened. take: over the link, before the cache is opened.
- */
-bool aq_worker_takes_key(const struct aq_worker *worker);
-bool aq_worker_gives_key(const struct aq_worker *worker);
-enum aq_status aq_worker_key_told(struct aq_worker *worker, const json_t *start);
-enum aq_status aq_worker_key_give(struct aq_worker *worker);
-enum aq_status aq_worker_key_take(struct aq_worker *worker);
 
 /* worker_links.c: who we are under TLS, the loop, and a link to each neighbour. */
 enum aq_status aq_worker_links_open(struct aq_worker *worker);
