@@ -8,7 +8,7 @@
 #include "runtime_text.h"
 #include "split_labels.h"
 
-enum { SETS_MAX = 280, SETS_OWN = 23 };
+enum { SETS_MAX = 280, SETS_OWN = 26 };
 
 static const char *const AREA = "split";
 
@@ -57,6 +57,9 @@ static void add_facts(struct sets *sets, const struct aq_job_facts *facts, const
     add_number(sets, "facts.heldout_samples", facts->heldout_samples);
     add_number(sets, "facts.heldout_digest", facts->heldout_digest);
     add_number(sets, "facts.weights_digest", facts->weights_digest);
+    add_number(sets, "facts.lengths_digest", facts->lengths_digest);
+    add_number(sets, "facts.lengths_mean", facts->lengths_mean);
+    add_number(sets, "facts.parts", facts->parts);
 }
 
 static enum aq_status texts_status(const struct sets *sets)
@@ -129,9 +132,6 @@ enum aq_status aq_split_job_open(const struct aq_split_asked *asked, struct aq_s
         made.job = NULL;
         status = load(asked, epochs, &made.job);
         if (status == AQ_OK) status = aq_plan_open(made.job, &made.plan);
-        if (status == AQ_OK && made.plan->facts.lengths_digest)
-            status = aq_fail(AQ_INVAL, AREA,
-                             "samples of several lengths cannot be split yet: split learning takes text and images");
         if (status == AQ_OK) status = check_shared(&made);
         if (status == AQ_OK) status = check_correlation(&made);
     }
