@@ -96,25 +96,6 @@ static enum aq_status load(const struct aq_split_asked *asked, uint64_t epochs, 
     return status;
 }
 
-/* The gradients of a tensor that both ends hold go through the server as they are. */
-static enum aq_status check_shared(const struct aq_split_job *made)
-{
-    const struct aq_job_privacy *privacy = &made->job->split.privacy;
-    if (made->plan->stages[0].size.shared == 0 || !(privacy->clip > 0 || privacy->gradient_clip > 0)) return AQ_OK;
-    return aq_fail(AQ_INVAL, AREA,
-                   "split.privacy is not possible with a tensor that the first and the last stage share: its gradients "
-                   "pass the server unclipped; set model.tied: untied");
-}
-
-/* distance_correlation needs parameters in the first stage, which use its gradient. */
-static enum aq_status check_correlation(const struct aq_split_job *made)
-{
-    if (!(made->job->split.privacy.distance_correlation > 0) || made->plan->stages[0].size.parameters > 0) return AQ_OK;
-    return aq_fail(AQ_INVAL, AREA,
-                   "split.privacy.distance_correlation: nothing trains before the first cut (train.freeze, lora.rank, "
-                   "or layers without weights), so that no loss can change what leaves there");
-}
-
 enum aq_status aq_split_job_open(const struct aq_split_asked *asked, struct aq_split_job *out)
 {
     struct aq_split_asked base = *asked;
@@ -132,8 +113,6 @@ enum aq_status aq_split_job_open(const struct aq_split_asked *asked, struct aq_s
         made.job = NULL;
         status = load(asked, epochs, &made.job);
         if (status == AQ_OK) status = aq_plan_open(made.job, &made.plan);
-        if (status == AQ_OK) status = check_shared(&made);
-        if (status == AQ_OK) status = check_correlation(&made);
     }
     if (status == AQ_OK)
         *out = made;

@@ -6,7 +6,7 @@ import time
 import jobs
 from jobs import aqpipe, check, launch, losses, manifest, metrics, no_workers, raw
 from kit import ROOT
-from split import Client, Server, begin, of_client, report, tensors, whole
+from split import Client, Server, begin, of_client, report, stopped, tensors, whole
 from split_hostile import Between
 from tables import CODECS, job, table
 
@@ -101,6 +101,14 @@ def scenario_split_tables_kinds():
     done = aqpipe("plan", job("wrong", **{**PLAIN, **numbers, **turns(), **wrong}))
     check(done.returncode == 2 and "the labels of model.task: regression are numbers" in done.stderr, done.stderr)
 
+    # What every client would refuse is refused by the plan, so that no server waits for it.
+    tied = {"model.kind": "deberta", "model.tied": "exact", "model.buckets": 8, "split.privacy.clip": 1, "pipeline.stages": STAGES.replace("4-5", "4-6")}
+    still = {"train.freeze": "'embedding, block 0'", "split.privacy.distance_correlation": 1, "train.micro_batch": 8}
+    for tag, keys, wanted in (("tied", tied, "split.privacy.clip: not possible with a tensor that the first and the last stage share"),
+                              ("still", still, "split.privacy.distance_correlation: nothing trains before the first cut")):
+        done = aqpipe("plan", job(tag, **{**PLAIN, **turns(), **keys}))
+        check(done.returncode == 2 and wanted in done.stderr, f"{tag}: {done.returncode}, {done.stderr}")
+
     for mode in ("splitfed1", "global"):
         server = Server(job(f"two-{mode}", **{**CODED, **turns(mode), "split.clients": 2}))
         clients = [Client(server, "a", data="train", kind="tsv"), Client(server, "b", kind="tsv")]
@@ -109,6 +117,40 @@ def scenario_split_tables_kinds():
         server.end()
         check([line["turns"] for line in report(f"two-{mode}")["clients"]] == [2, 2], f"{mode}: {server.text()}")
     no_workers("split_tables_kinds")
+
+
+def scenario_split_tables_leaves():
+    """Clients and a server that are killed in mid-turn, with lengths: the run is the undisturbed one."""
+    tables("a", "b")
+    keys = {**CODED, **turns(**{"split.wait": "60s", "checkpoint.every": "2 steps", "split.clients": 2})}
+
+    def start(server, name, **options):
+        return Client(server, name, data="train" if name == "a" else "b", kind="tsv", **options)
+    server = Server(job("whole", **keys))
+    for client in [start(server, name) for name in "ab"]:
+        client.end()
+    server.end()
+
+    server = Server(job("killed", **keys))
+    clients = {name: start(server, name, stops=(3,)) for name in "ab"}
+    server.await_text(" trains steps 1 to ")
+    first = re.search(r"(\w) trains steps", server.text()).group(1)
+    other = "b" if first == "a" else "a"
+    stopped(server, clients[first], 3)
+    clients[first].kill()
+    clients[other].release()
+    clients[first] = start(server, first, stops=(8,))
+    stopped(server, clients[first], 8)
+    server.process.kill()
+    server.process.wait()
+    clients[first].release()
+    again = Server(server.path, "--set", f"split.server='127.0.0.1:{server.port}'")
+    for client in clients.values():
+        client.end()
+    again.end()
+    for name in "ab":
+        check(lost("killed", name) == lost("whole", name), f"{name}: {lost('killed', name)}, not {lost('whole', name)}")
+    no_workers("split_tables_leaves")
 
 
 def scenario_split_talks():
