@@ -122,7 +122,7 @@ set(wrapped
   aq_control_waiting aq_file_load aq_file_open aq_file_remove aq_file_replace aq_job_close aq_job_load aq_json_replace
   aq_owned_claim_run aq_plan_hash aq_plan_manifest aq_plan_open aq_progress_say aq_run_lock aq_run_make_folder
   aq_run_mark_read aq_split_copy aq_split_in_close aq_split_in_done aq_split_in_open aq_split_in_piece
-  aq_split_job_close aq_split_job_open aq_split_labels_take aq_split_out_line aq_split_out_open
+  aq_split_job_close aq_split_job_open aq_split_labels_take aq_split_lengths_take aq_split_out_line aq_split_out_open
   aq_split_part_bytes_max aq_tls_close aq_tls_open aq_tls_session_open caches_wipe close kill model_leave poll read
   report_leave shown_close shown_end shown_open shown_tell socketpair sums_close sums_forget sums_open sums_path
   sums_polls sums_serve turn_check waitpid weights_average weights_begin)

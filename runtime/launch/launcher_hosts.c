@@ -152,11 +152,12 @@ enum aq_status hosts_start(struct launcher *launcher)
                       (json_int_t)launch->resume, "run", launch->run, "checkpoint", launch->checkpoint);
         const char *hash = launcher_hash(launcher, launch->resume, r);
         if (hash) json_object_set_new(message, "sha256", json_string(hash));
-        if (launch->lengths) json_object_set_new(message, "lengths", json_string(launch->lengths));
         if (launch->until) json_object_set_new(message, "until", json_integer((json_int_t)launch->until));
         if (launch->ask) json_object_set(message, "ask", launch->ask);
         const char *host = launcher->hosts[launcher->stages[r].host].address;
         const bool guest = host && strcmp(host, AQ_LAUNCH_GUEST) == 0; /* no path of this machine goes there */
+        if (launch->lengths && !guest)                                 /* a guest has its own */
+            json_object_set_new(message, "lengths", json_string(launch->lengths));
         if (launch->sums && !guest) json_object_set_new(message, "sums", json_string(launch->sums));
         if (launch->shift || launch->updates) {
             json_object_set_new(message, "shift", json_integer((json_int_t)launch->shift));

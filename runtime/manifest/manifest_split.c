@@ -6,6 +6,7 @@
 #include "manifest.h"
 #include "net/tls.h"
 #include "stages/dataset.h"
+#include "stages/task.h"
 
 /* With labels at the server they must be what a sample has, and no part of its input: one class. */
 static void check_labels(struct aq_manifest *manifest)
@@ -18,8 +19,12 @@ static void check_labels(struct aq_manifest *manifest)
         has |= strcmp(fields[i].name, "labels") == 0 && fields[i].type == AQ_FIELD_I32 && fields[i].count == 1;
     if (!has)
         aq_manifest_error(manifest, "split.labels",
-                          "server needs samples with one label each (data.kind: cifar10): other targets would be "
-                          "the inputs themselves");
+                          "server needs samples with one label each (data.kind: cifar10 or tsv): other targets would "
+                          "be the inputs themselves");
+    const char *task = job->model.task ? job->model.task : aq_model_task(job->model.config.kind);
+    if (has && aq_task_numbers(aq_task_find(task)))
+        aq_manifest_error(manifest, "split.labels",
+                          "server takes classes, and the labels of model.task: %s are numbers; write client", task);
 }
 
 /* With global sampling all clients train at once, and the gradients of their ends pass the server in each step. */

@@ -486,6 +486,7 @@ static enum aq_status stages_fill(struct plan_open *open)
     for (uint32_t s = 0; s < open->plan.stage_count; s++)
         AQ_TRY(stage_fill(open, s));
     AQ_TRY(aq_plan_tied_check(&open->plan));
+    AQ_TRY(aq_plan_split_check(&open->plan));
     struct aq_plan_flight flight;
     AQ_TRY(aq_plan_flight(&open->plan, &flight));
     open->plan.schedule = flight.request.kind;

@@ -146,6 +146,12 @@ uint64_t aq_plan_lengths_count(const struct aq_job_facts *facts);
 /* The lengths of all samples in the form that workers read (lengths.h): memory of aq_alloc; NULL without lengths. */
 enum aq_status aq_plan_lengths(const struct aq_plan *plan, char **text);
 
+/*
+ * Are these, in that form, the lengths that this plan's facts describe (count, digest, mean, parts)? For a plan of the
+ * facts of another machine's data. Any bytes give AQ_OK; AQ_PROTO or AQ_MISMATCH, with the cause; or AQ_NOMEM.
+ */
+enum aq_status aq_plan_lengths_check(const struct aq_plan *plan, const char *text);
+
 /* AQ_INVAL: the job cannot be (names place, cause, remedy). As aq_plan_facts where it reads files. AQ_NOMEM. */
 enum aq_status aq_plan_open(const struct aq_job *job, struct aq_plan **out);
 void aq_plan_close(struct aq_plan *plan); /* NULL is fine */

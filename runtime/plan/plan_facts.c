@@ -208,6 +208,50 @@ enum aq_status aq_plan_lengths(const struct aq_plan *plan, char **text)
     return aq_lengths_write(plan->lengths, aq_plan_lengths_count(&plan->facts), plan->job->train.T, text);
 }
 
+/* The lengths of a sample's parts add up to its own; no part is left over. */
+static bool parts_fit(const struct aq_job_facts *facts, const uint32_t *lengths)
+{
+    const uint64_t samples = facts->train_samples + facts->heldout_samples;
+    const uint32_t *parts = lengths + samples;
+    uint64_t part = 0;
+    for (uint64_t s = 0; s < samples && facts->parts > 0; s++)
+        for (uint64_t have = 0; have < lengths[s]; part++) {
+            if (part == facts->parts || parts[part] > lengths[s] - have) return false;
+            have += parts[part];
+        }
+    return part == facts->parts;
+}
+
+static enum aq_status lengths_fit(const struct aq_job_facts *facts, const uint32_t *lengths)
+{
+    const uint64_t train = facts->train_samples;
+    uint64_t sum = 0;
+    if ((aq_digest(lengths, aq_plan_lengths_count(facts) * sizeof *lengths) | 1) != facts->lengths_digest)
+        return aq_fail(AQ_MISMATCH, "plan", "they are not those that the job was planned with");
+    for (uint64_t i = 0; i < train; i++)
+        sum += lengths[i];
+    if ((sum + train - 1) / train != facts->lengths_mean)
+        return aq_fail(AQ_MISMATCH, "plan", "their mean is not %u tokens", facts->lengths_mean);
+    return parts_fit(facts, lengths) ? AQ_OK
+                                     : aq_fail(AQ_MISMATCH, "plan", "the parts of a sample are not as long as it");
+}
+
+enum aq_status aq_plan_lengths_check(const struct aq_plan *plan, const char *text)
+{
+    const struct aq_job_facts *facts = &plan->facts;
+    const uint64_t count = aq_plan_lengths_count(facts);
+    const uint32_t T = plan->job->train.T;
+    void *memory;
+    if (!facts->lengths_digest) return aq_fail(AQ_MISMATCH, "plan", "all samples of this job are alike");
+    if (strlen(text) != aq_lengths_characters(count, T)) /* before memory is taken for them */
+        return aq_fail(AQ_MISMATCH, "plan", "they are not of %llu samples and parts", (unsigned long long)count);
+    AQ_TRY(aq_alloc(count * sizeof(uint32_t), &memory));
+    enum aq_status status = aq_lengths_read(text, count, T, memory);
+    if (status == AQ_OK) status = lengths_fit(facts, memory);
+    aq_free(memory);
+    return status;
+}
+
 /* Of both, one behind the other, and so their parts; where one has no lengths, all its samples are whole. */
 static enum aq_status lengths_join(const struct told *train, const struct told *heldout, uint32_t T, uint32_t **out)
 {

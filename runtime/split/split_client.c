@@ -49,8 +49,8 @@ enum {
 struct client {
     const struct aq_split_client_config *config;
     struct aq_split_job job;
-    char *manifest;
-    uint64_t join_hash; /* of the plan of only this client, with which it joins */
+    char *manifest, *lengths; /* lengths: of its samples, as text; NULL: all alike */
+    uint64_t join_hash;       /* of the plan of only this client, with which it joins */
     struct aq_tls *tls;
     int lock;
     struct aq_control *server; /* NULL: not connected */
@@ -292,18 +292,23 @@ static enum aq_status job_open(struct client *client, const struct aq_split_shar
                                          .heldout = config->heldout,
                                          .share = share};
     struct aq_split_job made;
-    char *manifest;
+    char *manifest = NULL, *lengths = NULL;
     AQ_TRY(aq_split_job_open(&asked, &made));
-    const enum aq_status status = aq_plan_manifest(made.plan, &manifest);
+    enum aq_status status = aq_plan_manifest(made.plan, &manifest);
+    if (status == AQ_OK) status = aq_plan_lengths(made.plan, &lengths);
     if (status != AQ_OK) {
+        aq_free(manifest);
         aq_split_job_close(&made);
         return status;
     }
     aq_split_job_close(&client->job);
     aq_free(client->manifest);
+    aq_free(client->lengths);
     if (!share) client->join_hash = aq_plan_hash(made.plan);
     client->job = made;
     client->manifest = manifest;
+    client->lengths = lengths;
+    client->gate.lengths = lengths;
     gate_hosts(&client->gate, made.job);
     client->gate.manifest = manifest;
     client->gate.plan_hash = aq_plan_hash(made.plan);
@@ -488,15 +493,20 @@ static enum aq_status send_ends(struct client *client)
 static enum aq_status say_join(struct client *client)
 {
     const struct aq_job_facts *facts = &client->job.plan->facts;
-    return aq_control_send(
-        client->server,
+    json_t *line =
         json_pack("{s:s, s:i, s:s, s:s, s:o, s:o, s:I, s:I, s:I, s:I, s:I, s:o, s:o, s:o}", "op", "join", "protocol",
                   AQ_SPLIT_PROTOCOL, "version", AQ_VERSION, "id", client->config->id, "plan_hash",
                   aq_control_hex(client->join_hash), "instance", aq_control_hex(client->instance), "train_samples",
                   (json_int_t)facts->train_samples, "heldout_samples", (json_int_t)facts->heldout_samples, "vocabulary",
                   (json_int_t)facts->vocabulary, "labels", (json_int_t)facts->labels, "places",
                   (json_int_t)facts->places, "train_digest", aq_control_hex(facts->train_digest), "heldout_digest",
-                  aq_control_hex(facts->heldout_digest), "weights_digest", aq_control_hex(facts->weights_digest)));
+                  aq_control_hex(facts->heldout_digest), "weights_digest", aq_control_hex(facts->weights_digest));
+    if (client->lengths) {
+        json_object_set_new(line, "lengths_digest", aq_control_hex(facts->lengths_digest));
+        json_object_set_new(line, "lengths_mean", json_integer((json_int_t)facts->lengths_mean));
+        json_object_set_new(line, "parts", json_integer((json_int_t)facts->parts));
+    }
+    return aq_control_send(client->server, line);
 }
 
 /* Which keys differ: from the manifest that the server planned for this client. Tells the server, too. */
@@ -522,8 +532,12 @@ static enum aq_status answer(struct client *client)
     enum aq_status status = AQ_OK;
     if (aq_control_is(line, "event", "joined")) {
         const bool labels = client->job.job->split.labels == AQ_SPLIT_LABELS_SERVER;
-        say(client, "%s has joined, at %s%s", client->config->id, client->job.job->split.server,
-            labels ? "; it sends the labels of its samples there (split.labels: server)" : "");
+        say(client, "%s has joined, at %s%s%s", client->config->id, client->job.job->split.server,
+            labels ? "; it sends the labels of its samples there (split.labels: server)" : "",
+            client->lengths ? "; it sends the lengths of its samples there" : "");
+        if (client->lengths)
+            status =
+                aq_control_send(client->server, json_pack("{s:s, s:s}", "op", "lengths", "lengths", client->lengths));
         client->labels_due = labels ? AQ_SPLIT_FILES : 0;
         event(client, json_pack("{s:s, s:s, s:s}", "event", "joined", "client", client->config->id, "server",
                                 client->job.job->split.server));
@@ -754,6 +768,7 @@ enum aq_status aq_split_follow(const struct aq_split_client_config *config, enum
     leave(client);
     aq_tls_close(client->tls);
     aq_free(client->manifest);
+    aq_free(client->lengths);
     aq_split_job_close(&client->job);
     if (client->lock != -1) close(client->lock);
     explicit_bzero(client->seal, sizeof client->seal);

@@ -88,6 +88,7 @@ enum aq_status aq_split_pass(const struct aq_split_gate *gate, json_t *line)
         return AQ_OK;
     }
     put(line, "manifest", gate->manifest);
+    put(line, "lengths", gate->lengths);
     put(line, "adopt", gate->begin);
     put(line, "seal", message.start.rank == aq_split_rank(0) ? gate->seal : NULL);
     return AQ_OK;

@@ -8,7 +8,7 @@
 #include "runtime_text.h"
 #include "split_labels.h"
 
-enum { SETS_MAX = 280, SETS_OWN = 23 };
+enum { SETS_MAX = 280, SETS_OWN = 26 };
 
 static const char *const AREA = "split";
 
@@ -57,6 +57,9 @@ static void add_facts(struct sets *sets, const struct aq_job_facts *facts, const
     add_number(sets, "facts.heldout_samples", facts->heldout_samples);
     add_number(sets, "facts.heldout_digest", facts->heldout_digest);
     add_number(sets, "facts.weights_digest", facts->weights_digest);
+    add_number(sets, "facts.lengths_digest", facts->lengths_digest);
+    add_number(sets, "facts.lengths_mean", facts->lengths_mean);
+    add_number(sets, "facts.parts", facts->parts);
 }
 
 static enum aq_status texts_status(const struct sets *sets)
@@ -93,25 +96,6 @@ static enum aq_status load(const struct aq_split_asked *asked, uint64_t epochs, 
     return status;
 }
 
-/* The gradients of a tensor that both ends hold go through the server as they are. */
-static enum aq_status check_shared(const struct aq_split_job *made)
-{
-    const struct aq_job_privacy *privacy = &made->job->split.privacy;
-    if (made->plan->stages[0].size.shared == 0 || !(privacy->clip > 0 || privacy->gradient_clip > 0)) return AQ_OK;
-    return aq_fail(AQ_INVAL, AREA,
-                   "split.privacy is not possible with a tensor that the first and the last stage share: its gradients "
-                   "pass the server unclipped; set model.tied: untied");
-}
-
-/* distance_correlation needs parameters in the first stage, which use its gradient. */
-static enum aq_status check_correlation(const struct aq_split_job *made)
-{
-    if (!(made->job->split.privacy.distance_correlation > 0) || made->plan->stages[0].size.parameters > 0) return AQ_OK;
-    return aq_fail(AQ_INVAL, AREA,
-                   "split.privacy.distance_correlation: nothing trains before the first cut (train.freeze, lora.rank, "
-                   "or layers without weights), so that no loss can change what leaves there");
-}
-
 enum aq_status aq_split_job_open(const struct aq_split_asked *asked, struct aq_split_job *out)
 {
     struct aq_split_asked base = *asked;
@@ -129,11 +113,6 @@ enum aq_status aq_split_job_open(const struct aq_split_asked *asked, struct aq_s
         made.job = NULL;
         status = load(asked, epochs, &made.job);
         if (status == AQ_OK) status = aq_plan_open(made.job, &made.plan);
-        if (status == AQ_OK && made.plan->facts.lengths_digest)
-            status = aq_fail(AQ_INVAL, AREA,
-                             "samples of several lengths cannot be split yet: split learning takes text and images");
-        if (status == AQ_OK) status = check_shared(&made);
-        if (status == AQ_OK) status = check_correlation(&made);
     }
     if (status == AQ_OK)
         *out = made;

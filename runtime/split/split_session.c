@@ -47,6 +47,9 @@ static enum aq_status hear_join(struct aq_split_session *s, const struct aq_mess
     const struct aq_message_join *said = &message->join;
     if (!aq_tls_host_good(said->id) || strcmp(said->id, s->name) != 0)
         return wrong(s, "calls itself '%.63s', but its certificate names %s", said->id, s->name);
+    if (AQ_MESSAGE_HAS(message, join, lengths_digest) &&
+        (said->lengths_digest == 0 || !AQ_MESSAGE_HAS(message, join, lengths_mean)))
+        return wrong(s, "has no digest and mean of the lengths of its samples");
     s->join = (struct aq_split_join){.plan_hash = said->plan_hash,
                                      .instance = said->instance,
                                      .facts = {.train_samples = said->train_samples,
@@ -57,6 +60,11 @@ static enum aq_status hear_join(struct aq_split_session *s, const struct aq_mess
                                                .train_digest = said->train_digest,
                                                .heldout_digest = said->heldout_digest,
                                                .weights_digest = said->weights_digest}};
+    if (AQ_MESSAGE_HAS(message, join, lengths_digest)) { /* samples of several lengths */
+        s->join.facts.lengths_digest = said->lengths_digest;
+        s->join.facts.lengths_mean = (uint32_t)said->lengths_mean;
+        s->join.facts.parts = AQ_MESSAGE_HAS(message, join, parts) ? said->parts : 0;
+    }
     memcpy(s->join.id, said->id, strlen(said->id) + 1);
     *act = AQ_SPLIT_JOIN;
     return AQ_OK;
@@ -129,6 +137,14 @@ static enum aq_status hear_labels(struct aq_split_session *s, const struct aq_me
     return AQ_OK;
 }
 
+/* The lengths of its samples, all in one line; split_lengths.h reads them. */
+static enum aq_status hear_lengths(struct aq_split_session *s, const struct aq_message *message, enum aq_split_act *act)
+{
+    s->piece = (struct aq_split_piece){.data = message->lengths.lengths};
+    *act = AQ_SPLIT_LENGTH;
+    return AQ_OK;
+}
+
 enum aq_status aq_split_took(struct aq_split_session *s, uint64_t bytes, bool *whole)
 {
     *whole = false;
@@ -157,10 +173,10 @@ static enum aq_status hear_leave(struct aq_split_session *s, const struct aq_mes
 static enum aq_status (*const hears[AQ_MESSAGES])(struct aq_split_session *, const struct aq_message *,
                                                   enum aq_split_act *) = {
     [AQ_MESSAGE_join] = hear_join,     [AQ_MESSAGE_turn_ready] = hear_ready, [AQ_MESSAGE_ends] = hear_ends,
-    [AQ_MESSAGE_labels] = hear_labels, [AQ_MESSAGE_leave] = hear_leave,
+    [AQ_MESSAGE_labels] = hear_labels, [AQ_MESSAGE_leave] = hear_leave,      [AQ_MESSAGE_lengths] = hear_lengths,
 };
 
-static_assert(AQ_STATE_LABELS == AQ_STATE_JOINING + (int)AQ_SPLIT_LABELS, "states in the order of messages.def");
+static_assert(AQ_STATE_LENGTHS == AQ_STATE_JOINING + (int)AQ_SPLIT_LENGTHS, "states in the order of messages.def");
 
 static enum aq_message_state state_of(const struct aq_split_session *s)
 {

@@ -40,6 +40,7 @@ enum aq_split_state {
     AQ_SPLIT_TRAINING,    /* its daemon's lines go to the turn's launcher   */
     AQ_SPLIT_CLOSING,     /* it sends the ends that it has trained          */
     AQ_SPLIT_LABELS,      /* it sends the labels of its samples             */
+    AQ_SPLIT_LENGTHS,     /* it sends the lengths of its samples            */
     AQ_SPLIT_STATES
 };
 
@@ -51,6 +52,7 @@ enum aq_split_act {
     AQ_SPLIT_FORWARD, /* the line goes to the turn's launcher           */
     AQ_SPLIT_PIECE,   /* session->piece is the next part of a file      */
     AQ_SPLIT_LABEL,   /* the same, of a file of labels                  */
+    AQ_SPLIT_LENGTH,  /* session->piece.data is the text of all lengths */
     AQ_SPLIT_LEAVE    /* it goes; session->why is its reason, printable */
 };
 

@@ -19,6 +19,7 @@
 
 #include "child.h"
 #include "split_labels.h"
+#include "split_lengths.h"
 #include "split_part.h"
 #include "split_private.h"
 
@@ -147,14 +148,20 @@ void turn_text(const char *why, char out[AQ_SPLIT_TEXT_BYTES])
     out[used] = 0;
 }
 
+/* It has joined, and still sends what the server must know of its samples. */
+static bool sends_facts(const struct site *site)
+{
+    return site->session.state == AQ_SPLIT_LENGTHS || site->session.state == AQ_SPLIT_LABELS;
+}
+
 void turn_miss(struct server *server, struct site *site, const char *why)
 {
     char text[AQ_SPLIT_TEXT_BYTES], clean[AQ_SPLIT_TEXT_BYTES];
-    const bool sends_labels = site->control && site->session.state == AQ_SPLIT_LABELS; /* and goes on with that */
+    const bool sends = site->control && sends_facts(site); /* and continues with that */
     ahead_ends(server, site);
     server_say(server, "round %u: %s misses its turn: %s", server->round, site->name,
                aq_printable_text(why[0] ? why : "no reason is known", text, sizeof text));
-    if (!sends_labels) no_files(site);
+    if (!sends) no_files(site);
     turn_halt(site);
     site->mark = state_mark(server, site);
     site->round = server->round;
@@ -164,9 +171,8 @@ void turn_miss(struct server *server, struct site *site, const char *why)
     site->begin = site->until = 0;
     site->tries = 0;
     site->offered = site->owed = site->late = false;
-    site->deadline_ns = sends_labels ? answer_due(server) : AQ_NEVER;
-    if (!sends_labels &&
-        turn_tell(server, site, json_pack("{s:s, s:b, s:s}", "event", "over", "done", 0, "text", clean)))
+    site->deadline_ns = sends ? answer_due(server) : AQ_NEVER;
+    if (!sends && turn_tell(server, site, json_pack("{s:s, s:b, s:s}", "event", "over", "done", 0, "text", clean)))
         aq_split_session_go(&site->session, AQ_SPLIT_IDLE);
     server_save(server);
 }
@@ -306,7 +312,7 @@ static void offer(struct server *server, struct site *site)
 
 struct turn_paths {
     char run[AQ_RUN_PATH_BYTES], manifest[AQ_RUN_PATH_BYTES], weights[AQ_RUN_PATH_BYTES], log[AQ_RUN_PATH_BYTES];
-    char identity[AQ_RUN_PATH_BYTES], sums[AQ_RUN_PATH_BYTES];
+    char identity[AQ_RUN_PATH_BYTES], sums[AQ_RUN_PATH_BYTES], lengths[AQ_RUN_PATH_BYTES];
 };
 
 static enum aq_status paths_of(const struct server *server, const struct site *site, struct turn_paths *paths)
@@ -316,6 +322,7 @@ static enum aq_status paths_of(const struct server *server, const struct site *s
     AQ_TRY(state_path(server, paths->manifest, "turns/%s.yaml", site->name));
     AQ_TRY(round_middle(server, paths->weights));
     AQ_TRY(sums_path(server, paths->sums));
+    AQ_TRY(state_path(server, paths->lengths, "lengths/%s", site->name));
     return state_path(server, paths->log, "logs/%s.log", site->name);
 }
 
@@ -324,7 +331,7 @@ static enum aq_status paths_of(const struct server *server, const struct site *s
 static enum aq_status spawn(struct server *server, struct site *site, const struct turn_paths *paths)
 {
     char until[24], guest[8], shift[24], updates[24];
-    char *arguments[28];
+    char *arguments[30];
     int count = 0, channel[2], log;
     snprintf(until, sizeof until, "%" PRIu64, site->until);
     snprintf(guest, sizeof guest, "%d", GUEST_FD);
@@ -336,6 +343,10 @@ static enum aq_status spawn(struct server *server, struct site *site, const stru
     if (adopts(site)) {
         arguments[count++] = WORD("--adopt");
         arguments[count++] = WORD(paths->weights);
+    }
+    if (site->job.plan->facts.lengths_digest) {
+        arguments[count++] = WORD("--lengths");
+        arguments[count++] = WORD(paths->lengths);
     }
     if (server->sums) {
         snprintf(shift, sizeof shift, "%" PRId64, (int64_t)turn_shift(server, site));
@@ -500,14 +511,21 @@ static enum aq_status labels_piece(struct server *server, struct site *site, cha
     return status == AQ_MISMATCH || status == AQ_CORRUPT ? AQ_PROTO : status;
 }
 
+/* It has sent all that comes before this: what is due now. */
+static void greet_next(struct server *server, struct site *site, bool lengths)
+{
+    const bool labels = server->job->split.labels == AQ_SPLIT_LABELS_SERVER;
+    aq_split_session_go(&site->session, lengths ? AQ_SPLIT_LENGTHS : labels ? AQ_SPLIT_LABELS : AQ_SPLIT_IDLE);
+    site->deadline_ns = lengths || labels ? answer_due(server) : AQ_NEVER;
+    site->owed = site->owed && (lengths || labels);
+}
+
 void turn_greet(struct server *server, struct site *site)
 {
     const struct aq_job_facts *facts = &site->join.facts;
-    const bool labels = server->job->split.labels == AQ_SPLIT_LABELS_SERVER;
-    aq_split_session_go(&site->session, labels ? AQ_SPLIT_LABELS : AQ_SPLIT_IDLE);
     site->session.bytes_max[0] = aq_split_labels_bytes(facts->train_samples);
     site->session.bytes_max[1] = aq_split_labels_bytes(facts->heldout_samples);
-    site->deadline_ns = labels ? answer_due(server) : AQ_NEVER;
+    greet_next(server, site, facts->lengths_digest != 0);
 }
 
 /* Refuses its line: sends it the reason, and disconnects it. */
@@ -532,6 +550,25 @@ static void on_labels(struct server *server, struct site *site)
         server_fails(server, text);
 }
 
+static void on_lengths(struct server *server, struct site *site)
+{
+    char folder[AQ_RUN_PATH_BYTES], why[AQ_SPLIT_TEXT_BYTES] = "";
+    const bool began = site->turns > 0 || site->until > 0;
+    enum aq_status status = state_path(server, folder, "lengths");
+    if (status == AQ_OK)
+        status = aq_split_lengths_take(site->job.plan, site->session.piece.data, folder, site->name, began, why);
+    if (status == AQ_MISMATCH) {
+        turn_refuse(server, site, why);
+        aq_split_job_close(&site->job); /* nothing of what it said of its data stays: it may come with the right data */
+    } else if (status != AQ_OK) {
+        server_fails(server, NULL);
+    } else {
+        server_say(server, "%s has sent the lengths of its samples, of %u tokens on average", site->name,
+                   site->join.facts.lengths_mean);
+        greet_next(server, site, false);
+    }
+}
+
 void turn_line(struct server *server, struct site *site, const json_t *line)
 {
     enum aq_split_act act;
@@ -549,6 +586,8 @@ void turn_line(struct server *server, struct site *site, const json_t *line)
     } else if (act == AQ_SPLIT_FORWARD && site->launch) {
         if (aq_control_send(site->launch, json_incref((json_t *)(uintptr_t)line)) == AQ_TIMEOUT)
             again(server, site, "it sends more than its launcher can read");
+    } else if (act == AQ_SPLIT_LENGTH) {
+        on_lengths(server, site);
     } else if (act == AQ_SPLIT_LABEL) {
         on_labels(server, site);
     } else if (act == AQ_SPLIT_PIECE) {
@@ -631,7 +670,7 @@ void turn_due(struct server *server, struct site *site)
         if (now > site->deadline_ns) turn_miss(server, site, site->why[0] ? site->why : "it is away");
         return;
     }
-    site->owed = site->session.state == AQ_SPLIT_LABELS;
+    site->owed = sends_facts(site);
     if (!site->offered && !site->owed) {
         offer(server, site);
         return;

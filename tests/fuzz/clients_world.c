@@ -16,6 +16,7 @@
 #include "child.h"
 #include "fuzz.h"
 #include "split_labels.h"
+#include "split_lengths.h"
 
 enum { PID_FIRST = 1 << 24, FD_FIRST = 1 << 20, FD_LISTENER = FD_FIRST - 1, FD_OTHER = FD_FIRST - 3 };
 
@@ -495,6 +496,8 @@ enum aq_status __wrap_aq_split_in_piece(struct aq_split_in *in, const char *path
 enum aq_status __wrap_aq_split_in_done(struct aq_split_in *in, const char *path);
 void __wrap_aq_split_in_close(struct aq_split_in *in);
 enum aq_status __wrap_aq_split_labels_take(const struct aq_plan *plan, const char *folder, char *why);
+enum aq_status __wrap_aq_split_lengths_take(const struct aq_plan *plan, const char *text, const char *folder,
+                                            const char *name, bool began, char *why);
 enum aq_status __wrap_turn_check(const struct server *server, const struct site *site, const char *ends,
                                  const char *middle, char *why);
 enum aq_status __wrap_weights_begin(const struct server *server, const struct aq_plan *plan);
@@ -649,6 +652,17 @@ enum aq_status __wrap_aq_split_labels_take(const struct aq_plan *plan, const cha
     if (!world.refuse_files || name < 'c') return AQ_OK; /* labels of a and b are right */
     world.refuse_files = false;
     snprintf(why, AQ_SPLIT_TEXT_BYTES, "has other labels than before");
+    return AQ_MISMATCH;
+}
+
+enum aq_status __wrap_aq_split_lengths_take(const struct aq_plan *plan, const char *text, const char *folder,
+                                            const char *name, bool began, char *why)
+{
+    (void)began;
+    AQ_ASSERT(plan->facts.lengths_digest && text && strncmp(folder, root, sizeof root - 1) == 0 && strlen(name) == 1);
+    if (!world.refuse_files || name[0] < 'c') return disk();
+    world.refuse_files = false;
+    snprintf(why, AQ_SPLIT_TEXT_BYTES, "its lengths are refused");
     return AQ_MISMATCH;
 }
 

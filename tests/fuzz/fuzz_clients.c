@@ -43,7 +43,7 @@ static const uint64_t ms_ns = 1000 * 1000;
 static const char path[] = "/srv/own";
 
 struct client {
-    bool joined, ready, sends, labelled, ended;
+    bool joined, ready, sends, measured, labelled, ended;
     bool out; /* global sampling began without it */
     uint64_t told;
 };
@@ -53,6 +53,7 @@ static struct fuzz_piece rest;
 static uint64_t now;
 static uint32_t lines, polls;
 static bool killed, liar_in; /* liar_in: c or d has joined */
+static bool has_lengths;     /* the honest clients have samples of several lengths */
 static bool path_said;       /* the input has a path of the server: its text comes back to whoever sent it */
 
 int __wrap_poll(struct pollfd *fds, nfds_t count, int ms);
@@ -128,11 +129,17 @@ static void client_joins(int k)
     clients[k] = (struct client){0};
     slot_open(k);
     snprintf(hash, sizeof hash, "%016llx", (unsigned long long)plan_hash);
-    slot_say(k, json_pack("{s:s, s:i, s:s, s:s, s:s, s:i, s:i, s:i, s:i, s:s, s:s, s:s}", "op", "join", "protocol",
-                          AQ_SPLIT_PROTOCOL, "id", id, "plan_hash", hash, "instance",
-                          k ? "000000000000000b" : "000000000000000a", "train_samples", SAMPLES, "heldout_samples", 1,
-                          "vocabulary", 10, "labels", 0, "train_digest", hash, "heldout_digest", hash, "weights_digest",
-                          "0000000000000000"));
+    json_t *line = json_pack("{s:s, s:i, s:s, s:s, s:s, s:i, s:i, s:i, s:i, s:s, s:s, s:s}", "op", "join", "protocol",
+                             AQ_SPLIT_PROTOCOL, "id", id, "plan_hash", hash, "instance",
+                             k ? "000000000000000b" : "000000000000000a", "train_samples", SAMPLES, "heldout_samples",
+                             1, "vocabulary", 10, "labels", 0, "train_digest", hash, "heldout_digest", hash,
+                             "weights_digest", "0000000000000000");
+    if (has_lengths) {
+        json_object_set_new(line, "lengths_digest", json_string(hash));
+        json_object_set_new(line, "lengths_mean", json_integer(3));
+        json_object_set_new(line, "parts", json_integer(0));
+    }
+    slot_say(k, line);
 }
 
 /* A file, a character for each byte. */
@@ -157,7 +164,10 @@ static void client_acts(int k)
         return;
     }
     if (!client->joined) return;
-    if (labels && !client->labelled) {
+    if (has_lengths && !client->measured) {
+        slot_say(k, json_pack("{s:s, s:s}", "op", "lengths", "lengths", "012"));
+        client->measured = true;
+    } else if (labels && !client->labelled) {
         client_sends(k, "labels", 0, aq_split_labels_bytes(SAMPLES));
         client_sends(k, "labels", 1, aq_split_labels_bytes(1));
         client->labelled = true;
@@ -315,6 +325,7 @@ static void job_begin(uint8_t options)
                                        .labels = labels ? AQ_SPLIT_LABELS_SERVER : AQ_SPLIT_LABELS_CLIENT,
                                        .parallel = 1,
                                        .participation = 1};
+    has_lengths = options & 64;
     if (!global && options & 8) job->split.participation = 0.5f;
     if (!global && options & 16) job->split.round_deadline_ns = 200000 * ms_ns;
     if ((options & 3) == AQ_SPLIT_FED1 && options & 32) job->split.parallel = 2;

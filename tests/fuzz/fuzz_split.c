@@ -13,6 +13,7 @@
 
 #include "control.h"
 #include "fuzz.h"
+#include "lengths.h"
 #include "split_gate.h"
 #include "split_session.h"
 
@@ -24,6 +25,7 @@ static const struct aq_split_gate gate = {.run = "/own/run",
                                           .checkpoint = "/own/run/checkpoint",
                                           .cache = "/own/run/cache",
                                           .manifest = "own: manifest",
+                                          .lengths = "own",
                                           .ends = AQ_SPLIT_ENDS,
                                           .plan_hash = 0x0123456789abcdefULL};
 
@@ -31,6 +33,7 @@ static const struct aq_split_gate gate = {.run = "/own/run",
 static const unsigned acts[AQ_SPLIT_STATES] = {
     [AQ_SPLIT_JOINING] = 1u << AQ_SPLIT_JOIN | 1u << AQ_SPLIT_LEAVE,
     [AQ_SPLIT_LABELS] = 1u << AQ_SPLIT_LABEL | 1u << AQ_SPLIT_LEAVE,
+    [AQ_SPLIT_LENGTHS] = 1u << AQ_SPLIT_LENGTH | 1u << AQ_SPLIT_LEAVE,
     [AQ_SPLIT_IDLE] = 1u << AQ_SPLIT_NOTHING | 1u << AQ_SPLIT_LEAVE,
     [AQ_SPLIT_OFFERED] = 1u << AQ_SPLIT_NOTHING | 1u << AQ_SPLIT_READY | 1u << AQ_SPLIT_LEAVE,
     [AQ_SPLIT_TRAINING] = 1u << AQ_SPLIT_FORWARD | 1u << AQ_SPLIT_LEAVE,
@@ -41,6 +44,8 @@ static void joined(struct aq_split_session *session)
 {
     AQ_ASSERT(strcmp(session->join.id, session->name) == 0);
     AQ_ASSERT(session->join.facts.train_samples >= 1 && session->join.facts.train_samples <= SAMPLES);
+    AQ_ASSERT(!session->join.facts.lengths_digest == !session->join.facts.lengths_mean);
+    AQ_ASSERT(session->join.facts.lengths_digest || !session->join.facts.parts);
     session->bytes_max[0] = session->bytes_max[1] = END_BYTES;
     aq_split_session_go(session, AQ_SPLIT_IDLE);
 }
@@ -73,6 +78,10 @@ static bool say(struct aq_split_session *session, const json_t *line)
         AQ_ASSERT(aq_control_u64_or(line, "told", session->told) == session->told); /* for no turn that is over */
         aq_split_session_go(session, AQ_SPLIT_TRAINING);
     }
+    if (act == AQ_SPLIT_LENGTH) {
+        AQ_ASSERT(strlen(session->piece.data) <= AQ_LENGTHS_TEXT_MAX);
+        aq_split_session_go(session, AQ_SPLIT_IDLE);
+    }
     if (act == AQ_SPLIT_PIECE || act == AQ_SPLIT_LABEL) return piece(session);
     return act != AQ_SPLIT_LEAVE;
 }
@@ -83,10 +92,12 @@ static void server_goes(struct aq_split_session *session, uint8_t to)
     static const unsigned next[AQ_SPLIT_STATES] = {
         [AQ_SPLIT_IDLE] = 1u << AQ_SPLIT_OFFERED | 1u << AQ_SPLIT_CLOSING |
                           1u << AQ_SPLIT_LABELS |  /* or it wants labels */
+                          1u << AQ_SPLIT_LENGTHS | /* or lengths */
                           1u << AQ_SPLIT_TRAINING, /* who was ready ahead */
         [AQ_SPLIT_OFFERED] = 1u << AQ_SPLIT_IDLE,
         [AQ_SPLIT_TRAINING] = 1u << AQ_SPLIT_IDLE | 1u << AQ_SPLIT_CLOSING,
         [AQ_SPLIT_CLOSING] = 1u << AQ_SPLIT_IDLE,
+        [AQ_SPLIT_LENGTHS] = 1u << AQ_SPLIT_IDLE | 1u << AQ_SPLIT_LABELS,
     };
     const unsigned state = (unsigned)(to - '0');
     if (state >= AQ_SPLIT_STATES || !(next[session->state] & 1u << state)) return;
@@ -115,6 +126,7 @@ static void pass(json_t *line)
     AQ_ASSERT(aq_control_get_hex(line, "plan_hash", &hash) == AQ_OK && hash == plan_hash);
     AQ_ASSERT(!json_object_get(line, "cache") || !open || is(line, "cache", gate.cache));
     AQ_ASSERT(!start || (is(line, "manifest", gate.manifest) && !json_object_get(line, "adopt")));
+    AQ_ASSERT(!start || is(line, "lengths", gate.lengths));
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)

@@ -26,6 +26,7 @@
 #include "launch_slurm.h"
 #include "launch_ssh.h"
 #include "launcher.h"
+#include "lengths.h"
 #include "metrics_index.h"
 #include "net/tls.h"
 #include "next_step.h"
@@ -60,7 +61,7 @@ struct command {
     bool go_on; /* `aqpipe resume`: the manifest is the run's own */
     bool turn;  /* `aqpipe split-turn`                            */
     int guest;  /* the client's daemon, of a turn                 */
-    const char *adopt, *sums;
+    const char *adopt, *sums, *lengths_file;
     uint64_t until, shift, updates, steps;
     uint32_t epochs;            /* new total; 0: as before                        */
     enum aq_lr_choice schedule; /* of the learning rate beyond the old end */
@@ -144,6 +145,7 @@ static const struct aq_option turn_options[] = {
     AQ_ROW(FLAG, struct command, entry.resume, "resume", NULL, "go on from its newest complete checkpoint"),
     AQ_ROW(TEXT, struct command, adopt, "adopt", "DIR", "begin with the weights and optimizer states in DIR"),
     AQ_ROW(TEXT, struct command, sums, "sums", "PATH", "global sampling: the socket of the server's sums of gradients"),
+    AQ_ROW(TEXT, struct command, lengths_file, "lengths", "FILE", "the lengths of the client's samples"),
     AQ_ROW_READ(aq_steps_read, struct command, shift, "shift", "N",
                 "global sampling: the steps of all are N more than this client's own (or fewer: -N)"),
     AQ_ROW_READ(aq_steps_read, struct command, updates, "updates", "N",
@@ -311,13 +313,21 @@ static enum aq_status cut(struct command *command)
     return status;
 }
 
+/* Of the data; in a turn of split learning, of the file that the client's lengths are in. */
+static enum aq_status lengths(struct command *command)
+{
+    if (!command->lengths_file) return aq_plan_lengths(command->plan, &command->lengths);
+    AQ_TRY(aq_file_load(NULL, command->lengths_file, AQ_LENGTHS_TEXT_MAX, &command->lengths, NULL));
+    return aq_plan_lengths_check(command->plan, command->lengths);
+}
+
 static enum aq_status prepare(struct command *command)
 {
     AQ_TRY(load_job(command));
     AQ_TRY(aq_plan_open(command->job, &command->plan));
     AQ_TRY(cut(command));
     AQ_TRY(aq_plan_manifest(command->plan, &command->manifest));
-    AQ_TRY(aq_plan_lengths(command->plan, &command->lengths));
+    AQ_TRY(lengths(command));
     if (command->token_file) AQ_TRY(aq_token_load(command->token_file, &command->token));
     AQ_TRY(aq_launcher_keys(command->job, &command->tls));
     AQ_TRY(aq_daemon_program(command->daemon));

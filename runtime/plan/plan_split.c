@@ -1,0 +1,38 @@
+/* plan_split.c -- split learning: what no client could start is refused here, before a server waits for it. */
+#include "plan_private.h"
+
+enum { PLACE_BYTES = 512 };
+
+/* The gradients of a tensor that both ends hold go through the server as they are. */
+static enum aq_status shared_check(const struct aq_plan *plan)
+{
+    const struct aq_job_privacy *privacy = &plan->job->split.privacy;
+    const char *key = privacy->clip > 0 ? "split.privacy.clip" : "split.privacy.gradient_clip";
+    char place[PLACE_BYTES];
+    if (plan->stages[0].size.shared == 0 || !(privacy->clip > 0 || privacy->gradient_clip > 0)) return AQ_OK;
+    aq_job_place(plan->job, key, place, sizeof place);
+    return aq_fail(AQ_INVAL, "manifest",
+                   "%s: %s: not possible with a tensor that the first and the last stage share: its gradients pass the "
+                   "server unclipped; set model.tied: untied",
+                   place, key);
+}
+
+/* The distance correlation needs parameters in the first stage, which use its gradient. */
+static enum aq_status correlation_check(const struct aq_plan *plan)
+{
+    static const char *const key = "split.privacy.distance_correlation";
+    char place[PLACE_BYTES];
+    if (!(plan->job->split.privacy.distance_correlation > 0) || plan->stages[0].size.parameters > 0) return AQ_OK;
+    aq_job_place(plan->job, key, place, sizeof place);
+    return aq_fail(AQ_INVAL, "manifest",
+                   "%s: %s: nothing trains before the first cut (train.freeze, lora.rank, or layers without weights), "
+                   "so no loss can change what leaves there",
+                   place, key);
+}
+
+enum aq_status aq_plan_split_check(const struct aq_plan *plan)
+{
+    if (plan->job->split.clients == 0 || plan->stage_count < 2) return AQ_OK;
+    AQ_TRY(shared_check(plan));
+    return correlation_check(plan);
+}
