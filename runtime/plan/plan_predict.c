@@ -332,12 +332,17 @@ static double seconds_of(const struct simulation *sim, uint32_t s, enum aq_op op
     }
 }
 
-static struct stream *stream_of(struct actor *actor, enum aq_op op)
+/* The stream of a GPU's lane, which is one kind of instruction, and the lanes of a stream, a bit each. */
+static const uint8_t stream_of[AQ_PROGRAM_LANES] = {RECEIVE, COMPUTE, SEND, RECEIVE, COMPUTE, SEND, COMPUTE};
+static const uint32_t lanes_of[STREAMS] = {[RECEIVE] = 1 | 8, [COMPUTE] = 2 | 16 | 64, [SEND] = 4 | 32};
+
+/* Lanes whose stream is at work. */
+static uint32_t lanes_busy(const struct actor *actor)
 {
-    static const uint8_t streams[] = {[AQ_OP_RECV_FWD] = RECEIVE, [AQ_OP_FORWARD] = COMPUTE,  [AQ_OP_SEND_FWD] = SEND,
-                                      [AQ_OP_RECV_BWD] = RECEIVE, [AQ_OP_BACKWARD] = COMPUTE, [AQ_OP_SEND_BWD] = SEND,
-                                      [AQ_OP_WEIGHTS] = COMPUTE};
-    return &actor->streams[actor->gpu ? streams[op] : COMPUTE];
+    uint32_t busy = 0;
+    for (int i = 0; i < STREAMS; i++)
+        if (actor->streams[i].left >= 0) busy |= lanes_of[i];
+    return busy;
 }
 
 static void stream_begin(const struct simulation *sim, const struct actor *actor, struct stream *stream, uint32_t lane,
@@ -375,8 +380,8 @@ static enum aq_status clock_begin(void *self, const struct aq_program_item *item
 {
     const struct asked *asked = self;
     struct actor *actor = &asked->sim->actors[asked->s];
-    struct stream *stream = stream_of(actor, item->op);
-    if (stream->left >= 0 || !link_allows(asked->sim, asked->s, item->op)) return AQ_AGAIN;
+    struct stream *stream = &actor->streams[actor->gpu ? stream_of[item->lane] : COMPUTE];
+    if (!link_allows(asked->sim, asked->s, item->op)) return AQ_AGAIN;
     stream_begin(asked->sim, actor, stream, item->lane, seconds_of(asked->sim, asked->s, item->op));
     return AQ_OK;
 }
@@ -386,7 +391,8 @@ static bool actor_start(struct simulation *sim, uint32_t s)
 {
     struct actor *actor = &sim->actors[s];
     struct asked asked = {.sim = sim, .s = s};
-    const struct aq_program_policy policy = {.begin = clock_begin, .self = &asked};
+    const struct aq_program_policy policy = {
+        .begin = clock_begin, .self = &asked, .busy = actor->gpu ? lanes_busy(actor) : 0};
     uint32_t lane;
     if (!actor->gpu && actor->streams[COMPUTE].left >= 0) return false;
     return aq_program_run_begin(&actor->run, &policy, &lane) == AQ_OK;

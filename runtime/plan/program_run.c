@@ -1,10 +1,12 @@
 /*
  * program_run.c -- the rules by which instructions begin, once for all that run programs. See program_run.h.
  *
- * lane_of says which lane an instruction runs in; allowed says what it waits for within its stage. A kind of
- * instruction that is new is a row of each table here, and its action in each policy.
+ * lanes_of states the lane of each kind of instruction; needs_fill states what a kind waits for within its stage. A new
+ * kind is a row of both, and its action in each policy.
  */
 #include "program_run.h"
+
+#include <string.h>
 
 enum { NO_LANE = AQ_PROGRAM_LANES };
 
@@ -17,16 +19,36 @@ static const uint8_t lanes_of[][AQ_OP_COUNT] = {
                         NO_LANE},
     [AQ_LANES_KINDS] = {NO_LANE, 0, 1, 2, 3, 4, 5, 6, NO_LANE, NO_LANE, NO_LANE, NO_LANE, NO_LANE}};
 
+/* Every micro-batch has passed this kind: what is no condition. */
+enum { ALWAYS = 0 };
+
+/* What micro-batch n waits for: another kind has ended with n, or with n - ahead. */
+static void needs_fill(struct aq_program_run *run, const struct aq_program *program, uint32_t copies)
+{
+    const bool first = program->stage == 0, last = program->stage + 1 == program->stages;
+    const enum aq_op frees = program->split ? AQ_OP_WEIGHTS : first ? AQ_OP_BACKWARD : AQ_OP_SEND_BWD;
+    const struct aq_program_need none = {.op = ALWAYS}, slot = {.op = frees, .ahead = program->slots};
+    const struct aq_program_need needs[AQ_OP_COUNT][AQ_PROGRAM_NEEDS] = {
+        [AQ_OP_RECV_FWD] = {slot, {AQ_OP_FORWARD, copies}},
+        [AQ_OP_FORWARD] = {first ? slot : (struct aq_program_need){.op = AQ_OP_RECV_FWD},
+                           last ? none : (struct aq_program_need){AQ_OP_SEND_FWD, copies}},
+        [AQ_OP_SEND_FWD] = {{.op = AQ_OP_FORWARD}},
+        [AQ_OP_RECV_BWD] = {{AQ_OP_BACKWARD, copies}},
+        [AQ_OP_BACKWARD] = {{.op = AQ_OP_FORWARD},
+                            last ? none : (struct aq_program_need){.op = AQ_OP_RECV_BWD},
+                            first ? none : (struct aq_program_need){AQ_OP_SEND_BWD, copies}},
+        [AQ_OP_SEND_BWD] = {{.op = AQ_OP_BACKWARD}},
+        [AQ_OP_WEIGHTS] = {{.op = AQ_OP_BACKWARD}}};
+    memcpy(run->needs, needs, sizeof needs);
+}
+
 void aq_program_run_init(struct aq_program_run *run, const struct aq_program *program, enum aq_lanes lanes,
                          uint32_t copies)
 {
     *run = (struct aq_program_run){.lane_of = lanes_of[lanes],
                                    .lane_count = lanes == AQ_LANES_KINDS ? AQ_PROGRAM_LANES : AQ_CHAINS,
-                                   .slots = program->slots,
-                                   .copies = lanes == AQ_LANES_KINDS ? copies : UINT32_MAX,
-                                   .first = program->stage == 0,
-                                   .last = program->stage + 1 == program->stages,
-                                   .split = program->split};
+                                   .slots = program->slots};
+    needs_fill(run, program, lanes == AQ_LANES_KINDS ? copies : UINT32_MAX);
 }
 
 /* --- lanes ------------------------------------------------------------------------------------------------------ */
@@ -44,12 +66,26 @@ static uint32_t lane_find(const struct aq_program_run *run, const struct aq_prog
     return at;
 }
 
-/* A lane at the end of the present step continues in the next one. */
-static void lane_continue(struct aq_program_run *run, uint32_t lane)
+/* When a lane's turn is: the earliest in the programs of all steps, the next step's sends before all. */
+static uint64_t turn_of(const struct aq_program_lane *lane)
 {
-    struct aq_program_lane *at = &run->lanes[lane];
-    if (at->step > 0 || at->at < run->steps[0].tail || !run->steps[1].program) return;
-    *at = (struct aq_program_lane){.step = 1, .at = lane_find(run, &run->steps[1], lane, 0)};
+    if (lane->step > 0 && (lane->op == AQ_OP_SEND_FWD || lane->op == AQ_OP_SEND_BWD)) return 0;
+    return 1 + ((uint64_t)lane->step << 32 | lane->at);
+}
+
+/* A lane comes to its first instruction from `at` on; at the end of the present step it continues in the next one. */
+static void lane_move(struct aq_program_run *run, uint32_t l, uint32_t step, uint32_t at)
+{
+    struct aq_program_lane *lane = &run->lanes[l];
+    at = lane_find(run, &run->steps[step], l, at);
+    if (step == 0 && at == run->steps[0].tail && run->steps[1].program)
+        at = lane_find(run, &run->steps[step = 1], l, 0);
+    *lane = (struct aq_program_lane){.step = step, .at = at, .turn = UINT64_MAX};
+    if (at == run->steps[step].tail) return;
+    const struct aq_instruction *in = &run->steps[step].program->code[at];
+    lane->op = in->op;
+    lane->number = run->steps[step].base + in->micro_batch;
+    lane->turn = turn_of(lane);
 }
 
 static uint32_t tail_of(const struct aq_program *program)
@@ -72,21 +108,22 @@ void aq_program_run_add(struct aq_program_run *run, const struct aq_program *pro
                                      .base = present ? 0 : steps[0].base + steps[0].micro_batches};
     if (present) {
         for (int op = 0; op < AQ_OP_COUNT; op++)
-            run->ended[op] = 0;
+            run->ended[op] = op == ALWAYS ? UINT64_MAX : 0;
         run->due = step->tail;
     }
-    for (uint32_t lane = 0; lane < run->lane_count; lane++) {
-        if (present) run->lanes[lane] = (struct aq_program_lane){.at = lane_find(run, step, lane, 0)};
-        lane_continue(run, lane);
-    }
+    for (uint32_t l = 0; l < run->lane_count; l++)
+        if (present || run->lanes[l].at == steps[0].tail) lane_move(run, l, 0, present ? 0 : steps[0].tail);
 }
 
 void aq_program_run_next(struct aq_program_run *run)
 {
     struct aq_program_step *const steps = run->steps;
     AQ_ASSERT(aq_program_run_past(run, 0));
-    for (uint32_t lane = 0; lane < run->lane_count; lane++)
-        run->lanes[lane].step = 0;
+    for (uint32_t l = 0; l < run->lane_count; l++) {
+        struct aq_program_lane *lane = &run->lanes[l];
+        lane->step = 0;
+        if (lane->turn != UINT64_MAX) lane->turn = turn_of(lane);
+    }
     steps[0] = steps[1];
     steps[1] = (struct aq_program_step){0};
     run->due = steps[0].tail;
@@ -94,104 +131,52 @@ void aq_program_run_next(struct aq_program_run *run)
 
 /* --- one instruction -------------------------------------------------------------------------------------------- */
 
-/* The instruction after which a slot is free. */
-static enum aq_op frees(const struct aq_program_run *run)
-{
-    return run->split ? AQ_OP_WEIGHTS : run->first ? AQ_OP_BACKWARD : AQ_OP_SEND_BWD;
-}
-
-/* Has micro-batch n passed this kind of instruction; has the one so many before it? */
-static bool passed(const struct aq_program_run *run, enum aq_op op, uint64_t n)
-{
-    return run->ended[op] > n;
-}
-static bool passed_before(const struct aq_program_run *run, enum aq_op op, uint64_t n, uint32_t before)
-{
-    return run->ended[op] + before > n;
-}
-
 /* Has it what it needs of its own stage? */
-static bool allowed(const struct aq_program_run *run, enum aq_op op, uint64_t n)
+static bool allowed(const struct aq_program_run *run, const struct aq_program_lane *lane)
 {
-    switch (op) {
-    case AQ_OP_RECV_FWD:
-        return passed_before(run, frees(run), n, run->slots) && passed_before(run, AQ_OP_FORWARD, n, run->copies);
-    case AQ_OP_FORWARD:
-        return (run->first ? passed_before(run, frees(run), n, run->slots) : passed(run, AQ_OP_RECV_FWD, n)) &&
-               (run->last || passed_before(run, AQ_OP_SEND_FWD, n, run->copies));
-    case AQ_OP_SEND_FWD:
-        return passed(run, AQ_OP_FORWARD, n);
-    case AQ_OP_RECV_BWD:
-        return passed_before(run, AQ_OP_BACKWARD, n, run->copies);
-    case AQ_OP_BACKWARD:
-        return passed(run, AQ_OP_FORWARD, n) && (run->last || passed(run, AQ_OP_RECV_BWD, n)) &&
-               (run->first || passed_before(run, AQ_OP_SEND_BWD, n, run->copies));
-    case AQ_OP_SEND_BWD:
-    case AQ_OP_WEIGHTS:
-        return passed(run, AQ_OP_BACKWARD, n);
-    default:
-        return true;
-    }
-}
-
-/* When a lane's turn is: the earliest in the programs of all steps, the next step's sends before all. */
-static uint64_t turn_of(const struct aq_program_run *run, uint32_t lane)
-{
-    const struct aq_program_lane *at = &run->lanes[lane];
-    const struct aq_program_step *step = &run->steps[at->step];
-    if (at->busy || at->at == step->tail) return UINT64_MAX;
-    const struct aq_instruction *in = &step->program->code[at->at];
-    if (!allowed(run, in->op, step->base + in->micro_batch)) return UINT64_MAX;
-    if (at->step > 0 && (in->op == AQ_OP_SEND_FWD || in->op == AQ_OP_SEND_BWD)) return 0;
-    return 1 + ((uint64_t)at->step << 32 | at->at);
-}
-
-static struct aq_program_item item_of(const struct aq_program_run *run, uint32_t lane)
-{
-    const struct aq_program_lane *at = &run->lanes[lane];
-    const struct aq_program_step *step = &run->steps[at->step];
-    const struct aq_instruction *in = &step->program->code[at->at];
-    const uint64_t number = step->base + in->micro_batch;
-    return (struct aq_program_item){.op = in->op,
-                                    .lane = lane,
-                                    .step = at->step,
-                                    .micro_batch = in->micro_batch,
-                                    .slot = (uint32_t)(number % run->slots),
-                                    .number = number};
+    const struct aq_program_need *const needs = run->needs[lane->op];
+    bool all = true;
+    for (int k = 0; k < AQ_PROGRAM_NEEDS; k++)
+        all &= run->ended[needs[k].op] + needs[k].ahead > lane->number;
+    return all;
 }
 
 enum aq_status aq_program_run_begin(struct aq_program_run *run, const struct aq_program_policy *policy, uint32_t *lane)
 {
-    uint64_t turns[AQ_PROGRAM_LANES];
-    if (!run->steps[0].program) return AQ_AGAIN;
-    for (uint32_t l = 0; l < run->lane_count; l++)
-        turns[l] = turn_of(run, l);
-    for (;;) {
+    for (uint32_t asked = policy->busy;;) {
+        uint64_t turn = UINT64_MAX;
         uint32_t best = 0;
-        for (uint32_t l = 1; l < run->lane_count; l++)
-            if (turns[l] < turns[best]) best = l;
-        if (turns[best] == UINT64_MAX) return AQ_AGAIN;
-        const struct aq_program_item item = item_of(run, best);
+        for (uint32_t l = 0; l < run->lane_count; l++) {
+            const struct aq_program_lane *at = &run->lanes[l];
+            if (at->turn >= turn || asked >> l & 1 || !allowed(run, at)) continue;
+            turn = at->turn;
+            best = l;
+        }
+        if (turn == UINT64_MAX) return AQ_AGAIN;
+        struct aq_program_lane *at = &run->lanes[best];
+        const struct aq_program_item item = {.op = at->op,
+                                             .lane = best,
+                                             .step = at->step,
+                                             .micro_batch = (uint32_t)(at->number - run->steps[at->step].base),
+                                             .number = at->number};
         const enum aq_status status = policy->begin(policy->self, &item);
         if (status == AQ_OK) {
-            run->lanes[best].busy = true;
+            at->busy = true;
+            at->turn = UINT64_MAX;
             *lane = best;
         }
         if (status != AQ_AGAIN) return status;
-        turns[best] = UINT64_MAX;
+        asked |= 1u << best;
     }
 }
 
 enum aq_op aq_program_run_end(struct aq_program_run *run, uint32_t lane)
 {
-    struct aq_program_lane *at = &run->lanes[lane];
-    const struct aq_program_step *step = &run->steps[at->step];
+    const struct aq_program_lane *at = &run->lanes[lane];
+    const enum aq_op op = at->op;
     AQ_ASSERT(at->busy);
-    const enum aq_op op = step->program->code[at->at].op;
     run->ended[op]++;
-    at->busy = false;
-    at->at = lane_find(run, step, lane, at->at + 1);
-    lane_continue(run, lane);
+    lane_move(run, lane, at->step, at->at + 1);
     return op;
 }
 

@@ -55,10 +55,20 @@ struct aq_program_step {
 };
 
 struct aq_program_lane {
-    uint32_t step; /* 0: the present one, 1: the next one                                        */
-    uint32_t at;   /* the next instruction, or the one that is under way; the tail: it has ended */
-    bool busy;     /* it is under way                                                            */
+    uint32_t step;   /* 0: the present one, 1: the next one                                        */
+    uint32_t at;     /* the next instruction, or the one that is under way; the tail: it has ended */
+    bool busy;       /* it is under way                                                            */
+    uint8_t op;      /* of it                                                                      */
+    uint64_t number; /* of its micro-batch                                                         */
+    uint64_t turn;   /* the lane with the least begins; UINT64_MAX: nothing can begin              */
 };
+
+/* An instruction of micro-batch n waits until more than n - ahead micro-batches have ended this kind. */
+struct aq_program_need {
+    uint8_t op;
+    uint32_t ahead;
+};
+enum { AQ_PROGRAM_NEEDS = 3 };
 
 struct aq_program_run {
     struct aq_program_step steps[1 + AQ_STALENESS_MAX]; /* the present one, the next one     */
@@ -66,9 +76,8 @@ struct aq_program_run {
     const uint8_t *lane_of;       /* of each enum aq_op                                      */
     uint32_t lane_count;
     uint32_t due;                 /* of the present step's end: the next instruction         */
-    uint32_t slots, copies;
-    bool first, last;             /* of the stages                                           */
-    bool split;
+    uint32_t slots;
+    struct aq_program_need needs[AQ_OP_COUNT][AQ_PROGRAM_NEEDS];
     uint64_t ended[AQ_OP_COUNT];  /* micro-batches of all steps since base 0, by kind        */
 };
 
@@ -78,7 +87,6 @@ struct aq_program_item {
     uint32_t lane;        /* for AQ_LANES_KINDS op - AQ_OP_RECV_FWD, else its chain */
     uint32_t step;        /* 0: the present one, 1: the next one                  */
     uint32_t micro_batch; /* in its step; PREFETCH: may be of the step behind it  */
-    uint32_t slot;        /* (base + micro_batch) mod slots; PREFETCH: none       */
     uint64_t number;      /* base + micro_batch                                   */
 };
 
@@ -89,6 +97,7 @@ struct aq_program_item {
 struct aq_program_policy {
     enum aq_status (*begin)(void *self, const struct aq_program_item *item);
     void *self;
+    uint32_t busy; /* lanes that are not asked, a bit each */
 };
 
 /*
@@ -121,6 +130,12 @@ const struct aq_instruction *aq_program_run_due(const struct aq_program_run *run
 
 /* It is done. False: it was the last one of the step. */
 bool aq_program_run_pass(struct aq_program_run *run);
+
+/* The slot of a micro-batch, by its number. */
+static inline uint32_t aq_program_run_slot(const struct aq_program_run *run, uint64_t number)
+{
+    return (uint32_t)(number % run->slots);
+}
 
 /* The present step is over; the next one, where it was added, is the present one. */
 void aq_program_run_next(struct aq_program_run *run);

@@ -173,13 +173,13 @@ static enum aq_status by_lot(void *self, const struct aq_program_item *item)
     if (lot(record, 3) == 0) return AQ_AGAIN;
     if (item->op == AQ_OP_RECV_BWD && record->ended[AQ_OP_SEND_FWD] <= i) return AQ_AGAIN; /* nobody can have sent it */
     assert_int_equal(record->begun[item->op], i);
-    assert_int_equal(item->slot, i % record->program->slots);
+    const uint32_t slot = i % record->program->slots;
     if (item->op == AQ_OP_RECV_FWD || (item->op == AQ_OP_FORWARD && first)) {
-        assert_int_equal(record->holder[item->slot], 0);
-        record->holder[item->slot] = i + 1;
+        assert_int_equal(record->holder[slot], 0);
+        record->holder[slot] = i + 1;
     }
     /* What SEND_BWD sends is at the cut: with a split backward the slot may be free already. */
-    if (item->op != AQ_OP_SEND_BWD || !record->program->split) assert_int_equal(record->holder[item->slot], i + 1);
+    if (item->op != AQ_OP_SEND_BWD || !record->program->split) assert_int_equal(record->holder[slot], i + 1);
     if (item->op == AQ_OP_FORWARD && !first) assert_true(record->ended[AQ_OP_RECV_FWD] > i);
     if (item->op == AQ_OP_FORWARD && !last) assert_true(record->ended[AQ_OP_SEND_FWD] + COPIES > i);
     if (item->op == AQ_OP_SEND_FWD) assert_true(record->ended[AQ_OP_FORWARD] > i);
@@ -195,9 +195,10 @@ static void end_one(struct aq_program_run *run, struct record *record, uint32_t 
 {
     const struct aq_program_item *item = &record->under_way[lane];
     const bool split = record->program->split, first = record->program->stage == 0;
+    const uint32_t slot = aq_program_run_slot(run, item->number);
     assert_int_equal(aq_program_run_end(run, lane), item->op);
     record->ended[item->op]++;
-    if (item->op == (split ? AQ_OP_WEIGHTS : first ? AQ_OP_BACKWARD : AQ_OP_SEND_BWD)) record->holder[item->slot] = 0;
+    if (item->op == (split ? AQ_OP_WEIGHTS : first ? AQ_OP_BACKWARD : AQ_OP_SEND_BWD)) record->holder[slot] = 0;
 }
 
 /* All steps of one stage, whose instructions begin and end by lot. */
