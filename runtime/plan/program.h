@@ -16,11 +16,12 @@
  * Each chain is run strictly in order. Between the chains only the slots bind: the first instruction that uses a slot
  * for micro-batch i (RECV_FWD, on stage 0 FORWARD) needs the slot's earlier micro-batch to have finished its last
  * (WEIGHTS where backward is split; else SEND_BWD, on stage 0 BACKWARD), BACKWARD i comes after FORWARD i, and
- * WEIGHTS i after BACKWARD i. So an executor takes the first instruction in program order whose chain has reached it
- * and whose operands are there: no chain waits for another that is ready. Such a system is a marked graph: no choice
- * takes away what another needs. So where one order completes (that is what the dry run proves), every order that
- * timing may bring does, and with the same bits, because forwards, backwards and weight halves each run in order of
- * micro-batches. NORM, REDUCE, STEP and MARK come after everything before them (barriers); PREFETCH waits for nothing.
+ * WEIGHTS i after BACKWARD i. So the interpreter (program_run.h) takes the first instruction in program order whose
+ * chain has reached it and whose operands are there: no chain waits for another that is ready. Such a system is a
+ * marked graph: no choice takes away what another needs. So where one order completes (that is what the dry run
+ * proves), every order that timing may bring does, and with the same bits, because each kind of instruction runs in
+ * order of micro-batches. NORM, REDUCE, STEP and MARK come after everything before them (barriers); PREFETCH waits for
+ * nothing.
  *
  * Staleness (train.staleness: 1; PipeDream-2BW, Narayanan et al. 2021). W_k are the weights after k updates, g_t the
  * gradient that step t (from 0) adds up, U_t the update rule with all its state, schedule and clipping:
@@ -149,16 +150,6 @@ uint32_t aq_schedule_bound(uint32_t micro_batches);
  */
 enum aq_status aq_schedule_emit(const struct aq_schedule_request *request, uint32_t stage, struct aq_instruction *code,
                                 uint32_t capacity, struct aq_program *out);
-
-/* The next instruction of a chain in [at, end), or `end`. */
-uint32_t aq_program_next(const struct aq_program *program, enum aq_chain chain, uint32_t at, uint32_t end);
-
-/* The same of a step that has fewer micro-batches than the program. */
-uint32_t aq_program_next_of(const struct aq_program *program, enum aq_chain chain, uint32_t at, uint32_t end,
-                            uint32_t micro_batches);
-
-/* The chains by their next instructions, the earliest in the program first. */
-void aq_program_turns(const uint32_t next[AQ_CHAINS], enum aq_chain out[AQ_CHAINS]);
 
 struct aq_program_limits {
     uint32_t credits;        /* frames with a body that may be on one link in one direction: link.receive_slots */

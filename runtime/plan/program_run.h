@@ -2,8 +2,8 @@
  * program_run.h -- the one interpreter of a program: which instruction of a stage may begin, and what follows its end.
  *
  * Caveats first. This holds the rules of program.h and nothing of the world: no frames, no buffers, no time. A policy
- * brings those: the dry run counts ticks (program_check.c), and the prediction keeps a clock (plan_predict.c). A run
- * trusts its program: aq_program_check has proved it.
+ * brings those. There are three: the worker executes (worker_step.c), the dry run counts ticks (program_check.c), and
+ * the prediction keeps a clock (plan_predict.c). A run trusts its program: aq_program_check has proved it.
  *
  * The rules. A lane is a sequence of instructions that begin in program order; it continues from step to step. An
  * instruction of micro-batch n may begin when all of these hold (n counts the micro-batches of all steps, from `base`):

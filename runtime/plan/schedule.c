@@ -73,33 +73,6 @@ enum aq_chain aq_op_chain(enum aq_op op)
     }
 }
 
-uint32_t aq_program_next(const struct aq_program *program, enum aq_chain chain, uint32_t at, uint32_t end)
-{
-    while (at < end && aq_op_chain(program->code[at].op) != chain)
-        at++;
-    return at;
-}
-
-uint32_t aq_program_next_of(const struct aq_program *program, enum aq_chain chain, uint32_t at, uint32_t end,
-                            uint32_t micro_batches)
-{
-    for (at = aq_program_next(program, chain, at, end); at < end; at = aq_program_next(program, chain, at + 1, end)) {
-        const struct aq_instruction *code = &program->code[at];
-        if (code->micro_batch < micro_batches + (code->op == AQ_OP_PREFETCH ? program->window : 0)) break;
-    }
-    return at;
-}
-
-void aq_program_turns(const uint32_t next[AQ_CHAINS], enum aq_chain out[AQ_CHAINS])
-{
-    for (int i = 0; i < AQ_CHAINS; i++) {
-        int at = i;
-        for (; at > 0 && next[out[at - 1]] > next[i]; at--)
-            out[at] = out[at - 1];
-        out[at] = (enum aq_chain)i;
-    }
-}
-
 static enum aq_status request_check(const struct aq_schedule_request *request, uint32_t stage)
 {
     if (!ops_of(request->kind)) return aq_fail(AQ_INVAL, "schedule", "there is no schedule %d", (int)request->kind);

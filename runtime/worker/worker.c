@@ -705,6 +705,7 @@ static enum aq_status levels(struct aq_worker *w, bool first)
 static enum aq_status train(struct aq_worker *w)
 {
     const uint64_t first_step = w->step;
+    aq_program_run_init(&w->steps.program, &w->me->program, AQ_LANES_CHAINS, 0);
     AQ_TRY(aq_worker_prefetch_first(w));
     while (w->step < aq_worker_steps_end(w)) {
         AQ_TRY(aq_worker_control_poll(w));

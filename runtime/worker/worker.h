@@ -30,7 +30,7 @@
 #include "mirror.h"
 #include "net/link.h"
 #include "plan.h"
-#include "program.h"
+#include "program_run.h"
 #include "reduce_measure.h"
 #include "seal.h"
 #include "stages/dataset.h"
@@ -69,15 +69,10 @@ struct aq_worker_times {
     bool cleared;      /* the gradients are zero again: that went along with a reduction */
 };
 
-/* A step that is under way: its program and how far it is (worker_step.c). */
+/* A step that is under way: what aq_program_run does not know of it (worker_step.c). */
 struct aq_worker_run {
-    const struct aq_program *program; /* NULL: there is none                                                        */
     uint64_t step;
-    uint32_t micro_batches;   /* of it: the program's, or with split.mode: global fewer                           */
-    uint64_t base;            /* micro-batches before it, as slots are counted (program.h)                        */
-    uint32_t next[AQ_CHAINS]; /* instruction of each chain; the barrier's index at the chain's end                */
-    uint32_t barrier;         /* first instruction that comes after everything before it                          */
-    uint32_t forwards_done, backwards_done; /* issued: the compute stream has them in order                         */
+    uint64_t base;      /* micro-batches before it, as slots are counted (program.h)                        */
     bool ended;         /* the device is done with both chains, and gradients have no loss scale any more   */
     bool gathered;      /* NORM: shared gradients are in aq_stage_shared                                    */
     bool partial;       /* NORM: the partial sums have gone to the stage before                             */
@@ -87,11 +82,11 @@ struct aq_worker_run {
 
 /* The steps under way: that of worker->step, and with train.staleness the next one. */
 struct aq_worker_steps {
+    struct aq_program_run program; /* which of their instructions may begin                                 */
     struct aq_worker_run now, next;
     bool kept;           /* the weights of `next` are the previous ones by now: the update of `now` has begun */
     bool sending;        /* a send had no buffer                                                              */
     uint64_t overlap_ns; /* spent on `next` while `now` was averaged with the other replicas            */
-    bool busy[AQ_JOB_MICRO_BATCHES_MAX * (1 + AQ_STALENESS_MAX)]; /* by slot */
     /* If the edge out is still (worker_cached.c), by slot: the input was not decoded; the output was not computed. */
     bool unread[AQ_JOB_MICRO_BATCHES_MAX * (1 + AQ_STALENESS_MAX)];
     bool skipped[AQ_JOB_MICRO_BATCHES_MAX * (1 + AQ_STALENESS_MAX)];

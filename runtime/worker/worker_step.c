@@ -1,13 +1,13 @@
 /*
  * worker_step.c -- one step: the program's chains, the gradient norm, the optimizer.
  *
- * The program (program.h) is a flat array. Its forward, backward and weight chain are each run in order; between them
- * the first in program order that can run is run, so that a late frame of one direction never holds up the other.
- * Backwards and weight halves stay in order of micro-batches whatever happens, and with them every bit of the sums.
- * Instructions are issued: on a GPU the chains run ahead of the device by some of them (worker_device.c).
+ * The interpreter (program_run.h) decides which instruction of the program may begin; this is its policy that executes.
+ * A late frame of one direction never holds up the other. Backwards and weight halves stay in order of micro-batches,
+ * and with them every bit of the sums. Instructions are issued: one has ended when it was issued, and on a GPU the
+ * chains run ahead of the device by some of them (worker_device.c).
  *
- * With train.staleness the chains run into the next step while this one's gradients, norm and update are under way:
- * whatever this step waits for, it runs what can run of the next (next_advance).
+ * With train.staleness the chains run into the next step while this one's gradients, norm and update are under way.
+ * While this step waits, it runs what can run of the next (next_advance).
  */
 #include <math.h>
 #include <string.h>
@@ -21,19 +21,21 @@ static uint32_t micro_batches(const struct aq_worker *worker, uint64_t step)
     return aq_job_micro_batches(worker->job, aq_sampler_size(worker->sampler, step));
 }
 
-static void run_begin(const struct aq_worker *worker, uint64_t step, uint64_t base, struct aq_worker_run *run)
+static void run_begin(struct aq_worker *worker, uint64_t step, struct aq_worker_run *run)
 {
     const uint32_t M = micro_batches(worker, step);
     const bool part = aq_job_global(worker->job), whole = part || M == worker->plan->micro_batches;
-    *run = (struct aq_worker_run){.program = whole ? &worker->me->program : &worker->me->program_last,
-                                  .step = step,
-                                  .micro_batches = M,
-                                  .base = base};
-    AQ_ASSERT(part ? run->program->micro_batches >= M : run->program->micro_batches == M);
-    while (run->barrier < run->program->count && aq_op_chain(run->program->code[run->barrier].op) != AQ_CHAINS)
-        run->barrier++;
-    for (int chain = 0; chain < AQ_CHAINS; chain++)
-        run->next[chain] = aq_program_next_of(run->program, chain, 0, run->barrier, M);
+    const struct aq_program *program = whole ? &worker->me->program : &worker->me->program_last;
+    AQ_ASSERT(part ? program->micro_batches >= M : program->micro_batches == M);
+    aq_program_run_add(&worker->steps.program, program, M);
+    *run = (struct aq_worker_run){.step = step,
+                                  .base = worker->steps.program.steps[run == &worker->steps.next].base};
+}
+
+/* Is the next step under way, too? */
+static bool next_is_open(const struct aq_worker *worker)
+{
+    return worker->steps.program.steps[1].program != NULL;
 }
 
 void aq_worker_use(struct aq_worker *worker, uint64_t step)
@@ -100,22 +102,16 @@ enum aq_status aq_worker_prefetch_first(struct aq_worker *worker)
     return AQ_OK;
 }
 
-/* Can it run at all now, as far as can be known without trying? */
-static bool ready(const struct aq_worker *worker, const struct aq_worker_run *run,
-                  const struct aq_instruction *instruction)
+/* Is what it needs of others there, as far as can be known without trying? */
+static bool ready(const struct aq_worker *worker, enum aq_op op)
 {
-    const bool free_slot = !worker->steps.busy[instruction->slot];
-    switch (instruction->op) {
+    switch (op) {
     case AQ_OP_RECV_FWD:
-        return free_slot && aq_edge_forward_here(worker->pipeline.in, NULL);
-    case AQ_OP_FORWARD:
-        return worker->position > 0 || free_slot;
+        return aq_edge_forward_here(worker->pipeline.in, NULL);
     case AQ_OP_RECV_BWD:
         return aq_edge_backward_here(worker->pipeline.out);
-    case AQ_OP_BACKWARD:
-        return run->forwards_done > instruction->micro_batch;
     case AQ_OP_WEIGHTS: /* what a neighbour waits for goes first: on a GPU it never queues behind these */
-        return run->backwards_done > instruction->micro_batch && worker->pipeline.issue_count <= 1;
+        return worker->pipeline.issue_count <= 1;
     default:
         return true;
     }
@@ -125,7 +121,6 @@ static bool ready(const struct aq_worker *worker, const struct aq_worker_run *ru
 static enum aq_status execute(struct aq_worker *worker, struct aq_worker_run *run,
                               const struct aq_instruction *instruction)
 {
-    bool *busy = &worker->steps.busy[instruction->slot];
     struct aq_edge_batch batch;
     if (instruction->op == AQ_OP_PREFETCH) return prefetch(worker, run->step, instruction->micro_batch);
     aq_worker_batch(worker, run->step, instruction->micro_batch, &batch);
@@ -134,17 +129,12 @@ static enum aq_status execute(struct aq_worker *worker, struct aq_worker_run *ru
     const bool still = aq_worker_is_cached(worker);
     switch (instruction->op) {
     case AQ_OP_RECV_FWD:
-        AQ_TRY(still ? aq_worker_cached_receive(worker, &batch, instruction->slot)
+        return still ? aq_worker_cached_receive(worker, &batch, instruction->slot)
                      : aq_edge_receive_forward(worker->pipeline.in, &batch, &worker->pipeline.x[copy],
-                                               worker->pipeline.receive_stream));
-        *busy = true;
-        return AQ_OK;
+                                               worker->pipeline.receive_stream);
     case AQ_OP_FORWARD:
-        AQ_TRY(still ? aq_worker_cached_forward(worker, run, &batch, instruction)
-                     : aq_worker_forward(worker, run, instruction));
-        *busy = true;
-        run->forwards_done++;
-        return AQ_OK;
+        return still ? aq_worker_cached_forward(worker, run, &batch, instruction)
+                     : aq_worker_forward(worker, run, instruction);
     case AQ_OP_SEND_FWD:
         if (still) return aq_worker_cached_send(worker, run, &batch, instruction);
         return aq_edge_send_forward(worker->pipeline.out, &batch, &worker->pipeline.y[copy],
@@ -153,80 +143,42 @@ static enum aq_status execute(struct aq_worker *worker, struct aq_worker_run *ru
         return aq_edge_receive_backward(worker->pipeline.out, &batch, &worker->pipeline.dy[copy],
                                         worker->pipeline.receive_stream);
     case AQ_OP_BACKWARD:
-        if (!still) AQ_TRY(aq_worker_backward(worker, run, instruction));
-        run->backwards_done++;
-        if (worker->position == 0 && !run->program->split) *busy = false;
-        return AQ_OK;
+        return still ? AQ_OK : aq_worker_backward(worker, run, instruction);
     case AQ_OP_SEND_BWD:
-        AQ_TRY(aq_edge_send_backward(worker->pipeline.in, &batch, &worker->pipeline.dx[copy],
-                                     worker->pipeline.send_stream));
-        if (!run->program->split) *busy = false;
-        return AQ_OK;
+        return aq_edge_send_backward(worker->pipeline.in, &batch, &worker->pipeline.dx[copy],
+                                     worker->pipeline.send_stream);
     case AQ_OP_WEIGHTS:
-        if (!still) AQ_TRY(aq_worker_weights(worker, run, instruction));
-        *busy = false;
-        return AQ_OK;
+        return still ? AQ_OK : aq_worker_weights(worker, run, instruction);
     default:
         AQ_ASSERT(!"an instruction of no chain");
         return AQ_INVAL;
     }
 }
 
-/* The next instruction of a chain. AQ_AGAIN: it cannot run now, or the chain has ended. */
-static enum aq_status chain_advance(struct aq_worker *worker, struct aq_worker_run *run, enum aq_chain chain)
+/* The policy that executes. */
+static enum aq_status instruction_begin(void *self, const struct aq_program_item *item)
 {
-    uint32_t *at = &run->next[chain];
-    if (*at == run->barrier) return AQ_AGAIN;
-    struct aq_instruction instruction = run->program->code[*at];
-    instruction.slot = (uint16_t)((run->base + instruction.micro_batch) % worker->me->program.slots);
-    if (!ready(worker, run, &instruction)) return AQ_AGAIN;
-    const enum aq_status status = execute(worker, run, &instruction);
-    if (status == AQ_AGAIN) worker->steps.sending = true;
-    AQ_TRY(status);
-    aq_heartbeat_work();
-    *at = aq_program_next_of(run->program, chain, *at + 1, run->barrier, run->micro_batches);
-    return AQ_OK;
+    struct aq_worker *worker = self;
+    struct aq_worker_steps *steps = &worker->steps;
+    const struct aq_instruction instruction = {.op = (uint8_t)item->op,
+                                               .slot = (uint16_t)aq_program_run_slot(&steps->program, item->number),
+                                               .micro_batch = item->micro_batch};
+    if (!ready(worker, item->op)) return AQ_AGAIN;
+    const enum aq_status status = execute(worker, item->step ? &steps->next : &steps->now, &instruction);
+    if (status == AQ_AGAIN) steps->sending = true;
+    return status;
 }
 
-/* Sends of the next step go before this step's computing: others wait for them. */
-static enum aq_status sends_advance(struct aq_worker *worker)
-{
-    struct aq_worker_run *next = &worker->steps.next;
-    for (int chain = 0; next->program && chain < AQ_CHAINS; chain++) {
-        const uint32_t at = next->next[chain];
-        const uint8_t op = at < next->barrier ? next->program->code[at].op : AQ_OP_MARK;
-        if (op != AQ_OP_SEND_FWD && op != AQ_OP_SEND_BWD) continue;
-        const enum aq_status status = chain_advance(worker, next, chain);
-        if (status != AQ_AGAIN) return status;
-    }
-    return AQ_AGAIN;
-}
-
-/* One instruction of any chain, the earliest in the program first, the next step's last. AQ_AGAIN: none can run now. */
+/* One instruction, of this step or the next one. AQ_AGAIN: none can run now. */
 static enum aq_status chains_advance(struct aq_worker *worker)
 {
-    struct aq_worker_run *const runs[] = {&worker->steps.now, &worker->steps.next};
+    const struct aq_program_policy policy = {.begin = instruction_begin, .self = worker};
+    uint32_t lane;
     worker->steps.sending = false;
-    enum aq_status status = sends_advance(worker);
-    if (status != AQ_AGAIN) return status;
-    for (int r = 0; r < 2 && runs[r]->program; r++) {
-        enum aq_chain turns[AQ_CHAINS];
-        aq_program_turns(runs[r]->next, turns);
-        for (int i = 0; i < AQ_CHAINS; i++) {
-            /* A chain is one over all steps. */
-            if (r > 0 && runs[0]->next[turns[i]] < runs[0]->barrier) continue;
-            status = chain_advance(worker, runs[r], turns[i]);
-            if (status != AQ_AGAIN) return status;
-        }
-    }
-    return AQ_AGAIN;
-}
-
-static bool chains_done(const struct aq_worker_run *run)
-{
-    for (int chain = 0; chain < AQ_CHAINS; chain++)
-        if (run->next[chain] < run->barrier) return false;
-    return true;
+    AQ_TRY(aq_program_run_begin(&worker->steps.program, &policy, &lane));
+    aq_heartbeat_work();
+    (void)aq_program_run_end(&worker->steps.program, lane);
+    return AQ_OK;
 }
 
 enum aq_status aq_worker_pump(struct aq_worker *worker)
@@ -349,7 +301,7 @@ static enum aq_status chains_end(struct aq_worker *worker, struct aq_worker_run 
 
 static enum aq_status run_chains(struct aq_worker *worker)
 {
-    while (!chains_done(&worker->steps.now)) {
+    while (!aq_program_run_past(&worker->steps.program, 0)) {
         const uint32_t seen = aq_eventcount_read(worker->eventcount);
         AQ_TRY(aq_worker_pump(worker));
         AQ_TRY(refills(worker));
@@ -500,7 +452,7 @@ static enum aq_status next_advance(struct aq_worker *worker)
 {
     struct aq_worker_run *next = &worker->steps.next;
     const enum aq_status status = chains_advance(worker);
-    if (status != AQ_AGAIN || !next->program || !chains_done(next) || next->partial) return status;
+    if (status != AQ_AGAIN || !aq_program_run_past(&worker->steps.program, 1) || next->partial) return status;
     if (worker->W > 1 || aq_optimizer_gauges(worker->optimizer) || aq_worker_is_tied(worker)) return AQ_AGAIN;
     AQ_TRY(chains_end(worker, next, &worker->times_next));
     return norm_up(worker, next, &worker->times_next);
@@ -511,7 +463,7 @@ enum aq_status aq_worker_meanwhile(void *context)
     struct aq_worker *worker = context;
     const uint64_t begin = aq_clock_ns();
     const uint32_t seen = aq_eventcount_read(worker->eventcount);
-    if (!worker->steps.next.program) return AQ_AGAIN;
+    if (!next_is_open(worker)) return AQ_AGAIN;
     AQ_TRY(aq_worker_pump(worker));
     enum aq_status status = chains_advance(worker);
     if (status == AQ_AGAIN && aq_worker_busy_since(worker)) status = aq_worker_poll_wait(worker, seen);
@@ -623,11 +575,13 @@ static enum aq_status runs_begin(struct aq_worker *worker)
     struct aq_worker_steps *steps = &worker->steps;
     const uint64_t step = worker->step, begin = aq_clock_ns();
     const bool stale = worker->job->train.staleness > 0;
-    if (steps->next.program) {
+    const bool begun = next_is_open(worker);
+    if (steps->program.steps[0].program) aq_program_run_next(&steps->program);
+    if (begun) {
         steps->now = steps->next;
         worker->times = worker->times_next;
     } else {
-        run_begin(worker, step, 0, &steps->now);
+        run_begin(worker, step, &steps->now);
         worker->times = (struct aq_worker_times){.own_norm = -1};
     }
     steps->next = (struct aq_worker_run){0};
@@ -638,7 +592,7 @@ static enum aq_status runs_begin(struct aq_worker *worker)
     worker->times.loss_factor = args.factor;
     worker->times_next = (struct aq_worker_times){.loss_factor = args.factor_next, .own_norm = -1};
     if (!stale || aq_worker_is_sync_point(worker, step + 1)) return AQ_OK;
-    run_begin(worker, step + 1, steps->now.base + steps->now.micro_batches, &steps->next);
+    run_begin(worker, step + 1, &steps->next);
     return AQ_OK;
 }
 
@@ -649,8 +603,9 @@ enum aq_status aq_worker_step(struct aq_worker *worker)
     AQ_TRY(run_chains(worker));
     AQ_TRY(norm_half(worker, aq_worker_tied_up, "the gradient of the tied table"));
     const struct aq_worker_run *run = &worker->steps.now;
-    for (uint32_t i = run->barrier; i < run->program->count; i++) {
-        switch (run->program->code[i].op) {
+    const struct aq_instruction *due;
+    for (; (due = aq_program_run_due(&worker->steps.program)); (void)aq_program_run_pass(&worker->steps.program)) {
+        switch (due->op) {
         case AQ_OP_REDUCE:
             if (worker->W > 1 && aq_worker_hears(worker, run->step)) AQ_TRY(aq_worker_stop_heard(worker));
             aq_heartbeat_phase(AQ_PHASE_REDUCE);
@@ -671,7 +626,7 @@ enum aq_status aq_worker_step(struct aq_worker *worker)
         case AQ_OP_PREFETCH:
             break; /* marks are due at steps, not in every program: worker.c */
         default:
-            return aq_fail(AQ_INVAL, "worker", "instruction %s after the chains", aq_op_name(run->program->code[i].op));
+            return aq_fail(AQ_INVAL, "worker", "instruction %s after the chains", aq_op_name(due->op));
         }
     }
     return worker->plan->ranks == 1 ? aq_worker_stop_heard(worker) : AQ_OK; /* no other rank needs it earlier */
