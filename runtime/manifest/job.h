@@ -129,6 +129,7 @@ struct aq_job_train {
     struct aq_optimizer_config optimizer;
     float lr;
     uint64_t warmup_steps;
+    float warmup_from; /* above 0: the warm-up is exponential and begins there */
     enum aq_lr_decay decay;
     struct aq_job_every decay_every;
     const char *schedule;      /* what followed on earlier ends; NULL: the run has had none */
@@ -181,7 +182,7 @@ struct aq_job_reduce {
     const char *scale;   /* of sign; NULL: the optimizer's                                                */
     uint32_t bucket;     /* values that share a scale; 0: the codec's own                                 */
     bool machine_first;  /* the replicas of a host average first, and one of them with other hosts        */
-    float norm;          /* of lp2..lp8: p; 0: infinity                                                   */
+    float norm;          /* of lp2..lp8: p; 0: L0                                                         */
     uint32_t rank;       /* of powersgd                                                                   */
     uint64_t start_step; /* powersgd: fp32 until then                                                     */
     float density;       /* of topk                                                                       */

@@ -442,6 +442,10 @@ static enum aq_status read_number(const struct aq_key *key, const char *text, vo
         }
         /* fall through */
     case AQ_KEY_F32:
+        if (isinf(key->max) && strcmp(text, "inf") == 0) {
+            *(float *)to = INFINITY;
+            return AQ_OK;
+        }
         if (!is_time(key, text, &value) && (decimal(text, &value, &rest) != AQ_OK || *rest)) return AQ_INVAL;
         if (!within(key, value)) return AQ_INVAL;
         if (value > 0 && (float)value <= 0) return AQ_INVAL; /* 0 is off for many a key: nothing becomes it unsaid */

@@ -92,6 +92,12 @@ void aq_manifest_check_rates(struct aq_manifest *manifest)
                           "is not a list of at most %d ends, each extend, continue or restart and a step, in rising "
                           "order: 'restart 24, continue 48'",
                           AQ_LR_ENDS_MAX);
+    if (train->warmup_from > train->lr)
+        aq_manifest_error(manifest, "train.warmup_from", "%g is more than train.lr, %g", (double)train->warmup_from,
+                          (double)train->lr);
+    if (train->warmup_from > 0 && train->warmup_steps == 0)
+        aq_manifest_error(manifest, "train.warmup_from", "%g without a warm-up: set train.warmup_steps",
+                          (double)train->warmup_from);
     if (train->lr_min > train->lr)
         aq_manifest_error(manifest, "train.lr_min", "%g is more than train.lr, %g", (double)train->lr_min,
                           (double)train->lr);
@@ -108,7 +114,7 @@ void aq_manifest_reduce(struct aq_manifest *manifest)
     const struct aq_grad_codec_config wished = {.grid = reduce->grid,
                                                 .scale = reduce->scale ? reduce->scale : published,
                                                 .density = reduce->density,
-                                                .norm = reduce->norm > 0.0f ? reduce->norm : INFINITY};
+                                                .norm = reduce->norm > 0.0f ? reduce->norm : AQ_GRAD_NORM_L0};
     aq_grad_codec_config_take(&config->reduce, &wished);
     if (config->reduce_automatic && reduce->grid) config->reduce.grid = reduce->grid; /* of those to be chosen */
     if (reduce->bucket) config->reduce.bucket = reduce->bucket;

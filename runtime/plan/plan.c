@@ -855,6 +855,7 @@ float aq_plan_learning_rate(const struct aq_plan *plan, uint64_t step)
     const struct aq_lr_schedule schedule = {.decay = train->decay,
                                             .peak = train->lr,
                                             .least = train->lr_min,
+                                            .from = train->warmup_from,
                                             .warmup = train->warmup_steps,
                                             .total = plan->steps,
                                             .every = aq_job_every_steps(&train->decay_every, plan->steps_per_epoch),

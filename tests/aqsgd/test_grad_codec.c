@@ -236,9 +236,20 @@ static double sign_l2(const float *y, uint64_t n, uint64_t i)
     return (y[i] >= 0 ? 1 : -1) * mean_power(y, n, 2);
 }
 
+/* Of what is not zero: the limit of mean_power for p to 0, where nothing is zero. */
+static double mean_geometric(const float *y, uint64_t n)
+{
+    double sum = 0, count = 0;
+    for (uint64_t j = 0; j < n; j++) {
+        if (y[j] != 0) sum += log(fabs((double)y[j]));
+        count += y[j] != 0;
+    }
+    return exp(sum / count);
+}
+
 static double lion_cub(const float *y, uint64_t n, uint64_t i, double p)
 {
-    const double M = mean_power(y, n, p), K = 15; /* 5 bits */
+    const double M = p > 0 ? mean_power(y, n, p) : mean_geometric(y, n), K = 15; /* 5 bits */
     const double code = rint(K / (2 * M) * (double)y[i]);
     return (code > K ? K : code < -K ? -K : code) * 2 * M / K;
 }
@@ -251,6 +262,11 @@ static double lion_cub_1(const float *y, uint64_t n, uint64_t i)
 static double lion_cub_half(const float *y, uint64_t n, uint64_t i)
 {
     return lion_cub(y, n, i, 0.5);
+}
+
+static double lion_cub_0(const float *y, uint64_t n, uint64_t i)
+{
+    return lion_cub(y, n, i, 0);
 }
 
 static double absmax_of(const float *y, uint64_t n, uint64_t i)
@@ -292,6 +308,8 @@ static void test_quantizers_as_published(void **state)
     expect_formula(&config, lion_cub_1);
     config.norm = 0.5f;
     expect_formula(&config, lion_cub_half);
+    config.norm = AQ_GRAD_NORM_L0;
+    expect_formula(&config, lion_cub_0);
     config = config_of("uniform", 4, "signed");
     expect_formula(&config, quantized_adam);
     config.grid = "tread";

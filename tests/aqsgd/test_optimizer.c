@@ -447,6 +447,26 @@ static void test_learning_rate_ends_at_the_least(void **state)
     assert_true(aq_learning_rate(&schedule, 31) == 0.625f);
 }
 
+/* 1-bit LAMB, section 5: "starts from 1e-3, exponentially increases to 12e-3 as a warmup in the first 450 steps". */
+static void test_learning_rate_warms_up_exponentially(void **state)
+{
+    (void)state;
+    const struct aq_lr_schedule schedule = {.decay = AQ_DECAY_STEP,
+                                            .peak = 12e-3f,
+                                            .from = 1e-3f,
+                                            .warmup = 450,
+                                            .total = 5993,
+                                            .every = 250,
+                                            .rate = 0.9f};
+    for (uint64_t step = 1; step <= 450; step++) {
+        const double expected = 1e-3 * exp(log(12.0) * (double)step / 450);
+        assert_true(fabs((double)aq_learning_rate(&schedule, step) - expected) < 1e-6 * expected);
+    }
+    assert_true(aq_learning_rate(&schedule, 450) == 12e-3f && aq_learning_rate(&schedule, 451) == 12e-3f);
+    assert_true(fabsf(aq_learning_rate(&schedule, 225) - 3.4641016e-3f) < 1e-8f); /* the geometric middle */
+    assert_true(fabsf(aq_learning_rate(&schedule, 701) - 0.9f * 12e-3f) < 1e-8f);
+}
+
 static int open_device(void **state)
 {
     (void)state;
@@ -469,6 +489,9 @@ static void test_what_a_gpu_has_no_kernels_for_is_refused_by_its_kind(void **sta
     struct aq_optimizer_config config;
     aq_optimizer_config_default(&config, "lioncub");
     config.lane_bits = 4;
+    config.reduce.norm = 2.0f; /* of the votes, which have none */
+    assert_int_equal(aq_optimizer_config_check_device(&config, why), AQ_OK);
+    aq_grad_codec_config_default(&config.reduce, "lp");
     config.reduce.norm = 1.0f;
     assert_int_equal(aq_optimizer_config_check_device(&config, why), AQ_OK);
     config.reduce.norm = 2.0f;
@@ -495,6 +518,7 @@ int main(void)
         cmocka_unit_test(test_open_tensors_out_of_order_or_place_inval),
         cmocka_unit_test(test_learning_rate_corners),
         cmocka_unit_test(test_learning_rate_ends_at_the_least),
+        cmocka_unit_test(test_learning_rate_warms_up_exponentially),
     };
     return cmocka_run_group_tests(tests, open_device, close_device);
 }

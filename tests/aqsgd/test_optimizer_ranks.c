@@ -210,7 +210,8 @@ static void ref_qadam(void)
     if (!warm) wipe(v);
     EACH(w, t, i)
     {
-        const double size = LR * sqrt(corrected(C->beta2, STEP)) / corrected(C->beta1, STEP);
+        const bool holds = C->form && strcmp(C->form, "paper") == 0 && !warm;
+        const double size = LR * sqrt(corrected(C->beta2, holds ? C->warmup_steps : STEP)) / corrected(C->beta1, STEP);
         P[w][i] -= size * m[w][i] / (sqrt(v[w][i]) + (double)C->epsilon);
         P[w][i] -= LR * decay_of(t) * P[w][i];
     }
@@ -452,17 +453,25 @@ static void ref_lioncub_votes(void)
 static void ref_lioncub_lanes(void)
 {
     static vector c[RANKS_MAX], sum;
-    const double K = fmin(floor((pow(2, C->lane_bits) - 1) / (2 * ranks.W)), 127);
+    const bool votes = strcmp(C->reduce.kind, "vote") == 0;
+    const double K = votes ? 0 : fmin(floor((pow(2, C->lane_bits) - 1) / (2 * ranks.W)), 127);
     double M[RANKS_MAX][RANK_TENSORS] = {{0}};
     lion_vector(c);
     if (ranks.W == 1) {
         lion_step(c);
         return;
     }
+    const bool geometric = C->reduce.norm == AQ_GRAD_NORM_L0;
+    double counts[RANKS_MAX][RANK_TENSORS] = {{0}};
     EACH(w, t, i)
     {
-        M[w][t] += fabs(c[w][i]) / (double)rank_tensors[t].count;
+        if (!geometric) M[w][t] += fabs(c[w][i]) / (double)rank_tensors[t].count;
+        if (geometric && c[w][i] != 0) M[w][t] += log(fabs(c[w][i]));
+        counts[w][t] += c[w][i] != 0;
     }
+    for (uint32_t w = 0; geometric && w < ranks.W; w++)
+        for (int t = 0; t < RANK_TENSORS; t++)
+            M[w][t] = counts[w][t] > 0 ? exp(M[w][t] / counts[w][t]) : 0;
     memset(sum, 0, sizeof sum);
     EACH(w, t, i)
     {
@@ -699,6 +708,9 @@ static void test_qadam_as_published(void **state)
     config.weight_decay = 0.1f;
     for (int i = 0; i < WIDTHS; i++)
         expect_as_published(&config, widths[i], ref_qadam, 3);
+    config.form = "paper";
+    for (int i = 0; i < WIDTHS; i++)
+        expect_as_published(&config, widths[i], ref_qadam, 3);
 }
 
 static void test_onebit_adam_as_published(void **state)
@@ -772,6 +784,14 @@ static void test_lioncub_as_published(void **state)
         for (int i = 0; i < WIDTHS; i++)
             expect_as_published(&config, widths[i], ref_lioncub_lanes, 3);
     }
+    config.lane_bits = 8;
+    config.reduce.norm = AQ_GRAD_NORM_L0;
+    for (int i = 0; i < WIDTHS; i++)
+        expect_as_published(&config, widths[i], ref_lioncub_lanes, 3);
+    aq_grad_codec_config_default(&config.reduce, "vote"); /* votes, of any number of ranks */
+    config.lane_bits = 4;
+    for (int i = 0; i < WIDTHS; i++)
+        expect_as_published(&config, widths[i], ref_lioncub_lanes, 0);
 }
 
 static void test_slamb_as_published(void **state)
@@ -790,6 +810,8 @@ static void test_slamb_as_published(void **state)
         config.sync_gradient = true;
         config.dense_below = 800;
         expect_as_published(&config, 3, ref_slamb, 0);
+        config.beta3 = 1.0f; /* Theorem 4.1: nothing is stale */
+        expect_as_published(&config, 2, ref_slamb, 0);
     }
 }
 

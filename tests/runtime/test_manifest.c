@@ -133,7 +133,7 @@ static void test_manifest_sets_win(void **state)
     aq_job_close(job);
 }
 
-/* Lion Cub's own: p of its norm, 0 for infinity, and whose unused rows are masked. */
+/* Lion Cub's own: p of its norm, 0 for L0, inf, and whose unused rows are masked. */
 static void test_manifest_lioncub_has_a_norm_and_a_mask(void **state)
 {
     (void)state;
@@ -143,13 +143,13 @@ static void test_manifest_lioncub_has_a_norm_and_a_mask(void **state)
     assert_true(job->train.optimizer.reduce.norm == 1.0f);
     assert_string_equal(job->train.optimizer.mask_names, "wpe");
     aq_job_close(job);
-    job = parse_good(sets, 5);
-    assert_true(isinf(job->train.optimizer.reduce.norm));
-    aq_job_close(job);
-    sets[4] = "reduce.norm=0.5";
-    job = parse_good(sets, 5);
-    assert_true(job->train.optimizer.reduce.norm == 0.5f);
-    aq_job_close(job);
+    const float norms[] = {AQ_GRAD_NORM_L0, INFINITY, 0.5f};
+    for (int i = 0; i < 3; i++) {
+        sets[4] = i == 0 ? "reduce.norm=0" : i == 1 ? "reduce.norm=inf" : "reduce.norm=0.5";
+        job = parse_good(sets, 5);
+        assert_true(job->train.optimizer.reduce.norm == norms[i]);
+        aq_job_close(job);
+    }
 }
 
 static void test_manifest_stage_count_is_an_automatic_cut(void **state)

@@ -4,8 +4,10 @@
  *
  *     Q(x) = clamp(round(K x / (2 M)), +-K),   M = (mean |x|^p)^(1/p),   K = 2^(b-1) - 1,   decoded Q 2 M / K
  *
- * p = 1 is the paper's choice; p = infinity is the absmax grid Q_inf of section 2, without the factor 2. Differs from
- * it: rounds to nearest there too, as in equation 1; the paper has stochastic rounding only for Q_inf.
+ * p = 1 is the paper's choice. p to 0 is its L0: M is then the geometric mean, exp(mean log |x|), of the values that
+ * are not zero, because one zero would make it zero. p = infinity is the absmax grid Q_inf of section 2, without the
+ * factor 2. Differs from it: rounds to nearest there too, as in equation 1; the paper has stochastic rounding only for
+ * Q_inf.
  */
 #include <math.h>
 
@@ -22,16 +24,16 @@ static enum aq_status lp_config_check(const struct aq_grad_codec_config *config)
 {
     AQ_TRY(aq_grad_check_bits(config));
     AQ_TRY(aq_grad_check_bucket(config));
-    if (config->norm >= 0.001f) return AQ_OK; /* false for NaN */
-    return aq_fail(AQ_INVAL, "grad", "norm is %g, must be at least 0.001, or infinity", (double)config->norm);
+    if (config->norm >= 0.001f || config->norm == AQ_GRAD_NORM_L0) return AQ_OK; /* false for NaN */
+    return aq_fail(AQ_INVAL, "grad", "norm is %g, must be 0, at least 0.001, or inf", (double)config->norm);
 }
 
 /* Sums of other powers are the C library's (pow), and no GPU has its bits. */
 static enum aq_status lp_config_check_device(const struct aq_grad_codec_config *config)
 {
     if (config->norm == 1.0f || isinf(config->norm)) return AQ_OK;
-    return aq_fail(AQ_NODEV, "grad", "lp with norm %g: a GPU has kernels only for norm 1 and infinity",
-                   (double)config->norm);
+    return aq_fail(AQ_NODEV, "grad", "lp with norm %g: a GPU has kernels only for norm 1 and inf",
+                   config->norm == AQ_GRAD_NORM_L0 ? 0.0 : (double)config->norm);
 }
 
 static enum aq_codec_grid lp_grid(const struct aq_grad_codec_config *config)
@@ -54,6 +56,19 @@ static double power_mean(const float *y, uint64_t n, float p, float peak)
     return (double)peak * pow(sum / (double)n, 1.0 / (double)p);
 }
 
+/* exp(mean log |y|), over values that are not zero; there is one. */
+static double geometric_mean(const float *y, uint64_t n)
+{
+    double sum = 0.0;
+    uint64_t count = 0;
+    for (uint64_t i = 0; i < n; i++) {
+        if (y[i] == 0.0f) continue;
+        sum += log(fabs((double)y[i]));
+        count++;
+    }
+    return exp(sum / (double)count);
+}
+
 static bool choose(const struct aq_grad_codec *codec, const float *y, uint64_t n, float *scale)
 {
     struct aq_span span, part;
@@ -69,7 +84,9 @@ static bool choose(const struct aq_grad_codec *codec, const float *y, uint64_t n
     if (!aq_grad_scale_valid(peak)) return false;
     if (peak == 0.0f || isinf(p)) return true;
     /* A row of enormous values may have no finite sum. */
-    const double mean = p == 1.0f && isfinite(sum_abs) ? sum_abs / (double)n : power_mean(y, n, p, peak);
+    const double mean = p == AQ_GRAD_NORM_L0               ? geometric_mean(y, n)
+                        : p == 1.0f && isfinite(sum_abs) ? sum_abs / (double)n
+                                                         : power_mean(y, n, p, peak);
     *scale = (float)(2.0 * mean);
     return aq_grad_scale_valid(*scale);
 }

@@ -9,10 +9,11 @@
  * lane_bits 0: the 1-bit allreduce, votes both ways; a tie, and a c of exactly zero, is +1 at odd steps and -1 at even
  * ones (B.1). With it this is Distributed Lion's majority vote (Liu et al. 2024) without its server.
  *
- * lane_bits p: the p-bit allreduce. Q(c) = clamp(round(K c / (2 M)), +-K) with M the (mean |c|^norm)^(1/norm) of the
- * tensor travels as Q + K, and W ranks' sum must fit: 2 K W < 2^p, and K <= 2^(bits-1) - 1. 8 ranks in 8 bits: K = 15;
- * 8 ranks in 4 bits leave no K, and votes of 0 and 1 are summed (F.1), where a tie is seen and moves nothing. W ranks
- * whose votes do not fit are refused.
+ * lane_bits p, reduce "lp": the p-bit allreduce. Q(c) = clamp(round(K c / (2 M)), +-K) with M the
+ * (mean |c|^norm)^(1/norm) of the tensor travels as Q + K, and W ranks' sum must fit: 2 K W < 2^p, and
+ * K <= 2^(bits-1) - 1. 8 ranks in 8 bits: K = 15; 8 ranks in 4 bits leave no K, and votes of 0 and 1 are summed (F.1),
+ * where a tie is seen and moves nothing. With reduce "vote" there is no K for any W. W ranks whose votes do not fit are
+ * refused.
  *
  * A bit has no zero, and rows of an embedding that no batch ever asks for (positions beyond the longest text) are
  * pushed to and fro by their votes. With mask_names the ranks first exchange which rows of those tensors have an update
@@ -33,7 +34,7 @@ struct lioncub {
     float *c;                           /* the update vector, or what came of the votes on it */
     uint8_t *codes;                     /* Q + K of every parameter, lane_bits > 0 */
     uint64_t *lanes, *lanes_there;      /* where the host sends them from, and where they are made */
-    double *mean;                       /* M by tensor */
+    double *mean, *counts;              /* M by tensor; L0: of how many values that are not zero */
     float *factor;                      /* what makes levels of c, by tensor */
     uint32_t levels;                    /* K; 0: votes */
     struct aq_optimizer_tensor *synced; /* merged tensors of momentum_names */
@@ -53,23 +54,24 @@ static void lioncub_config_default(struct aq_optimizer_config *out)
 
 static enum aq_status lioncub_config_check(const struct aq_optimizer_config *config)
 {
-    const char *wanted = config->lane_bits == 0 ? "vote" : "lp";
+    const char *kind = config->reduce.kind ? config->reduce.kind : "fp32";
+    const bool levels = config->lane_bits > 0 && strcmp(kind, "lp") == 0;
     AQ_TRY(aq_optimizer_check_range("beta1", config->beta1, 0.0f, 1.0f));
     AQ_TRY(aq_optimizer_check_range("beta2", config->beta2, 0.0f, 1.0f));
     if (config->lane_bits != 0 && config->lane_bits != 2 && config->lane_bits != 4 && config->lane_bits != 8 &&
         config->lane_bits != 16)
         return aq_fail(AQ_INVAL, "optimizer", "lane_bits is %u, must be 0, 2, 4, 8 or 16", (unsigned)config->lane_bits);
-    if (!config->reduce.kind || strcmp(config->reduce.kind, wanted) != 0)
+    if (!levels && strcmp(kind, "vote") != 0)
         return aq_fail(AQ_INVAL, "optimizer", "lioncub with lane_bits %u reduces by %s, not by %s",
-                       (unsigned)config->lane_bits, wanted, config->reduce.kind ? config->reduce.kind : "fp32");
+                       (unsigned)config->lane_bits, config->lane_bits ? "lp or vote" : "vote", kind);
     return AQ_OK;
 }
 
 static const char *lioncub_takes(const struct aq_optimizer_config *config)
 {
-    const bool lanes = config->lane_bits > 0;
-    if (strcmp(config->reduce.kind, lanes ? "lp" : "vote") == 0) return NULL;
-    return lanes ? "lp2..lp8, because its lanes are numbers" : "vote (or lp2..lp8 with optimizer.lane_bits)";
+    const bool lanes = config->lane_bits > 0, lp = strcmp(config->reduce.kind, "lp") == 0;
+    if (strcmp(config->reduce.kind, "vote") == 0 || (lanes && lp)) return NULL;
+    return lanes ? "vote or lp2..lp8, because its lanes are numbers" : "vote (or lp2..lp8 with optimizer.lane_bits)";
 }
 
 static bool lioncub_codes(const struct aq_optimizer_config *config)
@@ -148,9 +150,10 @@ static enum aq_status place_rows(struct aq_optimizer *optimizer, struct lioncub 
     return aq_device_stream_sync(optimizer->device, NULL);
 }
 
-/* K: what the lanes hold of W ranks, and the quantizer's bits allow. */
+/* K: what the lanes hold of W ranks, and the quantizer's bits allow. 0: votes. */
 static uint32_t levels_of(const struct aq_optimizer_config *config, uint32_t W)
 {
+    if (strcmp(config->reduce.kind, "vote") == 0) return 0;
     const uint32_t most = (1u << config->lane_bits) - 1, wanted = (1u << (config->reduce.bits - 1)) - 1;
     const uint32_t fit = most / (2 * W);
     return fit < wanted ? fit : wanted;
@@ -193,9 +196,10 @@ static enum aq_status place_lanes(struct aq_optimizer *optimizer, struct lioncub
     own->lanes = own->lanes_there = memory;
     if (optimizer->isolated) AQ_TRY(aq_optimizer_scratch_device(optimizer, bytes, &memory));
     if (optimizer->isolated) own->lanes_there = memory;
-    AQ_TRY(aq_optimizer_scratch(optimizer, optimizer->tensor_count * (sizeof(double) + sizeof(float)), &memory));
+    AQ_TRY(aq_optimizer_scratch(optimizer, optimizer->tensor_count * (2 * sizeof(double) + sizeof(float)), &memory));
     own->mean = memory;
-    if (memory) own->factor = (float *)(own->mean + optimizer->tensor_count);
+    if (memory) own->counts = own->mean + optimizer->tensor_count;
+    if (memory) own->factor = (float *)(own->counts + optimizer->tensor_count);
     return AQ_OK;
 }
 
@@ -250,6 +254,20 @@ static enum aq_status fused_words(struct aq_optimizer *optimizer, enum aq_fused_
     return fused_things(optimizer, kind, bytes / sizeof(uint64_t));
 }
 
+/* L0: logarithms of what is not zero, and how many there are. */
+static void log_piece(struct aq_optimizer *optimizer, const struct aq_flat_piece *piece, uint32_t index)
+{
+    const struct lioncub *own = optimizer->own;
+    const float *c = own->c + piece->first;
+    double sum = 0.0, count = 0.0;
+    for (uint32_t i = 0; i < piece->count; i++) {
+        sum += c[i] == 0.0f ? 0.0 : log(fabs((double)c[i]));
+        count += c[i] == 0.0f ? 0.0 : 1.0;
+    }
+    aq_optimizer_sums(optimizer, index)[0] = sum;
+    aq_optimizer_sums(optimizer, index)[1] = count;
+}
+
 /* Of a norm that is neither 1 nor infinity: the C library's powers, in host memory. */
 static void power_piece(struct aq_optimizer *optimizer, const struct aq_flat_piece *piece, uint32_t index)
 {
@@ -261,19 +279,37 @@ static void power_piece(struct aq_optimizer *optimizer, const struct aq_flat_pie
     aq_optimizer_sums(optimizer, index)[0] = sum;
 }
 
+/* M by tensor, or rather 2 M; of L0 from logarithms, of others from sums of powers. */
+static void fold_means(struct aq_optimizer *optimizer)
+{
+    struct lioncub *own = optimizer->own;
+    const float norm = optimizer->config.reduce.norm;
+    const bool geometric = norm == AQ_GRAD_NORM_L0;
+    if (geometric)
+        aq_optimizer_each(optimizer, log_piece);
+    else if (norm != 1.0f)
+        aq_optimizer_each(optimizer, power_piece);
+    aq_optimizer_fold(optimizer, 0, own->mean);
+    if (geometric) aq_optimizer_fold(optimizer, 1, own->counts);
+    for (uint32_t t = 0; t < optimizer->tensor_count; t++) {
+        const double count = geometric ? own->counts[t] : (double)optimizer->tensors[t].count;
+        const double mean = count > 0.0 ? own->mean[t] / count : 0.0;
+        if (geometric)
+            own->mean[t] = count > 0.0 ? 2.0 * exp(mean) : 0.0;
+        else
+            own->mean[t] = 2.0 * pow(mean, 1.0 / (double)norm);
+    }
+}
+
 /* M by tensor, or rather 2 M, or the peak; and what makes levels of c by it. */
 static enum aq_status measure(struct aq_optimizer *optimizer)
 {
     struct lioncub *own = optimizer->own;
-    const float norm = optimizer->config.reduce.norm;
-    if (norm != 1.0f && !isinf(norm)) aq_optimizer_each(optimizer, power_piece);
-    if (isinf(norm))
+    if (isinf(optimizer->config.reduce.norm))
         aq_optimizer_fold_max(optimizer, 1, own->mean);
     else
-        aq_optimizer_fold(optimizer, 0, own->mean);
+        fold_means(optimizer);
     for (uint32_t t = 0; t < optimizer->tensor_count; t++) {
-        if (!isinf(norm))
-            own->mean[t] = 2.0 * pow(own->mean[t] / (double)optimizer->tensors[t].count, 1.0 / (double)norm);
         const float M = (float)own->mean[t];
         own->factor[t] = M > 0.0f ? (float)own->levels / M : 0.0f;
     }
@@ -377,9 +413,9 @@ static enum aq_status lioncub_update(struct aq_optimizer *optimizer, uint32_t ro
 static enum aq_status lioncub_config_check_device(const struct aq_optimizer_config *config, char *why)
 {
     const float norm = config->reduce.norm;
-    if (config->lane_bits == 0 || norm == 1.0f || isinf(norm)) return AQ_OK;
-    snprintf(why, AQ_OPTIMIZER_WHY_BYTES, "lioncub with norm %g: a GPU has kernels only for norm 1 and infinity",
-             (double)norm);
+    if (config->lane_bits == 0 || strcmp(config->reduce.kind, "vote") == 0 || norm == 1.0f || isinf(norm)) return AQ_OK;
+    snprintf(why, AQ_OPTIMIZER_WHY_BYTES, "lioncub with norm %g: a GPU has kernels only for norm 1 and inf",
+             norm == AQ_GRAD_NORM_L0 ? 0.0 : (double)norm);
     return AQ_NODEV;
 }
 

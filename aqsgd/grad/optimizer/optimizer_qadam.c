@@ -5,13 +5,16 @@
  *     later     m = reduced(b1 m + (1 - b1) own g), in 2 to 8 bits with errors kept on both sides; v is frozen
  *     always    p -= lr sqrt(1 - b2^t) / (1 - b1^t)  m / (sqrt(v) + eps);   p -= lr weight_decay p
  *
- * That is the published code's step, in which the bias corrections of both moments continue also when v is frozen.
+ * That is the published code's step (form "code"), in which the bias corrections of both moments continue also when v
+ * is frozen: with b2 0.999 and 100 steps of warm-up, the step grows 3.2 times in the run. With form "paper" the
+ * correction of v stays as it was when v was frozen, as 1-bit Adam's Algorithm 1 has it, to which the paper refers.
  * Defaults: 4 bits in buckets of 512 (the paper's setting; the code's is 8), AdamW's numbers. Differs: the grid is
  * symmetric (reduce.grid "signed" is the published one), errors are fp32 and saved. Parameters whose frozen sqrt(v) is
  * below 1e-6 of the root mean square of their tensor only decay: they have no gradient, and grids without a zero (2
  * bits, sign) give them one (aq_optimizer_noise_drop in optimizer.h).
  */
 #include <math.h>
+#include <string.h>
 
 #include "optimizer.h"
 
@@ -32,6 +35,8 @@ static enum aq_status qadam_config_check(const struct aq_optimizer_config *confi
     if (config->warmup_steps == 0)
         return aq_fail(AQ_INVAL, "optimizer",
                        "warmup_steps is 0, but qadam needs warm-up steps to estimate its variance");
+    if (config->form && strcmp(config->form, "code") != 0 && strcmp(config->form, "paper") != 0)
+        return aq_fail(AQ_INVAL, "optimizer", "form is \"%s\", must be code or paper", config->form);
     return aq_optimizer_check_adam(config);
 }
 
@@ -53,7 +58,9 @@ static struct aq_fused kernel_of(const struct aq_optimizer *optimizer, enum aq_f
 {
     const struct aq_optimizer_call *call = &optimizer->call;
     const double one = 1.0 - pow((double)optimizer->config.beta1, (double)call->step);
-    const double two = 1.0 - pow((double)optimizer->config.beta2, (double)call->step);
+    const bool holds = optimizer->config.form && strcmp(optimizer->config.form, "paper") == 0;
+    const uint64_t warm = optimizer->config.warmup_steps, of = holds && call->step > warm ? warm : call->step;
+    const double two = 1.0 - pow((double)optimizer->config.beta2, (double)of);
     struct aq_fused kernel =
         aq_optimizer_fused_moments(optimizer, kind, optimizer->states[M].values, optimizer->states[V].values);
     kernel.size = (float)((double)call->lr * sqrt(two) / one);

@@ -67,7 +67,7 @@ static void slamb_config_default(struct aq_optimizer_config *out)
 static enum aq_status slamb_config_check(const struct aq_optimizer_config *config)
 {
     AQ_TRY(aq_lamb_config_check(config));
-    AQ_TRY(aq_optimizer_check_range("beta3", config->beta3, 0.0f, 1.0f));
+    AQ_TRY(aq_optimizer_check_range("beta3", config->beta3, 0.0f, 1.0000001f));
     AQ_TRY(aq_optimizer_check_range("density", config->density, 1e-6f, 1.0000001f));
     if (config->sync_every == 0)
         return aq_fail(AQ_INVAL, "optimizer", "sync_every is 0, so the replicas' parameters would never be averaged");

@@ -353,6 +353,7 @@ enum aq_lr_decay {
 struct aq_lr_schedule {
     enum aq_lr_decay decay;
     float peak, least;
+    float from;                    /* above 0: the warm-up is exponential, from it to the peak; 0: linear from 0 */
     uint64_t warmup, total, every; /* steps; every: at least 1 where the decay paces        */
     float rate, power;             /* 0 < rate <= 1, power > 0; of the decays that use them */
 };

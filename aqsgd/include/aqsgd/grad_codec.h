@@ -68,11 +68,14 @@ struct aq_grad_codec_config {
     uint32_t bits;     /* uniform, lp: 2..8                                                                     */
     const char *grid;  /* uniform: "tread", "rise", "signed"; NULL: rise at 2 bits, tread above                 */
     const char *scale; /* sign: "l1" or "l2"                                                                    */
-    float norm;        /* lp: p > 0, or infinity                                                                */
+    float norm;        /* lp: p > 0, infinity, or AQ_GRAD_NORM_L0                                               */
     uint32_t bucket;   /* floats that share a scale, a multiple of 64; 0: the tensor's part of the range; topk: of a
                           chunk, 64 to 65536                                                                    */
     float density;     /* topk: the share of a chunk that travels, more than 0 and at most 1                    */
 };
+
+/* The norm of p to 0: M is the geometric mean of the magnitudes that are not zero (Lion Cub's L0). */
+#define AQ_GRAD_NORM_L0 (-1.0f)
 
 /* uniform: 4 bits, buckets of 512. sign: l1. lp: 8 bits, p = 1. topk: 64 of 4096. An unknown kind is kept: config_check
  * names it. */
