@@ -474,7 +474,8 @@ static enum aq_status level_take(const struct aq_edge *edge, const struct aq_fra
 enum aq_status aq_edge_levels(struct aq_edge *edge, uint32_t forward, uint32_t backward)
 {
     if (forward >= edge->forwards_by.count || backward >= edge->backwards_by.count)
-        return aq_fail(AQ_PROTO, "edge", "edge %u: bit levels %u and %u are asked for, there are %u and %u",
+        return aq_fail(AQ_PROTO, "edge",
+                       "edge %u: bit levels %u forward and %u back are out of range: its codecs have %u and %u",
                        edge->shape.edge, forward, backward, edge->forwards_by.count, edge->backwards_by.count);
     edge->forwards_by.now = forward;
     edge->backwards_by.now = backward;

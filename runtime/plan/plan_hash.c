@@ -17,19 +17,22 @@
 
 enum { DIFFERENCES_SHOWN = 12, IDENTITY_BYTES = 512 };
 
-static const char *tied_word(const char *value)
+/* A value as the digests have it. model.tied has the names of older runs. reduce.norm 0 was the largest value in older
+ * runs, and is L0 since: a digest of its own keeps one from resuming as the other. */
+static const char *word_of(const struct aq_key *key, const char *value)
 {
-    return strcmp(value, "exact") == 0 ? "true" : strcmp(value, "untied") == 0 ? "false" : value;
+    if (strcmp(key->name, "model.tied") == 0)
+        return strcmp(value, "exact") == 0 ? "true" : strcmp(value, "untied") == 0 ? "false" : value;
+    return strcmp(key->name, "reduce.norm") == 0 && strcmp(value, "0") == 0 ? "l0" : value;
 }
 
 static void add_key(const struct aq_key *key, const void *base, const char *prefix, struct aq_text *text)
 {
     struct aq_text value = {0};
     if (!aq_key_is_scalar(key)) return;
-    const bool tied = strcmp(key->name, "model.tied") == 0; /* exact and untied have the names of older runs */
     const bool said = aq_key_write(key, base, &value) && strcmp(aq_text_of(&value), key->fallback) != 0;
     if (said || key->since == AQ_SINCE_FIRST)
-        aq_text_add(text, "%s%s=%s\n", prefix, key->name, tied ? tied_word(aq_text_of(&value)) : aq_text_of(&value));
+        aq_text_add(text, "%s%s=%s\n", prefix, key->name, word_of(key, aq_text_of(&value)));
     if (text->status == AQ_OK) text->status = value.status;
     aq_text_deinit(&value);
 }

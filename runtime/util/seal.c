@@ -310,7 +310,10 @@ enum aq_status aq_seal_key_make(const char *path)
 {
     const int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
     if (fd == -1 && errno == EEXIST)
-        return aq_fail(AQ_REFUSED, "keys", "%s exists, and what it has sealed needs it: name another file", path);
+        return aq_fail(
+            AQ_REFUSED, "keys",
+            "%s exists and is not replaced, because data that it sealed can be read only with it: name another file",
+            path);
     if (fd == -1) return aq_fail_errno("keys", "cannot make %s", path);
     enum aq_status status = key_write(fd, path);
     if (close(fd) != 0 && status == AQ_OK) status = aq_fail_errno("keys", "cannot close %s", path);

@@ -251,11 +251,12 @@ static enum aq_status receive_load(struct session *s)
         bytes += frame.body_bytes;
         if (first_ns == 0) first_ns = last_ns;
         if (frame.body_bytes != LOAD_BYTES || bytes > load_bytes_max || last_ns >= s->end_ns)
-            return aq_fail(AQ_PROTO, AREA, "the peer sends more load than was asked for, or none");
+            return aq_fail(AQ_PROTO, AREA, "the peer sends more load than it was asked for, or an empty piece");
         AQ_TRY(await(s, 0, "load", &frame));
     }
     if (frame.flags != FLAG_LOAD_END || frame.argument != bytes || bytes == 0)
-        return aq_fail(AQ_PROTO, AREA, "the peer ends its load with another count than came");
+        return aq_fail(AQ_PROTO, AREA, "the peer says that it sent %llu bytes of load, and %llu arrived",
+                       (unsigned long long)frame.argument, (unsigned long long)bytes);
     if (f->received_bytes == 0) { /* the full load */
         f->received_bytes = bytes;
         f->received_seconds = (double)(last_ns - first_ns) * 1e-9;

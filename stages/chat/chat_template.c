@@ -175,7 +175,7 @@ static enum aq_status source_find(const char *folder, const char *name, json_t *
     if (out->text) return AQ_OK;
     if (value && !json_is_null(value)) return from_config(config_path, value, name, out);
     return aq_fail(AQ_NOTFOUND, JINJA_AREA,
-                   "%s: has no %s and no chat_template in tokenizer_config.json, as base models: put the "
+                   "%s: has neither %s nor a chat_template in tokenizer_config.json. Base models have none: put the "
                    "template to train with into the folder as chat_template.jinja",
                    folder, file);
 }

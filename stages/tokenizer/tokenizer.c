@@ -235,8 +235,8 @@ static enum aq_status decode(const struct aq_tokenizer *tokenizer, const int32_t
     size_t total = 0;
     for (size_t i = 0; i < count; i++) {
         if (tokens[i] < 0 || (uint32_t)tokens[i] >= tokenizer->vocabulary)
-            return aq_fail(AQ_INVAL, "tokenizer", "token %zu is %d, the vocabulary has %u", i, (int)tokens[i],
-                           (unsigned)tokenizer->vocabulary);
+            return aq_fail(AQ_INVAL, "tokenizer", "token %d at position %zu is out of range: the vocabulary has %u",
+                           (int)tokens[i], i, (unsigned)tokenizer->vocabulary);
         uint32_t part;
         text_of(tokenizer, tokens, i, whole, &part);
         if (part > SIZE_MAX - 1 - total)
