@@ -439,7 +439,7 @@ static void test_codec_without_kernels_is_refused(void **state)
     (void)state;
     struct kit kit = kit_of(2, "cuda", run_norm);
     kit_run_well(&kit);
-    assert_non_null(strstr(aq_error_text(), "norm 1 and infinity"));
+    assert_non_null(strstr(aq_error_text(), "only for norm 1 and inf"));
 }
 
 static void quiet(int level, const char *line, void *context)

@@ -115,7 +115,7 @@ static void test_lines_keep_their_numbers_over_pieces(void **state)
     struct aq_dataset *d;
     aq_error_clear();
     assert_int_equal(aq_dataset_open(&config, &d), AQ_CORRUPT);
-    assert_non_null(strstr(aq_error_text(), "many.jsonl:380001: has no \"text\""));
+    assert_non_null(strstr(aq_error_text(), "many.jsonl:380001: has a \"text\" that is not a string"));
     remove(path);
 }
 
