@@ -22,7 +22,8 @@ static void check_labels(struct aq_manifest *manifest)
                           "server needs samples with one label each (data.kind: cifar10 or tsv): other targets would "
                           "be the inputs themselves");
     const char *task = job->model.task ? job->model.task : aq_model_task(job->model.config.kind);
-    if (has && aq_task_numbers(aq_task_find(task)))
+    const struct aq_task *of = aq_task_find(task); /* NULL: refused elsewhere, as an unknown model.kind is */
+    if (has && of && aq_task_numbers(of))
         aq_manifest_error(manifest, "split.labels",
                           "server takes classes, and the labels of model.task: %s are numbers; write client", task);
 }

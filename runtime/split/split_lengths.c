@@ -33,8 +33,10 @@ enum aq_status aq_split_lengths_take(const struct aq_plan *plan, const char *tex
         snprintf(why, AQ_SPLIT_TEXT_BYTES, "its lengths are refused: %.300s", hold.text);
         return AQ_MISMATCH;
     }
+    char file[AQ_RUN_PATH_BYTES]; /* with an end: "a.new", a client's name, is not the file "a" while it is written */
+    snprintf(file, sizeof file, "%s.txt", name);
     AQ_TRY(aq_run_make_folder(folder));
-    if (began) AQ_TRY(look_before(folder, name, text, &other));
+    if (began) AQ_TRY(look_before(folder, file, text, &other));
     if (other) snprintf(why, AQ_SPLIT_TEXT_BYTES, "it comes with samples of other lengths than it began with");
-    return other ? AQ_MISMATCH : aq_file_replace(folder, name, 0600, text, strlen(text));
+    return other ? AQ_MISMATCH : aq_file_replace(folder, file, 0600, text, strlen(text));
 }

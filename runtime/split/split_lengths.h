@@ -15,7 +15,7 @@
 #include "split_session.h"
 
 /*
- * Are these the lengths of this plan's samples? Then they become the file <folder>/<name>. began: the client has
+ * Are these the lengths of this plan's samples? Then they become the file <folder>/<name>.txt. began: the client has
  * trained before, so that an earlier file must be equal. AQ_MISMATCH: they are refused; `why` has the cause, also sent
  * to the client. AQ_IO and its like: this machine's disk; AQ_NOMEM.
  */

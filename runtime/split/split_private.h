@@ -42,6 +42,7 @@ struct site {
     /* Global sampling (split_sums.c). */
     uint64_t first;                  /* index of its first sample among all clients' samples     */
     bool absent;                     /* this round's batches are drawn without its samples       */
+    bool lengths_agreed; /* once since the server started: it may not come with other data any more               */
     uint64_t began_all, began_first; /* all_samples and first in its first round; began_all 0: it had none  */
     uint64_t counted;                /* the last step that its part is in, plus one; 0: none     */
     uint64_t sum_ns;                 /* last line of its stage about sums, or offer or start of its turn */

@@ -322,7 +322,7 @@ static enum aq_status paths_of(const struct server *server, const struct site *s
     AQ_TRY(state_path(server, paths->manifest, "turns/%s.yaml", site->name));
     AQ_TRY(round_middle(server, paths->weights));
     AQ_TRY(sums_path(server, paths->sums));
-    AQ_TRY(state_path(server, paths->lengths, "lengths/%s", site->name));
+    AQ_TRY(state_path(server, paths->lengths, "lengths/%s.txt", site->name));
     return state_path(server, paths->log, "logs/%s.log", site->name);
 }
 
@@ -559,10 +559,11 @@ static void on_lengths(struct server *server, struct site *site)
         status = aq_split_lengths_take(site->job.plan, site->session.piece.data, folder, site->name, began, why);
     if (status == AQ_MISMATCH) {
         turn_refuse(server, site, why);
-        aq_split_job_close(&site->job); /* nothing of what it said of its data stays: it may come with the right data */
+        if (!site->lengths_agreed) aq_split_job_close(&site->job); /* of what it said of its data nothing stays */
     } else if (status != AQ_OK) {
         server_fails(server, NULL);
     } else {
+        site->lengths_agreed = true;
         server_say(server, "%s has sent the lengths of its samples, of %u tokens on average", site->name,
                    site->join.facts.lengths_mean);
         greet_next(server, site, false);

@@ -23,7 +23,7 @@
 
 #define WANDB_ID_LETTERS "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-"
 
-enum { NAME_BYTES = 300, MARKER_BYTES_MAX = 4096, DEPTH_MAX = 8, WANDB_ID_BYTES = 65 };
+enum { NAME_BYTES = 300, MARKER_BYTES_MAX = 4096, DEPTH_MAX = 32, WANDB_ID_BYTES = 65 };
 
 static const char *const kinds[] = {[AQ_OWNED_RUN] = "run",
                                     [AQ_OWNED_CHECKPOINT] = "checkpoints",
@@ -713,7 +713,10 @@ static enum aq_status wandb_remove(const char *run)
     wandb_id_read(run, id);
     if (!id[0]) return AQ_OK;
     enum aq_status status = list_open(run, "wandb", &list);
-    if (status == AQ_NOTFOUND) return AQ_OK;
+    if (status == AQ_NOTFOUND || status == AQ_REFUSED) { /* a link leads to a folder that is not the run's */
+        aq_error_clear();
+        return AQ_OK;
+    }
     AQ_TRY(status);
     while (status == AQ_OK && (name = list_next(list)))
         if (is_wandb_name(name, id) || is_wandb_link(dirfd(list), name, id))

@@ -100,6 +100,8 @@ def scenario_split_tables_kinds():
     wrong = {"split.labels": "server", "pipeline.stages": "[{layers: 0-1, dials: true}, {layers: 2-5}]"}
     done = aqpipe("plan", job("wrong", **{**PLAIN, **numbers, **turns(), **wrong}))
     check(done.returncode == 2 and "the labels of model.task: regression are numbers" in done.stderr, done.stderr)
+    done = aqpipe("plan", job("unknown", **{**PLAIN, **turns(), **wrong, "model.kind": "resnett"}))  # of a kind without a task
+    check(done.returncode == 2 and "resnett is unknown" in done.stderr, done.stderr)
 
     # What every client would refuse is refused by the plan, so that no server waits for it.
     tied = {"model.kind": "deberta", "model.tied": "exact", "model.buckets": 8, "split.privacy.clip": 1, "pipeline.stages": STAGES.replace("4-5", "4-6")}
