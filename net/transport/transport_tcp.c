@@ -285,13 +285,13 @@ static double bbr_bytes_per_s(int fd)
  * A pipeline's bursts are short, so that BBR takes the sender for the limit and stays in its startup: it paces at 2.9
  * times the rate of the way, and each burst overflows the queue. Its estimate of the rate is right, though.
  */
-static void limit_rate(struct tcp_stream *tcp, const struct tcp_info *info)
+static void limit_rate(struct tcp_stream *tcp)
 {
     struct aq_path path;
     TCP_OPS.path(&tcp->stream, &path);
-    const bool asks = tcp->limit.bytes_per_s > 0 || info->tcpi_bytes_retrans > tcp->limit.again_bytes;
+    const bool asks = tcp->limit.bytes_per_s > 0 || path.again_bytes > tcp->limit.again_bytes;
     if (!path.steady || !asks) return;
-    if (!aq_rate_limit_update(&tcp->limit, &path, info->tcpi_bytes_retrans, bbr_bytes_per_s(tcp->fd), aq_clock_ns()))
+    if (!aq_rate_limit_update(&tcp->limit, &path, path.again_bytes, bbr_bytes_per_s(tcp->fd), aq_clock_ns()))
         return;
     const uint64_t rate = tcp->limit.bytes_per_s > 0 ? (uint64_t)tcp->limit.bytes_per_s : UINT64_MAX;
     if (setsockopt(tcp->fd, SOL_SOCKET, SO_MAX_PACING_RATE, &rate, sizeof rate) == -1)
@@ -307,7 +307,7 @@ static double tcp_measure(struct aq_byte_stream *stream)
     if (tcp->paced || getsockopt(tcp->fd, IPPROTO_TCP, TCP_INFO, &info, &bytes) == -1) return 0;
     const double bytes_per_s = (double)info.tcpi_delivery_rate; /* 0 where the kernel is older than 4.9 */
     if (bytes_per_s == 0) return 0;
-    limit_rate(tcp, &info);
+    limit_rate(tcp);
     const double ahead = bytes_per_s * PACED_QUEUE_NS * 1e-9;
     const int queue = ahead < QUEUE_BYTES_MIN ? QUEUE_BYTES_MIN : ahead > QUEUE_BYTES ? QUEUE_BYTES : (int)ahead;
     const int apart = queue > tcp->queue_bytes ? queue - tcp->queue_bytes : tcp->queue_bytes - queue;

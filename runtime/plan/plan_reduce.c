@@ -47,7 +47,7 @@ enum aq_status aq_plan_traffic(const struct aq_job *job, struct aq_plan_stage *s
     const uint32_t W = aq_job_reducers(job);
     struct aq_tensor_info *infos;
     uint32_t count;
-    void *memory;
+    void *memory = NULL;
     if (W == 1) return AQ_OK;
     AQ_TRY(aq_stage_list(&stage->config, &infos, &count));
     enum aq_status status = aq_alloc((count + (size_t)1) * sizeof(struct aq_optimizer_tensor), &memory);
@@ -61,7 +61,7 @@ enum aq_status aq_plan_traffic(const struct aq_job *job, struct aq_plan_stage *s
     if (status == AQ_OK)
         status = aq_optimizer_config_traffic(&job->train.optimizer, tensors, count, stage->size.parameters, W,
                                              &stage->traffic);
-    if (status == AQ_OK) aq_free(tensors);
+    aq_free(memory);
     aq_free(infos);
     return status;
 }

@@ -311,7 +311,8 @@ static enum aq_status measure(struct aq_optimizer *optimizer)
         fold_means(optimizer);
     for (uint32_t t = 0; t < optimizer->tensor_count; t++) {
         const float M = (float)own->mean[t];
-        own->factor[t] = M > 0.0f ? (float)own->levels / M : 0.0f;
+        const float factor = M > 0.0f ? (float)own->levels / M : 0.0f;
+        own->factor[t] = isfinite(factor) ? factor : 0.0f; /* too large: 0 times it would not be a number */
     }
     return aq_optimizer_values(optimizer, 1, own->factor);
 }
