@@ -125,7 +125,7 @@ static enum aq_status capture(struct part *part, enum kind kind, const struct aq
     AQ_TRY(aq_cut_host_read(cut->host, cut->values, batch->samples * each, &at));
     for (uint32_t i = 0; i < batch->samples; i++) {
         const struct record record = {.kind = kind,
-                                      .rows = shape->rows,
+                                      .rows = batch->lengths ? batch->lengths[i] : shape->rows, /* no padding */
                                       .columns = shape->columns,
                                       .step = batch->step,
                                       .sample = batch->sample_ids[i] - skip};

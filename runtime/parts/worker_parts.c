@@ -1,6 +1,9 @@
 /* worker_parts.c -- asks each part of a worker: see the header. */
 #include "worker_parts.h"
 
+/* States of a checkpoint that a part has at most: cut_bits has two. */
+enum { STATES_OF_ONE = 2 };
+
 #define AQ_PART(name) extern const struct aq_part_ops aq_part_##name;
 #include "worker_parts.def"
 
@@ -54,8 +57,8 @@ void aq_worker_parts_state(struct aq_worker_parts *parts, struct aq_checkpoint_s
 {
     for (uint32_t i = 0; i < AQ_PARTS; i++)
         if (parts->self[i] && all[i]->state) {
+            AQ_ASSERT(*count + STATES_OF_ONE <= AQ_CHECKPOINT_STATES_MAX);
             all[i]->state(parts->self[i], states, count);
-            AQ_ASSERT(*count <= AQ_CHECKPOINT_STATES_MAX); /* loss_scale one, cut_bits two */
         }
 }
 

@@ -506,6 +506,8 @@ static enum aq_status say_join(struct client *client)
         json_object_set_new(line, "lengths_mean", json_integer((json_int_t)facts->lengths_mean));
         json_object_set_new(line, "parts", json_integer((json_int_t)facts->parts));
     }
+    if (facts->ends[0]) json_object_set_new(line, "end", json_integer(facts->ends[0]));
+    if (facts->ends[1]) json_object_set_new(line, "end_other", json_integer(facts->ends[1]));
     return aq_control_send(client->server, line);
 }
 

@@ -57,6 +57,7 @@ static enum aq_status hear_join(struct aq_split_session *s, const struct aq_mess
                                                .vocabulary = (uint32_t)said->vocabulary,
                                                .labels = (uint32_t)said->labels,
                                                .places = (uint32_t)said->places,
+                                               .ends = {(uint32_t)said->end, (uint32_t)said->end_other},
                                                .train_digest = said->train_digest,
                                                .heldout_digest = said->heldout_digest,
                                                .weights_digest = said->weights_digest}};

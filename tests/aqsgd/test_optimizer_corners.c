@@ -100,10 +100,33 @@ static void test_variance_is_frozen_at_the_last_step_of_the_warm_up(void **state
     }
 }
 
+/* What makes levels of L0's mean is not finite here: times a zero it would be no number, and a full vote. */
+static void test_dead_parameters_stay_among_tiny_ones(void **state)
+{
+    static float before[RANK_FLOATS];
+    (void)state;
+    struct aq_optimizer_config config;
+    aq_optimizer_config_default(&config, "lioncub");
+    aq_grad_codec_config_default(&config.reduce, "lp");
+    config.reduce.norm = AQ_GRAD_NORM_L0;
+    config.lane_bits = 8;
+    config.weight_decay = 0;
+    ranks_open(&ranks, &config, 3);
+    memcpy(before, ranks.parameters[0], sizeof before);
+    for (uint64_t step = 1; step <= 3; step++) {
+        gradients(step, 1e-40f);
+        ranks_step(&ranks, 0.01f, 1.0f, step);
+    }
+    for (uint64_t i = 0; i < RANK_FLOATS; i++)
+        if (ranks_is_in(i) && dead(i)) assert_true(ranks.parameters[1][i] == before[i]);
+    ranks_close(&ranks);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_dead_parameters_among_living_ones_stay),
+        cmocka_unit_test(test_dead_parameters_stay_among_tiny_ones),
         cmocka_unit_test(test_variance_that_falls_is_not_frozen),
         cmocka_unit_test(test_variance_is_frozen_at_the_last_step_of_the_warm_up),
     };

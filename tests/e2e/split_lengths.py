@@ -4,6 +4,7 @@ import re
 import time
 
 import jobs
+from chats import CHATML, SPECIALS, tokenizer
 from jobs import aqpipe, check, launch, losses, manifest, metrics, no_workers, raw
 from kit import ROOT
 from split import Client, Server, begin, of_client, report, stopped, tensors, whole
@@ -32,6 +33,12 @@ def lost(name, client="a"):
     return [line["loss"] for line in of_client(name, client)]
 
 
+def text_ends(name):
+    """Tokens at which texts of the model end; None: the data have no answers."""
+    path = ROOT / name / "generation_config.json"
+    return json.loads(path.read_text())["eos_token_id"] if path.exists() else None
+
+
 def same(name, one, collected=True):
     """Losses, held-out figures and the model that is left, bit for bit."""
     check(losses(one) == lost(name), f"{name}: losses {lost(name)}, not {losses(one)}")
@@ -41,6 +48,8 @@ def same(name, one, collected=True):
     if collected:
         ours, theirs = (tensors(ROOT / run / "model.safetensors") for run in (name, one))
         check(ours == theirs, f"{name}: the model that is left differs in {[n for n in theirs if ours.get(n) != theirs[n]]}")
+        ours, theirs = (text_ends(run) for run in (name, one))
+        check(ours == theirs, f"{name}: generated texts end at {ours}, not at {theirs}")
 
 
 def once(server, wanted):
@@ -170,6 +179,18 @@ def scenario_split_talks():
         launch(manifest(f"{tag}-one", **{**PLAIN, **keys, **changes, "pipeline.stages": 1}))
         whole(manifest(tag, **{**PLAIN, **keys, **changes, **turns()}), "a", data="train", kind="jsonl")
         same(tag, f"{tag}-one")
+
+    # The server has no data, and its model still ends texts at the token that ended the client's answers.
+    talk = [{"messages": [{"role": "user", "content": f"q{i}"}, {"role": "assistant", "content": "yes" if i % 2 else "no"}]} for i in range(24)]
+    (ROOT / "chat.jsonl").write_text("".join(json.dumps(row) + "\n" for row in talk))
+    template = tokenizer(ROOT / "template")
+    (template / "chat_template.jinja").write_text(CHATML)
+    chat = {**keys, "data.train": str(ROOT / "chat.jsonl"), "data.heldout": None, "data.heldout_samples_max": None, "data.tokenizer": "huggingface",
+            "data.tokenizer_path": str(template), "data.chat_template": str(template), "train.T": 64, "model.context": 64}
+    launch(manifest("chat-one", **{**PLAIN, **chat, "pipeline.stages": 1}))
+    whole(manifest("chat", **{**PLAIN, **chat, **turns()}), "a", data="chat", kind="jsonl")
+    same("chat", "chat-one")
+    check(text_ends("chat") == 256 + SPECIALS.index("<|im_end|>"), f"its texts end at {text_ends('chat')}")
     server = Server(manifest("two", **{**CODED, **keys, **turns("splitfed1"), "split.clients": 2}))
     clients = [Client(server, "a", data="train", kind="jsonl"), Client(server, "b", kind="jsonl")]
     for client in clients:

@@ -607,6 +607,17 @@ static bool reads(int id, json_t *line, const struct aq_message_limits *limits)
     return aq_message_read((enum aq_message_id)id, line, limits, &message, &wrong);
 }
 
+static json_t *text_of(size_t characters)
+{
+    char *text = malloc(characters + 1);
+    assert_non_null(text);
+    memset(text, 'a', characters);
+    text[characters] = 0;
+    json_t *value = json_string(text);
+    free(text);
+    return value;
+}
+
 /* Each field of the table: without it, null, of another type, and out of its bounds. */
 static void test_every_field_has_its_type_and_bounds(void **state)
 {
@@ -641,6 +652,16 @@ static void test_every_field_has_its_type_and_bounds(void **state)
                 json_object_set_new(whole, field->name,
                                     field->kind == AQ_KIND_NUMBER ? json_real(past * 1.01)
                                                                   : json_integer((json_int_t)past));
+                assert_false(reads(id, whole, &limits));
+            }
+            if (field->max > 0 && field->kind >= AQ_KIND_TEXT && field->kind <= AQ_KIND_LINES) {
+                json_object_set_new(whole, field->name, text_of((size_t)field->max));
+                assert_true(reads(id, whole, &limits));
+                json_object_set_new(whole, field->name, text_of((size_t)field->max + 1));
+                assert_false(reads(id, whole, &limits));
+            }
+            if (field->min > 0 && field->kind >= AQ_KIND_TEXT && field->kind <= AQ_KIND_LINES) {
+                json_object_set_new(whole, field->name, text_of((size_t)field->min - 1));
                 assert_false(reads(id, whole, &limits));
             }
             json_object_set_new(whole, field->name, kept);

@@ -416,6 +416,12 @@ static void test_a_run_is_cleared_of_what_wandb_was_sent(void **state)
     put("run/report_to.json", "{\"wandb\": {\"id\": \"a1b2\"}}");
     assert_int_equal(aq_owned_clear_run(in("run"), &owner), AQ_OK);
     assert_false(there("run/wandb")); /* empty */
+    assert_int_equal(mkdir(in("scratch"), 0700), 0); /* a link leads to a folder that is not the run's */
+    assert_int_equal(mkdir(in("scratch/run-20261128_121540-a1b2"), 0700), 0);
+    assert_int_equal(symlink("../scratch", in("run/wandb")), 0);
+    put("run/report_to.json", "{\"wandb\": {\"id\": \"a1b2\"}}");
+    assert_int_equal(aq_owned_clear_run(in("run"), &owner), AQ_OK);
+    assert_true(there("scratch/run-20261128_121540-a1b2") && there("run/wandb") && !there("run/report_to.json"));
 }
 
 static void test_scratch_folders_alone_are_removed_whole(void **state)
