@@ -125,7 +125,7 @@ def generate_refusals(run, model):
     wrong(r"the prompt has 49 tokens, the context of .*run has 48", 2, "generate", run, "--prompt", "x" * 49)
     wrong(r"the prompt is empty, and .* names no token to start with", 2, "generate", run, "--prompt", "")
     wrong(r"has no tokenizer that is read here", 2, "generate", model, "--prompt", "x")
-    wrong(r"has no chat_template", 2, "generate", run, "--chat", "hello")
+    wrong(r"nor a chat_template", 2, "generate", run, "--chat", "hello")
     wrong(r"there is no option '--promt'", 2, "generate", run, "--promt", "x")
     wrong(r"use --prompt or --chat, not both", 2, "generate", run, "--prompt", "x", "--chat", "y")
     wrong(r"pass --temperature, too", 2, "generate", run, "--prompt", "x", "--top-k", 4)
