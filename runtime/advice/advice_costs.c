@@ -1,5 +1,5 @@
 /*
- * advice_costs.c -- seconds of one forward, backward, encode, decode, update and reduction, assumed from flops and bytes.
+ * advice_costs.c -- seconds of a forward, backward, encode, decode, update and reduction, assumed by flops and bytes.
  */
 #include "advice_private.h"
 

@@ -10,16 +10,16 @@
 void aq_plan_costs_warmup(const struct aq_plan *plan, const struct aq_plan_costs *costs, struct aq_plan_costs *out);
 
 /*
- * advice_bound.c: fills compute_s, cores_s, bound_s and binds of a prediction. Its forward_s and backward_s, the seconds
- * of a step that each link carries, are filled already.
+ * advice_bound.c: fills compute_s, cores_s, bound_s and binds of a prediction. Its forward_s and backward_s, the
+ * seconds of a step that each link carries, are filled already.
  */
 void aq_plan_bound(const struct aq_plan *plan, const struct aq_plan_costs *costs, struct aq_plan_prediction *out);
 
 /*
- * advice_measure_codec.c: the coding of one micro-batch, timed on a device: the least of several repeats, with the copies
- * between device and host that a GPU's edge makes. before, after: (B, rows, columns) of device memory; the first visit
- * is a keyframe of `before`, the later ones are `after` against what was kept. bodies: those of the second visit, one
- * after the other; the caller frees them.
+ * advice_measure_codec.c: the coding of one micro-batch, timed on a device: the least of several repeats, with the
+ * copies between device and host that a GPU's edge makes. before, after: (B, rows, columns) of device memory; the first
+ * visit is a keyframe of `before`, the later ones are `after` against what was kept. bodies: those of the second visit,
+ * one after the other; the caller frees them.
  */
 struct aq_plan_coding {
     struct aq_device *device;

@@ -1,9 +1,9 @@
 /*
- * plan_costs.h -- what a step is simulated by: seconds of each thing, and of each layer; the step, simulated; the cut that
- * is best by them.
+ * plan_costs.h -- what a step is simulated by: seconds of each thing, and of each layer; the step, simulated; the cut
+ * that is best by them.
  *
- * A plan makes its own choices by these (how many micro-batches are in flight, the automatic cut), with costs that follow
- * from the manifest alone. advice.h fills costs by arithmetic or by measurements.
+ * A plan makes its own choices by these (how many micro-batches are in flight, the automatic cut), with costs that
+ * follow from the manifest alone. advice.h fills costs by arithmetic or by measurements.
  *
  * Locking: pure functions; any thread.
  */
@@ -169,8 +169,8 @@ enum aq_status aq_plan_simulate(const struct aq_plan *plan, const struct aq_plan
                                 const struct aq_plan_scene *scene, struct aq_plan_simulated *out);
 
 /*
- * What plan_flight.c chooses by. request: of this plan. of: the schedule and the count in flight that distance asks for,
- * of a step of so many micro-batches; automatic: as if the manifest set no window. seconds: of a step, simulated.
+ * What plan_flight.c chooses by. request: of this plan. of: the schedule and the count in flight that distance asks
+ * for, of a step of so many micro-batches; automatic: as if the manifest set no window. seconds: of a step, simulated.
  */
 struct aq_schedule_request aq_plan_flight_request(const struct aq_plan *plan, uint32_t micro_batches,
                                                   enum aq_schedule_kind kind, uint32_t in_flight);
