@@ -27,8 +27,6 @@ struct aq_edge_batch {
 };
 enum aq_edge_flag {
     AQ_EDGE_REMADE = 1,    /* of a MESSAGE: made again, so that its digest may be another one */
-    AQ_EDGE_LAST_STEP = 1, /* stop after this step: travels with the totals of NORM, from the first stage on */
-    AQ_EDGE_MARK_STEP = 2, /* a checkpoint after this step: as LAST_STEP, where checkpoint.every is a time    */
     AQ_EDGE_CARRIED = 2,   /* the edge's own: the frame has only rows, their bodies go from GPU to GPU */
     AQ_EDGE_CHECKED = 8,   /* the edge's own: digests of the decoded values follow the rows (edge_check.h) */
     AQ_EDGE_CODED = 4      /* of evaluation: the forward codec, and not raw; both ends set it */
