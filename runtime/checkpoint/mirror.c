@@ -19,6 +19,7 @@
 #include <unistd.h>
 
 #include "aqsgd/grad.h"
+#include "edge_mirror.h"
 #include "mirror_private.h"
 
 struct aq_mirror {

@@ -24,6 +24,10 @@
  *   pump again soon. After a failure call aq_edges_abandon, of all edges, before memory of the device is freed: freeing
  *   would wait for an end that may never come.
  *
+ * What else an edge carries has a header each: edge_eval.h (held-out samples), edge_cached.h (samples that cross once),
+ * edge_heal.h (lost messages), edge_norm.h (numbers), edge_shared.h (gradients that cross whole), edge_mirror.h (copies
+ * of checkpoints), edge_key.h (the key of a sealed cache). channel.h has what all kinds of frames share.
+ *
  * docs/FORMAT.md, "Body of a micro-batch", has the layout of a body; docs/FRAME.md, "Bodies from GPU to GPU", has the
  * protocol between GPUs.
  *
@@ -38,11 +42,11 @@
 #include "aqsgd/base.h"
 #include "aqsgd/codec.h"
 #include "aqsgd/device.h"
+#include "edge_batch.h"
 #include "edge_guard.h"
 #include "edge_shape.h"
 #include "job.h"
 #include "net/link.h"
-#include "stages/augment.h"
 #include "storage/cache.h"
 #include "values.h"
 
@@ -63,7 +67,7 @@ struct aq_edge_config {
     struct aq_eventcount *eventcount;  /* notified by link and cache                       */
     struct aq_trace *trace;            /* may be NULL                                      */
     uint64_t silence_ns;               /* longest wait for the other side                  */
-    bool mirror;     /* frames of kind MIRROR are let in                 */
+    bool mirror;                       /* frames of kind MIRROR are let in                 */
     struct aq_edge_guard *guard; /* of what this end sends, where shape.guard or, of the receiver's gradients,
                                     shape.guard_back; borrowed: checkpoints keep its state */
 };
@@ -97,31 +101,6 @@ enum { AQ_EDGE_CARRY_SLOTS = 2 };
  */
 enum aq_status aq_edge_levels(struct aq_edge *edge, uint32_t forward, uint32_t backward);
 
-/* The samples of a frame. */
-struct aq_edge_batch {
-    uint64_t step;
-    uint32_t micro_batch;
-    uint64_t base;              /* micro-batches before this step's, as slots are counted (program.h) */
-    uint32_t samples;           /* 1..B                                   */
-    const uint64_t *sample_ids; /* samples of them                        */
-    const uint32_t *lengths;    /* rows of each that are real, 1 to the shape's: only they are coded, sent and
-                                   cached; the receiver sets the others to zero. The count of a sample never
-                                   changes. NULL: all */
-    const uint16_t *variants;   /* which augmentation each is: it has its own m; NULL: 0, all of them */
-    const struct aq_view *views; /* how each image is cropped, in pixels of it; NULL: none is             */
-    uint16_t flags;             /* of the frame: enum aq_edge_flag        */
-    float rate;                 /* the step's learning rate; a guard uses it */
-};
-enum aq_edge_flag {
-    AQ_EDGE_REMADE = 1,    /* of a MESSAGE: made again, so that its digest may be another one */
-    AQ_EDGE_LAST_STEP = 1, /* stop after this step: travels with the totals of NORM, from the first stage on */
-    AQ_EDGE_MARK_STEP = 2, /* a checkpoint after this step: as LAST_STEP, where checkpoint.every is a time    */
-    AQ_EDGE_CARRIED = 2,   /* the edge's own: the frame has only rows, their bodies go from GPU to GPU */
-    AQ_EDGE_CHECKED = 8,   /* the edge's own: digests of the decoded values follow the rows (edge_check.h) */
-    AQ_EDGE_CODED = 4      /* of evaluation: the forward codec, and not raw; both ends set it */
-};
-enum { AQ_EDGE_LEVEL_SHIFT = 8, AQ_EDGE_LEVEL_MASK = 15 }; /* and bits 8 to 11, the edge's own: the bit level */
-
 /*
  * Take in everything the link has; serve what the other side asks for; end what the device has done meanwhile. AQ_OK,
  * or why the link ended, or what was wrong with a frame.
@@ -141,14 +120,6 @@ uint64_t aq_edge_carried_bytes(const struct aq_edge *edge);
 /* Read ahead the messages of these samples. Best effort: a full cache is no error. */
 enum aq_status aq_edge_prefetch(struct aq_edge *edge, const struct aq_edge_batch *batch);
 
-/*
- * Ask the other side for those messages of these samples that this side may have lost, without waiting: they come to
- * the cache, before their samples if all goes well (else these wait for them, one by one). AQ_AGAIN: as many are asked
- * for as may be: try the same batch later. Of a cache that has lost nothing there is nothing to ask: aq_edge_refills.
- */
-enum aq_status aq_edge_refill(struct aq_edge *edge, const struct aq_edge_batch *batch);
-bool aq_edge_refills(const struct aq_edge *edge);
-
 /* a (samples, T, C). The sender's. AQ_AGAIN: no send buffer, or the last one is still being coded. */
 enum aq_status aq_edge_send_forward(struct aq_edge *edge, const struct aq_edge_batch *batch, const struct aq_values *a,
                                     struct aq_stream *stream);
@@ -163,116 +134,12 @@ bool aq_edge_forward_here(const struct aq_edge *edge, uint16_t *flags);
 enum aq_status aq_edge_receive_forward(struct aq_edge *edge, const struct aq_edge_batch *batch,
                                        const struct aq_values *x, struct aq_stream *stream);
 
-/*
- * A *still* edge (shape.still; edge_cached.c): nothing upstream of the cut trains and nothing is random there, so that
- * a sample's activation is the same at each visit. Its first visit is coded as any; from then on its row has the flag
- * AQ_EDGE_HELD (both ends hold the message), and there is no body. Frames of gradients have no body at all:
- * aq_edge_send_backward does not read its values, and aq_edge_receive_backward writes nothing.
- *
- * The sender's: does it hold all of these samples? Then no stage need compute them, and aq_edge_send_cached sends their
- * rows. AQ_NOTFOUND: one was lost meanwhile, nothing has happened. AQ_AGAIN as aq_edge_send_forward.
- */
-bool aq_edge_is_cached(const struct aq_edge *edge, const struct aq_edge_batch *batch);
-enum aq_status aq_edge_send_cached(struct aq_edge *edge, const struct aq_edge_batch *batch);
-
-/*
- * The receiver's, if its own stage does not need the values: takes the next FORWARD frame if both ends hold all of its
- * samples. AQ_NOTFOUND: they do not, and the frame stays. If the values are needed after all, aq_edge_reload brings
- * those of a batch from the cache, or from the sender.
- */
-enum aq_status aq_edge_receive_cached(struct aq_edge *edge, const struct aq_edge_batch *batch);
-enum aq_status aq_edge_reload(struct aq_edge *edge, const struct aq_edge_batch *batch, const struct aq_values *x,
-                              struct aq_stream *stream);
-
-/*
- * The sender's: does the receiver wait for the message of a sample (*id) that this side has lost, too? Then compute the
- * activation of only this sample again, and hand it over. aq_edge_recompute_done: AQ_AGAIN as aq_edge_send_forward.
- */
-bool aq_edge_recompute_pending(const struct aq_edge *edge, uint64_t *id);
-enum aq_status aq_edge_recompute_done(struct aq_edge *edge, const struct aq_edge_batch *batch,
-                                      const struct aq_values *a, struct aq_stream *stream);
-
 /* Gradients: the receiver sends, the sender receives. */
 enum aq_status aq_edge_send_backward(struct aq_edge *edge, const struct aq_edge_batch *batch, const struct aq_values *g,
                                      struct aq_stream *stream);
 bool aq_edge_backward_here(const struct aq_edge *edge);
 enum aq_status aq_edge_receive_backward(struct aq_edge *edge, const struct aq_edge_batch *batch,
                                         const struct aq_values *g, struct aq_stream *stream);
-
-/*
- * Held-out samples, sender to receiver, without a cache: raw fp32; with AQ_EDGE_CODED in batch->flags by the forward
- * codec, each as a sample that was never seen (a keyframe, where the codec has messages). AQ_PROTO: the other side does
- * not do the same.
- */
-enum aq_status aq_edge_send_eval(struct aq_edge *edge, const struct aq_edge_batch *batch, const struct aq_values *a,
-                                 struct aq_stream *stream);
-bool aq_edge_eval_here(const struct aq_edge *edge);
-enum aq_status aq_edge_receive_eval(struct aq_edge *edge, const struct aq_edge_batch *batch, const struct aq_values *x,
-                                    struct aq_stream *stream);
-
-/*
- * One double to the other side (sums of the gradient norm and of what the optimizer decides by) with flags (enum
- * aq_edge_flag), and the next one.
- */
-enum aq_status aq_edge_send_norm(struct aq_edge *edge, uint64_t step, double value, uint16_t flags);
-/* AQ_AGAIN: none is here. */
-enum aq_status aq_edge_receive_norm(struct aq_edge *edge, uint64_t step, double *value, uint16_t *flags);
-
-/* Flags (enum aq_edge_flag) of the numbers of this step that have come and were not received yet. */
-uint16_t aq_edge_norm_told(const struct aq_edge *edge, uint64_t step);
-
-/*
- * Sums of gradients of tensors that both sides hold, shape.shared floats in host memory: one a step each way. AQ_AGAIN:
- * not all has been handed over, or has come; call again with the same. AQ_PROTO: those of another step came.
- */
-enum aq_status aq_edge_send_shared(struct aq_edge *edge, uint64_t step, const float *values);
-enum aq_status aq_edge_receive_shared(struct aq_edge *edge, uint64_t step, float *values);
-
-/*
- * All gradients of a client's end, shape.summed floats (not 0) in memory of the edge, to the server and the sum over
- * clients back. The memory is the edge's, where what the other side sends comes to lie, or the caller's: from hold or
- * receive on until release or the end of a send; what comes meanwhile is refused.
- *
- *     client: hold; fill aq_edge_summed; send (nothing where it had no samples); receive; use it; release
- *     server: receive (nothing where the client had no samples: hold); fill aq_edge_summed; send
- *
- * none: there is no sum, and the values mean nothing. AQ_AGAIN of send and receive: call again with the same. AQ_PROTO:
- * those of another step came (receive), or some before they were due (hold).
- */
-float *aq_edge_summed(const struct aq_edge *edge);
-enum aq_status aq_edge_hold_summed(struct aq_edge *edge);
-void aq_edge_release_summed(struct aq_edge *edge);
-enum aq_status aq_edge_send_summed(struct aq_edge *edge, uint64_t step, bool none);
-enum aq_status aq_edge_receive_summed(struct aq_edge *edge, uint64_t step, bool *none);
-
-/*
- * Data that the two sides of a tied table exchange (stages/stage.h), up to shape.tied words of 4 bytes in memory of the
- * edge: the gradient of the copy behind the cut, towards the first stage, and values or rows back. Holding, sending and
- * receiving are as above: the memory is the caller's from hold or receive on, until a send has ended or release.
- */
-float *aq_edge_tied(const struct aq_edge *edge);
-enum aq_status aq_edge_hold_tied(struct aq_edge *edge);
-void aq_edge_release_tied(struct aq_edge *edge);
-enum aq_status aq_edge_send_tied(struct aq_edge *edge, uint64_t step, uint64_t words);
-enum aq_status aq_edge_receive_tied(struct aq_edge *edge, uint64_t step, uint64_t *words);
-
-/*
- * Frames of mirrored checkpoints (mirror.h), whose bodies are the caller's. piece: a number below 32 by which
- * aq_edge_mirror_sent returns the body to the caller, or AQ_EDGE_MIRROR_NO_PIECE for a frame without one.
- */
-#define AQ_EDGE_MIRROR_NO_PIECE UINT32_MAX
-enum aq_status aq_edge_send_mirror(struct aq_edge *edge, const struct aq_frame *frame, uint32_t piece);
-uint32_t aq_edge_mirror_sent(struct aq_edge *edge); /* bits of the pieces that have come back since the last call */
-
-/* The next one received; its body goes back by aq_edge_mirror_release. False: none. */
-bool aq_edge_mirror_next(struct aq_edge *edge, struct aq_frame *out);
-void aq_edge_mirror_release(struct aq_edge *edge, const void *body);
-
-/* May a piece go now? When no training frame is on its way, or enough of them have gone since the last piece. */
-bool aq_edge_mirror_turn(const struct aq_edge *edge);
-
-/* Wait until something happens, at most until the deadline; then pump. AQ_TIMEOUT is no error of the edge. */
-enum aq_status aq_edge_wait(struct aq_edge *edge, uint32_t seen, uint64_t deadline_ns);
 
 /*
  * Everything handed over has left; nothing the other side sent is unread, and neither has the other's memory mapped.

@@ -18,8 +18,11 @@
  * x is decoded from m by the codec's own decode, with a body of zeroes: scales of zero and codes whose change is -0, so
  * that m + change has the bits of m.
  */
+#include "edge_cached.h"
+
 #include <string.h>
 
+#include "edge_heal.h"
 #include "edge_private.h"
 
 /* Is it there, as long as it must be? Its bytes are not read. */
@@ -169,8 +172,6 @@ enum aq_status aq_edge_recompute_done(struct aq_edge *edge, const struct aq_edge
     aq_log("edge", 1, "edge %u: the message of sample %llu was lost at both ends: computed again", edge->shape.edge,
            (unsigned long long)asked->key.sample);
     edge->remaking = false;
-    edge->answering[index] = true;
-    edge->answers_out++;
     edge->measures.served++;
     const struct aq_frame frame = {.kind = AQ_FRAME_MESSAGE,
                                    .flags = AQ_EDGE_REMADE,
@@ -179,7 +180,7 @@ enum aq_status aq_edge_recompute_done(struct aq_edge *edge, const struct aq_edge
                                    .step = version,
                                    .body_bytes = bytes,
                                    .body = body};
-    return aq_edge_post(edge, &frame, index);
+    return aq_channel_post(aq_edge_channel(edge, AQ_CHANNEL_ID_message), &frame, index);
 }
 
 /* --- the receiver ------------------------------------------------------------------------------------------------ */
@@ -220,5 +221,5 @@ enum aq_status aq_edge_cached_back(struct aq_edge *edge, const struct aq_edge_ba
                                    .step = batch->step,
                                    .micro_batch = batch->micro_batch,
                                    .argument = batch->samples};
-    return aq_edge_post(edge, &frame, index);
+    return aq_channel_post(aq_edge_channel(edge, AQ_CHANNEL_ID_backward), &frame, index);
 }

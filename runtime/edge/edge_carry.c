@@ -17,7 +17,7 @@
 #include "edge_carry.h"
 
 enum { SLOT_ALIGN = 256 };
-static_assert((int)AQ_EDGE_CARRY_BODIES > 2 * (int)AQ_EDGE_QUEUE_MAX + 1,
+static_assert((int)AQ_EDGE_CARRY_BODIES > 2 * (int)AQ_CHANNEL_FRAMES_MAX + 1,
               "the note of a body lives as long as its frame");
 static_assert((int)AQ_EDGE_CARRY_SLOTS < (int)AQ_PAIR_MOVES, "a slot is a move");
 #define CAUSE_NS (500ull * 1000000) /* a link knows by then why NCCL has failed */
@@ -225,7 +225,7 @@ uint32_t aq_edge_carrying(const struct aq_edge *edge)
 static enum aq_status say(struct aq_edge *edge, uint16_t flags, uint64_t argument)
 {
     const struct aq_frame frame = {.kind = AQ_FRAME_CONTROL, .flags = flags, .argument = argument};
-    return aq_edge_post(edge, &frame, AQ_EDGE_NO_BODY);
+    return aq_channel_post(aq_edge_channel(edge, AQ_CHANNEL_ID_control), &frame, AQ_CHANNEL_BARE);
 }
 
 static enum aq_status say_taken(struct aq_edge *edge)
@@ -289,5 +289,5 @@ enum aq_status aq_edge_carry_shutdown(struct aq_edge *edge)
         AQ_TRY(say(edge, AQ_EDGE_SAYS_UNMAPPED, 0));
         carry->unmapped_said = true;
     }
-    return carry->unmapped_there && edge->sends_out == 0 ? AQ_OK : AQ_AGAIN;
+    return carry->unmapped_there && edge->channels->out == 0 ? AQ_OK : AQ_AGAIN;
 }

@@ -11,6 +11,8 @@
  * into separate memory, so that the answer finds a credit. That memory is bounded by the micro-batches in flight and is
  * taken only there.
  */
+#include "edge_heal.h"
+
 #include <string.h>
 
 #include "edge_private.h"
@@ -33,6 +35,22 @@ void aq_edge_unhold(struct aq_edge *edge, uint64_t number)
     struct aq_edge_held *held = &edge->held[number % edge->shape.slots];
     while (held->count > 0)
         if (held->entries[--held->count].bytes) aq_cache_release(edge->config.cache, &held->entries[held->count]);
+}
+
+static struct aq_channel *requests_of(const struct aq_edge *edge)
+{
+    return aq_edge_channel(edge, AQ_CHANNEL_ID_fetch);
+}
+
+static struct aq_channel *answers_of(const struct aq_edge *edge)
+{
+    return aq_edge_channel(edge, AQ_CHANNEL_ID_message);
+}
+
+/* Frames among AQ_EDGE_REQUESTS: requests, and answers that there is no message. */
+static uint32_t requests_out(const struct aq_edge *edge)
+{
+    return requests_of(edge)->out + answers_of(edge)->out - answers_of(edge)->bodies_out;
 }
 
 /* version 0: the oldest, for that is what the frames on their way were coded against. */
@@ -115,18 +133,16 @@ static enum aq_status answer(struct aq_edge *edge, const struct aq_edge_fetch *f
            (unsigned long long)fetch->key.sample, frame.body ? "sent" : "not here either");
     if (!frame.body) {
         aq_edge_body_return(edge, index);
-        return aq_edge_post(edge, &frame, AQ_EDGE_REQUEST);
+        return aq_channel_post(answers_of(edge), &frame, AQ_CHANNEL_BARE);
     }
-    edge->answering[index] = true;
-    edge->answers_out++;
-    return aq_edge_post(edge, &frame, index);
+    return aq_channel_post(answers_of(edge), &frame, index);
 }
 
 /* Half of the send buffers stay with training: what is asked ahead must not hold up what is due. */
 static bool answer_turn(const struct aq_edge *edge)
 {
-    const uint32_t most = edge->body_count > 1 ? edge->body_count / 2 : 1;
-    return edge->answers_out < most && edge->requests_out < AQ_EDGE_REQUESTS;
+    const uint32_t bodies = edge->channels->body_count, most = bodies > 1 ? bodies / 2 : 1;
+    return answers_of(edge)->bodies_out < most && requests_out(edge) < AQ_EDGE_REQUESTS;
 }
 
 /* Does a frame that has come change the sample's message? Its rows are not checked yet. */
@@ -149,33 +165,38 @@ static bool changes(const struct aq_frame *frame, const struct aq_edge_fetch *fe
  */
 static bool answer_is_early(const struct aq_edge *edge, const struct aq_edge_fetch *fetch)
 {
-    const struct aq_edge_queue *queue = &edge->forwards;
+    const struct aq_channel *forwards = aq_edge_channel(edge, AQ_CHANNEL_ID_forward);
     if (edge->config.sender) return false;
     if (aq_edge_decoding(edge)) return true;
-    for (uint32_t i = 0; i < queue->count; i++)
-        if (changes(&queue->frames[(queue->first + i) % AQ_EDGE_QUEUE_MAX], fetch)) return true;
+    for (uint32_t i = 0; i < forwards->count; i++)
+        if (changes(&aq_channel_at(forwards, i)->frame, fetch)) return true;
     return false;
 }
 
 enum aq_status aq_edge_fetches_serve(struct aq_edge *edge)
 {
+    struct aq_channel *asked = requests_of(edge);
     uint32_t index;
-    while (edge->asked.count > 0 && !answer_is_early(edge, fetch_at(&edge->asked, 0)) && !edge->remaking &&
-           answer_turn(edge) && aq_edge_body_take(edge, &index) == AQ_OK) {
-        const struct aq_edge_fetch fetch = fetch_take(&edge->asked);
+    for (const struct aq_frame *next; (next = aq_channel_ready(asked)) != NULL;) {
+        const struct aq_edge_fetch fetch = {.key = aq_edge_key(edge, next->argument, (uint16_t)next->micro_batch),
+                                            .version = next->step};
+        if (answer_is_early(edge, &fetch) || edge->remaking || !answer_turn(edge)) break;
+        if (aq_edge_body_take(edge, &index) != AQ_OK) break;
+        (void)aq_channel_take(asked); /* it has no body */
         AQ_TRY(answer(edge, &fetch, index));
     }
     return AQ_OK;
 }
 
-enum aq_status aq_edge_fetch_asked(struct aq_edge *edge, const struct aq_frame *frame)
+static enum aq_status request_arrived(struct aq_channel *channel, const struct aq_frame *frame)
 {
+    struct aq_edge *edge = channel->set->config.edge;
     const char *wrong = NULL;
     if (!edge->config.cache)
         wrong = "while its codec keeps no messages";
     else if (frame->micro_batch > UINT16_MAX)
         wrong = "of a variant that cannot exist";
-    else if (edge->asked.count == AQ_EDGE_ASKS_MAX)
+    else if (channel->count == channel->bound)
         wrong = "before earlier ones were answered, more than may wait";
     else if (edge->asks_left == 0)
         wrong = "more often than it can have lost one";
@@ -183,9 +204,7 @@ enum aq_status aq_edge_fetch_asked(struct aq_edge *edge, const struct aq_frame *
         return aq_fail(AQ_PROTO, "edge", "edge %u: the other side asks for the message of sample %llu %s",
                        edge->shape.edge, (unsigned long long)frame->argument, wrong);
     edge->asks_left--;
-    *fetch_at(&edge->asked, edge->asked.count++) = (struct aq_edge_fetch){
-        .key = aq_edge_key(edge, frame->argument, (uint16_t)frame->micro_batch), .version = frame->step};
-    return AQ_OK;
+    return aq_channel_keep(channel, frame, 0);
 }
 
 /* --- asking ----------------------------------------------------------------------------------------------------- */
@@ -197,7 +216,7 @@ static enum aq_status ask(struct aq_edge *edge, const struct aq_edge_fetch *fetc
                                    .micro_batch = fetch->key.variant,
                                    .step = fetch->version};
     AQ_ASSERT(edge->asking.count < AQ_EDGE_ASKS_MAX);
-    AQ_TRY(aq_edge_post(edge, &frame, AQ_EDGE_REQUEST));
+    AQ_TRY(aq_channel_post(requests_of(edge), &frame, AQ_CHANNEL_BARE));
     *fetch_at(&edge->asking, edge->asking.count++) = *fetch;
     return AQ_OK;
 }
@@ -218,6 +237,15 @@ static uint32_t asks_ahead(const struct aq_edge *edge)
     return most < 2 ? 2 : most < AQ_EDGE_ASKS_MAX - 1 ? (uint32_t)most : AQ_EDGE_ASKS_MAX - 1;
 }
 
+/* Can the cache have had what it does not hold? */
+bool aq_edge_refills(const struct aq_edge *edge)
+{
+    struct aq_cache_stats stats;
+    if (!edge->config.cache) return false;
+    aq_cache_stats(edge->config.cache, &stats);
+    return stats.lost;
+}
+
 enum aq_status aq_edge_refill(struct aq_edge *edge, const struct aq_edge_batch *batch)
 {
     for (uint32_t i = 0; i < batch->samples; i++) {
@@ -227,7 +255,7 @@ enum aq_status aq_edge_refill(struct aq_edge *edge, const struct aq_edge_batch *
         const enum aq_status status = aq_cache_peek(edge->config.cache, &fetch.key, &entry);
         if (status == AQ_OK || asking_find(edge, &fetch.key)) continue;
         if (status != AQ_NOTFOUND) return status;
-        if (edge->asking.count >= asks_ahead(edge) || edge->requests_out >= AQ_EDGE_REQUESTS) return AQ_AGAIN;
+        if (edge->asking.count >= asks_ahead(edge) || requests_out(edge) >= AQ_EDGE_REQUESTS) return AQ_AGAIN;
         AQ_TRY(ask(edge, &fetch));
     }
     return AQ_OK;
@@ -247,8 +275,7 @@ static enum aq_status message_check(const struct aq_edge *edge, const struct aq_
                        message->body_bytes, fetch->bytes);
     /* Version 0 is no version, and the last number has no successor. */
     if (fetch->version ? came == fetch->version : came != 0 && came != UINT64_MAX) return AQ_OK;
-    return aq_fail(AQ_PROTO, "edge",
-                   "edge %u: asked for version %llu of the message of sample %llu (0: any), got %llu",
+    return aq_fail(AQ_PROTO, "edge", "edge %u: asked for version %llu of the message of sample %llu (0: any), got %llu",
                    edge->shape.edge, (unsigned long long)fetch->version, sample, came);
 }
 
@@ -276,36 +303,18 @@ static enum aq_status message_keep(struct aq_edge *edge, const struct aq_cache_k
     return status;
 }
 
-enum aq_status aq_edge_fetch_answered(struct aq_edge *edge, const struct aq_frame *frame)
+/* For the call that waits for it, or for the cache. */
+static enum aq_status answer_arrived(struct aq_channel *channel, const struct aq_frame *frame)
 {
+    struct aq_edge *edge = channel->set->config.edge;
+    if (edge->asking.count == 0) return aq_channel_unexpected(channel->set, frame);
     const struct aq_edge_fetch fetch = fetch_take(&edge->asking);
     struct aq_frame message = *frame;
     enum aq_status status = message_check(edge, &fetch, &message);
-    if (status == AQ_OK && fetch.awaited) {
-        edge->arrived = true;
-        edge->message = message;
-        return AQ_OK;
-    }
+    if (status == AQ_OK && fetch.awaited) return aq_channel_keep(channel, &message, 0);
     if (status == AQ_OK && message.body) status = message_keep(edge, &fetch.key, &message);
     aq_edge_message_release(edge, &message);
     return status;
-}
-
-/* Move what waits in the link's slots into our own memory, so that the peer has credits for its answer. */
-static enum aq_status spill(struct aq_edge *edge, struct aq_edge_queue *queue)
-{
-    for (uint32_t i = 0; i < queue->count; i++) {
-        const uint32_t at = (queue->first + i) % AQ_EDGE_QUEUE_MAX;
-        struct aq_frame *frame = &queue->frames[at];
-        if (queue->spilled[at] || !frame->body) continue;
-        void *copy;
-        AQ_TRY(aq_map(frame->body_bytes, &copy));
-        memcpy(copy, frame->body, frame->body_bytes);
-        aq_link_release(edge->config.link, frame->body);
-        frame->body = copy;
-        queue->spilled[at] = true;
-    }
-    return AQ_OK;
 }
 
 /* Until the answer to the one that is awaited is here; others that come first are taken in. */
@@ -316,11 +325,11 @@ static enum aq_status answer_wait(struct aq_edge *edge, uint64_t sample)
     for (;;) {
         const uint32_t seen = aq_eventcount_read(edge->config.eventcount);
         AQ_TRY(aq_edge_pump(edge));
-        if (edge->arrived) return AQ_OK;
+        if (aq_channel_ready(answers_of(edge))) return AQ_OK;
         if (edge->asking.count != before) deadline = aq_clock_after(edge->config.silence_ns);
         before = edge->asking.count;
-        AQ_TRY(spill(edge, &edge->forwards));
-        AQ_TRY(spill(edge, &edge->backwards));
+        AQ_TRY(aq_channel_spill(aq_edge_channel(edge, AQ_CHANNEL_ID_forward)));
+        AQ_TRY(aq_channel_spill(aq_edge_channel(edge, AQ_CHANNEL_ID_backward)));
         const uint64_t soon = aq_edge_carrying(edge) ? aq_clock_after(AQ_EDGE_POLL_NS) : deadline;
         const enum aq_status status =
             aq_eventcount_wait(edge->config.eventcount, seen, soon < deadline ? soon : deadline);
@@ -337,19 +346,18 @@ enum aq_status aq_edge_fetch(struct aq_edge *edge, const struct aq_cache_key *ke
 {
     const struct aq_edge_fetch fetch = {.key = *key, .version = version, .bytes = bytes, .awaited = true};
     struct aq_edge_fetch *ahead = asking_find(edge, key);
-    edge->arrived = false;
     if (ahead)
         ahead->awaited = true; /* of any version: mostly the one that is wanted */
     else
         AQ_TRY(ask(edge, &fetch));
     AQ_TRY(answer_wait(edge, key->sample));
-    edge->arrived = false;
-    if (ahead && version && edge->message.body && edge->message.step != version) {
-        aq_edge_message_release(edge, &edge->message);
+    struct aq_frame answer = aq_channel_take(answers_of(edge)).frame;
+    if (ahead && version && answer.body && answer.step != version) {
+        aq_edge_message_release(edge, &answer);
         return aq_edge_fetch(edge, key, version, bytes, message);
     }
-    if (!edge->message.body) return ahead && version ? aq_edge_fetch(edge, key, version, bytes, message) : AQ_NOTFOUND;
-    *message = edge->message;
+    if (!answer.body) return ahead && version ? aq_edge_fetch(edge, key, version, bytes, message) : AQ_NOTFOUND;
+    *message = answer;
     return AQ_OK;
 }
 
@@ -358,3 +366,24 @@ void aq_edge_message_release(struct aq_edge *edge, struct aq_frame *message)
     if (message->body) aq_link_release(edge->config.link, message->body);
     message->body = NULL;
 }
+
+static uint32_t requests_most(const struct aq_channels_config *config)
+{
+    (void)config;
+    return AQ_EDGE_ASKS_MAX;
+}
+
+static uint32_t answers_most(const struct aq_channels_config *config)
+{
+    (void)config;
+    return 1; /* the one that a call waits for */
+}
+
+extern const struct aq_channel_type aq_channel_fetch, aq_channel_message;
+const struct aq_channel_type aq_channel_fetch = {.kind = AQ_FRAME_FETCH,
+                                                 .direction = AQ_CHANNEL_BOTH,
+                                                 .bare = true,
+                                                 .bound = requests_most,
+                                                 .arrived = request_arrived};
+const struct aq_channel_type aq_channel_message = {
+    .kind = AQ_FRAME_MESSAGE, .direction = AQ_CHANNEL_BOTH, .bound = answers_most, .arrived = answer_arrived};

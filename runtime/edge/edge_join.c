@@ -53,8 +53,9 @@ static bool told_joining(struct aq_edge_carry *carry, bool sender, const struct 
     return true;
 }
 
-enum aq_status aq_edge_join_told(struct aq_edge *edge, const struct aq_frame *frame)
+static enum aq_status control_arrived(struct aq_channel *channel, const struct aq_frame *frame)
 {
+    struct aq_edge *edge = channel->set->config.edge;
     struct aq_edge_carry *carry = edge->carry;
     enum aq_status status = AQ_OK;
     const bool good = carry && frame->body_bytes == 0 &&
@@ -66,6 +67,10 @@ enum aq_status aq_edge_join_told(struct aq_edge *edge, const struct aq_frame *fr
                    "edge %u: stage %u answers a question about the transport of bodies (%u) that was not asked",
                    edge->shape.edge, peer_stage(edge), frame->flags);
 }
+
+extern const struct aq_channel_type aq_channel_control;
+const struct aq_channel_type aq_channel_control = {
+    .kind = AQ_FRAME_CONTROL, .direction = AQ_CHANNEL_BOTH, .arrived = control_arrived};
 
 enum aq_status aq_edge_join_wait(struct aq_edge *edge, uint64_t deadline_ns, const char *what)
 {
@@ -80,8 +85,9 @@ enum aq_status aq_edge_join_wait(struct aq_edge *edge, uint64_t deadline_ns, con
 
 static enum aq_status say(struct aq_edge *edge, const struct aq_frame *frame, uint64_t deadline_ns)
 {
+    struct aq_channel *channel = aq_edge_channel(edge, AQ_CHANNEL_ID_control);
     for (;;) {
-        const enum aq_status status = aq_edge_post(edge, frame, AQ_EDGE_NO_BODY);
+        const enum aq_status status = aq_channel_post(channel, frame, AQ_CHANNEL_BARE);
         if (status != AQ_AGAIN) return status;
         AQ_TRY(aq_edge_join_wait(edge, deadline_ns, "take what it is told"));
     }
@@ -97,7 +103,7 @@ static enum aq_status exchange_facts(struct aq_edge *edge, uint64_t deadline_ns)
                                    .step = mine->machine,
                                    .micro_batch = mine->built};
     AQ_TRY(say(edge, &facts, deadline_ns));
-    while (!edge->carry->told || edge->sends_out > 0)
+    while (!edge->carry->told || edge->channels->out > 0)
         AQ_TRY(aq_edge_join_wait(edge, deadline_ns, "say which GPU it is on"));
     return AQ_OK;
 }

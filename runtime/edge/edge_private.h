@@ -1,32 +1,18 @@
 /*
- * edge_private.h -- the inside of an edge, shared by edge.c (frames), edge_work.c (micro-batches), edge_reference.c
- * (which message a sample is coded against), edge_heal.c (lost messages), edge_cached.c (samples that never
- * change), edge_view.c (images that are cropped), edge_shared.c (gradients), edge_check.c (digests of decoded values)
- * and edge_carry.c (bodies from GPU to GPU).
+ * edge_private.h -- the inside of an edge, shared by edge.c (open, pump, drain), edge_frames.c (channels of
+ * micro-batches), edge_work.c (coding them), edge_reference.c (which message a sample is coded against), edge_heal.c
+ * (lost messages), edge_cached.c (samples that never change), edge_view.c (images that are cropped) and edge_carry.c
+ * (bodies from GPU to GPU).
  */
 #ifndef RUNTIME_EDGE_PRIVATE_H
 #define RUNTIME_EDGE_PRIVATE_H
 
+#include "channel.h"
 #include "edge.h"
 #include "edge_check.h"
 #include "edge_row.h"
 
-enum {
-    AQ_EDGE_BODIES_MAX = 256, /* send buffers: link.send_frames has the same bound                          */
-    AQ_EDGE_QUEUE_MAX = 256,  /* frames received and not yet asked for: bounded by the link's receive slots  */
-    AQ_EDGE_ASKS_MAX = 256,   /* messages asked for and not answered yet, each way                           */
-    AQ_EDGE_NORMS_MAX = 4,    /* a step has at most two: the norm, and what an optimizer decides by          */
-    AQ_EDGE_MIRRORS_MAX = 32, /* frames of mirrored checkpoints that wait for the worker: a window and its answers */
-    AQ_EDGE_MIRROR_SHARE = 8  /* a busy link sends one piece of a checkpoint after this many training frames */
-};
-
-/* Frames received and not yet decoded, in order. A spilled body is in our memory, not in the link's (edge_heal.c). */
-struct aq_edge_queue {
-    struct aq_frame frames[AQ_EDGE_QUEUE_MAX];
-    bool spilled[AQ_EDGE_QUEUE_MAX];
-    uint64_t carried[AQ_EDGE_QUEUE_MAX]; /* number of the bodies that NCCL carries; 0: they follow the rows */
-    uint32_t first, count;
-};
+enum { AQ_EDGE_ASKS_MAX = 256 }; /* messages asked for and not answered yet, each way */
 
 /* The references that the sender keeps for one micro-batch in flight. */
 struct aq_edge_held {
@@ -35,11 +21,11 @@ struct aq_edge_held {
     struct aq_cache_key *keys;
 };
 
-/* A frame that has been taken from its queue; its body is ours until aq_edge_received_release. */
+/* A frame that has been taken from its channel; its body is ours until aq_edge_received_release. */
 struct aq_edge_received {
     struct aq_frame frame;
-    bool spilled;
-    uint64_t carried;      /* as in the queue                                                    */
+    bool spilled;          /* as in the channel                                                  */
+    uint64_t carried;      /* number of the bodies that go from GPU to GPU; 0: they follow the rows */
     const uint8_t *bodies; /* what the rows count from: the frame's body, or a slot of the device */
     uint32_t bytes;        /* up to the end of the last                                           */
 };
@@ -55,7 +41,7 @@ struct aq_edge_fetch {
     bool awaited;            /* of our requests: aq_edge_fetch waits for it; else it goes to the cache */
 };
 
-/* In order: answers come as they were asked for. */
+/* Our requests, in order: answers come as they were asked for. */
 struct aq_edge_fetches {
     struct aq_edge_fetch items[AQ_EDGE_ASKS_MAX];
     uint32_t first, count;
@@ -78,16 +64,6 @@ struct aq_edge_levels {
     uint32_t count, now;                   /* now: as aq_edge_levels was told */
 };
 
-/* Gradients that cross whole, once a step each way (edge_shared.c). */
-struct aq_edge_vector {
-    float *values;
-    uint64_t count;            /* of them, at most; 0: this edge has no such vector                   */
-    uint64_t total;            /* of what comes, or came last: how many it has                        */
-    uint64_t step, here, sent; /* of what comes: its step, how many are here; of what leaves how many */
-    bool none;                 /* what came is no vector: there is no sum                             */
-    bool held;                 /* the values are this side's now, and nothing may come                */
-};
-
 struct aq_edge {
     struct aq_edge_config config;
     struct aq_edge_shape shape;
@@ -99,63 +75,33 @@ struct aq_edge {
     uint64_t checked;                /* step, and one, of the last frame sent that carries a check: edge_check.h */
     bool on_device;                  /* the device codes; else this thread does */
     struct aq_edge_carry *carry;     /* NULL: bodies go over the link      */
-    /* Send buffers. */
+    struct aq_channels *channels;    /* frames, either way                 */
     struct aq_pages pages;
-    uint8_t *bodies;
-    uint32_t body_count, free_count;
-    uint32_t free_bodies[AQ_EDGE_BODIES_MAX];
-    uint32_t sends_out; /* frames lent to the link */
-    /* Received. */
-    struct aq_edge_queue forwards, backwards, evals;
-    double norms[AQ_EDGE_NORMS_MAX];
-    uint64_t norm_steps[AQ_EDGE_NORMS_MAX];
-    uint16_t norm_flags[AQ_EDGE_NORMS_MAX];
-    uint32_t norm_count;
-    struct aq_edge_vector shared, summed, tied; /* in this order behind the send buffers; counts are the shape's */
+    uint8_t *bodies; /* size.buffer_bytes: send buffers, vectors, the body of zeroes */
     enum aq_status ended; /* the link's end, AQ_OK while it lives */
     /* Healing. */
     struct aq_edge_held *held; /* shape.slots of them */
     void *held_memory;
-    struct aq_edge_fetches asked;   /* by the other side, and not answered yet                             */
-    struct aq_edge_fetches asking;  /* of it                                                               */
+    struct aq_edge_fetches asking;  /* of the other side, and not answered yet                             */
     uint64_t asks_left;             /* that the other side may have: what can be lost, and a little a frame */
-    bool answering[AQ_EDGE_BODIES_MAX]; /* which send buffers carry answers                                */
-    uint32_t answers_out;           /* how many of them                                                    */
-    uint32_t requests_out;          /* of sends_out: frames of AQ_EDGE_REQUESTS                            */
     struct aq_edge_fetch remake;    /* the other side waits for it, and it is lost here too: edge_cached.c  */
     bool remaking;                  /* there is one                                                        */
     uint8_t *cached_body;           /* of zeroes, behind those: the change of what does not change      */
-    /* Mirrored checkpoints. */
-    struct aq_frame mirrors[AQ_EDGE_MIRRORS_MAX];
-    uint32_t mirror_first, mirror_count;
-    uint32_t mirrors_out;   /* of sends_out                                     */
-    uint32_t mirrors_back;  /* bits of the pieces whose bodies are back         */
-    uint32_t mirror_credit; /* training frames sent since the last piece        */
-    bool arrived;
-    struct aq_frame message;
     struct aq_edge_measures measures;
 };
 
-#define AQ_EDGE_NO_BODY      UINT64_MAX   /* the token of a frame without a body */
-#define AQ_EDGE_REQUEST      (UINT64_MAX - 1) /* and of those among AQ_EDGE_REQUESTS */
-#define AQ_EDGE_MIRROR_TOKEN (1ull << 32) /* and above: frames of mirrored checkpoints, the piece in the lower half */
-
-/* edge_shared.c: a frame SHARED. AQ_PROTO: out of order, out of turn, or more than there can be. */
-enum aq_status aq_edge_shared_in(struct aq_edge *edge, const struct aq_frame *frame);
-
-/* A free send buffer's index, or AQ_AGAIN. */
-enum aq_status aq_edge_body_take(struct aq_edge *edge, uint32_t *index);
-void aq_edge_body_return(struct aq_edge *edge, uint32_t index);
+static inline enum aq_status aq_edge_body_take(struct aq_edge *edge, uint32_t *index)
+{
+    return aq_channels_body_take(edge->channels, index);
+}
+static inline void aq_edge_body_return(struct aq_edge *edge, uint32_t index)
+{
+    aq_channels_body_return(edge->channels, index);
+}
 static inline uint8_t *aq_edge_body(struct aq_edge *edge, uint32_t index)
 {
-    return edge->bodies + (uint64_t)index * edge->size.body_bytes_max;
+    return aq_channels_body(edge->channels, index);
 }
-
-/*
- * Hand a frame to the link; takes the body's index (or AQ_EDGE_NO_BODY, AQ_EDGE_REQUEST). On failure the body is free
- * again.
- */
-enum aq_status aq_edge_post(struct aq_edge *edge, const struct aq_frame *frame, uint64_t body_index);
 
 /*
  * Post the coded micro-batch, of body_bytes bytes, in that send buffer: all of it, or with the flag AQ_EDGE_CARRIED
@@ -304,10 +250,9 @@ bool aq_edge_decoding(const struct aq_edge *edge);
 enum aq_status aq_edge_works_advance(struct aq_edge *edge);
 
 /*
- * edge_join.c: a CONTROL frame of the other end. edge_carry.c: the slot for the bodies of the next micro-batch (NULL:
- * the frame itself), or AQ_AGAIN. The bodies are coded: they go, before their frame.
+ * edge_carry.c: the slot for the bodies of the next micro-batch (NULL: the frame itself), or AQ_AGAIN. The bodies are
+ * coded: they go, before their frame.
  */
-enum aq_status aq_edge_join_told(struct aq_edge *edge, const struct aq_frame *frame);
 enum aq_status aq_edge_carry_slot(struct aq_edge *edge, uint8_t **bodies);
 /* head: bytes of rows and checks, which go in the frame. */
 void aq_edge_carry_out(struct aq_edge *edge, uint8_t *bodies, uint32_t head, uint32_t bytes);
@@ -335,11 +280,8 @@ void aq_edge_unhold(struct aq_edge *edge, uint64_t number);
 /* A message to the cache, from memory that is not the cache's. AQ_AGAIN: no slot. */
 enum aq_status aq_edge_keep(struct aq_edge *edge, const struct aq_cache_key *key, uint64_t version, uint64_t digest,
                             const void *bytes, uint32_t count);
-/* The other side asks for a message; it is answered in turn, when a send buffer is free for it. */
-enum aq_status aq_edge_fetch_asked(struct aq_edge *edge, const struct aq_frame *frame);
+/* What the other side asks for is answered in turn, when a send buffer is free for it. */
 enum aq_status aq_edge_fetches_serve(struct aq_edge *edge);
-/* An answer has come: for who waits for it, or for the cache. Takes its body. */
-enum aq_status aq_edge_fetch_answered(struct aq_edge *edge, const struct aq_frame *frame);
 /*
  * Ask the other side for a message of `bytes` bytes and wait. AQ_OK: *message has it (release with
  * aq_edge_message_release); AQ_NOTFOUND: it has none. version 0: any.
@@ -347,6 +289,5 @@ enum aq_status aq_edge_fetch_answered(struct aq_edge *edge, const struct aq_fram
 enum aq_status aq_edge_fetch(struct aq_edge *edge, const struct aq_cache_key *key, uint64_t version, uint32_t bytes,
                              struct aq_frame *message);
 void aq_edge_message_release(struct aq_edge *edge, struct aq_frame *message); /* once; later calls do nothing */
-void aq_edge_queue_release(struct aq_edge *edge, struct aq_edge_queue *queue);
 
 #endif

@@ -8,6 +8,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "edge_heal.h"
 #include "edge_private.h"
 
 struct aq_cache_key aq_edge_key(const struct aq_edge *edge, uint64_t sample, uint16_t variant)
@@ -87,15 +88,6 @@ static enum aq_status reference_fetch(struct aq_edge *edge, const struct aq_cach
                                          .version = message->step,
                                          .digest = aq_digest(message->body, message->body_bytes)};
     return AQ_OK;
-}
-
-/* Can the cache have had what it does not hold? */
-bool aq_edge_refills(const struct aq_edge *edge)
-{
-    struct aq_cache_stats stats;
-    if (!edge->config.cache) return false;
-    aq_cache_stats(edge->config.cache, &stats);
-    return stats.lost;
 }
 
 /* Its own, else the receiver's, else none; none while epochs go uncompressed. */

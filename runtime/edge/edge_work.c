@@ -15,6 +15,7 @@
  */
 #include <string.h>
 
+#include "edge_cached.h"
 #include "edge_work.h"
 
 /* Takes the micro-batch; its arrays may change under us. */

@@ -16,7 +16,10 @@
 
 #include "cache_rot.h"
 #include "edge.h"
+#include "edge_eval.h"
+#include "edge_norm.h"
 #include "edge_row.h"
+#include "edge_shared.h"
 #include "fuzz.h"
 #include "job.h"
 #include "plan.h"

@@ -19,6 +19,7 @@
 
 #include "cache_rot.h"
 #include "device_isolated.h"
+#include "edge_cached.h"
 #include "edge_private.h"
 #include "job.h"
 #include "plan.h"
@@ -390,7 +391,7 @@ static enum aq_status be_odd(struct side *s)
     }
     if (s->odd == ROWS_SHORT) frame.body_bytes -= 16;
     if (s->odd == TOLD_AGAIN) frame = (struct aq_frame){.kind = AQ_FRAME_CONTROL, .flags = 1, .argument = 5};
-    if (s->sender) AQ_TRY(aq_link_send(s->link, &frame, AQ_EDGE_MIRROR_NO_PIECE));
+    if (s->sender) AQ_TRY(aq_link_send(s->link, &frame, AQ_CHANNEL_BARE));
     for (;;) {
         struct aq_link_event event;
         const uint32_t seen = aq_eventcount_read(s->eventcount);

@@ -14,6 +14,7 @@
 
 #include <cmocka.h>
 
+#include "edge_heal.h"
 #include "edge_private.h"
 #include "job.h"
 #include "plan.h"
@@ -645,11 +646,12 @@ static void test_as_many_are_asked_for_as_may_wait(void **state)
     assert_int_equal(status, AQ_AGAIN);
     assert_int_equal(sender.edge->asking.count, 4);
     settle(&sender);
-    sender.edge->requests_out = AQ_EDGE_REQUESTS; /* the link has no room for more */
+    struct aq_channel *requests = aq_edge_channel(sender.edge, AQ_CHANNEL_ID_fetch);
+    requests->out = AQ_EDGE_REQUESTS; /* the link has no room for more */
     many[0] = 200;
     const struct aq_edge_batch another = {.step = 1, .samples = 1, .sample_ids = many};
     assert_int_equal(aq_edge_refill(sender.edge, &another), AQ_AGAIN);
-    sender.edge->requests_out = 0;
+    requests->out = 0;
     assert_int_equal(refill(&sender, B), AQ_OK);
     settle(&sender);
 }
@@ -662,17 +664,16 @@ static void test_answers_leave_half_of_many_send_buffers(void **state)
     struct aq_edge *edge = receiver.edge;
     const struct aq_edge_row first = code(0);
     assert_int_equal(decode(0, &first), AQ_OK);
-    assert_int_equal(edge->body_count, MANY_FRAMES);
+    assert_int_equal(edge->channels->body_count, MANY_FRAMES);
     while (aq_edge_body_take(edge, &taken) == AQ_OK)
         assert_in_range(taken, 0, MANY_FRAMES - 1);
     aq_edge_body_return(edge, 70);
     const struct aq_frame asked = {.kind = AQ_FRAME_FETCH, .argument = SAMPLE};
-    assert_int_equal(aq_edge_fetch_asked(edge, &asked), AQ_OK);
+    assert_int_equal(aq_channels_arrived(edge->channels, &asked), AQ_OK);
     assert_int_equal(aq_edge_fetches_serve(edge), AQ_OK);
-    assert_int_equal(edge->answers_out, 1);
+    assert_int_equal(aq_edge_channel(edge, AQ_CHANNEL_ID_message)->bodies_out, 1);
     aq_edge_body_return(edge, 70 - 64); /* training's */
-    assert_int_equal(edge->answers_out, 1);
-    assert_true(edge->answering[70]);
+    assert_int_equal(aq_edge_channel(edge, AQ_CHANNEL_ID_message)->bodies_out, 1);
 }
 
 #define TEST(name) cmocka_unit_test_setup_teardown(name, open_sides, close_sides)

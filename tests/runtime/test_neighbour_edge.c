@@ -487,18 +487,17 @@ static void test_a_receiver_answers_behind_what_came_before_the_question(void **
             kit_say(&kit, &frame);
             if (!issued) kit_say(&kit, &fetch);
             assert_int_equal(arrive(&kit), AQ_OK);
-            while (!issued && kit.edge->asked.count + kit.edge->measures.served == 0) { /* it is here, too */
+            struct aq_channel *asked = aq_edge_channel(kit.edge, AQ_CHANNEL_ID_fetch);
+            while (!issued && asked->count + kit.edge->measures.served == 0) { /* it is here, too */
                 const uint32_t seen = aq_eventcount_read(kit.pair.eventcount);
                 assert_int_equal(aq_edge_pump(kit.edge), AQ_OK);
-                if (kit.edge->asked.count + kit.edge->measures.served == 0)
+                if (asked->count + kit.edge->measures.served == 0)
                     assert_int_equal(aq_eventcount_wait(kit.pair.eventcount, seen, PAIR_SECONDS(PAIR_PATIENCE)), AQ_OK);
             }
             assert_int_equal(aq_edge_receive_forward(kit.edge, &batch, &peer.values, peer.stream), AQ_OK);
             if (issued && kit.edge->on_device) { /* asked while the device is at it */
                 kit.edge->asks_left--;
-                kit.edge->asked.items[0] = (struct aq_edge_fetch){.key = aq_edge_key(kit.edge, 1, 0)};
-                kit.edge->asked.first = 0;
-                kit.edge->asked.count = 1;
+                assert_int_equal(aq_channel_keep(asked, &fetch, 0), AQ_OK);
                 assert_true(aq_edge_decoding(kit.edge));
                 assert_int_equal(aq_edge_fetches_serve(kit.edge), AQ_OK);
             } else if (issued) {
@@ -584,12 +583,12 @@ static void test_norms_and_copies_beyond_their_number_are_refused(void **state)
     struct kit kit;
     (void)state;
     setup(&kit, &peer, 1, NULL, "cpu");
-    for (int i = 0; i < AQ_EDGE_NORMS_MAX + 1; i++)
+    for (int i = 0; i < (int)aq_edge_channel(kit.edge, AQ_CHANNEL_ID_norm)->bound + 1; i++)
         kit_say(&kit, &(struct aq_frame){.kind = AQ_FRAME_NORM, .step = (uint64_t)i});
     kit_refuses(&kit, AQ_PROTO, "unexpected frame of kind 18 (step 4,", NULL);
     teardown(&kit, &peer);
     setup(&kit, &peer, 1, NULL, "cpu"); /* a stage that is still opening has nobody to take them */
-    for (int i = 0; i < AQ_EDGE_MIRRORS_MAX + 1; i++)
+    for (int i = 0; i < (int)aq_edge_channel(kit.edge, AQ_CHANNEL_ID_mirror)->bound + 1; i++)
         kit_say(&kit, &(struct aq_frame){.kind = AQ_FRAME_MIRROR, .flags = 2, .step = (uint64_t)i});
     kit_refuses(&kit, AQ_PROTO, "unexpected frame of kind 24 (step 32,", NULL);
     teardown(&kit, &peer);
@@ -625,7 +624,7 @@ static void test_a_burst_of_requests_is_refused(void **state)
     struct kit kit;
     setup(&kit, &peer, 0, NULL, "cpu");
     kit.edge->asks_left = UINT64_MAX;
-    kit.edge->free_count = 0; /* none can be answered */
+    kit.edge->channels->free_count = 0; /* none can be answered */
     enum aq_status status = AQ_OK;
     for (int i = 0; i < AQ_EDGE_ASKS_MAX + 1 && status == AQ_OK; i++) {
         kit_say(&kit, &(struct aq_frame){.kind = AQ_FRAME_FETCH, .argument = (uint64_t)i});
@@ -638,8 +637,8 @@ static void test_a_burst_of_requests_is_refused(void **state)
             assert_int_equal(aq_eventcount_wait(kit.pair.eventcount, seen, PAIR_SECONDS(PAIR_PATIENCE)), AQ_OK);
     }
     expect(status, AQ_PROTO, "more than may wait", "burst");
-    assert_int_equal(kit.edge->asked.count, AQ_EDGE_ASKS_MAX);
-    kit.edge->free_count = kit.edge->body_count;
+    assert_int_equal(aq_edge_channel(kit.edge, AQ_CHANNEL_ID_fetch)->count, AQ_EDGE_ASKS_MAX);
+    kit.edge->channels->free_count = kit.edge->channels->body_count;
     teardown(&kit, &peer);
 }
 
@@ -663,7 +662,7 @@ static void test_frames_beyond_those_in_flight_are_refused(void **state)
         kit_say(&kit, &frame);
     }
     expect(take(&kit, &peer, 1, KIT_B), AQ_PROTO, "as many as can be in flight", "spill");
-    assert_true(kit.edge->forwards.count <= slots);
+    assert_true(aq_edge_channel(kit.edge, AQ_CHANNEL_ID_forward)->count <= slots);
     teardown(&kit, &peer);
 }
 

@@ -2,7 +2,13 @@
  * test_whole_edge.c -- gradients that cross an edge whole, those of shared tensors and those that are summed over
  * clients: in order, in turn, of one step; and a neighbour that sends them otherwise (AQ_PROTO, one line).
  */
+#include "edge_shared.h"
 #include "neighbour_kit.h"
+
+static const struct aq_edge_vectors *vectors(const struct kit *kit)
+{
+    return aq_edge_channel(kit->edge, AQ_CHANNEL_ID_shared)->state;
+}
 
 static void setup(struct kit *kit)
 {
@@ -40,7 +46,7 @@ static void test_shared_gradients_out_of_order_are_refused(void **state)
                                              .body = odd == 3 ? NULL : values + at,
                                              .body_bytes = odd == 3 ? 0 : (uint32_t)(count * 4 - (odd == 4 ? 4 : 0))});
             if (odd >= 1 && odd <= 4 && (odd > 1 || at)) break;
-            while (kit.edge->shared.here < at + count)
+            while (vectors(&kit)->shared.here < at + count)
                 assert_int_equal(aq_edge_pump(kit.edge), AQ_OK);
         }
         if (odd == 5)
@@ -83,7 +89,7 @@ static void test_tied_words_out_of_order_are_refused(void **state)
                                              .body = values + at,
                                              .body_bytes = (uint32_t)(count * 4 - (odd == 4 ? 4 : 0))});
             if (odd > 0 && (at || (odd != 1 && odd != 6))) break;
-            while (kit.edge->tied.here < at + count)
+            while (vectors(&kit)->tied.here < at + count)
                 assert_int_equal(aq_edge_pump(kit.edge), AQ_OK);
         }
         if (odd > 0) {
@@ -115,7 +121,7 @@ static void say_summed(struct kit *kit, const float *values, uint64_t count, uin
 
 static void pump_until(struct kit *kit, uint64_t here)
 {
-    while (kit->edge->summed.here < here)
+    while (vectors(kit)->summed.here < here)
         assert_int_equal(aq_edge_pump(kit->edge), AQ_OK);
 }
 
@@ -126,7 +132,7 @@ static void hear_sending(struct kit *kit, uint64_t step, struct aq_frame *frame)
     for (;;) {
         const uint32_t seen = aq_eventcount_read(kit->pair.eventcount);
         assert_int_equal(aq_edge_pump(kit->edge), AQ_OK);
-        const enum aq_status status = kit->edge->summed.held ? aq_edge_send_summed(kit->edge, step, false) : AQ_OK;
+        const enum aq_status status = vectors(kit)->summed.held ? aq_edge_send_summed(kit->edge, step, false) : AQ_OK;
         assert_true(status == AQ_OK || status == AQ_AGAIN);
         while (aq_link_poll(kit->pair.link[1], &event) == AQ_OK) {
             assert_int_not_equal(event.kind, AQ_LINK_CLOSED);
@@ -169,7 +175,7 @@ static void test_summed_gradients_come_and_go(void **state)
         if (at + most >= FLOATS) assert_true(((const float *)frame.body)[FLOATS - at - 1] == 7);
         aq_link_release(kit.pair.link[1], frame.body);
     }
-    assert_false(kit.edge->summed.held);
+    assert_false(vectors(&kit)->summed.held);
     float shared[9];
     assert_int_equal(aq_edge_receive_shared(kit.edge, 5, shared), AQ_OK);
     assert_memory_equal(shared, values, sizeof shared);

@@ -124,7 +124,7 @@ enum aq_frame_kind {
     AQ_FRAME_MIRROR = 24,   /* copies of checkpoints at a neighbour (runtime/checkpoint/mirror.h)       */
     AQ_FRAME_PROBE = 25,    /* measuring a network before there is a job (runtime/worker/probe_session.h) */
     AQ_FRAME_SHARED = 26,   /* gradients of tensors that several stages have copies of                  */
-    AQ_FRAME_KEY = 27       /* the key of a sealed cache (runtime/edge/edge_key.h)                      */
+    AQ_FRAME_KEY = 27       /* the key of a sealed cache (runtime/edge/channel/edge_key.h)                      */
 };
 
 struct aq_frame {

@@ -10,7 +10,13 @@
 #ifndef RUNTIME_EDGE_KEY_H
 #define RUNTIME_EDGE_KEY_H
 
-#include "edge.h"
+#include <stdint.h>
+
+#include "aqsgd/base.h"
+#include "net/link.h"
+#include "storage/cache.h"
+
+struct aq_edge; /* edge.h */
 
 /* After aq_edge_open and before anything else of this edge. The key is copied. */
 enum aq_status aq_edge_send_key(struct aq_edge *edge, const uint8_t key[AQ_CACHE_KEY_BYTES]);

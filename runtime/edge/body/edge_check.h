@@ -16,8 +16,11 @@
 #ifndef RUNTIME_EDGE_CHECK_H
 #define RUNTIME_EDGE_CHECK_H
 
-#include "edge.h"
+#include "aqsgd/base.h"
+#include "aqsgd/device.h"
+#include "edge_batch.h"
 #include "edge_row.h"
+#include "edge_shape.h"
 
 /* Memory of one direction's work. */
 struct aq_edge_check {

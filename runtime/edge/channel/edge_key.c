@@ -4,7 +4,7 @@
 #include <assert.h>
 #include <string.h>
 
-#include "edge_private.h"
+#include "channel.h"
 
 enum { PART_BYTES = 16, PARTS = AQ_CACHE_KEY_BYTES / PART_BYTES };
 static_assert((int)PARTS * (int)PART_BYTES == (int)AQ_CACHE_KEY_BYTES, "whole parts");
@@ -15,7 +15,7 @@ enum aq_status aq_edge_send_key(struct aq_edge *edge, const uint8_t key[AQ_CACHE
         struct aq_frame frame = {.kind = AQ_FRAME_KEY, .flags = 1, .micro_batch = i};
         memcpy(&frame.step, key + (size_t)i * PART_BYTES, sizeof frame.step);
         memcpy(&frame.argument, key + (size_t)i * PART_BYTES + sizeof frame.step, sizeof frame.argument);
-        AQ_TRY(aq_edge_post(edge, &frame, AQ_EDGE_NO_BODY));
+        AQ_TRY(aq_channel_post(aq_edge_channel(edge, AQ_CHANNEL_ID_key), &frame, AQ_CHANNEL_BARE));
     }
     return AQ_OK;
 }
@@ -70,3 +70,7 @@ enum aq_status aq_edge_take_key(struct aq_link *link, struct aq_eventcount *even
     explicit_bzero(parts, sizeof parts); /* also of a key that came by half */
     return status;
 }
+
+/* The parts are the first frames of the link, and taken before there is an edge: none may come to one. */
+extern const struct aq_channel_type aq_channel_key;
+const struct aq_channel_type aq_channel_key = {.kind = AQ_FRAME_KEY, .direction = AQ_CHANNEL_DOWN, .bare = true};
