@@ -38,6 +38,6 @@ struct aq_watch_config aq_watch_of_plan(const struct aq_plan *plan)
                                     .first_ns = (uint64_t)(slowest_work_s(plan) * 1e9),
                                     .outage_ns =
                                         links * (link->outage_ns_max ? link->outage_ns_max + link->silence_ns_max : 0),
-                                    .mark_ns = aq_worker_snapshot_ns_max(plan),
+                                    .mark_ns = aq_plan_checkpoint_ns_max(plan),
                                     .server = aq_job_global(job) ? 1 : 0};
 }

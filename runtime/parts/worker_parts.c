@@ -26,6 +26,9 @@ enum aq_status aq_worker_parts_open(struct aq_worker_parts *parts, const struct 
         if (!all[i]->wanted(plan, rank)) continue;
         AQ_TRY(aq_alloc(all[i]->bytes, &parts->self[i]));
         parts->use_cuts = parts->use_cuts || all[i]->uses_cuts;
+        parts->use_chains = parts->use_chains || all[i]->uses_chains;
+        parts->serve = parts->serve || all[i]->serves;
+        parts->frames += all[i]->frames;
         AQ_TRY(all[i]->open(parts->self[i], plan, rank));
     }
     return AQ_OK;
@@ -43,8 +46,11 @@ void aq_worker_parts_close(struct aq_worker_parts *parts)
 enum aq_status aq_worker_parts_on(struct aq_worker_parts *parts, enum aq_part_moment moment, struct aq_part_args *args)
 {
     args->factor = args->factor_next = 1.0f;
-    args->mended = args->ends = false;
+    args->mended = args->ends = args->done = args->input_unused = args->unreadable = false;
+    args->shift = args->updates = 0;
+    args->reduced = (struct aq_part_reduced){0};
     args->guard = NULL;
+    args->hash = NULL;
     args->key = NULL;
     args->awaits = NULL;
     args->note[0] = args->remedy[0] = '\0';

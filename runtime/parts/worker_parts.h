@@ -21,32 +21,43 @@
 #include "checkpoint.h"
 #include "cut_host.h"
 #include "plan.h"
+#include "program.h"
 
 struct aq_batch; /* stages/stage.h */
-struct aq_edge;  /* edge.h */
+struct aq_sampler;
+struct aq_edge; /* edge.h */
 struct aq_edge_batch;
 struct aq_edge_guard;
 struct aq_edge_measures;
 struct aq_link; /* net/link.h */
 
 enum aq_part_moment {
-    AQ_PART_START,             /* args->message: the launcher's start line; nothing is open                   */
-    AQ_PART_CACHE_OPEN,        /* sets `key`; AQ_AGAIN: not before the links are open                         */
-    AQ_PART_EDGE_OPEN,         /* an edge is about to open: sets `guard`                                      */
-    AQ_PART_EDGE_OPENED,       /* that edge is open; no peer has joined it                                    */
-    AQ_PART_RUN_BEGIN,         /* all is open; steps done: args->step                                         */
-    AQ_PART_MESSAGE,           /* the launcher has sent args->message, at any time                            */
-    AQ_PART_STEP_AWAIT,        /* step args->step may begin; AQ_AGAIN: not before the launcher sends `awaits` */
-    AQ_PART_STEP_BEGIN,        /* before the first forward of a step that has not begun: sets the factors     */
-    AQ_PART_CUT_INPUT,         /* args->cut: activations from the stage before, before the forward reads them */
-    AQ_PART_CUT_OUTPUT,        /* activations that this stage's forward made, before they are sent            */
-    AQ_PART_CUT_GRADIENT,      /* gradients from the stage behind, before the backward reads them             */
+    AQ_PART_START,        /* args->message: the launcher's start line; nothing is open                   */
+    AQ_PART_CACHE_OPEN,   /* sets `key`; AQ_AGAIN: not before the links are open                         */
+    AQ_PART_EDGE_OPEN,    /* an edge is about to open: sets `guard`                                      */
+    AQ_PART_EDGE_OPENED,  /* that edge is open; no peer has joined it                                    */
+    AQ_PART_JOINED,       /* the neighbours are there, too: `worker` is valid from here on; steps done: args->step  */
+    AQ_PART_RESTORE,      /* this stage's checkpoint of args->step is lost: brings the file back, or AQ_AGAIN */
+    AQ_PART_RUN_BEGIN,    /* all is open; steps done: args->step                                         */
+    AQ_PART_GO,           /* all ranks are open, training begins                                         */
+    AQ_PART_MESSAGE,      /* the launcher has sent args->message, at any time                            */
+    AQ_PART_STEP_AWAIT,   /* step args->step may begin; AQ_AGAIN: not before the launcher sends `awaits` */
+    AQ_PART_STEP_BEGIN,   /* before the first forward of a step that has not begun: sets the factors     */
+    AQ_PART_CUT_INPUT,    /* args->cut: activations from the stage before, before the forward reads them */
+    AQ_PART_CUT_OUTPUT,   /* activations that this stage's forward made, before they are sent            */
+    AQ_PART_CUT_GRADIENT, /* gradients from the stage behind, before the backward reads them             */
     AQ_PART_CUT_GRADIENT_BACK, /* gradients that this stage's backward made, before they are sent             */
+    AQ_PART_INSTRUCTION,       /* args->instruction is next; sets `done` if the stage has nothing to do with it      */
+    AQ_PART_PUMP,              /* each time that a step looks at its edges and its device                     */
+    AQ_PART_SERVE,             /* the same, and each time that this stage waits: sets nothing                 */
+    AQ_PART_REDUCE,            /* averages the gradients of step args->step over the clients: sets `reduced`   */
     AQ_PART_STEP_GOOD,         /* the step's gradient was finite, and the optimizer has taken it              */
     AQ_PART_STEP_VOID,         /* it was not finite on some rank, and all skip the step: sets `mended` or the texts   */
     AQ_PART_EVALUATED_AWAIT,   /* after an evaluation, args->step steps done: sets `ends`; AQ_AGAIN as before   */
     AQ_PART_SNAPSHOT,          /* before a checkpoint copies the states                                         */
-    AQ_PART_RUN_END            /* training is over, well or not: what a part logs of a run                      */
+    AQ_PART_WRITTEN,     /* this stage's checkpoint of args->step is on disk; AQ_AGAIN: not yet complete: `awaits`  */
+    AQ_PART_EDGES_CLOSE, /* the edges close, and `worker` is not valid any more                         */
+    AQ_PART_RUN_END      /* training is over, well or not: what a part logs of a run                      */
 };
 
 /* A micro-batch at a cut. */
@@ -63,12 +74,61 @@ struct aq_part_cut {
     float loss_factor;     /* of the step's gradients, divided out after its last backward; if it trains   */
 };
 
+/* What a part may use of its worker, borrowed from AQ_PART_JOINED to AQ_PART_EDGES_CLOSE. */
+struct aq_part_worker {
+    struct aq_device *device;
+    struct aq_stage *stage;
+    struct aq_sampler *sampler;
+    struct aq_stream *compute, *send, *receive;
+    struct aq_edge *in, *out; /* NULL: there is no such stage                                              */
+    struct aq_eventcount *events;
+    struct aq_trace *trace;
+    uint64_t silence_ns;                       /* longest wait for a neighbour                                */
+    const struct aq_values *spare_x, *spare_y; /* of a micro-batch at the cuts in and out, if no gradient goes back */
+    const char *checkpoints;                   /* the folder of all                                           */
+    const char *hash;                   /* SHA-256 of this stage's file of the step that the run continues from, as the
+                                                launcher has it; "": it has none                            */
+    void *self;                         /* of the functions                                            */
+    enum aq_status (*pump)(void *self); /* while a part waits in AQ_PART_REDUCE                        */
+    bool (*is_busy)(const void *self);  /* has the device work that has not come back?                 */
+    /* The activation of one sample, by way of spare_x, into spare_y; *batch is made, and borrows id. */
+    enum aq_status (*compute_alone)(void *self, const uint64_t *id, struct aq_edge_batch *batch);
+};
+
+/* An instruction of a chain (program.h). */
+struct aq_part_instruction {
+    enum aq_op op;
+    uint16_t slot;
+    const struct aq_edge_batch *batch;
+    const struct aq_values *x;           /* of its micro-batch, at the cut in    */
+    enum aq_status (*forward)(void *of); /* the stage's forward of it, at AQ_OP_FORWARD and AQ_OP_SEND_FWD */
+    void *of;
+};
+
+/* What came of a reduction. */
+struct aq_part_reduced {
+    uint64_t bytes; /* sent               */
+    bool is_void;   /* no one had a part of it */
+};
+
 enum { AQ_PART_TEXT = 96 };
 
 /* Of one moment. Each part changes what concerns it; the values before the first part are the defaults. */
 struct aq_part_args {
-    const char *run_folder;  /* in, RUN_BEGIN                                                          */
-    uint64_t step;           /* in, RUN_BEGIN, *_AWAIT: steps done                                     */
+    const char *run_folder;              /* in, RUN_BEGIN                                                          */
+    uint64_t step;                       /* in, JOINED, RESTORE, RUN_BEGIN, *_AWAIT: steps done; REDUCE, WRITTEN    */
+    const struct aq_part_worker *worker; /* in, JOINED                                             */
+    const struct aq_part_instruction *instruction; /* in, INSTRUCTION                                        */
+    bool done;          /* the instruction is done; default false                                 */
+    bool waits;         /* in, SERVE, WRITTEN: this stage has nothing else to do                  */
+    uint64_t mark_now;  /* in, SERVE: the step of the checkpoint that this stage started last     */
+    uint64_t mark_next; /* in, SERVE: of the one that a neighbour may start before this stage does; 0: none */
+    int64_t shift;      /* START: the job's step minus the run's; default 0                       */
+    int64_t updates;    /* START: updates of the optimizer's moments minus the run's steps; default 0 */
+    bool input_unused;  /* JOINED: messages of the cut in are hardly ever read; default false     */
+    bool unreadable;    /* RESTORE: no true copy of the file is to be had; default false          */
+    const char *hash;   /* WRITTEN: SHA-256 of the file, if the part has it; default NULL         */
+    struct aq_part_reduced reduced;
     bool first;              /* in, STEP_AWAIT: no step came before it in this process                 */
     struct aq_edge *edge_in; /* in, STEP_AWAIT, EDGE_OPENED; NULL: no                                  */
     struct aq_edge *edge_out;
@@ -98,8 +158,11 @@ struct aq_part_step {
 /* All but name, bytes, wanted, open and on may be NULL. */
 struct aq_part_ops {
     const char *name;
-    size_t bytes;   /* of its own memory, zeroed before open                                   */
-    bool uses_cuts; /* it is asked at AQ_PART_CUT_*; if no part is, they cost nothing */
+    size_t bytes;     /* of its own memory, zeroed before open                                   */
+    bool uses_cuts;   /* it is asked at AQ_PART_CUT_*; if no part is, they cost nothing */
+    bool uses_chains; /* it is asked at AQ_PART_INSTRUCTION and AQ_PART_PUMP            */
+    bool serves;      /* it is asked at AQ_PART_SERVE, serves neighbours at any time, and may restore a checkpoint */
+    uint32_t frames;  /* without a body, that it may have queued at once on a link      */
     /* From the plan only, so that all ranks agree. */
     bool (*wanted)(const struct aq_plan *plan, uint32_t rank);
     /* Of stage s, which wants it: its line in the plan, and the pinned bytes that it asks aq_cut_host for. */
@@ -121,8 +184,9 @@ enum {
 };
 
 struct aq_worker_parts {
-    void *self[AQ_PARTS]; /* memory of each part; NULL: the job does not need it */
-    bool use_cuts;        /* some part does */
+    void *self[AQ_PARTS];             /* memory of each part; NULL: the job does not need it */
+    bool use_cuts, use_chains, serve; /* some part does */
+    uint32_t frames;                  /* of all        */
     struct aq_cut_host host;
 };
 

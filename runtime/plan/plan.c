@@ -454,8 +454,6 @@ static void memory_fill(struct plan_open *open, uint32_t s)
     if (plan->facts.lengths_digest) line(stage, "lengths", (samples + parts) * sizeof *plan->lengths);
     if (first || last) line(stage, "samples", aq_dataset_bytes(job->data.kind, job->train.T, samples));
     line(stage, "order of samples", order_bytes(plan));
-    if (aq_job_global(job) && s == 1 && stage->config.weights_16bit)
-        line(stage, "sums", size->parameters * sizeof(float)); /* of gradients: a copy that the host reaches */
     struct aq_plan_part part;
     for (uint32_t i = 0; aq_plan_part(plan, s, i, &part); i++)
         line(stage, part.name, part.bytes);

@@ -240,6 +240,9 @@ uint64_t aq_plan_coded_bytes(const struct aq_plan *plan, uint32_t s, const struc
  */
 enum aq_status aq_plan_fits(const struct aq_plan *plan, uint64_t memory_bytes);
 
+/* How long a checkpoint may take: the slowest disk, and a copy over a link of 1 Mbit/s. */
+uint64_t aq_plan_checkpoint_ns_max(const struct aq_plan *plan);
+
 /* Does this build have the devices of the stages without a host? AQ_NODEV: names the stage and its key. */
 enum aq_status aq_plan_devices_built(const struct aq_plan *plan);
 

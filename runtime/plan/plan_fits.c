@@ -13,6 +13,16 @@
 
 enum { PLACE_BYTES = 512, PATH_BYTES = 4096, BLOCK_BYTES = 4096 };
 
+#define WRITE_NS_MAX     (600ull * 1000 * 1000 * 1000) /* for the slowest stage's disk */
+#define COPY_BYTES_S_MIN (1u << 17)                    /* a link of 1 Mbit/s */
+
+uint64_t aq_plan_checkpoint_ns_max(const struct aq_plan *plan)
+{
+    const uint64_t parameters = plan->parameters,
+                   bytes = parameters * sizeof(float) + aq_plan_optimizer_bytes(plan, parameters);
+    return WRITE_NS_MAX + (plan->job->checkpoint.mirror ? bytes / COPY_BYTES_S_MIN * 1000000000u : 0);
+}
+
 uint64_t aq_plan_memory_here(void)
 {
     const long pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGESIZE);

@@ -55,7 +55,7 @@
  *   NORM         wait for the partial sum of squares from s+1, add one's own (aq_stage_gradient_sum2), pass it to s-1;
  *                stage 0 has the total, which goes back s -> s+1: what is clipped by, and how all stages know alike
  *                whether the gradient is finite. Frames without a body: no credits.
- *   REDUCE       (split.mode: global) average the gradients of all stages over the clients (worker_sums.c). (replicas
+ *   REDUCE       (split.mode: global) average the gradients of all stages over the clients (client_sums.c). (replicas
  *                > 1) agree with the other replicas of this stage whether the step is the last one and its
  *                gradients finite, and average the gradients over them, where the optimizer averages gradients. Before
  *                NORM, which is then the norm of the mean.

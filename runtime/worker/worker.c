@@ -25,13 +25,9 @@
 #include "stages/labels.h"
 
 enum {
-    START_SECONDS = 600,   /* from start to go: other stages may be loading                            */
-    REDUCE_SECONDS = 3600, /* 4.5 GB of gradients at 10 Mbit/s, or an evaluation                        */
-    LOCAL_SECONDS = 60,    /* of a local step: how much longer the slowest replica may take            */
+    START_SECONDS = 600, /* from start to go: other stages may be loading */
     PATH_BYTES = 4096
 };
-
-#define SERVE_NS (20ull * 1000 * 1000)
 
 static uint64_t seconds_ns(uint64_t seconds)
 {
@@ -40,44 +36,6 @@ static uint64_t seconds_ns(uint64_t seconds)
 
 /* --- Opening
  * ---------------------------------------------------------------------------------------------------------- */
-
-enum aq_status aq_worker_plan_open(struct aq_worker *w, const json_t *start)
-{
-    const char *manifest, *run;
-    uint64_t hash, rank;
-    AQ_TRY(aq_control_get_text(start, "manifest", &manifest));
-    AQ_TRY(aq_control_get_text(start, "run", &run));
-    AQ_TRY(aq_control_get_hex(start, "plan_hash", &hash));
-    AQ_TRY(aq_control_get_u64(start, "rank", &rank));
-    AQ_TRY(aq_alloc_text(run, &w->run_folder));
-    AQ_TRY(aq_job_parse(manifest, strlen(manifest), "manifest", run, NULL, 0, &w->job));
-    AQ_TRY(aq_plan_open(w->job, &w->plan));
-    if (aq_plan_hash(w->plan) != hash)
-        return aq_fail(AQ_MISMATCH, "worker",
-                       "this machine plans %016" PRIx64 ", the launcher %016" PRIx64
-                       ": another version of aqpipe here?",
-                       aq_plan_hash(w->plan), hash);
-    if (rank >= w->plan->ranks)
-        return aq_fail(AQ_PROTO, "worker", "started as rank %" PRIu64 " of %u", rank, w->plan->ranks);
-    w->rank = (uint32_t)rank;
-    w->P = w->plan->stage_count;
-    w->W = w->plan->replicas;
-    w->position = w->rank % w->P;
-    w->replica = w->rank / w->P;
-    w->me = &w->plan->stages[w->position];
-    const struct aq_job_link *link = &w->job->link;
-    /* A neighbour may itself be waiting for the outage of another link. */
-    w->outages_ns = (w->P - 1) * (link->outage_ns_max + (link->outage_ns_max ? link->silence_ns_max : 0));
-    w->silence_ns = link->silence_ns_max ? link->silence_ns_max + w->outages_ns : UINT64_MAX;
-    /* A neighbour may be averaging its gradients meanwhile; the links' own heartbeats show whether it lives. */
-    if ((w->W > 1 || aq_job_global(w->job)) && link->silence_ns_max) w->silence_ns += seconds_ns(REDUCE_SECONDS);
-    /* With global sampling for others' clients, too, each of which the server waits for that long. */
-    if (aq_job_global(w->job) && link->silence_ns_max) w->silence_ns += AQ_JOB_CLIENTS_MAX * w->job->split.wait_ns;
-    /* And replicas meet once a round, the slowest as much later as that takes. */
-    if (aq_worker_is_local(w) && link->silence_ns_max)
-        w->silence_ns += seconds_ns(LOCAL_SECONDS) * w->job->train.optimizer.outer_every;
-    return AQ_OK;
-}
 
 /* A plan that needs more memory than the daemon allows (--max-memory) is refused before it allocates. */
 static enum aq_status within_limit(const struct aq_worker *w)
@@ -327,7 +285,7 @@ static enum aq_status open_sampler(struct aq_worker *w)
     const struct aq_job_facts *facts = &w->plan->facts;
     const struct aq_job_train *train = &w->job->train;
     const struct aq_sampler_part part = {
-        .all = facts->all_samples, .first = facts->first_sample, .count = facts->train_samples, .shift = w->sums.shift};
+        .all = facts->all_samples, .first = facts->first_sample, .count = facts->train_samples, .shift = w->shift};
     if (aq_job_global(w->job))
         return aq_sampler_open_part(&part, w->plan->batch, train->seed, train->shuffle, &w->sampler);
     return aq_sampler_open_shard(facts->train_samples, w->plan->batch, train->seed, train->shuffle, w->replica, w->W,
@@ -444,7 +402,7 @@ static enum aq_status load_weights(struct aq_worker *w, uint64_t resume)
         w->checkpoints.read_ns = aq_clock_ns() - begin;
         /* An older one may be whole. But a file of another run or step is not ours: it is not touched. */
         if (status == AQ_OK || status == AQ_NOMEM || status == AQ_MISMATCH) return status;
-        w->checkpoints.lost = w->job->checkpoint.mirror; /* there may be a copy */
+        w->checkpoints.lost = w->worker_parts.serve; /* there may be a copy */
         if (!w->checkpoints.lost) w->checkpoints.unreadable = resume;
         if (w->checkpoints.lost) aq_error_clear();
         return w->checkpoints.lost ? AQ_OK : status;
@@ -500,25 +458,6 @@ static enum aq_status open_cache(struct aq_worker *w, bool linked)
     return open_or_rebuild(w, &config);
 }
 
-enum aq_status aq_worker_await(struct aq_worker *w, const char *op, uint64_t deadline, json_t **out)
-{
-    for (;;) {
-        /* A neighbour may need a copy of its checkpoint before it is ready. */
-        const uint64_t soon = w->checkpoints.mirror ? aq_clock_after(SERVE_NS) : deadline;
-        const enum aq_status status = aq_control_receive(w->control, soon < deadline ? soon : deadline, out);
-        if (status == AQ_TIMEOUT && soon < deadline) {
-            AQ_TRY(aq_worker_serve(w));
-            continue;
-        }
-        if (status == AQ_TIMEOUT) return aq_fail(AQ_TIMEOUT, "worker", "the launcher did not send '%s' in time", op);
-        if (status == AQ_CLOSED) return aq_fail(AQ_CLOSED, "worker", "the launcher has ended");
-        AQ_TRY(status);
-        if (aq_control_is(*out, "op", op)) return AQ_OK;
-        if (aq_control_is(*out, "op", "stop") && w->rank == 0) w->stop_asked = true;
-        json_decref(*out);
-    }
-}
-
 static enum aq_status open_edges(struct aq_worker *w)
 {
     struct aq_edge_config config = {.device = w->device,
@@ -556,13 +495,6 @@ static enum aq_status open_edges(struct aq_worker *w)
     return w->pipeline.out ? aq_edge_join(w->pipeline.out, aq_job_edge_transport(w->job, w->rank)) : AQ_OK;
 }
 
-enum aq_status aq_worker_set_phase(const struct aq_worker *w, enum aq_phase phase)
-{
-    aq_heartbeat_phase(phase);
-    aq_log("worker", 2, "%s", aq_phase_text(phase));
-    return aq_control_send(w->control, json_pack("{s:s, s:i}", "event", "doing", "doing", (int)phase));
-}
-
 static enum aq_status open_all(struct aq_worker *w, const json_t *start)
 {
     const char *folder;
@@ -572,7 +504,8 @@ static enum aq_status open_all(struct aq_worker *w, const json_t *start)
     struct aq_part_args args = {.message = start};
     AQ_TRY(aq_worker_parts_open(&w->worker_parts, w->plan, w->rank)); /* a checkpoint may change their states */
     AQ_TRY(aq_worker_parts_on(&w->worker_parts, AQ_PART_START, &args));
-    AQ_TRY(aq_worker_sums_told(w, start));
+    w->shift = (uint64_t)args.shift;
+    w->checkpoints.updates_ahead = args.updates;
     AQ_TRY(aq_control_get_text(start, "checkpoint", &folder));
     AQ_TRY(aq_alloc_text(folder, &w->checkpoint_folder));
     const char *hash = aq_control_text_or(start, "sha256", "");
@@ -605,8 +538,8 @@ static enum aq_status open_all(struct aq_worker *w, const json_t *start)
     AQ_TRY(aq_worker_warm_reduction(w));
     if (cache == AQ_AGAIN) AQ_TRY(open_cache(w, true));
     AQ_TRY(open_edges(w));
-    AQ_TRY(aq_worker_sums_open(w));
-    AQ_TRY(aq_worker_mirror_open(w));
+    AQ_TRY(aq_worker_parts_join(w));
+    AQ_TRY(aq_worker_snapshot_restore(w));
     AQ_TRY(aq_worker_tied_open(w));
     AQ_TRY(aq_worker_versions_open(w));
     AQ_TRY(keep_frozen(w));
@@ -654,31 +587,12 @@ static enum aq_status snapshot(struct aq_worker *w)
     return w->final ? AQ_OK : aq_worker_swap_out(w);
 }
 
-/* Asks the parts, until none of them awaits a message of the launcher. */
-static enum aq_status parts_await(struct aq_worker *w, enum aq_part_moment moment, struct aq_part_args *args)
-{
-    const uint64_t end = aq_clock_after(seconds_ns(REDUCE_SECONDS) + w->outages_ns);
-    enum aq_status status;
-    while ((status = aq_worker_parts_on(&w->worker_parts, moment, args)) == AQ_AGAIN) {
-        const uint32_t seen = aq_eventcount_read(w->eventcount);
-        AQ_TRY(aq_worker_serve(w));
-        AQ_TRY(aq_worker_control_poll(w));
-        status = aq_worker_parts_on(&w->worker_parts, moment, args);
-        if (status != AQ_AGAIN) break;
-        if (aq_clock_ns() > end)
-            return aq_fail(AQ_TIMEOUT, "worker", "step %" PRIu64 ": the launcher did not send %s in time", w->step,
-                           args->awaits);
-        (void)aq_eventcount_wait(w->eventcount, seen, aq_clock_after(SERVE_NS / 10));
-    }
-    return status;
-}
-
 static enum aq_status evaluated(struct aq_worker *w)
 {
     struct aq_part_args args = {.step = w->step};
     if (w->final) return AQ_OK;
     aq_heartbeat_phase(AQ_PHASE_EVALUATE);
-    AQ_TRY(parts_await(w, AQ_PART_EVALUATED_AWAIT, &args));
+    AQ_TRY(aq_worker_parts_await(w, AQ_PART_EVALUATED_AWAIT, &args));
     aq_heartbeat_phase(AQ_PHASE_COMPUTE);
     w->final = args.ends;
     return AQ_OK;
@@ -694,7 +608,7 @@ static enum aq_status train(struct aq_worker *w)
         aq_heartbeat_step(w->step + 1);
         struct aq_part_args args = {
             .step = w->step, .first = w->step == first_step, .edge_in = w->pipeline.in, .edge_out = w->pipeline.out};
-        AQ_TRY(parts_await(w, AQ_PART_STEP_AWAIT, &args));
+        AQ_TRY(aq_worker_parts_await(w, AQ_PART_STEP_AWAIT, &args));
         AQ_TRY(aq_worker_step(w));
         if (w->step == first_step) AQ_TRY(tell_memory(w, "after its first step"));
         if (w->step == first_step)
@@ -761,9 +675,9 @@ static void close_all(struct aq_worker *w, enum aq_status status)
         aq_link_halt(link_number(w, i));
     aq_worker_machine_close(w);
     aq_worker_group_close(w);
-    aq_worker_sums_close(w);
+    struct aq_part_args args = {0};
+    (void)aq_worker_parts_on(&w->worker_parts, AQ_PART_EDGES_CLOSE, &args);
     aq_worker_tied_close(w);
-    aq_mirror_close(w->checkpoints.mirror); /* before the edges, whose bodies it may be writing */
     aq_edge_close(w->pipeline.out);
     aq_edge_close(w->pipeline.in);
     for (uint32_t i = 0; i < 2 + w->W; i++)
@@ -831,7 +745,7 @@ enum aq_status aq_worker_run(struct aq_control *control)
     aq_heartbeat_phase(AQ_PHASE_COMPUTE);
     w.checkpoints.waiting = false;
     aq_log("worker", 1, "trains: steps %" PRIu64 " to %" PRIu64, w.step + 1, aq_worker_steps_end(&w));
-    if (w.checkpoints.mirror) aq_mirror_train(w.checkpoints.mirror);
+    AQ_TRY_GOTO(aq_worker_parts_on(&w.worker_parts, AQ_PART_GO, &args), out);
     AQ_TRY_GOTO(train(&w), out);
     aq_heartbeat_phase(AQ_PHASE_END);
     status = finish(&w);

@@ -74,7 +74,6 @@ struct aq_worker {
     struct aq_worker_pipeline pipeline;
     struct aq_worker_replicas replicas;
     struct aq_worker_checkpoints checkpoints;
-    struct aq_worker_sums sums;
     /* The stage. */
     struct aq_device *device;
     struct aq_stream *stream; /* compute: stage and optimizer */
@@ -110,10 +109,12 @@ struct aq_worker {
     uint64_t silence_ns; /* longest wait for a neighbour */
     uint64_t outages_ns; /* all links, one after the other: how long outages may last */
     bool stop_asked;     /* rank 0: the launcher asked for a stop         */
-    uint64_t last;       /* steps after which a stop ends the run: all ranks learn it in the same step; 0: no stop */
-    bool final;          /* the last step is done: its checkpoint is the last */
+    uint64_t shift; /* the plan's step minus the own step, modulo 2^64; 0 unless a part moves it (split.mode: global) */
+    uint64_t last;  /* steps after which a stop ends the run: all ranks learn it in the same step; 0: no stop */
+    bool final;     /* the last step is done: its checkpoint is the last */
     bool stopped;
     struct aq_worker_parts worker_parts;
+    struct aq_part_worker lent; /* what parts see of this */
     uint32_t skipped_in_row;
     struct aq_worker_steps steps;
     struct aq_worker_times times;      /* of steps.now  */
@@ -135,7 +136,7 @@ enum aq_status aq_worker_run(struct aq_control *control);
  */
 static inline uint64_t aq_worker_global(const struct aq_worker *worker, uint64_t step)
 {
-    return step + worker->sums.shift;
+    return step + worker->shift;
 }
 /* The number of this step's update among those that the optimizer's moments have had: what bias corrections go by. */
 static inline uint64_t aq_worker_update(const struct aq_worker *worker)
@@ -144,7 +145,7 @@ static inline uint64_t aq_worker_update(const struct aq_worker *worker)
 }
 static inline uint64_t aq_worker_steps_end(const struct aq_worker *worker)
 {
-    return worker->plan->steps - worker->sums.shift;
+    return worker->plan->steps - worker->shift;
 }
 
 /* A clock that leaves out the time of aq_worker_meanwhile: it measures the end of a step by itself. */
@@ -156,15 +157,26 @@ static inline uint64_t aq_worker_own_ns(const struct aq_worker *worker)
 /* worker.c: is there an evaluation, a checkpoint or the end after `steps` steps? Then nothing else is under way. */
 bool aq_worker_is_sync_point(const struct aq_worker *worker, uint64_t steps);
 
-/* worker.c: the launcher's next message with this op; a stop before go is kept, anything else is ignored. */
+/* worker_control.c: the launcher's next message with this op; a stop before go is kept, anything else is ignored. */
 enum aq_status aq_worker_await(struct aq_worker *worker, const char *op, uint64_t deadline, json_t **out);
 
-/* worker.c: the job and this rank's part of it, from the launcher's `start`. AQ_MISMATCH: this machine plans
+/* worker_control.c: the job and this rank's part of it, from the launcher's `start`. AQ_MISMATCH: this machine plans
  * otherwise. */
 enum aq_status aq_worker_plan_open(struct aq_worker *worker, const json_t *start);
 
-/* worker.c: what is done before the first step, in this order: for the heartbeat, the log, and whoever waits. */
+/* worker_control.c: what is done before the first step, in this order: for heartbeat, log, and whoever waits. */
 enum aq_status aq_worker_set_phase(const struct aq_worker *worker, enum aq_phase phase);
+
+/*
+ * worker_control.c: take one message of the launcher, until the deadline (0: now; AQ_AGAIN: there is none), or all that
+ * are there: a stop (rank 0 passes it on in band), a complete checkpoint, what parts await.
+ */
+enum aq_status aq_worker_control_take(struct aq_worker *worker, uint64_t deadline_ns);
+enum aq_status aq_worker_control_poll(struct aq_worker *worker);
+
+/* worker_control.c: AQ_PART_JOINED. And a moment, until no part awaits a message: neighbours are served meanwhile. */
+enum aq_status aq_worker_parts_join(struct aq_worker *worker);
+enum aq_status aq_worker_parts_await(struct aq_worker *worker, enum aq_part_moment moment, struct aq_part_args *args);
 
 /* worker.c: finish all links in good order, by the deadline, and flush the control channel. */
 enum aq_status aq_worker_drain(struct aq_worker *worker, uint64_t deadline);

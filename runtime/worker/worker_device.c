@@ -218,6 +218,40 @@ enum aq_status aq_worker_forward(struct aq_worker *w, const struct aq_worker_run
     return issue_end(w, issue);
 }
 
+/* As forward, of data of its own. */
+static enum aq_status forward_alone(struct aq_worker *w, const struct aq_edge_batch *batch)
+{
+    const bool first = w->position == 0;
+    const struct aq_values *x = &w->pipeline.dx[0], *y = &w->pipeline.dy[0];
+    w->batch.samples = 1;
+    w->batch.lengths = batch->lengths;
+    w->batch.starts = aq_worker_starts(w, false, batch->sample_ids[0] - w->job->data.skip, w->me->config.B);
+    if (w->train) AQ_TRY(aq_dataset_put(w->train, batch->sample_ids[0] - w->job->data.skip, &w->batch, 0));
+    const struct aq_stage_input input = {
+        .x = first ? NULL : x->at, .batch = &w->batch, .seed = w->job->train.seed, .evaluate = true};
+    if (!first) AQ_TRY(aq_edge_reload(w->pipeline.in, batch, x, w->pipeline.receive_stream));
+    if (!first) AQ_TRY(aq_values_read_begin(w->device, x, w->stream));
+    AQ_TRY(aq_values_write_begin(w->device, y, w->stream));
+    AQ_TRY(aq_stage_forward(w->stage, 0, &input, y->at, NULL, w->stream));
+    AQ_TRY(aq_worker_cut(w, AQ_PART_CUT_OUTPUT, batch, 0, false, y));
+    if (!first) AQ_TRY(aq_values_read_end(w->device, x, w->stream));
+    return aq_values_write_end(w->device, y, w->stream);
+}
+
+enum aq_status aq_worker_compute(void *self, const uint64_t *id, struct aq_edge_batch *batch)
+{
+    struct aq_worker *w = self;
+    const uint32_t samples = w->batch.samples; /* an evaluation may be between taking and using its own */
+    const uint32_t *lengths = w->batch.lengths, *starts = w->batch.starts;
+    *batch = (struct aq_edge_batch){.step = w->step, .samples = 1, .sample_ids = id};
+    if (w->train_lengths) batch->lengths = &w->train_lengths[*id - w->job->data.skip];
+    const enum aq_status status = forward_alone(w, batch);
+    w->batch.samples = samples;
+    w->batch.lengths = lengths;
+    w->batch.starts = starts;
+    return status;
+}
+
 enum aq_status aq_worker_backward(struct aq_worker *w, const struct aq_worker_run *run,
                                   const struct aq_instruction *instruction)
 {

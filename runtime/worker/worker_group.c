@@ -208,10 +208,24 @@ enum aq_status aq_worker_rounds(struct aq_worker *worker)
     return AQ_OK;
 }
 
+/* split.mode: global: a part has the sum over the clients. */
+static enum aq_status sums_reduce(struct aq_worker *worker)
+{
+    struct aq_part_args args = {.step = worker->step};
+    const uint64_t begin = aq_clock_ns();
+    AQ_TRY(aq_worker_parts_on(&worker->worker_parts, AQ_PART_REDUCE, &args));
+    const uint64_t end = aq_clock_ns();
+    worker->times.skipped = args.reduced.is_void;
+    worker->times.reduce_bytes += args.reduced.bytes;
+    worker->times.reduce_ns += end - begin;
+    aq_trace_add(worker->trace, "compute", "reduce", begin, end, (uint32_t)worker->step, 0);
+    return AQ_OK;
+}
+
 enum aq_status aq_worker_reduce(struct aq_worker *worker)
 {
     const uint64_t begin = aq_worker_own_ns(worker);
-    if (aq_job_global(worker->job)) return aq_worker_sums(worker);
+    if (aq_job_global(worker->job)) return sums_reduce(worker);
     if (aq_worker_is_local(worker)) return aq_worker_local_reduce(worker);
     AQ_TRY(vote_send(worker));
     if (!vote_is_piggybacked(worker)) AQ_TRY(vote_receive(worker));

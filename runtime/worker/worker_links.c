@@ -41,7 +41,7 @@ static struct aq_link_config config_to(const struct aq_worker *w, uint32_t peer)
     config.peer_rank = peer;
     if (stage) config.pages = aq_device_pages(w->device); /* bodies go between it and the device */
     if (stage) config.send_frames += CONTROL_FRAMES + AQ_EDGE_REQUESTS;
-    if (stage && w->job->checkpoint.mirror) config.send_frames += AQ_MIRROR_FRAMES;
+    if (stage) config.send_frames += w->worker_parts.frames;
     return config;
 }
 

@@ -53,15 +53,6 @@ struct aq_worker_replicas {
     bool resharded; /* from a checkpoint of another count of replicas: caches start empty */
 };
 
-/* split.mode: global (worker_sums.c). */
-struct aq_worker_sums {
-    uint64_t shift; /* the plan's step minus the own step, modulo 2^64; 0 in all other jobs               */
-    char *path;     /* the server's stage: of the socket where gradients are summed  */
-    int fd;         /* connected to it; of no meaning without a path                 */
-    float *copy;    /* pinned: this stage's gradients, where they lie on a GPU       */
-    uint32_t consecutive_nonfinite; /* steps in which this client's gradients were not finite        */
-};
-
 /* A head that is the embedding's table, behind a cut (worker_tied.c). */
 struct aq_worker_tied {
     bool ready;     /* the edge has the words to send: worker_tied.c                  */
@@ -124,15 +115,6 @@ enum aq_status aq_worker_local_reduce(struct aq_worker *worker);
  */
 enum aq_status aq_worker_swap_in(struct aq_worker *worker);
 enum aq_status aq_worker_swap_out(struct aq_worker *worker);
-
-/*
- * worker_sums.c: split.mode: global. told: takes the socket and the first step from the start line; AQ_PROTO: keys are
- * missing, or steps are out of range. open: the server's stage connects, when edges are open. sums: REDUCE.
- */
-enum aq_status aq_worker_sums_told(struct aq_worker *worker, const json_t *start);
-enum aq_status aq_worker_sums_open(struct aq_worker *worker);
-void aq_worker_sums_close(struct aq_worker *worker);
-enum aq_status aq_worker_sums(struct aq_worker *worker);
 
 /* worker_machine.c: with reduce.machine_first, the groups of this machine's replicas and of all machines' leaders. */
 enum aq_status aq_worker_machine_open(struct aq_worker *worker);

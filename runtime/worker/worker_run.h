@@ -16,8 +16,6 @@
 #include "edge_eval.h"
 #include "edge_heal.h"
 #include "edge_norm.h"
-#include "edge_shared.h"
-#include "mirror.h"
 #include "program_run.h"
 #include "seal.h"
 #include "worker_parts.h"
@@ -72,23 +70,20 @@ struct aq_worker_steps {
     bool kept;           /* the weights of `next` are the previous ones by now: the update of `now` has begun */
     bool sending;        /* a send had no buffer                                                              */
     uint64_t overlap_ns; /* spent on `next` while `now` was averaged with the other replicas            */
-    /* If the edge out is still (worker_cached.c), by slot: the input was not decoded; the output was not computed. */
-    bool unread[AQ_JOB_MICRO_BATCHES_MAX * (1 + AQ_STALENESS_MAX)];
-    bool skipped[AQ_JOB_MICRO_BATCHES_MAX * (1 + AQ_STALENESS_MAX)];
+    bool input_unused;   /* lost messages of the edge in are not asked for ahead (AQ_PART_JOINED)       */
 };
 
 /* How far a checkpoint is. */
 enum aq_worker_snapshot {
     AQ_MARK_NONE = 0,   /* none under way: the launcher has noted the last one as complete      */
     AQ_MARK_WRITING,    /* weights and cache are on their way to the disk                       */
-    AQ_MARK_MIRRORING,  /* they are there; the copy is on its way to the neighbour                */
+    AQ_MARK_AWAITED,    /* they are there; a part has more to do (AQ_PART_WRITTEN)                */
     AQ_CHECKPOINT_ACKED /* this stage's part is durable, and the launcher knows: others may not be */
 };
 
 /* This stage's checkpoints (worker_snapshot.c). */
 struct aq_worker_checkpoints {
     struct aq_checkpoint_writer *writer;
-    struct aq_mirror *mirror;      /* NULL: the job keeps no copies                                   */
     char hash[AQ_HASH_TEXT_BYTES]; /* of this stage's file of resumed_at, as the launcher has it; "": it has none */
     bool lost;                     /* this stage's file is missing or damaged: it needs a copy        */
     bool adopted;                  /* weights and states are another run's (a turn of split learning)     */
@@ -96,8 +91,9 @@ struct aq_worker_checkpoints {
     bool waiting;                  /* for a checkpoint or a start: links have nothing else to carry   */
     uint64_t unreadable;           /* the step of a checkpoint that could not be read; 0: none        */
     enum aq_worker_snapshot state;
-    uint64_t step;   /* of the checkpoint that is under way                                        */
-    uint64_t chosen; /* checkpoint.every as a time: steps after which the next one is due; 0: not yet known */
+    const char *awaits; /* AQ_MARK_AWAITED: what for, in a message */
+    uint64_t step;      /* of the checkpoint that is under way                                        */
+    uint64_t chosen;    /* checkpoint.every as a time: steps after which the next one is due; 0: not yet known */
     uint64_t begin_ns;
     uint64_t held_ns; /* in which checkpoints kept this stage from training, since the last report    */
     uint64_t wait_ns; /* part of it: for the previous checkpoint                                      */
@@ -152,6 +148,12 @@ enum aq_status aq_worker_backward(struct aq_worker *worker, const struct aq_work
 enum aq_status aq_worker_weights(struct aq_worker *worker, const struct aq_worker_run *run,
                                  const struct aq_instruction *instruction);
 enum aq_status aq_worker_issues_advance(struct aq_worker *worker);
+
+/*
+ * worker_device.c: the activation of one sample, without a slot, if no gradients come here: from pipeline.dx[0] into
+ * pipeline.dy[0]. *batch is made. self: the worker. For parts.
+ */
+enum aq_status aq_worker_compute(void *self, const uint64_t *id, struct aq_edge_batch *batch);
 
 /* worker_device.c: when the oldest was issued (aq_clock_ns) that has not come back, of stage and edges; 0: none. */
 uint64_t aq_worker_busy_since(const struct aq_worker *worker);
@@ -213,17 +215,11 @@ enum aq_status aq_worker_snapshot_advance(struct aq_worker *worker);
  * failure. */
 enum aq_status aq_worker_serve(struct aq_worker *worker);
 
-/* worker_snapshot.c: open the copies; fetch this stage's own file from its keeper where it is lost. Edges are open. */
-enum aq_status aq_worker_mirror_open(struct aq_worker *worker);
-
-/* worker_snapshot.c: how long a checkpoint may take: the slowest disk, and a copy over a link of 1 Mbit/s. */
-uint64_t aq_worker_snapshot_ns_max(const struct aq_plan *plan);
+/* worker_snapshot.c: where this stage's file is lost, a part brings it (AQ_PART_RESTORE), and it is read. */
+enum aq_status aq_worker_snapshot_restore(struct aq_worker *worker);
 
 /* worker_snapshot.c: wait until no checkpoint is under way. */
 enum aq_status aq_worker_snapshot_wait(struct aq_worker *worker);
-
-/* worker_snapshot.c: take messages of the launcher: a stop (rank 0 passes it on in band), a complete checkpoint. */
-enum aq_status aq_worker_control_poll(struct aq_worker *worker);
 
 /*
  * worker_snapshot.c: rank 0, at the latest moment at which all ranks still hear of it within this step: has the
@@ -234,20 +230,5 @@ enum aq_status aq_worker_stop_heard(struct aq_worker *worker);
 
 /* Pump both edges. */
 enum aq_status aq_worker_pump(struct aq_worker *worker);
-
-/*
- * worker_cached.c: is the edge out still (edge.h)? Then this stage trains nothing: RECV_FWD, FORWARD and SEND_FWD
- * there, which do nothing for micro-batches of which both ends hold all, and have no backward. AQ_AGAIN as the edge's
- * calls.
- */
-bool aq_worker_is_cached(const struct aq_worker *worker);
-enum aq_status aq_worker_cached_receive(struct aq_worker *worker, const struct aq_edge_batch *batch, uint16_t slot);
-enum aq_status aq_worker_cached_forward(struct aq_worker *worker, const struct aq_worker_run *run,
-                                        const struct aq_edge_batch *batch, const struct aq_instruction *instruction);
-enum aq_status aq_worker_cached_send(struct aq_worker *worker, const struct aq_worker_run *run,
-                                     const struct aq_edge_batch *batch, const struct aq_instruction *instruction);
-
-/* worker_cached.c: an activation that the next stage waits for, and that this one has lost, too: part of every pump. */
-enum aq_status aq_worker_cached_advance(struct aq_worker *worker);
 
 #endif

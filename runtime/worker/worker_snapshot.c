@@ -15,9 +15,7 @@
 #include "owned_folder.h"
 #include "worker.h"
 
-#define WAIT_NS_MAX      (600ull * 1000 * 1000 * 1000) /* for the slowest stage's disk */
-#define COPY_BYTES_S_MIN (1u << 17)                    /* a link of 1 Mbit/s */
-#define LOOK_NS          (20ull * 1000 * 1000)         /* edges and control channel have no common event count */
+#define LOOK_NS (20ull * 1000 * 1000) /* edges and control channel have no common event count */
 
 struct aq_checkpoint aq_worker_checkpoint(struct aq_worker *w)
 {
@@ -44,33 +42,6 @@ enum aq_status aq_worker_snapshot_open(struct aq_worker *w)
     const struct aq_job_every *every = &w->job->checkpoint.every;
     return aq_checkpoint_writer_open(&checkpoint, every->count > 0 || every->ns > 0, w->eventcount,
                                      &w->checkpoints.writer);
-}
-
-/* Handles the launcher's next message, until the deadline (0: now). AQ_AGAIN: nothing. */
-static enum aq_status control_take(struct aq_worker *w, uint64_t deadline_ns)
-{
-    json_t *message;
-    const enum aq_status status = aq_control_receive(w->control, deadline_ns, &message);
-    if (status == AQ_AGAIN || status == AQ_TIMEOUT) return AQ_AGAIN;
-    if (status == AQ_CLOSED) return aq_fail(AQ_CLOSED, "worker", "the launcher has ended");
-    AQ_TRY(status);
-    if (aq_control_is(message, "op", "stop") && w->rank == 0) w->stop_asked = true;
-    if (aq_control_is(message, "op", "marked") && w->checkpoints.state == AQ_CHECKPOINT_ACKED &&
-        aq_control_u64_or(message, "step", 0) == w->checkpoints.step)
-        w->checkpoints.state = AQ_MARK_NONE;
-    struct aq_part_args args = {.message = message};
-    const enum aq_status taken = aq_worker_parts_on(&w->worker_parts, AQ_PART_MESSAGE, &args);
-    json_decref(message);
-    return taken;
-}
-
-enum aq_status aq_worker_control_poll(struct aq_worker *w)
-{
-    for (;;) {
-        const enum aq_status status = control_take(w, 0);
-        if (status == AQ_AGAIN) return AQ_OK;
-        AQ_TRY(status);
-    }
 }
 
 /*
@@ -114,13 +85,14 @@ enum aq_status aq_worker_stop_heard(struct aq_worker *w)
     return aq_control_send(w->control, json_pack("{s:s, s:I}", "event", "stopping", "step", (json_int_t)w->last));
 }
 
-static enum aq_status say_mark(struct aq_worker *w)
+/* hash: SHA-256 of the file; NULL: no part has it. */
+static enum aq_status say_mark(struct aq_worker *w, const char *hash)
 {
     w->checkpoints.state = AQ_CHECKPOINT_ACKED;
     aq_log("worker", 1, "step %llu: its checkpoint is on disk after %.2f s", (unsigned long long)w->checkpoints.step,
            (double)(aq_clock_ns() - w->checkpoints.begin_ns) * 1e-9);
     json_t *line = json_pack("{s:s, s:I}", "event", "mark", "step", (json_int_t)w->checkpoints.step);
-    if (w->checkpoints.mirror) json_object_set_new(line, "sha256", json_string(aq_mirror_hash(w->checkpoints.mirror)));
+    if (hash) json_object_set_new(line, "sha256", json_string(hash));
     return aq_control_send(w->control, line);
 }
 
@@ -159,25 +131,26 @@ static uint64_t mark_next(const struct aq_worker *w)
 
 enum aq_status aq_worker_snapshot_advance(struct aq_worker *w)
 {
-    if (w->checkpoints.mirror) {
-        aq_mirror_due(w->checkpoints.mirror, w->checkpoints.step, w->go_ns ? mark_next(w) : 0);
-        AQ_TRY(aq_mirror_pump(w->checkpoints.mirror, w->checkpoints.waiting));
+    struct aq_part_args args = {.step = w->checkpoints.step, .waits = w->checkpoints.waiting};
+    enum aq_status status;
+    if (w->worker_parts.serve) {
+        args.mark_now = w->checkpoints.step;
+        args.mark_next = w->go_ns ? mark_next(w) : 0;
+        AQ_TRY(aq_worker_parts_on(&w->worker_parts, AQ_PART_SERVE, &args));
     }
     if (w->checkpoints.state == AQ_MARK_WRITING) {
-        enum aq_status status = aq_checkpoint_writer_done(w->checkpoints.writer);
+        status = aq_checkpoint_writer_done(w->checkpoints.writer);
         if (status == AQ_OK && w->pipeline.cache) status = aq_cache_mark_done(w->pipeline.cache);
         if (status == AQ_AGAIN) return AQ_OK;
         AQ_TRY(status);
-        if (!w->checkpoints.mirror) return say_mark(w);
-        w->checkpoints.state = AQ_MARK_MIRRORING;
-        aq_mirror_send(w->checkpoints.mirror, w->checkpoints.step);
-        AQ_TRY(aq_mirror_pump(w->checkpoints.mirror, w->checkpoints.waiting));
+        w->checkpoints.state = AQ_MARK_AWAITED;
     }
-    if (w->checkpoints.state != AQ_MARK_MIRRORING) return AQ_OK;
-    const enum aq_status status = aq_mirror_done(w->checkpoints.mirror);
+    if (w->checkpoints.state != AQ_MARK_AWAITED) return AQ_OK;
+    status = aq_worker_parts_on(&w->worker_parts, AQ_PART_WRITTEN, &args);
+    w->checkpoints.awaits = args.awaits;
     if (status == AQ_AGAIN) return AQ_OK;
     AQ_TRY(status);
-    return say_mark(w);
+    return say_mark(w, args.hash);
 }
 
 /* A neighbour that has left in good order is at the end of the run, as this stage is. */
@@ -200,27 +173,20 @@ enum aq_status aq_worker_serve(struct aq_worker *w)
 static enum aq_status mark_late(const struct aq_worker *w)
 {
     static const char *const reasons[] = {[AQ_MARK_WRITING] = "this stage's disk takes too long",
-                                          [AQ_MARK_MIRRORING] = "the copy at the neighbour takes too long",
                                           [AQ_CHECKPOINT_ACKED] = "another stage's part is missing"};
     return aq_fail(AQ_TIMEOUT, "worker", "the checkpoint of step %llu does not become complete: %s",
-                   (unsigned long long)w->checkpoints.step, reasons[w->checkpoints.state]);
-}
-
-uint64_t aq_worker_snapshot_ns_max(const struct aq_plan *plan)
-{
-    const uint64_t parameters = plan->parameters,
-                   bytes = parameters * sizeof(float) + aq_plan_optimizer_bytes(plan, parameters);
-    return WAIT_NS_MAX + (plan->job->checkpoint.mirror ? bytes / COPY_BYTES_S_MIN * 1000000000u : 0);
+                   (unsigned long long)w->checkpoints.step,
+                   w->checkpoints.state == AQ_MARK_AWAITED ? w->checkpoints.awaits : reasons[w->checkpoints.state]);
 }
 
 static enum aq_status mark_wait(struct aq_worker *w)
 {
-    const uint64_t end = aq_clock_after(aq_worker_snapshot_ns_max(w->plan));
+    const uint64_t end = aq_clock_after(aq_plan_checkpoint_ns_max(w->plan));
     while (w->checkpoints.state != AQ_MARK_NONE) {
         const uint32_t seen = aq_eventcount_read(w->eventcount);
         AQ_TRY(aq_worker_serve(w));
-        if (w->checkpoints.state == AQ_CHECKPOINT_ACKED && !w->checkpoints.mirror) {
-            const enum aq_status status = control_take(w, aq_clock_after(LOOK_NS));
+        if (w->checkpoints.state == AQ_CHECKPOINT_ACKED && !w->worker_parts.serve) {
+            const enum aq_status status = aq_worker_control_take(w, aq_clock_after(LOOK_NS));
             if (status != AQ_AGAIN) AQ_TRY(status);
         } else { /* the disk, or a neighbour's copy, notifies the event count */
             AQ_TRY(aq_worker_control_poll(w));
@@ -244,69 +210,28 @@ enum aq_status aq_worker_snapshot_wait(struct aq_worker *w)
     return status;
 }
 
-/* This stage's file from its keeper, into its place. */
-static enum aq_status fetch_copy(struct aq_worker *w)
+/* As often as a part needs until it has brought the file, while the neighbours are served. */
+static enum aq_status restore_await(struct aq_worker *w, struct aq_part_args *args)
 {
-    const uint64_t end = aq_clock_after(aq_worker_snapshot_ns_max(w->plan));
-    const uint32_t keeper = aq_mirror_keeper(w->rank, w->P);
-    aq_log("worker", AQ_LOG_WARNING,
-           "stage %u has lost its checkpoint of step %llu: it comes from the copy at stage %u", w->rank,
-           (unsigned long long)w->step, keeper);
-    enum aq_status status;
-    if (!w->checkpoints.hash[0])
-        return aq_fail(
-            AQ_NOTFOUND, "worker",
-            "the checkpoint of step %llu of stage %u is missing or damaged, and the launcher has no SHA-256 of it to "
-            "recognize a true copy",
-            (unsigned long long)w->step, w->rank);
-    AQ_TRY(aq_mirror_fetch(w->checkpoints.mirror, w->step));
-    while ((status = aq_mirror_done(w->checkpoints.mirror)) == AQ_AGAIN) {
+    enum aq_status status = aq_worker_parts_on(&w->worker_parts, AQ_PART_RESTORE, args);
+    while (status == AQ_AGAIN) {
         const uint32_t seen = aq_eventcount_read(w->eventcount);
         AQ_TRY(aq_worker_serve(w));
-        if (aq_mirror_done(w->checkpoints.mirror) == AQ_AGAIN)
-            (void)aq_eventcount_wait(w->eventcount, seen, aq_clock_after(LOOK_NS));
-        if (aq_clock_ns() > end)
-            return aq_fail(AQ_TIMEOUT, "worker", "stage %u does not send the copy of this stage's checkpoint", keeper);
+        status = aq_worker_parts_on(&w->worker_parts, AQ_PART_RESTORE, args);
+        if (status == AQ_AGAIN) (void)aq_eventcount_wait(w->eventcount, seen, aq_clock_after(LOOK_NS));
     }
-    if (status == AQ_NOTFOUND)
-        return aq_fail(
-            AQ_NOTFOUND, "worker",
-            "the checkpoint of step %llu of stage %u is missing or damaged, and stage %u holds no copy of it",
-            (unsigned long long)w->step, w->rank, keeper);
     return status;
 }
 
-/* The room that moves copies, with this stage's own key where it has one. */
-static enum aq_status open_mirror(struct aq_worker *w)
+enum aq_status aq_worker_snapshot_restore(struct aq_worker *w)
 {
-    uint8_t key[AQ_SEAL_KEY_BYTES];
-    const char *path = w->job->checkpoint.mirror_key;
-    if (path) AQ_TRY(aq_seal_key_load(path, key));
-    struct aq_mirror_config config = {.folder = w->checkpoint_folder,
-                                      .in = w->pipeline.in,
-                                      .out = w->pipeline.out,
-                                      .eventcount = w->eventcount,
-                                      .resumed = w->resumed_at,
-                                      .key = path ? key : NULL,
-                                      .hash = w->checkpoints.hash[0] ? w->checkpoints.hash : NULL};
-    aq_plan_mirror_shape(w->plan, w->rank, &config.shape);
-    const enum aq_status status = aq_mirror_open(&config, &w->checkpoints.mirror);
-    if (path) explicit_bzero(key, sizeof key);
-    return status;
-}
-
-enum aq_status aq_worker_mirror_open(struct aq_worker *w)
-{
-    if (!w->job->checkpoint.mirror) return AQ_OK;
-    AQ_TRY(open_mirror(w));
-    w->checkpoints.waiting = true; /* until the first step */
+    struct aq_part_args args = {.step = w->step};
+    w->checkpoints.waiting = w->worker_parts.serve; /* until the first step */
     if (!w->checkpoints.lost) return AQ_OK;
     const uint64_t begin = aq_clock_ns();
     const struct aq_checkpoint checkpoint = aq_worker_checkpoint(w);
-    enum aq_status status = fetch_copy(w);
-    /* No copy, or one that is not this stage's file: an older one may be whole. */
-    if (status == AQ_NOTFOUND || aq_mirror_done(w->checkpoints.mirror) == AQ_CORRUPT)
-        w->checkpoints.unreadable = w->step;
+    enum aq_status status = restore_await(w, &args);
+    if (args.unreadable) w->checkpoints.unreadable = w->step;
     AQ_TRY(status);
     status = aq_checkpoint_read(&checkpoint, w->step);
     if (status != AQ_OK && status != AQ_NOMEM && status != AQ_MISMATCH) w->checkpoints.unreadable = w->step;

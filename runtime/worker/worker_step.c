@@ -14,6 +14,7 @@
 
 #include "aqsgd/device_math.h"
 #include "heartbeat.h"
+#include "edge_shared.h"
 #include "worker.h"
 
 static uint32_t micro_batches(const struct aq_worker *worker, uint64_t step)
@@ -28,8 +29,7 @@ static void run_begin(struct aq_worker *worker, uint64_t step, struct aq_worker_
     const struct aq_program *program = whole ? &worker->me->program : &worker->me->program_last;
     AQ_ASSERT(part ? program->micro_batches >= M : program->micro_batches == M);
     aq_program_run_add(&worker->steps.program, program, M);
-    *run = (struct aq_worker_run){.step = step,
-                                  .base = worker->steps.program.steps[run == &worker->steps.next].base};
+    *run = (struct aq_worker_run){.step = step, .base = worker->steps.program.steps[run == &worker->steps.next].base};
 }
 
 /* Is the next step under way, too? */
@@ -78,20 +78,32 @@ void aq_worker_batch(struct aq_worker *worker, uint64_t step, uint32_t micro_bat
                                     .rate = aq_plan_learning_rate(worker->plan, aq_worker_global(worker, step + 1))};
 }
 
+/* *done: a part has done it, or there is nothing to do. */
+static enum aq_status parts_execute(struct aq_worker *worker, const struct aq_part_instruction *turn, bool *done)
+{
+    struct aq_part_args args = {.instruction = turn};
+    *done = false;
+    if (!worker->worker_parts.use_chains) return AQ_OK;
+    const enum aq_status status = aq_worker_parts_on(&worker->worker_parts, AQ_PART_INSTRUCTION, &args);
+    *done = args.done;
+    return status;
+}
+
 static enum aq_status prefetch(struct aq_worker *worker, uint64_t step, uint32_t micro_batch)
 {
     const uint64_t each = worker->plan->steps_per_epoch, last = aq_worker_steps_end(worker);
-    const uint64_t kept = (aq_worker_global(worker, step) / each + 2) * each - worker->sums.shift; /* orders of two */
+    const uint64_t kept = (aq_worker_global(worker, step) / each + 2) * each - worker->shift; /* orders of two */
     const uint64_t end = kept < last ? kept : last;
     for (uint32_t count; (count = micro_batches(worker, step)) <= micro_batch; micro_batch -= count)
         if (++step >= end) return AQ_OK;
     struct aq_edge_batch batch;
     aq_worker_batch(worker, step, micro_batch, &batch);
-    const bool still = aq_worker_is_cached(worker);
-    if (still && aq_edge_is_cached(worker->pipeline.out, &batch)) return AQ_OK; /* nothing is read */
+    const struct aq_part_instruction turn = {.op = AQ_OP_PREFETCH, .batch = &batch};
+    bool done;
+    AQ_TRY(parts_execute(worker, &turn, &done));
+    if (done) return AQ_OK;
     if (worker->pipeline.in) AQ_TRY(aq_edge_prefetch(worker->pipeline.in, &batch));
-    if (worker->pipeline.out && !still) AQ_TRY(aq_edge_prefetch(worker->pipeline.out, &batch));
-    return AQ_OK;
+    return worker->pipeline.out ? aq_edge_prefetch(worker->pipeline.out, &batch) : AQ_OK;
 }
 
 enum aq_status aq_worker_prefetch_first(struct aq_worker *worker)
@@ -117,6 +129,19 @@ static bool ready(const struct aq_worker *worker, enum aq_op op)
     }
 }
 
+/* What a part's call of the stage's forward is of. */
+struct forward_of {
+    struct aq_worker *worker;
+    const struct aq_worker_run *run;
+    const struct aq_instruction *instruction;
+};
+
+static enum aq_status forward_here(void *of)
+{
+    const struct forward_of *forward = of;
+    return aq_worker_forward(forward->worker, forward->run, forward->instruction);
+}
+
 /* Issue one instruction of a chain; AQ_AGAIN: it has to wait (a send buffer, the device), nothing has happened. */
 static enum aq_status execute(struct aq_worker *worker, struct aq_worker_run *run,
                               const struct aq_instruction *instruction)
@@ -126,29 +151,35 @@ static enum aq_status execute(struct aq_worker *worker, struct aq_worker_run *ru
     aq_worker_batch(worker, run->step, instruction->micro_batch, &batch);
     batch.base = run->base;
     const uint32_t copy = (uint32_t)((run->base + instruction->micro_batch) % worker->pipeline.copies);
-    const bool still = aq_worker_is_cached(worker);
+    struct forward_of of = {worker, run, instruction};
+    const struct aq_part_instruction turn = {.op = instruction->op,
+                                             .slot = instruction->slot,
+                                             .batch = &batch,
+                                             .x = &worker->pipeline.x[copy],
+                                             .forward = forward_here,
+                                             .of = &of};
+    bool done;
+    AQ_TRY(parts_execute(worker, &turn, &done));
+    if (done) return AQ_OK;
     switch (instruction->op) {
     case AQ_OP_RECV_FWD:
-        return still ? aq_worker_cached_receive(worker, &batch, instruction->slot)
-                     : aq_edge_receive_forward(worker->pipeline.in, &batch, &worker->pipeline.x[copy],
-                                               worker->pipeline.receive_stream);
+        return aq_edge_receive_forward(worker->pipeline.in, &batch, &worker->pipeline.x[copy],
+                                       worker->pipeline.receive_stream);
     case AQ_OP_FORWARD:
-        return still ? aq_worker_cached_forward(worker, run, &batch, instruction)
-                     : aq_worker_forward(worker, run, instruction);
+        return aq_worker_forward(worker, run, instruction);
     case AQ_OP_SEND_FWD:
-        if (still) return aq_worker_cached_send(worker, run, &batch, instruction);
         return aq_edge_send_forward(worker->pipeline.out, &batch, &worker->pipeline.y[copy],
                                     worker->pipeline.send_stream);
     case AQ_OP_RECV_BWD:
         return aq_edge_receive_backward(worker->pipeline.out, &batch, &worker->pipeline.dy[copy],
                                         worker->pipeline.receive_stream);
     case AQ_OP_BACKWARD:
-        return still ? AQ_OK : aq_worker_backward(worker, run, instruction);
+        return aq_worker_backward(worker, run, instruction);
     case AQ_OP_SEND_BWD:
         return aq_edge_send_backward(worker->pipeline.in, &batch, &worker->pipeline.dx[copy],
                                      worker->pipeline.send_stream);
     case AQ_OP_WEIGHTS:
-        return still ? AQ_OK : aq_worker_weights(worker, run, instruction);
+        return aq_worker_weights(worker, run, instruction);
     default:
         AQ_ASSERT(!"an instruction of no chain");
         return AQ_INVAL;
@@ -192,7 +223,8 @@ enum aq_status aq_worker_pump(struct aq_worker *worker)
         AQ_TRY(status);
     }
     AQ_TRY(aq_worker_issues_advance(worker));
-    AQ_TRY(aq_worker_cached_advance(worker));
+    struct aq_part_args args = {0};
+    if (worker->worker_parts.use_chains) AQ_TRY(aq_worker_parts_on(&worker->worker_parts, AQ_PART_PUMP, &args));
     return aq_worker_snapshot_advance(worker);
 }
 
@@ -267,7 +299,7 @@ static enum aq_status refill(struct aq_worker *worker, struct aq_edge *edge, str
 static enum aq_status refills(struct aq_worker *worker)
 {
     struct aq_edge *const edges[] = {worker->pipeline.in, worker->pipeline.out};
-    for (uint32_t i = aq_worker_is_cached(worker); i < 2; i++) /* what comes in is hardly ever read there */
+    for (uint32_t i = worker->steps.input_unused; i < 2; i++)
         if (edges[i] && aq_edge_refills(edges[i])) AQ_TRY(refill(worker, edges[i], &worker->pipeline.refills[i]));
     return AQ_OK;
 }
@@ -503,7 +535,7 @@ static enum aq_status skip(struct aq_worker *worker)
 {
     const struct aq_job_train *train = &worker->job->train;
     worker->times.skipped = true;
-    if (aq_job_global(worker->job)) { /* the server's stage names the client with such gradients (worker_sums.c) */
+    if (aq_job_global(worker->job)) { /* the server's stage names the client with such gradients (client_sums.c) */
         aq_log("worker", AQ_LOG_WARNING,
                "step %llu: no client has a part of it whose gradient is finite, the step is skipped",
                (unsigned long long)worker->step);

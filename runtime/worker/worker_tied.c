@@ -17,6 +17,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "edge_shared.h"
 #include "worker.h"
 
 bool aq_worker_is_tied(const struct aq_worker *w)

@@ -69,12 +69,10 @@ enum aq_status __real_aq_worker_forward(struct aq_worker *worker, const struct a
                                         const struct aq_instruction *instruction);
 enum aq_status __wrap_aq_worker_forward(struct aq_worker *worker, const struct aq_worker_run *run,
                                         const struct aq_instruction *instruction);
-enum aq_status __real_aq_worker_cached_forward(struct aq_worker *worker, const struct aq_worker_run *run,
-                                               const struct aq_edge_batch *batch,
-                                               const struct aq_instruction *instruction);
-enum aq_status __wrap_aq_worker_cached_forward(struct aq_worker *worker, const struct aq_worker_run *run,
-                                               const struct aq_edge_batch *batch,
-                                               const struct aq_instruction *instruction);
+enum aq_status __real_aq_worker_parts_on(struct aq_worker_parts *parts, enum aq_part_moment moment,
+                                         struct aq_part_args *args);
+enum aq_status __wrap_aq_worker_parts_on(struct aq_worker_parts *parts, enum aq_part_moment moment,
+                                         struct aq_part_args *args);
 enum aq_status __real_aq_worker_backward(struct aq_worker *worker, const struct aq_worker_run *run,
                                          const struct aq_instruction *instruction);
 enum aq_status __wrap_aq_worker_backward(struct aq_worker *worker, const struct aq_worker_run *run,
@@ -138,20 +136,22 @@ static enum aq_status hold_serving(struct aq_worker *worker, uint64_t step, cons
 }
 
 /* Within a step: AQ_AGAIN, and the step's own loop serves what comes, and asks again soon. */
-static enum aq_status hold_within(struct aq_worker *worker, const struct aq_worker_run *run,
-                                  const struct aq_instruction *instruction, const char *phase)
+static enum aq_status hold_within(struct aq_worker *worker, uint64_t step, uint32_t micro_batch, const char *phase)
 {
     static struct hold hold;
-    if (instruction->micro_batch > 0) return AQ_OK;
-    const enum aq_status status = hold_look(&hold, worker->rank, run->step + 1, phase);
+    if (micro_batch > 0) return AQ_OK;
+    const enum aq_status status = hold_look(&hold, worker->rank, step + 1, phase);
     if (status != AQ_AGAIN) return status;
     nap();
     aq_eventcount_notify(worker->eventcount);
     return AQ_AGAIN;
 }
 
+static struct aq_worker *stepping; /* the worker whose step runs */
+
 enum aq_status __wrap_aq_worker_step(struct aq_worker *worker)
 {
+    stepping = worker;
     AQ_TRY(hold_serving(worker, worker->step + 1, "begin"));
     AQ_TRY(__real_aq_worker_step(worker));
     return hold_serving(worker, worker->step + 1, "end");
@@ -160,22 +160,24 @@ enum aq_status __wrap_aq_worker_step(struct aq_worker *worker)
 enum aq_status __wrap_aq_worker_forward(struct aq_worker *worker, const struct aq_worker_run *run,
                                         const struct aq_instruction *instruction)
 {
-    AQ_TRY(hold_within(worker, run, instruction, "forward"));
+    AQ_TRY(hold_within(worker, run->step, instruction->micro_batch, "forward"));
     return __real_aq_worker_forward(worker, run, instruction);
 }
 
-enum aq_status __wrap_aq_worker_cached_forward(struct aq_worker *worker, const struct aq_worker_run *run,
-                                               const struct aq_edge_batch *batch,
-                                               const struct aq_instruction *instruction)
+/* A forward that a part may do in place of the stage (frozen_prefix.c). */
+enum aq_status __wrap_aq_worker_parts_on(struct aq_worker_parts *parts, enum aq_part_moment moment,
+                                         struct aq_part_args *args)
 {
-    AQ_TRY(hold_within(worker, run, instruction, "forward"));
-    return __real_aq_worker_cached_forward(worker, run, batch, instruction);
+    const struct aq_edge_batch *batch = moment == AQ_PART_INSTRUCTION ? args->instruction->batch : NULL;
+    if (batch && args->instruction->op == AQ_OP_FORWARD)
+        AQ_TRY(hold_within(stepping, batch->step, batch->micro_batch, "forward"));
+    return __real_aq_worker_parts_on(parts, moment, args);
 }
 
 enum aq_status __wrap_aq_worker_backward(struct aq_worker *worker, const struct aq_worker_run *run,
                                          const struct aq_instruction *instruction)
 {
-    AQ_TRY(hold_within(worker, run, instruction, "backward"));
+    AQ_TRY(hold_within(worker, run->step, instruction->micro_batch, "backward"));
     return __real_aq_worker_backward(worker, run, instruction);
 }
 

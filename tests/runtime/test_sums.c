@@ -19,6 +19,7 @@
 #include "advice.h"
 #include "sum_line.h"
 #include "worker.h"
+#include "worker_parts.h"
 
 enum { SAMPLES = 7, ALL = 40, FIRST = 11, BATCH = 10, T = 4, SHIFT = 3, VALUES_MAX = 1 << 16, PATH = 512, NANS = 3 };
 
@@ -28,7 +29,7 @@ static const char manifest[] =
     "train: {T: 4, batch: 10, micro_batch: 5, epochs: 5, skips_max: 3}\n"
     "pipeline: {stages: [{layers: 0-1, dials: true}, {layers: 2-3}, {layers: 4-5, dials: true}]}\n"
     "edges: {forward: {codec: directq, bits: 8}, backward: {codec: directq, bits: 8}}\n"
-    "split: {clients: 2, client: ann, mode: global, rounds: 5}\n"
+    "split: {clients: 2, client: ann, mode: global, rounds: 5, seal: false}\n"
     "security: {keys: /nowhere}\n"
     "facts: {vocabulary: 256, train_samples: 7, train_digest: 1, heldout_samples: 0, all_samples: 40, first_sample: "
     "11}\n";
@@ -63,7 +64,10 @@ static struct {
     float values[VALUES_MAX];
 } server;
 static struct aq_worker w;
-static uint64_t count; /* of gradients */
+static struct aq_part_worker lent;
+static struct aq_part_reduced reduced; /* what came of the last reduction */
+static int64_t shift;                  /* that the last start line told */
+static uint64_t count;                 /* of gradients */
 
 /* --- the server --- */
 
@@ -147,9 +151,17 @@ static void server_begin(enum answer how, uint32_t parts)
     assert_int_equal(aq_thread_open("server", serve, NULL, &server.thread), AQ_OK);
 }
 
+static enum aq_status part_on(enum aq_part_moment moment)
+{
+    struct aq_part_args args = {.worker = &lent, .step = w.step};
+    const enum aq_status status = aq_worker_parts_on(&w.worker_parts, moment, &args);
+    reduced = args.reduced;
+    return status;
+}
+
 static void server_end(void)
 {
-    aq_worker_sums_close(&w);
+    assert_int_equal(part_on(AQ_PART_EDGES_CLOSE), AQ_OK);
     aq_thread_close(server.thread);
     close(server.listener);
 }
@@ -165,10 +177,20 @@ static json_t *start_line(void)
 
 static enum aq_status told(json_t *line)
 {
+    struct aq_part_args args = {.message = line};
     aq_error_clear();
-    const enum aq_status status = aq_worker_sums_told(&w, line);
+    aq_worker_parts_close(&w.worker_parts);
+    assert_int_equal(aq_worker_parts_open(&w.worker_parts, w.plan, w.rank), AQ_OK);
+    const enum aq_status status = aq_worker_parts_on(&w.worker_parts, AQ_PART_START, &args);
+    shift = args.shift;
     json_decref(line);
     return status;
+}
+
+static enum aq_status nothing(void *self)
+{
+    assert_ptr_equal(self, &w);
+    return AQ_OK;
 }
 
 /* A worker that has no neighbours: what its stage alone has is what is summed. */
@@ -186,6 +208,14 @@ static int worker_open(void **state)
     AQ_TRY(aq_device_stream_open(w.device, &w.stream));
     AQ_TRY(aq_stage_open(w.device, &w.me->config, &w.stage));
     AQ_TRY(aq_sampler_open_part(&part, w.plan->batch, w.job->train.seed, true, &w.sampler));
+    lent = (struct aq_part_worker){.device = w.device,
+                                   .stage = w.stage,
+                                   .sampler = w.sampler,
+                                   .compute = w.stream,
+                                   .events = w.eventcount,
+                                   .silence_ns = UINT64_C(60000000000),
+                                   .self = &w,
+                                   .pump = nothing};
     count = aq_stage_parameter_count(w.stage);
     assert_true(count > 10 && count <= VALUES_MAX);
     assert_int_equal(w.plan->steps_per_epoch, ALL / BATCH);
@@ -197,6 +227,7 @@ static int worker_open(void **state)
 static int worker_close(void **state)
 {
     (void)state;
+    aq_worker_parts_close(&w.worker_parts);
     aq_sampler_close(w.sampler);
     aq_stage_close(w.stage);
     aq_device_stream_close(w.device, w.stream);
@@ -212,7 +243,6 @@ static void go_to(bool samples)
 {
     while ((aq_sampler_size(w.sampler, w.step) > 0) != samples)
         w.step++;
-    w.times = (struct aq_worker_times){0};
 }
 
 static void gradients(float first)
@@ -227,7 +257,7 @@ static void connected(enum answer how, uint32_t parts)
     server_begin(how, parts);
     assert_int_equal(told(start_line()), AQ_OK);
     w.step = 0;
-    assert_int_equal(aq_worker_sums_open(&w), AQ_OK);
+    assert_int_equal(part_on(AQ_PART_JOINED), AQ_OK);
 }
 
 /* --- the tests --- */
@@ -255,10 +285,6 @@ static void test_a_stage_that_is_told_too_little_is_refused(void **state)
     json_object_del(line, "sums");
     assert_int_equal(told(line), AQ_PROTO);
     assert_non_null(strstr(aq_error_text(), "no path where gradients are summed"));
-    w.job->split.mode = AQ_SPLIT_FED1;
-    assert_int_equal(told(start_line()), AQ_PROTO);
-    assert_non_null(strstr(aq_error_text(), "without split.mode: global"));
-    w.job->split.mode = AQ_SPLIT_GLOBAL;
     w.plan->facts.all_samples = 0;
     assert_int_equal(told(start_line()), AQ_PROTO);
     w.plan->facts.all_samples = ALL;
@@ -267,8 +293,9 @@ static void test_a_stage_that_is_told_too_little_is_refused(void **state)
     json_object_set_new(line, "until", json_integer(17));
     w.rank = 0;
     assert_int_equal(told(line), AQ_OK);
-    assert_null(w.sums.path);
     w.rank = 1;
+    assert_int_equal(shift, SHIFT);
+    w.shift = (uint64_t)shift;
     assert_int_equal(aq_worker_steps_end(&w), 17);
     assert_int_equal(aq_worker_global(&w, 4), 7);
 }
@@ -302,7 +329,7 @@ static void test_a_part_is_said_and_the_sum_taken(void **state)
     go_to(true);
     const float *own = aq_stage_gradients(w.stage);
     gradients(0.5f);
-    assert_int_equal(aq_worker_sums(&w), AQ_OK);
+    assert_int_equal(part_on(AQ_PART_REDUCE), AQ_OK);
     assert_int_equal(server.hello.what, AQ_SUM_HELLO);
     assert_int_equal(server.hello.step, SHIFT);
     assert_int_equal(server.hello.values, count);
@@ -313,12 +340,12 @@ static void test_a_part_is_said_and_the_sum_taken(void **state)
     assert_int_equal(server.part.weight, aq_sampler_size(w.sampler, w.step) * T);
     assert_int_equal(server.part.values, count);
     assert_true(own[0] == 1 && own[1] == 2 && own[count - 1] == 2 * (float)(count - 1));
-    assert_false(w.times.skipped);
-    assert_true(w.times.reduce_ns > 0);
+    assert_false(reduced.is_void);
+    assert_int_equal(reduced.bytes, 0); /* this stage has no neighbour */
     w.step++;
     go_to(false); /* nothing of it is here: the others' sum is taken all the same */
     gradients(0);
-    assert_int_equal(aq_worker_sums(&w), AQ_OK);
+    assert_int_equal(part_on(AQ_PART_REDUCE), AQ_OK);
     assert_int_equal(server.part.step, w.step + SHIFT);
     assert_int_equal(server.part.flags, 0);
     assert_int_equal(server.part.weight, 0);
@@ -327,7 +354,7 @@ static void test_a_part_is_said_and_the_sum_taken(void **state)
     w.step++;
     go_to(true);
     gradients(1);
-    assert_int_equal(aq_worker_sums(&w), AQ_OK);
+    assert_int_equal(part_on(AQ_PART_REDUCE), AQ_OK);
     assert_true(own[0] == 2);
     server_end();
 }
@@ -342,16 +369,15 @@ static void test_gradients_that_are_no_numbers_are_left_out(void **state)
         const bool odd = i != 2;
         go_to(true);
         gradients(!odd ? 1 : i % 2 ? (float)NAN : INFINITY);
-        assert_int_equal(aq_worker_sums(&w), i < 2 + NANS ? AQ_OK : AQ_INVAL);
+        assert_int_equal(part_on(AQ_PART_REDUCE), i < 2 + NANS ? AQ_OK : AQ_INVAL);
         assert_int_equal(server.part.flags, odd ? AQ_SUM_NOT_FINITE : 0);
         assert_int_equal(server.part.weight > 0, !odd);
         assert_int_equal(server.part.values, odd ? 0 : count);
         assert_true(own[0] == (odd ? 5 : 2));
-        assert_false(w.times.skipped);
+        assert_false(reduced.is_void);
     }
     assert_non_null(strstr(aq_error_text(), "3 steps in a row without a finite gradient of this client"));
     server_end();
-    w.sums.consecutive_nonfinite = 0;
 }
 
 static void test_a_step_that_nobody_has_a_part_in_is_void(void **state)
@@ -360,10 +386,9 @@ static void test_a_step_that_nobody_has_a_part_in_is_void(void **state)
     connected(NONE, 1);
     go_to(false);
     gradients(0.25f);
-    assert_int_equal(aq_worker_sums(&w), AQ_OK);
-    assert_true(w.times.skipped);
+    assert_int_equal(part_on(AQ_PART_REDUCE), AQ_OK);
+    assert_true(reduced.is_void);
     assert_true(aq_stage_gradients(w.stage)[0] == 0.25f);
-    assert_int_equal(w.sums.consecutive_nonfinite, 0);
     server_end();
 }
 
@@ -380,7 +405,7 @@ static void test_answers_that_are_none_end_the_run(void **state)
         connected(odds[i].how, 1);
         go_to(true);
         gradients(1);
-        assert_int_equal(aq_worker_sums(&w), odds[i].want);
+        assert_int_equal(part_on(AQ_PART_REDUCE), odds[i].want);
         assert_non_null(strstr(aq_error_text(), odds[i].want == AQ_PROTO ? "was awaited" : "split-server has ended"));
         server_end();
     }
@@ -390,18 +415,18 @@ static void test_a_server_that_says_nothing_is_waited_for_so_long(void **state)
 {
     (void)state;
     connected(SILENT, 1);
-    w.silence_ns = 200000000;
+    lent.silence_ns = 200000000;
     go_to(true);
     gradients(1);
-    assert_int_equal(aq_worker_sums(&w), AQ_TIMEOUT);
+    assert_int_equal(part_on(AQ_PART_REDUCE), AQ_TIMEOUT);
     assert_non_null(strstr(aq_error_text(), "from the split-server"));
-    w.silence_ns = UINT64_C(60000000000);
+    lent.silence_ns = UINT64_C(60000000000);
     server_end();
     assert_int_equal(told(start_line()), AQ_OK); /* and who listens nowhere is told so */
     assert_int_equal(unlink(server.path), 0);
-    assert_int_equal(aq_worker_sums_open(&w), AQ_NOTFOUND);
+    assert_int_equal(part_on(AQ_PART_JOINED), AQ_NOTFOUND);
     assert_non_null(strstr(aq_error_text(), "is the split-server up?"));
-    aq_worker_sums_close(&w);
+    assert_int_equal(part_on(AQ_PART_EDGES_CLOSE), AQ_OK);
 }
 
 static int folder_open(void **state)
@@ -461,6 +486,35 @@ static void test_a_plan_tells_what_sums_cost(void **state)
     free(alone);
 }
 
+/* The launcher of a job without sums tells of none. */
+static void test_a_job_without_global_sampling_takes_no_sums(void **state)
+{
+    (void)state;
+    struct aq_worker other = {0};
+    char *text, hash[17];
+    struct aq_job *job;
+    struct aq_plan *plan;
+    w.job->split.mode = AQ_SPLIT_FED1;
+    assert_int_equal(aq_plan_manifest(w.plan, &text), AQ_OK);
+    w.job->split.mode = AQ_SPLIT_GLOBAL;
+    assert_int_equal(aq_job_parse(text, strlen(text), "manifest", "/", NULL, 0, &job), AQ_OK);
+    assert_int_equal(aq_plan_open(job, &plan), AQ_OK);
+    snprintf(hash, sizeof hash, "%016llx", (unsigned long long)aq_plan_hash(plan));
+    json_t *line = json_pack("{s:s, s:s, s:s, s:i, s:i}", "manifest", text, "run", "/", "plan_hash", hash, "rank", 1,
+                             "shift", SHIFT);
+    aq_error_clear();
+    assert_int_equal(aq_worker_plan_open(&other, line), AQ_PROTO);
+    assert_non_null(strstr(aq_error_text(), "without split.mode: global"));
+    aq_error_clear();
+    json_decref(line);
+    aq_plan_close(other.plan);
+    aq_job_close(other.job);
+    aq_free(other.run_folder);
+    aq_plan_close(plan);
+    aq_job_close(job);
+    aq_free(text);
+}
+
 /* Somebody else's client may be away for as long as the server waits, which may be longer than a link's silence. */
 static void test_others_clients_are_waited_for_as_long_as_by_the_server(void **state)
 {
@@ -501,6 +555,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_a_plan_tells_what_sums_cost),
+        cmocka_unit_test(test_a_job_without_global_sampling_takes_no_sums),
         cmocka_unit_test(test_others_clients_are_waited_for_as_long_as_by_the_server),
         cmocka_unit_test(test_more_samples_than_can_be_put_in_order_are_refused),
         cmocka_unit_test(test_a_stage_that_is_told_too_little_is_refused),

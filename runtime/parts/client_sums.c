@@ -1,5 +1,5 @@
 /*
- * worker_sums.c -- split.mode: global: gradients summed over all clients, in REDUCE.
+ * client_sums.c -- the part of a worker for split.mode: global: gradients summed over all clients, in REDUCE.
  *
  * Each client's turn is a separate run, and all make every step together. A client's part of a step's batch is the
  * samples that are in its own data: their count changes from step to step and may be 0. When its chains are done each
@@ -24,9 +24,14 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include "aqsgd/device.h"
+#include "control.h"
+#include "edge_shared.h"
 #include "heartbeat.h"
+#include "stages/dataset.h"
+#include "stages/stage.h"
 #include "sum_line.h"
-#include "worker.h"
+#include "worker_parts.h"
 
 enum {
     VECTORS = 3,  /* the first stage's, the middle's, the last stage's  */
@@ -47,51 +52,82 @@ struct talk {
     uint64_t moved_ns;
 };
 
+struct part {
+    const struct aq_plan *plan;
+    const struct aq_part_worker *worker;
+    uint32_t rank, position;
+    bool middle;                    /* this is the stage that sends its client's parts and receives sums */
+    uint64_t step;                  /* the run's own; that of all clients is `shift` more               */
+    uint64_t shift;                 /* modulo 2^64                                                      */
+    char *path;                     /* the middle stage: of the socket where gradients are summed       */
+    int fd;                         /* connected to it                                                  */
+    float *copy;                    /* pinned: this stage's gradients, where they lie on a GPU          */
+    uint32_t consecutive_nonfinite; /* steps in which this client's gradients were not finite           */
+    struct aq_part_reduced reduced; /* of the step                                                      */
+};
+
 /* --- opening ---------------------------------------------------------------------------------------------------- */
 
-/* Is this the stage that sends its client's parts and receives sums? */
-static bool is_middle(const struct aq_worker *w)
+static bool part_wanted(const struct aq_plan *plan, uint32_t rank)
 {
-    return aq_job_global(w->job) && !aq_job_at_client(w->job, w->rank);
+    (void)rank;
+    return aq_job_global(plan->job);
 }
 
-enum aq_status aq_worker_sums_told(struct aq_worker *w, const json_t *start)
+/* Of gradients on a GPU: a copy that the host reaches. */
+static void part_memory(const struct aq_plan *plan, uint32_t s, struct aq_plan_part *out)
 {
+    const struct aq_plan_stage *stage = &plan->stages[s];
+    if (s == 1 && stage->config.weights_16bit)
+        *out = (struct aq_plan_part){.name = "sums", .bytes = stage->size.parameters * sizeof(float)};
+}
+
+static enum aq_status part_open(void *self, const struct aq_plan *plan, uint32_t rank)
+{
+    struct part *part = self;
+    part->plan = plan;
+    part->rank = rank;
+    part->position = rank % plan->stage_count;
+    part->middle = !aq_job_at_client(plan->job, rank);
+    part->fd = -1;
+    return AQ_OK;
+}
+
+/* The socket and the first step of the start line. AQ_PROTO: keys are missing, or steps are out of range. */
+static enum aq_status start_told(struct part *part, struct aq_part_args *args)
+{
+    const json_t *start = args->message;
     const char *path = aq_control_text_or(start, "sums", NULL);
     const int64_t shift = aq_control_i64_or(start, "shift", 0);
     const uint64_t until = aq_control_u64_or(start, "until", 0), done = aq_control_u64_or(start, "resume", 0);
-    const bool global = aq_job_global(w->job);
-    w->sums.fd = -1;
-    if (!global && (path || shift))
-        return aq_fail(AQ_PROTO, "worker", "received sums in a job without split.mode: global");
-    if (!global) return AQ_OK;
-    if (w->plan->facts.all_samples == 0)
+    if (part->plan->facts.all_samples == 0)
         return aq_fail(AQ_PROTO, "worker", "asked to train with global sampling, but without the clients' samples");
-    if (is_middle(w) && (!path || path[0] != '/'))
+    if (part->middle && (!path || path[0] != '/'))
         return aq_fail(AQ_PROTO, "worker",
                        "no path where gradients are summed over clients (`sums`, an absolute path): split.mode: global "
                        "trains only at an aqpipe split-server");
     /* Own steps and the shift make a step of the plan: it is negative where rounds before had more steps than now. */
-    const uint64_t steps = w->plan->steps, most = UINT64_MAX >> 2, last = until > done ? until : done;
+    const uint64_t steps = part->plan->steps, most = UINT64_MAX >> 2, last = until > done ? until : done;
     const bool far = shift > (int64_t)most || shift < -(int64_t)most || last > most;
     if (far || (int64_t)done + shift < 0 || (uint64_t)((int64_t)last + shift) > steps)
         return aq_fail(AQ_PROTO, "worker",
                        "asked to continue from step %" PRIu64 " up to %" PRIu64 ", %" PRId64
                        " steps before those of all: the job has %" PRIu64,
                        done, until, shift, steps);
-    w->sums.shift = (uint64_t)shift;
-    w->checkpoints.updates_ahead = aq_control_i64_or(start, "updates", shift);
-    return is_middle(w) ? aq_alloc_text(path, &w->sums.path) : AQ_OK;
+    part->shift = (uint64_t)shift;
+    args->shift = shift;
+    args->updates = aq_control_i64_or(start, "updates", shift);
+    return part->middle ? aq_alloc_text(path, &part->path) : AQ_OK;
 }
 
 /* The vectors of a step, in order of stages; an absent one has no values. */
-static void vectors_of(const struct aq_worker *w, struct span out[VECTORS])
+static void vectors_of(const struct part *part, struct span out[VECTORS])
 {
-    struct aq_edge *const edges[2] = {w->pipeline.in, w->pipeline.out};
-    float *own = w->sums.copy ? w->sums.copy : aq_stage_gradients(w->stage);
-    out[1] = (struct span){own, aq_stage_parameter_count(w->stage) * sizeof(float)};
+    struct aq_edge *const edges[2] = {part->worker->in, part->worker->out};
+    float *own = part->copy ? part->copy : aq_stage_gradients(part->worker->stage);
+    out[1] = (struct span){own, aq_stage_parameter_count(part->worker->stage) * sizeof(float)};
     for (uint32_t i = 0; i < 2; i++) {
-        const uint64_t floats = edges[i] ? w->plan->edges[w->position - 1 + i].shape.summed : 0;
+        const uint64_t floats = edges[i] ? part->plan->edges[part->position - 1 + i].shape.summed : 0;
         out[2 * i] = (struct span){floats ? aq_edge_summed(edges[i]) : NULL, floats * sizeof(float)};
     }
 }
@@ -158,73 +194,74 @@ static enum aq_status move(int fd, struct talk *talk, bool write)
 }
 
 /* All of it, while edges are pumped; as long as neighbours are waited for, the others' slowest may take. */
-static enum aq_status carry(struct aq_worker *w, struct talk *talk, bool write)
+static enum aq_status carry(struct part *part, struct talk *talk, bool write)
 {
     talk->moved_ns = aq_clock_ns();
     for (talk->at = 0; talk->at < talk->count; talk->at++) {
         for (talk->done = 0; talk->done < talk->spans[talk->at].count;) {
-            AQ_TRY(aq_worker_pump(w));
-            const enum aq_status status = move(w->sums.fd, talk, write);
+            AQ_TRY(part->worker->pump(part->worker->self));
+            const enum aq_status status = move(part->fd, talk, write);
             if (status == AQ_OK) continue;
             if (status != AQ_AGAIN) return status;
-            struct pollfd fd = {.fd = w->sums.fd, .events = write ? POLLOUT : POLLIN};
+            struct pollfd fd = {.fd = part->fd, .events = write ? POLLOUT : POLLIN};
             (void)poll(&fd, 1, TURN_MS);
-            if (aq_clock_ns() - talk->moved_ns > w->silence_ns)
+            if (aq_clock_ns() - talk->moved_ns > part->worker->silence_ns)
                 return aq_fail(AQ_TIMEOUT, "worker", "step %" PRIu64 ": nothing came for %.0f s from the split-server",
-                               w->step, (double)w->silence_ns * 1e-9);
+                               part->step, (double)part->worker->silence_ns * 1e-9);
         }
     }
     return AQ_OK;
 }
 
-static enum aq_status say_hello(struct aq_worker *w)
+static enum aq_status say_hello(struct part *part)
 {
     struct span vectors[VECTORS];
     struct aq_sum_hello hello = {0};
-    vectors_of(w, vectors);
-    struct aq_sum_head head = {.magic = AQ_SUM_MAGIC,
-                               .what = AQ_SUM_HELLO,
-                               .step = aq_worker_global(w, w->step),
-                               .values = values_of(vectors)};
+    vectors_of(part, vectors);
+    struct aq_sum_head head = {
+        .magic = AQ_SUM_MAGIC, .what = AQ_SUM_HELLO, .step = part->step + part->shift, .values = values_of(vectors)};
     struct talk talk = {.spans = {{&head, sizeof head}, {&hello, sizeof hello}}, .count = 2};
-    if (snprintf(hello.name, sizeof hello.name, "%s", w->job->split.client) >= (int)sizeof hello.name)
+    if (snprintf(hello.name, sizeof hello.name, "%s", part->plan->job->split.client) >= (int)sizeof hello.name)
         return aq_fail(AQ_INVAL, "worker", "split.client has more than %d bytes", AQ_SUM_NAME_BYTES - 1);
-    return carry(w, &talk, true);
+    return carry(part, &talk, true);
 }
 
-enum aq_status aq_worker_sums_open(struct aq_worker *w)
+/* The server's stage connects. */
+static enum aq_status sums_open(struct part *part, const struct aq_part_args *args)
 {
     struct aq_device_info info;
     struct span vectors[VECTORS];
-    if (!is_middle(w)) return AQ_OK;
-    aq_device_info(w->device, &info);
-    const uint64_t bytes = aq_stage_parameter_count(w->stage) * sizeof(float);
+    part->worker = args->worker;
+    part->step = args->step;
+    if (!part->middle) return AQ_OK;
+    aq_device_info(part->worker->device, &info);
+    const uint64_t bytes = aq_stage_parameter_count(part->worker->stage) * sizeof(float);
     if (!info.host_memory && bytes > 0)
-        AQ_TRY(aq_device_alloc(w->device, AQ_MEMORY_PINNED, bytes, (void **)&w->sums.copy));
-    vectors_of(w, vectors);
+        AQ_TRY(aq_device_alloc(part->worker->device, AQ_MEMORY_PINNED, bytes, (void **)&part->copy));
+    vectors_of(part, vectors);
     if (values_of(vectors) == 0) return AQ_OK; /* nothing is trained */
-    AQ_TRY(connect_to(w->sums.path, &w->sums.fd));
-    return say_hello(w);
+    AQ_TRY(connect_to(part->path, &part->fd));
+    return say_hello(part);
 }
 
-void aq_worker_sums_close(struct aq_worker *w)
+static void sums_close(struct part *part)
 {
-    if (w->sums.path && w->sums.fd != -1) close(w->sums.fd);
-    w->sums.fd = -1;
-    if (w->sums.copy)
-        aq_device_free(w->device, AQ_MEMORY_PINNED, w->sums.copy, aq_stage_parameter_count(w->stage) * sizeof(float));
-    w->sums.copy = NULL;
-    aq_free(w->sums.path);
+    if (part->fd != -1) close(part->fd);
+    part->fd = -1;
+    if (part->copy)
+        aq_device_free(part->worker->device, AQ_MEMORY_PINNED, part->copy,
+                       aq_stage_parameter_count(part->worker->stage) * sizeof(float));
+    part->copy = NULL;
 }
 
 /* --- gradients -------------------------------------------------------------------------------------------------- */
 
 /* Between the stage's own and memory of the host, either way. */
-static enum aq_status copy(struct aq_worker *w, void *to, const void *from)
+static enum aq_status copy(struct part *part, void *to, const void *from)
 {
-    const uint64_t bytes = aq_stage_parameter_count(w->stage) * sizeof(float);
-    AQ_TRY(aq_device_copy(w->device, to, from, bytes, w->stream));
-    return aq_device_stream_sync(w->device, w->stream);
+    const uint64_t bytes = aq_stage_parameter_count(part->worker->stage) * sizeof(float);
+    AQ_TRY(aq_device_copy(part->worker->device, to, from, bytes, part->worker->compute));
+    return aq_device_stream_sync(part->worker->device, part->worker->compute);
 }
 
 /* Vectors that cross the edges before and behind this stage, one of which may be absent. */
@@ -233,24 +270,24 @@ struct crossing {
     bool none;                /* there is no sum      */
 };
 
-static struct crossing crossing_of(const struct aq_worker *w, bool none)
+static struct crossing crossing_of(const struct part *part, bool none)
 {
-    struct aq_edge *const edges[2] = {w->pipeline.in, w->pipeline.out};
+    struct aq_edge *const edges[2] = {part->worker->in, part->worker->out};
     struct crossing out = {.none = none};
     for (uint32_t i = 0; i < 2; i++)
-        if (edges[i] && w->plan->edges[w->position - 1 + i].shape.summed > 0) out.edges[i] = edges[i];
+        if (edges[i] && part->plan->edges[part->position - 1 + i].shape.summed > 0) out.edges[i] = edges[i];
     return out;
 }
 
 /* AQ_AGAIN: something is left. */
-static enum aq_status cross_some(const struct aq_worker *w, struct crossing *crossing, bool sends)
+static enum aq_status cross_some(const struct part *part, struct crossing *crossing, bool sends)
 {
     enum aq_status all = AQ_OK;
     for (int i = 0; i < 2; i++) {
         bool none = crossing->none;
         if (!crossing->edges[i]) continue;
-        const enum aq_status status = sends ? aq_edge_send_summed(crossing->edges[i], w->step, none)
-                                            : aq_edge_receive_summed(crossing->edges[i], w->step, &none);
+        const enum aq_status status = sends ? aq_edge_send_summed(crossing->edges[i], part->step, none)
+                                            : aq_edge_receive_summed(crossing->edges[i], part->step, &none);
         if (status == AQ_OK) {
             crossing->edges[i] = NULL;
             crossing->none = crossing->none || none;
@@ -263,52 +300,52 @@ static enum aq_status cross_some(const struct aq_worker *w, struct crossing *cro
     return all;
 }
 
-static enum aq_status cross(struct aq_worker *w, struct crossing *crossing, bool sends)
+static enum aq_status cross(struct part *part, struct crossing *crossing, bool sends)
 {
     for (;;) {
-        const uint32_t seen = aq_eventcount_read(w->eventcount);
-        AQ_TRY(aq_worker_pump(w));
-        enum aq_status status = cross_some(w, crossing, sends);
+        const uint32_t seen = aq_eventcount_read(part->worker->events);
+        AQ_TRY(part->worker->pump(part->worker->self));
+        enum aq_status status = cross_some(part, crossing, sends);
         if (status != AQ_AGAIN) return status;
-        status = aq_eventcount_wait(w->eventcount, seen, aq_clock_after(w->silence_ns));
+        status = aq_eventcount_wait(part->worker->events, seen, aq_clock_after(part->worker->silence_ns));
         if (status == AQ_TIMEOUT)
             return aq_fail(AQ_TIMEOUT, "worker", "step %" PRIu64 ": nothing came for %.0f s while waiting for %s",
-                           w->step, (double)w->silence_ns * 1e-9,
+                           part->step, (double)part->worker->silence_ns * 1e-9,
                            sends ? "room for gradients" : "gradients of the other side");
         AQ_TRY(status);
     }
 }
 
 /* A client's end: its own go, and the sum comes. */
-static enum aq_status end_sums(struct aq_worker *w, bool has_part)
+static enum aq_status end_sums(struct part *part, bool has_part)
 {
-    struct aq_edge *edge = w->position == 0 ? w->pipeline.out : w->pipeline.in;
-    float *own = aq_stage_gradients(w->stage);
-    struct crossing out = crossing_of(w, false), in = out;
-    if (aq_stage_parameter_count(w->stage) == 0) return AQ_OK; /* it is frozen */
+    struct aq_edge *edge = part->position == 0 ? part->worker->out : part->worker->in;
+    float *own = aq_stage_gradients(part->worker->stage);
+    struct crossing out = crossing_of(part, false), in = out;
+    if (aq_stage_parameter_count(part->worker->stage) == 0) return AQ_OK; /* it is frozen */
     if (has_part) {
         AQ_TRY(aq_edge_hold_summed(edge));
-        AQ_TRY(copy(w, aq_edge_summed(edge), own));
-        AQ_TRY(cross(w, &out, true));
-        w->times.reduce_bytes += aq_stage_parameter_count(w->stage) * sizeof(float);
+        AQ_TRY(copy(part, aq_edge_summed(edge), own));
+        AQ_TRY(cross(part, &out, true));
+        part->reduced.bytes += aq_stage_parameter_count(part->worker->stage) * sizeof(float);
     }
-    AQ_TRY(cross(w, &in, false));
-    if (!in.none) AQ_TRY(copy(w, own, aq_edge_summed(edge)));
+    AQ_TRY(cross(part, &in, false));
+    if (!in.none) AQ_TRY(copy(part, own, aq_edge_summed(edge)));
     aq_edge_release_summed(edge);
     return AQ_OK;
 }
 
 /* The ends' gradients are here, and nothing more of them may come before they have their answer. */
-static enum aq_status gather(struct aq_worker *w, bool has_part)
+static enum aq_status gather(struct part *part, bool has_part)
 {
-    struct crossing in = crossing_of(w, false);
+    struct crossing in = crossing_of(part, false);
     for (int i = 0; i < 2 && !has_part; i++)
         if (in.edges[i]) AQ_TRY(aq_edge_hold_summed(in.edges[i]));
-    if (has_part) AQ_TRY(cross(w, &in, false));
+    if (has_part) AQ_TRY(cross(part, &in, false));
     if (in.none)
         return aq_fail(AQ_PROTO, "worker", "step %" PRIu64 ": an end of the client reports that there is no sum",
-                       w->step);
-    return has_part && w->sums.copy ? copy(w, w->sums.copy, aq_stage_gradients(w->stage)) : AQ_OK;
+                       part->step);
+    return has_part && part->copy ? copy(part, part->copy, aq_stage_gradients(part->worker->stage)) : AQ_OK;
 }
 
 static bool all_finite(const struct span vectors[VECTORS])
@@ -322,34 +359,35 @@ static bool all_finite(const struct span vectors[VECTORS])
 }
 
 /* Weight of this client's part of a step: the count of targets that its mean is over. */
-static uint64_t weight_of(const struct aq_worker *w)
+static uint64_t weight_of(const struct part *part)
 {
     struct aq_field fields[AQ_BATCH_FIELDS_MAX];
-    const uint32_t count = aq_dataset_fields(w->job->data.kind, w->me->config.T, fields);
-    const struct aq_job_model *model = &w->job->model;
+    const uint32_t count =
+        aq_dataset_fields(part->plan->job->data.kind, part->plan->stages[part->position].config.T, fields);
+    const struct aq_job_model *model = &part->plan->job->model;
     const char *field = aq_task_field(aq_task_find(model->task ? model->task : aq_model_task(model->config.kind)));
-    uint32_t each = w->me->config.T;
+    uint32_t each = part->plan->stages[part->position].config.T;
     for (uint32_t i = 0; i < count; i++)
         if (strcmp(fields[i].name, field) == 0) each = fields[i].count;
-    return (uint64_t)aq_sampler_size(w->sampler, w->step) * each;
+    return (uint64_t)aq_sampler_size(part->worker->sampler, part->step) * each;
 }
 
 /* Own gradients that are not finite do not void the step of other clients; many in a row end this run. */
-static enum aq_status count_odd(struct aq_worker *w, bool odd)
+static enum aq_status count_odd(struct part *part, bool odd)
 {
-    const struct aq_job_train *train = &w->job->train;
-    if (!odd) w->sums.consecutive_nonfinite = 0;
-    if (!odd || ++w->sums.consecutive_nonfinite < train->skips_max) return AQ_OK;
+    const struct aq_job_train *train = &part->plan->job->train;
+    if (!odd) part->consecutive_nonfinite = 0;
+    if (!odd || ++part->consecutive_nonfinite < train->skips_max) return AQ_OK;
     return aq_fail(AQ_INVAL, "worker",
                    "%u steps in a row without a finite gradient of this client (train.skips_max): lower train.lr (%g)",
                    train->skips_max, (double)train->lr);
 }
 
 /* Sends this step's part and receives the sum: its values, unless *none. */
-static enum aq_status exchange(struct aq_worker *w, const struct span vectors[VECTORS], uint64_t weight, bool odd,
+static enum aq_status exchange(struct part *part, const struct span vectors[VECTORS], uint64_t weight, bool odd,
                                bool *none)
 {
-    const uint64_t step = aq_worker_global(w, w->step), values = values_of(vectors);
+    const uint64_t step = part->step + part->shift, values = values_of(vectors);
     struct aq_sum_head head = {.magic = AQ_SUM_MAGIC,
                                .what = AQ_SUM_PART,
                                .flags = odd ? AQ_SUM_NOT_FINITE : 0,
@@ -358,10 +396,10 @@ static enum aq_status exchange(struct aq_worker *w, const struct span vectors[VE
                                .values = weight ? values : 0};
     struct talk talk = {.spans = {{&head, sizeof head}, vectors[0], vectors[1], vectors[2]}};
     talk.count = weight ? 1 + VECTORS : 1;
-    AQ_TRY(carry(w, &talk, true));
+    AQ_TRY(carry(part, &talk, true));
     talk.count = 1;
     aq_heartbeat_phase(AQ_PHASE_SUMS);
-    AQ_TRY(carry(w, &talk, false));
+    AQ_TRY(carry(part, &talk, false));
     aq_heartbeat_phase(AQ_PHASE_REDUCE);
     *none = head.flags == AQ_SUM_VOID;
     if (head.magic != AQ_SUM_MAGIC || head.what != AQ_SUM_SUM || head.step != step || (head.flags && !*none) ||
@@ -372,33 +410,65 @@ static enum aq_status exchange(struct aq_worker *w, const struct span vectors[VE
                        ", flags %u",
                        step, values, head.what, head.step, head.values, head.weight, head.flags);
     struct talk sum = {.spans = {vectors[0], vectors[1], vectors[2]}, .count = *none ? 0 : VECTORS};
-    return carry(w, &sum, false);
+    return carry(part, &sum, false);
 }
 
-static enum aq_status middle_sums(struct aq_worker *w, bool has_part)
+static enum aq_status middle_sums(struct part *part, bool has_part)
 {
     struct span vectors[VECTORS];
     bool none;
-    vectors_of(w, vectors);
+    vectors_of(part, vectors);
     if (values_of(vectors) == 0) return AQ_OK;
-    AQ_TRY(gather(w, has_part));
+    AQ_TRY(gather(part, has_part));
     const bool odd = has_part && !all_finite(vectors);
-    AQ_TRY(exchange(w, vectors, has_part && !odd ? weight_of(w) : 0, odd, &none));
-    if (!none && w->sums.copy) AQ_TRY(copy(w, aq_stage_gradients(w->stage), w->sums.copy));
-    struct crossing out = crossing_of(w, none);
-    AQ_TRY(cross(w, &out, true));
-    w->times.reduce_bytes += none ? 0 : vectors[0].count + vectors[2].count;
-    w->times.skipped = none;
-    return has_part ? count_odd(w, odd) : AQ_OK;
+    AQ_TRY(exchange(part, vectors, has_part && !odd ? weight_of(part) : 0, odd, &none));
+    if (!none && part->copy) AQ_TRY(copy(part, aq_stage_gradients(part->worker->stage), part->copy));
+    struct crossing out = crossing_of(part, none);
+    AQ_TRY(cross(part, &out, true));
+    part->reduced.bytes += none ? 0 : vectors[0].count + vectors[2].count;
+    part->reduced.is_void = none;
+    return has_part ? count_odd(part, odd) : AQ_OK;
 }
 
-enum aq_status aq_worker_sums(struct aq_worker *w)
+static enum aq_status reduce(struct part *part, struct aq_part_args *args)
 {
-    const uint64_t begin = aq_clock_ns();
-    const bool has_part = aq_sampler_size(w->sampler, w->step) > 0;
-    AQ_TRY(is_middle(w) ? middle_sums(w, has_part) : end_sums(w, has_part));
-    const uint64_t end = aq_clock_ns();
-    w->times.reduce_ns += end - begin;
-    aq_trace_add(w->trace, "compute", "reduce", begin, end, (uint32_t)w->step, 0);
+    part->step = args->step;
+    part->reduced = (struct aq_part_reduced){0};
+    const bool has_part = aq_sampler_size(part->worker->sampler, part->step) > 0;
+    AQ_TRY(part->middle ? middle_sums(part, has_part) : end_sums(part, has_part));
+    args->reduced = part->reduced;
     return AQ_OK;
 }
+
+static enum aq_status part_on(void *self, enum aq_part_moment moment, struct aq_part_args *args)
+{
+    struct part *part = self;
+    switch (moment) {
+    case AQ_PART_START:
+        return start_told(part, args);
+    case AQ_PART_JOINED:
+        return sums_open(part, args);
+    case AQ_PART_REDUCE:
+        return reduce(part, args);
+    case AQ_PART_EDGES_CLOSE:
+        sums_close(part);
+        return AQ_OK;
+    default:
+        return AQ_OK;
+    }
+}
+
+static void part_close(void *self)
+{
+    struct part *part = self;
+    aq_free(part->path);
+}
+
+extern const struct aq_part_ops aq_part_sums;
+const struct aq_part_ops aq_part_sums = {.name = "sums",
+                                         .bytes = sizeof(struct part),
+                                         .wanted = part_wanted,
+                                         .memory = part_memory,
+                                         .open = part_open,
+                                         .on = part_on,
+                                         .close = part_close};
