@@ -100,7 +100,7 @@ enum aq_status aq_worker_cached_advance(struct aq_worker *worker)
     if (!aq_worker_is_cached(worker) || !aq_edge_recompute_pending(worker->pipeline.out, &id)) return AQ_OK;
     if (aq_worker_busy_since(worker)) return AQ_OK; /* the stage's slots are in use: a later pump */
     struct aq_edge_batch batch = {.step = worker->step, .samples = 1, .sample_ids = &id};
-    if (worker->train_lengths) {
+    if (worker->train_lengths && !worker->job->split.pad) {
         rows = worker->train_lengths[id - worker->job->data.skip];
         batch.lengths = &rows;
     }

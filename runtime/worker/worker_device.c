@@ -192,7 +192,7 @@ enum aq_status aq_worker_forward(struct aq_worker *w, const struct aq_worker_run
     aq_worker_use(w, run->step);
     aq_worker_batch(w, run->step, instruction->micro_batch, &batch);
     w->batch.samples = batch.samples;
-    w->batch.lengths = batch.lengths;
+    w->batch.lengths = w->train_lengths ? w->lengths : NULL;
     w->batch.starts = w->parts ? w->starts : NULL;
     for (uint32_t i = 0; i < batch.samples; i++)
         (void)aq_worker_starts(w, false, batch.sample_ids[i] - w->job->data.skip, i);

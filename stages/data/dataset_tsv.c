@@ -546,4 +546,4 @@ static uint64_t bytes(uint32_t T, uint64_t samples)
 
 extern const struct aq_dataset_kind aq_dataset_tsv;
 const struct aq_dataset_kind aq_dataset_tsv = {
-    .name = "tsv", .what = "row", .fields = fields, .open = tsv_open, .close = tsv_close, .get = get, .bytes = bytes};
+    .name = "tsv", .what = "row", .lengths = true, .fields = fields, .open = tsv_open, .close = tsv_close, .get = get, .bytes = bytes};
