@@ -183,7 +183,8 @@ static void why_not(struct server *server, const struct site *site, bool is_know
     else if (join->facts.lengths_digest && server->job->split.pad)
         snprintf(why, AQ_SPLIT_TEXT_BYTES, "has lengths of its samples to send, which split.pad hides");
     else if (join->facts.lengths_digest && !aq_dataset_kind_lengths(server->job->data.kind))
-        snprintf(why, AQ_SPLIT_TEXT_BYTES, "has lengths of its samples to send, and all samples of data.kind: %s are alike",
+        snprintf(why, AQ_SPLIT_TEXT_BYTES,
+                 "has lengths of its samples to send, and all samples of data.kind: %s are alike",
                  server->job->data.kind);
     else if (is_known && join_claims(server, site, why))
         return; /* why says it */
