@@ -277,6 +277,7 @@ struct aq_job_split {
     uint64_t cache_ttl_ns; /* 0: the server's caches stay                                                   */
     uint64_t cache_max;    /* bytes of all the server's caches; 0: no limit                                 */
     bool seal;             /* the server's caches are encrypted under keys that clients keep                */
+    bool pad;              /* padding crosses the cuts: the server does not know the lengths of samples             */
     uint64_t capture;      /* bytes of a turn that the server's stage may write of what it sees; 0: nothing         */
 };
 

@@ -88,3 +88,24 @@ void aq_manifest_check_statistics(struct aq_manifest *manifest)
     else if (job->split.statistics == AQ_SPLIT_LOCAL && !keeps)
         aq_manifest_error(manifest, key, "local needs a model with batch norms: this one keeps no statistics");
 }
+
+/* Padding may cross the cuts only where it changes nothing of what is before it, in any layer of the server. */
+void aq_manifest_check_pad(struct aq_manifest *manifest)
+{
+    static const char *const key = "split.pad";
+    const struct aq_job *job = &manifest->job;
+    const struct aq_job_data *data = &job->data;
+    if (!job->split.pad || job->split.clients == 0) return;
+    if (!aq_dataset_kind_lengths(data->kind))
+        aq_manifest_error(manifest, key, "hides lengths, and all samples of data.kind: %s are alike; leave it out",
+                          data->kind);
+    else if (!aq_model_causal(&job->model.config))
+        aq_manifest_error(manifest, key,
+                          "needs a decoder: the server's layers of %s see the tokens behind each token, and must know "
+                          "which are padding",
+                          job->model.config.kind);
+    else if (aq_dataset_kind_masks(data->kind) && data->pack && data->pack_mask)
+        aq_manifest_error(manifest, key,
+                          "does not go with data.pack_mask: packed conversations do not see each other, so the server "
+                          "must know where each begins; write data.pack: false, or data.pack_mask: false");
+}

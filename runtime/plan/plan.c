@@ -195,6 +195,12 @@ static enum aq_status split_check(const struct aq_job *job)
                    place, aq_schedule_name(job->pipeline.schedule));
 }
 
+/* The client's own stages know the lengths of its samples by its data, and nobody else does. */
+static bool hides_lengths(const struct aq_job *job, uint32_t s)
+{
+    return job->split.pad && aq_job_at_client(job, s);
+}
+
 /* All of a stage but how many micro-batches it holds. */
 static enum aq_status stage_fill(struct plan_open *open, uint32_t s)
 {
@@ -213,7 +219,7 @@ static enum aq_status stage_fill(struct plan_open *open, uint32_t s)
                                  .precision = job->model.precision,
                                  .recompute = job->model.recompute,
                                  .split = aq_schedule_splits(job->pipeline.schedule),
-                                 .lengths = open->plan.facts.lengths_digest != 0,
+                                 .lengths = open->plan.facts.lengths_digest != 0 || hides_lengths(job, s),
                                  .parts = open->plan.facts.parts != 0,
                                  .freeze = job->train.freeze,
                                  .tied_rows = aq_plan_tied_rows(&open->plan),
@@ -305,7 +311,7 @@ static void link_common(const struct plan_open *open, struct aq_link_config *out
     out->rate_mbps = link->rate_mbps;
     out->streams = link->streams;
     out->copies = link->copies;
-    out->entropy = link->entropy;
+    out->entropy = open->plan.job->split.pad ? AQ_LINK_ENTROPY_OFF : link->entropy; /* sizes would follow lengths */
     snprintf(out->congestion, sizeof out->congestion, "%s", link->congestion ? link->congestion : "");
     out->silence_ns_max = link->silence_ns_max;
     out->outage_ns_max = link->outage_ns_max;

@@ -17,6 +17,21 @@ static enum aq_status shared_check(const struct aq_plan *plan)
                    place, key);
 }
 
+/* SplitFed v2 averages the ends and not the middle, so that copies of one tensor in both would part. */
+static enum aq_status parts_check(const struct aq_plan *plan)
+{
+    char place[PLACE_BYTES];
+    uint32_t copies = 0;
+    for (uint32_t s = 0; s < plan->stage_count; s++)
+        copies += plan->stages[s].size.shared > 0;
+    if (copies < 2 || plan->job->split.mode != AQ_SPLIT_FED2) return AQ_OK;
+    aq_job_place(plan->job, "split.mode", place, sizeof place);
+    return aq_fail(AQ_INVAL, "manifest",
+                   "%s: split.mode: splitfed2 averages the ends, and not the middle, and both have a copy of one "
+                   "tensor (model.tied: exact); write splitfed1, or model.tied: untied",
+                   place);
+}
+
 /* The distance correlation needs parameters in the first stage, which use its gradient. */
 static enum aq_status correlation_check(const struct aq_plan *plan)
 {
@@ -30,9 +45,31 @@ static enum aq_status correlation_check(const struct aq_plan *plan)
                    place, key);
 }
 
+/* The coded padding of one text must be as large as the text of another. */
+static enum aq_status pad_check(const struct aq_plan *plan)
+{
+    char place[PLACE_BYTES];
+    if (!plan->job->split.pad) return AQ_OK;
+    aq_job_place(plan->job, "split.pad", place, sizeof place);
+    for (uint32_t e = 0; e + 1 < plan->stage_count; e++) {
+        const struct aq_edge_shape *shape = &plan->edges[e].shape;
+        const bool varies =
+            aq_codec_about(shape->forward.kind)->varies || shape->forward.keyframe == AQ_PRECISION_EC;
+        if (varies || aq_codec_about(shape->backward.kind)->varies)
+            return aq_fail(AQ_INVAL, "manifest",
+                           "%s: split.pad: the codec of edges.%s makes bodies whose size follows their values, and so "
+                           "the length of a text; write edges: {forward: {codec: aqsgd, bits: 4}, backward: {codec: "
+                           "directq, bits: 8}}, or codec: raw",
+                           place, varies ? "forward" : "backward");
+    }
+    return AQ_OK;
+}
+
 enum aq_status aq_plan_split_check(const struct aq_plan *plan)
 {
     if (plan->job->split.clients == 0 || plan->stage_count < 2) return AQ_OK;
     AQ_TRY(shared_check(plan));
+    AQ_TRY(pad_check(plan));
+    AQ_TRY(parts_check(plan));
     return correlation_check(plan);
 }

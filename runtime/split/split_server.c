@@ -16,6 +16,7 @@
 #include "control_socket.h"
 #include "owned_folder.h"
 #include "split_private.h"
+#include "stages/dataset.h"
 
 static const uint64_t second_ns = 1000ULL * 1000 * 1000;
 static const char *const AREA = "split";
@@ -179,6 +180,12 @@ static void why_not(struct server *server, const struct site *site, bool is_know
                  "was not there when the clients of this job were settled (split.mode: global)");
     else if (other_data(site, join, server->all_samples > 0))
         snprintf(why, AQ_SPLIT_TEXT_BYTES, "comes with other data than it began with");
+    else if (join->facts.lengths_digest && server->job->split.pad)
+        snprintf(why, AQ_SPLIT_TEXT_BYTES, "has lengths of its samples to send, which split.pad hides");
+    else if (join->facts.lengths_digest && !aq_dataset_kind_lengths(server->job->data.kind))
+        snprintf(why, AQ_SPLIT_TEXT_BYTES,
+                 "has lengths of its samples to send, and all samples of data.kind: %s are alike",
+                 server->job->data.kind);
     else if (is_known && join_claims(server, site, why))
         return; /* why says it */
     else if (join_too_many(server, site, join))

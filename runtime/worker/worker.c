@@ -273,6 +273,7 @@ static enum aq_status open_dataset(const struct aq_worker *w, bool heldout, stru
     AQ_TRY(aq_dataset_open(&config, out));
     if (labels) return labels_agree(w, *out, heldout);
     const uint64_t want = heldout ? w->plan->facts.heldout_digest : w->plan->facts.train_digest;
+    if (aq_dataset_digest(*out) == want && w->job->split.pad) return AQ_OK;
     if (aq_dataset_digest(*out) == want) return lengths_agree(w, *out, heldout);
     return aq_fail(AQ_MISMATCH, "worker",
                    "%s is not the data that the job was planned with (digest %016" PRIx64 ", planned %016" PRIx64 ")",
@@ -331,7 +332,16 @@ static enum aq_status open_data(struct aq_worker *w)
     if (!reads) return AQ_OK;
     AQ_TRY(open_dataset(w, false, &w->train));
     AQ_TRY(open_targets(w));
-    return w->plan->facts.heldout_samples ? open_dataset(w, true, &w->heldout) : AQ_OK;
+    if (w->plan->facts.heldout_samples) AQ_TRY(open_dataset(w, true, &w->heldout));
+    if (!w->job->split.pad) return AQ_OK;
+    w->train_lengths = aq_dataset_lengths(w->train);
+    w->heldout_lengths = w->heldout ? aq_dataset_lengths(w->heldout) : NULL;
+    return AQ_OK;
+}
+
+const uint32_t *aq_worker_cut_lengths(const struct aq_worker *w, const uint32_t *lengths)
+{
+    return w->job->split.pad ? NULL : lengths;
 }
 
 /* As at the beginning of a run. */

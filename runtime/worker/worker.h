@@ -87,7 +87,7 @@ struct aq_worker {
     uint32_t *lengths;     /* B: tokens of these samples that are real */
     uint16_t *variants;    /* B: and which of its messages each has, and */
     struct aq_view *views; /* how its image is seen: data.augment      */
-    const uint32_t *train_lengths, *heldout_lengths; /* of all; NULL: all are T */
+    const uint32_t *train_lengths, *heldout_lengths; /* of all; NULL: all are T, or split.pad and others know them */
     const uint32_t *parts;                           /* of all training samples, then of held-out ones; or NULL */
     uint32_t *part_first;                            /* then, of each of these and the end: its first one       */
     uint32_t *starts;                                /* (B + 1, T): of a batch, and of a sample that is made again */
@@ -203,6 +203,9 @@ double aq_worker_distance_ms(const struct aq_worker *worker);
 
 /* worker.c: first tokens of a sample's parts, as row `row` of worker->starts; NULL: samples have no parts. */
 const uint32_t *aq_worker_starts(const struct aq_worker *worker, bool heldout, uint64_t sample, uint32_t row);
+
+/* worker.c: the lengths of a batch that its edges are given: none with split.pad, so that whole samples are sent. */
+const uint32_t *aq_worker_cut_lengths(const struct aq_worker *worker, const uint32_t *lengths);
 
 /* worker_report.c: lines over the control channel. */
 enum aq_status aq_worker_report_step(struct aq_worker *worker);

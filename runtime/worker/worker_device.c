@@ -192,7 +192,7 @@ enum aq_status aq_worker_forward(struct aq_worker *w, const struct aq_worker_run
     aq_worker_use(w, run->step);
     aq_worker_batch(w, run->step, instruction->micro_batch, &batch);
     w->batch.samples = batch.samples;
-    w->batch.lengths = batch.lengths;
+    w->batch.lengths = w->train_lengths ? w->lengths : NULL;
     w->batch.starts = w->parts ? w->starts : NULL;
     for (uint32_t i = 0; i < batch.samples; i++)
         (void)aq_worker_starts(w, false, batch.sample_ids[i] - w->job->data.skip, i);
@@ -244,7 +244,7 @@ enum aq_status aq_worker_compute(void *self, const uint64_t *id, struct aq_edge_
     const uint32_t samples = w->batch.samples; /* an evaluation may be between taking and using its own */
     const uint32_t *lengths = w->batch.lengths, *starts = w->batch.starts;
     *batch = (struct aq_edge_batch){.step = w->step, .samples = 1, .sample_ids = id};
-    if (w->train_lengths) batch->lengths = &w->train_lengths[*id - w->job->data.skip];
+    if (w->train_lengths && !w->job->split.pad) batch->lengths = &w->train_lengths[*id - w->job->data.skip];
     const enum aq_status status = forward_alone(w, batch);
     w->batch.samples = samples;
     w->batch.lengths = lengths;

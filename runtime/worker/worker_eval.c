@@ -66,7 +66,7 @@ static enum aq_status evaluate_batch(struct aq_worker *worker, uint32_t micro_ba
                                         .micro_batch = micro_batch,
                                         .samples = samples,
                                         .sample_ids = worker->sample_ids,
-                                        .lengths = lengths,
+                                        .lengths = aq_worker_cut_lengths(worker, lengths),
                                         .flags = flags};
     worker->batch.samples = samples;
     worker->batch.lengths = lengths;
@@ -142,13 +142,14 @@ enum aq_status aq_worker_evaluate(struct aq_worker *worker)
     if (!line) return aq_fail(AQ_NOMEM, "worker", "no memory for a line of metrics");
     aq_heldout_say(line, aq_stage_task(worker->stage), &total);
     aq_heldout_say_coded(line, &coded);
+    if (worker->job->split.pad) json_object_del(line, "targets"); /* the server reads it: the tokens of all answers */
     const char *metric = "no metric";
     double value = (double)NAN;
     bool higher;
     (void)aq_heldout_metric(line, &metric, &value, &higher);
     aq_log("worker", 1, "step %llu: evaluated in %.2f s: held-out loss %.4f, %s %.3f, %llu targets",
            (unsigned long long)worker->step, seconds, aq_control_number_or(line, "loss", (double)NAN), metric, value,
-           (unsigned long long)aq_control_u64_or(line, "targets", 0));
+           (unsigned long long)total.targets);
     json_object_set_new(line, "seconds", aq_control_number((double)(aq_clock_ns() - worker->go_ns) * 1e-9));
     return aq_control_send(worker->control, line);
 }

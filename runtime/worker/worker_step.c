@@ -58,12 +58,13 @@ void aq_worker_batch(struct aq_worker *worker, uint64_t step, uint32_t micro_bat
     const uint32_t first = micro_batch * B, samples = size - first < B ? size - first : B;
     const struct aq_augment *const augment = &worker->job->data.augment;
     const uint64_t epoch = aq_worker_global(worker, step) / worker->plan->steps_per_epoch;
+    const uint32_t *known = worker->train_lengths;
     const uint64_t first_id = worker->plan->facts.first_sample; /* of all clients, as an unsplit run has them */
     AQ_ASSERT(first < size);
     for (uint32_t i = 0; i < samples; i++) {
         const uint64_t sample = aq_sampler_at(worker->sampler, step, first + i);
         worker->sample_ids[i] = worker->job->data.skip + sample;
-        if (worker->train_lengths) worker->lengths[i] = worker->train_lengths[sample];
+        if (known) worker->lengths[i] = known[sample];
         if (!aq_augment_any(augment)) continue;
         worker->views[i] = aq_view_of(augment, worker->job->train.seed, epoch, first_id + worker->sample_ids[i]);
         worker->variants[i] = worker->views[i].flipped;
@@ -72,7 +73,7 @@ void aq_worker_batch(struct aq_worker *worker, uint64_t step, uint32_t micro_bat
                                     .micro_batch = micro_batch,
                                     .samples = samples,
                                     .sample_ids = worker->sample_ids,
-                                    .lengths = worker->train_lengths ? worker->lengths : NULL,
+                                    .lengths = aq_worker_cut_lengths(worker, known ? worker->lengths : NULL),
                                     .variants = augment->flip ? worker->variants : NULL,
                                     .views = augment->crop ? worker->views : NULL,
                                     .rate = aq_plan_learning_rate(worker->plan, aq_worker_global(worker, step + 1))};

@@ -146,6 +146,12 @@ bool aq_dataset_kind_masks(const char *kind)
     return of && of->targets != NULL;
 }
 
+bool aq_dataset_kind_lengths(const char *kind)
+{
+    const struct aq_dataset_kind *of = kind_find(kind);
+    return of && of->lengths;
+}
+
 uint32_t aq_dataset_targets(const struct aq_dataset *dataset, uint64_t index, uint32_t count)
 {
     AQ_ASSERT(index < dataset->count);

@@ -506,6 +506,7 @@ static uint64_t bytes(uint32_t T, uint64_t samples)
 extern const struct aq_dataset_kind aq_dataset_instruct;
 const struct aq_dataset_kind aq_dataset_instruct = {.name = "instruct",
                                                     .what = "sample",
+                                                    .lengths = true,
                                                     .fields = fields,
                                                     .open = instruct_open,
                                                     .close = instruct_close,

@@ -40,6 +40,7 @@ static inline uint32_t dataset_vocabulary(const struct aq_dataset_config *config
 struct aq_dataset_kind {
     const char *name;
     const char *what; /* a sample is, in messages: "block", "image" */
+    bool lengths;     /* samples may have fewer tokens than T       */
     /* The fields of a sample, values NULL; how many. */
     uint32_t (*fields)(uint32_t T, struct aq_field fields[AQ_BATCH_FIELDS_MAX]);
     /* state: NULL until there is something to close, also where it fails. */

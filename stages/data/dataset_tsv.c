@@ -534,9 +534,9 @@ static void get(const void *state, uint64_t sample, void *const values[AQ_BATCH_
     *(float *)values[2] = tsv->scored ? tsv->labels[sample].score : NAN;
     int32_t *types = values[3];
     for (uint32_t t = 0; t < tsv->T; t++)
-        types[t] = t < tsv->seconds[sample] || t >= length    ? 0
-                   : t + tsv->last_count >= length ? tsv->last_type
-                                                   : tsv->second_type;
+        types[t] = t < tsv->seconds[sample] || t >= length ? 0
+                   : t + tsv->last_count >= length         ? tsv->last_type
+                                                           : tsv->second_type;
 }
 
 static uint64_t bytes(uint32_t T, uint64_t samples)
@@ -545,5 +545,11 @@ static uint64_t bytes(uint32_t T, uint64_t samples)
 }
 
 extern const struct aq_dataset_kind aq_dataset_tsv;
-const struct aq_dataset_kind aq_dataset_tsv = {
-    .name = "tsv", .what = "row", .fields = fields, .open = tsv_open, .close = tsv_close, .get = get, .bytes = bytes};
+const struct aq_dataset_kind aq_dataset_tsv = {.name = "tsv",
+                                               .what = "row",
+                                               .lengths = true,
+                                               .fields = fields,
+                                               .open = tsv_open,
+                                               .close = tsv_close,
+                                               .get = get,
+                                               .bytes = bytes};

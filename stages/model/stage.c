@@ -164,6 +164,17 @@ bool aq_model_extends(const struct aq_model_config *model, const char **kind)
     return layers > 0;
 }
 
+bool aq_model_causal(const struct aq_model_config *model)
+{
+    const uint32_t layers = aq_model_layers(model);
+    struct layer layer;
+    for (uint32_t l = 0; l + 1 < layers; l++) {
+        stage_layer(model, 1, l, &layer);
+        if (!layer.kind->extends || (layer.form && layer.form->both)) return false;
+    }
+    return layers > 1;
+}
+
 void aq_model_layer_name(const struct aq_model_config *model, uint32_t layer, char *text, size_t bytes)
 {
     struct layer of = {.kind = NULL};

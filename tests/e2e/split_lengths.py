@@ -7,7 +7,7 @@ import jobs
 from chats import CHATML, SPECIALS, tokenizer
 from jobs import aqpipe, check, launch, losses, manifest, metrics, no_workers, raw
 from kit import ROOT
-from split import Client, Server, begin, of_client, report, stopped, tensors, whole
+from split import Client, Server, begin, of_client, report, seen, stopped, tensors, whole
 from split_hostile import Between
 from tables import CODECS, job, table
 
@@ -251,3 +251,134 @@ def scenario_split_lengths():
     server.end()
     check([line["turns"] for line in report("clean")["clients"]] == [2], f"{report('clean')}")
     no_workers("split_lengths")
+
+
+def scenario_split_lengths_again():
+    """A client whose lengths were refused may come with other data; one whose lengths were taken may not."""
+    tables("a", "b")
+    server = Server(job("again", **{**CODED, **turns("splitfed1", **{"split.clients": 2, "split.rounds": 1})}))
+    def wrong(who, line, send):
+        return {**line, "lengths": line["lengths"][:-3]} if line.get("op") == "lengths" else line
+    Client(Between(server, "a", wrong), "a", data="b", kind="tsv").end(1)
+    once(server, "a .* has left: its lengths are refused: ")
+    first = Client(server, "a", data="train", kind="tsv")
+    once(server, "a has sent the lengths of its samples")
+    first.kill()
+    server.await_text("a (127.0.0.1", 4)  # joined, refused, joined, left
+    said = Client(server, "a", data="b", kind="tsv").end(1)
+    check("it comes with other data than it began with" in said, f"the client says {said}")
+    clients = [Client(server, "a", data="train", kind="tsv"), Client(server, "b", kind="tsv")]
+    for client in clients:
+        client.end()
+    server.end()
+    check([line["turns"] for line in report("again")["clients"]] == [1, 1], server.text())
+    no_workers("split_lengths_again")
+
+
+def sizes(name, client="a"):
+    """How many different sizes steps of as many samples have behind the first epoch, both ways over both cuts: of the count with most."""
+    seen = {}
+    for line in of_client(name, client):
+        if line["epoch"] > 0:
+            seen.setdefault(line["samples"], set()).add(sum(line["forward_bytes"]) + sum(line["backward_bytes"]))
+    return max(len(each) for each in seen.values())
+
+
+def talks(name, seed, count):
+    words = jobs.text(seed, 8 * count).split()
+    rows = [{"prompt": " ".join(words[8 * i:8 * i + 1 + i % 2]) + " ", "response": " ".join(words[8 * i + 2:8 * i + 3 + i % 3])} for i in range(count)]
+    (ROOT / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def scenario_split_pad():
+    """split.pad: the server is told no lengths and no frame's size follows them; one client is the unsplit run bit for bit."""
+    tables("a", "b")
+    talks("train.jsonl", 1, 40)
+    talks("heldout.jsonl", 2, 9)
+    pad = {"split.pad": "true"}
+    llama = {"model.kind": "llama", "model.kv_heads": 2, "model.head_dim": 16, "model.mlp": 64, "model.tied": None}
+    answers = {"data.kind": "instruct", "data.train": str(ROOT / "train.jsonl"), "data.heldout": str(ROOT / "heldout.jsonl"),
+               "data.train_samples_max": 0, "data.heldout_samples_max": 0, "train.T": 48, "model.context": 48}
+    each, packed = {**answers, "data.pack": "false"}, {**answers, "data.pack_mask": "false"}
+    cases = (("classes", job, {}, "tsv", ("relay", "splitfed1", "global")), ("llama", job, llama, "tsv", ("relay",)),
+             ("bf16", job, {"model.precision": "bf16"}, "tsv", ("relay",)), ("lora", job, {**llama, "lora.rank": 3, "lora.alpha": 6}, "tsv", ("relay",)),
+             ("talks", manifest, each, "jsonl", ("relay",)), ("packed", manifest, packed, "jsonl", ("splitfed1",)),
+             ("tied", manifest, {**each, "model.tied": "exact"}, "jsonl", ("relay",)))
+    for tag, make, keys, kind, modes in cases:
+        launch(make(f"{tag}-one", **{**PLAIN, **keys, "pipeline.stages": 1}))
+        for mode in modes:
+            name = f"{tag}-{mode}"
+            server = whole(make(name, **{**PLAIN, **keys, **turns(mode), **pad}), "a", data="train", kind=kind)
+            check("lengths" not in server.text() and not (ROOT / name / "lengths").exists(), f"{name}: {server.text()}")
+            check(losses(f"{tag}-one") == lost(name), f"{name}: losses {lost(name)}, not {losses(f'{tag}-one')}")
+            ours, theirs = of_client(name, "a", "eval"), metrics(f"{tag}-one", "eval")
+            check([line["loss"] for line in ours] == [line["loss"] for line in theirs] and not any("targets" in line for line in ours), f"{name}: {ours}")
+            ours, theirs = (tensors(ROOT / run / "model.safetensors") for run in (name, f"{tag}-one"))
+            check(ours == theirs, f"{name}: the model that is left differs")
+            check(sizes(name) == 1, f"{name}: {sizes(name)} sizes of steps")
+
+    # With codecs, uneven batches, staleness: the run that sends lengths, and more bytes. A clip takes padding's rows, too.
+    for tag, keys in (("coded", {}), ("stale", {"train.staleness": 1}), ("odd", {"train.batch": 6, "train.micro_batch": 3})):
+        whole(job(f"{tag}-sent", **{**CODED, **keys, **turns()}), "a", data="train", kind="tsv")
+        whole(job(tag, **{**CODED, **keys, **turns(), **pad}), "a", data="train", kind="tsv")
+        check(lost(tag) == lost(f"{tag}-sent"), f"{tag}: {lost(tag)}, not {lost(f'{tag}-sent')}")
+        if tag != "stale":  # there frames of two steps are under way at once, and count for either
+            check(sizes(tag) == 1 < sizes(f"{tag}-sent"), f"{tag}: {sizes(tag)} sizes of steps")
+
+    # Two clients, one of which is killed in mid-turn.
+    keys = {**CODED, **turns("splitfed1", **{"split.wait": "60s", "checkpoint.every": "2 steps", "split.clients": 2}), **pad}
+    for name, stops in (("calm", ()), ("killed", (3,))):
+        server = Server(job(name, **keys))
+        clients = {"a": Client(server, "a", data="train", kind="tsv", stops=stops), "b": Client(server, "b", kind="tsv")}
+        if stops:
+            stopped(server, clients["a"], 3)
+            clients["a"].kill()
+            clients["a"].release()
+            clients["a"] = Client(server, "a", data="train", kind="tsv")
+        for client in clients.values():
+            client.end()
+        server.end()
+    check([lost("killed", name) for name in "ab"] == [lost("calm", name) for name in "ab"], "a killed client changes the run")
+
+    # What it does not hide from a server that reads the values: gradients of padding are zero, without noise.
+    noise = {"split.privacy.gradient_clip": 1, "split.privacy.gradient_noise": 0.01}
+    lengths = table("train.tsv", 3, 22)
+    for tag, keys in (("bare", {}), ("noised", noise)):
+        whole(job(f"seen-{tag}", **{**PLAIN, **turns(), **pad, **keys, "split.capture": "64MiB"}), "a", data="train", kind="tsv")
+        found = {}
+        for kind, rows, columns, _, sample, values in seen(f"seen-{tag}/clients/a"):
+            check(rows == 32, f"{tag}: sample {sample} has {rows} rows")
+            if kind == 2:
+                found[sample] = sum(any(values[row * columns:(row + 1) * columns]) for row in range(rows))
+        wanted = {i: length if tag == "bare" else 32 for i, length in enumerate(lengths)}
+        check(found == wanted, f"{tag}: rows that are not zero {found}, not {wanted}")
+
+    # What cannot be hidden is refused by the plan.
+    served = {"split.labels": "server", "pipeline.stages": "[{layers: 0-1, dials: true}, {layers: 2-5}]"}
+    longer = {"pipeline.stages": STAGES.replace("4-5", "4-6")}
+    wrongs = (("bert", job, {"model.kind": "bert", "model.tied": None, **longer}, "needs a decoder: the server's layers of bert see"),
+              ("modernbert", job, {"model.kind": "modernbert", "model.tied": None, **longer}, "needs a decoder: "),
+              ("deberta", job, {"model.kind": "deberta", "model.tied": "untied", "model.buckets": 8, **longer}, "needs a decoder: "),
+              ("masks", manifest, answers, "does not go with data.pack_mask: "), ("served", job, served, "does not go with split.labels: server"),
+              ("zstd", job, {"link.entropy": "zstd"}, "does not go with link.entropy: zstd"), ("text", manifest, {}, "all samples of data.kind: text are alike"),
+              ("ec", job, {"edges.forward.codec": "ec", "edges.forward.bits": None, "edges.forward.rate": 3}, "the codec of edges.forward makes bodies whose size follows"),
+              ("ec-back", job, {"edges.backward.codec": "ec", "edges.backward.bits": None, "edges.backward.rate": 3}, "the codec of edges.backward makes"),
+              ("keyframe", job, {"edges.forward.keyframe": "ec"}, "the codec of edges.forward makes"),
+              ("alone", job, {"split.clients": 0}, "split.pad: applies only to split learning"))
+    for tag, make, changes, wanted in wrongs:
+        done = aqpipe("plan", make(f"no-{tag}", **{**CODED, **turns(), **pad, **changes}))
+        check(done.returncode == 2 and wanted in done.stderr, f"{tag}: {done.returncode}, {done.stderr}")
+
+    # Lengths that nobody asked for: one line at both ends, and the right client is taken.
+    (ROOT / "a.txt").write_text(jobs.text(1, 4000))
+    text = {"data.train": str(ROOT / "a.txt"), "data.heldout": None, "data.heldout_samples_max": None}
+    more = {"lengths_digest": "0000000000000007", "lengths_mean": 9}
+    cases = (("hidden", job, {**pad}, "tsv", "train", "which split.pad hides"), ("alike", manifest, text, "txt", "a", "all samples of data.kind: text are alike"))
+    for tag, make, changes, kind, data, wanted in cases:
+        server = Server(make(f"more-{tag}", **{**CODED, **turns(), "split.rounds": 1, **changes}))
+        said = Client(Between(server, "a", lambda who, line, send: {**line, **more} if line.get("op") == "join" else line), "a", data=data, kind=kind).end(1)
+        check(said.count("has lengths of its samples to send") == 1 and wanted in said, f"{tag}: the client says {said}")
+        once(server, f"a .* is refused: it has lengths of its samples to send.*{wanted}")
+        Client(server, "a", data=data, kind=kind).end()
+        server.end()
+    no_workers("split_pad")

@@ -418,6 +418,7 @@ static enum aq_status plan_new(const struct aq_job_facts *facts, uint64_t all, s
 
 enum aq_status __wrap_aq_split_job_open(const struct aq_split_asked *asked, struct aq_split_job *out)
 {
+    world.job.data.kind = "tsv"; /* whose samples may have lengths */
     *out = (struct aq_split_job){.job = &world.job};
     if (!asked->client) return AQ_OK;
     AQ_ASSERT(name_in(asked->run) == asked->client[0]);

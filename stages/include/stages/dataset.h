@@ -207,6 +207,8 @@ uint32_t aq_dataset_targets(const struct aq_dataset *dataset, uint64_t index, ui
 /* May that differ from sample to sample? And of a kind. */
 bool aq_dataset_masks(const struct aq_dataset *dataset);
 bool aq_dataset_kind_masks(const char *kind);
+/* May samples of the kind have lengths (aq_dataset_lengths)? */
+bool aq_dataset_kind_lengths(const char *kind);
 
 /* The stable id of sample `index` (0..count-1). */
 uint64_t aq_dataset_id(const struct aq_dataset *dataset, uint64_t index);

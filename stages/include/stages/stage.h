@@ -350,6 +350,12 @@ bool aq_model_trains(const struct aq_model_config *model, uint32_t T, const char
 bool aq_model_frozen(const struct aq_model_config *model, uint32_t T, const char *freeze,
                      const struct aq_lora_config *lora, uint32_t layer_end);
 
+/*
+ * Does no layer but the last see tokens behind a token? Then padding behind a text changes none of the text's rows. The
+ * last layer may read one row of each sample, its last token's.
+ */
+bool aq_model_causal(const struct aq_model_config *model);
+
 /* Has any layer of it buffers: running statistics of a batch norm? */
 bool aq_model_keeps_statistics(const struct aq_model_config *model, uint32_t T);
 
