@@ -125,7 +125,7 @@ static enum aq_status part_on(void *self, enum aq_part_moment moment, struct aq_
         args->input_unused = true;
         return AQ_OK;
     case AQ_PART_INSTRUCTION:
-        return execute(part, args->instruction, &args->done);
+        return execute(part, args->turn, &args->done);
     case AQ_PART_PUMP:
         return part->worker ? advance(part->worker) : AQ_OK;
     default:
