@@ -90,8 +90,9 @@ struct aq_part_worker {
     void *self;                                /* of the functions */
     enum aq_status (*pump)(void *self);        /* while a part waits in AQ_PART_REDUCE */
     bool (*is_busy)(const void *self);         /* has the device work that has not come back? */
-    /* The activation of one sample, by way of spare_x, into spare_y; *batch is made, and borrows id. */
-    enum aq_status (*compute_alone)(void *self, const uint64_t *id, struct aq_edge_batch *batch);
+    /* A sample as a batch, which borrows id; its activation, from spare_x (first stage: its data) into spare_y. */
+    void (*sample)(const void *self, const uint64_t *id, struct aq_edge_batch *batch);
+    enum aq_status (*compute_alone)(void *self, const struct aq_edge_batch *batch);
 };
 
 /* An instruction of a chain (program.h). */

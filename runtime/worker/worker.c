@@ -15,7 +15,6 @@
 #include "checkpoint_adapters.h"
 #include "confine.h"
 #include "heartbeat.h"
-#include "machine_groups.h"
 #include "owned_folder.h"
 #include "run_folder.h"
 
@@ -472,7 +471,7 @@ static void close_all(struct aq_worker *w, enum aq_status status)
     aq_worker_device_synchronize(w);
     /* A peer that does not read keeps an ABORT from going out, and bodies of groups and edges on their way. */
     aq_worker_links_halt(w);
-    aq_machine_groups_close(w->replicas.machine);
+    aq_worker_reducer_close(w);
     aq_worker_group_close(w);
     struct aq_part_args args = {0};
     (void)aq_worker_parts_on(&w->worker_parts, AQ_PART_EDGES_CLOSE, &args);

@@ -164,6 +164,7 @@ enum aq_status aq_worker_parts_join(struct aq_worker *w)
                                                      .self = w,
                                                      .pump = pump,
                                                      .is_busy = is_busy,
+                                                     .sample = aq_worker_sample,
                                                      .compute_alone = aq_worker_compute};
     struct aq_part_args args = {.step = w->step, .worker = &w->worker_parts.worker};
     AQ_TRY(aq_worker_parts_on(&w->worker_parts, AQ_PART_JOINED, &args));

@@ -183,15 +183,21 @@ enum aq_status aq_worker_forward(struct aq_worker *w, const struct aq_worker_run
     return issue_end(w, issue);
 }
 
-/* As forward, of data of its own. */
-static enum aq_status forward_alone(struct aq_worker *w, const struct aq_edge_batch *batch)
+void aq_worker_sample(const void *self, const uint64_t *id, struct aq_edge_batch *batch)
+{
+    const struct aq_worker *w = self;
+    const uint32_t *lengths = w->data.train_lengths;
+    *batch = (struct aq_edge_batch){
+        .step = w->step, .samples = 1, .sample_ids = id, .lengths = lengths ? &lengths[*id - w->job->data.skip] : NULL};
+}
+
+static enum aq_status compute(struct aq_worker *w, const struct aq_edge_batch *batch)
 {
     const bool first = w->position == 0;
     const struct aq_values *x = &w->pipeline.dx[0], *y = &w->pipeline.dy[0];
     AQ_TRY(aq_rank_data_put_alone(&w->data, batch));
     const struct aq_stage_input input = {
         .x = first ? NULL : x->at, .batch = &w->data.batch, .seed = w->job->train.seed, .evaluate = true};
-    if (!first) AQ_TRY(aq_edge_reload(w->pipeline.in, batch, x, w->pipeline.receive_stream));
     if (!first) AQ_TRY(aq_values_read_begin(w->device, x, w->stream));
     AQ_TRY(aq_values_write_begin(w->device, y, w->stream));
     AQ_TRY(aq_stage_forward(w->stage, 0, &input, y->at, NULL, w->stream));
@@ -200,17 +206,15 @@ static enum aq_status forward_alone(struct aq_worker *w, const struct aq_edge_ba
     return aq_values_write_end(w->device, y, w->stream);
 }
 
-enum aq_status aq_worker_compute(void *self, const uint64_t *id, struct aq_edge_batch *batch)
+enum aq_status aq_worker_compute(void *self, const struct aq_edge_batch *batch)
 {
     struct aq_worker *w = self;
-    const uint32_t samples = w->data.batch.samples; /* an evaluation may be between taking and using its own */
-    const uint32_t *lengths = w->data.batch.lengths, *starts = w->data.batch.starts;
-    *batch = (struct aq_edge_batch){.step = w->step, .samples = 1, .sample_ids = id};
-    if (w->data.train_lengths) batch->lengths = &w->data.train_lengths[*id - w->job->data.skip];
-    const enum aq_status status = forward_alone(w, batch);
-    w->data.batch.samples = samples;
-    w->data.batch.lengths = lengths;
-    w->data.batch.starts = starts;
+    struct aq_batch *mine = &w->data.batch; /* an evaluation may be between taking and using its own */
+    const uint32_t samples = mine->samples, *lengths = mine->lengths, *starts = mine->starts;
+    const enum aq_status status = compute(w, batch);
+    mine->samples = samples;
+    mine->lengths = lengths;
+    mine->starts = starts;
     return status;
 }
 

@@ -91,10 +91,11 @@ enum aq_status aq_worker_weights(struct aq_worker *worker, const struct aq_worke
 enum aq_status aq_worker_issues_advance(struct aq_worker *worker);
 
 /*
- * worker_device.c: the activation of one sample, without a slot, if no gradients come here: from pipeline.dx[0] into
- * pipeline.dy[0]. *batch is made. self: the worker. For parts.
+ * worker_device.c, for parts (self: the worker): a sample as a batch, which borrows id; its activation, without a slot,
+ * if no gradients come here: from pipeline.dx[0] into pipeline.dy[0].
  */
-enum aq_status aq_worker_compute(void *self, const uint64_t *id, struct aq_edge_batch *batch);
+void aq_worker_sample(const void *self, const uint64_t *id, struct aq_edge_batch *batch);
+enum aq_status aq_worker_compute(void *self, const struct aq_edge_batch *batch);
 
 /*
  * worker_device.c: shows the parts values at a cut, at one of AQ_PART_CUT_*. slot: the stage's. trains: a step learns

@@ -177,3 +177,8 @@ enum aq_status aq_worker_reducer_open(struct aq_worker *worker)
                                        .sends = worker->replicas.group};
     return AQ_OK;
 }
+
+void aq_worker_reducer_close(struct aq_worker *worker)
+{
+    aq_machine_groups_close(worker->replicas.machine);
+}

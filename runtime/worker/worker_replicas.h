@@ -66,6 +66,7 @@ enum aq_status aq_worker_group_open(struct aq_worker *worker, enum aq_status (*m
  * averages before NORM. rounds: of what was begun with the optimizer, to their end.
  */
 enum aq_status aq_worker_reducer_open(struct aq_worker *worker);
+void aq_worker_reducer_close(struct aq_worker *worker);
 enum aq_status aq_worker_rounds(struct aq_worker *worker);
 
 /* worker_group.c: a reduction over all replicas. */
