@@ -7,7 +7,6 @@
  */
 #include "plan.h"
 #include "watch.h"
-#include "worker.h"
 
 static const double flops_s_min = 1e8, bytes_s_min = 125e3;
 enum { BACKWARD_FORWARDS = 3 }; /* with model.recompute a backward is a forward and twice as much again */

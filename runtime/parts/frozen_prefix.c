@@ -111,7 +111,9 @@ static enum aq_status advance(const struct aq_part_worker *worker)
     struct aq_edge_batch batch;
     if (!aq_edge_recompute_pending(worker->out, &id)) return AQ_OK;
     if (worker->is_busy(worker->self)) return AQ_OK; /* the stage's slots are in use: a later pump */
-    AQ_TRY(worker->compute_alone(worker->self, &id, &batch));
+    worker->sample(worker->self, &id, &batch);
+    if (worker->in) AQ_TRY(aq_edge_reload(worker->in, &batch, worker->spare_x, worker->receive));
+    AQ_TRY(worker->compute_alone(worker->self, &batch));
     const enum aq_status status = aq_edge_recompute_done(worker->out, &batch, worker->spare_y, worker->send);
     return status == AQ_AGAIN ? AQ_OK : status;
 }
@@ -125,7 +127,7 @@ static enum aq_status part_on(void *self, enum aq_part_moment moment, struct aq_
         args->input_unused = true;
         return AQ_OK;
     case AQ_PART_INSTRUCTION:
-        return execute(part, args->instruction, &args->done);
+        return execute(part, args->turn, &args->done);
     case AQ_PART_PUMP:
         return part->worker ? advance(part->worker) : AQ_OK;
     default:

@@ -3,11 +3,7 @@
  */
 #include "worker.h"
 
-#include "checkpoint_adapters.h"
-#include "confine.h"
-
 #include <inttypes.h>
-#include <math.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,13 +12,11 @@
 
 #include "aqsgd/device_owner.h"
 #include "checkpoint.h"
+#include "checkpoint_adapters.h"
+#include "confine.h"
 #include "heartbeat.h"
-#include "lengths.h"
-#include "net/collective.h"
-#include "net/tls.h"
 #include "owned_folder.h"
 #include "run_folder.h"
-#include "stages/labels.h"
 
 enum {
     START_SECONDS = 600, /* from start to go: other stages may be loading */
@@ -128,12 +122,13 @@ static bool may_carry(const struct aq_worker *w)
 static enum aq_status open_stage(struct aq_worker *w)
 {
     const struct aq_job_stage *place = &w->job->pipeline.stages[w->rank];
-    aq_device_owner_set(w->run_folder);
+    aq_device_owner_set(w->checkpoints.run_folder);
     const struct aq_device_config device = {
         .kind = place->device,
         .index = place->device_index,
         .threads = aq_job_threads(w->job, w->rank, aq_thread_cores()),
-        .owner = aq_digest_seeded(w->run_folder, strlen(w->run_folder), w->plan->job_digest) | 1};
+        .owner =
+            aq_digest_seeded(w->checkpoints.run_folder, strlen(w->checkpoints.run_folder), w->plan->job_digest) | 1};
     struct aq_device_info info;
     if (may_carry(w)) (void)setenv("CUDA_MODULE_LOADING", "EAGER", 0);
     AQ_TRY(aq_device_open(&device, &w->device));
@@ -181,174 +176,11 @@ static enum aq_status open_optimizer(struct aq_worker *w)
     return AQ_OK;
 }
 
-/* Finds the first part of each sample: the lengths of its parts add up to its own. */
-static enum aq_status open_parts(struct aq_worker *w)
-{
-    const struct aq_job_facts *facts = &w->plan->facts;
-    const uint64_t samples = facts->train_samples + facts->heldout_samples;
-    void *memory;
-    AQ_TRY(aq_alloc((samples + 1) * sizeof(uint32_t), &memory));
-    w->part_first = memory;
-    w->parts = w->train_lengths + samples;
-    uint64_t part = 0;
-    for (uint64_t s = 0; s < samples; s++) {
-        w->part_first[s] = (uint32_t)part;
-        for (uint64_t have = 0; have < w->train_lengths[s]; part++) {
-            if (part == facts->parts || w->parts[part] > w->train_lengths[s] - have)
-                return aq_fail(AQ_PROTO, "worker", "the parts of sample %" PRIu64 " are not as long as it", s);
-            have += w->parts[part];
-        }
-    }
-    w->part_first[samples] = (uint32_t)part;
-    if (part != facts->parts) return aq_fail(AQ_PROTO, "worker", "parts remain after the last sample");
-    return AQ_OK;
-}
-
-const uint32_t *aq_worker_starts(const struct aq_worker *w, bool heldout, uint64_t sample, uint32_t row)
-{
-    const uint64_t at = sample + (heldout ? w->plan->facts.train_samples : 0);
-    if (!w->parts) return NULL;
-    uint32_t *to = w->starts + (uint64_t)row * w->job->train.T;
-    aq_dataset_starts(w->parts + w->part_first[at], w->part_first[at + 1] - w->part_first[at], w->job->train.T, to);
-    return to;
-}
-
-/*
- * Lengths of all samples: a stage without data gets them from the launcher, which has read them. The digest is in the
- * plan, so that both ends of an edge have the same.
- */
-static enum aq_status open_lengths(struct aq_worker *w, const json_t *start)
-{
-    const struct aq_job_facts *facts = &w->plan->facts;
-    const uint64_t all = aq_plan_lengths_count(facts);
-    const char *text;
-    void *memory;
-    if (!facts->lengths_digest) return AQ_OK;
-    if (facts->parts > UINT32_MAX) return aq_fail(AQ_PROTO, "worker", "samples of too many parts");
-    AQ_TRY(aq_control_get_text(start, "lengths", &text));
-    AQ_TRY(aq_alloc(all * sizeof(uint32_t), &memory));
-    w->lengths_memory = memory;
-    AQ_TRY(aq_lengths_read(text, all, w->job->train.T, memory));
-    if ((aq_digest(memory, all * sizeof(uint32_t)) | 1) != facts->lengths_digest)
-        return aq_fail(AQ_PROTO, "worker", "received other lengths of the samples than the plan's");
-    w->train_lengths = memory;
-    w->heldout_lengths = w->train_lengths + facts->train_samples;
-    return facts->parts ? open_parts(w) : AQ_OK;
-}
-
-/* Compares the lengths of the samples that this stage reads with those that the launcher sent. */
-static enum aq_status lengths_agree(const struct aq_worker *w, const struct aq_dataset *dataset, bool heldout)
-{
-    const uint32_t *here = aq_dataset_lengths(dataset), *told = heldout ? w->heldout_lengths : w->train_lengths;
-    const uint64_t samples = heldout ? w->plan->facts.heldout_samples : w->plan->facts.train_samples;
-    for (uint64_t i = 0; i < samples && (here || told); i++)
-        if ((here ? here[i] : w->job->train.T) != (told ? told[i] : w->job->train.T))
-            return aq_fail(AQ_MISMATCH, "worker", "sample %" PRIu64 " is not as long as the job was planned with", i);
-    return AQ_OK;
-}
-
-/* A server's last stage of a turn has labels and nothing else of its client's data. */
-static bool labels_alone(const struct aq_worker *w)
-{
-    return w->job->split.client && w->position + 1 == w->P && !aq_job_at_client(w->job, w->rank);
-}
-
-static enum aq_status labels_agree(const struct aq_worker *w, const struct aq_dataset *labels, bool heldout)
-{
-    const uint64_t want = heldout ? w->plan->facts.heldout_samples : w->plan->facts.train_samples;
-    if (aq_dataset_count(labels) == want && aq_dataset_outputs(labels) <= w->plan->model.vocabulary) return AQ_OK;
-    return aq_fail(AQ_MISMATCH, "worker",
-                   "there are %" PRIu64 " labels of up to %u classes: the job is of %" PRIu64 " samples and %u classes",
-                   aq_dataset_count(labels), aq_dataset_outputs(labels), want, w->plan->model.vocabulary);
-}
-
-static enum aq_status open_dataset(const struct aq_worker *w, bool heldout, struct aq_dataset **out)
-{
-    struct aq_dataset_config config = aq_plan_dataset(w->job, heldout);
-    const bool labels = labels_alone(w);
-    if (labels) { /* of the samples that the client has taken of its data */
-        config.kind = aq_labels_kind();
-        config.samples_max = config.skip = 0;
-    }
-    AQ_TRY(aq_dataset_open(&config, out));
-    if (labels) return labels_agree(w, *out, heldout);
-    const uint64_t want = heldout ? w->plan->facts.heldout_digest : w->plan->facts.train_digest;
-    if (aq_dataset_digest(*out) == want && w->job->split.pad) return AQ_OK;
-    if (aq_dataset_digest(*out) == want) return lengths_agree(w, *out, heldout);
-    return aq_fail(AQ_MISMATCH, "worker",
-                   "%s is not the data that the job was planned with (digest %016" PRIx64 ", planned %016" PRIx64 ")",
-                   config.paths[0], aq_dataset_digest(*out), want);
-}
-
-/* Opens the sampler of this worker's part of each batch: a replica's, or with global sampling a client's. */
-static enum aq_status open_sampler(struct aq_worker *w)
-{
-    const struct aq_job_facts *facts = &w->plan->facts;
-    const struct aq_job_train *train = &w->job->train;
-    const struct aq_sampler_part part = {
-        .all = facts->all_samples, .first = facts->first_sample, .count = facts->train_samples, .shift = w->shift};
-    if (aq_job_global(w->job))
-        return aq_sampler_open_part(&part, w->plan->batch, train->seed, train->shuffle, &w->sampler);
-    return aq_sampler_open_shard(facts->train_samples, w->plan->batch, train->seed, train->shuffle, w->replica, w->W,
-                                 &w->sampler);
-}
-
-/* The last stage counts the targets of whole steps: those of the other replicas, too. */
-static enum aq_status open_targets(struct aq_worker *w)
-{
-    void *memory;
-    if (w->position + 1 != w->P || !aq_dataset_masks(w->train)) return AQ_OK;
-    AQ_TRY(aq_alloc(w->W * sizeof *w->targets.samplers, &memory));
-    w->targets.samplers = memory;
-    for (uint32_t r = 0; r < w->W; r++)
-        AQ_TRY(aq_sampler_open_shard(w->plan->facts.train_samples, w->plan->batch, w->job->train.seed,
-                                     w->job->train.shuffle, r, w->W, &w->targets.samplers[r]));
-    return AQ_OK;
-}
-
-/* First and last stage read the data; the others know its samples by their ids. */
-static enum aq_status open_data(struct aq_worker *w)
-{
-    const bool reads = w->position == 0 || w->position + 1 == w->P;
-    const uint32_t B = w->me->config.B, T = w->me->config.T;
-    struct aq_batch *batch = &w->batch;
-    AQ_TRY(open_sampler(w));
-    const char *kind = labels_alone(w) ? aq_labels_kind() : w->job->data.kind;
-    if (reads) batch->field_count = aq_dataset_fields(kind, T, batch->fields);
-    struct aq_arena arena = {0};
-    for (int pass = 0; pass < 2; pass++) {
-        w->sample_ids = aq_arena_take(&arena, B * sizeof *w->sample_ids);
-        w->lengths = aq_arena_take(&arena, B * sizeof *w->lengths);
-        w->variants = aq_arena_take(&arena, B * sizeof *w->variants);
-        w->views = aq_arena_take(&arena, B * sizeof *w->views);
-        if (w->parts) w->starts = aq_arena_take(&arena, ((size_t)B + 1) * T * sizeof *w->starts);
-        for (uint32_t i = 0; i < batch->field_count; i++)
-            batch->fields[i].values = aq_arena_take(&arena, (size_t)B * batch->fields[i].count * AQ_FIELD_BYTES);
-        if (pass > 0) break;
-        AQ_TRY(aq_alloc(arena.used, &w->host_memory));
-        arena = (struct aq_arena){.base = w->host_memory, .bytes = arena.used};
-    }
-    batch->sample_ids = w->sample_ids;
-    if (!reads) return AQ_OK;
-    AQ_TRY(open_dataset(w, false, &w->train));
-    AQ_TRY(open_targets(w));
-    if (w->plan->facts.heldout_samples) AQ_TRY(open_dataset(w, true, &w->heldout));
-    if (!w->job->split.pad) return AQ_OK;
-    w->train_lengths = aq_dataset_lengths(w->train);
-    w->heldout_lengths = w->heldout ? aq_dataset_lengths(w->heldout) : NULL;
-    return AQ_OK;
-}
-
-const uint32_t *aq_worker_cut_lengths(const struct aq_worker *w, const uint32_t *lengths)
-{
-    return w->job->split.pad ? NULL : lengths;
-}
-
 /* As at the beginning of a run. */
 static enum aq_status begin_weights(struct aq_worker *w)
 {
     const struct aq_checkpoint checkpoint = aq_worker_checkpoint(w);
-    w->frozen_due = aq_stage_frozen_count(w->stage) > 0;
+    w->checkpoints.frozen_due = aq_stage_frozen_count(w->stage) > 0;
     const uint64_t seed = w->job->train.seed;
     AQ_TRY(w->job->model.weights ? aq_checkpoint_import(&checkpoint, w->job->model.weights, seed)
                                  : aq_stage_init(w->stage, seed));
@@ -366,16 +198,16 @@ static enum aq_status load_frozen(struct aq_worker *w, uint64_t resume)
         aq_error_clear(); /* dealt with */
         AQ_TRY(begin_weights(w));
     }
-    return aq_checkpoint_frozen_digest(&checkpoint, &w->frozen_digest);
+    return aq_checkpoint_frozen_digest(&checkpoint, &w->checkpoints.frozen_digest);
 }
 
 /* Once for a run, and where the file was lost; when it is known that the checkpoint is of these values. */
 static enum aq_status keep_frozen(struct aq_worker *w)
 {
     const struct aq_checkpoint checkpoint = aq_worker_checkpoint(w);
-    if (!w->frozen_due) return AQ_OK;
-    AQ_TRY(aq_owned_check(w->checkpoint_folder, AQ_OWNED_CHECKPOINT, w->run_id));
-    w->frozen_due = false;
+    if (!w->checkpoints.frozen_due) return AQ_OK;
+    AQ_TRY(aq_owned_check(w->checkpoints.folder, AQ_OWNED_CHECKPOINT, w->checkpoints.run_id));
+    w->checkpoints.frozen_due = false;
     return aq_checkpoint_frozen_write(&checkpoint);
 }
 
@@ -394,7 +226,7 @@ static enum aq_status adopt(struct aq_worker *w, const char *folder)
 
 static enum aq_status load_weights(struct aq_worker *w, uint64_t resume)
 {
-    w->step = w->resumed_at = resume;
+    w->step = w->checkpoints.resumed_at = resume;
     if (!resume) AQ_TRY(begin_weights(w));
     AQ_TRY(load_frozen(w, resume));
     const struct aq_checkpoint checkpoint = aq_worker_checkpoint(w);
@@ -451,7 +283,7 @@ static enum aq_status open_cache(struct aq_worker *w, bool linked)
     if (w->job->cache.path)
         snprintf(parent, sizeof parent, "%s", w->job->cache.path);
     else
-        snprintf(parent, sizeof parent, "%s/cache", w->run_folder);
+        snprintf(parent, sizeof parent, "%s/cache", w->checkpoints.run_folder);
     const int bytes = snprintf(path, sizeof path, "%s/stage-%u", parent, w->rank);
     if (bytes >= (int)sizeof path) return aq_fail(AQ_INVAL, "worker", "cache.path is too long");
     config.path = path;
@@ -473,7 +305,7 @@ static enum aq_status open_edges(struct aq_worker *w)
     struct aq_edge_config config = {.device = w->device,
                                     .eventcount = w->eventcount,
                                     .trace = w->trace,
-                                    .silence_ns = w->silence_ns,
+                                    .silence_ns = w->links.silence_ns,
                                     .mirror = w->job->checkpoint.mirror};
     struct aq_part_args args = {0};
     if (w->position > 0) {
@@ -514,14 +346,14 @@ static enum aq_status open_all(struct aq_worker *w, const json_t *start)
     struct aq_part_args args = {.message = start};
     AQ_TRY(aq_worker_parts_open(&w->worker_parts, w->plan, w->rank)); /* a checkpoint may change their states */
     AQ_TRY(aq_worker_parts_on(&w->worker_parts, AQ_PART_START, &args));
-    w->shift = (uint64_t)args.shift;
+    w->steps.shift = (uint64_t)args.shift;
     w->checkpoints.updates_ahead = args.updates;
     AQ_TRY(aq_control_get_text(start, "checkpoint", &folder));
-    AQ_TRY(aq_alloc_text(folder, &w->checkpoint_folder));
+    AQ_TRY(aq_alloc_text(folder, &w->checkpoints.folder));
     const char *hash = aq_control_text_or(start, "sha256", "");
     if (*hash && !aq_hash_is(hash)) return aq_fail(AQ_PROTO, "worker", "received no SHA-256: %.80s", hash);
     snprintf(w->checkpoints.hash, sizeof w->checkpoints.hash, "%s", hash);
-    AQ_TRY(aq_control_get_hex(start, "id", &w->run_id));
+    AQ_TRY(aq_control_get_hex(start, "id", &w->checkpoints.run_id));
     const uint64_t until = aq_control_u64_or(start, "until", 0);
     if (until > 0 && until < aq_worker_steps_end(w)) w->last = until; /* equal on all ranks, so it needs no vote */
     if (w->job->output.trace) AQ_TRY(aq_trace_open(AQ_PLAN_TRACE_RECORDS, &w->trace));
@@ -531,8 +363,7 @@ static enum aq_status open_all(struct aq_worker *w, const json_t *start)
     AQ_TRY(open_stage(w));
     AQ_TRY(open_optimizer(w));
     AQ_TRY(aq_worker_set_phase(w, AQ_PHASE_DATA));
-    AQ_TRY(open_lengths(w, start));
-    AQ_TRY(open_data(w));
+    AQ_TRY(aq_rank_data_open(&w->data, w->plan, w->rank, w->steps.shift, start));
     AQ_TRY(aq_worker_set_phase(w, AQ_PHASE_WEIGHTS));
     AQ_TRY(load_weights(w, aq_control_u64_or(start, "resume", 0)));
     const char *from = aq_control_text_or(start, "adopt", NULL);
@@ -544,7 +375,8 @@ static enum aq_status open_all(struct aq_worker *w, const json_t *start)
     if (cache != AQ_AGAIN) AQ_TRY(cache);
     AQ_TRY(aq_worker_set_phase(w, AQ_PHASE_CONNECT));
     AQ_TRY(aq_worker_links_open(w));
-    AQ_TRY(aq_worker_group_open(w));
+    AQ_TRY(aq_worker_group_open(w, aq_worker_meanwhile));
+    AQ_TRY(aq_worker_reducer_open(w));
     AQ_TRY(aq_worker_warm_reduction(w));
     if (cache == AQ_AGAIN) AQ_TRY(open_cache(w, true));
     AQ_TRY(open_edges(w));
@@ -553,7 +385,7 @@ static enum aq_status open_all(struct aq_worker *w, const json_t *start)
     AQ_TRY(aq_worker_tied_open(w));
     AQ_TRY(aq_worker_versions_open(w));
     AQ_TRY(keep_frozen(w));
-    args = (struct aq_part_args){.run_folder = w->run_folder, .step = w->step};
+    args = (struct aq_part_args){.run_folder = w->checkpoints.run_folder, .step = w->step};
     AQ_TRY(aq_worker_parts_on(&w->worker_parts, AQ_PART_RUN_BEGIN, &args));
     AQ_TRY(aq_worker_set_phase(w, AQ_PHASE_MEASURE));
     return aq_worker_choose_open(w);
@@ -561,25 +393,6 @@ static enum aq_status open_all(struct aq_worker *w, const json_t *start)
 
 /* --- Running
  * ---------------------------------------------------------------------------------------------------------- */
-
-static bool due(const struct aq_job_every *every, uint64_t step, uint64_t steps_per_epoch)
-{
-    const uint64_t steps = aq_job_every_steps(every, steps_per_epoch);
-    return steps > 0 && step % steps == 0;
-}
-
-/* By the steps of all clients, where there are such. */
-static bool evaluation_is_due(const struct aq_worker *w, uint64_t step)
-{
-    return due(&w->job->train.evaluate_every, aq_worker_global(w, step), w->plan->steps_per_epoch);
-}
-
-bool aq_worker_is_sync_point(const struct aq_worker *w, uint64_t steps)
-{
-    const bool end = steps == aq_worker_steps_end(w) || steps == w->last;
-    const bool evaluates = w->plan->facts.heldout_samples > 0 && evaluation_is_due(w, steps);
-    return end || evaluates || aq_worker_mark_is_due(w, steps);
-}
 
 static enum aq_status evaluate(struct aq_worker *w)
 {
@@ -594,17 +407,17 @@ static enum aq_status snapshot(struct aq_worker *w)
     AQ_TRY(aq_worker_swap_in(w));
     AQ_TRY(aq_worker_agree(w));
     AQ_TRY(aq_worker_snapshot_begin(w));
-    return w->final ? AQ_OK : aq_worker_swap_out(w);
+    return w->steps.final ? AQ_OK : aq_worker_swap_out(w);
 }
 
 static enum aq_status evaluated(struct aq_worker *w)
 {
     struct aq_part_args args = {.step = w->step};
-    if (w->final) return AQ_OK;
+    if (w->steps.final) return AQ_OK;
     aq_heartbeat_phase(AQ_PHASE_EVALUATE);
     AQ_TRY(aq_worker_parts_await(w, AQ_PART_EVALUATED_AWAIT, &args));
     aq_heartbeat_phase(AQ_PHASE_COMPUTE);
-    w->final = args.ends;
+    w->steps.final = args.ends;
     return AQ_OK;
 }
 
@@ -627,44 +440,21 @@ static enum aq_status train(struct aq_worker *w)
         AQ_TRY(aq_worker_report_step(w));
         w->step++;
         const bool end = w->step == aq_worker_steps_end(w);
-        w->final = end || w->step == w->last;
-        w->stopped = w->final && !end;
-        if (evaluation_is_due(w, w->step) || end) {
+        w->steps.final = end || w->step == w->last;
+        w->steps.stopped = w->steps.final && !end;
+        if (aq_worker_evaluation_is_due(w, w->step) || end) {
             AQ_TRY(evaluate(w));
             AQ_TRY(evaluated(w));
         }
         if (aq_worker_snapshot_is_due(w)) AQ_TRY(snapshot(w));
-        if (w->final) break;
+        if (w->steps.final) break;
     }
     return aq_worker_snapshot_wait(w);
 }
 
-/* Link `number`, 0 .. W + 1, of this worker, to close them all; some are NULL. */
-static struct aq_link *link_number(const struct aq_worker *w, uint32_t number)
-{
-    if (number < 2) return number == 0 ? w->pipeline.link_out : w->pipeline.link_in;
-    return w->replicas.peers ? w->replicas.peers[number - 2] : NULL;
-}
-
-enum aq_status aq_worker_drain(struct aq_worker *w, uint64_t deadline)
-{
-    if (w->pipeline.out) AQ_TRY(aq_edge_drain(w->pipeline.out, deadline));
-    return w->pipeline.in ? aq_edge_drain(w->pipeline.in, deadline) : AQ_OK;
-}
-
-enum aq_status aq_worker_leave(struct aq_worker *w, uint64_t deadline)
-{
-    for (uint32_t i = 0; i < 2 + w->W; i++) {
-        struct aq_link *link = link_number(w, i);
-        const enum aq_status status = link ? aq_link_finish(link, deadline) : AQ_OK;
-        if (status != AQ_CLOSED) AQ_TRY(status); /* closed: the neighbour finished first */
-    }
-    return aq_control_flush(w->control, deadline);
-}
-
 static enum aq_status finish(struct aq_worker *w)
 {
-    const uint64_t deadline = aq_clock_after(seconds_ns(60) + w->outages_ns);
+    const uint64_t deadline = aq_clock_after(seconds_ns(60) + w->links.outages_ns);
     AQ_TRY(aq_worker_drain(w, deadline));
     AQ_TRY(aq_worker_report_done(w));
     return aq_worker_leave(w, deadline);
@@ -674,38 +464,25 @@ static void close_all(struct aq_worker *w, enum aq_status status)
 {
     if (status != AQ_OK) {
         const uint64_t deadline = aq_clock_after(seconds_ns(2));
-        for (uint32_t i = 0; i < 2 + w->W; i++)
-            if (link_number(w, i)) (void)aq_link_abort(link_number(w, i), status, aq_error_text(), deadline);
+        aq_worker_links_abort(w, status, deadline);
         /* Freeing memory of the device waits for all work there. */
         aq_edges_abandon(w->pipeline.out, w->pipeline.in);
     }
     aq_worker_device_synchronize(w);
     /* A peer that does not read keeps an ABORT from going out, and bodies of groups and edges on their way. */
-    for (uint32_t i = 0; i < 2 + w->W; i++)
-        aq_link_halt(link_number(w, i));
-    aq_worker_machine_close(w);
+    aq_worker_links_halt(w);
+    aq_worker_reducer_close(w);
     aq_worker_group_close(w);
     struct aq_part_args args = {0};
     (void)aq_worker_parts_on(&w->worker_parts, AQ_PART_EDGES_CLOSE, &args);
     aq_worker_tied_close(w);
     aq_edge_close(w->pipeline.out);
     aq_edge_close(w->pipeline.in);
-    for (uint32_t i = 0; i < 2 + w->W; i++)
-        aq_link_close(link_number(w, i));
-    aq_free((void *)w->replicas.peers);
-    aq_net_close(w->net);
-    aq_tls_close(w->tls);
+    aq_worker_links_close(w);
     aq_checkpoint_writer_close(w->checkpoints.writer); /* before the stage, whose values it may be writing */
     aq_worker_parts_close(&w->worker_parts);
     aq_cache_close(w->pipeline.cache);
-    aq_sampler_close(w->sampler);
-    for (uint32_t r = 0; w->targets.samplers && r < w->W; r++)
-        aq_sampler_close(w->targets.samplers[r]);
-    aq_free((void *)w->targets.samplers);
-    aq_free(w->lengths_memory);
-    aq_free(w->part_first);
-    aq_dataset_close(w->train);
-    aq_dataset_close(w->heldout);
+    aq_rank_data_close(&w->data);
     aq_optimizer_close(w->optimizer);
     aq_free(w->replicas.squares);
     aq_stage_close(w->stage);
@@ -714,9 +491,8 @@ static void close_all(struct aq_worker *w, enum aq_status status)
     aq_trace_close(w->trace);
     aq_heartbeat_eventcount(NULL);
     aq_eventcount_close(w->eventcount);
-    aq_free(w->host_memory);
-    aq_free(w->run_folder);
-    aq_free(w->checkpoint_folder);
+    aq_free(w->checkpoints.run_folder);
+    aq_free(w->checkpoints.folder);
     aq_plan_close(w->plan);
     aq_job_close(w->job);
 }
@@ -751,7 +527,7 @@ enum aq_status aq_worker_run(struct aq_control *control)
     aq_heartbeat_phase(AQ_PHASE_GO);
     AQ_TRY_GOTO(aq_worker_await(&w, "go", aq_clock_after(seconds_ns(START_SECONDS)), &message), out);
     json_decref(message);
-    w.go_ns = aq_clock_ns();
+    w.steps.go_ns = aq_clock_ns();
     aq_heartbeat_phase(AQ_PHASE_COMPUTE);
     w.checkpoints.waiting = false;
     aq_log("worker", 1, "trains: steps %" PRIu64 " to %" PRIu64, w.step + 1, aq_worker_steps_end(&w));
@@ -762,8 +538,8 @@ enum aq_status aq_worker_run(struct aq_control *control)
     const enum aq_status parts = aq_worker_parts_on(&w.worker_parts, AQ_PART_RUN_END, &args);
     if (status == AQ_OK) status = parts;
     if (status == AQ_OK)
-        aq_log("worker", 1, "%s after step %" PRIu64 ", %.1f s of training", w.stopped ? "stopped" : "done", w.step,
-               (double)(aq_clock_ns() - w.go_ns) * 1e-9);
+        aq_log("worker", 1, "%s after step %" PRIu64 ", %.1f s of training", w.steps.stopped ? "stopped" : "done",
+               w.step, (double)(aq_clock_ns() - w.steps.go_ns) * 1e-9);
 out:
     if (status != AQ_OK) aq_worker_report_failed(&w, status);
     close_all(&w, status);

@@ -100,15 +100,15 @@ static enum aq_status open_model(struct answer *a, const json_t *start, struct a
 static enum aq_status cut(struct answer *a, uint32_t e, struct aq_edge_shape *shape, struct aq_link_config *link)
 {
     struct aq_edge_size size;
-    AQ_TRY(aq_asked_cut(a->w->plan, &a->w->mine.config, e, shape));
+    AQ_TRY(aq_asked_cut(a->w->plan, &a->w->pipeline.asked.config, e, shape));
     AQ_TRY(aq_edge_size_of(shape, &size));
     link->body_bytes_max = (uint32_t)size.body_bytes_max;
     link->send_frames = shape->send_frames;
     link->receive_slots = shape->receive_slots;
     /* A worker of another question, or of another time, is no neighbour. */
     char text[128];
-    snprintf(text, sizeof text, "ask %016" PRIx64 " T=%u precision=%d keeps=%d coded=%d", a->w->run_id, a->T,
-             (int)a->precision, a->keeps, a->coded);
+    snprintf(text, sizeof text, "ask %016" PRIx64 " T=%u precision=%d keeps=%d coded=%d", a->w->checkpoints.run_id,
+             a->T, (int)a->precision, a->keeps, a->coded);
     link->plan_hash = aq_digest_seeded(text, strlen(text), a->w->plan->hash);
     return AQ_OK;
 }
@@ -135,15 +135,15 @@ static enum aq_status size_stage(struct answer *a, const struct aq_model_config 
     const struct aq_asked_size size = {.B = 1, .T = a->T, .writes = true, .extends = a->keeps};
     struct aq_model_config untied = *model;
     AQ_TRY(aq_asked_untie(a->adapter, &untied));
-    w->mine = *w->me;
-    w->mine.config = aq_asked_config(&untied, a->precision, &size);
-    w->mine.config.layer_first = w->me->layer_first;
-    w->mine.config.layer_end = w->me->layer_end;
-    w->mine.boundary_copies = 1;
-    AQ_TRY(aq_stage_measure(&w->mine.config, &w->mine.size));
-    if (!a->first) AQ_TRY(cut(a, w->position - 1, &a->in, &w->mine.link_in));
-    if (!a->last) AQ_TRY(cut(a, w->position, &a->out, &w->mine.link_out));
-    w->me = &w->mine;
+    w->pipeline.asked = *w->me;
+    w->pipeline.asked.config = aq_asked_config(&untied, a->precision, &size);
+    w->pipeline.asked.config.layer_first = w->me->layer_first;
+    w->pipeline.asked.config.layer_end = w->me->layer_end;
+    w->pipeline.asked.boundary_copies = 1;
+    AQ_TRY(aq_stage_measure(&w->pipeline.asked.config, &w->pipeline.asked.size));
+    if (!a->first) AQ_TRY(cut(a, w->position - 1, &a->in, &w->pipeline.asked.link_in));
+    if (!a->last) AQ_TRY(cut(a, w->position, &a->out, &w->pipeline.asked.link_out));
+    w->me = &w->pipeline.asked;
     return within_limit(a);
 }
 
@@ -179,7 +179,8 @@ static enum aq_status open_edges(struct answer *a)
 {
     struct aq_worker *w = a->w;
     /* The links' own heartbeats show whether a neighbour lives; its time to compute depends on its prompt. */
-    struct aq_edge_config config = {.device = w->device, .eventcount = w->eventcount, .silence_ns = w->silence_ns};
+    struct aq_edge_config config = {
+        .device = w->device, .eventcount = w->eventcount, .silence_ns = w->links.silence_ns};
     AQ_TRY(aq_worker_set_phase(w, AQ_PHASE_CONNECT));
     AQ_TRY(aq_worker_links_open(w));
     if (!a->first) {
@@ -200,12 +201,12 @@ static enum aq_status open_all(struct answer *a, const json_t *start)
     struct aq_model_config model;
     AQ_TRY(aq_worker_plan_open(w, start));
     aq_log_init((int)w->rank);
-    AQ_TRY(aq_control_get_hex(start, "id", &w->run_id));
+    AQ_TRY(aq_control_get_hex(start, "id", &w->checkpoints.run_id));
     AQ_TRY(read_ask(start, a));
     if (w->replica > 0)
         return aq_fail(AQ_PROTO, "worker", "rank %u is asked, which is not a stage's first replica", w->rank);
     w->W = 1; /* one pipeline answers */
-    w->silence_ns = UINT64_MAX;
+    w->links.silence_ns = UINT64_MAX;
     a->first = w->position == 0;
     a->last = w->position + 1 == w->P;
     AQ_TRY(open_model(a, start, &model));

@@ -42,7 +42,8 @@ enum aq_status aq_worker_choose_open(struct aq_worker *worker)
 static enum aq_status join(struct aq_worker *worker, struct said *slowest)
 {
     struct said all[AQ_GROUP_SIZE_MAX];
-    const uint32_t steps = aq_worker_is_local(worker) ? worker->job->train.optimizer.outer_every : 1;
+    const uint32_t steps =
+        aq_optimizer_config_local(&worker->job->train.optimizer) ? worker->job->train.optimizer.outer_every : 1;
     *slowest = (struct said){.scene = {.rate = worker->replicas.choice.links.rate,
                                        .latency_s = worker->replicas.choice.links.latency_s,
                                        .compute_s = (double)worker->times.compute_ns * 1e-9 * steps}};
@@ -68,7 +69,8 @@ static void say(const struct aq_worker *worker, const struct said *said, const s
            "stage %u averages in %s (reduce.codec: auto): links carry %.4g Mbit/s, a message takes %.3g s, %s "
            "computes %.4g s, a reduction takes in %s",
            worker->position, worker->replicas.choice.name, said->scene.rate * 8e-6, said->scene.latency_s,
-           aq_worker_is_local(worker) ? "a round" : "a step", said->scene.compute_s, aq_text_of(&text));
+           aq_optimizer_config_local(&worker->job->train.optimizer) ? "a round" : "a step", said->scene.compute_s,
+           aq_text_of(&text));
     aq_text_deinit(&text);
 }
 

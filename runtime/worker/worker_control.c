@@ -28,7 +28,7 @@ enum aq_status aq_worker_plan_open(struct aq_worker *w, const json_t *start)
     AQ_TRY(aq_control_get_text(start, "run", &run));
     AQ_TRY(aq_control_get_hex(start, "plan_hash", &hash));
     AQ_TRY(aq_control_get_u64(start, "rank", &rank));
-    AQ_TRY(aq_alloc_text(run, &w->run_folder));
+    AQ_TRY(aq_alloc_text(run, &w->checkpoints.run_folder));
     AQ_TRY(aq_job_parse(manifest, strlen(manifest), "manifest", run, NULL, 0, &w->job));
     AQ_TRY(aq_plan_open(w->job, &w->plan));
     if (aq_plan_hash(w->plan) != hash)
@@ -49,15 +49,16 @@ enum aq_status aq_worker_plan_open(struct aq_worker *w, const json_t *start)
     w->me = &w->plan->stages[w->position];
     const struct aq_job_link *link = &w->job->link;
     /* A neighbour may itself be waiting for the outage of another link. */
-    w->outages_ns = (w->P - 1) * (link->outage_ns_max + (link->outage_ns_max ? link->silence_ns_max : 0));
-    w->silence_ns = link->silence_ns_max ? link->silence_ns_max + w->outages_ns : UINT64_MAX;
+    w->links.outages_ns = (w->P - 1) * (link->outage_ns_max + (link->outage_ns_max ? link->silence_ns_max : 0));
+    w->links.silence_ns = link->silence_ns_max ? link->silence_ns_max + w->links.outages_ns : UINT64_MAX;
     /* A neighbour may be averaging its gradients meanwhile; the links' own heartbeats show whether it lives. */
-    if ((w->W > 1 || aq_job_global(w->job)) && link->silence_ns_max) w->silence_ns += seconds_ns(REDUCE_SECONDS);
+    if ((w->W > 1 || aq_job_global(w->job)) && link->silence_ns_max) w->links.silence_ns += seconds_ns(REDUCE_SECONDS);
     /* With global sampling for others' clients, too, each of which the server waits for that long. */
-    if (aq_job_global(w->job) && link->silence_ns_max) w->silence_ns += AQ_JOB_CLIENTS_MAX * w->job->split.wait_ns;
+    if (aq_job_global(w->job) && link->silence_ns_max)
+        w->links.silence_ns += AQ_JOB_CLIENTS_MAX * w->job->split.wait_ns;
     /* And replicas meet once a round, the slowest as much later as that takes. */
-    if (aq_worker_is_local(w) && link->silence_ns_max)
-        w->silence_ns += seconds_ns(LOCAL_SECONDS) * w->job->train.optimizer.outer_every;
+    if (w->W > 1 && aq_optimizer_config_local(&w->job->train.optimizer) && link->silence_ns_max)
+        w->links.silence_ns += seconds_ns(LOCAL_SECONDS) * w->job->train.optimizer.outer_every;
     return AQ_OK;
 }
 
@@ -82,7 +83,7 @@ enum aq_status aq_worker_await(struct aq_worker *w, const char *op, uint64_t dea
         if (status == AQ_CLOSED) return aq_fail(AQ_CLOSED, "worker", "the launcher has ended");
         AQ_TRY(status);
         if (aq_control_is(*out, "op", op)) return AQ_OK;
-        if (aq_control_is(*out, "op", "stop") && w->rank == 0) w->stop_asked = true;
+        if (aq_control_is(*out, "op", "stop") && w->rank == 0) w->steps.stop_asked = true;
         json_decref(*out);
     }
 }
@@ -94,7 +95,7 @@ enum aq_status aq_worker_control_take(struct aq_worker *w, uint64_t deadline_ns)
     if (status == AQ_AGAIN || status == AQ_TIMEOUT) return AQ_AGAIN;
     if (status == AQ_CLOSED) return aq_fail(AQ_CLOSED, "worker", "the launcher has ended");
     AQ_TRY(status);
-    if (aq_control_is(message, "op", "stop") && w->rank == 0) w->stop_asked = true;
+    if (aq_control_is(message, "op", "stop") && w->rank == 0) w->steps.stop_asked = true;
     if (aq_control_is(message, "op", "marked") && w->checkpoints.state == AQ_CHECKPOINT_ACKED &&
         aq_control_u64_or(message, "step", 0) == w->checkpoints.step)
         w->checkpoints.state = AQ_MARK_NONE;
@@ -117,7 +118,7 @@ enum aq_status aq_worker_control_poll(struct aq_worker *w)
 
 enum aq_status aq_worker_parts_await(struct aq_worker *w, enum aq_part_moment moment, struct aq_part_args *args)
 {
-    const uint64_t end = aq_clock_after(seconds_ns(REDUCE_SECONDS) + w->outages_ns);
+    const uint64_t end = aq_clock_after(seconds_ns(REDUCE_SECONDS) + w->links.outages_ns);
     enum aq_status status;
     while ((status = aq_worker_parts_on(&w->worker_parts, moment, args)) == AQ_AGAIN) {
         const uint32_t seen = aq_eventcount_read(w->eventcount);
@@ -145,26 +146,27 @@ static enum aq_status pump(void *worker)
 
 enum aq_status aq_worker_parts_join(struct aq_worker *w)
 {
-    w->lent = (struct aq_part_worker){.device = w->device,
-                                      .stage = w->stage,
-                                      .sampler = w->sampler,
-                                      .compute = w->stream,
-                                      .send = w->pipeline.send_stream,
-                                      .receive = w->pipeline.receive_stream,
-                                      .in = w->pipeline.in,
-                                      .out = w->pipeline.out,
-                                      .events = w->eventcount,
-                                      .trace = w->trace,
-                                      .silence_ns = w->silence_ns,
-                                      .spare_x = &w->pipeline.dx[0],
-                                      .spare_y = &w->pipeline.dy[0],
-                                      .checkpoints = w->checkpoint_folder,
-                                      .hash = w->checkpoints.hash,
-                                      .self = w,
-                                      .pump = pump,
-                                      .is_busy = is_busy,
-                                      .compute_alone = aq_worker_compute};
-    struct aq_part_args args = {.step = w->step, .worker = &w->lent};
+    w->worker_parts.worker = (struct aq_part_worker){.device = w->device,
+                                                     .stage = w->stage,
+                                                     .sampler = w->data.sampler,
+                                                     .compute = w->stream,
+                                                     .send = w->pipeline.send_stream,
+                                                     .receive = w->pipeline.receive_stream,
+                                                     .in = w->pipeline.in,
+                                                     .out = w->pipeline.out,
+                                                     .events = w->eventcount,
+                                                     .trace = w->trace,
+                                                     .silence_ns = w->links.silence_ns,
+                                                     .spare_x = &w->pipeline.dx[0],
+                                                     .spare_y = &w->pipeline.dy[0],
+                                                     .checkpoints = w->checkpoints.folder,
+                                                     .hash = w->checkpoints.hash,
+                                                     .self = w,
+                                                     .pump = pump,
+                                                     .is_busy = is_busy,
+                                                     .sample = aq_worker_sample,
+                                                     .compute_alone = aq_worker_compute};
+    struct aq_part_args args = {.step = w->step, .worker = &w->worker_parts.worker};
     AQ_TRY(aq_worker_parts_on(&w->worker_parts, AQ_PART_JOINED, &args));
     w->steps.input_unused = args.input_unused;
     return AQ_OK;

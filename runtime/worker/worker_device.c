@@ -14,8 +14,6 @@
 
 #include <string.h>
 
-static const uint64_t DEVICE_NS_MAX = UINT64_C(600) * 1000000000; /* nothing on a device takes so long */
-
 /* Of x, dx, y, dy: 0 where there is no such cut. */
 static uint64_t cut_bytes(const struct aq_worker *w, int i)
 {
@@ -87,6 +85,14 @@ enum aq_status aq_worker_anchor(struct aq_worker *w)
 
 /* --- forwards and backwards on their way ------------------------------------------------------------------------ */
 
+void aq_worker_use(struct aq_worker *worker, uint64_t step)
+{
+    const bool stale = worker->job->train.staleness > 0;
+    const struct aq_stage_use use = {.previous = stale && step == worker->step + worker->steps.kept,
+                                     .gradients = stale ? step % 2 : 0};
+    aq_stage_use(worker->stage, &use);
+}
+
 /* Which copy of the values at the cuts a micro-batch has. */
 static uint32_t copy_of(const struct aq_worker *w, const struct aq_worker_run *run, uint32_t micro_batch)
 {
@@ -95,7 +101,7 @@ static uint32_t copy_of(const struct aq_worker *w, const struct aq_worker_run *r
 
 static struct aq_worker_times *times_of(struct aq_worker *w, uint64_t step)
 {
-    return step == w->step ? &w->times : &w->times_next;
+    return step == w->step ? &w->times : &w->steps.times_next;
 }
 
 /* The next one's place, its first event recorded. AQ_AGAIN: as many are out as may be. */
@@ -129,39 +135,6 @@ static bool forward_is_out(const struct aq_worker *w, uint16_t slot)
     return false;
 }
 
-/* Those of one replica's samples that count. */
-static uint64_t targets_of(const struct aq_worker *w, struct aq_sampler *sampler, uint64_t step, uint32_t each)
-{
-    uint64_t sum = 0;
-    for (uint32_t i = 0; i < aq_sampler_size(sampler, step); i++)
-        sum += aq_dataset_targets(w->train, aq_sampler_at(sampler, step, i), each);
-    return sum;
-}
-
-/*
- * Divisor of a step's losses, on the last stage: the targets of the whole step, over all replicas, divided by the
- * number of replicas, because replicas average means. So the mean is over the step's targets, however the batch is cut.
- * If all samples have equally many targets, each replica has an equal part.
- */
-static double step_targets(struct aq_worker *w, uint64_t step)
-{
-    const struct aq_batch *batch = &w->batch;
-    const char *field = aq_task_field(aq_stage_task(w->stage));
-    uint32_t each = w->me->config.T;
-    for (uint32_t i = 0; i < batch->field_count; i++)
-        if (strcmp(batch->fields[i].name, field) == 0) each = batch->fields[i].count;
-    if (w->train) each = aq_dataset_targets(w->train, 0, each);
-    if (!w->targets.samplers) return (double)aq_sampler_size(w->sampler, step) * each;
-    if (w->targets.step != step + 1) {
-        uint64_t sum = 0;
-        for (uint32_t r = 0; r < w->W; r++)
-            sum += targets_of(w, w->targets.samplers[r], step, each);
-        w->targets.all = (double)(sum ? sum : 1) / w->W;
-        w->targets.step = step + 1;
-    }
-    return w->targets.all;
-}
-
 enum aq_status aq_worker_cut(struct aq_worker *w, enum aq_part_moment moment, const struct aq_edge_batch *batch,
                              uint32_t slot, bool trains, const struct aq_values *values)
 {
@@ -169,12 +142,12 @@ enum aq_status aq_worker_cut(struct aq_worker *w, enum aq_part_moment moment, co
     if (!w->worker_parts.use_cuts || (before ? w->position == 0 : w->position + 1 == w->P)) return AQ_OK;
     const struct aq_part_cut cut = {.edge = &w->plan->edges[before ? w->position - 1 : w->position],
                                     .batch = batch,
-                                    .inputs = &w->batch,
+                                    .inputs = &w->data.batch,
                                     .values = values,
                                     .host = &w->worker_parts.host,
                                     .slot = slot,
                                     .trains = trains,
-                                    .step_samples = trains ? aq_sampler_size(w->sampler, batch->step) : 0,
+                                    .step_samples = trains ? aq_rank_data_samples(&w->data, batch->step) : 0,
                                     .loss_factor = trains ? times_of(w, batch->step)->loss_factor : 1};
     struct aq_part_args args = {.cut = &cut};
     return aq_worker_parts_on(&w->worker_parts, moment, &args);
@@ -190,19 +163,11 @@ enum aq_status aq_worker_forward(struct aq_worker *w, const struct aq_worker_run
     if (forward_is_out(w, instruction->slot)) return AQ_AGAIN; /* its losses and tokens lie in the slot */
     AQ_TRY(issue_begin(w, run, instruction, &issue));
     aq_worker_use(w, run->step);
-    aq_worker_batch(w, run->step, instruction->micro_batch, &batch);
-    w->batch.samples = batch.samples;
-    w->batch.lengths = w->train_lengths ? w->lengths : NULL;
-    w->batch.starts = w->parts ? w->starts : NULL;
-    for (uint32_t i = 0; i < batch.samples; i++)
-        (void)aq_worker_starts(w, false, batch.sample_ids[i] - w->job->data.skip, i);
-    for (uint32_t i = 0; w->train && i < batch.samples; i++) {
-        AQ_TRY(aq_dataset_put(w->train, batch.sample_ids[i] - w->job->data.skip, &w->batch, i));
-        if (first && aq_augment_any(&w->job->data.augment)) aq_view_apply(&w->views[i], &w->batch, i);
-    }
-    const double targets = step_targets(w, run->step);
+    aq_rank_data_batch(&w->data, run->step, instruction->micro_batch, &batch);
+    AQ_TRY(aq_rank_data_put(&w->data, &batch, false));
+    const double targets = aq_rank_data_targets(&w->data, aq_stage_task(w->stage), run->step);
     const struct aq_stage_input input = {.x = first ? NULL : w->pipeline.x[copy].at,
-                                         .batch = &w->batch,
+                                         .batch = &w->data.batch,
                                          .seed = w->job->train.seed,
                                          .step = aq_worker_global(w, run->step),
                                          .loss_factor = (float)((double)times_of(w, run->step)->loss_factor / targets)};
@@ -218,18 +183,21 @@ enum aq_status aq_worker_forward(struct aq_worker *w, const struct aq_worker_run
     return issue_end(w, issue);
 }
 
-/* As forward, of data of its own. */
-static enum aq_status forward_alone(struct aq_worker *w, const struct aq_edge_batch *batch)
+void aq_worker_sample(const void *self, const uint64_t *id, struct aq_edge_batch *batch)
+{
+    const struct aq_worker *w = self;
+    const uint32_t *all = w->data.train_lengths, *mine = all ? &all[*id - w->job->data.skip] : NULL;
+    *batch = (struct aq_edge_batch){
+        .step = w->step, .samples = 1, .sample_ids = id, .lengths = aq_rank_data_cut_lengths(&w->data, mine)};
+}
+
+static enum aq_status compute(struct aq_worker *w, const struct aq_edge_batch *batch)
 {
     const bool first = w->position == 0;
     const struct aq_values *x = &w->pipeline.dx[0], *y = &w->pipeline.dy[0];
-    w->batch.samples = 1;
-    w->batch.lengths = batch->lengths;
-    w->batch.starts = aq_worker_starts(w, false, batch->sample_ids[0] - w->job->data.skip, w->me->config.B);
-    if (w->train) AQ_TRY(aq_dataset_put(w->train, batch->sample_ids[0] - w->job->data.skip, &w->batch, 0));
+    AQ_TRY(aq_rank_data_put_alone(&w->data, batch));
     const struct aq_stage_input input = {
-        .x = first ? NULL : x->at, .batch = &w->batch, .seed = w->job->train.seed, .evaluate = true};
-    if (!first) AQ_TRY(aq_edge_reload(w->pipeline.in, batch, x, w->pipeline.receive_stream));
+        .x = first ? NULL : x->at, .batch = &w->data.batch, .seed = w->job->train.seed, .evaluate = true};
     if (!first) AQ_TRY(aq_values_read_begin(w->device, x, w->stream));
     AQ_TRY(aq_values_write_begin(w->device, y, w->stream));
     AQ_TRY(aq_stage_forward(w->stage, 0, &input, y->at, NULL, w->stream));
@@ -238,17 +206,15 @@ static enum aq_status forward_alone(struct aq_worker *w, const struct aq_edge_ba
     return aq_values_write_end(w->device, y, w->stream);
 }
 
-enum aq_status aq_worker_compute(void *self, const uint64_t *id, struct aq_edge_batch *batch)
+enum aq_status aq_worker_compute(void *self, const struct aq_edge_batch *batch)
 {
     struct aq_worker *w = self;
-    const uint32_t samples = w->batch.samples; /* an evaluation may be between taking and using its own */
-    const uint32_t *lengths = w->batch.lengths, *starts = w->batch.starts;
-    *batch = (struct aq_edge_batch){.step = w->step, .samples = 1, .sample_ids = id};
-    if (w->train_lengths && !w->job->split.pad) batch->lengths = &w->train_lengths[*id - w->job->data.skip];
-    const enum aq_status status = forward_alone(w, batch);
-    w->batch.samples = samples;
-    w->batch.lengths = lengths;
-    w->batch.starts = starts;
+    struct aq_batch *mine = &w->data.batch; /* an evaluation may be between taking and using its own */
+    const uint32_t samples = mine->samples, *lengths = mine->lengths, *starts = mine->starts;
+    const enum aq_status status = compute(w, batch);
+    mine->samples = samples;
+    mine->lengths = lengths;
+    mine->starts = starts;
     return status;
 }
 
@@ -262,7 +228,7 @@ enum aq_status aq_worker_backward(struct aq_worker *w, const struct aq_worker_ru
     AQ_TRY(issue_begin(w, run, instruction, &issue));
     aq_worker_use(w, run->step);
     if (!last) AQ_TRY(aq_values_read_begin(w->device, &w->pipeline.dy[copy], w->stream));
-    if (w->worker_parts.use_cuts) aq_worker_batch(w, run->step, instruction->micro_batch, &batch);
+    if (w->worker_parts.use_cuts) aq_rank_data_batch(&w->data, run->step, instruction->micro_batch, &batch);
     AQ_TRY(aq_worker_cut(w, AQ_PART_CUT_GRADIENT, &batch, instruction->slot, true, &w->pipeline.dy[copy]));
     if (!first) AQ_TRY(aq_values_write_begin(w->device, &w->pipeline.dx[copy], w->stream));
     AQ_TRY(aq_device_event_record(w->device, issue->begun, w->stream));
@@ -317,43 +283,4 @@ enum aq_status aq_worker_issues_advance(struct aq_worker *w)
         w->pipeline.issue_count--;
     }
     return AQ_OK;
-}
-
-/* --- waiting ---------------------------------------------------------------------------------------------------- */
-
-uint64_t aq_worker_busy_since(const struct aq_worker *w)
-{
-    const struct aq_edge *const edges[] = {w->pipeline.in, w->pipeline.out};
-    uint64_t since = w->pipeline.issue_count ? w->pipeline.issues[w->pipeline.issue_first].issued_ns : UINT64_MAX;
-    for (int i = 0; i < 2; i++) {
-        const uint64_t edge = edges[i] ? aq_edge_busy_since(edges[i]) : 0;
-        if (edge && edge < since) since = edge;
-    }
-    return since == UINT64_MAX ? 0 : since;
-}
-
-uint32_t aq_worker_carrying(const struct aq_worker *w)
-{
-    return (w->pipeline.in ? aq_edge_carrying(w->pipeline.in) : 0) |
-           (w->pipeline.out ? aq_edge_carrying(w->pipeline.out) : 0);
-}
-
-enum aq_status aq_worker_poll_wait(struct aq_worker *w, uint32_t seen)
-{
-    const enum aq_status status = aq_eventcount_wait(w->eventcount, seen, aq_clock_after(AQ_EDGE_POLL_NS));
-    const uint64_t since = aq_worker_busy_since(w);
-    if (since && aq_clock_ns() > since + DEVICE_NS_MAX)
-        return aq_fail(AQ_TIMEOUT, "worker", "step %llu: the device has not come back for %llu s",
-                       (unsigned long long)w->step, (unsigned long long)(DEVICE_NS_MAX / 1000000000));
-    return status == AQ_TIMEOUT ? AQ_OK : status;
-}
-
-enum aq_status aq_worker_settle(struct aq_worker *w)
-{
-    for (;;) {
-        const uint32_t seen = aq_eventcount_read(w->eventcount);
-        AQ_TRY(aq_worker_pump(w));
-        if (!aq_worker_busy_since(w) && !aq_worker_carrying(w)) return AQ_OK;
-        AQ_TRY(aq_worker_poll_wait(w, seen));
-    }
 }

@@ -49,19 +49,19 @@ static enum aq_status waited(struct aq_worker *w, uint64_t until, const char *wh
 
 static enum aq_status listen_for(struct aq_worker *w, int folder, int *out)
 {
-    const uint64_t until = aq_clock_after(w->silence_ns);
+    const uint64_t until = aq_clock_after(w->links.silence_ns);
     struct sockaddr_un address;
     AQ_TRY(address_of(folder, &address));
-    AQ_TRY(aq_file_remove(w->run_folder, NAME)); /* of a run that was killed */
+    AQ_TRY(aq_file_remove(w->checkpoints.run_folder, NAME)); /* of a run that was killed */
     const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (fd == -1) return aq_fail_errno("worker", "no socket for the client's other end");
     enum aq_status status = AQ_OK;
     int got = -1;
     if (bind(fd, (struct sockaddr *)&address, sizeof address) != 0 || listen(fd, 1) != 0)
-        status = aq_fail_errno("worker", "the socket %s/" NAME, w->run_folder);
+        status = aq_fail_errno("worker", "the socket %s/" NAME, w->checkpoints.run_folder);
     while (status == AQ_OK && (got = accept4(fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK)) == -1)
         status = waited(w, until, "connect");
-    if (status == AQ_OK) status = aq_file_remove(w->run_folder, NAME);
+    if (status == AQ_OK) status = aq_file_remove(w->checkpoints.run_folder, NAME);
     close(fd);
     if (status == AQ_OK)
         *out = got;
@@ -72,7 +72,7 @@ static enum aq_status listen_for(struct aq_worker *w, int folder, int *out)
 
 static enum aq_status connect_to(struct aq_worker *w, int folder, int *out)
 {
-    const uint64_t until = aq_clock_after(w->silence_ns);
+    const uint64_t until = aq_clock_after(w->links.silence_ns);
     struct sockaddr_un address;
     AQ_TRY(address_of(folder, &address));
     for (;;) {
@@ -94,7 +94,8 @@ static enum aq_status carry(struct aq_worker *w, void *bytes, uint64_t count, bo
     uint64_t moved_ns = aq_clock_ns();
     while (count > 0) {
         const size_t some = count < PIECE_BYTES ? (size_t)count : PIECE_BYTES;
-        const ssize_t moved = sends ? send(w->tied.fd, at, some, MSG_NOSIGNAL) : recv(w->tied.fd, at, some, 0);
+        const ssize_t moved =
+            sends ? send(w->pipeline.tied.fd, at, some, MSG_NOSIGNAL) : recv(w->pipeline.tied.fd, at, some, 0);
         if (moved > 0) {
             at += moved;
             count -= (uint64_t)moved;
@@ -104,21 +105,21 @@ static enum aq_status carry(struct aq_worker *w, void *bytes, uint64_t count, bo
         if (moved == 0 || (errno != EAGAIN && errno != EINTR))
             return aq_fail(AQ_CLOSED, "worker", "step %llu: the client's other end has gone (tied head)",
                            (unsigned long long)w->step);
-        struct pollfd fd = {.fd = w->tied.fd, .events = sends ? POLLOUT : POLLIN};
+        struct pollfd fd = {.fd = w->pipeline.tied.fd, .events = sends ? POLLOUT : POLLIN};
         AQ_TRY(aq_worker_pump(w));
         (void)poll(&fd, 1, TURN_MS);
-        if (aq_clock_ns() - moved_ns > w->silence_ns)
+        if (aq_clock_ns() - moved_ns > w->links.silence_ns)
             return aq_fail(AQ_TIMEOUT, "worker", "step %llu: nothing came for %.0f s from the client's other end",
-                           (unsigned long long)w->step, (double)w->silence_ns * 1e-9);
+                           (unsigned long long)w->step, (double)w->links.silence_ns * 1e-9);
     }
     return AQ_OK;
 }
 
 enum aq_status aq_worker_ends_send(struct aq_worker *w, uint64_t words)
 {
-    struct head head = {.magic = magic, .run_id = w->run_id, .step = w->step, .words = words};
+    struct head head = {.magic = magic, .run_id = w->checkpoints.run_id, .step = w->step, .words = words};
     AQ_TRY(carry(w, &head, sizeof head, true));
-    return carry(w, w->tied.host, words * sizeof(float), true);
+    return carry(w, w->pipeline.tied.host, words * sizeof(float), true);
 }
 
 enum aq_status aq_worker_ends_receive(struct aq_worker *w, uint64_t *words)
@@ -126,30 +127,31 @@ enum aq_status aq_worker_ends_receive(struct aq_worker *w, uint64_t *words)
     const uint64_t most = aq_plan_tied_host_bytes(w->plan) / sizeof(float);
     struct head head;
     AQ_TRY(carry(w, &head, sizeof head, false));
-    if (head.magic != magic || head.run_id != w->run_id || head.step != w->step || head.words > most)
+    if (head.magic != magic || head.run_id != w->checkpoints.run_id || head.step != w->step || head.words > most)
         return aq_fail(AQ_PROTO, "worker", "step %llu: the client's other end is of another run or step (step %llu)",
                        (unsigned long long)w->step, (unsigned long long)head.step);
-    AQ_TRY(carry(w, w->tied.host, head.words * sizeof(float), false));
+    AQ_TRY(carry(w, w->pipeline.tied.host, head.words * sizeof(float), false));
     *words = head.words;
     return AQ_OK;
 }
 
 enum aq_status aq_worker_ends_open(struct aq_worker *w)
 {
-    w->tied.fd = -1;
+    w->pipeline.tied.fd = -1;
     if (!aq_plan_tied_local(w->plan) || (!is_first(w) && w->position + 1 != w->P)) return AQ_OK;
-    const int folder = open(w->run_folder, O_PATH | O_DIRECTORY | O_CLOEXEC);
-    if (folder == -1) return aq_fail_errno("worker", "the run's folder %s", w->run_folder);
+    const int folder = open(w->checkpoints.run_folder, O_PATH | O_DIRECTORY | O_CLOEXEC);
+    if (folder == -1) return aq_fail_errno("worker", "the run's folder %s", w->checkpoints.run_folder);
     const enum aq_status status =
-        is_first(w) ? listen_for(w, folder, &w->tied.fd) : connect_to(w, folder, &w->tied.fd);
+        is_first(w) ? listen_for(w, folder, &w->pipeline.tied.fd) : connect_to(w, folder, &w->pipeline.tied.fd);
     close(folder);
     AQ_TRY(status);
-    w->tied.local = true;
-    return aq_device_alloc(w->device, AQ_MEMORY_PINNED, aq_plan_tied_host_bytes(w->plan), (void **)&w->tied.host);
+    w->pipeline.tied.local = true;
+    return aq_device_alloc(w->device, AQ_MEMORY_PINNED, aq_plan_tied_host_bytes(w->plan),
+                           (void **)&w->pipeline.tied.host);
 }
 
 void aq_worker_ends_close(struct aq_worker *w)
 {
-    if (w->tied.local && w->tied.fd != -1) close(w->tied.fd);
-    w->tied.local = false;
+    if (w->pipeline.tied.local && w->pipeline.tied.fd != -1) close(w->pipeline.tied.fd);
+    w->pipeline.tied.local = false;
 }

@@ -8,6 +8,7 @@
  */
 #include <math.h>
 
+#include "edge_eval.h"
 #include "heartbeat.h"
 #include "heldout.h"
 #include "worker.h"
@@ -16,7 +17,8 @@ static enum aq_status wait_for(struct aq_worker *worker, uint32_t seen)
 {
     if (aq_worker_busy_since(worker) || aq_worker_carrying(worker)) return aq_worker_poll_wait(worker, seen);
     aq_heartbeat_phase(AQ_PHASE_NEIGHBOUR);
-    const enum aq_status status = aq_eventcount_wait(worker->eventcount, seen, aq_clock_after(worker->silence_ns));
+    const enum aq_status status =
+        aq_eventcount_wait(worker->eventcount, seen, aq_clock_after(worker->links.silence_ns));
     aq_heartbeat_phase(AQ_PHASE_EVALUATE);
     if (status == AQ_TIMEOUT) return aq_fail(AQ_TIMEOUT, "worker", "evaluation: nothing came from the neighbours");
     return status;
@@ -59,27 +61,21 @@ static enum aq_status evaluate_batch(struct aq_worker *worker, uint32_t micro_ba
                                      uint16_t flags, struct aq_stage_loss *total)
 {
     const bool is_first = worker->position == 0, is_last = worker->position + 1 == worker->P;
-    const uint32_t *lengths = worker->heldout_lengths ? worker->heldout_lengths + first : NULL;
+    const uint32_t *lengths = worker->data.heldout_lengths ? worker->data.heldout_lengths + first : NULL;
     for (uint32_t i = 0; i < samples; i++)
-        worker->sample_ids[i] = first + i;
+        worker->data.sample_ids[i] = first + i;
     const struct aq_edge_batch batch = {.step = worker->step,
                                         .micro_batch = micro_batch,
                                         .samples = samples,
-                                        .sample_ids = worker->sample_ids,
-                                        .lengths = aq_worker_cut_lengths(worker, lengths),
+                                        .sample_ids = worker->data.sample_ids,
+                                        .lengths = aq_rank_data_cut_lengths(&worker->data, lengths),
                                         .flags = flags};
-    worker->batch.samples = samples;
-    worker->batch.lengths = lengths;
-    worker->batch.starts = worker->parts ? worker->starts : NULL;
-    for (uint32_t i = 0; i < samples; i++)
-        (void)aq_worker_starts(worker, true, first + i, i);
-    for (uint32_t i = 0; worker->heldout && i < samples; i++)
-        AQ_TRY(aq_dataset_put(worker->heldout, first + i, &worker->batch, i));
+    AQ_TRY(aq_rank_data_put(&worker->data, &batch, true));
     if (!is_first) AQ_TRY(aq_worker_receive_eval(worker, &batch));
     const struct aq_values *x = values_of(worker, worker->pipeline.x, &batch),
                            *y = values_of(worker, worker->pipeline.y, &batch);
     const struct aq_stage_input input = {.x = is_first ? NULL : x->at,
-                                         .batch = &worker->batch,
+                                         .batch = &worker->data.batch,
                                          .seed = worker->job->train.seed,
                                          .step = worker->step,
                                          .evaluate = true,
@@ -120,7 +116,7 @@ static bool passes_coded(const struct aq_worker *worker)
         const struct aq_codec_config *forward = &worker->plan->edges[e].shape.forward;
         codes = codes || !aq_codec_about(forward->kind)->plain || forward->raw != AQ_PRECISION_FP32;
     }
-    return worker->final && codes;
+    return worker->steps.final && codes;
 }
 
 enum aq_status aq_worker_evaluate(struct aq_worker *worker)
@@ -150,6 +146,6 @@ enum aq_status aq_worker_evaluate(struct aq_worker *worker)
     aq_log("worker", 1, "step %llu: evaluated in %.2f s: held-out loss %.4f, %s %.3f, %llu targets",
            (unsigned long long)worker->step, seconds, aq_control_number_or(line, "loss", (double)NAN), metric, value,
            (unsigned long long)total.targets);
-    json_object_set_new(line, "seconds", aq_control_number((double)(aq_clock_ns() - worker->go_ns) * 1e-9));
+    json_object_set_new(line, "seconds", aq_control_number((double)(aq_clock_ns() - worker->steps.go_ns) * 1e-9));
     return aq_control_send(worker->control, line);
 }

@@ -1,8 +1,6 @@
 /*
- * worker_group.c -- the replicas of one stage: their links, and REDUCE.
- *
- * Every worker has a link to each other replica of its stage. The last stage of a pipeline has its gradients first and
- * averages them while the stages before it still compute: nothing orders the stages but their own programs.
+ * worker_group.c -- the replicas of one stage as a group: what carries their data, its reductions, and whether they
+ * agree. Every worker has a link to each other replica of its stage.
  */
 #include <math.h>
 #include <string.h>
@@ -10,9 +8,6 @@
 #include "heartbeat.h"
 #include "net/collective.h"
 #include "worker.h"
-
-/* Bits of a replica's vote at REDUCE. */
-enum { SAYS_LAST_STEP = 1, SAYS_NOT_FINITE = 2, SAYS_MARK_STEP = 4 };
 
 enum { BOUNCE_BYTES = 1 << 20 }; /* weights are digested in pieces of this size, on every device */
 
@@ -48,7 +43,7 @@ enum aq_status aq_worker_group_prepare(struct aq_worker *worker)
     return aq_group_prepare(worker->replicas.group, codec, aq_stage_parameter_count(worker->stage));
 }
 
-enum aq_status aq_worker_group_open(struct aq_worker *worker)
+enum aq_status aq_worker_group_open(struct aq_worker *worker, enum aq_status (*meanwhile)(void *worker))
 {
     struct aq_device_info info;
     if (worker->W == 1) return AQ_OK;
@@ -58,10 +53,10 @@ enum aq_status aq_worker_group_open(struct aq_worker *worker)
                                            .eventcount = worker->eventcount,
                                            .device = worker->device,
                                            .stream = worker->stream,
-                                           .silence_ns = worker->silence_ns,
+                                           .silence_ns = worker->links.silence_ns,
                                            .piece_bytes = AQ_PLAN_PIECE_BYTES,
                                            .values = aq_stage_parameter_count(worker->stage),
-                                           .meanwhile = worker->job->train.staleness ? aq_worker_meanwhile : NULL,
+                                           .meanwhile = worker->job->train.staleness ? meanwhile : NULL,
                                            .context = worker};
     AQ_TRY(aq_group_open_links(&config, &worker->replicas.group));
     aq_device_info(worker->device, &info);
@@ -69,8 +64,7 @@ enum aq_status aq_worker_group_open(struct aq_worker *worker)
         AQ_TRY(aq_device_alloc(worker->device, AQ_MEMORY_PINNED, BOUNCE_BYTES, &worker->replicas.bounce));
     AQ_TRY(choose_transport(worker));
     /* A codec that is chosen during the run is prepared then (worker_choose.c). */
-    if (!worker->job->train.optimizer.reduce_automatic) AQ_TRY(aq_worker_group_prepare(worker));
-    return aq_worker_machine_open(worker);
+    return worker->job->train.optimizer.reduce_automatic ? AQ_OK : aq_worker_group_prepare(worker);
 }
 
 void aq_worker_group_close(struct aq_worker *worker)
@@ -78,51 +72,6 @@ void aq_worker_group_close(struct aq_worker *worker)
     aq_group_close(worker->replicas.group);
     if (worker->replicas.bounce)
         aq_device_free(worker->device, AQ_MEMORY_PINNED, worker->replicas.bounce, BOUNCE_BYTES);
-}
-
-/*
- * The replica that got the launcher's stop has passed it to its own pipeline; here the others get it, in the same step.
- * And one gradient that is not finite makes the step void for all, so that no codec's residual ever has a part of it.
- */
-static enum aq_status vote_send(struct aq_worker *worker)
-{
-    uint64_t mine = worker->last ? SAYS_LAST_STEP : 0;
-    double sum = 0;
-    if (aq_worker_mark_said(worker, worker->step)) mine |= SAYS_MARK_STEP;
-    AQ_ASSERT(worker->W <= AQ_GROUP_SIZE_MAX);
-    const uint64_t begin = aq_clock_ns();
-    AQ_TRY(aq_stage_gradient_squares(worker->stage, worker->replicas.squares, worker->stream));
-    aq_trace_add(worker->trace, "compute", "squares", begin, aq_clock_ns(), (uint32_t)worker->step, 0);
-    for (uint32_t i = 0; i < aq_stage_tensor_count(worker->stage); i++)
-        sum += worker->replicas.squares[i];
-    if (!isfinite(sum)) mine |= SAYS_NOT_FINITE;
-    worker->replicas.vote_pending = true;
-    return aq_group_say(worker->replicas.group, mine, SAYS_NOT_FINITE);
-}
-
-static enum aq_status vote_receive(struct aq_worker *worker)
-{
-    uint64_t any;
-    if (!worker->replicas.vote_pending) return AQ_OK;
-    const uint64_t begin = aq_clock_ns();
-    AQ_TRY(aq_group_hear(worker->replicas.group, &any));
-    aq_trace_add(worker->trace, "compute", "agree", begin, aq_clock_ns(), (uint32_t)worker->step, 0);
-    worker->replicas.vote_pending = false;
-    if ((any & SAYS_LAST_STEP) && !worker->last) worker->last = aq_worker_last_of(worker, worker->step);
-    if (any & SAYS_MARK_STEP) AQ_TRY(aq_worker_mark_heard(worker, worker->step));
-    if (any & SAYS_NOT_FINITE) worker->times.skipped = true;
-    return AQ_OK;
-}
-
-/*
- * Is the vote of a step piggybacked on the reduction of its gradients? Not if something is computed from them first
- * that a void step must not change (a codec to choose, PowerSGD's error, a machine's mean), nor if nothing is reduced
- * before the norm.
- */
-static bool vote_is_piggybacked(const struct aq_worker *worker)
-{
-    return !worker->replicas.choice.due && !worker->replicas.machine.local &&
-           worker->job->train.optimizer.low_rank == 0 && aq_optimizer_averages(worker->optimizer, worker->step + 1);
 }
 
 /* Work that is done together with a reduction of gradients; they are cleared as soon as it has used them. */
@@ -168,9 +117,8 @@ static enum aq_status compressed(struct aq_worker *worker, const struct aq_reduc
     return aq_compressed_allreduce(worker->replicas.group, &compressed);
 }
 
-static enum aq_status perform(struct aq_worker *worker, const struct aq_reduce *asked)
+enum aq_status aq_worker_group_perform(struct aq_worker *worker, const struct aq_reduce *asked)
 {
-    if (worker->replicas.machine.local) return aq_worker_machine_perform(worker, asked);
     switch (asked->kind) {
     case AQ_REDUCE_MEAN:
         return aq_allreduce_mean(worker->replicas.group, asked->x, asked->count);
@@ -181,73 +129,12 @@ static enum aq_status perform(struct aq_worker *worker, const struct aq_reduce *
     }
 }
 
-enum aq_status aq_worker_rounds(struct aq_worker *worker)
-{
-    struct aq_reduce asked;
-    AQ_TRY(aq_optimizer_round(worker->optimizer, &asked));
-    while (asked.kind != AQ_REDUCE_NONE) {
-        const struct aq_group *group =
-            worker->replicas.machine.local ? worker->replicas.machine.leaders : worker->replicas.group;
-        struct aq_group_stats before = {0}, after = {0}; /* no group: a replica that sends nothing to other machines */
-        const uint64_t begin = aq_clock_ns(), own = aq_worker_own_ns(worker);
-        aq_worker_use(worker, worker->step);
-        if (group) aq_group_stats(group, &before);
-        aq_heartbeat_phase(AQ_PHASE_REDUCE);
-        AQ_TRY(perform(worker, &asked));
-        aq_heartbeat_phase(AQ_PHASE_UPDATE);
-        const bool first = worker->replicas.vote_pending;
-        AQ_TRY(vote_receive(worker));
-        if (group) aq_group_stats(group, &after);
-        const uint64_t end = aq_clock_ns();
-        worker->times.reduce_ns += aq_worker_own_ns(worker) - own;
-        worker->times.reduce_bytes += after.sent_bytes - before.sent_bytes;
-        aq_trace_add(worker->trace, "compute", "reduce", begin, end, (uint32_t)worker->step, 0);
-        if (first && worker->times.skipped) return AQ_OK; /* it was void: nothing is left to do */
-        AQ_TRY(aq_optimizer_round(worker->optimizer, &asked));
-    }
-    return AQ_OK;
-}
-
-/* split.mode: global: a part has the sum over the clients. */
-static enum aq_status sums_reduce(struct aq_worker *worker)
-{
-    struct aq_part_args args = {.step = worker->step};
-    const uint64_t begin = aq_clock_ns();
-    AQ_TRY(aq_worker_parts_on(&worker->worker_parts, AQ_PART_REDUCE, &args));
-    const uint64_t end = aq_clock_ns();
-    worker->times.skipped = args.reduced.is_void;
-    worker->times.reduce_bytes += args.reduced.bytes;
-    worker->times.reduce_ns += end - begin;
-    aq_trace_add(worker->trace, "compute", "reduce", begin, end, (uint32_t)worker->step, 0);
-    return AQ_OK;
-}
-
-enum aq_status aq_worker_reduce(struct aq_worker *worker)
-{
-    const uint64_t begin = aq_worker_own_ns(worker);
-    if (aq_job_global(worker->job)) return sums_reduce(worker);
-    if (aq_worker_is_local(worker)) return aq_worker_local_reduce(worker);
-    AQ_TRY(vote_send(worker));
-    if (!vote_is_piggybacked(worker)) AQ_TRY(vote_receive(worker));
-    worker->times.reduce_ns += aq_worker_own_ns(worker) - begin;
-    worker->times.squared = !aq_optimizer_averages(worker->optimizer, worker->step + 1);
-    if (worker->times.skipped) return AQ_OK;
-    AQ_TRY(aq_worker_choose(worker));
-    aq_worker_use(worker, worker->step); /* another step's gradients may have been in use meanwhile */
-    AQ_TRY(aq_worker_machine_average(worker));
-    aq_worker_use(worker, worker->step);
-    AQ_TRY(
-        aq_optimizer_average(worker->optimizer, aq_stage_gradients(worker->stage), worker->step + 1, worker->stream));
-    AQ_TRY(aq_worker_rounds(worker));
-    return vote_receive(worker); /* a stage that trains nothing has reduced nothing */
-}
-
 /* Piece by piece, so that it is the same from the memory of a GPU as from the host's. */
 static enum aq_status weights_digest(const struct aq_worker *worker, uint64_t *out)
 {
     const uint8_t *weights = (const uint8_t *)aq_stage_parameters(worker->stage);
     const uint64_t bytes = aq_stage_parameter_count(worker->stage) * sizeof(float);
-    uint64_t digest = worker->frozen_digest; /* theirs are the same, too */
+    uint64_t digest = worker->checkpoints.frozen_digest; /* theirs are the same, too */
     for (uint64_t at = 0; at < bytes; at += BOUNCE_BYTES) {
         const size_t count = bytes - at < BOUNCE_BYTES ? (size_t)(bytes - at) : BOUNCE_BYTES;
         const void *piece = weights + at;
@@ -267,8 +154,7 @@ enum aq_status aq_worker_agree(struct aq_worker *worker)
     const struct aq_optimizer_config *config = &worker->job->train.optimizer;
     /* Some let them drift, and average them now and then, and at the end. */
     const bool apart = worker->step != worker->plan->steps && aq_optimizer_config_drifts(config, worker->step);
-    struct aq_group *group =
-        apart ? worker->replicas.machine.local : worker->replicas.group; /* those of a machine never drift */
+    struct aq_group *group = apart ? worker->replicas.reducer.alike : worker->replicas.group;
     if (worker->W == 1 || !group) return AQ_OK;
     uint64_t digest;
     AQ_TRY(weights_digest(worker, &digest));

@@ -82,13 +82,13 @@ enum aq_status aq_worker_listen(struct aq_worker *w, struct aq_listener **listen
         return aq_fail(status, "worker", "'%.80s' is not an address: %s", place->address ? place->address : link->host,
                        why);
     if (!place->address && link->port_first) endpoint.port = (uint16_t)(link->port_first + w->rank);
-    aq_text_add(&address, "%s%s", w->tls ? "tls+tcp://" : "tcp://",
+    aq_text_add(&address, "%s%s", w->links.tls ? "tls+tcp://" : "tcp://",
                 aq_endpoint_text(&endpoint, endpoint.port, reached));
-    if (w->tls) add_expected(w, &address);
+    if (w->links.tls) add_expected(w, &address);
     uint16_t port;
-    status = aq_link_listen(w->net, aq_text_of(&address), listener, &port);
+    status = aq_link_listen(w->links.net, aq_text_of(&address), listener, &port);
     if (status == AQ_OK) aq_endpoint_text(&endpoint, port, reached);
-    if (status == AQ_OK) aq_log("worker", 1, "listens at %s%s", reached, w->tls ? ", by TLS" : "");
+    if (status == AQ_OK) aq_log("worker", 1, "listens at %s%s", reached, w->links.tls ? ", by TLS" : "");
     for (uint32_t peer = 0; peer < w->P * w->W && status == AQ_OK; peer++)
         if (aq_worker_listens_for(w, peer))
             status = aq_control_send(w->control, json_pack("{s:s, s:s, s:I}", "event", "listening", "address", reached,
@@ -122,12 +122,12 @@ static enum aq_status await_address(struct aq_worker *w, struct addresses *known
 static enum aq_status connect_to(struct aq_worker *w, const char *to, uint32_t peer)
 {
     struct aq_text address = {0};
-    if (w->tls)
+    if (w->links.tls)
         aq_text_add(&address, "tls+tcp://%s?peer=%u", to, peer);
     else
         aq_text_add(&address, "tcp://%s", to);
     const struct aq_link_config config = config_to(w, peer);
-    const enum aq_status status = aq_link_connect(w->net, aq_text_of(&address), &config,
+    const enum aq_status status = aq_link_connect(w->links.net, aq_text_of(&address), &config,
                                                   aq_clock_after(w->job->link.connect_ns_max), link_to(w, peer));
     aq_text_deinit(&address);
     return status;
@@ -164,11 +164,11 @@ enum aq_status aq_worker_net_open(struct aq_worker *w)
 {
     if (aq_security_on(w->job) && w->plan->ranks > 1)
         AQ_TRY(aq_job_at_client(w->job, w->rank)
-                   ? aq_tls_open_site(aq_security_folder(w->job), w->job->split.client, &w->tls)
-                   : aq_tls_open(aq_security_folder(w->job), AQ_TLS_STAGE, w->rank, &w->tls));
+                   ? aq_tls_open_site(aq_security_folder(w->job), w->job->split.client, &w->links.tls)
+                   : aq_tls_open(aq_security_folder(w->job), AQ_TLS_STAGE, w->rank, &w->links.tls));
     const struct aq_net_config net = {
-        .eventcount = w->eventcount, .trace = w->trace, .links_max = 4 + w->W, .tls = w->tls};
-    return aq_net_open(&net, &w->net);
+        .eventcount = w->eventcount, .trace = w->trace, .links_max = 4 + w->W, .tls = w->links.tls};
+    return aq_net_open(&net, &w->links.net);
 }
 
 enum aq_status aq_worker_links_open(struct aq_worker *w)
@@ -188,4 +188,50 @@ out:
     aq_listener_close(listener);
     aq_free(memory);
     return status;
+}
+
+/* --- the end --------------------------------------------------------------------------------------------------- */
+
+/* Link `number`, 0 .. W + 1, of this worker, to close them all; some are NULL. */
+static struct aq_link *link_number(const struct aq_worker *w, uint32_t number)
+{
+    if (number < 2) return number == 0 ? w->pipeline.link_out : w->pipeline.link_in;
+    return w->replicas.peers ? w->replicas.peers[number - 2] : NULL;
+}
+
+enum aq_status aq_worker_drain(struct aq_worker *w, uint64_t deadline)
+{
+    if (w->pipeline.out) AQ_TRY(aq_edge_drain(w->pipeline.out, deadline));
+    return w->pipeline.in ? aq_edge_drain(w->pipeline.in, deadline) : AQ_OK;
+}
+
+enum aq_status aq_worker_leave(struct aq_worker *w, uint64_t deadline)
+{
+    for (uint32_t i = 0; i < 2 + w->W; i++) {
+        struct aq_link *link = link_number(w, i);
+        const enum aq_status status = link ? aq_link_finish(link, deadline) : AQ_OK;
+        if (status != AQ_CLOSED) AQ_TRY(status); /* closed: the neighbour finished first */
+    }
+    return aq_control_flush(w->control, deadline);
+}
+
+void aq_worker_links_abort(struct aq_worker *w, enum aq_status status, uint64_t deadline)
+{
+    for (uint32_t i = 0; i < 2 + w->W; i++)
+        if (link_number(w, i)) (void)aq_link_abort(link_number(w, i), status, aq_error_text(), deadline);
+}
+
+void aq_worker_links_halt(struct aq_worker *w)
+{
+    for (uint32_t i = 0; i < 2 + w->W; i++)
+        aq_link_halt(link_number(w, i));
+}
+
+void aq_worker_links_close(struct aq_worker *w)
+{
+    for (uint32_t i = 0; i < 2 + w->W; i++)
+        aq_link_close(link_number(w, i));
+    aq_free((void *)w->replicas.peers);
+    aq_net_close(w->links.net);
+    aq_tls_close(w->links.tls);
 }

@@ -1,6 +1,5 @@
 /*
- * worker_replicas.h -- what a worker exchanges outside its edges: reductions with the other replicas and machines, sums
- * of the clients' gradients, and a table that the first and the last stage share.
+ * worker_replicas.h -- what a worker exchanges with the other replicas of its stage: reductions, and agreements.
  *
  * Locking: everything here belongs to the exec thread.
  */
@@ -18,7 +17,6 @@
 
 struct aq_link;       /* net/link.h */
 struct aq_worker;     /* worker.h */
-struct aq_worker_run; /* worker_run.h */
 struct aq_worker_times;
 
 /* reduce.codec: auto (worker_choose.c). */
@@ -33,65 +31,46 @@ struct aq_worker_choice {
     double chosen_pack_s;                   /* of a reduction in what was chosen */
 };
 
-struct aq_group; /* net/collective.h */
+struct aq_group;          /* net/collective.h */
+struct aq_machine_groups; /* machine_groups.h */
 
-/* reduce.machine_first (worker_machine.c). */
-struct aq_worker_machine {
-    struct aq_group *local;   /* the replicas of this machine; NULL: no machine comes first */
-    struct aq_group *leaders; /* one replica of each machine; NULL: not a leader, or only one machine */
+/* How REDUCE and the optimizer's rounds are done: chosen once for a run (worker_reduce.c). */
+struct aq_worker_reducer {
+    enum aq_status (*reduce)(struct aq_worker *worker);  /* REDUCE                                                    */
+    enum aq_status (*average)(struct aq_worker *worker); /* gradients, before the optimizer sees them; NULL: nothing  */
+    /* A round of the optimizer; NULL: with one replica there is none. */
+    enum aq_status (*perform)(struct aq_worker *worker, const struct aq_reduce *asked);
+    struct aq_group *sends; /* whose bytes a round sends; NULL: none             */
+    struct aq_group *alike; /* whose weights are always the same; NULL: none are */
 };
 
-/* Connections of this stage to its copies in the other pipelines; W > 1 (worker_group.c, _machine.c, _choose.c). */
+/* Connections of this stage to its copies in the other pipelines; W > 1 (worker_group.c, _reduce.c, _choose.c). */
 struct aq_worker_replicas {
     struct aq_link **peers; /* [W], to the other replicas of this stage; NULL where W is 1 */
     struct aq_group *group; /* over them                                                   */
     void *bounce;           /* pinned: weights on their way to a digest; NULL where the host reaches them */
     double *squares;        /* |g|^2 of each tensor                                        */
     bool vote_pending;      /* the votes of the others on this step are not received       */
-    struct aq_worker_machine machine;
+    struct aq_worker_reducer reducer;
+    struct aq_machine_groups *machine; /* of that reducer */
     struct aq_worker_choice choice;
     bool resharded; /* from a checkpoint of another count of replicas: caches start empty */
 };
 
-/* A head that is the embedding's table, behind a cut (worker_tied.c). */
-struct aq_worker_tied {
-    bool ready;     /* the edge has the words to send: worker_tied.c                  */
-    bool decoded;   /* compressed: the head's gradient has been decoded in this step */
-    bool previous;  /* values are those before the last update                       */
-    uint64_t words; /* that lie in the edge                                          */
-    bool local;     /* both ends are the client's: through fd, and `host`            */
-    int fd;
-    struct aq_plan_tied traffic;
-    struct aq_grad_codec *codec; /* NULL: nothing is compressed here */
-    float *host;                 /* NULL: the stage's memory is the host's */
-};
+/* worker_group.c: open the group; its links are connected. With one replica nothing. meanwhile: aq_group_config. */
+enum aq_status aq_worker_group_open(struct aq_worker *worker, enum aq_status (*meanwhile)(void *worker));
 
 /*
- * worker_tied.c: a head that is the embedding's table, behind a cut. up: behind the chains of a step, the head's
- * gradient to the first stage; down: behind STEP, the table to the last. AQ_AGAIN: call again, as halves of NORM.
- * follow: the table to the last stage, at any time that is the same on all stages. open: behind open_edges.
+ * worker_reduce.c: choose the reducer; the group is open. Its `reduce` is REDUCE: the replicas agree whether this step
+ * is the last one and whether all their gradients are finite (else times.skipped), and average what the optimizer
+ * averages before NORM. rounds: of what was begun with the optimizer, to their end.
  */
-bool aq_worker_is_tied(const struct aq_worker *worker);
-enum aq_status aq_worker_tied_up(struct aq_worker *worker, struct aq_worker_run *run, struct aq_worker_times *times);
-enum aq_status aq_worker_tied_down(struct aq_worker *worker, struct aq_worker_run *run, struct aq_worker_times *times);
-enum aq_status aq_worker_tied_follow(struct aq_worker *worker);
-enum aq_status aq_worker_tied_open(struct aq_worker *worker);
-void aq_worker_tied_close(struct aq_worker *worker);
+enum aq_status aq_worker_reducer_open(struct aq_worker *worker);
+void aq_worker_reducer_close(struct aq_worker *worker);
+enum aq_status aq_worker_rounds(struct aq_worker *worker);
 
-/* worker_ends.c: between a client's two ends; `words` counts those in tied.host. AQ_CLOSED, AQ_PROTO, AQ_TIMEOUT. */
-enum aq_status aq_worker_ends_open(struct aq_worker *worker);
-void aq_worker_ends_close(struct aq_worker *worker);
-enum aq_status aq_worker_ends_send(struct aq_worker *worker, uint64_t words);
-enum aq_status aq_worker_ends_receive(struct aq_worker *worker, uint64_t *words);
-
-/* worker_group.c: open the group; its links are connected. With one replica nothing. */
-enum aq_status aq_worker_group_open(struct aq_worker *worker);
-
-/*
- * worker_group.c: REDUCE: the replicas agree whether this step is the last one and whether all their gradients are
- * finite (else times.skipped), and average what the optimizer averages before NORM.
- */
-enum aq_status aq_worker_reduce(struct aq_worker *worker);
+/* worker_group.c: a reduction over all replicas. */
+enum aq_status aq_worker_group_perform(struct aq_worker *worker, const struct aq_reduce *asked);
 
 /*
  * worker_local.c: reduce.every. is_local: do replicas train steps on their own? is_apart: do their weights differ after
@@ -116,16 +95,6 @@ enum aq_status aq_worker_local_reduce(struct aq_worker *worker);
 enum aq_status aq_worker_swap_in(struct aq_worker *worker);
 enum aq_status aq_worker_swap_out(struct aq_worker *worker);
 
-/* worker_machine.c: with reduce.machine_first, the groups of this machine's replicas and of all machines' leaders. */
-enum aq_status aq_worker_machine_open(struct aq_worker *worker);
-void aq_worker_machine_close(struct aq_worker *worker);
-
-/* worker_machine.c: the mean of the gradients over this machine's replicas, in their place. */
-enum aq_status aq_worker_machine_average(struct aq_worker *worker);
-
-/* worker_machine.c: a reduction between machines, which all replicas of this one ask for alike. */
-enum aq_status aq_worker_machine_perform(struct aq_worker *worker, const struct aq_reduce *asked);
-
 /* worker_choose.c: take the choice of the checkpoint, or measure what there is to choose by. Everything is open. */
 enum aq_status aq_worker_choose_open(struct aq_worker *worker);
 
@@ -137,9 +106,6 @@ enum aq_status aq_worker_group_prepare(struct aq_worker *worker);
 
 /* worker_group.c: the group and what belongs to it; the optimizer and the device are still there. */
 void aq_worker_group_close(struct aq_worker *worker);
-
-/* worker_group.c: the rounds of what was begun with the optimizer, to their end. */
-enum aq_status aq_worker_rounds(struct aq_worker *worker);
 
 /*
  * worker_group.c: have all replicas of this stage the same weights (aq_worker_swap_in), bit for bit? AQ_MISMATCH names

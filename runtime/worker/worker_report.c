@@ -61,7 +61,7 @@ static void add_carried(struct aq_link_bytes *sum, uint64_t bytes)
 
 static void add_packing(struct aq_worker *worker, json_t *line)
 {
-    struct aq_worker_packing *p = &worker->packing;
+    struct aq_worker_packing *p = &worker->links.packing;
     struct aq_link_stats in = {0}, out = {0};
     struct aq_link_bytes gradient = {0};
     if (worker->pipeline.link_in) aq_link_stats(worker->pipeline.link_in, &in);
@@ -119,7 +119,7 @@ enum aq_status aq_worker_report_step(struct aq_worker *worker)
         "{s:s, s:I, s:I, s:f, s:f, s:o, s:i, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:b}", "event", "step",
         "step", (json_int_t)done, "epoch", (json_int_t)epoch, "seconds", (double)(now - t->begin_ns) * 1e-9, "lr", lr,
         "grad_norm", aq_control_number(t->gradient_norm), "samples",
-        (int)(aq_sampler_size(worker->sampler, worker->step) * worker->W), "compute_ns", (json_int_t)t->compute_ns,
+        (int)(aq_rank_data_samples(&worker->data, worker->step) * worker->W), "compute_ns", (json_int_t)t->compute_ns,
         "codec_ns", (json_int_t)(in.codec_ns + out.codec_ns - in.cache_ns - out.cache_ns), "link_wait_ns",
         (json_int_t)t->link_wait_ns, "cache_wait_ns", (json_int_t)(in.cache_ns + out.cache_ns), "optimizer_ns",
         (json_int_t)t->optimizer_ns, "forward_bytes", (json_int_t)out.sent_bytes, "backward_bytes",
@@ -141,7 +141,7 @@ enum aq_status aq_worker_report_step(struct aq_worker *worker)
         json_object_set_new(line, "gradient_bytes", json_integer((json_int_t)t->reduce_bytes));
         add_choice(worker, line);
     }
-    if (aq_worker_is_tied(worker) && !worker->tied.local)
+    if (aq_worker_is_tied(worker) && !worker->pipeline.tied.local)
         json_object_set_new(line, "tied_bytes", json_integer((json_int_t)t->tied_bytes));
     if (worker->position + 1 == worker->P && t->loss_targets > 0)
         json_object_set_new(line, "loss", aq_control_number(t->loss_sum / (double)t->loss_targets));
@@ -171,7 +171,7 @@ static enum aq_status report_trace(struct aq_worker *worker)
     size_t bytes = 0;
     FILE *memory = open_memstream(&text, &bytes);
     if (!memory) return aq_fail_errno("worker", "cannot keep the trace in memory");
-    enum aq_status status = aq_trace_write(worker->trace, (int)worker->rank, worker->go_ns, memory);
+    enum aq_status status = aq_trace_write(worker->trace, (int)worker->rank, worker->steps.go_ns, memory);
     if (fclose(memory) != 0 && status == AQ_OK) status = aq_fail_errno("worker", "cannot keep the trace in memory");
     size_t at = 0;
     while (status == AQ_OK && at < bytes) {
@@ -202,12 +202,12 @@ enum aq_status aq_worker_report_done(struct aq_worker *worker)
     }
     json_t *line = json_pack(
         "{s:s, s:I, s:f, s:b, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "event", "done", "step",
-        (json_int_t)worker->step, "seconds", (double)(aq_clock_ns() - worker->go_ns) * 1e-9, "stopped", worker->stopped,
-        "cache_bytes", (json_int_t)cache.entry_bytes, "cache_file_bytes", (json_int_t)cache.file_bytes, "cache_entries",
-        (json_int_t)cache.entries, "cache_hits", (json_int_t)cache.hits, "cache_colds", (json_int_t)cache.colds,
-        "cache_corrupt", (json_int_t)cache.corrupt, "memory_bytes", (json_int_t)peak_memory(), "memory_planned",
-        (json_int_t)worker->me->memory_bytes, "sent_wire_bytes", (json_int_t)wire_bytes, "cpu_ns",
-        (json_int_t)aq_clock_cpu_ns(), "trace_dropped",
+        (json_int_t)worker->step, "seconds", (double)(aq_clock_ns() - worker->steps.go_ns) * 1e-9, "stopped",
+        worker->steps.stopped, "cache_bytes", (json_int_t)cache.entry_bytes, "cache_file_bytes",
+        (json_int_t)cache.file_bytes, "cache_entries", (json_int_t)cache.entries, "cache_hits", (json_int_t)cache.hits,
+        "cache_colds", (json_int_t)cache.colds, "cache_corrupt", (json_int_t)cache.corrupt, "memory_bytes",
+        (json_int_t)peak_memory(), "memory_planned", (json_int_t)worker->me->memory_bytes, "sent_wire_bytes",
+        (json_int_t)wire_bytes, "cpu_ns", (json_int_t)aq_clock_cpu_ns(), "trace_dropped",
         (json_int_t)(worker->trace ? aq_trace_dropped(worker->trace) : 0));
     if (!line) return aq_fail(AQ_NOMEM, "worker", "no memory for the line of the end");
     add_outages(worker, line);

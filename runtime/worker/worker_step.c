@@ -13,18 +13,15 @@
 #include <string.h>
 
 #include "aqsgd/device_math.h"
-#include "heartbeat.h"
+#include "edge_heal.h"
+#include "edge_norm.h"
 #include "edge_shared.h"
+#include "heartbeat.h"
 #include "worker.h"
-
-static uint32_t micro_batches(const struct aq_worker *worker, uint64_t step)
-{
-    return aq_job_micro_batches(worker->job, aq_sampler_size(worker->sampler, step));
-}
 
 static void run_begin(struct aq_worker *worker, uint64_t step, struct aq_worker_run *run)
 {
-    const uint32_t M = micro_batches(worker, step);
+    const uint32_t M = aq_rank_data_micro_batches(&worker->data, step);
     const bool part = aq_job_global(worker->job), whole = part || M == worker->plan->micro_batches;
     const struct aq_program *program = whole ? &worker->me->program : &worker->me->program_last;
     AQ_ASSERT(part ? program->micro_batches >= M : program->micro_batches == M);
@@ -38,51 +35,10 @@ static bool next_is_open(const struct aq_worker *worker)
     return worker->steps.program.steps[1].program != NULL;
 }
 
-void aq_worker_use(struct aq_worker *worker, uint64_t step)
-{
-    const bool stale = worker->job->train.staleness > 0;
-    const struct aq_stage_use use = {.previous = stale && step == worker->step + worker->steps.kept,
-                                     .gradients = stale ? step % 2 : 0};
-    aq_stage_use(worker->stage, &use);
-}
-
-uint64_t aq_worker_last_of(const struct aq_worker *worker, uint64_t step)
-{
-    const uint64_t last = step + 1 + worker->job->train.staleness; /* the next one may be under way */
-    return last < aq_worker_steps_end(worker) ? last : aq_worker_steps_end(worker);
-}
-
-void aq_worker_batch(struct aq_worker *worker, uint64_t step, uint32_t micro_batch, struct aq_edge_batch *batch)
-{
-    const uint32_t B = worker->me->config.B, size = aq_sampler_size(worker->sampler, step);
-    const uint32_t first = micro_batch * B, samples = size - first < B ? size - first : B;
-    const struct aq_augment *const augment = &worker->job->data.augment;
-    const uint64_t epoch = aq_worker_global(worker, step) / worker->plan->steps_per_epoch;
-    const uint32_t *known = worker->train_lengths;
-    const uint64_t first_id = worker->plan->facts.first_sample; /* of all clients, as an unsplit run has them */
-    AQ_ASSERT(first < size);
-    for (uint32_t i = 0; i < samples; i++) {
-        const uint64_t sample = aq_sampler_at(worker->sampler, step, first + i);
-        worker->sample_ids[i] = worker->job->data.skip + sample;
-        if (known) worker->lengths[i] = known[sample];
-        if (!aq_augment_any(augment)) continue;
-        worker->views[i] = aq_view_of(augment, worker->job->train.seed, epoch, first_id + worker->sample_ids[i]);
-        worker->variants[i] = worker->views[i].flipped;
-    }
-    *batch = (struct aq_edge_batch){.step = step,
-                                    .micro_batch = micro_batch,
-                                    .samples = samples,
-                                    .sample_ids = worker->sample_ids,
-                                    .lengths = aq_worker_cut_lengths(worker, known ? worker->lengths : NULL),
-                                    .variants = augment->flip ? worker->variants : NULL,
-                                    .views = augment->crop ? worker->views : NULL,
-                                    .rate = aq_plan_learning_rate(worker->plan, aq_worker_global(worker, step + 1))};
-}
-
 /* *done: a part has done it, or there is nothing to do. */
 static enum aq_status parts_execute(struct aq_worker *worker, const struct aq_part_instruction *turn, bool *done)
 {
-    struct aq_part_args args = {.instruction = turn};
+    struct aq_part_args args = {.turn = turn};
     *done = false;
     if (!worker->worker_parts.use_chains) return AQ_OK;
     const enum aq_status status = aq_worker_parts_on(&worker->worker_parts, AQ_PART_INSTRUCTION, &args);
@@ -93,12 +49,12 @@ static enum aq_status parts_execute(struct aq_worker *worker, const struct aq_pa
 static enum aq_status prefetch(struct aq_worker *worker, uint64_t step, uint32_t micro_batch)
 {
     const uint64_t each = worker->plan->steps_per_epoch, last = aq_worker_steps_end(worker);
-    const uint64_t kept = (aq_worker_global(worker, step) / each + 2) * each - worker->shift; /* orders of two */
+    const uint64_t kept = (aq_worker_global(worker, step) / each + 2) * each - worker->steps.shift; /* orders of two */
     const uint64_t end = kept < last ? kept : last;
-    for (uint32_t count; (count = micro_batches(worker, step)) <= micro_batch; micro_batch -= count)
+    for (uint32_t count; (count = aq_rank_data_micro_batches(&worker->data, step)) <= micro_batch; micro_batch -= count)
         if (++step >= end) return AQ_OK;
     struct aq_edge_batch batch;
-    aq_worker_batch(worker, step, micro_batch, &batch);
+    aq_rank_data_batch(&worker->data, step, micro_batch, &batch);
     const struct aq_part_instruction turn = {.op = AQ_OP_PREFETCH, .batch = &batch};
     bool done;
     AQ_TRY(parts_execute(worker, &turn, &done));
@@ -149,7 +105,7 @@ static enum aq_status execute(struct aq_worker *worker, struct aq_worker_run *ru
 {
     struct aq_edge_batch batch;
     if (instruction->op == AQ_OP_PREFETCH) return prefetch(worker, run->step, instruction->micro_batch);
-    aq_worker_batch(worker, run->step, instruction->micro_batch, &batch);
+    aq_rank_data_batch(&worker->data, run->step, instruction->micro_batch, &batch);
     batch.base = run->base;
     const uint32_t copy = (uint32_t)((run->base + instruction->micro_batch) % worker->pipeline.copies);
     struct forward_of of = {worker, run, instruction};
@@ -213,22 +169,6 @@ static enum aq_status chains_advance(struct aq_worker *worker)
     return AQ_OK;
 }
 
-enum aq_status aq_worker_pump(struct aq_worker *worker)
-{
-    struct aq_edge *const edges[] = {worker->pipeline.in, worker->pipeline.out};
-    for (uint32_t i = 0; i < 2; i++) {
-        const enum aq_status status = edges[i] ? aq_edge_pump(edges[i]) : AQ_OK;
-        if (status == AQ_CLOSED)
-            return aq_fail(AQ_CLOSED, "worker", "stage %u ended normally before the run was done",
-                           worker->position + (i ? 1 : -1u));
-        AQ_TRY(status);
-    }
-    AQ_TRY(aq_worker_issues_advance(worker));
-    struct aq_part_args args = {0};
-    if (worker->worker_parts.use_chains) AQ_TRY(aq_worker_parts_on(&worker->worker_parts, AQ_PART_PUMP, &args));
-    return aq_worker_snapshot_advance(worker);
-}
-
 /*
  * Time that the busier of the two links has carried what comes here, or what keeps this stage's send buffers. *in: it
  * is the link to the stage before.
@@ -260,8 +200,8 @@ static enum aq_status wait(struct aq_worker *worker, uint32_t seen, bool sending
     if (worker->pipeline.link_in) aq_link_stats(worker->pipeline.link_in, &before[0]);
     if (worker->pipeline.link_out) aq_link_stats(worker->pipeline.link_out, &before[1]);
     aq_heartbeat_phase(AQ_PHASE_NEIGHBOUR);
-    const enum aq_status status =
-        aq_eventcount_wait(worker->eventcount, seen, aq_clock_after(carrying ? AQ_EDGE_POLL_NS : worker->silence_ns));
+    const enum aq_status status = aq_eventcount_wait(
+        worker->eventcount, seen, aq_clock_after(carrying ? AQ_EDGE_POLL_NS : worker->links.silence_ns));
     aq_heartbeat_phase(AQ_PHASE_COMPUTE);
     const uint64_t waited = aq_clock_ns() - begin;
     const bool by_nccl = carrying & AQ_EDGE_CARRY_IN || (sending && carrying);
@@ -273,7 +213,7 @@ static enum aq_status wait(struct aq_worker *worker, uint32_t seen, bool sending
     if (status == AQ_TIMEOUT && carrying) return AQ_OK; /* NCCL has its own deadline */
     if (status == AQ_TIMEOUT)
         return aq_fail(AQ_TIMEOUT, "worker", "step %llu: nothing came for %.0f s while waiting for %s",
-                       (unsigned long long)worker->step, (double)worker->silence_ns * 1e-9, what);
+                       (unsigned long long)worker->step, (double)worker->links.silence_ns * 1e-9, what);
     return status;
 }
 
@@ -287,9 +227,9 @@ static enum aq_status refill(struct aq_worker *worker, struct aq_edge *edge, str
     if (at->end > aq_worker_steps_end(worker)) at->end = aq_worker_steps_end(worker);
     if (at->step < worker->step) *at = (struct aq_worker_refill){.step = worker->step, .end = at->end};
     for (; at->step < at->end; at->step++, at->micro_batch = 0) {
-        for (; at->micro_batch < micro_batches(worker, at->step); at->micro_batch++) {
+        for (; at->micro_batch < aq_rank_data_micro_batches(&worker->data, at->step); at->micro_batch++) {
             struct aq_edge_batch batch;
-            aq_worker_batch(worker, at->step, at->micro_batch, &batch);
+            aq_rank_data_batch(&worker->data, at->step, at->micro_batch, &batch);
             const enum aq_status status = aq_edge_refill(edge, &batch);
             if (status != AQ_OK) return status == AQ_AGAIN ? AQ_OK : status;
         }
@@ -487,8 +427,8 @@ static enum aq_status next_advance(struct aq_worker *worker)
     const enum aq_status status = chains_advance(worker);
     if (status != AQ_AGAIN || !aq_program_run_past(&worker->steps.program, 1) || next->partial) return status;
     if (worker->W > 1 || aq_optimizer_gauges(worker->optimizer) || aq_worker_is_tied(worker)) return AQ_AGAIN;
-    AQ_TRY(chains_end(worker, next, &worker->times_next));
-    return norm_up(worker, next, &worker->times_next);
+    AQ_TRY(chains_end(worker, next, &worker->steps.times_next));
+    return norm_up(worker, next, &worker->steps.times_next);
 }
 
 enum aq_status aq_worker_meanwhile(void *context)
@@ -546,7 +486,7 @@ static enum aq_status skip(struct aq_worker *worker)
     AQ_TRY(aq_worker_parts_on(&worker->worker_parts, AQ_PART_STEP_VOID, &args));
     aq_log("worker", AQ_LOG_WARNING, "step %llu: the gradient is not finite, the step is skipped%s",
            (unsigned long long)worker->step, args.note);
-    if (args.mended || ++worker->skipped_in_row < train->skips_max) return AQ_OK;
+    if (args.mended || ++worker->steps.skipped_in_row < train->skips_max) return AQ_OK;
     return aq_fail(AQ_INVAL, "worker",
                    "%u steps in a row without a finite gradient (train.skips_max): lower %strain.lr (%g)",
                    train->skips_max, args.remedy, (double)train->lr);
@@ -589,7 +529,7 @@ static enum aq_status optimize(struct aq_worker *worker)
         if (train->clip > 0 && gradient_norm > (double)train->clip)
             scale = (float)((double)train->clip / gradient_norm);
         AQ_TRY(update(worker, scale));
-        worker->skipped_in_row = 0;
+        worker->steps.skipped_in_row = 0;
         struct aq_part_args args = {0};
         AQ_TRY(aq_worker_parts_on(&worker->worker_parts, AQ_PART_STEP_GOOD, &args));
     }
@@ -612,7 +552,7 @@ static enum aq_status runs_begin(struct aq_worker *worker)
     if (steps->program.steps[0].program) aq_program_run_next(&steps->program);
     if (begun) {
         steps->now = steps->next;
-        worker->times = worker->times_next;
+        worker->times = worker->steps.times_next;
     } else {
         run_begin(worker, step, &steps->now);
         worker->times = (struct aq_worker_times){.own_norm = -1};
@@ -623,7 +563,7 @@ static enum aq_status runs_begin(struct aq_worker *worker)
     struct aq_part_args args = {.stale = stale};
     AQ_TRY(aq_worker_parts_on(&worker->worker_parts, AQ_PART_STEP_BEGIN, &args));
     worker->times.loss_factor = args.factor;
-    worker->times_next = (struct aq_worker_times){.loss_factor = args.factor_next, .own_norm = -1};
+    worker->steps.times_next = (struct aq_worker_times){.loss_factor = args.factor_next, .own_norm = -1};
     if (!stale || aq_worker_is_sync_point(worker, step + 1)) return AQ_OK;
     run_begin(worker, step + 1, &steps->next);
     return AQ_OK;
@@ -643,7 +583,7 @@ enum aq_status aq_worker_step(struct aq_worker *worker)
             if (worker->W > 1 && aq_worker_hears(worker, run->step)) AQ_TRY(aq_worker_stop_heard(worker));
             aq_heartbeat_phase(AQ_PHASE_REDUCE);
             aq_worker_use(worker, run->step);
-            AQ_TRY(aq_worker_reduce(worker));
+            AQ_TRY(worker->replicas.reducer.reduce(worker));
             aq_heartbeat_phase(AQ_PHASE_COMPUTE);
             break;
         case AQ_OP_NORM:

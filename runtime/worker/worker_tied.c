@@ -17,12 +17,13 @@
 #include <math.h>
 #include <string.h>
 
+#include "edge_norm.h"
 #include "edge_shared.h"
 #include "worker.h"
 
 bool aq_worker_is_tied(const struct aq_worker *w)
 {
-    return w->P > 1 && (w->tied.local || w->plan->edges[0].shape.tied > 0);
+    return w->P > 1 && (w->pipeline.tied.local || w->plan->edges[0].shape.tied > 0);
 }
 
 static bool is_compressed(const struct aq_worker *w)
@@ -45,7 +46,7 @@ struct sides {
 static struct sides sides_of(const struct aq_worker *w)
 {
     const uint64_t floats = aq_stage_tied_floats(w->stage);
-    if (w->tied.host) return (struct sides){w->tied.host, w->tied.host + floats};
+    if (w->pipeline.tied.host) return (struct sides){w->pipeline.tied.host, w->pipeline.tied.host + floats};
     return (struct sides){aq_stage_tied_gradient(w->stage), aq_stage_tied_residual(w->stage)};
 }
 
@@ -69,14 +70,14 @@ static enum aq_status decode(struct aq_worker *w, const void *wire, uint64_t wor
     const uint64_t floats = aq_stage_tied_floats(w->stage);
     const struct sides sides = sides_of(w);
     const uint8_t *at = wire;
-    const bool whole = words == w->tied.traffic.up_words;
+    const bool whole = words == w->pipeline.tied.traffic.up_words;
     if (!whole && words > 1)
         return aq_fail(AQ_PROTO, "worker", "%llu words of a tied table's gradient arrived, but %llu were expected",
-                       (unsigned long long)words, (unsigned long long)w->tied.traffic.up_words);
+                       (unsigned long long)words, (unsigned long long)w->pipeline.tied.traffic.up_words);
     for (uint64_t first = 0, count; whole && first < floats; first += count) {
         count = floats - first < AQ_GRAD_PIECE ? floats - first : AQ_GRAD_PIECE;
-        const size_t bytes = aq_grad_codec_bytes(w->tied.codec, first, count);
-        AQ_TRY(aq_grad_decode(w->tied.codec, first, count, at, bytes, 1.0f, false, sides.gradient + first));
+        const size_t bytes = aq_grad_codec_bytes(w->pipeline.tied.codec, first, count);
+        AQ_TRY(aq_grad_decode(w->pipeline.tied.codec, first, count, at, bytes, 1.0f, false, sides.gradient + first));
         at += bytes;
     }
     if (!whole) sides.gradient[0] = NAN;
@@ -91,13 +92,13 @@ static enum aq_status encode(struct aq_worker *w, void *wire, uint64_t *words)
     uint8_t *at = wire;
     AQ_TRY(copy_floats(w, sides.gradient, aq_stage_tied_gradient(w->stage), floats));
     AQ_TRY(copy_floats(w, sides.residual, aq_stage_tied_residual(w->stage), floats));
-    *words = all_finite(sides.gradient, floats) ? w->tied.traffic.up_words : 1;
+    *words = all_finite(sides.gradient, floats) ? w->pipeline.tied.traffic.up_words : 1;
     memset((float *)wire + *words - 1, 0, sizeof(float));
     for (uint64_t first = 0, count; *words > 1 && first < floats; first += count) {
         count = floats - first < AQ_GRAD_PIECE ? floats - first : AQ_GRAD_PIECE;
-        AQ_TRY(aq_grad_encode(w->tied.codec, first, count, sides.gradient + first, sides.residual + first, w->step,
-                              at));
-        at += aq_grad_codec_bytes(w->tied.codec, first, count);
+        AQ_TRY(aq_grad_encode(w->pipeline.tied.codec, first, count, sides.gradient + first, sides.residual + first,
+                              w->step, at));
+        at += aq_grad_codec_bytes(w->pipeline.tied.codec, first, count);
     }
     AQ_TRY(copy_floats(w, aq_stage_tied_residual(w->stage), sides.residual, floats));
     return decode(w, wire, *words);
@@ -150,16 +151,16 @@ static enum aq_status put_gradient(struct aq_worker *w, const void *wire, uint64
 static enum aq_status take_values(struct aq_worker *w, void *wire, uint64_t *words)
 {
     *words = aq_stage_tied_floats(w->stage);
-    return copy_floats(w, wire, aq_stage_tied_values(w->stage, w->tied.previous), *words);
+    return copy_floats(w, wire, aq_stage_tied_values(w->stage, w->pipeline.tied.previous), *words);
 }
 
 static enum aq_status put_values(struct aq_worker *w, const void *wire, uint64_t words)
 {
     if (words != aq_stage_tied_floats(w->stage))
         return aq_fail(AQ_PROTO, "worker", "%llu values of a tied table came", (unsigned long long)words);
-    AQ_TRY(copy_floats(w, aq_stage_tied_values(w->stage, w->tied.previous), wire, words));
-    return w->tied.previous ? aq_stage_previous_changed(w->stage, w->stream)
-                            : aq_stage_parameters_changed(w->stage, w->stream);
+    AQ_TRY(copy_floats(w, aq_stage_tied_values(w->stage, w->pipeline.tied.previous), wire, words));
+    return w->pipeline.tied.previous ? aq_stage_previous_changed(w->stage, w->stream)
+                                     : aq_stage_parameters_changed(w->stage, w->stream);
 }
 
 /* --- along the pipeline ------------------------------------------------------------------------------------------ */
@@ -175,32 +176,32 @@ static enum aq_status pass_locally(struct aq_worker *w, bool takes, const struct
 {
     uint64_t words;
     if (takes) {
-        AQ_TRY(passage->take(w, w->tied.host, &words));
+        AQ_TRY(passage->take(w, w->pipeline.tied.host, &words));
         return aq_worker_ends_send(w, words);
     }
     AQ_TRY(aq_worker_ends_receive(w, &words));
-    return passage->put(w, w->tied.host, words);
+    return passage->put(w, w->pipeline.tied.host, words);
 }
 
 /* From `from`, or taken here, to `to`, or put here. AQ_AGAIN: call again. */
 static enum aq_status pass(struct aq_worker *w, struct aq_edge *from, struct aq_edge *to, const struct passage *passage)
 {
-    uint64_t *words = &w->tied.words;
-    if (w->tied.local) return pass_locally(w, !from, passage);
-    if (!w->tied.ready) {
+    uint64_t *words = &w->pipeline.tied.words;
+    if (w->pipeline.tied.local) return pass_locally(w, !from, passage);
+    if (!w->pipeline.tied.ready) {
         if (from) AQ_TRY(aq_edge_receive_tied(from, w->step, words));
         if (to) AQ_TRY(aq_edge_hold_tied(to));
         if (!from) AQ_TRY(passage->take(w, aq_edge_tied(to), words));
         if (!to) AQ_TRY(passage->put(w, aq_edge_tied(from), *words));
         if (from && to) memcpy(aq_edge_tied(to), aq_edge_tied(from), *words * sizeof(float));
         if (from) aq_edge_release_tied(from);
-        w->tied.ready = true;
+        w->pipeline.tied.ready = true;
     }
     if (to) {
         AQ_TRY(aq_edge_send_tied(to, w->step, *words));
         w->times.tied_bytes += *words * sizeof(float);
     }
-    w->tied.ready = false;
+    w->pipeline.tied.ready = false;
     return AQ_OK;
 }
 
@@ -211,10 +212,10 @@ static enum aq_status up_some(struct aq_worker *w)
     struct aq_edge *in = w->pipeline.in, *out = w->pipeline.out;
     aq_worker_use(w, w->step);
     if (!is_compressed(w)) return pass(w, out, in, &exact);
-    if (!w->tied.decoded) AQ_TRY(pass(w, out, in, &compressed));
-    w->tied.decoded = true;
+    if (!w->pipeline.tied.decoded) AQ_TRY(pass(w, out, in, &compressed));
+    w->pipeline.tied.decoded = true;
     AQ_TRY(pass(w, in, out, &rows));
-    w->tied.decoded = false;
+    w->pipeline.tied.decoded = false;
     return AQ_OK;
 }
 
@@ -262,7 +263,7 @@ static enum aq_status hear_asked(struct aq_worker *w)
 /* Each part when the one before is done. */
 static enum aq_status follow_some(struct aq_worker *w, uint32_t *part)
 {
-    if (w->tied.local) return values_down(w);
+    if (w->pipeline.tied.local) return values_down(w);
     static enum aq_status (*const parts[])(struct aq_worker *w) = {ask_values, hear_asked, values_down};
     for (; *part < sizeof parts / sizeof *parts; ++*part)
         AQ_TRY(parts[*part](w));
@@ -276,10 +277,10 @@ static enum aq_status values_follow(struct aq_worker *w)
         AQ_TRY(aq_worker_pump(w));
         enum aq_status status = follow_some(w, &part);
         if (status != AQ_AGAIN) return status;
-        status = aq_eventcount_wait(w->eventcount, seen, aq_clock_after(w->silence_ns));
+        status = aq_eventcount_wait(w->eventcount, seen, aq_clock_after(w->links.silence_ns));
         if (status == AQ_TIMEOUT)
             return aq_fail(AQ_TIMEOUT, "worker", "step %llu: nothing came for %.0f s while waiting for the tied table",
-                           (unsigned long long)w->step, (double)w->silence_ns * 1e-9);
+                           (unsigned long long)w->step, (double)w->links.silence_ns * 1e-9);
         AQ_TRY(status);
     }
 }
@@ -294,9 +295,9 @@ static enum aq_status previous_follow(struct aq_worker *w)
 {
     const bool began = w->step > 0 || w->checkpoints.adopted;
     if (is_compressed(w) || !began || !w->job->train.staleness) return AQ_OK;
-    w->tied.previous = true;
+    w->pipeline.tied.previous = true;
     const enum aq_status status = values_follow(w);
-    w->tied.previous = false;
+    w->pipeline.tied.previous = false;
     return status;
 }
 
@@ -305,13 +306,14 @@ enum aq_status aq_worker_tied_open(struct aq_worker *w)
     struct aq_device_info info;
     AQ_TRY(aq_worker_ends_open(w));
     if (!aq_worker_is_tied(w)) return AQ_OK;
-    if (w->tied.local) AQ_TRY(values_follow(w)); /* a turn starts with weights of others */
+    if (w->pipeline.tied.local) AQ_TRY(values_follow(w)); /* a turn starts with weights of others */
     if (is_compressed(w) && is_end(w)) {
         aq_device_info(w->device, &info);
-        AQ_TRY(aq_plan_tied_traffic(w->plan, AQ_TIED_COMPRESSED, &w->tied.traffic));
-        AQ_TRY(aq_plan_tied_codec(w->plan, &w->tied.codec));
+        AQ_TRY(aq_plan_tied_traffic(w->plan, AQ_TIED_COMPRESSED, &w->pipeline.tied.traffic));
+        AQ_TRY(aq_plan_tied_codec(w->plan, &w->pipeline.tied.codec));
         const uint64_t bytes = aq_plan_tied_host_bytes(w->plan);
-        if (!info.host_memory) AQ_TRY(aq_device_alloc(w->device, AQ_MEMORY_PINNED, bytes, (void **)&w->tied.host));
+        if (!info.host_memory)
+            AQ_TRY(aq_device_alloc(w->device, AQ_MEMORY_PINNED, bytes, (void **)&w->pipeline.tied.host));
     }
     return previous_follow(w);
 }
@@ -319,7 +321,7 @@ enum aq_status aq_worker_tied_open(struct aq_worker *w)
 void aq_worker_tied_close(struct aq_worker *w)
 {
     aq_worker_ends_close(w);
-    aq_grad_codec_close(w->tied.codec);
-    if (w->tied.host)
-        aq_device_free(w->device, AQ_MEMORY_PINNED, w->tied.host, aq_plan_tied_host_bytes(w->plan));
+    aq_grad_codec_close(w->pipeline.tied.codec);
+    if (w->pipeline.tied.host)
+        aq_device_free(w->device, AQ_MEMORY_PINNED, w->pipeline.tied.host, aq_plan_tied_host_bytes(w->plan));
 }

@@ -28,12 +28,12 @@ static bool is_gpu(const struct aq_worker *w)
 static enum aq_status batch_fill(struct aq_worker *w, uint32_t samples)
 {
     const uint64_t all = w->plan->facts.train_samples;
-    w->batch.samples = samples;
-    w->batch.lengths = w->train_lengths ? w->lengths : NULL;
+    w->data.batch.samples = samples;
+    w->data.batch.lengths = w->data.train_lengths ? w->data.lengths : NULL;
     for (uint32_t i = 0; i < samples; i++) {
-        w->sample_ids[i] = w->job->data.skip + i % all;
-        if (w->train_lengths) w->lengths[i] = w->train_lengths[i % all];
-        if (w->train) AQ_TRY(aq_dataset_put(w->train, i % all, &w->batch, i));
+        w->data.sample_ids[i] = w->job->data.skip + i % all;
+        if (w->data.train_lengths) w->data.lengths[i] = w->data.train_lengths[i % all];
+        if (w->data.train) AQ_TRY(aq_dataset_put(w->data.train, i % all, &w->data.batch, i));
     }
     return AQ_OK;
 }
@@ -42,7 +42,7 @@ static enum aq_status pass(struct aq_worker *w, uint32_t samples)
 {
     const bool first = w->position == 0, last = w->position + 1 == w->P;
     struct aq_stage_input input = {
-        .x = first ? NULL : w->pipeline.x[0].at, .batch = &w->batch, .seed = w->job->train.seed, .loss_factor = 1};
+        .x = first ? NULL : w->pipeline.x[0].at, .batch = &w->data.batch, .seed = w->job->train.seed, .loss_factor = 1};
     float *const y = last ? NULL : w->pipeline.y[0].at;
     double sum = 0;
     AQ_TRY(batch_fill(w, samples));
@@ -64,8 +64,8 @@ static enum aq_status passes(struct aq_worker *w)
     const uint32_t B = w->me->config.B;
     const uint64_t samples = w->plan->facts.train_samples;
     if (aq_job_global(w->job)) return pass(w, samples < B ? (uint32_t)samples : B);
-    const uint32_t rest = aq_sampler_size(w->sampler, w->plan->steps_per_epoch - 1) % B;
-    const bool ever = aq_sampler_size(w->sampler, 0) >= B;
+    const uint32_t rest = aq_rank_data_samples(&w->data, w->plan->steps_per_epoch - 1) % B;
+    const bool ever = aq_rank_data_samples(&w->data, 0) >= B;
     if (ever) AQ_TRY(pass(w, B));
     return rest ? pass(w, rest) : AQ_OK;
 }

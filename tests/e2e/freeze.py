@@ -143,6 +143,8 @@ def scenario_freeze_prefix():
     check(max(sent[0::3] + sent[1::3]) == 48 * 9 and min(before[0::3]) > 4 * 4096, f"bytes forward: {sent}, each time {before}")
     back = [value for line in metrics("once") for value in line["backward_bytes"]]
     check(sum(back) == 0, f"gradients travel to where nothing trains: {back}")
+    again = [line["compute_ns"][0] for line in metrics("once") if line["epoch"] > 0]
+    check(again and max(again) == 0, f"samples that both ends hold are computed again: {again}")
 
     # Stopped, or killed, and what caches had is gone in the middle, or damaged everywhere: then it is computed again.
     for name, how, hurt in (("middle", "sigint", lambda run: shutil.rmtree(run / "cache" / "stage-1")),

@@ -129,7 +129,7 @@ static enum aq_status hold_serving(struct aq_worker *worker, uint64_t step, cons
         const uint32_t seen = aq_eventcount_read(worker->eventcount);
         AQ_TRY(aq_worker_serve(worker));
         AQ_TRY(aq_worker_control_poll(worker));
-        if (worker->stop_asked) return AQ_OK;
+        if (worker->steps.stop_asked) return AQ_OK;
         (void)aq_eventcount_wait(worker->eventcount, seen, aq_clock_after(HOLD_LOOK_NS));
     }
     return status;
@@ -168,8 +168,8 @@ enum aq_status __wrap_aq_worker_forward(struct aq_worker *worker, const struct a
 enum aq_status __wrap_aq_worker_parts_on(struct aq_worker_parts *parts, enum aq_part_moment moment,
                                          struct aq_part_args *args)
 {
-    const struct aq_edge_batch *batch = moment == AQ_PART_INSTRUCTION ? args->instruction->batch : NULL;
-    if (batch && args->instruction->op == AQ_OP_FORWARD)
+    const struct aq_edge_batch *batch = moment == AQ_PART_INSTRUCTION ? args->turn->batch : NULL;
+    if (batch && args->turn->op == AQ_OP_FORWARD)
         AQ_TRY(hold_within(stepping, batch->step, batch->micro_batch, "forward"));
     return __real_aq_worker_parts_on(parts, moment, args);
 }

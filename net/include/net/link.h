@@ -122,7 +122,7 @@ enum aq_frame_kind {
     AQ_FRAME_CONTROL = 22,  /* runtime's own: results of a step, stop, mark                  */
     AQ_FRAME_CHUNK = 23,    /* collectives                                                   */
     AQ_FRAME_MIRROR = 24,   /* copies of checkpoints at a neighbour (runtime/checkpoint/mirror.h)       */
-    AQ_FRAME_PROBE = 25,    /* measuring a network before there is a job (runtime/worker/probe_session.h) */
+    AQ_FRAME_PROBE = 25,    /* measuring a network before there is a job (runtime/rank/probe_session.h) */
     AQ_FRAME_SHARED = 26,   /* gradients of tensors that several stages have copies of                  */
     AQ_FRAME_KEY = 27       /* the key of a sealed cache (runtime/edge/channel/edge_key.h)                      */
 };

@@ -1,0 +1,54 @@
+/*
+ * worker_links.h -- what all links of a worker stand on, and how long it waits for those at their other ends.
+ *
+ * Locking: everything here belongs to the exec thread.
+ */
+#ifndef RUNTIME_WORKER_LINKS_H
+#define RUNTIME_WORKER_LINKS_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "aqsgd/base.h"
+#include "net/link.h"
+
+struct aq_tls;    /* net/tls.h */
+struct aq_worker; /* worker.h */
+
+/* Bytes that links have packed (link.entropy) up to the last line of metrics. */
+struct aq_worker_packing {
+    struct aq_link_bytes forward, backward, gradient;
+    double forward_left, backward_left, gradient_left; /* of the bodies between the last two lines: packed / given */
+    uint64_t ns;
+};
+
+struct aq_worker_links {
+    struct aq_tls *tls; /* NULL: links are not under TLS */
+    struct aq_net *net;
+    uint64_t silence_ns; /* longest wait for a neighbour */
+    uint64_t outages_ns; /* all links, one after the other: how long outages may last */
+    struct aq_worker_packing packing;
+};
+
+/* worker_links.c: who we are under TLS, the loop, and a link to each neighbour. */
+enum aq_status aq_worker_links_open(struct aq_worker *worker);
+/* Its parts: our identity and the loop; one port for all neighbours that connect, reported to the launcher; is this
+ * peer one of them? */
+enum aq_status aq_worker_net_open(struct aq_worker *worker);
+enum aq_status aq_worker_listen(struct aq_worker *worker, struct aq_listener **listener);
+bool aq_worker_listens_for(const struct aq_worker *worker, uint32_t peer);
+
+/* worker_links.c: finish all links in good order, by the deadline, and flush the control channel. */
+enum aq_status aq_worker_drain(struct aq_worker *worker, uint64_t deadline);
+enum aq_status aq_worker_leave(struct aq_worker *worker, uint64_t deadline);
+
+/* worker_links.c: all links: send why the run failed, by the deadline; let nothing more go; close them and what they
+ * stand on. Those that are not open are fine. */
+void aq_worker_links_abort(struct aq_worker *worker, enum aq_status status, uint64_t deadline);
+void aq_worker_links_halt(struct aq_worker *worker);
+void aq_worker_links_close(struct aq_worker *worker);
+
+/* worker_links.c: the round trip to the next stage, where it is far and the plan does not know of so much; else 0. */
+double aq_worker_distance_ms(const struct aq_worker *worker);
+
+#endif
