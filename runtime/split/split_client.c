@@ -534,9 +534,11 @@ static enum aq_status answer(struct client *client)
     enum aq_status status = AQ_OK;
     if (aq_control_is(line, "event", "joined")) {
         const bool labels = client->job.job->split.labels == AQ_SPLIT_LABELS_SERVER;
-        say(client, "%s has joined, at %s%s%s", client->config->id, client->job.job->split.server,
+        const char *waits = aq_control_text_or(line, "waits", NULL);
+        say(client, "%s has joined, at %s%s%s%s%s", client->config->id, client->job.job->split.server,
             labels ? "; it sends the labels of its samples there (split.labels: server)" : "",
-            client->lengths ? "; it sends the lengths of its samples there" : "");
+            client->lengths ? "; it sends the lengths of its samples there" : "", waits ? "; it " : "",
+            waits ? aq_printable_text(waits, text, sizeof text) : "");
         if (client->lengths)
             status =
                 aq_control_send(client->server, json_pack("{s:s, s:s}", "op", "lengths", "lengths", client->lengths));

@@ -141,6 +141,21 @@ static void refuse(struct server *server, struct pending *pending, const char *n
     pending_close(pending);
 }
 
+/* What a client that has joined waits for. */
+static void waits_for(const struct server *server, const struct site *site, char text[AQ_SPLIT_TEXT_BYTES])
+{
+    uint32_t here = 0;
+    for (uint32_t i = 0; i < server->site_count; i++)
+        here += server->sites[i].control != NULL;
+    if (server->round == 0 && here < server->job->split.clients)
+        snprintf(text, AQ_SPLIT_TEXT_BYTES, "waits for other clients: %u of %u are here", here,
+                 server->job->split.clients);
+    else if (server->round > 0 && site->round >= server->round)
+        snprintf(text, AQ_SPLIT_TEXT_BYTES, "waits for round %u", server->round + 1);
+    else
+        snprintf(text, AQ_SPLIT_TEXT_BYTES, "waits for its turn");
+}
+
 static void welcome(struct server *server, struct pending *pending, struct site *site)
 {
     if (site->control) turn_away(server, site, "it came again by another connection");
@@ -155,9 +170,11 @@ static void welcome(struct server *server, struct pending *pending, struct site 
     turn_greet(server, site);
     server_say(server, "%s (%s) has joined, with %" PRIu64 " samples", site->name, site->peer,
                site->join.facts.train_samples);
-    const enum aq_status status = aq_control_send(site->control, json_pack("{s:s, s:I, s:I}", "event", "joined",
-                                                                           "round", (json_int_t)server->round, "of",
-                                                                           (json_int_t)server->job->split.rounds));
+    char waits[AQ_SPLIT_TEXT_BYTES];
+    waits_for(server, site, waits);
+    const enum aq_status status = aq_control_send(
+        site->control, json_pack("{s:s, s:I, s:I, s:s}", "event", "joined", "round", (json_int_t)server->round, "of",
+                                 (json_int_t)server->job->split.rounds, "waits", waits));
     if (status != AQ_OK) turn_away(server, site, aq_status_text(status));
     if (status == AQ_OK) join_tell(server, site);
 }

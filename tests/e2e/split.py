@@ -117,7 +117,7 @@ class Client:
 
     def kill(self):
         self.process.kill()
-        self.process.communicate()
+        return self.process.communicate()[1]
         self.release()
 
 
