@@ -1,4 +1,7 @@
-/* split_adder.c -- see the header. One atomic state says whose the request and the sum are: the caller's or the thread's. */
+/*
+ * split_adder.c -- see the header. One atomic state says whose the request and the sum are: the caller's or the
+ * thread's.
+ */
 #include "split_adder.h"
 
 #include <stdatomic.h>
@@ -39,7 +42,7 @@ static void work(struct aq_split_adder *adder)
         (void)aq_printable_text(aq_error_text(), adder->why, sizeof adder->why);
     atomic_store_explicit(&adder->state, STATE_DONE, memory_order_release);
     aq_eventcount_notify(adder->told);
-    if (write(adder->wake_fd, &one, sizeof one) != sizeof one) /* its count never fills */
+    if (!aq_write_all(adder->wake_fd, &one, sizeof one)) /* its count never fills */
         aq_log(AREA, AQ_LOG_WARNING, "the thread of sums cannot wake the server; it looks again by itself");
 }
 

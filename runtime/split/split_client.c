@@ -324,7 +324,7 @@ static enum aq_status on_together(struct client *client, const struct aq_message
     const uint64_t samples = together->samples, first = together->first;
     if (!aq_job_global(client->job.job) || client->daemon || client->until)
         return aq_fail(AQ_PROTO, AREA, "the server sends counts of all clients when none are expected");
-    const uint64_t others = client->job.job->split.samples_max * (AQ_JOB_CLIENTS_MAX - 1);
+    const uint64_t others = client->job.job->split.samples_max * (AQ_JOB_TURNS_MAX - 1);
     if (samples > UINT32_MAX || samples > facts->train_samples + others || first >= samples ||
         facts->train_samples > samples - first)
         return aq_fail(AQ_PROTO, AREA,

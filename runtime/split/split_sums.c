@@ -28,7 +28,7 @@
 #include "split_private.h"
 
 static const char *const AREA = "split", *const SOCKET = "sums.sock";
-enum { PEERS_MAX = AQ_JOB_CLIENTS_MAX + 8, READ_BYTES = 4 << 20, DRAIN_BYTES = 256 << 10 };
+enum { PEERS_MAX = AQ_JOB_TURNS_MAX + 8, READ_BYTES = 4 << 20, DRAIN_BYTES = 256 << 10 };
 _Static_assert(SPLIT_SUMS_POLLS == PEERS_MAX + 2, "a descriptor each, the one that listens, and the adder's");
 
 /* A stage at the other end. */

@@ -72,7 +72,7 @@ enum aq_status aq_worker_plan_open(struct aq_worker *w, const json_t *start)
     /* A neighbour may be averaging its gradients meanwhile; the links' own heartbeats show whether it lives. */
     if ((w->W > 1 || aq_job_global(w->job)) && link->silence_ns_max) w->silence_ns += seconds_ns(REDUCE_SECONDS);
     /* With global sampling for others' clients, too, each of which the server waits for that long. */
-    if (aq_job_global(w->job) && link->silence_ns_max) w->silence_ns += AQ_JOB_CLIENTS_MAX * w->job->split.wait_ns;
+    if (aq_job_global(w->job) && link->silence_ns_max) w->silence_ns += AQ_JOB_TURNS_MAX * w->job->split.wait_ns;
     /* And replicas meet once a round, the slowest as much later as that takes. */
     if (aq_worker_is_local(w) && link->silence_ns_max)
         w->silence_ns += seconds_ns(LOCAL_SECONDS) * w->job->train.optimizer.outer_every;
