@@ -28,10 +28,12 @@ install(DIRECTORY tools/split-audit.d DESTINATION ${CMAKE_INSTALL_DATADIR}/aqpip
 install(FILES share/grafana/aqpipe.json DESTINATION ${CMAKE_INSTALL_DATADIR}/aqpipe/grafana)
 install(FILES share/prometheus/aqpipe.rules.yml DESTINATION ${CMAKE_INSTALL_DATADIR}/aqpipe/prometheus)
 
-# The unit names the program by its place: that of the prefix that is installed to (cmake --install --prefix).
-install(CODE "set(CMAKE_INSTALL_FULL_BINDIR \"\${CMAKE_INSTALL_PREFIX}/${CMAKE_INSTALL_BINDIR}\")
-configure_file(\"${PROJECT_SOURCE_DIR}/tools/systemd/aqpiped.service.in\" \"${CMAKE_BINARY_DIR}/aqpiped.service\" @ONLY)")
-install(FILES ${CMAKE_BINARY_DIR}/aqpiped.service DESTINATION ${AQ_INSTALL_UNITS})
+# A unit names its program by its place: that of the prefix that is installed to (cmake --install --prefix).
+foreach(unit aqpiped.service aqpipe-split-server@.service)
+  install(CODE "set(CMAKE_INSTALL_FULL_BINDIR \"\${CMAKE_INSTALL_PREFIX}/${CMAKE_INSTALL_BINDIR}\")
+configure_file(\"${PROJECT_SOURCE_DIR}/tools/systemd/${unit}.in\" \"${CMAKE_BINARY_DIR}/${unit}\" @ONLY)")
+  install(FILES ${CMAKE_BINARY_DIR}/${unit} DESTINATION ${AQ_INSTALL_UNITS})
+endforeach()
 
 # The programs write their own completion, from their tables of options.
 if(AQ_COMPLETION AND NOT CMAKE_CROSSCOMPILING)

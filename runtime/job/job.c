@@ -127,6 +127,11 @@ bool aq_job_global(const struct aq_job *job)
     return job->split.clients > 0 && job->split.mode == AQ_SPLIT_GLOBAL;
 }
 
+uint32_t aq_job_turns(const struct aq_job *job)
+{
+    return aq_job_global(job) ? job->split.clients : job->split.parallel;
+}
+
 bool aq_job_counts_updates(const struct aq_job *job)
 {
     return job->split.clients > 0 && job->split.mode != AQ_SPLIT_GLOBAL;

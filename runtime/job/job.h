@@ -38,7 +38,8 @@
 
 enum {
     AQ_JOB_STAGES_MAX = 128,         /* stages of a pipeline: every loop over stages is bounded by it           */
-    AQ_JOB_CLIENTS_MAX = 64,         /* of split learning: a folder, a connection and a certificate each            */
+    AQ_JOB_CLIENTS_MAX = 256,        /* of split learning: a folder, a connection and a certificate each        */
+    AQ_JOB_TURNS_MAX = 64,           /* of them at once: three processes each at the server                     */
     AQ_JOB_RANKS_MAX = 1024,         /* stages x replicas: every loop over workers                              */
     AQ_JOB_MICRO_BATCHES_MAX = 4096, /* micro-batches of a step: programs are arrays                        */
     AQ_JOB_PATHS_MAX = 256,          /* files of a data set                                                    */
@@ -432,6 +433,9 @@ bool aq_job_at_client(const struct aq_job *job, uint32_t rank);
 
 /* Are batches drawn over all clients' samples, and gradients summed over them (split.mode: global)? */
 bool aq_job_global(const struct aq_job *job);
+
+/* How many turns of split learning may be under way at once; with global sampling split.clients. */
+uint32_t aq_job_turns(const struct aq_job *job);
 
 /*
  * In a turn of split learning: do the optimizer's moments come from other clients' runs, so that the updates that they

@@ -37,11 +37,26 @@ static void check_global(struct aq_manifest *manifest)
         aq_manifest_error(
             manifest, key,
             "global allows no link.port_first and no address of stage 1: each turn listens on its own port");
+    if (job->split.clients > AQ_JOB_TURNS_MAX)
+        aq_manifest_error(manifest, key, "global trains all clients at once, at most %u; split.clients is %u",
+                          AQ_JOB_TURNS_MAX, job->split.clients);
     if (aq_dataset_kind_masks(job->data.kind))
         aq_manifest_error(manifest, key,
                           "global needs samples whose targets all count: data.kind: %s masks some, and the server, "
                           "which weighs what clients send, cannot know how many",
                           job->data.kind);
+}
+
+/* A GPU is one job's at a time, and turns at once are as many jobs. */
+static void check_gpu(struct aq_manifest *manifest)
+{
+    const struct aq_job *job = &manifest->job;
+    if (aq_job_turns(job) > 1 && aq_device_gpu(job->pipeline.stages[1].device) == AQ_GPU_YES)
+        aq_manifest_error(manifest, "split.clients",
+                          "%u turns at once cannot have stage 1 on one GPU, which is one turn's at a time; write "
+                          "device: cpu for it, or %s",
+                          aq_job_turns(job),
+                          aq_job_global(job) ? "split.mode: splitfed1" : "split.parallel: 1");
 }
 
 /* A turn is a pipeline of three stages, whose ends are one client's and dial; with labels at the server of two. */
@@ -71,6 +86,7 @@ void aq_manifest_check_split(struct aq_manifest *manifest)
         aq_manifest_error(manifest, "split.parallel",
                           "allows no link.port_first and no address of stage 1: each turn listens on its own port");
     if (job->split.mode == AQ_SPLIT_GLOBAL) check_global(manifest);
+    check_gpu(manifest);
     if (job->split.client && !aq_tls_host_good(job->split.client))
         aq_manifest_error(manifest, "split.client", "is not a site name: use 1 to 63 of a-z 0-9 . _ - :");
 }

@@ -54,7 +54,11 @@ static void does_text(const struct server *server, const struct site *site, char
 {
     const struct site *trains = who_trains(server);
     const bool done = server->round > 0 && site->round >= server->round;
-    if (site->pid != 0)
+    uint64_t step;
+    const struct site *awaited = sums_awaited(server, &step);
+    if (site->pid != 0 && awaited && awaited != site && sums_counted(server, site))
+        snprintf(out, bytes, "waits for %s in step %llu of all", awaited->name, (unsigned long long)step + 1);
+    else if (site->pid != 0)
         snprintf(out, bytes, "trains steps %llu to %llu", (unsigned long long)site->begin + 1,
                  (unsigned long long)site->until);
     else if (!site->control)
@@ -100,6 +104,20 @@ static void take_figures(const struct server *server, const struct site *site, s
     json_decref(line);
 }
 
+/* Does somebody wait for this client now: the server for one that is away, or another for its turn, or for its part? */
+static bool is_awaited(const struct server *server, const struct site *site)
+{
+    uint64_t step;
+    if (server->job->split.mode == AQ_SPLIT_GLOBAL && server->sums && sums_awaited(server, &step))
+        return sums_awaited(server, &step) == site;
+    const struct site *trains = who_trains(server);
+    if (!trains) return site == who_is_away(server);
+    bool wait = false;
+    for (uint32_t i = 0; i < server->site_count; i++)
+        wait |= server->sites[i].control && !server->sites[i].pid && server->sites[i].round < server->round;
+    return site->pid != 0 && wait;
+}
+
 static void tell_site(struct server *server, uint32_t i)
 {
     const struct site *site = &server->sites[i];
@@ -116,6 +134,7 @@ static void tell_site(struct server *server, uint32_t i)
     }
     client->here = here;
     client->trains = site->pid != 0;
+    client->awaited = is_awaited(server, site);
     client->turns = site->turns;
     client->missed = site->missed;
     client->late = site->lates;
@@ -192,8 +211,7 @@ enum aq_status shown_open(struct server *server)
     snprintf(now->mode, sizeof now->mode, "%s", state_mode(server));
     AQ_TRY(open_page(server));
     event(server, json_pack("{s:s, s:s, s:s, s:I, s:I, s:o}", "event", "start", "name", job->name, "mode", now->mode,
-                            "rounds", (json_int_t)now->rounds, "clients", (json_int_t)job->split.clients,
-                            "status_page",
+                            "rounds", (json_int_t)now->rounds, "clients", (json_int_t)job->split.clients, "status_page",
                             server->shown->page ? json_string(aq_page_url(server->shown->page)) : json_null()));
     return AQ_OK;
 }

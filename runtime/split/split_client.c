@@ -324,7 +324,7 @@ static enum aq_status on_together(struct client *client, const struct aq_message
     const uint64_t samples = together->samples, first = together->first;
     if (!aq_job_global(client->job.job) || client->daemon || client->until)
         return aq_fail(AQ_PROTO, AREA, "the server sends counts of all clients when none are expected");
-    const uint64_t others = client->job.job->split.samples_max * (AQ_JOB_CLIENTS_MAX - 1);
+    const uint64_t others = client->job.job->split.samples_max * (AQ_JOB_TURNS_MAX - 1);
     if (samples > UINT32_MAX || samples > facts->train_samples + others || first >= samples ||
         facts->train_samples > samples - first)
         return aq_fail(AQ_PROTO, AREA,
@@ -534,9 +534,11 @@ static enum aq_status answer(struct client *client)
     enum aq_status status = AQ_OK;
     if (aq_control_is(line, "event", "joined")) {
         const bool labels = client->job.job->split.labels == AQ_SPLIT_LABELS_SERVER;
-        say(client, "%s has joined, at %s%s%s", client->config->id, client->job.job->split.server,
+        const char *waits = aq_control_text_or(line, "waits", NULL);
+        say(client, "%s has joined, at %s%s%s%s%s", client->config->id, client->job.job->split.server,
             labels ? "; it sends the labels of its samples there (split.labels: server)" : "",
-            client->lengths ? "; it sends the lengths of its samples there" : "");
+            client->lengths ? "; it sends the lengths of its samples there" : "", waits ? "; it " : "",
+            waits ? aq_printable_text(waits, text, sizeof text) : "");
         if (client->lengths)
             status =
                 aq_control_send(client->server, json_pack("{s:s, s:s}", "op", "lengths", "lengths", client->lengths));

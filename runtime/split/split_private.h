@@ -23,7 +23,7 @@ enum {
     SPLIT_ANSWER_S = 60,       /* for what a client owes (ready, the next part of a file), or control.silence_max */
     SPLIT_TRIES_MAX = 3,       /* of a turn, from one checkpoint                                       */
     SPLIT_QUEUE_BYTES = 8 << 20,
-    SPLIT_SUMS_POLLS = AQ_JOB_CLIENTS_MAX + 9,
+    SPLIT_SUMS_POLLS = AQ_JOB_TURNS_MAX + 10,
     SPLIT_WEIGHTS_NONE = -1
 };
 
@@ -125,6 +125,7 @@ enum aq_status state_path(const struct server *server, char out[AQ_RUN_PATH_BYTE
     __attribute__((format(printf, 3, 4)));
 const char *state_mode(const struct server *server);              /* as the manifest calls it */
 struct site *state_site(struct server *server, const char *name); /* known or made; NULL: there is no place */
+uint32_t state_sites_max(const struct server *server);            /* how many places there are             */
 /* As if it had never joined; before the first round. Its connection and plan are closed; later sites move down. */
 void state_forget(struct server *server, struct site *site);
 /* The next one behind `before` in order of names (NULL: the first); NULL: that was the last. */
@@ -174,6 +175,9 @@ void sums_close(struct server *server);
 void sums_serve(struct server *server);
 void sums_forget(struct server *server); /* the round is over: its sums are not needed any more */
 uint32_t sums_polls(struct server *server, struct pollfd *fds);
+/* The client whose part of the open step is due while others' parts are here; NULL: none. And has this one sent it? */
+const struct site *sums_awaited(const struct server *server, uint64_t *step);
+bool sums_counted(const struct server *server, const struct site *site);
 enum aq_status sums_path(const struct server *server, char out[AQ_RUN_PATH_BYTES]);
 
 /*

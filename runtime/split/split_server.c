@@ -22,6 +22,7 @@ static const uint64_t second_ns = 1000ULL * 1000 * 1000;
 static const char *const AREA = "split";
 enum {
     POLL_MAX = 2 + SPLIT_NEWCOMERS_MAX + 2 * AQ_JOB_CLIENTS_MAX + SPLIT_SUMS_POLLS,
+    OWN_DESCRIPTORS = 64, /* files, logs, the status page */
     TICK_MS = 100,
     ACCEPTS = 16,
     REFUSALS_S = 10,
@@ -141,6 +142,21 @@ static void refuse(struct server *server, struct pending *pending, const char *n
     pending_close(pending);
 }
 
+/* What a client that has joined waits for. */
+static void waits_for(const struct server *server, const struct site *site, char text[AQ_SPLIT_TEXT_BYTES])
+{
+    uint32_t here = 0;
+    for (uint32_t i = 0; i < server->site_count; i++)
+        here += server->sites[i].control != NULL;
+    if (server->round == 0 && here < server->job->split.clients)
+        snprintf(text, AQ_SPLIT_TEXT_BYTES, "waits for other clients: %u of %u are here", here,
+                 server->job->split.clients);
+    else if (server->round > 0 && site->round >= server->round)
+        snprintf(text, AQ_SPLIT_TEXT_BYTES, "waits for round %u", server->round + 1);
+    else
+        snprintf(text, AQ_SPLIT_TEXT_BYTES, "waits for its turn");
+}
+
 static void welcome(struct server *server, struct pending *pending, struct site *site)
 {
     if (site->control) turn_away(server, site, "it came again by another connection");
@@ -155,9 +171,11 @@ static void welcome(struct server *server, struct pending *pending, struct site 
     turn_greet(server, site);
     server_say(server, "%s (%s) has joined, with %" PRIu64 " samples", site->name, site->peer,
                site->join.facts.train_samples);
-    const enum aq_status status = aq_control_send(site->control, json_pack("{s:s, s:I, s:I}", "event", "joined",
-                                                                           "round", (json_int_t)server->round, "of",
-                                                                           (json_int_t)server->job->split.rounds));
+    char waits[AQ_SPLIT_TEXT_BYTES];
+    waits_for(server, site, waits);
+    const enum aq_status status = aq_control_send(
+        site->control, json_pack("{s:s, s:I, s:I, s:s}", "event", "joined", "round", (json_int_t)server->round, "of",
+                                 (json_int_t)server->job->split.rounds, "waits", waits));
     if (status != AQ_OK) turn_away(server, site, aq_status_text(status));
     if (status == AQ_OK) join_tell(server, site);
 }
@@ -174,7 +192,8 @@ static void why_not(struct server *server, const struct site *site, bool is_know
 {
     why[0] = 0;
     if (!site)
-        snprintf(why, AQ_SPLIT_TEXT_BYTES, "has no place: there are 64 clients already");
+        snprintf(why, AQ_SPLIT_TEXT_BYTES, "has no place: there are %u clients already",
+                 state_sites_max(server));
     else if (!is_known && server->all_samples > 0)
         snprintf(why, AQ_SPLIT_TEXT_BYTES,
                  "was not there when the clients of this job were settled (split.mode: global)");
@@ -409,9 +428,23 @@ static enum aq_status same_network(const struct server *server)
                    server->job->output.path, server->vocabulary, server->labels, given->vocabulary, given->labels);
 }
 
+/* With `device: auto` only this machine knows whether several turns would need one GPU. */
+static enum aq_status gpu_check(const struct server *server)
+{
+    const struct aq_job_stage *middle = &server->job->pipeline.stages[1];
+    const uint32_t turns = aq_job_turns(server->job);
+    if (turns < 2 || !aq_device_gpu_here(middle->device, middle->device_index)) return AQ_OK;
+    return aq_fail(AQ_INVAL, AREA,
+                   "pipeline.stages.1.device: %s is a GPU here, and %u turns at once cannot have stage 1 on one; write "
+                   "device: cpu for it, or have one turn at a time (split.parallel)",
+                   middle->device, turns);
+}
+
 static enum aq_status enter(struct server *server)
 {
     const char *run = server->job->output.path;
+    AQ_TRY(gpu_check(server));
+    aq_control_descriptors(POLL_MAX + OWN_DESCRIPTORS);
     struct aq_owner owner = {.job = server->job->name};
     AQ_TRY(aq_owned_claim_run(run, AQ_OWNED_MAKE_ALL, &owner, NULL));
     AQ_TRY(aq_run_lock(run, &server->lock));

@@ -31,11 +31,16 @@ const char *state_mode(const struct server *server)
     return names[server->job->split.mode];
 }
 
+uint32_t state_sites_max(const struct server *server)
+{
+    return aq_job_global(server->job) ? AQ_JOB_TURNS_MAX : AQ_JOB_CLIENTS_MAX;
+}
+
 struct site *state_site(struct server *server, const char *name)
 {
     for (uint32_t i = 0; i < server->site_count; i++)
         if (strcmp(server->sites[i].name, name) == 0) return &server->sites[i];
-    if (server->site_count == AQ_JOB_CLIENTS_MAX || !aq_tls_host_good(name)) return NULL;
+    if (server->site_count == state_sites_max(server) || !aq_tls_host_good(name)) return NULL;
     struct site *site = &server->sites[server->site_count++];
     *site = (struct site){.deadline_ns = AQ_NEVER, .out.fd = -1, .in.fd = -1};
     memcpy(site->name, name, strlen(name) + 1);

@@ -3,7 +3,8 @@
  * its sum (sum_line.h), over a Unix socket below output.path.
  *
  * One part is read at a time, in order of the clients' names, because that is the order of the sum: an early part waits
- * in its socket. A part counts when it is complete. A repeated part (its turn resumed from a checkpoint) is read and
+ * in its socket. A part counts when it is complete. Another thread adds it and writes the sum (split_adder.h);
+ * meanwhile the loop reads no values. A repeated part (its turn resumed from a checkpoint) is read and
  * dropped: it has the same bits. A step is done when every client that the round still waits for has counted; one whose
  * turn is missed is not waited for any more.
  *
@@ -23,12 +24,12 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include "split_adder.h"
 #include "split_private.h"
-#include "split_sum.h"
 
 static const char *const AREA = "split", *const SOCKET = "sums.sock";
-enum { PEERS_MAX = AQ_JOB_CLIENTS_MAX + 8, READ_BYTES = 4 << 20, DRAIN_BYTES = 256 << 10 };
-_Static_assert(SPLIT_SUMS_POLLS == PEERS_MAX + 1, "a descriptor each, and the one that listens");
+enum { PEERS_MAX = AQ_JOB_TURNS_MAX + 8, READ_BYTES = 4 << 20, DRAIN_BYTES = 256 << 10 };
+_Static_assert(SPLIT_SUMS_POLLS == PEERS_MAX + 2, "a descriptor each, the one that listens, and the adder's");
 
 /* A stage at the other end. */
 struct peer {
@@ -51,7 +52,10 @@ struct sums {
     uint64_t first, end; /* its steps              */
     uint64_t values;
     uint64_t said_ns; /* when the first part of the open step came; 0: none has */
+    uint64_t open;    /* the step that is being summed */
     struct aq_split_sum *sum;
+    struct aq_split_adder *adder; /* while it is busy, only files of the sum are read here */
+    bool ends;                    /* it is busy with the end of the open step */
     char folder[AQ_RUN_PATH_BYTES];
     struct peer peers[PEERS_MAX];
     uint8_t drain[DRAIN_BYTES];
@@ -117,11 +121,11 @@ static bool is_due(const struct server *server, const struct site *site)
 
 static bool has_counted(const struct server *server, const struct site *site)
 {
-    return site->counted == aq_split_sum_step(server->sums->sum) + 1;
+    return site->counted == server->sums->open + 1;
 }
 
 /* The first by name that has not counted in the open step; NULL: all have. */
-static struct site *next_part(struct server *server)
+static struct site *next_part(const struct server *server)
 {
     struct site *next = state_after(server, NULL);
     while (next && (!is_due(server, next) || has_counted(server, next)))
@@ -171,7 +175,7 @@ static enum aq_status hear_head(struct server *server, struct peer *peer)
     if (head->magic != AQ_SUM_MAGIC || (peer->site ? AQ_SUM_PART : AQ_SUM_HELLO) != head->what)
         return wrong(peer, "is none");
     if (!peer->site) return AQ_OK;
-    const uint64_t open = aq_split_sum_step(sums->sum);
+    const uint64_t open = sums->open;
     const bool none = head->weight == 0;
     if (head->step < sums->first || head->step >= sums->end || head->step > open)
         return wrong(peer, "belongs to no open step");
@@ -192,8 +196,8 @@ static void count(struct server *server, struct peer *peer)
     struct sums *sums = server->sums;
     if (!peer->again) {
         struct site *site = peer->site;
-        aq_split_sum_add(sums->sum, peer->head.weight);
-        site->counted = aq_split_sum_step(sums->sum) + 1;
+        if (peer->head.weight > 0) aq_split_adder_add(sums->adder, sums->sum, peer->head.weight);
+        site->counted = sums->open + 1;
         if (peer->head.flags & AQ_SUM_NOT_FINITE)
             server_say(server, "step %" PRIu64 ": the gradients of %s are not finite: the step is without them",
                        peer->head.step + 1, site->name);
@@ -203,11 +207,12 @@ static void count(struct server *server, struct peer *peer)
     peer->head_bytes = 0;
 }
 
-/* May it be read now? A part in order of names; what does not count at any time. */
-static bool may_read(struct server *server, const struct peer *peer)
+/* May it be read now? A part in order of names, when the one before it is added; what does not count at any time. */
+static bool may_read(const struct server *server, const struct peer *peer)
 {
     if (peer->fd == -1 || peer->asks) return false;
-    return !peer->said || peer->again || peer->site == next_part(server);
+    if (!peer->said || peer->again) return true;
+    return !aq_split_adder_busy(server->sums->adder) && peer->site == next_part(server);
 }
 
 /* Its head, and behind HELLO's the name. */
@@ -261,7 +266,7 @@ static enum aq_status read_peer(struct server *server, struct peer *peer)
 static enum aq_status answer(struct server *server, struct peer *peer)
 {
     struct sums *sums = server->sums;
-    if (!peer->asks || peer->head.step >= aq_split_sum_step(sums->sum)) return AQ_OK;
+    if (!peer->asks || peer->head.step >= sums->open) return AQ_OK;
     if (peer->file == -1) {
         peer->file_at = 0;
         if (aq_split_sum_file(sums->sum, peer->head.step, &peer->file, &peer->file_bytes) != AQ_OK) {
@@ -292,14 +297,12 @@ static uint64_t mark_of(const struct server *server, const struct site *site)
     return turn_shift(server, site) + state_mark(server, site);
 }
 
+/* The sum of the open step is in its file. */
 static void step_done(struct server *server)
 {
     struct sums *sums = server->sums;
     uint64_t needed = UINT64_MAX;
-    if (aq_split_sum_done(sums->sum) != AQ_OK) {
-        server_fails(server, aq_error_text());
-        return;
-    }
+    sums->open = aq_split_sum_step(sums->sum);
     sums->said_ns = 0;
     for (uint32_t i = 0; i < server->site_count; i++) {
         const struct site *site = &server->sites[i];
@@ -307,6 +310,24 @@ static void step_done(struct server *server)
         if (mark < needed) needed = mark;
     }
     if (needed != UINT64_MAX) aq_split_sum_forget(sums->sum, needed);
+}
+
+/* What the adder has done; and when all have counted, the step's end is its next work. */
+static void add_some(struct server *server)
+{
+    struct sums *sums = server->sums;
+    char why[AQ_SPLIT_TEXT_BYTES];
+    const enum aq_status status = aq_split_adder_take(sums->adder, why);
+    if (status != AQ_OK && status != AQ_AGAIN) {
+        server_fails(server, why);
+        return;
+    }
+    if (status == AQ_OK && sums->ends) step_done(server);
+    if (status == AQ_OK) sums->ends = false;
+    const bool began = sums->said_ns != 0;
+    if (!began || sums->open >= sums->end || aq_split_adder_busy(sums->adder) || next_part(server)) return;
+    sums->ends = true;
+    aq_split_adder_done(sums->adder, sums->sum);
 }
 
 /* The time of its labels or its ends on a link of 1 Mbit/s. */
@@ -346,9 +367,10 @@ static bool some_wait(const struct server *server)
 static void look_for_late(struct server *server)
 {
     struct sums *sums = server->sums;
-    const uint64_t now = aq_clock_ns(), step = aq_split_sum_step(sums->sum);
+    const uint64_t now = aq_clock_ns(), step = sums->open;
     const bool in_step = sums->said_ns != 0 && step < sums->end;
     if (!in_step && !some_wait(server)) return;
+    if (aq_split_adder_busy(sums->adder)) return; /* what the others have sent waits for that */
     for (uint32_t i = 0; i < server->site_count; i++) {
         struct site *site = &server->sites[i];
         char why[112];
@@ -381,6 +403,14 @@ static uint64_t values_of(const struct aq_plan *plan)
     return values;
 }
 
+static void sum_close(struct sums *sums)
+{
+    aq_split_adder_wait(sums->adder);
+    sums->ends = false;
+    aq_split_sum_close(sums->sum);
+    sums->sum = NULL;
+}
+
 /* Opens the sums of the present round. Without a connected client their size is unknown: later. */
 static enum aq_status round_open(struct server *server)
 {
@@ -392,8 +422,7 @@ static enum aq_status round_open(struct server *server)
     if (!plan) return AQ_OK;
     for (int i = 0; i < PEERS_MAX; i++)
         peer_close(&sums->peers[i]);
-    aq_split_sum_close(sums->sum);
-    sums->sum = NULL;
+    sum_close(sums);
     const uint64_t steps = round_steps(server);
     sums->values = values_of(plan);
     sums->first = (server->round - 1) * steps;
@@ -406,6 +435,7 @@ static enum aq_status round_open(struct server *server)
         if (is_due(server, &server->sites[i]) && server->sites[i].until)
             aq_split_sum_reach(sums->sum, mark_of(server, &server->sites[i]));
     }
+    sums->open = aq_split_sum_step(sums->sum);
     sums->said_ns = 0;
     sums->round = server->round;
     return AQ_OK;
@@ -415,6 +445,7 @@ static enum aq_status round_open(struct server *server)
 void sums_forget(struct server *server)
 {
     char folder[AQ_RUN_PATH_BYTES];
+    if (server->sums) aq_split_adder_wait(server->sums->adder); /* it may be writing one */
     if (server->sums && state_path(server, folder, "sums") == AQ_OK) aq_split_sum_clear(folder);
 }
 
@@ -430,6 +461,7 @@ enum aq_status sums_open(struct server *server)
     server->sums->listener = -1;
     for (int i = 0; i < PEERS_MAX; i++)
         server->sums->peers[i] = (struct peer){.fd = -1, .file = -1};
+    AQ_TRY(aq_split_adder_open(&server->sums->adder));
     AQ_TRY(state_path(server, folder, "."));
     return listen_in(folder, &server->sums->listener);
 }
@@ -444,9 +476,24 @@ void sums_close(struct server *server)
         close(sums->listener);
         (void)aq_file_remove(server->job->output.path, SOCKET);
     }
-    aq_split_sum_close(sums->sum);
+    if (sums->adder) sum_close(sums);
+    aq_split_adder_close(sums->adder);
     aq_free(sums);
     server->sums = NULL;
+}
+
+const struct site *sums_awaited(const struct server *server, uint64_t *step)
+{
+    const struct sums *sums = server->sums;
+    if (!sums || !sums->sum || sums->round != server->round || sums->said_ns == 0 || sums->open >= sums->end)
+        return NULL;
+    *step = sums->open;
+    return next_part(server);
+}
+
+bool sums_counted(const struct server *server, const struct site *site)
+{
+    return has_counted(server, site);
 }
 
 enum aq_status sums_path(const struct server *server, char out[AQ_RUN_PATH_BYTES])
@@ -460,11 +507,12 @@ uint32_t sums_polls(struct server *server, struct pollfd *fds)
     uint32_t count = 0;
     if (!sums || !sums->sum) return 0;
     fds[count++] = (struct pollfd){.fd = sums->listener, .events = POLLIN};
+    fds[count++] = (struct pollfd){.fd = aq_split_adder_fd(sums->adder), .events = POLLIN};
     for (int i = 0; i < PEERS_MAX; i++) {
         const struct peer *peer = &sums->peers[i];
         if (may_read(server, peer))
             fds[count++] = (struct pollfd){.fd = peer->fd, .events = POLLIN};
-        else if (peer->fd != -1 && peer->asks && peer->head.step < aq_split_sum_step(sums->sum))
+        else if (peer->fd != -1 && peer->asks && peer->head.step < sums->open)
             fds[count++] = (struct pollfd){.fd = peer->fd, .events = POLLOUT};
     }
     return count;
@@ -481,6 +529,7 @@ void sums_serve(struct server *server)
     }
     if (!sums->sum) return;
     accept_some(sums);
+    add_some(server);
     for (int i = 0; i < PEERS_MAX && !server->over; i++) {
         struct peer *peer = &sums->peers[i];
         if (peer->fd == -1) continue;
@@ -488,8 +537,6 @@ void sums_serve(struct server *server)
         if (status == AQ_OK) status = answer(server, peer);
         if (status != AQ_OK) peer_close(peer);
     }
-    if (server->over) return;
-    const bool began = sums->said_ns != 0;
-    if (began && aq_split_sum_step(sums->sum) < sums->end && !next_part(server)) step_done(server);
+    if (!server->over) add_some(server);
     if (!server->over) look_for_late(server);
 }

@@ -87,7 +87,7 @@ struct aq_board_notice {
 /* Of a split-server: its rounds, and each client (docs/SPLIT.md). */
 struct aq_board_client {
     char name[64], does[192]; /* as it came; "trains round 2", "waits for a"     */
-    bool here, trains;
+    bool here, trains, awaited; /* awaited: the server, or another client, waits for it                        */
     uint32_t turns, missed, late;
     uint64_t step, samples;
     double bytes, loss, accuracy; /* of all its turns; of its held-out samples after its last one; NaN: none     */

@@ -47,13 +47,13 @@ static json_t *split_of(const struct aq_board_split *split)
     for (uint32_t i = 0; i < split->clients; i++) {
         const struct aq_board_client *client = &split->client[i];
         json_array_append_new(
-            clients, json_pack("{s:o, s:b, s:b, s:o, s:I, s:I, s:I, s:I, s:I, s:o, s:o, s:o}", "name",
-                               text_of(client->name), "here", (int)client->here, "trains", (int)client->trains, "does",
-                               text_of(client->does), "turns", (json_int_t)client->turns, "missed",
-                               (json_int_t)client->missed, "late", (json_int_t)client->late, "step",
-                               (json_int_t)client->step, "samples", (json_int_t)client->samples, "sent_bytes",
-                               aq_control_number(client->bytes), "loss", aq_control_number(client->loss), "accuracy",
-                               aq_control_number(client->accuracy)));
+            clients,
+            json_pack("{s:o, s:b, s:b, s:b, s:o, s:I, s:I, s:I, s:I, s:I, s:o, s:o, s:o}", "name",
+                      text_of(client->name), "here", (int)client->here, "trains", (int)client->trains, "awaited",
+                      (int)client->awaited, "does", text_of(client->does), "turns", (json_int_t)client->turns, "missed",
+                      (json_int_t)client->missed, "late", (json_int_t)client->late, "step", (json_int_t)client->step,
+                      "samples", (json_int_t)client->samples, "sent_bytes", aq_control_number(client->bytes), "loss",
+                      aq_control_number(client->loss), "accuracy", aq_control_number(client->accuracy)));
     }
     return json_pack("{s:s, s:I, s:I, s:o}", "mode", split->mode, "round", (json_int_t)split->round, "rounds",
                      (json_int_t)split->rounds, "clients", clients);

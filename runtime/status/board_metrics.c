@@ -88,6 +88,66 @@ static void of_ranks(const struct page *page)
                     view->rank[r].bytes_all[i]);
 }
 
+/* The figures of a client, one family each. */
+enum {
+    OF_HERE,
+    OF_TRAINS,
+    OF_AWAITED,
+    OF_TURNS,
+    OF_MISSED,
+    OF_LATE,
+    OF_SAMPLES,
+    OF_SENT,
+    OF_LOSS,
+    OF_ACCURACY,
+    OF_ALL
+};
+
+static double client_figure(const struct aq_board_client *client, int which)
+{
+    const double figures[OF_ALL] = {[OF_HERE] = client->here,
+                                    [OF_TRAINS] = client->trains,
+                                    [OF_AWAITED] = client->awaited,
+                                    [OF_TURNS] = client->turns,
+                                    [OF_MISSED] = client->missed,
+                                    [OF_LATE] = client->late,
+                                    [OF_SAMPLES] = (double)client->samples,
+                                    [OF_SENT] = client->bytes,
+                                    [OF_LOSS] = client->loss,
+                                    [OF_ACCURACY] = client->accuracy};
+    return figures[which];
+}
+
+static void of_clients(const struct page *page)
+{
+    static const struct {
+        const char *name, *help;
+        bool counts;
+    } families[OF_ALL] = {
+        [OF_HERE] = {"here", "1: it is connected", false},
+        [OF_TRAINS] = {"trains", "1: its turn is under way", false},
+        [OF_AWAITED] = {"awaited", "1: the server or another client waits for it", false},
+        [OF_TURNS] = {"turns", "that it has trained", true},
+        [OF_MISSED] = {"turns_missed", "that it has not", true},
+        [OF_LATE] = {"late", "rounds in which it was waited for, or that ended before its turn", true},
+        [OF_SAMPLES] = {"samples", "that it trains on", false},
+        [OF_SENT] = {"sent_bytes", "of all its turns, both ways", true},
+        [OF_LOSS] = {"heldout_loss", "of its held-out samples after its last turn", false},
+        [OF_ACCURACY] = {"accuracy", "of its held-out samples after its last turn", false}};
+    const struct aq_board_split *split = &page->view->split;
+    for (int f = 0; f < OF_ALL; f++) {
+        char name[64];
+        snprintf(name, sizeof name, "split_client_%s", families[f].name);
+        family(page, name, families[f].counts ? "counter" : "gauge", families[f].help);
+        for (uint32_t i = 0; i < split->clients; i++) { /* a site's name needs no escape */
+            const double value = client_figure(&split->client[i], f);
+            if (isfinite(value))
+                aq_text_add(page->out, "aqpipe_%s%s{%s,client=\"%s\"} %.15g\n", name,
+                            families[f].counts ? "_total" : "", page->job, split->client[i].name, value);
+        }
+    }
+}
+
 static void of_split(const struct page *page)
 {
     const struct aq_board_split *split = &page->view->split;
@@ -103,6 +163,7 @@ static void of_split(const struct page *page)
     gauge(page, "split_clients_here", here, "that are connected");
     counter(page, "split_turns", turns, "that were trained");
     counter(page, "split_turns_missed", missed, "that were not");
+    of_clients(page);
 }
 
 void aq_board_metrics(const struct aq_board_view *view, struct aq_text *out)

@@ -55,7 +55,7 @@ enum aq_status aq_worker_plan_open(struct aq_worker *w, const json_t *start)
     if ((w->W > 1 || aq_job_global(w->job)) && link->silence_ns_max) w->links.silence_ns += seconds_ns(REDUCE_SECONDS);
     /* With global sampling for others' clients, too, each of which the server waits for that long. */
     if (aq_job_global(w->job) && link->silence_ns_max)
-        w->links.silence_ns += AQ_JOB_CLIENTS_MAX * w->job->split.wait_ns;
+        w->links.silence_ns += AQ_JOB_TURNS_MAX * w->job->split.wait_ns;
     /* And replicas meet once a round, the slowest as much later as that takes. */
     if (w->W > 1 && aq_optimizer_config_local(&w->job->train.optimizer) && link->silence_ns_max)
         w->links.silence_ns += seconds_ns(LOCAL_SECONDS) * w->job->train.optimizer.outer_every;

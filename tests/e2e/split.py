@@ -83,8 +83,8 @@ class Server:
         code = self.process.wait(jobs.PATIENCE)
         check(code == want, f"the server ended with {code}, wanted {want}: {self.text()[-3000:]}")
 
-    def await_text(self, wanted, count=1):
-        deadline = time.time() + jobs.PATIENCE
+    def await_text(self, wanted, count=1, patience=jobs.PATIENCE):
+        deadline = time.time() + patience
         while self.text().count(wanted) < count:
             check(time.time() < deadline and self.process.poll() is None, f"'{wanted}' is not said: {self.text()[-3000:]}")
             time.sleep(0.02)
@@ -117,7 +117,7 @@ class Client:
 
     def kill(self):
         self.process.kill()
-        self.process.communicate()
+        return self.process.communicate()[1]
         self.release()
 
 

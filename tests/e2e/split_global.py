@@ -319,3 +319,33 @@ def scenario_split_global_odd():
         said = jobs.aqpipe("split-server", ROOT / "odd.yaml", "--set", "split.rounds=3", "--set", change)
         check(said.returncode == 1 and wanted in said.stderr, f"{change}: {said.stderr}")
     no_workers("split_global_odd")
+
+
+def scenario_split_global_crowd():
+    """12 clients at once, or AQ_CLIENTS: one leaves for good, and all others have the same weights, bit for bit, and nearly the unsplit run's losses."""
+    count = int(os.environ.get("AQ_CLIENTS", 12))
+    names = [f"c{i:02}" for i in range(count)]
+    begin(*names)
+    for i, name in enumerate(names):
+        records(name, 8 + i % 3, i)
+    (ROOT / "all.bin").write_bytes(b"".join((ROOT / f"{name}.bin").read_bytes() for name in names))
+    keys = {**PLAIN, **GROUPS, **CUT, "train.batch": 4 * count, "train.micro_batch": 4, "train.decay": "constant", "train.warmup_steps": 0, "split.wait": "20s"}
+    one = {key: value for key, value in keys.items() if not key.startswith("split.")}
+    launch(job("one", **{**one, "pipeline.stages": 1, "data.train": str(ROOT / "all.bin"), "train.epochs": 2}))
+    started = time.time()
+    server = Server(split("crowd", rounds=2, epochs=1, clients=count, **{**keys, **GLOBAL}))
+    clients = [Client(server, name, "--no-progress") for name in names]
+    server.await_text("round 1: c00 has trained up to", patience=jobs.PATIENCE + 4 * count)
+    clients[-1].kill()  # in the second round
+    for client in clients[:-1]:
+        client.process.wait(jobs.PATIENCE + 4 * count)
+        client.end()
+    server.end()
+    lines = report("crowd")["clients"]
+    check([line["turns"] for line in lines[:-1]] == [2] * (count - 1) and lines[-1]["turns"] <= 1, f"{lines}")
+    alike("crowd", *names[:-1])
+    first = [line["step"] for line in of_client("crowd", names[0])]
+    whole_steps = [line["loss"] for line in metrics("one")][:len(first) // 2]
+    close(of_all("crowd", *names)[:len(whole_steps)], whole_steps, 1e-4, "losses of the first round")
+    print(json.dumps({"clients": count, "s": round(time.time() - started, 1)}), flush=True)
+    no_workers("split_global_crowd")

@@ -303,7 +303,7 @@ def scenario_split_pad():
     cases = (("classes", job, {}, "tsv", ("relay", "splitfed1", "global")), ("llama", job, llama, "tsv", ("relay",)),
              ("bf16", job, {"model.precision": "bf16"}, "tsv", ("relay",)), ("lora", job, {**llama, "lora.rank": 3, "lora.alpha": 6}, "tsv", ("relay",)),
              ("talks", manifest, each, "jsonl", ("relay",)), ("packed", manifest, packed, "jsonl", ("splitfed1",)),
-             ("tied", manifest, {**each, "model.tied": "exact"}, "jsonl", ("relay",)))
+             ("frozen", job, {"train.freeze": "'embedding, block 0'"}, "tsv", ("relay",)), ("tied", manifest, {**each, "model.tied": "exact"}, "jsonl", ("relay",)))
     for tag, make, keys, kind, modes in cases:
         launch(make(f"{tag}-one", **{**PLAIN, **keys, "pipeline.stages": 1}))
         for mode in modes:

@@ -1,17 +1,19 @@
-"""Split learning with 64 clients: the server's memory and disk are those of the turns at once, not of the clients."""
+"""Split learning with many clients: the server's memory and disk are those of the turns at once, not of the clients."""
 import json
 import os
 import pathlib
 import re
 import threading
+import time
 
 import jobs
 from jobs import aqpipe, check, no_workers
 from kit import ROOT
-from split import CODED, Client, Server, begin, records, report, split
+from split import CODED, STAGES, Client, Server, begin, records, report, split
 
 PARALLEL, FEW, MANY = 2, 4, 64
 SERVER_MIB, CLIENT_KIB = 48, 512  # a server that waits; what each client may add: its plan, its connection (320 KiB of buffers), TLS
+FILES_A_CLIENT = 24
 PROCESS_MIB = 60                 # of a turn's launcher, daemon and worker each, beside what the plan counts: libraries, stacks, TLS
 
 
@@ -26,16 +28,20 @@ def memory(pid, what):
 class Watch:
     """What the server's processes take, looked at while it runs."""
 
-    def __init__(self, server):
-        self.server, self.peak, self.turns, self.all, self.caches = server, 0, 0, 0, 0
+    def __init__(self, server, every=0.05):
+        self.server, self.every, self.peak, self.turns, self.all, self.caches, self.files = server, every, 0, 0, 0, 0, 0
         self.over = threading.Event()
         self.thread = threading.Thread(target=self.look, daemon=True)
         self.thread.start()
 
     def look(self):
         pid, caches = self.server.process.pid, ROOT / self.server.path.stem / "clients"
-        while not self.over.wait(0.05):
+        while not self.over.wait(self.every):
             self.peak = max(self.peak, memory(pid, "VmHWM"))
+            try:
+                self.files = max(self.files, len(os.listdir(f"/proc/{pid}/fd")))
+            except OSError:
+                pass
             parts = [[each for each in jobs.descendants(pid, word)] for word in ("split-turn", "worker", "aqpiped")]
             # A list takes a moment to make: a turn that ended in it can be in it with its successor.
             self.turns = max(self.turns, len(set(parts[0]) & set(jobs.descendants(pid, "split-turn"))))
@@ -91,3 +97,56 @@ def scenario_split_many():
     # The limit, those of turns under way, and those of turns that have ended since it was looked at.
     check(many.caches < 2 * one + 2 * PARALLEL * one, f"caches took {many.caches} bytes")
     no_workers("split_many")
+
+
+def scenario_split_crowd():
+    """24 clients, or AQ_CLIENTS, of which half take part in a round and every eighth leaves for good: those that are there train, memory and files are bounded."""
+    count, rounds = int(os.environ.get("AQ_CLIENTS", 24)), 2
+    parallel, half = (32 if count > 64 else 4), -(-count // 2)
+    names = [f"c{i:03}" for i in range(count)]
+    begin(*names)
+    for i, name in enumerate(names):
+        records(name, 20, i)
+    keys = {**CODED, "split.mode": "splitfed1", "split.parallel": parallel, "split.participation": 0.5, "split.wait": "5s", "train.batch": 20}
+    gpu = {"pipeline.stages": STAGES.replace("2-11", "2-11, device: cuda"), "split.participation": 1}
+    for tag, changes, wanted in (("gpu", gpu, f"{parallel} turns at once cannot have stage 1 on one GPU"),
+                                 ("step", {**gpu, "split.mode": "global", "split.parallel": 1}, f"{count if count <= 64 else 3} turns at once cannot have stage 1 on one GPU"),
+                                 ("wide", {"split.mode": "global", "split.parallel": 1, "split.participation": 1, "split.clients": 65}, "global trains all clients at once, at most 64"),
+                                 ("more", {"split.clients": 257}, "must be a whole number, 0 to 256 clients")):
+        done = aqpipe("plan", split(f"no-{tag}", clients=changes.pop("split.clients", count if count <= 64 else 3), **{**keys, **changes}))
+        check(done.returncode == 2 and wanted in done.stderr, f"{tag}: {done.returncode}, {done.stderr}")
+    started = time.time()
+    server = Server(split("crowd", rounds=rounds, epochs=1, clients=count, **keys))
+    watch = Watch(server, 0.5)
+    clients = {name: Client(server, name, "--no-progress") for name in names}
+    leave = names[::8]
+    server.await_text("round 1 of 2: ", patience=jobs.PATIENCE + count)
+    for name in leave:
+        clients[name].kill()
+    for name in names:
+        if name not in leave:
+            clients[name].process.wait(jobs.PATIENCE + 4 * count)
+            said = clients[name].end()
+            check("error" not in said or "trained nothing" in said, f"{name}: {said}")
+    server.end()
+    watch.end()
+    seconds = time.time() - started
+    lines = {line["name"]: line for line in report("crowd")["clients"]}
+    check(sorted(lines) == names, f"{len(lines)} clients")
+    for name, line in lines.items():
+        check(line["turns"] + line["missed"] + line["rested"] == rounds and (name in leave or line["missed"] == 0), f"{name}: {line}")
+    sums = {key: sum(line[key] for line in lines.values()) for key in ("turns", "missed", "rested")}
+    check(sums["turns"] + sums["missed"] == rounds * half and sums["turns"] >= rounds * half - rounds * len(leave) and sums["missed"] > 0, f"{sums}")
+    files = [path for path in (ROOT / "crowd").rglob("*") if path.is_file()]
+    left = [path for path in files if path.parent.parent.name == "round"]
+    stage = json.loads(aqpipe("plan", ROOT / f"crowd/turns/{next(name for name in names if lines[name]['turns'])}.yaml", "--json").stdout)["stages"][1]
+    planned = parallel * (stage["memory_bytes"] + 3 * (PROCESS_MIB << 20))
+    print(json.dumps({"clients": count, "turns at once": watch.turns, **sums, "s": round(seconds, 1), "server MiB": round(watch.peak / 2**20, 1),
+                      "turns MiB": round(watch.all / 2**20, 1), "bound of turns MiB": round(planned / 2**20, 1), "descriptors": watch.files,
+                      "files a client": round(len(files) / count, 1)}), flush=True)
+    check(1 <= watch.turns <= parallel, f"{watch.turns} turns at once")
+    check(watch.peak < (SERVER_MIB << 20) + count * (CLIENT_KIB << 10), f"the server took {watch.peak} bytes")
+    check(watch.all < planned, f"turns took {watch.all} bytes, planned are {planned}")
+    check(watch.files < count + 3 * parallel + 32, f"{watch.files} descriptors")
+    check(not left and len(files) < FILES_A_CLIENT * count + 32, f"{len(files)} files, of averaged turns {left}")
+    no_workers("split_crowd")

@@ -4,6 +4,9 @@ import json
 import os
 import pathlib
 import re
+import signal
+import socket
+import subprocess
 import sys
 import time
 
@@ -12,7 +15,7 @@ import openmetrics
 import page_seen
 from jobs import aqpipe, no_workers
 from kit import ROOT, check
-from split import CODED, Client, Server, begin, split
+from split import CODED, Client, Server, begin, of_client, split
 
 
 def lines(path):
@@ -61,8 +64,13 @@ def scenario_split_shown():
     check(status == 200 and "<h2>Clients</h2>" in page and waits["does"] in page and "round</dt><dd>1 / 2" in page, page)
     samples = openmetrics.read(get(port, "/metrics")[1])
     check(samples[("aqpipe_split_clients_here", (("job", said["job"]),))] == 2, "OpenMetrics")
+
+    def of_one(name, figure):
+        return samples.get((f"aqpipe_split_client_{figure}", tuple(sorted({"job": said["job"], "client": name}.items()))))
+    for name, at_turn in ((at_work["name"], 1), (waits["name"], 0)):  # one trains, and the other waits for it
+        check([of_one(name, figure) for figure in ("here", "trains", "awaited", "turns_total")] == [1, at_turn, at_turn, 0], f"{name}: {samples}")
     other = second if at_work["name"] == "a" else first  # it is held in its first turn
-    (first if at_work["name"] == "a" else second).kill()  # its turn is tried again
+    killed = (first if at_work["name"] == "a" else second).kill()  # its turn is tried again
     first = Client(server, at_work["name"], "--json")
     said = until(port, "one has had a turn", lambda said: any(each["turns"] for each in said["split"]["clients"]))
     told = next(each for each in said["split"]["clients"] if each["turns"])
@@ -71,8 +79,11 @@ def scenario_split_shown():
         page_seen.screenshot(browser, f"http://127.0.0.1:{port}/", size, name == "phone", pathlib.Path(kept) / f"split-{name}.png")
     other.release()
     check(0 <= told["accuracy"] <= 1 and told["loss"] > 0 and told["sent_bytes"] > 0, told)
-    for client in (first, other):
-        client.end()
+    samples = openmetrics.read(get(port, "/metrics")[1])
+    for figure, key in (("turns_total", "turns"), ("sent_bytes_total", "sent_bytes"), ("heldout_loss", "loss"), ("accuracy", "accuracy"), ("samples", "samples")):
+        check(abs(of_one(told["name"], figure) - told[key]) <= 1e-9 * abs(told[key]), f"{figure}: {of_one(told['name'], figure)}, not {told[key]}")
+    said = [client.end() for client in (first, other)]
+    check("; it waits for other clients: 1 of 2 are here" in killed + said[1] and "; it waits for its turn" in said[0], (killed, said))
     server.end()
     events = lines(ROOT / "server.jsonl")
     kinds = [line["event"] for line in events]
@@ -102,3 +113,53 @@ def causes():
         end = lines(ROOT / f"{name}.jsonl")[-1]
         check(end["event"] == "end" and end["state"] == "failed" and blocked in end["cause"], f"{end}: {server.text()}")
         check(end["cause"] in server.text(), f"{end}: {server.text()}")
+
+
+def unit():
+    """The settings of the server's unit of systemd."""
+    lines = (pathlib.Path(__file__).resolve().parents[2] / "tools/systemd/aqpipe-split-server@.service.in").read_text().splitlines()
+    return dict(line.split("=", 1) for line in lines if "=" in line and not line.startswith("#"))
+
+
+def scenario_split_service():
+    """A server under its unit's settings: killed again and again, in a turn and between turns, it is started and the run is the undisturbed one."""
+    begin("a", "b")
+    keys = {**CODED, "split.mode": "splitfed1", "split.wait": "60s", "checkpoint.every": "1 steps"}
+    server = Server(split("calm", rounds=3, epochs=1, clients=2, **keys))
+    for client in [Client(server, name) for name in "ab"]:
+        client.end()
+    server.end()
+
+    said = unit()
+    check(said["Restart"] == "on-failure" and {said["RestartPreventExitStatus"], said["SuccessExitStatus"]} == {"2", "3"}, said)
+    program, *arguments = said["ExecStart"].replace("@CMAKE_INSTALL_FULL_BINDIR@", str(jobs.BIN)).replace("%i", "unit").split()
+    path = split("unit", rounds=3, epochs=1, clients=2, **keys)
+    with socket.socket() as probe:  # a service has one port, whichever process listens
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    path.write_text(path.read_text().replace("127.0.0.1:0", f"127.0.0.1:{port}"))
+
+    def start():
+        return subprocess.Popen([program, *arguments], cwd=path.parent, stderr=(ROOT / "unit.server.log").open("a"), stdin=subprocess.DEVNULL)
+    process = start()
+    server.path, server.port = path, port
+    clients = [Client(server, name) for name in "ab"]
+    for moment in ("round 1 of 3: . trains steps", "round 1: . has trained up to", "round 2: the turns of 2 clients are averaged", "round 3 of 3: . trains steps"):
+        deadline = time.time() + jobs.PATIENCE
+        while not re.search(moment, (ROOT / "unit.server.log").read_text()):
+            check(time.time() < deadline and process.poll() is None, f"'{moment}' is not said: {(ROOT / 'unit.server.log').read_text()}")
+            time.sleep(0.01)
+        process.kill()
+        check(process.wait() == -signal.SIGKILL, f"{moment}: it had ended")  # which on-failure starts again
+        process = start()
+    for client in clients:
+        client.end()
+    check(process.wait(jobs.PATIENCE) == 0, "the unit fails")
+    for name in "ab":
+        ours, theirs = ([line["loss"] for line in of_client(run, name)] for run in ("unit", "calm"))
+        check(ours == theirs, f"{name}: {ours}, not {theirs}")
+    process = start()  # all rounds are over: systemd would start it five times
+    check(process.wait(jobs.PATIENCE) != 0 and "has had its 3 rounds" in (ROOT / "unit.server.log").read_text(), "a job that is over")
+    path.write_text(path.read_text().replace("model:", "modal:", 1))
+    check(start().wait(jobs.PATIENCE) == int(said["RestartPreventExitStatus"]), "a manifest that is refused")
+    no_workers("split_service")

@@ -418,7 +418,9 @@ static enum aq_status plan_new(const struct aq_job_facts *facts, uint64_t all, s
 
 enum aq_status __wrap_aq_split_job_open(const struct aq_split_asked *asked, struct aq_split_job *out)
 {
+    static const struct aq_job_stage middles[3] = {{.device = "cpu"}, {.device = "cpu"}, {.device = "cpu"}};
     world.job.data.kind = "tsv"; /* whose samples may have lengths */
+    world.job.pipeline.stages = middles;
     *out = (struct aq_split_job){.job = &world.job};
     if (!asked->client) return AQ_OK;
     AQ_ASSERT(name_in(asked->run) == asked->client[0]);

@@ -4,6 +4,7 @@
  * time is this test's, too: it passes where somebody waits.
  */
 #include <errno.h>
+#include <poll.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -16,13 +17,15 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/eventfd.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/un.h>
 #include <unistd.h>
 
 #include "remove_tree.h"
+#include "split_adder.h"
 #include "split_private.h"
-#include "split_sum.h"
 #include "sum_line.h"
 #include "virtual_clock.h"
 
@@ -50,6 +53,44 @@ static struct aq_progress progress;
 static struct aq_split_server_config config = {.progress = &progress};
 static uint64_t count;
 static float *values;
+
+/* ---- the thread that adds: it is waited for when it is asked, unless a test holds it ---- */
+
+static int gate_fd = -1; /* the thread waits for it before it adds; -1: it does not */
+static long adds_tid;    /* who has added                                           */
+
+void __real_aq_split_adder_add(struct aq_split_adder *adder, struct aq_split_sum *sum, uint64_t weight);
+void __real_aq_split_adder_done(struct aq_split_adder *adder, struct aq_split_sum *sum);
+void __real_aq_split_sum_add(struct aq_split_sum *sum, uint64_t weight);
+void __wrap_aq_split_adder_add(struct aq_split_adder *adder, struct aq_split_sum *sum, uint64_t weight);
+void __wrap_aq_split_adder_done(struct aq_split_adder *adder, struct aq_split_sum *sum);
+void __wrap_aq_split_sum_add(struct aq_split_sum *sum, uint64_t weight);
+
+static void await(const struct aq_split_adder *adder)
+{
+    struct pollfd fd = {.fd = aq_split_adder_fd(adder), .events = POLLIN};
+    if (gate_fd == -1) assert_int_equal(poll(&fd, 1, 60000), 1);
+}
+
+void __wrap_aq_split_adder_add(struct aq_split_adder *adder, struct aq_split_sum *sum, uint64_t weight)
+{
+    __real_aq_split_adder_add(adder, sum, weight);
+    await(adder);
+}
+
+void __wrap_aq_split_adder_done(struct aq_split_adder *adder, struct aq_split_sum *sum)
+{
+    __real_aq_split_adder_done(adder, sum);
+    await(adder);
+}
+
+void __wrap_aq_split_sum_add(struct aq_split_sum *sum, uint64_t weight)
+{
+    struct pollfd gate = {.fd = gate_fd, .events = POLLIN};
+    adds_tid = syscall(SYS_gettid);
+    if (gate.fd != -1) (void)poll(&gate, 1, 60000);
+    __real_aq_split_sum_add(sum, weight);
+}
 
 /* ---- the server ---- */
 
@@ -398,6 +439,63 @@ static void here(int i)
     (void)pair[1]; /* it stays open until this process ends */
 }
 
+/* Meanwhile the loop takes heads and connections, reads no values, and counts nobody late who has sent its part. */
+static void test_parts_are_added_by_another_thread(void **state)
+{
+    (void)state;
+    int fds[CLIENTS];
+    const int gate = eventfd(0, EFD_CLOEXEC);
+    const uint64_t one = 1;
+    all_hello(fds);
+    gate_fd = gate;
+    part(fds[ANN], 0, 1, 8); /* returns when the server has read it */
+    serve(5);
+    close(fds[ZOE]);
+    fds[ZOE] = hello("zoe");
+    part(fds[MIA], 0, 1, 2); /* lies in its socket */
+    server->job->split.wait_ns = 100 * MS;
+    serve(500);
+    for (int i = 0; i < CLIENTS; i++)
+        assert_int_equal(server->sites[i].missed, 0);
+    assert_false(is_there(0));
+    assert_int_not_equal(adds_tid, 0);
+    assert_int_not_equal(adds_tid, syscall(SYS_gettid));
+    assert_int_equal(write(gate, &one, sizeof one), sizeof one);
+    server->job->split.wait_ns = 60000 * MS;
+    struct pollfd done[SPLIT_SUMS_POLLS];
+    while (sums_polls(server, done) > 0 && !server->sites[MIA].counted)
+        serve(1);
+    gate_fd = -1;
+    part(fds[ZOE], 0, 2, 5);
+    for (int i = 0; i < CLIENTS; i++)
+        sum(fds[i], 0, 4, 5);
+    all_close(fds);
+    close(gate);
+}
+
+/* A server that ends, or a round that does, waits for the thread: no file of a sum comes afterwards. */
+static void test_a_sum_under_way_is_waited_for(void **state)
+{
+    (void)state;
+    int fds[CLIENTS];
+    const int gate = eventfd(0, EFD_CLOEXEC);
+    const uint64_t one = 1;
+    all_hello(fds);
+    gate_fd = gate;
+    part(fds[ANN], 0, 1, 8);
+    assert_int_equal(write(gate, &one, sizeof one), sizeof one);
+    sums_close(server);
+    gate_fd = -1;
+    assert_false(is_there(0));
+    assert_int_equal(sums_open(server), AQ_OK);
+    serve(5);
+    all_close(fds);
+    all_hello(fds); /* none has counted in what was lost */
+    all_step(fds, 0);
+    all_close(fds);
+    close(gate);
+}
+
 /* Both are waited for at the same time, and who has said its part is not. */
 static void test_two_that_say_nothing_are_late_together(void **state)
 {
@@ -532,6 +630,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_sums_are_kept_for_whoever_is_furthest_behind, begin, end),
         cmocka_unit_test_setup_teardown(test_nothing_is_left_when_a_round_is_over, begin, end),
         cmocka_unit_test_setup_teardown(test_what_is_no_part_ends_its_connection_alone, begin, end),
+        cmocka_unit_test_setup_teardown(test_parts_are_added_by_another_thread, begin, end),
+        cmocka_unit_test_setup_teardown(test_a_sum_under_way_is_waited_for, begin, end),
         cmocka_unit_test_setup_teardown(test_two_that_say_nothing_are_late_together, begin, end),
         cmocka_unit_test_setup_teardown(test_a_turn_that_does_not_begin_is_late, begin, end),
         cmocka_unit_test_setup_teardown(test_stages_that_take_long_to_start_are_late_later, begin, end),
