@@ -47,7 +47,16 @@ enum aq_status aq_worker_machine_average(struct aq_worker *worker)
 enum aq_status aq_worker_machine_perform(struct aq_worker *worker, const struct aq_reduce *asked)
 {
     const struct aq_worker_machine *machine = &worker->replicas.machine;
-    AQ_ASSERT(asked->kind == AQ_REDUCE_MEAN); /* slamb's, to which manifests are held */
-    if (machine->leaders) AQ_TRY(aq_allreduce_mean(machine->leaders, asked->x, asked->count));
+    const struct aq_compressed coded = {.worker = asked->worker,
+                                        .server = asked->server,
+                                        .x = asked->x,
+                                        .count = asked->count,
+                                        .step = asked->step};
+    /* Slamb's, to which manifests are held: values in 32 or 16 bits, without errors. */
+    AQ_ASSERT(asked->kind == AQ_REDUCE_MEAN || (asked->kind == AQ_REDUCE_COMPRESSED && !asked->worker_error));
+    if (machine->leaders && asked->kind == AQ_REDUCE_MEAN)
+        AQ_TRY(aq_allreduce_mean(machine->leaders, asked->x, asked->count));
+    else if (machine->leaders)
+        AQ_TRY(aq_compressed_allreduce(machine->leaders, &coded));
     return aq_broadcast(machine->local, 0, asked->x, asked->count * sizeof *asked->x);
 }
