@@ -125,7 +125,7 @@ def scenario_replicas_optimizers():
         check(losses(name + "-again") == losses(name), f"{name}: not the same twice")
     fp32, q4, sign = (sum(metrics(name)[-1]["gradient_bytes"]) for name in ("adamw", "adamw-q4", "adamw-sign"))
     check(7 < fp32 / q4 < 8 and 28 < fp32 / sign < 32, f"bytes between replicas: {fp32} fp32, {q4} q4, {sign} sign")
-    for name in ("adamw-q4", "qadam", "onebit_adam", "onebit_lamb", "slamb"):
+    for name in ("adamw-q4", "qadam", "onebit_adam", "onebit_lamb", "slamb", "slamb-fp16", "lioncub-rates"):
         keys = {**base, **OPTIMIZERS[name], "train.epochs": 8}
         launch(manifest(name + "-whole", **keys))
         path = manifest(name + "-stopped", **keys)
@@ -140,7 +140,7 @@ def scenario_replicas_planned():
     """Every optimizer: the plan's bytes between replicas are those of the run, within 2 %; one that never compresses is named."""
     base = {**REPLICAS, "train.epochs": 4, "checkpoint.every": 0}
     more = {"lioncub-momenta": {**OPTIMIZERS["lioncub"], "optimizer.momentum_every": 5, "optimizer.momentum_names": "wte,head",
-                                "optimizer.mask_names": "wte"},
+                                "optimizer.mask_names": "wte", "optimizer.measure_every": 3},
             "slamb-dense": {**OPTIMIZERS["slamb"], "optimizer.sync_every": 5, "optimizer.dense_below": 600, "optimizer.sync_gradient": "true"},
             "adamw-local": {"reduce.every": 5, "reduce.codec": "q4"}, "never": {"train.optimizer": "onebit_adam"}}
     for name, keys in {**OPTIMIZERS, **more}.items():
@@ -225,7 +225,7 @@ def scenario_replicas_auto():
     check("reduce_codec" not in metrics("one")[0], "one replica has nothing to choose")
     plan = json.loads(aqpipe("plan", path, "--json").stdout)
     check([stage["reduce_codec"] for stage in plan["stages"]] == ["sign"] * 2, f"the plan expects {plan['stages']}")
-    for optimizer, words in (("lioncub", "vote"), ("slamb", "fp32, of few values")):
+    for optimizer, words in (("lioncub", "vote"), ("slamb", "fp32, fp16 or bf16, of few values")):
         refused(optimizer, path, rf"reduce\.codec: auto does not fit train\.optimizer {optimizer}.*{words}", 2, "--set",
                 f"train.optimizer={optimizer}")
     no_workers("replicas_auto")
@@ -387,7 +387,7 @@ def scenario_replicas_bad_input():
     refused("batch", path, r"train\.batch: 8 is not a multiple of train\.micro_batch \(2\) times pipeline\.replicas \(3\)",
             2, "--set", "pipeline.replicas=3")
     refused("none", path, r"pipeline\.replicas: '0' is out of range: must be a whole number", 2, "--set", "pipeline.replicas=0")
-    for codec, optimizer, words in (("vote", "adamw", "any codec but vote"), ("q4", "slamb", "fp32, of few values"),
+    for codec, optimizer, words in (("vote", "adamw", "any codec but vote"), ("q4", "slamb", "fp32, fp16 or bf16, of few values"),
                                     ("powersgd", "qadam", "q8..q2"), ("sign", "lioncub", "vote")):
         refused(f"{codec} of {optimizer}", path, rf"reduce\.codec: {codec} does not fit train\.optimizer {optimizer}.*{words}", 2,
                 "--set", f"train.optimizer={optimizer}", "--set", f"reduce.codec={codec}")
