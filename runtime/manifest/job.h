@@ -194,6 +194,7 @@ struct aq_job_reduce {
 
 struct aq_job_pipeline {
     enum aq_schedule_kind schedule;
+    bool flush;           /* gpipe: no backward before the last forward (plan/program.h)                   */
     bool automatic;       /* the plan chooses the cut: no stage sets its layers                            */
     bool listed;          /* stages are a list of entries, else a count                                    */
     enum aq_cut_kind cut; /* by what the plan cuts                                                         */

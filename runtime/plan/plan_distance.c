@@ -121,7 +121,8 @@ static struct aq_schedule_request request_of(const struct aq_plan *plan, uint32_
                                         .micro_batches = micro_batches,
                                         .in_flight = in_flight,
                                         .reduce = plan->replicas > 1 || aq_job_global(plan->job),
-                                        .staleness = plan->job->train.staleness};
+                                        .staleness = plan->job->train.staleness,
+                                        .flush = plan->job->pipeline.flush};
 }
 
 static void windows_fill(const struct aq_plan *plan, const struct aq_schedule_request *request, bool automatic,
