@@ -174,12 +174,12 @@ static float rate_take(struct span *text)
     char number[32], *end;
     if (!equals) return 0.0f;
     const size_t bytes = text->bytes - (size_t)(equals + 1 - text->at);
-    if (bytes == 0 || bytes >= sizeof number) return 0.0f;
-    memcpy(number, equals + 1, bytes);
-    number[bytes] = 0;
     text->bytes = (size_t)(equals - text->at);
     while (text->bytes > 0 && strchr(" \t", text->at[text->bytes - 1]))
         text->bytes--;
+    if (bytes == 0 || bytes >= sizeof number) return 0.0f;
+    memcpy(number, equals + 1, bytes);
+    number[bytes] = 0;
     const float rate = strtof(number, &end);
     return *end == 0 && rate > 0.0f && isfinite(rate) ? rate : 0.0f;
 }

@@ -84,6 +84,9 @@ static void add_lioncubs(struct aq_optimizer_config config)
     config.reduce.norm = INFINITY;
     config.measure_every = 2;
     add(config);
+    config.reduce.norm = AQ_GRAD_NORM_L0;
+    config.lane_bits = 8;
+    add(config);
 }
 
 /* The kind's defaults, with phases so short that all of them come, before and after it begins anew. */

@@ -184,6 +184,33 @@ def scenario_replicas_defaults():
     no_workers("replicas_defaults")
 
 
+def scenario_replicas_rates():
+    """Rates by tensor and a flush change no bit with the cut; the rates are those of the tensors; figures of optimizers are in the lines."""
+    base = {**raw(), **raw("backward"), "train.epochs": 3, "data.train_samples_max": 24, "model.tied": "true",
+            "train.lr_patterns": "'wte = 1e-2, h.*.ln_* = 2e-5, head = 1e-4'"}
+    launch(manifest("one", **{**base, "pipeline.stages": 1}))
+    for name, keys in {"three": {"pipeline.stages": 3}, "flush": {"pipeline.stages": 3, "pipeline.schedule": "gpipe", "pipeline.flush": "true"},
+                       "chains": {"pipeline.stages": 2, "pipeline.schedule": "zb-h1"}}.items():
+        launch(manifest(name, **{**base, **keys}))
+        check(losses(name) == losses("one"), f"{name}: losses {losses(name)}, of one stage {losses('one')}")
+        check(weights(name) == weights("one"), f"{name}: model.safetensors differs")
+    plain = {key: value for key, value in base.items() if key != "train.lr_patterns"}
+    launch(manifest("plain", **{**plain, "pipeline.stages": 1}))
+    check(weights("plain") != weights("one"), "rates by tensor change nothing")
+    path = manifest("stopped", **{**base, "pipeline.stages": 3, "checkpoint.every": 2})
+    interrupt("sigint", path, 4)
+    refused("other rates", path, r'train\.lr_patterns: .* there, "wte = 1e-3" here', 2, "--resume", "--set", "train.lr_patterns='wte = 1e-3'")
+    launch(path, "--resume")
+    check(losses("stopped") == losses("one") and weights("stopped") == weights("one"), "resumed with rates: another run")
+    figures = {"lamb": ("lamb_c",), "onebit_lamb": ("lamb_c", "lamb_r"), "lioncub-rates": ("sign_match", "momentum_spread")}
+    for name, wanted in figures.items():
+        launch(manifest(name, **{**REPLICAS, **OPTIMIZERS[name], "train.epochs": 2}))
+        line = metrics(name)[-1]
+        for key in wanted:
+            check(len(line[key]) == 4 and all(value is not None and value >= 0 for value in line[key]), f"{name}: {key} is {line.get(key)}")
+    no_workers("replicas_rates")
+
+
 def scenario_replicas_auto():
     """Replicas choose few bits over a slow link and fp32 over a fast one; a resumed run keeps what was chosen."""
     ROOT.joinpath("train.txt").write_text(jobs.text(1, 2000))

@@ -373,21 +373,7 @@ static enum aq_status fused_words(struct aq_optimizer *optimizer, enum aq_fused_
     return fused_things(optimizer, kind, bytes / sizeof(uint64_t));
 }
 
-/* L0: logarithms of what is not zero, and how many there are. */
-static void log_piece(struct aq_optimizer *optimizer, const struct aq_flat_piece *piece, uint32_t index)
-{
-    const struct lioncub *own = optimizer->own;
-    const float *c = own->c + piece->first;
-    double sum = 0.0, count = 0.0;
-    for (uint32_t i = 0; i < piece->count; i++) {
-        sum += c[i] == 0.0f ? 0.0 : log(fabs((double)c[i]));
-        count += c[i] == 0.0f ? 0.0 : 1.0;
-    }
-    aq_optimizer_sums(optimizer, index)[0] = sum;
-    aq_optimizer_sums(optimizer, index)[1] = count;
-}
-
-/* Of a norm that is neither 1 nor infinity: the C library's powers, in host memory. */
+/* Of a norm that is neither 1, L0 nor infinity: the C library's powers, in host memory. */
 static void power_piece(struct aq_optimizer *optimizer, const struct aq_flat_piece *piece, uint32_t index)
 {
     const struct lioncub *own = optimizer->own;
@@ -404,9 +390,7 @@ static void fold_means(struct aq_optimizer *optimizer)
     struct lioncub *own = optimizer->own;
     const float norm = optimizer->config.reduce.norm;
     const bool geometric = norm == AQ_GRAD_NORM_L0;
-    if (geometric)
-        aq_optimizer_each(optimizer, log_piece);
-    else if (norm != 1.0f)
+    if (!geometric && norm != 1.0f)
         aq_optimizer_each(optimizer, power_piece);
     aq_optimizer_fold(optimizer, 0, own->mean);
     if (geometric) aq_optimizer_fold(optimizer, 1, own->counts);
@@ -469,8 +453,9 @@ static enum aq_status take_lanes(struct aq_optimizer *optimizer)
 static enum aq_status make_vector(struct aq_optimizer *optimizer)
 {
     const struct lioncub *own = optimizer->own;
-    const struct aq_fused vector =
-        kernel_of(optimizer, own->levels ? AQ_FUSED_LIONCUB_VECTOR_SIZES : AQ_FUSED_LIONCUB_VECTOR);
+    const bool geometric = optimizer->config.reduce.norm == AQ_GRAD_NORM_L0;
+    const enum aq_fused_kind sizes = geometric ? AQ_FUSED_LIONCUB_VECTOR_LOGS : AQ_FUSED_LIONCUB_VECTOR_SIZES;
+    const struct aq_fused vector = kernel_of(optimizer, own->levels ? sizes : AQ_FUSED_LIONCUB_VECTOR);
     return aq_optimizer_fused(optimizer, &vector);
 }
 
@@ -538,9 +523,11 @@ static enum aq_status lioncub_update(struct aq_optimizer *optimizer, uint32_t ro
 static enum aq_status lioncub_config_check_device(const struct aq_optimizer_config *config, char *why)
 {
     const float norm = config->reduce.norm;
-    if (config->lane_bits == 0 || strcmp(config->reduce.kind, "vote") == 0 || norm == 1.0f || isinf(norm)) return AQ_OK;
-    snprintf(why, AQ_OPTIMIZER_WHY_BYTES, "lioncub with norm %g: a GPU has kernels only for norm 1 and inf",
-             norm == AQ_GRAD_NORM_L0 ? 0.0 : (double)norm);
+    if (config->lane_bits == 0 || strcmp(config->reduce.kind, "vote") == 0 || norm == 1.0f || isinf(norm) ||
+        norm == AQ_GRAD_NORM_L0)
+        return AQ_OK;
+    snprintf(why, AQ_OPTIMIZER_WHY_BYTES, "lioncub with norm %g: a GPU has kernels only for norm 0, 1 and inf",
+             (double)norm);
     return AQ_NODEV;
 }
 

@@ -144,7 +144,7 @@ bool aq_optimizer_config_machines(const struct aq_optimizer_config *config);
 bool aq_optimizer_config_unpublished(const struct aq_optimizer_config *config);
 /*
  * Does it work where memory is a device's? AQ_NODEV with the reason (unlogged, into `why`, where that is not NULL):
- * lioncub's lanes require norm 1 or infinity there.
+ * lioncub's lanes require norm 0, 1 or infinity there.
  */
 enum { AQ_OPTIMIZER_WHY_BYTES = 256 };
 enum aq_status aq_optimizer_config_check_device(const struct aq_optimizer_config *config, char *why);
