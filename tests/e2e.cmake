@@ -28,7 +28,7 @@ if(TARGET aqpipe)
   endforeach()
   foreach(scenario doctor seen notices equal tied tied_optimizers tied_resume tied_compressed tied_bytes zero_bubble images images_views tables tables_resume tables_bad_input instruct early_stop deberta deberta_resume glue isolated cut codecs unsaid warmup examples fp16 bad_input resume guard bits_auto stop timed restart restart_daemon lost_disk outage clock packed long_outage dials held power
       freeze freeze_cut freeze_optimizers freeze_prefix folders leaves
-      replicas replicas_resume replicas_codecs replicas_bad_input replicas_optimizers replicas_defaults
+      replicas replicas_resume replicas_codecs replicas_bad_input replicas_optimizers replicas_rates replicas_defaults
       replicas_reshard replicas_isolated replicas_auto replicas_nan replicas_machines wan offices init probe probe_blocked probe_trouble balance page page_seen report_to report_to_packages
       staleness staleness_resume staleness_replicas staleness_fp16 staleness_lost staleness_frozen staleness_memory
       lora lora_cut lora_export lora_dora lora_packed

@@ -15,6 +15,9 @@ set_tests_properties(test_promises PROPERTIES LABELS quick)
 # Entries of docs/decisions/ have one form, and references to their numbers find them.
 add_test(NAME test_decisions COMMAND ${AQ_PYTHON} -B ${CMAKE_CURRENT_SOURCE_DIR}/test_decisions)
 set_tests_properties(test_decisions PROPERTIES LABELS quick)
+# tools/lab claims nothing with less than five seeds, or if the interval crosses the bound.
+add_test(NAME test_claims COMMAND ${AQ_PYTHON} -B ${CMAKE_CURRENT_SOURCE_DIR}/test_claims)
+set_tests_properties(test_claims PROPERTIES LABELS quick)
 # Rows of docs/RESULTS.md have machine, commit and command, and what others quote of it is there.
 add_test(NAME test_results COMMAND ${AQ_PYTHON} -B ${CMAKE_CURRENT_SOURCE_DIR}/test_results)
 set_tests_properties(test_results PROPERTIES LABELS quick)

@@ -163,7 +163,7 @@ struct aq_edge_measures {
     uint64_t cache_ns;   /* waited for the cache                                             */
     /* The sender's, over its samples (codec.h, struct aq_codec_result): */
     double sum_a2, sum_delta2, sum_error2, sum_a, values;
-    double warm_delta2, warm_error2; /* only of its warm samples: c_Q of the theorem */
+    double warm_delta2, warm_error2; /* only of its warm samples, of what is stored: c_Q of the theorem */
     uint64_t afresh;                 /* whose message it forgot (edge_guard.h)        */
     double bits, bits_back;          /* of the codecs each way now                    */
     uint64_t wide;   /* of the samples: by the codec of what fp16 cannot hold                               */

@@ -247,7 +247,7 @@ enum aq_status aq_edge_sent(struct aq_edge *edge, const struct aq_codec *codec, 
     }
     if (warm && !(result->flags & AQ_CODED_RAW)) {
         m->warm_delta2 += result->sum_delta2;
-        m->warm_error2 += result->sum_error2;
+        m->warm_error2 += result->sum_stored2;
     }
     m->samples++;
     m->keyframes += !aq_codec_is_plain(codec) && result->flags & AQ_CODED_KEYFRAME ? 1 : 0;

@@ -146,6 +146,7 @@ struct aq_job_train {
     uint64_t seed;
     bool frozen_prefix; /* edges behind layers that do not train send a sample's activation once           */
     const char *freeze; /* names of what is not trained (stages/stage.h); NULL: all is                      */
+    const char *lr_patterns; /* rates of single layers and tensors (stages/stage.h); NULL: all have lr      */
     enum aq_frozen_store frozen_store; /* of frozen weights of linear layers                                */
     struct aq_lora_config lora;
     const char *lora_weights; /* PEFT's folder with the initial adapters; NULL: new ones                    */
@@ -194,6 +195,7 @@ struct aq_job_reduce {
 
 struct aq_job_pipeline {
     enum aq_schedule_kind schedule;
+    bool flush;           /* gpipe: no backward before the last forward (plan/program.h)                   */
     bool automatic;       /* the plan chooses the cut: no stage sets its layers                            */
     bool listed;          /* stages are a list of entries, else a count                                    */
     enum aq_cut_kind cut; /* by what the plan cuts                                                         */

@@ -193,6 +193,19 @@ void aq_manifest_check_dora(struct aq_manifest *manifest)
         }
 }
 
+/* Each pattern of train.lr_patterns has a rate. */
+static void check_lr_patterns(struct aq_manifest *manifest, const struct aq_model_config *model)
+{
+    const struct aq_job_train *train = &manifest->job.train;
+    struct aq_freeze_pattern pattern;
+    if (!train->lr_patterns) return;
+    for (uint32_t i = 0; aq_model_rate_pattern(model, train->T, train->lr_patterns, i, &pattern); i++)
+        if (pattern.rate == 0.0f || *pattern.text == '!')
+            aq_manifest_error(manifest, "train.lr_patterns", "'%s' has no rate above 0: 'embedding = 3e-2'", pattern.text);
+    if (!(train->lr > 0))
+        aq_manifest_error(manifest, "train.lr_patterns", "warm-up and decay are those of train.lr, which is 0");
+}
+
 /* Something is left to train, adapters fit their layers, and the model can have adapters. */
 void aq_manifest_check_freeze(struct aq_manifest *manifest)
 {
@@ -203,6 +216,9 @@ void aq_manifest_check_freeze(struct aq_manifest *manifest)
     const uint32_t errors = manifest->errors.count;
     if (model.vocabulary == 0) model.vocabulary = VOCABULARY_ANY; /* what matters here are names */
     check_patterns(manifest, "train.freeze", &model, train->freeze, aq_model_freeze_pattern);
+    check_lr_patterns(manifest, &model);
+    if (manifest->errors.count == errors)
+        check_patterns(manifest, "train.lr_patterns", &model, train->lr_patterns, aq_model_rate_pattern);
     aq_manifest_lora(manifest, &model);
     if (adapts) check_patterns(manifest, "lora.targets", &model, train->lora.targets, aq_model_lora_pattern);
     if (adapts && aq_model_lora_pattern(&model, train->T, "*", 0, &any) && any.tensors == 0)

@@ -45,8 +45,17 @@ enum aq_status aq_machine_groups_average(struct aq_machine_groups *groups, float
 
 enum aq_status aq_machine_groups_perform(struct aq_machine_groups *groups, const struct aq_reduce *asked)
 {
-    AQ_ASSERT(asked->kind == AQ_REDUCE_MEAN); /* slamb's, to which manifests are held */
-    if (groups->leaders) AQ_TRY(aq_allreduce_mean(groups->leaders, asked->x, asked->count));
+    const struct aq_compressed coded = {.worker = asked->worker,
+                                        .server = asked->server,
+                                        .x = asked->x,
+                                        .count = asked->count,
+                                        .step = asked->step};
+    /* Slamb's, to which manifests are held: values in 32 or 16 bits, without errors. */
+    AQ_ASSERT(asked->kind == AQ_REDUCE_MEAN || (asked->kind == AQ_REDUCE_COMPRESSED && !asked->worker_error));
+    if (groups->leaders && asked->kind == AQ_REDUCE_MEAN)
+        AQ_TRY(aq_allreduce_mean(groups->leaders, asked->x, asked->count));
+    else if (groups->leaders)
+        AQ_TRY(aq_compressed_allreduce(groups->leaders, &coded));
     return aq_broadcast(groups->local, 0, asked->x, asked->count * sizeof *asked->x);
 }
 

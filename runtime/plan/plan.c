@@ -222,6 +222,7 @@ static enum aq_status stage_fill(struct plan_open *open, uint32_t s)
                                  .lengths = open->plan.facts.lengths_digest != 0 || hides_lengths(job, s),
                                  .parts = open->plan.facts.parts != 0,
                                  .freeze = job->train.freeze,
+                                 .lr_patterns = job->train.lr_patterns,
                                  .tied_rows = aq_plan_tied_rows(&open->plan),
                                  .frozen_store = job->train.frozen_store,
                                  .lora = job->train.lora,

@@ -116,7 +116,8 @@ struct aq_schedule_request aq_plan_flight_request(const struct aq_plan *plan, ui
                                         .micro_batches = micro_batches,
                                         .in_flight = in_flight,
                                         .reduce = plan->replicas > 1 || aq_job_global(plan->job),
-                                        .staleness = plan->job->train.staleness};
+                                        .staleness = plan->job->train.staleness,
+                                        .flush = plan->job->pipeline.flush};
 }
 
 static void windows_fill(const struct aq_plan *plan, const struct aq_schedule_request *request, bool automatic,

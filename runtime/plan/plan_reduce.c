@@ -74,7 +74,8 @@ enum aq_status aq_plan_traffic(const struct aq_job *job, struct aq_plan_stage *s
 uint64_t aq_plan_reduce_bytes(const struct aq_plan *plan, uint32_t s)
 {
     const struct aq_optimizer_traffic *traffic = &plan->stages[s].traffic;
-    const uint64_t now_and_then = traffic->every ? traffic->every_bytes / traffic->every : 0;
+    uint64_t now_and_then = traffic->every ? traffic->every_bytes / traffic->every : 0;
+    if (traffic->measure_every) now_and_then += traffic->measure_bytes / traffic->measure_every;
     return both_ways(traffic->step_bytes + now_and_then, aq_job_reducers(plan->job));
 }
 
@@ -103,7 +104,7 @@ bool aq_plan_never_compresses(const struct aq_plan *plan, struct aq_text *text)
     const struct aq_optimizer_traffic *traffic = &plan->stages[0].traffic;
     const char *remedy = "fewer optimizer.warmup_steps";
     char size[AQ_TEXT_NUMBER];
-    if (plan->steps == 0 || aq_plan_warmup_steps(plan) < plan->steps) return false;
+    if (plan->steps == 0 || traffic->warmup_falls || aq_plan_warmup_steps(plan) < plan->steps) return false;
     if (!text) return true;
     if (traffic->warmup_least) remedy = "optimizer.freeze_ratio: 0 with optimizer.warmup_steps, or a lower train.beta2";
     if (config->low_rank) remedy = "a lower reduce.start_step";

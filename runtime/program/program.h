@@ -23,6 +23,11 @@
  * order of micro-batches. NORM, REDUCE, STEP and MARK come after everything before them (barriers); PREFETCH waits for
  * nothing.
  *
+ * A flush (pipeline.flush, gpipe): BACKWARD i also comes after the forwards of all micro-batches of the step, or with
+ * fewer slots than M of its round of them. It binds on the last stage, where all backwards begin: no gradient is sent
+ * before the last activation has arrived, as in the paper's GPipe and in AQ-SGD's runs. Without it a link carries both
+ * ways at once.
+ *
  * Staleness (train.staleness: 1; PipeDream-2BW, Narayanan et al. 2021). W_k are the weights after k updates, g_t the
  * gradient that step t (from 0) adds up, U_t the update rule with all its state, schedule and clipping:
  *
@@ -39,7 +44,7 @@
  *
  * A step with fewer micro-batches than the program, down to none (split.mode: global), is run by the same program
  * without the instructions of those that are not there. No instruction waits for one of a later micro-batch, on any
- * stage: so where the whole completes, each beginning of it does.
+ * stage (but for a flush, which waits for those that are there): so where the whole completes, each beginning of it does.
  *
  * The instructions, for stage s of P, micro-batch i (0-based in the step), slot k:
  *   PREFETCH i   ask the caches for the messages of the samples of micro-batch i. i >= M: micro-batch i - M of the
@@ -115,6 +120,7 @@ struct aq_program {
     uint32_t micro_batches; /* M                                                               */
     uint32_t slots;         /* micro-batches in flight: slots 0 .. slots-1 are used            */
     bool split;             /* backward has two halves                                         */
+    bool flush;             /* backwards wait for all forwards of their round                  */
     uint32_t window;        /* PREFETCH runs this many micro-batches ahead; 0: none emitted    */
     uint32_t staleness;     /* 0 or 1: steps that may start before the update of this one      */
 };
@@ -127,6 +133,7 @@ struct aq_schedule_request {
     uint32_t window;         /* PREFETCH this many micro-batches ahead; 0: none                 */
     bool reduce;             /* emit REDUCE (several replicas)                                  */
     uint32_t staleness;      /* 0 .. AQ_STALENESS_MAX: micro-batches of the next step are in flight, too */
+    bool flush;              /* gpipe: backwards wait for all forwards of their round; others take no notice */
 };
 
 enum { AQ_STALENESS_MAX = 1 };

@@ -47,7 +47,8 @@ void aq_program_run_init(struct aq_program_run *run, const struct aq_program *pr
 {
     *run = (struct aq_program_run){.lane_of = lanes_of[lanes],
                                    .lane_count = lanes == AQ_LANES_KINDS ? AQ_PROGRAM_LANES : AQ_CHAINS,
-                                   .slots = program->slots};
+                                   .slots = program->slots,
+                                   .flush = program->flush};
     needs_fill(run, program, lanes == AQ_LANES_KINDS ? copies : UINT32_MAX);
 }
 
@@ -131,6 +132,14 @@ void aq_program_run_next(struct aq_program_run *run)
 
 /* --- one instruction -------------------------------------------------------------------------------------------- */
 
+/* Have all forwards of the round of this backward ended? */
+static bool flushed(const struct aq_program_run *run, const struct aq_program_lane *lane)
+{
+    const struct aq_program_step *step = &run->steps[lane->step];
+    const uint64_t round = (lane->number - step->base) / run->slots + 1, end = round * run->slots;
+    return run->ended[AQ_OP_FORWARD] >= step->base + (end < step->micro_batches ? end : step->micro_batches);
+}
+
 /* Has it what it needs of its own stage? */
 static bool allowed(const struct aq_program_run *run, const struct aq_program_lane *lane)
 {
@@ -138,7 +147,7 @@ static bool allowed(const struct aq_program_run *run, const struct aq_program_la
     bool all = true;
     for (int k = 0; k < AQ_PROGRAM_NEEDS; k++)
         all &= run->ended[needs[k].op] + needs[k].ahead > lane->number;
-    return all;
+    return all && (!run->flush || lane->op != AQ_OP_BACKWARD || flushed(run, lane));
 }
 
 enum aq_status aq_program_run_begin(struct aq_program_run *run, const struct aq_program_policy *policy, uint32_t *lane)

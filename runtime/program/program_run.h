@@ -12,6 +12,7 @@
  *     its slot is free:       micro-batch n - slots has ended its last instruction (RECV_FWD; FORWARD on stage 0)
  *     its operands are there: RECV_FWD before FORWARD, FORWARD before SEND_FWD and BACKWARD, RECV_BWD before BACKWARD,
  *                             BACKWARD before SEND_BWD and WEIGHTS
+ *     a flush is over:        BACKWARD of a program with `flush`: all forwards of its round (slots micro-batches) ended
  *     a copy is free:         micro-batch n - copies has left the values at the cut (AQ_LANES_KINDS)
  *     the policy begins it:   what comes from outside the stage is there
  *
@@ -77,6 +78,7 @@ struct aq_program_run {
     uint32_t lane_count;
     uint32_t due;                 /* of the present step's end: the next instruction         */
     uint32_t slots;
+    bool flush;
     struct aq_program_need needs[AQ_OP_COUNT][AQ_PROGRAM_NEEDS];
     uint64_t ended[AQ_OP_COUNT];  /* micro-batches of all steps since base 0, by kind        */
 };

@@ -1,5 +1,6 @@
 /*
- * schedule_gpipe.c -- all forwards, then all backwards (Huang et al. 2019).
+ * schedule_gpipe.c -- all forwards, then all backwards (Huang et al. 2019): in the program's order, which the chains
+ * follow each by itself; with `flush` also in time (program.h).
  *
  * Differs from the paper: backwards run in order of micro-batches, not in reverse, because the order of accumulation is
  * part of the bits. With `in_flight` k below M the step is cut into rounds of k micro-batches, each flushed before the

@@ -199,6 +199,12 @@ static void add_contraction(struct aq_text *text, const json_t *run, const char 
                         "%s: cut %zu does not contract, c_Q is %.3f (the theorem needs less than 0.707): give it "
                         "more bits, or edges.guard: true\n",
                         name, e, c_q);
+        const double gradient = aq_control_number_or(cut, "gradient_error", (double)NAN);
+        if (gradient > sqrt(0.5))
+            aq_text_add(text,
+                        "%s: cut %zu sends gradients with an error of %.3f of their size (the theorem needs less than "
+                        "0.707): give edges.backward more bits, or edges.guard: true\n",
+                        name, e, gradient);
         if (isfinite(bits)) aq_text_add(text, "%s: cut %zu now sends %.3g bits forward\n", name, e, bits);
     }
     if (seen) aq_text_add(text, "%s: in the last epoch c_Q was at most %.3f, drift %.4f\n", name, ratio, drift);

@@ -18,7 +18,8 @@ static enum aq_status open_optimizer(struct aq_device *device, const struct aq_p
                                                   .count = infos[i].count,
                                                   .decay = infos[i].decay,
                                                   .rows = infos[i].dimensions == 2 ? infos[i].shape[0] : 0,
-                                                  .name = infos[i].name};
+                                                  .name = infos[i].name,
+                                                  .rate = infos[i].rate > 0 ? infos[i].rate / plan->job->train.lr : 1};
     }
     const struct aq_optimizer_group group = {.rank = 0, .size = 1};
     struct aq_optimizer_config config = plan->job->train.optimizer;

@@ -41,6 +41,11 @@ static void of_ranks(const struct aq_board_view *view, struct list *list)
             add(list, false, "more bits for this cut (edges.list), or edges.guard: true",
                 "c_Q of what %s sends is %.3f: above 0.707 the codec's loop need not contract",
                 aq_board_rank_name(view, r, name), rank->gauges[AQ_BOARD_CQ]);
+        if (rank->gauges[AQ_BOARD_GRADIENT_ERROR] > c_q_max)
+            add(list, false, "more bits backward (edges.backward), or edges.guard: true",
+                "the error of the gradients that %s sends is %.3f of their size: the theorem needs less than 0.707 of "
+                "them, too",
+                aq_board_rank_name(view, r, name), rank->gauges[AQ_BOARD_GRADIENT_ERROR]);
         if (rank->seconds > 0 && isfinite(rank->parts[AQ_BOARD_LINK_WAIT])) {
             waits += rank->parts[AQ_BOARD_LINK_WAIT];
             all += rank->seconds;

@@ -160,7 +160,8 @@ static enum aq_status open_optimizer(struct aq_worker *w)
                                                   .count = infos[i].count,
                                                   .decay = infos[i].decay,
                                                   .rows = infos[i].dimensions == 2 ? infos[i].shape[0] : 0,
-                                                  .name = infos[i].name};
+                                                  .name = infos[i].name,
+                                                  .rate = infos[i].rate > 0 ? infos[i].rate / w->job->train.lr : 1};
     }
     const bool machines = w->job->reduce.machine_first;
     const struct aq_optimizer_group group = {.rank = machines ? aq_job_machine(w->job, w->replica) : w->replica,

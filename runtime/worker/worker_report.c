@@ -106,6 +106,16 @@ static void add_choice(struct aq_worker *worker, json_t *line)
     choice->measured = false;
 }
 
+/* Of the optimizer's last update, if it was one. */
+static void add_figures(const struct aq_worker *worker, json_t *line)
+{
+    struct aq_optimizer_figure figures[AQ_OPTIMIZER_FIGURES_MAX];
+    uint32_t count;
+    aq_optimizer_figures(worker->optimizer, figures, &count);
+    for (uint32_t i = 0; i < count; i++)
+        json_object_set_new(line, figures[i].name, aq_control_number(figures[i].value));
+}
+
 enum aq_status aq_worker_report_step(struct aq_worker *worker)
 {
     const struct aq_worker_times *t = &worker->times;
@@ -146,6 +156,7 @@ enum aq_status aq_worker_report_step(struct aq_worker *worker)
     if (worker->position + 1 == worker->P && t->loss_targets > 0)
         json_object_set_new(line, "loss", aq_control_number(t->loss_sum / (double)t->loss_targets));
     add_measures(line, &out, &in);
+    add_figures(worker, line);
     return aq_control_send(worker->control, line);
 }
 

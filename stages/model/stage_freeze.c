@@ -1,14 +1,17 @@
 /*
- * stage_freeze.c -- the list of what is not trained, or adapted (stage.h): does a pattern name a layer, or a tensor?
+ * stage_freeze.c -- the list of what is not trained, adapted, or trained at another rate (stage.h): does a pattern name
+ * a layer, or a tensor?
  *
  *     list     = pattern {"," pattern}          blanks around a pattern are nothing
- *     pattern  = ["!"] (layer | tensor)
+ *     pattern  = ["!"] (layer | tensor)         of rates: (layer | tensor) "=" number
  *     layer    = word [" " number]              word: that of the layer's name, or its plural
  *     tensor   = part {"." part}                some parts of the tensor's name that follow each other
  *     number   = digits | digits "-" digits | "*"
  *     part     = digits "-" digits | text with "*" for anything
  */
+#include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "stage_model.h"
@@ -164,6 +167,34 @@ bool stage_named(const char *list, const char *layer, const char *tensor)
     return named;
 }
 
+/* Takes "= number" off the end of a pattern. The number; 0: there is none above 0. */
+static float rate_take(struct span *text)
+{
+    const char *equals = text->at ? memchr(text->at, '=', text->bytes) : NULL;
+    char number[32], *end;
+    if (!equals) return 0.0f;
+    const size_t bytes = text->bytes - (size_t)(equals + 1 - text->at);
+    text->bytes = (size_t)(equals - text->at);
+    while (text->bytes > 0 && strchr(" \t", text->at[text->bytes - 1]))
+        text->bytes--;
+    if (bytes == 0 || bytes >= sizeof number) return 0.0f;
+    memcpy(number, equals + 1, bytes);
+    number[bytes] = 0;
+    const float rate = strtof(number, &end);
+    return *end == 0 && rate > 0.0f && isfinite(rate) ? rate : 0.0f;
+}
+
+float stage_rate(const char *list, const char *layer, const char *tensor)
+{
+    struct pattern pattern;
+    float rate = 0.0f;
+    for (const char *at = list; at && pattern_next(&at, &pattern);) {
+        const float own = rate_take(&pattern.text);
+        if (names(pattern.text, layer, tensor)) rate = own;
+    }
+    return rate;
+}
+
 /* ---- for those who read a list ---- */
 
 static void copy(struct span span, char *text, size_t bytes)
@@ -196,14 +227,18 @@ static void find_unknown(const struct aq_model_config *model, uint32_t T, struct
     }
 }
 
-/* linears: only tensors that may have adapters count. */
+enum list_of { FROZEN_ONES, LINEARS, RATES };
+
+/* LINEARS: only tensors that may have adapters count. */
 static bool pattern_find(const struct aq_model_config *model, uint32_t T, const char *list, uint32_t index,
-                         bool linears, struct aq_freeze_pattern *out)
+                         enum list_of of, struct aq_freeze_pattern *out)
 {
     struct pattern pattern;
+    const bool linears = of == LINEARS;
     *out = (struct aq_freeze_pattern){0};
     for (uint32_t i = 0; i <= index; i++)
         if (!pattern_next(&list, &pattern)) return false;
+    if (of == RATES) out->rate = rate_take(&pattern.text);
     out->text[0] = '!';
     copy(pattern.text, out->text + pattern.trains, sizeof out->text - pattern.trains);
     for (uint32_t l = 0; l < aq_model_layers(model); l++) {
@@ -224,13 +259,19 @@ static bool pattern_find(const struct aq_model_config *model, uint32_t T, const 
 bool aq_model_freeze_pattern(const struct aq_model_config *model, uint32_t T, const char *freeze, uint32_t index,
                              struct aq_freeze_pattern *out)
 {
-    return pattern_find(model, T, freeze, index, false, out);
+    return pattern_find(model, T, freeze, index, FROZEN_ONES, out);
 }
 
 bool aq_model_lora_pattern(const struct aq_model_config *model, uint32_t T, const char *targets, uint32_t index,
                            struct aq_freeze_pattern *out)
 {
-    return pattern_find(model, T, targets, index, true, out);
+    return pattern_find(model, T, targets, index, LINEARS, out);
+}
+
+bool aq_model_rate_pattern(const struct aq_model_config *model, uint32_t T, const char *rates, uint32_t index,
+                           struct aq_freeze_pattern *out)
+{
+    return pattern_find(model, T, rates, index, RATES, out);
 }
 
 void aq_model_freeze_words(const struct aq_model_config *model, uint32_t T, uint32_t layer, char *text, size_t bytes)

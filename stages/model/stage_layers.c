@@ -67,6 +67,18 @@ static bool is_frozen(const struct layer_list *list, uint32_t number, const char
     return stage_named(config->freeze, first.name, of);
 }
 
+/* Its learning rate. A tied tensor follows the first layer's; copies of a shared one must not differ by their layers. */
+static float rate_of(const struct layer_list *list, const char *name, const char *of)
+{
+    const struct aq_stage_config *config = list->config;
+    struct layer first;
+    if (!config->lr_patterns) return 0.0f;
+    if (list->shared_count > 0) return stage_rate(config->lr_patterns, "", name);
+    if (!of || !config->model.tied) return stage_rate(config->lr_patterns, list->layer->name, name);
+    stage_layer(&config->model, config->T, 0, &first);
+    return stage_rate(config->lr_patterns, first.name, of);
+}
+
 /* At most LAYER_LINEARS_MAX. */
 static uint32_t linears_of(const struct layer *layer, const struct aq_stage_config *config, struct linear *out)
 {
@@ -94,6 +106,7 @@ static void list_take(struct layer_list *list, struct layer_tensor tensor, const
     snprintf(tensor.info.name, sizeof tensor.info.name, "%s%s", list->layer->prefix, name);
     snprintf(tensor.info.begins_as, sizeof tensor.info.begins_as, "%s", begins_as ? begins_as : tensor.info.name);
     tensor.info.frozen = !tensor.info.buffer && is_frozen(list, number, tensor.info.name, begins_as);
+    tensor.info.rate = rate_of(list, tensor.info.name, begins_as);
     const bool copy = tensor.info.copy;
     tensor.info.shared_first = list->shared_first;
     tensor.info.shared_count = tensor.info.frozen ? 0 : list->shared_count;
@@ -866,6 +879,7 @@ enum aq_status stage_layers_open(struct aq_stage *stage)
     if (layout.rows.rows) stage_tied_host(&layout.rows, &host, &stage->tied);
     const enum aq_status status = stage_tied_open(stage);
     /* The caller's texts may go. */
+    stage->config.lr_patterns = NULL;
     stage->config.freeze = stage->config.lora.targets = stage->config.lora.saved = NULL;
     stage->config.lora.ranks = stage->config.lora.alphas = NULL;
     return status;

@@ -78,6 +78,8 @@ void stage_layer(const struct aq_model_config *model, uint32_t T, uint32_t index
 
 /* stage_freeze.c: does the list (NULL: none) name a tensor of a layer of that name, its last pattern without "!"? */
 bool stage_named(const char *list, const char *layer, const char *tensor);
+/* The rate of the last pattern of a list of rates that names the tensor; 0: none does. */
+float stage_rate(const char *list, const char *layer, const char *tensor);
 
 enum { STAGE_WORDS_BYTES = LAYER_NAME_MAX + LAYER_TENSORS_MAX * AQ_TENSOR_NAME_MAX };
 

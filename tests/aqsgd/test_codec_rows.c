@@ -136,6 +136,37 @@ static void test_measures_are_near_the_truth(void **state)
     measures(1024, 0.05);
 }
 
+/*
+ * The error of what is stored: visited again without a change, a sample is as far from its message as the visit before
+ * said. In 2 bits that is far more than the error of x^, which the loop does not continue with.
+ */
+static void test_stored_error_is_the_distance_of_the_next_visit(void **state)
+{
+    (void)state;
+    for (uint32_t store = AQ_PRECISION_Q8; store <= AQ_PRECISION_Q2; store++) {
+        for (uint32_t variant = 0; variant < 6; variant++) {
+            struct aq_codec_config config = config_of(4, (enum aq_codec_precision)store);
+            struct end end;
+            config.store_group = variant % 2 ? AQ_PER_CHANNEL : AQ_PER_ROW;
+            end_open(&end, &config, 37, COLUMNS);
+            fill(end.a, end.values, SHAPE_GAUSS, 1.0f, 60 + variant);
+            float *const hats[] = {NULL, end.hat, end.a};
+            const struct aq_codec_result first = encode(&end, NULL, variant < 2 ? NULL : end.hat, end.m);
+            for (size_t e = 0; e < end.values; e++)
+                end.a[e] += 0.1f * (float)(e % 7);
+            float before[37 * COLUMNS];
+            memcpy(before, end.a, sizeof before);
+            const struct aq_codec_result second = encode(&end, end.m, hats[variant / 2], end.m);
+            memcpy(end.a, before, sizeof before);
+            const struct aq_codec_result third = encode(&end, end.m, end.hat, end.m);
+            assert_true(first.sum_stored2 > 0 && second.sum_error2 > 0);
+            near_to(second.sum_stored2, third.sum_delta2, 1e-5);
+            if (store == AQ_PRECISION_Q2) assert_true(second.sum_stored2 > 10 * second.sum_error2);
+            end_close(&end);
+        }
+    }
+}
+
 /* A message whose rows are moved is that of a sample whose rows are; and a row of nothing has zero bytes. */
 static void test_rows_of_messages_move_in_every_store(void **state)
 {
@@ -193,6 +224,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_fp32_store_may_hold_x_as_well),
         cmocka_unit_test(test_measures_are_near_the_truth),
+        cmocka_unit_test(test_stored_error_is_the_distance_of_the_next_visit),
         cmocka_unit_test(test_rows_of_messages_move_in_every_store),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -267,6 +267,8 @@ static double clip(double x, double least, double most)
 
 static double phi(double x2, double u2)
 {
+    if (C->form && strcmp(C->form, "norm") == 0)
+        return u2 > 0 ? clip(sqrt(x2), (double)C->coefficient_min, (double)C->coefficient_max) / sqrt(u2) : 1;
     if (x2 == 0 || u2 == 0) return 1;
     return clip(sqrt(x2 / u2), (double)C->coefficient_min, (double)C->coefficient_max);
 }
@@ -494,12 +496,36 @@ static bool masked(uint64_t i)
             rank_tensors[t].count < C->dense_below)
             return true;
     }
-    return ranks.W == 1 || aq_rng_uniform(&key, i) < C->density;
+    const double first = STEP < C->density_steps ? (double)STEP / (double)C->density_steps : 1;
+    return ranks.W == 1 || (double)aq_rng_uniform(&key, i) < (double)(float)pow((double)C->density, first);
+}
+
+/* To the nearest number of so many bits of mantissa and this least exponent: fp16 has 11 and -14, bf16 8 and -126. */
+static double rounded(double x, int bits, int least)
+{
+    int exponent;
+    (void)frexp(x, &exponent);
+    const double unit = ldexp(1, (exponent - 1 < least ? least : exponent - 1) - bits + 1);
+    return rint(x / unit) * unit;
+}
+
+/* The mean of masked values as they travel: each rank's rounded, and the mean. */
+static void mean_sent(vector *x, uint64_t i)
+{
+    const char *kind = C->reduce.kind;
+    const bool half = kind && strcmp(kind, "fp16") == 0, brain = kind && strcmp(kind, "bf16") == 0;
+    const int bits = half ? 11 : 8, least = half ? -14 : -126;
+    for (uint32_t w = 0; w < ranks.W && (half || brain); w++)
+        x[w][i] = rounded(x[w][i], bits, least);
+    mean_of(x, i, 1);
+    for (uint32_t w = 0; w < ranks.W && (half || brain); w++)
+        x[w][i] = rounded(x[w][i], bits, least);
 }
 
 /* Of a part of a tensor: `otherwise` where it is empty or zero, and everything is clipped. */
 static double phi_part(double x2, double u2, double otherwise, double least)
 {
+    if (strcmp(C->form, "paper") == 0 && x2 == 0 && u2 > 0) return least; /* phi(0) = min(max(0, a), b) */
     return clip(x2 > 0 && u2 > 0 ? sqrt(x2 / u2) : otherwise, least, (double)C->coefficient_max);
 }
 
@@ -517,8 +543,8 @@ static void ref_slamb(void)
         m[w][i] = b1 * m[w][i] + (1 - b1) * G[w][i];
     }
     for (uint64_t i = 0; i < N; i++) {
-        if (in[i]) mean_of(m, i, 1);
-        if (in[i] && C->sync_gradient) mean_of(G, i, 1);
+        if (in[i] && ranks.W > 1) mean_sent(m, i);
+        if (in[i] && ranks.W > 1 && C->sync_gradient) mean_sent(G, i);
     }
     EACH(w, t, i)
     {
@@ -603,6 +629,8 @@ static void ref_adamw_low_rank(void)
 
 /* ---- the comparison ---- */
 
+static bool start_at_zero; /* the third tensor */
+
 static void take_over(double grad_scale)
 {
     for (uint32_t w = 0; w < ranks.W; w++) {
@@ -654,6 +682,8 @@ static void expect_as_published(const struct aq_optimizer_config *config, uint32
 {
     C = config;
     ranks_open(&ranks, config, W);
+    for (uint32_t w = 0; w < W && start_at_zero; w++)
+        memset(ranks.parameters[w] + rank_tensors[2].offset, 0, rank_tensors[2].count * sizeof(float));
     for (STEP = 1; STEP <= STEPS; STEP++) {
         const float lr = 0.01f / (float)STEP;
         const float scale = STEP % 3 ? 1.0f : 0.25f;
@@ -742,6 +772,11 @@ static void test_lamb_as_published(void **state)
     config.bias_correction = false;
     config.coefficient_max = 0.3f;
     expect_as_published(&config, 2, ref_lamb, 0);
+    config.form = "norm"; /* phi of the norm: equation 1 of SLAMB; the norms here are 2 to 35 */
+    config.coefficient_min = 5.0f;
+    config.coefficient_max = 20.0f;
+    for (int i = 0; i < WIDTHS; i++)
+        expect_as_published(&config, widths[i], ref_lamb, 0);
 }
 
 static void test_onebit_lamb_as_published(void **state)
@@ -815,6 +850,47 @@ static void test_slamb_as_published(void **state)
     }
 }
 
+/*
+ * Values of 16 bits: those that lie between two numbers may fall to either. With 3, 6, 10 and 12 ranks many means lie
+ * there, and their weight is no number of fp32.
+ */
+static void test_slamb_in_16_bits_as_published(void **state)
+{
+    (void)state;
+    static const char *const kinds[] = {"fp16", "bf16"};
+    for (int k = 0; k < 2; k++) {
+        struct aq_optimizer_config config;
+        aq_optimizer_config_default(&config, "slamb");
+        aq_grad_codec_config_default(&config.reduce, kinds[k]);
+        config.sync_every = 4;
+        config.total_steps = STEPS;
+        for (int i = 0; i < WIDTHS; i++)
+            if ((widths[i] & (widths[i] - 1)) == 0)
+                expect_as_published(&config, widths[i], ref_slamb, 6);
+        config.sync_gradient = true;
+        config.density = 0.8f; /* gradients and momenta together are more than the parameters */
+        config.dense_below = 800;
+        expect_as_published(&config, 4, ref_slamb, 6);
+    }
+}
+
+/* k falls from 1 in six steps; and phi as it is printed, with a tensor that starts as zeros. */
+static void test_slamb_with_a_falling_share_as_published(void **state)
+{
+    (void)state;
+    struct aq_optimizer_config config;
+    aq_optimizer_config_default(&config, "slamb");
+    config.density_steps = 6;
+    config.sync_every = 4;
+    for (int i = 0; i < WIDTHS; i++)
+        expect_as_published(&config, widths[i], ref_slamb, 0);
+    config.form = "paper";
+    start_at_zero = true;
+    for (int i = 0; i < WIDTHS; i++)
+        expect_as_published(&config, widths[i], ref_slamb, 0);
+    start_at_zero = false;
+}
+
 /* Masks that leave most tensors without a masked part: what stands for its ratio is clipped like any other. */
 static void test_slamb_with_few_values_as_published(void **state)
 {
@@ -829,6 +905,54 @@ static void test_slamb_with_few_values_as_published(void **state)
         config.form = forms[f];
         for (int i = 1; i < WIDTHS; i++)
             expect_as_published(&config, widths[i], ref_slamb, 0);
+    }
+}
+
+/*
+ * A rate by tensor: what moves is rate times what would have moved. Every kind; the reference makes the step at rate 1
+ * and stretches it, from where its tensors were before.
+ */
+static void (*unrated)(void);
+static struct aq_optimizer_tensor rated_tensors[RANK_TENSORS];
+
+static void ref_rated(void)
+{
+    static vector before[RANKS_MAX];
+    memcpy(before, P, sizeof(vector) * ranks.W);
+    unrated();
+    EACH(w, t, i)
+    {
+        P[w][i] = before[w][i] + (double)rated_tensors[t].rate * (P[w][i] - before[w][i]);
+    }
+}
+
+static void test_rates_of_tensors_as_published(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *kind;
+        void (*reference)(void);
+        uint64_t allowed;
+    } kinds[] = {{"qadam", ref_qadam, 3},       {"adamw", ref_adamw, 0},
+                 {"lion", ref_lion, 1},         {"lamb", ref_lamb, 0},
+                 {"slamb", ref_slamb, 0},       {"onebit_adam", ref_onebit_adam, 3},
+                 {"lioncub", ref_lioncub_votes, 1}, {"onebit_lamb", ref_onebit_lamb, 3}};
+    static const float rates[RANK_TENSORS] = {10.0f, 0.5f, 1.0f, 3.0f, 1.0f, 0.25f};
+    memcpy(rated_tensors, rank_tensors, sizeof rated_tensors);
+    for (int t = 0; t < RANK_TENSORS; t++)
+        rated_tensors[t].rate = rates[t];
+    for (size_t k = 0; k < sizeof kinds / sizeof *kinds; k++) {
+        struct aq_optimizer_config config;
+        aq_optimizer_config_default(&config, kinds[k].kind);
+        if (config.warmup_steps > 0 || config.freeze_ratio > 0) config.warmup_steps = 4;
+        config.freeze_ratio = 0;
+        config.sync_every = 100;     /* slamb: an average of weights is no step */
+        config.weight_decay = k % 2; /* large where it can be: qadam's decay is of what its step left */
+        unrated = kinds[k].reference;
+        ranks_tensors = rated_tensors;
+        for (uint32_t W = 1; W <= 3; W++)
+            expect_as_published(&config, W, ref_rated, kinds[k].allowed);
+        ranks_tensors = NULL;
     }
 }
 
@@ -855,6 +979,9 @@ int main(void)
         cmocka_unit_test(test_lioncub_as_published),
         cmocka_unit_test(test_slamb_as_published),
         cmocka_unit_test(test_slamb_with_few_values_as_published),
+        cmocka_unit_test(test_slamb_in_16_bits_as_published),
+        cmocka_unit_test(test_slamb_with_a_falling_share_as_published),
+        cmocka_unit_test(test_rates_of_tensors_as_published),
         cmocka_unit_test(test_power_sgd_as_published),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -272,6 +272,124 @@ static void test_onebit_lamb_coefficient_of_a_tensor_of_zeros_is_one(void **stat
     ranks_close(&ranks);
 }
 
+/* ---- figures ---- */
+
+static bool figure(uint32_t w, const char *name, double *out)
+{
+    struct aq_optimizer_figure figures[AQ_OPTIMIZER_FIGURES_MAX];
+    uint32_t count;
+    aq_optimizer_figures(ranks.optimizers[w], figures, &count);
+    for (uint32_t i = 0; i < count; i++) {
+        if (strcmp(figures[i].name, name) != 0) continue;
+        *out = figures[i].value;
+        return true;
+    }
+    return false;
+}
+
+static double mean_few(const char *name, uint64_t n)
+{
+    const float *values = aq_optimizer_state(ranks.optimizers[0], ranks_state(&ranks, name));
+    double sum = 0;
+    for (uint64_t i = 0; i < n; i++)
+        sum += (double)values[i];
+    return sum / (double)n;
+}
+
+/* c_t and r_t are means over tensors; in the warm-up c_t is what the average moves to. */
+static void test_figures_of_onebit_lamb(void **state)
+{
+    (void)state;
+    enum { TENSORS = RANK_TENSORS - 1 }; /* one is empty */
+    struct aq_optimizer_config config;
+    aq_optimizer_config_default(&config, "onebit_lamb");
+    config.warmup_steps = 3;
+    double c = 0, r = 0, before = 0;
+    ranks_open(&ranks, &config, 2);
+    assert_false(figure(0, "lamb_c", &c));
+    for (uint64_t step = 1; step <= 6; step++) {
+        ranks_gradients(&ranks, 33, step);
+        ranks_step(&ranks, 0.01f, 1.0f, step);
+        assert_true(figure(0, "lamb_c", &c) && figure(0, "lamb_r", &r) == (step > 3));
+        const double average = mean_few("coefficient", TENSORS);
+        if (step <= 3) assert_true(fabs(average - (0.9 * before + 0.1 * c)) < 1e-6);
+        if (step > 3) assert_true(fabs(r - mean_few("ratio", TENSORS)) < 1e-6 && c > 0 && c <= 4 * 0.3 && r >= 0.5);
+        before = average;
+    }
+    ranks_void(&ranks, 7);
+    assert_false(figure(0, "lamb_c", &c)); /* there was no update */
+    ranks_close(&ranks);
+}
+
+/* The ratio that decides is the one that is shown: the variance is frozen in the first step in which it is enough. */
+static void test_figure_of_onebit_adam_is_what_freezes(void **state)
+{
+    (void)state;
+    struct aq_optimizer_config config;
+    aq_optimizer_config_default(&config, "onebit_adam");
+    config.beta2 = 0.75f;
+    config.freeze_ratio = 0.8f;
+    double ratio = 0;
+    ranks_open(&ranks, &config, 2);
+    const float *frozen = aq_optimizer_state(ranks.optimizers[0], ranks_state(&ranks, "frozen_at"));
+    uint64_t step = 1;
+    for (; step < 40 && frozen[0] == 0; step++) {
+        ranks_gradients(&ranks, 34, step);
+        ranks_step(&ranks, 0.01f, 1.0f, step);
+        const bool shown = figure(0, "adam_v_ratio", &ratio);
+        assert_true(shown == (step > 5)); /* 4 updates and the norm before them */
+        if (shown) assert_true(ratio <= 1.0 && (ratio >= (double)config.freeze_ratio) == (frozen[0] != 0));
+    }
+    assert_true(frozen[0] != 0);
+    ranks_gradients(&ranks, 34, step);
+    ranks_step(&ranks, 0.01f, 1.0f, step);
+    assert_false(figure(0, "adam_v_ratio", &ratio));
+    ranks_close(&ranks);
+}
+
+/*
+ * Equal gradients: every update has the sign of the vote, and momenta do not differ. Opposite ones of two ranks: a tie
+ * everywhere, so no update has the common sign in lanes, and momenta differ by all of their size.
+ */
+static void lioncub_figures(const char *codec, uint32_t lane_bits)
+{
+    struct aq_optimizer_config config;
+    aq_optimizer_config_default(&config, "lioncub");
+    config.measure_every = 2;
+    config.lane_bits = lane_bits;
+    assert_true(aq_grad_codec_config_named(&config.reduce, codec));
+    for (int opposite = 0; opposite < 2; opposite++) {
+        double match = 0, spread = 0;
+        ranks_open(&ranks, &config, 2);
+        for (uint64_t step = 1; step <= 4; step++) {
+            ranks_gradients(&ranks, 35, step);
+            for (uint64_t i = 0; i < N; i++)
+                ranks.gradients[1][i] = (opposite ? -1.0f : 1.0f) * ranks.gradients[0][i];
+            ranks_step(&ranks, 0.001f, 1.0f, step);
+            assert_true(figure(0, "sign_match", &match) == (step % 2 == 0));
+            assert_true(figure(1, "momentum_spread", &spread) == (step % 2 == 0));
+            if (step % 2) continue;
+            /*
+             * 70 of the 845 values are of a tensor without gradients: its updates are 0, and a vote has no 0. Levels
+             * have one, in which small updates end, too: 1 / 30 of the mean magnitude and less.
+             */
+            if (!opposite && strcmp(codec, "vote") == 0) assert_true(fabs(match - 775.0 / 845) < 1e-9);
+            if (!opposite && strcmp(codec, "vote") != 0) assert_true(match > 0.9 && match < 1);
+            if (!opposite) assert_true(spread < 1e-3);
+            if (opposite) assert_true(fabs(spread - 1) < 1e-6 && match < 0.55);
+        }
+        ranks_close(&ranks);
+    }
+}
+
+static void test_figures_of_lioncub(void **state)
+{
+    (void)state;
+    lioncub_figures("vote", 0);
+    lioncub_figures("vote", 4);
+    lioncub_figures("lp5", 8);
+}
+
 struct sender {
     const char *kind, *codec;
     uint64_t warmup_steps, low_rank_start, dense_below;
@@ -279,6 +397,8 @@ struct sender {
     float freeze_ratio;
     bool sync_gradient;
     const char *names; /* momentum_names and mask_names */
+    uint64_t density_steps;
+    uint32_t measure_every;
 };
 
 static struct aq_optimizer_config sender_config(const struct sender *of, uint64_t steps)
@@ -294,6 +414,8 @@ static struct aq_optimizer_config sender_config(const struct sender *of, uint64_
     config.lane_bits = of->lane_bits;
     config.dense_below = of->dense_below;
     config.sync_gradient = of->sync_gradient;
+    config.density_steps = of->density_steps;
+    config.measure_every = of->measure_every;
     config.sync_every = 7;
     config.momentum_every = of->names ? 7 : 0;
     config.momentum_names = config.mask_names = of->names;
@@ -323,6 +445,11 @@ static void test_traffic_is_what_a_run_sends(void **state)
         {.kind = "lioncub", .codec = "lp4", .lane_bits = 4, .names = "head,wte", .W = 8}, /* votes: rows are masked */
         {.kind = "slamb", .W = 2},
         {.kind = "slamb", .dense_below = 80, .sync_gradient = true, .W = 2},
+        {.kind = "slamb", .codec = "fp16", .W = 2},
+        {.kind = "slamb", .codec = "bf16", .sync_gradient = true, .W = 3},
+        {.kind = "slamb", .density_steps = 20, .W = 2},
+        {.kind = "lioncub", .names = "head", .measure_every = 3, .W = 2},
+        {.kind = "lioncub", .codec = "lp5", .lane_bits = 8, .measure_every = 7, .W = 4},
     };
     for (size_t i = 0; i < sizeof senders / sizeof *senders; i++) {
         const struct sender *of = &senders[i];
@@ -357,6 +484,9 @@ int main(void)
         cmocka_unit_test(test_lioncub_rows_that_no_replica_uses_move_by_their_decay_alone),
         cmocka_unit_test(test_onebit_lamb_coefficient_of_a_tensor_of_zeros_is_one),
         cmocka_unit_test(test_traffic_is_what_a_run_sends),
+        cmocka_unit_test(test_figures_of_onebit_lamb),
+        cmocka_unit_test(test_figure_of_onebit_adam_is_what_freezes),
+        cmocka_unit_test(test_figures_of_lioncub),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

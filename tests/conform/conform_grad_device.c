@@ -63,6 +63,10 @@ static void add_slambs(struct aq_optimizer_config config)
     config.form = "code";
     config.density = 0.6f;
     add(config);
+    config.form = "paper";
+    config.density_steps = 3;
+    aq_grad_codec_config_default(&config.reduce, "fp16");
+    add(config);
 }
 
 /* Masked votes; lanes of levels and, where W ranks leave none, of votes. */
@@ -78,6 +82,10 @@ static void add_lioncubs(struct aq_optimizer_config config)
     add(config);
     config.lane_bits = 4;
     config.reduce.norm = INFINITY;
+    config.measure_every = 2;
+    add(config);
+    config.reduce.norm = AQ_GRAD_NORM_L0;
+    config.lane_bits = 8;
     add(config);
 }
 

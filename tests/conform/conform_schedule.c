@@ -59,7 +59,8 @@ static void test_schedule_every_size_runs_dry(void **state)
                                                                 .stages = P,
                                                                 .micro_batches = M,
                                                                 .in_flight = flights[f],
-                                                                .window = f % 3 * 2};
+                                                                .window = f % 3 * 2,
+                                                                .flush = f % 2 == 1};
                     check_one(&request, 4, 8);
                     check_one(&request, 1, 1);
                     checked++;
@@ -76,7 +77,7 @@ static void test_schedule_every_size_runs_dry_in_replicas(void **state)
         for (uint32_t P = 1; P <= P_MAX; P++)
             for (uint32_t M = 1; M <= M_MAX; M++) {
                 const struct aq_schedule_request request = {
-                    .kind = kinds[k], .stages = P, .micro_batches = M, .window = M % 3, .reduce = true};
+                    .kind = kinds[k], .stages = P, .micro_batches = M, .window = M % 3, .reduce = true, .flush = P % 2};
                 check_one(&request, 4, 8);
                 check_one(&request, 1, 1);
             }
@@ -246,7 +247,8 @@ static void test_run_begins_nothing_early_by_lot(void **state)
                                                                 .micro_batches = M,
                                                                 .in_flight = flights[f % 4],
                                                                 .reduce = f % 2 == 0,
-                                                                .staleness = f / 4 % 2};
+                                                                .staleness = f / 4 % 2,
+                                                                .flush = f >= 8};
                     emit_all(&request);
                     for (uint32_t s = 0; s < P; s++) {
                         run_by_lot(&programs[s], AQ_LANES_TIMED, f);

@@ -154,6 +154,7 @@ static void same_result(const struct aq_codec_result *cpu, const struct aq_codec
     near(cpu->sum_a2, gpu->sum_a2, cpu->sum_a2);
     near(cpu->sum_delta2, gpu->sum_delta2, cpu->sum_delta2);
     near(cpu->sum_error2, gpu->sum_error2, cpu->sum_error2);
+    near(cpu->sum_stored2, gpu->sum_stored2, cpu->sum_stored2);
 }
 
 /* What one epoch asks of the codec; in_place: m' where m was. */

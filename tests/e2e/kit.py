@@ -31,7 +31,11 @@ OPTIMIZERS = {
     "onebit_adam": {"train.optimizer": "onebit_adam", "optimizer.warmup_steps": 3, "optimizer.freeze_ratio": 0},
     "onebit_lamb": {"train.optimizer": "onebit_lamb", "optimizer.warmup_steps": 3, "train.lr": 0.02},
     "lioncub": {"train.optimizer": "lioncub", "train.lr": 2e-4},
+    "lioncub-rates": {"train.optimizer": "lioncub", "train.lr": 2e-4, "train.lr_patterns": "'wte = 4e-4, h.0-1.mlp = 1e-4'",
+                      "optimizer.measure_every": 2},
     "lioncub-lanes": {"train.optimizer": "lioncub", "optimizer.lane_bits": 8, "reduce.codec": "lp5", "train.lr": 2e-4},
+    "slamb-fp16": {"train.optimizer": "slamb", "optimizer.sync_every": 4, "train.lr": 0.02, "reduce.codec": "fp16",
+                   "optimizer.density_steps": 3},
     "slamb": {"train.optimizer": "slamb", "optimizer.sync_every": 4, "train.lr": 0.02},
 }
 

@@ -125,7 +125,7 @@ def scenario_replicas_optimizers():
         check(losses(name + "-again") == losses(name), f"{name}: not the same twice")
     fp32, q4, sign = (sum(metrics(name)[-1]["gradient_bytes"]) for name in ("adamw", "adamw-q4", "adamw-sign"))
     check(7 < fp32 / q4 < 8 and 28 < fp32 / sign < 32, f"bytes between replicas: {fp32} fp32, {q4} q4, {sign} sign")
-    for name in ("adamw-q4", "qadam", "onebit_adam", "onebit_lamb", "slamb"):
+    for name in ("adamw-q4", "qadam", "onebit_adam", "onebit_lamb", "slamb", "slamb-fp16", "lioncub-rates"):
         keys = {**base, **OPTIMIZERS[name], "train.epochs": 8}
         launch(manifest(name + "-whole", **keys))
         path = manifest(name + "-stopped", **keys)
@@ -140,7 +140,7 @@ def scenario_replicas_planned():
     """Every optimizer: the plan's bytes between replicas are those of the run, within 2 %; one that never compresses is named."""
     base = {**REPLICAS, "train.epochs": 4, "checkpoint.every": 0}
     more = {"lioncub-momenta": {**OPTIMIZERS["lioncub"], "optimizer.momentum_every": 5, "optimizer.momentum_names": "wte,head",
-                                "optimizer.mask_names": "wte"},
+                                "optimizer.mask_names": "wte", "optimizer.measure_every": 3},
             "slamb-dense": {**OPTIMIZERS["slamb"], "optimizer.sync_every": 5, "optimizer.dense_below": 600, "optimizer.sync_gradient": "true"},
             "adamw-local": {"reduce.every": 5, "reduce.codec": "q4"}, "never": {"train.optimizer": "onebit_adam"}}
     for name, keys in {**OPTIMIZERS, **more}.items():
@@ -184,6 +184,33 @@ def scenario_replicas_defaults():
     no_workers("replicas_defaults")
 
 
+def scenario_replicas_rates():
+    """Rates by tensor and a flush change no bit with the cut; the rates are those of the tensors; figures of optimizers are in the lines."""
+    base = {**raw(), **raw("backward"), "train.epochs": 3, "data.train_samples_max": 24, "model.tied": "true",
+            "train.lr_patterns": "'wte = 1e-2, h.*.ln_* = 2e-5, head = 1e-4'"}
+    launch(manifest("one", **{**base, "pipeline.stages": 1}))
+    for name, keys in {"three": {"pipeline.stages": 3}, "flush": {"pipeline.stages": 3, "pipeline.schedule": "gpipe", "pipeline.flush": "true"},
+                       "chains": {"pipeline.stages": 2, "pipeline.schedule": "zb-h1"}}.items():
+        launch(manifest(name, **{**base, **keys}))
+        check(losses(name) == losses("one"), f"{name}: losses {losses(name)}, of one stage {losses('one')}")
+        check(weights(name) == weights("one"), f"{name}: model.safetensors differs")
+    plain = {key: value for key, value in base.items() if key != "train.lr_patterns"}
+    launch(manifest("plain", **{**plain, "pipeline.stages": 1}))
+    check(weights("plain") != weights("one"), "rates by tensor change nothing")
+    path = manifest("stopped", **{**base, "pipeline.stages": 3, "checkpoint.every": 2})
+    interrupt("sigint", path, 4)
+    refused("other rates", path, r'train\.lr_patterns: .* there, "wte = 1e-3" here', 2, "--resume", "--set", "train.lr_patterns='wte = 1e-3'")
+    launch(path, "--resume")
+    check(losses("stopped") == losses("one") and weights("stopped") == weights("one"), "resumed with rates: another run")
+    figures = {"lamb": ("lamb_c",), "onebit_lamb": ("lamb_c", "lamb_r"), "lioncub-rates": ("sign_match", "momentum_spread")}
+    for name, wanted in figures.items():
+        launch(manifest(name, **{**REPLICAS, **OPTIMIZERS[name], "train.epochs": 2}))
+        line = metrics(name)[-1]
+        for key in wanted:
+            check(len(line[key]) == 4 and all(value is not None and value >= 0 for value in line[key]), f"{name}: {key} is {line.get(key)}")
+    no_workers("replicas_rates")
+
+
 def scenario_replicas_auto():
     """Replicas choose few bits over a slow link and fp32 over a fast one; a resumed run keeps what was chosen."""
     ROOT.joinpath("train.txt").write_text(jobs.text(1, 2000))
@@ -225,7 +252,7 @@ def scenario_replicas_auto():
     check("reduce_codec" not in metrics("one")[0], "one replica has nothing to choose")
     plan = json.loads(aqpipe("plan", path, "--json").stdout)
     check([stage["reduce_codec"] for stage in plan["stages"]] == ["sign"] * 2, f"the plan expects {plan['stages']}")
-    for optimizer, words in (("lioncub", "vote"), ("slamb", "fp32, of few values")):
+    for optimizer, words in (("lioncub", "vote"), ("slamb", "fp32, fp16 or bf16, of few values")):
         refused(optimizer, path, rf"reduce\.codec: auto does not fit train\.optimizer {optimizer}.*{words}", 2, "--set",
                 f"train.optimizer={optimizer}")
     no_workers("replicas_auto")
@@ -387,7 +414,7 @@ def scenario_replicas_bad_input():
     refused("batch", path, r"train\.batch: 8 is not a multiple of train\.micro_batch \(2\) times pipeline\.replicas \(3\)",
             2, "--set", "pipeline.replicas=3")
     refused("none", path, r"pipeline\.replicas: '0' is out of range: must be a whole number", 2, "--set", "pipeline.replicas=0")
-    for codec, optimizer, words in (("vote", "adamw", "any codec but vote"), ("q4", "slamb", "fp32, of few values"),
+    for codec, optimizer, words in (("vote", "adamw", "any codec but vote"), ("q4", "slamb", "fp32, fp16 or bf16, of few values"),
                                     ("powersgd", "qadam", "q8..q2"), ("sign", "lioncub", "vote")):
         refused(f"{codec} of {optimizer}", path, rf"reduce\.codec: {codec} does not fit train\.optimizer {optimizer}.*{words}", 2,
                 "--set", f"train.optimizer={optimizer}", "--set", f"reduce.codec={codec}")

@@ -22,6 +22,7 @@ const struct aq_optimizer_tensor rank_tensors[RANK_TENSORS] = {
     {.offset = 2186, .count = 799, .decay = true, .name = "head.weight"},
 };
 enum { DEAD = 4 };
+const struct aq_optimizer_tensor *ranks_tensors;
 
 bool ranks_is_in(uint64_t i)
 {
@@ -88,7 +89,7 @@ void ranks_open(struct ranks *ranks, const struct aq_optimizer_config *config, u
     open_memory(ranks, W, RANK_FLOATS);
     for (uint32_t w = 0; w < W; w++)
         memcpy(ranks->parameters[w], normals_of(61, 0, 0), RANK_FLOATS * sizeof(float));
-    open_optimizers(ranks, config, rank_tensors, RANK_TENSORS);
+    open_optimizers(ranks, config, ranks_tensors ? ranks_tensors : rank_tensors, RANK_TENSORS);
 }
 
 void ranks_open_shapes(struct ranks *ranks, const struct aq_optimizer_config *config, uint32_t W,

@@ -12,6 +12,7 @@
 enum { RANKS_MAX = 12, RANK_FLOATS = 3000, RANK_TENSORS = 6 };
 
 extern const struct aq_optimizer_tensor rank_tensors[RANK_TENSORS];
+extern const struct aq_optimizer_tensor *ranks_tensors; /* what ranks_open opens in their place; NULL: those */
 
 struct ranks {
     uint32_t W;

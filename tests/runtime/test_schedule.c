@@ -15,6 +15,7 @@
 
 #include "log_capture.h"
 #include "program.h"
+#include "program_run.h"
 
 enum { STAGES = 8, CODE_MAX = 300, GOLDEN_BYTES = 16384 };
 
@@ -117,6 +118,42 @@ static void test_program_of_zb_is_as_written(void **state)
             assert_int_equal(code[s][i].micro_batch, s ? last[i].micro_batch : first[i].micro_batch);
             assert_int_equal(code[s][i].slot, code[s][i].micro_batch % 2);
         }
+    }
+}
+
+/* --- a flush ---------------------------------------------------------------------------------------------------- */
+
+/* A link that has brought so many activations, and every gradient. */
+static enum aq_status arrived(void *self, const struct aq_program_item *item)
+{
+    const uint32_t *count = self;
+    return item->op == AQ_OP_RECV_FWD && item->number >= *count ? AQ_AGAIN : AQ_OK;
+}
+
+/* Backwards of the last stage of two that run while only so many of M activations have come. */
+static uint32_t backwards_early(bool flush, uint32_t M, uint32_t in_flight, uint32_t count)
+{
+    const struct aq_schedule_request request = {
+        .kind = AQ_SCHEDULE_GPIPE, .stages = 2, .micro_batches = M, .in_flight = in_flight, .flush = flush};
+    const struct aq_program_policy policy = {.begin = arrived, .self = &count};
+    struct aq_program_run run;
+    uint32_t lane, backwards = 0;
+    emit_all(&request);
+    aq_program_run_init(&run, &programs[1], AQ_LANES_CHAINS, 1);
+    aq_program_run_add(&run, &programs[1], M);
+    while (aq_program_run_begin(&run, &policy, &lane) == AQ_OK)
+        backwards += aq_program_run_end(&run, lane) == AQ_OP_BACKWARD;
+    return backwards;
+}
+
+static void test_flush_holds_backwards_until_all_forwards_are_done(void **state)
+{
+    (void)state;
+    for (uint32_t count = 0; count <= 6; count++) {
+        assert_int_equal(backwards_early(false, 6, AQ_IN_FLIGHT_DEFAULT, count), count);
+        assert_int_equal(backwards_early(true, 6, AQ_IN_FLIGHT_DEFAULT, count), count < 6 ? 0 : 6);
+        /* In rounds of four: the second one has only two. */
+        assert_int_equal(backwards_early(true, 6, 4, count), count < 4 ? 0 : count < 6 ? 4 : 6);
     }
 }
 
@@ -339,6 +376,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_grid_of_schedules_is_golden),
         cmocka_unit_test(test_program_of_1f1b_is_as_written),
+        cmocka_unit_test(test_flush_holds_backwards_until_all_forwards_are_done),
         cmocka_unit_test(test_program_of_zb_is_as_written),
         cmocka_unit_test(test_check_refuses_what_is_out_of_turn),
         cmocka_unit_test(test_check_allows_stages_of_different_depth),

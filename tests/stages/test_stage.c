@@ -540,6 +540,50 @@ static void test_frozen_table_freezes_its_copy(void **state)
     aq_device_close(device);
 }
 
+/* The last pattern that names a tensor gives it its rate, at every cut; a tied head has the embedding's. */
+static void test_rates_by_patterns(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *name;
+        float rate;
+    } wanted[] = {{"wte.weight", 0.03f},          {"wpe.weight", 0.03f},        {"h.0.attn.c_attn.weight", 0.5f},
+                  {"h.0.ln_1.bias", 0.002f},      {"h.1.mlp.c_fc.weight", 0.0f}, {"h.1.ln_2.weight", 0.002f},
+                  {"lm_head.weight", 0.003f}};
+    struct aq_stage_config config = help_config(2, 2, 32, V, 2, T);
+    uint32_t found = 0;
+    config.lr_patterns = "embedding = 3e-2, block 0=0.5,head = 1e-4, head= 3e-3 , h.*.ln_* =0.002";
+    config.model.tied = false;
+    for (uint32_t first = 0; first < 4; first++) {
+        struct aq_tensor_info *infos;
+        uint32_t count;
+        config.layer_first = first;
+        config.layer_end = first + 1;
+        assert_int_equal(aq_stage_list(&config, &infos, &count), AQ_OK);
+        for (uint32_t i = 0; i < count; i++)
+            for (size_t w = 0; w < sizeof wanted / sizeof *wanted; w++) {
+                if (strcmp(infos[i].name, wanted[w].name) != 0) continue;
+                if (infos[i].rate != wanted[w].rate) fail_msg("%s: %g", infos[i].name, (double)infos[i].rate);
+                found++;
+            }
+        aq_free(infos);
+    }
+    assert_int_equal(found, sizeof wanted / sizeof *wanted);
+    static const struct {
+        const char *text;
+        float rate;
+        uint32_t tensors;
+    } cases[] = {{"wte = 1e-3", 1e-3f, 1}, {"wte", 0, 1},       {"wte = ", 0, 1},     {"wte = 0", 0, 1},  {"wte = -1", 0, 1},
+                 {"wte = nan", 0, 1},      {"wte = inf", 0, 1}, {"wte = 1x", 0, 1}, {"= 1", 1, 0},      {"wtx = 2", 2, 0},
+                 {"wte = 0.00000000000000000000000000000000001", 0, 1}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct aq_freeze_pattern pattern;
+        assert_true(aq_model_rate_pattern(&config.model, T, cases[i].text, 0, &pattern));
+        if (pattern.rate != cases[i].rate || pattern.tensors != cases[i].tensors)
+            fail_msg("%s: %g, %u tensors", cases[i].text, (double)pattern.rate, pattern.tensors);
+    }
+}
+
 /* What a list names, and the word of it that nobody has. */
 static void test_patterns_name_layers_and_parts_of_tensors(void **state)
 {
@@ -666,6 +710,7 @@ int main(void)
         cmocka_unit_test(test_gpt2_124m_has_its_published_size),
         cmocka_unit_test(test_generation_sees_the_prefix_alone),
         cmocka_unit_test(test_frozen_table_freezes_its_copy),
+        cmocka_unit_test(test_rates_by_patterns),
         cmocka_unit_test(test_patterns_name_layers_and_parts_of_tensors),
         cmocka_unit_test(test_bad_input_gives_a_status),
         cmocka_unit_test(test_open_without_memory_gives_a_status),

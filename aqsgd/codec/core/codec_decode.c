@@ -264,6 +264,6 @@ enum aq_status aq_codec_decode_here(struct aq_codec *codec, const void *body, si
     const bool warm = flags == 0 && m != NULL;
     if (warm && !aq_store_unpack(codec, m)) return corrupt(BEYOND);
     AQ_TRY(decode_values(codec, body, body_bytes, flags, warm ? old : NULL, x, x));
-    if (flags == AQ_CODED_RAW || m_out == NULL || aq_store_pack(codec, x, m_out)) return AQ_OK;
+    if (flags == AQ_CODED_RAW || m_out == NULL || aq_store_pack(codec, x, m_out, NULL, NULL)) return AQ_OK;
     return corrupt(BEYOND);
 }

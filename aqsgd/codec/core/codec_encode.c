@@ -783,6 +783,7 @@ static enum aq_status encode_values(struct aq_codec *codec, const float *a, cons
         .sum_error2 = fold(&job, offsetof(struct aq_codec_sums, error2), job.factor),
     };
     if (result->sum_error2 < 0.0) result->sum_error2 = 0.0; /* escapes: a difference of what is rounded */
+    result->sum_stored2 = result->sum_error2;
     if (!last) return AQ_OK;
     const void *old = m != NULL && m == m_out ? codec->old : m;
     return aq_codec_decode_here(codec, body, result->body_bytes, result->flags, old, hat, NULL);
@@ -800,7 +801,7 @@ enum aq_status aq_codec_encode_here(struct aq_codec *codec, const float *a, cons
     bool good = m == NULL || aq_store_unpack(codec, m);
     if (good) AQ_TRY(encode_values(codec, a, m == NULL ? NULL : old, key, body, x, x, result));
     if (good && result->flags == AQ_CODED_RAW) return AQ_OK;
-    good = good && (m_out == NULL || aq_store_pack(codec, x, m_out));
+    good = good && (m_out == NULL || aq_store_pack(codec, x, m_out, a, &result->sum_stored2));
     struct aq_codec_encoder raw = {.codec = codec, .a = a, .m = m, .body = body, .hat = x};
     if (!good) encode_raw(&raw, result);
     if (hat == a && good) memcpy(hat, x, (size_t)codec->layout.values * sizeof *x);

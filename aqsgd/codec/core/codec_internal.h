@@ -398,7 +398,7 @@ static inline bool aq_store_is_q(const struct aq_codec *codec)
 /* m, in fp32 to codec->old. False for bytes that no message has. */
 bool aq_store_unpack(struct aq_codec *codec, const void *message);
 /* m' = store(x). False where |x| is too large; then it holds rubbish. */
-bool aq_store_pack(struct aq_codec *codec, const float *x, void *message);
+bool aq_store_pack(struct aq_codec *codec, const float *x, void *message, const float *a, double *error2);
 
 /* ---- codec_topk.c ---- */
 

@@ -152,6 +152,8 @@ struct message_job {
     struct aq_codec *codec;
     uint8_t *message;
     float *x;
+    const float *a;                      /* pack: what the sample is, for the error of what is kept */
+    double error2[AQ_CODEC_PIECES_MAX];  /* of that, by piece                                       */
     bool failed[AQ_CODEC_PIECES_MAX];
 };
 
@@ -223,6 +225,14 @@ static void peaks_piece(uint32_t piece, void *context)
     }
 }
 
+static double distance2(const float *a, const float *m, size_t n)
+{
+    double sum = 0.0;
+    for (size_t i = 0; i < n; i++)
+        sum += ((double)a[i] - (double)m[i]) * ((double)a[i] - (double)m[i]);
+    return sum;
+}
+
 static void pack_piece(uint32_t piece, void *context)
 {
     struct message_job *job = context;
@@ -240,19 +250,20 @@ static void pack_piece(uint32_t piece, void *context)
             job->failed[piece] = !aq_store_write_row(codec, codec->config.store, job->message, row, x, scratch->levels,
                                                      &writer);
             if (job->failed[piece]) return;
-            continue;
+        } else {
+            for (size_t c = 0; c < n; c++)
+                scalar_quantize(x + c, 1, &codec->quants[c], NULL, aq_code_writer_row(&writer) + c, scratch->levels + c,
+                                NULL);
+            aq_code_writer_push(&writer, n);
         }
-        for (size_t c = 0; c < n; c++)
-            scalar_quantize(x + c, 1, &codec->quants[c], NULL, aq_code_writer_row(&writer) + c, scratch->levels + c,
-                            NULL);
-        aq_code_writer_push(&writer, n);
+        job->error2[piece] += distance2(job->a + row * n, scratch->levels, n);
     }
     aq_code_writer_flush(&writer);
 }
 
-bool aq_store_pack(struct aq_codec *codec, const float *x, void *message)
+bool aq_store_pack(struct aq_codec *codec, const float *x, void *message, const float *a, double *error2)
 {
-    struct message_job job = {.codec = codec, .message = message, .x = (float *)(uintptr_t)x};
+    struct message_job job = {.codec = codec, .message = message, .x = (float *)(uintptr_t)x, .a = a ? a : x};
     if (by_channel(codec)) aq_codec_run(codec, peaks_piece, &job);
     for (uint32_t c = 0; by_channel(codec) && c < codec->columns; c++) {
         uint32_t peak = 0;
@@ -260,5 +271,8 @@ bool aq_store_pack(struct aq_codec *codec, const float *x, void *message)
             peak = codec->scratch[piece].spans[c].peak > peak ? codec->scratch[piece].spans[c].peak : peak;
         if (!scale_write(codec->config.store, peak, message, c, &codec->quants[c])) return false;
     }
-    return run_pieces(&job, pack_piece);
+    if (!run_pieces(&job, pack_piece)) return false;
+    for (uint32_t piece = 0; error2 && piece < codec->pieces; piece++)
+        *error2 = (piece ? *error2 : 0.0) + job.error2[piece];
+    return true;
 }

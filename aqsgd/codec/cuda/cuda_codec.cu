@@ -47,7 +47,7 @@ static __device__ void measures_sum(const struct aq_cuda_codec_plan &plan, const
     out->sum_a = sums[0];
     out->sum_a2 = sums[1];
     out->sum_delta2 = sums[2];
-    out->sum_error2 = sums[3];
+    out->sum_error2 = out->sum_stored2 = sums[3];
 }
 
 /* Those of a sample that goes raw, and why it does. */
@@ -71,9 +71,26 @@ static __device__ void measures_raw(const struct aq_cuda_codec_plan &plan, const
     out->sum_a = sum;
     out->sum_a2 = sum2;
     out->sum_delta2 = sum2;
-    out->sum_error2 = 0.0;
+    out->sum_error2 = out->sum_stored2 = 0.0;
     out->raw_reason = aq_codec_raw_reason(*peak, job.plain ? plan.raw_limit_plain : plan.raw_limit);
     out->raw_peak = __uint_as_float(*peak < 0x7f800000u ? *peak : 0x7f800000u);
+}
+
+/* |a - m'|^2 of a message in Q, by one block. */
+static __device__ void measures_stored(const struct aq_cuda_codec_plan &plan, const struct aq_cuda_codec_job &job,
+                                       double *shared, struct aq_codec_result *out)
+{
+    const uint8_t *message = (const uint8_t *)job.m_out;
+    const uint32_t bits = precision_bits(plan.packed);
+    double sum = 0.0;
+    for (uint64_t e = threadIdx.x; e < plan.values; e += FINISH_BLOCK) {
+        float unit;
+        (void)row_unit(plan.packed, message, (uint32_t)message_group(plan, e), &unit);
+        const int i = (int)code_read(message + message_codes_at(plan), e, bits) - (1 << (bits - 1));
+        const double left = (double)job.a[e] - (double)dequantize(i, unit, true);
+        sum += left * left;
+    }
+    out->sum_stored2 = block_sum(shared, sum);
 }
 
 /* Grid (some, samples). */
@@ -101,6 +118,7 @@ __global__ void __launch_bounds__(FINISH_BLOCK)
         measures_raw(plan, job, shared, peak, &out);
     else
         measures_sum(plan, mem, blockIdx.y, part, shared, &out);
+    if (!raw && plan.packed != 0 && job.m_out != NULL) measures_stored(plan, job, shared, &out);
     if (threadIdx.x == 0) results[job.index] = out;
 }
 

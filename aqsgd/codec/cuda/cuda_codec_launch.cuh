@@ -76,4 +76,15 @@ enum aq_status codec_launch_decode_grid(const struct aq_cuda_codec_plan &plan, c
         struct CUstream_st *stream);
 #include "aqsgd/codecs.def"
 
+/* ---- messages in Q: where the scale of a value is, and where the codes begin ---- */
+static __device__ __forceinline__ uint64_t message_group(const struct aq_cuda_codec_plan &plan, uint64_t e)
+{
+    return plan.packed_channel ? e % plan.columns : e / plan.columns;
+}
+
+static __device__ __forceinline__ uint64_t message_codes_at(const struct aq_cuda_codec_plan &plan)
+{
+    return 4 * (uint64_t)(plan.packed_channel ? plan.columns : plan.rows);
+}
+
 #endif

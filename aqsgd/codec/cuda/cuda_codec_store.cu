@@ -4,16 +4,6 @@
  */
 #include "cuda_codec_launch.cuh"
 
-static __device__ __forceinline__ uint64_t message_group(const struct aq_cuda_codec_plan &plan, uint64_t e)
-{
-    return plan.packed_channel ? e % plan.columns : e / plan.columns;
-}
-
-static __device__ __forceinline__ uint64_t message_codes_at(const struct aq_cuda_codec_plan &plan)
-{
-    return 4 * (uint64_t)(plan.packed_channel ? plan.columns : plan.rows);
-}
-
 /* x^ of this block's sample: in hat, if that is wanted, else in the place of m. */
 static __device__ __forceinline__ const float *message_values(const struct aq_cuda_codec_plan &plan,
                                                               const struct aq_cuda_codec_scratch &mem,

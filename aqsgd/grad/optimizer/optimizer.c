@@ -109,6 +109,10 @@ static enum aq_status copy_tensors(const struct aq_optimizer_tensor *tensors, ui
         struct aq_optimizer_tensor *copy = &optimizer->tensors[optimizer->tensor_count++];
         *copy = *tensor;
         copy->name = NULL;
+        if (copy->rate == 0.0f) copy->rate = 1.0f;
+        optimizer->rated = optimizer->rated || copy->rate != 1.0f;
+        if (!(copy->rate > 0.0f && isfinite(copy->rate)))
+            return aq_fail(AQ_INVAL, AREA, "tensor %u has a rate of %g", (unsigned)i, (double)tensor->rate);
         if (tensor->name) {
             char *text;
             AQ_TRY(aq_alloc_text(tensor->name, &text));
@@ -446,6 +450,19 @@ void aq_optimizer_gauged(struct aq_optimizer *optimizer, double total)
     optimizer->gauge = total;
 }
 
+void aq_optimizer_figure_set(struct aq_optimizer *optimizer, const char *name, double value)
+{
+    AQ_ASSERT(optimizer->figure_count < AQ_OPTIMIZER_FIGURES_MAX);
+    optimizer->figures[optimizer->figure_count++] = (struct aq_optimizer_figure){.name = name, .value = value};
+}
+
+void aq_optimizer_figures(const struct aq_optimizer *optimizer, struct aq_optimizer_figure *out, uint32_t *count)
+{
+    *count = optimizer->figure_count;
+    for (uint32_t i = 0; i < optimizer->figure_count; i++)
+        out[i] = optimizer->figures[i];
+}
+
 enum aq_status aq_optimizer_average(struct aq_optimizer *optimizer, float *gradients, uint64_t step,
                                     struct aq_stream *stream)
 {
@@ -462,6 +479,7 @@ enum aq_status aq_optimizer_begin(struct aq_optimizer *optimizer, float *paramet
     if (!isfinite(lr) || !isfinite(grad_scale))
         return aq_fail(AQ_INVAL, AREA, "step %llu: the learning rate is %g, the gradients' scale %g",
                        (unsigned long long)step, (double)lr, (double)grad_scale);
+    optimizer->figure_count = 0;
     optimizer->call = (struct aq_optimizer_call){.updating = true,
                                                  .parameters = parameters,
                                                  .update_gradients = gradients,
@@ -487,6 +505,7 @@ enum aq_status aq_optimizer_begin_void(struct aq_optimizer *optimizer, float *pa
 {
     if (step == 0) return aq_fail(AQ_INVAL, AREA, "steps count from 1");
     optimizer->gauged = false;
+    optimizer->figure_count = 0;
     optimizer->call =
         (struct aq_optimizer_call){.void_step = true, .parameters = parameters, .step = step, .stream = stream};
     return aq_optimizer_predict_leave(optimizer);

@@ -71,6 +71,7 @@ struct aq_optimizer {
     uint32_t piece_count;
     double *piece_sums; /* AQ_FLAT_SUMS a piece */
     float *values;      /* AQ_FUSED_VALUES a tensor, for kernels: aq_optimizer_values */
+    bool rated;         /* some tensor has a rate of its own                     */
     bool isolated;      /* memory is a device's, which has a copy of the three: */
     struct {
         struct aq_flat_piece *pieces;
@@ -98,6 +99,8 @@ struct aq_optimizer {
     } noise;          /* aq_optimizer_noise_drop; NULL: the kind freezes no variance */
     bool gauged;      /* gauge holds the whole model's number for the next update */
     double gauge;
+    struct aq_optimizer_figure figures[AQ_OPTIMIZER_FIGURES_MAX]; /* of the last update: aq_optimizer_figure_set */
+    uint32_t figure_count;
     void *own; /* the kind's, from scratch memory */
     struct aq_optimizer_call call;
 };
@@ -160,6 +163,9 @@ float aq_optimizer_absorbs_momentum(const struct aq_optimizer *optimizer, uint32
 enum aq_status aq_optimizer_check_range(const char *field, float value, float least, float below);
 /* beta1, beta2, epsilon of Adam's family. */
 enum aq_status aq_optimizer_check_adam(const struct aq_optimizer_config *config);
+
+/* A kind states a figure of this update. */
+void aq_optimizer_figure_set(struct aq_optimizer *optimizer, const char *name, double value);
 
 /* ---- for place: NULL in *out while measuring ---- */
 

@@ -117,23 +117,67 @@ struct aq_fused aq_optimizer_fused_of(const struct aq_optimizer *optimizer, enum
     return kernel;
 }
 
-static enum aq_status launch(struct aq_optimizer *optimizer, const struct aq_fused *kernel)
+/* The kernel with the learning rate of the tensor of a piece. */
+static struct aq_fused rated(const struct aq_optimizer *optimizer, const struct aq_fused *kernel, uint32_t piece)
+{
+    struct aq_fused own = *kernel;
+    const float rate = optimizer->tensors[optimizer->pieces[piece].tensor].rate;
+    own.lr *= rate;
+    own.low *= rate;
+    return own;
+}
+
+/* Has each piece of it a tensor, whose rate may differ? */
+static bool has_rates(const struct aq_optimizer *optimizer, const struct aq_fused *kernel)
+{
+    return optimizer->rated && aq_fused_of_tensors(kernel->kind);
+}
+
+static enum aq_status launch_once(struct aq_optimizer *optimizer, const struct aq_fused *kernel)
 {
     return optimizer->device->ops->grad->fused(optimizer->device, kernel, optimizer->call.stream);
 }
 
+/* Once; where tensors have rates of their own, once for each run of pieces with one rate. */
+static enum aq_status launch(struct aq_optimizer *optimizer, const struct aq_fused *kernel)
+{
+    const uint32_t end = kernel->piece_first + kernel->piece_count;
+    if (!has_rates(optimizer, kernel)) return launch_once(optimizer, kernel);
+    for (uint32_t first = kernel->piece_first, next; first < end; first = next) {
+        struct aq_fused part = rated(optimizer, kernel, first);
+        for (next = first + 1; next < end; next++)
+            if (optimizer->tensors[optimizer->pieces[next].tensor].rate !=
+                optimizer->tensors[optimizer->pieces[first].tensor].rate)
+                break;
+        part.piece_first = first;
+        part.piece_count = next - first;
+        AQ_TRY(launch_once(optimizer, &part));
+    }
+    return AQ_OK;
+}
+
+struct pieces {
+    const struct aq_optimizer *optimizer;
+    const struct aq_fused *kernel;
+};
+
 static void fused_piece(uint32_t piece, void *context)
 {
-    const struct aq_fused *kernel = context;
-    aq_fused_piece(kernel, piece);
+    const struct pieces *pieces = context;
+    if (!has_rates(pieces->optimizer, pieces->kernel)) {
+        aq_fused_piece(pieces->kernel, piece);
+        return;
+    }
+    const struct aq_fused own = rated(pieces->optimizer, pieces->kernel, piece);
+    aq_fused_piece(&own, piece);
 }
 
 enum aq_status aq_optimizer_fused(struct aq_optimizer *optimizer, const struct aq_fused *kernel)
 {
-    struct aq_fused own = *kernel;
+    struct pieces pieces = {.optimizer = optimizer, .kernel = kernel};
     if (kernel->piece_count == 0) return AQ_OK;
     if (!optimizer->isolated) {
-        aq_device_parallel(optimizer->device, kernel->piece_count, fused_piece, &own);
+        aq_device_parallel(optimizer->device, kernel->piece_count, fused_piece, &pieces);
         return AQ_OK;
     }
     AQ_TRY(launch(optimizer, kernel));
@@ -162,13 +206,14 @@ static enum aq_status fused_range(struct aq_optimizer *optimizer, const struct a
                                   uint64_t count)
 {
     struct aq_fused kernel = *whole;
+    struct pieces pieces = {.optimizer = optimizer, .kernel = &kernel};
     kernel.begin = first;
     kernel.end = first + count;
     kernel.piece_first = piece_at(optimizer, first);
     kernel.piece_count = 0;
     for (uint32_t i = kernel.piece_first; i < optimizer->piece_count && optimizer->pieces[i].first < kernel.end; i++) {
         kernel.piece_count++;
-        if (!optimizer->isolated) aq_fused_piece(&kernel, i);
+        if (!optimizer->isolated) fused_piece(i, &pieces);
     }
     return optimizer->isolated && kernel.piece_count > 0 ? launch(optimizer, &kernel) : AQ_OK;
 }

@@ -7,10 +7,15 @@
  *     x -= lr c u,   c = clip(||x|| / ||u||, coefficient_min, coefficient_max), by tensor; 1 where a norm is 0
  *
  * bias_correction false leaves the corrections out, as equation 1 does. Norms are of one tensor, padding apart.
+ *
+ * form "norm" clips the norm instead of the ratio, as LAMB's own algorithm has it (and SLAMB's equation 1):
+ *
+ *     c = clip(||x||, coefficient_min, coefficient_max) / ||u||; 1 where ||u|| is 0, which moves nothing
  */
 #include "optimizer_lamb.h"
 
 #include <math.h>
+#include <string.h>
 
 void aq_lamb_config_default(struct aq_optimizer_config *out)
 {
@@ -44,6 +49,22 @@ float aq_lamb_clip(double x2, double u2, float least, float most)
     return ratio < least ? least : ratio > most ? most : ratio;
 }
 
+/* Form norm. */
+static float norm_clip(double x2, double u2, float least, float most)
+{
+    const double x = sqrt(x2), clipped = x < (double)least ? (double)least : x > (double)most ? (double)most : x;
+    return u2 > 0.0 ? (float)(clipped / sqrt(u2)) : 1.0f;
+}
+
+/* The mean of c over tensors. */
+static void state_figure(struct aq_optimizer *optimizer, const struct aq_lamb *lamb)
+{
+    double sum = 0.0;
+    for (uint32_t t = 0; t < optimizer->tensor_count; t++)
+        sum += (double)lamb->coefficient[t];
+    aq_optimizer_figure_set(optimizer, "lamb_c", sum / optimizer->tensor_count);
+}
+
 enum aq_status aq_lamb_step(struct aq_optimizer *optimizer, struct aq_lamb *lamb)
 {
     const struct aq_optimizer_config *config = &optimizer->config;
@@ -55,7 +76,9 @@ enum aq_status aq_lamb_step(struct aq_optimizer *optimizer, struct aq_lamb *lamb
     aq_optimizer_fold(optimizer, 0, lamb->x2);
     aq_optimizer_fold(optimizer, 1, lamb->u2);
     for (uint32_t t = 0; t < optimizer->tensor_count; t++)
-        lamb->coefficient[t] = aq_lamb_clip(lamb->x2[t], lamb->u2[t], config->coefficient_min, config->coefficient_max);
+        lamb->coefficient[t] = (lamb->norm ? norm_clip : aq_lamb_clip)(lamb->x2[t], lamb->u2[t],
+                                                                       config->coefficient_min, config->coefficient_max);
+    state_figure(optimizer, lamb);
     AQ_TRY(aq_optimizer_values(optimizer, 1, lamb->coefficient));
     kernel.kind = AQ_FUSED_LAMB_STEP;
     return aq_optimizer_fused(optimizer, &kernel);
@@ -75,12 +98,25 @@ enum aq_status aq_lamb_place(struct aq_optimizer *optimizer, struct aq_lamb *lam
     return AQ_OK;
 }
 
+static bool is_norm(const struct aq_optimizer_config *config)
+{
+    return config->form && strcmp(config->form, "norm") == 0;
+}
+
+static enum aq_status lamb_config_check(const struct aq_optimizer_config *config)
+{
+    if (config->form && strcmp(config->form, "ratio") != 0 && !is_norm(config))
+        return aq_fail(AQ_INVAL, "optimizer", "form is \"%s\", must be ratio or norm", config->form);
+    return aq_lamb_config_check(config);
+}
+
 static enum aq_status lamb_place(struct aq_optimizer *optimizer)
 {
     struct aq_lamb unplaced = {.m = NULL};
     void *memory;
     AQ_TRY(aq_optimizer_scratch(optimizer, sizeof unplaced, &memory));
     optimizer->own = memory;
+    if (memory) ((struct aq_lamb *)memory)->norm = is_norm(&optimizer->config);
     return aq_lamb_place(optimizer, memory ? memory : &unplaced);
 }
 
@@ -95,7 +131,7 @@ const struct aq_optimizer_kind aq_optimizer_lamb = {
     .name = "lamb",
     .averages_gradients = true,
     .config_default = lamb_config_default,
-    .config_check = aq_lamb_config_check,
+    .config_check = lamb_config_check,
     .place = lamb_place,
     .update = lamb_update,
     .absorbs = aq_optimizer_absorbs_gradient,

@@ -12,6 +12,7 @@ struct aq_lamb {
     float *m, *v;
     double *x2, *u2;    /* by tensor */
     float *coefficient; /* by tensor: c of the last step */
+    bool norm;          /* form norm                     */
 };
 
 void aq_lamb_config_default(struct aq_optimizer_config *out); /* what all of the family share */

@@ -42,6 +42,11 @@ struct lioncub {
     const struct aq_flat_piece *rows; /* of mask_names, as they can be masked */
     float *used;                      /* by row: above 0 where a rank has an update vector */
     uint32_t row_count;
+    struct {
+        float *here, *there; /* of the host, and of the device: 2 * count floats                  */
+        float *own;          /* the update vectors' values before the votes                       */
+        uint64_t count;      /* of all tensors: at most AQ_OPTIMIZER_SAMPLE values each; 0: none   */
+    } sample;                /* measure_every */
 };
 
 static void lioncub_config_default(struct aq_optimizer_config *out)
@@ -150,6 +155,12 @@ static enum aq_status place_rows(struct aq_optimizer *optimizer, struct lioncub 
     return aq_device_stream_sync(optimizer->device, NULL);
 }
 
+/* Values of a tensor that measures look at. */
+static uint64_t sample_of(const struct aq_optimizer_tensor *tensor)
+{
+    return tensor->count < AQ_OPTIMIZER_SAMPLE ? tensor->count : AQ_OPTIMIZER_SAMPLE;
+}
+
 /* K: what the lanes hold of W ranks, and the quantizer's bits allow. 0: votes. */
 static uint32_t levels_of(const struct aq_optimizer_config *config, uint32_t W)
 {
@@ -174,8 +185,9 @@ static void lioncub_traffic(const struct aq_optimizer_sent *sent, struct aq_opti
 {
     const struct aq_optimizer_config *config = sent->config;
     const bool lanes = config->lane_bits > 0, levels = lanes && levels_of(config, sent->W) > 0;
-    uint64_t rows = 0, synced = 0;
+    uint64_t rows = 0, synced = 0, sample = 0;
     for (uint32_t t = 0; t < sent->tensor_count; t++) {
+        sample += sample_of(&sent->tensors[t]);
         rows += levels ? 0 : rows_of(config, &sent->tensors[t]);
         synced += name_matches(sent->tensors[t].name, config->momentum_names) ? sent->tensors[t].count : 0;
     }
@@ -183,6 +195,8 @@ static void lioncub_traffic(const struct aq_optimizer_sent *sent, struct aq_opti
     out->step_bytes += rows * sizeof(float);
     out->every = synced > 0 ? config->momentum_every : 0;
     out->every_bytes = synced * sizeof(float);
+    out->measure_every = config->measure_every;
+    out->measure_bytes = 2 * sample * sizeof(float);
 }
 
 static enum aq_status place_lanes(struct aq_optimizer *optimizer, struct lioncub *own)
@@ -203,6 +217,21 @@ static enum aq_status place_lanes(struct aq_optimizer *optimizer, struct lioncub
     return AQ_OK;
 }
 
+static enum aq_status place_sample(struct aq_optimizer *optimizer, struct lioncub *own)
+{
+    void *memory;
+    if (optimizer->config.measure_every == 0) return AQ_OK;
+    for (uint32_t t = 0; t < optimizer->tensor_count; t++)
+        own->sample.count += sample_of(&optimizer->tensors[t]);
+    const size_t bytes = (size_t)own->sample.count * sizeof(float);
+    AQ_TRY(aq_optimizer_scratch_pinned(optimizer, 3 * bytes, &memory));
+    own->sample.here = own->sample.there = memory;
+    own->sample.own = memory ? own->sample.here + 2 * own->sample.count : NULL;
+    if (optimizer->isolated) AQ_TRY(aq_optimizer_scratch_device(optimizer, 2 * bytes, &memory));
+    if (optimizer->isolated) own->sample.there = memory;
+    return AQ_OK;
+}
+
 static enum aq_status lioncub_place(struct aq_optimizer *optimizer)
 {
     struct lioncub unplaced = {.m = NULL}, *own;
@@ -216,6 +245,7 @@ static enum aq_status lioncub_place(struct aq_optimizer *optimizer)
     own->c = memory;
     if (optimizer->config.lane_bits > 0) AQ_TRY(place_lanes(optimizer, own));
     AQ_TRY(place_rows(optimizer, own));
+    AQ_TRY(place_sample(optimizer, own));
     return place_synced(optimizer, own);
 }
 
@@ -239,6 +269,95 @@ static struct aq_fused kernel_of(const struct aq_optimizer *optimizer, enum aq_f
     return kernel;
 }
 
+/* ---- what the paper chooses by: do updates have the sign of the votes, and are momenta alike? ---- */
+
+static bool measures_now(const struct aq_optimizer *optimizer)
+{
+    const uint64_t every = optimizer->config.measure_every;
+    return optimizer->group.size > 1 && every > 0 && optimizer->call.step % every == 0;
+}
+
+/* Some values of x of each tensor that follow each other, another run of them in each step, alike on all ranks. */
+static enum aq_status sample_take(struct aq_optimizer *optimizer, const float *x, float *out)
+{
+    for (uint32_t t = 0; t < optimizer->tensor_count; t++) {
+        const struct aq_optimizer_tensor *tensor = &optimizer->tensors[t];
+        const uint64_t n = sample_of(tensor), free = tensor->count - n + 1;
+        const struct aq_rng_key key = aq_rng_key(optimizer->config.seed, AQ_RNG_REDUCE, optimizer->call.step, t);
+        const uint64_t first = (uint64_t)((double)aq_rng_uniform(&key, 0) * (double)free) % free;
+        AQ_TRY(aq_device_copy(optimizer->device, out, x + tensor->offset + first, n * sizeof *out,
+                              optimizer->call.stream));
+        out += n;
+    }
+    return aq_device_stream_sync(optimizer->device, optimizer->call.stream);
+}
+
+static int sign(float x)
+{
+    return (x > 0.0f) - (x < 0.0f);
+}
+
+/* c is what came of the votes. */
+static enum aq_status state_match(struct aq_optimizer *optimizer)
+{
+    const struct lioncub *own = optimizer->own;
+    uint64_t same = 0;
+    AQ_TRY(sample_take(optimizer, own->c, own->sample.here));
+    for (uint64_t i = 0; i < own->sample.count; i++)
+        same += sign(own->sample.here[i]) == sign(own->sample.own[i]);
+    aq_optimizer_figure_set(optimizer, "sign_match", (double)same / (double)own->sample.count);
+    return AQ_OK;
+}
+
+/* The means over the ranks of m and of its square. */
+static enum aq_status ask_spread(struct aq_optimizer *optimizer, struct aq_reduce *out)
+{
+    const struct lioncub *own = optimizer->own;
+    float *const m = own->sample.here, *const squares = m + own->sample.count;
+    const uint64_t count = 2 * own->sample.count;
+    AQ_TRY(sample_take(optimizer, own->m, m));
+    for (uint64_t i = 0; i < own->sample.count; i++)
+        squares[i] = m[i] * m[i];
+    if (optimizer->isolated)
+        AQ_TRY(aq_device_copy(optimizer->device, own->sample.there, m, count * sizeof *m, optimizer->call.stream));
+    *out = (struct aq_reduce){
+        .kind = AQ_REDUCE_MEAN, .x = own->sample.there, .count = count, .step = optimizer->call.step};
+    return AQ_OK;
+}
+
+/* By tensors, in order: of which one momenta differ most is logged, because that one is to be named. */
+static enum aq_status state_spread(struct aq_optimizer *optimizer)
+{
+    const struct lioncub *own = optimizer->own;
+    const float *mean = own->sample.here, *square = mean + own->sample.count;
+    double variance = 0.0, size = 0.0, most = -1.0;
+    uint32_t worst = 0;
+    if (optimizer->isolated) {
+        AQ_TRY(aq_device_copy(optimizer->device, own->sample.here, own->sample.there,
+                              2 * own->sample.count * sizeof *mean, optimizer->call.stream));
+        AQ_TRY(aq_device_stream_sync(optimizer->device, optimizer->call.stream));
+    }
+    for (uint32_t t = 0; t < optimizer->tensor_count; t++) {
+        double tensor = 0.0, of = 0.0;
+        for (uint64_t n = sample_of(&optimizer->tensors[t]); n > 0; n--, mean++, square++) {
+            tensor += fmax((double)*square - (double)*mean * (double)*mean, 0.0);
+            of += (double)*square;
+        }
+        if (of > 0.0 && tensor / of > most) {
+            most = tensor / of;
+            worst = t;
+        }
+        variance += tensor;
+        size += of;
+    }
+    if (!(size > 0.0)) return AQ_OK;
+    aq_optimizer_figure_set(optimizer, "momentum_spread", sqrt(variance / size));
+    if (optimizer->tensors[worst].name)
+        aq_log("optimizer", 3, "lioncub, step %llu: momenta of the ranks differ most in %s, by %.3f of their size",
+               (unsigned long long)optimizer->call.step, optimizer->tensors[worst].name, sqrt(most));
+    return AQ_OK;
+}
+
 /* Over `count` things that are of no tensor. */
 static enum aq_status fused_things(struct aq_optimizer *optimizer, enum aq_fused_kind kind, uint64_t count)
 {
@@ -254,21 +373,7 @@ static enum aq_status fused_words(struct aq_optimizer *optimizer, enum aq_fused_
     return fused_things(optimizer, kind, bytes / sizeof(uint64_t));
 }
 
-/* L0: logarithms of what is not zero, and how many there are. */
-static void log_piece(struct aq_optimizer *optimizer, const struct aq_flat_piece *piece, uint32_t index)
-{
-    const struct lioncub *own = optimizer->own;
-    const float *c = own->c + piece->first;
-    double sum = 0.0, count = 0.0;
-    for (uint32_t i = 0; i < piece->count; i++) {
-        sum += c[i] == 0.0f ? 0.0 : log(fabs((double)c[i]));
-        count += c[i] == 0.0f ? 0.0 : 1.0;
-    }
-    aq_optimizer_sums(optimizer, index)[0] = sum;
-    aq_optimizer_sums(optimizer, index)[1] = count;
-}
-
-/* Of a norm that is neither 1 nor infinity: the C library's powers, in host memory. */
+/* Of a norm that is neither 1, L0 nor infinity: the C library's powers, in host memory. */
 static void power_piece(struct aq_optimizer *optimizer, const struct aq_flat_piece *piece, uint32_t index)
 {
     const struct lioncub *own = optimizer->own;
@@ -285,9 +390,7 @@ static void fold_means(struct aq_optimizer *optimizer)
     struct lioncub *own = optimizer->own;
     const float norm = optimizer->config.reduce.norm;
     const bool geometric = norm == AQ_GRAD_NORM_L0;
-    if (geometric)
-        aq_optimizer_each(optimizer, log_piece);
-    else if (norm != 1.0f)
+    if (!geometric && norm != 1.0f)
         aq_optimizer_each(optimizer, power_piece);
     aq_optimizer_fold(optimizer, 0, own->mean);
     if (geometric) aq_optimizer_fold(optimizer, 1, own->counts);
@@ -350,8 +453,9 @@ static enum aq_status take_lanes(struct aq_optimizer *optimizer)
 static enum aq_status make_vector(struct aq_optimizer *optimizer)
 {
     const struct lioncub *own = optimizer->own;
-    const struct aq_fused vector =
-        kernel_of(optimizer, own->levels ? AQ_FUSED_LIONCUB_VECTOR_SIZES : AQ_FUSED_LIONCUB_VECTOR);
+    const bool geometric = optimizer->config.reduce.norm == AQ_GRAD_NORM_L0;
+    const enum aq_fused_kind sizes = geometric ? AQ_FUSED_LIONCUB_VECTOR_LOGS : AQ_FUSED_LIONCUB_VECTOR_SIZES;
+    const struct aq_fused vector = kernel_of(optimizer, own->levels ? sizes : AQ_FUSED_LIONCUB_VECTOR);
     return aq_optimizer_fused(optimizer, &vector);
 }
 
@@ -380,6 +484,7 @@ static enum aq_status take_step(struct aq_optimizer *optimizer)
     const struct aq_fused step = kernel_of(optimizer, AQ_FUSED_LIONCUB_STEP);
     if (own->lanes) AQ_TRY(take_lanes(optimizer));
     if (own->row_count > 0) AQ_TRY(fused_things(optimizer, AQ_FUSED_LIONCUB_MASK, own->row_count));
+    if (measures_now(optimizer)) AQ_TRY(state_match(optimizer));
     return aq_optimizer_fused(optimizer, &step);
 }
 
@@ -403,20 +508,26 @@ static enum aq_status lioncub_update(struct aq_optimizer *optimizer, uint32_t ro
         const struct aq_fused step = kernel_of(optimizer, AQ_FUSED_LION);
         return aq_optimizer_fused(optimizer, &step);
     }
+    const bool measures = measures_now(optimizer);
     if (round == 0) AQ_TRY(make_vector(optimizer));
+    if (round == 0 && measures) AQ_TRY(sample_take(optimizer, own->c, own->sample.own));
     if (round < votes) return ask_used(optimizer, out);
     if (round == votes) return ask_votes(optimizer, out);
     if (round == votes + 1) AQ_TRY(take_step(optimizer));
-    return lioncub_due(optimizer, round - votes - 1, out);
+    if (round == votes + 1 && measures) return ask_spread(optimizer, out);
+    if (round == votes + 2 && measures) AQ_TRY(state_spread(optimizer));
+    return lioncub_due(optimizer, round - votes - 1 - measures, out);
 }
 
 /* Sums of other powers are the C library's (pow), and no GPU has its bits. */
 static enum aq_status lioncub_config_check_device(const struct aq_optimizer_config *config, char *why)
 {
     const float norm = config->reduce.norm;
-    if (config->lane_bits == 0 || strcmp(config->reduce.kind, "vote") == 0 || norm == 1.0f || isinf(norm)) return AQ_OK;
-    snprintf(why, AQ_OPTIMIZER_WHY_BYTES, "lioncub with norm %g: a GPU has kernels only for norm 1 and inf",
-             norm == AQ_GRAD_NORM_L0 ? 0.0 : (double)norm);
+    if (config->lane_bits == 0 || strcmp(config->reduce.kind, "vote") == 0 || norm == 1.0f || isinf(norm) ||
+        norm == AQ_GRAD_NORM_L0)
+        return AQ_OK;
+    snprintf(why, AQ_OPTIMIZER_WHY_BYTES, "lioncub with norm %g: a GPU has kernels only for norm 0, 1 and inf",
+             (double)norm);
     return AQ_NODEV;
 }
 

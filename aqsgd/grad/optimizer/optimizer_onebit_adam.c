@@ -131,6 +131,7 @@ static enum aq_status settled(struct aq_optimizer *optimizer, bool *out)
     const double ratio = before < now ? before / now : now / before;
     *slot = (float)now;
     aq_optimizer_step_write(own->updates, done + 1);
+    if (done > own->interval) aq_optimizer_figure_set(optimizer, "adam_v_ratio", ratio);
     *out = done > own->interval && ratio >= (double)optimizer->config.freeze_ratio;
     return AQ_OK;
 }

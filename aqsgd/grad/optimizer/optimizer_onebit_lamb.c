@@ -192,10 +192,15 @@ static enum aq_status step_with_ratio(struct aq_optimizer *optimizer)
     aq_optimizer_fold_max(optimizer, 0, own->most);
     if (own->root) aq_optimizer_fold(optimizer, 1, own->plain2);
     if (own->root) aq_optimizer_fold(optimizer, 2, own->decayed2);
+    double ratios = 0.0, numbers = 0.0;
     for (uint32_t t = 0; t < optimizer->tensor_count; t++) {
         own->ratio[t] = next_ratio(optimizer, t);
         own->number[t] = own->ratio[t] * own->average[t];
+        ratios += (double)own->ratio[t];
+        numbers += (double)own->number[t];
     }
+    aq_optimizer_figure_set(optimizer, "lamb_c", numbers / optimizer->tensor_count);
+    aq_optimizer_figure_set(optimizer, "lamb_r", ratios / optimizer->tensor_count);
     AQ_TRY(aq_optimizer_values(optimizer, 1, own->number));
     return aq_optimizer_fused(optimizer, &step);
 }

@@ -72,7 +72,7 @@ static struct aq_fused kernel_of(const struct aq_optimizer *optimizer, enum aq_f
     kernel.last = optimizer->outer.weights;
     kernel.m = optimizer->outer.momentum;
     kernel.b1 = optimizer->config.outer_momentum;
-    kernel.lr = optimizer->config.outer_lr;
+    kernel.size = optimizer->config.outer_lr;
     return kernel;
 }
 

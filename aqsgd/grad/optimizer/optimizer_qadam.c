@@ -63,7 +63,7 @@ static struct aq_fused kernel_of(const struct aq_optimizer *optimizer, enum aq_f
     const double two = 1.0 - pow((double)optimizer->config.beta2, (double)of);
     struct aq_fused kernel =
         aq_optimizer_fused_moments(optimizer, kind, optimizer->states[M].values, optimizer->states[V].values);
-    kernel.size = (float)((double)call->lr * sqrt(two) / one);
+    kernel.low = (float)((double)call->lr * sqrt(two) / one);
     return kernel;
 }
 

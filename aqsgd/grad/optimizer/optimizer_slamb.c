@@ -12,13 +12,19 @@
  *
  *     appendix     phi_max = phi(|xM| / |uM|), phi_min = phi(|xN| / |uN|);      (appendix E: what was run)
  *                  x -= (lr c + lr / sqrt(W) (1 - c)) (phi_max c + phi_min (1 - c)) u
+ *     paper        the same; a part of x that is all zeros has phi(0) = coefficient_min
  *     algorithm    phi_max = phi(|xM| |u| / |uM|), phi_min alike; the same over |u|      (lines 15 to 19)
  *     code         x -= lr phi_max c u + lr / sqrt(W) phi_min (1 - c) u      (the published code)
  *
- * If the norm of a part is zero (the mask took nothing of a tensor, or x is all zeros), the ratio is 1, as in LAMB, but
- * clipped like any other: the theorem's assumption 5 requires phi bounded for every argument, and with a sparse mask an
+ * If the norm of a part is zero (the mask took nothing of a tensor, or x is all zeros), the ratio is 1, as in LAMB and
+ * in the published code, but clipped like any other: the theorem's assumption 5 requires phi bounded for every argument, and with a sparse mask an
  * unclipped 1 is up to coefficient_min^-1 times the step of its neighbours. In form "code" phi_min is 0 there, and is
  * clipped only from above.
+ *
+ * Values of the masks travel in fp32, or in fp16 or bf16 (`reduce`; section 5.1: the paper's runs are in fp16); the
+ * average of line 21 always in fp32, because in 16 bits it would round the weights of all ranks every H steps.
+ * density_steps: in its first steps k falls from 1 to density, by the same factor per step (appendix D lowers it by
+ * epochs and does not say how).
  *
  * Between two averages every rank has its own parameters, and m, v, c are always its own. Tensors of fewer floats than
  * dense_below are sent whole. Gradients that a machine's ranks have averaged among themselves first (appendix E) come
@@ -49,7 +55,9 @@ struct slamb {
     float *phi_max, *phi_min;
     float *over;   /* by tensor: 1, or 1 / |u| */
     float *shares; /* by tensor: of its parameters that are masked; beyond 1: dense */
-    bool algorithm, code;
+    const struct aq_grad_codec *codec; /* the optimizer's, of `reduce`; NULL: fp32 */
+    float density;               /* of this step                             */
+    bool algorithm, code, paper;
 };
 
 static void slamb_config_default(struct aq_optimizer_config *out)
@@ -64,33 +72,54 @@ static void slamb_config_default(struct aq_optimizer_config *out)
     out->form = "appendix";
 }
 
+/* Values as they are, in 32 or 16 bits: they need no scale, so that a mask of any size can be sent. */
+static bool sends_values(const struct aq_optimizer_config *config)
+{
+    const struct aq_grad_codec_config *reduce = &config->reduce;
+    return aq_grad_codec_config_plain(reduce) || strcmp(reduce->kind, "fp16") == 0 || strcmp(reduce->kind, "bf16") == 0;
+}
+
 static enum aq_status slamb_config_check(const struct aq_optimizer_config *config)
 {
+    static const char *const forms[] = {"appendix", "paper", "algorithm", "code"};
     AQ_TRY(aq_lamb_config_check(config));
     AQ_TRY(aq_optimizer_check_range("beta3", config->beta3, 0.0f, 1.0000001f));
     AQ_TRY(aq_optimizer_check_range("density", config->density, 1e-6f, 1.0000001f));
     if (config->sync_every == 0)
         return aq_fail(AQ_INVAL, "optimizer", "sync_every is 0, so the replicas' parameters would never be averaged");
-    if (!aq_grad_codec_config_plain(&config->reduce))
+    if (!sends_values(config))
         return aq_fail(AQ_INVAL, "optimizer",
-                       "slamb sends fp32 values of a few parameters, so reduce %s is not possible",
+                       "slamb sends values of a few parameters in fp32, fp16 or bf16, so reduce %s is not possible",
                        config->reduce.kind);
-    if (config->form && (strcmp(config->form, "appendix") == 0 || strcmp(config->form, "algorithm") == 0 ||
-                         strcmp(config->form, "code") == 0))
-        return AQ_OK;
-    return aq_fail(AQ_INVAL, "optimizer", "form is \"%s\", must be appendix, algorithm or code",
+    for (size_t i = 0; config->form && i < sizeof forms / sizeof *forms; i++)
+        if (strcmp(config->form, forms[i]) == 0) return AQ_OK;
+    return aq_fail(AQ_INVAL, "optimizer", "form is \"%s\", must be appendix, paper, algorithm or code",
                    config->form ? config->form : "(none)");
 }
 
 static const char *slamb_takes(const struct aq_optimizer_config *config)
 {
-    return aq_grad_codec_config_plain(&config->reduce) && config->low_rank == 0 ? NULL : "fp32, of few values";
+    return sends_values(config) && config->low_rank == 0 ? NULL : "fp32, fp16 or bf16, of few values";
 }
 
 static bool slamb_codes(const struct aq_optimizer_config *config)
 {
     (void)config;
     return false;
+}
+
+/* k at a step: density^(step / density_steps), then density. */
+static float density_at(const struct aq_optimizer_config *config, uint64_t step)
+{
+    if (step >= config->density_steps) return config->density;
+    return (float)pow((double)config->density, (double)step / (double)config->density_steps);
+}
+
+/* Of the steps 1 to density_steps: a geometric series. */
+static double mean_density(const struct aq_optimizer_config *config)
+{
+    const double n = (double)config->density_steps, factor = pow((double)config->density, 1.0 / fmax(n, 1.0));
+    return factor < 1.0 ? factor * (1.0 - pow(factor, n)) / (1.0 - factor) / fmax(n, 1.0) : 1.0;
 }
 
 /* The mean of what masks take. */
@@ -100,8 +129,11 @@ static void slamb_traffic(const struct aq_optimizer_sent *sent, struct aq_optimi
     uint64_t sparse = 0, dense = 0;
     for (uint32_t t = 0; t < sent->tensor_count; t++)
         *(sent->tensors[t].count < config->dense_below ? &dense : &sparse) += sent->tensors[t].count;
-    const uint64_t values = dense + (uint64_t)((double)config->density * (double)sparse);
-    out->step_bytes = values * sizeof(float) * (config->sync_gradient ? 2 : 1);
+    const uint64_t value = (aq_grad_codec_config_plain(&config->reduce) ? 4 : 2) * (config->sync_gradient ? 2 : 1);
+    out->step_bytes = (dense + (uint64_t)((double)config->density * (double)sparse)) * value;
+    out->warmup_steps = config->density_steps;
+    out->warmup_falls = config->density_steps > 0;
+    out->warmup_bytes = (dense + (uint64_t)(mean_density(config) * (double)sparse)) * value;
     out->every = config->sync_every;
     out->every_bytes = sent->parameters * sizeof(float);
     out->last = true;
@@ -123,7 +155,7 @@ static uint64_t room_of(const struct aq_optimizer *optimizer)
     uint64_t sparse = 0, dense = 0;
     for (uint32_t t = 0; t < optimizer->tensor_count; t++)
         *(is_dense(optimizer, t) ? &dense : &sparse) += optimizer->tensors[t].count;
-    const double mean = (double)sparse * (double)optimizer->config.density;
+    const double mean = (double)sparse * (optimizer->config.density_steps ? 1.0 : (double)optimizer->config.density);
     const uint64_t room = (uint64_t)(mean + 10.0 * sqrt(mean)) + 64;
     return dense + (room < sparse ? room : sparse);
 }
@@ -148,9 +180,8 @@ static enum aq_status fill(struct aq_optimizer *optimizer, struct slamb *own)
     const struct aq_rng_key none = {.key = {0}};
     own->algorithm = strcmp(optimizer->config.form, "algorithm") == 0;
     own->code = strcmp(optimizer->config.form, "code") == 0;
-    for (uint32_t t = 0; t < optimizer->tensor_count; t++)
-        own->shares[t] = is_dense(optimizer, t) ? 2.0f : optimizer->config.density;
-    AQ_TRY(aq_optimizer_values(optimizer, SHARE, own->shares));
+    own->paper = strcmp(optimizer->config.form, "paper") == 0;
+    own->codec = optimizer->codec;
     const struct aq_fill_normal ones = {.x = own->c, .count = optimizer->parameters, .key = none, .value = 1.0f};
     AQ_TRY(aq_device_fill_normal(optimizer->device, &ones, NULL));
     return aq_device_stream_sync(optimizer->device, NULL);
@@ -200,6 +231,33 @@ static struct aq_fused kernel_of(const struct aq_optimizer *optimizer, enum aq_f
     return kernel;
 }
 
+/* Line 6, with the share of this step. */
+static enum aq_status draw_mask(struct aq_optimizer *optimizer)
+{
+    struct slamb *own = optimizer->own;
+    const float density = density_at(&optimizer->config, optimizer->call.step);
+    if (own->density != density) {
+        own->density = density;
+        for (uint32_t t = 0; t < optimizer->tensor_count; t++)
+            own->shares[t] = is_dense(optimizer, t) ? 2.0f : density;
+        AQ_TRY(aq_optimizer_values(optimizer, SHARE, own->shares));
+    }
+    const struct aq_fused mask = kernel_of(optimizer, AQ_FUSED_SLAMB_MASK);
+    return aq_optimizer_fused(optimizer, &mask);
+}
+
+/* The mean of `count` masked values: of m, or of g. */
+static void ask(const struct aq_optimizer *optimizer, float *x, uint64_t count, struct aq_reduce *out)
+{
+    const struct slamb *own = optimizer->own;
+    *out = (struct aq_reduce){.kind = own->codec ? AQ_REDUCE_COMPRESSED : AQ_REDUCE_MEAN,
+                              .x = x,
+                              .count = count,
+                              .worker = own->codec,
+                              .server = own->codec,
+                              .step = optimizer->call.step};
+}
+
 static enum aq_status exchange(struct aq_optimizer *optimizer, struct aq_reduce *out)
 {
     struct slamb *own = optimizer->own;
@@ -218,10 +276,7 @@ static enum aq_status exchange(struct aq_optimizer *optimizer, struct aq_reduce 
                               (optimizer->piece_count + (size_t)1) * sizeof(uint64_t), optimizer->call.stream));
     const struct aq_fused gather = kernel_of(optimizer, AQ_FUSED_SLAMB_GATHER);
     AQ_TRY(aq_optimizer_fused(optimizer, &gather));
-    *out = (struct aq_reduce){.kind = AQ_REDUCE_MEAN,
-                              .x = own->sent,
-                              .count = optimizer->config.sync_gradient ? 2 * all : all,
-                              .step = optimizer->call.step};
+    ask(optimizer, own->sent, optimizer->config.sync_gradient && !own->codec ? 2 * all : all, out);
     return AQ_OK;
 }
 
@@ -230,9 +285,10 @@ static float clip(float value, float least, float most)
     return value < least ? least : value > most ? most : value;
 }
 
-/* phi(sqrt(x2 / u2)); `otherwise` is the ratio if a norm is zero. */
-static float phi(double x2, double u2, float otherwise, float least, float most)
+/* phi(sqrt(x2 / u2)); `otherwise` is the ratio if a norm is zero; but not that of x, in form paper. */
+static float phi(const struct slamb *own, double x2, double u2, float otherwise, float least, float most)
 {
+    if (own->paper && x2 == 0.0 && u2 > 0.0) return least;
     return clip(x2 > 0.0 && u2 > 0.0 ? (float)(sqrt(x2) / sqrt(u2)) : otherwise, least, most);
 }
 
@@ -244,9 +300,9 @@ static enum aq_status scale_tensors(struct aq_optimizer *optimizer)
         aq_optimizer_fold(optimizer, i, own->norms[i]);
     for (uint32_t t = 0; t < optimizer->tensor_count; t++) {
         const double u2 = own->norms[1][t] + own->norms[3][t], factor = own->algorithm ? u2 : 1.0;
-        own->phi_max[t] = phi(own->norms[0][t] * factor, own->norms[1][t], 1.0f, least, most);
+        own->phi_max[t] = phi(own, own->norms[0][t] * factor, own->norms[1][t], 1.0f, least, most);
         own->phi_min[t] =
-            phi(own->norms[2][t] * factor, own->norms[3][t], own->code ? 0.0f : 1.0f, own->code ? 0.0f : least, most);
+            phi(own, own->norms[2][t] * factor, own->norms[3][t], own->code ? 0.0f : 1.0f, own->code ? 0.0f : least, most);
         own->over[t] = own->algorithm && u2 > 0.0 ? (float)(1.0 / sqrt(u2)) : 1.0f;
     }
     AQ_TRY(aq_optimizer_values(optimizer, PHI_MAX, own->phi_max));
@@ -269,17 +325,21 @@ static enum aq_status slamb_due(struct aq_optimizer *optimizer, uint32_t round, 
 static enum aq_status slamb_update(struct aq_optimizer *optimizer, uint32_t round, struct aq_reduce *out)
 {
     const struct slamb *own = optimizer->own;
-    if (round == 0) {
-        const struct aq_fused mask = kernel_of(optimizer, AQ_FUSED_SLAMB_MASK);
-        AQ_TRY(aq_optimizer_fused(optimizer, &mask));
-        if (optimizer->group.size > 1) return exchange(optimizer, out);
+    /* A codec has room for all parameters, so that gradients take a round of their own. */
+    const uint32_t last = optimizer->group.size == 1 ? 0 : own->codec && optimizer->config.sync_gradient ? 2 : 1;
+    if (round == 0) AQ_TRY(draw_mask(optimizer));
+    if (round == 0 && last > 0) return exchange(optimizer, out);
+    if (round < last) {
+        const uint64_t all = own->sent_at[optimizer->piece_count];
+        ask(optimizer, own->sent + all, all, out);
+        return AQ_OK;
     }
-    if (round > 1) return AQ_OK;
+    if (round > last) return AQ_OK;
     const struct aq_fused moments = kernel_of(optimizer, AQ_FUSED_SLAMB_MOMENTS);
     AQ_TRY(aq_optimizer_fused(optimizer, &moments));
     AQ_TRY(scale_tensors(optimizer));
-    const struct aq_fused last = kernel_of(optimizer, own->code ? AQ_FUSED_SLAMB_STEP_CODE : AQ_FUSED_SLAMB_STEP);
-    AQ_TRY(aq_optimizer_fused(optimizer, &last));
+    const struct aq_fused step = kernel_of(optimizer, own->code ? AQ_FUSED_SLAMB_STEP_CODE : AQ_FUSED_SLAMB_STEP);
+    AQ_TRY(aq_optimizer_fused(optimizer, &step));
     return slamb_due(optimizer, 0, out);
 }
 

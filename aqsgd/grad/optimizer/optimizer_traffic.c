@@ -46,5 +46,7 @@ uint64_t aq_optimizer_traffic_bytes(const struct aq_optimizer_traffic *traffic, 
     const uint64_t warm = steps < traffic->warmup_steps ? steps : traffic->warmup_steps;
     uint64_t times = traffic->every ? steps / traffic->every : 0;
     if (traffic->every && traffic->last && steps % traffic->every != 0) times++;
-    return warm * traffic->warmup_bytes + (steps - warm) * traffic->step_bytes + times * traffic->every_bytes;
+    const uint64_t measures = traffic->measure_every ? steps / traffic->measure_every : 0;
+    return warm * traffic->warmup_bytes + (steps - warm) * traffic->step_bytes + times * traffic->every_bytes +
+           measures * traffic->measure_bytes;
 }

@@ -55,8 +55,8 @@ struct aq_optimizer_config {
     float momentum;     /* sgd                                                                                  */
     /*
      * How what is reduced travels: the gradients' mean (adamw, sgd, lamb, lion) or the momentum (qadam, onebit_adam,
-     * onebit_lamb; lioncub: "vote" or "lp" in lanes). fp32 asks for AQ_REDUCE_MEAN;
-     * kind NULL means it.
+     * onebit_lamb; lioncub: "vote" or "lp" in lanes; slamb: the values of its masks, in fp32, fp16 or bf16). fp32 asks
+     * for AQ_REDUCE_MEAN; kind NULL means it.
      */
     struct aq_grad_codec_config reduce;
     bool reduce_automatic; /* the codec is chosen under way (aq_optimizer_choose); `reduce` then names the coarsest  */
@@ -83,10 +83,12 @@ struct aq_optimizer_config {
     float beta3;                                 /* mean of the coefficients; slamb: staleness                        */
     float coefficient_min, coefficient_max;      /* clips ||x|| / ||u||                                               */
     float ratio_min, ratio_max, ratio_threshold; /* onebit_lamb: clips r                                         */
-    const char *form; /* onebit_lamb: "paper", "sqrt"; slamb: "appendix", "algorithm", "code"                    */
+    const char *form; /* onebit_lamb: "paper", "sqrt"; slamb: "appendix", "paper", "algorithm", "code";
+                         lamb: "ratio" or NULL, "norm"                                                           */
 
     /* slamb */
-    float density;        /* k: the share of a momentum that is sent                                            */
+    float density;          /* k: the share of a momentum that is sent                                          */
+    uint64_t density_steps; /* in so many first steps k falls from 1, by the same factor per step; 0: it does not */
     uint32_t sync_every;  /* H: steps between two averages of the parameters                                    */
     uint64_t total_steps; /* the last step averages too; 0: unknown                                             */
     uint64_t dense_below; /* tensors of fewer floats are sent whole (published code: 9000; paper: 0)            */
@@ -97,6 +99,7 @@ struct aq_optimizer_config {
     uint32_t momentum_every;    /* steps between two averages of the momentum of `momentum_names`; 0: never      */
     const char *momentum_names; /* tensors whose name has one of these, separated by commas; "*": all            */
     const char *mask_names;     /* the same: rows without an update from any replica only decay                  */
+    uint32_t measure_every;     /* steps between two measures of sign_match and momentum_spread; 0: none         */
 };
 void aq_optimizer_config_default(struct aq_optimizer_config *out, const char *kind);
 enum aq_status aq_optimizer_config_check(const struct aq_optimizer_config *config); /* AQ_INVAL names the field */
@@ -109,15 +112,18 @@ const char *aq_optimizer_config_takes(const struct aq_optimizer_config *config);
  * these bytes 2 (W - 1) / W times. With local steps the bytes are those of a round, not of a step.
  *
  *     bytes of n steps = warm * warmup_bytes + (n - warm) * step_bytes + k * every_bytes
+ *                        + n / measure_every * measure_bytes
  *     warm = min(n, warmup_steps),  k = n / every  (+ 1 with `last`, if `every` does not divide n)
  */
 struct aq_optimizer_traffic {
     uint64_t warmup_steps; /* first steps, before anything is compressed                                         */
     bool warmup_least;     /* the optimizer ends them by what it sees: there are at least so many                */
+    bool warmup_falls;     /* warmup_bytes are a mean over them, of what falls step by step                      */
     bool last;             /* every_bytes are also sent in the last step                                         */
     bool coded;            /* step_bytes are of all parameters, in the codec of `reduce`                         */
     uint64_t warmup_bytes, step_bytes; /* per step                                                               */
     uint64_t every, every_bytes;       /* in addition, in each step that `every` divides; 0: in none             */
+    uint64_t measure_every, measure_bytes; /* the same, of figures                                               */
 };
 /* tensors as aq_optimizer_open_group takes them. AQ_INVAL: `reduce` is invalid. AQ_NOMEM. */
 enum aq_status aq_optimizer_config_traffic(const struct aq_optimizer_config *config,
@@ -138,7 +144,7 @@ bool aq_optimizer_config_machines(const struct aq_optimizer_config *config);
 bool aq_optimizer_config_unpublished(const struct aq_optimizer_config *config);
 /*
  * Does it work where memory is a device's? AQ_NODEV with the reason (unlogged, into `why`, where that is not NULL):
- * lioncub's lanes require norm 1 or infinity there.
+ * lioncub's lanes require norm 0, 1 or infinity there.
  */
 enum { AQ_OPTIMIZER_WHY_BYTES = 256 };
 enum aq_status aq_optimizer_config_check_device(const struct aq_optimizer_config *config, char *why);
@@ -274,6 +280,26 @@ bool aq_optimizer_averages(const struct aq_optimizer *optimizer, uint64_t step);
 bool aq_optimizer_gauges(const struct aq_optimizer *optimizer);
 enum aq_status aq_optimizer_gauge(struct aq_optimizer *optimizer, double *sum);
 void aq_optimizer_gauged(struct aq_optimizer *optimizer, double total);
+
+/*
+ * Figures of the last update that the papers choose settings by, of this optimizer's own tensors. *count of them; a
+ * figure is there only after a step that has it. Written to out, of at least AQ_OPTIMIZER_FIGURES_MAX.
+ *
+ *     lamb_c           mean over tensors of the trust ratio: lamb's c_t; of onebit_lamb c_t in the warm-up, then r_t c_avg
+ *     lamb_r           onebit_lamb after its warm-up: mean over tensors of r_t
+ *     adam_v_ratio     onebit_adam: the smaller over the larger of ||v||_1 now and 1 / (1 - beta2) updates ago, of the
+ *                      whole model: what freeze_ratio is compared with
+ *     sign_match       lioncub: the share of values whose own update has the sign of the common one
+ *     momentum_spread  lioncub: root of the mean variance of the momenta over ranks, by their root mean square
+ *
+ * The last two are of AQ_OPTIMIZER_SAMPLE values of each tensor, in each measure_every-th step.
+ */
+enum { AQ_OPTIMIZER_FIGURES_MAX = 2, AQ_OPTIMIZER_SAMPLE = 256 };
+struct aq_optimizer_figure {
+    const char *name;
+    double value;
+};
+void aq_optimizer_figures(const struct aq_optimizer *optimizer, struct aq_optimizer_figure *out, uint32_t *count);
 
 /* Begins the averaging of `gradients` (in place) over the group. step counts from 1. AQ_INVAL: step 0. */
 enum aq_status aq_optimizer_average(struct aq_optimizer *optimizer, float *gradients, uint64_t step,

@@ -61,6 +61,7 @@ struct aq_optimizer_tensor {
     bool decay;
     uint64_t rows; /* of a matrix of count / rows columns, for PowerSGD; 0 or 1: no matrix                      */
     const char *name; /* for patterns (Lion Cub's momentum); NULL: none. Borrowed until open has returned       */
+    float rate; /* an optimizer's learning rate for this tensor is its lr times this; 0 is 1                    */
 };
 
 struct aq_grad_codec_config {

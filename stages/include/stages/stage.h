@@ -238,11 +238,16 @@ struct aq_freeze_pattern {
     uint32_t named;                /* of targets: with those that can have no adapter                     */
     char unknown[AQ_FREEZE_PART_MAX]; /* then: the first of its words that no name has; "": none           */
     bool copy;                        /* then: it names only a tied head, which is the embedding's table    */
+    float rate;                       /* of a list of rates; 0: it has no number above 0                    */
 };
 
 /* Pattern `index` of a list, of a model that was checked, with samples of T tokens. False: the list has no more. */
 bool aq_model_freeze_pattern(const struct aq_model_config *model, uint32_t T, const char *freeze, uint32_t index,
                              struct aq_freeze_pattern *out);
+
+/* The same of a list of learning rates: "PATTERN = RATE", the last that names a tensor decides (aq_tensor_info.rate). */
+bool aq_model_rate_pattern(const struct aq_model_config *model, uint32_t T, const char *rates, uint32_t index,
+                           struct aq_freeze_pattern *out);
 
 /* Words that patterns can have, of one layer, with blanks between: those of its name and of its tensors' names. */
 void aq_model_freeze_words(const struct aq_model_config *model, uint32_t T, uint32_t layer, char *text, size_t bytes);
@@ -379,6 +384,8 @@ struct aq_stage_config {
     bool parts;                      /* samples may have parts: aq_batch.starts                          */
     const char *freeze;              /* names of what is not trained, see above; NULL: none. Borrowed until open
                                         returns                                                         */
+    const char *lr_patterns;         /* learning rates by tensor, see aq_model_rate_pattern; NULL: none. Borrowed until
+                                        open returns                                                    */
     enum aq_frozen_store frozen_store; /* of frozen weights of linear layers                           */
     struct aq_lora_config lora;      /* its texts: borrowed until open returns                           */
     uint32_t logits_rows;            /* of logits that exist at a time; 0: as many as 256 MiB hold, on a GPU more where
@@ -431,6 +438,7 @@ struct aq_tensor_info {
     bool copy;       /* then: it has a gradient, and follows another stage's tensor, begins_as         */
     bool mirror;     /* a parameter that another stage has too and trains alike: no norm counts it here */
     bool frozen;     /* never changes: see above                                                       */
+    float rate;      /* its peak learning rate by lr_patterns; 0: as all                               */
     enum aq_frozen_store packed; /* not fp32: kept so, and offset is only a name (aq_stage_put)        */
     bool adapter;    /* of struct aq_lora_config: no file of the model has it                          */
     bool adapts_out_in; /* then: the tensor that it adapts is stored (out, in), else (in, out)         */

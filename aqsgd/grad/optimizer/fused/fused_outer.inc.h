@@ -1,6 +1,6 @@
 /*
  * fused_outer.inc.h -- the outer step of local steps (optimizer_outer.c): `last` is the other version of the weights, m
- * the outer momentum, b1 its factor, lr the outer rate.
+ * the outer momentum, b1 its factor, size the outer rate.
  */
 AQ_FUSED(OUTER_MOVED, 0, 0, false)
 AQ_FUSED(OUTER_STEP, 0, 0, false)
@@ -17,7 +17,7 @@ AQ_BODY(OUTER_MOVED)
 
 AQ_ELEMENT void element_outer_step(const struct aq_fused w, uint64_t i, float direction)
 {
-    const float x = element_fma(-w.lr, direction, w.last[i]);
+    const float x = element_fma(-w.size, direction, w.last[i]);
     w.last[i] = x;
     w.p[i] = x;
 }

@@ -1,4 +1,4 @@
-/* fused_qadam.inc.h -- QuantizedAdam: size is the step, with both corrections. */
+/* fused_qadam.inc.h -- QuantizedAdam: low is the step, with both corrections. */
 AQ_FUSED(QADAM_WARM, 0, 0, false)
 AQ_FUSED(QADAM_FROZEN, 0, 0, true)
 AQ_FUSED(QADAM_ALONE, 0, 0, true)
@@ -7,7 +7,7 @@ AQ_FUSED(QADAM_ALONE, 0, 0, true)
 AQ_ELEMENT void element_qadam(const struct aq_fused w, const float *values, uint64_t i)
 {
     const float decay = w.lr * values[0];
-    const float moved = w.p[i] - w.size * w.m[i] / (sqrtf(w.v[i]) + w.eps);
+    const float moved = w.p[i] - w.low * w.m[i] / (sqrtf(w.v[i]) + w.eps);
     w.p[i] = moved - decay * moved;
 }
 

@@ -81,7 +81,7 @@ struct aq_fused {
     const uint64_t *sent_at;
     float *sent, *sent_g; /* NULL: nothing is sent; no gradients are */
     struct aq_rng_key key;
-    float b3, low;
+    float b3, low; /* low: a second size of a step, which follows a tensor's rate as lr does (qadam, slamb) */
     /* lioncub; c is the update's vector, or its sign */
     float *c;
     uint8_t *codes;
@@ -108,6 +108,23 @@ static inline uint32_t aq_fused_sums(enum aq_fused_kind kind)
 #include "optimizer_fused.def"
     default:
         return 0;
+    }
+}
+
+/* Are its pieces parts of tensors? Else they are words of lanes, or rows. */
+static inline bool aq_fused_of_tensors(enum aq_fused_kind kind)
+{
+    switch (kind) {
+#define AQ_FUSED(name, sums, maxima, masks)
+#define AQ_FUSED_WORDS(name)                                                                                           \
+    case AQ_FUSED_##name:                                                                                              \
+        return false;
+#define AQ_FUSED_ROWS(name)                                                                                            \
+    case AQ_FUSED_##name:                                                                                              \
+        return false;
+#include "optimizer_fused.def"
+    default:
+        return true;
     }
 }
 
