@@ -22,7 +22,7 @@
 
 #include <jansson.h>
 
-#include "plan.h"
+#include "advice.h"
 
 struct aq_bits;
 

@@ -82,4 +82,11 @@ enum aq_status aq_manifest_map(struct aq_manifest *manifest, const struct aq_key
 void aq_manifest_unknown(struct aq_manifest *manifest, const struct aq_yaml_node *node, const char *path,
                          const char *name, struct aq_key_table table);
 
+/*
+ * Before the sections are read: nulls are dropped, other programs' names of keys and values become ours, and names
+ * without an exact equivalent are errors. A value of --set wins over the file, by any of the names. Errors go to the
+ * manifest's.
+ */
+void aq_manifest_aliases(struct aq_manifest *manifest);
+
 #endif

@@ -1,4 +1,4 @@
-/* manifest_alias.c -- see alias.h. */
+/* manifest_alias.c -- other names of keys and values in a manifest's tree (manifest.h). */
 #include <string.h>
 
 #include "alias.h"
@@ -12,9 +12,6 @@ struct alias {
 struct alias_value {
     const char *key, *value, *ours, *needs;
 };
-struct alias_word {
-    const char *word, *ours;
-};
 
 static const struct alias aliases[] = {
 #define AQ_ALIAS(name, key) {name, key, NULL},
@@ -25,42 +22,11 @@ static const struct alias_value values[] = {
 #define AQ_ALIAS_VALUE(key, value, ours, needs) {key, value, ours, needs},
 #include "aliases.def"
 };
-static const struct alias_word words[] = {
-#define AQ_ALIAS_WORD(word, ours) {word, ours},
-#include "aliases.def"
-};
 static const char *const lists[] = {
 #define AQ_ALIAS_LIST(key) key,
 #include "aliases.def"
 };
 #define COUNT(array) (sizeof(array) / sizeof *(array))
-
-const char *aq_alias_word(const char *word, bool *none)
-{
-    *none = false;
-    for (size_t i = 0; i < COUNT(words); i++) {
-        if (strcmp(words[i].word, word) != 0) continue;
-        *none = !*words[i].ours;
-        return words[i].ours;
-    }
-    return word;
-}
-
-static const char *last_word(const char *name)
-{
-    const char *dot = strrchr(name, '.');
-    return dot ? dot + 1 : name;
-}
-
-const char *aq_alias_key(const char *name)
-{
-    const char *last = last_word(name);
-    for (size_t i = 0; i < COUNT(aliases); i++)
-        if (aliases[i].key && strcmp(last_word(aliases[i].name), last) == 0) return aliases[i].key;
-    return NULL;
-}
-
-/* ---- the tree ---- */
 
 /* Is a section's key one whose members are not ours to read? */
 static bool is_map(const char *section, const char *key)

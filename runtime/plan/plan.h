@@ -1,5 +1,7 @@
 /*
- * plan.h -- the immutable plan of a job: the cut, every rank's program, memory, bytes, predicted time, and its hash.
+ * plan.h -- the immutable plan of a job: the cut, every rank's program, memory, bytes, and its hash.
+ *
+ * What is expected of it (seconds, better cuts, totals), and how it is printed: advice.h, which workers do not use.
  *
  * A plan is a pure function of the manifest and of the facts of its files (counts and digests of samples, vocabulary).
  * The launcher makes it, sends aq_plan_manifest's text to every worker, and each worker makes it again and refuses on
@@ -62,8 +64,8 @@ struct aq_plan_stage {
     struct aq_stage_config config; /* ready for aq_stage_open: slots, B, T, precision, recompute               */
     struct aq_stage_size size;
     struct aq_optimizer_traffic traffic; /* with the other replicas; zero if there are none                     */
-    struct aq_program program;      /* of a whole step: plan->micro_batches                                     */
-    struct aq_program program_last; /* of the last, partial step of an epoch: plan->micro_batches_last          */
+    struct aq_program program;           /* of a whole step: plan->micro_batches                                     */
+    struct aq_program program_last;      /* of the last, partial step of an epoch: plan->micro_batches_last          */
     struct aq_cache_config cache; /* ready except path, mark, eventcount, trace, fresh; slots 0: no cache            */
     /* Edge, sizes, rate and hash are filled in, ranks as replica 0 has them. */
     struct aq_link_config link_in;    /* from stage s-1                                                             */
@@ -209,6 +211,7 @@ uint64_t aq_plan_reduce_bytes(const struct aq_plan *plan, uint32_t s);
 /* The same in a step of the optimizer's warm-up; the steps of it that this run has (0: it has no warm-up). */
 uint64_t aq_plan_warmup_bytes(const struct aq_plan *plan, uint32_t s);
 uint64_t aq_plan_warmup_steps(const struct aq_plan *plan);
+uint64_t aq_plan_warmup_most(const struct aq_plan *plan); /* aq_plan_warmup_bytes of the stage that has most */
 /* Is every step of the run one of the optimizer's warm-up? Then adds the reason and the remedy to text, unless it is
  * NULL. */
 bool aq_plan_never_compresses(const struct aq_plan *plan, struct aq_text *text);
@@ -216,6 +219,8 @@ bool aq_plan_never_compresses(const struct aq_plan *plan, struct aq_text *text);
 /* Steps from one such reduction to the next (reduce.every; 1 where replicas are one), and how many a run has. */
 uint32_t aq_plan_reduce_every(const struct aq_plan *plan);
 uint64_t aq_plan_reductions(const struct aq_plan *plan);
+uint64_t aq_plan_reductions_bytes(const struct aq_plan *plan, uint32_t s,
+                                  uint64_t times); /* of so many, warm-up and all */
 
 /*
  * The transport of an edge's bodies, and of the reductions, in all replicas, as far as it is known before workers join;
@@ -260,243 +265,11 @@ uint64_t aq_plan_memory_here(void);
 /* The canonical manifest with the facts in it: what a worker gets. It plans to the same hash and reads no data. */
 enum aq_status aq_plan_manifest(const struct aq_plan *plan, char **text);
 
-/* Seconds of one thing on this job's machines: measured, or assumed. Arrays have stage_count entries. */
-struct aq_plan_layers;
-struct aq_plan_costs {
-    const struct aq_plan_layers *layers; /* the basis to judge cuts; borrowed. NULL: cuts are not judged       */
-    const char *origin; /* "measured", "given", "assumed 100 GFLOP/s a core": printed                           */
-    double forward_s[AQ_JOB_STAGES_MAX];      /* of one micro-batch, at the stage's threads, with no other load     */
-    double backward_s[AQ_JOB_STAGES_MAX];     /* where the schedule splits it: its input half                      */
-    double weights_s[AQ_JOB_STAGES_MAX];      /* and its weight half; else 0                                       */
-    double send_s[AQ_JOB_STAGES_MAX];         /* edge e: encode forward of one micro-batch, at stage e              */
-    double receive_s[AQ_JOB_STAGES_MAX];      /* edge e: decode forward, at stage e+1                               */
-    double send_back_s[AQ_JOB_STAGES_MAX];    /* edge e: encode backward, at stage e+1                          */
-    double receive_back_s[AQ_JOB_STAGES_MAX]; /* edge e: decode backward, at stage e                            */
-    double step_s[AQ_JOB_STAGES_MAX];         /* the optimizer                                                      */
-    double reduce_s[AQ_JOB_STAGES_MAX];       /* averaging with the other replicas: what their links take           */
-    double pack_s[AQ_JOB_STAGES_MAX];         /* and computing it, in addition to them                              */
-    bool reduce_in_step;                      /* the optimizer sends no gradients: its update meets the others      */
-    double value_s[AQ_GRAD_CANDIDATES_MAX];   /* of a reduction's computing, one value: aq_plan_reduce_candidates   */
-    uint32_t choice[AQ_JOB_STAGES_MAX];       /* what it is expected to choose (grad_choice.h), or AQ_CHOICE_NONE   */
-    /*
-     * The share of a body's bytes that is left after packing (link.entropy); 1: not packed. Of edge e forward and
-     * backward, and of the replicas' reductions with each candidate. packed: the shares were measured on a sample, or
-     * no body is packed; else times and bytes are without packing.
-     */
-    double forward_share[AQ_JOB_STAGES_MAX], backward_share[AQ_JOB_STAGES_MAX], value_share[AQ_GRAD_CANDIDATES_MAX];
-    bool packed;
-    double latency_s[AQ_JOB_STAGES_MAX]; /* of edge e's link, one way: half a round trip                       */
-    double loss[AQ_JOB_STAGES_MAX];      /* of edge e's packets, each way                                      */
-    double group_latency_s;              /* the same between replicas                                          */
-    double rate_mbps;                    /* 0: links take no time                                              */
-    double edge_mbps[AQ_JOB_STAGES_MAX]; /* what edge e's link was seen to carry, losses and all; 0: rate_mbps */
-    double cache_mbps;                   /* 10^6 byte/s of the store, read and write together; 0: no limit     */
-    uint32_t threads[AQ_JOB_STAGES_MAX]; /* that each worker runs with                                         */
-    uint32_t cores;                      /* of each host                                                       */
-    bool cold;                           /* first epoch: keyframes                                             */
-};
-
-/*
- * Fill costs by arithmetic: flops over `gflops` per core, codec bytes over 4 GB/s per core; origin is "assumed". Of
- * cores: nothing is assumed of a GPU, whose stages are 0 s (aq_plan_wants_gpu).
- */
-void aq_plan_costs_assumed(const struct aq_plan *plan, double gflops, uint32_t cores, struct aq_plan_costs *out);
-
-/* The time of a backward of stage s; if the schedule splits it, by the flops of its halves. */
-void aq_plan_costs_backward(const struct aq_plan *plan, uint32_t s, double seconds, struct aq_plan_costs *costs);
-
-/*
- * Fill costs by timing a few calls of each stage on this machine, all stages of a host open at once and in turns, as
- * they will run (plan_measure.c), and by packing what they coded. Seconds to a minute; takes the memory that the run
- * will take. AQ_NODEV: a stage is on a GPU, and this machine has no GPU.
- */
-enum aq_status aq_plan_costs_measured(const struct aq_plan *plan, uint32_t cores, struct aq_plan_costs *out);
-
-/* Is any stage on a GPU? Its time is measured there or not known. */
-bool aq_plan_wants_gpu(const struct aq_plan *plan);
-
-/*
- * In which codecs reductions may travel: that of the manifest, or where it is to be chosen (reduce.codec: auto) the
- * candidates of grad_choice.h. Answers how many; 0: no codec (lanes, sparse momenta), or no replicas.
- */
-uint32_t aq_plan_reduce_candidates(const struct aq_plan *plan, struct aq_grad_candidate out[AQ_GRAD_CANDIDATES_MAX]);
-
-/*
- * How long reductions take by these costs, on links whose rate is given; and where reduce.codec is auto, what each
- * stage will choose by them. For whoever has filled or changed costs.
- */
-void aq_plan_costs_reduce(const struct aq_plan *plan, struct aq_plan_costs *costs);
-
-/* Bytes that a worker of stage s sends to the other replicas in a run, of bodies; if the codec is to be chosen, in the
- * one that costs expect. costs may be NULL. */
-uint64_t aq_plan_run_bytes(const struct aq_plan *plan, const struct aq_plan_costs *costs, uint32_t s);
-
-/*
- * The time of each layer at each stage (its threads, its device), and the time of a cut before the layer. Seconds of
- * this machine: a stage's speed is not in them.
- */
-struct aq_plan_layer_cost {
-    double forward_s, backward_s; /* of one micro-batch; both halves of backward                                 */
-    double step_s;                /* its part of the optimizer's step                                            */
-    /* Decoding and encoding of a micro-batch, if the stage starts with this layer, and if it ends before it. */
-    double begins_s, ends_s;
-    /* Of a micro-batch on the wire to the next stage and back, if the stage ends before this layer. */
-    double forward_bytes, backward_bytes;
-};
-struct aq_plan_layers {
-    const char *origin; /* "flops and bytes", "layers measured here" */
-    char device[128];   /* measured: of the last stage        */
-    char file[4096];    /* measured: where times are kept; "": nowhere */
-    uint32_t measured;  /* kinds of layers that were timed now; 0: all were known */
-    uint32_t stages, layers;
-    struct aq_plan_layer_cost *of; /* layer l at stage s: [s * (layers + 1) + l]; l == layers: nothing behind */
-};
-
-/* plan_layers.c: by flops and bytes, as aq_plan_costs_assumed has them, of one core a stage: a pure function of the
- * manifest. plan_layers_measure.c: measured on this machine. AQ_NODEV: a stage is on a GPU, and this machine has no
- * GPU. */
-enum aq_status aq_plan_layers_assumed(const struct aq_plan *plan, struct aq_plan_layers **out);
-enum aq_status aq_plan_layers_measured(const struct aq_plan *plan, uint32_t cores, struct aq_plan_layers **out);
-void aq_plan_layers_close(struct aq_plan_layers *layers); /* NULL is fine */
-
-/* Converts assumed layers, of one core and 100 GFLOP/s, to the threads that costs have for each stage and to gflops per
- * core: as aq_plan_costs_assumed computes stages. Bytes stay. */
-void aq_plan_layers_as(struct aq_plan_layers *layers, const struct aq_plan_costs *costs, double gflops);
-
-/* Does an automatic cut have to respect speeds or memory limits, so that even flops are not enough? */
-bool aq_plan_cut_uneven(const struct aq_job *job);
-
-/* Of a step, by such a table: the busy time of each stage, and of the link behind it, the busier of its directions. */
-struct aq_plan_cut_times {
-    double stage_s[AQ_JOB_STAGES_MAX], link_s[AQ_JOB_STAGES_MAX];
-    double slowest_s; /* the largest of both */
-};                    /* aq_plan_cut_times: AQ_NOMEM */
-enum aq_status aq_plan_cut_times(const struct aq_plan *plan, const struct aq_plan_layers *layers,
-                                 const struct aq_plan_cut *cut, struct aq_plan_cut_times *out);
-
-/*
- * The cut whose slowest stage or link is as fast as can be, with each stage within its worker's memory; of those, the
- * one with the least sum of squares of the stages' times, which shares out evenly what is left; of those, the one that
- * ends its stages first. AQ_INVAL: none fits the memory; names the stage that comes nearest. AQ_NOMEM.
- */
-enum aq_status aq_plan_balance(const struct aq_plan *plan, const struct aq_plan_layers *layers,
-                               struct aq_plan_cut *out);
-
-/* "0-3 | 4-7 | 8-11", and "embedding 1.2 ms, 10 x block 8.4 ms, head 31 ms": a micro-batch there and back at stage 0.
- */
-void aq_plan_cut_text(const struct aq_plan *plan, const struct aq_plan_cut *cut, struct aq_text *text);
-void aq_plan_layers_text(const struct aq_plan *plan, const struct aq_plan_layers *layers, struct aq_text *text);
-
-/* A plan's cut compared with the best one, both by costs->layers. AQ_NOMEM. */
-struct aq_plan_judged {
-    bool best;                           /* no cut is faster by a hundredth                       */
-    struct aq_plan_cut cut;              /* the best one                                          */
-    struct aq_plan_cut_times here, then; /* of the plan's cut and of the best one                 */
-    double step_here_s, step_then_s;     /* a step with each, simulated: the links' times in them */
-};
-enum aq_status aq_plan_judge(const struct aq_plan *plan, const struct aq_plan_costs *costs, struct aq_plan_judged *out);
-
-struct aq_plan_prediction {
-    double step_s;  /* by event simulation of the programs                                                     */
-    double bound_s; /* the busiest resource: no schedule can be faster                                         */
-    char binds[64]; /* which: "link 0-1 forward", "stage 2 compute", "cores of host-a"                         */
-    double compute_s[AQ_JOB_STAGES_MAX]; /* busy time of each stage in a step                                 */
-    double forward_s[AQ_JOB_STAGES_MAX]; /* busy time of link e forward                                       */
-    double backward_s[AQ_JOB_STAGES_MAX];
-    double cores_s; /* the busiest host: its stages' core seconds over its cores                                */
-};
-
-/* The share of a step in which stage s computes nothing. */
-double aq_plan_idle(const struct aq_plan_prediction *prediction, uint32_t s);
-
-/* Event simulation of one step after another (the second is taken: pipelines overlap at their ends). AQ_NOMEM. */
-enum aq_status aq_plan_predict(const struct aq_plan *plan, const struct aq_plan_costs *costs,
-                               struct aq_plan_prediction *out);
-
-/*
- * Bits that cost no time (plan_slack.c): each cut's codecs with the most bits with which a step is not longer. By these
- * costs, and the plan's own cuts and links. AQ_NOMEM.
- */
-struct aq_plan_slack {
-    double before_s, step_s; /* a step as the manifest has it, and with these */
-    uint32_t raised;         /* directions of cuts that have more             */
-    struct aq_codec_config forward[AQ_JOB_STAGES_MAX], backward[AQ_JOB_STAGES_MAX];
-};
-enum aq_status aq_plan_slack(const struct aq_plan *plan, const struct aq_plan_costs *costs, struct aq_plan_slack *out);
-
-/* The same by levels of the lists of levels that a run with edges.bits: auto has (edge_guard.h): of edge e forward 2e,
- * backward 2e + 1. The caller waits between two steps, so no prediction starts after AQ_PLAN_LEVELS_NS. hurried: the
- * time was up, and the result has fewer bits, but never a longer step. AQ_NOMEM. */
-#define AQ_PLAN_LEVELS_NS UINT64_C(2000000000)
-struct aq_plan_levels {
-    double before_s, step_s; /* a step with none, and with these */
-    uint32_t of[2 * AQ_JOB_STAGES_MAX];
-    bool hurried;
-};
-enum aq_status aq_plan_levels(const struct aq_plan *plan, const struct aq_plan_costs *costs,
-                              struct aq_plan_levels *out);
-
-/* "edges.list=[{edge: 0, forward: {bits: 6}}]", as --set takes it: those that have more. */
-void aq_plan_slack_text(const struct aq_plan *plan, const struct aq_plan_slack *slack, struct aq_text *text);
-
-enum { AQ_PLAN_HELPS_MAX = 4, AQ_PLAN_HELP_BYTES = 48 };
-
-/* The cost of distance per step, and what would help. */
-struct aq_plan_distance {
-    double share;      /* of a step that would be saved with all stages on one site: 0 to 1 */
-    double loss_share; /* of a step that would be saved without lost packets          */
-    uint32_t help_count;
-    struct {
-        char change[AQ_PLAN_HELP_BYTES]; /* a key and its value: "train.batch 64" */
-        double share, step_s;
-    } helps[AQ_PLAN_HELPS_MAX];
-};
-
 /* Has any edge a round trip (link.rtt_ms)? */
 bool aq_plan_far(const struct aq_plan *plan);
 
-/* By simulations of the plan, of the same without distance, and of its variations. A near plan: all 0. AQ_NOMEM. */
-enum aq_status aq_plan_distance(const struct aq_plan *plan, const struct aq_plan_costs *costs,
-                                struct aq_plan_distance *out);
-
-/* A step by each schedule of schedules.def that this job can have, its other settings as they are: simulated. */
-enum { AQ_PLAN_SCHEDULES_MAX = 8 };
-struct aq_plan_schedules {
-    uint32_t count;
-    struct {
-        const char *name;
-        double step_s;
-    } of[AQ_PLAN_SCHEDULES_MAX];
-};
-enum aq_status aq_plan_schedules(const struct aq_plan *plan, const struct aq_plan_costs *costs,
-                                 struct aq_plan_schedules *out);
-
-/* Of a whole run. "A machine": that of those which has most. */
-struct aq_plan_totals {
-    double seconds, compute_seconds; /* by the prediction, of all stages; 0: no prediction       */
-    double warmup_step_s; /* a step of the optimizer's warm-up; of a job without one, any step   */
-    uint32_t machines;
-    uint64_t sent_bytes;  /* that a machine's stages send, at most; bodies go packed      */
-    uint64_t gradient_bytes; /* of them, to other replicas: of all stages and replicas, bodies   */
-    uint64_t disk_bytes;  /* of a machine's caches and of the checkpoints that are kept   */
-    uint64_t cache_bytes; /* of the caches of all machines; 0: in memory, or no caches */
-    uint64_t data_bytes;  /* of the files of data.train                                   */
-};
-
-/* costs and prediction may be NULL, and are NULL together. AQ_NOMEM. */
-enum aq_status aq_plan_totals(const struct aq_plan *plan, const struct aq_plan_costs *costs,
-                              const struct aq_plan_prediction *prediction, struct aq_plan_totals *out);
-
-/* For people, at most `columns` wide (0: any width), and for programs (one JSON object). costs and prediction may be
- * NULL: then times are left out. */
-enum aq_status aq_plan_print(const struct aq_plan *plan, const struct aq_plan_costs *costs,
-                             const struct aq_plan_prediction *prediction, unsigned columns, struct aq_text *text);
-enum aq_status aq_plan_print_json(const struct aq_plan *plan, const struct aq_plan_costs *costs,
-                                  const struct aq_plan_prediction *prediction, struct aq_text *text);
-
-/* `aqpipe plan` and `aqpipe help keys`; argv[0] is the command's name ("plan"). Return the process's exit status. */
-int aq_command_plan(int argc, char **argv);
-int aq_command_help_keys(int argc, char **argv);
+/* Is any stage on a GPU? Its time is measured there or not known. */
+bool aq_plan_wants_gpu(const struct aq_plan *plan);
 
 /*
  * plan_tied.c: a tied head that a cut separates from the embedding's table. ties: is there one? could_tie: would there
@@ -504,8 +277,8 @@ int aq_command_help_keys(int argc, char **argv);
  * most rows of the table that a step of one replica names; 0: nothing is tied; with one stage, too. floats: of the
  * table. traffic: words of 4 bytes of a step, towards the embedding and back, at most, if model.tied were `how`. bytes:
  * of that many words on the wire of edge e. sent: by stage s in a step, at most. codec: of the head's gradient where it
- * is compressed; the caller closes it. host_bytes: of an end that needs host memory for it: a stage on a GPU, or a
- * client's.
+ * is compressed; the caller closes it. print: the bytes of each choice. host_bytes: of an end that needs host memory
+ * for it: a stage on a GPU, or a client's.
  */
 #define AQ_PLAN_TIED_CODEC "q4"
 struct aq_plan_tied {
@@ -521,5 +294,6 @@ uint64_t aq_plan_tied_bytes(const struct aq_plan *plan, uint32_t e, uint64_t wor
 uint64_t aq_plan_tied_sent(const struct aq_plan *plan, uint32_t s);
 enum aq_status aq_plan_tied_codec(const struct aq_plan *plan, struct aq_grad_codec **out);
 uint64_t aq_plan_tied_host_bytes(const struct aq_plan *plan);
+enum aq_status aq_plan_tied_print(const struct aq_plan *plan, struct aq_text *text);
 
 #endif

@@ -6,7 +6,7 @@
 #include "aqsgd/grad.h"
 #include "plan_private.h"
 
-/* The same as in plan_cost.c; a cut depends on ratios, so that the value only matters against a link's seconds. */
+/* The same as in plan_costs.c; a cut depends on ratios, so that the value only matters against a link's seconds. */
 static const double flops_s = 100e9;
 
 /* Of the passes over a cut's values: as aq_plan_costs_assumed. */

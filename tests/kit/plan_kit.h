@@ -10,7 +10,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "plan.h"
+#include "advice.h"
 
 enum { PLAN_KIT_TEXT_BYTES = 5000 };
 

@@ -14,6 +14,7 @@
 
 #include <cmocka.h>
 
+#include "advice.h"
 #include "plan_private.h"
 
 enum { SETS_MAX = 8 };

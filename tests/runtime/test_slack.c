@@ -14,7 +14,7 @@
 
 #include "bits_auto.h"
 #include "edge.h"
-#include "plan.h"
+#include "advice.h"
 
 static const char manifest[] = "model: {blocks: 6, channels: 64, heads: 4, context: 32, vocabulary: 256, tied: false}\n"
                                "data: {train: nowhere.txt}\n"

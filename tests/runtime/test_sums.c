@@ -16,6 +16,7 @@
 
 #include <cmocka.h>
 
+#include "advice.h"
 #include "sum_line.h"
 #include "worker.h"
 #include "worker_parts.h"

@@ -36,7 +36,6 @@
 #include "bench_job.h"
 #include "commands.h"
 #include "owned_folder.h"
-#include "plan.h"
 #include "run_folder.h"
 #include "run_lines.h"
 

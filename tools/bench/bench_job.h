@@ -7,7 +7,7 @@
 #define TOOLS_BENCH_JOB_H
 
 #include "bench.h"
-#include "plan.h"
+#include "advice.h"
 
 enum { AQ_BENCH_PATH_BYTES = 4096 };
 

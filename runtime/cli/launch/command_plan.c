@@ -14,7 +14,7 @@
 #include "json_text.h"
 #include "options.h"
 #include "out.h"
-#include "plan.h"
+#include "advice.h"
 #include "plan_probe.h"
 #include "run_folder.h"
 #include "trackers.h"

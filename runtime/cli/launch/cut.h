@@ -6,7 +6,7 @@
 #ifndef RUNTIME_CUT_H
 #define RUNTIME_CUT_H
 
-#include "plan.h"
+#include "advice.h"
 
 /*
  * If the job sets it (stages without layers, pipeline.cut: measured), measures the kinds of layers, or takes their kept

@@ -16,6 +16,8 @@
 
 enum { AQ_EXIT_DONE = 0, AQ_EXIT_FAILED = 1, AQ_EXIT_USAGE = 2, AQ_EXIT_STOPPED = 3 };
 
+int aq_command_plan(int argc, char **argv);
+int aq_command_help_keys(int argc, char **argv); /* `aqpipe help keys`; argv[0] is "keys" */
 int aq_command_launch(int argc, char **argv);
 int aq_command_resume(int argc, char **argv);
 int aq_command_report(int argc, char **argv);

@@ -1,8 +1,8 @@
 /*
- * plan_distance.c -- what follows from round trips (link.rtt_ms): the schedule, how many micro-batches are in flight,
- * how many frames a link may have on its way; what distance costs a step; and what a step takes by each schedule.
+ * plan_flight.c -- what follows from round trips (link.rtt_ms): the schedule, how many micro-batches are in flight, and
+ * how many frames a link may have on its way.
  *
- * Choices are made by the simulation of plan_predict.c with only the links: computing times are not in a manifest, and
+ * Choices are made by the simulation of plan_simulate.c with only the links: computing times are not in a manifest, and
  * stages faster than assumed would idle for lack of micro-batches in flight. So a choice is a pure function of the
  * manifest. Candidates are the schedules that may be taken, each with its own count of micro-batches in flight and with
  * twice as many, and so on up to a step's. Of those that take at most FLIGHT_BYTES more than the first, on every stage,
@@ -14,28 +14,23 @@
  * have half: edge_heal.c), and the cache reads ahead so far and has the slots for what comes.
  */
 #include <math.h>
-#include <stdio.h>
 
 #include "plan_private.h"
 #include "schedule.h"
 
 enum {
-    CANDIDATES_MAX = 2 * 16, /* two schedules; doublings up to SIMULATED_MOST are 8 */
+    CANDIDATES_MAX = 2 * 16, /* two schedules; doublings up to AQ_PLAN_SIMULATED_MOST are 8 */
     SEND_LEAST = 8,          /* windows of links without an rtt: a few frames of each direction in turn */
     RECEIVE_LEAST = 4,
     SEND_MOST = 256, /* as keys.def bounds them */
     RECEIVE_MOST = 252,
-    ANSWERS = 2,      /* send buffers for messages that the other end has lost (edge_heal.c), however near it is */
-    AHEAD = 4,        /* micro-batches that are read ahead from a near cache: some ms of an SSD  */
-    AHEAD_MOST = 256, /* as keys.def bounds it */
-    BATCH_GROWTH_MAX = 16,
-    SIMULATED_MOST = 256 /* micro-batches of a step that choices are made by: more no link has on its way */
+    ANSWERS = 2,     /* send buffers for messages that the other end has lost (edge_heal.c), however near it is */
+    AHEAD = 4,       /* micro-batches that are read ahead from a near cache: some ms of an SSD  */
+    AHEAD_MOST = 256 /* as keys.def bounds it */
 };
 
 #define FLIGHT_BYTES (UINT64_C(1) << 30)  /* of slots, a stage, that are taken without being asked for */
 #define WINDOW_BYTES (UINT64_C(64) << 20) /* of buffers, a window, that are taken so                   */
-#define TOLERANCE    1.02                 /* steps whose times differ by less are alike                 */
-#define NEGLIGIBLE   0.02                 /* a share of a step that needs no help                       */
 
 struct candidate {
     enum aq_schedule_kind kind;
@@ -113,8 +108,8 @@ static struct aq_plan_window window_of(const struct aq_plan *plan, uint32_t e, u
 
 /* --- a step, simulated ------------------------------------------------------------------------------------------ */
 
-static struct aq_schedule_request request_of(const struct aq_plan *plan, uint32_t micro_batches,
-                                             enum aq_schedule_kind kind, uint32_t in_flight)
+struct aq_schedule_request aq_plan_flight_request(const struct aq_plan *plan, uint32_t micro_batches,
+                                                  enum aq_schedule_kind kind, uint32_t in_flight)
 {
     return (struct aq_schedule_request){.kind = kind,
                                         .stages = plan->stage_count,
@@ -131,11 +126,12 @@ static void windows_fill(const struct aq_plan *plan, const struct aq_schedule_re
         windows[e] = window_of(plan, e, aq_schedule_slots(request, e), automatic);
 }
 
-static enum aq_status time_of(const struct aq_plan *plan, const struct aq_plan_costs *costs,
-                              const struct aq_schedule_request *request, bool automatic, double *seconds)
+enum aq_status aq_plan_flight_seconds(const struct aq_plan *plan, const struct aq_plan_costs *costs,
+                                      const struct aq_schedule_request *request, bool automatic, double *seconds)
 {
     const uint32_t bound = aq_schedule_bound(request->micro_batches);
     struct aq_plan_scene scene;
+    struct aq_plan_simulated simulated = {0};
     void *memory = NULL;
     windows_fill(plan, request, automatic, scene.windows);
     AQ_TRY(aq_alloc((size_t)plan->stage_count * bound * sizeof(struct aq_instruction), &memory));
@@ -143,8 +139,9 @@ static enum aq_status time_of(const struct aq_plan *plan, const struct aq_plan_c
     enum aq_status status = AQ_OK;
     for (uint32_t s = 0; s < plan->stage_count && status == AQ_OK; s++)
         status = aq_schedule_emit(request, s, code + (size_t)s * bound, bound, &scene.programs[s]);
-    if (status == AQ_OK) status = aq_plan_simulate(plan, costs, &scene, seconds);
+    if (status == AQ_OK) status = aq_plan_simulate(plan, costs, &scene, &simulated);
     aq_free(memory);
+    *seconds = simulated.step_s;
     return status;
 }
 
@@ -172,8 +169,8 @@ static uint32_t candidates_add(const struct aq_plan *plan, uint32_t micro_batche
         out[count] = (struct candidate){.kind = kind, .in_flight = in_flight};
         return count + 1;
     }
-    const struct aq_schedule_request own = request_of(plan, micro_batches, kind, AQ_IN_FLIGHT_DEFAULT);
-    const uint32_t all = aq_schedule_most(&own), most = all < SIMULATED_MOST ? all : SIMULATED_MOST;
+    const struct aq_schedule_request own = aq_plan_flight_request(plan, micro_batches, kind, AQ_IN_FLIGHT_DEFAULT);
+    const uint32_t all = aq_schedule_most(&own), most = all < AQ_PLAN_SIMULATED_MOST ? all : AQ_PLAN_SIMULATED_MOST;
     uint32_t flight = aq_schedule_slots(&own, 0);
     out[count++] = (struct candidate){.kind = kind, .in_flight = AQ_IN_FLIGHT_DEFAULT};
     while (flight < most) {
@@ -189,204 +186,54 @@ static enum aq_status choose(const struct aq_plan *plan, uint32_t micro_batches,
 {
     struct aq_plan_costs costs;
     const struct aq_schedule_request first =
-        request_of(plan, micro_batches, candidates[0].kind, candidates[0].in_flight);
+        aq_plan_flight_request(plan, micro_batches, candidates[0].kind, candidates[0].in_flight);
     double least = HUGE_VAL;
     aq_plan_costs_common(plan, 1, &costs);
     for (uint32_t i = 0; i < count; i++) {
         struct candidate *one = &candidates[i];
-        const struct aq_schedule_request request = request_of(plan, micro_batches, one->kind, one->in_flight);
+        const struct aq_schedule_request request =
+            aq_plan_flight_request(plan, micro_batches, one->kind, one->in_flight);
         one->seconds = HUGE_VAL;
         if (!affordable(plan, &first, &request)) continue;
         struct aq_schedule_request simulated = request;
-        if (simulated.micro_batches > SIMULATED_MOST) simulated.micro_batches = SIMULATED_MOST;
-        AQ_TRY(time_of(plan, &costs, &simulated, automatic, &one->seconds));
+        if (simulated.micro_batches > AQ_PLAN_SIMULATED_MOST) simulated.micro_batches = AQ_PLAN_SIMULATED_MOST;
+        AQ_TRY(aq_plan_flight_seconds(plan, &costs, &simulated, automatic, &one->seconds));
         for (uint32_t s = 0; s < plan->stage_count; s++)
             one->bytes += slots_bytes(plan, &request, s);
         if (one->seconds < least) least = one->seconds;
     }
     const struct candidate *chosen = NULL;
     for (uint32_t i = 0; i < count; i++)
-        if (candidates[i].seconds <= least * TOLERANCE && (!chosen || candidates[i].bytes < chosen->bytes))
+        if (candidates[i].seconds <= least * AQ_PLAN_ALIKE && (!chosen || candidates[i].bytes < chosen->bytes))
             chosen = &candidates[i];
-    *out = request_of(plan, micro_batches, chosen->kind, chosen->in_flight);
+    *out = aq_plan_flight_request(plan, micro_batches, chosen->kind, chosen->in_flight);
     return AQ_OK;
 }
 
-/* automatic: the manifest's windows are ignored. */
-static enum aq_status flight_of(const struct aq_plan *plan, uint32_t micro_batches, enum aq_schedule_kind kind,
-                                uint32_t in_flight, bool automatic, struct aq_schedule_request *out)
+enum aq_status aq_plan_flight_of(const struct aq_plan *plan, uint32_t micro_batches, enum aq_schedule_kind kind,
+                                 uint32_t in_flight, bool automatic, struct aq_schedule_request *out)
 {
     const enum aq_schedule_kind kinds[] = {kind == AQ_SCHEDULE_AUTO ? AQ_SCHEDULE_1F1B : kind, AQ_SCHEDULE_GPIPE};
     struct candidate candidates[CANDIDATES_MAX];
     uint32_t count = 0;
     if (!aq_plan_far(plan)) {
-        *out = request_of(plan, micro_batches, kinds[0],
-                          in_flight == AQ_IN_FLIGHT_AUTO ? AQ_IN_FLIGHT_DEFAULT : in_flight);
+        *out = aq_plan_flight_request(plan, micro_batches, kinds[0],
+                                      in_flight == AQ_IN_FLIGHT_AUTO ? AQ_IN_FLIGHT_DEFAULT : in_flight);
         return AQ_OK;
     }
     const bool both = kind == AQ_SCHEDULE_AUTO && in_flight == AQ_IN_FLIGHT_AUTO; /* a count that is set means 1f1b */
     for (uint32_t k = 0; k < (both ? 2 : 1); k++)
         count = candidates_add(plan, micro_batches, kinds[k], in_flight, candidates, count);
     if (count > 1) return choose(plan, micro_batches, automatic, candidates, count, out);
-    *out = request_of(plan, micro_batches, candidates[0].kind, candidates[0].in_flight);
+    *out = aq_plan_flight_request(plan, micro_batches, candidates[0].kind, candidates[0].in_flight);
     return AQ_OK;
 }
 
 enum aq_status aq_plan_flight(const struct aq_plan *plan, struct aq_plan_flight *out)
 {
     const struct aq_job_pipeline *pipeline = &plan->job->pipeline;
-    AQ_TRY(flight_of(plan, plan->micro_batches, pipeline->schedule, pipeline->in_flight, false, &out->request));
+    AQ_TRY(aq_plan_flight_of(plan, plan->micro_batches, pipeline->schedule, pipeline->in_flight, false, &out->request));
     windows_fill(plan, &out->request, false, out->windows);
     out->ahead = ahead_of(plan);
-    return AQ_OK;
-}
-
-/* --- what distance costs ---------------------------------------------------------------------------------------- */
-
-/* A step, and the share of it that would not be there were all stages side by side. */
-static enum aq_status share_of(const struct aq_plan *plan, const struct aq_plan_costs *costs,
-                               const struct aq_schedule_request *request, bool automatic, double *step_s, double *share)
-{
-    struct aq_plan_costs beside = *costs;
-    double near_s;
-    for (uint32_t e = 0; e + 1 < plan->stage_count; e++)
-        beside.latency_s[e] = 0;
-    beside.group_latency_s = 0;
-    AQ_TRY(time_of(plan, costs, request, automatic, step_s));
-    AQ_TRY(time_of(plan, &beside, request, automatic, &near_s));
-    *share = *step_s > near_s ? 1 - near_s / *step_s : 0;
-    return AQ_OK;
-}
-
-/* A step, and the share of it that would not be there were no packet lost. */
-static enum aq_status loss_share_of(const struct aq_plan *plan, const struct aq_plan_costs *costs,
-                                    const struct aq_schedule_request *request, double *share)
-{
-    struct aq_plan_costs kept = *costs;
-    double step_s, whole_s;
-    bool lossy = false;
-    for (uint32_t e = 0; e + 1 < plan->stage_count; e++) {
-        lossy = lossy || costs->loss[e] > 0;
-        kept.loss[e] = 0;
-    }
-    *share = 0;
-    if (!lossy) return AQ_OK;
-    AQ_TRY(time_of(plan, costs, request, false, &step_s));
-    AQ_TRY(time_of(plan, &kept, request, false, &whole_s));
-    if (step_s > whole_s) *share = 1 - whole_s / step_s;
-    return AQ_OK;
-}
-
-static void help_add(struct aq_plan_distance *out, double share, double step_s, const char *key, uint32_t value)
-{
-    AQ_ASSERT(out->help_count < AQ_PLAN_HELPS_MAX);
-    out->helps[out->help_count].share = share;
-    out->helps[out->help_count].step_s = step_s;
-    if (value)
-        snprintf(out->helps[out->help_count++].change, AQ_PLAN_HELP_BYTES, "%s %u", key, value);
-    else
-        snprintf(out->helps[out->help_count++].change, AQ_PLAN_HELP_BYTES, "%s", key);
-}
-
-/* If the manifest sets something else: the choice by distance. */
-static enum aq_status help_automatic(const struct aq_plan *plan, const struct aq_plan_costs *costs, double step_s,
-                                     struct aq_plan_distance *out)
-{
-    struct aq_schedule_request request;
-    double seconds, share;
-    AQ_TRY(flight_of(plan, plan->micro_batches, AQ_SCHEDULE_AUTO, AQ_IN_FLIGHT_AUTO, true, &request));
-    AQ_TRY(share_of(plan, costs, &request, true, &seconds, &share));
-    if (seconds * TOLERANCE < step_s) help_add(out, share, seconds, "auto in pipeline and link", 0);
-    return AQ_OK;
-}
-
-/* The next step's forwards during this one's end. */
-static enum aq_status help_staleness(const struct aq_plan *plan, const struct aq_plan_costs *costs, double step_s,
-                                     struct aq_plan_distance *out)
-{
-    const struct aq_job_pipeline *pipeline = &plan->job->pipeline;
-    struct aq_job job = *plan->job; /* the values alone are read */
-    struct aq_plan stale = *plan;
-    struct aq_schedule_request request;
-    double seconds, share;
-    if (job.train.staleness) return AQ_OK;
-    job.train.staleness = 1;
-    stale.job = &job;
-    AQ_TRY(flight_of(&stale, plan->micro_batches, pipeline->schedule, pipeline->in_flight, false, &request));
-    AQ_TRY(share_of(&stale, costs, &request, false, &seconds, &share));
-    if (seconds * TOLERANCE < step_s) help_add(out, share, seconds, "train.staleness", 1);
-    return AQ_OK;
-}
-
-/* A batch so much larger that round trips take half of what they do, or BATCH_GROWTH_MAX times. */
-static enum aq_status help_batch(const struct aq_plan *plan, const struct aq_plan_costs *costs,
-                                 struct aq_plan_distance *out)
-{
-    const struct aq_job_pipeline *pipeline = &plan->job->pipeline;
-    double seconds = 0, share = out->share;
-    uint32_t growth = 1;
-    while (growth < BATCH_GROWTH_MAX && share > out->share / 2) {
-        struct aq_schedule_request request;
-        if (2 * growth * plan->micro_batches > SIMULATED_MOST) break;
-        growth *= 2;
-        AQ_TRY(flight_of(plan, growth * plan->micro_batches, pipeline->schedule, pipeline->in_flight, false, &request));
-        AQ_TRY(share_of(plan, costs, &request, false, &seconds, &share));
-    }
-    if (growth > 1) help_add(out, share, seconds, "train.batch", growth * plan->job->train.batch);
-    return AQ_OK;
-}
-
-enum aq_status aq_plan_distance(const struct aq_plan *plan, const struct aq_plan_costs *costs,
-                                struct aq_plan_distance *out)
-{
-    *out = (struct aq_plan_distance){0};
-    if (!aq_plan_far(plan)) return AQ_OK;
-    const struct aq_schedule_request request = request_of(plan, plan->micro_batches, plan->schedule, plan->in_flight);
-    double step_s;
-    AQ_TRY(share_of(plan, costs, &request, false, &step_s, &out->share));
-    AQ_TRY(loss_share_of(plan, costs, &request, &out->loss_share));
-    if (out->share < NEGLIGIBLE) return AQ_OK;
-    AQ_TRY(help_automatic(plan, costs, step_s, out));
-    AQ_TRY(help_staleness(plan, costs, step_s, out));
-    return help_batch(plan, costs, out);
-}
-
-/* --- by schedule ------------------------------------------------------------------------------------------------ */
-
-/* Costs of the same work where backward is split, or is not: by the flops of its halves. */
-static enum aq_status costs_split(const struct aq_plan *plan, bool split, struct aq_plan_costs *costs)
-{
-    for (uint32_t s = 0; s < plan->stage_count; s++) {
-        struct aq_stage_config config = plan->stages[s].config;
-        struct aq_stage_size size;
-        if (config.split == split) continue;
-        config.split = split;
-        AQ_TRY(aq_stage_measure(&config, &size));
-        const double whole = costs->backward_s[s] + costs->weights_s[s];
-        costs->weights_s[s] = size.flops_backward > 0 ? whole * size.flops_weights / size.flops_backward : 0;
-        costs->backward_s[s] = whole - costs->weights_s[s];
-    }
-    return AQ_OK;
-}
-
-enum aq_status aq_plan_schedules(const struct aq_plan *plan, const struct aq_plan_costs *costs,
-                                 struct aq_plan_schedules *out)
-{
-    static const enum aq_schedule_kind kinds[] = {
-#define AQ_SCHEDULE(name, id, text) id,
-#include "schedules.def"
-    };
-    *out = (struct aq_plan_schedules){0};
-    for (size_t k = 0; k < sizeof kinds / sizeof *kinds; k++) {
-        const bool split = aq_schedule_splits(kinds[k]);
-        struct aq_plan_costs mine = *costs;
-        struct aq_schedule_request request;
-        if (split && plan->job->model.recompute) continue;
-        AQ_ASSERT(out->count < AQ_PLAN_SCHEDULES_MAX);
-        AQ_TRY(costs_split(plan, split, &mine));
-        AQ_TRY(flight_of(plan, plan->micro_batches, kinds[k], plan->job->pipeline.in_flight, false, &request));
-        AQ_TRY(time_of(plan, &mine, &request, false, &out->of[out->count].step_s));
-        out->of[out->count++].name = aq_schedule_name(kinds[k]);
-    }
     return AQ_OK;
 }

@@ -1,5 +1,5 @@
 /*
- * plan_judge.c -- a plan's cut compared with the best one that is known, and both in words.
+ * advice_judge.c -- a plan's cut compared with the best one that is known, and both in words.
  *
  * Steps are simulated from one table of layers for both cuts, so that they differ only in the cut; times measured for
  * whole stages are not used.
@@ -7,7 +7,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "plan_private.h"
+#include "advice_private.h"
 
 #define FASTER 1.01 /* times that differ by less are alike */
 

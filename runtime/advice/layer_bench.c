@@ -1,7 +1,7 @@
 /*
- * plan_bench.c -- see the header.
+ * layer_bench.c -- see the header.
  */
-#include "plan_bench.h"
+#include "layer_bench.h"
 
 #include <stdlib.h>
 #include <string.h>

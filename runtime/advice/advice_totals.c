@@ -1,5 +1,5 @@
 /*
- * plan_totals.c -- totals of a whole run: hours, bytes that a machine sends, and bytes on its disk.
+ * advice_totals.c -- totals of a whole run: hours, bytes that a machine sends, and bytes on its disk.
  *
  * Bytes are those on the wire of all steps, without evaluations. The first epoch's steps (those of edges.warmup_epochs)
  * send samples whole.
@@ -7,22 +7,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
-#include "plan_private.h"
-#include "security.h"
-
-uint64_t aq_wire_bytes(uint64_t body_bytes, bool loopback)
-{
-    const uint64_t bytes = AQ_WIRE_HEADER_BYTES + body_bytes;
-    const uint64_t segment = loopback ? AQ_WIRE_LOOPBACK_BYTES : AQ_WIRE_SEGMENT_BYTES;
-    return bytes + (bytes + segment - 1) / segment * AQ_WIRE_PACKET_BYTES;
-}
-
-bool aq_plan_edge_loopback(const struct aq_job *job, uint32_t edge)
-{
-    const char *address = job->pipeline.stages[aq_job_listener(job, edge, edge + 1)].address;
-    return aq_job_same_host(job, edge, edge + 1) &&
-           (address ? aq_security_inside(address) : aq_security_inside_host(job->link.host));
-}
+#include "advice_private.h"
 
 /* The machine of a rank, as the first rank on the same host. */
 static uint32_t machine_of(const struct aq_plan *plan, uint32_t rank)

@@ -1,6 +1,6 @@
 /*
- * plan_measure_layers.c -- what each kind of layer of a model takes on this machine: the table that a measured cut goes
- * by.
+ * advice_measure_layers.c -- what each kind of layer of a model takes on this machine: the table that a measured cut
+ * goes by.
  *
  * Layers of one kind and one size take the same: one of each is measured, at the job's batch and precision, with the
  * threads of each stage, and the coding of each shape at a cut. All kinds are open at once and take turns, each on some
@@ -12,8 +12,8 @@
 #include <string.h>
 
 #include "aqsgd/device.h"
+#include "layer_bench.h"
 #include "layer_times.h"
-#include "plan_bench.h"
 
 enum { SLOTS = 2, ROUNDS_LEAST = 5, KEY_BYTES = 640, NAME_BYTES = 64, LAYER_VALUES = 3, CODING_VALUES = 2 };
 static const double seconds_each = 0.4, seconds_most = 20;

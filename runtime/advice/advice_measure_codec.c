@@ -1,5 +1,5 @@
 /*
- * plan_measure_codec.c -- what a plan measures of codes: seconds to make and to read them, and what links leave of
+ * advice_measure_codec.c -- what a plan measures of codes: seconds to make and to read them, and what links leave of
  * their bytes where they send them packed.
  *
  * Bytes are coded here as an edge or a reduction codes them, of values that a stage has just made, and one body goes
@@ -7,10 +7,10 @@
  */
 #include <string.h>
 
+#include "advice_private.h"
 #include "aqsgd/codec.h"
 #include "aqsgd/device.h"
 #include "aqsgd/grad_codec.h"
-#include "plan_private.h"
 
 enum { REPEATS = 3, PIECES_MAX = 4, ALIGN = 256 };
 

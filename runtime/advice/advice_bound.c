@@ -1,13 +1,13 @@
 /*
- * plan_bound.c -- what a step waits for at least: the busiest stage, link, host, GPU or store, and the round trips of
- * the links before it. plan_predict.c simulates the rest.
+ * advice_bound.c -- what a step waits for at least: the busiest stage, link, host, GPU or store, and the round trips of
+ * the links before it. plan_simulate.c simulates the rest.
  */
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
-#include "plan_private.h"
+#include "advice_private.h"
 
 #define LATENCY_TOLD 1e-3 /* seconds of round trips from which on a bound names them */
 

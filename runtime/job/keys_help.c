@@ -371,7 +371,7 @@ enum aq_status aq_keys_markdown(char **out)
     const struct aq_key_table keys = aq_keys_job();
     aq_text_add(&text,
                 "# The manifest\n\n"
-                "Made from `runtime/manifest/keys.def` by `aqpipe help keys --markdown`; a test checks that it is up "
+                "Made from `runtime/job/keys.def` by `aqpipe help keys --markdown`; a test checks that it is up "
                 "to date.\n\n"
                 "A manifest is one YAML document of sections and keys. Every key can be given on the command "
                 "line, too, and wins there:\n`--set train.batch=16`, `--set \"data.train=[a.txt, b.txt]\"`, "

@@ -1,5 +1,5 @@
 /*
- * plan_predict.c -- how long a step takes: an event simulation of the programs that the workers run, by the same
+ * plan_simulate.c -- how long a step takes: an event simulation of the programs that the workers run, by the same
  * interpreter (program_run.h), with a policy that keeps a clock.
  *
  * Caveats first. Times that were never measured are not in it: digests, tables of rows, the copies of sockets, the
@@ -68,7 +68,7 @@ struct pipe {
 struct stream {
     double left; /* seconds of work left, at full speed, at the time `since`; < 0: none */
     double since;
-    double ends; /* at the stage's speed; while left > 0 */
+    double ends;   /* at the stage's speed; while left > 0 */
     uint32_t lane; /* whose instruction, or END_OF_STEP */
 };
 
@@ -348,8 +348,8 @@ static uint32_t lanes_busy(const struct actor *actor)
 static void stream_begin(const struct simulation *sim, const struct actor *actor, struct stream *stream, uint32_t lane,
                          double seconds)
 {
-    *stream = (struct stream){
-        .left = seconds, .since = sim->now, .ends = sim->now + seconds / actor->speed, .lane = lane};
+    *stream =
+        (struct stream){.left = seconds, .since = sim->now, .ends = sim->now + seconds / actor->speed, .lane = lane};
 }
 
 /* Has what it needs of the links come? */
@@ -772,44 +772,19 @@ static struct simulation simulation_of(const struct aq_plan *plan, const struct 
 }
 
 enum aq_status aq_plan_simulate(const struct aq_plan *plan, const struct aq_plan_costs *costs,
-                                const struct aq_plan_scene *scene, double *step_s)
+                                const struct aq_plan_scene *scene, struct aq_plan_simulated *out)
 {
     struct aq_plan_costs seen;
     aq_plan_costs_cached(plan, costs, &seen);
     struct simulation sim = simulation_of(plan, &seen, scene);
     void *memory = NULL;
+    *out = (struct aq_plan_simulated){0};
     AQ_TRY(simulation_open(&sim, &memory));
-    const enum aq_status status = simulate(&sim, step_s);
-    aq_free(memory);
-    return status;
-}
-
-double aq_plan_idle(const struct aq_plan_prediction *prediction, uint32_t s)
-{
-    return fmax(0, 1 - prediction->compute_s[s] / prediction->step_s);
-}
-
-enum aq_status aq_plan_predict(const struct aq_plan *plan, const struct aq_plan_costs *costs,
-                               struct aq_plan_prediction *out)
-{
-    struct aq_plan_scene scene;
-    struct aq_plan_prediction prediction = {0};
-    void *memory = NULL;
-    for (uint32_t s = 0; s < plan->stage_count; s++) {
-        scene.programs[s] = plan->stages[s].program;
-        scene.windows[s] = plan->edges[s].window;
-    }
-    struct aq_plan_costs seen;
-    aq_plan_costs_cached(plan, costs, &seen);
-    struct simulation sim = simulation_of(plan, &seen, &scene);
-    AQ_TRY(simulation_open(&sim, &memory));
-    const enum aq_status status = simulate(&sim, &prediction.step_s);
+    const enum aq_status status = simulate(&sim, &out->step_s);
     for (uint32_t s = 0; s < sim.P; s++) {
-        prediction.forward_s[s] = sim.forward[s].seconds * sim.M;
-        prediction.backward_s[s] = sim.backward[s].seconds * sim.M;
+        out->forward_s[s] = sim.forward[s].seconds * sim.M;
+        out->backward_s[s] = sim.backward[s].seconds * sim.M;
     }
-    aq_plan_bound(plan, &seen, &prediction);
     aq_free(memory);
-    if (status == AQ_OK) *out = prediction;
     return status;
 }

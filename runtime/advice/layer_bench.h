@@ -1,5 +1,5 @@
 /*
- * plan_bench.h -- some layers of a plan's model, open on this machine with values at random, to be timed.
+ * layer_bench.h -- some layers of a plan's model, open on this machine with values at random, to be timed.
  *
  *     struct aq_plan_bench bench;
  *     AQ_TRY_GOTO(aq_plan_bench_open(&bench, plan, s, &config, threads), out);
@@ -9,10 +9,10 @@
  *
  * Locking: one thread at a time.
  */
-#ifndef RUNTIME_PLAN_BENCH_H
-#define RUNTIME_PLAN_BENCH_H
+#ifndef RUNTIME_LAYER_BENCH_H
+#define RUNTIME_LAYER_BENCH_H
 
-#include "plan_private.h"
+#include "advice_private.h"
 
 enum { AQ_PLAN_ROUNDS_MAX = 31 };
 
@@ -49,7 +49,7 @@ enum aq_status aq_plan_bench_round(struct aq_plan_bench *bench, uint32_t round);
 /* Times the end of a step: the norm, the optimizer's step, gradients zeroed; the least of several repeats. */
 enum aq_status aq_plan_bench_update(struct aq_plan_bench *bench, double *seconds_least);
 
-double aq_plan_bench_since(uint64_t begin_ns);               /* seconds */
+double aq_plan_bench_since(uint64_t begin_ns); /* seconds */
 double aq_plan_bench_least(const double *values, uint32_t count);
 double aq_plan_bench_median(double *values, uint32_t count); /* sorts them */
 

@@ -1,10 +1,10 @@
 /*
- * plan_json.c -- a plan as one JSON object: `aqpipe plan --json`. Numbers are in bytes and seconds.
+ * advice_json.c -- a plan as one JSON object: `aqpipe plan --json`. Numbers are in bytes and seconds.
  */
+#include "advice_private.h"
 #include "control.h"
 #include "json_text.h"
 #include "keys.h"
-#include "plan_private.h"
 
 static json_t *whole(uint64_t value)
 {
@@ -211,16 +211,15 @@ enum aq_status aq_plan_print_json(const struct aq_plan *plan, const struct aq_pl
         json_array_append_new(stages, stage_json(plan, costs, s));
     for (uint32_t e = 0; e + 1 < plan->stage_count; e++)
         json_array_append_new(edges, edge_json(plan, e));
-    json_t *out = json_pack("{s:s, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:i, s:s, s:i, s:s, s:o, s:o, s:o, s:o}",
-                            "job", plan->job->name, "plan_hash", aq_control_hex(plan->hash), "job_digest",
-                            aq_control_hex(plan->job_digest), "parameters", whole(plan->parameters + plan->frozen),
-                            "train_samples", whole(plan->facts.train_samples), "samples_dropped",
-                            whole(plan->samples_dropped), "heldout_samples", whole(plan->facts.heldout_samples),
-                            "steps_per_epoch", whole(plan->steps_per_epoch), "steps", whole(plan->steps), "replicas",
-                            (int)plan->replicas, "reduce_transport", transport_name(aq_plan_reduce_transport(plan)),
-                            "micro_batches", (int)plan->micro_batches, "schedule", aq_schedule_name(plan->schedule),
-                            "stages", stages, "edges", edges, "totals", totals_json(&totals, timed), "time",
-                            timed ? time_json(plan, costs, prediction) : json_null());
+    json_t *out = json_pack(
+        "{s:s, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:i, s:s, s:i, s:s, s:o, s:o, s:o, s:o}", "job", plan->job->name,
+        "plan_hash", aq_control_hex(plan->hash), "job_digest", aq_control_hex(plan->job_digest), "parameters",
+        whole(plan->parameters + plan->frozen), "train_samples", whole(plan->facts.train_samples), "samples_dropped",
+        whole(plan->samples_dropped), "heldout_samples", whole(plan->facts.heldout_samples), "steps_per_epoch",
+        whole(plan->steps_per_epoch), "steps", whole(plan->steps), "replicas", (int)plan->replicas, "reduce_transport",
+        transport_name(aq_plan_reduce_transport(plan)), "micro_batches", (int)plan->micro_batches, "schedule",
+        aq_schedule_name(plan->schedule), "stages", stages, "edges", edges, "totals", totals_json(&totals, timed),
+        "time", timed ? time_json(plan, costs, prediction) : json_null());
     json_object_set_new(out, "parameters_frozen", whole(plan->frozen));
     json_object_set_new(out, "tied", tied_json(plan));
     json_object_set_new(out, "cache_window", json_integer((json_int_t)plan->ahead));
@@ -228,8 +227,7 @@ enum aq_status aq_plan_print_json(const struct aq_plan *plan, const struct aq_pl
     json_object_set_new(out, "reduce_every", whole(aq_plan_reduce_every(plan)));
     json_object_set_new(out, "checkpoint_steps",
                         whole(aq_job_every_steps(&plan->job->checkpoint.every, plan->steps_per_epoch)));
-    json_object_set_new(out, "checkpoint_seconds",
-                        aq_control_number((double)plan->job->checkpoint.every.ns * 1e-9));
+    json_object_set_new(out, "checkpoint_seconds", aq_control_number((double)plan->job->checkpoint.every.ns * 1e-9));
     const enum aq_status status = aq_json_text(out, JSON_REAL_PRECISION(9), text);
     json_decref(out);
     aq_text_bytes(text, "\n", 1);

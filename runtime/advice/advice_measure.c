@@ -1,5 +1,5 @@
 /*
- * plan_measure.c -- seconds of one forward, backward, encode, decode and update, measured on this machine.
+ * advice_measure.c -- seconds of one forward, backward, encode, decode and update, measured on this machine.
  *
  * A stage is measured as it will run, not as fast as it can: every stage of a host is open at once, they take turns on
  * all its cores, and each goes round all its slots as its program does (a backward meets activations that were written
@@ -8,15 +8,15 @@
  * turn does not move it.
  *
  * The share of bytes left after packing is measured on bodies coded here, of a model with random weights and after a
- * few updates: plan_measure_codec.c. Stages on a GPU are measured if this machine has one; else their line states that
- * they were not.
+ * few updates: advice_measure_codec.c. Stages on a GPU are measured if this machine has one; else their line states
+ * that they were not.
  */
 #include <stdlib.h>
 #include <string.h>
 
 #include "aqsgd/device.h"
 #include "aqsgd/grad.h"
-#include "plan_bench.h"
+#include "layer_bench.h"
 #include "reduce_measure.h"
 
 enum { ROUNDS_LEAST = 3, MEASURE_SECONDS = 3, MEASURE_SECONDS_MAX = 20 };

@@ -1,11 +1,11 @@
 /*
- * plan_print.c -- a plan for people: the tables of `aqpipe plan`. The same for programs is plan_json.c.
+ * advice_print.c -- a plan for people: the tables of `aqpipe plan`. The same for programs is advice_json.c.
  */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
 
-#include "plan_private.h"
+#include "advice_private.h"
 #include "table.h"
 
 enum { GRID_COLUMNS = 108, GRID_HEAD = 18, CODEC_BYTES = 120, ABOUT_BYTES = 256 };
@@ -31,8 +31,7 @@ static void print_head(const struct aq_plan *plan, struct aq_text *text)
         if (job->train.lora.ranks) (void)aq_lora_ranks(&job->train.lora, model, job->train.T, &least, &most);
         aq_text_add(text, ", adapters of rank %u", least);
         if (most > least) aq_text_add(text, " to %u", most);
-        aq_text_add(text, ", alpha %g%s", (double)job->train.lora.alpha,
-                    job->train.lora.rslora ? " / sqrt(rank)" : "");
+        aq_text_add(text, ", alpha %g%s", (double)job->train.lora.alpha, job->train.lora.rslora ? " / sqrt(rank)" : "");
     }
     if (job->train.lora.alphas) aq_text_add(text, ", other alphas for some");
     if (job->train.lora.saved) aq_text_add(text, ", whole modules (%s)", job->train.lora.saved);
@@ -253,9 +252,8 @@ static void print_warmup(const struct aq_plan *plan, struct aq_text *text)
     if (warm == 0) return;
     if (warm < plan->steps)
         aq_text_add(text, "warm-up: %s %llu of %llu steps send fp32 gradients, up to %s per step\n",
-                    plan->stages[0].traffic.warmup_least ? "at least the first" : "the first",
-                    (unsigned long long)warm, (unsigned long long)plan->steps,
-                    aq_text_size(aq_plan_warmup_most(plan), a));
+                    plan->stages[0].traffic.warmup_least ? "at least the first" : "the first", (unsigned long long)warm,
+                    (unsigned long long)plan->steps, aq_text_size(aq_plan_warmup_most(plan), a));
     if (warm < plan->steps) return;
     aq_text_add(text, "warning: ");
     (void)aq_plan_never_compresses(plan, text);

@@ -1,5 +1,5 @@
 /*
- * plan_slack.c -- bits that cost no time: what the link of each cut has to spare within a step.
+ * advice_slack.c -- bits that cost no time: what the link of each cut has to spare within a step.
  *
  * A step is as long as its busiest resource and the pipeline's filling make it; a link that is not on that way carries
  * more bits for nothing, and more bits are less error. The directions of all cuts are given bits in rounds, one (or
@@ -9,9 +9,9 @@
  */
 #include <string.h>
 
+#include "advice_private.h"
 #include "edge_guard.h"
 #include "keys.h"
-#include "plan_private.h"
 
 #define LONGER 1.01 /* times that differ by less are alike */
 

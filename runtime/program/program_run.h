@@ -3,7 +3,7 @@
  *
  * Caveats first. This holds the rules of program.h and nothing of the world: no frames, no buffers, no time. A policy
  * brings those. There are three: the worker executes (worker_step.c), the dry run counts ticks (program_check.c), and
- * the prediction keeps a clock (plan_predict.c). A run trusts its program: aq_program_check has proved it.
+ * the prediction keeps a clock (plan_simulate.c). A run trusts its program: aq_program_check has proved it.
  *
  * The rules. A lane is a sequence of instructions that begin in program order; it continues from step to step. An
  * instruction of micro-batch n may begin when all of these hold (n counts the micro-batches of all steps, from `base`):
