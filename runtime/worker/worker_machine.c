@@ -47,11 +47,8 @@ enum aq_status aq_worker_machine_average(struct aq_worker *worker)
 enum aq_status aq_worker_machine_perform(struct aq_worker *worker, const struct aq_reduce *asked)
 {
     const struct aq_worker_machine *machine = &worker->replicas.machine;
-    const struct aq_compressed coded = {.worker = asked->worker,
-                                        .server = asked->server,
-                                        .x = asked->x,
-                                        .count = asked->count,
-                                        .step = asked->step};
+    const struct aq_compressed coded = {
+        .worker = asked->worker, .server = asked->server, .x = asked->x, .count = asked->count, .step = asked->step};
     /* Slamb's, to which manifests are held: values in 32 or 16 bits, without errors. */
     AQ_ASSERT(asked->kind == AQ_REDUCE_MEAN || (asked->kind == AQ_REDUCE_COMPRESSED && !asked->worker_error));
     if (machine->leaders && asked->kind == AQ_REDUCE_MEAN)
