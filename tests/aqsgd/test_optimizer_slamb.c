@@ -1,6 +1,6 @@
 /*
- * test_optimizer_slamb.c -- SLAMB with W ranks against its paper's formulas in double (optimizer_reference.h): its forms,
- * values of 16 bits, a share that falls, and masks that take few values.
+ * test_optimizer_slamb.c -- SLAMB with W ranks against its paper's formulas in double (optimizer_reference.h): its
+ * forms, values of 16 bits, a share that falls, and masks that take few values.
  */
 #include "optimizer_reference.h"
 
