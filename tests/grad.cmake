@@ -6,6 +6,7 @@ target_include_directories(test_grad_codec PRIVATE ${aqsgd_MODULES})
 # Every optimizer and every gradient codec, with 1 to 8 ranks in one process.
 aq_test(conform_grad LIBS optimizer_ranks aqsgd LABELS quick conform)
 aq_test(test_optimizer_ranks LIBS optimizer_ranks aqsgd LABELS computes quick)
+aq_test(test_optimizer_slamb LIBS optimizer_ranks aqsgd LABELS computes quick)
 aq_test(test_optimizer_rules LIBS optimizer_ranks aqsgd LABELS computes quick)
 aq_test(test_optimizer_outer LIBS optimizer_ranks aqsgd LABELS computes quick)
 aq_test(test_optimizer_versions LIBS optimizer_ranks aqsgd LABELS quick)

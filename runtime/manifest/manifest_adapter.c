@@ -201,7 +201,8 @@ static void check_lr_patterns(struct aq_manifest *manifest, const struct aq_mode
     if (!train->lr_patterns) return;
     for (uint32_t i = 0; aq_model_rate_pattern(model, train->T, train->lr_patterns, i, &pattern); i++)
         if (pattern.rate == 0.0f || *pattern.text == '!')
-            aq_manifest_error(manifest, "train.lr_patterns", "'%s' has no rate above 0: 'embedding = 3e-2'", pattern.text);
+            aq_manifest_error(manifest, "train.lr_patterns", "'%s' has no rate above 0: 'embedding = 3e-2'",
+                              pattern.text);
     if (!(train->lr > 0))
         aq_manifest_error(manifest, "train.lr_patterns", "warm-up and decay are those of train.lr, which is 0");
 }

@@ -44,7 +44,7 @@
  *
  * A step with fewer micro-batches than the program, down to none (split.mode: global), is run by the same program
  * without the instructions of those that are not there. No instruction waits for one of a later micro-batch, on any
- * stage (but for a flush, which waits for those that are there): so where the whole completes, each beginning of it does.
+ * stage (a flush waits only for those that are there): so where the whole completes, each beginning of it does.
  *
  * The instructions, for stage s of P, micro-batch i (0-based in the step), slot k:
  *   PREFETCH i   ask the caches for the messages of the samples of micro-batch i. i >= M: micro-batch i - M of the

@@ -157,7 +157,7 @@ enum aq_status aq_schedule_emit(const struct aq_schedule_request *request, uint3
                                .micro_batches = M,
                                .slots = emitter.slots,
                                .split = ops->split,
-                               .flush = request->flush && request->kind == AQ_SCHEDULE_GPIPE,
+                               .flush = request->flush && ops->flushes,
                                .window = window,
                                .staleness = request->staleness};
     return AQ_OK;

@@ -40,6 +40,7 @@ struct aq_schedule_ops {
      * 1 .. M; the request is of staleness 0. */
     void (*order)(const struct aq_schedule_request *request, uint32_t stage, uint32_t slots,
                   struct aq_schedule_order *out);
+    bool flushes; /* obeys the request's flush: all stages have as many slots */
 };
 
 #endif

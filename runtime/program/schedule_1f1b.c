@@ -43,4 +43,4 @@ static void schedule_1f1b_order(const struct aq_schedule_request *request, uint3
     }
 }
 
-const struct aq_schedule_ops schedule_1f1b = {"1f1b", false, schedule_1f1b_slots, schedule_1f1b_order};
+const struct aq_schedule_ops schedule_1f1b = {"1f1b", false, schedule_1f1b_slots, schedule_1f1b_order, false};

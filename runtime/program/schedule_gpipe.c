@@ -32,4 +32,4 @@ static void gpipe_order(const struct aq_schedule_request *request, uint32_t stag
     }
 }
 
-const struct aq_schedule_ops schedule_gpipe = {"gpipe", false, gpipe_slots, gpipe_order};
+const struct aq_schedule_ops schedule_gpipe = {"gpipe", false, gpipe_slots, gpipe_order, true};

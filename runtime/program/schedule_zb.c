@@ -38,4 +38,4 @@ static void zb_order(const struct aq_schedule_request *request, uint32_t stage, 
         out[at++] = (struct aq_schedule_order){halves++, AQ_OP_WEIGHTS};
 }
 
-const struct aq_schedule_ops schedule_zb = {"zb-h1", true, zb_slots, zb_order};
+const struct aq_schedule_ops schedule_zb = {"zb-h1", true, zb_slots, zb_order, false};

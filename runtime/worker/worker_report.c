@@ -110,8 +110,8 @@ static void add_choice(struct aq_worker *worker, json_t *line)
 static void add_figures(const struct aq_worker *worker, json_t *line)
 {
     struct aq_optimizer_figure figures[AQ_OPTIMIZER_FIGURES_MAX];
-    uint32_t count;
-    aq_optimizer_figures(worker->optimizer, figures, &count);
+    uint32_t count = 0;
+    if (worker->optimizer) aq_optimizer_figures(worker->optimizer, figures, &count);
     for (uint32_t i = 0; i < count; i++)
         json_object_set_new(line, figures[i].name, aq_control_number(figures[i].value));
 }

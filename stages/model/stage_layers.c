@@ -67,7 +67,7 @@ static bool is_frozen(const struct layer_list *list, uint32_t number, const char
     return stage_named(config->freeze, first.name, of);
 }
 
-/* Its learning rate. A tied tensor follows the first layer's; copies of a shared one must not differ by their layers. */
+/* Its learning rate. A tied tensor follows the first layer's; copies of a shared one do not differ by their layers. */
 static float rate_of(const struct layer_list *list, const char *name, const char *of)
 {
     const struct aq_stage_config *config = list->config;

@@ -18,9 +18,9 @@ static struct aq_codec_config config_of(uint32_t bits, enum aq_codec_precision s
 static struct aq_codec_result encode(struct end *end, const void *m, float *hat, void *m_out)
 {
     struct aq_codec_result result;
-    assert_int_equal(aq_codec_encode(end->codec, end->a, m, NULL, end->body, aq_codec_bound(end->codec), hat, m_out,
-                                     &result, NULL),
-                     AQ_OK);
+    assert_int_equal(
+        aq_codec_encode(end->codec, end->a, m, NULL, end->body, aq_codec_bound(end->codec), hat, m_out, &result, NULL),
+        AQ_OK);
     end_check(end);
     return result;
 }

@@ -32,9 +32,8 @@ static void emit_all(const struct aq_schedule_request *request)
 
 static void check_one(const struct aq_schedule_request *request, uint32_t credits, uint32_t send_frames)
 {
-    const struct aq_program_limits limits = {.credits = credits,
-                                             .send_frames = send_frames,
-                                             .replicas = request->reduce ? 2 + credits % 2 : 1};
+    const struct aq_program_limits limits = {
+        .credits = credits, .send_frames = send_frames, .replicas = request->reduce ? 2 + credits % 2 : 1};
     struct aq_text why = {0};
     emit_all(request);
     const enum aq_status status = aq_program_check(programs, request->stages, &limits, &why);
@@ -363,8 +362,7 @@ static void test_schedule_emit_twice_equal(void **state)
     (void)state;
     static struct aq_instruction again[CODE_MAX];
     for (int k = 0; k < KINDS; k++) {
-        const struct aq_schedule_request request = {
-            .kind = kinds[k], .stages = 5, .micro_batches = 11, .window = 3};
+        const struct aq_schedule_request request = {.kind = kinds[k], .stages = 5, .micro_batches = 11, .window = 3};
         struct aq_program program;
         emit_all(&request);
         assert_int_equal(aq_schedule_emit(&request, 2, again, CODE_MAX, &program), AQ_OK);

@@ -202,6 +202,15 @@ def scenario_replicas_rates():
     refused("other rates", path, r'train\.lr_patterns: .* there, "wte = 1e-3" here', 2, "--resume", "--set", "train.lr_patterns='wte = 1e-3'")
     launch(path, "--resume")
     check(losses("stopped") == losses("one") and weights("stopped") == weights("one"), "resumed with rates: another run")
+    for value, words in (("wte", r"'wte' has no rate above 0: 'embedding = 3e-2'"), ("wte=1, head = 0", r"'head' has no rate above 0"),
+                         ("!wte = 1e-3", r"'!wte' has no rate above 0"), ("embeding = 1", r"it has no 'embeding'; did you mean 'embedding'\?")):
+        refused(value, path, r"train\.lr_patterns: .*" + words, 2, "--set", f"train.lr_patterns='{value}'")
+    refused("no lr", path, r"train\.lr_patterns: warm-up and decay are those of train\.lr, which is 0", 2, "--set", "train.lr=0")
+    flush = ("--set", "pipeline.flush=true")
+    refused("1f1b", path, r"pipeline\.flush: needs pipeline\.schedule: gpipe", 2, *flush, "--set", "pipeline.schedule=1f1b")
+    refused("stale", path, r"pipeline\.flush: does not go with train\.staleness", 2, *flush, "--set", "pipeline.schedule=gpipe", "--set",
+            "train.staleness=1")
+    refused("lamb", path, r'form is "sqrt", must be ratio or norm', 2, "--set", "train.optimizer=lamb", "--set", "optimizer.form=sqrt")
     figures = {"lamb": ("lamb_c",), "onebit_lamb": ("lamb_c", "lamb_r"), "lioncub-rates": ("sign_match", "momentum_spread")}
     for name, wanted in figures.items():
         launch(manifest(name, **{**REPLICAS, **OPTIMIZERS[name], "train.epochs": 2}))
@@ -283,6 +292,10 @@ def scenario_replicas_machines():
             sent = [sum(column) for column in zip(*(line["gradient_bytes"] for line in metrics("four")))]
             whole = [sum(column) for column in zip(*(line["gradient_bytes"] for line in metrics("two")))]
             check(sent[:4] == whole and sent[4:] == [0] * 4, f"one of each machine talks to the other: {sent}, of two {whole}")
+            launch(manifest("half", **{**first, "reduce.codec": "fp16", "pipeline.stages": placed(here, there, here, there)}))
+            half = [sum(column) for column in zip(*(line["gradient_bytes"] for line in metrics("half")))]
+            check(half[4:] == [0] * 4 and 0.65 < sum(half) / sum(whole) < 0.8, f"masks in fp16, averages in fp32: {half} of {whole}")
+            close("half", "four", 1e-2)
             folder = ROOT / "four" / "checkpoint" / "3"  # no step at which machines average their weights
             files = [(folder / f"stage-{rank}.safetensors").read_bytes() for rank in range(8)]
             files = [data[8 + int.from_bytes(data[:8], "little"):] for data in files]
@@ -324,7 +337,7 @@ def scenario_replicas_isolated():
              "local": {"reduce.every": 3, "reduce.codec": "q4"},
              "stale": {"train.staleness": 1},
              "local-fp32": {"reduce.every": 4, "reduce.outer_momentum": 0, "train.staleness": 1}}
-    cases.update({name: OPTIMIZERS[name] for name in ("qadam", "onebit_lamb", "slamb", "lioncub-lanes", "adamw-powersgd")})
+    cases.update({name: OPTIMIZERS[name] for name in ("qadam", "onebit_lamb", "slamb", "slamb-fp16", "lioncub-lanes", "lioncub-rates", "adamw-powersgd")})
     for name, changes in cases.items():
         launch(manifest(name, **{**base, **changes}))
         jobs.isolated(True)

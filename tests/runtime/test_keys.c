@@ -221,7 +221,8 @@ static void test_help_prints_since_needs_and_conflicts(void **state)
                  {"train.frozen_store", "[needs lora.rank or train.freeze]"},
                  {"lora.dropout", "[excludes lora.dora with lora.rank]"},
                  {"train.early_stop", "needs output.metrics: true without checkpoint.best;"},
-                 {"train.staleness", "[excluded by pipeline.flush: true; excluded by edges.bits: auto; excluded by split.mode: global]"},
+                 {"train.staleness",
+                  "[excluded by pipeline.flush: true; excluded by edges.bits: auto; excluded by split.mode: global]"},
                  {"split.labels", "[server needs split.clients; server excluded by split.privacy.gradient_clip; "},
                  {"split.rounds", "default 1; since 0.1"}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {

@@ -81,8 +81,7 @@ static void test_program_of_1f1b_is_as_written(void **state)
                 {AQ_OP_SEND_BWD, 0, 0}, {AQ_OP_PREFETCH, 2, 0}, {AQ_OP_RECV_FWD, 1, 0}, {AQ_OP_FORWARD, 1, 0},
                 {AQ_OP_BACKWARD, 1, 0}, {AQ_OP_SEND_BWD, 1, 0}, {AQ_OP_NORM, 0, 0},     {AQ_OP_STEP, 0, 0},
                 {AQ_OP_MARK, 0, 0}};
-    const struct aq_schedule_request request = {
-        .kind = AQ_SCHEDULE_1F1B, .stages = 2, .micro_batches = 2, .window = 1};
+    const struct aq_schedule_request request = {.kind = AQ_SCHEDULE_1F1B, .stages = 2, .micro_batches = 2, .window = 1};
     emit_all(&request);
     assert_int_equal(programs[1].count, sizeof want / sizeof *want);
     for (uint32_t i = 0; i < programs[1].count; i++) {

@@ -547,8 +547,8 @@ static void test_rates_by_patterns(void **state)
     static const struct {
         const char *name;
         float rate;
-    } wanted[] = {{"wte.weight", 0.03f},          {"wpe.weight", 0.03f},        {"h.0.attn.c_attn.weight", 0.5f},
-                  {"h.0.ln_1.bias", 0.002f},      {"h.1.mlp.c_fc.weight", 0.0f}, {"h.1.ln_2.weight", 0.002f},
+    } wanted[] = {{"wte.weight", 0.03f},     {"wpe.weight", 0.03f},         {"h.0.attn.c_attn.weight", 0.5f},
+                  {"h.0.ln_1.bias", 0.002f}, {"h.1.mlp.c_fc.weight", 0.0f}, {"h.1.ln_2.weight", 0.002f},
                   {"lm_head.weight", 0.003f}};
     struct aq_stage_config config = help_config(2, 2, 32, V, 2, T);
     uint32_t found = 0;
@@ -573,9 +573,9 @@ static void test_rates_by_patterns(void **state)
         const char *text;
         float rate;
         uint32_t tensors;
-    } cases[] = {{"wte = 1e-3", 1e-3f, 1}, {"wte", 0, 1},       {"wte = ", 0, 1},     {"wte = 0", 0, 1},  {"wte = -1", 0, 1},
-                 {"wte = nan", 0, 1},      {"wte = inf", 0, 1}, {"wte = 1x", 0, 1}, {"= 1", 1, 0},      {"wtx = 2", 2, 0},
-                 {"wte = 0.00000000000000000000000000000000001", 0, 1}};
+    } cases[] = {{"wte = 1e-3", 1e-3f, 1}, {"wte", 0, 1},       {"wte = ", 0, 1},   {"wte = 0", 0, 1},
+                 {"wte = -1", 0, 1},       {"wte = nan", 0, 1}, {"wte = inf", 0, 1}, {"wte = 1x", 0, 1},
+                 {"= 1", 1, 0},            {"wtx = 2", 2, 0},   {"wte = 0.00000000000000000000000000000000001", 0, 1}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct aq_freeze_pattern pattern;
         assert_true(aq_model_rate_pattern(&config.model, T, cases[i].text, 0, &pattern));

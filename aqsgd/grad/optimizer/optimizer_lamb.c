@@ -76,8 +76,8 @@ enum aq_status aq_lamb_step(struct aq_optimizer *optimizer, struct aq_lamb *lamb
     aq_optimizer_fold(optimizer, 0, lamb->x2);
     aq_optimizer_fold(optimizer, 1, lamb->u2);
     for (uint32_t t = 0; t < optimizer->tensor_count; t++)
-        lamb->coefficient[t] = (lamb->norm ? norm_clip : aq_lamb_clip)(lamb->x2[t], lamb->u2[t],
-                                                                       config->coefficient_min, config->coefficient_max);
+        lamb->coefficient[t] = (lamb->norm ? norm_clip : aq_lamb_clip)(
+            lamb->x2[t], lamb->u2[t], config->coefficient_min, config->coefficient_max);
     state_figure(optimizer, lamb);
     AQ_TRY(aq_optimizer_values(optimizer, 1, lamb->coefficient));
     kernel.kind = AQ_FUSED_LAMB_STEP;

@@ -390,8 +390,7 @@ static void fold_means(struct aq_optimizer *optimizer)
     struct lioncub *own = optimizer->own;
     const float norm = optimizer->config.reduce.norm;
     const bool geometric = norm == AQ_GRAD_NORM_L0;
-    if (!geometric && norm != 1.0f)
-        aq_optimizer_each(optimizer, power_piece);
+    if (!geometric && norm != 1.0f) aq_optimizer_each(optimizer, power_piece);
     aq_optimizer_fold(optimizer, 0, own->mean);
     if (geometric) aq_optimizer_fold(optimizer, 1, own->counts);
     for (uint32_t t = 0; t < optimizer->tensor_count; t++) {

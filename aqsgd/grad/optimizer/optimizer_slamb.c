@@ -17,9 +17,9 @@
  *     code         x -= lr phi_max c u + lr / sqrt(W) phi_min (1 - c) u      (the published code)
  *
  * If the norm of a part is zero (the mask took nothing of a tensor, or x is all zeros), the ratio is 1, as in LAMB and
- * in the published code, but clipped like any other: the theorem's assumption 5 requires phi bounded for every argument, and with a sparse mask an
- * unclipped 1 is up to coefficient_min^-1 times the step of its neighbours. In form "code" phi_min is 0 there, and is
- * clipped only from above.
+ * in the published code, but clipped like any other: the theorem's assumption 5 requires phi bounded for every
+ * argument, and with a sparse mask an unclipped 1 is up to coefficient_min^-1 times the step of its neighbours. In form
+ * "code" phi_min is 0 there, and is clipped only from above.
  *
  * Values of the masks travel in fp32, or in fp16 or bf16 (`reduce`; section 5.1: the paper's runs are in fp16); the
  * average of line 21 always in fp32, because in 16 bits it would round the weights of all ranks every H steps.
@@ -53,10 +53,10 @@ struct slamb {
     uint64_t room;                     /* floats of m that sent can hold */
     double *norms[4];                  /* by tensor: |xM|^2, |uM|^2, |xN|^2, |uN|^2 */
     float *phi_max, *phi_min;
-    float *over;   /* by tensor: 1, or 1 / |u| */
-    float *shares; /* by tensor: of its parameters that are masked; beyond 1: dense */
+    float *over;                       /* by tensor: 1, or 1 / |u| */
+    float *shares;                     /* by tensor: of its parameters that are masked; beyond 1: dense */
     const struct aq_grad_codec *codec; /* the optimizer's, of `reduce`; NULL: fp32 */
-    float density;               /* of this step                             */
+    float density;                     /* of this step                             */
     bool algorithm, code, paper;
 };
 
@@ -301,8 +301,8 @@ static enum aq_status scale_tensors(struct aq_optimizer *optimizer)
     for (uint32_t t = 0; t < optimizer->tensor_count; t++) {
         const double u2 = own->norms[1][t] + own->norms[3][t], factor = own->algorithm ? u2 : 1.0;
         own->phi_max[t] = phi(own, own->norms[0][t] * factor, own->norms[1][t], 1.0f, least, most);
-        own->phi_min[t] =
-            phi(own, own->norms[2][t] * factor, own->norms[3][t], own->code ? 0.0f : 1.0f, own->code ? 0.0f : least, most);
+        own->phi_min[t] = phi(own, own->norms[2][t] * factor, own->norms[3][t], own->code ? 0.0f : 1.0f,
+                              own->code ? 0.0f : least, most);
         own->over[t] = own->algorithm && u2 > 0.0 ? (float)(1.0 / sqrt(u2)) : 1.0f;
     }
     AQ_TRY(aq_optimizer_values(optimizer, PHI_MAX, own->phi_max));

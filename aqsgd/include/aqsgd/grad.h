@@ -71,7 +71,7 @@ struct aq_optimizer_config {
      */
     uint32_t outer_every;
     float outer_lr, outer_momentum; /* 0 <= momentum < 1, Nesterov's */
-    bool predict; /* the parameters lie a step ahead of the weights: optimizer_versions.c */
+    bool predict;                   /* the parameters lie a step ahead of the weights: optimizer_versions.c */
 
     /* qadam, onebit_adam, onebit_lamb */
     uint64_t warmup_steps; /* uncompressed steps at the beginning, after which v is frozen; the least number if  */
@@ -89,10 +89,10 @@ struct aq_optimizer_config {
     /* slamb */
     float density;          /* k: the share of a momentum that is sent                                          */
     uint64_t density_steps; /* in so many first steps k falls from 1, by the same factor per step; 0: it does not */
-    uint32_t sync_every;  /* H: steps between two averages of the parameters                                    */
-    uint64_t total_steps; /* the last step averages too; 0: unknown                                             */
-    uint64_t dense_below; /* tensors of fewer floats are sent whole (published code: 9000; paper: 0)            */
-    bool sync_gradient;   /* Algorithm 1, line 9                                                                */
+    uint32_t sync_every;    /* H: steps between two averages of the parameters                                    */
+    uint64_t total_steps;   /* the last step averages too; 0: unknown                                             */
+    uint64_t dense_below;   /* tensors of fewer floats are sent whole (published code: 9000; paper: 0)            */
+    bool sync_gradient;     /* Algorithm 1, line 9                                                                */
 
     /* lioncub */
     uint32_t lane_bits;         /* 0: votes of 1 bit (reduce is "vote"); 2, 4, 8, 16: sums in lanes              */
@@ -121,8 +121,8 @@ struct aq_optimizer_traffic {
     bool warmup_falls;     /* warmup_bytes are a mean over them, of what falls step by step                      */
     bool last;             /* every_bytes are also sent in the last step                                         */
     bool coded;            /* step_bytes are of all parameters, in the codec of `reduce`                         */
-    uint64_t warmup_bytes, step_bytes; /* per step                                                               */
-    uint64_t every, every_bytes;       /* in addition, in each step that `every` divides; 0: in none             */
+    uint64_t warmup_bytes, step_bytes;     /* per step                                                               */
+    uint64_t every, every_bytes;           /* in addition, in each step that `every` divides; 0: in none             */
     uint64_t measure_every, measure_bytes; /* the same, of figures                                               */
 };
 /* tensors as aq_optimizer_open_group takes them. AQ_INVAL: `reduce` is invalid. AQ_NOMEM. */
@@ -285,7 +285,7 @@ void aq_optimizer_gauged(struct aq_optimizer *optimizer, double total);
  * Figures of the last update that the papers choose settings by, of this optimizer's own tensors. *count of them; a
  * figure is there only after a step that has it. Written to out, of at least AQ_OPTIMIZER_FIGURES_MAX.
  *
- *     lamb_c           mean over tensors of the trust ratio: lamb's c_t; of onebit_lamb c_t in the warm-up, then r_t c_avg
+ *     lamb_c           mean over tensors of the trust ratio: lamb's c_t; onebit_lamb's, then its r_t c_avg
  *     lamb_r           onebit_lamb after its warm-up: mean over tensors of r_t
  *     adam_v_ratio     onebit_adam: the smaller over the larger of ||v||_1 now and 1 / (1 - beta2) updates ago, of the
  *                      whole model: what freeze_ratio is compared with
@@ -341,7 +341,7 @@ enum aq_status aq_optimizer_round(struct aq_optimizer *optimizer, struct aq_redu
  * (aq_grad_reshard) and weights that all have; as versions_begin, where that state was each rank's own. Enqueued on the
  * stream; nothing is done where there is one version. AQ_CUDAERR.
  */
-#define AQ_OUTER_STATE "local_steps"
+#define AQ_OUTER_STATE   "local_steps"
 #define AQ_PREDICT_STATE "predicted"
 enum aq_status aq_optimizer_versions_begin(struct aq_optimizer *optimizer, const float *parameters,
                                            struct aq_stream *stream);

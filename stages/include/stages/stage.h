@@ -245,7 +245,7 @@ struct aq_freeze_pattern {
 bool aq_model_freeze_pattern(const struct aq_model_config *model, uint32_t T, const char *freeze, uint32_t index,
                              struct aq_freeze_pattern *out);
 
-/* The same of a list of learning rates: "PATTERN = RATE", the last that names a tensor decides (aq_tensor_info.rate). */
+/* The same of a list of learning rates: "PATTERN = RATE", the last that names a tensor decides (aq_tensor_info). */
 bool aq_model_rate_pattern(const struct aq_model_config *model, uint32_t T, const char *rates, uint32_t index,
                            struct aq_freeze_pattern *out);
 
