@@ -459,8 +459,9 @@ enum aq_status aq_edge_encode_issue(struct aq_edge *edge, struct aq_codec *codec
     enum aq_status status = encode_group(edge, work);
     if (status == AQ_OK) status = work_advance(edge, work, encode_done);
     if (status == AQ_OK) return AQ_OK;
+    (void)aq_edge_work_end(edge, work, status); /* the stream has let go of the buffer */
     if (work->body != AQ_CHANNEL_BARE) aq_edge_body_return(edge, body);
-    return aq_edge_work_end(edge, work, status);
+    return status;
 }
 
 enum aq_status aq_edge_encode_alone(struct aq_edge *edge, const struct aq_edge_batch *batch,
@@ -655,8 +656,9 @@ enum aq_status aq_edge_decode_issue(struct aq_edge *edge, struct aq_codec *codec
     enum aq_status status = decode_group(edge, work);
     if (status == AQ_OK) status = work_advance(edge, work, decode_done);
     if (status == AQ_OK) return AQ_OK;
+    (void)aq_edge_work_end(edge, work, status); /* the stream has let go of the body */
     aq_edge_received_release(edge, got);
-    return aq_edge_work_end(edge, work, status);
+    return status;
 }
 
 /* --- both ways -------------------------------------------------------------------------------------------------- */
