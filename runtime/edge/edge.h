@@ -14,8 +14,9 @@
  *
  * Caveats first.
  * - Sending and receiving are *issued*: where the device codes (a GPU), values are read or written when the stream gets
- *   there (values.h), and the frame leaves, or a bad one is reported, in a later pump. While aq_edge_busy_since, pump
- *   again soon: a device notifies no event count. On a CPU everything has happened when a call returns.
+ *   there (values.h), and the frame leaves, or a bad one is reported, when it has: mostly in a later pump. While
+ *   aq_edge_busy_since, pump again soon: a device notifies no event count. On a CPU everything has happened when a call
+ *   returns.
  * - aq_edge_send_* and aq_edge_receive_* answer AQ_AGAIN while all send buffers, or the micro-batch before in that
  *   direction, are on their way: pump and try again. Nothing has happened then.
  * - Frames are handed out in the order of the program: a frame of another step or micro-batch than asked for is

@@ -215,16 +215,10 @@ struct aq_codec *aq_edge_wide_of(const struct aq_edge *edge, const struct aq_cod
 enum aq_status aq_edge_works_open(struct aq_edge *edge);
 void aq_edge_works_close(struct aq_edge *edge);
 
-/* A micro-batch to a body and back, by this thread. */
-enum aq_status aq_edge_encode(struct aq_edge *edge, struct aq_codec *codec, enum aq_frame_kind kind,
-                              const struct aq_edge_batch *batch, const float *a, uint8_t *body, uint32_t *bytes,
-                              struct aq_stream *stream);
-enum aq_status aq_edge_decode(struct aq_edge *edge, struct aq_codec *codec, const struct aq_edge_batch *batch,
-                              const struct aq_edge_received *got, float *x, struct aq_stream *stream);
-
 /*
- * Code it and post it, decode it: at once, or on the device, and then it is on its way when this returns, and done by a
- * later aq_edge_works_advance. body, a send buffer, and got are taken, also on failure. bodies: of aq_edge_carry_slot.
+ * Code a micro-batch and post it, or decode it. If the host codes, it is done when this returns; on a device it may be
+ * on its way, and is done by a later aq_edge_works_advance. body, a send buffer, and got are taken, also on failure.
+ * bodies: of aq_edge_carry_slot.
  */
 enum aq_status aq_edge_encode_issue(struct aq_edge *edge, struct aq_codec *codec, enum aq_frame_kind kind,
                                     const struct aq_edge_batch *batch, const struct aq_values *values, uint32_t body,

@@ -1,17 +1,18 @@
 /*
  * edge_work.c -- a micro-batch's samples to a body and back.
  *
- * The steps for a sample (edge_reference.c) are the same everywhere; their order is written twice. If the host codes, a
- * sample goes through reference, codec and cache before the next one starts, and all is done when the call returns. If
- * the device has kernels for codecs, the micro-batch goes through each of these in a few launches, and no thread waits:
- * its *work* is issued (references, kernels and copies are enqueued, with an event after them). The thread that pumps
- * the edge completes it when the stream has passed the event.
+ * Each direction has one *work*: its samples go through reference (edge_reference.c), codec and cache in groups. A
+ * group is issued: references, kernels and copies are enqueued, with an event after them. When the stream has passed
+ * the event, the group is completed and the next one issued. If the device has kernels for codecs, a group is a whole
+ * micro-batch, which takes a few launches, and whoever pumps the edge completes it. The host is a device whose event
+ * has always passed, so that all is done when the call returns. Its groups are single samples: one slot of the cache,
+ * one window and one sample's memory for checks serve them all, and it codes to where the body and the message belong.
  *
- * Each direction has one work. On a device it has memory there and on the host. Bodies go straight to their places in
- * the frame, because their lengths are known, except for samples whose values force them to be raw: where one was, all
- * are copied a second time, after it has been coded again where the edge has a wide codec (edge_wide.c). Only host
- * memory that is pinned, or stays in slots until the work is done, is copied. One micro-batch of each direction is in
- * work at a time; until it is done, the next one gets AQ_AGAIN.
+ * Bodies go straight to their places in the frame, because their lengths are known, except for samples whose values
+ * force them to be raw: where one was, the group's are placed a second time, after it has been coded again where the
+ * edge has a wide codec (edge_wide.c). Only host memory that is pinned, or stays in slots until the work is done, is
+ * copied to or from a device. One micro-batch of each direction is in work at a time; until it is done, the next one
+ * gets AQ_AGAIN.
  */
 #include <string.h>
 
@@ -20,7 +21,7 @@
 
 /* Takes the micro-batch; its arrays may change under us. */
 static void work_begin(struct aq_edge *edge, struct aq_edge_work *work, struct aq_codec *codec, enum aq_frame_kind kind,
-                       const struct aq_edge_batch *batch, struct aq_stream *stream)
+                       const struct aq_edge_batch *batch, const struct aq_values *values, struct aq_stream *stream)
 {
     const uint32_t count = batch->samples;
     AQ_ASSERT(!work->pending && count <= edge->shape.micro_batch);
@@ -30,7 +31,10 @@ static void work_begin(struct aq_edge *edge, struct aq_edge_work *work, struct a
     work->forward = kind == AQ_FRAME_FORWARD;
     work->remembered = work->forward && edge->config.cache;
     work->stream = stream;
-    work->settled = work->widened = false;
+    work->values = *values;
+    work->issued_ns = work->since_ns = aq_clock_ns();
+    work->host_ns = 0;
+    work->first = work->end = 0;
     work->batch = *batch;
     work->batch.sample_ids = work->sample_ids;
     work->batch.lengths = work->lengths;
@@ -58,21 +62,72 @@ enum aq_status aq_edge_work_end(struct aq_edge *edge, struct aq_edge_work *work,
     return status;
 }
 
-static void measure(struct aq_edge *edge, const struct aq_edge_work *work, const char *what, uint64_t begin_ns,
-                    uint64_t end_ns, uint64_t codec_ns)
+/*
+ * To the next samples that go together; false: none are left. Nothing is pending while they are issued, because a lost
+ * message may be waited for meanwhile, and who waits pumps.
+ */
+static bool group_next(const struct aq_edge *edge, struct aq_edge_work *work)
 {
-    aq_trace_add(edge->config.trace, "codec", what, begin_ns, end_ns, (uint32_t)work->batch.step,
-                 work->batch.micro_batch);
-    edge->measures.codec_ns += codec_ns;
+    if (work->end == work->batch.samples) return false;
+    work->pending = false;
+    work->first = work->end;
+    work->end = edge->on_device ? work->batch.samples : work->first + 1;
+    work->begin_bytes = work->body_bytes;
+    work->settled = work->widened = false;
+    return true;
 }
 
-/* How long the device took, up to now, and this thread for it. */
-static enum aq_status measure_device(struct aq_edge *edge, struct aq_edge_work *work, const char *what)
+/* All that the group needs is enqueued. */
+static enum aq_status group_issued(struct aq_edge *edge, struct aq_edge_work *work)
 {
-    uint64_t ns = 0;
+    if (work->ended) AQ_TRY(aq_device_event_record(edge->config.device, work->ended, work->stream));
+    work->pending = true;
+    return AQ_OK;
+}
+
+/* Has the stream passed it? AQ_AGAIN: not yet. */
+static enum aq_status group_passed(struct aq_edge *edge, struct aq_edge_work *work)
+{
+    if (work->ended) return aq_device_event_query(edge->config.device, work->ended);
+    return aq_device_stream_sync(edge->config.device, work->stream);
+}
+
+/* Completes a group; issues the next one, or ends the work. */
+typedef enum aq_status group_done(struct aq_edge *edge, struct aq_edge_work *work);
+
+/* Completes what the stream has passed. This thread is at it since since_ns. */
+static enum aq_status work_advance(struct aq_edge *edge, struct aq_edge_work *work, group_done *done)
+{
+    while (work->pending) {
+        const enum aq_status passed = group_passed(edge, work);
+        if (passed == AQ_AGAIN) {
+            work->host_ns += aq_clock_ns() - work->since_ns;
+            return AQ_OK;
+        }
+        AQ_TRY(passed);
+        AQ_TRY(done(edge, work));
+    }
+    return AQ_OK;
+}
+
+/* The same, later. */
+static enum aq_status work_poll(struct aq_edge *edge, struct aq_edge_work *work, group_done *done)
+{
+    if (!work->pending || group_passed(edge, work) == AQ_AGAIN) return AQ_OK;
+    work->since_ns = aq_clock_ns();
+    return work_advance(edge, work, done);
+}
+
+/* How long this thread took, and the device, up to now. */
+static enum aq_status measure(struct aq_edge *edge, struct aq_edge_work *work, const char *what)
+{
     const uint64_t now = aq_clock_ns();
-    AQ_TRY(aq_device_event_elapsed(edge->config.device, work->begun, work->ended, &ns));
-    measure(edge, work, what, now - ns, now, ns + work->host_ns);
+    uint64_t device_ns = 0;
+    work->host_ns += now - work->since_ns;
+    if (work->ended) AQ_TRY(aq_device_event_elapsed(edge->config.device, work->begun, work->ended, &device_ns));
+    aq_trace_add(edge->config.trace, "codec", what, now - (work->ended ? device_ns : work->host_ns), now,
+                 (uint32_t)work->batch.step, work->batch.micro_batch);
+    edge->measures.codec_ns += device_ns + work->host_ns;
     return AQ_OK;
 }
 
@@ -145,11 +200,11 @@ static struct aq_codec *codec_at(const struct aq_edge *edge, const struct aq_edg
     return work->wide[i] ? aq_edge_wide_of(edge, work->codec) : work->codec;
 }
 
-/* The end of the run of samples from i on that one codec codes. */
+/* The end of the run of the group's samples from i on that one codec codes. */
 static uint32_t alike_until(const struct aq_edge_work *work, uint32_t i)
 {
     uint32_t end = i + 1;
-    while (end < work->batch.samples && work->wide[end] == work->wide[i])
+    while (end < work->end && work->wide[end] == work->wide[i])
         end++;
     return end;
 }
@@ -166,14 +221,24 @@ static size_t sample_bytes(const struct aq_edge *edge, const struct aq_edge_work
     return (size_t)work->lengths[i] * edge->shape.columns * sizeof(float);
 }
 
-/* Enqueues: the values of checked samples from `first` on come to where the host reads them; `stride` values each. */
-static enum aq_status checks_down(struct aq_edge *edge, struct aq_edge_work *work, uint32_t first, uint32_t end,
-                                  const float *values, uint64_t stride)
+/* Enqueues: the values of sample i, if it is checked, come to where the host reads them. */
+static enum aq_status check_down(struct aq_edge *edge, struct aq_edge_work *work, uint32_t i, const float *values)
 {
-    for (uint32_t i = first; i < end && i < work->checks; i++)
-        AQ_TRY(aq_edge_check_down(edge->config.device, &work->check, i, values + i * stride,
-                                  sample_bytes(edge, work, i), work->stream));
-    return AQ_OK;
+    if (i >= work->checks) return AQ_OK;
+    return aq_edge_check_down(edge->config.device, &work->check, i, values, sample_bytes(edge, work, i), work->stream);
+}
+
+/* Enqueues a copy, unless it is there: the host codes to where bytes belong. */
+static enum aq_status move_down(struct aq_edge *edge, struct aq_edge_work *work, void *to, const void *from,
+                                uint32_t bytes)
+{
+    return to == from ? AQ_OK : aq_device_copy(edge->config.device, to, from, bytes, work->stream);
+}
+
+static enum aq_status message_down(struct aq_edge *edge, struct aq_edge_work *work, uint32_t i)
+{
+    return move_down(edge, work, host_after(work, i), message_after(edge, work, i),
+                     aq_edge_message_bytes(edge, &work->batch, i));
 }
 
 /* --- sending ---------------------------------------------------------------------------------------------------- */
@@ -202,12 +267,11 @@ static void encode_sample(struct aq_edge *edge, struct aq_edge_work *work, uint3
                                                              .m_out = message_after(edge, work, i)};
 }
 
-/* Sample i to those that are coded, unless both ends hold it. a: of all samples. */
-static void encode_ready(struct aq_edge *edge, struct aq_edge_work *work, uint32_t i, const float *a, uint8_t *body)
+/* Where sample i is coded to. */
+static uint8_t *coded_at(struct aq_edge *edge, const struct aq_edge_work *work, uint32_t i)
 {
-    if (work->references[i].held) return;
-    work->place[i] = work->coded++;
-    encode_sample(edge, work, i, a + i * edge->values, body);
+    if (edge->on_device) return aq_edge_body_at(work, i);
+    return aq_edge_body(edge, work->body) + aq_edge_body_align(work->begin_bytes);
 }
 
 /* Is sample i, which is coded, to be coded again by the wide codec? Then it has no reference from here on. */
@@ -219,15 +283,6 @@ static bool widens(struct aq_edge *edge, struct aq_edge_work *work, uint32_t i)
     work->wide[i] = true;
     crop_begin(edge, work, i);
     return true;
-}
-
-/* By the host. */
-static enum aq_status encode_one(struct aq_edge *edge, struct aq_edge_work *work, uint32_t i)
-{
-    const uint32_t j = work->place[i];
-    AQ_TRY(aq_codec_encode_batch(codec_at(edge, work, i), &work->samples[j], 1, &work->results[j], work->stream));
-    AQ_TRY(checks_down(edge, work, i, i + 1, work->check.hat, 0));
-    return aq_device_stream_sync(edge->config.device, work->stream);
 }
 
 /* Sample i is coded: its row, at the head of the frame. body: where the host has its body; NULL: nowhere. */
@@ -249,56 +304,6 @@ static enum aq_status encode_row(struct aq_edge *edge, struct aq_edge_work *work
     return AQ_OK;
 }
 
-static enum aq_status encode_host(struct aq_edge *edge, struct aq_edge_work *work, const float *a, uint8_t *body)
-{
-    work->body_bytes = head_bytes(work);
-    for (uint32_t i = 0; i < work->batch.samples; i++) {
-        const uint32_t at = aq_edge_body_align(work->body_bytes);
-        memset(body + work->body_bytes, 0, at - work->body_bytes);
-        AQ_TRY(encode_reference(edge, work, i));
-        encode_ready(edge, work, i, a, body + at);
-        if (!work->references[i].held) AQ_TRY(encode_one(edge, work, i));
-        if (widens(edge, work, i)) {
-            encode_sample(edge, work, i, a + i * edge->values, body + at);
-            AQ_TRY(encode_one(edge, work, i));
-        }
-        AQ_TRY(encode_row(edge, work, i, body, body + at));
-        aq_edge_reference_close(edge, &work->references[i]);
-        work->body_bytes = at + work->rows[i].body_bytes;
-    }
-    return AQ_OK;
-}
-
-enum aq_status aq_edge_encode(struct aq_edge *edge, struct aq_codec *codec, enum aq_frame_kind kind,
-                              const struct aq_edge_batch *batch, const float *a, uint8_t *body, uint32_t *bytes,
-                              struct aq_stream *stream)
-{
-    struct aq_edge_work *work = &edge->works->encode;
-    work_begin(edge, work, codec, kind, batch, stream);
-    AQ_TRY(aq_edge_work_end(edge, work, encode_host(edge, work, a, body)));
-    *bytes = work->body_bytes;
-    return AQ_OK;
-}
-
-static enum aq_status send_host(struct aq_edge *edge, struct aq_codec *codec, enum aq_frame_kind kind,
-                                const struct aq_edge_batch *batch, const struct aq_values *values, uint32_t body,
-                                struct aq_stream *stream)
-{
-    struct aq_device *device = edge->config.device;
-    uint32_t bytes = 0;
-    enum aq_status status;
-    const uint64_t begin = aq_clock_ns();
-    AQ_TRY_GOTO(aq_values_read_begin(device, values, stream), out);
-    AQ_TRY_GOTO(aq_edge_encode(edge, codec, kind, batch, values->at, aq_edge_body(edge, body), &bytes, stream), out);
-    AQ_TRY_GOTO(aq_values_read_end(device, values, stream), out);
-    const uint64_t end = aq_clock_ns();
-    measure(edge, &edge->works->encode, "encode", begin, end, end - begin);
-    return aq_edge_post_batch(edge, kind, batch, body, bytes);
-out:
-    aq_edge_body_return(edge, body);
-    return status;
-}
-
 /* Length of sample i's body: the planned one, or, when the kernels are done, the actual one. */
 static uint32_t body_length(const struct aq_edge *edge, const struct aq_edge_work *work, uint32_t i)
 {
@@ -316,31 +321,28 @@ static enum aq_status encode_gap(struct aq_edge *edge, struct aq_edge_work *work
     return AQ_OK;
 }
 
-/* Bodies to their places in the frame, messages to their slots, and the event behind them. */
+/* Bodies of the group to their places in the frame, messages to their slots. */
 static enum aq_status encode_down(struct aq_edge *edge, struct aq_edge_work *work)
 {
-    struct aq_device *device = edge->config.device;
     uint8_t *const body = work->bodies ? work->bodies : aq_edge_body(edge, work->body);
-    uint32_t place = head_bytes(work);
-    for (uint32_t i = 0; i < work->batch.samples; i++) {
+    uint32_t place = work->begin_bytes;
+    for (uint32_t i = work->first; i < work->end; i++) {
         const uint32_t at = aq_edge_body_align(place), bytes = body_length(edge, work, i);
         AQ_ASSERT(at + (uint64_t)bytes <= edge->size.body_bytes_max);
         AQ_TRY(encode_gap(edge, work, body + place, at - place));
         place = at + bytes;
         if (work->references[i].held) continue;
-        AQ_TRY(aq_device_copy(device, body + at, aq_edge_body_at(work, i), bytes, work->stream));
-        if (work->remembered && (!work->settled || work->widened))
-            AQ_TRY(aq_device_copy(device, host_after(work, i), aq_edge_message_at(work, i),
-                                  aq_edge_message_bytes(edge, &work->batch, i), work->stream));
+        AQ_TRY(move_down(edge, work, body + at, coded_at(edge, work, i), bytes));
+        if (work->remembered && (!work->settled || work->widened)) AQ_TRY(message_down(edge, work, i));
     }
     work->body_bytes = place;
-    return aq_device_event_record(device, work->ended, work->stream);
+    return group_issued(edge, work);
 }
 
 /* Neighbours that one codec codes go together; held ones are no samples, and have no codec. */
 static enum aq_status encode_batches(struct aq_edge *edge, struct aq_edge_work *work)
 {
-    for (uint32_t i = 0, end; i < work->batch.samples; i = end) {
+    for (uint32_t i = work->first, end; i < work->end; i = end) {
         uint32_t first = UINT32_MAX, count = 0;
         end = alike_until(work, i);
         for (uint32_t s = i; s < end; s++) {
@@ -354,29 +356,94 @@ static enum aq_status encode_batches(struct aq_edge *edge, struct aq_edge_work *
     return AQ_OK;
 }
 
-static enum aq_status encode_enqueue(struct aq_edge *edge, struct aq_edge_work *work, const struct aq_values *values)
+/* Issues the group. */
+static enum aq_status encode_group(struct aq_edge *edge, struct aq_edge_work *work)
 {
     struct aq_device *device = edge->config.device;
-    for (uint32_t i = 0; i < work->batch.samples; i++) {
+    for (uint32_t i = work->first; i < work->end; i++) {
         AQ_TRY(encode_reference(edge, work, i));
-        encode_ready(edge, work, i, values->at, aq_edge_body_at(work, i));
+        if (work->references[i].held) continue;
+        work->place[i] = work->coded++;
+        encode_sample(edge, work, i, work->values.at + i * edge->values, coded_at(edge, work, i));
     }
-    AQ_TRY(aq_values_read_begin(device, values, work->stream));
-    AQ_TRY(aq_device_event_record(device, work->begun, work->stream));
+    if (work->first == 0) {
+        AQ_TRY(aq_values_read_begin(device, &work->values, work->stream));
+        if (work->begun) AQ_TRY(aq_device_event_record(device, work->begun, work->stream));
+    }
     AQ_TRY(encode_batches(edge, work));
-    AQ_TRY(checks_down(edge, work, 0, work->batch.samples, work->check.hat, edge->values));
-    AQ_TRY(aq_values_read_end(device, values, work->stream));
+    for (uint32_t i = work->first; i < work->end; i++)
+        AQ_TRY(check_down(edge, work, i, aq_edge_check_hat(&work->check, i)));
+    if (work->end == work->batch.samples) AQ_TRY(aq_values_read_end(device, &work->values, work->stream));
     return encode_down(edge, work);
 }
 
-/* After enqueueing, which began then: pending, or undone. */
-static enum aq_status issued(struct aq_edge *edge, struct aq_edge_work *work, enum aq_status status, uint64_t begin_ns)
+/*
+ * Codes samples of the group again that fp16 could not hold. A device may have let go of their values: it codes from a
+ * copy of their raw bodies. *again: there was such a sample; the stream has to pass once more.
+ */
+static enum aq_status encode_wide(struct aq_edge *edge, struct aq_edge_work *work, bool *again)
 {
-    if (status != AQ_OK) return aq_edge_work_end(edge, work, status);
-    work->pending = true;
-    work->issued_ns = aq_clock_ns();
-    work->host_ns = work->issued_ns - begin_ns;
-    return AQ_OK;
+    *again = false;
+    if (work->widened) return AQ_OK;
+    for (uint32_t i = work->first; i < work->end; i++) {
+        const uint32_t j = work->place[i];
+        const float *a = work->values.at + i * edge->values;
+        if (!widens(edge, work, i)) continue;
+        if (work->spare) {
+            a = (const float *)(const void *)work->spare;
+            AQ_TRY(aq_device_copy(edge->config.device, work->spare, coded_at(edge, work, i),
+                                  sample_bytes(edge, work, i), work->stream));
+        }
+        encode_sample(edge, work, i, a, coded_at(edge, work, i));
+        AQ_TRY(aq_codec_encode_batch(codec_at(edge, work, i), &work->samples[j], 1, &work->results[j], work->stream));
+        AQ_TRY(check_down(edge, work, i, aq_edge_check_hat(&work->check, i)));
+        *again = true;
+    }
+    work->widened = *again;
+    return *again ? group_issued(edge, work) : AQ_OK;
+}
+
+/* Are the lengths of the group's bodies those that were planned, and the messages, too? */
+static bool foreseen(const struct aq_edge *edge, const struct aq_edge_work *work)
+{
+    if (work->settled) return true;
+    for (uint32_t i = work->first; i < work->end; i++)
+        if (!work->references[i].held && work->results[work->place[i]].body_bytes != body_length(edge, work, i))
+            return false;
+    return !work->widened;
+}
+
+/* All groups are done: the frame goes, and its bodies. */
+static enum aq_status encode_end(struct aq_edge *edge, struct aq_edge_work *work)
+{
+    const uint32_t head = head_bytes(work), body = work->body;
+    AQ_TRY(measure(edge, work, "encode"));
+    (void)aq_edge_work_end(edge, work, AQ_OK);
+    if (work->bodies && work->body_bytes > aq_edge_body_align(head)) {
+        aq_edge_carry_out(edge, work->bodies, head, work->body_bytes);
+        work->batch.flags |= AQ_EDGE_CARRIED;
+    }
+    work->body = AQ_CHANNEL_BARE; /* it is taken, also on failure */
+    return aq_edge_post_batch(edge, work->kind, &work->batch, body, work->body_bytes);
+}
+
+/* The stream has passed the group. */
+static enum aq_status encode_done(struct aq_edge *edge, struct aq_edge_work *work)
+{
+    bool again = false;
+    if (!work->settled) AQ_TRY(encode_wide(edge, work, &again));
+    if (again) return AQ_OK;
+    const bool placed = foreseen(edge, work);
+    work->settled = true;
+    if (!placed) return encode_down(edge, work);
+    uint8_t *const frame = aq_edge_body(edge, work->body);
+    for (uint32_t i = work->first, place = work->begin_bytes; i < work->end; i++) {
+        const uint32_t at = aq_edge_body_align(place);
+        AQ_TRY(encode_row(edge, work, i, frame, work->bodies ? NULL : frame + at));
+        place = at + body_length(edge, work, i);
+        aq_edge_reference_close(edge, &work->references[i]);
+    }
+    return group_next(edge, work) ? encode_group(edge, work) : encode_end(edge, work);
 }
 
 enum aq_status aq_edge_encode_issue(struct aq_edge *edge, struct aq_codec *codec, enum aq_frame_kind kind,
@@ -384,67 +451,17 @@ enum aq_status aq_edge_encode_issue(struct aq_edge *edge, struct aq_codec *codec
                                     uint8_t *bodies, struct aq_stream *stream)
 {
     struct aq_edge_work *work = &edge->works->encode;
-    if (!edge->on_device) return send_host(edge, codec, kind, batch, values, body, stream);
-    const uint64_t begin = aq_clock_ns();
-    work_begin(edge, work, codec, kind, batch, stream);
+    work_begin(edge, work, codec, kind, batch, values, stream);
     work->body = body;
     work->bodies = bodies;
-    const enum aq_status status = issued(edge, work, encode_enqueue(edge, work, values), begin);
-    if (status != AQ_OK) aq_edge_body_return(edge, body);
+    work->body_bytes = head_bytes(work);
+    (void)group_next(edge, work);
+    enum aq_status status = encode_group(edge, work);
+    if (status == AQ_OK) status = work_advance(edge, work, encode_done);
+    if (status == AQ_OK) return AQ_OK;
+    (void)aq_edge_work_end(edge, work, status); /* the stream has let go of the buffer */
+    if (work->body != AQ_CHANNEL_BARE) aq_edge_body_return(edge, body);
     return status;
-}
-
-/*
- * Codes samples again that fp16 could not hold. Their values are only in their raw bodies, so it codes from a copy.
- * *again: there was such a sample; run the stream once more.
- */
-static enum aq_status encode_wide(struct aq_edge *edge, struct aq_edge_work *work, bool *again)
-{
-    struct aq_device *device = edge->config.device;
-    *again = false;
-    if (work->widened) return AQ_OK;
-    work->widened = true;
-    for (uint32_t i = 0; i < work->batch.samples; i++) {
-        const uint32_t j = work->place[i];
-        if (!widens(edge, work, i)) continue;
-        AQ_TRY(
-            aq_device_copy(device, work->spare, aq_edge_body_at(work, i), sample_bytes(edge, work, i), work->stream));
-        encode_sample(edge, work, i, (const float *)(const void *)work->spare, aq_edge_body_at(work, i));
-        AQ_TRY(aq_codec_encode_batch(codec_at(edge, work, i), &work->samples[j], 1, &work->results[j], work->stream));
-        AQ_TRY(checks_down(edge, work, i, i + 1, aq_edge_check_hat(&work->check, i), 0));
-        *again = true;
-    }
-    work->widened = *again;
-    return *again ? aq_device_event_record(device, work->ended, work->stream) : AQ_OK;
-}
-
-/* The stream has passed. */
-static enum aq_status encode_done(struct aq_edge *edge, struct aq_edge_work *work)
-{
-    bool foreseen = true, again = false;
-    if (!work->settled) AQ_TRY(encode_wide(edge, work, &again));
-    if (again) return AQ_OK;
-    for (uint32_t i = 0; i < work->batch.samples; i++)
-        foreseen = foreseen &&
-                   (work->references[i].held || work->results[work->place[i]].body_bytes == body_length(edge, work, i));
-    foreseen = foreseen && (work->settled || !work->widened); /* messages are other ones, too */
-    work->settled = true;
-    if (!foreseen) return encode_down(edge, work);
-    const uint64_t begin = aq_clock_ns();
-    uint8_t *const frame = aq_edge_body(edge, work->body);
-    for (uint32_t i = 0, place = head_bytes(work); i < work->batch.samples; i++) {
-        const uint32_t at = aq_edge_body_align(place);
-        AQ_TRY(encode_row(edge, work, i, frame, work->bodies ? NULL : frame + at));
-        place = at + body_length(edge, work, i);
-    }
-    work->host_ns += aq_clock_ns() - begin;
-    AQ_TRY(measure_device(edge, work, "encode"));
-    (void)aq_edge_work_end(edge, work, AQ_OK);
-    if (work->bodies && work->body_bytes > aq_edge_body_align(head_bytes(work))) {
-        aq_edge_carry_out(edge, work->bodies, head_bytes(work), work->body_bytes);
-        work->batch.flags |= AQ_EDGE_CARRIED;
-    }
-    return aq_edge_post_batch(edge, work->kind, &work->batch, work->body, work->body_bytes);
 }
 
 enum aq_status aq_edge_encode_alone(struct aq_edge *edge, const struct aq_edge_batch *batch,
@@ -506,9 +523,10 @@ static enum aq_status decode_held(struct aq_edge *edge, struct aq_edge_work *wor
 }
 
 /* Reads and checks row i of the frame, its reference, and the address of its body. */
-static enum aq_status decode_ready(struct aq_edge *edge, struct aq_edge_work *work, uint32_t i,
-                                   const struct aq_edge_received *got, float *x)
+static enum aq_status decode_ready(struct aq_edge *edge, struct aq_edge_work *work, uint32_t i)
 {
+    const struct aq_edge_received *got = &work->got;
+    float *const x = work->values.at;
     struct aq_edge_row *row = &work->rows[i];
     const uint8_t *const rows = got->frame.body, *const body = got->bodies + work->body_bytes;
     aq_edge_row_read(rows + (size_t)i * AQ_EDGE_ROW_BYTES, row);
@@ -521,8 +539,9 @@ static enum aq_status decode_ready(struct aq_edge *edge, struct aq_edge_work *wo
 }
 
 /* Clears the rows that a sample has fewer than the cut. */
-static enum aq_status padding_clear(struct aq_edge *edge, const struct aq_edge_work *work, float *x)
+static enum aq_status padding_clear(struct aq_edge *edge, const struct aq_edge_work *work)
 {
+    float *const x = work->values.at;
     const uint32_t rows = edge->shape.rows, columns = edge->shape.columns;
     for (uint32_t i = 0; i < work->batch.samples; i++) {
         const uint64_t real = (uint64_t)work->lengths[i] * columns;
@@ -533,11 +552,11 @@ static enum aq_status padding_clear(struct aq_edge *edge, const struct aq_edge_w
     return AQ_OK;
 }
 
-/* Checks the decoded values of sample i against the sender's digest. x: the first sample's values; frame: its rows and
- * checks. */
-static enum aq_status check_row(const struct aq_edge *edge, const struct aq_edge_work *work, uint32_t i, const float *x,
-                                const uint8_t *frame)
+/* Checks the decoded values of sample i against the sender's digest. */
+static enum aq_status check_row(const struct aq_edge *edge, const struct aq_edge_work *work, uint32_t i)
 {
+    const float *const x = work->values.at;
+    const uint8_t *const frame = work->got.frame.body;
     const uint64_t said = aq_edge_check_read(frame + aq_edge_check_at(work->batch.samples, i));
     const uint64_t seen = aq_edge_check_digest(&work->check, i, x + i * edge->values, sample_bytes(edge, work, i));
     if (seen == said) return AQ_OK;
@@ -546,52 +565,26 @@ static enum aq_status check_row(const struct aq_edge *edge, const struct aq_edge
 }
 
 /* Sample i is decoded. */
-static enum aq_status decode_row(struct aq_edge *edge, struct aq_edge_work *work, uint32_t i, const float *x,
-                                 const uint8_t *frame)
+static enum aq_status decode_row(struct aq_edge *edge, struct aq_edge_work *work, uint32_t i)
 {
     if (work->corrupt[i])
         return aq_fail(AQ_CORRUPT, "edge", "edge %u sample %llu: its body of %u bytes is not a body of its codec",
                        edge->shape.edge, (unsigned long long)work->rows[i].sample, work->rows[i].body_bytes);
-    if (i < work->checks) AQ_TRY(check_row(edge, work, i, x, frame));
+    if (i < work->checks) AQ_TRY(check_row(edge, work, i));
     crop_end(edge, work, i);
     return aq_edge_received(edge, work->forward, &work->batch, i, &work->rows[i],
                             work->remembered ? &work->references[i] : NULL);
 }
 
-static enum aq_status decode_host(struct aq_edge *edge, struct aq_edge_work *work, const struct aq_edge_received *got,
-                                  float *x)
-{
-    work->body_bytes = aq_edge_body_align(head_bytes(work));
-    AQ_TRY(padding_clear(edge, work, x));
-    for (uint32_t i = 0; i < work->batch.samples; i++) {
-        AQ_TRY(decode_ready(edge, work, i, got, x));
-        AQ_TRY(aq_codec_decode_batch(codec_at(edge, work, i), &work->samples[i], 1, &work->corrupt[i], work->stream));
-        AQ_TRY(checks_down(edge, work, i, i + 1, x, edge->values));
-        AQ_TRY(aq_device_stream_sync(edge->config.device, work->stream));
-        AQ_TRY(decode_row(edge, work, i, x, got->frame.body));
-        aq_edge_reference_close(edge, &work->references[i]);
-    }
-    return AQ_OK;
-}
-
-enum aq_status aq_edge_decode(struct aq_edge *edge, struct aq_codec *codec, const struct aq_edge_batch *batch,
-                              const struct aq_edge_received *got, float *x, struct aq_stream *stream)
-{
-    struct aq_edge_work *work = &edge->works->decode;
-    work_begin(edge, work, codec, got->frame.kind, batch, stream);
-    work->checks = aq_edge_checks_of(&edge->shape, got->frame.flags, batch->samples);
-    return aq_edge_work_end(edge, work, decode_host(edge, work, got, x));
-}
-
 /* All of them from messages, which the sender has, too; the caller waits. */
-static enum aq_status recall(struct aq_edge *edge, struct aq_edge_work *work, const struct aq_values *values)
+static enum aq_status recall(struct aq_edge *edge, struct aq_edge_work *work)
 {
     struct aq_device *device = edge->config.device;
-    AQ_TRY(aq_values_write_begin(device, values, work->stream));
-    AQ_TRY(padding_clear(edge, work, values->at));
+    AQ_TRY(aq_values_write_begin(device, &work->values, work->stream));
+    AQ_TRY(padding_clear(edge, work));
     for (uint32_t i = 0; i < work->batch.samples; i++) {
         AQ_TRY(aq_edge_cached_held(edge, &work->batch, i, NULL, &work->references[i]));
-        AQ_TRY(decode_held(edge, work, i, values->at));
+        AQ_TRY(decode_held(edge, work, i, work->values.at));
         AQ_TRY(aq_codec_decode_batch(codec_at(edge, work, i), &work->samples[i], 1, &work->corrupt[i], work->stream));
         AQ_TRY(aq_device_stream_sync(device, work->stream));
         if (work->corrupt[i])
@@ -599,7 +592,7 @@ static enum aq_status recall(struct aq_edge *edge, struct aq_edge_work *work, co
                            edge->shape.edge, (unsigned long long)work->sample_ids[i]);
         aq_edge_reference_close(edge, &work->references[i]);
     }
-    return aq_values_write_end(device, values, work->stream);
+    return aq_values_write_end(device, &work->values, work->stream);
 }
 
 enum aq_status aq_edge_reload(struct aq_edge *edge, const struct aq_edge_batch *batch, const struct aq_values *x,
@@ -608,45 +601,46 @@ enum aq_status aq_edge_reload(struct aq_edge *edge, const struct aq_edge_batch *
     struct aq_edge_work *work = &edge->works->decode;
     AQ_ASSERT(edge->shape.still && !edge->config.sender);
     if (work->pending) return AQ_AGAIN;
-    work_begin(edge, work, edge->forward, AQ_FRAME_FORWARD, batch, stream);
-    return aq_edge_work_end(edge, work, recall(edge, work, x));
+    work_begin(edge, work, edge->forward, AQ_FRAME_FORWARD, batch, x, stream);
+    return aq_edge_work_end(edge, work, recall(edge, work));
 }
 
-static enum aq_status receive_host(struct aq_edge *edge, struct aq_codec *codec, const struct aq_edge_batch *batch,
-                                   const struct aq_edge_received *got, const struct aq_values *values,
-                                   struct aq_stream *stream)
+/* Issues the group. */
+static enum aq_status decode_group(struct aq_edge *edge, struct aq_edge_work *work)
 {
     struct aq_device *device = edge->config.device;
-    const uint64_t begin = aq_clock_ns();
-    AQ_TRY(aq_values_write_begin(device, values, stream));
-    AQ_TRY(aq_edge_decode(edge, codec, batch, got, values->at, stream));
-    AQ_TRY(aq_values_write_end(device, values, stream));
-    const uint64_t end = aq_clock_ns();
-    measure(edge, &edge->works->decode, "decode", begin, end, end - begin);
-    return AQ_OK;
-}
-
-static enum aq_status decode_enqueue(struct aq_edge *edge, struct aq_edge_work *work, const struct aq_values *values)
-{
-    struct aq_device *device = edge->config.device;
-    work->body_bytes = aq_edge_body_align(head_bytes(work));
-    AQ_TRY(aq_device_event_record(device, work->begun, work->stream));
-    for (uint32_t i = 0; i < work->batch.samples; i++)
-        AQ_TRY(decode_ready(edge, work, i, &work->got, values->at));
-    AQ_TRY(aq_values_write_begin(device, values, work->stream));
-    AQ_TRY(padding_clear(edge, work, values->at));
-    for (uint32_t i = 0, end; i < work->batch.samples; i = end) {
+    if (work->first == 0 && work->begun) AQ_TRY(aq_device_event_record(device, work->begun, work->stream));
+    for (uint32_t i = work->first; i < work->end; i++)
+        AQ_TRY(decode_ready(edge, work, i));
+    if (work->first == 0) {
+        AQ_TRY(aq_values_write_begin(device, &work->values, work->stream));
+        AQ_TRY(padding_clear(edge, work));
+    }
+    for (uint32_t i = work->first, end; i < work->end; i = end) {
         end = alike_until(work, i);
         AQ_TRY(aq_codec_decode_batch(codec_at(edge, work, i), work->samples + i, end - i, work->corrupt + i,
                                      work->stream));
     }
-    AQ_TRY(checks_down(edge, work, 0, work->batch.samples, values->at, edge->values)); /* whoever has x may change it */
-    AQ_TRY(aq_values_write_end(device, values, work->stream));
-    for (uint32_t i = 0; i < work->batch.samples; i++)
-        if (work->references[i].slot)
-            AQ_TRY(aq_device_copy(device, host_after(work, i), aq_edge_message_at(work, i),
-                                  aq_edge_message_bytes(edge, &work->batch, i), work->stream));
-    return aq_device_event_record(device, work->ended, work->stream);
+    for (uint32_t i = work->first; i < work->end; i++) /* whoever has the values next may change them */
+        AQ_TRY(check_down(edge, work, i, work->values.at + i * edge->values));
+    if (work->end == work->batch.samples) AQ_TRY(aq_values_write_end(device, &work->values, work->stream));
+    for (uint32_t i = work->first; i < work->end; i++)
+        AQ_TRY(message_down(edge, work, i));
+    return group_issued(edge, work);
+}
+
+/* The stream has passed the group. */
+static enum aq_status decode_done(struct aq_edge *edge, struct aq_edge_work *work)
+{
+    for (uint32_t i = work->first; i < work->end; i++) {
+        AQ_TRY(decode_row(edge, work, i));
+        aq_edge_reference_close(edge, &work->references[i]);
+    }
+    if (group_next(edge, work)) return decode_group(edge, work);
+    AQ_TRY(measure(edge, work, "decode"));
+    (void)aq_edge_work_end(edge, work, AQ_OK);
+    aq_edge_received_release(edge, &work->got);
+    return AQ_OK;
 }
 
 enum aq_status aq_edge_decode_issue(struct aq_edge *edge, struct aq_codec *codec, const struct aq_edge_batch *batch,
@@ -654,32 +648,17 @@ enum aq_status aq_edge_decode_issue(struct aq_edge *edge, struct aq_codec *codec
                                     struct aq_stream *stream)
 {
     struct aq_edge_work *work = &edge->works->decode;
-    enum aq_status status;
-    if (edge->on_device) {
-        const uint64_t begin = aq_clock_ns();
-        work_begin(edge, work, codec, got->frame.kind, batch, stream);
-        work->checks = aq_edge_checks_of(&edge->shape, got->frame.flags, batch->samples);
-        work->got = *got;
-        status = issued(edge, work, decode_enqueue(edge, work, values), begin);
-        if (status == AQ_OK) return AQ_OK; /* released when it is done */
-    } else {
-        status = receive_host(edge, codec, batch, got, values, stream);
-    }
+    work_begin(edge, work, codec, got->frame.kind, batch, values, stream);
+    work->checks = aq_edge_checks_of(&edge->shape, got->frame.flags, batch->samples);
+    work->got = *got;
+    work->body_bytes = aq_edge_body_align(head_bytes(work));
+    (void)group_next(edge, work);
+    enum aq_status status = decode_group(edge, work);
+    if (status == AQ_OK) status = work_advance(edge, work, decode_done);
+    if (status == AQ_OK) return AQ_OK;
+    (void)aq_edge_work_end(edge, work, status); /* the stream has let go of the body */
     aq_edge_received_release(edge, got);
     return status;
-}
-
-/* The stream has passed. */
-static enum aq_status decode_done(struct aq_edge *edge, struct aq_edge_work *work)
-{
-    const uint64_t begin = aq_clock_ns();
-    for (uint32_t i = 0; i < work->batch.samples; i++)
-        AQ_TRY(decode_row(edge, work, i, NULL, work->got.frame.body));
-    work->host_ns += aq_clock_ns() - begin;
-    AQ_TRY(measure_device(edge, work, "decode"));
-    (void)aq_edge_work_end(edge, work, AQ_OK);
-    aq_edge_received_release(edge, &work->got);
-    return AQ_OK;
 }
 
 /* --- both ways -------------------------------------------------------------------------------------------------- */
@@ -702,17 +681,8 @@ bool aq_edge_decoding(const struct aq_edge *edge)
     return edge->works->decode.pending;
 }
 
-static enum aq_status work_advance(struct aq_edge *edge, struct aq_edge_work *work,
-                                   enum aq_status (*done)(struct aq_edge *edge, struct aq_edge_work *work))
-{
-    if (!work->pending) return AQ_OK;
-    const enum aq_status passed = aq_device_event_query(edge->config.device, work->ended);
-    if (passed == AQ_AGAIN) return AQ_OK;
-    return passed == AQ_OK ? done(edge, work) : passed;
-}
-
 enum aq_status aq_edge_works_advance(struct aq_edge *edge)
 {
-    AQ_TRY(work_advance(edge, &edge->works->encode, encode_done));
-    return work_advance(edge, &edge->works->decode, decode_done);
+    AQ_TRY(work_poll(edge, &edge->works->encode, encode_done));
+    return work_poll(edge, &edge->works->decode, decode_done);
 }

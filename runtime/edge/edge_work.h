@@ -30,7 +30,10 @@ struct aq_edge_work {
     enum aq_frame_kind kind;
     bool forward, remembered;
     struct aq_stream *stream;
-    uint32_t body_bytes; /* encode: length of all; decode: offset of the next body */
+    struct aq_values values;
+    uint32_t first, end; /* of its samples: the group that is issued */
+    uint32_t body_bytes; /* encode: length up to the end of the group; decode: offset of the next body */
+    uint32_t begin_bytes; /* encode: length before the group */
     /* Output of the codec. */
     struct aq_codec_result *results;
     uint32_t *corrupt;
@@ -43,7 +46,7 @@ struct aq_edge_work {
     size_t memory_bytes, body_stride, message_stride;
     void *told; /* pinned: results, corrupt */
     size_t told_bytes;
-    struct aq_event *begun, *ended; /* timed */
+    struct aq_event *begun, *ended; /* timed; NULL: the host codes */
     /* On its way. */
     bool pending;
     bool settled;                /* encode: bodies have been copied by their real lengths */
@@ -53,7 +56,7 @@ struct aq_edge_work {
     uint32_t body;               /* encode: index of the send buffer            */
     uint8_t *bodies;             /* encode: of the device, where NCCL carries them; NULL: in the send buffer */
     struct aq_edge_received got; /* decode: the frame                           */
-    uint64_t issued_ns, host_ns; /* when; of this thread                        */
+    uint64_t issued_ns, since_ns, host_ns; /* when; since when this thread is at it, and how long it was before */
 };
 
 struct aq_edge_works {

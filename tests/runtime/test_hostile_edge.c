@@ -166,36 +166,71 @@ static struct aq_edge_batch batch_of(uint64_t step, uint32_t samples)
     return (struct aq_edge_batch){.step = step, .samples = samples, .sample_ids = ids};
 }
 
+/* The sender codes samples at `a` and posts them. */
+static void post(const struct aq_edge_batch *batch, float *a)
+{
+    const struct aq_values from = {.at = a};
+    uint32_t index;
+    aq_edge_unhold(sender.edge, 0);
+    while (aq_edge_body_take(sender.edge, &index) != AQ_OK)
+        assert_int_equal(aq_edge_pump(sender.edge), AQ_OK);
+    memset(aq_edge_body(sender.edge, index), 0xee, sender.edge->size.body_bytes_max);
+    assert_int_equal(
+        aq_edge_encode_issue(sender.edge, sender.edge->forward, AQ_FRAME_FORWARD, batch, &from, index, NULL, NULL),
+        AQ_OK);
+}
+
+/* The same; the frame's body comes to `body`, and not to the receiver. */
+static void encode(const struct aq_edge_batch *batch, float *a)
+{
+    struct aq_link_event event = {0};
+    post(batch, a);
+    while (event.kind != AQ_LINK_RECEIVED) {
+        const uint32_t seen = aq_eventcount_read(receiver.eventcount);
+        const enum aq_status status = aq_link_poll(receiver.link, &event);
+        if (status == AQ_AGAIN)
+            (void)aq_eventcount_wait(receiver.eventcount, seen, aq_clock_after(UINT64_C(5000000000)));
+        else
+            assert_int_equal(status, AQ_OK);
+    }
+    assert_int_equal(event.frame.kind, AQ_FRAME_FORWARD);
+    assert_true(event.frame.body_bytes <= sizeof body);
+    body_bytes = event.frame.body_bytes;
+    memcpy(body, event.frame.body, body_bytes);
+    aq_link_release(receiver.link, event.frame.body);
+}
+
 /* One sample, coded by the sender: its row. */
 static struct aq_edge_row code(uint64_t step)
 {
     struct aq_edge_row row;
     const struct aq_edge_batch batch = batch_of(step, 1);
-    aq_edge_unhold(sender.edge, 0);
     values[0] += 0.125f;
-    memset(body, 0xee, sizeof body);
-    assert_int_equal(
-        aq_edge_encode(sender.edge, sender.edge->forward, AQ_FRAME_FORWARD, &batch, values, body, &body_bytes, NULL),
-        AQ_OK);
+    encode(&batch, values);
     aq_edge_row_read(body, &row);
     return row;
 }
 
-/* The body as a frame that has come. */
-static struct aq_edge_received received(void)
+/* The receiver decodes `body`, as a frame that it has taken out of the link's slots. */
+static enum aq_status decode_body(const struct aq_edge_batch *batch, float *x)
 {
-    return (struct aq_edge_received){.frame = {.kind = AQ_FRAME_FORWARD, .body = body, .body_bytes = body_bytes},
-                                     .bodies = body,
-                                     .bytes = body_bytes};
+    const struct aq_values to = {.at = x};
+    void *copy;
+    assert_int_equal(aq_map(body_bytes, &copy), AQ_OK);
+    memcpy(copy, body, body_bytes);
+    const struct aq_edge_received got = {.frame = {.kind = AQ_FRAME_FORWARD, .body = copy, .body_bytes = body_bytes},
+                                         .spilled = true,
+                                         .bodies = copy,
+                                         .bytes = body_bytes};
+    return aq_edge_decode_issue(receiver.edge, receiver.edge->forward, batch, &got, &to, NULL);
 }
 
 static enum aq_status decode(uint64_t step, const struct aq_edge_row *row)
 {
     const struct aq_edge_batch batch = batch_of(step, 1);
-    const struct aq_edge_received got = received();
     aq_edge_row_write(row, body);
     aq_error_clear();
-    return aq_edge_decode(receiver.edge, receiver.edge->forward, &batch, &got, decoded, NULL);
+    return decode_body(&batch, decoded);
 }
 
 static void refused(uint64_t step, struct aq_edge_row row, enum aq_status wanted, const char *text)
@@ -275,10 +310,7 @@ static void test_bytes_between_two_bodies_are_zero(void **state)
     (void)state;
     for (uint64_t step = 0; step < 2; step++) { /* keyframes have no gaps here: 320 bytes; changes have 76 */
         const struct aq_edge_batch batch = batch_of(step, B);
-        memset(body, 0xee, sizeof body);
-        assert_int_equal(
-            aq_edge_encode(sender.edge, sender.edge->forward, AQ_FRAME_FORWARD, &batch, three, body, &body_bytes, NULL),
-            AQ_OK);
+        encode(&batch, three);
     }
     for (int i = 0; i < B; i++) {
         struct aq_edge_row row;
@@ -428,21 +460,17 @@ static void test_variants_of_a_sample_keep_references_of_their_own(void **state)
     (void)state;
     for (uint64_t step = 0; step < 3; step++) {
         const struct aq_edge_batch batch = {.step = step, .samples = 2, .sample_ids = twice, .variants = variants};
-        aq_edge_unhold(sender.edge, 0);
         for (int i = 0; i < N; i++) {
             both[i] = (float)i + 0.5f * (float)step;
             both[N + i] = (float)(N - i) + 0.5f * (float)step;
         }
-        assert_int_equal(
-            aq_edge_encode(sender.edge, sender.edge->forward, AQ_FRAME_FORWARD, &batch, both, body, &body_bytes, NULL),
-            AQ_OK);
-        const struct aq_edge_received got = received();
+        encode(&batch, both);
         if (step == 2) { /* one of the receiver's is lost: the sender has it, of that variant */
             const struct aq_cache_key key = aq_edge_key(receiver.edge, SAMPLE, 7);
             assert_int_equal(aq_cache_drop(receiver.cache, &key), AQ_OK);
         }
         struct aq_thread *thread = other_side_open(AS_AN_EDGE);
-        const enum aq_status status = aq_edge_decode(receiver.edge, receiver.edge->forward, &batch, &got, back, NULL);
+        const enum aq_status status = decode_body(&batch, back);
         other_side_close(thread);
         assert_int_equal(status, AQ_OK);
         for (int i = 0; i < 2; i++) {
@@ -511,6 +539,29 @@ static void test_raw_sample_is_forgotten_by_both(void **state)
 }
 
 /* A cache that stands for one that was lost: what it does not hold may be at the other side. */
+/* As code, while the receiver answers. */
+static struct aq_edge_row code_against(uint64_t step)
+{
+    const struct aq_edge_batch batch = batch_of(step, 1);
+    struct aq_channel *forward = aq_edge_channel(receiver.edge, AQ_CHANNEL_ID_forward);
+    struct aq_thread *thread;
+    struct aq_edge_row row;
+    atomic_store_explicit(&over, false, memory_order_release);
+    assert_int_equal(aq_thread_open("receiver", receiving_side, NULL, &thread), AQ_OK);
+    post(&batch, values);
+    atomic_store_explicit(&over, true, memory_order_release);
+    aq_eventcount_notify(receiver.eventcount);
+    aq_thread_close(thread);
+    while (!aq_channel_ready(forward))
+        assert_int_equal(aq_edge_pump(receiver.edge), AQ_OK);
+    const struct aq_channel_item item = aq_channel_take(forward);
+    body_bytes = item.frame.body_bytes;
+    memcpy(body, item.frame.body, body_bytes);
+    aq_channel_release(forward, &item);
+    aq_edge_row_read(body, &row);
+    return row;
+}
+
 static void test_sender_asks_for_what_a_lost_cache_had(void **state)
 {
     (void)state;
@@ -519,13 +570,7 @@ static void test_sender_asks_for_what_a_lost_cache_had(void **state)
     aq_cache_close(sender.cache);
     cache_open(&sender, true);
     sender.edge->config.cache = sender.cache;
-    struct aq_thread *thread;
-    atomic_store_explicit(&over, false, memory_order_release);
-    assert_int_equal(aq_thread_open("receiver", receiving_side, NULL, &thread), AQ_OK);
-    const struct aq_edge_row second = code(1);
-    atomic_store_explicit(&over, true, memory_order_release);
-    aq_eventcount_notify(receiver.eventcount);
-    aq_thread_close(thread);
+    const struct aq_edge_row second = code_against(1);
     assert_int_equal(second.flags, 0);
     assert_int_equal(second.version_before, 1);
     assert_int_equal(sender.edge->measures.fetched, 1);
@@ -605,13 +650,7 @@ static void test_a_message_asked_for_is_waited_for(void **state)
     assert_int_equal(decode(0, &first), AQ_OK);
     lose(&sender);
     assert_int_equal(refill(&sender, B), AQ_OK);
-    struct aq_thread *thread;
-    atomic_store_explicit(&over, false, memory_order_release);
-    assert_int_equal(aq_thread_open("receiver", receiving_side, NULL, &thread), AQ_OK);
-    const struct aq_edge_row second = code(1);
-    atomic_store_explicit(&over, true, memory_order_release);
-    aq_eventcount_notify(receiver.eventcount);
-    aq_thread_close(thread);
+    const struct aq_edge_row second = code_against(1);
     assert_int_equal(second.version_before, 1);
     assert_int_equal(sender.edge->measures.fetched, 1);
     assert_int_equal(receiver.edge->measures.served, 1);
