@@ -392,7 +392,7 @@ enum aq_status aq_tls_revoke(const char *folder, const struct aq_tls_name *what,
     else if (path && !add_serial(&making, X509_get0_serialNumber(certificate)))
         status = aq_fail(AQ_NOMEM, AREA, "no memory for a list of revoked certificates");
     else if (making.known == 0)
-        status = aq_fail(AQ_NOTFOUND, AREA, "%s has no certificate of %s, and none was written down: name its file",
+        status = aq_fail(AQ_NOTFOUND, AREA, "%s has no certificate of %s, and none is on record: name its file",
                          folder, uri);
     if (status == AQ_OK) status = sign_list(folder, making.list, number, authority, key);
     if (status == AQ_OK) *added = making.added;

@@ -92,7 +92,7 @@ static int parse(struct asked *asked, const struct aq_command_line *line, int ar
     *asked = (struct asked){.token_file = getenv("AQPIPE_TOKEN_FILE"), .keys = getenv("AQPIPE_KEYS"), .seconds = 1};
     const int code = aq_options_read(line, argc, argv, asked, &rest);
     if (code != AQ_OPTIONS_READ) return code;
-    if (!asked->daemon && rest.count == 0) return aq_options_wrong(line->name, "which run folder?");
+    if (!asked->daemon && rest.count == 0) return aq_options_wrong(line->name, "name a run folder");
     if (!asked->daemon) asked->folder = rest.of[used++];
     if (used < rest.count && line == &logs_line) {
         char *end;

@@ -55,6 +55,7 @@ static const char *last_word(const char *name)
 const char *aq_alias_key(const char *name)
 {
     const char *last = last_word(name);
+    if (strcmp(last, "name") == 0 || strcmp(last, "type") == 0) return NULL; /* every section could have these */
     for (size_t i = 0; i < COUNT(aliases); i++)
         if (aliases[i].key && strcmp(last_word(aliases[i].name), last) == 0) return aliases[i].key;
     return NULL;
@@ -132,7 +133,10 @@ static void name_take(struct aq_manifest *manifest, const struct alias *alias, s
         return;
     }
     aq_yaml_place(&value, place, sizeof place);
-    aq_log("manifest", 1, "%s: %s is %s here", place, alias->name, alias->key);
+    if (strncmp(place, "--set ", 6) == 0 && strcmp(place + 6, alias->name) == 0)
+        aq_log("manifest", 1, "%s is %s here", place, alias->key);
+    else
+        aq_log("manifest", 1, "%s: %s is %s here", place, alias->name, alias->key);
     (void)aq_yaml_graft(&manifest->pool, manifest->root, alias->key, &value, &manifest->errors);
 }
 

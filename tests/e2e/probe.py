@@ -167,7 +167,7 @@ def here():
         check(pair["outcome"] == "measured" and pair["rate_mbps"]["up"] > 100 and pair["rtt_ms"]["median"] < 50, f"{pair}")
     jobs.no_workers("plan --probe")
     done = aqpipe("plan", jobs.manifest("single", **{"pipeline.stages": 1}), "--probe")
-    check(done.returncode == 1 and "has no links" in done.stderr, f"{done.returncode} {done.stderr}")
+    check(done.returncode == 2 and "has no links" in done.stderr, f"{done.returncode} {done.stderr}")
     dead = jobs.manifest("dead", **{"pipeline.stages": "[{host: 'tcp://127.0.0.1:1'}, {host: 'tcp://127.0.0.1:1'}]"})
     done = aqpipe("plan", dead, "--probe")  # nothing was measured: one line with the cause, and no word of a plan
     check(done.returncode == 1 and done.stderr.count("cannot reach the daemon at tcp://127.0.0.1:1") == 1, f"{done.returncode} {done.stderr}")
