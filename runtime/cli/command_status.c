@@ -126,7 +126,7 @@ static enum aq_status ask(const struct asked *asked, json_t *question, const cha
     if (status == AQ_OK) status = aq_control_receive(control, deadline, answer);
     aq_control_close(control);
     aq_tls_close(tls);
-    if (status != AQ_OK) return aq_fail(status, "control", "the daemon at %s gives no answer", asked->daemon);
+    if (status != AQ_OK) return aq_fail(status, "control", "the daemon at %s does not answer", asked->daemon);
     if (aq_control_is(*answer, "event", event)) return AQ_OK;
     (void)aq_fail(AQ_REFUSED, "control", "the daemon at %s refuses: %.300s", asked->daemon,
                   aq_control_text_or(*answer, "text", "it gives no reason"));

@@ -90,8 +90,8 @@ enum aq_status aq_edge_open(const struct aq_edge_config *config, struct aq_edge 
     AQ_TRY_GOTO(aq_pages_take(&edge->pages, edge->size.buffer_bytes, (void **)&edge->bodies), out);
     float *behind = (float *)(void *)aq_edge_body(edge, edge->body_count);
     edge->shared = (struct aq_edge_vector){.values = behind, .count = shape->shared, .total = shape->shared};
-    edge->summed = (struct aq_edge_vector){
-        .values = behind + shape->shared, .count = shape->summed, .total = shape->summed};
+    edge->summed =
+        (struct aq_edge_vector){.values = behind + shape->shared, .count = shape->summed, .total = shape->summed};
     edge->tied = (struct aq_edge_vector){.values = edge->summed.values + shape->summed, .count = shape->tied};
     edge->cached_body = (uint8_t *)(edge->tied.values + shape->tied);
     if (edge->size.cached_bytes) memset(edge->cached_body, 0, edge->size.cached_bytes);
@@ -624,7 +624,7 @@ enum aq_status aq_edge_receive_norm(struct aq_edge *edge, uint64_t step, double 
 {
     if (edge->norm_count == 0) return AQ_AGAIN;
     if (edge->norm_steps[0] != step)
-        return aq_fail(AQ_PROTO, "edge", "edge %u: a norm of step %llu came in step %llu", edge->shape.edge,
+        return aq_fail(AQ_PROTO, "edge", "edge %u: a norm of step %llu arrived in step %llu", edge->shape.edge,
                        (unsigned long long)edge->norm_steps[0], (unsigned long long)step);
     *value = edge->norms[0];
     *flags = edge->norm_flags[0];

@@ -149,13 +149,14 @@ void aq_manifest_check_security(struct aq_manifest *manifest)
     char hosts[HOSTS_BYTES];
     if (!aq_security_on(job) || job->security.keys) return;
     hosts_text(job, hosts);
-    const size_t bytes = outside ? strlen(outside) : 0; /* port 0 is one that the system chooses */
+    /* Without a port 0, which the system chooses. Of an IPv6 address only what follows its bracket is a port. */
+    const char *port = outside ? strrchr(outside, ':') : NULL;
+    const bool unset = port && strcmp(port, ":0") == 0 && (strchr(outside, ':') == port || port[-1] == ']');
     if (outside)
         aq_manifest_error(manifest, "security.keys",
                           "is not set, and %.*s is not on this machine: make a folder of keys (aqpipe keys init DIR "
                           "--job NAME --stages %u%s) and name it here, or set security.tls: off",
-                          (int)(bytes - (bytes > 2 && strcmp(outside + bytes - 2, ":0") == 0 ? 2 : 0)), outside,
-                          aq_job_ranks(job), hosts);
+                          (int)(unset ? (size_t)(port - outside) : strlen(outside)), outside, aq_job_ranks(job), hosts);
     else
         aq_manifest_error(manifest, "security.keys",
                           "is not set, and security.tls is on: make a folder of keys (aqpipe keys init DIR --job NAME "
@@ -171,8 +172,10 @@ void aq_manifest_check_status(struct aq_manifest *manifest)
     const char *why;
     if (!status->listen) return;
     if (aq_endpoint_parse(status->listen, &endpoint, &why) != AQ_OK)
-        aq_manifest_error(manifest, "status.listen", "'%.80s' is not an address: %s; write host:port, as in "
-                          "127.0.0.1:8080", status->listen, why);
+        aq_manifest_error(manifest, "status.listen",
+                          "'%.80s' is not an address: %s; write host:port, as in "
+                          "127.0.0.1:8080",
+                          status->listen, why);
     else if (!aq_endpoint_loopback(&endpoint) && !status->token_file && !status->client_authority)
         aq_manifest_error(manifest, "status.listen",
                           "%.80s can be reached from elsewhere: set status.token_file (a file with a secret), or "

@@ -28,8 +28,7 @@ static void run_begin(struct aq_worker *worker, uint64_t step, struct aq_worker_
     const struct aq_program *program = whole ? &worker->me->program : &worker->me->program_last;
     AQ_ASSERT(part ? program->micro_batches >= M : program->micro_batches == M);
     aq_program_run_add(&worker->steps.program, program, M);
-    *run = (struct aq_worker_run){.step = step,
-                                  .base = worker->steps.program.steps[run == &worker->steps.next].base};
+    *run = (struct aq_worker_run){.step = step, .base = worker->steps.program.steps[run == &worker->steps.next].base};
 }
 
 /* Is the next step under way, too? */
@@ -505,7 +504,7 @@ static enum aq_status skip(struct aq_worker *worker)
     worker->times.skipped = true;
     if (aq_job_global(worker->job)) { /* the server's stage names the client with such gradients (worker_sums.c) */
         aq_log("worker", AQ_LOG_WARNING,
-               "step %llu: no client has a part of it whose gradient is finite, the step is skipped",
+               "step %llu: no client's part of it has a finite gradient, so the step is skipped",
                (unsigned long long)worker->step);
         return AQ_OK;
     }

@@ -3,9 +3,9 @@
  * at its end; the receiver reports its counts over a pipe.
  *
  * Delay: the age of small datagrams, of which a tenth is younger (both ends have one clock; a receiver that waits for a
- * processor is late, never early, and that is not the lab's). Rate: what arrives of a third more datagrams than fit, and of a TCP stream, whose packets come in runs and
- * are paced one by one; the second half of each counts. Loss: the missing part of 100,000 datagrams, with 5 % set;
- * three standard deviations of that are 4 %.
+ * processor is late, never early, and that is not the lab's). Rate: what arrives of a third more datagrams than fit,
+ * and of a TCP stream, whose packets come in runs and are paced one by one; the second half of each counts. Loss: the
+ * missing part of 100,000 datagrams, with 5 % set; three standard deviations of that are 4 %.
  */
 #include "wan_check.h"
 

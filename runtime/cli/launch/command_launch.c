@@ -720,13 +720,13 @@ static void say_finished(struct command *command)
     const char *run = command->job->output.path;
     const unsigned long long step = entry->resume_step;
     if (entry->early)
-        aq_progress_say(&command->progress,
-                        "%s is finished: step %llu, %u evaluations after the best one (a higher train.early_stop goes "
-                        "further)",
-                        run, step, entry->best.since);
+        aq_progress_say(
+            &command->progress,
+            "%s is finished: step %llu, %u evaluations after the best one (raise train.early_stop to continue)", run,
+            step, entry->best.since);
     else
         aq_progress_say(&command->progress,
-                        "%s is finished: step %llu of %llu (aqpipe resume --epochs N, or --steps N, goes further)", run,
+                        "%s is finished: step %llu of %llu (aqpipe resume --epochs N, or --steps N, continues)", run,
                         step, (unsigned long long)command->plan->steps);
 }
 
