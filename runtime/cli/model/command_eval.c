@@ -68,8 +68,8 @@ static const struct aq_option options[] = {
 
 static const struct aq_command_line line = {
     "aqpipe eval", "MODEL",
-    "Measures loss and metrics of a model folder on held-out data. MODEL is a published folder, what `aqpipe export` "
-    "wrote, or the folder of an ended run, which brings its data, task and T. It runs in one process on the CPU and "
+    "Measures loss and metrics of a model on held-out data. MODEL is a published folder, what `aqpipe export` "
+    "wrote, or an ended run, which brings its data, task and T. It runs in one process on the CPU and "
     "prints the figures of a run's own evaluations; with --codec on, loss_coded.",
     options,
     "Examples:\n"
