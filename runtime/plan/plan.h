@@ -252,11 +252,13 @@ enum aq_status aq_plan_rank_fits(const struct aq_plan *plan, uint32_t rank, uint
  */
 enum aq_status aq_plan_disk_fits(const struct aq_plan *plan, const char *folder);
 
+/* Has this machine a congestion control of link.congestion and the keys of its stages? AQ_INVAL: names the key. */
+enum aq_status aq_plan_links_fit(const struct aq_plan *plan);
+
 /*
- * Has this machine what its stages need: memory and devices (aq_plan_fits), a congestion control of its kernel, their
- * keys, folders and disk (aq_plan_disk_fits)? Every error names the key and the remedy. AQ_INVAL: a key of
- * the manifest is wrong here; AQ_NOMEM, AQ_NODEV, AQ_NOSPC: too little.
- * For `aqpipe plan` and the launcher, before they start anything.
+ * Has this machine what its stages need: memory and devices (aq_plan_fits), links (aq_plan_links_fit), folders and disk
+ * (aq_plan_disk_fits)? Every error names the key and the remedy. AQ_INVAL: a key of the manifest is wrong here;
+ * AQ_NOMEM, AQ_NODEV, AQ_NOSPC: too little. For `aqpipe plan` and the launcher, before they start anything.
  */
 enum aq_status aq_plan_here(const struct aq_plan *plan);
 

@@ -225,8 +225,7 @@ enum aq_status aq_plan_disk_fits(const struct aq_plan *plan, const char *folder)
     return AQ_OK;
 }
 
-/* The keys of this machine's stages, and a congestion control that its kernel has. */
-static enum aq_status links_fit(const struct aq_plan *plan)
+enum aq_status aq_plan_links_fit(const struct aq_plan *plan)
 {
     const struct aq_job *job = plan->job;
     const bool keys = aq_security_on(job) && job->split.clients == 0;
@@ -258,7 +257,7 @@ enum aq_status aq_plan_here(const struct aq_plan *plan)
     const struct aq_job *job = plan->job;
     char caches[AQ_RUN_PATH_BYTES];
     AQ_TRY(aq_plan_fits(plan, aq_plan_memory_here()));
-    AQ_TRY(links_fit(plan));
+    AQ_TRY(aq_plan_links_fit(plan));
     if (job->cache.path) return aq_plan_disk_fits(plan, job->cache.path);
     AQ_TRY(aq_run_path(job->output.path, "cache", caches));
     return aq_plan_disk_fits(plan, caches);
