@@ -51,7 +51,7 @@ aq_cuda_on_host_test(test_cuda_codec_device LIBS codec_common LABELS quick)
 # The calls of the test of label gpu, few configurations: test_cuda_codec has them all.
 aq_cuda_on_host_test(test_codec_gpu LIBS codec_common LABELS quick ARGS 997 "test_*codec_of_the_table*" ENVIRONMENT AQ_GPU=required)
 # The conformance of devices, of kind cuda alone: with every ending of a product that cuBLASLt has, and with none.
-aq_cuda_on_host_test(conform_device_cuda LABELS conform TIMEOUT 900 PARTS 3 ENVIRONMENT AQ_CONFORM=cuda)
+aq_cuda_on_host_test(conform_device_cuda LABELS conform TIMEOUT 900 PARTS 4 ENVIRONMENT AQ_CONFORM=cuda)
 target_compile_definitions(conform_device_cuda PRIVATE AQ_CUDA_ON_HOST)
 aq_test_again(conform_device_cuda_plain OF conform_device_cuda ARGS test_*matmul* LABELS computes conform quick TIMEOUT 900
   ENVIRONMENT AQ_CONFORM=cuda CUDA_HOST_WATCH=0 CUBLASLT_HOST_FUSES=0)

@@ -29,7 +29,7 @@ if(TARGET aqpipe)
   foreach(scenario doctor seen notices equal tied tied_optimizers tied_resume tied_compressed tied_bytes zero_bubble images images_views tables tables_resume tables_bad_input instruct early_stop deberta deberta_resume glue isolated cut codecs unsaid warmup examples fp16 bad_input resume guard bits_auto stop timed restart restart_daemon lost_disk outage clock packed long_outage dials held power
       freeze freeze_cut freeze_optimizers freeze_prefix folders leaves
       replicas replicas_resume replicas_codecs replicas_bad_input replicas_optimizers replicas_rates replicas_defaults
-      replicas_reshard replicas_isolated replicas_auto replicas_nan replicas_machines wan offices init probe probe_blocked probe_trouble balance page page_seen report_to report_to_packages
+      replicas_reshard replicas_isolated replicas_auto replicas_nan replicas_machines wan offices init probe probe_blocked probe_trouble probe_moves balance page page_seen report_to report_to_packages
       staleness staleness_resume staleness_replicas staleness_fp16 staleness_lost staleness_frozen staleness_memory
       lora lora_cut lora_export lora_dora lora_packed
       local local_resume local_reshard local_void
@@ -84,7 +84,7 @@ if(TARGET aqpipe)
       set_tests_properties(e2e_${scenario} PROPERTIES LABELS gpu TIMEOUT 300 SKIP_RETURN_CODE 77)
     endforeach()
   endif()
-  set_tests_properties(e2e_images e2e_images_views e2e_glue e2e_wan e2e_offices e2e_probe e2e_probe_blocked e2e_probe_trouble e2e_page e2e_page_seen e2e_report_to_packages PROPERTIES SKIP_RETURN_CODE 77)
+  set_tests_properties(e2e_images e2e_images_views e2e_glue e2e_wan e2e_offices e2e_probe e2e_probe_blocked e2e_probe_trouble e2e_probe_moves e2e_page e2e_page_seen e2e_report_to_packages PROPERTIES SKIP_RETURN_CODE 77)
   set_tests_properties(e2e_page e2e_offices PROPERTIES TIMEOUT 900)
   set_tests_properties(e2e_generate e2e_eval PROPERTIES LABELS "e2e;quick")
   set_tests_properties(e2e_folders e2e_seen e2e_equal e2e_tied e2e_images e2e_isolated e2e_cut e2e_codecs e2e_warmup e2e_examples e2e_fp16 e2e_packed e2e_bad_input PROPERTIES LABELS "e2e;quick")

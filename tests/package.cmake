@@ -41,6 +41,8 @@ add_test(NAME test_help COMMAND ${AQ_PYTHON} -B ${CMAKE_CURRENT_SOURCE_DIR}/test
 set_tests_properties(test_help PROPERTIES LABELS quick TIMEOUT 900)
 add_test(NAME test_exits COMMAND ${AQ_PYTHON} -B ${CMAKE_CURRENT_SOURCE_DIR}/test_exits $<TARGET_FILE_DIR:aqpipe>)
 set_tests_properties(test_exits PROPERTIES LABELS quick TIMEOUT 900)
+add_test(NAME test_wrong_inputs COMMAND ${AQ_PYTHON} -B ${CMAKE_CURRENT_SOURCE_DIR}/test_wrong_inputs $<TARGET_FILE_DIR:aqpipe>)
+set_tests_properties(test_wrong_inputs PROPERTIES LABELS quick TIMEOUT 900)
 add_test(NAME test_json_fields COMMAND ${AQ_PYTHON} -B ${CMAKE_CURRENT_SOURCE_DIR}/test_json_fields $<TARGET_FILE_DIR:aqpipe>)
 set_tests_properties(test_json_fields PROPERTIES LABELS quick TIMEOUT 900 PROCESSORS 2)
 aq_sanitized(test_json_fields)

@@ -30,7 +30,7 @@ enum aq_status aq_given_open(const char *area, const char *path, int *fd)
         status = aq_fail_errno(area, "%s: fstat", path);
     else if (!S_ISREG(about.st_mode))
         status =
-            aq_fail(AQ_IO, area, "%s: is not a regular file but %s; give a file on disk", path, what_is(about.st_mode));
+            aq_fail(AQ_INVAL, area, "%s: is %s, not a regular file; name a file on disk", path, what_is(about.st_mode));
     if (status != AQ_OK)
         close(file);
     else

@@ -43,6 +43,11 @@ enum aq_status aq_link_config_check(const struct aq_link_config *config)
     return aq_congestion_check(config->congestion);
 }
 
+enum aq_status aq_link_congestion_check(const char *name)
+{
+    return aq_congestion_check(name);
+}
+
 static uint32_t power_of_two(uint32_t at_least)
 {
     uint32_t value = 4;

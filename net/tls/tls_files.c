@@ -407,8 +407,8 @@ enum aq_status aq_tls_open_daemon(const char *folder, const char *host, const ch
                        folder, hosts.of[0], hosts.of[1], hosts.count > 2 ? ", ..." : "");
     if (!host && lstat(old, &info) == 0)
         return aq_fail(AQ_REFUSED, AREA,
-                       "%s is of an older version: with it any host could pose as every other; make this host its own "
-                       "(aqpipe keys add-host) where the authority is, and carry it here",
+                       "%s is of an older version: any host could pose as another with it; make one for this host "
+                       "(aqpipe keys add-host) where authority-key.pem is, and copy it here",
                        old);
     if (!host)
         return aq_fail(AQ_NOTFOUND, AREA, "there is no daemon-HOST.pem in %s (aqpipe keys add-host makes it)", folder);

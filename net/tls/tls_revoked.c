@@ -328,9 +328,9 @@ static enum aq_status old_list(const char *folder, X509 *authority, X509_CRL **o
     const char *wrong = read_quietly(path, memory, AQ_TLS_PEM_BYTES_MAX + 1, &count, &info);
     if (!wrong) wrong = parse_list(memory, count, authority, out, number);
     aq_free(memory);
-    return wrong
-               ? aq_fail(AQ_CORRUPT, AREA, "%s: %s; put a good one back, so that what it revoked stays so", path, wrong)
-               : AQ_OK;
+    return wrong ? aq_fail(AQ_CORRUPT, AREA, "%s: %s; copy a good one back, so that its certificates stay revoked",
+                           path, wrong)
+                 : AQ_OK;
 }
 
 static enum aq_status sign_list(const char *folder, X509_CRL *list, int64_t number, X509 *authority, EVP_PKEY *key)
@@ -392,8 +392,8 @@ enum aq_status aq_tls_revoke(const char *folder, const struct aq_tls_name *what,
     else if (path && !add_serial(&making, X509_get0_serialNumber(certificate)))
         status = aq_fail(AQ_NOMEM, AREA, "no memory for a list of revoked certificates");
     else if (making.known == 0)
-        status = aq_fail(AQ_NOTFOUND, AREA, "%s has no certificate of %s, and none was written down: name its file",
-                         folder, uri);
+        status = aq_fail(AQ_NOTFOUND, AREA, "%s has no certificate of %s, and none is on record: name its file", folder,
+                         uri);
     if (status == AQ_OK) status = sign_list(folder, making.list, number, authority, key);
     if (status == AQ_OK) *added = making.added;
 out:

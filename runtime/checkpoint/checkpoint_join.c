@@ -27,9 +27,9 @@ struct join {
     char (*names)[AQ_TENSOR_NAME_MAX]; /* as published                      */
     bool *transposed;
     uint32_t count;
-    struct aq_weights *wrapper; /* of a model of texts and images: what it began as; else NULL */
-    uint64_t total, done; /* bytes      */
-    struct aq_adapters *adapters; /* NULL: the run has none */
+    struct aq_weights *wrapper;    /* of a model of texts and images: what it began as; else NULL */
+    uint64_t total, done;          /* bytes      */
+    struct aq_adapters *adapters;  /* NULL: the run has none */
     char head[AQ_TENSOR_NAME_MAX]; /* of a tied head, whose tensor is a copy; "": none */
 };
 
@@ -141,11 +141,8 @@ static enum aq_status join_wrapped(struct join *join, uint32_t room)
         if (strcmp(info.type, "F32") != 0 && strcmp(info.type, "BF16") != 0 && strcmp(info.type, "F16") != 0)
             return aq_fail(AQ_MISMATCH, "export", "%s: %s is of type %s: only F32, BF16 and F16 are carried", info.file,
                            info.name, info.type);
-        join->tensors[end] = (struct aq_weights_tensor){.name = info.name,
-                                                        .dimensions = info.dimensions,
-                                                        .from = join->wrapper,
-                                                        .index = i,
-                                                        .type = info.type};
+        join->tensors[end] = (struct aq_weights_tensor){
+            .name = info.name, .dimensions = info.dimensions, .from = join->wrapper, .index = i, .type = info.type};
         memcpy(join->tensors[end].shape, info.shape, sizeof info.shape);
         join->total += tensor_bytes(join, end++);
     }
@@ -237,7 +234,7 @@ static enum aq_status write_files(struct join *join)
     for (uint32_t first = 0; first < join->count; first = file_end(join, first))
         files++;
     if (files > FILES_MAX)
-        return aq_fail(AQ_INVAL, "checkpoint", "%u files of %llu bytes: at most %d can be", files,
+        return aq_fail(AQ_INVAL, "checkpoint", "%u files of %llu bytes: at most %d are possible", files,
                        (unsigned long long)join->asked->file_bytes_max, FILES_MAX);
     if (files <= 1) {
         AQ_TRY(write_file(join, SINGLE, 0, join->count));

@@ -102,7 +102,14 @@ static enum aq_status find_kind(struct asked *asked)
     const char *paths[] = {asked->train}, *dot = strrchr(asked->train, '.');
     const struct aq_dataset_config config = {.paths = paths, .path_count = 1, .field = "targets"};
     char why[512];
-    if (!asked->kind || is_text_kind(asked->kind)) AQ_TRY(aq_dataset_text_check(asked->train));
+    struct stat about;
+    if (stat(asked->train, &about) == 0 && S_ISREG(about.st_mode) && about.st_size == 0)
+        return aq_fail(AQ_INVAL, "init", "--data %.300s: the file is empty", asked->train);
+    if (asked->kind && !is_text_kind(asked->kind))
+        return aq_fail(AQ_INVAL, "init",
+                       "--kind: '%.40s' is not text or %s; a job on other data names more keys: docs/TASKS.md",
+                       asked->kind, aq_dataset_of_answers());
+    AQ_TRY(aq_dataset_text_check(asked->train));
     if (asked->kind) return AQ_OK;
     asked->kind = aq_dataset_recognise(&config, why, sizeof why);
     if (!why[0] && dot && strcmp(dot, ".jsonl") == 0)

@@ -3,10 +3,12 @@
  *
  * (`aqpipe help keys` is about keys of a manifest.) What the files mean is net/tls.h.
  */
+#include <errno.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -282,8 +284,12 @@ static int show(const struct asked *asked, const char *folder)
 {
     static struct aq_tls_list list;
     struct aq_tls_hosts hosts = {0};
-    if (access(folder, F_OK) != 0) {
-        (void)aq_command_failed("there is no folder %s (aqpipe keys init makes one)", folder);
+    struct stat about;
+    errno = 0;
+    if (stat(folder, &about) != 0 || !S_ISDIR(about.st_mode)) {
+        (void)aq_command_failed(errno == ENOENT ? "there is no folder %s (aqpipe keys init makes one)"
+                                                : "%s is not a folder of keys (aqpipe keys init makes one)",
+                                folder);
         return AQ_EXIT_USAGE;
     }
     struct shown shown = {.folder = folder, .list = &list, .files = asked->json ? json_array() : NULL};
@@ -330,24 +336,34 @@ enum aq_status aq_keys_give(const char *folder, const char *out, const char *hos
 
 /* ---- the subcommands ---- */
 
+/* A refused file or folder is one that was given: it exists already, or others may read it. */
+static int exit_of(enum aq_status status)
+{
+    return status == AQ_REFUSED ? AQ_EXIT_USAGE : aq_exit_of(status);
+}
+
 static int init(const struct asked *asked)
 {
     uint32_t stages;
     if (asked->rest_count) return aq_options_wrong(line.name, "one folder of keys is needed");
     if (!asked->job == !asked->renew)
         return aq_options_wrong(line.name, "init needs --job NAME, or --renew for a folder that has an authority");
-    if (!asked->stages) return aq_options_wrong(line.name, "init wants --stages N");
+    if (!asked->stages) return aq_options_wrong(line.name, "init needs --stages N");
     if (!count_read(asked->stages, AQ_JOB_RANKS_MAX, &stages))
-        return aq_options_wrong(line.name, "--stages wants 1 to %d", AQ_JOB_RANKS_MAX);
-    return make_all(asked, stages) == AQ_OK ? show(asked, asked->folder) : AQ_EXIT_FAILED;
+        return aq_options_wrong(line.name, "--stages: '%.40s' is not a whole number from 1 to %d", asked->stages,
+                                AQ_JOB_RANKS_MAX);
+    const enum aq_status status = make_all(asked, stages);
+    return status == AQ_OK ? show(asked, asked->folder) : exit_of(status);
 }
 
 static int add_host(const struct asked *asked)
 {
     if (asked->rest_count == 0)
         return aq_options_wrong(line.name, "add-host needs the names of hosts after the folder");
-    for (uint32_t i = 0; i < asked->rest_count; i++)
-        if (make_host(asked, asked->rest[i], strlen(asked->rest[i])) != AQ_OK) return AQ_EXIT_FAILED;
+    for (uint32_t i = 0; i < asked->rest_count; i++) {
+        const enum aq_status status = make_host(asked, asked->rest[i], strlen(asked->rest[i]));
+        if (status != AQ_OK) return exit_of(status);
+    }
     return show(asked, asked->folder);
 }
 
@@ -411,7 +427,7 @@ static int bundle(const struct asked *asked)
             status = copy(asked, &(struct aq_tls_name){.role = AQ_TLS_STAGE, .stage = s});
     }
     if (status == AQ_OK) status = copy_list(asked, asked->rest[0]);
-    return status == AQ_OK ? show(asked, asked->rest[0]) : AQ_EXIT_FAILED;
+    return status == AQ_OK ? show(asked, asked->rest[0]) : exit_of(status);
 }
 
 static int enroll(const struct asked *asked)
@@ -419,13 +435,14 @@ static int enroll(const struct asked *asked)
     struct aq_tls_name site = {.role = AQ_TLS_SITE};
     if (asked->rest_count) return aq_options_wrong(line.name, "enroll needs one folder, and --site NAME");
     if (!asked->site) return aq_options_wrong(line.name, "enroll needs --site NAME");
-    if (aq_tls_make_site(asked->folder, asked->site, since(), until(asked)) != AQ_OK) return AQ_EXIT_FAILED;
+    enum aq_status status = aq_tls_make_site(asked->folder, asked->site, since(), until(asked));
+    if (status != AQ_OK) return exit_of(status);
     if (!asked->out) return show(asked, asked->folder);
     memcpy(site.host, asked->site, strlen(asked->site)); /* a good name: it is short */
-    enum aq_status status = copy_to(asked, &(struct aq_tls_name){.role = AQ_TLS_AUTHORITY}, asked->out);
+    status = copy_to(asked, &(struct aq_tls_name){.role = AQ_TLS_AUTHORITY}, asked->out);
     if (status == AQ_OK) status = copy_to(asked, &site, asked->out);
     if (status == AQ_OK) status = copy_list(asked, asked->out);
-    return status == AQ_OK ? show(asked, asked->out) : AQ_EXIT_FAILED;
+    return status == AQ_OK ? show(asked, asked->out) : exit_of(status);
 }
 
 /* "stage-3", "launcher", "daemon-10.0.0.5": as the files are called. "daemon" is of older versions. */
@@ -450,8 +467,14 @@ static int revoke_these(const struct asked *asked)
         if (!file && !read_name(text, &name))
             return aq_options_wrong(line.name,
                                     "'%.80s' is neither stage-N, launcher, daemon-HOST, site-NAME nor a file", text);
-        if (aq_tls_revoke(asked->folder, file ? NULL : &name, file ? text : NULL, &added) != AQ_OK)
-            return AQ_EXIT_FAILED;
+        if (file && access(text, F_OK) != 0) {
+            (void)aq_command_failed("there is no file %.200s: name a certificate, or stage-N, launcher, daemon-HOST or "
+                                    "site-NAME",
+                                    text);
+            return AQ_EXIT_USAGE;
+        }
+        const enum aq_status status = aq_tls_revoke(asked->folder, file ? NULL : &name, file ? text : NULL, &added);
+        if (status != AQ_OK) return exit_of(status);
         if (!asked->json) aq_out("%s: %u revoked%s\n", text, added, added ? "" : " (it was on the list already)");
     }
     if (!asked->json)
@@ -468,7 +491,8 @@ static int show_folder(const struct asked *asked)
 static int mirror(const struct asked *asked)
 {
     if (asked->rest_count) return aq_options_wrong(line.name, "mirror needs the name of one file to make");
-    if (aq_seal_key_make(asked->folder) != AQ_OK) return AQ_EXIT_FAILED;
+    const enum aq_status status = aq_seal_key_make(asked->folder);
+    if (status != AQ_OK) return exit_of(status);
     if (asked->json) print_json(json_pack("{s:s}", "file", asked->folder));
     return AQ_EXIT_DONE;
 }

@@ -123,7 +123,7 @@ int aq_command_plot(int argc, char **argv)
     const char *file = NULL;
     const int code = aq_options_read(&line, argc, argv, &asked, &folders);
     if (code != AQ_OPTIONS_READ) return code;
-    if (folders.count == 0) return aq_options_wrong(line.name, "which run folder?");
+    if (folders.count == 0) return aq_options_wrong(line.name, "name a run folder");
     if (folders.count > AQ_PLOT_RUNS_MAX)
         return aq_options_wrong(line.name, "%u runs: at most %d fit into one picture, a colour for each", folders.count,
                                 AQ_PLOT_RUNS_MAX);

@@ -63,7 +63,7 @@ int aq_command_report(int argc, char **argv)
     struct aq_arguments rest;
     int code = aq_options_read(&line, argc, argv, &asked, &rest);
     if (code != AQ_OPTIONS_READ) return code;
-    if (rest.count == 0) return aq_options_wrong(line.name, "which run folder?");
+    if (rest.count == 0) return aq_options_wrong(line.name, "name a run folder");
     if (asked.tsv && rest.count != 1) return aq_options_wrong(line.name, "--tsv takes one run folder");
     if (asked.tsv) return print_curve(rest.of[0]);
     json_t *runs = json_array();

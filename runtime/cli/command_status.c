@@ -92,7 +92,7 @@ static int parse(struct asked *asked, const struct aq_command_line *line, int ar
     *asked = (struct asked){.token_file = getenv("AQPIPE_TOKEN_FILE"), .keys = getenv("AQPIPE_KEYS"), .seconds = 1};
     const int code = aq_options_read(line, argc, argv, asked, &rest);
     if (code != AQ_OPTIONS_READ) return code;
-    if (!asked->daemon && rest.count == 0) return aq_options_wrong(line->name, "which run folder?");
+    if (!asked->daemon && rest.count == 0) return aq_options_wrong(line->name, "name a run folder");
     if (!asked->daemon) asked->folder = rest.of[used++];
     if (used < rest.count && line == &logs_line) {
         char *end;
@@ -126,7 +126,7 @@ static enum aq_status ask(const struct asked *asked, json_t *question, const cha
     if (status == AQ_OK) status = aq_control_receive(control, deadline, answer);
     aq_control_close(control);
     aq_tls_close(tls);
-    if (status != AQ_OK) return aq_fail(status, "control", "the daemon at %s gives no answer", asked->daemon);
+    if (status != AQ_OK) return aq_fail(status, "control", "the daemon at %s does not answer", asked->daemon);
     if (aq_control_is(*answer, "event", event)) return AQ_OK;
     (void)aq_fail(AQ_REFUSED, "control", "the daemon at %s refuses: %.300s", asked->daemon,
                   aq_control_text_or(*answer, "text", "it gives no reason"));

@@ -296,6 +296,7 @@ static void trackers_look(struct doctor *doctor, const struct aq_job *job)
 void doctor_job(struct doctor *doctor, const struct aq_job *job, const struct aq_plan *plan)
 {
     memory_look(doctor, plan);
+    if (aq_plan_links_fit(plan) != AQ_OK) doctor_failed(doctor, "job links", NULL);
     disk_look(doctor, job, plan);
     for (uint32_t rank = 0; rank < aq_job_ranks(job); rank++)
         if (!job->pipeline.stages[rank].host && aq_job_listens(job, rank)) port_look(doctor, job, rank);

@@ -73,12 +73,18 @@ static int serve(struct asked *asked)
         if (prctl(PR_SET_PDEATHSIG, SIGTERM) != 0) return wrong("prctl failed");
         (void)setsid();
     }
-    return aq_daemon_run(config) == AQ_OK ? 0 : 1;
+    return aq_exit_of(aq_daemon_run(config));
 }
 
 static const char *folder_read(const char *text, void *to)
 {
-    return aq_confine_allow(to, text) == AQ_OK ? NULL : aq_error_text();
+    struct aq_error_hold why;
+    aq_error_hold(&why);
+    const enum aq_status status = aq_confine_allow(to, text);
+    aq_error_release(&why);
+    static char shown[AQ_ERROR_BYTES];
+    snprintf(shown, sizeof shown, "%s", why.text);
+    return status == AQ_OK ? NULL : shown;
 }
 
 static const char *descriptor_read(const char *text, void *to)
@@ -135,7 +141,8 @@ static const struct aq_command_line line = {
 static int print_own_address(const char *peer)
 {
     char own[AQ_ENDPOINT_HOST_BYTES];
-    if (aq_endpoint_own(strcmp(peer, "*") == 0 ? NULL : peer, own) != AQ_OK) return 1;
+    const enum aq_status status = aq_endpoint_own(strcmp(peer, "*") == 0 ? NULL : peer, own);
+    if (status != AQ_OK) return aq_exit_of(status);
     puts(own);
     return 0;
 }

@@ -49,7 +49,7 @@ enum aq_status aq_control_listen(const char *address, bool far, int *fd, uint16_
     enum aq_status status = AQ_OK;
     int made = -1;
     if (!far && !aq_endpoint_loopback_address(list->ai_addr)) {
-        status = aq_fail(AQ_REFUSED, "control",
+        status = aq_fail(AQ_INVAL, "control",
                          "will not listen on %s without keys (--keys DIR): others could read and change the traffic, "
                          "even with a token",
                          address);

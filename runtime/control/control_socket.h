@@ -13,7 +13,7 @@
 
 enum { AQ_CONTROL_PROTOCOL = 1, AQ_ADDRESS_BYTES = 300 };
 
-/* A listening socket. `far` false: only a loopback address is allowed (AQ_REFUSED). *port gets the real one.
+/* A listening socket. `far` false: only a loopback address is allowed (AQ_INVAL). *port gets the real one.
  * AQ_INVAL, AQ_NOTFOUND: no address. AQ_REFUSED: in use, or no permission. */
 enum aq_status aq_control_listen(const char *address, bool far, int *fd, uint16_t *port);
 

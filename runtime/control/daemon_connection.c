@@ -126,8 +126,7 @@ static void let_in(struct daemon *daemon, int fd, const struct sockaddr_storage 
         return;
     }
     if (connection->state != CONNECTION_FREE) {
-        aq_log("daemon", 1, "peer=%s refused: it has not proved who it is, and makes room for others",
-               connection->peer);
+        aq_log("daemon", 1, "peer=%s refused: it has not proved its identity, and others wait", connection->peer);
         connection_close(daemon, connection);
     }
     *connection = pending;

@@ -271,8 +271,8 @@ static enum aq_status message_check(const struct aq_edge *edge, const struct aq_
                        edge->shape.edge, sample, (unsigned long long)message->argument);
     if (!message->body) return AQ_OK;
     if (message->body_bytes != fetch->bytes)
-        return aq_fail(AQ_PROTO, "edge", "edge %u: a message of %u bytes came, it has %u", edge->shape.edge,
-                       message->body_bytes, fetch->bytes);
+        return aq_fail(AQ_PROTO, "edge", "edge %u: a message of %u bytes arrived, but it must have %u",
+                       edge->shape.edge, message->body_bytes, fetch->bytes);
     /* Version 0 is no version, and the last number has no successor. */
     if (fetch->version ? came == fetch->version : came != 0 && came != UINT64_MAX) return AQ_OK;
     return aq_fail(AQ_PROTO, "edge", "edge %u: asked for version %llu of the message of sample %llu (0: any), got %llu",

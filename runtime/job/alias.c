@@ -38,6 +38,7 @@ static const char *last_word(const char *name)
 const char *aq_alias_key(const char *name)
 {
     const char *last = last_word(name);
+    if (strcmp(last, "name") == 0 || strcmp(last, "type") == 0) return NULL; /* every section could have these */
     for (size_t i = 0; i < COUNT(aliases); i++)
         if (strcmp(last_word(aliases[i].name), last) == 0) return aliases[i].key;
     return NULL;

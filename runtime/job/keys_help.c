@@ -53,8 +53,11 @@ static void type_of(const struct aq_key *key, char *text, size_t bytes)
 /* A limit in the unit a person writes it in. */
 static void limit_text(const struct aq_key *key, double value, char *text, size_t bytes)
 {
-    if (key->kind == AQ_KEY_DURATION)
-        snprintf(text, bytes, "%gs", value * 1e-9);
+    const double seconds = value * 1e-9, days = seconds / 86400;
+    if (key->kind == AQ_KEY_DURATION && days >= 2 && days == (double)(int64_t)days)
+        snprintf(text, bytes, "%.0fd", days);
+    else if (key->kind == AQ_KEY_DURATION)
+        snprintf(text, bytes, "%gs", seconds);
     else
         snprintf(text, bytes, value < 1e7 && value == (double)(int64_t)value ? "%.0f" : "%g", value);
 }

@@ -53,8 +53,8 @@ static enum aq_status tokens_text(const struct aq_asking_step *step, uint32_t vo
 {
     void *memory;
     if (step->count > aq_lengths_count_max(vocabulary))
-        return aq_fail(AQ_NOSPC, "ask", "a prompt of %u tokens is longer than a stage takes at once: %llu", step->count,
-                       (unsigned long long)aq_lengths_count_max(vocabulary));
+        return aq_fail(AQ_NOSPC, "ask", "a prompt of %u tokens is too long: a stage takes at most %llu at once",
+                       step->count, (unsigned long long)aq_lengths_count_max(vocabulary));
     AQ_TRY(aq_alloc((step->count + 1) * sizeof(uint32_t), &memory));
     uint32_t *numbers = memory;
     for (uint32_t i = 0; i < step->count; i++)

@@ -44,7 +44,7 @@ static void say_go(struct launcher *launcher)
                                                    "checkpoint_seconds", launcher->read_seconds, "devices", devices));
     if (status != AQ_OK) launcher_fail(launcher, CAUSE_OWN, status, "%s", aq_error_text());
     if (launch->resume > 0)
-        aq_progress_say(launch->progress, "trains again after %.2f s, %.2f s of them for reading the checkpoint",
+        aq_progress_say(launch->progress, "trains again after %.2f s, of which reading the checkpoint took %.2f s",
                         seconds, launcher->read_seconds);
 }
 

@@ -44,7 +44,8 @@ void aq_manifest_error(struct aq_manifest *manifest, const char *key, const char
         aq_yaml_error(&manifest->errors, aq_yaml_find(manifest->root, "model.weights"), "%s (of its config.json): %s",
                       key, text);
     else
-        aq_yaml_error(&manifest->errors, &file, "%s (not given: its default): %s", key, text);
+        aq_yaml_error(&manifest->errors, &file, "%s%s: %s", key, of && *of->fallback ? " (not given: its default)" : "",
+                      text);
 }
 
 void aq_manifest_unknown(struct aq_manifest *manifest, const struct aq_yaml_node *node, const char *path,
@@ -89,7 +90,8 @@ static enum aq_status absolute(struct aq_manifest *manifest, const struct aq_yam
 /* Is it a number of the key's kind, and only outside of its range? */
 static bool is_number(const struct aq_key *key, const char *text)
 {
-    const bool whole = key->kind == AQ_KEY_U32 || key->kind == AQ_KEY_U64 || key->kind == AQ_KEY_I32;
+    const bool whole = key->kind == AQ_KEY_U32 || key->kind == AQ_KEY_U64 || key->kind == AQ_KEY_I32 ||
+                       key->kind == AQ_KEY_COUNT || key->kind == AQ_KEY_WINDOW || key->kind == AQ_KEY_IN_FLIGHT;
     const bool sign = *text == '-' || (*text == '+' && key->kind == AQ_KEY_I32);
     const char *digits = text + sign;
     char *end;

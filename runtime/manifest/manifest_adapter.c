@@ -158,8 +158,8 @@ static void pattern_error(struct aq_manifest *manifest, const char *key, const s
                           pattern->text, pattern->unknown, near);
     else
         aq_manifest_error(manifest, key,
-                          "'%s' names nothing of the model: a layer is named as aqpipe plan shows it ('%s'), a tensor "
-                          "by parts of its name that follow each other",
+                          "'%s' names nothing of the model: write a layer as aqpipe plan prints it ('%s'), or "
+                          "consecutive parts of a tensor's name",
                           pattern->text, layer);
 }
 

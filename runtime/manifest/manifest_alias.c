@@ -98,7 +98,10 @@ static void name_take(struct aq_manifest *manifest, const struct alias *alias, s
         return;
     }
     aq_yaml_place(&value, place, sizeof place);
-    aq_log("manifest", 1, "%s: %s is %s here", place, alias->name, alias->key);
+    if (strncmp(place, "--set ", 6) == 0 && strcmp(place + 6, alias->name) == 0)
+        aq_log("manifest", 1, "%s is %s here", place, alias->key);
+    else
+        aq_log("manifest", 1, "%s: %s is %s here", place, alias->name, alias->key);
     (void)aq_yaml_graft(&manifest->pool, manifest->root, alias->key, &value, &manifest->errors);
 }
 

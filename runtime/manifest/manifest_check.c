@@ -149,16 +149,38 @@ void aq_manifest_check_security(struct aq_manifest *manifest)
     char hosts[HOSTS_BYTES];
     if (!aq_security_on(job) || job->security.keys) return;
     hosts_text(job, hosts);
+    /* Without a port 0, which the system chooses. Of an IPv6 address only what follows its bracket is a port. */
+    const char *port = outside ? strrchr(outside, ':') : NULL;
+    const bool unset = port && strcmp(port, ":0") == 0 && (strchr(outside, ':') == port || port[-1] == ']');
     if (outside)
         aq_manifest_error(manifest, "security.keys",
-                          "is missing, and %s is not on this machine: make a folder of keys (aqpipe keys init DIR "
+                          "is not set, and %.*s is not on this machine: make a folder of keys (aqpipe keys init DIR "
                           "--job NAME --stages %u%s) and name it here, or set security.tls: off",
-                          outside, aq_job_ranks(job), hosts);
+                          (int)(unset ? (size_t)(port - outside) : strlen(outside)), outside, aq_job_ranks(job), hosts);
     else
         aq_manifest_error(manifest, "security.keys",
-                          "is missing, and security.tls is on: make a folder of keys (aqpipe keys init DIR --job NAME "
+                          "is not set, and security.tls is on: make a folder of keys (aqpipe keys init DIR --job NAME "
                           "--stages %u%s) and name it here",
                           aq_job_ranks(job), hosts);
+}
+
+/* The address of the status page, and who may see it. */
+void aq_manifest_check_status(struct aq_manifest *manifest)
+{
+    const struct aq_job_status *status = &manifest->job.status;
+    struct aq_endpoint endpoint;
+    const char *why;
+    if (!status->listen) return;
+    if (aq_endpoint_parse(status->listen, &endpoint, &why) != AQ_OK)
+        aq_manifest_error(manifest, "status.listen",
+                          "'%.80s' is not an address: %s; write host:port, as in "
+                          "127.0.0.1:8080",
+                          status->listen, why);
+    else if (!aq_endpoint_loopback(&endpoint) && !status->token_file && !status->client_authority)
+        aq_manifest_error(manifest, "status.listen",
+                          "%.80s can be reached from elsewhere: set status.token_file (a file with a secret), or "
+                          "listen on 127.0.0.1 and use ssh -L",
+                          status->listen);
 }
 
 void aq_manifest_check_trackers(struct aq_manifest *manifest)

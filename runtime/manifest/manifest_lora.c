@@ -27,7 +27,8 @@ static void name_error(struct aq_manifest *manifest, const char *key, const stru
     else if (*near && (!dot || strcmp(near, dot + 1) != 0) && strcmp(near, name->text) != 0)
         aq_manifest_error(manifest, key, "'%s' names %s: did you mean '%s'?", name->text, what, near);
     else
-        aq_manifest_error(manifest, key, "'%s' names %s: a name is that of a module, or its end", name->text, what);
+        aq_manifest_error(manifest, key, "'%s' names %s: write the name of a module, or the end of one", name->text,
+                          what);
 }
 
 /* Every name of a text names something; those of adapters (counts) an adapter. */
@@ -59,7 +60,8 @@ void aq_manifest_lora(struct aq_manifest *manifest, const struct aq_model_config
     const struct aq_lora_config *lora = &train->lora;
     const struct {
         const char *key, *text;
-    } texts[] = {{"lora.rank_pattern", lora->ranks}, {"lora.alpha_pattern", lora->alphas},
+    } texts[] = {{"lora.rank_pattern", lora->ranks},
+                 {"lora.alpha_pattern", lora->alphas},
                  {"lora.modules_to_save", lora->saved}};
     const uint32_t errors = manifest->errors.count;
     check_numbers(manifest, "lora.rank_pattern", lora->ranks, AQ_LORA_RANK_MAX, true);

@@ -42,17 +42,17 @@ void aq_manifest_machines(struct aq_manifest *manifest)
     char kinds[128];
     if (!job->reduce.machine_first) return;
     if (!aq_optimizer_config_machines(&job->train.optimizer))
-        aq_manifest_error(manifest, "reduce.machine_first",
-                          "does not fit train.optimizer %s: only %s has no errors of codecs, "
-                          "which would belong to one replica of a machine",
-                          job->train.optimizer.kind, who_fits(kinds, sizeof kinds));
+        aq_manifest_error(
+            manifest, "reduce.machine_first",
+            "does not fit train.optimizer %s, whose codec errors would belong to one replica of a machine; use %s",
+            job->train.optimizer.kind, who_fits(kinds, sizeof kinds));
     for (uint32_t v = 0; v < W; v++)
         count[aq_job_machine(job, v)]++;
     for (uint32_t v = 0; v < W; v++)
         if (count[aq_job_machine(job, v)] != count[0]) {
             aq_manifest_error(manifest, "reduce.machine_first",
-                              "the host of replica 0 has %u replicas, that of replica %u has %u: "
-                              "their means would weigh differently; put as many on each",
+                              "the host of replica 0 has %u replicas, that of replica %u has %u: their means would "
+                              "have different weights; put the same number on each host",
                               count[0], v, count[aq_job_machine(job, v)]);
             return;
         }
@@ -134,8 +134,8 @@ void aq_manifest_check_devices(struct aq_manifest *manifest)
         const char *first = job->pipeline.stages[r % P].device;
         if (gpu != aq_device_gpu(first) && gpu != AQ_GPU_MAYBE && aq_device_gpu(first) != AQ_GPU_MAYBE) {
             aq_manifest_error(manifest, "pipeline.stages",
-                              "stage %u has replicas on %s and on %s: a gradient norm is not summed alike there, and "
-                              "their weights would drift apart",
+                              "stage %u has replicas on %s and on %s: CPUs and GPUs sum a gradient norm differently, "
+                              "and their weights would drift apart",
                               r % P, first, device);
             return;
         }

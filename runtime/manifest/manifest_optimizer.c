@@ -65,10 +65,11 @@ static bool check_local(struct aq_manifest *manifest)
     plain.outer_every = 0;
     if (config->outer_every == 0) return true;
     if (config->low_rank > 0) {
-        aq_manifest_error(manifest, "reduce.codec",
-                          "%s does not fit reduce.every %u: its factors go from one mean of gradients to the next, "
-                          "a step later; take q8..q2, sign, bf16, fp16 or fp32",
-                          manifest->job.reduce.codec, config->outer_every);
+        aq_manifest_error(
+            manifest, "reduce.codec",
+            "%s does not fit reduce.every %u: it starts from the factors of the previous step's mean; take "
+            "q8..q2, sign, bf16, fp16 or fp32",
+            manifest->job.reduce.codec, config->outer_every);
         return false;
     }
     if (aq_optimizer_config_averages(&plain)) return true;
@@ -78,8 +79,8 @@ static bool check_local(struct aq_manifest *manifest)
         snprintf(kinds + strlen(kinds), sizeof kinds - strlen(kinds), "%s%s", kinds[0] ? ", " : "", plain.kind);
     }
     aq_manifest_error(manifest, "reduce.every",
-                      "%u does not fit train.optimizer %s: it averages what it makes of gradients (momenta, votes, "
-                      "parts of the weights) among replicas in its own steps, which is for equal weights; take %s",
+                      "%u does not fit train.optimizer %s: its steps average momenta, votes or parts of the weights "
+                      "among replicas, which needs equal weights there; take %s",
                       config->outer_every, config->kind, kinds);
     return false;
 }
@@ -89,8 +90,8 @@ void aq_manifest_check_rates(struct aq_manifest *manifest)
     struct aq_job_train *train = &manifest->job.train;
     if (!aq_lr_ends_read(train->schedule, &train->lr_ends))
         aq_manifest_error(manifest, "train.schedule",
-                          "is not a list of at most %d ends, each extend, continue or restart and a step, in rising "
-                          "order: 'restart 24, continue 48'",
+                          "is not a list of at most %d ends in rising order, each one of extend, continue and restart "
+                          "with a step, as in 'restart 24, continue 48'",
                           AQ_LR_ENDS_MAX);
     if (train->warmup_from > train->lr)
         aq_manifest_error(manifest, "train.warmup_from", "%g is more than train.lr, %g", (double)train->warmup_from,

@@ -42,8 +42,8 @@ static void check_global(struct aq_manifest *manifest)
                           AQ_JOB_TURNS_MAX, job->split.clients);
     if (aq_dataset_kind_masks(job->data.kind))
         aq_manifest_error(manifest, key,
-                          "global needs samples whose targets all count: data.kind: %s masks some, and the server, "
-                          "which weighs what clients send, cannot know how many",
+                          "global needs samples whose targets all count: data.kind: %s masks some, and the server "
+                          "cannot know how many",
                           job->data.kind);
 }
 

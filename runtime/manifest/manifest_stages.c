@@ -230,7 +230,7 @@ static void check_endpoint(struct aq_manifest *manifest, uint32_t stage, const c
     else if (dialled && endpoint.port == 0)
         aq_manifest_error(manifest, key, "'%.80s': port 0 cannot be reached", text);
     else if (!dialled && endpoint.name[0])
-        aq_manifest_error(manifest, key, "'%.80s': a name before '@' is of daemons (host)", text);
+        aq_manifest_error(manifest, key, "'%.80s': a name before '@' is only for daemons (host)", text);
 }
 
 /* Of a host that the launcher starts an agent on. */
@@ -285,8 +285,9 @@ void aq_manifest_check_addresses(struct aq_manifest *manifest)
             if (!same_address(a, b)) continue;
             snprintf(key, sizeof key, "pipeline.stages.%u.address", r % P);
             if (r % P == other % P)
-                aq_manifest_error(manifest, key, "%s is the address of replicas %u and %u; write a list of %u", a,
-                                  other / P, r / P, job->pipeline.replicas);
+                aq_manifest_error(manifest, key,
+                                  "%s is the address of replicas %u and %u; write a list of %u addresses", a, other / P,
+                                  r / P, job->pipeline.replicas);
             else
                 aq_manifest_error(manifest, key, "%s is the address of stage %u already", a, other % P);
             return; /* replicas mostly repeat it */

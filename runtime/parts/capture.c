@@ -79,7 +79,7 @@ static enum aq_status record_add(struct part *part, const struct record *record,
     const uint64_t count = (uint64_t)record->rows * record->columns * sizeof *values;
     if (part->fd == -1) return AQ_OK;
     if (RECORD_BYTES + count > part->bytes_left) {
-        aq_log("worker", 1, "split.capture: full after %" PRIu64 " records; what comes is not written", part->records);
+        aq_log("worker", 1, "split.capture: full after %" PRIu64 " records; later ones are not written", part->records);
         part_close(part);
         return AQ_OK;
     }

@@ -558,8 +558,9 @@ static enum aq_status labels_fill(struct aq_plan *plan)
     }
     if (!plan->model.labels || plan->model.labels >= labels) return AQ_OK;
     aq_job_place(job, "model.labels", place, sizeof place);
-    return aq_fail(AQ_INVAL, "manifest", "%s: model.labels: %u, but the data has %u; write 0, or more", place, asked,
-                   labels);
+    return aq_fail(AQ_INVAL, "manifest",
+                   "%s: model.labels: %u, but the data has %u; write 0 (the data's number), or a larger number", place,
+                   asked, labels);
 }
 
 /* The positions of a sample in the facts, also from a client of split learning: T, or T with the tokens before a
@@ -585,8 +586,10 @@ static enum aq_status counts_fill(struct aq_plan *plan)
         char place[PLACE_BYTES];
         const char *key = aq_model_outputs_key(plan->model.kind);
         aq_job_place(job, key, place, sizeof place);
-        return aq_fail(AQ_INVAL, "manifest", "%s: %s: %u, but the data's targets have %u values; write 0, or more",
-                       place, key, plan->model.vocabulary, plan->facts.vocabulary);
+        return aq_fail(
+            AQ_INVAL, "manifest",
+            "%s: %s: %u, but the data's targets have %u values; write 0 (the data's number), or a larger number", place,
+            key, plan->model.vocabulary, plan->facts.vocabulary);
     }
     plan->layers = aq_model_layers(&plan->model);
     plan->stage_count = job->pipeline.stage_count;

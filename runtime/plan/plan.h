@@ -255,9 +255,20 @@ enum aq_status aq_plan_rank_fits(const struct aq_plan *plan, uint32_t rank, uint
 /*
  * Do the caches of this machine's stages fit onto the disk of `folder` (which need not exist yet), counting what they
  * hold there already? AQ_NOSPC: not even one copy of each message fits; names needed and free bytes. A second copy is
- * needed between two checkpoints: where only that does not fit, a line warns.
+ * needed between two checkpoints: where only that does not fit, a line warns. AQ_INVAL: no file can be created in
+ * `folder`, in output.path or, for stages here, in checkpoint.path; names the key and why.
  */
 enum aq_status aq_plan_disk_fits(const struct aq_plan *plan, const char *folder);
+
+/* Has this machine a congestion control of link.congestion and the keys of its stages? AQ_INVAL: names the key. */
+enum aq_status aq_plan_links_fit(const struct aq_plan *plan);
+
+/*
+ * Has this machine what its stages need: memory and devices (aq_plan_fits), links (aq_plan_links_fit), folders and disk
+ * (aq_plan_disk_fits)? Every error names the key and the remedy. AQ_INVAL: a key of the manifest is wrong here;
+ * AQ_NOMEM, AQ_NODEV, AQ_NOSPC: too little. For `aqpipe plan` and the launcher, before they start anything.
+ */
+enum aq_status aq_plan_here(const struct aq_plan *plan);
 
 /* Bytes of RAM that this process may have: the machine's, or its control group's limit. */
 uint64_t aq_plan_memory_here(void);

@@ -19,6 +19,7 @@ enum { PLACE_BYTES = 512 };
 /* A path as a shell, or a hub of models, would understand it: the remedy, or NULL. */
 static const char *other_path(const char *key, const char *path)
 {
+    if (strstr(path, "://")) return "a file of this machine is needed: download it first";
     if (strpbrk(path, "~$*?")) return "~, $ and * have no meaning here: write the path in full";
     if (strcmp(key, "model.weights") == 0 && !strstr(path, ".safetensors"))
         return "if it is a model's name, write hf://NAME, or get it by `hf download NAME --local-dir FOLDER`";

@@ -1,6 +1,6 @@
 /*
- * plan_fits.c -- do the stages of this machine fit into its memory, a rank into what its daemon allows, and caches onto
- * the disk? The plan cannot know these limits.
+ * plan_fits.c -- what this machine has for a plan: memory, devices, folders, disk, keys, congestion control. The plan
+ * cannot know these limits.
  */
 #include <stdio.h>
 #include <string.h>
@@ -9,7 +9,10 @@
 #include <unistd.h>
 
 #include "aqsgd/base/control_group.h"
+#include "net/tls.h"
 #include "plan_private.h"
+#include "run_folder.h"
+#include "security.h"
 
 enum { PLACE_BYTES = 512, PATH_BYTES = 4096, BLOCK_BYTES = 4096 };
 
@@ -153,47 +156,71 @@ static uint64_t slab_held(const char *folder, uint32_t rank)
 }
 
 /*
- * Free bytes of the file system that the folder is, or will be, on: of the nearest part of its path that is there.
- * No file can be made there: *writable is false (a virtual or read-only file system, or another user's folder).
+ * Free bytes of the file system that the folder is, or will be, on: of the nearest part of its path that exists.
+ * *why: why no file can be created there, or NULL.
  */
-static bool disk_free(const char *folder, uint64_t *bytes, bool *writable)
+static bool disk_free(const char *folder, uint64_t *bytes, const char **why)
 {
     char path[PATH_BYTES];
     struct statvfs system_of;
+    struct stat about;
     if (snprintf(path, sizeof path, "%s", folder) >= (int)sizeof path) return false;
-    while (statvfs(path, &system_of) != 0) {
+    while (statvfs(path, &system_of) != 0 || stat(path, &about) != 0) {
         char *slash = strrchr(path, '/');
         if (!slash || path[1] == 0) return false;
         slash[slash == path ? 1 : 0] = 0;
     }
     *bytes = (uint64_t)system_of.f_bavail * system_of.f_frsize;
-    *writable = system_of.f_blocks > 0 && !(system_of.f_flag & ST_RDONLY) && access(path, W_OK) == 0;
+    *why = !S_ISDIR(about.st_mode)                ? "a part of this path is a file"
+           : system_of.f_blocks == 0              ? "its file system is virtual"
+           : (system_of.f_flag & ST_RDONLY) != 0  ? "its file system is read-only"
+           : access(path, W_OK) != 0              ? "the folder above it belongs to another user"
+                                                  : NULL;
     return true;
+}
+
+/* Can a file be created in this folder? NULL is fine. */
+static enum aq_status folder_fits(const struct aq_plan *plan, const char *key, const char *folder)
+{
+    char place[PLACE_BYTES];
+    uint64_t bytes;
+    const char *why = NULL;
+    if (!folder || !disk_free(folder, &bytes, &why) || !why) return AQ_OK;
+    aq_job_place(plan->job, key, place, sizeof place);
+    return aq_fail(AQ_INVAL, "plan", "%s: %s%s: no file can be created in %s, because %s; name another folder", place,
+                   key, strcmp(key, "output.path") == 0 ? " (--run)" : "", folder, why);
+}
+
+/* Does this machine run this rank itself? */
+static bool rank_is_here(const struct aq_plan *plan, uint32_t rank)
+{
+    return !plan->job->pipeline.stages[rank].host && !aq_job_at_client(plan->job, rank);
 }
 
 enum aq_status aq_plan_disk_fits(const struct aq_plan *plan, const char *folder)
 {
+    const struct aq_job *job = plan->job;
     uint64_t least = 0, held = 0, free_bytes;
+    bool here = false;
     for (uint32_t r = 0; r < plan->ranks; r++) {
         const struct aq_cache_config *cache = &plan->stages[r % plan->stage_count].cache;
-        if (cache->slots == 0 || plan->job->pipeline.stages[r].host || strcmp(cache->kind, "memory") == 0) continue;
+        here |= rank_is_here(plan, r);
+        if (cache->slots == 0 || job->pipeline.stages[r].host || strcmp(cache->kind, "memory") == 0) continue;
         const uint64_t cell = (cache->value_bytes_max + BLOCK_BYTES - 1) / BLOCK_BYTES * BLOCK_BYTES;
         least += cache->samples_max * cell;
         held += slab_held(folder, r);
     }
-    bool writable;
-    if (least == 0 || !disk_free(folder, &free_bytes, &writable)) return AQ_OK;
+    AQ_TRY(folder_fits(plan, "output.path", job->output.path));
+    if (here) AQ_TRY(folder_fits(plan, "checkpoint.path", job->checkpoint.path));
+    if (least > 0) AQ_TRY(folder_fits(plan, job->cache.path ? "cache.path" : "output.path", folder));
+    const char *why;
+    if (least == 0 || !disk_free(folder, &free_bytes, &why)) return AQ_OK;
     char place[PLACE_BYTES], needs[AQ_TEXT_NUMBER], more[AQ_TEXT_NUMBER], has[AQ_TEXT_NUMBER];
-    const char *key = plan->job->cache.path ? "cache.path" : "output.path";
-    aq_job_place(plan->job, key, place, sizeof place);
+    const char *key = job->cache.path ? "cache.path" : "output.path";
+    aq_job_place(job, key, place, sizeof place);
     aq_text_size(least, needs);
     aq_text_size(2 * least, more);
     aq_text_size(free_bytes + held, has);
-    if (!writable)
-        return aq_fail(AQ_IO, "plan",
-                       "%s: %s: no file can be created in %s (its file system is virtual or read-only, or the folder "
-                       "belongs to another user): name another folder",
-                       place, plan->job->cache.path ? "cache.path" : "output.path (--run)", folder);
     if (least > free_bytes + held)
         return aq_fail(AQ_NOSPC, "plan",
                        "%s: %s: the messages of this machine's stages need %s in %s (%s between two "
@@ -206,4 +233,42 @@ enum aq_status aq_plan_disk_fits(const struct aq_plan *plan, const char *folder)
                "full disk",
                folder, needs, more, has);
     return AQ_OK;
+}
+
+enum aq_status aq_plan_links_fit(const struct aq_plan *plan)
+{
+    const struct aq_job *job = plan->job;
+    const bool keys = aq_security_on(job) && job->split.clients == 0;
+    char place[PLACE_BYTES];
+    if (plan->ranks == 1) return AQ_OK; /* no links */
+    for (uint32_t r = 0; r < plan->ranks; r++) {
+        struct aq_error_hold why;
+        struct aq_tls *tls = NULL;
+        if (!rank_is_here(plan, r)) continue;
+        aq_error_hold(&why);
+        const char *key = "link.congestion";
+        enum aq_status status = aq_link_congestion_check(job->link.congestion);
+        if (status == AQ_OK && keys) {
+            key = "security.keys";
+            status = aq_tls_open(aq_security_folder(job), AQ_TLS_STAGE, r, &tls);
+            aq_tls_close(tls);
+        }
+        aq_error_release(&why);
+        if (status == AQ_OK) continue;
+        const size_t named = strncmp(why.text, key, strlen(key)) == 0 ? strlen(key) + 2 : 0; /* "KEY: ..." */
+        aq_job_place(job, key, place, sizeof place);
+        return aq_fail(status == AQ_NOMEM ? status : AQ_INVAL, "plan", "%s: %s: %s", place, key, why.text + named);
+    }
+    return AQ_OK;
+}
+
+enum aq_status aq_plan_here(const struct aq_plan *plan)
+{
+    const struct aq_job *job = plan->job;
+    char caches[AQ_RUN_PATH_BYTES];
+    AQ_TRY(aq_plan_fits(plan, aq_plan_memory_here()));
+    AQ_TRY(aq_plan_links_fit(plan));
+    if (job->cache.path) return aq_plan_disk_fits(plan, job->cache.path);
+    AQ_TRY(aq_run_path(job->output.path, "cache", caches));
+    return aq_plan_disk_fits(plan, caches);
 }

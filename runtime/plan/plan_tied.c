@@ -131,8 +131,8 @@ static enum aq_status shared_check(const struct aq_plan *plan)
     if (plan->stages[0].size.shared == 0 || (!job->train.staleness && !own)) return AQ_OK;
     aq_job_place(job, key, place, sizeof place);
     return aq_fail(AQ_INVAL, "manifest",
-                   "%s: %s: stages share a tensor whose gradients are summed along the pipeline in each step, of "
-                   "gradients that replicas have averaged; leave it out, or write model.tied: untied for a table per "
+                   "%s: %s: stages share a tensor whose gradients are summed along the pipeline in each step, after "
+                   "replicas have averaged them; leave the key out, or write model.tied: untied for a table per "
                    "block",
                    place, key);
 }

@@ -77,10 +77,10 @@ static enum aq_status request_check(const struct aq_schedule_request *request, u
 {
     if (!ops_of(request->kind)) return aq_fail(AQ_INVAL, "schedule", "there is no schedule %d", (int)request->kind);
     if (request->stages < 1 || request->stages > AQ_JOB_STAGES_MAX || stage >= request->stages)
-        return aq_fail(AQ_INVAL, "schedule", "stage %u of %u stages; 1 to %u stages can be", stage, request->stages,
-                       AQ_JOB_STAGES_MAX);
+        return aq_fail(AQ_INVAL, "schedule", "stage %u of %u stages; 1 to %u stages are possible", stage,
+                       request->stages, AQ_JOB_STAGES_MAX);
     if (request->micro_batches < 1 || request->micro_batches > AQ_JOB_MICRO_BATCHES_MAX)
-        return aq_fail(AQ_INVAL, "schedule", "%u micro-batches in a step; 1 to %u can be", request->micro_batches,
+        return aq_fail(AQ_INVAL, "schedule", "%u micro-batches in a step; 1 to %u are possible", request->micro_batches,
                        AQ_JOB_MICRO_BATCHES_MAX);
     if (request->staleness > AQ_STALENESS_MAX)
         return aq_fail(AQ_INVAL, "schedule", "staleness %u; 0 to %u can be", request->staleness, AQ_STALENESS_MAX);

@@ -42,9 +42,9 @@ enum aq_status aq_confine_allow(struct aq_confine_list *list, const char *folder
     char path[AQ_CONFINE_PATH_BYTES];
     if (list->count == AQ_CONFINE_FOLDERS_MAX)
         return aq_fail(AQ_NOSPC, "daemon", "at most %d folders can be allowed", AQ_CONFINE_FOLDERS_MAX);
-    if (!realpath(folder, path)) return aq_fail_errno("daemon", "the allowed folder %s", folder);
+    if (!realpath(folder, path)) return aq_fail_errno("daemon", "cannot find the folder %s", folder);
     if (stat(path, &info) != 0 || !S_ISDIR(info.st_mode))
-        return aq_fail(AQ_INVAL, "daemon", "%s is to be allowed, but is not a folder", folder);
+        return aq_fail(AQ_INVAL, "daemon", "%s is not a folder", folder);
     memcpy(list->folders[list->count++], path, sizeof path);
     return AQ_OK;
 }

@@ -190,7 +190,7 @@ void aq_trackers_end(struct aq_trackers *trackers, struct aq_progress *progress,
     const uint64_t until = aq_clock_after(AQ_TRACKERS_END_S * second_ns);
     bool asked = await(trackers, progress, aq_clock_after(PATIENCE_S * second_ns), signals);
     if (trackers->pid && !asked) {
-        aq_progress_say(progress, "%s: waits up to %d s for what is not sent yet (Ctrl-C: not)", area,
+        aq_progress_say(progress, "%s: waits up to %d s until the rest is sent (Ctrl-C ends the wait)", area,
                         AQ_TRACKERS_END_S);
         asked = await(trackers, progress, until, signals);
     }

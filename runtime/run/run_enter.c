@@ -285,7 +285,7 @@ static enum aq_status enter_used(struct aq_run_entry *entry, const struct identi
                        marked ? "with a checkpoint" : "without a checkpoint");
     if (!marked) AQ_TRY(begin_anew(entry, state, &found));
     if (marked && mark.plan_hash != there->hash && mark.resume_hash != plan->resume_hash)
-        return aq_fail(AQ_MISMATCH, "launch", "the checkpoint of %s is of plan %016llx, the run of %016llx", run,
+        return aq_fail(AQ_MISMATCH, "launch", "the checkpoint of %s belongs to plan %016llx, the run to %016llx", run,
                        (unsigned long long)mark.plan_hash, (unsigned long long)there->hash);
     entry->resume_step = marked ? mark.step : 0;
     entry->resume_bytes = marked ? mark.metrics : 0;

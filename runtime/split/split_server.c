@@ -451,7 +451,7 @@ static enum aq_status enter(struct server *server)
     AQ_TRY(state_load(server));
     server->round_ns = aq_clock_ns();
     if (server->round > server->job->split.rounds && server->ended)
-        return aq_fail(AQ_REFUSED, AREA, "%s has had its %u rounds: more of split.rounds goes further", run,
+        return aq_fail(AQ_REFUSED, AREA, "%s has finished its %u rounds: raise split.rounds to continue", run,
                        server->job->split.rounds);
     server->ended = false;
     if (server->round > server->job->split.rounds)

@@ -110,7 +110,7 @@ enum aq_status aq_split_sum_open(const char *folder, uint64_t values, uint64_t f
     while (sum->step < last && is_whole(sum, sum->step))
         sum->step++;
     if (sum->step < last)
-        aq_log(AREA, AQ_LOG_WARNING, "the sum of step %" PRIu64 " is not whole: it is made again", sum->step);
+        aq_log(AREA, AQ_LOG_WARNING, "the sum of step %" PRIu64 " is incomplete: it is made again", sum->step);
     *out = sum;
     return AQ_OK;
 out:

@@ -478,7 +478,7 @@ static enum aq_status skip(struct aq_worker *worker)
     worker->times.skipped = true;
     if (aq_job_global(worker->job)) { /* the server's stage names the client with such gradients (client_sums.c) */
         aq_log("worker", AQ_LOG_WARNING,
-               "step %llu: no client has a part of it whose gradient is finite, the step is skipped",
+               "step %llu: no client's part of it has a finite gradient, so the step is skipped",
                (unsigned long long)worker->step);
         return AQ_OK;
     }

@@ -182,7 +182,7 @@ enum aq_status data_line_object(const char *path, uint64_t line, const char *at,
     const enum aq_status status =
         object ? aq_fail(AQ_CORRUPT, AREA, "%s:%llu: is not a JSON object%s", path, (unsigned long long)line,
                          json_is_array(object) ? "; a file that is one array is read by the ending .json" : "")
-               : aq_fail(AQ_CORRUPT, AREA, "%s:%llu: no JSON: %s%s", path, (unsigned long long)line, error.text,
+               : aq_fail(AQ_CORRUPT, AREA, "%s:%llu: is not JSON: %s%s", path, (unsigned long long)line, error.text,
                          split ? "; a .json is one array, or an object a line (jq -c '.[]' makes lines)" : "");
     json_decref(object);
     return status;

@@ -93,8 +93,8 @@ static void tensors(const struct layer *layer, const struct aq_stage_config *con
             layer_list_add_cube(list, shape.names[i], taps, std);
             continue;
         }
-        layer_list_add(list, shape.names[i], turned ? sizes[i].out : sizes[i].in,
-                       turned ? sizes[i].in : sizes[i].out, sizes[i].std, sizes[i].value);
+        layer_list_add(list, shape.names[i], turned ? sizes[i].out : sizes[i].in, turned ? sizes[i].in : sizes[i].out,
+                       sizes[i].std, sizes[i].value);
     }
 }
 
@@ -210,7 +210,9 @@ static void flops(const struct layer *layer, const struct aq_stage_config *confi
     const double conv = rows * (double)(shape.C * (2 * shape.taps + 2)); /* backward: sums again, inputs, weights */
     const bool on = linear_goes_on(layer, &shape.projection);
     *out = (struct layer_flops){.forward = shape.taps ? conv : attention,
-                                .backward = !on ? 0 : shape.taps ? 3.0 * conv : 2.5 * attention};
+                                .backward = !on          ? 0
+                                            : shape.taps ? 3.0 * conv
+                                                         : 2.5 * attention};
     if (shape.has_delta)
         decoder_delta_flops(layer, &shape, rows, out);
     else
@@ -262,7 +264,8 @@ static enum aq_status attend(const struct layer_run *run, const struct decoder_s
                                                .cache = kept->cache,
                                                .out = run->first ? kept->attention : NULL};
     if (attention.both && (run->starts || run->config->extends))
-        return aq_fail(AQ_INVAL, "stage", "%s sees both sides: it knows no parts of a sample, and does not generate",
+        return aq_fail(AQ_INVAL, "stage",
+                       "%s attends to both sides: it takes no samples with parts, and does not generate",
                        run->layer->name);
     if (run->config->extends) AQ_TRY(aq_device_attention_cached(run->device, &cached, run->stream));
     return run->first ? AQ_OK : aq_device_attention(run->device, &attention, run->stream);
@@ -441,8 +444,7 @@ static enum aq_status up_forward(const struct layer_run *run, const struct decod
     const struct linear_to plain = {.c = kept->before, .type = type};
     const bool gated = shape->form->gated, exact = exact_gelu(shape);
     AQ_TRY(linear_forward(run, &shape->up, run->rows_in, decoder_rows(kept->norm2), gated || exact ? &plain : &gelu));
-    const struct aq_gelu own = {
-        .count = run->rows_in * shape->F, .type = type, .x = kept->before, .y = kept->after};
+    const struct aq_gelu own = {.count = run->rows_in * shape->F, .type = type, .x = kept->before, .y = kept->after};
     if (exact) return aq_device_gelu(run->device, &own, run->stream);
     const struct aq_gated args = {.rows = run->rows_in,
                                   .F = shape->F,
@@ -559,8 +561,8 @@ static enum aq_status summed_gradient(const struct layer_run *run, const struct 
     const size_t bytes = run->rows_in * shape->C * sizeof *dx;
     AQ_TRY(aq_device_copy(run->device, work->dnorm, dx, bytes, run->stream));
     AQ_TRY(aq_device_zero(run->device, dx, bytes, run->stream));
-    AQ_TRY(decoder_norm_gradient(run, &norm, run->rows_in, work->dnorm,
-                                 site == SITE_MLP ? kept->post2 : kept->post1, dx, run->dropped ? NULL : &made));
+    AQ_TRY(decoder_norm_gradient(run, &norm, run->rows_in, work->dnorm, site == SITE_MLP ? kept->post2 : kept->post1,
+                                 dx, run->dropped ? NULL : &made));
     return branch_gradient(run, site, dx, bias, !run->dropped, out);
 }
 

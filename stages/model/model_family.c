@@ -63,8 +63,7 @@ static enum aq_status check_places(const struct aq_model_config *model)
     if (!family->types->places_behind_pad) return AQ_OK;
     if (first > model->vocabulary)
         return aq_fail(AQ_INVAL, "stage",
-                       "model.position_first is %u: config.json has it as pad_token_id + 1, a token of the vocabulary; "
-                       "at most %u",
+                       "model.position_first is %u, but at most %u is possible: config.json has it as pad_token_id + 1",
                        first, model->vocabulary);
     if ((uint64_t)model->context + first > PLACES_MAX)
         return aq_fail(AQ_INVAL, "stage",
@@ -82,7 +81,7 @@ static enum aq_status check_published(const struct aq_model_config *model)
     for (const struct family_type *type = types; type->type; type++)
         alone |= type->qkv_bias;
     if (model->qkv_bias && !model->out_bias && !alone)
-        return aq_fail(AQ_INVAL, "stage", "model.qkv_bias without model.out_bias: no published %s has it so",
+        return aq_fail(AQ_INVAL, "stage", "model.qkv_bias without model.out_bias: no published %s has only one of them",
                        model->kind);
     if (types->windows == FAMILY_WINDOWS_ALL && (model->window_every || model->window_from))
         return aq_fail(AQ_INVAL, "stage", "model.window_every and model.window_from: %s has a window in every block",
@@ -111,7 +110,8 @@ enum aq_status decoder_family_check(const struct aq_model_config *model)
     AQ_TRY(decoder_range("position_first", model->position_first, 0, 1048576));
     if (decoder_family_of(model)->pooler) AQ_TRY(decoder_range("labels", model->labels, 1, 65536));
     if (model->out_bias && !model->qkv_bias)
-        return aq_fail(AQ_INVAL, "stage", "model.out_bias without model.qkv_bias: no published model has it so");
+        return aq_fail(AQ_INVAL, "stage",
+                       "model.out_bias without model.qkv_bias: no published model has only one of them");
     AQ_TRY(decoder_ranges(model));
     const uint32_t dim = decoder_head_dim(model), turning = (uint32_t)((float)dim * model->rope_partial);
     if (model->rope_partial < 1.0f && turning % 2)
@@ -251,9 +251,8 @@ bool decoder_family_begins(const char *name, const char *const *begins)
 void decoder_family_name(const struct stage_model *of, const char *tensor, char *out, size_t bytes)
 {
     const struct decoder_form *form = &of->family->form;
-    const bool head = of->family->pooler
-                          ? decoder_family_begins(tensor, of->family->heads)
-                          : strcmp(tensor, form->head) == 0 || strcmp(tensor, form->score) == 0;
+    const bool head = of->family->pooler ? decoder_family_begins(tensor, of->family->heads)
+                                         : strcmp(tensor, form->head) == 0 || strcmp(tensor, form->score) == 0;
     snprintf(out, bytes, "%s%s", head ? "" : of->base, tensor);
 }
 
@@ -547,9 +546,9 @@ enum aq_status decoder_family_publish(const struct aq_model_config *model, bool 
                        "model.kind %s: no published model has these of model.qkv_bias, out_bias, mlp_bias, qk_norm and "
                        "window together",
                        model->kind);
-    json_t *config = json_pack("{s:[s], s:s, s:s, s:s}", "architectures",
-                               model->labels ? type->classifier : type->architecture, "model_type", type->type,
-                               "torch_dtype", "float32", "dtype", "float32");
+    json_t *config =
+        json_pack("{s:[s], s:s, s:s, s:s}", "architectures", model->labels ? type->classifier : type->architecture,
+                  "model_type", type->type, "torch_dtype", "float32", "dtype", "float32");
     const bool encoder = decoder_family_of(model)->pooler != NULL;
     if (!encoder) json_object_set_new(config, "tie_word_embeddings", json_boolean(tied));
     if (type->attention_bias != FAMILY_IGNORED || !encoder)

@@ -110,7 +110,8 @@ static enum aq_status starts_check(const struct aq_stage_config *config, const s
     const struct aq_batch *batch = input->batch;
     if (!batch->starts) return AQ_OK;
     if (!config->parts || input->tokens_used)
-        return aq_fail(AQ_INVAL, "stage", "samples with parts: the stage was opened for whole ones, or is to generate");
+        return aq_fail(AQ_INVAL, "stage",
+                       "the stage was opened for samples without parts, or to generate, and these have parts");
     for (uint32_t i = 0; i < batch->samples; i++) {
         const uint32_t *starts = batch->starts + (uint64_t)i * config->T;
         for (uint32_t t = 0; t < config->T; t++)
@@ -283,8 +284,8 @@ enum aq_status aq_stage_forward(struct aq_stage *stage, uint32_t index, const st
 enum aq_status aq_stage_loss(struct aq_stage *stage, uint32_t slot, struct aq_stage_loss *out)
 {
     if (!is_last(stage) || slot >= stage->config.slots)
-        return aq_fail(AQ_INVAL, "stage", "the loss of slot %u: the last stage has one, and %u slots", slot,
-                       stage->config.slots);
+        return aq_fail(AQ_INVAL, "stage", "there is no loss of slot %u: only the last stage has losses, in %u slots",
+                       slot, stage->config.slots);
     const struct layer_run run = run_of(stage, slot, stage->layer_count - 1, NULL);
     *out = (struct aq_stage_loss){0};
     run.layer->kind->count(&run, out);

@@ -3,6 +3,8 @@
  */
 #include "model_folder_private.h"
 
+#include <dirent.h>
+#include <errno.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -32,10 +34,8 @@ void aq_model_folder_known(char *text, size_t bytes)
     for (uint32_t m = 0; (model = stage_model_at(m)) != NULL; m++) {
         const char *type = "";
         for (const struct stage_published *row = model->published; row && row->type && used + 1 < bytes; row++) {
-            const bool again = strcmp(row->type, type) == 0, last = !row[1].type || strcmp(row[1].type, row->type) != 0;
-            const int count = again ? snprintf(text + used, bytes - used, ", %s%s", row->architecture, last ? ")" : "")
-                                    : snprintf(text + used, bytes - used, "%s%s (%s%s", used ? ", " : "", row->type,
-                                               row->architecture, last ? ")" : "");
+            if (strcmp(row->type, type) == 0) continue;
+            const int count = snprintf(text + used, bytes - used, "%s%s", used ? ", " : "", row->type);
             used += count > 0 ? (size_t)count : 0;
             type = row->type;
         }
@@ -63,7 +63,8 @@ static enum aq_status unknown(const struct aq_model_folder *folder, const char *
     aq_printable_text(architecture ? architecture : type, name, NAME_SHOWN);
     aq_printable_text(type, of, NAME_SHOWN);
     aq_model_folder_known(known, sizeof known);
-    return aq_fail(AQ_MISMATCH, AREA, "%s: %s (%s) is not among the models that can be trained: %s", folder->file, name,
+    return aq_fail(AQ_MISMATCH, AREA,
+                   "%s: %s (%s) is not among the models that can be trained (docs/MODELS.md): %s", folder->file, name,
                    of, known);
 }
 
@@ -126,8 +127,53 @@ static enum aq_status read_config_file(const char *path, struct aq_model_folder 
     return AQ_OK;
 }
 
+/* What the files of a folder without config.json are, by their names: an ending, and the remedy. */
+static const struct {
+    const char *ending, *remedy;
+} strangers[] = {
+    {".gguf", "GGUF files are not read: `hf download ORG/NAME --local-dir DIR` gets the model's own files"},
+    {"adapter_config.json", "it holds adapters: name the folder of their base model here"},
+    {".bin", "pickles are not read: `hf download ORG/NAME --local-dir DIR` gets config.json and .safetensors"},
+    {".pt", "pickles are not read: `hf download ORG/NAME --local-dir DIR` gets config.json and .safetensors"},
+    {".pth", "pickles are not read: `hf download ORG/NAME --local-dir DIR` gets config.json and .safetensors"},
+    {".safetensors", "copy the config.json and the tokenizer's files of the same model next to it"}};
+
+static bool ends_in(const char *name, const char *ending)
+{
+    const size_t bytes = strlen(name), end = strlen(ending);
+    return bytes >= end && strcmp(name + bytes - end, ending) == 0;
+}
+
+/* Names the stranger that is first in the table, else the first file. */
+static enum aq_status no_config(const char *path)
+{
+    enum { STRANGERS = sizeof strangers / sizeof *strangers };
+    char found[256] = "", shown[NAME_SHOWN];
+    size_t best = STRANGERS;
+    DIR *folder = opendir(path);
+    if (!folder) return aq_fail_errno(AREA, "%.512s: cannot be opened", path);
+    for (const struct dirent *entry; (entry = readdir(folder)) != NULL;) {
+        size_t i = 0;
+        if (entry->d_name[0] == '.') continue;
+        while (i < STRANGERS && !ends_in(entry->d_name, strangers[i].ending))
+            i++;
+        if (i < best || !found[0]) snprintf(found, sizeof found, "%s", entry->d_name);
+        if (i < best) best = i;
+    }
+    closedir(folder);
+    if (!found[0])
+        return aq_fail(AQ_NOTFOUND, AREA,
+                       "%.512s: is an empty folder: `hf download ORG/NAME --local-dir %.512s` puts a model there", path,
+                       path);
+    return aq_fail(AQ_NOTFOUND, AREA, "%.512s: is not a model's folder: it has no config.json, but '%s'; %s", path,
+                   aq_printable_text(found, shown, sizeof shown),
+                   best < STRANGERS ? strangers[best].remedy
+                                    : "`hf download ORG/NAME --local-dir DIR` makes a model's folder");
+}
+
 enum aq_status aq_model_folder_open(const char *path, struct aq_model_folder **out)
 {
+    struct stat about;
     void *memory;
     AQ_TRY(aq_alloc(sizeof(struct aq_model_folder), &memory));
     struct aq_model_folder *folder = memory;
@@ -139,10 +185,14 @@ enum aq_status aq_model_folder_open(const char *path, struct aq_model_folder **o
                          "%.512s: there is no such folder; if it is a model's name: `hf download %.200s --local-dir "
                          "%.200s` gets it, or write hf://%.200s for the one in the Hugging Face cache",
                          path, path, strchr(path, '/') + 1, path);
-    else if (!aq_model_folder_is(path))
+    else if (stat(path, &about) != 0)
         status = aq_fail(AQ_NOTFOUND, AREA, "%.512s: there is no such folder", path);
+    else if (!S_ISDIR(about.st_mode))
+        status = aq_fail(AQ_INVAL, AREA, "%.512s: is a file; name the folder with the model's config.json", path);
     else if (bytes < 0 || (size_t)bytes >= sizeof folder->file)
         status = aq_fail(AQ_INVAL, AREA, "the path %.80s... is too long", path);
+    else if (access(folder->file, F_OK) != 0 && errno == ENOENT)
+        status = no_config(path);
     if (status == AQ_OK) status = read_config_file(path, folder);
     if (status == AQ_OK)
         *out = folder;

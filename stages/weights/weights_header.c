@@ -197,8 +197,8 @@ static enum aq_status take_header(struct aq_weights_file *w)
     if (length > AQ_WEIGHTS_HEADER_BYTES_MAX || length > w->file_bytes - sizeof length || length < 2)
         return aq_fail(
             AQ_CORRUPT, AREA,
-            "%s: is not a safetensors file or cut short: it gives its header %llu bytes, and has %zu; name a model "
-            "folder or a .safetensors file, or download it again",
+            "%s: is not a safetensors file, or is cut short: its header would have %llu bytes, the file has %zu; name "
+            "a model folder or a .safetensors file, or download it again",
             w->path, (unsigned long long)length, w->file_bytes);
     const char *text = (const char *)w->file + sizeof length;
     json_error_t error;

@@ -143,7 +143,7 @@ def tls_and_keys(run, rng, count):
     (jobs.ROOT / "server.key").chmod(0o644)
     page = Page("open-key", **keys)
     page.process.wait(jobs.PATIENCE)
-    if page.process.returncode == 1 and "chmod 600" in page.said:
+    if page.process.returncode == 2 and "chmod 600" in page.said:
         run.refused()
     else:
         run.wrong(f"a key that others can read: {page.process.returncode} {page.said}")

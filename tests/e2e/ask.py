@@ -135,7 +135,7 @@ def generate_refusals(run, model):
     wrong(r'generation_config\.json: eos_token_id: found "</s>", expected a token', 2, "generate", model, "--prompt", "x",
           "--tokenizer", "bytes")
     (model / "generation_config.json").write_text("{")
-    wrong(r"generation_config\.json:1:", 1, "generate", model, "--prompt", "x", "--tokenizer", "bytes")
+    wrong(r"generation_config\.json:1:", 2, "generate", model, "--prompt", "x", "--tokenizer", "bytes")
     table("train.tsv", 3, 22)
     table("heldout.tsv", 4, 9)
     launch(table_job("rows", **{"train.steps_max": 1}))

@@ -61,8 +61,10 @@ def scenario_examples():
     folder = ROOT / "examples"
     shutil.copytree(SOURCE / "examples", folder, ignore=shutil.ignore_patterns("text", "run", "*.jsonl"))
     subprocess.run([SOURCE / "tools/text", folder / "text"], check=True, stdout=subprocess.DEVNULL)
+    aqpipe("keys", "init", ROOT / "keys", "--job", "two-hosts", "--stages", 2, "--hosts", "10.0.0.1,10.0.0.2")
     for path in sorted(folder.glob("*.yaml")):
-        done = aqpipe("plan", path)
+        # Keys are no part of the examples.
+        done = aqpipe("plan", path, *(["--set", f"security.keys={ROOT / 'keys'}"] if path.name == "two-hosts.yaml" else []))
         check(done.returncode == 0, f"{path}: {done.stderr}")
     launch(folder / "bytes-4-stages.yaml", "--set", "train.steps_max=1", "--set", "link.rate_mbps=0", "--set",
            f"output.path={ROOT}/example", "--set", "train.evaluate_every=0", "--set", "data.heldout_samples_max=1")

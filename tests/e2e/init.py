@@ -64,9 +64,9 @@ def scenario_init():
     pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 988097824\n"
     cloned = chats.base("cloned", chat_template=chats.CHATML)
     (cloned / "model.safetensors").write_text(pointer)
-    check("cloned/model.safetensors: is a Git LFS pointer, not the file itself: run `git lfs pull`" in made("five", cloned, "--data", text, code=1), "LFS")
+    check("cloned/model.safetensors: is a Git LFS pointer, not the file itself: run `git lfs pull`" in made("five", cloned, "--data", text, code=2), "LFS")
     (ROOT / "lfs.jsonl").write_text(pointer)
-    check("lfs.jsonl: is a Git LFS pointer" in made("five", model, "--data", ROOT / "lfs.jsonl", code=1), "data of LFS")
+    check("lfs.jsonl: is a Git LFS pointer" in made("five", model, "--data", ROOT / "lfs.jsonl", code=2), "data of LFS")
     check("none: there is no such folder" in made("five", ROOT / "none", "--data", text, code=2), "no model")
     text.write_text("no JSON\n")
     check("text.jsonl:1: is not a JSON object; name its --kind" in made("five", model, "--data", text, code=2), "no JSON")

@@ -45,10 +45,10 @@ def scenario_tls():
                              ("authority", (stranger / "stage-2.pem").read_bytes(), "is not valid"),
                              ("damaged", mine[:300], "copy it again")):
         (folder / "stage-2.pem").write_bytes(pem)
-        refused(name, 1, words)
+        refused(name, 2, words)
     (folder / "stage-2.pem").write_bytes(mine)
     (folder / "stage-2.pem").chmod(0o644)
-    refused("loose", 1, f"chmod 600 {folder}/stage-2.pem")
+    refused("loose", 2, f"chmod 600 {folder}/stage-2.pem")
     check("chmod 600" in aqpipe("keys", "show", folder).stderr, "keys show takes a file that others may read")
     (folder / "stage-2.pem").chmod(0o600)
     refused("without", 2, "aqpipe keys init", **{"security.keys": "''"})
@@ -71,7 +71,7 @@ def scenario_tls_daemon():
     (folder / "stage-1.pem").unlink()  # the launcher's host has no need of it
     done = subprocess.run([BIN / "aqpiped", "--listen", "0.0.0.0:0"], capture_output=True, text=True,
                           timeout=jobs.PATIENCE)
-    check(done.returncode == 1 and "--keys DIR" in done.stderr, f"a daemon open to all has begun: {done.stderr}")
+    check(done.returncode == 2 and "--keys DIR" in done.stderr, f"a daemon open to all has begun: {done.stderr}")
     log = open(ROOT / "daemon.log", "wb")
     daemon = subprocess.Popen([BIN / "aqpiped", "--listen", "0.0.0.0:0", "--keys", here, "--port-file", ROOT / "port"],
                               stdin=subprocess.DEVNULL, stderr=log, stdout=log)

@@ -281,12 +281,12 @@ def restarts(page):
 
 
 def refusals(page):
-    def refused(words, code=1, **changes):
+    def refused(words, code=2, **changes):
         run = Page("refused", **changes)
         check(run.refusal and run.refusal[0] == code and words in run.refusal[1], f"{words}: {run.refusal}")
         check(len(run.refusal[1].strip().split("\n")) == 1 and not (ROOT / "refused").exists(), run.refusal)
 
-    refused("the port is taken", **{"status.listen": f"127.0.0.1:{page.url.port}"})
+    refused("the port is taken", 1, **{"status.listen": f"127.0.0.1:{page.url.port}"})
     refused("set status.token_file", **{"status.listen": "0.0.0.0:0"})
     refused("is not an address", **{"status.listen": "here"})
     (ROOT / "token").write_text('sixteen "characters" and more\n')
@@ -294,7 +294,7 @@ def refusals(page):
     refused("a browser takes no token", **{"status.token_file": ROOT / "token"})
     (ROOT / "token").write_text("correct-horse-battery\n")
     (ROOT / "token").chmod(0o644)
-    refused("token", **{"status.token_file": ROOT / "token"})
+    refused("token", 1, **{"status.token_file": ROOT / "token"})
     (ROOT / "token").chmod(0o600)
     done = aqpipe("plan", manifest("keys", **{"status.key": ROOT / "token"}))
     check(done.returncode == 2 and "status.key" in done.stderr and "status.listen" in done.stderr, done)

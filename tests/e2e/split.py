@@ -292,11 +292,11 @@ def scenario_split_refused():
             path=job("cut", **{**CODED, "split.clients": 2, "split.rounds": 3, "split.epochs": 2, "security.keys": "x",
                                "pipeline.stages": STAGES.replace("0-1", "0-2").replace("2-11", "3-11")}))
     (ROOT / "c.bin").write_bytes((ROOT / "c.bin").read_bytes()[:-7])
-    refused("images of the wrong size", "c.bin", None, name="c")
+    refused("images of the wrong size", "c.bin", None, 2, name="c")
     broken = bytearray(records("c", 45, 9).read_bytes())
     broken[3073] = 77
     (ROOT / "c.bin").write_bytes(broken)
-    refused("a label out of range", "label", None, name="c")
+    refused("a label out of range", "label", None, 2, name="c")
     records("c", 45, 9)
     aqpipe("keys", "init", ROOT / "others", "--job", "split", "--stages", 3)
     aqpipe("keys", "enroll", ROOT / "others", "--site", "c", "--out", ROOT / "keys-others")

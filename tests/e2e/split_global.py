@@ -314,7 +314,7 @@ def scenario_split_global_odd():
     check(newest_of("odd-killed") == newest_of("odd"), "not the weights that would have been")
 
     said = jobs.aqpipe("split-server", ROOT / "odd.yaml")
-    check(said.returncode == 1 and "has had its 2 rounds" in said.stderr, said.stderr)
+    check(said.returncode == 1 and "has finished its 2 rounds" in said.stderr, said.stderr)
     for change, wanted in (("split.mode=splitfed1", "is of split.mode: global"), ("train.batch=24", "is of rounds of 8 steps")):
         said = jobs.aqpipe("split-server", ROOT / "odd.yaml", "--set", "split.rounds=3", "--set", change)
         check(said.returncode == 1 and wanted in said.stderr, f"{change}: {said.stderr}")

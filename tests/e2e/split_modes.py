@@ -360,7 +360,7 @@ def scenario_split_restart():
     for wrong in ({"round_seconds": -1}, {"clients": turnless}):
         path.write_text(json.dumps({**state, **wrong}))
         broken = aqpipe("split-server", server.path)
-        check(broken.returncode == 1 and "is damaged" in broken.stderr, f"{broken.returncode}: {broken.stderr}")
+        check(broken.returncode == 2 and "is damaged" in broken.stderr, f"{broken.returncode}: {broken.stderr}")
     no_workers("split_restart")
 
 

@@ -91,7 +91,7 @@ def wrong():
     refused(r"3 hosts are given \(--host, --hosts\), but the job has 2 workers \(2 stages x 1 replicas\)", 2, "--on", "ssh", "--hosts", "a,b,c")
     refused(r"--hosts: '-oX' is not a host", 2, "--on", "ssh", "--hosts", "a,-oX")
     refused(r"--on ssh: stage 0 has no host: .*--hosts A,B", 2, "--on", "ssh")
-    refused(r"security\.keys.*is missing", 2, "--on", "ssh", "--hosts", "node1.example,node2.example")
+    refused(r"security\.keys: is not set", 2, "--on", "ssh", "--hosts", "node1.example,node2.example")
     check(len(asked()) == count, "ssh ran for a job that is refused")
     away, os.environ["PATH"] = os.environ["PATH"], str(ROOT / "bare")
     try:

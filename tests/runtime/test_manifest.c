@@ -171,9 +171,7 @@ struct bad {
 };
 
 static const struct bad bads[] = {
-    {NULL,
-     {"train.batch=33"},
-     "--set: train.batch: 33 is not a multiple of train.micro_batch (4); 36 would be"},
+    {NULL, {"train.batch=33"}, "--set: train.batch: 33 is not a multiple of train.micro_batch (4); 36 would be"},
     {NULL, {"train.decay=step"}, "train.decay: this decay needs train.decay_every: '20 epochs', '520 steps'"},
     {NULL, {"split.privacy.klip=3"}, "split.privacy.klip: there is no such key; did you mean split.privacy.clip?"},
     {NULL, {"split.privacy=3"}, "split.privacy: must be a section of keys"},
@@ -229,8 +227,8 @@ static const struct bad bads[] = {
      "'!blcok 5' names nothing of the model: it has no 'blcok'; did you mean 'block'?"},
     {NULL,
      {"train.freeze=blocks 6-7"},
-     "'blocks 6-7' names nothing of the model: a layer is named as aqpipe plan shows it ('block 0')"},
-    {NULL, {"train.freeze=h.1.c_fc"}, "'h.1.c_fc' names nothing of the model: a layer"},
+     "'blocks 6-7' names nothing of the model: write a layer as aqpipe plan prints it ('block 0')"},
+    {NULL, {"train.freeze=h.1.c_fc"}, "'h.1.c_fc' names nothing of the model: write a layer"},
     {NULL, {"train.freeze='!'"}, "'!' names nothing of the model"},
     {NULL, {"train.freeze=lm_head", "model.tied=true"}, "'lm_head' is the embedding's table here (model.tied)"},
     {NULL,
@@ -319,7 +317,8 @@ static const struct bad bads[] = {
     {"a: 1\n---\nb: 2\n", {0}, "a second document"},
     {"a: \"x\\0y\"\n", {0}, "zero byte"},
     {"a: [[[[[[[[[[[[[[[[[[[[1]]]]]]]]]]]]]]]]]]]]\n", {0}, "nested too deep"},
-    {"a: \xff\xfe\n", {0}, "not YAML"}, {"a:\n\tb: 1\n", {0}, "indent with spaces, not with tabs"},
+    {"a: \xff\xfe\n", {0}, "not YAML"},
+    {"a:\n\tb: 1\n", {0}, "indent with spaces, not with tabs"},
 };
 
 static void test_manifest_bad_is_refused_with_its_place(void **state)
@@ -391,9 +390,9 @@ static void codecs_are(const char *const *sets, uint32_t count, const char *want
     assert_int_equal(aq_job_parse(text, sizeof text - 1, "job.yaml", "/", sets, count, &job), AQ_OK);
     const struct aq_codec_config *f = &job->edges[1].forward, *b = &job->edges[1].backward;
     const struct aq_codec_about *forward = aq_codec_about(f->kind), *backward = aq_codec_about(b->kind);
-    snprintf(found, sizeof found, "%s %g %s, %s %g", forward->name,
-             forward->varies ? (double)f->rate : (double)f->bits, f->keyframe == AQ_PRECISION_EC ? "ec" : "plain",
-             backward->name, backward->varies ? (double)b->rate : (double)b->bits);
+    snprintf(found, sizeof found, "%s %g %s, %s %g", forward->name, forward->varies ? (double)f->rate : (double)f->bits,
+             f->keyframe == AQ_PRECISION_EC ? "ec" : "plain", backward->name,
+             backward->varies ? (double)b->rate : (double)b->bits);
     aq_job_close(job);
     assert_string_equal(found, want);
 }
@@ -684,7 +683,7 @@ static void test_manifest_address_is_read_as_it_will_be_used(void **state)
         {"pipeline.stages=[{layers: 0-5, host: 'tcp://127.0.0.1:0'}]", "port 0 cannot be reached"},
         {"pipeline.stages=[{layers: 0-5, host: '127.0.0.1:99999'}]", "the port is not a number"},
         {"pipeline.stages=[{layers: 0-1}, {layers: 2-5, address: '0x7f000001:1'}]", "pipeline.stages.1.address: "},
-        {"pipeline.stages=[{layers: 0-1}, {layers: 2-5, address: 'a@b:1'}]", "is of daemons"},
+        {"pipeline.stages=[{layers: 0-1}, {layers: 2-5, address: 'a@b:1'}]", "is only for daemons"},
     };
     static const char text[] = "model: {blocks: 4}\npipeline: {stages: 2}\ndata: {train: a}\n";
     struct aq_job *job;
@@ -855,8 +854,8 @@ static void test_manifest_that_contradicts_a_folder_is_refused(void **state)
 static void test_examples_parse(void **state)
 {
     (void)state;
-    static const char *const names[] = {"bytes-4-stages.yaml",     "eight-stages.yaml",    "two-hosts.yaml",
-                                        "gpt2-wikitext2/job.yaml", "gpt2-arxiv/job.yaml",  "gpt2-cola/job.yaml",
+    static const char *const names[] = {"bytes-4-stages.yaml",     "eight-stages.yaml",     "two-hosts.yaml",
+                                        "gpt2-wikitext2/job.yaml", "gpt2-arxiv/job.yaml",   "gpt2-cola/job.yaml",
                                         "deberta-cola/job.yaml",   "deberta-qnli/job.yaml", "qwen3-sft-lora/job.yaml"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         char path[512];

@@ -398,8 +398,8 @@ static void test_a_reference_that_is_not_held_is_asked_for_and_compared(void **s
                                                [OTHERS] = "is not the one it was coded against",
                                                [OTHER_VERSION] = "asked for version",
                                                [OTHER_SAMPLE] = "asked for the message of sample 1, got the one of 2",
-                                               [SHORT] = "bytes came, it has",
-                                               [LONG] = "bytes came, it has"};
+                                               [SHORT] = "bytes arrived, but it must have",
+                                               [LONG] = "bytes arrived, but it must have"};
     (void)state;
     for (int k = 0; k < 2; k++)
         for (int by_digest = 0; by_digest < 2; by_digest++)

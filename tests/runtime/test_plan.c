@@ -820,9 +820,9 @@ static void test_disk_fits_counts_caches_of_this_machine(void **state)
     assert_true(captured_has("cache.path: the messages of this machine's stages need "));
     assert_true(captured_has(" in /dev/shm/aq-test-none/caches ("));
     capture_begin();
-    assert_int_equal(aq_plan_disk_fits(plan, "/proc/none"), AQ_IO);
+    assert_int_equal(aq_plan_disk_fits(plan, "/proc/none"), AQ_INVAL);
     capture_end();
-    assert_true(captured_has("cache.path: no file can be created in /proc/none ("));
+    assert_true(captured_has("cache.path: no file can be created in /proc/none, because its file system is virtual;"));
     plan_kit_done(plan, job);
     plan = plan_kit_plan(manifest, in_memory, &job);
     assert_int_equal(aq_plan_disk_fits(plan, "/proc/none"), AQ_OK);

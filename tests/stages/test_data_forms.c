@@ -475,7 +475,7 @@ static void test_bad_lines_of_texts_and_tables_are_told_together(void **state)
     struct aq_dataset *data;
     data_write_text(folder, "t.jsonl", "{\"text\": \"abc\"}\n{\"text\": 7}\n{\"text\"\n{\"text\": \"def\"}\n");
     refused("t.jsonl", &text, "t.jsonl:2: has a \"text\" that is not a string");
-    assert_non_null(strstr(last_log, "t.jsonl:3: no JSON"));
+    assert_non_null(strstr(last_log, "t.jsonl:3: is not JSON"));
     text.skip_invalid = 2;
     const uint64_t digest = digest_of("t.jsonl", &text);
     data_write_text(folder, "good.jsonl", "{\"text\": \"abc\"}\n{\"text\": \"def\"}\n");

@@ -211,7 +211,7 @@ static void test_bad_input_names_the_file(void **state)
     paths[1] = data_path(folder, "missing", missing);
     expect_fails(&config, AQ_NOTFOUND, missing);
     paths[1] = folder;
-    expect_fails(&config, AQ_IO, folder);
+    expect_fails(&config, AQ_INVAL, folder);
     for (uint64_t n = 1; n <= 5; n++) {
         paths[1] = second;
         aq_memory_fail_at(n);

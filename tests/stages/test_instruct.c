@@ -179,7 +179,7 @@ static void test_broken_lines_are_told_with_their_number(void **state)
         {"{\"response\": \"a\"}\n", "lines.jsonl:1: has no \"prompt\""},
         {"{\"prompt\": 3, \"response\": \"a\"}\n", "lines.jsonl:1: has no \"prompt\""},
         {"{\"prompt\": \"a\", \"response\": \"\"}\n", "lines.jsonl:1: its response is empty"},
-        {"\n{\"prompt\": \"a\"\n", "lines.jsonl:2: no JSON"},
+        {"\n{\"prompt\": \"a\"\n", "lines.jsonl:2: is not JSON"},
         {"[1]\n", "lines.jsonl:1: is not a JSON object"},
         {"{\"messages\": []}\n", "lines.jsonl:1: \"messages\" need a chat template"},
         {"", "there is no record to learn from: is the file empty?"},

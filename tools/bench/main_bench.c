@@ -117,7 +117,7 @@ static int run(int argc, char **argv)
     if (argc > 1 && strcmp(argv[1], "worker") == 0) return aq_command_worker(argc - 1, argv + 1);
     int code = aq_options_read(&line, argc, argv, &bench, &names);
     if (code != AQ_OPTIONS_READ) return code;
-    if (names.count == 0) return aq_options_wrong(line.name, "which one?");
+    if (names.count == 0) return aq_options_wrong(line.name, "name a bench");
     code = AQ_EXIT_DONE;
     for (uint32_t i = 0; i < names.count; i++)
         if (!is_bench(names.of[i])) return unknown(names.of[i]);

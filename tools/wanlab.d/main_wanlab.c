@@ -245,7 +245,7 @@ static int run_lab(struct asked *asked, const struct aq_arguments *arguments)
     const unsigned long ends = arguments->count ? strtoul(arguments->of[0], &end, 10) : 0;
     if (arguments->count == 0) return aq_options_wrong(line.name, "how many ends?");
     if (end == arguments->of[0] || *end || ends < 2 || ends > AQ_WAN_ENDS_MAX)
-        return aq_options_wrong(line.name, "'%.80s' is no number of ends from 2 to %d", arguments->of[0],
+        return aq_options_wrong(line.name, "'%.80s' is not a number of ends from 2 to %d", arguments->of[0],
                                 AQ_WAN_ENDS_MAX);
     if (arguments->count == 1) return aq_options_wrong(line.name, "which command? It comes after --");
     for (uint32_t i = 0; i < asked->lab.change_count; i++) {

@@ -2,10 +2,10 @@
  * wan_check.c -- see wan_check.h. Two ends, asymmetric lines. For each figure a receiver and a sender are started, each
  * at its end; the receiver reports its counts over a pipe.
  *
- * Delay: the median age of small datagrams (both ends have one clock; a receiver that waits for a processor is not the
- * lab's). Rate: what arrives of a third more datagrams than fit, and of a TCP stream, whose packets come in runs and
- * are paced one by one; the second half of each counts. Loss: the missing part of 100,000 datagrams, with 5 % set;
- * three standard deviations of that are 4 %.
+ * Delay: the age of small datagrams, of which a tenth is younger (both ends have one clock; a receiver that waits for a
+ * processor is late, never early, and that is not the lab's). Rate: what arrives of a third more datagrams than fit,
+ * and of a TCP stream, whose packets come in runs and are paced one by one; the second half of each counts. Loss: the
+ * missing part of 100,000 datagrams, with 5 % set; three standard deviations of that are 4 %.
  */
 #include "wan_check.h"
 
@@ -48,7 +48,7 @@ struct seen {
     uint32_t count;
     uint64_t middle_ns, last_ns; /* when half of what was sent had come, and the last */
     uint64_t half;               /* how many (stream: bytes) came after the middle    */
-    double age_ns;               /* the median of the first AGES                      */
+    double age_ns;               /* the first decile of the first AGES                */
 };
 
 static struct sockaddr_in address(uint32_t end)
@@ -87,10 +87,10 @@ static int by_size(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-static double median(double *values, size_t count)
+static double first_decile(double *values, size_t count)
 {
     qsort(values, count, sizeof values[0], by_size);
-    return values[count / 2];
+    return values[count / 10];
 }
 
 static enum aq_status receive(const struct flow *flow, int out)
@@ -112,7 +112,7 @@ static enum aq_status receive(const struct flow *flow, int out)
         if (count <= 0) break;
         count_one(flow, &seen, ages, bytes, flow->stream ? (uint64_t)count : 1, &sum);
     }
-    if (!flow->stream && seen.count > 0) seen.age_ns = median(ages, seen.count < AGES ? seen.count : AGES);
+    if (!flow->stream && seen.count > 0) seen.age_ns = first_decile(ages, seen.count < AGES ? seen.count : AGES);
     return aq_write_all(out, &seen, sizeof seen) ? AQ_OK : AQ_IO;
 }
 

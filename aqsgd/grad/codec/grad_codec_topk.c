@@ -37,7 +37,7 @@ static enum aq_status topk_config_check(const struct aq_grad_codec_config *confi
 {
     AQ_TRY(aq_grad_check_bucket(config));
     if (config->bucket < 64 || config->bucket > 1u << PLACE_BITS_MAX)
-        return aq_fail(AQ_INVAL, "grad", "bucket is %u, must be 64 to %u: places in a chunk", (unsigned)config->bucket,
+        return aq_fail(AQ_INVAL, "grad", "bucket is %u, but must be 64 to %u values", (unsigned)config->bucket,
                        1u << PLACE_BITS_MAX);
     if (config->density > 0.0f && config->density <= 1.0f) return AQ_OK;
     return aq_fail(AQ_INVAL, "grad", "density is %g, must be more than 0 and at most 1", (double)config->density);

@@ -105,6 +105,9 @@ struct aq_link_config {
 };
 void aq_link_config_default(struct aq_link_config *out);
 
+/* May this process have that congestion control? "" and "auto": yes. AQ_INVAL, logged with what would allow it. */
+enum aq_status aq_link_congestion_check(const char *name);
+
 /* Frame kinds of the data plane; numbers are for ever (docs/FRAME.md). The link itself uses 1..15. */
 enum aq_frame_kind {
     AQ_FRAME_HELLO = 1,

@@ -207,7 +207,7 @@ static int parse(struct command *command, int argc, char **argv)
     const bool ssh = is_ssh(command), k8s = is_k8s(command), mpi = is_mpi(command),
                slurm = command->on && !ssh && !k8s && !mpi;
     if (slurm && strcmp(command->on, "slurm") != 0)
-        return aq_options_wrong(line->name, "--on slurm, ssh, k8s or mpi, not '%.40s'", command->on);
+        return aq_options_wrong(line->name, "--on: '%.40s' is not one of slurm, ssh, k8s and mpi", command->on);
     if (!slurm && command->wishes.count > 0) return aq_options_wrong(line->name, "--slurm needs --on slurm");
     if (command->print && ((ssh && !shorthand) || mpi))
         return aq_options_wrong(line->name, "--print does not go with --on ssh or mpi");
@@ -361,15 +361,12 @@ static enum aq_status values_fit(struct command *command)
 /* Before anything is started or written: weights that are no numbers, what this machine has no memory or disk for. */
 static enum aq_status fits(struct command *command)
 {
-    char caches[AQ_RUN_PATH_BYTES];
-    AQ_TRY(values_fit(command));
-    AQ_TRY(aq_plan_fits(command->plan, aq_plan_memory_here()));
     struct aq_text why = {0};
+    AQ_TRY(values_fit(command));
+    AQ_TRY(aq_plan_here(command->plan));
     if (aq_plan_never_compresses(command->plan, &why)) aq_log("plan", AQ_LOG_WARNING, "%s", aq_text_of(&why));
     aq_text_deinit(&why);
-    if (command->job->cache.path) return aq_plan_disk_fits(command->plan, command->job->cache.path);
-    AQ_TRY(aq_run_path(command->job->output.path, "cache", caches));
-    return aq_plan_disk_fits(command->plan, caches);
+    return AQ_OK;
 }
 
 /* ---- the run ---- */
@@ -723,13 +720,13 @@ static void say_finished(struct command *command)
     const char *run = command->job->output.path;
     const unsigned long long step = entry->resume_step;
     if (entry->early)
-        aq_progress_say(&command->progress,
-                        "%s is finished: step %llu, %u evaluations after the best one (a higher train.early_stop goes "
-                        "further)",
-                        run, step, entry->best.since);
+        aq_progress_say(
+            &command->progress,
+            "%s is finished: step %llu, %u evaluations after the best one (raise train.early_stop to continue)", run,
+            step, entry->best.since);
     else
         aq_progress_say(&command->progress,
-                        "%s is finished: step %llu of %llu (aqpipe resume --epochs N, or --steps N, goes further)", run,
+                        "%s is finished: step %llu of %llu (aqpipe resume --epochs N, or --steps N, continues)", run,
                         step, (unsigned long long)command->plan->steps);
 }
 
@@ -808,11 +805,13 @@ static int launch(struct command *command)
     if (command->progress.terminal && !command->progress.off)
         aq_progress_say(&command->progress, "reads the data and plans the job");
     if (prepare(command) != AQ_OK) return AQ_EXIT_USAGE;
-    if (fits(command) != AQ_OK || open_page(command) != AQ_OK) return AQ_EXIT_FAILED;
-    enum aq_status status = command->bring ? aq_bring(command->job, command->copy, &command->progress) : AQ_OK;
+    enum aq_status status = fits(command);
+    if (status == AQ_OK) status = open_page(command);
+    if (status != AQ_OK) return aq_exit_of(status);
+    status = command->bring ? aq_bring(command->job, command->copy, &command->progress) : AQ_OK;
     if (status != AQ_OK) return AQ_EXIT_FAILED;
     status = aq_run_enter(&command->entry);
-    if (status != AQ_OK) return status == AQ_MISMATCH || status == AQ_REFUSED ? AQ_EXIT_USAGE : AQ_EXIT_FAILED;
+    if (status != AQ_OK) return status == AQ_REFUSED ? AQ_EXIT_USAGE : aq_exit_of(status);
     if (command->entry.finished) {
         if (command->job->output.metrics && leave_report(command) != AQ_OK) return AQ_EXIT_FAILED;
         say_finished(command);

@@ -12,6 +12,7 @@
 #include "commands.h"
 #include "cut.h"
 #include "json_text.h"
+#include "net/tls.h"
 #include "options.h"
 #include "out.h"
 #include "advice.h"
@@ -246,6 +247,7 @@ int aq_command_plan(int argc, char **argv)
         .forward_ms = -1, .backward_ms = -1, .gflops = assumed_gflops, .token_file = getenv("AQPIPE_TOKEN_FILE")};
     struct aq_job *job = NULL;
     struct aq_plan *plan = NULL;
+    struct aq_tls *keys = NULL;
     struct aq_arguments rest;
     const int code = aq_options_read(&line, argc, argv, &options, &rest);
     if (code != AQ_OPTIONS_READ) return code;
@@ -256,13 +258,15 @@ int aq_command_plan(int argc, char **argv)
     if (status == AQ_OK && options.probe) status = probe(&options, job, &plan);
     if (status == AQ_OK) status = cut(&options, &plan);
     if (status == AQ_OK) status = print(&options, plan);
-    if (status == AQ_OK) status = aq_plan_fits(plan, aq_plan_memory_here());
+    if (status == AQ_OK) status = aq_plan_here(plan);
+    if (status == AQ_OK) status = aq_launcher_keys(job, &keys);
+    aq_tls_close(keys);
     if (planned) trackers_tell(job);
     if (status == AQ_OK && options.told && !aq_probe_told_well(options.told)) status = AQ_IO; /* told in the table */
     aq_probe_told_close(options.told);
     aq_plan_close(plan);
     aq_job_close(job);
-    return status == AQ_OK ? AQ_EXIT_DONE : planned ? AQ_EXIT_FAILED : AQ_EXIT_USAGE; /* as launch */
+    return planned ? aq_exit_of(status) : AQ_EXIT_USAGE; /* as launch */
 }
 
 int aq_command_help_keys(int argc, char **argv)

@@ -32,8 +32,8 @@ static enum aq_status read_hosts(const struct aq_job *job, const char *hosts, st
     }
     if (count == ranks) return AQ_OK;
     return aq_fail(AQ_INVAL, "launch",
-                   "%u hosts are given (--host, --hosts), but the job has %u workers (%u stages x %u replicas): "
-                   "name one for each worker; a host may come again",
+                   "%u hosts are given (--host, --hosts), but the job has %u workers (%u stages x %u replicas): name "
+                   "one for each worker; a host may be named several times",
                    count, ranks, job->pipeline.stage_count, job->pipeline.replicas);
 }
 

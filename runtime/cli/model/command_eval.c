@@ -68,9 +68,9 @@ static const struct aq_option options[] = {
 
 static const struct aq_command_line line = {
     "aqpipe eval", "MODEL",
-    "Measures loss and metrics of a model folder on held-out data. MODEL is a published folder, what `aqpipe export` "
-    "wrote, or the folder of a run that has ended, which brings its data, task and T. One process, on the CPU, forward "
-    "only. Without --codec the figures are those of a run's own evaluations; with it, those of loss_coded.",
+    "Measures loss and metrics of a model on held-out data. MODEL is a published folder, what `aqpipe export` "
+    "wrote, or an ended run, which brings its data, task and T. It runs in one process on the CPU and "
+    "prints the figures of a run's own evaluations; with --codec on, loss_coded.",
     options,
     "Examples:\n"
     "  aqpipe eval run                               the last evaluation of `run` again\n"

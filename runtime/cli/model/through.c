@@ -90,7 +90,8 @@ enum aq_status aq_through_open(const struct aq_through_asked *asked, struct aq_t
     const struct aq_job_split *split = &asked->local->job->split;
     void *memory;
     if (split->clients || split->client)
-        return aq_fail(AQ_INVAL, "generate", "--pipeline: %s is of split learning: its clients have the ends",
+        return aq_fail(AQ_INVAL, "generate",
+                       "--pipeline: %s is a run of split learning: the clients have its first and last stages",
                        asked->local->asked.path);
     AQ_TRY(aq_alloc(sizeof(struct aq_through), &memory));
     struct aq_through *through = memory;

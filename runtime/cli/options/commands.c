@@ -105,7 +105,8 @@ const char *aq_option_schedule(const char *text, void *to)
 int aq_exit_of(enum aq_status status)
 {
     if (status == AQ_OK) return AQ_EXIT_DONE;
-    const bool given = status == AQ_INVAL || status == AQ_NOTFOUND || status == AQ_MISMATCH;
+    const bool given =
+        status == AQ_INVAL || status == AQ_NOTFOUND || status == AQ_MISMATCH || status == AQ_CORRUPT;
     return given ? AQ_EXIT_USAGE : AQ_EXIT_FAILED;
 }
 

@@ -46,8 +46,8 @@ struct aq_command {
     int (*run)(int argc, char **argv);
 };
 
-/* The exit status of a command that ends with this status while it looks at what it was given. AQ_INVAL, AQ_NOTFOUND
- * and AQ_MISMATCH are AQ_EXIT_USAGE. */
+/* The exit status of a command that ends with this status while it looks at what it was given. AQ_INVAL, AQ_NOTFOUND,
+ * AQ_MISMATCH and AQ_CORRUPT are AQ_EXIT_USAGE. */
 int aq_exit_of(enum aq_status status);
 
 /* The exit status of a program that ends with `code`: its output may still be in the buffer, and a full disk is then

@@ -20,7 +20,7 @@ enum aq_status aq_edge_receive_norm(struct aq_edge *edge, uint64_t step, double 
     const struct aq_frame *next = aq_channel_ready(channel);
     if (!next) return AQ_AGAIN;
     if (next->step != step)
-        return aq_fail(AQ_PROTO, "edge", "edge %u: a norm of step %llu came in step %llu",
+        return aq_fail(AQ_PROTO, "edge", "edge %u: a norm of step %llu arrived in step %llu",
                        channel->set->config.shape->edge, (unsigned long long)next->step, (unsigned long long)step);
     memcpy(value, &next->argument, sizeof *value);
     *flags = next->flags;

@@ -37,7 +37,7 @@ enum aq_status aq_sampler_open_shard(uint64_t count, uint32_t batch, uint64_t se
         return aq_fail(AQ_INVAL, "sampler", "%llu samples in batches of %u: both must be at least 1",
                        (unsigned long long)count, (unsigned)batch);
     if (count > UINT32_MAX)
-        return aq_fail(AQ_INVAL, "sampler", "%llu samples: at most %u can be put in order", (unsigned long long)count,
+        return aq_fail(AQ_INVAL, "sampler", "%llu samples: at most %u are possible", (unsigned long long)count,
                        (unsigned)UINT32_MAX);
     void *memory;
     AQ_TRY(aq_alloc(sizeof(struct aq_sampler), &memory));

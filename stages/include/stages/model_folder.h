@@ -125,7 +125,7 @@ struct aq_model_generation {
 /* Statuses of reading it; AQ_MISMATCH: a value that is out of range. */
 enum aq_status aq_model_folder_generation(const struct aq_model_folder *folder, struct aq_model_generation *out);
 
-/* "gpt2 (GPT2LMHeadModel, GPT2Model), ...": what can be opened, in order of models.def; cut where it does not fit. */
+/* "gpt2, llama, ...": the types that can be opened, in order of models.def; cut where it does not fit. */
 void aq_model_folder_known(char *text, size_t bytes);
 
 #ifdef __cplusplus

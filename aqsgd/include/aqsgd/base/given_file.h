@@ -17,8 +17,8 @@ extern "C" {
 #endif
 
 /*
- * Opens for reading; *fd is the caller's to close. area: of the message. AQ_NOTFOUND: no such file. AQ_IO: it is a
- * FIFO, a device, a socket or a folder, or it cannot be opened. All are logged and name the file.
+ * Opens for reading; *fd is the caller's to close. area: of the message. AQ_NOTFOUND: no such file. AQ_INVAL: it is
+ * a FIFO, a device, a socket or a folder. AQ_IO: it cannot be opened. All are logged and name the file.
  */
 enum aq_status aq_given_open(const char *area, const char *path, int *fd);
 
