@@ -75,6 +75,7 @@ struct aq_worker {
     struct aq_worker_replicas replicas;
     struct aq_worker_checkpoints checkpoints;
     struct aq_worker_sums sums;
+    struct aq_worker_rounds rounds;
     /* The stage. */
     struct aq_device *device;
     struct aq_stream *stream; /* compute: stage and optimizer */

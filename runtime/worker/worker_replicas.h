@@ -62,6 +62,13 @@ struct aq_worker_sums {
     uint32_t consecutive_nonfinite; /* steps in which this client's gradients were not finite        */
 };
 
+/* reduce.patience: who averages at a round's end (worker_local.c). */
+struct aq_worker_rounds {
+    uint64_t step;    /* of the newest round whose members the launcher has named                 */
+    uint64_t members; /* of it: a bit for each replica                                            */
+    uint64_t without; /* step of the round that ended without some replica; 0: none has           */
+};
+
 /* A head that is the embedding's table, behind a cut (worker_tied.c). */
 struct aq_worker_tied {
     bool ready;     /* the edge has the words to send: worker_tied.c                  */
@@ -124,6 +131,18 @@ enum aq_status aq_worker_local_reduce(struct aq_worker *worker);
  */
 enum aq_status aq_worker_swap_in(struct aq_worker *worker);
 enum aq_status aq_worker_swap_out(struct aq_worker *worker);
+
+/*
+ * worker_local.c: reduce.patience, else nothing. told: the launcher's `members`, for which REDUCE waits; AQ_PROTO: not
+ * of the round that this rank is at the end of, or without this replica. stand_in: a snapshot is about to be taken of
+ * the weights as they are: the first member's ranks write the files of the missing ones.
+ */
+enum aq_status aq_worker_rounds_told(struct aq_worker *worker, const json_t *message);
+enum aq_status aq_worker_rounds_stand_in(struct aq_worker *worker);
+
+/* worker_group.c: a group over these links to `size` ranks, of which this one is `rank`. */
+enum aq_status aq_worker_group_over(struct aq_worker *worker, struct aq_link *const *links, uint32_t rank,
+                                    uint32_t size);
 
 /*
  * worker_sums.c: split.mode: global. told: takes the socket and the first step from the start line; AQ_PROTO: keys are

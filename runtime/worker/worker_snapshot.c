@@ -59,7 +59,8 @@ static enum aq_status control_take(struct aq_worker *w, uint64_t deadline_ns)
         aq_control_u64_or(message, "step", 0) == w->checkpoints.step)
         w->checkpoints.state = AQ_MARK_NONE;
     struct aq_part_args args = {.message = message};
-    const enum aq_status taken = aq_worker_parts_on(&w->worker_parts, AQ_PART_MESSAGE, &args);
+    enum aq_status taken = aq_worker_parts_on(&w->worker_parts, AQ_PART_MESSAGE, &args);
+    if (taken == AQ_OK && aq_control_is(message, "op", "members")) taken = aq_worker_rounds_told(w, message);
     json_decref(message);
     return taken;
 }
@@ -129,7 +130,7 @@ bool aq_worker_mark_is_due(const struct aq_worker *w, uint64_t step)
     const struct aq_job_every *every = &w->job->checkpoint.every;
     const uint64_t steps = every->epochs ? every->count * w->plan->steps_per_epoch : every->count;
     return step == aq_worker_steps_end(w) || (steps > 0 && step % steps == 0) ||
-           (w->checkpoints.chosen && step == w->checkpoints.chosen);
+           (w->checkpoints.chosen && step == w->checkpoints.chosen) || (w->rounds.without && step == w->rounds.without);
 }
 
 bool aq_worker_snapshot_is_due(const struct aq_worker *w)
