@@ -32,7 +32,7 @@ if(TARGET aqpipe)
       replicas_reshard replicas_isolated replicas_auto replicas_nan replicas_machines wan offices init probe probe_blocked probe_trouble probe_moves balance page page_seen report_to report_to_packages
       staleness staleness_resume staleness_replicas staleness_fp16 staleness_lost staleness_frozen staleness_memory
       lora lora_cut lora_export lora_dora lora_packed
-      local local_resume local_reshard local_void
+      local local_resume local_reshard local_void rounds rounds_late rounds_bad_input
       generate generate_pipeline generate_broken eval)
     add_test(NAME e2e_${scenario}
       COMMAND ${AQ_PYTHON} ${CMAKE_CURRENT_SOURCE_DIR}/e2e/run $<TARGET_FILE_DIR:aqpipe> ${scenario})

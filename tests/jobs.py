@@ -241,6 +241,14 @@ def await_file(path):
         time.sleep(0.02)
 
 
+def await_text(path, text, process):
+    """Until the file has it; it is an error if the process ends before."""
+    deadline = time.time() + PATIENCE
+    while not path.exists() or text not in path.read_text():
+        check(process.poll() is None and time.time() < deadline, f"{path}: {text} does not come")
+        time.sleep(0.02)
+
+
 def descendants(pid, word):
     """Processes below pid whose program or first argument ends in the word, the eldest first."""
     parents, commands = {}, {}

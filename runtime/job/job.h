@@ -190,6 +190,7 @@ struct aq_job_reduce {
     float density;       /* of topk                                                                       */
     uint32_t every;      /* steps that replicas go each on its own between two meetings; 1: they meet each step */
     float outer_lr, outer_momentum; /* of the step that they take then                                    */
+    uint64_t patience_ns; /* how much later than the first a replica may end a round; 0: any time         */
     enum aq_transport_kind transport;
 };
 

@@ -63,7 +63,7 @@ const char *rank_name(const struct launcher *launcher, uint32_t rank, char text[
     return text;
 }
 
-static void abort_all(struct launcher *launcher)
+void launcher_abort(struct launcher *launcher)
 {
     launcher->aborting = true;
     launcher->end_deadline_ns = aq_clock_after(ABORT_S * second_ns);
@@ -142,7 +142,7 @@ static bool go_on(struct launcher *launcher)
         launcher_fail(launcher, CAUSE_OWN, AQ_TIMEOUT, "%s has not become ready in time",
                       rank_name(launcher, rank, name));
     }
-    if (launcher->cause != CAUSE_NONE && now >= launcher->cause_deadline_ns) abort_all(launcher);
+    if (launcher->cause != CAUSE_NONE && now >= launcher->cause_deadline_ns) launcher_abort(launcher);
     const uint64_t end_ns = launcher->launch->time_end_ns;
     if (end_ns && now >= end_ns && launcher->gone && !launcher->stopping && launcher->cause == CAUSE_NONE)
         launcher_stop(launcher, "train.time_max");
@@ -179,6 +179,7 @@ bool launcher_turn(struct launcher *launcher)
         launcher->more |= read_host(launcher, &launcher->hosts[i]);
     watch_send(launcher);
     watch_look(launcher);
+    launcher_rounds_turn(launcher);
     launcher_starting(launcher);
     launcher_board(launcher);
     aq_trackers_turn(launcher->launch->trackers, launcher->launch->progress);
@@ -249,6 +250,7 @@ void aq_launch_run(const struct aq_launch *launch, struct aq_launch_result *resu
     watch_open(launcher);
     enum aq_status status = best_open(launcher);
     if (status == AQ_OK) status = launcher_hashes_load(launcher);
+    if (status == AQ_OK) status = launcher_rounds_open(launcher);
     if (status == AQ_OK) status = hosts_open(launcher);
     if (status != AQ_OK) {
         if (launcher_fail(launcher, CAUSE_OWN, status, "%s", aq_error_text()))
@@ -259,6 +261,7 @@ void aq_launch_run(const struct aq_launch *launch, struct aq_launch_result *resu
     }
     hosts_close(launcher);
     json_decref(launcher->hashes);
+    launcher_rounds_close(launcher);
     close_trace(launcher);
     conclude(launcher);
     aq_free(launcher);

@@ -31,6 +31,7 @@ struct aq_launch_bounds {
     uint64_t evaluate_every; /* steps between evaluations; 0: only at the end      */
     bool evaluates;          /* there are held-out samples                         */
     uint32_t round_steps;    /* of which a run stops after the last one; 0 or 1: after each */
+    uint64_t patience_ns;    /* reduce.patience; 0: none                           */
     uint64_t trace_bytes;    /* that each rank's trace may have; 0: no trace       */
 };
 
@@ -49,6 +50,7 @@ struct aq_launch {
     const char *sums;       /* absolute: where gradients are summed over clients (sum_line.h); NULL: nowhere */
     uint64_t shift;         /* the plan's steps less the run's own, modulo 2^64                               */
     uint64_t updates;       /* updates of the optimizer's moments less the run's own steps                    */
+    const char *rounds;     /* metrics.jsonl of a run whose rounds without some replicas are repeated; NULL: none */
     const char *adopt;      /* absolute: folder with the initial weights (checkpoint.h); NULL: none        */
     uint64_t resume_bytes;  /* of metrics.jsonl, at that mark; 0: not known                             */
     const char *run;        /* absolute                                                                 */
@@ -78,9 +80,9 @@ struct aq_launch {
     struct aq_cut_judge *judge; /* finds silent losses (cut_judge.h); NULL: not used */
     struct aq_metrics *metrics;
     struct aq_progress *progress;
-    struct aq_board *board; /* NULL: nobody looks */
+    struct aq_board *board;       /* NULL: nobody looks */
     struct aq_trackers *trackers; /* NULL: none */
-    int signals;            /* signalfd; -1: none */
+    int signals;                  /* signalfd; -1: none */
 };
 
 /* The host of stages whose daemon is at the other end of aq_launch.guest. */

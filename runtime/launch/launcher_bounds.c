@@ -130,8 +130,8 @@ static bool check_mark(struct launcher *launcher, uint32_t rank, const struct aq
         return refuse(launcher, rank,
                       "has a checkpoint of step %llu, having trained %llu; that of step %llu is complete",
                       (unsigned long long)step, (unsigned long long)stage->step, (unsigned long long)complete);
-    if (!launcher->stopping && step != launch->until && !launch->bounds.mark_timed &&
-        !launcher_is_due(launch->bounds.mark_every, step, launch->bounds.steps))
+    const bool asked = launcher->stopping || step == launch->until || step == launcher->rounds.without;
+    if (!asked && !launch->bounds.mark_timed && !launcher_is_due(launch->bounds.mark_every, step, launch->bounds.steps))
         return refuse(launcher, rank, "has a checkpoint of step %llu, at which none is due", (unsigned long long)step);
     /* A rank starts no checkpoint before the last one is complete: those under way are of one step. */
     for (uint32_t r = 0; r < launcher->ranks; r++)
@@ -139,6 +139,17 @@ static bool check_mark(struct launcher *launcher, uint32_t rank, const struct aq
             return refuse(launcher, rank, "has a checkpoint of step %llu while %s has one of step %llu",
                           (unsigned long long)step, rank_name(launcher, r, who),
                           (unsigned long long)launcher->stages[r].mark);
+    return true;
+}
+
+static bool check_round(struct launcher *launcher, uint32_t rank, const struct aq_message *message)
+{
+    struct stage *stage = &launcher->stages[rank];
+    const uint64_t step = message->round_end.step;
+    if (step != stage->step + 1 || step <= stage->round || !launcher_rounds_due(launcher, step))
+        return refuse(launcher, rank, "comes to a round's end at step %llu, having trained %llu: none is there",
+                      (unsigned long long)step, (unsigned long long)stage->step);
+    stage->round = step;
     return true;
 }
 
@@ -191,10 +202,10 @@ static bool check_done(struct launcher *launcher, uint32_t rank, const struct aq
 
 /* What the table cannot show. NULL: nothing more. */
 static bool (*const checks[AQ_MESSAGES])(struct launcher *, uint32_t rank, const struct aq_message *) = {
-    [AQ_MESSAGE_listening] = check_listening, [AQ_MESSAGE_phase] = check_phase, [AQ_MESSAGE_ready] = check_ready,
-    [AQ_MESSAGE_step] = check_step,           [AQ_MESSAGE_eval] = check_eval,   [AQ_MESSAGE_mark] = check_mark,
-    [AQ_MESSAGE_stopping] = check_stopping,   [AQ_MESSAGE_trace] = check_trace, [AQ_MESSAGE_token] = check_token,
-    [AQ_MESSAGE_done] = check_done,
+    [AQ_MESSAGE_listening] = check_listening, [AQ_MESSAGE_phase] = check_phase,     [AQ_MESSAGE_ready] = check_ready,
+    [AQ_MESSAGE_step] = check_step,           [AQ_MESSAGE_eval] = check_eval,       [AQ_MESSAGE_mark] = check_mark,
+    [AQ_MESSAGE_stopping] = check_stopping,   [AQ_MESSAGE_trace] = check_trace,     [AQ_MESSAGE_token] = check_token,
+    [AQ_MESSAGE_done] = check_done,           [AQ_MESSAGE_round_end] = check_round,
 };
 
 static enum aq_message_state state_of(const struct launcher *launcher, const struct stage *stage)

@@ -147,12 +147,11 @@ static enum aq_status judge_step(struct launcher *launcher, const json_t *joined
     return AQ_OK;
 }
 
-static void on_step(struct launcher *launcher, uint32_t rank, const struct aq_message *message)
+/* Takes the line's reference; NULL: there is no new one, but fewer ranks are waited for. */
+static void take_step(struct launcher *launcher, uint32_t rank, json_t *line)
 {
     const json_t *joined;
-    if (launcher->launch->bits) aq_bits_step(launcher->launch->bits, rank, message->line);
-    say_bits(launcher);
-    enum aq_status status = aq_metrics_step(launcher->launch->metrics, rank, json_incref(message->line), &joined);
+    enum aq_status status = aq_metrics_step(launcher->launch->metrics, rank, line, &joined);
     while (status == AQ_OK && joined) {
         aq_progress_step(launcher->launch->progress, joined);
         phase_after(launcher, aq_control_u64_or(joined, "step", 0));
@@ -162,26 +161,36 @@ static void on_step(struct launcher *launcher, uint32_t rank, const struct aq_me
     if (status != AQ_OK) launcher_fail(launcher, CAUSE_OWN, status, "%s", aq_error_text());
 }
 
+static void on_step(struct launcher *launcher, uint32_t rank, const struct aq_message *message)
+{
+    if (launcher->launch->bits) aq_bits_step(launcher->launch->bits, rank, message->line);
+    say_bits(launcher);
+    take_step(launcher, rank, json_incref(message->line));
+}
+
 /*
- * Each replica evaluates a part of the held-out samples, and one may report steps ahead. When all have reported the
- * next evaluation, the parts are added in the order of replicas. A new reference, or NULL: not yet.
+ * Each replica evaluates a part of the held-out samples, and one may report steps ahead. When all that are not lost
+ * have reported the next evaluation, the parts are added in the order of replicas. A new reference, or NULL: not yet.
  */
-static json_t *join_eval(struct launcher *launcher, uint32_t rank, json_t *message)
+static json_t *join_evals(struct launcher *launcher)
 {
     const uint32_t P = launcher->launch->stages, W = launcher->launch->replicas;
-    struct stage *lasts = &launcher->stages[P - 1], *stage = &launcher->stages[rank];
+    struct stage *lasts = &launcher->stages[P - 1];
     struct aq_stage_loss all = {0}, coded = {0};
-    if (W == 1) return json_incref(message);
-    if (!stage->evals) stage->evals = json_array();
-    json_array_append(stage->evals, message);
-    for (uint32_t w = 0; w < W; w++)
+    uint32_t first = W;
+    for (uint32_t w = W; w-- > 0;) {
+        if (launcher_is_lost(launcher, w * P)) continue;
         if (json_array_size(lasts[w * P].evals) == 0) return NULL;
-    json_t *joined = json_copy(json_array_get(lasts[0].evals, 0));
+        first = w;
+    }
+    if (first == W) return NULL;
+    json_t *joined = json_copy(json_array_get(lasts[first * P].evals, 0));
     const uint64_t step = aq_control_u64_or(joined, "step", 0);
-    for (uint32_t w = 0; w < W; w++) {
+    for (uint32_t w = first; w < W; w++) {
+        if (launcher_is_lost(launcher, w * P)) continue;
         const json_t *part = json_array_get(lasts[w * P].evals, 0);
         if (aq_control_u64_or(part, "step", 0) != step)
-            launcher_fail(launcher, CAUSE_OWN, AQ_PROTO, "replicas 0 and %u evaluate after different steps", w);
+            launcher_fail(launcher, CAUSE_OWN, AQ_PROTO, "replicas %u and %u evaluate after different steps", first, w);
         aq_heldout_add(&all, part);
         aq_heldout_add_coded(&coded, part);
         json_array_remove(lasts[w * P].evals, 0);
@@ -211,16 +220,37 @@ static void judge_eval(struct launcher *launcher, const json_t *line)
                              "stop", stop));
 }
 
-static void on_eval(struct launcher *launcher, uint32_t rank, const struct aq_message *message)
+/* Takes the reference. */
+static void take_eval(struct launcher *launcher, json_t *joined)
 {
-    json_t *joined = join_eval(launcher, rank, message->line);
-    if (!joined) return;
     const enum aq_status status = aq_metrics_line(launcher->launch->metrics, json_incref(joined));
     aq_progress_eval(launcher->launch->progress, joined);
     phase_after(launcher, aq_control_u64_or(joined, "step", 0));
     if (status == AQ_OK && launcher->result->best.figure) judge_eval(launcher, joined);
     json_decref(joined);
     if (status != AQ_OK) launcher_fail(launcher, CAUSE_OWN, status, "%s", aq_error_text());
+}
+
+static void on_eval(struct launcher *launcher, uint32_t rank, const struct aq_message *message)
+{
+    struct stage *stage = &launcher->stages[rank];
+    json_t *joined;
+    if (launcher->launch->replicas == 1) {
+        take_eval(launcher, json_incref(message->line));
+        return;
+    }
+    if (!stage->evals) stage->evals = json_array();
+    json_array_append(stage->evals, message->line);
+    while ((joined = join_evals(launcher)))
+        take_eval(launcher, joined);
+}
+
+void launcher_flush(struct launcher *launcher)
+{
+    json_t *joined;
+    take_step(launcher, 0, NULL);
+    while ((joined = join_evals(launcher)))
+        take_eval(launcher, joined);
 }
 
 /*
@@ -294,9 +324,10 @@ static void on_mark(struct launcher *launcher, uint32_t rank, const struct aq_me
     }
     launcher->stages[rank].mark = step;
     for (uint32_t r = 0; r < launcher->ranks; r++)
-        if (launcher->stages[r].mark != step) return;
+        if (launcher->stages[r].mark != step && !launcher_is_lost(launcher, r)) return;
     const enum aq_status status = complete(launcher, step);
     if (status != AQ_OK) launcher_fail(launcher, CAUSE_OWN, status, "%s", aq_error_text());
+    if (status == AQ_OK) launcher_rounds_marked(launcher, step);
 }
 
 static void on_trace(struct launcher *launcher, uint32_t rank, const struct aq_message *message)
@@ -321,6 +352,11 @@ static void on_stopping(struct launcher *launcher, uint32_t rank, const struct a
     (void)rank;
     launcher->last_step = message->stopping.step;
     aq_progress_say(launcher->launch->progress, "step %llu is the last one", (unsigned long long)launcher->last_step);
+}
+
+static void on_round(struct launcher *launcher, uint32_t rank, const struct aq_message *message)
+{
+    launcher_rounds_came(launcher, rank, message->round_end.step);
 }
 
 static void on_token(struct launcher *launcher, uint32_t rank, const struct aq_message *message)
@@ -360,6 +396,7 @@ static void on_failed(struct launcher *launcher, uint32_t rank, const struct aq_
         if (strcmp(name, aq_status_text((enum aq_status)s)) == 0) status = (enum aq_status)s;
     launcher->stages[rank].failed = true;
     char who[RANK_NAME_BYTES];
+    if (launcher_rounds_lose(launcher, rank, text)) return;
     if (!launcher_fail(launcher, cause, status, "%s failed: %.800s", rank_name(launcher, rank, who), text)) return;
     launcher->result->unreadable = message->failed.checkpoint > 0;
     launcher->result->transient = launcher->result->unreadable || is_transient(launcher, status);
@@ -376,6 +413,7 @@ static void on_exited(struct launcher *launcher, uint32_t rank, const struct aq_
     const int pid = (int)exited->pid;
     const char *last = exited->last ? exited->last : "", *why = exited->why ? exited->why : "";
     if (stage->failed || (stage->done && sig == 0 && code == 0)) return;
+    if (launcher_rounds_lose(launcher, rank, sig > 0 ? "was killed" : "ended")) return;
     const char *gap = *last ? "; its last line: " : "";
     char who[RANK_NAME_BYTES];
     bool noted;
@@ -404,7 +442,7 @@ static void (*const handlers[AQ_MESSAGES])(struct launcher *, uint32_t rank, con
     [AQ_MESSAGE_listening] = on_listening, [AQ_MESSAGE_phase] = on_phase,   [AQ_MESSAGE_ready] = on_ready,
     [AQ_MESSAGE_step] = on_step,           [AQ_MESSAGE_eval] = on_eval,     [AQ_MESSAGE_mark] = on_mark,
     [AQ_MESSAGE_stopping] = on_stopping,   [AQ_MESSAGE_trace] = on_trace,   [AQ_MESSAGE_token] = on_token,
-    [AQ_MESSAGE_done] = on_done,           [AQ_MESSAGE_failed] = on_failed,
+    [AQ_MESSAGE_done] = on_done,           [AQ_MESSAGE_failed] = on_failed, [AQ_MESSAGE_round_end] = on_round,
 };
 
 static void daemon_wrong(struct launcher *launcher, struct host *host, const char *format, ...)
@@ -455,7 +493,8 @@ void launcher_event(struct launcher *launcher, struct host *host, json_t *line)
         daemon_wrong(launcher, host, "its line '%.32s' is of no rank that it runs", event);
         return;
     }
-    if (daemon_event(launcher, host, line, &message) || !launcher_expects(launcher, rank, line, &message)) return;
+    if (daemon_event(launcher, host, line, &message) || launcher_is_lost(launcher, rank)) return;
+    if (!launcher_expects(launcher, rank, line, &message)) return;
     aq_watch_stage_heard(&launcher->watch, rank);
     if (handlers[message.id]) handlers[message.id](launcher, rank, &message);
 }

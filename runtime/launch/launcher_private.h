@@ -36,6 +36,7 @@ struct stage {
     enum aq_phase phase;                     /* before the first step: its last reported phase    */
     uint64_t step;                           /* newest that this rank has reported             */
     uint64_t evaluated;                      /* newest step that it has evaluated after    */
+    uint64_t round;                          /* newest step that ends a round and that it has come to */
     uint64_t trace_bytes;                    /* that it has sent                         */
     int pid;                                 /* as its daemon tells                      */
     uint64_t listens[AQ_JOB_RANKS_MAX / 64]; /* a bit for each rank that it listens for */
@@ -46,6 +47,15 @@ struct stage {
     char on[128];                            /* its device, as it named it at `ready`; "": it did not */
     json_t *report;                          /* its done line                                  */
     json_t *evals; /* of the last stage of a replica: held-out losses that others have not reported yet; or NULL */
+};
+
+/* reduce.patience (launcher_rounds.c). */
+struct launcher_rounds {
+    bool lost[AQ_JOB_RANKS_MAX]; /* by replica: the next round ends without it */
+    uint64_t decided;            /* last step of the newest round whose members were named    */
+    uint64_t without;            /* of the round that ended without some replica; 0: none has */
+    uint64_t first_ns;           /* since when a replica is at the end of the next round; 0: none is */
+    json_t *log;                 /* to repeat a run by: its lines `round`, by step; NULL: none */
 };
 
 enum { RANK_NAME_BYTES = 48 };
@@ -74,6 +84,7 @@ struct launcher {
     uint64_t best_kept;  /* step of the best evaluation whose checkpoint is complete; 0: none */
     uint64_t mark_bytes; /* of metrics.jsonl, at the newest complete checkpoint */
     json_t *hashes;      /* of complete checkpoints, by step; NULL: none */
+    struct launcher_rounds rounds;
     struct aq_watch watch;
     uint64_t beat_ns, beat_due_ns; /* ours to the daemons; 0: none */
     uint64_t bits_epochs;          /* bits were sent for the epochs before this one; 0: none yet */
@@ -162,6 +173,23 @@ bool probe_event(struct probe *probe, const struct host *host, const json_t *mes
 /* The pair's time is over: what an end has not answered is owed, and dropped when it comes. */
 void probe_give_up(struct probe *probe);
 
+/*
+ * launcher_rounds.c: reduce.patience; without it they do nothing. open: reads launch->rounds. came: a rank is at the
+ * end of a round. lose: this rank has ended or fails; true: its replica alone is lost, and the run goes on. turn: is a
+ * replica late? marked: the checkpoint of this step is complete.
+ */
+enum aq_status launcher_rounds_open(struct launcher *launcher);
+void launcher_rounds_close(struct launcher *launcher);
+bool launcher_rounds_due(const struct launcher *launcher, uint64_t step); /* does a round end there? */
+void launcher_rounds_came(struct launcher *launcher, uint32_t rank, uint64_t step);
+bool launcher_rounds_lose(struct launcher *launcher, uint32_t rank, const char *why);
+void launcher_rounds_turn(struct launcher *launcher);
+void launcher_rounds_marked(struct launcher *launcher, uint64_t step);
+bool launcher_is_lost(const struct launcher *launcher, uint32_t rank); /* its replica is */
+
+/* launcher_events.c: lines that have waited only for ranks that are lost now. */
+void launcher_flush(struct launcher *launcher);
+
 /* launcher_watch.c */
 void watch_open(struct launcher *launcher);
 void watch_send(struct launcher *launcher);                           /* our own beat, where it is due          */
@@ -179,5 +207,6 @@ bool launcher_turn(struct launcher *launcher);
 bool launcher_fail(struct launcher *launcher, enum cause_class cause, enum aq_status status, const char *format, ...)
     __attribute__((format(printf, 4, 5)));
 void launcher_stop(struct launcher *launcher, const char *who);
+void launcher_abort(struct launcher *launcher); /* kill all workers: the loop ends when they are gone */
 
 #endif

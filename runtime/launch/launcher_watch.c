@@ -56,6 +56,7 @@ static void stage_is_silent(struct launcher *launcher, const struct aq_watch_fin
 {
     const struct stage *stage = &launcher->stages[finding->number];
     char who[RANK_NAME_BYTES];
+    if (launcher_rounds_lose(launcher, finding->number, "is silent (control.silence_max)")) return;
     if (launcher_fail(launcher, CAUSE_OWN, AQ_TIMEOUT,
                       "%s (pid %d) has been silent for %.1f s (limit %.1f s, control.silence_max): its process is "
                       "stopped or hangs",

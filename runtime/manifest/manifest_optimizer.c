@@ -85,6 +85,30 @@ static bool check_local(struct aq_manifest *manifest)
     return false;
 }
 
+/* reduce.patience: what must be so that a round can end without a replica, with a checkpoint that all share. */
+static bool check_patience(struct aq_manifest *manifest)
+{
+    const struct aq_job *job = &manifest->job;
+    const struct aq_optimizer_config *config = &job->train.optimizer;
+    const struct aq_job_every *every = &job->checkpoint.every;
+    const char *why = NULL;
+    if (job->reduce.patience_ns == 0) return true;
+    if (config->outer_every == 0 || job->pipeline.replicas < 2)
+        why = "needs reduce.every of 2 and more, and pipeline.replicas of 2 and more";
+    else if (config->reduce_automatic || strcmp(config->reduce.kind, "fp32") != 0)
+        why = "needs reduce.codec: fp32: errors of other codecs are kept for a fixed number of replicas";
+    else if (job->reduce.transport == AQ_TRANSPORT_NCCL)
+        why = "needs reduce.transport: links: a communicator of NCCL ends with its first lost rank";
+    else if (job->train.staleness > 0)
+        why = "does not go with train.staleness: a step of the next round may be under way";
+    else if (job->checkpoint.mirror)
+        why = "does not go with checkpoint.mirror: the copy of a lost stage's file has no keeper";
+    else if (every->ns > 0 || every->epochs || every->count % config->outer_every != 0)
+        why = "needs checkpoint.every in steps, a multiple of reduce.every: each checkpoint is at a round's end";
+    if (why) aq_manifest_error(manifest, "reduce.patience", "%s", why);
+    return !why;
+}
+
 void aq_manifest_check_rates(struct aq_manifest *manifest)
 {
     struct aq_job_train *train = &manifest->job.train;
@@ -127,7 +151,7 @@ void aq_manifest_reduce(struct aq_manifest *manifest)
     config->outer_lr = reduce->outer_lr;
     config->outer_momentum = reduce->outer_momentum;
     config->predict = manifest->job.train.staleness > 0 && manifest->job.train.prediction;
-    if (!check_fit(manifest) || !check_local(manifest)) return;
+    if (!check_fit(manifest) || !check_local(manifest) || !check_patience(manifest)) return;
     if (reduce->bucket % 64) {
         aq_manifest_error(manifest, "reduce.bucket", "%u is not a multiple of 64", reduce->bucket);
         return;

@@ -40,7 +40,8 @@ struct aq_metrics {
     uint64_t first;           /* the step of the first end that is known                        */
     uint64_t *ends;           /* [AQ_METRICS_AHEAD] bytes after a step, at its remainder; NULL: no timed checkpoints */
     json_t *joined;
-    json_t *held; /* evaluations after steps whose own lines are not whole yet; NULL: none were */
+    json_t *held;                /* evaluations after steps whose own lines are not whole yet; NULL: none were */
+    bool lost[AQ_JOB_RANKS_MAX]; /* ranks whose further lines are not waited for */
     uint64_t room;
     json_t **lines; /* [room][stages]; NULL: not come yet */
 };
@@ -229,7 +230,7 @@ static void note_mark(struct aq_metrics *metrics)
 /* Values that belong to the step and not to a stage: the first stage that has one sets it. */
 static bool is_common(const char *key)
 {
-    static const char *const common[] = {"event", "step", "epoch",     "seconds", "loss",
+    static const char *const common[] = {"event", "step",      "epoch",   "seconds", "loss",
                                          "lr",    "grad_norm", "samples", "skipped"};
     for (size_t i = 0; i < sizeof common / sizeof *common; i++)
         if (strcmp(key, common[i]) == 0) return true;
@@ -313,13 +314,22 @@ static enum aq_status keep(struct aq_metrics *metrics, uint32_t rank, json_t *li
     return AQ_OK;
 }
 
+void aq_metrics_lose(struct aq_metrics *metrics, uint32_t rank)
+{
+    AQ_ASSERT(rank < metrics->stages);
+    metrics->lost[rank] = true;
+}
+
 enum aq_status aq_metrics_step(struct aq_metrics *metrics, uint32_t rank, json_t *line, const json_t **joined)
 {
     *joined = NULL;
     if (line) AQ_TRY(keep(metrics, rank, line));
     json_t **lines = place_of(metrics, metrics->next);
+    bool any = false;
     for (uint32_t r = 0; r < metrics->stages; r++)
-        if (!lines[r]) return AQ_OK;
+        any |= lines[r] != NULL;
+    for (uint32_t r = 0; r < metrics->stages; r++)
+        if (!lines[r] && !(metrics->lost[r] && any)) return AQ_OK;
     json_decref(metrics->joined);
     metrics->joined = join(metrics, lines, metrics->next);
     for (uint32_t r = 0; r < metrics->stages; r++) {

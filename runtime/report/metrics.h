@@ -53,6 +53,9 @@ double aq_metrics_seconds(const struct aq_metrics *metrics);
  */
 enum aq_status aq_metrics_step(struct aq_metrics *metrics, uint32_t rank, json_t *line, const json_t **joined);
 
+/* This rank's lines end: a step that lacks only such lines is whole, with null in their place. */
+void aq_metrics_lose(struct aq_metrics *metrics, uint32_t rank);
+
 /* Write any other line ("start", "eval", "end"); "time" is added. Takes the reference. An evaluation that comes before
  * its step is whole is written behind that, at once when it is. */
 enum aq_status aq_metrics_line(struct aq_metrics *metrics, json_t *line);

@@ -407,6 +407,7 @@ static enum aq_status snapshot(struct aq_worker *w)
 {
     AQ_TRY(aq_worker_swap_in(w));
     AQ_TRY(aq_worker_agree(w));
+    AQ_TRY(aq_worker_rounds_stand_in(w));
     AQ_TRY(aq_worker_snapshot_begin(w));
     return w->steps.final ? AQ_OK : aq_worker_swap_out(w);
 }

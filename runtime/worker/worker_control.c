@@ -100,7 +100,8 @@ enum aq_status aq_worker_control_take(struct aq_worker *w, uint64_t deadline_ns)
         aq_control_u64_or(message, "step", 0) == w->checkpoints.step)
         w->checkpoints.state = AQ_MARK_NONE;
     struct aq_part_args args = {.message = message};
-    const enum aq_status taken = aq_worker_parts_on(&w->worker_parts, AQ_PART_MESSAGE, &args);
+    enum aq_status taken = aq_worker_parts_on(&w->worker_parts, AQ_PART_MESSAGE, &args);
+    if (taken == AQ_OK && aq_control_is(message, "op", "members")) taken = aq_worker_rounds_told(w, message);
     json_decref(message);
     return taken;
 }

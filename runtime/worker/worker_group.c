@@ -25,7 +25,7 @@ static enum aq_status choose_transport(struct aq_worker *worker)
                        "stage %u has %u of its %u replicas on GPUs: a CPU sums a gradient norm differently, and "
                        "their weights would drift apart; set device: cpu, or cuda, for all of them",
                        worker->position, facts.gpus, worker->W);
-    if (asked == AQ_TRANSPORT_LINKS) return AQ_OK;
+    if (asked == AQ_TRANSPORT_LINKS || worker->job->reduce.patience_ns > 0) return AQ_OK;
     const bool fits = facts.built && facts.distinct_gpus && facts.one_machine && worker->job->link.rate_mbps == 0;
     if (asked != AQ_TRANSPORT_NCCL && !fits) return AQ_OK;
     if (!facts.one_machine)
@@ -43,13 +43,12 @@ enum aq_status aq_worker_group_prepare(struct aq_worker *worker)
     return aq_group_prepare(worker->replicas.group, codec, aq_stage_parameter_count(worker->stage));
 }
 
-enum aq_status aq_worker_group_open(struct aq_worker *worker, enum aq_status (*meanwhile)(void *worker))
+enum aq_status aq_worker_group_over(struct aq_worker *worker, struct aq_link *const *links, uint32_t rank,
+                                    uint32_t size, enum aq_status (*meanwhile)(void *worker))
 {
-    struct aq_device_info info;
-    if (worker->W == 1) return AQ_OK;
-    const struct aq_group_config config = {.rank = worker->replica,
-                                           .size = worker->W,
-                                           .links = worker->replicas.peers,
+    const struct aq_group_config config = {.rank = rank,
+                                           .size = size,
+                                           .links = links,
                                            .eventcount = worker->eventcount,
                                            .device = worker->device,
                                            .stream = worker->stream,
@@ -58,7 +57,14 @@ enum aq_status aq_worker_group_open(struct aq_worker *worker, enum aq_status (*m
                                            .values = aq_stage_parameter_count(worker->stage),
                                            .meanwhile = worker->job->train.staleness ? meanwhile : NULL,
                                            .context = worker};
-    AQ_TRY(aq_group_open_links(&config, &worker->replicas.group));
+    return aq_group_open_links(&config, &worker->replicas.group);
+}
+
+enum aq_status aq_worker_group_open(struct aq_worker *worker, enum aq_status (*meanwhile)(void *worker))
+{
+    struct aq_device_info info;
+    if (worker->W == 1) return AQ_OK;
+    AQ_TRY(aq_worker_group_over(worker, worker->replicas.peers, worker->replica, worker->W, meanwhile));
     aq_device_info(worker->device, &info);
     if (!info.host_memory)
         AQ_TRY(aq_device_alloc(worker->device, AQ_MEMORY_PINNED, BOUNCE_BYTES, &worker->replicas.bounce));

@@ -41,7 +41,8 @@ bool aq_worker_mark_is_due(const struct aq_worker *w, uint64_t step)
     const struct aq_job_every *every = &w->job->checkpoint.every;
     const uint64_t steps = every->epochs ? every->count * w->plan->steps_per_epoch : every->count;
     return step == aq_worker_steps_end(w) || (steps > 0 && step % steps == 0) ||
-           (w->checkpoints.chosen && step == w->checkpoints.chosen);
+           (w->checkpoints.chosen && step == w->checkpoints.chosen) ||
+           (w->replicas.rounds.without && step == w->replicas.rounds.without);
 }
 
 bool aq_worker_snapshot_is_due(const struct aq_worker *w)

@@ -44,6 +44,13 @@ struct aq_worker_reducer {
     struct aq_group *alike; /* whose weights are always the same; NULL: none are */
 };
 
+/* reduce.patience: who averages at a round's end (worker_local.c). */
+struct aq_worker_members {
+    uint64_t step;    /* of the newest round whose members the launcher has named                 */
+    uint64_t members; /* of it: a bit for each replica                                            */
+    uint64_t without; /* step of the round that ended without some replica; 0: none has           */
+};
+
 /* Connections of this stage to its copies in the other pipelines; W > 1 (worker_group.c, _reduce.c, _choose.c). */
 struct aq_worker_replicas {
     struct aq_link **peers; /* [W], to the other replicas of this stage; NULL where W is 1 */
@@ -54,6 +61,7 @@ struct aq_worker_replicas {
     struct aq_worker_reducer reducer;
     struct aq_machine_groups *machine; /* of that reducer */
     struct aq_worker_choice choice;
+    struct aq_worker_members rounds;
     bool resharded; /* from a checkpoint of another count of replicas: caches start empty */
 };
 
@@ -94,6 +102,18 @@ enum aq_status aq_worker_local_reduce(struct aq_worker *worker);
  */
 enum aq_status aq_worker_swap_in(struct aq_worker *worker);
 enum aq_status aq_worker_swap_out(struct aq_worker *worker);
+
+/*
+ * worker_local.c: reduce.patience, else nothing. told: the launcher's `members`, for which REDUCE waits; AQ_PROTO: not
+ * of the round that this rank is at the end of, or without this replica. stand_in: a snapshot is about to be taken of
+ * the weights as they are: the first member's ranks write the files of the missing ones.
+ */
+enum aq_status aq_worker_rounds_told(struct aq_worker *worker, const json_t *message);
+enum aq_status aq_worker_rounds_stand_in(struct aq_worker *worker);
+
+/* worker_group.c: a group over these links to `size` ranks, of which this one is `rank`. meanwhile: aq_group_config. */
+enum aq_status aq_worker_group_over(struct aq_worker *worker, struct aq_link *const *links, uint32_t rank,
+                                    uint32_t size, enum aq_status (*meanwhile)(void *worker));
 
 /* worker_choose.c: take the choice of the checkpoint, or measure what there is to choose by. Everything is open. */
 enum aq_status aq_worker_choose_open(struct aq_worker *worker);

@@ -25,6 +25,7 @@
 #include "worker.h"
 
 enum { P = 3, W = 2, RANKS = P * W };
+#define NEVER_NS (3600ull * 1000000000) /* nobody is so late here */
 
 static char folder[64], metrics_path[128], trace_path[128], checkpoint[128];
 static struct launcher launcher;
@@ -491,6 +492,118 @@ static void test_stop_lets_another_step_be_the_last(void **state)
     assert_refused("replica 0 stage 0", "sends 'stopping' while it is done", 0, size_of(metrics_path));
 }
 
+static void begin_rounds(uint64_t patience_ns)
+{
+    launch.bounds.steps = 16;
+    launch.bounds.round_steps = 4;
+    launch.bounds.mark_every = 8;
+    launch.bounds.patience_ns = patience_ns;
+    assert_int_equal(launcher_rounds_open(&launcher), AQ_OK);
+    begin();
+}
+
+/* Replicas from `first` on train up to this step, with their rounds. */
+static void train_rounds(uint32_t first, uint64_t last)
+{
+    for (uint64_t step = launcher.stages[first * P].step + 1; step <= last; step++) {
+        for (uint32_t r = first * P; r < RANKS && step % 4 == 0; r++)
+            say_step(r, step, "round");
+        for (uint32_t r = first * P; r < RANKS; r++) {
+            say_step(r, step, "step");
+            if (step % 3 == 0 && r % P == P - 1) say_step(r, step, "eval");
+        }
+    }
+}
+
+static void test_a_round_ends_without_a_lost_replica(void **state)
+{
+    (void)state;
+    begin_rounds(NEVER_NS);
+    train_rounds(0, 5);
+    assert_int_equal(launcher.rounds.decided, 4);
+    say(1, "{\"event\":\"exited\",\"signal\":9,\"pid\":1}");
+    assert_string_equal(result.cause, "");
+    assert_true(launcher_is_lost(&launcher, 0) && launcher_is_lost(&launcher, P - 1));
+    assert_false(launcher_is_lost(&launcher, P));
+    say_step(0, 99, "step"); /* nothing that it says counts, be it wrong, late or of an old state */
+    say_step(0, 4, "round");
+    say_step(P - 1, 8, "mark");
+    say(0, "{\"event\":\"failed\",\"status\":\"closed\",\"text\":\"x\"}");
+    assert_string_equal(result.cause, "");
+    train_rounds(1, 8);
+    assert_int_equal(launcher.rounds.without, 8);
+    assert_int_equal(launcher.stages[0].step, 5);
+    for (uint32_t r = P; r < RANKS; r++) {
+        assert_int_equal(result.mark, 0);
+        say_step(r, 8, "mark");
+    }
+    assert_int_equal(result.mark, 8);
+    assert_non_null(strstr(result.cause, "the round of step 8 ended with 1 of 2 replicas"));
+    assert_true(result.transient);
+}
+
+static void test_a_replica_is_not_left_out_where_its_share_may_be_under_way(void **state)
+{
+    static const struct {
+        uint64_t trained; /* by all; then the rounds of `rounds` ranks for the next step */
+        uint32_t rounds;
+    } cases[] = {{3, RANKS} /* named as a member, and dies: the others average with it */,
+                 {8, 0} /* the checkpoint of step 8 is not complete */,
+                 {13, 0} /* the last round */};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        if (i > 0) assert_int_equal(setup(state), 0);
+        begin_rounds(NEVER_NS);
+        train_rounds(0, cases[i].trained);
+        for (uint32_t r = 0; r < RANKS && cases[i].trained == 13; r++)
+            say_step(r, 8, "mark");
+        for (uint32_t r = 0; r < cases[i].rounds; r++)
+            say_step(r, cases[i].trained + 1, "round");
+        say(1, "{\"event\":\"exited\",\"signal\":9,\"pid\":1}");
+        assert_non_null(strstr(result.cause, "was killed by signal 9"));
+        assert_true(result.transient);
+        if (i + 1 < sizeof cases / sizeof *cases) assert_int_equal(teardown(state), 0);
+    }
+}
+
+static void test_a_late_replica_is_left_out(void **state)
+{
+    (void)state;
+    begin_rounds(1);
+    train_rounds(0, 3);
+    launcher_rounds_turn(&launcher); /* nobody is at the end: nobody is late */
+    assert_int_equal(launcher.rounds.decided, 0);
+    for (uint32_t r = 0; r < P; r++)
+        say_step(r, 4, "round");
+    launcher_rounds_turn(&launcher);
+    assert_true(!launcher_is_lost(&launcher, 0) && launcher_is_lost(&launcher, P));
+    assert_int_equal(launcher.rounds.without, 4);
+    for (uint32_t r = P; r < RANKS; r++)
+        say_step(r, 4, "round"); /* too late */
+    assert_int_equal(launcher.rounds.decided, 4);
+    assert_string_equal(result.cause, "");
+}
+
+static void test_rounds_out_of_place_are_refused(void **state)
+{
+    static const struct {
+        uint64_t trained, patience_ns;
+        const char *line;
+    } wrong[] = {{2, NEVER_NS, "{\"event\":\"round\",\"step\":3}"},
+                 {2, NEVER_NS, "{\"event\":\"round\",\"step\":4}"},
+                 {3, 0, "{\"event\":\"round\",\"step\":4}"},
+                 {4, NEVER_NS, "{\"event\":\"round\",\"step\":4}"},
+                 {3, NEVER_NS, "{\"event\":\"round\",\"step\":12}"}};
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        if (i > 0) assert_int_equal(setup(state), 0);
+        begin_rounds(wrong[i].patience_ns);
+        train_rounds(0, wrong[i].trained);
+        const off_t bytes = size_of(metrics_path);
+        say(P, wrong[i].line);
+        assert_refused("replica 1 stage 0", "comes to a round's end at step", P, bytes);
+        if (i + 1 < sizeof wrong / sizeof *wrong) assert_int_equal(teardown(state), 0);
+    }
+}
+
 static void begin_asking(void)
 {
     static json_t *ask;
@@ -685,6 +798,10 @@ int main(void)
         TEST(test_lie_about_a_timed_checkpoint_is_refused),
         TEST(test_stage_hears_of_a_checkpoint_if_they_are_timed),
         TEST(test_stop_lets_another_step_be_the_last),
+        TEST(test_a_round_ends_without_a_lost_replica),
+        TEST(test_a_replica_is_not_left_out_where_its_share_may_be_under_way),
+        TEST(test_a_late_replica_is_left_out),
+        TEST(test_rounds_out_of_place_are_refused),
         TEST(test_an_asking_takes_what_it_asked_for),
         TEST(test_an_asking_wants_workers_that_answer),
         cmocka_unit_test(test_docs_messages_is_up_to_date),

@@ -61,7 +61,7 @@ struct command {
     bool go_on; /* `aqpipe resume`: the manifest is the run's own */
     bool turn;  /* `aqpipe split-turn`                            */
     int guest;  /* the client's daemon, of a turn                 */
-    const char *adopt, *sums, *lengths_file;
+    const char *adopt, *sums, *lengths_file, *rounds;
     uint64_t until, shift, updates, steps;
     uint32_t epochs;            /* new total; 0: as before                        */
     enum aq_lr_choice schedule; /* of the learning rate beyond the old end */
@@ -119,13 +119,13 @@ static const struct aq_option launch_options[] = {
     AQ_ROW(LIST, struct command, wishes, "slurm", "OPTION",
            "slurm: an option for sbatch, as in --slurm=--partition=gpu"),
     AQ_ROW(TEXT, struct command, image, "image", "IMAGE", "k8s: a container image that has this aqpipe"),
-    AQ_ROW(TEXT, struct command, claim, "claim", "NAME",
-           "k8s: the PersistentVolumeClaim of manifest, data and run folder"),
+    AQ_ROW(TEXT, struct command, claim, "claim", "NAME", "k8s: PersistentVolumeClaim of manifest, data and run folder"),
     AQ_ROW(TEXT, struct command, mount, "mount", "DIR", "k8s: where pods mount it (the manifest's folder)"),
     AQ_ROW_RANGE(TIME, struct command, warning_s, "warning", "TIME", 1, 86400,
                  "slurm, k8s: time for a checkpoint before the limit, as in 5min (120)"),
     AQ_ROW(FLAG, struct command, print, "print", NULL,
            "start nothing: print the script or manifests of slurm and k8s, else the plan"),
+    AQ_ROW(TEXT, struct command, rounds, "rounds", "FILE", "reduce.patience: repeat a run by its metrics.jsonl"),
     OPTIONS_OF_BOTH,
     {0}};
 
@@ -453,6 +453,7 @@ static struct aq_launch_bounds bounds_of(const struct command *command)
         .mark_timed = plan->job->checkpoint.every.ns > 0,
         .evaluate_every = aq_job_every_steps(&plan->job->train.evaluate_every, plan->steps_per_epoch),
         .round_steps = aq_plan_reduce_every(plan),
+        .patience_ns = plan->job->reduce.patience_ns,
         .evaluates = plan->facts.heldout_samples > 0,
         .trace_bytes =
             plan->job->output.trace ? (AQ_PLAN_TRACE_RECORDS + AQ_TRACE_NAMES_MAX) * AQ_TRACE_LINE_BYTES_MAX : 0};
@@ -473,6 +474,7 @@ static void run_once(struct command *command, struct aq_launch_result *result)
                                      .guest = command->guest,
                                      .until = command->until,
                                      .adopt = command->adopt,
+                                     .rounds = command->rounds,
                                      .sums = command->sums,
                                      .shift = command->shift,
                                      .updates = command->updates,
@@ -597,10 +599,10 @@ static enum aq_status leave_best(struct command *command, const struct aq_best *
     const struct aq_export there = {.plan = command->plan, .checkpoint = command->entry.checkpoint, .step = best->step};
     if (!best->figure || best->step == 0) return AQ_OK;
     if (!aq_export_here(&there, &stage)) {
-        aq_progress_say(&command->progress,
-                        "the best %s was after step %llu, of which stage %u's checkpoint is not in "
-                        "%s: no folder 'best'",
-                        best->figure, (unsigned long long)best->step, stage, command->entry.checkpoint);
+        aq_progress_say(
+            &command->progress,
+            "the best %s was after step %llu, of which stage %u's checkpoint is not in %s: no folder 'best'",
+            best->figure, (unsigned long long)best->step, stage, command->entry.checkpoint);
         return AQ_OK;
     }
     AQ_TRY(aq_run_path(command->job->output.path, "best", folder));
