@@ -50,7 +50,9 @@ static json_t *client_line(const struct server *server, const struct site *site,
     const double each = at(step, NULL, "forward_wire") + at(step, NULL, "backward_wire");
     const double stages = at(run, NULL, "stages"), gradients = at(step, NULL, "gradient_wire");
     const double bytes = at(run, NULL, "steps") * (each * (stages - 1) + (gradients > 0 ? gradients * stages : 0)),
-                 targets = at(run, "heldout", "targets");
+                 known = at(run, "heldout", "targets");
+    /* With split.pad the number of targets may be the client's secret: then by samples, as averages of weights are. */
+    const double targets = isfinite(known) ? known : (double)site->samples;
     const double loss = at(run, "heldout", "loss"), accuracy = at(run, "heldout", "accuracy");
     if (isfinite(bytes)) all->bytes += bytes;
     if (targets > 0 && isfinite(loss)) {
