@@ -18,6 +18,8 @@
  * follows the losses of the last minute (rows_for); those of a full queue call for none. "quic://host:port?parity=0"
  * sends none; "segment=n": packets of 1200 bytes. close drops what was not acknowledged. Locking: as any stream.
  */
+#include "transport.h" /* without QUIC it is all there is */
+
 #if AQ_QUIC
 #include <errno.h>
 #include <gnutls/crypto.h>
@@ -36,7 +38,6 @@
 #include "congestion.h"
 #include "net_limits.h"
 #include "pieces.h"
-#include "transport.h"
 
 enum {
     ID_BYTES = 8,                            /* of a connection */
