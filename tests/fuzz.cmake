@@ -87,6 +87,7 @@ aq_fuzz(handshake RUNS 1500 LIBS aq_net aq_dep::ssl aq_dep::crypto INCLUDES ${aq
 aq_fuzz(link RUNS 3000 LIBS aq_net INCLUDES ${aq_net_MODULES})
 aq_virtual_clock(fuzz_link)
 aq_fuzz(stripes RUNS 20000 LIBS aq_net INCLUDES ${aq_net_MODULES})
+aq_fuzz(quic_pieces RUNS 400 LIBS aq_net INCLUDES ${aq_net_MODULES})
 aq_fuzz(group RUNS 2000 LIBS aq_net INCLUDES ${aq_net_MODULES}
   LINK -Wl,--wrap=aq_link_poll,--wrap=aq_link_send,--wrap=aq_link_release,--wrap=aq_eventcount_wait)
 aq_fuzz(edge RUNS 3000 LIBS aq_runtime aq_net aq_storage INCLUDES ${aq_runtime_MODULES}

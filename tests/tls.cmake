@@ -8,7 +8,7 @@ aq_virtual_clock(test_revoked)
 
 # Jobs under TLS, from `aqpipe keys` to their losses.
 if(TARGET aqpipe)
-  foreach(scenario tls tls_daemon)
+  foreach(scenario tls quic tls_daemon)
     add_test(NAME e2e_${scenario}
       COMMAND ${AQ_PYTHON} ${CMAKE_CURRENT_SOURCE_DIR}/e2e/run $<TARGET_FILE_DIR:aqpipe> ${scenario})
     set_tests_properties(e2e_${scenario} PROPERTIES LABELS "e2e;fault" TIMEOUT 1200 PROCESSORS 2)

@@ -14,6 +14,14 @@
 #include "link_state.h"
 #include "stripes.h"
 
+/* Does its transport repair by itself, so that one connection is all there is? */
+static bool alone(const struct aq_byte_stream *stream)
+{
+    while (stream->next)
+        stream = stream->next;
+    return stream->alone;
+}
+
 /* By what the path holds, and what a window halved by a loss now and then fills of it; enough for groups with a sum. */
 static uint32_t wish(const struct aq_link_config *config, const struct aq_path *path)
 {
@@ -32,7 +40,7 @@ void aq_streams_ask(const struct aq_link_config *config, struct aq_byte_stream *
 {
     struct aq_path path;
     stream->ops->path(stream, &path);
-    if (config->streams == 1 || (config->streams == 0 && path.round_trip_ns < AQ_FAR_NS)) return;
+    if (config->streams == 1 || alone(stream) || (config->streams == 0 && path.round_trip_ns < AQ_FAR_NS)) return;
     hello->features |= AQ_FEATURE_STREAMS | (config->copies == AQ_LINK_COPIES_OFF ? 0u : AQ_FEATURE_COPIES);
     hello->streams = wish(config, &path);
 }
@@ -42,7 +50,7 @@ void aq_streams_answer(struct aq_listener *listener, struct aq_handshake *h, con
 {
     struct aq_path path;
     h->streams = 1;
-    if (config->streams == 1 || !(h->hello.features & AQ_FEATURE_STREAMS)) return;
+    if (config->streams == 1 || alone(h->stream) || !(h->hello.features & AQ_FEATURE_STREAMS)) return;
     h->stream->ops->path(h->stream, &path);
     const uint32_t mine = wish(config, &path);
     h->streams = mine > h->hello.streams ? mine : h->hello.streams;

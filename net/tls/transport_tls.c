@@ -102,7 +102,12 @@ static enum aq_status tls_read(struct aq_byte_stream *stream, const struct iovec
 
 static enum aq_status tls_write(struct aq_byte_stream *stream, const struct iovec *iov, int count, size_t *put)
 {
-    return aq_tls_session_write(((struct tls_stream *)stream)->session, iov, count, put);
+    struct aq_byte_stream *below = stream->next;
+    const enum aq_status status = count > 0
+                                      ? aq_tls_session_write(((struct tls_stream *)stream)->session, iov, count, put)
+                                      : below->ops->write(below, iov, 0, put);
+    stream->unsent = below->unsent;
+    return status;
 }
 
 static void tls_wait(struct aq_byte_stream *stream, bool write, struct aq_byte_stream_wait *out)

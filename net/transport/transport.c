@@ -16,7 +16,8 @@ static const struct aq_transport *const TRANSPORTS[] = {
 
 static enum aq_status malformed(const char *text, const char *why)
 {
-    return aq_fail(AQ_INVAL, "net", "address '%s': %s; write [tls+]tcp://host:port or sim://name", text, why);
+    return aq_fail(AQ_INVAL, "net",
+                   "address '%s': %s; write [tls+]tcp://host:port, quic in place of tcp, or sim://name", text, why);
 }
 
 /* Copy [from, to) into a field; false where it does not fit. */
@@ -41,7 +42,7 @@ static enum aq_status parse_host(const char *text, const char *host, const char 
 {
     char part[AQ_ENDPOINT_TEXT_BYTES];
     const char *why = NULL;
-    if (strcmp(a->scheme, "tcp") == 0) {
+    if (strcmp(a->scheme, "tcp") == 0 || strcmp(a->scheme, "quic") == 0) {
         if (!copy_part(part, sizeof part, host, end)) return malformed(text, "the host is too long");
         if (strstr(part, "://") || aq_endpoint_parse(part, &a->place, &why) != AQ_OK)
             return malformed(text, why ? why : "two '://'");

@@ -30,7 +30,7 @@ struct aq_address {
     char filter[16]; /* "tls", "fault", or two: "tls+fault", the first on top */
     char scheme[16];
     char host[128];           /* of sim: the name */
-    struct aq_endpoint place; /* of tcp           */
+    struct aq_endpoint place; /* of tcp and quic  */
     char query[AQ_ADDRESS_BYTES];
 };
 
@@ -65,6 +65,7 @@ struct aq_byte_stream {
     const struct aq_byte_stream_ops *ops;
     struct aq_byte_stream *next; /* of a filter: the stream below, owned                  */
     bool local;                  /* the peer is on this machine (below a filter: ask aq_byte_stream_local) */
+    bool alone;                  /* a lost packet delays nothing else: other connections beside it bring nothing */
     bool unsent; /* bytes that write has taken wait for room below: they go out with the next write, also of nothing */
     const char *broken; /* why the stream itself refused what came, as the end of "the peer ..."; NULL: it did not */
     uint64_t source;    /* of the peer's address, for aq_admit (below a filter: aq_byte_stream_source) */

@@ -147,13 +147,17 @@ static size_t prepare(struct fault_stream *fault, const uint8_t *from, size_t by
 static enum aq_status fault_write(struct aq_byte_stream *stream, const struct iovec *iov, int count, size_t *put)
 {
     struct fault_stream *fault = (struct fault_stream *)stream;
-    (void)count;
     fault->write_held = false;
     if (cut(fault)) {
         stream->next->ops->shut(stream->next);
         return AQ_CLOSED;
     }
     const uint64_t now = aq_clock_ns();
+    if (count == 0 && !stalled(fault)) { /* what was taken, and is not on its way */
+        const enum aq_status pending = stream->next->ops->write(stream->next, iov, 0, put);
+        stream->unsent = stream->next->unsent;
+        return pending;
+    }
     fault->write_held = stalled(fault) || now < fault->hold_ns;
     if (fault->write_held) return AQ_AGAIN;
     const uint64_t turn = fault->writes++;
@@ -172,6 +176,7 @@ static enum aq_status fault_write(struct aq_byte_stream *stream, const struct io
         status = stream->next->ops->write(stream->next, &part, 1, put);
     }
     if (status == AQ_OK) fault->written += *put;
+    stream->unsent = stream->next->unsent;
     return status;
 }
 

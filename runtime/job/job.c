@@ -340,3 +340,9 @@ enum aq_status aq_trackers_read(const char *text, uint32_t *wanted, char *wrong,
     }
     return AQ_OK;
 }
+
+const char *aq_job_link_scheme(const struct aq_job *job, bool tls)
+{
+    static const char *const SCHEMES[2][2] = {{"tcp://", "tls+tcp://"}, {"quic://", "tls+quic://"}};
+    return SCHEMES[job->link.protocol == AQ_PROTOCOL_QUIC][tls];
+}

@@ -219,7 +219,10 @@ struct aq_job_edge {
     int forward_bf16, backward_bf16; /* enum aq_edge_bf16: samples that fp16 cannot hold are kept and sent in bf16 */
 };
 
+enum aq_link_protocol { AQ_PROTOCOL_TCP = 0, AQ_PROTOCOL_QUIC = 1 };
+
 struct aq_job_link {
+    enum aq_link_protocol protocol;
     double rate_mbps; /* 10^6 bit/s each way; 0: as fast as it goes                                    */
     float rtt_ms;     /* round trip of an edge that does not set it; 0: near                             */
     float loss;       /* part of the packets that is lost, the same                                      */
@@ -424,6 +427,9 @@ bool aq_job_same_host(const struct aq_job *job, uint32_t a, uint32_t b);
  * links, NCCL (set), or AQ_TRANSPORT_AUTO: NCCL if each turns out to have its own GPU on one machine.
  */
 enum aq_transport_kind aq_job_edge_transport(const struct aq_job *job, uint32_t rank);
+
+/* The beginning of a link's address: "tls+quic://". */
+const char *aq_job_link_scheme(const struct aq_job *job, bool tls);
 
 /* The machine of a replica, by the host of its first stage: numbers from 0 on, in the order of replicas. */
 uint32_t aq_job_machine(const struct aq_job *job, uint32_t replica);

@@ -108,6 +108,14 @@ void aq_manifest_check_best(struct aq_manifest *manifest)
                           "checkpoint.every, both in steps or both in epochs");
 }
 
+void aq_manifest_check_protocol(struct aq_manifest *manifest)
+{
+    if (manifest->job.link.protocol == AQ_PROTOCOL_QUIC && !AQ_QUIC)
+        aq_manifest_error(manifest, "link.protocol",
+                          "this aqpipe was built without QUIC: apt-get install libngtcp2-dev "
+                          "libngtcp2-crypto-gnutls-dev, and build it again, or write tcp");
+}
+
 void aq_manifest_check_congestion(struct aq_manifest *manifest)
 {
     const char *name = manifest->job.link.congestion;

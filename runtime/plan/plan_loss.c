@@ -13,6 +13,9 @@
  *
  * Sums (link.copies) make good what one connection holds back: over c connections a frame is late only where packets of
  * two of them are lost, by the second latest. They take their part of the rate.
+ *
+ * Over QUIC (link.protocol) a block of 24 packets has rows of parity by the loss, as net/transport/transport_quic.c
+ * chooses: a frame is late only where more packets of one of its blocks are lost than that.
  */
 #include <math.h>
 #include <string.h>
@@ -24,7 +27,12 @@
 #define CUBIC_POWER  0.75
 #define FAR_S        2.5e-3 /* half a round trip, as net/transport/net_limits.h has far */
 #define STREAM_BYTES (24.0 * 1024)
-enum { STREAMS_MAX = 16, ROUND_TRIPS_MAX = 20, GROUP = 4 /* stripes that have a sum */ };
+enum {
+    STREAMS_MAX = 16,
+    ROUND_TRIPS_MAX = 20,
+    GROUP = 4, /* stripes that have a sum */
+    BLOCK = 24 /* packets of QUIC that have rows of parity */
+};
 
 /* Does it go by what arrives, not by what is lost? A near link's window is back before that matters. */
 static bool steady(const struct aq_job_link *link, double latency_s)
@@ -49,12 +57,30 @@ static double group_of(const struct aq_job_link *link, double streams)
     return streams < 2 || link->copies == AQ_LINK_COPIES_OFF ? 0 : fmin(streams - 1, GROUP);
 }
 
+static double parity_rows(double loss)
+{
+    return loss < 0.0015 ? 1 : loss < 0.012 ? 2 : 3;
+}
+
+/* Probability that more of a block's packets are lost than its parity repairs, for any of the frame's blocks. */
+static double beyond_repair(double packets, double lost)
+{
+    const double rows = parity_rows(lost), all = fmin(packets, BLOCK) + rows;
+    double within = 0, term = pow(1 - lost, all);
+    for (double k = 0; k <= rows; k++) {
+        within += term;
+        term *= (all - k) / (k + 1) * lost / (1 - lost);
+    }
+    return 1 - pow(fmin(within, 1), ceil(packets / BLOCK));
+}
+
 double aq_plan_lossy_rate(const struct aq_plan *plan, const struct aq_plan_costs *costs, uint32_t e)
 {
     const struct aq_job_link *link = &plan->job->link;
     const double loss = costs->loss[e], round_trip_s = 2 * costs->latency_s[e], rate = costs->rate_mbps;
     if (costs->edge_mbps[e] > 0) return costs->edge_mbps[e];
     if (!(loss > 0)) return rate;
+    if (link->protocol == AQ_PROTOCOL_QUIC) return rate * BLOCK / (BLOCK + parity_rows(loss));
     const double streams = streams_of(link, rate, round_trip_s), group = group_of(link, streams);
     const double share = group > 0 ? group / (group + 1) : 1;
     if (steady(link, costs->latency_s[e])) return rate * share;
@@ -84,6 +110,7 @@ double aq_plan_lost_s(const struct aq_plan *plan, const struct aq_plan_costs *co
     const double group = group_of(link, streams);
     double lost = loss; /* that often or more, one packet */
     uint32_t times = 0;
+    if (link->protocol == AQ_PROTOCOL_QUIC) return lot < beyond_repair(packets, loss) ? 2 * costs->latency_s[e] : 0;
     while (times < ROUND_TRIPS_MAX && lot < waits(packets, lost, streams, group)) {
         lost *= loss;
         times++;

@@ -138,7 +138,7 @@ enum aq_status aq_worker_evaluate(struct aq_worker *worker)
     if (!line) return aq_fail(AQ_NOMEM, "worker", "no memory for a line of metrics");
     aq_heldout_say(line, aq_stage_task(worker->stage), &total);
     aq_heldout_say_coded(line, &coded);
-    if (worker->job->split.pad && aq_dataset_masks(worker->heldout))
+    if (worker->job->split.pad && aq_dataset_masks(worker->data.heldout))
         json_object_del(line, "targets"); /* the server reads it, and it counts the tokens of all answers */
     const char *metric = "no metric";
     double value = (double)NAN;

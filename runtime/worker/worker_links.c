@@ -82,7 +82,7 @@ enum aq_status aq_worker_listen(struct aq_worker *w, struct aq_listener **listen
         return aq_fail(status, "worker", "'%.80s' is not an address: %s", place->address ? place->address : link->host,
                        why);
     if (!place->address && link->port_first) endpoint.port = (uint16_t)(link->port_first + w->rank);
-    aq_text_add(&address, "%s%s", w->links.tls ? "tls+tcp://" : "tcp://",
+    aq_text_add(&address, "%s%s", aq_job_link_scheme(w->job, w->links.tls != NULL),
                 aq_endpoint_text(&endpoint, endpoint.port, reached));
     if (w->links.tls) add_expected(w, &address);
     uint16_t port;
@@ -122,10 +122,8 @@ static enum aq_status await_address(struct aq_worker *w, struct addresses *known
 static enum aq_status connect_to(struct aq_worker *w, const char *to, uint32_t peer)
 {
     struct aq_text address = {0};
-    if (w->links.tls)
-        aq_text_add(&address, "tls+tcp://%s?peer=%u", to, peer);
-    else
-        aq_text_add(&address, "tcp://%s", to);
+    aq_text_add(&address, "%s%s", aq_job_link_scheme(w->job, w->links.tls != NULL), to);
+    if (w->links.tls) aq_text_add(&address, "?peer=%u", peer);
     const struct aq_link_config config = config_to(w, peer);
     const enum aq_status status = aq_link_connect(w->links.net, aq_text_of(&address), &config,
                                                   aq_clock_after(w->job->link.connect_ns_max), link_to(w, peer));

@@ -59,13 +59,12 @@ static enum aq_status open_link(struct aq_worker *w, struct aq_listener *listene
                                 struct aq_link **out)
 {
     const struct aq_link_config config = config_to(w, asked->peer);
-    char address[ADDRESS_BYTES], segment[32] = "";
+    char address[ADDRESS_BYTES], segment[32] = "", peer[32] = "";
     if (aq_worker_listens_for(w, asked->peer)) return aq_link_accept(listener, &config, after_s(ACCEPT_S), out);
     if (asked->segment) snprintf(segment, sizeof segment, "%csegment=%u", w->links.tls ? '&' : '?', asked->segment);
-    if (w->links.tls)
-        snprintf(address, sizeof address, "tls+tcp://%s?peer=%u%s", asked->address, asked->peer, segment);
-    else
-        snprintf(address, sizeof address, "tcp://%s%s", asked->address, segment);
+    if (w->links.tls) snprintf(peer, sizeof peer, "?peer=%u", asked->peer);
+    const char *scheme = aq_job_link_scheme(w->job, w->links.tls != NULL);
+    snprintf(address, sizeof address, "%s%s%s%s", scheme, asked->address, peer, segment);
     return aq_link_connect(w->links.net, address, &config, after_s(CONNECT_S), out);
 }
 

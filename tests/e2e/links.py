@@ -60,6 +60,26 @@ def scenario_tls():
     no_workers("tls")
 
 
+def scenario_quic():
+    """Links over QUIC change no bit, plain, under TLS and paced; keys of TCP beside it are refused by name."""
+    keys = {"edges.forward.codec": "aqsgd", "edges.forward.bits": 3, "edges.backward.codec": "directq",
+            "edges.backward.bits": 6}
+    quic = {**keys, "link.protocol": "quic"}
+    folder = ROOT / "keys"
+    done = launch(manifest("both", **{**quic, "link.streams": 4}), want=2)
+    if "built without QUIC" in done.stderr:
+        print("quic: built without it, which was said in one line")
+        return
+    check("link.streams, link.copies and link.congestion are of tcp" in done.stderr, done.stderr)
+    check(aqpipe("keys", "init", folder, "--job", "e2e", "--stages", 4).returncode == 0, "keys init")
+    launch(manifest("tcp", **keys))
+    for name, more in (("quic", {}), ("quic-tls", {"security.tls": "on", "security.keys": str(folder)}), ("quic-paced", {"link.rate_mbps": 200})):
+        launch(manifest(name, **{**quic, **more}))
+        check(losses(name) == losses("tcp"), f"losses over {name} {losses(name)} are not {losses('tcp')}")
+        check(weights(name) == weights("tcp"), f"model.safetensors differs over {name}")
+    no_workers("quic")
+
+
 def scenario_tls_daemon():
     """Daemons under TLS: each takes its own host's keys; a launcher of another authority, or none, gets nothing."""
     folder, here, stranger = ROOT / "keys", ROOT / "host", ROOT / "stranger"

@@ -68,7 +68,7 @@ static inline void pair_listen(struct link_pair *pair, const char *scheme, const
     uint16_t port = 0;
     const char *at = strrchr(scheme, '+') ? strrchr(scheme, '+') + 1 : scheme;
     const char *tls = strstr(scheme, "tls+") ? "tls+" : "";
-    const bool tcp = strcmp(at, "tcp") == 0;
+    const bool tcp = strcmp(at, "tcp") == 0 || strcmp(at, "quic") == 0;
     char address[PAIR_ADDRESS_BYTES], where[32];
     snprintf(where, sizeof where, tcp ? "127.0.0.1:0" : "pair%u", ++pairs);
     snprintf(address, sizeof address, "%s%s://%s", tls, at, where);

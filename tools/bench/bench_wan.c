@@ -84,6 +84,7 @@ struct job {
     {                                                                                                                  \
         "0-1", "2-3"                                                                                                   \
     }
+static const char QUIC[] = "link.protocol=quic";
 static const struct job near = {"100mbit rtt0", {100, 0.2, 0, NULL}, FOUR, NULL, true, true};
 static const struct job jobs[] = {
     {"100mbit rtt80 loss0", {100, 80, 0, NULL}, FOUR, NULL, true, true},
@@ -95,6 +96,10 @@ static const struct job jobs[] = {
     {"pp3 50mbit rtt20", {50, 20, 0, NULL}, {"0-1", "2", "3"}, NULL, false, true},
     {"gpipe 100mbit rtt80", {100, 80, 0, NULL}, FOUR, "pipeline.schedule=gpipe", false, true},
     {"100mbit rtt300", {100, 300, 0, NULL}, FOUR, NULL, false, true},
+    {"100mbit rtt80 loss0 quic", {100, 80, 0, NULL}, FOUR, QUIC, true, true},
+    {"100mbit rtt80 loss0.1 quic", {100, 80, 0.1, NULL}, FOUR, QUIC, true, true},
+    {"10mbit rtt200 loss0.5 quic", {10, 200, 0.5, NULL}, FOUR, QUIC, true, true},
+    {"100mbit rtt300 quic", {100, 300, 0, NULL}, FOUR, QUIC, false, true},
 };
 enum { JOBS = sizeof jobs / sizeof jobs[0], JOBS_QUICK = 1 };
 static const char STALE_CASE[] = "wan 100mbit rtt80 staleness1/rtt0",
