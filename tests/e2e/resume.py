@@ -690,7 +690,7 @@ def scenario_wrong_position():
     noted = complete_file.read_text()
     mark = json.loads(noted)
     complete_file.write_text(json.dumps({**mark, "plan_hash": "0123456789abcdef", "resume_hash": "fedcba9876543210"}) + "\n")
-    refused("plan", path, r"the checkpoint of .* is of plan 0123456789abcdef, the run of \w{16}", 2, "--resume")
+    refused("plan", path, r"the checkpoint of .* belongs to plan 0123456789abcdef, the run to \w{16}", 2, "--resume")
     backup = ROOT / "backup"
     shutil.copytree(ROOT / "position", backup)
     complete_file.write_text(json.dumps({**mark, "step": 3, "older": 0}) + "\n")

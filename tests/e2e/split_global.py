@@ -254,7 +254,7 @@ def scenario_split_global_settled():
                     {"clients": [{**each, "begin": 9, "until": 16} if each["name"] == "a" else each for each in good["clients"]]}):
         path.write_text(json.dumps({**good, **changed}))
         broken = aqpipe("split-server", server.path, "--set", "split.rounds=5")
-        check(broken.returncode == 1 and "is damaged: put it back" in broken.stderr, f"{changed}: {broken.returncode}, {broken.stderr}")
+        check(broken.returncode == 2 and "is damaged: put it back" in broken.stderr, f"{changed}: {broken.returncode}, {broken.stderr}")
     path.write_text(json.dumps(good))
 
     # Of eleven classes, with the hash that such a plan has.

@@ -12,7 +12,6 @@
 #include "commands.h"
 #include "cut.h"
 #include "json_text.h"
-#include "net/tls.h"
 #include "options.h"
 #include "out.h"
 #include "advice.h"
@@ -247,7 +246,6 @@ int aq_command_plan(int argc, char **argv)
         .forward_ms = -1, .backward_ms = -1, .gflops = assumed_gflops, .token_file = getenv("AQPIPE_TOKEN_FILE")};
     struct aq_job *job = NULL;
     struct aq_plan *plan = NULL;
-    struct aq_tls *keys = NULL;
     struct aq_arguments rest;
     const int code = aq_options_read(&line, argc, argv, &options, &rest);
     if (code != AQ_OPTIONS_READ) return code;
@@ -259,8 +257,6 @@ int aq_command_plan(int argc, char **argv)
     if (status == AQ_OK) status = cut(&options, &plan);
     if (status == AQ_OK) status = print(&options, plan);
     if (status == AQ_OK) status = aq_plan_here(plan);
-    if (status == AQ_OK) status = aq_launcher_keys(job, &keys);
-    aq_tls_close(keys);
     if (planned) trackers_tell(job);
     if (status == AQ_OK && options.told && !aq_probe_told_well(options.told)) status = AQ_IO; /* told in the table */
     aq_probe_told_close(options.told);
