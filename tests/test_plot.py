@@ -100,7 +100,7 @@ with tempfile.TemporaryDirectory() as name:
     said = wrong(top / "few", top / "nowhere")
     assert said["file"] == str(top / "nowhere") and said["status"] == "not found" and "name the folder of a run" in said["error"], said
     (top / "few/metrics.jsonl").write_bytes(b'{"event":"step","step":1}\n' + b"\xff\n" * 3 + b'{"event":"step","step":2}\n')
-    said = wrong(top / "few", code=1)
+    said = wrong(top / "few")
     assert said["status"] == "corrupt" and "metrics.jsonl:2" in said["error"], said
     (top / "few/metrics.jsonl").write_text('{"event":"step","step":1,"loss":null}\n')
     assert "no step with a figure for 'loss'" in wrong(top / "few")["error"]

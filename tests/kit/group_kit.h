@@ -130,13 +130,13 @@ static inline void kit_listen(struct kit_rank *rank)
     const struct kit *kit = rank->kit;
     const char *at = strrchr(kit->scheme, '+') ? strrchr(kit->scheme, '+') + 1 : kit->scheme;
     const char *tls = strstr(kit->scheme, "tls+") ? "tls+" : "";
-    const bool tcp = strcmp(at, "tcp") == 0;
+    const bool named = strcmp(at, "sim") == 0; /* the others are reached by an address and a port */
     char address[KIT_ADDRESS_BYTES], where[32];
     uint16_t port = 0;
-    snprintf(where, sizeof where, tcp ? "127.0.0.1:0" : "kit%u", ++names);
+    snprintf(where, sizeof where, named ? "kit%u" : "127.0.0.1:0", ++names);
     snprintf(address, sizeof address, "%s%s://%s", tls, at, where);
     assert_int_equal(aq_link_listen(rank->net, address, &rank->listener, &port), AQ_OK);
-    if (tcp) snprintf(where, sizeof where, "127.0.0.1:%u", port);
+    if (!named) snprintf(where, sizeof where, "127.0.0.1:%u", port);
     snprintf(rank->address, sizeof rank->address, "%s://%s%s%s", kit->scheme, where, *kit->query ? "?" : "",
              kit->query);
 }
