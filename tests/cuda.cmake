@@ -29,7 +29,7 @@ set(CMAKE_CXX_EXTENSIONS OFF)
 string(TOUPPER ${CMAKE_BUILD_TYPE} build_type)
 set(CMAKE_CXX_FLAGS_${build_type} ${CMAKE_C_FLAGS_${build_type}})
 
-# The house's flags of C, less what only C has (a struct and a function of one name shadow each other in C++).
+# The project's flags of C, less what only C has (a struct and a function of one name shadow each other in C++).
 set(options ${AQ_C_OPTIONS})
 list(REMOVE_ITEM options -Wstrict-prototypes -Wmissing-prototypes -Wshadow)
 add_library(aq_flags_cuda_host INTERFACE)

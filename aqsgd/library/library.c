@@ -17,7 +17,7 @@
 _Static_assert((int)AQSGD_INVAL == AQ_INVAL && (int)AQSGD_NOMEM == AQ_NOMEM && (int)AQSGD_NOSPC == AQ_NOSPC &&
                    (int)AQSGD_CORRUPT == AQ_CORRUPT && (int)AQSGD_KEYFRAME == AQ_CODED_KEYFRAME &&
                    (int)AQSGD_RAW == AQ_CODED_RAW,
-               "the library's numbers are the house's");
+               "the library's numbers are the project's");
 
 enum { ERROR_BYTES = 512, TENSORS_MAX = 1 << 20 };
 static const uint64_t floats_max = 1ULL << 40;

@@ -32,7 +32,7 @@ static void work_begin(struct aq_edge *edge, struct aq_edge_work *work, struct a
     work->remembered = work->forward && edge->config.cache;
     work->stream = stream;
     work->values = *values;
-    work->issued_ns = work->since_ns = aq_clock_ns();
+    work->since_ns = aq_clock_ns();
     work->host_ns = 0;
     work->first = work->end = 0;
     work->batch = *batch;
@@ -82,6 +82,7 @@ static enum aq_status group_issued(struct aq_edge *edge, struct aq_edge_work *wo
 {
     if (work->ended) AQ_TRY(aq_device_event_record(edge->config.device, work->ended, work->stream));
     work->pending = true;
+    work->issued_ns = aq_clock_ns();
     return AQ_OK;
 }
 

@@ -75,7 +75,9 @@ enum aq_status aq_worker_rounds_told(struct aq_worker *w, const json_t *message)
 
 static enum aq_status wait_for_members(struct aq_worker *w)
 {
-    const uint64_t end = aq_clock_after(w->job->reduce.patience_ns + MEET_NS_MAX + w->links.outages_ns);
+    const uint64_t silence = w->links.silence_ns, patience = w->job->reduce.patience_ns;
+    const uint64_t meet = silence > MEET_NS_MAX ? silence : MEET_NS_MAX + w->links.outages_ns;
+    const uint64_t end = aq_clock_after(meet > UINT64_MAX - patience ? UINT64_MAX : meet + patience);
     while (w->replicas.rounds.step != w->step + 1) {
         const uint32_t seen = aq_eventcount_read(w->eventcount);
         AQ_TRY(aq_worker_serve(w));

@@ -84,8 +84,9 @@ static enum aq_status restore_await(struct aq_worker *w, struct aq_part_args *ar
     enum aq_status status = aq_worker_parts_on(&w->worker_parts, AQ_PART_RESTORE, args);
     while (status == AQ_AGAIN) {
         const uint32_t seen = aq_eventcount_read(w->eventcount);
-        AQ_TRY(aq_worker_serve(w));
-        status = aq_worker_parts_on(&w->worker_parts, AQ_PART_RESTORE, args);
+        const enum aq_status served = aq_worker_serve(w);
+        status = aq_worker_parts_on(&w->worker_parts, AQ_PART_RESTORE, args); /* of a damaged copy, too: unreadable */
+        AQ_TRY(served);
         if (status == AQ_AGAIN) (void)aq_eventcount_wait(w->eventcount, seen, aq_clock_after(LOOK_NS));
     }
     return status;

@@ -652,7 +652,7 @@ struct attended {
     float dqkv[2 * TOKENS * (HEADS + 2 * KEY_HEADS) * CHANNELS], lse[2 * TOKENS * HEADS];
 };
 
-/* Attention there and back on a device of this environment; dropout is for the house's kernels. */
+/* Attention there and back on a device of this environment; dropout is for the project's kernels. */
 static struct attended *attend(float dropout, bool rounded)
 {
     struct aq_device *device = NULL;
@@ -706,7 +706,7 @@ static void near_16(const uint16_t *x, const uint16_t *y, size_t count)
 
 /*
  * Asked for, cuDNN computes what its graph has words for, by the first algorithm that is deterministic and can be made;
- * the rest, and all where it has none, is the house's.
+ * the rest, and all where it has none, is the project's.
  */
 static void test_attention_by_cudnn_is_the_house_s(void **state)
 {
@@ -721,7 +721,7 @@ static void test_attention_by_cudnn_is_the_house_s(void **state)
                  {{.version = 92801, .workspace = 4096, .failing = 0xe}, 0, false, 0, 0},
                  {{.version = 92801, .workspace = 64 << 20}, 0, false, 0, 0}, /* more than there is to work in */
                  {{.version = 92801, .workspace = 4096}, 0.25f, false, 0, 0},
-                 {{.version = 92801, .workspace = 4096}, 0, true, 1, 1}}; /* backward in fp32 is the house's */
+                 {{.version = 92801, .workspace = 4096}, 0, true, 1, 1}}; /* backward in fp32 is the project's */
     int algorithm;
     quiet_begin();
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {

@@ -2,7 +2,7 @@
  * cuda_host_math.h -- CUDA's arithmetic and integer intrinsics for the launch emulation (cuda_host.h).
  *
  * What has a rounding in its name rounds once, to nearest even (this file is compiled with contraction off), as the
- * device does. Conversions to half and bfloat16 are the house's own, which its codecs prove. Functions without a
+ * device does. Conversions to half and bfloat16 are the project's own, which its codecs prove. Functions without a
  * rounding in their name (__expf, rsqrtf ...) are the C library's: closer to the truth than a device's, never further.
  */
 #ifndef AQ_CUDA_HOST_MATH_H

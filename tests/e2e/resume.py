@@ -492,6 +492,13 @@ def scenario_mirror():
     done = launch(path, "--resume")
     same_run("damaged", "whole")
     check("restarts from" not in done.stderr, f"damaged: an older checkpoint was taken:\n{done.stderr}")
+    path = manifest("copy-damaged", **keys)  # its file is gone and the copy damaged: the older checkpoint is taken
+    interrupt("sigint", path, 13)
+    (newest("copy-damaged") / "stage-1.safetensors").unlink()
+    flip(newest("copy-damaged") / "mirror-stage-1.safetensors", 2000, 100, 7)
+    done = launch(path, "--resume")
+    check("restarts from the older checkpoint" in done.stderr, f"copy-damaged: the older one was not taken:\n{done.stderr}")
+    same_run("copy-damaged", "whole")
     path = manifest("both", **keys)
     interrupt("sigint", path, 13)
     for file in ("stage-1.safetensors", "mirror-stage-1.safetensors"):

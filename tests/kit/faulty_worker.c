@@ -2,7 +2,7 @@
  * faulty_worker.c -- the program aqpipe as a worker of tests: links that break, slow checkpoints, stops at a step.
  *
  * Linked with runtime/cli/main_aqpipe.c into bin/aqpipe_faulty, which daemons start where AQPIPE_WORKER names it
- * (tests/jobs.py, faulty). The linker puts these functions before the house's (--wrap), so that the shipped programs
+ * (tests/jobs.py, faulty). The linker puts these functions before the project's (--wrap), so that the shipped programs
  * hold no hook. Environment:
  *
  *     FAULTY_LINKS=query       every connection that this process makes goes through the filter fault with this query

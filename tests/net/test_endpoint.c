@@ -1,5 +1,5 @@
 /*
- * test_endpoint.c -- spellings of addresses: what each is to every reader of the house, and that sockets agree.
+ * test_endpoint.c -- spellings of addresses: what each is to every reader of the project, and that sockets agree.
  */
 #include <arpa/inet.h>
 #include <dlfcn.h>

@@ -237,7 +237,7 @@ static void extend(X509 *certificate, X509 *issuer, int nid, const char *value)
     X509_EXTENSION_free(extension);
 }
 
-/* A file that our authority signs, with these alternative names, which the house itself would not write. */
+/* A file that our authority signs, with these alternative names, which the project itself would not write. */
 static void certify(const char *file, const char *names)
 {
     BIO *bio = BIO_new_file(file_in(ours, "authority.pem"), "r");
