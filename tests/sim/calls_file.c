@@ -17,7 +17,7 @@
 struct io_uring;
 EXPORTED int io_uring_queue_init(unsigned entries, struct io_uring *ring, unsigned flags);
 
-/* Its waits are the kernel's. The house goes on without. */
+/* Its waits are the kernel's. The program continues without them. */
 int io_uring_queue_init(unsigned entries, struct io_uring *ring, unsigned flags)
 {
     (void)entries;
