@@ -29,13 +29,14 @@ bool launcher_is_lost(const struct launcher *launcher, uint32_t rank)
 
 static bool is_on(const struct launcher *launcher)
 {
-    return launcher->launch->bounds.patience_ns > 0 && !launcher->launch->ask && !launcher->launch->probe;
+    const struct aq_launch_bounds *bounds = &launcher->launch->bounds;
+    return bounds->patience_ns > 0 && bounds->round_steps > 1 && !launcher->launch->ask && !launcher->launch->probe;
 }
 
 bool launcher_rounds_due(const struct launcher *launcher, uint64_t step)
 {
     const struct aq_launch_bounds *bounds = &launcher->launch->bounds;
-    return is_on(launcher) && bounds->round_steps > 1 && (step % bounds->round_steps == 0 || step == bounds->steps);
+    return is_on(launcher) && (step % bounds->round_steps == 0 || step == bounds->steps);
 }
 
 static uint64_t next_round(const struct launcher *launcher)
@@ -89,6 +90,7 @@ static void lose(struct launcher *launcher, uint32_t replica)
     launcher_flush(launcher);
 }
 
+/* A run that was started again also notes rounds with all: an older line of the step, of steps gone back, may say else. */
 static void note(struct launcher *launcher, uint64_t step, uint64_t members)
 {
     json_t *in = json_array(), *out = json_array();
@@ -98,6 +100,7 @@ static void note(struct launcher *launcher, uint64_t step, uint64_t members)
         aq_metrics_line(launcher->launch->metrics, json_pack("{s:s, s:I, s:o, s:o}", "event", "round", "step",
                                                              (json_int_t)step, "members", in, "without", out));
     if (status != AQ_OK) launcher_fail(launcher, CAUSE_OWN, status, "%s", aq_error_text());
+    if (living(launcher) == launcher->launch->replicas) return;
     aq_progress_say(launcher->launch->progress,
                     "step %" PRIu64 ": the round ends with %u of %u replicas; all continue from its checkpoint", step,
                     living(launcher), launcher->launch->replicas);
@@ -108,10 +111,9 @@ static void name_members(struct launcher *launcher, uint64_t step)
     uint64_t members = 0;
     for (uint32_t w = 0; w < launcher->launch->replicas; w++)
         if (!launcher->rounds.lost[w]) members |= 1ull << w;
-    if (living(launcher) < launcher->launch->replicas) {
-        launcher->rounds.without = step;
-        note(launcher, step, members);
-    }
+    const bool missing = living(launcher) < launcher->launch->replicas;
+    if (missing) launcher->rounds.without = step;
+    if (missing || launcher->launch->resume > 0) note(launcher, step, members);
     launcher->rounds.decided = step;
     launcher->rounds.first_ns = 0;
     for (uint32_t r = 0; r < launcher->ranks; r++)

@@ -130,8 +130,8 @@ void aq_split_adder_done(struct aq_split_adder *adder, struct aq_split_sum *sum)
 enum aq_status aq_split_adder_take(struct aq_split_adder *adder, char why[AQ_SPLIT_TEXT_BYTES])
 {
     uint64_t count;
+    (void)!read(adder->wake_fd, &count, sizeof count); /* first: what comes later wakes a poll once more */
     if (state_of(adder) != STATE_DONE) return AQ_AGAIN;
-    (void)!read(adder->wake_fd, &count, sizeof count); /* it may come a moment later: then a poll returns once more */
     snprintf(why, AQ_SPLIT_TEXT_BYTES, "%s", adder->why);
     const enum aq_status status = adder->status;
     atomic_store_explicit(&adder->state, STATE_IDLE, memory_order_release);

@@ -436,8 +436,9 @@ static enum aq_status gpu_check(const struct server *server)
     if (turns < 2 || !aq_device_gpu_here(middle->device, middle->device_index)) return AQ_OK;
     return aq_fail(AQ_INVAL, AREA,
                    "pipeline.stages.1.device: %s is a GPU here, and %u turns at once cannot have stage 1 on one; write "
-                   "device: cpu for it, or have one turn at a time (split.parallel)",
-                   middle->device, turns);
+                   "device: cpu for it, or %s",
+                   middle->device, turns,
+                   aq_job_global(server->job) ? "split.mode: splitfed1" : "split.parallel: 1");
 }
 
 static enum aq_status enter(struct server *server)
@@ -451,7 +452,7 @@ static enum aq_status enter(struct server *server)
     AQ_TRY(state_load(server));
     server->round_ns = aq_clock_ns();
     if (server->round > server->job->split.rounds && server->ended)
-        return aq_fail(AQ_REFUSED, AREA, "%s has finished its %u rounds: raise split.rounds to continue", run,
+        return aq_fail(AQ_INVAL, AREA, "%s has finished its %u rounds: raise split.rounds to continue", run,
                        server->job->split.rounds);
     server->ended = false;
     if (server->round > server->job->split.rounds)
@@ -516,6 +517,13 @@ static void close_all(struct server *server)
     aq_free(server);
 }
 
+/* A failure of a run that had begun is not one of what was given: exit status 1, and a service starts it again. */
+static enum aq_status begun_of(enum aq_status status)
+{
+    const bool given = status == AQ_INVAL || status == AQ_NOTFOUND || status == AQ_MISMATCH || status == AQ_CORRUPT;
+    return given ? AQ_ABORTED : status;
+}
+
 enum aq_status aq_split_serve(const struct aq_split_server_config *config, enum aq_split_end *end)
 {
     void *memory;
@@ -535,8 +543,8 @@ enum aq_status aq_split_serve(const struct aq_split_server_config *config, enum 
     if (status == AQ_OK) status = listen_at(server);
     if (status == AQ_OK) status = sums_open(server);
     if (status == AQ_OK) status = join_limits(server);
-    if (status == AQ_OK) status = loop(server);
-    if (status == AQ_OK && server->end != AQ_SPLIT_FAILED) status = leave(server);
+    if (status == AQ_OK) status = begun_of(loop(server));
+    if (status == AQ_OK && server->end != AQ_SPLIT_FAILED) status = begun_of(leave(server));
     *end = status == AQ_OK ? server->end : AQ_SPLIT_FAILED;
     shown_end(server, status);
     close_all(server);

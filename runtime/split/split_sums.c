@@ -488,7 +488,7 @@ const struct site *sums_awaited(const struct server *server, uint64_t *step)
     if (!sums || !sums->sum || sums->round != server->round || sums->said_ns == 0 || sums->open >= sums->end)
         return NULL;
     *step = sums->open;
-    return next_part(server);
+    return aq_split_adder_busy(sums->adder) ? NULL : next_part(server); /* the next part may be here, and waits */
 }
 
 bool sums_counted(const struct server *server, const struct site *site)
@@ -507,7 +507,8 @@ uint32_t sums_polls(struct server *server, struct pollfd *fds)
     uint32_t count = 0;
     if (!sums || !sums->sum) return 0;
     fds[count++] = (struct pollfd){.fd = sums->listener, .events = POLLIN};
-    fds[count++] = (struct pollfd){.fd = aq_split_adder_fd(sums->adder), .events = POLLIN};
+    if (aq_split_adder_busy(sums->adder))
+        fds[count++] = (struct pollfd){.fd = aq_split_adder_fd(sums->adder), .events = POLLIN};
     for (int i = 0; i < PEERS_MAX; i++) {
         const struct peer *peer = &sums->peers[i];
         if (may_read(server, peer))

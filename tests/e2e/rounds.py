@@ -33,7 +33,7 @@ def lose(name, keys, rank, step, phase="backward", act=None):
 
 
 def rounds(name):
-    return [(line["step"], line["members"], line["without"]) for line in metrics(name, "round")]
+    return [(line["step"], line["members"], line["without"]) for line in metrics(name, "round") if line["without"]]
 
 
 def whole_run(name, last, W, P):

@@ -157,7 +157,7 @@ def scenario_split_joins():
 
     folder, model = ROOT / "joins", (ROOT / "joins/model.safetensors").read_bytes()
     said = aqpipe("split-server", server.path)
-    check(said.returncode == 1 and "has finished its 1 rounds" in said.stderr, said.stderr)
+    check(said.returncode == 2 and "has finished its 1 rounds" in said.stderr, said.stderr)
     state = json.loads((folder / "split.json").read_text())
     check(state["ended"] is True, f"{state}")
     (folder / "split.json").write_text(json.dumps({**state, "ended": False}))

@@ -296,7 +296,7 @@ def scenario_split_nothing():
     check(re.search(cause, json.loads((ROOT / "nothing" / "split.json").read_text())["clients"][0]["why"]), "split.json has no cause")
     check(not (ROOT / "nothing" / "model.safetensors").exists(), "weights that nobody trained were left as a model")
     again = subprocess.run([jobs.BIN / "aqpipe", "split-server", server.path], capture_output=True, text=True, timeout=jobs.PATIENCE)
-    check(again.returncode == 1, f"the same command once more: {again.returncode}, {again.stderr}")
+    check(again.returncode == 2, f"the same command once more: {again.returncode}, {again.stderr}")
 
     # Nor can the daemon be started: there is no program beside it.
     alone = ROOT / "alone"
