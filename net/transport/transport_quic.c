@@ -7,8 +7,9 @@
  *
  * Identity is the filter tls+, as over TCP: mutual TLS 1.3 of the job's certificates goes over this stream. QUIC cannot
  * do without TLS; here its key is public, and a Diffie-Hellman exchange makes the session's. So nobody off the
- * path can forge or inject bytes. A forged ICMP error (both ports must be known) cuts a link, which then heals. Somebody
- * on the path can do what he can do to TCP: delay, cut and damage, which tls+ finds. (OpenSSL 3.0 has no QUIC; ngtcp2 comes with GnuTLS, docs/DECISIONS.md 0975.)
+ * path can forge or inject bytes. A forged ICMP error (both ports must be known) cuts a link, which then heals.
+ * Somebody on the path can do what he can do to TCP: delay, cut and damage, which tls+ finds. (OpenSSL 3.0 has no QUIC;
+ * ngtcp2 comes with GnuTLS, docs/DECISIONS.md 0975.)
  *
  * Listening: a peer must echo a token before anything is allocated for it (Retry), so its address is real. Each
  * connection has a separate socket at the listener's port, connected to its peer, so that it is read and waited for

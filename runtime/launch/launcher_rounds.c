@@ -90,7 +90,7 @@ static void lose(struct launcher *launcher, uint32_t replica)
     launcher_flush(launcher);
 }
 
-/* A run that was started again also notes rounds with all: an older line of the step, of steps gone back, may say else. */
+/* A run that was started again also notes rounds with all members: an older line of that step may have others. */
 static void note(struct launcher *launcher, uint64_t step, uint64_t members)
 {
     json_t *in = json_array(), *out = json_array();
