@@ -2,8 +2,8 @@
  * cache_seal.c -- the part of a worker for split.seal: the server's cache of a client is sealed.
  *
  * The server's stage gets the key from the client's first stage in each turn (edge_key.h), and it ends with this
- * process. The client's process has derived it (runtime/split/split_key.h) and put it into the line that starts its
- * first stage. The stage that takes the key opens its cache after its links, all others before them.
+ * process. The client's process has derived it (split_key.h) and put it into the line that starts its first stage. The
+ * stage that takes the key opens its cache after its links, all others before them.
  */
 #include <string.h>
 
