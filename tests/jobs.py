@@ -4,7 +4,9 @@ import fcntl
 import json
 import os
 import pathlib
+import random
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -18,6 +20,20 @@ AGAIN = ""
 
 MEMORY = pathlib.Path("/dev/shm")
 MEMORY_FREE_MIN = 4 << 30  # of six tests at once none has had 300 MiB
+
+
+def lasting_port():
+    """A port for a server that is killed and starts again at it: below those that the system gives to connections, which others have in parallel."""
+    low = int(pathlib.Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    while True:
+        port = random.randrange(max(1024, low - 12000), low)
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", port))
+                return port
+            except OSError:
+                pass
 
 
 def hold_folder(path):

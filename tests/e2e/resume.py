@@ -349,7 +349,7 @@ def scenario_restart_daemon():
     holds = ROOT / "holds"
     holds.mkdir()
     with jobs.faults(hold=holds):
-        daemon, port = serve(0)
+        daemon, port = serve(jobs.lasting_port())
         far = f"[{{layers: '0-2'}}, {{layers: '3-5', host: 'tcp://127.0.0.1:{port}'}}]"
         path = manifest("killed", **{**keys, "pipeline.stages": far})
 

@@ -44,7 +44,7 @@ def job(name, **changes):
 
 
 def split(name, rounds=3, epochs=2, clients=1, **changes):
-    keys = {"split.clients": clients, "split.server": "127.0.0.1:0", "split.rounds": rounds, "split.epochs": epochs,
+    keys = {"split.clients": clients, "split.server": f"127.0.0.1:{jobs.lasting_port()}", "split.rounds": rounds, "split.epochs": epochs,
             "split.wait": "3s", "pipeline.stages": STAGES, "security.keys": str(ROOT / "keys"), **changes}
     return job(name, **keys)
 
