@@ -339,7 +339,7 @@ static bool serve(const struct aq_split_server_config *config)
     const enum aq_status status = aq_split_serve(config, &end);
     const bool again = killed || world.dead || world.disk_failed || (status == AQ_OK && end == AQ_SPLIT_STOPPED);
     world_over();
-    const bool had_ended = status == AQ_REFUSED && aq_control_bool_or(world.state, "ended", false);
+    const bool had_ended = status == AQ_INVAL && aq_control_bool_or(world.state, "ended", false);
     AQ_ASSERT(again || (status == AQ_OK && end == AQ_SPLIT_DONE) || status == AQ_ABORTED || had_ended);
     killed = world.dead = world.disk_failed = world.stop_asked = false;
     return again;
