@@ -19,8 +19,8 @@ static void check_labels(struct aq_manifest *manifest)
         has |= strcmp(fields[i].name, "labels") == 0 && fields[i].type == AQ_FIELD_I32 && fields[i].count == 1;
     if (!has)
         aq_manifest_error(manifest, "split.labels",
-                          "server needs samples with one label each (data.kind: cifar10 or tsv): other targets would "
-                          "be the inputs themselves");
+                          "server needs samples with one label each (data.kind: cifar10, cifar100 or tsv): other "
+                          "targets would be the inputs themselves");
     const char *task = job->model.task ? job->model.task : aq_model_task(job->model.config.kind);
     const struct aq_task *of = aq_task_find(task); /* NULL: refused elsewhere, as an unknown model.kind is */
     if (has && of && aq_task_numbers(of))

@@ -10,7 +10,7 @@
 #include "data_record.h"
 #include "data_roles.h"
 
-enum { RECORDS_TRIED = 20, CIFAR_RECORD_BYTES = 3073, NAME_BYTES = 200 };
+enum { RECORDS_TRIED = 20, NAME_BYTES = 200 };
 
 struct finding {
     const char *kind;
@@ -52,11 +52,16 @@ static struct finding by_object(const struct aq_dataset_config *config, const st
 
 static struct finding by_bytes(const struct aq_dataset_config *config)
 {
+    static const struct {
+        int bytes; /* of a record; a file that is a multiple of both is of the first kind, or refused by its labels */
+        struct finding finding;
+    } sizes[] = {{3073, {"cifar10", "records of 3073 bytes"}}, {3074, {"cifar100", "records of 3074 bytes"}}};
     const char *path = config->paths[0];
     struct stat about;
     if (data_name_ends(path, strlen(path), ".bin") && stat(path, &about) == 0 && S_ISREG(about.st_mode) &&
-        about.st_size > 0 && about.st_size % CIFAR_RECORD_BYTES == 0)
-        return (struct finding){"cifar10", "records of 3073 bytes"};
+        about.st_size > 0)
+        for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
+            if (about.st_size % sizes[i].bytes == 0) return sizes[i].finding;
     if (config->columns.text && config->columns.label)
         return (struct finding){"tsv", "named columns (data.text_column)"};
     return (struct finding){"text", NULL};

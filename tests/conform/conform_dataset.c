@@ -17,7 +17,7 @@
 #include "data_files.h"
 #include "stages/dataset.h"
 
-enum { SAMPLES = 7, T = 4, RECORD = 3073, ROOM = 4096 };
+enum { SAMPLES = 7, T = 4, PIXEL_BYTES = 3072, RECORD_MAX = 2 + PIXEL_BYTES, ROOM = 4096 };
 
 static long place; /* of a byte of `samples` that may be another one */
 static char folder[DATA_PATH_BYTES], path[DATA_PATH_BYTES], damaged[DATA_PATH_BYTES];
@@ -52,15 +52,27 @@ static void tsv_make(void)
     data_write(folder, "damaged", rows, sizeof rows - 3); /* no label in the last row */
 }
 
+/* Of image_records.h: that many labels, of which the last is 9 - i, in front of the pixels. */
+static void records_make(int labels)
+{
+    static uint8_t records[SAMPLES * RECORD_MAX];
+    const int record = labels + PIXEL_BYTES, bytes = SAMPLES * record;
+    for (int i = 0; i < bytes; i++)
+        records[i] = i % record < labels ? 0 : (uint8_t)(i * 7 + i / record);
+    for (int i = 0; i < SAMPLES; i++)
+        records[i * record + labels - 1] = (uint8_t)(9 - i);
+    data_write(folder, "samples", records, (size_t)bytes);
+    data_write(folder, "damaged", records, (size_t)bytes - 1);
+}
+
 static void cifar10_make(void)
 {
-    static uint8_t records[SAMPLES * RECORD];
-    for (int i = 0; i < SAMPLES * RECORD; i++)
-        records[i] = (uint8_t)(i * 7 + i / RECORD);
-    for (int i = 0; i < SAMPLES; i++)
-        records[i * RECORD] = (uint8_t)(9 - i);
-    data_write(folder, "samples", records, sizeof records);
-    data_write(folder, "damaged", records, sizeof records - 1);
+    records_make(1);
+}
+
+static void cifar100_make(void)
+{
+    records_make(2);
 }
 
 static void label_file_make(void)
@@ -224,9 +236,12 @@ static void test_damaged_files_are_refused_by_name(void **state)
     for (int k = 0; k < KINDS; k++) {
         const char *const paths[] = {path, damaged};
         kinds[k].make();
-        struct aq_dataset_config config = {
-            .kind = kinds[k].name, .paths = paths + 1, .path_count = 1, .tokenizer_kind = "bytes", .T = T,
-            .columns = {.text = "1", .label = "2"}};
+        struct aq_dataset_config config = {.kind = kinds[k].name,
+                                           .paths = paths + 1,
+                                           .path_count = 1,
+                                           .tokenizer_kind = "bytes",
+                                           .T = T,
+                                           .columns = {.text = "1", .label = "2"}};
         struct aq_dataset *data = NULL;
         aq_error_clear();
         const enum aq_status status = aq_dataset_open(&config, &data);
@@ -245,30 +260,94 @@ static void test_damaged_files_are_refused_by_name(void **state)
     }
 }
 
-/* Its published shape: labels and colours, and a label that no class has. */
-static void test_cifar10_reads_its_records(void **state)
+struct published {
+    const char *kind;
+    size_t labels; /* bytes in front of the pixels */
+    const char *names[2];
+    int classes[2];
+};
+static const struct published published[] = {{"cifar10", 1, {"label"}, {10}},
+                                             {"cifar100", 2, {"coarse label", "fine label"}, {20, 100}}};
+
+/* Three records in two files, the last with these labels, and of the second file `bytes` of its two; NULL: refused. */
+static struct aq_dataset *published_open(const struct published *of, const uint8_t labels[2], size_t bytes)
+{
+    static uint8_t records[2 * RECORD_MAX];
+    const char *const paths[] = {damaged, path};
+    const struct aq_dataset_config config = {.kind = of->kind, .paths = paths, .path_count = 2};
+    const size_t record = of->labels + PIXEL_BYTES;
+    struct aq_dataset *data = NULL;
+    memset(records, 0, sizeof records);
+    memcpy(records + record, labels, of->labels);
+    uint8_t *pixels = records + record + of->labels;
+    pixels[0] = 255;        /* red of the first pixel    */
+    pixels[1024 + 33] = 51; /* green, second row, second */
+    pixels[3071] = 102;     /* blue of the last          */
+    data_write(folder, "damaged", records, record);
+    data_write(folder, "samples", records, bytes);
+    aq_error_clear();
+    const enum aq_status status = aq_dataset_open(&config, &data);
+    assert_int_equal(status, data ? AQ_OK : AQ_CORRUPT);
+    return data;
+}
+
+/* The published shape: labels and colours. */
+static void test_image_records_are_as_published(void **state)
 {
     (void)state;
-    static uint8_t records[2 * RECORD];
-    memset(records, 0, sizeof records);
-    records[RECORD] = 6;
-    records[RECORD + 1] = 255;            /* red of the first pixel    */
-    records[RECORD + 1 + 1024 + 33] = 51; /* green, second row, second */
-    data_write(folder, "samples", records, sizeof records);
-    struct aq_dataset *data = data_open("cifar10", path, 0, 0, AQ_OK);
-    static float images[1024 * 3];
-    int32_t label = -1;
-    assert_int_equal(aq_dataset_get(data, 1, (void *const[AQ_BATCH_FIELDS_MAX]){images, &label}), AQ_OK);
-    assert_int_equal(label, 6);
-    assert_float_equal(images[0], 1.0f, 0);
-    assert_float_equal(images[1], -1.0f, 0);
-    assert_float_equal(images[33 * 3 + 1], 51 / 127.5f - 1.0f, 0);
-    aq_dataset_close(data);
-    records[RECORD] = 10;
-    data_write(folder, "samples", records, sizeof records);
-    aq_error_clear();
-    assert_null(data_open("cifar10", path, 0, 0, AQ_CORRUPT));
-    assert_non_null(strstr(aq_error_text(), "record 1 has label 10"));
+    for (size_t k = 0; k < sizeof published / sizeof *published; k++) {
+        const struct published *of = published + k;
+        static float images[PIXEL_BYTES];
+        int32_t label = -1;
+        const uint8_t labels[2] = {6, 99};
+        struct aq_dataset *data = published_open(of, labels, 2 * (of->labels + PIXEL_BYTES));
+        assert_int_equal(aq_dataset_count(data), 3);
+        assert_int_equal(aq_dataset_outputs(data), of->classes[of->labels - 1]);
+        assert_int_equal(aq_dataset_get(data, 2, (void *const[AQ_BATCH_FIELDS_MAX]){images, &label}), AQ_OK);
+        assert_int_equal(label, labels[of->labels - 1]);
+        assert_float_equal(images[0], 1.0f, 0);
+        assert_float_equal(images[1], -1.0f, 0);
+        assert_float_equal(images[33 * 3 + 1], 51 / 127.5f - 1.0f, 0);
+        assert_float_equal(images[3071], 102 / 127.5f - 1.0f, 0);
+        assert_int_equal(aq_dataset_get(data, 0, (void *const[AQ_BATCH_FIELDS_MAX]){images, &label}), AQ_OK);
+        assert_true(label == 0 && images[0] == -1.0f);
+        assert_int_equal(aq_dataset_bytes(of->kind, 1, 3), 3 * (of->labels + PIXEL_BYTES));
+        aq_dataset_close(data);
+    }
+}
+
+static void assert_said(const char *wanted)
+{
+    if (!strstr(aq_error_text(), path) || !strstr(aq_error_text(), wanted))
+        fail_msg("%s: not %s: %s", aq_error_text(), path, wanted);
+}
+
+/* Labels that no class has, sizes that no records have: file and record are named. */
+static void test_image_records_that_are_damaged_are_refused(void **state)
+{
+    (void)state;
+    for (size_t k = 0; k < sizeof published / sizeof *published; k++) {
+        const struct published *of = published + k;
+        const size_t record = of->labels + PIXEL_BYTES;
+        char wanted[80];
+        for (size_t i = 0; i < of->labels; i++)
+            for (int label = of->classes[i] - 1; label < 256; label++) {
+                uint8_t labels[2] = {0, 0};
+                labels[i] = (uint8_t)label;
+                struct aq_dataset *data = published_open(of, labels, 2 * record);
+                assert_int_equal(data != NULL, label < of->classes[i]);
+                snprintf(wanted, sizeof wanted, "record 1 has %s %d,", of->names[i], label);
+                if (!data) assert_said(wanted);
+                aq_dataset_close(data);
+            }
+        for (size_t left = 0; left < record; left += left ? 512 : 1) {
+            const size_t whole = left ? record : 0;
+            assert_null(published_open(of, (const uint8_t[2]){0, 0}, whole + left));
+            snprintf(wanted, sizeof wanted, "record %d has %zu bytes, ", left > 0, left);
+            assert_said(wanted);
+        }
+        assert_null(published_open(of, (const uint8_t[2]){0, 0}, 2 * (PIXEL_BYTES + 3 - of->labels))); /* the other's */
+    }
 }
 
 /* A text a line, an end behind each; a broken line is said by its number. */
@@ -322,7 +401,8 @@ int main(void)
         cmocka_unit_test(test_a_batch_has_the_samples_in_their_places),
         cmocka_unit_test(test_another_byte_gives_another_digest),
         cmocka_unit_test(test_damaged_files_are_refused_by_name),
-        cmocka_unit_test(test_cifar10_reads_its_records),
+        cmocka_unit_test(test_image_records_are_as_published),
+        cmocka_unit_test(test_image_records_that_are_damaged_are_refused),
         cmocka_unit_test(test_jsonl_gives_the_texts_of_its_lines),
     };
     return cmocka_run_group_tests(tests, open_folder, close_folder);

@@ -7,6 +7,7 @@ import sys
 import jobs
 from jobs import aqpipe, check, launch, losses, manifest, metrics, no_workers, raw, weights
 from kit import ROOT, interrupt
+from split import records
 
 CODECS = {"edges.forward.codec": "aqsgd", "edges.forward.bits": 4, "edges.backward.codec": "directq",
           "edges.backward.bits": 8}
@@ -94,3 +95,56 @@ def scenario_images_views():
         for line, other in zip(metrics(name), steps):
             check(line["keyframes"] == other["keyframes"] and not any(line["fetched"]), f"{name}: messages were lost: {line}")
     no_workers("images_views")
+
+
+HUNDRED = {"model.kind": "resnet", "model.depth": 10, "model.filters": 4, "data.kind": "cifar100", "data.train": "hundred.bin", "data.heldout": "heldout.bin",
+           "train.batch": 20, "train.micro_batch": 10, "train.epochs": 3, "train.lr": "5e-3", "train.decay": "constant", "pipeline.stages": 3}
+
+
+def hundred(name, **changes):
+    gpt2 = dict.fromkeys(("model.blocks", "model.heads", "model.channels", "model.context", "model.tied", "train.T", "data.train_samples_max", "data.heldout_samples_max"))
+    return manifest(name, **{**gpt2, **HUNDRED, **changes})
+
+
+def scenario_images_100():
+    """CIFAR-100's records train as CIFAR-10's of the same labels with as many outputs, whatever their coarse labels; crops, flips, cuts, codecs, a resume; bad files."""
+    plain = {**raw(), **raw("backward")}
+    for name, coarse in (("ten", None), ("hundred", lambda label: label % 20), ("other", lambda label: 19 - label)):
+        records(name, 50, 1, coarse=coarse)
+        records(f"{name}-heldout", 30, 2, coarse=coarse)
+    records("heldout", 30, 2, 100, lambda label: label // 5)
+    records("many", 50, 1, 100, lambda label: label // 5)
+    launch(hundred("ten", **plain, **{"data.kind": "cifar10", "data.train": "ten.bin", "data.heldout": "ten-heldout.bin", "model.classes": 100}))
+    launch(hundred("hundred", **plain, **{"data.kind": None, "data.heldout": "hundred-heldout.bin", "pipeline.stages": 1}))
+    launch(hundred("other", **plain, **{"data.train": "other.bin", "data.heldout": "other-heldout.bin"}))
+    for name in ("hundred", "other"):
+        check(losses(name) == losses("ten") and weights(name) == weights("ten"), f"{name}: {losses(name)}, of CIFAR-10's records {losses('ten')}")
+        for key in ("loss", "accuracy"):
+            check([line[key] for line in metrics(name, "eval")] == [line[key] for line in metrics("ten", "eval")], f"{name}: held-out {key} differs")
+
+    many = {"data.train": "many.bin", "data.augment.crop": 4, "data.augment.flip": "true", "train.epochs": 6, "checkpoint.every": "3 steps"}
+    for kind, keys in (("resnet", {}), ("pyramid", {"model.depth": None, "model.filters": None, "model.width": 8, "model.levels": 4})):
+        keys = {**many, **CODECS, "model.kind": kind, **keys}
+        launch(hundred(kind, **keys))
+        lines = metrics(kind)
+        check(len(lines) == 18 and lines[2]["samples"] == 10 and lines[-1]["loss"] < lines[0]["loss"], f"{kind}: losses {losses(kind)}")
+        check(abs(lines[0]["loss"] - 4.6) < 0.9, f"{kind}: of 100 classes a first loss is near log 100, not {lines[0]['loss']}")
+        path = hundred(f"{kind}-killed", **keys)
+        interrupt("worker", path, 8)
+        launch(path, "--resume")
+        check(losses(f"{kind}-killed") == losses(kind) and weights(f"{kind}-killed") == weights(kind), f"{kind}: resumed is another run: {losses(f'{kind}-killed')}")
+    launch(hundred("still", **{**many, **CODECS, "data.augment.crop": 0, "data.augment.flip": "false"}))
+    check(losses("still") != losses("resnet"), "images are seen as they are")
+
+    whole = (ROOT / "many.bin").read_bytes()
+    for data, wanted in ((whole[:-1], "record 49 has 3073 bytes, a record of CIFAR-100 has 3074"), (b"", "record 0 has 0 bytes"),
+                         (whole[:3074 * 7] + bytes([20]) + whole[3074 * 7 + 1:], "record 7 has coarse label 20, CIFAR-100 has 0 to 19"),
+                         (whole[:3075] + bytes([100]) + whole[3076:], "record 1 has fine label 100, CIFAR-100 has 0 to 99")):
+        (ROOT / "bad.bin").write_bytes(data)
+        for key in ("data.train", "data.heldout"):
+            refused = aqpipe("plan", str(hundred("refused", **{key: "bad.bin"})))
+            check(refused.returncode == 2 and f"bad.bin: {wanted}" in refused.stderr and refused.stderr.count("\n") == 1, f"{key}: {wanted}: {refused.returncode} {refused.stderr}")
+    for keys, wanted in (({"model.classes": 10}, "targets have 100 values"), ({"data.kind": "cifar10"}, "a record of CIFAR-10 has 3073")):
+        refused = aqpipe("plan", str(hundred("refused", **keys)))
+        check(refused.returncode == 2 and wanted in refused.stderr, f"{keys}: {refused.stderr}")
+    no_workers("images_100")

@@ -20,12 +20,12 @@ PLAIN = {**raw(), **raw("backward")}
 STAGES = "[{layers: 0-1, dials: true}, {layers: 2-11}, {layers: 12-13, dials: true}]"
 
 
-def records(name, count, seed):
-    """CIFAR-10's records, of ten classes that a small network can tell apart."""
+def records(name, count, seed, classes=10, coarse=None):
+    """CIFAR-10's records, of classes that a small network can tell apart; CIFAR-100's where `coarse` gives a label's coarse one."""
     draw, out = random.Random(seed), bytearray()
     for _ in range(count):
-        label = draw.randrange(10)
-        out.append(label)
+        label = draw.randrange(classes)
+        out += bytes([label] if coarse is None else [coarse(label), label])
         for channel in range(3):
             base = (label * 25 + channel * 40) % 256
             out += bytes(max(0, min(255, base + draw.randrange(-60, 60))) for _ in range(1024))

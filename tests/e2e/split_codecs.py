@@ -123,6 +123,33 @@ def scenario_split_crops():
     no_workers("split_crops")
 
 
+def scenario_split_cifar100():
+    """CIFAR-100 split, a ResNet with crops and flips: with labels at the client and at the server one client is the unsplit run; a client with a bad label is refused."""
+    begin("a", "b")
+    for seed, (name, count) in enumerate({"a": 45, "b": 30, "test": 30}.items()):
+        records(name, count, seed, 100, lambda label: label // 5)
+    keys = {**PLAIN, **VIEWS, "data.kind": "cifar100", "model.kind": "resnet", "model.width": None, "model.levels": None, "model.depth": 10, "model.filters": 4}
+    home, served = "[{layers: 0-1, dials: true}, {layers: 2-5}, {layers: 6, dials: true}]", "[{layers: 0-1, dials: true}, {layers: 2-6}]"
+    launch(job("unsplit", **{**keys, "pipeline.stages": 1, "train.epochs": 4}))
+    for name, stages, more in (("home", home, {}), ("served", served, {"split.labels": "server"})):
+        whole(split(name, rounds=2, epochs=2, **{**keys, "pipeline.stages": stages, "split.collect": "true", **more}), "a")
+        check(losses("unsplit") == [line["loss"] for line in of_client(name, "a")], f"{name}: one client is another run")
+        check(tensors(ROOT / "unsplit/model.safetensors") == tensors(ROOT / f"{name}/model.safetensors"), f"{name}: weights differ")
+    labels = (ROOT / "a.bin").read_bytes()[1::3074]
+    check(max(labels) > 9 and (ROOT / "served/labels/a/train").read_bytes() == b"aqpipe labels 1\n" + b"".join(label.to_bytes(4, "little") for label in labels),
+          "the server's labels are not the fine ones")
+    check(not (ROOT / "home/labels/a/train").exists(), "labels at home are at the server")
+    server = Server(split("both", rounds=1, epochs=1, clients=1, **{**keys, **H6, "pipeline.stages": home}))
+    bad = bytearray((ROOT / "b.bin").read_bytes())
+    bad[3075] = 100
+    (ROOT / "bad.bin").write_bytes(bad)
+    said = Client(server, "b", data="bad").end(2)
+    check("bad.bin: record 1 has fine label 100" in said, said)
+    Client(server, "a").end()
+    server.end()
+    no_workers("split_cifar100")
+
+
 def scenario_split_compare():
     """examples/split-cifar10/compare: three runs of a small network, a row each; asked again it reads what is there."""
     example = pathlib.Path(__file__).resolve().parents[2] / "examples/split-cifar10/compare"

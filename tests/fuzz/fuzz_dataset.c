@@ -1,11 +1,11 @@
 /*
  * fuzz_dataset.c -- any bytes as the files of a data set: texts, cut into words and tokens and back, and into samples;
- * lines of JSON; CIFAR-10's records.
+ * lines of JSON; CIFAR's records.
  *
  * Byte 0: T; byte 1: samples left out; byte 2: the most that are taken; byte 3: end-of-text tokens (1), lines of JSON
- * (2), records (4), zeros behind them up to a whole one (8), tables (16) with names of columns (32), of labels (64),
- * pairs (128) and labels that are numbers (8), or (16 and 2) conversations, each a sample of its own (32); then the
- * files, with ff between them (which is not UTF-8 and stands for nothing in a text).
+ * (2), records (4) of CIFAR-100 (16), zeros behind them up to a whole one (8), tables (16) with names of columns (32),
+ * of labels (64), pairs (128) and labels that are numbers (8), or (16 and 2) conversations, each a sample of its own
+ * (32); then the files, with ff between them (which is not UTF-8 and stands for nothing in a text).
  */
 #include <math.h>
 #include <stdio.h>
@@ -15,7 +15,7 @@
 #include "fuzz.h"
 #include "stages/dataset.h"
 
-enum { FILES_MAX = 3, TOKENS_MAX = 256, BYTES_MAX = 1 << 16, RECORD_BYTES = 3073, PIXELS = 3072 };
+enum { FILES_MAX = 3, TOKENS_MAX = 256, BYTES_MAX = 1 << 16, PIXELS = 3072, RECORD_BYTES_MAX = 2 + PIXELS };
 
 static struct aq_tokenizer *bytes_kind, *gpt2_kind;
 
@@ -124,9 +124,10 @@ static void rows_of(struct aq_dataset_config *config, uint8_t how)
     aq_dataset_close(dataset);
 }
 
-/* Whatever opens has labels of ten classes and pixels of -1 to 1. */
+/* Whatever opens has labels of the kind's classes and pixels of -1 to 1. */
 static void records_of(const struct aq_dataset_config *config)
 {
+    const int32_t classes = strcmp(config->kind, "cifar10") == 0 ? 10 : 100;
     static float pixels[PIXELS];
     struct aq_dataset *dataset;
     int32_t label;
@@ -138,20 +139,21 @@ static void records_of(const struct aq_dataset_config *config)
     }
     for (uint64_t i = 0; i < aq_dataset_count(dataset); i++) {
         AQ_ASSERT(aq_dataset_get(dataset, i, (void *const[AQ_BATCH_FIELDS_MAX]){pixels, &label}) == AQ_OK);
-        AQ_ASSERT(label >= 0 && label < 10);
+        AQ_ASSERT(label >= 0 && label < classes);
         for (int p = 0; p < PIXELS; p++)
             AQ_ASSERT(pixels[p] >= -1.0f && pixels[p] <= 1.0f);
     }
     aq_dataset_close(dataset);
 }
 
-static void write_file(const char *name, struct fuzz_piece piece, bool pad)
+/* With zeros behind it, up to a multiple of `each`. */
+static void write_file(const char *name, struct fuzz_piece piece, size_t each)
 {
-    static uint8_t padded[BYTES_MAX + RECORD_BYTES];
-    const size_t whole = (piece.count + RECORD_BYTES - 1) / RECORD_BYTES * RECORD_BYTES;
-    memset(padded, 0, pad ? whole : 0);
+    static uint8_t padded[BYTES_MAX + RECORD_BYTES_MAX];
+    const size_t whole = (piece.count + each - 1) / each * each;
+    memset(padded, 0, whole);
     if (piece.count) memcpy(padded, piece.bytes, piece.count);
-    fuzz_write(name, padded, pad ? whole : piece.count);
+    fuzz_write(name, padded, whole);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
@@ -166,15 +168,16 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     config.skip = fuzz_byte(&rest);
     config.samples_max = fuzz_byte(&rest);
     const uint8_t how = fuzz_byte(&rest);
+    const size_t each = PIXELS + (how & 16 ? 2 : 1); /* of a record */
     config.end_of_text = how & 1;
     if (!(how & 22)) round_trip(gpt2_kind, rest);
     while (config.path_count < FILES_MAX && (rest.count > 0 || config.path_count == 0)) {
         const char *name = names[(how & 2) != 0][config.path_count];
-        write_file(name, fuzz_cut(&rest, 0xff), (how & 12) == 12);
+        write_file(name, fuzz_cut(&rest, 0xff), (how & 12) == 12 ? each : 1);
         paths[config.path_count++] = fuzz_path(name);
     }
     if (how & 4) {
-        config.kind = "cifar10";
+        config.kind = how & 16 ? "cifar100" : "cifar10";
         records_of(&config);
         return 0;
     }

@@ -84,7 +84,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
                                        .columns = {.text = how & 16 ? "text" : "1", .label = how & 16 ? "label" : "2"}};
     const char *kind = aq_dataset_recognise(&config, why, sizeof why);
     config.kind = how & 32 ? "text" : how & 64 ? "instruct" : how & 128 ? "tsv" : kind;
-    if (strcmp(config.kind, "cifar10") == 0) return 0;
+    if (strncmp(config.kind, "cifar", 5) == 0) return 0;
     AQ_ASSERT(open_set(&config) == open_set(&config));
     return 0;
 }

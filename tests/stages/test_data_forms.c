@@ -648,6 +648,24 @@ static void test_the_kind_is_recognised_from_the_file(void **state)
     config.field = "labels";
     assert_string_equal(aq_dataset_recognise(&config, why, sizeof why), "tsv");
     config.field = NULL;
+    static const struct {
+        const char *name, *kind;
+        size_t bytes;
+    } records[] = {{"a.bin", "cifar10", 2 * 3073},
+                   {"a.bin", "cifar100", 2 * 3074},
+                   {"a.bin", "text", 2 * 3073 - 1},
+                   {"a.bin", "cifar10", 3073ul * 3074},
+                   {"a.txt", "text", 3074}};
+    char *zeros = calloc(3073, 3074);
+    assert_non_null(zeros);
+    for (size_t i = 0; i < sizeof records / sizeof *records; i++) {
+        data_path(folder, records[i].name, path);
+        data_write(folder, records[i].name, zeros, records[i].bytes);
+        assert_string_equal(aq_dataset_recognise(&config, why, sizeof why), records[i].kind);
+        assert_true(records[i].kind[0] == 't' || strstr(why, records[i].bytes % 3073 ? "3074" : "3073"));
+    }
+    free(zeros);
+    data_path(folder, "l.jsonl", path);
     config.names = "{\"prompt\": \"text\", \"response\": \"label\"}";
     data_write_text(folder, "l.jsonl", "{\"q\": \"a\", \"label\": \"b\", \"text\": 3}\n");
     assert_string_equal(aq_dataset_recognise(&config, why, sizeof why), "instruct");

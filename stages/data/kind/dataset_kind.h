@@ -1,5 +1,5 @@
 /*
- * dataset_kind.h -- the interface of a kind of data set to dataset.c; private to this folder.
+ * dataset_kind.h -- the interface of a kind of data set to dataset.c; private to stages/data.
  *
  * A kind reads its files once, counts its samples and gives the values of one: dataset.c takes the part of them that
  * the configuration names, and owns their ids. A new kind is one file dataset_<name>.c and one line in datasets.def.
