@@ -251,7 +251,7 @@ def scenario_split_doors():
     # Another job where one was: the server's folder is refused, the client's has other messages in it.
     other = split("other", rounds=1, clients=1, **{**CODED, "output.path": str(ROOT / "doors")})
     done = subprocess.run([jobs.BIN / "aqpipe", "split-server", other], capture_output=True, text=True, timeout=jobs.PATIENCE)
-    check(done.returncode == 1 and len(done.stderr.splitlines()) == 1 and "doors" in done.stderr, f"another job's folder: {done.stderr}")
+    check(done.returncode == 2 and len(done.stderr.splitlines()) == 1 and "doors" in done.stderr, f"another job's folder: {done.stderr}")
     server = Server(split("third", rounds=1, clients=1, **CODED))
     client = Client(server, "a", "--patience", "1", folder=ROOT / "doors-a")
     _, said = client.process.communicate(timeout=jobs.PATIENCE)
