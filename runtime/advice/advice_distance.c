@@ -62,6 +62,7 @@ static enum aq_status help_automatic(const struct aq_plan *plan, const struct aq
 {
     struct aq_schedule_request request;
     double seconds, share;
+    if (plan->job->pipeline.flush) return AQ_OK; /* it is gpipe's alone */
     AQ_TRY(aq_plan_flight_of(plan, plan->micro_batches, AQ_SCHEDULE_AUTO, AQ_IN_FLIGHT_AUTO, true, &request));
     AQ_TRY(share_of(plan, costs, &request, true, &seconds, &share));
     if (seconds * AQ_PLAN_ALIKE < step_s) help_add(out, share, seconds, "auto in pipeline and link", 0);
@@ -77,7 +78,7 @@ static enum aq_status help_staleness(const struct aq_plan *plan, const struct aq
     struct aq_plan stale = *plan;
     struct aq_schedule_request request;
     double seconds, share;
-    if (job.train.staleness) return AQ_OK;
+    if (job.train.staleness || pipeline->flush) return AQ_OK; /* flush takes neither */
     job.train.staleness = 1;
     stale.job = &job;
     AQ_TRY(aq_plan_flight_of(&stale, plan->micro_batches, pipeline->schedule, pipeline->in_flight, false, &request));

@@ -195,7 +195,8 @@ static json_t *warmup_json(const struct aq_plan *plan, const struct aq_plan_tota
     for (uint32_t s = 0; s < plan->stage_count; s++)
         json_array_append_new(bytes, whole(aq_plan_warmup_bytes(plan, s)));
     return json_pack("{s:o, s:b, s:b, s:o, s:o}", "steps", whole(warm), "at_least",
-                     (int)plan->stages[0].traffic.warmup_least, "compresses", (int)(warm < plan->steps),
+                     (int)plan->stages[0].traffic.warmup_least, "compresses",
+                     (int)(warm < plan->steps || plan->stages[0].traffic.warmup_falls),
                      "step_bytes_gradient", bytes, "step_s",
                      timed ? aq_control_number(totals->warmup_step_s) : json_null());
 }

@@ -244,12 +244,18 @@ static void print_round(const struct aq_plan *plan, struct aq_text *text)
                 round > 0 ? (double)each * config->outer_every / (double)round : 0, aq_text_size(each, b));
 }
 
-/* The optimizer's first steps, in which replicas average fp32 gradients; and whether the run has any others. */
+/* The optimizer's first steps, in which replicas send more (mostly fp32 gradients), and whether there are others. */
 static void print_warmup(const struct aq_plan *plan, struct aq_text *text)
 {
     const uint64_t warm = aq_plan_warmup_steps(plan);
     char a[AQ_TEXT_NUMBER];
     if (warm == 0) return;
+    if (plan->stages[0].traffic.warmup_falls) {
+        aq_text_add(text, "density: what is sent falls over the first %llu of %llu steps: %s per step in the mean\n",
+                    (unsigned long long)warm, (unsigned long long)plan->steps,
+                    aq_text_size(aq_plan_warmup_most(plan), a));
+        return;
+    }
     if (warm < plan->steps)
         aq_text_add(text, "warm-up: %s %llu of %llu steps send fp32 gradients, up to %s per step\n",
                     plan->stages[0].traffic.warmup_least ? "at least the first" : "the first", (unsigned long long)warm,

@@ -139,7 +139,7 @@ struct aq_job_train {
     float loss_scale;           /* of fp16: a fixed one; 0: searched for (loss_scale.h)                    */
     uint32_t loss_scale_window; /* good steps until it doubles                                             */
     float clip;         /* global norm; 0: none                                                                    */
-    uint32_t staleness; /* updates that a step's gradients do not know of: 0 or 1 (plan/program.h)          */
+    uint32_t staleness; /* updates that a step's gradients do not know of: 0 or 1 (program/program.h)          */
     bool prediction;    /* with staleness: gradients at the weights foreseen (aqsgd/grad.h, optimizer.predict) */
     int idle_stage;     /* enum aq_idle_stage: what follows where a stage trains nothing                  */
     uint32_t skips_max; /* steps in a row without a finite gradient: then the run ends                      */
@@ -196,7 +196,7 @@ struct aq_job_reduce {
 
 struct aq_job_pipeline {
     enum aq_schedule_kind schedule;
-    bool flush;           /* gpipe: no backward before the last forward (plan/program.h)                   */
+    bool flush;           /* gpipe: no backward before the last forward (program/program.h)                   */
     bool automatic;       /* the plan chooses the cut: no stage sets its layers                            */
     bool listed;          /* stages are a list of entries, else a count                                    */
     enum aq_cut_kind cut; /* by what the plan cuts                                                         */

@@ -23,7 +23,7 @@ static uint32_t step(struct aq_edge_guard *guard, uint64_t number, float rate, d
     for (int i = 0; i < 2; i++) {
         const double a2 = 100 + i, delta2 = drift * drift * a2;
         const struct aq_codec_result result = {
-            .sum_a2 = a2, .sum_delta2 = delta2, .sum_stored2 = ratio * ratio * delta2};
+            .sum_a2 = a2, .sum_delta2 = delta2, .sum_error2 = ratio * ratio * delta2};
         forgotten += aq_edge_guard_add(guard, &result);
     }
     return forgotten;
@@ -83,7 +83,7 @@ static void test_guard_runaway_sample_forgotten(void **state)
     aq_edge_guard_init(&guard, 0, 4, EPOCH);
     assert_int_equal(step(&guard, 0, 1e-4f, 1.0, 0.70, &level), 0);
     assert_int_equal(step(&guard, 1, 1e-4f, 1.0, 0.72, &level), 2);
-    const struct aq_codec_result raw = {.flags = AQ_CODED_RAW, .sum_a2 = 1, .sum_stored2 = 9};
+    const struct aq_codec_result raw = {.flags = AQ_CODED_RAW, .sum_a2 = 1, .sum_error2 = 9};
     assert_false(aq_edge_guard_add(&guard, &raw)); /* it has no message */
 }
 
@@ -122,7 +122,7 @@ static void test_guard_not_finite_is_no_measure(void **state)
     struct aq_edge_guard guard;
     aq_edge_guard_init(&guard, 0, 4, EPOCH);
     for (uint64_t s = 0; s < 20; s++) {
-        const struct aq_codec_result result = {.sum_a2 = 1, .sum_delta2 = (double)INFINITY, .sum_stored2 = (double)NAN};
+        const struct aq_codec_result result = {.sum_a2 = 1, .sum_delta2 = (double)INFINITY, .sum_error2 = (double)NAN};
         assert_int_equal(aq_edge_guard_level(&guard, s, 1e-4f), 0);
         (void)aq_edge_guard_add(&guard, &result);
     }

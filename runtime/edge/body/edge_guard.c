@@ -118,8 +118,8 @@ bool aq_edge_guard_add(struct aq_edge_guard *guard, const struct aq_codec_result
     if (result->flags & AQ_CODED_RAW) return false;
     guard->a2 += result->sum_a2;
     guard->delta2 += result->sum_delta2;
-    guard->error2 += result->sum_stored2;
-    return result->sum_stored2 > 0.5 * result->sum_a2;
+    guard->error2 += result->sum_error2; /* more bits help only there, not the rounding of the store */
+    return result->sum_error2 > 0.5 * result->sum_a2;
 }
 
 enum aq_status aq_edge_guard_check(const float state[AQ_EDGE_GUARD_STATE])
