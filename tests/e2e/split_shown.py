@@ -5,7 +5,6 @@ import os
 import pathlib
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -134,10 +133,7 @@ def scenario_split_service():
     check(said["Restart"] == "on-failure" and {said["RestartPreventExitStatus"], said["SuccessExitStatus"]} == {"2", "3"}, said)
     program, *arguments = said["ExecStart"].replace("@CMAKE_INSTALL_FULL_BINDIR@", str(jobs.BIN)).replace("%i", "unit").split()
     path = split("unit", rounds=3, epochs=1, clients=2, **keys)
-    with socket.socket() as probe:  # a service has one port, whichever process listens
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    path.write_text(path.read_text().replace("127.0.0.1:0", f"127.0.0.1:{port}"))
+    port = int(re.search(r"server: \S*127\.0\.0\.1:(\d+)", path.read_text()).group(1))  # a service has one port, whichever process listens
 
     def start():
         return subprocess.Popen([program, *arguments], cwd=path.parent, stderr=(ROOT / "unit.server.log").open("a"), stdin=subprocess.DEVNULL)
