@@ -67,13 +67,12 @@ static bool is_frozen(const struct layer_list *list, uint32_t number, const char
     return stage_named(config->freeze, first.name, of);
 }
 
-/* Its learning rate. A tied tensor follows the first layer's; copies of a shared one do not differ by their layers. */
+/* Its learning rate. A tied tensor, and a copy of a shared one, follow the first layer's: all stages alike. */
 static float rate_of(const struct layer_list *list, const char *name, const char *of)
 {
     const struct aq_stage_config *config = list->config;
     struct layer first;
     if (!config->lr_patterns) return 0.0f;
-    if (list->shared_count > 0) return stage_rate(config->lr_patterns, "", name);
     if (!of || !config->model.tied) return stage_rate(config->lr_patterns, list->layer->name, name);
     stage_layer(&config->model, config->T, 0, &first);
     return stage_rate(config->lr_patterns, first.name, of);

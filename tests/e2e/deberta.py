@@ -40,6 +40,15 @@ def scenario_deberta():
                 check(key in first and (key not in mine or mine[key] == first[key]),
                       f"{name}: {key} of stage {rank} is not that of stage 0")
             check(stages > 2 or SHARED[0] in mine, "no stage but the first has a copy: nothing was tested")
+    rates = {**PLAIN, "train.lr_patterns": "'embedding = 3e-2'"}  # its table is the embedding's: its copies have that rate, too
+    launch(job("rates-one", **{**rates, "pipeline.stages": 1}))
+    launch(job("rates-two", **{**rates, "pipeline.stages": 2}))
+    near("rates-two", "rates-one", 1e-4)
+    one, whole, mine = (struct.unpack(f"<{len(values) // 4}f", values) for values in
+                        (arrays(name, 0)[SHARED[0]] for name in ("one", "rates-one", "rates-two")))
+    far, moved = (max(abs(a - b) for a, b in zip(values, whole)) for values in (mine, one))
+    check(far < 1e-2 * moved, f"with a rate for the embedding the table of two stages is {far} from that of one, which it moves by {moved}")
+    check(abs(losses("rates-one")[-1] / losses("one")[-1] - 1) > 1e-2, "the pattern changes nothing: nothing was tested")
     (size,) = struct.unpack("<Q", weights("shared-4")[:8])
     names = json.loads(weights("shared-4")[8:8 + size])
     check("deberta." + SHARED[0] in names and not any("layer.2.rel" in name for name in names),
