@@ -77,6 +77,11 @@ def scenario_quic():
         launch(manifest(name, **{**quic, **more}))
         check(losses(name) == losses("tcp"), f"losses over {name} {losses(name)} are not {losses('tcp')}")
         check(weights(name) == weights("tcp"), f"model.safetensors differs over {name}")
+    both = {**REPLICAS, "train.staleness": 1, "link.rtt_ms": 40}  # with clipping; planned as far links
+    for name, protocol in (("tcp-replicas", "tcp"), ("quic-replicas", "quic")):
+        launch(manifest(name, **{**both, "link.protocol": protocol}))
+    check(losses("quic-replicas") == losses("tcp-replicas") and weights("quic-replicas") == weights("tcp-replicas"), "replicas over quic are not those over tcp")
+    launch(manifest("quic", **{**quic, "train.epochs": 4}), "--resume")  # a second call in the folder, longer
     no_workers("quic")
 
 
